@@ -1,0 +1,101 @@
+// Sums and optimizers over arrays: plain functions, no state, any thread.
+//
+// One source is compiled for every instruction set (SSE4, AVX2, AVX-512) and chosen at run time.
+// Results are the same bits on all of them: additions happen in the order of `slots`, a multiply
+// and an add are two roundings (no FMA), and the formulas are those of PyTorch's CPU optimizers with
+// ATEN_CPU_CAPABILITY=default (scalars computed in double and cast to float).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace phub::kernels {
+
+// Number format of a gradient slot or of written-back parameters. Sums and state are always f32.
+enum class DType : uint8_t { kF32, kBF16, kF16 };
+constexpr size_t bytes_of(DType t) { return t == DType::kF32 ? 4 : 2; }
+std::optional<DType> parse_dtype(std::string_view name);  // "f32", "bf16", "f16"
+std::string_view name_of(DType t);
+
+enum class Optimizer : uint8_t {
+  kNone,  // all-reduce: the sum (or mean) itself is written back
+  kSgd,
+  kMomentum,
+  kNesterov,
+  kAdam,
+  kAdamW,
+  kAdagrad,
+  kRmsprop,
+};
+std::optional<Optimizer> parse_optimizer(std::string_view name);  // "none", "sgd", "momentum", …
+std::string_view name_of(Optimizer o);
+
+// Hyperparameters, in double as PyTorch keeps them. Each optimizer uses the ones it knows.
+struct Hyper {
+  double lr = 0.01;
+  double momentum = 0.9;   // momentum, nesterov (rmsprop: only when momentum_rmsprop > 0)
+  double dampening = 0.0;  // momentum
+  double weight_decay = 0.0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;  // adagrad's own default is 1e-10: see default_hyper()
+  double alpha = 0.99;
+  double rmsprop_momentum = 0.0;
+  double lr_decay = 0.0;   // adagrad
+  double grad_scale = 1.0;  // gradients arrive multiplied by this (loss scaling); undone in the sum
+};
+Hyper default_hyper(Optimizer o);  // PyTorch's defaults
+
+// f32 arrays of state per parameter: 0 to 2.
+size_t state_arrays(Optimizer o, const Hyper& h);
+
+// What one optimizer step needs, computed once per round (and per distinct lr/decay of a key).
+struct Step {
+  Optimizer optimizer = Optimizer::kNone;
+  bool first = false;  // momentum buffers are assigned, not blended, in step 1
+  float lr = 0;
+  float momentum = 0;
+  float one_minus_dampening = 1;
+  float weight_decay = 0;
+  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+  float eps = 0;
+  float sqrt_bias_correction2 = 1;
+  float step_size = 0;  // adam: -lr/bias_correction1; adagrad: -clr; others: -lr
+  float decay_factor = 1;  // adamw: 1 - lr·wd
+  float alpha = 0, one_minus_alpha = 0;
+};
+// t is the number of this step, from 1.
+Step make_step(Optimizer o, const Hyper& h, uint64_t t);
+
+// How results are stored. Streaming stores bypass the caches.
+enum class Store : uint8_t { kCached, kStreaming };
+
+// out[i] = (slots[0][i] + slots[1][i] + …, in this order) · factor, as f32.
+// The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
+// is one rounding after all additions; a factor of exactly 1 changes nothing.
+// Returns true if every result is finite. Slots and out need no alignment beyond their element's.
+bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
+         size_t elements);
+
+// Index of the first slot that holds a NaN or an infinity, or -1 (then the sum overflowed).
+int find_nonfinite(std::span<const void* const> slots, DType dtype, size_t elements);
+
+// One optimizer step over `elements` parameters with gradient g (f32). Updates params and state in
+// place; if `out` is not null also writes the new parameters there as `out_dtype`.
+// For Optimizer::kNone, `params` may be null and `out` receives g. REQUIRES: state arrays as
+// state_arrays() says (unused ones may be null); params != out.
+void optimize(const Step& step, const float* g, float* params, float* state0, float* state1,
+              size_t elements, void* out, DType out_dtype, Store store);
+
+// Converts n elements between formats (round to nearest even).
+void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t elements);
+
+// Instruction sets that this machine can run, best first ("AVX3", "AVX2", "SSE4", …), and a way for
+// tests and benchmarks to force one (empty: choose freely). Not for use while kernels run.
+std::span<const std::string_view> targets();
+void force_target(std::string_view name);
+
+}  // namespace phub::kernels

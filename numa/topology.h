@@ -1,0 +1,43 @@
+// The machine as the plan sees it: NUMA nodes with their cores and NICs. Plain data, made by hwloc
+// from this machine, from a saved XML file or from a synthetic description.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace phub::numa {
+
+struct Core {
+  uint32_t node = 0;     // index into Topology::nodes
+  uint32_t os_cpu = 0;   // first processing unit, as the operating system counts
+};
+
+struct NicInfo {
+  uint32_t node = 0;
+  std::string name;      // "mlx5_0", "eth0", "nic3"
+};
+
+struct Node {
+  uint32_t os_node = 0;
+  uint64_t memory_bytes = 0;
+};
+
+struct Topology {
+  std::vector<Node> nodes;   // at least one
+  std::vector<Core> cores;   // physical cores this process may run on, grouped by node; at least one
+  std::vector<NicInfo> nics; // may be empty
+  std::string source;        // "this machine", "xml FILE", "synthetic …"
+};
+
+// All throw std::runtime_error that names the source and what is wrong with it.
+Topology this_machine();
+Topology from_xml(const std::string& path);
+Topology from_synthetic(const std::string& description);  // hwloc's syntax: "pack:2 core:8 pu:1"
+
+// Replaces the NICs by `count` of them spread evenly over the nodes (for sizing a box).
+void set_nics(Topology& topology, uint32_t count);
+
+std::string describe(const Topology& topology);  // a few lines for people
+
+}  // namespace phub::numa

@@ -1,0 +1,68 @@
+// What a job is: everything that its workers must agree on. Decided at creation, handed out at join.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "transport/wire.h"
+
+namespace phub {
+
+struct KeySpec {
+  std::string name;
+  uint64_t elements = 0;
+  int32_t priority = 0;       // higher goes first where something has to wait
+  double lr_scale = 1.0;      // the job's learning rate times this
+  double decay_scale = 1.0;   // the job's weight decay times this
+
+  friend bool operator==(const KeySpec&, const KeySpec&) = default;
+};
+
+// From this round on, these hyperparameters have these values ("lr": 0.1, …).
+struct HyperChange {
+  uint64_t round = 1;
+  std::map<std::string, double> values;
+
+  friend bool operator==(const HyperChange&, const HyperChange&) = default;
+};
+
+struct JobSpec {
+  std::string name;
+  std::vector<KeySpec> keys;
+  uint32_t world_size = 1;          // ranks 0 … world_size-1 are there from round 1 on
+  uint32_t max_ranks = 0;           // 0: world_size. Memory is fixed for this many
+  uint32_t chunk_elements = 8192;   // a multiple of 32
+  std::string optimizer = "none";
+  std::map<std::string, double> hyper;   // what differs from the optimizer's defaults
+  std::vector<HyperChange> schedule;     // by ascending round
+  std::string gradient_dtype = "f32";
+  std::string parameter_dtype = "f32";   // what is written back
+  std::string reduction = "sum";         // or "mean"
+  std::string initial = "zeros";         // or "broadcast": rank 0 sends them before round 1
+  std::string on_loss = "shrink";        // "wait", "fail"
+  std::string on_nonfinite = "stop";     // "exclude", "pass"
+  uint32_t lease_ms = 3000;
+  uint32_t progress_limit_ms = 60000;    // a rank that the others wait for longer than this is lost
+  uint32_t wait_limit_ms = 60000;        // on_loss wait: how long the job pauses for a lost rank
+  uint32_t join_limit_ms = 60000;        // how long the first ranks wait for the last
+
+  friend bool operator==(const JobSpec&, const JobSpec&) = default;
+};
+
+// Limits that hold before anything is allocated.
+inline constexpr size_t kMaxKeys = 1u << 20;
+inline constexpr size_t kMaxNameBytes = 255;
+inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
+
+// Throws Error(kInvalid) that names the field and the value: empty or duplicate names, zero or too
+// many elements, unknown words, ranks or limits out of range, unordered schedule.
+// (Whether hyperparameter names fit the optimizer is checked by the server, which knows them.)
+void validate(const JobSpec& spec);
+
+// "" if equal, else a sentence that names the first difference ("key 3 'fc.weight' has 10 elements
+// here and 12 in the job").
+std::string difference(const JobSpec& here, const JobSpec& in_the_job);
+
+}  // namespace phub

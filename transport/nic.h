@@ -1,0 +1,148 @@
+// The one contract that every transport (verbs, shm, tcp, sim) implements.
+//
+//   box                                                   worker
+//   Nic ── open_job() ──▶ BoxLink (one per job)           connect(offer) ──▶ WorkerLink
+//                          ├─ egress(): results                ├─ gradients(), results()
+//                          ├─ ingress(): slots of a rank        └─ endpoint()
+//                          └─ endpoint(core)
+//
+// An Endpoint is what one thread owns of a job: a completion queue and the queue pairs attached to
+// it. Writes posted to a queue pair arrive in order; the payload of a write has landed before its
+// immediate is seen. A queue pair that breaks says so once, as an arrival, and then stays silent.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/wire.h"
+
+namespace phub {
+
+struct Arrival {
+  uint32_t qp = 0;  // index of the queue pair within the endpoint
+  uint32_t imm = 0;
+  bool ok = true;  // false: the queue pair is broken, or its peer sent what cannot be
+};
+
+// A write with 32 bits of immediate data. Offsets are into the registered memory of either side.
+// A transport whose peer reads this memory directly (shm) moves only the immediate.
+struct Write {
+  uint64_t local_offset = 0;
+  uint64_t remote_offset = 0;
+  uint32_t bytes = 0;
+  uint32_t imm = 0;
+};
+
+// Owned by one thread. Nothing here allocates or locks; only flush() and arm() may make system
+// calls (flush: at most one wake-up per sleeping peer).
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+
+  // Takes up to out.size() arrivals, round-robin over the queue pairs.
+  virtual size_t poll(std::span<Arrival> out) = 0;
+
+  // Queues a write. False: no room now (poll, then try again) or the queue pair is not connected.
+  virtual bool post(uint32_t qp, const Write& write) = 0;
+
+  // Rings the doorbells of everything posted since the last flush.
+  virtual void flush() = 0;
+
+  // Before the thread sleeps on wake_fd(): asks to be woken. wake_after[qp] is the number of
+  // arrivals on that queue pair to wait for before waking (0: do not wake for it); an empty span
+  // means 1 for all. A transport may wake earlier. False: something is there to be polled already.
+  virtual bool arm(std::span<const uint32_t> wake_after) = 0;
+  virtual void disarm() = 0;
+
+  // Readable (edge triggered: epoll with EPOLLET, never read) when an armed endpoint has work.
+  virtual int wake_fd() const = 0;
+
+  // Called on the box by the owning thread, as asked for through its mailbox: starts and stops
+  // listening to the queue pairs of a rank's incarnation. After detach() returns, nothing that the
+  // incarnation writes can arrive any more.
+  virtual void attach(uint32_t rank, uint32_t incarnation) = 0;
+  virtual void detach(uint32_t rank) = 0;
+};
+
+// How a job's bytes are laid out. Both sides derive it from the plan.
+struct LinkLayout {
+  uint32_t max_ranks = 0;
+  uint32_t cores = 0;                  // endpoints on the box; queue pair q of a worker is core q's
+  std::vector<uint32_t> queue_chunks;  // chunks of each queue (now: one queue per core)
+  uint64_t ingress_bytes = 0;          // of one rank
+  uint64_t egress_bytes = 0;
+  std::vector<uint32_t> core_node;      // NUMA node of each core
+};
+
+// What a worker needs to connect; travels in the control connection's answer.
+struct Offer {
+  std::string transport;  // "shm", "tcp", "verbs", "sim"
+  std::string address;    // shm: path of the Unix socket
+  std::string ticket;     // 32 hex digits, for this rank and incarnation only
+};
+
+// The box's side of one job on one transport.
+class BoxLink {
+ public:
+  virtual ~BoxLink() = default;
+
+  // Results (parameters, or sums) in the job's layout; written by the cores, read by the workers.
+  virtual std::span<std::byte> egress() = 0;
+
+  // The endpoint of a core. At the box qp == rank.
+  virtual Endpoint& endpoint(uint32_t core) = 0;
+
+  // Control thread. Makes the memory and queue pairs of a new incarnation of `rank` and a ticket for
+  // it. Throws Error when memory or descriptors run out. The cores attach() it afterwards.
+  virtual Offer admit(uint32_t rank, uint32_t incarnation) = 0;
+
+  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke().
+  virtual std::span<const std::byte> ingress(uint32_t rank) = 0;
+
+  // Control thread, after every core has detached it: closes the connection and gives the memory
+  // back. The worker sees the end of its connection no sooner than this.
+  virtual void revoke(uint32_t rank) = 0;
+
+  // Whether an accepted contribution of a fenced rank can still be changed by it (shm: the slot is
+  // the worker's own memory). Such contributions are dropped with the fence unless summed already.
+  virtual bool slots_belong_to_worker() const = 0;
+};
+
+struct NicEvent {
+  enum Kind { kConnected, kDisconnected } kind;
+  BoxLink* link;
+  uint32_t rank;
+  uint32_t incarnation;
+};
+
+// A transport on the box. Control thread only.
+class Nic {
+ public:
+  virtual ~Nic() = default;
+  virtual std::string_view name() const = 0;
+  virtual std::string describe() const = 0;  // one line for people
+  virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
+  virtual int event_fd() const = 0;  // readable: call handle_events(); -1: none
+  // Never blocks. Also gives up on half-open connections.
+  virtual void handle_events(std::vector<NicEvent>& out) = 0;
+};
+
+// The worker's side. Lives as long as the incarnation. endpoint() has one queue pair per queue of
+// the plan (qp == queue).
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+  virtual std::span<std::byte> gradients() = 0;      // what push() sends from
+  virtual std::span<const std::byte> results() = 0;  // where write-backs land
+  virtual Endpoint& endpoint() = 0;
+  // False once the box closed the connection or died. Any thread, never blocks.
+  virtual bool connected() = 0;
+  // Whether results() is the box's own memory (shm) or a copy of this worker's.
+  virtual bool zero_copy() const = 0;
+};
+
+}  // namespace phub

@@ -1,0 +1,34 @@
+// The 32 bits that travel with every chunk. See transport/README.md for the byte formats.
+#pragma once
+
+#include <cstdint>
+
+namespace phub {
+
+// What an immediate announces. Every kind but kData has no payload of gradients behind it.
+enum class ImmKind : uint32_t {
+  kData = 0,     // to the box: this rank's gradient; to the worker: the chunk's result
+  kNull = 1,     // to the box: this rank's gradient is zero: it took part, nothing was written
+  kInitial = 2,  // to the box: initial parameters, part `round` of them; to the worker: part taken
+  kControl = 3,  // reserved for queue-level control
+};
+
+inline constexpr uint32_t kMaxChunksPerQueue = 1u << 22;
+inline constexpr uint32_t kMaxRanks = 1024;
+
+// chunk within its queue (22 bits) | low bits of the round (8) | kind (2)
+struct Imm {
+  uint32_t chunk = 0;
+  uint32_t round = 0;  // only the low 8 bits travel
+  ImmKind kind = ImmKind::kData;
+
+  friend bool operator==(const Imm&, const Imm&) = default;
+};
+constexpr uint32_t encode(Imm imm) {
+  return (imm.chunk << 10) | ((imm.round & 0xffu) << 2) | static_cast<uint32_t>(imm.kind);
+}
+constexpr Imm decode(uint32_t bits) {
+  return {bits >> 10, (bits >> 2) & 0xffu, static_cast<ImmKind>(bits & 3u)};
+}
+
+}  // namespace phub
