@@ -33,7 +33,8 @@ struct Topology {
 // All throw std::runtime_error that names the source and what is wrong with it.
 Topology this_machine();
 Topology from_xml(const std::string& path);
-Topology from_synthetic(const std::string& description);  // hwloc's syntax: "pack:2 core:8 pu:1"
+// hwloc's syntax: "pack:2 core:8 pu:1". One NUMA node per package where it speaks of no nodes.
+Topology from_synthetic(const std::string& description);
 
 // Replaces the NICs by `count` of them spread evenly over the nodes (for sizing a box).
 void set_nics(Topology& topology, uint32_t count);

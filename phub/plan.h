@@ -3,6 +3,10 @@
 //
 // Chunk → core → queue → NIC are all on one NUMA node (PHub, section 3). Chunks are dealt out by
 // bytes, largest first, to the node, then the core with the least (longest processing time first).
+//
+// Nodes without a core or (where others have some) without a NIC stay unused. Each node's share of
+// the bytes is the smaller of its shares of the cores and of the NICs in use: with both spread
+// alike, both are balanced; otherwise the worst of them is as good as it can be.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +21,8 @@
 namespace phub {
 
 struct PlanOptions {
-  uint32_t cores = 0;       // cores to use; 0: all. Spread over nodes in proportion to their NICs
-  uint32_t ranks = 1;       // max_ranks: for queue pairs and memory
+  uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
+  uint32_t ranks = 1;  // max_ranks: for queue pairs and memory
   uint32_t chunk_elements = 8192;
 };
 
@@ -36,7 +40,7 @@ struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per 
   std::vector<uint32_t> chunks;
 };
 struct CorePlan {
-  uint32_t node = 0;      // index into the topology's nodes
+  uint32_t node = 0;  // index into the topology's nodes
   uint32_t os_node = 0;
   uint32_t os_cpu = 0;
   uint64_t elements = 0;
@@ -49,7 +53,7 @@ struct NicPlan {
 };
 
 struct Plan {
-  std::vector<ChunkPlan> chunks;     // key by key, ascending
+  std::vector<ChunkPlan> chunks;  // key by key, ascending
   std::vector<QueuePlan> queues;
   std::vector<CorePlan> cores;
   std::vector<NicPlan> nics;
@@ -59,10 +63,9 @@ struct Plan {
 
 inline constexpr uint64_t kKeyAlignment = 32;  // elements: 128 bytes of f32
 
-// Throws Error(kInvalid) when the options cannot be met (no keys, more cores than there are, a queue
-// with more than kMaxChunksPerQueue chunks).
-// Topologies without NICs (shared memory) get one pseudo-NIC "memN" per node, so that there is
-// exactly one queue per core.
+// Throws Error(kInvalid) when the options cannot be met (no keys, more cores than there are, a
+// queue with more than kMaxChunksPerQueue chunks). Topologies without NICs (shared memory) get one
+// pseudo-NIC "memN" per node, so that there is exactly one queue per core.
 Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
                const PlanOptions& options);
 
@@ -72,7 +75,21 @@ JobLayout layout_of(const Plan& plan);
 double core_imbalance(const Plan& plan);
 double nic_imbalance(const Plan& plan);
 
-// For people: a table of nodes, NICs, cores and queues; memory that `spec` needs on each node.
+// What a job needs on one node, in bytes, every holder added up.
+struct NodeMemory {
+  uint32_t os_node = 0;
+  uint64_t slots = 0;        // gradients of max_ranks ranks; over shared memory, the workers' own
+  uint64_t parameters = 0;   // what is written back
+  uint64_t master = 0;       // f32 parameters, where what is written back has 16 bits
+  uint64_t state = 0;        // of the optimizer
+  uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
+  uint64_t total() const { return slots + parameters + master + state + bookkeeping; }
+};
+
+// One entry per node in use, ascending. Throws Error(kInvalid) on words of `spec` that are unknown.
+std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec);
+
+// For people: tables of the NICs, the cores and their queues, and the memory that `spec` needs.
 std::string describe(const Plan& plan, const JobSpec& spec);
 
 }  // namespace phub

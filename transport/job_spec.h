@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/wire.h"
@@ -40,6 +41,7 @@ struct JobSpec {
   std::string gradient_dtype = "f32";
   std::string parameter_dtype = "f32";   // what is written back
   std::string reduction = "sum";         // or "mean"
+  std::string work = "all";              // or "none": chunks complete, nothing is computed (benchmarks)
   std::string initial = "zeros";         // or "broadcast": rank 0 sends them before round 1
   std::string on_loss = "shrink";        // "wait", "fail"
   std::string on_nonfinite = "stop";     // "exclude", "pass"
@@ -60,6 +62,10 @@ inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
 // many elements, unknown words, ranks or limits out of range, unordered schedule.
 // (Whether hyperparameter names fit the optimizer is checked by the server, which knows them.)
 void validate(const JobSpec& spec);
+
+// The part of validate() that a path of the control port needs: 1 to 255 letters, digits, '.', '_'
+// or '-'.
+void check_job_name(std::string_view name);
 
 // "" if equal, else a sentence that names the first difference ("key 3 'fc.weight' has 10 elements
 // here and 12 in the job").

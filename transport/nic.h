@@ -61,6 +61,9 @@ class Endpoint {
   // Readable (edge triggered: epoll with EPOLLET, never read) when an armed endpoint has work.
   virtual int wake_fd() const = 0;
 
+  // Doorbells rung at sleeping peers so far, where the transport has them.
+  virtual uint64_t wakeups_sent() const { return 0; }
+
   // Called on the box by the owning thread, as asked for through its mailbox: starts and stops
   // listening to the queue pairs of a rank's incarnation. After detach() returns, nothing that the
   // incarnation writes can arrive any more.
@@ -100,7 +103,9 @@ class BoxLink {
   // it. Throws Error when memory or descriptors run out. The cores attach() it afterwards.
   virtual Offer admit(uint32_t rank, uint32_t incarnation) = 0;
 
-  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke().
+  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). Where slots
+  // do not belong to the worker they are the same memory for every incarnation of a rank: a
+  // contribution that was accepted outlives its sender.
   virtual std::span<const std::byte> ingress(uint32_t rank) = 0;
 
   // Control thread, after every core has detached it: closes the connection and gives the memory
@@ -110,6 +115,11 @@ class BoxLink {
   // Whether an accepted contribution of a fenced rank can still be changed by it (shm: the slot is
   // the worker's own memory). Such contributions are dropped with the fence unless summed already.
   virtual bool slots_belong_to_worker() const = 0;
+
+  // A broken connection of a living incarnation can be made again: same memory, new queue pairs.
+  // Control thread, after every core has detached the rank; they attach() it again afterwards.
+  virtual bool can_reconnect() const { return false; }
+  virtual Offer reconnect(uint32_t rank);
 };
 
 struct NicEvent {
@@ -143,6 +153,9 @@ class WorkerLink {
   virtual bool connected() = 0;
   // Whether results() is the box's own memory (shm) or a copy of this worker's.
   virtual bool zero_copy() const = 0;
+  // New queue pairs onto the same memory, after one broke. What was posted and not answered is
+  // unknown and must be sent again. Throws Error when this transport cannot.
+  virtual void reconnect(const Offer& offer);
 };
 
 }  // namespace phub

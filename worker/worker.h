@@ -19,9 +19,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/messages.h"
@@ -34,7 +36,7 @@ struct WorkerOptions {
   int32_t rank = -1;         // -1: the server chooses
   bool replace = false;      // take over the rank from an incarnation that still has its lease
   std::string transport = "shm";
-  uint32_t connect_timeout_ms = 10000;
+  uint32_t connect_timeout_ms = 5000;
   uint32_t wait_timeout_ms = 0;  // how long wait() and barrier() wait at most; 0: as the job's policy
   int32_t spin_us = -1;          // how long wait() spins before it sleeps; -1: by the number of CPUs
 };
@@ -47,7 +49,7 @@ WorkerOptions options_from_environment();
 struct WorkerStats {
   uint64_t pushes = 0, chunks_pushed = 0, chunks_received = 0;
   uint64_t bytes_copied = 0;  // between memory of the caller's and phub's; 0 for library memory
-  uint64_t sleeps = 0, wakeups_sent = 0;
+  uint64_t sleeps = 0;  // times a wait had to sleep
 };
 
 class Worker {

@@ -1,0 +1,276 @@
+// How close the kernels come to what the machine can do. Each benchmark runs a kernel and a loop to
+// compare it with in turns, so that both see the same neighbours, and reports the median of the
+// ratios of each pair.
+//
+//   Memory/…  sum and optimizer chunk by chunk, as the server does, over far more than the caches
+//             hold: "of_memory" is its share of the bandwidth of a plain mix of the same reads and
+//             writes (goal: 0.90).
+//   Cache/…   8 slots of 32 KiB in the L2 cache: "vs_by_hand" is the time over that of intrinsics
+//             (goal: 1.15).
+//   Store/…   write-back by cached against streaming stores: "streaming_vs_cached" is the time ratio.
+//
+// --tiny runs everything small, to see that it works.
+#include <benchmark/benchmark.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/kernels_baseline.h"
+#include "kernels/kernels.h"
+
+namespace phub::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Optimizer;
+using kernels::Store;
+
+constexpr size_t kChunk = 8192;  // elements, the server's default
+
+bool tiny = false;
+
+// Anonymous memory on huge pages where the kernel gives them, as the server's.
+class Floats {
+ public:
+  explicit Floats(size_t count) : bytes_(count * sizeof(float)) {
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::runtime_error("mmap of " + std::to_string(bytes_) + " bytes");
+    madvise(memory, bytes_, MADV_HUGEPAGE);
+    data_ = static_cast<float*>(memory);
+    for (size_t i = 0; i < count; ++i) data_[i] = static_cast<float>(i % 1000) * 1e-3f + 1e-3f;
+  }
+  Floats(Floats&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+  ~Floats() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+  float* get() const { return data_; }
+
+ private:
+  float* data_;
+  size_t bytes_;
+};
+
+double seconds(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Times two bodies in turns: pairs of their times.
+struct Turns {
+  void run(benchmark::State& state, const std::function<void()>& a, const std::function<void()>& b) {
+    a();
+    b();
+    for (auto _ : state) {
+      a_seconds.push_back(seconds(a));
+      b_seconds.push_back(seconds(b));
+      ratios.push_back(a_seconds.back() / b_seconds.back());
+      state.SetIterationTime(a_seconds.back());
+    }
+  }
+  double a() const { return median(a_seconds); }
+  double b() const { return median(b_seconds); }
+  double ratio() const { return median(ratios); }
+
+  std::vector<double> a_seconds, b_seconds, ratios;
+};
+
+// Runs body(thread) on `count` threads.
+void on_threads(size_t count, const std::function<void(size_t)>& body) {
+  std::vector<std::jthread> others;
+  for (size_t t = 1; t < count; ++t) others.emplace_back([&body, t] { body(t); });
+  body(0);
+}
+
+// Slots, parameters and state of one model, and its chunks divided among threads.
+struct Job {
+  Job(Optimizer o, size_t ranks, size_t threads, size_t bytes)
+      : optimizer(o), states(kernels::state_arrays(o, kernels::default_hyper(o))), threads(threads) {
+    const size_t arrays = ranks + 1 + states;
+    chunks = std::max(bytes / arrays / (kChunk * sizeof(float)) / threads, size_t{1}) * threads;
+    for (size_t i = 0; i < arrays; ++i) memory.emplace_back(elements() + kSkew * arrays);
+    for (size_t i = 0; i < ranks; ++i) slots.push_back(array(i));
+    for (size_t i = ranks; i < arrays; ++i) updated.push_back(array(i));
+  }
+
+  size_t elements() const { return chunks * kChunk; }
+  size_t read_bytes() const { return memory.size() * elements() * sizeof(float); }
+  size_t written_bytes() const { return updated.size() * elements() * sizeof(float); }
+
+  void kernel() const {
+    const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
+    on_threads(threads, [&](size_t thread) {
+      alignas(64) float scratch[kChunk];
+      std::vector<const void*> chunk(slots.size());
+      const size_t share = elements() / threads;
+      for (size_t at = thread * share; at < (thread + 1) * share; at += kChunk) {
+        for (size_t s = 0; s < slots.size(); ++s) chunk[s] = slots[s] + at;
+        kernels::sum(chunk, DType::kF32, 1.0f / 4, scratch, kChunk);
+        kernels::optimize(step, scratch, updated[0] + at, states > 0 ? updated[1] + at : nullptr,
+                          states > 1 ? updated[2] + at : nullptr, kChunk, nullptr, DType::kF32,
+                          Store::kCached);
+      }
+    });
+  }
+
+  void mix() const {
+    on_threads(threads, [&](size_t thread) {
+      const size_t share = elements() / threads;
+      std::vector<const float*> reads;
+      std::vector<float*> updates;
+      for (const float* slot : slots) reads.push_back(slot + thread * share);
+      for (float* array : updated) updates.push_back(array + thread * share);
+      mix_streams(reads, updates, share);
+    });
+  }
+
+  // The streams do not fall on the same cache sets: the arrays begin some lines apart.
+  static constexpr size_t kSkew = 5 * 16;
+  float* array(size_t i) const { return memory[i].get() + i * kSkew; }
+
+  Optimizer optimizer;
+  size_t states, threads, chunks;
+  std::vector<Floats> memory;
+  std::vector<float*> slots, updated;
+};
+
+void memory_bound(benchmark::State& state, Optimizer optimizer, size_t ranks, size_t threads) {
+  const Job job(optimizer, ranks, threads, tiny ? size_t{1} << 20 : size_t{5} << 28);
+  Turns turns;
+  turns.run(state, [&] { job.kernel(); }, [&] { job.mix(); });
+  const auto bytes = static_cast<double>(job.read_bytes() + job.written_bytes());
+  state.counters["GB/s"] = bytes / turns.a() * 1e-9;
+  state.counters["mix_GB/s"] = bytes / turns.b() * 1e-9;
+  state.counters["of_memory"] = 1 / turns.ratio();
+}
+
+void in_cache(benchmark::State& state, Sum8 by_hand, const char* target) {
+  kernels::force_target(target);
+  constexpr size_t kRepeat = 200;
+  std::vector<Floats> memory;
+  std::vector<const void*> slots;
+  std::vector<const float*> floats;
+  for (size_t s = 0; s < 8; ++s) {
+    memory.emplace_back(kChunk + 1024);
+    floats.push_back(memory[s].get() + s * 80);
+    slots.push_back(floats.back());
+  }
+  alignas(64) float out[kChunk];
+  Turns turns;
+  turns.run(
+      state,
+      [&] {
+        for (size_t i = 0; i < kRepeat; ++i) {
+          benchmark::DoNotOptimize(kernels::sum(slots, DType::kF32, 0.125f, out, kChunk));
+        }
+      },
+      [&] {
+        for (size_t i = 0; i < kRepeat; ++i) {
+          benchmark::DoNotOptimize(by_hand(floats.data(), 0.125f, out, kChunk));
+        }
+      });
+  state.counters["ns/chunk"] = turns.a() / kRepeat * 1e9;
+  state.counters["by_hand_ns"] = turns.b() / kRepeat * 1e9;
+  state.counters["vs_by_hand"] = turns.ratio();
+  kernels::force_target("");
+}
+
+// The whole chunk's work with write-back to `out`; out is as large as the model.
+void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, size_t bytes) {
+  const Job job(optimizer, 4, 1, tiny ? size_t{1} << 20 : bytes);
+  const Floats out(job.elements());
+  const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
+  alignas(64) float scratch[kChunk];
+  const auto run = [&](Store store) {
+    for (size_t at = 0; at < job.elements(); at += kChunk) {
+      const void* chunk[] = {job.slots[0] + at, job.slots[1] + at, job.slots[2] + at,
+                             job.slots[3] + at};
+      kernels::sum(chunk, DType::kF32, 0.25f, scratch, kChunk);
+      kernels::optimize(step, scratch, job.updated[0] + at,
+                        job.states > 0 ? job.updated[1] + at : nullptr,
+                        job.states > 1 ? job.updated[2] + at : nullptr, kChunk,
+                        reinterpret_cast<char*>(out.get()) + at * bytes_of(out_type), out_type,
+                        store);
+    }
+  };
+  // What a worker does next: it reads what was written back.
+  const auto read = [&] {
+    float sum = 0;
+    for (size_t i = 0; i < job.elements() * bytes_of(out_type) / sizeof(float); i += 16) {
+      sum += out.get()[i];
+    }
+    benchmark::DoNotOptimize(sum);
+  };
+  Turns turns;
+  turns.run(state, [&] { run(Store::kStreaming); }, [&] { run(Store::kCached); });
+  Turns then_read;
+  for (int i = 0; i < 3; ++i) {
+    const double streaming = seconds([&] { run(Store::kStreaming), read(); });
+    const double cached = seconds([&] { run(Store::kCached), read(); });
+    then_read.ratios.push_back(streaming / cached);
+  }
+  state.counters["streaming_vs_cached"] = turns.ratio();
+  state.counters["and_read"] = then_read.ratio();
+}
+
+void register_all() {
+  const auto add = [](const std::string& name, auto... arguments) {
+    auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), arguments...);
+    benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
+    if (tiny) benchmark->Iterations(2);
+    return benchmark;
+  };
+  if (has_avx2()) {
+    for (const Optimizer o : {Optimizer::kSgd, Optimizer::kNesterov, Optimizer::kAdam}) {
+      for (const size_t ranks : {2, 4, 8}) {
+        for (const size_t threads : {1, 2}) {
+          const std::string name = "Memory/" + std::string(name_of(o)) + "/ranks:" +
+                                   std::to_string(ranks) + "/threads:" + std::to_string(threads);
+          add(name, memory_bound, o, ranks, threads);
+        }
+      }
+    }
+    add("Cache/AVX2", in_cache, sum8_avx2, "AVX2");
+  }
+  if (has_avx512()) add("Cache/AVX3", in_cache, sum8_avx512, "AVX3");
+  for (const Optimizer o : {Optimizer::kNone, Optimizer::kNesterov}) {
+    for (const DType type : {DType::kF32, DType::kBF16}) {
+      for (const size_t mib : {8, 1024}) {
+        const std::string name = "Store/" + std::string(name_of(o)) + "/" +
+                                 std::string(name_of(type)) + "/MiB:" + std::to_string(mib);
+        add(name, write_back, o, type, mib << 20);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace phub::bench
+
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--tiny") == 0) {
+      phub::bench::tiny = true;
+      std::rotate(argv + i, argv + i + 1, argv + argc);
+      --argc;
+      break;
+    }
+  }
+  phub::bench::register_all();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,201 @@
+#include "bench/zerocompute_run.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bench/roofline.h"
+#include "bench/zerocompute_process.h"
+
+namespace phub {
+namespace {
+
+// The measured rounds come in this many parts, with the limit measured before, between and after.
+constexpr uint32_t kParts = 4;
+constexpr uint32_t kLimitPasses = 3;
+constexpr uint64_t kLeastRounds = 5;
+constexpr int kExitLimitMs = 10000;
+
+// Spinning at the barrier takes the core from those who are still to come, unless there are more
+// cores than workers.
+int64_t barrier_spin_ns(uint32_t workers) {
+  return static_cast<long>(workers) < sysconf(_SC_NPROCESSORS_ONLN) ? 20'000 : 0;
+}
+
+class Coordinator {
+ public:
+  Coordinator(const CaseSpec& spec, Progress& progress,
+              const volatile std::sig_atomic_t& interrupted)
+      : spec_(spec),
+        progress_(progress),
+        interrupted_(interrupted),
+        shared_(spec.workers, Checker::reference_bytes(spec.checker),
+                barrier_spin_ns(spec.workers)) {
+    children_.reserve(spec.workers);
+    for (uint32_t rank = 0; rank < spec.workers; ++rank) {
+      const auto body = [this, rank] {
+        std::signal(SIGINT, SIG_IGN);  // the coordinator decides
+        std::signal(SIGTERM, SIG_DFL);
+        return run_worker(spec_, shared_, rank);
+      };
+      children_.emplace_back(body, SIGKILL);
+    }
+    wait_parked("joining");
+  }
+
+  // Returns when the workers have followed the order and are parked again.
+  void run(const Order& order, std::string_view what) {
+    issue(order);
+    wait_parked(what);
+  }
+
+  void finish() {
+    issue({.finish = true});
+    const int64_t deadline = monotonic_ns() + kExitLimitMs * 1'000'000ll;
+    for (Child& child : children_) {
+      const int64_t left_ms = (deadline - monotonic_ns()) / 1'000'000;
+      if (!child.wait(static_cast<int>(std::max<int64_t>(left_ms, 0)))) {
+        fail(ErrorCode::kTimeout, "a worker did not leave within {} s", kExitLimitMs / 1000);
+      }
+    }
+    check_children(true);
+  }
+
+  SharedCase& shared() { return shared_; }
+
+ private:
+  void issue(const Order& order) {
+    shared_.head().order = order;
+    shared_.head().stop.store(false);
+    shared_.head().orders.raise();
+  }
+
+  void wait_parked(std::string_view what) {
+    std::vector<pollfd> watched{{.fd = shared_.parked_fd(), .events = POLLIN, .revents = 0}};
+    for (const Child& child : children_) {
+      watched.push_back({.fd = child.fd(), .events = POLLIN, .revents = 0});
+    }
+    for (;;) {
+      poll(watched.data(), watched.size(), 100);
+      if (interrupted_) fail(ErrorCode::kTimeout, "interrupted");
+      check_children(false);
+      eventfd_t count = 0;
+      if (eventfd_read(shared_.parked_fd(), &count) == 0) return;
+      progress_.update(fmt::format("{}, {} rounds done", what, shared_.head().rounds_done.load()));
+    }
+  }
+
+  // Throws what the first worker that gave up has to say.
+  void check_children(bool may_end) {
+    bool failed = shared_.head().workers.aborted();
+    for (Child& child : children_) {
+      const std::optional<std::string> how = child.ended();
+      failed |= how && (!may_end || !how->empty());
+    }
+    if (!failed) return;
+    // Let all of them notice and write down their reasons.
+    shared_.head().workers.abort();
+    shared_.head().orders.raise();
+    for (Child& child : children_) child.wait(1000);
+    for (uint32_t rank = 0; rank < spec_.workers; ++rank) {
+      const char* error = shared_.slots()[rank].error;
+      if (*error) fail(ErrorCode::kInternal, "worker {}: {}", rank, error);
+    }
+    for (uint32_t rank = 0; rank < spec_.workers; ++rank) {
+      const std::optional<std::string> how = children_[rank].ended();
+      if (how && how->starts_with("killed")) {
+        fail(ErrorCode::kInternal, "worker {}: {}", rank, *how);
+      }
+    }
+    fail(ErrorCode::kInternal, "a worker ended before it was told to");
+  }
+
+  const CaseSpec& spec_;
+  Progress& progress_;
+  const volatile std::sig_atomic_t& interrupted_;
+  SharedCase shared_;
+  std::vector<Child> children_;
+};
+
+void run_parts(Coordinator& coordinator, const Schedule& schedule, Roofline* roofline,
+               Progress& progress) {
+  if (schedule.warmup > 0) {
+    coordinator.run({.rounds = schedule.warmup, .least_rounds = schedule.warmup}, "warming up");
+  }
+  const auto measure_limit = [&] {
+    progress.update("measuring the memory's limit");
+    if (roofline) roofline->measure(kLimitPasses);
+  };
+  measure_limit();
+  uint64_t left = schedule.rounds > 0 ? schedule.rounds : kMaxRounds;
+  const int64_t part_ns = static_cast<int64_t>(schedule.seconds * 1e9 / kParts);
+  for (uint32_t part = 0; part < kParts && left > 0; ++part) {
+    Order order{.record = true};
+    if (schedule.rounds > 0) {
+      order.rounds = order.least_rounds = (left + kParts - part - 1) / (kParts - part);
+    } else {
+      order.rounds = left;
+      order.least_rounds = part == 0 ? (kLeastRounds - kParts + 1) : 1;
+      order.deadline_ns = monotonic_ns() + part_ns;
+    }
+    const uint64_t before = coordinator.shared().head().recorded.load();
+    coordinator.run(order, "measuring");
+    left -= coordinator.shared().head().recorded.load() - before;
+    measure_limit();
+  }
+}
+
+CaseResult collect(const CaseSpec& spec, const SharedCase& shared) {
+  CaseResult result;
+  result.elements = total_elements(spec.table);
+  result.bytes = result.elements * kernels::bytes_of(spec.dtype);
+  result.keys = spec.table.keys.size();
+  result.chunks = shared.slots()[0].chunks;
+  result.rounds = shared.head().recorded.load();
+  result.us = summarize(shared.round_us().first(result.rounds));
+  result.exchanges_per_s = static_cast<double>(result.rounds) / (result.us.total / 1e6);
+  for (const WorkerSlot& slot : shared.slots()) {
+    result.wrong += slot.wrong;
+    result.checked += slot.checked;
+    if (result.wrong_text.empty()) result.wrong_text = slot.wrong_text;
+    result.stats.pushes += slot.stats.pushes;
+    result.stats.chunks_pushed += slot.stats.chunks_pushed;
+    result.stats.chunks_received += slot.stats.chunks_received;
+    result.stats.bytes_copied += slot.stats.bytes_copied;
+    result.stats.sleeps += slot.stats.sleeps;
+  }
+  return result;
+}
+
+}  // namespace
+
+CaseResult run_case(const CaseSpec& spec, const Schedule& schedule, Progress& progress,
+                    const volatile std::sig_atomic_t& interrupted) {
+  Coordinator coordinator(spec, progress, interrupted);
+  std::unique_ptr<Roofline> roofline;
+  MemoryMix mix;
+  if (schedule.limit_threads > 0 && spec.checker.computes) {
+    mix = mix_of_exchange(total_elements(spec.table), spec.workers, spec.checker.optimizer,
+                          spec.checker.hyper, spec.dtype);
+    roofline = std::make_unique<Roofline>(mix, schedule.limit_threads);
+  }
+  run_parts(coordinator, schedule, roofline.get(), progress);
+  coordinator.finish();
+  CaseResult result = collect(spec, coordinator.shared());
+  if (roofline) {
+    result.limit_us = roofline->limit_us();
+    result.limit_gigabytes_per_s = roofline->gigabytes_per_s();
+    result.limit_threads = schedule.limit_threads;
+    result.memory_bytes_moved = bytes_moved(mix);
+  }
+  progress.clear();
+  return result;
+}
+
+}  // namespace phub

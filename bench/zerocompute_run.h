@@ -1,0 +1,40 @@
+// Runs one case: forks its worker processes, gives them their orders, and measures the memory's
+// limit while they are parked.
+#pragma once
+
+#include <csignal>
+#include <string>
+
+#include "bench/zerocompute_progress.h"
+#include "bench/zerocompute_statistics.h"
+#include "bench/zerocompute_worker.h"
+
+namespace phub {
+
+struct Schedule {
+  uint64_t warmup = 3;
+  uint64_t rounds = 0;  // 0: by seconds
+  double seconds = 5;
+  uint32_t limit_threads = 0;  // 0: do not measure the limit
+};
+
+struct CaseResult {
+  uint64_t elements = 0, bytes = 0, keys = 0, chunks = 0;  // bytes: of one worker's gradient
+  uint64_t rounds = 0;
+  Summary us;
+  double exchanges_per_s = 0;
+  uint64_t wrong = 0, checked = 0;  // elements, warm-up included
+  std::string wrong_text;           // where the first wrong one was
+  WorkerStats stats;                // of all workers, all rounds
+  double limit_us = 0;              // 0: not measured
+  double limit_gigabytes_per_s = 0;
+  uint32_t limit_threads = 0;
+  uint64_t memory_bytes_moved = 0;  // per exchange, what the limit is about
+};
+
+// REQUIRES: the calling process has one thread. Throws Error when a worker fails or dies, with its
+// rank and its words; no worker is left behind then. kTimeout when `interrupted` becomes true.
+CaseResult run_case(const CaseSpec& spec, const Schedule& schedule, Progress& progress,
+                    const volatile std::sig_atomic_t& interrupted);
+
+}  // namespace phub

@@ -1,0 +1,267 @@
+// sum, find_nonfinite and convert. Sums keep the accumulators in registers: a block of four vectors
+// runs through all slots before the next block, so that every slot is read once and `out` written
+// once. More than kGroup slots go in groups over pieces that stay in the L1 cache, because
+// hardware prefetchers and registers follow only so many streams.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/sum.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/number-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+constexpr size_t kGroup = 8;
+constexpr size_t kPiece = 4096;  // elements: 16 KiB of f32
+
+// Adds slots [0, kSlots) from element `i` on; kResume continues the sums that are in `out`. What is
+// accumulated in `largest` tells later whether all results were finite.
+template <DType kType, size_t kSlots, bool kResume>
+struct Adder {
+  using Format = Number<kType>;
+  using T = typename Format::T;
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> start(D d, size_t i) const {
+    if constexpr (kResume) {
+      return hn::LoadU(d, out + i);
+    } else {
+      return Format::load(d, slots[0] + i);
+    }
+  }
+
+  template <class D>
+  HWY_INLINE void finish(D d, hn::Vec<D> v, size_t i, hn::Vec<I32<D>>& largest) const {
+    v = hn::Mul(v, hn::Set(d, factor));
+    largest = hn::Max(largest, absolute_bits(d, v));
+    hn::StoreU(v, d, out + i);
+  }
+
+  template <class D>
+  HWY_INLINE void one(D d, size_t i, hn::Vec<I32<D>>& largest) const {
+    auto a = start(d, i);
+    HWY_UNROLL(8)
+    for (size_t s = kResume ? 0 : 1; s < kSlots; ++s) a = hn::Add(a, Format::load(d, slots[s] + i));
+    finish(d, a, i, largest);
+  }
+
+  template <class D>
+  HWY_INLINE void four(D d, size_t i, hn::Vec<I32<D>>& largest) const {
+    const size_t n = hn::Lanes(d);
+    auto a0 = start(d, i);
+    auto a1 = start(d, i + n);
+    auto a2 = start(d, i + 2 * n);
+    auto a3 = start(d, i + 3 * n);
+    HWY_UNROLL(8)
+    for (size_t s = kResume ? 0 : 1; s < kSlots; ++s) {
+      const T* from = slots[s] + i;
+      a0 = hn::Add(a0, Format::load(d, from));
+      a1 = hn::Add(a1, Format::load(d, from + n));
+      a2 = hn::Add(a2, Format::load(d, from + 2 * n));
+      a3 = hn::Add(a3, Format::load(d, from + 3 * n));
+    }
+    finish(d, a0, i, largest);
+    finish(d, a1, i + n, largest);
+    finish(d, a2, i + 2 * n, largest);
+    finish(d, a3, i + 3 * n, largest);
+  }
+
+  const T* slots[kSlots];
+  float factor;
+  float* out;
+};
+
+// Returns true if every result is finite.
+template <DType kType, size_t kSlots, bool kResume>
+bool add_group(const void* const* slots, size_t offset, float factor, float* out, size_t n) {
+  using T = typename Number<kType>::T;
+  Adder<kType, kSlots, kResume> adder;
+  for (size_t s = 0; s < kSlots; ++s) adder.slots[s] = static_cast<const T*>(slots[s]) + offset;
+  adder.factor = factor;
+  adder.out = out;
+
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  auto largest = hn::Zero(I32<decltype(d)>());
+  auto largest1 = hn::Zero(I32<decltype(d1)>());
+  size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) adder.four(d, i, largest);
+  for (; i + lanes <= n; i += lanes) adder.one(d, i, largest);
+  for (; i < n; ++i) adder.one(d1, i, largest1);
+  return hn::AllTrue(I32<decltype(d)>(),
+                     hn::Lt(largest, hn::Set(I32<decltype(d)>(), kInfinityBits))) &&
+         hn::GetLane(largest1) < kInfinityBits;
+}
+
+using AddGroup = bool (*)(const void* const*, size_t, float, float*, size_t);
+
+template <DType kType, bool kResume>
+bool add_up_to_eight(size_t count, const void* const* slots, size_t offset, float factor,
+                     float* out, size_t n) {
+  static constexpr AddGroup kTable[kGroup] = {
+      add_group<kType, 1, kResume>, add_group<kType, 2, kResume>, add_group<kType, 3, kResume>,
+      add_group<kType, 4, kResume>, add_group<kType, 5, kResume>, add_group<kType, 6, kResume>,
+      add_group<kType, 7, kResume>, add_group<kType, 8, kResume>};
+  return kTable[count - 1](slots, offset, factor, out, n);
+}
+
+// The multiplication by the factor belongs to the last group. An infinity or NaN of an earlier
+// group is still one in the end.
+template <DType kType>
+bool sum_slots(const void* const* slots, size_t count, float factor, float* out, size_t n) {
+  if (count <= kGroup) return add_up_to_eight<kType, false>(count, slots, 0, factor, out, n);
+  bool finite = true;
+  for (size_t begin = 0; begin < n; begin += kPiece) {
+    const size_t piece = std::min(kPiece, n - begin);
+    float* to = out + begin;
+    finite &= add_up_to_eight<kType, false>(kGroup, slots, begin, 1.0f, to, piece);
+    for (size_t done = kGroup; done < count; done += kGroup) {
+      const size_t group = std::min(kGroup, count - done);
+      const float last = done + group == count ? factor : 1.0f;
+      finite &= add_up_to_eight<kType, true>(group, slots + done, begin, last, to, piece);
+    }
+  }
+  return finite;
+}
+
+void make_nans_canonical(float* values, size_t n) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    hn::StoreU(canonical_nan(d, hn::LoadU(d, values + i)), d, values + i);
+  }
+  for (; i < n; ++i) {
+    hn::StoreU(canonical_nan(d1, hn::LoadU(d1, values + i)), d1, values + i);
+  }
+}
+
+bool Sum(const void* const* slots, size_t count, DType type, float factor, float* out, size_t n) {
+  bool finite = true;
+  switch (type) {
+    case DType::kF32:
+      finite = sum_slots<DType::kF32>(slots, count, factor, out, n);
+      break;
+    case DType::kBF16:
+      finite = sum_slots<DType::kBF16>(slots, count, factor, out, n);
+      break;
+    case DType::kF16:
+      finite = sum_slots<DType::kF16>(slots, count, factor, out, n);
+      break;
+  }
+  if (!finite) make_nans_canonical(out, n);
+  return finite;
+}
+
+// True if an element has all the exponent's bits set. T is the unsigned integer of the same size.
+template <class T>
+bool has_exponent(const T* values, T exponent, size_t n) {
+  const hn::ScalableTag<T> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto mask = hn::Set(d, exponent);
+  size_t i = 0;
+  while (i + lanes <= n) {
+    const size_t end = i + std::min((n - i) / lanes, size_t{64}) * lanes;
+    auto largest = hn::Zero(d);
+    for (; i < end; i += lanes) {
+      largest = hn::Max(largest, hn::And(hn::LoadU(d, values + i), mask));
+    }
+    if (!hn::AllFalse(d, hn::Eq(largest, mask))) return true;
+  }
+  for (; i < n; ++i) {
+    if ((values[i] & exponent) == exponent) return true;
+  }
+  return false;
+}
+
+bool HasNonfinite(const void* values, DType type, size_t n) {
+  if (type == DType::kF32) {
+    return has_exponent<uint32_t>(static_cast<const uint32_t*>(values), 0x7F800000u, n);
+  }
+  return has_exponent<uint16_t>(static_cast<const uint16_t*>(values),
+                                type == DType::kBF16 ? 0x7F80 : 0x7C00, n);
+}
+
+template <DType kFrom, DType kTo>
+void convert_all(const void* from, void* to, size_t n) {
+  const auto* in = static_cast<const typename Number<kFrom>::T*>(from);
+  auto* out = static_cast<typename Number<kTo>::T*>(to);
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    Number<kTo>::store(d, canonical_nan(d, Number<kFrom>::load(d, in + i)), out + i);
+  }
+  for (; i < n; ++i) {
+    Number<kTo>::store(d1, canonical_nan(d1, Number<kFrom>::load(d1, in + i)), out + i);
+  }
+}
+
+template <DType kFrom>
+void convert_from(const void* from, void* to, DType to_type, size_t n) {
+  switch (to_type) {
+    case DType::kF32:
+      return convert_all<kFrom, DType::kF32>(from, to, n);
+    case DType::kBF16:
+      return convert_all<kFrom, DType::kBF16>(from, to, n);
+    case DType::kF16:
+      return convert_all<kFrom, DType::kF16>(from, to, n);
+  }
+}
+
+void Convert(const void* from, DType from_type, void* to, DType to_type, size_t n) {
+  switch (from_type) {
+    case DType::kF32:
+      return convert_from<DType::kF32>(from, to, to_type, n);
+    case DType::kBF16:
+      return convert_from<DType::kBF16>(from, to, to_type, n);
+    case DType::kF16:
+      return convert_from<DType::kF16>(from, to, to_type, n);
+  }
+}
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace phub::kernels {
+
+HWY_EXPORT(Sum);
+HWY_EXPORT(HasNonfinite);
+HWY_EXPORT(Convert);
+
+bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
+         size_t elements) {
+  if (slots.empty()) {
+    std::fill_n(out, elements, 0.0f);
+    return true;
+  }
+  return HWY_DYNAMIC_DISPATCH(Sum)(slots.data(), slots.size(), dtype, factor, out, elements);
+}
+
+int find_nonfinite(std::span<const void* const> slots, DType dtype, size_t elements) {
+  for (size_t s = 0; s < slots.size(); ++s) {
+    if (HWY_DYNAMIC_DISPATCH(HasNonfinite)(slots[s], dtype, elements)) return static_cast<int>(s);
+  }
+  return -1;
+}
+
+void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t elements) {
+  if (elements == 0) return;
+  if (from_dtype == to_dtype) {
+    std::memcpy(to, from, elements * bytes_of(to_dtype));
+  } else {
+    HWY_DYNAMIC_DISPATCH(Convert)(from, from_dtype, to, to_dtype, elements);
+  }
+}
+
+}  // namespace phub::kernels
+#endif

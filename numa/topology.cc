@@ -1,0 +1,278 @@
+#include "numa/topology.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <hwloc.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stdexcept>
+
+namespace phub::numa {
+namespace {
+
+constexpr uint32_t kMaxNics = 4096;
+constexpr uint64_t kMaxSyntheticObjects = 1u << 16;
+
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw std::runtime_error(fmt::format(format, std::forward<Args>(args)...));
+}
+
+using Loaded = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
+using Bitmap = std::unique_ptr<hwloc_bitmap_s, void (*)(hwloc_bitmap_t)>;
+
+Loaded new_topology() {
+  hwloc_topology_t topology = nullptr;
+  if (hwloc_topology_init(&topology) != 0) fail("hwloc_topology_init: {}", std::strerror(errno));
+  // All of the machine, CPUs that are not ours included: only then is it known which node a NIC is
+  // on. Of the devices only real ones.
+  hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+  hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+  return {topology, hwloc_topology_destroy};
+}
+
+// CPUs that this process may run on: its cgroup's, and within them its affinity's.
+Bitmap usable_cpus(hwloc_topology_t topology) {
+  Bitmap usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)), hwloc_bitmap_free);
+  if (!hwloc_topology_is_thissystem(topology)) return usable;
+  const Bitmap bound(hwloc_bitmap_alloc(), hwloc_bitmap_free);
+  if (hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS) == 0 &&
+      hwloc_bitmap_intersects(usable.get(), bound.get())) {
+    hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
+  }
+  return usable;
+}
+
+// The NUMA nodes next to an object: of all that it can reach equally (memory of other kinds may be
+// attached further up), those that the fewest CPUs share. Indices into Topology::nodes.
+std::vector<uint32_t> nodes_near(hwloc_topology_t topology, hwloc_const_nodeset_t nodeset) {
+  std::vector<uint32_t> near;
+  int fewest = -1;
+  for (hwloc_obj_t node = nullptr;
+       (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
+    const int cpus = hwloc_bitmap_weight(node->cpuset);
+    if (cpus <= 0 || !hwloc_bitmap_isset(nodeset, node->os_index)) continue;
+    if (fewest < 0 || cpus < fewest) near.clear(), fewest = cpus;
+    if (cpus == fewest) near.push_back(node->logical_index);
+  }
+  return near;
+}
+
+void add_cores(hwloc_topology_t topology, Topology& result) {
+  const Bitmap usable = usable_cpus(topology);
+  // Some virtual machines and descriptions know processing units only.
+  const bool has_cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0;
+  const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+  const Bitmap cpus(hwloc_bitmap_alloc(), hwloc_bitmap_free);
+  for (hwloc_obj_t core = nullptr;
+       (core = hwloc_get_next_obj_by_type(topology, type, core)) != nullptr;) {
+    hwloc_bitmap_and(cpus.get(), core->cpuset, usable.get());
+    const int cpu = hwloc_bitmap_first(cpus.get());
+    const std::vector<uint32_t> near = nodes_near(topology, core->nodeset);
+    if (cpu < 0 || near.empty()) continue;
+    result.cores.push_back({near.front(), static_cast<uint32_t>(cpu)});
+  }
+  std::stable_sort(result.cores.begin(), result.cores.end(),
+                   [](const Core& a, const Core& b) { return a.node < b.node; });
+}
+
+// A soft-RoCE device runs over the network device that it names.
+std::map<std::string, std::string> soft_roce_by_network_device() {
+  std::map<std::string, std::string> devices;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+    std::ifstream file(entry.path() / "parent");
+    std::string parent;
+    if (std::getline(file, parent)) devices[parent] = entry.path().filename();
+  }
+  return devices;
+}
+
+bool is_nic(hwloc_obj_t device) {
+  const auto type = device->attr->osdev.type;
+  return type == HWLOC_OBJ_OSDEV_OPENFABRICS || type == HWLOC_OBJ_OSDEV_NETWORK;
+}
+
+// The PCI device that an operating system device belongs to; nullptr if none.
+hwloc_obj_t pci_device_of(hwloc_obj_t device) {
+  while (device != nullptr && device->type == HWLOC_OBJ_OS_DEVICE) device = device->parent;
+  return device != nullptr && device->type == HWLOC_OBJ_PCI_DEVICE ? device : nullptr;
+}
+
+void add_nics(hwloc_topology_t topology, Topology& result) {
+  const bool here = hwloc_topology_is_thissystem(topology) != 0;
+  const auto soft_roce =
+      here ? soft_roce_by_network_device() : std::map<std::string, std::string>();
+  std::set<hwloc_obj_t> fabrics;  // PCI devices whose network device is the same NIC once more
+  for (hwloc_obj_t d = nullptr; (d = hwloc_get_next_osdev(topology, d)) != nullptr;) {
+    if (d->attr->osdev.type == HWLOC_OBJ_OSDEV_OPENFABRICS) fabrics.insert(pci_device_of(d));
+  }
+  std::vector<uint32_t> nics_on(result.nodes.size(), 0);
+  for (hwloc_obj_t d = nullptr; (d = hwloc_get_next_osdev(topology, d)) != nullptr;) {
+    if (!is_nic(d)) continue;
+    const hwloc_obj_t pci = pci_device_of(d);
+    // A saved description may hold loopback, bridges and the like; they are on no bus. (On this
+    // machine hwloc leaves them out, and a virtual machine's NICs need not be on a bus.)
+    if (pci == nullptr && !here) continue;
+    const bool is_network = d->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK;
+    if (is_network && pci != nullptr && fabrics.contains(pci)) continue;
+
+    const hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(topology, d);
+    const std::vector<uint32_t> near = nodes_near(topology, place->nodeset);
+    if (near.empty()) continue;
+    // Where several nodes are equally near, the NICs are shared out.
+    const uint32_t node = *std::min_element(
+        near.begin(), near.end(), [&](uint32_t a, uint32_t b) { return nics_on[a] < nics_on[b]; });
+    nics_on[node]++;
+    const auto soft = soft_roce.find(d->name);
+    result.nics.push_back({node, soft == soft_roce.end() ? d->name : soft->second});
+  }
+  std::stable_sort(result.nics.begin(), result.nics.end(),
+                   [](const NicInfo& a, const NicInfo& b) { return a.node < b.node; });
+}
+
+Topology convert(hwloc_topology_t topology, const std::string& source) {
+  Topology result;
+  result.source = source;
+  for (hwloc_obj_t node = nullptr;
+       (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
+    result.nodes.push_back({node->os_index, node->attr->numanode.local_memory});
+  }
+  if (result.nodes.empty()) fail("{} has no NUMA nodes", source);
+  add_cores(topology, result);
+  if (result.cores.empty()) fail("{} has no cores that this process may use", source);
+  add_nics(topology, result);
+  return result;
+}
+
+// hwloc builds whatever it is asked for; a billion cores would take all memory. Counts stand at the
+// beginning of a word or behind a colon; attributes in parentheses hold none.
+void check_size(const std::string& description) {
+  uint64_t objects = 1;
+  int depth = 0;
+  char before = ' ';
+  for (size_t i = 0; i < description.size(); i++) {
+    const char c = description[i];
+    depth += (c == '(') - (c == ')');
+    if (depth == 0 && c >= '1' && c <= '9' && (before == ' ' || before == ':')) {
+      const std::string digits =
+          description.substr(i, description.find_first_not_of("0123456789", i) - i);
+      objects = digits.size() > 9 ? kMaxSyntheticObjects + 1 : objects * std::stoull(digits);
+      if (objects > kMaxSyntheticObjects) {
+        fail("synthetic \"{}\": more than {} processing units", description, kMaxSyntheticObjects);
+      }
+    }
+    before = c;
+  }
+}
+
+// Where a description has packages and says nothing about memory, hwloc makes one node of all.
+// People mean a node per package.
+std::string with_nodes(const std::string& description) {
+  std::string lower = description;
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const size_t package = std::min(lower.find("pack"), lower.find("socket"));
+  const bool has_nodes = lower.find("numa") != lower.npos || lower.find('[') != lower.npos;
+  if (package == lower.npos || has_nodes) return description;
+  const size_t end = std::min(lower.find(' ', package), lower.size());
+  return description.substr(0, end) + " [numa]" + description.substr(end);
+}
+
+// "0-3,8,10-11"
+std::string ranges(const std::vector<uint32_t>& sorted) {
+  std::string text;
+  for (size_t i = 0; i < sorted.size();) {
+    size_t last = i;
+    while (last + 1 < sorted.size() && sorted[last + 1] == sorted[last] + 1) last++;
+    text += text.empty() ? "" : ",";
+    text +=
+        last == i ? fmt::format("{}", sorted[i]) : fmt::format("{}-{}", sorted[i], sorted[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string plural(size_t n, std::string_view noun) {
+  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
+}
+
+}  // namespace
+
+Topology this_machine() {
+  const Loaded topology = new_topology();
+  if (hwloc_topology_load(topology.get()) != 0) {
+    fail("hwloc cannot read this machine's topology: {}", std::strerror(errno));
+  }
+  const bool here = hwloc_topology_is_thissystem(topology.get()) != 0;
+  return convert(topology.get(), here ? "this machine" : "hwloc's environment variables (HWLOC_…)");
+}
+
+Topology from_xml(const std::string& path) {
+  if (std::ifstream file(path); !file) fail("xml {}: {}", path, std::strerror(errno));
+  const Loaded topology = new_topology();
+  errno = 0;
+  if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 ||
+      hwloc_topology_load(topology.get()) != 0) {
+    fail("xml {} is no topology that hwloc can read (lstopo writes them: lstopo FILE.xml)", path);
+  }
+  return convert(topology.get(), "xml " + path);
+}
+
+Topology from_synthetic(const std::string& description) {
+  check_size(description);
+  const Loaded topology = new_topology();
+  if (hwloc_topology_set_synthetic(topology.get(), with_nodes(description).c_str()) != 0 ||
+      hwloc_topology_load(topology.get()) != 0) {
+    fail("synthetic \"{}\" is not hwloc's syntax (for example \"pack:2 core:8 pu:1\")",
+         description);
+  }
+  return convert(topology.get(), "synthetic " + description);
+}
+
+void set_nics(Topology& topology, uint32_t count) {
+  if (count > kMaxNics) fail("{} NICs; there can be at most {}", count, kMaxNics);
+  std::vector<uint32_t> nodes;  // that can drive a NIC
+  for (const Core& core : topology.cores) {
+    if (nodes.empty() || nodes.back() != core.node) nodes.push_back(core.node);
+  }
+  if (nodes.empty() && count > 0) fail("{} has no cores to drive NICs", topology.source);
+  topology.nics.clear();
+  for (uint32_t i = 0; i < count; i++) {
+    topology.nics.push_back({nodes[uint64_t{i} * nodes.size() / count], fmt::format("nic{}", i)});
+  }
+}
+
+std::string describe(const Topology& topology) {
+  std::string text =
+      fmt::format("{}: {}, {}, {}\n", topology.source, plural(topology.nodes.size(), "NUMA node"),
+                  plural(topology.cores.size(), "core"), plural(topology.nics.size(), "NIC"));
+  for (uint32_t n = 0; n < topology.nodes.size(); n++) {
+    std::vector<uint32_t> cpus;
+    for (const Core& core : topology.cores) {
+      if (core.node == n) cpus.push_back(core.os_cpu);
+    }
+    std::vector<std::string_view> nics;
+    for (const NicInfo& nic : topology.nics) {
+      if (nic.node == n) nics.push_back(nic.name);
+    }
+    std::sort(cpus.begin(), cpus.end());
+    const Node& node = topology.nodes[n];
+    text += fmt::format("  node {:<3} {:>8.1f} GiB   {:<9} {:<14} {}\n", node.os_node,
+                        static_cast<double>(node.memory_bytes) / (1ull << 30),
+                        plural(cpus.size(), "core"),
+                        cpus.empty() ? "" : fmt::format("(CPU {})", ranges(cpus)),
+                        nics.empty() ? "no NIC" : fmt::format("{}", fmt::join(nics, " ")));
+  }
+  return text;
+}
+
+}  // namespace phub::numa

@@ -1,0 +1,38 @@
+// What the control port asks of the server. HTTP is an adapter around this interface; the simulator
+// calls it directly.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "transport/messages.h"
+
+namespace phub {
+
+// Called exactly once, possibly later, on the control thread. It may outlive the request's
+// connection: the answer is then dropped.
+template <typename T>
+using Reply = std::function<void(Result<T>)>;
+
+// Control thread only. A call may answer before it returns. An Error thrown before the answer is
+// the answer.
+class ControlHandler {
+ public:
+  virtual ~ControlHandler() = default;
+  virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
+  virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
+  virtual void leave(const Credential& who, Reply<Done> reply) = 0;
+  virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
+  virtual void set_hyper(const Credential& who, const std::map<std::string, double>& values,
+                         Reply<Done> reply) = 0;
+  // A new offer (and ticket) for an incarnation whose data connection broke.
+  virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
+  virtual void log(const std::string& job, Reply<std::vector<LogRecord>> reply) = 0;
+  // DELETE /v1/jobs/{job}: everyone in it gets an error.
+  virtual void remove(const std::string& job, Reply<Done> reply) = 0;
+  virtual ServerStatus status() = 0;
+};
+
+}  // namespace phub

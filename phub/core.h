@@ -1,0 +1,53 @@
+// One core of the box: a thread, the jobs' chunks that it owns, and its mailboxes.
+//
+// step() is one pass and never blocks: production calls it in run(), the simulator calls it directly.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <stop_token>
+#include <vector>
+
+#include "phub/core_job.h"
+#include "phub/core_messages.h"
+
+namespace phub {
+
+class Core {
+ public:
+  explicit Core(uint32_t index);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // Control thread. False when the mailbox is full: try again later.
+  bool send(const CoreMessage& message);
+  bool receive(CoreReport& report) { return reports_.pop(report); }
+  void clear_report_fd();                          // before receiving, so that no report is missed
+  int report_fd() const { return report_fd_; }  // eventfd: readable when there are reports
+
+  // The core's thread.
+  bool step();
+  // Spins for `spin_us` when there is nothing to do, then sleeps until something comes.
+  void run(const std::stop_token& stop, int spin_us);
+  void wake();  // any thread: makes run() look at its stop token
+
+ private:
+  bool read_mailbox();
+  void handle(const CoreMessage& message);
+  bool forward_reports();
+  bool reply(CoreReport report, const CoreMessage& to);
+  void sleep();
+
+  const uint32_t index_;
+  int epoll_fd_ = -1;
+  int mailbox_fd_ = -1;
+  int report_fd_ = -1;
+  std::vector<CoreJob*> jobs_;
+  bool reported_ = false;  // since the last wake-up of the control thread
+  Mailbox<CoreMessage, 4096> mailbox_;
+  Mailbox<CoreReport, 8192> reports_;
+  alignas(64) std::atomic<bool> asleep_{false};
+};
+
+}  // namespace phub

@@ -1,0 +1,326 @@
+#include "phub/core_job.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+constexpr size_t kPollBatch = 256;   // arrivals taken in one pass
+constexpr size_t kChunkBatch = 8;    // chunks completed in one pass: 8 × 32 KiB × ranks, then others' turn
+
+constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
+
+}  // namespace
+
+bool CoreJob::step() {
+  pay();
+
+  std::array<Arrival, kPollBatch> arrivals;
+  const size_t n = endpoint_.poll(arrivals);
+  for (size_t i = 0; i < n; ++i) take(arrivals[i]);
+
+  size_t completed = 0;
+  while (completed < kChunkBatch && !ready_.empty() && complete(ready_.front())) ++completed;
+
+  if (n == 0 && completed == 0) return false;
+  endpoint_.flush();
+  return true;
+}
+
+void CoreJob::take(const Arrival& arrival) {
+  const uint32_t rank = arrival.qp;
+  Rank& from = ranks_[rank];
+  if (!from.attached || from.broken) return;
+  if (!arrival.ok) {
+    from.broken = true;
+    report(CoreReport::kBroken, rank, nullptr);
+    return;
+  }
+  const Imm imm = decode(arrival.imm);
+  if (imm.chunk >= chunks_.size()) return violation(rank, imm.chunk);
+  ++from.arrivals;
+  switch (imm.kind) {
+    case ImmKind::kData:
+    case ImmKind::kNull:
+      return take_gradient(rank, imm.chunk, imm);
+    case ImmKind::kInitial:
+      return take_initial(rank, imm.chunk, imm.round);
+    case ImmKind::kControl:
+      return violation(rank, imm.chunk);
+  }
+}
+
+void CoreJob::take_gradient(uint32_t rank, uint32_t index, const Imm& imm) {
+  CoreChunk& chunk = chunks_[index];
+  Rank& from = ranks_[rank];
+  if (chunk.round == 0 || chunk.round < from.first_round) return violation(rank, index);
+  if (imm.round != low8(chunk.round)) {
+    // Sent again after a reconnection: the round is complete and its result got lost on the way.
+    if (imm.round == low8(chunk.round - 1) && chunk.round > from.first_round) {
+      return send_result(rank, index);
+    }
+    return violation(rank, index);
+  }
+  if (has(arrived_bits_, index, rank)) return;  // a contribution counts once
+  const uint64_t bit = uint64_t{1} << (rank % 64);
+  arrived_bits_[index * words_ + rank / 64] |= bit;
+  if (imm.kind == ImmKind::kNull) null_bits_[index * words_ + rank / 64] |= bit;
+  ++chunk.arrived;
+  ++from.pending;
+  --chunk.missing;
+  check_ready(index);
+}
+
+// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two parts.
+void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
+  CoreChunk& chunk = chunks_[index];
+  const uint32_t parts = parameters_.gradient_dtype == kernels::DType::kF32 ? 1 : 2;
+  if (!parameters_.initial_broadcast || rank != 0 || part >= parts) return violation(rank, index);
+  if (chunk.round > 0) return send_result(rank, index);
+  if (part > chunk.initial_parts) return violation(rank, index);
+  if (part == chunk.initial_parts) {
+    const uint32_t half = parts == 1 ? chunk.elements : chunk.elements / 2;
+    const uint32_t begin = part == 0 ? 0 : half;
+    const uint32_t count = part == 0 ? half : chunk.elements - half;
+    const std::byte* slot =
+        ranks_[rank].slots + chunk.offset * kernels::bytes_of(parameters_.gradient_dtype);
+    std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
+    ++chunk.initial_parts;
+  }
+  if (chunk.initial_parts < parts) {
+    const Imm ack{index, part, ImmKind::kInitial};
+    if (!endpoint_.post(rank, {.imm = encode(ack)})) violation(rank, index);
+    return;
+  }
+  if (parameters_.parameter_dtype != kernels::DType::kF32) {
+    kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32,
+                     arrays_.results +
+                         chunk.offset * kernels::bytes_of(parameters_.parameter_dtype),
+                     parameters_.parameter_dtype, chunk.elements);
+  }
+  begin_round(index, 1);
+  write_back(index);
+}
+
+// The order of the ready heap: higher priority first, then the order of the keys.
+bool CoreJob::lower(uint32_t a, uint32_t b) const {
+  if (chunks_[a].priority != chunks_[b].priority) return chunks_[a].priority < chunks_[b].priority;
+  return a > b;
+}
+
+void CoreJob::check_ready(uint32_t index) {
+  CoreChunk& chunk = chunks_[index];
+  if (chunk.missing > 0 || chunk.arrived == 0 || chunk.queued || chunk.round == 0) return;
+  chunk.queued = true;
+  if (chunk.round >= hold_from_) {
+    held_.push_back(index);
+    return;
+  }
+  ready_.push_back(index);
+  std::push_heap(ready_.begin(), ready_.end(), [this](uint32_t a, uint32_t b) { return lower(a, b); });
+}
+
+// Completes the first chunk of the ready heap. False: it cannot be completed now.
+bool CoreJob::complete(uint32_t index) {
+  if (stopped_) return false;
+  CoreChunk& chunk = chunks_[index];
+  const bool ready = chunk.missing == 0 && chunk.arrived > 0;
+  const bool held = chunk.round >= hold_from_;
+  if (ready && !held && !reduce_and_optimize(chunk, index)) return false;
+
+  std::pop_heap(ready_.begin(), ready_.end(), [this](uint32_t a, uint32_t b) { return lower(a, b); });
+  ready_.pop_back();
+  chunk.queued = false;
+  if (!ready || held) {
+    check_ready(index);  // a boundary came in between
+    return true;
+  }
+  for (uint32_t w = 0; w < words_; ++w) {
+    for (uint64_t bits = arrived_bits_[index * words_ + w]; bits != 0; bits &= bits - 1) {
+      --ranks_[w * 64 + static_cast<uint32_t>(__builtin_ctzll(bits))].pending;
+    }
+  }
+  ++chunks_completed_;
+  begin_round(index, chunk.round + 1);
+  write_back(index);
+  return true;
+}
+
+// Slots with a gradient in them, in rank order.
+void CoreJob::gather(uint32_t index, const CoreChunk& chunk) {
+  const uint64_t slot_offset = chunk.offset * kernels::bytes_of(parameters_.gradient_dtype);
+  slots_.clear();
+  slot_ranks_.clear();
+  for (uint32_t w = 0; w < words_; ++w) {
+    const size_t word = size_t{index} * words_ + w;
+    for (uint64_t bits = arrived_bits_[word] & ~null_bits_[word]; bits != 0; bits &= bits - 1) {
+      const uint32_t rank = w * 64 + static_cast<uint32_t>(__builtin_ctzll(bits));
+      slots_.push_back(ranks_[rank].slots + slot_offset);
+      slot_ranks_.push_back(rank);
+    }
+  }
+}
+
+// One pass over every slot: sum in rank order into scratch that stays in cache, then the optimizer over
+// scratch, state and parameters.
+bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
+  if (parameters_.work == Work::kNone) return true;
+  gather(index, chunk);
+
+  std::byte* result =
+      arrays_.results + chunk.offset * kernels::bytes_of(parameters_.parameter_dtype);
+  const bool in_place = parameters_.optimizer == kernels::Optimizer::kNone &&
+                        parameters_.parameter_dtype == kernels::DType::kF32;
+  float* sum = in_place ? reinterpret_cast<float*>(result) : scratch_.data();
+
+  bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
+                             factor_of(chunk, chunk.arrived), sum, chunk.elements);
+  if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass &&
+      !resolve_nonfinite(chunk, chunk.arrived, sum)) {
+    return false;
+  }
+  if (in_place || parameters_.work == Work::kSumOnly) return true;
+
+  float* parameters = arrays_.parameters ? arrays_.parameters + chunk.offset : nullptr;
+  const bool separate = static_cast<void*>(parameters) != static_cast<void*>(result);
+  kernels::optimize(step_of(chunk), sum, parameters,
+                    arrays_.state0 ? arrays_.state0 + chunk.offset : nullptr,
+                    arrays_.state1 ? arrays_.state1 + chunk.offset : nullptr, chunk.elements,
+                    separate ? result : nullptr, parameters_.parameter_dtype, parameters_.store);
+  return true;
+}
+
+// A NaN or an infinity is in the sum. Stop: the job ends here, its parameters untouched. Exclude: the
+// ranks that sent it are left out of this chunk, which is recorded. False: the chunk cannot complete.
+bool CoreJob::resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* sum) {
+  if (reports_.size() + ranks_.size() + 1 > reports_.capacity()) return false;  // taken soon: again
+  const size_t reports_before = reports_.size();
+  for (;;) {
+    const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
+    if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
+      reports_.resize(reports_before);
+      stopped_ = true;
+      report(CoreReport::kNonFinite,
+             at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], &chunk);
+      return false;
+    }
+    report(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], &chunk);
+    slots_.erase(slots_.begin() + at);
+    slot_ranks_.erase(slot_ranks_.begin() + at);
+    --participants;
+    if (kernels::sum(slots_, parameters_.gradient_dtype, factor_of(chunk, participants), sum,
+                     chunk.elements)) {
+      return true;
+    }
+  }
+}
+
+void CoreJob::begin_round(uint32_t index, uint64_t round) {
+  CoreChunk& chunk = chunks_[index];
+  chunk.round = round;
+  chunk.arrived = 0;
+  chunk.missing = expected_in(round);
+  const size_t word = size_t{index} * words_;
+  std::fill_n(arrived_bits_.begin() + static_cast<ptrdiff_t>(word), words_, 0);
+  std::fill_n(null_bits_.begin() + static_cast<ptrdiff_t>(word), words_, 0);
+}
+
+void CoreJob::write_back(uint32_t index) {
+  for (uint32_t rank = 0; rank < attached_end_; ++rank) {
+    if (ranks_[rank].attached) send_result(rank, index);
+  }
+}
+
+void CoreJob::send_result(uint32_t rank, uint32_t index) {
+  const CoreChunk& chunk = chunks_[index];
+  const Rank& to = ranks_[rank];
+  const uint64_t completed = chunk.round - 1;
+  if (to.broken || completed < to.results_from || to.results_from == kNever) return;
+  const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
+  const Imm imm{index, low8(completed), ImmKind::kData};
+  const Write write{.local_offset = chunk.offset * element,
+                    .remote_offset = chunk.offset * element,
+                    .bytes = static_cast<uint32_t>(chunk.elements * element),
+                    .imm = encode(imm)};
+  if (owed_count_[rank] > 0 || !endpoint_.post(rank, write)) owe(rank, index);
+}
+
+void CoreJob::owe(uint32_t rank, uint32_t index) {
+  const size_t words = (chunks_.size() + 63) / 64;
+  uint64_t& word = owed_bits_[rank * words + index / 64];
+  const uint64_t bit = uint64_t{1} << (index % 64);
+  if (word & bit) return;
+  word |= bit;
+  ++owed_count_[rank];
+  ++owed_total_;
+}
+
+// Posts results that found a full queue, as far as there is room now.
+void CoreJob::pay() {
+  if (owed_total_ == 0) return;
+  const size_t words = (chunks_.size() + 63) / 64;
+  bool posted = false;
+  for (uint32_t rank = 0; rank < attached_end_; ++rank) {
+    if (owed_count_[rank] == 0 || ranks_[rank].broken) continue;
+    const uint32_t count = owed_count_[rank];
+    owed_count_[rank] = 0;
+    owed_total_ -= count;
+    for (size_t w = 0; w < words && owed_count_[rank] == 0; ++w) {
+      uint64_t bits = owed_bits_[rank * words + w];
+      while (bits != 0 && owed_count_[rank] == 0) {
+        const uint32_t bit = static_cast<uint32_t>(__builtin_ctzll(bits));
+        bits &= bits - 1;
+        owed_bits_[rank * words + w] &= ~(uint64_t{1} << bit);
+        send_result(rank, static_cast<uint32_t>(w * 64 + bit));  // may owe() it again
+        posted = true;
+      }
+    }
+    uint32_t left = 0;
+    for (size_t w = 0; w < words; ++w) {
+      left += static_cast<uint32_t>(__builtin_popcountll(owed_bits_[rank * words + w]));
+    }
+    owed_total_ += left - owed_count_[rank];
+    owed_count_[rank] = left;
+  }
+  if (posted) endpoint_.flush();
+}
+
+const HyperVersion& CoreJob::hyper_of(uint64_t round) const {
+  auto after = std::upper_bound(
+      hyper_->begin(), hyper_->end(), round,
+      [](uint64_t r, const HyperVersion& version) { return r < version.from_round; });
+  return *std::prev(after);  // the first version is from round 0
+}
+
+const kernels::Step& CoreJob::step_of(const CoreChunk& chunk) {
+  CachedStep& cached = steps_[chunk.hyper_class];
+  if (cached.round != chunk.round) {
+    cached.round = chunk.round;
+    cached.step = kernels::make_step(parameters_.optimizer,
+                                     hyper_of(chunk.round).classes[chunk.hyper_class], chunk.round);
+  }
+  return cached.step;
+}
+
+float CoreJob::factor_of(const CoreChunk& chunk, uint32_t participants) {
+  const double scale = hyper_of(chunk.round).classes[chunk.hyper_class].grad_scale;
+  return static_cast<float>(1.0 / (scale * (parameters_.mean ? participants : 1)));
+}
+
+bool CoreJob::has(const std::vector<uint64_t>& bits, uint32_t chunk, uint32_t rank) const {
+  return (bits[size_t{chunk} * words_ + rank / 64] >> (rank % 64)) & 1;
+}
+
+uint32_t CoreJob::expected_in(uint64_t round) const {
+  if (round >= expected_from_) return expected_count_;
+  return static_cast<uint32_t>(
+      std::count_if(ranks_.begin(), ranks_.end(), [round](const Rank& r) {
+        return r.first_round != kNever && r.first_round <= round;
+      }));
+}
+
+}  // namespace phub

@@ -1,0 +1,163 @@
+// What one core does for one job: the chunks that it owns, from arrival to write back.
+//
+// Made by the control thread, then owned by the core's thread until it reports kRemoved. Nothing here
+// allocates after construction; no system calls but the endpoint's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "phub/core_messages.h"
+#include "transport/nic.h"
+#include "transport/wire.h"
+
+namespace phub {
+
+enum class OnNonFinite : uint8_t { kStop, kExclude, kPass };
+enum class Work : uint8_t { kAll, kSumOnly, kNone };  // less than all: only to measure the tax
+
+// The same on every core of a job.
+struct JobParameters {
+  uint32_t max_ranks = 1;
+  kernels::DType gradient_dtype = kernels::DType::kF32;
+  kernels::DType parameter_dtype = kernels::DType::kF32;
+  kernels::Optimizer optimizer = kernels::Optimizer::kNone;
+  bool mean = false;
+  bool initial_broadcast = false;
+  OnNonFinite on_nonfinite = OnNonFinite::kStop;
+  Work work = Work::kAll;
+  bool slots_belong_to_worker = false;
+  kernels::Store store = kernels::Store::kCached;
+};
+
+// Arrays of the whole job, in the plan's layout (offsets in elements); a core touches only its chunks.
+struct JobArrays {
+  std::byte* results = nullptr;  // parameter_dtype; what is written back
+  float* parameters = nullptr;   // f32; the same memory as results when parameter_dtype is f32
+  float* state0 = nullptr;
+  float* state1 = nullptr;
+};
+
+struct CoreChunk {
+  uint64_t round = 0;       // in progress; 0: initial parameters are awaited
+  uint64_t offset = 0;      // in the job's layout, elements
+  uint32_t elements = 0;
+  uint32_t missing = 0;     // ranks expected in this round and not here yet
+  uint32_t arrived = 0;     // contributions here, null ones included
+  uint32_t id = 0;          // in the plan
+  int32_t priority = 0;
+  uint16_t hyper_class = 0;
+  uint8_t initial_parts = 0;  // parts of the initial parameters taken so far
+  bool queued = false;        // in the ready or the held list
+};
+
+class CoreJob {
+ public:
+  // `chunks` in the order of their index within the core's queue. `hyper` outlives the core job or is
+  // replaced by a boundary. The ranks in `expected` take part from round 1 on.
+  CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
+          std::vector<CoreChunk> chunks, Endpoint& endpoint,
+          const std::vector<HyperVersion>* hyper, std::span<const uint32_t> expected);
+
+  // One pass: takes arrivals, completes up to a batch of chunks, writes back. True if anything moved.
+  bool step();
+
+  // Control, as decoded from the mailbox. Reports go to `reports` of the core.
+  CoreReport hold();
+  void commit(const Boundary& boundary);
+  void probe(Probe& out) const;
+  void detach(uint32_t rank);
+  void attach(uint32_t rank, uint32_t incarnation);
+
+  // Reports of this job that are waiting to be taken by the core (at most one per kind and rank, plus
+  // exclusions, which hold up their chunk until taken).
+  bool next_report(CoreReport& out);
+
+  // Before sleeping: arms the endpoint so that it wakes when a chunk may become complete.
+  bool arm();
+  void disarm() { endpoint_.disarm(); }
+  int wake_fd() const { return endpoint_.wake_fd(); }
+
+  uint32_t core() const { return core_; }
+  bool owes() const { return owed_total_ > 0; }  // results that wait for room in a queue
+
+ private:
+  struct Rank {
+    uint64_t first_round = kNever;   // expected from this round on; kNever: not at all
+    uint64_t results_from = kNever;  // gets the results of this round and later ones
+    uint64_t arrivals = 0;
+    const std::byte* slots = nullptr;
+    uint32_t incarnation = 0;
+    uint32_t pending = 0;  // contributions in chunks that are not complete
+    bool attached = false;
+    bool broken = false;
+  };
+
+  bool has(const std::vector<uint64_t>& bits, uint32_t chunk, uint32_t rank) const;
+  void take(const Arrival& arrival);
+  void take_gradient(uint32_t rank, uint32_t index, const Imm& imm);
+  void take_initial(uint32_t rank, uint32_t index, uint32_t part);
+  void violation(uint32_t rank, uint32_t index);
+  void begin_round(uint32_t index, uint64_t round);
+  void check_ready(uint32_t index);
+  bool complete(uint32_t index);
+  bool reduce_and_optimize(CoreChunk& chunk, uint32_t index);
+  void gather(uint32_t index, const CoreChunk& chunk);
+  bool lower(uint32_t a, uint32_t b) const;
+  bool resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* sum);
+  void write_back(uint32_t index);
+  void send_result(uint32_t rank, uint32_t index);
+  void owe(uint32_t rank, uint32_t index);
+  void pay();
+  const kernels::Step& step_of(const CoreChunk& chunk);
+  float factor_of(const CoreChunk& chunk, uint32_t participants);
+  const HyperVersion& hyper_of(uint64_t round) const;
+  void lose(const Boundary::Lost& lost);
+  void admit(const Boundary::Admitted& admitted);
+  uint32_t expected_in(uint64_t round) const;
+  void report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk);
+  void recount_expected();
+
+  // Hot: one line each of what step() touches.
+  Endpoint& endpoint_;
+  const JobParameters parameters_;
+  const JobArrays arrays_;
+  std::vector<CoreChunk> chunks_;
+  std::vector<uint64_t> arrived_bits_;  // [chunk][words_]
+  std::vector<uint64_t> null_bits_;
+  std::vector<Rank> ranks_;
+  std::vector<uint32_t> ready_;         // heap: highest priority, then lowest index, first
+  std::vector<const void*> slots_;      // of the chunk being summed, in rank order
+  std::vector<uint32_t> slot_ranks_;
+  std::vector<float> scratch_;
+  uint32_t words_ = 1;
+  uint32_t attached_end_ = 0;           // one past the highest attached rank
+  uint32_t expected_count_ = 0;
+  uint64_t expected_from_ = 0;          // from this round on, expected_count_ ranks are expected
+  uint64_t hold_from_ = kNever;
+  bool stopped_ = false;                // a NaN under policy stop: nothing completes any more
+
+  // Cold.
+  uint32_t core_ = 0;
+  const std::vector<HyperVersion>* hyper_;
+  struct CachedStep {
+    uint64_t round = kNever;
+    kernels::Step step;
+    double grad_scale = 1;
+  };
+  std::vector<CachedStep> steps_;       // per key class
+  std::vector<uint32_t> held_;
+  std::vector<uint64_t> owed_bits_;     // [rank][chunk word]: results that could not be posted yet
+  std::vector<uint32_t> owed_count_;
+  uint64_t owed_total_ = 0;
+  std::vector<CoreReport> reports_;     // fixed capacity
+  std::vector<uint32_t> wake_after_;
+  std::vector<uint64_t> expected_bits_;
+  uint64_t chunks_completed_ = 0;
+  bool settled_ = false;  // every chunk is past the latest change of who is expected
+};
+
+}  // namespace phub

@@ -1,0 +1,221 @@
+// CoreJob's cold side: construction, boundaries, reports, sleeping.
+#include <algorithm>
+#include <utility>
+
+#include "phub/core_job.h"
+#include "transport/error.h"
+
+namespace phub {
+
+CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
+                 std::vector<CoreChunk> chunks, Endpoint& endpoint,
+                 const std::vector<HyperVersion>* hyper, std::span<const uint32_t> expected)
+    : endpoint_(endpoint),
+      parameters_(parameters),
+      arrays_(arrays),
+      chunks_(std::move(chunks)),
+      ranks_(parameters.max_ranks),
+      words_((parameters.max_ranks + 63) / 64),
+      core_(core),
+      hyper_(hyper) {
+  const size_t n = chunks_.size();
+  arrived_bits_.assign(n * words_, 0);
+  null_bits_.assign(n * words_, 0);
+  ready_.reserve(n);
+  held_.reserve(n);
+  slots_.reserve(parameters_.max_ranks);
+  slot_ranks_.reserve(parameters_.max_ranks);
+  owed_bits_.assign(((n + 63) / 64) * parameters_.max_ranks, 0);
+  owed_count_.assign(parameters_.max_ranks, 0);
+  reports_.reserve(3 * size_t{parameters_.max_ranks} + 64);
+  wake_after_.assign(parameters_.max_ranks, 0);
+  steps_.resize(hyper_->front().classes.size());
+  uint32_t largest = 0;
+  for (const CoreChunk& chunk : chunks_) largest = std::max(largest, chunk.elements);
+  scratch_.resize(largest);
+  for (uint32_t rank : expected) ranks_[rank].first_round = 1;
+  recount_expected();
+  for (uint32_t i = 0; i < n; ++i) begin_round(i, parameters_.initial_broadcast ? 0 : 1);
+}
+
+void CoreJob::recount_expected() {
+  expected_count_ = 0;
+  expected_from_ = 0;
+  settled_ = false;
+  expected_bits_.assign(words_, 0);
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].first_round == kNever) continue;
+    ++expected_count_;
+    expected_from_ = std::max(expected_from_, ranks_[r].first_round);
+    expected_bits_[r / 64] |= uint64_t{1} << (r % 64);
+  }
+}
+
+CoreReport CoreJob::hold() {
+  CoreReport held{.type = CoreReport::kHeld};
+  held.min_round = chunks_.empty() ? kNever : chunks_.front().round;
+  for (const CoreChunk& chunk : chunks_) {
+    held.round = std::max(held.round, chunk.round);
+    held.min_round = std::min(held.min_round, chunk.round);
+    if (chunk.arrived > 0) held.started = std::max(held.started, chunk.round);
+  }
+  hold_from_ = held.round;
+  return held;
+}
+
+void CoreJob::commit(const Boundary& boundary) {
+  for (const Boundary::Lost& lost : boundary.lost) lose(lost);
+  for (uint32_t rank : boundary.forgotten) lose({.rank = rank});
+  for (const Boundary::Admitted& admitted : boundary.admitted) admit(admitted);
+  if (boundary.hyper) {
+    hyper_ = boundary.hyper;
+    for (CachedStep& cached : steps_) cached.round = kNever;
+  }
+  hold_from_ = kNever;
+  for (uint32_t index : held_) chunks_[index].queued = false;
+  held_.clear();
+  for (uint32_t i = 0; i < chunks_.size(); ++i) check_ready(i);
+}
+
+// The rank's contributions that can still be relied on stay; it is not waited for any more, unless the
+// job pauses for it.
+void CoreJob::lose(const Boundary::Lost& lost) {
+  Rank& rank = ranks_[lost.rank];
+  endpoint_.detach(lost.rank);
+  const uint64_t first_round = std::exchange(rank.first_round, lost.expected_again);
+  const uint64_t bit = uint64_t{1} << (lost.rank % 64);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    CoreChunk& chunk = chunks_[i];
+    if (lost.rank == 0 && chunk.round == 0) chunk.initial_parts = 0;
+    const size_t word = size_t{i} * words_ + lost.rank / 64;
+    bool took_part = has(arrived_bits_, i, lost.rank);
+    const bool was_expected = first_round <= chunk.round;
+    const bool is_expected = rank.first_round <= chunk.round;
+    if (took_part && parameters_.slots_belong_to_worker && !(null_bits_[word] & bit)) {
+      arrived_bits_[word] &= ~bit;
+      --chunk.arrived;
+      took_part = false;
+      if (is_expected) ++chunk.missing;
+    } else if (!took_part && chunk.round > 0) {
+      chunk.missing += is_expected;
+      chunk.missing -= was_expected;
+    }
+    if (!lost.last_rounds.empty()) {
+      const uint64_t last = took_part ? chunk.round : chunk.round == 0 ? 0 : chunk.round - 1;
+      lost.last_rounds[chunk.id] = last >= first_round ? last : 0;
+    }
+  }
+  const size_t words = (chunks_.size() + 63) / 64;
+  std::fill_n(owed_bits_.begin() + static_cast<ptrdiff_t>(lost.rank * words), words, 0);
+  owed_total_ -= std::exchange(owed_count_[lost.rank], 0);
+  rank.results_from = kNever;
+  rank.attached = false;
+  rank.broken = false;
+  rank.pending = 0;
+  for (uint32_t i = 0; i < chunks_.size(); ++i) rank.pending += has(arrived_bits_, i, lost.rank);
+  recount_expected();
+}
+
+void CoreJob::admit(const Boundary::Admitted& admitted) {
+  Rank& rank = ranks_[admitted.rank];
+  const uint64_t expected_before = std::exchange(rank.first_round, admitted.first_round);
+  rank.results_from = admitted.first_round - 1;
+  rank.slots = admitted.slots.data();
+  attach(admitted.rank, admitted.incarnation);
+  recount_expected();
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    CoreChunk& chunk = chunks_[i];
+    if (chunk.round == 0) continue;
+    if (!has(arrived_bits_, i, admitted.rank)) {
+      chunk.missing += rank.first_round <= chunk.round;
+      chunk.missing -= expected_before <= chunk.round;
+    }
+    send_result(admitted.rank, i);  // of the round before, where that is complete
+  }
+  endpoint_.flush();
+}
+
+void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
+  endpoint_.attach(rank, incarnation);
+  ranks_[rank].incarnation = incarnation;
+  ranks_[rank].attached = true;
+  ranks_[rank].broken = false;
+  attached_end_ = std::max(attached_end_, rank + 1);
+}
+
+void CoreJob::detach(uint32_t rank) {
+  endpoint_.detach(rank);
+  ranks_[rank].attached = false;
+}
+
+void CoreJob::probe(Probe& out) const {
+  out.min_round = kNever;
+  out.chunks_completed = chunks_completed_;
+  std::fill(out.waited_for.begin(), out.waited_for.end(), 0);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    const CoreChunk& chunk = chunks_[i];
+    out.min_round = std::min(out.min_round, chunk.round);
+    if (chunk.arrived == 0 || chunk.missing == 0) continue;
+    if (chunk.round >= expected_from_) {
+      for (uint32_t w = 0; w < words_; ++w) {
+        out.waited_for[w] |= expected_bits_[w] & ~arrived_bits_[size_t{i} * words_ + w];
+      }
+      continue;
+    }
+    for (uint32_t r = 0; r < ranks_.size(); ++r) {
+      if (ranks_[r].first_round <= chunk.round && !has(arrived_bits_, i, r)) {
+        out.waited_for[r / 64] |= uint64_t{1} << (r % 64);
+      }
+    }
+  }
+  for (uint32_t r = 0; r < ranks_.size(); ++r) out.arrivals[r] = ranks_[r].arrivals;
+}
+
+void CoreJob::violation(uint32_t rank, uint32_t index) {
+  if (ranks_[rank].broken) return;
+  ranks_[rank].broken = true;
+  report(CoreReport::kViolation, rank, index < chunks_.size() ? &chunks_[index] : nullptr);
+}
+
+void CoreJob::report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk) {
+  PHUB_CHECK(reports_.size() < reports_.capacity());
+  reports_.push_back({.type = type,
+                      .core = core_,
+                      .job = this,
+                      .rank = rank,
+                      .incarnation = rank < ranks_.size() ? ranks_[rank].incarnation : 0,
+                      .chunk = chunk ? chunk->id : 0,
+                      .round = chunk ? chunk->round : 0});
+}
+
+bool CoreJob::next_report(CoreReport& out) {
+  if (reports_.empty()) return false;
+  out = reports_.front();
+  reports_.erase(reports_.begin());
+  return true;
+}
+
+bool CoreJob::arm() {
+  if ((!ready_.empty() && !stopped_) || !reports_.empty()) return false;
+  // While some rank has sent nothing that is still open, no chunk can complete without it: its first
+  // arrival is early enough to wake for. With lock-step workers that is one wake-up a round, not one per
+  // rank.
+  if (!settled_) {
+    const uint64_t from = std::max<uint64_t>(expected_from_, 1);
+    settled_ = std::all_of(chunks_.begin(), chunks_.end(),
+                           [from](const CoreChunk& chunk) { return chunk.round >= from; });
+  }
+  uint32_t only = CoreReport::kNoRank;
+  if (settled_ && !stopped_) {
+    for (uint32_t r = 0; r < attached_end_ && only == CoreReport::kNoRank; ++r) {
+      const Rank& rank = ranks_[r];
+      if (rank.attached && !rank.broken && rank.first_round != kNever && rank.pending == 0) only = r;
+    }
+  }
+  for (uint32_t r = 0; r < wake_after_.size(); ++r) {
+    wake_after_[r] = only == CoreReport::kNoRank || only == r;
+  }
+  return endpoint_.arm(wake_after_);
+}
+
+}  // namespace phub

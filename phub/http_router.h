@@ -1,0 +1,48 @@
+// From a complete HTTP request to a call of the ControlHandler, and from its result to an answer.
+// No sockets here. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "phub/control_handler.h"
+
+namespace phub {
+
+struct HttpRequest {
+  std::string method;
+  std::string target;
+  std::string authorization;  // the header's value; never shown in an answer or a log
+  std::string body;
+};
+struct HttpResponse {
+  unsigned status = 200;
+  std::string body;
+  std::string_view content_type = "application/json";
+  std::string_view allow;  // methods, with status 405
+};
+
+// For documentation and its test.
+struct RouteInfo {
+  std::string_view method;
+  std::string_view pattern;  // "/v1/jobs/{job}/join"
+};
+std::span<const RouteInfo> http_routes();
+
+inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
+inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 10;  // everything else
+
+// The most bytes that the body of such a request may have; known before any of it is read.
+uint64_t body_limit(std::string_view method, std::string_view target);
+
+// {"error": …, "message": …} with the HTTP status that fits the code.
+HttpResponse error_response(ErrorCode code, std::string_view message);
+HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
+
+// Calls `reply` exactly once, possibly later.
+void route(HttpRequest request, ControlHandler& handler, std::function<void(HttpResponse)> reply);
+
+}  // namespace phub

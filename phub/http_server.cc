@@ -1,0 +1,186 @@
+#include "phub/http_server.h"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <utility>
+
+#include "phub/http_session.h"
+#include "transport/messages_json.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+constexpr auto kPauseWithoutDescriptors = std::chrono::milliseconds(100);
+
+// Sent without waiting to a connection that is one too many.
+const std::string& too_many_connections() {
+  static const std::string text = [] {
+    const std::string body = error_json(ErrorCode::kUnavailable, "too many connections; try again");
+    return fmt::format(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        "Content-Length: {}\r\nConnection: close\r\n\r\n{}",
+        body.size(), body);
+  }();
+  return text;
+}
+
+std::vector<tcp::endpoint> resolve(asio::io_context& context, const std::string& text) {
+  const HostPort address = parse_host_port(text);
+  if (address.host.empty()) {
+    return {tcp::endpoint(tcp::v4(), address.port), tcp::endpoint(tcp::v6(), address.port)};
+  }
+  error_code error;
+  tcp::resolver resolver(context);
+  const auto results =
+      resolver.resolve(address.host, std::to_string(address.port), tcp::resolver::passive, error);
+  if (error) {
+    fail(ErrorCode::kUnavailable, "cannot listen on {}: {}: {}", text, address.host,
+         error.message());
+  }
+  std::vector<tcp::endpoint> endpoints;
+  for (const auto& result : results) endpoints.push_back(result.endpoint());
+  return endpoints;
+}
+
+std::string describe(const tcp::endpoint& endpoint) {
+  return format_host_port(endpoint.address().to_string(), endpoint.port());
+}
+
+// Every address of this machine includes IPv6 only where there is IPv6.
+bool may_be_skipped(const std::string& text, const tcp::endpoint& endpoint,
+                    const error_code& error) {
+  return parse_host_port(text).host.empty() && endpoint.address().is_v6() &&
+         (error == asio::error::address_family_not_supported || error.value() == EADDRNOTAVAIL);
+}
+
+[[noreturn]] void refuse(const tcp::endpoint& endpoint, const error_code& error) {
+  const std::string host = endpoint.address().to_string();
+  if (error == asio::error::address_in_use) {
+    fail(ErrorCode::kTaken,
+         "port {} on {} is in use; stop the program that has it, or listen elsewhere with --listen "
+         "{} (0 takes a free port)",
+         endpoint.port(), host, format_host_port(host, 0));
+  }
+  if (error == asio::error::access_denied) {
+    fail(ErrorCode::kUnavailable,
+         "port {} on {} is not permitted; ports below 1024 need privileges", endpoint.port(), host);
+  }
+  if (error.value() == EADDRNOTAVAIL) {
+    fail(ErrorCode::kUnavailable,
+         "cannot listen on {}: no interface of this machine has that address", describe(endpoint));
+  }
+  fail(ErrorCode::kUnavailable, "cannot listen on {}: {}", describe(endpoint), error.message());
+}
+
+}  // namespace
+
+class HttpServer::Shared : public HttpShared, public std::enable_shared_from_this<Shared> {
+ public:
+  explicit Shared(asio::io_context& context) : context_(context), retry_(context) {}
+
+  void listen(const std::string& text) {
+    uint16_t taken = 0;  // with port 0, all addresses of one name get the same port
+    for (tcp::endpoint endpoint : resolve(context_, text)) {
+      if (endpoint.port() == 0) endpoint.port(taken);
+      tcp::acceptor acceptor(context_);
+      error_code error;
+      open(acceptor, endpoint, error);
+      if (error && may_be_skipped(text, endpoint, error)) continue;
+      if (error) refuse(endpoint, error);
+      taken = acceptor.local_endpoint().port();
+      acceptors_.push_back(std::move(acceptor));
+    }
+  }
+
+  void start() {
+    for (size_t i = 0; i < acceptors_.size(); ++i) accept(i);
+  }
+
+  std::vector<std::string> addresses() const {
+    std::vector<std::string> out;
+    for (const auto& acceptor : acceptors_) out.push_back(describe(acceptor.local_endpoint()));
+    return out;
+  }
+
+  void stop() {
+    handler = nullptr;
+    error_code ignored;
+    for (auto& acceptor : acceptors_) acceptor.close(ignored);
+    retry_.cancel();
+    // A closed session may go, and takes itself out of the set.
+    std::vector<std::shared_ptr<HttpSession>> open;
+    for (HttpSession* session : sessions) open.push_back(session->shared_from_this());
+    for (const auto& session : open) session->close();
+  }
+
+ private:
+  static void open(tcp::acceptor& acceptor, const tcp::endpoint& endpoint, error_code& error) {
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error && endpoint.address().is_v6()) {
+      acceptor.set_option(asio::ip::v6_only(true), error);
+    }
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  }
+
+  void accept(size_t i) {
+    acceptors_[i].async_accept(
+        [this, i, self = shared_from_this()](const error_code& error, tcp::socket socket) {
+          if (handler == nullptr) return;
+          if (!error) {
+            serve(std::move(socket));
+            return accept(i);
+          }
+          // Out of descriptors, mostly: others will be given back.
+          retry_.expires_after(kPauseWithoutDescriptors);
+          retry_.async_wait([this, i, self](const error_code&) {
+            if (handler != nullptr) accept(i);
+          });
+        });
+  }
+
+  void serve(tcp::socket socket) {
+    error_code ignored;
+    if (sessions.size() >= options.max_connections) {
+      socket.non_blocking(true, ignored);
+      socket.write_some(asio::buffer(too_many_connections()), ignored);
+      socket.shutdown(tcp::socket::shutdown_both, ignored);
+      return;
+    }
+    socket.set_option(tcp::no_delay(true), ignored);
+    socket.set_option(asio::socket_base::keep_alive(true), ignored);
+    std::make_shared<HttpSession>(std::move(socket), shared_from_this())->start();
+  }
+
+  asio::io_context& context_;
+  std::vector<tcp::acceptor> acceptors_;
+  asio::steady_timer retry_;
+};
+
+HttpServer::HttpServer(asio::io_context& context, ControlHandler& handler, HttpOptions options)
+    : shared_(std::make_shared<Shared>(context)) {
+  if (options.listen.empty()) fail(ErrorCode::kInvalid, "there is no address to listen on");
+  shared_->handler = &handler;
+  shared_->options = std::move(options);
+  for (const std::string& text : shared_->options.listen) shared_->listen(text);
+  shared_->start();
+}
+
+HttpServer::~HttpServer() { stop(); }
+
+void HttpServer::stop() { shared_->stop(); }
+
+std::vector<std::string> HttpServer::addresses() const { return shared_->addresses(); }
+
+size_t HttpServer::connections() const { return shared_->sessions.size(); }
+
+}  // namespace phub

@@ -1,0 +1,234 @@
+#include "phub/http_session.h"
+
+#include <sys/socket.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/core/bind_handler.hpp>
+#include <chrono>
+#include <utility>
+
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+
+constexpr size_t kReadBytes = 4096;
+constexpr size_t kMaxBufferBytes = 64u << 10;  // of one connection, besides its request's body
+constexpr uint64_t kMaxDiscardedBytes = 4u << 20;
+constexpr uint64_t kFreeBodyBytes = 4096;  // not counted as long
+constexpr auto kLinger = std::chrono::seconds(2);
+
+std::string to_string(beast::string_view text) { return {text.data(), text.size()}; }
+
+}  // namespace
+
+HttpSession::HttpSession(tcp::socket socket, std::shared_ptr<HttpShared> shared)
+    : shared_(std::move(shared)), stream_(std::move(socket)), buffer_(kMaxBufferBytes) {
+  shared_->sessions.insert(this);
+}
+
+HttpSession::~HttpSession() {
+  release_body();
+  shared_->sessions.erase(this);
+}
+
+void HttpSession::close() {
+  const auto self = std::move(self_);
+  waiting_ = false;
+  stream_.close();
+}
+
+// The first byte of a request may take its time, except on a new connection; the rest may not.
+void HttpSession::await_request() {
+  if (buffer_.size() > 0) return read_header();
+  buffer_.shrink_to_fit();
+  const auto& options = shared_->options;
+  stream_.expires_after(
+      std::chrono::milliseconds(fresh_ ? options.request_timeout_ms : options.idle_timeout_ms));
+  fresh_ = false;
+  stream_.async_read_some(buffer_.prepare(kReadBytes),
+                          [self = shared_from_this()](const SystemError& error, size_t bytes) {
+                            if (error) return self->close();
+                            self->buffer_.commit(bytes);
+                            self->read_header();
+                          });
+}
+
+void HttpSession::read_header() {
+  stream_.expires_after(std::chrono::milliseconds(shared_->options.request_timeout_ms));
+  parser_.emplace();
+  parser_->header_limit(shared_->options.max_header_bytes);
+  parser_->body_limit(kMaxJoinBytes);
+  http::async_read_header(
+      stream_, buffer_, *parser_,
+      [self = shared_from_this()](const SystemError& error, size_t) { self->on_header(error); });
+}
+
+void HttpSession::on_header(const SystemError& error) {
+  if (error) return refuse_malformed(error);
+  const Message& message = parser_->get();
+  if (parser_->chunked()) {
+    return refuse(411, ErrorCode::kInvalid, "a body needs a Content-Length, not chunks");
+  }
+  const uint64_t bytes = parser_->content_length().value_or(0);
+  const uint64_t limit =
+      body_limit(to_string(message.method_string()), to_string(message.target()));
+  if (bytes > limit) {
+    return refuse(413, ErrorCode::kInvalid,
+                  fmt::format("the body has {} bytes; here it may have {}", bytes, limit));
+  }
+  if (bytes > kFreeBodyBytes) {
+    if (bytes > shared_->options.max_long_body_bytes - shared_->long_body_bytes) {
+      return refuse(503, ErrorCode::kUnavailable,
+                    "too many long requests at the same time; try again in a second");
+    }
+    body_charge_ = bytes;
+    shared_->long_body_bytes += bytes;
+  }
+  if (bytes == 0 || !beast::iequals(message[http::field::expect], "100-continue")) {
+    return read_body();
+  }
+  response_.emplace(http::status::continue_, 11);
+  http::async_write(stream_, *response_,
+                    [self = shared_from_this()](const SystemError& failed, size_t) {
+                      if (failed) return self->close();
+                      self->read_body();
+                    });
+}
+
+void HttpSession::read_body() {
+  http::async_read(
+      stream_, buffer_, *parser_,
+      [self = shared_from_this()](const SystemError& error, size_t) { self->on_body(error); });
+}
+
+void HttpSession::on_body(const SystemError& error) {
+  if (error) return refuse_malformed(error);
+  stream_.expires_never();
+  if (shared_->handler == nullptr) return close();
+  dispatch();
+}
+
+void HttpSession::dispatch() {
+  Message message = parser_->release();
+  parser_.reset();
+  const bool keep_alive = message.keep_alive();
+  HttpRequest request{to_string(message.method_string()), to_string(message.target()),
+                      to_string(message[http::field::authorization]), std::move(message.body())};
+  waiting_ = true;
+  self_ = shared_from_this();
+  // The handler may keep the answer's function for long, and longer than this connection lives.
+  route(std::move(request), *shared_->handler,
+        [weak = weak_from_this(), keep_alive](HttpResponse response) {
+          const auto self = weak.lock();
+          if (self && self->waiting_) self->respond(std::move(response), keep_alive);
+        });
+  release_body();
+  if (shared_->options.after_request) shared_->options.after_request();
+  if (waiting_) watch();
+}
+
+// The socket becomes readable when the client closes it, or sends its next request ahead of the
+// answer: then its end is noticed at the answer.
+void HttpSession::watch() {
+  stream_.socket().async_wait(
+      tcp::socket::wait_read, [self = shared_from_this()](const SystemError& error) {
+        if (error || !self->waiting_) return;
+        char byte = 0;
+        const ssize_t got =
+            recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) self->close();
+      });
+}
+
+void HttpSession::respond(HttpResponse response, bool keep_alive) {
+  const auto self = shared_from_this();
+  self_.reset();
+  waiting_ = false;
+  response_.emplace(static_cast<http::status>(response.status), 11);
+  response_->set(http::field::server, "phub");
+  response_->set(http::field::content_type,
+                 beast::string_view(response.content_type.data(), response.content_type.size()));
+  response_->set(http::field::cache_control, "no-store");
+  if (response.status == 401) response_->set(http::field::www_authenticate, "Bearer");
+  if (!response.allow.empty()) {
+    response_->set(http::field::allow,
+                   beast::string_view(response.allow.data(), response.allow.size()));
+  }
+  response_->keep_alive(keep_alive);
+  response_->body() = std::move(response.body);
+  response_->prepare_payload();
+  stream_.expires_after(std::chrono::milliseconds(shared_->options.request_timeout_ms));
+  http::async_write(stream_, *response_, [self, keep_alive](const SystemError& error, size_t) {
+    self->on_written(error, keep_alive);
+  });
+}
+
+void HttpSession::on_written(const SystemError& error, bool keep_alive) {
+  response_.reset();
+  if (error || shared_->handler == nullptr) return close();
+  if (keep_alive) return await_request();
+  linger();
+}
+
+// Closing with unread bytes would reset the connection, and the client might never see the answer:
+// what it still sends is thrown away for a while.
+void HttpSession::linger() {
+  SystemError ignored;
+  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  stream_.expires_after(kLinger);
+  buffer_.clear();
+  discard();
+}
+
+void HttpSession::discard() {
+  stream_.async_read_some(buffer_.prepare(kMaxBufferBytes),
+                          [self = shared_from_this()](const SystemError& error, size_t bytes) {
+                            self->discarded_bytes_ += bytes;
+                            if (error || self->discarded_bytes_ > kMaxDiscardedBytes) {
+                              return self->close();
+                            }
+                            self->discard();
+                          });
+}
+
+void HttpSession::refuse(unsigned status, ErrorCode code, std::string_view message) {
+  release_body();
+  parser_.reset();
+  respond(error_response(status, code, message), false);
+}
+
+void HttpSession::refuse_malformed(const SystemError& error) {
+  const auto& options = shared_->options;
+  if (error == beast::error::timeout) {
+    // The stream is closed by its timer; there is nobody to answer to.
+    return close();
+  }
+  if (error == http::error::header_limit || error == http::error::buffer_overflow) {
+    return refuse(431, ErrorCode::kInvalid,
+                  fmt::format("the header has more than {} bytes", options.max_header_bytes));
+  }
+  if (error == http::error::body_limit) {
+    return refuse(413, ErrorCode::kInvalid,
+                  fmt::format("no body may have more than {} bytes", kMaxJoinBytes));
+  }
+  const bool is_parse_error =
+      error.category() == http::make_error_code(http::error::bad_method).category();
+  if (!is_parse_error || error == http::error::end_of_stream ||
+      error == http::error::partial_message) {
+    return close();
+  }
+  refuse(400, ErrorCode::kInvalid, fmt::format("this is not HTTP/1.1: {}", error.message()));
+}
+
+void HttpSession::release_body() {
+  shared_->long_body_bytes -= body_charge_;
+  body_charge_ = 0;
+}
+
+}  // namespace phub

@@ -1,0 +1,71 @@
+// One connection of the control port. Control thread only. Its pending operations keep it alive,
+// and it itself while it waits for an answer.
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+
+#include "phub/http_router.h"
+#include "phub/http_server.h"
+
+namespace phub {
+
+class HttpSession;
+
+// What all connections of a server have in common. Outlives the server until the last of them ends.
+struct HttpShared {
+  HttpOptions options;
+  ControlHandler* handler = nullptr;  // null once stopped
+  std::unordered_set<HttpSession*> sessions;
+  uint64_t long_body_bytes = 0;  // announced and not decoded yet
+};
+
+class HttpSession : public std::enable_shared_from_this<HttpSession> {
+ public:
+  HttpSession(boost::asio::ip::tcp::socket socket, std::shared_ptr<HttpShared> shared);
+  ~HttpSession();
+
+  void start() { await_request(); }
+  void close();
+
+ private:
+  using SystemError = boost::system::error_code;
+  using Message = boost::beast::http::message<true, boost::beast::http::string_body,
+                                              boost::beast::http::fields>;
+
+  // In the order in which they happen.
+  void await_request();
+  void read_header();
+  void on_header(const SystemError& error);
+  void read_body();
+  void on_body(const SystemError& error);
+  void dispatch();
+  void watch();  // whether the client goes away while the answer takes its time
+  void respond(HttpResponse response, bool keep_alive);
+  void on_written(const SystemError& error, bool keep_alive);
+  void linger();
+  void discard();
+
+  void refuse(unsigned status, ErrorCode code, std::string_view message);
+  void refuse_malformed(const SystemError& error);
+  void release_body();
+
+  std::shared_ptr<HttpShared> shared_;
+  boost::beast::tcp_stream stream_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
+  std::optional<boost::beast::http::response<boost::beast::http::string_body>> response_;
+  uint64_t body_charge_ = 0;  // this connection's part of long_body_bytes
+  uint64_t discarded_bytes_ = 0;
+  bool waiting_ = false;               // for the handler's answer
+  std::shared_ptr<HttpSession> self_;  // while waiting
+  bool fresh_ = true;                  // no request yet
+};
+
+}  // namespace phub

@@ -1,0 +1,187 @@
+#include "phub/job.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+kernels::DType dtype(const std::string& name, const char* field) {
+  if (auto t = kernels::parse_dtype(name)) return *t;
+  fail(ErrorCode::kInvalid, "{}: '{}' is not one of f32, bf16, f16", field, name);
+}
+
+kernels::Optimizer optimizer(const std::string& name) {
+  if (auto o = kernels::parse_optimizer(name)) return *o;
+  fail(ErrorCode::kInvalid,
+       "optimizer: '{}' is not one of none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop",
+       name);
+}
+
+size_t states_of(const JobSpec& spec) {
+  const kernels::Optimizer o = optimizer(spec.optimizer);
+  return kernels::state_arrays(
+      o, hyper_table(spec, o, key_classes(spec), {}).front().classes.front());
+}
+
+LinkLayout link_layout(const JobSpec& spec, const Plan& plan) {
+  LinkLayout layout;
+  layout.max_ranks = spec.max_ranks;
+  layout.cores = static_cast<uint32_t>(plan.cores.size());
+  for (const QueuePlan& queue : plan.queues) {
+    layout.queue_chunks.push_back(static_cast<uint32_t>(queue.chunks.size()));
+  }
+  layout.ingress_bytes =
+      plan.total_elements * kernels::bytes_of(dtype(spec.gradient_dtype, "gradient_dtype"));
+  layout.egress_bytes =
+      plan.total_elements * kernels::bytes_of(dtype(spec.parameter_dtype, "parameter_dtype"));
+  for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
+  return layout;
+}
+
+OnNonFinite on_nonfinite(const std::string& word) {
+  return word == "stop"      ? OnNonFinite::kStop
+         : word == "exclude" ? OnNonFinite::kExclude
+                             : OnNonFinite::kPass;
+}
+
+JobParameters parameters_of(const JobSpec& spec, const BoxLink& link, kernels::Store store) {
+  return {.max_ranks = spec.max_ranks,
+          .gradient_dtype = dtype(spec.gradient_dtype, "gradient_dtype"),
+          .parameter_dtype = dtype(spec.parameter_dtype, "parameter_dtype"),
+          .optimizer = optimizer(spec.optimizer),
+          .mean = spec.reduction == "mean",
+          .initial_broadcast = spec.initial == "broadcast",
+          .on_nonfinite = on_nonfinite(spec.on_nonfinite),
+          .work = spec.work == "all"   ? Work::kAll
+                  : spec.work == "sum" ? Work::kSumOnly
+                                       : Work::kNone,
+          .slots_belong_to_worker = link.slots_belong_to_worker(),
+          .store = store};
+}
+
+float* floats(const numa::Memory& memory) {
+  return reinterpret_cast<float*>(memory.bytes().data());
+}
+
+}  // namespace
+
+void complete_spec(JobSpec& spec) {
+  validate(spec);
+  if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
+  optimizer(spec.optimizer);
+  dtype(spec.gradient_dtype, "gradient_dtype");
+  dtype(spec.parameter_dtype, "parameter_dtype");
+  check_hyper(spec.hyper);
+  const bool states_vary = spec.optimizer == "rmsprop";
+  for (const HyperChange& change : spec.schedule) {
+    check_hyper(change.values);
+    if (states_vary && change.values.contains("rmsprop_momentum")) {
+      fail(ErrorCode::kInvalid, "schedule: rmsprop_momentum cannot change after round 1");
+    }
+  }
+}
+
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec) {
+  NodeMemory total;
+  for (const NodeMemory& node : memory_needed(plan, spec)) {
+    total.slots += node.slots;
+    total.parameters += node.parameters;
+    total.master += node.master;
+    total.state += node.state;
+    total.bookkeeping += node.bookkeeping;
+  }
+  return total;
+}
+
+Job::Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, uint64_t now_ms)
+    : spec_(spec),
+      plan_(std::move(plan)),
+      optimizer_(optimizer(spec.optimizer)),
+      memory_(total_memory(plan_, spec)),
+      classes_(key_classes(spec)),
+      link_(nic.open_job(link_layout(spec, plan_))),
+      membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
+                  static_cast<uint32_t>(plan_.chunks.size()), now_ms) {
+  const uint32_t node = plan_.cores.front().os_node;
+  const uint64_t f32 = plan_.total_elements * sizeof(float);
+  const size_t states = states_of(spec_);
+  if (memory_.master > 0) parameters_ = numa::Memory(f32, node);
+  if (states > 0) state0_ = numa::Memory(f32, node);
+  if (states > 1) state1_ = numa::Memory(f32, node);
+  place_on_nodes();
+
+  const JobParameters parameters = parameters_of(spec_, *link_, options.store);
+  std::byte* results = link_->egress().data();
+  const JobArrays arrays{
+      .results = results,
+      .parameters = memory_.master > 0 ? floats(parameters_) : reinterpret_cast<float*>(results),
+      .state0 = states > 0 ? floats(state0_) : nullptr,
+      .state1 = states > 1 ? floats(state1_) : nullptr};
+
+  hyper_tables_.push_back(std::make_unique<std::vector<HyperVersion>>(
+      hyper_table(spec_, optimizer_, classes_, changes_)));
+  std::vector<uint32_t> expected(spec_.world_size);
+  for (uint32_t r = 0; r < spec_.world_size; ++r) expected[r] = r;
+  for (uint32_t core = 0; core < plan_.cores.size(); ++core) {
+    core_jobs_.push_back(std::make_unique<CoreJob>(core, parameters, arrays, chunks_of(core),
+                                                   link_->endpoint(core),
+                                                   hyper_tables_.back().get(), expected));
+  }
+}
+
+// Before anything is touched: each chunk's pages go to the node of the core that handles it.
+void Job::place_on_nodes() {
+  bool several = false;
+  for (const CorePlan& core : plan_.cores) several |= core.os_node != plan_.cores[0].os_node;
+  if (!several) return;
+  const size_t result_bytes = kernels::bytes_of(dtype(spec_.parameter_dtype, "parameter_dtype"));
+  for (const ChunkPlan& chunk : plan_.chunks) {
+    const uint32_t node = plan_.cores[plan_.queues[chunk.queue].core].os_node;
+    auto place = [&](std::span<std::byte> array, size_t element) {
+      if (array.empty()) return;
+      numa::prefer_node(array.subspan(chunk.offset * element, chunk.elements * element), node);
+    };
+    place(link_->egress(), result_bytes);
+    place(parameters_.bytes(), sizeof(float));
+    place(state0_.bytes(), sizeof(float));
+    place(state1_.bytes(), sizeof(float));
+  }
+}
+
+std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
+  std::vector<CoreChunk> out;
+  for (uint32_t queue : plan_.cores[core].queues) {
+    for (uint32_t id : plan_.queues[queue].chunks) {
+      const ChunkPlan& chunk = plan_.chunks[id];
+      CoreChunk c;
+      c.offset = chunk.offset;
+      c.elements = chunk.elements;
+      c.id = id;
+      c.priority = spec_.keys[chunk.key].priority;
+      c.hyper_class = classes_.of_key[chunk.key];
+      out.push_back(c);
+    }
+  }
+  return out;
+}
+
+const std::vector<HyperVersion>* Job::change_hyper(uint64_t round,
+                                                   const std::map<std::string, double>& values) {
+  changes_.push_back({round, values});
+  hyper_tables_.push_back(std::make_unique<std::vector<HyperVersion>>(
+      hyper_table(spec_, optimizer_, classes_, changes_)));
+  if (hyper_tables_.size() > 2) hyper_tables_.erase(hyper_tables_.begin());
+  return hyper_tables_.back().get();
+}
+
+std::string Job::where(uint32_t chunk) const {
+  const ChunkPlan& c = plan_.chunks[chunk];
+  return fmt::format("key '{}', elements {} to {}", spec_.keys[c.key].name, c.key_element,
+                     c.key_element + c.elements - 1);
+}
+
+}  // namespace phub

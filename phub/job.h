@@ -1,0 +1,73 @@
+// A job on the box: its plan, memory, link, the cores' parts of it, and its membership. Control thread,
+// but for what the cores were handed. All memory is there when the constructor returns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "numa/memory.h"
+#include "numa/topology.h"
+#include "phub/core_job.h"
+#include "phub/hyper.h"
+#include "phub/membership.h"
+#include "phub/plan.h"
+#include "transport/job_spec.h"
+#include "transport/nic.h"
+
+namespace phub {
+
+struct JobOptions {
+  uint32_t cores = 0;
+  kernels::Store store = kernels::Store::kCached;
+};
+
+// Fills in what follows from the rest (max_ranks) and checks the words that validate() cannot know:
+// optimizer, formats, hyperparameters. Throws Error(kInvalid).
+void complete_spec(JobSpec& spec);
+
+// All nodes together; what is asked for before anything is allocated.
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec);
+
+class Job {
+ public:
+  // REQUIRES: complete_spec(spec). Throws Error.
+  Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, uint64_t now_ms);
+
+  const JobSpec& spec() const { return spec_; }
+  const Plan& plan() const { return plan_; }
+  const NodeMemory& memory() const { return memory_; }
+  BoxLink& link() { return *link_; }
+  Membership& membership() { return membership_; }
+  CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
+  uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
+
+  // The hyperparameters from `round` on; the table before stays valid until the next call.
+  const std::vector<HyperVersion>* change_hyper(uint64_t round,
+                                                const std::map<std::string, double>& values);
+
+  // "key 'conv1.weight', chunk 3": for error messages.
+  std::string where(uint32_t chunk) const;
+
+ private:
+  void place_on_nodes();
+  std::vector<CoreChunk> chunks_of(uint32_t core) const;
+
+  const JobSpec spec_;
+  const Plan plan_;
+  const kernels::Optimizer optimizer_;
+  const NodeMemory memory_;
+  const KeyClasses classes_;
+  std::vector<HyperChange> changes_;
+  std::vector<std::unique_ptr<std::vector<HyperVersion>>> hyper_tables_;  // the last two
+  std::unique_ptr<BoxLink> link_;
+  numa::Memory parameters_;
+  numa::Memory state0_;
+  numa::Memory state1_;
+  std::vector<std::unique_ptr<CoreJob>> core_jobs_;
+  Membership membership_;
+};
+
+}  // namespace phub

@@ -1,0 +1,169 @@
+// Who takes part in a job, from which round on: a pure state machine.
+//
+// It is fed decoded requests, reports of the cores and the time, and answers with actions for the
+// server to carry out in order. No sockets, threads or clocks: the simulator runs the same code. One
+// mechanism changes anything, the boundary of core_messages.h; at most one is under way.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "phub/core_messages.h"
+#include "transport/messages.h"
+
+namespace phub {
+
+struct MembershipAction {
+  enum Type {
+    kHold,    // send kHold to every core
+    kAdmit,   // make the memory and queue pairs of `rank`/`incarnation`; then call admitted()
+    kCommit,  // send kCommit with boundary() to every core; `hyper` has values for boundary().round
+    kRevoke,  // close the connection of `rank` and give its memory back
+    kReply,   // answer the request `token`
+    kFail,    // the job ends with an error: code, message
+    kEnd,     // the last rank has left
+  };
+  Type type = kHold;
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t token = 0;
+  uint64_t first_round = 0;   // kReply to a join
+  bool send_initial = false;  // kReply to a join
+  bool ok = true;             // kReply
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+  std::vector<std::map<std::string, double>> hyper;  // kCommit
+};
+
+class Membership {
+ public:
+  using Ms = uint64_t;  // monotonic milliseconds
+
+  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks, Ms now);
+
+  // Requests; `token` comes back in a kReply.
+  void join(uint64_t token, int32_t rank, bool replace, Ms now);
+  void leave(uint64_t token, uint32_t rank);
+  void barrier(uint64_t token, uint32_t rank);
+  void set_hyper(uint64_t token, const std::map<std::string, double>& values);
+
+  // Renews the lease. REQUIRES: is_current(rank, incarnation).
+  void heartbeat(uint32_t rank, Ms now);
+  bool is_current(uint32_t rank, uint32_t incarnation) const;
+  // Current, and nothing is under way to change that.
+  bool is_secure(uint32_t rank, uint32_t incarnation) const;
+  // Why an incarnation is no longer current: "lease expired", …
+  std::string why_not_current(uint32_t rank, uint32_t incarnation) const;
+
+  // What happens to ranks and cores.
+  void admitted(uint32_t rank, bool ok, const std::string& message);
+  void disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason);
+  void held(const CoreReport& report, Ms now);
+  void committed(Ms now);
+  void non_finite(uint32_t rank, const std::string& where);
+  void excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
+  // After every core answered a probe: the lowest round in progress, arrivals and missing ranks.
+  void probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
+              const std::vector<uint64_t>& waited_for, Ms now);
+  void tick(Ms now);
+  void remove();  // somebody deleted the job
+
+  std::deque<MembershipAction>& actions() { return actions_; }
+  Boundary& boundary() { return boundary_; }
+
+  const std::vector<LogRecord>& log() const { return log_; }
+  std::vector<RankStatus> ranks() const;
+  std::vector<uint32_t> missing() const;      // expected ranks that are not live
+  std::vector<uint32_t> waiting_for() const;  // as the last probe saw it
+  std::string state() const;
+  uint64_t completed_round() const { return min_round_ == 0 ? 0 : min_round_ - 1; }
+  bool finished() const { return finished_; }
+
+ private:
+  enum class State { kAbsent, kJoining, kLive, kLost, kLeft };
+  struct Rank {
+    State state = State::kAbsent;
+    uint32_t incarnation = 0;
+    uint64_t first_round = 0;
+    uint64_t last_round = 0;      // the highest that its lost predecessor took part in
+    bool expected = false;        // the cores wait for it, live or not
+    bool losing = false;          // its loss is pending or under way
+    Ms lease_until = 0;
+    Ms expected_since = 0;
+    Ms waited_since = 0;          // 0: nobody waits
+    uint64_t arrivals = 0;
+    std::string reason;
+  };
+  struct Loss {
+    uint32_t rank;
+    bool left;
+    std::string reason;
+    uint64_t leave_token;
+  };
+  struct Join {
+    uint64_t token;
+    uint32_t rank;
+    bool ready = false;  // its memory is there
+  };
+  struct Hyper {
+    uint64_t token;
+    std::map<std::string, double> values;
+  };
+
+  void lose(uint32_t rank, const std::string& reason, bool left = false, uint64_t token = 0);
+  void forget(uint32_t rank, const std::string& reason);
+  void advance();
+  void build_boundary();
+  void finish_losses(Ms now);
+  void finish_joins(Ms now);
+  void after_losses(Ms now);
+  void check_barrier();
+  void check_progress(Ms now);
+  void fail_job(ErrorCode code, const std::string& message);
+  void reply(uint64_t token);
+  void reply_error(uint64_t token, ErrorCode code, const std::string& message);
+  int32_t choose_rank() const;
+  uint32_t live() const;
+
+  const JobSpec spec_;
+  const uint32_t cores_;
+  const uint32_t chunks_;
+  std::vector<Rank> ranks_;
+  std::vector<LogRecord> log_;
+  std::deque<MembershipAction> actions_;
+
+  // Waiting for a boundary.
+  std::vector<Loss> losses_;
+  std::vector<Join> joins_;
+  std::vector<Hyper> hypers_;
+  std::vector<uint32_t> forgotten_;
+
+  // The boundary under way.
+  enum class Phase { kIdle, kHolding, kCommitting } phase_ = Phase::kIdle;
+  uint32_t answers_ = 0;
+  uint64_t started_ = 0;
+  uint64_t held_min_round_ = 0;
+  Boundary boundary_;
+  std::vector<Loss> current_losses_;
+  std::vector<Join> current_joins_;
+  std::vector<Hyper> current_hypers_;
+  std::vector<std::vector<uint64_t>> last_rounds_;
+
+  std::map<uint32_t, uint64_t> barrier_;  // rank → token
+  uint64_t min_round_ = 0;
+  std::vector<uint64_t> waited_for_;
+  bool assembled_ = false;                // all first ranks have been there
+  bool finished_ = false;
+  bool failed_ = false;
+  Ms now_ = 0;
+  Ms abandoned_since_ = 0;                // no rank is live
+  // Policies wait and fail: the job pauses before a round.
+  Ms pause_until_ = 0;                    // 0: not paused
+  uint64_t fail_after_ = kNever;          // policy fail: once this round is complete
+  std::string fail_message_;
+};
+
+}  // namespace phub

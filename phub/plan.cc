@@ -1,0 +1,282 @@
+#include "phub/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "transport/error.h"
+#include "transport/wire.h"
+
+namespace phub {
+namespace {
+
+constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+uint64_t chunks_of(uint64_t elements, uint32_t chunk_elements) {
+  return (elements + chunk_elements - 1) / chunk_elements;
+}
+
+// A node that has what it takes to serve: cores, and NICs unless nobody has any.
+struct Site {
+  uint32_t node = 0;
+  std::vector<uint32_t> cores;  // into Topology::cores
+  std::vector<uint32_t> nics;   // into Topology::nics
+};
+
+std::vector<Site> sites_of(const numa::Topology& topology) {
+  std::vector<Site> sites(topology.nodes.size());
+  for (uint32_t n = 0; n < sites.size(); n++) sites[n].node = n;
+  for (uint32_t i = 0; i < topology.cores.size(); i++) {
+    PHUB_CHECK(topology.cores[i].node < sites.size());
+    sites[topology.cores[i].node].cores.push_back(i);
+  }
+  for (uint32_t i = 0; i < topology.nics.size(); i++) {
+    PHUB_CHECK(topology.nics[i].node < sites.size());
+    sites[topology.nics[i].node].nics.push_back(i);
+  }
+  const bool need_nic = !topology.nics.empty();
+  std::erase_if(sites,
+                [&](const Site& s) { return s.cores.empty() || (need_nic && s.nics.empty()); });
+  if (sites.empty() && !topology.cores.empty()) {
+    fail(ErrorCode::kInvalid,
+         "no NUMA node of {} has both a NIC and a core that may be used: allow CPUs of a node that "
+         "has a NIC (taskset, cpuset), or leave the NICs out",
+         topology.source);
+  }
+  if (sites.empty()) fail(ErrorCode::kInvalid, "{} has no cores", topology.source);
+  return sites;
+}
+
+// Keeps `wanted` cores: one for every site while there are enough, so that every NIC is used, and
+// the others in proportion to NICs (highest averages). Sites left without a core go.
+void keep_cores(std::vector<Site>& sites, uint32_t wanted) {
+  std::vector<size_t> kept(sites.size(), 0);
+  const auto goes_before = [&](size_t a, size_t b) {  // whether a's claim to a core beats b's
+    if ((kept[a] == 0) != (kept[b] == 0)) return kept[a] == 0;
+    const uint64_t nics_a = std::max<size_t>(1, sites[a].nics.size());
+    const uint64_t nics_b = std::max<size_t>(1, sites[b].nics.size());
+    return nics_a * (kept[b] + 1) > nics_b * (kept[a] + 1);
+  };
+  for (uint32_t i = 0; i < wanted; i++) {
+    size_t best = sites.size();
+    for (size_t s = 0; s < sites.size(); s++) {
+      if (kept[s] == sites[s].cores.size()) continue;
+      if (best == sites.size() || goes_before(s, best)) best = s;
+    }
+    kept[best]++;
+  }
+  for (size_t s = 0; s < sites.size(); s++) sites[s].cores.resize(kept[s]);
+  std::erase_if(sites, [](const Site& s) { return s.cores.empty(); });
+}
+
+void check(const numa::Topology& topology, std::span<const KeySpec> keys,
+           const PlanOptions& options) {
+  const uint32_t chunk = options.chunk_elements;
+  if (chunk == 0 || chunk % kKeyAlignment != 0) {
+    fail(ErrorCode::kInvalid, "chunk_elements is {}; it must be a positive multiple of {}", chunk,
+         kKeyAlignment);
+  }
+  if (options.ranks == 0 || options.ranks > kMaxRanks) {
+    fail(ErrorCode::kInvalid, "{} ranks; there can be 1 to {}", options.ranks, kMaxRanks);
+  }
+  if (topology.nodes.empty()) fail(ErrorCode::kInvalid, "{} has no NUMA nodes", topology.source);
+  if (keys.empty()) fail(ErrorCode::kInvalid, "there are no keys to plan for");
+  if (keys.size() > kMaxKeys) {
+    fail(ErrorCode::kInvalid, "{} keys; there can be at most {}", keys.size(), kMaxKeys);
+  }
+  uint64_t total = 0;
+  for (size_t k = 0; k < keys.size(); k++) {
+    if (keys[k].elements == 0) {
+      fail(ErrorCode::kInvalid, "key {} '{}' has no elements", k, keys[k].name);
+    }
+    if (keys[k].elements > kMaxElements - total) {
+      fail(ErrorCode::kInvalid, "with key {} '{}' of {} elements the job exceeds {} elements", k,
+           keys[k].name, keys[k].elements, kMaxElements);
+    }
+    total += keys[k].elements;
+  }
+}
+
+// Lists cores and NICs of one site and the queues between them. Cores and NICs are laid side by
+// side along one line, each side in equal parts; where a core's part overlaps a NIC's there is a
+// queue, and the overlap is its share of the bytes. That balances both sides with the fewest
+// possible queues (cores + NICs - gcd): a NIC meets only the cores that it needs.
+void add_site(const numa::Topology& topology, const Site& site, Plan& plan,
+              std::vector<double>& queue_share) {
+  const uint32_t os_node = topology.nodes[site.node].os_node;
+  const auto first_core = static_cast<uint32_t>(plan.cores.size());
+  const auto first_nic = static_cast<uint32_t>(plan.nics.size());
+  for (uint32_t c : site.cores) {
+    plan.cores.push_back({site.node, os_node, topology.cores[c].os_cpu, 0, {}});
+  }
+  for (uint32_t n : site.nics) plan.nics.push_back({site.node, topology.nics[n].name, 0});
+  if (site.nics.empty()) plan.nics.push_back({site.node, fmt::format("mem{}", os_node), 0});
+
+  const uint64_t cores = site.cores.size();
+  const uint64_t nics = plan.nics.size() - first_nic;
+  for (uint64_t at = 0; at < cores * nics;) {  // core c has [c·nics, (c+1)·nics), NIC n likewise
+    const uint64_t core = at / nics, nic = at / cores;
+    const uint64_t end = std::min((core + 1) * nics, (nic + 1) * cores);
+    plan.cores[first_core + core].queues.push_back(static_cast<uint32_t>(plan.queues.size()));
+    plan.queues.push_back(
+        {static_cast<uint32_t>(first_core + core), static_cast<uint32_t>(first_nic + nic), {}});
+    queue_share.push_back(static_cast<double>(end - at));
+    at = end;
+  }
+}
+
+void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options, size_t queues) {
+  uint64_t chunks = 0;
+  for (const KeySpec& key : keys) chunks += chunks_of(key.elements, options.chunk_elements);
+  const uint64_t limit = std::min<uint64_t>(uint64_t{queues} * kMaxChunksPerQueue,
+                                            std::numeric_limits<uint32_t>::max());
+  if (chunks > limit) {
+    fail(
+        ErrorCode::kInvalid,
+        "{} chunks of {} elements on {} queues: a queue holds at most {} chunks; use larger chunks "
+        "or more cores",
+        chunks, options.chunk_elements, queues, kMaxChunksPerQueue);
+  }
+}
+
+void cut_into_chunks(std::span<const KeySpec> keys, uint32_t chunk_elements, Plan& plan) {
+  plan.key_offset.reserve(keys.size());
+  for (uint32_t k = 0; k < keys.size(); k++) {
+    plan.key_offset.push_back(plan.total_elements);
+    for (uint64_t at = 0; at < keys[k].elements; at += chunk_elements) {
+      const auto elements =
+          static_cast<uint32_t>(std::min<uint64_t>(chunk_elements, keys[k].elements - at));
+      plan.chunks.push_back({k, elements, at, plan.total_elements + at, 0, 0});
+    }
+    plan.total_elements += round_up(keys[k].elements, kKeyAlignment);
+  }
+}
+
+// Something that takes a share of the bytes.
+struct Bin {
+  double share = 1;
+  uint64_t elements = 0;
+};
+
+// The candidate that is least loaded for its share once it has the chunk; the first of equals.
+uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candidates,
+                      uint32_t elements) {
+  uint32_t best = candidates.front();
+  double least = std::numeric_limits<double>::infinity();
+  for (uint32_t i : candidates) {
+    const double load = static_cast<double>(bins[i].elements + elements) / bins[i].share;
+    if (load < least) best = i, least = load;
+  }
+  return best;
+}
+
+// Longest processing time first: the largest chunk that is left goes to the site, there to the
+// core, there to the queue that has the least for its share. Equal chunks go in their order, so
+// that the chunks of one key are spread over the whole box.
+void deal(const std::vector<Site>& sites, std::span<const double> queue_share, Plan& plan) {
+  std::vector<Bin> site_bins(sites.size()), core_bins(plan.cores.size());
+  std::vector<Bin> queue_bins(plan.queues.size());
+  std::vector<uint32_t> all_sites(sites.size());
+  std::iota(all_sites.begin(), all_sites.end(), 0);
+  std::vector<std::vector<uint32_t>> site_cores(sites.size());
+  uint32_t core = 0;
+  for (size_t s = 0; s < sites.size(); s++) {
+    // A site can do what the scarcer of its resources can: min(its part of the cores, its part of
+    // the NICs). Where the two agree, both are balanced; where they do not, no other division has
+    // a smaller worst part. Pseudo-NICs limit nothing.
+    const auto cores = static_cast<double>(sites[s].cores.size() * plan.nics.size());
+    const auto nics = static_cast<double>(sites[s].nics.size() * plan.cores.size());
+    site_bins[s].share = sites[s].nics.empty() ? cores : std::min(cores, nics);
+    for (size_t i = 0; i < sites[s].cores.size(); i++) site_cores[s].push_back(core++);
+  }
+  for (size_t q = 0; q < queue_bins.size(); q++) queue_bins[q].share = queue_share[q];
+
+  std::vector<uint32_t> order(plan.chunks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return plan.chunks[a].elements > plan.chunks[b].elements;
+  });
+  for (uint32_t c : order) {
+    ChunkPlan& chunk = plan.chunks[c];
+    const uint32_t s = least_loaded(site_bins, all_sites, chunk.elements);
+    const uint32_t k = least_loaded(core_bins, site_cores[s], chunk.elements);
+    const uint32_t q = least_loaded(queue_bins, plan.cores[k].queues, chunk.elements);
+    site_bins[s].elements += chunk.elements;
+    core_bins[k].elements += chunk.elements;
+    queue_bins[q].elements += chunk.elements;
+    chunk.queue = q;
+    plan.cores[k].elements += chunk.elements;
+    plan.nics[plan.queues[q].nic].elements += chunk.elements;
+  }
+}
+
+// Numbers the chunks of every queue, ascending.
+void fill_queues(Plan& plan) {
+  for (uint32_t c = 0; c < plan.chunks.size(); c++) {
+    QueuePlan& queue = plan.queues[plan.chunks[c].queue];
+    plan.chunks[c].index = static_cast<uint32_t>(queue.chunks.size());
+    queue.chunks.push_back(c);
+  }
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    const size_t count = plan.queues[q].chunks.size();
+    if (count > kMaxChunksPerQueue) {
+      fail(ErrorCode::kInvalid,
+           "queue {} would hold {} chunks, and a queue holds at most {}; use larger chunks or more "
+           "cores",
+           q, count, kMaxChunksPerQueue);
+    }
+  }
+}
+
+template <typename Part>
+double imbalance(const std::vector<Part>& parts) {
+  uint64_t largest = 0, sum = 0;
+  for (const Part& part : parts) {
+    largest = std::max(largest, part.elements);
+    sum += part.elements;
+  }
+  if (sum == 0) return 1;
+  return static_cast<double>(largest) * static_cast<double>(parts.size()) /
+         static_cast<double>(sum);
+}
+
+}  // namespace
+
+Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
+               const PlanOptions& options) {
+  check(topology, keys, options);
+  std::vector<Site> sites = sites_of(topology);
+  size_t usable = 0;
+  for (const Site& site : sites) usable += site.cores.size();
+  if (options.cores > usable) {
+    fail(ErrorCode::kInvalid, "{} cores asked for, but {} has {} that can be used{}", options.cores,
+         topology.source, usable,
+         usable < topology.cores.size() ? " (the others are on NUMA nodes without a NIC)" : "");
+  }
+  keep_cores(sites, options.cores == 0 ? static_cast<uint32_t>(usable) : options.cores);
+
+  Plan plan;
+  std::vector<double> queue_share;
+  for (const Site& site : sites) add_site(topology, site, plan, queue_share);
+  check_chunk_count(keys, options, plan.queues.size());
+  cut_into_chunks(keys, options.chunk_elements, plan);
+  deal(sites, queue_share, plan);
+  fill_queues(plan);
+  return plan;
+}
+
+JobLayout layout_of(const Plan& plan) {
+  JobLayout layout;
+  layout.key_offset = plan.key_offset;
+  layout.total_elements = plan.total_elements;
+  layout.queue_chunks.reserve(plan.queues.size());
+  for (const QueuePlan& queue : plan.queues) layout.queue_chunks.push_back(queue.chunks);
+  return layout;
+}
+
+double core_imbalance(const Plan& plan) { return imbalance(plan.cores); }
+double nic_imbalance(const Plan& plan) { return imbalance(plan.nics); }
+
+}  // namespace phub

@@ -1,0 +1,90 @@
+#include "phub/serve_command.h"
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "numa/topology.h"
+#include "phub/config.h"
+#include "phub/http_server.h"
+#include "phub/server.h"
+#include "phub/server_loop.h"
+#include "transport/shm_nic.h"
+
+namespace phub {
+namespace {
+
+numa::Topology find_topology(const std::string& text) {
+  if (text == "this") return numa::this_machine();
+  const bool is_file = text.find('/') != text.npos || text.ends_with(".xml");
+  return is_file ? numa::from_xml(text) : numa::from_synthetic(text);
+}
+
+// What the operator reads goes to stdout once; what happens later to stderr, if it matters.
+void start_log(const std::string& level) {
+  auto logger = spdlog::stderr_logger_st("phub");
+  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  logger->set_level(spdlog::level::from_str(level == "warn" ? "warning" : level));
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void print_lines(const std::string& text) {
+  fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+}
+
+void serve(const ServeConfig& config) {
+  start_log(config.log_level);
+  std::vector<std::unique_ptr<Nic>> nics;
+  nics.push_back(make_shm_nic({.socket_dir = config.socket_dir}));
+
+  ServerOptions options;
+  options.topology = find_topology(config.topology);
+  options.cores = config.cores;
+  options.pin = config.pin;
+  options.spin_us = config.spin_us;
+  options.memory_limit_bytes = config.memory_limit_bytes;
+  const SteadyClock clock;
+  Server server(options, std::move(nics), clock);
+
+  boost::asio::io_context io(1);
+  std::signal(SIGPIPE, SIG_IGN);
+  boost::asio::signal_set signals(io, SIGINT, SIGTERM);
+  signals.async_wait([&](const boost::system::error_code& error, int) {
+    if (!error) io.stop();
+  });
+  ServerLoop loop(server, io);
+  HttpOptions http;
+  http.listen = config.listen;
+  http.after_request = [&loop] { loop.poll_soon(); };
+  HttpServer port(io, server, http);
+
+  server.start_threads();
+  print_lines(numa::describe(options.topology));
+  print_lines(server.describe());
+  for (const std::string& address : port.addresses()) fmt::print("listening on {}\n", address);
+  std::fflush(stdout);
+  io.run();
+  port.stop();
+  server.stop_threads();
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("serve", "Runs the server until SIGTERM or Ctrl-C");
+  const auto given = std::make_shared<GivenOptions>();
+  add_serve_options(*command, *given);
+  command->callback(
+      [given] { serve(load_config(*given, [](const char* name) { return std::getenv(name); })); });
+}
+
+}  // namespace phub

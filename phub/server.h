@@ -1,0 +1,150 @@
+// The server: jobs, cores and transports behind the control port's calls.
+//
+// One control thread calls everything here; the cores' threads run beside it and are reached through
+// their mailboxes only. poll() never blocks: production calls it from the event loop (server_loop.h),
+// the simulator from its scheduler, which also steps the cores itself.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "numa/topology.h"
+#include "phub/clock.h"
+#include "phub/control_handler.h"
+#include "phub/core.h"
+#include "phub/job.h"
+#include "transport/nic.h"
+
+namespace phub {
+
+struct ServerOptions {
+  numa::Topology topology;
+  uint32_t cores = 0;                  // 0: all of the topology
+  bool pin = true;
+  int32_t spin_us = -1;                // of a core with nothing to do; -1: 20 if CPUs are left over
+  uint64_t memory_limit_bytes = ~0ull;
+  kernels::Store store = kernels::Store::kCached;
+};
+
+class Server final : public ControlHandler {
+ public:
+  Server(ServerOptions options, std::vector<std::unique_ptr<Nic>> nics, const Clock& clock);
+  ~Server() override;
+
+  // The cores' threads, pinned. Without them somebody has to step the cores.
+  void start_threads();
+  void stop_threads();
+
+  void join(JoinRequest request, Reply<JoinReply> reply) override;
+  void heartbeat(const Credential& who, Reply<Pulse> reply) override;
+  void leave(const Credential& who, Reply<Done> reply) override;
+  void barrier(const Credential& who, Reply<Done> reply) override;
+  void set_hyper(const Credential& who, const std::map<std::string, double>& values,
+                 Reply<Done> reply) override;
+  void reconnect(const Credential& who, Reply<Offer> reply) override;
+  void log(const std::string& job, Reply<std::vector<LogRecord>> reply) override;
+  void remove(const std::string& job, Reply<Done> reply) override;
+  ServerStatus status() override;
+
+  // Everything that is due: reports of the cores, events of the transports, timers.
+  void poll();
+  uint32_t poll_interval_ms() const;  // how long poll() may wait when no descriptor fires
+  std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
+
+  uint32_t cores() const { return static_cast<uint32_t>(cores_.size()); }
+  Core& core(uint32_t i) { return *cores_[i]; }
+  std::string describe() const;
+
+ private:
+  struct Seat {  // what a rank's present incarnation was given
+    uint32_t incarnation = 0;
+    Offer offer;
+  };
+  struct Reconnection {
+    uint32_t incarnation = 0;
+    uint32_t answers = 0;
+    bool attaching = false;
+    Reply<Offer> reply;
+  };
+  struct PendingJoin {
+    JoinRequest request;
+    Reply<JoinReply> reply;
+  };
+  struct Running {
+    std::unique_ptr<Job> job;
+    std::vector<Seat> seats;
+    std::map<uint64_t, Reply<JoinReply>> joins;
+    std::map<uint64_t, Reply<Done>> requests;
+    std::map<uint32_t, Reconnection> reconnections;
+    std::vector<Probe> probes;
+    uint32_t probes_out = 0;
+    uint64_t next_probe_ms = 0;
+    uint64_t chunks_completed = 0;
+    double rounds_per_s = 0;
+    uint64_t rate_ms = 0;
+    uint32_t removed = 0;
+    bool ending = false;
+    ErrorCode error_code = ErrorCode::kInternal;
+    std::string error;
+    std::vector<PendingJoin> after_end;
+  };
+  struct Ended {  // what is still asked about a job that is gone
+    std::string name;
+    std::vector<LogRecord> log;
+    std::vector<Seat> seats;
+    ErrorCode error_code = ErrorCode::kInternal;
+    std::string error;  // empty: it ended well
+  };
+
+  Running& create(const JobSpec& spec, const std::string& transport);
+  Nic& nic(const std::string& name);
+  template <typename T>
+  Running* authenticate(const Credential& who, const Reply<T>& reply);
+  template <typename T>
+  void answer_ended(const Credential& who, const Reply<T>& reply);
+  Running* find(const std::string& job);
+  Running* find(const CoreJob* core_job);
+  Running* find(const BoxLink* link);
+
+  void carry_out(Running& running);
+  void act(Running& running, MembershipAction& action);
+  void admit(Running& running, const MembershipAction& action);
+  void commit(Running& running, const MembershipAction& action);
+  void answer_join(Running& running, const MembershipAction& action);
+  void end(Running& running, ErrorCode code, const std::string& error);
+  void finish_end(Running& running);
+
+  void handle(const CoreReport& report);
+  void continue_reconnection(Running& running, uint32_t rank);
+  void handle(const NicEvent& event);
+  void probe(Running& running, uint64_t now);
+  void collect_probes(Running& running, uint64_t now);
+  void broadcast(Running& running, CoreMessage message);
+  void send(uint32_t core, const CoreMessage& message);
+  void flush_mail();
+  JobStatus status_of(const Running& running) const;
+
+  const ServerOptions options_;
+  const Clock& clock_;
+  const uint64_t started_ms_;
+  std::vector<std::unique_ptr<Nic>> nics_;
+  std::vector<std::unique_ptr<Core>> cores_;
+  std::vector<uint32_t> core_cpus_;
+  std::vector<std::jthread> threads_;
+  std::map<std::string, std::unique_ptr<Running>> jobs_;
+  std::unordered_map<const CoreJob*, Running*> by_core_job_;
+  std::deque<Ended> ended_;
+  std::deque<std::pair<uint32_t, CoreMessage>> mail_;  // what found a full mailbox
+  std::vector<NicEvent> events_;
+  uint64_t memory_used_ = 0;
+  uint64_t next_token_ = 1;
+};
+
+}  // namespace phub

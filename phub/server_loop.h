@@ -1,0 +1,31 @@
+// Drives a Server from an event loop: its descriptors and its timer.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <vector>
+
+#include "phub/server.h"
+
+namespace phub {
+
+// On the io_context's one thread. Must outlive its run().
+class ServerLoop {
+ public:
+  ServerLoop(Server& server, boost::asio::io_context& io);
+  ~ServerLoop();
+
+  // After a request: actions may have shortened the interval to the next poll.
+  void poll_soon();
+
+ private:
+  void wait(boost::asio::posix::stream_descriptor& descriptor);
+  void poll();
+
+  Server& server_;
+  boost::asio::steady_timer timer_;
+  std::vector<boost::asio::posix::stream_descriptor> descriptors_;
+};
+
+}  // namespace phub

@@ -1,0 +1,39 @@
+# What the scripts share. Sourced from the root of the project.
+# shellcheck shell=bash
+
+# Runs a command quietly; what it printed is shown only when it fails.
+quiet() {
+  local output status=0
+  output=$(mktemp)
+  "$@" >"$output" 2>&1 || status=$?
+  if ((status != 0)); then cat "$output" >&2; fi
+  rm -f "$output"
+  return "$status"
+}
+
+# stage NAME COMMAND…: one line with the name and how long the command took.
+stage() {
+  local name=$1 begin status=0
+  shift
+  printf '%-44s ' "$name …"
+  begin=$(date +%s%N)
+  local output
+  output=$(mktemp)
+  "$@" >"$output" 2>&1 || status=$?
+  local tenths=$((($(date +%s%N) - begin) / 100000000))
+  if ((status == 0)); then
+    printf '%d.%d s\n' $((tenths / 10)) $((tenths % 10))
+  else
+    printf 'FAILED after %d.%d s\n' $((tenths / 10)) $((tenths % 10))
+    cat "$output"
+  fi
+  rm -f "$output"
+  return "$status"
+}
+
+# Configures and builds a preset: build_preset PRESET [TARGET…].
+build_preset() {
+  local preset=$1
+  shift
+  cmake --preset "$preset" && cmake --build --preset "$preset" ${1:+--target "$@"}
+}

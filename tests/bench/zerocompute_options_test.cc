@@ -1,0 +1,100 @@
+#include "bench/zerocompute_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ZerocomputeOptions parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "zerocompute");
+  return *parse_zerocompute_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+std::string refusal(std::vector<const char*> arguments) {
+  try {
+    parse(std::move(arguments));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(OptionsTest, Sizes) {
+  EXPECT_EQ(parse_size("4096"), 4096u);
+  EXPECT_EQ(parse_size("4K"), 4096u);
+  EXPECT_EQ(parse_size("1.5M"), 1572864u);
+  EXPECT_EQ(parse_size("2GiB"), 2ull << 30);
+  EXPECT_EQ(parse_size("16KB"), 16384u);
+  for (const char* bad : {"", "K", "4X", "-1", "0", "4 K", "1e99", "0.3", "nan", "4KK"}) {
+    EXPECT_THROW(parse_size(bad), Error) << bad;
+  }
+}
+
+TEST(OptionsTest, Sweep) {
+  EXPECT_THAT(sweep_sizes(4, 64, 4), ElementsAre(4, 16, 64));
+  EXPECT_THAT(sweep_sizes(8, 40, 2), ElementsAre(8, 16, 32));
+  EXPECT_THAT(sweep_sizes(8, 8, 2), ElementsAre(8));
+  // Whole elements, and always further on.
+  EXPECT_THAT(sweep_sizes(4, 20, 1.5), ElementsAre(4, 8, 12, 16));
+  EXPECT_THROW(sweep_sizes(8, 4, 2), Error);
+  EXPECT_THROW(sweep_sizes(4, 8, 1), Error);
+  EXPECT_THROW(sweep_sizes(4, 1ull << 40, 1.0000001), Error);
+}
+
+TEST(OptionsTest, SweepMakesModelsOfThatManyBytes) {
+  const ZerocomputeOptions options = parse({"-b", "4K", "-e", "16K", "-f", "2", "--dtype", "bf16"});
+  ASSERT_EQ(options.models.size(), 3u);
+  EXPECT_EQ(options.models[0].name, "4 KiB");
+  EXPECT_EQ(total_elements(options.models[0]), 2048u);
+  EXPECT_EQ(total_elements(options.models[2]), 8192u);
+}
+
+TEST(OptionsTest, ListsOfModelsAndWorkers) {
+  const ZerocomputeOptions options =
+      parse({"--model", "resnet50,vgg19", "--model", "alexnet", "--workers", "2,8"});
+  ASSERT_EQ(options.models.size(), 3u);
+  EXPECT_EQ(options.models[1].name, "vgg19");
+  EXPECT_THAT(options.workers, ElementsAre(2, 8));
+}
+
+TEST(OptionsTest, Defaults) {
+  const ZerocomputeOptions options = parse({});
+  ASSERT_EQ(options.models.size(), 1u);
+  EXPECT_EQ(options.models[0].name, "resnet50");
+  EXPECT_THAT(options.workers, ElementsAre(4));
+  EXPECT_EQ(options.optimizer, kernels::Optimizer::kNesterov);
+  EXPECT_TRUE(options.sum && options.optimize && options.limit && !options.copy);
+}
+
+TEST(OptionsTest, WithoutTheSumThereIsNothingToOptimize) {
+  EXPECT_FALSE(parse({"--no-sum"}).optimize);
+  EXPECT_FALSE(parse({"--no-sum"}).sum);
+  EXPECT_TRUE(parse({"--no-optimize"}).sum);
+}
+
+TEST(OptionsTest, BadInputIsNamed) {
+  EXPECT_THAT(refusal({"--model", "resnet5000"}), HasSubstr("resnet5000"));
+  EXPECT_THAT(refusal({"--model", "/no/such.json"}), HasSubstr("/no/such.json"));
+  EXPECT_THAT(refusal({"--dtype", "f64"}), HasSubstr("'f64' is not f32, bf16 or f16"));
+  EXPECT_THAT(refusal({"--optimizer", "magic"}), HasSubstr("magic"));
+  EXPECT_THAT(refusal({"--workers", "0"}), HasSubstr("--workers: 0"));
+  EXPECT_THAT(refusal({"--workers", "4x"}), HasSubstr("'4x' is not a number"));
+  EXPECT_THAT(refusal({"--workers", "-1"}), HasSubstr("-1"));
+  EXPECT_THAT(refusal({"-D", "0"}), HasSubstr("-D"));
+  EXPECT_THAT(refusal({"-n", "many"}), HasSubstr("many"));
+  EXPECT_THAT(refusal({"-e", "4K"}), HasSubstr("-b"));
+  EXPECT_THAT(refusal({"-b", "6", "--dtype", "f32"}), HasSubstr("6 bytes"));
+  EXPECT_THAT(refusal({"-b", "4K", "-f", "x"}), HasSubstr("'x' is not a number"));
+  EXPECT_THAT(refusal({"--colour"}), HasSubstr("--colour"));
+  EXPECT_THAT(refusal({"--server", "a:1", "--serve-args", "x"}), HasSubstr("--serve-args"));
+}
+
+}  // namespace
+}  // namespace phub

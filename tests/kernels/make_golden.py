@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Writes golden.txt: what PyTorch's optimizers compute, bit for bit.
+
+The file is committed, so that only who changes the configurations needs PyTorch (1.13):
+
+    apt-get install python3-torch
+    ATEN_CPU_CAPABILITY=default /usr/bin/python3 tests/kernels/make_golden.py
+
+`default` is PyTorch's code path without fused multiply-adds. Gradients and initial parameters come
+from a generator that golden_test.cc has too. Per configuration the file holds a hash of all
+parameters' bits after every step, and the bits of the last ones.
+"""
+
+import os
+import pathlib
+import struct
+import sys
+
+STEPS = 200
+VALUES = 67
+MASK = (1 << 64) - 1
+
+# name, phub's optimizer, class, arguments. The names of the arguments are those of phub's Hyper;
+# PyTorch's are derived from them below.
+CONFIGS = [
+    ("sgd", "sgd", dict(lr=0.05)),
+    ("sgd_decay", "sgd", dict(lr=0.05, weight_decay=1e-3)),
+    ("momentum", "momentum", dict(lr=0.01, momentum=0.9)),
+    ("momentum_dampening", "momentum",
+     dict(lr=0.02, momentum=0.8, dampening=0.3, weight_decay=5e-4)),
+    ("nesterov", "nesterov", dict(lr=0.01, momentum=0.9)),
+    ("nesterov_decay", "nesterov", dict(lr=0.03, momentum=0.95, weight_decay=1e-4)),
+    ("adam", "adam", dict(lr=1e-3)),
+    ("adam_decay", "adam",
+     dict(lr=3e-3, beta1=0.85, beta2=0.98, eps=1e-6, weight_decay=1e-2)),
+    ("adamw", "adamw", dict(lr=1e-3, weight_decay=1e-2)),
+    ("adamw_no_decay", "adamw", dict(lr=2e-3, beta1=0.8, weight_decay=0.0)),
+    ("adagrad", "adagrad", dict(lr=0.01, eps=1e-10)),
+    ("adagrad_lr_decay", "adagrad",
+     dict(lr=0.1, eps=1e-8, lr_decay=0.05, weight_decay=1e-3)),
+    ("rmsprop", "rmsprop", dict(lr=0.01)),
+    ("rmsprop_momentum", "rmsprop",
+     dict(lr=5e-3, alpha=0.9, eps=1e-7, rmsprop_momentum=0.7, weight_decay=1e-4)),
+]
+
+
+def mix(x):
+    """splitmix64's output function."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def value(config, step, index):
+    """A float of 24 random bits and one of eight exponents; one in 64 is zero."""
+    x = mix(mix(mix(config) ^ step) ^ index)
+    if (x >> 8) & 63 == 0:
+        return 0.0
+    return ((x >> 40) - (1 << 23)) * 2.0 ** (-23 - (x & 7))
+
+
+def fnv1a(data):
+    digest = 0xCBF29CE484222325
+    for byte in data:
+        digest = ((digest ^ byte) * 0x100000001B3) & MASK
+    return digest
+
+
+def make_optimizer(torch, kind, hyper, params):
+    kwargs = {k: hyper[k] for k in ("lr", "weight_decay") if k in hyper}
+    if kind in ("sgd", "momentum", "nesterov"):
+        for name in ("momentum", "dampening"):
+            if name in hyper:
+                kwargs[name] = hyper[name]
+        return torch.optim.SGD(params, nesterov=kind == "nesterov", **kwargs)
+    if "eps" in hyper:
+        kwargs["eps"] = hyper["eps"]
+    if kind in ("adam", "adamw"):
+        kwargs["betas"] = (hyper.get("beta1", 0.9), hyper.get("beta2", 0.999))
+        return (torch.optim.Adam if kind == "adam" else torch.optim.AdamW)(params, **kwargs)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(params, lr_decay=hyper.get("lr_decay", 0.0), **kwargs)
+    if kind == "rmsprop":
+        return torch.optim.RMSprop(params, alpha=hyper.get("alpha", 0.99),
+                                   momentum=hyper.get("rmsprop_momentum", 0.0), **kwargs)
+    raise ValueError(kind)
+
+
+def run(torch, number, name, kind, hyper, out):
+    param = torch.tensor([value(number, 0, i) for i in range(VALUES)], dtype=torch.float32)
+    param.requires_grad_(True)
+    optimizer = make_optimizer(torch, kind, hyper, [param])
+    arguments = " ".join(f"{k}={float(v).hex()}" for k, v in sorted(hyper.items()))
+    out.write(f"config {name} {kind} {arguments}\n")
+    for step in range(1, STEPS + 1):
+        gradient = [value(number, step, i) for i in range(VALUES)]
+        param.grad = torch.tensor(gradient, dtype=torch.float32)
+        optimizer.step()
+        bits = struct.pack(f"<{VALUES}f", *param.tolist())
+        out.write(f"{fnv1a(bits):016x}\n")
+    words = struct.unpack(f"<{VALUES}I", bits)
+    out.write("final " + " ".join(f"{word:08x}" for word in words) + "\n")
+
+
+def main():
+    if os.environ.get("ATEN_CPU_CAPABILITY") != "default":
+        sys.exit("set ATEN_CPU_CAPABILITY=default: other code paths use fused multiply-adds")
+    import torch
+
+    path = pathlib.Path(__file__).with_name("golden.txt")
+    with path.open("w") as out:
+        out.write(f"# make_golden.py, PyTorch {torch.__version__}, {STEPS} steps of {VALUES} values\n")
+        for number, (name, kind, hyper) in enumerate(CONFIGS):
+            run(torch, number, name, kind, hyper, out)
+    print(f"{path}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

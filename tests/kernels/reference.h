@@ -1,0 +1,51 @@
+// What the kernels must compute, one element at a time: the oracle of the tests and of everyone who
+// checks a whole run against a single process. It takes its types from kernels/kernels.h and shares
+// no code with it.
+//
+// Every NaN that is written is the canonical one (0x7FC00000 and its bf16 and f16 counterparts).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace phub::reference {
+
+using kernels::DType;
+using kernels::Hyper;
+using kernels::Optimizer;
+
+// One element of an array in some number format. store rounds to nearest even.
+float load(const void* array, DType type, size_t index);
+void store(void* array, DType type, size_t index, float value);
+
+// n elements from one format to another.
+void convert(const void* from, DType from_type, void* to, DType to_type, size_t n);
+
+// out[i] = ((slots[0][i] + slots[1][i]) + …) · factor. Ranks that are absent or null are simply not
+// in the list. True if all results are finite. No slots give zeros.
+bool sum(std::span<const void* const> slots, DType type, float factor, float* out, size_t n);
+
+// Step number t (from 1) of an optimizer: updates params and state in place. With Optimizer::kNone
+// the parameters become the gradient. Unused state may be null.
+void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient,
+          float* params, float* state0, float* state1, size_t n);
+
+// A flat model with its optimizer: what one process that trains alone keeps.
+struct Model {
+  Model(Optimizer optimizer, const Hyper& hyper, std::vector<float> initial);
+
+  // One round: the sum of the slots in their order, times factor, then the next step.
+  void round(std::span<const void* const> slots, DType type, float factor);
+  void step(std::span<const float> gradient);
+
+  Optimizer optimizer;
+  Hyper hyper;  // may be changed between rounds
+  uint64_t steps = 0;
+  std::vector<float> params, state0, state1;
+};
+
+}  // namespace phub::reference

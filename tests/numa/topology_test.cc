@@ -1,0 +1,256 @@
+#include "numa/topology.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+namespace phub::numa {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+template <typename Function>
+std::string message_of(const Function& function) {
+  try {
+    function();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::vector<uint32_t> core_nodes(const Topology& topology) {
+  std::vector<uint32_t> nodes;
+  for (const Core& core : topology.cores) nodes.push_back(core.node);
+  return nodes;
+}
+
+std::vector<uint32_t> core_cpus(const Topology& topology) {
+  std::vector<uint32_t> cpus;
+  for (const Core& core : topology.cores) cpus.push_back(core.os_cpu);
+  return cpus;
+}
+
+std::vector<std::string> nic_places(const Topology& topology) {
+  std::vector<std::string> places;
+  for (const NicInfo& nic : topology.nics) {
+    places.push_back(nic.name + "@" + std::to_string(nic.node));
+  }
+  return places;
+}
+
+class File {
+ public:
+  explicit File(const std::string& text)
+      : path_(testing::TempDir() + "topology_test_" + std::to_string(getpid()) + ".xml") {
+    std::ofstream(path_) << text;
+  }
+  ~File() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Synthetic, OneCorePerPhysicalCore) {
+  const Topology topology = from_synthetic("pack:2 core:3 pu:2");
+  EXPECT_EQ(topology.nodes.size(), 2u);
+  EXPECT_EQ(topology.nodes[1].os_node, 1u);
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0, 0, 1, 1, 1));
+  EXPECT_THAT(core_cpus(topology), ElementsAre(0, 2, 4, 6, 8, 10));
+  EXPECT_TRUE(topology.nics.empty());
+  EXPECT_EQ(topology.source, "synthetic pack:2 core:3 pu:2");
+}
+
+TEST(Synthetic, OneNodePerPackageUnlessItSaysOtherwise) {
+  EXPECT_EQ(from_synthetic("Package:3(indexes=0,1,2) pu:2").nodes.size(), 3u);
+  EXPECT_EQ(from_synthetic("pack:2 numa:2 core:2 pu:1").nodes.size(), 4u);
+  EXPECT_EQ(from_synthetic("[numa] pack:2 core:2 pu:1").nodes.size(), 1u);
+  EXPECT_EQ(from_synthetic("numa:4 core:2 pu:1").nodes.size(), 4u);
+  EXPECT_EQ(from_synthetic("core:4 pu:1").nodes.size(), 1u);
+}
+
+TEST(Synthetic, NodesWithinPackagesAndMemory) {
+  const Topology topology = from_synthetic("pack:2 die:2 [numa(memory=8GB)] core:2 pu:1");
+  EXPECT_EQ(topology.nodes.size(), 4u);
+  EXPECT_EQ(topology.nodes[3].memory_bytes, 8000000000u);
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0, 1, 1, 2, 2, 3, 3));
+}
+
+TEST(Synthetic, MemoryFurtherAwayIsNotTheCoresOwn) {
+  // A node of the whole machine (say, CXL memory) beside one per package.
+  const Topology topology = from_synthetic("[numa] pack:2 [numa] core:2 pu:1");
+  ASSERT_EQ(topology.nodes.size(), 3u);
+  std::set<uint32_t> used;
+  for (const Core& core : topology.cores) used.insert(core.node);
+  EXPECT_EQ(used.size(), 2u);
+}
+
+TEST(Synthetic, ProcessingUnitsAreCoresWhereThereAreNone) {
+  EXPECT_THAT(core_cpus(from_synthetic("pack:2 pu:2")), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(Synthetic, BadDescriptionsAreNamed) {
+  for (const char* bad :
+       {"", "pack", "pack:2 cores of mine", "pack:0", "core:2 pack:2", "(", "pu:-1"}) {
+    const std::string message = message_of([&] { from_synthetic(bad); });
+    EXPECT_THAT(message, HasSubstr("synthetic \"")) << bad;
+  }
+  for (const char* huge : {"pack:100000", "pack:2 core:1000 pu:1000", "pack:4294967297 pu:1",
+                           "65536 2", "pu:99999999999999999999999"}) {
+    EXPECT_THAT(message_of([&] { from_synthetic(huge); }), HasSubstr("more than 65536")) << huge;
+  }
+}
+
+// Two packages with their own PCI devices: an mlx5 card (fabric and network device on one
+// function), an Ethernet card, and what a machine has besides: loopback, a bridge, a disk.
+constexpr const char* kXml = R"(<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+  <object type="Machine" os_index="0" cpuset="0x0000000f" complete_cpuset="0x0000000f" allowed_cpuset="0x0000000b" nodeset="0x00000003" complete_nodeset="0x00000003" allowed_nodeset="0x00000003">
+    <object type="Package" os_index="0" cpuset="0x00000003" complete_cpuset="0x00000003" nodeset="0x00000001" complete_nodeset="0x00000001">
+      <object type="NUMANode" os_index="0" cpuset="0x00000003" complete_cpuset="0x00000003" nodeset="0x00000001" complete_nodeset="0x00000001" local_memory="1073741824"/>
+      <object type="Core" os_index="0" cpuset="0x00000001" complete_cpuset="0x00000001" nodeset="0x00000001" complete_nodeset="0x00000001">
+        <object type="PU" os_index="0" cpuset="0x00000001" complete_cpuset="0x00000001" nodeset="0x00000001" complete_nodeset="0x00000001"/>
+      </object>
+      <object type="Core" os_index="1" cpuset="0x00000002" complete_cpuset="0x00000002" nodeset="0x00000001" complete_nodeset="0x00000001">
+        <object type="PU" os_index="1" cpuset="0x00000002" complete_cpuset="0x00000002" nodeset="0x00000001" complete_nodeset="0x00000001"/>
+      </object>
+      <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[00-02]">
+        <object type="PCIDev" pci_busid="0000:01:00.0" pci_type="0200 [8086:10fb] [8086:0003] 01" pci_link_speed="0.000000">
+          <object type="OSDev" name="eth0" osdev_type="2"/>
+        </object>
+        <object type="PCIDev" pci_busid="0000:02:00.0" pci_type="0106 [8086:8d02] [8086:0003] 01" pci_link_speed="0.000000">
+          <object type="OSDev" name="sda" osdev_type="0"/>
+        </object>
+      </object>
+    </object>
+    <object type="Package" os_index="1" cpuset="0x0000000c" complete_cpuset="0x0000000c" nodeset="0x00000002" complete_nodeset="0x00000002">
+      <object type="NUMANode" os_index="1" cpuset="0x0000000c" complete_cpuset="0x0000000c" nodeset="0x00000002" complete_nodeset="0x00000002" local_memory="1073741824"/>
+      <object type="Core" os_index="2" cpuset="0x00000004" complete_cpuset="0x00000004" nodeset="0x00000002" complete_nodeset="0x00000002">
+        <object type="PU" os_index="2" cpuset="0x00000004" complete_cpuset="0x00000004" nodeset="0x00000002" complete_nodeset="0x00000002"/>
+      </object>
+      <object type="Core" os_index="3" cpuset="0x00000008" complete_cpuset="0x00000008" nodeset="0x00000002" complete_nodeset="0x00000002">
+        <object type="PU" os_index="3" cpuset="0x00000008" complete_cpuset="0x00000008" nodeset="0x00000002" complete_nodeset="0x00000002"/>
+      </object>
+      <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[80-82]">
+        <object type="PCIDev" pci_busid="0000:81:00.0" pci_type="0200 [15b3:1013] [15b3:0003] 01" pci_link_speed="0.000000">
+          <object type="OSDev" name="ens1" osdev_type="2"/>
+          <object type="OSDev" name="mlx5_0" osdev_type="3"/>
+        </object>
+      </object>
+    </object>
+    <object type="OSDev" name="lo" osdev_type="2"/>
+    <object type="OSDev" name="docker0" osdev_type="2"/>
+  </object>
+</topology>
+)";
+
+TEST(Xml, FindsNicsNextToTheirNodes) {
+  const File file(kXml);
+  const Topology topology = from_xml(file.path());
+  EXPECT_EQ(topology.source, "xml " + file.path());
+  EXPECT_EQ(topology.nodes.size(), 2u);
+  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0", "mlx5_0@1"))
+      << "ens1 is mlx5_0 once more; lo and docker0 are no NICs";
+}
+
+TEST(Xml, LeavesOutCpusThatAreNotAllowed) {
+  const File file(kXml);
+  EXPECT_THAT(core_cpus(from_xml(file.path())), ElementsAre(0, 1, 3));
+}
+
+TEST(Xml, BadFilesAreNamed) {
+  EXPECT_THAT(message_of([] { from_xml("/nowhere/x.xml"); }),
+              HasSubstr("xml /nowhere/x.xml: No such file"));
+  const std::string whole = kXml;
+  for (const std::string& text :
+       {std::string(), std::string("no xml"), std::string("<topology version=\"2.0\"></topology>"),
+        whole.substr(0, whole.size() / 2)}) {
+    const File file(text);
+    EXPECT_THAT(message_of([&] { from_xml(file.path()); }), HasSubstr("xml " + file.path()));
+  }
+}
+
+TEST(ThisMachine, HasOnlyCoresThatThisProcessMayUse) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  const Topology topology = this_machine();
+  EXPECT_EQ(topology.source, "this machine");
+  ASSERT_FALSE(topology.cores.empty());
+  for (const Core& core : topology.cores) EXPECT_TRUE(CPU_ISSET(core.os_cpu, &allowed));
+  EXPECT_LE(topology.cores.size(), static_cast<size_t>(CPU_COUNT(&allowed)));
+  EXPECT_TRUE(std::is_sorted(topology.cores.begin(), topology.cores.end(),
+                             [](const Core& a, const Core& b) { return a.node < b.node; }));
+}
+
+// In a process of its own: the affinity of all threads is looked at.
+TEST(ThisMachineDeathTest, FollowsTheAffinity) {
+  const auto pinned_cores = [] {
+    cpu_set_t allowed, one;
+    sched_getaffinity(0, sizeof(allowed), &allowed);
+    uint32_t last = CPU_SETSIZE - 1;
+    while (!CPU_ISSET(last, &allowed)) last--;
+    CPU_ZERO(&one);
+    CPU_SET(last, &one);
+    sched_setaffinity(0, sizeof(one), &one);
+    const Topology topology = this_machine();
+    std::exit(topology.cores.size() == 1 && topology.cores[0].os_cpu == last ? 0 : 1);
+  };
+  EXPECT_EXIT(pinned_cores(), testing::ExitedWithCode(0), "");
+}
+
+// hwloc's own variables can stand in for the machine.
+TEST(ThisMachineDeathTest, CanBeAnotherOne) {
+  const auto synthetic = [] {
+    setenv("HWLOC_SYNTHETIC", "pack:3 [numa] core:2 pu:1", 1);
+    const Topology topology = this_machine();
+    const bool right = topology.nodes.size() == 3 && topology.cores.size() == 6 &&
+                       topology.nics.empty() && topology.source != "this machine";
+    std::exit(right ? 0 : 1);
+  };
+  EXPECT_EXIT(synthetic(), testing::ExitedWithCode(0), "");
+}
+
+TEST(ThisMachine, VirtualDevicesAreNoNics) {
+  for (const NicInfo& nic : this_machine().nics) {
+    const std::filesystem::path device = "/sys/class/net/" + nic.name;
+    if (!std::filesystem::exists(device)) continue;  // an OpenFabrics device
+    EXPECT_THAT(std::filesystem::canonical(device).string(), Not(HasSubstr("/devices/virtual/")));
+  }
+}
+
+TEST(SetNics, SpreadsThemEvenlyOverNodesWithCores) {
+  Topology topology = from_synthetic("pack:2 core:2 pu:1");
+  set_nics(topology, 5);
+  EXPECT_THAT(nic_places(topology), ElementsAre("nic0@0", "nic1@0", "nic2@0", "nic3@1", "nic4@1"));
+  set_nics(topology, 1);
+  EXPECT_THAT(nic_places(topology), ElementsAre("nic0@0"));
+  set_nics(topology, 0);
+  EXPECT_TRUE(topology.nics.empty());
+  topology.nodes.push_back({});
+  set_nics(topology, 4);
+  EXPECT_THAT(nic_places(topology), ElementsAre("nic0@0", "nic1@0", "nic2@1", "nic3@1"));
+  EXPECT_THAT(message_of([&] { set_nics(topology, 4097); }), HasSubstr("4097 NICs"));
+}
+
+TEST(Describe, ShowsNodesCoresAndNics) {
+  Topology topology = from_synthetic("pack:2 [numa(memory=64GiB)] core:3 pu:2");
+  set_nics(topology, 3);
+  const std::string text = describe(topology);
+  EXPECT_THAT(text, HasSubstr("synthetic pack:2"));
+  EXPECT_THAT(text, HasSubstr("2 NUMA nodes, 6 cores, 3 NICs\n"));
+  EXPECT_THAT(text, HasSubstr("64.0 GiB"));
+  EXPECT_THAT(text, HasSubstr("CPU 6,8,10"));
+  EXPECT_THAT(text, HasSubstr("nic0 nic1\n"));
+}
+
+}  // namespace
+}  // namespace phub::numa

@@ -1,0 +1,193 @@
+#include "phub/models.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::HasSubstr;
+
+template <typename Function>
+std::string message_of(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+    return error.what();
+  }
+  return "no error";
+}
+
+uint64_t elements_of(const KeyTable& table, std::string_view name) {
+  for (const KeySpec& key : table.keys) {
+    if (key.name == name) return key.elements;
+  }
+  ADD_FAILURE() << table.name << " has no key " << name;
+  return 0;
+}
+
+TEST(Models, HaveThePublishedTotals) {
+  const struct {
+    std::string_view name;
+    size_t keys;
+    uint64_t elements;
+  } expected[] = {
+      {"resnet50", 161, 25'557'032},
+      {"alexnet", 16, 61'100'840},
+      {"vgg19", 38, 143'667'240},
+      {"bert-base", 199, 109'482'240},
+  };
+  EXPECT_EQ(model_names().size(), std::size(expected));
+  for (const auto& [name, keys, elements] : expected) {
+    const KeyTable table = model(name);
+    EXPECT_EQ(table.name, name);
+    EXPECT_EQ(table.keys.size(), keys) << name;
+    EXPECT_EQ(total_elements(table), elements) << name;
+  }
+}
+
+TEST(Models, HaveDistinctKeysOfSomeSize) {
+  for (std::string_view name : model_names()) {
+    std::set<std::string> names;
+    for (const KeySpec& key : model(name).keys) {
+      EXPECT_TRUE(names.insert(key.name).second) << name << " " << key.name;
+      EXPECT_GT(key.elements, 0u) << name << " " << key.name;
+    }
+  }
+}
+
+// As torchvision's and Hugging Face's named_parameters() have them.
+TEST(Models, HaveTheNamesOfTheLibraries) {
+  const KeyTable resnet = model("resnet50");
+  EXPECT_EQ(resnet.keys[0].name, "conv1.weight");
+  EXPECT_EQ(resnet.keys[12].name, "layer1.0.downsample.0.weight");
+  EXPECT_EQ(resnet.keys.back().name, "fc.bias");
+  EXPECT_EQ(elements_of(resnet, "conv1.weight"), 64u * 3 * 7 * 7);
+  EXPECT_EQ(elements_of(resnet, "layer3.5.bn3.bias"), 1024u);
+  EXPECT_EQ(elements_of(resnet, "layer4.0.conv2.weight"), 512u * 512 * 3 * 3);
+  EXPECT_EQ(elements_of(resnet, "layer4.0.downsample.0.weight"), 2048u * 1024);
+  EXPECT_EQ(elements_of(resnet, "fc.weight"), 2048u * 1000);
+
+  EXPECT_EQ(elements_of(model("alexnet"), "features.10.weight"), 256u * 256 * 3 * 3);
+  EXPECT_EQ(elements_of(model("alexnet"), "classifier.1.weight"), 9216u * 4096);
+  EXPECT_EQ(elements_of(model("vgg19"), "features.34.weight"), 512u * 512 * 3 * 3);
+  EXPECT_EQ(elements_of(model("vgg19"), "features.10.weight"), 256u * 128 * 3 * 3);
+  EXPECT_EQ(elements_of(model("vgg19"), "classifier.0.weight"), 25088u * 4096);
+
+  const KeyTable bert = model("bert-base");
+  EXPECT_EQ(elements_of(bert, "embeddings.word_embeddings.weight"), 30522u * 768);
+  EXPECT_EQ(elements_of(bert, "encoder.layer.11.intermediate.dense.weight"), 3072u * 768);
+  EXPECT_EQ(elements_of(bert, "encoder.layer.0.attention.output.LayerNorm.bias"), 768u);
+  EXPECT_EQ(bert.keys.back().name, "pooler.dense.bias");
+}
+
+TEST(Models, AnUnknownOneListsTheNames) {
+  const std::string message = message_of([] { model("resnet5O"); });
+  EXPECT_THAT(message, HasSubstr("no model 'resnet5O'"));
+  EXPECT_THAT(message, HasSubstr("did you mean 'resnet50'"));
+  EXPECT_THAT(message, HasSubstr("alexnet, vgg19, bert-base"));
+}
+
+TEST(KeyTable, IsParsedInAnyFieldOrder) {
+  const KeyTable table = parse_key_table(
+      R"({"keys": [{"elements": 12, "name": "é 1"}, {"name": "b", "elements": 1099511627764}],
+          "name": "mine"})",
+      "test.json");
+  EXPECT_EQ(table.name, "mine");
+  ASSERT_EQ(table.keys.size(), 2u);
+  EXPECT_EQ(table.keys[0], (KeySpec{.name = "é 1", .elements = 12}));
+  EXPECT_EQ(table.keys[1].elements, kMaxElements - 12);
+}
+
+TEST(KeyTable, BadInputIsNamed) {
+  const auto with_keys = [](std::string_view keys) {
+    return fmt::format(R"({{"name": "m", "keys": {}}})", keys);
+  };
+  const struct {
+    std::string json, message;
+  } cases[] = {
+      {"", "parse error at line 1, column 1"},
+      {"{\"name\": \"m\",\n  \"keys\": [}", "line 2, column 12"},
+      {with_keys(R"([{"name": "a", "elements": 1}])") + "x", "parse error"},
+      {"\xff", "parse error"},
+      {"[]", "not an array"},
+      {"17", "not 17"},
+      {"null", "not null"},
+      {R"({"keys": [{"name": "a", "elements": 1}]})", "\"name\" is missing"},
+      {R"({"name": "m"})", "\"keys\" is missing"},
+      {R"({"name": "m", "name": "n", "keys": []})", "\"name\" is there twice"},
+      {R"({"name": "", "keys": []})", "\"name\" is empty"},
+      {R"({"name": 3, "keys": []})", "\"name\" must be a string, not 3"},
+      {R"({"name": "m", "key": []})", "unknown field \"key\""},
+      {with_keys("[]"), "\"keys\" is empty"},
+      {with_keys("{}"), "\"keys\" must be an array, not an object"},
+      {with_keys("7"), "\"keys\" must be an array, not 7"},
+      {with_keys("[3]"), "keys[0] must be an object"},
+      {with_keys("[[]]"), "keys[0] must be an object"},
+      {with_keys(R"([{"name": "a", "elements": 1}, {"name": "b"}])"),
+       "keys[1] 'b': the field \"elements\" is missing"},
+      {with_keys(R"([{"elements": 1}])"), "keys[0]: the field \"name\" is missing"},
+      {with_keys(R"([{"name": "", "elements": 1}])"), "keys[0]: \"name\" is empty"},
+      {with_keys(R"([{"name": "a\n", "elements": 1}])"), "control character 0x0a"},
+      {with_keys(fmt::format(R"([{{"name": "{}", "elements": 1}}])", std::string(256, 'n'))),
+       "\"name\" has 256 bytes; at most 255"},
+      {with_keys(R"([{"name": "a", "elements": 1, "elements": 2}])"),
+       "keys[0] 'a': the field \"elements\" is there twice"},
+      {with_keys(R"([{"name": "a", "elements": 1}, {"name": "a", "elements": 1}])"),
+       "keys[1] 'a': an earlier key has the same name"},
+      {with_keys(R"([{"name": "a", "elements": 0}])"), "keys[0] 'a': \"elements\" is 0"},
+      {with_keys(R"([{"name": "a", "elements": -1}])"), "positive integer, not -1"},
+      {with_keys(R"([{"name": "a", "elements": 1.5}])"), "positive integer, not 1.5"},
+      {with_keys(R"([{"name": "a", "elements": 1e6}])"), "positive integer, not 1e6"},
+      {with_keys(R"([{"name": "a", "elements": "1"}])"), "positive integer, not a string"},
+      {with_keys(R"([{"name": "a", "elements": null}])"), "positive integer, not null"},
+      {with_keys(R"([{"name": "a", "elements": true}])"), "positive integer, not true"},
+      {with_keys(R"([{"name": "a", "elements": {}}])"), "positive integer, not an object"},
+      {with_keys(R"([{"name": "a", "elements": 1099511627777}])"),
+       "1099511627777 elements are too"},
+      {with_keys(R"([{"name": "a", "elements": 18446744073709551616}])"), "18446744073709551616"},
+      {with_keys(R"([{"name": "a", "elements": 1e999}])"), "number overflow"},
+      {with_keys(R"([{"name": "a", "elements": 9}, {"name": "b", "elements": 1099511627770}])"),
+       "keys[1] 'b': 1099511627770 elements are too many: a job has at most 1099511627776"},
+      {std::string(1'000'000, '['), "not an array"},
+      {with_keys("[" + std::string(1'000'000, '{')), "parse error"},
+  };
+  for (const auto& [json, message] : cases) {
+    const std::string error = message_of([&] { parse_key_table(json, "test.json"); });
+    EXPECT_THAT(error, HasSubstr(message)) << json.substr(0, 200);
+    EXPECT_THAT(error, HasSubstr("test.json: ")) << json.substr(0, 200);
+    EXPECT_LT(error.size(), 600u) << "not the whole file";
+  }
+}
+
+TEST(KeyTable, HasALimitedNumberOfKeys) {
+  std::string json = R"({"name": "m", "keys": [)";
+  for (size_t i = 0; i <= kMaxKeys; i++) {
+    json += fmt::format(R"({}{{"name":"{}","elements":1}})", i == 0 ? "" : ",", i);
+  }
+  EXPECT_THAT(message_of([&] { parse_key_table(json + "]}", "test.json"); }),
+              HasSubstr("more than 1048576 keys"));
+}
+
+TEST(KeyTable, ComesFromAFileWhenTheArgumentLooksLikeOne) {
+  const std::string path = testing::TempDir() + "models_test_keys.json";
+  std::ofstream(path) << R"({"name": "mine", "keys": [{"name": "a", "elements": 5}]})";
+  EXPECT_EQ(model_or_file(path).name, "mine");
+  EXPECT_EQ(model_or_file("vgg19").name, "vgg19");
+  EXPECT_THAT(message_of([] { model_or_file("nowhere.json"); }),
+              HasSubstr("cannot read the key table nowhere.json: No such file"));
+  EXPECT_THAT(message_of([] { model_or_file("./nowhere"); }), HasSubstr("./nowhere"));
+  EXPECT_THAT(message_of([] { model_or_file(testing::TempDir()); }), HasSubstr("directory"));
+  EXPECT_THAT(message_of([] { model_or_file("nowhere"); }), HasSubstr("no model 'nowhere'"));
+  std::remove(path.c_str());
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,145 @@
+#include "phub/plan_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "phub/models.h"
+#include "phub/plan.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+// What `phub plan …` prints; throws as it does.
+std::string output_of(std::vector<std::string> arguments) {
+  CLI::App app;
+  add_plan_command(app);
+  arguments.insert(arguments.begin(), "plan");
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  testing::internal::CaptureStdout();
+  try {
+    app.parse(arguments);
+  } catch (...) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  return testing::internal::GetCapturedStdout();
+}
+
+std::string error_of(const std::vector<std::string>& arguments) {
+  try {
+    output_of(arguments);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+    return error.what();
+  } catch (const CLI::ParseError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(PlanCommand, ShowsPBox) {
+  const std::string text = output_of({"resnet50", "--ranks", "8", "--topology",
+                                      "pack:2 [numa(memory=64GB)] core:14 pu:1", "--nics", "10",
+                                      "--optimizer", "nesterov"});
+  EXPECT_THAT(text, HasSubstr("2 NUMA nodes, 28 cores, 10 NICs"));
+  EXPECT_THAT(text, HasSubstr("resnet50: 25,557,032 elements in 161 keys, 3,"));
+  EXPECT_THAT(text, HasSubstr("8 ranks, optimizer nesterov, gradients f32, parameters f32"));
+  EXPECT_THAT(text, ContainsRegex("nic9 +1 +3 +3[0-9][0-9] +7[78]\\.[0-9]+ MiB"));
+  EXPECT_THAT(text, ContainsRegex("27 +27 +1 +[0-9]+ "));
+  EXPECT_THAT(text, ContainsRegex("all +779\\.94 MiB +97\\.49 MiB +- +97\\.49 MiB"));
+  EXPECT_THAT(text, Not(HasSubstr("does not fit")));
+}
+
+TEST(PlanCommand, PlansThisMachine) {
+  EXPECT_THAT(output_of({"alexnet"}), HasSubstr("this machine: "));
+  EXPECT_THAT(output_of({"alexnet", "--nics", "0"}), HasSubstr("planned for shared memory"));
+}
+
+TEST(PlanCommand, SaysWhatIsNotUsed) {
+  const std::string text =
+      output_of({"vgg19", "--topology", "pack:2 core:4 pu:1", "--nics", "2", "--cores", "1"});
+  EXPECT_THAT(text, HasSubstr("not used: nic1"));
+  EXPECT_THAT(text, HasSubstr("not used: 7 of 8 cores"));
+}
+
+TEST(PlanCommand, SaysWhatDoesNotFit) {
+  EXPECT_THAT(
+      output_of({"vgg19", "--topology", "pack:1 [numa(memory=4GiB)] core:4 pu:1", "--ranks", "8"}),
+      HasSubstr("does not fit: node 0 has 4.00 GiB and needs 4.82 GiB"));
+}
+
+TEST(PlanCommand, JsonAddsUp) {
+  const std::string text =
+      output_of({"bert-base", "--ranks", "4", "--topology", "pack:2 core:3 pu:1", "--nics", "4",
+                 "--optimizer", "adam", "--dtype", "bf16", "--json"});
+  const auto json = nlohmann::json::parse(text);
+  const auto sum = [&](const char* list, const char* field) {
+    uint64_t total = 0;
+    for (const auto& entry : json.at(list)) total += entry.at(field).get<uint64_t>();
+    return total;
+  };
+  const uint64_t elements = 109'482'240, padded = json.at("total_elements");
+  EXPECT_EQ(sum("cores", "elements"), elements);
+  EXPECT_EQ(sum("nics", "elements"), elements);
+  EXPECT_EQ(sum("queues", "chunks"), json.at("chunks"));
+  EXPECT_EQ(json.at("memory").size(), 2u);
+  EXPECT_EQ(sum("memory", "gradient_slots"), 4 * 2 * padded);
+  EXPECT_EQ(sum("memory", "parameters"), 2 * padded);
+  EXPECT_EQ(sum("memory", "master"), 4 * padded);
+  EXPECT_EQ(sum("memory", "optimizer_state"), 2 * 4 * padded);
+  EXPECT_EQ(sum("memory", "total"), (8 + 2 + 4 + 8) * padded + sum("memory", "bookkeeping"));
+}
+
+TEST(PlanMemory, HoldsWhatTheJobNeeds) {
+  numa::Topology topology = numa::from_synthetic("pack:1 core:2 pu:1");
+  JobSpec spec{.name = "m", .keys = {{.name = "a", .elements = 32 * 1000}}, .max_ranks = 3};
+  const Plan plan = make_plan(topology, spec.keys, {.ranks = 3});
+  const auto needed = [&](const char* optimizer, const char* gradient, const char* parameter) {
+    spec.optimizer = optimizer, spec.gradient_dtype = gradient, spec.parameter_dtype = parameter;
+    const std::vector<NodeMemory> nodes = memory_needed(plan, spec);
+    EXPECT_EQ(nodes.size(), 1u);
+    const NodeMemory& m = nodes.at(0);
+    EXPECT_GT(m.bookkeeping, 0u);
+    EXPECT_LT(m.bookkeeping, 100'000u);
+    return std::vector<uint64_t>{m.slots / 32000, m.parameters / 32000, m.master / 32000,
+                                 m.state / 32000};
+  };
+  using Bytes = std::vector<uint64_t>;
+  EXPECT_EQ(needed("none", "f32", "f32"), (Bytes{12, 4, 0, 0}));
+  EXPECT_EQ(needed("none", "f16", "f16"), (Bytes{6, 2, 0, 0})) << "a sum needs no master";
+  EXPECT_EQ(needed("sgd", "bf16", "f32"), (Bytes{6, 4, 0, 0}));
+  EXPECT_EQ(needed("sgd", "f32", "bf16"), (Bytes{12, 2, 4, 0}));
+  EXPECT_EQ(needed("nesterov", "f32", "f32"), (Bytes{12, 4, 0, 4}));
+  EXPECT_EQ(needed("adam", "f32", "f32"), (Bytes{12, 4, 0, 8}));
+  spec.hyper["rmsprop_momentum"] = 0.9;
+  EXPECT_EQ(needed("rmsprop", "f32", "f32"), (Bytes{12, 4, 0, 8}));
+}
+
+TEST(PlanCommand, BadInputIsNamed) {
+  EXPECT_THAT(error_of({"nomodel"}), HasSubstr("no model 'nomodel'"));
+  EXPECT_THAT(error_of({"nowhere.json"}), HasSubstr("nowhere.json"));
+  EXPECT_THAT(error_of({}), HasSubstr("model is required"));
+  EXPECT_THAT(error_of({"vgg19", "--topology", "nowhere.xml"}),
+              HasSubstr("--topology: xml nowhere.xml: No such file"));
+  EXPECT_THAT(error_of({"vgg19", "--topology", "pack:x"}), HasSubstr("--topology: synthetic"));
+  EXPECT_THAT(error_of({"vgg19", "--topology", "pack:1 core:2 pu:1", "--cores", "3"}),
+              HasSubstr("3 cores asked for"));
+  EXPECT_THAT(error_of({"vgg19", "--ranks", "0"}), HasSubstr("0 ranks"));
+  EXPECT_THAT(error_of({"vgg19", "--ranks", "-1"}), HasSubstr("--ranks"));
+  EXPECT_THAT(error_of({"vgg19", "--nics", "5000"}), HasSubstr("--nics"));
+  EXPECT_THAT(error_of({"vgg19", "--nics", "4294967297"}), HasSubstr("--nics"));
+  EXPECT_THAT(error_of({"vgg19", "--optimizer", "sdg"}), HasSubstr("no optimizer 'sdg'"));
+  EXPECT_THAT(error_of({"vgg19", "--dtype", "f64"}), HasSubstr("no dtype 'f64'"));
+  EXPECT_THAT(error_of({"vgg19", "--parameter-dtype", "f8"}), HasSubstr("no dtype 'f8'"));
+  EXPECT_THAT(error_of({"vgg19", "--chunk-elements", "100"}), HasSubstr("multiple of 32"));
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,390 @@
+#include "phub/plan.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "phub/models.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Shape {
+  uint32_t cores = 0, nics = 0;
+};
+
+// Nodes with cores and NICs as given; os numbers differ from indices on purpose.
+numa::Topology make_topology(const std::vector<Shape>& shapes) {
+  numa::Topology topology;
+  topology.source = "test";
+  for (uint32_t n = 0; n < shapes.size(); n++) {
+    topology.nodes.push_back({.os_node = n + 2, .memory_bytes = 1ull << 30});
+    for (uint32_t c = 0; c < shapes[n].cores; c++) {
+      topology.cores.push_back({n, static_cast<uint32_t>(2 * topology.cores.size() + 1)});
+    }
+    for (uint32_t i = 0; i < shapes[n].nics; i++) {
+      topology.nics.push_back({n, fmt::format("n{}", topology.nics.size())});
+    }
+  }
+  return topology;
+}
+
+std::vector<KeySpec> make_keys(const std::vector<uint64_t>& elements) {
+  std::vector<KeySpec> keys;
+  for (uint64_t n : elements) {
+    keys.push_back({.name = fmt::format("k{}", keys.size()), .elements = n});
+  }
+  return keys;
+}
+
+const std::vector<Shape> kPBox = {{14, 5}, {14, 5}};
+
+uint64_t fingerprint(const Plan& plan) {
+  uint64_t hash = 14695981039346656037ull;
+  const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 1099511628211ull; };
+  for (const ChunkPlan& c : plan.chunks) {
+    for (uint64_t v : {uint64_t{c.key}, uint64_t{c.elements}, c.key_element, c.offset,
+                       uint64_t{c.queue}, uint64_t{c.index}}) {
+      mix(v);
+    }
+  }
+  for (const QueuePlan& q : plan.queues) mix(q.core), mix(q.nic);
+  for (const CorePlan& c : plan.cores) mix(c.os_cpu), mix(c.elements);
+  for (uint64_t offset : plan.key_offset) mix(offset);
+  return hash;
+}
+
+std::string message_of(const numa::Topology& topology, const std::vector<KeySpec>& keys,
+                       const PlanOptions& options) {
+  try {
+    make_plan(topology, keys, options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+    return error.what();
+  }
+  return "no error";
+}
+
+// Every element is in exactly one chunk, in place; chunks are as large as they can be.
+void check_chunks(const Plan& plan, const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
+  size_t c = 0;
+  uint64_t end = 0;
+  ASSERT_EQ(plan.key_offset.size(), keys.size());
+  for (uint32_t k = 0; k < keys.size(); k++) {
+    ASSERT_EQ(plan.key_offset[k] % kKeyAlignment, 0u);
+    ASSERT_GE(plan.key_offset[k], end);
+    for (uint64_t at = 0; at < keys[k].elements; c++) {
+      ASSERT_LT(c, plan.chunks.size());
+      const ChunkPlan& chunk = plan.chunks[c];
+      ASSERT_EQ(chunk.key, k);
+      ASSERT_EQ(chunk.key_element, at);
+      ASSERT_EQ(chunk.offset, plan.key_offset[k] + at);
+      ASSERT_EQ(chunk.elements, std::min<uint64_t>(chunk_elements, keys[k].elements - at));
+      at += chunk.elements;
+    }
+    end = plan.key_offset[k] + keys[k].elements;
+  }
+  ASSERT_EQ(c, plan.chunks.size());
+  ASSERT_GE(plan.total_elements, end);
+  ASSERT_LT(plan.total_elements, end + kKeyAlignment);
+}
+
+// Chunk, queue, core and NIC point at each other and lie on one node.
+void check_places(const Plan& plan, const numa::Topology& topology) {
+  std::set<std::pair<uint32_t, uint32_t>> cpus, pairs;
+  std::set<std::string> names;
+  for (const auto& core : topology.cores) cpus.insert({core.node, core.os_cpu});
+  for (const CorePlan& core : plan.cores) {
+    ASSERT_EQ(cpus.erase({core.node, core.os_cpu}), 1u) << "a core that is not there, or twice";
+    ASSERT_EQ(core.os_node, topology.nodes[core.node].os_node);
+    ASSERT_FALSE(core.queues.empty());
+  }
+  for (const NicPlan& nic : plan.nics) {
+    ASSERT_TRUE(names.insert(nic.name).second);
+    const auto same = [&](const numa::NicInfo& n) {
+      return n.name == nic.name && n.node == nic.node;
+    };
+    ASSERT_TRUE(topology.nics.empty() ||
+                std::any_of(topology.nics.begin(), topology.nics.end(), same));
+  }
+  std::vector<uint64_t> core_elements(plan.cores.size()), nic_elements(plan.nics.size());
+  size_t chunks = 0;
+  for (uint32_t q = 0; q < plan.queues.size(); q++) {
+    const QueuePlan& queue = plan.queues[q];
+    ASSERT_TRUE(pairs.insert({queue.core, queue.nic}).second);
+    ASSERT_EQ(plan.cores.at(queue.core).node, plan.nics.at(queue.nic).node);
+    const std::vector<uint32_t>& own = plan.cores[queue.core].queues;
+    ASSERT_EQ(std::count(own.begin(), own.end(), q), 1);
+    ASSERT_TRUE(std::is_sorted(queue.chunks.begin(), queue.chunks.end()));
+    for (uint32_t i = 0; i < queue.chunks.size(); i++) {
+      const ChunkPlan& chunk = plan.chunks.at(queue.chunks[i]);
+      ASSERT_EQ(chunk.queue, q);
+      ASSERT_EQ(chunk.index, i);
+      core_elements[queue.core] += chunk.elements;
+      nic_elements[queue.nic] += chunk.elements;
+    }
+    chunks += queue.chunks.size();
+  }
+  ASSERT_EQ(chunks, plan.chunks.size());
+  for (size_t c = 0; c < plan.cores.size(); c++)
+    ASSERT_EQ(plan.cores[c].elements, core_elements[c]);
+  for (size_t n = 0; n < plan.nics.size(); n++) ASSERT_EQ(plan.nics[n].elements, nic_elements[n]);
+}
+
+// What the plan uses, node by node.
+std::vector<Shape> used_shapes(const Plan& plan, size_t nodes) {
+  std::vector<Shape> used(nodes);
+  for (const CorePlan& core : plan.cores) used[core.node].cores++;
+  for (const NicPlan& nic : plan.nics) used[nic.node].nics++;
+  return used;
+}
+
+// No division of the bytes over nodes makes the worst part smaller than this: node n with the
+// fraction t of the bytes has cores loaded t·C/C_n and NICs loaded t·N/N_n times their means.
+double best_possible(const std::vector<Shape>& used, bool real_nics) {
+  double cores = 0, nics = 0, sum = 0;
+  for (const Shape& s : used) cores += s.cores, nics += s.nics;
+  for (const Shape& s : used) {
+    sum += real_nics ? std::min(s.cores / cores, s.nics / nics) : s.cores / cores;
+  }
+  return 1 / sum;
+}
+
+template <typename Part>
+double mean_elements(const std::vector<Part>& parts) {
+  double sum = 0;
+  for (const Part& part : parts) sum += static_cast<double>(part.elements);
+  return sum / static_cast<double>(parts.size());
+}
+
+void check_balance(const Plan& plan, const numa::Topology& topology, uint32_t chunk_elements) {
+  const bool real_nics = !topology.nics.empty();
+  const std::vector<Shape> used = used_shapes(plan, topology.nodes.size());
+  const double best = best_possible(used, real_nics);
+  // A part can be a chunk or two off; with 100 chunks each that is within 2%.
+  const double core_chunks = mean_elements(plan.cores) / chunk_elements;
+  const double nic_chunks = mean_elements(plan.nics) / chunk_elements;
+  const double allowed = best * std::max(1.02, 1 + 2.1 / std::min(core_chunks, nic_chunks));
+  EXPECT_LE(core_imbalance(plan), allowed) << core_chunks << " chunks per core";
+  if (real_nics) {
+    EXPECT_LE(nic_imbalance(plan), allowed) << nic_chunks << " chunks per NIC";
+  }
+
+  // Within a node, cores differ by at most one chunk; the queues are as few as balance needs.
+  for (uint32_t n = 0; n < used.size(); n++) {
+    uint64_t least = UINT64_MAX, most = 0;
+    size_t queues = 0;
+    for (const CorePlan& core : plan.cores) {
+      if (core.node != n) continue;
+      least = std::min(least, core.elements), most = std::max(most, core.elements);
+      queues += core.queues.size();
+    }
+    if (used[n].cores == 0) continue;
+    EXPECT_LE(most - least, chunk_elements);
+    EXPECT_EQ(queues, used[n].cores + used[n].nics - std::gcd(used[n].cores, used[n].nics));
+  }
+}
+
+void check_everything(const Plan& plan, const numa::Topology& topology,
+                      const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
+  check_chunks(plan, keys, chunk_elements);
+  if (::testing::Test::HasFatalFailure()) return;
+  check_places(plan, topology);
+  if (::testing::Test::HasFatalFailure()) return;
+  check_balance(plan, topology, chunk_elements);
+  const JobLayout layout = layout_of(plan);
+  EXPECT_EQ(layout.key_offset, plan.key_offset);
+  EXPECT_EQ(layout.total_elements, plan.total_elements);
+  ASSERT_EQ(layout.queue_chunks.size(), plan.queues.size());
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    EXPECT_EQ(layout.queue_chunks[q], plan.queues[q].chunks);
+  }
+}
+
+// Cores that a plan may use: on nodes with a NIC if there is any.
+uint32_t usable_cores(const std::vector<Shape>& shapes) {
+  const bool any_nic =
+      std::any_of(shapes.begin(), shapes.end(), [](Shape s) { return s.nics > 0; });
+  uint32_t usable = 0;
+  for (const Shape& s : shapes) usable += !any_nic || s.nics > 0 ? s.cores : 0;
+  return usable;
+}
+
+TEST(Plan, HoldsOnRandomTopologiesAndKeyTables) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](uint64_t from, uint64_t to) {
+    return std::uniform_int_distribution<uint64_t>(from, to)(random);
+  };
+  int planned = 0;
+  for (int i = 0; i < 4000; i++) {
+    std::vector<Shape> shapes(pick(1, 5));
+    const bool nics = pick(0, 3) > 0, equal = pick(0, 1) == 0;
+    for (Shape& s : shapes) {
+      s = {static_cast<uint32_t>(pick(0, 16)), static_cast<uint32_t>(nics ? pick(0, 10) : 0)};
+      if (equal) s = shapes.front();
+    }
+    std::vector<uint64_t> elements(pick(1, 60));
+    const uint32_t chunk = 32u << pick(0, 6);
+    for (uint64_t& n : elements) n = pick(1, uint64_t{chunk} << pick(0, 8));
+    const numa::Topology topology = make_topology(shapes);
+    const std::vector<KeySpec> keys = make_keys(elements);
+    PlanOptions options{.ranks = static_cast<uint32_t>(pick(1, 64)), .chunk_elements = chunk};
+
+    const uint32_t usable = usable_cores(shapes);
+    if (usable == 0) {
+      EXPECT_NE(message_of(topology, keys, options), "no error");
+      continue;
+    }
+    options.cores = pick(0, 1) == 0 ? 0 : static_cast<uint32_t>(pick(1, usable));
+    const Plan plan = make_plan(topology, keys, options);
+    ASSERT_EQ(plan.cores.size(), options.cores == 0 ? usable : options.cores);
+    check_everything(plan, topology, keys, chunk);
+    ASSERT_FALSE(HasFailure()) << "topology " << i;
+    ASSERT_EQ(fingerprint(plan), fingerprint(make_plan(topology, keys, options)));
+    planned++;
+  }
+  EXPECT_GT(planned, 3000);
+}
+
+TEST(Plan, PBoxIsBalanced) {
+  const numa::Topology topology = make_topology(kPBox);
+  for (std::string_view name : model_names()) {
+    const KeyTable table = model(name);
+    const Plan plan = make_plan(topology, table.keys, {.ranks = 8});
+    check_everything(plan, topology, table.keys, 8192);
+    EXPECT_EQ(plan.cores.size(), 28u);
+    EXPECT_EQ(plan.nics.size(), 10u);
+    EXPECT_EQ(plan.queues.size(), 36u) << "14 + 5 - 1 on each node";
+    EXPECT_LE(core_imbalance(plan), 1.02) << name;
+    EXPECT_LE(nic_imbalance(plan), 1.02) << name;
+  }
+}
+
+// Guards against plans that depend on the compiler, the standard library or the order of a hash.
+TEST(Plan, IsTheSameEverywhere) {
+  KeyTable table = model("resnet50");
+  const numa::Topology topology = make_topology(kPBox);
+  const uint64_t expected = fingerprint(make_plan(topology, table.keys, {}));
+  EXPECT_EQ(expected, 7069304045401997964ull);
+  for (KeySpec& key : table.keys) key.name = "renamed " + key.name;
+  EXPECT_EQ(fingerprint(make_plan(topology, table.keys, {.ranks = 64})), expected);
+}
+
+TEST(Plan, OneOfEverything) {
+  const std::vector<KeySpec> keys = make_keys({1});
+  for (uint32_t nics : {0u, 1u}) {
+    const numa::Topology topology = make_topology({{1, nics}});
+    const Plan plan = make_plan(topology, keys, {});
+    check_everything(plan, topology, keys, 8192);
+    EXPECT_EQ(plan.chunks.size(), 1u);
+    EXPECT_EQ(plan.total_elements, 32u);
+    EXPECT_EQ(core_imbalance(plan), 1.0);
+  }
+}
+
+TEST(Plan, WithoutNicsThereIsOneQueuePerCore) {
+  const std::vector<KeySpec> keys = make_keys({100000, 3, 70000});
+  const Plan plan =
+      make_plan(make_topology({{3, 0}, {0, 0}, {2, 0}}), keys, {.chunk_elements = 64});
+  ASSERT_EQ(plan.queues.size(), 5u);
+  for (uint32_t q = 0; q < 5; q++) EXPECT_EQ(plan.queues[q].core, q);
+  ASSERT_EQ(plan.nics.size(), 2u);
+  EXPECT_EQ(plan.nics[0].name, "mem2");
+  EXPECT_EQ(plan.nics[1].name, "mem4");
+  EXPECT_LE(core_imbalance(plan), 1.02) << "pseudo-NICs limit nothing";
+}
+
+TEST(Plan, NodesThatLackANicOrACoreAreLeftOut) {
+  const std::vector<KeySpec> keys = make_keys({100000});
+  const Plan plan = make_plan(make_topology({{4, 0}, {2, 2}, {0, 3}}), keys, {});
+  EXPECT_EQ(plan.cores.size(), 2u);
+  for (const CorePlan& core : plan.cores) EXPECT_EQ(core.node, 1u);
+  EXPECT_EQ(plan.nics.size(), 2u);
+}
+
+TEST(Plan, CoresFollowTheNics) {
+  const std::vector<KeySpec> keys = make_keys({100000});
+  const auto cores_used = [&](const std::vector<Shape>& shapes, uint32_t cores) {
+    std::vector<uint32_t> used;
+    const Plan plan = make_plan(make_topology(shapes), keys, {.cores = cores});
+    for (const Shape& s : used_shapes(plan, shapes.size())) used.push_back(s.cores);
+    return used;
+  };
+  EXPECT_EQ(cores_used(kPBox, 10), (std::vector<uint32_t>{5, 5}));
+  EXPECT_EQ(cores_used({{8, 3}, {8, 1}}, 8), (std::vector<uint32_t>{6, 2}));
+  EXPECT_EQ(cores_used({{8, 3}, {8, 1}}, 2), (std::vector<uint32_t>{1, 1})) << "all NICs are used";
+  EXPECT_EQ(cores_used({{8, 1}, {8, 3}}, 1), (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(cores_used({{2, 3}, {8, 1}}, 8), (std::vector<uint32_t>{2, 6}))
+      << "no more than there are";
+}
+
+// A key is the unit of overlap: its chunks must be able to use the whole box at once.
+TEST(Plan, EveryLargeKeyIsSpreadOverAllCores) {
+  const std::vector<KeySpec> keys = make_keys(std::vector<uint64_t>(20, 28 * 64));
+  const Plan plan = make_plan(make_topology(kPBox), keys, {.chunk_elements = 64});
+  for (uint32_t k = 0; k < keys.size(); k++) {
+    std::set<uint32_t> cores;
+    for (const ChunkPlan& chunk : plan.chunks) {
+      if (chunk.key == k) cores.insert(plan.queues[chunk.queue].core);
+    }
+    EXPECT_EQ(cores.size(), 28u) << "key " << k;
+  }
+}
+
+TEST(Plan, BadInputIsNamed) {
+  const numa::Topology box = make_topology(kPBox);
+  const std::vector<KeySpec> keys = make_keys({10, 20});
+  EXPECT_THAT(message_of(box, {}, {}), HasSubstr("no keys"));
+  EXPECT_THAT(message_of(box, make_keys({5, 0}), {}), HasSubstr("key 1 'k1' has no elements"));
+  EXPECT_THAT(message_of(box, make_keys({5, kMaxElements}), {}), HasSubstr("'k1'"));
+  EXPECT_THAT(message_of(box, make_keys({UINT64_MAX, UINT64_MAX}), {}), HasSubstr("'k0'"));
+  EXPECT_THAT(message_of(box, keys, {.cores = 29}), HasSubstr("29 cores asked for"));
+  EXPECT_THAT(message_of(make_topology({{4, 1}, {4, 0}}), keys, {.cores = 5}),
+              HasSubstr("has 4 that can be used (the others are on NUMA nodes without a NIC)"));
+  EXPECT_THAT(message_of(box, keys, {.ranks = 0}), HasSubstr("0 ranks"));
+  EXPECT_THAT(message_of(box, keys, {.ranks = 1025}), HasSubstr("1025 ranks"));
+  EXPECT_THAT(message_of(box, keys, {.chunk_elements = 0}), HasSubstr("chunk_elements is 0"));
+  EXPECT_THAT(message_of(box, keys, {.chunk_elements = 48}), HasSubstr("multiple of 32"));
+  EXPECT_THAT(message_of(make_topology({}), keys, {}), HasSubstr("no NUMA nodes"));
+  EXPECT_THAT(message_of(make_topology({{0, 0}}), keys, {}), HasSubstr("no cores"));
+  EXPECT_THAT(message_of(make_topology({{4, 0}, {0, 2}}), keys, {}),
+              HasSubstr("no NUMA node of test has both"));
+}
+
+TEST(Plan, AQueueHoldsWhatTheImmediateCanName) {
+  const numa::Topology topology = make_topology({{1, 1}});
+  const uint64_t most = uint64_t{kMaxChunksPerQueue} * 32;
+  const Plan plan = make_plan(topology, make_keys({most}), {.chunk_elements = 32});
+  EXPECT_EQ(plan.chunks.back().index, kMaxChunksPerQueue - 1);
+  EXPECT_THAT(message_of(topology, make_keys({most + 1}), {.chunk_elements = 32}),
+              HasSubstr("use larger chunks or more cores"));
+  // Refused before anything is allocated.
+  EXPECT_THAT(message_of(make_topology(kPBox), make_keys({kMaxElements}), {.chunk_elements = 32}),
+              HasSubstr("34359738368 chunks"));
+}
+
+TEST(Plan, ManyChunksArePlannedAtOnce) {
+  const std::vector<KeySpec> keys = make_keys({100000ull * 8192});
+  const numa::Topology topology = make_topology(kPBox);
+  make_plan(topology, keys, {});
+  const auto start = std::chrono::steady_clock::now();
+  const Plan plan = make_plan(topology, keys, {});
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(plan.chunks.size(), 100000u);
+  RecordProperty("ms", std::to_string(took.count()));
+  EXPECT_LT(took.count(), 1000) << "some 20 ms are usual; sanitizers and busy machines take longer";
+}
+
+}  // namespace
+}  // namespace phub

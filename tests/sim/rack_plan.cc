@@ -1,0 +1,217 @@
+#include "tests/sim/rack_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+namespace phub::sim {
+namespace {
+
+template <typename T, size_t n>
+const T& pick(SimRandom& random, const T (&choices)[n]) {
+  return choices[random.below(n)];
+}
+
+std::vector<KeySpec> some_keys(SimRandom& random, uint32_t chunk_elements, bool tiny) {
+  const size_t n = tiny ? random.between(1, 2) : random.chance(0.3) ? random.between(1, 20)
+                                                                   : random.between(1, 6);
+  std::vector<KeySpec> keys;
+  for (size_t k = 0; k < n; ++k) {
+    KeySpec key;
+    key.name = fmt::format("key{}", k);
+    key.elements = tiny ? random.between(1, chunk_elements)
+                        : random.between(1, chunk_elements * (n > 6 ? 2 : 4));
+    key.priority = random.chance(0.3) ? static_cast<int32_t>(random.below(3)) : 0;
+    if (random.chance(0.2)) key.lr_scale = 0.5;
+    if (random.chance(0.2)) key.decay_scale = 0;
+    keys.push_back(std::move(key));
+  }
+  return keys;
+}
+
+std::map<std::string, double> some_hyper(SimRandom& random, const std::string& optimizer) {
+  std::map<std::string, double> hyper;
+  if (random.chance(0.7)) hyper["lr"] = 0.001 * static_cast<double>(random.between(1, 500));
+  if (random.chance(0.3)) hyper["weight_decay"] = 0.01;
+  if (random.chance(0.3)) hyper["momentum"] = 0.5;
+  if (random.chance(0.1)) hyper["grad_scale"] = 8;
+  if (optimizer == "rmsprop" && random.chance(0.5)) hyper["rmsprop_momentum"] = 0.9;
+  return hyper;
+}
+
+JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
+  JobSpec spec;
+  spec.name = fmt::format("job{}", index);
+  spec.chunk_elements = pick(random, {32u, 64u, 96u, 256u});
+  spec.keys = some_keys(random, spec.chunk_elements, tiny);
+  spec.world_size = static_cast<uint32_t>(
+      tiny ? random.between(2, 3) : random.chance(0.2) ? random.between(9, 16) : random.between(2, 8));
+  spec.max_ranks = static_cast<uint32_t>(
+      random.chance(0.5) ? spec.world_size : random.between(spec.world_size, 16));
+  spec.optimizer = pick<std::string>(
+      random, {"none", "none", "none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
+               "rmsprop"});
+  spec.hyper = some_hyper(random, spec.optimizer);
+  if (random.chance(0.7)) {
+    spec.gradient_dtype = spec.parameter_dtype = "f32";
+  } else {
+    spec.gradient_dtype = pick<std::string>(random, {"f32", "bf16", "f16"});
+    spec.parameter_dtype = pick<std::string>(random, {"f32", "bf16", "f16"});
+  }
+  spec.reduction = random.chance(0.3) ? "mean" : "sum";
+  spec.initial = random.chance(0.4) ? "broadcast" : "zeros";
+  spec.on_loss = pick<std::string>(random, {"shrink", "shrink", "shrink", "wait", "fail"});
+  spec.on_nonfinite = pick<std::string>(random, {"stop", "exclude", "exclude", "pass"});
+  spec.lease_ms = static_cast<uint32_t>(random.between(15, 60));
+  spec.progress_limit_ms = 200;
+  spec.wait_limit_ms = 300;
+  spec.join_limit_ms = 300;
+  if (random.chance(0.2)) spec.schedule.push_back({random.between(2, 6), {{"lr", 0.05}}});
+  return spec;
+}
+
+Fault some_fault(SimRandom& random, const JobPlan& job) {
+  Fault fault;
+  fault.kind = pick(random, {Fault::kCrash, Fault::kCrash, Fault::kSilentCrash, Fault::kHang,
+                             Fault::kBeatingHang, Fault::kStraggle, Fault::kBreak, Fault::kBreak,
+                             Fault::kReplace, Fault::kLeave});
+  fault.rank = static_cast<uint32_t>(random.below(job.spec.world_size));
+  fault.after_pushes = random.below(job.rounds * job.spec.keys.size() + 1);
+  fault.successor = pick(random, {Fault::kNobody, Fault::kEager, Fault::kPatient});
+  fault.successor_ms = random.chance(0.5) ? 0 : random.below(2 * job.spec.lease_ms);
+  switch (fault.kind) {
+    case Fault::kHang:
+      fault.hang_ms = random.between(1, 3ull * job.spec.lease_ms);
+      break;
+    case Fault::kBeatingHang:
+      fault.hang_ms = random.between(1, 2ull * job.spec.progress_limit_ms);
+      break;
+    case Fault::kStraggle:
+      fault.hang_ms = random.between(1, job.spec.lease_ms / 3);
+      break;
+    case Fault::kReplace:
+      fault.successor = Fault::kEager;
+      break;
+    default:
+      break;
+  }
+  if (fault.kind == Fault::kBreak || fault.kind == Fault::kStraggle) fault.successor = Fault::kNobody;
+  return fault;
+}
+
+void add_trouble(SimRandom& random, JobPlan& job) {
+  const uint64_t faults = random.chance(0.2) ? random.between(3, 6) : random.below(3);
+  for (uint64_t i = 0; i < faults; ++i) job.faults.push_back(some_fault(random, job));
+  job.late_ranks = static_cast<uint32_t>(random.below(job.spec.max_ranks - job.spec.world_size + 1));
+  const uint64_t all_pushes = job.rounds * job.spec.keys.size() * job.spec.world_size;
+  for (uint32_t i = 0; i < job.late_ranks; ++i) {
+    job.late_after_pushes.push_back(random.below(all_pushes));
+  }
+  if (!random.chance(0.15)) return;
+  const uint64_t bad = random.between(1, 3);
+  for (uint64_t i = 0; i < bad; ++i) {
+    job.bad.push_back({.kind = pick(random, {BadGradient::kNan, BadGradient::kNan,
+                                             BadGradient::kInfinity, BadGradient::kOverflow}),
+                       .rank = static_cast<uint32_t>(random.below(job.spec.world_size)),
+                       .key = static_cast<uint32_t>(random.below(job.spec.keys.size())),
+                       .round = random.between(1, job.rounds)});
+  }
+}
+
+JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
+  JobPlan job;
+  const bool tiny = random.chance(0.03);  // little work, so that rounds can pass 256
+  job.spec = some_spec(random, index, tiny);
+  job.seed = random.next();
+  job.rounds = tiny ? random.between(258, 300) : random.between(1, 10);
+  const JobSpec& spec = job.spec;
+  job.digits = spec.optimizer == "none" && spec.reduction == "sum" &&
+               spec.gradient_dtype == "f32" && spec.parameter_dtype == "f32" &&
+               !spec.hyper.contains("grad_scale");
+  job.lockstep = random.chance(0.5);
+  job.barrier = random.chance(0.3);
+  job.fixed_ranks = random.chance(0.6);
+  job.null_chance = random.chance(0.4) ? 0.2 : 0;
+  while (random.chance(0.4) && job.hyper_calls.size() < 3) {
+    job.hyper_calls.push_back(
+        {random.below(job.rounds * spec.keys.size()),
+         {{"lr", 0.001 * static_cast<double>(random.between(1, 500))}}});
+  }
+  if (!clean) add_trouble(random, job);
+  return job;
+}
+
+}  // namespace
+
+std::string_view name_of(Fault::Kind kind) {
+  constexpr std::string_view kNames[] = {"crash",    "silent crash", "hang",    "beating hang",
+                                         "straggle", "break",        "replace", "leave"};
+  return kNames[kind];
+}
+
+RackPlan make_rack_plan(uint64_t seed) {
+  SimRandom random(seed ^ 0x7261636bull);
+  RackPlan plan;
+  plan.seed = seed;
+  plan.clean = random.chance(0.15);
+  plan.cores = static_cast<uint32_t>(random.between(1, 8));
+  plan.net.seed = random.next();
+  plan.net.shared_memory = random.chance(0.35);
+  plan.net.max_delay_ns = pick(random, {3'000ull, 20'000ull, 200'000ull});
+  plan.net.send_depth = pick(random, {2u, 4u, 16u, 256u});
+  plan.net.duplicate = 0.05;
+  if (!plan.clean) {
+    plan.net.loss = pick(random, {0.0, 0.0, 0.001, 0.01, 0.1, 0.3});
+    plan.net.break_chance = pick(random, {0.0, 0.0, 0.0005, 0.003});
+    if (random.chance(0.1)) {
+      const uint64_t from = random.below(5'000'000);
+      plan.windows.push_back({from, from + random.below(5'000'000), 0.9});
+    }
+    plan.control_loss = pick(random, {0.0, 0.0, 0.0, 0.02});
+    plan.control_duplicate = pick(random, {0.0, 0.0, 0.05});
+    plan.core_pause_chance = pick(random, {0.0, 0.001});
+  }
+  const uint64_t jobs = random.chance(0.7) ? 1 : random.between(2, 3);
+  for (uint32_t i = 0; i < jobs; ++i) plan.jobs.push_back(some_job(random, i, plan.clean));
+  return plan;
+}
+
+std::string describe(const RackPlan& plan) {
+  std::string text = fmt::format(
+      "seed {}: {} cores, {}, delay {} ns, depth {}, loss {}, breaks {}, control loss {}{}\n",
+      plan.seed, plan.cores, plan.net.shared_memory ? "shared memory" : "network",
+      plan.net.max_delay_ns, plan.net.send_depth, plan.net.loss, plan.net.break_chance,
+      plan.control_loss, plan.clean ? ", clean" : "");
+  auto out = std::back_inserter(text);
+  for (const LossWindow& w : plan.windows) {
+    fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
+  }
+  for (const JobPlan& job : plan.jobs) {
+    const JobSpec& s = job.spec;
+    fmt::format_to(out,
+                   "  {}: {} of {} ranks, {} keys, chunks of {}, {} rounds, {} {} {}/{}, initial "
+                   "{}, loss {}, nonfinite {}, lease {} ms{}{}{}\n",
+                   s.name, s.world_size, s.max_ranks, s.keys.size(), s.chunk_elements, job.rounds,
+                   s.optimizer, s.reduction, s.gradient_dtype, s.parameter_dtype, s.initial,
+                   s.on_loss, s.on_nonfinite, s.lease_ms, job.lockstep ? ", lockstep" : "",
+                   job.digits ? ", digits" : "", job.fixed_ranks ? "" : ", any rank");
+    for (const Fault& f : job.faults) {
+      fmt::format_to(out, "    rank {} after {} pushes: {} ({} ms), successor {} after {} ms\n",
+                     f.rank, f.after_pushes, name_of(f.kind), f.hang_ms,
+                     f.successor == Fault::kNobody  ? "none"
+                     : f.successor == Fault::kEager ? "eager"
+                                                    : "patient",
+                     f.successor_ms);
+    }
+    for (const BadGradient& b : job.bad) {
+      fmt::format_to(out, "    rank {} round {} key {}: bad gradient {}\n", b.rank, b.round, b.key,
+                     static_cast<int>(b.kind));
+    }
+    if (job.late_ranks > 0) fmt::format_to(out, "    {} ranks join later\n", job.late_ranks);
+  }
+  return text;
+}
+
+}  // namespace phub::sim

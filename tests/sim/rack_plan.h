@@ -1,0 +1,91 @@
+// What a simulated rack does, drawn from a seed: its box, its network, its jobs and their faults.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "transport/job_spec.h"
+#include "transport/sim_net.h"
+
+namespace phub::sim {
+
+// Happens to whoever holds `rank` once that worker has pushed `after_pushes` keys.
+struct Fault {
+  enum Kind {
+    kCrash,        // the process ends
+    kSilentCrash,  // the host dies: no connection is closed
+    kHang,         // nothing runs for a while, heartbeats included
+    kBeatingHang,  // only heartbeats go on
+    kStraggle,     // as kHang, but short of every limit
+    kBreak,        // a queue pair breaks
+    kReplace,      // a successor takes the rank away from a living worker
+    kLeave,        // leaves before the end
+  };
+  enum Successor {
+    kNobody,
+    kEager,    // joins at once, with replace
+    kPatient,  // joins without replace, again and again, until the rank is free
+  };
+  Kind kind = kCrash;
+  Successor successor = kNobody;
+  uint32_t rank = 0;
+  uint64_t after_pushes = 0;
+  uint64_t hang_ms = 0;
+  uint64_t successor_ms = 0;  // how much later the successor starts
+};
+std::string_view name_of(Fault::Kind kind);
+
+// A gradient that is not finite, or not once it is summed up.
+struct BadGradient {
+  enum Kind { kNan, kInfinity, kOverflow };  // kOverflow: the largest finite number from every rank
+  Kind kind = kNan;
+  uint32_t rank = 0;
+  uint32_t key = 0;
+  uint64_t round = 0;
+};
+
+struct HyperCall {  // by rank 0
+  uint64_t after_pushes = 0;
+  std::map<std::string, double> values;
+};
+
+struct JobPlan {
+  JobSpec spec;
+  uint64_t seed = 0;       // of its gradients
+  uint64_t rounds = 1;
+  bool digits = false;     // the base-4 oracle: element 0 (and 1) of every chunk counts ranks
+  bool lockstep = false;   // all keys of a round, then the next round; else each key on its own
+  bool barrier = false;    // before leaving
+  bool fixed_ranks = true; // ranks ask for their number; else the server chooses
+  double null_chance = 0;
+  uint32_t late_ranks = 0; // new ranks that join in the middle
+  std::vector<uint64_t> late_after_pushes;  // of the whole job, for each late rank
+  std::vector<Fault> faults;
+  std::vector<BadGradient> bad;
+  std::vector<HyperCall> hyper_calls;
+};
+
+struct LossWindow {
+  uint64_t from_ns = 0, to_ns = 0;
+  double loss = 0;
+};
+
+struct RackPlan {
+  uint64_t seed = 0;
+  bool clean = false;  // no faults at all: everything must end well
+  uint32_t cores = 1;
+  SimOptions net;
+  std::vector<LossWindow> windows;
+  double control_loss = 0;       // of each control message
+  double control_duplicate = 0;  // of each request
+  uint64_t control_delay_ns = 200'000;  // at most
+  double core_pause_chance = 0;  // a core is not scheduled for a while
+  std::vector<JobPlan> jobs;
+};
+
+RackPlan make_rack_plan(uint64_t seed);
+std::string describe(const RackPlan& plan);
+
+}  // namespace phub::sim

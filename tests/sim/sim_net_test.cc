@@ -1,0 +1,372 @@
+// The simulated network keeps the promises of reliable connections, and no others.
+#include "transport/sim_net.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kSlot = 64;    // bytes of a chunk here
+constexpr uint32_t kChunks = 16;  // per queue
+
+// A job of two cores with one worker, rank 1, connected.
+struct Link {
+  explicit Link(const SimOptions& options) : net(options) {
+    box = net.nic().open_job({.max_ranks = 3,
+                              .cores = 2,
+                              .queue_chunks = {kChunks, kChunks},
+                              .ingress_bytes = 2 * kChunks * kSlot,
+                              .egress_bytes = 2 * kChunks * kSlot,
+                              .core_node = {0, 0}});
+    worker = net.connect(box->admit(1, 7));
+    attach();
+  }
+  void attach() {
+    for (uint32_t core : {0u, 1u}) box->endpoint(core).attach(1, 7);
+    net.advance(10'000'000);
+  }
+  void detach() {
+    for (uint32_t core : {0u, 1u}) box->endpoint(core).detach(1);
+  }
+
+  static Write chunk(uint32_t queue, uint32_t index) {
+    const uint64_t offset = uint64_t{queue * kChunks + index} * kSlot;
+    return {.local_offset = offset, .remote_offset = offset, .bytes = kSlot, .imm = index};
+  }
+  void fill(std::byte value) { std::ranges::fill(worker->gradients(), value); }
+  bool landed(uint32_t queue, uint32_t index) {
+    const uint64_t offset = chunk(queue, index).local_offset;
+    return std::memcmp(box->ingress(1).data() + offset, worker->gradients().data() + offset,
+                       kSlot) == 0;
+  }
+
+  SimNet net;
+  std::unique_ptr<BoxLink> box;
+  std::unique_ptr<WorkerLink> worker;
+};
+
+std::vector<Arrival> poll_all(Endpoint& endpoint) {
+  std::vector<Arrival> all;
+  Arrival batch[8];
+  for (int empty = 0; empty < 3;) {
+    const size_t n = endpoint.poll(batch);
+    empty = n == 0 ? empty + 1 : 0;
+    all.insert(all.end(), batch, batch + n);
+  }
+  return all;
+}
+
+size_t broken(std::span<const Arrival> arrivals) {
+  return static_cast<size_t>(std::ranges::count(arrivals, false, &Arrival::ok));
+}
+
+TEST(SimNet, WritesArriveInOrderAndTheirPayloadFirst) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(seed);
+    Link link({.seed = seed, .loss = 0.3, .duplicate = 0.3, .early = 0.5, .retry_limit = 60});
+    link.fill(std::byte{static_cast<uint8_t>(seed)});
+    uint32_t next[2] = {0, 0};
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      for (uint32_t q : {0u, 1u}) ASSERT_TRUE(link.worker->endpoint().post(q, Link::chunk(q, i)));
+    }
+    link.worker->endpoint().flush();
+    while (!link.net.idle()) {
+      link.net.run_next();
+      for (uint32_t q : {0u, 1u}) {
+        for (const Arrival& arrival : poll_all(link.box->endpoint(q))) {
+          EXPECT_TRUE(arrival.ok);
+          EXPECT_EQ(arrival.qp, 1u);
+          EXPECT_EQ(arrival.imm, next[q]++);
+          EXPECT_TRUE(link.landed(q, arrival.imm));
+        }
+      }
+    }
+    EXPECT_EQ(next[0], kChunks);
+    EXPECT_EQ(next[1], kChunks);
+    EXPECT_GT(link.net.stats().lost, 0u);
+    EXPECT_GT(link.net.stats().duplicates, 0u);
+  }
+}
+
+TEST(SimNet, QueuePairsOvertakeEachOther) {
+  bool second_first = false;
+  for (uint64_t seed = 1; seed <= 50 && !second_first; ++seed) {
+    Link link({.seed = seed});
+    for (uint32_t q : {0u, 1u}) link.worker->endpoint().post(q, Link::chunk(q, 0));
+    link.worker->endpoint().flush();
+    while (poll_all(link.box->endpoint(0)).empty()) {
+      second_first |= !poll_all(link.box->endpoint(1)).empty();
+      link.net.run_next();
+    }
+  }
+  EXPECT_TRUE(second_first);
+}
+
+TEST(SimNet, TheSourceIsReadWhenTheWriteLands) {
+  Link link({.seed = 3});
+  link.fill(std::byte{1});
+  link.worker->endpoint().post(0, Link::chunk(0, 0));
+  link.worker->endpoint().flush();
+  link.fill(std::byte{2});
+  link.net.advance(10'000'000);
+  EXPECT_EQ(link.box->ingress(1)[0], std::byte{2});
+}
+
+TEST(SimNet, NothingMovesBeforeTheFlush) {
+  Link link({.seed = 4});
+  EXPECT_TRUE(link.worker->endpoint().post(0, Link::chunk(0, 0)));
+  link.net.advance(10'000'000);
+  EXPECT_TRUE(poll_all(link.box->endpoint(0)).empty());
+  link.worker->endpoint().flush();
+  link.net.advance(10'000'000);
+  EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 1u);
+}
+
+TEST(SimNet, AFullQueueRefusesUntilWritesAreAcknowledged) {
+  for (bool shared : {false, true}) {
+    Link link({.seed = 5, .shared_memory = shared, .send_depth = 4});
+    Endpoint& endpoint = link.worker->endpoint();
+    for (uint32_t i = 0; i < 4; ++i) EXPECT_TRUE(endpoint.post(0, Link::chunk(0, i)));
+    EXPECT_FALSE(endpoint.post(0, Link::chunk(0, 4)));
+    EXPECT_TRUE(endpoint.post(1, Link::chunk(1, 0)));
+    endpoint.flush();
+    link.net.advance(10'000'000);
+    EXPECT_EQ(endpoint.post(0, Link::chunk(0, 4)), !shared) << "a ring is emptied by its reader";
+    EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 4u);
+    EXPECT_TRUE(endpoint.post(0, Link::chunk(0, 5)));
+  }
+}
+
+// Every outcome of a write in flight is seen: arrived, landed only, landed in part, never happened.
+TEST(SimNet, ABreakLeavesWritesUnknown) {
+  uint64_t arrived = 0, only_landed = 0, partly = 0, nothing = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(seed);
+    Link link({.seed = seed, .early = 0});
+    link.fill(std::byte{9});
+    const std::vector<std::byte> before(link.box->ingress(1).begin(), link.box->ingress(1).end());
+    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post(0, Link::chunk(0, i));
+    link.worker->endpoint().flush();
+    const bool both_whole = seed % 2 == 0;
+    if (both_whole) link.net.advance(5'000);
+    while (!link.net.break_queue_pair(*link.worker)) FAIL() << "nothing to break";
+    // The other queue pair may have been hit: then everything arrives.
+    link.net.advance(100'000'000);
+    const std::vector<Arrival> at_box = poll_all(link.box->endpoint(0));
+    const size_t data = at_box.size() - broken(at_box);
+    EXPECT_EQ(broken(at_box) + broken(poll_all(link.box->endpoint(1))), 1u);
+    EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 1u);
+    if (broken(at_box) == 0) continue;
+    EXPECT_FALSE(link.worker->endpoint().post(0, Link::chunk(0, 0)));
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      const uint64_t at = Link::chunk(0, i).remote_offset;
+      const bool untouched =
+          std::memcmp(before.data() + at, link.box->ingress(1).data() + at, kSlot) == 0;
+      if (i < data) {
+        EXPECT_EQ(at_box[i].imm, i);
+        EXPECT_TRUE(link.landed(0, i));
+        ++arrived;
+      } else {
+        ++(link.landed(0, i) ? only_landed : untouched ? nothing : partly);
+      }
+    }
+    link.net.advance(100'000'000);
+    EXPECT_TRUE(poll_all(link.box->endpoint(0)).empty());
+    EXPECT_TRUE(poll_all(link.worker->endpoint()).empty());
+  }
+  EXPECT_GT(arrived, 0u);
+  EXPECT_GT(only_landed, 0u);
+  EXPECT_GT(partly, 0u);
+  EXPECT_GT(nothing, 0u);
+}
+
+TEST(SimNet, LossPastTheRetryLimitBreaksTheQueuePair) {
+  Link link({.seed = 6, .retry_limit = 3});
+  link.net.set_loss(1);
+  link.worker->endpoint().post(0, Link::chunk(0, 0));
+  link.worker->endpoint().flush();
+  link.net.advance(100'000'000);
+  EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 1u);
+  EXPECT_EQ(broken(poll_all(link.box->endpoint(0))), 1u);
+}
+
+TEST(SimNet, NothingArrivesAfterDetach) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE(seed);
+    Link link({.seed = seed, .early = 0.5});
+    link.fill(std::byte{1});
+    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post(0, Link::chunk(0, i));
+    link.worker->endpoint().flush();
+    link.net.advance(seed * 300);
+    link.detach();
+    const std::vector<std::byte> slots(link.box->ingress(1).begin(), link.box->ingress(1).end());
+    link.fill(std::byte{2});
+    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post(1, Link::chunk(1, i));
+    link.worker->endpoint().flush();
+    link.net.advance(100'000'000);
+    EXPECT_TRUE(std::ranges::equal(slots, link.box->ingress(1)));
+    EXPECT_TRUE(poll_all(link.box->endpoint(0)).empty());
+    EXPECT_TRUE(poll_all(link.box->endpoint(1)).empty());
+    EXPECT_TRUE(link.worker->connected());
+    link.box->revoke(1);
+    link.net.advance(100'000'000);
+    EXPECT_FALSE(link.worker->connected());
+  }
+}
+
+TEST(SimNet, ReconnectionBringsNewQueuePairsOntoTheSameMemory) {
+  Link link({.seed = 8});
+  ASSERT_TRUE(link.net.break_queue_pair(*link.worker));
+  link.net.advance(10'000'000);
+  const std::byte* slots = link.box->ingress(1).data();
+  const std::byte* gradients = link.worker->gradients().data();
+  link.detach();
+  ASSERT_TRUE(link.box->can_reconnect());
+  link.worker->reconnect(link.box->reconnect(1));
+  link.attach();
+  EXPECT_EQ(link.box->ingress(1).data(), slots);
+  EXPECT_EQ(link.worker->gradients().data(), gradients);
+  for (uint32_t q : {0u, 1u}) EXPECT_TRUE(link.worker->endpoint().post(q, Link::chunk(q, 3)));
+  link.worker->endpoint().flush();
+  link.net.advance(10'000'000);
+  EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 1u);
+  EXPECT_EQ(poll_all(link.box->endpoint(1)).size(), 1u);
+}
+
+TEST(SimNet, TicketsAreForOneUse) {
+  Link link({.seed = 9});
+  const Offer offer = link.box->admit(2, 1);
+  auto second = link.net.connect(offer);
+  auto code_of = [&](const Offer& o) {
+    try {
+      link.net.connect(o);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::kInternal;
+  };
+  EXPECT_EQ(code_of(offer), ErrorCode::kUnauthorized);
+  EXPECT_EQ(code_of({"sim", "", "0123456789abcdef0123456789abcdef"}), ErrorCode::kUnauthorized);
+  link.box->revoke(2);
+  EXPECT_EQ(code_of(offer), ErrorCode::kUnauthorized);
+}
+
+TEST(SimNet, AForgedOffsetBreaksTheQueuePairAndChangesNothing) {
+  Link link({.seed = 10, .early = 1});
+  const std::vector<std::byte> slots(link.box->ingress(1).begin(), link.box->ingress(1).end());
+  for (uint64_t offset : {2 * kChunks * kSlot - kSlot + 1ull, ~0ull - 3}) {
+    link.worker->endpoint().post(
+        0, {.local_offset = 0, .remote_offset = offset, .bytes = kSlot, .imm = 1});
+  }
+  link.worker->endpoint().flush();
+  link.net.advance(100'000'000);
+  const std::vector<Arrival> arrivals = poll_all(link.box->endpoint(0));
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_FALSE(arrivals[0].ok);
+  EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 1u);
+  EXPECT_TRUE(std::ranges::equal(slots, link.box->ingress(1)));
+}
+
+TEST(SimNet, ACrashIsSeenUnlessItsHostDiedToo) {
+  for (bool silent : {false, true}) {
+    Link link({.seed = 11});
+    std::vector<NicEvent> events;
+    link.net.nic().handle_events(events);
+    ASSERT_EQ(events.size(), 1u);
+    EXPECT_EQ(events[0].kind, NicEvent::kConnected);
+    events.clear();
+    link.worker->endpoint().post(0, Link::chunk(0, 0));
+    link.worker->endpoint().flush();
+    link.net.crash(*link.worker, silent);
+    link.net.advance(10'000'000);
+    link.net.nic().handle_events(events);
+    ASSERT_EQ(events.size(), silent ? 0u : 1u);
+    if (!silent) {
+      EXPECT_EQ(events[0].kind, NicEvent::kDisconnected);
+      EXPECT_EQ(events[0].rank, 1u);
+      EXPECT_EQ(events[0].incarnation, 7u);
+    }
+    // Whoever sends to it finds out.
+    poll_all(link.box->endpoint(1));
+    EXPECT_TRUE(link.box->endpoint(0).post(1, Link::chunk(0, 0)) || !silent);
+    link.net.advance(100'000'000);
+    EXPECT_EQ(broken(poll_all(link.box->endpoint(0))), 1u);
+    link.worker.reset();
+    link.net.advance(100'000'000);
+  }
+}
+
+TEST(SimNet, SharedMemoryMovesImmediatesOnly) {
+  Link link({.seed = 12, .shared_memory = true});
+  EXPECT_TRUE(link.worker->zero_copy());
+  EXPECT_TRUE(link.box->slots_belong_to_worker());
+  EXPECT_FALSE(link.box->can_reconnect());
+  EXPECT_FALSE(link.net.break_queue_pair(*link.worker));
+  EXPECT_EQ(link.worker->gradients().data(), link.box->ingress(1).data());
+  EXPECT_EQ(link.worker->results().data(), link.box->egress().data());
+  link.box->endpoint(1).post(1, Link::chunk(1, 2));
+  link.box->endpoint(1).flush();
+  link.net.advance(10'000'000);
+  const std::vector<Arrival> arrivals = poll_all(link.worker->endpoint());
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_EQ(arrivals[0].qp, 1u);
+  EXPECT_EQ(arrivals[0].imm, 2u);
+}
+
+TEST(SimNet, AnArmedEndpointIsWokenAsAsked) {
+  Link link({.seed = 13});
+  Endpoint& endpoint = link.box->endpoint(0);
+  EXPECT_TRUE(SimNet::awake(endpoint));
+  auto send = [&](uint32_t index) {
+    link.worker->endpoint().post(0, Link::chunk(0, index));
+    link.worker->endpoint().flush();
+    link.net.advance(10'000'000);
+  };
+  const std::vector<uint32_t> third = {0, 3, 0}, never = {0, 0, 0};
+  ASSERT_TRUE(endpoint.arm(third));
+  for (uint32_t i = 0; i < 2; ++i) send(i);
+  EXPECT_FALSE(SimNet::awake(endpoint));
+  send(2);
+  EXPECT_TRUE(SimNet::awake(endpoint));
+  endpoint.disarm();
+  EXPECT_FALSE(endpoint.arm(third)) << "three arrivals are waiting";
+  poll_all(endpoint);
+  ASSERT_TRUE(endpoint.arm(never));
+  send(3);
+  EXPECT_FALSE(SimNet::awake(endpoint));
+  link.net.break_queue_pair(*link.worker);
+  link.net.break_queue_pair(*link.worker);
+  link.net.advance(10'000'000);
+  EXPECT_TRUE(SimNet::awake(endpoint)) << "a broken queue pair wakes in any case";
+}
+
+uint64_t busy_trace(uint64_t seed) {
+  Link link({.seed = seed, .loss = 0.1, .duplicate = 0.1, .break_chance = 0.01});
+  for (uint32_t i = 0; i < 200; ++i) {
+    link.worker->endpoint().post(i % 2, Link::chunk(i % 2, i % kChunks));
+    link.box->endpoint(i % 2).post(1, Link::chunk(i % 2, i % kChunks));
+    link.worker->endpoint().flush();
+    link.box->endpoint(i % 2).flush();
+    link.net.advance(link.net.random().below(20'000));
+    poll_all(link.worker->endpoint());
+    poll_all(link.box->endpoint(i % 2));
+  }
+  return link.net.trace_hash();
+}
+
+TEST(SimNet, TheSameSeedGivesTheSameTrace) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    EXPECT_EQ(busy_trace(seed), busy_trace(seed)) << "seed " << seed;
+    EXPECT_NE(busy_trace(seed), busy_trace(seed + 1)) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,56 @@
+// The shm transport for the suite: box and workers are in one process, connecting in a thread.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "tests/transport/transport_suite.h"
+#include "transport/shm_nic.h"
+
+namespace phub {
+
+// A directory that lives as long as this.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "phub-test-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class ShmRig final : public TransportRig {
+ public:
+  explicit ShmRig(ShmNicOptions options = {}) {
+    options.socket_dir = directory_.path();
+    nic_ = make_shm_nic(options);
+  }
+  Nic& nic() override { return *nic_; }
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
+    auto link = std::async(std::launch::async, [&] { return connect_shm(offer, layout, 10000); });
+    while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      nic_->handle_events(events());
+    }
+    return link.get();
+  }
+  // The kernel closes what a process had; so does the link's end.
+  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
+
+  const std::string& directory() const { return directory_.path(); }
+
+ private:
+  TemporaryDirectory directory_;
+  std::unique_ptr<Nic> nic_;
+};
+
+}  // namespace phub

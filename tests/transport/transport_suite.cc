@@ -1,0 +1,475 @@
+#include "tests/transport/transport_suite.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Bytes that say who wrote what, when.
+std::vector<std::byte> pattern(uint32_t who, uint32_t queue, uint32_t chunk, uint32_t round,
+                               size_t bytes) {
+  uint64_t state =
+      (uint64_t{who} << 48) ^ (uint64_t{queue} << 40) ^ (uint64_t{chunk} << 16) ^ round;
+  std::vector<std::byte> result(bytes);
+  for (std::byte& byte : result) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    byte = static_cast<std::byte>(state >> 56);
+  }
+  return result;
+}
+
+bool equal(std::span<const std::byte> memory, const std::vector<std::byte>& expected) {
+  return std::equal(expected.begin(), expected.end(), memory.begin());
+}
+
+constexpr uint32_t kBox = 0xffff;  // `who` of a result
+
+}  // namespace
+
+void TransportSuite::TearDown() {
+  if (box_ != nullptr) {
+    for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
+      if (workers_[rank] != nullptr) drop(rank);
+    }
+  }
+  box_.reset();
+}
+
+void TransportSuite::open(uint32_t ranks, std::vector<uint32_t> queue_chunks) {
+  layout_.max_ranks = ranks;
+  layout_.cores = static_cast<uint32_t>(queue_chunks.size());
+  const uint64_t chunks = std::accumulate(queue_chunks.begin(), queue_chunks.end(), uint64_t{0});
+  layout_.queue_chunks = std::move(queue_chunks);
+  layout_.ingress_bytes = layout_.egress_bytes = chunks * kChunkBytes;
+  layout_.core_node.assign(layout_.cores, 0);
+  box_ = rig_->nic().open_job(layout_);
+  workers_.resize(ranks);
+}
+
+void TransportSuite::join(uint32_t rank, uint32_t incarnation) {
+  const Offer offer = box_->admit(rank, incarnation);
+  workers_[rank] = rig_->connect(offer, layout_);
+  for (uint32_t core = 0; core < cores(); ++core) box_->endpoint(core).attach(rank, incarnation);
+  rig_->pump();
+}
+
+void TransportSuite::drop(uint32_t rank) {
+  for (uint32_t core = 0; core < cores(); ++core) box_->endpoint(core).detach(rank);
+  box_->revoke(rank);
+  workers_[rank].reset();
+}
+
+uint64_t TransportSuite::offset_of(uint32_t queue, uint32_t chunk) const {
+  const auto begin = layout_.queue_chunks.begin();
+  return (std::accumulate(begin, begin + queue, uint64_t{0}) + chunk) * kChunkBytes;
+}
+
+Write TransportSuite::write_of(uint32_t queue, uint32_t chunk, uint32_t round) const {
+  const uint64_t offset = offset_of(queue, chunk);
+  return {offset, offset, kChunkBytes, encode({chunk, round, ImmKind::kData})};
+}
+
+void TransportSuite::post_surely(Endpoint& endpoint, uint32_t qp, const Write& write) {
+  ASSERT_TRUE(eventually([&] {
+    if (endpoint.post(qp, write)) return true;
+    endpoint.flush();
+    return false;
+  }));
+}
+
+std::vector<Arrival> TransportSuite::poll_for(Endpoint& endpoint, size_t count) {
+  std::vector<Arrival> arrivals;
+  eventually([&] {
+    std::array<Arrival, 64> some;
+    const size_t taken = endpoint.poll(std::span(some).first(std::min(some.size(), count)));
+    arrivals.insert(arrivals.end(), some.begin(), some.begin() + taken);
+    return arrivals.size() >= count;
+  });
+  return arrivals;
+}
+
+bool TransportSuite::eventually(const std::function<bool()>& condition) {
+  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  for (;;) {
+    if (condition()) return true;
+    rig_->pump();
+    rig_->nic().handle_events(rig_->events());
+    if (Clock::now() > deadline) return condition();
+  }
+}
+
+// A training in small: everyone pushes every chunk, the box answers each complete chunk.
+TEST_P(TransportSuite, EveryChunkArrivesOnceInOrderWithItsPayload) {
+  constexpr uint32_t kRanks = 3, kRounds = 12;
+  open(kRanks, {37, 50});
+  for (uint32_t rank = 0; rank < kRanks; ++rank) join(rank, 1);
+
+  for (uint32_t round = 1; round <= kRounds; ++round) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      WorkerLink& worker = *workers_[rank];
+      for (uint32_t queue = 0; queue < cores(); ++queue) {
+        for (uint32_t chunk = 0; chunk < layout_.queue_chunks[queue]; ++chunk) {
+          const auto payload = pattern(rank, queue, chunk, round, kChunkBytes);
+          std::memcpy(worker.gradients().data() + offset_of(queue, chunk), payload.data(),
+                      payload.size());
+          post_surely(worker.endpoint(), queue, write_of(queue, chunk, round));
+        }
+      }
+      worker.endpoint().flush();
+    }
+    for (uint32_t core = 0; core < cores(); ++core) {
+      Endpoint& endpoint = box_->endpoint(core);
+      const uint32_t chunks = layout_.queue_chunks[core];
+      std::vector<uint32_t> next(kRanks, 0);
+      for (const Arrival& arrival : poll_for(endpoint, chunks * kRanks)) {
+        ASSERT_TRUE(arrival.ok);
+        ASSERT_LT(arrival.qp, kRanks);
+        const Imm expected = {next[arrival.qp]++, round & 0xffu, ImmKind::kData};
+        ASSERT_EQ(decode(arrival.imm), expected) << "rank " << arrival.qp << " core " << core;
+        ASSERT_TRUE(equal(box_->ingress(arrival.qp).subspan(offset_of(core, expected.chunk)),
+                          pattern(arrival.qp, core, expected.chunk, round, kChunkBytes)));
+      }
+      ASSERT_EQ(next, std::vector<uint32_t>(kRanks, chunks));
+      std::array<Arrival, 4> more;
+      rig_->pump();
+      ASSERT_EQ(endpoint.poll(more), 0u);
+
+      for (uint32_t i = chunks; i-- > 0;) {  // any order; each worker sees the same
+        const auto payload = pattern(kBox, core, i, round, kChunkBytes);
+        std::memcpy(box_->egress().data() + offset_of(core, i), payload.data(), payload.size());
+        for (uint32_t rank = 0; rank < kRanks; ++rank) {
+          post_surely(endpoint, rank, write_of(core, i, round));
+        }
+      }
+      endpoint.flush();
+    }
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      std::vector<uint32_t> left = layout_.queue_chunks;
+      const uint32_t all = std::accumulate(left.begin(), left.end(), 0u);
+      for (const Arrival& arrival : poll_for(workers_[rank]->endpoint(), all)) {
+        ASSERT_TRUE(arrival.ok);
+        ASSERT_LT(arrival.qp, cores());
+        const Imm expected = {--left[arrival.qp], round & 0xffu, ImmKind::kData};
+        ASSERT_EQ(decode(arrival.imm), expected) << "rank " << rank;
+        ASSERT_TRUE(equal(workers_[rank]->results().subspan(offset_of(arrival.qp, expected.chunk)),
+                          pattern(kBox, arrival.qp, expected.chunk, round, kChunkBytes)));
+      }
+      ASSERT_EQ(left, std::vector<uint32_t>(cores(), 0));
+    }
+  }
+}
+
+TEST_P(TransportSuite, APostThatFindsNoRoomIsTriedAgain) {
+  open(1, {8});
+  join(0, 1);
+  // More than any queue holds, both ways. Immediates count up; nothing may be lost or repeated.
+  constexpr uint32_t kWrites = 5000;
+  const auto flood = [&](Endpoint& from, Endpoint& to) {
+    uint32_t posted = 0, seen = 0, refused = 0;
+    ASSERT_TRUE(eventually([&] {
+      while (posted < kWrites && from.post(0, {0, 0, 0, posted})) ++posted;
+      if (posted < kWrites) ++refused;
+      from.flush();
+      std::array<Arrival, 100> some;
+      const size_t taken = to.poll(some);
+      for (size_t i = 0; i < taken; ++i) {
+        EXPECT_TRUE(some[i].ok);
+        EXPECT_EQ(some[i].imm, seen++);
+      }
+      return seen == kWrites || HasFailure();
+    }));
+    EXPECT_EQ(seen, kWrites);
+    EXPECT_GT(refused, 0u);
+  };
+  flood(workers_[0]->endpoint(), box_->endpoint(0));
+  flood(box_->endpoint(0), workers_[0]->endpoint());
+}
+
+TEST_P(TransportSuite, NothingArrivesBeforeTheFlush) {
+  open(1, {8});
+  join(0, 1);
+  Endpoint& worker = workers_[0]->endpoint();
+  ASSERT_TRUE(worker.post(0, write_of(0, 3, 1)));
+  rig_->pump();
+  std::array<Arrival, 4> some;
+  EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
+  worker.flush();
+  EXPECT_EQ(poll_for(box_->endpoint(0), 1).size(), 1u);
+}
+
+// No rank waits for a noisier one.
+TEST_P(TransportSuite, PollingIsFair) {
+  open(3, {2000});
+  for (uint32_t rank = 0; rank < 3; ++rank) join(rank, 1);
+  for (uint32_t chunk = 0; chunk < 1500; ++chunk) {
+    Endpoint& noisy = workers_[1]->endpoint();
+    if (!noisy.post(0, write_of(0, chunk, 1))) break;
+  }
+  workers_[1]->endpoint().flush();
+  for (const uint32_t rank : {0u, 2u}) {
+    ASSERT_TRUE(workers_[rank]->endpoint().post(0, write_of(0, 7, 1)));
+    workers_[rank]->endpoint().flush();
+  }
+  for (int i = 0; i < 100; ++i) rig_->pump();
+  uint32_t heard = 0;
+  std::array<Arrival, 32> some;
+  for (int polls = 0; polls < 4; ++polls) {
+    const size_t taken = box_->endpoint(0).poll(some);
+    heard += std::count_if(some.begin(), some.begin() + taken,
+                           [](const Arrival& arrival) { return arrival.qp != 1; });
+  }
+  EXPECT_EQ(heard, 2u);
+}
+
+// Sleeping until a number of arrivals is there. A transport may wake earlier, never too late.
+TEST_P(TransportSuite, ASleeperIsWokenAtItsThreshold) {
+  open(2, {40, 40});
+  for (uint32_t rank = 0; rank < 2; ++rank) join(rank, 1);
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  const auto woken = [&](Endpoint& endpoint) {
+    if (endpoint.wake_fd() < 0) return true;
+    epoll_event event = {};
+    return epoll_wait(epoll, &event, 1, 0) == 1;
+  };
+  const auto watch = [&](Endpoint& endpoint) {
+    epoll_event event = {};
+    event.events = EPOLLIN | EPOLLET;
+    if (endpoint.wake_fd() >= 0) {
+      ASSERT_EQ(epoll_ctl(epoll, EPOLL_CTL_ADD, endpoint.wake_fd(), &event), 0);
+    }
+  };
+  const auto check = [&](Endpoint& sleeper, uint32_t sleeper_qp, Endpoint& peer, uint32_t peer_qp) {
+    watch(sleeper);
+    for (uint32_t round = 1; round <= 20; ++round) {
+      const uint32_t wanted = 1 + round % 30;
+      woken(sleeper);  // what an earlier round left over
+      std::vector<uint32_t> wake_after(2, 0);
+      wake_after[sleeper_qp] = wanted;
+      ASSERT_TRUE(sleeper.arm(wake_after));
+      for (uint32_t i = 0; i < wanted; ++i) {
+        post_surely(peer, peer_qp, write_of(0, i, round));
+        if (i % 3 == 0) peer.flush();
+      }
+      peer.flush();
+      ASSERT_TRUE(eventually([&] { return woken(sleeper); })) << "wanted " << wanted;
+      sleeper.disarm();
+      ASSERT_EQ(poll_for(sleeper, wanted).size(), wanted);
+    }
+  };
+  check(workers_[1]->endpoint(), 0, box_->endpoint(0), 1);
+  check(box_->endpoint(0), 0, workers_[0]->endpoint(), 0);
+  close(epoll);
+}
+
+TEST_P(TransportSuite, ArmSaysWhenThereIsWorkAlready) {
+  open(1, {8});
+  join(0, 1);
+  Endpoint& worker = workers_[0]->endpoint();
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) post_surely(worker, 0, write_of(0, chunk, 1));
+  worker.flush();
+  ASSERT_TRUE(eventually([&] {
+    if (!box_->endpoint(0).arm({})) return true;
+    box_->endpoint(0).disarm();
+    return false;
+  }));
+  EXPECT_EQ(poll_for(box_->endpoint(0), 3).size(), 3u);
+  EXPECT_TRUE(box_->endpoint(0).arm({}));
+  box_->endpoint(0).disarm();
+}
+
+TEST_P(TransportSuite, APostToARankThatIsNotAttachedIsRefused) {
+  open(3, {8});
+  join(1, 1);
+  EXPECT_FALSE(box_->endpoint(0).post(0, write_of(0, 0, 1)));
+  EXPECT_TRUE(box_->endpoint(0).post(1, write_of(0, 0, 1)));
+  box_->endpoint(0).flush();
+  EXPECT_EQ(poll_for(workers_[1]->endpoint(), 1).size(), 1u);
+  drop(1);
+  EXPECT_FALSE(box_->endpoint(0).post(1, write_of(0, 0, 1)));
+}
+
+// Fencing: whatever the replaced worker still does, the box and its successor see nothing of it.
+TEST_P(TransportSuite, AReplacedWorkerChangesNothing) {
+  open(2, {8, 8});
+  join(0, 1);
+  join(1, 1);
+  const std::unique_ptr<WorkerLink> old = std::move(workers_[0]);
+  for (uint32_t core = 0; core < cores(); ++core) box_->endpoint(core).detach(0);
+  box_->revoke(0);
+  join(0, 2);
+
+  std::memset(workers_[0]->gradients().data(), 0x11, layout_.ingress_bytes);
+  for (uint32_t queue = 0; queue < cores(); ++queue) {
+    for (uint32_t chunk = 0; chunk < 8; ++chunk) {
+      post_surely(workers_[0]->endpoint(), queue, write_of(queue, chunk, 1));
+    }
+  }
+  workers_[0]->endpoint().flush();
+  for (uint32_t core = 0; core < cores(); ++core) {
+    EXPECT_EQ(poll_for(box_->endpoint(core), 8).size(), 8u);
+  }
+
+  std::memset(old->gradients().data(), 0x22, layout_.ingress_bytes);
+  for (uint32_t queue = 0; queue < cores(); ++queue) {
+    for (uint32_t chunk = 0; chunk < 8; ++chunk)
+      old->endpoint().post(queue, write_of(queue, chunk, 7));
+  }
+  old->endpoint().flush();
+  for (int i = 0; i < 200; ++i) rig_->pump();
+  std::array<Arrival, 16> some;
+  for (uint32_t core = 0; core < cores(); ++core) EXPECT_EQ(box_->endpoint(core).poll(some), 0u);
+  for (const std::byte byte : box_->ingress(0)) ASSERT_EQ(byte, std::byte{0x11});
+  EXPECT_TRUE(eventually([&] { return !old->connected(); }));
+
+  // The successor's queue pairs work both ways.
+  for (uint32_t core = 0; core < cores(); ++core) {
+    post_surely(box_->endpoint(core), 0, write_of(core, 5, 2));
+    box_->endpoint(core).flush();
+  }
+  EXPECT_EQ(poll_for(workers_[0]->endpoint(), 2).size(), 2u);
+  EXPECT_TRUE(workers_[0]->connected());
+}
+
+TEST_P(TransportSuite, TheDeathOfAWorkerIsAnEvent) {
+  open(3, {8});
+  for (uint32_t rank = 0; rank < 3; ++rank) join(rank, rank + 5);
+  const auto seen = [&](NicEvent::Kind kind, uint32_t rank, uint32_t incarnation) {
+    const auto& events = rig_->events();
+    return std::count_if(events.begin(), events.end(), [&](const NicEvent& event) {
+      return event.kind == kind && event.link == box_.get() && event.rank == rank &&
+             event.incarnation == incarnation;
+    });
+  };
+  EXPECT_TRUE(eventually([&] { return seen(NicEvent::kConnected, 2, 7) == 1; }));
+  EXPECT_EQ(seen(NicEvent::kDisconnected, 1, 6), 0);
+  rig_->kill(std::move(workers_[1]));
+  EXPECT_TRUE(eventually([&] { return seen(NicEvent::kDisconnected, 1, 6) == 1; }));
+  for (int i = 0; i < 50; ++i) {
+    rig_->pump();
+    rig_->nic().handle_events(rig_->events());
+  }
+  EXPECT_EQ(seen(NicEvent::kDisconnected, 1, 6), 1) << "once";
+  EXPECT_EQ(seen(NicEvent::kDisconnected, 0, 5), 0);
+  drop(1);
+  join(1, 9);
+  EXPECT_TRUE(eventually([&] { return seen(NicEvent::kConnected, 1, 9) == 1; }));
+  post_surely(workers_[1]->endpoint(), 0, write_of(0, 1, 1));
+  workers_[1]->endpoint().flush();
+  EXPECT_EQ(poll_for(box_->endpoint(0), 1).size(), 1u);
+}
+
+TEST_P(TransportSuite, RevokingEndsTheConnection) {
+  open(1, {8});
+  join(0, 1);
+  EXPECT_TRUE(workers_[0]->connected());
+  box_->endpoint(0).detach(0);
+  EXPECT_TRUE(workers_[0]->connected());
+  box_->revoke(0);
+  EXPECT_TRUE(eventually([&] { return !workers_[0]->connected(); }));
+  workers_[0].reset();
+}
+
+TEST_P(TransportSuite, ATicketOpensOneIncarnationOnce) {
+  open(2, {8});
+  const auto refused = [&](const Offer& offer) {
+    try {
+      rig_->connect(offer, layout_);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kUnauthorized;
+    }
+    return false;
+  };
+  const Offer offer = box_->admit(0, 1);
+  ASSERT_EQ(offer.ticket.size(), 32u);
+  Offer wrong = offer;
+  wrong.ticket = std::string(32, '0');
+  EXPECT_TRUE(refused(wrong));
+  wrong.ticket = offer.ticket;
+  wrong.ticket.back() = wrong.ticket.back() == 'a' ? 'b' : 'a';
+  EXPECT_TRUE(refused(wrong));
+
+  workers_[0] = rig_->connect(offer, layout_);  // what was refused has spoilt nothing
+  EXPECT_TRUE(refused(offer)) << "used";
+  box_->endpoint(0).attach(0, 1);
+  EXPECT_TRUE(workers_[0]->connected());
+
+  const Offer revoked = box_->admit(1, 1);
+  EXPECT_NE(revoked.ticket, offer.ticket);
+  box_->revoke(1);
+  EXPECT_TRUE(refused(revoked));
+}
+
+TEST_P(TransportSuite, AWorkerFindsItsPostsOfBeforeTheAttachDelivered) {
+  open(1, {8});
+  workers_[0] = rig_->connect(box_->admit(0, 3), layout_);
+  post_surely(workers_[0]->endpoint(), 0, write_of(0, 4, 1));
+  workers_[0]->endpoint().flush();
+  rig_->pump();
+  box_->endpoint(0).attach(0, 3);
+  EXPECT_EQ(poll_for(box_->endpoint(0), 1).size(), 1u);
+}
+
+TEST_P(TransportSuite, SixtyFourRanks) {
+  constexpr uint32_t kRanks = 64;
+  open(kRanks, {16, 17});
+  for (uint32_t rank = 0; rank < kRanks; ++rank) join(rank, 1);
+  for (uint32_t round = 1; round <= 3; ++round) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      for (uint32_t queue = 0; queue < cores(); ++queue) {
+        for (uint32_t chunk = 0; chunk < layout_.queue_chunks[queue]; ++chunk) {
+          post_surely(workers_[rank]->endpoint(), queue, write_of(queue, chunk, round));
+        }
+      }
+      workers_[rank]->endpoint().flush();
+    }
+    for (uint32_t core = 0; core < cores(); ++core) {
+      const uint32_t chunks = layout_.queue_chunks[core];
+      std::vector<uint32_t> next(kRanks, 0);
+      for (const Arrival& arrival : poll_for(box_->endpoint(core), kRanks * chunks)) {
+        ASSERT_EQ(decode(arrival.imm).chunk, next[arrival.qp]++);
+      }
+      ASSERT_EQ(next, std::vector<uint32_t>(kRanks, chunks));
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        post_surely(box_->endpoint(core), rank, write_of(core, rank % chunks, round));
+      }
+      box_->endpoint(core).flush();
+    }
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      for (const Arrival& arrival : poll_for(workers_[rank]->endpoint(), 2)) {
+        ASSERT_EQ(decode(arrival.imm).chunk, rank % layout_.queue_chunks[arrival.qp]);
+      }
+    }
+  }
+}
+
+TEST_P(TransportSuite, JobsDoNotMeet) {
+  open(1, {8});
+  join(0, 1);
+  const std::unique_ptr<BoxLink> other = rig_->nic().open_job(layout_);
+  const Offer offer = other->admit(0, 1);
+  std::unique_ptr<WorkerLink> stranger = rig_->connect(offer, layout_);
+  other->endpoint(0).attach(0, 1);
+  std::memset(stranger->gradients().data(), 0x33, layout_.ingress_bytes);
+  post_surely(stranger->endpoint(), 0, write_of(0, 6, 1));
+  stranger->endpoint().flush();
+  EXPECT_EQ(poll_for(other->endpoint(0), 1).size(), 1u);
+  std::array<Arrival, 4> some;
+  EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
+  for (const std::byte byte : box_->ingress(0)) ASSERT_NE(byte, std::byte{0x33});
+  other->endpoint(0).detach(0);
+  other->revoke(0);
+  EXPECT_TRUE(workers_[0]->connected());
+}
+
+}  // namespace phub

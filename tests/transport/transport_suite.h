@@ -1,0 +1,75 @@
+// What every transport promises (transport/nic.h), as one suite of tests over any of them. A
+// transport joins by a factory of rigs in transport_test.cc.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/nic.h"
+
+namespace phub {
+
+// A transport and the means to drive both of its sides from one thread.
+class TransportRig {
+ public:
+  virtual ~TransportRig() = default;
+  virtual Nic& nic() = 0;
+
+  // Connects a worker, handling the NIC's events meanwhile (they go to events()).
+  virtual std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) = 0;
+
+  // Lets what was posted arrive: simulated time passes here, real time passes by itself.
+  virtual void pump() {}
+
+  // The worker's process ends without a word.
+  virtual void kill(std::unique_ptr<WorkerLink> worker) = 0;
+
+  // Events of the NIC that the test has not taken yet.
+  std::vector<NicEvent>& events() { return events_; }
+
+ private:
+  std::vector<NicEvent> events_;
+};
+
+struct TransportFactory {
+  std::string name;
+  std::function<std::unique_ptr<TransportRig>()> make;
+};
+
+class TransportSuite : public testing::TestWithParam<TransportFactory> {
+ protected:
+  static constexpr uint32_t kChunkBytes = 256;
+
+  void SetUp() override { rig_ = GetParam().make(); }
+  void TearDown() override;
+
+  // A job with one queue per element of `queue_chunks`, chunks of kChunkBytes one after another.
+  void open(uint32_t ranks, std::vector<uint32_t> queue_chunks);
+  // Admits, connects and attaches a rank.
+  void join(uint32_t rank, uint32_t incarnation);
+  // What the control thread and the cores do when a rank is gone.
+  void drop(uint32_t rank);
+
+  uint64_t offset_of(uint32_t queue, uint32_t chunk) const;
+  Write write_of(uint32_t queue, uint32_t chunk, uint32_t round) const;
+  uint32_t cores() const { return layout_.cores; }
+
+  // Posts, flushing and pumping while there is no room.
+  void post_surely(Endpoint& endpoint, uint32_t qp, const Write& write);
+  // Polls the endpoint, pumping, until `count` arrivals are there or ten seconds have passed.
+  std::vector<Arrival> poll_for(Endpoint& endpoint, size_t count);
+  // Pumps and handles events until the condition holds; false after ten seconds.
+  bool eventually(const std::function<bool()>& condition);
+
+  LinkLayout layout_;
+  std::unique_ptr<TransportRig> rig_;
+  std::unique_ptr<BoxLink> box_;
+  std::vector<std::unique_ptr<WorkerLink>> workers_;  // by rank
+};
+
+}  // namespace phub

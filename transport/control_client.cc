@@ -1,0 +1,70 @@
+#include "transport/control_client.h"
+
+#include "transport/messages_json.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+// An answer that is no error of ours comes from something else that listens there.
+std::string checked(HttpAnswer answer) {
+  if (answer.status == 200) return std::move(answer.body);
+  try {
+    throw parse_error(answer.body);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalid || answer.status / 100 == 4) throw;
+    fail(ErrorCode::kUnavailable, "the answer is HTTP status {} with '{}': is this a phub server?",
+         answer.status, printable(answer.body));
+  }
+}
+
+}  // namespace
+
+std::string ControlClient::call(std::string_view method, const std::string& job,
+                                std::string_view action, std::string_view bearer,
+                                std::string_view body, uint32_t timeout_ms) {
+  const std::string target = fmt::format("/v1/jobs/{}{}", job, action);
+  return checked(http_.request(method, target, bearer, body, timeout_ms));
+}
+
+JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
+  // On a connection of its own: a join that is sent twice would take two ranks.
+  http_.disconnect();
+  return parse_join_reply(
+      call("POST", request.spec.name, "/join", "", to_json(request), timeout_ms));
+}
+
+void ControlClient::barrier(const Credential& who, uint32_t timeout_ms) {
+  call("POST", who.job, "/barrier", who.ticket, to_json(who), timeout_ms);
+}
+
+Pulse ControlClient::heartbeat(const Credential& who, uint32_t timeout_ms) {
+  return parse_pulse(call("POST", who.job, "/heartbeat", who.ticket, to_json(who), timeout_ms));
+}
+
+void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
+  call("POST", who.job, "/leave", who.ticket, to_json(who), timeout_ms);
+}
+
+void ControlClient::set_hyper(const Credential& who, const std::map<std::string, double>& values,
+                              uint32_t timeout_ms) {
+  call("POST", who.job, "/hyper", who.ticket, hyper_json(who, values), timeout_ms);
+}
+
+Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
+  return parse_offer(call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
+}
+
+std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeout_ms) {
+  return parse_log(call("GET", job, "/log", "", "", timeout_ms));
+}
+
+void ControlClient::remove(const std::string& job, uint32_t timeout_ms) {
+  call("DELETE", job, "", "", "", timeout_ms);
+}
+
+ServerStatus ControlClient::status(uint32_t timeout_ms) {
+  return parse_status(checked(http_.request("GET", "/v1/status", "", "", timeout_ms)));
+}
+
+}  // namespace phub

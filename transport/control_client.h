@@ -1,0 +1,44 @@
+// The control port's calls, typed. One thread at a time; cancel() from any thread. An answer that
+// is an error is thrown as Error with the server's code and message; further errors as in
+// HttpClient.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "transport/http_client.h"
+#include "transport/messages.h"
+
+namespace phub {
+
+class ControlClient {
+ public:
+  explicit ControlClient(const std::string& server) : http_(server) {}
+
+  // join and barrier wait for other ranks: their limit should be above the job's. 0: no limit.
+  JoinReply join(const JoinRequest& request, uint32_t timeout_ms);
+  void barrier(const Credential& who, uint32_t timeout_ms);
+
+  Pulse heartbeat(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  void set_hyper(const Credential& who, const std::map<std::string, double>& values,
+                 uint32_t timeout_ms = kTimeoutMs);
+  Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+  void remove(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+  ServerStatus status(uint32_t timeout_ms = kTimeoutMs);
+
+  void cancel() { http_.cancel(); }
+
+  static constexpr uint32_t kTimeoutMs = 10000;
+
+ private:
+  std::string call(std::string_view method, const std::string& job, std::string_view action,
+                   std::string_view bearer, std::string_view body, uint32_t timeout_ms);
+
+  HttpClient http_;
+};
+
+}  // namespace phub

@@ -1,0 +1,237 @@
+#include "transport/http_client.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "transport/error.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
+using boost::system::error_code;
+
+constexpr auto kConnectLimit = std::chrono::seconds(10);
+constexpr uint64_t kMaxAnswerBytes = uint64_t{256} << 20;
+constexpr auto kSlice = std::chrono::milliseconds(20);  // how often a wait looks for cancel()
+
+struct Resolved {
+  int error = 0;  // of getaddrinfo
+  std::vector<tcp::endpoint> endpoints;
+};
+
+Resolved resolve_now(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  Resolved out;
+  out.error = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (out.error != 0) return out;
+  for (const addrinfo* a = list; a != nullptr; a = a->ai_next) {
+    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
+    tcp::endpoint endpoint;
+    if (a->ai_addrlen > endpoint.capacity()) continue;
+    std::memcpy(endpoint.data(), a->ai_addr, a->ai_addrlen);
+    endpoint.resize(a->ai_addrlen);
+    endpoint.port(port);
+    out.endpoints.push_back(endpoint);
+  }
+  freeaddrinfo(list);
+  return out;
+}
+
+}  // namespace
+
+struct HttpClient::Impl {
+  explicit Impl(const std::string& text) : server(text), address(parse_host_port(text)) {
+    if (address.host.empty() || address.port == 0) {
+      fail(ErrorCode::kInvalid, "'{}' does not name a server: host and port are needed",
+           printable(text));
+    }
+  }
+
+  const std::string server;
+  const HostPort address;
+  std::atomic<bool> cancelled = false;
+  asio::io_context context;
+  std::optional<beast::tcp_stream> stream;
+  beast::flat_buffer buffer;
+
+  [[noreturn]] void unavailable(std::string_view why) const {
+    fail(ErrorCode::kUnavailable,
+         "no phub server at {}: {}; start one with 'phub serve' or set PHUB_SERVER", server, why);
+  }
+  [[noreturn]] void timed_out(std::string_view doing) const {
+    fail(ErrorCode::kTimeout, "timeout while {} the phub server at {}", doing, server);
+  }
+  void check_cancelled() const {
+    if (cancelled) fail(ErrorCode::kUnavailable, "the request to {} was cancelled", server);
+  }
+
+  // Runs what was started until `done`. On a timeout or cancel() the connection is closed and what
+  // is left of the operation ends with it.
+  void run(const bool& done, Clock::time_point deadline, std::string_view doing) {
+    context.restart();
+    while (!done && Clock::now() < deadline && !cancelled) {
+      if (deadline == Clock::time_point::max()) {
+        context.run_one();
+      } else {
+        context.run_one_until(deadline);
+      }
+    }
+    if (done) return;
+    drop();
+    check_cancelled();
+    timed_out(doing);
+  }
+
+  // Closes the connection and lets pending operations end, so that nothing refers to it any more.
+  void drop() {
+    if (stream) stream->close();
+    context.restart();
+    context.run();
+    stream.reset();
+    buffer.clear();
+  }
+
+  // A name is looked up on a thread of its own, because getaddrinfo cannot be given a deadline; a
+  // number needs no lookup.
+  std::vector<tcp::endpoint> resolve(Clock::time_point deadline) {
+    error_code bad;
+    const auto number = asio::ip::make_address(address.host, bad);
+    if (!bad) return {tcp::endpoint(number, address.port)};
+    std::promise<Resolved> promise;
+    auto future = promise.get_future();
+    std::thread([promise = std::move(promise), address = address]() mutable {
+      promise.set_value(resolve_now(address.host, address.port));
+    }).detach();
+    while (future.wait_for(kSlice) != std::future_status::ready) {
+      check_cancelled();
+      if (Clock::now() >= deadline) timed_out("looking up the name of");
+    }
+    Resolved resolved = future.get();
+    if (resolved.error != 0) unavailable(gai_strerror(resolved.error));
+    if (resolved.endpoints.empty()) unavailable("the name has no address");
+    return std::move(resolved.endpoints);
+  }
+
+  void connect(Clock::time_point deadline) {
+    deadline = std::min(deadline, Clock::now() + kConnectLimit);
+    const auto endpoints = resolve(deadline);
+    stream.emplace(context);
+    stream->expires_never();
+    bool done = false;
+    error_code error;
+    stream->async_connect(endpoints, [&](const error_code& ec, const tcp::endpoint&) {
+      error = ec;
+      done = true;
+    });
+    run(done, deadline, "connecting to");
+    if (error) {
+      drop();
+      unavailable(error.message());
+    }
+    error_code ignored;
+    stream->socket().set_option(tcp::no_delay(true), ignored);
+    stream->socket().set_option(asio::socket_base::keep_alive(true), ignored);
+  }
+
+  // A kept connection on which anything, or the end, has arrived cannot be used again.
+  bool usable() {
+    if (!stream) return false;
+    char byte = 0;
+    const ssize_t got = recv(stream->socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  }
+
+  enum class Outcome { kAnswered, kLost, kLostInAnswer };
+
+  Outcome exchange(const http::request<http::string_body>& request, Clock::time_point deadline,
+                   HttpAnswer& answer, error_code& error) {
+    bool done = false;
+    const auto finish = [&](const error_code& ec, size_t) {
+      error = ec;
+      done = true;
+    };
+    http::async_write(*stream, request, finish);
+    run(done, deadline, "sending a request to");
+    // A server that refuses a long body answers and closes before it has read all of it.
+    const error_code write_error = error;
+    http::response_parser<http::string_body> parser;
+    parser.body_limit(kMaxAnswerBytes);
+    done = false;
+    http::async_read(*stream, buffer, parser, finish);
+    run(done, deadline, "waiting for an answer of");
+    if (error) {
+      const bool begun = parser.got_some();
+      if (!begun && write_error) error = write_error;
+      return begun ? Outcome::kLostInAnswer : Outcome::kLost;
+    }
+    answer.status = parser.get().result_int();
+    answer.body = std::move(parser.get().body());
+    if (!parser.get().keep_alive() || write_error) drop();
+    return Outcome::kAnswered;
+  }
+};
+
+HttpClient::HttpClient(const std::string& server) : impl_(std::make_unique<Impl>(server)) {}
+HttpClient::~HttpClient() { disconnect(); }
+
+void HttpClient::disconnect() { impl_->drop(); }
+
+void HttpClient::cancel() {
+  impl_->cancelled = true;
+  asio::post(impl_->context, [] {});  // wakes run()
+}
+
+HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
+                               std::string_view bearer, std::string_view body,
+                               uint32_t timeout_ms) {
+  impl_->check_cancelled();
+  const auto deadline = timeout_ms == 0 ? Clock::time_point::max()
+                                        : Clock::now() + std::chrono::milliseconds(timeout_ms);
+  http::request<http::string_body> request;
+  request.method_string(beast::string_view(method.data(), method.size()));
+  request.target(beast::string_view(target.data(), target.size()));
+  request.version(11);
+  request.set(http::field::host, impl_->server);
+  request.set(http::field::user_agent, "phub");
+  if (!bearer.empty()) request.set(http::field::authorization, fmt::format("Bearer {}", bearer));
+  if (!body.empty()) request.set(http::field::content_type, "application/json");
+  request.body() = body;
+  request.prepare_payload();
+
+  if (!impl_->usable()) impl_->drop();
+  for (bool kept = impl_->stream.has_value();; kept = false) {
+    if (!kept) impl_->connect(deadline);
+    HttpAnswer answer;
+    error_code error;
+    const auto outcome = impl_->exchange(request, deadline, answer, error);
+    if (outcome == Impl::Outcome::kAnswered) return answer;
+    impl_->drop();
+    if (kept && outcome == Impl::Outcome::kLost) continue;
+    fail(ErrorCode::kUnavailable, "connection to the phub server at {} lost: {}", impl_->server,
+         error.message());
+  }
+}
+
+}  // namespace phub

@@ -1,0 +1,176 @@
+// The fields of every control message, by name: what is required, what may be left out, and the
+// bounds that hold before anything is allocated. transport/README.md documents them.
+#pragma once
+
+#include <array>
+
+#include "transport/json_codec.h"
+#include "transport/messages.h"
+
+namespace phub {
+
+namespace json {
+template <>
+struct EnumWords<LogRecord::Kind> {
+  static constexpr std::array<std::string_view, 6> kWords = {"admitted", "lost",     "left",
+                                                             "hyper",    "excluded", "failed"};
+  static std::string_view name(LogRecord::Kind kind) { return kWords[static_cast<size_t>(kind)]; }
+  static bool parse(std::string_view word, LogRecord::Kind& kind) {
+    for (size_t i = 0; i < kWords.size(); ++i) {
+      if (kWords[i] == word) return kind = static_cast<LogRecord::Kind>(i), true;
+    }
+    return false;
+  }
+};
+}  // namespace json
+
+inline constexpr uint64_t kMaxWordBytes = 64;    // names of optimizers, formats, hyperparameters
+inline constexpr uint64_t kMaxHyperValues = 64;  // in one change
+inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
+inline constexpr json::Bounds kWord{0, kMaxWordBytes};
+inline constexpr json::Bounds kValues{0, kMaxHyperValues};
+inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
+
+template <class A>
+void fields(A& a, const KeySpec*) {
+  a.required("name", &KeySpec::name, {1, kMaxNameBytes});
+  a.required("elements", &KeySpec::elements, {1, kAny});
+  a.optional("priority", &KeySpec::priority);
+  a.optional("lr_scale", &KeySpec::lr_scale);
+  a.optional("decay_scale", &KeySpec::decay_scale);
+}
+
+template <class A>
+void fields(A& a, const HyperChange*) {
+  a.required("round", &HyperChange::round, {1, kAny});
+  a.required("values", &HyperChange::values, kValues);
+}
+
+template <class A>
+void fields(A& a, const JobSpec*) {
+  a.required("name", &JobSpec::name, {1, kMaxNameBytes});
+  a.required("keys", &JobSpec::keys, {1, kMaxKeys});
+  a.optional("world_size", &JobSpec::world_size, {1, kMaxRanks});
+  a.optional("max_ranks", &JobSpec::max_ranks, {0, kMaxRanks});
+  a.optional("chunk_elements", &JobSpec::chunk_elements, {1, kAny});
+  a.optional("optimizer", &JobSpec::optimizer, kWord);
+  a.optional("hyper", &JobSpec::hyper, kValues);
+  a.optional("schedule", &JobSpec::schedule, {0, kMaxScheduleEntries});
+  a.optional("gradient_dtype", &JobSpec::gradient_dtype, kWord);
+  a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
+  a.optional("reduction", &JobSpec::reduction, kWord);
+  a.optional("initial", &JobSpec::initial, kWord);
+  a.optional("on_loss", &JobSpec::on_loss, kWord);
+  a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);
+  a.optional("lease_ms", &JobSpec::lease_ms);
+  a.optional("progress_limit_ms", &JobSpec::progress_limit_ms);
+  a.optional("wait_limit_ms", &JobSpec::wait_limit_ms);
+  a.optional("join_limit_ms", &JobSpec::join_limit_ms);
+}
+
+template <class A>
+void fields(A& a, const JoinRequest*) {
+  a.required("version", &JoinRequest::version, {kProtocolVersion, kProtocolVersion});
+  a.required("spec", &JoinRequest::spec);
+  a.optional("rank", &JoinRequest::rank);
+  a.optional("replace", &JoinRequest::replace);
+  a.optional("transport", &JoinRequest::transport, kWord);
+}
+
+template <class A>
+void fields(A& a, const Offer*) {
+  a.required("transport", &Offer::transport, kWord);
+  a.required("address", &Offer::address);
+  a.required("ticket", &Offer::ticket, {1, kMaxNameBytes});
+}
+
+template <class A>
+void fields(A& a, const JobLayout*) {
+  a.required("key_offset", &JobLayout::key_offset, {0, kMaxKeys});
+  a.required("queue_chunks", &JobLayout::queue_chunks, {0, 1u << 16});
+  a.required("total_elements", &JobLayout::total_elements);
+}
+
+template <class A>
+void fields(A& a, const JoinReply*) {
+  a.required("rank", &JoinReply::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &JoinReply::incarnation);
+  a.required("first_round", &JoinReply::first_round);
+  a.optional("send_initial", &JoinReply::send_initial);
+  a.required("offer", &JoinReply::offer);
+  a.required("layout", &JoinReply::layout);
+  a.required("spec", &JoinReply::spec);
+}
+
+// Job and ticket of a credential travel outside of the body.
+template <class A>
+void fields(A& a, const Credential*) {
+  a.required("rank", &Credential::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &Credential::incarnation);
+}
+
+template <class A>
+void fields(A& a, const Pulse*) {
+  a.required("completed_round", &Pulse::completed_round);
+  a.optional("missing", &Pulse::missing, {0, kMaxRanks});
+  a.optional("error", &Pulse::error_code);
+  a.optional("message", &Pulse::error);
+}
+
+template <class A>
+void fields(A& a, const ChunkRange*) {
+  a.required("first", &ChunkRange::first);
+  a.required("last", &ChunkRange::last);
+  a.required("round", &ChunkRange::round);
+}
+
+template <class A>
+void fields(A& a, const LogRecord*) {
+  a.required("kind", &LogRecord::kind);
+  a.optional("round", &LogRecord::round);
+  a.required("rank", &LogRecord::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &LogRecord::incarnation);
+  a.optional("reason", &LogRecord::reason);
+  a.optional("last_rounds", &LogRecord::last_rounds);
+  a.optional("chunk", &LogRecord::chunk);
+  a.optional("values", &LogRecord::values, kValues);
+}
+
+template <class A>
+void fields(A& a, const RankStatus*) {
+  a.required("rank", &RankStatus::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &RankStatus::incarnation);
+  a.required("state", &RankStatus::state, kWord);
+  a.required("first_round", &RankStatus::first_round);
+  a.optional("reason", &RankStatus::reason);
+}
+
+template <class A>
+void fields(A& a, const JobStatus*) {
+  a.required("name", &JobStatus::name, {1, kMaxNameBytes});
+  a.required("state", &JobStatus::state, kWord);
+  a.optional("error", &JobStatus::error);
+  a.required("optimizer", &JobStatus::optimizer, kWord);
+  a.required("keys", &JobStatus::keys);
+  a.required("chunks", &JobStatus::chunks);
+  a.required("elements", &JobStatus::elements);
+  a.required("memory_bytes", &JobStatus::memory_bytes);
+  a.required("completed_round", &JobStatus::completed_round);
+  a.required("rounds_per_s", &JobStatus::rounds_per_s);
+  a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
+  a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
+}
+
+template <class A>
+void fields(A& a, const ServerStatus*) {
+  a.required("version", &ServerStatus::version, {kProtocolVersion, kProtocolVersion});
+  a.required("topology", &ServerStatus::topology);
+  a.required("transports", &ServerStatus::transports, {0, kMaxWordBytes});
+  a.required("cores", &ServerStatus::cores);
+  a.required("memory_bytes", &ServerStatus::memory_bytes);
+  a.required("memory_limit_bytes", &ServerStatus::memory_limit_bytes);
+  a.required("uptime_s", &ServerStatus::uptime_s);
+  a.required("jobs", &ServerStatus::jobs);
+}
+
+}  // namespace phub

@@ -1,0 +1,55 @@
+// The control messages as JSON text. Decoding throws Error(kInvalid) with the path of what is
+// wrong: unknown, repeated and missing fields, wrong types, numbers out of range, lists that are
+// too long. Encoding throws Error(kInvalid) on text that is not UTF-8 and on numbers that are not
+// finite. Fields that have their default value are left out. Pure functions, any thread.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "transport/messages.h"
+
+namespace phub {
+
+using HyperValues = std::map<std::string, double>;
+
+std::string to_json(const JobSpec& spec);
+JobSpec parse_job_spec(std::string_view text);
+
+// Also throws if the spec does not pass validate(), or the rank is below -1.
+std::string to_json(const JoinRequest& request);
+JoinRequest parse_join_request(std::string_view text);
+
+std::string to_json(const JoinReply& reply);
+JoinReply parse_join_reply(std::string_view text);
+
+std::string to_json(const Offer& offer);
+Offer parse_offer(std::string_view text);
+
+// Rank and incarnation only: the job is in the path, the ticket in the Authorization header.
+std::string to_json(const Credential& who);
+Credential parse_credential(std::string_view text);
+
+// POST …/hyper: rank, incarnation and values.
+std::string hyper_json(const Credential& who, const HyperValues& values);
+std::pair<Credential, HyperValues> parse_hyper(std::string_view text);
+
+std::string to_json(const Pulse& pulse);
+Pulse parse_pulse(std::string_view text);
+
+std::string to_json(const std::vector<LogRecord>& records);
+std::vector<LogRecord> parse_log(std::string_view text);
+
+std::string to_json(const ServerStatus& status);
+ServerStatus parse_status(std::string_view text);
+
+std::string to_json(const Done& done);  // "{}"
+
+// {"error": code, "message": …}. Bytes that are not UTF-8 are replaced.
+std::string error_json(ErrorCode code, std::string_view message);
+Error parse_error(std::string_view text);
+
+}  // namespace phub

@@ -1,0 +1,284 @@
+// The listening side: who may connect, and what becomes of connections.
+#include "transport/shm_nic.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+
+#include "transport/error.h"
+#include "transport/shm_box.h"
+#include "transport/shm_format.h"
+#include "transport/shm_socket.h"
+
+namespace phub {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kListenerId = ~uint64_t{0};
+constexpr uint64_t kTimerId = kListenerId - 1;
+constexpr size_t kEventsAtOnce = 64;
+constexpr int kAcceptsAtOnce = 64;
+
+class ShmNic final : public Nic {
+ public:
+  explicit ShmNic(const ShmNicOptions& options);
+  ~ShmNic() override;
+
+  std::string_view name() const override { return "shm"; }
+  std::string describe() const override;
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
+    return std::make_unique<ShmBoxLink>(registry_, layout);
+  }
+  int event_fd() const override { return registry_.epoll.get(); }
+  void handle_events(std::vector<NicEvent>& out) override;
+
+ private:
+  struct HalfOpen {
+    uint64_t id = 0;
+    ShmFd socket;
+    Clock::time_point deadline;
+  };
+
+  void watch(int fd, uint64_t id, uint32_t events);
+  void accept_all();
+  bool accept_one();
+  void expire();
+  void set_timer();
+  void read_hello(uint64_t id, std::vector<NicEvent>& out);
+  void greet(ShmFd socket, std::span<const std::byte> message, std::vector<NicEvent>& out);
+  void end_connection(uint64_t id, std::vector<NicEvent>& out);
+
+  const ShmNicOptions options_;
+  ShmRegistry registry_;
+  ShmFd listener_;
+  ShmFd timer_;
+  ShmFd spare_;  // given up for a moment to refuse a connection when descriptors have run out
+  std::deque<HalfOpen> half_open_;  // the oldest first
+};
+
+std::string new_socket_path(const std::string& dir) {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof(random), 0) != sizeof(random)) {
+    fail_system("getrandom of a socket name", errno);
+  }
+  return fmt::format("{}/phub-{}-{:016x}.sock", dir, getpid(), random);
+}
+
+// Tells the peer why, as far as it listens, and closes.
+void refuse(ShmFd socket, ErrorCode code, const std::string& reason) {
+  ShmHeader header;
+  header.type = ShmMessage::kRefusal;
+  const std::string text =
+      fmt::format("{}: {}", name_of(code), reason).substr(0, kShmMaxRefusalBytes);
+  std::vector<std::byte> message(sizeof(header) + text.size());
+  std::memcpy(message.data(), &header, sizeof(header));
+  std::memcpy(message.data() + sizeof(header), text.data(), text.size());
+  send_message(socket.get(), message);
+  // Closing with something unread would make the peer's next call fail before it sees the reason.
+  std::array<std::byte, 64> unread;
+  for (int i = 0; i < 8 && recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT) > 0;) ++i;
+}
+
+}  // namespace
+
+ShmNic::ShmNic(const ShmNicOptions& options) : options_(options) {
+  raise_file_limit();
+  const std::string dir = options.socket_dir.empty() ? default_socket_dir() : options.socket_dir;
+  prepare_socket_dir(dir);
+  remove_stale_sockets(dir);
+  const std::string path = new_socket_path(dir);
+  registry_.epoll = ShmFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!registry_.epoll) fail_system("epoll_create1 of the shm transport", errno);
+  timer_ = ShmFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!timer_) fail_system("timerfd_create of the shm transport", errno);
+  spare_ = ShmFd(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!spare_) fail_system("fcntl(F_DUPFD) of the shm transport", errno);
+  watch(timer_.get(), kTimerId, EPOLLIN);
+  listener_ = listen_at(path);
+  registry_.address = path;  // from here on the destructor's
+  watch(listener_.get(), kListenerId, EPOLLIN);
+}
+
+ShmNic::~ShmNic() {
+  PHUB_CHECK(registry_.links.empty());
+  unlink(registry_.address.c_str());
+}
+
+std::string ShmNic::describe() const {
+  return fmt::format("shm: {}, {}", registry_.address, describe_shm_pages());
+}
+
+void ShmNic::watch(int fd, uint64_t id, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u64 = id;
+  if (epoll_ctl(registry_.epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    fail_system("epoll_ctl of the shm transport", errno);
+  }
+}
+
+void ShmNic::handle_events(std::vector<NicEvent>& out) {
+  std::array<epoll_event, kEventsAtOnce> events;
+  const int count = epoll_wait(registry_.epoll.get(), events.data(), events.size(), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t id = events[i].data.u64;
+    if (id == kListenerId) {
+      accept_all();
+    } else if (id == kTimerId) {
+      uint64_t times = 0;
+      [[maybe_unused]] const ssize_t bytes = read(timer_.get(), &times, sizeof(times));
+    } else if (std::any_of(half_open_.begin(), half_open_.end(),
+                           [id](const HalfOpen& half_open) { return half_open.id == id; })) {
+      read_hello(id, out);
+    } else {
+      end_connection(id, out);
+    }
+  }
+  expire();
+  set_timer();
+}
+
+void ShmNic::accept_all() {
+  for (int i = 0; i < kAcceptsAtOnce && accept_one(); ++i) {
+  }
+}
+
+bool ShmNic::accept_one() {
+  ShmFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket && (errno == EMFILE || errno == ENFILE)) {
+    // Leaving it in the backlog would wake this thread again at once, for ever.
+    spare_.reset();
+    socket = ShmFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) refuse(std::move(socket), ErrorCode::kFull, "the server is out of descriptors");
+    spare_ = ShmFd(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));
+    return false;
+  }
+  if (!socket) return errno == EINTR || errno == ECONNABORTED;
+  uid_t uid = 0;
+  if (!peer_uid(socket.get(), uid) || (uid != geteuid() && uid != 0)) {
+    refuse(std::move(socket), ErrorCode::kUnauthorized,
+           fmt::format("user {} may not use the server of user {}", uid, geteuid()));
+    return true;
+  }
+  if (half_open_.size() >= std::max(options_.max_half_open, 1u)) {
+    refuse(std::move(half_open_.front().socket), ErrorCode::kTimeout,
+           "too many connections that have shown no ticket; this was the oldest");
+    half_open_.pop_front();
+  }
+  HalfOpen half_open;
+  half_open.id = registry_.next_id++;
+  half_open.deadline = Clock::now() + std::chrono::milliseconds(options_.half_open_ms);
+  half_open.socket = std::move(socket);
+  epoll_event event = {};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = half_open.id;
+  if (epoll_ctl(registry_.epoll.get(), EPOLL_CTL_ADD, half_open.socket.get(), &event) != 0) {
+    refuse(std::move(half_open.socket), ErrorCode::kFull, "the server is out of epoll watches");
+    return true;
+  }
+  half_open_.push_back(std::move(half_open));
+  return true;
+}
+
+void ShmNic::expire() {
+  const Clock::time_point now = Clock::now();
+  while (!half_open_.empty() && half_open_.front().deadline <= now) {
+    refuse(std::move(half_open_.front().socket), ErrorCode::kTimeout,
+           fmt::format("no ticket within {} ms", options_.half_open_ms));
+    half_open_.pop_front();
+  }
+}
+
+// Wakes event_fd() when the oldest half-open connection has had its time.
+void ShmNic::set_timer() {
+  itimerspec when = {};
+  if (!half_open_.empty()) {
+    const auto left = half_open_.front().deadline - Clock::now();
+    const int64_t ns =
+        std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(left).count());
+    when.it_value.tv_sec = ns / 1'000'000'000;
+    when.it_value.tv_nsec = ns % 1'000'000'000;
+  }
+  timerfd_settime(timer_.get(), 0, &when, nullptr);
+}
+
+void ShmNic::read_hello(uint64_t id, std::vector<NicEvent>& out) {
+  const auto it = std::find_if(half_open_.begin(), half_open_.end(),
+                               [id](const HalfOpen& half_open) { return half_open.id == id; });
+  // Without room for control data the kernel drops descriptors that a peer sends along.
+  std::array<std::byte, sizeof(ShmHello) + 1> message;
+  const ssize_t bytes = recv(it->socket.get(), message.data(), message.size(), MSG_DONTWAIT);
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  ShmFd socket = std::move(it->socket);
+  half_open_.erase(it);
+  if (bytes > 0) {
+    greet(std::move(socket), std::span(message).first(static_cast<size_t>(bytes)), out);
+  }
+}
+
+void ShmNic::greet(ShmFd socket, std::span<const std::byte> message, std::vector<NicEvent>& out) {
+  try {
+    const ShmHello hello = parse_shm_hello(message);
+    ShmBoxLink* link = nullptr;
+    ShmIncarnation* found = nullptr;
+    for (ShmBoxLink* candidate : registry_.links) {
+      ShmIncarnation* match = candidate->find_ticket({hello.ticket.data(), hello.ticket.size()});
+      if (match == nullptr) continue;
+      link = candidate;
+      found = match;
+    }
+    if (found == nullptr) {
+      fail(ErrorCode::kUnauthorized,
+           "no incarnation has this ticket (it was replaced, or its job is gone); join again");
+    }
+    if (found->ticket_used) {
+      fail(ErrorCode::kUnauthorized, "rank {}: this ticket was used already; join again",
+           found->rank);
+    }
+    epoll_event event = {};
+    event.events = EPOLLIN | EPOLLRDHUP;
+    event.data.u64 = found->id;
+    if (epoll_ctl(registry_.epoll.get(), EPOLL_CTL_MOD, socket.get(), &event) != 0) {
+      fail_system(fmt::format("epoll_ctl of rank {}", found->rank), errno);
+    }
+    link->welcome(*found, socket);
+    out.push_back({NicEvent::kConnected, link, found->rank, found->incarnation});
+  } catch (const Error& error) {
+    refuse(std::move(socket), error.code(), error.what());
+  }
+}
+
+// A connected worker has nothing to say on its socket: whatever happens there is its end. The
+// socket stays open until revoke(), which the cores come before.
+void ShmNic::end_connection(uint64_t id, std::vector<NicEvent>& out) {
+  for (ShmBoxLink* link : registry_.links) {
+    const ShmIncarnation* found = link->find_connection(id);
+    if (found == nullptr || !found->socket) continue;
+    epoll_ctl(registry_.epoll.get(), EPOLL_CTL_DEL, found->socket.get(), nullptr);
+    out.push_back({NicEvent::kDisconnected, link, found->rank, found->incarnation});
+  }
+}
+
+std::string default_socket_dir() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && runtime[0] == '/') return std::string(runtime) + "/phub";
+  return fmt::format("/tmp/phub-{}", geteuid());
+}
+
+std::unique_ptr<Nic> make_shm_nic(const ShmNicOptions& options) {
+  return std::make_unique<ShmNic>(options);
+}
+
+}  // namespace phub

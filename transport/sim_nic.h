@@ -1,0 +1,220 @@
+// The pieces of the simulated network behind transport/nic.h. Use them through SimNet.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/nic.h"
+#include "transport/sim_net.h"
+
+namespace phub {
+
+class SimBoxLink;
+class SimEndpoint;
+class SimWorkerLink;
+
+using SimMemory = std::shared_ptr<std::vector<std::byte>>;
+
+enum SimSide : uint8_t { kSimBox = 0, kSimWorker = 1 };
+
+// A queue pair with both its ends. Kept alive by the endpoints and by its scheduled events.
+class SimPair : public std::enable_shared_from_this<SimPair> {
+ public:
+  SimPair(SimNet& net, uint32_t id) : net_(net), id_(id) {}
+
+  // What one end has. A write posted at an end is read from its `source` and lands in the other
+  // end's `target`; without a target only the immediate moves.
+  struct End {
+    SimEndpoint* endpoint = nullptr;  // who polls here; null: nobody (not yet, or no more)
+    uint32_t qp = 0;                  // and what it calls this queue pair
+    SimMemory source;
+    SimMemory target;
+    std::deque<Write> posted;     // not flushed
+    std::deque<Write> in_flight;  // flushed, not landed
+    uint64_t last_arrival = 0;
+    uint32_t unacknowledged = 0;
+    std::deque<Arrival> inbox;
+    bool refused = false;   // a post found no room: the end wants to know when there is some
+    bool noticing = false;  // ok == false is on its way
+    bool noticed = false;   // ok == false was seen
+    bool closed = false;
+  };
+  End& end(SimSide side) { return ends_[side]; }
+  uint32_t id() const { return id_; }
+  bool whole() const { return established_ && !dead_; }
+  bool dead() const { return dead_; }
+
+  void establish();
+  bool post(SimSide side, const Write& write);
+  void flush(SimSide side);
+  void taken(SimSide side, const Arrival& arrival);  // polled
+
+  void break_now();          // a fault of the network
+  void close(SimSide side);  // this end takes nothing and sends nothing any more
+  void crash(bool silent);   // the worker's end dies
+
+ private:
+  void launch(SimSide side, const Write& write);
+  bool lands_inside(const Write& write, SimSide from) const;
+  void land_part(const Write& write, SimSide from, size_t bytes);
+  void land(SimSide from);
+  void arrive(SimSide from, const Write& write);
+  void settle(SimSide from, bool immediates);
+  void acknowledge(SimSide side);
+  void notice(SimSide side, uint64_t delay_ns);
+
+  SimNet& net_;
+  const uint32_t id_;
+  bool established_ = false;
+  bool dead_ = false;
+  std::array<End, 2> ends_;
+};
+
+class SimEndpoint : public Endpoint {
+ public:
+  // `owner` is null on a worker, which attaches its pairs by itself.
+  SimEndpoint(SimNet& net, SimSide side, uint32_t qps, SimBoxLink* owner, uint32_t core);
+  ~SimEndpoint() override;
+
+  size_t poll(std::span<Arrival> out) override;
+  bool post(uint32_t qp, const Write& write) override;
+  void flush() override;
+  bool arm(std::span<const uint32_t> wake_after) override;
+  void disarm() override { armed_ = false; }
+  int wake_fd() const override { return -1; }
+  void attach(uint32_t rank, uint32_t incarnation) override;
+  void detach(uint32_t rank) override;
+
+  void take_over(uint32_t qp, std::shared_ptr<SimPair> pair);
+  void release(uint32_t qp);  // closes this end of the pair
+  const std::shared_ptr<SimPair>& pair(uint32_t qp) const { return pairs_[qp]; }
+  uint32_t qps() const { return static_cast<uint32_t>(pairs_.size()); }
+  void wake_if_armed(const SimPair& pair, bool always);
+  bool awake() const { return !armed_ || woken_; }
+
+ private:
+  SimNet& net_;
+  const SimSide side_;
+  SimBoxLink* const owner_;
+  const uint32_t core_;
+  std::vector<std::shared_ptr<SimPair>> pairs_;
+  uint32_t next_qp_ = 0;
+  bool armed_ = false;
+  bool woken_ = false;
+  std::vector<uint32_t> wake_after_;
+};
+
+class SimWorkerLink : public WorkerLink {
+ public:
+  SimWorkerLink(SimNic& nic, SimBoxLink* box, uint32_t rank, SimMemory gradients, SimMemory results,
+                uint32_t queues);
+  ~SimWorkerLink() override;
+
+  std::span<std::byte> gradients() override { return *gradients_; }
+  std::span<const std::byte> results() override { return *results_; }
+  Endpoint& endpoint() override { return endpoint_; }
+  bool connected() override { return *connected_; }
+  bool zero_copy() const override;
+  void reconnect(const Offer& offer) override;
+
+  void die(bool silent);
+  bool break_one();
+  const std::shared_ptr<bool>& connection() const { return connected_; }
+  void take_pairs(std::span<const std::shared_ptr<SimPair>> pairs);
+  void forget_box() { box_ = nullptr; }
+  const SimMemory& gradient_memory() const { return gradients_; }
+  const SimMemory& result_memory() const { return results_; }
+
+ private:
+  SimNic& nic_;
+  SimBoxLink* box_;  // null: the box closed the connection
+  const uint32_t rank_;
+  SimMemory gradients_, results_;
+  SimEndpoint endpoint_;
+  std::shared_ptr<bool> connected_ = std::make_shared<bool>(true);
+};
+
+class SimBoxLink : public BoxLink {
+ public:
+  SimBoxLink(SimNic& nic, const LinkLayout& layout);
+  ~SimBoxLink() override;
+
+  std::span<std::byte> egress() override { return *egress_; }
+  Endpoint& endpoint(uint32_t core) override { return *endpoints_[core]; }
+  Offer admit(uint32_t rank, uint32_t incarnation) override;
+  std::span<const std::byte> ingress(uint32_t rank) override;
+  void revoke(uint32_t rank) override;
+  bool slots_belong_to_worker() const override;
+  bool can_reconnect() const override;
+  Offer reconnect(uint32_t rank) override;
+
+  std::unique_ptr<WorkerLink> connect(uint32_t rank);
+  void reconnect(uint32_t rank, SimWorkerLink& worker);
+  void worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent);
+  const std::shared_ptr<SimPair>& pair(uint32_t rank, uint32_t core, uint32_t incarnation) const;
+
+ private:
+  struct Member {
+    bool admitted = false;
+    bool used = false;  // the ticket
+    uint32_t incarnation = 0;
+    std::string ticket;
+    SimMemory slots;
+    std::vector<std::shared_ptr<SimPair>> pairs;  // per core
+    SimWorkerLink* worker = nullptr;
+  };
+  Offer make_pairs(uint32_t rank);
+  void shake_hands(uint32_t rank);
+  void disconnect(Member& member);
+  bool is_member(uint32_t rank, uint32_t incarnation) const {
+    return members_[rank].admitted && members_[rank].incarnation == incarnation;
+  }
+
+  SimNic& nic_;
+  const std::shared_ptr<SimBoxLink*> self_;  // events outlive the link: they hold it weakly
+  const LinkLayout layout_;
+  SimMemory egress_;
+  std::vector<std::unique_ptr<SimEndpoint>> endpoints_;
+  std::vector<SimMemory> slots_;  // per rank
+  std::vector<Member> members_;
+};
+
+class SimNic : public Nic {
+ public:
+  explicit SimNic(SimNet& net) : net_(net) {}
+
+  std::string_view name() const override { return "sim"; }
+  std::string describe() const override;
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
+  int event_fd() const override { return -1; }
+  void handle_events(std::vector<NicEvent>& out) override;
+
+  std::unique_ptr<WorkerLink> connect(const Offer& offer);
+
+  // For its links.
+  struct Place {
+    SimBoxLink* link;
+    uint32_t rank;
+  };
+  SimNet& net() { return net_; }
+  std::string give_ticket(const Place& place);
+  void take_ticket(const std::string& ticket) { tickets_.erase(ticket); }
+  const Place& place(const Offer& offer) const;  // throws kUnauthorized
+  void raise(const NicEvent& event) { raised_.push_back(event); }
+  void forget(const SimBoxLink* link);
+  uint32_t next_pair_id() { return pairs_made_++; }
+  SimMemory garbage(uint64_t bytes);
+
+ private:
+  SimNet& net_;
+  std::map<std::string, Place> tickets_;
+  std::vector<NicEvent> raised_;
+  uint32_t pairs_made_ = 0;
+};
+
+}  // namespace phub

@@ -1,0 +1,54 @@
+// What launchers set: server, job, rank and world size.
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "transport/error.h"
+#include "worker/worker.h"
+
+namespace phub {
+namespace {
+
+// The first launcher that says both wins.
+constexpr std::array<std::pair<const char*, const char*>, 3> kLaunchers = {{
+    {"RANK", "WORLD_SIZE"},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+    {"SLURM_PROCID", "SLURM_NTASKS"},
+}};
+
+uint32_t number(const char* variable, std::string_view text) {
+  uint32_t value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    fail(ErrorCode::kInvalid, "{}='{}' is not a number", variable, text);
+  }
+  return value;
+}
+
+}  // namespace
+
+WorkerOptions options_from_environment() {
+  WorkerOptions options;
+  if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
+  if (const char* job = std::getenv("PHUB_JOB")) options.spec.name = job;
+  for (const auto& [rank_name, size_name] : kLaunchers) {
+    const char* rank = std::getenv(rank_name);
+    const char* size = std::getenv(size_name);
+    if (!rank || !size) continue;
+    const uint32_t r = number(rank_name, rank);
+    options.spec.world_size = number(size_name, size);
+    if (r >= options.spec.world_size || options.spec.world_size > kMaxRanks) {
+      fail(ErrorCode::kInvalid,
+           "{}={} and {}={} do not fit: ranks count from 0, and there are at most {}", rank_name, r,
+           size_name, size, kMaxRanks);
+    }
+    options.rank = static_cast<int32_t>(r);
+    break;
+  }
+  return options;
+}
+
+}  // namespace phub

@@ -1,0 +1,185 @@
+// Trains a small network on the handwritten digits, data-parallel: start one per rank.
+//
+//   bin/phub serve --listen 127.0.0.1:7717 &
+//   for rank in 0 1 2 3; do bin/digits --world 4 --rank $rank & done; wait
+//
+// The layers are exchanged while others are computed: a layer is pushed as soon as its gradient is
+// there, last layer first, and waited for just before it is used again, first layer first.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <thread>
+
+#include "transport/control_client.h"
+#include "transport/error.h"
+#include "transport/messages_json.h"
+#include "worker/examples/digits_data.h"
+#include "worker/examples/digits_model.h"
+#include "worker/examples/digits_training.h"
+#include "worker/worker.h"
+
+namespace phub::digits {
+namespace {
+
+struct Options {
+  WorkerOptions worker;
+  Training training;
+  std::string job = "digits";
+  std::string data = "build/data/digits.csv";
+  std::string out;  // final parameters, f32, all keys one after another
+  std::string log;  // membership log of the job, JSON
+  uint64_t report_every = 100;
+  uint32_t delay_ms = 0;
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  options.worker = options_from_environment();
+  options.training.world = options.worker.spec.world_size;
+  if (!options.worker.spec.name.empty()) options.job = options.worker.spec.name;
+  CLI::App app("Trains a small network on handwritten digits, one process per rank.");
+  add_options(app, options.training);
+  app.add_option("--server", options.worker.server, "HOST:PORT of phub serve")
+      ->capture_default_str();
+  app.add_option("--job", options.job, "Name of the job")->capture_default_str();
+  app.add_option("--rank", options.worker.rank, "This process's rank; -1: the server chooses")
+      ->capture_default_str();
+  app.add_option("--data", options.data, "The digits as CSV")->capture_default_str();
+  app.add_option("--out", options.out, "Write the final parameters to this file");
+  app.add_option("--log", options.log, "Write the job's membership log to this file");
+  app.add_option("--report-every", options.report_every, "Rounds between rank 0's reports")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--delay-ms", options.delay_ms, "Pretend that a gradient takes this much longer")
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    std::exit(app.exit(e));
+  }
+  options.worker.spec = job_spec(options.training, options.job);
+  return options;
+}
+
+void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file << bytes;
+  if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
+}
+
+// One rank's training loop.
+class Trainer {
+ public:
+  Trainer(const Options& options, const Dataset& data)
+      : options_(options),
+        training_(options.training),
+        data_(data),
+        network_(network(options.training)),
+        worker_(options.worker) {}
+
+  void run() {
+    worker_.broadcast(worker_.rank() == 0 ? network_.initial(training_.seed)
+                                          : std::vector<float>());
+    report_join();
+    for (uint64_t round = worker_.first_round(); round <= training_.rounds; ++round) {
+      train(round);
+      if (worker_.rank() == 0 && round % options_.report_every == 0) report(round);
+    }
+    worker_.wait_all();
+    if (!options_.out.empty()) write_file(options_.out, parameters());
+    if (!options_.log.empty()) {
+      write_file(options_.log, to_json(ControlClient(options_.worker.server).log(options_.job)));
+    }
+    worker_.leave();
+  }
+
+ private:
+  void train(uint64_t round) {
+    if (options_.delay_ms > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(options_.delay_ms));
+    }
+    const Samples batch = digits::batch(data_.train, training_.seed, worker_.rank(),
+                                        training_.world, round, training_.batch);
+    forward(batch.images);
+    loss_ += network_.loss(batch.labels);
+    ++losses_;
+    for (size_t layer = network_.layers(); layer-- > 0;) {
+      const size_t weights = Network::weights_key(layer);
+      const size_t bias = Network::bias_key(layer);
+      network_.backward(layer, worker_.parameters(weights), worker_.gradient(weights),
+                        worker_.gradient(bias));
+      // The first layer is needed first in the next round.
+      const auto priority = static_cast<int32_t>(network_.layers() - layer);
+      worker_.push(weights, priority);
+      worker_.push(bias, priority);
+    }
+  }
+
+  void forward(const Eigen::MatrixXf& images) {
+    network_.start(images);
+    for (size_t layer = 0; layer < network_.layers(); ++layer) {
+      const size_t weights = Network::weights_key(layer);
+      const size_t bias = Network::bias_key(layer);
+      worker_.wait(weights);
+      worker_.wait(bias);
+      network_.forward(layer, worker_.parameters(weights), worker_.parameters(bias));
+    }
+  }
+
+  void report_join() {
+    if (worker_.first_round() > 1) {
+      fmt::print("rank {} (incarnation {}) joins in round {}\n", worker_.rank(),
+                 worker_.incarnation(), worker_.first_round());
+      std::fflush(stdout);
+    }
+  }
+
+  void report(uint64_t round) {
+    forward(data_.test.images);
+    const double accuracy = 100.0 * static_cast<double>(network_.correct(data_.test.labels)) /
+                            static_cast<double>(data_.test.size());
+    fmt::print("round {:>6}   loss {:.4f}   test accuracy {:.1f}%\n", round, loss_ / losses_,
+               accuracy);
+    std::fflush(stdout);
+    loss_ = 0;
+    losses_ = 0;
+  }
+
+  std::string parameters() {
+    std::string bytes;
+    for (size_t key = 0; key < worker_.keys(); ++key) {
+      const std::span<const std::byte> values = worker_.parameter_bytes(key);
+      bytes.append(reinterpret_cast<const char*>(values.data()), values.size());
+    }
+    return bytes;
+  }
+
+  const Options& options_;
+  const Training& training_;
+  const Dataset& data_;
+  Network network_;
+  Worker worker_;
+  double loss_ = 0;  // of this rank's batches since the last report
+  int losses_ = 0;
+};
+
+}  // namespace
+}  // namespace phub::digits
+
+int main(int argc, char** argv) {
+  try {
+    const phub::digits::Options options = phub::digits::parse(argc, argv);
+    const phub::digits::Dataset data = phub::digits::load(options.data);
+    phub::digits::Trainer(options, data).run();
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "digits: {}\n", e.what());
+    return 1;
+  }
+  return 0;
+}

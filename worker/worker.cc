@@ -1,0 +1,475 @@
+// The blocking, thread-safe wrapper around Session: a lock, a heartbeat thread, and who sleeps how.
+//
+// One lock guards the session. Of the threads that wait, one polls and sleeps on the endpoint, the
+// others on a condition variable. Failures are noticed by whoever meets them first and kept: from then
+// on every call throws the same Error.
+#include "worker/worker.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "transport/control_client.h"
+#include "transport/shm_nic.h"
+#include "worker/session.h"
+
+namespace phub {
+namespace {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+using std::chrono::milliseconds;
+constexpr int kLookUpMs = 50;  // how often a sleeper looks whether the connection is still there
+
+SteadyTime now() { return std::chrono::steady_clock::now(); }
+
+std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,
+                                    uint32_t timeout_ms) {
+  if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
+  fail(ErrorCode::kInvalid, "transport '{}' is not in this library", offer.transport);
+}
+
+// A server that is being started beside its workers is waited for.
+JoinReply join(ControlClient& control, const WorkerOptions& options) {
+  const SteadyTime give_up = now() + milliseconds(options.connect_timeout_ms);
+  for (;;) {
+    try {
+      return control.join({.spec = options.spec,
+                           .rank = options.rank,
+                           .replace = options.replace,
+                           .transport = options.transport},
+                          options.connect_timeout_ms + options.spec.join_limit_ms);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
+    }
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+}
+
+int spin_of(const WorkerOptions& options) {
+  if (options.spin_us >= 0) return options.spin_us;
+  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+  return cpus > static_cast<long>(options.spec.world_size) + 1 ? 50 : 0;
+}
+
+}  // namespace
+
+struct Worker::Impl {
+  explicit Impl(const WorkerOptions& worker_options);
+  ~Impl();
+
+  void wait(size_t key);
+  bool ready(size_t key) const {
+    return key == Session::kAllKeys ? session->all_ready() : session->ready(key);
+  }
+  void sleep(std::unique_lock<std::mutex>& lock, size_t key);
+  void copy_out(size_t key);
+  void push(size_t key, int32_t priority, bool null);
+  void check_key(size_t key) const;
+  void check_failure();
+  void look_up();
+  void record_failure(ErrorCode code, const std::string& message);
+  void heartbeat_loop(const std::stop_token& stop);
+  [[noreturn]] void time_out(size_t key);
+  void say_goodbye();
+
+  const WorkerOptions options;
+  const int spin_us;
+  ControlClient control;  // for the caller's requests
+  std::mutex control_mutex;
+  JoinReply reply;
+  Credential credential;
+  std::unordered_map<std::string_view, size_t> key_by_name;
+  std::unique_ptr<WorkerLink> link;
+  int epoll_fd = -1;
+
+  mutable std::mutex mutex;
+  std::condition_variable polled;
+  std::unique_ptr<Session> session;  // guarded by mutex, as what follows
+  bool someone_polls = false;
+  bool initial_sent = false;
+  struct CallerMemory {
+    const void* gradient = nullptr;
+    void* parameters = nullptr;
+    uint64_t copied_round = kNone;
+    static constexpr uint64_t kNone = ~uint64_t{0};
+  };
+  std::vector<CallerMemory> caller_memory;
+  uint64_t pushes = 0, sleeps = 0;
+  std::atomic<uint64_t> bytes_copied{0};
+
+  std::mutex failure_mutex;
+  std::optional<Error> failure;
+  std::atomic<bool> failed{false};
+
+  bool left = false;
+  std::mutex heartbeat_mutex;
+  std::condition_variable_any heartbeat_wake;
+  std::jthread heartbeat;
+};
+
+Worker::Impl::Impl(const WorkerOptions& worker_options)
+    : options(worker_options),
+      spin_us(spin_of(options)),
+      control(options.server),
+      reply(join(control, options)),
+      credential{reply.spec.name, reply.rank, reply.incarnation, reply.offer.ticket} {
+  try {
+    link = connect(reply.offer, link_layout_of(reply), options.connect_timeout_ms);
+    session = std::make_unique<Session>(reply, *link);
+  } catch (...) {
+    say_goodbye();
+    throw;
+  }
+  for (size_t k = 0; k < reply.spec.keys.size(); ++k) key_by_name[reply.spec.keys[k].name] = k;
+  caller_memory.resize(reply.spec.keys.size());
+  epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{.events = EPOLLIN | EPOLLET, .data = {}};
+  if (epoll_fd < 0 ||
+      epoll_ctl(epoll_fd, EPOLL_CTL_ADD, link->endpoint().wake_fd(), &event) != 0) {
+    say_goodbye();
+    fail(ErrorCode::kFull, "epoll: {}; raise ulimit -n", std::strerror(errno));
+  }
+  heartbeat = std::jthread([this](const std::stop_token& stop) { heartbeat_loop(stop); });
+}
+
+Worker::Impl::~Impl() {
+  heartbeat.request_stop();
+  heartbeat_wake.notify_all();
+  if (heartbeat.joinable()) heartbeat.join();
+  if (!left && !failed) say_goodbye();
+  if (epoll_fd >= 0) close(epoll_fd);
+}
+
+// Leaves without making a fuss: the lease ends it otherwise.
+void Worker::Impl::say_goodbye() {
+  try {
+    const std::lock_guard lock(control_mutex);
+    control.leave(credential, 2000);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nothing is left to be told
+  }
+}
+
+void Worker::Impl::heartbeat_loop(const std::stop_token& stop) {
+  ControlClient pulse(options.server);
+  const milliseconds lease(reply.spec.lease_ms);
+  SteadyTime last_answer = now();
+  std::unique_lock lock(heartbeat_mutex);
+  while (!stop.stop_requested() && !failed) {
+    lock.unlock();
+    try {
+      pulse.heartbeat(credential, std::max<uint32_t>(100, reply.spec.lease_ms / 2));
+      last_answer = now();
+    } catch (const Error& error) {
+      const bool unanswered =
+          error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout;
+      // While the link is up the box may still be summing from memory of ours: wait for its word.
+      if (!unanswered || (now() - last_answer > lease && !link->connected())) {
+        record_failure(error.code(), error.what());
+      }
+    }
+    lock.lock();
+    heartbeat_wake.wait_for(lock, stop, lease / 3, [] { return false; });
+  }
+}
+
+void Worker::Impl::record_failure(ErrorCode code, const std::string& message) {
+  const std::lock_guard lock(failure_mutex);
+  if (!failure) failure.emplace(code, message);
+  failed = true;
+  polled.notify_all();
+}
+
+void Worker::Impl::check_failure() {
+  if (!failed) return;
+  const std::lock_guard lock(failure_mutex);
+  throw Error(*failure);
+}
+
+void Worker::Impl::check_key(size_t key) const {
+  if (key >= caller_memory.size()) {
+    fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key, reply.spec.name,
+         caller_memory.size());
+  }
+}
+
+// The connection may be gone: the control port knows why.
+void Worker::Impl::look_up() {
+  check_failure();
+  if (link->connected()) return;
+  const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
+  ControlClient pulse(options.server);
+  while (!failed) {
+    try {
+      pulse.heartbeat(credential, 1000);
+      if (now() > give_up) {
+        record_failure(ErrorCode::kFenced,
+                       fmt::format("the connection of rank {} to the server at {} closed",
+                                   credential.rank, options.server));
+      }
+      std::this_thread::sleep_for(milliseconds(10));
+    } catch (const Error& error) {
+      record_failure(error.code(), error.what());
+    }
+  }
+  check_failure();
+}
+
+// REQUIRES: the lock is held; it is released while sleeping.
+void Worker::Impl::sleep(std::unique_lock<std::mutex>& lock, size_t key) {
+  if (someone_polls) {
+    polled.wait_for(lock, milliseconds(kLookUpMs));
+    return;
+  }
+  someone_polls = true;
+  int woken = 0;
+  if (session->arm(key)) {
+    lock.unlock();
+    epoll_event event;
+    woken = epoll_wait(epoll_fd, &event, 1, kLookUpMs);
+    lock.lock();
+    ++sleeps;
+  } else {
+    woken = 1;
+  }
+  session->disarm();
+  someone_polls = false;
+  polled.notify_all();
+  if (woken == 0) {
+    lock.unlock();
+    look_up();
+    lock.lock();
+  }
+}
+
+void Worker::Impl::wait(size_t key) {
+  const SteadyTime begin = now();
+  std::unique_lock lock(mutex);
+  while (!ready(key)) {
+    check_failure();
+    if (!someone_polls && session->poll()) {
+      polled.notify_all();
+      continue;
+    }
+    if (session->broken()) {
+      const std::string problem = session->problem();
+      lock.unlock();
+      look_up();  // the server may have a better reason
+      fail(ErrorCode::kInternal, "rank {}: {}", credential.rank, problem);
+    }
+    const auto waited = now() - begin;
+    if (waited < std::chrono::microseconds(spin_us)) {
+      lock.unlock();
+      __builtin_ia32_pause();
+      lock.lock();
+      continue;
+    }
+    if (options.wait_timeout_ms > 0 && waited > milliseconds(options.wait_timeout_ms)) {
+      lock.unlock();
+      time_out(key);
+    }
+    sleep(lock, key);
+  }
+}
+
+void Worker::Impl::time_out(size_t key) {
+  const Pulse pulse = ControlClient(options.server).heartbeat(credential, 1000);
+  std::string missing;
+  for (uint32_t r : pulse.missing) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+  fail(ErrorCode::kTimeout, "{} of job '{}' was not complete after {} ms; missing ranks: {}",
+       key == Session::kAllKeys ? "the round" : fmt::format("key '{}'", reply.spec.keys[key].name),
+       reply.spec.name, options.wait_timeout_ms, missing.empty() ? "none (all are slow)" : missing);
+}
+
+void Worker::Impl::copy_out(size_t key) {
+  CallerMemory& memory = caller_memory[key];
+  if (!memory.parameters) return;
+  std::span<const std::byte> from;
+  {
+    const std::lock_guard lock(mutex);
+    if (memory.copied_round == session->round(key)) return;
+    memory.copied_round = session->round(key);
+    from = session->result(key);
+  }
+  std::memcpy(memory.parameters, from.data(), from.size());
+  bytes_copied += from.size();
+}
+
+void Worker::Impl::push(size_t key, int32_t priority, bool null) {
+  check_key(key);
+  check_failure();
+  if (reply.send_initial && !initial_sent) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() before push()",
+         reply.spec.name);
+  }
+  wait(key);  // the previous round, if nobody waited for it
+  copy_out(key);
+  if (const void* from = caller_memory[key].gradient; from && !null) {
+    std::span<std::byte> slot = session->gradient(key);
+    std::memcpy(slot.data(), from, slot.size());
+    bytes_copied += slot.size();
+  }
+  const std::lock_guard lock(mutex);
+  session->push(key, priority, null);
+  ++pushes;
+}
+
+Worker::Worker(const WorkerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Worker::~Worker() = default;
+
+uint32_t Worker::rank() const { return impl_->reply.rank; }
+uint32_t Worker::incarnation() const { return impl_->reply.incarnation; }
+uint32_t Worker::world_size() const { return impl_->reply.spec.world_size; }
+uint64_t Worker::first_round() const { return impl_->reply.first_round; }
+const JobSpec& Worker::spec() const { return impl_->reply.spec; }
+size_t Worker::keys() const { return impl_->reply.spec.keys.size(); }
+
+size_t Worker::key(std::string_view name) const {
+  auto at = impl_->key_by_name.find(name);
+  if (at == impl_->key_by_name.end()) {
+    fail(ErrorCode::kNotFound, "job '{}' has no key '{}'", impl_->reply.spec.name, name);
+  }
+  return at->second;
+}
+
+std::span<std::byte> Worker::gradient_bytes(size_t key) {
+  impl_->check_key(key);
+  return impl_->session->gradient(key);
+}
+
+std::span<float> Worker::gradient(size_t key) {
+  if (spec().gradient_dtype != "f32") {
+    fail(ErrorCode::kInvalid, "gradients of job '{}' are {}: use gradient_bytes()", spec().name,
+         spec().gradient_dtype);
+  }
+  std::span<std::byte> bytes = gradient_bytes(key);
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+std::span<const std::byte> Worker::parameter_bytes(size_t key) const {
+  impl_->check_key(key);
+  return impl_->session->result(key);
+}
+
+std::span<const float> Worker::parameters(size_t key) const {
+  if (spec().parameter_dtype != "f32") {
+    fail(ErrorCode::kInvalid, "parameters of job '{}' are {}: use parameter_bytes()", spec().name,
+         spec().parameter_dtype);
+  }
+  std::span<const std::byte> bytes = parameter_bytes(key);
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+void Worker::use_memory(size_t key, const void* gradient, void* parameters) {
+  impl_->check_key(key);
+  const std::lock_guard lock(impl_->mutex);
+  impl_->caller_memory[key] = {.gradient = gradient, .parameters = parameters};
+}
+
+void Worker::broadcast(std::span<const float> initial) {
+  Impl& impl = *impl_;
+  impl.check_failure();
+  if (impl.reply.send_initial && !impl.initial_sent) {
+    uint64_t elements = 0;
+    for (const KeySpec& key : spec().keys) elements += key.elements;
+    if (initial.size() != elements) {
+      fail(ErrorCode::kInvalid, "broadcast: {} initial parameters for keys of {} elements in all",
+           initial.size(), elements);
+    }
+    const std::lock_guard lock(impl.mutex);
+    std::vector<const float*> at;
+    for (const KeySpec& key : spec().keys) {
+      at.push_back(initial.data());
+      initial = initial.subspan(key.elements);
+    }
+    impl.session->send_initial([&](size_t key) { return at[key]; });
+    impl.initial_sent = true;
+  }
+  wait_all();
+}
+
+void Worker::push(size_t key, int32_t priority) { impl_->push(key, priority, false); }
+void Worker::push_null(size_t key) { impl_->push(key, 0, true); }
+
+void Worker::wait(size_t key) {
+  impl_->check_key(key);
+  impl_->wait(key);
+  impl_->copy_out(key);
+}
+
+void Worker::wait_all() {
+  impl_->wait(Session::kAllKeys);
+  for (size_t key = 0; key < keys(); ++key) impl_->copy_out(key);
+}
+
+bool Worker::test(size_t key) {
+  impl_->check_key(key);
+  impl_->check_failure();
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->someone_polls && impl_->session->poll()) impl_->polled.notify_all();
+    if (!impl_->session->ready(key)) return false;
+  }
+  impl_->copy_out(key);
+  return true;
+}
+
+void Worker::pull(size_t key, std::span<std::byte> into) {
+  wait(key);
+  const std::span<const std::byte> from = parameter_bytes(key);
+  if (into.size() != from.size()) {
+    fail(ErrorCode::kInvalid, "pull: key '{}' has {} bytes, the destination {}",
+         spec().keys[key].name, from.size(), into.size());
+  }
+  std::memcpy(into.data(), from.data(), from.size());
+  impl_->bytes_copied += from.size();
+}
+
+uint64_t Worker::round(size_t key) const {
+  impl_->check_key(key);
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->session->round(key);
+}
+
+void Worker::set_hyper(const std::map<std::string, double>& values) {
+  impl_->check_failure();
+  const std::lock_guard lock(impl_->control_mutex);
+  impl_->control.set_hyper(impl_->credential, values);
+}
+
+void Worker::barrier() {
+  impl_->check_failure();
+  const std::lock_guard lock(impl_->control_mutex);
+  impl_->control.barrier(impl_->credential, impl_->options.wait_timeout_ms);
+}
+
+void Worker::leave() {
+  impl_->check_failure();
+  const std::lock_guard lock(impl_->control_mutex);
+  if (std::exchange(impl_->left, true)) return;
+  impl_->heartbeat.request_stop();
+  impl_->control.leave(impl_->credential);
+}
+
+WorkerStats Worker::stats() const {
+  const std::lock_guard lock(impl_->mutex);
+  return {.pushes = impl_->pushes,
+          .chunks_pushed = impl_->session->chunks_pushed(),
+          .chunks_received = impl_->session->chunks_received(),
+          .bytes_copied = impl_->bytes_copied,
+          .sleeps = impl_->sleeps};
+}
+
+}  // namespace phub
