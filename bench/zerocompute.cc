@@ -63,6 +63,8 @@ int measure(const ZerocomputeOptions& options) {
   std::optional<OwnServer> own;
   if (options.server.empty()) own.emplace(beside_this_program("phub"), options.serve_arguments);
   const std::string server = own ? own->address() : options.server;
+  ControlClient control(server);
+  const uint32_t server_cores = control.status().cores;
   Schedule schedule{.warmup = options.warmup, .rounds = options.rounds, .seconds = options.seconds};
   if (options.limit) {
     const size_t here = numa::this_machine().cores.size();
@@ -84,7 +86,6 @@ int measure(const ZerocomputeOptions& options) {
                     .workers = workers,
                     .warmup = options.warmup,
                     .result = run_case(spec, schedule, progress, interrupted)};
-      control.remove(spec.worker.spec.name);
       if (rows.empty()) std::cout << table_header() << "\n";
       std::cout << table_row(row) << std::endl;
       if (row.result.wrong > 0) {

@@ -192,6 +192,21 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
+void add_flag(CLI::App& app, const Option& option, GivenOptions& given) {
+  const std::string name(option.name);
+  const std::string help = fmt::format("{} (env {})", option.help, variable(name));
+  CLI::Option* flag = nullptr;
+  if (option.kind == Kind::kTexts) {
+    flag = app.add_option_function<std::vector<std::string>>(
+        "--" + name, [&given, name](const std::vector<std::string>& v) { given[name] = v; }, help);
+    flag->type_size(1)->allow_extra_args(false);
+  } else {
+    flag = app.add_option_function<std::string>(
+        "--" + name, [&given, name](const std::string& value) { given[name] = {value}; }, help);
+  }
+  flag->type_name(std::string(option.placeholder));
+}
+
 }  // namespace
 
 void add_serve_options(CLI::App& app, GivenOptions& given) {
@@ -200,13 +215,7 @@ void add_serve_options(CLI::App& app, GivenOptions& given) {
          "TOML file with the options below, '-' written as '_' (env PHUB_CONFIG)")
       ->type_name("FILE");
   for (const Option& option : kOptions) {
-    const std::string name(option.name);
-    auto* flag = app.add_option_function<std::vector<std::string>>(
-        "--" + name, [&given, name](const std::vector<std::string>& v) { given[name] = v; },
-        fmt::format("{} (env {})", option.help, variable(name)));
-    flag->type_name(std::string(option.placeholder))->type_size(1)->allow_extra_args(false);
-    flag->multi_option_policy(option.kind == Kind::kTexts ? CLI::MultiOptionPolicy::TakeAll
-                                                          : CLI::MultiOptionPolicy::Throw);
+    add_flag(app, option, given);
   }
   app.footer(
       "Examples:\n"

@@ -91,6 +91,7 @@ void Core::handle(const CoreMessage& message) {
       break;
     case CoreMessage::kRemoveJob:
       std::erase(jobs_, &job);
+      job.detach_all();
       if (job.wake_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, job.wake_fd(), nullptr);
       report.type = CoreReport::kRemoved;
       break;

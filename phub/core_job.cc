@@ -88,19 +88,21 @@ void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
     const uint32_t count = part == 0 ? half : chunk.elements - half;
     const std::byte* slot =
         ranks_[rank].slots + chunk.offset * kernels::bytes_of(parameters_.gradient_dtype);
-    std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
+    const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
+    if (arrays_.parameters) {
+      std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
+    }
+    if (parameters_.parameter_dtype != kernels::DType::kF32) {
+      kernels::convert(slot, kernels::DType::kF32,
+                       arrays_.results + (chunk.offset + begin) * element,
+                       parameters_.parameter_dtype, count);
+    }
     ++chunk.initial_parts;
   }
   if (chunk.initial_parts < parts) {
     const Imm ack{index, part, ImmKind::kInitial};
     if (!endpoint_.post(rank, {.imm = encode(ack)})) violation(rank, index);
     return;
-  }
-  if (parameters_.parameter_dtype != kernels::DType::kF32) {
-    kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32,
-                     arrays_.results +
-                         chunk.offset * kernels::bytes_of(parameters_.parameter_dtype),
-                     parameters_.parameter_dtype, chunk.elements);
   }
   begin_round(index, 1);
   write_back(index);

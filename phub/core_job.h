@@ -36,7 +36,7 @@ struct JobParameters {
 // Arrays of the whole job, in the plan's layout (offsets in elements); a core touches only its chunks.
 struct JobArrays {
   std::byte* results = nullptr;  // parameter_dtype; what is written back
-  float* parameters = nullptr;   // f32; the same memory as results when parameter_dtype is f32
+  float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
   float* state0 = nullptr;
   float* state1 = nullptr;
 };
@@ -70,6 +70,7 @@ class CoreJob {
   void commit(const Boundary& boundary);
   void probe(Probe& out) const;
   void detach(uint32_t rank);
+  void detach_all();
   void attach(uint32_t rank, uint32_t incarnation);
 
   // Reports of this job that are waiting to be taken by the core (at most one per kind and rank, plus

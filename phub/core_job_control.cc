@@ -148,6 +148,12 @@ void CoreJob::detach(uint32_t rank) {
   ranks_[rank].attached = false;
 }
 
+void CoreJob::detach_all() {
+  for (uint32_t rank = 0; rank < attached_end_; ++rank) {
+    if (ranks_[rank].attached) detach(rank);
+  }
+}
+
 void CoreJob::probe(Probe& out) const {
   out.min_round = kNever;
   out.chunks_completed = chunks_completed_;

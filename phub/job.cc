@@ -118,7 +118,9 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, ui
   std::byte* results = link_->egress().data();
   const JobArrays arrays{
       .results = results,
-      .parameters = memory_.master > 0 ? floats(parameters_) : reinterpret_cast<float*>(results),
+      .parameters = memory_.master > 0                ? floats(parameters_)
+                    : spec_.parameter_dtype == "f32" ? reinterpret_cast<float*>(results)
+                                                     : nullptr,
       .state0 = states > 0 ? floats(state0_) : nullptr,
       .state1 = states > 1 ? floats(state1_) : nullptr};
 

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "phub: %s; see 'phub --help'\n", error.what());
+    std::fprintf(stderr, "phub: %s; 'phub --help' shows what there is\n", error.what());
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "phub: %s\n", error.what());

@@ -41,6 +41,16 @@ void print_lines(const std::string& text) {
   fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
 }
 
+// A wrong option is a wrong command line, wherever it was written.
+ServeConfig configuration(const GivenOptions& given) {
+  try {
+    return load_config(given, [](const char* name) { return std::getenv(name); });
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalid) throw;
+    throw CLI::ParseError("Configuration", error.what(), CLI::ExitCodes::ValidationError);
+  }
+}
+
 void serve(const ServeConfig& config) {
   start_log(config.log_level);
   std::vector<std::unique_ptr<Nic>> nics;

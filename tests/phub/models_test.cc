@@ -160,7 +160,7 @@ TEST(KeyTable, BadInputIsNamed) {
       {with_keys("[" + std::string(1'000'000, '{')), "parse error"},
   };
   for (const auto& [json, message] : cases) {
-    const std::string error = message_of([&] { parse_key_table(json, "test.json"); });
+    const std::string error = message_of([&text = json] { parse_key_table(text, "test.json"); });
     EXPECT_THAT(error, HasSubstr(message)) << json.substr(0, 200);
     EXPECT_THAT(error, HasSubstr("test.json: ")) << json.substr(0, 200);
     EXPECT_LT(error.size(), 600u) << "not the whole file";

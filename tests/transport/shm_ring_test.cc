@@ -104,9 +104,13 @@ TEST(ShmRingTest, ATailThatLiesBreaksTheConsumer) {
     EXPECT_FALSE(consumer.broken());
     ring->tail = tail;
     const size_t more = consumer.take(0, out);
-    if (consumer.broken()) EXPECT_EQ(more, 0u);
+    if (consumer.broken()) {
+      EXPECT_EQ(more, 0u);
+    }
     ring->tail = tail_before;  // repentance comes too late
-    if (consumer.broken()) EXPECT_EQ(consumer.take(0, out), 0u);
+    if (consumer.broken()) {
+      EXPECT_EQ(consumer.take(0, out), 0u);
+    }
     return consumer.broken();
   };
   EXPECT_FALSE(broken_by(4, 6, 6));
@@ -129,9 +133,13 @@ TEST(ShmRingTest, AHeadThatLiesBreaksTheProducer) {
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(producer.push(i));
     ring->head = head;
     const bool pushed = producer.push(0);
-    if (producer.broken()) EXPECT_FALSE(pushed);
+    if (producer.broken()) {
+      EXPECT_FALSE(pushed);
+    }
     ring->head = 11;
-    if (producer.broken()) EXPECT_FALSE(producer.push(0));
+    if (producer.broken()) {
+      EXPECT_FALSE(producer.push(0));
+    }
     return producer.broken();
   };
   EXPECT_FALSE(broken_by(3));
@@ -165,7 +173,10 @@ TEST(ShmRingTest, TwoThreadsSeeEverythingInOrder) {
     ShmProducer producer = ring.producer();
     for (uint32_t i = 0; i < kCount; ++i) {
       payload[i] = i * 3;
-      while (!producer.push(i)) producer.publish();
+      while (!producer.push(i)) {
+        producer.publish();
+        std::this_thread::yield();
+      }
       if (i % 7 == 0) producer.publish();
     }
     producer.publish();
@@ -175,6 +186,7 @@ TEST(ShmRingTest, TwoThreadsSeeEverythingInOrder) {
   uint32_t expected = 0, wrong = 0;
   while (expected < kCount && !consumer.broken()) {
     const size_t taken = consumer.take(0, out);
+    if (taken == 0) std::this_thread::yield();
     for (size_t i = 0; i < taken; ++i, ++expected) {
       wrong += out[i].imm != expected || payload[expected] != expected * 3;
     }
@@ -216,7 +228,9 @@ class ShmLiarTest : public testing::Test {
       honest_->endpoint().flush();
       const size_t taken = box_->endpoint(0).poll(out);
       for (size_t k = 0; k < taken; ++k) {
-        if (out[k].qp == 0) EXPECT_FALSE(out[k].ok);
+        if (out[k].qp == 0) {
+          EXPECT_FALSE(out[k].ok);
+        }
         broken += out[k].qp == 0;
         honest += out[k].qp == 1 && out[k].ok && out[k].imm == 42;
       }

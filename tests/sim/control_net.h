@@ -1,0 +1,82 @@
+// The control connections of a simulated rack: requests and answers are delayed, and sometimes lost or
+// sent twice. What arrives is decoded already; HTTP has tests of its own.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "phub/control_handler.h"
+#include "transport/error.h"
+#include "transport/sim_net.h"
+
+namespace phub::sim {
+
+// Answers that wait for a process. It may hang; when it is gone they are dropped.
+using Mail = std::deque<std::function<void()>>;
+
+class ControlNet {
+ public:
+  ControlNet(SimNet& net, double loss, double duplicate, uint64_t max_delay_ns)
+      : net_(net), loss_(loss), duplicate_(duplicate), max_delay_ns_(max_delay_ns) {}
+
+  // `done` runs from the process's mail, once; with kTimeout when request or answer was lost.
+  template <typename T>
+  void call(const char* name, const std::shared_ptr<Mail>& mail,
+            std::function<void(Reply<T>)> request, std::function<void(Result<T>)> done) {
+    auto answered = std::make_shared<bool>(false);
+    std::function<void(Result<T>)> deliver = [weak = std::weak_ptr(mail), answered,
+                                              done = std::move(done)](Result<T> result) {
+      auto open = weak.lock();
+      if (open == nullptr || std::exchange(*answered, true)) return;
+      open->push_back([done, result = std::move(result)] { done(result); });
+    };
+    const int copies = net_.random().chance(duplicate_) ? 2 : 1;
+    for (int copy = 0; copy < copies; ++copy) send<T>(name, request, deliver);
+  }
+
+  // Requests that the server has taken and not answered. An answer to one that it answered already
+  // stops the program.
+  uint64_t unanswered() const { return unanswered_; }
+
+ private:
+  template <typename T>
+  void send(const char* name, const std::function<void(Reply<T>)>& request,
+            const std::function<void(Result<T>)>& deliver) {
+    const bool request_lost = net_.random().chance(loss_);
+    const bool answer_lost = net_.random().chance(loss_);
+    if (request_lost || answer_lost) {
+      net_.after(kTimeoutNs, [deliver] { deliver({ErrorCode::kTimeout, "no answer"}); });
+    }
+    if (request_lost) return;
+    net_.after(delay(), [this, name, request, deliver, answer_lost] {
+      net_.trace(name);
+      ++unanswered_;
+      Reply<T> reply = [this, name, deliver, answer_lost,
+                        times = std::make_shared<int>(0)](Result<T> result) {
+        PHUB_CHECK(++*times == 1);
+        --unanswered_;
+        net_.trace(name, 1, static_cast<uint64_t>(result.code), result ? 1 : 0);
+        if (answer_lost) return;
+        net_.after(delay(), [deliver, result = std::move(result)] { deliver(result); });
+      };
+      try {
+        request(reply);
+      } catch (const Error& error) {
+        reply({error.code(), error.what()});
+      }
+    });
+  }
+  uint64_t delay() { return net_.random().between(1'000, max_delay_ns_); }
+
+  static constexpr uint64_t kTimeoutNs = 4'000'000;
+  SimNet& net_;
+  const double loss_, duplicate_;
+  const uint64_t max_delay_ns_;
+  uint64_t unanswered_ = 0;
+};
+
+}  // namespace phub::sim

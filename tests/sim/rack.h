@@ -1,0 +1,108 @@
+// A whole rack in one process: the production server with its cores and membership, and production
+// sessions, over the simulated network. One seeded scheduler decides what steps next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phub/clock.h"
+#include "phub/plan.h"
+#include "phub/server.h"
+#include "tests/sim/control_net.h"
+#include "tests/sim/rack_oracle.h"
+#include "tests/sim/rack_plan.h"
+#include "tests/sim/trainer.h"
+#include "transport/sim_net.h"
+
+namespace phub::sim {
+
+struct RackResult {
+  std::string failure;  // empty: everything held
+  uint64_t trace_hash = 0;
+  uint64_t virtual_ns = 0;
+  uint64_t steps = 0;
+  uint64_t observations = 0;  // chunk results that were compared
+  uint64_t lost = 0, admitted = 0, failed_jobs = 0;
+  SimStats net;
+  std::vector<std::string> text;
+};
+
+// Runs the rack of a plan from its start to its end. `verbose` keeps the text of the trace.
+RackResult run_rack(const RackPlan& plan, bool verbose = false);
+
+// A job as the harness sees it.
+struct JobRun {
+  JobRun(const JobPlan& job, const Plan& chunks) : plan(job), layout(chunks), oracle(plan, layout) {}
+
+  const JobPlan& plan;
+  const Plan layout;
+  Oracle oracle;
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  std::vector<bool> fault_done;
+  uint32_t late_started = 0;
+  uint32_t starting = 0;  // trainers that are to come, or have not got their rank yet
+  uint64_t pushes = 0;
+  bool seen = false;      // it was there
+  bool ended = false;     // and is no more
+  std::vector<LogRecord> log;
+};
+
+class Rack {
+ public:
+  Rack(const RackPlan& plan, bool verbose);
+  RackResult run();
+
+  // For the trainers.
+  SimNet& net() { return net_; }
+  SimRandom& random() { return net_.random(); }
+  ControlHandler& server() { return *server_; }
+  ControlNet& control() { return control_; }
+  void pushed(JobRun& job, Trainer& trainer);
+  void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
+  bool may_leave(const JobRun& job) const { return job.starting == 0; }
+  void fail(const std::string& what);
+
+ private:
+  class VirtualClock final : public Clock {
+   public:
+    explicit VirtualClock(const SimNet& net) : net_(net) {}
+    uint64_t now_ms() const override { return 1000 + net_.now_ns() / 1'000'000; }
+
+   private:
+    const SimNet& net_;
+  };
+
+  void start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns);
+  void apply(JobRun& job, Trainer& trainer, const Fault& fault);
+  void schedule_windows();
+  void tick();
+  void step();
+  bool step_entity(size_t entity);
+  bool runnable(size_t entity) const;
+  Trainer& trainer(size_t entity) const { return *trainers_[entity - 1 - server_->cores()]; }
+  size_t entities() const { return 1 + server_->cores() + trainers_.size(); }
+  void wake_all() { hot_.assign(entities(), true); }
+  void watch_jobs();
+  bool finished() const;
+  uint64_t limit_ns() const;
+  std::string status_text();
+  void check_end(RackResult& result);
+  std::string check_outcomes(const JobRun& job) const;
+  std::string check_error(const JobRun& job, const Trainer& trainer, bool failed) const;
+
+  const RackPlan& plan_;
+  SimNet net_;
+  const VirtualClock clock_;
+  ControlNet control_;
+  std::unique_ptr<Server> server_;
+  std::vector<std::unique_ptr<JobRun>> jobs_;
+  std::vector<Trainer*> trainers_;
+  std::vector<bool> hot_;
+  std::vector<uint64_t> core_paused_until_ns_;
+  std::string failure_;
+  uint64_t steps_ = 0;
+};
+
+}  // namespace phub::sim

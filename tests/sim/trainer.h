@@ -1,0 +1,107 @@
+// One simulated training process: the production session, and a training loop that checks every result
+// it gets.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/sim/control_net.h"
+#include "tests/sim/rack_plan.h"
+#include "transport/messages.h"
+#include "transport/nic.h"
+#include "worker/session.h"
+
+namespace phub::sim {
+
+class Rack;
+struct JobRun;
+
+class Trainer {
+ public:
+  struct Start {
+    int32_t rank = -1;
+    bool replace = false;
+    bool patient = false;  // asks again while the rank is taken
+  };
+  Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start);
+
+  // One pass of the process. True if anything moved.
+  bool poll();
+  // Whether a pass may find something: the process is not dead, hung or asleep.
+  bool runnable() const;
+
+  // Faults.
+  void crash(bool silent);
+  void hang(uint64_t ms, bool beating);
+  void leave_early();
+  void disturb() { disturbed_ = true; }
+
+  bool done() const { return state_ == State::kDone; }
+  bool joined() const { return reply_.has_value(); }
+  bool left() const { return left_; }
+  bool crashed() const { return crashed_; }
+  bool disturbed() const { return disturbed_; }
+  bool finished_rounds() const { return finished_rounds_; }
+  uint32_t id() const { return id_; }
+  bool has_rank(uint32_t rank) const { return reply_ && reply_->rank == rank; }
+  uint32_t rank() const { return reply_ ? reply_->rank : ~0u; }
+  uint32_t incarnation() const { return reply_ ? reply_->incarnation : 0; }
+  uint64_t pushes() const { return pushes_; }
+  const std::optional<Error>& error() const { return error_; }
+  WorkerLink* link() { return link_.get(); }
+  std::string describe() const;
+
+ private:
+  enum class State { kJoining, kRunning, kBarrier, kLeaving, kDone };
+
+  void join();
+  void on_join(const Result<JoinReply>& result);
+  void on_error(ErrorCode code, const std::string& message);
+  void set_timer();
+  void heartbeat();
+  void reconnect();
+  void notice_closed();
+  bool train();
+  bool train_in_step();
+  bool train_freely();
+  void collect(uint32_t key);
+  void push(uint32_t key);
+  void call_hyper();
+  void finish();
+  void leave();
+  void misbehave();
+  void sleep();
+  bool hung() const;
+  Credential credential() const;
+
+  Rack& rack_;
+  JobRun& job_;
+  const uint32_t id_;
+  const Start start_;
+  const uint64_t started_ns_;
+  State state_ = State::kJoining;
+  std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
+
+  std::optional<JoinReply> reply_;
+  std::unique_ptr<WorkerLink> link_;
+  std::unique_ptr<Session> session_;
+  std::string ticket_;
+  std::vector<uint64_t> collected_;  // per key: one past the last round that was recorded
+  uint32_t wait_key_ = 0;            // in step: the key that is waited for
+  uint64_t hung_until_ns_ = 0;
+  bool beating_ = false;
+  bool timer_due_ = false;
+  bool reconnecting_ = false;
+  bool leaving_early_ = false;
+  bool asleep_ = false;
+  bool closed_seen_ = false;
+  bool finished_rounds_ = false, disturbed_ = false, crashed_ = false, left_ = false;
+  uint64_t pushes_ = 0;
+  size_t hyper_calls_ = 0;
+  std::optional<Error> error_;
+};
+
+}  // namespace phub::sim

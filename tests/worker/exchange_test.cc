@@ -1,0 +1,286 @@
+// Workers, library, control port, shared memory and cores together: the bytes that come back are those
+// of a single process that adds in rank order.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <random>
+
+#include "kernels/kernels.h"
+#include "tests/kernels/reference.h"
+#include "tests/worker/box.h"
+
+namespace phub {
+namespace {
+
+using kernels::DType;
+using testing::Box;
+using testing::each_rank;
+
+// The gradient of one element: the same in the worker and in the reference.
+float gradient_of(uint64_t seed, uint32_t rank, uint64_t round, size_t key, size_t element) {
+  uint64_t x = seed + rank * 0x9e3779b97f4a7c15u + round * 0xbf58476d1ce4e5b9u +
+               key * 0x94d049bb133111ebu + element * 0xd6e8feb86659fd93u;
+  x ^= x >> 31;
+  x *= 0x7fb5d329728ea185u;
+  x ^= x >> 27;
+  return (static_cast<float>(x % 20001) - 10000.0f) / 3000.0f;
+}
+
+struct Case {
+  std::string optimizer = "nesterov";
+  std::string gradient_dtype = "f32";
+  std::string parameter_dtype = "f32";
+  std::string reduction = "mean";
+  uint32_t ranks = 3;
+  uint64_t rounds = 6;
+};
+
+JobSpec spec_of(const Case& c, std::string name) {
+  JobSpec spec;
+  spec.name = std::move(name);
+  spec.keys = {{.name = "a", .elements = 1},
+               {.name = "b", .elements = 33, .priority = 3, .lr_scale = 0.5},
+               {.name = "c", .elements = 5000, .decay_scale = 0},
+               {.name = "d", .elements = 70000, .priority = -1}};
+  spec.world_size = c.ranks;
+  spec.optimizer = c.optimizer;
+  spec.gradient_dtype = c.gradient_dtype;
+  spec.parameter_dtype = c.parameter_dtype;
+  spec.reduction = c.reduction;
+  spec.initial = c.optimizer == "none" ? "zeros" : "broadcast";
+  spec.hyper = {{"lr", 0.05}};
+  if (c.optimizer != "none") spec.hyper["weight_decay"] = 0.01;
+  return spec;
+}
+
+std::vector<float> initial_of(const JobSpec& spec) {
+  std::vector<float> initial;
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    for (size_t e = 0; e < spec.keys[k].elements; ++e) {
+      initial.push_back(gradient_of(99, 0, 0, k, e));
+    }
+  }
+  return initial;
+}
+
+void fill(std::span<std::byte> slot, DType type, uint64_t seed, uint32_t rank, uint64_t round,
+          size_t key) {
+  const size_t n = slot.size() / kernels::bytes_of(type);
+  for (size_t e = 0; e < n; ++e) {
+    reference::store(slot.data(), type, e, gradient_of(seed, rank, round, key, e));
+  }
+}
+
+// What every rank must see of a key after `rounds`; null pushes of (rank + round + key) % 5 == 0.
+bool is_null(uint32_t rank, uint64_t round, size_t key) { return (rank + round + key) % 5 == 0; }
+
+std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t seed, size_t key) {
+  const auto optimizer = *kernels::parse_optimizer(c.optimizer);
+  const DType in = *kernels::parse_dtype(c.gradient_dtype);
+  const DType out = *kernels::parse_dtype(c.parameter_dtype);
+  const size_t n = spec.keys[key].elements;
+  kernels::Hyper hyper = kernels::default_hyper(optimizer);
+  hyper.lr = 0.05 * spec.keys[key].lr_scale;
+  if (c.optimizer != "none") hyper.weight_decay = 0.01 * spec.keys[key].decay_scale;
+  std::vector<float> initial(n);
+  if (c.optimizer != "none") {
+    for (size_t e = 0; e < n; ++e) initial[e] = gradient_of(99, 0, 0, key, e);
+  }
+  reference::Model model(optimizer, hyper, initial);
+  for (uint64_t round = 1; round <= c.rounds; ++round) {
+    std::vector<std::vector<std::byte>> slots;
+    std::vector<const void*> pointers;
+    for (uint32_t rank = 0; rank < c.ranks; ++rank) {
+      if (is_null(rank, round, key)) continue;
+      slots.emplace_back(n * kernels::bytes_of(in));
+      fill(slots.back(), in, seed, rank, round, key);
+    }
+    for (auto& slot : slots) pointers.push_back(slot.data());
+    const float factor = c.reduction == "mean" ? static_cast<float>(1.0 / c.ranks) : 1.0f;
+    model.round(pointers, in, factor);
+  }
+  std::vector<std::byte> bytes(n * kernels::bytes_of(out));
+  reference::convert(model.params.data(), DType::kF32, bytes.data(), out, n);
+  return bytes;
+}
+
+void run(Box& box, const Case& c, const std::string& name, bool caller_memory = false) {
+  const uint64_t seed = std::hash<std::string>{}(name);
+  SCOPED_TRACE(name);
+  const JobSpec spec = spec_of(c, name);
+  const DType in = *kernels::parse_dtype(c.gradient_dtype);
+  std::vector<std::vector<std::vector<std::byte>>> seen(c.ranks);
+  each_rank(c.ranks, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    std::vector<std::vector<std::byte>> mine(spec.keys.size()), theirs(spec.keys.size());
+    for (size_t k = 0; caller_memory && k < spec.keys.size(); ++k) {
+      mine[k].resize(worker.gradient_bytes(k).size());
+      theirs[k].resize(worker.parameter_bytes(k).size());
+      worker.use_memory(k, mine[k].data(), theirs[k].data());
+    }
+    worker.broadcast(r == 0 ? initial_of(spec) : std::vector<float>{});
+    for (uint64_t round = 1; round <= c.rounds; ++round) {
+      for (size_t k = spec.keys.size(); k-- > 0;) {
+        if (is_null(r, round, k)) {
+          worker.push_null(k);
+          continue;
+        }
+        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k), in, seed, r, round, k);
+        worker.push(k, static_cast<int32_t>(k));
+      }
+      for (size_t k = 0; k < spec.keys.size(); ++k) {
+        worker.wait(k);
+        EXPECT_EQ(worker.round(k), round);
+      }
+    }
+    for (size_t k = 0; k < spec.keys.size(); ++k) {
+      const auto bytes = worker.parameter_bytes(k);
+      seen[r].emplace_back(bytes.begin(), bytes.end());
+      if (caller_memory) {
+        EXPECT_EQ(theirs[k], seen[r][k]);
+      }
+    }
+    EXPECT_EQ(worker.stats().bytes_copied > 0, caller_memory);
+    worker.barrier();
+    worker.leave();
+  });
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    const std::vector<std::byte> want = expected(c, spec, seed, k);
+    for (uint32_t r = 0; r < c.ranks; ++r) {
+      EXPECT_TRUE(seen[r][k] == want) << "rank " << r << ", key " << k;
+    }
+  }
+}
+
+TEST(Exchange, EveryOptimizerGivesTheBytesOfOneProcess) {
+  Box box;
+  for (const char* optimizer :
+       {"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop"}) {
+    run(box, {.optimizer = optimizer}, optimizer);
+  }
+}
+
+TEST(Exchange, EveryFormatGivesTheBytesOfOneProcess) {
+  Box box(3);
+  for (const char* in : {"f32", "bf16", "f16"}) {
+    for (const char* out : {"f32", "bf16", "f16"}) {
+      for (const char* optimizer : {"none", "adam"}) {
+        run(box, {.optimizer = optimizer, .gradient_dtype = in, .parameter_dtype = out},
+            std::string(in) + "-" + out + "-" + optimizer);
+      }
+    }
+  }
+}
+
+TEST(Exchange, AnyNumberOfRanksAndCores) {
+  for (uint32_t cores : {1u, 2u, 5u}) {
+    Box box(cores);
+    for (uint32_t ranks : {1u, 2u, 8u, 17u}) {
+      run(box, {.optimizer = "nesterov", .reduction = "sum", .ranks = ranks, .rounds = 3},
+          std::to_string(cores) + "x" + std::to_string(ranks));
+    }
+  }
+}
+
+TEST(Exchange, MemoryOfTheCallerIsCopiedAndCounted) {
+  Box box;
+  run(box, {.optimizer = "adam", .gradient_dtype = "bf16"}, "caller", true);
+}
+
+TEST(Exchange, JobsSideBySideDoNotMeet) {
+  Box box;
+  std::vector<std::thread> jobs;
+  for (int j = 0; j < 4; ++j) {
+    jobs.emplace_back([&box, j] {
+      run(box, {.optimizer = j % 2 ? "sgd" : "adamw", .ranks = 2, .rounds = 40},
+          "job" + std::to_string(j));
+    });
+  }
+  for (auto& job : jobs) job.join();
+  EXPECT_TRUE(box.status().jobs.empty());
+  EXPECT_EQ(box.status().memory_bytes, 0u);
+}
+
+TEST(Exchange, HyperparametersTakeEffectInTheNextRound) {
+  Box box;
+  JobSpec spec = spec_of({.optimizer = "sgd", .ranks = 2}, "hyper");
+  spec.keys = {{.name = "w", .elements = 20000}};
+  spec.hyper = {{"lr", 1.0}};
+  spec.schedule = {{.round = 3, .values = {{"lr", 0.25}}}};
+  spec.initial = "zeros";
+  each_rank(2, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    float want = 0;
+    for (uint64_t round = 1; round <= 8; ++round) {
+      if (r == 0 && round == 5) worker.set_hyper({{"lr", 4.0}});
+      if (r == 0 && round == 7) worker.set_hyper({{"grad_scale", 2.0}});
+      for (float& g : worker.gradient(0)) g = 1;
+      worker.push_pull(0);
+      const float lr = round < 3 ? 1.0f : round < 5 ? 0.25f : 4.0f;
+      want -= round < 7 ? lr : lr / 2;
+      for (float p : worker.parameters(0)) ASSERT_EQ(p, want) << "round " << round;
+    }
+    // Not by rank 1, and not by a name that is not known.
+    EXPECT_THROW(worker.set_hyper({{r == 1 ? "lr" : "learning_rate", 1.0}}), Error);
+    worker.barrier();
+  });
+}
+
+TEST(Exchange, NonFiniteGradientsAsThePolicySays) {
+  Box box;
+  for (const char* policy : {"stop", "exclude", "pass"}) {
+    SCOPED_TRACE(policy);
+    JobSpec spec = spec_of({.optimizer = "none", .reduction = "mean"}, policy);
+    spec.keys = {{.name = "w", .elements = 20000}};
+    spec.on_nonfinite = policy;
+    spec.hyper.clear();
+    std::mutex mutex;
+    std::vector<std::string> errors;
+    each_rank(3, [&](uint32_t r) {
+      WorkerOptions options = box.options(spec);
+      options.rank = static_cast<int32_t>(r);
+      Worker worker(options);
+      worker.wait_all();
+      for (float& g : worker.gradient(0)) g = static_cast<float>(1u << r);
+      if (r == 1) worker.gradient(0)[9000] = std::numeric_limits<float>::quiet_NaN();
+      try {
+        worker.push_pull(0);
+        const auto p = worker.parameters(0);
+        EXPECT_EQ(p[0], 7.0f * static_cast<float>(1.0 / 3));
+        EXPECT_EQ(p[19999], 7.0f * static_cast<float>(1.0 / 3));
+        if (spec.on_nonfinite == "pass") {
+          EXPECT_TRUE(std::isnan(p[9000]));
+        } else {
+          EXPECT_EQ(p[9000], 2.5f);
+        }
+        worker.barrier();
+      } catch (const Error& error) {
+        const std::lock_guard lock(mutex);
+        EXPECT_EQ(error.code(), ErrorCode::kNonFinite) << error.what();
+        errors.emplace_back(error.what());
+      }
+    });
+    EXPECT_EQ(errors.size(), spec.on_nonfinite == "stop" ? 3u : 0u);
+    for (const std::string& error : errors) {
+      EXPECT_NE(error.find("rank 1 sent a NaN"), std::string::npos) << error;
+      EXPECT_NE(error.find("key 'w'"), std::string::npos) << error;
+    }
+    if (spec.on_nonfinite != "exclude") continue;
+    size_t excluded = 0;
+    for (const LogRecord& record : box.log(policy)) {
+      excluded += record.kind == LogRecord::Kind::kExcluded && record.rank == 1;
+    }
+    EXPECT_EQ(excluded, 1u);
+  }
+}
+
+}  // namespace
+}  // namespace phub
