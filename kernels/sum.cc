@@ -53,6 +53,8 @@ struct Adder {
   template <class D>
   HWY_INLINE void four(D d, size_t i, hn::Vec<I32<D>>& largest) const {
     const size_t n = hn::Lanes(d);
+    const size_t bytes = 4 * n * sizeof(T);
+    if constexpr (!kResume) prefetch(slots[0] + i, bytes);
     auto a0 = start(d, i);
     auto a1 = start(d, i + n);
     auto a2 = start(d, i + 2 * n);
@@ -60,6 +62,7 @@ struct Adder {
     HWY_UNROLL(8)
     for (size_t s = kResume ? 0 : 1; s < kSlots; ++s) {
       const T* from = slots[s] + i;
+      prefetch(from, bytes);
       a0 = hn::Add(a0, Format::load(d, from));
       a1 = hn::Add(a1, Format::load(d, from + n));
       a2 = hn::Add(a2, Format::load(d, from + 2 * n));

@@ -77,6 +77,13 @@ HWY_INLINE hn::Vec<D> update_one(D d, const Step& step, const Arrays& a, size_t 
   }
 }
 
+template <class Rule>
+HWY_INLINE void prefetch_for(const Arrays& a, size_t i, size_t bytes) {
+  if constexpr (Rule::kHasParams) prefetch(a.params + i, bytes);
+  if constexpr (Rule::kStates > 0) prefetch(a.state0 + i, bytes);
+  if constexpr (Rule::kStates > 1) prefetch(a.state1 + i, bytes);
+}
+
 template <class Rule, class OutT>
 void update_all(const Step& shared_step, const Arrays& shared_arrays, const OutT shared_out) {
   // Copies that no store can alias: they stay in registers.
@@ -92,6 +99,7 @@ void update_all(const Step& shared_step, const Arrays& shared_arrays, const OutT
     const size_t head = std::min(n, out.head(lanes * sizeof(float)));
     for (; i < head; ++i) out.store(d1, update_one<Rule>(d1, step, a, i), i);
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      prefetch_for<Rule>(a, i, 2 * lanes * sizeof(float));
       const auto v0 = update_one<Rule>(d, step, a, i);
       const auto v1 = update_one<Rule>(d, step, a, i + lanes);
       out.stream_two(d, v0, v1, i);
@@ -99,6 +107,7 @@ void update_all(const Step& shared_step, const Arrays& shared_arrays, const OutT
     hwy::FlushStream();
   } else {
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      prefetch_for<Rule>(a, i, 2 * lanes * sizeof(float));
       out.store(d, update_one<Rule>(d, step, a, i), i);
       out.store(d, update_one<Rule>(d, step, a, i + lanes), i + lanes);
     }

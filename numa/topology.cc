@@ -37,6 +37,11 @@ Loaded new_topology() {
   // on. Of the devices only real ones.
   hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
   hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+  // Linux's own files tell all that is needed. The others start drivers of GPUs and displays, and
+  // libpciaccess leaks; that one of them is not installed is no error.
+  for (const char* unneeded : {"pci", "gl", "opencl", "cuda", "nvml", "rsmi", "levelzero"}) {
+    hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, unneeded);
+  }
   return {topology, hwloc_topology_destroy};
 }
 

@@ -112,7 +112,7 @@ void Core::handle(const CoreMessage& message) {
       report.rank = message.rank;
       break;
     case CoreMessage::kAttach:
-      job.attach(message.rank, message.incarnation);
+      job.reattach(message.rank, message.incarnation);
       report.type = CoreReport::kAttached;
       report.rank = message.rank;
       break;

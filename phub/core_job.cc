@@ -99,11 +99,7 @@ void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
     }
     ++chunk.initial_parts;
   }
-  if (chunk.initial_parts < parts) {
-    const Imm ack{index, part, ImmKind::kInitial};
-    if (!endpoint_.post(rank, {.imm = encode(ack)})) violation(rank, index);
-    return;
-  }
+  if (chunk.initial_parts < parts) return send_result(rank, index);
   begin_round(index, 1);
   write_back(index);
 }
@@ -237,17 +233,24 @@ void CoreJob::write_back(uint32_t index) {
   }
 }
 
+// While the initial parameters come in, the result is the word that the last part was taken.
 void CoreJob::send_result(uint32_t rank, uint32_t index) {
   const CoreChunk& chunk = chunks_[index];
   const Rank& to = ranks_[rank];
-  const uint64_t completed = chunk.round - 1;
-  if (to.broken || completed < to.results_from || to.results_from == kNever) return;
-  const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
-  const Imm imm{index, low8(completed), ImmKind::kData};
-  const Write write{.local_offset = chunk.offset * element,
-                    .remote_offset = chunk.offset * element,
-                    .bytes = static_cast<uint32_t>(chunk.elements * element),
-                    .imm = encode(imm)};
+  if (to.broken) return;
+  Write write;
+  if (chunk.round == 0) {
+    if (chunk.initial_parts == 0) return;
+    write.imm = encode({index, chunk.initial_parts - 1u, ImmKind::kInitial});
+  } else {
+    const uint64_t completed = chunk.round - 1;
+    if (completed < to.results_from || to.results_from == kNever) return;
+    const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
+    write = {.local_offset = chunk.offset * element,
+             .remote_offset = chunk.offset * element,
+             .bytes = static_cast<uint32_t>(chunk.elements * element),
+             .imm = encode({index, low8(completed), ImmKind::kData})};
+  }
   if (owed_count_[rank] > 0 || !endpoint_.post(rank, write)) owe(rank, index);
 }
 

@@ -72,6 +72,7 @@ class CoreJob {
   void detach(uint32_t rank);
   void detach_all();
   void attach(uint32_t rank, uint32_t incarnation);
+  void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
 
   // Reports of this job that are waiting to be taken by the core (at most one per kind and rank, plus
   // exclusions, which hold up their chunk until taken).

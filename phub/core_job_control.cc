@@ -143,6 +143,16 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
   attached_end_ = std::max(attached_end_, rank + 1);
 }
 
+// Results of before may have been lost with the old connection, and not all of them were asked for by a
+// contribution that is sent again: the first one of a rank that has just joined was not.
+void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
+  attach(rank, incarnation);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].round > 0 && !has(arrived_bits_, i, rank)) send_result(rank, i);
+  }
+  endpoint_.flush();
+}
+
 void CoreJob::detach(uint32_t rank) {
   endpoint_.detach(rank);
   ranks_[rank].attached = false;

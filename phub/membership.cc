@@ -273,7 +273,9 @@ void Membership::finish_losses(Ms now) {
     r.expected_since = now;
     r.waited_since = 0;
     r.reason = loss.reason;
-    r.last_round = *std::max_element(last_rounds_[i].begin(), last_rounds_[i].end());
+    // An incarnation that took part in nothing leaves the mark of those before it.
+    r.last_round = std::max(
+        r.last_round, *std::max_element(last_rounds_[i].begin(), last_rounds_[i].end()));
     log_.push_back({.kind = loss.left ? LogRecord::Kind::kLeft : LogRecord::Kind::kLost,
                     .rank = loss.rank,
                     .incarnation = r.incarnation,

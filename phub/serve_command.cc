@@ -47,7 +47,7 @@ ServeConfig configuration(const GivenOptions& given) {
     return load_config(given, [](const char* name) { return std::getenv(name); });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalid) throw;
-    throw CLI::ParseError("Configuration", error.what(), CLI::ExitCodes::ValidationError);
+    throw CLI::ValidationError(error.what());
   }
 }
 
@@ -93,8 +93,7 @@ void add_serve_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("serve", "Runs the server until SIGTERM or Ctrl-C");
   const auto given = std::make_shared<GivenOptions>();
   add_serve_options(*command, *given);
-  command->callback(
-      [given] { serve(load_config(*given, [](const char* name) { return std::getenv(name); })); });
+  command->callback([given] { serve(configuration(*given)); });
 }
 
 }  // namespace phub

@@ -182,6 +182,7 @@ void validate(const JobSpec& spec) {
   check_word("gradient_dtype", spec.gradient_dtype, {"f32", "bf16", "f16"});
   check_word("parameter_dtype", spec.parameter_dtype, {"f32", "bf16", "f16"});
   check_word("reduction", spec.reduction, {"sum", "mean"});
+  check_word("work", spec.work, {"all", "sum", "none"});
   check_word("initial", spec.initial, {"zeros", "broadcast"});
   check_word("on_loss", spec.on_loss, {"shrink", "wait", "fail"});
   check_word("on_nonfinite", spec.on_nonfinite, {"stop", "exclude", "pass"});

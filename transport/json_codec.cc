@@ -48,6 +48,7 @@ class Decoder final : public Json::json_sax_t {
 
   bool key(string_t& name) override {
     Frame& frame = stack_.back();
+    frame.name.clear();
     next_ = frame.place.type->field(frame.place.object, name, frame.seen);
     if (next_.object == nullptr) refuse(fmt::format("unknown field {}", in_quotes(name)));
     if (next_.repeated) refuse(fmt::format("field {} is given twice", in_quotes(name)));

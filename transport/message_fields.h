@@ -59,6 +59,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("gradient_dtype", &JobSpec::gradient_dtype, kWord);
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
+  a.optional("work", &JobSpec::work, kWord);
   a.optional("initial", &JobSpec::initial, kWord);
   a.optional("on_loss", &JobSpec::on_loss, kWord);
   a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);

@@ -38,12 +38,13 @@ size_t ShmEndpoint::poll(std::span<Arrival> out) {
 
 size_t ShmEndpoint::take(uint32_t qp, std::span<Arrival> out) {
   State& state = states_[qp];
-  if (state.silent) return 0;
-  if (!producers_[qp].broken()) {
+  if (state.status == Status::kLive) {
     const size_t taken = consumers_[qp].take(qp, out);
     if (taken > 0 || !consumers_[qp].broken()) return taken;
+    state.status = Status::kBroken;
   }
-  state.silent = true;
+  if (state.status == Status::kSilent) return 0;
+  state.status = Status::kSilent;
   out[0] = {qp, 0, false};
   return 1;
 }
@@ -51,7 +52,11 @@ size_t ShmEndpoint::take(uint32_t qp, std::span<Arrival> out) {
 bool ShmEndpoint::post(uint32_t qp, const Write& write) {
   PHUB_CHECK(qp < states_.size());
   State& state = states_[qp];
-  if (!state.open || state.silent || !producers_[qp].push(write.imm)) return false;
+  if (state.status != Status::kLive) return false;
+  if (!producers_[qp].push(write.imm)) {
+    if (producers_[qp].broken()) state.status = Status::kBroken;
+    return false;
+  }
   if (!state.dirty) dirty_.push_back(qp);
   state.dirty = true;
   return true;
@@ -61,7 +66,7 @@ void ShmEndpoint::flush() {
   for (const uint32_t qp : dirty_) {
     State& state = states_[qp];
     state.dirty = false;
-    if (!state.open || !producers_[qp].publish()) continue;
+    if (state.status != Status::kLive || !producers_[qp].publish()) continue;
     // A doorbell that is full has been rung; one whose peer is gone wakes nobody.
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(state.doorbell, &one, sizeof(one));
@@ -86,8 +91,8 @@ bool ShmEndpoint::arm(std::span<const uint32_t> wake_after) {
 }
 
 bool ShmEndpoint::ready(uint32_t qp) {
-  if (states_[qp].silent) return false;
-  return consumers_[qp].satisfied() || broken(qp);
+  const Status status = states_[qp].status;
+  return status == Status::kBroken || (status == Status::kLive && consumers_[qp].satisfied());
 }
 
 void ShmEndpoint::disarm() {
@@ -112,19 +117,18 @@ void ShmEndpoint::unwatch(int doorbell) {
 }
 
 void ShmEndpoint::open(uint32_t qp, ShmConsumer in, ShmProducer out, int doorbell) {
-  PHUB_CHECK(qp < states_.size() && !states_[qp].open);
+  PHUB_CHECK(qp < states_.size() && states_[qp].status == Status::kClosed);
   consumers_[qp] = in;
   producers_[qp] = out;
-  states_[qp].open = true;
-  states_[qp].silent = false;
+  states_[qp].status = Status::kLive;
   states_[qp].doorbell = doorbell;
   live_.push_back(qp);
 }
 
 void ShmEndpoint::close(uint32_t qp) {
-  PHUB_CHECK(qp < states_.size() && states_[qp].open);
+  PHUB_CHECK(qp < states_.size() && states_[qp].status != Status::kClosed);
   disarm();
-  states_[qp].open = false;
+  states_[qp].status = Status::kClosed;
   std::erase(live_, qp);
   next_ = 0;
 }

@@ -42,15 +42,19 @@ class ShmEndpoint : public Endpoint {
   void close(uint32_t qp);
 
  private:
+  enum class Status : uint8_t {
+    kClosed,
+    kLive,
+    kBroken,  // and the owner does not know yet
+    kSilent,  // broken, and the owner knows
+  };
   struct State {
-    bool open = false;
-    bool silent = false;  // broken, and the owner knows
-    bool dirty = false;   // in dirty_
+    Status status = Status::kClosed;
+    bool dirty = false;  // in dirty_
     int doorbell = -1;
   };
 
   size_t take(uint32_t qp, std::span<Arrival> out);
-  bool broken(uint32_t qp) const { return consumers_[qp].broken() || producers_[qp].broken(); }
   bool ready(uint32_t qp);
 
   std::vector<ShmConsumer> consumers_;  // by queue pair, as the two below

@@ -81,6 +81,10 @@ bool SimNet::break_queue_pair(WorkerLink& worker) {
   return dynamic_cast<SimWorkerLink&>(worker).break_one();
 }
 
+bool SimNet::closed_by_box(WorkerLink& worker) {
+  return dynamic_cast<SimWorkerLink&>(worker).closed_by_box();
+}
+
 bool SimNet::awake(const Endpoint& endpoint) {
   return dynamic_cast<const SimEndpoint&>(endpoint).awake();
 }

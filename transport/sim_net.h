@@ -90,6 +90,9 @@ class SimNet {
   bool break_queue_pair(WorkerLink& worker);
   void set_loss(double loss) { options_.loss = loss; }
 
+  // Whether the box has closed its end of one of the worker's queue pairs.
+  static bool closed_by_box(WorkerLink& worker);
+
   // Whether something has come for an endpoint of this network that was armed, since the last
   // disarm(). An endpoint that was never armed is always awake.
   static bool awake(const Endpoint& endpoint);

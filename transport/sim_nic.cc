@@ -150,6 +150,13 @@ bool SimWorkerLink::break_one() {
   return true;
 }
 
+bool SimWorkerLink::closed_by_box() const {
+  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
+    if (endpoint_.pair(q) == nullptr || endpoint_.pair(q)->end(kSimBox).closed) return true;
+  }
+  return false;
+}
+
 SimBoxLink::SimBoxLink(SimNic& nic, const LinkLayout& layout)
     : nic_(nic),
       self_(std::make_shared<SimBoxLink*>(this)),

@@ -124,6 +124,7 @@ class SimWorkerLink : public WorkerLink {
 
   void die(bool silent);
   bool break_one();
+  bool closed_by_box() const;
   const std::shared_ptr<bool>& connection() const { return connected_; }
   void take_pairs(std::span<const std::shared_ptr<SimPair>> pairs);
   void forget_box() { box_ = nullptr; }

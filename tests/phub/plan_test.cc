@@ -329,6 +329,11 @@ TEST(Plan, CoresFollowTheNics) {
       << "no more than there are";
 }
 
+TEST(Plan, DealsTheLargestFirst) {
+  const std::vector<KeySpec> keys = make_keys({100, 100, 200});
+  EXPECT_EQ(core_imbalance(make_plan(make_topology({{2, 1}}), keys, {})), 1.0);
+}
+
 // A key is the unit of overlap: its chunks must be able to use the whole box at once.
 TEST(Plan, EveryLargeKeyIsSpreadOverAllCores) {
   const std::vector<KeySpec> keys = make_keys(std::vector<uint64_t>(20, 28 * 64));

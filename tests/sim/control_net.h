@@ -1,5 +1,5 @@
-// The control connections of a simulated rack: requests and answers are delayed, and sometimes lost or
-// sent twice. What arrives is decoded already; HTTP has tests of its own.
+// The control connections of a simulated rack: requests and answers are delayed, and sometimes lost
+// or sent twice. What arrives is decoded already; HTTP has tests of its own.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ class ControlNet {
   // `done` runs from the process's mail, once; with kTimeout when request or answer was lost.
   template <typename T>
   void call(const char* name, const std::shared_ptr<Mail>& mail,
-            std::function<void(Reply<T>)> request, std::function<void(Result<T>)> done) {
+            std::function<void(Reply<T>)> request, std::function<void(Result<T>)> done,
+            bool may_come_twice = true) {
     auto answered = std::make_shared<bool>(false);
     std::function<void(Result<T>)> deliver = [weak = std::weak_ptr(mail), answered,
                                               done = std::move(done)](Result<T> result) {
@@ -34,7 +35,7 @@ class ControlNet {
       if (open == nullptr || std::exchange(*answered, true)) return;
       open->push_back([done, result = std::move(result)] { done(result); });
     };
-    const int copies = net_.random().chance(duplicate_) ? 2 : 1;
+    const int copies = may_come_twice && net_.random().chance(duplicate_) ? 2 : 1;
     for (int copy = 0; copy < copies; ++copy) send<T>(name, request, deliver);
   }
 

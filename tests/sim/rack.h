@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,18 +35,20 @@ RackResult run_rack(const RackPlan& plan, bool verbose = false);
 
 // A job as the harness sees it.
 struct JobRun {
-  JobRun(const JobPlan& job, const Plan& chunks) : plan(job), layout(chunks), oracle(plan, layout) {}
+  JobRun(const JobPlan& job, const Plan& chunks)
+      : plan(job), layout(chunks), oracle(plan, layout) {}
 
   const JobPlan& plan;
   const Plan layout;
   Oracle oracle;
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<bool> fault_done;
+  std::set<uint32_t> taken_over;  // ranks that somebody joined with replace
   uint32_t late_started = 0;
   uint32_t starting = 0;  // trainers that are to come, or have not got their rank yet
   uint64_t pushes = 0;
-  bool seen = false;      // it was there
-  bool ended = false;     // and is no more
+  bool seen = false;   // it was there
+  bool ended = false;  // and is no more
   std::vector<LogRecord> log;
 };
 
@@ -77,7 +80,7 @@ class Rack {
   void start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns);
   void apply(JobRun& job, Trainer& trainer, const Fault& fault);
   void schedule_windows();
-  void tick();
+  void set_server_timer();
   void step();
   bool step_entity(size_t entity);
   bool runnable(size_t entity) const;
@@ -101,6 +104,7 @@ class Rack {
   std::vector<Trainer*> trainers_;
   std::vector<bool> hot_;
   std::vector<uint64_t> core_paused_until_ns_;
+  uint64_t server_timer_ns_ = 0;
   std::string failure_;
   uint64_t steps_ = 0;
 };

@@ -59,8 +59,8 @@ Oracle::Oracle(const JobPlan& job, const Plan& plan)
 
 bool Oracle::is_null(const Contribution& from, uint32_t key) const {
   if (job_.null_chance <= 0) return false;
-  const uint64_t hash = mix(mix(mix(job_.seed, 77), from.rank * 1000ull + from.incarnation),
-                            from.round * 1000 + key);
+  const uint64_t hash =
+      mix(mix(mix(job_.seed, 77), from.rank * 1000ull + from.incarnation), from.round * 1000 + key);
   return static_cast<double>(hash >> 11) * 0x1p-53 < job_.null_chance;
 }
 
@@ -172,9 +172,10 @@ std::string Oracle::read_log(const std::vector<LogRecord>& log) {
       if (stints_[i].rank != stints_[j].rank) continue;
       const uint64_t last = *std::ranges::max_element(stints_[i].last);
       if (last >= stints_[j].first) {
-        return fmt::format("log: incarnation {} of rank {} begins in round {}, its predecessor ended "
-                           "in {}",
-                           stints_[j].incarnation, stints_[j].rank, stints_[j].first, last);
+        return fmt::format(
+            "log: incarnation {} of rank {} begins in round {}, its predecessor ended "
+            "in {}",
+            stints_[j].incarnation, stints_[j].rank, stints_[j].first, last);
       }
     }
   }
@@ -190,9 +191,10 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
              stint.covers(where.first, where.second);
     });
     if (!counted) {
-      return fmt::format("{} round {}: rank {} (incarnation {}) got the result, the log says it took "
-                         "no part",
-                         name_of_chunk(job_, plan_, where.first), where.second, rank, incarnation);
+      return fmt::format(
+          "{} round {}: rank {} (incarnation {}) got the result, the log says it took "
+          "no part",
+          name_of_chunk(job_, plan_, where.first), where.second, rank, incarnation);
     }
   }
   for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -243,14 +245,13 @@ std::string Oracle::replay(uint32_t chunk) {
     reference::convert(model.parameters.data(), kernels::DType::kF32, result.data(),
                        parameter_dtype_, c.elements);
     if (at->second == result) continue;
-    const auto element = static_cast<size_t>(std::ranges::mismatch(at->second, result).in1 -
-                                             at->second.begin()) /
-                         kernels::bytes_of(parameter_dtype_);
-    return fmt::format(
-        "{} round {}: element {} is {}, the reference has {}",
-        name_of_chunk(job_, plan_, chunk), round, element,
-        reference::load(at->second.data(), parameter_dtype_, element),
-        reference::load(result.data(), parameter_dtype_, element));
+    const auto element =
+        static_cast<size_t>(std::ranges::mismatch(at->second, result).in1 - at->second.begin()) /
+        kernels::bytes_of(parameter_dtype_);
+    return fmt::format("{} round {}: element {} is {}, the reference has {}",
+                       name_of_chunk(job_, plan_, chunk), round, element,
+                       reference::load(at->second.data(), parameter_dtype_, element),
+                       reference::load(result.data(), parameter_dtype_, element));
   }
   return "";
 }
@@ -279,7 +280,8 @@ std::string Oracle::compute_round(uint32_t chunk, uint64_t round, Model& model) 
       fill_chunk(from, chunk, gradients.emplace_back(bytes).data());
     }
     for (const auto& gradient : gradients) slots.push_back(gradient.data());
-    const double divisor = job_.spec.reduction == "mean" ? static_cast<double>(counted.size()) : 1.0;
+    const double divisor =
+        job_.spec.reduction == "mean" ? static_cast<double>(counted.size()) : 1.0;
     const auto factor = static_cast<float>(1.0 / (hyper.grad_scale * divisor));
     return reference::sum(slots, gradient_dtype_, factor, sum.data(), c.elements);
   };
@@ -319,13 +321,14 @@ std::string Oracle::check_digits(uint32_t chunk, uint64_t round,
   auto at = seen_[chunk].find(round);
   const ChunkPlan& c = plan_.chunks[chunk];
   if (at == seen_[chunk].end() || has_bad({~0u, 0, round}, c.key)) return "";
-  const uint32_t ranks = std::min(job_.spec.max_ranks, std::min(2u, c.elements) * kDigitsPerElement);
+  const uint32_t ranks =
+      std::min(job_.spec.max_ranks, std::min(2u, c.elements) * kDigitsPerElement);
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     float value = 0;
-    std::memcpy(&value, at->second.data() + rank / kDigitsPerElement * sizeof(float), sizeof(float));
+    std::memcpy(&value, at->second.data() + rank / kDigitsPerElement * sizeof(float),
+                sizeof(float));
     if (!std::isfinite(value)) return "";  // a bad gradient of this round, passed through
-    const uint64_t digit =
-        (static_cast<uint64_t>(value) >> (2 * (rank % kDigitsPerElement))) & 3;
+    const uint64_t digit = (static_cast<uint64_t>(value) >> (2 * (rank % kDigitsPerElement))) & 3;
     auto who = std::ranges::find(counted, rank, &Contribution::rank);
     const uint64_t expected = who != counted.end() && !is_null(*who, c.key) ? 1 : 0;
     if (digit != expected) {

@@ -1,5 +1,5 @@
-// What a job must have computed, from its membership log alone: every gradient is a pure function, the
-// arithmetic is the scalar reference's, and one process adds in rank order.
+// What a job must have computed, from its membership log alone: every gradient is a pure function,
+// the arithmetic is the scalar reference's, and one process adds in rank order.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ class Oracle {
   void fill_key(const Contribution& from, uint32_t key, std::span<std::byte> out) const;
   const std::vector<float>& initial(uint32_t key) const { return initial_[key]; }
 
-  // A worker has the result of a key's round before it. `pushed`: it took part in that round. Returns
-  // what is wrong, or "": every worker must see the same bytes.
+  // A worker has the result of a key's round before it. `pushed`: it took part in that round.
+  // Returns what is wrong, or "": every worker must see the same bytes.
   std::string saw(const Contribution& by, uint32_t key, std::span<const std::byte> result,
                   bool pushed);
 
@@ -71,8 +71,8 @@ class Oracle {
   const Plan& plan_;
   kernels::Optimizer optimizer_;
   kernels::DType gradient_dtype_, parameter_dtype_;
-  std::vector<std::vector<float>> initial_;                 // per key
-  std::vector<uint32_t> first_chunk_;                       // per key, and one past the last
+  std::vector<std::vector<float>> initial_;                       // per key
+  std::vector<uint32_t> first_chunk_;                             // per key, and one past the last
   std::vector<std::map<uint64_t, std::vector<std::byte>>> seen_;  // per chunk: round → result
   std::set<std::pair<uint64_t, std::pair<uint32_t, uint64_t>>> witnessed_;
   uint64_t observations_ = 0;

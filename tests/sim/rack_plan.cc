@@ -15,8 +15,9 @@ const T& pick(SimRandom& random, const T (&choices)[n]) {
 }
 
 std::vector<KeySpec> some_keys(SimRandom& random, uint32_t chunk_elements, bool tiny) {
-  const size_t n = tiny ? random.between(1, 2) : random.chance(0.3) ? random.between(1, 20)
-                                                                   : random.between(1, 6);
+  const size_t n = tiny                 ? random.between(1, 2)
+                   : random.chance(0.3) ? random.between(1, 20)
+                                        : random.between(1, 6);
   std::vector<KeySpec> keys;
   for (size_t k = 0; k < n; ++k) {
     KeySpec key;
@@ -46,13 +47,13 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   spec.name = fmt::format("job{}", index);
   spec.chunk_elements = pick(random, {32u, 64u, 96u, 256u});
   spec.keys = some_keys(random, spec.chunk_elements, tiny);
-  spec.world_size = static_cast<uint32_t>(
-      tiny ? random.between(2, 3) : random.chance(0.2) ? random.between(9, 16) : random.between(2, 8));
-  spec.max_ranks = static_cast<uint32_t>(
-      random.chance(0.5) ? spec.world_size : random.between(spec.world_size, 16));
-  spec.optimizer = pick<std::string>(
-      random, {"none", "none", "none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-               "rmsprop"});
+  spec.world_size = static_cast<uint32_t>(tiny                 ? random.between(2, 3)
+                                          : random.chance(0.2) ? random.between(9, 16)
+                                                               : random.between(2, 8));
+  spec.max_ranks = static_cast<uint32_t>(random.chance(0.5) ? spec.world_size
+                                                            : random.between(spec.world_size, 16));
+  spec.optimizer = pick<std::string>(random, {"none", "none", "none", "sgd", "momentum", "nesterov",
+                                              "adam", "adamw", "adagrad", "rmsprop"});
   spec.hyper = some_hyper(random, spec.optimizer);
   if (random.chance(0.7)) {
     spec.gradient_dtype = spec.parameter_dtype = "f32";
@@ -74,9 +75,9 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
 
 Fault some_fault(SimRandom& random, const JobPlan& job) {
   Fault fault;
-  fault.kind = pick(random, {Fault::kCrash, Fault::kCrash, Fault::kSilentCrash, Fault::kHang,
-                             Fault::kBeatingHang, Fault::kStraggle, Fault::kBreak, Fault::kBreak,
-                             Fault::kReplace, Fault::kLeave});
+  fault.kind = pick(
+      random, {Fault::kCrash, Fault::kCrash, Fault::kSilentCrash, Fault::kHang, Fault::kBeatingHang,
+               Fault::kStraggle, Fault::kBreak, Fault::kBreak, Fault::kReplace, Fault::kLeave});
   fault.rank = static_cast<uint32_t>(random.below(job.spec.world_size));
   fault.after_pushes = random.below(job.rounds * job.spec.keys.size() + 1);
   fault.successor = pick(random, {Fault::kNobody, Fault::kEager, Fault::kPatient});
@@ -97,14 +98,16 @@ Fault some_fault(SimRandom& random, const JobPlan& job) {
     default:
       break;
   }
-  if (fault.kind == Fault::kBreak || fault.kind == Fault::kStraggle) fault.successor = Fault::kNobody;
+  if (fault.kind == Fault::kBreak || fault.kind == Fault::kStraggle)
+    fault.successor = Fault::kNobody;
   return fault;
 }
 
 void add_trouble(SimRandom& random, JobPlan& job) {
   const uint64_t faults = random.chance(0.2) ? random.between(3, 6) : random.below(3);
   for (uint64_t i = 0; i < faults; ++i) job.faults.push_back(some_fault(random, job));
-  job.late_ranks = static_cast<uint32_t>(random.below(job.spec.max_ranks - job.spec.world_size + 1));
+  job.late_ranks =
+      static_cast<uint32_t>(random.below(job.spec.max_ranks - job.spec.world_size + 1));
   const uint64_t all_pushes = job.rounds * job.spec.keys.size() * job.spec.world_size;
   for (uint32_t i = 0; i < job.late_ranks; ++i) {
     job.late_after_pushes.push_back(random.below(all_pushes));
@@ -135,9 +138,8 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   job.fixed_ranks = random.chance(0.6);
   job.null_chance = random.chance(0.4) ? 0.2 : 0;
   while (random.chance(0.4) && job.hyper_calls.size() < 3) {
-    job.hyper_calls.push_back(
-        {random.below(job.rounds * spec.keys.size()),
-         {{"lr", 0.001 * static_cast<double>(random.between(1, 500))}}});
+    job.hyper_calls.push_back({random.below(job.rounds * spec.keys.size()),
+                               {{"lr", 0.001 * static_cast<double>(random.between(1, 500))}}});
   }
   if (!clean) add_trouble(random, job);
   return job;

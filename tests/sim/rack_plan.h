@@ -53,14 +53,14 @@ struct HyperCall {  // by rank 0
 
 struct JobPlan {
   JobSpec spec;
-  uint64_t seed = 0;       // of its gradients
+  uint64_t seed = 0;  // of its gradients
   uint64_t rounds = 1;
-  bool digits = false;     // the base-4 oracle: element 0 (and 1) of every chunk counts ranks
-  bool lockstep = false;   // all keys of a round, then the next round; else each key on its own
-  bool barrier = false;    // before leaving
-  bool fixed_ranks = true; // ranks ask for their number; else the server chooses
+  bool digits = false;      // the base-4 oracle: element 0 (and 1) of every chunk counts ranks
+  bool lockstep = false;    // all keys of a round, then the next round; else each key on its own
+  bool barrier = false;     // before leaving
+  bool fixed_ranks = true;  // ranks ask for their number; else the server chooses
   double null_chance = 0;
-  uint32_t late_ranks = 0; // new ranks that join in the middle
+  uint32_t late_ranks = 0;                  // new ranks that join in the middle
   std::vector<uint64_t> late_after_pushes;  // of the whole job, for each late rank
   std::vector<Fault> faults;
   std::vector<BadGradient> bad;
@@ -78,10 +78,10 @@ struct RackPlan {
   uint32_t cores = 1;
   SimOptions net;
   std::vector<LossWindow> windows;
-  double control_loss = 0;       // of each control message
-  double control_duplicate = 0;  // of each request
+  double control_loss = 0;              // of each control message
+  double control_duplicate = 0;         // of each request
   uint64_t control_delay_ns = 200'000;  // at most
-  double core_pause_chance = 0;  // a core is not scheduled for a while
+  double core_pause_chance = 0;         // a core is not scheduled for a while
   std::vector<JobPlan> jobs;
 };
 

@@ -1,5 +1,5 @@
-// One simulated training process: the production session, and a training loop that checks every result
-// it gets.
+// One simulated training process: the production session, and a training loop that checks every
+// result it gets.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,8 @@ class Trainer {
   void leave_early();
   void disturb() { disturbed_ = true; }
 
+  // Trains to the end, as far as it knows.
+  bool staying() const { return joined() && !done() && !leaving_early_; }
   bool done() const { return state_ == State::kDone; }
   bool joined() const { return reply_.has_value(); }
   bool left() const { return left_; }
@@ -90,7 +92,8 @@ class Trainer {
   std::unique_ptr<Session> session_;
   std::string ticket_;
   std::vector<uint64_t> collected_;  // per key: one past the last round that was recorded
-  uint32_t wait_key_ = 0;            // in step: the key that is waited for
+  std::vector<uint32_t> to_push_;    // in step: what is left of this round
+  uint32_t wait_key_ = 0;            // and then the key that is waited for
   uint64_t hung_until_ns_ = 0;
   bool beating_ = false;
   bool timer_due_ = false;

@@ -39,8 +39,8 @@ class Random {
     return std::ldexp(static_cast<double>(bits_()), static_cast<int>(below(200)) - 100);
   }
   std::string text(size_t least = 0) {
-    static const std::vector<std::string> pieces = {"a",  "Z9",   "\"", "\\",    "/", "\n", "é",
-                                                    "\t", "\x01", "漢", "😀", " "};
+    static const std::vector<std::string> pieces = {"a", "Z9", "\"",   "\\", "/", "\n",
+                                                    "é", "\t", "\x01", "漢", "😀", " "};
     std::string out;
     for (size_t n = least + below(6); n > 0; --n) out += pieces[below(pieces.size())];
     return out;
@@ -79,6 +79,7 @@ class Random {
     if (coin()) spec.gradient_dtype = coin() ? "bf16" : "f16";
     if (coin()) spec.parameter_dtype = coin() ? "bf16" : "f16";
     if (coin()) spec.reduction = "mean";
+    if (coin()) spec.work = coin() ? "sum" : "none";
     if (coin()) spec.initial = "broadcast";
     if (coin()) spec.on_loss = coin() ? "wait" : "fail";
     if (coin()) spec.on_nonfinite = coin() ? "exclude" : "pass";
@@ -195,8 +196,9 @@ TEST_F(RoundTrip, PulseAndLog) {
       record.rank = static_cast<uint32_t>(random_.below(kMaxRanks));
       record.incarnation = random_.u32();
       record.reason = random_.text();
-      record.last_rounds = random_.list<ChunkRange>(
-          [&] { return ChunkRange{random_.u32(), random_.u32(), random_.u64()}; });
+      record.last_rounds = random_.list<ChunkRange>([&] {
+        return ChunkRange{random_.u32(), random_.u32(), random_.u64()};
+      });
       record.chunk = random_.u32();
       record.values = random_.values();
       return record;
@@ -248,7 +250,8 @@ TEST(Codec, AnyNumberOfKeysComesThrough) {
 
 // --- bad input -----------------------------------------------------------------------------------
 
-std::string join_with(std::string_view key, std::string_view rest = "", std::string_view more = "") {
+std::string join_with(std::string_view key, std::string_view rest = "",
+                      std::string_view more = "") {
   return fmt::format(R"({{"version":1,"spec":{{"name":"j","keys":[{}]{}}}{}}})", key, rest, more);
 }
 
@@ -267,7 +270,8 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {R"({"version":1})", "field \"spec\" is missing"},
       {R"({"version":1,"spec":[]})", "spec: must be an object, got a list"},
       {R"({"version":1,"spec":{"name":"j"}})", "spec: field \"keys\" is missing"},
-      {R"({"version":1,"spec":{"name":"j","keys":{}}})", "spec.keys: must be a list, got an object"},
+      {R"({"version":1,"spec":{"name":"j","keys":{}}})",
+       "spec.keys: must be a list, got an object"},
       {R"({"version":1,"spec":{"name":7}})",
        "spec.name: must be a string of 1 to 255 bytes, got 7"},
       {join_with(""), "spec.keys: must have at least 1 entries"},
@@ -306,10 +310,12 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
        "gradient_dtype: must be one of f32, bf16, f16, got 'f64'"},
       {join_with(key, R"(,"parameter_dtype":"")"), "parameter_dtype: must be one of"},
       {join_with(key, R"(,"reduction":"max")"), "reduction: must be one of sum, mean, got 'max'"},
+      {join_with(key, R"(,"work":"some")"), "work: must be one of all, sum, none"},
       {join_with(key, R"(,"initial":"ones")"), "initial: must be one of"},
       {join_with(key, R"(,"on_loss":"panic")"), "on_loss: must be one of shrink, wait, fail"},
       {join_with(key, R"(,"on_nonfinite":"")"), "on_nonfinite: must be one of"},
-      {join_with(key, R"(,"world_size":0)"), "world_size: must be an integer from 1 to 1024, got 0"},
+      {join_with(key, R"(,"world_size":0)"),
+       "world_size: must be an integer from 1 to 1024, got 0"},
       {join_with(key, R"(,"world_size":1025)"), "got 1025"},
       {join_with(key, R"(,"world_size":4,"max_ranks":3)"), "max_ranks: must be from 4 to 1024"},
       {join_with(key, R"(,"chunk_elements":100)"), "chunk_elements: must be a multiple of 32"},
@@ -338,7 +344,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
 }
 
 TEST(BadInput, JobNamesAreWhatAPathCanHold) {
-  for (const std::string name : {"", ".", "..", "a/b", "a b", "a%20b", "ä", "a\n"}) {
+  for (const char* name : {"", ".", "..", "a/b", "a b", "a%20b", "ä", "a\n"}) {
     JobSpec spec;
     spec.name = name;
     spec.keys = {{"w", 1}};
@@ -355,15 +361,15 @@ TEST(BadInput, OtherMessages) {
               HasSubstr("values: must have at least 1 entries"));
   std::string many;
   for (int i = 0; i < 65; ++i) many += fmt::format("{}\"h{}\":1", i == 0 ? "" : ",", i);
-  EXPECT_THAT(message_of([&] {
-                parse_hyper(R"({"rank":0,"incarnation":1,"values":{)" + many + "}}");
-              }),
-              HasSubstr("more than 64 entries"));
+  EXPECT_THAT(
+      message_of([&] { parse_hyper(R"({"rank":0,"incarnation":1,"values":{)" + many + "}}"); }),
+      HasSubstr("more than 64 entries"));
   EXPECT_THAT(message_of([] { parse_offer(R"({"transport":"shm","address":"/x","ticket":""})"); }),
               HasSubstr("ticket: must be a string of 1 to 255 bytes"));
-  EXPECT_THAT(
-      message_of([] { parse_log(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})"); }),
-      HasSubstr("records[0].kind: must be a known word, got \"vanished\""));
+  EXPECT_THAT(message_of([] {
+                parse_log(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
+              }),
+              HasSubstr("records[0].kind: must be a known word, got \"vanished\""));
   EXPECT_THAT(message_of([] { parse_pulse("{}"); }), HasSubstr("\"completed_round\" is missing"));
   EXPECT_THAT(message_of([] { parse_status("[]"); }), HasSubstr("status: must be an object"));
 }

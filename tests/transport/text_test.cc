@@ -18,8 +18,9 @@ TEST(HostPort, Forms) {
   EXPECT_EQ(parsed("[::1]:65535"), "::1|65535");
   EXPECT_EQ(parsed(":80"), "|80");
   EXPECT_EQ(parsed("*:80"), "|80");
-  for (const char* text : {"", "x", "x:", "x:65536", "x:-1", "x:+1", "x:1 ", "x:8o", "::1:80",
-                           "[::1:80", "::1]:80", "[]:80", "a b:1", "a/b:1", "user@x:1", "x:99999999"}) {
+  for (const char* text :
+       {"", "x", "x:", "x:65536", "x:-1", "x:+1", "x:1 ", "x:8o", "::1:80", "[::1:80", "::1]:80",
+        "[]:80", "a b:1", "a/b:1", "user@x:1", "x:99999999"}) {
     EXPECT_THROW(parse_host_port(text), Error) << text;
   }
   EXPECT_EQ(format_host_port("::1", 5), "[::1]:5");

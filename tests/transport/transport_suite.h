@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ class TransportRig {
 struct TransportFactory {
   std::string name;
   std::function<std::unique_ptr<TransportRig>()> make;
+
+  friend void PrintTo(const TransportFactory& factory, std::ostream* out) { *out << factory.name; }
 };
 
 class TransportSuite : public testing::TestWithParam<TransportFactory> {

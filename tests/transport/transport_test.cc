@@ -1,14 +1,25 @@
 // The suite over every transport: one line per transport.
 #include "tests/transport/shm_rig.h"
+#include "tests/transport/sim_rig.h"
 #include "tests/transport/transport_suite.h"
 
 namespace phub {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Every, TransportSuite,
-                         testing::Values(TransportFactory{
-                             "shm", [] { return std::make_unique<ShmRig>(); }}),
-                         [](const auto& instance) { return instance.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Every, TransportSuite,
+    testing::Values(
+        TransportFactory{"shm", [] { return std::make_unique<ShmRig>(); }},
+        TransportFactory{"sim", [] { return std::make_unique<SimRig>(SimOptions{.seed = 3}); }},
+        TransportFactory{"sim_lossy",
+                         [] {
+                           return std::make_unique<SimRig>(
+                               SimOptions{.seed = 4, .loss = 0.1, .duplicate = 0.1});
+                         }},
+        TransportFactory{
+            "sim_shared",
+            [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }}),
+    [](const auto& instance) { return instance.param.name; });
 
 }  // namespace
 }  // namespace phub

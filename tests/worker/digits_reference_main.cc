@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -36,7 +38,9 @@ bool compare(const std::vector<float>& expected, const std::string& path) {
   size_t differing = 0;
   size_t first = 0;
   for (size_t i = expected.size(); i-- > 0;) {
-    if (std::memcmp(&expected[i], bytes.data() + i * sizeof(float), sizeof(float)) != 0) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
+    if (bits != std::bit_cast<uint32_t>(expected[i])) {
       ++differing;
       first = i;
     }
@@ -50,6 +54,22 @@ bool compare(const std::vector<float>& expected, const std::string& path) {
   fmt::print("{}: {} of {} parameters differ, first number {}: {:a}, the reference has {:a}\n",
              path, differing, expected.size(), first, actual, expected[first]);
   return false;
+}
+
+// Says what the log knows of ranks that went before the last round and of ranks that came later.
+void print_changes(const std::vector<LogRecord>& log, uint64_t rounds) {
+  for (const LogRecord& record : log) {
+    if (record.kind == LogRecord::Kind::kAdmitted && record.round > 1) {
+      fmt::print("log: rank {} (incarnation {}) takes part from round {} on\n", record.rank,
+                 record.incarnation, record.round);
+    } else if (record.kind == LogRecord::Kind::kLost || record.kind == LogRecord::Kind::kLeft) {
+      const auto [first, last] = std::ranges::minmax(record.last_rounds, {}, &ChunkRange::round);
+      if (first.round >= rounds) continue;
+      fmt::print("log: rank {} (incarnation {}) took part for the last time in round {}{}\n",
+                 record.rank, record.incarnation, first.round,
+                 first.round == last.round ? "" : fmt::format(" to {}, by chunk", last.round));
+    }
+  }
 }
 
 int run(int argc, char** argv) {
@@ -67,6 +87,7 @@ int run(int argc, char** argv) {
   const std::vector<LogRecord> records =
       log.empty() ? quiet_log(training.world) : parse_log(read_file(log));
   const std::vector<float> expected = recompute(training, load(data).train, records);
+  print_changes(records, training.rounds);
   bool equal = true;
   for (const std::string& file : files) equal = compare(expected, file) && equal;
   return equal ? 0 : 1;

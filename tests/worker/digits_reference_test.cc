@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <bit>
 #include <map>
 #include <set>
 
@@ -25,10 +25,12 @@ LogRecord lost(uint32_t rank, std::vector<ChunkRange> last) {
   return {.kind = Kind::kLost, .rank = rank, .incarnation = 1, .last_rounds = std::move(last)};
 }
 
+uint32_t bits(float value) { return std::bit_cast<uint32_t>(value); }
+
 size_t differing(const std::vector<float>& a, const std::vector<float>& b, size_t begin,
                  size_t end) {
   size_t count = 0;
-  for (size_t i = begin; i < end; ++i) count += std::memcmp(&a[i], &b[i], sizeof(float)) != 0;
+  for (size_t i = begin; i < end; ++i) count += bits(a[i]) != bits(b[i]);
   return count;
 }
 

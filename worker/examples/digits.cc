@@ -50,6 +50,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--job", options.job, "Name of the job")->capture_default_str();
   app.add_option("--rank", options.worker.rank, "This process's rank; -1: the server chooses")
       ->capture_default_str();
+  app.add_flag("--replace", options.worker.replace, "Take the rank over from who has it now");
   app.add_option("--data", options.data, "The digits as CSV")->capture_default_str();
   app.add_option("--out", options.out, "Write the final parameters to this file");
   app.add_option("--log", options.log, "Write the job's membership log to this file");

@@ -1,0 +1,87 @@
+// The control port's connections: the input is what a client sends before it closes its side.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "phub/http_session.h"
+
+using namespace phub;  // NOLINT: a fuzz target
+
+namespace {
+
+constexpr size_t kMaxInputBytes = 64u << 10;  // fits into the socket's buffer
+
+// Some answers come at once, some later, some after the client has gone.
+class Handler : public ControlHandler {
+ public:
+  explicit Handler(boost::asio::io_context& io) : io_(io) {}
+
+  void join(JoinRequest request, Reply<JoinReply> reply) override {
+    JoinReply answer;
+    answer.offer.ticket = "t";
+    answer.spec = std::move(request.spec);
+    boost::asio::post(io_, [reply = std::move(reply), answer] { reply(answer); });
+  }
+  void heartbeat(const Credential& who, Reply<Pulse> reply) override {
+    PHUB_CHECK(!who.job.empty() && !who.ticket.empty() && who.rank < kMaxRanks);
+    reply(Pulse{});
+  }
+  void leave(const Credential& who, Reply<Done>) override {
+    fail(ErrorCode::kFenced, "rank {} was replaced", who.rank);
+  }
+  void barrier(const Credential&, Reply<Done> reply) override { kept_.push_back(std::move(reply)); }
+  void set_hyper(const Credential&, const std::map<std::string, double>& values,
+                 Reply<Done> reply) override {
+    PHUB_CHECK(!values.empty());
+    reply(Done{});
+  }
+  void reconnect(const Credential&, Reply<Offer> reply) override {
+    reply({ErrorCode::kFenced, "no"});
+  }
+  void log(const std::string& job, Reply<std::vector<LogRecord>> reply) override {
+    check_job_name(job);
+    reply(std::vector<LogRecord>{});
+  }
+  void remove(const std::string& job, Reply<Done> reply) override {
+    check_job_name(job);
+    boost::asio::post(io_, [reply = std::move(reply)] { reply(Done{}); });
+  }
+  ServerStatus status() override { return {}; }
+
+  void answer_kept() {
+    for (const auto& reply : std::exchange(kept_, {})) reply(Done{});
+  }
+
+ private:
+  boost::asio::io_context& io_;
+  std::vector<Reply<Done>> kept_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size > kMaxInputBytes) return 0;
+  int ends[2];
+  PHUB_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+  PHUB_CHECK(send(ends[0], data, size, 0) == static_cast<ssize_t>(size));
+  shutdown(ends[0], SHUT_WR);
+
+  boost::asio::io_context io;
+  Handler handler(io);
+  const auto shared = std::make_shared<HttpShared>();
+  shared->handler = &handler;
+  boost::asio::ip::tcp::socket socket(io);
+  socket.assign(boost::asio::ip::tcp::v4(), ends[1]);
+  std::make_shared<HttpSession>(std::move(socket), shared)->start();
+  io.run();  // ends with the connection: everything has been sent
+  handler.answer_kept();
+  PHUB_CHECK(shared->sessions.empty());
+  PHUB_CHECK(shared->long_body_bytes == 0);
+  close(ends[0]);
+  return 0;
+}

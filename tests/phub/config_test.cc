@@ -1,0 +1,178 @@
+#include "phub/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class Config : public testing::Test {
+ protected:
+  Config() {
+    dir_ = (std::filesystem::temp_directory_path() / "phub-config-XXXXXX").string();
+    EXPECT_NE(mkdtemp(dir_.data()), nullptr);
+  }
+  ~Config() override { std::filesystem::remove_all(dir_); }
+
+  std::string file(const std::string& text) {
+    const std::string path = dir_ + "/phub.toml";
+    std::ofstream(path) << text;
+    return path;
+  }
+  ServeConfig load(std::vector<std::string> arguments,
+                   const std::map<std::string, std::string>& environment = {}) {
+    CLI::App app;
+    GivenOptions given;
+    add_serve_options(app, given);
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(arguments);
+    return load_config(given, [&](const char* name) {
+      const auto found = environment.find(name);
+      return found == environment.end() ? nullptr : found->second.c_str();
+    });
+  }
+  std::string error_of(const std::vector<std::string>& arguments,
+                       const std::map<std::string, std::string>& environment = {}) {
+    try {
+      load(arguments, environment);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+      return error.what();
+    } catch (const CLI::ParseError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+  std::string dir_;
+};
+
+TEST_F(Config, Defaults) {
+  const ServeConfig config = load({});
+  EXPECT_THAT(config.listen, ElementsAre("127.0.0.1:7717"));
+  EXPECT_EQ(config.cores, 0u);
+  EXPECT_TRUE(config.pin);
+  EXPECT_GT(config.memory_limit_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(config.topology, "this");
+  EXPECT_EQ(config.spin_us, -1);
+  EXPECT_EQ(config.log_level, "info");
+}
+
+// Each option through each of the three ways.
+TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
+  const auto check = [](const ServeConfig& config) {
+    EXPECT_THAT(config.listen, ElementsAre("10.0.0.1:80", "[::1]:0"));
+    EXPECT_EQ(config.cores, 12u);
+    EXPECT_FALSE(config.pin);
+    EXPECT_EQ(config.memory_limit_bytes, uint64_t{3} << 30);
+    EXPECT_EQ(config.socket_dir, "/run/x");
+    EXPECT_EQ(config.topology, "pack:2 core:4 pu:1");
+    EXPECT_EQ(config.spin_us, 50);
+    EXPECT_EQ(config.log_level, "debug");
+  };
+  check(load({"--listen", "10.0.0.1:80", "--listen", "[::1]:0", "--cores", "12", "--pin", "false",
+              "--memory-limit", "3G", "--socket-dir", "/run/x", "--topology", "pack:2 core:4 pu:1",
+              "--spin-us", "50", "--log-level", "debug"}));
+  check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
+                  {"PHUB_CORES", "12"},
+                  {"PHUB_PIN", "no"},
+                  {"PHUB_MEMORY_LIMIT", "3072M"},
+                  {"PHUB_SOCKET_DIR", "/run/x"},
+                  {"PHUB_TOPOLOGY", "pack:2 core:4 pu:1"},
+                  {"PHUB_SPIN_US", "50"},
+                  {"PHUB_LOG_LEVEL", "debug"}}));
+  const std::string path = file(
+      "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
+      "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
+      "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n");
+  check(load({"--config", path}));
+  check(load({}, {{"PHUB_CONFIG", path}}));
+}
+
+TEST_F(Config, FlagsBeforeEnvironmentBeforeFile) {
+  const std::string path = file("cores = 1\nspin_us = 1\nlog_level = \"warn\"");
+  const ServeConfig config =
+      load({"--config", path, "--cores", "3"}, {{"PHUB_CORES", "2"}, {"PHUB_SPIN_US", "2"}});
+  EXPECT_EQ(config.cores, 3u);
+  EXPECT_EQ(config.spin_us, 2);
+  EXPECT_EQ(config.log_level, "warn");
+}
+
+TEST_F(Config, BadValuesNameTheirSource) {
+  EXPECT_THAT(error_of({"--cores", "many"}),
+              HasSubstr("--cores: must be an integer from 0 to 65536, got 'many'"));
+  EXPECT_THAT(error_of({"--cores", "-1"}), HasSubstr("--cores: must be"));
+  EXPECT_THAT(error_of({"--listen", "nowhere"}), HasSubstr("--listen: 'nowhere' is no address"));
+  EXPECT_THAT(error_of({"--log-level", "loud"}), HasSubstr("must be one of trace, debug"));
+  EXPECT_THAT(error_of({"--spin-us", "-2"}), HasSubstr("from -1 to 1000000"));
+  EXPECT_THAT(error_of({"--cores", "1", "--cores", "2"}), HasSubstr("--cores"));
+  EXPECT_THAT(error_of({"--prot", "1"}), HasSubstr("--prot"));
+  EXPECT_THAT(error_of({}, {{"PHUB_PIN", "perhaps"}}),
+              HasSubstr("PHUB_PIN: must be true or false"));
+  EXPECT_THAT(error_of({}, {{"PHUB_MEMORY_LIMIT", "lots"}}),
+              HasSubstr("PHUB_MEMORY_LIMIT: must be"));
+  EXPECT_THAT(error_of({"--config", dir_ + "/absent.toml"}),
+              HasSubstr("absent.toml: No such file"));
+  EXPECT_THAT(error_of({"--config", dir_}), HasSubstr(dir_));
+}
+
+TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"cores = 1\nlissten = \"x\"",
+       "phub.toml:2:1: unknown option 'lissten'; did you mean 'listen'?"},
+      {"password = 1", "unknown option 'password'; there are listen, cores"},
+      {"memory-limit = 1", "did you mean 'memory_limit'?"},
+      {"cores = ", "phub.toml:1:"},
+      {"cores = 1\n\ncores = 2", "phub.toml:3:"},
+      {"[server]\ncores = 1", "phub.toml:1:2: unknown option 'server'"},
+      {"cores = \"1\"", "phub.toml:1:9: cores must be an integer"},
+      {"cores = 1.5", "cores must be an integer"},
+      {"cores = -1", "phub.toml:1:9: cores: must be an integer from 0"},
+      {"pin = 1", "pin must be true or false"},
+      {"listen = 7717", "listen must be a string or a list of strings"},
+      {"listen = []", "listen must be a string or a list of strings"},
+      {"listen = [\"127.0.0.1:1\", 2]", "listen must be a string or a list of strings"},
+      {"listen = \"x\"", "phub.toml:1:10: listen: 'x' is no address"},
+      {"memory_limit = \"64Q\"", "memory_limit: must be a number of bytes"},
+      {"log_level = [\"info\"]", "log_level must be a string"},
+      {"cores = 1\xff", "phub.toml:1:"},
+      {std::string((1 << 20) + 1, '#'), "is larger than 1048576 bytes"},
+  };
+  for (const auto& [text, expected] : cases) {
+    EXPECT_THAT(error_of({"--config", file(text)}), HasSubstr(expected)) << text.substr(0, 80);
+  }
+}
+
+TEST_F(Config, HelpShowsEveryOptionWithItsVariable) {
+  CLI::App app;
+  GivenOptions given;
+  add_serve_options(app, given);
+  const std::string help = app.help();
+  for (const char* text : {"--listen HOST:PORT", "PHUB_LISTEN", "--memory-limit BYTES",
+                           "PHUB_MEMORY_LIMIT", "--config FILE", "Examples:"}) {
+    EXPECT_THAT(help, HasSubstr(text));
+  }
+}
+
+TEST(ParseBytes, Forms) {
+  EXPECT_EQ(parse_bytes("1048576"), 1048576u);
+  EXPECT_EQ(parse_bytes("512K"), 512u << 10);
+  EXPECT_EQ(parse_bytes("1.5G"), uint64_t{3} << 29);
+  EXPECT_EQ(parse_bytes("2T"), uint64_t{2} << 40);
+  for (const char* text : {"", "G", "0", "-1", "1g", "1GB", "1 G", "1e3", "nan", "inf", "0.1",
+                           "99999999999T", "1K1"}) {
+    EXPECT_THROW(parse_bytes(text), Error) << text;
+  }
+}
+
+}  // namespace
+}  // namespace phub

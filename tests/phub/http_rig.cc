@@ -1,0 +1,187 @@
+#include "tests/phub/http_rig.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace phub {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+void FakeHandler::record(std::string_view name, const Credential& who) {
+  calls.push_back(
+      fmt::format("{} {}/{}/{}/{}", name, who.job, who.rank, who.incarnation, who.ticket));
+}
+
+void FakeHandler::join(JoinRequest request, Reply<JoinReply> reply) {
+  calls.push_back(fmt::format("join {} {}", request.spec.name, request.rank));
+  if (request.spec.name == "throws") fail(ErrorCode::kFull, "job 'throws' needs 5 GiB");
+  JoinReply answer;
+  answer.rank = 3;
+  answer.incarnation = 7;
+  answer.first_round = 12;
+  answer.offer = {"shm", "/tmp/socket", "0123456789abcdef0123456789abcdef"};
+  answer.layout.key_offset = {0, 64};
+  answer.layout.queue_chunks = {{0, 2}, {1}};
+  answer.layout.total_elements = 128;
+  answer.spec = std::move(request.spec);
+  reply(std::move(answer));
+}
+
+void FakeHandler::heartbeat(const Credential& who, Reply<Pulse> reply) {
+  record("heartbeat", who);
+  Pulse pulse;
+  pulse.completed_round = 41;
+  pulse.missing = {2};
+  reply(pulse);
+}
+
+void FakeHandler::leave(const Credential& who, Reply<Done> reply) {
+  record("leave", who);
+  if (leave_code != ErrorCode::kInternal) return reply({leave_code, "as the test says"});
+  reply(Done{});
+}
+
+void FakeHandler::barrier(const Credential& who, Reply<Done> reply) {
+  record("barrier", who);
+  waiting.push_back(std::move(reply));
+}
+
+void FakeHandler::release_barrier() {
+  for (auto& reply : std::exchange(waiting, {})) reply(Done{});
+}
+
+void FakeHandler::set_hyper(const Credential& who, const std::map<std::string, double>& values,
+                            Reply<Done> reply) {
+  record(fmt::format("hyper({}={})", values.begin()->first, values.begin()->second), who);
+  reply(Done{});
+}
+
+void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
+  record("reconnect", who);
+  reply(Offer{"tcp", "10.0.0.1:99", "fresh"});
+}
+
+void FakeHandler::log(const std::string& job, Reply<std::vector<LogRecord>> reply) {
+  calls.push_back("log " + job);
+  if (job == "unknown") return reply({ErrorCode::kNotFound, "no job 'unknown'"});
+  LogRecord record;
+  record.kind = LogRecord::Kind::kLost;
+  record.rank = 1;
+  record.reason = "lease";
+  record.last_rounds = {{0, 4, 9}};
+  reply(std::vector<LogRecord>{record});
+}
+
+void FakeHandler::remove(const std::string& job, Reply<Done> reply) {
+  calls.push_back("remove " + job);
+  reply(Done{});
+}
+
+ServerStatus FakeHandler::status() {
+  ServerStatus status;
+  status.topology = "fake";
+  status.cores = 2;
+  return status;
+}
+
+HttpRig::HttpRig(HttpOptions options) : work_(io_.get_executor()) {
+  options.listen = {"127.0.0.1:0"};
+  server_ = std::make_unique<HttpServer>(io_, handler, std::move(options));
+  addresses_ = server_->addresses();
+  thread_ = std::thread([this] { io_.run(); });
+}
+
+HttpRig::~HttpRig() {
+  destroy_server();
+  work_.reset();
+  thread_.join();  // nothing of the server may keep the loop alive
+}
+
+bool HttpRig::eventually(const std::function<bool()>& condition) {
+  const auto deadline = steady_clock::now() + milliseconds(5000);
+  while (!on_control(condition)) {
+    if (steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return true;
+}
+
+RawClient::RawClient(const std::string& address) {
+  const HostPort to = parse_host_port(address);
+  fd_ = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in peer{};
+  peer.sin_family = AF_INET;
+  peer.sin_port = htons(to.port);
+  inet_pton(AF_INET, to.host.c_str(), &peer.sin_addr);
+  const auto* name = reinterpret_cast<const sockaddr*>(&peer);
+  EXPECT_EQ(connect(fd_, name, sizeof peer), 0) << address;
+}
+
+RawClient::~RawClient() { close(); }
+
+void RawClient::close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+void RawClient::send(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t sent = ::send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;  // the server has had enough
+    text.remove_prefix(static_cast<size_t>(sent));
+  }
+}
+
+namespace {
+
+size_t count_answers(const std::string& text) {
+  size_t count = 0;
+  for (size_t at = text.find("HTTP/1.1 "); at != text.npos; at = text.find("HTTP/1.1 ", at + 1)) {
+    const size_t body = text.find("\r\n\r\n", at);
+    const size_t length = text.find("Content-Length: ", at);
+    if (body == text.npos) break;
+    const size_t bytes = length < body ? std::stoul(text.substr(length + 16)) : 0;
+    if (text.size() < body + 4 + bytes) break;
+    ++count;
+  }
+  return count;
+}
+
+// Reads until `enough` or the end. Appends "still open" when the time is over.
+std::string read_until(int fd, int limit_ms,
+                       const std::function<bool(const std::string&)>& enough) {
+  const auto deadline = steady_clock::now() + milliseconds(limit_ms);
+  std::string text;
+  while (!enough(text)) {
+    const auto left =
+        std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()).count();
+    pollfd wait{fd, POLLIN, 0};
+    if (left <= 0 || poll(&wait, 1, static_cast<int>(left)) <= 0) return text + "still open";
+    char buffer[16384];
+    const ssize_t got = recv(fd, buffer, sizeof buffer, 0);
+    if (got <= 0) break;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string RawClient::answers(size_t count) {
+  return read_until(fd_, 5000,
+                    [&](const std::string& text) { return count_answers(text) >= count; });
+}
+
+std::string RawClient::rest(int limit_ms) {
+  return read_until(fd_, limit_ms, [](const std::string&) { return false; });
+}
+
+}  // namespace phub

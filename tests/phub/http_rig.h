@@ -1,0 +1,101 @@
+// A control port on loopback with a handler that records what reaches it, and a raw client.
+#pragma once
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "phub/control_handler.h"
+#include "phub/http_server.h"
+#include "transport/text.h"
+
+namespace phub {
+
+// Answers at once, except for barrier, which waits until it is released.
+class FakeHandler : public ControlHandler {
+ public:
+  void join(JoinRequest request, Reply<JoinReply> reply) override;
+  void heartbeat(const Credential& who, Reply<Pulse> reply) override;
+  void leave(const Credential& who, Reply<Done> reply) override;
+  void barrier(const Credential& who, Reply<Done> reply) override;
+  void set_hyper(const Credential& who, const std::map<std::string, double>& values,
+                 Reply<Done> reply) override;
+  void reconnect(const Credential& who, Reply<Offer> reply) override;
+  void log(const std::string& job, Reply<std::vector<LogRecord>> reply) override;
+  void remove(const std::string& job, Reply<Done> reply) override;
+  ServerStatus status() override;
+
+  void release_barrier();
+
+  std::vector<std::string> calls;  // "leave job/rank/incarnation/ticket"
+  std::vector<Reply<Done>> waiting;
+  ErrorCode leave_code = ErrorCode::kInternal;  // leave fails with this unless kInternal
+
+ private:
+  void record(std::string_view name, const Credential& who);
+};
+
+// The control thread. Calls into handler and server go through on_control().
+class HttpRig {
+ public:
+  explicit HttpRig(HttpOptions options = {});
+  ~HttpRig();
+
+  template <typename F>
+  auto on_control(F f) {
+    std::packaged_task<decltype(f())()> task(std::move(f));
+    auto result = task.get_future();
+    boost::asio::post(io_, [&task] { task(); });
+    return result.get();
+  }
+  // False if it did not come true within some seconds.
+  bool eventually(const std::function<bool()>& condition);
+
+  std::string address() { return addresses_[0]; }
+  size_t connections() {
+    return on_control([this] { return server_->connections(); });
+  }
+  void destroy_server() {
+    on_control([this] { server_.reset(); });
+  }
+
+  FakeHandler handler;
+
+ private:
+  boost::asio::io_context io_;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  std::unique_ptr<HttpServer> server_;
+  std::vector<std::string> addresses_;
+  std::thread thread_;
+};
+
+// A socket without manners.
+class RawClient {
+ public:
+  explicit RawClient(const std::string& address);
+  ~RawClient();
+  RawClient(const RawClient&) = delete;
+  RawClient& operator=(const RawClient&) = delete;
+
+  void send(std::string_view text);
+  void close();
+  // What has come when `count` answers have ("HTTP/1.1 …", counted), the server has closed, or some
+  // seconds have passed.
+  std::string answers(size_t count);
+  // Until the server closes; "still open" in the end if it does not within limit_ms.
+  std::string rest(int limit_ms = 5000);
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace phub

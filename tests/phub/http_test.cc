@@ -1,0 +1,410 @@
+// The control port over real sockets: every route, every limit, and clients that misbehave.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <future>
+
+#include "phub/http_router.h"
+#include "tests/phub/http_rig.h"
+#include "transport/control_client.h"
+
+namespace phub {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+const Credential kWho{"mnist", 3, 7, "0123456789abcdef0123456789abcdef"};
+
+JobSpec small_spec(const std::string& name) {
+  JobSpec spec;
+  spec.name = name;
+  spec.keys = {{"w", 64}, {"b", 64}};
+  return spec;
+}
+
+std::string post(std::string_view target, std::string_view body, std::string_view headers = "") {
+  return fmt::format("POST {} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n{}\r\n{}", target,
+                     body.size(), headers, body);
+}
+constexpr std::string_view kBarrierBody = R"({"rank":0,"incarnation":1})";
+const std::string kBarrier =
+    post("/v1/jobs/j/barrier", kBarrierBody, "Authorization: Bearer t\r\n");
+const std::string kHealth = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+
+ErrorCode code_of(const std::function<void()>& act, std::string_view expected = "") {
+  try {
+    act();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(expected));
+    return error.code();
+  }
+  ADD_FAILURE() << "no error";
+  return ErrorCode::kInternal;
+}
+
+TEST(Http, EveryCallArrivesAndIsAnswered) {
+  HttpRig rig;
+  ControlClient client(rig.address());
+  JoinRequest request;
+  request.spec = small_spec("mnist");
+  request.rank = 3;
+  const JoinReply joined = client.join(request, 5000);
+  EXPECT_EQ(joined.rank, 3u);
+  EXPECT_EQ(joined.incarnation, 7u);
+  EXPECT_EQ(joined.first_round, 12u);
+  EXPECT_EQ(joined.offer.ticket, kWho.ticket);
+  EXPECT_THAT(joined.layout.queue_chunks, ElementsAre(ElementsAre(0, 2), ElementsAre(1)));
+  EXPECT_EQ(joined.spec, request.spec);
+  EXPECT_THAT(client.heartbeat(kWho).missing, ElementsAre(2));
+  client.set_hyper(kWho, {{"lr", 0.5}});
+  EXPECT_EQ(client.reconnect(kWho).address, "10.0.0.1:99");
+  EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
+  EXPECT_EQ(client.status().topology, "fake");
+  client.leave(kWho);
+  client.remove("mnist");
+  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
+              ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "hyper(lr=0.5) mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist",
+                          "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
+  // All of it over one connection, but for join, which begins one.
+  EXPECT_EQ(rig.connections(), 1u);
+}
+
+TEST(Http, ErrorsKeepTheirCode) {
+  HttpRig rig;
+  ControlClient client(rig.address());
+  const std::vector<std::pair<ErrorCode, std::string>> statuses = {
+      {ErrorCode::kInvalid, "400"},     {ErrorCode::kMismatch, "409"},
+      {ErrorCode::kTaken, "409"},       {ErrorCode::kFull, "507"},
+      {ErrorCode::kNotFound, "404"},    {ErrorCode::kUnauthorized, "401"},
+      {ErrorCode::kFenced, "410"},      {ErrorCode::kRankLost, "409"},
+      {ErrorCode::kNonFinite, "409"},   {ErrorCode::kTimeout, "504"},
+      {ErrorCode::kUnavailable, "503"},
+  };
+  for (const auto& [code, status] : statuses) {
+    rig.on_control([&, code = code] { rig.handler.leave_code = code; });
+    EXPECT_EQ(code_of([&] { client.leave(kWho); }, "as the test says"), code);
+    RawClient raw(rig.address());
+    raw.send(post("/v1/jobs/j/leave", kBarrierBody, "Authorization: Bearer t\r\n"));
+    EXPECT_THAT(raw.answers(1), StartsWith("HTTP/1.1 " + status));
+  }
+  JoinRequest request;
+  request.spec = small_spec("throws");
+  EXPECT_EQ(code_of([&] { client.join(request, 5000); }, "needs 5 GiB"), ErrorCode::kFull);
+  EXPECT_EQ(code_of([&] { client.log("unknown"); }, "no job 'unknown'"), ErrorCode::kNotFound);
+}
+
+TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
+  HttpRig rig;
+  const std::string bearer = "Authorization: Bearer t\r\n";
+  const std::vector<std::tuple<std::string, std::string, std::string>> cases = {
+      {"GET /nothing HTTP/1.1\r\n\r\n", "404", "there is nothing at '/nothing'"},
+      {"GET /v1/jobs/j/nothing HTTP/1.1\r\n\r\n", "404", "not_found"},
+      {"GET /v1/jobs/j/log/ HTTP/1.1\r\n\r\n", "404", "not_found"},
+      {"GET /v1/status?x=1 HTTP/1.1\r\n\r\n", "404", "not_found"},
+      {"PUT /v1/status HTTP/1.1\r\n\r\n", "405", "Allow: GET"},
+      {"GET /v1/jobs/j/join HTTP/1.1\r\n\r\n", "405", "Allow: POST"},
+      {"GET /v1/jobs/{job}/log HTTP/1.1\r\n\r\n", "400", "name: must be 1 to 255 letters"},
+      {"GET /v1/jobs/a%2fb/log HTTP/1.1\r\n\r\n", "400", "name: must be"},
+      {"GET /v1/jobs/../log HTTP/1.1\r\n\r\n", "400", "name: must be"},
+      {"DELETE /v1/jobs/ HTTP/1.1\r\n\r\n", "400", "name: must be"},
+      {post("/v1/jobs/j/leave", "{}", bearer), "400", "\\\"rank\\\" is missing"},
+      {post("/v1/jobs/j/leave", kBarrierBody), "401", "WWW-Authenticate: Bearer"},
+      {post("/v1/jobs/j/leave", kBarrierBody, "Authorization: Basic t\r\n"), "401", "unauthorized"},
+      {post("/v1/jobs/j/leave", kBarrierBody, "Authorization: Bearer \r\n"), "401", "unauthorized"},
+      {post("/v1/jobs/j/join",
+            R"({"version":1,"spec":{"name":"k","keys":[{"name":"w","elements":1}]}})"),
+       "400", "the path names the job 'j'"},
+      {post("/v1/jobs/j/hyper", R"({"rank":0,"incarnation":1,"values":{"lr":"x"}})", bearer), "400",
+       "values.lr: must be a number"},
+      {"nonsense\r\n\r\n", "400", "this is not HTTP/1.1"},
+      {std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11), "400", "not HTTP"},
+      {"GET / HTTP/9.9\r\n\r\n", "400", "not HTTP"},
+      {"GET /healthz HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "400", "not HTTP"},
+      {"GET /healthz HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "400",
+       "not HTTP"},
+      {"POST /v1/jobs/j/join HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", "413", "67108864"},
+      {"POST /v1/jobs/j/leave HTTP/1.1\r\nContent-Length: 65537\r\n\r\n", "413",
+       "the body has 65537 bytes; here it may have 65536"},
+      {"POST /v1/jobs/j/join HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411",
+       "Content-Length"},
+      {"GET /" + std::string(10000, 'a') + " HTTP/1.1\r\n\r\n", "431", "8192 bytes"},
+      {"GET / HTTP/1.1\r\nX: " + std::string(100000, 'a') + "\r\n\r\n", "431", "8192 bytes"},
+  };
+  for (const auto& [request, status, expected] : cases) {
+    RawClient client(rig.address());
+    client.send(request);
+    const std::string answer = client.answers(1);
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 " + status)) << request.substr(0, 100);
+    EXPECT_THAT(answer, HasSubstr(expected)) << request.substr(0, 100);
+  }
+  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }), ElementsAre());
+}
+
+TEST(Http, TheTicketIsNeverRepeated) {
+  HttpRig rig;
+  rig.on_control([&] { rig.handler.leave_code = ErrorCode::kUnauthorized; });
+  RawClient client(rig.address());
+  client.send(post("/v1/jobs/j/leave", kBarrierBody, "Authorization: Bearer s3cret\r\n"));
+  client.send(post("/v1/jobs/j/leave", "[]", "Authorization: Bearer s3cret\r\n"));
+  client.send(post("/v1/jobs/j/nothing", "[]", "Authorization: Bearer s3cret\r\n"));
+  EXPECT_THAT(client.answers(3), Not(HasSubstr("s3cret")));
+}
+
+TEST(Http, PipelinedRequestsAreAnsweredInOrder) {
+  HttpRig rig;
+  RawClient client(rig.address());
+  client.send(kHealth + kBarrier + kHealth +
+              "GET /v1/status HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
+  rig.on_control([&] { rig.handler.release_barrier(); });
+  const std::string text = client.rest();
+  EXPECT_THAT(text, Not(HasSubstr("still open")));
+  const size_t first = text.find("ok\n"), barrier = text.find("{}"), second = text.rfind("ok\n"),
+               status = text.find("\"fake\"");
+  EXPECT_LT(first, barrier);
+  EXPECT_LT(barrier, second);
+  EXPECT_LT(second, status);
+}
+
+TEST(Http, ABodyMayComeInPiecesAndAfterContinue) {
+  HttpRig rig;
+  RawClient client(rig.address());
+  const std::string body =
+      R"({"version":1,"spec":{"name":"j","keys":[{"name":"w","elements":1}]}})";
+  const std::string request = post("/v1/jobs/j/join", body, "Expect: 100-continue\r\n");
+  const size_t header = request.size() - body.size();
+  client.send(request.substr(0, 20));
+  client.send(request.substr(20, header - 20));
+  EXPECT_THAT(client.answers(1), StartsWith("HTTP/1.1 100"));
+  for (const char c : body) client.send(std::string_view(&c, 1));
+  EXPECT_THAT(client.answers(1), StartsWith("HTTP/1.1 200"));
+}
+
+TEST(Http, HalfRequestsAndSlowClientsAreCutOff) {
+  HttpOptions options;
+  options.request_timeout_ms = 200;
+  HttpRig rig(options);
+  for (const std::string& start : {std::string(), std::string("G"), kBarrier.substr(0, 40),
+                                  kBarrier.substr(0, kBarrier.size() - 1)}) {
+    RawClient client(rig.address());
+    client.send(start);
+    EXPECT_EQ(client.rest(3000), "") << start;
+  }
+  // A byte now and then does not help.
+  RawClient slow(rig.address());
+  const auto begin = std::chrono::steady_clock::now();
+  auto end = std::async([&] { return slow.rest(3000); });
+  for (const char c : kHealth.substr(0, 30)) {
+    slow.send(std::string_view(&c, 1));
+    if (end.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready) break;
+  }
+  EXPECT_EQ(end.get(), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.calls.empty(); }));
+}
+
+TEST(Http, IdleConnectionsAreClosedAndTheClientComesBack) {
+  HttpOptions options;
+  options.idle_timeout_ms = 100;
+  HttpRig rig(options);
+  ControlClient client(rig.address());
+  client.heartbeat(kWho);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(rig.connections(), 0u);
+  client.heartbeat(kWho);
+  EXPECT_EQ(rig.on_control([&] { return rig.handler.calls.size(); }), 2u);
+}
+
+TEST(Http, AClientThatIsGoneBeforeTheAnswerHarmsNobody) {
+  HttpRig rig;
+  {
+    RawClient client(rig.address());
+    client.send(kBarrier);
+    EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
+  }
+  // The connection goes although nobody has answered.
+  for (int i = 0; i < 1000 && rig.connections() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_EQ(rig.connections(), 0u);
+  rig.on_control([&] { rig.handler.release_barrier(); });
+  EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
+}
+
+TEST(Http, AnAnswerAfterTheServerIsDropped) {
+  HttpRig rig;
+  RawClient client(rig.address());
+  client.send(kBarrier);
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
+  rig.destroy_server();
+  EXPECT_EQ(client.rest(), "");
+  rig.on_control([&] { rig.handler.release_barrier(); });
+}
+
+TEST(Http, TwoHundredWaitAtOnce) {
+  HttpRig rig;
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 200; ++i) {
+    clients.push_back(std::make_unique<RawClient>(rig.address()));
+    clients.back()->send(kBarrier);
+  }
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 200; }));
+  EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");  // nobody is kept waiting
+  rig.on_control([&] { rig.handler.release_barrier(); });
+  for (auto& client : clients) EXPECT_THAT(client->answers(1), StartsWith("HTTP/1.1 200"));
+}
+
+TEST(Http, OneConnectionTooManyIsToldSo) {
+  HttpOptions options;
+  options.max_connections = 3;
+  HttpRig rig(options);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 3; ++i) clients.push_back(std::make_unique<RawClient>(rig.address()));
+  RawClient extra(rig.address());
+  EXPECT_THAT(extra.rest(), StartsWith("HTTP/1.1 503"));
+  clients.pop_back();
+  for (int i = 0; i < 1000 && rig.connections() > 2; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
+}
+
+TEST(Http, LongBodiesShareABudget) {
+  HttpOptions options;
+  options.max_long_body_bytes = 1 << 20;
+  HttpRig rig(options);
+  const std::string header = "POST /v1/jobs/j/join HTTP/1.1\r\nContent-Length: 600000\r\n\r\n";
+  auto first = std::make_unique<RawClient>(rig.address());
+  first->send(header);
+  EXPECT_TRUE(rig.eventually([&] { return true; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  RawClient second(rig.address());
+  second.send(header);
+  EXPECT_THAT(second.answers(1), StartsWith("HTTP/1.1 503"));
+  first.reset();  // gives its part back
+  RawClient third(rig.address());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  third.send(header + std::string(600000, ' '));
+  EXPECT_THAT(third.answers(1), StartsWith("HTTP/1.1 400"));
+}
+
+// 1,000 connections that send nothing, or a header that never ends, cost little, and others are
+// served.
+TEST(Http, HalfOpenConnectionsAreCheap) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < 2200) GTEST_SKIP() << "not enough file descriptors";
+  HttpRig rig;
+  const auto resident = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;  // KiB
+  };
+  const auto before = resident();
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 1000; ++i) {
+    clients.push_back(std::make_unique<RawClient>(rig.address()));
+    if (i % 2 == 0) clients.back()->send("GET / HTTP/1.1\r\nX: " + std::string(4000, 'x'));
+  }
+  EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
+  EXPECT_EQ(rig.connections(), 1001u);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(resident() - before, 24 * 1024);
+#endif
+}
+
+TEST(Listen, SeveralAddressesAndIpv6) {
+  boost::asio::io_context io;
+  FakeHandler handler;
+  HttpOptions options;
+  options.listen = {"127.0.0.1:0", "[::1]:0"};
+  HttpServer server(io, handler, options);
+  const auto addresses = server.addresses();
+  ASSERT_EQ(addresses.size(), 2u);
+  EXPECT_THAT(addresses[0], testing::MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
+  EXPECT_THAT(addresses[1], testing::MatchesRegex("\\[::1\\]:[1-9][0-9]*"));
+  std::thread thread([&] { io.run(); });
+  EXPECT_EQ(ControlClient(addresses[0]).status().topology, "fake");
+  EXPECT_EQ(ControlClient(addresses[1]).status().topology, "fake");
+  boost::asio::post(io, [&] { server.stop(); });
+  thread.join();
+}
+
+TEST(Listen, APortInUseIsNamedWithTheWayOut) {
+  boost::asio::io_context io;
+  FakeHandler handler;
+  HttpOptions options;
+  options.listen = {"127.0.0.1:0"};
+  HttpServer first(io, handler, options);
+  options.listen = first.addresses();
+  const std::string port = options.listen[0].substr(options.listen[0].find(':') + 1);
+  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); },
+                    "port " + port + " on 127.0.0.1 is in use"),
+            ErrorCode::kTaken);
+  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }, "--listen 127.0.0.1:0"),
+            ErrorCode::kTaken);
+  options.listen = {"192.0.2.1:0"};
+  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }, "no interface"),
+            ErrorCode::kUnavailable);
+  options.listen = {"127.0.0.1"};
+  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }, "no address"),
+            ErrorCode::kInvalid);
+  options.listen = {};
+  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }), ErrorCode::kInvalid);
+}
+
+TEST(Client, NobodyThere) {
+  std::string address;
+  {
+    HttpRig rig;
+    address = rig.address();
+  }
+  EXPECT_EQ(code_of([&] { ControlClient(address).status(); },
+                    "no phub server at " + address + ": Connection refused; start one with"),
+            ErrorCode::kUnavailable);
+  EXPECT_EQ(code_of([] { ControlClient client("127.0.0.1"); }), ErrorCode::kInvalid);
+  EXPECT_EQ(code_of([] { ControlClient client(":80"); }), ErrorCode::kInvalid);
+  EXPECT_EQ(code_of([] { ControlClient("no-such-host.invalid:80").status(); }, "no phub server at"),
+            ErrorCode::kUnavailable);
+}
+
+TEST(Client, TimesOutAndIsUsableAfterwards) {
+  HttpRig rig;
+  ControlClient client(rig.address());
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(code_of([&] { client.barrier(kWho, 100); }, "waiting for an answer"),
+            ErrorCode::kTimeout);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  EXPECT_EQ(client.status().topology, "fake");
+}
+
+TEST(Client, CancelEndsARequestFromAnotherThread) {
+  HttpRig rig;
+  ControlClient client(rig.address());
+  auto request = std::async([&] { return code_of([&] { client.barrier(kWho, 0); }, "cancelled"); });
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
+  client.cancel();
+  ASSERT_EQ(request.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  EXPECT_EQ(request.get(), ErrorCode::kUnavailable);
+  EXPECT_EQ(code_of([&] { client.status(); }, "cancelled"), ErrorCode::kUnavailable);
+}
+
+TEST(Client, ServerThatDiesWhileItIsAsked) {
+  HttpRig rig;
+  ControlClient client(rig.address());
+  auto request = std::async([&] { return code_of([&] { client.barrier(kWho, 0); }); });
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
+  rig.destroy_server();
+  EXPECT_EQ(request.get(), ErrorCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,182 @@
+// The phub binary as a person or a script meets it: output, exit codes, signals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/control_client.h"
+
+namespace phub {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+
+// A running phub with its output in files of a directory of its own.
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    dir_ = (std::filesystem::temp_directory_path() / "phub-main-XXXXXX").string();
+    EXPECT_NE(mkdtemp(dir_.data()), nullptr);
+    arguments.insert(arguments.begin(), PHUB_BINARY);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    const std::string out = dir_ + "/out", err = dir_ + "/err";
+    pid_ = fork();
+    if (pid_ == 0) {
+      if (freopen(out.c_str(), "w", stdout) == nullptr) _exit(126);
+      if (freopen(err.c_str(), "w", stderr) == nullptr) _exit(126);
+      setenv("XDG_RUNTIME_DIR", dir_.c_str(), 1);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+  }
+  ~Process() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    std::filesystem::remove_all(dir_);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  std::string out() const { return read("/out"); }
+  std::string err() const { return read("/err"); }
+  void signal(int number) const { kill(pid_, number); }
+
+  // The exit code, or -1 if it runs longer than this or dies of a signal.
+  int exit_code(int limit_ms = 20000) {
+    int status = 0;
+    for (int waited_ms = 0; waitpid(pid_, &status, WNOHANG) == 0; waited_ms += 5) {
+      if (waited_ms > limit_ms) return -1;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  // "127.0.0.1:PORT", once it listens.
+  std::string address() const {
+    const std::string mark = "listening on ";
+    for (int i = 0; i < 2000; ++i) {
+      const std::string text = out();
+      const size_t at = text.find(mark);
+      if (at != text.npos && text.find('\n', at) != text.npos) {
+        return text.substr(at + mark.size(), text.find('\n', at) - at - mark.size());
+      }
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    ADD_FAILURE() << "it does not listen: " << out() << err();
+    return "";
+  }
+
+ private:
+  std::string read(const std::string& name) const {
+    std::stringstream text;
+    text << std::ifstream(dir_ + name).rdbuf();
+    return text.str();
+  }
+  std::string dir_;
+  pid_t pid_ = -1;
+};
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+Outcome run(const std::vector<std::string>& arguments) {
+  Process process(arguments);
+  const int code = process.exit_code();
+  return {code, process.out(), process.err()};
+}
+
+size_t lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
+
+TEST(Main, HelpGoesToStdoutAndIsNoError) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"}, {"serve", "--help"}, {"status", "--help"}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out, HasSubstr("Usage: phub"));
+    EXPECT_EQ(outcome.err, "");
+  }
+}
+
+TEST(Main, WrongCommandLinesAreOneLineAndTwo) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{},
+                                                    {"sreve"},
+                                                    {"serve", "--prot", "1"},
+                                                    {"serve", "--cores", "x"},
+                                                    {"serve", "--config", "/does/not/exist.toml"},
+                                                    {"status", "extra"}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, testing::StartsWith("phub: "));
+    EXPECT_EQ(lines(outcome.err), 1u) << outcome.err;
+  }
+}
+
+TEST(Main, ErrorsWhileItRunsAreOneLineAndOne) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"status", "--server", "127.0.0.1:1"},
+        {"serve", "--listen", "192.0.2.1:0"},
+        {"serve", "--listen", "127.0.0.1:0", "--topology", "/does/not/exist.xml"}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, testing::StartsWith("phub: "));
+    EXPECT_EQ(lines(outcome.err), 1u) << outcome.err;
+  }
+}
+
+TEST(Main, ServesSaysWhereAndEndsWhenTold) {
+  for (const int number : {SIGTERM, SIGINT}) {
+    Process server({"serve", "--listen", "127.0.0.1:0"});
+    const std::string address = server.address();
+    EXPECT_THAT(server.out(), HasSubstr("this machine"));
+    EXPECT_EQ(ControlClient(address).status().topology, "this machine");
+
+    const Outcome table = run({"status", "--server", address});
+    EXPECT_EQ(table.code, 0);
+    EXPECT_THAT(table.out, HasSubstr("no jobs"));
+    const Outcome json = run({"status", "--server", address, "--json"});
+    EXPECT_THAT(json.out, testing::StartsWith("{\"version\":1,"));
+
+    const Outcome second = run({"serve", "--listen", address});
+    EXPECT_EQ(second.code, 1);
+    EXPECT_THAT(second.err, HasSubstr("is in use"));
+
+    const std::string printed = server.out();
+    const auto begin = steady_clock::now();
+    server.signal(number);
+    EXPECT_EQ(server.exit_code(), 0);
+    EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(3));
+    EXPECT_EQ(server.out(), printed);  // quiet after the start
+    EXPECT_EQ(server.err(), "");
+  }
+}
+
+// A request that is being answered, a half request and an idle connection do not hold it up.
+TEST(Main, EndsWithConnectionsOpen) {
+  Process server({"serve", "--listen", "127.0.0.1:0"});
+  ControlClient idle(server.address());
+  idle.status();
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.exit_code(3000), 0);
+}
+
+}  // namespace
+}  // namespace phub

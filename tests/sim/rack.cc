@@ -1,0 +1,355 @@
+#include "tests/sim/rack.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "numa/topology.h"
+
+namespace phub::sim {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kPassNs = 20'000;  // how long a thread that could run may have to wait at least
+
+numa::Topology topology_of(const RackPlan& plan) {
+  numa::Topology topology;
+  topology.source = "simulated";
+  topology.nodes.push_back({0, 1ull << 34});
+  for (uint32_t i = 0; i < plan.cores; ++i) topology.cores.push_back({0, i});
+  return topology;
+}
+
+// The server owns its transports; the simulated one belongs to the network.
+class BorrowedNic final : public Nic {
+ public:
+  explicit BorrowedNic(Nic& nic) : nic_(nic) {}
+  std::string_view name() const override { return nic_.name(); }
+  std::string describe() const override { return nic_.describe(); }
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
+    return nic_.open_job(layout);
+  }
+  int event_fd() const override { return nic_.event_fd(); }
+  void handle_events(std::vector<NicEvent>& out) override { nic_.handle_events(out); }
+
+ private:
+  Nic& nic_;
+};
+
+}  // namespace
+
+Rack::Rack(const RackPlan& plan, bool verbose)
+    : plan_(plan),
+      net_(plan.net),
+      clock_(net_),
+      control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns) {
+  net_.keep_text(verbose);
+  const numa::Topology topology = topology_of(plan);
+  std::vector<std::unique_ptr<Nic>> nics;
+  nics.push_back(std::make_unique<BorrowedNic>(net_.nic()));
+  server_ = std::make_unique<Server>(
+      ServerOptions{.topology = topology, .cores = plan.cores, .pin = false}, std::move(nics),
+      clock_);
+  core_paused_until_ns_.resize(plan.cores);
+  for (const JobPlan& job : plan.jobs) {
+    jobs_.push_back(
+        std::make_unique<JobRun>(job, make_plan(topology, job.spec.keys,
+                                                {.cores = plan.cores,
+                                                 .ranks = job.spec.max_ranks,
+                                                 .chunk_elements = job.spec.chunk_elements})));
+    JobRun& run = *jobs_.back();
+    run.fault_done.resize(job.faults.size());
+    const uint64_t begin = random().below(2 * kMs);
+    for (uint32_t r = 0; r < job.spec.world_size; ++r) {
+      start(run, {.rank = job.fixed_ranks ? static_cast<int32_t>(r) : -1, .patient = true},
+            begin + random().below(kMs));
+    }
+  }
+  schedule_windows();
+  set_server_timer();
+}
+
+void Rack::schedule_windows() {
+  for (const LossWindow& window : plan_.windows) {
+    net_.after(window.from_ns, [this, window] { net_.set_loss(window.loss); });
+    net_.after(window.to_ns, [this] { net_.set_loss(plan_.net.loss); });
+  }
+}
+
+// The server's loop sleeps no longer than it says.
+void Rack::set_server_timer() {
+  const uint64_t next = net_.now_ns() + server_->poll_interval_ms() * kMs;
+  if (net_.now_ns() < server_timer_ns_ && server_timer_ns_ <= next) return;
+  server_timer_ns_ = next;
+  net_.after(next - net_.now_ns(), [] {});
+}
+
+void Rack::fail(const std::string& what) {
+  if (failure_.empty()) failure_ = what;
+}
+
+void Rack::start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns) {
+  ++job.starting;
+  net_.after(delay_ns, [this, &job, how] {
+    if (job.ended) return resolved(job);
+    job.trainers.push_back(
+        std::make_unique<Trainer>(*this, job, static_cast<uint32_t>(trainers_.size()), how));
+    trainers_.push_back(job.trainers.back().get());
+  });
+}
+
+void Rack::pushed(JobRun& job, Trainer& trainer) {
+  ++job.pushes;
+  while (job.late_started < job.plan.late_ranks &&
+         job.plan.late_after_pushes[job.late_started] < job.pushes) {
+    ++job.late_started;
+    start(job, {}, random().below(kMs));
+  }
+  for (size_t i = 0; i < job.plan.faults.size(); ++i) {
+    const Fault& fault = job.plan.faults[i];
+    if (job.fault_done[i] || !trainer.has_rank(fault.rank) || trainer.done() ||
+        trainer.pushes() < fault.after_pushes) {
+      continue;
+    }
+    job.fault_done[i] = true;
+    apply(job, trainer, fault);
+  }
+}
+
+void Rack::apply(JobRun& job, Trainer& trainer, const Fault& fault) {
+  net_.trace(name_of(fault.kind), trainer.id(), fault.rank);
+  const bool harmless = fault.kind == Fault::kStraggle || fault.kind == Fault::kBreak;
+  if (!harmless) trainer.disturb();
+  if (fault.successor != Fault::kNobody) {
+    const bool eager = fault.successor == Fault::kEager;
+    if (eager) job.taken_over.insert(fault.rank);
+    start(job, {.rank = static_cast<int32_t>(fault.rank), .replace = eager, .patient = !eager},
+          fault.successor_ms * kMs);
+  }
+  switch (fault.kind) {
+    case Fault::kCrash:
+    case Fault::kSilentCrash:
+      // Not now: the process is in the middle of its pass.
+      return net_.after(
+          0, [&trainer, silent = fault.kind == Fault::kSilentCrash] { trainer.crash(silent); });
+    case Fault::kHang:
+    case Fault::kStraggle:
+      return trainer.hang(fault.hang_ms, false);
+    case Fault::kBeatingHang:
+      return trainer.hang(fault.hang_ms, true);
+    case Fault::kBreak:
+      net_.break_queue_pair(*trainer.link());
+      return;
+    case Fault::kReplace:
+      return;
+    case Fault::kLeave:
+      // Somebody must stay: a job ends with its last rank, and who joins then makes a new one.
+      if (std::ranges::count_if(job.trainers, [](const auto& t) { return t->staying(); }) > 1) {
+        trainer.leave_early();
+      }
+      return;
+  }
+}
+
+bool Rack::runnable(size_t entity) const {
+  if (entity == 0) return true;
+  if (entity <= server_->cores()) return net_.now_ns() >= core_paused_until_ns_[entity - 1];
+  return trainer(entity).runnable();
+}
+
+bool Rack::step_entity(size_t entity) {
+  if (entity == 0) {
+    server_->poll();
+    set_server_timer();
+    watch_jobs();
+    for (uint32_t core = 0; core < server_->cores(); ++core) hot_[1 + core] = true;
+    return false;
+  }
+  if (entity <= server_->cores()) {
+    const auto core = static_cast<uint32_t>(entity - 1);
+    if (random().chance(plan_.core_pause_chance)) {
+      const uint64_t pause = random().below(3 * kMs);
+      core_paused_until_ns_[core] = net_.now_ns() + pause;
+      net_.after(pause, [] {});
+      return false;
+    }
+    const bool moved = server_->core(core).step();
+    if (moved) hot_[0] = true;
+    return moved;
+  }
+  return trainer(entity).poll();
+}
+
+// Either something happens in the network, or some thread of some process makes one pass.
+void Rack::step() {
+  ++steps_;
+  hot_.resize(entities(), true);
+  std::vector<size_t> ready;
+  for (size_t e = 0; e < hot_.size(); ++e) {
+    if (hot_[e] && runnable(e)) ready.push_back(e);
+  }
+  // While somebody can run, time does not jump far.
+  const bool soon = !net_.idle() && net_.next_ns() < net_.now_ns() + kPassNs;
+  if (ready.empty() || (soon && random().chance(0.2))) {
+    net_.run_next();
+    return wake_all();
+  }
+  const size_t chosen = ready[random().below(ready.size())];
+  const bool moved = step_entity(chosen);
+  hot_.resize(entities(), true);
+  hot_[chosen] = moved;
+  net_.trace("step", chosen, moved);
+  const uint64_t before = net_.idle() ? ~0ull : net_.next_ns();
+  const uint64_t cost = random().between(50, 500);
+  if (net_.now_ns() + cost >= before) wake_all();
+  net_.advance(cost);
+}
+
+// Takes the log of a job at the moment when it ends. (Whoever still joins makes another job.)
+void Rack::watch_jobs() {
+  const ServerStatus status = server_->status();
+  for (auto& job : jobs_) {
+    const bool there = std::ranges::any_of(
+        status.jobs, [&](const JobStatus& s) { return s.name == job->plan.spec.name; });
+    if (job->ended || (!there && !job->seen)) continue;
+    job->seen = true;
+    const bool failed = std::ranges::any_of(status.jobs, [&](const JobStatus& s) {
+      return s.name == job->plan.spec.name && s.state == "failed";
+    });
+    if (there && !failed) continue;
+    job->ended = true;
+    server_->log(job->plan.spec.name, [&](const Result<std::vector<LogRecord>>& log) {
+      if (log) job->log = *log.value;
+    });
+  }
+}
+
+bool Rack::finished() const {
+  if (!std::ranges::all_of(trainers_, &Trainer::done)) return false;
+  return std::ranges::all_of(jobs_,
+                             [](const auto& job) { return job->starting == 0 && job->ended; }) &&
+         server_->status().jobs.empty();
+}
+
+// Far more than any run needs in which every wait has its bound.
+uint64_t Rack::limit_ns() const {
+  uint64_t ms = 5'000;
+  for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
+  return ms * kMs;
+}
+
+RackResult Rack::run() {
+  const uint64_t limit = limit_ns();
+  while (failure_.empty() && !finished()) {
+    step();
+    if (net_.now_ns() > limit) fail("somebody waits for ever:\n" + status_text());
+  }
+  RackResult result;
+  check_end(result);
+  result.failure = failure_;
+  result.trace_hash = net_.trace_hash();
+  result.virtual_ns = net_.now_ns();
+  result.steps = steps_;
+  result.net = net_.stats();
+  result.text = net_.text();
+  trainers_.clear();
+  for (auto& job : jobs_) job->trainers.clear();  // their links, before the server's
+  server_.reset();
+  return result;
+}
+
+std::string Rack::status_text() {
+  std::string text;
+  for (const auto& job : jobs_) {
+    text += fmt::format("  {}: {}, {} starting, {} pushes\n", job->plan.spec.name,
+                        job->ended ? "ended" : "not ended", job->starting, job->pushes);
+  }
+  for (const JobStatus& job : server_->status().jobs) {
+    text += fmt::format("  {}: {}, round {} complete", job.name, job.state, job.completed_round);
+    for (uint32_t rank : job.waiting_for) text += fmt::format(", waits for {}", rank);
+    for (const RankStatus& rank : job.ranks) {
+      text += fmt::format("\n    rank {}.{}: {} from {} {}", rank.rank, rank.incarnation,
+                          rank.state, rank.first_round, rank.reason);
+    }
+    text += "\n";
+  }
+  for (const Trainer* t : trainers_) text += "  " + t->describe() + "\n";
+  return text;
+}
+
+void Rack::check_end(RackResult& result) {
+  for (auto& job : jobs_) {
+    result.observations += job->oracle.observations();
+    for (const LogRecord& record : job->log) {
+      result.lost += record.kind == LogRecord::Kind::kLost;
+      result.admitted += record.kind == LogRecord::Kind::kAdmitted;
+      result.failed_jobs += record.kind == LogRecord::Kind::kFailed;
+    }
+    if (!failure_.empty()) continue;
+    fail(job->oracle.check(job->log));
+    if (failure_.empty()) fail(check_outcomes(*job));
+  }
+  if (failure_.empty() && server_->status().memory_bytes != 0) fail("the server keeps memory");
+  if (failure_.empty() && control_.unanswered() != 0) {
+    fail(fmt::format("{} control requests were never answered", control_.unanswered()));
+  }
+}
+
+std::string Rack::check_outcomes(const JobRun& job) const {
+  const bool failed = std::ranges::any_of(
+      job.log, [](const LogRecord& r) { return r.kind == LogRecord::Kind::kFailed; });
+  for (const auto& trainer : job.trainers) {
+    if (trainer->error()) {
+      if (std::string wrong = check_error(job, *trainer, failed); !wrong.empty()) return wrong;
+    } else if (!trainer->left() && !trainer->crashed()) {
+      return job.plan.spec.name + ": not done: " + trainer->describe();
+    } else if (trainer->left() && !trainer->disturbed() && !trainer->finished_rounds()) {
+      return job.plan.spec.name + ": left too early: " + trainer->describe();
+    }
+  }
+  if (plan_.clean && (failed || job.log.size() < 2 * job.plan.spec.world_size)) {
+    return job.plan.spec.name + ": nothing was wrong, and yet it did not end well";
+  }
+  return "";
+}
+
+// An error must be of a kind that something which happened explains, and name the rank.
+std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool failed) const {
+  const Error& error = *trainer.error();
+  const std::string what = error.what();
+  const bool control = plan_.control_loss > 0 || plan_.control_duplicate > 0;
+  bool explained = false;
+  switch (error.code()) {
+    case ErrorCode::kFenced:
+    case ErrorCode::kUnauthorized:
+      explained = trainer.disturbed() || control || failed ||
+                  job.taken_over.contains(trainer.rank());
+      break;
+    case ErrorCode::kRankLost:
+      explained = failed && (what.find("rank ") != what.npos);
+      break;
+    case ErrorCode::kNonFinite:
+      explained = std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
+        return bad.kind == BadGradient::kOverflow ||
+               what.find(fmt::format("rank {} ", bad.rank)) != what.npos;
+      });
+      break;
+    case ErrorCode::kTaken:
+    case ErrorCode::kFull:
+    case ErrorCode::kNotFound:
+      explained = !trainer.joined() || trainer.disturbed() || control || failed;
+      break;
+    case ErrorCode::kTimeout:
+      explained = !trainer.joined() && control;
+      break;
+    default:
+      break;
+  }
+  if (explained && !plan_.clean) return "";
+  return fmt::format("{}: nothing explains the end of {}", job.plan.spec.name, trainer.describe());
+}
+
+RackResult run_rack(const RackPlan& plan, bool verbose) { return Rack(plan, verbose).run(); }
+
+}  // namespace phub::sim

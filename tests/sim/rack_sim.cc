@@ -1,0 +1,131 @@
+// Runs simulated racks by seed:
+//   rack_sim --seeds 1..10000 [--jobs 2] [--replay-check]
+//   rack_sim --seed 42 --verbose
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/sim/rack.h"
+
+namespace {
+
+using phub::sim::RackPlan;
+using phub::sim::RackResult;
+
+uint64_t current_seed = 0;
+
+// A broken invariant aborts, an endless loop runs into the alarm: both must say which seed.
+extern "C" void on_signal(int number) {
+  std::fprintf(stderr, "signal %d in seed %llu; replay: rack_sim --seed %llu --verbose\n", number,
+               static_cast<unsigned long long>(current_seed),
+               static_cast<unsigned long long>(current_seed));
+  std::signal(number, SIG_DFL);
+  std::raise(number);
+}
+
+struct Options {
+  std::string range;
+  uint64_t seed = 0;
+  uint32_t processes = 1;
+  bool verbose = false;
+  bool replay = false;
+  bool stop = false;
+};
+
+struct Totals {
+  uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
+  uint64_t writes = 0, breaks = 0, steps = 0;
+};
+
+bool run_one(uint64_t seed, const Options& options, Totals& totals) {
+  current_seed = seed;
+  alarm(120);
+  const RackPlan plan = phub::sim::make_rack_plan(seed);
+  if (options.verbose) fmt::print("{}", describe(plan));
+  RackResult result = run_rack(plan, options.verbose);
+  if (options.verbose) {
+    for (const std::string& line : result.text) fmt::print("{}\n", line);
+    fmt::print("trace {:016x}, {} steps, {:.3f} ms, {} results\n", result.trace_hash, result.steps,
+               static_cast<double>(result.virtual_ns) * 1e-6, result.observations);
+  }
+  if (result.failure.empty() && options.replay && run_rack(plan).trace_hash != result.trace_hash) {
+    result.failure = "the same seed gives another trace";
+  }
+  ++totals.racks;
+  totals.observations += result.observations;
+  totals.lost += result.lost;
+  totals.admitted += result.admitted;
+  totals.failed_jobs += result.failed_jobs;
+  totals.writes += result.net.writes;
+  totals.breaks += result.net.breaks;
+  totals.steps += result.steps;
+  if (result.failure.empty()) return true;
+  ++totals.failures;
+  fmt::print("seed {}: {}\n  replay: rack_sim --seed {} --verbose\n", seed, result.failure, seed);
+  std::fflush(stdout);
+  return false;
+}
+
+int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& options) {
+  Totals totals;
+  for (uint64_t seed = first; seed <= last; seed += stride) {
+    if (!run_one(seed, options, totals) && options.stop) break;
+  }
+  fmt::print(
+      "{} racks, {} failures; {} results compared, {} ranks admitted, {} lost, {} jobs failed as "
+      "they "
+      "should, {} writes, {} queue pairs broken, {} steps\n",
+      totals.racks, totals.failures, totals.observations, totals.admitted, totals.lost,
+      totals.failed_jobs, totals.writes, totals.breaks, totals.steps);
+  return totals.failures == 0 ? 0 : 1;
+}
+
+int run_in_processes(uint64_t first, uint64_t last, const Options& options) {
+  std::vector<pid_t> children;
+  for (uint32_t i = 0; i < options.processes; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const int status = run_range(first + i, last, options.processes, options);
+      std::fflush(stdout);
+      _exit(status);
+    }
+    children.push_back(child);
+  }
+  int failed = 0;
+  for (const pid_t child : children) {
+    int status = 0;
+    if (waitpid(child, &status, 0) < 0 || status != 0) failed = 1;
+  }
+  return failed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Simulated racks: the production server and worker over a seeded network.");
+  app.add_option("--seeds", options.range, "FIRST..LAST");
+  app.add_option("--seed", options.seed, "one seed");
+  app.add_option("--jobs", options.processes, "processes")->check(CLI::Range(1, 256));
+  app.add_flag("--verbose", options.verbose, "print plan and trace");
+  app.add_flag("--replay-check", options.replay, "run every seed twice and compare the traces");
+  app.add_flag("--stop", options.stop, "end with the first failure");
+  CLI11_PARSE(app, argc, argv);
+  for (int number : {SIGABRT, SIGSEGV, SIGALRM, SIGFPE}) std::signal(number, on_signal);
+
+  uint64_t first = options.seed, last = options.seed;
+  if (!options.range.empty() &&
+      std::sscanf(options.range.c_str(), "%lu..%lu", &first, &last) != 2) {
+    fmt::print(stderr, "--seeds: '{}' is not FIRST..LAST\n", options.range);
+    return 2;
+  }
+  if (options.processes > 1) return run_in_processes(first, last, options);
+  return run_range(first, last, 1, options);
+}

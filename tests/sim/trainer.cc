@@ -1,0 +1,369 @@
+#include "tests/sim/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tests/sim/rack.h"
+
+namespace phub::sim {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kPatienceNs = 700 * kMs;  // longer than any limit of a job takes to free a rank
+
+}  // namespace
+
+Trainer::Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start)
+    : rack_(rack), job_(job), id_(id), start_(start), started_ns_(rack.net().now_ns()) {
+  join();
+}
+
+Credential Trainer::credential() const {
+  return {job_.plan.spec.name, reply_->rank, reply_->incarnation, ticket_};
+}
+
+bool Trainer::hung() const { return rack_.net().now_ns() < hung_until_ns_; }
+
+bool Trainer::runnable() const {
+  if (done()) return false;
+  if (hung()) return beating_ && timer_due_;
+  if (!mail_->empty() || timer_due_) return true;
+  if (session_ == nullptr) return false;
+  if (!asleep_) return true;
+  return SimNet::awake(link_->endpoint()) || !link_->connected();
+}
+
+void Trainer::join() {
+  JoinRequest request{
+      .spec = job_.plan.spec, .rank = start_.rank, .replace = start_.replace, .transport = "sim"};
+  rack_.control().call<JoinReply>(
+      "join", mail_,
+      [this, request](const Reply<JoinReply>& reply) { rack_.server().join(request, reply); },
+      [this](const Result<JoinReply>& result) { on_join(result); });
+}
+
+void Trainer::on_join(const Result<JoinReply>& result) {
+  if (!result) {
+    const bool again = result.code == ErrorCode::kTimeout ||
+                       (result.code == ErrorCode::kTaken && (start_.patient || start_.replace));
+    if (again && !job_.ended && rack_.net().now_ns() < started_ns_ + kPatienceNs) {
+      std::weak_ptr<Mail> mail = mail_;
+      rack_.net().after(2 * kMs, [this, mail] {
+        if (auto open = mail.lock()) open->push_back([this] { join(); });
+      });
+      return;
+    }
+    rack_.resolved(job_);
+    return on_error(result.code, result.message);
+  }
+  rack_.resolved(job_);
+  if (job_.ended) return crash(true);  // the server made another job of the same name
+  reply_ = *result.value;
+  ticket_ = reply_->offer.ticket;
+  try {
+    link_ = rack_.net().connect(reply_->offer);
+    session_ = std::make_unique<Session>(*reply_, *link_);
+  } catch (const Error& error) {
+    return on_error(error.code(), error.what());
+  }
+  collected_.assign(session_->keys(), 0);
+  state_ = State::kRunning;
+  if (reply_->send_initial) {
+    session_->send_initial(
+        [this](size_t key) { return job_.oracle.initial(static_cast<uint32_t>(key)).data(); });
+  }
+  set_timer();
+}
+
+void Trainer::set_timer() {
+  std::weak_ptr<Mail> mail = mail_;
+  rack_.net().after(uint64_t{job_.plan.spec.lease_ms} * kMs / 3, [this, mail] {
+    if (!mail.expired()) timer_due_ = true;
+  });
+}
+
+void Trainer::heartbeat() {
+  rack_.control().call<Pulse>(
+      "heartbeat", mail_,
+      [this, who = credential()](const Reply<Pulse>& reply) {
+        rack_.server().heartbeat(who, reply);
+      },
+      [this](const Result<Pulse>& result) {
+        // Whoever is leaving hears that it has left, too.
+        const bool heard = !result && result.code != ErrorCode::kTimeout;
+        if (heard && state_ != State::kLeaving) on_error(result.code, result.message);
+      });
+}
+
+void Trainer::on_error(ErrorCode code, const std::string& message) {
+  if (done()) return;
+  rack_.net().trace("error", id_, static_cast<uint64_t>(code));
+  if (code == ErrorCode::kFenced) misbehave();
+  error_.emplace(code, message);
+  state_ = State::kDone;
+  session_.reset();
+  link_.reset();
+}
+
+// What a fenced process may still do by mistake: nothing of it may have any effect.
+void Trainer::misbehave() {
+  if (session_ == nullptr) return;
+  SimRandom& random = rack_.random();
+  for (std::byte& byte : link_->gradients()) byte = static_cast<std::byte>(random.next());
+  for (int i = 0; i < 20; ++i) {
+    const auto chunk = static_cast<uint32_t>(random.below(job_.layout.chunks.size()));
+    const ChunkPlan& c = job_.layout.chunks[chunk];
+    const size_t element = job_.plan.spec.gradient_dtype == "f32" ? 4 : 2;
+    const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
+    link_->endpoint().post(c.queue, {.local_offset = c.offset * element,
+                                     .remote_offset = c.offset * element,
+                                     .bytes = static_cast<uint32_t>(c.elements * element),
+                                     .imm = encode(imm)});
+  }
+  link_->endpoint().flush();
+}
+
+void Trainer::crash(bool silent) {
+  if (done()) return;
+  rack_.net().trace("process ends", id_, silent);
+  crashed_ = true;
+  state_ = State::kDone;
+  mail_ = std::make_shared<Mail>();
+  session_.reset();
+  if (link_ != nullptr) rack_.net().crash(*link_, silent);
+  link_.reset();
+}
+
+void Trainer::hang(uint64_t ms, bool beating) {
+  rack_.net().trace("hang", id_, ms, beating);
+  hung_until_ns_ = rack_.net().now_ns() + ms * kMs;
+  beating_ = beating;
+  rack_.net().after(ms * kMs, [] {});  // so that there is a moment of waking up
+}
+
+void Trainer::leave_early() {
+  leaving_early_ = true;
+  if (rack_.random().chance(0.5)) leave();  // what it pushed may count or not: the log knows
+}
+
+bool Trainer::poll() {
+  if (hung()) {  // only its heartbeats go on
+    timer_due_ = false;
+    set_timer();
+    heartbeat();
+    return false;
+  }
+  bool moved = !mail_->empty();
+  while (!done() && !mail_->empty()) {
+    auto action = std::move(mail_->front());
+    mail_->pop_front();
+    action();
+  }
+  if (done() || session_ == nullptr) return moved;
+  if (std::exchange(timer_due_, false)) {
+    set_timer();
+    heartbeat();
+  }
+  if (std::exchange(asleep_, false)) session_->disarm();
+  if (state_ == State::kLeaving) return moved;
+  if (!link_->connected() && !closed_seen_) notice_closed();
+  if (session_->broken()) {
+    reconnect();
+    return moved;
+  }
+  moved |= session_->poll();
+  if (!session_->broken()) moved |= train();
+  if (!moved && !done()) sleep();
+  return moved;
+}
+
+void Trainer::notice_closed() {
+  closed_seen_ = true;
+  heartbeat();  // the control port knows why
+}
+
+void Trainer::reconnect() {
+  if (std::exchange(reconnecting_, true)) return;
+  rack_.control().call<Offer>(
+      "reconnect", mail_,
+      [this, who = credential()](const Reply<Offer>& reply) {
+        rack_.server().reconnect(who, reply);
+      },
+      [this](const Result<Offer>& result) {
+        if (done() || state_ == State::kLeaving) return;
+        if (!result && result.code != ErrorCode::kTaken && result.code != ErrorCode::kTimeout) {
+          return on_error(result.code, result.message);
+        }
+        std::weak_ptr<Mail> mail = mail_;
+        rack_.net().after(result ? 0 : kMs / 2, [this, mail, result] {
+          auto open = mail.lock();
+          if (open == nullptr) return;
+          open->push_back([this, result] {
+            reconnecting_ = false;
+            if (!result) return;  // broken still: asks again
+            try {
+              link_->reconnect(*result.value);
+            } catch (const Error&) {
+              return;  // outdated already: asks again
+            }
+            ticket_ = result.value->ticket;
+            session_->resend();
+          });
+        });
+      });
+}
+
+bool Trainer::train() {
+  if (state_ != State::kRunning) return false;
+  return job_.plan.lockstep ? train_in_step() : train_freely();
+}
+
+// Every key of a round is pushed in any order, and waited for in the order of the keys.
+bool Trainer::train_in_step() {
+  const auto keys = static_cast<uint32_t>(session_->keys());
+  bool moved = false;
+  while (to_push_.empty() && wait_key_ < keys && session_->ready(wait_key_)) {
+    collect(wait_key_++);
+    moved = true;
+  }
+  if (to_push_.empty()) {
+    if (wait_key_ < keys) return moved;
+    if (leaving_early_ || session_->round(0) >= job_.plan.rounds) {
+      finish();
+      return moved;
+    }
+    for (uint32_t k = 0; k < keys; ++k) {
+      to_push_.insert(to_push_.begin() + static_cast<ptrdiff_t>(rack_.random().below(k + 1)), k);
+    }
+    wait_key_ = 0;
+  }
+  while (!to_push_.empty() && !hung() && state_ == State::kRunning && !session_->broken()) {
+    const uint32_t key = to_push_.back();
+    to_push_.pop_back();
+    push(key);
+  }
+  return true;
+}
+
+// Every key on its own: some get far ahead of others.
+bool Trainer::train_freely() {
+  const auto keys = static_cast<uint32_t>(session_->keys());
+  const auto first = static_cast<uint32_t>(rack_.random().below(keys));
+  bool moved = false, all = true;
+  for (uint32_t i = 0; i < keys; ++i) {
+    const uint32_t key = (first + i) % keys;
+    if (!session_->ready(key)) {
+      all = false;
+      continue;
+    }
+    collect(key);
+    if (leaving_early_ || session_->round(key) >= job_.plan.rounds) continue;
+    push(key);
+    moved = true;
+    all = false;
+    if (done() || hung() || state_ != State::kRunning) return true;
+    if (rack_.random().chance(0.3)) return true;
+  }
+  if (all) finish();
+  return moved;
+}
+
+void Trainer::collect(uint32_t key) {
+  const uint64_t round = session_->round(key);
+  if (collected_[key] > round) return;
+  collected_[key] = round + 1;
+  // Over shared memory a fenced worker looks at parameters that are not its own any more.
+  if (link_->zero_copy() && SimNet::closed_by_box(*link_)) return;
+  const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,
+                                            session_->result(key), round >= reply_->first_round);
+  if (!wrong.empty()) rack_.fail(wrong);
+}
+
+void Trainer::push(uint32_t key) {
+  const Contribution from{reply_->rank, reply_->incarnation, session_->round(key) + 1};
+  const bool null = job_.oracle.is_null(from, key);
+  if (!null) job_.oracle.fill_key(from, key, session_->gradient(key));
+  session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null);
+  ++pushes_;
+  rack_.net().trace("push", id_, key, from.round);
+  call_hyper();
+  rack_.pushed(job_, *this);
+}
+
+void Trainer::call_hyper() {
+  if (reply_->rank != 0) return;
+  while (hyper_calls_ < job_.plan.hyper_calls.size() &&
+         job_.plan.hyper_calls[hyper_calls_].after_pushes <= pushes_) {
+    const auto& values = job_.plan.hyper_calls[hyper_calls_++].values;
+    rack_.control().call<Done>(
+        "hyper", mail_,
+        [this, who = credential(), &values](const Reply<Done>& reply) {
+          rack_.server().set_hyper(who, values, reply);
+        },
+        [](const Result<Done>&) {});
+  }
+}
+
+void Trainer::finish() {
+  finished_rounds_ = finished_rounds_ || !leaving_early_;
+  if (!leaving_early_ && !rack_.may_leave(job_)) return;
+  if (!job_.plan.barrier || leaving_early_) return leave();
+  state_ = State::kBarrier;
+  rack_.control().call<Done>(
+      "barrier", mail_,
+      [this, who = credential()](const Reply<Done>& reply) { rack_.server().barrier(who, reply); },
+      [this](const Result<Done>& result) {
+        if (result) return leave();
+        if (result.code != ErrorCode::kTimeout) return on_error(result.code, result.message);
+        state_ = State::kRunning;  // again
+      },
+      false);
+}
+
+void Trainer::leave() {
+  const bool again = state_ == State::kLeaving;
+  state_ = State::kLeaving;
+  rack_.control().call<Done>(
+      "leave", mail_,
+      [this, who = credential()](const Reply<Done>& reply) { rack_.server().leave(who, reply); },
+      [this, again](const Result<Done>& result) {
+        if (done()) return;
+        if (!result && result.code == ErrorCode::kTimeout) return leave();
+        if (!result && !again) return on_error(result.code, result.message);
+        left_ = true;
+        state_ = State::kDone;
+        session_.reset();
+        link_.reset();
+      });
+}
+
+void Trainer::sleep() {
+  if (state_ != State::kRunning || !job_.plan.lockstep || session_->all_ready()) return;
+  if (wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
+  const bool all = rack_.random().chance(0.5);
+  asleep_ = session_->arm(all ? Session::kAllKeys : wait_key_);
+  if (!asleep_) session_->disarm();
+}
+
+std::string Trainer::describe() const {
+  std::string text = fmt::format("trainer {}", id_);
+  if (reply_) text += fmt::format(" (rank {}, incarnation {})", reply_->rank, reply_->incarnation);
+  constexpr const char* kStates[] = {"joining", "running", "in the barrier", "leaving", "done"};
+  text += fmt::format(": {}, {} pushes", kStates[static_cast<int>(state_)], pushes_);
+  if (hung()) text += ", hung";
+  if (crashed_) text += ", crashed";
+  if (left_) text += ", left";
+  if (asleep_) text += ", asleep";
+  if (reconnecting_) text += ", reconnecting";
+  if (session_ && session_->broken()) text += ", broken: " + session_->problem();
+  if (error_) text += fmt::format(", {}: {}", name_of(error_->code()), error_->what());
+  for (size_t k = 0; session_ && k < session_->keys(); ++k) {
+    text += fmt::format(" {}{}", session_->round(k), session_->ready(k) ? "" : "*");
+  }
+  return text;
+}
+
+}  // namespace phub::sim

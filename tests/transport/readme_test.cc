@@ -1,0 +1,169 @@
+// Holds transport/README.md ("Control port") and the code together.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "phub/http_router.h"
+#include "phub/http_server.h"
+#include "transport/message_fields.h"
+#include "transport/messages_json.h"
+
+namespace phub {
+namespace {
+
+using testing::HasSubstr;
+
+std::string page() {
+  std::ifstream file(PHUB_SOURCE_DIR "/transport/README.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  const std::string all = text.str();
+  const size_t begin = all.find("\n## Control port");
+  EXPECT_NE(begin, all.npos);
+  return all.substr(begin, all.find("\n## ", begin + 1) - begin);
+}
+
+struct Example {
+  std::string type;
+  std::string text;
+};
+std::vector<Example> examples() {
+  const std::string text = page();
+  const std::string fence = "```json ";
+  std::vector<Example> out;
+  for (size_t at = text.find(fence); at != text.npos; at = text.find(fence, at + 1)) {
+    const size_t line = text.find('\n', at);
+    out.push_back({text.substr(at + fence.size(), line - at - fence.size()),
+                   text.substr(line + 1, text.find("\n```", line) - line - 1)});
+  }
+  return out;
+}
+
+std::string reencode_hyper(const std::string& text) {
+  const auto [who, values] = parse_hyper(text);
+  return hyper_json(who, values);
+}
+std::string reencode_error(const std::string& text) {
+  const Error error = parse_error(text);
+  return error_json(error.code(), error.what());
+}
+
+const std::map<std::string, std::function<std::string(const std::string&)>> kReencode = {
+    {"JoinRequest", [](const std::string& text) { return to_json(parse_join_request(text)); }},
+    {"JoinReply", [](const std::string& text) { return to_json(parse_join_reply(text)); }},
+    {"Credential", [](const std::string& text) { return to_json(parse_credential(text)); }},
+    {"Pulse", [](const std::string& text) { return to_json(parse_pulse(text)); }},
+    {"HyperRequest", reencode_hyper},
+    {"Log", [](const std::string& text) { return to_json(parse_log(text)); }},
+    {"ServerStatus", [](const std::string& text) { return to_json(parse_status(text)); }},
+    {"Error", reencode_error},
+};
+
+TEST(Readme, ExamplesComeBackAsTheyAre) {
+  std::map<std::string, int> seen;
+  for (const Example& example : examples()) {
+    SCOPED_TRACE(example.text);
+    ++seen[example.type];
+    const auto reencode = kReencode.find(example.type);
+    ASSERT_NE(reencode, kReencode.end()) << "no codec for " << example.type;
+    // As JSON, so that white space, and 0 beside 0.0, make no difference.
+    EXPECT_EQ(nlohmann::json::parse(reencode->second(example.text)),
+              nlohmann::json::parse(example.text));
+  }
+  for (const auto& [type, reencode] : kReencode) EXPECT_GT(seen[type], 0) << type;
+}
+
+TEST(Readme, EveryRouteIsThere) {
+  const std::string text = page();
+  for (const RouteInfo& route : http_routes()) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("| `{}` | `{}` |", route.method, route.pattern)));
+  }
+}
+
+// Collects what a message is made of.
+struct Names {
+  template <class T, class M>
+  void required(std::string_view name, M T::*, json::Bounds = {}) {
+    names.push_back(name);
+  }
+  template <class T, class M>
+  void optional(std::string_view name, M T::*, json::Bounds = {}) {
+    names.push_back(name);
+  }
+  std::vector<std::string_view> names;
+};
+
+TEST(Readme, EveryFieldIsThere) {
+  Names all;
+  fields(all, static_cast<const KeySpec*>(nullptr));
+  fields(all, static_cast<const HyperChange*>(nullptr));
+  fields(all, static_cast<const JobSpec*>(nullptr));
+  fields(all, static_cast<const JoinRequest*>(nullptr));
+  fields(all, static_cast<const Offer*>(nullptr));
+  fields(all, static_cast<const JobLayout*>(nullptr));
+  fields(all, static_cast<const JoinReply*>(nullptr));
+  fields(all, static_cast<const Credential*>(nullptr));
+  fields(all, static_cast<const Pulse*>(nullptr));
+  fields(all, static_cast<const ChunkRange*>(nullptr));
+  fields(all, static_cast<const LogRecord*>(nullptr));
+  fields(all, static_cast<const RankStatus*>(nullptr));
+  fields(all, static_cast<const JobStatus*>(nullptr));
+  fields(all, static_cast<const ServerStatus*>(nullptr));
+  EXPECT_GT(all.names.size(), 60u);
+  const std::string text = page();
+  for (const std::string_view name : all.names) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", name)));
+  }
+  for (const std::string_view word : json::EnumWords<LogRecord::Kind>::kWords) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", word)));
+  }
+}
+
+TEST(Readme, ErrorCodesHaveTheStatusThatThePageSays) {
+  const std::string text = page();
+  for (int i = 0; i <= static_cast<int>(ErrorCode::kInternal); ++i) {
+    const auto code = static_cast<ErrorCode>(i);
+    EXPECT_THAT(text, HasSubstr(fmt::format("| `{}` | {}", name_of(code),
+                                            error_response(code, "").status)));
+  }
+}
+
+TEST(Readme, LimitsAndDefaultsAreThoseOfTheCode) {
+  const std::string text = page();
+  const JobSpec spec;
+  const HttpOptions options;
+  for (const std::string& line : {
+           fmt::format("| `lease_ms` | {} |", spec.lease_ms),
+           fmt::format("| `progress_limit_ms` | {} |", spec.progress_limit_ms),
+           fmt::format("| `wait_limit_ms` | {} |", spec.wait_limit_ms),
+           fmt::format("| `join_limit_ms` | {} |", spec.join_limit_ms),
+           fmt::format("| `chunk_elements` | {} |", spec.chunk_elements),
+           fmt::format("| `optimizer` | \"{}\" |", spec.optimizer),
+           fmt::format("| `gradient_dtype` | \"{}\" |", spec.gradient_dtype),
+           fmt::format("| `parameter_dtype` | \"{}\" |", spec.parameter_dtype),
+           fmt::format("| `reduction` | \"{}\" |", spec.reduction),
+           fmt::format("| `work` | \"{}\" |", spec.work),
+           fmt::format("| `initial` | \"{}\" |", spec.initial),
+           fmt::format("| `on_loss` | \"{}\" |", spec.on_loss),
+           fmt::format("| `on_nonfinite` | \"{}\" |", spec.on_nonfinite),
+           fmt::format("| header | {} KiB |", options.max_header_bytes >> 10),
+           fmt::format("| body of a join | {} MiB |", kMaxJoinBytes >> 20),
+           fmt::format("| body of anything else | {} KiB |", kMaxBodyBytes >> 10),
+           fmt::format("to its last | {} s,", options.request_timeout_ms / 1000),
+           fmt::format("on a connection | {} s,", options.idle_timeout_ms / 1000),
+           fmt::format("| connections | {} |", options.max_connections),
+           fmt::format("of a job | {}, {}, 2⁴⁰ |", kMaxKeys, kMaxRanks),
+           fmt::format("| {}, {} |", kMaxNameBytes, kMaxWordBytes),
+           fmt::format("| `version` | {} |", kProtocolVersion),
+       }) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
+}  // namespace
+}  // namespace phub

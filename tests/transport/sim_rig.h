@@ -1,0 +1,31 @@
+// The simulated transport for the suite: time passes where the test pumps.
+#pragma once
+
+#include <memory>
+
+#include "tests/transport/transport_suite.h"
+#include "transport/sim_net.h"
+
+namespace phub {
+
+class SimRig final : public TransportRig {
+ public:
+  explicit SimRig(const SimOptions& options) : net_(options) {}
+  Nic& nic() override { return net_.nic(); }
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout&) override {
+    std::unique_ptr<WorkerLink> link = net_.connect(offer);
+    net_.advance(20 * net_.options().max_delay_ns);
+    nic().handle_events(events());
+    return link;
+  }
+  void pump() override { net_.advance(net_.options().max_delay_ns); }
+  void kill(std::unique_ptr<WorkerLink> worker) override {
+    net_.crash(*worker, /*silent=*/false);
+    worker.reset();
+  }
+
+ private:
+  SimNet net_;
+};
+
+}  // namespace phub

@@ -1,0 +1,170 @@
+// The digits example on real processes: bin/phub, and bin/digits per rank. Whatever happens to the
+// ranks, the final parameters are those of the reference that recomputes the run from the log.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <regex>
+#include <string>
+
+#include "tests/worker/digits_reference.h"
+#include "tests/worker/process.h"
+#include "transport/messages_json.h"
+
+namespace phub::digits {
+namespace {
+
+using phub::testing::Process;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+constexpr auto kLimit = 60s;
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class DigitsRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "digits_run_XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr) << std::strerror(errno);
+    server_ = std::make_unique<Process>(
+        std::vector<std::string>{PHUB_BIN "/phub", "serve", "--listen", "127.0.0.1:0"},
+        folder_ + "/server");
+    ASSERT_TRUE(server_->printed("listening on ", kLimit)) << server_->output();
+    const std::string output = server_->output();
+    std::smatch address;
+    ASSERT_TRUE(std::regex_search(output, address, std::regex(R"(127\.0\.0\.1:[1-9][0-9]*)")));
+    address_ = address.str();
+  }
+  void TearDown() override {
+    ranks_.clear();
+    if (server_) {
+      server_->send(SIGTERM);
+      EXPECT_EQ(server_->wait(kLimit), 0) << server_->output();
+    }
+    std::filesystem::remove_all(folder_);
+  }
+
+  // A process for `rank`; its files are called `name`.
+  std::unique_ptr<Process> start(const std::string& name, int rank, bool replace = false) {
+    std::vector<std::string> command = {PHUB_BIN "/digits", "--server", address_, "--data",
+                                        PHUB_DIGITS_CSV};
+    auto add = [&](const char* option, auto value) {
+      command.insert(command.end(), {option, fmt::format("{}", value)});
+    };
+    add("--rank", rank);
+    add("--out", file_of(name));
+    add("--delay-ms", 2);
+    add("--report-every", kReportEvery);
+    add("--world", training_.world);
+    add("--rounds", training_.rounds);
+    add("--hidden", training_.hidden);
+    add("--chunk-elements", training_.chunk_elements);
+    if (rank == 0) add("--log", folder_ + "/log");
+    if (replace) command.emplace_back("--replace");
+    return std::make_unique<Process>(command, folder_ + "/" + name + "-output");
+  }
+  void start_all() {
+    for (uint32_t rank = 0; rank < training_.world; ++rank) {
+      ranks_[fmt::format("rank{}", rank)] =
+          start(fmt::format("rank{}", rank), static_cast<int>(rank));
+    }
+  }
+  ::testing::AssertionResult reached(uint64_t round) {
+    if (ranks_["rank0"]->printed(fmt::format("round {:>6} ", round), kLimit)) {
+      return ::testing::AssertionSuccess();
+    }
+    return ::testing::AssertionFailure() << "rank 0: " << ranks_["rank0"]->output();
+  }
+  std::string file_of(const std::string& name) const { return folder_ + "/" + name; }
+
+  // All of ranks_ end well and have the parameters that the log says.
+  void expect_reference() {
+    for (auto& [name, process] : ranks_) {
+      EXPECT_EQ(process->wait(kLimit), 0) << name << ": " << process->output();
+    }
+    const std::vector<float> expected =
+        recompute(training_, load(PHUB_DIGITS_CSV).train, parse_log(read_file(folder_ + "/log")));
+    const std::string bytes(reinterpret_cast<const char*>(expected.data()),
+                            expected.size() * sizeof(float));
+    for (auto& [name, process] : ranks_) {
+      EXPECT_TRUE(read_file(file_of(name)) == bytes) << name << " has other parameters";
+    }
+  }
+  size_t records(LogRecord::Kind kind) const {
+    size_t count = 0;
+    for (const LogRecord& record : parse_log(read_file(folder_ + "/log"))) {
+      count += record.kind == kind;
+    }
+    return count;
+  }
+
+  static constexpr uint64_t kReportEvery = 20;
+  const Training training_ = {.world = 3, .rounds = 800, .hidden = 64, .chunk_elements = 256};
+  std::string folder_;
+  std::string address_;
+  std::unique_ptr<Process> server_;
+  std::map<std::string, std::unique_ptr<Process>> ranks_;
+};
+
+TEST_F(DigitsRun, NothingHappens) {
+  start_all();
+  expect_reference();
+  EXPECT_EQ(records(LogRecord::Kind::kLost), 0u);
+}
+
+TEST_F(DigitsRun, ARankIsKilledAndTheOthersGoOn) {
+  start_all();
+  ASSERT_TRUE(reached(100));
+  ranks_["rank1"]->send(SIGKILL);
+  ranks_.erase("rank1");
+  expect_reference();
+  EXPECT_EQ(records(LogRecord::Kind::kLost), 1u);
+}
+
+TEST_F(DigitsRun, RanksAreKilledAndNewOnesJoin) {
+  start_all();
+  for (const uint64_t round : {60, 140, 220}) {
+    ASSERT_TRUE(reached(round));
+    ranks_["rank2"]->send(SIGKILL);
+    ASSERT_EQ(ranks_["rank2"]->wait(kLimit), -SIGKILL);
+    ASSERT_TRUE(reached(round + kReportEvery));
+    ranks_["rank2"] = start("rank2", -1);
+    ASSERT_TRUE(ranks_["rank2"]->printed("rank 2 ", kLimit)) << ranks_["rank2"]->output();
+  }
+  expect_reference();
+  EXPECT_EQ(records(LogRecord::Kind::kLost), 3u);
+  EXPECT_EQ(records(LogRecord::Kind::kAdmitted), 6u);
+}
+
+TEST_F(DigitsRun, AStoppedRankIsReplacedAndChangesNothingWhenItGoesOn) {
+  start_all();
+  ASSERT_TRUE(reached(100));
+  ranks_["rank1"]->send(SIGSTOP);
+  const std::unique_ptr<Process> old = std::move(ranks_["rank1"]);
+  ranks_["rank1"] = start("new1", 1, true);
+  ASSERT_TRUE(ranks_["rank1"]->printed("rank 1 (incarnation 2)", kLimit))
+      << ranks_["rank1"]->output();
+  old->send(SIGCONT);
+  EXPECT_EQ(old->wait(kLimit), 1) << old->output();
+  EXPECT_THAT(old->output(), HasSubstr("rank 1"));
+  ranks_["new1"] = std::move(ranks_["rank1"]);
+  ranks_.erase("rank1");
+  expect_reference();
+}
+
+}  // namespace
+}  // namespace phub::digits

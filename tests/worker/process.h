@@ -1,0 +1,35 @@
+// A program that a test starts. It is killed when the object goes, and with the test's own process.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace phub::testing {
+
+class Process {
+ public:
+  // Standard output and errors go to the file `output`. Throws std::runtime_error.
+  Process(const std::vector<std::string>& command, const std::string& output);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void send(int signal);
+  // Its exit status, minus the signal if one ended it, or nothing if it goes on.
+  std::optional<int> wait(std::chrono::milliseconds limit);
+  // What it has printed so far.
+  std::string output() const;
+  // Waits until it has printed `text`. False: it ended, or the limit is over.
+  bool printed(const std::string& text, std::chrono::milliseconds limit);
+
+ private:
+  pid_t pid_ = -1;
+  std::optional<int> status_;
+  std::string output_;
+};
+
+}  // namespace phub::testing
