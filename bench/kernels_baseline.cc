@@ -71,7 +71,8 @@ void mix_streams(std::span<const float* const> reads, std::span<float* const> up
   static constexpr auto kAvx2 = avx2_table(kIndices);
   if (reads.empty() || reads.size() > kMaxReads || updates.empty() ||
       updates.size() > kMaxUpdates || n % 64 != 0 || !has_avx2()) {
-    throw std::invalid_argument("mix_streams: 1 to 8 reads, 1 to 3 updates, n divisible by 64, AVX2");
+    throw std::invalid_argument(
+        "mix_streams: 1 to 8 reads, 1 to 3 updates, n divisible by 64, AVX2");
   }
   const size_t index = (reads.size() - 1) * kMaxUpdates + updates.size() - 1;
   (has_avx512() ? kAvx512 : kAvx2)[index](reads.data(), updates.data(), n);
@@ -102,8 +103,8 @@ void mix_streams(std::span<const float* const> reads, std::span<float* const> up
     PHUB_ADD_SLOT(s6)
     PHUB_ADD_SLOT(s7)
 #undef PHUB_ADD_SLOT
-#define PHUB_FINISH(v, offset)                                                             \
-  v = _mm512_mul_ps(v, scale);                                                             \
+#define PHUB_FINISH(v, offset)                                                              \
+  v = _mm512_mul_ps(v, scale);                                                              \
   largest = _mm512_max_epi32(largest, _mm512_and_epi32(_mm512_castps_si512(v), magnitude)); \
   _mm512_storeu_ps(out + i + (offset), v);
     PHUB_FINISH(a, 0)
@@ -140,8 +141,8 @@ void mix_streams(std::span<const float* const> reads, std::span<float* const> up
     PHUB_ADD_SLOT(s6)
     PHUB_ADD_SLOT(s7)
 #undef PHUB_ADD_SLOT
-#define PHUB_FINISH(v, offset)                                                             \
-  v = _mm256_mul_ps(v, scale);                                                             \
+#define PHUB_FINISH(v, offset)                                                              \
+  v = _mm256_mul_ps(v, scale);                                                              \
   largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(v), magnitude)); \
   _mm256_storeu_ps(out + i + (offset), v);
     PHUB_FINISH(a, 0)

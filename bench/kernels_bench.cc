@@ -1,25 +1,28 @@
 // How close the kernels come to what the machine can do. Each benchmark runs a kernel and a loop to
 // compare it with in turns, so that both see the same neighbours, and reports the median of the
-// ratios of each pair.
+// ratios of each pair. Times are the processor time of the slowest thread: the loops never wait,
+// and on a busy machine the rest of the wall time belongs to others.
 //
 //   Memory/…  sum and optimizer chunk by chunk, as the server does, over far more than the caches
 //             hold: "of_memory" is its share of the bandwidth of a plain mix of the same reads and
 //             writes (goal: 0.90).
 //   Cache/…   8 slots of 32 KiB in the L2 cache: "vs_by_hand" is the time over that of intrinsics
 //             (goal: 1.15).
-//   Store/…   write-back by cached against streaming stores: "streaming_vs_cached" is the time ratio.
+//   Store/…   the write-back with streaming stores, "streaming_vs_cached" of the time with cached
+//             ones; with a reader afterwards, as the workers are, or without.
 //
 // --tiny runs everything small, to see that it works.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/kernels_baseline.h"
@@ -40,13 +43,16 @@ bool tiny = false;
 class Floats {
  public:
   explicit Floats(size_t count) : bytes_(count * sizeof(float)) {
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::runtime_error("mmap of " + std::to_string(bytes_) + " bytes");
+    void* memory =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+      throw std::runtime_error("mmap of " + std::to_string(bytes_) + " bytes");
     madvise(memory, bytes_, MADV_HUGEPAGE);
     data_ = static_cast<float*>(memory);
     for (size_t i = 0; i < count; ++i) data_[i] = static_cast<float>(i % 1000) * 1e-3f + 1e-3f;
   }
-  Floats(Floats&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+  Floats(Floats&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
   ~Floats() {
     if (data_ != nullptr) munmap(data_, bytes_);
   }
@@ -57,10 +63,30 @@ class Floats {
   size_t bytes_;
 };
 
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// Runs body(thread) on `count` threads; the processor time of the slowest.
+double on_threads(size_t count, const std::function<void(size_t)>& body) {
+  std::vector<double> times(count);
+  const auto timed = [&](size_t thread) {
+    const double begin = thread_seconds();
+    body(thread);
+    times[thread] = thread_seconds() - begin;
+  };
+  {
+    std::vector<std::jthread> others;
+    for (size_t t = 1; t < count; ++t) others.emplace_back(timed, t);
+    timed(0);
+  }
+  return *std::max_element(times.begin(), times.end());
+}
+
 double seconds(const std::function<void()>& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return on_threads(1, [&](size_t) { body(); });
 }
 
 double median(std::vector<double> values) {
@@ -69,14 +95,15 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Times two bodies in turns: pairs of their times.
+// Two bodies that return their times, run in turns.
 struct Turns {
-  void run(benchmark::State& state, const std::function<void()>& a, const std::function<void()>& b) {
+  using Body = std::function<double()>;
+  void run(benchmark::State& state, const Body& a, const Body& b) {
     a();
     b();
     for (auto _ : state) {
-      a_seconds.push_back(seconds(a));
-      b_seconds.push_back(seconds(b));
+      a_seconds.push_back(a());
+      b_seconds.push_back(b());
       ratios.push_back(a_seconds.back() / b_seconds.back());
       state.SetIterationTime(a_seconds.back());
     }
@@ -88,17 +115,12 @@ struct Turns {
   std::vector<double> a_seconds, b_seconds, ratios;
 };
 
-// Runs body(thread) on `count` threads.
-void on_threads(size_t count, const std::function<void(size_t)>& body) {
-  std::vector<std::jthread> others;
-  for (size_t t = 1; t < count; ++t) others.emplace_back([&body, t] { body(t); });
-  body(0);
-}
-
 // Slots, parameters and state of one model, and its chunks divided among threads.
 struct Job {
   Job(Optimizer o, size_t ranks, size_t threads, size_t bytes)
-      : optimizer(o), states(kernels::state_arrays(o, kernels::default_hyper(o))), threads(threads) {
+      : optimizer(o),
+        states(kernels::state_arrays(o, kernels::default_hyper(o))),
+        threads(threads) {
     const size_t arrays = ranks + 1 + states;
     chunks = std::max(bytes / arrays / (kChunk * sizeof(float)) / threads, size_t{1}) * threads;
     for (size_t i = 0; i < arrays; ++i) memory.emplace_back(elements() + kSkew * arrays);
@@ -110,9 +132,9 @@ struct Job {
   size_t read_bytes() const { return memory.size() * elements() * sizeof(float); }
   size_t written_bytes() const { return updated.size() * elements() * sizeof(float); }
 
-  void kernel() const {
+  double kernel() const {
     const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
-    on_threads(threads, [&](size_t thread) {
+    return on_threads(threads, [&](size_t thread) {
       alignas(64) float scratch[kChunk];
       std::vector<const void*> chunk(slots.size());
       const size_t share = elements() / threads;
@@ -126,8 +148,8 @@ struct Job {
     });
   }
 
-  void mix() const {
-    on_threads(threads, [&](size_t thread) {
+  double mix() const {
+    return on_threads(threads, [&](size_t thread) {
       const size_t share = elements() / threads;
       std::vector<const float*> reads;
       std::vector<float*> updates;
@@ -150,7 +172,8 @@ struct Job {
 void memory_bound(benchmark::State& state, Optimizer optimizer, size_t ranks, size_t threads) {
   const Job job(optimizer, ranks, threads, tiny ? size_t{1} << 20 : size_t{5} << 28);
   Turns turns;
-  turns.run(state, [&] { job.kernel(); }, [&] { job.mix(); });
+  turns.run(
+      state, [&] { return job.kernel(); }, [&] { return job.mix(); });
   const auto bytes = static_cast<double>(job.read_bytes() + job.written_bytes());
   state.counters["GB/s"] = bytes / turns.a() * 1e-9;
   state.counters["mix_GB/s"] = bytes / turns.b() * 1e-9;
@@ -169,19 +192,16 @@ void in_cache(benchmark::State& state, Sum8 by_hand, const char* target) {
     slots.push_back(floats.back());
   }
   alignas(64) float out[kChunk];
+  const auto repeat = [&](const auto& body) {
+    return seconds([&] {
+      for (size_t i = 0; i < kRepeat; ++i) benchmark::DoNotOptimize(body());
+    });
+  };
   Turns turns;
   turns.run(
       state,
-      [&] {
-        for (size_t i = 0; i < kRepeat; ++i) {
-          benchmark::DoNotOptimize(kernels::sum(slots, DType::kF32, 0.125f, out, kChunk));
-        }
-      },
-      [&] {
-        for (size_t i = 0; i < kRepeat; ++i) {
-          benchmark::DoNotOptimize(by_hand(floats.data(), 0.125f, out, kChunk));
-        }
-      });
+      [&] { return repeat([&] { return kernels::sum(slots, DType::kF32, 0.125f, out, kChunk); }); },
+      [&] { return repeat([&] { return by_hand(floats.data(), 0.125f, out, kChunk); }); });
   state.counters["ns/chunk"] = turns.a() / kRepeat * 1e9;
   state.counters["by_hand_ns"] = turns.b() / kRepeat * 1e9;
   state.counters["vs_by_hand"] = turns.ratio();
@@ -189,7 +209,8 @@ void in_cache(benchmark::State& state, Sum8 by_hand, const char* target) {
 }
 
 // The whole chunk's work with write-back to `out`; out is as large as the model.
-void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, size_t bytes) {
+void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, size_t bytes,
+                bool then_read) {
   const Job job(optimizer, 4, 1, tiny ? size_t{1} << 20 : bytes);
   const Floats out(job.elements());
   const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
@@ -199,11 +220,10 @@ void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, si
       const void* chunk[] = {job.slots[0] + at, job.slots[1] + at, job.slots[2] + at,
                              job.slots[3] + at};
       kernels::sum(chunk, DType::kF32, 0.25f, scratch, kChunk);
-      kernels::optimize(step, scratch, job.updated[0] + at,
-                        job.states > 0 ? job.updated[1] + at : nullptr,
-                        job.states > 1 ? job.updated[2] + at : nullptr, kChunk,
-                        reinterpret_cast<char*>(out.get()) + at * bytes_of(out_type), out_type,
-                        store);
+      kernels::optimize(
+          step, scratch, job.updated[0] + at, job.states > 0 ? job.updated[1] + at : nullptr,
+          job.states > 1 ? job.updated[2] + at : nullptr, kChunk,
+          reinterpret_cast<char*>(out.get()) + at * bytes_of(out_type), out_type, store);
     }
   };
   // What a worker does next: it reads what was written back.
@@ -214,16 +234,17 @@ void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, si
     }
     benchmark::DoNotOptimize(sum);
   };
+  const auto timed = [&](Store store, bool then_read) {
+    return [&, store, then_read] {
+      return seconds([&] {
+        run(store);
+        if (then_read) read();
+      });
+    };
+  };
   Turns turns;
-  turns.run(state, [&] { run(Store::kStreaming); }, [&] { run(Store::kCached); });
-  Turns then_read;
-  for (int i = 0; i < 3; ++i) {
-    const double streaming = seconds([&] { run(Store::kStreaming), read(); });
-    const double cached = seconds([&] { run(Store::kCached), read(); });
-    then_read.ratios.push_back(streaming / cached);
-  }
+  turns.run(state, timed(Store::kStreaming, then_read), timed(Store::kCached, then_read));
   state.counters["streaming_vs_cached"] = turns.ratio();
-  state.counters["and_read"] = then_read.ratio();
 }
 
 void register_all() {
@@ -237,8 +258,9 @@ void register_all() {
     for (const Optimizer o : {Optimizer::kSgd, Optimizer::kNesterov, Optimizer::kAdam}) {
       for (const size_t ranks : {2, 4, 8}) {
         for (const size_t threads : {1, 2}) {
-          const std::string name = "Memory/" + std::string(name_of(o)) + "/ranks:" +
-                                   std::to_string(ranks) + "/threads:" + std::to_string(threads);
+          const std::string name = "Memory/" + std::string(name_of(o)) +
+                                   "/ranks:" + std::to_string(ranks) +
+                                   "/threads:" + std::to_string(threads);
           add(name, memory_bound, o, ranks, threads);
         }
       }
@@ -249,9 +271,12 @@ void register_all() {
   for (const Optimizer o : {Optimizer::kNone, Optimizer::kNesterov}) {
     for (const DType type : {DType::kF32, DType::kBF16}) {
       for (const size_t mib : {8, 1024}) {
-        const std::string name = "Store/" + std::string(name_of(o)) + "/" +
-                                 std::string(name_of(type)) + "/MiB:" + std::to_string(mib);
-        add(name, write_back, o, type, mib << 20);
+        for (const bool then_read : {false, true}) {
+          const std::string name = "Store/" + std::string(name_of(o)) + "/" +
+                                   std::string(name_of(type)) + "/MiB:" + std::to_string(mib) +
+                                   (then_read ? "/and_read" : "");
+          add(name, write_back, o, type, mib << 20, then_read);
+        }
       }
     }
   }

@@ -12,12 +12,30 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One hash per element: eight nibbles, one per rank of a group of eight. `seed` mixes round and
-// group. (The scalar twin is hash() below.)
+constexpr uint32_t kSpread = 0x9E3779B1u;
+
+// (element + seed) · kSpread for the elements of one vector after the other. `seed` mixes round and
+// group of ranks.
 template <class D>
-HWY_INLINE hn::Vec<D> hash(D d, hn::Vec<D> element, hn::Vec<D> seed) {
-  hn::Vec<D> h = hn::Mul(hn::Add(element, seed), hn::Set(d, 0x9E3779B1u));
-  h = hn::Xor(h, hn::ShiftRight<15>(h));
+class Spread {
+ public:
+  HWY_INLINE Spread(D d, uint32_t seed, uint32_t first)
+      : value_(hn::Mul(hn::Iota(d, first + seed), hn::Set(d, kSpread))),
+        step_(hn::Set(d, static_cast<uint32_t>(hn::Lanes(d)) * kSpread)) {}
+  HWY_INLINE hn::Vec<D> next() {
+    const hn::Vec<D> value = value_;
+    value_ = hn::Add(value_, step_);
+    return value;
+  }
+
+ private:
+  hn::Vec<D> value_, step_;
+};
+
+// Eight nibbles per element, one for each rank of a group. (The scalar twin is hash() below.)
+template <class D>
+HWY_INLINE hn::Vec<D> mix(D d, hn::Vec<D> spread) {
+  hn::Vec<D> h = hn::Xor(spread, hn::ShiftRight<15>(spread));
   h = hn::Mul(h, hn::Set(d, 0x85EBCA77u));
   return hn::Xor(h, hn::ShiftRight<13>(h));
 }
@@ -28,11 +46,10 @@ void fill_nibbles(uint32_t seed, uint32_t shift, uint32_t first, size_t n, float
   const hn::RebindToSigned<decltype(du)> di;
   const hn::RebindToFloat<decltype(du)> df;
   const size_t lanes = hn::Lanes(du);
-  const auto seeds = hn::Set(du, seed);
+  Spread spread(du, seed, first);
   for (size_t i = 0; i < n; i += lanes) {
-    const auto element = hn::Iota(du, static_cast<uint32_t>(first + i));
-    const auto nibble = hn::And(
-        hn::ShiftRightSame(hash(du, element, seeds), static_cast<int>(shift)), hn::Set(du, 15));
+    const auto nibble = hn::And(hn::ShiftRightSame(mix(du, spread.next()), static_cast<int>(shift)),
+                                hn::Set(du, 15));
     const auto value = hn::ConvertTo(df, hn::Sub(hn::BitCast(di, nibble), hn::Set(di, 8)));
     if (i + lanes <= n) {
       hn::StoreU(value, df, out + i);
@@ -50,14 +67,13 @@ void add_nibbles(uint32_t seed, uint32_t ranks, uint32_t first, size_t n, float*
   const hn::RebindToSigned<decltype(du)> di;
   const hn::RebindToFloat<decltype(du)> df;
   const size_t lanes = hn::Lanes(du);
-  const auto seeds = hn::Set(du, seed);
+  Spread spread(du, seed, first);
   const auto mask = hn::Set(du, ranks >= 8 ? ~0u : (1u << (4 * ranks)) - 1);
   const auto low = hn::Set(du, 0x0F0F0F0Fu);
   const auto ones = hn::Set(du, 0x01010101u);
   const auto bias = hn::Set(di, static_cast<int32_t>(8 * ranks));
   for (size_t i = 0; i < n; i += lanes) {
-    const auto element = hn::Iota(du, static_cast<uint32_t>(first + i));
-    const auto h = hn::And(hash(du, element, seeds), mask);
+    const auto h = hn::And(mix(du, spread.next()), mask);
     const auto pairs = hn::Add(hn::And(h, low), hn::And(hn::ShiftRight<4>(h), low));
     const auto total = hn::ShiftRight<24>(hn::Mul(pairs, ones));
     const auto value = hn::ConvertTo(df, hn::Sub(hn::BitCast(di, total), bias));

@@ -2,8 +2,8 @@
 //
 // One source is compiled for every instruction set (SSE4, AVX2, AVX-512) and chosen at run time.
 // Results are the same bits on all of them: additions happen in the order of `slots`, a multiply
-// and an add are two roundings (no FMA), and the formulas are those of PyTorch's CPU optimizers with
-// ATEN_CPU_CAPABILITY=default (scalars computed in double and cast to float).
+// and an add are two roundings (no FMA), and the formulas are those of PyTorch's CPU optimizers
+// with ATEN_CPU_CAPABILITY=default (scalars computed in double and cast to float).
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ struct Hyper {
   double eps = 1e-8;  // adagrad's own default is 1e-10: see default_hyper()
   double alpha = 0.99;
   double rmsprop_momentum = 0.0;
-  double lr_decay = 0.0;   // adagrad
+  double lr_decay = 0.0;    // adagrad
   double grad_scale = 1.0;  // gradients arrive multiplied by this (loss scaling); undone in the sum
 };
 Hyper default_hyper(Optimizer o);  // PyTorch's defaults
@@ -63,15 +63,18 @@ struct Step {
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
   float eps = 0;
   float sqrt_bias_correction2 = 1;
-  float step_size = 0;  // adam: -lr/bias_correction1; adagrad: -clr; others: -lr
+  float step_size = 0;     // adam: -lr/bias_correction1; adagrad: -clr; others: -lr
   float decay_factor = 1;  // adamw: 1 - lr·wd
   float alpha = 0, one_minus_alpha = 0;
 };
 // t is the number of this step, from 1.
+// REQUIRES: hyperparameters that change during a job do not change state_arrays().
 Step make_step(Optimizer o, const Hyper& h, uint64_t t);
 
-// How results are stored. Streaming stores bypass the caches.
+// How results are written back. Streaming stores bypass the caches: they save reading the old lines,
+// a third of the time of a large all-reduce, and cost a worker that reads a small result at once.
 enum class Store : uint8_t { kCached, kStreaming };
+inline constexpr Store kDefaultStore = Store::kStreaming;
 
 // out[i] = (slots[0][i] + slots[1][i] + …, in this order) · factor, as f32.
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
@@ -90,11 +93,12 @@ int find_nonfinite(std::span<const void* const> slots, DType dtype, size_t eleme
 void optimize(const Step& step, const float* g, float* params, float* state0, float* state1,
               size_t elements, void* out, DType out_dtype, Store store);
 
-// Converts n elements between formats (round to nearest even).
+// Converts n elements between formats (round to nearest even); within a format, copies the bytes.
 void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t elements);
 
 // Instruction sets that this machine can run, best first ("AVX3", "AVX2", "SSE4", …), and a way for
-// tests and benchmarks to force one (empty: choose freely). Not for use while kernels run.
+// tests and benchmarks to force one (empty: choose freely; std::invalid_argument if this machine does
+// not have it). Not for use while kernels run.
 std::span<const std::string_view> targets();
 void force_target(std::string_view name);
 

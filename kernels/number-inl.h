@@ -157,8 +157,8 @@ struct F16 {
     const auto special = hn::Or(rest, hn::Set(di, kInfinityBits));
     // A subnormal becomes 2^-14 · 1.fraction by its bits; 2^-14 subtracted leaves its value.
     const auto smallest = hn::Set(di, (127 - 14) << 23);
-    const auto subnormal = hn::BitCast(
-        di, hn::Sub(hn::BitCast(d, hn::Add(rest, smallest)), hn::BitCast(d, smallest)));
+    const auto subnormal =
+        hn::BitCast(di, hn::Sub(hn::BitCast(d, hn::Add(rest, smallest)), hn::BitCast(d, smallest)));
     auto result = hn::IfThenElse(hn::Lt(rest, hn::Set(di, 1 << 23)), subnormal, normal);
     result = hn::IfThenElse(hn::Lt(rest, hn::Set(di, 31 << 23)), result, special);
     return hn::BitCast(d, hn::Or(result, sign));
@@ -167,11 +167,11 @@ struct F16 {
   static HWY_INLINE hn::Vec<U16<D>> pack(D d, hn::Vec<D> v) {
     const I32<D> di;
     const auto bits = absolute_bits(d, v);
-    const auto sign = hn::BitCast(
-        di, hn::ShiftLeft<15>(hn::ShiftRight<31>(hn::BitCast(U32<D>(), v))));
+    const auto sign =
+        hn::BitCast(di, hn::ShiftLeft<15>(hn::ShiftRight<31>(hn::BitCast(U32<D>(), v))));
     const auto odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(di, 1));
-    const auto normal = hn::ShiftRight<13>(
-        hn::Add(hn::Add(bits, hn::Set(di, 0xFFF - ((127 - 15) << 23))), odd));
+    const auto normal =
+        hn::ShiftRight<13>(hn::Add(hn::Add(bits, hn::Set(di, 0xFFF - ((127 - 15) << 23))), odd));
     // Under 2^-14, adding 0.5 rounds to a multiple of 2^-24, the smallest f16, in the last bits.
     const auto half = hn::Set(d, 0.5f);
     const auto subnormal =

@@ -27,13 +27,11 @@ struct Entry {
 
 template <class... Rules>
 constexpr std::array<Entry, sizeof...(Rules)> table_of() {
-  return {Entry{Rules::kName, Rules::defaults, Rules::state_arrays, Rules::prepare,
-                Rules::run}...};
+  return {Entry{Rules::kName, Rules::defaults, Rules::state_arrays, Rules::prepare, Rules::run}...};
 }
 
 // In the order of enum Optimizer.
-constexpr auto kTable =
-    table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop>();
+constexpr auto kTable = table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop>();
 
 void Optimize(const Step& step, const Arrays& a) {
   kTable[static_cast<size_t>(step.optimizer)].run(step, a);

@@ -1,10 +1,11 @@
 // Names of number formats, and the choice of the instruction set.
+#include "hwy/targets.h"
+
 #include <array>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "kernels/kernels.h"
 
 namespace phub::kernels {

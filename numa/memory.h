@@ -29,7 +29,8 @@ class Memory {
 // false where the machine has one node or the kernel refuses.
 bool prefer_node(std::span<std::byte> range, uint32_t os_node);
 
-// The node that each page of `range` lies on now; -1 where it was never touched.
+// The node that each page of `range` lies on now; -1 where it was never touched or the kernel does
+// not tell (a container may forbid the question).
 std::vector<int> nodes_of_pages(std::span<const std::byte> range);
 
 // Pins the calling thread to one CPU. False if the kernel refuses.

@@ -9,13 +9,13 @@
 namespace phub::numa {
 
 struct Core {
-  uint32_t node = 0;     // index into Topology::nodes
-  uint32_t os_cpu = 0;   // first processing unit, as the operating system counts
+  uint32_t node = 0;    // index into Topology::nodes
+  uint32_t os_cpu = 0;  // first processing unit, as the operating system counts
 };
 
 struct NicInfo {
   uint32_t node = 0;
-  std::string name;      // "mlx5_0", "eth0", "nic3"
+  std::string name;  // "mlx5_0", "eth0", "nic3"
 };
 
 struct Node {
@@ -24,10 +24,10 @@ struct Node {
 };
 
 struct Topology {
-  std::vector<Node> nodes;   // at least one
-  std::vector<Core> cores;   // physical cores this process may run on, grouped by node; at least one
-  std::vector<NicInfo> nics; // may be empty
-  std::string source;        // "this machine", "xml FILE", "synthetic …"
+  std::vector<Node> nodes;  // at least one
+  std::vector<Core> cores;  // physical cores this process may run on, grouped by node; at least one
+  std::vector<NicInfo> nics;  // may be empty
+  std::string source;         // "this machine", "xml FILE", "synthetic …"
 };
 
 // All throw std::runtime_error that names the source and what is wrong with it.

@@ -39,7 +39,7 @@ Core::Core(uint32_t index) : index_(index) {
          std::strerror(errno));
   }
   watch(epoll_fd_, mailbox_fd_);
-  jobs_.reserve(1024);
+  jobs_.reserve(kMaxJobs);
 }
 
 Core::~Core() {
@@ -84,12 +84,13 @@ void Core::handle(const CoreMessage& message) {
   CoreReport report;
   switch (message.type) {
     case CoreMessage::kAddJob:
-      PHUB_CHECK(jobs_.size() < jobs_.capacity());
+      PHUB_CHECK(jobs_.size() < kMaxJobs);
       jobs_.push_back(&job);
       watch(epoll_fd_, job.wake_fd());
       report.type = CoreReport::kAdded;
       break;
     case CoreMessage::kRemoveJob:
+      forward_reports();
       std::erase(jobs_, &job);
       job.detach_all();
       if (job.wake_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, job.wake_fd(), nullptr);

@@ -15,6 +15,8 @@ namespace phub {
 
 class Core {
  public:
+  static constexpr size_t kMaxJobs = 1024;
+
   explicit Core(uint32_t index);
   ~Core();
   Core(const Core&) = delete;

@@ -100,7 +100,7 @@ void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
     ++chunk.initial_parts;
   }
   if (chunk.initial_parts < parts) return send_result(rank, index);
-  begin_round(index, 1);
+  begin_round(index, next_round(0));
   write_back(index);
 }
 
@@ -143,7 +143,7 @@ bool CoreJob::complete(uint32_t index) {
     }
   }
   ++chunks_completed_;
-  begin_round(index, chunk.round + 1);
+  begin_round(index, next_round(chunk.round));
   write_back(index);
   return true;
 }
@@ -215,6 +215,17 @@ bool CoreJob::resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* 
       return true;
     }
   }
+}
+
+// The next round that somebody is expected in. Where everybody who knew a round is gone and the others
+// begin later, nobody will ever take part in it: such rounds are skipped, and change nothing.
+uint64_t CoreJob::next_round(uint64_t round) const {
+  if (expected_count_ > 0 && round + 1 >= expected_from_) return round + 1;
+  uint64_t next = kNever;
+  for (const Rank& rank : ranks_) {
+    if (rank.first_round != kNever) next = std::min(next, std::max(rank.first_round, round + 1));
+  }
+  return next == kNever || next > hold_from_ ? round + 1 : next;
 }
 
 void CoreJob::begin_round(uint32_t index, uint64_t round) {

@@ -103,6 +103,7 @@ class CoreJob {
   void take_gradient(uint32_t rank, uint32_t index, const Imm& imm);
   void take_initial(uint32_t rank, uint32_t index, uint32_t part);
   void violation(uint32_t rank, uint32_t index);
+  uint64_t next_round(uint64_t round) const;
   void begin_round(uint32_t index, uint64_t round);
   void check_ready(uint32_t index);
   bool complete(uint32_t index);

@@ -74,14 +74,23 @@ void CoreJob::commit(const Boundary& boundary) {
   hold_from_ = kNever;
   for (uint32_t index : held_) chunks_[index].queued = false;
   held_.clear();
-  for (uint32_t i = 0; i < chunks_.size(); ++i) check_ready(i);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    const CoreChunk& chunk = chunks_[i];
+    const bool nobody = chunk.round > 0 && chunk.arrived == 0 && chunk.missing == 0;
+    if (const uint64_t next = nobody ? next_round(chunk.round - 1) : 0; next > chunk.round) {
+      begin_round(i, next);
+      write_back(i);
+    }
+    check_ready(i);
+  }
+  endpoint_.flush();
 }
 
 // The rank's contributions that can still be relied on stay; it is not waited for any more, unless the
 // job pauses for it.
 void CoreJob::lose(const Boundary::Lost& lost) {
   Rank& rank = ranks_[lost.rank];
-  endpoint_.detach(lost.rank);
+  if (rank.attached) detach(lost.rank);  // it may never have come
   const uint64_t first_round = std::exchange(rank.first_round, lost.expected_again);
   const uint64_t bit = uint64_t{1} << (lost.rank % 64);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
@@ -109,7 +118,6 @@ void CoreJob::lose(const Boundary::Lost& lost) {
   std::fill_n(owed_bits_.begin() + static_cast<ptrdiff_t>(lost.rank * words), words, 0);
   owed_total_ -= std::exchange(owed_count_[lost.rank], 0);
   rank.results_from = kNever;
-  rank.attached = false;
   rank.broken = false;
   rank.pending = 0;
   for (uint32_t i = 0; i < chunks_.size(); ++i) rank.pending += has(arrived_bits_, i, lost.rank);

@@ -191,7 +191,7 @@ void Membership::advance() {
   held_min_round_ = kNever;
   for (Join& join : current_joins_) {
     Rank& r = ranks_[join.rank];
-    r.state = State::kJoining;
+    join.before = std::exchange(r.state, State::kJoining);
     ++r.incarnation;
     actions_.push_back({.type = MembershipAction::kAdmit,
                         .rank = join.rank,
@@ -203,12 +203,9 @@ void Membership::advance() {
 void Membership::admitted(uint32_t rank, bool ok, const std::string& message) {
   auto join = std::find_if(current_joins_.begin(), current_joins_.end(),
                            [rank](const Join& j) { return j.rank == rank; });
-  if (join == current_joins_.end()) return;
-  join->ready = ok;
-  if (ok) return;
+  if (join == current_joins_.end() || ok) return;
   reply_error(join->token, ErrorCode::kFull, message);
-  ranks_[rank].state = State::kLost;
-  ranks_[rank].reason = message;
+  ranks_[rank].state = join->before;
   current_joins_.erase(join);
 }
 
@@ -258,14 +255,17 @@ void Membership::committed(Ms now) {
                     .values = hyper.values});
     reply(hyper.token);
   }
-  if (!current_losses_.empty() || !boundary_.forgotten.empty()) after_losses(now);
+  current_hypers_.clear();
+  if (failing_) return fail_job(failing_->code(), failing_->what());
+  after_losses(now);
+  check_abandoned(now);
   check_barrier();
   advance();
 }
 
 void Membership::finish_losses(Ms now) {
   for (size_t i = 0; i < current_losses_.size(); ++i) {
-    const Loss& loss = current_losses_[i];
+    Loss& loss = current_losses_[i];
     Rank& r = ranks_[loss.rank];
     r.state = loss.left ? State::kLeft : State::kLost;
     r.losing = false;
@@ -287,7 +287,7 @@ void Membership::finish_losses(Ms now) {
       barrier_.erase(waiting);
     }
     actions_.push_back({.type = MembershipAction::kRevoke, .rank = loss.rank});
-    if (loss.leave_token != 0) reply(loss.leave_token);
+    if (loss.leave_token != 0) reply(std::exchange(loss.leave_token, 0));
   }
 }
 
@@ -311,6 +311,7 @@ void Membership::finish_joins(Ms now) {
                         .send_initial = join.rank == 0 && held_min_round_ == 0});
     abandoned_since_ = 0;
   }
+  current_joins_.clear();
   assembled_ = assembled_ || std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
     return r.expected && r.state == State::kAbsent;
   });
@@ -339,18 +340,23 @@ void Membership::after_losses(Ms now) {
       pause_until_ = std::max(pause_until_, now + spec_.wait_limit_ms);
     }
   }
-  if (live() == 0 && joins_.empty()) {
-    const bool all_left =
-        std::all_of(ranks_.begin(), ranks_.end(),
-                    [](const Rank& r) { return r.state == State::kLeft || !r.expected; }) &&
-        std::none_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& r) { return r.state == State::kLost; });
-    if (all_left) {
-      finished_ = true;
-      actions_.push_back({.type = MembershipAction::kEnd});
-    } else if (abandoned_since_ == 0) {
-      abandoned_since_ = now;
-    }
+}
+
+// Nobody is there any more. If the last to go left, and nobody is expected back, the job has ended;
+// otherwise those who were lost have some time to come back.
+void Membership::check_abandoned(Ms now) {
+  if (finished_ || live() > 0 || !joins_.empty()) return;
+  const bool expected = std::any_of(ranks_.begin(), ranks_.end(),
+                                    [](const Rank& r) { return r.expected; });
+  const bool lost = std::any_of(ranks_.begin(), ranks_.end(),
+                                [](const Rank& r) { return r.state == State::kLost; });
+  const bool just_left = std::any_of(current_losses_.begin(), current_losses_.end(),
+                                     [](const Loss& loss) { return loss.left; });
+  if (!expected && (just_left || !lost)) {
+    finish(ErrorCode::kNotFound, "the job has ended");
+    actions_.push_back({.type = MembershipAction::kEnd});
+  } else if (abandoned_since_ == 0) {
+    abandoned_since_ = now;
   }
 }
 
@@ -373,9 +379,20 @@ void Membership::remove() { fail_job(ErrorCode::kNotFound, "the job was deleted"
 
 void Membership::fail_job(ErrorCode code, const std::string& message) {
   if (finished_) return;
-  finished_ = true;
+  if (phase_ == Phase::kCommitting) {
+    // What the cores are carrying out counts, and belongs in the log: the end waits for it.
+    if (!failing_) failing_.emplace(code, message);
+    return;
+  }
   failed_ = true;
   log_.push_back({.kind = LogRecord::Kind::kFailed, .reason = message});
+  finish(code, message);
+  actions_.push_back({.type = MembershipAction::kFail, .code = code, .message = message});
+}
+
+// Nothing is answered any more after this, so everybody who waits is answered now.
+void Membership::finish(ErrorCode code, const std::string& message) {
+  finished_ = true;
   for (auto* joins : {&joins_, &current_joins_}) {
     for (const Join& join : *joins) reply_error(join.token, code, message);
     joins->clear();
@@ -391,7 +408,6 @@ void Membership::fail_job(ErrorCode code, const std::string& message) {
     losses->clear();
   }
   for (const auto& [rank, token] : std::exchange(barrier_, {})) reply_error(token, code, message);
-  actions_.push_back({.type = MembershipAction::kFail, .code = code, .message = message});
 }
 
 void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
@@ -399,9 +415,11 @@ void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrival
   now_ = now;
   min_round_ = std::max(min_round_, min_round);
   waited_for_ = waited_for;
+  // Before the initial parameters are here nobody can send anything, so the cores see nobody waiting.
+  if (min_round == 0 && assembled_ && live() > 1) waited_for_[0] |= 1;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
-    const bool waited = (waited_for[r / 64] >> (r % 64)) & 1;
+    const bool waited = (waited_for_[r / 64] >> (r % 64)) & 1;
     if (!waited || arrivals[r] != rank.arrivals) {
       rank.waited_since = waited ? now : 0;
     } else if (rank.waited_since == 0) {

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "phub/core_messages.h"
+#include "transport/error.h"
 #include "transport/messages.h"
 
 namespace phub {
@@ -106,7 +108,7 @@ class Membership {
   struct Join {
     uint64_t token;
     uint32_t rank;
-    bool ready = false;  // its memory is there
+    State before = State::kAbsent;  // what the rank was, in case its admission fails
   };
   struct Hyper {
     uint64_t token;
@@ -120,9 +122,11 @@ class Membership {
   void finish_losses(Ms now);
   void finish_joins(Ms now);
   void after_losses(Ms now);
+  void check_abandoned(Ms now);
   void check_barrier();
   void check_progress(Ms now);
   void fail_job(ErrorCode code, const std::string& message);
+  void finish(ErrorCode code, const std::string& message);
   void reply(uint64_t token);
   void reply_error(uint64_t token, ErrorCode code, const std::string& message);
   int32_t choose_rank() const;
@@ -158,6 +162,7 @@ class Membership {
   bool assembled_ = false;                // all first ranks have been there
   bool finished_ = false;
   bool failed_ = false;
+  std::optional<Error> failing_;          // as soon as the boundary under way is complete
   Ms now_ = 0;
   Ms abandoned_since_ = 0;                // no rank is live
   // Policies wait and fail: the job pauses before a round.

@@ -109,13 +109,17 @@ void Server::handle(const CoreReport& report) {
     ++running->removed;
     return;
   }
-  if (running->ending) return;
-  const uint64_t now = clock_.now_ms();
   Job& job = *running->job;
   Membership& membership = job.membership();
+  if (report.type == CoreReport::kExcluded) {  // belongs in the log even when the job is ending
+    return membership.excluded(report.rank, report.incarnation, report.chunk, report.round);
+  }
+  if (running->ending) return;
+  const uint64_t now = clock_.now_ms();
   switch (report.type) {
     case CoreReport::kAdded:
     case CoreReport::kRemoved:
+    case CoreReport::kExcluded:
       break;
     case CoreReport::kHeld:
       membership.held(report, now);
@@ -142,9 +146,6 @@ void Server::handle(const CoreReport& report) {
     case CoreReport::kNonFinite:
       membership.non_finite(report.rank, fmt::format("{}, in round {}", job.where(report.chunk),
                                                      report.round));
-      break;
-    case CoreReport::kExcluded:
-      membership.excluded(report.rank, report.incarnation, report.chunk, report.round);
       break;
   }
   carry_out(*running);
@@ -250,7 +251,14 @@ void Server::finish_end(Running& running) {
   memory_used_ -= job.memory().total();
   for (uint32_t core = 0; core < cores(); ++core) by_core_job_.erase(&job.core_job(core));
   jobs_.erase(name);
-  for (PendingJoin& pending : waiting) join(std::move(pending.request), std::move(pending.reply));
+  for (PendingJoin& pending : waiting) {
+    const Reply<JoinReply> answer = pending.reply;
+    try {
+      join(std::move(pending.request), std::move(pending.reply));
+    } catch (const Error& refused) {
+      answer({refused.code(), refused.what()});
+    }
+  }
 }
 
 void Server::continue_reconnection(Running& running, uint32_t rank) {
@@ -267,9 +275,10 @@ void Server::continue_reconnection(Running& running, uint32_t rank) {
     return finish({ErrorCode::kFenced,
                    job.membership().why_not_current(rank, reconnection.incarnation)});
   }
-  if (reconnection.attaching) return finish(running.seats[rank].offer);
+  if (reconnection.attaching) return finish(std::move(reconnection.offer));
   try {
-    running.seats[rank].offer = job.link().reconnect(rank);
+    // Its ticket is for the new connection; the control port keeps that of the join.
+    reconnection.offer = job.link().reconnect(rank);
   } catch (const Error& error) {
     return finish({error.code(), error.what()});
   }

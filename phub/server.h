@@ -71,6 +71,7 @@ class Server final : public ControlHandler {
     uint32_t incarnation = 0;
     uint32_t answers = 0;
     bool attaching = false;
+    Offer offer;
     Reply<Offer> reply;
   };
   struct PendingJoin {

@@ -31,6 +31,9 @@ Nic& Server::nic(const std::string& name) {
 
 Server::Running& Server::create(const JobSpec& spec, const std::string& transport) {
   Nic& link_nic = nic(transport);
+  if (jobs_.size() == Core::kMaxJobs) {
+    fail(ErrorCode::kFull, "this server has {} jobs, and no more fit: end another one", jobs_.size());
+  }
   numa::Topology topology = options_.topology;
   topology.nics.clear();
   Plan plan = make_plan(topology, spec.keys,

@@ -193,6 +193,19 @@ struct HttpClient::Impl {
   }
 };
 
+namespace {
+
+// A line break would begin a header of its own.
+void check_visible(std::string_view what, std::string_view text) {
+  for (const unsigned char c : text) {
+    if (c <= 0x20 || c >= 0x7f) {
+      fail(ErrorCode::kInvalid, "the {} of a request cannot hold the byte {:#04x}", what, c);
+    }
+  }
+}
+
+}  // namespace
+
 HttpClient::HttpClient(const std::string& server) : impl_(std::make_unique<Impl>(server)) {}
 HttpClient::~HttpClient() { disconnect(); }
 
@@ -207,6 +220,8 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
                                std::string_view bearer, std::string_view body,
                                uint32_t timeout_ms) {
   impl_->check_cancelled();
+  check_visible("path", target);
+  check_visible("ticket", bearer);
   const auto deadline = timeout_ms == 0 ? Clock::time_point::max()
                                         : Clock::now() + std::chrono::milliseconds(timeout_ms);
   http::request<http::string_body> request;

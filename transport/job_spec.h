@@ -41,7 +41,7 @@ struct JobSpec {
   std::string gradient_dtype = "f32";
   std::string parameter_dtype = "f32";   // what is written back
   std::string reduction = "sum";         // or "mean"
-  std::string work = "all";              // "sum": no optimizer, "none": only completes (for benchmarks)
+  std::string work = "all";              // "sum": no optimizer; "none": only completes (benchmarks)
   std::string initial = "zeros";         // or "broadcast": rank 0 sends them before round 1
   std::string on_loss = "shrink";        // "wait", "fail"
   std::string on_nonfinite = "stop";     // "exclude", "pass"

@@ -39,8 +39,8 @@ struct Adam : Rule<Adam, 2> {
     m = hn::Add(hn::Mul(hn::Set(d, step.beta1), m), hn::Mul(hn::Set(d, step.one_minus_beta1), g));
     v = hn::Add(hn::Mul(hn::Set(d, step.beta2), v),
                 hn::Mul(hn::Mul(hn::Set(d, step.one_minus_beta2), g), g));
-    const V denominator = hn::Add(hn::Div(hn::Sqrt(v), hn::Set(d, step.sqrt_bias_correction2)),
-                                  hn::Set(d, step.eps));
+    const V denominator =
+        hn::Add(hn::Div(hn::Sqrt(v), hn::Set(d, step.sqrt_bias_correction2)), hn::Set(d, step.eps));
     p = hn::Add(p, hn::Div(hn::Mul(hn::Set(d, step.step_size), m), denominator));
   }
 };

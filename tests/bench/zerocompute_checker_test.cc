@@ -174,7 +174,7 @@ TEST_P(CheckerTest, SwappedChunksAreCaughtAndNamed) {
 TEST_P(CheckerTest, AStaleChunkIsCaughtByItsEdges) {
   Checker checker = this->checker();
   uint64_t found = 0;
-  for (uint64_t round = 1; round <= 8; ++round) {
+  for (uint64_t round = 1; round <= 8; round += 2) {
     serve(round);
     const std::vector<std::byte> before = result_;
     ASSERT_EQ(wrong(checker, round), 0u);

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "phub/http_session.h"
 
@@ -53,8 +55,10 @@ class Handler : public ControlHandler {
   }
   ServerStatus status() override { return {}; }
 
-  void answer_kept() {
-    for (const auto& reply : std::exchange(kept_, {})) reply(Done{});
+  bool answer_kept() {
+    const auto kept = std::exchange(kept_, {});
+    for (const auto& reply : kept) reply(Done{});
+    return !kept.empty();
   }
 
  private:
@@ -78,8 +82,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   boost::asio::ip::tcp::socket socket(io);
   socket.assign(boost::asio::ip::tcp::v4(), ends[1]);
   std::make_shared<HttpSession>(std::move(socket), shared)->start();
-  io.run();  // ends with the connection: everything has been sent
-  handler.answer_kept();
+  do {  // everything has been sent: it ends with the connection, or waits for an answer
+    io.restart();
+    io.run();
+  } while (handler.answer_kept());
   PHUB_CHECK(shared->sessions.empty());
   PHUB_CHECK(shared->long_body_bytes == 0);
   close(ends[0]);

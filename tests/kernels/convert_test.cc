@@ -29,17 +29,17 @@ TEST(Reference, KnownValues) {
       {1.0f, 0x3F80, 0x3C00},
       {-2.0f, 0xC000, 0xC000},
       {1.5f, 0x3FC0, 0x3E00},
-      {65504.0f, 0x4780, 0x7BFF},                // the largest f16
-      {65519.996f, 0x4780, 0x7BFF},              // the last that rounds down to it
-      {65520.0f, 0x4780, 0x7C00},                // a tie, to even, which is infinity
+      {65504.0f, 0x4780, 0x7BFF},    // the largest f16
+      {65519.996f, 0x4780, 0x7BFF},  // the last that rounds down to it
+      {65520.0f, 0x4780, 0x7C00},    // a tie, to even, which is infinity
       {infinity, 0x7F80, 0x7C00},
       {-infinity, 0xFF80, 0xFC00},
-      {std::ldexp(1.0f, -14), 0x3880, 0x0400},   // the smallest normal f16
-      {std::ldexp(1.0f, -24), 0x3380, 0x0001},   // the smallest subnormal f16
-      {std::ldexp(1.0f, -25), 0x3300, 0x0000},   // half of it: a tie, to even
+      {std::ldexp(1.0f, -14), 0x3880, 0x0400},  // the smallest normal f16
+      {std::ldexp(1.0f, -24), 0x3380, 0x0001},  // the smallest subnormal f16
+      {std::ldexp(1.0f, -25), 0x3300, 0x0000},  // half of it: a tie, to even
       {std::ldexp(1.5f, -25), 0x3340, 0x0001},
-      {std::ldexp(1.0f, -126), 0x0080, 0x0000},  // the smallest normal f32 and bf16
-      {std::ldexp(1.0f, -133), 0x0001, 0x0000},  // the smallest subnormal bf16
+      {std::ldexp(1.0f, -126), 0x0080, 0x0000},             // the smallest normal f32 and bf16
+      {std::ldexp(1.0f, -133), 0x0001, 0x0000},             // the smallest subnormal bf16
       {std::bit_cast<float>(0x3F808000u), 0x3F80, 0x3C04},  // ties of bf16, to even
       {std::bit_cast<float>(0x3F818000u), 0x3F82, 0x3C0C},
       {std::bit_cast<float>(0x3F808001u), 0x3F81, 0x3C04},

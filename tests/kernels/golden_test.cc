@@ -85,8 +85,7 @@ std::vector<float> values(uint64_t config, uint64_t step, size_t n) {
     const uint64_t x = mix(mix(mix(config) ^ step) ^ i);
     const auto fraction = static_cast<int64_t>(x >> 40) - (1 << 23);
     const bool zero = ((x >> 8) & 63) == 0;
-    out[i] = zero ? 0.0f
-                  : std::ldexp(static_cast<float>(fraction), -23 - static_cast<int>(x & 7));
+    out[i] = zero ? 0.0f : std::ldexp(static_cast<float>(fraction), -23 - static_cast<int>(x & 7));
   }
   return out;
 }

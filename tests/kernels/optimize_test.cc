@@ -17,8 +17,8 @@ namespace {
 using test::Array;
 using test::Values;
 
-constexpr Optimizer kOptimizers[] = {Optimizer::kNone,     Optimizer::kSgd,     Optimizer::kMomentum,
-                                     Optimizer::kNesterov, Optimizer::kAdam,    Optimizer::kAdamW,
+constexpr Optimizer kOptimizers[] = {Optimizer::kNone,     Optimizer::kSgd,    Optimizer::kMomentum,
+                                     Optimizer::kNesterov, Optimizer::kAdam,   Optimizer::kAdamW,
                                      Optimizer::kAdagrad,  Optimizer::kRmsprop};
 
 struct Variant {
@@ -53,9 +53,9 @@ struct Target {
   Store store;
 };
 constexpr Target kWriteBacks[] = {
-    {false, DType::kF32, Store::kCached},     {true, DType::kF32, Store::kCached},
-    {true, DType::kBF16, Store::kCached},     {true, DType::kF16, Store::kCached},
-    {true, DType::kF32, Store::kStreaming},   {true, DType::kBF16, Store::kStreaming},
+    {false, DType::kF32, Store::kCached},   {true, DType::kF32, Store::kCached},
+    {true, DType::kBF16, Store::kCached},   {true, DType::kF16, Store::kCached},
+    {true, DType::kF32, Store::kStreaming}, {true, DType::kBF16, Store::kStreaming},
     {true, DType::kF16, Store::kStreaming},
 };
 
@@ -103,9 +103,9 @@ void check(const Variant& v, size_t n, Values values, std::mt19937_64& random) {
                states > 0 ? state0.as<float>() : nullptr, states > 1 ? state1.as<float>() : nullptr,
                n, target.writes ? out.data() : nullptr, target.type, target.store);
 
-      SCOPED_TRACE(testing::Message() << "write-back " << target.writes << " "
-                                      << name_of(target.type) << ", store "
-                                      << static_cast<int>(target.store));
+      SCOPED_TRACE(testing::Message()
+                   << "write-back " << target.writes << " " << name_of(target.type) << ", store "
+                   << static_cast<int>(target.store));
       if (has_params) {
         ASSERT_TRUE(params.holds(after.params.data()));
       }

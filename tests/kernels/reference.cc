@@ -189,8 +189,8 @@ bool sum(std::span<const void* const> slots, DType type, float factor, float* ou
   return finite;
 }
 
-void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient,
-          float* params, float* state0, float* state1, size_t n) {
+void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
+          float* state0, float* state1, size_t n) {
   if (t == 0) throw std::invalid_argument("reference::step: steps are numbered from 1");
   for (size_t i = 0; i < n; ++i) {
     float unused0 = 0, unused1 = 0;

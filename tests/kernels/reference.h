@@ -31,8 +31,8 @@ bool sum(std::span<const void* const> slots, DType type, float factor, float* ou
 
 // Step number t (from 1) of an optimizer: updates params and state in place. With Optimizer::kNone
 // the parameters become the gradient. Unused state may be null.
-void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient,
-          float* params, float* state0, float* state1, size_t n);
+void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
+          float* state0, float* state1, size_t n);
 
 // A flat model with its optimizer: what one process that trains alone keeps.
 struct Model {

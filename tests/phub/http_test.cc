@@ -376,6 +376,15 @@ TEST(Client, NobodyThere) {
             ErrorCode::kUnavailable);
 }
 
+TEST(Client, SendsNoHeadersOfOthers) {
+  HttpRig rig;
+  ControlClient client(rig.address());
+  Credential who = kWho;
+  who.ticket = "t\r\nX: y";
+  EXPECT_EQ(code_of([&] { client.leave(who); }, "the ticket of a request"), ErrorCode::kInvalid);
+  EXPECT_EQ(code_of([&] { client.log("a b"); }, "the path of a request"), ErrorCode::kInvalid);
+}
+
 TEST(Client, TimesOutAndIsUsableAfterwards) {
   HttpRig rig;
   ControlClient client(rig.address());

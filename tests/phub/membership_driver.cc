@@ -93,7 +93,7 @@ void MembershipDriver::carry_out() {
 }
 
 void MembershipDriver::act(const MembershipAction& action) {
-  rule(!over_, "an action after the job's end");
+  rule(!over_ || action.type == MembershipAction::kReply, "an action after the job's end");
   switch (action.type) {
     case MembershipAction::kHold:
       rule(holds_ == 0 && commits_ == 0, "two boundaries at once");

@@ -1,5 +1,6 @@
 #include "phub/membership.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,12 +54,10 @@ std::vector<std::string> log_of(MembershipDriver& m) {
                                            "hyper",    "excluded", "failed"};
   std::vector<std::string> out;
   for (const LogRecord& r : m->log()) {
-    std::string text = std::string(kNames[static_cast<int>(r.kind)]) + " " +
-                       std::to_string(r.rank) + "." + std::to_string(r.incarnation) + " @" +
-                       std::to_string(r.round);
+    std::string text = fmt::format("{} {}.{} @{}", kNames[static_cast<int>(r.kind)], r.rank,
+                                   r.incarnation, r.round);
     for (const ChunkRange& range : r.last_rounds) {
-      text += " " + std::to_string(range.first) + "-" + std::to_string(range.last) + ":" +
-              std::to_string(range.round);
+      text += fmt::format(" {}-{}:{}", range.first, range.last, range.round);
     }
     out.push_back(text);
   }
@@ -392,7 +391,9 @@ TEST(Membership, LeasesAreRenewedByHeartbeatsOnly) {
   for (int i = 0; i < 20; ++i) {
     m->heartbeat(0, m.now);
     m.tick(100);
-    if (i < 10) EXPECT_THAT(m.take_trace(), IsEmpty()) << i;
+    if (i < 10) {
+      EXPECT_THAT(m.take_trace(), IsEmpty()) << i;
+    }
   }
   m.settle();
   EXPECT_EQ(m.state_of(0), "live");

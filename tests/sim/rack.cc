@@ -206,19 +206,20 @@ void Rack::step() {
   net_.advance(cost);
 }
 
-// Takes the log of a job at the moment when it ends. (Whoever still joins makes another job.)
+// Takes the log of a job when it ends: what comes under its name afterwards is another job.
 void Rack::watch_jobs() {
   const ServerStatus status = server_->status();
   for (auto& job : jobs_) {
-    const bool there = std::ranges::any_of(
-        status.jobs, [&](const JobStatus& s) { return s.name == job->plan.spec.name; });
-    if (job->ended || (!there && !job->seen)) continue;
-    job->seen = true;
-    const bool failed = std::ranges::any_of(status.jobs, [&](const JobStatus& s) {
-      return s.name == job->plan.spec.name && s.state == "failed";
-    });
-    if (there && !failed) continue;
+    const auto at = std::ranges::find(status.jobs, job->plan.spec.name, &JobStatus::name);
+    const bool there = at != status.jobs.end();
+    const bool failed = there && at->state == "failed";
+    if (job->gone || (there && !failed && !job->ended) || (!there && !job->seen)) {
+      job->seen = job->seen || there;
+      continue;
+    }
     job->ended = true;
+    job->gone = !failed;
+    if (there && !failed) continue;
     server_->log(job->plan.spec.name, [&](const Result<std::vector<LogRecord>>& log) {
       if (log) job->log = *log.value;
     });
@@ -323,8 +324,8 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   switch (error.code()) {
     case ErrorCode::kFenced:
     case ErrorCode::kUnauthorized:
-      explained = trainer.disturbed() || control || failed ||
-                  job.taken_over.contains(trainer.rank());
+      explained =
+          trainer.disturbed() || control || failed || job.taken_over.contains(trainer.rank());
       break;
     case ErrorCode::kRankLost:
       explained = failed && (what.find("rank ") != what.npos);

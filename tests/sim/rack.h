@@ -48,7 +48,8 @@ struct JobRun {
   uint32_t starting = 0;  // trainers that are to come, or have not got their rank yet
   uint64_t pushes = 0;
   bool seen = false;   // it was there
-  bool ended = false;  // and is no more
+  bool ended = false;  // and has failed, or is no more
+  bool gone = false;   // and is no more
   std::vector<LogRecord> log;
 };
 

@@ -264,10 +264,7 @@ std::string Oracle::compute_round(uint32_t chunk, uint64_t round, Model& model) 
     if (stint.covers(chunk, round)) counted.push_back({stint.rank, stint.incarnation, round});
   }
   std::ranges::sort(counted, {}, &Contribution::rank);
-  if (counted.empty()) {
-    return fmt::format("{} round {}: nobody took part, and yet it is complete",
-                       name_of_chunk(job_, plan_, chunk), round);
-  }
+  if (counted.empty()) return "";  // everybody was lost or begins later: the round is skipped
 
   std::vector<std::vector<std::byte>> gradients;
   std::vector<float> sum(c.elements);

@@ -22,7 +22,7 @@ Trainer::Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start)
 }
 
 Credential Trainer::credential() const {
-  return {job_.plan.spec.name, reply_->rank, reply_->incarnation, ticket_};
+  return {job_.plan.spec.name, reply_->rank, reply_->incarnation, reply_->offer.ticket};
 }
 
 bool Trainer::hung() const { return rack_.net().now_ns() < hung_until_ns_; }
@@ -62,7 +62,6 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   rack_.resolved(job_);
   if (job_.ended) return crash(true);  // the server made another job of the same name
   reply_ = *result.value;
-  ticket_ = reply_->offer.ticket;
   try {
     link_ = rack_.net().connect(reply_->offer);
     session_ = std::make_unique<Session>(*reply_, *link_);
@@ -209,7 +208,6 @@ void Trainer::reconnect() {
             } catch (const Error&) {
               return;  // outdated already: asks again
             }
-            ticket_ = result.value->ticket;
             session_->resend();
           });
         });

@@ -90,7 +90,6 @@ class Trainer {
   std::optional<JoinReply> reply_;
   std::unique_ptr<WorkerLink> link_;
   std::unique_ptr<Session> session_;
-  std::string ticket_;
   std::vector<uint64_t> collected_;  // per key: one past the last round that was recorded
   std::vector<uint32_t> to_push_;    // in step: what is left of this round
   uint32_t wait_key_ = 0;            // and then the key that is waited for

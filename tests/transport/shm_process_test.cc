@@ -242,7 +242,7 @@ TEST_F(ShmProcessTest, AWorkerCannotWriteResultsOrChangeSizes) {
     if (reopened && writable(reopened.get())) return 7;
     for (const ShmFd* fd : {&worker.results(), &worker.gradients(), &worker.rings()}) {
       if (ftruncate(fd->get(), 0) == 0 || ftruncate(fd->get(), 1 << 30) == 0) return 8;
-      if (fcntl(fd->get(), F_ADD_SEALS, F_SEAL_WRITE) == 0) return 9;
+      if (fcntl(fd->get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0) return 9;
       if (fallocate(fd->get(), 0, 0, 1 << 30) == 0) return 10;
     }
     // A hole in its own gradients reads as zeros.

@@ -15,7 +15,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <string>
 #include <thread>
 
@@ -400,73 +399,6 @@ TEST_F(ShmTest, AnotherUserIsRefusedEvenWhereTheFilesAreOpen) {
   int status = -1;
   while (waitpid(child, &status, WNOHANG) == 0) handle(1);
   EXPECT_EQ(status, 0);
-}
-
-// transport/README.md is what another language joins by: its constants are the code's.
-TEST(ShmPageTest, ThePageHasTheCodesConstants) {
-  std::ifstream page(std::string(PHUB_SOURCE_DIR) + "/transport/README.md");
-  ASSERT_TRUE(page);
-  std::map<std::string, std::string> rows;  // | `name` | value | …
-  for (std::string line; std::getline(page, line);) {
-    if (!line.starts_with("| `")) continue;
-    const size_t name_end = line.find('`', 3);
-    const size_t value = line.find("| ", name_end) + 2;
-    rows[line.substr(3, name_end - 3)] = line.substr(value, line.find(" |", value) - value);
-  }
-  const auto expect = [&](const char* name, uint64_t value) {
-    ASSERT_TRUE(rows.contains(name)) << name << " is not on the page";
-    EXPECT_EQ(std::stoull(rows[name], nullptr, 0), value) << name;
-  };
-  expect("kShmMagic", kShmMagic);
-  expect("kShmVersion", kShmVersion);
-  expect("kShmTicketDigits", kShmTicketDigits);
-  expect("kShmFdsPerMessage", kShmFdsPerMessage);
-  expect("kShmFixedFds", kShmFixedFds);
-  expect("kShmMaxQueues", kShmMaxQueues);
-  expect("kShmRingSlack", kShmRingSlack);
-  expect("kShmMaxRingEntries", kShmMaxRingEntries);
-  expect("kShmLine", kShmLine);
-  expect("kShmSkewRanks", kShmSkewRanks);
-  expect("kShmMaxRefusalBytes", kShmMaxRefusalBytes);
-  expect("kShmArmed", kShmArmed);
-  expect("kHello", static_cast<uint64_t>(ShmMessage::kHello));
-  expect("kWelcome", static_cast<uint64_t>(ShmMessage::kWelcome));
-  expect("kMoreFds", static_cast<uint64_t>(ShmMessage::kMoreFds));
-  expect("kRefusal", static_cast<uint64_t>(ShmMessage::kRefusal));
-  expect("kData", static_cast<uint64_t>(ImmKind::kData));
-  expect("kNull", static_cast<uint64_t>(ImmKind::kNull));
-  expect("kInitial", static_cast<uint64_t>(ImmKind::kInitial));
-  expect("kControl", static_cast<uint64_t>(ImmKind::kControl));
-  expect("kMaxChunksPerQueue", kMaxChunksPerQueue);
-  expect("kMaxRanks", kMaxRanks);
-#define EXPECT_OFFSET(type, field) expect(#type "." #field, offsetof(type, field))
-  EXPECT_OFFSET(ShmHeader, magic);
-  EXPECT_OFFSET(ShmHeader, version);
-  EXPECT_OFFSET(ShmHeader, type);
-  EXPECT_OFFSET(ShmHeader, fds);
-  EXPECT_OFFSET(ShmHello, ticket);
-  EXPECT_OFFSET(ShmWelcome, rank);
-  EXPECT_OFFSET(ShmWelcome, incarnation);
-  EXPECT_OFFSET(ShmWelcome, queues);
-  EXPECT_OFFSET(ShmWelcome, total_fds);
-  EXPECT_OFFSET(ShmWelcome, results_file_bytes);
-  EXPECT_OFFSET(ShmWelcome, results_bytes);
-  EXPECT_OFFSET(ShmWelcome, gradients_file_bytes);
-  EXPECT_OFFSET(ShmWelcome, gradients_offset);
-  EXPECT_OFFSET(ShmWelcome, gradients_bytes);
-  EXPECT_OFFSET(ShmWelcome, rings_file_bytes);
-  EXPECT_OFFSET(ShmQueue, to_box_offset);
-  EXPECT_OFFSET(ShmQueue, to_worker_offset);
-  EXPECT_OFFSET(ShmQueue, to_box_entries);
-  EXPECT_OFFSET(ShmQueue, to_worker_entries);
-  EXPECT_OFFSET(ShmRing, tail);
-  EXPECT_OFFSET(ShmRing, head);
-  EXPECT_OFFSET(ShmRing, wake_at);
-#undef EXPECT_OFFSET
-  expect("sizeof(ShmHello)", sizeof(ShmHello));
-  expect("sizeof(ShmWelcome)", sizeof(ShmWelcome));
-  expect("sizeof(ShmQueue)", sizeof(ShmQueue));
-  expect("sizeof(ShmRing)", sizeof(ShmRing));
 }
 
 }  // namespace

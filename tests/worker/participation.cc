@@ -53,6 +53,11 @@ void Participation::end(const LogRecord& record, uint32_t chunks) {
   const auto stay = std::ranges::find_if(stays_, [&](const Stay& s) {
     return s.rank == record.rank && s.incarnation == record.incarnation && s.last.empty();
   });
+  const bool took_part = std::ranges::any_of(
+      record.last_rounds, [](const ChunkRange& range) { return range.round > 0; });
+  if (stay == stays_.end() && !took_part && record.kind == LogRecord::Kind::kLost) {
+    return;  // it was waited for, and never came
+  }
   if (stay == stays_.end()) {
     fail(ErrorCode::kInvalid, "rank {}, incarnation {} goes but was not there", record.rank,
          record.incarnation);

@@ -53,6 +53,11 @@ TEST(Participation, ALostRankEndsInADifferentRoundOfEachChunk) {
   }
 }
 
+TEST(Participation, ARankThatNeverCameTakesNoPart) {
+  const std::vector<LogRecord> log = {admitted(0, 1, 1), gone(Kind::kLost, 1, 0, {{0, 3, 0}})};
+  EXPECT_THAT(Participation(log, 4).ranks(1, 0), ElementsAre(0));
+}
+
 TEST(Participation, LeavingIsLikeBeingLost) {
   const std::vector<LogRecord> log = {admitted(0, 1, 1), gone(Kind::kLeft, 0, 1, {{0, 3, 12}})};
   const Participation participation(log, 4);

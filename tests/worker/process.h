@@ -18,6 +18,7 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  pid_t pid() const { return pid_; }
   void send(int signal);
   // Its exit status, minus the signal if one ended it, or nothing if it goes on.
   std::optional<int> wait(std::chrono::milliseconds limit);

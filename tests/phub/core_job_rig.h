@@ -1,0 +1,169 @@
+// A CoreJob with everything around it in the test's hands: what arrives, what can be posted, and
+// the slots of the ranks.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phub/core_job.h"
+#include "transport/wire.h"
+
+namespace phub::testing {
+
+class FakeEndpoint final : public Endpoint {
+ public:
+  size_t poll(std::span<Arrival> out) override {
+    size_t n = 0;
+    while (n < out.size() && !inbox.empty()) {
+      out[n++] = inbox.front();
+      inbox.pop_front();
+    }
+    return n;
+  }
+  bool post(uint32_t qp, const Write& write) override {
+    EXPECT_TRUE(attached.contains(qp)) << "a write to rank " << qp << ", which is not there";
+    if (room == 0) return false;
+    --room;
+    posted.emplace_back(qp, write);
+    return true;
+  }
+  void flush() override { flushed = posted.size(); }
+  bool arm(std::span<const uint32_t> after) override {
+    wake_after.assign(after.begin(), after.end());
+    return inbox.empty();
+  }
+  void disarm() override {}
+  int wake_fd() const override { return -1; }
+  void attach(uint32_t rank, uint32_t) override {
+    EXPECT_TRUE(attached.insert(rank).second) << "rank " << rank << " is attached twice";
+  }
+  void detach(uint32_t rank) override {
+    EXPECT_EQ(attached.erase(rank), 1u) << "rank " << rank << " is detached, but was not there";
+  }
+
+  std::deque<Arrival> inbox;
+  std::vector<std::pair<uint32_t, Write>> posted;
+  size_t flushed = 0;
+  size_t room = ~size_t{0};
+  std::set<uint32_t> attached;
+  std::vector<uint32_t> wake_after;
+};
+
+struct CoreJobRig {
+  struct Options {
+    JobParameters parameters = {.max_ranks = 3};
+    uint32_t chunks = 4;
+    uint32_t elements = 64;  // of each chunk
+    std::vector<uint32_t> expected = {0, 1, 2};
+    std::vector<int32_t> priorities = {};
+    bool admit = true;  // everyone who is expected
+  };
+
+  explicit CoreJobRig(Options options) : options_(std::move(options)) {
+    const JobParameters& p = options_.parameters;
+    const size_t total = size_t{options_.chunks} * options_.elements;
+    slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(p.gradient_dtype)));
+    results.assign(total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
+    parameters.assign(total, 0);
+    hyper = {{.from_round = 0, .classes = {kernels::default_hyper(p.optimizer)}}};
+    hyper.front().classes.front().lr = 1;
+    std::vector<CoreChunk> chunks;
+    for (uint32_t i = 0; i < options_.chunks; ++i) {
+      CoreChunk chunk;
+      chunk.offset = uint64_t{i} * options_.elements;
+      chunk.elements = options_.elements;
+      chunk.id = options_.chunks - 1 - i;  // not its index in the queue
+      chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;
+      chunks.push_back(chunk);
+    }
+    const bool f32 = p.parameter_dtype == kernels::DType::kF32;
+    job = std::make_unique<CoreJob>(
+        0, p,
+        JobArrays{.results = results.data(),
+                  .parameters = f32 ? reinterpret_cast<float*>(results.data()) : parameters.data()},
+        std::move(chunks), endpoint, &hyper, options_.expected);
+    if (!options_.admit) return;
+    job->hold();
+    Boundary boundary{.round = 1};
+    for (const uint32_t rank : options_.expected)
+      boundary.admitted.push_back(admission(rank, 1, 1));
+    job->commit(boundary);
+    take_posts();
+  }
+
+  Boundary::Admitted admission(uint32_t rank, uint32_t incarnation, uint64_t first_round) {
+    return {
+        .rank = rank, .incarnation = incarnation, .first_round = first_round, .slots = slots[rank]};
+  }
+  void arrive(uint32_t rank, const Imm& imm) {
+    endpoint.inbox.push_back({rank, encode(imm), true});
+  }
+  // The gradient of the rank's chunk becomes `value`, and is announced.
+  void push(uint32_t rank, uint32_t chunk, uint64_t round, float value) {
+    auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * options_.elements;
+    std::fill_n(slot, options_.elements, value);
+    arrive(rank, {chunk, static_cast<uint32_t>(round), ImmKind::kData});
+  }
+  void push_all(std::span<const uint32_t> ranks, uint32_t chunk, uint64_t round) {
+    for (const uint32_t rank : ranks) push(rank, chunk, round, digit(rank));
+  }
+  // Base 4: how often rank r is in a sum is its r-th digit.
+  static float digit(uint32_t rank) { return static_cast<float>(uint64_t{1} << (2 * rank)); }
+
+  void run() {
+    while (job->step()) {
+    }
+  }
+  float result(uint32_t chunk) {
+    return reinterpret_cast<const float*>(results.data())[chunk * options_.elements];
+  }
+  // The results that were posted since the last call: "rank:chunk@round", i for initial parts.
+  std::vector<std::string> take_posts() {
+    std::vector<std::string> out;
+    for (const auto& [qp, write] : std::exchange(endpoint.posted, {})) {
+      const Imm imm = decode(write.imm);
+      out.push_back(fmt::format("{}:{}{}{}", qp, imm.chunk,
+                                imm.kind == ImmKind::kInitial ? "i" : "@", imm.round));
+    }
+    return out;
+  }
+  // "violation 1", "broken 0", "excluded 2 @7", …
+  std::vector<std::string> take_reports() {
+    static const std::map<CoreReport::Type, std::string> kNames = {
+        {CoreReport::kBroken, "broken"},
+        {CoreReport::kViolation, "violation"},
+        {CoreReport::kNonFinite, "nonfinite"},
+        {CoreReport::kExcluded, "excluded"}};
+    std::vector<std::string> out;
+    CoreReport report;
+    while (job->next_report(report)) {
+      std::string text = kNames.at(report.type) + " ";
+      text += report.rank == CoreReport::kNoRank ? "nobody" : std::to_string(report.rank);
+      if (report.type == CoreReport::kNonFinite || report.type == CoreReport::kExcluded) {
+        text += fmt::format(" chunk {} @{}", report.chunk, report.round);
+      }
+      out.push_back(std::move(text));
+    }
+    return out;
+  }
+
+  const Options options_;
+  FakeEndpoint endpoint;
+  std::vector<std::vector<std::byte>> slots;
+  std::vector<std::byte> results;
+  std::vector<float> parameters;
+  std::vector<HyperVersion> hyper;
+  std::unique_ptr<CoreJob> job;
+};
+
+}  // namespace phub::testing

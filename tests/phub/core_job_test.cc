@@ -1,0 +1,543 @@
+#include "phub/core_job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+#include "tests/phub/core_job_rig.h"
+
+namespace phub {
+namespace {
+
+using kernels::DType;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using Rig = testing::CoreJobRig;
+
+constexpr float kAll3 = 1 + 4 + 16;
+const std::vector<uint32_t> kRanks = {0, 1, 2};
+
+TEST(CoreJob, AChunkCompletesWithItsLastRank) {
+  Rig rig({});
+  rig.push_all(std::vector<uint32_t>{2, 0}, 1, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.push(1, 1, 1, Rig::digit(1));
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@1", "1:1@1", "2:1@1"));
+  EXPECT_EQ(rig.endpoint.flushed, 3u);
+  EXPECT_EQ(rig.result(1), kAll3);
+  EXPECT_EQ(rig.result(0), 0);
+  EXPECT_EQ(rig.result(2), 0);
+}
+
+TEST(CoreJob, NobodyHasToSendZeros) {
+  Rig rig({.parameters = {.max_ranks = 3, .mean = true}});
+  rig.push(0, 0, 1, 9);
+  rig.arrive(1, {0, 1, ImmKind::kNull});
+  rig.arrive(2, {0, 1, ImmKind::kNull});
+  rig.run();
+  EXPECT_EQ(rig.result(0), 3);  // null contributions are in the divisor
+  for (const uint32_t rank : kRanks) rig.arrive(rank, {0, 2, ImmKind::kNull});
+  rig.run();
+  EXPECT_EQ(rig.result(0), 0);
+}
+
+TEST(CoreJob, AContributionCountsOnce) {
+  Rig rig({});
+  rig.push(1, 0, 1, Rig::digit(1));
+  rig.push(1, 0, 1, Rig::digit(1));
+  rig.arrive(1, {0, 1, ImmKind::kNull});  // even if it says something else now
+  rig.push_all(std::vector<uint32_t>{0, 2}, 0, 1);
+  rig.run();
+  EXPECT_EQ(rig.result(0), kAll3);
+  rig.take_posts();
+  // Once more after the round: its result was lost on the way, and is sent again to that rank only.
+  rig.push(1, 0, 2, Rig::digit(1));
+  rig.run();
+  rig.arrive(2, {0, 1, ImmKind::kData});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("2:0@1"));
+  EXPECT_EQ(rig.result(0), kAll3);
+  rig.push_all(std::vector<uint32_t>{0, 2}, 0, 2);
+  rig.run();
+  EXPECT_EQ(rig.result(0), kAll3);
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+}
+
+TEST(CoreJob, WhatCannotBeIsAViolationOfThatRankAlone) {
+  const struct {
+    const char* what;
+    Imm imm;
+  } kCases[] = {
+      {"a chunk that is not there", {4, 3, ImmKind::kData}},
+      {"the last chunk that an immediate can name", {kMaxChunksPerQueue - 1, 3, ImmKind::kNull}},
+      {"a round that is to come", {0, 4, ImmKind::kData}},
+      {"a round long ago", {0, 1, ImmKind::kData}},
+      {"a null of the wrong round", {0, 1, ImmKind::kNull}},
+      {"initial parameters in a job without", {0, 0, ImmKind::kInitial}},
+      {"a control message", {0, 3, ImmKind::kControl}},
+  };
+  for (const auto& [what, imm] : kCases) {
+    SCOPED_TRACE(what);
+    Rig rig({});
+    for (uint32_t round = 1; round < 3; ++round) {
+      for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, round);
+      rig.run();
+    }
+    rig.take_posts();
+    rig.push(1, 1, 3, Rig::digit(1));
+    rig.arrive(1, imm);
+    rig.arrive(1, imm);
+    rig.push(1, 0, 3, Rig::digit(1));  // nothing of this rank is taken any more
+    rig.push_all(std::vector<uint32_t>{0, 2}, 0, 3);
+    rig.push_all(std::vector<uint32_t>{0, 2}, 1, 3);
+    rig.run();
+    EXPECT_THAT(rig.take_reports(), ElementsAre("violation 1"));
+    EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@3", "2:1@3"));  // chunk 0 lacks rank 1
+    EXPECT_EQ(rig.result(1), kAll3);
+  }
+}
+
+TEST(CoreJob, ABrokenQueuePairIsReportedOnce) {
+  Rig rig({});
+  rig.endpoint.inbox.push_back({2, 0, false});
+  rig.endpoint.inbox.push_back({2, 0, false});
+  rig.push(2, 0, 1, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("broken 2"));
+}
+
+TEST(CoreJob, WhileHeldNoNewRoundIsCompleted) {
+  Rig rig({});
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) rig.push_all(kRanks, chunk, 1);  // not chunk 3
+  rig.run();
+  rig.push(0, 1, 2, Rig::digit(0));
+  rig.run();
+  rig.take_posts();
+  const CoreReport held = rig.job->hold();
+  EXPECT_EQ(held.round, 2u);
+  EXPECT_EQ(held.started, 2u);
+  EXPECT_EQ(held.min_round, 1u);
+
+  rig.push_all(kRanks, 0, 2);
+  rig.push_all(kRanks, 3, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:3@1", "1:3@1", "2:3@1"));  // an earlier round
+  rig.push_all(kRanks, 3, 2);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.job->commit({.round = 2});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "1:0@2", "2:0@2", "0:3@2", "1:3@2", "2:3@2"));
+}
+
+TEST(CoreJob, WhatWasReadyBeforeTheHoldIsHeldToo) {
+  Rig rig({.chunks = 20});
+  for (uint32_t chunk = 0; chunk < 20; ++chunk) rig.push_all(kRanks, chunk, 1);
+  EXPECT_TRUE(rig.job->step());  // a batch of them
+  const size_t completed = rig.take_posts().size() / 3;
+  EXPECT_GT(completed, 0u);
+  EXPECT_LT(completed, 20u);
+  EXPECT_EQ(rig.job->hold().round, 2u);
+  rig.push_all(kRanks, 0, 2);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), SizeIs(3 * (20 - completed)));  // round 1 only
+  rig.job->commit({.round = 2});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), SizeIs(3));
+}
+
+// A lost rank's contribution that was accepted: kept where the box has its bytes, dropped where
+// they are still the worker's.
+TEST(CoreJob, ALostRanksContributions) {
+  for (const bool workers_own : {false, true}) {
+    SCOPED_TRACE(workers_own);
+    Rig rig({.parameters = {.max_ranks = 3, .mean = true, .slots_belong_to_worker = workers_own}});
+    for (uint32_t chunk = 1; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, 1);
+    rig.run();
+    rig.push(1, 1, 2, 12);                  // accepted, in round 2 of chunk 1
+    rig.arrive(1, {2, 2, ImmKind::kNull});  // null contributions have no bytes to change
+    rig.push_all(std::vector<uint32_t>{0, 2}, 0, 1);
+    rig.run();
+    rig.take_posts();
+
+    rig.job->hold();
+    std::vector<uint64_t> last(4, 99);
+    rig.job->commit({.round = 2, .lost = {{.rank = 1, .last_rounds = last}}});
+    // By the chunks' numbers in the job, which run the other way here.
+    EXPECT_THAT(last, ElementsAre(1, 2, workers_own ? 1 : 2, 0));
+    EXPECT_EQ(rig.endpoint.attached, (std::set<uint32_t>{0, 2}));
+    rig.run();
+    EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "2:0@1"));  // it was the last one awaited
+    EXPECT_EQ(rig.result(0), (1 + 16) * 0.5f);
+
+    for (uint32_t chunk = 0; chunk < 4; ++chunk) {
+      rig.push(0, chunk, 2, 6);
+      rig.push(2, chunk, 2, 6);
+    }
+    rig.push(1, 3, 2, 1000);  // what it still writes arrives nowhere
+    rig.run();
+    EXPECT_THAT(rig.take_posts(), SizeIs(8));
+    EXPECT_EQ(rig.result(0), 6);
+    EXPECT_EQ(rig.result(1), workers_own ? 6 : 24 * static_cast<float>(1.0 / 3));
+    EXPECT_EQ(rig.result(2), 12 * static_cast<float>(1.0 / 3));
+    EXPECT_EQ(rig.result(3), 6);
+    EXPECT_THAT(rig.take_reports(), IsEmpty());
+  }
+}
+
+TEST(CoreJob, OneOfManyIsLostTwiceOver) {
+  // More ranks than a word has bits, and a boundary in which several go.
+  std::vector<uint32_t> ranks(70);
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  Rig rig({.parameters = {.max_ranks = 70, .slots_belong_to_worker = true},
+           .chunks = 1,
+           .expected = ranks});
+  for (const uint32_t rank : ranks) {
+    if (rank != 3 && rank != 66) rig.push(rank, 0, 1, 1);
+  }
+  rig.run();
+  std::vector<uint64_t> last3(1), last66(1), last69(1);
+  rig.job->hold();
+  rig.job->commit({.round = 1,
+                   .lost = {{.rank = 66, .last_rounds = last66},
+                            {.rank = 3, .last_rounds = last3},
+                            {.rank = 69, .last_rounds = last69}}});
+  rig.run();
+  EXPECT_EQ(rig.result(0), 67);
+  EXPECT_THAT(rig.take_posts(), SizeIs(67));
+  EXPECT_EQ(last69[0], 0u);
+}
+
+TEST(CoreJob, ForWhomTheJobPausesIsAwaitedFromTheNextRoundOn) {
+  Rig rig({.parameters = {.max_ranks = 3, .slots_belong_to_worker = true}});
+  rig.push_all(std::vector<uint32_t>{0, 1}, 0, 1);
+  rig.run();
+  EXPECT_EQ(rig.job->hold().started, 1u);
+  std::vector<uint64_t> last(4);
+  rig.job->commit({.round = 1, .lost = {{.rank = 1, .expected_again = 2, .last_rounds = last}}});
+  EXPECT_THAT(last, Each(0));
+  const std::vector<uint32_t> others = {0, 2};
+  rig.push(2, 0, 1, Rig::digit(2));
+  for (uint32_t chunk = 1; chunk < 4; ++chunk) rig.push_all(others, chunk, 1);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 1 + 16);
+  EXPECT_THAT(rig.take_posts(), SizeIs(8));  // round 1 is finished without it
+  rig.push_all(others, 0, 2);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());  // and round 2 is not
+
+  rig.job->hold();
+  rig.job->commit({.round = 2, .admitted = {rig.admission(1, 2, 2)}});
+  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1", "1:1@1", "1:2@1", "1:3@1"));
+  rig.push(1, 0, 2, Rig::digit(1));
+  rig.run();
+  EXPECT_EQ(rig.result(0), kAll3);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
+}
+
+TEST(CoreJob, ANewRankEntersTheRoundInProgress) {
+  Rig rig({.parameters = {.max_ranks = 4}});
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  rig.push_all(kRanks, 0, 2);
+  rig.run();
+  rig.push_all(kRanks, 0, 3);  // complete, but for the hold
+  EXPECT_EQ(rig.job->hold().round, 3u);
+  rig.run();
+  rig.take_posts();
+  rig.job->commit({.round = 3, .admitted = {rig.admission(3, 1, 3)}});
+  EXPECT_THAT(rig.take_posts(), ElementsAre("3:0@2"));  // the others are not that far
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());  // round 3 waits for it
+  for (uint32_t chunk = 1; chunk < 3; ++chunk) rig.push_all(kRanks, chunk, 2);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(),
+              ElementsAre("0:1@2", "1:1@2", "2:1@2", "3:1@2", "0:2@2", "1:2@2", "2:2@2", "3:2@2"));
+  EXPECT_EQ(rig.result(1), kAll3);
+  rig.push(3, 0, 3, Rig::digit(3));
+  rig.run();
+  EXPECT_EQ(rig.result(0), kAll3 + 64);
+  // A round before its first is not its business.
+  rig.push(3, 3, 1, Rig::digit(3));
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 3"));
+}
+
+TEST(CoreJob, ASuccessorBeginsAfterWhatItsPredecessorGave) {
+  Rig rig({.chunks = 2});
+  rig.push(1, 0, 1, Rig::digit(1));
+  rig.run();
+  rig.job->hold();
+  std::vector<uint64_t> last(2);
+  rig.job->commit({.round = 1, .lost = {{.rank = 1, .last_rounds = last}}});
+  EXPECT_THAT(last, ElementsAre(0, 1));
+  rig.job->hold();
+  rig.job->commit({.round = 1, .admitted = {rig.admission(1, 2, 2)}});
+  const std::vector<uint32_t> others = {0, 2};
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) rig.push_all(others, chunk, 1);
+  rig.run();
+  EXPECT_EQ(rig.result(0), kAll3);  // the predecessor's
+  EXPECT_EQ(rig.result(1), 1 + 16);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1", "2:0@1", "0:1@1", "1:1@1", "2:1@1"));
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) rig.push_all(kRanks, chunk, 2);
+  rig.run();
+  EXPECT_EQ(rig.result(0), kAll3);
+  EXPECT_EQ(rig.result(1), kAll3);
+}
+
+TEST(CoreJob, ARankThatNeverCameIsForgotten) {
+  Rig rig({.admit = false});
+  rig.job->hold();
+  rig.job->commit({.round = 1, .admitted = {rig.admission(0, 1, 1), rig.admission(1, 1, 1)}});
+  rig.take_posts();
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(std::vector<uint32_t>{0, 1}, chunk, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.job->hold();
+  rig.job->commit({.round = 1, .forgotten = {2}});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), SizeIs(8));
+  EXPECT_EQ(rig.result(3), 1 + 4);
+}
+
+TEST(CoreJob, ResultsAreOwedToAFullQueue) {
+  Rig rig({.chunks = 130});
+  rig.endpoint.room = 5;
+  for (uint32_t chunk = 0; chunk < 130; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  EXPECT_TRUE(rig.job->owes());
+  std::vector<std::string> posts = rig.take_posts();
+  EXPECT_THAT(posts, SizeIs(5));
+  for (int i = 0; i < 1000 && rig.job->owes(); ++i) {
+    rig.endpoint.room = 7;
+    rig.run();
+    for (std::string& post : rig.take_posts()) posts.push_back(std::move(post));
+  }
+  EXPECT_FALSE(rig.job->owes());
+  EXPECT_THAT(posts, SizeIs(3 * 130));
+  const std::set<std::string> different(posts.begin(), posts.end());
+  EXPECT_THAT(different, SizeIs(3 * 130));
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+}
+
+TEST(CoreJob, NothingIsOwedToTheLost) {
+  Rig rig({});
+  rig.endpoint.room = 0;
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  rig.job->hold();
+  Boundary boundary{.round = 2};
+  for (const uint32_t rank : kRanks) boundary.lost.push_back({.rank = rank});
+  rig.job->commit(boundary);
+  EXPECT_FALSE(rig.job->owes());
+  rig.endpoint.room = 100;
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+}
+
+TEST(CoreJob, HigherPriorityCompletesFirst) {
+  Rig rig({.priorities = {-1, 5, 5, 7}});
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  std::vector<std::string> to_rank0;
+  for (const std::string& post : rig.take_posts()) {
+    if (post.starts_with("0:")) to_rank0.push_back(post);
+  }
+  EXPECT_THAT(to_rank0, ElementsAre("0:3@1", "0:1@1", "0:2@1", "0:0@1"));
+}
+
+TEST(CoreJob, InitialParametersOfFullWidthComeInOnePart) {
+  Rig rig({.parameters = {.max_ranks = 3,
+                          .optimizer = kernels::Optimizer::kSgd,
+                          .initial_broadcast = true},
+           .chunks = 2});
+  rig.push(0, 0, 0, 40);  // its slot
+  rig.endpoint.inbox.clear();
+  rig.arrive(0, {0, 0, ImmKind::kInitial});
+  rig.arrive(0, {0, 0, ImmKind::kInitial});  // once more: the result again, nothing else
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0", "1:0@0", "2:0@0", "0:0@0"));
+  EXPECT_EQ(rig.result(0), 40);
+  rig.push_all(kRanks, 0, 1);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 40 - kAll3);
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+  rig.push(1, 1, 1, 1);  // of chunk 1 there are no parameters yet
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 1"));
+  rig.arrive(2, {1, 0, ImmKind::kInitial});  // only rank 0 sends them
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 2"));
+}
+
+TEST(CoreJob, InitialParametersOfHalfWidthComeInTwoParts) {
+  Rig rig({.parameters = {.max_ranks = 3,
+                          .gradient_dtype = DType::kBF16,
+                          .parameter_dtype = DType::kF32,
+                          .optimizer = kernels::Optimizer::kSgd,
+                          .initial_broadcast = true},
+           .chunks = 2});
+  auto* slot = reinterpret_cast<float*>(rig.slots[0].data());
+  const auto part = [&](uint32_t number, float value) {
+    std::fill_n(slot, 32, value);
+    rig.arrive(0, {0, number, ImmKind::kInitial});
+    rig.run();
+  };
+  part(0, 7);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0i0"));
+  part(0, 9);  // it did not see the answer: what was taken stays
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0i0"));
+  part(1, 8);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0", "1:0@0", "2:0@0"));
+  const auto* result = reinterpret_cast<const float*>(rig.results.data());
+  EXPECT_THAT(std::vector<float>(result, result + 32), Each(7));
+  EXPECT_THAT(std::vector<float>(result + 32, result + 64), Each(8));
+  rig.arrive(0, {1, 1, ImmKind::kInitial});  // the second part first
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 0"));
+}
+
+TEST(CoreJob, ASuccessorSendsTheInitialParametersFromTheStart) {
+  Rig rig({.parameters = {.max_ranks = 3,
+                          .gradient_dtype = DType::kF16,
+                          .parameter_dtype = DType::kF32,
+                          .optimizer = kernels::Optimizer::kSgd,
+                          .initial_broadcast = true,
+                          .slots_belong_to_worker = true},
+           .chunks = 1});
+  rig.arrive(0, {0, 0, ImmKind::kInitial});
+  rig.run();
+  EXPECT_EQ(rig.job->hold().min_round, 0u);
+  std::vector<uint64_t> last(1, 9);
+  rig.job->commit({.round = 1, .lost = {{.rank = 0, .expected_again = 1, .last_rounds = last}}});
+  EXPECT_EQ(last[0], 0u);
+  rig.job->hold();
+  rig.job->commit({.round = 1, .admitted = {rig.admission(0, 2, 1)}});
+  rig.take_posts();
+  auto* slot = reinterpret_cast<float*>(rig.slots[0].data());
+  std::fill_n(slot, 32, 3.0f);
+  for (const uint32_t part : {0u, 1u}) {
+    rig.arrive(0, {0, part, ImmKind::kInitial});
+    rig.run();
+  }
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0i0", "0:0@0", "1:0@0", "2:0@0"));
+  EXPECT_EQ(rig.result(0), 3);
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+}
+
+TEST(CoreJob, NonFiniteGradients) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const auto run = [](Rig& rig, float rank1) {
+    rig.push(0, 0, 1, rank1 == kLargest ? kLargest : 2);
+    rig.push(1, 0, 1, rank1);
+    rig.push(2, 0, 1, 4);
+    rig.push_all(kRanks, 1, 1);
+    rig.run();
+  };
+  {
+    Rig rig({.parameters = {.max_ranks = 3, .on_nonfinite = OnNonFinite::kStop}});
+    run(rig, kNan);
+    EXPECT_THAT(rig.take_reports(), ElementsAre("nonfinite 1 chunk 3 @1"));
+    EXPECT_THAT(rig.take_posts(), IsEmpty());  // nothing completes any more
+    rig.run();
+    EXPECT_THAT(rig.take_reports(), IsEmpty());
+  }
+  {
+    Rig rig({.parameters = {.max_ranks = 3, .mean = true, .on_nonfinite = OnNonFinite::kExclude}});
+    run(rig, kNan);
+    EXPECT_THAT(rig.take_reports(), ElementsAre("excluded 1 chunk 3 @1"));
+    EXPECT_EQ(rig.result(0), 3);  // of the two that are left
+    EXPECT_THAT(rig.take_posts(), SizeIs(6));
+  }
+  {
+    Rig rig({.parameters = {.max_ranks = 3, .on_nonfinite = OnNonFinite::kExclude}});
+    run(rig, kLargest);
+    EXPECT_THAT(rig.take_reports(), ElementsAre("nonfinite nobody chunk 3 @1"));
+  }
+  {
+    Rig rig({.parameters = {.max_ranks = 3, .on_nonfinite = OnNonFinite::kPass}});
+    run(rig, kNan);
+    EXPECT_THAT(rig.take_reports(), IsEmpty());
+    EXPECT_NE(rig.result(0), rig.result(0));
+  }
+}
+
+TEST(CoreJob, AProbeTellsWhoIsWaitedFor) {
+  Rig rig({.parameters = {.max_ranks = 70}});
+  Probe probe;
+  probe.arrivals.resize(70);
+  probe.waited_for.resize(2);
+  rig.job->probe(probe);
+  EXPECT_EQ(probe.min_round, 1u);
+  EXPECT_THAT(probe.waited_for, ElementsAre(0, 0));  // nobody has sent anything: nobody waits
+  rig.push_all(kRanks, 0, 1);
+  rig.push(0, 1, 1, 1);
+  rig.push(2, 1, 1, 1);
+  rig.run();
+  rig.job->probe(probe);
+  EXPECT_THAT(probe.waited_for, ElementsAre(2, 0));
+  EXPECT_EQ(probe.arrivals[0], 2u);
+  EXPECT_EQ(probe.arrivals[1], 1u);
+  EXPECT_EQ(probe.chunks_completed, 1u);
+  rig.job->hold();
+  rig.job->commit({.round = 2, .admitted = {rig.admission(65, 1, 2)}});
+  rig.push(0, 0, 2, 1);
+  rig.run();
+  rig.job->probe(probe);
+  EXPECT_THAT(probe.waited_for, ElementsAre(6, 2));
+}
+
+TEST(CoreJob, ItSleepsUntilARankComesWithoutWhomNothingCompletes) {
+  Rig rig({});
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(1, 0, 0));
+  rig.push(0, 0, 1, 1);
+  EXPECT_FALSE(rig.job->arm());
+  rig.run();
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 1, 0));
+  rig.push_all(kRanks, 1, 1);
+  rig.push(1, 0, 1, 1);
+  rig.run();
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 0, 1));
+  rig.push(2, 1, 1, 1);  // out of turn for chunk 1: round 1 is over there
+  rig.arrive(2, {9, 0, ImmKind::kData});
+  rig.run();
+  EXPECT_FALSE(rig.job->arm());  // a report waits to be taken
+  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 2"));
+  EXPECT_TRUE(rig.job->arm());
+}
+
+TEST(CoreJob, HyperparametersOfARound) {
+  Rig rig({.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kSgd}, .chunks = 2});
+  rig.push_all(kRanks, 0, 1);
+  rig.run();
+  EXPECT_EQ(rig.result(0), -kAll3);
+  rig.job->hold();
+  std::vector<HyperVersion> changed = rig.hyper;
+  changed.push_back(changed.front());
+  changed.back().from_round = 2;
+  changed.back().classes.front().lr = 0.5;
+  rig.job->commit({.round = 2, .hyper = &changed});
+  rig.push_all(kRanks, 1, 1);  // still round 1
+  rig.push_all(kRanks, 0, 2);
+  rig.run();
+  EXPECT_EQ(rig.result(1), -kAll3);
+  EXPECT_EQ(rig.result(0), -kAll3 * 1.5f);
+  for (uint64_t round = 3; round < 600; ++round) {  // the round's low bits come round
+    rig.push_all(kRanks, 0, round);
+    rig.run();
+    ASSERT_EQ(rig.result(0), -kAll3 * (1 + 0.5f * static_cast<float>(round - 1)));
+  }
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,450 @@
+// Real processes that are killed, stopped, replaced, or lose their server.
+//
+// PHUB_TEST_SCALE multiplies the numbers of repetitions (20: the thousand kills of a release).
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <random>
+#include <thread>
+
+#include "tests/transport/shm_rig.h"
+#include "tests/worker/box.h"
+#include "tests/worker/fault_oracle.h"
+#include "tests/worker/participation.h"
+#include "tests/worker/process.h"
+#include "transport/messages_json.h"
+
+namespace phub::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Kind = LogRecord::Kind;
+
+// Far more than anything takes here, for machines with other things to do.
+constexpr milliseconds kLong{30000};
+
+uint32_t scaled(uint32_t n) {
+  const char* scale = std::getenv("PHUB_TEST_SCALE");
+  return scale ? static_cast<uint32_t>(n * std::stod(scale)) : n;
+}
+
+uint64_t seed() {
+  const char* text = std::getenv("PHUB_SEED");
+  const uint64_t seed = text ? std::stoull(text) : std::random_device{}();
+  fmt::print("PHUB_SEED={}\n", seed);
+  return seed;
+}
+
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+template <typename Condition>
+bool becomes(Condition condition, milliseconds limit = kLong) {
+  const auto until = Clock::now() + limit;
+  while (!condition()) {
+    if (Clock::now() > until) return false;
+    std::this_thread::sleep_for(milliseconds(3));
+  }
+  return true;
+}
+
+using Flags = std::vector<std::string>;
+
+// One job and the processes that were ever in it.
+class Training {
+ public:
+  Training(std::string server, JobSpec spec) : server_(std::move(server)), spec_(std::move(spec)) {}
+
+  // A worker for a rank (-1: any).
+  Process& start(int32_t rank, const Flags& flags = {}) {
+    const std::string at = directory_.path() + "/" + std::to_string(workers_.size());
+    std::vector<std::string> command = {PHUB_FAULT_WORKER, "--server",     server_,
+                                        "--job",           to_json(spec_), "--notes",
+                                        at + ".notes",     "--rank",       std::to_string(rank)};
+    command.insert(command.end(), flags.begin(), flags.end());
+    notes_.push_back(at + ".notes");
+    return workers_.emplace_back(command, at + ".out");
+  }
+
+  JobStatus status() const {
+    for (JobStatus& job : ControlClient(server_).status().jobs) {
+      if (job.name == spec_.name) return job;
+    }
+    return {};
+  }
+  RankStatus rank(uint32_t rank) const {
+    const JobStatus job = status();
+    return rank < job.ranks.size() ? job.ranks[rank] : RankStatus{};
+  }
+  std::vector<LogRecord> log() const { return ControlClient(server_).log(spec_.name); }
+  uint64_t round() const { return status().completed_round; }
+  ::testing::AssertionResult goes_on(uint64_t rounds) const {
+    const uint64_t goal = round() + rounds;
+    if (becomes([&] { return round() >= goal; })) return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << "stuck in round " << round() << " before " << goal;
+  }
+
+  // Everyone who is still there leaves.
+  void end() {
+    for (Process& worker : workers_) worker.send(SIGTERM);
+    for (Process& worker : workers_) {
+      EXPECT_TRUE(worker.wait(kLong).has_value()) << "hangs: " << worker.output();
+    }
+  }
+  // What everybody saw is what the log says.
+  void check() const {
+    std::vector<Sight> sights;
+    size_t seen = 0;
+    for (const std::string& notes : notes_) {
+      sights.push_back(read_sight(notes, chunks_of(spec_).size()));
+      seen += sights.back().rounds.size();
+    }
+    EXPECT_GT(seen, 0u);
+    EXPECT_EQ(check_sights(spec_, log(), std::move(sights)), "");
+  }
+
+ private:
+  const std::string server_;
+  const JobSpec spec_;
+  const TemporaryDirectory directory_;
+  std::deque<Process> workers_;
+  std::vector<std::string> notes_;
+};
+
+bool left(Process& worker) {
+  return worker.wait(kLong) == 0 && worker.output().ends_with("left\n");
+}
+
+TEST(Faults, AWorkerKilledInMidRoundAsThePolicySays) {
+  Box box;
+  for (const char* policy : {"shrink", "wait", "fail"}) {
+    for (const bool successor : {false, true}) {
+      const std::string name = fmt::format("{}-{}", policy, successor ? "successor" : "alone");
+      SCOPED_TRACE(name);
+      if (successor && name.starts_with("fail")) continue;
+      JobSpec spec = fault_spec(name, 3, successor ? "adam" : "none");
+      spec.on_loss = policy;
+      if (!successor) spec.wait_limit_ms = 700;
+      Training training(box.address(), spec);
+      Process &zero = training.start(0), &one = training.start(1);
+      Process& victim = training.start(2, {"--die-in", "20"});
+      EXPECT_EQ(victim.wait(kLong), -SIGKILL) << victim.output();
+
+      if (std::string_view(policy) == "shrink" || successor) {
+        if (successor) {
+          Process& next = training.start(2, {"--patient"});
+          ASSERT_TRUE(next.printed("joined rank 2 incarnation 2 round ", kLong)) << next.output();
+        }
+        EXPECT_TRUE(training.goes_on(50));
+        training.end();
+        EXPECT_TRUE(left(zero) && left(one)) << zero.output() << one.output();
+      } else {
+        EXPECT_EQ(zero.wait(kLong), 3);
+        EXPECT_EQ(one.wait(kLong), 3);
+        const char* says = std::string_view(policy) == "fail"
+                               ? "rank_lost: rank 2 (incarnation 1) was lost in round 2"
+                               : "rank_lost: the job waited 700 ms for rank 2 to come back";
+        EXPECT_THAT(zero.output(), HasSubstr(says));
+        EXPECT_THAT(one.output(), HasSubstr(says));
+      }
+      training.check();
+
+      // Keys 3 and 2 were pushed in round 20, keys 1 and 0 were not.
+      const std::vector<LogRecord> log = training.log();
+      const auto lost = std::ranges::find(log, Kind::kLost, &LogRecord::kind);
+      ASSERT_NE(lost, log.end());
+      EXPECT_EQ(lost->rank, 2u);
+      EXPECT_THAT(lost->reason, HasSubstr("the process ended"));
+      EXPECT_EQ(lost->last_rounds.front().round, 19u);
+      if (name != "wait-successor") continue;
+      const auto back = std::ranges::find_if(log, [](const LogRecord& record) {
+        return record.kind == Kind::kAdmitted && record.incarnation == 2;
+      });
+      ASSERT_NE(back, log.end());
+      EXPECT_EQ(back->round, 21u);  // nobody went on without it
+    }
+  }
+}
+
+// A job of three in which somebody is killed again and again, at any moment, and somebody else
+// comes.
+void kill_at_random(Box& box, const JobSpec& spec, uint32_t kills, std::mt19937_64& random) {
+  SCOPED_TRACE(spec.name);
+  Training training(box.address(), spec);
+  std::vector<Process*> now(3);
+  for (uint32_t rank = 0; rank < 3; ++rank) now[rank] = &training.start(static_cast<int32_t>(rank));
+  ASSERT_TRUE(training.goes_on(2));
+  for (uint32_t i = 0; i < kills; ++i) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
+    const auto rank = static_cast<uint32_t>(random() % 3);
+    // Perhaps before it has joined, even; but somebody has to be there who knows the parameters.
+    if (random() % 2) {
+      ASSERT_TRUE(now[rank]->printed("joined", kLong)) << now[rank]->output();
+    }
+    ASSERT_TRUE(becomes([&] {
+      uint32_t others = 0;
+      for (const RankStatus& other : training.status().ranks) {
+        others += other.state == "live" && other.rank != rank;
+      }
+      return others > 0;
+    }));
+    now[rank]->send(SIGKILL);
+    const Flags flags = {random() % 2 ? "--replace" : "--patient"};
+    now[rank] = &training.start(static_cast<int32_t>(rank), flags);
+  }
+  for (Process* worker : now) ASSERT_TRUE(worker->printed("joined", kLong)) << worker->output();
+  EXPECT_TRUE(training.goes_on(10));
+  training.end();
+  for (Process* worker : now) EXPECT_TRUE(left(*worker)) << worker->output();
+  training.check();
+}
+
+TEST(Faults, KillsAtRandomMoments) {
+  std::mt19937_64 random(seed());
+  Box box;
+  for (uint32_t job = 0; job < scaled(2); ++job) {
+    JobSpec spec = fault_spec(fmt::format("kills-{}", job), 3, job % 2 ? "adam" : "none");
+    spec.on_loss = job % 4 < 2 ? "shrink" : "wait";
+    kill_at_random(box, spec, 25, random);
+  }
+}
+
+TEST(Faults, DISABLED_AThousandKills) {
+  std::mt19937_64 random(seed());
+  Box box;
+  for (uint32_t job = 0; job < 20; ++job) {
+    JobSpec spec = fault_spec(fmt::format("kills-{}", job), 3, job % 2 ? "adam" : "none");
+    spec.on_loss = job % 4 < 2 ? "shrink" : "wait";
+    kill_at_random(box, spec, 50, random);
+  }
+}
+
+TEST(Faults, AStoppedWorkerThatWasReplacedChangesNothing) {
+  std::mt19937_64 random(seed());
+  Box box;
+  Training training(box.address(), fault_spec("stopped", 3, "adam"));
+  std::vector<Process*> now;
+  for (int32_t rank = 0; rank < 3; ++rank) now.push_back(&training.start(rank));
+  ASSERT_TRUE(training.goes_on(5));
+  for (uint32_t i = 0; i < scaled(3); ++i) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));
+    const auto rank = static_cast<uint32_t>(random() % 3);
+    Process& old = *now[rank];
+    old.send(SIGSTOP);
+    now[rank] = &training.start(static_cast<int32_t>(rank), {"--patient"});
+    ASSERT_TRUE(now[rank]->printed("joined", kLong)) << now[rank]->output();
+    EXPECT_TRUE(training.goes_on(5));
+    const auto begin = Clock::now();
+    old.send(SIGCONT);
+    EXPECT_TRUE(training.goes_on(20));
+    EXPECT_EQ(old.wait(kLong), 3);
+    EXPECT_THAT(old.output(), HasSubstr("fenced: incarnation "));
+    EXPECT_THAT(old.output(), HasSubstr(fmt::format(" of rank {} was replaced", rank)));
+    EXPECT_LT(ms_since(begin), 10000);
+  }
+  training.end();
+  training.check();
+}
+
+TEST(Faults, ALivingRankIsTakenOver) {
+  Box box;
+  Training training(box.address(), fault_spec("replaced", 2, "none"));
+  Process* present = &training.start(0);
+  training.start(1);
+  ASSERT_TRUE(training.goes_on(5));
+  for (uint32_t i = 2; i < 2 + scaled(5); ++i) {
+    Process& old = *present;
+    present = &training.start(0, {"--replace"});
+    EXPECT_TRUE(present->printed(fmt::format("joined rank 0 incarnation {} ", i), kLong))
+        << present->output();
+    EXPECT_EQ(old.wait(kLong), 3);
+    EXPECT_THAT(old.output(), HasSubstr("fenced: "));
+    EXPECT_TRUE(training.goes_on(5));
+  }
+  Process& refused = training.start(0);
+  EXPECT_EQ(refused.wait(kLong), 3);
+  EXPECT_THAT(refused.output(), StartsWith("taken: rank 0 of job 'replaced' is taken by"));
+  training.end();
+  training.check();
+}
+
+TEST(Faults, RanksComeAndGoInTheMiddle) {
+  Box box;
+  JobSpec spec = fault_spec("elastic", 2, "adam");
+  spec.max_ranks = 5;
+  Training training(box.address(), spec);
+  training.start(0);
+  Process& leaver = training.start(1, {"--leave-after", "40"});
+  ASSERT_TRUE(training.goes_on(10));
+  for (int i = 0; i < 3; ++i) {
+    Process& late = training.start(-1, {"--leave-after", std::to_string(20 + 30 * i)});
+    ASSERT_TRUE(late.printed("joined", kLong)) << late.output();
+    EXPECT_TRUE(training.goes_on(10));
+  }
+  EXPECT_TRUE(left(leaver)) << leaver.output();
+  Process& last = training.start(4, {"--patient"});
+  ASSERT_TRUE(last.printed("joined", kLong)) << last.output();
+  EXPECT_TRUE(training.goes_on(10));
+  training.end();
+  EXPECT_TRUE(left(last)) << last.output();
+  training.check();
+  size_t admitted = 0, gone = 0;
+  for (const LogRecord& record : training.log()) {
+    admitted += record.kind == Kind::kAdmitted;
+    gone += record.kind == Kind::kLeft;
+  }
+  EXPECT_EQ(admitted, 6u);
+  EXPECT_EQ(gone, 6u);
+}
+
+TEST(Faults, AWorkerThatHangsWithItsHeartbeatsGoingOnIsLost) {
+  Box box;
+  JobSpec spec = fault_spec("hangs", 3, "none");
+  spec.progress_limit_ms = 1000;
+  Training training(box.address(), spec);
+  training.start(0);
+  Process& hung = training.start(1, {"--hang-in", "15"});
+  training.start(2);
+  ASSERT_TRUE(becomes([&] { return training.round() == 14; }));
+  const auto begin = Clock::now();
+  EXPECT_TRUE(training.goes_on(20));
+  const double ms = ms_since(begin);
+  fmt::print("progress limit of 1000 ms: the others went on after {:.0f} ms\n", ms);
+  EXPECT_GT(ms, 900);
+  EXPECT_LT(ms, 10000);
+  EXPECT_THAT(training.rank(1).reason, HasSubstr("while the others waited for it"));
+  hung.send(SIGKILL);
+  training.end();
+  training.check();
+}
+
+// Detection: from the kill, or the stop, until the rank is out of the job on every core.
+TEST(Faults, ADeadOrStoppedWorkerIsNoticedInTime) {
+  constexpr uint32_t kRanks = 10;
+  std::mt19937_64 random(seed());
+  Box box;
+  std::vector<double> ms;
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (uint32_t repetition = 0; repetition < scaled(1); ++repetition) {
+      const std::string name = fmt::format("detect-{}-{}", signal, repetition);
+      Training training(box.address(), fault_spec(name, kRanks, "none"));
+      std::vector<Process*> workers;
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        workers.push_back(&training.start(static_cast<int32_t>(rank), {"--idle"}));
+      }
+      for (Process* worker : workers) ASSERT_TRUE(worker->printed("joined", kLong));
+      std::vector<Clock::time_point> at(kRanks);
+      std::vector<bool> noticed(kRanks);
+      for (uint32_t rank = 0; rank < kRanks - 1; ++rank) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 50000));
+        workers[rank]->send(signal);
+        at[rank] = Clock::now();
+      }
+      EXPECT_TRUE(becomes([&] {
+        uint32_t missing = 0;
+        for (const RankStatus& rank : training.status().ranks) {
+          if (rank.rank == kRanks - 1 || noticed[rank.rank]) continue;
+          noticed[rank.rank] = rank.state == "lost";
+          missing += !noticed[rank.rank];
+          if (noticed[rank.rank]) ms.push_back(ms_since(at[rank.rank]));
+        }
+        return missing == 0;
+      }));
+      EXPECT_EQ(training.rank(kRanks - 1).state, "live");
+      for (Process* worker : workers) worker->send(SIGCONT);
+      workers.back()->send(SIGTERM);
+      EXPECT_TRUE(left(*workers.back()));
+    }
+  }
+  std::ranges::sort(ms);
+  ASSERT_FALSE(ms.empty());
+  const double p99 = ms[std::min(ms.size() - 1, ms.size() * 99 / 100)];
+  fmt::print("lease 1000 ms, {} times noticed: median {:.0f} ms, p99 {:.0f} ms, most {:.0f} ms\n",
+             ms.size(), ms[ms.size() / 2], p99, ms.back());
+  EXPECT_LE(p99, 2000);
+}
+
+// The real server, with three workers that train, one that waits and one at a barrier.
+class ServerFaults : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(server_.printed("listening on ", kLong)) << server_.output();
+    const std::string output = server_.output();
+    const size_t begin = output.find("listening on ") + 13;
+    address_ = output.substr(begin, output.find('\n', begin) - begin);
+  }
+
+  // Ends the server and measures until the last worker knows.
+  void end_server(int signal) {
+    Training training(address_, fault_spec("orphans", 3, "adam"));
+    std::vector<Process*> workers;
+    for (int32_t rank = 0; rank < 3; ++rank) workers.push_back(&training.start(rank));
+    ASSERT_TRUE(training.goes_on(5));
+
+    JobSpec spec = fault_spec("waiting", 3, "none");
+    std::vector<std::future<ErrorCode>> here;
+    std::atomic<int> ready{0};
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      here.push_back(std::async(std::launch::async, [&, rank] {
+        try {
+          WorkerOptions options{.server = address_, .spec = spec, .rank = rank};
+          Worker worker(options);
+          worker.wait_all();
+          ++ready;
+          if (rank == 0) worker.push_pull(3);
+          if (rank == 1) worker.barrier();
+          for (;;) {  // neither waits nor pushes: it learns from its heartbeats
+            worker.test(0);
+            std::this_thread::sleep_for(milliseconds(10));
+          }
+        } catch (const Error& error) {
+          return error.code();
+        }
+      }));
+    }
+    ASSERT_TRUE(becomes([&] { return ready == 3; }));
+    std::this_thread::sleep_for(milliseconds(50));
+
+    const auto begin = Clock::now();
+    server_.send(signal);
+    status_ = server_.wait(kLong);
+    fmt::print("the server ended after {:.0f} ms", ms_since(begin));
+    for (Process* worker : workers) {
+      EXPECT_EQ(worker->wait(kLong), 3);
+      EXPECT_THAT(worker->output(), HasSubstr("unavailable: "));
+    }
+    for (auto& code : here) EXPECT_EQ(code.get(), ErrorCode::kUnavailable);
+    fmt::print(", the last worker knew after {:.0f} ms\n", ms_since(begin));
+    EXPECT_LT(ms_since(begin), 10000);
+  }
+
+  const TemporaryDirectory directory_;
+  Process server_{{PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--pin", "false",
+                   "--socket-dir", directory_.path() + "/sockets"},
+                  directory_.path() + "/server.out"};
+  std::string address_;
+  std::optional<int> status_;
+};
+
+TEST_F(ServerFaults, WorkersOfAKilledServerEndWithAnError) {
+  end_server(SIGKILL);
+  EXPECT_EQ(status_, -SIGKILL);
+}
+
+TEST_F(ServerFaults, AServerThatIsToldToEndDoesSoWithWorkersInIt) {
+  end_server(SIGTERM);
+  EXPECT_EQ(status_, 0) << server_.output();
+}
+
+}  // namespace
+}  // namespace phub::testing
