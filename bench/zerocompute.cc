@@ -60,6 +60,7 @@ void write_json(const std::string& path, std::span<const ReportRow> rows) {
 
 // The exit status: 0 if every result was right.
 int measure(const ZerocomputeOptions& options) {
+  if (!options.json.empty()) write_json(options.json, {});  // whether it can be written
   std::optional<OwnServer> own;
   if (options.server.empty()) own.emplace(beside_this_program("phub"), options.serve_arguments);
   const std::string server = own ? own->address() : options.server;

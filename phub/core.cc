@@ -160,21 +160,30 @@ void Core::run(const std::stop_token& stop, int spin_us) {
   }
 }
 
-void Core::sleep() {
+bool Core::arm(int& timeout_ms) {
   asleep_.store(true, std::memory_order_seq_cst);
   bool nothing_to_do = mailbox_.empty();
-  size_t armed = 0;
-  int timeout_ms = -1;
-  while (nothing_to_do && armed < jobs_.size()) {
-    nothing_to_do = jobs_[armed++]->arm();
-    if (jobs_[armed - 1]->owes()) timeout_ms = 1;  // a full queue: nobody rings when it has room
+  timeout_ms = -1;
+  while (nothing_to_do && armed_ < jobs_.size()) {
+    CoreJob& job = *jobs_[armed_++];
+    nothing_to_do = job.arm();
+    if (job.owes()) timeout_ms = 1;  // a full queue: nobody rings when it has room
   }
-  if (nothing_to_do) {
+  return nothing_to_do;
+}
+
+void Core::disarm() {
+  while (armed_ > 0) jobs_[--armed_]->disarm();
+  asleep_.store(false, std::memory_order_relaxed);
+}
+
+void Core::sleep() {
+  int timeout_ms = -1;
+  if (arm(timeout_ms)) {
     std::array<epoll_event, 16> events;
     epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
   }
-  for (size_t i = 0; i < armed; ++i) jobs_[i]->disarm();
-  asleep_.store(false, std::memory_order_relaxed);
+  disarm();
 }
 
 }  // namespace phub

@@ -34,6 +34,12 @@ class Core {
   void run(const std::stop_token& stop, int spin_us);
   void wake();  // any thread: makes run() look at its stop token
 
+  // What run() does around its sleep: asks every job, and send(), to wake this core. False: something
+  // is there already. `timeout_ms` is how long it may sleep at most (-1: until it is woken).
+  bool arm(int& timeout_ms);
+  void disarm();
+  bool has_mail() const { return !mailbox_.empty(); }
+
  private:
   bool read_mailbox();
   void handle(const CoreMessage& message);
@@ -46,6 +52,7 @@ class Core {
   int mailbox_fd_ = -1;
   int report_fd_ = -1;
   std::vector<CoreJob*> jobs_;
+  size_t armed_ = 0;       // jobs, from the first
   bool reported_ = false;  // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;

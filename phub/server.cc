@@ -41,6 +41,10 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Nic>> nics, co
 
 Server::~Server() {
   stop_threads();
+  for (auto& [name, running] : jobs_) {
+    // The cores' threads are gone: their part of letting go is done here.
+    for (uint32_t core = 0; core < cores(); ++core) running->job->core_job(core).detach_all();
+  }
   jobs_.clear();  // links before their nics
 }
 

@@ -1,5 +1,7 @@
 #include "transport/control_client.h"
 
+#include <optional>
+
 #include "transport/messages_json.h"
 #include "transport/text.h"
 
@@ -9,13 +11,14 @@ namespace {
 // An answer that is no error of ours comes from something else that listens there.
 std::string checked(HttpAnswer answer) {
   if (answer.status == 200) return std::move(answer.body);
+  std::optional<Error> error;
   try {
-    throw parse_error(answer.body);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalid || answer.status / 100 == 4) throw;
+    error = parse_error(answer.body);
+  } catch (const Error&) {
     fail(ErrorCode::kUnavailable, "the answer is HTTP status {} with '{}': is this a phub server?",
          answer.status, printable(answer.body));
   }
+  throw *error;
 }
 
 }  // namespace

@@ -89,6 +89,8 @@ bool SimNet::awake(const Endpoint& endpoint) {
   return dynamic_cast<const SimEndpoint&>(endpoint).awake();
 }
 
+bool SimNet::core_awake(uint32_t core) const { return nic_->core_awake(core); }
+
 void SimNet::trace(std::string_view what, uint64_t a, uint64_t b, uint64_t c) {
   for (uint64_t word : {now_ns_, static_cast<uint64_t>(what.size()), a, b, c}) {
     hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15ull;

@@ -96,6 +96,7 @@ class SimNet {
   // Whether something has come for an endpoint of this network that was armed, since the last
   // disarm(). An endpoint that was never armed is always awake.
   static bool awake(const Endpoint& endpoint);
+  bool core_awake(uint32_t core) const;  // any of the box's endpoints of this core
 
   const SimOptions& options() const { return options_; }
   SimRandom& random() { return random_; }

@@ -168,6 +168,7 @@ SimBoxLink::SimBoxLink(SimNic& nic, const LinkLayout& layout)
     endpoints_.push_back(
         std::make_unique<SimEndpoint>(nic.net(), kSimBox, layout.max_ranks, this, core));
   }
+  nic_.remember(this);
 }
 
 SimBoxLink::~SimBoxLink() {
@@ -335,7 +336,12 @@ std::string SimNic::give_ticket(const Place& place) {
   return ticket;
 }
 
+bool SimNic::core_awake(uint32_t core) const {
+  return std::ranges::any_of(links_, [core](const SimBoxLink* l) { return l->core_awake(core); });
+}
+
 void SimNic::forget(const SimBoxLink* link) {
+  std::erase(links_, link);
   std::erase_if(raised_, [&](const NicEvent& event) { return event.link == link; });
   std::erase_if(tickets_, [&](const auto& entry) { return entry.second.link == link; });
 }

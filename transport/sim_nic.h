@@ -154,6 +154,7 @@ class SimBoxLink : public BoxLink {
   bool can_reconnect() const override;
   Offer reconnect(uint32_t rank) override;
 
+  bool core_awake(uint32_t core) const { return endpoints_[core]->awake(); }
   std::unique_ptr<WorkerLink> connect(uint32_t rank);
   void reconnect(uint32_t rank, SimWorkerLink& worker);
   void worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent);
@@ -207,13 +208,16 @@ class SimNic : public Nic {
   void take_ticket(const std::string& ticket) { tickets_.erase(ticket); }
   const Place& place(const Offer& offer) const;  // throws kUnauthorized
   void raise(const NicEvent& event) { raised_.push_back(event); }
+  void remember(const SimBoxLink* link) { links_.push_back(link); }
   void forget(const SimBoxLink* link);
+  bool core_awake(uint32_t core) const;
   uint32_t next_pair_id() { return pairs_made_++; }
   SimMemory garbage(uint64_t bytes);
 
  private:
   SimNet& net_;
   std::map<std::string, Place> tickets_;
+  std::vector<const SimBoxLink*> links_;
   std::vector<NicEvent> raised_;
   uint32_t pairs_made_ = 0;
 };

@@ -103,7 +103,7 @@ std::span<const std::byte> Session::result(size_t key) const {
 
 void Session::push(size_t key_index, int32_t priority, bool null) {
   Key& key = keys_[key_index];
-  PHUB_CHECK(key.outstanding == 0);
+  PHUB_CHECK(key.outstanding == 0 && initial_.empty());
   for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
     Chunk& chunk = chunks_[c];
     chunk.awaited = key.round + 1;

@@ -30,7 +30,8 @@ class Session {
   bool all_ready() const { return keys_outstanding_ == 0; }
   uint64_t round(size_t key) const { return keys_[key].round; }  // the last one whose result is here
 
-  // REQUIRES: ready(key).
+  // REQUIRES: ready(key); whoever sends the initial parameters does so to the end (all_ready()) first: a
+  // successor that sends them again must not find gradients in its slots.
   void push(size_t key, int32_t priority, bool null);
 
   // Starts sending the initial parameters: f32, `element_of(key)` gives those of a key.

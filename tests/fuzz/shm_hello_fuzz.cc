@@ -8,7 +8,7 @@
 
 using namespace phub;  // NOLINT: a fuzz target
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NOLINT: its name
   const auto message = std::as_bytes(std::span(data, size));
   try {
     const ShmHello hello = parse_shm_hello(message);

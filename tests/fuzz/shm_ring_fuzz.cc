@@ -44,7 +44,7 @@ class Input {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NOLINT: its name
   static std::array<Memory, kPairs> in, out;
   static ShmEndpoint endpoint(kPairs);
   for (auto* side : {&in, &out}) {

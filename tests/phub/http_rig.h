@@ -64,6 +64,9 @@ class HttpRig {
   size_t connections() {
     return on_control([this] { return server_->connections(); });
   }
+  bool has_connections(size_t count) {  // sooner or later
+    return eventually([this, count] { return server_->connections() == count; });
+  }
   void destroy_server() {
     on_control([this] { server_.reset(); });
   }

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/write.hpp>
 #include <future>
 
 #include "phub/http_router.h"
@@ -191,7 +193,7 @@ TEST(Http, HalfRequestsAndSlowClientsAreCutOff) {
   options.request_timeout_ms = 200;
   HttpRig rig(options);
   for (const std::string& start : {std::string(), std::string("G"), kBarrier.substr(0, 40),
-                                  kBarrier.substr(0, kBarrier.size() - 1)}) {
+                                   kBarrier.substr(0, kBarrier.size() - 1)}) {
     RawClient client(rig.address());
     client.send(start);
     EXPECT_EQ(client.rest(3000), "") << start;
@@ -205,7 +207,7 @@ TEST(Http, HalfRequestsAndSlowClientsAreCutOff) {
     if (end.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready) break;
   }
   EXPECT_EQ(end.get(), "");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(2500));
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.calls.empty(); }));
 }
 
@@ -215,8 +217,7 @@ TEST(Http, IdleConnectionsAreClosedAndTheClientComesBack) {
   HttpRig rig(options);
   ControlClient client(rig.address());
   client.heartbeat(kWho);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_EQ(rig.connections(), 0u);
+  EXPECT_TRUE(rig.has_connections(0));
   client.heartbeat(kWho);
   EXPECT_EQ(rig.on_control([&] { return rig.handler.calls.size(); }), 2u);
 }
@@ -229,10 +230,7 @@ TEST(Http, AClientThatIsGoneBeforeTheAnswerHarmsNobody) {
     EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
   }
   // The connection goes although nobody has answered.
-  for (int i = 0; i < 1000 && rig.connections() > 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  EXPECT_EQ(rig.connections(), 0u);
+  EXPECT_TRUE(rig.has_connections(0));
   rig.on_control([&] { rig.handler.release_barrier(); });
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
 }
@@ -269,9 +267,7 @@ TEST(Http, OneConnectionTooManyIsToldSo) {
   RawClient extra(rig.address());
   EXPECT_THAT(extra.rest(), StartsWith("HTTP/1.1 503"));
   clients.pop_back();
-  for (int i = 0; i < 1000 && rig.connections() > 2; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
+  EXPECT_TRUE(rig.has_connections(2));
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
 }
 
@@ -279,18 +275,18 @@ TEST(Http, LongBodiesShareABudget) {
   HttpOptions options;
   options.max_long_body_bytes = 1 << 20;
   HttpRig rig(options);
-  const std::string header = "POST /v1/jobs/j/join HTTP/1.1\r\nContent-Length: 600000\r\n\r\n";
+  const std::string header = "POST /v1/jobs/j/join HTTP/1.1\r\nContent-Length: 600000\r\n";
   auto first = std::make_unique<RawClient>(rig.address());
-  first->send(header);
-  EXPECT_TRUE(rig.eventually([&] { return true; }));
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  first->send(header + "Expect: 100-continue\r\n\r\n");
+  EXPECT_THAT(first->answers(1), StartsWith("HTTP/1.1 100"));
   RawClient second(rig.address());
-  second.send(header);
+  second.send(header + "\r\n");
   EXPECT_THAT(second.answers(1), StartsWith("HTTP/1.1 503"));
+  second.close();
   first.reset();  // gives its part back
+  EXPECT_TRUE(rig.has_connections(0));
   RawClient third(rig.address());
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  third.send(header + std::string(600000, ' '));
+  third.send(header + "\r\n" + std::string(600000, ' '));
   EXPECT_THAT(third.answers(1), StartsWith("HTTP/1.1 400"));
 }
 
@@ -315,7 +311,7 @@ TEST(Http, HalfOpenConnectionsAreCheap) {
     if (i % 2 == 0) clients.back()->send("GET / HTTP/1.1\r\nX: " + std::string(4000, 'x'));
   }
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
-  EXPECT_EQ(rig.connections(), 1001u);
+  EXPECT_GE(rig.connections(), 1000u);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(resident() - before, 24 * 1024);
 #endif
@@ -393,6 +389,26 @@ TEST(Client, TimesOutAndIsUsableAfterwards) {
             ErrorCode::kTimeout);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
   EXPECT_EQ(client.status().topology, "fake");
+}
+
+TEST(Client, SomethingElseListensThere) {
+  for (const auto& [answer, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>", "is this a phub server?"},
+           {"SSH-2.0-OpenSSH_9.2\r\n", "lost: bad version"},
+           {"", "lost: end of stream"}}) {
+    boost::asio::io_context io;
+    using boost::asio::ip::tcp;
+    tcp::acceptor acceptor(io, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0));
+    std::thread other([&, text = answer] {
+      tcp::socket socket = acceptor.accept();
+      char request[1024];
+      socket.read_some(boost::asio::buffer(request));
+      boost::asio::write(socket, boost::asio::buffer(text));
+    });
+    const auto address = fmt::format("127.0.0.1:{}", acceptor.local_endpoint().port());
+    EXPECT_EQ(code_of([&] { ControlClient(address).status(); }, expected), ErrorCode::kUnavailable);
+    other.join();
+  }
 }
 
 TEST(Client, CancelEndsARequestFromAnotherThread) {

@@ -21,6 +21,17 @@ numa::Topology topology_of(const RackPlan& plan) {
   return topology;
 }
 
+std::string text_of(const JobPlan& job, const LogRecord& record) {
+  constexpr const char* kKinds[] = {"admitted", "lost", "left", "hyper", "excluded", "failed"};
+  std::string text = fmt::format("log of {}: {} rank {}.{} round {} chunk {} {}", job.spec.name,
+                                 kKinds[static_cast<int>(record.kind)], record.rank,
+                                 record.incarnation, record.round, record.chunk, record.reason);
+  for (const ChunkRange& r : record.last_rounds) {
+    text += fmt::format(" {}..{}:{}", r.first, r.last, r.round);
+  }
+  return text;
+}
+
 // The server owns its transports; the simulated one belongs to the network.
 class BorrowedNic final : public Nic {
  public:
@@ -51,7 +62,7 @@ Rack::Rack(const RackPlan& plan, bool verbose)
   server_ = std::make_unique<Server>(
       ServerOptions{.topology = topology, .cores = plan.cores, .pin = false}, std::move(nics),
       clock_);
-  core_paused_until_ns_.resize(plan.cores);
+  cores_.resize(plan.cores);
   for (const JobPlan& job : plan.jobs) {
     jobs_.push_back(
         std::make_unique<JobRun>(job, make_plan(topology, job.spec.keys,
@@ -154,7 +165,12 @@ void Rack::apply(JobRun& job, Trainer& trainer, const Fault& fault) {
 
 bool Rack::runnable(size_t entity) const {
   if (entity == 0) return true;
-  if (entity <= server_->cores()) return net_.now_ns() >= core_paused_until_ns_[entity - 1];
+  if (entity <= server_->cores()) {
+    const auto core = static_cast<uint32_t>(entity - 1);
+    if (net_.now_ns() < cores_[core].paused_until_ns) return false;
+    return !cores_[core].asleep || net_.now_ns() >= cores_[core].wake_ns ||
+           server_->core(core).has_mail() || net_.core_awake(core);
+  }
   return trainer(entity).runnable();
 }
 
@@ -166,19 +182,34 @@ bool Rack::step_entity(size_t entity) {
     for (uint32_t core = 0; core < server_->cores(); ++core) hot_[1 + core] = true;
     return false;
   }
-  if (entity <= server_->cores()) {
-    const auto core = static_cast<uint32_t>(entity - 1);
-    if (random().chance(plan_.core_pause_chance)) {
-      const uint64_t pause = random().below(3 * kMs);
-      core_paused_until_ns_[core] = net_.now_ns() + pause;
-      net_.after(pause, [] {});
-      return false;
-    }
-    const bool moved = server_->core(core).step();
-    if (moved) hot_[0] = true;
-    return moved;
-  }
+  if (entity <= server_->cores()) return step_core(static_cast<uint32_t>(entity - 1));
   return trainer(entity).poll();
+}
+
+// As Core::run() does, but for the sleep itself.
+bool Rack::step_core(uint32_t index) {
+  CoreState& state = cores_[index];
+  Core& core = server_->core(index);
+  if (std::exchange(state.asleep, false)) core.disarm();
+  if (random().chance(plan_.core_pause_chance)) {
+    const uint64_t pause = random().below(3 * kMs);
+    state.paused_until_ns = net_.now_ns() + pause;
+    net_.after(pause, [] {});
+    return false;
+  }
+  if (core.step()) {
+    hot_[0] = true;
+    return true;
+  }
+  int timeout_ms = -1;
+  state.asleep = core.arm(timeout_ms);
+  if (!state.asleep) core.disarm();
+  state.wake_ns = ~0ull;
+  if (state.asleep && timeout_ms >= 0) {
+    state.wake_ns = net_.now_ns() + static_cast<uint64_t>(timeout_ms) * kMs;
+    net_.after(state.wake_ns - net_.now_ns(), [] {});
+  }
+  return !state.asleep;
 }
 
 // Either something happens in the network, or some thread of some process makes one pass.
@@ -254,6 +285,9 @@ RackResult Rack::run() {
   result.steps = steps_;
   result.net = net_.stats();
   result.text = net_.text();
+  for (const auto& job : jobs_) {
+    for (const LogRecord& record : job->log) result.text.push_back(text_of(job->plan, record));
+  }
   trainers_.clear();
   for (auto& job : jobs_) job->trainers.clear();  // their links, before the server's
   server_.reset();

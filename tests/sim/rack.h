@@ -84,6 +84,7 @@ class Rack {
   void set_server_timer();
   void step();
   bool step_entity(size_t entity);
+  bool step_core(uint32_t core);
   bool runnable(size_t entity) const;
   Trainer& trainer(size_t entity) const { return *trainers_[entity - 1 - server_->cores()]; }
   size_t entities() const { return 1 + server_->cores() + trainers_.size(); }
@@ -104,7 +105,12 @@ class Rack {
   std::vector<std::unique_ptr<JobRun>> jobs_;
   std::vector<Trainer*> trainers_;
   std::vector<bool> hot_;
-  std::vector<uint64_t> core_paused_until_ns_;
+  struct CoreState {
+    uint64_t paused_until_ns = 0;
+    bool asleep = false;
+    uint64_t wake_ns = 0;  // at the latest
+  };
+  std::vector<CoreState> cores_;
   uint64_t server_timer_ns_ = 0;
   std::string failure_;
   uint64_t steps_ = 0;

@@ -70,7 +70,8 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   }
   collected_.assign(session_->keys(), 0);
   state_ = State::kRunning;
-  if (reply_->send_initial) {
+  broadcasting_ = reply_->send_initial;
+  if (broadcasting_) {
     session_->send_initial(
         [this](size_t key) { return job_.oracle.initial(static_cast<uint32_t>(key)).data(); });
   }
@@ -216,6 +217,7 @@ void Trainer::reconnect() {
 
 bool Trainer::train() {
   if (state_ != State::kRunning) return false;
+  if (std::exchange(broadcasting_, broadcasting_ && !session_->all_ready())) return false;
   return job_.plan.lockstep ? train_in_step() : train_freely();
 }
 
@@ -340,7 +342,7 @@ void Trainer::leave() {
 
 void Trainer::sleep() {
   if (state_ != State::kRunning || !job_.plan.lockstep || session_->all_ready()) return;
-  if (wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
+  if (broadcasting_ || wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
   const bool all = rack_.random().chance(0.5);
   asleep_ = session_->arm(all ? Session::kAllKeys : wait_key_);
   if (!asleep_) session_->disarm();

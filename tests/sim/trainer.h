@@ -95,6 +95,7 @@ class Trainer {
   uint32_t wait_key_ = 0;            // and then the key that is waited for
   uint64_t hung_until_ns_ = 0;
   bool beating_ = false;
+  bool broadcasting_ = false;  // the initial parameters are not all there yet
   bool timer_due_ = false;
   bool reconnecting_ = false;
   bool leaving_early_ = false;

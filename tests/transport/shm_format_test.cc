@@ -48,30 +48,30 @@ TEST(ShmFormatTest, ThePageHasTheCodesConstants) {
   expect("kControl", static_cast<uint64_t>(ImmKind::kControl));
   expect("kMaxChunksPerQueue", kMaxChunksPerQueue);
   expect("kMaxRanks", kMaxRanks);
-#define EXPECT_OFFSET(type, field) expect(#type "." #field, offsetof(type, field))
-  EXPECT_OFFSET(ShmHeader, magic);
-  EXPECT_OFFSET(ShmHeader, version);
-  EXPECT_OFFSET(ShmHeader, type);
-  EXPECT_OFFSET(ShmHeader, fds);
-  EXPECT_OFFSET(ShmHello, ticket);
-  EXPECT_OFFSET(ShmWelcome, rank);
-  EXPECT_OFFSET(ShmWelcome, incarnation);
-  EXPECT_OFFSET(ShmWelcome, queues);
-  EXPECT_OFFSET(ShmWelcome, total_fds);
-  EXPECT_OFFSET(ShmWelcome, results_file_bytes);
-  EXPECT_OFFSET(ShmWelcome, results_bytes);
-  EXPECT_OFFSET(ShmWelcome, gradients_file_bytes);
-  EXPECT_OFFSET(ShmWelcome, gradients_offset);
-  EXPECT_OFFSET(ShmWelcome, gradients_bytes);
-  EXPECT_OFFSET(ShmWelcome, rings_file_bytes);
-  EXPECT_OFFSET(ShmQueue, to_box_offset);
-  EXPECT_OFFSET(ShmQueue, to_worker_offset);
-  EXPECT_OFFSET(ShmQueue, to_box_entries);
-  EXPECT_OFFSET(ShmQueue, to_worker_entries);
-  EXPECT_OFFSET(ShmRing, tail);
-  EXPECT_OFFSET(ShmRing, head);
-  EXPECT_OFFSET(ShmRing, wake_at);
-#undef EXPECT_OFFSET
+#define PHUB_EXPECT_OFFSET(type, field) expect(#type "." #field, offsetof(type, field))
+  PHUB_EXPECT_OFFSET(ShmHeader, magic);
+  PHUB_EXPECT_OFFSET(ShmHeader, version);
+  PHUB_EXPECT_OFFSET(ShmHeader, type);
+  PHUB_EXPECT_OFFSET(ShmHeader, fds);
+  PHUB_EXPECT_OFFSET(ShmHello, ticket);
+  PHUB_EXPECT_OFFSET(ShmWelcome, rank);
+  PHUB_EXPECT_OFFSET(ShmWelcome, incarnation);
+  PHUB_EXPECT_OFFSET(ShmWelcome, queues);
+  PHUB_EXPECT_OFFSET(ShmWelcome, total_fds);
+  PHUB_EXPECT_OFFSET(ShmWelcome, results_file_bytes);
+  PHUB_EXPECT_OFFSET(ShmWelcome, results_bytes);
+  PHUB_EXPECT_OFFSET(ShmWelcome, gradients_file_bytes);
+  PHUB_EXPECT_OFFSET(ShmWelcome, gradients_offset);
+  PHUB_EXPECT_OFFSET(ShmWelcome, gradients_bytes);
+  PHUB_EXPECT_OFFSET(ShmWelcome, rings_file_bytes);
+  PHUB_EXPECT_OFFSET(ShmQueue, to_box_offset);
+  PHUB_EXPECT_OFFSET(ShmQueue, to_worker_offset);
+  PHUB_EXPECT_OFFSET(ShmQueue, to_box_entries);
+  PHUB_EXPECT_OFFSET(ShmQueue, to_worker_entries);
+  PHUB_EXPECT_OFFSET(ShmRing, tail);
+  PHUB_EXPECT_OFFSET(ShmRing, head);
+  PHUB_EXPECT_OFFSET(ShmRing, wake_at);
+#undef PHUB_EXPECT_OFFSET
   expect("sizeof(ShmHello)", sizeof(ShmHello));
   expect("sizeof(ShmWelcome)", sizeof(ShmWelcome));
   expect("sizeof(ShmQueue)", sizeof(ShmQueue));

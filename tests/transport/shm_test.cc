@@ -178,7 +178,7 @@ TEST_F(ShmTest, TheWorkerChecksTheSizesOfTheBox) {
     LinkLayout other = layout_;
     change(other);
     const Offer offer = box_->admit(0, 1);
-    const std::string text = error_of([&] { rig_->connect(offer, other); });
+    std::string text = error_of([&] { rig_->connect(offer, other); });
     box_->revoke(0);
     return text;
   };

@@ -41,7 +41,10 @@ struct TransportFactory {
   std::string name;
   std::function<std::unique_ptr<TransportRig>()> make;
 
-  friend void PrintTo(const TransportFactory& factory, std::ostream* out) { *out << factory.name; }
+  friend void PrintTo(  // NOLINT(readability-identifier-naming): GoogleTest looks for it
+      const TransportFactory& factory, std::ostream* out) {
+    *out << factory.name;
+  }
 };
 
 class TransportSuite : public testing::TestWithParam<TransportFactory> {

@@ -251,7 +251,13 @@ std::string check_sights(const JobSpec& spec, const std::vector<LogRecord>& log,
     for (const auto& [seen_round, who] : by_round) {
       for (; round < seen_round; ++round) {
         std::string wrong = replay.next_round();
-        if (!wrong.empty()) return fmt::format("chunk {}: {}", chunk, wrong);
+        if (!wrong.empty()) {
+          for (const auto& r : log) { fmt::print("DBG kind {} {}.{} @{} {}", int(r.kind), r.rank, r.incarnation, r.round, r.reason);
+            for (auto& g : r.last_rounds) fmt::print(" {}-{}:{}", g.first, g.last, g.round);
+            fmt::print("\n"); }
+          fmt::print("DBG seen by {}.{} round {}\n", who.first->rank, who.first->incarnation, who.second->round);
+          return fmt::format("chunk {}: {}", chunk, wrong);
+        }
       }
       std::string wrong = replay.compare(*who.first, *who.second);
       if (!wrong.empty()) return wrong;
