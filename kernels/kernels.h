@@ -71,8 +71,9 @@ struct Step {
 // REQUIRES: hyperparameters that change during a job do not change state_arrays().
 Step make_step(Optimizer o, const Hyper& h, uint64_t t);
 
-// How results are written back. Streaming stores bypass the caches: they save reading the old lines,
-// a third of the time of a large all-reduce, and cost a worker that reads a small result at once.
+// How results are written back. Streaming stores bypass the caches: they save reading the old
+// lines, a third of the time of a large all-reduce, and cost a worker that reads a small result at
+// once.
 enum class Store : uint8_t { kCached, kStreaming };
 inline constexpr Store kDefaultStore = Store::kStreaming;
 
@@ -97,8 +98,8 @@ void optimize(const Step& step, const float* g, float* params, float* state0, fl
 void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t elements);
 
 // Instruction sets that this machine can run, best first ("AVX3", "AVX2", "SSE4", …), and a way for
-// tests and benchmarks to force one (empty: choose freely; std::invalid_argument if this machine does
-// not have it). Not for use while kernels run.
+// tests and benchmarks to force one (empty: choose freely; std::invalid_argument if this machine
+// does not have it). Not for use while kernels run.
 std::span<const std::string_view> targets();
 void force_target(std::string_view name);
 

@@ -28,15 +28,14 @@ template <class D>
 using U16 = hn::Rebind<uint16_t, D>;
 
 // Hardware prefetchers stop at the end of a page and start late, and a chunk is eight pages: asking
-// for what lies this far ahead keeps the memory busy. At a chunk's end it is the next chunk that is
-// asked for, which usually comes next. (A prefetch never faults.)
-constexpr uintptr_t kPrefetchBytes = 2048;
-
-// For a loop that takes `bytes` at `from` in one iteration.
+// for what lies a little ahead keeps the memory busy. At a chunk's end it is the next chunk that is
+// asked for, which usually comes next. (A prefetch never faults.) For a loop that takes `bytes` at
+// `from` in one iteration. kLocality 3 is the L1 cache, 2 the L2.
+template <uintptr_t kAheadBytes, int kLocality>
 HWY_INLINE void prefetch(const void* from, size_t bytes) {
-  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
+  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + kAheadBytes;
   for (size_t line = 0; line < bytes; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(ahead + line), 0, 2);  // into the L2 cache
+    __builtin_prefetch(reinterpret_cast<const void*>(ahead + line), 0, kLocality);
   }
 }
 

@@ -79,9 +79,9 @@ HWY_INLINE hn::Vec<D> update_one(D d, const Step& step, const Arrays& a, size_t 
 
 template <class Rule>
 HWY_INLINE void prefetch_for(const Arrays& a, size_t i, size_t bytes) {
-  if constexpr (Rule::kHasParams) prefetch(a.params + i, bytes);
-  if constexpr (Rule::kStates > 0) prefetch(a.state0 + i, bytes);
-  if constexpr (Rule::kStates > 1) prefetch(a.state1 + i, bytes);
+  if constexpr (Rule::kHasParams) prefetch<2048, 2>(a.params + i, bytes);
+  if constexpr (Rule::kStates > 0) prefetch<2048, 2>(a.state0 + i, bytes);
+  if constexpr (Rule::kStates > 1) prefetch<2048, 2>(a.state1 + i, bytes);
 }
 
 template <class Rule, class OutT>

@@ -70,7 +70,7 @@ Memory::Memory(size_t bytes, uint32_t os_node) {
   data_ = static_cast<std::byte*>(mapped);
   size_ = bytes;
   madvise(data_, rounded, MADV_HUGEPAGE);  // a hint, like the node
-  prefer_node({data_, rounded}, os_node);
+  prefer_node(std::span<const std::byte>(data_, rounded), os_node);
 }
 
 Memory::Memory(Memory&& other) noexcept
@@ -87,7 +87,7 @@ Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, round_up(size_, page_bytes()));
 }
 
-bool prefer_node(std::span<std::byte> range, uint32_t os_node) {
+bool prefer_node(std::span<const std::byte> range, uint32_t os_node) {
   if (!has_several_nodes() || os_node >= kMaxNodes) return false;
   const auto address = reinterpret_cast<uintptr_t>(range.data());
   const uintptr_t begin = round_up(address, page_bytes());

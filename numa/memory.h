@@ -27,7 +27,7 @@ class Memory {
 
 // Asks that the whole pages inside `range` (mapped, not yet touched) come from `os_node`. A hint:
 // false where the machine has one node or the kernel refuses.
-bool prefer_node(std::span<std::byte> range, uint32_t os_node);
+bool prefer_node(std::span<const std::byte> range, uint32_t os_node);
 
 // The node that each page of `range` lies on now; -1 where it was never touched or the kernel does
 // not tell (a container may forbid the question).

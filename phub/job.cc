@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "transport/error.h"
@@ -23,8 +24,8 @@ kernels::Optimizer optimizer(const std::string& name) {
 
 size_t states_of(const JobSpec& spec) {
   const kernels::Optimizer o = optimizer(spec.optimizer);
-  return kernels::state_arrays(
-      o, hyper_table(spec, o, key_classes(spec), {}).front().classes.front());
+  return kernels::state_arrays(o,
+                               hyper_table(spec, o, key_classes(spec), {}).front().classes.front());
 }
 
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan) {
@@ -116,13 +117,13 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, ui
 
   const JobParameters parameters = parameters_of(spec_, *link_, options.store);
   std::byte* results = link_->egress().data();
-  const JobArrays arrays{
-      .results = results,
-      .parameters = memory_.master > 0                ? floats(parameters_)
-                    : spec_.parameter_dtype == "f32" ? reinterpret_cast<float*>(results)
-                                                     : nullptr,
-      .state0 = states > 0 ? floats(state0_) : nullptr,
-      .state1 = states > 1 ? floats(state1_) : nullptr};
+  const JobArrays arrays{.results = results,
+                         .parameters = memory_.master > 0 ? floats(parameters_)
+                                       : spec_.parameter_dtype == "f32"
+                                           ? reinterpret_cast<float*>(results)
+                                           : nullptr,
+                         .state0 = states > 0 ? floats(state0_) : nullptr,
+                         .state1 = states > 1 ? floats(state1_) : nullptr};
 
   hyper_tables_.push_back(std::make_unique<std::vector<HyperVersion>>(
       hyper_table(spec_, optimizer_, classes_, changes_)));
@@ -137,20 +138,24 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, ui
 
 // Before anything is touched: each chunk's pages go to the node of the core that handles it.
 void Job::place_on_nodes() {
-  bool several = false;
-  for (const CorePlan& core : plan_.cores) several |= core.os_node != plan_.cores[0].os_node;
-  if (!several) return;
-  const size_t result_bytes = kernels::bytes_of(dtype(spec_.parameter_dtype, "parameter_dtype"));
+  place(link_->egress(), kernels::bytes_of(dtype(spec_.parameter_dtype, "parameter_dtype")));
+  place(parameters_.bytes(), sizeof(float));
+  place(state0_.bytes(), sizeof(float));
+  place(state1_.bytes(), sizeof(float));
+}
+
+void Job::place_slots(uint32_t rank) {
+  place(link_->ingress(rank), kernels::bytes_of(dtype(spec_.gradient_dtype, "gradient_dtype")));
+}
+
+void Job::place(std::span<const std::byte> array, size_t element_bytes) const {
+  const auto elsewhere = [&](const CorePlan& core) {
+    return core.os_node != plan_.cores.front().os_node;
+  };
+  if (array.empty() || std::none_of(plan_.cores.begin(), plan_.cores.end(), elsewhere)) return;
   for (const ChunkPlan& chunk : plan_.chunks) {
-    const uint32_t node = plan_.cores[plan_.queues[chunk.queue].core].os_node;
-    auto place = [&](std::span<std::byte> array, size_t element) {
-      if (array.empty()) return;
-      numa::prefer_node(array.subspan(chunk.offset * element, chunk.elements * element), node);
-    };
-    place(link_->egress(), result_bytes);
-    place(parameters_.bytes(), sizeof(float));
-    place(state0_.bytes(), sizeof(float));
-    place(state1_.bytes(), sizeof(float));
+    numa::prefer_node(array.subspan(chunk.offset * element_bytes, chunk.elements * element_bytes),
+                      plan_.cores[plan_.queues[chunk.queue].core].os_node);
   }
 }
 

@@ -1,9 +1,10 @@
-// A job on the box: its plan, memory, link, the cores' parts of it, and its membership. Control thread,
-// but for what the cores were handed. All memory is there when the constructor returns.
+// A job on the box: its plan, memory, link, the cores' parts of it, and its membership. Control
+// thread, but for what the cores were handed. All memory is there when the constructor returns.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,11 +49,15 @@ class Job {
   const std::vector<HyperVersion>* change_hyper(uint64_t round,
                                                 const std::map<std::string, double>& values);
 
-  // "key 'conv1.weight', chunk 3": for error messages.
+  // After link().admit(): the rank's slots, before anybody touches them, go to the chunks' nodes.
+  void place_slots(uint32_t rank);
+
+  // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
 
  private:
   void place_on_nodes();
+  void place(std::span<const std::byte> array, size_t element_bytes) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;

@@ -205,6 +205,7 @@ void Server::admit(Running& running, const MembershipAction& action) {
   Membership& membership = running.job->membership();
   try {
     Offer offer = running.job->link().admit(action.rank, action.incarnation);
+    running.job->place_slots(action.rank);
     running.seats[action.rank] = {action.incarnation, std::move(offer)};
     membership.admitted(action.rank, true, "");
   } catch (const Error& error) {

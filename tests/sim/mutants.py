@@ -161,7 +161,7 @@ def main():
         tree = pathlib.Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns("build", ".git"))
         configured = run(["cmake", "-G", "Ninja", "-S", tree, "-B", tree / "build",
-                          "-DCMAKE_BUILD_TYPE=Release", "-DPHUB_BENCH=OFF"])
+                          "-DCMAKE_BUILD_TYPE=Release"])
         if configured.returncode != 0:
             sys.exit(configured.stdout[-3000:])
         build(tree)

@@ -354,12 +354,14 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   const Error& error = *trainer.error();
   const std::string what = error.what();
   const bool control = plan_.control_loss > 0 || plan_.control_duplicate > 0;
+  const bool out = trainer.disturbed() || job.taken_over.contains(trainer.rank());
   bool explained = false;
   switch (error.code()) {
     case ErrorCode::kFenced:
-    case ErrorCode::kUnauthorized:
-      explained =
-          trainer.disturbed() || control || failed || job.taken_over.contains(trainer.rank());
+      explained = out || control || failed;
+      break;
+    case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
+      explained = out || failed;
       break;
     case ErrorCode::kRankLost:
       explained = failed && (what.find("rank ") != what.npos);
@@ -373,7 +375,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
     case ErrorCode::kTaken:
     case ErrorCode::kFull:
     case ErrorCode::kNotFound:
-      explained = !trainer.joined() || trainer.disturbed() || control || failed;
+      explained = !trainer.joined() || out || control || failed;
       break;
     case ErrorCode::kTimeout:
       explained = !trainer.joined() && control;

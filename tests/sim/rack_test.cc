@@ -1,4 +1,6 @@
 // A thousand racks. PHUB_TEST_SCALE (a number, 1 if unset) multiplies their count.
+#include "tests/sim/rack.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,8 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-
-#include "tests/sim/rack.h"
 
 namespace phub::sim {
 namespace {
