@@ -256,6 +256,11 @@ void Worker::Impl::sleep(std::unique_lock<std::mutex>& lock, size_t key) {
 void Worker::Impl::wait(size_t key) {
   const SteadyTime begin = now();
   std::unique_lock lock(mutex);
+  if (reply.send_initial && !initial_sent) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
+         reply.spec.name);
+  }
   while (!ready(key)) {
     check_failure();
     if (!someone_polls && session->poll()) {
@@ -309,11 +314,6 @@ void Worker::Impl::copy_out(size_t key) {
 void Worker::Impl::push(size_t key, int32_t priority, bool null) {
   check_key(key);
   check_failure();
-  if (reply.send_initial && !initial_sent) {
-    fail(ErrorCode::kInvalid,
-         "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() before push()",
-         reply.spec.name);
-  }
   wait(key);  // the previous round, if nobody waited for it
   copy_out(key);
   if (const void* from = caller_memory[key].gradient; from && !null) {
@@ -456,11 +456,15 @@ void Worker::barrier() {
 }
 
 void Worker::leave() {
-  impl_->check_failure();
-  const std::lock_guard lock(impl_->control_mutex);
-  if (std::exchange(impl_->left, true)) return;
-  impl_->heartbeat.request_stop();
-  impl_->control.leave(impl_->credential);
+  Impl& impl = *impl_;
+  const std::lock_guard lock(impl.control_mutex);
+  if (impl.left) return;
+  impl.check_failure();
+  impl.left = true;
+  impl.heartbeat.request_stop();
+  impl.control.leave(impl.credential);
+  impl.record_failure(ErrorCode::kFenced,
+                      fmt::format("rank {} has left job '{}'", rank(), spec().name));
 }
 
 WorkerStats Worker::stats() const {

@@ -48,6 +48,7 @@ class RawWorker {
   const ShmFd& gradients() const { return fds_[1]; }
   const ShmFd& rings() const { return fds_[2]; }
   const ShmFd& wake() const { return fds_[3]; }
+  const ShmFd& doorbell(uint32_t queue) const { return fds_[kShmFixedFds + queue]; }
   ShmRing& to_box(uint32_t queue) { return ring(greeting_.queues[queue].to_box_offset); }
   ShmRing& to_worker(uint32_t queue) { return ring(greeting_.queues[queue].to_worker_offset); }
 

@@ -1,0 +1,598 @@
+// What users and broken programs do wrong: each gets one clear error, on the side that caused it,
+// in bounded time; server and other jobs stay as they were.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+
+#include "tests/transport/shm_raw_worker.h"
+#include "tests/worker/box.h"
+#include "tests/worker/bystander.h"
+#include "transport/http_client.h"
+#include "transport/messages_json.h"
+#include "worker/session.h"
+
+namespace phub::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Clock = std::chrono::steady_clock;
+constexpr double kBoundedMs = 10000;  // on a machine with other things to do
+
+JobSpec spec_of(std::string name, uint32_t world_size = 1) {
+  JobSpec spec;
+  spec.name = std::move(name);
+  spec.keys = {{.name = "w", .elements = 20000}, {.name = "b", .elements = 10}};
+  spec.world_size = world_size;
+  spec.optimizer = "sgd";
+  return spec;
+}
+
+// Calls `body`, which must fail soon with `code` and a message that says `text`.
+void expect_error(ErrorCode code, const std::string& text, const std::function<void()>& body) {
+  const auto begin = Clock::now();
+  try {
+    body();
+    ADD_FAILURE() << "no error, instead of: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(name_of(error.code()), name_of(code)) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(text));
+    EXPECT_LT(std::strlen(error.what()), 1000u);
+  }
+  const std::chrono::duration<double, std::milli> took = Clock::now() - begin;
+  EXPECT_LT(took.count(), kBoundedMs);
+}
+
+// A box with a job beside; nothing may be left over in it.
+class BadInput : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    if (::testing::Test::HasFatalFailure()) return;
+    std::vector<std::string> names;
+    for (const JobStatus& job : box_.status().jobs) names.push_back(job.name);
+    EXPECT_THAT(names, ::testing::ElementsAre("bystander"));
+  }
+  // A worker that says `change`d things.
+  void join(const std::function<void(WorkerOptions&)>& change) {
+    WorkerOptions options = box_.options(spec_of("job"));
+    change(options);
+    Worker worker(options);
+  }
+
+  Box box_{2, 64 << 20};
+  Bystander bystander_{box_.address()};
+};
+
+struct BadJoin {
+  const char* what;
+  ErrorCode code;
+  const char* says;
+  std::function<void(WorkerOptions&)> change;
+};
+
+TEST_F(BadInput, JobsThatCannotBe) {
+  constexpr ErrorCode kInvalid = ErrorCode::kInvalid;
+  const std::vector<BadJoin> kCases = {
+      {"no keys", kInvalid, "a job needs at least one key", [](auto& o) { o.spec.keys.clear(); }},
+      {"an empty key", kInvalid, "keys[1].elements", [](auto& o) { o.spec.keys[1].elements = 0; }},
+      {"a key twice", kInvalid, "keys[1].name: 'w' is there twice",
+       [](auto& o) { o.spec.keys[1].name = "w"; }},
+      {"a key without a name", kInvalid, "keys[0].name: must not be empty",
+       [](auto& o) { o.spec.keys[0].name = ""; }},
+      {"a key with a long name", kInvalid, "keys[0].name",
+       [](auto& o) { o.spec.keys[0].name = std::string(300, 'x'); }},
+      {"a key with a strange name", kInvalid, "control characters",
+       [](auto& o) { o.spec.keys[0].name = "a\nb"; }},
+      {"a key beyond all limits", kInvalid, "keys[1].elements",
+       [](auto& o) { o.spec.keys[1].elements = uint64_t{1} << 41; }},
+      {"keys that are too many elements together", kInvalid, "brings the job over",
+       [](auto& o) { o.spec.keys[0].elements = o.spec.keys[1].elements = kMaxElements / 2 + 1; }},
+      {"no name", kInvalid, "name", [](auto& o) { o.spec.name = ""; }},
+      {"a name with a path in it", kInvalid, "name: must be 1 to 255 letters",
+       [](auto& o) { o.spec.name = "../job"; }},
+      {"no ranks", kInvalid, "world_size", [](auto& o) { o.spec.world_size = 0; }},
+      {"too many ranks", kInvalid, "world_size", [](auto& o) { o.spec.world_size = 2000; }},
+      {"fewer ranks at most than at first", kInvalid, "max_ranks",
+       [](auto& o) { o.spec.world_size = 4, o.spec.max_ranks = 3; }},
+      {"chunks of odd sizes", kInvalid, "chunk_elements: must be a multiple of 32",
+       [](auto& o) { o.spec.chunk_elements = 100; }},
+      {"no chunks", kInvalid, "chunk_elements", [](auto& o) { o.spec.chunk_elements = 0; }},
+      {"an optimizer that is not known", kInvalid, "optimizer: 'sdg' is not one of none, sgd",
+       [](auto& o) { o.spec.optimizer = "sdg"; }},
+      {"a gradient format", kInvalid, "gradient_dtype: must be one of f32",
+       [](auto& o) { o.spec.gradient_dtype = "float32"; }},
+      {"a parameter format", kInvalid, "parameter_dtype: must be one of f32",
+       [](auto& o) { o.spec.parameter_dtype = "f64"; }},
+      {"a reduction", kInvalid, "reduction", [](auto& o) { o.spec.reduction = "max"; }},
+      {"some work", kInvalid, "work", [](auto& o) { o.spec.work = "half"; }},
+      {"an initial", kInvalid, "initial", [](auto& o) { o.spec.initial = "random"; }},
+      {"a policy", kInvalid, "on_loss", [](auto& o) { o.spec.on_loss = "panic"; }},
+      {"another policy", kInvalid, "on_nonfinite", [](auto& o) { o.spec.on_nonfinite = "clip"; }},
+      {"no lease", kInvalid, "lease_ms", [](auto& o) { o.spec.lease_ms = 0; }},
+      {"a hyperparameter's name", kInvalid, "unknown hyperparameter 'learning_rate'; known are lr",
+       [](auto& o) {
+         o.spec.hyper = {{"learning_rate", 0.1}};
+       }},
+      {"a hyperparameter's value", kInvalid, "'lr' is -1",
+       [](auto& o) {
+         o.spec.hyper = {{"lr", -1}};
+       }},
+      {"another's value", kInvalid, "'beta1' is 1",
+       [](auto& o) {
+         o.spec.hyper = {{"beta1", 1}};
+       }},
+      {"a name in the schedule", kInvalid, "unknown hyperparameter 'lrr'",
+       [](auto& o) {
+         o.spec.schedule = {{.round = 5, .values = {{"lrr", 1}}}};
+       }},
+      {"a schedule that goes back", kInvalid, "schedule[1].round: must be ascending",
+       [](auto& o) {
+         o.spec.schedule = {{5, {{"lr", 1}}}, {4, {{"lr", 2}}}};
+       }},
+      {"a schedule that changes the state", kInvalid, "rmsprop_momentum cannot change",
+       [](auto& o) {
+         o.spec.optimizer = "rmsprop";
+         o.spec.schedule = {{5, {{"rmsprop_momentum", 0.5}}}};
+       }},
+      {"a transport", kInvalid, "transport 'pigeon' is not served here; this server has: shm",
+       [](auto& o) { o.transport = "pigeon"; }},
+      {"a rank that cannot be", kInvalid, "rank", [](auto& o) { o.rank = 5000; }},
+      {"another", kInvalid, "rank", [](auto& o) { o.rank = -2; }},
+      {"more memory than there is", ErrorCode::kFull,
+       "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, bookkeeping",
+       [](auto& o) {
+         o.spec.keys = {{.name = "w", .elements = 4 << 20}};
+         o.spec.world_size = 8;
+         o.spec.optimizer = "nesterov";
+       }},
+      {"more memory than there could be", ErrorCode::kFull, "raise --memory-limit",
+       [](auto& o) {
+         o.spec.keys = {{.name = "w", .elements = kMaxElements}};
+         o.spec.world_size = 1024;
+         o.spec.chunk_elements = 1 << 24;
+       }},
+      {"a server's address", kInvalid, "nowhere", [](auto& o) { o.server = "nowhere"; }},
+  };
+  for (const BadJoin& bad : kCases) {
+    SCOPED_TRACE(bad.what);
+    expect_error(bad.code, bad.says, [&] { join(bad.change); });
+  }
+}
+
+TEST_F(BadInput, RanksThatDisagree) {
+  WorkerOptions options = box_.options(spec_of("job", 2));
+  options.spec.max_ranks = 3;
+  options.rank = 0;
+  Worker present(options);
+  const std::vector<BadJoin> kCases = {
+      {"one key less", ErrorCode::kMismatch, "there are 1 keys here and 2 in the job",
+       [](auto& o) { o.spec.keys.pop_back(); }},
+      {"one key more", ErrorCode::kMismatch, "there are 3 keys here and 2 in the job",
+       [](auto& o) { o.spec.keys.push_back({.name = "x", .elements = 1}); }},
+      {"a key's name", ErrorCode::kMismatch, "key 1 is 'bias' here and 'b' in the job",
+       [](auto& o) { o.spec.keys[1].name = "bias"; }},
+      {"a key's length", ErrorCode::kMismatch,
+       "key 0 'w' has 20001 elements here and 20000 in the job",
+       [](auto& o) { o.spec.keys[0].elements++; }},
+      {"the order of keys", ErrorCode::kMismatch, "key 0 is 'b' here and 'w' in the job",
+       [](auto& o) { std::swap(o.spec.keys[0], o.spec.keys[1]); }},
+      {"a key's learning rate", ErrorCode::kMismatch, "key 1 'b': lr_scale",
+       [](auto& o) { o.spec.keys[1].lr_scale = 2; }},
+      {"the optimizer", ErrorCode::kMismatch, "optimizer is 'adam' here and 'sgd' in the job",
+       [](auto& o) { o.spec.optimizer = "adam"; }},
+      {"the learning rate", ErrorCode::kMismatch, "hyper is",
+       [](auto& o) {
+         o.spec.hyper = {{"lr", 0.5}};
+       }},
+      {"the format", ErrorCode::kMismatch, "gradient_dtype is 'f16' here and 'f32' in the job",
+       [](auto& o) { o.spec.gradient_dtype = "f16"; }},
+      {"the number of ranks", ErrorCode::kMismatch, "world_size is 3 here and 2 in the job",
+       [](auto& o) { o.spec.world_size = 3; }},
+      {"the most ranks", ErrorCode::kMismatch, "max_ranks is 2 here and 3 in the job",
+       [](auto& o) { o.spec.max_ranks = 0; }},
+      {"the policy", ErrorCode::kMismatch, "on_loss is 'fail' here and 'shrink' in the job",
+       [](auto& o) { o.spec.on_loss = "fail"; }},
+      {"a rank twice", ErrorCode::kTaken, "rank 0 of job 'job' is taken by incarnation 1",
+       [](auto& o) { o.rank = 0; }},
+      {"one rank too many", ErrorCode::kFull, "rank 3 is out of range: job 'job' has max_ranks 3",
+       [](auto& o) { o.rank = 3; }},
+  };
+  for (const BadJoin& bad : kCases) {
+    SCOPED_TRACE(bad.what);
+    WorkerOptions other = options;
+    other.rank = 1;
+    bad.change(other);
+    expect_error(bad.code, bad.says, [&] { Worker worker(other); });
+  }
+  options.rank = -1;
+  Worker one(options), two(options);
+  expect_error(ErrorCode::kFull, "job 'job' is full: all 3 ranks are taken",
+               [&] { Worker worker(options); });
+  EXPECT_EQ(box_.status().jobs[1].name, "job");
+  for (const RankStatus& rank : box_.status().jobs[1].ranks) EXPECT_EQ(rank.incarnation, 1u);
+}
+
+TEST_F(BadInput, MemoryThatOthersHold) {
+  JobSpec large = spec_of("large");
+  large.keys = {{.name = "w", .elements = 5 << 20}};  // 20 MiB, twice
+  std::optional<Worker> holder(box_.options(large));
+  large.name = "larger";
+  expect_error(ErrorCode::kFull, "MiB are in use: end another job",
+               [&] { Worker worker(box_.options(large)); });
+  holder.reset();
+  const Worker now(box_.options(large));  // its memory is there again
+  EXPECT_EQ(now.rank(), 0u);
+}
+
+// Listens and never answers, or answers as somebody else does.
+class Impostor {
+ public:
+  explicit Impostor(std::string answer) {
+    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{
+        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener_, 8), 0);
+    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length);
+    address_ = fmt::format("127.0.0.1:{}", ntohs(address.sin_port));
+    if (answer.empty()) return;
+    thread_ = std::thread([this, answer = std::move(answer)] {
+      for (int fd; (fd = accept(listener_, nullptr, nullptr)) >= 0; close(fd)) {
+        char request[4096];
+        if (recv(fd, request, sizeof(request), 0) <= 0) continue;
+        send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
+      }
+    });
+  }
+  ~Impostor() {
+    shutdown(listener_, SHUT_RDWR);
+    if (thread_.joinable()) thread_.join();
+    close(listener_);
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  int listener_ = -1;
+  std::string address_;
+  std::thread thread_;
+};
+
+TEST(BadServer, IsNotThereOrIsSomebodyElse) {
+  const auto join = [](const std::string& server) {
+    WorkerOptions options;
+    options.server = server;
+    options.spec = spec_of("job");
+    options.spec.join_limit_ms = 300;
+    options.connect_timeout_ms = 300;
+    Worker worker(options);
+  };
+  std::string nobody;
+  {
+    const Impostor gone("");
+    nobody = gone.address();
+  }
+  expect_error(ErrorCode::kUnavailable, nobody, [&] { join(nobody); });
+  const Impostor silent("");
+  expect_error(ErrorCode::kTimeout, silent.address(), [&] { join(silent.address()); });
+  const Impostor web("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope");
+  expect_error(ErrorCode::kUnavailable, "is this a phub server?", [&] { join(web.address()); });
+  const Impostor mail("220 mail.example.org ESMTP\r\n");
+  expect_error(ErrorCode::kUnavailable, mail.address(), [&] { join(mail.address()); });
+  const Impostor torn("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
+  expect_error(ErrorCode::kInvalid, "answer to join", [&] { join(torn.address()); });
+}
+
+// Every call of the control port with a credential that is wrong in some way, while its owner is
+// live, fenced, or gone.
+TEST_F(BadInput, CredentialsThatAreWrong) {
+  ControlClient client(box_.address());
+  const auto joined = [&](const char* job, int32_t rank, bool replace = false) {
+    JoinRequest request;
+    request.spec = spec_of(job, 2);
+    request.rank = rank;
+    request.replace = replace;
+    return client.join(request, 5000);
+  };
+  const auto credential = [](const JoinReply& reply) {
+    return Credential{reply.spec.name, reply.rank, reply.incarnation, reply.offer.ticket};
+  };
+  const Credential fenced = credential(joined("job", 0));
+  const Credential live = credential(joined("job", 0, true));
+  const Credential neighbour = credential(joined("job", 1));
+  const Credential stranger = credential(joined("other", 0));
+
+  struct Call {
+    const char* name;
+    std::function<void(const Credential&)> make;
+  };
+  const std::vector<Call> calls = {
+      {"heartbeat", [&](const Credential& who) { client.heartbeat(who); }},
+      {"leave", [&](const Credential& who) { client.leave(who); }},
+      {"barrier", [&](const Credential& who) { client.barrier(who, 5000); }},
+      {"hyper",
+       [&](const Credential& who) {
+         client.set_hyper(who, {{"lr", 9}});
+       }},
+      {"reconnect", [&](const Credential& who) { client.reconnect(who); }},
+  };
+  struct Wrong {
+    const char* what;
+    Credential who;
+    ErrorCode code;
+    const char* says;
+  };
+  std::string almost = live.ticket;
+  almost.back() = almost.back() == '0' ? '1' : '0';
+  const std::vector<Wrong> wrongs = {
+      {"another ticket",
+       {"job", 0, live.incarnation, std::string(32, 'a')},
+       ErrorCode::kUnauthorized,
+       "this is not the ticket of rank 0 of job 'job'"},
+      {"one digit",
+       {"job", 0, live.incarnation, almost},
+       ErrorCode::kUnauthorized,
+       "not the ticket"},
+      {"half a ticket",
+       {"job", 0, live.incarnation, live.ticket.substr(0, 16)},
+       ErrorCode::kUnauthorized,
+       "not the ticket"},
+      {"no ticket", {"job", 0, live.incarnation, ""}, ErrorCode::kUnauthorized, "Bearer"},
+      {"the neighbour's",
+       {"job", 0, live.incarnation, neighbour.ticket},
+       ErrorCode::kUnauthorized,
+       "not the ticket"},
+      {"of another job",
+       {"job", 0, live.incarnation, stranger.ticket},
+       ErrorCode::kUnauthorized,
+       "not the ticket"},
+      {"for another job",
+       {"bystander", 0, live.incarnation, live.ticket},
+       ErrorCode::kFenced,
+       "incarnation 2 of rank 0"},
+      {"an incarnation that was replaced", fenced, ErrorCode::kFenced,
+       "incarnation 1 of rank 0 was replaced"},
+      {"an incarnation to come", {"job", 0, 3, live.ticket}, ErrorCode::kFenced, "incarnation 3"},
+      {"a rank that has not joined",
+       {"other", 1, 0, live.ticket},
+       ErrorCode::kUnauthorized,
+       "not the ticket"},
+      {"a rank that is not there",
+       {"job", 7, 1, live.ticket},
+       ErrorCode::kNotFound,
+       "job 'job' has no rank 7"},
+      {"a job that is not there",
+       {"jobb", 0, 1, live.ticket},
+       ErrorCode::kNotFound,
+       "there is no job 'jobb'"},
+  };
+  const auto try_all = [&] {
+    for (const Wrong& wrong : wrongs) {
+      for (const Call& call : calls) {
+        SCOPED_TRACE(fmt::format("{} with {}", call.name, wrong.what));
+        expect_error(wrong.code, wrong.says, [&] { call.make(wrong.who); });
+      }
+    }
+  };
+  try_all();
+  expect_error(ErrorCode::kUnauthorized, "set by rank 0", [&] {
+    client.set_hyper(neighbour, {{"lr", 9}});
+  });
+  expect_error(ErrorCode::kInvalid, "unknown hyperparameter", [&] {
+    client.set_hyper(live, {{"speed", 9}});
+  });
+  expect_error(ErrorCode::kFenced, "cannot make a broken connection again",
+               [&] { client.reconnect(live); });
+  for (const LogRecord& record : box_.log("job")) EXPECT_NE(record.kind, LogRecord::Kind::kHyper);
+  EXPECT_EQ(client.heartbeat(live).error, "");
+
+  // Once it has left, even its own ticket opens nothing.
+  client.leave(live);
+  for (const Call& call : calls) {
+    SCOPED_TRACE(call.name);
+    expect_error(ErrorCode::kFenced, "rank 0 (incarnation 2) is out: left",
+                 [&] { call.make(live); });
+  }
+  client.leave(neighbour);
+  client.leave(stranger);
+  for (const Call& call : calls) {
+    SCOPED_TRACE(call.name);
+    expect_error(ErrorCode::kNotFound, "there is no job 'job'", [&] { call.make(live); });
+  }
+}
+
+TEST_F(BadInput, AnotherVersionOfTheProtocol) {
+  JoinRequest request;
+  request.spec = spec_of("job");
+  request.version = kProtocolVersion + 1;
+  ControlClient client(box_.address());
+  expect_error(ErrorCode::kInvalid, "this server speaks protocol version 1, the worker version 2",
+               [&] { client.join(request, 5000); });
+}
+
+TEST_F(BadInput, RequestsThatAreNoRequests) {
+  HttpClient http(box_.address());
+  const struct {
+    const char* method;
+    const char* target;
+    const char* body;
+    unsigned status;
+  } kCases[] = {
+      {"POST", "/v1/jobs/job/join", "", 400},
+      {"POST", "/v1/jobs/job/join", "{", 400},
+      {"POST", "/v1/jobs/job/join", "[[[[[[[[[[[[[[[[[[", 400},
+      {"POST", "/v1/jobs/job/join", R"({"spec":{"name":"other","keys":[]}})", 400},
+      {"POST", "/v1/jobs/../join", "{}", 400},
+      {"GET", "/v1/jobs/job/join", "", 405},
+      {"POST", "/v1/jobs/job/heartbeat", "{}", 400},
+      {"POST", "/v1/jobs/job/heartbeat", R"({"rank":-1,"incarnation":1})", 400},
+      {"GET", "/v1/jobs/job/log", "", 404},
+      {"DELETE", "/v1/jobs/job", "", 404},
+      {"GET", "/v1/everything", "", 404},
+  };
+  for (const auto& [method, target, body, status] : kCases) {
+    const HttpAnswer answer = http.request(method, target, std::string(32, 'a'), body, 5000);
+    EXPECT_EQ(answer.status, status) << method << " " << target << " " << answer.body;
+    EXPECT_THAT(answer.body, HasSubstr("\"message\""));
+  }
+}
+
+// A worker without manners in a job with a good one. The culprit is lost with a reason; the good
+// one goes on, and what it gets is right.
+TEST_F(BadInput, GarbageInTheRings) {
+  const auto put = [](RawWorker& worker, uint32_t imm, uint32_t tail = 1) {
+    ShmRing& ring = worker.to_box(0);
+    ring.entries()[0].store(imm);
+    ring.tail.store(tail);
+    const uint64_t one = 1;
+    // The doorbell of the box's first core.
+    EXPECT_EQ(write(worker.doorbell(0).get(), &one, sizeof(one)), 8);
+  };
+  const struct {
+    const char* what;
+    uint32_t imm;
+    uint32_t tail;
+    const char* reason;
+  } kCases[] = {
+      {"a chunk out of range", encode({9000, 1, ImmKind::kData}), 1, "that cannot be"},
+      {"the largest chunk", encode({kMaxChunksPerQueue - 1, 1, ImmKind::kNull}), 1,
+       "that cannot be"},
+      {"a round to come", encode({0, 2, ImmKind::kData}), 1, "that cannot be"},
+      {"a round that never was", encode({0, 0, ImmKind::kData}), 1, "that cannot be"},
+      {"initial parameters", encode({0, 0, ImmKind::kInitial}), 1, "that cannot be"},
+      {"a control message", encode({0, 1, ImmKind::kControl}), 1, "that cannot be"},
+      {"more than the ring holds", 0, 5000, "its queue pair broke"},
+      {"a ring that goes backwards", 0, 0u - 1, "its queue pair broke"},
+  };
+  for (const auto& [what, imm, tail, reason] : kCases) {
+    SCOPED_TRACE(what);
+    JobSpec spec = spec_of("job", 2);
+    spec.optimizer = "none";
+    ControlClient client(box_.address());
+    const JoinReply reply = client.join({.spec = spec, .rank = 1}, 5000);
+    WorkerOptions options = box_.options(spec);
+    options.rank = 0;
+    Worker good(options);
+    RawWorker bad(reply.offer);
+    ASSERT_TRUE(bad.receive());
+    good.wait_all();
+    for (float& g : good.gradient(0)) g = 3;
+    good.push(0);
+    good.push_null(1);
+    put(bad, imm, tail);
+    const auto begin = Clock::now();
+    good.wait_all();
+    EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count() * 1000, kBoundedMs);
+    for (const float p : good.parameters(0)) ASSERT_EQ(p, 3);
+    EXPECT_THAT(box_.status().jobs[1].ranks[1].reason, HasSubstr(reason));
+    expect_error(ErrorCode::kFenced, reason, [&] {
+      client.heartbeat({"job", 1, reply.incarnation, reply.offer.ticket});
+    });
+    good.push_null(0);
+    good.wait(0);
+    EXPECT_EQ(good.parameters(0)[0], 0);
+  }
+}
+
+TEST_F(BadInput, TicketsAtTheSocket) {
+  ControlClient client(box_.address());
+  const JobSpec spec = spec_of("job");
+  const JoinReply reply = client.join({.spec = spec}, 5000);
+  const LinkLayout layout = link_layout_of(reply);
+  Offer wrong = reply.offer;
+  wrong.ticket = std::string(32, 'f');
+  expect_error(ErrorCode::kUnauthorized, "no incarnation has this ticket",
+               [&] { connect_shm(wrong, layout, 2000); });
+  LinkLayout other = layout;
+  other.ingress_bytes += 4;
+  expect_error(ErrorCode::kMismatch, "gradients", [&] { connect_shm(reply.offer, other, 2000); });
+  expect_error(ErrorCode::kUnauthorized, "this ticket was used already",
+               [&] { connect_shm(reply.offer, layout, 2000); });
+  Offer nowhere = reply.offer;
+  nowhere.address = "/tmp/phub-nobody/phub.sock";
+  expect_error(ErrorCode::kUnavailable, nowhere.address,
+               [&] { connect_shm(nowhere, layout, 2000); });
+  client.remove("job");
+}
+
+TEST_F(BadInput, CallsOfTheLibrary) {
+  JobSpec spec = spec_of("job", 2);
+  spec.initial = "broadcast";
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = box_.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    const auto expect = [&](ErrorCode code, const char* says, const std::function<void()>& body) {
+      SCOPED_TRACE(fmt::format("rank {}", rank));
+      expect_error(code, says, body);
+    };
+    if (rank == 0) {
+      constexpr const char* kFirst = "rank 0 must call broadcast()";
+      expect(ErrorCode::kInvalid, kFirst, [&] { worker.push(0); });
+      expect(ErrorCode::kInvalid, kFirst, [&] { worker.push_null(0); });
+      expect(ErrorCode::kInvalid, kFirst, [&] { worker.wait(1); });
+      expect(ErrorCode::kInvalid, kFirst, [&] { worker.wait_all(); });
+      EXPECT_FALSE(worker.test(0));
+      const std::vector<float> few(20009), many(20011);
+      expect(ErrorCode::kInvalid, "broadcast: 20009 initial parameters for keys of 20010 elements",
+             [&] { worker.broadcast(few); });
+      expect(ErrorCode::kInvalid, "20011 initial", [&] { worker.broadcast(many); });
+      expect(ErrorCode::kInvalid, "0 initial", [&] { worker.broadcast({}); });
+    }
+    worker.broadcast(rank == 0 ? std::vector<float>(20010, 1.5f) : std::vector<float>{});
+    EXPECT_EQ(worker.parameters(1)[9], 1.5f);
+
+    for (const size_t key : {size_t{2}, ~size_t{0}}) {
+      constexpr const char* kRange = "is out of range: job 'job' has 2 keys";
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.push(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.push_null(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.wait(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.test(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.round(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.gradient(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.parameters(key); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.use_memory(key, nullptr, nullptr); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.pull(key, {}); });
+    }
+    std::vector<std::byte> small(39);
+    expect(ErrorCode::kInvalid, "pull: key 'b' has 40 bytes, the destination 39",
+           [&] { worker.pull(1, small); });
+    expect(ErrorCode::kNotFound, "job 'job' has no key 'v'", [&] { worker.key("v"); });
+    expect(rank == 0 ? ErrorCode::kInvalid : ErrorCode::kUnauthorized, "hyperparameter", [&] {
+      worker.set_hyper({{rank == 0 ? "lrr" : "lr", 1}});
+    });
+    worker.push_null(0);
+    worker.push_null(0);  // round 2, without having waited for round 1
+    worker.wait(0);
+    EXPECT_EQ(worker.round(0), 2u);
+    worker.barrier();
+    worker.leave();
+    worker.leave();  // once more changes nothing
+    const std::string left = fmt::format("rank {} has left job 'job'", rank);
+    expect(ErrorCode::kFenced, left.c_str(), [&] { worker.push_pull(0); });
+    expect(ErrorCode::kFenced, left.c_str(), [&] { worker.barrier(); });
+    EXPECT_EQ(worker.parameters(1)[9], 1.5f);
+  });
+}
+
+TEST_F(BadInput, FormatsOfOtherWidth) {
+  JobSpec spec = spec_of("job");
+  spec.gradient_dtype = "bf16";
+  spec.parameter_dtype = "f16";
+  Worker worker(box_.options(spec));
+  EXPECT_EQ(worker.gradient_bytes(1).size(), 20u);
+  expect_error(ErrorCode::kInvalid, "gradients of job 'job' are bf16: use gradient_bytes()",
+               [&] { worker.gradient(0); });
+  expect_error(ErrorCode::kInvalid, "parameters of job 'job' are f16: use parameter_bytes()",
+               [&] { worker.parameters(0); });
+}
+
+}  // namespace
+}  // namespace phub::testing
