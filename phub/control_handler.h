@@ -27,8 +27,8 @@ class ControlHandler {
   virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
   virtual void set_hyper(const Credential& who, const std::map<std::string, double>& values,
                          Reply<Done> reply) = 0;
-  // A new offer for an incarnation whose data connection broke. Its ticket is for that connection; here
-  // the ticket of the join stays the one that counts.
+  // A new offer for an incarnation whose data connection broke. Its ticket is for that connection;
+  // here the ticket of the join stays the one that counts.
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
   virtual void log(const std::string& job, Reply<std::vector<LogRecord>> reply) = 0;
   // DELETE /v1/jobs/{job}: everyone in it gets an error.

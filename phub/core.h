@@ -1,6 +1,7 @@
 // One core of the box: a thread, the jobs' chunks that it owns, and its mailboxes.
 //
-// step() is one pass and never blocks: production calls it in run(), the simulator calls it directly.
+// step() is one pass and never blocks: production calls it in run(), the simulator calls it
+// directly.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,7 @@ class Core {
   // Control thread. False when the mailbox is full: try again later.
   bool send(const CoreMessage& message);
   bool receive(CoreReport& report) { return reports_.pop(report); }
-  void clear_report_fd();                          // before receiving, so that no report is missed
+  void clear_report_fd();                       // before receiving, so that no report is missed
   int report_fd() const { return report_fd_; }  // eventfd: readable when there are reports
 
   // The core's thread.
@@ -34,8 +35,9 @@ class Core {
   void run(const std::stop_token& stop, int spin_us);
   void wake();  // any thread: makes run() look at its stop token
 
-  // What run() does around its sleep: asks every job, and send(), to wake this core. False: something
-  // is there already. `timeout_ms` is how long it may sleep at most (-1: until it is woken).
+  // What run() does around its sleep: asks every job, and send(), to wake this core. False:
+  // something is there already. `timeout_ms` is how long it may sleep at most (-1: until it is
+  // woken).
   bool arm(int& timeout_ms);
   void disarm();
   bool has_mail() const { return !mailbox_.empty(); }

@@ -9,8 +9,9 @@
 namespace phub {
 namespace {
 
-constexpr size_t kPollBatch = 256;   // arrivals taken in one pass
-constexpr size_t kChunkBatch = 8;    // chunks completed in one pass: 8 × 32 KiB × ranks, then others' turn
+constexpr size_t kPollBatch = 256;  // arrivals taken in one pass
+constexpr size_t kChunkBatch =
+    8;  // chunks completed in one pass: 8 × 32 KiB × ranks, then others' turn
 
 constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
 
@@ -75,7 +76,8 @@ void CoreJob::take_gradient(uint32_t rank, uint32_t index, const Imm& imm) {
   check_ready(index);
 }
 
-// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two parts.
+// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two
+// parts.
 void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
   CoreChunk& chunk = chunks_[index];
   const uint32_t parts = parameters_.gradient_dtype == kernels::DType::kF32 ? 1 : 2;
@@ -119,7 +121,8 @@ void CoreJob::check_ready(uint32_t index) {
     return;
   }
   ready_.push_back(index);
-  std::push_heap(ready_.begin(), ready_.end(), [this](uint32_t a, uint32_t b) { return lower(a, b); });
+  std::push_heap(ready_.begin(), ready_.end(),
+                 [this](uint32_t a, uint32_t b) { return lower(a, b); });
 }
 
 // Completes the first chunk of the ready heap. False: it cannot be completed now.
@@ -130,7 +133,8 @@ bool CoreJob::complete(uint32_t index) {
   const bool held = chunk.round >= hold_from_;
   if (ready && !held && !reduce_and_optimize(chunk, index)) return false;
 
-  std::pop_heap(ready_.begin(), ready_.end(), [this](uint32_t a, uint32_t b) { return lower(a, b); });
+  std::pop_heap(ready_.begin(), ready_.end(),
+                [this](uint32_t a, uint32_t b) { return lower(a, b); });
   ready_.pop_back();
   chunk.queued = false;
   if (!ready || held) {
@@ -163,8 +167,8 @@ void CoreJob::gather(uint32_t index, const CoreChunk& chunk) {
   }
 }
 
-// One pass over every slot: sum in rank order into scratch that stays in cache, then the optimizer over
-// scratch, state and parameters.
+// One pass over every slot: sum in rank order into scratch that stays in cache, then the optimizer
+// over scratch, state and parameters.
 bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
   if (parameters_.work == Work::kNone) return true;
   gather(index, chunk);
@@ -175,8 +179,8 @@ bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
                         parameters_.parameter_dtype == kernels::DType::kF32;
   float* sum = in_place ? reinterpret_cast<float*>(result) : scratch_.data();
 
-  bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
-                             factor_of(chunk, chunk.arrived), sum, chunk.elements);
+  bool finite = kernels::sum(slots_, parameters_.gradient_dtype, factor_of(chunk, chunk.arrived),
+                             sum, chunk.elements);
   if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass &&
       !resolve_nonfinite(chunk, chunk.arrived, sum)) {
     return false;
@@ -192,8 +196,9 @@ bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
   return true;
 }
 
-// A NaN or an infinity is in the sum. Stop: the job ends here, its parameters untouched. Exclude: the
-// ranks that sent it are left out of this chunk, which is recorded. False: the chunk cannot complete.
+// A NaN or an infinity is in the sum. Stop: the job ends here, its parameters untouched. Exclude:
+// the ranks that sent it are left out of this chunk, which is recorded. False: the chunk cannot
+// complete.
 bool CoreJob::resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* sum) {
   if (reports_.size() + ranks_.size() + 1 > reports_.capacity()) return false;  // taken soon: again
   const size_t reports_before = reports_.size();
@@ -217,8 +222,9 @@ bool CoreJob::resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* 
   }
 }
 
-// The next round that somebody is expected in. Where everybody who knew a round is gone and the others
-// begin later, nobody will ever take part in it: such rounds are skipped, and change nothing.
+// The next round that somebody is expected in. Where everybody who knew a round is gone and the
+// others begin later, nobody will ever take part in it: such rounds are skipped, and change
+// nothing.
 uint64_t CoreJob::next_round(uint64_t round) const {
   if (expected_count_ > 0 && round + 1 >= expected_from_) return round + 1;
   uint64_t next = kNever;
@@ -333,10 +339,9 @@ bool CoreJob::has(const std::vector<uint64_t>& bits, uint32_t chunk, uint32_t ra
 
 uint32_t CoreJob::expected_in(uint64_t round) const {
   if (round >= expected_from_) return expected_count_;
-  return static_cast<uint32_t>(
-      std::count_if(ranks_.begin(), ranks_.end(), [round](const Rank& r) {
-        return r.first_round != kNever && r.first_round <= round;
-      }));
+  return static_cast<uint32_t>(std::count_if(ranks_.begin(), ranks_.end(), [round](const Rank& r) {
+    return r.first_round != kNever && r.first_round <= round;
+  }));
 }
 
 }  // namespace phub

@@ -1,7 +1,7 @@
 // What one core does for one job: the chunks that it owns, from arrival to write back.
 //
-// Made by the control thread, then owned by the core's thread until it reports kRemoved. Nothing here
-// allocates after construction; no system calls but the endpoint's.
+// Made by the control thread, then owned by the core's thread until it reports kRemoved. Nothing
+// here allocates after construction; no system calls but the endpoint's.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,8 @@ struct JobParameters {
   kernels::Store store = kernels::Store::kCached;
 };
 
-// Arrays of the whole job, in the plan's layout (offsets in elements); a core touches only its chunks.
+// Arrays of the whole job, in the plan's layout (offsets in elements); a core touches only its
+// chunks.
 struct JobArrays {
   std::byte* results = nullptr;  // parameter_dtype; what is written back
   float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
@@ -42,12 +43,12 @@ struct JobArrays {
 };
 
 struct CoreChunk {
-  uint64_t round = 0;       // in progress; 0: initial parameters are awaited
-  uint64_t offset = 0;      // in the job's layout, elements
+  uint64_t round = 0;   // in progress; 0: initial parameters are awaited
+  uint64_t offset = 0;  // in the job's layout, elements
   uint32_t elements = 0;
-  uint32_t missing = 0;     // ranks expected in this round and not here yet
-  uint32_t arrived = 0;     // contributions here, null ones included
-  uint32_t id = 0;          // in the plan
+  uint32_t missing = 0;  // ranks expected in this round and not here yet
+  uint32_t arrived = 0;  // contributions here, null ones included
+  uint32_t id = 0;       // in the plan
   int32_t priority = 0;
   uint16_t hyper_class = 0;
   uint8_t initial_parts = 0;  // parts of the initial parameters taken so far
@@ -56,13 +57,14 @@ struct CoreChunk {
 
 class CoreJob {
  public:
-  // `chunks` in the order of their index within the core's queue. `hyper` outlives the core job or is
-  // replaced by a boundary. The ranks in `expected` take part from round 1 on.
+  // `chunks` in the order of their index within the core's queue. `hyper` outlives the core job or
+  // is replaced by a boundary. The ranks in `expected` take part from round 1 on.
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
-          std::vector<CoreChunk> chunks, Endpoint& endpoint,
-          const std::vector<HyperVersion>* hyper, std::span<const uint32_t> expected);
+          std::vector<CoreChunk> chunks, Endpoint& endpoint, const std::vector<HyperVersion>* hyper,
+          std::span<const uint32_t> expected);
 
-  // One pass: takes arrivals, completes up to a batch of chunks, writes back. True if anything moved.
+  // One pass: takes arrivals, completes up to a batch of chunks, writes back. True if anything
+  // moved.
   bool step();
 
   // Control, as decoded from the mailbox. Reports go to `reports` of the core.
@@ -74,8 +76,8 @@ class CoreJob {
   void attach(uint32_t rank, uint32_t incarnation);
   void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
 
-  // Reports of this job that are waiting to be taken by the core (at most one per kind and rank, plus
-  // exclusions, which hold up their chunk until taken).
+  // Reports of this job that are waiting to be taken by the core (at most one per kind and rank,
+  // plus exclusions, which hold up their chunk until taken).
   bool next_report(CoreReport& out);
 
   // Before sleeping: arms the endpoint so that it wakes when a chunk may become complete.
@@ -132,16 +134,16 @@ class CoreJob {
   std::vector<uint64_t> arrived_bits_;  // [chunk][words_]
   std::vector<uint64_t> null_bits_;
   std::vector<Rank> ranks_;
-  std::vector<uint32_t> ready_;         // heap: highest priority, then lowest index, first
-  std::vector<const void*> slots_;      // of the chunk being summed, in rank order
+  std::vector<uint32_t> ready_;     // heap: highest priority, then lowest index, first
+  std::vector<const void*> slots_;  // of the chunk being summed, in rank order
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
   uint32_t words_ = 1;
-  uint32_t attached_end_ = 0;           // one past the highest attached rank
+  uint32_t attached_end_ = 0;  // one past the highest attached rank
   uint32_t expected_count_ = 0;
-  uint64_t expected_from_ = 0;          // from this round on, expected_count_ ranks are expected
+  uint64_t expected_from_ = 0;  // from this round on, expected_count_ ranks are expected
   uint64_t hold_from_ = kNever;
-  bool stopped_ = false;                // a NaN under policy stop: nothing completes any more
+  bool stopped_ = false;  // a NaN under policy stop: nothing completes any more
 
   // Cold.
   uint32_t core_ = 0;
@@ -151,12 +153,12 @@ class CoreJob {
     kernels::Step step;
     double grad_scale = 1;
   };
-  std::vector<CachedStep> steps_;       // per key class
+  std::vector<CachedStep> steps_;  // per key class
   std::vector<uint32_t> held_;
-  std::vector<uint64_t> owed_bits_;     // [rank][chunk word]: results that could not be posted yet
+  std::vector<uint64_t> owed_bits_;  // [rank][chunk word]: results that could not be posted yet
   std::vector<uint32_t> owed_count_;
   uint64_t owed_total_ = 0;
-  std::vector<CoreReport> reports_;     // fixed capacity
+  std::vector<CoreReport> reports_;  // fixed capacity
   std::vector<uint32_t> wake_after_;
   std::vector<uint64_t> expected_bits_;
   uint64_t chunks_completed_ = 0;

@@ -86,8 +86,8 @@ void CoreJob::commit(const Boundary& boundary) {
   endpoint_.flush();
 }
 
-// The rank's contributions that can still be relied on stay; it is not waited for any more, unless the
-// job pauses for it.
+// The rank's contributions that can still be relied on stay; it is not waited for any more, unless
+// the job pauses for it.
 void CoreJob::lose(const Boundary::Lost& lost) {
   Rank& rank = ranks_[lost.rank];
   if (rank.attached) detach(lost.rank);  // it may never have come
@@ -151,8 +151,8 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
   attached_end_ = std::max(attached_end_, rank + 1);
 }
 
-// Results of before may have been lost with the old connection, and not all of them were asked for by a
-// contribution that is sent again: the first one of a rank that has just joined was not.
+// Results of before may have been lost with the old connection, and not all of them were asked for
+// by a contribution that is sent again: the first one of a rank that has just joined was not.
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   attach(rank, incarnation);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
@@ -221,9 +221,9 @@ bool CoreJob::next_report(CoreReport& out) {
 
 bool CoreJob::arm() {
   if ((!ready_.empty() && !stopped_) || !reports_.empty()) return false;
-  // While some rank has sent nothing that is still open, no chunk can complete without it: its first
-  // arrival is early enough to wake for. With lock-step workers that is one wake-up a round, not one per
-  // rank.
+  // While some rank has sent nothing that is still open, no chunk can complete without it: its
+  // first arrival is early enough to wake for. With lock-step workers that is one wake-up a round,
+  // not one per rank.
   if (!settled_) {
     const uint64_t from = std::max<uint64_t>(expected_from_, 1);
     settled_ = std::all_of(chunks_.begin(), chunks_.end(),
@@ -233,7 +233,8 @@ bool CoreJob::arm() {
   if (settled_ && !stopped_) {
     for (uint32_t r = 0; r < attached_end_ && only == CoreReport::kNoRank; ++r) {
       const Rank& rank = ranks_[r];
-      if (rank.attached && !rank.broken && rank.first_round != kNever && rank.pending == 0) only = r;
+      if (rank.attached && !rank.broken && rank.first_round != kNever && rank.pending == 0)
+        only = r;
     }
   }
   for (uint32_t r = 0; r < wake_after_.size(); ++r) {

@@ -6,7 +6,8 @@
 //   control           R = the highest of all: the first round that no chunk anywhere has completed
 //   control → cores   kCommit: ranks lost, ranks admitted from R on, hyperparameters from R on
 //   cores → control   kCommitted
-// Between hold and commit a core still completes chunks of earlier rounds, so nothing waits for long.
+// Between hold and commit a core still completes chunks of earlier rounds, so nothing waits for
+// long.
 #pragma once
 
 #include <atomic>
@@ -34,8 +35,9 @@ struct HyperVersion {
 struct Boundary {
   struct Lost {
     uint32_t rank = 0;
-    uint64_t expected_again = kNever;     // policy wait: pause before this round
-    std::span<uint64_t> last_rounds = {};  // out: per chunk of the job, the last round it took part in
+    uint64_t expected_again = kNever;  // policy wait: pause before this round
+    std::span<uint64_t> last_rounds =
+        {};  // out: per chunk of the job, the last round it took part in
   };
   struct Admitted {
     uint32_t rank = 0;
@@ -46,16 +48,16 @@ struct Boundary {
   uint64_t round = 0;  // R
   std::vector<Lost> lost;
   std::vector<Admitted> admitted;
-  std::vector<uint32_t> forgotten;            // no longer expected (a pause that is over)
+  std::vector<uint32_t> forgotten;                   // no longer expected (a pause that is over)
   const std::vector<HyperVersion>* hyper = nullptr;  // the whole table, ascending; null: unchanged
 };
 
 // Filled in by a core on kProbe, read by the control thread after kProbed.
 struct Probe {
-  uint64_t min_round = 0;               // lowest round in progress of the core's chunks
-  uint64_t chunks_completed = 0;        // ever
-  std::vector<uint64_t> arrivals;       // per rank, ever
-  std::vector<uint64_t> waited_for;     // bit per rank: missing where others have arrived
+  uint64_t min_round = 0;            // lowest round in progress of the core's chunks
+  uint64_t chunks_completed = 0;     // ever
+  std::vector<uint64_t> arrivals;    // per rank, ever
+  std::vector<uint64_t> waited_for;  // bit per rank: missing where others have arrived
 };
 
 struct CoreMessage {
@@ -116,7 +118,8 @@ class Mailbox {
     return head_.load(std::memory_order_relaxed) == tail_.load(std::memory_order_seq_cst);
   }
   size_t room() const {
-    return kCapacity - (tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire));
+    return kCapacity -
+           (tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire));
   }
 
  private:

@@ -25,8 +25,8 @@ struct KeyClasses {
 };
 KeyClasses key_classes(const JobSpec& spec);  // throws kInvalid beyond 65,535 classes
 
-// The whole table, ascending, from round 0 on. Changes apply in the order of their rounds; those of one
-// round in the order given.
+// The whole table, ascending, from round 0 on. Changes apply in the order of their rounds; those of
+// one round in the order given.
 std::vector<HyperVersion> hyper_table(const JobSpec& spec, kernels::Optimizer optimizer,
                                       const KeyClasses& classes,
                                       const std::vector<HyperChange>& changes);

@@ -54,16 +54,17 @@ void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
     if (!replace || r.state == State::kJoining) {
       return reply_error(
           token, ErrorCode::kTaken,
-          fmt::format("rank {} of job '{}' is taken by incarnation {}, which has its lease; stop it "
-                      "first, or join with replace",
-                      rank, spec_.name, r.incarnation));
+          fmt::format(
+              "rank {} of job '{}' is taken by incarnation {}, which has its lease; stop it "
+              "first, or join with replace",
+              rank, spec_.name, r.incarnation));
     }
     lose(rank, "replaced by a new worker");
   } else if (std::any_of(joins_.begin(), joins_.end(),
                          [rank](const Join& j) { return j.rank == rank; })) {
-    return reply_error(token, ErrorCode::kTaken,
-                       fmt::format("rank {} of job '{}' is being taken by another worker", rank,
-                                   spec_.name));
+    return reply_error(
+        token, ErrorCode::kTaken,
+        fmt::format("rank {} of job '{}' is being taken by another worker", rank, spec_.name));
   }
   joins_.push_back({token, rank});
   advance();
@@ -81,9 +82,10 @@ int32_t Membership::choose_rank() const {
     }
     return -1;
   };
-  for (const auto& [state, begin, end] :
-       {std::tuple{State::kAbsent, 0u, spec_.world_size}, {State::kLost, 0u, spec_.max_ranks},
-        {State::kLeft, 0u, spec_.max_ranks}, {State::kAbsent, 0u, spec_.max_ranks}}) {
+  for (const auto& [state, begin, end] : {std::tuple{State::kAbsent, 0u, spec_.world_size},
+                                          {State::kLost, 0u, spec_.max_ranks},
+                                          {State::kLeft, 0u, spec_.max_ranks},
+                                          {State::kAbsent, 0u, spec_.max_ranks}}) {
     if (int32_t rank = first(state, begin, end); rank >= 0) return rank;
   }
   return -1;
@@ -103,8 +105,7 @@ void Membership::barrier(uint64_t token, uint32_t rank) {
 void Membership::check_barrier() {
   if (barrier_.empty()) return;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    const bool awaited =
-        ranks_[r].state == State::kLive || (ranks_[r].expected && !assembled_);
+    const bool awaited = ranks_[r].state == State::kLive || (ranks_[r].expected && !assembled_);
     if (awaited && !barrier_.contains(r)) return;
   }
   for (const auto& [rank, token] : std::exchange(barrier_, {})) reply(token);
@@ -167,8 +168,8 @@ void Membership::forget(uint32_t rank, const std::string& reason) {
   advance();
 }
 
-// Starts a boundary when something waits for one. A successor is admitted only after its predecessor
-// is gone from every core.
+// Starts a boundary when something waits for one. A successor is admitted only after its
+// predecessor is gone from every core.
 void Membership::advance() {
   if (phase_ != Phase::kIdle || finished_) return;
   current_losses_ = std::exchange(losses_, {});
@@ -193,9 +194,8 @@ void Membership::advance() {
     Rank& r = ranks_[join.rank];
     join.before = std::exchange(r.state, State::kJoining);
     ++r.incarnation;
-    actions_.push_back({.type = MembershipAction::kAdmit,
-                        .rank = join.rank,
-                        .incarnation = r.incarnation});
+    actions_.push_back(
+        {.type = MembershipAction::kAdmit, .rank = join.rank, .incarnation = r.incarnation});
   }
   actions_.push_back({.type = MembershipAction::kHold});
 }
@@ -250,9 +250,8 @@ void Membership::committed(Ms now) {
   finish_losses(now);
   finish_joins(now);
   for (const Hyper& hyper : current_hypers_) {
-    log_.push_back({.kind = LogRecord::Kind::kHyper,
-                    .round = boundary_.round,
-                    .values = hyper.values});
+    log_.push_back(
+        {.kind = LogRecord::Kind::kHyper, .round = boundary_.round, .values = hyper.values});
     reply(hyper.token);
   }
   current_hypers_.clear();
@@ -274,16 +273,15 @@ void Membership::finish_losses(Ms now) {
     r.waited_since = 0;
     r.reason = loss.reason;
     // An incarnation that took part in nothing leaves the mark of those before it.
-    r.last_round = std::max(
-        r.last_round, *std::max_element(last_rounds_[i].begin(), last_rounds_[i].end()));
+    r.last_round =
+        std::max(r.last_round, *std::max_element(last_rounds_[i].begin(), last_rounds_[i].end()));
     log_.push_back({.kind = loss.left ? LogRecord::Kind::kLeft : LogRecord::Kind::kLost,
                     .rank = loss.rank,
                     .incarnation = r.incarnation,
                     .reason = loss.reason,
                     .last_rounds = ranges_of(last_rounds_[i])});
     if (auto waiting = barrier_.find(loss.rank); waiting != barrier_.end()) {
-      reply_error(waiting->second, ErrorCode::kFenced,
-                  why_not_current(loss.rank, r.incarnation));
+      reply_error(waiting->second, ErrorCode::kFenced, why_not_current(loss.rank, r.incarnation));
       barrier_.erase(waiting);
     }
     actions_.push_back({.type = MembershipAction::kRevoke, .rank = loss.rank});
@@ -313,8 +311,8 @@ void Membership::finish_joins(Ms now) {
   }
   current_joins_.clear();
   assembled_ = assembled_ || std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
-    return r.expected && r.state == State::kAbsent;
-  });
+                 return r.expected && r.state == State::kAbsent;
+               });
   const bool all_there = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
     return r.expected && r.state == State::kLost;
   });
@@ -346,8 +344,8 @@ void Membership::after_losses(Ms now) {
 // otherwise those who were lost have some time to come back.
 void Membership::check_abandoned(Ms now) {
   if (finished_ || live() > 0 || !joins_.empty()) return;
-  const bool expected = std::any_of(ranks_.begin(), ranks_.end(),
-                                    [](const Rank& r) { return r.expected; });
+  const bool expected =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.expected; });
   const bool lost = std::any_of(ranks_.begin(), ranks_.end(),
                                 [](const Rank& r) { return r.state == State::kLost; });
   const bool just_left = std::any_of(current_losses_.begin(), current_losses_.end(),
@@ -415,7 +413,8 @@ void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrival
   now_ = now;
   min_round_ = std::max(min_round_, min_round);
   waited_for_ = waited_for;
-  // Before the initial parameters are here nobody can send anything, so the cores see nobody waiting.
+  // Before the initial parameters are here nobody can send anything, so the cores see nobody
+  // waiting.
   if (min_round == 0 && assembled_ && live() > 1) waited_for_[0] |= 1;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
@@ -457,8 +456,8 @@ void Membership::tick(Ms now) {
       }
       forget(r, reason);
       assembled_ = assembled_ || std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& x) {
-        return x.expected && x.state == State::kAbsent;
-      });
+                     return x.expected && x.state == State::kAbsent;
+                   });
     }
   }
   if (fail_after_ != kNever && (min_round_ > fail_after_ || now > pause_until_)) {
@@ -467,9 +466,9 @@ void Membership::tick(Ms now) {
   if (pause_until_ != 0 && now > pause_until_ && phase_ == Phase::kIdle) {
     std::string who;
     for (uint32_t r : missing()) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-    return fail_job(ErrorCode::kRankLost,
-                    fmt::format("the job waited {} ms for rank {} to come back", spec_.wait_limit_ms,
-                                who));
+    return fail_job(
+        ErrorCode::kRankLost,
+        fmt::format("the job waited {} ms for rank {} to come back", spec_.wait_limit_ms, who));
   }
   if (abandoned_since_ != 0 && now > abandoned_since_ + spec_.wait_limit_ms) {
     fail_job(ErrorCode::kRankLost, "every rank was lost and none came back");

@@ -1,8 +1,8 @@
 // Who takes part in a job, from which round on: a pure state machine.
 //
 // It is fed decoded requests, reports of the cores and the time, and answers with actions for the
-// server to carry out in order. No sockets, threads or clocks: the simulator runs the same code. One
-// mechanism changes anything, the boundary of core_messages.h; at most one is under way.
+// server to carry out in order. No sockets, threads or clocks: the simulator runs the same code.
+// One mechanism changes anything, the boundary of core_messages.h; at most one is under way.
 #pragma once
 
 #include <cstdint>
@@ -90,12 +90,12 @@ class Membership {
     State state = State::kAbsent;
     uint32_t incarnation = 0;
     uint64_t first_round = 0;
-    uint64_t last_round = 0;      // the highest that its lost predecessor took part in
-    bool expected = false;        // the cores wait for it, live or not
-    bool losing = false;          // its loss is pending or under way
+    uint64_t last_round = 0;  // the highest that its lost predecessor took part in
+    bool expected = false;    // the cores wait for it, live or not
+    bool losing = false;      // its loss is pending or under way
     Ms lease_until = 0;
     Ms expected_since = 0;
-    Ms waited_since = 0;          // 0: nobody waits
+    Ms waited_since = 0;  // 0: nobody waits
     uint64_t arrivals = 0;
     std::string reason;
   };
@@ -159,15 +159,15 @@ class Membership {
   std::map<uint32_t, uint64_t> barrier_;  // rank → token
   uint64_t min_round_ = 0;
   std::vector<uint64_t> waited_for_;
-  bool assembled_ = false;                // all first ranks have been there
+  bool assembled_ = false;  // all first ranks have been there
   bool finished_ = false;
   bool failed_ = false;
-  std::optional<Error> failing_;          // as soon as the boundary under way is complete
+  std::optional<Error> failing_;  // as soon as the boundary under way is complete
   Ms now_ = 0;
-  Ms abandoned_since_ = 0;                // no rank is live
+  Ms abandoned_since_ = 0;  // no rank is live
   // Policies wait and fail: the job pauses before a round.
-  Ms pause_until_ = 0;                    // 0: not paused
-  uint64_t fail_after_ = kNever;          // policy fail: once this round is complete
+  Ms pause_until_ = 0;            // 0: not paused
+  uint64_t fail_after_ = kNever;  // policy fail: once this round is complete
   std::string fail_message_;
 };
 

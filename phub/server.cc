@@ -2,6 +2,7 @@
 #include "phub/server.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace phub {
 namespace {
 
-constexpr size_t kEndedJobs = 64;       // whose logs are kept
+constexpr size_t kEndedJobs = 64;  // whose logs are kept
 constexpr uint32_t kMostProbeMs = 250;
 
 uint64_t probe_interval(const JobSpec& spec) {
@@ -53,6 +54,7 @@ void Server::start_threads() {
   const int spin_us = options_.spin_us >= 0 ? options_.spin_us : cpus > cores() ? 20 : 0;
   for (uint32_t i = 0; i < cores(); ++i) {
     threads_.emplace_back([this, i, spin_us](const std::stop_token& stop) {
+      pthread_setname_np(pthread_self(), fmt::format("phub-core-{}", i % 1000).c_str());
       if (options_.pin) numa::pin_thread(core_cpus_[i]);
       cores_[i]->run(stop, spin_us);
     });
@@ -148,8 +150,8 @@ void Server::handle(const CoreReport& report) {
                               "it sent a chunk or a round that cannot be");
       break;
     case CoreReport::kNonFinite:
-      membership.non_finite(report.rank, fmt::format("{}, in round {}", job.where(report.chunk),
-                                                     report.round));
+      membership.non_finite(report.rank,
+                            fmt::format("{}, in round {}", job.where(report.chunk), report.round));
       break;
   }
   carry_out(*running);
@@ -277,8 +279,8 @@ void Server::continue_reconnection(Running& running, uint32_t rank) {
     reply(std::move(result));
   };
   if (!job.membership().is_secure(rank, reconnection.incarnation)) {
-    return finish({ErrorCode::kFenced,
-                   job.membership().why_not_current(rank, reconnection.incarnation)});
+    return finish(
+        {ErrorCode::kFenced, job.membership().why_not_current(rank, reconnection.incarnation)});
   }
   if (reconnection.attaching) return finish(std::move(reconnection.offer));
   try {
@@ -289,9 +291,8 @@ void Server::continue_reconnection(Running& running, uint32_t rank) {
   }
   reconnection.attaching = true;
   reconnection.answers = 0;
-  broadcast(running, {.type = CoreMessage::kAttach,
-                      .rank = rank,
-                      .incarnation = reconnection.incarnation});
+  broadcast(running,
+            {.type = CoreMessage::kAttach, .rank = rank, .incarnation = reconnection.incarnation});
 }
 
 void Server::probe(Running& running, uint64_t now) {

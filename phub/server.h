@@ -1,8 +1,8 @@
 // The server: jobs, cores and transports behind the control port's calls.
 //
-// One control thread calls everything here; the cores' threads run beside it and are reached through
-// their mailboxes only. poll() never blocks: production calls it from the event loop (server_loop.h),
-// the simulator from its scheduler, which also steps the cores itself.
+// One control thread calls everything here; the cores' threads run beside it and are reached
+// through their mailboxes only. poll() never blocks: production calls it from the event loop
+// (server_loop.h), the simulator from its scheduler, which also steps the cores itself.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ namespace phub {
 
 struct ServerOptions {
   numa::Topology topology;
-  uint32_t cores = 0;                  // 0: all of the topology
+  uint32_t cores = 0;  // 0: all of the topology
   bool pin = true;
-  int32_t spin_us = -1;                // of a core with nothing to do; -1: 20 if CPUs are left over
+  int32_t spin_us = -1;  // of a core with nothing to do; -1: 20 if CPUs are left over
   uint64_t memory_limit_bytes = ~0ull;
   kernels::Store store = kernels::Store::kCached;
 };
@@ -55,7 +55,7 @@ class Server final : public ControlHandler {
 
   // Everything that is due: reports of the cores, events of the transports, timers.
   void poll();
-  uint32_t poll_interval_ms() const;  // how long poll() may wait when no descriptor fires
+  uint32_t poll_interval_ms() const;   // how long poll() may wait when no descriptor fires
   std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
 
   uint32_t cores() const { return static_cast<uint32_t>(cores_.size()); }

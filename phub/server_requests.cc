@@ -32,33 +32,35 @@ Nic& Server::nic(const std::string& name) {
 Server::Running& Server::create(const JobSpec& spec, const std::string& transport) {
   Nic& link_nic = nic(transport);
   if (jobs_.size() == Core::kMaxJobs) {
-    fail(ErrorCode::kFull, "this server has {} jobs, and no more fit: end another one", jobs_.size());
+    fail(ErrorCode::kFull, "this server has {} jobs, and no more fit: end another one",
+         jobs_.size());
   }
   numa::Topology topology = options_.topology;
   topology.nics.clear();
-  Plan plan = make_plan(topology, spec.keys,
-                        {.cores = options_.cores,
-                         .ranks = spec.max_ranks,
-                         .chunk_elements = spec.chunk_elements});
+  Plan plan = make_plan(
+      topology, spec.keys,
+      {.cores = options_.cores, .ranks = spec.max_ranks, .chunk_elements = spec.chunk_elements});
   const NodeMemory memory = total_memory(plan, spec);
-  if (memory.total() > options_.memory_limit_bytes - std::min(memory_used_, options_.memory_limit_bytes)) {
+  if (memory.total() >
+      options_.memory_limit_bytes - std::min(memory_used_, options_.memory_limit_bytes)) {
     constexpr double kMiB = 1 << 20;
     fail(ErrorCode::kFull,
          "job '{}' needs {:.1f} MiB (gradients of {} ranks {:.1f}, parameters {:.1f}, optimizer "
-         "state {:.1f}, bookkeeping {:.1f}); {:.1f} of {:.1f} MiB are in use: end another job, lower "
+         "state {:.1f}, bookkeeping {:.1f}); {:.1f} of {:.1f} MiB are in use: end another job, "
+         "lower "
          "max_ranks, or raise --memory-limit",
          spec.name, static_cast<double>(memory.total()) / kMiB, spec.max_ranks,
          static_cast<double>(memory.slots) / kMiB,
          static_cast<double>(memory.parameters + memory.master) / kMiB,
-         static_cast<double>(memory.state) / kMiB,
-         static_cast<double>(memory.bookkeeping) / kMiB, static_cast<double>(memory_used_) / kMiB,
+         static_cast<double>(memory.state) / kMiB, static_cast<double>(memory.bookkeeping) / kMiB,
+         static_cast<double>(memory_used_) / kMiB,
          static_cast<double>(options_.memory_limit_bytes) / kMiB);
   }
   const uint64_t now = clock_.now_ms();
   auto running = std::make_unique<Running>();
-  running->job = std::make_unique<Job>(
-      spec, std::move(plan), link_nic,
-      JobOptions{.cores = options_.cores, .store = options_.store}, now);
+  running->job =
+      std::make_unique<Job>(spec, std::move(plan), link_nic,
+                            JobOptions{.cores = options_.cores, .store = options_.store}, now);
   running->seats.resize(spec.max_ranks);
   running->probes.resize(cores());
   for (Probe& probe : running->probes) {
@@ -93,7 +95,16 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
            different);
     }
   } else {
-    running = &create(request.spec, request.transport);
+    try {
+      running = &create(request.spec, request.transport);
+    } catch (const Error& error) {
+      // The memory of a job that is just ending is nearly there.
+      const auto ending = std::find_if(jobs_.begin(), jobs_.end(),
+                                       [](const auto& job) { return job.second->ending; });
+      if (error.code() != ErrorCode::kFull || ending == jobs_.end()) throw;
+      ending->second->after_end.push_back({std::move(request), std::move(reply)});
+      return;
+    }
   }
   const uint64_t token = next_token_++;
   running->joins[token] = std::move(reply);
@@ -127,8 +138,8 @@ Server::Running* Server::authenticate(const Credential& who, const Reply<T>& rep
     reply({ErrorCode::kNotFound, fmt::format("job '{}' has no rank {}", who.job, who.rank)});
   } else if (running->seats[who.rank].incarnation == who.incarnation &&
              !same_ticket(running->seats[who.rank].offer.ticket, who.ticket)) {
-    reply({ErrorCode::kUnauthorized, fmt::format("this is not the ticket of rank {} of job '{}'",
-                                                 who.rank, who.job)});
+    reply({ErrorCode::kUnauthorized,
+           fmt::format("this is not the ticket of rank {} of job '{}'", who.rank, who.job)});
   } else if (running->ending && !running->error.empty()) {
     reply({running->error_code, running->error});
   } else if (running->ending || !membership.is_current(who.rank, who.incarnation)) {
@@ -201,12 +212,13 @@ void Server::reconnect(const Credential& who, Reply<Offer> reply) {
   if (!running) return;
   Job& job = *running->job;
   if (!job.link().can_reconnect()) {
-    return reply({ErrorCode::kFenced, "this job's transport cannot make a broken connection again"});
+    return reply(
+        {ErrorCode::kFenced, "this job's transport cannot make a broken connection again"});
   }
   if (!job.membership().is_secure(who.rank, who.incarnation) ||
       running->reconnections.contains(who.rank)) {
-    return reply({ErrorCode::kTaken, fmt::format("rank {} is being reconnected or fenced: try again",
-                                                 who.rank)});
+    return reply({ErrorCode::kTaken,
+                  fmt::format("rank {} is being reconnected or fenced: try again", who.rank)});
   }
   running->reconnections[who.rank] = {.incarnation = who.incarnation, .reply = std::move(reply)};
   broadcast(*running, {.type = CoreMessage::kDetach, .rank = who.rank});

@@ -10,18 +10,18 @@
 
 namespace phub {
 
-// What went wrong, in words that name the object and the way out. `code` is for programs and travels
-// in the control port's answers.
+// What went wrong, in words that name the object and the way out. `code` is for programs and
+// travels in the control port's answers.
 enum class ErrorCode {
-  kInvalid,      // the request is wrong: bad key, option, length
-  kMismatch,     // ranks of one job disagree
-  kTaken,        // rank or name in use
-  kFull,         // memory, ranks or another limit is hit
-  kNotFound,     // no such job, rank, key
+  kInvalid,       // the request is wrong: bad key, option, length
+  kMismatch,      // ranks of one job disagree
+  kTaken,         // rank or name in use
+  kFull,          // memory, ranks or another limit is hit
+  kNotFound,      // no such job, rank, key
   kUnauthorized,  // wrong ticket
-  kFenced,       // this incarnation was replaced or declared lost
-  kRankLost,     // another rank is missing and the job's policy is to fail
-  kNonFinite,    // NaN or Inf in a gradient and the job's policy is to stop
+  kFenced,        // this incarnation was replaced or declared lost
+  kRankLost,      // another rank is missing and the job's policy is to fail
+  kNonFinite,     // NaN or Inf in a gradient and the job's policy is to stop
   kTimeout,
   kUnavailable,  // the server is not there
   kInternal,

@@ -1,4 +1,5 @@
-// What a job is: everything that its workers must agree on. Decided at creation, handed out at join.
+// What a job is: everything that its workers must agree on. Decided at creation, handed out at
+// join.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@ namespace phub {
 struct KeySpec {
   std::string name;
   uint64_t elements = 0;
-  int32_t priority = 0;       // higher goes first where something has to wait
-  double lr_scale = 1.0;      // the job's learning rate times this
-  double decay_scale = 1.0;   // the job's weight decay times this
+  int32_t priority = 0;      // higher goes first where something has to wait
+  double lr_scale = 1.0;     // the job's learning rate times this
+  double decay_scale = 1.0;  // the job's weight decay times this
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
@@ -32,23 +33,23 @@ struct HyperChange {
 struct JobSpec {
   std::string name;
   std::vector<KeySpec> keys;
-  uint32_t world_size = 1;          // ranks 0 … world_size-1 are there from round 1 on
-  uint32_t max_ranks = 0;           // 0: world_size. Memory is fixed for this many
-  uint32_t chunk_elements = 8192;   // a multiple of 32
+  uint32_t world_size = 1;         // ranks 0 … world_size-1 are there from round 1 on
+  uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
+  uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";
-  std::map<std::string, double> hyper;   // what differs from the optimizer's defaults
-  std::vector<HyperChange> schedule;     // by ascending round
+  std::map<std::string, double> hyper;  // what differs from the optimizer's defaults
+  std::vector<HyperChange> schedule;    // by ascending round
   std::string gradient_dtype = "f32";
-  std::string parameter_dtype = "f32";   // what is written back
-  std::string reduction = "sum";         // or "mean"
-  std::string work = "all";              // "sum": no optimizer; "none": only completes (benchmarks)
-  std::string initial = "zeros";         // or "broadcast": rank 0 sends them before round 1
-  std::string on_loss = "shrink";        // "wait", "fail"
-  std::string on_nonfinite = "stop";     // "exclude", "pass"
+  std::string parameter_dtype = "f32";  // what is written back
+  std::string reduction = "sum";        // or "mean"
+  std::string work = "all";             // "sum": no optimizer; "none": only completes (benchmarks)
+  std::string initial = "zeros";        // or "broadcast": rank 0 sends them before round 1
+  std::string on_loss = "shrink";       // "wait", "fail"
+  std::string on_nonfinite = "stop";    // "exclude", "pass"
   uint32_t lease_ms = 3000;
-  uint32_t progress_limit_ms = 60000;    // a rank that the others wait for longer than this is lost
-  uint32_t wait_limit_ms = 60000;        // on_loss wait: how long the job pauses for a lost rank
-  uint32_t join_limit_ms = 60000;        // how long the first ranks wait for the last
+  uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
+  uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank
+  uint32_t join_limit_ms = 60000;      // how long the first ranks wait for the last
 
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

@@ -19,16 +19,16 @@ inline constexpr uint32_t kProtocolVersion = 1;
 struct JoinRequest {
   uint32_t version = kProtocolVersion;
   JobSpec spec;
-  int32_t rank = -1;      // -1: the lowest free one
-  bool replace = false;   // the rank's present incarnation, if any, is fenced first
+  int32_t rank = -1;     // -1: the lowest free one
+  bool replace = false;  // the rank's present incarnation, if any, is fenced first
   std::string transport = "shm";
 };
 
 // Where every key and chunk is. Offsets and sizes are in elements.
 struct JobLayout {
-  std::vector<uint64_t> key_offset;                // in the gradient memory and in the results
-  std::vector<std::vector<uint32_t>> queue_chunks; // [queue][index] = chunk, numbered key by key
-  uint64_t total_elements = 0;                     // with the padding between keys
+  std::vector<uint64_t> key_offset;                 // in the gradient memory and in the results
+  std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk, numbered key by key
+  uint64_t total_elements = 0;                      // with the padding between keys
 
   friend bool operator==(const JobLayout&, const JobLayout&) = default;
 };
@@ -36,12 +36,12 @@ struct JobLayout {
 struct JoinReply {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
-  uint64_t first_round = 1;    // the first round this rank takes part in; it gets the results of
-                               // the round before without asking
-  bool send_initial = false;   // this rank is the one that sends the initial parameters
+  uint64_t first_round = 1;   // the first round this rank takes part in; it gets the results of
+                              // the round before without asking
+  bool send_initial = false;  // this rank is the one that sends the initial parameters
   Offer offer;
   JobLayout layout;
-  JobSpec spec;                // as the server keeps it
+  JobSpec spec;  // as the server keeps it
 };
 
 // Names one incarnation and proves it. For heartbeat, leave, barrier, hyper.
@@ -54,9 +54,9 @@ struct Credential {
 
 // Answer to a heartbeat: how the job is doing.
 struct Pulse {
-  uint64_t completed_round = 0;      // completed for every chunk
-  std::vector<uint32_t> missing;     // expected ranks that are lost or not there yet
-  std::string error;                 // set once the job failed; the code beside it
+  uint64_t completed_round = 0;   // completed for every chunk
+  std::vector<uint32_t> missing;  // expected ranks that are lost or not there yet
+  std::string error;              // set once the job failed; the code beside it
   ErrorCode error_code = ErrorCode::kInternal;
 };
 
@@ -70,7 +70,7 @@ struct ChunkRange {  // chunks [first, last] took part for the last time in `rou
 struct LogRecord {
   enum class Kind { kAdmitted, kLost, kLeft, kHyper, kExcluded, kFailed };
   Kind kind = Kind::kAdmitted;
-  uint64_t round = 0;          // admitted: first round; hyper: from; excluded: the round; else 0
+  uint64_t round = 0;  // admitted: first round; hyper: from; excluded: the round; else 0
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   std::string reason;                    // lost, failed
@@ -94,8 +94,8 @@ struct JobStatus {
   std::string error;
   std::string optimizer;
   uint64_t keys = 0, chunks = 0, elements = 0, memory_bytes = 0;
-  uint64_t completed_round = 0;       // by every chunk
-  double rounds_per_s = 0;            // over the last seconds
+  uint64_t completed_round = 0;  // by every chunk
+  double rounds_per_s = 0;       // over the last seconds
   std::vector<RankStatus> ranks;
   std::vector<uint32_t> waiting_for;  // ranks that the oldest open chunk lacks
 };

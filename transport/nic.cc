@@ -9,8 +9,7 @@ Offer BoxLink::reconnect(uint32_t rank) {
 }
 
 void WorkerLink::reconnect(const Offer& offer) {
-  fail(ErrorCode::kFenced, "transport '{}' cannot make a broken connection again",
-       offer.transport);
+  fail(ErrorCode::kFenced, "transport '{}' cannot make a broken connection again", offer.transport);
 }
 
 }  // namespace phub

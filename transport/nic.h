@@ -78,7 +78,7 @@ struct LinkLayout {
   std::vector<uint32_t> queue_chunks;  // chunks of each queue (now: one queue per core)
   uint64_t ingress_bytes = 0;          // of one rank
   uint64_t egress_bytes = 0;
-  std::vector<uint32_t> core_node;      // NUMA node of each core
+  std::vector<uint32_t> core_node;  // NUMA node of each core
 };
 
 // What a worker needs to connect; travels in the control connection's answer.
@@ -99,12 +99,12 @@ class BoxLink {
   // The endpoint of a core. At the box qp == rank.
   virtual Endpoint& endpoint(uint32_t core) = 0;
 
-  // Control thread. Makes the memory and queue pairs of a new incarnation of `rank` and a ticket for
-  // it. Throws Error when memory or descriptors run out. The cores attach() it afterwards.
+  // Control thread. Makes the memory and queue pairs of a new incarnation of `rank` and a ticket
+  // for it. Throws Error when memory or descriptors run out. The cores attach() it afterwards.
   virtual Offer admit(uint32_t rank, uint32_t incarnation) = 0;
 
-  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). Where slots
-  // do not belong to the worker they are the same memory for every incarnation of a rank: a
+  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). Where
+  // slots do not belong to the worker they are the same memory for every incarnation of a rank: a
   // contribution that was accepted outlives its sender.
   virtual std::span<const std::byte> ingress(uint32_t rank) = 0;
 

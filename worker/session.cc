@@ -61,8 +61,8 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
     for (uint64_t begin = 0; begin < key.elements; begin += spec.chunk_elements) {
       Chunk chunk;
       chunk.offset = key.offset + begin;
-      chunk.elements = static_cast<uint32_t>(
-          std::min<uint64_t>(spec.chunk_elements, key.elements - begin));
+      chunk.elements =
+          static_cast<uint32_t>(std::min<uint64_t>(spec.chunk_elements, key.elements - begin));
       chunk.key = static_cast<uint32_t>(k);
       chunk.queue = static_cast<uint32_t>(queues_.size());  // none yet
       chunk.awaited = reply.first_round - 1;
@@ -130,7 +130,8 @@ void Session::send_initial(const std::function<const float*(size_t key)>& of_key
   post_waiting();
 }
 
-// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two parts.
+// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two
+// parts.
 void Session::stage_initial(uint32_t c, uint32_t part) {
   Chunk& chunk = chunks_[c];
   const uint32_t half = gradient_bytes_ == sizeof(float) ? chunk.elements : chunk.elements / 2;
@@ -154,7 +155,9 @@ bool Session::post(const Waiting& waiting) {
   // the padding between keys has room for it.
   const uint32_t spill = waiting.initial && gradient_bytes_ == 2 && chunk.elements % 2 ? 2 : 0;
   const Imm imm{chunk.index, waiting.initial ? chunk.initial_part : low8(chunk.awaited),
-                waiting.initial ? ImmKind::kInitial : bare ? ImmKind::kNull : ImmKind::kData};
+                waiting.initial ? ImmKind::kInitial
+                : bare          ? ImmKind::kNull
+                                : ImmKind::kData};
   const uint64_t offset = chunk.offset * gradient_bytes_;
   const auto bytes = static_cast<uint32_t>(chunk.elements * gradient_bytes_ + spill);
   return link_.endpoint().post(chunk.queue, {.local_offset = offset,
@@ -222,8 +225,8 @@ void Session::take(const Arrival& arrival) {
   if (--keys_outstanding_ == 0) initial_.clear();
 }
 
-// After a reconnection: whatever was posted and not answered may or may not have arrived. What is sent
-// again is byte-identical, and counts once.
+// After a reconnection: whatever was posted and not answered may or may not have arrived. What is
+// sent again is byte-identical, and counts once.
 void Session::resend() {
   broken_ = false;
   waiting_.clear();
@@ -235,8 +238,8 @@ void Session::resend() {
   post_waiting();
 }
 
-// All of the queues' missing chunks are needed, so it is enough to be woken when the first of the queues
-// has them all; no earlier.
+// All of the queues' missing chunks are needed, so it is enough to be woken when the first of the
+// queues has them all; no earlier.
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;

@@ -1,8 +1,8 @@
 // The worker's side of the exchange, driven by poll(): no threads, clocks or blocking calls. The
 // library wraps it (worker.h), the simulator drives it directly.
 //
-// A key goes round: ready → push() → its chunks are out → all results are here → ready. At the start
-// every key waits for the result of the round before the rank's first.
+// A key goes round: ready → push() → its chunks are out → all results are here → ready. At the
+// start every key waits for the result of the round before the rank's first.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,12 @@ class Session {
   size_t keys() const { return keys_.size(); }
   bool ready(size_t key) const { return keys_[key].outstanding == 0; }
   bool all_ready() const { return keys_outstanding_ == 0; }
-  uint64_t round(size_t key) const { return keys_[key].round; }  // the last one whose result is here
+  uint64_t round(size_t key) const {
+    return keys_[key].round;
+  }  // the last one whose result is here
 
-  // REQUIRES: ready(key); whoever sends the initial parameters does so to the end (all_ready()) first: a
-  // successor that sends them again must not find gradients in its slots.
+  // REQUIRES: ready(key); whoever sends the initial parameters does so to the end (all_ready())
+  // first: a successor that sends them again must not find gradients in its slots.
   void push(size_t key, int32_t priority, bool null);
 
   // Starts sending the initial parameters: f32, `element_of(key)` gives those of a key.
@@ -62,11 +64,11 @@ class Session {
     uint32_t key = 0;
     uint32_t queue = 0;
     uint32_t index = 0;
-    uint64_t awaited = 0;       // the round whose result is awaited
-    bool outstanding = false;   // a result is awaited
-    bool pushed = false;        // it was asked for by a push (and may have to be sent again)
+    uint64_t awaited = 0;      // the round whose result is awaited
+    bool outstanding = false;  // a result is awaited
+    bool pushed = false;       // it was asked for by a push (and may have to be sent again)
     bool null = false;
-    uint8_t initial_part = 0;   // the part of the initial parameters that is on its way
+    uint8_t initial_part = 0;  // the part of the initial parameters that is on its way
   };
   struct Key {
     uint64_t offset = 0, elements = 0;
@@ -99,7 +101,7 @@ class Session {
   std::vector<std::vector<uint32_t>> queues_;
   std::vector<uint32_t> queue_outstanding_;
   std::vector<uint32_t> wake_after_;
-  std::vector<Waiting> waiting_;  // heap
+  std::vector<Waiting> waiting_;       // heap
   std::vector<const float*> initial_;  // of each key, while the initial parameters are sent
   uint64_t sequence_ = 0;
   size_t keys_outstanding_ = 0;

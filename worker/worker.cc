@@ -1,8 +1,8 @@
 // The blocking, thread-safe wrapper around Session: a lock, a heartbeat thread, and who sleeps how.
 //
 // One lock guards the session. Of the threads that wait, one polls and sleeps on the endpoint, the
-// others on a condition variable. Failures are noticed by whoever meets them first and kept: from then
-// on every call throws the same Error.
+// others on a condition variable. Failures are noticed by whoever meets them first and kept: from
+// then on every call throws the same Error.
 #include "worker/worker.h"
 
 #include <fmt/format.h>
@@ -42,6 +42,7 @@ std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout
 
 // A server that is being started beside its workers is waited for.
 JoinReply join(ControlClient& control, const WorkerOptions& options) {
+  validate(options.spec);
   const SteadyTime give_up = now() + milliseconds(options.connect_timeout_ms);
   for (;;) {
     try {
@@ -136,8 +137,7 @@ Worker::Impl::Impl(const WorkerOptions& worker_options)
   caller_memory.resize(reply.spec.keys.size());
   epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {}};
-  if (epoll_fd < 0 ||
-      epoll_ctl(epoll_fd, EPOLL_CTL_ADD, link->endpoint().wake_fd(), &event) != 0) {
+  if (epoll_fd < 0 || epoll_ctl(epoll_fd, EPOLL_CTL_ADD, link->endpoint().wake_fd(), &event) != 0) {
     say_goodbye();
     fail(ErrorCode::kFull, "epoll: {}; raise ulimit -n", std::strerror(errno));
   }

@@ -33,23 +33,24 @@ namespace phub {
 struct WorkerOptions {
   std::string server = "127.0.0.1:7717";
   JobSpec spec;
-  int32_t rank = -1;         // -1: the server chooses
-  bool replace = false;      // take over the rank from an incarnation that still has its lease
+  int32_t rank = -1;     // -1: the server chooses
+  bool replace = false;  // take over the rank from an incarnation that still has its lease
   std::string transport = "shm";
   uint32_t connect_timeout_ms = 5000;
-  uint32_t wait_timeout_ms = 0;  // how long wait() and barrier() wait at most; 0: as the job's policy
-  int32_t spin_us = -1;          // how long wait() spins before it sleeps; -1: by the number of CPUs
+  uint32_t wait_timeout_ms =
+      0;                 // how long wait() and barrier() wait at most; 0: as the job's policy
+  int32_t spin_us = -1;  // how long wait() spins before it sleeps; -1: by the number of CPUs
 };
 
 // PHUB_SERVER, PHUB_JOB; rank and world size from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or
-// SLURM_PROCID/SLURM_NTASKS, in this order. Throws Error(kInvalid) on values that are no numbers or a
-// rank outside the world.
+// SLURM_PROCID/SLURM_NTASKS, in this order. Throws Error(kInvalid) on values that are no numbers or
+// a rank outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {
   uint64_t pushes = 0, chunks_pushed = 0, chunks_received = 0;
   uint64_t bytes_copied = 0;  // between memory of the caller's and phub's; 0 for library memory
-  uint64_t sleeps = 0;  // times a wait had to sleep
+  uint64_t sleeps = 0;        // times a wait had to sleep
 };
 
 class Worker {
@@ -67,17 +68,17 @@ class Worker {
   size_t keys() const;
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
-  // The gradient memory of a key: elements × the job's gradient format. Writable unless lent. Library
-  // memory: a push from here copies nothing over shared memory.
+  // The gradient memory of a key: elements × the job's gradient format. Writable unless lent.
+  // Library memory: a push from here copies nothing over shared memory.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: gradient_dtype f32
-  // The key's parameters (optimizer none: its sum or mean), in the job's parameter format. Valid from
-  // wait() to the next push().
+  // The key's parameters (optimizer none: its sum or mean), in the job's parameter format. Valid
+  // from wait() to the next push().
   std::span<const std::byte> parameter_bytes(size_t key) const;
   std::span<const float> parameters(size_t key) const;  // REQUIRES: parameter_dtype f32
 
-  // Memory of the caller's own for a key (nullptr: none): push() then copies from `gradient` and wait()
-  // copies into `parameters`. Must outlive the worker or be unset. bytes_copied counts it.
+  // Memory of the caller's own for a key (nullptr: none): push() then copies from `gradient` and
+  // wait() copies into `parameters`. Must outlive the worker or be unset. bytes_copied counts it.
   void use_memory(size_t key, const void* gradient, void* parameters);
 
   // Initial parameters, f32, of all keys one after another (no padding). Rank 0's count; others may
@@ -85,7 +86,8 @@ class Worker {
   // On a rank that joined later, or with initial "zeros", it only waits for the present parameters.
   void broadcast(std::span<const float> initial);
 
-  // Starts the exchange of a key: lends the gradient, gives up the parameters. Higher priority first.
+  // Starts the exchange of a key: lends the gradient, gives up the parameters. Higher priority
+  // first.
   void push(size_t key, int32_t priority = 0);
   // As push, for a gradient that is zero: nothing is sent, the rank counts as having taken part.
   void push_null(size_t key);
@@ -93,7 +95,10 @@ class Worker {
   void wait(size_t key);
   void wait_all();
   bool test(size_t key);  // wait() would not block
-  void push_pull(size_t key, int32_t priority = 0) { push(key, priority); wait(key); }
+  void push_pull(size_t key, int32_t priority = 0) {
+    push(key, priority);
+    wait(key);
+  }
   // Copies the key's parameters (in the job's format) into private memory that stays valid.
   void pull(size_t key, std::span<std::byte> into);
 

@@ -318,7 +318,9 @@ TEST(Http, HalfOpenConnectionsAreCheap) {
   }
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
   EXPECT_GE(rig.connections(), 1000u);
-  if (!kSanitized) EXPECT_LT(resident() - before, 24 * 1024);
+  if (!kSanitized) {
+    EXPECT_LT(resident() - before, 24 * 1024);
+  }
 }
 
 TEST(Listen, SeveralAddressesAndIpv6) {

@@ -56,7 +56,11 @@ class BadInput : public ::testing::Test {
   void TearDown() override {
     if (::testing::Test::HasFatalFailure()) return;
     std::vector<std::string> names;
-    for (const JobStatus& job : box_.status().jobs) names.push_back(job.name);
+    const auto give_up = Clock::now() + std::chrono::seconds(10);
+    do {  // the cores may still be letting go of a job that has ended
+      names.clear();
+      for (const JobStatus& job : box_.status().jobs) names.push_back(job.name);
+    } while (names.size() > 1 && Clock::now() < give_up);
     EXPECT_THAT(names, ::testing::ElementsAre("bystander"));
   }
   // A worker that says `change`d things.
@@ -215,8 +219,9 @@ TEST_F(BadInput, RanksThatDisagree) {
   Worker one(options), two(options);
   expect_error(ErrorCode::kFull, "job 'job' is full: all 3 ranks are taken",
                [&] { Worker worker(options); });
-  EXPECT_EQ(box_.status().jobs[1].name, "job");
-  for (const RankStatus& rank : box_.status().jobs[1].ranks) EXPECT_EQ(rank.incarnation, 1u);
+  const ServerStatus status = box_.status();
+  EXPECT_EQ(status.jobs[1].name, "job");
+  for (const RankStatus& rank : status.jobs[1].ranks) EXPECT_EQ(rank.incarnation, 1u);
 }
 
 TEST_F(BadInput, MemoryThatOthersHold) {
@@ -402,6 +407,7 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
   }
   client.leave(neighbour);
   client.leave(stranger);
+  client.remove("other");  // it would wait for its second rank
   for (const Call& call : calls) {
     SCOPED_TRACE(call.name);
     expect_error(ErrorCode::kNotFound, "there is no job 'job'", [&] { call.make(live); });
@@ -413,7 +419,7 @@ TEST_F(BadInput, AnotherVersionOfTheProtocol) {
   request.spec = spec_of("job");
   request.version = kProtocolVersion + 1;
   ControlClient client(box_.address());
-  expect_error(ErrorCode::kInvalid, "this server speaks protocol version 1, the worker version 2",
+  expect_error(ErrorCode::kInvalid, "version: must be 1, got 2",
                [&] { client.join(request, 5000); });
 }
 

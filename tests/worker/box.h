@@ -1,4 +1,5 @@
-// A whole box in the test's process: production server, cores' threads, control port, shared memory.
+// A whole box in the test's process: production server, cores' threads, control port, shared
+// memory.
 #pragma once
 
 #include <boost/asio/io_context.hpp>

@@ -22,6 +22,9 @@ class Bystander {
     for (int32_t rank = 0; rank < 2; ++rank) {
       threads_.emplace_back([this, server, rank] { train(server, rank); });
     }
+    for (int i = 0; i < 3000 && rounds_ == 0 && !failed_; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
   }
   ~Bystander() {
     const uint64_t before = rounds_;

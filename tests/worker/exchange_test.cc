@@ -1,5 +1,5 @@
-// Workers, library, control port, shared memory and cores together: the bytes that come back are those
-// of a single process that adds in rank order.
+// Workers, library, control port, shared memory and cores together: the bytes that come back are
+// those of a single process that adds in rank order.
 #include <gtest/gtest.h>
 
 #include <cmath>
