@@ -30,7 +30,7 @@ struct JobParameters {
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
   Work work = Work::kAll;
   bool slots_belong_to_worker = false;
-  kernels::Store store = kernels::Store::kCached;
+  kernels::Store store = kernels::kDefaultStore;
 };
 
 // Arrays of the whole job, in the plan's layout (offsets in elements); a core touches only its

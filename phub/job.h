@@ -22,7 +22,7 @@ namespace phub {
 
 struct JobOptions {
   uint32_t cores = 0;
-  kernels::Store store = kernels::Store::kCached;
+  kernels::Store store = kernels::kDefaultStore;
 };
 
 // Fills in what follows from the rest (max_ranks) and checks the words that validate() cannot know:

@@ -30,7 +30,7 @@ struct ServerOptions {
   bool pin = true;
   int32_t spin_us = -1;  // of a core with nothing to do; -1: 20 if CPUs are left over
   uint64_t memory_limit_bytes = ~0ull;
-  kernels::Store store = kernels::Store::kCached;
+  kernels::Store store = kernels::kDefaultStore;
 };
 
 class Server final : public ControlHandler {
