@@ -55,6 +55,12 @@ void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 namespace phub::testing {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -290,11 +296,11 @@ TEST(Idle, TakesLessThanAPercentOfACore) {
   const double percent = 100.0 * static_cast<double>(used) / static_cast<double>(wall.count());
   RecordProperty("percent_of_a_core", std::to_string(percent));
   std::printf("idle server with a job: %.3f%% of a core\n", percent);
-  EXPECT_LT(percent, PHUB_SANITIZED ? 5.0 : 1.0);
+  EXPECT_LT(percent, kSanitized ? 5.0 : 1.0);
 }
 
 TEST(Memory, IsParametersAndStateAndLittleElse) {
-  if (PHUB_SANITIZED) GTEST_SKIP() << "sanitizers use memory of their own";
+  if (kSanitized) GTEST_SKIP() << "sanitizers use memory of their own";
   const Server server;
   constexpr uint64_t kElements = 24 << 20;
   constexpr uint64_t kModel = kElements * sizeof(float);
