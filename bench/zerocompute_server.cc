@@ -10,8 +10,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <regex>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "transport/error.h"
@@ -36,11 +36,13 @@ int become(std::vector<std::string> words, int output_fd) {
   return 127;
 }
 
-// "127.0.0.1:PORT" where it stands for the first time, port 0 excepted; "" if it does not.
+// What stands behind "listening on", once its line is complete; "" before.
 std::string find_address(const std::string& text) {
-  static const std::regex kAddress(R"(127\.0\.0\.1:([1-9][0-9]*)\b)");
-  std::smatch match;
-  return std::regex_search(text, match, kAddress) ? match.str() : "";
+  constexpr std::string_view kBefore = "listening on ";
+  const size_t at = text.find(kBefore);
+  const size_t end = at == std::string::npos ? at : text.find('\n', at);
+  if (end == std::string::npos) return "";
+  return text.substr(at + kBefore.size(), end - at - kBefore.size());
 }
 
 }  // namespace
