@@ -285,6 +285,9 @@ TEST_F(ShmTest, NothingIsLeftBehind) {
 // Admission fails as a whole at each descriptor that it cannot get, names the limit, and leaves
 // nothing; so does connecting.
 TEST_F(ShmTest, RunningOutOfDescriptors) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the sanitizer's own checks need descriptors";
+#endif
   open(2, 3);
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

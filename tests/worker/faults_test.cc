@@ -35,7 +35,7 @@ constexpr milliseconds kLong{30000};
 
 uint32_t scaled(uint32_t n) {
   const char* scale = std::getenv("PHUB_TEST_SCALE");
-  return scale ? static_cast<uint32_t>(n * std::stod(scale)) : n;
+  return scale ? std::max(1u, static_cast<uint32_t>(n * std::stod(scale))) : n;
 }
 
 uint64_t seed() {
