@@ -525,7 +525,8 @@ TEST_F(BadInput, TicketsAtTheSocket) {
   LinkLayout other = layout;
   other.ingress_bytes += 4;
   expect_error(ErrorCode::kMismatch, "gradients", [&] { connect_shm(reply.offer, other, 2000); });
-  // "used already", or "no incarnation has this ticket" once the server has noticed that it is gone.
+  // "used already", or "no incarnation has this ticket" once the server has noticed that it is
+  // gone.
   expect_error(ErrorCode::kUnauthorized, "this ticket",
                [&] { connect_shm(reply.offer, layout, 2000); });
   Offer nowhere = reply.offer;
