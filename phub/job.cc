@@ -98,7 +98,7 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec) {
   return total;
 }
 
-Job::Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, uint64_t now_ms)
+Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_t now_ms)
     : spec_(spec),
       plan_(std::move(plan)),
       optimizer_(optimizer(spec.optimizer)),
@@ -115,7 +115,7 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, ui
   if (states > 1) state1_ = numa::Memory(f32, node);
   place_on_nodes();
 
-  const JobParameters parameters = parameters_of(spec_, *link_, options.store);
+  const JobParameters parameters = parameters_of(spec_, *link_, store);
   std::byte* results = link_->egress().data();
   const JobArrays arrays{.results = results,
                          .parameters = memory_.master > 0 ? floats(parameters_)

@@ -20,11 +20,6 @@
 
 namespace phub {
 
-struct JobOptions {
-  uint32_t cores = 0;
-  kernels::Store store = kernels::kDefaultStore;
-};
-
 // Fills in what follows from the rest (max_ranks) and checks the words that validate() cannot know:
 // optimizer, formats, hyperparameters. Throws Error(kInvalid).
 void complete_spec(JobSpec& spec);
@@ -35,7 +30,7 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec);
 class Job {
  public:
   // REQUIRES: complete_spec(spec). Throws Error.
-  Job(const JobSpec& spec, Plan plan, Nic& nic, const JobOptions& options, uint64_t now_ms);
+  Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_t now_ms);
 
   const JobSpec& spec() const { return spec_; }
   const Plan& plan() const { return plan_; }

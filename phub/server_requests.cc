@@ -6,20 +6,9 @@
 
 #include "phub/server.h"
 #include "transport/error.h"
+#include "transport/ticket.h"
 
 namespace phub {
-namespace {
-
-// In a time that does not depend on where the two differ.
-bool same_ticket(const std::string& a, const std::string& b) {
-  if (a.size() != b.size() || a.empty()) return false;
-  unsigned char different = 0;
-  for (size_t i = 0; i < a.size(); ++i) different |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return different == 0;
-}
-
-}  // namespace
-
 Nic& Server::nic(const std::string& name) {
   std::string known;
   for (auto& nic : nics_) {
@@ -58,9 +47,7 @@ Server::Running& Server::create(const JobSpec& spec, const std::string& transpor
   }
   const uint64_t now = clock_.now_ms();
   auto running = std::make_unique<Running>();
-  running->job =
-      std::make_unique<Job>(spec, std::move(plan), link_nic,
-                            JobOptions{.cores = options_.cores, .store = options_.store}, now);
+  running->job = std::make_unique<Job>(spec, std::move(plan), link_nic, options_.store, now);
   running->seats.resize(spec.max_ranks);
   running->probes.resize(cores());
   for (Probe& probe : running->probes) {

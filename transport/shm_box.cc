@@ -14,6 +14,7 @@
 #include "numa/memory.h"
 #include "transport/error.h"
 #include "transport/shm_socket.h"
+#include "transport/ticket.h"
 
 namespace phub {
 namespace {
@@ -47,14 +48,6 @@ std::string new_ticket() {
   std::string ticket;
   for (const unsigned char byte : random) ticket += fmt::format("{:02x}", byte);
   return ticket;
-}
-
-// Takes the same time whichever digits differ.
-bool same_ticket(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
 }
 
 ShmRing* ring_at(const ShmMemory& rings, uint64_t offset) {
