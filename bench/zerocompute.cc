@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "bench/zerocompute_one_rank.h"
 #include "bench/zerocompute_options.h"
 #include "bench/zerocompute_report.h"
 #include "bench/zerocompute_server.h"
@@ -16,6 +17,12 @@
 
 namespace phub {
 namespace {
+
+// Between the gradients of jobs that run beside each other.
+constexpr uint64_t kJobStride = 1'000'003;
+
+// A launcher starts the server and the ranks in any order.
+constexpr uint32_t kOneRankConnectMs = 30000;
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -27,7 +34,7 @@ std::string work_of(const ZerocomputeOptions& options) {
 }
 
 CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint32_t workers,
-                 const std::string& server, size_t number) {
+                 const std::string& server, const std::string& job_name) {
   const kernels::Optimizer optimizer =
       options.optimize ? options.optimizer : kernels::Optimizer::kNone;
   CaseSpec spec{.table = table, .workers = workers, .dtype = options.dtype, .copy = options.copy};
@@ -40,7 +47,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   spec.worker.server = server;
   spec.worker.transport = options.transport;
   JobSpec& job = spec.worker.spec;
-  job.name = fmt::format("zerocompute-{}-{}", getpid(), number);
+  job.name = job_name;
   job.keys = table.keys;
   job.world_size = workers;
   job.chunk_elements = options.chunk_elements;
@@ -58,46 +65,110 @@ void write_json(const std::string& path, std::span<const ReportRow> rows) {
   if (!file.flush()) fail(ErrorCode::kInvalid, "--json: cannot write '{}'", path);
 }
 
-// The exit status: 0 if every result was right.
-int measure(const ZerocomputeOptions& options) {
-  if (!options.json.empty()) write_json(options.json, {});  // whether it can be written
-  std::optional<OwnServer> own;
-  if (options.server.empty()) own.emplace(beside_this_program("phub"), options.serve_arguments);
-  const std::string server = own ? own->address() : options.server;
-  ControlClient control(server);
-  const uint32_t server_cores = control.status().cores;
-  Schedule schedule{.warmup = options.warmup, .rounds = options.rounds, .seconds = options.seconds};
-  if (options.limit) {
-    const size_t here = numa::this_machine().cores.size();
-    schedule.limit_threads = std::clamp<uint32_t>(server_cores, 1, static_cast<uint32_t>(here));
-  }
-  Progress progress(!options.quiet);
+// The rows of one case: one, or one per job.
+std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec& spec,
+                               std::vector<CaseResult> results) {
   std::vector<ReportRow> rows;
-  uint64_t wrong = 0;
-  for (const KeyTable& table : options.models) {
-    for (uint32_t workers : options.workers) {
-      progress.begin(fmt::format("{}, {} workers", table.name, workers));
-      const CaseSpec spec = case_of(options, table, workers, server, rows.size());
-      ReportRow row{.model = table.name,
+  for (CaseResult& result : results) {
+    rows.push_back({.model = spec.table.name,
                     .transport = options.transport,
                     .optimizer = std::string(kernels::name_of(options.optimizer)),
                     .dtype = std::string(kernels::name_of(options.dtype)),
                     .work = work_of(options),
                     .copy = options.copy,
-                    .workers = workers,
+                    .workers = spec.workers,
+                    .job = static_cast<uint32_t>(rows.size()),
+                    .jobs = options.jobs,
                     .warmup = options.warmup,
-                    .result = run_case(spec, schedule, progress, interrupted)};
-      if (rows.empty()) std::cout << table_header() << "\n";
+                    .result = std::move(result)});
+  }
+  return rows;
+}
+
+// Prints and writes what comes out, row by row.
+class Report {
+ public:
+  explicit Report(const ZerocomputeOptions& options) : options_(options) {
+    if (!options.json.empty()) write_json(options.json, {});  // whether it can be written
+  }
+
+  void add(std::vector<ReportRow> rows) {
+    for (ReportRow& row : rows) {
+      if (rows_.empty()) std::cout << table_header() << "\n";
       std::cout << table_row(row) << std::endl;
-      if (row.result.wrong > 0) {
-        std::cerr << "zerocompute: wrong results, the first in " << row.result.wrong_text << "\n";
+      note_wrong(row.result);
+      rows_.push_back(std::move(row));
+    }
+    if (!options_.json.empty()) write_json(options_.json, rows_);
+  }
+
+  void note_wrong(const CaseResult& result) {
+    wrong_ += result.wrong;
+    if (result.wrong == 0) return;
+    std::cerr << "zerocompute: wrong results, the first in " << result.wrong_text << "\n";
+  }
+
+  int status() const { return wrong_ == 0 ? 0 : 1; }
+
+ private:
+  const ZerocomputeOptions& options_;
+  std::vector<ReportRow> rows_;
+  uint64_t wrong_ = 0;
+};
+
+// Forks the workers of every case and returns the exit status: 0 if every result was right.
+int measure(const ZerocomputeOptions& options) {
+  Report report(options);
+  std::optional<OwnServer> own;
+  if (options.server.empty()) {
+    own.emplace(beside_this_program("phub"), options.transport, options.serve_arguments);
+  }
+  const std::string server = own ? own->address() : options.server;
+  Schedule schedule{.warmup = options.warmup, .rounds = options.rounds, .seconds = options.seconds};
+  const uint32_t server_cores = ControlClient(server).status().cores;
+  if (options.limit) {
+    const size_t here = numa::this_machine().cores.size();
+    schedule.limit_threads = std::clamp<uint32_t>(server_cores, 1, static_cast<uint32_t>(here));
+  }
+  Progress progress(!options.quiet);
+  size_t number = 0;
+  for (const KeyTable& table : options.models) {
+    for (uint32_t workers : options.workers) {
+      progress.begin(fmt::format("{}, {} workers", table.name, workers));
+      std::vector<CaseSpec> jobs;
+      for (uint32_t j = 0; j < options.jobs; ++j) {
+        jobs.push_back(case_of(options, table, workers, server,
+                               fmt::format("zerocompute-{}-{}", getpid(), number++)));
+        jobs[j].checker.pattern_first = j * kJobStride;
       }
-      wrong += row.result.wrong;
-      rows.push_back(std::move(row));
-      if (!options.json.empty()) write_json(options.json, rows);
+      report.add(rows_of(options, jobs[0], run_jobs(jobs, schedule, progress, interrupted)));
     }
   }
-  return wrong == 0 ? 0 : 1;
+  return report.status();
+}
+
+// One rank of every case, in this process. Only rank 0 reports, but each of them what was wrong.
+int measure_one_rank(const ZerocomputeOptions& options) {
+  ZerocomputeOptions own = options;
+  if (options.rank != 0) own.json.clear();
+  Report report(own);
+  const Schedule schedule{.warmup = options.warmup, .rounds = options.rounds};
+  Progress progress(!options.quiet && options.rank == 0);
+  size_t number = 0;
+  for (const KeyTable& table : options.models) {
+    progress.begin(fmt::format("{}, {} workers", table.name, options.workers[0]));
+    CaseSpec spec = case_of(options, table, options.workers[0], options.server,
+                            fmt::format("{}-{}", options.job, number++));
+    spec.worker.rank = static_cast<int32_t>(options.rank);
+    spec.worker.connect_timeout_ms = kOneRankConnectMs;
+    CaseResult result = run_one_rank(spec, schedule, progress);
+    if (options.rank == 0) {
+      report.add(rows_of(options, spec, {std::move(result)}));
+    } else {
+      report.note_wrong(result);
+    }
+  }
+  return report.status();
 }
 
 int run(int argc, char** argv) {
@@ -109,10 +180,12 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (!options) return 0;
-  std::signal(SIGINT, interrupt);
-  std::signal(SIGTERM, interrupt);
+  if (!options->one_rank) {
+    std::signal(SIGINT, interrupt);
+    std::signal(SIGTERM, interrupt);
+  }
   try {
-    return measure(*options);
+    return options->one_rank ? measure_one_rank(*options) : measure(*options);
   } catch (const std::exception& error) {
     std::cerr << "zerocompute: " << error.what() << "\n";
     return interrupted ? 130 : 1;

@@ -58,7 +58,7 @@ Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : o
 void Checker::advance(uint64_t round, uint64_t first, size_t n) {
   if (params_ == nullptr) return;
   std::array<float, kBlock> sums;
-  sum_of_gradients(options_.ranks, round, first, n, sums.data());
+  sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, sums.data());
   const kernels::Step step = kernels::make_step(options_.optimizer, options_.hyper, round);
   kernels::optimize(step, sums.data(), params_ + first, state0_ ? state0_ + first : nullptr,
                     state1_ ? state1_ + first : nullptr, n, nullptr, kernels::DType::kF32,
@@ -73,7 +73,7 @@ void Checker::expect(uint64_t round, uint64_t first, size_t n, void* out) const 
     kernels::convert(params_ + first, kernels::DType::kF32, out, dtype, n);
   } else {
     std::array<float, kBlock> sums;
-    sum_of_gradients(options_.ranks, round, first, n, sums.data());
+    sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, sums.data());
     kernels::convert(sums.data(), kernels::DType::kF32, out, dtype, n);
   }
 }

@@ -17,6 +17,8 @@ struct CheckerOptions {
   kernels::Optimizer optimizer = kernels::Optimizer::kNone;
   kernels::Hyper hyper;
   kernels::DType result_dtype = kernels::DType::kF32;
+  uint64_t pattern_first =
+      0;                 // the gradients' element that is this job's first: no two jobs look alike
   bool computes = true;  // false: the job moves notifications only, its results stay zero
 };
 

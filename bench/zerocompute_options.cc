@@ -6,14 +6,18 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 
 #include "transport/error.h"
+#include "worker/worker.h"
 
 namespace phub {
 namespace {
 
 constexpr uint32_t kMaxWorkers = 512;
+constexpr uint32_t kMaxJobs = 64;
+constexpr uint64_t kOneRankRounds = 20;
 constexpr size_t kMaxSweep = 1000;
 
 constexpr const char* kDescription =
@@ -28,9 +32,10 @@ constexpr const char* kExamples = R"(Examples:
   zerocompute --model my.json --dtype bf16           {"name": …, "keys": [{"name": …, "elements": …}]}
   zerocompute --no-sum                               notifications only: what the rest costs
   zerocompute --server box:7717 -D 10 --json out.json
+  mpirun -np 8 zerocompute --one-rank --server box:7717 --transport tcp -n 50
 
 A round's time is the latest end minus the earliest start of all workers after a common barrier.
-Gb/s count one direction: as much comes back. The limit is how long the same reads and writes of
+With --one-rank it is rank 0's own time, and no clock is shared. Gb/s count one direction: as much comes back. The limit is how long the same reads and writes of
 memory take with as many threads as the server has cores, measured between the rounds.
 Exit status: 0 if every result was right, 1 if not or if the run failed, 2 for a wrong command line.
 )";
@@ -51,6 +56,7 @@ struct Raw {
   std::vector<std::string> workers;
   std::string optimizer = "nesterov", dtype = "f32", from, to;
   std::string factor = "2";
+  bool by_seconds = false;
   bool no_sum = false, no_optimize = false, no_limit = false;
 };
 
@@ -65,7 +71,14 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_option("-f", raw.factor, "Sweep: factor between sizes (default 2)");
   app.add_option("--workers", raw.workers, "Worker processes, several with commas (default 4)")
       ->delimiter(',');
-  app.add_option("--transport", o.transport, "How workers and server talk (default shm)");
+  app.add_option("--jobs", o.jobs, "Jobs of that many workers, beside each other (default 1)");
+  app.add_flag(
+      "--one-rank", o.one_rank,
+      "Be one rank, of a job whose others a launcher starts on this host or on others: RANK "
+      "and WORLD_SIZE (or Open MPI's or Slurm's) say which; PHUB_JOB names the job. Rank 0 "
+      "reports");
+  app.add_option("--transport", o.transport,
+                 "How workers and server talk: shm, tcp, verbs (default shm)");
   app.add_option("--optimizer", raw.optimizer,
                  "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop "
                  "(default nesterov)");
@@ -99,6 +112,35 @@ void resolve_models(const Raw& raw, ZerocomputeOptions& o) {
   if (o.models.empty()) o.models.push_back(model("resnet50"));
 }
 
+// The rank, the world and the server that a launcher's environment says.
+void resolve_one_rank(const Raw& raw, ZerocomputeOptions& o) {
+  const WorkerOptions given = options_from_environment();
+  if (given.rank < 0) {
+    fail(ErrorCode::kInvalid,
+         "--one-rank: RANK and WORLD_SIZE are not in the environment, nor Open MPI's or Slurm's");
+  }
+  if (!raw.workers.empty()) {
+    fail(ErrorCode::kInvalid, "--workers: with --one-rank the environment says how many there are");
+  }
+  if (raw.by_seconds) {
+    fail(ErrorCode::kInvalid,
+         "-D: ranks that share no clock count rounds; give -n with --one-rank");
+  }
+  if (!o.serve_arguments.empty() || o.jobs != 1) {
+    fail(ErrorCode::kInvalid, "--one-rank starts neither a server (--serve-args) nor --jobs");
+  }
+  if (o.server.empty() && std::getenv("PHUB_SERVER") == nullptr) {
+    fail(ErrorCode::kInvalid,
+         "--one-rank needs a running server: --server HOST:PORT or PHUB_SERVER");
+  }
+  if (o.server.empty()) o.server = given.server;
+  if (o.rounds == 0) o.rounds = kOneRankRounds;
+  o.rank = static_cast<uint32_t>(given.rank);
+  o.workers = {given.spec.world_size};
+  o.job = given.spec.name.empty() ? "zerocompute" : given.spec.name;
+  o.limit = false;  // it is the server's machine that matters
+}
+
 void resolve(const Raw& raw, ZerocomputeOptions& o) {
   const auto dtype = kernels::parse_dtype(raw.dtype);
   if (!dtype) fail(ErrorCode::kInvalid, "--dtype: '{}' is not f32, bf16 or f16", raw.dtype);
@@ -127,6 +169,10 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
   if (!o.server.empty() && !o.serve_arguments.empty()) {
     fail(ErrorCode::kInvalid, "--serve-args are for its own server; --server names another");
   }
+  if (o.jobs == 0 || o.jobs > kMaxJobs) {
+    fail(ErrorCode::kInvalid, "--jobs: {} is not between 1 and {}", o.jobs, kMaxJobs);
+  }
+  if (o.one_rank) resolve_one_rank(raw, o);
   resolve_models(raw, o);
 }
 
@@ -196,6 +242,7 @@ std::optional<ZerocomputeOptions> parse_zerocompute_options(int argc, const char
   declare(app, raw, options);
   try {
     app.parse(argc, argv);
+    raw.by_seconds = app.count("-D") > 0;
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
     return std::nullopt;

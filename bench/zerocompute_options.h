@@ -15,6 +15,11 @@ namespace phub {
 struct ZerocomputeOptions {
   std::vector<KeyTable> models;  // of --model or the sweep, in the order given
   std::vector<uint32_t> workers = {4};
+  uint32_t jobs = 1;  // beside each other
+  bool one_rank =
+      false;          // the one that a launcher's environment names; `workers` is its world then
+  uint32_t rank = 0;  // with one_rank
+  std::string job;    // with one_rank: what the jobs are called on the server
   std::string transport = "shm";
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
   kernels::DType dtype = kernels::DType::kF32;

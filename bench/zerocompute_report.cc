@@ -21,6 +21,10 @@ std::string optimizer_text(const ReportRow& row) {
   return row.work == "sum" ? "(sum)" : row.optimizer;
 }
 
+std::string model_text(const ReportRow& row) {
+  return row.jobs == 1 ? row.model : fmt::format("{} #{}", row.model, row.job);
+}
+
 }  // namespace
 
 double worker_gbps(const ReportRow& row) {
@@ -45,8 +49,8 @@ std::string table_header() {
 std::string table_row(const ReportRow& row) {
   const CaseResult& r = row.result;
   return fmt::format(
-      fmt::runtime(kFormat), row.model, row.workers, row.transport, optimizer_text(row), row.dtype,
-      r.bytes, r.keys, r.chunks, r.rounds, time_text(r.us.min), time_text(r.us.p50),
+      fmt::runtime(kFormat), model_text(row), row.workers, row.transport, optimizer_text(row),
+      row.dtype, r.bytes, r.keys, r.chunks, r.rounds, time_text(r.us.min), time_text(r.us.p50),
       time_text(r.us.p99), time_text(r.us.max), fmt::format("{:.1f}", r.exchanges_per_s),
       fmt::format("{:.1f}", worker_gbps(row)), fmt::format("{:.1f}", server_gbps(row)),
       r.limit_us > 0 ? fmt::format("{:.1f}", percent_of_limit(row)) : "-", r.wrong);
@@ -58,6 +62,8 @@ nlohmann::json to_json(std::span<const ReportRow> rows) {
     const CaseResult& r = row.result;
     nlohmann::json out = {{"model", row.model},
                           {"workers", row.workers},
+                          {"job", row.job},
+                          {"jobs", row.jobs},
                           {"transport", row.transport},
                           {"optimizer", row.optimizer},
                           {"dtype", row.dtype},

@@ -16,6 +16,7 @@ struct ReportRow {
   std::string work;  // "all", "sum" (not optimized) or "none" (neither)
   bool copy = false;
   uint32_t workers = 0;
+  uint32_t job = 0, jobs = 1;  // which of how many beside each other
   uint64_t warmup = 0;
   CaseResult result;
 };

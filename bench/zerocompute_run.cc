@@ -49,10 +49,26 @@ class Coordinator {
     wait_parked("joining");
   }
 
+  void issue(const Order& order) {
+    shared_.head().order = order;
+    shared_.head().stop.store(false);
+    shared_.head().orders.raise();
+  }
+
   // Returns when the workers have followed the order and are parked again.
-  void run(const Order& order, std::string_view what) {
-    issue(order);
-    wait_parked(what);
+  void wait_parked(std::string_view what) {
+    std::vector<pollfd> watched{{.fd = shared_.parked_fd(), .events = POLLIN, .revents = 0}};
+    for (const Child& child : children_) {
+      watched.push_back({.fd = child.fd(), .events = POLLIN, .revents = 0});
+    }
+    for (;;) {
+      poll(watched.data(), watched.size(), 100);
+      if (interrupted_) fail(ErrorCode::kTimeout, "interrupted");
+      check_children(false);
+      eventfd_t count = 0;
+      if (eventfd_read(shared_.parked_fd(), &count) == 0) return;
+      progress_.update(fmt::format("{}, {} rounds done", what, shared_.head().rounds_done.load()));
+    }
   }
 
   void finish() {
@@ -70,27 +86,6 @@ class Coordinator {
   SharedCase& shared() { return shared_; }
 
  private:
-  void issue(const Order& order) {
-    shared_.head().order = order;
-    shared_.head().stop.store(false);
-    shared_.head().orders.raise();
-  }
-
-  void wait_parked(std::string_view what) {
-    std::vector<pollfd> watched{{.fd = shared_.parked_fd(), .events = POLLIN, .revents = 0}};
-    for (const Child& child : children_) {
-      watched.push_back({.fd = child.fd(), .events = POLLIN, .revents = 0});
-    }
-    for (;;) {
-      poll(watched.data(), watched.size(), 100);
-      if (interrupted_) fail(ErrorCode::kTimeout, "interrupted");
-      check_children(false);
-      eventfd_t count = 0;
-      if (eventfd_read(shared_.parked_fd(), &count) == 0) return;
-      progress_.update(fmt::format("{}, {} rounds done", what, shared_.head().rounds_done.load()));
-    }
-  }
-
   // Throws what the first worker that gave up has to say.
   void check_children(bool may_end) {
     bool failed = shared_.head().workers.aborted();
@@ -123,30 +118,43 @@ class Coordinator {
   std::vector<Child> children_;
 };
 
-void run_parts(Coordinator& coordinator, const Schedule& schedule, Roofline* roofline,
+using Coordinators = std::vector<std::unique_ptr<Coordinator>>;
+
+// All jobs at once; returns when all of them are parked again.
+void run_order(const Coordinators& jobs, const Order& order, std::string_view what) {
+  for (const auto& job : jobs) job->issue(order);
+  for (const auto& job : jobs) job->wait_parked(what);
+}
+
+void run_parts(const Coordinators& jobs, const Schedule& schedule, Roofline* roofline,
                Progress& progress) {
   if (schedule.warmup > 0) {
-    coordinator.run({.rounds = schedule.warmup, .least_rounds = schedule.warmup}, "warming up");
+    run_order(jobs, {.rounds = schedule.warmup, .least_rounds = schedule.warmup}, "warming up");
   }
   const auto measure_limit = [&] {
+    if (!roofline) return;
     progress.update("measuring the memory's limit");
-    if (roofline) roofline->measure(kLimitPasses);
+    roofline->measure(kLimitPasses);
   };
   measure_limit();
+  // Between two parts the first job to finish waits for the last: no more of them than there must
+  // be.
+  const uint32_t parts = roofline ? kParts : 1;
   uint64_t left = schedule.rounds > 0 ? schedule.rounds : kMaxRounds;
-  const int64_t part_ns = static_cast<int64_t>(schedule.seconds * 1e9 / kParts);
-  for (uint32_t part = 0; part < kParts && left > 0; ++part) {
+  const int64_t part_ns = static_cast<int64_t>(schedule.seconds * 1e9 / parts);
+  for (uint32_t part = 0; part < parts && left > 0; ++part) {
     Order order{.record = true};
     if (schedule.rounds > 0) {
-      order.rounds = order.least_rounds = (left + kParts - part - 1) / (kParts - part);
+      order.rounds = order.least_rounds = (left + parts - part - 1) / (parts - part);
     } else {
       order.rounds = left;
-      order.least_rounds = part == 0 ? (kLeastRounds - kParts + 1) : 1;
+      order.least_rounds = part == 0 ? (kLeastRounds - parts + 1) : 1;
       order.deadline_ns = monotonic_ns() + part_ns;
     }
-    const uint64_t before = coordinator.shared().head().recorded.load();
-    coordinator.run(order, "measuring");
-    left -= coordinator.shared().head().recorded.load() - before;
+    run_order(jobs, order, "measuring");
+    uint64_t most = 0;
+    for (const auto& job : jobs) most = std::max(most, job->shared().head().recorded.load());
+    left = (schedule.rounds > 0 ? schedule.rounds : kMaxRounds) - most;
     measure_limit();
   }
 }
@@ -175,27 +183,35 @@ CaseResult collect(const CaseSpec& spec, const SharedCase& shared) {
 
 }  // namespace
 
-CaseResult run_case(const CaseSpec& spec, const Schedule& schedule, Progress& progress,
-                    const volatile std::sig_atomic_t& interrupted) {
-  Coordinator coordinator(spec, progress, interrupted);
+std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule& schedule,
+                                 Progress& progress,
+                                 const volatile std::sig_atomic_t& interrupted) {
+  Coordinators coordinators;
+  for (const CaseSpec& job : jobs) {
+    coordinators.push_back(std::make_unique<Coordinator>(job, progress, interrupted));
+  }
   std::unique_ptr<Roofline> roofline;
   MemoryMix mix;
-  if (schedule.limit_threads > 0 && spec.checker.computes) {
-    mix = mix_of_exchange(total_elements(spec.table), spec.workers, spec.checker.optimizer,
-                          spec.checker.hyper, spec.dtype);
+  const CaseSpec& first = jobs.front();
+  if (schedule.limit_threads > 0 && first.checker.computes && jobs.size() == 1) {
+    mix = mix_of_exchange(total_elements(first.table), first.workers, first.checker.optimizer,
+                          first.checker.hyper, first.dtype);
     roofline = std::make_unique<Roofline>(mix, schedule.limit_threads);
   }
-  run_parts(coordinator, schedule, roofline.get(), progress);
-  coordinator.finish();
-  CaseResult result = collect(spec, coordinator.shared());
+  run_parts(coordinators, schedule, roofline.get(), progress);
+  std::vector<CaseResult> results;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    coordinators[j]->finish();
+    results.push_back(collect(jobs[j], coordinators[j]->shared()));
+  }
   if (roofline) {
-    result.limit_us = roofline->limit_us();
-    result.limit_gigabytes_per_s = roofline->gigabytes_per_s();
-    result.limit_threads = schedule.limit_threads;
-    result.memory_bytes_moved = bytes_moved(mix);
+    results[0].limit_us = roofline->limit_us();
+    results[0].limit_gigabytes_per_s = roofline->gigabytes_per_s();
+    results[0].limit_threads = schedule.limit_threads;
+    results[0].memory_bytes_moved = bytes_moved(mix);
   }
   progress.clear();
-  return result;
+  return results;
 }
 
 }  // namespace phub

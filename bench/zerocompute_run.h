@@ -1,9 +1,11 @@
-// Runs one case: forks its worker processes, gives them their orders, and measures the memory's
-// limit while they are parked.
+// Runs one case, or several jobs of it beside each other: forks the worker processes, gives them
+// their orders, and measures the memory's limit while they are parked.
 #pragma once
 
 #include <csignal>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "bench/zerocompute_progress.h"
 #include "bench/zerocompute_statistics.h"
@@ -32,9 +34,11 @@ struct CaseResult {
   uint64_t memory_bytes_moved = 0;  // per exchange, what the limit is about
 };
 
-// REQUIRES: the calling process has one thread. Throws Error when a worker fails or dies, with its
-// rank and its words; no worker is left behind then. kTimeout when `interrupted` becomes true.
-CaseResult run_case(const CaseSpec& spec, const Schedule& schedule, Progress& progress,
-                    const volatile std::sig_atomic_t& interrupted);
+// One result per job; the jobs run their rounds at the same time, each at its own pace. The limit
+// is measured only for a single job. REQUIRES: the calling process has one thread. Throws Error
+// when a worker fails or dies, with its rank and its words; no worker is left behind then. kTimeout
+// when `interrupted` becomes true.
+std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule& schedule,
+                                 Progress& progress, const volatile std::sig_atomic_t& interrupted);
 
 }  // namespace phub

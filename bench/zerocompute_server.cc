@@ -47,8 +47,12 @@ std::string find_address(const std::string& text) {
 
 }  // namespace
 
-OwnServer::OwnServer(const std::string& binary, const std::string& arguments) {
+OwnServer::OwnServer(const std::string& binary, const std::string& transport,
+                     const std::string& arguments) {
   std::vector<std::string> words{binary, "serve", "--listen", "127.0.0.1:0"};
+  if (transport == "tcp" || transport == "verbs") {
+    words.insert(words.end(), {"--transports", transport});
+  }
   std::istringstream more(arguments);
   for (std::string word; more >> word;) words.push_back(word);
   output_fd_ = memfd_create("server-output", MFD_CLOEXEC);

@@ -10,9 +10,10 @@ namespace phub {
 
 class OwnServer {
  public:
-  // Runs `binary serve --listen 127.0.0.1:0 arguments` and waits until it says where it listens.
-  // Throws Error(kUnavailable) with what it printed when it does not come up within ten seconds.
-  OwnServer(const std::string& binary, const std::string& arguments);
+  // Runs `binary serve --listen 127.0.0.1:0 arguments`, for shm or also for another transport, and
+  // waits until it says where it listens. Throws Error(kUnavailable) with what it printed when it
+  // does not come up within ten seconds.
+  OwnServer(const std::string& binary, const std::string& transport, const std::string& arguments);
   ~OwnServer();  // asks it to stop, waits, then kills it
 
   const std::string& address() const { return address_; }

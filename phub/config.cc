@@ -14,6 +14,7 @@
 
 #include "transport/error.h"
 #include "transport/text.h"
+#include "transport/verbs_devices.h"
 
 namespace phub {
 namespace {
@@ -62,13 +63,48 @@ std::string parse_text(const std::string& text) {
   return text;
 }
 
-constexpr std::array<Option, 8> kOptions = {{
+std::vector<std::string> split_list(std::string_view text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+constexpr std::array<Option, 11> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0 takes a free one, *:PORT is "
      "every address of this machine. [127.0.0.1:7717]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        for (const std::string& value : values) parse_host_port(value);
        config.listen = values;
+     }},
+    {"transports", "NAME", Kind::kTexts,
+     "shm, tcp or verbs; may be given several times. [all that can be had: tcp at the addresses "
+     "that are listened on, verbs unless these are loopback]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       for (const std::string& value : values) parse_word(value, {"shm", "tcp", "verbs"});
+       config.transports = values;
+     }},
+    {"devices", "DEVICE[:PORT[:GID]]", Kind::kTexts,
+     "RDMA devices to use; may be given several times, or separated by commas. [every active port, "
+     "with the GID of the address that is listened on, or its first of RoCE v2]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.devices.clear();
+       for (const std::string& value : values) {
+         for (const std::string& device : split_list(value)) {
+           parse_verbs_choice(device);
+           config.devices.push_back(device);
+         }
+       }
+     }},
+    {"data-port", "PORT", Kind::kInteger,
+     "Where tcp and verbs listen for the connections of workers, for firewalls; 0 takes any that "
+     "is free. [0]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
      }},
     {"cores", "N", Kind::kInteger, "Cores that sum and optimize; 0 takes all. [0]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
@@ -182,16 +218,6 @@ void apply(ServeConfig& config, const Option& option, const std::vector<std::str
   }
 }
 
-std::vector<std::string> split_list(std::string_view text) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    parts.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 void add_flag(CLI::App& app, const Option& option, GivenOptions& given) {
   const std::string name(option.name);
   const std::string help = fmt::format("{} (env {})", option.help, variable(name));
@@ -220,7 +246,8 @@ void add_serve_options(CLI::App& app, GivenOptions& given) {
   app.footer(
       "Examples:\n"
       "  phub serve                                  workers on this machine, shared memory\n"
-      "  phub serve --listen 0.0.0.0:7717 --cores 8  control port for every host\n"
+      "  phub serve --listen '*:7717' --cores 8      for every host, over all NICs\n"
+      "  phub serve --listen '*:7717' --devices mlx5_0:1:3,mlx5_1\n"
       "  phub serve --config /etc/phub.toml          with  listen = [\"10.0.0.1:7717\"]\n"
       "                                                    memory_limit = \"64G\"\n"
       "Flags count more than PHUB_* variables, and these more than the file.");

@@ -19,8 +19,11 @@ namespace phub {
 
 struct ServeConfig {
   std::vector<std::string> listen = {"127.0.0.1:7717"};
-  uint32_t cores = 0;               // for the data path; 0: all
-  bool pin = true;                  // one thread per core, pinned to it
+  std::vector<std::string> transports;  // "shm", "tcp", "verbs"; empty: all that can be had
+  std::vector<std::string> devices;     // for verbs: see parse_verbs_choice(); empty: chosen
+  uint16_t data_port = 0;               // of tcp and verbs; 0: any that is free
+  uint32_t cores = 0;                   // for the data path; 0: all
+  bool pin = true;                      // one thread per core, pinned to it
   uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes 80% of the memory available at start
   std::string socket_dir;           // of the shm transport; "": its default
   std::string topology = "this";    // or an hwloc XML file, or hwloc's synthetic description

@@ -12,6 +12,9 @@ namespace {
 constexpr size_t kPollBatch = 256;  // arrivals taken in one pass
 constexpr size_t kChunkBatch =
     8;  // chunks completed in one pass: 8 × 32 KiB × ranks, then others' turn
+constexpr uint32_t kFlushAfter = 16;  // chunks whose results go out together while more is coming
+
+constexpr uint32_t kNoChunk = ~0u;
 
 constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
 
@@ -27,13 +30,20 @@ bool CoreJob::step() {
   size_t completed = 0;
   while (completed < kChunkBatch && !ready_.empty() && complete(ready_.front())) ++completed;
 
-  if (n == 0 && completed == 0) return false;
-  endpoint_.flush();
-  return true;
+  // Doorbells are rung when nothing else is to be done, or for enough results at once.
+  const bool busy = n > 0 || completed > 0;
+  if (busy) unflushed_ += static_cast<uint32_t>(std::max<size_t>(completed, 1));
+  if (unflushed_ > 0 && (!busy || unflushed_ >= kFlushAfter)) {
+    unflushed_ = 0;
+    endpoint_.flush();
+    return true;
+  }
+  return busy;
 }
 
 void CoreJob::take(const Arrival& arrival) {
-  const uint32_t rank = arrival.qp;
+  const uint32_t queue = arrival.qp / parameters_.max_ranks;
+  const uint32_t rank = arrival.qp % parameters_.max_ranks;
   Rank& from = ranks_[rank];
   if (!from.attached || from.broken) return;
   if (!arrival.ok) {
@@ -42,16 +52,17 @@ void CoreJob::take(const Arrival& arrival) {
     return;
   }
   const Imm imm = decode(arrival.imm);
-  if (imm.chunk >= chunks_.size()) return violation(rank, imm.chunk);
+  const uint32_t index = queue_first_[queue] + imm.chunk;
+  if (index >= queue_first_[queue + 1]) return violation(rank, kNoChunk);
   ++from.arrivals;
   switch (imm.kind) {
     case ImmKind::kData:
     case ImmKind::kNull:
-      return take_gradient(rank, imm.chunk, imm);
+      return take_gradient(rank, index, imm);
     case ImmKind::kInitial:
-      return take_initial(rank, imm.chunk, imm.round);
+      return take_initial(rank, index, imm.round);
     case ImmKind::kControl:
-      return violation(rank, imm.chunk);
+      return violation(rank, index);
   }
 }
 
@@ -255,20 +266,22 @@ void CoreJob::send_result(uint32_t rank, uint32_t index) {
   const CoreChunk& chunk = chunks_[index];
   const Rank& to = ranks_[rank];
   if (to.broken) return;
+  const uint32_t in_queue = index - queue_first_[chunk.queue];
   Write write;
   if (chunk.round == 0) {
     if (chunk.initial_parts == 0) return;
-    write.imm = encode({index, chunk.initial_parts - 1u, ImmKind::kInitial});
+    write.imm = encode({in_queue, chunk.initial_parts - 1u, ImmKind::kInitial});
   } else {
     const uint64_t completed = chunk.round - 1;
     if (completed < to.results_from || to.results_from == kNever) return;
     const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
     write = {.local_offset = chunk.offset * element,
-             .remote_offset = chunk.offset * element,
+             .remote_offset = chunk.worker_offset * element,
              .bytes = static_cast<uint32_t>(chunk.elements * element),
-             .imm = encode({index, low8(completed), ImmKind::kData})};
+             .imm = encode({in_queue, low8(completed), ImmKind::kData})};
   }
-  if (owed_count_[rank] > 0 || !endpoint_.post(rank, write)) owe(rank, index);
+  const uint32_t qp = chunk.queue * parameters_.max_ranks + rank;
+  if (owed_count_[rank] > 0 || !endpoint_.post(qp, write)) owe(rank, index);
 }
 
 void CoreJob::owe(uint32_t rank, uint32_t index) {

@@ -33,8 +33,8 @@ struct JobParameters {
   kernels::Store store = kernels::kDefaultStore;
 };
 
-// Arrays of the whole job, in the plan's layout (offsets in elements); a core touches only its
-// chunks.
+// Arrays of the whole job, laid out as the box's memory (offsets in elements); a core touches only
+// its chunks.
 struct JobArrays {
   std::byte* results = nullptr;  // parameter_dtype; what is written back
   float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
@@ -44,24 +44,26 @@ struct JobArrays {
 
 struct CoreChunk {
   uint64_t round = 0;   // in progress; 0: initial parameters are awaited
-  uint64_t offset = 0;  // in the job's layout, elements
+  uint64_t offset = 0;  // in the box's arrays, elements
+  uint64_t worker_offset = 0;
   uint32_t elements = 0;
   uint32_t missing = 0;  // ranks expected in this round and not here yet
   uint32_t arrived = 0;  // contributions here, null ones included
   uint32_t id = 0;       // in the plan
   int32_t priority = 0;
   uint16_t hyper_class = 0;
+  uint16_t queue = 0;         // of the core's
   uint8_t initial_parts = 0;  // parts of the initial parameters taken so far
   bool queued = false;        // in the ready or the held list
 };
 
 class CoreJob {
  public:
-  // `chunks` in the order of their index within the core's queue. `hyper` outlives the core job or
-  // is replaced by a boundary. The ranks in `expected` take part from round 1 on.
+  // `chunks` queue after queue, each in the order of their index in it. `hyper` outlives the core
+  // job or is replaced by a boundary. The ranks in `expected` take part from round 1 on.
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
           std::vector<CoreChunk> chunks, Endpoint& endpoint, const std::vector<HyperVersion>* hyper,
-          std::span<const uint32_t> expected);
+          std::span<const uint32_t> expected, uint32_t queues = 1);
 
   // One pass: takes arrivals, completes up to a batch of chunks, writes back. True if anything
   // moved.
@@ -131,6 +133,7 @@ class CoreJob {
   const JobParameters parameters_;
   const JobArrays arrays_;
   std::vector<CoreChunk> chunks_;
+  std::vector<uint32_t> queue_first_;   // where each queue's chunks begin in chunks_, and the end
   std::vector<uint64_t> arrived_bits_;  // [chunk][words_]
   std::vector<uint64_t> null_bits_;
   std::vector<Rank> ranks_;
@@ -139,6 +142,7 @@ class CoreJob {
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
   uint32_t words_ = 1;
+  uint32_t unflushed_ = 0;     // chunks completed since the last flush
   uint32_t attached_end_ = 0;  // one past the highest attached rank
   uint32_t expected_count_ = 0;
   uint64_t expected_from_ = 0;  // from this round on, expected_count_ ranks are expected

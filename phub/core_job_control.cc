@@ -9,7 +9,8 @@ namespace phub {
 
 CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
                  std::vector<CoreChunk> chunks, Endpoint& endpoint,
-                 const std::vector<HyperVersion>* hyper, std::span<const uint32_t> expected)
+                 const std::vector<HyperVersion>* hyper, std::span<const uint32_t> expected,
+                 uint32_t queues)
     : endpoint_(endpoint),
       parameters_(parameters),
       arrays_(arrays),
@@ -19,6 +20,11 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       core_(core),
       hyper_(hyper) {
   const size_t n = chunks_.size();
+  for (uint32_t i = 0; i < n; ++i) {
+    while (queue_first_.size() <= chunks_[i].queue) queue_first_.push_back(i);
+  }
+  PHUB_CHECK(queue_first_.size() <= queues);
+  queue_first_.resize(queues + 1, static_cast<uint32_t>(n));
   arrived_bits_.assign(n * words_, 0);
   null_bits_.assign(n * words_, 0);
   ready_.reserve(n);
@@ -28,7 +34,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
   owed_bits_.assign(((n + 63) / 64) * parameters_.max_ranks, 0);
   owed_count_.assign(parameters_.max_ranks, 0);
   reports_.reserve(3 * size_t{parameters_.max_ranks} + 64);
-  wake_after_.assign(parameters_.max_ranks, 0);
+  wake_after_.assign((queue_first_.size() - 1) * parameters_.max_ranks, 0);
   steps_.resize(hyper_->front().classes.size());
   uint32_t largest = 0;
   for (const CoreChunk& chunk : chunks_) largest = std::max(largest, chunk.elements);
@@ -175,6 +181,7 @@ void CoreJob::detach_all() {
 void CoreJob::probe(Probe& out) const {
   out.min_round = kNever;
   out.chunks_completed = chunks_completed_;
+  out.endpoint = endpoint_.counters();
   std::fill(out.waited_for.begin(), out.waited_for.end(), 0);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
@@ -220,6 +227,7 @@ bool CoreJob::next_report(CoreReport& out) {
 }
 
 bool CoreJob::arm() {
+  if (unflushed_ > 0) return false;
   if ((!ready_.empty() && !stopped_) || !reports_.empty()) return false;
   // While some rank has sent nothing that is still open, no chunk can complete without it: its
   // first arrival is early enough to wake for. With lock-step workers that is one wake-up a round,
@@ -237,8 +245,8 @@ bool CoreJob::arm() {
         only = r;
     }
   }
-  for (uint32_t r = 0; r < wake_after_.size(); ++r) {
-    wake_after_[r] = only == CoreReport::kNoRank || only == r;
+  for (uint32_t qp = 0; qp < wake_after_.size(); ++qp) {
+    wake_after_[qp] = only == CoreReport::kNoRank || only == qp % parameters_.max_ranks;
   }
   return endpoint_.arm(wake_after_);
 }

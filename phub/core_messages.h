@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "transport/nic.h"
 
 namespace phub {
 
@@ -56,6 +57,7 @@ struct Boundary {
 struct Probe {
   uint64_t min_round = 0;            // lowest round in progress of the core's chunks
   uint64_t chunks_completed = 0;     // ever
+  EndpointCounters endpoint;         // ever
   std::vector<uint64_t> arrivals;    // per rank, ever
   std::vector<uint64_t> waited_for;  // bit per rank: missing where others have arrived
 };

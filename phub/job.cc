@@ -34,12 +34,15 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan) {
   layout.cores = static_cast<uint32_t>(plan.cores.size());
   for (const QueuePlan& queue : plan.queues) {
     layout.queue_chunks.push_back(static_cast<uint32_t>(queue.chunks.size()));
+    layout.queue_core.push_back(queue.core);
+    layout.queue_nic.push_back(plan.nics[queue.nic].name);
   }
-  layout.ingress_bytes =
-      plan.total_elements * kernels::bytes_of(dtype(spec.gradient_dtype, "gradient_dtype"));
-  layout.egress_bytes =
-      plan.total_elements * kernels::bytes_of(dtype(spec.parameter_dtype, "parameter_dtype"));
+  layout.gradient_bytes = kernels::bytes_of(dtype(spec.gradient_dtype, "gradient_dtype"));
+  layout.result_bytes = kernels::bytes_of(dtype(spec.parameter_dtype, "parameter_dtype"));
+  layout.ingress_bytes = plan.box_elements * layout.gradient_bytes;
+  layout.egress_bytes = plan.box_elements * layout.result_bytes;
   for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
+  layout.runs = node_runs(plan);
   return layout;
 }
 
@@ -108,12 +111,16 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_
       membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
                   static_cast<uint32_t>(plan_.chunks.size()), now_ms) {
   const uint32_t node = plan_.cores.front().os_node;
-  const uint64_t f32 = plan_.total_elements * sizeof(float);
+  const uint64_t f32 = plan_.box_elements * sizeof(float);
   const size_t states = states_of(spec_);
   if (memory_.master > 0) parameters_ = numa::Memory(f32, node);
   if (states > 0) state0_ = numa::Memory(f32, node);
   if (states > 1) state1_ = numa::Memory(f32, node);
-  place_on_nodes();
+  // Before anything is touched: each chunk's pages go to the node of the core that handles it.
+  const std::vector<NodeRun> runs = node_runs(plan_);
+  for (const numa::Memory* array : {&parameters_, &state0_, &state1_}) {
+    place(array->bytes(), sizeof(float), runs);
+  }
 
   const JobParameters parameters = parameters_of(spec_, *link_, store);
   std::byte* results = link_->egress().data();
@@ -130,42 +137,23 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_
   std::vector<uint32_t> expected(spec_.world_size);
   for (uint32_t r = 0; r < spec_.world_size; ++r) expected[r] = r;
   for (uint32_t core = 0; core < plan_.cores.size(); ++core) {
-    core_jobs_.push_back(std::make_unique<CoreJob>(core, parameters, arrays, chunks_of(core),
-                                                   link_->endpoint(core),
-                                                   hyper_tables_.back().get(), expected));
-  }
-}
-
-// Before anything is touched: each chunk's pages go to the node of the core that handles it.
-void Job::place_on_nodes() {
-  place(link_->egress(), kernels::bytes_of(dtype(spec_.parameter_dtype, "parameter_dtype")));
-  place(parameters_.bytes(), sizeof(float));
-  place(state0_.bytes(), sizeof(float));
-  place(state1_.bytes(), sizeof(float));
-}
-
-void Job::place_slots(uint32_t rank) {
-  place(link_->ingress(rank), kernels::bytes_of(dtype(spec_.gradient_dtype, "gradient_dtype")));
-}
-
-void Job::place(std::span<const std::byte> array, size_t element_bytes) const {
-  const auto elsewhere = [&](const CorePlan& core) {
-    return core.os_node != plan_.cores.front().os_node;
-  };
-  if (array.empty() || std::none_of(plan_.cores.begin(), plan_.cores.end(), elsewhere)) return;
-  for (const ChunkPlan& chunk : plan_.chunks) {
-    numa::prefer_node(array.subspan(chunk.offset * element_bytes, chunk.elements * element_bytes),
-                      plan_.cores[plan_.queues[chunk.queue].core].os_node);
+    core_jobs_.push_back(
+        std::make_unique<CoreJob>(core, parameters, arrays, chunks_of(core), link_->endpoint(core),
+                                  hyper_tables_.back().get(), expected,
+                                  static_cast<uint32_t>(plan_.cores[core].queues.size())));
   }
 }
 
 std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
   std::vector<CoreChunk> out;
-  for (uint32_t queue : plan_.cores[core].queues) {
-    for (uint32_t id : plan_.queues[queue].chunks) {
+  const std::vector<uint32_t>& queues = plan_.cores[core].queues;
+  for (size_t q = 0; q < queues.size(); ++q) {
+    for (uint32_t id : plan_.queues[queues[q]].chunks) {
       const ChunkPlan& chunk = plan_.chunks[id];
       CoreChunk c;
-      c.offset = chunk.offset;
+      c.queue = static_cast<uint16_t>(q);
+      c.offset = chunk.box_offset;
+      c.worker_offset = chunk.offset;
       c.elements = chunk.elements;
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;

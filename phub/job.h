@@ -37,6 +37,7 @@ class Job {
   const NodeMemory& memory() const { return memory_; }
   BoxLink& link() { return *link_; }
   Membership& membership() { return membership_; }
+  // The parts of the job by core of the plan, which may leave cores of the server out.
   CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
 
@@ -44,15 +45,10 @@ class Job {
   const std::vector<HyperVersion>* change_hyper(uint64_t round,
                                                 const std::map<std::string, double>& values);
 
-  // After link().admit(): the rank's slots, before anybody touches them, go to the chunks' nodes.
-  void place_slots(uint32_t rank);
-
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
 
  private:
-  void place_on_nodes();
-  void place(std::span<const std::byte> array, size_t element_bytes) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;

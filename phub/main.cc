@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "phub/doctor_command.h"
 #include "phub/plan_command.h"
 #include "phub/serve_command.h"
 #include "phub/status_command.h"
@@ -17,6 +18,7 @@ int main(int argc, char** argv) {
   phub::add_serve_command(app);
   phub::add_plan_command(app);
   phub::add_status_command(app);
+  phub::add_doctor_command(app);
   try {
     app.parse(argc, argv);
     return 0;

@@ -230,6 +230,31 @@ void fill_queues(Plan& plan) {
   }
 }
 
+// A node begins on a page whatever an element's size, and a page behind the end of the one before:
+// slots are shifted by less than a page for the sake of the cache (transport/box_memory.cc).
+constexpr uint64_t kNodeAlignment = 4096 / 2;
+
+void lay_out_box(Plan& plan) {
+  if (plan.shared_memory) {
+    for (ChunkPlan& chunk : plan.chunks) chunk.box_offset = chunk.offset;
+    plan.box_elements = plan.total_elements;
+    return;
+  }
+  uint64_t at = 0;
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    QueuePlan& queue = plan.queues[q];
+    if (q > 0 && plan.cores[queue.core].node != plan.cores[plan.queues[q - 1].core].node) {
+      at = round_up(at, kNodeAlignment) + kNodeAlignment;
+    }
+    queue.box_offset = at;
+    for (uint32_t c : queue.chunks) {
+      plan.chunks[c].box_offset = at;
+      at += round_up(plan.chunks[c].elements, kChunkAlignment);
+    }
+  }
+  plan.box_elements = at;
+}
+
 template <typename Part>
 double imbalance(const std::vector<Part>& parts) {
   uint64_t largest = 0, sum = 0;
@@ -264,7 +289,26 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   cut_into_chunks(keys, options.chunk_elements, plan);
   deal(sites, queue_share, plan);
   fill_queues(plan);
+  plan.shared_memory = options.shared_memory;
+  lay_out_box(plan);
   return plan;
+}
+
+std::vector<NodeRun> node_runs(const Plan& plan) {
+  std::vector<uint32_t> order(plan.chunks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return plan.chunks[a].box_offset < plan.chunks[b].box_offset;
+  });
+  std::vector<NodeRun> runs;
+  for (uint32_t c : order) {
+    const ChunkPlan& chunk = plan.chunks[c];
+    const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
+    if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.box_offset, 0});
+    runs.back().count = chunk.box_offset + chunk.elements - runs.back().first;
+  }
+  if (runs.size() == 1) runs.clear();
+  return runs;
 }
 
 JobLayout layout_of(const Plan& plan) {
@@ -272,7 +316,10 @@ JobLayout layout_of(const Plan& plan) {
   layout.key_offset = plan.key_offset;
   layout.total_elements = plan.total_elements;
   layout.queue_chunks.reserve(plan.queues.size());
-  for (const QueuePlan& queue : plan.queues) layout.queue_chunks.push_back(queue.chunks);
+  for (const QueuePlan& queue : plan.queues) {
+    layout.queue_chunks.push_back(queue.chunks);
+    if (!plan.shared_memory) layout.queue_offset.push_back(queue.box_offset);
+  }
   return layout;
 }
 

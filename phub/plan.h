@@ -7,6 +7,10 @@
 // Nodes without a core or (where others have some) without a NIC stay unused. Each node's share of
 // the bytes is the smaller of its shares of the cores and of the NICs in use: with both spread
 // alike, both are balanced; otherwise the worst of them is as good as it can be.
+//
+// On the box, chunks lie one after another as their queue handles them, queue after queue and node
+// after node, each node's on pages of its own. Over shared memory the box sums from the workers'
+// memory, which is laid out by keys; then the pages of each chunk are placed one by one.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +28,15 @@ struct PlanOptions {
   uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
   uint32_t ranks = 1;  // max_ranks: for queue pairs and memory
   uint32_t chunk_elements = 8192;
+  bool shared_memory = true;  // the box's memory is laid out as the workers', by keys
 };
 
 struct ChunkPlan {
   uint32_t key = 0;
   uint32_t elements = 0;
   uint64_t key_element = 0;  // where the chunk begins within its key
-  uint64_t offset = 0;       // where it begins in the job's layout, in elements
+  uint64_t offset = 0;       // where it begins in a worker's memory, in elements
+  uint64_t box_offset = 0;   // and in the box's
   uint32_t queue = 0;        // index into Plan::queues
   uint32_t index = 0;        // within its queue: what the immediate carries
 };
@@ -38,6 +44,7 @@ struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per 
   uint32_t core = 0;
   uint32_t nic = 0;
   std::vector<uint32_t> chunks;
+  uint64_t box_offset = 0;  // of its first chunk, unless the layout is by keys
 };
 struct CorePlan {
   uint32_t node = 0;  // index into the topology's nodes
@@ -59,9 +66,12 @@ struct Plan {
   std::vector<NicPlan> nics;
   std::vector<uint64_t> key_offset;  // in elements; each key begins at a multiple of kKeyAlignment
   uint64_t total_elements = 0;       // with the padding between keys
+  uint64_t box_elements = 0;         // with the padding between nodes
+  bool shared_memory = true;
 };
 
 inline constexpr uint64_t kKeyAlignment = 32;  // elements: 128 bytes of f32
+static_assert(kKeyAlignment == kChunkAlignment);
 
 // Throws Error(kInvalid) when the options cannot be met (no keys, more cores than there are, a
 // queue with more than kMaxChunksPerQueue chunks). Topologies without NICs (shared memory) get one
@@ -71,9 +81,22 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
 
 JobLayout layout_of(const Plan& plan);
 
+// Which part of the box's arrays belongs to which node, ascending; empty if all cores are on one.
+std::vector<NodeRun> node_runs(const Plan& plan);
+
 // Largest part over mean, in bytes, over cores and over NICs (1.0 is perfect).
 double core_imbalance(const Plan& plan);
 double nic_imbalance(const Plan& plan);
+
+// What a job holds per element, in bytes. Throws Error(kInvalid) on words of `spec` that are
+// unknown.
+struct ElementBytes {
+  uint64_t gradient = 4, parameter = 4;  // as they travel
+  uint64_t master = 0;                   // f32 parameters, where those that travel have 16 bits
+  uint64_t state = 0;                    // of the optimizer
+  bool optimized = false;                // false: the sum itself is written back
+};
+ElementBytes element_bytes(const JobSpec& spec);
 
 // What a job needs on one node, in bytes, every holder added up.
 struct NodeMemory {

@@ -10,6 +10,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "phub/limits.h"
 #include "phub/models.h"
 #include "phub/plan.h"
 #include "transport/error.h"
@@ -24,8 +25,15 @@ struct PlanArguments {
   PlanOptions options;
   JobSpec spec;
   std::string parameter_dtype;  // as the gradients'
+  LimitInputs limits;
   bool json = false;
 };
+
+// Whether the section on limits is asked for.
+bool any(const LimitInputs& inputs) {
+  return inputs.link_gbit_s || inputs.pcie_gb_s || inputs.pcie_node_gb_s || inputs.memory_gb_s ||
+         inputs.core_gb_s || inputs.worker_link_gbit_s || inputs.images_per_s || inputs.batch;
+}
 
 numa::Topology load_topology(const std::string& from) {
   try {
@@ -126,18 +134,53 @@ void run(PlanArguments arguments) {
   numa::Topology topology = load_topology(arguments.topology);
   if (arguments.nics) numa::set_nics(topology, *arguments.nics);
   const Plan plan = make_plan(topology, spec.keys, arguments.options);
-  const std::string text = arguments.json
-                               ? to_json(topology, plan, spec).dump(2) + "\n"
-                               : numa::describe(topology) + left_out(topology, plan) + "\n" +
-                                     describe(plan, spec) + too_small(topology, plan, spec);
+
+  LimitInputs& inputs = arguments.limits;
+  const bool with_limits = any(inputs);
+  inputs.nics = !topology.nics.empty();
+  if (!inputs.core_gb_s) inputs.core_gb_s = kMeasuredCoreGbS;
+  Limits limits;
+  if (with_limits) limits = find_limits(plan, spec, inputs);
+
+  std::string text;
+  if (arguments.json) {
+    nlohmann::ordered_json out = to_json(topology, plan, spec);
+    if (with_limits) out["limits"] = nlohmann::ordered_json::parse(to_json(limits, inputs));
+    text = out.dump(2) + "\n";
+  } else {
+    text = numa::describe(topology) + left_out(topology, plan) + "\n" + describe(plan, spec) +
+           too_small(topology, plan, spec);
+    if (with_limits) text += "\n" + describe(limits, inputs);
+  }
   std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+void add_limit_options(CLI::App* command, LimitInputs& inputs) {
+  const auto add = [&](const char* name, std::optional<double>& value, const char* unit,
+                       const std::string& help) {
+    command->add_option(name, value, help)->type_name(unit)->group("Limits of the hardware");
+  };
+  add("--link-gbps", inputs.link_gbit_s, "Gbit/s", "Of a NIC, each way");
+  add("--pcie-gbps", inputs.pcie_gb_s, "GB/s", "Of a NIC's PCIe, each way");
+  add("--pcie-node-gbps", inputs.pcie_node_gb_s, "GB/s",
+      "Between all NICs of a node and its memory, both ways together");
+  add("--memory-gbps", inputs.memory_gb_s, "GB/s", "Of a node's memory, reads and writes together");
+  add("--core-gbps", inputs.core_gb_s, "GB/s",
+      fmt::format("Of a core that sums and optimizes, reads and writes (default: {}; kernels_bench "
+                  "measures it)",
+                  kMeasuredCoreGbS));
+  add("--worker-link-gbps", inputs.worker_link_gbit_s, "Gbit/s", "Of a worker, each way");
+  add("--images-per-s", inputs.images_per_s, "N", "Of a worker that never waits for the box");
+  add("--batch", inputs.batch, "N", "Images of a worker per round");
+  command->add_flag("--ddio", inputs.ddio, "NICs reach the box's caches instead of its memory")
+      ->group("Limits of the hardware");
 }
 
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "plan", "Show how a box would share out a model: NICs, cores, queues, memory");
+      "plan", "Show how a box would share out a model: NICs, cores, queues, memory, limits");
   auto arguments = std::make_shared<PlanArguments>();  // lives as long as the callback
   command
       ->add_option("model", arguments->model,
@@ -167,6 +210,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--parameter-dtype", arguments->parameter_dtype,
                       "What is written back (default: as the gradients)");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
+  add_limit_options(command, arguments->limits);
   command->callback([arguments] { run(*arguments); });
 }
 

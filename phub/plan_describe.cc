@@ -6,6 +6,7 @@
 
 #include "kernels/kernels.h"
 #include "phub/plan.h"
+#include "phub/text_table.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -16,31 +17,14 @@ constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to 
 // What a job of this kind holds per element and per chunk.
 struct Holders {
   uint64_t ranks = 1;
-  uint64_t gradient_bytes = 4, parameter_bytes = 4, master_bytes = 0, state_bytes = 0;
+  ElementBytes element;
   uint64_t bytes_per_chunk = 0;
 };
 
 Holders holders_of(const JobSpec& spec) {
-  const auto optimizer = kernels::parse_optimizer(spec.optimizer);
-  const auto gradient = kernels::parse_dtype(spec.gradient_dtype);
-  const auto parameter = kernels::parse_dtype(spec.parameter_dtype);
-  if (!optimizer) fail(ErrorCode::kInvalid, "there is no optimizer '{}'", spec.optimizer);
-  if (!gradient) fail(ErrorCode::kInvalid, "there is no dtype '{}'", spec.gradient_dtype);
-  if (!parameter) fail(ErrorCode::kInvalid, "there is no dtype '{}'", spec.parameter_dtype);
-
-  // Of the hyperparameters, only this one decides whether there is a state.
-  kernels::Hyper hyper = kernels::default_hyper(*optimizer);
-  const auto momentum = spec.hyper.find("rmsprop_momentum");
-  if (momentum != spec.hyper.end()) hyper.rmsprop_momentum = momentum->second;
-
   Holders holders;
   holders.ranks = std::max({spec.max_ranks, spec.world_size, 1u});
-  holders.gradient_bytes = kernels::bytes_of(*gradient);
-  holders.parameter_bytes = kernels::bytes_of(*parameter);
-  const bool has_master =
-      *optimizer != kernels::Optimizer::kNone && *parameter != kernels::DType::kF32;
-  holders.master_bytes = has_master ? sizeof(float) : 0;
-  holders.state_bytes = sizeof(float) * kernels::state_arrays(*optimizer, hyper);
+  holders.element = element_bytes(spec);
 
   // A chunk's place in the plan and in its queue, its state on the core (48 bytes), three bits per
   // rank (arrived, null, result owed), and an entry in the rings of each rank in both directions
@@ -49,15 +33,6 @@ Holders holders_of(const JobSpec& spec) {
   holders.bytes_per_chunk = sizeof(ChunkPlan) + sizeof(uint32_t) + kChunkStateBytes +
                             3 * round_up(holders.ranks, 64) / 8 + holders.ranks * kRingBytesPerRank;
   return holders;
-}
-
-std::string human(uint64_t bytes) {
-  if (bytes == 0) return "-";
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1000 && unit + 1 < std::size(kUnits)) value /= 1024, unit++;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
 // 25557032 -> "25,557,032"
@@ -70,34 +45,6 @@ std::string grouped(uint64_t n) {
 std::string counted(uint64_t n, std::string_view noun) {
   return fmt::format("{} {}{}", grouped(n), noun, n == 1 ? "" : "s");
 }
-
-// Columns as wide as their longest cell, right-aligned; a last column of text may begin at the
-// left.
-class Table {
- public:
-  explicit Table(std::vector<std::string> head, bool text_last = false)
-      : rows_{std::move(head)}, text_last_(text_last) {}
-
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-
-  std::string text() const {
-    std::vector<size_t> width(rows_.front().size(), 0);
-    for (const auto& row : rows_) {
-      for (size_t i = 0; i < row.size(); i++) width[i] = std::max(width[i], row[i].size());
-    }
-    if (text_last_) width.back() = 0;
-    std::string text;
-    for (const auto& row : rows_) {
-      for (size_t i = 0; i < row.size(); i++) text += fmt::format("  {:>{}}", row[i], width[i]);
-      text += '\n';
-    }
-    return text;
-  }
-
- private:
-  std::vector<std::vector<std::string>> rows_;
-  bool text_last_;
-};
 
 template <typename Part>
 double mean_elements(const std::vector<Part>& parts) {
@@ -122,12 +69,13 @@ std::string describe_nics(const Plan& plan, const Holders& holders) {
     use[queue.nic].os_node = plan.cores[queue.core].os_node;
   }
   const double mean = mean_elements(plan.nics);
-  Table table({"NIC", "node", "cores", "chunks", "in/round", "out/round", "of mean"});
+  TextTable table({"NIC", "node", "cores", "chunks", "in/round", "out/round", "of mean"});
   for (size_t n = 0; n < plan.nics.size(); n++) {
     const NicPlan& nic = plan.nics[n];
     table.add({nic.name, fmt::to_string(use[n].os_node), grouped(use[n].cores),
-               grouped(use[n].chunks), human(nic.elements * holders.gradient_bytes * holders.ranks),
-               human(nic.elements * holders.parameter_bytes * holders.ranks),
+               grouped(use[n].chunks),
+               human_bytes(nic.elements * holders.element.gradient * holders.ranks),
+               human_bytes(nic.elements * holders.element.parameter * holders.ranks),
                percent_of(nic.elements, mean)});
   }
   return table.text();
@@ -135,7 +83,8 @@ std::string describe_nics(const Plan& plan, const Holders& holders) {
 
 std::string describe_cores(const Plan& plan, const Holders& holders) {
   const double mean = mean_elements(plan.cores);
-  Table table({"core", "CPU", "node", "chunks", "bytes", "of mean", "queues (NIC: chunks)"}, true);
+  TextTable table({"core", "CPU", "node", "chunks", "bytes", "of mean", "queues (NIC: chunks)"},
+                  true);
   for (size_t c = 0; c < plan.cores.size(); c++) {
     const CorePlan& core = plan.cores[c];
     uint64_t chunks = 0;
@@ -147,19 +96,19 @@ std::string describe_cores(const Plan& plan, const Holders& holders) {
                             plan.nics[plan.queues[q].nic].name, grouped(count));
     }
     table.add({fmt::to_string(c), fmt::to_string(core.os_cpu), fmt::to_string(core.os_node),
-               grouped(chunks), human(core.elements * holders.gradient_bytes),
+               grouped(chunks), human_bytes(core.elements * holders.element.gradient),
                percent_of(core.elements, mean), queues});
   }
   return table.text();
 }
 
 std::string describe_memory(const Plan& plan, const JobSpec& spec) {
-  Table table(
+  TextTable table(
       {"node", "gradient slots", "parameters", "f32 master", "optimizer", "bookkeeping", "total"});
   NodeMemory all;
   const auto add = [&](const std::string& name, const NodeMemory& m) {
-    table.add({name, human(m.slots), human(m.parameters), human(m.master), human(m.state),
-               human(m.bookkeeping), human(m.total())});
+    table.add({name, human_bytes(m.slots), human_bytes(m.parameters), human_bytes(m.master),
+               human_bytes(m.state), human_bytes(m.bookkeeping), human_bytes(m.total())});
   };
   const std::vector<NodeMemory> nodes = memory_needed(plan, spec);
   for (const NodeMemory& m : nodes) {
@@ -173,6 +122,29 @@ std::string describe_memory(const Plan& plan, const JobSpec& spec) {
 
 }  // namespace
 
+ElementBytes element_bytes(const JobSpec& spec) {
+  const auto optimizer = kernels::parse_optimizer(spec.optimizer);
+  const auto gradient = kernels::parse_dtype(spec.gradient_dtype);
+  const auto parameter = kernels::parse_dtype(spec.parameter_dtype);
+  if (!optimizer) fail(ErrorCode::kInvalid, "there is no optimizer '{}'", spec.optimizer);
+  if (!gradient) fail(ErrorCode::kInvalid, "there is no dtype '{}'", spec.gradient_dtype);
+  if (!parameter) fail(ErrorCode::kInvalid, "there is no dtype '{}'", spec.parameter_dtype);
+
+  // Of the hyperparameters, only this one decides whether there is a state.
+  kernels::Hyper hyper = kernels::default_hyper(*optimizer);
+  const auto momentum = spec.hyper.find("rmsprop_momentum");
+  if (momentum != spec.hyper.end()) hyper.rmsprop_momentum = momentum->second;
+
+  ElementBytes bytes;
+  bytes.gradient = kernels::bytes_of(*gradient);
+  bytes.parameter = kernels::bytes_of(*parameter);
+  bytes.optimized = *optimizer != kernels::Optimizer::kNone;
+  const bool has_master = bytes.optimized && *parameter != kernels::DType::kF32;
+  bytes.master = has_master ? sizeof(float) : 0;
+  bytes.state = sizeof(float) * kernels::state_arrays(*optimizer, hyper);
+  return bytes;
+}
+
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec) {
   const Holders holders = holders_of(spec);
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
@@ -181,10 +153,10 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec) {
   for (const ChunkPlan& chunk : plan.chunks) {
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
     const uint64_t elements = round_up(chunk.elements, kKeyAlignment);
-    node.slots += holders.ranks * holders.gradient_bytes * elements;
-    node.parameters += holders.parameter_bytes * elements;
-    node.master += holders.master_bytes * elements;
-    node.state += holders.state_bytes * elements;
+    node.slots += holders.ranks * holders.element.gradient * elements;
+    node.parameters += holders.element.parameter * elements;
+    node.master += holders.element.master * elements;
+    node.state += holders.element.state * elements;
     node.bookkeeping += holders.bytes_per_chunk;
     largest_chunk = std::max(largest_chunk, elements);
   }
@@ -210,8 +182,8 @@ std::string describe(const Plan& plan, const JobSpec& spec) {
       "{}, optimizer {}, gradients {}, parameters {}\n",
       spec.name, counted(elements, "element"), counted(plan.key_offset.size(), "key"),
       counted(plan.chunks.size(), "chunk"), grouped(largest),
-      human(elements * holders.gradient_bytes), counted(holders.ranks, "rank"), spec.optimizer,
-      spec.gradient_dtype, spec.parameter_dtype);
+      human_bytes(elements * holders.element.gradient), counted(holders.ranks, "rank"),
+      spec.optimizer, spec.gradient_dtype, spec.parameter_dtype);
   text += fmt::format("\nNICs (largest {:.3f} x mean)\n", nic_imbalance(plan));
   text += describe_nics(plan, holders);
   text += fmt::format("\nCores (largest {:.3f} x mean)\n", core_imbalance(plan));

@@ -5,12 +5,14 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "numa/topology.h"
@@ -18,7 +20,11 @@
 #include "phub/http_server.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
+#include "transport/error.h"
 #include "transport/shm_nic.h"
+#include "transport/tcp_nic.h"
+#include "transport/text.h"
+#include "transport/verbs_nic.h"
 
 namespace phub {
 namespace {
@@ -51,10 +57,59 @@ ServeConfig configuration(const GivenOptions& given) {
   }
 }
 
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// The RDMA NIC; null where there is no device, or nobody asked for one.
+std::unique_ptr<Nic> find_verbs_nic(const ServeConfig& config,
+                                    const std::vector<std::string>& hosts, bool asked) {
+  std::vector<VerbsChoice> choices;
+  for (const std::string& device : config.devices) choices.push_back(parse_verbs_choice(device));
+  const bool local = std::all_of(hosts.begin(), hosts.end(), is_loopback);
+  if (choices.empty() && local && !asked) return nullptr;
+  std::vector<VerbsFinding> passed_over;
+  const std::vector<VerbsPort> ports = choose_verbs_ports(choices, hosts, passed_over);
+  std::string findings;
+  for (const VerbsFinding& finding : passed_over) {
+    findings += fmt::format("{}{} port {} {}", findings.empty() ? "" : "; ", finding.device,
+                            finding.port, finding.problem);
+  }
+  if (!findings.empty()) spdlog::warn("RDMA: not used: {}", findings);
+  if (!ports.empty()) return make_verbs_nic({.ports = ports, .port = config.data_port});
+  if (asked) {
+    fail(ErrorCode::kUnavailable, "transport verbs: no RDMA device can be used: {}",
+         findings.empty() ? "there are none (ibv_devices lists them)" : findings);
+  }
+  return nullptr;
+}
+
+std::vector<std::unique_ptr<Nic>> make_nics(const ServeConfig& config) {
+  std::vector<std::string> hosts;
+  for (const std::string& listen : config.listen) hosts.push_back(parse_host_port(listen).host);
+  const auto wanted = [&](std::string_view name) {
+    return std::find(config.transports.begin(), config.transports.end(), name) !=
+           config.transports.end();
+  };
+  const bool all = config.transports.empty();
+  std::vector<std::unique_ptr<Nic>> nics;
+  if (all || wanted("shm")) nics.push_back(make_shm_nic({.socket_dir = config.socket_dir}));
+  if (all || wanted("tcp")) {
+    nics.push_back(
+        make_tcp_nic({.addresses = tcp_data_addresses(hosts), .port = config.data_port}));
+  }
+  if (all || wanted("verbs")) {
+    const bool asked = wanted("verbs") || !config.devices.empty();
+    if (auto nic = find_verbs_nic(config, hosts, asked)) nics.push_back(std::move(nic));
+  } else if (!config.devices.empty()) {
+    fail(ErrorCode::kInvalid, "--devices are given, and --transports leaves verbs out");
+  }
+  return nics;
+}
+
 void serve(const ServeConfig& config) {
   start_log(config.log_level);
-  std::vector<std::unique_ptr<Nic>> nics;
-  nics.push_back(make_shm_nic({.socket_dir = config.socket_dir}));
+  std::vector<std::unique_ptr<Nic>> nics = make_nics(config);
 
   ServerOptions options;
   options.topology = find_topology(config.topology);

@@ -29,22 +29,46 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Nic>> nics, co
       clock_(clock),
       started_ms_(clock.now_ms()),
       nics_(std::move(nics)) {
-  // The cores that a plan uses depend on topology and options only: any key table shows them.
+  // Which cores a plan uses depends on topology and options only: any key table shows them. Where
+  // there are NICs, cores that are few go to them; a job over one transport may leave some out.
   const std::vector<KeySpec> any_key = {{.name = "key", .elements = 1}};
   numa::Topology topology = options_.topology;
   topology.nics.clear();
+  for (const auto& nic : nics_) {
+    for (const numa::NicInfo& port : ports_of(*nic)) topology.nics.push_back(port);
+  }
+  if (options_.cores == 0) topology.nics.clear();
   const Plan plan = make_plan(topology, any_key, {.cores = options_.cores});
+  std::vector<numa::Core> used;
   for (const CorePlan& core : plan.cores) {
     cores_.push_back(std::make_unique<Core>(static_cast<uint32_t>(cores_.size())));
     core_cpus_.push_back(core.os_cpu);
+    used.push_back({core.node, core.os_cpu});
   }
+  topology_ = options_.topology;
+  topology_.cores = std::move(used);
+}
+
+// The NICs that this transport gives a plan, on their nodes.
+std::vector<numa::NicInfo> Server::ports_of(const Nic& nic) const {
+  std::vector<numa::NicInfo> ports;
+  for (const NicPort& port : nic.ports()) {
+    uint32_t node = 0;
+    for (uint32_t n = 0; n < options_.topology.nodes.size(); ++n) {
+      if (options_.topology.nodes[n].os_node == port.os_node) node = n;
+    }
+    ports.push_back({node, port.name});
+  }
+  std::stable_sort(ports.begin(), ports.end(),
+                   [](const auto& a, const auto& b) { return a.node < b.node; });
+  return ports;
 }
 
 Server::~Server() {
   stop_threads();
   for (auto& [name, running] : jobs_) {
     // The cores' threads are gone: their part of letting go is done here.
-    for (uint32_t core = 0; core < cores(); ++core) running->job->core_job(core).detach_all();
+    for (uint32_t i = 0; i < running->job->cores(); ++i) running->job->core_job(i).detach_all();
   }
   jobs_.clear();  // links before their nics
 }
@@ -103,7 +127,7 @@ void Server::poll() {
       probe(*running, now);
       carry_out(*running);
     }
-    if (running->ending && running->removed == cores()) gone.push_back(running.get());
+    if (running->ending && running->removed == running->job->cores()) gone.push_back(running.get());
   }
   for (Running* running : gone) finish_end(*running);
 }
@@ -207,7 +231,6 @@ void Server::admit(Running& running, const MembershipAction& action) {
   Membership& membership = running.job->membership();
   try {
     Offer offer = running.job->link().admit(action.rank, action.incarnation);
-    running.job->place_slots(action.rank);
     running.seats[action.rank] = {action.incarnation, std::move(offer)};
     membership.admitted(action.rank, true, "");
   } catch (const Error& error) {
@@ -256,7 +279,7 @@ void Server::finish_end(Running& running) {
   for (auto& [token, reply] : running.requests) reply({code, message});
   std::vector<PendingJoin> waiting = std::move(running.after_end);
   memory_used_ -= job.memory().total();
-  for (uint32_t core = 0; core < cores(); ++core) by_core_job_.erase(&job.core_job(core));
+  for (uint32_t i = 0; i < job.cores(); ++i) by_core_job_.erase(&job.core_job(i));
   jobs_.erase(name);
   for (PendingJoin& pending : waiting) {
     const Reply<JoinReply> answer = pending.reply;
@@ -270,7 +293,7 @@ void Server::finish_end(Running& running) {
 
 void Server::continue_reconnection(Running& running, uint32_t rank) {
   auto at = running.reconnections.find(rank);
-  if (at == running.reconnections.end() || ++at->second.answers < cores()) return;
+  if (at == running.reconnections.end() || ++at->second.answers < running.job->cores()) return;
   Reconnection& reconnection = at->second;
   Job& job = *running.job;
   auto finish = [&](Result<Offer> result) {
@@ -298,11 +321,11 @@ void Server::continue_reconnection(Running& running, uint32_t rank) {
 void Server::probe(Running& running, uint64_t now) {
   if (running.probes_out > 0 || now < running.next_probe_ms) return;
   running.next_probe_ms = now + probe_interval(running.job->spec());
-  running.probes_out = cores();
-  for (uint32_t core = 0; core < cores(); ++core) {
-    send(core, {.type = CoreMessage::kProbe,
-                .job = &running.job->core_job(core),
-                .probe = &running.probes[core]});
+  running.probes_out = running.job->cores();
+  for (uint32_t i = 0; i < running.job->cores(); ++i) {
+    send(running.cores[i], {.type = CoreMessage::kProbe,
+                            .job = &running.job->core_job(i),
+                            .probe = &running.probes[i]});
   }
 }
 
@@ -312,9 +335,12 @@ void Server::collect_probes(Running& running, uint64_t now) {
     const Probe& probe = running.probes[i];
     all.min_round = std::min(all.min_round, probe.min_round);
     all.chunks_completed += probe.chunks_completed;
+    all.endpoint += probe.endpoint;
     for (size_t r = 0; r < all.arrivals.size(); ++r) all.arrivals[r] += probe.arrivals[r];
     for (size_t w = 0; w < all.waited_for.size(); ++w) all.waited_for[w] |= probe.waited_for[w];
   }
+  running.counters = all.endpoint;
+  running.chunks_so_far = all.chunks_completed;
   running.job->membership().probed(all.min_round, all.arrivals, all.waited_for, now);
   if (now >= running.rate_ms + 1000) {
     const double chunks = static_cast<double>(all.chunks_completed - running.chunks_completed);
@@ -326,9 +352,9 @@ void Server::collect_probes(Running& running, uint64_t now) {
 }
 
 void Server::broadcast(Running& running, CoreMessage message) {
-  for (uint32_t core = 0; core < cores(); ++core) {
-    message.job = &running.job->core_job(core);
-    send(core, message);
+  for (uint32_t i = 0; i < running.job->cores(); ++i) {
+    message.job = &running.job->core_job(i);
+    send(running.cores[i], message);
   }
 }
 

@@ -80,6 +80,8 @@ class Server final : public ControlHandler {
   };
   struct Running {
     std::unique_ptr<Job> job;
+    std::string transport;
+    std::vector<uint32_t> cores;  // of the server, by core of the job
     std::vector<Seat> seats;
     std::map<uint64_t, Reply<JoinReply>> joins;
     std::map<uint64_t, Reply<Done>> requests;
@@ -87,7 +89,9 @@ class Server final : public ControlHandler {
     std::vector<Probe> probes;
     uint32_t probes_out = 0;
     uint64_t next_probe_ms = 0;
-    uint64_t chunks_completed = 0;
+    uint64_t chunks_completed = 0;  // when the rate was taken last
+    uint64_t chunks_so_far = 0;
+    EndpointCounters counters;
     double rounds_per_s = 0;
     uint64_t rate_ms = 0;
     uint32_t removed = 0;
@@ -106,6 +110,7 @@ class Server final : public ControlHandler {
 
   Running& create(const JobSpec& spec, const std::string& transport);
   Nic& nic(const std::string& name);
+  std::vector<numa::NicInfo> ports_of(const Nic& nic) const;
   template <typename T>
   Running* authenticate(const Credential& who, const Reply<T>& reply);
   template <typename T>
@@ -138,6 +143,7 @@ class Server final : public ControlHandler {
   std::vector<std::unique_ptr<Nic>> nics_;
   std::vector<std::unique_ptr<Core>> cores_;
   std::vector<uint32_t> core_cpus_;
+  numa::Topology topology_;  // with the cores that are used
   std::vector<std::jthread> threads_;
   std::map<std::string, std::unique_ptr<Running>> jobs_;
   std::unordered_map<const CoreJob*, Running*> by_core_job_;

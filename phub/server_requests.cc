@@ -6,6 +6,7 @@
 
 #include "phub/server.h"
 #include "transport/error.h"
+#include "transport/text.h"
 #include "transport/ticket.h"
 
 namespace phub {
@@ -15,7 +16,8 @@ Nic& Server::nic(const std::string& name) {
     if (nic->name() == name) return *nic;
     known += (known.empty() ? "" : ", ") + std::string(nic->name());
   }
-  fail(ErrorCode::kInvalid, "transport '{}' is not served here; this server has: {}", name, known);
+  fail(ErrorCode::kInvalid, "transport '{}' is not served here; this server has: {}",
+       printable(name), known);
 }
 
 Server::Running& Server::create(const JobSpec& spec, const std::string& transport) {
@@ -24,11 +26,12 @@ Server::Running& Server::create(const JobSpec& spec, const std::string& transpor
     fail(ErrorCode::kFull, "this server has {} jobs, and no more fit: end another one",
          jobs_.size());
   }
-  numa::Topology topology = options_.topology;
-  topology.nics.clear();
-  Plan plan = make_plan(
-      topology, spec.keys,
-      {.cores = options_.cores, .ranks = spec.max_ranks, .chunk_elements = spec.chunk_elements});
+  numa::Topology topology = topology_;
+  topology.nics = ports_of(link_nic);
+  Plan plan = make_plan(topology, spec.keys,
+                        {.ranks = spec.max_ranks,
+                         .chunk_elements = spec.chunk_elements,
+                         .shared_memory = link_nic.shares_memory()});
   const NodeMemory memory = total_memory(plan, spec);
   if (memory.total() >
       options_.memory_limit_bytes - std::min(memory_used_, options_.memory_limit_bytes)) {
@@ -49,15 +52,20 @@ Server::Running& Server::create(const JobSpec& spec, const std::string& transpor
   auto running = std::make_unique<Running>();
   running->job = std::make_unique<Job>(spec, std::move(plan), link_nic, options_.store, now);
   running->seats.resize(spec.max_ranks);
-  running->probes.resize(cores());
+  for (const CorePlan& core : running->job->plan().cores) {
+    const auto at = std::find(core_cpus_.begin(), core_cpus_.end(), core.os_cpu);
+    running->cores.push_back(static_cast<uint32_t>(at - core_cpus_.begin()));
+  }
+  running->probes.resize(running->cores.size());
   for (Probe& probe : running->probes) {
     probe.arrivals.resize(spec.max_ranks);
     probe.waited_for.resize((spec.max_ranks + 63) / 64);
   }
   running->rate_ms = now;
+  running->transport = transport;
   memory_used_ += memory.total();
-  for (uint32_t core = 0; core < cores(); ++core) {
-    by_core_job_[&running->job->core_job(core)] = running.get();
+  for (uint32_t i = 0; i < running->job->cores(); ++i) {
+    by_core_job_[&running->job->core_job(i)] = running.get();
   }
   Running& created = *(jobs_[spec.name] = std::move(running));
   broadcast(created, {.type = CoreMessage::kAddJob});
@@ -80,6 +88,12 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
     if (!different.empty()) {
       fail(ErrorCode::kMismatch, "job '{}' is there already and differs: {}", request.spec.name,
            different);
+    }
+    if (running->transport != request.transport) {
+      fail(ErrorCode::kMismatch,
+           "job '{}' runs over {}, this worker asks for {}: where some workers are on the server's "
+           "host and some are not, set PHUB_TRANSPORT to the same (tcp or verbs) for all",
+           request.spec.name, running->transport, printable(request.transport));
     }
   } else {
     try {
@@ -230,7 +244,10 @@ void Server::remove(const std::string& job, Reply<Done> reply) {
 ServerStatus Server::status() {
   ServerStatus status;
   status.topology = options_.topology.source;
-  for (const auto& nic : nics_) status.transports.emplace_back(nic->name());
+  for (const auto& nic : nics_) {
+    status.transports.emplace_back(nic->name());
+    status.nics.push_back(nic->describe());
+  }
   status.cores = cores();
   status.memory_bytes = memory_used_;
   status.memory_limit_bytes = options_.memory_limit_bytes;
@@ -253,6 +270,9 @@ JobStatus Server::status_of(const Running& running) const {
   status.memory_bytes = job.memory().total();
   status.completed_round = membership.completed_round();
   status.rounds_per_s = running.rounds_per_s;
+  status.chunks_completed = running.chunks_so_far;
+  status.transport = running.transport;
+  status.counters = running.counters;
   status.ranks = membership.ranks();
   status.waiting_for = membership.waiting_for();
   return status;
@@ -260,7 +280,7 @@ JobStatus Server::status_of(const Running& running) const {
 
 std::string Server::describe() const {
   std::string text = fmt::format("{} cores", cores());
-  for (const auto& nic : nics_) text += fmt::format("\n{}: {}", nic->name(), nic->describe());
+  for (const auto& nic : nics_) text += "\n" + nic->describe();
   return text;
 }
 

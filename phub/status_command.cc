@@ -89,6 +89,7 @@ std::string describe(const ServerStatus& status) {
       fmt::format("{}\n{} cores, {} of {} in use, transports: {}, up {}\n", status.topology,
                   status.cores, bytes(status.memory_bytes), bytes(status.memory_limit_bytes),
                   fmt::join(status.transports, ", "), duration(status.uptime_s));
+  for (const std::string& nic : status.nics) out += nic + '\n';
   if (status.jobs.empty()) return out + "no jobs\n";
   std::vector<Row> rows = {
       {"JOB", "STATE", "RANKS", "ROUND", "ROUNDS/S", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"}};

@@ -79,10 +79,18 @@ void fields(A& a, const JoinRequest*) {
 }
 
 template <class A>
+void fields(A& a, const QueueOffer*) {
+  a.required("address", &QueueOffer::address, {1, kMaxNameBytes});
+  a.optional("base", &QueueOffer::base);
+  a.optional("key", &QueueOffer::key);
+}
+
+template <class A>
 void fields(A& a, const Offer*) {
   a.required("transport", &Offer::transport, kWord);
   a.required("address", &Offer::address);
   a.required("ticket", &Offer::ticket, {1, kMaxNameBytes});
+  a.optional("queues", &Offer::queues, {0, 1u << 16});
 }
 
 template <class A>
@@ -90,6 +98,7 @@ void fields(A& a, const JobLayout*) {
   a.required("key_offset", &JobLayout::key_offset, {0, kMaxKeys});
   a.required("queue_chunks", &JobLayout::queue_chunks, {0, 1u << 16});
   a.required("total_elements", &JobLayout::total_elements);
+  a.optional("queue_offset", &JobLayout::queue_offset, {0, 1u << 16});
 }
 
 template <class A>
@@ -147,6 +156,17 @@ void fields(A& a, const RankStatus*) {
 }
 
 template <class A>
+void fields(A& a, const EndpointCounters*) {
+  a.optional("sends", &EndpointCounters::sends);
+  a.optional("receives", &EndpointCounters::receives);
+  a.optional("doorbells", &EndpointCounters::doorbells);
+  a.optional("polls", &EndpointCounters::polls);
+  a.optional("empty_polls", &EndpointCounters::empty_polls);
+  a.optional("system_calls", &EndpointCounters::system_calls);
+  a.optional("wakeups", &EndpointCounters::wakeups);
+}
+
+template <class A>
 void fields(A& a, const JobStatus*) {
   a.required("name", &JobStatus::name, {1, kMaxNameBytes});
   a.required("state", &JobStatus::state, kWord);
@@ -158,6 +178,9 @@ void fields(A& a, const JobStatus*) {
   a.required("memory_bytes", &JobStatus::memory_bytes);
   a.required("completed_round", &JobStatus::completed_round);
   a.required("rounds_per_s", &JobStatus::rounds_per_s);
+  a.optional("chunks_completed", &JobStatus::chunks_completed);
+  a.optional("transport", &JobStatus::transport, kWord);
+  a.optional("counters", &JobStatus::counters);
   a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
 }
@@ -167,6 +190,7 @@ void fields(A& a, const ServerStatus*) {
   a.required("version", &ServerStatus::version, {kProtocolVersion, kProtocolVersion});
   a.required("topology", &ServerStatus::topology);
   a.required("transports", &ServerStatus::transports, {0, kMaxWordBytes});
+  a.optional("nics", &ServerStatus::nics, {0, kMaxWordBytes});
   a.required("cores", &ServerStatus::cores);
   a.required("memory_bytes", &ServerStatus::memory_bytes);
   a.required("memory_limit_bytes", &ServerStatus::memory_limit_bytes);

@@ -24,11 +24,16 @@ struct JoinRequest {
   std::string transport = "shm";
 };
 
+inline constexpr uint64_t kChunkAlignment = 32;  // elements
+
 // Where every key and chunk is. Offsets and sizes are in elements.
 struct JobLayout {
   std::vector<uint64_t> key_offset;                 // in the gradient memory and in the results
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk, numbered key by key
   uint64_t total_elements = 0;                      // with the padding between keys
+  // Where each queue's chunks begin in the box's memory; there they lie one after another, each
+  // at a multiple of kChunkAlignment. Empty: the box's memory is laid out as the worker's.
+  std::vector<uint64_t> queue_offset;
 
   friend bool operator==(const JobLayout&, const JobLayout&) = default;
 };
@@ -96,6 +101,9 @@ struct JobStatus {
   uint64_t keys = 0, chunks = 0, elements = 0, memory_bytes = 0;
   uint64_t completed_round = 0;  // by every chunk
   double rounds_per_s = 0;       // over the last seconds
+  uint64_t chunks_completed = 0;
+  std::string transport;
+  EndpointCounters counters;  // of the box's endpoints
   std::vector<RankStatus> ranks;
   std::vector<uint32_t> waiting_for;  // ranks that the oldest open chunk lacks
 };
@@ -103,6 +111,7 @@ struct ServerStatus {
   uint32_t version = kProtocolVersion;
   std::string topology;
   std::vector<std::string> transports;
+  std::vector<std::string> nics;  // of each transport, for people: what was chosen, and why
   uint32_t cores = 0;
   uint64_t memory_bytes = 0, memory_limit_bytes = 0;
   double uptime_s = 0;

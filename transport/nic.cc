@@ -1,8 +1,24 @@
 #include "transport/nic.h"
 
+#include <unistd.h>
+
+#include "numa/memory.h"
 #include "transport/error.h"
 
 namespace phub {
+
+// With the pages that a run begins and ends on: between two nodes, no page holds bytes of both
+// unless the layout is by keys, where either will do.
+void place(std::span<const std::byte> array, size_t element_bytes, std::span<const NodeRun> runs) {
+  if (array.empty()) return;
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto base = reinterpret_cast<uintptr_t>(array.data());
+  for (const NodeRun& run : runs) {
+    const uintptr_t begin = (base + run.first * element_bytes) / page * page;
+    const uintptr_t end = (base + (run.first + run.count) * element_bytes + page - 1) / page * page;
+    numa::prefer_node({reinterpret_cast<const std::byte*>(begin), end - begin}, run.os_node);
+  }
+}
 
 Offer BoxLink::reconnect(uint32_t rank) {
   fail(ErrorCode::kFenced, "rank {}: this transport cannot make a broken connection again", rank);

@@ -37,8 +37,30 @@ struct Write {
   uint32_t imm = 0;
 };
 
+// What an endpoint did so far; a transport counts what it has.
+struct EndpointCounters {
+  uint64_t sends = 0, receives = 0;  // writes posted, arrivals
+  uint64_t doorbells = 0;            // calls that hand over a batch of requests, either way
+  uint64_t polls = 0;                // of completion queues or sockets that found something
+  uint64_t empty_polls = 0;
+  uint64_t system_calls = 0;  // of ours, sleeping left out
+  uint64_t wakeups = 0;       // of sleeping peers
+
+  EndpointCounters& operator+=(const EndpointCounters& other) {
+    sends += other.sends, receives += other.receives, doorbells += other.doorbells;
+    polls += other.polls, empty_polls += other.empty_polls;
+    system_calls += other.system_calls, wakeups += other.wakeups;
+    return *this;
+  }
+  friend bool operator==(const EndpointCounters&, const EndpointCounters&) = default;
+};
+
 // Owned by one thread. Nothing here allocates or locks; only flush() and arm() may make system
-// calls (flush: at most one wake-up per sleeping peer).
+// calls (flush: at most one wake-up per sleeping peer). What a socket or a NIC's driver needs comes
+// on top of that.
+//
+// Queue pairs at the box: qp == q * max_ranks + rank, q being the queue among those of this core
+// (layout order). At the worker: qp == queue.
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
@@ -61,8 +83,7 @@ class Endpoint {
   // Readable (edge triggered: epoll with EPOLLET, never read) when an armed endpoint has work.
   virtual int wake_fd() const = 0;
 
-  // Doorbells rung at sleeping peers so far, where the transport has them.
-  virtual uint64_t wakeups_sent() const { return 0; }
+  virtual EndpointCounters counters() const { return {}; }
 
   // Called on the box by the owning thread, as asked for through its mailbox: starts and stops
   // listening to the queue pairs of a rank's incarnation. After detach() returns, nothing that the
@@ -71,21 +92,48 @@ class Endpoint {
   virtual void detach(uint32_t rank) = 0;
 };
 
-// How a job's bytes are laid out. Both sides derive it from the plan.
+// Elements [first, first + count) of a job's arrays on the box are handled by cores of this node.
+struct NodeRun {
+  uint32_t os_node = 0;
+  uint64_t first = 0;
+  uint64_t count = 0;
+};
+
+// How a job's bytes are laid out. Each side derives its own from the plan: a worker's memory is
+// laid out by keys; the box's, unless it is the worker's (shm), by nodes and queues.
 struct LinkLayout {
   uint32_t max_ranks = 0;
-  uint32_t cores = 0;                  // endpoints on the box; queue pair q of a worker is core q's
-  std::vector<uint32_t> queue_chunks;  // chunks of each queue (now: one queue per core)
+  uint32_t cores = 0;                  // endpoints on the box
+  std::vector<uint32_t> queue_chunks;  // chunks of each queue
+  std::vector<uint32_t> queue_core;    // core of each queue, ascending; empty: queue q is core q's
+  std::vector<std::string> queue_nic;  // Nic::ports() of each queue; empty: the NIC has none
   uint64_t ingress_bytes = 0;          // of one rank
   uint64_t egress_bytes = 0;
   std::vector<uint32_t> core_node;  // NUMA node of each core
+  uint32_t gradient_bytes = 4;      // per element
+  uint32_t result_bytes = 4;
+  std::vector<NodeRun> runs;  // the box's memory, ascending; empty: one node
+
+  uint32_t core_of(uint32_t queue) const { return queue_core.empty() ? queue : queue_core[queue]; }
 };
 
+// Asks for the pages of an array, not yet touched and in a mapping of its own, on the nodes of
+// `runs`.
+void place(std::span<const std::byte> array, size_t element_bytes, std::span<const NodeRun> runs);
+
 // What a worker needs to connect; travels in the control connection's answer.
+struct QueueOffer {
+  std::string address;  // "10.0.0.1:7718"
+  uint64_t base = 0;    // verbs: where the rank's slots begin, and their remote key on this NIC
+  uint32_t key = 0;
+
+  friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
+};
 struct Offer {
-  std::string transport;  // "shm", "tcp", "verbs", "sim"
-  std::string address;    // shm: path of the Unix socket
-  std::string ticket;     // 32 hex digits, for this rank and incarnation only
+  std::string transport;           // "shm", "tcp", "verbs", "sim"
+  std::string address;             // shm: path of the Unix socket
+  std::string ticket;              // 32 hex digits, for this rank and incarnation only
+  std::vector<QueueOffer> queues;  // tcp, verbs: where to connect each queue pair
 };
 
 // The box's side of one job on one transport.
@@ -96,7 +144,7 @@ class BoxLink {
   // Results (parameters, or sums) in the job's layout; written by the cores, read by the workers.
   virtual std::span<std::byte> egress() = 0;
 
-  // The endpoint of a core. At the box qp == rank.
+  // The endpoint of a core.
   virtual Endpoint& endpoint(uint32_t core) = 0;
 
   // Control thread. Makes the memory and queue pairs of a new incarnation of `rank` and a ticket
@@ -122,6 +170,11 @@ class BoxLink {
   virtual Offer reconnect(uint32_t rank);
 };
 
+struct NicPort {
+  std::string name;  // "mlx5_0", "mlx5_0:2" (its second port)
+  uint32_t os_node = 0;
+};
+
 struct NicEvent {
   enum Kind { kConnected, kDisconnected } kind;
   BoxLink* link;
@@ -134,7 +187,11 @@ class Nic {
  public:
   virtual ~Nic() = default;
   virtual std::string_view name() const = 0;
-  virtual std::string describe() const = 0;  // one line for people
+  virtual std::string describe() const = 0;  // a line or more for people
+
+  // The NICs that a plan gives queues to. Empty: one queue per core.
+  virtual std::vector<NicPort> ports() const { return {}; }
+  virtual bool shares_memory() const { return false; }  // the slots are the worker's memory
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
   virtual int event_fd() const = 0;  // readable: call handle_events(); -1: none
   // Never blocks. Also gives up on half-open connections.
@@ -153,9 +210,15 @@ class WorkerLink {
   virtual bool connected() = 0;
   // Whether results() is the box's own memory (shm) or a copy of this worker's.
   virtual bool zero_copy() const = 0;
-  // New queue pairs onto the same memory, after one broke. What was posted and not answered is
-  // unknown and must be sent again. Throws Error when this transport cannot.
+  // Whether bytes move only while somebody polls (tcp): then computation overlaps with the exchange
+  // only if a thread does nothing else.
+  virtual bool needs_polling() const { return false; }
+  virtual std::string describe() const { return ""; }  // for people: over what, from which memory
+  // New queue pairs onto the same memory, after one broke. Called by whoever polls the endpoint.
+  // What was posted and not answered is unknown and must be sent again. Throws Error when this
+  // transport cannot.
   virtual void reconnect(const Offer& offer);
+  virtual bool can_reconnect() const { return false; }
 };
 
 }  // namespace phub

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +28,9 @@ const LinkLayout& checked(const LinkLayout& layout) {
          layout.queue_chunks.size());
   expect(layout.core_node.empty() || layout.core_node.size() == layout.cores, "number of nodes",
          layout.core_node.size());
+  for (uint32_t q = 0; q < layout.cores; ++q) {
+    expect(layout.core_of(q) == q, "core of queue", q);
+  }
   for (const uint32_t chunks : layout.queue_chunks) {
     expect(chunks <= kMaxChunksPerQueue, "chunks of a queue", chunks);
   }
@@ -38,16 +40,6 @@ const LinkLayout& checked(const LinkLayout& layout) {
   expect(layout.egress_bytes >= 1 && layout.egress_bytes <= most, "egress_bytes",
          layout.egress_bytes);
   return layout;
-}
-
-std::string new_ticket() {
-  std::array<unsigned char, kShmTicketDigits / 2> random = {};
-  if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) {
-    fail_system("getrandom of a ticket", errno);
-  }
-  std::string ticket;
-  for (const unsigned char byte : random) ticket += fmt::format("{:02x}", byte);
-  return ticket;
 }
 
 ShmRing* ring_at(const ShmMemory& rings, uint64_t offset) {
@@ -86,6 +78,7 @@ ShmBoxLink::ShmBoxLink(ShmRegistry& registry, const LinkLayout& layout)
   for (uint32_t core = 0; core < layout_.cores; ++core) {
     endpoints_.push_back(std::make_unique<ShmCoreEndpoint>(*this, core, layout_.max_ranks));
   }
+  place(results_.bytes(), layout_.result_bytes, layout_.runs);
   registry_.links.push_back(this);
 }
 
@@ -128,12 +121,14 @@ std::unique_ptr<ShmIncarnation> ShmBoxLink::make(uint32_t rank, uint32_t incarna
   made->id = registry_.next_id++;
   made->rank = rank;
   made->incarnation = incarnation;
-  made->ticket = new_ticket();
+  made->ticket = make_ticket();
   // Equal addresses of all ranks' slots modulo 4 KiB would compete for the same cache sets.
   made->gradients_offset = uint64_t{rank % kShmSkewRanks} * kShmLine;
   made->gradients = ShmMemory::create(
       "phub-gradients", round_up_to_page(made->gradients_offset + layout_.ingress_bytes),
       ShmAccess::kRead, /*peers_write=*/true);
+  place(made->gradients.bytes().subspan(made->gradients_offset), layout_.gradient_bytes,
+        layout_.runs);
   make_rings(*made);
 
   std::array<int, 2> ends = {-1, -1};

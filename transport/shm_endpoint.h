@@ -25,7 +25,7 @@ class ShmEndpoint : public Endpoint {
   bool arm(std::span<const uint32_t> wake_after) final;
   void disarm() final;
   int wake_fd() const final { return epoll_.get(); }
-  uint64_t wakeups_sent() const final { return wakeups_sent_; }
+  EndpointCounters counters() const final { return {.wakeups = wakeups_sent_}; }
 
   // A worker's queue pairs are open from the start.
   void attach(uint32_t rank, uint32_t incarnation) override;

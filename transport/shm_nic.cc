@@ -41,6 +41,7 @@ class ShmNic final : public Nic {
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
     return std::make_unique<ShmBoxLink>(registry_, layout);
   }
+  bool shares_memory() const override { return true; }
   int event_fd() const override { return registry_.epoll.get(); }
   void handle_events(std::vector<NicEvent>& out) override;
 

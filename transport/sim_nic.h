@@ -192,6 +192,7 @@ class SimNic : public Nic {
 
   std::string_view name() const override { return "sim"; }
   std::string describe() const override;
+  bool shares_memory() const override { return net_.options().shared_memory; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return -1; }
   void handle_events(std::vector<NicEvent>& out) override;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <numeric>
 
 #include "transport/error.h"
@@ -86,6 +87,13 @@ HostPort parse_host_port(std::string_view text) {
 std::string format_host_port(const std::string& host, uint16_t port) {
   const bool brackets = host.find(':') != host.npos;
   return brackets ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
 }
 
 }  // namespace phub

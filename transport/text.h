@@ -14,6 +14,9 @@ std::string printable(std::string_view text);
 // The candidate closest to a misspelt word, or "" if none is close.
 std::string nearest(std::string_view word, const std::vector<std::string_view>& candidates);
 
+// The first line of a file; "" if it cannot be read.
+std::string first_line(const std::string& path);
+
 // "HOST:PORT", "[IPv6]:PORT", ":PORT" or "*:PORT" (every address of this machine).
 struct HostPort {
   std::string host;  // "" for every address; IPv6 without brackets

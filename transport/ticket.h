@@ -2,9 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace phub {
+
+inline constexpr size_t kTicketDigits = 32;  // hexadecimal, of 128 random bits
+
+std::string make_ticket();
 
 // In a time that does not depend on where the two differ. An empty ticket is nobody's.
 inline bool same_ticket(std::string_view a, std::string_view b) {

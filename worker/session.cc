@@ -30,8 +30,10 @@ LinkLayout link_layout_of(const JoinReply& reply) {
   for (const auto& chunks : reply.layout.queue_chunks) {
     layout.queue_chunks.push_back(static_cast<uint32_t>(chunks.size()));
   }
-  layout.ingress_bytes = reply.layout.total_elements * element_bytes(reply.spec.gradient_dtype);
-  layout.egress_bytes = reply.layout.total_elements * element_bytes(reply.spec.parameter_dtype);
+  layout.gradient_bytes = static_cast<uint32_t>(element_bytes(reply.spec.gradient_dtype));
+  layout.result_bytes = static_cast<uint32_t>(element_bytes(reply.spec.parameter_dtype));
+  layout.ingress_bytes = reply.layout.total_elements * layout.gradient_bytes;
+  layout.egress_bytes = reply.layout.total_elements * layout.result_bytes;
   return layout;
 }
 
@@ -44,9 +46,13 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
   auto malformed = [](const std::string& what) {
     fail(ErrorCode::kInternal, "the server's answer does not fit together: {}", what);
   };
+  const bool laid_out_by_keys = reply.layout.queue_offset.empty();
   if (reply.layout.key_offset.size() != spec.keys.size() || spec.chunk_elements == 0 ||
       reply.first_round == 0) {
     malformed("keys and offsets");
+  }
+  if (!laid_out_by_keys && reply.layout.queue_offset.size() != queues_.size()) {
+    malformed("queues and their offsets");
   }
   for (size_t k = 0; k < spec.keys.size(); ++k) {
     Key key;
@@ -76,6 +82,7 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
   keys_outstanding_ = keys_.size();
   size_t routed = 0;
   for (uint32_t q = 0; q < queues_.size(); ++q) {
+    uint64_t box_offset = laid_out_by_keys ? 0 : reply.layout.queue_offset[q];
     for (uint32_t i = 0; i < queues_[q].size(); ++i, ++routed) {
       const uint32_t id = queues_[q][i];
       if (id >= chunks_.size() || chunks_[id].queue != queues_.size()) {
@@ -83,6 +90,9 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
       }
       chunks_[id].queue = q;
       chunks_[id].index = i;
+      chunks_[id].box_offset = laid_out_by_keys ? chunks_[id].offset : box_offset;
+      box_offset +=
+          (chunks_[id].elements + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
     }
     queue_outstanding_.push_back(static_cast<uint32_t>(queues_[q].size()));
   }
@@ -158,10 +168,9 @@ bool Session::post(const Waiting& waiting) {
                 waiting.initial ? ImmKind::kInitial
                 : bare          ? ImmKind::kNull
                                 : ImmKind::kData};
-  const uint64_t offset = chunk.offset * gradient_bytes_;
   const auto bytes = static_cast<uint32_t>(chunk.elements * gradient_bytes_ + spill);
-  return link_.endpoint().post(chunk.queue, {.local_offset = offset,
-                                             .remote_offset = offset,
+  return link_.endpoint().post(chunk.queue, {.local_offset = chunk.offset * gradient_bytes_,
+                                             .remote_offset = chunk.box_offset * gradient_bytes_,
                                              .bytes = bare ? 0 : bytes,
                                              .imm = encode(imm)});
 }
@@ -191,13 +200,17 @@ bool Session::poll() {
 }
 
 void Session::fail_with(std::string problem) {
-  broken_ = true;
+  broken_ = misled_ = true;
   problem_ = std::move(problem);
 }
 
 void Session::take(const Arrival& arrival) {
   if (broken_) return;
-  if (!arrival.ok) return fail_with(fmt::format("the connection of queue {} broke", arrival.qp));
+  if (!arrival.ok) {
+    broken_ = true;
+    problem_ = fmt::format("the connection of queue {} broke", arrival.qp);
+    return;
+  }
   const Imm imm = decode(arrival.imm);
   if (arrival.qp >= queues_.size() || imm.chunk >= queues_[arrival.qp].size()) {
     return fail_with(fmt::format("the server named chunk {} of queue {}, which is not there",

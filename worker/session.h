@@ -44,6 +44,7 @@ class Session {
   bool poll();
   // The link is broken: reconnect, then resend() what is unknown.
   bool broken() const { return broken_; }
+  bool misled() const { return misled_; }  // the server sent what cannot be: no way on
   const std::string& problem() const { return problem_; }
   void resend();
 
@@ -59,7 +60,8 @@ class Session {
 
  private:
   struct Chunk {
-    uint64_t offset = 0;  // elements, in the job's layout
+    uint64_t offset = 0;      // elements, in this worker's memory
+    uint64_t box_offset = 0;  // and in the box's
     uint32_t elements = 0;
     uint32_t key = 0;
     uint32_t queue = 0;
@@ -106,6 +108,7 @@ class Session {
   uint64_t sequence_ = 0;
   size_t keys_outstanding_ = 0;
   bool broken_ = false;
+  bool misled_ = false;
   std::string problem_;
   uint64_t chunks_pushed_ = 0, chunks_received_ = 0;
 };

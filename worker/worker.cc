@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 #include <utility>
 
 #include "transport/control_client.h"
-#include "transport/shm_nic.h"
+#include "worker/connect.h"
 #include "worker/session.h"
 
 namespace phub {
@@ -31,14 +32,11 @@ namespace {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 constexpr int kLookUpMs = 50;  // how often a sleeper looks whether the connection is still there
+constexpr milliseconds kBetweenAttempts{20};  // to reconnect
+constexpr std::chrono::microseconds kHelpAfter{
+    500};  // nobody waits: then the progress thread polls
 
 SteadyTime now() { return std::chrono::steady_clock::now(); }
-
-std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,
-                                    uint32_t timeout_ms) {
-  if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
-  fail(ErrorCode::kInvalid, "transport '{}' is not in this library", offer.transport);
-}
 
 // A server that is being started beside its workers is waited for.
 JoinReply join(ControlClient& control, const WorkerOptions& options) {
@@ -49,7 +47,8 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
       return control.join({.spec = options.spec,
                            .rank = options.rank,
                            .replace = options.replace,
-                           .transport = options.transport},
+                           .transport = choose_transport(options.transport, options.server,
+                                                         options.connect_timeout_ms)},
                           options.connect_timeout_ms + options.spec.join_limit_ms);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
@@ -57,6 +56,18 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
     std::this_thread::sleep_for(milliseconds(50));
   }
 }
+
+// Lets go of a lock until the end of a scope, however that ends.
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
 
 int spin_of(const WorkerOptions& options) {
   if (options.spin_us >= 0) return options.spin_us;
@@ -80,6 +91,10 @@ struct Worker::Impl {
   void check_key(size_t key) const;
   void check_failure();
   void look_up();
+  void reconnect(std::unique_lock<std::mutex>& lock);
+  void progress_loop(const std::stop_token& stop);
+  void interrupt();
+  bool has_work() const { return waiters == 0 && !session->all_ready() && !failed; }
   void record_failure(ErrorCode code, const std::string& message);
   void heartbeat_loop(const std::stop_token& stop);
   [[noreturn]] void time_out(size_t key);
@@ -94,12 +109,28 @@ struct Worker::Impl {
   std::unordered_map<std::string_view, size_t> key_by_name;
   std::unique_ptr<WorkerLink> link;
   int epoll_fd = -1;
+  int interrupt_fd = -1;  // wakes who sleeps on epoll_fd
 
   mutable std::mutex mutex;
   std::condition_variable polled;
   std::unique_ptr<Session> session;  // guarded by mutex, as what follows
   bool someone_polls = false;
+  uint32_t waiters = 0;  // threads in wait()
+  bool link_lost = false;
   bool initial_sent = false;
+  // A thread in wait(); the progress thread steps back. REQUIRES: the lock is held.
+  struct Waiting {
+    explicit Waiting(Impl& worker) : impl(worker) {
+      if (impl.waiters++ == 0 && impl.progress.joinable() && impl.someone_polls) impl.interrupt();
+    }
+    ~Waiting() {
+      --impl.waiters;
+      if (impl.progress.joinable() && impl.has_work()) impl.work.notify_one();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    Impl& impl;
+  };
   struct CallerMemory {
     const void* gradient = nullptr;
     void* parameters = nullptr;
@@ -107,7 +138,7 @@ struct Worker::Impl {
     static constexpr uint64_t kNone = ~uint64_t{0};
   };
   std::vector<CallerMemory> caller_memory;
-  uint64_t pushes = 0, sleeps = 0;
+  uint64_t pushes = 0, sleeps = 0, reconnections = 0;
   std::atomic<uint64_t> bytes_copied{0};
 
   std::mutex failure_mutex;
@@ -118,6 +149,8 @@ struct Worker::Impl {
   std::mutex heartbeat_mutex;
   std::condition_variable_any heartbeat_wake;
   std::jthread heartbeat;
+  std::condition_variable_any work;  // for the progress thread
+  std::jthread progress;
 };
 
 Worker::Impl::Impl(const WorkerOptions& worker_options)
@@ -136,20 +169,29 @@ Worker::Impl::Impl(const WorkerOptions& worker_options)
   for (size_t k = 0; k < reply.spec.keys.size(); ++k) key_by_name[reply.spec.keys[k].name] = k;
   caller_memory.resize(reply.spec.keys.size());
   epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  interrupt_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {}};
-  if (epoll_fd < 0 || epoll_ctl(epoll_fd, EPOLL_CTL_ADD, link->endpoint().wake_fd(), &event) != 0) {
+  if (epoll_fd < 0 || interrupt_fd < 0 ||
+      epoll_ctl(epoll_fd, EPOLL_CTL_ADD, link->endpoint().wake_fd(), &event) != 0 ||
+      epoll_ctl(epoll_fd, EPOLL_CTL_ADD, interrupt_fd, &event) != 0) {
     say_goodbye();
     fail(ErrorCode::kFull, "epoll: {}; raise ulimit -n", std::strerror(errno));
   }
   heartbeat = std::jthread([this](const std::stop_token& stop) { heartbeat_loop(stop); });
+  if (link->needs_polling()) {
+    progress = std::jthread([this](const std::stop_token& stop) { progress_loop(stop); });
+  }
 }
 
 Worker::Impl::~Impl() {
+  progress.request_stop();
+  if (progress.joinable()) progress.join();
   heartbeat.request_stop();
   heartbeat_wake.notify_all();
   if (heartbeat.joinable()) heartbeat.join();
   if (!left && !failed) say_goodbye();
   if (epoll_fd >= 0) close(epoll_fd);
+  if (interrupt_fd >= 0) close(interrupt_fd);
 }
 
 // Leaves without making a fuss: the lease ends it otherwise.
@@ -208,6 +250,11 @@ void Worker::Impl::check_key(size_t key) const {
 void Worker::Impl::look_up() {
   check_failure();
   if (link->connected()) return;
+  if (link->can_reconnect()) {
+    const std::lock_guard lock(mutex);
+    link_lost = true;
+    return;
+  }
   const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
   ControlClient pulse(options.server);
   while (!failed) {
@@ -224,6 +271,72 @@ void Worker::Impl::look_up() {
     }
   }
   check_failure();
+}
+
+// Wakes the thread that sleeps on epoll_fd. Any thread.
+void Worker::Impl::interrupt() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(interrupt_fd, &one, sizeof one);
+}
+
+// Makes the broken connection again as long as the server says that this rank is still alive, and
+// sends what is unknown once more. REQUIRES: the lock is held, nobody polls; it is released
+// meanwhile.
+void Worker::Impl::reconnect(std::unique_lock<std::mutex>& lock) {
+  someone_polls = true;
+  lock.unlock();
+  const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
+  ControlClient requests(options.server);
+  for (bool again = true; again && !failed;) {
+    try {
+      link->reconnect(requests.reconnect(credential, std::max(1000u, reply.spec.lease_ms)));
+      again = false;
+    } catch (const Error& error) {
+      const bool may_pass =
+          error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
+          error.code() == ErrorCode::kTaken || error.code() == ErrorCode::kUnauthorized;
+      if (!may_pass || now() > give_up) {
+        record_failure(error.code(),
+                       fmt::format("the connection of rank {} to the server at {} broke: {}",
+                                   credential.rank, options.server, error.what()));
+      } else {
+        std::this_thread::sleep_for(kBetweenAttempts);
+      }
+    }
+  }
+  lock.lock();
+  someone_polls = link_lost = false;
+  ++reconnections;
+  if (!failed) session->resend();
+  polled.notify_all();
+}
+
+// Where bytes move only while somebody polls: does that while results are outstanding and no thread
+// of the caller's waits for them.
+void Worker::Impl::progress_loop(const std::stop_token& stop) {
+  const std::stop_callback wake(stop, [this] { interrupt(); });
+  std::unique_lock lock(mutex);
+  while (!stop.stop_requested()) {
+    work.wait(lock, stop, [this] { return has_work(); });
+    {
+      const Unlocked unlocked(lock);
+      std::this_thread::sleep_for(kHelpAfter);
+    }
+    while (!stop.stop_requested() && has_work() && !session->misled()) {
+      try {
+        if (!someone_polls && session->poll()) {
+          polled.notify_all();
+        } else if ((session->broken() || link_lost) && !someone_polls) {
+          reconnect(lock);
+        } else {
+          sleep(lock, Session::kAllKeys);
+        }
+      } catch (const Error&) {  // kept, for whoever asks next
+        break;
+      }
+    }
+    if (session->misled()) break;
+  }
 }
 
 // REQUIRES: the lock is held; it is released while sleeping.
@@ -247,15 +360,15 @@ void Worker::Impl::sleep(std::unique_lock<std::mutex>& lock, size_t key) {
   someone_polls = false;
   polled.notify_all();
   if (woken == 0) {
-    lock.unlock();
+    const Unlocked unlocked(lock);
     look_up();
-    lock.lock();
   }
 }
 
 void Worker::Impl::wait(size_t key) {
   const SteadyTime begin = now();
   std::unique_lock lock(mutex);
+  const Waiting counted(*this);
   if (reply.send_initial && !initial_sent) {
     fail(ErrorCode::kInvalid,
          "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
@@ -267,21 +380,25 @@ void Worker::Impl::wait(size_t key) {
       polled.notify_all();
       continue;
     }
-    if (session->broken()) {
+    if (!someone_polls && !session->misled() && link->can_reconnect() &&
+        (session->broken() || link_lost)) {
+      reconnect(lock);
+      continue;
+    }
+    if (session->broken() && !someone_polls) {
       const std::string problem = session->problem();
-      lock.unlock();
+      const Unlocked unlocked(lock);
       look_up();  // the server may have a better reason
       fail(ErrorCode::kInternal, "rank {}: {}", credential.rank, problem);
     }
     const auto waited = now() - begin;
     if (waited < std::chrono::microseconds(spin_us)) {
-      lock.unlock();
+      const Unlocked unlocked(lock);
       __builtin_ia32_pause();
-      lock.lock();
       continue;
     }
     if (options.wait_timeout_ms > 0 && waited > milliseconds(options.wait_timeout_ms)) {
-      lock.unlock();
+      const Unlocked unlocked(lock);
       time_out(key);
     }
     sleep(lock, key);
@@ -324,6 +441,7 @@ void Worker::Impl::push(size_t key, int32_t priority, bool null) {
   const std::lock_guard lock(mutex);
   session->push(key, priority, null);
   ++pushes;
+  if (progress.joinable() && has_work()) work.notify_one();
 }
 
 Worker::Worker(const WorkerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -473,7 +591,13 @@ WorkerStats Worker::stats() const {
           .chunks_pushed = impl_->session->chunks_pushed(),
           .chunks_received = impl_->session->chunks_received(),
           .bytes_copied = impl_->bytes_copied,
-          .sleeps = impl_->sleeps};
+          .sleeps = impl_->sleeps,
+          .reconnections = impl_->reconnections};
+}
+
+std::string Worker::connection() const {
+  const std::string details = impl_->link->describe();
+  return impl_->reply.offer.transport + (details.empty() ? "" : ": " + details);
 }
 
 }  // namespace phub

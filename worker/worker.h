@@ -35,22 +35,23 @@ struct WorkerOptions {
   JobSpec spec;
   int32_t rank = -1;     // -1: the server chooses
   bool replace = false;  // take over the rank from an incarnation that still has its lease
-  std::string transport = "shm";
+  std::string transport = "auto";  // shm, tcp or verbs; auto: as choose_transport() says
   uint32_t connect_timeout_ms = 5000;
   uint32_t wait_timeout_ms =
       0;                 // how long wait() and barrier() wait at most; 0: as the job's policy
   int32_t spin_us = -1;  // how long wait() spins before it sleeps; -1: by the number of CPUs
 };
 
-// PHUB_SERVER, PHUB_JOB; rank and world size from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or
-// SLURM_PROCID/SLURM_NTASKS, in this order. Throws Error(kInvalid) on values that are no numbers or
-// a rank outside the world.
+// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT; rank and world size from RANK/WORLD_SIZE,
+// OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order. Throws Error(kInvalid) on
+// values that are no numbers or a rank outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {
   uint64_t pushes = 0, chunks_pushed = 0, chunks_received = 0;
   uint64_t bytes_copied = 0;  // between memory of the caller's and phub's; 0 for library memory
   uint64_t sleeps = 0;        // times a wait had to sleep
+  uint64_t reconnections = 0;
 };
 
 class Worker {
@@ -110,6 +111,7 @@ class Worker {
   void leave();    // the others go on without this rank; no policy is triggered
 
   WorkerStats stats() const;
+  std::string connection() const;  // for people: the transport, over what, from which memory
 
  private:
   struct Impl;

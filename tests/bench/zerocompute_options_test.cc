@@ -79,6 +79,48 @@ TEST(OptionsTest, WithoutTheSumThereIsNothingToOptimize) {
   EXPECT_TRUE(parse({"--no-optimize"}).sum);
 }
 
+// What a launcher puts into the environment, for the time of one test.
+class LauncherTest : public testing::Test {
+ protected:
+  void set(const char* name, const char* value) { setenv(name, value, 1); }
+  void SetUp() override { TearDown(); }
+  void TearDown() override {
+    for (const char* name : {"RANK", "WORLD_SIZE", "PHUB_SERVER", "PHUB_JOB", "SLURM_PROCID",
+                             "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) {
+      unsetenv(name);
+    }
+  }
+};
+
+TEST_F(LauncherTest, OneRankIsTheEnvironments) {
+  set("RANK", "2");
+  set("WORLD_SIZE", "5");
+  set("PHUB_SERVER", "box:1");
+  const ZerocomputeOptions options = parse({"--one-rank"});
+  EXPECT_TRUE(options.one_rank);
+  EXPECT_EQ(options.rank, 2u);
+  EXPECT_THAT(options.workers, ElementsAre(5));
+  EXPECT_EQ(options.server, "box:1");
+  EXPECT_EQ(options.job, "zerocompute");
+  EXPECT_GT(options.rounds, 0u);
+  EXPECT_FALSE(options.limit);
+  set("PHUB_JOB", "tuesday");
+  EXPECT_EQ(parse({"--one-rank", "--server", "other:2"}).server, "other:2");
+  EXPECT_EQ(parse({"--one-rank"}).job, "tuesday");
+}
+
+TEST_F(LauncherTest, OneRankRefusesWhatItCannotKnow) {
+  EXPECT_THAT(refusal({"--one-rank", "--server", "a:1"}), HasSubstr("RANK and WORLD_SIZE"));
+  set("RANK", "5");
+  set("WORLD_SIZE", "5");
+  EXPECT_THAT(refusal({"--one-rank", "--server", "a:1"}), HasSubstr("RANK=5"));
+  set("RANK", "4");
+  EXPECT_THAT(refusal({"--one-rank"}), HasSubstr("--server HOST:PORT or PHUB_SERVER"));
+  EXPECT_THAT(refusal({"--one-rank", "--server", "a:1", "-D", "3"}), HasSubstr("-D"));
+  EXPECT_THAT(refusal({"--one-rank", "--server", "a:1", "--workers", "5"}), HasSubstr("--workers"));
+  EXPECT_THAT(refusal({"--one-rank", "--server", "a:1", "--jobs", "2"}), HasSubstr("--jobs"));
+}
+
 TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--model", "resnet5000"}), HasSubstr("resnet5000"));
   EXPECT_THAT(refusal({"--model", "/no/such.json"}), HasSubstr("/no/such.json"));
@@ -87,6 +129,7 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--workers", "0"}), HasSubstr("--workers: 0"));
   EXPECT_THAT(refusal({"--workers", "4x"}), HasSubstr("'4x' is not a number"));
   EXPECT_THAT(refusal({"--workers", "-1"}), HasSubstr("-1"));
+  EXPECT_THAT(refusal({"--jobs", "0"}), HasSubstr("--jobs: 0"));
   EXPECT_THAT(refusal({"-D", "0"}), HasSubstr("-D"));
   EXPECT_THAT(refusal({"-n", "many"}), HasSubstr("many"));
   EXPECT_THAT(refusal({"-e", "4K"}), HasSubstr("-b"));

@@ -20,10 +20,9 @@ struct Outcome {
   std::string output;  // stdout and stderr
 };
 
-Outcome zerocompute(const std::string& arguments) {
-  const std::string command = std::string(PHUB_ZEROCOMPUTE) + " " + arguments + " 2>&1";
+Outcome shell(const std::string& command) {
   Outcome outcome;
-  FILE* pipe = popen(command.c_str(), "r");
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return outcome;
   std::array<char, 4096> text;
   while (const size_t n = fread(text.data(), 1, text.size(), pipe)) {
@@ -31,6 +30,10 @@ Outcome zerocompute(const std::string& arguments) {
   }
   outcome.status = WEXITSTATUS(pclose(pipe));
   return outcome;
+}
+
+Outcome zerocompute(const std::string& arguments) {
+  return shell(std::string(PHUB_ZEROCOMPUTE) + " " + arguments);
 }
 
 class TemporaryFile {
@@ -83,6 +86,51 @@ TEST(ZerocomputeTest, SwitchesAndCopy) {
                     (std::string(switches) == "-D 0.2" ? "" : "-n 5 ") + switches);
     EXPECT_EQ(outcome.status, 0) << switches << ": " << outcome.output;
   }
+}
+
+TEST(ZerocomputeTest, JobsBesideEachOther) {
+  const TemporaryFile json(".json");
+  const Outcome outcome =
+      zerocompute("-b 300K --workers 2 --jobs 3 -w 1 -n 7 --json " + json.path());
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  const nlohmann::json rows = rows_of(json);
+  ASSERT_EQ(rows.size(), 3u);
+  for (size_t j = 0; j < rows.size(); ++j) {
+    EXPECT_EQ(rows[j]["job"], j);
+    EXPECT_EQ(rows[j]["jobs"], 3u);
+    EXPECT_EQ(rows[j]["rounds"], 7u);
+    EXPECT_EQ(rows[j]["wrong"], 0u);
+    EXPECT_GE(rows[j]["checked"], 8 * rows[j]["elements"].get<uint64_t>());
+  }
+}
+
+// As a launcher would: a server, and a process per rank that knows only its environment.
+TEST(ZerocomputeTest, OneRankPerProcess) {
+  const TemporaryFile json(".json"), log(".log");
+  const std::string binary = PHUB_ZEROCOMPUTE;
+  const std::string phub = binary.substr(0, binary.rfind('/')) + "/phub";
+  const std::string options = " --one-rank -b 100K -e 200K -w 1 -n 6 --copy --json " + json.path();
+  std::ofstream script(log.path() + ".sh");
+  script << phub << " serve --listen 127.0.0.1:0 >" << log.path() << " 2>&1 & server=$!\n"
+         << "until grep -q 'listening on' " << log.path() << "; do sleep 0.02; done\n"
+         << "export WORLD_SIZE=3 PHUB_SERVER=$(sed -n 's/^listening on //p' " << log.path() << ")\n"
+         << "ranks=; for r in 0 1 2; do RANK=$r " << binary << options << " & ranks=\"$ranks $!\"; "
+         << "done\nstatus=0; for rank in $ranks; do wait $rank || status=$?; done\n"
+         << "kill $server; exit $status\n";
+  script.close();
+  const Outcome outcome = shell("sh " + log.path() + ".sh");
+  std::remove((log.path() + ".sh").c_str());
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  const nlohmann::json rows = rows_of(json);
+  ASSERT_EQ(rows.size(), 2u);
+  for (const nlohmann::json& row : rows) {
+    EXPECT_EQ(row["workers"], 3u);
+    EXPECT_EQ(row["rounds"], 6u);
+    EXPECT_EQ(row["wrong"], 0u);
+    EXPECT_EQ(row["checked"], 7 * row["elements"].get<uint64_t>());  // all of them, on every rank
+  }
+  // One report, rank 0's: two lines of head and two rows.
+  EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 4) << outcome.output;
 }
 
 TEST(ZerocomputeTest, KeyTableFromAFile) {

@@ -65,12 +65,16 @@ TEST_F(Config, Defaults) {
   EXPECT_EQ(config.topology, "this");
   EXPECT_EQ(config.spin_us, -1);
   EXPECT_EQ(config.log_level, "info");
+  EXPECT_TRUE(config.transports.empty() && config.devices.empty());
 }
 
 // Each option through each of the three ways.
 TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
   const auto check = [](const ServeConfig& config) {
     EXPECT_THAT(config.listen, ElementsAre("10.0.0.1:80", "[::1]:0"));
+    EXPECT_THAT(config.transports, ElementsAre("tcp", "verbs"));
+    EXPECT_THAT(config.devices, ElementsAre("mlx5_0:1:3", "mlx5_1"));
+    EXPECT_EQ(config.data_port, 7718u);
     EXPECT_EQ(config.cores, 12u);
     EXPECT_FALSE(config.pin);
     EXPECT_EQ(config.memory_limit_bytes, uint64_t{3} << 30);
@@ -79,9 +83,19 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.spin_us, 50);
     EXPECT_EQ(config.log_level, "debug");
   };
-  check(load({"--listen", "10.0.0.1:80", "--listen", "[::1]:0", "--cores", "12", "--pin", "false",
-              "--memory-limit", "3G", "--socket-dir", "/run/x", "--topology", "pack:2 core:4 pu:1",
-              "--spin-us", "50", "--log-level", "debug"}));
+  check(load({"--listen",       "10.0.0.1:80",
+              "--listen",       "[::1]:0",
+              "--cores",        "12",
+              "--pin",          "false",
+              "--memory-limit", "3G",
+              "--socket-dir",   "/run/x",
+              "--topology",     "pack:2 core:4 pu:1",
+              "--spin-us",      "50",
+              "--log-level",    "debug",
+              "--transports",   "tcp",
+              "--transports",   "verbs",
+              "--devices",      "mlx5_0:1:3,mlx5_1",
+              "--data-port",    "7718"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
                   {"PHUB_PIN", "no"},
@@ -89,11 +103,16 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_SOCKET_DIR", "/run/x"},
                   {"PHUB_TOPOLOGY", "pack:2 core:4 pu:1"},
                   {"PHUB_SPIN_US", "50"},
+                  {"PHUB_TRANSPORTS", "tcp,verbs"},
+                  {"PHUB_DEVICES", "mlx5_0:1:3,mlx5_1"},
+                  {"PHUB_DATA_PORT", "7718"},
                   {"PHUB_LOG_LEVEL", "debug"}}));
   const std::string path = file(
       "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
       "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
-      "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n");
+      "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
+      "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
+      "data_port = 7718\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }
@@ -115,6 +134,12 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--log-level", "loud"}), HasSubstr("must be one of trace, debug"));
   EXPECT_THAT(error_of({"--spin-us", "-2"}), HasSubstr("from -1 to 1000000"));
   EXPECT_THAT(error_of({"--cores", "1", "--cores", "2"}), HasSubstr("--cores"));
+  EXPECT_THAT(error_of({"--transports", "pigeon"}),
+              HasSubstr("--transports: must be one of shm, tcp, verbs, got 'pigeon'"));
+  EXPECT_THAT(error_of({"--devices", "mlx5_0:x"}),
+              HasSubstr("--devices: must be DEVICE, DEVICE:PORT or DEVICE:PORT:GID"));
+  EXPECT_THAT(error_of({"--devices", "mlx5_0,"}), HasSubstr("--devices: must be DEVICE"));
+  EXPECT_THAT(error_of({"--data-port", "65536"}), HasSubstr("from 0 to 65535"));
   EXPECT_THAT(error_of({"--prot", "1"}), HasSubstr("--prot"));
   EXPECT_THAT(error_of({}, {{"PHUB_PIN", "perhaps"}}),
               HasSubstr("PHUB_PIN: must be true or false"));
@@ -129,7 +154,7 @@ TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"cores = 1\nlissten = \"x\"",
        "phub.toml:2:1: unknown option 'lissten'; did you mean 'listen'?"},
-      {"password = 1", "unknown option 'password'; there are listen, cores"},
+      {"password = 1", "unknown option 'password'; there are listen, transports"},
       {"memory-limit = 1", "did you mean 'memory_limit'?"},
       {"cores = ", "phub.toml:1:"},
       {"cores = 1\n\ncores = 2", "phub.toml:3:"},

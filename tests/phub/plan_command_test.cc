@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "phub/models.h"
 #include "phub/plan.h"
@@ -95,6 +98,59 @@ TEST(PlanCommand, JsonAddsUp) {
   EXPECT_EQ(sum("memory", "master"), 4 * padded);
   EXPECT_EQ(sum("memory", "optimizer_state"), 2 * 4 * padded);
   EXPECT_EQ(sum("memory", "total"), (8 + 2 + 4 + 8) * padded + sum("memory", "bookkeeping"));
+}
+
+// Everything behind "Limits of the hardware"; "" if there is none.
+std::string limits_in(const std::string& text) {
+  const size_t begin = text.find("Limits of the hardware");
+  return begin == text.npos ? "" : text.substr(begin);
+}
+
+const std::vector<std::string> kPBox = {
+    "resnet50", "--ranks", "120",         "--topology", "pack:2 [numa(memory=64GB)] core:14 pu:1",
+    "--nics",   "10",      "--optimizer", "nesterov"};
+
+TEST(PlanCommand, SaysNoLimitsUnasked) {
+  EXPECT_EQ(limits_in(output_of(kPBox)), "");
+  std::vector<std::string> arguments = kPBox;
+  arguments.emplace_back("--json");
+  EXPECT_FALSE(nlohmann::json::parse(output_of(arguments)).contains("limits"));
+}
+
+TEST(PlanCommand, SaysLimits) {
+  std::vector<std::string> arguments = kPBox;
+  for (const char* word : {"--link-gbps", "56", "--pcie-gbps", "7.5", "--pcie-node-gbps", "60",
+                           "--memory-gbps", "70", "--core-gbps", "20", "--worker-link-gbps", "56",
+                           "--images-per-s", "190", "--batch", "32"}) {
+    arguments.emplace_back(word);
+  }
+  const std::string text = limits_in(output_of(arguments));
+  EXPECT_THAT(text, Not(HasSubstr("not given")));
+  EXPECT_THAT(text, HasSubstr("memory (node 0) binds first"));
+  arguments.emplace_back("--ddio");
+  arguments.emplace_back("--json");
+  const auto limits = nlohmann::json::parse(output_of(arguments)).at("limits");
+  EXPECT_EQ(limits.at("resources").size(), 6u);
+  EXPECT_EQ(limits.at("binding"), "PCIe of a node");
+  EXPECT_EQ(limits.at("inputs").at("worker_link_gbit_s"), 56.0);
+  EXPECT_EQ(limits.at("inputs").at("ddio"), true);
+  EXPECT_THAT(error_of({"resnet50", "--link-gbps", "-1"}), HasSubstr("--link-gbps is -1"));
+}
+
+// phub/README.md shows the box of the paper: the same command, the same output.
+TEST(PlanCommand, PrintsTheExampleOfTheReadme) {
+  std::ifstream file(PHUB_README);
+  const std::string readme(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(readme,
+              HasSubstr("--optimizer nesterov --link-gbps 56 --images-per-s 190 --batch 32"));
+  std::vector<std::string> arguments = kPBox;
+  for (const char* word : {"--link-gbps", "56", "--images-per-s", "190", "--batch", "32"}) {
+    arguments.emplace_back(word);
+  }
+  std::istringstream lines(limits_in(output_of(arguments)));
+  std::string shown;
+  for (std::string line; std::getline(lines, line);) shown += "    " + line + '\n';
+  EXPECT_THAT(readme, HasSubstr(shown));
 }
 
 TEST(PlanMemory, HoldsWhatTheJobNeeds) {

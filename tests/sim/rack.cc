@@ -42,6 +42,7 @@ class BorrowedNic final : public Nic {
     return nic_.open_job(layout);
   }
   int event_fd() const override { return nic_.event_fd(); }
+  bool shares_memory() const override { return nic_.shares_memory(); }
   void handle_events(std::vector<NicEvent>& out) override { nic_.handle_events(out); }
 
  private:
@@ -68,7 +69,8 @@ Rack::Rack(const RackPlan& plan, bool verbose)
         std::make_unique<JobRun>(job, make_plan(topology, job.spec.keys,
                                                 {.cores = plan.cores,
                                                  .ranks = job.spec.max_ranks,
-                                                 .chunk_elements = job.spec.chunk_elements})));
+                                                 .chunk_elements = job.spec.chunk_elements,
+                                                 .shared_memory = plan.net.shared_memory})));
     JobRun& run = *jobs_.back();
     run.fault_done.resize(job.faults.size());
     const uint64_t begin = random().below(2 * kMs);

@@ -89,7 +89,11 @@ class Random {
     if (coin()) spec.join_limit_ms = 1 + static_cast<uint32_t>(below(100000));
     return spec;
   }
-  Offer offer() { return {word(), text(), fmt::format("{:032x}", u64())}; }
+  Offer offer() {
+    return {word(), text(), fmt::format("{:032x}", u64()), list<QueueOffer>([&] {
+              return QueueOffer{word(), coin() ? u64() : 0, coin() ? u32() : 0};
+            })};
+  }
 
  private:
   std::mt19937_64 bits_;
@@ -138,6 +142,7 @@ TEST_F(RoundTrip, JoinReply) {
     reply.layout.queue_chunks = random_.list<std::vector<uint32_t>>(
         [&] { return random_.list<uint32_t>([&] { return random_.u32(); }); });
     reply.layout.total_elements = random_.u64();
+    reply.layout.queue_offset = random_.list<uint64_t>([&] { return random_.u64(); });
     reply.spec = random_.spec();
     const JoinReply back = parse_join_reply(to_json(reply));
     EXPECT_EQ(back.rank, reply.rank);
@@ -147,6 +152,7 @@ TEST_F(RoundTrip, JoinReply) {
     EXPECT_EQ(back.offer.transport, reply.offer.transport);
     EXPECT_EQ(back.offer.address, reply.offer.address);
     EXPECT_EQ(back.offer.ticket, reply.offer.ticket);
+    EXPECT_EQ(back.offer.queues, reply.offer.queues);
     EXPECT_EQ(back.layout, reply.layout);
     EXPECT_EQ(back.spec, reply.spec);
     check(reply.offer, parse_offer);
@@ -213,6 +219,7 @@ TEST_F(RoundTrip, Status) {
     ServerStatus status;
     status.topology = random_.text();
     status.transports = random_.list<std::string>([&] { return random_.word(); });
+    status.nics = random_.list<std::string>([&] { return random_.text(); });
     status.cores = random_.u32();
     status.memory_bytes = random_.u64();
     status.memory_limit_bytes = random_.u64();
@@ -229,6 +236,10 @@ TEST_F(RoundTrip, Status) {
       job.memory_bytes = random_.u64();
       job.completed_round = random_.u64();
       job.rounds_per_s = random_.real();
+      job.chunks_completed = random_.u64();
+      job.transport = random_.word();
+      job.counters = {random_.u64(), random_.u64(), random_.u64(), random_.u64(),
+                      random_.u64(), random_.u64(), random_.u64()};
       job.ranks = random_.list<RankStatus>([&] {
         return RankStatus{static_cast<uint32_t>(random_.below(kMaxRanks)), random_.u32(),
                           random_.word(), random_.u64(), random_.text()};

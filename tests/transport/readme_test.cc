@@ -104,6 +104,7 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const HyperChange*>(nullptr));
   fields(all, static_cast<const JobSpec*>(nullptr));
   fields(all, static_cast<const JoinRequest*>(nullptr));
+  fields(all, static_cast<const QueueOffer*>(nullptr));
   fields(all, static_cast<const Offer*>(nullptr));
   fields(all, static_cast<const JobLayout*>(nullptr));
   fields(all, static_cast<const JoinReply*>(nullptr));
@@ -112,6 +113,7 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const ChunkRange*>(nullptr));
   fields(all, static_cast<const LogRecord*>(nullptr));
   fields(all, static_cast<const RankStatus*>(nullptr));
+  fields(all, static_cast<const EndpointCounters*>(nullptr));
   fields(all, static_cast<const JobStatus*>(nullptr));
   fields(all, static_cast<const ServerStatus*>(nullptr));
   EXPECT_GT(all.names.size(), 60u);

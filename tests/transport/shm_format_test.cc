@@ -4,28 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <fstream>
-#include <map>
-#include <string>
+
+#include "tests/transport/page.h"
 
 namespace phub {
 namespace {
 
-// transport/README.md is what another language joins by: its constants are the code's.
 TEST(ShmFormatTest, ThePageHasTheCodesConstants) {
-  std::ifstream page(std::string(PHUB_SOURCE_DIR) + "/transport/README.md");
-  ASSERT_TRUE(page);
-  std::map<std::string, std::string> rows;  // | `name` | value | …
-  for (std::string line; std::getline(page, line);) {
-    if (!line.starts_with("| `")) continue;
-    const size_t name_end = line.find('`', 3);
-    const size_t value = line.find("| ", name_end) + 2;
-    rows[line.substr(3, name_end - 3)] = line.substr(value, line.find(" |", value) - value);
-  }
-  const auto expect = [&](const char* name, uint64_t value) {
-    ASSERT_TRUE(rows.contains(name)) << name << " is not on the page";
-    EXPECT_EQ(std::stoull(rows[name], nullptr, 0), value) << name;
-  };
+  Page page(PHUB_SOURCE_DIR);
+  const auto expect = [&page](const char* name, uint64_t value) { page.expect(name, value); };
   expect("kShmMagic", kShmMagic);
   expect("kShmVersion", kShmVersion);
   expect("kShmTicketDigits", kShmTicketDigits);

@@ -284,7 +284,7 @@ TEST_F(ShmLiarTest, AWorkerThatNeverReadsItsWakeUpsBlocksNobody) {
     ASSERT_TRUE(core.post(0, {}));
     core.flush();
   }
-  EXPECT_EQ(core.wakeups_sent(), 20000u);
+  EXPECT_EQ(core.counters().wakeups, 20000u);
 }
 
 // Round trips in which both sides sleep every time, with thresholds: a lost wake-up is a time-out.
@@ -360,9 +360,9 @@ TEST(ShmWakeTest, AThresholdIsOneWakeUp) {
       ASSERT_TRUE(box->endpoint(core).post(0, {0, 0, 0, i}));
       box->endpoint(core).flush();
     }
-    ASSERT_EQ(box->endpoint(0).wakeups_sent(), i == 1599 ? 1u : 0u);
+    ASSERT_EQ(box->endpoint(0).counters().wakeups, i == 1599 ? 1u : 0u);
   }
-  EXPECT_EQ(box->endpoint(1).wakeups_sent(), 0u) << "not asked for";
+  EXPECT_EQ(box->endpoint(1).counters().wakeups, 0u) << "not asked for";
   for (const uint32_t core : {0u, 1u}) box->endpoint(core).detach(0);
 }
 

@@ -27,6 +27,9 @@ class TransportRig {
   // Lets what was posted arrive: simulated time passes here, real time passes by itself.
   virtual void pump() {}
 
+  // Whether arrivals come in the order in which they reached the NIC, whoever sent them.
+  virtual bool is_fifo() const { return false; }
+
   // The worker's process ends without a word.
   virtual void kill(std::unique_ptr<WorkerLink> worker) = 0;
 

@@ -1,6 +1,7 @@
 // The suite over every transport: one line per transport.
 #include "tests/transport/shm_rig.h"
 #include "tests/transport/sim_rig.h"
+#include "tests/transport/tcp_rig.h"
 #include "tests/transport/transport_suite.h"
 
 namespace phub {
@@ -18,7 +19,13 @@ INSTANTIATE_TEST_SUITE_P(
                          }},
         TransportFactory{
             "sim_shared",
-            [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }}),
+            [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }},
+        TransportFactory{"tcp", [] { return std::make_unique<TcpRig>(); }},
+        TransportFactory{"tcp_two_addresses",
+                         [] {
+                           return std::make_unique<TcpRig>(
+                               TcpNicOptions{.addresses = {"127.0.0.1", "127.0.0.2"}});
+                         }}),
     [](const auto& instance) { return instance.param.name; });
 
 }  // namespace

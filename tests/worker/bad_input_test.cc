@@ -203,6 +203,8 @@ TEST_F(BadInput, RanksThatDisagree) {
        [](auto& o) { o.spec.max_ranks = 0; }},
       {"the policy", ErrorCode::kMismatch, "on_loss is 'fail' here and 'shrink' in the job",
        [](auto& o) { o.spec.on_loss = "fail"; }},
+      {"the transport", ErrorCode::kMismatch, "runs over shm, this worker asks for tcp",
+       [](auto& o) { o.transport = "tcp"; }},
       {"a rank twice", ErrorCode::kTaken, "rank 0 of job 'job' is taken by incarnation 1",
        [](auto& o) { o.rank = 0; }},
       {"one rank too many", ErrorCode::kFull, "rank 3 is out of range: job 'job' has max_ranks 3",

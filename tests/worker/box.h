@@ -1,9 +1,10 @@
-// A whole box in the test's process: production server, cores' threads, control port, shared
-// memory.
+// A whole box in the test's process: production server, cores' threads, control port. Workers use
+// shared memory, or what PHUB_TRANSPORT says.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include "phub/server_loop.h"
 #include "transport/control_client.h"
 #include "transport/shm_nic.h"
+#include "transport/tcp_nic.h"
 #include "worker/worker.h"
 
 namespace phub::testing {
@@ -30,6 +32,7 @@ class Box {
     options.memory_limit_bytes = memory_limit_bytes;
     std::vector<std::unique_ptr<Nic>> nics;
     nics.push_back(make_shm_nic());
+    nics.push_back(make_tcp_nic());
     server_ = std::make_unique<Server>(std::move(options), std::move(nics), clock_);
     loop_ = std::make_unique<ServerLoop>(*server_, io_);
     HttpOptions http;
@@ -52,6 +55,7 @@ class Box {
   WorkerOptions options(JobSpec spec) const {
     WorkerOptions options;
     options.server = address_;
+    if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
     options.spec = std::move(spec);
     return options;
   }

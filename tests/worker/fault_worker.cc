@@ -110,7 +110,7 @@ void train(const Settings& settings) {
   }
   std::fclose(notes);
   worker->leave();
-  fmt::print("left\n");
+  fmt::print("reconnected {} times\nleft\n", worker->stats().reconnections);
 }
 
 }  // namespace

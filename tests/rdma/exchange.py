@@ -1,0 +1,220 @@
+"""In the worker's machine: whole jobs over four wires. exchange.py FOLDER CASE…
+
+FOLDER has the digits that were trained over shared memory: `digits`.
+"""
+
+import filecmp
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from machines import (BIN, NICS, SERVER, TESTS, completed_round, end, expect, figure, job,
+                      on_box, refused_packets, run_cases, until, wire_bytes)
+
+ROUNDS = 300  # of the digits, as in run
+MIB = 1 << 20
+PACKET = 4096 + 58  # bytes on the wire
+
+
+def digits():
+    folder = sys.argv[1]
+    begin = time.monotonic()
+    workers = [
+        subprocess.Popen([f"{BIN}/digits", "--server", SERVER, "--job", "digits", "--world", "4",
+                          "--rounds", str(ROUNDS), "--rank", str(rank), "--out", f"/tmp/digits{rank}"],
+                         env=os.environ | {"PHUB_TRANSPORT": "verbs"})
+        for rank in range(4)
+    ]
+    status = until(lambda: job("digits"), 20, "the job is there")
+    expect(status["transport"] == "verbs", f"the job goes over {status['transport']}")
+    end(workers, 150)
+    for rank, worker in enumerate(workers):
+        expect(worker.returncode == 0, f"rank {rank} ended with status {worker.returncode}")
+        expect(filecmp.cmp(f"/tmp/digits{rank}", f"{folder}/digits", shallow=False),
+               f"rank {rank} has other parameters than over shared memory")
+    figure(f"digits: 4 ranks x {ROUNDS} rounds in {time.monotonic() - begin:.0f} s, "
+           f"all parameters equal those over shared memory")
+
+
+class Load:
+    """Two jobs of two ranks, 4 MiB a round, with every result checked; and what the box said of
+    them meanwhile."""
+
+    JOBS, RANKS, BYTES, WARMUP, ROUNDS = ("left", "right"), 2, 4 * MIB, 3, 21
+
+    def __init__(self):
+        self.statuses = {name: [] for name in self.JOBS}
+        self.refused_before = refused_packets()
+        self.before = wire_bytes()
+        self.workers = []
+        for name in self.JOBS:
+            for rank in range(self.RANKS):
+                command = [f"{BIN}/zerocompute", "--one-rank", "--server", SERVER, "--transport",
+                           "verbs", "-b", "4M", "-n", str(self.ROUNDS), "-w", str(self.WARMUP),
+                           "--no-limit", "--quiet"]
+                if rank == 0:
+                    command += ["--json", f"/tmp/{name}.json"]
+                environment = {"RANK": str(rank), "WORLD_SIZE": str(self.RANKS), "PHUB_JOB": name}
+                self.workers.append(subprocess.Popen(command, env=os.environ | environment,
+                                                     stdout=subprocess.DEVNULL))
+        self.watcher = threading.Thread(target=self.watch)
+        self.watcher.start()
+
+    def watch(self):
+        while any(worker.poll() is None for worker in self.workers):
+            for name in self.JOBS:
+                status = job(f"{name}-0")
+                if status and status.get("completed_round", 0) > 0:
+                    self.statuses[name].append(status)
+            time.sleep(0.2)
+
+    def finish(self):
+        end(self.workers, 120)
+        self.watcher.join()
+        self.after = wire_bytes()
+        self.refused_after = refused_packets()
+        for worker in self.workers:
+            expect(worker.returncode == 0, f"zerocompute ended with status {worker.returncode}")
+
+
+def check_results(load):
+    for name in load.JOBS:
+        with open(f"/tmp/{name}.json") as file:
+            rows = json.load(file)["rows"]
+        for row in rows:
+            expect(row["wrong"] == 0 and row["checked"] > 0, f"job {name}: {row}")
+
+
+def check_wires(load):
+    payload = len(load.JOBS) * load.RANKS * load.BYTES
+    rounds = load.WARMUP + load.ROUNDS
+    # What comes back begins with the parameters before the first round.
+    for way, name, sent in ((0, "to the box", payload * rounds), (1, "back", payload * (rounds + 1))):
+        wires = [load.after[nic][way] - load.before[nic][way] for nic in NICS]
+        again = [load.refused_after[nic][way] - load.refused_before[nic][way] for nic in NICS]
+        once = [wire - PACKET * repeated for wire, repeated in zip(wires, again)]
+        figure(f"wires, {name}: {' '.join(map(str, wires))} bytes, {sum(wires) / sent:.4f} per byte "
+               f"of payload; without the packets sent again ({' '.join(map(str, again))}) "
+               f"{sum(once) / sent:.4f}")
+        # The first also carries the control port.
+        expect(max(once[1:]) <= 1.02 * min(once[1:]) and
+               0.98 * min(once[1:]) <= once[0] <= 1.04 * min(once[1:]),
+               f"the wires {name} differ by more than 2%: {once}")
+        expect(1 <= sum(once) / sent <= 1.03, f"{sum(once)} bytes on the wires {name}, {sent} sent")
+
+
+def check_requests(load):
+    for name in load.JOBS:
+        statuses = load.statuses[name]
+        expect(len(statuses) > 1, f"job {name} was seen {len(statuses)} times")
+        first, last = statuses[0], statuses[-1]
+        spent = {k: last["counters"].get(k, 0) - first["counters"].get(k, 0) for k in last["counters"]}
+        chunks = (last["chunks_completed"] - first["chunks_completed"]) * load.RANKS
+        expect(chunks > 0, f"job {name} did not go on while it was looked at")
+        both_ways = 2 * chunks
+        doorbells, polls = spent["doorbells"] / both_ways, spent["polls"] / both_ways
+        figure(f"job {name}: {chunks} chunks each way, {spent}; per chunk and direction "
+               f"{doorbells:.3f} doorbells, {polls:.3f} polls that found something")
+        expect(doorbells <= 1 / 8 and polls <= 1 / 8, f"job {name}: more than 1/8")
+
+
+def check_calls(load):
+    calls = load.calls
+    sleeps = calls.get("epoll_wait", 0) + calls.get("restart_syscall", 0)
+    waiting = sum(calls.get(kind, 0) for kind in ("notify", "uverbs ioctl", "completion event"))
+    ours = {k: n for k, n in calls.items()
+            if k not in ("doorbell", "notify", "uverbs ioctl", "completion event", "epoll_wait", "restart_syscall",
+                         "wake-up")}
+    # A core is told to watch a job when that begins, and not to when it ends: not once a chunk.
+    if ours.get("epoll_ctl", 0) <= 2 * len(load.JOBS) * 4:
+        ours.pop("epoll_ctl", None)
+    expect(calls.get("doorbell", 0) > 0, f"strace saw no doorbell: {calls}")
+    expect(not ours, f"the cores' threads made calls of their own: {ours}")
+    figure(f"system calls of the cores' threads: {dict(calls)}; {waiting / max(1, sleeps):.1f} "
+           f"per sleep to be woken")
+    after = sum(s[-1]["counters"]["doorbells"] for s in load.statuses.values())
+    expect(calls.get("doorbell", 0) <= after - load.doorbells,
+           f"{calls.get('doorbell', 0)} calls for {after - load.doorbells} doorbells")
+
+
+def check_at_rest():
+    """One request each way per chunk, counted where every chunk that was begun is done."""
+    spec = {"name": "rest", "keys": [{"name": "a", "elements": 1}, {"name": "b", "elements": 8192},
+                                     {"name": "c", "elements": 500000}, {"name": "d", "elements": 300000}],
+            "world_size": 2, "optimizer": "none", "lease_ms": 10000}
+    chunks, hang_in = 1 + 1 + 62 + 37, 6
+    workers = [
+        subprocess.Popen([f"{TESTS}/fault_worker", "--server", SERVER, "--job", json.dumps(spec),
+                          "--rank", str(rank), "--notes", f"/tmp/rest{rank}", "--hang-in", str(hang_in)])
+        for rank in range(2)
+    ]
+    try:
+        # In its last round the keys c and d are pushed, a and b are not.
+        done = (hang_in - 1) * chunks + 62 + 37
+        status = until(lambda: (s := job("rest")) and s.get("chunks_completed") == done and s, 40,
+                       f"{done} chunks are done: {job('rest')}")
+        counters = status["counters"]
+        expect(counters["receives"] == 2 * done, f"{done} chunks of 2 ranks: {counters}")
+        expect(counters["sends"] == 2 * (done + chunks),
+               f"{done} chunks for 2 ranks, and {chunks} before the first round: {counters}")
+        figure(f"at rest after {done} chunks of 2 ranks: {counters['receives']} receives; "
+               f"{counters['sends']} sends, {2 * chunks} of them before the first round")
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+@functools.cache
+def loaded():
+    """The load, over, with what was seen of the box in the middle of it."""
+    load = Load()
+    try:
+        until(lambda: all(completed_round(f"{name}-0") > 1 for name in load.JOBS), 60,
+              "both jobs run")
+        load.mappings = probe("memory")
+        load.doorbells = sum(job(f"{name}-0")["counters"]["doorbells"] for name in load.JOBS)
+        load.calls = probe("calls 3")
+        load.cores = probe("cores")
+    finally:
+        load.finish()
+    return load
+
+
+def probe(arguments):
+    return json.loads(on_box(f"$PYTHON tests/rdma/box_probe.py {arguments}"))
+
+
+def zerocompute():
+    load = loaded()
+    check_results(load)
+    check_wires(load)
+    check_requests(load)
+    check_calls(load)
+    check_at_rest()
+
+
+def numa():
+    load = loaded()
+    on_node = {"0": 0, "1": 0}
+    for mapping in load.mappings:
+        for node, size in mapping["bytes"].items():
+            expect(node == mapping["node"], f"{size} bytes on node {node} in a mapping of node {mapping}")
+            on_node[node] += size
+    # Slots, parameters and the optimizer's state.
+    least = len(load.JOBS) * (load.RANKS + 2) * load.BYTES
+    total = sum(on_node.values())
+    expect(total >= least, f"{total} bytes are placed, the jobs have {least}")
+    expect(max(on_node.values()) <= 1.05 * min(on_node.values()), f"unequal nodes: {on_node}")
+    allowed, nodes = load.cores["allowed"], load.cores["nodes"]
+    expect(sorted(allowed.values()) == ["0", "1", "2", "3"] and len(allowed) == 4,
+           f"the cores' threads may run on {allowed}")
+    expect(nodes == {"node0": "0-1", "node1": "2-3"}, f"nodes {nodes}")
+    figure(f"{len(load.mappings)} mappings, {on_node['0'] / MIB:.1f} MiB on node 0 and "
+           f"{on_node['1'] / MIB:.1f} MiB on node 1, none elsewhere; {allowed}")
+
+
+run_cases({"digits": digits, "zerocompute": zerocompute, "numa": numa}, sys.argv[2:])

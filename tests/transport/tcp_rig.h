@@ -1,0 +1,40 @@
+// The tcp transport for the suite: box and workers are in one process, connecting in a thread.
+#pragma once
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "tests/transport/transport_suite.h"
+#include "transport/tcp_nic.h"
+
+namespace phub {
+
+class TcpRig final : public TransportRig {
+ public:
+  explicit TcpRig(const TcpNicOptions& options = {}) : nic_(make_tcp_nic(options)) {}
+  Nic& nic() override { return *nic_; }
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
+    auto link = std::async(std::launch::async, [&] { return connect_tcp(offer, layout, 10000); });
+    while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      nic_->handle_events(events());
+    }
+    return link.get();
+  }
+  void reconnect(WorkerLink& worker, const Offer& offer) {
+    auto done = std::async(std::launch::async, [&] { worker.reconnect(offer); });
+    while (done.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      nic_->handle_events(events());
+    }
+    done.get();
+  }
+  void pump() override { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
+  // The kernel closes what a process had; so does the link's end.
+  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
+
+ private:
+  std::unique_ptr<Nic> nic_;
+};
+
+}  // namespace phub

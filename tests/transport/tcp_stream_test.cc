@@ -1,0 +1,457 @@
+// What goes through TCP connections: frames in pieces, frames that cannot be, connections that
+// break in the middle of one and are made again, and what it costs in system calls.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "tests/transport/tcp_raw_worker.h"
+#include "tests/transport/tcp_rig.h"
+#include "transport/tcp_endpoint.h"
+
+namespace phub {
+namespace {
+
+std::vector<std::byte> noise(size_t bytes, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> data(bytes);
+  for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+  return data;
+}
+
+class TcpStreamTest : public testing::Test {
+ protected:
+  // One queue for each chunk count, chunks of equal size.
+  void open(uint32_t ranks, std::vector<uint32_t> queue_chunks, uint64_t bytes) {
+    layout_.max_ranks = ranks;
+    layout_.cores = static_cast<uint32_t>(queue_chunks.size());
+    layout_.queue_chunks = std::move(queue_chunks);
+    layout_.ingress_bytes = layout_.egress_bytes = bytes;
+    box_ = rig_.nic().open_job(layout_);
+  }
+  void TearDown() override {
+    while (!attached_.empty()) detach(*attached_.begin());
+  }
+  void attach(uint32_t rank, uint32_t incarnation) {
+    for (uint32_t c = 0; c < layout_.cores; ++c) box_->endpoint(c).attach(rank, incarnation);
+    attached_.insert(rank);
+  }
+  void detach(uint32_t rank) {
+    for (uint32_t c = 0; c < layout_.cores; ++c) box_->endpoint(c).detach(rank);
+    attached_.erase(rank);
+  }
+  std::unique_ptr<WorkerLink> join(uint32_t rank, uint32_t incarnation) {
+    auto link = rig_.connect(box_->admit(rank, incarnation), layout_);
+    attach(rank, incarnation);
+    return link;
+  }
+  // A worker by hand, connected on queue 0 and attached.
+  std::unique_ptr<RawTcp> join_raw(uint32_t rank, uint32_t incarnation) {
+    const Offer offer = box_->admit(rank, incarnation);
+    auto raw = std::make_unique<RawTcp>(offer.queues[0].address);
+    raw->send_struct(tcp_hello_of(offer, layout_, 0));
+    for (int i = 0; i < 50; ++i) {
+      rig_.pump();
+      rig_.nic().handle_events(rig_.events());
+    }
+    parse_tcp_answer(raw->receive());
+    attach(rank, incarnation);
+    return raw;
+  }
+  // Polls until `count` arrivals are there or, with 0, for a while.
+  std::vector<Arrival> poll(Endpoint& endpoint, size_t count) {
+    std::vector<Arrival> all;
+    for (int i = 0; i < (count == 0 ? 50 : 50000) && (count == 0 || all.size() < count); ++i) {
+      std::array<Arrival, 64> some;
+      const size_t taken = endpoint.poll(some);
+      all.insert(all.end(), some.begin(), some.begin() + taken);
+      if (taken == 0) rig_.pump();
+    }
+    return all;
+  }
+  static const TcpCounters& counters(Endpoint& endpoint) {
+    return dynamic_cast<TcpEndpoint&>(endpoint).tcp_counters();
+  }
+
+  TcpRig rig_;
+  LinkLayout layout_;
+  std::unique_ptr<BoxLink> box_;
+  std::set<uint32_t> attached_;
+};
+
+// Frames of all sizes, also none, cut where nobody expects it.
+TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
+  open(2, {64}, 1000);
+  const auto raw = join_raw(1, 1);
+  const std::vector<std::byte> data = noise(1000, 1);
+  std::mt19937 random(2);
+  std::vector<std::byte> stream, expected(1000);
+  constexpr uint32_t kFrames = 300;
+  const auto append = [&stream](std::span<const std::byte> bytes) {
+    stream.insert(stream.end(), bytes.begin(), bytes.end());
+  };
+  for (uint32_t i = 0; i < kFrames;) {
+    const auto frames = static_cast<uint32_t>(
+        std::min<size_t>(kFrames - i, i % 2 == 0 ? 1 : 1 + random() % kTcpMaxBatch));
+    std::vector<TcpFrame> table;
+    std::vector<std::byte> payloads;
+    for (uint32_t f = 0; f < frames; ++f, ++i) {
+      const uint32_t bytes = i % 3 == 0 ? 0 : static_cast<uint32_t>(random() % 60);
+      const uint64_t at = random() % (1000 - bytes + 1), from = random() % (1000 - bytes + 1);
+      table.push_back({i, bytes, at});
+      payloads.insert(payloads.end(), data.begin() + from, data.begin() + from + bytes);
+      std::copy_n(data.begin() + from, bytes, expected.begin() + at);
+    }
+    const TcpBatch batch = {.more = frames - 1, .first = table[0]};
+    append(std::as_bytes(std::span(&batch, 1)));
+    append(std::as_bytes(std::span(table).subspan(1)));
+    append(payloads);
+  }
+  std::vector<Arrival> arrivals;
+  for (size_t sent = 0; sent < stream.size();) {
+    const size_t piece = std::min<size_t>(stream.size() - sent, 1 + random() % 40);
+    raw->send(std::span(stream).subspan(sent, piece));
+    sent += piece;
+    std::array<Arrival, 2> few;
+    const size_t taken = box_->endpoint(0).poll(few);
+    arrivals.insert(arrivals.end(), few.begin(), few.begin() + taken);
+  }
+  const auto rest = poll(box_->endpoint(0), kFrames - arrivals.size());
+  arrivals.insert(arrivals.end(), rest.begin(), rest.end());
+  ASSERT_EQ(arrivals.size(), kFrames);
+  for (uint32_t i = 0; i < kFrames; ++i) {
+    ASSERT_TRUE(arrivals[i].ok && arrivals[i].qp == 1);
+    ASSERT_EQ(arrivals[i].imm, i);
+  }
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), box_->ingress(1).begin()));
+}
+
+// Nothing of a batch lands of which one frame cannot be.
+TEST_F(TcpStreamTest, ABatchThatCannotBeBreaksItsQueuePair) {
+  open(1, {8}, 1000);
+  const TcpFrame good = {7, 4, 0};
+  uint32_t incarnation = 1;
+  struct Case {
+    TcpBatch batch;
+    std::vector<TcpFrame> table;
+  };
+  for (const Case& bad : {Case{{.more = kTcpMaxBatch, .first = good}, {}},
+                          Case{{.more = 0, .reserved = 1, .first = good}, {}},
+                          Case{{.more = 0xffffffff, .first = good}, {}},
+                          Case{{.more = 2, .first = good}, {good, {8, 4, 997}}}}) {
+    const auto raw = join_raw(0, incarnation++);
+    raw->send_struct(bad.batch);
+    raw->send(std::as_bytes(std::span(bad.table)));
+    raw->send(noise(12, 1));
+    const auto arrivals = poll(box_->endpoint(0), 1);
+    ASSERT_EQ(arrivals.size(), 1u);
+    EXPECT_FALSE(arrivals[0].ok);
+    for (const std::byte byte : box_->ingress(0)) ASSERT_EQ(byte, std::byte{0});
+    detach(0);
+    box_->revoke(0);
+  }
+}
+
+TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
+  open(2, {8}, 1000);
+  auto bystander = join(0, 1);
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  uint32_t incarnation = 1;
+  for (const TcpFrame& bad :
+       {TcpFrame{7, 1, 1000}, TcpFrame{7, 1001, 0}, TcpFrame{7, 2, 999}, TcpFrame{7, 2, kMost},
+        TcpFrame{7, 0xffffffff, 8}, TcpFrame{7, 0, 1001}, TcpFrame{7, 8, kMost - 3}}) {
+    const auto raw = join_raw(1, incarnation++);
+    const std::vector<std::byte> before(box_->ingress(1).begin(), box_->ingress(1).end());
+    raw->send_frame({3, 0, 1000}, {});  // is just inside
+    raw->send_frame(bad, noise(500, 3));
+    const auto arrivals = poll(box_->endpoint(0), 2);
+    ASSERT_EQ(arrivals.size(), 2u) << bad.remote_offset;
+    EXPECT_TRUE(arrivals[0].ok && arrivals[0].imm == 3);
+    EXPECT_FALSE(arrivals[1].ok);
+    EXPECT_EQ(arrivals[1].qp, 1u);
+    EXPECT_TRUE(poll(box_->endpoint(0), 0).empty()) << "said once";
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->ingress(1).begin()));
+    EXPECT_FALSE(box_->endpoint(0).post(1, {0, 0, 10, 1}));
+    EXPECT_TRUE(raw->receive().empty() && raw->ended()) << "the peer is told";
+    detach(1);
+    box_->revoke(1);
+  }
+  ASSERT_TRUE(bystander->endpoint().post(0, {0, 0, 1000, 5}));
+  bystander->endpoint().flush();
+  EXPECT_EQ(poll(box_->endpoint(0), 1).size(), 1u);
+  EXPECT_TRUE(bystander->connected());
+
+  // The worker checks the box as well.
+  ASSERT_TRUE(box_->endpoint(0).post(0, {0, 999, 2, 5}));
+  box_->endpoint(0).flush();
+  const auto arrivals = poll(bystander->endpoint(), 1);
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_FALSE(arrivals[0].ok);
+  EXPECT_FALSE(bystander->connected());
+}
+
+TEST_F(TcpStreamTest, AChunkThatStopsHalfWayIsNeverAnnounced) {
+  open(1, {8}, 1000);
+  auto raw = join_raw(0, 1);
+  raw->send_frame({1, 100, 0}, noise(100, 4));
+  raw->send_frame({2, 100, 100}, noise(99, 5));
+  EXPECT_EQ(poll(box_->endpoint(0), 1).size(), 1u);
+  EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
+  EXPECT_TRUE(box_->endpoint(0).arm({})) << "waiting for the rest is no work";
+  box_->endpoint(0).disarm();
+  raw->close();
+  const auto arrivals = poll(box_->endpoint(0), 1);
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_FALSE(arrivals[0].ok);
+  EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
+}
+
+// The end makes one event, together with what was sent before it.
+TEST_F(TcpStreamTest, TheEndIsSeenBehindTheLastBytes) {
+  open(1, {8}, 1000);
+  auto raw = join_raw(0, 1);
+  poll(box_->endpoint(0), 0);
+  raw->send_frame({1, 100, 0}, noise(100, 4));
+  raw->send_frame({2, 100, 100}, noise(50, 5));
+  raw->close();
+  rig_.pump();
+  const auto arrivals = poll(box_->endpoint(0), 2);
+  ASSERT_EQ(arrivals.size(), 2u);
+  EXPECT_TRUE(arrivals[0].ok);
+  EXPECT_FALSE(arrivals[1].ok);
+}
+
+TEST_F(TcpStreamTest, AReplacedWorkersOpenSocketChangesNothing) {
+  open(1, {8}, 1 << 20);
+  const auto old = join_raw(0, 1);
+  old->send_frame({1, 1000, 0}, noise(500, 6));  // half of it is still to come
+  EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
+  const std::vector<std::byte> fenced(box_->ingress(0).begin(), box_->ingress(0).end());
+  const auto unchanged = [&] {
+    EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
+    return std::equal(fenced.begin(), fenced.end(), box_->ingress(0).begin());
+  };
+  detach(0);
+  old->send(noise(500, 7));
+  old->send_frame({2, 1000, 4096}, noise(1000, 8));
+  EXPECT_TRUE(unchanged()) << "between detach and revoke";
+  EXPECT_TRUE(old->receive().empty() && !old->ended()) << "the end comes with the revocation";
+  box_->revoke(0);
+  auto successor = join(0, 2);
+  old->send_frame({3, 1000, 8192}, noise(1000, 9));
+  EXPECT_TRUE(unchanged()) << "after the successor came";
+  old->receive();
+  EXPECT_TRUE(old->ended());
+  EXPECT_TRUE(successor->connected());
+}
+
+// The chunk is larger than what the sockets hold, so that the break comes in its middle.
+TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
+  constexpr uint32_t kBytes = 32 << 20;
+  open(1, {4, 4}, kBytes);
+  auto worker = join(0, 1);
+  Endpoint& core = box_->endpoint(0);
+  const std::vector<std::byte> gradient = noise(kBytes, 10);
+  std::copy(gradient.begin(), gradient.end(), worker->gradients().begin());
+  ASSERT_TRUE(worker->endpoint().post(0, {0, 0, 100, 1}));
+  ASSERT_TRUE(worker->endpoint().post(0, {0, 0, kBytes, 2}));
+  worker->endpoint().flush();
+  ASSERT_EQ(poll(core, 1).size(), 1u);
+  EXPECT_TRUE(poll(core, 0).empty());
+  ASSERT_TRUE(core.post(0, {0, 0, kBytes, 3}));
+  core.flush();
+  EXPECT_TRUE(poll(worker->endpoint(), 0).empty());
+
+  detach(0);
+  const Offer offer = box_->reconnect(0);
+  const auto broken = poll(worker->endpoint(), 2);
+  ASSERT_EQ(broken.size(), 2u);
+  EXPECT_FALSE(broken[0].ok || broken[1].ok);
+  EXPECT_NE(broken[0].qp, broken[1].qp);
+  EXPECT_FALSE(worker->connected());
+  EXPECT_FALSE(worker->endpoint().post(0, {0, 0, 1, 1}));
+  attach(0, 1);
+  EXPECT_FALSE(core.post(0, {0, 0, 1, 1})) << "attached, not connected";
+  rig_.reconnect(*worker, offer);
+  EXPECT_TRUE(worker->connected());
+  EXPECT_TRUE(std::equal(gradient.begin(), gradient.end(), worker->gradients().begin()));
+
+  // What was posted and not answered is sent again, both ways at once.
+  const std::vector<std::byte> result = noise(kBytes, 11);
+  std::copy(result.begin(), result.end(), box_->egress().begin());
+  poll(core, 0);
+  ASSERT_TRUE(worker->endpoint().post(0, {0, 0, kBytes, 2}));
+  ASSERT_TRUE(core.post(0, {0, 0, kBytes, 3}));
+  worker->endpoint().flush();
+  core.flush();
+  std::vector<Arrival> at_box, at_worker;
+  for (int i = 0; i < 100000 && (at_box.empty() || at_worker.empty()); ++i) {
+    std::array<Arrival, 4> some;
+    at_box.insert(at_box.end(), some.begin(), some.begin() + core.poll(some));
+    at_worker.insert(at_worker.end(), some.begin(), some.begin() + worker->endpoint().poll(some));
+  }
+  ASSERT_EQ(at_box.size(), 1u);
+  ASSERT_EQ(at_worker.size(), 1u);
+  EXPECT_TRUE(at_box[0].ok && at_box[0].imm == 2);
+  EXPECT_TRUE(at_worker[0].ok && at_worker[0].imm == 3);
+  EXPECT_TRUE(std::equal(gradient.begin(), gradient.end(), box_->ingress(0).begin()));
+  EXPECT_TRUE(std::equal(result.begin(), result.end(), worker->results().begin()));
+  EXPECT_TRUE(poll(core, 0).empty());
+}
+
+// A worker that does not read costs the others nothing, and gets everything in the end.
+TEST_F(TcpStreamTest, AWorkerThatDoesNotReadHoldsNobodyUp) {
+  constexpr uint32_t kChunks = 64, kBytes = 1 << 20;
+  open(2, {kChunks}, uint64_t{kChunks} * kBytes);
+  auto slow = join(0, 1);
+  auto quick = join(1, 1);
+  const std::vector<std::byte> results = noise(uint64_t{kChunks} * kBytes, 12);
+  std::copy(results.begin(), results.end(), box_->egress().begin());
+  Endpoint& core = box_->endpoint(0);
+  poll(core, 0);
+  for (uint32_t i = 0; i < kChunks; ++i) {
+    const Write write = {uint64_t{i} * kBytes, uint64_t{i} * kBytes, kBytes, i};
+    ASSERT_TRUE(core.post(0, write));
+    ASSERT_TRUE(core.post(1, write));
+  }
+  core.flush();
+  const auto read_all = [&](WorkerLink& worker) {
+    uint32_t seen = 0;
+    for (int i = 0; i < 100000 && seen < kChunks; ++i) {
+      std::array<Arrival, 8> some;
+      core.poll(some);
+      const size_t taken = worker.endpoint().poll(some);
+      for (size_t j = 0; j < taken; ++j) EXPECT_EQ(some[j].imm, seen++);
+    }
+    EXPECT_EQ(seen, kChunks);
+    EXPECT_TRUE(std::equal(results.begin(), results.end(), worker.results().begin()));
+  };
+  read_all(*quick);
+  EXPECT_LT(counters(core).chunks_sent, 2 * kChunks);
+  read_all(*slow);
+  EXPECT_EQ(counters(core).chunks_sent, 2 * kChunks);
+}
+
+TEST_F(TcpStreamTest, ASleepingCoreIsWokenByTheConnectionAndAWorkerByItsEnd) {
+  open(1, {8}, 1000);
+  const auto wakes = [](Endpoint& endpoint) {
+    pollfd readable = {endpoint.wake_fd(), POLLIN, 0};
+    return ::poll(&readable, 1, 0) == 1;
+  };
+  const Offer offer = box_->admit(0, 1);
+  attach(0, 1);
+  Endpoint& core = box_->endpoint(0);
+  EXPECT_FALSE(core.post(0, {0, 0, 10, 1}));
+  ASSERT_TRUE(core.arm({}));
+  EXPECT_FALSE(wakes(core));
+  auto worker = rig_.connect(offer, layout_);
+  EXPECT_TRUE(wakes(core));
+  core.disarm();
+  poll(core, 0);
+  EXPECT_TRUE(core.post(0, {0, 0, 10, 1}));
+  core.flush();
+  ASSERT_EQ(poll(worker->endpoint(), 1).size(), 1u);
+  ASSERT_TRUE(worker->endpoint().arm({}));
+  EXPECT_FALSE(wakes(worker->endpoint()));
+  detach(0);
+  EXPECT_FALSE(wakes(worker->endpoint()));
+  box_->revoke(0);
+  rig_.pump();
+  EXPECT_TRUE(wakes(worker->endpoint()));
+}
+
+// It would sleep for ever where only its own posts can wake it.
+TEST_F(TcpStreamTest, WhoFoundNoRoomDoesNotFallAsleepWhenThereIsSome) {
+  constexpr uint32_t kBytes = 1 << 16;  // some of them fit into the socket
+  open(1, {4}, kBytes);
+  auto worker = join(0, 1);
+  Endpoint& core = box_->endpoint(0);
+  poll(core, 0);
+  while (core.post(0, {0, 0, kBytes, 1})) core.flush();
+  while (!core.arm({})) poll(core, 0);
+  core.disarm();
+  EXPECT_FALSE(core.post(0, {0, 0, kBytes, 1}));
+  EXPECT_GT(poll(worker->endpoint(), 0).size(), 0u);
+  rig_.pump();
+  EXPECT_FALSE(core.arm({}));
+  EXPECT_TRUE(core.post(0, {0, 0, kBytes, 1}));
+}
+
+TEST_F(TcpStreamTest, SeveralQueuesOfACore) {
+  layout_.queue_core = {0, 0, 2};
+  layout_.queue_chunks = {4, 4, 4};
+  layout_.max_ranks = 3;
+  layout_.cores = 3;
+  layout_.ingress_bytes = layout_.egress_bytes = 1000;
+  box_ = rig_.nic().open_job(layout_);
+  auto worker = join(2, 1);
+  const auto arrives_at = [&](uint32_t queue, uint32_t core, uint32_t qp) {
+    ASSERT_TRUE(worker->endpoint().post(queue, {0, 0, 10, queue}));
+    worker->endpoint().flush();
+    const auto arrivals = poll(box_->endpoint(core), 1);
+    ASSERT_EQ(arrivals.size(), 1u);
+    EXPECT_EQ(arrivals[0].qp, qp);
+    EXPECT_EQ(arrivals[0].imm, queue);
+    ASSERT_TRUE(box_->endpoint(core).post(qp, {0, 0, 10, queue}));
+    box_->endpoint(core).flush();
+    EXPECT_EQ(poll(worker->endpoint(), 1).at(0).qp, queue);
+  };
+  arrives_at(0, 0, 2);
+  arrives_at(1, 0, 5);
+  arrives_at(2, 2, 2);
+  EXPECT_TRUE(poll(box_->endpoint(1), 0).empty());
+}
+
+// Chunks of the usual size, as fast as one thread can: about one system call each way per chunk.
+TEST_F(TcpStreamTest, SystemCallsPerChunk) {
+  constexpr uint32_t kChunks = 256, kBytes = 32 << 10, kRanks = 4, kRounds = 4;
+  open(kRanks, {kChunks}, uint64_t{kChunks} * kBytes);
+  std::vector<std::unique_ptr<WorkerLink>> workers;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) workers.push_back(join(rank, 1));
+  Endpoint& core = box_->endpoint(0);
+  std::array<Arrival, 256> some;
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    for (auto& worker : workers) {
+      for (uint32_t i = 0; i < kChunks; ++i) {
+        const uint64_t at = uint64_t{i} * kBytes;
+        ASSERT_TRUE(worker->endpoint().post(0, {at, at, kBytes, i}));
+      }
+      worker->endpoint().flush();
+    }
+    uint32_t left = 2 * kRanks * kChunks;
+    for (int i = 0; i < 1'000'000 && left > 0; ++i) {
+      const size_t taken = core.poll(some);
+      for (size_t j = 0; j < taken; ++j) {
+        const uint64_t at = uint64_t{some[j].imm} * kBytes;
+        ASSERT_TRUE(core.post(some[j].qp, {at, at, kBytes, some[j].imm}));
+      }
+      core.flush();
+      left -= static_cast<uint32_t>(taken);
+      for (auto& worker : workers) left -= static_cast<uint32_t>(worker->endpoint().poll(some));
+    }
+    ASSERT_EQ(left, 0u);
+  }
+  const TcpCounters& box = counters(core);
+  EXPECT_EQ(box.chunks_received, kRounds * kRanks * kChunks);
+  EXPECT_EQ(box.chunks_sent, kRounds * kRanks * kChunks);
+  const auto per = [](uint64_t calls, uint64_t chunks) {
+    return static_cast<double>(calls) / static_cast<double>(chunks);
+  };
+  EXPECT_LT(per(box.receives + box.waits, box.chunks_received), 1.5);
+  EXPECT_LT(per(box.sends, box.chunks_sent), 1.0);
+  const EndpointCounters shown = core.counters();
+  EXPECT_EQ(shown.sends, box.chunks_sent);
+  EXPECT_EQ(shown.receives, box.chunks_received);
+  EXPECT_EQ(shown.system_calls, box.receives + box.sends + box.waits);
+  EXPECT_EQ(shown.polls + shown.empty_polls, box.receives + box.waits);
+  RecordProperty("receives_per_chunk", std::to_string(per(box.receives, box.chunks_received)));
+  RecordProperty("waits_per_chunk", std::to_string(per(box.waits, box.chunks_received)));
+  RecordProperty("sends_per_chunk", std::to_string(per(box.sends, box.chunks_sent)));
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,67 @@
+// RDMA between two ends of this machine's first usable device.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/transport/transport_suite.h"
+#include "transport/error.h"
+#include "transport/verbs_nic.h"
+
+namespace phub {
+
+inline std::vector<VerbsPort> verbs_ports() {
+  std::vector<VerbsFinding> passed_over;
+  std::vector<VerbsPort> ports = choose_verbs_ports({}, {}, passed_over);
+  if (ports.empty()) throw std::runtime_error("no usable RDMA device on this machine");
+  return ports;
+}
+
+class VerbsRig final : public TransportRig {
+ public:
+  explicit VerbsRig(uint32_t most_cqe = 0)
+      : nic_(make_verbs_nic({.ports = verbs_ports(), .most_cqe = most_cqe})) {}
+
+  Nic& nic() override { return *nic_; }
+  bool is_fifo() const override { return true; }
+
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
+    auto link = std::async(std::launch::async,
+                           [&] { return connect_verbs(offer, layout, /*timeout_ms=*/5000); });
+    while (link.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+      nic_->handle_events(events());
+    }
+    std::unique_ptr<WorkerLink> connected = link.get();
+    // The box hears of it after the worker does.
+    const auto count = [&] {
+      return std::count_if(events().begin(), events().end(), [](const NicEvent& event) {
+        return event.kind == NicEvent::kConnected;
+      });
+    };
+    const auto before = seen_;
+    for (int i = 0; i < 5000 && count() == before; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      nic_->handle_events(events());
+    }
+    seen_ = count();
+    return connected;
+  }
+
+  void pump() override { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
+
+  // In one process, an end without a word is the connections' end.
+  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
+
+ private:
+  std::unique_ptr<Nic> nic_;
+  std::ptrdiff_t seen_ = 0;  // connections
+};
+
+}  // namespace phub

@@ -1,0 +1,143 @@
+// Connections that break under living workers are made again, and nothing counts twice.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/worker/box.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+using testing::Box;
+using testing::each_rank;
+
+uint16_t port_of(const sockaddr_storage& address) {
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// Connected TCP sockets of this process, both ends, but those of the control port.
+std::vector<int> data_connections(uint16_t control_port) {
+  std::vector<int> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    sockaddr_storage own = {}, peer = {};
+    socklen_t own_size = sizeof own, peer_size = sizeof peer;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) continue;
+    if (own.ss_family != AF_INET) continue;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) continue;
+    if (port_of(own) == control_port || port_of(peer) == control_port) continue;
+    found.push_back(fd);
+  }
+  return found;
+}
+
+// The base-4 oracle: rank r pushes a multiple of 4^r, so that a contribution that counted twice, or
+// not at all, shows in its digit.
+TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
+  constexpr uint32_t kRanks = 3, kRounds = 400;
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  setenv("PHUB_TRANSPORT", "tcp", 1);
+  Box box(2);
+  JobSpec spec;
+  spec.name = "broken";
+  spec.keys = {{.name = "large", .elements = 300'000}, {.name = "small", .elements = 5}};
+  spec.world_size = kRanks;
+  spec.lease_ms = 5000;
+  std::atomic<uint32_t> ranks_done = 0;
+  std::atomic<uint64_t> reconnections = 0, broken = 0;
+  std::thread breaker([&] {
+    std::mt19937_64 random(seed);
+    const uint16_t control = parse_host_port(box.address()).port;
+    while (ranks_done < kRanks) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
+      const std::vector<int> fds = data_connections(control);
+      if (fds.empty()) continue;
+      broken += shutdown(fds[random() % fds.size()], SHUT_RDWR) == 0;
+    }
+  });
+  std::exception_ptr failure;
+  try {
+    each_rank(kRanks, [&](uint32_t rank) {
+      struct Done {
+        std::atomic<uint32_t>& count;
+        ~Done() { ++count; }
+      } done{ranks_done};
+      WorkerOptions options = box.options(spec);
+      options.rank = static_cast<int32_t>(rank);
+      Worker worker(options);
+      worker.wait_all();
+      for (uint32_t round = 1; round <= kRounds; ++round) {
+        const float scale = static_cast<float>(round % 7 + 1);
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          const auto value = scale * std::pow(4.0f, static_cast<float>(rank));
+          std::ranges::fill(worker.gradient(key), value);
+          worker.push(key);
+        }
+        worker.wait_all();
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          for (const float sum : worker.parameters(key)) {
+            ASSERT_EQ(sum, scale * (1 + 4 + 16)) << "round " << round << " rank " << rank;
+          }
+        }
+      }
+      reconnections += worker.stats().reconnections;
+    });
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  breaker.join();
+  unsetenv("PHUB_TRANSPORT");
+  if (failure) std::rethrow_exception(failure);
+  EXPECT_GT(broken, 3u);
+  EXPECT_GT(reconnections, 3u);
+  for (const LogRecord& record : box.log("broken")) {
+    EXPECT_NE(record.kind, LogRecord::Kind::kLost) << record.reason;
+  }
+}
+
+// The thread that moves bytes meanwhile meets the failure first; who waits later gets the error.
+TEST(Reconnect, AJobThatEndsWhileNobodyWaitsIsAnErrorOfTheNextWait) {
+  setenv("PHUB_TRANSPORT", "tcp", 1);
+  Box box(1);
+  JobSpec spec;
+  spec.name = "ended";
+  spec.keys = {{.name = "key", .elements = 10'000}};
+  spec.world_size = 2;
+  spec.lease_ms = 300;
+  std::atomic<bool> over = false;
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    if (rank == 0) {
+      worker.push(0);  // never complete: the other rank sends nothing
+      ControlClient(box.address()).remove("ended");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      over = true;
+    }
+    while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_THROW(
+        {
+          worker.push(0);
+          worker.wait(0);
+        },
+        Error);
+  });
+  unsetenv("PHUB_TRANSPORT");
+}
+
+}  // namespace
+}  // namespace phub

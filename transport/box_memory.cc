@@ -1,0 +1,75 @@
+#include "transport/box_memory.h"
+
+#include <stdexcept>
+
+#include "transport/error.h"
+#include "transport/wire.h"
+
+namespace phub {
+namespace {
+
+// Equal addresses of all ranks' slots modulo 4 KiB would compete for the same cache sets. Less than
+// a page, so that with the padding between nodes (phub/plan.h) no page holds bytes of two.
+constexpr uint32_t kSkewBytes = 128;
+constexpr uint32_t kSkewRanks = 31;
+constexpr uint64_t kMaxBytes = 1ull << 47;
+
+uint64_t skew_of(uint32_t rank) { return uint64_t{rank % kSkewRanks} * kSkewBytes; }
+
+void check(const LinkLayout& layout, std::string_view transport) {
+  const auto expect = [transport](bool condition, const char* name, uint64_t value) {
+    if (!condition)
+      fail(ErrorCode::kInvalid, "{} job: {} {} is out of range", transport, name, value);
+  };
+  const size_t queues = layout.queue_chunks.size();
+  expect(layout.max_ranks >= 1 && layout.max_ranks <= kMaxRanks, "max_ranks", layout.max_ranks);
+  expect(layout.cores >= 1, "cores", layout.cores);
+  expect(queues >= 1, "number of queues", queues);
+  if (layout.queue_core.empty()) {
+    expect(queues == layout.cores, "number of queues", queues);
+  } else {
+    expect(layout.queue_core.size() == queues, "number of queues with a core",
+           layout.queue_core.size());
+  }
+  for (size_t q = 0; q < queues; ++q) {
+    const uint32_t core = layout.core_of(static_cast<uint32_t>(q));
+    expect(core < layout.cores, "core of a queue", core);
+    expect(q == 0 || core >= layout.core_of(static_cast<uint32_t>(q - 1)), "order of queue", q);
+    expect(layout.queue_chunks[q] <= kMaxChunksPerQueue, "chunks of a queue",
+           layout.queue_chunks[q]);
+  }
+  expect(layout.ingress_bytes >= 1 && layout.ingress_bytes <= kMaxBytes, "ingress_bytes",
+         layout.ingress_bytes);
+  expect(layout.egress_bytes >= 1 && layout.egress_bytes <= kMaxBytes, "egress_bytes",
+         layout.egress_bytes);
+  for (const NodeRun& run : layout.runs) {
+    expect((run.first + run.count) * layout.gradient_bytes <= layout.ingress_bytes &&
+               (run.first + run.count) * layout.result_bytes <= layout.egress_bytes,
+           "end of a node's elements", run.first + run.count);
+  }
+}
+
+}  // namespace
+
+BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
+    : ingress_bytes_(layout.ingress_bytes) {
+  check(layout, transport);
+  const uint32_t node = layout.core_node.empty() ? 0 : layout.core_node.front();
+  try {
+    egress_ = numa::Memory(layout.egress_bytes, node);
+    place(egress(), layout.result_bytes, layout.runs);
+    for (uint32_t rank = 0; rank < layout.max_ranks; ++rank) {
+      slots_.emplace_back(skew_of(rank) + ingress_bytes_, node);
+      place(slots(rank), layout.gradient_bytes, layout.runs);
+    }
+  } catch (const std::runtime_error& error) {
+    fail(ErrorCode::kFull, "{} job of {} ranks: {}", transport, layout.max_ranks, error.what());
+  }
+}
+
+std::span<std::byte> BoxMemory::slots(uint32_t rank) const {
+  PHUB_CHECK(rank < slots_.size());
+  return slots_[rank].bytes().subspan(skew_of(rank), ingress_bytes_);
+}
+
+}  // namespace phub

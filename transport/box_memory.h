@@ -1,0 +1,32 @@
+// The box's memory of a job whose workers have their own (tcp, verbs): the results, and the slots
+// of every rank. All of it is there from the beginning and stays: what a rank contributed outlives
+// its incarnation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "numa/memory.h"
+#include "transport/nic.h"
+
+namespace phub {
+
+class BoxMemory {
+ public:
+  // Throws Error: kInvalid when the layout makes no sense (`transport` is named), kFull when there
+  // is no memory. Pages are not touched, and go to the nodes of layout.runs when they are.
+  BoxMemory(const LinkLayout& layout, std::string_view transport);
+
+  std::span<std::byte> egress() const { return egress_.bytes(); }
+  std::span<std::byte> slots(uint32_t rank) const;
+
+ private:
+  uint64_t ingress_bytes_;
+  numa::Memory egress_;
+  std::vector<numa::Memory> slots_;  // by rank
+};
+
+}  // namespace phub

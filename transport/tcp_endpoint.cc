@@ -1,0 +1,234 @@
+#include "transport/tcp_endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+constexpr size_t kLeastShare = 16;  // arrivals in a row from one peer
+// Bytes in a row from one peer: few enough that what all of them sent is still in the cache when it
+// is summed.
+constexpr uint64_t kVisitBytes = 128 << 10;
+constexpr size_t kEventsAtOnce = 64;
+constexpr uint32_t kAllEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+constexpr uint32_t kEndEvents = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+
+epoll_event event_of(uint32_t qp, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u32 = qp;
+  return event;
+}
+
+}  // namespace
+
+TcpEndpoint::TcpEndpoint(uint32_t qps) : pairs_(qps), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_) fail_system("epoll_create1 of an endpoint", errno);
+  live_.reserve(qps);
+  dirty_.reserve(qps);
+}
+
+bool TcpEndpoint::has_work(const Pair& pair) const {
+  if (pair.status == Status::kBroken) return true;
+  return pair.status == Status::kLive && (pair.readable || pair.receiver.landed());
+}
+
+size_t TcpEndpoint::poll(std::span<Arrival> out) {
+  const size_t count = live_.size();
+  if (count == 0) return 0;
+  const auto busy_both_ways = [this](uint32_t qp) {
+    const Pair& pair = pairs_[qp];
+    return pair.status == Status::kLive && pair.readable && pair.writable;
+  };
+  if (!std::all_of(live_.begin(), live_.end(), busy_both_ways)) take_events();
+
+  const size_t share = std::max(out.size() / count, kLeastShare);
+  size_t taken = 0;
+  for (size_t visited = 0; visited < count && taken < out.size(); ++visited) {
+    const uint32_t qp = live_[next_];
+    next_ = next_ + 1 == count ? 0 : next_ + 1;
+    taken += take(qp, out.subspan(taken, std::min(share, out.size() - taken)));
+  }
+  return taken;
+}
+
+size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
+  Pair& pair = pairs_[qp];
+  if (!has_work(pair)) return 0;
+  size_t taken = 0;
+  uint64_t bytes = 0;
+  while (pair.status == Status::kLive && taken < out.size()) {
+    if (pair.receiver.landed()) {
+      out[taken++] = {qp, pair.receiver.take()};
+      ++counters_.chunks_received;
+    } else if (pair.receiver.violated()) {
+      break_off(pair);
+    } else if (pair.readable && bytes < kVisitBytes) {
+      receive(pair, bytes);
+    } else {
+      break;
+    }
+  }
+  if (pair.status == Status::kBroken && taken < out.size()) {
+    pair.status = Status::kSilent;
+    out[taken++] = {qp, 0, false};
+  }
+  return taken;
+}
+
+void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
+  ++counters_.receives;
+  const uint64_t before = bytes;
+  const TcpReceiver::Result result = pair.receiver.receive(pair.socket, bytes);
+  counters_.empty += bytes == before;
+  switch (result) {
+    case TcpReceiver::Result::kMore:
+      break;
+    case TcpReceiver::Result::kDrained:
+      // The end makes one edge, which may have come before the last bytes were read.
+      if (!pair.ending) pair.readable = false;
+      break;
+    case TcpReceiver::Result::kEnded:
+      pair.status = Status::kBroken;
+      break;
+  }
+}
+
+// The stream has lost its frames: the peer, which may not know, is told by the end of it.
+void TcpEndpoint::break_off(Pair& pair) {
+  pair.status = Status::kBroken;
+  shutdown(pair.socket, SHUT_RDWR);
+}
+
+bool TcpEndpoint::post(uint32_t qp, const Write& write) {
+  PHUB_CHECK(qp < pairs_.size());
+  Pair& pair = pairs_[qp];
+  if (pair.status != Status::kLive || !pair.sender.push(write)) return false;
+  if (!pair.dirty) dirty_.push_back(qp);
+  pair.dirty = true;
+  ++counters_.posted;
+  return true;
+}
+
+void TcpEndpoint::flush() {
+  for (const uint32_t qp : dirty_) {
+    Pair& pair = pairs_[qp];
+    pair.dirty = false;
+    if (pair.status != Status::kLive) continue;
+    pair.sender.publish();
+    if (pair.writable) send(pair);
+  }
+  dirty_.clear();
+}
+
+void TcpEndpoint::send(Pair& pair) {
+  switch (pair.sender.send(pair.socket, counters_)) {
+    case TcpSender::Result::kSent:
+      break;
+    case TcpSender::Result::kFull:
+      pair.writable = false;
+      break;
+    case TcpSender::Result::kEnded:
+      pair.writable = false;
+      pair.readable = pair.ending = true;
+      break;
+  }
+}
+
+// Whether there were events.
+bool TcpEndpoint::take_events() {
+  std::array<epoll_event, kEventsAtOnce> events;
+  ++counters_.waits;
+  const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+  for (int i = 0; i < count; ++i) take_event(events[i].data.u32, events[i].events);
+  counters_.empty += count <= 0;
+  return count > 0;
+}
+
+void TcpEndpoint::take_event(uint32_t qp, uint32_t events) {
+  Pair& pair = pairs_[qp];
+  if (pair.status == Status::kListed) connection_announced(qp);
+  if (pair.status != Status::kLive) return;
+  if ((events & (EPOLLIN | kEndEvents)) != 0) pair.readable = true;
+  if ((events & kEndEvents) != 0) pair.ending = true;
+  if ((events & EPOLLOUT) != 0 && !pair.writable && !pair.ending) {
+    pair.writable = true;
+    if (pair.sender.pending()) send(pair);
+  }
+}
+
+bool TcpEndpoint::arm(std::span<const uint32_t> wake_after) {
+  PHUB_CHECK(wake_after.empty() || wake_after.size() >= pairs_.size());
+  const uint64_t sent = counters_.chunks_sent;
+  while (take_events()) {
+  }
+  if (counters_.chunks_sent != sent)
+    return false;  // there is room where a post may have found none
+  return std::none_of(live_.begin(), live_.end(),
+                      [this](uint32_t qp) { return has_work(pairs_[qp]); });
+}
+
+EndpointCounters TcpEndpoint::counters() const {
+  const uint64_t asked = counters_.receives + counters_.waits;
+  return {.sends = counters_.posted,
+          .receives = counters_.chunks_received,
+          .doorbells = counters_.sends,
+          .polls = asked - counters_.empty,
+          .empty_polls = counters_.empty,
+          .system_calls = asked + counters_.sends};
+}
+
+void TcpEndpoint::attach(uint32_t, uint32_t) { PHUB_CHECK(!"attach() is the box's"); }
+void TcpEndpoint::detach(uint32_t) { PHUB_CHECK(!"detach() is the box's"); }
+
+void TcpEndpoint::watch(int socket, uint32_t qp) {
+  epoll_event event = event_of(qp, EPOLLET);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) != 0) {
+    fail_system("epoll_ctl of a connection", errno);
+  }
+}
+
+void TcpEndpoint::announce(int socket, uint32_t qp) {
+  epoll_event event = event_of(qp, kAllEvents);
+  PHUB_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0);
+}
+
+void TcpEndpoint::list(uint32_t qp) {
+  PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status == Status::kClosed);
+  pairs_[qp].status = Status::kListed;
+  live_.push_back(qp);
+}
+
+void TcpEndpoint::open(uint32_t qp, const TcpQueuePair& connected) {
+  PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status == Status::kListed);
+  Pair& pair = pairs_[qp];
+  pair.status = Status::kLive;
+  pair.readable = pair.writable = pair.ending = false;
+  pair.socket = connected.socket;
+  pair.receiver.start(connected.target);
+  pair.sender.start(connected.ring, connected.source);
+  pair.writable = true;
+  // Edges that came before it was open are lost; this makes them come again.
+  announce(pair.socket, qp);
+}
+
+void TcpEndpoint::close(uint32_t qp) {
+  PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status != Status::kClosed);
+  Pair& pair = pairs_[qp];
+  if (pair.status != Status::kListed) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pair.socket, nullptr);
+  }
+  pair.status = Status::kClosed;
+  pair.socket = -1;
+  std::erase(live_, qp);
+  next_ = 0;
+}
+
+}  // namespace phub

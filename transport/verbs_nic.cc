@@ -1,0 +1,209 @@
+#include "transport/verbs_nic.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "transport/error.h"
+#include "transport/text.h"
+#include "transport/verbs_box.h"
+
+namespace phub {
+namespace {
+
+constexpr int kBacklog = 1024;
+
+class VerbsNic final : public Nic {
+ public:
+  explicit VerbsNic(const VerbsNicOptions& options);
+  ~VerbsNic() override;
+
+  std::string_view name() const override { return "verbs"; }
+  std::string describe() const override;
+  std::vector<NicPort> ports() const override;
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
+    return std::make_unique<VerbsBoxLink>(registry_, layout);
+  }
+  int event_fd() const override { return epoll_fd_; }
+  void handle_events(std::vector<NicEvent>& out) override;
+
+ private:
+  void listen(const VerbsPort& port, uint16_t number);
+  void watch(int fd);
+  void handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEvent>& out);
+  void answer(rdma_cm_id* id, std::span<const std::byte> private_data);
+
+  VerbsRegistry registry_;
+  std::vector<ibv_context*> contexts_;
+  int epoll_fd_ = -1;
+};
+
+VerbsNic::VerbsNic(const VerbsNicOptions& options) {
+  PHUB_CHECK(!options.ports.empty());
+  registry_.most_cqe = options.most_cqe;
+  registry_.events.reset(rdma_create_event_channel());
+  if (registry_.events == nullptr) {
+    fail(ErrorCode::kUnavailable,
+         "rdma_create_event_channel: {}; is the module rdma_ucm loaded (/dev/infiniband/rdma_cm)?",
+         std::strerror(errno));
+  }
+  make_nonblocking(registry_.events->fd);
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll_fd_ < 0) fail(ErrorCode::kFull, "epoll_create1: {}", std::strerror(errno));
+  try {
+    watch(registry_.events->fd);
+    registry_.listeners.reserve(options.ports.size());
+    for (const VerbsPort& port : options.ports) {
+      listen(port, options.port);
+      if (std::find(contexts_.begin(), contexts_.end(), port.context) != contexts_.end()) continue;
+      contexts_.push_back(port.context);
+      make_nonblocking(port.context->async_fd);
+      watch(port.context->async_fd);
+    }
+  } catch (const Error&) {
+    close(epoll_fd_);
+    throw;
+  }
+}
+
+VerbsNic::~VerbsNic() {
+  PHUB_CHECK(registry_.links.empty());
+  if (epoll_fd_ >= 0) close(epoll_fd_);
+}
+
+void VerbsNic::watch(int fd) {
+  epoll_event event{.events = EPOLLIN, .data = {}};
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    fail(ErrorCode::kFull, "epoll_ctl: {}", std::strerror(errno));
+  }
+}
+
+void VerbsNic::listen(const VerbsPort& port, uint16_t number) {
+  const auto check = [&](int result, const char* call) {
+    if (result == 0) return;
+    fail(ErrorCode::kUnavailable, "{} of {} ({}) port {}: {}", call, port.name(), port.address,
+         number, std::strerror(errno));
+  };
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int error =
+      getaddrinfo(port.address.c_str(), std::to_string(number).c_str(), &hints, &list);
+  if (error != 0) {
+    fail(ErrorCode::kInvalid, "{}: address {}: {}", port.name(), port.address, gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  rdma_cm_id* id = nullptr;
+  check(rdma_create_id(registry_.events.get(), &id, nullptr, RDMA_PS_TCP), "rdma_create_id");
+  VerbsListener listener;
+  listener.port = port;
+  listener.id.reset(id);
+  check(rdma_bind_addr(id, list->ai_addr), "rdma_bind_addr");
+  if (id->verbs != port.context) {
+    fail(ErrorCode::kInvalid,
+         "address {} leads to {}, not to {}: give every RDMA device an address of its own",
+         port.address, id->verbs == nullptr ? "no RDMA device" : device_name(id->verbs),
+         port.name());
+  }
+  check(rdma_listen(id, kBacklog), "rdma_listen");
+  listener.address = format_host_port(port.address, ntohs(rdma_get_src_port(id)));
+  registry_.listeners.push_back(std::move(listener));
+}
+
+std::string VerbsNic::describe() const {
+  std::string text = fmt::format("verbs: RDMA on {} port{}", registry_.listeners.size(),
+                                 registry_.listeners.size() == 1 ? "" : "s");
+  for (const VerbsListener& listener : registry_.listeners) {
+    const VerbsPort& port = listener.port;
+    text += fmt::format("\n  {} port {}: {}, {} ({}), GID {} {}, MTU {}, NUMA node {}; {}",
+                        port.device, port.port, port.link, listener.address, port.netdev,
+                        port.gid_index, port.gid, port.mtu_bytes, port.os_node, port.why);
+  }
+  return text;
+}
+
+std::vector<NicPort> VerbsNic::ports() const {
+  std::vector<NicPort> ports;
+  for (const VerbsListener& listener : registry_.listeners) {
+    ports.push_back({listener.port.name(), listener.port.os_node});
+  }
+  return ports;
+}
+
+void VerbsNic::handle_events(std::vector<NicEvent>& out) {
+  rdma_cm_event* event = nullptr;
+  while (rdma_get_cm_event(registry_.events.get(), &event) == 0) {
+    const rdma_cm_event_type type = event->event;
+    rdma_cm_id* id = event->id;
+    std::array<std::byte, sizeof(VerbsHello)> hello = {};
+    const size_t bytes =
+        type == RDMA_CM_EVENT_CONNECT_REQUEST && event->param.conn.private_data != nullptr
+            ? std::min<size_t>(hello.size(), event->param.conn.private_data_len)
+            : 0;
+    if (bytes > 0) std::memcpy(hello.data(), event->param.conn.private_data, bytes);
+    rdma_ack_cm_event(event);
+    if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+      answer(id, std::span(hello).first(bytes));
+    } else {
+      handle(type, id, out);
+    }
+  }
+  for (ibv_context* context : contexts_) handle_async_events(context, registry_, out);
+}
+
+void VerbsNic::handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEvent>& out) {
+  auto* connection = static_cast<VerbsConnection*>(id->context);
+  if (connection == nullptr || connection->id.get() != id) return;  // a listener's
+  switch (type) {
+    case RDMA_CM_EVENT_ESTABLISHED:
+      return connection->link->established(*connection, out);
+    case RDMA_CM_EVENT_DISCONNECTED:
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+    case RDMA_CM_EVENT_UNREACHABLE:
+    case RDMA_CM_EVENT_REJECTED:
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      connection->ended = true;
+      if (type == RDMA_CM_EVENT_DISCONNECTED) rdma_disconnect(id);
+      return connection->link->broken(*connection, out);
+    default:
+      return;
+  }
+}
+
+void VerbsNic::answer(rdma_cm_id* id, std::span<const std::byte> private_data) {
+  id->context = nullptr;
+  try {
+    const VerbsHello hello = parse_verbs_hello(private_data);
+    const std::string ticket = ticket_digits(hello.ticket);
+    VerbsBoxLink* link = nullptr;
+    int rank = -1;
+    for (VerbsBoxLink* candidate : registry_.links) {
+      const int match = candidate->find_ticket(ticket);
+      if (match >= 0) link = candidate, rank = match;
+    }
+    if (link == nullptr) {
+      fail(ErrorCode::kUnauthorized,
+           "no incarnation has this ticket (it was replaced, or its job is gone); join again");
+    }
+    link->accept(static_cast<uint32_t>(rank), hello, id);
+  } catch (const Error& error) {
+    const std::string reason = verbs_refusal(error);
+    rdma_reject(id, reason.data(), static_cast<uint8_t>(reason.size()));
+    rdma_destroy_id(id);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Nic> make_verbs_nic(const VerbsNicOptions& options) {
+  return std::make_unique<VerbsNic>(options);
+}
+
+}  // namespace phub
