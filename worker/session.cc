@@ -256,7 +256,7 @@ void Session::resend() {
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;
-  if (!waiting_.empty()) return link_.endpoint().arm({});
+  if (!waiting_.empty() || key_index == kAnyKey) return link_.endpoint().arm({});
   if (key_index == kAllKeys) {
     auto most = std::max_element(queue_outstanding_.begin(), queue_outstanding_.end());
     wake_after_[static_cast<size_t>(most - queue_outstanding_.begin())] = *most;

@@ -28,6 +28,7 @@ class Session {
   size_t keys() const { return keys_.size(); }
   bool ready(size_t key) const { return keys_[key].outstanding == 0; }
   bool all_ready() const { return keys_outstanding_ == 0; }
+  size_t outstanding() const { return keys_outstanding_; }  // keys that are not ready
   uint64_t round(size_t key) const {
     return keys_[key].round;
   }  // the last one whose result is here
@@ -39,6 +40,9 @@ class Session {
   // Starts sending the initial parameters: f32, `element_of(key)` gives those of a key.
   // REQUIRES: the join said send_initial, and no push before.
   void send_initial(const std::function<const float*(size_t key)>& of_key);
+  bool sending_initial() const { return !initial_.empty(); }
+  // The memory of the initial parameters goes: what was not sent never will be.
+  void forget_initial() { initial_.clear(); }
 
   // Takes what has arrived, sends what waits for room. True if anything moved.
   bool poll();
@@ -48,8 +52,10 @@ class Session {
   const std::string& problem() const { return problem_; }
   void resend();
 
-  // Before sleeping on the link's endpoint until `key` (or, for kAllKeys, everything) may be ready.
+  // Before sleeping on the link's endpoint until `key` (for kAllKeys everything, for kAnyKey
+  // anything) may be ready.
   static constexpr size_t kAllKeys = ~size_t{0};
+  static constexpr size_t kAnyKey = kAllKeys - 1;
   bool arm(size_t key);
   void disarm() { link_.endpoint().disarm(); }
 

@@ -57,6 +57,29 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
   }
 }
 
+// What a network that breaks, or a server that still clears the broken connection away, answers.
+bool may_pass(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
+         error.code() == ErrorCode::kTaken || error.code() == ErrorCode::kUnauthorized;
+}
+
+// Connections may break while they are made: the server then offers others, if the transport can.
+std::unique_ptr<WorkerLink> connect(ControlClient& control, const JoinReply& reply,
+                                    const Credential& credential, uint32_t timeout_ms) {
+  const SteadyTime give_up = now() + milliseconds(timeout_ms);
+  Offer offer = reply.offer;
+  for (std::optional<Error> first;;) {
+    try {
+      if (first) offer = control.reconnect(credential, timeout_ms);
+      return connect(offer, link_layout_of(reply), timeout_ms);
+    } catch (const Error& error) {
+      if (!first) first = error;
+      if (!may_pass(error) || now() > give_up) throw Error(*first);
+    }
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
 // Lets go of a lock until the end of a scope, however that ends.
 class Unlocked {
  public:
@@ -81,13 +104,16 @@ struct Worker::Impl {
   explicit Impl(const WorkerOptions& worker_options);
   ~Impl();
 
-  void wait(size_t key);
-  bool ready(size_t key) const {
-    return key == Session::kAllKeys ? session->all_ready() : session->ready(key);
+  void wait(size_t key) {
+    wait_until(
+        key, [&] { return key == Session::kAllKeys ? session->all_ready() : session->ready(key); });
   }
+  // `key` is what to be woken for; `done` is called with the lock held.
+  template <typename Done>
+  void wait_until(size_t key, Done done);
   void sleep(std::unique_lock<std::mutex>& lock, size_t key);
   void copy_out(size_t key);
-  void push(size_t key, int32_t priority, bool null);
+  Pushed push(size_t key, int32_t priority, bool null);
   void check_key(size_t key) const;
   void check_failure();
   void look_up();
@@ -118,6 +144,7 @@ struct Worker::Impl {
   uint32_t waiters = 0;  // threads in wait()
   bool link_lost = false;
   bool initial_sent = false;
+  bool woken = false;  // for wait_any()
   // A thread in wait(); the progress thread steps back. REQUIRES: the lock is held.
   struct Waiting {
     explicit Waiting(Impl& worker) : impl(worker) {
@@ -135,6 +162,7 @@ struct Worker::Impl {
     const void* gradient = nullptr;
     void* parameters = nullptr;
     uint64_t copied_round = kNone;
+    bool copying = false;
     static constexpr uint64_t kNone = ~uint64_t{0};
   };
   std::vector<CallerMemory> caller_memory;
@@ -160,7 +188,7 @@ Worker::Impl::Impl(const WorkerOptions& worker_options)
       reply(join(control, options)),
       credential{reply.spec.name, reply.rank, reply.incarnation, reply.offer.ticket} {
   try {
-    link = connect(reply.offer, link_layout_of(reply), options.connect_timeout_ms);
+    link = connect(control, reply, credential, options.connect_timeout_ms);
     session = std::make_unique<Session>(reply, *link);
   } catch (...) {
     say_goodbye();
@@ -292,10 +320,7 @@ void Worker::Impl::reconnect(std::unique_lock<std::mutex>& lock) {
       link->reconnect(requests.reconnect(credential, std::max(1000u, reply.spec.lease_ms)));
       again = false;
     } catch (const Error& error) {
-      const bool may_pass =
-          error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
-          error.code() == ErrorCode::kTaken || error.code() == ErrorCode::kUnauthorized;
-      if (!may_pass || now() > give_up) {
+      if (!may_pass(error) || now() > give_up) {
         record_failure(error.code(),
                        fmt::format("the connection of rank {} to the server at {} broke: {}",
                                    credential.rank, options.server, error.what()));
@@ -365,7 +390,8 @@ void Worker::Impl::sleep(std::unique_lock<std::mutex>& lock, size_t key) {
   }
 }
 
-void Worker::Impl::wait(size_t key) {
+template <typename Done>
+void Worker::Impl::wait_until(size_t key, Done done) {
   const SteadyTime begin = now();
   std::unique_lock lock(mutex);
   const Waiting counted(*this);
@@ -374,7 +400,7 @@ void Worker::Impl::wait(size_t key) {
          "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
          reply.spec.name);
   }
-  while (!ready(key)) {
+  while (!done()) {
     check_failure();
     if (!someone_polls && session->poll()) {
       polled.notify_all();
@@ -410,25 +436,28 @@ void Worker::Impl::time_out(size_t key) {
   std::string missing;
   for (uint32_t r : pulse.missing) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
   fail(ErrorCode::kTimeout, "{} of job '{}' was not complete after {} ms; missing ranks: {}",
-       key == Session::kAllKeys ? "the round" : fmt::format("key '{}'", reply.spec.keys[key].name),
+       key >= Session::kAnyKey ? "the round" : fmt::format("key '{}'", reply.spec.keys[key].name),
        reply.spec.name, options.wait_timeout_ms, missing.empty() ? "none (all are slow)" : missing);
 }
 
 void Worker::Impl::copy_out(size_t key) {
   CallerMemory& memory = caller_memory[key];
-  if (!memory.parameters) return;
-  std::span<const std::byte> from;
+  std::unique_lock lock(mutex);
+  polled.wait(lock, [&] { return !memory.copying; });  // another thread waits for the key as well
+  if (!memory.parameters || memory.copied_round == session->round(key)) return;
+  const std::span<const std::byte> from = session->result(key);
+  memory.copied_round = session->round(key);
+  memory.copying = true;
   {
-    const std::lock_guard lock(mutex);
-    if (memory.copied_round == session->round(key)) return;
-    memory.copied_round = session->round(key);
-    from = session->result(key);
+    const Unlocked unlocked(lock);
+    std::memcpy(memory.parameters, from.data(), from.size());
   }
-  std::memcpy(memory.parameters, from.data(), from.size());
+  memory.copying = false;
   bytes_copied += from.size();
+  polled.notify_all();
 }
 
-void Worker::Impl::push(size_t key, int32_t priority, bool null) {
+Pushed Worker::Impl::push(size_t key, int32_t priority, bool null) {
   check_key(key);
   check_failure();
   wait(key);  // the previous round, if nobody waited for it
@@ -439,9 +468,16 @@ void Worker::Impl::push(size_t key, int32_t priority, bool null) {
     bytes_copied += slot.size();
   }
   const std::lock_guard lock(mutex);
+  check_failure();
+  if (!session->ready(key) || session->sending_initial()) {
+    fail(ErrorCode::kInvalid, "key '{}' was pushed while another thread {}",
+         reply.spec.keys[key].name,
+         session->ready(key) ? "sends the initial parameters" : "pushed it too");
+  }
   session->push(key, priority, null);
   ++pushes;
   if (progress.joinable() && has_work()) work.notify_one();
+  return {.key = key, .round = session->round(key) + 1};
 }
 
 Worker::Worker(const WorkerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -499,14 +535,15 @@ void Worker::use_memory(size_t key, const void* gradient, void* parameters) {
 void Worker::broadcast(std::span<const float> initial) {
   Impl& impl = *impl_;
   impl.check_failure();
-  if (impl.reply.send_initial && !impl.initial_sent) {
+  std::unique_lock lock(impl.mutex);
+  const bool sends = impl.reply.send_initial && !impl.initial_sent;
+  if (sends) {
     uint64_t elements = 0;
     for (const KeySpec& key : spec().keys) elements += key.elements;
     if (initial.size() != elements) {
       fail(ErrorCode::kInvalid, "broadcast: {} initial parameters for keys of {} elements in all",
            initial.size(), elements);
     }
-    const std::lock_guard lock(impl.mutex);
     std::vector<const float*> at;
     for (const KeySpec& key : spec().keys) {
       at.push_back(initial.data());
@@ -515,11 +552,21 @@ void Worker::broadcast(std::span<const float> initial) {
     impl.session->send_initial([&](size_t key) { return at[key]; });
     impl.initial_sent = true;
   }
-  wait_all();
+  lock.unlock();
+  try {
+    wait_all();
+  } catch (const Error& error) {
+    if (sends) {  // the caller's memory may go now
+      lock.lock();
+      impl.session->forget_initial();
+      impl.record_failure(error.code(), error.what());
+    }
+    throw;
+  }
 }
 
-void Worker::push(size_t key, int32_t priority) { impl_->push(key, priority, false); }
-void Worker::push_null(size_t key) { impl_->push(key, 0, true); }
+Pushed Worker::push(size_t key, int32_t priority) { return impl_->push(key, priority, false); }
+Pushed Worker::push_null(size_t key) { return impl_->push(key, 0, true); }
 
 void Worker::wait(size_t key) {
   impl_->check_key(key);
@@ -542,6 +589,33 @@ bool Worker::test(size_t key) {
   }
   impl_->copy_out(key);
   return true;
+}
+
+size_t Worker::poll() {
+  impl_->check_failure();
+  const std::lock_guard lock(impl_->mutex);
+  if (!impl_->someone_polls && impl_->session->poll()) impl_->polled.notify_all();
+  return impl_->session->outstanding();
+}
+
+std::optional<size_t> Worker::wait_any(std::span<const Pushed> pushed) {
+  for (const Pushed& one : pushed) impl_->check_key(one.key);
+  std::optional<size_t> first;
+  impl_->wait_until(Session::kAnyKey, [&] {
+    for (size_t i = 0; i < pushed.size() && !first; ++i) {
+      if (impl_->session->round(pushed[i].key) >= pushed[i].round) first = i;
+    }
+    return first || std::exchange(impl_->woken, false);
+  });
+  if (first) impl_->copy_out(pushed[*first].key);
+  return first;
+}
+
+void Worker::wake() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->woken = true;
+  impl_->polled.notify_all();
+  if (impl_->someone_polls) impl_->interrupt();
 }
 
 void Worker::pull(size_t key, std::span<std::byte> into) {
@@ -567,10 +641,10 @@ void Worker::set_hyper(const std::map<std::string, double>& values) {
   impl_->control.set_hyper(impl_->credential, values);
 }
 
+// On a connection of its own: others may ask for something while this waits.
 void Worker::barrier() {
   impl_->check_failure();
-  const std::lock_guard lock(impl_->control_mutex);
-  impl_->control.barrier(impl_->credential, impl_->options.wait_timeout_ms);
+  ControlClient(impl_->options.server).barrier(impl_->credential, impl_->options.wait_timeout_ms);
 }
 
 void Worker::leave() {
@@ -580,7 +654,12 @@ void Worker::leave() {
   impl.check_failure();
   impl.left = true;
   impl.heartbeat.request_stop();
-  impl.control.leave(impl.credential);
+  try {
+    impl.control.leave(impl.credential);
+  } catch (const Error& error) {
+    impl.record_failure(error.code(), error.what());
+    throw;
+  }
   impl.record_failure(ErrorCode::kFenced,
                       fmt::format("rank {} has left job '{}'", rank(), spec().name));
 }

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +53,12 @@ struct WorkerStats {
   uint64_t bytes_copied = 0;  // between memory of the caller's and phub's; 0 for library memory
   uint64_t sleeps = 0;        // times a wait had to sleep
   uint64_t reconnections = 0;
+};
+
+// What a push returns, and wait_any() waits for.
+struct Pushed {
+  size_t key = 0;
+  uint64_t round = 0;
 };
 
 class Worker {
@@ -89,13 +96,17 @@ class Worker {
 
   // Starts the exchange of a key: lends the gradient, gives up the parameters. Higher priority
   // first.
-  void push(size_t key, int32_t priority = 0);
+  Pushed push(size_t key, int32_t priority = 0);
   // As push, for a gradient that is zero: nothing is sent, the rank counts as having taken part.
-  void push_null(size_t key);
+  Pushed push_null(size_t key);
   // Until the key's result is here. A key that was never pushed: until its present parameters are.
   void wait(size_t key);
   void wait_all();
   bool test(size_t key);  // wait() would not block
+  size_t poll();          // moves what can move without waiting; how many keys are not here yet
+  // Until the result of one of them is here: its index. Nothing: wake() was called. One thread.
+  std::optional<size_t> wait_any(std::span<const Pushed> pushed);
+  void wake();  // ends the wait_any() that runs, or else the next one
   void push_pull(size_t key, int32_t priority = 0) {
     push(key, priority);
     wait(key);

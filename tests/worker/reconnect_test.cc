@@ -26,18 +26,21 @@ uint16_t port_of(const sockaddr_storage& address) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-// Connected TCP sockets of this process, both ends, but those of the control port.
+// A connected TCP socket, either end, that is not of the control port.
+bool is_data_connection(int fd, uint16_t control_port) {
+  sockaddr_storage own = {}, peer = {};
+  socklen_t own_size = sizeof own, peer_size = sizeof peer;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) return false;
+  if (own.ss_family != AF_INET) return false;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) return false;
+  return port_of(own) != control_port && port_of(peer) != control_port;
+}
+
 std::vector<int> data_connections(uint16_t control_port) {
   std::vector<int> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::stoi(entry.path().filename());
-    sockaddr_storage own = {}, peer = {};
-    socklen_t own_size = sizeof own, peer_size = sizeof peer;
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) continue;
-    if (own.ss_family != AF_INET) continue;
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) continue;
-    if (port_of(own) == control_port || port_of(peer) == control_port) continue;
-    found.push_back(fd);
+    if (is_data_connection(fd, control_port)) found.push_back(fd);
   }
   return found;
 }
@@ -64,7 +67,9 @@ TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
       const std::vector<int> fds = data_connections(control);
       if (fds.empty()) continue;
-      broken += shutdown(fds[random() % fds.size()], SHUT_RDWR) == 0;
+      const int fd = fds[random() % fds.size()];
+      if (!is_data_connection(fd, control)) continue;  // closed meanwhile, the number used again
+      broken += shutdown(fd, SHUT_RDWR) == 0;
     }
   });
   std::exception_ptr failure;
@@ -116,12 +121,14 @@ TEST(Reconnect, AJobThatEndsWhileNobodyWaitsIsAnErrorOfTheNextWait) {
   spec.keys = {{.name = "key", .elements = 10'000}};
   spec.world_size = 2;
   spec.lease_ms = 300;
+  std::atomic<uint32_t> started = 0;
   std::atomic<bool> over = false;
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions options = box.options(spec);
     options.rank = static_cast<int32_t>(rank);
     Worker worker(options);
     worker.wait_all();
+    for (++started; started < 2;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (rank == 0) {
       worker.push(0);  // never complete: the other rank sends nothing
       ControlClient(box.address()).remove("ended");
