@@ -7,11 +7,15 @@
 #include <csignal>
 #include <fstream>
 #include <iostream>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "bench/zerocompute_one_rank.h"
 #include "bench/zerocompute_options.h"
 #include "bench/zerocompute_report.h"
 #include "bench/zerocompute_server.h"
+#include "bench/zerocompute_usage.h"
 #include "numa/topology.h"
 #include "transport/control_client.h"
 
@@ -34,7 +38,8 @@ std::string work_of(const ZerocomputeOptions& options) {
 }
 
 CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint32_t workers,
-                 const std::string& server, const std::string& job_name) {
+                 uint32_t chunk_elements, const std::string& server,
+                 const std::string& job_name) {
   const kernels::Optimizer optimizer =
       options.optimize ? options.optimizer : kernels::Optimizer::kNone;
   CaseSpec spec{.table = table, .workers = workers, .dtype = options.dtype, .copy = options.copy};
@@ -50,7 +55,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   job.name = job_name;
   job.keys = table.keys;
   job.world_size = workers;
-  job.chunk_elements = options.chunk_elements;
+  job.chunk_elements = chunk_elements;
   job.optimizer = kernels::name_of(optimizer);
   job.work = options.sum ? "all" : "none";
   job.gradient_dtype = job.parameter_dtype = kernels::name_of(options.dtype);
@@ -59,9 +64,13 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   return spec;
 }
 
-void write_json(const std::string& path, std::span<const ReportRow> rows) {
+void write_json(const std::string& path, std::span<const ReportRow> rows,
+                const nlohmann::json& server) {
+  nlohmann::json out = to_json(rows);
+  out["machine"] = machine_json();
+  if (!server.is_null()) out["server"] = server;
   std::ofstream file(path);
-  file << to_json(rows).dump(2) << "\n";
+  file << out.dump(2) << "\n";
   if (!file.flush()) fail(ErrorCode::kInvalid, "--json: cannot write '{}'", path);
 }
 
@@ -79,6 +88,7 @@ std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec
                     .workers = spec.workers,
                     .job = static_cast<uint32_t>(rows.size()),
                     .jobs = options.jobs,
+                    .chunk_elements = spec.worker.spec.chunk_elements,
                     .warmup = options.warmup,
                     .result = std::move(result)});
   }
@@ -89,8 +99,10 @@ std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec
 class Report {
  public:
   explicit Report(const ZerocomputeOptions& options) : options_(options) {
-    if (!options.json.empty()) write_json(options.json, {});  // whether it can be written
+    if (!options.json.empty()) write_json(options.json, {}, {});  // whether it can be written
   }
+
+  void about(const ServerStatus& status) { server_ = server_json(status); }
 
   void add(std::vector<ReportRow> rows) {
     for (ReportRow& row : rows) {
@@ -99,7 +111,13 @@ class Report {
       note_wrong(row.result);
       rows_.push_back(std::move(row));
     }
-    if (!options_.json.empty()) write_json(options_.json, rows_);
+    if (!options_.json.empty()) write_json(options_.json, rows_, server_);
+  }
+
+  // The last words.
+  void conclude() const {
+    const std::string text = verdict_text(rows_);
+    if (!text.empty()) std::cout << "\n" << text << std::flush;
   }
 
   void note_wrong(const CaseResult& result) {
@@ -113,6 +131,7 @@ class Report {
  private:
   const ZerocomputeOptions& options_;
   std::vector<ReportRow> rows_;
+  nlohmann::json server_;
   uint64_t wrong_ = 0;
 };
 
@@ -124,26 +143,37 @@ int measure(const ZerocomputeOptions& options) {
     own.emplace(beside_this_program("phub"), options.transport, options.serve_arguments);
   }
   const std::string server = own ? own->address() : options.server;
-  Schedule schedule{.warmup = options.warmup, .rounds = options.rounds, .seconds = options.seconds};
-  const uint32_t server_cores = ControlClient(server).status().cores;
+  Schedule schedule{.warmup = options.warmup,
+                    .rounds = options.rounds,
+                    .seconds = options.seconds,
+                    .server_pid = own ? own->pid() : 0,
+                    .wakeup_us = measure_wakeup_us(),
+                    .link_gbps = options.link_gbps};
+  const ServerStatus status = ControlClient(server).status();
+  report.about(status);
   if (options.limit) {
     const size_t here = numa::this_machine().cores.size();
-    schedule.limit_threads = std::clamp<uint32_t>(server_cores, 1, static_cast<uint32_t>(here));
+    schedule.limit_threads = std::clamp<uint32_t>(status.cores, 1, static_cast<uint32_t>(here));
+  }
+  std::vector<std::pair<uint32_t, uint32_t>> sizes;  // workers, elements of a chunk
+  for (const uint32_t workers : options.workers) {
+    for (const uint32_t elements : options.chunk_elements) sizes.emplace_back(workers, elements);
   }
   Progress progress(!options.quiet);
   size_t number = 0;
   for (const KeyTable& table : options.models) {
-    for (uint32_t workers : options.workers) {
+    for (const auto& [workers, chunk_elements] : sizes) {
       progress.begin(fmt::format("{}, {} workers", table.name, workers));
       std::vector<CaseSpec> jobs;
       for (uint32_t j = 0; j < options.jobs; ++j) {
-        jobs.push_back(case_of(options, table, workers, server,
+        jobs.push_back(case_of(options, table, workers, chunk_elements, server,
                                fmt::format("zerocompute-{}-{}", getpid(), number++)));
         jobs[j].checker.pattern_first = j * kJobStride;
       }
       report.add(rows_of(options, jobs[0], run_jobs(jobs, schedule, progress, interrupted)));
     }
   }
+  report.conclude();
   return report.status();
 }
 
@@ -152,22 +182,26 @@ int measure_one_rank(const ZerocomputeOptions& options) {
   ZerocomputeOptions own = options;
   if (options.rank != 0) own.json.clear();
   Report report(own);
-  const Schedule schedule{.warmup = options.warmup, .rounds = options.rounds};
+  const Schedule schedule{
+      .warmup = options.warmup, .rounds = options.rounds, .link_gbps = options.link_gbps};
   Progress progress(!options.quiet && options.rank == 0);
   size_t number = 0;
   for (const KeyTable& table : options.models) {
     progress.begin(fmt::format("{}, {} workers", table.name, options.workers[0]));
-    CaseSpec spec = case_of(options, table, options.workers[0], options.server,
-                            fmt::format("{}-{}", options.job, number++));
-    spec.worker.rank = static_cast<int32_t>(options.rank);
-    spec.worker.connect_timeout_ms = kOneRankConnectMs;
-    CaseResult result = run_one_rank(spec, schedule, progress);
-    if (options.rank == 0) {
-      report.add(rows_of(options, spec, {std::move(result)}));
-    } else {
-      report.note_wrong(result);
+    for (const uint32_t chunk_elements : options.chunk_elements) {
+      CaseSpec spec = case_of(options, table, options.workers[0], chunk_elements, options.server,
+                              fmt::format("{}-{}", options.job, number++));
+      spec.worker.rank = static_cast<int32_t>(options.rank);
+      spec.worker.connect_timeout_ms = kOneRankConnectMs;
+      CaseResult result = run_one_rank(spec, schedule, progress);
+      if (options.rank == 0) {
+        report.add(rows_of(options, spec, {std::move(result)}));
+      } else {
+        report.note_wrong(result);
+      }
     }
   }
+  if (options.rank == 0) report.conclude();
   return report.status();
 }
 

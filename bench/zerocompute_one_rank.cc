@@ -45,6 +45,10 @@ CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress
   result.wrong = rank.wrong();
   result.wrong_text = rank.wrong_text();
   result.stats = rank.worker().stats();
+  result.measured = {.workers = spec.workers, .round_us = result.us.p50};
+  if (schedule.link_gbps > 0) {
+    result.measured.network_us = static_cast<double>(result.bytes) * 8 / (schedule.link_gbps * 1e3);
+  }
   rank.worker().leave();
   progress.clear();
   return result;

@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "transport/error.h"
+#include "transport/messages.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -19,6 +20,7 @@ constexpr uint32_t kMaxWorkers = 512;
 constexpr uint32_t kMaxJobs = 64;
 constexpr uint64_t kOneRankRounds = 20;
 constexpr size_t kMaxSweep = 1000;
+constexpr uint64_t kMaxChunkElements = 1u << 24;  // as a job's spec may have
 
 constexpr const char* kDescription =
     "Measures how fast a phub server exchanges the gradients of a model for its new parameters, "
@@ -30,13 +32,15 @@ constexpr const char* kExamples = R"(Examples:
   zerocompute --model resnet50,vgg19 --workers 2,4,8 a table of six rows
   zerocompute -b 4K -e 256M -f 4 --optimizer none    all-reduce of one key, by size
   zerocompute --model my.json --dtype bf16           {"name": …, "keys": [{"name": …, "elements": …}]}
+  zerocompute --chunk-sizes 4K,16K,64K,256K,1M       by the size of a chunk
   zerocompute --no-sum                               notifications only: what the rest costs
   zerocompute --server box:7717 -D 10 --json out.json
   mpirun -np 8 zerocompute --one-rank --server box:7717 --transport tcp -n 50
 
 A round's time is the latest end minus the earliest start of all workers after a common barrier.
-With --one-rank it is rank 0's own time, and no clock is shared. Gb/s count one direction: as much comes back. The limit is how long the same reads and writes of
-memory take with as many threads as the server has cores, measured between the rounds.
+With --one-rank it is rank 0's own time, and no clock is shared. Gb/s count one direction: as much
+comes back. The limit is how long the same reads and writes of memory take with as many threads as
+the server has cores, measured between the rounds. The verdict at the end says which limit binds.
 Exit status: 0 if every result was right, 1 if not or if the run failed, 2 for a wrong command line.
 )";
 
@@ -56,6 +60,8 @@ struct Raw {
   std::vector<std::string> workers;
   std::string optimizer = "nesterov", dtype = "f32", from, to;
   std::string factor = "2";
+  uint32_t chunk_elements = 8192;
+  std::vector<std::string> chunk_sizes;
   bool by_seconds = false;
   bool no_sum = false, no_optimize = false, no_limit = false;
 };
@@ -84,7 +90,11 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
                  "(default nesterov)");
   app.add_option("--dtype", raw.dtype,
                  "Format of gradients and of the parameters that come back: f32, bf16, f16");
-  app.add_option("--chunk-elements", o.chunk_elements, "Elements per chunk (default 8192)");
+  app.add_option("--chunk-elements", raw.chunk_elements, "Elements per chunk (default 8192)");
+  app.add_option("--chunk-sizes", raw.chunk_sizes,
+                 "Sweep: bytes of a chunk's gradient, several with commas (4K,32K,1M)")
+      ->delimiter(',')
+      ->excludes("--chunk-elements");
   app.add_flag("--no-optimize", raw.no_optimize, "The server sums and sends the sums back");
   app.add_flag("--no-sum", raw.no_sum,
                "The server neither sums nor optimizes: notifications travel, results stay zero");
@@ -93,6 +103,8 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_option("-n", o.rounds, "Rounds to measure");
   app.add_option("-D", o.seconds, "Or seconds to measure for (default 5; at least 5 rounds)");
   app.add_flag("--no-limit", raw.no_limit, "Do not measure the memory's limit");
+  app.add_option("--link-gbps", o.link_gbps,
+                 "Of a worker's link each way: lets the verdict say whether the network binds");
   app.add_option("--server", o.server, "HOST:PORT of a running server (default: starts its own)");
   app.add_option("--serve-args", o.serve_arguments, "More arguments for its own `phub serve`");
   app.add_option("--json", o.json, "Also write the results to this file");
@@ -110,6 +122,23 @@ void resolve_models(const Raw& raw, ZerocomputeOptions& o) {
     }
   }
   if (o.models.empty()) o.models.push_back(model("resnet50"));
+}
+
+void resolve_chunks(const Raw& raw, ZerocomputeOptions& o) {
+  o.chunk_elements = {raw.chunk_elements};
+  if (raw.chunk_sizes.empty()) return;
+  o.chunk_elements.clear();
+  const uint64_t width = kernels::bytes_of(o.dtype);
+  for (const std::string& text : raw.chunk_sizes) {
+    const uint64_t bytes = parse_size(text);
+    const uint64_t elements = bytes / width;
+    if (bytes % (width * kChunkAlignment) != 0 || elements > kMaxChunkElements) {
+      fail(ErrorCode::kInvalid,
+           "--chunk-sizes: {} is not a multiple of {} bytes ({} elements) up to {} MiB", text,
+           width * kChunkAlignment, kChunkAlignment, kMaxChunkElements * width >> 20);
+    }
+    o.chunk_elements.push_back(static_cast<uint32_t>(elements));
+  }
 }
 
 // The rank, the world and the server that a launcher's environment says.
@@ -172,8 +201,12 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
   if (o.jobs == 0 || o.jobs > kMaxJobs) {
     fail(ErrorCode::kInvalid, "--jobs: {} is not between 1 and {}", o.jobs, kMaxJobs);
   }
+  if (!(o.link_gbps >= 0)) {
+    fail(ErrorCode::kInvalid, "--link-gbps: {} is not a rate above 0", o.link_gbps);
+  }
   if (o.one_rank) resolve_one_rank(raw, o);
   resolve_models(raw, o);
+  resolve_chunks(raw, o);
 }
 
 }  // namespace

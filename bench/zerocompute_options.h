@@ -23,7 +23,7 @@ struct ZerocomputeOptions {
   std::string transport = "shm";
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
   kernels::DType dtype = kernels::DType::kF32;
-  uint32_t chunk_elements = 8192;
+  std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
   bool sum = true;       // --no-sum: notifications only
   bool optimize = true;  // --no-optimize: sums come back
   bool copy = false;     // each worker also copies the parameters into private memory
@@ -31,6 +31,7 @@ struct ZerocomputeOptions {
   uint64_t rounds = 0;  // 0: by seconds
   double seconds = 5;
   bool limit = true;            // measure the memory's limit
+  double link_gbps = 0;         // of a worker's link, for the verdict; 0: not known
   std::string server;           // empty: start one
   std::string serve_arguments;  // for the one that is started
   std::string json;             // file; empty: none

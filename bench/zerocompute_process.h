@@ -27,6 +27,7 @@ class Child {
   // Waits for the end, up to `limit_ms`. False if it still runs.
   bool wait(int limit_ms);
   void send(int signal);
+  pid_t pid() const { return pid_; }
 
  private:
   pid_t pid_ = -1;

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "bench/zerocompute_pattern.h"
+#include "bench/zerocompute_shared.h"
 
 namespace phub {
 namespace {
@@ -12,6 +14,7 @@ namespace {
 WorkerOptions options_of(const CaseSpec& spec, uint32_t rank) {
   WorkerOptions options = spec.worker;
   options.rank = static_cast<int32_t>(rank);
+  if (const char* trace = std::getenv("PHUB_TRACE")) options.trace = trace;
   return options;
 }
 
@@ -39,17 +42,19 @@ void Rank::fill(uint64_t round) {
   }
 }
 
-void Rank::exchange() {
+int64_t Rank::exchange() {
   const size_t keys = key_first_.size();
   for (size_t k = 0; k < keys; ++k) worker_.push(k);
+  const int64_t pushed_ns = monotonic_ns();
   if (!spec_.copy) {
     worker_.wait_all();
-    return;
+    return pushed_ns;
   }
   for (size_t k = 0; k < keys; ++k) {
     worker_.wait(k);
     worker_.pull(k, {copy_.data() + key_first_[k] * width_, spec_.table.keys[k].elements * width_});
   }
+  return pushed_ns;
 }
 
 const std::byte* Rank::results(size_t key) const {

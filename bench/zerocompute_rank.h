@@ -35,8 +35,8 @@ class Rank {
 
   // Writes this round's gradients, all of them, so that no cache holds old ones.
   void fill(uint64_t round);
-  // What is measured: pushes all keys and waits for all of them.
-  void exchange();
+  // What is measured: pushes all keys and waits for all of them. When all were pushed.
+  int64_t exchange();
   // Advances part `part` of `parts` of the reference to `round` and compares it. REQUIRES: this
   // part is advanced by one rank per round.
   void check_part(uint64_t round, uint64_t part, uint64_t parts);

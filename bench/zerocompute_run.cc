@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "bench/roofline.h"
 #include "bench/zerocompute_process.h"
+#include "bench/zerocompute_usage.h"
 
 namespace phub {
 namespace {
@@ -126,8 +128,31 @@ void run_order(const Coordinators& jobs, const Order& order, std::string_view wh
   for (const auto& job : jobs) job->wait_parked(what);
 }
 
+// The processor time of the server's cores, over the orders that were measured.
+class CoreMeter {
+ public:
+  explicit CoreMeter(pid_t server) : server_(server) {}
+
+  void start() { before_ns_ = read(); }
+  void stop() {
+    const std::vector<int64_t> now_ns = read();
+    if (now_ns.size() != before_ns_.size()) return;
+    run_ns_.resize(now_ns.size());
+    for (size_t i = 0; i < now_ns.size(); ++i) run_ns_[i] += now_ns[i] - before_ns_[i];
+  }
+  const std::vector<int64_t>& run_ns() const { return run_ns_; }
+
+ private:
+  std::vector<int64_t> read() const {
+    return server_ > 0 ? core_run_ns(server_) : std::vector<int64_t>();
+  }
+
+  pid_t server_;
+  std::vector<int64_t> before_ns_, run_ns_;
+};
+
 void run_parts(const Coordinators& jobs, const Schedule& schedule, Roofline* roofline,
-               Progress& progress) {
+               CoreMeter& cores, Progress& progress) {
   if (schedule.warmup > 0) {
     run_order(jobs, {.rounds = schedule.warmup, .least_rounds = schedule.warmup}, "warming up");
   }
@@ -151,7 +176,9 @@ void run_parts(const Coordinators& jobs, const Schedule& schedule, Roofline* roo
       order.least_rounds = part == 0 ? (kLeastRounds - parts + 1) : 1;
       order.deadline_ns = monotonic_ns() + part_ns;
     }
+    cores.start();
     run_order(jobs, order, "measuring");
+    cores.stop();
     uint64_t most = 0;
     for (const auto& job : jobs) most = std::max(most, job->shared().head().recorded.load());
     left = (schedule.rounds > 0 ? schedule.rounds : kMaxRounds) - most;
@@ -181,6 +208,36 @@ CaseResult collect(const CaseSpec& spec, const SharedCase& shared) {
   return result;
 }
 
+// What the verdict is about; the memory's limit is added by who measured it.
+Measured measured_of(const CaseSpec& spec, const CaseResult& result, const SharedCase& shared,
+                     const Schedule& schedule, const std::vector<int64_t>& core_ns) {
+  Measured m{.workers = spec.workers, .round_us = result.us.p50};
+  if (schedule.link_gbps > 0) {
+    m.network_us = static_cast<double>(result.bytes) * 8 / (schedule.link_gbps * 1e3);
+  }
+  const double all_ns = result.us.total * 1e3;
+  double run_ns = 0;
+  for (const WorkerSlot& slot : shared.slots()) {
+    m.pushed_us.push_back(slot.pushed_us / static_cast<double>(result.rounds));
+    m.done_us.push_back(slot.done_us / static_cast<double>(result.rounds));
+    run_ns += static_cast<double>(slot.run_ns);
+  }
+  for (const int64_t ns : core_ns) {
+    m.core_busy.push_back(std::min(1.0, static_cast<double>(ns) / all_ns));
+    run_ns += static_cast<double>(ns);
+  }
+  if (!core_ns.empty()) {
+    m.machine_busy = std::min(1.0, run_ns / (all_ns * std::thread::hardware_concurrency()));
+  }
+  if (schedule.wakeup_us > 0) {
+    // One of the server's, which slept between the rounds, and those of a worker.
+    const auto rounds = static_cast<double>(shared.head().rounds_done.load());
+    m.wakeups = 1 + static_cast<double>(result.stats.sleeps) / rounds / spec.workers;
+    m.wakeup_us = schedule.wakeup_us;
+  }
+  return m;
+}
+
 }  // namespace
 
 std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule& schedule,
@@ -198,14 +255,21 @@ std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule&
                           first.checker.hyper, first.dtype);
     roofline = std::make_unique<Roofline>(mix, schedule.limit_threads);
   }
-  run_parts(coordinators, schedule, roofline.get(), progress);
+  CoreMeter cores(schedule.server_pid);
+  run_parts(coordinators, schedule, roofline.get(), cores, progress);
   std::vector<CaseResult> results;
   for (size_t j = 0; j < jobs.size(); ++j) {
     coordinators[j]->finish();
     results.push_back(collect(jobs[j], coordinators[j]->shared()));
+    results[j].measured = {.workers = jobs[j].workers, .round_us = results[j].us.p50};
+  }
+  if (jobs.size() == 1) {
+    results[0].measured = measured_of(first, results[0], coordinators[0]->shared(), schedule,
+                                      cores.run_ns());
   }
   if (roofline) {
     results[0].limit_us = roofline->limit_us();
+    results[0].measured.memory_us = results[0].limit_us;
     results[0].limit_gigabytes_per_s = roofline->gigabytes_per_s();
     results[0].limit_threads = schedule.limit_threads;
     results[0].memory_bytes_moved = bytes_moved(mix);

@@ -2,6 +2,8 @@
 // their orders, and measures the memory's limit while they are parked.
 #pragma once
 
+#include <sys/types.h>
+
 #include <csignal>
 #include <span>
 #include <string>
@@ -9,6 +11,7 @@
 
 #include "bench/zerocompute_progress.h"
 #include "bench/zerocompute_statistics.h"
+#include "bench/zerocompute_verdict.h"
 #include "bench/zerocompute_worker.h"
 
 namespace phub {
@@ -18,6 +21,9 @@ struct Schedule {
   uint64_t rounds = 0;  // 0: by seconds
   double seconds = 5;
   uint32_t limit_threads = 0;  // 0: do not measure the limit
+  pid_t server_pid = 0;        // on this machine; 0: it is elsewhere
+  double wakeup_us = 0;        // of one; 0: not measured
+  double link_gbps = 0;        // of a worker; 0: not known
 };
 
 struct CaseResult {
@@ -32,6 +38,7 @@ struct CaseResult {
   double limit_gigabytes_per_s = 0;
   uint32_t limit_threads = 0;
   uint64_t memory_bytes_moved = 0;  // per exchange, what the limit is about
+  Measured measured;                // for the verdict; with several jobs only the round
 };
 
 // One result per job; the jobs run their rounds at the same time, each at its own pace. The limit

@@ -17,6 +17,7 @@ class OwnServer {
   ~OwnServer();  // asks it to stop, waits, then kills it
 
   const std::string& address() const { return address_; }
+  pid_t pid() const { return child_->pid(); }
   // What it has printed so far.
   std::string output() const;
 

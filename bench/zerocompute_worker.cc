@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "bench/zerocompute_usage.h"
+
 namespace phub {
 namespace {
 
@@ -51,9 +53,11 @@ class WorkerProcess {
   void run_round(uint64_t round) {
     rank_.fill(round);
     meet();
+    const int64_t run_before_ns = own_run_ns();
     slot_.start_ns = monotonic_ns();
-    rank_.exchange();
+    slot_.pushed_ns = rank_.exchange();
     slot_.end_ns = monotonic_ns();
+    if (head_.order.record) slot_.run_ns += own_run_ns() - run_before_ns;
     meet();
     if (number_ == 0) finish_round();
     // All elements are compared in every round: each on one worker, on another one the next round.
@@ -74,6 +78,10 @@ class WorkerProcess {
     if (order.record) {
       const uint64_t index = head_.recorded.load();
       shared_.round_us()[index] = static_cast<double>(end - start) / 1e3;
+      for (WorkerSlot& slot : shared_.slots()) {
+        slot.pushed_us += static_cast<double>(slot.pushed_ns - start) / 1e3;
+        slot.done_us += static_cast<double>(slot.end_ns - start) / 1e3;
+      }
       head_.recorded.store(index + 1);
     }
     const bool stop = rounds_of_order_ >= order.rounds || head_.recorded.load() == kMaxRounds ||

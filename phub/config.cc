@@ -73,7 +73,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 11> kOptions = {{
+constexpr std::array<Option, 13> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0 takes a free one, *:PORT is "
      "every address of this machine. [127.0.0.1:7717]",
@@ -139,6 +139,17 @@ constexpr std::array<Option, 11> kOptions = {{
     {"log-level", "LEVEL", Kind::kText, "trace, debug, info, warn, error or off. [info]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.log_level = parse_word(values[0], {"trace", "debug", "info", "warn", "error", "off"});
+     }},
+    {"trace", "FILE", Kind::kText,
+     "Write what the cores did (arrivals, waits, sums, write-backs of every chunk) to FILE at the "
+     "end, for ui.perfetto.dev. [no trace]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.trace = parse_text(values[0]);
+     }},
+    {"trace-events", "N", Kind::kInteger,
+     "How many events of each core a trace keeps, the last ones; 48 bytes each. [200000]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.trace_events = static_cast<size_t>(parse_integer(values[0], 1, 1'000'000'000));
      }},
 }};
 

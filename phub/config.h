@@ -29,6 +29,8 @@ struct ServeConfig {
   std::string topology = "this";    // or an hwloc XML file, or hwloc's synthetic description
   int32_t spin_us = -1;             // before a core sleeps; -1: by the number of CPUs
   std::string log_level = "info";
+  std::string trace;              // file; empty: no trace
+  size_t trace_events = 200'000;  // of each core, the last ones
 };
 
 // What was given, by option name ("memory-limit"), before it is looked at.

@@ -28,6 +28,15 @@ void watch(int epoll_fd, int fd) {
   }
 }
 
+// By the only thread that writes the counter: no locked instruction.
+void add(std::atomic<uint64_t>& counter, uint64_t n) {
+  counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+}
+
+int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 Core::Core(uint32_t index) : index_(index) {
@@ -66,6 +75,7 @@ bool Core::step() {
   for (CoreJob* job : jobs_) moved |= job->step();
   moved |= forward_reports();
   if (std::exchange(reported_, false)) ring(report_fd_);
+  add(moved ? usage_.busy_passes : usage_.idle_passes, 1);
   return moved;
 }
 
@@ -180,10 +190,26 @@ void Core::disarm() {
 void Core::sleep() {
   int timeout_ms = -1;
   if (arm(timeout_ms)) {
+    const TraceSpan span(trace_, {.name = "sleep", .thread = static_cast<uint16_t>(index_)});
     std::array<epoll_event, 16> events;
+    const int64_t awake = usage_.asleep.load(std::memory_order_relaxed);
+    const int64_t since = now_ns();
+    usage_.asleep.store(awake - 2 * since + 1, std::memory_order_relaxed);
     epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
+    usage_.asleep.store(awake + 2 * (now_ns() - since), std::memory_order_relaxed);
+    add(usage_.sleeps, 1);
   }
   disarm();
+}
+
+CoreUsage Core::usage() const {
+  CoreUsage usage{.busy_passes = usage_.busy_passes.load(std::memory_order_relaxed),
+                  .idle_passes = usage_.idle_passes.load(std::memory_order_relaxed),
+                  .sleeps = usage_.sleeps.load(std::memory_order_relaxed)};
+  const int64_t asleep = usage_.asleep.load(std::memory_order_relaxed);
+  const bool now_asleep = (asleep & 1) != 0;
+  usage.asleep_ns = static_cast<uint64_t>((asleep >> 1) + (now_asleep ? now_ns() : 0));
+  return usage;
 }
 
 }  // namespace phub

@@ -14,6 +14,13 @@
 
 namespace phub {
 
+// How a core's thread spent its time so far.
+struct CoreUsage {
+  uint64_t busy_passes = 0, idle_passes = 0;
+  uint64_t sleeps = 0;
+  uint64_t asleep_ns = 0;
+};
+
 class Core {
  public:
   static constexpr size_t kMaxJobs = 1024;
@@ -22,6 +29,9 @@ class Core {
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
+
+  // From here on the core's sleep is written to `log`. Before run().
+  void trace(TraceLog& log) { trace_ = &log; }
 
   // Control thread. False when the mailbox is full: try again later.
   bool send(const CoreMessage& message);
@@ -42,6 +52,8 @@ class Core {
   void disarm();
   bool has_mail() const { return !mailbox_.empty(); }
 
+  CoreUsage usage() const;  // any thread
+
  private:
   bool read_mailbox();
   void handle(const CoreMessage& message);
@@ -54,11 +66,19 @@ class Core {
   int mailbox_fd_ = -1;
   int report_fd_ = -1;
   std::vector<CoreJob*> jobs_;
-  size_t armed_ = 0;       // jobs, from the first
-  bool reported_ = false;  // since the last wake-up of the control thread
+  size_t armed_ = 0;           // jobs, from the first
+  TraceLog* trace_ = nullptr;  // null: nobody asked
+  bool reported_ = false;      // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;
   alignas(64) std::atomic<bool> asleep_{false};
+  // Written by the core's thread alone, read by others now and then.
+  struct alignas(64) {
+    std::atomic<uint64_t> busy_passes{0}, idle_passes{0}, sleeps{0};
+    // Twice the nanoseconds asleep; while asleep, twice those minus now, plus 1. In one word, so
+    // that a reader never sees it go back.
+    std::atomic<int64_t> asleep{0};
+  } usage_;
 };
 
 }  // namespace phub

@@ -35,6 +35,8 @@ bool CoreJob::step() {
   if (busy) unflushed_ += static_cast<uint32_t>(std::max<size_t>(completed, 1));
   if (unflushed_ > 0 && (!busy || unflushed_ >= kFlushAfter)) {
     unflushed_ = 0;
+    const TraceSpan span(trace_log(),
+                         trace_ ? trace_->event("flush", TraceEvent::kNone, 0) : TraceEvent());
     endpoint_.flush();
     return true;
   }
@@ -84,6 +86,10 @@ void CoreJob::take_gradient(uint32_t rank, uint32_t index, const Imm& imm) {
   ++chunk.arrived;
   ++from.pending;
   --chunk.missing;
+  if (imm.kind == ImmKind::kData) counters_[chunk.queue].elements_in += chunk.elements;
+  if (trace_) {
+    trace_->arrival(index, chunk.id, chunk.round, rank, chunk.arrived == 1, chunk.missing == 0);
+  }
   check_ready(index);
 }
 
@@ -111,6 +117,7 @@ void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
                        parameters_.parameter_dtype, count);
     }
     ++chunk.initial_parts;
+    counters_[chunk.queue].elements_in += chunk.elements;
   }
   if (chunk.initial_parts < parts) return send_result(rank, index);
   begin_round(index, next_round(0));
@@ -158,6 +165,7 @@ bool CoreJob::complete(uint32_t index) {
     }
   }
   ++chunks_completed_;
+  ++counters_[chunk.queue].chunks;
   begin_round(index, next_round(chunk.round));
   write_back(index);
   return true;
@@ -182,6 +190,7 @@ void CoreJob::gather(uint32_t index, const CoreChunk& chunk) {
 // over scratch, state and parameters.
 bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
   if (parameters_.work == Work::kNone) return true;
+  const TraceSpan span(trace_log(), traced("sum and optimize", chunk));
   gather(index, chunk);
 
   std::byte* result =
@@ -256,6 +265,7 @@ void CoreJob::begin_round(uint32_t index, uint64_t round) {
 }
 
 void CoreJob::write_back(uint32_t index) {
+  const TraceSpan span(trace_log(), traced("write back", chunks_[index]));
   for (uint32_t rank = 0; rank < attached_end_; ++rank) {
     if (ranks_[rank].attached) send_result(rank, index);
   }
@@ -281,7 +291,8 @@ void CoreJob::send_result(uint32_t rank, uint32_t index) {
              .imm = encode({in_queue, low8(completed), ImmKind::kData})};
   }
   const uint32_t qp = chunk.queue * parameters_.max_ranks + rank;
-  if (owed_count_[rank] > 0 || !endpoint_.post(qp, write)) owe(rank, index);
+  if (owed_count_[rank] > 0 || !endpoint_.post(qp, write)) return owe(rank, index);
+  if (write.bytes > 0) counters_[chunk.queue].elements_out += chunk.elements;
 }
 
 void CoreJob::owe(uint32_t rank, uint32_t index) {

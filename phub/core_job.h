@@ -6,11 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "phub/core_messages.h"
+#include "phub/core_trace.h"
 #include "transport/nic.h"
 #include "transport/wire.h"
 
@@ -64,6 +66,12 @@ class CoreJob {
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
           std::vector<CoreChunk> chunks, Endpoint& endpoint, const std::vector<HyperVersion>* hyper,
           std::span<const uint32_t> expected, uint32_t queues = 1);
+
+  // From here on what happens is written to `log`, with `job` as this job's number in it. Before
+  // the core gets the job.
+  void trace(TraceLog& log, uint32_t core, uint32_t job) {
+    trace_ = std::make_unique<CoreTrace>(log, core, job, chunks_.size());
+  }
 
   // One pass: takes arrivals, completes up to a batch of chunks, writes back. True if anything
   // moved.
@@ -127,12 +135,19 @@ class CoreJob {
   uint32_t expected_in(uint64_t round) const;
   void report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk);
   void recount_expected();
+  uint64_t lacking(uint32_t index, uint32_t word) const;
+
+  TraceLog* trace_log() { return trace_ ? trace_->log() : nullptr; }
+  TraceEvent traced(const char* name, const CoreChunk& chunk) const {
+    return trace_ ? trace_->event(name, chunk.id, chunk.round) : TraceEvent();
+  }
 
   // Hot: one line each of what step() touches.
   Endpoint& endpoint_;
   const JobParameters parameters_;
   const JobArrays arrays_;
   std::vector<CoreChunk> chunks_;
+  std::unique_ptr<CoreTrace> trace_;    // null: nobody asked
   std::vector<uint32_t> queue_first_;   // where each queue's chunks begin in chunks_, and the end
   std::vector<uint64_t> arrived_bits_;  // [chunk][words_]
   std::vector<uint64_t> null_bits_;
@@ -141,6 +156,7 @@ class CoreJob {
   std::vector<const void*> slots_;  // of the chunk being summed, in rank order
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
+  std::vector<QueueCounters> counters_;  // per queue
   uint32_t words_ = 1;
   uint32_t unflushed_ = 0;     // chunks completed since the last flush
   uint32_t attached_end_ = 0;  // one past the highest attached rank

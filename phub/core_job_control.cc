@@ -25,6 +25,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
   }
   PHUB_CHECK(queue_first_.size() <= queues);
   queue_first_.resize(queues + 1, static_cast<uint32_t>(n));
+  counters_.resize(queues);
   arrived_bits_.assign(n * words_, 0);
   null_bits_.assign(n * words_, 0);
   ready_.reserve(n);
@@ -183,23 +184,37 @@ void CoreJob::probe(Probe& out) const {
   out.chunks_completed = chunks_completed_;
   out.endpoint = endpoint_.counters();
   std::fill(out.waited_for.begin(), out.waited_for.end(), 0);
+  std::fill(out.lacks.begin(), out.lacks.end(), Lack());
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
     out.min_round = std::min(out.min_round, chunk.round);
     if (chunk.arrived == 0 || chunk.missing == 0) continue;
-    if (chunk.round >= expected_from_) {
-      for (uint32_t w = 0; w < words_; ++w) {
-        out.waited_for[w] |= expected_bits_[w] & ~arrived_bits_[size_t{i} * words_ + w];
-      }
-      continue;
-    }
-    for (uint32_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].first_round <= chunk.round && !has(arrived_bits_, i, r)) {
-        out.waited_for[r / 64] |= uint64_t{1} << (r % 64);
+    for (uint32_t w = 0; w < words_; ++w) {
+      const uint64_t bits = lacking(i, w);
+      out.waited_for[w] |= bits;
+      if (out.lacks.empty()) continue;
+      for (uint64_t left = bits; left != 0; left &= left - 1) {
+        Lack& lack = out.lacks[w * 64 + static_cast<uint32_t>(__builtin_ctzll(left))];
+        ++lack.chunks;
+        if (chunk.round < lack.round) lack.round = chunk.round, lack.chunk = chunk.id;
       }
     }
   }
   for (uint32_t r = 0; r < ranks_.size(); ++r) out.arrivals[r] = ranks_[r].arrivals;
+  std::copy_n(counters_.begin(), std::min(counters_.size(), out.queues.size()), out.queues.begin());
+}
+
+// Of 64 ranks, those that are expected in the chunk's round and not here yet.
+uint64_t CoreJob::lacking(uint32_t index, uint32_t word) const {
+  const uint64_t arrived = arrived_bits_[size_t{index} * words_ + word];
+  const uint64_t round = chunks_[index].round;
+  if (round >= expected_from_) return expected_bits_[word] & ~arrived;
+  uint64_t expected = 0;
+  const uint32_t end = std::min<uint32_t>((word + 1) * 64, static_cast<uint32_t>(ranks_.size()));
+  for (uint32_t r = word * 64; r < end; ++r) {
+    expected |= uint64_t{ranks_[r].first_round <= round} << (r % 64);
+  }
+  return expected & ~arrived;
 }
 
 void CoreJob::violation(uint32_t rank, uint32_t index) {

@@ -53,6 +53,21 @@ struct Boundary {
   const std::vector<HyperVersion>* hyper = nullptr;  // the whole table, ascending; null: unchanged
 };
 
+// What went through one queue of a core, ever.
+struct QueueCounters {
+  uint64_t chunks = 0;  // completed
+  uint64_t elements_in = 0, elements_out = 0;
+
+  friend bool operator==(const QueueCounters&, const QueueCounters&) = default;
+};
+
+// What others have sent and a rank has not.
+struct Lack {
+  uint32_t chunks = 0;
+  uint32_t chunk = 0;  // of the job: the first of the lowest round
+  uint64_t round = kNever;
+};
+
 // Filled in by a core on kProbe, read by the control thread after kProbed.
 struct Probe {
   uint64_t min_round = 0;            // lowest round in progress of the core's chunks
@@ -60,6 +75,8 @@ struct Probe {
   EndpointCounters endpoint;         // ever
   std::vector<uint64_t> arrivals;    // per rank, ever
   std::vector<uint64_t> waited_for;  // bit per rank: missing where others have arrived
+  std::vector<Lack> lacks;           // per rank; empty: nobody asks
+  std::vector<QueueCounters> queues;  // of this core; empty: nobody asks
 };
 
 struct CoreMessage {

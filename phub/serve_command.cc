@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "transport/shm_nic.h"
 #include "transport/tcp_nic.h"
 #include "transport/text.h"
+#include "transport/trace.h"
 #include "transport/verbs_nic.h"
 
 namespace phub {
@@ -117,6 +119,11 @@ void serve(const ServeConfig& config) {
   options.pin = config.pin;
   options.spin_us = config.spin_us;
   options.memory_limit_bytes = config.memory_limit_bytes;
+  std::optional<TraceWriter> trace;
+  if (!config.trace.empty()) {
+    trace.emplace(config.trace, "phub serve");
+    options.trace_events = config.trace_events;
+  }
   const SteadyClock clock;
   Server server(options, std::move(nics), clock);
 
@@ -140,6 +147,10 @@ void serve(const ServeConfig& config) {
   io.run();
   port.stop();
   server.stop_threads();
+  if (trace) {
+    server.write_trace(*trace);
+    trace->close();
+  }
 }
 
 }  // namespace

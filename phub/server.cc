@@ -47,6 +47,9 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Nic>> nics, co
   }
   topology_ = options_.topology;
   topology_.cores = std::move(used);
+  if (options_.trace_events == 0) return;
+  trace_ = std::make_unique<ServerTrace>(cores(), options_.trace_events);
+  for (uint32_t i = 0; i < cores(); ++i) cores_[i]->trace(trace_->log(i));
 }
 
 // The NICs that this transport gives a plan, on their nodes.

@@ -20,6 +20,7 @@
 #include "phub/control_handler.h"
 #include "phub/core.h"
 #include "phub/job.h"
+#include "phub/server_trace.h"
 #include "transport/nic.h"
 
 namespace phub {
@@ -31,6 +32,7 @@ struct ServerOptions {
   int32_t spin_us = -1;  // of a core with nothing to do; -1: 20 if CPUs are left over
   uint64_t memory_limit_bytes = ~0ull;
   kernels::Store store = kernels::kDefaultStore;
+  size_t trace_events = 0;  // the last ones of each core are kept, for write_trace(); 0: no trace
 };
 
 class Server final : public ControlHandler {
@@ -41,6 +43,8 @@ class Server final : public ControlHandler {
   // The cores' threads, pinned. Without them somebody has to step the cores.
   void start_threads();
   void stop_threads();
+  // What the cores did lately. REQUIRES: their threads have ended; trace_events was not 0.
+  void write_trace(TraceWriter& writer) const { trace_->write(writer); }
 
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
@@ -143,7 +147,8 @@ class Server final : public ControlHandler {
   std::vector<std::unique_ptr<Nic>> nics_;
   std::vector<std::unique_ptr<Core>> cores_;
   std::vector<uint32_t> core_cpus_;
-  numa::Topology topology_;  // with the cores that are used
+  numa::Topology topology_;             // with the cores that are used
+  std::unique_ptr<ServerTrace> trace_;  // outlives threads and jobs; null: nobody asked
   std::vector<std::jthread> threads_;
   std::map<std::string, std::unique_ptr<Running>> jobs_;
   std::unordered_map<const CoreJob*, Running*> by_core_job_;

@@ -56,6 +56,13 @@ Server::Running& Server::create(const JobSpec& spec, const std::string& transpor
     const auto at = std::find(core_cpus_.begin(), core_cpus_.end(), core.os_cpu);
     running->cores.push_back(static_cast<uint32_t>(at - core_cpus_.begin()));
   }
+  if (trace_) {
+    const uint32_t number = trace_->add_job(*running->job);
+    for (uint32_t i = 0; i < running->cores.size(); ++i) {
+      const uint32_t core = running->cores[i];
+      running->job->core_job(i).trace(trace_->log(core), core, number);
+    }
+  }
   running->probes.resize(running->cores.size());
   for (Probe& probe : running->probes) {
     probe.arrivals.resize(spec.max_ranks);

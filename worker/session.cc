@@ -114,6 +114,7 @@ std::span<const std::byte> Session::result(size_t key) const {
 void Session::push(size_t key_index, int32_t priority, bool null) {
   Key& key = keys_[key_index];
   PHUB_CHECK(key.outstanding == 0 && initial_.empty());
+  if (trace_) pushed_ns_[key_index] = trace_now_ns();
   for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
     Chunk& chunk = chunks_[c];
     chunk.awaited = key.round + 1;
@@ -235,6 +236,14 @@ void Session::take(const Arrival& arrival) {
   Key& key = keys_[chunk.key];
   if (--key.outstanding > 0) return;
   key.round = chunk.awaited;
+  if (trace_ && pushed_ns_[chunk.key] > 0) {
+    trace_->add({.name = "exchange",
+                 .begin_ns = pushed_ns_[chunk.key],
+                 .duration_ns = trace_now_ns() - pushed_ns_[chunk.key],
+                 .round = key.round,
+                 .subject = chunk.key,
+                 .kind = TraceEvent::Kind::kOverlapping});
+  }
   if (--keys_outstanding_ == 0) initial_.clear();
 }
 

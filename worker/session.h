@@ -14,6 +14,7 @@
 
 #include "transport/messages.h"
 #include "transport/nic.h"
+#include "transport/trace.h"
 
 namespace phub {
 
@@ -51,6 +52,12 @@ class Session {
   bool misled() const { return misled_; }  // the server sent what cannot be: no way on
   const std::string& problem() const { return problem_; }
   void resend();
+
+  // From here on each exchange, from push to result, is written to `log`.
+  void trace(TraceLog& log) {
+    trace_ = &log;
+    pushed_ns_.assign(keys_.size(), 0);
+  }
 
   // Before sleeping on the link's endpoint until `key` (for kAllKeys everything, for kAnyKey
   // anything) may be ready.
@@ -117,6 +124,8 @@ class Session {
   bool misled_ = false;
   std::string problem_;
   uint64_t chunks_pushed_ = 0, chunks_received_ = 0;
+  TraceLog* trace_ = nullptr;        // null: nobody asked
+  std::vector<uint64_t> pushed_ns_;  // by key
 };
 
 }  // namespace phub

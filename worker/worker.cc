@@ -25,6 +25,7 @@
 #include "transport/control_client.h"
 #include "worker/connect.h"
 #include "worker/session.h"
+#include "worker/worker_trace.h"
 
 namespace phub {
 namespace {
@@ -104,9 +105,11 @@ struct Worker::Impl {
   explicit Impl(const WorkerOptions& worker_options);
   ~Impl();
 
+  bool ready(size_t key) const {
+    return key >= Session::kAnyKey ? session->all_ready() : session->ready(key);
+  }
   void wait(size_t key) {
-    wait_until(
-        key, [&] { return key == Session::kAllKeys ? session->all_ready() : session->ready(key); });
+    wait_until(key, [&] { return ready(key); });
   }
   // `key` is what to be woken for; `done` is called with the lock held.
   template <typename Done>
@@ -138,6 +141,7 @@ struct Worker::Impl {
   int interrupt_fd = -1;  // wakes who sleeps on epoll_fd
 
   mutable std::mutex mutex;
+  std::unique_ptr<WorkerTrace> trace;  // guarded by mutex; null: nobody asked
   std::condition_variable polled;
   std::unique_ptr<Session> session;  // guarded by mutex, as what follows
   bool someone_polls = false;
@@ -148,7 +152,8 @@ struct Worker::Impl {
   // A thread in wait(); the progress thread steps back. REQUIRES: the lock is held.
   struct Waiting {
     explicit Waiting(Impl& worker) : impl(worker) {
-      if (impl.waiters++ == 0 && impl.progress.joinable() && impl.someone_polls) impl.interrupt();
+      ++impl.waiters;
+      if (impl.someone_polls) impl.interrupt();  // it knows nothing of what this one waits for
     }
     ~Waiting() {
       --impl.waiters;
@@ -190,6 +195,10 @@ Worker::Impl::Impl(const WorkerOptions& worker_options)
   try {
     link = connect(control, reply, credential, options.connect_timeout_ms);
     session = std::make_unique<Session>(reply, *link);
+    if (!options.trace.empty()) {
+      trace = std::make_unique<WorkerTrace>(options.trace, reply, options.trace_events);
+      session->trace(trace->log());
+    }
   } catch (...) {
     say_goodbye();
     throw;
@@ -313,6 +322,7 @@ void Worker::Impl::interrupt() {
 void Worker::Impl::reconnect(std::unique_lock<std::mutex>& lock) {
   someone_polls = true;
   lock.unlock();
+  const uint64_t begin = trace_now_ns();
   const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
   ControlClient requests(options.server);
   for (bool again = true; again && !failed;) {
@@ -330,6 +340,7 @@ void Worker::Impl::reconnect(std::unique_lock<std::mutex>& lock) {
     }
   }
   lock.lock();
+  if (trace) trace->add("reconnect", Session::kAllKeys, 0, begin);
   someone_polls = link_lost = false;
   ++reconnections;
   if (!failed) session->resend();
@@ -372,7 +383,7 @@ void Worker::Impl::sleep(std::unique_lock<std::mutex>& lock, size_t key) {
   }
   someone_polls = true;
   int woken = 0;
-  if (session->arm(key)) {
+  if (session->arm(waiters > 1 ? Session::kAnyKey : key)) {
     lock.unlock();
     epoll_event event;
     woken = epoll_wait(epoll_fd, &event, 1, kLookUpMs);
@@ -395,6 +406,8 @@ void Worker::Impl::wait_until(size_t key, Done done) {
   const SteadyTime begin = now();
   std::unique_lock lock(mutex);
   const Waiting counted(*this);
+  const TraceSpan span(trace && !done() ? &trace->log() : nullptr,
+                       trace ? trace->event("wait", key, 0) : TraceEvent());
   if (reply.send_initial && !initial_sent) {
     fail(ErrorCode::kInvalid,
          "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
@@ -448,6 +461,8 @@ void Worker::Impl::copy_out(size_t key) {
   const std::span<const std::byte> from = session->result(key);
   memory.copied_round = session->round(key);
   memory.copying = true;
+  const TraceSpan span(trace ? &trace->log() : nullptr,
+                       trace ? trace->event("copy out", key, memory.copied_round) : TraceEvent());
   {
     const Unlocked unlocked(lock);
     std::memcpy(memory.parameters, from.data(), from.size());
@@ -462,7 +477,9 @@ Pushed Worker::Impl::push(size_t key, int32_t priority, bool null) {
   check_failure();
   wait(key);  // the previous round, if nobody waited for it
   copy_out(key);
-  if (const void* from = caller_memory[key].gradient; from && !null) {
+  const uint64_t begin = trace ? trace_now_ns() : 0;
+  const void* from = null ? nullptr : caller_memory[key].gradient;
+  if (from) {
     std::span<std::byte> slot = session->gradient(key);
     std::memcpy(slot.data(), from, slot.size());
     bytes_copied += slot.size();
@@ -474,6 +491,7 @@ Pushed Worker::Impl::push(size_t key, int32_t priority, bool null) {
          reply.spec.keys[key].name,
          session->ready(key) ? "sends the initial parameters" : "pushed it too");
   }
+  if (trace && from) trace->add("copy in", key, session->round(key) + 1, begin);
   session->push(key, priority, null);
   ++pushes;
   if (progress.joinable() && has_work()) work.notify_one();

@@ -41,9 +41,13 @@ struct WorkerOptions {
   uint32_t wait_timeout_ms =
       0;                 // how long wait() and barrier() wait at most; 0: as the job's policy
   int32_t spin_us = -1;  // how long wait() spins before it sleeps; -1: by the number of CPUs
+  // What its threads waited for and how long exchanges took is written to this file when the worker
+  // ends, for ui.perfetto.dev (Chrome's trace events); %r in it becomes the rank. Empty: no trace.
+  std::string trace;
+  size_t trace_events = 200'000;  // the last ones; 48 bytes each
 };
 
-// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT; rank and world size from RANK/WORLD_SIZE,
+// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_TRACE; rank and world size from RANK/WORLD_SIZE,
 // OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order. Throws Error(kInvalid) on
 // values that are no numbers or a rank outside the world.
 WorkerOptions options_from_environment();

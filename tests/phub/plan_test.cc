@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <random>
 #include <set>
@@ -379,16 +378,19 @@ TEST(Plan, AQueueHoldsWhatTheImmediateCanName) {
               HasSubstr("34359738368 chunks"));
 }
 
-TEST(Plan, ManyChunksArePlannedAtOnce) {
-  const std::vector<KeySpec> keys = make_keys({100000ull * 8192});
-  const numa::Topology topology = make_topology(kPBox);
-  make_plan(topology, keys, {});
-  const auto start = std::chrono::steady_clock::now();
-  const Plan plan = make_plan(topology, keys, {});
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-  EXPECT_EQ(plan.chunks.size(), 100000u);
-  RecordProperty("ms", std::to_string(took.count()));
-  EXPECT_LT(took.count(), 1000) << "some 20 ms are usual; sanitizers and busy machines take longer";
+// bench/control_bench says how long that takes.
+TEST(Plan, HoldsForAHundredThousandChunks) {
+  constexpr uint32_t kChunk = 8192;
+  std::vector<uint64_t> elements;
+  for (uint64_t k = 0; k < 10'000; k++) elements.push_back(9 * kChunk + 1 + k * 37 % kChunk);
+  const std::vector<KeySpec> keys = make_keys(elements);
+  const std::vector<Shape> large(8, Shape{64, 2});
+  for (const std::vector<Shape>& shapes : {kPBox, large}) {
+    const numa::Topology topology = make_topology(shapes);
+    const Plan plan = make_plan(topology, keys, {.ranks = 8, .chunk_elements = kChunk});
+    EXPECT_EQ(plan.chunks.size(), 100'000u);
+    check_everything(plan, topology, keys, kChunk);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,111 @@
+#include "bench/zerocompute_usage.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "bench/zerocompute_shared.h"
+#include "bench/zerocompute_statistics.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+constexpr std::string_view kCoreThreads = "phub-core-";  // phub/server.cc
+constexpr int kWakeups = 200;
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// An eventfd, and an epoll that waits for it alone.
+class Bell {
+ public:
+  Bell() : event_(eventfd(0, EFD_CLOEXEC)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    PHUB_CHECK(event_ >= 0 && epoll_ >= 0);
+    PHUB_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &event) == 0);
+  }
+  ~Bell() {
+    close(event_);
+    close(epoll_);
+  }
+  Bell(const Bell&) = delete;
+  Bell& operator=(const Bell&) = delete;
+
+  void ring() const { eventfd_write(event_, 1); }
+  void wait() const {
+    epoll_event event;
+    while (epoll_wait(epoll_, &event, 1, -1) != 1) {
+    }
+    eventfd_t count;
+    eventfd_read(event_, &count);
+  }
+
+ private:
+  int event_, epoll_;
+};
+
+}  // namespace
+
+std::vector<int64_t> core_run_ns(pid_t pid) {
+  std::map<int, int64_t> by_core;
+  std::error_code error;
+  const std::filesystem::path tasks = fmt::format("/proc/{}/task", pid);
+  for (const auto& task : std::filesystem::directory_iterator(tasks, error)) {
+    const std::string name = first_line(task.path() / "comm");
+    if (!name.starts_with(kCoreThreads)) continue;
+    int core = 0;
+    std::from_chars(name.data() + kCoreThreads.size(), name.data() + name.size(), core);
+    const std::string times = first_line(task.path() / "schedstat");  // run, waited, slices
+    std::from_chars(times.data(), times.data() + times.size(), by_core[core]);
+  }
+  std::vector<int64_t> ns;
+  for (const auto& [core, run] : by_core) ns.push_back(run);
+  return ns;
+}
+
+int64_t own_run_ns() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
+}
+
+double measure_wakeup_us() {
+  const Bell there, back;
+  std::array<int64_t, kWakeups> rung{}, woken{};
+  std::thread sleeper([&] {
+    for (int i = 0; i < kWakeups; ++i) {
+      there.wait();
+      woken[i] = monotonic_ns();
+      back.ring();
+    }
+  });
+  for (int i = 0; i < kWakeups; ++i) {
+    // Until the other side sleeps, as far as anybody can know.
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    rung[i] = monotonic_ns();
+    there.ring();
+    back.wait();
+  }
+  sleeper.join();
+  std::vector<double> us;
+  for (int i = 0; i < kWakeups; ++i) us.push_back(static_cast<double>(woken[i] - rung[i]) / 1e3);
+  return median(us);
+}
+
+}  // namespace phub

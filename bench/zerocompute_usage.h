@@ -1,0 +1,22 @@
+// What processes and wake-ups cost on this machine, from the kernel's own accounts.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace phub {
+
+// For how long each core's thread of the server `pid` on this machine has run so far, in order of
+// the cores. Empty if there is no such process, or another user's.
+std::vector<int64_t> core_run_ns(pid_t pid);
+
+// For how long all threads of this process have run.
+int64_t own_run_ns();
+
+// The median time from waking a thread that sleeps (epoll on an eventfd, as both sides of an
+// exchange do) until it runs. Takes some milliseconds; no thread is left behind.
+double measure_wakeup_us();
+
+}  // namespace phub

@@ -1,0 +1,75 @@
+# What `cmake --install` puts where, in the components that the packages are made of: server, worker
+# (the library), dev (what is needed to build against it), bench.
+
+# ---- The server, with its service and its options.
+set(PHUB_CONFIG_DIR ${CMAKE_INSTALL_SYSCONFDIR}/phub CACHE STRING "Where phub.toml goes")
+set(PHUB_UNIT_DIR lib/systemd/system CACHE STRING "Where the systemd unit goes")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.service.in packages/phub.service @ONLY)
+install(TARGETS phub COMPONENT server)
+install(FILES ${CMAKE_CURRENT_LIST_DIR}/phub.toml DESTINATION ${PHUB_CONFIG_DIR} COMPONENT server)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.service DESTINATION ${PHUB_UNIT_DIR}
+  COMPONENT server)
+
+# ---- The library. Headers keep their folders: `#include "worker/worker.h"` here as there.
+install(TARGETS phub_worker_shared EXPORT phub
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT worker NAMELINK_COMPONENT dev)
+
+# The headers that worker.h, phub.h and control_client.h are made of.
+set(phub_public_headers
+  worker/phub.h worker/worker.h
+  transport/control_client.h transport/error.h transport/http_client.h transport/job_spec.h
+  transport/messages.h transport/nic.h transport/wire.h)
+foreach(header ${phub_public_headers})
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/phub/${folder} COMPONENT dev)
+endforeach()
+
+# To be linked statically: the library and what it needs of the other folders, as one archive.
+set(archive ${CMAKE_CURRENT_BINARY_DIR}/packages/libphub_worker.a)
+set(parts phub_worker phub_transport phub_kernels phub_numa)
+set(script "create ${archive}\n")
+foreach(part ${parts})
+  string(APPEND script "addlib $<TARGET_FILE:${part}>\n")
+endforeach()
+file(GENERATE OUTPUT packages/archive.mri CONTENT "${script}save\nend\n")
+add_custom_command(OUTPUT ${archive}
+  COMMAND ${CMAKE_AR} -M < ${CMAKE_CURRENT_BINARY_DIR}/packages/archive.mri
+  DEPENDS ${parts} ${CMAKE_CURRENT_BINARY_DIR}/packages/archive.mri
+  VERBATIM)
+add_custom_target(phub_archive ALL DEPENDS ${archive})
+install(FILES ${archive} DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+
+# find_package(phub), target phub::worker.
+include(CMakePackageConfigHelpers)
+set(cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/phub)
+install(EXPORT phub NAMESPACE phub:: FILE phub-targets.cmake DESTINATION ${cmake_dir} COMPONENT dev)
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/phub-config.cmake.in
+  packages/phub-config.cmake INSTALL_DESTINATION ${cmake_dir})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/packages/phub-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub-config.cmake
+  ${CMAKE_CURRENT_BINARY_DIR}/packages/phub-config-version.cmake
+  DESTINATION ${cmake_dir} COMPONENT dev)
+
+# pkg-config phub; paths that move with the file.
+set(phub_private_libs "-lhwy -lhwloc")
+if(RDMA_FOUND)
+  string(APPEND phub_private_libs " -lrdmacm -libverbs")
+endif()
+file(RELATIVE_PATH phub_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" phub_pc_prefix "${phub_pc_prefix}")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.pc.in packages/phub.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
+
+# ---- The example, in C++ as a program and in Python as a text to begin with.
+install(PROGRAMS $<TARGET_FILE:digits> DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME phub-digits
+  COMPONENT bench)
+install(FILES worker/examples/digits.py
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libphub-dev/examples COMPONENT dev)
+
+if(PHUB_BENCH)
+  install(TARGETS zerocompute COMPONENT bench)
+  install(PROGRAMS $<TARGET_FILE:kernels_bench> DESTINATION ${CMAKE_INSTALL_BINDIR}
+    RENAME phub-kernels-bench COMPONENT bench)
+endif()

@@ -1,0 +1,61 @@
+#include "bench/zerocompute_usage.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace phub {
+namespace {
+
+void spin_for(int64_t ns) {
+  const int64_t until = own_run_ns() + ns;
+  while (own_run_ns() < until) {
+  }
+}
+
+TEST(UsageTest, ARunningProcessRuns) {
+  const int64_t before = own_run_ns();
+  spin_for(2'000'000);
+  const int64_t ran = own_run_ns() - before;
+  EXPECT_GE(ran, 2'000'000);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LT(own_run_ns() - before - ran, 40'000'000) << "who sleeps does not run";
+}
+
+// Threads that are called as the server's are: in order of their numbers, not of their starts.
+TEST(UsageTest, CoresAreFoundByName) {
+  EXPECT_TRUE(core_run_ns(getpid()).empty());
+  std::atomic<int> ready = 0;
+  std::atomic<bool> stop = false;
+  std::thread busy, idle;
+  idle = std::thread([&] {
+    pthread_setname_np(pthread_self(), "phub-core-10");
+    ++ready;
+    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  busy = std::thread([&] {
+    pthread_setname_np(pthread_self(), "phub-core-9");
+    spin_for(50'000'000);
+    ++ready;
+    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  while (ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const std::vector<int64_t> ns = core_run_ns(getpid());
+  stop = true;
+  idle.join();
+  busy.join();
+  ASSERT_EQ(ns.size(), 2u);
+  EXPECT_GT(ns[0], 10'000'000);
+  EXPECT_LT(ns[1], ns[0]);
+}
+
+TEST(UsageTest, NoProcessHasNoCores) { EXPECT_TRUE(core_run_ns(-1).empty()); }
+
+TEST(UsageTest, AWakeupTakesTime) { EXPECT_GT(measure_wakeup_us(), 0.0); }
+
+}  // namespace
+}  // namespace phub

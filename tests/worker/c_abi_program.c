@@ -1,0 +1,303 @@
+/* A C99 program that uses phub.h as a trainer would, against a server of its own:
+ *     c_abi_program PATH-OF-PHUB
+ * PHUB_TRANSPORT says over what. Exit status 0: everything was as it must be. */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "worker/phub.h"
+
+enum { kRanks = 2, kRounds = 5, kSmall = 7, kLarge = 20000 };
+
+static char server[128];
+static pid_t server_pid;
+static void stop_server(void) { kill(server_pid, SIGTERM); }
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", __FILE__, __LINE__,   \
+              #condition, phub_last_error());                                       \
+      exit(1);                                                                      \
+    }                                                                               \
+  } while (0)
+#define OK(call) CHECK((call) == PHUB_OK)
+/* It fails with this code, and the message has these words. */
+#define FAILS(call, code, words) CHECK((call) == (code) && strstr(phub_last_error(), (words)))
+
+static phub_options* options_of(const char* job, int rank, int ranks) {
+  phub_options* options = NULL;
+  OK(phub_options_from_environment(&options));
+  OK(phub_options_set(options, "server", server));
+  OK(phub_options_set(options, "job", job));
+  OK(phub_options_set_number(options, "world_size", ranks));
+  OK(phub_options_set_number(options, "rank", rank));
+  OK(phub_options_add_key(options, "small", kSmall));
+  OK(phub_options_add_key(options, "large", kLarge));
+  OK(phub_options_tune_key(options, 1, -1, 0.5, 1.0));
+  return options;
+}
+
+static phub_worker* join(phub_options* options) {
+  phub_worker* worker = NULL;
+  OK(phub_worker_create(options, &worker));
+  OK(phub_options_destroy(options));
+  return worker;
+}
+
+static void fill(phub_worker* worker, size_t key, float value) {
+  void* memory = NULL;
+  size_t bytes = 0, i;
+  OK(phub_gradient(worker, key, &memory, &bytes));
+  CHECK(bytes == sizeof(float) * (key == 0 ? kSmall : kLarge));
+  for (i = 0; i < bytes / sizeof(float); ++i) ((float*)memory)[i] = value;
+}
+
+static void expect(phub_worker* worker, size_t key, float value) {
+  const void* memory = NULL;
+  size_t bytes = 0, i;
+  OK(phub_parameters(worker, key, &memory, &bytes));
+  for (i = 0; i < bytes / sizeof(float); ++i) CHECK(((const float*)memory)[i] == value);
+}
+
+/* Rank r's gradient is r + 1 in every round, the mean 1.5; sgd with lr 2 from parameters of 100, half
+ * of it for the large key, and lr 4 from round 4 on. */
+static void* train(void* argument) {
+  const int rank = *(const int*)argument;
+  phub_options* options = options_of("train", rank, kRanks);
+  phub_worker* worker;
+  float* initial = NULL;
+  float small = 100, large = 100;
+  size_t i, key = 99;
+  int round;
+  phub_info info = {sizeof info, 0, 0, 0, 0, 0, 0};
+  phub_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0};
+  OK(phub_options_set(options, "optimizer", "sgd"));
+  OK(phub_options_set(options, "reduction", "mean"));
+  OK(phub_options_set(options, "initial", "broadcast"));
+  OK(phub_options_set_hyper(options, "lr", 2.0));
+  OK(phub_options_schedule_hyper(options, 4, "lr", 4.0));
+  worker = join(options);
+  OK(phub_worker_info(worker, &info));
+  CHECK(info.rank == (uint32_t)rank && info.world_size == kRanks && info.keys == 2);
+  CHECK(info.first_round == 1);
+  OK(phub_key_by_name(worker, "large", &key));
+  CHECK(key == 1);
+  if (rank == 0) {
+    FAILS(phub_push(worker, 0, 0), PHUB_INVALID, "broadcast");
+    initial = malloc(sizeof(float) * (kSmall + kLarge));
+    CHECK(initial != NULL);
+    for (i = 0; i < kSmall + kLarge; ++i) initial[i] = 100;
+    FAILS(phub_broadcast(worker, initial, 3), PHUB_INVALID, "3 initial");
+    OK(phub_broadcast(worker, initial, kSmall + kLarge));
+    memset(initial, 0, sizeof(float) * (kSmall + kLarge));
+    free(initial);
+  } else {
+    OK(phub_broadcast(worker, NULL, 0));
+  }
+  expect(worker, 0, small);
+  expect(worker, 1, large);
+  for (round = 1; round <= kRounds; ++round) {
+    uint64_t done = 0;
+    fill(worker, 0, (float)(rank + 1));
+    fill(worker, 1, (float)(rank + 1));
+    OK(phub_push(worker, 1, 0));
+    OK(phub_push(worker, 0, 5));
+    OK(phub_wait(worker, 0));
+    OK(phub_wait_all(worker));
+    small -= (round < 4 ? 2.0f : 4.0f) * 1.5f;
+    large -= (round < 4 ? 1.0f : 2.0f) * 1.5f;
+    expect(worker, 0, small);
+    expect(worker, 1, large);
+    OK(phub_round(worker, 1, &done));
+    CHECK(done == (uint64_t)round);
+  }
+  OK(phub_worker_stats(worker, &stats));
+  CHECK(stats.pushes == 2 * kRounds && stats.chunks_pushed == stats.chunks_received - 4);
+  OK(phub_barrier(worker));
+  OK(phub_leave(worker));
+  FAILS(phub_push(worker, 0, 0), PHUB_FENCED, "has left");
+  OK(phub_worker_destroy(worker));
+  return NULL;
+}
+
+struct seen {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int calls, bad;
+  pthread_t thread;
+};
+
+static void completed(void* user_data, size_t key, uint64_t round, phub_code code,
+                      const char* message) {
+  struct seen* seen = user_data;
+  pthread_mutex_lock(&seen->mutex);
+  if (key > 1 || round == 0 || code != PHUB_OK || message[0] != 0) ++seen->bad;
+  ++seen->calls;
+  seen->thread = pthread_self();
+  pthread_cond_signal(&seen->changed);
+  pthread_mutex_unlock(&seen->mutex);
+}
+
+/* Own memory, completions, polling, null gradients. All-reduce of one rank. */
+static void exchange_alone(void) {
+  static float gradient[kSmall], sum[kSmall], copy[kSmall];
+  struct seen seen = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+  phub_worker* worker = join(options_of("alone", -1, 1));
+  phub_job job;
+  size_t outstanding = 1, i;
+  int ready = 0, round;
+  char text[16];
+  OK(phub_use_memory(worker, 0, gradient, sum));
+  for (round = 1; round <= kRounds; ++round) {
+    for (i = 0; i < kSmall; ++i) gradient[i] = (float)(round + (int)i);
+    fill(worker, 1, (float)round);
+    OK(phub_push_then(worker, 0, 0, completed, &seen));
+    OK(phub_push_then(worker, 1, 0, completed, &seen));
+    pthread_mutex_lock(&seen.mutex);
+    while (seen.calls < 2 * round) pthread_cond_wait(&seen.changed, &seen.mutex);
+    pthread_mutex_unlock(&seen.mutex);
+    CHECK(seen.bad == 0 && !pthread_equal(seen.thread, pthread_self()));
+    CHECK(memcmp(gradient, sum, sizeof sum) == 0);
+    expect(worker, 1, (float)round);
+  }
+  OK(phub_push_null(worker, 0));
+  while (!ready) OK(phub_try_wait(worker, 0, &ready));
+  CHECK(sum[0] == 0 && sum[kSmall - 1] == 0);
+  OK(phub_use_memory(worker, 0, NULL, NULL));
+  fill(worker, 0, 3);
+  OK(phub_push(worker, 0, 0));
+  while (outstanding > 0) OK(phub_poll(worker, &outstanding));
+  FAILS(phub_pull(worker, 0, copy, 3), PHUB_INVALID, "28 bytes");
+  OK(phub_pull(worker, 0, copy, sizeof copy));
+  CHECK(copy[0] == 3 && copy[kSmall - 1] == 3);
+  OK(phub_worker_connection(worker, text, sizeof text));
+  CHECK(strlen(text) >= 3 && strlen(text) < sizeof text);
+
+  memset(&job, 0, sizeof job);
+  job.size = sizeof job;
+  do { /* the last acknowledgements may be on their way */
+    OK(phub_job_status(server, "alone", &job));
+  } while (job.completed_round < kRounds);
+  CHECK(strcmp(job.state, "running") == 0 && job.keys == 2 && job.elements == kSmall + kLarge);
+  CHECK(job.ranks_live == 1 && job.ranks_lost == 0);
+  FAILS(phub_job_status(server, "nobody", &job), PHUB_NOT_FOUND, "nobody");
+  OK(phub_job_remove(server, "alone"));
+  FAILS(phub_job_remove(server, "alone"), PHUB_NOT_FOUND, "alone");
+  CHECK(phub_wait(worker, 0) == PHUB_OK); /* its result had come */
+  OK(phub_worker_destroy(worker));
+}
+
+/* What a wrong call gets. */
+static void misuse(void) {
+  phub_options* options = options_of("misuse", 0, 1);
+  phub_worker *worker = NULL, *other = NULL;
+  const char* name = NULL;
+  uint64_t elements = 0;
+  void* memory = NULL;
+  size_t key = 0;
+  int status = 0;
+  pid_t child;
+  phub_info info = {0, 0, 0, 0, 0, 0, 0};
+  FAILS(phub_options_set(options, "job_name", "x"), PHUB_INVALID, "no option 'job_name'");
+  FAILS(phub_options_set(options, "world-size", "2"), PHUB_INVALID, "'world_size'?");
+  FAILS(phub_options_set(options, "world_size", "two"), PHUB_INVALID, "'two'");
+  FAILS(phub_options_set_number(options, "world_size", -1), PHUB_INVALID, "got -1");
+  FAILS(phub_options_set(options, NULL, "2"), PHUB_INVALID, "name is null");
+  FAILS(phub_options_set(options, "job", NULL), PHUB_INVALID, "value is null");
+  FAILS(phub_options_set(NULL, "job", "x"), PHUB_BAD_HANDLE, "null");
+  FAILS(phub_options_tune_key(options, 2, 0, 1, 1), PHUB_INVALID, "out of range");
+  FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
+  OK(phub_worker_create(options, &worker));
+  FAILS(phub_worker_create(options, &other), PHUB_TAKEN, "rank 0");
+  CHECK(other == NULL);
+
+  FAILS(phub_push(worker, 2, 0), PHUB_INVALID, "2 keys");
+  FAILS(phub_wait(worker, (size_t)-1), PHUB_INVALID, "out of range");
+  FAILS(phub_gradient(worker, 0, NULL, NULL), PHUB_INVALID, "memory is null");
+  FAILS(phub_key_by_name(worker, "medium", &key), PHUB_NOT_FOUND, "medium");
+  FAILS(phub_push_then(worker, 0, 0, NULL, NULL), PHUB_INVALID, "completion");
+  FAILS(phub_broadcast(worker, NULL, 5), PHUB_INVALID, "initial is null");
+  FAILS(phub_set_hyper(worker, NULL, NULL, 1), PHUB_INVALID, "names");
+  FAILS(phub_worker_info(worker, &info), PHUB_INVALID, "sizeof");
+  info.size = sizeof(size_t) + sizeof(uint32_t); /* an older program */
+  info.incarnation = 77;
+  OK(phub_worker_info(worker, &info));
+  CHECK(info.incarnation == 77);
+  OK(phub_key_info(worker, 1, &name, &elements));
+  CHECK(strcmp(name, "large") == 0 && elements == kLarge);
+
+  FAILS(phub_push((phub_worker*)options, 0, 0), PHUB_BAD_HANDLE, "a phub_worker is needed");
+  FAILS(phub_options_set((phub_options*)worker, "rank", "0"), PHUB_BAD_HANDLE, "phub_options");
+  FAILS(phub_wait((phub_worker*)&status, 0), PHUB_BAD_HANDLE, "never made");
+  fflush(NULL);
+  child = fork();
+  if (child == 0) {
+    const int refused = phub_wait(worker, 0) == PHUB_WRONG_THREAD &&
+                        phub_worker_destroy(worker) == PHUB_WRONG_THREAD &&
+                        phub_options_create(&options) == PHUB_OK &&
+                        phub_options_destroy(options) == PHUB_OK;
+    _exit(refused ? 0 : 1);
+  }
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  OK(phub_push(worker, 0, 0));
+  OK(phub_wait(worker, 0));
+
+  OK(phub_options_destroy(options));
+  FAILS(phub_options_destroy(options), PHUB_BAD_HANDLE, "was destroyed");
+  OK(phub_worker_destroy(worker));
+  FAILS(phub_wait(worker, 0), PHUB_BAD_HANDLE, "was destroyed");
+  FAILS(phub_gradient(worker, 0, &memory, NULL), PHUB_BAD_HANDLE, "was destroyed");
+  FAILS(phub_worker_destroy(worker), PHUB_BAD_HANDLE, "was destroyed");
+  FAILS(phub_job_status("nowhere", "x", NULL), PHUB_INVALID, "status is null");
+  CHECK(memory == NULL);
+  CHECK(strcmp(phub_code_name(PHUB_RANK_LOST), "rank_lost") == 0);
+  CHECK(strcmp(phub_code_name((phub_code)99), "unknown") == 0);
+}
+
+static void start_server(const char* program) {
+  int ends[2];
+  FILE* output;
+  char line[512];
+  CHECK(pipe(ends) == 0);
+  server_pid = fork();
+  if (server_pid == 0) {
+    dup2(ends[1], 1);
+    execl(program, program, "serve", "--listen", "127.0.0.1:0", "--cores", "1", "--pin", "false",
+          (char*)NULL);
+    _exit(127);
+  }
+  CHECK(server_pid > 0);
+  atexit(stop_server);
+  close(ends[1]);
+  output = fdopen(ends[0], "r");
+  CHECK(output != NULL);
+  while (fgets(line, sizeof line, output) != NULL) {
+    if (sscanf(line, "listening on %127s", server) == 1) return; /* `output` stays open */
+  }
+  fprintf(stderr, "%s serve did not start\n", program);
+  exit(1);
+}
+
+int main(int argc, char** argv) {
+  int ranks[kRanks], i;
+  pthread_t threads[kRanks];
+  if (argc != 2) return 2;
+  CHECK(phub_abi_version() == PHUB_ABI_VERSION && phub_version()[0] != 0);
+  CHECK(phub_last_error()[0] == 0);
+  start_server(argv[1]);
+  for (i = 0; i < kRanks; ++i) {
+    ranks[i] = i;
+    CHECK(pthread_create(&threads[i], NULL, train, &ranks[i]) == 0);
+  }
+  for (i = 0; i < kRanks; ++i) pthread_join(threads[i], NULL);
+  exchange_alone();
+  misuse();
+  puts("ok");
+  return 0;
+}

@@ -1,0 +1,299 @@
+// phub.h over worker.h: handles become objects, exceptions become codes.
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "transport/control_client.h"
+#include "worker/c_abi_call.h"
+#include "worker/c_abi_options.h"
+#include "worker/completions.h"
+#include "worker/worker.h"
+
+namespace phub::c_abi {
+namespace {
+
+struct WorkerObject : Object {
+  static constexpr Type kType = Type::kWorker;
+  explicit WorkerObject(const WorkerOptions& options) : worker(options), completions(worker) {}
+  Worker worker;
+  Completions completions;
+};
+
+// A completion that waits would keep the results back that it waits for.
+void may_wait() {
+  if (Completions::in_callback()) {
+    throw Refusal(PHUB_WRONG_THREAD, "a completion may neither wait nor destroy");
+  }
+}
+
+template <typename Body>
+phub_code with(const char* function, const phub_worker* handle, Body body) {
+  return call(function, [&] {
+    const auto object = object_of<WorkerObject>(handle);
+    body(object->worker, *object);
+  });
+}
+
+template <typename Body>
+phub_code waiting(const char* function, const phub_worker* handle, Body body) {
+  return call(function, [&] {
+    const auto object = object_of<WorkerObject>(handle);
+    may_wait();
+    body(object->worker);
+  });
+}
+
+// The element sizes are the job's: REQUIRES a key in range.
+size_t key_in_range(const Worker& worker, size_t key) {
+  if (key >= worker.keys()) {
+    fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key,
+         worker.spec().name, worker.keys());
+  }
+  return key;
+}
+
+JobStatus find_job(const char* server, const char* name) {
+  need(server, "server");
+  need(name, "job");
+  for (JobStatus& job : ControlClient(server).status().jobs) {
+    if (job.name == name) return std::move(job);
+  }
+  fail(ErrorCode::kNotFound, "the server at {} has no job '{}'", server, name);
+}
+
+}  // namespace
+}  // namespace phub::c_abi
+
+using namespace phub;         // NOLINT: the functions below are C's
+using namespace phub::c_abi;  // NOLINT
+
+phub_code phub_worker_create(const phub_options* options, phub_worker** worker) {
+  return call(__func__, [&] {
+    const auto given = object_of<OptionsObject>(options);
+    need(worker, "worker");
+    may_wait();
+    WorkerOptions copy;
+    {
+      const std::lock_guard lock(given->mutex);
+      copy = given->options;
+    }
+    const void* handle =
+        Handles::instance().add(Type::kWorker, std::make_shared<WorkerObject>(copy));
+    *worker = static_cast<phub_worker*>(const_cast<void*>(handle));
+  });
+}
+
+// Whoever is in a call for it keeps the object; leaving makes those calls end.
+phub_code phub_worker_destroy(phub_worker* worker) {
+  return call(__func__, [&] {
+    may_wait();
+    const auto object =
+        std::static_pointer_cast<WorkerObject>(Handles::instance().remove(worker, Type::kWorker));
+    try {
+      object->worker.leave();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the lease ends it
+    }
+    object->completions.stop();
+  });
+}
+
+phub_code phub_leave(phub_worker* worker) {
+  return waiting(__func__, worker, [](Worker& w) { w.leave(); });
+}
+
+phub_code phub_worker_info(const phub_worker* worker, phub_info* info) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(info, "info");
+    give(info, {.size = 0,
+                .rank = w.rank(),
+                .incarnation = w.incarnation(),
+                .world_size = w.world_size(),
+                .reserved = 0,
+                .first_round = w.first_round(),
+                .keys = w.keys()});
+  });
+}
+
+phub_code phub_worker_connection(const phub_worker* worker, char* text, size_t size) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(text, "text");
+    give_text(text, size, w.connection());
+  });
+}
+
+phub_code phub_key_by_name(const phub_worker* worker, const char* name, size_t* key) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(name, "name");
+    need(key, "key");
+    *key = w.key(name);
+  });
+}
+
+phub_code phub_key_info(const phub_worker* worker, size_t key, const char** name,
+                        uint64_t* elements) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    const KeySpec& spec = w.spec().keys[key_in_range(w, key)];
+    if (name != nullptr) *name = spec.name.c_str();
+    if (elements != nullptr) *elements = spec.elements;
+  });
+}
+
+phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(memory, "memory");
+    const std::span<std::byte> all = w.gradient_bytes(key);
+    *memory = all.data();
+    if (bytes != nullptr) *bytes = all.size();
+  });
+}
+
+phub_code phub_parameters(const phub_worker* worker, size_t key, const void** memory,
+                          size_t* bytes) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(memory, "memory");
+    const std::span<const std::byte> all = w.parameter_bytes(key);
+    *memory = all.data();
+    if (bytes != nullptr) *bytes = all.size();
+  });
+}
+
+phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
+                          void* parameters) {
+  return with(__func__, worker,
+              [&](Worker& w, auto&) { w.use_memory(key, gradient, parameters); });
+}
+
+phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t elements) {
+  return waiting(__func__, worker, [&](Worker& w) {
+    if (elements > 0) need(initial, "initial");
+    w.broadcast({initial, elements});
+  });
+}
+
+phub_code phub_push(phub_worker* worker, size_t key, int32_t priority) {
+  return with(__func__, worker, [&](Worker& w, auto&) { w.push(key, priority); });
+}
+
+phub_code phub_push_null(phub_worker* worker, size_t key) {
+  return with(__func__, worker, [&](Worker& w, auto&) { w.push_null(key); });
+}
+
+phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
+                         phub_completion completion, void* user_data) {
+  return with(__func__, worker, [&](Worker&, WorkerObject& object) {
+    if (completion == nullptr) throw Refusal(PHUB_INVALID, "completion is null");
+    object.completions.push(
+        key, priority, [completion, user_data](const Pushed& pushed, const Error* error) {
+          completion(user_data, pushed.key, pushed.round,
+                     error != nullptr ? code_of(error->code()) : PHUB_OK,
+                     error != nullptr ? error->what() : "");
+        });
+  });
+}
+
+phub_code phub_wait(phub_worker* worker, size_t key) {
+  return waiting(__func__, worker, [&](Worker& w) { w.wait(key); });
+}
+
+phub_code phub_wait_all(phub_worker* worker) {
+  return waiting(__func__, worker, [](Worker& w) { w.wait_all(); });
+}
+
+phub_code phub_try_wait(phub_worker* worker, size_t key, int* ready) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(ready, "ready");
+    *ready = w.test(key) ? 1 : 0;
+  });
+}
+
+phub_code phub_poll(phub_worker* worker, size_t* outstanding) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(outstanding, "outstanding");
+    *outstanding = w.poll();
+  });
+}
+
+phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t bytes) {
+  return waiting(__func__, worker, [&](Worker& w) {
+    need(into, "into");
+    w.pull(key, {static_cast<std::byte*>(into), bytes});
+  });
+}
+
+phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(round, "round");
+    *round = w.round(key);
+  });
+}
+
+phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const double* values,
+                         size_t count) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(names, "names");
+    need(values, "values");
+    std::map<std::string, double> all;
+    for (size_t i = 0; i < count; ++i) {
+      need(names[i], "a name");
+      all[names[i]] = values[i];
+    }
+    w.set_hyper(all);
+  });
+}
+
+phub_code phub_barrier(phub_worker* worker) {
+  return waiting(__func__, worker, [](Worker& w) { w.barrier(); });
+}
+
+phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(stats, "stats");
+    const WorkerStats all = w.stats();
+    give(stats, {.size = 0,
+                 .pushes = all.pushes,
+                 .chunks_pushed = all.chunks_pushed,
+                 .chunks_received = all.chunks_received,
+                 .bytes_copied = all.bytes_copied,
+                 .sleeps = all.sleeps,
+                 .reconnections = all.reconnections});
+  });
+}
+
+phub_code phub_job_status(const char* server, const char* job, phub_job* status) {
+  return call(__func__, [&] {
+    need(status, "status");
+    may_wait();
+    const JobStatus found = find_job(server, job);
+    const auto ranks = [&](const char* state) {
+      return static_cast<uint32_t>(
+          std::count_if(found.ranks.begin(), found.ranks.end(),
+                        [&](const RankStatus& rank) { return rank.state == state; }));
+    };
+    phub_job all = {.size = 0,
+                    .state = {},
+                    .keys = found.keys,
+                    .chunks = found.chunks,
+                    .elements = found.elements,
+                    .memory_bytes = found.memory_bytes,
+                    .completed_round = found.completed_round,
+                    .rounds_per_s = found.rounds_per_s,
+                    .ranks_live = ranks("live"),
+                    .ranks_lost = ranks("lost"),
+                    .ranks_waited_for = static_cast<uint32_t>(found.waiting_for.size()),
+                    .reserved = 0,
+                    .error = {}};
+    give_text(all.state, sizeof all.state, found.state);
+    give_text(all.error, sizeof all.error, found.error);
+    give(status, all);
+  });
+}
+
+phub_code phub_job_remove(const char* server, const char* job) {
+  return call(__func__, [&] {
+    need(server, "server");
+    need(job, "job");
+    may_wait();
+    check_job_name(job);
+    ControlClient(server).remove(job);
+  });
+}

@@ -1,0 +1,38 @@
+// Which parts of a fixed range of addresses are in use: first fit, in multiples of kAlignment.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+
+namespace phub {
+
+// Not thread-safe. Offsets are from the beginning of the range; `bytes` are as they were asked for.
+class Arena {
+ public:
+  static constexpr size_t kAlignment = 256;  // what cudaMalloc gives, and four cache lines
+  static constexpr size_t charge(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  explicit Arena(size_t bytes);
+
+  // The offset of `bytes` (more than none) that were free; nothing if no gap is large enough.
+  std::optional<size_t> allocate(size_t bytes);
+  // The bytes that were allocated at `offset`; nothing if it is not the start of an allocation.
+  std::optional<size_t> release(size_t offset);
+
+  // Whether [offset, offset + bytes) lies inside one allocation.
+  bool holds(size_t offset, size_t bytes) const;
+
+  size_t size() const { return size_; }
+  size_t used() const { return used_; }  // as charged
+  size_t largest_free() const;
+
+ private:
+  size_t size_;
+  size_t used_ = 0;
+  std::map<size_t, size_t> allocations_;  // offset -> bytes
+};
+
+}  // namespace phub

@@ -1,0 +1,70 @@
+// Streams and events of a CUDA device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "worker/device/device.h"
+#include "worker/device/failure.h"
+
+namespace phub {
+
+// What CUDA answered, kept for all streams of a device: it does not say which work of which stream has
+// failed, and takes no more of any.
+class CudaState {
+ public:
+  CudaState(std::string device, int ordinal) : device_(std::move(device)), ordinal_(ordinal) {}
+
+  // Makes this thread's calls go to the device; throws if it has failed.
+  void enter(std::string_view stream) const;
+  // Throws if `result` is an error: it was met in `call` on `stream`.
+  void check(cudaError_t result, const char* call, std::string_view stream) const;
+  int ordinal() const { return ordinal_; }
+
+ private:
+  std::string device_;
+  int ordinal_;
+  mutable std::mutex mutex_;  // guards the next one
+  mutable std::shared_ptr<Failure> failure_;
+};
+
+class CudaEvent : public Event {
+ public:
+  CudaEvent(Device& device, const CudaState& state);
+  ~CudaEvent() override;
+  bool done() const override;
+  void wait() const override;
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  const CudaState& state_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaStream : public Stream {
+ public:
+  CudaStream(Device& device, const CudaState& state, const std::string& name);
+  ~CudaStream() override;
+
+ private:
+  void do_copy_to_device(void* to, const void* from, size_t bytes) override;
+  void do_copy_to_host(void* to, const void* from, size_t bytes) override;
+  void do_launch(const Kernel& kernel) override;
+  void do_call(std::function<void()> callback) override;
+  void do_work_for(std::chrono::nanoseconds time) override;
+  void do_record(Event& event) override;
+  void do_wait(const Event& event) override;
+  void do_synchronize() override;
+
+  const CudaState& state_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace phub

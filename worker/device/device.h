@@ -1,0 +1,260 @@
+// A device: memory within a fixed budget, streams of work, events, copies, and the kernels that a
+// parameter cache needs. Two implementers keep this contract: host_device.h and cuda_device.h.
+//
+//   auto device = make_host_device({.budget_bytes = 1 << 30});
+//   DeviceMemory table(*device, rows * row_bytes, "table");     // poisoned: NaN in every format
+//   HostMemory staging(*device, rows * row_bytes, "staging");   // pinned
+//   auto stream = device->make_stream("fetch");
+//   auto fetched = device->make_event();
+//   stream->copy_to_device(table.data(), staging.data(), rows * row_bytes);
+//   stream->record(*fetched);
+//   compute->wait(*fetched);                                    // on the device, not here
+//
+// Thread-safe: any thread may call anything; a stream's work runs in the order of the calls. A device
+// outlives its streams, events and memory.
+//
+// Errors are phub::Error: kFull, a budget is exceeded; kInvalid, a pointer, event or index that is not
+// this device's, or a range outside of one allocation; kInternal, work failed on the device. A failure
+// sticks to its stream, what was enqueued behind it is dropped (callbacks too), and it spreads to the
+// streams that wait for it. It is reported once, as kInternal with its origin, by the next call that
+// enqueues on or waits for one of these streams; from then on they answer with kUnavailable.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/kernels.h"
+#include "worker/device/arena.h"
+#include "worker/device/kernel.h"
+
+namespace phub {
+
+class Device;
+
+// A table in device memory: rows of equal size, one after another.
+struct Rows {
+  float* data;
+  size_t rows;
+  size_t row_floats;
+};
+struct ConstRows {
+  ConstRows(const float* d, size_t r, size_t f) : data(d), rows(r), row_floats(f) {}
+  ConstRows(const Rows& r) : data(r.data), rows(r.rows), row_floats(r.row_floats) {}  // NOLINT
+  const float* data;
+  size_t rows;
+  size_t row_floats;
+};
+
+// Device memory or pinned host memory, released at the end of the scope.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  DeviceMemory(Device& device, size_t bytes, std::string_view what);
+  DeviceMemory(DeviceMemory&& other) noexcept;
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
+  ~DeviceMemory();
+  void* data() const { return data_; }
+  float* floats() const { return static_cast<float*>(data_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class HostMemory {
+ public:
+  HostMemory() = default;
+  HostMemory(Device& device, size_t bytes, std::string_view what);
+  HostMemory(HostMemory&& other) noexcept;
+  HostMemory& operator=(HostMemory&& other) noexcept;
+  ~HostMemory();
+  void* data() const { return data_; }
+  std::span<float> floats() const { return {static_cast<float*>(data_), bytes_ / sizeof(float)}; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Numbers of rows in device memory, checked and copied there once: kernels need not look again.
+class RowIndex {
+ public:
+  RowIndex() = default;
+  RowIndex(Device& device, std::span<const uint32_t> rows);  // in memory of its own
+  // In memory of the caller's that outlives it, 4 bytes per row.
+  RowIndex(Device& device, void* place, std::span<const uint32_t> rows);
+
+  size_t size() const { return size_; }
+  const uint32_t* data() const { return data_; }
+  size_t table_rows() const { return table_rows_; }  // a table must have at least these
+  bool distinct() const { return distinct_; }        // no row is named twice
+
+ private:
+  RowIndex(DeviceMemory memory, Device& device, std::span<const uint32_t> rows);
+
+  DeviceMemory memory_;
+  uint32_t* data_ = nullptr;
+  size_t size_ = 0;
+  size_t table_rows_ = 0;
+  bool distinct_ = true;
+};
+
+// A point in the work of the stream that recorded it last. Before that it is done.
+class Event {
+ public:
+  explicit Event(Device& device) : device_(device) {}
+  virtual ~Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  Device& device() const { return device_; }
+
+  virtual bool done() const = 0;
+  virtual void wait() const = 0;  // blocks the caller, without using a CPU
+
+ private:
+  Device& device_;
+};
+
+// Work in order. All calls return at once; memory must stay as it is until the work is done.
+class Stream {
+ public:
+  Stream(Device& device, std::string name);
+  virtual ~Stream() = default;  // waits for its work
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  Device& device() const { return device_; }
+  const std::string& name() const { return name_; }
+
+  // The host's side is pinned memory: allocate_host(), or pin_host().
+  void copy_to_device(void* to, const void* from, size_t bytes);
+  void copy_to_host(void* to, const void* from, size_t bytes);
+  void copy_on_device(void* to, const void* from, size_t bytes);
+
+  // to row i = from row index[i]; `to` has index.size() rows.
+  void gather(ConstRows from, const RowIndex& index, float* to);
+  // to row index[i] = from row i, or += it. REQUIRES: index.distinct(), else kInvalid.
+  void scatter(const float* from, const RowIndex& index, Rows to);
+  void scatter_add(const float* from, const RowIndex& index, Rows to);
+  // to[i] += factor · from[i]: a multiplication and an addition, two roundings on every device.
+  void add_scaled(float factor, const float* from, float* to, size_t elements);
+  void fill(float* to, float value, size_t elements);
+  // Rounds to nearest even; every NaN becomes the same one, as in kernels::convert.
+  void convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
+               size_t elements);
+
+  // Calls it in a thread of the device. REQUIRES: it does not throw, and calls nothing of a device.
+  void call(std::function<void()> callback);
+  // Computation that takes so long and nothing else: for measuring what overlaps with it.
+  void work_for(std::chrono::nanoseconds time);
+
+  void record(Event& event);      // done when all that was enqueued before is
+  void wait(const Event& event);  // for the latest record() so far; later work waits here
+  void synchronize();             // blocks the caller until all that was enqueued is done
+
+ private:
+  // `what` is for errors. The kernel reads and writes so many bytes.
+  void launch(const char* what, const Kernel& kernel, size_t from_bytes, size_t to_bytes);
+  void scatter(const char* what, Kernel::Kind kind, const float* from, const RowIndex& index,
+               Rows to);
+  void check_index(const char* what, const RowIndex& index, ConstRows table) const;
+
+  virtual void do_copy_to_device(void* to, const void* from, size_t bytes) = 0;
+  virtual void do_copy_to_host(void* to, const void* from, size_t bytes) = 0;
+  virtual void do_launch(const Kernel& kernel) = 0;
+  virtual void do_call(std::function<void()> callback) = 0;
+  virtual void do_work_for(std::chrono::nanoseconds time) = 0;
+  virtual void do_record(Event& event) = 0;
+  virtual void do_wait(const Event& event) = 0;
+  virtual void do_synchronize() = 0;
+
+  Device& device_;
+  std::string name_;
+};
+
+struct DeviceStats {
+  size_t budget_bytes = 0, used_bytes = 0, peak_bytes = 0, host_bytes = 0;
+  uint64_t bytes_to_device = 0, bytes_to_host = 0;  // enqueued copies
+  uint64_t copies = 0, kernels = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  const std::string& name() const { return name_; }
+
+  // Memory for long: blocks until it is poisoned (bytes of 0xFF, NaN in every format). `what` is for
+  // the error. No bytes are nullptr. REQUIRES of release(): no work uses it any more.
+  void* allocate(size_t bytes, std::string_view what);
+  void release(void* memory);
+  // Pinned memory of the host, zeroed, outside of the budget.
+  void* allocate_host(size_t bytes, std::string_view what);
+  void release_host(void* memory);
+  // Lets copies use memory that another has allocated (shared memory of a transport, say).
+  void pin_host(void* memory, size_t bytes, std::string_view what);
+  void unpin_host(void* memory);
+
+  // For set-up and tests: any memory of the host; blocks; in no order with streams.
+  void write(void* to, const void* from, size_t bytes);
+  void read(void* to, const void* from, size_t bytes);
+
+  virtual std::unique_ptr<Stream> make_stream(std::string name) = 0;
+  virtual std::unique_ptr<Event> make_event() = 0;
+
+  size_t budget_bytes() const { return budget_; }
+  DeviceStats stats() const;
+
+ protected:
+  Device(std::string name, size_t budget_bytes) : name_(std::move(name)), budget_(budget_bytes), arena_(budget_bytes) {}
+  // The memory that allocate() hands out parts of; before anything else.
+  void set_memory(void* begin) { memory_ = static_cast<std::byte*>(begin); }
+
+ private:
+  friend class Stream;  // checks what it is given, and counts
+
+  struct HostRange {
+    size_t bytes;
+    bool ours;  // allocate_host(), not pin_host()
+  };
+
+  void check_device(const char* what, const void* memory, size_t bytes) const;
+  void check_host(const char* what, const void* memory, size_t bytes) const;
+  HostRange take_host_range(const void* memory, bool ours);
+
+  virtual void do_allocated(void* memory, size_t bytes) = 0;  // poisons
+  virtual void do_released(void* memory, size_t bytes) = 0;   // poisons
+  virtual void* do_allocate_host(size_t bytes) = 0;
+  virtual void do_release_host(void* memory, size_t bytes) = 0;
+  virtual void do_pin_host(void* memory, size_t bytes) = 0;
+  virtual void do_unpin_host(void* memory) = 0;
+  virtual void do_write(void* to, const void* from, size_t bytes) = 0;
+  virtual void do_read(void* to, const void* from, size_t bytes) = 0;
+
+  std::string name_;
+  size_t budget_;
+  std::byte* memory_ = nullptr;
+
+  mutable std::mutex mutex_;  // guards the next four
+  Arena arena_;
+  std::map<const std::byte*, HostRange> host_;
+  size_t host_bytes_ = 0;
+  size_t peak_ = 0;
+
+  std::atomic<uint64_t> bytes_to_device_ = 0, bytes_to_host_ = 0, copies_ = 0, kernels_ = 0;
+};
+
+}  // namespace phub

@@ -1,0 +1,129 @@
+#include "worker/device/host_device.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "numa/memory.h"
+#include "transport/error.h"
+#include "worker/device/host_scheduler.h"
+#include "worker/device/poison.h"
+
+namespace phub {
+namespace {
+
+class HostEvent : public Event {
+ public:
+  HostEvent(Device& device, HostScheduler& scheduler) : Event(device), scheduler_(scheduler) {}
+  bool done() const override { return scheduler_.is_done(point); }
+  void wait() const override { scheduler_.wait(point); }
+
+  HostPoint point;  // guarded by the scheduler
+
+ private:
+  HostScheduler& scheduler_;
+};
+
+class HostStream : public Stream {
+ public:
+  HostStream(Device& device, HostScheduler& scheduler, const std::string& name)
+      : Stream(device, name), scheduler_(scheduler), queue_(scheduler.open(name)) {}
+  ~HostStream() override { scheduler_.close(queue_); }
+
+ private:
+  void do_copy_to_device(void* to, const void* from, size_t bytes) override {
+    scheduler_.enqueue(queue_, HostCopy{true, to, from, bytes});
+  }
+  void do_copy_to_host(void* to, const void* from, size_t bytes) override {
+    scheduler_.enqueue(queue_, HostCopy{false, to, from, bytes});
+  }
+  void do_launch(const Kernel& kernel) override { scheduler_.enqueue(queue_, kernel); }
+  void do_call(std::function<void()> callback) override {
+    scheduler_.enqueue(queue_, std::move(callback));
+  }
+  void do_work_for(std::chrono::nanoseconds time) override { scheduler_.enqueue(queue_, time); }
+  void do_record(Event& event) override {
+    scheduler_.record(queue_, static_cast<HostEvent&>(event).point);
+  }
+  void do_wait(const Event& event) override {
+    scheduler_.enqueue_wait(queue_, static_cast<const HostEvent&>(event).point);
+  }
+  void do_synchronize() override { scheduler_.synchronize(queue_); }
+
+  HostScheduler& scheduler_;
+  HostQueue& queue_;
+};
+
+class HostDeviceImpl : public HostDevice {
+ public:
+  explicit HostDeviceImpl(const HostDeviceOptions& options)
+      : HostDevice(options.name, options.budget_bytes),
+        numa_node_(options.numa_node),
+        arena_memory_(options.budget_bytes, options.numa_node),
+        scheduler_(options.name,
+                   {options.copy_bytes_per_second, options.copy_latency, options.poison_copies}) {
+    set_memory(arena_memory_.bytes().data());
+    forbid(arena_memory_.bytes().data(), options.budget_bytes);
+  }
+  ~HostDeviceImpl() override {
+    permit(arena_memory_.bytes().data(), arena_memory_.bytes().size());
+  }
+
+  std::unique_ptr<Stream> make_stream(std::string name) override {
+    return std::make_unique<HostStream>(*this, scheduler_, name);
+  }
+  std::unique_ptr<Event> make_event() override {
+    return std::make_unique<HostEvent>(*this, scheduler_);
+  }
+  void fail_copy(Direction direction, uint64_t copies, size_t bytes) override {
+    scheduler_.engine(direction == Direction::kToDevice).inject_failure(copies, bytes);
+  }
+
+ private:
+  void do_allocated(void* memory, size_t bytes) override {
+    permit(memory, bytes);
+    poison(memory, bytes);
+  }
+  void do_released(void* memory, size_t bytes) override {
+    poison(memory, bytes);
+    forbid(memory, bytes);
+  }
+  void* do_allocate_host(size_t bytes) override {
+    numa::Memory memory(bytes, numa_node_);
+    void* data = memory.bytes().data();
+    const std::lock_guard lock(mutex_);
+    pinned_.emplace(data, std::move(memory));
+    return data;
+  }
+  void do_release_host(void* memory, size_t /*bytes*/) override {
+    const std::lock_guard lock(mutex_);
+    pinned_.erase(memory);
+  }
+  void do_pin_host(void* /*memory*/, size_t /*bytes*/) override {}
+  void do_unpin_host(void* /*memory*/) override {}
+  void do_write(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void do_read(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+
+  uint32_t numa_node_;
+  numa::Memory arena_memory_;
+  std::mutex mutex_;  // guards the next one
+  std::map<void*, numa::Memory> pinned_;
+  HostScheduler scheduler_;
+};
+
+}  // namespace
+
+std::unique_ptr<HostDevice> make_host_device(const HostDeviceOptions& options) {
+  if (options.copy_bytes_per_second < 0 || options.copy_latency.count() < 0) {
+    fail(ErrorCode::kInvalid, "{}: a copy bandwidth or latency below 0", options.name);
+  }
+  try {
+    return std::make_unique<HostDeviceImpl>(options);
+  } catch (const std::exception& e) {
+    fail(ErrorCode::kFull, "{}: a budget of {} bytes: {}", options.name, options.budget_bytes,
+         e.what());
+  }
+}
+
+}  // namespace phub

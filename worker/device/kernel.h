@@ -1,0 +1,35 @@
+// What runs on a device besides copies, as plain data: an operation over arrays in its memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace phub {
+
+struct Kernel {
+  enum class Kind : uint8_t {
+    kGather,      // to row i = from row index[i]
+    kScatter,     // to row index[i] = from row i
+    kScatterAdd,  // to row index[i] += from row i
+    kAddScaled,   // to[i] += factor · from[i], two roundings
+    kFill,        // to[i] = factor
+    kConvert,     // to[i] = from[i] in another number format, as kernels::convert
+    kCopy,        // bytes
+  };
+  Kind kind;
+  const void* from = nullptr;
+  void* to = nullptr;
+  size_t count = 0;       // rows, elements, or (kCopy) bytes
+  size_t row_floats = 0;  // gather and scatter
+  const uint32_t* index = nullptr;
+  float factor = 0;
+  kernels::DType from_dtype = kernels::DType::kF32;
+  kernels::DType to_dtype = kernels::DType::kF32;
+};
+
+// Runs it here and now, over memory of the host. An index must be inside its table; nothing overlaps.
+void run_on_host(const Kernel& kernel);
+
+}  // namespace phub

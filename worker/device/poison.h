@@ -1,0 +1,36 @@
+// Memory that nobody should read: a pattern, and under AddressSanitizer a crash.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace phub {
+
+inline constexpr int kPoison = 0xFF;  // NaN in f32, bf16 and f16
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kCanForbid = true;
+#else
+inline constexpr bool kCanForbid = false;
+#endif
+
+inline void poison(void* memory, size_t bytes) { std::memset(memory, kPoison, bytes); }
+
+// From here on any access stops the program, if this is built with AddressSanitizer. At an unaligned
+// beginning up to 7 bytes stay accessible.
+inline void forbid([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_poison_memory_region(memory, bytes);
+#endif
+}
+
+inline void permit([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(memory, bytes);
+#endif
+}
+
+}  // namespace phub

@@ -1,0 +1,166 @@
+// What every device checks before it is given work.
+#include <utility>
+
+#include "transport/error.h"
+#include "worker/device/device.h"
+
+namespace phub {
+namespace {
+
+bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
+  const auto a_begin = reinterpret_cast<uintptr_t>(a);
+  const auto b_begin = reinterpret_cast<uintptr_t>(b);
+  return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
+}
+
+// Bytes of rows, elements: saturated, so that no range can hold a product that has overflowed.
+size_t bytes_of(size_t count, size_t each) {
+  size_t bytes = 0;
+  return __builtin_mul_overflow(count, each, &bytes) ? SIZE_MAX : bytes;
+}
+size_t bytes_of(ConstRows table) {
+  return bytes_of(table.rows, bytes_of(table.row_floats, sizeof(float)));
+}
+
+}  // namespace
+
+Stream::Stream(Device& device, std::string name) : device_(device), name_(std::move(name)) {}
+
+void Stream::copy_to_device(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  device_.check_device("copy to", to, bytes);
+  device_.check_host("copy from", from, bytes);
+  device_.bytes_to_device_ += bytes;
+  ++device_.copies_;
+  do_copy_to_device(to, from, bytes);
+}
+
+void Stream::copy_to_host(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  device_.check_device("copy from", from, bytes);
+  device_.check_host("copy to", to, bytes);
+  device_.bytes_to_host_ += bytes;
+  ++device_.copies_;
+  do_copy_to_host(to, from, bytes);
+}
+
+void Stream::launch(const char* what, const Kernel& kernel, size_t from_bytes, size_t to_bytes) {
+  if (kernel.count == 0) return;
+  if (kernel.from != nullptr || from_bytes > 0) device_.check_device(what, kernel.from, from_bytes);
+  device_.check_device(what, kernel.to, to_bytes);
+  if (overlap(kernel.from, from_bytes, kernel.to, to_bytes)) {
+    fail(ErrorCode::kInvalid, "{}: {} from {} bytes at {} to {} bytes at {}: these overlap",
+         device_.name(), what, from_bytes, kernel.from, to_bytes, kernel.to);
+  }
+  ++device_.kernels_;
+  do_launch(kernel);
+}
+
+void Stream::copy_on_device(void* to, const void* from, size_t bytes) {
+  launch("copy on the device",
+         {.kind = Kernel::Kind::kCopy, .from = from, .to = to, .count = bytes}, bytes, bytes);
+}
+
+void Stream::check_index(const char* what, const RowIndex& index, ConstRows table) const {
+  if (index.table_rows() > table.rows) {
+    fail(ErrorCode::kInvalid, "{}: {} with an index up to row {} of a table of {} rows",
+         device_.name(), what, index.table_rows() - 1, table.rows);
+  }
+  device_.check_device("index", index.data(), index.size() * sizeof(uint32_t));
+}
+
+void Stream::gather(ConstRows from, const RowIndex& index, float* to) {
+  check_index("gather", index, from);
+  if (from.row_floats == 0) return;
+  launch("gather",
+         {.kind = Kernel::Kind::kGather,
+          .from = from.data,
+          .to = to,
+          .count = index.size(),
+          .row_floats = from.row_floats,
+          .index = index.data()},
+         bytes_of(from), bytes_of({to, index.size(), from.row_floats}));
+}
+
+void Stream::scatter(const float* from, const RowIndex& index, Rows to) {
+  scatter("scatter", Kernel::Kind::kScatter, from, index, to);
+}
+
+void Stream::scatter_add(const float* from, const RowIndex& index, Rows to) {
+  scatter("scatter_add", Kernel::Kind::kScatterAdd, from, index, to);
+}
+
+void Stream::scatter(const char* what, Kernel::Kind kind, const float* from, const RowIndex& index,
+                     Rows to) {
+  check_index(what, index, to);
+  if (!index.distinct()) {
+    fail(ErrorCode::kInvalid, "{}: {} with an index that names a row twice", device_.name(), what);
+  }
+  if (to.row_floats == 0) return;
+  launch(what,
+         {.kind = kind,
+          .from = from,
+          .to = to.data,
+          .count = index.size(),
+          .row_floats = to.row_floats,
+          .index = index.data()},
+         bytes_of({from, index.size(), to.row_floats}), bytes_of(to));
+}
+
+void Stream::add_scaled(float factor, const float* from, float* to, size_t elements) {
+  const size_t bytes = bytes_of(elements, sizeof(float));
+  launch("add_scaled",
+         {.kind = Kernel::Kind::kAddScaled,
+          .from = from,
+          .to = to,
+          .count = elements,
+          .factor = factor},
+         bytes, bytes);
+}
+
+void Stream::fill(float* to, float value, size_t elements) {
+  launch("fill", {.kind = Kernel::Kind::kFill, .to = to, .count = elements, .factor = value}, 0,
+         bytes_of(elements, sizeof(float)));
+}
+
+void Stream::convert(const void* from, kernels::DType from_dtype, void* to,
+                     kernels::DType to_dtype, size_t elements) {
+  launch("convert",
+         {.kind = Kernel::Kind::kConvert,
+          .from = from,
+          .to = to,
+          .count = elements,
+          .from_dtype = from_dtype,
+          .to_dtype = to_dtype},
+         bytes_of(elements, kernels::bytes_of(from_dtype)),
+         bytes_of(elements, kernels::bytes_of(to_dtype)));
+}
+
+void Stream::call(std::function<void()> callback) {
+  if (!callback) fail(ErrorCode::kInvalid, "{}: call of an empty function", device_.name());
+  do_call(std::move(callback));
+}
+
+void Stream::work_for(std::chrono::nanoseconds time) {
+  if (time.count() > 0) do_work_for(time);
+}
+
+void Stream::record(Event& event) {
+  if (&event.device() != &device_) {
+    fail(ErrorCode::kInvalid, "{}: record of an event of another device, {}", device_.name(),
+         event.device().name());
+  }
+  do_record(event);
+}
+
+void Stream::wait(const Event& event) {
+  if (&event.device() != &device_) {
+    fail(ErrorCode::kInvalid, "{}: wait for an event of another device, {}", device_.name(),
+         event.device().name());
+  }
+  do_wait(event);
+}
+
+void Stream::synchronize() { do_synchronize(); }
+
+}  // namespace phub

@@ -1,0 +1,261 @@
+/* The client library for C and whatever can call C: what a training process links or loads
+ * (libphub_worker.so.0). worker.h is the same for C++.
+ *
+ *   phub_options* options;
+ *   phub_worker* worker;
+ *   phub_options_from_environment(&options);             // PHUB_SERVER, RANK, WORLD_SIZE ...
+ *   phub_options_set(options, "job", "mnist");
+ *   phub_options_set(options, "optimizer", "nesterov");
+ *   phub_options_add_key(options, "w1", 784 * 128);
+ *   if (phub_worker_create(options, &worker) != PHUB_OK) puts(phub_last_error());
+ *   phub_gradient(worker, 0, &gradient, &bytes);         // compute into it, then, every round:
+ *   phub_push(worker, 0, 0);                             // lent until phub_wait
+ *   phub_wait(worker, 0);
+ *   phub_parameters(worker, 0, &parameters, &bytes);     // valid until the next push
+ *
+ * Errors. Every function that can fail returns a phub_code, and PHUB_OK (0) if it did not. A message
+ * for people is then in phub_last_error(). Nothing is written to an output argument on failure. No
+ * C++ exception and no signal comes out of this library, whatever handles, orders, keys and null
+ * pointers it is given; what it cannot check is that a pointer that is not null points to what the
+ * function asks for.
+ *
+ * Handles are numbers in the shape of a pointer: never dereferenced, never used twice. One that is
+ * null, was destroyed, or is of the other type is PHUB_BAD_HANDLE. Destroying one that other threads
+ * are using is safe: their calls end, soon and with an error, and what it owned goes with the last.
+ *
+ * Threads. Any thread may call anything; calls for one key are made in the order push, wait. A
+ * completion (phub_push_then) is called on a thread of the library's, one per worker, one at a time;
+ * within it, calls that wait or destroy are PHUB_WRONG_THREAD. After fork() the child cannot use the
+ * parent's handles (PHUB_WRONG_THREAD): it makes its own.
+ *
+ * Strings are UTF-8 and end with a zero; they are copied. Times are in milliseconds, sizes in bytes
+ * or elements, as named. Keys are numbered from 0 in the order in which they were added.
+ */
+#ifndef PHUB_WORKER_PHUB_H
+#define PHUB_WORKER_PHUB_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PHUB_API __attribute__((visibility("default")))
+
+/* Programs that were compiled with another number cannot use this library. Functions, codes and
+ * options may be added, and structs may grow at their end, under the same number. */
+#define PHUB_ABI_VERSION 0
+
+typedef struct phub_options phub_options;
+typedef struct phub_worker phub_worker;
+
+typedef enum phub_code {
+  PHUB_OK = 0,
+  PHUB_INVALID = 1,      /* a wrong argument, option, key or length; a call in the wrong order */
+  PHUB_MISMATCH = 2,     /* the ranks of the job disagree about it */
+  PHUB_TAKEN = 3,        /* the rank or name is in use */
+  PHUB_FULL = 4,         /* memory, ranks or another limit */
+  PHUB_NOT_FOUND = 5,    /* no such job, rank or key */
+  PHUB_UNAUTHORIZED = 6, /* the server does not let this process in */
+  PHUB_FENCED = 7,       /* this worker left, was replaced, or lost its lease */
+  PHUB_RANK_LOST = 8,    /* another rank is gone, and the job's policy is to fail */
+  PHUB_NON_FINITE = 9,   /* a NaN or an infinity in a gradient, and the job's policy is to stop */
+  PHUB_TIMEOUT = 10,
+  PHUB_UNAVAILABLE = 11, /* the server is not there */
+  PHUB_INTERNAL = 12,
+  PHUB_BAD_HANDLE = 13,
+  PHUB_WRONG_THREAD = 14
+} phub_code;
+
+/* The message of this thread's last call that failed: which function, what was wrong, what to do.
+ * Never null. Valid until this thread's next call that fails. */
+PHUB_API const char* phub_last_error(void);
+
+/* "timeout" for PHUB_TIMEOUT; "unknown" for a number that is no code. */
+PHUB_API const char* phub_code_name(phub_code code);
+
+PHUB_API const char* phub_version(void);  /* of the library: "0.1.0" */
+PHUB_API int phub_abi_version(void);      /* its PHUB_ABI_VERSION */
+
+/* ---- Options: what a job is, and how this process takes part in it. ---- */
+
+PHUB_API phub_code phub_options_create(phub_options** options);
+
+/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT; rank and world size from
+ * RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS. PHUB_INVALID: a value is
+ * no number, or the rank is outside the world. */
+PHUB_API phub_code phub_options_from_environment(phub_options** options);
+
+PHUB_API phub_code phub_options_destroy(phub_options* options);
+
+/* Sets an option by its name. PHUB_INVALID: no such option (the message has the nearest), or no
+ * number where one is needed. Whether values make sense together is checked by phub_worker_create.
+ *   server              HOST:PORT                                              127.0.0.1:7717
+ *   job                 letters, digits, '.', '_', '-'
+ *   transport           auto, shm, tcp or verbs; the same for all ranks        auto
+ *   rank                -1: the server chooses                                 -1
+ *   replace             1: take the rank over from who has it now              0
+ *   connect_timeout_ms  how long to wait for the server                        5000
+ *   wait_timeout_ms     of phub_wait and phub_barrier; 0: the job's policy     0
+ *   spin_us             before a wait sleeps; -1: by the number of CPUs        -1
+ *   world_size          ranks that are there from the first round on           1
+ *   max_ranks           that there is memory for; 0: world_size                0
+ *   chunk_elements      a multiple of 32                                       8192
+ *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
+ *   gradient_dtype      f32, bf16 or f16                                       f32
+ *   parameter_dtype     f32, bf16 or f16: what comes back                      f32
+ *   reduction           sum or mean                                            sum
+ *   work                all, sum or none (benchmarks)                          all
+ *   initial             zeros, or broadcast: rank 0 calls phub_broadcast       zeros
+ *   on_loss             shrink, wait or fail, when a rank is lost              shrink
+ *   on_nonfinite        stop, exclude or pass                                  stop
+ *   lease_ms            a process that says nothing for so long is lost        3000
+ *   progress_limit_ms   so is one whose gradients do not come                  60000
+ *   wait_limit_ms       on_loss wait: how long the job pauses                  60000
+ *   join_limit_ms       how long the first ranks wait for the last             60000 */
+PHUB_API phub_code phub_options_set(phub_options* options, const char* name, const char* value);
+PHUB_API phub_code phub_options_set_number(phub_options* options, const char* name, int64_t value);
+
+/* Adds the next key. All ranks add the same ones. */
+PHUB_API phub_code phub_options_add_key(phub_options* options, const char* name, uint64_t elements);
+
+/* Of a key that was added: its priority where something has to wait (higher goes first), and what
+ * the job's learning rate and weight decay are multiplied with. Otherwise 0, 1 and 1. */
+PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int32_t priority,
+                                         double lr_scale, double decay_scale);
+
+/* A hyperparameter of the optimizer, from round 1 on ("lr", "momentum", "weight_decay" ...), or from
+ * a later round on, by ascending round. Names are checked when the job is made. */
+PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* name, double value);
+PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
+                                               const char* name, double value);
+
+/* ---- A worker: one rank of a job. ---- */
+
+/* Joins the job, and makes it if it is not there; returns when all ranks are there. The options may
+ * be changed and destroyed afterwards. Waits for up to connect_timeout_ms + join_limit_ms.
+ * PHUB_UNAVAILABLE, PHUB_INVALID, PHUB_MISMATCH, PHUB_TAKEN, PHUB_FULL, PHUB_UNAUTHORIZED. */
+PHUB_API phub_code phub_worker_create(const phub_options* options, phub_worker** worker);
+
+/* Leaves the job, unless phub_leave did, and gives everything back; pointers to gradients and
+ * parameters end here. Completions that are due are called first, with PHUB_FENCED. PHUB_OK even if
+ * the server could not be told (it notices by itself). */
+PHUB_API phub_code phub_worker_destroy(phub_worker* worker);
+
+/* The others go on without this rank; no policy is triggered. Every later call is PHUB_FENCED. */
+PHUB_API phub_code phub_leave(phub_worker* worker);
+
+typedef struct phub_info {
+  size_t size; /* set it to sizeof(phub_info): what the caller knows is filled */
+  uint32_t rank;
+  uint32_t incarnation;
+  uint32_t world_size;
+  uint32_t reserved;
+  uint64_t first_round; /* the first one that this worker takes part in; 1 unless it joined later */
+  size_t keys;
+} phub_info;
+PHUB_API phub_code phub_worker_info(const phub_worker* worker, phub_info* info);
+
+/* The transport, over what, from which memory: a sentence for people, cut to `size` bytes. */
+PHUB_API phub_code phub_worker_connection(const phub_worker* worker, char* text, size_t size);
+
+/* ---- Keys. `key` out of range: PHUB_INVALID. ---- */
+
+PHUB_API phub_code phub_key_by_name(const phub_worker* worker, const char* name, size_t* key);
+/* `name` belongs to the worker. Either may be null. */
+PHUB_API phub_code phub_key_info(const phub_worker* worker, size_t key, const char** name,
+                                 uint64_t* elements);
+
+/* Where a key's gradient goes: elements x the size of gradient_dtype, writable unless lent. The same
+ * until the worker is destroyed. Over shared memory it is the memory that the server sums. */
+PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes);
+/* A key's parameters (optimizer none: the sum or mean), in parameter_dtype. The same pointer until
+ * the worker is destroyed; its contents are valid from phub_wait to the next push of the key. */
+PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const void** memory,
+                                   size_t* bytes);
+
+/* Memory of the caller's own, of the sizes above, instead (null: none): a push then copies from
+ * `gradient`, a wait copies into `parameters`. Until it is unset or the worker destroyed. */
+PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
+                                   void* parameters);
+
+/* ---- The exchange. These waits sleep; a failure of the job or the server ends them. ---- */
+
+/* Initial parameters, f32, of all keys one after another: rank 0's count, the others may pass null
+ * and 0. Returns when they are everywhere; `initial` is not used afterwards. Later ranks, and jobs
+ * whose `initial` is zeros, only wait for the present parameters. */
+PHUB_API phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t elements);
+
+/* Lends the key's gradient and gives its parameters up; higher priority goes first. Does not wait,
+ * unless the key's previous result is not here yet. Every rank pushes every key once a round. */
+PHUB_API phub_code phub_push(phub_worker* worker, size_t key, int32_t priority);
+/* A gradient of zero: nothing is sent, and the rank counts as having taken part. */
+PHUB_API phub_code phub_push_null(phub_worker* worker, size_t key);
+
+/* As phub_push, and calls `completion` once: with PHUB_OK when the result of this push is here (as
+ * phub_wait would return), or with the code and message of what went wrong. `message` is "" for
+ * PHUB_OK and lives as long as the call. May be called before phub_push_then returns. Not called if
+ * phub_push_then fails. It may push, and must neither throw nor wait for the calling thread. */
+typedef void (*phub_completion)(void* user_data, size_t key, uint64_t round, phub_code code,
+                                const char* message);
+PHUB_API phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
+                                  phub_completion completion, void* user_data);
+
+/* Until the key's result is here; a key that was never pushed: its present parameters.
+ * PHUB_TIMEOUT (the message names the missing ranks), PHUB_RANK_LOST, PHUB_NON_FINITE, PHUB_FENCED,
+ * PHUB_UNAVAILABLE: but for the first, the worker is done. */
+PHUB_API phub_code phub_wait(phub_worker* worker, size_t key);
+PHUB_API phub_code phub_wait_all(phub_worker* worker);
+/* *ready: 1 if phub_wait would not wait, else 0. */
+PHUB_API phub_code phub_try_wait(phub_worker* worker, size_t key, int* ready);
+/* Moves what can move without waiting. *outstanding: keys whose result is not here yet. */
+PHUB_API phub_code phub_poll(phub_worker* worker, size_t* outstanding);
+
+/* Waits, and copies the key's parameters, `bytes` of them, into memory that stays as it is. */
+PHUB_API phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t bytes);
+
+/* The last round whose result is here. */
+PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round);
+
+/* Hyperparameters for the next round that no chunk has completed yet, all from the same one on.
+ * Rank 0 only. */
+PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
+                                  const double* values, size_t count);
+
+/* Waits for all live ranks, through the server's control port. */
+PHUB_API phub_code phub_barrier(phub_worker* worker);
+
+typedef struct phub_stats {
+  size_t size; /* set it to sizeof(phub_stats) */
+  uint64_t pushes;
+  uint64_t chunks_pushed, chunks_received;
+  uint64_t bytes_copied; /* between the caller's memory and the library's */
+  uint64_t sleeps;       /* times that a wait had to sleep */
+  uint64_t reconnections;
+} phub_stats;
+PHUB_API phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats);
+
+/* ---- Jobs, without being a part of them. `server` is HOST:PORT. Up to 10 s each. ---- */
+
+typedef struct phub_job {
+  size_t size;    /* set it to sizeof(phub_job) */
+  char state[16]; /* assembling, running, paused or failed */
+  uint64_t keys, chunks, elements, memory_bytes;
+  uint64_t completed_round; /* by every chunk */
+  double rounds_per_s;      /* over the last seconds */
+  uint32_t ranks_live, ranks_lost;
+  uint32_t ranks_waited_for; /* that the oldest round lacks */
+  uint32_t reserved;
+  char error[256]; /* of a job that failed */
+} phub_job;
+/* PHUB_NOT_FOUND, PHUB_UNAVAILABLE, PHUB_TIMEOUT. */
+PHUB_API phub_code phub_job_status(const char* server, const char* job, phub_job* status);
+/* Ends a job: its workers' calls fail with PHUB_NOT_FOUND or PHUB_FENCED. */
+PHUB_API phub_code phub_job_remove(const char* server, const char* job);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PHUB_WORKER_PHUB_H */
