@@ -1,5 +1,5 @@
-// The host device: rows by a prebuilt index against plain copies of as many bytes, what a call costs,
-// and copies at a set bandwidth and latency. On a machine with a CUDA device, that one too.
+// The host device: rows by a prebuilt index against plain copies of as many bytes, what a call
+// costs, and copies at a set bandwidth and latency. On a machine with a CUDA device, that one too.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -87,16 +87,12 @@ void measure_rows(const std::string& device, const MakeDevice& make) {
   for (const size_t row_floats : {128, 1000}) {
     for (const auto& [order, label] : orders) {
       const std::string which = fmt::format("{} floats/{}", row_floats, label);
-      measure(fmt::format("{}/gather/{}", device, which), make, order, row_floats, [](Rig& rig) {
-        rig.stream->gather(rig.table, rig.index, rig.batch.floats());
-      });
-      measure(fmt::format("{}/scatter/{}", device, which), make, order, row_floats, [](Rig& rig) {
-        rig.stream->scatter(rig.batch.floats(), rig.index, rig.table);
-      });
+      measure(fmt::format("{}/gather/{}", device, which), make, order, row_floats,
+              [](Rig& rig) { rig.stream->gather(rig.table, rig.index, rig.batch.floats()); });
+      measure(fmt::format("{}/scatter/{}", device, which), make, order, row_floats,
+              [](Rig& rig) { rig.stream->scatter(rig.batch.floats(), rig.index, rig.table); });
       measure(fmt::format("{}/scatter_add/{}", device, which), make, order, row_floats,
-              [](Rig& rig) {
-                rig.stream->scatter_add(rig.batch.floats(), rig.index, rig.table);
-              });
+              [](Rig& rig) { rig.stream->scatter_add(rig.batch.floats(), rig.index, rig.table); });
     }
   }
 }
@@ -104,9 +100,8 @@ void measure_rows(const std::string& device, const MakeDevice& make) {
 // A copy of this many bytes at 12 GB/s and 10 µs, from the call to the end of the wait.
 void set_speed_copy(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
-  const auto device = make_host_device({.budget_bytes = bytes,
-                                        .copy_bytes_per_second = kBytesPerSecond,
-                                        .copy_latency = kLatency});
+  const auto device = make_host_device(
+      {.budget_bytes = bytes, .copy_bytes_per_second = kBytesPerSecond, .copy_latency = kLatency});
   const auto stream = device->make_stream("bench");
   const DeviceMemory memory(*device, bytes, "memory");
   const HostMemory host(*device, bytes, "host");
@@ -148,9 +143,8 @@ void round_trip(benchmark::State& state) {
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  phub::measure_rows("host", [](size_t budget) {
-    return phub::make_host_device({.budget_bytes = budget});
-  });
+  phub::measure_rows(
+      "host", [](size_t budget) { return phub::make_host_device({.budget_bytes = budget}); });
   if (const auto found = phub::cuda_devices(); found.devices.empty()) {
     fmt::print("no CUDA device: {}\n", found.none_because);
   } else {
@@ -159,7 +153,10 @@ int main(int argc, char** argv) {
     });
   }
   benchmark::RegisterBenchmark("host/12 GB/s, 10 us", phub::set_speed_copy)
-      ->Arg(4096)->Arg(1 << 20)->Arg(16 << 20)->UseRealTime();
+      ->Arg(4096)
+      ->Arg(1 << 20)
+      ->Arg(16 << 20)
+      ->UseRealTime();
   benchmark::RegisterBenchmark("host/enqueue and record", phub::calls)->Iterations(100000);
   benchmark::RegisterBenchmark("host/enqueue and synchronize", phub::round_trip)->UseRealTime();
   benchmark::RunSpecifiedBenchmarks();

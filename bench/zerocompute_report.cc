@@ -51,7 +51,10 @@ void add_measured(const ReportRow& row, nlohmann::json& out) {
   const std::optional<Verdict> verdict = verdict_of(row);
   if (!verdict) return;
   if (m.network_us) out["network_us"] = *m.network_us;
-  if (!m.core_busy.empty()) out["core_busy"] = m.core_busy;
+  if (!m.core_busy.empty()) {
+    out["core_busy"] = m.core_busy;
+    out["core_waited"] = m.core_waited;
+  }
   if (m.machine_busy) out["machine_busy"] = *m.machine_busy;
   if (m.wakeups) {
     out["wakeups"] = *m.wakeups;
@@ -92,8 +95,8 @@ std::string verdict_text(std::span<const ReportRow> rows) {
   for (const ReportRow& row : rows) {
     const std::optional<Verdict> verdict = verdict_of(row);
     if (!verdict) continue;
-    text += fmt::format("  {:<16} {:>3}  {:<19} {}", row.model, row.workers,
-                        name_of(verdict->bound), verdict->because);
+    text += fmt::format("  {:<16} {:>3} {:>8}  {:<18} {}", row.model, row.workers,
+                        size_text(chunk_bytes(row)), name_of(verdict->bound), verdict->because);
     for (size_t i = 0; i < verdict->shares.size(); ++i) {
       const Share& s = verdict->shares[i];
       text += fmt::format("{}{} {:.0f}%", i == 0 ? "; " : ", ", name_of(s.bound), 100 * s.share);
@@ -104,7 +107,7 @@ std::string verdict_text(std::span<const ReportRow> rows) {
     }
   }
   if (text.empty()) return text;
-  text.insert(0, "What binds, by model and workers:\n");
+  text.insert(0, "What binds, by model, workers and size of a chunk:\n");
   for (const Bound bound : bounds) {
     text += fmt::format("  {}: {}\n", name_of(bound), advice(bound));
   }

@@ -128,27 +128,30 @@ void run_order(const Coordinators& jobs, const Order& order, std::string_view wh
   for (const auto& job : jobs) job->wait_parked(what);
 }
 
-// The processor time of the server's cores, over the orders that were measured.
+// The times of the server's cores, over the orders that were measured.
 class CoreMeter {
  public:
   explicit CoreMeter(pid_t server) : server_(server) {}
 
-  void start() { before_ns_ = read(); }
+  void start() { before_ = read(); }
   void stop() {
-    const std::vector<int64_t> now_ns = read();
-    if (now_ns.size() != before_ns_.size()) return;
-    run_ns_.resize(now_ns.size());
-    for (size_t i = 0; i < now_ns.size(); ++i) run_ns_[i] += now_ns[i] - before_ns_[i];
+    const std::vector<ThreadTimes> now = read();
+    if (now.size() != before_.size()) return;
+    times_.resize(now.size());
+    for (size_t i = 0; i < now.size(); ++i) {
+      times_[i].run_ns += now[i].run_ns - before_[i].run_ns;
+      times_[i].waited_ns += now[i].waited_ns - before_[i].waited_ns;
+    }
   }
-  const std::vector<int64_t>& run_ns() const { return run_ns_; }
+  const std::vector<ThreadTimes>& times() const { return times_; }
 
  private:
-  std::vector<int64_t> read() const {
-    return server_ > 0 ? core_run_ns(server_) : std::vector<int64_t>();
+  std::vector<ThreadTimes> read() const {
+    return server_ > 0 ? core_times(server_) : std::vector<ThreadTimes>();
   }
 
   pid_t server_;
-  std::vector<int64_t> before_ns_, run_ns_;
+  std::vector<ThreadTimes> before_, times_;
 };
 
 void run_parts(const Coordinators& jobs, const Schedule& schedule, Roofline* roofline,
@@ -210,7 +213,7 @@ CaseResult collect(const CaseSpec& spec, const SharedCase& shared) {
 
 // What the verdict is about; the memory's limit is added by who measured it.
 Measured measured_of(const CaseSpec& spec, const CaseResult& result, const SharedCase& shared,
-                     const Schedule& schedule, const std::vector<int64_t>& core_ns) {
+                     const Schedule& schedule, const std::vector<ThreadTimes>& cores) {
   Measured m{.workers = spec.workers, .round_us = result.us.p50};
   if (schedule.link_gbps > 0) {
     m.network_us = static_cast<double>(result.bytes) * 8 / (schedule.link_gbps * 1e3);
@@ -218,15 +221,17 @@ Measured measured_of(const CaseSpec& spec, const CaseResult& result, const Share
   const double all_ns = result.us.total * 1e3;
   double run_ns = 0;
   for (const WorkerSlot& slot : shared.slots()) {
-    m.pushed_us.push_back(slot.pushed_us / static_cast<double>(result.rounds));
-    m.done_us.push_back(slot.done_us / static_cast<double>(result.rounds));
+    const size_t rounds = std::min<size_t>(result.rounds, kLatenessRounds);
+    m.pushed_us.push_back(median(std::span(slot.pushed_us).first(rounds)));
+    m.done_us.push_back(median(std::span(slot.done_us).first(rounds)));
     run_ns += static_cast<double>(slot.run_ns);
   }
-  for (const int64_t ns : core_ns) {
-    m.core_busy.push_back(std::min(1.0, static_cast<double>(ns) / all_ns));
-    run_ns += static_cast<double>(ns);
+  for (const ThreadTimes& core : cores) {
+    m.core_busy.push_back(std::min(1.0, static_cast<double>(core.run_ns) / all_ns));
+    m.core_waited.push_back(std::min(1.0, static_cast<double>(core.waited_ns) / all_ns));
+    run_ns += static_cast<double>(core.run_ns);
   }
-  if (!core_ns.empty()) {
+  if (!cores.empty()) {
     m.machine_busy = std::min(1.0, run_ns / (all_ns * std::thread::hardware_concurrency()));
   }
   if (schedule.wakeup_us > 0) {
@@ -265,7 +270,7 @@ std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule&
   }
   if (jobs.size() == 1) {
     results[0].measured = measured_of(first, results[0], coordinators[0]->shared(), schedule,
-                                      cores.run_ns());
+                                      cores.times());
   }
   if (roofline) {
     results[0].limit_us = roofline->limit_us();

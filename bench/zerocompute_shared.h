@@ -2,6 +2,7 @@
 // the coordinator, and what the workers report. One anonymous shared mapping, made before the fork.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -46,6 +47,9 @@ class ProcessBarrier {
 // Measured rounds of one case at most.
 inline constexpr uint64_t kMaxRounds = 1u << 20;
 
+// And of these it is kept when each rank was ready.
+inline constexpr uint64_t kLatenessRounds = 2048;
+
 // Written by the coordinator while all workers are parked.
 struct Order {
   bool finish = false;        // leave the job and exit
@@ -63,8 +67,8 @@ struct alignas(128) WorkerSlot {
   uint64_t checked = 0;              // elements, all rounds
   WorkerStats stats;                 // at the end
   uint64_t chunks = 0;
-  // Of all measured rounds, from the round's start. Written by rank 0.
-  double pushed_us = 0, done_us = 0;
+  // Of the first measured rounds, from the round's start. Written by rank 0.
+  std::array<double, kLatenessRounds> pushed_us{}, done_us{};
   char wrong_text[384] = {};  // where the first wrong element was
   char error[1024] = {};      // why the worker gave up
 };

@@ -62,8 +62,8 @@ class Bell {
 
 }  // namespace
 
-std::vector<int64_t> core_run_ns(pid_t pid) {
-  std::map<int, int64_t> by_core;
+std::vector<ThreadTimes> core_times(pid_t pid) {
+  std::map<int, ThreadTimes> by_core;
   std::error_code error;
   const std::filesystem::path tasks = fmt::format("/proc/{}/task", pid);
   for (const auto& task : std::filesystem::directory_iterator(tasks, error)) {
@@ -71,12 +71,12 @@ std::vector<int64_t> core_run_ns(pid_t pid) {
     if (!name.starts_with(kCoreThreads)) continue;
     int core = 0;
     std::from_chars(name.data() + kCoreThreads.size(), name.data() + name.size(), core);
-    const std::string times = first_line(task.path() / "schedstat");  // run, waited, slices
-    std::from_chars(times.data(), times.data() + times.size(), by_core[core]);
+    ThreadTimes& times = by_core[core];
+    std::ifstream(task.path() / "schedstat") >> times.run_ns >> times.waited_ns;
   }
-  std::vector<int64_t> ns;
-  for (const auto& [core, run] : by_core) ns.push_back(run);
-  return ns;
+  std::vector<ThreadTimes> all;
+  for (const auto& [number, times] : by_core) all.push_back(times);
+  return all;
 }
 
 int64_t own_run_ns() {

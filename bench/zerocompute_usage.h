@@ -8,9 +8,14 @@
 
 namespace phub {
 
-// For how long each core's thread of the server `pid` on this machine has run so far, in order of
-// the cores. Empty if there is no such process, or another user's.
-std::vector<int64_t> core_run_ns(pid_t pid);
+struct ThreadTimes {
+  int64_t run_ns = 0;
+  int64_t waited_ns = 0;  // for a processor
+};
+
+// Of the threads of the server `pid` on this machine, so far: one entry per core, in their order.
+// Empty if there is no such process, or another user's.
+std::vector<ThreadTimes> core_times(pid_t pid);
 
 // For how long all threads of this process have run.
 int64_t own_run_ns();

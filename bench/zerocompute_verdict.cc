@@ -14,9 +14,14 @@ namespace {
 // the same time as the rest of the work is done, and nothing reaches all of either. A straggler is
 // no limit but a fault: a quarter of the round is reason enough to look at it first.
 constexpr double kStragglerBinds = 0.25;
+// But ranks wake up one after another from the barrier before a round: this many wake-ups of
+// lateness are the measurement's own.
+constexpr double kOwnWakeups = 10;
 constexpr double kBytesBind = 0.65;
 constexpr double kWakeupsBind = 0.4;
 constexpr double kProcessorsBind = 0.85;
+// A core that waits for a processor this much shares it with others; below, it is chance.
+constexpr double kWaitsForProcessor = 0.15;
 // One of two ranks is always the later: with three the others say what is usual.
 constexpr size_t kRanksToCompare = 3;
 
@@ -26,8 +31,8 @@ struct Straggler {
   bool pushing = false;
 };
 
-// The rank that is furthest behind the median, in pushing or in getting its results. `late` over
-// many rounds: who is last by chance is another one each time.
+// The rank that is furthest behind the others, in pushing or in getting its results. Its median over
+// many rounds counts: who is last by chance is another one each time.
 Straggler slowest(const Measured& m) {
   Straggler worst;
   for (const bool pushing : {true, false}) {
@@ -52,6 +57,16 @@ double largest(const std::vector<double>& values) {
   return *std::max_element(values.begin(), values.end());
 }
 
+// The part of a round in which a core that has to wait for processors runs or waits; 0 if none has.
+double crowded(const Measured& m) {
+  double most = 0;
+  for (size_t i = 0; i < m.core_waited.size(); ++i) {
+    if (m.core_waited[i] < kWaitsForProcessor) continue;
+    most = std::max(most, m.core_busy[i] + m.core_waited[i]);
+  }
+  return most;
+}
+
 std::vector<Share> shares_of(const Measured& m) {
   std::vector<Share> shares;
   const auto add = [&](Bound bound, double share) {
@@ -63,17 +78,17 @@ std::vector<Share> shares_of(const Measured& m) {
     add(Bound::kStraggler, slowest(m).late_us / m.round_us);
   }
   if (!m.core_busy.empty()) add(Bound::kCores, largest(m.core_busy));
-  if (m.machine_busy) add(Bound::kProcessors, *m.machine_busy);
+  if (m.machine_busy) add(Bound::kProcessors, std::max(*m.machine_busy, crowded(m)));
   if (m.wakeups) add(Bound::kWakeups, *m.wakeups * m.wakeup_us / m.round_us);
   std::stable_sort(shares.begin(), shares.end(),
                    [](const Share& a, const Share& b) { return a.share > b.share; });
   return shares;
 }
 
-bool binds(Bound bound, double share) {
+bool binds(const Measured& m, Bound bound, double share) {
   switch (bound) {
     case Bound::kStraggler:
-      return share >= kStragglerBinds;
+      return share >= kStragglerBinds && slowest(m).late_us > kOwnWakeups * m.wakeup_us;
     case Bound::kMemory:
     case Bound::kNetwork:
       return share >= kBytesBind;
@@ -102,6 +117,10 @@ std::string reason(const Measured& m, Bound bound, double share) {
                          s.pushing ? "has pushed" : "has its results", s.late_us, percent);
     }
     case Bound::kProcessors:
+      if (crowded(m) > *m.machine_busy) {
+        return fmt::format("a core of the server waits for a processor for {:.0f}% of a round",
+                           100 * largest(m.core_waited));
+      }
       return fmt::format("the processors of this machine run for {:.0f}% of a round", percent);
     case Bound::kCores:
       return fmt::format(
@@ -126,7 +145,7 @@ Verdict judge(const Measured& m) {
                             Bound::kProcessors, Bound::kCores}) {
     const auto found = std::find_if(verdict.shares.begin(), verdict.shares.end(),
                                     [&](const Share& s) { return s.bound == bound; });
-    if (found == verdict.shares.end() || !binds(bound, found->share)) continue;
+    if (found == verdict.shares.end() || !binds(m, bound, found->share)) continue;
     verdict.bound = bound;
     verdict.because = reason(m, bound, found->share);
     return verdict;
@@ -161,7 +180,7 @@ std::string_view advice(Bound bound) {
              "rank waits for it in every round.";
     case Bound::kProcessors:
       return "Give the server's cores processors of their own: workers on other hosts, or fewer of "
-             "them here.";
+             "them here, and no other programs.";
     case Bound::kCores:
       return "More cores for the server (`phub serve --cores`) if all are as busy as the busiest, "
              "else smaller chunks (--chunk-sizes), which balance better: `phub plan` shows how well.";
@@ -172,7 +191,8 @@ std::string_view advice(Bound bound) {
       break;
   }
   return "Measure what is missing: the memory's limit (without --no-limit), a worker's link "
-         "(--link-gbps), the server's cores (a server that zerocompute starts itself).";
+         "(--link-gbps), the server's cores (a server that zerocompute starts itself). If nothing "
+         "is, several share the round: try --chunk-sizes, and compare with --no-sum.";
 }
 
 }  // namespace phub

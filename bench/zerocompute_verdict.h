@@ -27,10 +27,11 @@ struct Measured {
   std::optional<double> memory_us;     // what the memory needs for the same reads and writes
   std::optional<double> network_us;    // what a worker's link needs for one direction
   std::vector<double> core_busy;       // per core of the server: part of the rounds that it ran
+  std::vector<double> core_waited;     // and that it could have run, had there been a processor
   std::optional<double> machine_busy;  // all processors: part of the rounds that they ran
   std::optional<double> wakeups;       // in a round, one after another
   double wakeup_us = 0;                // of one
-  std::vector<double> done_us;         // per rank, mean: from the round's start to its last result
+  std::vector<double> done_us;         // per rank, median: from the round's start to its results
   std::vector<double> pushed_us;       // and until it had pushed everything
 };
 

@@ -78,9 +78,11 @@ class WorkerProcess {
     if (order.record) {
       const uint64_t index = head_.recorded.load();
       shared_.round_us()[index] = static_cast<double>(end - start) / 1e3;
-      for (WorkerSlot& slot : shared_.slots()) {
-        slot.pushed_us += static_cast<double>(slot.pushed_ns - start) / 1e3;
-        slot.done_us += static_cast<double>(slot.end_ns - start) / 1e3;
+      if (index < kLatenessRounds) {
+        for (WorkerSlot& slot : shared_.slots()) {
+          slot.pushed_us[index] = static_cast<double>(slot.pushed_ns - start) / 1e3;
+          slot.done_us[index] = static_cast<double>(slot.end_ns - start) / 1e3;
+        }
       }
       head_.recorded.store(index + 1);
     }

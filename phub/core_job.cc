@@ -69,8 +69,9 @@ void CoreJob::take(const Arrival& arrival) {
 }
 
 void CoreJob::take_gradient(uint32_t rank, uint32_t index, const Imm& imm) {
+  if (clocks_) return take_update(rank, index, imm);
   CoreChunk& chunk = chunks_[index];
-  Rank& from = ranks_[rank];
+  const Rank& from = ranks_[rank];
   if (chunk.round == 0 || chunk.round < from.first_round) return violation(rank, index);
   if (imm.round != low8(chunk.round)) {
     // Sent again after a reconnection: the round is complete and its result got lost on the way.
@@ -80,17 +81,22 @@ void CoreJob::take_gradient(uint32_t rank, uint32_t index, const Imm& imm) {
     return violation(rank, index);
   }
   if (has(arrived_bits_, index, rank)) return;  // a contribution counts once
-  const uint64_t bit = uint64_t{1} << (rank % 64);
-  arrived_bits_[index * words_ + rank / 64] |= bit;
-  if (imm.kind == ImmKind::kNull) null_bits_[index * words_ + rank / 64] |= bit;
-  ++chunk.arrived;
-  ++from.pending;
+  mark_arrived(rank, index, imm.kind == ImmKind::kNull);
   --chunk.missing;
-  if (imm.kind == ImmKind::kData) counters_[chunk.queue].elements_in += chunk.elements;
   if (trace_) {
     trace_->arrival(index, chunk.id, chunk.round, rank, chunk.arrived == 1, chunk.missing == 0);
   }
   check_ready(index);
+}
+
+void CoreJob::mark_arrived(uint32_t rank, uint32_t index, bool null) {
+  CoreChunk& chunk = chunks_[index];
+  const uint64_t bit = uint64_t{1} << (rank % 64);
+  arrived_bits_[index * words_ + rank / 64] |= bit;
+  if (null) null_bits_[index * words_ + rank / 64] |= bit;
+  if (!null) counters_[chunk.queue].elements_in += chunk.elements;
+  ++chunk.arrived;
+  ++ranks_[rank].pending;
 }
 
 // Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two
@@ -111,7 +117,7 @@ void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
     if (arrays_.parameters) {
       std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
     }
-    if (parameters_.parameter_dtype != kernels::DType::kF32) {
+    if (parameters_.parameter_dtype != kernels::DType::kF32 && !clocks_) {
       kernels::convert(slot, kernels::DType::kF32,
                        arrays_.results + (chunk.offset + begin) * element,
                        parameters_.parameter_dtype, count);
@@ -120,6 +126,7 @@ void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
     counters_[chunk.queue].elements_in += chunk.elements;
   }
   if (chunk.initial_parts < parts) return send_result(rank, index);
+  if (clocks_) return begin_clocks(index);
   begin_round(index, next_round(0));
   write_back(index);
 }
@@ -132,9 +139,10 @@ bool CoreJob::lower(uint32_t a, uint32_t b) const {
 
 void CoreJob::check_ready(uint32_t index) {
   CoreChunk& chunk = chunks_[index];
-  if (chunk.missing > 0 || chunk.arrived == 0 || chunk.queued || chunk.round == 0) return;
+  if (chunk.arrived == 0 || chunk.queued || chunk.round == 0) return;
+  if (chunk.missing > 0 && !clocks_) return;
   chunk.queued = true;
-  if (chunk.round >= hold_from_) {
+  if (clocks_ ? hold_from_ != kNever : chunk.round >= hold_from_) {
     held_.push_back(index);
     return;
   }
@@ -143,18 +151,23 @@ void CoreJob::check_ready(uint32_t index) {
                  [this](uint32_t a, uint32_t b) { return lower(a, b); });
 }
 
+void CoreJob::pop_ready() {
+  std::pop_heap(ready_.begin(), ready_.end(),
+                [this](uint32_t a, uint32_t b) { return lower(a, b); });
+  chunks_[ready_.back()].queued = false;
+  ready_.pop_back();
+}
+
 // Completes the first chunk of the ready heap. False: it cannot be completed now.
 bool CoreJob::complete(uint32_t index) {
   if (stopped_) return false;
+  if (clocks_) return complete_updates(index);
   CoreChunk& chunk = chunks_[index];
   const bool ready = chunk.missing == 0 && chunk.arrived > 0;
   const bool held = chunk.round >= hold_from_;
   if (ready && !held && !reduce_and_optimize(chunk, index)) return false;
 
-  std::pop_heap(ready_.begin(), ready_.end(),
-                [this](uint32_t a, uint32_t b) { return lower(a, b); });
-  ready_.pop_back();
-  chunk.queued = false;
+  pop_ready();
   if (!ready || held) {
     check_ready(index);  // a boundary came in between
     return true;
@@ -282,10 +295,10 @@ void CoreJob::send_result(uint32_t rank, uint32_t index) {
     if (chunk.initial_parts == 0) return;
     write.imm = encode({in_queue, chunk.initial_parts - 1u, ImmKind::kInitial});
   } else {
-    const uint64_t completed = chunk.round - 1;
-    if (completed < to.results_from || to.results_from == kNever) return;
+    const uint64_t completed = clocks_ ? clocks_->of(index, rank) : chunk.round - 1;
+    if (completed == kNever || completed < to.results_from || to.results_from == kNever) return;
     const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
-    write = {.local_offset = chunk.offset * element,
+    write = {.local_offset = rank * arrays_.result_stride + chunk.offset * element,
              .remote_offset = chunk.worker_offset * element,
              .bytes = static_cast<uint32_t>(chunk.elements * element),
              .imm = encode({in_queue, low8(completed), ImmKind::kData})};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "phub/core_clocks.h"
 #include "phub/core_messages.h"
 #include "phub/core_trace.h"
 #include "transport/nic.h"
@@ -32,6 +33,8 @@ struct JobParameters {
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
   Work work = Work::kAll;
   bool slots_belong_to_worker = false;
+  bool lock_step = true;    // BSP; else updates are applied as they come (core_clocks.h)
+  uint64_t slack = kNever;  // then: how far a rank may be ahead of the slowest
   kernels::Store store = kernels::kDefaultStore;
 };
 
@@ -39,6 +42,7 @@ struct JobParameters {
 // its chunks.
 struct JobArrays {
   std::byte* results = nullptr;  // parameter_dtype; what is written back
+  uint64_t result_stride = 0;    // bytes; not in lock-step every rank has results of its own
   float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
   float* state0 = nullptr;
   float* state1 = nullptr;
@@ -113,11 +117,13 @@ class CoreJob {
   bool has(const std::vector<uint64_t>& bits, uint32_t chunk, uint32_t rank) const;
   void take(const Arrival& arrival);
   void take_gradient(uint32_t rank, uint32_t index, const Imm& imm);
+  void mark_arrived(uint32_t rank, uint32_t index, bool null);
   void take_initial(uint32_t rank, uint32_t index, uint32_t part);
   void violation(uint32_t rank, uint32_t index);
   uint64_t next_round(uint64_t round) const;
   void begin_round(uint32_t index, uint64_t round);
   void check_ready(uint32_t index);
+  void pop_ready();
   bool complete(uint32_t index);
   bool reduce_and_optimize(CoreChunk& chunk, uint32_t index);
   void gather(uint32_t index, const CoreChunk& chunk);
@@ -125,6 +131,16 @@ class CoreJob {
   bool resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* sum);
   void write_back(uint32_t index);
   void send_result(uint32_t rank, uint32_t index);
+  // Not in lock-step:
+  void take_update(uint32_t rank, uint32_t index, const Imm& imm);
+  bool complete_updates(uint32_t index);
+  bool apply(uint32_t rank, uint32_t index);
+  bool add_update(uint32_t rank, uint32_t index);
+  void drop_update(uint32_t rank, uint32_t index);
+  void release(uint32_t index);
+  void copy_result(uint32_t rank, const CoreChunk& chunk);
+  void begin_clocks(uint32_t index);
+  uint64_t lose_clock(uint32_t rank, uint32_t index, uint64_t expected_again);
   void owe(uint32_t rank, uint32_t index);
   void pay();
   const kernels::Step& step_of(const CoreChunk& chunk);
@@ -136,6 +152,7 @@ class CoreJob {
   void report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk);
   void recount_expected();
   uint64_t lacking(uint32_t index, uint32_t word) const;
+  uint64_t slowest(uint32_t index, uint32_t word) const;
 
   TraceLog* trace_log() { return trace_ ? trace_->log() : nullptr; }
   TraceEvent traced(const char* name, const CoreChunk& chunk) const {
@@ -151,6 +168,7 @@ class CoreJob {
   std::vector<uint32_t> queue_first_;   // where each queue's chunks begin in chunks_, and the end
   std::vector<uint64_t> arrived_bits_;  // [chunk][words_]
   std::vector<uint64_t> null_bits_;
+  std::unique_ptr<CoreClocks> clocks_;  // null: in lock-step
   std::vector<Rank> ranks_;
   std::vector<uint32_t> ready_;     // heap: highest priority, then lowest index, first
   std::vector<const void*> slots_;  // of the chunk being summed, in rank order

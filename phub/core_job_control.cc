@@ -41,6 +41,12 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
   for (const CoreChunk& chunk : chunks_) largest = std::max(largest, chunk.elements);
   scratch_.resize(largest);
   for (uint32_t rank : expected) ranks_[rank].first_round = 1;
+  if (!parameters_.lock_step) {
+    clocks_ = std::make_unique<CoreClocks>(n, parameters_.max_ranks, parameters_.slack);
+    for (uint32_t i = 0; i < n; ++i) {
+      for (uint32_t rank : expected) clocks_->set(i, rank, 0);
+    }
+  }
   recount_expected();
   for (uint32_t i = 0; i < n; ++i) begin_round(i, parameters_.initial_broadcast ? 0 : 1);
 }
@@ -61,10 +67,13 @@ void CoreJob::recount_expected() {
 CoreReport CoreJob::hold() {
   CoreReport held{.type = CoreReport::kHeld};
   held.min_round = chunks_.empty() ? kNever : chunks_.front().round;
-  for (const CoreChunk& chunk : chunks_) {
-    held.round = std::max(held.round, chunk.round);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    const CoreChunk& chunk = chunks_[i];
+    uint64_t round = chunk.round;
+    if (clocks_ && round > 0) round = std::max(round, clocks_->fastest(i) + 1);
+    held.round = std::max(held.round, round);
     held.min_round = std::min(held.min_round, chunk.round);
-    if (chunk.arrived > 0) held.started = std::max(held.started, chunk.round);
+    if (chunk.arrived > 0) held.started = std::max(held.started, round);
   }
   hold_from_ = held.round;
   return held;
@@ -83,7 +92,7 @@ void CoreJob::commit(const Boundary& boundary) {
   held_.clear();
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
-    const bool nobody = chunk.round > 0 && chunk.arrived == 0 && chunk.missing == 0;
+    const bool nobody = !clocks_ && chunk.round > 0 && chunk.arrived == 0 && chunk.missing == 0;
     if (const uint64_t next = nobody ? next_round(chunk.round - 1) : 0; next > chunk.round) {
       begin_round(i, next);
       write_back(i);
@@ -103,6 +112,13 @@ void CoreJob::lose(const Boundary::Lost& lost) {
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     CoreChunk& chunk = chunks_[i];
     if (lost.rank == 0 && chunk.round == 0) chunk.initial_parts = 0;
+    if (clocks_) {
+      const uint64_t last = lose_clock(lost.rank, i, lost.expected_again);
+      if (!lost.last_rounds.empty()) {
+        lost.last_rounds[chunk.id] = last >= first_round ? last : 0;
+      }
+      continue;
+    }
     const size_t word = size_t{i} * words_ + lost.rank / 64;
     bool took_part = has(arrived_bits_, i, lost.rank);
     const bool was_expected = first_round <= chunk.round;
@@ -140,6 +156,12 @@ void CoreJob::admit(const Boundary::Admitted& admitted) {
   recount_expected();
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     CoreChunk& chunk = chunks_[i];
+    if (clocks_) {
+      clocks_->set(i, admitted.rank, admitted.first_round - 1);
+      clocks_->withhold(i, admitted.rank, true);
+      release(i);
+      continue;
+    }
     if (chunk.round == 0) continue;
     if (!has(arrived_bits_, i, admitted.rank)) {
       chunk.missing += rank.first_round <= chunk.round;
@@ -163,6 +185,7 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   attach(rank, incarnation);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    if (clocks_ && clocks_->withheld(i, rank)) continue;
     if (chunks_[i].round > 0 && !has(arrived_bits_, i, rank)) send_result(rank, i);
   }
   endpoint_.flush();
@@ -188,7 +211,8 @@ void CoreJob::probe(Probe& out) const {
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
     out.min_round = std::min(out.min_round, chunk.round);
-    if (chunk.arrived == 0 || chunk.missing == 0) continue;
+    const bool waited = clocks_ ? clocks_->any_withheld(i) : chunk.arrived > 0 && chunk.missing > 0;
+    if (!waited) continue;
     for (uint32_t w = 0; w < words_; ++w) {
       const uint64_t bits = lacking(i, w);
       out.waited_for[w] |= bits;
@@ -208,6 +232,7 @@ void CoreJob::probe(Probe& out) const {
 uint64_t CoreJob::lacking(uint32_t index, uint32_t word) const {
   const uint64_t arrived = arrived_bits_[size_t{index} * words_ + word];
   const uint64_t round = chunks_[index].round;
+  if (clocks_) return slowest(index, word) & ~arrived;
   if (round >= expected_from_) return expected_bits_[word] & ~arrived;
   uint64_t expected = 0;
   const uint32_t end = std::min<uint32_t>((word + 1) * 64, static_cast<uint32_t>(ranks_.size()));
@@ -215,6 +240,17 @@ uint64_t CoreJob::lacking(uint32_t index, uint32_t word) const {
     expected |= uint64_t{ranks_[r].first_round <= round} << (r % 64);
   }
   return expected & ~arrived;
+}
+
+// Of 64 ranks, those whose clock is the lowest.
+uint64_t CoreJob::slowest(uint32_t index, uint32_t word) const {
+  const uint64_t clock = clocks_->slowest(index);
+  uint64_t bits = 0;
+  const uint32_t end = std::min<uint32_t>((word + 1) * 64, static_cast<uint32_t>(ranks_.size()));
+  for (uint32_t r = word * 64; r < end && clock != kNever; ++r) {
+    bits |= uint64_t{clocks_->of(index, r) == clock} << (r % 64);
+  }
+  return bits;
 }
 
 void CoreJob::violation(uint32_t rank, uint32_t index) {
@@ -253,7 +289,7 @@ bool CoreJob::arm() {
                            [from](const CoreChunk& chunk) { return chunk.round >= from; });
   }
   uint32_t only = CoreReport::kNoRank;
-  if (settled_ && !stopped_) {
+  if (settled_ && !stopped_ && !clocks_) {
     for (uint32_t r = 0; r < attached_end_ && only == CoreReport::kNoRank; ++r) {
       const Rank& rank = ranks_[r];
       if (rank.attached && !rank.broken && rank.first_round != kNever && rank.pending == 0)

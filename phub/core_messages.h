@@ -70,12 +70,12 @@ struct Lack {
 
 // Filled in by a core on kProbe, read by the control thread after kProbed.
 struct Probe {
-  uint64_t min_round = 0;            // lowest round in progress of the core's chunks
-  uint64_t chunks_completed = 0;     // ever
-  EndpointCounters endpoint;         // ever
-  std::vector<uint64_t> arrivals;    // per rank, ever
-  std::vector<uint64_t> waited_for;  // bit per rank: missing where others have arrived
-  std::vector<Lack> lacks;           // per rank; empty: nobody asks
+  uint64_t min_round = 0;             // lowest round in progress of the core's chunks
+  uint64_t chunks_completed = 0;      // ever
+  EndpointCounters endpoint;          // ever
+  std::vector<uint64_t> arrivals;     // per rank, ever
+  std::vector<uint64_t> waited_for;   // bit per rank: missing where others have arrived
+  std::vector<Lack> lacks;            // per rank; empty: nobody asks
   std::vector<QueueCounters> queues;  // of this core; empty: nobody asks
 };
 

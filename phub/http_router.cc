@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "phub/metrics.h"
+#include "phub/page.h"
 #include "transport/messages_json.h"
 #include "transport/text.h"
 
@@ -21,6 +23,7 @@ struct Call {
   std::string job;
   HttpRequest request;
   ControlHandler& handler;
+  const HttpCounters& counters;
   Answer answer;
 
   // For the handler: its result as the answer.
@@ -73,10 +76,18 @@ void set_hyper(Call& call) {
 void log(Call& call) { call.handler.log(call.job, call.reply<std::vector<LogRecord>>()); }
 void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }
 void status(Call& call) { call.answer({.body = to_json(call.handler.status())}); }
+void metrics(Call& call) {
+  call.answer({.body = metrics_text(call.handler.status(), call.counters, process_usage()),
+               .content_type = kMetricsType});
+}
+void page(Call& call) {
+  const PageFile& file = page_file(call.request.target);
+  call.answer({.body = std::string(file.text), .content_type = file.content_type});
+}
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 10> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 14> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join"}, join},
     {{"POST", "/v1/jobs/{job}/heartbeat"}, heartbeat},
     {{"POST", "/v1/jobs/{job}/leave"}, leave},
@@ -87,6 +98,10 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 10> kRoutes = {{
     {{"DELETE", "/v1/jobs/{job}"}, remove},
     {{"GET", "/v1/status"}, status},
     {{"GET", "/healthz"}, healthz},
+    {{"GET", "/metrics"}, metrics},
+    {{"GET", "/"}, page},
+    {{"GET", "/page.css"}, page},
+    {{"GET", "/page.js"}, page},
 }};
 
 // The target as a pattern, and the job that stood where the pattern says {job}.
@@ -102,12 +117,14 @@ Target parse_target(std::string_view target) {
   return {"/v1/jobs/{job}" + std::string(action), rest.substr(0, slash)};
 }
 
-void dispatch(Call& call) {
+// Says in `path` which pattern the request fits.
+void dispatch(Call& call, std::string_view& path) {
   const Target target = parse_target(call.request.target);
   std::string_view allowed;
   for (const auto& [info, handle] : kRoutes) {
     if (info.pattern != target.pattern) continue;
     allowed = info.method;
+    path = info.pattern;
     if (info.method != call.request.method) continue;
     if (call.request.target.starts_with(kJobs)) {
       check_job_name(target.job);  // what cannot be a job never gets near the handler
@@ -179,21 +196,27 @@ HttpResponse error_response(ErrorCode code, std::string_view message) {
   return error_response(http_status(code), code, message);
 }
 
-void route(HttpRequest request, ControlHandler& handler, Answer reply) {
+void route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
+           Answer reply) {
+  struct State {
+    bool answered = false;
+    std::string_view path;
+  };
   // A handler that answers and then throws has answered.
-  const auto answered = std::make_shared<bool>(false);
-  const Answer once = [answered, reply = std::move(reply)](HttpResponse response) {
-    PHUB_CHECK(!*answered);
-    *answered = true;
+  const auto state = std::make_shared<State>();
+  const Answer once = [state, reply = std::move(reply)](HttpResponse response) {
+    PHUB_CHECK(!state->answered);
+    state->answered = true;
+    response.path = state->path;
     reply(std::move(response));
   };
-  Call call{{}, std::move(request), handler, once};
+  Call call{{}, std::move(request), handler, counters, once};
   try {
-    dispatch(call);
+    dispatch(call, state->path);
   } catch (const Error& error) {
-    if (!*answered) once(error_response(error.code(), error.what()));
+    if (!state->answered) once(error_response(error.code(), error.what()));
   } catch (const std::exception& error) {
-    if (!*answered) once(error_response(ErrorCode::kInternal, error.what()));
+    if (!state->answered) once(error_response(ErrorCode::kInternal, error.what()));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "phub/control_handler.h"
+#include "phub/http_counters.h"
 
 namespace phub {
 
@@ -23,6 +24,7 @@ struct HttpResponse {
   std::string body;
   std::string_view content_type = "application/json";
   std::string_view allow;  // methods, with status 405
+  std::string_view path;   // the pattern that the target fits; "": none
 };
 
 // For documentation and its test.
@@ -43,6 +45,7 @@ HttpResponse error_response(ErrorCode code, std::string_view message);
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
 
 // Calls `reply` exactly once, possibly later.
-void route(HttpRequest request, ControlHandler& handler, std::function<void(HttpResponse)> reply);
+void route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
+           std::function<void(HttpResponse)> reply);
 
 }  // namespace phub

@@ -141,6 +141,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
             return accept(i);
           }
           // Out of descriptors, mostly: others will be given back.
+          make_room();
           retry_.expires_after(kPauseWithoutDescriptors);
           retry_.async_wait([this, i, self](const error_code&) {
             if (handler != nullptr) accept(i);
@@ -148,9 +149,28 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
         });
   }
 
+  // Closes the connection that is of the least use, if there is one to spare.
+  bool make_room() {
+    const auto worth = [](const HttpSession* session) {
+      return std::pair(session->has_served(), session->idle_since());
+    };
+    const auto limit =
+        std::chrono::steady_clock::now() - std::chrono::milliseconds(options.evict_after_ms);
+    HttpSession* least = nullptr;
+    for (HttpSession* session : sessions) {
+      if (!session->idle() || session->idle_since() > limit) continue;
+      if (least == nullptr || worth(session) < worth(least)) least = session;
+    }
+    if (least == nullptr) return false;
+    ++counters.evicted;
+    least->shared_from_this()->close();
+    return true;
+  }
+
   void serve(tcp::socket socket) {
     error_code ignored;
-    if (sessions.size() >= options.max_connections) {
+    if (sessions.size() >= options.max_connections && !make_room()) {
+      ++counters.refused;
       socket.non_blocking(true, ignored);
       socket.write_some(asio::buffer(too_many_connections()), ignored);
       socket.shutdown(tcp::socket::shutdown_both, ignored);

@@ -27,6 +27,9 @@ struct HttpOptions {
   uint32_t request_timeout_ms =
       10000;                         // from a request's first byte to its last; for an answer too
   uint32_t idle_timeout_ms = 60000;  // between requests
+  // With max_connections open, the one that has been without a request for longest makes room for
+  // a new one if that is longer than this; first those that never completed one.
+  uint32_t evict_after_ms = 2000;
   uint32_t max_header_bytes = 8192;
   // Bodies of more than 4 KiB being read at one time, together; further ones get status 503.
   uint64_t max_long_body_bytes = uint64_t{128} << 20;

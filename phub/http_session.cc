@@ -21,6 +21,11 @@ constexpr size_t kReadBytes = 4096;
 constexpr size_t kMaxBufferBytes = 64u << 10;  // of one connection, besides its request's body
 constexpr uint64_t kMaxDiscardedBytes = 4u << 20;
 constexpr uint64_t kFreeBodyBytes = 4096;  // not counted as long
+// The page is the only thing here that a browser shows: its own files, and nothing else's. Its icon
+// is empty.
+constexpr const char* kContentPolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 constexpr auto kLinger = std::chrono::seconds(2);
 
 std::string to_string(beast::string_view text) { return {text.data(), text.size()}; }
@@ -30,21 +35,27 @@ std::string to_string(beast::string_view text) { return {text.data(), text.size(
 HttpSession::HttpSession(tcp::socket socket, std::shared_ptr<HttpShared> shared)
     : shared_(std::move(shared)), stream_(std::move(socket)), buffer_(kMaxBufferBytes) {
   shared_->sessions.insert(this);
+  ++shared_->counters.accepted;
+  ++shared_->counters.connections;
 }
 
 HttpSession::~HttpSession() {
   release_body();
   shared_->sessions.erase(this);
+  --shared_->counters.connections;
 }
 
 void HttpSession::close() {
   const auto self = std::move(self_);
   waiting_ = false;
+  reading_ = false;
   stream_.close();
 }
 
 // The first byte of a request may take its time, except on a new connection; the rest may not.
 void HttpSession::await_request() {
+  if (!reading_) idle_since_ = std::chrono::steady_clock::now();
+  reading_ = true;
   if (buffer_.size() > 0) return read_header();
   buffer_.shrink_to_fit();
   const auto& options = shared_->options;
@@ -53,7 +64,7 @@ void HttpSession::await_request() {
   fresh_ = false;
   stream_.async_read_some(buffer_.prepare(kReadBytes),
                           [self = shared_from_this()](const SystemError& error, size_t bytes) {
-                            if (error) return self->close();
+                            if (error) return self->refuse_malformed(error);
                             self->buffer_.commit(bytes);
                             self->read_header();
                           });
@@ -117,13 +128,16 @@ void HttpSession::on_body(const SystemError& error) {
 void HttpSession::dispatch() {
   Message message = parser_->release();
   parser_.reset();
+  reading_ = false;
+  has_served_ = true;
+  shared_->counters.request_bytes += message.body().size();
   const bool keep_alive = message.keep_alive();
   HttpRequest request{to_string(message.method_string()), to_string(message.target()),
                       to_string(message[http::field::authorization]), std::move(message.body())};
   waiting_ = true;
   self_ = shared_from_this();
   // The handler may keep the answer's function for long, and longer than this connection lives.
-  route(std::move(request), *shared_->handler,
+  route(std::move(request), *shared_->handler, shared_->counters,
         [weak = weak_from_this(), keep_alive](HttpResponse response) {
           const auto self = weak.lock();
           if (self && self->waiting_) self->respond(std::move(response), keep_alive);
@@ -150,11 +164,17 @@ void HttpSession::respond(HttpResponse response, bool keep_alive) {
   const auto self = shared_from_this();
   self_.reset();
   waiting_ = false;
+  reading_ = false;
+  ++shared_->counters.answers[{response.path, response.status}];
+  shared_->counters.response_bytes += response.body.size();
   response_.emplace(static_cast<http::status>(response.status), 11);
   response_->set(http::field::server, "phub");
   response_->set(http::field::content_type,
                  beast::string_view(response.content_type.data(), response.content_type.size()));
   response_->set(http::field::cache_control, "no-store");
+  response_->set("Content-Security-Policy", kContentPolicy);
+  response_->set("X-Content-Type-Options", "nosniff");
+  response_->set("Referrer-Policy", "no-referrer");
   if (response.status == 401) response_->set(http::field::www_authenticate, "Bearer");
   if (!response.allow.empty()) {
     response_->set(http::field::allow,
@@ -206,6 +226,7 @@ void HttpSession::refuse(unsigned status, ErrorCode code, std::string_view messa
 void HttpSession::refuse_malformed(const SystemError& error) {
   const auto& options = shared_->options;
   if (error == beast::error::timeout) {
+    ++shared_->counters.timed_out;
     // The stream is closed by its timer; there is nobody to answer to.
     return close();
   }

@@ -6,11 +6,13 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
 
+#include "phub/http_counters.h"
 #include "phub/http_router.h"
 #include "phub/http_server.h"
 
@@ -24,6 +26,7 @@ struct HttpShared {
   ControlHandler* handler = nullptr;  // null once stopped
   std::unordered_set<HttpSession*> sessions;
   uint64_t long_body_bytes = 0;  // announced and not decoded yet
+  HttpCounters counters;
 };
 
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
@@ -31,8 +34,15 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   HttpSession(boost::asio::ip::tcp::socket socket, std::shared_ptr<HttpShared> shared);
   ~HttpSession();
 
+  using Time = std::chrono::steady_clock::time_point;
+
   void start() { await_request(); }
   void close();
+
+  // Nothing that was asked for over it is under way.
+  bool idle() const { return reading_; }
+  Time idle_since() const { return idle_since_; }  // or since the client began
+  bool has_served() const { return has_served_; }
 
  private:
   using SystemError = boost::system::error_code;
@@ -66,6 +76,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   bool waiting_ = false;               // for the handler's answer
   std::shared_ptr<HttpSession> self_;  // while waiting
   bool fresh_ = true;                  // no request yet
+  bool has_served_ = false;            // a whole request
+  bool reading_ = true;                // a request, or waiting for one
+  Time idle_since_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace phub

@@ -41,6 +41,7 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan) {
   layout.result_bytes = kernels::bytes_of(dtype(spec.parameter_dtype, "parameter_dtype"));
   layout.ingress_bytes = plan.box_elements * layout.gradient_bytes;
   layout.egress_bytes = plan.box_elements * layout.result_bytes;
+  layout.egress_copies = spec.consistency == "bsp" ? 1 : spec.max_ranks;
   for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
   layout.runs = node_runs(plan);
   return layout;
@@ -64,6 +65,8 @@ JobParameters parameters_of(const JobSpec& spec, const BoxLink& link, kernels::S
                   : spec.work == "sum" ? Work::kSumOnly
                                        : Work::kNone,
           .slots_belong_to_worker = link.slots_belong_to_worker(),
+          .lock_step = spec.consistency == "bsp",
+          .slack = spec.consistency == "ssp" ? spec.slack : kNever,
           .store = store};
 }
 
@@ -124,13 +127,15 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_
 
   const JobParameters parameters = parameters_of(spec_, *link_, store);
   std::byte* results = link_->egress().data();
-  const JobArrays arrays{.results = results,
-                         .parameters = memory_.master > 0 ? floats(parameters_)
-                                       : spec_.parameter_dtype == "f32"
-                                           ? reinterpret_cast<float*>(results)
-                                           : nullptr,
-                         .state0 = states > 0 ? floats(state0_) : nullptr,
-                         .state1 = states > 1 ? floats(state1_) : nullptr};
+  const uint64_t result_bytes = kernels::bytes_of(parameters.parameter_dtype);
+  const JobArrays arrays{
+      .results = results,
+      .result_stride = parameters.lock_step ? 0 : plan_.box_elements * result_bytes,
+      .parameters = memory_.master > 0               ? floats(parameters_)
+                    : spec_.parameter_dtype == "f32" ? reinterpret_cast<float*>(results)
+                                                     : nullptr,
+      .state0 = states > 0 ? floats(state0_) : nullptr,
+      .state1 = states > 1 ? floats(state1_) : nullptr};
 
   hyper_tables_.push_back(std::make_unique<std::vector<HyperVersion>>(
       hyper_table(spec_, optimizer_, classes_, changes_)));

@@ -502,11 +502,19 @@ std::vector<RankStatus> Membership::ranks() const {
   std::vector<RankStatus> out;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
+    const Ms last_heartbeat = rank.lease_until - std::min<Ms>(rank.lease_until, spec_.lease_ms);
+    const Ms since_heartbeat = now_ - std::min(now_, last_heartbeat);
+    const Ms waited = rank.waited_since == 0 ? 0 : now_ - std::min(now_, rank.waited_since);
     out.push_back({.rank = r,
                    .incarnation = rank.incarnation,
                    .state = kStates[static_cast<int>(rank.state)],
                    .first_round = rank.first_round,
-                   .reason = rank.reason});
+                   .reason = rank.reason,
+                   .contributions = rank.arrivals});
+    if (rank.state == State::kLive) {
+      out.back().lease_age_s = static_cast<double>(since_heartbeat) / 1000;
+    }
+    out.back().waited_s = static_cast<double>(waited) / 1000;
   }
   return out;
 }

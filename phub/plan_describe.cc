@@ -17,6 +17,7 @@ constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to 
 // What a job of this kind holds per element and per chunk.
 struct Holders {
   uint64_t ranks = 1;
+  uint64_t results = 1;  // copies of what is written back
   ElementBytes element;
   uint64_t bytes_per_chunk = 0;
 };
@@ -32,6 +33,11 @@ Holders holders_of(const JobSpec& spec) {
   constexpr uint64_t kChunkStateBytes = 48, kRingBytesPerRank = 2 * 2 * sizeof(uint32_t);
   holders.bytes_per_chunk = sizeof(ChunkPlan) + sizeof(uint32_t) + kChunkStateBytes +
                             3 * round_up(holders.ranks, 64) / 8 + holders.ranks * kRingBytesPerRank;
+  if (spec.consistency != "bsp") {
+    constexpr uint64_t kClockBytes = 9;
+    holders.results = holders.ranks;
+    holders.bytes_per_chunk += holders.ranks * kClockBytes + sizeof(uint64_t);
+  }
   return holders;
 }
 
@@ -139,7 +145,9 @@ ElementBytes element_bytes(const JobSpec& spec) {
   bytes.gradient = kernels::bytes_of(*gradient);
   bytes.parameter = kernels::bytes_of(*parameter);
   bytes.optimized = *optimizer != kernels::Optimizer::kNone;
-  const bool has_master = bytes.optimized && *parameter != kernels::DType::kF32;
+  // Not in lock-step, what is written back is a copy.
+  const bool has_master =
+      spec.consistency != "bsp" || (bytes.optimized && *parameter != kernels::DType::kF32);
   bytes.master = has_master ? sizeof(float) : 0;
   bytes.state = sizeof(float) * kernels::state_arrays(*optimizer, hyper);
   return bytes;
@@ -154,7 +162,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec) {
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
     const uint64_t elements = round_up(chunk.elements, kKeyAlignment);
     node.slots += holders.ranks * holders.element.gradient * elements;
-    node.parameters += holders.element.parameter * elements;
+    node.parameters += holders.results * holders.element.parameter * elements;
     node.master += holders.element.master * elements;
     node.state += holders.element.state * elements;
     node.bookkeeping += holders.bytes_per_chunk;

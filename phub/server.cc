@@ -114,6 +114,7 @@ uint32_t Server::poll_interval_ms() const {
 void Server::poll() {
   const uint64_t now = clock_.now_ms();
   flush_mail();
+  sample_cores(now);
   for (auto& core : cores_) {
     core->clear_report_fd();
     CoreReport report;
@@ -282,7 +283,11 @@ void Server::finish_end(Running& running) {
   for (auto& [token, reply] : running.requests) reply({code, message});
   std::vector<PendingJoin> waiting = std::move(running.after_end);
   memory_used_ -= job.memory().total();
-  for (uint32_t i = 0; i < job.cores(); ++i) by_core_job_.erase(&job.core_job(i));
+  for (uint32_t i = 0; i < job.cores(); ++i) {
+    job.core_job(i).probe(running.probes[i]);  // the cores have let go of it
+    by_core_job_.erase(&job.core_job(i));
+  }
+  count_flow(running);
   jobs_.erase(name);
   for (PendingJoin& pending : waiting) {
     const Reply<JoinReply> answer = pending.reply;
@@ -329,28 +334,6 @@ void Server::probe(Running& running, uint64_t now) {
     send(running.cores[i], {.type = CoreMessage::kProbe,
                             .job = &running.job->core_job(i),
                             .probe = &running.probes[i]});
-  }
-}
-
-void Server::collect_probes(Running& running, uint64_t now) {
-  Probe all = running.probes.front();
-  for (size_t i = 1; i < running.probes.size(); ++i) {
-    const Probe& probe = running.probes[i];
-    all.min_round = std::min(all.min_round, probe.min_round);
-    all.chunks_completed += probe.chunks_completed;
-    all.endpoint += probe.endpoint;
-    for (size_t r = 0; r < all.arrivals.size(); ++r) all.arrivals[r] += probe.arrivals[r];
-    for (size_t w = 0; w < all.waited_for.size(); ++w) all.waited_for[w] |= probe.waited_for[w];
-  }
-  running.counters = all.endpoint;
-  running.chunks_so_far = all.chunks_completed;
-  running.job->membership().probed(all.min_round, all.arrivals, all.waited_for, now);
-  if (now >= running.rate_ms + 1000) {
-    const double chunks = static_cast<double>(all.chunks_completed - running.chunks_completed);
-    running.rounds_per_s = chunks * 1000 / static_cast<double>(now - running.rate_ms) /
-                           static_cast<double>(running.job->plan().chunks.size());
-    running.chunks_completed = all.chunks_completed;
-    running.rate_ms = now;
   }
 }
 

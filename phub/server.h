@@ -82,6 +82,21 @@ class Server final : public ControlHandler {
     JoinRequest request;
     Reply<JoinReply> reply;
   };
+  // What went through a queue of a job, as last seen and when its rate was taken last.
+  struct QueueMeter {
+    QueueCounters seen, before;
+    Flow flow;
+  };
+  using NicName = std::pair<std::string, std::string>;  // transport, name
+  struct NicMeter {
+    uint32_t os_node = 0;
+    Flow flow;  // of all jobs so far; no rates
+  };
+  struct CoreMeter {
+    Flow flow;  // of all jobs so far; no rates
+    uint64_t asleep_ns = 0;
+    double awake = 0;
+  };
   struct Running {
     std::unique_ptr<Job> job;
     std::string transport;
@@ -96,6 +111,9 @@ class Server final : public ControlHandler {
     uint64_t chunks_completed = 0;  // when the rate was taken last
     uint64_t chunks_so_far = 0;
     EndpointCounters counters;
+    std::vector<EndpointCounters> core_counters;
+    std::vector<QueueMeter> queues;  // of the plan
+    std::vector<Lack> lacks;  // per rank
     double rounds_per_s = 0;
     uint64_t rate_ms = 0;
     uint32_t removed = 0;
@@ -139,7 +157,13 @@ class Server final : public ControlHandler {
   void broadcast(Running& running, CoreMessage message);
   void send(uint32_t core, const CoreMessage& message);
   void flush_mail();
+
+  // server_status.cc
+  void count_flow(Running& running);
+  void take_rates(Running& running, double seconds);
+  void sample_cores(uint64_t now);
   JobStatus status_of(const Running& running) const;
+  std::vector<NodeStatus> status_of_nodes() const;
 
   const ServerOptions options_;
   const Clock& clock_;
@@ -155,6 +179,9 @@ class Server final : public ControlHandler {
   std::deque<Ended> ended_;
   std::deque<std::pair<uint32_t, CoreMessage>> mail_;  // what found a full mailbox
   std::vector<NicEvent> events_;
+  std::vector<CoreMeter> core_meters_;
+  std::map<NicName, NicMeter> nic_meters_;
+  uint64_t sampled_ms_ = 0;
   uint64_t memory_used_ = 0;
   uint64_t next_token_ = 1;
 };

@@ -64,10 +64,15 @@ Server::Running& Server::create(const JobSpec& spec, const std::string& transpor
     }
   }
   running->probes.resize(running->cores.size());
-  for (Probe& probe : running->probes) {
+  for (size_t i = 0; i < running->probes.size(); ++i) {
+    Probe& probe = running->probes[i];
     probe.arrivals.resize(spec.max_ranks);
     probe.waited_for.resize((spec.max_ranks + 63) / 64);
+    probe.lacks.resize(spec.max_ranks);
+    probe.queues.resize(running->job->plan().cores[i].queues.size());
   }
+  running->core_counters.resize(running->cores.size());
+  running->queues.resize(running->job->plan().queues.size());
   running->rate_ms = now;
   running->transport = transport;
   memory_used_ += memory.total();
@@ -246,43 +251,6 @@ void Server::remove(const std::string& job, Reply<Done> reply) {
   running->job->membership().remove();
   carry_out(*running);
   reply(Done{});
-}
-
-ServerStatus Server::status() {
-  ServerStatus status;
-  status.topology = options_.topology.source;
-  for (const auto& nic : nics_) {
-    status.transports.emplace_back(nic->name());
-    status.nics.push_back(nic->describe());
-  }
-  status.cores = cores();
-  status.memory_bytes = memory_used_;
-  status.memory_limit_bytes = options_.memory_limit_bytes;
-  status.uptime_s = static_cast<double>(clock_.now_ms() - started_ms_) / 1000;
-  for (const auto& [name, running] : jobs_) status.jobs.push_back(status_of(*running));
-  return status;
-}
-
-JobStatus Server::status_of(const Running& running) const {
-  Job& job = *running.job;
-  const Membership& membership = job.membership();
-  JobStatus status;
-  status.name = job.spec().name;
-  status.state = membership.state();
-  status.error = running.error;
-  status.optimizer = job.spec().optimizer;
-  status.keys = job.spec().keys.size();
-  status.chunks = job.plan().chunks.size();
-  for (const KeySpec& key : job.spec().keys) status.elements += key.elements;
-  status.memory_bytes = job.memory().total();
-  status.completed_round = membership.completed_round();
-  status.rounds_per_s = running.rounds_per_s;
-  status.chunks_completed = running.chunks_so_far;
-  status.transport = running.transport;
-  status.counters = running.counters;
-  status.ranks = membership.ranks();
-  status.waiting_for = membership.waiting_for();
-  return status;
 }
 
 std::string Server::describe() const {

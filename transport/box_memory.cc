@@ -42,6 +42,8 @@ void check(const LinkLayout& layout, std::string_view transport) {
          layout.ingress_bytes);
   expect(layout.egress_bytes >= 1 && layout.egress_bytes <= kMaxBytes, "egress_bytes",
          layout.egress_bytes);
+  expect(layout.egress_copies == 1 || layout.egress_copies == layout.max_ranks, "egress_copies",
+         layout.egress_copies);
   for (const NodeRun& run : layout.runs) {
     expect((run.first + run.count) * layout.gradient_bytes <= layout.ingress_bytes &&
                (run.first + run.count) * layout.result_bytes <= layout.egress_bytes,
@@ -56,8 +58,8 @@ BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
   check(layout, transport);
   const uint32_t node = layout.core_node.empty() ? 0 : layout.core_node.front();
   try {
-    egress_ = numa::Memory(layout.egress_bytes, node);
-    place(egress(), layout.result_bytes, layout.runs);
+    egress_ = numa::Memory(layout.all_egress_bytes(), node);
+    place_results(egress(), layout);
     for (uint32_t rank = 0; rank < layout.max_ranks; ++rank) {
       slots_.emplace_back(skew_of(rank) + ingress_bytes_, node);
       place(slots(rank), layout.gradient_bytes, layout.runs);

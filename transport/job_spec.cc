@@ -183,6 +183,15 @@ void validate(const JobSpec& spec) {
   check_word("parameter_dtype", spec.parameter_dtype, {"f32", "bf16", "f16"});
   check_word("reduction", spec.reduction, {"sum", "mean"});
   check_word("work", spec.work, {"all", "sum", "none"});
+  check_word("consistency", spec.consistency, {"bsp", "ssp", "async"});
+  if (spec.slack > 0 && spec.consistency != "ssp") {
+    fail(ErrorCode::kInvalid, "slack: {} rounds are for consistency ssp, not {}", spec.slack,
+         spec.consistency);
+  }
+  if (spec.consistency != "bsp" && spec.work != "all") {
+    fail(ErrorCode::kInvalid, "work: '{}' measures rounds in lock-step: consistency must be bsp",
+         spec.work);
+  }
   check_word("initial", spec.initial, {"zeros", "broadcast"});
   check_word("on_loss", spec.on_loss, {"shrink", "wait", "fail"});
   check_word("on_nonfinite", spec.on_nonfinite, {"stop", "exclude", "pass"});

@@ -43,9 +43,14 @@ struct JobSpec {
   std::string parameter_dtype = "f32";  // what is written back
   std::string reduction = "sum";        // or "mean"
   std::string work = "all";             // "sum": no optimizer; "none": only completes (benchmarks)
-  std::string initial = "zeros";        // or "broadcast": rank 0 sends them before round 1
-  std::string on_loss = "shrink";       // "wait", "fail"
-  std::string on_nonfinite = "stop";    // "exclude", "pass"
+  // "bsp": a round sums all gradients, then everyone goes on. "ssp", "async": each gradient is
+  // applied when it comes (one step of the optimizer, or with "none" plain addition to the
+  // parameters), and a rank may be `slack` rounds ahead of the slowest, or as far as it likes.
+  std::string consistency = "bsp";
+  uint32_t slack = 0;
+  std::string initial = "zeros";      // or "broadcast": rank 0 sends them before round 1
+  std::string on_loss = "shrink";     // "wait", "fail"
+  std::string on_nonfinite = "stop";  // "exclude", "pass"
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank

@@ -60,6 +60,8 @@ void fields(A& a, const JobSpec*) {
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
   a.optional("work", &JobSpec::work, kWord);
+  a.optional("consistency", &JobSpec::consistency, kWord);
+  a.optional("slack", &JobSpec::slack);
   a.optional("initial", &JobSpec::initial, kWord);
   a.optional("on_loss", &JobSpec::on_loss, kWord);
   a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);
@@ -153,6 +155,22 @@ void fields(A& a, const RankStatus*) {
   a.required("state", &RankStatus::state, kWord);
   a.required("first_round", &RankStatus::first_round);
   a.optional("reason", &RankStatus::reason);
+  a.optional("contributions", &RankStatus::contributions);
+  a.optional("lease_age_s", &RankStatus::lease_age_s);
+  a.optional("waited_s", &RankStatus::waited_s);
+  a.optional("waited_chunks", &RankStatus::waited_chunks);
+  a.optional("waited_round", &RankStatus::waited_round);
+  a.optional("waited_key", &RankStatus::waited_key, {0, kMaxNameBytes});
+}
+
+template <class A>
+void fields(A& a, const Flow*) {
+  a.optional("chunks", &Flow::chunks);
+  a.optional("bytes_in", &Flow::bytes_in);
+  a.optional("bytes_out", &Flow::bytes_out);
+  a.optional("chunks_per_s", &Flow::chunks_per_s);
+  a.optional("bytes_in_per_s", &Flow::bytes_in_per_s);
+  a.optional("bytes_out_per_s", &Flow::bytes_out_per_s);
 }
 
 template <class A>
@@ -164,6 +182,47 @@ void fields(A& a, const EndpointCounters*) {
   a.optional("empty_polls", &EndpointCounters::empty_polls);
   a.optional("system_calls", &EndpointCounters::system_calls);
   a.optional("wakeups", &EndpointCounters::wakeups);
+}
+
+template <class A>
+void fields(A& a, const QueueStatus*) {
+  a.required("queue", &QueueStatus::queue);
+  a.required("nic", &QueueStatus::nic, {0, kMaxNameBytes});
+  a.optional("flow", &QueueStatus::flow);
+}
+
+template <class A>
+void fields(A& a, const JobCoreStatus*) {
+  a.required("core", &JobCoreStatus::core);
+  a.optional("counters", &JobCoreStatus::counters);
+  a.optional("queues", &JobCoreStatus::queues, {0, 1u << 16});
+}
+
+template <class A>
+void fields(A& a, const CoreStatus*) {
+  a.required("core", &CoreStatus::core);
+  a.required("cpu", &CoreStatus::cpu);
+  a.optional("busy_passes", &CoreStatus::busy_passes);
+  a.optional("idle_passes", &CoreStatus::idle_passes);
+  a.optional("sleeps", &CoreStatus::sleeps);
+  a.optional("asleep_s", &CoreStatus::asleep_s);
+  a.optional("awake", &CoreStatus::awake);
+  a.optional("flow", &CoreStatus::flow);
+}
+
+template <class A>
+void fields(A& a, const NicStatus*) {
+  a.required("name", &NicStatus::name, {0, kMaxNameBytes});
+  a.required("transport", &NicStatus::transport, kWord);
+  a.optional("flow", &NicStatus::flow);
+}
+
+template <class A>
+void fields(A& a, const NodeStatus*) {
+  a.required("node", &NodeStatus::node);
+  a.optional("memory_bytes", &NodeStatus::memory_bytes);
+  a.optional("cores", &NodeStatus::cores, {0, 1u << 16});
+  a.optional("nics", &NodeStatus::nics, {0, 1u << 16});
 }
 
 template <class A>
@@ -181,7 +240,10 @@ void fields(A& a, const JobStatus*) {
   a.optional("chunks_completed", &JobStatus::chunks_completed);
   a.optional("transport", &JobStatus::transport, kWord);
   a.optional("counters", &JobStatus::counters);
+  a.optional("flow", &JobStatus::flow);
+  a.optional("cores", &JobStatus::cores, {0, 1u << 16});
   a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
+  a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
 }
 
@@ -195,6 +257,7 @@ void fields(A& a, const ServerStatus*) {
   a.required("memory_bytes", &ServerStatus::memory_bytes);
   a.required("memory_limit_bytes", &ServerStatus::memory_limit_bytes);
   a.required("uptime_s", &ServerStatus::uptime_s);
+  a.optional("nodes", &ServerStatus::nodes, {0, 1u << 16});
   a.required("jobs", &ServerStatus::jobs);
 }
 

@@ -91,7 +91,42 @@ struct RankStatus {
   uint32_t incarnation = 0;
   std::string state;  // "joining", "live", "lost", "left", "absent"
   uint64_t first_round = 0;
-  std::string reason;  // lost
+  std::string reason;           // lost
+  uint64_t contributions = 0;   // of chunks, ever
+  double lease_age_s = 0;       // since its last heartbeat, while it is live
+  double waited_s = 0;          // while others wait for it: since it sent anything
+  uint64_t waited_chunks = 0;   // that others have sent and it has not
+  uint64_t waited_round = 0;    // of the oldest of them; 0: the initial parameters
+  std::string waited_key;       // whose chunk that is
+};
+
+// Chunks and their bytes, as seen from the box: completed, gradients in, results out; the rates are
+// over the last seconds.
+struct Flow {
+  uint64_t chunks = 0, bytes_in = 0, bytes_out = 0;
+  double chunks_per_s = 0, bytes_in_per_s = 0, bytes_out_per_s = 0;
+
+  Flow& operator+=(const Flow& other) {
+    chunks += other.chunks, bytes_in += other.bytes_in, bytes_out += other.bytes_out;
+    chunks_per_s += other.chunks_per_s;
+    bytes_in_per_s += other.bytes_in_per_s, bytes_out_per_s += other.bytes_out_per_s;
+    return *this;
+  }
+  friend bool operator==(const Flow&, const Flow&) = default;
+};
+struct QueueStatus {
+  uint32_t queue = 0;  // of the job
+  std::string nic;
+  Flow flow;
+
+  friend bool operator==(const QueueStatus&, const QueueStatus&) = default;
+};
+struct JobCoreStatus {  // what one core does for a job
+  uint32_t core = 0;
+  EndpointCounters counters;
+  std::vector<QueueStatus> queues;
+
+  friend bool operator==(const JobCoreStatus&, const JobCoreStatus&) = default;
 };
 struct JobStatus {
   std::string name;
@@ -104,8 +139,38 @@ struct JobStatus {
   uint64_t chunks_completed = 0;
   std::string transport;
   EndpointCounters counters;  // of the box's endpoints
+  Flow flow;
+  std::vector<JobCoreStatus> cores;
   std::vector<RankStatus> ranks;
-  std::vector<uint32_t> waiting_for;  // ranks that the oldest open chunk lacks
+  std::vector<uint32_t> missing;      // expected ranks that are not live
+  std::vector<uint32_t> waiting_for;  // ranks that others wait for
+};
+
+// The box itself: what all jobs together did, those that have ended included.
+struct CoreStatus {
+  uint32_t core = 0;
+  uint32_t cpu = 0;  // as the operating system counts
+  uint64_t busy_passes = 0, idle_passes = 0, sleeps = 0;
+  double asleep_s = 0;
+  double awake = 0;  // share of the last seconds
+  Flow flow;
+
+  friend bool operator==(const CoreStatus&, const CoreStatus&) = default;
+};
+struct NicStatus {
+  std::string name;
+  std::string transport;
+  Flow flow;
+
+  friend bool operator==(const NicStatus&, const NicStatus&) = default;
+};
+struct NodeStatus {
+  uint32_t node = 0;  // as the operating system counts
+  uint64_t memory_bytes = 0;
+  std::vector<CoreStatus> cores;
+  std::vector<NicStatus> nics;
+
+  friend bool operator==(const NodeStatus&, const NodeStatus&) = default;
 };
 struct ServerStatus {
   uint32_t version = kProtocolVersion;
@@ -115,6 +180,7 @@ struct ServerStatus {
   uint32_t cores = 0;
   uint64_t memory_bytes = 0, memory_limit_bytes = 0;
   double uptime_s = 0;
+  std::vector<NodeStatus> nodes;
   std::vector<JobStatus> jobs;
 };
 

@@ -20,6 +20,13 @@ void place(std::span<const std::byte> array, size_t element_bytes, std::span<con
   }
 }
 
+void place_results(std::span<const std::byte> results, const LinkLayout& layout) {
+  for (uint32_t copy = 0; copy < layout.egress_copies; ++copy) {
+    place(results.subspan(copy * layout.egress_bytes, layout.egress_bytes), layout.result_bytes,
+          layout.runs);
+  }
+}
+
 Offer BoxLink::reconnect(uint32_t rank) {
   fail(ErrorCode::kFenced, "rank {}: this transport cannot make a broken connection again", rank);
 }

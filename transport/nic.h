@@ -108,18 +108,24 @@ struct LinkLayout {
   std::vector<uint32_t> queue_core;    // core of each queue, ascending; empty: queue q is core q's
   std::vector<std::string> queue_nic;  // Nic::ports() of each queue; empty: the NIC has none
   uint64_t ingress_bytes = 0;          // of one rank
-  uint64_t egress_bytes = 0;
-  std::vector<uint32_t> core_node;  // NUMA node of each core
-  uint32_t gradient_bytes = 4;      // per element
+  uint64_t egress_bytes = 0;           // of the results: one copy
+  uint32_t egress_copies = 1;          // 1, or one for each rank
+  uint32_t egress_copy = 0;            // at the worker: which one is its own
+  std::vector<uint32_t> core_node;     // NUMA node of each core
+  uint32_t gradient_bytes = 4;         // per element
   uint32_t result_bytes = 4;
   std::vector<NodeRun> runs;  // the box's memory, ascending; empty: one node
 
+  uint64_t all_egress_bytes() const { return egress_bytes * egress_copies; }
   uint32_t core_of(uint32_t queue) const { return queue_core.empty() ? queue : queue_core[queue]; }
 };
 
 // Asks for the pages of an array, not yet touched and in a mapping of its own, on the nodes of
 // `runs`.
 void place(std::span<const std::byte> array, size_t element_bytes, std::span<const NodeRun> runs);
+
+// The same for every copy of the results.
+void place_results(std::span<const std::byte> results, const LinkLayout& layout);
 
 // What a worker needs to connect; travels in the control connection's answer.
 struct QueueOffer {
@@ -141,7 +147,8 @@ class BoxLink {
  public:
   virtual ~BoxLink() = default;
 
-  // Results (parameters, or sums) in the job's layout; written by the cores, read by the workers.
+  // Results (parameters, or sums) in the job's layout, copy after copy; written by the cores, read
+  // by the workers.
   virtual std::span<std::byte> egress() = 0;
 
   // The endpoint of a core.

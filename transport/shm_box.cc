@@ -39,6 +39,8 @@ const LinkLayout& checked(const LinkLayout& layout) {
          layout.ingress_bytes);
   expect(layout.egress_bytes >= 1 && layout.egress_bytes <= most, "egress_bytes",
          layout.egress_bytes);
+  expect(layout.egress_copies == 1 || layout.egress_copies == layout.max_ranks, "egress_copies",
+         layout.egress_copies);
   return layout;
 }
 
@@ -71,14 +73,14 @@ void ShmCoreEndpoint::detach(uint32_t rank) {
 ShmBoxLink::ShmBoxLink(ShmRegistry& registry, const LinkLayout& layout)
     : registry_(registry),
       layout_(checked(layout)),
-      results_(ShmMemory::create("phub-results", round_up_to_page(layout.egress_bytes),
+      results_(ShmMemory::create("phub-results", round_up_to_page(layout.all_egress_bytes()),
                                  ShmAccess::kReadWrite, /*peers_write=*/false)),
       incarnations_(layout.max_ranks),
       present_(layout.max_ranks) {
   for (uint32_t core = 0; core < layout_.cores; ++core) {
     endpoints_.push_back(std::make_unique<ShmCoreEndpoint>(*this, core, layout_.max_ranks));
   }
-  place(results_.bytes(), layout_.result_bytes, layout_.runs);
+  place_results(results_.bytes(), layout_);
   registry_.links.push_back(this);
 }
 
@@ -89,7 +91,9 @@ ShmBoxLink::~ShmBoxLink() {
   std::erase(registry_.links, this);
 }
 
-std::span<std::byte> ShmBoxLink::egress() { return results_.bytes().first(layout_.egress_bytes); }
+std::span<std::byte> ShmBoxLink::egress() {
+  return results_.bytes().first(layout_.all_egress_bytes());
+}
 
 Endpoint& ShmBoxLink::endpoint(uint32_t core) {
   PHUB_CHECK(core < endpoints_.size());
@@ -221,7 +225,7 @@ void ShmBoxLink::welcome(ShmIncarnation& made, ShmFd& socket) {
   welcome.queues = layout_.cores;
   welcome.total_fds = static_cast<uint32_t>(fds.size());
   welcome.results_file_bytes = results_.bytes().size();
-  welcome.results_bytes = layout_.egress_bytes;
+  welcome.results_bytes = layout_.all_egress_bytes();
   welcome.gradients_file_bytes = made.gradients.bytes().size();
   welcome.gradients_offset = made.gradients_offset;
   welcome.gradients_bytes = layout_.ingress_bytes;

@@ -130,7 +130,7 @@ void check_shm_greeting(const ShmGreeting& greeting, const LinkLayout& layout) {
          name, here, there);
   };
   expect("bytes of gradients", layout.ingress_bytes, welcome.gradients_bytes);
-  expect("bytes of results", layout.egress_bytes, welcome.results_bytes);
+  expect("bytes of results", layout.all_egress_bytes(), welcome.results_bytes);
   expect("queues", layout.queue_chunks.size(), welcome.queues);
   for (uint32_t i = 0; i < welcome.queues; ++i) {
     const ShmQueue& queue = greeting.queues[i];

@@ -24,7 +24,8 @@ constexpr size_t kMaxGreetingBytes =
 
 class ShmWorkerLink final : public WorkerLink {
  public:
-  ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, std::vector<ShmFd> fds);
+  ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, const LinkLayout& layout,
+                std::vector<ShmFd> fds);
 
   std::span<std::byte> gradients() override { return gradients_; }
   std::span<const std::byte> results() override { return results_; }
@@ -43,7 +44,8 @@ class ShmWorkerLink final : public WorkerLink {
   std::atomic<bool> closed_ = false;
 };
 
-ShmWorkerLink::ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, std::vector<ShmFd> fds)
+ShmWorkerLink::ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, const LinkLayout& layout,
+                             std::vector<ShmFd> fds)
     : socket_(std::move(socket)), endpoint_(greeting.welcome.queues) {
   const ShmWelcome& welcome = greeting.welcome;
   PHUB_CHECK(fds.size() == kShmFixedFds + greeting.queues.size());
@@ -53,7 +55,8 @@ ShmWorkerLink::ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, std::vec
                                        ShmAccess::kReadWrite);
   rings_memory_ =
       ShmMemory::adopt("phub-rings", fds[2], welcome.rings_file_bytes, ShmAccess::kReadWrite);
-  results_ = results_memory_.bytes().first(welcome.results_bytes);
+  results_ = results_memory_.bytes().subspan(layout.egress_copy * layout.egress_bytes,
+                                             layout.egress_bytes);
   gradients_ = gradients_memory_.bytes().subspan(welcome.gradients_offset, welcome.gradients_bytes);
   wake_ = std::move(fds[3]);
 
@@ -144,7 +147,7 @@ std::unique_ptr<WorkerLink> connect_shm(const Offer& offer, const LinkLayout& la
     fail(ErrorCode::kInvalid, "welcome: {} descriptors announced, {} received",
          greeting.welcome.total_fds, fds.size());
   }
-  return std::make_unique<ShmWorkerLink>(std::move(socket), greeting, std::move(fds));
+  return std::make_unique<ShmWorkerLink>(std::move(socket), greeting, layout, std::move(fds));
 }
 
 }  // namespace phub

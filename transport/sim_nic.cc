@@ -102,6 +102,7 @@ SimWorkerLink::SimWorkerLink(SimNic& nic, SimBoxLink* box, uint32_t rank, SimMem
       rank_(rank),
       gradients_(std::move(gradients)),
       results_(std::move(results)),
+      results_bytes_(results_->size()),
       endpoint_(nic.net(), kSimWorker, queues, nullptr, 0) {}
 
 SimWorkerLink::~SimWorkerLink() { die(false); }
@@ -161,7 +162,7 @@ SimBoxLink::SimBoxLink(SimNic& nic, const LinkLayout& layout)
     : nic_(nic),
       self_(std::make_shared<SimBoxLink*>(this)),
       layout_(layout),
-      egress_(std::make_shared<std::vector<std::byte>>(layout.egress_bytes)),
+      egress_(std::make_shared<std::vector<std::byte>>(layout.all_egress_bytes())),
       slots_(layout.max_ranks),
       members_(layout.max_ranks) {
   for (uint32_t core = 0; core < layout.cores; ++core) {
@@ -263,6 +264,9 @@ std::unique_ptr<WorkerLink> SimBoxLink::connect(uint32_t rank) {
   auto worker = std::make_unique<SimWorkerLink>(
       nic_, this, rank, shared ? member.slots : nic_.garbage(layout_.ingress_bytes),
       shared ? egress_ : nic_.garbage(layout_.egress_bytes), layout_.cores);
+  if (shared && layout_.egress_copies > 1) {
+    worker->narrow_results(rank * layout_.egress_bytes, layout_.egress_bytes);
+  }
   member.worker = worker.get();
   worker->take_pairs(member.pairs);
   shake_hands(rank);

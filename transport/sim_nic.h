@@ -113,10 +113,16 @@ class SimWorkerLink : public WorkerLink {
  public:
   SimWorkerLink(SimNic& nic, SimBoxLink* box, uint32_t rank, SimMemory gradients, SimMemory results,
                 uint32_t queues);
+  // Of results that are the box's memory, the copy that is this rank's.
+  void narrow_results(uint64_t first, uint64_t bytes) {
+    results_first_ = first, results_bytes_ = bytes;
+  }
   ~SimWorkerLink() override;
 
   std::span<std::byte> gradients() override { return *gradients_; }
-  std::span<const std::byte> results() override { return *results_; }
+  std::span<const std::byte> results() override {
+    return std::span<const std::byte>(*results_).subspan(results_first_, results_bytes_);
+  }
   Endpoint& endpoint() override { return endpoint_; }
   bool connected() override { return *connected_; }
   bool zero_copy() const override;
@@ -136,6 +142,7 @@ class SimWorkerLink : public WorkerLink {
   SimBoxLink* box_;  // null: the box closed the connection
   const uint32_t rank_;
   SimMemory gradients_, results_;
+  uint64_t results_first_ = 0, results_bytes_ = 0;
   SimEndpoint endpoint_;
   std::shared_ptr<bool> connected_ = std::make_shared<bool>(true);
 };

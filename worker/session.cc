@@ -34,6 +34,10 @@ LinkLayout link_layout_of(const JoinReply& reply) {
   layout.result_bytes = static_cast<uint32_t>(element_bytes(reply.spec.parameter_dtype));
   layout.ingress_bytes = reply.layout.total_elements * layout.gradient_bytes;
   layout.egress_bytes = reply.layout.total_elements * layout.result_bytes;
+  if (reply.spec.consistency != "bsp") {
+    layout.egress_copies = reply.spec.max_ranks;
+    layout.egress_copy = reply.rank;
+  }
   return layout;
 }
 

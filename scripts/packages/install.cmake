@@ -4,6 +4,8 @@
 # ---- The server, with its service and its options.
 set(PHUB_CONFIG_DIR ${CMAKE_INSTALL_SYSCONFDIR}/phub CACHE STRING "Where phub.toml goes")
 set(PHUB_UNIT_DIR lib/systemd/system CACHE STRING "Where the systemd unit goes")
+cmake_path(ABSOLUTE_PATH PHUB_CONFIG_DIR BASE_DIRECTORY ${CMAKE_INSTALL_PREFIX}
+  OUTPUT_VARIABLE PHUB_CONFIG_FULL_DIR)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.service.in packages/phub.service @ONLY)
 install(TARGETS phub COMPONENT server)
 install(FILES ${CMAKE_CURRENT_LIST_DIR}/phub.toml DESTINATION ${PHUB_CONFIG_DIR} COMPONENT server)
@@ -62,14 +64,12 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.pc.in packages/phub.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.pc
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
-# ---- The example, in C++ as a program and in Python as a text to begin with.
-install(PROGRAMS $<TARGET_FILE:digits> DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME phub-digits
-  COMPONENT bench)
+# ---- The example, in C++ as a program and in Python as a text to begin with; benchmarks.
+set(phub_programs_dir ${CMAKE_INSTALL_LIBEXECDIR}/phub)
+install(TARGETS digits DESTINATION ${phub_programs_dir} COMPONENT bench)
 install(FILES worker/examples/digits.py
   DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libphub-dev/examples COMPONENT dev)
-
 if(PHUB_BENCH)
   install(TARGETS zerocompute COMPONENT bench)
-  install(PROGRAMS $<TARGET_FILE:kernels_bench> DESTINATION ${CMAKE_INSTALL_BINDIR}
-    RENAME phub-kernels-bench COMPONENT bench)
+  install(TARGETS kernels_bench DESTINATION ${phub_programs_dir} COMPONENT bench)
 endif()

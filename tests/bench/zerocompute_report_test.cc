@@ -24,6 +24,8 @@ ReportRow sample() {
   row.result.us = {.min = 15000, .p50 = 20000, .p99 = 30000, .max = 31000, .total = 1'000'000};
   row.result.exchanges_per_s = 50;
   row.result.limit_us = 18000;
+  row.chunk_elements = 8192;
+  row.result.measured = {.workers = 4, .round_us = 20000, .memory_us = 18000};
   return row;
 }
 
@@ -59,6 +61,30 @@ TEST(ReportTest, WithoutLimitThereIsNone) {
   ReportRow row = sample();
   row.result.limit_us = 0;
   EXPECT_FALSE(to_json({&row, 1})["rows"][0].contains("percent_of_limit"));
+}
+
+TEST(ReportTest, TheVerdictIsThereForPeopleAndPrograms) {
+  std::vector<ReportRow> rows = {sample(), sample()};
+  rows[1].workers = 8;
+  const std::string text = verdict_text(rows);
+  EXPECT_THAT(text, HasSubstr("resnet50           4   32 KiB  memory bandwidth "));
+  EXPECT_THAT(text, HasSubstr("resnet50           8 "));
+  const std::string advice_line = "  memory bandwidth: " + std::string(advice(Bound::kMemory));
+  const size_t at = text.find(advice_line);
+  EXPECT_NE(at, text.npos);
+  EXPECT_EQ(text.find(advice_line, at + 1), text.npos) << "once for all rows";
+
+  const nlohmann::json row = to_json(rows)["rows"][0];
+  EXPECT_EQ(row["verdict"]["bound"], "memory");
+  EXPECT_EQ(row["verdict"]["shares"]["memory"], 0.9);
+  EXPECT_FALSE(row.contains("core_busy")) << "was not measured";
+}
+
+TEST(ReportTest, JobsBesideEachOtherHaveNoVerdict) {
+  ReportRow row = sample();
+  row.jobs = 2;
+  EXPECT_EQ(verdict_text({&row, 1}), "");
+  EXPECT_FALSE(to_json({&row, 1})["rows"][0].contains("verdict"));
 }
 
 TEST(ReportTest, TableColumnsLineUp) {

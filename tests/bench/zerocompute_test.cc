@@ -206,7 +206,7 @@ TEST(ZerocomputeTest, BadInputIsOneLine) {
       {"--dtype f64", 2},
       {"--workers 0", 2},
       {"--chunk-sizes 100", 2},
-      {"--chunk-sizes 4K,", 2},
+      {"--chunk-sizes 4K,x", 2},
       {"--chunk-sizes 1G", 2},
       {"--chunk-sizes 4K --chunk-elements 32", 2},
       {"--link-gbps -1", 2},

@@ -28,7 +28,7 @@ TEST(UsageTest, ARunningProcessRuns) {
 
 // Threads that are called as the server's are: in order of their numbers, not of their starts.
 TEST(UsageTest, CoresAreFoundByName) {
-  EXPECT_TRUE(core_run_ns(getpid()).empty());
+  EXPECT_TRUE(core_times(getpid()).empty());
   std::atomic<int> ready = 0;
   std::atomic<bool> stop = false;
   std::thread busy, idle;
@@ -44,16 +44,16 @@ TEST(UsageTest, CoresAreFoundByName) {
     while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   while (ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  const std::vector<int64_t> ns = core_run_ns(getpid());
+  const std::vector<ThreadTimes> times = core_times(getpid());
   stop = true;
   idle.join();
   busy.join();
-  ASSERT_EQ(ns.size(), 2u);
-  EXPECT_GT(ns[0], 10'000'000);
-  EXPECT_LT(ns[1], ns[0]);
+  ASSERT_EQ(times.size(), 2u);
+  EXPECT_GT(times[0].run_ns, 10'000'000);
+  EXPECT_LT(times[1].run_ns, times[0].run_ns);
 }
 
-TEST(UsageTest, NoProcessHasNoCores) { EXPECT_TRUE(core_run_ns(-1).empty()); }
+TEST(UsageTest, NoProcessHasNoCores) { EXPECT_TRUE(core_times(-1).empty()); }
 
 TEST(UsageTest, AWakeupTakesTime) { EXPECT_GT(measure_wakeup_us(), 0.0); }
 

@@ -83,6 +83,18 @@ TEST(VerdictTest, OneOfTwoRanksIsNoStraggler) {
   EXPECT_EQ(judge(m).bound, Bound::kUnknown);
 }
 
+TEST(VerdictTest, WakingUpFromTheBarrierIsNoStraggler) {
+  Measured m = unlimited();
+  m.round_us = 100;
+  m.memory_us = m.network_us = 10;
+  m.pushed_us = {10, 12, 11, 55};
+  m.done_us = {90, 92, 91, 93};
+  EXPECT_GT(share_of(judge(m), Bound::kStraggler), 0.4);
+  EXPECT_EQ(judge(m).bound, Bound::kUnknown);
+  m.wakeup_us = 3;
+  EXPECT_EQ(judge(m).bound, Bound::kStraggler);
+}
+
 TEST(VerdictTest, Wakeups) {
   Measured m = unlimited();
   m.wakeups = 3;
@@ -101,6 +113,19 @@ TEST(VerdictTest, ProcessorsOrTheServersCoresOnly) {
   m.machine_busy = 0.97;
   EXPECT_EQ(judge(m).bound, Bound::kProcessors) << "the machine has no others";
   EXPECT_THAT(judge(m).because, HasSubstr("97%"));
+}
+
+TEST(VerdictTest, OthersTakeTheProcessors) {
+  Measured m = unlimited();
+  m.core_busy = {0.4, 0.45};
+  m.core_waited = {0.1, 0.5};
+  const Verdict verdict = judge(m);
+  EXPECT_EQ(verdict.bound, Bound::kProcessors);
+  EXPECT_DOUBLE_EQ(share_of(verdict, Bound::kProcessors), 0.95);
+  EXPECT_THAT(verdict.because, HasSubstr("waits for a processor for 50%"));
+  m.core_busy = {0.84, 0.3};
+  m.core_waited = {0.1, 0.1};
+  EXPECT_EQ(judge(m).bound, Bound::kUnknown) << "hardly ever";
 }
 
 TEST(VerdictTest, WhatWasNotMeasuredDoesNotBind) {

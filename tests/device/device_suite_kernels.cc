@@ -95,7 +95,9 @@ TEST_P(DeviceSuite, AnIndexMustFitItsTable) {
   EXPECT_THAT(what, HasSubstr("twice"));
   EXPECT_EQ(code_of([&] { stream_->scatter_add(batch.floats(), twice_index, rows); }),
             ErrorCode::kInvalid);
-  EXPECT_EQ(code_of([&] { stream_->gather({table.floats(), 9, 4}, twice_index, batch.floats()); }),
+  EXPECT_EQ(code_of([&] {
+              stream_->gather({table.floats(), 9, 4}, twice_index, batch.floats());
+            }),
             ErrorCode::kInvalid);
   EXPECT_EQ(code_of([&] { stream_->gather(rows, twice_index, table.floats()); }, &what),
             ErrorCode::kInvalid);

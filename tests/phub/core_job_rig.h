@@ -74,7 +74,8 @@ struct CoreJobRig {
     const JobParameters& p = options_.parameters;
     const size_t total = size_t{options_.chunks} * options_.elements;
     slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(p.gradient_dtype)));
-    results.assign(total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
+    const size_t copies = p.lock_step ? 1 : p.max_ranks;
+    results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
     hyper = {{.from_round = 0, .classes = {kernels::default_hyper(p.optimizer)}}};
     hyper.front().classes.front().lr = 1;
@@ -87,11 +88,13 @@ struct CoreJobRig {
       chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;
       chunks.push_back(chunk);
     }
-    const bool f32 = p.parameter_dtype == kernels::DType::kF32;
+    const bool in_results = p.lock_step && p.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
         JobArrays{.results = results.data(),
-                  .parameters = f32 ? reinterpret_cast<float*>(results.data()) : parameters.data()},
+                  .result_stride = p.lock_step ? 0 : total * kernels::bytes_of(p.parameter_dtype),
+                  .parameters =
+                      in_results ? reinterpret_cast<float*>(results.data()) : parameters.data()},
         std::move(chunks), endpoint, &hyper, options_.expected);
     if (!options_.admit) return;
     job->hold();
@@ -127,6 +130,11 @@ struct CoreJobRig {
   }
   float result(uint32_t chunk) {
     return reinterpret_cast<const float*>(results.data())[chunk * options_.elements];
+  }
+  // What was written back to a rank, where each has results of its own.
+  float result_of(uint32_t rank, uint32_t chunk) {
+    const size_t total = size_t{options_.chunks} * options_.elements;
+    return reinterpret_cast<const float*>(results.data())[rank * total + chunk * options_.elements];
   }
   // The results that were posted since the last call: "rank:chunk@round", i for initial parts.
   std::vector<std::string> take_posts() {

@@ -35,8 +35,9 @@ CopyEngine::Outcome CopyEngine::move(const HostCopy& copy, Clock::time_point rea
   std::memcpy(copy.to, copy.from, moved);
   if (failing) {
     poison(copy.to, copy.bytes);
-    outcome.error = fmt::format("copy of {} bytes {} the device, from {} to {}, failed after {} bytes",
-                                copy.bytes, copy.to_device ? "to" : "from", copy.from, copy.to, moved);
+    outcome.error =
+        fmt::format("copy of {} bytes {} the device, from {} to {}, failed after {} bytes",
+                    copy.bytes, copy.to_device ? "to" : "from", copy.from, copy.to, moved);
     return outcome;
   }
   const auto now = Clock::now();

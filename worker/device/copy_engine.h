@@ -34,7 +34,8 @@ class CopyEngine {
     Clock::time_point end;             // by the bandwidth; the clock itself may be later
     std::optional<std::string> error;  // then nothing usable has arrived
   };
-  // Copies, and returns when the bandwidth and the latency allow. `ready`: when it could have begun.
+  // Copies, and returns when the bandwidth and the latency allow. `ready`: when it could have
+  // begun.
   Outcome move(const HostCopy& copy, Clock::time_point ready);
 
   // Lets one copy fail after `bytes` of it have moved: the next one after `copies` more.
@@ -49,9 +50,10 @@ class CopyEngine {
   std::optional<size_t> failure_of_this_copy();
 
   CopyEngineOptions options_;
-  Clock::time_point free_at_;          // when the engine has moved all that it was given
-  double machine_bytes_per_ns_ = 4.0;  // what memcpy reached last: when to begin in order to end in time
-  std::mutex mutex_;                   // guards the next one
+  Clock::time_point free_at_;  // when the engine has moved all that it was given
+  double machine_bytes_per_ns_ =
+      4.0;            // what memcpy reached last: when to begin in order to end in time
+  std::mutex mutex_;  // guards the next one
   std::optional<Injected> injected_;
 };
 

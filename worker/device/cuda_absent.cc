@@ -6,7 +6,8 @@ namespace phub {
 namespace {
 
 constexpr const char* kAbsent =
-    "this build has no CUDA device: install CUDA's nvcc and configure again, or use the host device";
+    "this build has no CUDA device: install CUDA's nvcc and configure again, or use the host "
+    "device";
 
 }  // namespace
 

@@ -1,6 +1,9 @@
 #include "worker/device/cuda_device.h"
 
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
+
+#include <cstring>
 
 #include "transport/error.h"
 #include "worker/device/cuda_stream.h"
@@ -46,11 +49,10 @@ class CudaDevice : public Device {
 
  private:
   void use() { must(cudaSetDevice(state_.ordinal()), ErrorCode::kUnavailable, name()); }
-  void poison_all(void* memory, size_t bytes) {
-    use();
-    must(cudaMemset(memory, kPoison, bytes), ErrorCode::kInternal, name());
+  cudaError_t poison_all(void* memory, size_t bytes) {
+    const cudaError_t result = cudaMemset(memory, kPoison, bytes);
     // The streams do not wait for the one that cudaMemset is on.
-    must(cudaStreamSynchronize(nullptr), ErrorCode::kInternal, name());
+    return result == cudaSuccess ? cudaStreamSynchronize(nullptr) : result;
   }
   void copy_now(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     use();
@@ -58,8 +60,16 @@ class CudaDevice : public Device {
     must(cudaStreamSynchronize(nullptr), ErrorCode::kInternal, name());
   }
 
-  void do_allocated(void* memory, size_t bytes) override { poison_all(memory, bytes); }
-  void do_released(void* memory, size_t bytes) override { poison_all(memory, bytes); }
+  void do_allocated(void* memory, size_t bytes) override {
+    use();
+    must(poison_all(memory, bytes), ErrorCode::kInternal, name());
+  }
+  // Destructors release, so nothing of that throws: what has failed is reported by the streams.
+  void do_released(void* memory, size_t bytes) override {
+    cudaSetDevice(state_.ordinal());
+    poison_all(memory, bytes);
+    cudaGetLastError();
+  }
   void* do_allocate_host(size_t bytes) override {
     use();
     void* memory = nullptr;
@@ -68,8 +78,9 @@ class CudaDevice : public Device {
     return memory;
   }
   void do_release_host(void* memory, size_t /*bytes*/) override {
-    use();
-    must(cudaFreeHost(memory), ErrorCode::kInternal, name());
+    cudaSetDevice(state_.ordinal());
+    cudaFreeHost(memory);
+    cudaGetLastError();
   }
   void do_pin_host(void* memory, size_t bytes) override {
     use();

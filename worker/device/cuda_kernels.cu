@@ -115,7 +115,7 @@ __global__ void sleep_for(uint64_t nanoseconds) {
 
 }  // namespace
 
-cudaError_t launch_on_cuda(const Kernel& k, cudaStream_t stream) {
+int launch_on_cuda(const Kernel& k, cudaStream_t stream) {
   switch (k.kind) {
     case Kernel::Kind::kGather:
       launch_rows<Kernel::Kind::kGather>(k, stream);
@@ -144,7 +144,7 @@ cudaError_t launch_on_cuda(const Kernel& k, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t launch_sleep(uint64_t nanoseconds, cudaStream_t stream) {
+int launch_sleep(uint64_t nanoseconds, cudaStream_t stream) {
   sleep_for<<<1, 1, 0, stream>>>(nanoseconds);
   return cudaGetLastError();
 }

@@ -1,5 +1,6 @@
 #include "worker/device/cuda_stream.h"
 
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <utility>
@@ -16,15 +17,16 @@ void CudaState::enter(std::string_view stream) const {
   check(cudaSetDevice(ordinal_), "cudaSetDevice", stream);
 }
 
-void CudaState::check(cudaError_t result, const char* call, std::string_view stream) const {
-  if (result == cudaSuccess) return;
+void CudaState::check(int result, const char* call, std::string_view stream) const {
+  const auto error = static_cast<cudaError_t>(result);
+  if (error == cudaSuccess) return;
   std::shared_ptr<Failure> failure;
   {
     const std::lock_guard lock(mutex_);
     if (failure_ == nullptr) {
-      failure_ = std::make_shared<Failure>(
-          fmt::format("stream '{}': {} met {}: {}", stream, call, cudaGetErrorName(result),
-                      cudaGetErrorString(result)));
+      failure_ = std::make_shared<Failure>(fmt::format("stream '{}': {} met {}: {}", stream, call,
+                                                       cudaGetErrorName(error),
+                                                       cudaGetErrorString(error)));
     }
     failure = failure_;
   }

@@ -1,8 +1,6 @@
 // Streams and events of a CUDA device.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -14,18 +12,21 @@
 #include "worker/device/device.h"
 #include "worker/device/failure.h"
 
+struct CUevent_st;  // of the CUDA runtime, whose headers not every machine has
+struct CUstream_st;
+
 namespace phub {
 
-// What CUDA answered, kept for all streams of a device: it does not say which work of which stream has
-// failed, and takes no more of any.
+// What CUDA answered, kept for all streams of a device: it does not say which work of which stream
+// has failed, and takes no more of any.
 class CudaState {
  public:
   CudaState(std::string device, int ordinal) : device_(std::move(device)), ordinal_(ordinal) {}
 
   // Makes this thread's calls go to the device; throws if it has failed.
   void enter(std::string_view stream) const;
-  // Throws if `result` is an error: it was met in `call` on `stream`.
-  void check(cudaError_t result, const char* call, std::string_view stream) const;
+  // Throws if `result`, a cudaError_t, is an error: it was met in `call` on `stream`.
+  void check(int result, const char* call, std::string_view stream) const;
   int ordinal() const { return ordinal_; }
 
  private:
@@ -41,11 +42,11 @@ class CudaEvent : public Event {
   ~CudaEvent() override;
   bool done() const override;
   void wait() const override;
-  cudaEvent_t handle() const { return event_; }
+  CUevent_st* handle() const { return event_; }
 
  private:
   const CudaState& state_;
-  cudaEvent_t event_ = nullptr;
+  CUevent_st* event_ = nullptr;
 };
 
 class CudaStream : public Stream {
@@ -64,7 +65,7 @@ class CudaStream : public Stream {
   void do_synchronize() override;
 
   const CudaState& state_;
-  cudaStream_t stream_ = nullptr;
+  CUstream_st* stream_ = nullptr;
 };
 
 }  // namespace phub

@@ -16,7 +16,8 @@ void* Device::allocate(size_t bytes, std::string_view what) {
     const auto offset = arena_.allocate(bytes);
     if (!offset) {
       fail(ErrorCode::kFull,
-           "{}: {} bytes for '{}' exceed the budget: {} of {} bytes are in use, the largest free part "
+           "{}: {} bytes for '{}' exceed the budget: {} of {} bytes are in use, the largest free "
+           "part "
            "has {}; raise the budget or allocate less",
            name_, bytes, what, arena_.used(), budget_, arena_.largest_free());
     }
@@ -33,13 +34,14 @@ void Device::release(void* memory) {
   const auto offset = reinterpret_cast<uintptr_t>(begin) - reinterpret_cast<uintptr_t>(memory_);
   const std::lock_guard lock(mutex_);
   if (offset >= arena_.size()) {
-    fail(ErrorCode::kInvalid, "{}: release of {}, which is not memory of this device", name_, memory);
+    fail(ErrorCode::kInvalid, "{}: release of {}, which is not memory of this device", name_,
+         memory);
   }
   const auto bytes = arena_.release(offset);
   if (!bytes) {
     fail(ErrorCode::kInvalid,
-         "{}: release of {}, which is released already or not the beginning of an allocation", name_,
-         memory);
+         "{}: release of {}, which is released already or not the beginning of an allocation",
+         name_, memory);
   }
   do_released(memory, *bytes);
 }
@@ -116,8 +118,9 @@ void Device::check_device(const char* what, const void* memory, size_t bytes) co
     const std::lock_guard lock(mutex_);
     if (arena_.holds(offset, bytes)) return;
   }
-  fail(ErrorCode::kInvalid, "{}: {} {} bytes at {}, which are not inside one allocation of this device",
-       name_, what, bytes, memory);
+  fail(ErrorCode::kInvalid,
+       "{}: {} {} bytes at {}, which are not inside one allocation of this device", name_, what,
+       bytes, memory);
 }
 
 void Device::check_host(const char* what, const void* memory, size_t bytes) const {

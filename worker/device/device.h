@@ -10,14 +10,15 @@
 //   stream->record(*fetched);
 //   compute->wait(*fetched);                                    // on the device, not here
 //
-// Thread-safe: any thread may call anything; a stream's work runs in the order of the calls. A device
-// outlives its streams, events and memory.
+// Thread-safe: any thread may call anything; a stream's work runs in the order of the calls. A
+// device outlives its streams, events and memory.
 //
-// Errors are phub::Error: kFull, a budget is exceeded; kInvalid, a pointer, event or index that is not
-// this device's, or a range outside of one allocation; kInternal, work failed on the device. A failure
-// sticks to its stream, what was enqueued behind it is dropped (callbacks too), and it spreads to the
-// streams that wait for it. It is reported once, as kInternal with its origin, by the next call that
-// enqueues on or waits for one of these streams; from then on they answer with kUnavailable.
+// Errors are phub::Error: kFull, a budget is exceeded; kInvalid, a pointer, event or index that is
+// not this device's, or a range outside of one allocation; kInternal, work failed on the device. A
+// failure sticks to its stream, what was enqueued behind it is dropped (callbacks too), and it
+// spreads to the streams that wait for it. It is reported once, as kInternal with its origin, by
+// the next call that enqueues on or waits for one of these streams; from then on they answer with
+// kUnavailable.
 #pragma once
 
 #include <atomic>
@@ -197,8 +198,8 @@ class Device {
   Device& operator=(const Device&) = delete;
   const std::string& name() const { return name_; }
 
-  // Memory for long: blocks until it is poisoned (bytes of 0xFF, NaN in every format). `what` is for
-  // the error. No bytes are nullptr. REQUIRES of release(): no work uses it any more.
+  // Memory for long: blocks until it is poisoned (bytes of 0xFF, NaN in every format). `what` is
+  // for the error. No bytes are nullptr. REQUIRES of release(): no work uses it any more.
   void* allocate(size_t bytes, std::string_view what);
   void release(void* memory);
   // Pinned memory of the host, zeroed, outside of the budget.
@@ -219,7 +220,8 @@ class Device {
   DeviceStats stats() const;
 
  protected:
-  Device(std::string name, size_t budget_bytes) : name_(std::move(name)), budget_(budget_bytes), arena_(budget_bytes) {}
+  Device(std::string name, size_t budget_bytes)
+      : name_(std::move(name)), budget_(budget_bytes), arena_(budget_bytes) {}
   // The memory that allocate() hands out parts of; before anything else.
   void set_memory(void* begin) { memory_ = static_cast<std::byte*>(begin); }
 

@@ -66,9 +66,7 @@ class HostDeviceImpl : public HostDevice {
     set_memory(arena_memory_.bytes().data());
     forbid(arena_memory_.bytes().data(), options.budget_bytes);
   }
-  ~HostDeviceImpl() override {
-    permit(arena_memory_.bytes().data(), arena_memory_.bytes().size());
-  }
+  ~HostDeviceImpl() override { permit(arena_memory_.bytes().data(), arena_memory_.bytes().size()); }
 
   std::unique_ptr<Stream> make_stream(std::string name) override {
     return std::make_unique<HostStream>(*this, scheduler_, name);

@@ -1,5 +1,5 @@
-// The device of workers without a GPU: memory of this machine within a budget, kernels and copies in
-// threads of their own, as fast as the machine is or slowed down to a bandwidth and a latency.
+// The device of workers without a GPU: memory of this machine within a budget, kernels and copies
+// in threads of their own, as fast as the machine is or slowed down to a bandwidth and a latency.
 #pragma once
 
 #include <chrono>

@@ -14,15 +14,15 @@ struct HostQueue {
   static constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
 
   std::string name;
-  std::deque<HostWork> pending;  // the head may be at work in a lane
-  uint64_t completed = 0;        // how much work is done, ever; what is dropped counts
-  std::vector<HostQueue*> followers;  // whose head waits for this queue
+  std::deque<HostWork> pending;        // the head may be at work in a lane
+  uint64_t completed = 0;              // how much work is done, ever; what is dropped counts
+  std::vector<HostQueue*> followers;   // whose head waits for this queue
   uint64_t sleepers_target = kNobody;  // the least position that a sleeping thread waits for
   std::condition_variable progress;
   std::shared_ptr<Failure> failure;
   uint64_t failed_at = kNobody;  // positions behind this one are lost
-  // When the head could begin if threads woke up at once: so that delays of the machine do not add up
-  // in a chain of timed work and throttled copies.
+  // When the head could begin if threads woke up at once: so that delays of the machine do not add
+  // up in a chain of timed work and throttled copies.
   CopyEngine::Clock::time_point ready_at;
 
   uint64_t enqueued() const { return completed + pending.size(); }
@@ -183,8 +183,8 @@ void HostScheduler::serve_timers() {
 
 void HostScheduler::finish(HostQueue& queue, Outcome outcome) {
   if (outcome.error) {
-    queue.fail_here(std::make_shared<Failure>(
-        fmt::format("stream '{}': {}", queue.name, *outcome.error)));
+    queue.fail_here(
+        std::make_shared<Failure>(fmt::format("stream '{}': {}", queue.name, *outcome.error)));
   } else {
     queue.pending.pop_front();
     ++queue.completed;
@@ -240,7 +240,8 @@ void HostScheduler::start_next(HostQueue& queue) {
     }
     Lane lane = kCallbacks;
     if (std::holds_alternative<Kernel>(head)) lane = kKernels;
-    if (const auto* copy = std::get_if<HostCopy>(&head)) lane = copy->to_device ? kToDevice : kToHost;
+    if (const auto* copy = std::get_if<HostCopy>(&head))
+      lane = copy->to_device ? kToDevice : kToHost;
     lanes_[lane].ready.push_back(&queue);
     lanes_[lane].wake.notify_one();
     return;

@@ -1,6 +1,6 @@
-// Streams of work in threads of this machine: one thread for kernels, one per direction of copies, one
-// for callbacks and one for timed work. Each takes the work at the head of any stream in turn, and
-// sleeps while there is none.
+// Streams of work in threads of this machine: one thread for kernels, one per direction of copies,
+// one for callbacks and one for timed work. Each takes the work at the head of any stream in turn,
+// and sleeps while there is none.
 #pragma once
 
 #include <array>
@@ -35,7 +35,8 @@ struct HostPoint {
 };
 
 // A point is what the queue waits for.
-using HostWork = std::variant<Kernel, HostCopy, std::function<void()>, std::chrono::nanoseconds, HostPoint>;
+using HostWork =
+    std::variant<Kernel, HostCopy, std::function<void()>, std::chrono::nanoseconds, HostPoint>;
 
 // Thread-safe. Must not be destroyed before its queues are closed.
 class HostScheduler {

@@ -29,7 +29,8 @@ struct Kernel {
   kernels::DType to_dtype = kernels::DType::kF32;
 };
 
-// Runs it here and now, over memory of the host. An index must be inside its table; nothing overlaps.
+// Runs it here and now, over memory of the host. An index must be inside its table; nothing
+// overlaps.
 void run_on_host(const Kernel& kernel);
 
 }  // namespace phub

@@ -1,13 +1,12 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/device/row_copy.cc"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
-
 #include "worker/device/row_copy.h"
 
 #include <cstdint>
 #include <cstring>
 
 #include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -5,8 +5,8 @@
 
 namespace phub {
 
-// memcpy that bypasses the caches on its way out: for batches larger than these. Another thread sees
-// the bytes after finish_streaming() and a lock.
+// memcpy that bypasses the caches on its way out: for batches larger than these. Another thread
+// sees the bytes after finish_streaming() and a lock.
 void stream_copy(void* to, const void* from, size_t bytes);
 void finish_streaming();
 

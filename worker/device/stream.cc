@@ -123,8 +123,8 @@ void Stream::fill(float* to, float value, size_t elements) {
          bytes_of(elements, sizeof(float)));
 }
 
-void Stream::convert(const void* from, kernels::DType from_dtype, void* to,
-                     kernels::DType to_dtype, size_t elements) {
+void Stream::convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
+                     size_t elements) {
   launch("convert",
          {.kind = Kernel::Kind::kConvert,
           .from = from,

@@ -1,0 +1,310 @@
+#include "worker/geeps/placement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "tests/geeps/demands.h"
+#include "transport/error.h"
+
+namespace phub::geeps {
+namespace {
+
+using testing::HasSubstr;
+
+struct Region {
+  uint64_t begin, bytes;
+};
+
+bool overlap(const Region& a, const Region& b) {
+  return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
+}
+
+std::vector<bool> pinned_of(const Placement& placement) {
+  std::vector<bool> pinned;
+  for (const EntryPlace& entry : placement.entries) pinned.push_back(entry.pinned);
+  return pinned;
+}
+
+uint64_t buffer_bytes(const Demand& demand, const Access& access) {
+  uint64_t bytes = 0;
+  for (const BatchPart& part : demand.batches[access.batch].parts) bytes += part.bytes;
+  return bytes;
+}
+
+bool is_live(const Demand& demand, size_t access, uint32_t lead, uint32_t phase) {
+  const Access& a = demand.accesses[access];
+  const uint32_t phases = demand.phases;
+  const uint32_t length = (a.last_phase + phases - a.first_phase) % phases + 1 + lead;
+  EXPECT_LE(length, phases) << "it would be live twice";
+  return (phase + phases + lead - a.first_phase) % phases < length;
+}
+
+// Everything that must hold of any placement.
+void expect_sound(const Demand& demand, const PlacementOptions& options, const Placement& p) {
+  ASSERT_EQ(p.entries.size(), demand.entries.size());
+  ASSERT_EQ(p.accesses.size(), demand.accesses.size());
+  ASSERT_LE(p.total_bytes(), options.budget_bytes);
+  const auto pinned = pinned_of(p);
+  ASSERT_EQ(p.pinned_bytes + p.index_bytes, pinned_bytes(demand, pinned));
+  ASSERT_EQ(p.moved_bytes, moved_bytes(demand, pinned));
+
+  // What is there all the time.
+  std::vector<Region> fixed = {{p.reserved_offset, p.reserved_bytes}};
+  for (size_t i = 0; i < p.entries.size(); ++i) {
+    if (!p.entries[i].pinned) continue;
+    fixed.push_back({p.entries[i].offset, demand.entries[i].bytes});
+    fixed.push_back({p.entries[i].log_offset, demand.entries[i].log_bytes});
+  }
+  for (const IndexPlace& index : p.indexes) fixed.push_back({index.offset, index.bytes});
+  for (size_t a = 0; a < fixed.size(); ++a) {
+    ASSERT_LE(fixed[a].begin + fixed[a].bytes, p.total_bytes());
+    for (size_t b = 0; b < a; ++b) {
+      ASSERT_FALSE(fixed[a].bytes > 0 && fixed[b].bytes > 0 && overlap(fixed[a], fixed[b]));
+    }
+  }
+
+  for (size_t i = 0; i < p.accesses.size(); ++i) {
+    const AccessPlace& place = p.accesses[i];
+    const Batch& batch = demand.batches[demand.accesses[i].batch];
+    ASSERT_EQ(place.in_place, batch.in_place && pinned[batch.parts[0].entry]);
+    if (place.in_place) {
+      ASSERT_EQ(place.offset, p.entries[batch.parts[0].entry].offset);
+      continue;
+    }
+    const Region mine{place.offset, buffer_bytes(demand, demand.accesses[i])};
+    ASSERT_EQ(place.offset % 256, 0u);
+    ASSERT_GE(place.offset, p.pool_offset);
+    ASSERT_LE(place.offset + mine.bytes, p.pool_offset + p.pool_bytes);
+    for (const Region& region : fixed) ASSERT_FALSE(region.bytes > 0 && overlap(mine, region));
+    const Access& access = demand.accesses[i];
+    const bool alone = (access.last_phase + 1) % demand.phases == access.first_phase;
+    ASSERT_GE(place.lead, p.buffering == Buffering::kDouble && !alone ? 1u : 0u);
+    ASSERT_LE(place.lead, options.max_lead);
+  }
+  for (uint32_t phase = 0; phase < demand.phases; ++phase) {
+    std::vector<Region> live;
+    for (size_t i = 0; i < p.accesses.size(); ++i) {
+      if (p.accesses[i].in_place || !is_live(demand, i, p.accesses[i].lead, phase)) continue;
+      live.push_back({p.accesses[i].offset, buffer_bytes(demand, demand.accesses[i])});
+    }
+    for (size_t a = 0; a < live.size(); ++a) {
+      for (size_t b = 0; b < a; ++b) ASSERT_FALSE(overlap(live[a], live[b])) << "phase " << phase;
+    }
+  }
+}
+
+// Enough for everything, with room.
+uint64_t all_bytes(const Demand& demand) {
+  const std::vector<bool> all(demand.entries.size(), true);
+  const std::vector<bool> none(demand.entries.size(), false);
+  return pinned_bytes(demand, all) + 2 * pool_bytes(demand, none, 1) + 256;
+}
+
+TEST(Placement, IsSoundAtAnyBudgetOrRefuses) {
+  std::mt19937 engine(11);
+  int refused = 0;
+  int single = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const Demand demand = random_demand(engine, 12, 25);
+    const PlacementOptions options{.budget_bytes = engine() % (all_bytes(demand) * 11 / 10),
+                                   .reserved_bytes = engine() % 3 * 1000};
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const uint64_t least = least_budget(demand) + (options.reserved_bytes + 255) / 256 * 256;
+    try {
+      const Placement placement = place(demand, options);
+      ASSERT_NO_FATAL_FAILURE(expect_sound(demand, options, placement));
+      ASSERT_GE(options.budget_bytes, least);
+      single += placement.buffering == Buffering::kSingle ? 1 : 0;
+    } catch (const Error& e) {
+      ASSERT_EQ(e.code(), ErrorCode::kFull);
+      ASSERT_LT(options.budget_bytes, least);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 50);
+  EXPECT_GT(single, 50);
+}
+
+TEST(Placement, TheLeastBudgetIsJustEnough) {
+  std::mt19937 engine(12);
+  for (int round = 0; round < 300; ++round) {
+    const Demand demand = random_demand(engine, 8, 20);
+    const uint64_t least = least_budget(demand);
+    const PlacementOptions options{.budget_bytes = least};
+    ASSERT_NO_FATAL_FAILURE(expect_sound(demand, options, place(demand, options)));
+    if (least == 0) continue;
+    EXPECT_THROW(place(demand, {.budget_bytes = least - 1}), Error);
+  }
+}
+
+// The least that the accesses can move, over all sets of pinned entries that fit double-buffered.
+uint64_t least_moved(const Demand& demand, uint64_t budget) {
+  uint64_t least = UINT64_MAX;
+  for (uint32_t set = 0; set < 1u << demand.entries.size(); ++set) {
+    std::vector<bool> pinned;
+    for (size_t i = 0; i < demand.entries.size(); ++i) pinned.push_back((set >> i & 1) == 1);
+    if (pinned_bytes(demand, pinned) + pool_bytes(demand, pinned, 1) > budget) continue;
+    least = std::min(least, moved_bytes(demand, pinned));
+  }
+  return least;
+}
+
+TEST(Placement, IsCloseToTheBestOfAllSets) {
+  std::mt19937 engine(13);
+  uint64_t sum = 0;
+  uint64_t best_sum = 0;
+  int compared = 0;
+  int best_found = 0;
+  for (int round = 0; round < 500; ++round) {
+    const Demand demand = random_demand(engine, 7, 12);
+    const uint64_t budget = engine() % all_bytes(demand);
+    const uint64_t best = least_moved(demand, budget / 256 * 256);
+    if (best == UINT64_MAX || budget < least_budget(demand)) continue;
+    const Placement placement = place(demand, {.budget_bytes = budget});
+    if (placement.buffering == Buffering::kSingle) continue;
+    ASSERT_GE(placement.moved_bytes, best) << "round " << round;
+    sum += placement.moved_bytes;
+    best_sum += best;
+    best_found += placement.moved_bytes == best ? 1 : 0;
+    ++compared;
+  }
+  RecordProperty("compared", compared);
+  RecordProperty("best_found", best_found);
+  EXPECT_GT(compared, 250);
+  EXPECT_GT(best_found, compared * 8 / 10);
+  EXPECT_LE(static_cast<double>(sum), 1.05 * static_cast<double>(best_sum));
+}
+
+TEST(Placement, MoreMemoryIsNeverWorse) {
+  std::mt19937 engine(14);
+  for (int round = 0; round < 60; ++round) {
+    const Demand demand = random_demand(engine, 10, 20);
+    bool placed = false;
+    Buffering buffering = Buffering::kSingle;
+    uint64_t moved = UINT64_MAX;
+    for (uint64_t budget = 0; budget < all_bytes(demand); budget += 256) {
+      try {
+        const Placement placement = place(demand, {.budget_bytes = budget});
+        ASSERT_TRUE(buffering == Buffering::kSingle || placement.buffering == buffering);
+        if (placement.buffering == Buffering::kDouble) {
+          ASSERT_LE(placement.moved_bytes, moved) << "round " << round << ", budget " << budget;
+          moved = placement.moved_bytes;
+        }
+        buffering = placement.buffering;
+        placed = true;
+      } catch (const Error&) {
+        ASSERT_FALSE(placed) << "round " << round << ", budget " << budget;
+      }
+    }
+    EXPECT_EQ(moved, 0u) << "all of it fits in the end";
+  }
+}
+
+constexpr uint64_t kMiB = 1 << 20;
+
+TEST(Placement, ANetworkThatFitsMovesNothing) {
+  const Demand demand = network({{4 * kMiB, kMiB}, {2 * kMiB, 2 * kMiB}, {kMiB, 3 * kMiB}});
+  const Placement placement = place(demand, {.budget_bytes = 100 * kMiB});
+  EXPECT_EQ(placement.moved_bytes, 0u);
+  EXPECT_EQ(placement.buffering, Buffering::kDouble);
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    EXPECT_EQ(placement.accesses[i].in_place, demand.accesses[i].kind == AccessKind::kLocal);
+  }
+}
+
+// The pool is twice the peak at most, and single buffers take the peak.
+TEST(Placement, BuffersOfANetworkTakeThePeakOrTwiceIt) {
+  const Demand demand = network(std::vector<LayerBytes>(10, {kMiB, 2 * kMiB}));
+  const uint64_t peak = 4 * kMiB;  // Read, PreUpdate and LocalAccess of one layer
+  EXPECT_EQ(least_budget(demand), peak);
+  const Placement single = place(demand, {.budget_bytes = 2 * peak - 256});
+  EXPECT_EQ(single.buffering, Buffering::kSingle);
+  const Placement twice = place(demand, {.budget_bytes = 2 * peak});
+  EXPECT_EQ(twice.buffering, Buffering::kDouble);
+  EXPECT_EQ(twice.pool_bytes, 2 * peak);
+}
+
+// Where not all phases can have double buffers, those that can do.
+TEST(Placement, PrefetchIsShortenedWhereItDoesNotFitOnly) {
+  auto layers = std::vector<LayerBytes>(10, {kMiB, kMiB});
+  layers[5] = {30 * kMiB, 10 * kMiB};
+  const Demand demand = network(layers);
+  const Placement placement = place(demand, {.budget_bytes = least_budget(demand) + kMiB});
+  EXPECT_EQ(placement.buffering, Buffering::kSingle);
+  size_t ahead = 0;
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    if (placement.accesses[i].lead > 0) ++ahead;
+  }
+  EXPECT_GT(ahead, demand.accesses.size() * 7 / 10);
+  EXPECT_LT(ahead, demand.accesses.size());
+}
+
+// Algorithm 2 pins local data of the fullest phase first, since the pool shrinks with it.
+TEST(Placement, LocalDataOfThePeakIsPinnedFirst) {
+  auto layers = std::vector<LayerBytes>(6, {kMiB, 2 * kMiB});
+  layers[3].local = 8 * kMiB;
+  const Demand demand = network(layers);
+  const std::vector<bool> none(demand.entries.size(), false);
+  const uint64_t pool = pool_bytes(demand, none, 1);
+  const Placement placement = place(demand, {.budget_bytes = pool + 4 * kMiB});
+  EXPECT_EQ(placement.buffering, Buffering::kDouble);
+  EXPECT_TRUE(placement.entries[2 * 3 + 1].pinned) << "8 MiB, for 4 MiB more";
+  EXPECT_LT(placement.pool_bytes, pool);
+}
+
+TEST(Placement, WhatIsLeftOverServesLongerLeads) {
+  const Demand demand = network(std::vector<LayerBytes>(10, {kMiB, kMiB}));
+  const Placement placement = place(demand, {.budget_bytes = 200 * kMiB, .max_lead = 3});
+  for (const AccessPlace& access : placement.accesses) {
+    EXPECT_EQ(access.lead, access.in_place ? 0u : 3u);
+  }
+}
+
+TEST(Placement, ABudgetThatIsTooSmallNamesTheStep) {
+  auto layers = std::vector<LayerBytes>(4, {1000, 1000});
+  layers[2] = {5000, 7000};
+  const Demand demand = network(layers);
+  try {
+    place(demand, {.budget_bytes = 4096, .reserved_bytes = 512});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kFull);
+    // Read and PreUpdate of 5120 each, and what is cheaper: the local data pinned or in a buffer.
+    EXPECT_THAT(e.what(),
+                HasSubstr("budget of 4096 bytes is too small: at least 17920 are needed"));
+    EXPECT_THAT(e.what(), HasSubstr("LocalAccess of 'local 2' (7168 bytes)"));
+  }
+  EXPECT_THROW(place(demand, {.budget_bytes = 100, .reserved_bytes = 512}), Error);
+}
+
+TEST(Placement, ADemandThatContradictsItselfIsRefused) {
+  const auto refused = [](const std::function<void(Demand&)>& spoil) {
+    Demand demand = network({{1000, 1000}, {1000, 1000}});
+    spoil(demand);
+    try {
+      place(demand, {.budget_bytes = 1 << 20});
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::kInvalid;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused([](Demand& d) { d.phases = 0; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.accesses[0].first_phase = d.phases; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.accesses[0].batch = 100; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.accesses[0].kind = AccessKind::kLocal; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.batches[0].parts[0].entry = 100; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.batches[0].parts[0].bytes = 1; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.batches[0].in_place = true; }));
+}
+
+TEST(Placement, NothingNeedsNothing) {
+  EXPECT_EQ(least_budget({}), 0u);
+  EXPECT_EQ(place({}, {.budget_bytes = 0}).total_bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace phub::geeps

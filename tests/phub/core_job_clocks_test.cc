@@ -1,0 +1,236 @@
+// Cores of jobs that are not in lock-step: clocks, slack, and what losses and newcomers do to them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "tests/phub/core_job_rig.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Rig = testing::CoreJobRig;
+
+JobParameters ssp(uint64_t slack) { return {.max_ranks = 3, .lock_step = false, .slack = slack}; }
+JobParameters async() { return ssp(kNever); }
+
+TEST(CoreClocks, AnUpdateIsAppliedWhenItComes) {
+  Rig rig({.parameters = async()});
+  rig.push(1, 0, 1, 4);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1"));
+  EXPECT_EQ(rig.result_of(1, 0), 4);
+  rig.push(1, 0, 2, 4);
+  rig.push(0, 0, 1, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@2"));
+  EXPECT_EQ(rig.result_of(0, 0), 9);
+  EXPECT_EQ(rig.result_of(1, 0), 9);
+  EXPECT_EQ(rig.result_of(1, 1), 0) << "of another chunk";
+}
+
+TEST(CoreClocks, AResultIsWithheldUntilTheSlowestIsNear) {
+  Rig rig({.parameters = ssp(1)});
+  rig.push(0, 0, 1, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1")) << "one ahead is within the slack";
+  rig.push(0, 0, 2, 1);
+  rig.push(1, 0, 1, 4);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1"));
+  rig.push(2, 0, 1, 16);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "2:0@1"));
+  EXPECT_EQ(rig.result_of(0, 0), 2 + 4 + 16);
+  EXPECT_EQ(rig.result_of(1, 0), 2 + 4) << "copied when it went out";
+}
+
+TEST(CoreClocks, ANullUpdateMovesTheClockAlone) {
+  Rig rig({.parameters = ssp(0)});
+  rig.push(0, 0, 1, 7);
+  rig.arrive(1, {0, 1, ImmKind::kNull});
+  rig.arrive(2, {0, 1, ImmKind::kNull});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
+  EXPECT_EQ(rig.result_of(2, 0), 7);
+}
+
+TEST(CoreClocks, AnUpdateCountsOnce) {
+  Rig rig({.parameters = ssp(1)});
+  rig.push(0, 0, 1, 3);
+  rig.push(0, 0, 1, 3);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
+  rig.arrive(0, {0, 1, ImmKind::kData});  // its result was lost on the way
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
+  EXPECT_EQ(rig.result_of(0, 0), 3);
+  rig.push(0, 0, 2, 3);
+  rig.run();
+  rig.arrive(0, {0, 2, ImmKind::kData});  // withheld: it comes when it may
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+  rig.arrive(0, {0, 4, ImmKind::kData});
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 0"));
+}
+
+TEST(CoreClocks, ABoundaryStopsEveryClock) {
+  Rig rig({.parameters = async()});
+  rig.push(0, 0, 1, 1);
+  rig.run();
+  rig.take_posts();
+  const CoreReport held = rig.job->hold();
+  EXPECT_EQ(held.round, 2u) << "nobody has begun it";
+  EXPECT_EQ(held.min_round, 1u);
+  rig.push(0, 0, 2, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.job->commit({.round = 2});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2"));
+}
+
+TEST(CoreClocks, WhoIsLostIsNotWaitedFor) {
+  Rig rig({.parameters = ssp(0), .chunks = 1});
+  rig.push(0, 0, 1, 1);
+  rig.push(1, 0, 1, 4);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.job->hold();
+  rig.push(2, 0, 1, 16);  // accepted, and not yet applied
+  rig.run();
+  std::vector<uint64_t> last(1);
+  const Boundary boundary{.round = 2, .lost = {{.rank = 2, .last_rounds = last}}};
+  rig.job->commit(boundary);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1"));
+  EXPECT_EQ(last[0], 1u) << "what was accepted counts";
+  EXPECT_EQ(rig.result_of(0, 0), 21);
+  for (uint64_t round = 2; round < 5; ++round) {
+    rig.push(0, 0, round, 1);
+    rig.push(1, 0, round, 4);
+    rig.run();
+  }
+  EXPECT_EQ(rig.result_of(1, 0), 21 + 3 * 5);
+  rig.endpoint.attached.insert(2);
+  rig.push(2, 0, 2, 16);
+  rig.run();
+  EXPECT_EQ(rig.result_of(1, 0), 21 + 3 * 5) << "nothing of it counts any more";
+}
+
+TEST(CoreClocks, WhatALostRankCanStillChangeDoesNotCount) {
+  JobParameters parameters = ssp(0);
+  parameters.slots_belong_to_worker = true;
+  Rig rig({.parameters = parameters, .chunks = 1});
+  rig.push(0, 0, 1, 1);
+  rig.push(1, 0, 1, 4);
+  rig.run();
+  rig.job->hold();
+  rig.push(2, 0, 1, 16);
+  rig.run();
+  std::vector<uint64_t> last(1, 9);
+  rig.job->commit({.round = 2, .lost = {{.rank = 2, .last_rounds = last}}});
+  rig.run();
+  EXPECT_EQ(last[0], 0u);
+  EXPECT_EQ(rig.result_of(0, 0), 5);
+}
+
+TEST(CoreClocks, APausedJobGoesNoFurtherThanTheSlack) {
+  Rig rig({.parameters = ssp(1), .chunks = 1});
+  rig.job->hold();
+  rig.job->commit({.round = 1, .lost = {{.rank = 2, .expected_again = 1}}});
+  for (const uint32_t rank : {0, 1}) rig.push(rank, 0, 1, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1"));
+  for (const uint32_t rank : {0, 1}) rig.push(rank, 0, 2, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty()) << "the rank that is missing is expected";
+  rig.job->hold();
+  rig.job->commit({.round = 3, .forgotten = {2}});
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "1:0@2"));
+}
+
+TEST(CoreClocks, ANewcomerBeginsWithTheFastest) {
+  Rig rig({.parameters = ssp(2), .chunks = 1, .expected = {0, 1}});
+  for (uint64_t round = 1; round <= 3; ++round) {
+    rig.push(0, 0, round, 1);
+    rig.push(1, 0, round, 4);
+    rig.run();
+  }
+  rig.push(0, 0, 4, 1);
+  rig.run();
+  rig.take_posts();
+  EXPECT_EQ(rig.job->hold().round, 5u);
+  rig.job->commit({.round = 5, .admitted = {rig.admission(2, 1, 5)}});
+  EXPECT_THAT(rig.take_posts(), ElementsAre("2:0@4"));
+  EXPECT_EQ(rig.result_of(2, 0), 4 * 1 + 3 * 4);
+  rig.push(2, 0, 5, 16);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("2:0@5"));
+  EXPECT_EQ(rig.result_of(2, 0), 4 * 1 + 3 * 4 + 16);
+}
+
+TEST(CoreClocks, TheSlowestIsWhoTheOthersWaitFor) {
+  Rig rig({.parameters = ssp(0), .chunks = 2});
+  Probe probe;
+  probe.arrivals.resize(3);
+  probe.waited_for.resize(1);
+  rig.job->probe(probe);
+  EXPECT_EQ(probe.waited_for[0], 0u) << "nobody waits";
+  rig.push(0, 1, 1, 1);
+  rig.push(2, 1, 1, 1);
+  rig.run();
+  rig.job->probe(probe);
+  EXPECT_EQ(probe.waited_for[0], 0b010u);
+  EXPECT_EQ(probe.min_round, 1u);
+}
+
+TEST(CoreClocks, NaNIsLeftOutOrStopsTheJob) {
+  JobParameters parameters = async();
+  parameters.on_nonfinite = OnNonFinite::kExclude;
+  Rig rig({.parameters = parameters});
+  rig.push(0, 0, 1, std::numeric_limits<float>::quiet_NaN());
+  rig.push(1, 0, 1, 4);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1"));
+  EXPECT_EQ(rig.result_of(0, 0), 4);
+  EXPECT_THAT(rig.take_reports(), ElementsAre("excluded 0 chunk 3 @1"));
+
+  parameters.on_nonfinite = OnNonFinite::kStop;
+  Rig stopping({.parameters = parameters});
+  stopping.push(0, 0, 1, std::numeric_limits<float>::infinity());
+  stopping.run();
+  EXPECT_THAT(stopping.take_posts(), IsEmpty());
+  EXPECT_THAT(stopping.take_reports(), ElementsAre("nonfinite 0 chunk 3 @1"));
+}
+
+TEST(CoreClocks, InitialParametersComeFirst) {
+  JobParameters parameters = ssp(1);
+  parameters.initial_broadcast = true;
+  Rig rig({.parameters = parameters, .chunks = 1});
+  auto* slot = reinterpret_cast<float*>(rig.slots[0].data());
+  std::fill_n(slot, 64, 5.0f);
+  rig.arrive(0, {0, 0, ImmKind::kInitial});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0", "1:0@0", "2:0@0"));
+  EXPECT_EQ(rig.result_of(2, 0), 5);
+  rig.push(1, 0, 1, 2);
+  rig.run();
+  EXPECT_EQ(rig.result_of(1, 0), 7);
+}
+
+TEST(CoreClocks, AReconnectionBringsWhatMayHaveBeenLost) {
+  Rig rig({.parameters = ssp(0), .chunks = 2});
+  rig.push(0, 0, 1, 1);  // withheld
+  rig.run();
+  rig.job->detach(0);
+  rig.job->reattach(0, 1);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@0"));
+}
+
+}  // namespace
+}  // namespace phub

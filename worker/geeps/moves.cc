@@ -1,0 +1,169 @@
+#include "worker/geeps/moves.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "worker/device/arena.h"
+
+namespace phub::geeps {
+
+Costs::Costs(const Demand& demand)
+    : pin_bytes_(demand.entries.size()), saved_bytes_(demand.entries.size()) {
+  for (size_t i = 0; i < demand.entries.size(); ++i) {
+    const Entry& entry = demand.entries[i];
+    pin_bytes_[i] = Arena::charge(entry.bytes) + Arena::charge(entry.log_bytes);
+  }
+  for (const Batch& batch : demand.batches) {
+    uint64_t bytes = 0;
+    for (const BatchPart& part : batch.parts) {
+      pin_bytes_[part.entry] += Arena::charge(index_bytes(batch, part));
+      bytes += part.bytes;
+    }
+    buffer_bytes_.push_back(Arena::charge(bytes));
+  }
+  for (const Access& access : demand.accesses) {
+    uint64_t times = 1;
+    if (access.kind == AccessKind::kLocal) times = (access.fetch ? 1 : 0) + (access.save ? 1 : 0);
+    for (const BatchPart& part : demand.batches[access.batch].parts) {
+      saved_bytes_[part.entry] += times * part.bytes;
+      all_moved_ += times * part.bytes;
+    }
+  }
+  for (uint32_t entry = 0; entry < demand.entries.size(); ++entry) {
+    if (saved_bytes_[entry] > 0) by_density_.push_back(entry);
+  }
+  std::stable_sort(by_density_.begin(), by_density_.end(),
+                   [&](uint32_t a, uint32_t b) { return density(a) > density(b); });
+}
+
+double Costs::density(uint32_t entry) const {
+  return static_cast<double>(saved_bytes_[entry]) / static_cast<double>(pin_bytes_[entry]);
+}
+
+uint64_t index_bytes(const Batch& batch, const BatchPart& part) {
+  if (batch.in_place) return 0;
+  // Rows of the entry, and where they go unless they are all of the batch.
+  return part.rows * sizeof(uint32_t) * (batch.parts.size() > 1 ? 2 : 1);
+}
+
+uint32_t live_phases(const Access& access, uint32_t phases) {
+  return (access.last_phase + phases - access.first_phase) % phases + 1;
+}
+
+uint32_t longest_lead(const Access& access, uint32_t phases) {
+  return phases - live_phases(access, phases);
+}
+
+bool needs_buffer(const Demand& demand, const Access& access, const Pins& pins) {
+  const Batch& batch = demand.batches[access.batch];
+  return !batch.parts.empty() && !(batch.in_place && pins[batch.parts[0].entry]);
+}
+
+namespace {
+
+Span span_of(const Demand& demand, const Costs& costs, uint32_t access_number, uint32_t lead) {
+  const Access& access = demand.accesses[access_number];
+  return {(access.first_phase + demand.phases - lead) % demand.phases,
+          live_phases(access, demand.phases) + lead, costs.buffer_bytes(access)};
+}
+
+bool covers(const Span& span, uint32_t phase, uint32_t phases) {
+  return (phase + phases - span.first_phase) % phases < span.length;
+}
+
+// The chain of moves, with the bytes of the buffers that are live in each phase.
+class Chain {
+ public:
+  Chain(const Demand& demand, const Costs& costs, const std::vector<uint32_t>& leads)
+      : demand_(demand), costs_(costs), pins_(demand.entries.size()), own_(demand.entries.size()) {
+    const Buffers buffers = buffers_of(demand, costs, pins_, leads);
+    live_ = loads(buffers.spans, demand.phases);
+    for (size_t i = 0; i < buffers.spans.size(); ++i) {
+      const Batch& batch = demand.batches[demand.accesses[buffers.accesses[i]].batch];
+      if (batch.in_place) own_[batch.parts[0].entry].push_back(buffers.spans[i]);
+    }
+  }
+
+  std::vector<uint32_t> run() {
+    std::vector<uint32_t> moves;
+    while (true) {
+      const Move move = best();
+      if (move.entry == kNone) return moves;
+      moves.push_back(move.entry);
+      pins_[move.entry] = true;
+      subtract(move.entry, live_);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Move {
+    uint32_t entry = kNone;
+    double worth = 0;  // bytes saved per byte of memory; infinite if it frees memory
+  };
+
+  Move best() {
+    Move best;
+    const auto peak = std::max_element(live_.begin(), live_.end());
+    const auto phase = static_cast<uint32_t>(peak - live_.begin());
+    for (uint32_t entry = 0; entry < own_.size(); ++entry) {
+      if (pins_[entry] || !is_at(entry, phase)) continue;
+      const double worth = worth_at_peak(entry, *peak);
+      if (worth > best.worth) best = {entry, worth};
+    }
+    while (next_ < costs_.by_density().size() && pins_[costs_.by_density()[next_]]) ++next_;
+    if (next_ < costs_.by_density().size()) {
+      const uint32_t entry = costs_.by_density()[next_];
+      if (costs_.density(entry) > best.worth) best = {entry, costs_.density(entry)};
+    }
+    return best;
+  }
+
+  bool is_at(uint32_t entry, uint32_t phase) const {
+    return std::any_of(own_[entry].begin(), own_[entry].end(),
+                       [&](const Span& span) { return covers(span, phase, demand_.phases); });
+  }
+
+  double worth_at_peak(uint32_t entry, uint64_t peak) const {
+    std::vector<uint64_t> without = live_;
+    subtract(entry, without);
+    const uint64_t freed = peak - *std::max_element(without.begin(), without.end());
+    const uint64_t cost = costs_.pin_bytes(entry);
+    if (freed >= cost) return std::numeric_limits<double>::infinity();
+    return static_cast<double>(costs_.saved_bytes(entry)) / static_cast<double>(cost - freed);
+  }
+
+  void subtract(uint32_t entry, std::vector<uint64_t>& live) const {
+    const std::vector<uint64_t> own = loads(own_[entry], demand_.phases);
+    for (size_t phase = 0; phase < live.size(); ++phase) live[phase] -= own[phase];
+  }
+
+  const Demand& demand_;
+  const Costs& costs_;
+  Pins pins_;
+  std::vector<std::vector<Span>> own_;  // by entry: the buffers that go when it is pinned
+  std::vector<uint64_t> live_;
+  size_t next_ = 0;  // in by_density()
+};
+
+}  // namespace
+
+Buffers buffers_of(const Demand& demand, const Costs& costs, const Pins& pins,
+                   const std::vector<uint32_t>& leads) {
+  Buffers buffers;
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    if (!needs_buffer(demand, demand.accesses[i], pins)) continue;
+    const Span span = span_of(demand, costs, i, leads[i]);
+    if (span.bytes == 0) continue;
+    buffers.accesses.push_back(i);
+    buffers.spans.push_back(span);
+  }
+  return buffers;
+}
+
+std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
+                                     const std::vector<uint32_t>& leads) {
+  return Chain(demand, costs, leads).run();
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,337 @@
+#include "worker/geeps/placement.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "transport/error.h"
+#include "worker/device/arena.h"
+#include "worker/geeps/moves.h"
+#include "worker/geeps/packing.h"
+
+namespace phub::geeps {
+namespace {
+
+using Leads = std::vector<uint32_t>;
+
+// Entries that are pinned, and where the buffers of the others lie in the pool.
+struct Layout {
+  Pins pins;
+  Leads leads;                    // by access
+  std::vector<uint64_t> offsets;  // by access; nothing for those without a buffer
+  uint64_t pinned = 0;            // bytes of entries, logs and indexes
+  uint64_t height = 0;            // of the pool
+  uint64_t saved = 0;
+
+  uint64_t needed() const { return pinned + height; }
+};
+
+Leads leads_of(const Demand& demand, uint32_t lead) {
+  Leads leads;
+  for (const Access& access : demand.accesses) {
+    leads.push_back(std::min(lead, longest_lead(access, demand.phases)));
+  }
+  return leads;
+}
+
+uint64_t most_live(const Demand& demand, const Buffers& buffers) {
+  const auto live = loads(buffers.spans, demand.phases);
+  return *std::max_element(live.begin(), live.end());
+}
+
+class Planner {
+ public:
+  explicit Planner(const Demand& demand) : demand_(demand), costs_(demand) {}
+
+  const Costs& costs() const { return costs_; }
+
+  // Of all layouts on the way of moves with this lead, the one that needs least memory.
+  Layout smallest(uint32_t lead) const {
+    std::optional<Layout> best;
+    for_states(lead, [&](Layout& layout) {
+      if (best && layout.pinned + most_live(demand_, buffers(layout)) >= best->needed()) return;
+      pack_buffers(layout);
+      if (!best || layout.needed() < best->needed()) best = layout;
+    });
+    return *best;
+  }
+
+  // Of all that fit, with what fits beside them, the one that saves most; nothing if none fits.
+  std::optional<Layout> best(uint32_t lead, uint64_t budget) const {
+    std::vector<Layout> states;
+    for_states(lead, [&](const Layout& layout) { states.push_back(layout); });
+    std::optional<Layout> best;
+    for (auto state = states.rbegin(); state != states.rend(); ++state) {
+      const uint64_t least = state->pinned + most_live(demand_, buffers(*state));
+      if (least > budget) continue;
+      if (best && state->saved + most_saved(state->pins, budget - least) <= best->saved) continue;
+      pack_buffers(*state);
+      if (state->needed() > budget) continue;
+      fill(*state, budget);
+      if (!best || state->saved > best->saved) best = std::move(*state);
+    }
+    return best;
+  }
+
+  // Pins what else fits. The pool stays as it is: then a larger budget never saves less.
+  void fill(Layout& layout, uint64_t budget) const {
+    for (const uint32_t entry : costs_.by_density()) {
+      if (layout.pins[entry] || layout.needed() + costs_.pin_bytes(entry) > budget) continue;
+      pin(layout, entry);
+    }
+  }
+
+  // Packs again, without the buffers that are not needed any more; stays as it is if that is worse.
+  void repack(Layout& layout, const Leads& leads) const {
+    Layout other = layout;
+    other.leads = leads;
+    pack_buffers(other);
+    if (other.height <= layout.height) layout = std::move(other);
+  }
+
+  // Longer leads for all, as long as they fit.
+  void lengthen(Layout& layout, uint32_t max_lead, uint64_t budget) const {
+    for (uint32_t lead = 2; lead <= max_lead; ++lead) {
+      Layout longer = layout;
+      longer.leads = leads_of(demand_, lead);
+      if (longer.leads == layout.leads) return;
+      pack_buffers(longer);
+      if (longer.needed() > budget) return;
+      layout = std::move(longer);
+    }
+  }
+
+  // A lead of 1 for as many as fit: those that begin in the fullest phases lose theirs first,
+  // largest buffers first.
+  void shorten(Layout& layout, uint64_t budget) const {
+    layout.leads = leads_of(demand_, 1);
+    while (true) {
+      const Buffers all = buffers(layout);
+      const auto live = loads(all.spans, demand_.phases);
+      if (layout.pinned + *std::max_element(live.begin(), live.end()) <= budget) {
+        pack_buffers(layout);
+        if (layout.needed() <= budget) return;
+      }
+      std::optional<size_t> worst;
+      const auto weight = [&](size_t i) {
+        return std::pair(live[all.spans[i].first_phase], all.spans[i].bytes);
+      };
+      for (size_t i = 0; i < all.spans.size(); ++i) {
+        if (layout.leads[all.accesses[i]] == 0) continue;
+        if (!worst || weight(i) > weight(*worst)) worst = i;
+      }
+      PHUB_CHECK(worst.has_value());  // without any lead it fits
+      layout.leads[all.accesses[*worst]] = 0;
+    }
+  }
+
+  // The access with the largest buffer in the fullest phase.
+  const Access* fullest(const Layout& layout) const {
+    const Buffers all = buffers(layout);
+    const auto live = loads(all.spans, demand_.phases);
+    const auto phase =
+        static_cast<uint32_t>(std::max_element(live.begin(), live.end()) - live.begin());
+    const Access* largest = nullptr;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < all.spans.size(); ++i) {
+      const Span& span = all.spans[i];
+      const bool is_live =
+          (phase + demand_.phases - span.first_phase) % demand_.phases < span.length;
+      if (!is_live || span.bytes <= bytes) continue;
+      bytes = span.bytes;
+      largest = &demand_.accesses[all.accesses[i]];
+    }
+    return largest;
+  }
+
+ private:
+  Buffers buffers(const Layout& layout) const {
+    return buffers_of(demand_, costs_, layout.pins, layout.leads);
+  }
+
+  void pin(Layout& layout, uint32_t entry) const {
+    layout.pins[entry] = true;
+    layout.pinned += costs_.pin_bytes(entry);
+    layout.saved += costs_.saved_bytes(entry);
+  }
+
+  void pack_buffers(Layout& layout) const {
+    const Buffers all = buffers(layout);
+    const Packing packing = pack(all.spans, demand_.phases);
+    layout.height = packing.height;
+    layout.offsets.assign(demand_.accesses.size(), 0);
+    for (size_t i = 0; i < all.accesses.size(); ++i) {
+      layout.offsets[all.accesses[i]] = packing.offsets[i];
+    }
+  }
+
+  // From nothing pinned to all moves made; not packed.
+  template <class Use>
+  void for_states(uint32_t lead, Use use) const {
+    Layout layout{.pins = Pins(demand_.entries.size()), .leads = leads_of(demand_, lead)};
+    const std::vector<uint32_t> moves = order_of_moves(demand_, costs_, layout.leads);
+    Layout first = layout;
+    use(first);
+    for (const uint32_t entry : moves) {
+      pin(layout, entry);
+      Layout state = layout;
+      use(state);
+    }
+  }
+
+  // What `bytes` can save at most: entries may be cut.
+  uint64_t most_saved(const Pins& pins, uint64_t bytes) const {
+    uint64_t saved = 0;
+    for (const uint32_t entry : costs_.by_density()) {
+      if (pins[entry]) continue;
+      const uint64_t cost = costs_.pin_bytes(entry);
+      if (cost > bytes) {
+        return saved + static_cast<uint64_t>(costs_.density(entry) * static_cast<double>(bytes)) +
+               1;
+      }
+      saved += costs_.saved_bytes(entry);
+      bytes -= cost;
+    }
+    return saved;
+  }
+
+  const Demand& demand_;
+  Costs costs_;
+};
+
+const char* name_of(AccessKind kind) {
+  switch (kind) {
+    case AccessKind::kRead:
+      return "Read";
+    case AccessKind::kUpdate:
+      return "PreUpdate";
+    case AccessKind::kLocal:
+      return "LocalAccess";
+  }
+  return "";
+}
+
+[[noreturn]] void refuse(const Demand& demand, const Planner& planner, const Layout& smallest,
+                         const PlacementOptions& options) {
+  const uint64_t needed = smallest.needed() + options.reserved_bytes;
+  const Access* access = planner.fullest(smallest);
+  if (access == nullptr) {
+    fail(ErrorCode::kFull, "a device budget of {} bytes is too small: {} are needed",
+         options.budget_bytes, needed);
+  }
+  fail(
+      ErrorCode::kFull,
+      "a device budget of {} bytes is too small: at least {} are needed, even with single buffers; "
+      "the most at step {}, {} of '{}' ({} bytes), with what is in use beside it. Raise the "
+      "budget, "
+      "or split that layer",
+      options.budget_bytes, needed, access->step, name_of(access->kind),
+      demand.batches[access->batch].name, planner.costs().buffer_bytes(*access));
+}
+
+Placement placement_of(const Demand& demand, const Layout& layout, uint64_t reserved_bytes) {
+  Placement placement;
+  uint64_t end = 0;
+  const auto put = [&](uint64_t bytes) { return std::exchange(end, end + Arena::charge(bytes)); };
+  for (size_t i = 0; i < demand.entries.size(); ++i) {
+    EntryPlace place{.pinned = layout.pins[i]};
+    if (place.pinned) {
+      place.offset = put(demand.entries[i].bytes);
+      place.log_offset = put(demand.entries[i].log_bytes);
+    }
+    placement.entries.push_back(place);
+  }
+  placement.pinned_bytes = end;
+  for (uint32_t batch = 0; batch < demand.batches.size(); ++batch) {
+    for (const BatchPart& part : demand.batches[batch].parts) {
+      const uint64_t bytes = index_bytes(demand.batches[batch], part);
+      if (!layout.pins[part.entry] || bytes == 0) continue;
+      placement.indexes.push_back({batch, part.entry, put(bytes), bytes});
+    }
+  }
+  placement.index_bytes = end - placement.pinned_bytes;
+  placement.pool_offset = end;
+  placement.pool_bytes = layout.height;
+  placement.reserved_offset = end + layout.height;
+  placement.reserved_bytes = reserved_bytes;
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    const Access& access = demand.accesses[i];
+    if (needs_buffer(demand, access, layout.pins)) {
+      placement.accesses.push_back(
+          {false, placement.pool_offset + layout.offsets[i], layout.leads[i]});
+    } else {
+      const auto& parts = demand.batches[access.batch].parts;
+      placement.accesses.push_back(
+          {true, parts.empty() ? 0 : placement.entries[parts[0].entry].offset, 0});
+    }
+  }
+  return placement;
+}
+
+}  // namespace
+
+Placement place(const Demand& demand, const PlacementOptions& options) {
+  check(demand);
+  const Planner planner(demand);
+  const uint64_t budget = options.budget_bytes / Arena::kAlignment * Arena::kAlignment;
+  const uint64_t reserved = Arena::charge(options.reserved_bytes);
+  const uint64_t available = budget - std::min(budget, reserved);
+
+  std::optional<Layout> layout;
+  Buffering buffering = Buffering::kDouble;
+  if (reserved <= budget) layout = planner.best(1, available);
+  if (layout) {
+    planner.repack(*layout, layout->leads);
+    planner.lengthen(*layout, options.max_lead, available);
+  } else {
+    buffering = Buffering::kSingle;
+    layout = planner.smallest(0);
+    if (reserved > budget || layout->needed() > available) {
+      refuse(demand, planner, *layout, options);
+    }
+    planner.shorten(*layout, available);
+    planner.fill(*layout, available);
+    planner.repack(*layout, layout->leads);
+  }
+  Placement placement = placement_of(demand, *layout, reserved);
+  placement.buffering = buffering;
+  placement.moved_bytes = planner.costs().all_moved_bytes() - layout->saved;
+  PHUB_CHECK(placement.total_bytes() <= options.budget_bytes);
+  return placement;
+}
+
+uint64_t least_budget(const Demand& demand) {
+  check(demand);
+  const Planner planner(demand);
+  return std::min(planner.smallest(0).needed(), planner.smallest(1).needed());
+}
+
+void check(const Demand& demand) {
+  const auto require = [](bool holds, const char* what, size_t number) {
+    if (!holds) fail(ErrorCode::kInvalid, "demand on device memory: {} {}", what, number);
+  };
+  require(demand.phases > 0, "phases:", demand.phases);
+  for (size_t i = 0; i < demand.batches.size(); ++i) {
+    const Batch& batch = demand.batches[i];
+    for (const BatchPart& part : batch.parts) {
+      require(part.entry < demand.entries.size(), "an unknown entry in batch", i);
+      require(part.bytes == demand.entries[part.entry].bytes, "part of an entry in batch", i);
+    }
+    if (!batch.in_place) continue;
+    require(batch.parts.size() == 1 && demand.entries[batch.parts[0].entry].local,
+            "in place, but not one entry of local data: batch", i);
+  }
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    const Access& access = demand.accesses[i];
+    require(access.batch < demand.batches.size(), "an unknown batch in access", i);
+    require(access.first_phase < demand.phases && access.last_phase < demand.phases,
+            "an unknown phase in access", i);
+    for (const BatchPart& part : demand.batches[access.batch].parts) {
+      require(demand.entries[part.entry].local == (access.kind == AccessKind::kLocal),
+              "parameters as local data or the other way round in access", i);
+    }
+  }
+}
+
+}  // namespace phub::geeps
