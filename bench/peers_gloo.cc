@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/peers_spoil.h"
 #include "bench/zerocompute_checker.h"
 #include "bench/zerocompute_pattern.h"
 #include "bench/zerocompute_shared.h"
@@ -100,6 +101,7 @@ Measured measure(const Context& context, const std::string& name, uint64_t eleme
   Measured measured;
   for (uint64_t round = 1; round <= warmup + rounds; ++round) {
     fill_gradients(rank, round, 0, elements, kernels::DType::kF32, data.data());
+    spoil_if_asked(rank, data.data());
     barrier(context);
     int64_t times[2] = {-monotonic_ns(), 0};  // the start negated: one reduction finds both ends
     allreduce();

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "bench/peers_spoil.h"
 #include "bench/zerocompute_checker.h"
 #include "bench/zerocompute_pattern.h"
 #include "bench/zerocompute_statistics.h"
@@ -35,6 +36,7 @@ int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
   for (uint64_t round = 1; round <= warmup + rounds; ++round) {
     fill_gradients(static_cast<uint32_t>(rank), round, 0, elements, kernels::DType::kF32,
                    gradient.data());
+    spoil_if_asked(static_cast<uint32_t>(rank), gradient.data());
     MPI_Barrier(MPI_COMM_WORLD);
     double times[2] = {-MPI_Wtime(), 0};  // the start negated: one reduction finds both ends
     MPI_Allreduce(gradient.data(), sum.data(), static_cast<int>(elements), MPI_FLOAT, MPI_SUM,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -104,17 +105,44 @@ def run_mpi(host, case, transport, flags):
 # --- gloo
 
 GLOO_ALGORITHMS = ("ring", "ring_chunked", "halving_doubling", "bcube")
+# One process per rank, told who it is by its environment.
+LAUNCH = ('for ((RANK = 0; RANK < WORLD_SIZE; ++RANK)); do export RANK; "$@" & ranks+=($!); '
+          'done; for rank in "${ranks[@]}"; do wait "$rank" || exit; done')
+
+
+def run_ranks(host, case, command):
+    """The JSON that rank 0 of these processes prints."""
+    return json.loads(run([*host.prefix, "bash", "-c", LAUNCH, "launch", *command],
+                          dict(os.environ, WORLD_SIZE=str(case.workers))))
 
 
 def run_gloo(host, case, name):
     with tempfile.TemporaryDirectory() as store:
-        one = [host.binary("peers_gloo"), store, "127.0.0.1", name, str(case.elements),
-               str(WARMUP), str(case.rounds)]
-        script = ('for ((RANK = 0; RANK < WORLD_SIZE; ++RANK)); do export RANK; "$@" & ranks+=($!); '
-                  'done; for rank in "${ranks[@]}"; do wait "$rank" || exit; done')
-        output = run([*host.prefix, "bash", "-c", script, "gloo", *one],
-                     dict(os.environ, WORLD_SIZE=str(case.workers)))
-    return checked_us("gloo", case, json.loads(output))
+        row = run_ranks(host, case, [host.binary("peers_gloo"), store, "127.0.0.1", name,
+                                     str(case.elements), str(WARMUP), str(case.rounds)])
+    return checked_us("gloo", case, row)
+
+
+# --- torch.distributed
+
+PYTHONS = (sys.executable, "/usr/bin/python3")
+
+
+def python_with_torch():
+    """A Python that has torch.distributed with gloo, or None."""
+    question = "from torch import distributed; distributed.ProcessGroupGloo"
+    for python in PYTHONS:
+        found = subprocess.run([python, "-c", question], capture_output=True, check=False)
+        if found.returncode == 0:
+            return python
+    return None
+
+
+def run_torch(host, case, python):
+    with tempfile.TemporaryDirectory() as store:
+        row = run_ranks(host, case, [python, str(ROOT / "bench" / "peers_torch.py"), store, "lo",
+                                     str(case.elements), str(WARMUP), str(case.rounds)])
+    return checked_us("torch.distributed", case, row)
 
 
 # --- plain sockets, and phub

@@ -69,11 +69,11 @@ CoreReport CoreJob::hold() {
   held.min_round = chunks_.empty() ? kNever : chunks_.front().round;
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
-    uint64_t round = chunk.round;
-    if (clocks_ && round > 0) round = std::max(round, clocks_->fastest(i) + 1);
-    held.round = std::max(held.round, round);
+    held.round = std::max(held.round, chunk.round);
     held.min_round = std::min(held.min_round, chunk.round);
-    if (chunk.arrived > 0) held.started = std::max(held.started, round);
+    if (clocks_) held.started = std::max(held.started, clocks_->fastest(i));
+    const uint64_t present = clocks_ ? clocks_->fastest(i) + 1 : chunk.round;
+    if (chunk.arrived > 0) held.started = std::max(held.started, present);
   }
   hold_from_ = held.round;
   return held;

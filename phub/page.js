@@ -94,7 +94,7 @@ function chart(label, lines, show) {
     role: 'img', 'aria-label': label}, element('line', {x1: 0, x2: width, y1: height - 0.5,
     y2: height - 0.5}), paths);
   return element('figure', {}, element('figcaption', {}, label), box,
-      element('span.top', {}, top > 1e-6 ? show(top) : ''), element('span.axis', {}, '2 min'));
+      element('span.top', {}, top > 1e-6 ? show(top) : ''), element('span.axis', {}, '2 min ago'));
 }
 
 // What has to be known about a job, as sentences.

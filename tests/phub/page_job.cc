@@ -73,7 +73,8 @@ int main(int argc, char** argv) {
   }
   threads.emplace_back([server] {
     try {
-      phub::Worker worker(options_of(server, "half", 2));
+      const phub::Worker worker(options_of(server, "half", 2));
+      for (;;) pause();
     } catch (const std::exception& error) {
       give_up(error);
     }
