@@ -118,9 +118,7 @@ void read_key_table(benchmark::State& state) {
 }
 
 BENCHMARK_CAPTURE(plan, 2_cores, kSmall)->Arg(100'000)->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(plan, 28_cores_10_nics, kTwoSockets)
-    ->Arg(100'000)
-    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(plan, 28_cores_10_nics, kTwoSockets)->Arg(100'000)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(plan, 512_cores_16_nics, kLarge)->Arg(100'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(encode_join)->Arg(50'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(decode_join)->Arg(50'000)->Unit(benchmark::kMillisecond);

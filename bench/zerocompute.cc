@@ -38,8 +38,7 @@ std::string work_of(const ZerocomputeOptions& options) {
 }
 
 CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint32_t workers,
-                 uint32_t chunk_elements, const std::string& server,
-                 const std::string& job_name) {
+                 uint32_t chunk_elements, const std::string& server, const std::string& job_name) {
   const kernels::Optimizer optimizer =
       options.optimize ? options.optimizer : kernels::Optimizer::kNone;
   CaseSpec spec{.table = table, .workers = workers, .dtype = options.dtype, .copy = options.copy};

@@ -24,9 +24,9 @@ struct ZerocomputeOptions {
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
-  bool sum = true;       // --no-sum: notifications only
-  bool optimize = true;  // --no-optimize: sums come back
-  bool copy = false;     // each worker also copies the parameters into private memory
+  bool sum = true;                                // --no-sum: notifications only
+  bool optimize = true;                           // --no-optimize: sums come back
+  bool copy = false;  // each worker also copies the parameters into private memory
   uint64_t warmup = 3;
   uint64_t rounds = 0;  // 0: by seconds
   double seconds = 5;

@@ -14,7 +14,7 @@ namespace {
 WorkerOptions options_of(const CaseSpec& spec, uint32_t rank) {
   WorkerOptions options = spec.worker;
   options.rank = static_cast<int32_t>(rank);
-  if (const char* trace = std::getenv("PHUB_TRACE")) options.trace = trace;
+  if (const char* trace = std::getenv("PHUB_WORKER_TRACE")) options.trace = trace;
   return options;
 }
 

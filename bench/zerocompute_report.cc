@@ -14,7 +14,8 @@ namespace phub {
 namespace {
 
 constexpr const char* kFormat =
-    "{:<16} {:>3} {:<5} {:<9} {:<5} {:>10} {:>6} {:>8} {:>7} {:>6} {:>10} {:>10} {:>10} {:>10} {:>9} "
+    "{:<16} {:>3} {:<5} {:<9} {:<5} {:>10} {:>6} {:>8} {:>7} {:>6} {:>10} {:>10} {:>10} {:>10} "
+    "{:>9} "
     "{:>8} {:>8} {:>6} {:>6}";
 
 // Times from microseconds to minutes, in a column of ten.
@@ -116,20 +117,21 @@ std::string verdict_text(std::span<const ReportRow> rows) {
 
 std::string table_header() {
   return fmt::format(fmt::runtime(kFormat), "model", "W", "via", "optimizer", "type", "bytes",
-                     "keys", "chunk", "chunks", "rounds", "min µs", "p50 µs", "p99 µs", "max µs", "rounds/s",
-                     "worker", "server", "limit", "wrong") +
+                     "keys", "chunk", "chunks", "rounds", "min µs", "p50 µs", "p99 µs", "max µs",
+                     "rounds/s", "worker", "server", "limit", "wrong") +
          "\n" +
-         fmt::format(fmt::runtime(kFormat), "", "", "", "", "", "", "", "", "", "", "", "", "", "", "",
-                     "Gb/s", "Gb/s", "%", "");
+         fmt::format(fmt::runtime(kFormat), "", "", "", "", "", "", "", "", "", "", "", "", "", "",
+                     "", "Gb/s", "Gb/s", "%", "");
 }
 
 std::string table_row(const ReportRow& row) {
   const CaseResult& r = row.result;
   return fmt::format(
       fmt::runtime(kFormat), model_text(row), row.workers, row.transport, optimizer_text(row),
-      row.dtype, r.bytes, r.keys, size_text(chunk_bytes(row)), r.chunks, r.rounds, time_text(r.us.min), time_text(r.us.p50),
-      time_text(r.us.p99), time_text(r.us.max), fmt::format("{:.1f}", r.exchanges_per_s),
-      fmt::format("{:.1f}", worker_gbps(row)), fmt::format("{:.1f}", server_gbps(row)),
+      row.dtype, r.bytes, r.keys, size_text(chunk_bytes(row)), r.chunks, r.rounds,
+      time_text(r.us.min), time_text(r.us.p50), time_text(r.us.p99), time_text(r.us.max),
+      fmt::format("{:.1f}", r.exchanges_per_s), fmt::format("{:.1f}", worker_gbps(row)),
+      fmt::format("{:.1f}", server_gbps(row)),
       r.limit_us > 0 ? fmt::format("{:.1f}", percent_of_limit(row)) : "-", r.wrong);
 }
 

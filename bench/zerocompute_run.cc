@@ -222,8 +222,8 @@ Measured measured_of(const CaseSpec& spec, const CaseResult& result, const Share
   double run_ns = 0;
   for (const WorkerSlot& slot : shared.slots()) {
     const size_t rounds = std::min<size_t>(result.rounds, kLatenessRounds);
-    m.pushed_us.push_back(median(std::span(slot.pushed_us).first(rounds)));
-    m.done_us.push_back(median(std::span(slot.done_us).first(rounds)));
+    m.pushed_us.push_back(usual_mean(std::span(slot.pushed_us).first(rounds)));
+    m.done_us.push_back(usual_mean(std::span(slot.done_us).first(rounds)));
     run_ns += static_cast<double>(slot.run_ns);
   }
   for (const ThreadTimes& core : cores) {
@@ -269,8 +269,8 @@ std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule&
     results[j].measured = {.workers = jobs[j].workers, .round_us = results[j].us.p50};
   }
   if (jobs.size() == 1) {
-    results[0].measured = measured_of(first, results[0], coordinators[0]->shared(), schedule,
-                                      cores.times());
+    results[0].measured =
+        measured_of(first, results[0], coordinators[0]->shared(), schedule, cores.times());
   }
   if (roofline) {
     results[0].limit_us = roofline->limit_us();

@@ -62,10 +62,10 @@ struct Order {
 // One per worker, on cache lines of its own. Written by that worker.
 struct alignas(128) WorkerSlot {
   int64_t start_ns = 0, pushed_ns = 0, end_ns = 0;  // of the present round
-  int64_t run_ns = 0;  // its processor time in the measured exchanges
-  uint64_t wrong = 0;                // elements, all rounds
-  uint64_t checked = 0;              // elements, all rounds
-  WorkerStats stats;                 // at the end
+  int64_t run_ns = 0;                               // its processor time in the measured exchanges
+  uint64_t wrong = 0;                               // elements, all rounds
+  uint64_t checked = 0;                             // elements, all rounds
+  WorkerStats stats;                                // at the end
   uint64_t chunks = 0;
   // Of the first measured rounds, from the round's start. Written by rank 0.
   std::array<double, kLatenessRounds> pushed_us{}, done_us{};

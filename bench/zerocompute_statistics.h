@@ -11,6 +11,10 @@ namespace phub {
 double quantile(std::span<const double> values, double q);
 double median(std::span<const double> values);
 
+// The mean of all but the largest tenth: hiccups do not count, what comes again and again does. NaN
+// without values.
+double usual_mean(std::span<const double> values);
+
 struct Summary {
   double min = 0, p50 = 0, p99 = 0, max = 0, total = 0;
 };

@@ -31,8 +31,8 @@ struct Straggler {
   bool pushing = false;
 };
 
-// The rank that is furthest behind the others, in pushing or in getting its results. Its median over
-// many rounds counts: who is last by chance is another one each time.
+// The rank that is furthest behind the others, in pushing or in getting its results, in the mean
+// over many rounds: who is last by chance is another one each time.
 Straggler slowest(const Measured& m) {
   Straggler worst;
   for (const bool pushing : {true, false}) {
@@ -124,7 +124,8 @@ std::string reason(const Measured& m, Bound bound, double share) {
       return fmt::format("the processors of this machine run for {:.0f}% of a round", percent);
     case Bound::kCores:
       return fmt::format(
-          "the busiest of the server's cores runs for {:.0f}% of a round, on average they do {:.0f}%",
+          "the busiest of the server's cores runs for {:.0f}% of a round, on average they do "
+          "{:.0f}%",
           percent, 100 * mean(m.core_busy));
     case Bound::kWakeups:
       return fmt::format("{:.1f} wake-ups of {:.1f} µs one after another take {:.0f}% of a round",
@@ -162,8 +163,8 @@ std::string_view name_of(Bound bound) {
 }
 
 std::string_view word_of(Bound bound) {
-  constexpr std::string_view kWords[] = {"memory",     "network", "straggler", "processors",
-                                         "cores",      "wakeups", "unknown"};
+  constexpr std::string_view kWords[] = {"memory", "network", "straggler", "processors",
+                                         "cores",  "wakeups", "unknown"};
   return kWords[static_cast<size_t>(bound)];
 }
 
@@ -183,7 +184,8 @@ std::string_view advice(Bound bound) {
              "them here, and no other programs.";
     case Bound::kCores:
       return "More cores for the server (`phub serve --cores`) if all are as busy as the busiest, "
-             "else smaller chunks (--chunk-sizes), which balance better: `phub plan` shows how well.";
+             "else smaller chunks (--chunk-sizes), which balance better: `phub plan` shows how "
+             "well.";
     case Bound::kWakeups:
       return "Rounds are too short for sleeping: exchange more per round (fewer, larger keys and "
              "chunks), or let both sides spin (processors for every worker and core; spin_us).";

@@ -31,7 +31,7 @@ struct Measured {
   std::optional<double> machine_busy;  // all processors: part of the rounds that they ran
   std::optional<double> wakeups;       // in a round, one after another
   double wakeup_us = 0;                // of one
-  std::vector<double> done_us;         // per rank, median: from the round's start to its results
+  std::vector<double> done_us;         // per rank, usual: from the round's start to its results
   std::vector<double> pushed_us;       // and until it had pushed everything
 };
 

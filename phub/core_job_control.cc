@@ -218,9 +218,8 @@ void CoreJob::probe(Probe& out) const {
       out.waited_for[w] |= bits;
       if (out.lacks.empty()) continue;
       for (uint64_t left = bits; left != 0; left &= left - 1) {
-        Lack& lack = out.lacks[w * 64 + static_cast<uint32_t>(__builtin_ctzll(left))];
-        ++lack.chunks;
-        if (chunk.round < lack.round) lack.round = chunk.round, lack.chunk = chunk.id;
+        out.lacks[w * 64 + static_cast<uint32_t>(__builtin_ctzll(left))].add(
+            {.chunks = 1, .chunk = chunk.id, .round = chunk.round});
       }
     }
   }

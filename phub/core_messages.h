@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -66,6 +67,13 @@ struct Lack {
   uint32_t chunks = 0;
   uint32_t chunk = 0;  // of the job: the first of the lowest round
   uint64_t round = kNever;
+
+  void add(const Lack& other) {
+    chunks += other.chunks;
+    if (std::pair(other.round, other.chunk) < std::pair(round, chunk)) {
+      round = other.round, chunk = other.chunk;
+    }
+  }
 };
 
 // Filled in by a core on kProbe, read by the control thread after kProbed.

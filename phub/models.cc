@@ -10,27 +10,42 @@
 namespace phub {
 namespace {
 
-// A new model is a function in model_networks.h and a line here.
+using Keys = std::vector<KeySpec>;
+
+Keys vgg11() { return vgg({1, 1, 2, 2, 2}); }
+Keys vgg16() { return vgg({2, 2, 3, 3, 3}); }
+Keys vgg19() { return vgg({2, 2, 4, 4, 4}); }
+Keys resnet18() { return resnet_basic({2, 2, 2, 2}); }
+Keys resnet50() { return resnet_bottleneck({3, 4, 6, 3}); }
+Keys resnet101() { return resnet_bottleneck({3, 4, 23, 3}); }
+Keys resnet269() { return resnet_bottleneck({3, 30, 48, 8}); }
+Keys resnext101_32x8d() { return resnet_bottleneck({3, 4, 23, 3}, 32, 8); }
+Keys bert_base() { return bert(12, 768); }
+Keys bert_large() { return bert(24, 1024); }
+Keys gpt2_small() { return gpt2(12, 768); }
+Keys gpt2_xl() { return gpt2(48, 1600); }
+
+// A new model is a function, here or in model_networks.h, and a line here.
 struct Model {
   std::string_view name;
-  std::vector<KeySpec> (*keys)();
+  Keys (*keys)();
 };
 constexpr Model kModels[] = {
     {"alexnet", alexnet},
-    {"vgg11", [] { return vgg({1, 1, 2, 2, 2}); }},
-    {"vgg16", [] { return vgg({2, 2, 3, 3, 3}); }},
-    {"vgg19", [] { return vgg({2, 2, 4, 4, 4}); }},
+    {"vgg11", vgg11},
+    {"vgg16", vgg16},
+    {"vgg19", vgg19},
     {"googlenet", googlenet},
     {"inception_v3", inception_v3},
-    {"resnet18", [] { return resnet_basic({2, 2, 2, 2}); }},
-    {"resnet50", [] { return resnet_bottleneck({3, 4, 6, 3}); }},
-    {"resnet101", [] { return resnet_bottleneck({3, 4, 23, 3}); }},
-    {"resnet269", [] { return resnet_bottleneck({3, 30, 48, 8}); }},
-    {"resnext101_32x8d", [] { return resnet_bottleneck({3, 4, 23, 3}, 32, 8); }},
-    {"bert-base", [] { return bert(12, 768); }},
-    {"bert-large", [] { return bert(24, 1024); }},
-    {"gpt2", [] { return gpt2(12, 768); }},
-    {"gpt2-xl", [] { return gpt2(48, 1600); }},
+    {"resnet18", resnet18},
+    {"resnet50", resnet50},
+    {"resnet101", resnet101},
+    {"resnet269", resnet269},
+    {"resnext101_32x8d", resnext101_32x8d},
+    {"bert-base", bert_base},
+    {"bert-large", bert_large},
+    {"gpt2", gpt2_small},
+    {"gpt2-xl", gpt2_xl},
 };
 
 }  // namespace

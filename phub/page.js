@@ -81,7 +81,7 @@ function figure(label, value, note = '') {
 }
 
 // One or two lines over time; all lines have the scale of the highest value.
-function chart(label, lines, show) {
+function chart(label, lines, show, caption = [label]) {
   const [width, height] = [300, 60];
   const top = Math.max(1e-9, ...lines.flat());
   const step = width / (HISTORY - 1);
@@ -93,7 +93,7 @@ function chart(label, lines, show) {
   const box = element('svg', {viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: 'none',
     role: 'img', 'aria-label': label}, element('line', {x1: 0, x2: width, y1: height - 0.5,
     y2: height - 0.5}), paths);
-  return element('figure', {}, element('figcaption', {}, label), box,
+  return element('figure', {}, element('figcaption', {}, caption), box,
       element('span.top', {}, top > 1e-6 ? show(top) : ''), element('span.axis', {}, '2 min ago'));
 }
 
@@ -154,11 +154,12 @@ function jobCard(job) {
               figure('gradients in', rate(flow.bytes_in_per_s)),
               figure('results out', rate(flow.bytes_out_per_s))),
           chart('rounds/s', [rounds], short)),
-      element('h4', {}, `${live} of ${plural(job.ranks.length, 'rank')} live`),
-      element('ul.ranks', {}, job.ranks.map((rank) => rankTile(job, rank))),
-      element('p.facts', {}, [job.optimizer === 'none' ? 'all-reduce' : job.optimizer,
-        `over ${job.transport || '?'}`, plural(job.keys, 'key'), plural(job.chunks, 'chunk'),
-        `${grouped(job.elements)} elements`, bytes(job.memory_bytes)].join(' · ')));
+      element('div.columns', {},
+          element('h4', {}, `${live} of ${plural(job.ranks.length, 'rank')} live`),
+          element('p.facts', {}, [job.optimizer === 'none' ? 'all-reduce' : job.optimizer,
+            `over ${job.transport || '?'}`, plural(job.keys, 'key'), plural(job.chunks, 'chunk'),
+            `${grouped(job.elements)} elements`, bytes(job.memory_bytes)].join(' · '))),
+      element('ul.ranks', {}, job.ranks.map((rank) => rankTile(job, rank))));
 }
 
 function coreTile(core) {
@@ -191,7 +192,7 @@ function nodeCard(node) {
       element('h4', {}, 'NICs'),
       nics.length ? element('ul.nics', {}, nics.map(nicTile)) :
         element('p.none', {}, 'none in use'),
-      element('h4', {}, `${plural(cores.length, 'core')}, and how much of the last second each was awake`),
+      element('h4', {}, `${plural(cores.length, 'core')} · awake in the last second`),
       element('ul.cores', {}, cores.map(coreTile)));
 }
 
@@ -225,7 +226,7 @@ function draw(status) {
       figure('results out', rate(outward)),
       figure('memory of jobs', bytes(status.memory_bytes), `of ${bytes(status.memory_limit_bytes)}`)),
   chart('bytes/s in and out', [boxHistory.map((pair) => pair[0]), boxHistory.map((pair) => pair[1])],
-      rate));
+      rate, [element('span.line0', {}, 'gradients in'), ' and ', element('span.line1', {}, 'results out')]));
   fill('jobs', status.jobs.length ? status.jobs.map(jobCard) :
     element('p.none', {}, 'No jobs. The first worker that joins makes one.'));
   fill('nodes', (status.nodes || []).map(nodeCard));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -109,8 +110,17 @@ std::vector<std::unique_ptr<Nic>> make_nics(const ServeConfig& config) {
   return nics;
 }
 
+// Connections and ranks need descriptors; the soft limit is for programs that cannot take many.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 void serve(const ServeConfig& config) {
   start_log(config.log_level);
+  raise_descriptor_limit();
   std::vector<std::unique_ptr<Nic>> nics = make_nics(config);
 
   ServerOptions options;

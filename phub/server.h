@@ -113,7 +113,7 @@ class Server final : public ControlHandler {
     EndpointCounters counters;
     std::vector<EndpointCounters> core_counters;
     std::vector<QueueMeter> queues;  // of the plan
-    std::vector<Lack> lacks;  // per rank
+    std::vector<Lack> lacks;         // per rank
     double rounds_per_s = 0;
     uint64_t rate_ms = 0;
     uint32_t removed = 0;

@@ -30,11 +30,7 @@ void Server::collect_probes(Running& running, uint64_t now) {
     all.endpoint += probe.endpoint;
     for (size_t r = 0; r < all.arrivals.size(); ++r) {
       all.arrivals[r] += probe.arrivals[r];
-      all.lacks[r].chunks += probe.lacks[r].chunks;
-      if (probe.lacks[r].round < all.lacks[r].round) {
-        all.lacks[r].round = probe.lacks[r].round;
-        all.lacks[r].chunk = probe.lacks[r].chunk;
-      }
+      all.lacks[r].add(probe.lacks[r]);
     }
     for (size_t w = 0; w < all.waited_for.size(); ++w) all.waited_for[w] |= probe.waited_for[w];
   }
@@ -48,9 +44,8 @@ void Server::collect_probes(Running& running, uint64_t now) {
   count_flow(running);
   if (now >= running.rate_ms + kRateMs) {
     const double seconds = static_cast<double>(now - running.rate_ms) / 1000;
-    running.rounds_per_s =
-        per_second(all.chunks_completed, running.chunks_completed, seconds) /
-        static_cast<double>(running.job->plan().chunks.size());
+    running.rounds_per_s = per_second(all.chunks_completed, running.chunks_completed, seconds) /
+                           static_cast<double>(running.job->plan().chunks.size());
     running.chunks_completed = all.chunks_completed;
     take_rates(running, seconds);
     running.rate_ms = now;
@@ -90,9 +85,9 @@ void Server::take_rates(Running& running, double seconds) {
     const QueueCounters& before = meter.before;
     meter.flow.chunks_per_s = per_second(now.chunks, before.chunks, seconds);
     meter.flow.bytes_in_per_s = per_second(now.elements_in, before.elements_in, seconds) *
-                                   static_cast<double>(bytes.gradient);
+                                static_cast<double>(bytes.gradient);
     meter.flow.bytes_out_per_s = per_second(now.elements_out, before.elements_out, seconds) *
-                                    static_cast<double>(bytes.parameter);
+                                 static_cast<double>(bytes.parameter);
     meter.before = now;
   }
 }

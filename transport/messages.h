@@ -91,13 +91,13 @@ struct RankStatus {
   uint32_t incarnation = 0;
   std::string state;  // "joining", "live", "lost", "left", "absent"
   uint64_t first_round = 0;
-  std::string reason;           // lost
-  uint64_t contributions = 0;   // of chunks, ever
-  double lease_age_s = 0;       // since its last heartbeat, while it is live
-  double waited_s = 0;          // while others wait for it: since it sent anything
-  uint64_t waited_chunks = 0;   // that others have sent and it has not
-  uint64_t waited_round = 0;    // of the oldest of them; 0: the initial parameters
-  std::string waited_key;       // whose chunk that is
+  std::string reason;          // lost
+  uint64_t contributions = 0;  // of chunks, ever
+  double lease_age_s = 0;      // since its last heartbeat, while it is live
+  double waited_s = 0;         // while others wait for it: since it sent anything
+  uint64_t waited_chunks = 0;  // that others have sent and it has not
+  uint64_t waited_round = 0;   // of the oldest of them; 0: the initial parameters
+  std::string waited_key;      // whose chunk that is
 };
 
 // Chunks and their bytes, as seen from the box: completed, gradients in, results out; the rates are

@@ -157,10 +157,8 @@ phub_code phub_parameters(const phub_worker* worker, size_t key, const void** me
   });
 }
 
-phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
-                          void* parameters) {
-  return with(__func__, worker,
-              [&](Worker& w, auto&) { w.use_memory(key, gradient, parameters); });
+phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient, void* parameters) {
+  return with(__func__, worker, [&](Worker& w, auto&) { w.use_memory(key, gradient, parameters); });
 }
 
 phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t elements) {
@@ -182,12 +180,12 @@ phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
                          phub_completion completion, void* user_data) {
   return with(__func__, worker, [&](Worker&, WorkerObject& object) {
     if (completion == nullptr) throw Refusal(PHUB_INVALID, "completion is null");
-    object.completions.push(
-        key, priority, [completion, user_data](const Pushed& pushed, const Error* error) {
-          completion(user_data, pushed.key, pushed.round,
-                     error != nullptr ? code_of(error->code()) : PHUB_OK,
-                     error != nullptr ? error->what() : "");
-        });
+    object.completions.push(key, priority,
+                            [completion, user_data](const Pushed& pushed, const Error* error) {
+                              completion(user_data, pushed.key, pushed.round,
+                                         error != nullptr ? code_of(error->code()) : PHUB_OK,
+                                         error != nullptr ? error->what() : "");
+                            });
   });
 }
 

@@ -61,7 +61,7 @@ extern "C" {
 
 const char* phub_last_error(void) { return phub::c_abi::last_error.data(); }
 
-const char* phub_code_name(phub_code code) {
+const char* phub_code_name(int code) {
   switch (code) {
     case PHUB_OK:
       return "ok";

@@ -48,10 +48,10 @@ Handles::Entries::iterator Handles::at(const void* handle, Type type) {
   const bool given_out = number >> kTypeBits >= 1 && number >> kTypeBits <= last_ &&
                          (actual == Type::kOptions || actual == Type::kWorker);
   if (entry == entries_.end()) {
-    throw Refusal(PHUB_BAD_HANDLE, given_out
-                                       ? fmt::format("this {} was destroyed", name_of(actual))
-                                       : fmt::format("{} is no {}: the library has never made it",
-                                                     handle, wanted));
+    throw Refusal(PHUB_BAD_HANDLE,
+                  given_out
+                      ? fmt::format("this {} was destroyed", name_of(actual))
+                      : fmt::format("{} is no {}: the library has never made it", handle, wanted));
   }
   if (actual != type) {
     throw Refusal(PHUB_BAD_HANDLE,

@@ -24,7 +24,7 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 23> kOptions = {{
+constexpr std::array<Option, 25> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "job", .job_text = &JobSpec::name},
     {.name = "transport", .text = &WorkerOptions::transport},
@@ -41,6 +41,8 @@ constexpr std::array<Option, 23> kOptions = {{
     {.name = "parameter_dtype", .job_text = &JobSpec::parameter_dtype},
     {.name = "reduction", .job_text = &JobSpec::reduction},
     {.name = "work", .job_text = &JobSpec::work},
+    {.name = "consistency", .job_text = &JobSpec::consistency},
+    {.name = "slack", .job_limit = &JobSpec::slack},
     {.name = "initial", .job_text = &JobSpec::initial},
     {.name = "on_loss", .job_text = &JobSpec::on_loss},
     {.name = "on_nonfinite", .job_text = &JobSpec::on_nonfinite},
@@ -185,10 +187,10 @@ phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round, con
     std::vector<HyperChange>& schedule = all.spec.schedule;
     if (schedule.empty() || schedule.back().round != round) {
       if (round == 0 || (!schedule.empty() && round < schedule.back().round)) {
-        throw Refusal(PHUB_INVALID, fmt::format("round {} comes after round {}: rounds ascend from "
-                                                "1",
-                                                round,
-                                                schedule.empty() ? 0 : schedule.back().round));
+        throw Refusal(PHUB_INVALID,
+                      fmt::format("round {} comes after round {}: rounds ascend from "
+                                  "1",
+                                  round, schedule.empty() ? 0 : schedule.back().round));
       }
       schedule.push_back({.round = round, .values = {}});
     }

@@ -35,7 +35,7 @@ WorkerOptions options_from_environment() {
   if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
   if (const char* job = std::getenv("PHUB_JOB")) options.spec.name = job;
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
-  if (const char* trace = std::getenv("PHUB_TRACE")) options.trace = trace;
+  if (const char* trace = std::getenv("PHUB_WORKER_TRACE")) options.trace = trace;
   for (const auto& [rank_name, size_name] : kLaunchers) {
     const char* rank = std::getenv(rank_name);
     const char* size = std::getenv(size_name);

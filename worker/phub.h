@@ -13,20 +13,21 @@
  *   phub_wait(worker, 0);
  *   phub_parameters(worker, 0, &parameters, &bytes);     // valid until the next push
  *
- * Errors. Every function that can fail returns a phub_code, and PHUB_OK (0) if it did not. A message
- * for people is then in phub_last_error(). Nothing is written to an output argument on failure. No
- * C++ exception and no signal comes out of this library, whatever handles, orders, keys and null
- * pointers it is given; what it cannot check is that a pointer that is not null points to what the
- * function asks for.
+ * Errors. Every function that can fail returns a phub_code, and PHUB_OK (0) if it did not. A
+ * message for people is then in phub_last_error(). Nothing is written to an output argument on
+ * failure. No C++ exception and no signal comes out of this library, whatever handles, orders, keys
+ * and null pointers it is given; what it cannot check is that a pointer that is not null points to
+ * what the function asks for.
  *
  * Handles are numbers in the shape of a pointer: never dereferenced, never used twice. One that is
- * null, was destroyed, or is of the other type is PHUB_BAD_HANDLE. Destroying one that other threads
- * are using is safe: their calls end, soon and with an error, and what it owned goes with the last.
+ * null, was destroyed, or is of the other type is PHUB_BAD_HANDLE. Destroying one that other
+ * threads are using is safe: their calls end, soon and with an error, and what it owned goes with
+ * the last.
  *
  * Threads. Any thread may call anything; calls for one key are made in the order push, wait. A
- * completion (phub_push_then) is called on a thread of the library's, one per worker, one at a time;
- * within it, calls that wait or destroy are PHUB_WRONG_THREAD. After fork() the child cannot use the
- * parent's handles (PHUB_WRONG_THREAD): it makes its own.
+ * completion (phub_push_then) is called on a thread of the library's, one per worker, one at a
+ * time; within it, calls that wait or destroy are PHUB_WRONG_THREAD. After fork() the child cannot
+ * use the parent's handles (PHUB_WRONG_THREAD): it makes its own.
  *
  * Strings are UTF-8 and end with a zero; they are copied. Times are in milliseconds, sizes in bytes
  * or elements, as named. Keys are numbered from 0 in the order in which they were added.
@@ -47,6 +48,7 @@ extern "C" {
  * options may be added, and structs may grow at their end, under the same number. */
 #define PHUB_ABI_VERSION 0
 
+/* NOLINTBEGIN(readability-identifier-naming): the names are C's. */
 typedef struct phub_options phub_options;
 typedef struct phub_worker phub_worker;
 
@@ -73,18 +75,18 @@ typedef enum phub_code {
 PHUB_API const char* phub_last_error(void);
 
 /* "timeout" for PHUB_TIMEOUT; "unknown" for a number that is no code. */
-PHUB_API const char* phub_code_name(phub_code code);
+PHUB_API const char* phub_code_name(int code);
 
-PHUB_API const char* phub_version(void);  /* of the library: "0.1.0" */
-PHUB_API int phub_abi_version(void);      /* its PHUB_ABI_VERSION */
+PHUB_API const char* phub_version(void); /* of the library: "0.1.0" */
+PHUB_API int phub_abi_version(void);     /* its PHUB_ABI_VERSION */
 
 /* ---- Options: what a job is, and how this process takes part in it. ---- */
 
 PHUB_API phub_code phub_options_create(phub_options** options);
 
-/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT; rank and world size from
- * RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS. PHUB_INVALID: a value is
- * no number, or the rank is outside the world. */
+/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT; rank and world size
+ * from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS. PHUB_INVALID: a
+ * value is no number, or the rank is outside the world. */
 PHUB_API phub_code phub_options_from_environment(phub_options** options);
 
 PHUB_API phub_code phub_options_destroy(phub_options* options);
@@ -107,6 +109,8 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   parameter_dtype     f32, bf16 or f16: what comes back                      f32
  *   reduction           sum or mean                                            sum
  *   work                all, sum or none (benchmarks)                          all
+ *   consistency         bsp (rounds), ssp or async (applied as they come)      bsp
+ *   slack               ssp: how many rounds a rank may be ahead               0
  *   initial             zeros, or broadcast: rank 0 calls phub_broadcast       zeros
  *   on_loss             shrink, wait or fail, when a rank is lost              shrink
  *   on_nonfinite        stop, exclude or pass                                  stop
@@ -125,8 +129,8 @@ PHUB_API phub_code phub_options_add_key(phub_options* options, const char* name,
 PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int32_t priority,
                                          double lr_scale, double decay_scale);
 
-/* A hyperparameter of the optimizer, from round 1 on ("lr", "momentum", "weight_decay" ...), or from
- * a later round on, by ascending round. Names are checked when the job is made. */
+/* A hyperparameter of the optimizer, from round 1 on ("lr", "momentum", "weight_decay" ...), or
+ * from a later round on, by ascending round. Names are checked when the job is made. */
 PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* name, double value);
 PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
                                                const char* name, double value);
@@ -167,8 +171,8 @@ PHUB_API phub_code phub_key_by_name(const phub_worker* worker, const char* name,
 PHUB_API phub_code phub_key_info(const phub_worker* worker, size_t key, const char** name,
                                  uint64_t* elements);
 
-/* Where a key's gradient goes: elements x the size of gradient_dtype, writable unless lent. The same
- * until the worker is destroyed. Over shared memory it is the memory that the server sums. */
+/* Where a key's gradient goes: elements x the size of gradient_dtype, writable unless lent. The
+ * same until the worker is destroyed. Over shared memory it is the memory that the server sums. */
 PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes);
 /* A key's parameters (optimizer none: the sum or mean), in parameter_dtype. The same pointer until
  * the worker is destroyed; its contents are valid from phub_wait to the next push of the key. */
@@ -253,6 +257,8 @@ typedef struct phub_job {
 PHUB_API phub_code phub_job_status(const char* server, const char* job, phub_job* status);
 /* Ends a job: its workers' calls fail with PHUB_NOT_FOUND or PHUB_FENCED. */
 PHUB_API phub_code phub_job_remove(const char* server, const char* job);
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #ifdef __cplusplus
 }

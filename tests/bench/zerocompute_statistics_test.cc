@@ -24,6 +24,16 @@ TEST(StatisticsTest, OneValueIsEveryQuantile) {
 
 TEST(StatisticsTest, NoValueIsNoNumber) { EXPECT_TRUE(std::isnan(median({}))); }
 
+TEST(StatisticsTest, AHiccupIsNotUsual) {
+  std::vector<double> values(20, 10.0);
+  values[3] = values[17] = 5000;
+  EXPECT_DOUBLE_EQ(usual_mean(values), 10);
+  values[5] = 46;  // a third one of twenty
+  EXPECT_DOUBLE_EQ(usual_mean(values), 12);
+  EXPECT_DOUBLE_EQ(usual_mean(std::vector<double>{1, 5}), 3);
+  EXPECT_TRUE(std::isnan(usual_mean({})));
+}
+
 TEST(StatisticsTest, Summary) {
   std::vector<double> values(101);
   std::iota(values.rbegin(), values.rend(), 0.0);

@@ -44,14 +44,29 @@ class Input {
   std::span<const uint8_t> bytes_;
 };
 
-constexpr std::array<const char*, 20> kNames = {
-    "job",        "transport",     "rank",      "world_size", "max_ranks",       "chunk_elements",
-    "optimizer",  "gradient_dtype", "reduction", "initial",    "parameter_dtype", "on_loss",
-    "work",       "replace",       "spin_us",   "lr",         "w",               "",
-    "b\xff\x01", nullptr};
+constexpr std::array<const char*, 20> kNames = {"job",
+                                                "transport",
+                                                "rank",
+                                                "world_size",
+                                                "max_ranks",
+                                                "chunk_elements",
+                                                "optimizer",
+                                                "gradient_dtype",
+                                                "reduction",
+                                                "initial",
+                                                "parameter_dtype",
+                                                "on_loss",
+                                                "work",
+                                                "replace",
+                                                "spin_us",
+                                                "lr",
+                                                "w",
+                                                "",
+                                                "b\xff\x01",
+                                                nullptr};
 constexpr std::array<const char*, 20> kValues = {
-    "a",    "b",   "shm",       "tcp",  "0",   "1",         "-1",   "2",      "32",    "sgd",
-    "adam", "f32", "bf16",      "f16",  "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
+    "a",    "b",   "shm",  "tcp", "0",    "1",         "-1",   "2",     "32",    "sgd",
+    "adam", "f32", "bf16", "f16", "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
 constexpr std::array<double, 6> kNumbers = {0, 1, 0.1, -1, 1e300, __builtin_nan("")};
 constexpr std::array<uint64_t, 6> kElements = {0, 1, 33, 5000, uint64_t{1} << 40, ~uint64_t{0}};
 

@@ -1,0 +1,155 @@
+// The control port under attack: while strangers hold it up, a live job keeps its lease and whoever
+// has something to ask is answered.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/phub/http_rig.h"
+#include "tests/worker/box.h"
+#include "transport/control_client.h"
+#include "transport/http_client.h"
+#include "worker/worker.h"
+
+namespace phub {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// The value of a series of /metrics; 0 if it is not there.
+uint64_t metric(const std::string& address, const std::string& series) {
+  RawClient client(address);
+  client.send("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  const std::string text = client.rest();
+  const size_t at = text.find("\n" + series + " ");
+  return at == text.npos ? 0 : std::stoull(text.substr(at + series.size() + 2));
+}
+
+bool enough_descriptors(rlim_t wanted) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  return limit.rlim_cur >= wanted;
+}
+
+using Clients = std::vector<std::unique_ptr<RawClient>>;
+
+Clients connect(const std::string& address, size_t count) {
+  Clients clients;
+  for (size_t i = 0; i < count; ++i) clients.push_back(std::make_unique<RawClient>(address));
+  return clients;
+}
+
+constexpr const char* kHeartbeats =
+    R"(phub_http_requests_total{path="/v1/jobs/{job}/heartbeat",code="200"})";
+
+TEST(HttpAttack, ALiveJobKeepsItsLease) {
+  if (!enough_descriptors(4000)) GTEST_SKIP() << "not enough file descriptors";
+  testing::Box box;
+  JobSpec spec;
+  spec.name = "live";
+  spec.keys = {{.name = "w", .elements = 100'000}};
+  WorkerOptions options = box.options(spec);
+  options.transport = "shm";
+  Worker worker(options);
+
+  Clients idle = connect(box.address(), 300);
+  Clients dripping = connect(box.address(), 300);
+  for (auto& client : dripping) client->send("GET /v1/status HTTP/1.1\r\nX: ");
+  Clients short_bodies = connect(box.address(), 100);
+  for (auto& client : short_bodies) {
+    client->send("POST /v1/jobs/live/join HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n{\"version\"");
+  }
+
+  // For longer than a lease: four heartbeats are more than three thirds of it.
+  const uint64_t before = metric(box.address(), kHeartbeats);
+  const auto deadline = steady_clock::now() + std::chrono::seconds(60);
+  while (metric(box.address(), kHeartbeats) < before + 4) {
+    ASSERT_LT(steady_clock::now(), deadline) << "heartbeats do not get through";
+    for (auto& client : dripping) client->send("x");
+    for (auto& client : connect(box.address(), 20)) {
+      client->send("GET / HTTP/1.1\r\nX: " + std::string(20'000, 'x'));
+      client->send(std::string("\x16\x03\x01\x02\0\x01", 6));
+    }
+    worker.push(0);
+    worker.wait(0);
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  const ServerStatus status = box.status();
+  ASSERT_EQ(status.jobs.size(), 1u);
+  EXPECT_EQ(status.jobs[0].ranks[0].state, "live");
+  EXPECT_EQ(status.jobs[0].ranks[0].incarnation, 1u);
+  for (const LogRecord& record : box.log("live")) EXPECT_NE(record.kind, LogRecord::Kind::kLost);
+  worker.leave();
+}
+
+TEST(HttpAttack, ConnectionsThatAskForNothingMakeRoomForThoseThatDo) {
+  HttpOptions options;
+  options.max_connections = 40;
+  options.evict_after_ms = 0;
+  HttpRig rig(options);
+  ControlClient heart(rig.address());
+  const Credential who{"j", 0, 1, "t"};
+  heart.heartbeat(who);
+  const uint64_t accepted = metric(rig.address(), "phub_http_connections_accepted_total");
+  EXPECT_EQ(accepted, 2u);
+  EXPECT_TRUE(rig.has_connections(1));
+  Clients idle = connect(rig.address(), 39);
+  EXPECT_TRUE(rig.has_connections(40));
+  Clients more = connect(rig.address(), 60);
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.calls.size() == 1; }));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
+  // The one that had served a request stayed: its next one needs no new connection.
+  const uint64_t before = metric(rig.address(), "phub_http_connections_accepted_total");
+  heart.heartbeat(who);
+  EXPECT_EQ(metric(rig.address(), "phub_http_connections_accepted_total"), before + 1);
+  EXPECT_GE(metric(rig.address(), "phub_http_connections_evicted_total"), 60u);
+  EXPECT_EQ(metric(rig.address(), "phub_http_connections_refused_total"), 0u);
+}
+
+TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
+  HttpOptions options;
+  options.max_connections = 3;
+  options.evict_after_ms = 0;
+  HttpRig rig(options);
+  Clients waiting = connect(rig.address(), 3);
+  for (auto& client : waiting) {
+    client->send(
+        "POST /v1/jobs/j/barrier HTTP/1.1\r\nContent-Length: 26\r\nAuthorization: Bearer "
+        "t\r\n\r\n{\"rank\":0,\"incarnation\":1} ");
+  }
+  EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 3; }));
+  RawClient extra(rig.address());
+  EXPECT_THAT(extra.rest(), ::testing::StartsWith("HTTP/1.1 503"));
+  rig.on_control([&] { rig.handler.release_barrier(); });
+  for (auto& client : waiting) {
+    EXPECT_THAT(client->answers(1), ::testing::StartsWith("HTTP/1.1 200"));
+  }
+}
+
+TEST(HttpAttack, SlowConnectionsAreCounted) {
+  HttpOptions options;
+  options.request_timeout_ms = 100;
+  options.idle_timeout_ms = 100;
+  HttpRig rig(options);
+  RawClient header(rig.address());
+  header.send("GET /v1/sta");
+  RawClient body(rig.address());
+  body.send("POST /v1/jobs/j/leave HTTP/1.1\r\nContent-Length: 50\r\n\r\n{");
+  RawClient nothing(rig.address());
+  EXPECT_EQ(header.rest(), "");
+  EXPECT_EQ(body.rest(), "");
+  EXPECT_EQ(nothing.rest(), "");
+  EXPECT_TRUE(rig.has_connections(0));
+  EXPECT_EQ(metric(rig.address(), "phub_http_timeouts_total"), 3u);
+}
+
+}  // namespace
+}  // namespace phub

@@ -148,6 +148,22 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
   EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }), ElementsAre());
 }
 
+TEST(Http, ThePageComesWithAPolicyThatLetsNothingElseIn) {
+  HttpRig rig;
+  for (const auto& [path, type] : std::vector<std::pair<std::string, std::string>>{
+           {"/", "text/html"}, {"/page.css", "text/css"}, {"/page.js", "text/javascript"}}) {
+    RawClient client(rig.address());
+    client.send("GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n");
+    const std::string answer = client.answers(1);
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+    EXPECT_THAT(answer, HasSubstr("Content-Type: " + type + "; charset=utf-8\r\n"));
+    EXPECT_THAT(answer, HasSubstr("Content-Security-Policy: default-src 'none'; script-src 'self'; "
+                                  "style-src 'self'; connect-src 'self'; "));
+    EXPECT_THAT(answer, HasSubstr("X-Content-Type-Options: nosniff\r\n"));
+    EXPECT_THAT(answer, Not(HasSubstr("unsafe")));
+  }
+}
+
 TEST(Http, TheTicketIsNeverRepeated) {
   HttpRig rig;
   rig.on_control([&] { rig.handler.leave_code = ErrorCode::kUnauthorized; });

@@ -44,20 +44,13 @@ TEST(Models, HaveThePublishedTotals) {
     size_t keys;
     uint64_t elements;
   } expected[] = {
-      {"alexnet", 16, 61'100'840},
-      {"vgg11", 22, 132'863'336},
-      {"vgg16", 32, 138'357'544},
-      {"vgg19", 38, 143'667'240},
-      {"googlenet", 173, 6'624'904},
-      {"inception_v3", 292, 27'161'264},
-      {"resnet18", 62, 11'689'512},
-      {"resnet50", 161, 25'557'032},
-      {"resnet101", 314, 44'549'160},
-      {"resnext101_32x8d", 314, 88'791'336},
-      {"bert-base", 199, 109'482'240},
-      {"bert-large", 391, 335'141'888},
-      {"gpt2", 148, 124'439'808},
-      {"gpt2-xl", 580, 1'557'611'200},
+      {"alexnet", 16, 61'100'840},     {"vgg11", 22, 132'863'336},
+      {"vgg16", 32, 138'357'544},      {"vgg19", 38, 143'667'240},
+      {"googlenet", 173, 6'624'904},   {"inception_v3", 292, 27'161'264},
+      {"resnet18", 62, 11'689'512},    {"resnet50", 161, 25'557'032},
+      {"resnet101", 314, 44'549'160},  {"resnext101_32x8d", 314, 88'791'336},
+      {"bert-base", 199, 109'482'240}, {"bert-large", 391, 335'141'888},
+      {"gpt2", 148, 124'439'808},      {"gpt2-xl", 580, 1'557'611'200},
   };
   EXPECT_EQ(model_names().size(), std::size(expected) + 1) << "and ResNet-269";
   for (const auto& [name, keys, elements] : expected) {
@@ -109,7 +102,8 @@ TEST(Models, HaveTheNamesOfTheLibraries) {
   EXPECT_EQ(elements_of(model("vgg19"), "features.10.weight"), 256u * 128 * 3 * 3);
   EXPECT_EQ(elements_of(model("vgg19"), "classifier.0.weight"), 25088u * 4096);
 
-  // Groups divide what a kernel sees: 32 groups of 8 channels in the first stage, of 64 in the last.
+  // Groups divide what a kernel sees: 32 groups of 8 channels in the first stage, of 64 in the
+  // last.
   EXPECT_EQ(elements_of(model("resnext101_32x8d"), "layer1.0.conv2.weight"), 256u * 8 * 9);
   EXPECT_EQ(elements_of(model("resnext101_32x8d"), "layer4.2.conv2.weight"), 2048u * 64 * 9);
   EXPECT_EQ(elements_of(model("resnet18"), "layer2.0.downsample.0.weight"), 128u * 64);

@@ -27,7 +27,22 @@ ServerStatus sample() {
   job.completed_round = 417;
   job.rounds_per_s = 250.25;
   job.ranks = {{0, 1, "live", 1, ""}, {1, 2, "lost", 5, "lease expired"}, {2, 1, "live", 1, ""}};
+  job.transport = "shm";
+  job.flow.chunks_per_s = 7758;
+  job.flow.bytes_in_per_s = 1.5e9;
+  job.flow.bytes_out_per_s = 0.75e9;
+  job.missing = {1};
   job.waiting_for = {1, 2};
+  job.ranks[1].waited_chunks = 1;
+  job.ranks[1].waited_round = 418;
+  job.ranks[1].waited_key = "conv1.weight";
+  job.ranks[2].waited_chunks = 12;
+  job.ranks[2].waited_round = 419;
+  job.ranks[2].waited_s = 3.21;
+  job.ranks[2].waited_key = "fc\x1b[31m";  // must not reach a terminal as it is
+  status.nodes = {{.node = 1,
+                   .cores = {{.core = 0, .cpu = 8, .awake = 0.25, .flow = job.flow}},
+                   .nics = {{.name = "mlx5_0", .transport = "verbs", .flow = job.flow}}}};
   status.jobs = {job};
   return status;
 }
@@ -37,12 +52,42 @@ TEST(Status, ShowsJobsRanksRoundsRatesAndWhoIsMissing) {
   EXPECT_THAT(text,
               HasSubstr("4 cores, 3.0 MiB of 5.0 GiB in use, transports: shm, tcp, up 1 h 2 min"));
   EXPECT_THAT(text, testing::ContainsRegex(
-                        "JOB +STATE +RANKS +ROUND +ROUNDS/S +KEYS +CHUNKS +MEMORY +OPTIMIZER"));
-  EXPECT_THAT(text, testing::ContainsRegex(
-                        "digits +running +2 of 3 +417 +250.2 +6 +31 +2.0 KiB +nesterov"));
+                        "JOB +STATE +OVER +RANKS +ROUND +ROUNDS/S +CHUNKS/S +IN +OUT +KEYS +CHUNKS "
+                        "+MEMORY +OPTIMIZER"));
+  EXPECT_THAT(text, testing::ContainsRegex("digits +running +shm +2 of 3 +417 +250.2 +7758 +1.50 "
+                                           "GB/s +0.75 GB/s +6 +31 +2.0 KiB +nesterov"));
+  EXPECT_THAT(text, HasSubstr("digits: missing: rank 1\n"));
   EXPECT_THAT(text, HasSubstr("digits: rank 1 is lost (incarnation 2): lease expired\n"));
-  EXPECT_THAT(text, HasSubstr("digits: round 418 waits for rank 1, 2\n"));
+  EXPECT_THAT(text, HasSubstr("digits: round 418 waits for rank 1: key 'conv1.weight'\n"));
+  EXPECT_THAT(text, HasSubstr("digits: round 419 waits for rank 2: key 'fc?[31m' and others, 12 "
+                              "chunks; nothing from it for 3.2 s\n"));
   EXPECT_THAT(text, Not(HasSubstr("rank 0 is")));
+}
+
+TEST(Status, ShowsCoresAndNicsOfTheBox) {
+  const std::string text = describe(sample());
+  EXPECT_THAT(text, testing::ContainsRegex("NIC +TRANSPORT +NODE +IN +OUT"));
+  EXPECT_THAT(text, testing::ContainsRegex("mlx5_0 +verbs +1 +1.50 GB/s +0.75 GB/s"));
+  EXPECT_THAT(text, testing::ContainsRegex("CORE +NODE +CPU +AWAKE +CHUNKS/S +IN +OUT"));
+  EXPECT_THAT(text, testing::ContainsRegex(" 0 +1 +8 +25% +7758 +1.50 GB/s +0.75 GB/s"));
+}
+
+TEST(Status, BeforeTheInitialParametersItSaysWhoseTheyAre) {
+  ServerStatus status = sample();
+  status.jobs[0].waiting_for = {0};
+  EXPECT_THAT(describe(status),
+              HasSubstr("digits: waits for the initial parameters from rank 0\n"));
+}
+
+TEST(Status, ManyRanksAreCutShort) {
+  ServerStatus status = sample();
+  JobStatus& job = status.jobs[0];
+  job.ranks.clear();
+  for (uint32_t r = 0; r < 100; ++r) job.ranks.push_back({r, 0, "absent", 1, ""});
+  const std::string text = describe(status);
+  EXPECT_THAT(text, HasSubstr("digits: rank 19 is absent\n"));
+  EXPECT_THAT(text, Not(HasSubstr("rank 20 is absent")));
+  EXPECT_THAT(text, HasSubstr("digits: … and 80 more\n"));
 }
 
 TEST(Status, NoJobsAndFailedOnes) {

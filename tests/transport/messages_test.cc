@@ -224,6 +224,21 @@ TEST_F(RoundTrip, Status) {
     status.memory_bytes = random_.u64();
     status.memory_limit_bytes = random_.u64();
     status.uptime_s = random_.real();
+    const auto flow = [&] {
+      return Flow{random_.u64(),  random_.u64(),  random_.u64(),
+                  random_.real(), random_.real(), random_.real()};
+    };
+    status.nodes = random_.list<NodeStatus>([&] {
+      NodeStatus node{.node = random_.u32(), .memory_bytes = random_.u64()};
+      node.cores = random_.list<CoreStatus>([&] {
+        return CoreStatus{random_.u32(), random_.u32(),  random_.u64(),  random_.u64(),
+                          random_.u64(), random_.real(), random_.real(), flow()};
+      });
+      node.nics = random_.list<NicStatus>([&] {
+        return NicStatus{random_.text(), random_.word(), flow()};
+      });
+      return node;
+    });
     status.jobs = random_.list<JobStatus>([&] {
       JobStatus job;
       job.name = "j" + random_.text();
@@ -241,9 +256,27 @@ TEST_F(RoundTrip, Status) {
       job.counters = {random_.u64(), random_.u64(), random_.u64(), random_.u64(),
                       random_.u64(), random_.u64(), random_.u64()};
       job.ranks = random_.list<RankStatus>([&] {
-        return RankStatus{static_cast<uint32_t>(random_.below(kMaxRanks)), random_.u32(),
-                          random_.word(), random_.u64(), random_.text()};
+        return RankStatus{static_cast<uint32_t>(random_.below(kMaxRanks)),
+                          random_.u32(),
+                          random_.word(),
+                          random_.u64(),
+                          random_.text(),
+                          random_.u64(),
+                          random_.real(),
+                          random_.real(),
+                          random_.u64(),
+                          random_.u64(),
+                          random_.text()};
       });
+      job.flow = flow();
+      job.cores = random_.list<JobCoreStatus>([&] {
+        JobCoreStatus core{.core = random_.u32()};
+        core.queues = random_.list<QueueStatus>([&] {
+          return QueueStatus{random_.u32(), random_.text(), flow()};
+        });
+        return core;
+      });
+      job.missing = random_.list<uint32_t>([&] { return random_.u32(); });
       job.waiting_for = random_.list<uint32_t>([&] { return random_.u32(); });
       return job;
     });

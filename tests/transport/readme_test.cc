@@ -114,6 +114,12 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const LogRecord*>(nullptr));
   fields(all, static_cast<const RankStatus*>(nullptr));
   fields(all, static_cast<const EndpointCounters*>(nullptr));
+  fields(all, static_cast<const Flow*>(nullptr));
+  fields(all, static_cast<const QueueStatus*>(nullptr));
+  fields(all, static_cast<const JobCoreStatus*>(nullptr));
+  fields(all, static_cast<const CoreStatus*>(nullptr));
+  fields(all, static_cast<const NicStatus*>(nullptr));
+  fields(all, static_cast<const NodeStatus*>(nullptr));
   fields(all, static_cast<const JobStatus*>(nullptr));
   fields(all, static_cast<const ServerStatus*>(nullptr));
   EXPECT_GT(all.names.size(), 60u);

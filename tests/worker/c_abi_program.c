@@ -257,7 +257,7 @@ static void misuse(void) {
   FAILS(phub_job_status("nowhere", "x", NULL), PHUB_INVALID, "status is null");
   CHECK(memory == NULL);
   CHECK(strcmp(phub_code_name(PHUB_RANK_LOST), "rank_lost") == 0);
-  CHECK(strcmp(phub_code_name((phub_code)99), "unknown") == 0);
+  CHECK(strcmp(phub_code_name(99), "unknown") == 0);
 }
 
 static void start_server(const char* program) {

@@ -10,20 +10,22 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "tests/worker/box.h"
+#include "transport/message_fields.h"
 #include "worker/phub.h"
 
 namespace phub {
 namespace {
 
 using ::testing::AllOf;
+using testing::Box;
 using ::testing::Each;
+using testing::each_rank;
 using ::testing::Field;
 using ::testing::HasSubstr;
-using testing::Box;
-using testing::each_rank;
 
 #define EXPECT_OK(call) EXPECT_EQ(call, PHUB_OK) << phub_last_error()
 #define ASSERT_OK(call) ASSERT_EQ(call, PHUB_OK) << phub_last_error()
@@ -71,8 +73,8 @@ class Completed {
   }
   std::vector<One> wait_for(size_t count) {
     std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(60),
-                                  [&] { return all_.size() >= count; }));
+    EXPECT_TRUE(
+        changed_.wait_for(lock, std::chrono::seconds(60), [&] { return all_.size() >= count; }));
     return all_;
   }
 
@@ -100,9 +102,9 @@ TEST(CAbi, CompletionsComeOnceForEveryPushOnOneThreadOfTheirOwn) {
     }
     const auto all = completed.wait_for(kRounds * job.keys.size());
     EXPECT_EQ(all.size(), kRounds * job.keys.size());
-    EXPECT_THAT(all, Each(AllOf(Field(&Completed::One::code, PHUB_OK),
-                                Field(&Completed::One::message, ""),
-                                Field(&Completed::One::thread, all.front().thread))));
+    EXPECT_THAT(
+        all, Each(AllOf(Field(&Completed::One::code, PHUB_OK), Field(&Completed::One::message, ""),
+                        Field(&Completed::One::thread, all.front().thread))));
     EXPECT_NE(all.front().thread, std::this_thread::get_id());
     std::vector<uint64_t> last(job.keys.size());
     for (const auto& one : all) EXPECT_EQ(one.round, ++last[one.key]);
@@ -280,6 +282,33 @@ TEST(CAbi, ABroadcastThatFailsLetsGoOfTheCallersMemory) {
     while (!over) std::this_thread::yield();
     EXPECT_OK(phub_worker_destroy(worker));
   });
+}
+
+// Takes the names of a message's fields.
+struct FieldNames {
+  template <class M>
+  void required(std::string_view name, M JobSpec::*, json::Bounds = {}) {
+    constexpr bool option = std::is_same_v<M, std::string> || std::is_same_v<M, uint32_t>;
+    if (option) names.emplace_back(name);
+  }
+  template <class M>
+  void optional(std::string_view name, M JobSpec::*member, json::Bounds = {}) {
+    required(name, member);
+  }
+  std::vector<std::string> names;
+};
+
+TEST(CAbi, EveryFieldOfAJobIsAnOption) {
+  FieldNames fields_of_job;
+  fields(fields_of_job, static_cast<const JobSpec*>(nullptr));
+  EXPECT_GT(fields_of_job.names.size(), 10u);
+  phub_options* options = nullptr;
+  ASSERT_OK(phub_options_create(&options));
+  for (std::string& name : fields_of_job.names) {
+    if (name == "name") name = "job";
+    EXPECT_OK(phub_options_set(options, name.c_str(), "1"));
+  }
+  EXPECT_OK(phub_options_destroy(options));
 }
 
 TEST(CAbi, HandlesAreNotGivenOutTwice) {

@@ -150,9 +150,11 @@ WorkerOptions options_of(JobSpec spec, uint32_t rank, const std::string& server)
 TEST(ScaleTest, SixtyFourProcessesInOneJob) {
   constexpr uint32_t kRanks = 64;
   constexpr uint64_t kRounds = 5;
-  const JobSpec spec = spec_of(
-      "processes", {{.name = "a", .elements = 1}, {.name = "b", .elements = 33},
-                    {.name = "c", .elements = 20'000}}, kRanks);
+  const JobSpec spec = spec_of("processes",
+                               {{.name = "a", .elements = 1},
+                                {.name = "b", .elements = 33},
+                                {.name = "c", .elements = 20'000}},
+                               kRanks);
   WaitingProcesses processes(kRanks, [&](uint32_t rank, const std::string& server) {
     const size_t wrong = train(options_of(spec, rank, server), kRounds);
     if (wrong > 0) std::fprintf(stderr, "rank %u: %zu elements are wrong\n", rank, wrong);

@@ -1,5 +1,6 @@
-// The kernels of a parameter cache. Grids stride over rows or elements; a row is copied in float4
-// where its table and size allow it.
+// The kernels of a parameter cache. Grids stride over elements, or over rows with as many
+// neighbouring threads for each as it has values, up to a warp. A row moves in float4 where its
+// table and size allow.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -13,9 +14,16 @@ using kernels::DType;
 constexpr unsigned kThreads = 256;
 constexpr size_t kMaxBlocks = 4096;  // enough for every GPU; threads stride over the rest
 
-unsigned blocks(size_t threads) {
-  const size_t wanted = (threads + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
+// Answers with the error of this launch, not with one that the application has not asked for yet.
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), size_t threads, cudaStream_t stream,
+                   Arguments... arguments) {
+  const size_t blocks = (threads + kThreads - 1) / kThreads;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
 __device__ size_t first() { return blockIdx.x * size_t{blockDim.x} + threadIdx.x; }
@@ -27,32 +35,39 @@ __device__ void add_to(float4& to, float4 from) {
         __fadd_rn(to.w, from.w)};
 }
 
-// One thread per value of a batch: neighbours in a row are neighbours in a warp.
+// 2^lane_bits threads per row.
 template <Kernel::Kind kKind, class Value>
 __global__ void move_rows(const Value* from, Value* to, const uint32_t* index, size_t rows,
-                          size_t row_values) {
-  const size_t values = rows * row_values;
-  for (size_t i = first(); i < values; i += stride()) {
-    const size_t row = i / row_values;
-    const size_t in_table = index[row] * row_values + (i - row * row_values);
-    if constexpr (kKind == Kernel::Kind::kGather) to[i] = from[in_table];
-    if constexpr (kKind == Kernel::Kind::kScatter) to[in_table] = from[i];
-    if constexpr (kKind == Kernel::Kind::kScatterAdd) add_to(to[in_table], from[i]);
+                          size_t row_values, unsigned lane_bits) {
+  const size_t lane = first() & ((size_t{1} << lane_bits) - 1);
+  for (size_t row = first() >> lane_bits; row < rows; row += stride() >> lane_bits) {
+    const size_t in_batch = row * row_values;
+    const size_t in_table = index[row] * row_values;
+    for (size_t i = lane; i < row_values; i += size_t{1} << lane_bits) {
+      if constexpr (kKind == Kernel::Kind::kGather) to[in_batch + i] = from[in_table + i];
+      if constexpr (kKind == Kernel::Kind::kScatter) to[in_table + i] = from[in_batch + i];
+      if constexpr (kKind == Kernel::Kind::kScatterAdd)
+        add_to(to[in_table + i], from[in_batch + i]);
+    }
   }
 }
 
+template <Kernel::Kind kKind, class Value>
+cudaError_t launch_rows_of(const Kernel& k, cudaStream_t stream) {
+  const size_t row_values = k.row_floats * sizeof(float) / sizeof(Value);
+  unsigned lane_bits = 0;
+  while (lane_bits < 5 && (size_t{1} << lane_bits) < row_values) ++lane_bits;
+  return launch(move_rows<kKind, Value>, k.count << lane_bits, stream,
+                static_cast<const Value*>(k.from), static_cast<Value*>(k.to), k.index, k.count,
+                row_values, lane_bits);
+}
+
 template <Kernel::Kind kKind>
-void launch_rows(const Kernel& k, cudaStream_t stream) {
+cudaError_t launch_rows(const Kernel& k, cudaStream_t stream) {
   const auto addresses = reinterpret_cast<uintptr_t>(k.from) | reinterpret_cast<uintptr_t>(k.to);
-  if (k.row_floats % 4 == 0 && addresses % sizeof(float4) == 0) {
-    const size_t values = k.row_floats / 4;
-    move_rows<kKind><<<blocks(k.count * values), kThreads, 0, stream>>>(
-        static_cast<const float4*>(k.from), static_cast<float4*>(k.to), k.index, k.count, values);
-  } else {
-    move_rows<kKind><<<blocks(k.count * k.row_floats), kThreads, 0, stream>>>(
-        static_cast<const float*>(k.from), static_cast<float*>(k.to), k.index, k.count,
-        k.row_floats);
-  }
+  const bool in_fours = k.row_floats % 4 == 0 && addresses % sizeof(float4) == 0;
+  return in_fours ? launch_rows_of<kKind, float4>(k, stream)
+                  : launch_rows_of<kKind, float>(k, stream);
 }
 
 __global__ void add_scaled(float factor, const float* from, float* to, size_t elements) {
@@ -86,20 +101,32 @@ __global__ void convert(const From* from, To* to, size_t elements) {
 }
 
 template <class From>
-void launch_convert(const Kernel& k, cudaStream_t stream) {
+cudaError_t launch_convert(const Kernel& k, cudaStream_t stream) {
   const auto* from = static_cast<const From*>(k.from);
-  const unsigned grid = blocks(k.count);
   switch (k.to_dtype) {
     case DType::kF32:
-      convert<<<grid, kThreads, 0, stream>>>(from, static_cast<float*>(k.to), k.count);
-      return;
+      return launch(convert<From, float>, k.count, stream, from, static_cast<float*>(k.to),
+                    k.count);
     case DType::kBF16:
-      convert<<<grid, kThreads, 0, stream>>>(from, static_cast<__nv_bfloat16*>(k.to), k.count);
-      return;
+      return launch(convert<From, __nv_bfloat16>, k.count, stream, from,
+                    static_cast<__nv_bfloat16*>(k.to), k.count);
     case DType::kF16:
-      convert<<<grid, kThreads, 0, stream>>>(from, static_cast<__half*>(k.to), k.count);
-      return;
+      return launch(convert<From, __half>, k.count, stream, from, static_cast<__half*>(k.to),
+                    k.count);
   }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_convert(const Kernel& k, cudaStream_t stream) {
+  switch (k.from_dtype) {
+    case DType::kF32:
+      return launch_convert<float>(k, stream);
+    case DType::kBF16:
+      return launch_convert<__nv_bfloat16>(k, stream);
+    case DType::kF16:
+      return launch_convert<__half>(k, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 __device__ uint64_t nanoseconds_now() {
@@ -109,6 +136,7 @@ __device__ uint64_t nanoseconds_now() {
 }
 
 __global__ void sleep_for(uint64_t nanoseconds) {
+  if (first() > 0) return;
   const uint64_t end = nanoseconds_now() + nanoseconds;
   while (nanoseconds_now() < end) __nanosleep(1000);
 }
@@ -116,37 +144,29 @@ __global__ void sleep_for(uint64_t nanoseconds) {
 }  // namespace
 
 int launch_on_cuda(const Kernel& k, cudaStream_t stream) {
+  auto* to = static_cast<float*>(k.to);
   switch (k.kind) {
     case Kernel::Kind::kGather:
-      launch_rows<Kernel::Kind::kGather>(k, stream);
-      break;
+      return launch_rows<Kernel::Kind::kGather>(k, stream);
     case Kernel::Kind::kScatter:
-      launch_rows<Kernel::Kind::kScatter>(k, stream);
-      break;
+      return launch_rows<Kernel::Kind::kScatter>(k, stream);
     case Kernel::Kind::kScatterAdd:
-      launch_rows<Kernel::Kind::kScatterAdd>(k, stream);
-      break;
+      return launch_rows<Kernel::Kind::kScatterAdd>(k, stream);
     case Kernel::Kind::kAddScaled:
-      add_scaled<<<blocks(k.count), kThreads, 0, stream>>>(
-          k.factor, static_cast<const float*>(k.from), static_cast<float*>(k.to), k.count);
-      break;
+      return launch(add_scaled, k.count, stream, k.factor, static_cast<const float*>(k.from), to,
+                    k.count);
     case Kernel::Kind::kFill:
-      fill<<<blocks(k.count), kThreads, 0, stream>>>(k.factor, static_cast<float*>(k.to), k.count);
-      break;
+      return launch(fill, k.count, stream, k.factor, to, k.count);
     case Kernel::Kind::kConvert:
-      if (k.from_dtype == DType::kF32) launch_convert<float>(k, stream);
-      if (k.from_dtype == DType::kBF16) launch_convert<__nv_bfloat16>(k, stream);
-      if (k.from_dtype == DType::kF16) launch_convert<__half>(k, stream);
-      break;
+      return launch_convert(k, stream);
     case Kernel::Kind::kCopy:
-      return cudaErrorInvalidValue;
+      break;
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 int launch_sleep(uint64_t nanoseconds, cudaStream_t stream) {
-  sleep_for<<<1, 1, 0, stream>>>(nanoseconds);
-  return cudaGetLastError();
+  return launch(sleep_for, 1, stream, nanoseconds);
 }
 
 }  // namespace phub

@@ -125,6 +125,9 @@ void Stream::fill(float* to, float value, size_t elements) {
 
 void Stream::convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
                      size_t elements) {
+  if (from_dtype == to_dtype) {
+    return copy_on_device(to, from, bytes_of(elements, kernels::bytes_of(to_dtype)));
+  }
   launch("convert",
          {.kind = Kernel::Kind::kConvert,
           .from = from,

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""The scripts beside the benchmarks: what they must draw, compare, notice and refuse.
+
+  scripts_test.py CASE BUILD_BIN
+
+One case per test, so that each can say that it was skipped (exit status 77)."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BENCH = ROOT / "bench"
+SKIPPED = 77
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(BENCH))
+
+
+def run(*command, status=0, **environment):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          check=False, env=dict(os.environ, **environment))
+    text = done.stdout + done.stderr
+    assert done.returncode == status, f"{command}: status {done.returncode}\n{text}"
+    return text
+
+
+def expect(text, *parts):
+    for part in parts:
+        assert part in text, f"'{part}' is not in:\n{text}"
+
+
+def a_row(**fields):
+    return {"model": "m", "transport": "shm", "optimizer": "nesterov", "dtype": "f32",
+            "work": "all", "copy": False, "job": 0, "jobs": 1, "workers": 2, "p50_us": 1000.0,
+            "server_gbps": 8.0, "chunk_bytes": 32768, "chunk_elements": 8192, "wrong": 0} | fields
+
+
+# --- bench/plot
+
+def plot_draws_what_there_is(folder, _):
+    if subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True,
+                      check=False).returncode != 0:
+        return SKIPPED
+
+    def drawn(rows):
+        (folder / "rows.json").write_text(json.dumps({"rows": rows}))
+        run(BENCH / "plot", folder / "rows.json", "--out", folder / "out")
+        names = {path.name for path in (folder / "out").glob("*.png")}
+        for path in (folder / "out").glob("*.png"):
+            assert path.stat().st_size > 5000, path
+            path.unlink()
+        return names
+
+    assert drawn([a_row(), a_row(workers=4)]) == {"scaling.png"}
+    assert drawn([a_row(), a_row(chunk_bytes=4096, chunk_elements=1024)]) == {"chunks.png"}
+    assert drawn([a_row(), a_row(work="sum"), a_row(work="none")]) == {"tax.png"}
+    limits = {"limit_us": 500.0, "percent_of_limit": 50.0}
+    assert drawn([a_row(**limits)]) == {"limit.png"}
+    assert drawn([a_row(**limits), a_row(p50_us=1200.0, **limits), a_row(workers=4)]) == {
+        "scaling.png", "limit.png"}
+    return 0
+
+
+def plot_refuses(folder, _):
+    if subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True,
+                      check=False).returncode != 0:
+        return SKIPPED
+    cases = [(json.dumps({"rows": [a_row()]}), "no picture can be drawn"),
+             (json.dumps({"rows": [a_row(wrong=3), a_row(workers=4)]}), "3 results were wrong"),
+             (json.dumps({"rows": [{"model": "m"}]}), "is no file of zerocompute's --json"),
+             ("{", "is no file of zerocompute's --json")]
+    for text, message in cases:
+        (folder / "rows.json").write_text(text)
+        expect(run(BENCH / "plot", folder / "rows.json", "--out", folder, status=1), message)
+    expect(run(BENCH / "plot", folder / "nowhere.json", status=1), "No such file")
+    return 0
+
+
+# --- bench/peers: a peer that computes something else is noticed, whoever it is
+
+def case_and_host(binaries):
+    from peers_runs import Case, Host
+    host = Host(binaries.parent, False)
+    return host, Case("tiny", ("-b", "400012"), 100_003, 2, 3)
+
+
+def noticed(measure):
+    from peers_runs import Failure
+    measure()  # right as it is
+    os.environ["PHUB_PEERS_SPOIL"] = "1"
+    try:
+        measure()
+    except Failure as failure:
+        expect(str(failure), "wrong elements")
+        return 0
+    finally:
+        del os.environ["PHUB_PEERS_SPOIL"]
+    raise AssertionError("nobody noticed")
+
+
+def peers_mpi_is_checked(_, binaries):
+    from peers_runs import MPI_SETTINGS, run_mpi
+    if not (binaries / "peers_mpi").exists():
+        return SKIPPED
+    host, case = case_and_host(binaries)
+    return noticed(lambda: run_mpi(host, case, "tcp", MPI_SETTINGS["tcp"]["default, yielding"]))
+
+
+def peers_gloo_is_checked(_, binaries):
+    from peers_runs import run_gloo
+    if not (binaries / "peers_gloo").exists():
+        return SKIPPED
+    host, case = case_and_host(binaries)
+    return noticed(lambda: run_gloo(host, case, "ring"))
+
+
+def peers_torch_is_checked(_, binaries):
+    from peers_runs import python_with_torch, run_torch
+    python = python_with_torch()
+    if python is None:
+        return SKIPPED
+    host, case = case_and_host(binaries)
+    return noticed(lambda: run_torch(host, case, python))
+
+
+def peers_refuse_other_work(_, __):
+    """A row that is wrong, or about another amount of work, is not compared."""
+    from peers_runs import Case, Failure, checked_us
+    case = Case("tiny", (), 1000, 2, 3)
+    right = {"wrong": 0, "bytes": 4000, "workers": 2, "p50_us": 7.5}
+    assert checked_us("x", case, right) == 7.5
+    for change in ({"wrong": 1}, {"bytes": 3996}, {"workers": 3}):
+        try:
+            checked_us("x", case, right | change)
+        except Failure:
+            continue
+        raise AssertionError(f"{change} was accepted")
+    return 0
+
+
+# --- bench/compare_baseline
+
+def google_benchmark(**times):
+    """Beside the time that counts there is one that does not: longer on the wall than on the
+    processor, unless the benchmark is about the wall."""
+    return json.dumps({"context": {"num_cpus": 2, "mhz_per_cpu": 2600, "host_name": "h"},
+                       "benchmarks": [{"name": name, "run_type": "iteration", "real_time": us * 3,
+                                       "cpu_time": us, "time_unit": "us"}
+                                      if not name.endswith("real_time") else
+                                      {"name": name, "run_type": "iteration", "real_time": us,
+                                       "cpu_time": us / 9, "time_unit": "us"}
+                                      for name, us in times.items()]})
+
+
+def baseline_is_compared(folder, _):
+    results, baseline = folder / "results.json", folder / "baseline.json"
+    compare = (BENCH / "compare_baseline", "--results", results, "--baseline", baseline)
+    results.write_text(google_benchmark(**{"sum": 100.0, "copy": 10.0, "trip/real_time": 5.0}))
+    run(*compare, "--write", "--machine", "a box")
+    trip = json.loads(baseline.read_text())["benchmarks"]["trip/real_time"]
+    assert trip == {"ns": 5000.0}, trip
+    results.write_text(google_benchmark(sum=100.0, copy=10.0))
+    run(*compare, "--write", "--machine", "a box")
+    written = json.loads(baseline.read_text())
+    assert written["machine"]["name"] == "a box" and written["machine"]["cpus"] == 2, written
+    assert written["benchmarks"]["sum"] == {"ns": 100000.0}, written
+    expect(run(*compare), "sum", "1.00", "a box")
+
+    results.write_text(google_benchmark(sum=130.0, copy=10.0))
+    expect(run(*compare, status=1), "1.30", "slower", "1 of 2")
+    expect(run(*compare, "--tolerance", "0.4"), "1.30")
+    results.write_text(google_benchmark(sum=50.0, copy=10.0))
+    expect(run(*compare), "0.50", "faster")
+    # What is gone was perhaps renamed: nobody compares it any more. What is new has no baseline.
+    results.write_text(google_benchmark(sum=100.0))
+    expect(run(*compare, status=1), "copy", "missing")
+    results.write_text(google_benchmark(sum=100.0, copy=10.0, new=1.0))
+    expect(run(*compare), "new", "not in the baseline")
+    return 0
+
+
+def baseline_refuses(folder, _):
+    results, baseline = folder / "results.json", folder / "baseline.json"
+    compare = (BENCH / "compare_baseline", "--results", results, "--baseline", baseline)
+    results.write_text(google_benchmark(sum=100.0))
+    expect(run(*compare, status=2), "No such file")
+    baseline.write_text("{}")
+    expect(run(*compare, status=2), "is no baseline")
+    results.write_text("[]")
+    expect(run(*compare, "--write", "--machine", "m", status=2),
+           "is no output of Google Benchmark")
+    results.write_text(json.dumps({"context": {}, "benchmarks": [
+        {"name": "sum", "error_occurred": True, "error_message": "no memory"}]}))
+    expect(run(*compare, "--write", "--machine", "m", status=2), "sum", "no memory")
+    expect(run(*compare, "--write", status=2), "--machine")
+    return 0
+
+
+CASES = {name: case for name, case in list(globals().items())
+         if callable(case) and name.split("_")[0] in ("plot", "peers", "baseline")}
+
+
+def main():
+    name, binaries = sys.argv[1], Path(sys.argv[2])
+    with tempfile.TemporaryDirectory() as folder:
+        status = CASES[name](Path(folder), binaries)
+    print("skipped: what it needs is not here" if status == SKIPPED else "passed")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
