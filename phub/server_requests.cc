@@ -255,7 +255,7 @@ void Server::remove(const std::string& job, Reply<Done> reply) {
 
 std::string Server::describe() const {
   std::string text = fmt::format("{} cores", cores());
-  for (const auto& nic : nics_) text += "\n" + nic->describe();
+  for (const auto& nic : nics_) text.append("\n").append(nic->describe());
   return text;
 }
 

@@ -20,11 +20,12 @@ struct Option {
   std::string JobSpec::*job_text = nullptr;
   uint32_t WorkerOptions::*limit = nullptr;
   uint32_t JobSpec::*job_limit = nullptr;
+  size_t WorkerOptions::*count = nullptr;
   int32_t WorkerOptions::*number = nullptr;
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 25> kOptions = {{
+constexpr std::array<Option, 27> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "job", .job_text = &JobSpec::name},
     {.name = "transport", .text = &WorkerOptions::transport},
@@ -33,6 +34,8 @@ constexpr std::array<Option, 25> kOptions = {{
     {.name = "connect_timeout_ms", .limit = &WorkerOptions::connect_timeout_ms},
     {.name = "wait_timeout_ms", .limit = &WorkerOptions::wait_timeout_ms},
     {.name = "spin_us", .number = &WorkerOptions::spin_us},
+    {.name = "trace", .text = &WorkerOptions::trace},
+    {.name = "trace_events", .count = &WorkerOptions::trace_events},
     {.name = "world_size", .job_limit = &JobSpec::world_size},
     {.name = "max_ranks", .job_limit = &JobSpec::max_ranks},
     {.name = "chunk_elements", .job_limit = &JobSpec::chunk_elements},
@@ -64,7 +67,7 @@ const Option& option_named(std::string_view name) {
 }
 
 void set_number(WorkerOptions& options, const Option& option, int64_t value) {
-  const bool whole = option.limit || option.job_limit;
+  const bool whole = option.limit || option.job_limit || option.count;
   const int64_t min = whole || option.flag ? 0 : -1;
   const int64_t max = whole         ? std::numeric_limits<uint32_t>::max()
                       : option.flag ? 1
@@ -78,6 +81,7 @@ void set_number(WorkerOptions& options, const Option& option, int64_t value) {
   }
   if (option.limit) options.*option.limit = static_cast<uint32_t>(value);
   if (option.job_limit) options.spec.*option.job_limit = static_cast<uint32_t>(value);
+  if (option.count) options.*option.count = static_cast<size_t>(value);
   if (option.number) options.*option.number = static_cast<int32_t>(value);
   if (option.flag) options.*option.flag = value != 0;
 }

@@ -84,9 +84,9 @@ PHUB_API int phub_abi_version(void);     /* its PHUB_ABI_VERSION */
 
 PHUB_API phub_code phub_options_create(phub_options** options);
 
-/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT; rank and world size
- * from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS. PHUB_INVALID: a
- * value is no number, or the rank is outside the world. */
+/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_WORKER_TRACE; rank
+ * and world size from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS.
+ * PHUB_INVALID: a value is no number, or the rank is outside the world. */
 PHUB_API phub_code phub_options_from_environment(phub_options** options);
 
 PHUB_API phub_code phub_options_destroy(phub_options* options);
@@ -101,6 +101,8 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   connect_timeout_ms  how long to wait for the server                        5000
  *   wait_timeout_ms     of phub_wait and phub_barrier; 0: the job's policy     0
  *   spin_us             before a wait sleeps; -1: by the number of CPUs        -1
+ *   trace               file for the exchange's trace (ui.perfetto.dev); "": none
+ *   trace_events        that it keeps, the last ones; 48 bytes each            200000
  *   world_size          ranks that are there from the first round on           1
  *   max_ranks           that there is memory for; 0: world_size                0
  *   chunk_elements      a multiple of 32                                       8192

@@ -47,9 +47,9 @@ struct WorkerOptions {
   size_t trace_events = 200'000;  // the last ones; 48 bytes each
 };
 
-// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_WORKER_TRACE; rank and world size from RANK/WORLD_SIZE,
-// OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order. Throws Error(kInvalid) on
-// values that are no numbers or a rank outside the world.
+// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_WORKER_TRACE; rank and world size from
+// RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order. Throws
+// Error(kInvalid) on values that are no numbers or a rank outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -267,6 +268,7 @@ static void start_server(const char* program) {
   CHECK(pipe(ends) == 0);
   server_pid = fork();
   if (server_pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     dup2(ends[1], 1);
     execl(program, program, "serve", "--listen", "127.0.0.1:0", "--cores", "1", "--pin", "false",
           (char*)NULL);
