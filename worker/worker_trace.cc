@@ -25,8 +25,8 @@ WorkerTrace::WorkerTrace(const std::string& path, const JoinReply& reply, size_t
 
 WorkerTrace::~WorkerTrace() {
   try {
-    for (uint16_t t = 0; t < threads_.size(); ++t) {
-      writer_.name_thread(t, fmt::format("thread {}", t));
+    for (size_t t = 0; t < threads_.size(); ++t) {
+      writer_.name_thread(static_cast<uint16_t>(t), fmt::format("thread {}", t));
     }
     writer_.write(log_, {.subject = [this](const TraceEvent& e) { return keys_[e.subject]; },
                          .job = [this](const TraceEvent&) { return job_; }});
