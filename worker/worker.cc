@@ -273,7 +273,7 @@ void Worker::Impl::record_failure(ErrorCode code, const std::string& message) {
 void Worker::Impl::check_failure() {
   if (!failed) return;
   const std::lock_guard lock(failure_mutex);
-  throw Error(*failure);
+  throw Error(failure->code(), failure->what());  // not a copy, which would share its text
 }
 
 void Worker::Impl::check_key(size_t key) const {
