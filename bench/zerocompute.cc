@@ -26,6 +26,8 @@ namespace {
 constexpr uint64_t kJobStride = 1'000'003;
 
 // A launcher starts the server and the ranks in any order.
+// Where all CPUs are busy, or emulated, a process may get none for seconds.
+constexpr uint32_t kLeaseMs = 10000;
 constexpr uint32_t kOneRankConnectMs = 30000;
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -56,6 +58,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   job.world_size = workers;
   job.chunk_elements = chunk_elements;
   job.optimizer = kernels::name_of(optimizer);
+  job.lease_ms = kLeaseMs;
   job.work = options.sum ? "all" : "none";
   job.gradient_dtype = job.parameter_dtype = kernels::name_of(options.dtype);
   job.on_loss = "fail";

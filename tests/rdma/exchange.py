@@ -44,7 +44,7 @@ class Load:
     """Two jobs of two ranks, 4 MiB a round, with every result checked; and what the box said of
     them meanwhile."""
 
-    JOBS, RANKS, BYTES, WARMUP, ROUNDS = ("left", "right"), 2, 4 * MIB, 3, 21
+    JOBS, RANKS, BYTES, WARMUP, ROUNDS = ("left", "right"), 2, 4 * MIB, 3, 30
 
     def __init__(self):
         self.statuses = {name: [] for name in self.JOBS}
@@ -175,9 +175,9 @@ def loaded():
     try:
         until(lambda: all(completed_round(f"{name}-0") > 1 for name in load.JOBS), 60,
               "both jobs run")
-        load.mappings = probe("memory")
         load.doorbells = sum(job(f"{name}-0")["counters"]["doorbells"] for name in load.JOBS)
         load.calls = probe("calls 3")
+        load.mappings = probe("memory")
         load.cores = probe("cores")
     finally:
         load.finish()
