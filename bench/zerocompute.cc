@@ -25,9 +25,10 @@ namespace {
 // Between the gradients of jobs that run beside each other.
 constexpr uint64_t kJobStride = 1'000'003;
 
-// A launcher starts the server and the ranks in any order.
 // Where all CPUs are busy, or emulated, a process may get none for seconds.
 constexpr uint32_t kLeaseMs = 10000;
+
+// A launcher starts the server and the ranks in any order.
 constexpr uint32_t kOneRankConnectMs = 30000;
 
 volatile std::sig_atomic_t interrupted = 0;
