@@ -336,7 +336,10 @@ TEST(CAbi, LongMessagesAndTextsAreCutBetweenCharacters) {
 
 TEST(CAbi, TheServersRefusalsKeepTheirCodes) {
   Box box;
-  phub_worker* first = join(box, {.name = "refused", .keys = {10}});
+  // Planning the huge job below takes seconds where everything is slow, and nobody is heard
+  // meanwhile.
+  phub_worker* first =
+      join(box, {.name = "refused", .options = {{"lease_ms", "60000"}}, .keys = {10}});
   phub_options* options = nullptr;
   phub_worker* worker = nullptr;
   ASSERT_OK(phub_options_from_environment(&options));
