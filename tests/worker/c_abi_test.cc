@@ -345,6 +345,7 @@ TEST(CAbi, TheServersRefusalsKeepTheirCodes) {
   ASSERT_OK(phub_options_from_environment(&options));
   ASSERT_OK(phub_options_set(options, "server", box.address().c_str()));
   ASSERT_OK(phub_options_set(options, "job", "refused"));
+  ASSERT_OK(phub_options_set(options, "lease_ms", "60000"));
   EXPECT_EQ(phub_worker_create(options, &worker), PHUB_INVALID);
   EXPECT_THAT(phub_last_error(), HasSubstr("phub_worker_create: keys"));
   ASSERT_OK(phub_options_add_key(options, "0", 11));
