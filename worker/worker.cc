@@ -406,14 +406,15 @@ void Worker::Impl::wait_until(size_t key, Done done) {
   const SteadyTime begin = now();
   std::unique_lock lock(mutex);
   const Waiting counted(*this);
-  const TraceSpan span(trace && !done() ? &trace->log() : nullptr,
-                       trace ? trace->event("wait", key, 0) : TraceEvent());
+  const uint64_t begin_ns = trace ? trace_now_ns() : 0;
+  bool waited_at_all = false;
   if (reply.send_initial && !initial_sent) {
     fail(ErrorCode::kInvalid,
          "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
          reply.spec.name);
   }
-  while (!done()) {
+  while (!done()) {  // which may take a wake() away: once per look
+    waited_at_all = true;
     check_failure();
     if (!someone_polls && session->poll()) {
       polled.notify_all();
@@ -442,6 +443,7 @@ void Worker::Impl::wait_until(size_t key, Done done) {
     }
     sleep(lock, key);
   }
+  if (trace && waited_at_all) trace->add("wait", key, 0, begin_ns);
 }
 
 void Worker::Impl::time_out(size_t key) {
