@@ -1,10 +1,9 @@
 #include "phub/hyper.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <utility>
 
+#include "kernels/hyper.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -12,35 +11,11 @@ namespace {
 
 using kernels::Hyper;
 
-struct Field {
-  const char* name;
-  double Hyper::*member;
-  double at_least;
-  double below;  // exclusive
-};
-constexpr double kInfinity = HUGE_VAL;
-constexpr std::array<Field, 11> kFields = {{
-    {"lr", &Hyper::lr, 0, kInfinity},
-    {"momentum", &Hyper::momentum, 0, kInfinity},
-    {"dampening", &Hyper::dampening, -kInfinity, kInfinity},
-    {"weight_decay", &Hyper::weight_decay, 0, kInfinity},
-    {"beta1", &Hyper::beta1, 0, 1},
-    {"beta2", &Hyper::beta2, 0, 1},
-    {"eps", &Hyper::eps, 0, kInfinity},
-    {"alpha", &Hyper::alpha, 0, kInfinity},
-    {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, kInfinity},
-    {"lr_decay", &Hyper::lr_decay, 0, kInfinity},
-    {"grad_scale", &Hyper::grad_scale, 1e-30, kInfinity},
-}};
-
-const Field* find(const std::string& name) {
-  auto at = std::find_if(kFields.begin(), kFields.end(),
-                         [&](const Field& field) { return name == field.name; });
-  return at == kFields.end() ? nullptr : &*at;
-}
-
 void apply(Hyper& hyper, const std::map<std::string, double>& values) {
-  for (const auto& [name, value] : values) hyper.*find(name)->member = value;
+  for (const auto& [name, value] : values) {
+    const std::string problem = kernels::set(hyper, name, value);
+    if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
+  }
 }
 
 HyperVersion version(uint64_t from_round, const Hyper& hyper, const KeyClasses& classes) {
@@ -57,18 +32,8 @@ HyperVersion version(uint64_t from_round, const Hyper& hyper, const KeyClasses& 
 }  // namespace
 
 void check_hyper(const std::map<std::string, double>& values) {
-  for (const auto& [name, value] : values) {
-    const Field* field = find(name);
-    if (!field) {
-      std::string known;
-      for (const Field& f : kFields) known += (known.empty() ? "" : ", ") + std::string(f.name);
-      fail(ErrorCode::kInvalid, "unknown hyperparameter '{}'; known are {}", name, known);
-    }
-    if (!std::isfinite(value) || value < field->at_least || value >= field->below) {
-      fail(ErrorCode::kInvalid, "hyperparameter '{}' is {}: it must be at least {}{}", name, value,
-           field->at_least, field->below == kInfinity ? "" : " and below 1");
-    }
-  }
+  Hyper hyper;
+  apply(hyper, values);
 }
 
 KeyClasses key_classes(const JobSpec& spec) {

@@ -6,25 +6,11 @@
 #include "transport/control_client.h"
 #include "worker/c_abi_call.h"
 #include "worker/c_abi_options.h"
-#include "worker/completions.h"
+#include "worker/c_abi_worker.h"
 #include "worker/worker.h"
 
 namespace phub::c_abi {
 namespace {
-
-struct WorkerObject : Object {
-  static constexpr Type kType = Type::kWorker;
-  explicit WorkerObject(const WorkerOptions& options) : worker(options), completions(worker) {}
-  Worker worker;
-  Completions completions;
-};
-
-// A completion that waits would keep the results back that it waits for.
-void may_wait() {
-  if (Completions::in_callback()) {
-    throw Refusal(PHUB_WRONG_THREAD, "a completion may neither wait nor destroy");
-  }
-}
 
 template <typename Body>
 phub_code with(const char* function, const phub_worker* handle, Body body) {
@@ -40,6 +26,17 @@ phub_code waiting(const char* function, const phub_worker* handle, Body body) {
     const auto object = object_of<WorkerObject>(handle);
     may_wait();
     body(object->worker);
+  });
+}
+
+// For what a cache does for the keys of its worker.
+template <typename Body>
+phub_code exchanging(const char* function, const phub_worker* handle, Body body) {
+  return with(function, handle, [&](Worker& worker, WorkerObject& object) {
+    if (object.has_cache) {
+      throw Refusal(PHUB_INVALID, "the keys of this worker are exchanged by its phub_geeps");
+    }
+    body(worker, object);
   });
 }
 
@@ -103,7 +100,7 @@ phub_code phub_leave(phub_worker* worker) {
 
 phub_code phub_worker_info(const phub_worker* worker, phub_info* info) {
   return with(__func__, worker, [&](Worker& w, auto&) {
-    need(info, "info");
+    need_struct(info, "info");
     give(info, {.size = 0,
                 .rank = w.rank(),
                 .incarnation = w.incarnation(),
@@ -158,7 +155,8 @@ phub_code phub_parameters(const phub_worker* worker, size_t key, const void** me
 }
 
 phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient, void* parameters) {
-  return with(__func__, worker, [&](Worker& w, auto&) { w.use_memory(key, gradient, parameters); });
+  return exchanging(__func__, worker,
+                    [&](Worker& w, auto&) { w.use_memory(key, gradient, parameters); });
 }
 
 phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t elements) {
@@ -169,17 +167,18 @@ phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t eleme
 }
 
 phub_code phub_push(phub_worker* worker, size_t key, int32_t priority) {
-  return with(__func__, worker, [&](Worker& w, auto&) { w.push(key, priority); });
+  return exchanging(__func__, worker, [&](Worker& w, auto&) { w.push(key, priority); });
 }
 
 phub_code phub_push_null(phub_worker* worker, size_t key) {
-  return with(__func__, worker, [&](Worker& w, auto&) { w.push_null(key); });
+  return exchanging(__func__, worker, [&](Worker& w, auto&) { w.push_null(key); });
 }
 
 phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
                          phub_completion completion, void* user_data) {
-  return with(__func__, worker, [&](Worker&, WorkerObject& object) {
+  return exchanging(__func__, worker, [&](Worker&, WorkerObject& object) {
     if (completion == nullptr) throw Refusal(PHUB_INVALID, "completion is null");
+    object.has_completions = true;
     object.completions.push(key, priority,
                             [completion, user_data](const Pushed& pushed, const Error* error) {
                               completion(user_data, pushed.key, pushed.round,
@@ -245,7 +244,7 @@ phub_code phub_barrier(phub_worker* worker) {
 
 phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats) {
   return with(__func__, worker, [&](Worker& w, auto&) {
-    need(stats, "stats");
+    need_struct(stats, "stats");
     const WorkerStats all = w.stats();
     give(stats, {.size = 0,
                  .pushes = all.pushes,
@@ -259,7 +258,7 @@ phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats) {
 
 phub_code phub_job_status(const char* server, const char* job, phub_job* status) {
   return call(__func__, [&] {
-    need(status, "status");
+    need_struct(status, "status");
     may_wait();
     const JobStatus found = find_job(server, job);
     const auto ranks = [&](const char* state) {

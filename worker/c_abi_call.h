@@ -51,14 +51,20 @@ std::shared_ptr<T> object_of(const void* handle) {
 
 // Structs grow at their end: the caller's compiler knows the first `size` bytes.
 template <typename T>
-void give(T* out, const T& value) {
+void need_struct(const T* out, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, size) == 0);
   constexpr size_t kMostBytes = 4096;
+  need(out, name);
   if (out->size < sizeof(size_t) || out->size > kMostBytes) {
     throw Refusal(PHUB_INVALID, fmt::format("the struct's size is {}: set it to sizeof of the "
                                             "struct, {} here",
                                             out->size, sizeof(T)));
   }
+}
+
+// REQUIRES: need_struct() was.
+template <typename T>
+void give(T* out, const T& value) {
   const size_t known = out->size < sizeof(T) ? out->size : sizeof(T);
   std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t),
               reinterpret_cast<const char*>(&value) + sizeof(size_t), known - sizeof(size_t));

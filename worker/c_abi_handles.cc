@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <utility>
 
 namespace phub::c_abi {
@@ -12,7 +14,10 @@ namespace {
 // A handle is the object's number, counted from 1, and its type.
 constexpr unsigned kTypeBits = 4;
 Type type_in(uint64_t handle) { return static_cast<Type>(handle & ((1u << kTypeBits) - 1)); }
-const char* name_of(Type type) { return type == Type::kOptions ? "phub_options" : "phub_worker"; }
+constexpr std::array<const char*, 6> kNames = {nullptr,       "phub_options",       "phub_worker",
+                                               "phub_device", "phub_geeps_options", "phub_geeps"};
+bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kGeeps; }
+const char* name_of(Type type) { return kNames.at(static_cast<size_t>(type)); }
 
 }  // namespace
 
@@ -45,8 +50,8 @@ Handles::Entries::iterator Handles::at(const void* handle, Type type) {
   if (handle == nullptr) throw Refusal(PHUB_BAD_HANDLE, fmt::format("the {} is null", wanted));
   const auto entry = entries_.find(number);
   const Type actual = type_in(number);
-  const bool given_out = number >> kTypeBits >= 1 && number >> kTypeBits <= last_ &&
-                         (actual == Type::kOptions || actual == Type::kWorker);
+  const bool given_out =
+      number >> kTypeBits >= 1 && number >> kTypeBits <= last_ && is_type(actual);
   if (entry == entries_.end()) {
     throw Refusal(PHUB_BAD_HANDLE,
                   given_out

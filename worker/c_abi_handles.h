@@ -31,7 +31,7 @@ struct Object {
   virtual ~Object() = default;
 };
 
-enum class Type : uint8_t { kOptions = 1, kWorker = 2 };
+enum class Type : uint8_t { kOptions = 1, kWorker, kDevice, kGeepsOptions, kGeeps };
 
 // Thread-safe. There is one, made at the first use and never destroyed: threads of the library may
 // outlive main().

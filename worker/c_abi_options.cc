@@ -12,6 +12,30 @@
 #include "worker/c_abi_call.h"
 
 namespace phub::c_abi {
+
+void refuse_option(std::string_view name, std::span<const std::string_view> options) {
+  const std::string near = nearest(name, {options.begin(), options.end()});
+  throw Refusal(PHUB_INVALID, fmt::format("there is no option '{}'{}", printable(name),
+                                          near.empty() ? "" : fmt::format("; '{}'?", near)));
+}
+
+int64_t number_in(std::string_view option, std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw Refusal(PHUB_INVALID, fmt::format("option '{}' must be a whole number, got '{}'", option,
+                                            printable(text)));
+  }
+  return number;
+}
+
+void check_number(std::string_view option, int64_t value, int64_t min, int64_t max) {
+  if (value < min || value > max) {
+    throw Refusal(PHUB_INVALID, fmt::format("option '{}' must be from {} to {}, got {}", option,
+                                            min, max, value));
+  }
+}
+
 namespace {
 
 struct Option {
@@ -61,9 +85,7 @@ const Option& option_named(std::string_view name) {
     if (option.name == name) return option;
     names.push_back(option.name);
   }
-  const std::string near = nearest(name, names);
-  throw Refusal(PHUB_INVALID, fmt::format("there is no option '{}'{}", printable(name),
-                                          near.empty() ? "" : fmt::format("; '{}'?", near)));
+  refuse_option(name, names);
 }
 
 void set_number(WorkerOptions& options, const Option& option, int64_t value) {
@@ -75,10 +97,7 @@ void set_number(WorkerOptions& options, const Option& option, int64_t value) {
   if (option.text || option.job_text) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
   }
-  if (value < min || value > max) {
-    throw Refusal(PHUB_INVALID, fmt::format("option '{}' must be from {} to {}, got {}",
-                                            option.name, min, max, value));
-  }
+  check_number(option.name, value, min, max);
   if (option.limit) options.*option.limit = static_cast<uint32_t>(value);
   if (option.job_limit) options.spec.*option.job_limit = static_cast<uint32_t>(value);
   if (option.count) options.*option.count = static_cast<size_t>(value);
@@ -92,13 +111,7 @@ void set_text(WorkerOptions& options, const Option& option, std::string_view val
   } else if (option.job_text) {
     options.spec.*option.job_text = value;
   } else {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc() || end != value.data() + value.size()) {
-      throw Refusal(PHUB_INVALID, fmt::format("option '{}' must be a whole number, got '{}'",
-                                              option.name, printable(value)));
-    }
-    set_number(options, option, number);
+    set_number(options, option, number_in(option.name, value));
   }
 }
 

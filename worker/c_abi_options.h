@@ -1,7 +1,10 @@
-// What a phub_options is.
+// What a phub_options is, and what options by name have in common.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
+#include <span>
+#include <string_view>
 
 #include "worker/c_abi_handles.h"
 #include "worker/worker.h"
@@ -13,5 +16,10 @@ struct OptionsObject : Object {
   std::mutex mutex;
   WorkerOptions options;  // guarded by mutex
 };
+
+// Throw Refusal(PHUB_INVALID).
+[[noreturn]] void refuse_option(std::string_view name, std::span<const std::string_view> options);
+int64_t number_in(std::string_view option, std::string_view text);
+void check_number(std::string_view option, int64_t value, int64_t min, int64_t max);
 
 }  // namespace phub::c_abi

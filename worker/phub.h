@@ -242,6 +242,175 @@ typedef struct phub_stats {
 } phub_stats;
 PHUB_API phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats);
 
+/* ---- GeePS: parameters and local data in the memory of a device, and what does not fit there in
+ * host memory, moved ahead of time in the background. worker/geeps/cache.h is the same for C++, and
+ * says more about every call.
+ *
+ *   phub_geeps_options_create(&tables);
+ *   phub_geeps_options_add_table(tables, "layer1", 128, NULL, 785);      // parameters
+ *   phub_geeps_options_add_local(tables, "hidden", 128, NULL, 64);       // this worker's own data
+ *   phub_options_add_tables(options, tables);                            // the keys of the job
+ *   phub_worker_create(options, &worker);
+ *   phub_device_open_host(64 << 20, 0, 0, &device);
+ *   phub_geeps_create(device, worker, tables, &geeps);
+ *   phub_geeps_begin_virtual(geeps);  iteration(geeps);  phub_geeps_finish(geeps);
+ *   for (;;) iteration(geeps);
+ *
+ *   phub_geeps_read(geeps, 0, NULL, 0, PHUB_STALENESS_OF_JOB, &weights);
+ *   phub_geeps_local_access(geeps, 1, NULL, 0, 0, &hidden);
+ *   ... compute from weights.data into hidden.data ...
+ *   phub_geeps_post_read(geeps, weights.handle);
+ *   phub_geeps_post_local_access(geeps, hidden.handle, 1);
+ *   phub_geeps_pre_update(geeps, 0, NULL, 0, &update);
+ *   ... compute the gradient into update.data ...
+ *   phub_geeps_update(geeps, update.handle);
+ *   phub_geeps_table_clock(geeps, 0);
+ *
+ * Threads. A phub_geeps is for one thread at a time: a call during another one for the same handle
+ * is PHUB_WRONG_THREAD. A call that waits for the job ends when its worker leaves or is destroyed.
+ *
+ * Errors. PHUB_INVALID, a wrong call, which changes nothing; PHUB_FULL, device memory;
+ * PHUB_TIMEOUT; what a device or the job failed with, which every later call fails with. ---- */
+
+typedef struct phub_device phub_device;
+typedef struct phub_geeps_options phub_geeps_options;
+typedef struct phub_geeps phub_geeps;
+
+/* Host memory within a budget that copies move at a set speed: for workers without a GPU. Data
+ * pointers are host memory. 0 bytes per second: as fast as this machine copies. PHUB_FULL. */
+PHUB_API phub_code phub_device_open_host(uint64_t budget_bytes, double copy_bytes_per_second,
+                                         uint64_t copy_latency_ns, phub_device** device);
+/* A GPU, of which `budget_bytes` are taken at once. Data pointers are device memory, for any stream
+ * as soon as the call that asked for them returns. No call waits for streams of the caller's: they
+ * must have finished with a buffer before it is given back.
+ * PHUB_UNAVAILABLE: there is no such device, no driver, or the library was built without CUDA. */
+PHUB_API phub_code phub_device_open_cuda(int index, uint64_t budget_bytes, phub_device** device);
+/* Its memory goes with the last phub_geeps that uses it. */
+PHUB_API phub_code phub_device_close(phub_device* device);
+
+typedef struct phub_memory {
+  size_t size; /* set it to sizeof(phub_memory) */
+  uint64_t budget_bytes, used_bytes, peak_bytes; /* of the device */
+  uint64_t host_bytes;                           /* pinned in host memory */
+} phub_memory;
+PHUB_API phub_code phub_device_memory(const phub_device* device, phub_memory* memory);
+
+PHUB_API phub_code phub_geeps_options_create(phub_geeps_options** options);
+PHUB_API phub_code phub_geeps_options_destroy(phub_geeps_options* options);
+
+/* Sets an option by its name, as phub_options_set does.
+ *   budget_bytes    of device memory; 0: what the device has left            0
+ *   reserved_bytes  of these, for calls outside the sequence; 0: one largest buffer, if that fits
+ *   max_lead        phases by which buffers are filled ahead, at most        4
+ *   prefetch        0: buffers are filled when they are asked for            1
+ *   strict          1: a call outside the sequence is an error               0
+ *   poison          1: buffers that are given back become NaN                0
+ *   partitions      of the tables, each with its own moving threads          1
+ *   timeout_ms      of calls that wait; 0: none but the worker's             0
+ *   trace           file for the trace (ui.perfetto.dev); "": none */
+PHUB_API phub_code phub_geeps_options_set(phub_geeps_options* options, const char* name,
+                                          const char* value);
+PHUB_API phub_code phub_geeps_options_set_number(phub_geeps_options* options, const char* name,
+                                                 int64_t value);
+
+/* Adds the next table, of parameters or of this worker's own data (zero at first): `rows` rows of
+ * `row_floats` floats. `keys` has the rows' keys, each once, in their order in memory; null: 0 to
+ * rows - 1. Every worker adds the same tables of parameters. At most 2^28 rows. */
+PHUB_API phub_code phub_geeps_options_add_table(phub_geeps_options* options, const char* name,
+                                                uint32_t row_floats, const uint64_t* keys,
+                                                uint64_t rows);
+PHUB_API phub_code phub_geeps_options_add_local(phub_geeps_options* options, const char* name,
+                                                uint32_t row_floats, const uint64_t* keys,
+                                                uint64_t rows);
+/* Of a table of parameters: whether reads contain this worker's updates that were not clocked yet
+ * (jobs that add updates to the parameters only), and the largest staleness that a read may ask
+ * for, in clocks. Otherwise 0 and 0. */
+PHUB_API phub_code phub_geeps_options_tune_table(phub_geeps_options* options, uint32_t table,
+                                                 int read_my_writes, uint32_t max_staleness);
+
+/* Adds a key to a job for every table of parameters, in their order: all keys that it has. */
+PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables);
+
+/* A cache of the parameters of the worker's job. From now on it pushes the worker's keys, and
+ * phub_push and phub_use_memory are PHUB_INVALID. The options may be changed and destroyed
+ * afterwards. PHUB_INVALID: the job's keys are not the tables; PHUB_TAKEN: the worker has a cache.
+ */
+PHUB_API phub_code phub_geeps_create(phub_device* device, phub_worker* worker,
+                                     const phub_geeps_options* options, phub_geeps** geeps);
+/* The same without a server, for one process: a thread of the library applies the optimizer. Of the
+ * job's options count the keys, the optimizer and what its arithmetic depends on. `initial` has the
+ * parameters of all tables one after another; null and 0: zeros. */
+PHUB_API phub_code phub_geeps_create_standalone(phub_device* device, const phub_options* job,
+                                                const phub_geeps_options* options,
+                                                const float* initial, size_t elements,
+                                                phub_geeps** geeps);
+/* Waits for pushes that are under way; data pointers end here. The worker stays. */
+PHUB_API phub_code phub_geeps_destroy(phub_geeps* geeps);
+
+/* The calls of an iteration, recorded: virtually (nothing else happens, buffers have no data) or in
+ * a real iteration. phub_geeps_finish places everything by them; what tables hold stays. */
+PHUB_API phub_code phub_geeps_begin_virtual(phub_geeps* geeps);
+PHUB_API phub_code phub_geeps_begin_gathering(phub_geeps* geeps);
+PHUB_API phub_code phub_geeps_finish(phub_geeps* geeps);
+
+typedef struct phub_buffer {
+  size_t size; /* set it to sizeof(phub_buffer) */
+  float* data; /* the rows in the order of the keys, in device memory; null if recorded only */
+  uint64_t rows;
+  uint64_t handle; /* for the call that gives it back; never used twice */
+  int64_t age;     /* of a read: clocks of every worker that are in it; -1: the job is async */
+  uint32_t row_floats;
+  uint32_t reserved;
+} phub_buffer;
+
+#define PHUB_STALENESS_OF_JOB (-1) /* what the job's consistency gives */
+
+/* Table 1 of GeePS. Rows are named by `count` keys, or are all of the table (null and 0). These
+ * wait until the buffer can be used. `staleness` in clocks: 0 is BSP. `fetch` 0: what the rows held
+ * is not needed. */
+PHUB_API phub_code phub_geeps_read(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
+                                   size_t count, int64_t staleness, phub_buffer* buffer);
+PHUB_API phub_code phub_geeps_pre_update(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
+                                         size_t count, phub_buffer* buffer);
+PHUB_API phub_code phub_geeps_local_access(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
+                                           size_t count, int fetch, phub_buffer* buffer);
+
+/* These give a buffer back and return at once. `save` 0: what it holds is not needed any more.
+ * phub_geeps_discard takes any buffer, nothing is updated or saved. */
+PHUB_API phub_code phub_geeps_post_read(phub_geeps* geeps, uint64_t handle);
+PHUB_API phub_code phub_geeps_update(phub_geeps* geeps, uint64_t handle);
+PHUB_API phub_code phub_geeps_post_local_access(phub_geeps* geeps, uint32_t handle, int save);
+PHUB_API phub_code phub_geeps_discard(phub_geeps* geeps, uint64_t handle);
+
+/* The table's updates of this clock are complete: they go out. */
+PHUB_API phub_code phub_geeps_table_clock(phub_geeps* geeps, uint32_t table);
+/* Until what was clocked is pushed, and its result is here. */
+PHUB_API phub_code phub_geeps_wait_all(phub_geeps* geeps);
+
+typedef struct phub_geeps_counters {
+  size_t size; /* set it to sizeof(phub_geeps_counters) */
+  uint64_t calls, outside_sequence;
+  uint64_t prefetched;                     /* buffers that were filled before they were asked for */
+  uint64_t stalled_ns;                     /* that calls waited for buffers */
+  uint64_t bytes_to_device, bytes_to_host; /* copied in the background */
+  uint64_t bytes_staged;                   /* of these, gathered or added by threads of the cache */
+  uint64_t bytes_copied_by_caller;         /* between host and device, within calls */
+  uint64_t pushes, pulls;
+} phub_geeps_counters;
+PHUB_API phub_code phub_geeps_stats(phub_geeps* geeps, phub_geeps_counters* counters);
+
+typedef struct phub_placement {
+  size_t size;           /* set it to sizeof(phub_placement) */
+  uint64_t pinned_bytes; /* of device memory: what stays there, with its updates */
+  uint64_t index_bytes, pool_bytes, reserved_bytes;
+  uint64_t total_bytes;
+  uint64_t moved_bytes; /* between host and device in one iteration */
+  uint32_t double_buffered; /* 1: every buffer is filled at least one phase ahead */
+  uint32_t reserved;
+} phub_placement;
+/* PHUB_INVALID before phub_geeps_finish. */
+PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* placement);
+
 /* ---- Jobs, without being a part of them. `server` is HOST:PORT. Up to 10 s each. ---- */
 
 typedef struct phub_job {

@@ -28,11 +28,14 @@ endforeach()
 
 # To be linked statically: the library and what it needs of the other folders, as one archive.
 set(archive ${CMAKE_CURRENT_BINARY_DIR}/packages/libphub_worker.a)
-set(parts phub_worker phub_transport phub_kernels phub_numa)
+set(parts phub_geeps_c phub_geeps phub_device phub_worker phub_transport phub_kernels phub_numa)
 set(script "create ${archive}\n")
 foreach(part ${parts})
   string(APPEND script "addlib $<TARGET_FILE:${part}>\n")
 endforeach()
+if(PHUB_CUDA AND CMAKE_CUDA_COMPILER)
+  string(APPEND script "addlib ${CUDA_cudart_static_LIBRARY}\n")
+endif()
 file(GENERATE OUTPUT packages/archive.mri CONTENT "${script}save\nend\n")
 add_custom_command(OUTPUT ${archive}
   COMMAND ${CMAKE_AR} -M < ${CMAKE_CURRENT_BINARY_DIR}/packages/archive.mri

@@ -48,6 +48,7 @@ __global__ void move_rows(const Value* from, Value* to, const uint32_t* index, s
       if constexpr (kKind == Kernel::Kind::kScatter) to[in_table + i] = from[in_batch + i];
       if constexpr (kKind == Kernel::Kind::kScatterAdd)
         add_to(to[in_table + i], from[in_batch + i]);
+      if constexpr (kKind == Kernel::Kind::kGatherAdd) add_to(to[in_batch + i], from[in_table + i]);
     }
   }
 }
@@ -152,6 +153,8 @@ int launch_on_cuda(const Kernel& k, cudaStream_t stream) {
       return launch_rows<Kernel::Kind::kScatter>(k, stream);
     case Kernel::Kind::kScatterAdd:
       return launch_rows<Kernel::Kind::kScatterAdd>(k, stream);
+    case Kernel::Kind::kGatherAdd:
+      return launch_rows<Kernel::Kind::kGatherAdd>(k, stream);
     case Kernel::Kind::kAddScaled:
       return launch(add_scaled, k.count, stream, k.factor, static_cast<const float*>(k.from), to,
                     k.count);

@@ -53,6 +53,7 @@ class CudaStream : public Stream {
  public:
   CudaStream(Device& device, const CudaState& state, const std::string& name);
   ~CudaStream() override;
+  CUstream_st* handle() const { return stream_; }
 
  private:
   void do_copy_to_device(void* to, const void* from, size_t bytes) override;

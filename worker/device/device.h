@@ -146,6 +146,7 @@ class Stream {
 
   // to row i = from row index[i]; `to` has index.size() rows.
   void gather(ConstRows from, const RowIndex& index, float* to);
+  void gather_add(ConstRows from, const RowIndex& index, float* to);  // += it
   // to row index[i] = from row i, or += it. REQUIRES: index.distinct(), else kInvalid.
   void scatter(const float* from, const RowIndex& index, Rows to);
   void scatter_add(const float* from, const RowIndex& index, Rows to);
@@ -168,6 +169,8 @@ class Stream {
  private:
   // `what` is for errors. The kernel reads and writes so many bytes.
   void launch(const char* what, const Kernel& kernel, size_t from_bytes, size_t to_bytes);
+  void gather(const char* what, Kernel::Kind kind, ConstRows from, const RowIndex& index,
+              float* to);
   void scatter(const char* what, Kernel::Kind kind, const float* from, const RowIndex& index,
                Rows to);
   void check_index(const char* what, const RowIndex& index, ConstRows table) const;
@@ -217,6 +220,8 @@ class Device {
   virtual std::unique_ptr<Event> make_event() = 0;
 
   size_t budget_bytes() const { return budget_; }
+  // Device memory is memory of this machine's, and the calling thread may compute in it.
+  virtual bool in_host_memory() const { return false; }
   DeviceStats stats() const;
 
  protected:

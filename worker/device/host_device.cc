@@ -68,6 +68,7 @@ class HostDeviceImpl : public HostDevice {
   }
   ~HostDeviceImpl() override { permit(arena_memory_.bytes().data(), arena_memory_.bytes().size()); }
 
+  bool in_host_memory() const override { return true; }
   std::unique_ptr<Stream> make_stream(std::string name) override {
     return std::make_unique<HostStream>(*this, scheduler_, name);
   }

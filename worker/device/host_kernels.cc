@@ -53,6 +53,17 @@ void gather(const Kernel& k) {
   }
 }
 
+void gather_add(const Kernel& k) {
+  const auto* table = static_cast<const float*>(k.from);
+  auto* batch = static_cast<float*>(k.to);
+  const auto next = [&](size_t entry) {
+    return reinterpret_cast<const std::byte*>(table + k.index[entry] * k.row_floats);
+  };
+  for_runs(k, next, [&](size_t entry, size_t row, size_t rows) {
+    add_floats(batch + entry * k.row_floats, table + row * k.row_floats, rows * k.row_floats);
+  });
+}
+
 void scatter(const Kernel& k) {
   const size_t row_bytes = k.row_floats * sizeof(float);
   const auto* batch = static_cast<const std::byte*>(k.from);
@@ -92,6 +103,8 @@ void run_on_host(const Kernel& k) {
       return scatter(k);
     case Kernel::Kind::kScatterAdd:
       return scatter_add(k);
+    case Kernel::Kind::kGatherAdd:
+      return gather_add(k);
     case Kernel::Kind::kAddScaled:
       return add_scaled_floats(static_cast<float*>(k.to), k.factor,
                                static_cast<const float*>(k.from), k.count);

@@ -13,6 +13,7 @@ struct Kernel {
     kGather,      // to row i = from row index[i]
     kScatter,     // to row index[i] = from row i
     kScatterAdd,  // to row index[i] += from row i
+    kGatherAdd,   // to row i += from row index[i]
     kAddScaled,   // to[i] += factor · from[i], two roundings
     kFill,        // to[i] = factor
     kConvert,     // to[i] = from[i] in another number format, as kernels::convert

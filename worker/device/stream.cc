@@ -70,10 +70,19 @@ void Stream::check_index(const char* what, const RowIndex& index, ConstRows tabl
 }
 
 void Stream::gather(ConstRows from, const RowIndex& index, float* to) {
-  check_index("gather", index, from);
+  gather("gather", Kernel::Kind::kGather, from, index, to);
+}
+
+void Stream::gather_add(ConstRows from, const RowIndex& index, float* to) {
+  gather("gather_add", Kernel::Kind::kGatherAdd, from, index, to);
+}
+
+void Stream::gather(const char* what, Kernel::Kind kind, ConstRows from, const RowIndex& index,
+                    float* to) {
+  check_index(what, index, from);
   if (from.row_floats == 0) return;
-  launch("gather",
-         {.kind = Kernel::Kind::kGather,
+  launch(what,
+         {.kind = kind,
           .from = from.data,
           .to = to,
           .count = index.size(),

@@ -1,0 +1,112 @@
+// Neural nets as a cache of parameters sees them: tables, and an iteration's calls and
+// computations. Nothing is computed: a layer takes as long as its arithmetic and its memory traffic
+// do on a stated device.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/device/device.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/cache.h"
+#include "worker/geeps/placement.h"
+
+namespace phub::geeps_bench {
+
+// What layers take their times from: about a GPU of 2016 in a PCIe 3.0 x16 slot.
+struct Machine {
+  double flops_per_second = 10e12;
+  double memory_bytes_per_second = 480e9;
+  double copy_bytes_per_second = 12e9;  // per direction
+  std::chrono::nanoseconds copy_latency{10'000};
+};
+
+// The same, as many times slower in everything. Ratios of times stay what they are, and this
+// machine's processors have so many times longer for what they do.
+Machine slower(const Machine& machine, double factor);
+HostDeviceOptions device_of(const Machine& machine, uint64_t budget_bytes);
+
+struct Layer {
+  std::string name;
+  double weights = 0;      // floats
+  double outputs = 0;      // floats per image
+  double connections = 0;  // multiplications per image; 0: of a layer that only moves data
+};
+
+struct Net {
+  std::string name;
+  double inputs = 0;  // floats per image
+  std::vector<Layer> layers;
+  double images = 0;  // per iteration
+
+  double weights() const;
+};
+
+// GeePS's AdamLike by its figures, with AlexNet's geometry (conv, pool, norm; 1.5 times the
+// channels; 22k classes): 2.4 billion connections, 470 MB of parameters, 123 MB of inputs at 200
+// images.
+Net adam_like();
+// GeePS's very large one: fully connected layers of 373 MB each.
+Net very_large(uint32_t layers);
+// AlexNet, for what accumulating elsewhere frees.
+Net alexnet();
+// A part of the net: of the images and the weights. Layers take a part of the time.
+Net part_of(Net net, double parts);
+
+// How an iteration treats gradients and tables.
+struct Style {
+  bool one_table = false;       // all parameters, clocked together at the end
+  bool keep_gradients = false;  // on the device to the end of the iteration, as local data
+};
+
+// The tables of a net, and its iteration.
+class Training {
+ public:
+  Training(const Net& net, const Machine& machine, const Style& style = {});
+
+  const std::vector<geeps::TableSpec>& tables() const { return tables_; }
+  std::chrono::nanoseconds compute_time() const;  // of an iteration
+  double weights() const { return weights_; }
+
+  // Enqueues the computations on `compute`. In a virtual iteration that is null.
+  void iterate(geeps::Cache& cache, Stream* compute) const;
+  geeps::Demand demand() const;  // what iterate() demands of device memory
+
+  // All tables, their updates, and the double-buffered pool of accesses: what GeePS takes for
+  // "everything in device memory".
+  uint64_t everything_bytes() const;
+  // What place() needs to move nothing.
+  uint64_t least_unmoved_bytes() const;
+
+ private:
+  using Keys = std::vector<uint64_t>;
+  struct Rows {
+    uint32_t table = 0;
+    Keys keys;
+  };
+  struct Step {
+    bool has_weights;
+    Rows weights, output, error, gradient;
+    std::chrono::nanoseconds forward, backward;
+  };
+
+  template <class Calls>
+  void run(Calls& calls) const;
+  template <class Calls>
+  void forward(Calls& calls, uint64_t& output) const;
+  template <class Calls>
+  void backward(Calls& calls, uint64_t output) const;
+  Rows add_table(const std::string& name, double floats, bool local);
+  Rows add_weights(const std::string& name, double floats);
+
+  Style style_;
+  std::vector<geeps::TableSpec> tables_;
+  Rows input_;
+  std::vector<Step> steps_;
+  double weights_ = 0;
+};
+
+}  // namespace phub::geeps_bench

@@ -1,0 +1,71 @@
+#include "bench/geeps_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/geeps/standalone_exchange.h"
+
+namespace phub::geeps_bench {
+
+double median(std::vector<double> values) {
+  const size_t middle = values.size() / 2;
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(middle), values.end());
+  const double upper = values[middle];
+  if (values.size() % 2 == 1) return upper;
+  return (upper + *std::max_element(values.begin(), values.begin() + static_cast<long>(middle))) /
+         2;
+}
+
+JobSpec job_of(std::span<const geeps::TableSpec> tables) {
+  JobSpec spec;
+  spec.name = "geeps";
+  spec.keys = geeps::keys_of(tables);
+  spec.optimizer = "momentum";
+  spec.on_nonfinite = "pass";  // nothing is written into the buffers of updates
+  return spec;
+}
+
+geeps::CacheOptions cache_options(Stream& compute) {
+  return {.reserved_bytes = 1, .compute = &compute};  // no call is outside of the sequence
+}
+
+TrainingRun::TrainingRun(Training training, const Machine& machine, uint64_t budget_bytes)
+    : training_(std::move(training)),
+      device_(make_host_device(device_of(machine, budget_bytes))),
+      compute_(device_->make_stream("compute")),
+      exchange_(std::make_unique<geeps::StandaloneExchange>(job_of(training_.tables()))),
+      cache_(std::make_unique<geeps::Cache>(*device_, *exchange_, training_.tables(),
+                                            cache_options(*compute_))) {
+  cache_->begin_virtual();
+  training_.iterate(*cache_, nullptr);
+  cache_->finish_sequence();
+  seconds_per_iteration(1);
+}
+
+double TrainingRun::seconds_per_iteration(uint32_t iterations) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint32_t i = 0; i < iterations; ++i) training_.iterate(*cache_, compute_.get());
+  compute_->synchronize();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return took.count() / iterations;
+}
+
+double TrainingRun::busy(double seconds) const {
+  return std::chrono::duration<double>(training_.compute_time()).count() / seconds;
+}
+
+std::vector<double> alternate(std::span<TrainingRun* const> runs, uint32_t iterations,
+                              uint32_t turns) {
+  std::vector<std::vector<double>> seconds(runs.size());
+  for (uint32_t turn = 0; turn < turns; ++turn) {
+    for (size_t r = 0; r < runs.size(); ++r) {
+      runs[r]->seconds_per_iteration(1);
+      seconds[r].push_back(runs[r]->seconds_per_iteration(iterations));
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& all : seconds) medians.push_back(median(std::move(all)));
+  return medians;
+}
+
+}  // namespace phub::geeps_bench

@@ -1,0 +1,50 @@
+// Trainings of this process: a device, a cache and an exchange without a box.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "bench/geeps_net.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/cache.h"
+#include "worker/geeps/exchange.h"
+
+namespace phub::geeps_bench {
+
+double median(std::vector<double> values);
+
+// A job for a cache's tables that every bench uses: SGD with momentum, BSP.
+JobSpec job_of(std::span<const geeps::TableSpec> tables);
+
+geeps::CacheOptions cache_options(Stream& compute);
+
+class TrainingRun {
+ public:
+  // Records the iteration virtually, and runs one to fill what lives on the device.
+  TrainingRun(Training training, const Machine& machine, uint64_t budget_bytes);
+
+  double seconds_per_iteration(uint32_t iterations);
+
+  const Training& training() const { return training_; }
+  geeps::Cache& cache() { return *cache_; }
+  const geeps::Cache& cache() const { return *cache_; }
+  DeviceStats device() const { return device_->stats(); }
+  // The part of its time that the device computes, at these seconds per iteration.
+  double busy(double seconds) const;
+
+ private:
+  Training training_;
+  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<geeps::Exchange> exchange_;
+  std::unique_ptr<geeps::Cache> cache_;
+};
+
+// Iterations of all runs in turn, `turns` times: the median seconds of each.
+std::vector<double> alternate(std::span<TrainingRun* const> runs, uint32_t iterations,
+                              uint32_t turns);
+
+}  // namespace phub::geeps_bench

@@ -1,0 +1,31 @@
+// Trainings of several processes through a server, each with a device and a cache of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/geeps_net.h"
+
+namespace phub::geeps_bench {
+
+struct Workers {
+  std::string server;
+  std::string transport;
+  std::string job;
+  uint32_t workers = 4;
+  uint32_t warmup = 2, iterations = 10;
+};
+
+// Of all workers, or the mean over them.
+struct WorkersResult {
+  double seconds = 0;  // per iteration
+  double stalled = 0;  // the part of that in which a device computes nothing
+  uint64_t bytes_copied_by_caller = 0;
+};
+
+// Everything fits the devices. Throws Error(kInternal) if a worker fails, which says why on stderr.
+// REQUIRES: the calling process has one thread.
+WorkersResult train(const Workers& workers, const Net& net, const Machine& machine,
+                    const Style& style);
+
+}  // namespace phub::geeps_bench

@@ -1,0 +1,401 @@
+#include "worker/geeps/device_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "tests/geeps/exchange_rig.h"
+#include "tests/worker/box.h"
+#include "transport/error.h"
+#include "worker/geeps/key_queue.h"
+#include "worker/geeps/standalone_exchange.h"
+#include "worker/geeps/worker_exchange.h"
+
+namespace phub::geeps {
+namespace {
+
+using phub::testing::Box;
+using phub::testing::each_rank;
+using ::testing::ElementsAre;
+using testing::expected;
+using testing::gradient_of;
+using ::testing::HasSubstr;
+using testing::initial_of;
+using testing::is_null;
+using testing::Parameters;
+using testing::parameters_of;
+using testing::random_seed;
+using testing::same_bits;
+using testing::spec_of;
+using testing::tables;
+
+struct Push {
+  size_t key;
+  int32_t priority;
+  bool null;
+  std::vector<float> gradient;
+};
+
+// Keeps what is pushed, and gives it back when it is told to.
+class Recorder : public Exchange {
+ public:
+  explicit Recorder(std::vector<size_t> elements) {
+    for (const size_t count : elements) {
+      names_.push_back("key" + std::to_string(names_.size()));
+      gradients_.emplace_back(count);
+      parameters_.emplace_back(count);
+    }
+  }
+
+  size_t keys() const override { return names_.size(); }
+  const std::string& name(size_t key) const override { return names_[key]; }
+  size_t elements(size_t key) const override { return gradients_[key].size(); }
+  std::span<float> gradient(size_t key) override { return gradients_[key]; }
+  std::span<const float> parameters(size_t key) const override { return parameters_[key]; }
+  void push(size_t key, int32_t priority) override { add({key, priority, false, gradients_[key]}); }
+  void push_null(size_t key) override { add({key, 0, true, {}}); }
+  std::optional<size_t> next() override { return here_.next(); }
+  void stop() override { here_.stop(); }
+  std::optional<uint32_t> slack() const override { return 7; }
+  uint32_t rank() const override { return 2; }
+  uint32_t world_size() const override { return 5; }
+
+  void give_back(size_t key) { here_.add(key); }
+  void fail(const Error& error) { here_.fail(error); }
+
+  // The next push: waits for it.
+  Push take() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !pushes_.empty(); });
+    Push push = std::move(pushes_.front());
+    pushes_.pop_front();
+    return push;
+  }
+  void refuse_pushes(const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    refusal_ = why;
+  }
+  // Until open(), push() does not return.
+  void close() {
+    const std::lock_guard lock(mutex_);
+    open_ = false;
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  void add(Push push) {
+    std::unique_lock lock(mutex_);
+    if (!refusal_.empty()) throw Error(ErrorCode::kFenced, refusal_);
+    pushes_.push_back(std::move(push));
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+  }
+
+  std::vector<std::string> names_;
+  std::vector<std::vector<float>> gradients_, parameters_;
+  KeyQueue here_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Push> pushes_;
+  std::string refusal_;
+  bool open_ = true;
+};
+
+template <typename Call>
+std::string error_of(ErrorCode code, Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+// Members from threads of their own, each in an order of its own; every key is pushed once per
+// round, with the sum in the order of the members.
+TEST(DeviceGroup, AnyInterleavingGivesTheOrderedSum) {
+  const uint64_t seed = random_seed();
+  constexpr uint64_t kRounds = 12;
+  const std::vector<size_t> elements = {1, 1000, 200'001, 32 << 10};
+  for (const uint32_t members : {2u, 3u, 9u}) {
+    for (const bool mean : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << members << " members, seed " << seed);
+      Recorder downstream(elements);
+      DeviceGroup group(downstream, {.members = members, .mean = mean, .threads = 3});
+      auto all = std::async(std::launch::async, [&] {
+        each_rank(members, [&](uint32_t i) {
+          testing::run(group.member(i), seed, i, kRounds, std::mt19937_64(seed + i));
+        });
+      });
+      std::vector<uint64_t> rounds(elements.size());
+      for (size_t n = 0; n < elements.size() * kRounds; ++n) {
+        const Push push = downstream.take();
+        const uint64_t round = ++rounds[push.key];
+        std::vector<std::vector<float>> gradients;
+        for (uint32_t i = 0; i < members; ++i) {
+          if (is_null(i, round, push.key)) continue;
+          gradients.emplace_back(elements[push.key]);
+          for (size_t e = 0; e < elements[push.key]; ++e) {
+            gradients.back()[e] = gradient_of(seed, i, round, push.key, e);
+          }
+        }
+        EXPECT_EQ(push.null, gradients.empty()) << "key " << push.key << ", round " << round;
+        if (!gradients.empty()) {
+          std::vector<const void*> slots;
+          for (const auto& gradient : gradients) slots.push_back(gradient.data());
+          std::vector<float> sum(elements[push.key]);
+          reference::sum(slots, kernels::DType::kF32,
+                         mean ? static_cast<float>(1.0 / members) : 1.0f, sum.data(), sum.size());
+          EXPECT_TRUE(push.gradient == sum) << "key " << push.key << ", round " << round;
+        }
+        downstream.give_back(push.key);
+      }
+      all.get();
+    }
+  }
+}
+
+// The sums that wait while a push takes its time.
+TEST(DeviceGroup, HigherPrioritiesGoFirst) {
+  Recorder downstream(std::vector<size_t>(5, 100));
+  DeviceGroup group(downstream, {.members = 2, .threads = 1});
+  const auto push = [&](size_t key, int32_t first, int32_t second) {
+    group.member(0).push(key, first);
+    group.member(1).push(key, second);
+  };
+  downstream.close();
+  push(0, 0, 0);
+  EXPECT_EQ(downstream.take().key, 0u);  // the only thread is in there now
+  push(1, -5, 1);
+  push(2, 5, -9);  // the highest of the members' counts
+  push(3, 3, 3);
+  push(4, 1, 1);
+  downstream.open();
+  std::vector<size_t> order;
+  std::vector<int32_t> priorities;
+  for (int i = 0; i < 4; ++i) {
+    const Push pushed = downstream.take();
+    order.push_back(pushed.key);
+    priorities.push_back(pushed.priority);
+  }
+  EXPECT_THAT(order, ElementsAre(2, 3, 1, 4));
+  EXPECT_THAT(priorities, ElementsAre(5, 3, 1, 1));
+}
+
+// Two devices in a process are two workers, to the bit.
+TEST(DeviceGroup, TwoDevicesEqualTwoWorkers) {
+  const uint64_t seed = random_seed();
+  constexpr uint64_t kRounds = 8;
+  Box box;
+  for (const char* optimizer : {"none", "sgd", "momentum", "adam"}) {
+    for (const char* reduction : {"sum", "mean"}) {
+      JobSpec spec = spec_of(optimizer, reduction, 2);
+      SCOPED_TRACE(::testing::Message() << spec.name << ", seed " << seed);
+      const bool initial = spec.initial == "broadcast";
+      Parameters workers[2];
+      each_rank(2, [&](uint32_t rank) {
+        WorkerOptions options = box.options(spec);
+        options.rank = static_cast<int32_t>(rank);
+        Worker worker(options);
+        worker.broadcast(initial && rank == 0 ? initial_of(spec) : std::vector<float>());
+        WorkerExchange exchange(worker, tables());
+        testing::run(exchange, seed, rank, kRounds, std::mt19937_64(seed + rank));
+        workers[rank] = parameters_of(exchange);
+        worker.barrier();
+      });
+
+      Parameters devices[2], standalone[2];
+      const auto run_group = [&](Exchange& downstream, Parameters* seen) {
+        DeviceGroup group(downstream, {.members = 2, .mean = spec.reduction == "mean"});
+        each_rank(2, [&](uint32_t i) {
+          testing::run(group.member(i), seed, i, kRounds, std::mt19937_64(seed + 2 + i));
+          seen[i] = parameters_of(group.member(i));
+        });
+      };
+      spec.world_size = 1;
+      const std::vector<float> values = initial_of(spec);
+      {
+        Worker worker(box.options(spec));
+        worker.broadcast(initial ? std::span(values) : std::span<const float>());
+        WorkerExchange exchange(worker, tables());
+        run_group(exchange, devices);
+      }
+      {
+        StandaloneExchange exchange(spec, initial ? std::span(values) : std::span<const float>());
+        run_group(exchange, standalone);
+      }
+      const Parameters want = expected(spec_of(optimizer, reduction, 2), seed, 2, kRounds);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_TRUE(same_bits(workers[i], want)) << "worker " << i;
+        EXPECT_TRUE(same_bits(devices[i], want)) << "device " << i;
+        EXPECT_TRUE(same_bits(standalone[i], want)) << "device without a box " << i;
+      }
+    }
+  }
+}
+
+// Two processes of two devices. Gradients are small integers, whose sums are exact in any order.
+TEST(DeviceGroup, GroupsMeetAtTheServer) {
+  Box box;
+  JobSpec spec = spec_of("none", "sum", 2);
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    WorkerExchange exchange(worker, tables());
+    DeviceGroup group(exchange, {.members = 2});
+    each_rank(2, [&](uint32_t i) {
+      Exchange& member = group.member(i);
+      EXPECT_EQ(member.rank(), 2 * rank + i);
+      EXPECT_EQ(member.world_size(), 4u);
+      for (int round = 1; round <= 5; ++round) {
+        for (size_t key = 0; key < member.keys(); ++key) {
+          std::ranges::fill(member.gradient(key), static_cast<float>(round << (4 * member.rank())));
+          member.push(key, 0);
+        }
+        for (size_t n = 0; n < member.keys(); ++n) {
+          const size_t key = member.next().value();
+          EXPECT_THAT(member.parameters(key), ::testing::Each(0x1111 * round));
+        }
+      }
+    });
+    worker.barrier();
+  });
+}
+
+TEST(DeviceGroup, AMemberHasGradientMemoryOfItsOwn) {
+  Recorder downstream({10, 20});
+  DeviceGroup group(downstream, {.members = 2});
+  for (size_t key = 0; key < 2; ++key) {
+    const std::span<float> first = group.member(0).gradient(key);
+    const std::span<float> second = group.member(1).gradient(key);
+    EXPECT_NE(first.data(), second.data());
+    for (const std::span<float> gradient : {first, second}) {
+      EXPECT_EQ(gradient.size(), downstream.elements(key));
+      EXPECT_NE(gradient.data(), downstream.gradient(key).data());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(gradient.data()) % 4096, 0u);
+    }
+    EXPECT_EQ(group.member(1).parameters(key).data(), downstream.parameters(key).data());
+    EXPECT_EQ(group.member(1).elements(key), downstream.elements(key));
+    EXPECT_EQ(group.member(1).name(key), downstream.name(key));
+  }
+  EXPECT_EQ(group.members(), 2u);
+  EXPECT_EQ(group.member(0).keys(), 2u);
+  EXPECT_EQ(group.member(0).slack(), 7u);
+  EXPECT_EQ(group.member(1).rank(), 5u);
+  EXPECT_EQ(group.member(1).world_size(), 10u);
+}
+
+// Nothing is summed or copied.
+TEST(DeviceGroup, OneMemberWritesIntoTheDownstreamsMemory) {
+  Recorder downstream({10});
+  DeviceGroup group(downstream, {.members = 1, .mean = true});
+  Exchange& member = group.member(0);
+  EXPECT_EQ(member.gradient(0).data(), downstream.gradient(0).data());
+  member.gradient(0)[3] = 5;
+  member.push(0, 4);
+  const Push push = downstream.take();
+  EXPECT_EQ(push.gradient[3], 5);
+  EXPECT_EQ(push.priority, 4);
+  downstream.give_back(0);
+  EXPECT_EQ(member.next(), 0u);
+  member.push_null(0);
+  EXPECT_TRUE(downstream.take().null);
+}
+
+TEST(DeviceGroup, AnErrorOfTheDownstreamIsEveryMembers) {
+  constexpr uint32_t kMembers = 3;
+  Recorder downstream({10, 10});
+  DeviceGroup group(downstream, {.members = kMembers});
+  std::vector<std::future<std::optional<size_t>>> waiting;
+  for (uint32_t i = 0; i < kMembers; ++i) {
+    waiting.push_back(std::async(std::launch::async, [&, i] { return group.member(i).next(); }));
+  }
+  downstream.fail(Error(ErrorCode::kRankLost, "rank 4 is lost"));
+  for (auto& next : waiting) {
+    EXPECT_EQ(error_of(ErrorCode::kRankLost, [&] { next.get(); }), "rank 4 is lost");
+  }
+  for (uint32_t i = 0; i < kMembers; ++i) {
+    Exchange& member = group.member(i);
+    EXPECT_EQ(error_of(ErrorCode::kRankLost, [&] { member.push(0, 0); }), "rank 4 is lost");
+    EXPECT_EQ(error_of(ErrorCode::kRankLost, [&] { member.push_null(1); }), "rank 4 is lost");
+    EXPECT_EQ(error_of(ErrorCode::kRankLost, [&] { member.next(); }), "rank 4 is lost");
+  }
+}
+
+// In a summing thread, or, where nothing is summed, in a member's.
+TEST(DeviceGroup, ARefusedPushIsEveryMembersError) {
+  for (const bool null : {false, true}) {
+    Recorder downstream({10});
+    DeviceGroup group(downstream, {.members = 2});
+    downstream.refuse_pushes("replaced");
+    const auto push = [&](uint32_t i) {
+      return null ? group.member(i).push_null(0) : group.member(i).push(0, 0);
+    };
+    push(0);
+    if (null) {
+      EXPECT_EQ(error_of(ErrorCode::kFenced, [&] { push(1); }), "replaced");
+    } else {
+      push(1);
+    }
+    for (uint32_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(error_of(ErrorCode::kFenced, [&] { group.member(i).next(); }), "replaced");
+      EXPECT_EQ(error_of(ErrorCode::kFenced, [&] { push(i); }), "replaced");
+    }
+  }
+}
+
+TEST(DeviceGroup, StopEndsTheNextOfOneMember) {
+  Recorder downstream({10});
+  DeviceGroup group(downstream, {.members = 2});
+  auto stopped = std::async(std::launch::async, [&] { return group.member(0).next(); });
+  auto other = std::async(std::launch::async, [&] { return group.member(1).next(); });
+  group.member(0).stop();
+  EXPECT_EQ(stopped.get(), std::nullopt);
+  group.member(0).push(0, 0);
+  group.member(1).push(0, 0);
+  downstream.give_back(downstream.take().key);
+  EXPECT_EQ(other.get(), 0u);
+  EXPECT_EQ(group.member(0).next(), std::nullopt);
+  // Where the downstream itself is stopped, nobody gets anything any more.
+  downstream.stop();
+  EXPECT_EQ(group.member(1).next(), std::nullopt);
+}
+
+TEST(DeviceGroup, EndsWhileGradientsAreUnderWay) {
+  StandaloneExchange exchange(spec_of("none", "sum", 1));
+  DeviceGroup group(exchange, {.members = 2});
+  for (uint32_t i = 0; i < 2; ++i) {
+    for (size_t key = 0; key < exchange.keys(); ++key) group.member(i).push(key, 0);
+  }
+}
+
+TEST(DeviceGroup, WrongCallsAreRefused) {
+  Recorder downstream({10});
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { DeviceGroup(downstream, {.members = 0}); }),
+              HasSubstr("needs a member"));
+  DeviceGroup group(downstream, {.members = 2});
+  group.member(1).push(0, 0);
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { group.member(1).push(0, 0); }),
+              HasSubstr("device 1 pushed 'key0'"));
+  group.member(0).push_null(0);
+  downstream.give_back(downstream.take().key);
+  EXPECT_EQ(group.member(0).next(), 0u);
+  // Member 1 has not taken the key yet.
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { group.member(1).push(0, 0); }),
+              HasSubstr("device 1"));
+  EXPECT_EQ(group.member(1).next(), 0u);
+  group.member(1).push(0, 0);
+}
+
+}  // namespace
+}  // namespace phub::geeps

@@ -1,0 +1,83 @@
+#include "worker/geeps/tables.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+
+#include "transport/error.h"
+
+namespace phub::geeps {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// What keys_of() says against these tables.
+std::string refusal(const std::vector<TableSpec>& tables) {
+  try {
+    keys_of(tables);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalid) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Tables, DenseKeysAreNumbersFromZero) {
+  EXPECT_THAT(dense(4), ElementsAre(0, 1, 2, 3));
+  EXPECT_TRUE(dense(0).empty());
+  EXPECT_THROW(dense(std::numeric_limits<uint64_t>::max()), Error);
+}
+
+TEST(Tables, KeysAreTheTablesOfParametersInTheirOrder) {
+  const std::vector<TableSpec> tables = {
+      {"b", 3, {9, 4}}, {"hidden", 128, dense(5), true}, {"a", 128, dense(10)}};
+  const std::vector<KeySpec> keys = keys_of(tables);
+  ASSERT_EQ(keys.size(), 2u);
+  EXPECT_EQ(table_name(keys[0].name), "b");
+  EXPECT_EQ(keys[0].elements, 6u);
+  EXPECT_EQ(table_name(keys[1].name), "a");
+  EXPECT_EQ(keys[1].elements, 1280u);
+}
+
+TEST(Tables, NamesTellDifferentRowsApart) {
+  const std::vector<TableSpec> tables = {{"t", 6, {0, 1}},    {"t", 6, {1, 0}}, {"t", 6, {0, 2}},
+                                         {"t", 3, dense(4)},  {"t", 4, {0, 1}}, {"t", 6, {0}},
+                                         {"t", 6, {0, 1, 2}}, {"u", 6, {0, 1}}};
+  std::set<std::string> names;
+  for (const TableSpec& table : tables) names.insert(key_name(table));
+  EXPECT_EQ(names.size(), tables.size());
+  EXPECT_EQ(key_name({"t", 6, {0, 1}}), key_name({"t", 6, dense(2)}));
+  // FNV-1a, computed apart: a job outlives a release of the library.
+  EXPECT_EQ(key_name({"t", 6, {0, 1}}), "t #158826567a790422");
+}
+
+TEST(Tables, OnlyADigestIsTakenFromAName) {
+  EXPECT_EQ(table_name("layer #0123456789abcdef"), "layer");
+  EXPECT_EQ(table_name("layer #1 #0123456789abcdef"), "layer #1");
+  for (const char* name : {"layer", "", "layer #1", "layer #0123456789abcdeg",
+                           "layer#0123456789abcdef", " #0123456789abcdef"}) {
+    EXPECT_EQ(table_name(name), name);
+  }
+}
+
+TEST(Tables, WhatIsWrongIsNamed) {
+  EXPECT_THAT(refusal({{"", 1, dense(1)}}), HasSubstr("table 0 has no name"));
+  EXPECT_THAT(refusal({{std::string(240, 'x'), 1, dense(1)}}), HasSubstr("240 bytes"));
+  EXPECT_THAT(refusal({{"t", 1, dense(1)}, {"u", 1, dense(1)}, {"t", 2, dense(1), true}}),
+              HasSubstr("table 't' is there twice"));
+  EXPECT_THAT(refusal({{"t", 0, dense(1)}}), AllOf(HasSubstr("'t'"), HasSubstr("row_floats is 0")));
+  EXPECT_THAT(refusal({{"t", 1, {}}}), HasSubstr("table 't' has no rows"));
+  EXPECT_THAT(refusal({{"t", 1, {5, 9, 1, 9}}}),
+              AllOf(HasSubstr("'t'"), HasSubstr("key 9 is there twice")));
+  EXPECT_THAT(refusal({{"t", 1, {5, 5}}}), HasSubstr("key 5 is there twice"));
+  EXPECT_THAT(refusal({{"t", std::numeric_limits<uint32_t>::max(), dense(1000)}}),
+              AllOf(HasSubstr("'t'"), HasSubstr("1000 rows of 4294967295 floats")));
+  EXPECT_EQ(refusal({{"t", 1, {std::numeric_limits<uint64_t>::max(), 0}}}), "");
+}
+
+}  // namespace
+}  // namespace phub::geeps

@@ -1,0 +1,243 @@
+// Over a whole box.
+#include "worker/geeps/worker_exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <limits>
+#include <mutex>
+
+#include "tests/geeps/exchange_rig.h"
+#include "tests/worker/box.h"
+#include "transport/error.h"
+
+namespace phub::geeps {
+namespace {
+
+using phub::testing::Box;
+using phub::testing::each_rank;
+using ::testing::AllOf;
+using testing::expected;
+using ::testing::HasSubstr;
+using testing::initial_of;
+using testing::parameters_of;
+using testing::random_seed;
+using testing::same_bits;
+using testing::spec_of;
+using testing::tables;
+
+WorkerOptions options_of(const Box& box, const JobSpec& spec, uint32_t rank) {
+  WorkerOptions options = box.options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return options;
+}
+
+template <typename Call>
+std::string error_of(ErrorCode code, Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(WorkerExchange, EveryWorkerSeesTheBitsOfOneProcess) {
+  constexpr uint32_t kRanks = 3;
+  constexpr uint64_t kRounds = 10;
+  const uint64_t seed = random_seed();
+  Box box;
+  for (const char* optimizer : {"none", "momentum", "adam"}) {
+    for (const char* reduction : {"sum", "mean"}) {
+      const JobSpec spec = spec_of(optimizer, reduction, kRanks);
+      const auto want = expected(spec, seed, kRanks, kRounds);
+      each_rank(kRanks, [&](uint32_t rank) {
+        Worker worker(options_of(box, spec, rank));
+        worker.broadcast(rank == 0 ? initial_of(spec) : std::vector<float>());
+        WorkerExchange exchange(worker, tables());
+        testing::run(exchange, seed, rank, kRounds, std::mt19937_64(seed + rank));
+        EXPECT_TRUE(same_bits(parameters_of(exchange), want))
+            << spec.name << ", rank " << rank << ", seed " << seed;
+        EXPECT_EQ(worker.stats().bytes_copied, 0u);
+        worker.barrier();
+      });
+    }
+  }
+}
+
+TEST(WorkerExchange, AKeyIsATable) {
+  Box box;
+  const JobSpec spec = spec_of("none", "sum", 2);
+  each_rank(2, [&](uint32_t rank) {
+    Worker worker(options_of(box, spec, rank));
+    WorkerExchange exchange(worker, tables());
+    ASSERT_EQ(exchange.keys(), 4u);
+    EXPECT_EQ(exchange.name(2), "layer");
+    EXPECT_EQ(exchange.elements(2), 65u * 128);
+    EXPECT_EQ(exchange.gradient(2).size(), 65u * 128);
+    EXPECT_EQ(exchange.parameters(2).size(), 65u * 128);
+    EXPECT_EQ(exchange.rank(), rank);
+    EXPECT_EQ(exchange.world_size(), 2u);
+    worker.barrier();
+  });
+}
+
+TEST(WorkerExchange, SlackIsTheJobs) {
+  Box box;
+  const auto slack = [&](const char* consistency, uint32_t rounds) {
+    JobSpec spec = spec_of("none", "sum", 1);
+    spec.consistency = consistency;
+    spec.slack = rounds;
+    Worker worker(box.options(spec));
+    return WorkerExchange(worker, tables()).slack();
+  };
+  EXPECT_EQ(slack("bsp", 0), 0u);
+  EXPECT_EQ(slack("ssp", 4), 4u);
+  EXPECT_EQ(slack("async", 0), std::nullopt);
+}
+
+// The same name and number of elements, and rows in another order or of another size.
+TEST(WorkerExchange, WorkersWithOtherRowsCannotJoin) {
+  Box box;
+  const auto job = [](const TableSpec& table) {
+    JobSpec spec;
+    spec.name = "rows";
+    spec.keys = keys_of(std::span(&table, 1));
+    spec.world_size = 2;
+    return spec;
+  };
+  WorkerOptions first = options_of(box, job({"table", 4, {5, 6, 7}}), 0);
+  Worker worker(first);
+  for (const TableSpec& other :
+       {TableSpec{"table", 4, {5, 7, 6}}, TableSpec{"table", 2, {5, 6, 7, 8, 9, 10}}}) {
+    EXPECT_THAT(
+        error_of(ErrorCode::kMismatch, [&] { Worker second(options_of(box, job(other), 1)); }),
+        HasSubstr("key 0 is 'table #"));
+  }
+  Worker second(options_of(box, job({"table", 4, {5, 6, 7}}), 1));
+}
+
+TEST(WorkerExchange, WhatDoesNotFitTheJobIsRefused) {
+  Box box;
+  const auto refusal = [&](const JobSpec& spec, const std::vector<TableSpec>& tables) {
+    return error_of(ErrorCode::kInvalid, [&] {
+      Worker worker(box.options(spec));
+      WorkerExchange exchange(worker, tables);
+    });
+  };
+  JobSpec spec = spec_of("none", "sum", 1);
+  std::vector<TableSpec> other = tables();
+  std::swap(other[1].keys[0], other[1].keys[1]);
+  EXPECT_THAT(refusal(spec, other), AllOf(HasSubstr("table 'rows'"), HasSubstr("key 1")));
+  other = tables();
+  other.pop_back();
+  EXPECT_THAT(refusal(spec, other), AllOf(HasSubstr("'large #"), HasSubstr("no table")));
+  other = tables();
+  other.push_back({"more", 1, dense(1)});
+  EXPECT_THAT(refusal(spec, other), AllOf(HasSubstr("table 'more'"), HasSubstr("4 keys")));
+  spec.keys[2].name = "layer";
+  EXPECT_THAT(refusal(spec, tables()), AllOf(HasSubstr("table 'layer'"), HasSubstr("keys_of()")));
+  spec = spec_of("none", "sum", 1);
+  spec.keys[3].elements += 1;
+  EXPECT_THAT(refusal(spec, tables()), AllOf(HasSubstr("table 'large'"), HasSubstr("82501")));
+  spec = spec_of("none", "sum", 1);
+  spec.gradient_dtype = "bf16";
+  EXPECT_THAT(refusal(spec, tables()), HasSubstr("gradient_dtype is bf16"));
+  spec = spec_of("none", "sum", 1);
+  spec.parameter_dtype = "f16";
+  EXPECT_THAT(refusal(spec, tables()), HasSubstr("parameter_dtype is f16"));
+  // Rank 0 must have sent the initial parameters.
+  EXPECT_THAT(refusal(spec_of("sgd", "sum", 1), tables()), HasSubstr("broadcast()"));
+}
+
+// next() waits for a key that another worker holds up, and is woken for one that is pushed later.
+TEST(WorkerExchange, NextLearnsOfLaterPushes) {
+  Box box;
+  const JobSpec spec = spec_of("none", "sum", 2);
+  each_rank(2, [&](uint32_t rank) {
+    Worker worker(options_of(box, spec, rank));
+    WorkerExchange exchange(worker, tables());
+    if (rank == 0) {
+      exchange.push(3, 0);  // the other pushes it last
+      auto next = std::async(std::launch::async, [&] {
+        std::vector<size_t> here;
+        while (here.size() < 40) {
+          here.push_back(exchange.next().value());
+          if (here.size() < 40) exchange.push(0, 0);
+        }
+        here.push_back(exchange.next().value());
+        return here;
+      });
+      exchange.push(0, 0);
+      std::vector<size_t> want(40, 0);
+      want.push_back(3);
+      EXPECT_EQ(next.get(), want);
+    } else {
+      for (int round = 0; round < 40; ++round) {
+        exchange.push(0, 0);
+        EXPECT_EQ(exchange.next(), 0u);
+      }
+      exchange.push(3, 0);
+      EXPECT_EQ(exchange.next(), 3u);
+    }
+    worker.barrier();
+  });
+}
+
+TEST(WorkerExchange, StopEndsNext) {
+  Box box;
+  const JobSpec spec = spec_of("none", "sum", 2);
+  Worker worker(options_of(box, spec, 0));
+  Worker other(options_of(box, spec, 1));
+  for (const bool pushed : {false, true}) {  // asleep here, or in the worker
+    WorkerExchange exchange(worker, tables());
+    if (pushed) exchange.push(0, 0);
+    auto next = std::async(std::launch::async, [&] { return exchange.next(); });
+    exchange.stop();
+    EXPECT_EQ(next.get(), std::nullopt);
+    EXPECT_EQ(exchange.next(), std::nullopt);
+  }
+}
+
+// A NaN ends the job: whoever waits is told, and whoever calls from then on.
+TEST(WorkerExchange, ErrorsOfTheWorkerStay) {
+  Box box;
+  const JobSpec spec = spec_of("none", "sum", 2);
+  each_rank(2, [&](uint32_t rank) {
+    Worker worker(options_of(box, spec, rank));
+    WorkerExchange exchange(worker, tables());
+    if (rank == 1) exchange.gradient(2)[100] = std::numeric_limits<float>::quiet_NaN();
+    exchange.push(2, 0);
+    const std::string what = error_of(ErrorCode::kNonFinite, [&] { exchange.next(); });
+    EXPECT_THAT(what, AllOf(HasSubstr("rank 1 sent a NaN"), HasSubstr("key 'layer #")));
+    EXPECT_EQ(error_of(ErrorCode::kNonFinite, [&] { exchange.push(0, 0); }), what);
+    EXPECT_EQ(error_of(ErrorCode::kNonFinite, [&] { exchange.push_null(1); }), what);
+    EXPECT_EQ(error_of(ErrorCode::kNonFinite, [&] { exchange.next(); }), what);
+  });
+}
+
+TEST(WorkerExchange, AFailedPushEndsNext) {
+  Box box;
+  Worker worker(box.options(spec_of("none", "sum", 1)));
+  WorkerExchange exchange(worker, tables());
+  auto next = std::async(std::launch::async, [&] { exchange.next(); });
+  worker.leave();
+  EXPECT_THAT(error_of(ErrorCode::kFenced, [&] { exchange.push(0, 0); }), HasSubstr("has left"));
+  EXPECT_THAT(error_of(ErrorCode::kFenced, [&] { next.get(); }), HasSubstr("has left"));
+}
+
+TEST(WorkerExchange, AKeyIsPushedOnceUntilItIsBack) {
+  Box box;
+  Worker worker(box.options(spec_of("none", "sum", 1)));
+  WorkerExchange exchange(worker, tables());
+  exchange.push(1, 0);
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { exchange.push_null(1); }), HasSubstr("'rows'"));
+  EXPECT_EQ(exchange.next(), 1u);
+  exchange.push_null(1);
+  EXPECT_EQ(exchange.next(), 1u);
+}
+
+}  // namespace
+}  // namespace phub::geeps

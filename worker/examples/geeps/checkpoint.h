@@ -1,0 +1,26 @@
+// A training's state in a file: replaced as a whole, and checked when it is read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace phub::examples {
+
+struct Checkpoint {
+  std::string of;      // what was trained, and with what
+  uint64_t clock = 0;  // the next one
+  std::vector<float> parameters, state;
+};
+
+// On disk when this returns; until then the file is what it was before. Throws Error(kInternal).
+void save(const std::string& path, const Checkpoint& checkpoint);
+// Throws Error: kNotFound, no such file; kInvalid, not a whole checkpoint; kMismatch, one of
+// something else than `of`.
+Checkpoint load(const std::string& path, const std::string& of);
+
+// FNV-1a, 64 bits.
+uint64_t digest(std::span<const std::byte> bytes);
+
+}  // namespace phub::examples

@@ -1,0 +1,15 @@
+// Operations as CUDA kernels: what cuda_math.cc calls of the part that nvcc compiles.
+#pragma once
+
+#include <cstddef>
+
+#include "worker/examples/geeps/operations.h"
+
+struct CUstream_st;  // of the CUDA runtime, whose headers not every machine has
+
+namespace phub::examples {
+
+// For every row and column, a thread each. Answers with a cudaError_t.
+int launch_on_cuda(size_t rows, size_t columns, const Operation& operation, CUstream_st* stream);
+
+}  // namespace phub::examples

@@ -1,0 +1,103 @@
+#include "worker/examples/geeps/devices.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "transport/error.h"
+#include "worker/device/cuda_device.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/standalone_exchange.h"
+
+namespace phub::examples {
+namespace {
+
+// "cuda" or "cuda:N".
+int cuda_ordinal(std::string_view device) {
+  std::string_view number = device;
+  if (number == "cuda") number = "cuda:0";
+  int ordinal = 0;
+  const bool is_cuda = number.starts_with("cuda:");
+  if (is_cuda) number.remove_prefix(5);
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), ordinal);
+  if (!is_cuda || error != std::errc() || end != number.data() + number.size()) {
+    fail(ErrorCode::kInvalid, "--device {}: not host, cuda or cuda:N", device);
+  }
+  return ordinal;
+}
+
+// Where a device with so much memory would have what. Nothing is computed.
+geeps::Placement placement_at(Model& model, uint64_t budget, uint32_t max_lead) {
+  const std::span<const geeps::TableSpec> tables = model.tables().specs();
+  const auto device = make_host_device({.budget_bytes = budget});
+  geeps::StandaloneExchange exchange({.name = "plan", .keys = geeps::keys_of(tables)});
+  geeps::Cache cache(*device, exchange, model.tables().specs(), {.max_lead = max_lead});
+  cache.begin_virtual();
+  model.train(cache, nullptr, 0);
+  cache.finish_sequence();
+  return cache.placement();
+}
+
+// Parameters, their updates, and buffers for twice all that.
+uint64_t more_than_enough(const Model& model) {
+  uint64_t floats = 0;
+  for (const auto& table : model.tables().specs()) floats += table.keys.size() * table.row_floats;
+  return (floats * sizeof(float) * 8) + (16 << 20);
+}
+
+uint64_t least_budget(Model& model, uint64_t enough) {
+  constexpr uint64_t kPrecision = 1024;
+  uint64_t too_little = 0;
+  while (enough - too_little > kPrecision) {
+    const uint64_t half = too_little + (enough - too_little) / 2;
+    try {
+      placement_at(model, half, 1);
+      enough = half;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kFull) throw;
+      too_little = half;
+    }
+  }
+  return enough;
+}
+
+}  // namespace
+
+ComputeDevice make_device(const TrainingOptions& options, uint32_t number, uint64_t budget_bytes) {
+  if (options.device == "host") {
+    return {
+        .device = make_host_device({.name = "host" + std::to_string(number),
+                                    .budget_bytes = budget_bytes,
+                                    .copy_bytes_per_second = options.bandwidth,
+                                    .copy_latency = std::chrono::microseconds(options.latency_us),
+                                    .poison_copies = options.poison}),
+        .compute = nullptr,
+        .math = make_host_math()};
+  }
+  ComputeDevice cuda;
+  const int ordinal = cuda_ordinal(options.device) + static_cast<int>(number);
+  cuda.device = make_cuda_device({.ordinal = ordinal, .budget_bytes = budget_bytes});
+  cuda.compute = cuda.device->make_stream("compute");
+  cuda.math = make_cuda_math(*cuda.compute, ordinal);
+  return cuda;
+}
+
+uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make) {
+  std::string text = options.budget;
+  if (text != "least" && !text.ends_with('%')) {
+    const std::string error = CLI::AsSizeValue(false)(text);  // replaces 64M by its number
+    if (!error.empty()) fail(ErrorCode::kInvalid, "--budget {}: {}", options.budget, error);
+    return std::stoull(text);
+  }
+  const auto model = make(options.share);
+  const uint64_t all = placement_at(*model, more_than_enough(*model), 1).total_bytes();
+  if (text == "least") return least_budget(*model, all);
+  unsigned percent = 0;
+  const char* end = text.data() + text.size() - 1;
+  if (const auto [at, error] = std::from_chars(text.data(), end, percent);
+      error != std::errc() || at != end) {
+    fail(ErrorCode::kInvalid, "--budget {}: not a whole number of percent", text);
+  }
+  return all * percent / 100;
+}
+
+}  // namespace phub::examples

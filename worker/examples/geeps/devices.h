@@ -1,0 +1,25 @@
+// The devices of an application, as its options say.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "worker/device/device.h"
+#include "worker/examples/geeps/device_math.h"
+#include "worker/examples/geeps/training.h"
+
+namespace phub::examples {
+
+// Ends in the reverse order.
+struct ComputeDevice {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Stream> compute;  // null: the calling thread computes
+  std::unique_ptr<Math> math;
+};
+
+// "64M", "35%" of what everything takes (nothing is moved, buffers are double), or "least".
+uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make);
+// The number-th of this process.
+ComputeDevice make_device(const TrainingOptions& options, uint32_t number, uint64_t budget_bytes);
+
+}  // namespace phub::examples

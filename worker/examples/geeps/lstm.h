@@ -1,0 +1,80 @@
+// A language model: an LSTM that reads a text symbol by symbol and says what comes next. Trained by
+// backpropagation through so many time steps; what the LSTM remembers is carried to the next ones.
+// The local data of a time step are rows of their own, so that a sequence may be longer than fits
+// in device memory; the parameters are read, and updated, at every step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "worker/examples/geeps/model.h"
+#include "worker/examples/geeps/text.h"
+
+namespace phub::examples {
+
+struct LstmSizes {
+  size_t symbols = 0, hidden = 128;
+
+  // Of the recurrent layer: symbols × 4 · hidden, hidden × 4 · hidden, then the bias.
+  size_t recurrent() const { return (symbols + hidden + 1) * 4 * hidden; }
+  size_t output() const { return (hidden + 1) * symbols; }  // hidden × symbols, then the bias
+};
+
+// What a time step is computed from, for so many streams (rows).
+struct LstmStep {
+  LstmSizes sizes;
+  size_t streams;
+  const float *recurrent, *output;           // parameters
+  const float *inputs, *labels;              // symbols
+  const float *cell_before, *output_before;  // streams × hidden
+  float *cell, *hidden_output;               // the same, after the step
+  float* gates;                              // streams × 4 · hidden
+  float* error;                              // streams × symbols: of the logits
+};
+// Adds each stream's loss to `losses`; `error` is scaled.
+void lstm_forward(Math& math, const LstmStep& step, float scale, float* losses);
+// hidden_error and cell_error: of what the step gave to the next one, replaced by that of what it
+// got. Writes the gradients of the step. Overwrites the gates.
+void lstm_backward(Math& math, const LstmStep& step, float* hidden_error, float* cell_error,
+                   float* recurrent_gradient, float* output_gradient);
+
+class Lstm : public Model {
+ public:
+  // share.samples: streams. `text` outlives it.
+  Lstm(const Text& text, size_t hidden, size_t steps, const Share& share);
+
+  const Tables& tables() const override { return tables_; }
+  std::vector<float> initial() const override;
+  double train(geeps::Cache& cache, Math* math, uint64_t clock) override;
+  std::string evaluate(const Parameters& parameters) const override;
+  std::vector<float> state() const override { return carried_; }
+  void set_state(std::span<const float> state) override;
+
+  double held_out_loss(const Parameters& parameters) const;  // of a symbol, in nats
+
+ private:
+  void train_window(geeps::Cache& cache, Math* math, const Window& window, bool last);
+  void begin(geeps::Cache& cache, Math* math, const Window& window);
+  void forward(geeps::Cache& cache, Math* math, const Window& window, size_t step);
+  void backward(geeps::Cache& cache, Math* math, size_t step) const;
+  void carry(geeps::Cache& cache, Math* math);
+
+  const Text& text_;
+  LstmSizes sizes_;
+  size_t steps_;
+  Share share_;
+  Tables tables_;
+  uint32_t recurrent_, output_;  // parameters
+  // Of every step: its symbols and labels, gates, error of the logits. Of every step and what was
+  // before the first: cells and outputs.
+  uint32_t symbols_, gates_, errors_, states_;
+  uint32_t flowing_;            // error of the state, from a step to the one before
+  uint32_t losses_;             // of the streams, summed over the steps
+  double loss_ = 0;             // of the clock so far, summed
+  std::vector<float> carried_;  // a copy of the last state
+  bool restored_ = false;       // carried_ comes from a checkpoint
+};
+
+}  // namespace phub::examples

@@ -1,0 +1,19 @@
+#include "worker/examples/geeps/model.h"
+
+#include "transport/error.h"
+
+namespace phub::examples {
+
+uint32_t Tables::add(const std::string& name, size_t floats, size_t parts, bool local) {
+  const size_t rows = (floats + kRowFloats - 1) / kRowFloats;
+  specs_.push_back(
+      {.name = name, .row_floats = kRowFloats, .keys = geeps::dense(rows * parts), .local = local});
+  part_rows_.push_back(rows);
+  return static_cast<uint32_t>(specs_.size() - 1);
+}
+
+void Model::set_state(std::span<const float> state) {
+  if (!state.empty()) fail(ErrorCode::kInvalid, "a checkpoint with the state of another model");
+}
+
+}  // namespace phub::examples

@@ -1,0 +1,277 @@
+#include "worker/examples/geeps/training.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "transport/error.h"
+#include "worker/examples/geeps/checkpoint.h"
+#include "worker/examples/geeps/devices.h"
+#include "worker/geeps/device_group.h"
+#include "worker/geeps/standalone_exchange.h"
+#include "worker/geeps/worker_exchange.h"
+
+namespace phub::examples {
+
+using geeps::Cache;
+using geeps::CacheStats;
+using geeps::Exchange;
+using std::chrono::steady_clock;
+
+namespace {
+
+std::string with_rank(std::string path, uint32_t rank) {
+  const size_t at = path.find("%r");
+  return at == std::string::npos ? path : path.replace(at, 2, std::to_string(rank));
+}
+
+void write(const std::string& path, std::span<const float> values) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(values.data()),
+             static_cast<std::streamsize>(values.size_bytes()));
+  if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
+}
+
+double learning_rate(const TrainingOptions& o, uint64_t clock) {
+  if (o.lr_every == 0) return o.lr;
+  return o.lr * std::pow(o.lr_decay, static_cast<double>(clock / o.lr_every));
+}
+
+// Plain SGD on the sum: a worker's gradients are already divided by all samples of a clock.
+JobSpec job_spec(const TrainingOptions& options, const Tables& tables) {
+  JobSpec spec = options.worker.spec;
+  spec.keys = geeps::keys_of(tables.specs());
+  spec.optimizer = "sgd";
+  spec.hyper = {{"lr", options.lr}};
+  spec.reduction = "sum";
+  spec.initial = "broadcast";
+  spec.on_loss = "fail";
+  spec.consistency = options.consistency;
+  spec.slack = options.slack;
+  return spec;
+}
+
+Share share_of(const TrainingOptions& options, uint32_t rank, uint32_t device) {
+  Share share = options.share;
+  share.rank = rank * options.devices + device;
+  share.world = options.worker.spec.world_size * options.devices;
+  return share;
+}
+
+geeps::CacheOptions cache_options(const TrainingOptions& options, uint32_t rank, Stream* compute) {
+  return {.prefetch = options.prefetch,
+          .poison = options.poison,
+          .partitions = options.partitions,
+          .compute = compute,
+          .trace = with_rank(options.trace, rank)};
+}
+
+// What is trained, where it can go on: the same model, data and share.
+std::string identity(const std::string& name, const Share& share) {
+  return fmt::format("{}, seed {}, rank {} of {}, {} mini-batches of {}", name, share.seed,
+                     share.rank, share.world, share.mini_batches, share.samples);
+}
+
+// A device, and the model that is trained on it. Used by one thread.
+class Trainer {
+ public:
+  using SetRate = std::function<void(double)>;
+
+  Trainer(const TrainingOptions& options, std::string name, const Share& share, uint64_t budget,
+          uint32_t device, const MakeModel& make)
+      : options_(options),
+        share_(share),
+        name_(identity(name, share)),
+        model_(make(share)),
+        device_(make_device(options, device, budget)) {
+    if (!options.resume) return;
+    Checkpoint checkpoint = load(path(), name_);
+    first_clock_ = checkpoint.clock;
+    model_->set_state(checkpoint.state);
+    parameters_ = std::move(checkpoint.parameters);
+  }
+
+  const Tables& tables() const { return model_->tables(); }
+  std::vector<float> initial() const { return options_.resume ? parameters_ : model_->initial(); }
+
+  // REQUIRES: the exchange outlives this. With `set_rate` this one keeps the learning rate.
+  void begin(Exchange& exchange, SetRate set_rate) {
+    exchange_ = &exchange;
+    set_rate_ = std::move(set_rate);
+    cache_.emplace(*device_.device, exchange, model_->tables().specs(),
+                   cache_options(options_, share_.rank, device_.compute.get()));
+    if (options_.gather != "virtual") return;
+    cache_->begin_virtual();
+    model_->train(*cache_, nullptr, first_clock_);
+    cache_->finish_sequence();
+    if (share_.rank == 0) print_placement();
+  }
+
+  void run() {
+    reported_at_ = steady_clock::now();
+    double rate = options_.lr;
+    for (uint64_t clock = first_clock_; clock < options_.clocks; ++clock) {
+      if (set_rate_ && learning_rate(options_, clock) != rate) {
+        cache_->wait_all();  // from this clock on, not from the one before
+        set_rate_(rate = learning_rate(options_, clock));
+      }
+      const bool gathers = options_.gather == "first" && clock == first_clock_;
+      if (gathers) cache_->begin_gathering();
+      loss_ += model_->train(*cache_, device_.math.get(), clock);
+      if (gathers) cache_->finish_sequence();
+      after(clock + 1);
+    }
+    cache_->wait_all();
+    const std::vector<float> all = all_parameters();
+    if (!options_.out.empty()) write(with_rank(options_.out, share_.rank), all);
+    fmt::print("rank {}: digest {:016x}\n", share_.rank, digest(std::as_bytes(std::span(all))));
+    std::fflush(stdout);
+  }
+
+ private:
+  std::string path() const { return with_rank(options_.checkpoint, share_.rank); }
+
+  void after(uint64_t clocks) {
+    if (share_.rank == 0 && clocks % options_.report_every == 0) report(clocks);
+    const bool due = options_.checkpoint_every > 0 && clocks % options_.checkpoint_every == 0;
+    if (!options_.checkpoint.empty() && (due || clocks == options_.clocks)) {
+      cache_->wait_all();
+      save(
+          path(),
+          {.of = name_, .clock = clocks, .parameters = all_parameters(), .state = model_->state()});
+    }
+  }
+
+  // By table. REQUIRES: wait_all(), and no clock since.
+  Parameters parameters() const {
+    Parameters tables;
+    for (size_t key = 0; key < exchange_->keys(); ++key) {
+      tables.push_back(exchange_->parameters(key));
+    }
+    return tables;
+  }
+  std::vector<float> all_parameters() const {
+    std::vector<float> all;
+    for (const auto& table : parameters()) all.insert(all.end(), table.begin(), table.end());
+    return all;
+  }
+
+  void print_placement() const {
+    const geeps::Placement& p = cache_->placement();
+    constexpr double kMega = 1e6;
+    fmt::print(
+        "device memory {:.2f} MB of {:.2f} MB: pinned {:.2f}, buffers {:.2f}, {}-buffered; "
+        "{:.2f} MB moved per iteration\n",
+        static_cast<double>(p.total_bytes()) / kMega,
+        static_cast<double>(device_.device->budget_bytes()) / kMega,
+        static_cast<double>(p.pinned_bytes) / kMega, static_cast<double>(p.pool_bytes) / kMega,
+        p.buffering == geeps::Buffering::kDouble ? "double" : "single",
+        static_cast<double>(p.moved_bytes) / kMega);
+  }
+
+  void report(uint64_t clocks) {
+    using Milliseconds = std::chrono::duration<double, std::milli>;
+    cache_->wait_all();
+    const Milliseconds time = steady_clock::now() - reported_at_;
+    const CacheStats stats = cache_->stats();
+    const Milliseconds stalled = stats.stalled - reported_stall_;
+    const auto iterations = static_cast<double>(clocks - std::max(reported_clocks_, first_clock_));
+    fmt::print("iteration {:>6}   loss {:.4f}   {}   {:.2f} ms each, {:.0f}% stalled\n", clocks,
+               loss_ / iterations, model_->evaluate(parameters()), time.count() / iterations,
+               100 * stalled / time);
+    std::fflush(stdout);
+    loss_ = 0;
+    reported_clocks_ = clocks;
+    reported_stall_ = stats.stalled;
+    reported_at_ = steady_clock::now();
+  }
+
+  const TrainingOptions& options_;
+  Share share_;
+  std::string name_;
+  std::unique_ptr<Model> model_;
+  ComputeDevice device_;
+  Exchange* exchange_ = nullptr;
+  SetRate set_rate_;
+  std::vector<float> parameters_;  // of the checkpoint
+  uint64_t first_clock_ = 0;
+  std::optional<Cache> cache_;
+
+  double loss_ = 0;  // since the last report
+  uint64_t reported_clocks_ = 0;
+  std::chrono::nanoseconds reported_stall_{0};
+  steady_clock::time_point reported_at_;
+};
+
+using Trainers = std::vector<std::unique_ptr<Trainer>>;
+
+Trainers trainers(const TrainingOptions& options, const std::string& name, uint32_t rank,
+                  const MakeModel& make) {
+  const uint64_t budget = budget_bytes(options, make);
+  Trainers trainers;
+  for (uint32_t device = 0; device < options.devices; ++device) {
+    trainers.push_back(std::make_unique<Trainer>(options, name, share_of(options, rank, device),
+                                                 budget, device, make));
+  }
+  return trainers;
+}
+
+// One thread per device. The first error ends all.
+void run(const TrainingOptions& options, Trainers trainers, Exchange& exchange,
+         const Trainer::SetRate& set_rate) {
+  std::optional<geeps::DeviceGroup> group;
+  if (options.devices > 1) group.emplace(exchange, geeps::DeviceGroupOptions{options.devices});
+  Trainers of_group = std::move(trainers);  // ends before the group
+  for (uint32_t i = 0; i < of_group.size(); ++i) {
+    Exchange& member = group ? group->member(i) : exchange;
+    of_group[i]->begin(member, member.rank() == 0 ? set_rate : nullptr);
+  }
+  std::mutex mutex;
+  std::exception_ptr error;
+  std::vector<std::jthread> threads;
+  for (const auto& trainer : of_group) {
+    threads.emplace_back([&] {
+      try {
+        trainer->run();
+      } catch (...) {
+        const std::scoped_lock lock(mutex);
+        if (!error) error = std::current_exception();
+        exchange.stop();
+      }
+    });
+  }
+  threads.clear();
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+void train(const TrainingOptions& options, const std::string& name, const MakeModel& make) {
+  const JobSpec spec = job_spec(options, make(share_of(options, 0, 0))->tables());
+  if (options.standalone) {
+    Trainers all = trainers(options, name, 0, make);
+    geeps::StandaloneExchange exchange(spec, all[0]->initial());
+    run(options, std::move(all), exchange, [&](double rate) {
+      exchange.set_hyper({{"lr", rate}});
+    });
+    return;
+  }
+  WorkerOptions worker_options = options.worker;
+  worker_options.spec = spec;
+  Worker worker(worker_options);
+  Trainers all = trainers(options, name, worker.rank(), make);
+  worker.broadcast(worker.rank() == 0 ? all[0]->initial() : std::vector<float>());
+  geeps::WorkerExchange exchange(worker, all[0]->tables().specs());
+  run(options, std::move(all), exchange, [&](double rate) { worker.set_hyper({{"lr", rate}}); });
+  worker.leave();
+}
+
+}  // namespace phub::examples

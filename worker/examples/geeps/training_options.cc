@@ -1,0 +1,93 @@
+#include <CLI/CLI.hpp>
+
+#include "worker/examples/geeps/training.h"
+
+namespace phub::examples {
+namespace {
+
+void add_device_options(CLI::App& app, TrainingOptions& o) {
+  const std::string group = "Devices";
+  app.add_option("--device", o.device, "host, cuda or cuda:N")->group(group)->capture_default_str();
+  app.add_option("--devices", o.devices, "Devices of this process (cuda: from N on)")
+      ->group(group)
+      ->check(CLI::Range(1u, 64u))
+      ->capture_default_str();
+  app.add_option("--budget", o.budget,
+                 "Memory of each device: 64M, 35% of what everything takes, or least")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--bandwidth", o.bandwidth, "Of the host device's copies: 2G; 0: as it is")
+      ->group(group)
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--latency", o.latency_us, "Of each of its copies, microseconds")->group(group);
+  app.add_option("--gather", o.gather, "The sequence of calls: in a virtual or the first iteration")
+      ->group(group)
+      ->check(CLI::IsMember({"virtual", "first", "none"}))
+      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--prefetch", [&o](const std::string& word) { o.prefetch = word == "on"; },
+         "Buffers are filled ahead of time")
+      ->group(group)
+      ->check(CLI::IsMember({"on", "off"}))
+      ->default_str("on");
+  app.add_option("--partitions", o.partitions, "Of the tables, each with threads of its own")
+      ->group(group)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--poison", o.poison, "Memory that holds nothing is NaN")->group(group);
+  app.add_option("--trace", o.trace, "Write a trace for ui.perfetto.dev; %r is the rank")
+      ->group(group);
+}
+
+void add_job_options(CLI::App& app, TrainingOptions& o) {
+  const std::string group = "Job";
+  app.add_flag("--standalone", o.standalone, "Without a box")->group(group);
+  app.add_option("--server", o.worker.server, "HOST:PORT of phub serve")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--job", o.worker.spec.name, "Its name")->group(group)->capture_default_str();
+  app.add_option("--world", o.worker.spec.world_size, "Processes")
+      ->group(group)
+      ->check(CLI::Range(1u, 64u))
+      ->capture_default_str();
+  app.add_option("--rank", o.worker.rank, "This process's; -1: the server chooses")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--consistency", o.consistency)
+      ->group(group)
+      ->check(CLI::IsMember({"bsp", "ssp", "async"}))
+      ->capture_default_str();
+  app.add_option("--slack", o.slack, "Clocks ahead of the slowest, with ssp")->group(group);
+}
+
+}  // namespace
+
+void add_options(CLI::App& app, TrainingOptions& o) {
+  add_device_options(app, o);
+  add_job_options(app, o);
+  app.add_option("--iterations", o.clocks, "Clocks in all")->capture_default_str();
+  app.add_option("--batch", o.share.samples, "Samples of a device's mini-batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--mini-batches", o.share.mini_batches, "Per iteration")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seed", o.share.seed, "Of the initial parameters and the mini-batches")
+      ->capture_default_str();
+  app.add_option("--lr", o.lr, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr-decay", o.lr_decay, "Its factor after every --lr-every iterations")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--lr-every", o.lr_every)->capture_default_str();
+  app.add_option("--report-every", o.report_every, "Iterations between reports")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--out", o.out, "Write the final parameters to this file; %r is the rank");
+  CLI::Option* checkpoint =
+      app.add_option("--checkpoint", o.checkpoint, "This file keeps the state; %r is the rank");
+  app.add_option("--checkpoint-every", o.checkpoint_every, "Iterations; 0: only at the end")
+      ->capture_default_str();
+  app.add_flag("--resume", o.resume, "Go on from the checkpoint")->needs(checkpoint);
+}
+
+}  // namespace phub::examples

@@ -1,0 +1,30 @@
+// How the application's thread waits inside the cache.
+#pragma once
+
+#include <chrono>
+
+#include "transport/error.h"
+#include "worker/geeps/cache_impl.h"
+
+namespace phub::geeps {
+
+// Until done(), a failure, or the time is over: then what() says for what it waited.
+template <class Done, class What>
+void Cache::Impl::wait_here(Lock& lock, uint32_t table, Done done, What what) {
+  const uint64_t begin = trace_now_ns();
+  const auto over = [&] { return !failure_.empty() || done(); };
+  bool in_time = true;
+  if (options_.timeout.count() > 0) {
+    in_time = changed_.wait_for(lock, options_.timeout, over);
+  } else {
+    changed_.wait(lock, over);
+  }
+  if (!work_.in_stream()) stalled_ns_ += trace_now_ns() - begin;
+  if (trace_) trace_->add(CacheTrack::kWait, "wait", table, tables_[table].clocks, begin);
+  throw_if_failed();
+  if (!in_time) {
+    fail(ErrorCode::kTimeout, "waited {} ms for {}", options_.timeout.count(), what());
+  }
+}
+
+}  // namespace phub::geeps

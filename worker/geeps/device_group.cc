@@ -1,0 +1,278 @@
+#include "worker/geeps/device_group.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <queue>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "transport/error.h"
+#include "worker/geeps/key_memory.h"
+#include "worker/geeps/key_queue.h"
+
+namespace phub::geeps {
+namespace {
+
+// What a thread sums at a time: of a large key every thread gets some.
+constexpr size_t kPieceElements = 32 << 10;
+constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
+
+uint32_t default_threads() { return std::clamp(std::thread::hardware_concurrency(), 1u, 2u); }
+
+}  // namespace
+
+// The exchange of one device.
+class DeviceGroup::Member final : public Exchange {
+ public:
+  Member(Impl& group, uint32_t number);
+
+  size_t keys() const override;
+  const std::string& name(size_t key) const override;
+  size_t elements(size_t key) const override;
+  std::span<float> gradient(size_t key) override;
+  std::span<const float> parameters(size_t key) const override;
+  void push(size_t key, int32_t priority) override;
+  void push_null(size_t key) override;
+  std::optional<size_t> next() override;
+  void stop() override { here_.stop(); }
+  std::optional<uint32_t> slack() const override;
+  uint32_t rank() const override;
+  uint32_t world_size() const override;
+
+  KeyQueue& here() { return here_; }
+
+ private:
+  Impl& group_;
+  const uint32_t number_;
+  KeyMemory gradients_;  // a single member writes into the downstream's
+  KeyQueue here_;
+};
+
+// Members' threads push; the last one of a key hands it to the summing threads, or, where there is
+// nothing to sum, to the downstream. Another thread gives back what the downstream has again.
+class DeviceGroup::Impl {
+ public:
+  Impl(Exchange& downstream, const DeviceGroupOptions& options);
+  ~Impl();
+
+  Exchange& downstream() const { return downstream_; }
+  Member& member(uint32_t i) { return *members_.at(i); }
+  uint32_t members() const { return static_cast<uint32_t>(members_.size()); }
+  void push(uint32_t member, size_t key, int32_t priority, bool null);
+  void taken(uint32_t member, size_t key);  // its next() names the key
+
+ private:
+  enum class State : uint8_t { kHere, kPushed, kNull };
+  struct Key {
+    std::vector<State> states;        // by member
+    uint32_t missing = 0;             // members that have not pushed
+    int32_t priority = kLowest;       // the highest of theirs
+    std::vector<const float*> slots;  // what is summed, in the members' order
+    std::span<float> sum;             // the downstream's gradient
+    size_t pieces = 0, begun = 0, summed = 0;
+  };
+  struct Work {
+    int32_t priority;
+    uint64_t order;
+    size_t key;
+    // The first of a heap: higher priority, then what was complete before.
+    bool operator<(const Work& other) const {
+      return std::tuple(priority, other.order) < std::tuple(other.priority, order);
+    }
+  };
+
+  void gather(size_t key);
+  void sum_pieces(const std::stop_token& stop);
+  void sum(const Key& key, size_t piece) const;
+  void give_back_results();
+  void give_back(size_t key);
+  template <typename Call>
+  bool succeeds(Call call);
+
+  Exchange& downstream_;
+  const float factor_;
+  std::vector<std::unique_ptr<Member>> members_;
+
+  std::mutex mutex_;  // guards what follows; slots and sum are fixed once a key is in work_
+  std::condition_variable_any changed_;
+  std::vector<Key> keys_;
+  std::priority_queue<Work> work_;  // keys with pieces that nobody has begun
+  uint64_t gathered_ = 0;
+
+  std::vector<std::jthread> threads_;
+};
+
+DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
+    : downstream_(downstream),
+      factor_(options.mean ? static_cast<float>(1.0 / options.members) : 1.0f) {
+  if (options.members == 0) fail(ErrorCode::kInvalid, "a device group needs a member");
+  for (uint32_t i = 0; i < options.members; ++i) {
+    members_.push_back(std::make_unique<Member>(*this, i));
+  }
+  keys_.resize(downstream_.keys());
+  for (Key& key : keys_) {
+    key.states.resize(options.members, State::kHere);
+    key.missing = options.members;
+  }
+  const uint32_t summing = options.members == 1  ? 0
+                           : options.threads > 0 ? options.threads
+                                                 : default_threads();
+  for (uint32_t i = 0; i < summing; ++i) {
+    threads_.emplace_back([this](const std::stop_token& stop) { sum_pieces(stop); });
+  }
+  threads_.emplace_back([this] { give_back_results(); });
+}
+
+DeviceGroup::Impl::~Impl() { downstream_.stop(); }  // then the threads end
+
+void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool null) {
+  KeyQueue& here = members_[member]->here();
+  here.check();
+  std::unique_lock lock(mutex_);
+  Key& pushed = keys_.at(key);
+  State& state = pushed.states[member];
+  if (state != State::kHere) {
+    fail(ErrorCode::kInvalid, "device {} pushed '{}' before its last push came back", member,
+         downstream_.name(key));
+  }
+  state = null ? State::kNull : State::kPushed;
+  if (!null) pushed.priority = std::max(pushed.priority, priority);
+  if (--pushed.missing > 0) return;
+
+  gather(key);
+  if (pushed.pieces > 0) {
+    work_.push({.priority = pushed.priority, .order = gathered_++, .key = key});
+    changed_.notify_all();
+    return;
+  }
+  const bool all_null = pushed.slots.empty();
+  const int32_t highest = pushed.priority;
+  lock.unlock();
+  if (!succeeds([&] { all_null ? downstream_.push_null(key) : downstream_.push(key, highest); })) {
+    here.check();
+  }
+}
+
+void DeviceGroup::Impl::taken(uint32_t member, size_t key) {
+  const std::lock_guard lock(mutex_);
+  keys_[key].states[member] = State::kHere;
+}
+
+// What there is to sum, now that every member has pushed. REQUIRES: the lock is held.
+void DeviceGroup::Impl::gather(size_t key) {
+  Key& pushed = keys_[key];
+  for (uint32_t i = 0; i < members(); ++i) {
+    if (pushed.states[i] == State::kPushed) {
+      pushed.slots.push_back(members_[i]->gradient(key).data());
+    }
+  }
+  pushed.sum = downstream_.gradient(key);
+  const bool in_place = members() == 1;
+  if (!in_place && !pushed.slots.empty()) {
+    pushed.pieces = (pushed.sum.size() + kPieceElements - 1) / kPieceElements;
+  }
+}
+
+void DeviceGroup::Impl::sum_pieces(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (changed_.wait(lock, stop, [this] { return !work_.empty(); }), !stop.stop_requested()) {
+    const Work work = work_.top();
+    Key& key = keys_[work.key];
+    const size_t piece = key.begun++;
+    if (key.begun == key.pieces) work_.pop();
+    lock.unlock();
+    sum(key, piece);
+    lock.lock();
+    if (++key.summed < key.pieces) continue;
+    lock.unlock();
+    succeeds([&] { downstream_.push(work.key, work.priority); });
+    lock.lock();
+  }
+}
+
+void DeviceGroup::Impl::sum(const Key& key, size_t piece) const {
+  const size_t at = piece * kPieceElements;
+  std::vector<const void*> slots;
+  for (const float* slot : key.slots) slots.push_back(slot + at);
+  kernels::sum(slots, kernels::DType::kF32, factor_, key.sum.data() + at,
+               std::min(kPieceElements, key.sum.size() - at));
+}
+
+void DeviceGroup::Impl::give_back_results() {
+  const bool stopped = succeeds([this] {
+    while (const std::optional<size_t> key = downstream_.next()) give_back(*key);
+  });
+  if (!stopped) return;
+  for (const auto& member : members_) member->stop();
+}
+
+void DeviceGroup::Impl::give_back(size_t key) {
+  {
+    const std::lock_guard lock(mutex_);
+    Key& back = keys_[key];
+    back.missing = members();
+    back.priority = kLowest;
+    back.slots.clear();
+    back.pieces = back.begun = back.summed = 0;
+  }
+  for (const auto& member : members_) member->here().add(key);
+}
+
+// Calls the downstream. False: it failed, which every member is told.
+template <typename Call>
+bool DeviceGroup::Impl::succeeds(Call call) {
+  try {
+    call();
+    return true;
+  } catch (const std::exception& error) {
+    for (const auto& member : members_) member->here().fail(error);
+    return false;
+  }
+}
+
+DeviceGroup::Member::Member(Impl& group, uint32_t number) : group_(group), number_(number) {
+  std::vector<size_t> elements;
+  for (size_t key = 0; key < keys(); ++key) elements.push_back(this->elements(key));
+  gradients_ = KeyMemory(elements);
+}
+
+size_t DeviceGroup::Member::keys() const { return group_.downstream().keys(); }
+const std::string& DeviceGroup::Member::name(size_t key) const {
+  return group_.downstream().name(key);
+}
+size_t DeviceGroup::Member::elements(size_t key) const { return group_.downstream().elements(key); }
+std::span<float> DeviceGroup::Member::gradient(size_t key) {
+  return group_.members() == 1 ? group_.downstream().gradient(key) : gradients_[key];
+}
+std::span<const float> DeviceGroup::Member::parameters(size_t key) const {
+  return group_.downstream().parameters(key);
+}
+void DeviceGroup::Member::push(size_t key, int32_t priority) {
+  group_.push(number_, key, priority, false);
+}
+void DeviceGroup::Member::push_null(size_t key) { group_.push(number_, key, 0, true); }
+std::optional<size_t> DeviceGroup::Member::next() {
+  const std::optional<size_t> key = here_.next();
+  if (key) group_.taken(number_, *key);
+  return key;
+}
+std::optional<uint32_t> DeviceGroup::Member::slack() const { return group_.downstream().slack(); }
+uint32_t DeviceGroup::Member::rank() const {
+  return group_.downstream().rank() * group_.members() + number_;
+}
+uint32_t DeviceGroup::Member::world_size() const {
+  return group_.downstream().world_size() * group_.members();
+}
+
+DeviceGroup::DeviceGroup(Exchange& downstream, const DeviceGroupOptions& options)
+    : impl_(std::make_unique<Impl>(downstream, options)) {}
+DeviceGroup::~DeviceGroup() = default;
+uint32_t DeviceGroup::members() const { return impl_->members(); }
+Exchange& DeviceGroup::member(uint32_t i) { return impl_->member(i); }
+
+}  // namespace phub::geeps

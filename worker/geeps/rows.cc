@@ -1,0 +1,51 @@
+#include "worker/geeps/rows.h"
+
+#include <limits>
+
+#include "transport/error.h"
+
+namespace phub::geeps {
+namespace {
+
+void append(std::vector<Run>& runs, uint32_t first, uint32_t source) {
+  if (!runs.empty()) {
+    Run& last = runs.back();
+    if (last.first + last.rows == first && last.source + last.rows == source) {
+      ++last.rows;
+      return;
+    }
+  }
+  runs.push_back({first, source, 1});
+}
+
+}  // namespace
+
+std::vector<Run> runs_of(std::span<const uint32_t> sources, uint32_t first_position) {
+  std::vector<Run> runs;
+  for (const uint32_t source : sources) append(runs, first_position++, source);
+  return runs;
+}
+
+std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const uint32_t> sources) {
+  PHUB_CHECK(positions.size() == sources.size());
+  std::vector<Run> runs;
+  for (size_t i = 0; i < positions.size(); ++i) append(runs, positions[i], sources[i]);
+  return runs;
+}
+
+RowMap::RowMap(std::span<const uint64_t> keys) : rows_(static_cast<uint32_t>(keys.size())) {
+  PHUB_CHECK(keys.size() <= std::numeric_limits<uint32_t>::max());
+  dense_ = true;
+  for (uint32_t row = 0; row < rows_ && dense_; ++row) dense_ = keys[row] == row;
+  if (dense_) return;
+  row_of_.reserve(rows_);
+  for (uint32_t row = 0; row < rows_; ++row) row_of_.emplace(keys[row], row);
+}
+
+std::optional<uint32_t> RowMap::find(uint64_t key) const {
+  if (dense_) return key < rows_ ? std::optional(static_cast<uint32_t>(key)) : std::nullopt;
+  const auto found = row_of_.find(key);
+  return found == row_of_.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,215 @@
+#include "worker/geeps/schedule.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "transport/error.h"
+
+namespace phub::geeps {
+namespace {
+
+
+float* at(std::byte* memory, uint64_t offset) { return reinterpret_cast<float*>(memory + offset); }
+
+void add_entries(const SequenceDemand& demand, std::span<const RowMap> rows, std::byte* memory,
+                 Schedule& schedule) {
+  schedule.table_entries.resize(rows.size());
+  for (const RowMap& table : rows) {
+    schedule.entry_of_row.emplace_back(table.rows(), Schedule::kNoEntry);
+    schedule.row_in_entry.emplace_back(table.rows(), 0);
+  }
+  for (uint32_t i = 0; i < demand.entries.size(); ++i) {
+    const KeyList& keys = demand.entries[i];
+    const EntryPlace& place = schedule.placement.entries[i];
+    std::vector<uint32_t> sources;
+    for (const uint64_t key : keys.keys) {
+      const auto row = rows[keys.table].find(key);
+      PHUB_CHECK(row.has_value());
+      schedule.entry_of_row[keys.table][*row] = i;
+      schedule.row_in_entry[keys.table][*row] = static_cast<uint32_t>(sources.size());
+      sources.push_back(*row);
+    }
+    EntryPlan entry{.table = keys.table,
+                    .pinned = place.pinned,
+                    .count = static_cast<uint32_t>(sources.size()),
+                    .runs = runs_of(sources)};
+    if (place.pinned) {
+      entry.rows = at(memory, place.offset);
+      if (demand.demand.entries[i].log_bytes > 0) entry.log = at(memory, place.log_offset);
+    }
+    schedule.table_entries[keys.table].push_back(i);
+    schedule.entries.push_back(std::move(entry));
+  }
+}
+
+// The rows of a list that lie in one entry, in the entry's order: where they are in the list.
+std::map<uint32_t, std::vector<uint32_t>> positions_of(const KeyList& list, const RowMap& rows,
+                                                       const Schedule& schedule) {
+  std::map<uint32_t, std::vector<uint32_t>> positions;
+  for (uint32_t i = 0; i < list.keys.size(); ++i) {
+    const uint32_t row = *rows.find(list.keys[i]);
+    const uint32_t entry = schedule.entry_of_row[list.table][row];
+    std::vector<uint32_t>& of_entry = positions[entry];
+    of_entry.resize(schedule.entries[entry].count);
+    of_entry[schedule.row_in_entry[list.table][row]] = i;
+  }
+  return positions;
+}
+
+void add_lists(std::span<const RowMap> rows, Device& device, std::byte* memory,
+               Schedule& schedule) {
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> index_places;
+  for (const IndexPlace& place : schedule.placement.indexes) {
+    index_places[{place.batch, place.entry}] = place.offset;
+  }
+  for (uint32_t i = 0; i < schedule.sequence.lists.size(); ++i) {
+    const KeyList& list = schedule.sequence.lists[i];
+    ListPlan plan{.table = list.table, .rows = static_cast<uint32_t>(list.keys.size())};
+    for (const auto& [entry, positions] : positions_of(list, rows[list.table], schedule)) {
+      if (!schedule.entries[entry].pinned) {
+        std::vector<uint32_t> sorted = positions;
+        std::sort(sorted.begin(), sorted.end());
+        std::vector<uint32_t> sources;
+        for (const uint32_t position : sorted) {
+          sources.push_back(*rows[list.table].find(list.keys[position]));
+        }
+        plan.host.push_back({entry, runs_of(sorted, sources)});
+        continue;
+      }
+      PinnedPart part{.entry = entry, .first = positions.front(), .index = {}};
+      const bool in_order =
+          runs_of(positions, 0).size() == 1;  // one run: they follow one another
+      const auto place = index_places.find({i, entry});
+      if (!in_order) {
+        PHUB_CHECK(place != index_places.end());
+        part.index.emplace(device, memory + place->second, positions);
+      }
+      plan.pinned.push_back(std::move(part));
+    }
+    schedule.lists.push_back(std::move(plan));
+  }
+}
+
+struct Lying {  // an access with a buffer in the pool
+  uint64_t begin, end;
+  uint32_t access;
+};
+
+int64_t floor_of(int64_t value, int64_t by) {
+  return value >= 0 ? value / by : -((-value + by - 1) / by);
+}
+
+// Iterations back to the last instance of a buffer that begins before one which begins `later`
+// phases after it (in the same iteration).
+uint32_t iterations_back(int64_t later, uint32_t phases) {
+  const auto circle = static_cast<int64_t>(phases);
+  PHUB_CHECK(later <= circle);  // else they would overlap in time
+  return static_cast<uint32_t>(-floor_of(later - 1, circle));
+}
+
+void add_waits_for_memory(const Demand& demand, Schedule& schedule) {
+  std::vector<Lying> pool;
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    if (schedule.placement.accesses[i].in_place) continue;
+    uint64_t bytes = 0;
+    for (const BatchPart& part : demand.batches[demand.accesses[i].batch].parts) {
+      bytes += part.bytes;
+    }
+    const uint64_t begin = schedule.placement.accesses[i].offset;
+    pool.push_back({begin, begin + bytes, i});
+  }
+  std::sort(pool.begin(), pool.end(),
+            [](const Lying& a, const Lying& b) { return a.begin < b.begin; });
+  const auto begins = [&](uint32_t access) {
+    return static_cast<int64_t>(demand.accesses[access].first_phase) -
+           static_cast<int64_t>(schedule.placement.accesses[access].lead);
+  };
+  const auto add = [&](uint32_t access, uint32_t other) {
+    schedule.accesses[access].waits_for.push_back(
+        {other, iterations_back(begins(access) - begins(other), schedule.phases)});
+  };
+  for (size_t i = 0; i < pool.size(); ++i) {
+    add(pool[i].access, pool[i].access);
+    for (size_t j = i + 1; j < pool.size() && pool[j].begin < pool[i].end; ++j) {
+      add(pool[i].access, pool[j].access);
+      add(pool[j].access, pool[i].access);
+    }
+  }
+}
+
+// Local data is fetched after the access before, in the application's order, has saved it.
+void add_waits_for_rows(const Demand& demand, Schedule& schedule) {
+  std::vector<std::vector<uint32_t>> users(demand.entries.size());  // in order
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    if (demand.accesses[i].kind != AccessKind::kLocal) continue;
+    for (const BatchPart& part : demand.batches[demand.accesses[i].batch].parts) {
+      users[part.entry].push_back(i);
+    }
+  }
+  for (const auto& accesses : users) {
+    for (size_t i = 0; i < accesses.size(); ++i) {
+      for (size_t back = 1; back <= accesses.size(); ++back) {  // to the last that saves
+        const size_t j = (i + accesses.size() - back) % accesses.size();
+        if (!demand.accesses[accesses[j]].save) continue;
+        schedule.accesses[accesses[i]].waits_for.push_back({accesses[j], j < i ? 0u : 1u});
+        break;
+      }
+    }
+  }
+}
+
+void add_openings(const Demand& demand, Schedule& schedule) {
+  const auto phases = static_cast<int64_t>(schedule.phases);
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    const int64_t begins = static_cast<int64_t>(demand.accesses[i].first_phase) -
+                           static_cast<int64_t>(schedule.placement.accesses[i].lead);
+    const bool before = begins < 0;
+    schedule.openings.push_back(
+        {static_cast<uint32_t>(before ? begins + phases : begins), before ? 1u : 0u, i});
+  }
+  std::stable_sort(schedule.openings.begin(), schedule.openings.end(),
+                   [](const Opening& a, const Opening& b) {
+                     return std::pair(a.phase, a.next_iteration) <
+                            std::pair(b.phase, b.next_iteration);
+                   });
+}
+
+}  // namespace
+
+Schedule make_schedule(Sequence sequence, std::span<const RowMap> rows,
+                       const std::vector<bool>& with_log,
+                       const PlacementOptions& options, Device& device, std::byte* memory) {
+  SequenceDemand demand = demand_of(sequence);
+  for (size_t i = 0; i < demand.entries.size(); ++i) {
+    Entry& entry = demand.demand.entries[i];
+    if (with_log[demand.entries[i].table]) entry.log_bytes = entry.bytes;
+  }
+  Schedule schedule{.sequence = std::move(sequence),
+                    .placement = place(demand.demand, options),
+                    .phases = demand.demand.phases};
+  add_entries(demand, rows, memory, schedule);
+  add_lists(rows, device, memory, schedule);
+  schedule.access_of_step.resize(schedule.sequence.operations.size());
+  for (uint32_t i = 0; i < demand.demand.accesses.size(); ++i) {
+    const Access& access = demand.demand.accesses[i];
+    const AccessPlace& place = schedule.placement.accesses[i];
+    schedule.access_of_step[access.step] = i;
+    schedule.accesses.push_back({.call = schedule.sequence.operations[access.step].call,
+                                 .list = access.batch,
+                                 .step = access.step,
+                                 .phase = access.first_phase,
+                                 .data = at(memory, place.offset),
+                                 .in_place = place.in_place,
+                                 .fetch = access.fetch,
+                                 .save = access.save,
+                                 .waits_for = {}});
+  }
+  add_waits_for_memory(demand.demand, schedule);
+  add_waits_for_rows(demand.demand, schedule);
+  add_openings(demand.demand, schedule);
+  return schedule;
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,254 @@
+#include "worker/geeps/standalone_exchange.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <queue>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "transport/error.h"
+#include "worker/geeps/hyper_schedule.h"
+#include "worker/geeps/key_memory.h"
+#include "worker/geeps/key_queue.h"
+#include "worker/geeps/tables.h"
+
+namespace phub::geeps {
+namespace {
+
+using kernels::DType;
+using kernels::Optimizer;
+
+JobSpec checked(JobSpec spec) {
+  validate(spec);
+  check_formats(spec);
+  if (spec.world_size != 1) {
+    fail(ErrorCode::kInvalid, "job '{}' is for {} workers, which need a server", spec.name,
+         spec.world_size);
+  }
+  if (spec.work != "all") {
+    fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
+  }
+  return spec;
+}
+
+Optimizer optimizer_of(const JobSpec& spec) {
+  const std::optional<Optimizer> optimizer = kernels::parse_optimizer(spec.optimizer);
+  if (!optimizer) {
+    fail(ErrorCode::kInvalid, "job '{}': there is no optimizer '{}'", spec.name, spec.optimizer);
+  }
+  return *optimizer;
+}
+
+std::vector<size_t> elements_of(const JobSpec& spec) {
+  std::vector<size_t> elements;
+  for (const KeySpec& key : spec.keys) elements.push_back(key.elements);
+  return elements;
+}
+
+}  // namespace
+
+// The caller's threads push; one thread takes what was pushed and gives it back.
+struct StandaloneExchange::Impl {
+  Impl(const JobSpec& job, std::span<const float> initial);
+
+  struct Update {
+    int32_t priority;
+    uint64_t order;
+    size_t key;
+    bool null;
+    // The first of a heap: higher priority, then what was pushed before.
+    bool operator<(const Update& other) const {
+      return std::tuple(priority, other.order) < std::tuple(other.priority, order);
+    }
+  };
+  struct Round {
+    uint64_t number;
+    kernels::Hyper hyper;  // of the key
+  };
+
+  void set_initial(std::span<const float> initial);
+  void push(size_t key, int32_t priority, bool null);
+  void run(const std::stop_token& stop);
+  Round begin_round(size_t key);
+  void apply(size_t key, bool null, const Round& round);
+  bool admit(size_t key, bool finite, const float* gradient, size_t elements) const;
+
+  const JobSpec spec;
+  const Optimizer optimizer;
+  const bool lock_step;
+  std::vector<std::string> names;
+  KeyMemory gradients, parameters, state0, state1;
+  KeyQueue done;
+
+  // The thread's own.
+  std::vector<float> sum;                      // of a chunk
+  std::vector<std::vector<uint64_t>> updates;  // by key and chunk; in lock-step rounds say as much
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable_any changed;
+  std::priority_queue<Update> pushed;
+  std::vector<bool> away;        // by key: pushed and not yet named by next()
+  std::vector<uint64_t> rounds;  // by key: begun
+  HyperSchedule hyper;
+  uint64_t pushes = 0;
+
+  std::jthread thread;
+};
+
+StandaloneExchange::Impl::Impl(const JobSpec& job, std::span<const float> initial)
+    : spec(checked(job)),
+      optimizer(optimizer_of(spec)),
+      lock_step(spec.consistency == "bsp"),
+      sum(spec.chunk_elements),
+      away(spec.keys.size()),
+      rounds(spec.keys.size()),
+      hyper(optimizer, spec) {
+  for (const KeySpec& key : spec.keys) {
+    names.push_back(table_name(key.name));
+    updates.emplace_back((key.elements + spec.chunk_elements - 1) / spec.chunk_elements);
+  }
+  const std::vector<size_t> elements = elements_of(spec);
+  const size_t states = kernels::state_arrays(optimizer, hyper.at(1));
+  gradients = KeyMemory(elements);
+  parameters = KeyMemory(elements);
+  if (states > 0) state0 = KeyMemory(elements);
+  if (states > 1) state1 = KeyMemory(elements);
+  set_initial(initial);
+  thread = std::jthread([this](const std::stop_token& stop) { run(stop); });
+}
+
+void StandaloneExchange::Impl::set_initial(std::span<const float> initial) {
+  if (initial.empty() && spec.initial == "zeros") return;
+  size_t elements = 0;
+  for (const KeySpec& key : spec.keys) elements += key.elements;
+  if (initial.size() != elements) {
+    fail(ErrorCode::kInvalid, "job '{}': {} initial parameters for keys of {} elements in all",
+         spec.name, initial.size(), elements);
+  }
+  for (size_t key = 0; key < spec.keys.size(); ++key) {
+    const std::span<float> to = parameters[key];
+    std::copy_n(initial.begin(), to.size(), to.begin());
+    initial = initial.subspan(to.size());
+  }
+}
+
+void StandaloneExchange::Impl::push(size_t key, int32_t priority, bool null) {
+  done.check();
+  {
+    const std::lock_guard lock(mutex);
+    if (away.at(key)) {
+      fail(ErrorCode::kInvalid, "table '{}' was pushed before its last push came back", names[key]);
+    }
+    away[key] = true;
+    pushed.push({.priority = priority, .order = pushes++, .key = key, .null = null});
+  }
+  changed.notify_one();
+}
+
+void StandaloneExchange::Impl::run(const std::stop_token& stop) {
+  std::unique_lock lock(mutex);
+  try {
+    while (changed.wait(lock, stop, [this] { return !pushed.empty(); }), !stop.stop_requested()) {
+      const Update update = pushed.top();
+      pushed.pop();
+      const Round round = begin_round(update.key);
+      lock.unlock();
+      apply(update.key, update.null, round);
+      lock.lock();
+      done.add(update.key);
+    }
+  } catch (const std::exception& error) {
+    done.fail(error);
+  }
+}
+
+// REQUIRES: the lock is held.
+StandaloneExchange::Impl::Round StandaloneExchange::Impl::begin_round(size_t key) {
+  Round round{.number = ++rounds[key], .hyper = hyper.at(rounds[key])};
+  round.hyper.lr *= spec.keys[key].lr_scale;
+  round.hyper.weight_decay *= spec.keys[key].decay_scale;
+  return round;
+}
+
+// In lock-step a gradient of zero is a step of the optimizer, too; else it changes nothing.
+void StandaloneExchange::Impl::apply(size_t key, bool null, const Round& round) {
+  if (null && !lock_step) return;
+  const float* const gradient = gradients[key].data();
+  const auto factor = static_cast<float>(1.0 / round.hyper.grad_scale);
+  kernels::Step step = kernels::make_step(optimizer, round.hyper, round.number);
+  for (size_t chunk = 0, at = 0; chunk < updates[key].size(); ++chunk, at += sum.size()) {
+    const size_t elements = std::min(sum.size(), gradients[key].size() - at);
+    const std::array<const void*, 1> slot = {gradient + at};
+    const bool finite = kernels::sum(std::span(slot).first(null ? 0 : 1), DType::kF32, factor,
+                                     sum.data(), elements);
+    if (!admit(key, finite, gradient + at, elements)) continue;
+    if (!lock_step) {
+      // Without an optimizer the parameters are the running sum: p − (−1)·g is p + g, to the bit.
+      step = optimizer == Optimizer::kNone
+                 ? kernels::make_step(Optimizer::kSgd, {.lr = -1}, 1)
+                 : kernels::make_step(optimizer, round.hyper, ++updates[key][chunk]);
+    }
+    float* const to = parameters[key].data() + at;
+    const bool replaces = step.optimizer == Optimizer::kNone;  // the sum is the result
+    const auto state = [&](const KeyMemory& memory) {
+      return memory.keys() > 0 ? memory[key].data() + at : nullptr;
+    };
+    kernels::optimize(step, sum.data(), replaces ? nullptr : to, state(state0), state(state1),
+                      elements, replaces ? to : nullptr, DType::kF32, kernels::Store::kCached);
+  }
+}
+
+// Whether a chunk's gradient is applied. As a job's on_nonfinite says: throws, leaves it out, or
+// takes it as it is. In lock-step a round needs somebody's gradient.
+bool StandaloneExchange::Impl::admit(size_t key, bool finite, const float* gradient,
+                                     size_t elements) const {
+  if (finite || spec.on_nonfinite == "pass") return true;
+  if (spec.on_nonfinite == "exclude" && !lock_step) return false;
+  const size_t first = static_cast<size_t>(gradient - gradients[key].data());
+  const std::array<const void*, 1> slot = {gradient};
+  fail(ErrorCode::kNonFinite, "{} in key '{}', elements {} to {}",
+       kernels::find_nonfinite(slot, DType::kF32, elements) < 0 ? "a finite gradient overflowed"
+                                                                : "there is a NaN or an infinity",
+       names[key], first, first + elements - 1);
+}
+
+StandaloneExchange::StandaloneExchange(const JobSpec& spec, std::span<const float> initial)
+    : impl_(std::make_unique<Impl>(spec, initial)) {}
+StandaloneExchange::~StandaloneExchange() = default;
+
+size_t StandaloneExchange::keys() const { return impl_->names.size(); }
+const std::string& StandaloneExchange::name(size_t key) const { return impl_->names.at(key); }
+size_t StandaloneExchange::elements(size_t key) const { return impl_->gradients[key].size(); }
+std::span<float> StandaloneExchange::gradient(size_t key) { return impl_->gradients[key]; }
+std::span<const float> StandaloneExchange::parameters(size_t key) const {
+  return impl_->parameters[key];
+}
+
+void StandaloneExchange::push(size_t key, int32_t priority) { impl_->push(key, priority, false); }
+void StandaloneExchange::push_null(size_t key) { impl_->push(key, 0, true); }
+
+std::optional<size_t> StandaloneExchange::next() {
+  const std::optional<size_t> key = impl_->done.next();
+  const std::lock_guard lock(impl_->mutex);
+  if (key) impl_->away[*key] = false;
+  return key;
+}
+
+void StandaloneExchange::stop() { impl_->done.stop(); }
+std::optional<uint32_t> StandaloneExchange::slack() const { return slack_of(impl_->spec); }
+
+void StandaloneExchange::set_hyper(const std::map<std::string, double>& values) {
+  impl_->done.check();
+  const std::lock_guard lock(impl_->mutex);
+  const auto [slowest, fastest] = std::ranges::minmax(impl_->rounds);
+  impl_->hyper.change(fastest + 1, values, slowest + 1);
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,123 @@
+#include "worker/geeps/tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+
+#include "transport/error.h"
+
+namespace phub::geeps {
+namespace {
+
+constexpr size_t kDigestDigits = 16;
+constexpr std::string_view kBeforeDigest = " #";
+constexpr size_t kSuffixBytes = kBeforeDigest.size() + kDigestDigits;
+
+// FNV-1a over the bytes of 64-bit numbers, the lowest first.
+class Digest {
+ public:
+  void add(uint64_t number) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      value_ = (value_ ^ ((number >> shift) & 0xff)) * 0x100000001b3u;
+    }
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+void check_keys(const TableSpec& table) {
+  const std::vector<uint64_t>& keys = table.keys;
+  if (std::adjacent_find(keys.begin(), keys.end(), std::greater_equal<>()) == keys.end()) return;
+  std::vector<uint64_t> sorted = keys;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    fail(ErrorCode::kInvalid, "table '{}': key {} is there twice", table.name, *twice);
+  }
+}
+
+}  // namespace
+
+void check(std::span<const TableSpec> tables) {
+  std::unordered_set<std::string_view> names;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const TableSpec& table = tables[i];
+    if (table.name.empty()) fail(ErrorCode::kInvalid, "table {} has no name", i);
+    if (table.name.size() > kMaxNameBytes - kSuffixBytes) {
+      fail(ErrorCode::kInvalid, "table {}: its name has {} bytes, at most {} are allowed", i,
+           table.name.size(), kMaxNameBytes - kSuffixBytes);
+    }
+    if (!names.insert(table.name).second) {
+      fail(ErrorCode::kInvalid, "table '{}' is there twice", table.name);
+    }
+    if (table.row_floats == 0) {
+      fail(ErrorCode::kInvalid, "table '{}': row_floats is 0", table.name);
+    }
+    if (table.keys.empty()) fail(ErrorCode::kInvalid, "table '{}' has no rows", table.name);
+    if (table.keys.size() > kMaxElements / table.row_floats) {
+      fail(ErrorCode::kInvalid, "table '{}': {} rows of {} floats are more than {} elements",
+           table.name, table.keys.size(), table.row_floats, kMaxElements);
+    }
+    check_keys(table);
+  }
+}
+
+std::vector<uint64_t> dense(uint64_t rows) {
+  if (rows > kMaxElements) {
+    fail(ErrorCode::kInvalid, "dense: {} rows are more than {} elements", rows, kMaxElements);
+  }
+  std::vector<uint64_t> keys(rows);
+  std::iota(keys.begin(), keys.end(), 0);
+  return keys;
+}
+
+std::vector<KeySpec> keys_of(std::span<const TableSpec> tables) {
+  check(tables);
+  std::vector<KeySpec> keys;
+  for (const TableSpec& table : tables) {
+    if (table.local) continue;
+    keys.push_back({.name = key_name(table), .elements = table.keys.size() * table.row_floats});
+  }
+  return keys;
+}
+
+std::string key_name(const TableSpec& table) {
+  Digest digest;
+  digest.add(table.row_floats);
+  for (const uint64_t key : table.keys) digest.add(key);
+  return fmt::format("{}{}{:0{}x}", table.name, kBeforeDigest, digest.value(), kDigestDigits);
+}
+
+std::string table_name(std::string_view key_name) {
+  if (key_name.size() > kSuffixBytes) {
+    const std::string_view suffix = key_name.substr(key_name.size() - kSuffixBytes);
+    const bool digest = suffix.starts_with(kBeforeDigest) &&
+                        suffix.find_first_not_of("0123456789abcdef", kBeforeDigest.size()) ==
+                            std::string_view::npos;
+    if (digest) key_name.remove_suffix(kSuffixBytes);
+  }
+  return std::string(key_name);
+}
+
+std::optional<uint32_t> slack_of(const JobSpec& spec) {
+  if (spec.consistency == "bsp") return 0;
+  if (spec.consistency == "ssp") return spec.slack;
+  return std::nullopt;
+}
+
+void check_formats(const JobSpec& spec) {
+  const auto check_format = [&](const char* field, const std::string& format) {
+    if (format != "f32") {
+      fail(ErrorCode::kInvalid, "job '{}': {} is {}; a parameter cache needs f32", spec.name, field,
+           format);
+    }
+  };
+  check_format("gradient_dtype", spec.gradient_dtype);
+  check_format("parameter_dtype", spec.parameter_dtype);
+}
+
+}  // namespace phub::geeps

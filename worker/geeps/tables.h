@@ -1,0 +1,32 @@
+// Tables as keys of a job, and what a job says of a cache. (dense() and keys_of() are in cache.h.)
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/job_spec.h"
+#include "worker/geeps/cache.h"
+
+namespace phub::geeps {
+
+// Throws Error(kInvalid) that names the table: no name or one that is there twice, no rows, a row
+// of no floats, a key that is there twice, more elements than a job may have.
+void check(std::span<const TableSpec> tables);
+
+// A table's key is named "layer1 #c8f5a3d2e1907b64": its name, and a digest of its row_floats and
+// its keys in their order. A server compares names when a worker joins, so workers whose rows
+// differ cannot meet in a job.
+std::string key_name(const TableSpec& table);
+std::string table_name(std::string_view key_name);  // without a digest, if it has one
+
+// See Exchange::slack().
+std::optional<uint32_t> slack_of(const JobSpec& spec);
+
+// Throws Error(kInvalid) unless gradients and parameters are f32.
+void check_formats(const JobSpec& spec);
+
+}  // namespace phub::geeps

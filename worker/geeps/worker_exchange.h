@@ -1,0 +1,61 @@
+// An exchange with the box: the tables of parameters are the keys of a job (keys_of()). Gradients
+// and parameters are the worker's library memory, nothing is copied here.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/geeps/cache.h"
+#include "worker/geeps/exchange.h"
+#include "worker/geeps/key_queue.h"
+#include "worker/worker.h"
+
+namespace phub::geeps {
+
+class WorkerExchange final : public Exchange {
+ public:
+  // Waits for the present parameters: after Worker::broadcast() where the job has initial ones.
+  // Throws Error(kInvalid) that names the table: the worker's keys are not those of
+  // keys_of(tables); or the job's formats are not f32. REQUIRES: the worker outlives this, and
+  // nobody else pushes or calls its wait_any() meanwhile.
+  WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
+
+  size_t keys() const override { return names_.size(); }
+  const std::string& name(size_t key) const override { return names_.at(key); }
+  size_t elements(size_t key) const override { return worker_.spec().keys.at(key).elements; }
+  std::span<float> gradient(size_t key) override { return worker_.gradient(key); }
+  std::span<const float> parameters(size_t key) const override { return worker_.parameters(key); }
+
+  void push(size_t key, int32_t priority) override;
+  void push_null(size_t key) override;
+  std::optional<size_t> next() override;
+  void stop() override;
+
+  std::optional<uint32_t> slack() const override;
+  uint32_t rank() const override { return worker_.rank(); }
+  uint32_t world_size() const override { return worker_.world_size(); }
+
+ private:
+  template <typename Push>
+  void push_by(size_t key, Push push);
+  void fail_with(const std::exception& error);
+  void wake_next();
+
+  Worker& worker_;
+  std::vector<std::string> names_;  // of the tables
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Pushed> pushed_;  // in their order; only next() takes some out
+  std::vector<bool> away_;      // by key: pushed and not yet named by next()
+  Failure failure_;
+  bool waiting_ = false;  // next() is in wait_any()
+  bool stopped_ = false;
+
+  std::vector<Pushed> awaited_;  // next()'s own
+};
+
+}  // namespace phub::geeps
