@@ -136,8 +136,10 @@ phub_code phub_device_open_host(uint64_t budget_bytes, double copy_bytes_per_sec
                                 uint64_t copy_latency_ns, phub_device** device) {
   return call(__func__, [&] {
     need(device, "device");
+    constexpr double kLeastSpeed = 1000;
     constexpr uint64_t kMaxLatency = 60'000'000'000;
-    if (!std::isfinite(copy_bytes_per_second) || copy_bytes_per_second < 0 ||
+    if (!std::isfinite(copy_bytes_per_second) ||
+        (copy_bytes_per_second != 0 && copy_bytes_per_second < kLeastSpeed) ||
         copy_latency_ns > kMaxLatency) {
       throw Refusal(PHUB_INVALID, fmt::format("copies at {} bytes per second with {} ns",
                                               copy_bytes_per_second, copy_latency_ns));

@@ -18,6 +18,8 @@ namespace {
 using geeps::CacheOptions;
 using geeps::TableSpec;
 
+constexpr int64_t kMaxBytes = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxPartitions = 256;  // three threads each
 constexpr uint64_t kMaxRows = uint64_t{1} << 28;
 constexpr std::string_view kTimeout = "timeout_ms";
 constexpr std::string_view kTrace = "trace";
@@ -27,16 +29,17 @@ struct Option {
   uint64_t CacheOptions::*bytes = nullptr;
   uint32_t CacheOptions::*count = nullptr;
   bool CacheOptions::*flag = nullptr;
+  int64_t max = std::numeric_limits<uint32_t>::max();
 };
 
 constexpr std::array<Option, 9> kOptions = {{
-    {.name = "budget_bytes", .bytes = &CacheOptions::budget_bytes},
-    {.name = "reserved_bytes", .bytes = &CacheOptions::reserved_bytes},
+    {.name = "budget_bytes", .bytes = &CacheOptions::budget_bytes, .max = kMaxBytes},
+    {.name = "reserved_bytes", .bytes = &CacheOptions::reserved_bytes, .max = kMaxBytes},
     {.name = "max_lead", .count = &CacheOptions::max_lead},
-    {.name = "prefetch", .flag = &CacheOptions::prefetch},
-    {.name = "strict", .flag = &CacheOptions::strict},
-    {.name = "poison", .flag = &CacheOptions::poison},
-    {.name = "partitions", .count = &CacheOptions::partitions},
+    {.name = "prefetch", .flag = &CacheOptions::prefetch, .max = 1},
+    {.name = "strict", .flag = &CacheOptions::strict, .max = 1},
+    {.name = "poison", .flag = &CacheOptions::poison, .max = 1},
+    {.name = "partitions", .count = &CacheOptions::partitions, .max = kMaxPartitions},
     {.name = kTimeout},
     {.name = kTrace},
 }};
@@ -54,10 +57,7 @@ void set_number(CacheOptions& options, const Option& option, int64_t value) {
   if (option.name == kTrace) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
   }
-  const int64_t max = option.bytes  ? std::numeric_limits<int64_t>::max()
-                      : option.flag ? 1
-                                    : std::numeric_limits<uint32_t>::max();
-  check_number(option.name, value, 0, max);
+  check_number(option.name, value, 0, option.max);
   if (option.bytes) options.*option.bytes = static_cast<uint64_t>(value);
   if (option.count) options.*option.count = static_cast<uint32_t>(value);
   if (option.flag) options.*option.flag = value != 0;

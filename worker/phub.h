@@ -277,7 +277,8 @@ typedef struct phub_geeps_options phub_geeps_options;
 typedef struct phub_geeps phub_geeps;
 
 /* Host memory within a budget that copies move at a set speed: for workers without a GPU. Data
- * pointers are host memory. 0 bytes per second: as fast as this machine copies. PHUB_FULL. */
+ * pointers are host memory. 0 bytes per second: as fast as this machine copies; otherwise at least
+ * 1000. PHUB_FULL. */
 PHUB_API phub_code phub_device_open_host(uint64_t budget_bytes, double copy_bytes_per_second,
                                          uint64_t copy_latency_ns, phub_device** device);
 /* A GPU, of which `budget_bytes` are taken at once. Data pointers are device memory, for any stream

@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr float kRate = 0.125F;
+constexpr float kRate = 1;  // what read_my_writes asks for
 constexpr uint64_t kReserved = 1 << 20;  // more than what is put in or held for longer at once
 
 struct Step {  // of an iteration
@@ -134,8 +134,9 @@ class Rig {
         std::shuffle(table.spec.keys.begin(), table.spec.keys.end(), random_);
       }
       table.spec.local = i > 0 && pick(2) == 0;
-      if (!table.spec.local && pick(4) == 0) {
-        table.spec.max_staleness = 1;  // kept twice
+      if (!table.spec.local) {
+        table.spec.max_staleness = pick(4) == 0 ? 1 : 0;  // 1: kept twice
+        table.spec.read_my_writes = pick(4) == 0;
       }
       for (size_t row = 0; row < rows; ++row) table.row_of[table.spec.keys[row]] = row;
       table.rows.resize(rows * table.spec.row_floats);
@@ -323,7 +324,8 @@ class Rig {
     for (const uint64_t key : use.keys) {
       const size_t row = table.row_of.at(key);
       for (size_t i = 0; i < row_floats; ++i) {
-        expected.push_back(table.rows[row * row_floats + i]);
+        const size_t at = row * row_floats + i;
+        expected.push_back(table.rows[at] - (table.spec.read_my_writes ? table.log[at] : 0.0F));
         known.push_back(table.known[row]);
       }
     }

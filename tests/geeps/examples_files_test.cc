@@ -35,9 +35,7 @@ class CheckpointFile : public testing::Test {
     bytes << std::ifstream(path_, std::ios::binary).rdbuf();
     return bytes.str();
   }
-  void write(const std::string& bytes) const {
-    std::ofstream(path_, std::ios::binary) << bytes;
-  }
+  void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
 
   const std::string path_ = testing::TempDir() + "phub_examples_checkpoint_" +
                             std::to_string(testing::UnitTest::GetInstance()->random_seed()) +

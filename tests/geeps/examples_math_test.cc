@@ -27,7 +27,7 @@ float element(const std::vector<float>& matrix, bool transposed, size_t rows, si
 struct Shape {
   size_t rows, columns, depth;
 };
-constexpr Shape kShapes[] = {{1, 1, 1},  {4, 8, 5},    {3, 7, 64},   {5, 9, 1},
+constexpr Shape kShapes[] = {{1, 1, 1},    {4, 8, 5},     {3, 7, 64},   {5, 9, 1},
                              {32, 10, 64}, {17, 130, 33}, {128, 40, 16}};
 
 TEST(HostMath, ProductsAreSumsOverTheDepth) {
@@ -38,8 +38,11 @@ TEST(HostMath, ProductsAreSumsOverTheDepth) {
     const auto b = random_floats(random, s.depth * s.columns);
     const auto before = random_floats(random, s.rows * s.columns);
     for (int flags = 0; flags < 8; ++flags) {
-      const Product product{.rows = s.rows, .columns = s.columns, .depth = s.depth,
-                            .transpose_a = (flags & 1) != 0, .transpose_b = (flags & 2) != 0,
+      const Product product{.rows = s.rows,
+                            .columns = s.columns,
+                            .depth = s.depth,
+                            .transpose_a = (flags & 1) != 0,
+                            .transpose_b = (flags & 2) != 0,
                             .add = (flags & 4) != 0};
       std::vector<float> c = before;
       math->multiply(product, a.data(), b.data(), c.data());
@@ -94,9 +97,9 @@ TEST(HostMath, LossIsTheCrossEntropyOfTheSoftmax) {
   std::vector<float> labels(kRows), error(logits.size()), losses(kRows, 1.0f);
   for (size_t row = 0; row < kRows; ++row) labels[row] = static_cast<float>(row % kClasses);
   constexpr float kScale = 0.25f;
-  math->run(kRows, 1,
-            SoftmaxLoss{kClasses, kScale, logits.data(), labels.data(), error.data(),
-                        losses.data()});
+  math->run(
+      kRows, 1,
+      SoftmaxLoss{kClasses, kScale, logits.data(), labels.data(), error.data(), losses.data()});
   for (size_t row = 0; row < kRows; ++row) {
     double total = 0;
     for (size_t c = 0; c < kClasses; ++c) total += std::exp(double{logits[row * kClasses + c]});
@@ -122,8 +125,8 @@ double convolved(const ConvolutionShape& s, const std::vector<float>& images,
       if (y < 0 || x < 0 || y >= static_cast<int>(s.height) || x >= static_cast<int>(s.width)) {
         continue;
       }
-      const size_t pixel = (image * s.height + static_cast<size_t>(y)) * s.width +
-                           static_cast<size_t>(x);
+      const size_t pixel =
+          (image * s.height + static_cast<size_t>(y)) * s.width + static_cast<size_t>(x);
       const auto place = static_cast<size_t>((dy + 1) * 3 + dx + 1);
       for (size_t c = 0; c < s.channels; ++c) {
         sum += double{images[pixel * s.channels + c]} * filter[place * s.channels + c];

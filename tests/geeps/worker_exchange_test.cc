@@ -6,7 +6,7 @@
 
 #include <future>
 #include <limits>
-#include <mutex>
+#include <thread>
 
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
@@ -18,6 +18,7 @@ namespace {
 using phub::testing::Box;
 using phub::testing::each_rank;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using testing::expected;
 using ::testing::HasSubstr;
 using testing::initial_of;
@@ -154,28 +155,28 @@ TEST(WorkerExchange, WhatDoesNotFitTheJobIsRefused) {
 
 // next() waits for a key that another worker holds up, and is woken for one that is pushed later.
 TEST(WorkerExchange, NextLearnsOfLaterPushes) {
+  constexpr int kRounds = 40;
   Box box;
   const JobSpec spec = spec_of("none", "sum", 2);
   each_rank(2, [&](uint32_t rank) {
     Worker worker(options_of(box, spec, rank));
     WorkerExchange exchange(worker, tables());
     if (rank == 0) {
-      exchange.push(3, 0);  // the other pushes it last
+      exchange.push(3, 0);  // the other pushes it after all rounds of key 0
+      const uint64_t sleeps = worker.stats().sleeps;
       auto next = std::async(std::launch::async, [&] {
-        std::vector<size_t> here;
-        while (here.size() < 40) {
-          here.push_back(exchange.next().value());
-          if (here.size() < 40) exchange.push(0, 0);
+        std::vector<int> rounds(exchange.keys());
+        for (int n = 0; n < kRounds + 1; ++n) {
+          const size_t key = exchange.next().value();
+          if (++rounds[key] < kRounds && key == 0) exchange.push(0, 0);
         }
-        here.push_back(exchange.next().value());
-        return here;
+        return rounds;
       });
+      while (worker.stats().sleeps == sleeps) std::this_thread::yield();
       exchange.push(0, 0);
-      std::vector<size_t> want(40, 0);
-      want.push_back(3);
-      EXPECT_EQ(next.get(), want);
+      EXPECT_THAT(next.get(), ElementsAre(kRounds, 0, 0, 1));
     } else {
-      for (int round = 0; round < 40; ++round) {
+      for (int round = 0; round < kRounds; ++round) {
         exchange.push(0, 0);
         EXPECT_EQ(exchange.next(), 0u);
       }
@@ -194,7 +195,9 @@ TEST(WorkerExchange, StopEndsNext) {
   for (const bool pushed : {false, true}) {  // asleep here, or in the worker
     WorkerExchange exchange(worker, tables());
     if (pushed) exchange.push(0, 0);
+    const uint64_t sleeps = worker.stats().sleeps;
     auto next = std::async(std::launch::async, [&] { return exchange.next(); });
+    while (pushed && worker.stats().sleeps == sleeps) std::this_thread::yield();
     exchange.stop();
     EXPECT_EQ(next.get(), std::nullopt);
     EXPECT_EQ(exchange.next(), std::nullopt);

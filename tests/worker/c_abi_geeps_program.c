@@ -249,6 +249,7 @@ static void misuse(void) {
   FAILS(phub_geeps_options_set(options, "max_lead", "two"), PHUB_INVALID, "'two'");
   FAILS(phub_geeps_options_set(options, "strict", "2"), PHUB_INVALID, "got 2");
   FAILS(phub_geeps_options_set_number(options, "partitions", -1), PHUB_INVALID, "got -1");
+  FAILS(phub_geeps_options_set_number(options, "partitions", 257), PHUB_INVALID, "257");
   FAILS(phub_geeps_options_set_number(options, "trace", 1), PHUB_INVALID, "is a text");
   FAILS(phub_geeps_options_set(options, NULL, "1"), PHUB_INVALID, "name is null");
   FAILS(phub_geeps_options_set(NULL, "strict", "1"), PHUB_BAD_HANDLE, "null");
@@ -263,6 +264,7 @@ static void misuse(void) {
   FAILS(phub_options_add_tables(NULL, options), PHUB_BAD_HANDLE, "null");
 
   FAILS(phub_device_open_host(4096, -1, 0, &device), PHUB_INVALID, "bytes per second");
+  FAILS(phub_device_open_host(4096, 1e-300, 0, &device), PHUB_INVALID, "bytes per second");
   FAILS(phub_device_open_host(4096, 0, UINT64_MAX, &device), PHUB_INVALID, "ns");
   FAILS(phub_device_open_host(4096, 0, 0, NULL), PHUB_INVALID, "device is null");
   CHECK(phub_device_open_host(UINT64_MAX, 0, 0, &device) != PHUB_OK);

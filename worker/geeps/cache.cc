@@ -199,6 +199,20 @@ CacheStats Cache::Impl::stats() {
   return stats;
 }
 
+// What is wrong with a call is this call's; everything else has come to stay.
+template <class Run>
+auto Cache::Impl::guarded(Run run) {
+  try {
+    return run();
+  } catch (const Error& e) {
+    const ErrorCode code = e.code();
+    if (code != ErrorCode::kInvalid && code != ErrorCode::kFull && code != ErrorCode::kTimeout) {
+      fail_all(std::current_exception());
+    }
+    throw;
+  }
+}
+
 Cache::Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
              CacheOptions options)
     : impl_(std::make_unique<Impl>(device, exchange, std::move(tables), options)) {}
@@ -206,25 +220,38 @@ Cache::~Cache() = default;
 
 void Cache::begin_virtual() { impl_->begin(true); }
 void Cache::begin_gathering() { impl_->begin(false); }
-void Cache::finish_sequence() { impl_->finish_sequence(); }
+void Cache::finish_sequence() {
+  impl_->guarded([&] { impl_->finish_sequence(); });
+}
 
 Buffer Cache::read(uint32_t table, std::span<const uint64_t> keys,
                    std::optional<uint32_t> staleness) {
-  return impl_->acquire(Call::kRead, table, keys, true, staleness);
+  return impl_->guarded(
+      [&] { return impl_->acquire(Call::kRead, table, keys, true, staleness); });
 }
-void Cache::post_read(uint64_t handle) { impl_->release(Call::kPostRead, handle, true); }
+void Cache::post_read(uint64_t handle) {
+  impl_->guarded([&] { impl_->release(Call::kPostRead, handle, true); });
+}
 Buffer Cache::pre_update(uint32_t table, std::span<const uint64_t> keys) {
-  return impl_->acquire(Call::kPreUpdate, table, keys, true, {});
+  return impl_->guarded([&] { return impl_->acquire(Call::kPreUpdate, table, keys, true, {}); });
 }
-void Cache::update(uint64_t handle) { impl_->release(Call::kUpdate, handle, true); }
+void Cache::update(uint64_t handle) {
+  impl_->guarded([&] { impl_->release(Call::kUpdate, handle, true); });
+}
 Buffer Cache::local_access(uint32_t table, std::span<const uint64_t> keys, Fetch fetch) {
-  return impl_->acquire(Call::kLocalAccess, table, keys, fetch == Fetch::kYes, {});
+  return impl_->guarded(
+      [&] { return impl_->acquire(Call::kLocalAccess, table, keys, fetch == Fetch::kYes, {}); });
 }
 void Cache::post_local_access(uint64_t handle, Save save) {
-  impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes);
+  impl_->guarded(
+      [&] { impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes); });
 }
-void Cache::table_clock(uint32_t table) { impl_->table_clock(table); }
-void Cache::discard(uint64_t handle) { impl_->release(Call::kUpdate, handle, false); }
+void Cache::table_clock(uint32_t table) {
+  impl_->guarded([&] { impl_->table_clock(table); });
+}
+void Cache::discard(uint64_t handle) {
+  impl_->guarded([&] { impl_->release(Call::kUpdate, handle, false); });
+}
 void Cache::wait_all() { impl_->wait_all(); }
 std::span<const TableSpec> Cache::tables() const { return impl_->specs_; }
 const Placement& Cache::placement() const {

@@ -59,8 +59,8 @@ struct TableSpec {
   uint32_t row_floats = 0;
   std::vector<uint64_t> keys;  // any numbers, each once; in this order in memory
   bool local = false;          // this worker's own data, zero at first; otherwise parameters
-  // Additive tables only (parameters += updates, as SGD with a rate of -1): reads contain this
-  // worker's updates that were not clocked yet.
+  // For jobs of plain SGD with a rate of 1 (parameters -= updates): reads contain this worker's
+  // updates that were not clocked yet.
   bool read_my_writes = false;
   // The most that a read of this table may ask for as its staleness, in clocks. Above the job's
   // slack the table is kept twice.

@@ -261,14 +261,15 @@ void Cache::Impl::read_pinned(const ListPlan& list, float* buffer) {
   const Rows rows{buffer, list.rows, row_floats};
   for (const PinnedPart& part : list.pinned) {
     const EntryPlan& entry = schedule_->entries[part.entry];
-    const bool with_log = table.spec.read_my_writes && entries_[part.entry].log_used;
     if (part.index) {
       work_.scatter(entry.rows, *part.index, rows);
-      if (with_log) work_.scatter_add(entry.log, *part.index, rows);
     } else {
-      float* to = buffer + part.first * row_floats;
-      work_.copy(to, entry.rows, entry.count * row_floats);
-      if (with_log) work_.add(to, entry.log, entry.count * row_floats);
+      work_.copy(buffer + part.first * row_floats, entry.rows, entry.count * row_floats);
+    }
+    if (!table.spec.read_my_writes || !entries_[part.entry].log_used) continue;
+    for (const Run& run : part.runs) {
+      work_.add(buffer + run.first * row_floats, entry.log + run.source * row_floats,
+                run.rows * row_floats, -1);
     }
   }
 }

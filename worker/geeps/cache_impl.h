@@ -109,6 +109,8 @@ struct Cache::Impl {
   using Lock = std::unique_lock<std::mutex>;
 
   // Calls of the application.
+  template <class Run>
+  auto guarded(Run run);
   Buffer acquire(Call call, uint32_t table, std::span<const uint64_t> keys, bool fetch,
                  std::optional<uint32_t> staleness);
   void release(Call call, uint64_t handle, bool use);  // use: update, save

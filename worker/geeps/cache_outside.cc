@@ -141,7 +141,7 @@ void Cache::Impl::fill_outside(uint32_t number, float* buffer, std::span<const R
     float* to = buffer + first * row_floats;
     work_.copy(to, plan.rows + row * row_floats, rows * row_floats);
     if (table.spec.read_my_writes && entries_[entry].log_used) {
-      work_.add(to, plan.log + row * row_floats, rows * row_floats);
+      work_.add(to, plan.log + row * row_floats, rows * row_floats, -1);
     }
   });
   for_host(number, runs, Part::kRows, [&](uint32_t entry, const Run& run) {

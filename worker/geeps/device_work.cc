@@ -22,9 +22,9 @@ void DeviceWork::copy(float* to, const float* from, size_t floats) {
       [&](Stream& stream) { stream.copy_on_device(to, from, bytes); });
 }
 
-void DeviceWork::add(float* to, const float* from, size_t floats) {
-  run({.kind = Kernel::Kind::kAddScaled, .from = from, .to = to, .count = floats, .factor = 1},
-      [&](Stream& stream) { stream.add_scaled(1, from, to, floats); });
+void DeviceWork::add(float* to, const float* from, size_t floats, float factor) {
+  run({.kind = Kernel::Kind::kAddScaled, .from = from, .to = to, .count = floats, .factor = factor},
+      [&](Stream& stream) { stream.add_scaled(factor, from, to, floats); });
 }
 
 void DeviceWork::fill(float* to, float value, size_t floats) {
@@ -40,16 +40,6 @@ void DeviceWork::scatter(const float* from, const RowIndex& index, Rows to) {
        .row_floats = to.row_floats,
        .index = index.data()},
       [&](Stream& stream) { stream.scatter(from, index, to); });
-}
-
-void DeviceWork::scatter_add(const float* from, const RowIndex& index, Rows to) {
-  run({.kind = Kernel::Kind::kScatterAdd,
-       .from = from,
-       .to = to.data,
-       .count = index.size(),
-       .row_floats = to.row_floats,
-       .index = index.data()},
-      [&](Stream& stream) { stream.scatter_add(from, index, to); });
 }
 
 void DeviceWork::gather(ConstRows from, const RowIndex& index, float* to) {

@@ -18,11 +18,10 @@ class DeviceWork {
   Stream* stream() { return stream_; }
 
   void copy(float* to, const float* from, size_t floats);
-  void add(float* to, const float* from, size_t floats);
+  void add(float* to, const float* from, size_t floats, float factor = 1);
   void fill(float* to, float value, size_t floats);
   // Between `from` or `to`, rows in order, and the rows of a buffer that an index names.
   void scatter(const float* from, const RowIndex& index, Rows to);
-  void scatter_add(const float* from, const RowIndex& index, Rows to);
   void gather(ConstRows from, const RowIndex& index, float* to);
   void gather_add(ConstRows from, const RowIndex& index, float* to);
 

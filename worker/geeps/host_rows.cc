@@ -46,7 +46,7 @@ float* HostRows::staging(size_t floats) {
   return staging_.floats().data();
 }
 
-void HostRows::fetch(float* buffer, const float* memory, const float* add,
+void HostRows::fetch(float* buffer, const float* memory, const float* log,
                      std::span<const Run> runs, uint32_t row_floats) {
   const auto for_runs = [&](auto use) {
     for (const Run& run : runs) {
@@ -54,7 +54,7 @@ void HostRows::fetch(float* buffer, const float* memory, const float* add,
           size_t{run.rows} * row_floats);
     }
   };
-  if (add == nullptr && copied_by_run(runs, row_floats)) {
+  if (log == nullptr && copied_by_run(runs, row_floats)) {
     for_runs([&](size_t first, size_t source, size_t floats) {
       stream_.copy_to_device(buffer + first, memory + source, floats * sizeof(float));
     });
@@ -64,7 +64,7 @@ void HostRows::fetch(float* buffer, const float* memory, const float* add,
   float* next = staged;
   for_runs([&](size_t, size_t source, size_t floats) {
     std::memcpy(next, memory + source, floats * sizeof(float));
-    if (add != nullptr) add_floats(next, add + source, floats);
+    if (log != nullptr) add_scaled_floats(next, -1, log + source, floats);
     next += floats;
   });
   // Neighbours in the buffer are one copy, wherever they come from.

@@ -20,8 +20,8 @@ class HostRows {
   HostRows(const HostRows&) = delete;
   HostRows& operator=(const HostRows&) = delete;
 
-  // Buffer row `first` = memory row `source`, plus that of `add` unless it is null.
-  void fetch(float* buffer, const float* memory, const float* add, std::span<const Run> runs,
+  // Buffer row `first` = memory row `source`, less that of `log` unless it is null.
+  void fetch(float* buffer, const float* memory, const float* log, std::span<const Run> runs,
              uint32_t row_floats);
   // Memory row `source` = buffer row `first`.
   void store(const float* buffer, float* memory, std::span<const Run> runs, uint32_t row_floats);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -78,9 +79,13 @@ void add_lists(std::span<const RowMap> rows, Device& device, std::byte* memory,
         plan.host.push_back({entry, runs_of(sorted, sources)});
         continue;
       }
-      PinnedPart part{.entry = entry, .first = positions.front(), .index = {}};
-      const bool in_order =
-          runs_of(positions, 0).size() == 1;  // one run: they follow one another
+      std::vector<uint32_t> in_entry(positions.size());
+      std::iota(in_entry.begin(), in_entry.end(), 0);
+      PinnedPart part{.entry = entry,
+                      .first = positions.front(),
+                      .index = {},
+                      .runs = runs_of(positions, in_entry)};
+      const bool in_order = part.runs.size() == 1;
       const auto place = index_places.find({i, entry});
       if (!in_order) {
         PHUB_CHECK(place != index_places.end());

@@ -29,6 +29,7 @@ struct PinnedPart {
   uint32_t entry;
   uint32_t first;                 // where they begin in the list, if they are there in order
   std::optional<RowIndex> index;  // otherwise: the row of the list of each
+  std::vector<Run> runs;          // the same: row of the list -> row of the entry
 };
 
 // The rows of an entry in host memory: row of the list -> row of the table.

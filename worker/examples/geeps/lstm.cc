@@ -69,7 +69,9 @@ Lstm::Lstm(const Text& text, size_t hidden, size_t steps, const Share& share)
       states_(tables_.add_local("states", 2 * hidden * share.samples, steps + 1)),
       flowing_(tables_.add_local("flowing", 2 * hidden * share.samples)),
       losses_(tables_.add_local("losses", share.samples)),
-      carried_(2 * hidden * share.samples) {}
+      carried_(2 * hidden * share.samples) {
+  window(text.train(), size_t{share.world} * share.samples, 0, 1, steps, 0);  // long enough?
+}
 
 // Weights uniform with variance 1/hidden; biases zero, but one for the forget gates.
 std::vector<float> Lstm::initial() const {

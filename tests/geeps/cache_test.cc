@@ -1,0 +1,574 @@
+// What the cache promises call by call: visibility, overlap, bytes, and what it refuses.
+#include "worker/geeps/cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "transport/error.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/standalone_exchange.h"
+
+namespace phub::geeps {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr size_t kMiB = 1 << 20;
+
+template <class Run>
+void expect_error(ErrorCode code, const ::testing::Matcher<std::string>& what, Run run) {
+  try {
+    run();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(name_of(e.code()), name_of(code)) << e.what();
+    EXPECT_THAT(std::string(e.what()), what);
+  }
+}
+
+// Parameters -= updates.
+JobSpec plain_job(std::span<const TableSpec> tables) {
+  JobSpec job;
+  job.name = "test";
+  job.optimizer = "sgd";
+  job.hyper["lr"] = 1;
+  job.initial = "zeros";
+  job.keys = keys_of(tables);
+  return job;
+}
+
+struct Rig {
+  explicit Rig(std::vector<TableSpec> specs, CacheOptions options = {},
+               HostDeviceOptions device_options = {.budget_bytes = 4 * kMiB})
+      : tables(std::move(specs)),
+        device(make_host_device(device_options)),
+        exchange(plain_job(tables)) {
+    cache.emplace(*device, exchange, tables, options);
+  }
+
+  template <class Iteration>
+  void record(Iteration iteration) {
+    cache->begin_virtual();
+    iteration(*cache);
+    cache->finish_sequence();
+  }
+
+  std::vector<TableSpec> tables;
+  std::unique_ptr<HostDevice> device;
+  StandaloneExchange exchange;
+  std::optional<Cache> cache;
+};
+
+void add(Cache& cache, uint32_t table, std::span<const uint64_t> keys, float value) {
+  UpdateBuffer update(cache, table, keys);
+  if (update.data() != nullptr) std::fill_n(update.data(), update.buffer().floats(), -value);
+  update.update();
+}
+
+float first_of(Cache& cache, uint32_t table, std::span<const uint64_t> keys,
+               std::optional<uint32_t> staleness = {}) {
+  const ReadBuffer read(cache, table, keys, staleness);
+  return read.data() == nullptr ? 0 : read.data()[0];
+}
+
+TEST(Cache, AnUpdateIsSeenAfterItsClock) {
+  Rig rig({{"w", 3, dense(4)}});
+  const auto keys = dense(4);
+  add(*rig.cache, 0, keys, 2);
+  EXPECT_EQ(first_of(*rig.cache, 0, keys), 0);  // not clocked
+  rig.cache->table_clock(0);
+  const ReadBuffer read(*rig.cache, 0, keys);
+  EXPECT_EQ(read.data()[11], 2);
+  EXPECT_EQ(read.buffer().age, 1);
+}
+
+TEST(Cache, SeveralMiniBatchesInAClockAreAddedUp) {
+  for (const uint64_t budget : {uint64_t{2048}, uint64_t{kMiB}}) {  // moved, pinned
+    Rig rig({{"w", 32, dense(4)}}, {.budget_bytes = budget});
+    const auto keys = dense(4);
+    const auto iteration = [&](Cache& cache) {
+      for (int batch = 0; batch < 3; ++batch) add(cache, 0, keys, 1.5F);
+      cache.table_clock(0);
+    };
+    rig.record(iteration);
+    for (int i = 1; i <= 5; ++i) {
+      iteration(*rig.cache);
+      EXPECT_EQ(first_of(*rig.cache, 0, keys), 4.5F * static_cast<float>(i));
+    }
+  }
+}
+
+TEST(Cache, ReadMyWritesShowsUpdatesThatAreNotClocked) {
+  for (const uint64_t budget : {uint64_t{4096}, uint64_t{kMiB}}) {
+    Rig rig({{.name = "w", .row_floats = 32, .keys = dense(4), .read_my_writes = true}},
+            {.budget_bytes = budget});
+    const auto all = dense(4);
+    const std::vector<uint64_t> some = {3, 1};
+    const auto iteration = [&](Cache& cache, float expected) {
+      const auto check = [&](std::span<const uint64_t> keys, float value) {
+        const ReadBuffer read(cache, 0, keys);
+        if (read.data() == nullptr) return;
+        for (size_t i = 0; i < read.buffer().floats(); ++i) EXPECT_EQ(read.data()[i], value);
+      };
+      check(all, expected);
+      add(cache, 0, all, 1);
+      check(all, expected + 1);
+      add(cache, 0, some, 2);
+      check(some, expected + 3);
+      cache.table_clock(0);
+    };
+    rig.record([&](Cache& cache) { iteration(cache, 0); });
+    const std::vector<uint64_t> others = {0, 2};
+    for (int i = 0; i < 5; ++i) {
+      const float before = 3 * static_cast<float>(i);
+      iteration(*rig.cache, before);
+      add(*rig.cache, 0, others, 2);  // outside the sequence
+      EXPECT_EQ(first_of(*rig.cache, 0, others), before + 3);
+      rig.cache->table_clock(0);
+    }
+  }
+}
+
+// An exchange whose results come when the test says so.
+class HeldExchange final : public Exchange {
+ public:
+  explicit HeldExchange(std::span<const TableSpec> tables) {
+    for (const TableSpec& table : tables) {
+      if (table.local) continue;
+      names_.push_back(table.name);
+      gradients_.emplace_back(table.keys.size() * table.row_floats);
+      parameters_.emplace_back(table.keys.size() * table.row_floats);
+    }
+  }
+  size_t keys() const override { return names_.size(); }
+  const std::string& name(size_t key) const override { return names_[key]; }
+  size_t elements(size_t key) const override { return gradients_[key].size(); }
+  std::span<float> gradient(size_t key) override { return gradients_[key]; }
+  std::span<const float> parameters(size_t key) const override { return parameters_[key]; }
+  void push(size_t key, int32_t) override {
+    const std::lock_guard lock(mutex_);
+    pushed_.push_back(key);
+    changed_.notify_all();
+  }
+  void push_null(size_t key) override { push(key, 0); }
+  std::optional<size_t> next() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_ || failing_ || !results_.empty(); });
+    if (failing_) fail(ErrorCode::kRankLost, "rank 3 is lost");
+    if (results_.empty()) return {};
+    const size_t key = results_.front();
+    results_.pop_front();
+    return key;
+  }
+  void stop() override {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+  std::optional<uint32_t> slack() const override { return slack_; }
+  uint32_t rank() const override { return 1; }
+  uint32_t world_size() const override { return 4; }
+
+  void wait_for_push(size_t pushes) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return pushed_.size() >= pushes; });
+  }
+  void answer(size_t key) {  // parameters -= gradient
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < parameters_[key].size(); ++i) {
+      parameters_[key][i] -= gradients_[key][i];
+    }
+    results_.push_back(key);
+    changed_.notify_all();
+  }
+  void lose_a_rank() {
+    const std::lock_guard lock(mutex_);
+    failing_ = true;
+    changed_.notify_all();
+  }
+  std::vector<size_t> pushed() {
+    const std::lock_guard lock(mutex_);
+    return pushed_;
+  }
+  std::optional<uint32_t> slack_ = 0;
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<std::vector<float>> gradients_, parameters_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<size_t> pushed_;
+  std::deque<size_t> results_;
+  bool stopped_ = false, failing_ = false;
+};
+
+struct HeldRig {
+  explicit HeldRig(std::vector<TableSpec> specs, CacheOptions options = {},
+                   std::optional<uint32_t> slack = 0)
+      : tables(std::move(specs)),
+        device(make_host_device({.budget_bytes = 4 * kMiB})),
+        exchange(tables) {
+    exchange.slack_ = slack;
+    cache.emplace(*device, exchange, tables, options);
+  }
+  std::vector<TableSpec> tables;
+  std::unique_ptr<HostDevice> device;
+  HeldExchange exchange;
+  std::optional<Cache> cache;
+};
+
+TEST(Cache, AReadThatIsNeverFreshEnoughSaysWhatIsMissing) {
+  HeldRig rig({{"w", 4, dense(2)}}, {.timeout = milliseconds(100)});
+  const auto keys = dense(2);
+  add(*rig.cache, 0, keys, 1);
+  rig.cache->table_clock(0);
+  expect_error(ErrorCode::kTimeout,
+               AllOf(HasSubstr("'w' as of clock 1"), HasSubstr("clock 0 is here"),
+                     HasSubstr("4 ranks")),
+               [&] { first_of(*rig.cache, 0, keys); });
+  rig.exchange.wait_for_push(1);
+  rig.exchange.answer(0);
+  rig.cache->wait_all();
+  EXPECT_EQ(first_of(*rig.cache, 0, keys), 1);  // a late answer mends it
+}
+
+TEST(Cache, AStaleReadDoesNotWait) {
+  for (const bool pinned : {false, true}) {
+    HeldRig rig({{.name = "w", .row_floats = 32, .keys = dense(4), .max_staleness = 1}},
+                {.budget_bytes = pinned ? kMiB : 1536});
+    const auto keys = dense(4);
+    Cache& cache = *rig.cache;
+    const auto iteration = [&](float value) {
+      (void)first_of(cache, 0, keys, 1);
+      add(cache, 0, keys, value);
+      cache.table_clock(0);
+    };
+    cache.begin_virtual();
+    iteration(0);
+    cache.finish_sequence();
+    EXPECT_EQ(cache.placement().entries[0].pinned, pinned);
+    iteration(1);
+    rig.exchange.wait_for_push(1);
+    {
+      const ReadBuffer read(cache, 0, keys, 1);  // the result is not here
+      EXPECT_EQ(read.data()[5], 0);
+      EXPECT_EQ(read.buffer().age, 0);
+    }
+    add(cache, 0, keys, 10);  // goes into the log of the next clock meanwhile
+    rig.exchange.answer(0);
+    EXPECT_EQ(first_of(cache, 0, keys, 0), 1);
+    cache.table_clock(0);
+    rig.exchange.wait_for_push(2);
+    rig.exchange.answer(0);
+    EXPECT_EQ(first_of(cache, 0, keys), 11);
+  }
+}
+
+TEST(Cache, AReadCannotAskForMoreThanTheJobPromises) {
+  const auto keys = dense(2);
+  {
+    HeldRig rig({{"w", 4, dense(2)}}, {}, 2);
+    expect_error(ErrorCode::kInvalid, HasSubstr("the job's slack is 2"),
+                 [&] { first_of(*rig.cache, 0, keys, 1); });
+    expect_error(ErrorCode::kInvalid, HasSubstr("max_staleness"),
+                 [&] { first_of(*rig.cache, 0, keys, 3); });
+    EXPECT_EQ(first_of(*rig.cache, 0, keys, 2), 0);
+  }
+  HeldRig rig({{"w", 4, dense(2)}}, {}, std::nullopt);
+  expect_error(ErrorCode::kInvalid, HasSubstr("asynchronous"),
+               [&] { first_of(*rig.cache, 0, keys, 1); });
+  const ReadBuffer read(*rig.cache, 0, keys);
+  EXPECT_EQ(read.buffer().age, std::nullopt);
+}
+
+TEST(Cache, ALayerIsPushedWhileTheLayersBelowAreComputed) {
+  const std::vector<TableSpec> tables = {{"bottom", 4, dense(2)}, {"top", 4, dense(2)}};
+  const auto device = make_host_device({.budget_bytes = kMiB});
+  const auto stream = device->make_stream("compute");
+  HeldExchange exchange(tables);
+  Cache cache(*device, exchange, tables, {.compute = stream.get()});
+  const auto keys = dense(2);
+  const auto backward = [&](uint32_t layer) {
+    UpdateBuffer update(cache, layer, keys);
+    stream->fill(update.data(), 1, 8);
+    update.update();
+    cache.table_clock(layer);
+  };
+  std::mutex gate;  // what the layers below wait for
+  gate.lock();
+  backward(1);
+  stream->call([&] { const std::lock_guard wait(gate); });
+  backward(0);
+  exchange.wait_for_push(1);
+  EXPECT_EQ(exchange.pushed(), std::vector<size_t>{1});
+  gate.unlock();
+  exchange.wait_for_push(2);
+  exchange.answer(1);
+  exchange.answer(0);
+  cache.wait_all();
+}
+
+TEST(Cache, WhatTheExchangeThrowsEveryCallThrows) {
+  HeldRig rig({{"w", 4, dense(2)}});
+  const auto keys = dense(2);
+  add(*rig.cache, 0, keys, 1);
+  rig.cache->table_clock(0);
+  rig.exchange.wait_for_push(1);
+  rig.exchange.lose_a_rank();
+  const auto lost = HasSubstr("rank 3 is lost");
+  expect_error(ErrorCode::kRankLost, lost, [&] { rig.cache->wait_all(); });
+  expect_error(ErrorCode::kRankLost, lost, [&] { first_of(*rig.cache, 0, keys); });
+  expect_error(ErrorCode::kRankLost, lost, [&] { rig.cache->table_clock(0); });
+}
+
+TEST(Cache, ADeviceThatFailsInMidCopyIsOneClearError) {
+  for (const auto direction : {HostDevice::Direction::kToDevice, HostDevice::Direction::kToHost}) {
+    Rig rig({{"w", 512, dense(8)}}, {.budget_bytes = 64 << 10});
+    const auto keys = dense(8);
+    const auto iteration = [&](Cache& cache) {
+      (void)first_of(cache, 0, keys);
+      add(cache, 0, keys, 1);
+      cache.table_clock(0);
+    };
+    rig.record(iteration);
+    iteration(*rig.cache);
+    rig.device->fail_copy(direction, 1, 100);
+    const auto origin = HasSubstr("failed after 100 bytes");
+    const auto fails = [&](auto run) {  // the first to hear of it hears kInternal
+      try {
+        run();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& e) {
+        EXPECT_TRUE(e.code() == ErrorCode::kInternal || e.code() == ErrorCode::kUnavailable);
+        EXPECT_THAT(std::string(e.what()), origin);
+      }
+    };
+    fails([&] {
+      for (int i = 0; i < 100; ++i) iteration(*rig.cache);
+    });
+    fails([&] { rig.cache->table_clock(0); });
+    fails([&] { rig.cache->wait_all(); });
+  }
+}
+
+TEST(Cache, LocalDataThatIsPinnedStaysWhereItIs) {
+  Rig rig({{"w", 4, dense(2)}, {"h", 16, dense(8), true}});
+  const auto rows = dense(8);
+  const auto iteration = [&](Cache& cache) {
+    { const LocalBuffer forward(cache, 1, rows, Fetch::kNo); }
+    { const LocalBuffer backward(cache, 1, rows); }
+  };
+  rig.record(iteration);
+  const DeviceStats before = rig.device->stats();
+  const float* place = nullptr;
+  for (int i = 0; i < 4; ++i) {
+    LocalBuffer forward(*rig.cache, 1, rows, Fetch::kNo);
+    if (place == nullptr) place = forward.data();
+    EXPECT_EQ(forward.data(), place);
+    forward.data()[3] = static_cast<float>(i);
+  }
+  EXPECT_EQ(rig.device->stats().copies, before.copies);
+}
+
+TEST(Cache, FlagsSpareTheCopies) {
+  // Two sets of rows, of which only one fits.
+  std::vector<uint64_t> a(32), b(32);
+  std::iota(a.begin(), a.end(), 0);
+  std::iota(b.begin(), b.end(), 32);
+  const auto use = [&](Cache& cache, std::span<const uint64_t> rows, Fetch fetch, Save save) {
+    const LocalBuffer buffer(cache, 1, rows, fetch, save);
+  };
+  const auto bytes_of = [&](Fetch fetch, Save save) {
+    Rig fresh({{"w", 1, dense(1)}, {"h", 256, dense(64), true}},
+              {.budget_bytes = 40 << 10, .reserved_bytes = 256});
+    const auto iteration = [&](Cache& cache) {
+      use(cache, a, fetch, save);
+      use(cache, b, fetch, save);
+    };
+    fresh.record(iteration);
+    for (int i = 0; i < 8; ++i) iteration(*fresh.cache);
+    const CacheStats stats = fresh.cache->stats();
+    return std::pair(stats.bytes_to_device > 0, stats.bytes_to_host > 0);
+  };
+  EXPECT_EQ(bytes_of(Fetch::kYes, Save::kYes), std::pair(true, true));
+  EXPECT_EQ(bytes_of(Fetch::kNo, Save::kYes), std::pair(false, true));
+  EXPECT_EQ(bytes_of(Fetch::kYes, Save::kNo), std::pair(true, false));
+  EXPECT_EQ(bytes_of(Fetch::kNo, Save::kNo), std::pair(false, false));
+}
+
+TEST(Cache, ThreadsOfTheCacheMoveTheBytesAheadOfTime) {
+  std::vector<TableSpec> tables = {{"w", 1, dense(1)}};
+  for (int i = 0; i < 8; ++i) tables.push_back({"h" + std::to_string(i), 1024, dense(32), true});
+  Rig rig(tables, {.budget_bytes = 700 << 10});
+  const auto rows = dense(32);
+  const auto iteration = [&](Cache& cache) {
+    for (uint32_t layer = 1; layer <= 8; ++layer) {
+      const LocalBuffer buffer(cache, layer, rows);
+      if (buffer.data() == nullptr) continue;
+      for (size_t i = 0; i < buffer.buffer().floats(); ++i) buffer.data()[i] += 1;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  };
+  rig.record(iteration);
+  for (int i = 0; i < 6; ++i) iteration(*rig.cache);
+  const CacheStats stats = rig.cache->stats();
+  EXPECT_GT(stats.bytes_to_device, 0U);
+  EXPECT_GT(stats.prefetched, 0U);
+  EXPECT_EQ(stats.bytes_copied_by_caller, 0U);
+  EXPECT_EQ(stats.outside_sequence, 0U);
+  const LocalBuffer last(*rig.cache, 8, rows);
+  EXPECT_EQ(last.data()[1000], 6);
+}
+
+TEST(Cache, StrictModeNamesTheDeviation) {
+  Rig rig({{"w", 4, dense(4)}, {"v", 4, dense(4)}}, {.strict = true});
+  const auto keys = dense(4);
+  rig.record([&](Cache& cache) {
+    (void)first_of(cache, 0, keys);
+    (void)first_of(cache, 1, keys);
+  });
+  EXPECT_EQ(first_of(*rig.cache, 0, keys), 0);
+  expect_error(ErrorCode::kInvalid,
+               AllOf(HasSubstr("Read of 4 rows of 'w'"), HasSubstr("step 2"),
+                     HasSubstr("Read of 4 rows of 'v'")),
+               [&] { first_of(*rig.cache, 0, keys); });
+  const std::vector<uint64_t> some = {1};
+  expect_error(ErrorCode::kInvalid, HasSubstr("the keys differ"),
+               [&] { first_of(*rig.cache, 1, some); });
+  EXPECT_EQ(first_of(*rig.cache, 1, keys), 0);
+}
+
+TEST(Cache, WrongCallsAreRefusedAndChangeNothing) {
+  Rig rig({{"w", 4, {7, 9}}, {"h", 4, dense(4), true}});
+  Cache& cache = *rig.cache;
+  const std::vector<uint64_t> keys = {7, 9};
+  const auto rows = dense(4);
+  const auto refuse = [&](const char* what, auto run) {
+    expect_error(ErrorCode::kInvalid, HasSubstr(what), run);
+  };
+  refuse("table 2: there are 2", [&] { (void)cache.read(2, keys); });
+  refuse("'w', which holds parameters", [&] { (void)cache.local_access(0, keys); });
+  refuse("'h', which holds local data", [&] { (void)cache.read(1, rows); });
+  refuse("'h', which holds local data", [&] { cache.table_clock(1); });
+  refuse("'w' has no row 8", [&] { (void)cache.read(0, std::vector<uint64_t>{7, 8}); });
+  refuse("row 7 of 'w' twice", [&] { (void)cache.read(0, std::vector<uint64_t>{7, 7}); });
+  refuse("no rows", [&] { (void)cache.pre_update(0, {}); });
+  refuse("there never was one", [&] { cache.post_read(99); });
+  const Buffer read = cache.read(0, keys);
+  refuse("it takes PostRead", [&] { cache.update(read.handle); });
+  cache.post_read(read.handle);
+  refuse("given back before", [&] { cache.post_read(read.handle); });
+  const Buffer local = cache.local_access(1, rows);
+  refuse("in use", [&] { (void)cache.local_access(1, std::vector<uint64_t>{2}); });
+  refuse("in use", [&] { cache.begin_virtual(); });
+  cache.post_local_access(local.handle);
+  refuse("without begin", [&] { cache.finish_sequence(); });
+  cache.table_clock(0);
+  refuse("twice", [&] { cache.table_clock(0); });
+  EXPECT_EQ(first_of(cache, 0, keys), 0);
+  cache.table_clock(0);
+  add(cache, 0, keys, 3);
+  cache.table_clock(0);
+  EXPECT_EQ(first_of(cache, 0, keys), 3);
+}
+
+TEST(Cache, ABudgetThatIsTooSmallNamesTheStep) {
+  Rig rig({{"w", 4, dense(4)}, {"h", 1024, dense(64), true}}, {.budget_bytes = 64 << 10});
+  const auto rows = dense(64);
+  const auto keys = dense(4);
+  expect_error(ErrorCode::kFull,
+               AllOf(HasSubstr("at least 262144"), HasSubstr("LocalAccess of 'h'")), [&] {
+                 rig.record([&](Cache& cache) { const LocalBuffer h(cache, 1, rows); });
+               });
+  // What fits goes on.
+  add(*rig.cache, 0, keys, 1);
+  rig.cache->table_clock(0);
+  EXPECT_EQ(first_of(*rig.cache, 0, keys), 1);
+  expect_error(ErrorCode::kFull, HasSubstr("262144 bytes for rows of 'h'"),
+               [&] { const LocalBuffer h(*rig.cache, 1, rows); });
+}
+
+TEST(Cache, ABufferThatIsGivenBackIsPoison) {
+  Rig rig({{"w", 4, dense(4)}}, {.poison = true});
+  const auto keys = dense(4);
+  rig.record([&](Cache& cache) { (void)first_of(cache, 0, keys); });
+  const Buffer read = rig.cache->read(0, keys);
+  EXPECT_EQ(read.data[0], 0);
+  rig.cache->post_read(read.handle);
+  EXPECT_TRUE(std::isnan(read.data[0]));
+}
+
+TEST(Cache, WhatTheTablesHoldStaysWhenTheSequenceChanges) {
+  Rig rig({{"w", 4, dense(8)}, {"h", 4, dense(8), true}});
+  const auto all = dense(8);
+  const std::vector<uint64_t> some = {6, 2, 4};
+  add(*rig.cache, 0, all, 1);
+  { LocalBuffer h(*rig.cache, 1, all); std::fill_n(h.data(), 32, 5.0F); }
+  for (int round = 0; round < 3; ++round) {
+    const std::span<const uint64_t> keys = round % 2 == 0 ? std::span(all) : std::span(some);
+    rig.record([&](Cache& cache) {
+      (void)first_of(cache, 0, keys);
+      add(cache, 0, keys, 1);
+      const LocalBuffer h(cache, 1, keys);
+    });
+    const LocalBuffer h(*rig.cache, 1, keys);
+    EXPECT_EQ(h.data()[11], 5);
+  }
+  rig.cache->table_clock(0);  // the update from before the first sequence
+  EXPECT_EQ(first_of(*rig.cache, 0, all), 1);
+}
+
+TEST(Cache, TheTraceHasComputationCopiesAndExchanges) {
+  const std::string path = std::filesystem::temp_directory_path() / "phub_cache_trace.json";
+  {
+    Rig rig({{"bottom", 256, dense(8)}, {"top", 256, dense(8)}},
+            {.budget_bytes = 20 << 10, .reserved_bytes = 256, .trace = path});
+    const auto keys = dense(8);
+    const auto iteration = [&](Cache& cache) {
+      for (const uint32_t layer : {0U, 1U}) (void)first_of(cache, layer, keys);
+      for (const uint32_t layer : {1U, 0U}) {
+        add(cache, layer, keys, 1);
+        cache.table_clock(layer);
+      }
+    };
+    rig.record(iteration);
+    for (int i = 0; i < 3; ++i) iteration(*rig.cache);
+    rig.cache->wait_all();
+  }
+  std::ifstream file(path);
+  const nlohmann::json trace = nlohmann::json::parse(file);
+  std::map<std::string, std::set<std::string>> seen;  // name -> subjects
+  const auto& events = trace.is_array() ? trace : trace.at("traceEvents");
+  for (const auto& event : events) {
+    if (!event.contains("name")) continue;
+    seen[event["name"].get<std::string>()].insert(event.dump());
+  }
+  for (const char* name : {"in use", "fetch", "update", "push", "exchange"}) {
+    bool found = false;
+    for (const auto& [event, dumps] : seen) found |= event.find(name) != std::string::npos;
+    EXPECT_TRUE(found) << name;
+  }
+  const std::string text = events.dump();
+  EXPECT_NE(text.find("bottom"), std::string::npos);
+  EXPECT_NE(text.find("top"), std::string::npos);
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace phub::geeps

@@ -1,0 +1,297 @@
+// The GeePS applications as processes: that they learn, and that nothing but what is computed
+// decides the bits of the parameters: not the memory, not how it is used, not where the workers
+// are.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/geeps/examples_reference.h"
+#include "tests/worker/process.h"
+
+namespace phub::examples {
+namespace {
+
+using phub::testing::Process;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+constexpr auto kLimit = 120s;
+using Words = std::vector<std::string>;
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::vector<std::string> lines_with(const std::string& text, const std::string& part) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.find(part) != std::string::npos) lines.push_back(line);
+  }
+  return lines;
+}
+
+// The last number after `words`.
+double last_number(const std::string& text, const std::string& words) {
+  const size_t at = text.rfind(words);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? NAN : std::stod(text.substr(at + words.size()));
+}
+
+class ExamplesRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "geeps_examples_XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr) << std::strerror(errno);
+  }
+  void TearDown() override {
+    if (server_) {
+      server_->send(SIGTERM);
+      EXPECT_EQ(server_->wait(kLimit), 0) << server_->output();
+    }
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::unique_ptr<Process> start(const Words& command) {
+    Words words = command;
+    words[0] = PHUB_BIN "/" + words[0];
+    return std::make_unique<Process>(words, file(fmt::format("output{}", ++processes_)));
+  }
+  std::string finish(Process& process) {
+    EXPECT_EQ(process.wait(kLimit), 0) << process.output();
+    return process.output();
+  }
+  std::string run(const Words& command) { return finish(*start(command + Words{"--standalone"})); }
+  // The digest of every rank of the output, which are all the same.
+  std::string digest(const std::string& output, size_t ranks = 1) {
+    const auto lines = lines_with(output, "digest ");
+    EXPECT_EQ(lines.size(), ranks) << output;
+    std::string digest;
+    for (const std::string& line : lines) {
+      const std::string of_rank = line.substr(line.find("digest "));
+      EXPECT_TRUE(digest.empty() || of_rank == digest) << output;
+      digest = of_rank;
+    }
+    return digest;
+  }
+
+  // Processes of one job, with a box that is started for the first. All output together.
+  std::string run_with_box(const Words& command, uint32_t world) {
+    if (!server_) {
+      server_ = start({"phub", "serve", "--listen", "127.0.0.1:0"});
+      EXPECT_TRUE(server_->printed("listening on ", kLimit)) << server_->output();
+    }
+    const std::string address = lines_with(server_->output(), "listening on ").at(0);
+    const Words job = {"--job",    fmt::format("job{}", ++jobs_),
+                       "--world",  std::to_string(world),
+                       "--server", address.substr(address.rfind(' ') + 1)};
+    std::vector<std::unique_ptr<Process>> ranks;
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      ranks.push_back(start(command + job + Words{"--rank", std::to_string(rank)}));
+    }
+    std::string output;
+    for (const auto& rank : ranks) output += finish(*rank);
+    return output;
+  }
+
+  std::string file(const std::string& name) const { return folder_ + "/" + name; }
+  std::vector<float> floats(const std::string& name) const {
+    std::ifstream stream(file(name), std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+    return values;
+  }
+
+  // With every budget, and every way to use it.
+  void expect_same_bits(const Words& command, const std::vector<std::string>& budgets) {
+    const std::string expected = digest(run(command));
+    const std::vector<Words> ways = {{},
+                                     {"--prefetch", "off", "--poison"},
+                                     {"--gather", "first", "--partitions", "3", "--poison"},
+                                     {"--partitions", "3", "--latency", "100"}};
+    for (const std::string& budget : budgets) {
+      for (const Words& way : ways) {
+        // Before a sequence is known, buffers are not where the least budget has them.
+        if (budget == "least" && ::testing::Matches(::testing::Contains("first"))(way)) continue;
+        EXPECT_EQ(digest(run(command + Words{"--budget", budget} + way)), expected)
+            << budget << ' ' << fmt::format("{}", fmt::join(way, " "));
+      }
+    }
+    EXPECT_EQ(digest(run(command + Words{"--gather", "none"})), expected);
+  }
+
+  const Words digits_ = {"geeps_digits", "--data", PHUB_DIGITS_CSV};
+  const Words deep_ = {"geeps_deep", "--data", PHUB_DIGITS_CSV};
+  const Words text_ = {"geeps_text", "--text", PHUB_TEXT, "--batch", "8"};
+  const Words small_text_ = text_ + Words{"--hidden", "16", "--steps", "24"};
+
+ private:
+  std::string folder_;
+  std::unique_ptr<Process> server_;
+  int processes_ = 0, jobs_ = 0;
+};
+
+TEST_F(ExamplesRun, LogisticRegressionLearns) {
+  const std::string output = run(digits_ + Words{"--model", "logreg", "--lr", "0.5", "--iterations",
+                                                 "800", "--budget", "80%"});
+  EXPECT_GE(last_number(output, "held-out accuracy "), 92) << output;
+}
+TEST_F(ExamplesRun, FullyConnectedNetworkLearns) {
+  const std::string output = run(
+      digits_ + Words{"--model", "mlp", "--lr", "0.3", "--iterations", "800", "--budget", "50%"});
+  EXPECT_GE(last_number(output, "held-out accuracy "), 95) << output;
+}
+TEST_F(ExamplesRun, ConvolutionalNetworkLearns) {
+  const std::string output =
+      run(digits_ + Words{"--model", "cnn", "--batch", "16", "--lr", "0.2", "--lr-decay", "0.5",
+                          "--lr-every", "200", "--iterations", "800", "--budget", "80%"});
+  EXPECT_GE(last_number(output, "held-out accuracy "), 96) << output;
+}
+TEST_F(ExamplesRun, VeryDeepNetworkLearnsInATwentiethOfItsMemory) {
+  const std::string output = run(
+      deep_ + Words{"--layers", "80", "--width", "64", "--iterations", "100", "--budget", "5%"});
+  EXPECT_GE(last_number(output, "held-out accuracy "), 90) << output;
+}
+TEST_F(ExamplesRun, LanguageModelLearnsMoreThanFrequencies) {
+  const std::string output = run(text_ + Words{"--hidden", "64", "--steps", "32", "--lr", "4",
+                                               "--iterations", "400", "--budget", "30%"});
+  EXPECT_LT(last_number(output, "held-out loss "), last_number(output, "frequencies alone: ") - 0.5)
+      << output;
+}
+
+TEST_F(ExamplesRun, SameBitsAtEveryBudgetMlp) {
+  expect_same_bits(digits_ + Words{"--iterations", "20"}, {"80%", "50%", "least"});
+}
+TEST_F(ExamplesRun, SameBitsAtEveryBudgetCnn) {
+  expect_same_bits(digits_ + Words{"--model", "cnn", "--batch", "8", "--iterations", "10"},
+                   {"90%", "70%", "least"});
+}
+TEST_F(ExamplesRun, SameBitsAtEveryBudgetDeep) {
+  expect_same_bits(deep_ + Words{"--layers", "20", "--width", "64", "--iterations", "8"},
+                   {"60%", "20%", "least"});
+}
+TEST_F(ExamplesRun, SameBitsAtEveryBudgetText) {
+  expect_same_bits(small_text_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
+}
+
+// The whole chain against the same mathematics over plain arrays.
+TEST_F(ExamplesRun, NetworkIsThatOfTheReference) {
+  const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
+  for (const uint32_t world : {1, 3}) {
+    const Words command =
+        digits_ + Words{"--model", "cnn", "--batch",  "8",   "--iterations", "12",
+                        "--lr",    "0.1", "--budget", "70%", "--out",        file("parameters%r")};
+    world == 1 ? run(command) : run_with_box(command, world);
+    Layers layers;
+    layers.push_back(convolution({8, 8, 1, 1}, 16));
+    layers.push_back(convolution({8, 8, 16, 2}, 32));
+    layers.push_back(dense(512, 10, false));
+    const auto expected = reference_network(
+        layers, data.train, {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      EXPECT_EQ(floats(fmt::format("parameters{}", rank)), expected) << rank << " of " << world;
+    }
+  }
+}
+TEST_F(ExamplesRun, LanguageModelIsThatOfTheReference) {
+  run(small_text_ +
+      Words{"--iterations", "12", "--lr", "1", "--budget", "30%", "--out", file("parameters")});
+  const Text text = Text::load(PHUB_TEXT);
+  EXPECT_EQ(floats("parameters"),
+            reference_lstm(text, 16, 24, {.samples = 8, .clocks = 12, .lr = 1}));
+}
+
+TEST_F(ExamplesRun, DevicesOfAProcessAreLikeWorkers) {
+  const Words command = digits_ + Words{"--iterations", "40",  "--budget",   "50%",
+                                        "--lr-decay",   "0.5", "--lr-every", "15"};
+  const std::string workers = digest(run_with_box(command, 2), 2);
+  EXPECT_EQ(digest(run(command + Words{"--devices", "2"}), 2), workers);
+  EXPECT_EQ(digest(run_with_box(command + Words{"--devices", "2"}, 1), 2), workers);
+  EXPECT_NE(digest(run(command)), workers);
+  digest(run_with_box(command + Words{"--devices", "2"}, 2), 4);
+}
+
+TEST_F(ExamplesRun, MiniBatchesOfAClockAreOneLargeOne) {
+  for (const Words& model : {digits_ + Words{"--iterations", "5"},
+                             digits_ + Words{"--iterations", "5", "--model", "cnn"}}) {
+    run(model + Words{"--batch", "24", "--out", file("large")});
+    run(model +
+        Words{"--batch", "8", "--mini-batches", "3", "--budget", "80%", "--out", file("small")});
+    const auto large = floats("large"), small = floats("small");
+    ASSERT_EQ(large.size(), small.size());
+    EXPECT_NE(large, small);  // sums are rounded differently
+    for (size_t i = 0; i < large.size(); ++i) ASSERT_NEAR(large[i], small[i], 1e-5) << i;
+  }
+}
+
+TEST_F(ExamplesRun, AResumedTrainingEndsWithTheSameBits) {
+  const Words rate = {"--lr-decay", "0.9", "--lr-every", "4"};
+  for (const Words& command :
+       {digits_ + rate, small_text_ + rate, small_text_ + rate + Words{"--devices", "2"}}) {
+    const size_t ranks = command.back() == "2" ? 2 : 1;
+    const std::string whole = digest(run(command + Words{"--iterations", "20"}), ranks);
+    const Words checkpoint = {"--checkpoint", file("checkpoint%r")};
+    run(command + checkpoint + Words{"--iterations", "9", "--budget", "60%"});
+    const Words resumed = command + checkpoint + Words{"--resume", "--iterations", "20"};
+    EXPECT_EQ(digest(run(resumed + Words{"--gather", "first"}), ranks), whole);
+  }
+}
+TEST_F(ExamplesRun, AKilledTrainingResumesFromItsLastCheckpoint) {
+  const Words command =
+      small_text_ + Words{"--iterations", "40", "--checkpoint", file("checkpoint")};
+  const std::string whole = digest(run(small_text_ + Words{"--iterations", "40"}));
+  const auto slow = start(command + Words{"--standalone", "--checkpoint-every", "3", "--budget",
+                                          "30%", "--latency", "500", "--report-every", "1"});
+  ASSERT_TRUE(slow->printed("iteration      7 ", kLimit)) << slow->output();
+  slow->send(SIGKILL);
+  const auto status = slow->wait(kLimit);
+  EXPECT_TRUE(status == -SIGKILL || status == 0) << slow->output();  // 0: it was faster
+  EXPECT_EQ(digest(run(command + Words{"--resume"})), whole);
+}
+TEST_F(ExamplesRun, WorkersResumeInANewJob) {
+  const Words command = small_text_ + Words{"--checkpoint", file("checkpoint%r"), "--lr-decay",
+                                            "0.9",          "--lr-every",         "4"};
+  const std::string whole = digest(run_with_box(command + Words{"--iterations", "20"}, 2), 2);
+  run_with_box(command + Words{"--iterations", "9"}, 2);
+  const Words resumed = command + Words{"--iterations", "20", "--resume", "--budget", "40%"};
+  EXPECT_EQ(digest(run_with_box(resumed, 2), 2), whole);
+}
+
+TEST_F(ExamplesRun, SaysWhatIsWrong) {
+  run(digits_ + Words{"--iterations", "1", "--checkpoint", file("of_mlp")});
+  const std::pair<Words, std::string> mistakes[] = {
+      {digits_ + Words{"--budget", "10K"}, "too small"},
+      {digits_ + Words{"--budget", "some%"}, "not a whole number of percent"},
+      {digits_ + Words{"--device", "abacus"}, "not host, cuda or cuda:N"},
+      {digits_ + Words{"--resume"}, "--checkpoint"},
+      {digits_ + Words{"--model", "cnn", "--resume", "--checkpoint", file("of_mlp")}, "is of"},
+      {digits_ + Words{"--resume", "--checkpoint", file("none")}, "No such file"},
+      {digits_ + Words{"--devices", "2", "--lr", "1e30", "--iterations", "100"}, "infinity"},
+      {Words{"geeps_text", "--text", PHUB_TEXT, "--steps", "1000000"}, "streams of 1000000"},
+  };
+  for (const auto& [command, message] : mistakes) {
+    const auto process = start(command + Words{"--standalone"});
+    const auto status = process->wait(kLimit);
+    ASSERT_TRUE(status) << message;
+    EXPECT_GT(*status, 0) << message;
+    EXPECT_THAT(process->output(), HasSubstr(message));
+  }
+}
+
+}  // namespace
+}  // namespace phub::examples
