@@ -16,9 +16,13 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.service DESTINATION ${PH
 install(TARGETS phub_worker_shared EXPORT phub
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT worker NAMELINK_COMPONENT dev)
 
-# The headers that worker.h, phub.h and control_client.h are made of.
+# The headers that phub.h, worker.h, control_client.h and those of the caches are made of.
 set(phub_public_headers
   worker/phub.h worker/worker.h
+  worker/geeps/cache.h worker/geeps/exchange.h worker/geeps/placement.h worker/geeps/key_queue.h
+  worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
+  worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h
+  worker/device/arena.h worker/device/kernel.h kernels/kernels.h
   transport/control_client.h transport/error.h transport/http_client.h transport/job_spec.h
   transport/messages.h transport/nic.h transport/wire.h)
 foreach(header ${phub_public_headers})

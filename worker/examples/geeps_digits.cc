@@ -41,6 +41,7 @@ void run(int argc, char** argv) {
   TrainingOptions options;
   options.worker = options_from_environment();
   if (options.worker.spec.name.empty()) options.worker.spec.name = "geeps-digits";
+  options.lr = 0.2;
   std::string model = "mlp", data_path = "build/data/digits.csv";
   size_t hidden = 128;
   CLI::App app("Trains a network on handwritten digits, with its data in a GeePS cache.");

@@ -19,8 +19,8 @@ void run(int argc, char** argv) {
   TrainingOptions options;
   options.worker = options_from_environment();
   if (options.worker.spec.name.empty()) options.worker.spec.name = "geeps-text";
-  options.lr = 2;
-  options.share.samples = 16;
+  options.lr = 4;
+  options.share.samples = 8;
   std::string path = "/usr/share/common-licenses";
   size_t hidden = 128, steps = 64;
   CLI::App app("Trains an LSTM on a text, within a GeePS cache's budget.");

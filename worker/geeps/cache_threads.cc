@@ -91,7 +91,11 @@ void Cache::Impl::traced(Stream& stream, CacheTrack track, const char* name, uin
                          const std::function<void()>& enqueue) {
   if (!trace_) return enqueue();
   const auto begin = std::make_shared<uint64_t>(0);
-  const uint64_t clock = tables_[table].clocks;
+  uint64_t clock = 0;
+  {
+    const Lock lock(mutex_);
+    clock = tables_[table].clocks;
+  }
   stream.call([begin] { *begin = trace_now_ns(); });
   enqueue();
   stream.call([this, begin, track, name, table, clock] {

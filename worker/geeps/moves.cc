@@ -54,6 +54,16 @@ uint32_t longest_lead(const Access& access, uint32_t phases) {
   return phases - live_phases(access, phases);
 }
 
+Margins margins_of(const Access& access, uint32_t phases, uint32_t lead) {
+  if (lead == 0) return {};
+  const bool local = access.kind == AccessKind::kLocal;
+  const bool fetched = local ? access.fetch : access.kind == AccessKind::kRead;
+  const bool saved = local ? access.save : access.kind == AccessKind::kUpdate;
+  const uint32_t room = longest_lead(access, phases);
+  const uint32_t before = fetched ? std::min(lead, room) : 0;
+  return {before, saved ? std::min(1U, room - before) : 0};
+}
+
 bool needs_buffer(const Demand& demand, const Access& access, const Pins& pins) {
   const Batch& batch = demand.batches[access.batch];
   return !batch.parts.empty() && !(batch.in_place && pins[batch.parts[0].entry]);
@@ -63,8 +73,10 @@ namespace {
 
 Span span_of(const Demand& demand, const Costs& costs, uint32_t access_number, uint32_t lead) {
   const Access& access = demand.accesses[access_number];
-  return {(access.first_phase + demand.phases - lead) % demand.phases,
-          live_phases(access, demand.phases) + lead, costs.buffer_bytes(access)};
+  const Margins margins = margins_of(access, demand.phases, lead);
+  return {(access.first_phase + demand.phases - margins.before) % demand.phases,
+          live_phases(access, demand.phases) + margins.before + margins.after,
+          costs.buffer_bytes(access)};
 }
 
 bool covers(const Span& span, uint32_t phase, uint32_t phases) {

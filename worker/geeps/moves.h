@@ -39,6 +39,14 @@ uint64_t index_bytes(const Batch& batch, const BatchPart& part);
 uint32_t live_phases(const Access& access, uint32_t phases);
 uint32_t longest_lead(const Access& access, uint32_t phases);
 
+// The phases before and after its use that an access keeps its buffer for copies: `lead` phases
+// before if rows are fetched into it, one after (if there is a lead) if they are saved from it. A
+// buffer that is neither filled nor emptied in the background needs no time for it.
+struct Margins {
+  uint32_t before = 0, after = 0;
+};
+Margins margins_of(const Access& access, uint32_t phases, uint32_t lead);
+
 bool needs_buffer(const Demand& demand, const Access& access, const Pins& pins);
 
 // The buffers' spans, of those accesses that need one, with these leads (by access).

@@ -15,6 +15,8 @@ namespace {
 
 using Leads = std::vector<uint32_t>;
 
+constexpr size_t kManyAccesses = 4000;  // of which one plan takes a second
+
 // Entries that are pinned, and where the buffers of the others lie in the pool.
 struct Layout {
   Pins pins;
@@ -23,6 +25,7 @@ struct Layout {
   uint64_t pinned = 0;            // bytes of entries, logs and indexes
   uint64_t height = 0;            // of the pool
   uint64_t saved = 0;
+  uint32_t lead = 0;              // of those that have the room for it
 
   uint64_t needed() const { return pinned + height; }
 };
@@ -90,14 +93,32 @@ class Planner {
     if (other.height <= layout.height) layout = std::move(other);
   }
 
+  // Of the best with each lead, the cheapest; nothing if none fits.
+  std::optional<Layout> cheapest(uint32_t max_lead, uint64_t budget) const {
+    if (demand_.accesses.size() > kManyAccesses) max_lead = 1;
+    std::optional<Layout> cheapest;
+    double least = 0;
+    for (uint32_t lead = 1; lead <= std::max(1U, max_lead); ++lead) {
+      std::optional<Layout> layout = best(lead, budget);
+      if (!layout) break;
+      const double cost = cost_of_moves(costs_.all_moved_bytes() - layout->saved, lead);
+      if (cheapest && cost >= least) continue;
+      least = cost;
+      layout->lead = lead;
+      cheapest = std::move(layout);
+    }
+    return cheapest;
+  }
+
   // Longer leads for all, as long as they fit.
   void lengthen(Layout& layout, uint32_t max_lead, uint64_t budget) const {
-    for (uint32_t lead = 2; lead <= max_lead; ++lead) {
+    for (uint32_t lead = layout.lead + 1; lead <= max_lead; ++lead) {
       Layout longer = layout;
       longer.leads = leads_of(demand_, lead);
       if (longer.leads == layout.leads) return;
       pack_buffers(longer);
       if (longer.needed() > budget) return;
+      longer.lead = lead;
       layout = std::move(longer);
     }
   }
@@ -259,7 +280,8 @@ Placement placement_of(const Demand& demand, const Layout& layout, uint64_t rese
     const Access& access = demand.accesses[i];
     if (needs_buffer(demand, access, layout.pins)) {
       placement.accesses.push_back(
-          {false, placement.pool_offset + layout.offsets[i], layout.leads[i]});
+          {false, placement.pool_offset + layout.offsets[i],
+           margins_of(access, demand.phases, layout.leads[i]).before});
     } else {
       const auto& parts = demand.batches[access.batch].parts;
       placement.accesses.push_back(
@@ -280,7 +302,7 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
 
   std::optional<Layout> layout;
   Buffering buffering = Buffering::kDouble;
-  if (reserved <= budget) layout = planner.best(1, available);
+  if (reserved <= budget) layout = planner.cheapest(options.max_lead, available);
   if (layout) {
     planner.repack(*layout, layout->leads);
     planner.lengthen(*layout, options.max_lead, available);
@@ -296,6 +318,7 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
   }
   Placement placement = placement_of(demand, *layout, reserved);
   placement.buffering = buffering;
+  placement.lead = layout->lead;
   placement.moved_bytes = planner.costs().all_moved_bytes() - layout->saved;
   PHUB_CHECK(placement.total_bytes() <= options.budget_bytes);
   return placement;
@@ -305,6 +328,10 @@ uint64_t least_budget(const Demand& demand) {
   check(demand);
   const Planner planner(demand);
   return std::min(planner.smallest(0).needed(), planner.smallest(1).needed());
+}
+
+double cost_of_moves(uint64_t moved_bytes, uint32_t lead) {
+  return static_cast<double>(moved_bytes) * (1 + 1.0 / lead);
 }
 
 void check(const Demand& demand) {

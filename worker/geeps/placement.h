@@ -3,8 +3,9 @@
 //
 // Time is a circle of phases: a phase is one or more acquisitions (Read, PreUpdate, LocalAccess),
 // the computation with them, and the releases until the next acquisition. Accesses are live
-// together if and only if they share a phase. A lead of n phases gives an access its buffer n
-// phases before it is asked for: the time to fill it during the computations before. A lead of 1 is
+// together if and only if they share a phase. With a lead of n phases a buffer into which rows are
+// fetched is given out n phases before it is asked for: the time to fill it during the computations
+// before. One from which rows are saved is kept for a phase longer, to empty it. A lead of 1 is
 // double buffering.
 //
 // Where this differs from the paper's listing: the pool is what the packed buffers really take
@@ -59,7 +60,7 @@ struct Demand {
 struct PlacementOptions {
   uint64_t budget_bytes = 0;
   uint64_t reserved_bytes = 0;  // for accesses that are not in the sequence
-  uint32_t max_lead = 4;        // phases; memory that is left over serves longer leads up to this
+  uint32_t max_lead = 4;        // phases, at least 1
 };
 
 // How far buffers are given out before they are needed.
@@ -79,12 +80,13 @@ struct IndexPlace {  // of the rows of a pinned entry that a batch copies
 struct AccessPlace {
   bool in_place = false;  // at its entry's offset
   uint64_t offset = 0;    // of its buffer in device memory
-  uint32_t lead = 0;      // phases
+  uint32_t lead = 0;      // phases; 0 if nothing is fetched
 };
 
 // Device memory from 0 on: pinned entries, indexes, the pool of buffers, what is reserved.
 struct Placement {
   Buffering buffering = Buffering::kSingle;
+  uint32_t lead = 0;  // of all buffers that have the room for it; 0: not of all
   std::vector<EntryPlace> entries;
   std::vector<IndexPlace> indexes;
   std::vector<AccessPlace> accesses;
@@ -97,8 +99,13 @@ struct Placement {
 
 // Throws Error(kFull) if even single buffers of the fullest phase do not fit: how much is needed,
 // and for which step; Error(kInvalid) if the demand contradicts itself. With a larger budget the
-// buffering is never worse, and at double buffering no more bytes are moved.
+// buffering is never worse, and with max_lead 1, at double buffering, no more bytes are moved.
 Placement place(const Demand& demand, const PlacementOptions& options);
+
+// What moves in the background cost the application, in bytes. The rarer a copy has its memory
+// early, the more often it is waited for: what is pinned saves copies, and what the pool gets
+// instead gives them time. The factor was found by measuring.
+double cost_of_moves(uint64_t moved_bytes, uint32_t lead);
 
 // What place() takes for granted: numbers in range, and no access as long as the circle or longer.
 void check(const Demand& demand);

@@ -7,10 +7,13 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "worker/geeps/moves.h"
 
 namespace phub::geeps {
 namespace {
 
+
+constexpr uint32_t kAhead = 16;  // phases
 
 float* at(std::byte* memory, uint64_t offset) { return reinterpret_cast<float*>(memory + offset); }
 
@@ -165,11 +168,14 @@ void add_waits_for_rows(const Demand& demand, Schedule& schedule) {
   }
 }
 
+// Where memory is free earlier than it was planned to be, buffers are filled earlier.
 void add_openings(const Demand& demand, Schedule& schedule) {
   const auto phases = static_cast<int64_t>(schedule.phases);
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
-    const int64_t begins = static_cast<int64_t>(demand.accesses[i].first_phase) -
-                           static_cast<int64_t>(schedule.placement.accesses[i].lead);
+    const Access& access = demand.accesses[i];
+    const uint32_t lead = std::max(schedule.placement.accesses[i].lead,
+                                   std::min(kAhead, longest_lead(access, schedule.phases)));
+    const int64_t begins = static_cast<int64_t>(access.first_phase) - static_cast<int64_t>(lead);
     const bool before = begins < 0;
     schedule.openings.push_back(
         {static_cast<uint32_t>(before ? begins + phases : begins), before ? 1u : 0u, i});

@@ -6,10 +6,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
-#include <mutex>
+#include <optional>
 #include <thread>
 
 #include "transport/error.h"
@@ -166,15 +167,15 @@ class Trainer {
 
   void print_placement() const {
     const geeps::Placement& p = cache_->placement();
-    constexpr double kMega = 1e6;
+    const auto mega = [](uint64_t bytes) { return static_cast<double>(bytes) / 1e6; };
+    uint64_t floats = 0;
+    for (const auto& table : tables().specs()) floats += table.keys.size() * table.row_floats;
     fmt::print(
-        "device memory {:.2f} MB of {:.2f} MB: pinned {:.2f}, buffers {:.2f}, {}-buffered; "
-        "{:.2f} MB moved per iteration\n",
-        static_cast<double>(p.total_bytes()) / kMega,
-        static_cast<double>(device_.device->budget_bytes()) / kMega,
-        static_cast<double>(p.pinned_bytes) / kMega, static_cast<double>(p.pool_bytes) / kMega,
-        p.buffering == geeps::Buffering::kDouble ? "double" : "single",
-        static_cast<double>(p.moved_bytes) / kMega);
+        "tables of {:.2f} MB; device memory {:.2f} MB of {:.2f} MB: pinned {:.2f}, {}-"
+        "buffered {:.2f}; {:.2f} MB moved per iteration\n",
+        mega(floats * sizeof(float)), mega(p.total_bytes()), mega(device_.device->budget_bytes()),
+        mega(p.pinned_bytes), p.buffering == geeps::Buffering::kDouble ? "double" : "single",
+        mega(p.pool_bytes), mega(p.moved_bytes));
   }
 
   void report(uint64_t clocks) {
@@ -224,32 +225,35 @@ Trainers trainers(const TrainingOptions& options, const std::string& name, uint3
   return trainers;
 }
 
-// One thread per device. The first error ends all.
+// One thread per device. The others may wait for the one that fails: then the process ends.
+void run_all(const Trainers& trainers) {
+  std::vector<std::jthread> threads;
+  for (const auto& trainer : trainers) {
+    threads.emplace_back([&trainer] {
+      try {
+        trainer->run();
+      } catch (const std::exception& error) {
+        fmt::print(stderr, "{}\n", error.what());
+        std::_Exit(1);
+      }
+    });
+  }
+}
+
 void run(const TrainingOptions& options, Trainers trainers, Exchange& exchange,
          const Trainer::SetRate& set_rate) {
   std::optional<geeps::DeviceGroup> group;
   if (options.devices > 1) group.emplace(exchange, geeps::DeviceGroupOptions{options.devices});
-  Trainers of_group = std::move(trainers);  // ends before the group
+  const Trainers of_group = std::move(trainers);  // ends before the group
   for (uint32_t i = 0; i < of_group.size(); ++i) {
     Exchange& member = group ? group->member(i) : exchange;
     of_group[i]->begin(member, member.rank() == 0 ? set_rate : nullptr);
   }
-  std::mutex mutex;
-  std::exception_ptr error;
-  std::vector<std::jthread> threads;
-  for (const auto& trainer : of_group) {
-    threads.emplace_back([&] {
-      try {
-        trainer->run();
-      } catch (...) {
-        const std::scoped_lock lock(mutex);
-        if (!error) error = std::current_exception();
-        exchange.stop();
-      }
-    });
+  if (group) {
+    run_all(of_group);
+  } else {
+    of_group[0]->run();
   }
-  threads.clear();
-  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace
