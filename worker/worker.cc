@@ -33,6 +33,7 @@ namespace {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 constexpr int kLookUpMs = 50;  // how often a sleeper looks whether the connection is still there
+constexpr uint32_t kAskMs = 1000;  // who is missing
 constexpr milliseconds kBetweenAttempts{20};  // to reconnect
 constexpr std::chrono::microseconds kHelpAfter{
     500};  // nobody waits: then the progress thread polls
@@ -446,8 +447,14 @@ void Worker::Impl::wait_until(size_t key, Done done) {
   if (trace && waited_at_all) trace->add("wait", key, 0, begin_ns);
 }
 
+std::vector<uint32_t> Worker::missing_ranks() {
+  const Pulse pulse =
+      ControlClient(impl_->options.server).heartbeat(impl_->credential, kAskMs);
+  return {pulse.missing.begin(), pulse.missing.end()};
+}
+
 void Worker::Impl::time_out(size_t key) {
-  const Pulse pulse = ControlClient(options.server).heartbeat(credential, 1000);
+  const Pulse pulse = ControlClient(options.server).heartbeat(credential, kAskMs);
   std::string missing;
   for (uint32_t r : pulse.missing) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
   fail(ErrorCode::kTimeout, "{} of job '{}' was not complete after {} ms; missing ranks: {}",

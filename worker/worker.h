@@ -122,6 +122,8 @@ class Worker {
 
   // Hyperparameters for the next round that no chunk has completed yet. Rank 0 only.
   void set_hyper(const std::map<std::string, double>& values);
+  // Ranks whose gradients the round waits for, as the server sees it now. Asks the control port.
+  std::vector<uint32_t> missing_ranks();
   void barrier();  // of all live ranks, through the control port
   void leave();    // the others go on without this rank; no policy is triggered
 

@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr float kRate = 1;  // what read_my_writes asks for
+constexpr float kRate = 1;               // what read_my_writes asks for
 constexpr uint64_t kReserved = 1 << 20;  // more than what is put in or held for longer at once
 
 struct Step {  // of an iteration
@@ -115,7 +115,9 @@ class Rig {
   }
 
  private:
-  uint64_t pick(uint64_t below) { return std::uniform_int_distribution<uint64_t>(0, below - 1)(random_); }
+  uint64_t pick(uint64_t below) {
+    return std::uniform_int_distribution<uint64_t>(0, below - 1)(random_);
+  }
   float number() { return std::uniform_real_distribution<float>(-1, 1)(random_); }
 
   void make_tables() {
@@ -194,8 +196,8 @@ class Rig {
     for (uint32_t table = 0; table < tables_.size(); ++table) {
       if (tables_[table].spec.local) continue;
       const auto at = program.steps.begin() +
-                      static_cast<std::ptrdiff_t>(
-                          pick(2) == 0 ? program.steps.size() : pick(program.steps.size() + 1));
+                      static_cast<std::ptrdiff_t>(pick(2) == 0 ? program.steps.size()
+                                                               : pick(program.steps.size() + 1));
       program.steps.insert(at, {Step::kClock, 0, table});
     }
     return program;
@@ -316,8 +318,8 @@ class Rig {
       EXPECT_EQ(buffer.data, nullptr);
       return buffer;
     }
-    const bool reads = use.call == Call::kRead ||
-                       (use.call == Call::kLocalAccess && use.fetch == Fetch::kYes);
+    const bool reads =
+        use.call == Call::kRead || (use.call == Call::kLocalAccess && use.fetch == Fetch::kYes);
     if (!reads) return buffer;
     std::vector<float> expected;
     std::vector<bool> known;
@@ -452,7 +454,9 @@ void run_seeds(bool stream_mode) {
   const char* only = std::getenv("PHUB_SEED");
   const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
   const char* many = std::getenv("PHUB_SEEDS");
-  const uint64_t count = only != nullptr ? 1 : many != nullptr ? std::strtoull(many, nullptr, 10) : 60;
+  const uint64_t count = only != nullptr   ? 1
+                         : many != nullptr ? std::strtoull(many, nullptr, 10)
+                                           : 60;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("PHUB_SEED=" + std::to_string(seed));
     Rig(seed, stream_mode).run();

@@ -114,6 +114,20 @@ TEST(Cache, SeveralMiniBatchesInAClockAreAddedUp) {
   }
 }
 
+TEST(Cache, ATableCanBeClockedByItsLastUpdate) {
+  for (const uint64_t budget : {uint64_t{2048}, uint64_t{kMiB}}) {
+    Rig rig({{"w", 32, dense(4)}}, {.budget_bytes = budget, .strict = true, .infer_clocks = true});
+    const auto keys = dense(4);
+    const auto iteration = [&](Cache& cache) {
+      const float before = first_of(cache, 0, keys);
+      for (int batch = 0; batch < 2; ++batch) add(cache, 0, keys, 1);
+      return before;
+    };
+    rig.record(iteration);
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(iteration(*rig.cache), 2 * static_cast<float>(i));
+  }
+}
+
 TEST(Cache, ReadMyWritesShowsUpdatesThatAreNotClocked) {
   for (const uint64_t budget : {uint64_t{4096}, uint64_t{kMiB}}) {
     Rig rig({{.name = "w", .row_floats = 32, .keys = dense(4), .read_my_writes = true}},
@@ -182,6 +196,7 @@ class HeldExchange final : public Exchange {
     changed_.notify_all();
   }
   std::optional<uint32_t> slack() const override { return slack_; }
+  std::vector<uint32_t> missing_ranks() override { return {2, 3}; }
   uint32_t rank() const override { return 1; }
   uint32_t world_size() const override { return 4; }
 
@@ -240,7 +255,7 @@ TEST(Cache, AReadThatIsNeverFreshEnoughSaysWhatIsMissing) {
   rig.cache->table_clock(0);
   expect_error(ErrorCode::kTimeout,
                AllOf(HasSubstr("'w' as of clock 1"), HasSubstr("clock 0 is here"),
-                     HasSubstr("4 ranks")),
+                     HasSubstr("Missing ranks, of 4: 2, 3")),
                [&] { first_of(*rig.cache, 0, keys); });
   rig.exchange.wait_for_push(1);
   rig.exchange.answer(0);
@@ -493,9 +508,8 @@ TEST(Cache, ABudgetThatIsTooSmallNamesTheStep) {
   const auto rows = dense(64);
   const auto keys = dense(4);
   expect_error(ErrorCode::kFull,
-               AllOf(HasSubstr("at least 262144"), HasSubstr("LocalAccess of 'h'")), [&] {
-                 rig.record([&](Cache& cache) { const LocalBuffer h(cache, 1, rows); });
-               });
+               AllOf(HasSubstr("at least 262144"), HasSubstr("LocalAccess of 'h'")),
+               [&] { rig.record([&](Cache& cache) { const LocalBuffer h(cache, 1, rows); }); });
   // What fits goes on.
   add(*rig.cache, 0, keys, 1);
   rig.cache->table_clock(0);
@@ -519,7 +533,10 @@ TEST(Cache, WhatTheTablesHoldStaysWhenTheSequenceChanges) {
   const auto all = dense(8);
   const std::vector<uint64_t> some = {6, 2, 4};
   add(*rig.cache, 0, all, 1);
-  { LocalBuffer h(*rig.cache, 1, all); std::fill_n(h.data(), 32, 5.0F); }
+  {
+    LocalBuffer h(*rig.cache, 1, all);
+    std::fill_n(h.data(), 32, 5.0F);
+  }
   for (int round = 0; round < 3; ++round) {
     const std::span<const uint64_t> keys = round % 2 == 0 ? std::span(all) : std::span(some);
     rig.record([&](Cache& cache) {

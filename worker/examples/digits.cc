@@ -31,6 +31,8 @@ struct Options {
   WorkerOptions worker;
   Training training;
   std::string job = "digits";
+  std::string consistency = "bsp";
+  uint32_t slack = 0;
   std::string data = "build/data/digits.csv";
   std::string out;  // final parameters, f32, all keys one after another
   std::string log;  // membership log of the job, JSON
@@ -57,6 +59,11 @@ Options parse(int argc, char** argv) {
   app.add_option("--report-every", options.report_every, "Rounds between rank 0's reports")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--consistency", options.consistency, "bsp, ssp or async; of all ranks")
+      ->check(CLI::IsMember({"bsp", "ssp", "async"}))
+      ->capture_default_str();
+  app.add_option("--slack", options.slack, "ssp: rounds that a rank may be ahead of the slowest")
+      ->capture_default_str();
   app.add_option("--delay-ms", options.delay_ms, "Pretend that a gradient takes this much longer")
       ->capture_default_str();
   try {
@@ -65,6 +72,8 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(e));
   }
   options.worker.spec = job_spec(options.training, options.job);
+  options.worker.spec.consistency = options.consistency;
+  options.worker.spec.slack = options.slack;
   return options;
 }
 

@@ -41,9 +41,8 @@ LocalBuffer::LocalBuffer(Cache& cache, uint32_t table, std::span<const uint64_t>
 
 LocalBuffer::~LocalBuffer() {
   const bool saves = save_ == Save::kYes && std::uncaught_exceptions() == exceptions_;
-  at_end_of_scope([&] {
-    cache_.post_local_access(buffer_.handle, saves ? Save::kYes : Save::kNo);
-  });
+  at_end_of_scope(
+      [&] { cache_.post_local_access(buffer_.handle, saves ? Save::kYes : Save::kNo); });
 }
 
 }  // namespace phub::geeps

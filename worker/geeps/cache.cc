@@ -1,5 +1,7 @@
 #include "worker/geeps/cache.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -147,12 +149,18 @@ void Cache::Impl::wait_for_log_handed_over(Lock& lock, uint32_t number) {
       [&] { return fmt::format("the push of '{}'", table.spec.name); });
 }
 
-std::string Cache::Impl::describe_read(const Table& table, uint64_t back) const {
+std::string Cache::Impl::describe_read(const Table& table, uint64_t back) {
   if (table.spec.local) return fmt::format("rows of '{}'", table.spec.name);
   const uint64_t wanted = table.clocks - std::min(table.clocks, back);
-  return fmt::format(
-      "'{}' as of clock {}: that of clock {} is here. Of {} ranks, some have not clocked it",
-      table.spec.name, wanted, table.version, exchange_.world_size());
+  std::string missing;
+  try {
+    missing = fmt::format("{}", fmt::join(exchange_.missing_ranks(), ", "));
+  } catch (const Error& e) {
+    missing = e.what();
+  }
+  return fmt::format("'{}' as of clock {}: that of clock {} is here. Missing ranks, of {}: {}",
+                     table.spec.name, wanted, table.version, exchange_.world_size(),
+                     missing.empty() ? "none that is known" : missing);
 }
 
 // The application's work, or its thread, waits.
@@ -226,8 +234,7 @@ void Cache::finish_sequence() {
 
 Buffer Cache::read(uint32_t table, std::span<const uint64_t> keys,
                    std::optional<uint32_t> staleness) {
-  return impl_->guarded(
-      [&] { return impl_->acquire(Call::kRead, table, keys, true, staleness); });
+  return impl_->guarded([&] { return impl_->acquire(Call::kRead, table, keys, true, staleness); });
 }
 void Cache::post_read(uint64_t handle) {
   impl_->guarded([&] { impl_->release(Call::kPostRead, handle, true); });
@@ -243,8 +250,7 @@ Buffer Cache::local_access(uint32_t table, std::span<const uint64_t> keys, Fetch
       [&] { return impl_->acquire(Call::kLocalAccess, table, keys, fetch == Fetch::kYes, {}); });
 }
 void Cache::post_local_access(uint64_t handle, Save save) {
-  impl_->guarded(
-      [&] { impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes); });
+  impl_->guarded([&] { impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes); });
 }
 void Cache::table_clock(uint32_t table) {
   impl_->guarded([&] { impl_->table_clock(table); });

@@ -4,8 +4,8 @@
 // and 4: the calls are its Table 1.
 //
 //   auto device = phub::make_host_device({.budget_bytes = 64 << 20});
-//   std::vector<TableSpec> tables = {{"layer1", 128, dense(785)}, {"hidden", 128, dense(64), true}};
-//   options.spec.keys = keys_of(tables);                  // the tables of parameters
+//   std::vector<TableSpec> tables = {{"layer1", 128, dense(785)}, {"hidden", 128, dense(64),
+//   true}}; options.spec.keys = keys_of(tables);                  // the tables of parameters
 //   phub::Worker worker(options);
 //   worker.broadcast(initial);
 //   WorkerExchange exchange(worker, tables);
@@ -78,6 +78,8 @@ struct CacheOptions {
   uint32_t max_lead = 4;        // phases by which buffers are filled ahead, at most
   bool prefetch = true;         // false: buffers are filled when they are asked for
   bool strict = false;          // a call outside the sequence is an error that names it
+  bool infer_clocks = false;    // a table for which no TableClock is recorded is clocked by its
+                                // last Update of the sequence
   bool poison = false;          // buffers that are given back become NaN
   uint32_t partitions = 1;      // of the tables, each with its own moving threads
   Stream* compute = nullptr;    // where the application computes; null: in the calling thread
@@ -104,10 +106,10 @@ struct Buffer {
 
 struct CacheStats {
   uint64_t calls = 0, outside_sequence = 0;
-  uint64_t prefetched = 0;  // buffers that were filled before they were asked for
+  uint64_t prefetched = 0;              // buffers that were filled before they were asked for
   std::chrono::nanoseconds stalled{0};  // the application (or its stream) waited for buffers
   uint64_t bytes_to_device = 0, bytes_to_host = 0;  // copied in the background
-  uint64_t bytes_staged = 0;      // of these, gathered or added by threads of the cache
+  uint64_t bytes_staged = 0;            // of these, gathered or added by threads of the cache
   uint64_t bytes_copied_by_caller = 0;  // between host and device, in the calling thread
   uint64_t pushes = 0, pulls = 0;
 };

@@ -32,22 +32,22 @@ namespace phub::geeps {
 
 // An access of the schedule, over the iterations. Instance k is that of iteration k.
 struct AccessState {
-  uint64_t filled = 0;    // instances whose rows from host memory are on their way (`ready`)
-  uint64_t released = 0;  // instances that were given back (`done`), all up to this one
+  uint64_t filled = 0;      // instances whose rows from host memory are on their way (`ready`)
+  uint64_t released = 0;    // instances that were given back (`done`), all up to this one
   uint64_t skipped_to = 0;  // those from here back are left out, once the one before is given back
   bool filling = false;
   bool left_out = false;  // while filling: the application will not ask for it
   bool held = false;
-  bool done_recorded = false;  // otherwise it is done
+  bool done_recorded = false;         // otherwise it is done
   uint64_t version = 0, changes = 0;  // of the table, when it was filled
   uint64_t back = 0;                  // clocks behind the newest that its reads accept
   std::unique_ptr<Event> ready, computed, done;
 };
 
 struct EntryState {
-  bool log_used = false;               // pinned: updates of this clock
-  bool dirty = false;                  // pinned local rows: newer than the host's
-  HostLog host_log = HostLog::kOld;    // of the reclaimer
+  bool log_used = false;             // pinned: updates of this clock
+  bool dirty = false;                // pinned local rows: newer than the host's
+  HostLog host_log = HostLog::kOld;  // of the reclaimer
 };
 
 struct Instance {
@@ -84,7 +84,7 @@ struct Job {
   uint32_t table;
   const float* buffer = nullptr;
   Instance planned{};
-  std::unique_ptr<Outside> outside;     // null: planned
+  std::unique_ptr<Outside> outside;      // null: planned
   std::vector<uint32_t> used_logs = {};  // kClock: pinned entries
 };
 
@@ -120,7 +120,7 @@ struct Cache::Impl {
   void wait_all();
   CacheStats stats();
 
-  // cache_calls.cc
+  // cache_calls.cc, cache_release.cc
   void check_table(Call call, uint32_t table) const;
   void check_not_held(uint32_t table, std::span<const uint64_t> keys) const;
   uint64_t clocks_back(uint32_t table, std::optional<uint32_t> staleness) const;
@@ -144,7 +144,10 @@ struct Cache::Impl {
   void log_outside(HostRows& rows, uint32_t table, const float* buffer, std::span<const Run> runs);
   void save_outside(HostRows& rows, uint32_t table, const float* buffer, std::span<const Run> runs);
   uint32_t entry_of(uint32_t table, uint32_t row) const;
-  enum class Part : bool { kRows, kLog };  // of an entry: what the sequence never updates has no log
+  enum class Part : bool {
+    kRows,
+    kLog
+  };  // of an entry: what the sequence never updates has no log
   bool on_device(uint32_t entry, Part part) const;
   template <class Use>
   void for_pinned(uint32_t table, std::span<const Run> runs, Part part, Use use);
@@ -152,6 +155,7 @@ struct Cache::Impl {
   void for_host(uint32_t table, std::span<const Run> runs, Part part, Use use);
 
   // cache_schedule.cc: instances that come and go
+  Placement place_anew(const Sequence& sequence, SequenceDemand& demand) const;
   void install(Sequence sequence);
   void load_pinned(const std::vector<bool>& unclocked);
   std::vector<bool> save_dirty();
@@ -183,7 +187,7 @@ struct Cache::Impl {
   void wake_all();
   template <class Done, class What>
   void wait_here(Lock& lock, uint32_t table, Done done, What what);
-  std::string describe_read(const Table& table, uint64_t back) const;
+  std::string describe_read(const Table& table, uint64_t back);
   void wait_for(const Event& event, uint32_t table);
   void wait_for_log_handed_over(Lock& lock, uint32_t table);
   void traced(Stream& stream, CacheTrack track, const char* name, uint32_t table,
@@ -219,7 +223,7 @@ struct Cache::Impl {
   Follower follower_;
   std::vector<AccessState> accesses_;
   std::vector<EntryState> entries_;
-  size_t opened_ = 0;             // openings of the circle that are over
+  size_t opened_ = 0;  // openings of the circle that are over
   uint64_t opening_circle_ = 0;
   std::unique_ptr<Arena> reserved_;
   size_t reserved_offset_ = 0;
@@ -227,6 +231,7 @@ struct Cache::Impl {
 
   std::optional<Recorder> recorder_;
   bool virtual_ = false;
+  std::vector<bool> inferred_;  // by table: its last Update of the sequence clocks it
   std::vector<Held> held_;
   uint64_t next_handle_ = 1;
   std::atomic<uint64_t> stalled_ns_ = 0, bytes_to_device_ = 0, bytes_to_host_ = 0;

@@ -36,10 +36,11 @@ void Cache::Impl::reserve(Lock& lock, uint32_t table, size_t bytes, Outside& out
     });
   }
   if (!offset) {
-    fail(ErrorCode::kFull,
-         "{} bytes for rows of '{}' outside of the sequence: of the {} bytes of reserved memory, {} "
-         "are in use. Raise reserved_bytes, or record these calls",
-         bytes, tables_[table].spec.name, reserved_->size(), reserved_->used());
+    fail(
+        ErrorCode::kFull,
+        "{} bytes for rows of '{}' outside of the sequence: of the {} bytes of reserved memory, {} "
+        "are in use. Raise reserved_bytes, or record these calls",
+        bytes, tables_[table].spec.name, reserved_->size(), reserved_->used());
   }
   outside.offset = *offset;
 }
@@ -137,13 +138,13 @@ void Cache::Impl::fill_outside(uint32_t number, float* buffer, std::span<const R
   const size_t row_floats = table.row_floats;
   for_pinned(number, runs, Part::kRows,
              [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
-    const EntryPlan& plan = schedule_->entries[entry];
-    float* to = buffer + first * row_floats;
-    work_.copy(to, plan.rows + row * row_floats, rows * row_floats);
-    if (table.spec.read_my_writes && entries_[entry].log_used) {
-      work_.add(to, plan.log + row * row_floats, rows * row_floats, -1);
-    }
-  });
+               const EntryPlan& plan = schedule_->entries[entry];
+               float* to = buffer + first * row_floats;
+               work_.copy(to, plan.rows + row * row_floats, rows * row_floats);
+               if (table.spec.read_my_writes && entries_[entry].log_used) {
+                 work_.add(to, plan.log + row * row_floats, rows * row_floats, -1);
+               }
+             });
   for_host(number, runs, Part::kRows, [&](uint32_t entry, const Run& run) {
     const bool own = table.spec.read_my_writes && entry != Schedule::kNoEntry &&
                      entries_[entry].host_log == HostLog::kUsed;
@@ -154,8 +155,7 @@ void Cache::Impl::fill_outside(uint32_t number, float* buffer, std::span<const R
     for (uint32_t i = 0; i < run.rows; ++i) {
       const bool used = table.loose_log[run.source + i] == HostLog::kUsed;
       const Run row{run.first + i, run.source + i, 1};
-      own_rows_->fetch(buffer, table.rows, used ? table.log : nullptr, {&row, 1},
-                       table.row_floats);
+      own_rows_->fetch(buffer, table.rows, used ? table.log : nullptr, {&row, 1}, table.row_floats);
     }
   });
   own_stream_->synchronize();
@@ -201,14 +201,14 @@ void Cache::Impl::update_outside(Lock& lock, uint32_t number, const float* buffe
   const Table& table = tables_[number];
   const size_t row_floats = table.row_floats;
   wait_for_log_handed_over(lock, number);
-  for_pinned(number, runs, Part::kLog,
-             [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
-    const EntryPlan& plan = schedule_->entries[entry];
-    if (!std::exchange(entries_[entry].log_used, true)) {
-      work_.fill(plan.log, 0, plan.count * row_floats);
-    }
-    work_.add(plan.log + row * row_floats, buffer + first * row_floats, rows * row_floats);
-  });
+  for_pinned(
+      number, runs, Part::kLog, [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
+        const EntryPlan& plan = schedule_->entries[entry];
+        if (!std::exchange(entries_[entry].log_used, true)) {
+          work_.fill(plan.log, 0, plan.count * row_floats);
+        }
+        work_.add(plan.log + row * row_floats, buffer + first * row_floats, rows * row_floats);
+      });
 }
 
 // In the reclaimer.

@@ -1,5 +1,6 @@
 // Sequences: how they are placed, and which instances of their accesses are open.
 #include <algorithm>
+#include <utility>
 
 #include "transport/error.h"
 #include "worker/geeps/cache_wait.h"
@@ -30,8 +31,40 @@ void Cache::Impl::finish_sequence() {
   }
   Sequence sequence = recorder_->finish();
   recorder_.reset();
-  virtual_ = false;
+  const bool recorded_virtually = std::exchange(virtual_, false);
+  inferred_.assign(tables_.size(), options_.infer_clocks);
+  std::vector<bool> updated(tables_.size());
+  for (const Operation& operation : sequence.operations) {
+    if (operation.call == Call::kTableClock) inferred_[operation.table] = false;
+    if (operation.call == Call::kUpdate) updated[operation.table] = true;
+  }
+  for (uint32_t table = 0; table < tables_.size() && !recorded_virtually; ++table) {
+    if (inferred_[table] && updated[table]) table_clock(table);
+  }
+  if (options_.infer_clocks) sequence = with_inferred_clocks(sequence);
   install(std::move(sequence));
+}
+
+Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& demand) const {
+  for (size_t i = 0; i < demand.entries.size(); ++i) {  // read with their log, updated or not
+    Entry& entry = demand.demand.entries[i];
+    if (tables_[demand.entries[i].table].spec.read_my_writes) entry.log_bytes = entry.bytes;
+  }
+  PlacementOptions options{.budget_bytes = budget_,
+                           .reserved_bytes = options_.reserved_bytes,
+                           .max_lead = options_.max_lead};
+  if (options.reserved_bytes > 0) return place(demand.demand, options);
+  for (const KeyList& list : sequence.lists) {
+    options.reserved_bytes = std::max<uint64_t>(
+        options.reserved_bytes, list.keys.size() * tables_[list.table].row_floats * sizeof(float));
+  }
+  try {
+    return place(demand.demand, options);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kFull) throw;
+  }
+  options.reserved_bytes = 0;
+  return place(demand.demand, options);
 }
 
 void Cache::Impl::install(Sequence sequence) {
@@ -45,29 +78,13 @@ void Cache::Impl::install(Sequence sequence) {
                             [](const AccessState& state) { return state.filling; });
       },
       [] { return "copies that are under way"; });
-  const std::vector<bool> unclocked = save_dirty();
 
-  PlacementOptions placement{.budget_bytes = budget_,
-                             .reserved_bytes = options_.reserved_bytes,
-                             .max_lead = options_.max_lead};
-  if (placement.reserved_bytes == 0) {
-    for (const KeyList& list : sequence.lists) {
-      placement.reserved_bytes =
-          std::max<uint64_t>(placement.reserved_bytes,
-                             list.keys.size() * tables_[list.table].row_floats * sizeof(float));
-    }
-  }
-  auto* memory = static_cast<std::byte*>(memory_.data());
+  SequenceDemand demand = demand_of(sequence);
+  Placement placement = place_anew(sequence, demand);  // what throws comes before what changes
+  const std::vector<bool> unclocked = save_dirty();
   Follower follower(sequence);
-  std::vector<bool> with_log;
-  for (const Table& table : tables_) with_log.push_back(table.spec.read_my_writes);
-  try {
-    schedule_ = make_schedule(sequence, maps_, with_log, placement, device_, memory);
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::kFull || options_.reserved_bytes > 0) throw;
-    placement.reserved_bytes = 0;
-    schedule_ = make_schedule(std::move(sequence), maps_, with_log, placement, device_, memory);
-  }
+  schedule_ = make_schedule(std::move(sequence), demand, std::move(placement), maps_, device_,
+                            static_cast<std::byte*>(memory_.data()));
   follower_ = std::move(follower);
   reserved_offset_ = schedule_->placement.reserved_offset;
   reserved_ = std::make_unique<Arena>(budget_ - reserved_offset_);

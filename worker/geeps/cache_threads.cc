@@ -98,9 +98,8 @@ void Cache::Impl::traced(Stream& stream, CacheTrack track, const char* name, uin
   }
   stream.call([begin] { *begin = trace_now_ns(); });
   enqueue();
-  stream.call([this, begin, track, name, table, clock] {
-    trace_->add(track, name, table, clock, *begin);
-  });
+  stream.call(
+      [this, begin, track, name, table, clock] { trace_->add(track, name, table, clock, *begin); });
 }
 
 void Cache::Impl::fetch_loop(Partition& partition) {
@@ -152,8 +151,8 @@ void Cache::Impl::fill(Partition& partition, HostRows& rows, const Instance& ins
   uint64_t bytes = 0;
   traced(stream, CacheTrack::kToDevice, "fetch", list.table, [&] {
     for (const HostPart& part : list.host) {
-      const bool with_log = table.spec.read_my_writes &&
-                            entries_[part.entry].host_log == HostLog::kUsed;
+      const bool with_log =
+          table.spec.read_my_writes && entries_[part.entry].host_log == HostLog::kUsed;
       rows.fetch(access.data, table.rows, with_log ? table.log : nullptr, part.runs,
                  table.row_floats);
       bytes += uint64_t{schedule_->entries[part.entry].count} * table.row_floats * sizeof(float);
@@ -168,9 +167,8 @@ void Cache::Impl::reclaim_loop(Partition& partition) {
   HostRows rows(device_, *partition.store_stream);
   Lock lock(mutex_);
   while (true) {
-    partition.reclaim.wait(lock, [&] {
-      return stopping_ || !failure_.empty() || !partition.jobs.empty();
-    });
+    partition.reclaim.wait(
+        lock, [&] { return stopping_ || !failure_.empty() || !partition.jobs.empty(); });
     if (!failure_.empty() || partition.jobs.empty()) return;
     Job job = std::move(partition.jobs.front());
     partition.jobs.pop_front();
@@ -281,8 +279,7 @@ bool Cache::Impl::finish_log(HostRows& rows, uint32_t number,
   Table& table = tables_[number];
   const size_t row_floats = table.row_floats;
   std::vector<uint32_t> no_entries;
-  const std::vector<uint32_t>& entries =
-      schedule_ ? schedule_->table_entries[number] : no_entries;
+  const std::vector<uint32_t>& entries = schedule_ ? schedule_->table_entries[number] : no_entries;
   const auto used = [](HostLog log) { return log == HostLog::kUsed; };
   if (used_logs.empty() && std::none_of(table.loose_log.begin(), table.loose_log.end(), used) &&
       std::none_of(entries.begin(), entries.end(),
@@ -319,9 +316,8 @@ bool Cache::Impl::finish_log(HostRows& rows, uint32_t number,
 void Cache::Impl::push_loop(Partition& partition) {
   Lock lock(mutex_);
   while (true) {
-    partition.push.wait(lock, [&] {
-      return stopping_ || !failure_.empty() || !partition.pushes.empty();
-    });
+    partition.push.wait(
+        lock, [&] { return stopping_ || !failure_.empty() || !partition.pushes.empty(); });
     if (!failure_.empty() || partition.pushes.empty()) return;
     const Partition::Push push = partition.pushes.front();
     partition.pushes.pop_front();

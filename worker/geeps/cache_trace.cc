@@ -18,8 +18,8 @@ CacheTrace::CacheTrace(const std::string& path, uint32_t rank, std::vector<std::
       log_(kEvents),
       rank_(rank),
       tables_(std::move(tables)) {
-  constexpr std::array<const char*, 6> kTracks = {"compute", "waiting", "to the device",
-                                                  "to the host", "push", "pull"};
+  constexpr std::array<const char*, 6> kTracks = {"compute",     "waiting", "to the device",
+                                                  "to the host", "push",    "pull"};
   for (uint16_t i = 0; i < kTracks.size(); ++i) writer_.name_thread(i, kTracks.at(i));
 }
 

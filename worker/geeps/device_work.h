@@ -35,9 +35,9 @@ class DeviceWork {
   template <class Enqueue>
   void run(const Kernel& kernel, Enqueue enqueue);
 
-  bool here_;                     // computed in this thread
-  std::unique_ptr<Stream> own_;   // of a device that this thread cannot compute on
-  Stream* stream_ = nullptr;      // the application's
+  bool here_;                    // computed in this thread
+  std::unique_ptr<Stream> own_;  // of a device that this thread cannot compute on
+  Stream* stream_ = nullptr;     // the application's
 };
 
 }  // namespace phub::geeps

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace phub::geeps {
 
@@ -39,6 +40,8 @@ class Exchange {
   // Clocks by which others may lag behind this worker in the parameters that next() brings: 0 for
   // BSP, the slack for SSP, nothing for async.
   virtual std::optional<uint32_t> slack() const = 0;
+  // Ranks that the exchange waits for, if it knows. For messages: it may take a second.
+  virtual std::vector<uint32_t> missing_ranks() { return {}; }
   virtual uint32_t rank() const = 0;
   virtual uint32_t world_size() const = 0;
 };

@@ -83,8 +83,8 @@ uint64_t Follower::clocks_before(uint32_t table, uint64_t step) const {
 }
 
 std::string Follower::deviation(Call call, uint32_t table, std::span<const uint64_t> keys) const {
-  const std::string came = fmt::format("{} of {} rows of '{}'", name_of(call), keys.size(),
-                                       tables_[table].name);
+  const std::string came =
+      fmt::format("{} of {} rows of '{}'", name_of(call), keys.size(), tables_[table].name);
   if (operations_.empty()) return came + ", but nothing was recorded";
   const uint64_t step = acquisition_from(next_) % operations_.size();
   const Operation& expected = operations_[step];

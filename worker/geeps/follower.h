@@ -41,7 +41,7 @@ class Follower {
   std::vector<Operation> operations_;
   std::vector<uint32_t> next_acquisition_;            // by step: this or later; circular distance
   std::vector<std::optional<uint32_t>> clock_steps_;  // by table
-  std::vector<uint64_t> clocked_;                     // by table: clocks before this step are called
+  std::vector<uint64_t> clocked_;  // by table: clocks before this step are called
   uint64_t next_ = 0;
   std::optional<uint64_t> elsewhere_;  // the step after that of a call which was outside
 };

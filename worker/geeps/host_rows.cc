@@ -121,8 +121,7 @@ void HostRows::through_staging(const float* buffer, std::span<const Run> runs, u
   stream_.record(*staged_copies_);
   staged_copies_->wait();
   for (const Run& run : runs) {
-    use(run.source, staged + size_t{run.first - begin} * row_floats,
-        size_t{run.rows} * row_floats);
+    use(run.source, staged + size_t{run.first - begin} * row_floats, size_t{run.rows} * row_floats);
   }
 }
 

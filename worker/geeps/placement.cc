@@ -25,7 +25,7 @@ struct Layout {
   uint64_t pinned = 0;            // bytes of entries, logs and indexes
   uint64_t height = 0;            // of the pool
   uint64_t saved = 0;
-  uint32_t lead = 0;              // of those that have the room for it
+  uint32_t lead = 0;  // of those that have the room for it
 
   uint64_t needed() const { return pinned + height; }
 };
@@ -279,9 +279,8 @@ Placement placement_of(const Demand& demand, const Layout& layout, uint64_t rese
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
     const Access& access = demand.accesses[i];
     if (needs_buffer(demand, access, layout.pins)) {
-      placement.accesses.push_back(
-          {false, placement.pool_offset + layout.offsets[i],
-           margins_of(access, demand.phases, layout.leads[i]).before});
+      placement.accesses.push_back({false, placement.pool_offset + layout.offsets[i],
+                                    margins_of(access, demand.phases, layout.leads[i]).before});
     } else {
       const auto& parts = demand.batches[access.batch].parts;
       placement.accesses.push_back(

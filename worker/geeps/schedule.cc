@@ -12,7 +12,6 @@
 namespace phub::geeps {
 namespace {
 
-
 constexpr uint32_t kAhead = 16;  // phases
 
 float* at(std::byte* memory, uint64_t offset) { return reinterpret_cast<float*>(memory + offset); }
@@ -180,25 +179,18 @@ void add_openings(const Demand& demand, Schedule& schedule) {
     schedule.openings.push_back(
         {static_cast<uint32_t>(before ? begins + phases : begins), before ? 1u : 0u, i});
   }
-  std::stable_sort(schedule.openings.begin(), schedule.openings.end(),
-                   [](const Opening& a, const Opening& b) {
-                     return std::pair(a.phase, a.next_iteration) <
-                            std::pair(b.phase, b.next_iteration);
-                   });
+  std::stable_sort(
+      schedule.openings.begin(), schedule.openings.end(), [](const Opening& a, const Opening& b) {
+        return std::pair(a.phase, a.next_iteration) < std::pair(b.phase, b.next_iteration);
+      });
 }
 
 }  // namespace
 
-Schedule make_schedule(Sequence sequence, std::span<const RowMap> rows,
-                       const std::vector<bool>& with_log,
-                       const PlacementOptions& options, Device& device, std::byte* memory) {
-  SequenceDemand demand = demand_of(sequence);
-  for (size_t i = 0; i < demand.entries.size(); ++i) {
-    Entry& entry = demand.demand.entries[i];
-    if (with_log[demand.entries[i].table]) entry.log_bytes = entry.bytes;
-  }
+Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placement placement,
+                       std::span<const RowMap> rows, Device& device, std::byte* memory) {
   Schedule schedule{.sequence = std::move(sequence),
-                    .placement = place(demand.demand, options),
+                    .placement = std::move(placement),
                     .phases = demand.demand.phases};
   add_entries(demand, rows, memory, schedule);
   add_lists(rows, device, memory, schedule);
@@ -216,6 +208,14 @@ Schedule make_schedule(Sequence sequence, std::span<const RowMap> rows,
                                  .fetch = access.fetch,
                                  .save = access.save,
                                  .waits_for = {}});
+  }
+  std::vector<std::optional<uint32_t>> last_update(schedule.sequence.tables.size());
+  for (const Operation& operation : schedule.sequence.operations) {
+    if (operation.call != Call::kUpdate) continue;
+    last_update[operation.table] = schedule.access_of_step[operation.acquired];
+  }
+  for (const std::optional<uint32_t>& access : last_update) {
+    if (access) schedule.accesses[*access].last_update = true;
   }
   add_waits_for_memory(demand.demand, schedule);
   add_waits_for_rows(demand.demand, schedule);

@@ -59,6 +59,7 @@ struct AccessPlan {
   float* data = nullptr;
   bool in_place = false;
   bool fetch = true, save = true;  // as recorded
+  bool last_update = false;        // of its table
   std::vector<Dependency> waits_for;
 };
 
@@ -77,19 +78,16 @@ struct Schedule {
   std::vector<ListPlan> lists;
   std::vector<AccessPlan> accesses;
   std::vector<uint32_t> access_of_step;
-  std::vector<Opening> openings;                    // by phase
+  std::vector<Opening> openings;                     // by phase
   std::vector<std::vector<uint32_t>> table_entries;  // by table: its entries
   std::vector<std::vector<uint32_t>> entry_of_row;   // by table and row; kNoEntry
   std::vector<std::vector<uint32_t>> row_in_entry;   // by table and row
   static constexpr uint32_t kNoEntry = ~uint32_t{0};
 };
 
-// Places the sequence in `memory`, of options.budget_bytes. `rows` are the tables', and `with_log`
-// says whose rows have a log even if they are never updated. Blocks until the indexes are on the
-// device. Throws what place() throws.
-Schedule make_schedule(Sequence sequence, std::span<const RowMap> rows,
-                       const std::vector<bool>& with_log,
-                       const PlacementOptions& options, Device& device, std::byte* memory);
-
+// `demand` is the sequence's, placed in `memory`; `rows` are the tables'. Blocks until the indexes
+// are on the device.
+Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placement placement,
+                       std::span<const RowMap> rows, Device& device, std::byte* memory);
 
 }  // namespace phub::geeps

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -224,6 +225,30 @@ void add_accesses(const Sequence& sequence, Demand& demand) {
 }
 
 }  // namespace
+
+Sequence with_inferred_clocks(const Sequence& sequence) {
+  const auto steps = static_cast<uint32_t>(sequence.operations.size());
+  std::vector<bool> clocked(sequence.tables.size());
+  std::vector<std::optional<uint32_t>> last_update(sequence.tables.size());
+  for (uint32_t step = 0; step < steps; ++step) {
+    const Operation& operation = sequence.operations[step];
+    if (operation.call == Call::kTableClock) clocked[operation.table] = true;
+    if (operation.call == Call::kUpdate) last_update[operation.table] = step;
+  }
+  Sequence result{sequence.tables, sequence.lists, {}};
+  std::vector<uint32_t> new_step(steps);
+  for (uint32_t step = 0; step < steps; ++step) {
+    Operation operation = sequence.operations[step];
+    const uint32_t table = operation.table;
+    operation.acquired = new_step[operation.acquired];
+    new_step[step] = static_cast<uint32_t>(result.operations.size());
+    result.operations.push_back(operation);
+    if (last_update[table] == step && !clocked[table]) {
+      result.operations.push_back({.call = Call::kTableClock, .table = table});
+    }
+  }
+  return result;
+}
 
 SequenceDemand demand_of(const Sequence& sequence) {
   SequenceDemand result;

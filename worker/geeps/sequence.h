@@ -83,6 +83,9 @@ class Recorder {
   std::vector<bool> clocked_;   // by table
 };
 
+// With a TableClock after the last Update of each table that has none.
+Sequence with_inferred_clocks(const Sequence& sequence);
+
 // What place() takes, and which rows are meant. Rows that are in the same lists are one entry; a
 // list is a batch of the same number.
 struct SequenceDemand {

@@ -30,7 +30,7 @@ struct Table {
   RowMap map;
   uint32_t row_floats;
   uint32_t partition = 0;
-  size_t key = 0;         // of the exchange
+  size_t key = 0;  // of the exchange
   int32_t priority = 0;
   bool kept_twice = false;  // rows and log are memory of the cache's, not the exchange's
   HostMemory own_rows, own_log;
@@ -38,20 +38,20 @@ struct Table {
   float* log = nullptr;
 
   // Guarded by the cache's mutex.
-  uint64_t clocks = 0;          // TableClocks
-  uint64_t logged_clocks = 0;   // of these, whose log is complete in the host's memory
-  uint64_t handed_over = 0;     // of these, pushed
-  uint64_t version = 0;         // of these, whose result is in `rows`
-  bool refreshing = false;      // `rows` are being replaced
+  uint64_t clocks = 0;            // TableClocks
+  uint64_t logged_clocks = 0;     // of these, whose log is complete in the host's memory
+  uint64_t handed_over = 0;       // of these, pushed
+  uint64_t version = 0;           // of these, whose result is in `rows`
+  bool refreshing = false;        // `rows` are being replaced
   bool refreshed_unseen = false;  // the application's work has not waited for `refreshed` yet
-  uint32_t moving = 0;          // fetches that are reading `rows`
-  uint32_t jobs = 0;            // releases and clocks that were not worked off yet
-  uint32_t held = 0;            // buffers that the application has
-  bool irregular = false;       // local: calls were left out, or came from outside the sequence
-  uint64_t changes = 0;         // local: saves from outside the sequence
-  bool clocked_last = false;    // there was no other call after the last TableClock
+  uint32_t moving = 0;            // fetches that are reading `rows`
+  uint32_t jobs = 0;              // releases and clocks that were not worked off yet
+  uint32_t held = 0;              // buffers that the application has
+  bool irregular = false;         // local: calls were left out, or came from outside the sequence
+  uint64_t changes = 0;           // local: saves from outside the sequence
+  bool clocked_last = false;      // there was no other call after the last TableClock
 
-  uint64_t pushed_ns = 0;       // with a trace
+  uint64_t pushed_ns = 0;  // with a trace
 
   // Of the reclaimer.
   std::vector<HostLog> loose_log;  // by row, of rows in no entry

@@ -35,6 +35,7 @@ class WorkerExchange final : public Exchange {
   void stop() override;
 
   std::optional<uint32_t> slack() const override;
+  std::vector<uint32_t> missing_ranks() override { return worker_.missing_ranks(); }
   uint32_t rank() const override { return worker_.rank(); }
   uint32_t world_size() const override { return worker_.world_size(); }
 

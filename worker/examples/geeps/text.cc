@@ -53,7 +53,7 @@ Text::Text(const std::string& bytes) : bytes_(bytes) {
     return static_cast<unsigned char>(a) < static_cast<unsigned char>(b);
   };
   std::ranges::sort(bytes_, by_value);
-  bytes_.erase(std::ranges::unique(bytes_).begin(), bytes_.end());
+  bytes_.erase(std::unique(bytes_.begin(), bytes_.end()), bytes_.end());
   for (const char byte : bytes) {
     const auto at = std::ranges::lower_bound(bytes_, byte, by_value) - bytes_.begin();
     text_.push_back(static_cast<uint8_t>(at));
