@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <ctime>
 #include <fstream>
@@ -211,10 +212,12 @@ void Bench::gradients() {
   const Net net = alexnet();
   const Training kept(net, machine_, {.keep_gradients = true});
   const uint64_t memory = kept.least_unmoved_bytes();
-  double images = net.images;
-  for (Net more = net;; ++more.images) {
-    if (Training(more, machine_).least_unmoved_bytes() > memory) break;
-    images = more.images;
+  double images = net.images, too_many = 2 * net.images;
+  while (too_many - images > 1) {
+    Net more = net;
+    more.images = std::floor((images + too_many) / 2);
+    const bool fit = Training(more, machine_).least_unmoved_bytes() <= memory;
+    (fit ? images : too_many) = more.images;
   }
   const Net part = part_of(net, options_.parts);
   uint64_t peak[2];

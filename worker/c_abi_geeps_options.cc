@@ -32,12 +32,13 @@ struct Option {
   int64_t max = std::numeric_limits<uint32_t>::max();
 };
 
-constexpr std::array<Option, 9> kOptions = {{
+constexpr std::array<Option, 10> kOptions = {{
     {.name = "budget_bytes", .bytes = &CacheOptions::budget_bytes, .max = kMaxBytes},
     {.name = "reserved_bytes", .bytes = &CacheOptions::reserved_bytes, .max = kMaxBytes},
     {.name = "max_lead", .count = &CacheOptions::max_lead},
     {.name = "prefetch", .flag = &CacheOptions::prefetch, .max = 1},
     {.name = "strict", .flag = &CacheOptions::strict, .max = 1},
+    {.name = "infer_clocks", .flag = &CacheOptions::infer_clocks, .max = 1},
     {.name = "poison", .flag = &CacheOptions::poison, .max = 1},
     {.name = "partitions", .count = &CacheOptions::partitions, .max = kMaxPartitions},
     {.name = kTimeout},

@@ -305,6 +305,7 @@ PHUB_API phub_code phub_geeps_options_destroy(phub_geeps_options* options);
  *   max_lead        phases by which buffers are filled ahead, at most        4
  *   prefetch        0: buffers are filled when they are asked for            1
  *   strict          1: a call outside the sequence is an error               0
+ *   infer_clocks    1: a table that is not clocked in the sequence is, by its last update   0
  *   poison          1: buffers that are given back become NaN                0
  *   partitions      of the tables, each with its own moving threads          1
  *   timeout_ms      of calls that wait; 0: none but the worker's             0

@@ -14,10 +14,10 @@ using namespace phub;  // NOLINT: a fuzz target
 
 namespace {
 
-constexpr std::array<const char*, 12> kNames = {
-    "budget_bytes", "reserved_bytes", "max_lead", "prefetch", "strict",
-    "poison",       "partitions",     "w",        "local",    "",
-    "\xff",         nullptr};
+constexpr std::array<const char*, 13> kNames = {
+    "budget_bytes", "reserved_bytes", "max_lead", "prefetch", "strict", "poison",
+    "infer_clocks", "partitions",     "w",        "local",    "",       "\xff",
+    nullptr};
 constexpr std::array<const char*, 6> kValues = {"0", "1", "3", "-1", "4000", nullptr};
 constexpr std::array<uint64_t, 8> kKeys = {0, 1, 2, 3, 7, 3, 1000, ~uint64_t{0}};
 constexpr std::array<uint64_t, 6> kBudgets = {0, 100, 4096, 1 << 16, 1 << 20, ~uint64_t{0}};

@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 CORE = "phub/core_job.cc"
 CONTROL = "phub/core_job_control.cc"
+CLOCKS = "phub/core_job_clocks.cc"
 MEMBERS = "phub/membership.cc"
 SERVER = "phub/server.cc"
 SESSION = "worker/session.cc"
@@ -81,6 +82,31 @@ MUTANTS = [
     ("arm: a core sleeps and asks nobody to wake it", CONTROL,
      "wake_after_[qp] = only == CoreReport::kNoRank || only == qp % parameters_.max_ranks;",
      "wake_after_[qp] = 0;"),
+    ("slack: a rank may be one round further ahead", "phub/core_clocks.h",
+     "clock - slowest <= slack_;",
+     "clock - slowest <= slack_ + 1;"),
+    ("update: an update that is sent again is applied again", CLOCKS,
+     "if (imm.round == low8(clock) && clock >= ranks_[rank].first_round) {",
+     "if (imm.round == low8(clock) && clock >= ranks_[rank].first_round) {\n"
+     "    if (!clocks_->withheld(index, rank)) add_update(rank, index);"),
+    ("copy: a result is not what it was when its clock came", CLOCKS,
+     "clocks_->withhold(index, rank, false);\n    copy_result(rank, chunk);",
+     "clocks_->withhold(index, rank, false);\n    if (chunk.round % 3 != 2) copy_result(rank, chunk);"),
+    ("sent: a withheld result goes out after a reconnection", CONTROL,
+     "if (clocks_ && clocks_->withheld(i, rank)) continue;",
+     ""),
+    ("clock: who is lost still holds the others back", CLOCKS,
+     "clocks_->set(index, rank, expected_again == kNever ? kNever : expected_again - 1);",
+     "if (expected_again != kNever) clocks_->set(index, rank, expected_again - 1);"),
+    ("reliable: updates in a fenced worker's own memory still count", CLOCKS,
+     "const bool reliable = !parameters_.slots_belong_to_worker || has(null_bits_, index, rank);",
+     "const bool reliable = true;"),
+    ("silent: updates that a lost rank had sent are dropped, and the log counts them", CLOCKS,
+     "if (!reliable || stopped_ || !apply(rank, index)) drop_update(rank, index);",
+     "drop_update(rank, index), clocks_->tick(index, rank);"),
+    ("newcomer: its first result is not sent", CONTROL,
+     "clocks_->withhold(i, admitted.rank, true);",
+     ""),
     ("boundary: new ranks begin a round too early", MEMBERS,
      "r.first_round = std::max(boundary_.round, r.last_round + 1);",
      "r.first_round = std::max<uint64_t>(1, boundary_.round - 1);"),

@@ -35,7 +35,7 @@ class Oracle {
   const std::vector<float>& initial(uint32_t key) const { return initial_[key]; }
 
   // A worker has the result of a key's round before it. `pushed`: it took part in that round.
-  // Returns what is wrong, or "": every worker must see the same bytes.
+  // Returns what is wrong, or "": in lock-step every worker must see the same bytes.
   std::string saw(const Contribution& by, uint32_t key, std::span<const std::byte> result,
                   bool pushed);
 
@@ -67,6 +67,13 @@ class Oracle {
   std::string check_digits(uint32_t chunk, uint64_t round,
                            const std::vector<Contribution>& counted) const;
 
+  // Of jobs that are not in lock-step.
+  struct History;
+  History history_of(uint32_t rank, uint32_t chunk) const;
+  std::string check_clocks(uint32_t chunk) const;
+  std::string check_clock(const Contribution& by, uint32_t chunk, const History& history,
+                          uint32_t rank, size_t count) const;
+
   const JobPlan& job_;
   const Plan& plan_;
   kernels::Optimizer optimizer_;
@@ -74,6 +81,8 @@ class Oracle {
   std::vector<std::vector<float>> initial_;                       // per key
   std::vector<uint32_t> first_chunk_;                             // per key, and one past the last
   std::vector<std::map<uint64_t, std::vector<std::byte>>> seen_;  // per chunk: round → result
+  // Of jobs that are not in lock-step, per chunk: who had what.
+  std::vector<std::vector<std::pair<Contribution, std::vector<std::byte>>>> seen_out_of_step_;
   std::set<std::pair<uint64_t, std::pair<uint32_t, uint64_t>>> witnessed_;
   uint64_t observations_ = 0;
 

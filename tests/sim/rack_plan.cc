@@ -145,6 +145,21 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   return job;
 }
 
+// SSP or async: what is added, and in which numbers, is such that any order gives the same bits,
+// and every chunk has an element for each rank.
+void leave_lock_step(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  spec.consistency = random.chance(0.7) ? "ssp" : "async";
+  if (spec.consistency == "ssp") spec.slack = static_cast<uint32_t>(random.below(5));
+  spec.optimizer = "none";
+  spec.reduction = "sum";
+  spec.gradient_dtype = spec.parameter_dtype = "f32";
+  spec.hyper.clear();
+  for (KeySpec& key : spec.keys) key.elements = (key.elements + 31) / 32 * 32;
+  job.digits = false;
+  job.bad.clear();
+}
+
 }  // namespace
 
 std::string_view name_of(Fault::Kind kind) {
@@ -177,6 +192,13 @@ RackPlan make_rack_plan(uint64_t seed) {
   }
   const uint64_t jobs = random.chance(0.7) ? 1 : random.between(2, 3);
   for (uint32_t i = 0; i < jobs; ++i) plan.jobs.push_back(some_job(random, i, plan.clean));
+  SimRandom more(seed ^ 0x636c6f636b73ull);
+  for (JobPlan& job : plan.jobs) {
+    if (!more.chance(0.25)) continue;
+    leave_lock_step(more, job);
+    // Whose barrier's answer is lost enters another one, and the others would wait for its push.
+    job.look_again = job.barrier && plan.control_loss == 0;
+  }
   return plan;
 }
 
@@ -194,11 +216,13 @@ std::string describe(const RackPlan& plan) {
     const JobSpec& s = job.spec;
     fmt::format_to(out,
                    "  {}: {} of {} ranks, {} keys, chunks of {}, {} rounds, {} {} {}/{}, initial "
-                   "{}, loss {}, nonfinite {}, lease {} ms{}{}{}\n",
+                   "{}, loss {}, nonfinite {}, lease {} ms, {}{}{}{}{}\n",
                    s.name, s.world_size, s.max_ranks, s.keys.size(), s.chunk_elements, job.rounds,
                    s.optimizer, s.reduction, s.gradient_dtype, s.parameter_dtype, s.initial,
-                   s.on_loss, s.on_nonfinite, s.lease_ms, job.lockstep ? ", lockstep" : "",
-                   job.digits ? ", digits" : "", job.fixed_ranks ? "" : ", any rank");
+                   s.on_loss, s.on_nonfinite, s.lease_ms, s.consistency,
+                   s.slack > 0 ? fmt::format(" slack {}", s.slack) : "",
+                   job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
+                   job.fixed_ranks ? "" : ", any rank");
     for (const Fault& f : job.faults) {
       fmt::format_to(out, "    rank {} after {} pushes: {} ({} ms), successor {} after {} ms\n",
                      f.rank, f.after_pushes, name_of(f.kind), f.hang_ms,

@@ -58,6 +58,7 @@ struct JobPlan {
   bool digits = false;      // the base-4 oracle: element 0 (and 1) of every chunk counts ranks
   bool lockstep = false;    // all keys of a round, then the next round; else each key on its own
   bool barrier = false;     // before leaving
+  bool look_again = false;  // after the barrier: when all is quiet
   bool fixed_ranks = true;  // ranks ask for their number; else the server chooses
   double null_chance = 0;
   uint32_t late_ranks = 0;                  // new ranks that join in the middle
@@ -65,6 +66,8 @@ struct JobPlan {
   std::vector<Fault> faults;
   std::vector<BadGradient> bad;
   std::vector<HyperCall> hyper_calls;
+
+  bool lock_step() const { return spec.consistency == "bsp"; }
 };
 
 struct LossWindow {

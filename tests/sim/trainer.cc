@@ -218,7 +218,24 @@ void Trainer::reconnect() {
 bool Trainer::train() {
   if (state_ != State::kRunning) return false;
   if (std::exchange(broadcasting_, broadcasting_ && !session_->all_ready())) return false;
+  if (looking_again_) return look_again();
   return job_.plan.lockstep ? train_in_step() : train_freely();
+}
+
+// One more round that changes nothing, when nobody trains any more.
+bool Trainer::look_again() {
+  if (!session_->all_ready()) return false;
+  const auto keys = static_cast<uint32_t>(session_->keys());
+  const bool pushed = session_->round(0) > job_.plan.rounds;
+  for (uint32_t key = 0; key < keys; ++key) {
+    if (pushed) {
+      collect(key);
+    } else {
+      session_->push(key, 0, true);
+    }
+  }
+  if (pushed) leave();
+  return true;
 }
 
 // Every key of a round is pushed in any order, and waited for in the order of the keys.
@@ -316,9 +333,12 @@ void Trainer::finish() {
       "barrier", mail_,
       [this, who = credential()](const Reply<Done>& reply) { rack_.server().barrier(who, reply); },
       [this](const Result<Done>& result) {
-        if (result) return leave();
-        if (result.code != ErrorCode::kTimeout) return on_error(result.code, result.message);
-        state_ = State::kRunning;  // again
+        if (!result && result.code != ErrorCode::kTimeout) {
+          return on_error(result.code, result.message);
+        }
+        if (result && !job_.plan.look_again) return leave();
+        looking_again_ = static_cast<bool>(result);
+        state_ = State::kRunning;  // for the barrier again, or for a last look
       },
       false);
 }

@@ -69,6 +69,7 @@ class Trainer {
   bool train();
   bool train_in_step();
   bool train_freely();
+  bool look_again();
   void collect(uint32_t key);
   void push(uint32_t key);
   void call_hyper();
@@ -95,6 +96,7 @@ class Trainer {
   uint32_t wait_key_ = 0;            // and then the key that is waited for
   uint64_t hung_until_ns_ = 0;
   bool beating_ = false;
+  bool looking_again_ = false;
   bool broadcasting_ = false;  // the initial parameters are not all there yet
   bool timer_due_ = false;
   bool reconnecting_ = false;

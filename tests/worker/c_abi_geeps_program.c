@@ -204,6 +204,51 @@ static void* train(void* argument) {
   return NULL;
 }
 
+static void update_first(phub_geeps* geeps, const uint64_t* keys, size_t count) {
+  phub_buffer buffer = no_buffer();
+  OK(phub_geeps_pre_update(geeps, 0, keys, count, &buffer));
+  if (buffer.data != NULL) memset(buffer.data, 0, sizeof(float) * kFloats * count);
+  OK(phub_geeps_update(geeps, buffer.handle));
+}
+
+/* Options take the numbers that are some for them, and reach what they are for. */
+static void heed_options(void) {
+  static const char* const names[] = {"budget_bytes", "reserved_bytes", "max_lead",
+                                      "prefetch",     "strict",         "infer_clocks",
+                                      "poison",       "partitions",     "timeout_ms"};
+  phub_geeps_options* options = tables();
+  phub_options* job = job_of("heeded", 0, 1, options);
+  phub_device* device = NULL;
+  phub_geeps* geeps = NULL;
+  phub_geeps_counters counters = {sizeof counters, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  phub_placement placement = {sizeof placement, 0, 0, 0, 0, 0, 0, 0, 0};
+  phub_buffer buffer = no_buffer();
+  size_t i;
+  for (i = 0; i < sizeof names / sizeof names[0]; ++i) {
+    OK(phub_geeps_options_set_number(options, names[i], 1));
+  }
+  OK(phub_geeps_options_set(options, "budget_bytes", "32768"));
+  OK(phub_geeps_options_set(options, "reserved_bytes", "4096"));
+  OK(phub_geeps_options_set(options, "timeout_ms", "0"));
+  OK(phub_options_set(job, "initial", "zeros"));
+  OK(phub_device_open_host(1 << 20, 0, 0, &device));
+  OK(phub_geeps_create_standalone(device, job, options, NULL, 0, &geeps));
+  OK(phub_geeps_begin_virtual(geeps));
+  update_first(geeps, kSome, 3);
+  OK(phub_geeps_finish(geeps));
+  OK(phub_geeps_placement(geeps, &placement));
+  CHECK(placement.reserved_bytes == 4096 && placement.total_bytes <= 32768);
+  update_first(geeps, kSome, 3); /* no clock: inferred */
+  OK(phub_geeps_wait_all(geeps));
+  OK(phub_geeps_stats(geeps, &counters));
+  CHECK(counters.pushes == 1);
+  FAILS(phub_geeps_read(geeps, 0, kKeys, 1, 0, &buffer), PHUB_INVALID, "first"); /* strict */
+  OK(phub_geeps_destroy(geeps));
+  OK(phub_device_close(device));
+  OK(phub_options_destroy(job));
+  OK(phub_geeps_options_destroy(options));
+}
+
 /* Without a server, in as much device memory, by a first real iteration. */
 static void train_alone(void) {
   phub_geeps_options* options = tables();
@@ -407,6 +452,7 @@ int main(int argc, char** argv) {
   }
   for (i = 0; i < kRanks; ++i) pthread_join(threads[i], NULL);
   train_alone();
+  heed_options();
   misuse();
   leave_while_waiting();
   puts("ok");

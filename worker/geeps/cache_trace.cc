@@ -20,7 +20,8 @@ CacheTrace::CacheTrace(const std::string& path, uint32_t rank, std::vector<std::
       tables_(std::move(tables)) {
   constexpr std::array<const char*, 6> kTracks = {"compute",     "waiting", "to the device",
                                                   "to the host", "push",    "pull"};
-  for (uint16_t i = 0; i < kTracks.size(); ++i) writer_.name_thread(i, kTracks.at(i));
+  uint16_t track = 0;
+  for (const char* name : kTracks) writer_.name_thread(track++, name);
 }
 
 CacheTrace::~CacheTrace() {
