@@ -4,41 +4,32 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <future>
-#include <limits>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "bench/time_to_loss_run.h"
 #include "bench/zerocompute_server.h"
 #include "transport/error.h"
 #include "worker/examples/digits_data.h"
-#include "worker/examples/digits_model.h"
 #include "worker/examples/digits_training.h"
 #include "worker/worker.h"
 
 namespace phub::digits {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr double kNotReached = std::numeric_limits<double>::infinity();
-
-struct Mode {
-  std::string consistency;
-  uint32_t slack = 0;
-
-  std::string name() const {
-    return consistency == "ssp" ? fmt::format("ssp, slack {}", slack) : consistency;
-  }
-  uint64_t largest_lead() const { return consistency == "async" ? ~uint64_t{0} : slack; }
+struct Options {
+  TimeToLoss run;
+  std::vector<std::string> modes = {"bsp", "ssp:1", "ssp:3", "async"};
+  std::string straggler = "fixed";
+  uint32_t turns = 3;
+  std::string transport = "shm";
+  std::string data = "build/data/digits.csv";
+  std::string json;
+  bool tiny = false;
 };
 
 // "bsp", "async", "ssp:3".
@@ -54,194 +45,6 @@ Mode parse_mode(const std::string& word) {
   if (ssp) mode.slack = static_cast<uint32_t>(std::stoul(slack));
   return mode;
 }
-
-struct Options {
-  Training training = {.rounds = 300};
-  std::vector<std::string> modes = {"bsp", "ssp:1", "ssp:3", "async"};
-  double compute_ms = 6;  // of a gradient
-  double delay_ms = 12;   // more, for a straggler
-  std::string straggler = "fixed";
-  double loss = 0.1;
-  double accuracy = 95;
-  uint32_t turns = 3;
-  std::string transport = "shm";
-  std::string data = "build/data/digits.csv";
-  std::string json;
-  bool tiny = false;
-};
-
-// What rank 0 had after one of its rounds.
-struct Sample {
-  double seconds = 0;
-  double rounds = 0;  // gradients of all ranks, over their number
-  std::vector<float> parameters;
-};
-
-// When a goal was reached.
-struct Reached {
-  double seconds = kNotReached;
-  double rounds = kNotReached;
-};
-
-struct Result {
-  double rounds_per_second = 0;
-  Reached loss, accuracy;
-  double last_loss = 0;
-  double largest_lead = 0;
-};
-
-// One training: a job, and a thread per rank. It ends when the ranks have taken as many gradients
-// as so many rounds have, whoever took them.
-class Run {
- public:
-  Run(const Options& options, const Dataset& data, const Mode& mode, WorkerOptions worker)
-      : options_(options),
-        training_(options.training),
-        data_(data),
-        mode_(mode),
-        worker_(std::move(worker)),
-        pushed_(options.training.world) {
-    worker_.spec.consistency = mode.consistency;
-    worker_.spec.slack = mode.slack;
-  }
-
-  Result measure() {
-    std::vector<std::future<void>> ranks;
-    for (uint32_t rank = 0; rank < training_.world; ++rank) {
-      ranks.push_back(std::async(std::launch::async, [this, rank] { train(rank); }));
-    }
-    for (auto& rank : ranks) rank.get();
-    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    return evaluate({.rounds_per_second = static_cast<double>(training_.rounds) / seconds,
-                     .largest_lead = static_cast<double>(largest_lead_.load())});
-  }
-
- private:
-  static constexpr uint64_t kLeft = ~uint64_t{0};
-
-  void train(uint32_t rank) {
-    Network network = digits::network(training_);
-    WorkerOptions options = worker_;
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.broadcast(rank == 0 ? network.initial(training_.seed) : std::vector<float>());
-    worker.barrier();
-    std::call_once(started_, [this] { start_ = Clock::now(); });
-    const uint64_t gradients = training_.rounds * training_.world;
-    for (uint64_t round = 1; taken_.fetch_add(1) < gradients; ++round) {
-      const auto done = Clock::now() + computation_of(rank, round);
-      compute(network, worker, round);
-      std::this_thread::sleep_until(done);
-      pushed_[rank] = round;
-      for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
-      worker.wait_all();
-      note_lead(round);
-      if (rank == 0) take_sample(worker);
-    }
-    pushed_[rank] = kLeft;
-    worker.leave();
-  }
-
-  // A straggler is the last rank in every round, or each rank in one of `world` of its rounds.
-  std::chrono::nanoseconds computation_of(uint32_t rank, uint64_t round) const {
-    const bool straggles =
-        options_.straggler == "fixed"
-            ? rank + 1 == training_.world
-            : Random((training_.seed * training_.world + rank) << 32 | round).next() %
-                      training_.world ==
-                  0;
-    const double ms = options_.compute_ms + (straggles ? options_.delay_ms : 0);
-    return std::chrono::nanoseconds(static_cast<int64_t>(ms * 1e6));
-  }
-
-  void compute(Network& network, Worker& worker, uint64_t round) const {
-    const Samples batch = digits::batch(data_.train, training_.seed, worker.rank(), training_.world,
-                                        round, training_.batch);
-    network.start(batch.images);
-    for (size_t l = 0; l < network.layers(); ++l) {
-      network.forward(l, worker.parameters(Network::weights_key(l)),
-                      worker.parameters(Network::bias_key(l)));
-    }
-    network.loss(batch.labels);
-    for (size_t l = network.layers(); l-- > 0;) {
-      const size_t weights = Network::weights_key(l);
-      network.backward(l, worker.parameters(weights), worker.gradient(weights),
-                       worker.gradient(Network::bias_key(l)));
-    }
-  }
-
-  // Who has the result of its round is ahead of the slowest by so many.
-  void note_lead(uint64_t round) {
-    uint64_t slowest = round;
-    for (const auto& pushed : pushed_) slowest = std::min<uint64_t>(slowest, pushed);
-    const uint64_t lead = round - slowest;
-    uint64_t most = largest_lead_;
-    while (most < lead && !largest_lead_.compare_exchange_weak(most, lead)) {
-    }
-    if (lead > mode_.largest_lead()) {
-      fail(ErrorCode::kInternal, "{}: a rank is {} rounds ahead", mode_.name(), lead);
-    }
-  }
-
-  void take_sample(const Worker& worker) {
-    Sample sample;
-    sample.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    for (size_t key = 0; key < worker.keys(); ++key) {
-      const std::span<const float> values = worker.parameters(key);
-      sample.parameters.insert(sample.parameters.end(), values.begin(), values.end());
-    }
-    uint64_t gradients = 0;
-    for (const auto& pushed : pushed_) gradients += pushed == kLeft ? 0 : pushed.load();
-    sample.rounds = static_cast<double>(gradients) / training_.world;
-    samples_.push_back(std::move(sample));
-  }
-
-  // After the run, so that it takes none of its time.
-  Result evaluate(Result result) const {
-    Network network = digits::network(training_);
-    for (const Sample& sample : samples_) {
-      const Reached now{sample.seconds, sample.rounds};
-      const bool last = &sample == &samples_.back();
-      if (last || result.loss.seconds == kNotReached) {
-        forward(network, data_.train, sample);
-        result.last_loss = network.loss(data_.train.labels);
-        if (result.loss.seconds == kNotReached && result.last_loss <= options_.loss) {
-          result.loss = now;
-        }
-      }
-      if (result.accuracy.seconds != kNotReached) continue;
-      forward(network, data_.test, sample);
-      const auto correct = static_cast<double>(network.correct(data_.test.labels));
-      if (100 * correct >= options_.accuracy * static_cast<double>(data_.test.size())) {
-        result.accuracy = now;
-      }
-    }
-    return result;
-  }
-
-  static void forward(Network& network, const Samples& on, const Sample& sample) {
-    const std::vector<size_t> offsets = key_offsets(network.keys());
-    const auto values = [&](size_t key) {
-      return std::span(sample.parameters).subspan(offsets[key], offsets[key + 1] - offsets[key]);
-    };
-    network.start(on.images);
-    for (size_t l = 0; l < network.layers(); ++l) {
-      network.forward(l, values(Network::weights_key(l)), values(Network::bias_key(l)));
-    }
-  }
-
-  const Options& options_;
-  const Training& training_;
-  const Dataset& data_;
-  const Mode mode_;
-  WorkerOptions worker_;
-  std::once_flag started_;
-  Clock::time_point start_;
-  std::atomic<uint64_t> taken_ = 0;            // gradients that somebody computes or has computed
-  std::vector<std::atomic<uint64_t>> pushed_;  // per rank
-  std::atomic<uint64_t> largest_lead_ = 0;
-  std::vector<Sample> samples_;  // rank 0's
-};
 
 template <typename Field>
 double median(const std::vector<Result>& results, Field field) {
@@ -274,8 +77,8 @@ std::string text_of(double value, int digits) {
 void print(const Options& options, const std::vector<Mode>& modes,
            const std::vector<Result>& results) {
   fmt::print("{:<14}{:>10}{:>16}{:>8}{:>16}{:>8}{:>12}{:>6}\n", "", "rounds/s",
-             fmt::format("s to loss {:g}", options.loss), "rounds",
-             fmt::format("s to {:g}%", options.accuracy), "rounds", "last loss", "lead");
+             fmt::format("s to loss {:g}", options.run.loss), "rounds",
+             fmt::format("s to {:g}%", options.run.accuracy), "rounds", "last loss", "lead");
   for (size_t m = 0; m < modes.size(); ++m) {
     const Result& r = results[m];
     fmt::print("{:<14}{:>10.1f}{:>16}{:>8}{:>16}{:>8}{:>12.4f}{:>6.0f}\n", modes[m].name(),
@@ -302,7 +105,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
                     {"last_loss", results[m].last_loss},
                     {"largest_lead", results[m].largest_lead}});
   }
-  const Training& training = options.training;
+  const Training& training = options.run.training;
   return {{"rows", rows},
           {"workers", training.world},
           {"rounds", training.rounds},
@@ -312,11 +115,11 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
           {"hidden", training.hidden},
           {"seed", training.seed},
           {"turns", options.turns},
-          {"compute_ms", options.compute_ms},
-          {"delay_ms", options.delay_ms},
+          {"compute_ms", options.run.compute_ms},
+          {"delay_ms", options.run.delay_ms},
           {"straggler", options.straggler},
-          {"loss", options.loss},
-          {"accuracy", options.accuracy},
+          {"loss", options.run.loss},
+          {"accuracy", options.run.accuracy},
           {"transport", options.transport}};
 }
 
@@ -330,8 +133,8 @@ std::vector<Result> measure(const Options& options, const std::vector<Mode>& mod
       WorkerOptions worker;
       worker.server = server.address();
       worker.transport = options.transport;
-      worker.spec = job_spec(options.training, fmt::format("time-to-loss-{}-{}", turn, m));
-      results[m].push_back(Run(options, data, modes[m], worker).measure());
+      worker.spec = job_spec(options.run.training, fmt::format("time-to-loss-{}-{}", turn, m));
+      results[m].push_back(train(options.run, data, modes[m], worker));
     }
   }
   std::vector<Result> medians;
@@ -340,23 +143,23 @@ std::vector<Result> measure(const Options& options, const std::vector<Mode>& mod
 }
 
 void add_options(CLI::App& app, Options& options) {
-  add_options(app, options.training);
+  add_options(app, options.run.training);
   app.add_option("--modes", options.modes, "bsp, ssp:SLACK, async; separated by commas")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--compute-ms", options.compute_ms, "A gradient takes this long")
+  app.add_option("--compute-ms", options.run.compute_ms, "A gradient takes this long")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--delay-ms", options.delay_ms, "And a straggler's so much longer")
+  app.add_option("--delay-ms", options.run.delay_ms, "And a straggler's so much longer")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--straggler", options.straggler,
                  "fixed: the last rank; random: every rank, in one of --world of its rounds")
       ->check(CLI::IsMember({"fixed", "random"}))
       ->capture_default_str();
-  app.add_option("--loss", options.loss, "Mean over the training images that is good enough")
+  app.add_option("--loss", options.run.loss, "Mean over the training images that is good enough")
       ->capture_default_str();
-  app.add_option("--accuracy", options.accuracy, "Percent of the held-out images, the same")
+  app.add_option("--accuracy", options.run.accuracy, "Percent of the held-out images, the same")
       ->capture_default_str();
   app.add_option("--turns", options.turns, "Alternated runs, of which the median counts")
       ->check(CLI::PositiveNumber)
@@ -379,12 +182,13 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
+  options.run.random = options.straggler == "random";
   if (options.tiny) {
-    options.training.rounds = 12;
-    options.training.hidden = 16;
+    options.run.training.rounds = 12;
+    options.run.training.hidden = 16;
     options.turns = 1;
-    options.compute_ms = 1;
-    options.delay_ms = 3;
+    options.run.compute_ms = 1;
+    options.run.delay_ms = 3;
   }
   const std::vector<Result> results = measure(options, modes);
   print(options, modes, results);

@@ -284,7 +284,8 @@ void CoreJob::write_back(uint32_t index) {
   }
 }
 
-// While the initial parameters come in, the result is the word that the last part was taken.
+// While the initial parameters come in, the result is the word that the last part was taken. A
+// result that is withheld is not sent, and comes when it may.
 void CoreJob::send_result(uint32_t rank, uint32_t index) {
   const CoreChunk& chunk = chunks_[index];
   const Rank& to = ranks_[rank];
@@ -295,6 +296,7 @@ void CoreJob::send_result(uint32_t rank, uint32_t index) {
     if (chunk.initial_parts == 0) return;
     write.imm = encode({in_queue, chunk.initial_parts - 1u, ImmKind::kInitial});
   } else {
+    if (clocks_ && clocks_->withheld(index, rank)) return;
     const uint64_t completed = clocks_ ? clocks_->of(index, rank) : chunk.round - 1;
     if (completed == kNever || completed < to.results_from || to.results_from == kNever) return;
     const size_t element = kernels::bytes_of(parameters_.parameter_dtype);

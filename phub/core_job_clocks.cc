@@ -20,9 +20,7 @@ void CoreJob::take_update(uint32_t rank, uint32_t index, const Imm& imm) {
   const uint64_t clock = clocks_->of(index, rank);
   if (chunk.round == 0 || clock == kNever) return violation(rank, index);
   if (imm.round == low8(clock) && clock >= ranks_[rank].first_round) {
-    // Sent again after a reconnection: applied already. A result that is withheld comes anyway.
-    if (!clocks_->withheld(index, rank)) send_result(rank, index);
-    return;
+    return send_result(rank, index);  // sent again after a reconnection: applied already
   }
   if (imm.round != low8(clock + 1)) return violation(rank, index);
   if (has(arrived_bits_, index, rank)) return;  // an update counts once

@@ -20,7 +20,7 @@
  * what the function asks for.
  *
  * Handles are numbers in the shape of a pointer: never dereferenced, never used twice. One that is
- * null, was destroyed, or is of the other type is PHUB_BAD_HANDLE. Destroying one that other
+ * null, was destroyed, or is of another type is PHUB_BAD_HANDLE. Destroying one that other
  * threads are using is safe: their calls end, soon and with an error, and what it owned goes with
  * the last.
  *

@@ -199,8 +199,45 @@ def baseline_refuses(folder, _):
     return 0
 
 
+# --- time_to_loss
+
+def time_to_loss_reports(folder, binaries):
+    program, report = binaries / "time_to_loss", folder / "report.json"
+    data = ROOT / "build" / "data" / "digits.csv"
+    for straggler in ("fixed", "random"):
+        # Any parameters are good enough for these goals.
+        text = run(program, "--tiny", "--data", data, "--straggler", straggler, "--loss", "1000",
+                   "--accuracy", "0", "--json", report)
+        expect(text, "rounds/s", "bsp", "ssp, slack 1", "ssp, slack 3", "async")
+        rows = json.loads(report.read_text())["rows"]
+        assert [(row["consistency"], row["slack"]) for row in rows] == [
+            ("bsp", 0), ("ssp", 1), ("ssp", 3), ("async", 0)]
+        for row in rows:
+            assert row["rounds_per_s"] > 0 and 0 < row["last_loss"] < 1000, row
+            assert row["to_loss"] == row["to_accuracy"] and row["to_loss"]["seconds"] > 0, row
+            assert row["consistency"] == "async" or row["largest_lead"] <= row["slack"], row
+        # The others may have computed their second gradients, and do not get the result of rank 0's.
+        assert 1 <= rows[0]["to_loss"]["rounds"] < 2, rows[0]
+    # Goals that nothing reaches.
+    text = run(program, "--tiny", "--data", data, "--modes", "bsp", "--loss", "0", "--accuracy",
+               "101", "--json", report)
+    expect(text, "never")
+    row, = json.loads(report.read_text())["rows"]
+    assert row["to_loss"] is None and row["to_accuracy"] is None, row
+    return 0
+
+
+def time_to_loss_refuses(folder, binaries):
+    program = binaries / "time_to_loss"
+    expect(run(program, "--modes", "bsp,lazy", status=2), "'lazy' is not bsp, ssp:SLACK or async")
+    expect(run(program, "--modes", "ssp", status=2), "'ssp' is not")
+    expect(run(program, "--straggler", "none", status=2), "--straggler")
+    expect(run(program, "--data", folder / "none.csv", status=1), "none.csv")
+    return 0
+
+
 CASES = {name: case for name, case in list(globals().items())
-         if callable(case) and name.split("_")[0] in ("plot", "peers", "baseline")}
+         if callable(case) and name.split("_")[0] in ("plot", "peers", "time", "baseline")}
 
 
 def main():

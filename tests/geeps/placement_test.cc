@@ -93,7 +93,9 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
     const bool alone = (access.last_phase + 1) % demand.phases == access.first_phase;
     const bool ahead = p.buffering == Buffering::kDouble && !alone && fetches(access);
     ASSERT_GE(place.lead, ahead ? 1u : 0u);
-    if (!fetches(access)) ASSERT_EQ(place.lead, 0u);
+    if (!fetches(access)) {
+      ASSERT_EQ(place.lead, 0u);
+    }
     ASSERT_LE(place.lead, options.max_lead);
   }
   for (uint32_t phase = 0; phase < demand.phases; ++phase) {

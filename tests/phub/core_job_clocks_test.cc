@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 using Rig = testing::CoreJobRig;
 
 JobParameters ssp(uint64_t slack) { return {.max_ranks = 3, .lock_step = false, .slack = slack}; }
@@ -77,6 +78,27 @@ TEST(CoreClocks, AnUpdateCountsOnce) {
   rig.arrive(0, {0, 4, ImmKind::kData});
   rig.run();
   EXPECT_THAT(rig.take_reports(), ElementsAre("violation 0"));
+}
+
+// The queue was full when a result was asked for again, and the rank has gone on meanwhile.
+TEST(CoreClocks, AnOwedResultIsWithheldToo) {
+  Rig rig({.parameters = ssp(1), .chunks = 1});
+  rig.endpoint.room = 1;
+  rig.push(0, 0, 1, 3);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
+  rig.arrive(0, {0, 1, ImmKind::kData});
+  rig.run();
+  rig.push(0, 0, 2, 3);
+  rig.run();
+  rig.endpoint.room = 100;
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty()) << "two ahead of the slowest";
+  rig.push(1, 0, 1, 4);
+  rig.push(2, 0, 1, 16);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), UnorderedElementsAre("0:0@2", "1:0@1", "2:0@1"));
+  EXPECT_EQ(rig.result_of(0, 0), 6 + 4 + 16);
 }
 
 TEST(CoreClocks, ABoundaryStopsEveryClock) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -46,7 +47,7 @@ class Reader {
  private:
   void take(void* to, size_t count) {
     if (count > bytes_.size()) throw std::length_error("cut short");
-    std::memcpy(to, bytes_.data(), count);
+    std::copy_n(bytes_.data(), count, static_cast<char*>(to));
     bytes_ = bytes_.subspan(count);
   }
 

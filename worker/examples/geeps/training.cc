@@ -43,7 +43,8 @@ void write(const std::string& path, std::span<const float> values) {
 
 double learning_rate(const TrainingOptions& o, uint64_t clock) {
   if (o.lr_every == 0) return o.lr;
-  return o.lr * std::pow(o.lr_decay, static_cast<double>(clock / o.lr_every));
+  const uint64_t decays = clock / o.lr_every;
+  return o.lr * std::pow(o.lr_decay, static_cast<double>(decays));
 }
 
 // Plain SGD on the sum: a worker's gradients are already divided by all samples of a clock.

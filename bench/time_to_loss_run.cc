@@ -1,0 +1,183 @@
+#include "bench/time_to_loss_run.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/error.h"
+#include "worker/examples/digits_model.h"
+
+namespace phub::digits {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What rank 0 had after one of its rounds.
+struct Sample {
+  double seconds = 0;
+  double rounds = 0;  // gradients of all ranks, over their number
+  std::vector<float> parameters;
+};
+
+class Run {
+ public:
+  Run(const TimeToLoss& options, const Dataset& data, const Mode& mode, WorkerOptions worker)
+      : options_(options),
+        training_(options.training),
+        data_(data),
+        mode_(mode),
+        worker_(std::move(worker)),
+        pushed_(options.training.world) {
+    worker_.spec.consistency = mode.consistency;
+    worker_.spec.slack = mode.slack;
+  }
+
+  Result measure() {
+    std::vector<std::future<void>> ranks;
+    for (uint32_t rank = 0; rank < training_.world; ++rank) {
+      ranks.push_back(std::async(std::launch::async, [this, rank] { train(rank); }));
+    }
+    for (auto& rank : ranks) rank.get();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    return evaluate({.rounds_per_second = static_cast<double>(training_.rounds) / seconds,
+                     .largest_lead = static_cast<double>(largest_lead_.load())});
+  }
+
+ private:
+  static constexpr uint64_t kLeft = ~uint64_t{0};
+
+  void train(uint32_t rank) {
+    Network network = digits::network(training_);
+    WorkerOptions options = worker_;
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.broadcast(rank == 0 ? network.initial(training_.seed) : std::vector<float>());
+    worker.barrier();
+    std::call_once(started_, [this] { start_ = Clock::now(); });
+    const uint64_t gradients = training_.rounds * training_.world;
+    for (uint64_t round = 1; taken_.fetch_add(1) < gradients; ++round) {
+      const auto done = Clock::now() + computation_of(rank, round);
+      compute(network, worker, round);
+      std::this_thread::sleep_until(done);
+      pushed_[rank] = round;
+      for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+      worker.wait_all();
+      note_lead(round);
+      if (rank == 0) take_sample(worker);
+    }
+    pushed_[rank] = kLeft;
+    worker.leave();
+  }
+
+  // A straggler is the last rank in every round, or each rank in one of `world` of its rounds.
+  std::chrono::nanoseconds computation_of(uint32_t rank, uint64_t round) const {
+    Random random((training_.seed * training_.world + rank) << 32 | round);
+    const bool straggles =
+        options_.random ? random.next() % training_.world == 0 : rank + 1 == training_.world;
+    const double ms = options_.compute_ms + (straggles ? options_.delay_ms : 0);
+    return std::chrono::nanoseconds(static_cast<int64_t>(ms * 1e6));
+  }
+
+  void compute(Network& network, Worker& worker, uint64_t round) const {
+    const Samples batch = digits::batch(data_.train, training_.seed, worker.rank(), training_.world,
+                                        round, training_.batch);
+    network.start(batch.images);
+    for (size_t l = 0; l < network.layers(); ++l) {
+      network.forward(l, worker.parameters(Network::weights_key(l)),
+                      worker.parameters(Network::bias_key(l)));
+    }
+    network.loss(batch.labels);
+    for (size_t l = network.layers(); l-- > 0;) {
+      const size_t weights = Network::weights_key(l);
+      network.backward(l, worker.parameters(weights), worker.gradient(weights),
+                       worker.gradient(Network::bias_key(l)));
+    }
+  }
+
+  // Who has the result of its round is ahead of the slowest by so many.
+  void note_lead(uint64_t round) {
+    uint64_t slowest = round;
+    for (const auto& pushed : pushed_) slowest = std::min<uint64_t>(slowest, pushed);
+    const uint64_t lead = round - slowest;
+    uint64_t most = largest_lead_;
+    while (most < lead && !largest_lead_.compare_exchange_weak(most, lead)) {
+    }
+    if (lead > mode_.largest_lead()) {
+      fail(ErrorCode::kInternal, "{}: a rank is {} rounds ahead", mode_.name(), lead);
+    }
+  }
+
+  void take_sample(const Worker& worker) {
+    Sample sample;
+    sample.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    for (size_t key = 0; key < worker.keys(); ++key) {
+      const std::span<const float> values = worker.parameters(key);
+      sample.parameters.insert(sample.parameters.end(), values.begin(), values.end());
+    }
+    uint64_t gradients = 0;
+    for (const auto& pushed : pushed_) gradients += pushed == kLeft ? 0 : pushed.load();
+    sample.rounds = static_cast<double>(gradients) / training_.world;
+    samples_.push_back(std::move(sample));
+  }
+
+  // After the run, so that it takes none of its time.
+  Result evaluate(Result result) const {
+    Network network = digits::network(training_);
+    for (const Sample& sample : samples_) {
+      const Reached now{sample.seconds, sample.rounds};
+      const bool last = &sample == &samples_.back();
+      if (last || result.loss.seconds == kNotReached) {
+        forward(network, data_.train, sample);
+        result.last_loss = network.loss(data_.train.labels);
+        if (result.loss.seconds == kNotReached && result.last_loss <= options_.loss) {
+          result.loss = now;
+        }
+      }
+      if (result.accuracy.seconds != kNotReached) continue;
+      forward(network, data_.test, sample);
+      const auto correct = static_cast<double>(network.correct(data_.test.labels));
+      if (100 * correct >= options_.accuracy * static_cast<double>(data_.test.size())) {
+        result.accuracy = now;
+      }
+    }
+    return result;
+  }
+
+  static void forward(Network& network, const Samples& on, const Sample& sample) {
+    const std::vector<size_t> offsets = key_offsets(network.keys());
+    const auto values = [&](size_t key) {
+      return std::span(sample.parameters).subspan(offsets[key], offsets[key + 1] - offsets[key]);
+    };
+    network.start(on.images);
+    for (size_t l = 0; l < network.layers(); ++l) {
+      network.forward(l, values(Network::weights_key(l)), values(Network::bias_key(l)));
+    }
+  }
+
+  const TimeToLoss& options_;
+  const Training& training_;
+  const Dataset& data_;
+  const Mode mode_;
+  WorkerOptions worker_;
+  std::once_flag started_;
+  Clock::time_point start_;
+  std::atomic<uint64_t> taken_ = 0;            // gradients that somebody computes or has computed
+  std::vector<std::atomic<uint64_t>> pushed_;  // per rank
+  std::atomic<uint64_t> largest_lead_ = 0;
+  std::vector<Sample> samples_;  // rank 0's
+};
+
+}  // namespace
+
+Result train(const TimeToLoss& options, const Dataset& data, const Mode& mode,
+             const WorkerOptions& worker) {
+  return Run(options, data, mode, worker).measure();
+}
+
+}  // namespace phub::digits

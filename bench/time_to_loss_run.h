@@ -1,0 +1,58 @@
+// One training on the digits, in lock-step or out of it, with a straggler; and when it was good
+// enough.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "worker/examples/digits_data.h"
+#include "worker/examples/digits_training.h"
+#include "worker/worker.h"
+
+namespace phub::digits {
+
+struct Mode {
+  std::string consistency;
+  uint32_t slack = 0;
+
+  std::string name() const {
+    return consistency == "ssp" ? fmt::format("ssp, slack {}", slack) : consistency;
+  }
+  uint64_t largest_lead() const { return consistency == "async" ? ~uint64_t{0} : slack; }
+};
+
+// What is trained, and when it is good enough.
+struct TimeToLoss {
+  Training training = {.rounds = 300};
+  double compute_ms = 6;  // of a gradient
+  double delay_ms = 12;   // more, for a straggler
+  bool random = false;    // stragglers: every rank now and then, else the last rank always
+  double loss = 0.1;      // mean over the training images
+  double accuracy = 95;   // percent of the held-out images
+};
+
+inline constexpr double kNotReached = std::numeric_limits<double>::infinity();
+
+// When a goal was reached.
+struct Reached {
+  double seconds = kNotReached;
+  double rounds = kNotReached;
+};
+
+struct Result {
+  double rounds_per_second = 0;
+  Reached loss, accuracy;
+  double last_loss = 0;
+  double largest_lead = 0;
+};
+
+// A job named `worker.spec.name`, and a thread per rank. It ends when the ranks have taken as many
+// gradients as so many rounds have, whoever took them. Throws what a rank threw, and
+// Error(kInternal) when one is further ahead than the slack.
+Result train(const TimeToLoss& options, const Dataset& data, const Mode& mode,
+             const WorkerOptions& worker);
+
+}  // namespace phub::digits
