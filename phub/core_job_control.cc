@@ -185,7 +185,11 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   attach(rank, incarnation);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    if (chunks_[i].round > 0 && !has(arrived_bits_, i, rank)) send_result(rank, i);
+    if (clocks_ && clocks_->withheld(i, rank)) {
+      release(i);  // the slowest may have come closer meanwhile
+    } else if (chunks_[i].round > 0 && !has(arrived_bits_, i, rank)) {
+      send_result(rank, i);
+    }
   }
   endpoint_.flush();
 }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -332,7 +333,10 @@ class Rig {
       }
     }
     compute([this, expected = std::move(expected), known = std::move(known), data = buffer.data,
-             name = table.spec.name] {
+             name = table.spec.name + (table.spec.local            ? ", local"
+                                       : table.spec.read_my_writes ? ", own writes are read"
+                                       : table.spec.max_staleness  ? ", kept twice"
+                                                                   : "")] {
       for (size_t i = 0; i < expected.size(); ++i) {
         if (!known[i] || std::bit_cast<uint32_t>(expected[i]) == std::bit_cast<uint32_t>(data[i])) {
           continue;
@@ -405,26 +409,39 @@ class Rig {
     }
   }
 
+  // What the sequence takes within a budget; nothing if it does not fit.
+  std::optional<uint64_t> placed_bytes(const std::vector<TableSpec>& specs, const JobSpec& job,
+                                       CacheOptions options, uint64_t budget) {
+    const auto device = make_host_device({.budget_bytes = budget});
+    StandaloneExchange exchange(job);
+    options.compute = nullptr;
+    options.budget_bytes = budget;
+    Cache cache(*device, exchange, specs, options);
+    cache_ = &cache;
+    cache.begin_virtual();
+    virtually_ = true;
+    iteration(program_);
+    virtually_ = false;
+    cache_ = nullptr;
+    try {
+      cache.finish_sequence();
+      return cache.placement().total_bytes();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kFull) << e.what();
+      return {};
+    }
+  }
+
   // Between what is needed at least and what everything needs.
   uint64_t budget_for(const std::vector<TableSpec>& specs, const JobSpec& job,
-                      CacheOptions options) {
-    uint64_t all = 0;
-    {
-      auto device = make_host_device({.budget_bytes = 64 << 20});
-      StandaloneExchange exchange(job);
-      options.compute = nullptr;
-      Cache cache(*device, exchange, specs, options);
-      cache_ = &cache;
-      cache.begin_virtual();
-      virtually_ = true;
-      iteration(program_);
-      virtually_ = false;
-      cache.finish_sequence();
-      all = cache.placement().total_bytes();
-      cache_ = nullptr;
+                      const CacheOptions& options) {
+    const uint64_t all = placed_bytes(specs, job, options, 32 << 20).value();
+    uint64_t least = kReserved, enough = all;
+    while (enough - least > 256) {
+      const uint64_t middle = (least + enough) / 2 / 256 * 256;
+      (placed_bytes(specs, job, options, middle) ? enough : least) = middle;
     }
-    const uint64_t buffers = 4 * 40 * 600 * sizeof(float);  // the most that is held at once
-    return kReserved + buffers + (all - kReserved) * pick(5) / 4;
+    return enough + (all - enough) * pick(5) / 4;
   }
 
   void check_end(Exchange& exchange) {

@@ -101,6 +101,20 @@ TEST(CoreClocks, AnOwedResultIsWithheldToo) {
   EXPECT_EQ(rig.result_of(0, 0), 6 + 4 + 16);
 }
 
+TEST(CoreClocks, AResultThatWasDueWhileNobodyWasAttachedComesAfterAReconnection) {
+  Rig rig({.parameters = ssp(0), .chunks = 1});
+  rig.push(0, 0, 1, 1);
+  rig.run();
+  rig.job->detach(0);
+  rig.push(1, 0, 1, 4);
+  rig.push(2, 0, 1, 16);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1", "2:0@1"));
+  rig.job->reattach(0, 1);
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
+  EXPECT_EQ(rig.result_of(0, 0), 21);
+}
+
 TEST(CoreClocks, ABoundaryStopsEveryClock) {
   Rig rig({.parameters = async()});
   rig.push(0, 0, 1, 1);

@@ -217,7 +217,7 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
     }
   }
   for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
-    const std::string wrong = job_.lock_step() ? replay(c) : check_clocks(c);
+    std::string wrong = job_.lock_step() ? replay(c) : check_clocks(c);
     if (!wrong.empty()) return wrong;
   }
   return "";

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "tests/sim/rack_oracle.h"
 
@@ -45,8 +44,9 @@ std::string Oracle::check_clocks(uint32_t chunk) const {
   }
   std::vector<float> seen(c.elements), expected(c.elements);
   std::vector<size_t> counts(histories.size());
-  for (const auto& [by, bytes] : seen_out_of_step_[chunk]) {
-    std::memcpy(seen.data(), bytes.data(), bytes.size());
+  for (const auto& observation : seen_out_of_step_[chunk]) {
+    const Contribution& by = observation.first;
+    std::memcpy(seen.data(), observation.second.data(), observation.second.size());
     const auto begin = initial_[c.key].begin() + static_cast<ptrdiff_t>(c.key_element);
     expected.assign(begin, begin + c.elements);
     const auto wrong = [&](const std::string& what) {

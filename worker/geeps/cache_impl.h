@@ -159,11 +159,13 @@ struct Cache::Impl {
   void install(Sequence sequence);
   void load_pinned(const std::vector<bool>& unclocked);
   std::vector<bool> save_dirty();
+  void open(Instance instance);
   void open_until(uint64_t phase);
   void leave_out(Instance instance);
   void add_waiting(Instance instance);
   bool can_fill(const Instance& instance) const;
   void set_released(Instance instance);
+  void mark_irregular(Table& table);
   bool waits_are_over(const Instance& instance) const;
   std::vector<const Event*> events_before(const Instance& instance) const;
 

@@ -136,6 +136,8 @@ Held Cache::Impl::acquire_outside(Lock& lock, Held held, bool fetch, uint64_t ba
 void Cache::Impl::fill_outside(uint32_t number, float* buffer, std::span<const Run> runs) {
   const Table& table = tables_[number];
   const size_t row_floats = table.row_floats;
+  if (table.spec.local) own_stream_->wait(*table.saved);
+  if (table.spec.read_my_writes) table.logged->wait();
   for_pinned(number, runs, Part::kRows,
              [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
                const EntryPlan& plan = schedule_->entries[entry];
@@ -170,7 +172,7 @@ void Cache::Impl::release_outside(Lock& lock, Held held, bool use) {
   if (updates) {
     update_outside(lock, held.table, buffer, outside.runs);
   } else if (saves) {
-    table.irregular = true;
+    mark_irregular(table);
     ++table.changes;
     for_pinned(held.table, outside.runs, Part::kRows,
                [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {

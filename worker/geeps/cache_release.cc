@@ -121,10 +121,8 @@ void Cache::Impl::release_planned(Lock& lock, Held held, bool use) {
   const bool saves = use && held.call == Call::kLocalAccess;
   const bool updates = use && held.call == Call::kPreUpdate;
   if (updates && !list.pinned.empty()) wait_for_log_handed_over(lock, held.table);
-  if (saves && !access.save) {
-    table.irregular = true;
-    ++table.changes;
-  }
+  if (saves && !access.save) mark_irregular(table);
+  if (saves && instance.iteration < table.regular_from) ++table.changes;
   if (saves && access.in_place) entries_[list.pinned.front().entry].dirty = true;
   lock.unlock();
   if (updates) update_pinned(list, buffer);

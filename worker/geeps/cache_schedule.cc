@@ -78,6 +78,10 @@ void Cache::Impl::install(Sequence sequence) {
                             [](const AccessState& state) { return state.filling; });
       },
       [] { return "copies that are under way"; });
+  for (Partition& partition : partitions_) {
+    partition.fetch_stream->synchronize();
+    partition.store_stream->synchronize();
+  }
 
   SequenceDemand demand = demand_of(sequence);
   Placement placement = place_anew(sequence, demand);  // what throws comes before what changes
@@ -98,7 +102,7 @@ void Cache::Impl::install(Sequence sequence) {
   entries_ = std::vector<EntryState>(schedule_->entries.size());
   for (uint32_t i = 0; i < tables_.size(); ++i) {
     Table& table = tables_[i];
-    table.irregular = false;
+    table.regular_from = 0;
     if (table.spec.local) continue;
     table.loose_log.assign(table.spec.keys.size(), HostLog::kOld);
     table.loose_rows = false;
@@ -117,12 +121,8 @@ void Cache::Impl::install(Sequence sequence) {
   load_pinned(unclocked);
   opened_ = 0;
   opening_circle_ = 0;
-  if (options_.prefetch) {
-    for (const Opening& opening : schedule_->openings) {
-      if (opening.next_iteration == 0) continue;
-      const AccessPlan& access = schedule_->accesses[opening.access];
-      if (access.fetch) add_waiting({opening.access, 0});
-    }
+  for (const Opening& opening : schedule_->openings) {
+    if (opening.next_iteration == 1) open({opening.access, 0});
   }
 }
 
@@ -166,16 +166,19 @@ std::vector<bool> Cache::Impl::save_dirty() {
   return unclocked;
 }
 
+// It may be filled from here on. Updates that are not clocked yet are known when it is asked for.
+void Cache::Impl::open(Instance instance) {
+  const AccessPlan& access = schedule_->accesses[instance.access];
+  const Table& table = tables_[schedule_->lists[access.list].table];
+  if (options_.prefetch && access.fetch && !table.spec.read_my_writes) add_waiting(instance);
+}
+
 // Phases are counted through the iterations.
 void Cache::Impl::open_until(uint64_t phase) {
   const std::vector<Opening>& openings = schedule_->openings;
   while (opening_circle_ * schedule_->phases + openings[opened_].phase <= phase) {
     const Opening& opening = openings[opened_];
-    const AccessPlan& access = schedule_->accesses[opening.access];
-    const Table& table = tables_[schedule_->lists[access.list].table];
-    if (options_.prefetch && access.fetch && !table.spec.read_my_writes) {
-      add_waiting({opening.access, opening_circle_ + opening.next_iteration});
-    }
+    open({opening.access, opening_circle_ + opening.next_iteration});
     if (++opened_ == openings.size()) {
       opened_ = 0;
       ++opening_circle_;
@@ -200,7 +203,7 @@ void Cache::Impl::leave_out(Instance instance) {
   const AccessPlan& access = schedule_->accesses[instance.access];
   AccessState& state = accesses_[instance.access];
   Table& table = tables_[schedule_->lists[access.list].table];
-  if (access.call == Call::kLocalAccess) table.irregular = true;
+  if (access.call == Call::kLocalAccess) mark_irregular(table);
   Partition& partition = partitions_[table.partition];
   std::erase(partition.waiting, instance);
   if (state.released < instance.iteration) {  // one before is still in use
@@ -217,6 +220,11 @@ void Cache::Impl::leave_out(Instance instance) {
   }
   set_released(instance);
   changed_.notify_all();
+}
+
+// Who saves its rows last is not who did so in the sequence, in this iteration and to the next.
+void Cache::Impl::mark_irregular(Table& table) {
+  if (schedule_) table.regular_from = follower_.next() / follower_.length() + 2;
 }
 
 void Cache::Impl::set_released(Instance instance) {
@@ -250,7 +258,9 @@ bool Cache::Impl::can_fill(const Instance& instance) const {
   const AccessState& state = accesses_[instance.access];
   const Table& table = tables_[schedule_->lists[access.list].table];
   if (state.filling || state.filled > instance.iteration || !waits_are_over(instance)) return false;
-  if (access.call == Call::kLocalAccess) return !table.irregular || table.jobs == 0;
+  if (access.call == Call::kLocalAccess) {
+    return instance.iteration >= table.regular_from || table.jobs == 0;
+  }
   if (table.refreshing) return false;
   if (table.spec.read_my_writes && table.jobs > 0) return false;
   const uint64_t step = instance.iteration * follower_.length() + access.step;

@@ -123,11 +123,11 @@ void Cache::Impl::fetch_loop(Partition& partition) {
     state.version = table.version;
     state.changes = table.changes;
     ++table.moving;
-    const std::vector<const Event*> events = events_before(*next);
-    const bool irregular = table.irregular;
+    std::vector<const Event*> events = events_before(*next);
+    if (table.spec.local && next->iteration < table.regular_from)
+      events.push_back(table.saved.get());
     lock.unlock();
     for (const Event* event : events) partition.fetch_stream->wait(*event);
-    if (irregular && table.spec.local) partition.fetch_stream->wait(*table.saved);
     const uint64_t staged = rows.staged_bytes();
     fill(partition, rows, *next);
     lock.lock();
@@ -149,8 +149,11 @@ void Cache::Impl::fill(Partition& partition, HostRows& rows, const Instance& ins
   Table& table = tables_[list.table];
   Stream& stream = *partition.fetch_stream;
   uint64_t bytes = 0;
+  if (table.spec.read_my_writes) table.logged->wait();
   traced(stream, CacheTrack::kToDevice, "fetch", list.table, [&] {
     for (const HostPart& part : list.host) {
+      const bool staged = HostRows::staged(part.runs, table.row_floats);
+      if (staged && table.spec.local) table.saved->wait();  // it is read here, not by the stream
       const bool with_log =
           table.spec.read_my_writes && entries_[part.entry].host_log == HostLog::kUsed;
       rows.fetch(access.data, table.rows, with_log ? table.log : nullptr, part.runs,
@@ -243,6 +246,7 @@ void Cache::Impl::work_off(Lock& lock, Partition& partition, HostRows& rows, Job
   traced(stream, CacheTrack::kToHost, logs ? "update" : "save", job.table, [&] {
     if (logs) {
       log_update(rows, table, list, job.buffer);
+      stream.record(*table.logged);
     } else {
       for (const HostPart& part : list.host) {
         rows.store(job.buffer, table.own_rows.floats().data(), part.runs, table.row_floats);

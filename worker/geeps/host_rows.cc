@@ -18,12 +18,12 @@ size_t rows_in(std::span<const Run> runs) {
   return rows;
 }
 
-bool copied_by_run(std::span<const Run> runs, uint32_t row_floats) {
-  const size_t bytes = rows_in(runs) * row_floats * sizeof(float);
-  return runs.size() <= kFewRuns || bytes >= runs.size() * kLongRunBytes;
-}
-
 }  // namespace
+
+bool HostRows::staged(std::span<const Run> runs, uint32_t row_floats) {
+  const size_t bytes = rows_in(runs) * row_floats * sizeof(float);
+  return runs.size() > kFewRuns && bytes < runs.size() * kLongRunBytes;
+}
 
 HostRows::HostRows(Device& device, Stream& stream)
     : device_(device), stream_(stream), staged_copies_(device.make_event()) {}
@@ -54,14 +54,14 @@ void HostRows::fetch(float* buffer, const float* memory, const float* log,
           size_t{run.rows} * row_floats);
     }
   };
-  if (log == nullptr && copied_by_run(runs, row_floats)) {
+  if (log == nullptr && !staged(runs, row_floats)) {
     for_runs([&](size_t first, size_t source, size_t floats) {
       stream_.copy_to_device(buffer + first, memory + source, floats * sizeof(float));
     });
     return;
   }
-  float* staged = staging(rows_in(runs) * row_floats);
-  float* next = staged;
+  float* const copy = staging(rows_in(runs) * row_floats);
+  float* next = copy;
   for_runs([&](size_t, size_t source, size_t floats) {
     std::memcpy(next, memory + source, floats * sizeof(float));
     if (log != nullptr) add_scaled_floats(next, -1, log + source, floats);
@@ -70,7 +70,7 @@ void HostRows::fetch(float* buffer, const float* memory, const float* log,
   // Neighbours in the buffer are one copy, wherever they come from.
   size_t begin = 0, end = 0, taken = 0;
   const auto flush = [&] {
-    stream_.copy_to_device(buffer + begin, staged + taken, (end - begin) * sizeof(float));
+    stream_.copy_to_device(buffer + begin, copy + taken, (end - begin) * sizeof(float));
     taken += end - begin;
   };
   for_runs([&](size_t first, size_t, size_t floats) {
@@ -86,7 +86,7 @@ void HostRows::fetch(float* buffer, const float* memory, const float* log,
 
 void HostRows::store(const float* buffer, float* memory, std::span<const Run> runs,
                      uint32_t row_floats) {
-  if (copied_by_run(runs, row_floats)) {
+  if (!staged(runs, row_floats)) {
     for (const Run& run : runs) {
       stream_.copy_to_host(memory + size_t{run.source} * row_floats,
                            buffer + size_t{run.first} * row_floats,
@@ -116,12 +116,12 @@ void HostRows::through_staging(const float* buffer, std::span<const Run> runs, u
     end = std::max(end, run.first + run.rows);
   }
   const size_t floats = size_t{end - begin} * row_floats;
-  float* staged = staging(floats);
-  stream_.copy_to_host(staged, buffer + size_t{begin} * row_floats, floats * sizeof(float));
+  float* const copy = staging(floats);
+  stream_.copy_to_host(copy, buffer + size_t{begin} * row_floats, floats * sizeof(float));
   stream_.record(*staged_copies_);
   staged_copies_->wait();
   for (const Run& run : runs) {
-    use(run.source, staged + size_t{run.first - begin} * row_floats, size_t{run.rows} * row_floats);
+    use(run.source, copy + size_t{run.first - begin} * row_floats, size_t{run.rows} * row_floats);
   }
 }
 

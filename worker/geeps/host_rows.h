@@ -29,6 +29,8 @@ class HostRows {
   void store_add(const float* buffer, float* memory, std::span<const Run> runs,
                  uint32_t row_floats);
 
+  // Whether fetch() reads the memory before it returns.
+  static bool staged(std::span<const Run> runs, uint32_t row_floats);
   uint64_t staged_bytes() const { return staged_; }
 
  private:

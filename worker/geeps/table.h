@@ -47,7 +47,7 @@ struct Table {
   uint32_t moving = 0;            // fetches that are reading `rows`
   uint32_t jobs = 0;              // releases and clocks that were not worked off yet
   uint32_t held = 0;              // buffers that the application has
-  bool irregular = false;         // local: calls were left out, or came from outside the sequence
+  uint64_t regular_from = 0;      // local: before this iteration, calls were left out or put in
   uint64_t changes = 0;           // local: saves from outside the sequence
   bool clocked_last = false;      // there was no other call after the last TableClock
 
@@ -61,7 +61,7 @@ struct Table {
   std::unique_ptr<Event> refreshed;  // pinned rows are those of `version`
   std::unique_ptr<Event> gathered;   // kept twice: the latest reading of pinned rows
   std::unique_ptr<Event> clocked;    // the application's updates before the latest TableClock
-  std::unique_ptr<Event> logged;     // they are all in the host's log
+  std::unique_ptr<Event> logged;     // what is logged so far is in the host's log
   std::unique_ptr<Event> saved;      // local: what was saved so far is in `rows`
 };
 
