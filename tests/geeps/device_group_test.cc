@@ -332,6 +332,15 @@ TEST(DeviceGroup, AnErrorOfTheDownstreamIsEveryMembers) {
   }
 }
 
+TEST(DeviceGroup, AMemberThatFailsEndsTheOthers) {
+  Recorder downstream({10});
+  DeviceGroup group(downstream, {.members = 2});
+  auto waiting = std::async(std::launch::async, [&] { return group.member(1).next(); });
+  group.member(1).push(0, 0);
+  group.member(0).abandon(Error(ErrorCode::kInternal, "device 0 failed"));
+  EXPECT_EQ(error_of(ErrorCode::kInternal, [&] { waiting.get(); }), "device 0 failed");
+}
+
 // In a summing thread, or, where nothing is summed, in a member's.
 TEST(DeviceGroup, ARefusedPushIsEveryMembersError) {
   for (const bool null : {false, true}) {

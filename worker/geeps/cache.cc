@@ -14,6 +14,7 @@ namespace phub::geeps {
 namespace {
 
 constexpr uintptr_t kPage = 4096;
+constexpr uint32_t kMostPartitions = 256;  // three threads each
 
 struct Pages {
   uintptr_t begin, end;
@@ -59,7 +60,10 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
       specs_(std::move(tables)),
       maps_(maps_of(specs_)),
       work_(device, options.compute) {
-  if (options_.partitions == 0) fail(ErrorCode::kInvalid, "a cache of 0 partitions");
+  if (options_.partitions == 0 || options_.partitions > kMostPartitions) {
+    fail(ErrorCode::kInvalid, "a cache of {} partitions: there are 1 to {}", options_.partitions,
+         kMostPartitions);
+  }
   check(specs_);
   const DeviceStats use = device_.stats();
   budget_ = options_.budget_bytes > 0 ? options_.budget_bytes : use.budget_bytes - use.used_bytes;

@@ -185,6 +185,7 @@ struct Cache::Impl {
   void pull_loop();
   void refresh(HostRows& rows, uint32_t table);
   void fail_all(const std::exception_ptr& error);
+  void keep_failure(const std::exception_ptr& error);
   void throw_if_failed() const;
   void wake_all();
   template <class Done, class What>

@@ -68,8 +68,16 @@ void Cache::Impl::wake_all() {
 }
 
 void Cache::Impl::fail_all(const std::exception_ptr& error) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return;
+    keep_failure(error);
+    wake_all();
+  }
+  exchange_.abandon(Error(failure_code_, failure_));  // these stay from here on
+}
+
+void Cache::Impl::keep_failure(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
@@ -79,7 +87,6 @@ void Cache::Impl::fail_all(const std::exception_ptr& error) {
     failure_ = e.what();
   }
   if (failure_.empty()) failure_ = "unknown";
-  wake_all();
 }
 
 void Cache::Impl::throw_if_failed() const {

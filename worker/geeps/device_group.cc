@@ -40,6 +40,7 @@ class DeviceGroup::Member final : public Exchange {
   void push_null(size_t key) override;
   std::optional<size_t> next() override;
   void stop() override { here_.stop(); }
+  void abandon(const std::exception& error) override;
   std::optional<uint32_t> slack() const override;
   uint32_t rank() const override;
   uint32_t world_size() const override;
@@ -58,6 +59,7 @@ class DeviceGroup::Member final : public Exchange {
 class DeviceGroup::Impl {
  public:
   Impl(Exchange& downstream, const DeviceGroupOptions& options);
+  void tell_all(const std::exception& error);
   ~Impl();
 
   Exchange& downstream() const { return downstream_; }
@@ -230,10 +232,16 @@ bool DeviceGroup::Impl::succeeds(Call call) {
     call();
     return true;
   } catch (const std::exception& error) {
-    for (const auto& member : members_) member->here().fail(error);
+    tell_all(error);
     return false;
   }
 }
+
+void DeviceGroup::Impl::tell_all(const std::exception& error) {
+  for (const auto& member : members_) member->here().fail(error);
+}
+
+void DeviceGroup::Member::abandon(const std::exception& error) { group_.tell_all(error); }
 
 DeviceGroup::Member::Member(Impl& group, uint32_t number) : group_(group), number_(number) {
   std::vector<size_t> elements;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,6 +37,8 @@ class Exchange {
   // Blocks until a pushed key is here again, and names it; nothing after stop().
   virtual std::optional<size_t> next() = 0;
   virtual void stop() = 0;  // next() answers nothing from now on
+  // This side failed and will push no more: whoever shares the exchange is told.
+  virtual void abandon(const std::exception& /*error*/) {}
 
   // Clocks by which others may lag behind this worker in the parameters that next() brings: 0 for
   // BSP, the slack for SSP, nothing for async.
