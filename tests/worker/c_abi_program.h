@@ -15,13 +15,13 @@ static char server[128];
 static pid_t server_pid;
 static void stop_server(void) { kill(server_pid, SIGTERM); }
 
-#define CHECK(condition)                                                            \
-  do {                                                                              \
-    if (!(condition)) {                                                             \
-      fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", __FILE__, __LINE__,   \
-              #condition, phub_last_error());                                       \
-      exit(1);                                                                      \
-    }                                                                               \
+#define CHECK(condition)                                                                      \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", __FILE__, __LINE__, #condition, \
+              phub_last_error());                                                             \
+      exit(1);                                                                                \
+    }                                                                                         \
   } while (0)
 #define OK(call) CHECK((call) == PHUB_OK)
 /* It fails with this code, and the message has these words. */
