@@ -23,15 +23,20 @@ TEST_P(DeviceSuite, GatherTakesTheRowsOfItsIndex) {
     const auto index = random_rows(rows, table_rows, false);
     const DeviceMemory from = memory(table);
     const DeviceMemory to = memory(rows * row_floats * sizeof(float));
+    auto added = random_floats(rows * row_floats);
+    const DeviceMemory sums = memory(added);
     const RowIndex rows_of(*device_, index);
     stream_->gather({from.floats(), table_rows, row_floats}, rows_of, to.floats());
+    stream_->gather_add({from.floats(), table_rows, row_floats}, rows_of, sums.floats());
     stream_->synchronize();
     std::vector<float> expected;
     for (const uint32_t row : index) {
       expected.insert(expected.end(), table.begin() + row * row_floats,
                       table.begin() + (row + 1) * row_floats);
     }
+    for (size_t i = 0; i < added.size(); ++i) added[i] += expected[i];
     ASSERT_EQ(floats(to.data(), expected.size()), expected) << row_floats;
+    ASSERT_EQ(floats(sums.data(), added.size()), added) << row_floats;
   }
 }
 
