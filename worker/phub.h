@@ -290,7 +290,7 @@ PHUB_API phub_code phub_device_open_cuda(int index, uint64_t budget_bytes, phub_
 PHUB_API phub_code phub_device_close(phub_device* device);
 
 typedef struct phub_memory {
-  size_t size; /* set it to sizeof(phub_memory) */
+  size_t size;                                   /* set it to sizeof(phub_memory) */
   uint64_t budget_bytes, used_bytes, peak_bytes; /* of the device */
   uint64_t host_bytes;                           /* pinned in host memory */
 } phub_memory;
@@ -406,7 +406,7 @@ typedef struct phub_placement {
   uint64_t pinned_bytes; /* of device memory: what stays there, with its updates */
   uint64_t index_bytes, pool_bytes, reserved_bytes;
   uint64_t total_bytes;
-  uint64_t moved_bytes; /* between host and device in one iteration */
+  uint64_t moved_bytes;     /* between host and device in one iteration */
   uint32_t double_buffered; /* 1: every buffer is filled at least one phase ahead */
   uint32_t reserved;
 } phub_placement;

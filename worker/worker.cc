@@ -33,7 +33,7 @@ namespace {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 constexpr int kLookUpMs = 50;  // how often a sleeper looks whether the connection is still there
-constexpr uint32_t kAskMs = 1000;  // who is missing
+constexpr uint32_t kAskMs = 1000;             // who is missing
 constexpr milliseconds kBetweenAttempts{20};  // to reconnect
 constexpr std::chrono::microseconds kHelpAfter{
     500};  // nobody waits: then the progress thread polls
@@ -448,8 +448,7 @@ void Worker::Impl::wait_until(size_t key, Done done) {
 }
 
 std::vector<uint32_t> Worker::missing_ranks() {
-  const Pulse pulse =
-      ControlClient(impl_->options.server).heartbeat(impl_->credential, kAskMs);
+  const Pulse pulse = ControlClient(impl_->options.server).heartbeat(impl_->credential, kAskMs);
   return {pulse.missing.begin(), pulse.missing.end()};
 }
 
