@@ -145,8 +145,7 @@ std::optional<Instance> Cache::Impl::follow(Call call, uint32_t table,
   const Instance instance = instance_of(*step);
   open_until(instance.iteration * schedule_->phases + schedule_->accesses[instance.access].phase);
   for (uint64_t skipped = before; skipped < *step; ++skipped) {
-    const Call what = schedule_->sequence.operations[skipped % steps].call;
-    if (what != Call::kRead && what != Call::kPreUpdate && what != Call::kLocalAccess) continue;
+    if (!is_acquisition(schedule_->sequence.operations[skipped % steps].call)) continue;
     if (options_.strict) {
       fail(ErrorCode::kInvalid, "outside of the sequence: step {} was left out", skipped % steps);
     }

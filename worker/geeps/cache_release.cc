@@ -11,17 +11,6 @@ namespace {
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
-Call release_of(Call acquisition) {
-  switch (acquisition) {
-    case Call::kRead:
-      return Call::kPostRead;
-    case Call::kPreUpdate:
-      return Call::kUpdate;
-    default:
-      return Call::kPostLocalAccess;
-  }
-}
-
 }  // namespace
 
 void Cache::Impl::save_pinned(const ListPlan& list, const float* buffer) {

@@ -5,14 +5,6 @@
 #include <algorithm>
 
 namespace phub::geeps {
-namespace {
-
-bool asks_for_a_buffer(Call call) {
-  return call == Call::kRead || call == Call::kPreUpdate || call == Call::kLocalAccess;
-}
-
-}  // namespace
-
 Follower::Follower(const Sequence& sequence)
     : tables_(sequence.tables),
       lists_(sequence.lists),
@@ -25,14 +17,14 @@ Follower::Follower(const Sequence& sequence)
     if (operations_[step].call == Call::kTableClock) clock_steps_[operations_[step].table] = step;
   }
   const bool any = std::any_of(operations_.begin(), operations_.end(),
-                               [](const Operation& o) { return asks_for_a_buffer(o.call); });
+                               [](const Operation& o) { return is_acquisition(o.call); });
   if (!any) {
     operations_.clear();  // nothing to follow
     return;
   }
   uint32_t distance = 0;
   for (uint32_t i = 2 * steps; i-- > 0;) {
-    distance = asks_for_a_buffer(operations_[i % steps].call) ? 0 : distance + 1;
+    distance = is_acquisition(operations_[i % steps].call) ? 0 : distance + 1;
     next_acquisition_[i % steps] = distance;
   }
 }

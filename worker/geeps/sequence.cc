@@ -11,6 +11,19 @@
 namespace phub::geeps {
 namespace {
 
+AccessKind kind_of(Call acquisition) {
+  switch (acquisition) {
+    case Call::kRead:
+      return AccessKind::kRead;
+    case Call::kPreUpdate:
+      return AccessKind::kUpdate;
+    default:
+      return AccessKind::kLocal;
+  }
+}
+
+}  // namespace
+
 bool is_acquisition(Call call) {
   return call == Call::kRead || call == Call::kPreUpdate || call == Call::kLocalAccess;
 }
@@ -26,19 +39,6 @@ Call release_of(Call acquisition) {
       return Call::kPostLocalAccess;
   }
 }
-
-AccessKind kind_of(Call acquisition) {
-  switch (acquisition) {
-    case Call::kRead:
-      return AccessKind::kRead;
-    case Call::kPreUpdate:
-      return AccessKind::kUpdate;
-    default:
-      return AccessKind::kLocal;
-  }
-}
-
-}  // namespace
 
 std::string_view name_of(Call call) {
   constexpr std::array<std::string_view, 7> kNames = {

@@ -25,6 +25,8 @@ enum class Call : uint8_t {
   kTableClock,
 };
 std::string_view name_of(Call call);
+bool is_acquisition(Call call);     // it asks for a buffer
+Call release_of(Call acquisition);  // what gives that buffer back
 
 struct TableInfo {
   std::string name;
