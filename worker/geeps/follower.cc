@@ -5,6 +5,7 @@
 #include <algorithm>
 
 namespace phub::geeps {
+
 Follower::Follower(const Sequence& sequence)
     : tables_(sequence.tables),
       lists_(sequence.lists),
