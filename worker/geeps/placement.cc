@@ -16,6 +16,7 @@ namespace {
 using Leads = std::vector<uint32_t>;
 
 constexpr size_t kManyAccesses = 4000;  // of which one plan takes a second
+constexpr size_t kEffort = 400'000;     // accesses packed to lengthen the leads of single buffers
 
 // Entries that are pinned, and where the buffers of the others lie in the pool.
 struct Layout {
@@ -120,6 +121,30 @@ class Planner {
       if (longer.needed() > budget) return;
       longer.lead = lead;
       layout = std::move(longer);
+    }
+  }
+
+  // Longer leads for single buffers, the largest first, a phase for each at a time.
+  void lengthen_each(Layout& layout, uint32_t max_lead, uint64_t budget) const {
+    const Buffers all = buffers(layout);
+    std::vector<size_t> order(all.spans.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return all.spans[a].bytes > all.spans[b].bytes; });
+    size_t tries = kEffort / std::max<size_t>(1, order.size());
+    for (uint32_t lead = layout.lead + 1; lead <= max_lead; ++lead) {
+      for (const size_t i : order) {
+        const uint32_t access = all.accesses[i];
+        if (layout.leads[access] != lead - 1) continue;
+        const Access& what = demand_.accesses[access];
+        if (margins_of(what, demand_.phases, lead).before < lead) continue;
+        Layout longer = layout;
+        longer.leads[access] = lead;
+        if (longer.pinned + most_live(demand_, buffers(longer)) > budget) continue;
+        if (tries-- == 0) return;
+        pack_buffers(longer);
+        if (longer.needed() <= budget) layout = std::move(longer);
+      }
     }
   }
 
@@ -305,6 +330,7 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
   if (layout) {
     planner.repack(*layout, layout->leads);
     planner.lengthen(*layout, options.max_lead, available);
+    planner.lengthen_each(*layout, options.max_lead, available);
   } else {
     buffering = Buffering::kSingle;
     layout = planner.smallest(0);
