@@ -181,7 +181,13 @@ Buffer Cache::Impl::acquire_planned(Lock& lock, Instance instance, bool fetch, u
     };
     const bool fetched = !list.host.empty() &&
                          (reads || (access.call == Call::kLocalAccess && (fetch || access.fetch)));
-    if (fetched) {
+    if (fetched && is_kept(instance, back)) {
+      state.filled = instance.iteration + 1;
+      state.version = accesses_[*access.kept_from].version;
+      buffer.age = age_of(state.version);
+      ++stats_.prefetched;
+      wait_for_memory(lock, instance, list.table);
+    } else if (fetched) {
       state.back = back;
       const auto is_filled = [&] {
         if (state.filled <= instance.iteration) return false;
@@ -210,12 +216,7 @@ Buffer Cache::Impl::acquire_planned(Lock& lock, Instance instance, bool fetch, u
             lock, list.table, [&] { return waits_are_over(instance); },
             [&] { return fmt::format("memory for '{}'", table.spec.name); });
       }
-      const std::vector<const Event*> events = events_before(instance);
-      if (!events.empty()) {
-        lock.unlock();
-        for (const Event* event : events) wait_for(*event, list.table);
-        lock.lock();
-      }
+      wait_for_memory(lock, instance, list.table);
     }
     if (access.in_place || list.pinned.empty() || access.call == Call::kPreUpdate ||
         (access.call == Call::kLocalAccess && !fetch)) {
@@ -240,6 +241,15 @@ Buffer Cache::Impl::acquire_planned(Lock& lock, Instance instance, bool fetch, u
     leave_out(instance);
     throw;
   }
+}
+
+// What is enqueued for the memory of its buffer comes before it.
+void Cache::Impl::wait_for_memory(Lock& lock, Instance instance, uint32_t table) {
+  const std::vector<const Event*> events = events_before(instance);
+  if (events.empty()) return;
+  lock.unlock();
+  for (const Event* event : events) wait_for(*event, table);
+  lock.lock();
 }
 
 void Cache::Impl::read_pinned(const ListPlan& list, float* buffer) {

@@ -126,6 +126,7 @@ struct Cache::Impl {
   uint64_t clocks_back(uint32_t table, std::optional<uint32_t> staleness) const;
   std::optional<Instance> follow(Call call, uint32_t table, std::span<const uint64_t> keys);
   Buffer acquire_planned(Lock& lock, Instance instance, bool fetch, uint64_t back);
+  void wait_for_memory(Lock& lock, Instance instance, uint32_t table);
   bool blocked_by_held(const Instance& instance) const;
   void read_pinned(const ListPlan& list, float* buffer);
   void save_pinned(const ListPlan& list, const float* buffer);
@@ -163,6 +164,7 @@ struct Cache::Impl {
   void open_until(uint64_t phase);
   void leave_out(Instance instance);
   void add_waiting(Instance instance);
+  bool is_kept(const Instance& instance, uint64_t back) const;
   bool can_fill(const Instance& instance) const;
   void set_released(Instance instance);
   void mark_irregular(Table& table);

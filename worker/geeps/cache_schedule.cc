@@ -46,9 +46,13 @@ void Cache::Impl::finish_sequence() {
 }
 
 Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& demand) const {
-  for (size_t i = 0; i < demand.entries.size(); ++i) {  // read with their log, updated or not
+  // Read with their log, updated or not.
+  for (size_t i = 0; i < demand.entries.size(); ++i) {
     Entry& entry = demand.demand.entries[i];
     if (tables_[demand.entries[i].table].spec.read_my_writes) entry.log_bytes = entry.bytes;
+  }
+  for (Access& access : demand.demand.accesses) {
+    if (tables_[sequence.lists[access.batch].table].spec.read_my_writes) access.again.reset();
   }
   PlacementOptions options{.budget_bytes = budget_,
                            .reserved_bytes = options_.reserved_bytes,
@@ -170,7 +174,8 @@ std::vector<bool> Cache::Impl::save_dirty() {
 void Cache::Impl::open(Instance instance) {
   const AccessPlan& access = schedule_->accesses[instance.access];
   const Table& table = tables_[schedule_->lists[access.list].table];
-  if (options_.prefetch && access.fetch && !table.spec.read_my_writes) add_waiting(instance);
+  if (!options_.prefetch || !access.fetch || access.kept_from) return;
+  if (!table.spec.read_my_writes) add_waiting(instance);
 }
 
 // Phases are counted through the iterations.
@@ -251,6 +256,15 @@ std::vector<const Event*> Cache::Impl::events_before(const Instance& instance) c
     if (before.done_recorded && !before.done->done()) events.push_back(before.done.get());
   }
   return events;
+}
+
+// Its buffer still has the rows of an access before, and they are fresh enough.
+bool Cache::Impl::is_kept(const Instance& instance, uint64_t back) const {
+  const AccessPlan& access = schedule_->accesses[instance.access];
+  if (!access.kept_from || !waits_are_over(instance)) return false;
+  const AccessState& before = accesses_[*access.kept_from];
+  const Table& table = tables_[schedule_->lists[access.list].table];
+  return before.filled == instance.iteration + 1 && before.version + back >= table.clocks;
 }
 
 bool Cache::Impl::can_fill(const Instance& instance) const {

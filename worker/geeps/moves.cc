@@ -7,28 +7,91 @@
 
 namespace phub::geeps {
 
-Costs::Costs(const Demand& demand)
+namespace {
+
+// Of its rows, each.
+uint32_t moves_of(const Access& access) {
+  if (access.kind != AccessKind::kLocal) return 1;
+  return (access.fetch ? 1 : 0) + (access.save ? 1 : 0);
+}
+
+bool is_fetched(const Access& access) {
+  return access.kind == AccessKind::kLocal ? access.fetch : access.kind == AccessKind::kRead;
+}
+bool is_saved(const Access& access) {
+  return access.kind == AccessKind::kLocal ? access.save : access.kind == AccessKind::kUpdate;
+}
+
+// Calls use(part, bytes) for what each access moves if the part's entry is not pinned.
+template <class Use>
+void for_moves(const Demand& demand, const Leads& leads, Use use) {
+  const std::vector<Lifetime> lives = lifetimes(demand, leads);
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    if (lives[i].owner != i) continue;
+    const Access& access = demand.accesses[i];
+    for (const BatchPart& part : demand.batches[access.batch].parts) {
+      use(part, moves_of(access) * part.bytes);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Lifetime> lifetimes(const Demand& demand, const Leads& leads) {
+  std::vector<Lifetime> lives;
+  lives.reserve(demand.accesses.size());
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    const Access& access = demand.accesses[i];
+    const uint32_t length = live_phases(access, demand.phases);
+    lives.push_back({i, 0, {access.first_phase, length, buffer_bytes(demand, access)}});
+    if (!access.again) continue;
+    if (access.first_phase - demand.accesses[*access.again].last_phase > leads[i] + 1) continue;
+    const uint32_t owner = lives[*access.again].owner;
+    lives[i].owner = owner;
+    lives[owner].span.length = access.last_phase - demand.accesses[owner].first_phase + 1;
+  }
+  for (uint32_t i = 0; i < lives.size(); ++i) {
+    Lifetime& life = lives[i];
+    if (life.owner != i || leads[i] == 0) continue;
+    const Access& access = demand.accesses[i];
+    const uint32_t room = demand.phases - life.span.length;
+    life.before = is_fetched(access) ? std::min(leads[i], room) : 0;
+    const uint32_t after = is_saved(access) ? std::min(1U, room - life.before) : 0;
+    life.span.first_phase = (access.first_phase + demand.phases - life.before) % demand.phases;
+    life.span.length += life.before + after;
+  }
+  return lives;
+}
+
+uint64_t buffer_bytes(const Demand& demand, const Access& access) {
+  uint64_t bytes = 0;
+  for (const BatchPart& part : demand.batches[access.batch].parts) bytes += part.bytes;
+  return Arena::charge(bytes);
+}
+
+uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Leads& leads) {
+  uint64_t moved = 0;
+  for_moves(demand, leads, [&](const BatchPart& part, uint64_t bytes) {
+    if (!pins[part.entry]) moved += bytes;
+  });
+  return moved;
+}
+
+Costs::Costs(const Demand& demand, const Leads& leads)
     : pin_bytes_(demand.entries.size()), saved_bytes_(demand.entries.size()) {
   for (size_t i = 0; i < demand.entries.size(); ++i) {
     const Entry& entry = demand.entries[i];
     pin_bytes_[i] = Arena::charge(entry.bytes) + Arena::charge(entry.log_bytes);
   }
   for (const Batch& batch : demand.batches) {
-    uint64_t bytes = 0;
     for (const BatchPart& part : batch.parts) {
       pin_bytes_[part.entry] += Arena::charge(index_bytes(batch, part));
-      bytes += part.bytes;
-    }
-    buffer_bytes_.push_back(Arena::charge(bytes));
-  }
-  for (const Access& access : demand.accesses) {
-    uint64_t times = 1;
-    if (access.kind == AccessKind::kLocal) times = (access.fetch ? 1 : 0) + (access.save ? 1 : 0);
-    for (const BatchPart& part : demand.batches[access.batch].parts) {
-      saved_bytes_[part.entry] += times * part.bytes;
-      all_moved_ += times * part.bytes;
     }
   }
+  for_moves(demand, leads, [&](const BatchPart& part, uint64_t bytes) {
+    saved_bytes_[part.entry] += bytes;
+    all_moved_ += bytes;
+  });
   for (uint32_t entry = 0; entry < demand.entries.size(); ++entry) {
     if (saved_bytes_[entry] > 0) by_density_.push_back(entry);
   }
@@ -54,30 +117,12 @@ uint32_t longest_lead(const Access& access, uint32_t phases) {
   return phases - live_phases(access, phases);
 }
 
-Margins margins_of(const Access& access, uint32_t phases, uint32_t lead) {
-  if (lead == 0) return {};
-  const bool local = access.kind == AccessKind::kLocal;
-  const bool fetched = local ? access.fetch : access.kind == AccessKind::kRead;
-  const bool saved = local ? access.save : access.kind == AccessKind::kUpdate;
-  const uint32_t room = longest_lead(access, phases);
-  const uint32_t before = fetched ? std::min(lead, room) : 0;
-  return {before, saved ? std::min(1U, room - before) : 0};
-}
-
 bool needs_buffer(const Demand& demand, const Access& access, const Pins& pins) {
   const Batch& batch = demand.batches[access.batch];
   return !batch.parts.empty() && !(batch.in_place && pins[batch.parts[0].entry]);
 }
 
 namespace {
-
-Span span_of(const Demand& demand, const Costs& costs, uint32_t access_number, uint32_t lead) {
-  const Access& access = demand.accesses[access_number];
-  const Margins margins = margins_of(access, demand.phases, lead);
-  return {(access.first_phase + demand.phases - margins.before) % demand.phases,
-          live_phases(access, demand.phases) + margins.before + margins.after,
-          costs.buffer_bytes(access)};
-}
 
 bool covers(const Span& span, uint32_t phase, uint32_t phases) {
   return (phase + phases - span.first_phase) % phases < span.length;
@@ -86,9 +131,9 @@ bool covers(const Span& span, uint32_t phase, uint32_t phases) {
 // The chain of moves, with the bytes of the buffers that are live in each phase.
 class Chain {
  public:
-  Chain(const Demand& demand, const Costs& costs, const std::vector<uint32_t>& leads)
+  Chain(const Demand& demand, const Costs& costs, const Leads& leads)
       : demand_(demand), costs_(costs), pins_(demand.entries.size()), own_(demand.entries.size()) {
-    const Buffers buffers = buffers_of(demand, costs, pins_, leads);
+    const Buffers buffers = buffers_of(demand, pins_, leads);
     live_ = loads(buffers.spans, demand.phases);
     for (size_t i = 0; i < buffers.spans.size(); ++i) {
       const Batch& batch = demand.batches[demand.accesses[buffers.accesses[i]].batch];
@@ -160,21 +205,19 @@ class Chain {
 
 }  // namespace
 
-Buffers buffers_of(const Demand& demand, const Costs& costs, const Pins& pins,
-                   const std::vector<uint32_t>& leads) {
+Buffers buffers_of(const Demand& demand, const Pins& pins, const Leads& leads) {
+  const std::vector<Lifetime> lives = lifetimes(demand, leads);
   Buffers buffers;
-  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+  for (uint32_t i = 0; i < lives.size(); ++i) {
+    if (lives[i].owner != i || lives[i].span.bytes == 0) continue;
     if (!needs_buffer(demand, demand.accesses[i], pins)) continue;
-    const Span span = span_of(demand, costs, i, leads[i]);
-    if (span.bytes == 0) continue;
     buffers.accesses.push_back(i);
-    buffers.spans.push_back(span);
+    buffers.spans.push_back(lives[i].span);
   }
   return buffers;
 }
 
-std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
-                                     const std::vector<uint32_t>& leads) {
+std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs, const Leads& leads) {
   return Chain(demand, costs, leads).run();
 }
 

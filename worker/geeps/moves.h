@@ -12,10 +12,23 @@ namespace phub::geeps {
 // Which entries are pinned.
 using Pins = std::vector<bool>;
 
+// By access: the phases by which its buffer is given out early, at most.
+using Leads = std::vector<uint32_t>;
+
+// When the buffers of accesses are live. Rows are fetched into a buffer `lead` phases early; a
+// buffer that is emptied is live for a phase longer (if it has a lead). A buffer that is neither
+// filled nor emptied in the background needs no time for it.
+struct Lifetime {
+  uint32_t owner;   // the access whose buffer it is: this one, or one that kept it
+  uint32_t before;  // phases of the lead that it has
+  Span span;        // of the owner: from the first to the last of its accesses
+};
+std::vector<Lifetime> lifetimes(const Demand& demand, const Leads& leads);
+
 // What pinning costs and saves, by entry.
 class Costs {
  public:
-  explicit Costs(const Demand& demand);
+  Costs(const Demand& demand, const Leads& leads);
 
   uint64_t pin_bytes(uint32_t entry) const { return pin_bytes_[entry]; }      // rows, log, indexes
   uint64_t saved_bytes(uint32_t entry) const { return saved_bytes_[entry]; }  // per iteration
@@ -24,13 +37,13 @@ class Costs {
   // Entries that save something, best density first.
   const std::vector<uint32_t>& by_density() const { return by_density_; }
 
-  uint64_t buffer_bytes(const Access& access) const { return buffer_bytes_[access.batch]; }
-
  private:
-  std::vector<uint64_t> pin_bytes_, saved_bytes_, buffer_bytes_;
+  std::vector<uint64_t> pin_bytes_, saved_bytes_;
   std::vector<uint32_t> by_density_;
   uint64_t all_moved_ = 0;
 };
+
+uint64_t buffer_bytes(const Demand& demand, const Access& access);
 
 // Bytes of the index that a batch needs for a part whose entry is pinned; 0 if it is used in place.
 uint64_t index_bytes(const Batch& batch, const BatchPart& part);
@@ -39,27 +52,20 @@ uint64_t index_bytes(const Batch& batch, const BatchPart& part);
 uint32_t live_phases(const Access& access, uint32_t phases);
 uint32_t longest_lead(const Access& access, uint32_t phases);
 
-// The phases before and after its use that an access keeps its buffer for copies: `lead` phases
-// before if rows are fetched into it, one after (if there is a lead) if they are saved from it. A
-// buffer that is neither filled nor emptied in the background needs no time for it.
-struct Margins {
-  uint32_t before = 0, after = 0;
-};
-Margins margins_of(const Access& access, uint32_t phases, uint32_t lead);
-
 bool needs_buffer(const Demand& demand, const Access& access, const Pins& pins);
 
-// The buffers' spans, of those accesses that need one, with these leads (by access).
+// The spans of the buffers, and the accesses that own them.
 struct Buffers {
   std::vector<uint32_t> accesses;
   std::vector<Span> spans;
 };
-Buffers buffers_of(const Demand& demand, const Costs& costs, const Pins& pins,
-                   const std::vector<uint32_t>& leads);
+Buffers buffers_of(const Demand& demand, const Pins& pins, const Leads& leads);
+
+// Between host and device by the accesses of one iteration.
+uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Leads& leads);
 
 // Moves until nothing is left that saves copies or memory: first those that cost least memory for
 // what they save, the shrinking of the pool counted; that is local data of the fullest phase.
-std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
-                                     const std::vector<uint32_t>& leads);
+std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs, const Leads& leads);
 
 }  // namespace phub::geeps

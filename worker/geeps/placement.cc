@@ -13,8 +13,6 @@
 namespace phub::geeps {
 namespace {
 
-using Leads = std::vector<uint32_t>;
-
 constexpr size_t kManyAccesses = 4000;  // of which one plan takes a second
 constexpr size_t kEffort = 400'000;     // accesses packed to lengthen the leads of single buffers
 
@@ -44,16 +42,16 @@ uint64_t most_live(const Demand& demand, const Buffers& buffers) {
   return *std::max_element(live.begin(), live.end());
 }
 
+// With a lead for all.
 class Planner {
  public:
-  explicit Planner(const Demand& demand) : demand_(demand), costs_(demand) {}
+  Planner(const Demand& demand, uint32_t lead)
+      : demand_(demand), leads_(leads_of(demand, lead)), costs_(demand, leads_) {}
 
-  const Costs& costs() const { return costs_; }
-
-  // Of all layouts on the way of moves with this lead, the one that needs least memory.
-  Layout smallest(uint32_t lead) const {
+  // Of all layouts on the way of moves, the one that needs least memory.
+  Layout smallest() const {
     std::optional<Layout> best;
-    for_states(lead, [&](Layout& layout) {
+    for_states([&](Layout& layout) {
       if (best && layout.pinned + most_live(demand_, buffers(layout)) >= best->needed()) return;
       pack_buffers(layout);
       if (!best || layout.needed() < best->needed()) best = layout;
@@ -62,9 +60,9 @@ class Planner {
   }
 
   // Of all that fit, with what fits beside them, the one that saves most; nothing if none fits.
-  std::optional<Layout> best(uint32_t lead, uint64_t budget) const {
+  std::optional<Layout> best(uint64_t budget) const {
     std::vector<Layout> states;
-    for_states(lead, [&](const Layout& layout) { states.push_back(layout); });
+    for_states([&](const Layout& layout) { states.push_back(layout); });
     std::optional<Layout> best;
     for (auto state = states.rbegin(); state != states.rend(); ++state) {
       const uint64_t least = state->pinned + most_live(demand_, buffers(*state));
@@ -87,28 +85,10 @@ class Planner {
   }
 
   // Packs again, without the buffers that are not needed any more; stays as it is if that is worse.
-  void repack(Layout& layout, const Leads& leads) const {
+  void repack(Layout& layout) const {
     Layout other = layout;
-    other.leads = leads;
     pack_buffers(other);
     if (other.height <= layout.height) layout = std::move(other);
-  }
-
-  // Of the best with each lead, the cheapest; nothing if none fits.
-  std::optional<Layout> cheapest(uint32_t max_lead, uint64_t budget) const {
-    if (demand_.accesses.size() > kManyAccesses) max_lead = 1;
-    std::optional<Layout> cheapest;
-    double least = 0;
-    for (uint32_t lead = 1; lead <= std::max(1U, max_lead); ++lead) {
-      std::optional<Layout> layout = best(lead, budget);
-      if (!layout) break;
-      const double cost = cost_of_moves(costs_.all_moved_bytes() - layout->saved, lead);
-      if (cheapest && cost >= least) continue;
-      least = cost;
-      layout->lead = lead;
-      cheapest = std::move(layout);
-    }
-    return cheapest;
   }
 
   // Longer leads for all, as long as they fit.
@@ -136,10 +116,11 @@ class Planner {
       for (const size_t i : order) {
         const uint32_t access = all.accesses[i];
         if (layout.leads[access] != lead - 1) continue;
-        const Access& what = demand_.accesses[access];
-        if (margins_of(what, demand_.phases, lead).before < lead) continue;
         Layout longer = layout;
         longer.leads[access] = lead;
+        const Lifetime before = lifetimes(demand_, layout.leads)[access];
+        const Lifetime after = lifetimes(demand_, longer.leads)[access];
+        if (after.owner == before.owner && after.before == before.before) continue;
         if (longer.pinned + most_live(demand_, buffers(longer)) > budget) continue;
         if (tries-- == 0) return;
         pack_buffers(longer);
@@ -168,7 +149,10 @@ class Planner {
         if (!worst || weight(i) > weight(*worst)) worst = i;
       }
       PHUB_CHECK(worst.has_value());  // without any lead it fits
-      layout.leads[all.accesses[*worst]] = 0;
+      const std::vector<Lifetime> lives = lifetimes(demand_, layout.leads);
+      for (size_t i = 0; i < lives.size(); ++i) {
+        if (lives[i].owner == all.accesses[*worst]) layout.leads[i] = 0;
+      }
     }
   }
 
@@ -193,7 +177,7 @@ class Planner {
 
  private:
   Buffers buffers(const Layout& layout) const {
-    return buffers_of(demand_, costs_, layout.pins, layout.leads);
+    return buffers_of(demand_, layout.pins, layout.leads);
   }
 
   void pin(Layout& layout, uint32_t entry) const {
@@ -210,12 +194,14 @@ class Planner {
     for (size_t i = 0; i < all.accesses.size(); ++i) {
       layout.offsets[all.accesses[i]] = packing.offsets[i];
     }
+    const std::vector<Lifetime> lives = lifetimes(demand_, layout.leads);
+    for (size_t i = 0; i < lives.size(); ++i) layout.offsets[i] = layout.offsets[lives[i].owner];
   }
 
   // From nothing pinned to all moves made; not packed.
   template <class Use>
-  void for_states(uint32_t lead, Use use) const {
-    Layout layout{.pins = Pins(demand_.entries.size()), .leads = leads_of(demand_, lead)};
+  void for_states(Use use) const {
+    Layout layout{.pins = Pins(demand_.entries.size()), .leads = leads_};
     const std::vector<uint32_t> moves = order_of_moves(demand_, costs_, layout.leads);
     Layout first = layout;
     use(first);
@@ -243,8 +229,26 @@ class Planner {
   }
 
   const Demand& demand_;
+  Leads leads_;
   Costs costs_;
 };
+
+// Of the best with each lead, the cheapest; nothing if none fits.
+std::optional<Layout> cheapest(const Demand& demand, uint32_t max_lead, uint64_t budget) {
+  if (demand.accesses.size() > kManyAccesses) max_lead = 1;
+  std::optional<Layout> cheapest;
+  double least = 0;
+  for (uint32_t lead = 1; lead <= std::max(1U, max_lead); ++lead) {
+    std::optional<Layout> layout = Planner(demand, lead).best(budget);
+    if (!layout) break;
+    const double cost = cost_of_moves(moved_bytes(demand, layout->pins, layout->leads), lead);
+    if (cheapest && cost >= least) continue;
+    least = cost;
+    layout->lead = lead;
+    cheapest = std::move(layout);
+  }
+  return cheapest;
+}
 
 const char* name_of(AccessKind kind) {
   switch (kind) {
@@ -273,7 +277,7 @@ const char* name_of(AccessKind kind) {
       "budget, "
       "or split that layer",
       options.budget_bytes, needed, access->step, name_of(access->kind),
-      demand.batches[access->batch].name, planner.costs().buffer_bytes(*access));
+      demand.batches[access->batch].name, buffer_bytes(demand, *access));
 }
 
 Placement placement_of(const Demand& demand, const Layout& layout, uint64_t reserved_bytes) {
@@ -301,17 +305,21 @@ Placement placement_of(const Demand& demand, const Layout& layout, uint64_t rese
   placement.pool_bytes = layout.height;
   placement.reserved_offset = end + layout.height;
   placement.reserved_bytes = reserved_bytes;
+  const std::vector<Lifetime> lives = lifetimes(demand, layout.leads);
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
     const Access& access = demand.accesses[i];
     if (needs_buffer(demand, access, layout.pins)) {
-      placement.accesses.push_back({false, placement.pool_offset + layout.offsets[i],
-                                    margins_of(access, demand.phases, layout.leads[i]).before});
+      placement.accesses.push_back({.offset = placement.pool_offset + layout.offsets[i],
+                                    .lead = lives[i].before,
+                                    .kept = lives[i].owner != i});
     } else {
       const auto& parts = demand.batches[access.batch].parts;
       placement.accesses.push_back(
-          {true, parts.empty() ? 0 : placement.entries[parts[0].entry].offset, 0});
+          {.in_place = true,
+           .offset = parts.empty() ? 0 : placement.entries[parts[0].entry].offset});
     }
   }
+  placement.moved_bytes = moved_bytes(demand, layout.pins, layout.leads);
   return placement;
 }
 
@@ -319,40 +327,39 @@ Placement placement_of(const Demand& demand, const Layout& layout, uint64_t rese
 
 Placement place(const Demand& demand, const PlacementOptions& options) {
   check(demand);
-  const Planner planner(demand);
   const uint64_t budget = options.budget_bytes / Arena::kAlignment * Arena::kAlignment;
   const uint64_t reserved = Arena::charge(options.reserved_bytes);
   const uint64_t available = budget - std::min(budget, reserved);
 
   std::optional<Layout> layout;
   Buffering buffering = Buffering::kDouble;
-  if (reserved <= budget) layout = planner.cheapest(options.max_lead, available);
+  if (reserved <= budget) layout = cheapest(demand, options.max_lead, available);
   if (layout) {
-    planner.repack(*layout, layout->leads);
+    const Planner planner(demand, layout->lead);
+    planner.repack(*layout);
     planner.lengthen(*layout, options.max_lead, available);
     planner.lengthen_each(*layout, options.max_lead, available);
   } else {
+    const Planner planner(demand, 0);
     buffering = Buffering::kSingle;
-    layout = planner.smallest(0);
+    layout = planner.smallest();
     if (reserved > budget || layout->needed() > available) {
       refuse(demand, planner, *layout, options);
     }
     planner.shorten(*layout, available);
     planner.fill(*layout, available);
-    planner.repack(*layout, layout->leads);
+    planner.repack(*layout);
   }
   Placement placement = placement_of(demand, *layout, reserved);
   placement.buffering = buffering;
   placement.lead = layout->lead;
-  placement.moved_bytes = planner.costs().all_moved_bytes() - layout->saved;
   PHUB_CHECK(placement.total_bytes() <= options.budget_bytes);
   return placement;
 }
 
 uint64_t least_budget(const Demand& demand) {
   check(demand);
-  const Planner planner(demand);
-  return std::min(planner.smallest(0).needed(), planner.smallest(1).needed());
+  return std::min(Planner(demand, 0).smallest().needed(), Planner(demand, 1).smallest().needed());
 }
 
 double cost_of_moves(uint64_t moved_bytes, uint32_t lead) {
@@ -374,11 +381,25 @@ void check(const Demand& demand) {
     require(batch.parts.size() == 1 && demand.entries[batch.parts[0].entry].local,
             "in place, but not one entry of local data: batch", i);
   }
+  std::vector<bool> taken_up(demand.accesses.size());
   for (size_t i = 0; i < demand.accesses.size(); ++i) {
     const Access& access = demand.accesses[i];
     require(access.batch < demand.batches.size(), "an unknown batch in access", i);
     require(access.first_phase < demand.phases && access.last_phase < demand.phases,
             "an unknown phase in access", i);
+    if (access.again) {
+      const bool is_free = *access.again < i && !taken_up[*access.again];
+      require(is_free, "a later access, or one taken up before, is read again in access", i);
+      taken_up[*access.again] = true;
+      const Access& before = demand.accesses[*access.again];
+      const bool is_same = access.kind == AccessKind::kRead && before.kind == AccessKind::kRead &&
+                           before.batch == access.batch;
+      require(is_same, "something else is read again in access", i);
+      const bool in_order = before.first_phase <= before.last_phase &&
+                            before.last_phase < access.first_phase &&
+                            access.first_phase <= access.last_phase;
+      require(in_order, "it is read again before it is given back in access", i);
+    }
     for (const BatchPart& part : demand.batches[access.batch].parts) {
       require(demand.entries[part.entry].local == (access.kind == AccessKind::kLocal),
               "parameters as local data or the other way round in access", i);

@@ -6,14 +6,17 @@
 // together if and only if they share a phase. With a lead of n phases a buffer into which rows are
 // fetched is given out n phases before it is asked for: the time to fill it during the computations
 // before. One from which rows are saved is kept for a phase longer, to empty it. A lead of 1 is
-// double buffering.
+// double buffering. Rows that are read again, and would be fetched again before the buffer that has
+// them is given back or at once then, stay there.
 //
 // Where this differs from the paper's listing: the pool is what the packed buffers really take
 // instead of twice the peak, after every move; indexes and update logs are charged; parameters and
-// local data compete by the bytes that a byte of memory saves (local data usually wins).
+// local data compete by the bytes that a byte of memory saves (local data usually wins); what is
+// read again soon is not fetched again.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +51,9 @@ struct Access {
   uint32_t step = 0;                         // where it is acquired in the sequence, for messages
   uint32_t first_phase = 0, last_phase = 0;  // last < first: released in the next iteration
   bool fetch = true, save = true;            // of local data
+  // Of a read: an access that read the same batch before, with nothing in between that changes its
+  // rows; given back when this one is acquired, and not taken up by another.
+  std::optional<uint32_t> again = {};
 };
 
 struct Demand {
@@ -81,6 +87,7 @@ struct AccessPlace {
   bool in_place = false;  // at its entry's offset
   uint64_t offset = 0;    // of its buffer in device memory
   uint32_t lead = 0;      // phases; 0 if nothing is fetched
+  bool kept = false;      // the buffer of the access before (Access::again), with its rows
 };
 
 // Device memory from 0 on: pinned entries, indexes, the pool of buffers, what is reserved.

@@ -209,6 +209,12 @@ Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placemen
                                  .save = access.save,
                                  .waits_for = {}});
   }
+  for (uint32_t i = 0; i < demand.demand.accesses.size(); ++i) {
+    if (!schedule.placement.accesses[i].kept) continue;
+    const uint32_t before = *demand.demand.accesses[i].again;
+    schedule.accesses[i].kept_from = schedule.accesses[before].kept_from.value_or(before);
+    schedule.accesses[before].kept_on = true;
+  }
   std::vector<std::optional<uint32_t>> last_update(schedule.sequence.tables.size());
   for (const Operation& operation : schedule.sequence.operations) {
     if (operation.call != Call::kUpdate) continue;

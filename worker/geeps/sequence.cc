@@ -198,7 +198,9 @@ void add_batches(const Sequence& sequence, SequenceDemand& result) {
 
 // A phase begins with the first acquisition after something else.
 void add_accesses(const Sequence& sequence, Demand& demand) {
-  std::vector<size_t> access_of(sequence.operations.size());  // by step
+  std::vector<uint32_t> access_of(sequence.operations.size());  // by step
+  // By list: a read that was given back and not taken up by another, in this clock.
+  std::vector<std::optional<uint32_t>> read_before(sequence.lists.size());
   uint32_t phase = 0;
   bool acquiring = true;
   for (uint32_t step = 0; step < sequence.operations.size(); ++step) {
@@ -206,20 +208,31 @@ void add_accesses(const Sequence& sequence, Demand& demand) {
     if (is_acquisition(operation.call)) {
       if (!acquiring && !demand.accesses.empty()) ++phase;
       acquiring = true;
-      access_of[step] = demand.accesses.size();
+      access_of[step] = static_cast<uint32_t>(demand.accesses.size());
       demand.accesses.push_back({.kind = kind_of(operation.call),
                                  .batch = operation.list,
                                  .step = step,
                                  .first_phase = phase,
                                  .last_phase = phase,
                                  .fetch = operation.moves});
+      if (operation.call == Call::kRead) {
+        demand.accesses.back().again = std::exchange(read_before[operation.list], {});
+      }
       continue;
     }
     acquiring = false;
-    if (operation.call == Call::kTableClock) continue;
+    if (operation.call == Call::kTableClock) {
+      for (uint32_t list = 0; list < read_before.size(); ++list) {
+        if (sequence.lists[list].table == operation.table) read_before[list].reset();
+      }
+      continue;
+    }
     Access& access = demand.accesses[access_of[operation.acquired]];
     access.last_phase = phase;
     access.save = operation.moves;
+    if (operation.call == Call::kPostRead) {
+      read_before[access.batch] = access_of[operation.acquired];
+    }
   }
   demand.phases = phase + 1;
 }
