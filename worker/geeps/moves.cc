@@ -9,30 +9,11 @@ namespace phub::geeps {
 
 namespace {
 
-// Of its rows, each.
-uint32_t moves_of(const Access& access) {
-  if (access.kind != AccessKind::kLocal) return 1;
-  return (access.fetch ? 1 : 0) + (access.save ? 1 : 0);
-}
-
 bool is_fetched(const Access& access) {
   return access.kind == AccessKind::kLocal ? access.fetch : access.kind == AccessKind::kRead;
 }
 bool is_saved(const Access& access) {
   return access.kind == AccessKind::kLocal ? access.save : access.kind == AccessKind::kUpdate;
-}
-
-// Calls use(part, bytes) for what each access moves if the part's entry is not pinned.
-template <class Use>
-void for_moves(const Demand& demand, const Leads& leads, Use use) {
-  const std::vector<Lifetime> lives = lifetimes(demand, leads);
-  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
-    if (lives[i].owner != i) continue;
-    const Access& access = demand.accesses[i];
-    for (const BatchPart& part : demand.batches[access.batch].parts) {
-      use(part, moves_of(access) * part.bytes);
-    }
-  }
 }
 
 }  // namespace
@@ -63,6 +44,11 @@ std::vector<Lifetime> lifetimes(const Demand& demand, const Leads& leads) {
   return lives;
 }
 
+uint32_t moves_of(const Access& access) {
+  if (access.kind != AccessKind::kLocal) return 1;
+  return (access.fetch ? 1 : 0) + (access.save ? 1 : 0);
+}
+
 uint64_t buffer_bytes(const Demand& demand, const Access& access) {
   uint64_t bytes = 0;
   for (const BatchPart& part : demand.batches[access.batch].parts) bytes += part.bytes;
@@ -71,7 +57,7 @@ uint64_t buffer_bytes(const Demand& demand, const Access& access) {
 
 uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Leads& leads) {
   uint64_t moved = 0;
-  for_moves(demand, leads, [&](const BatchPart& part, uint64_t bytes) {
+  for_moves(demand, leads, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
     if (!pins[part.entry]) moved += bytes;
   });
   return moved;
@@ -88,7 +74,7 @@ Costs::Costs(const Demand& demand, const Leads& leads)
       pin_bytes_[part.entry] += Arena::charge(index_bytes(batch, part));
     }
   }
-  for_moves(demand, leads, [&](const BatchPart& part, uint64_t bytes) {
+  for_moves(demand, leads, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
     saved_bytes_[part.entry] += bytes;
     all_moved_ += bytes;
   });

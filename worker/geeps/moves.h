@@ -61,6 +61,22 @@ struct Buffers {
 };
 Buffers buffers_of(const Demand& demand, const Pins& pins, const Leads& leads);
 
+// How often an access moves each of its rows that is not pinned.
+uint32_t moves_of(const Access& access);
+
+// Calls use(access, part, bytes) for what each access moves unless the part's entry is pinned.
+template <class Use>
+void for_moves(const Demand& demand, const Leads& leads, Use use) {
+  const std::vector<Lifetime> lives = lifetimes(demand, leads);
+  for (uint32_t i = 0; i < lives.size(); ++i) {
+    if (lives[i].owner != i) continue;
+    const Access& access = demand.accesses[i];
+    for (const BatchPart& part : demand.batches[access.batch].parts) {
+      use(i, part, moves_of(access) * part.bytes);
+    }
+  }
+}
+
 // Between host and device by the accesses of one iteration.
 uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Leads& leads);
 

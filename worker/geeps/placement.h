@@ -109,11 +109,6 @@ struct Placement {
 // buffering is never worse, and with max_lead 1, at double buffering, no more bytes are moved.
 Placement place(const Demand& demand, const PlacementOptions& options);
 
-// What moves in the background cost the application, in bytes. The rarer a copy has its memory
-// early, the more often it is waited for: what is pinned saves copies, and what the pool gets
-// instead gives them time. The factor was found by measuring.
-double cost_of_moves(uint64_t moved_bytes, uint32_t lead);
-
 // What place() takes for granted: numbers in range, and no access as long as the circle or longer.
 void check(const Demand& demand);
 
