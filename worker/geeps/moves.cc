@@ -18,28 +18,29 @@ bool is_saved(const Access& access) {
 
 }  // namespace
 
-std::vector<Lifetime> lifetimes(const Demand& demand, const Leads& leads) {
-  std::vector<Lifetime> lives;
+Lifetimes lifetimes(const Demand& demand, const Leads& leads) {
+  Lifetimes lives;
   lives.reserve(demand.accesses.size());
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
     const Access& access = demand.accesses[i];
     const uint32_t length = live_phases(access, demand.phases);
-    lives.push_back({i, 0, {access.first_phase, length, buffer_bytes(demand, access)}});
+    lives.push_back({i, {}, {access.first_phase, length, buffer_bytes(demand, access)}});
     if (!access.again) continue;
-    if (access.first_phase - demand.accesses[*access.again].last_phase > leads[i] + 1) continue;
+    if (access.first_phase - demand.accesses[*access.again].last_phase > leads[i].before + 1)
+      continue;
     const uint32_t owner = lives[*access.again].owner;
     lives[i].owner = owner;
     lives[owner].span.length = access.last_phase - demand.accesses[owner].first_phase + 1;
   }
   for (uint32_t i = 0; i < lives.size(); ++i) {
     Lifetime& life = lives[i];
-    if (life.owner != i || leads[i] == 0) continue;
+    if (life.owner != i) continue;
     const Access& access = demand.accesses[i];
     const uint32_t room = demand.phases - life.span.length;
-    life.before = is_fetched(access) ? std::min(leads[i], room) : 0;
-    const uint32_t after = is_saved(access) ? std::min(1U, room - life.before) : 0;
-    life.span.first_phase = (access.first_phase + demand.phases - life.before) % demand.phases;
-    life.span.length += life.before + after;
+    life.lead.before = is_fetched(access) ? std::min(leads[i].before, room) : 0;
+    life.lead.after = is_saved(access) ? std::min(leads[i].after, room - life.lead.before) : 0;
+    life.span.first_phase = (access.first_phase + demand.phases - life.lead.before) % demand.phases;
+    life.span.length += life.lead.before + life.lead.after;
   }
   return lives;
 }
@@ -55,15 +56,15 @@ uint64_t buffer_bytes(const Demand& demand, const Access& access) {
   return Arena::charge(bytes);
 }
 
-uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Leads& leads) {
+uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Lifetimes& lives) {
   uint64_t moved = 0;
-  for_moves(demand, leads, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
+  for_moves(demand, lives, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
     if (!pins[part.entry]) moved += bytes;
   });
   return moved;
 }
 
-Costs::Costs(const Demand& demand, const Leads& leads)
+Costs::Costs(const Demand& demand, const Lifetimes& lives)
     : pin_bytes_(demand.entries.size()), saved_bytes_(demand.entries.size()) {
   for (size_t i = 0; i < demand.entries.size(); ++i) {
     const Entry& entry = demand.entries[i];
@@ -74,7 +75,7 @@ Costs::Costs(const Demand& demand, const Leads& leads)
       pin_bytes_[part.entry] += Arena::charge(index_bytes(batch, part));
     }
   }
-  for_moves(demand, leads, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
+  for_moves(demand, lives, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
     saved_bytes_[part.entry] += bytes;
     all_moved_ += bytes;
   });
@@ -117,9 +118,9 @@ bool covers(const Span& span, uint32_t phase, uint32_t phases) {
 // The chain of moves, with the bytes of the buffers that are live in each phase.
 class Chain {
  public:
-  Chain(const Demand& demand, const Costs& costs, const Leads& leads)
+  Chain(const Demand& demand, const Costs& costs, const Lifetimes& lives)
       : demand_(demand), costs_(costs), pins_(demand.entries.size()), own_(demand.entries.size()) {
-    const Buffers buffers = buffers_of(demand, pins_, leads);
+    const Buffers buffers = buffers_of(demand, pins_, lives);
     live_ = loads(buffers.spans, demand.phases);
     for (size_t i = 0; i < buffers.spans.size(); ++i) {
       const Batch& batch = demand.batches[demand.accesses[buffers.accesses[i]].batch];
@@ -191,8 +192,7 @@ class Chain {
 
 }  // namespace
 
-Buffers buffers_of(const Demand& demand, const Pins& pins, const Leads& leads) {
-  const std::vector<Lifetime> lives = lifetimes(demand, leads);
+Buffers buffers_of(const Demand& demand, const Pins& pins, const Lifetimes& lives) {
   Buffers buffers;
   for (uint32_t i = 0; i < lives.size(); ++i) {
     if (lives[i].owner != i || lives[i].span.bytes == 0) continue;
@@ -203,8 +203,9 @@ Buffers buffers_of(const Demand& demand, const Pins& pins, const Leads& leads) {
   return buffers;
 }
 
-std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs, const Leads& leads) {
-  return Chain(demand, costs, leads).run();
+std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
+                                     const Lifetimes& lives) {
+  return Chain(demand, costs, lives).run();
 }
 
 }  // namespace phub::geeps

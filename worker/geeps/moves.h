@@ -12,23 +12,27 @@ namespace phub::geeps {
 // Which entries are pinned.
 using Pins = std::vector<bool>;
 
-// By access: the phases by which its buffer is given out early, at most.
-using Leads = std::vector<uint32_t>;
-
-// When the buffers of accesses are live. Rows are fetched into a buffer `lead` phases early; a
-// buffer that is emptied is live for a phase longer (if it has a lead). A buffer that is neither
-// filled nor emptied in the background needs no time for it.
-struct Lifetime {
-  uint32_t owner;   // the access whose buffer it is: this one, or one that kept it
-  uint32_t before;  // phases of the lead that it has
-  Span span;        // of the owner: from the first to the last of its accesses
+// The phases for which an access has its buffer before it is asked for, to fill it, and after it is
+// given back, to empty it, where it is filled or emptied in the background; at most.
+struct Lead {
+  uint32_t before = 0, after = 0;
+  bool operator==(const Lead&) const = default;
 };
-std::vector<Lifetime> lifetimes(const Demand& demand, const Leads& leads);
+using Leads = std::vector<Lead>;  // by access
+
+// When the buffer of an access is live.
+struct Lifetime {
+  uint32_t owner;  // the access whose buffer it is: this one, or one that kept it
+  Lead lead;       // that it has
+  Span span;       // of the owner: from the first to the last of its accesses
+};
+using Lifetimes = std::vector<Lifetime>;  // by access
+Lifetimes lifetimes(const Demand& demand, const Leads& leads);
 
 // What pinning costs and saves, by entry.
 class Costs {
  public:
-  Costs(const Demand& demand, const Leads& leads);
+  Costs(const Demand& demand, const Lifetimes& lives);
 
   uint64_t pin_bytes(uint32_t entry) const { return pin_bytes_[entry]; }      // rows, log, indexes
   uint64_t saved_bytes(uint32_t entry) const { return saved_bytes_[entry]; }  // per iteration
@@ -59,15 +63,14 @@ struct Buffers {
   std::vector<uint32_t> accesses;
   std::vector<Span> spans;
 };
-Buffers buffers_of(const Demand& demand, const Pins& pins, const Leads& leads);
+Buffers buffers_of(const Demand& demand, const Pins& pins, const Lifetimes& lives);
 
 // How often an access moves each of its rows that is not pinned.
 uint32_t moves_of(const Access& access);
 
 // Calls use(access, part, bytes) for what each access moves unless the part's entry is pinned.
 template <class Use>
-void for_moves(const Demand& demand, const Leads& leads, Use use) {
-  const std::vector<Lifetime> lives = lifetimes(demand, leads);
+void for_moves(const Demand& demand, const Lifetimes& lives, Use use) {
   for (uint32_t i = 0; i < lives.size(); ++i) {
     if (lives[i].owner != i) continue;
     const Access& access = demand.accesses[i];
@@ -78,10 +81,11 @@ void for_moves(const Demand& demand, const Leads& leads, Use use) {
 }
 
 // Between host and device by the accesses of one iteration.
-uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Leads& leads);
+uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Lifetimes& lives);
 
 // Moves until nothing is left that saves copies or memory: first those that cost least memory for
 // what they save, the shrinking of the pool counted; that is local data of the fullest phase.
-std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs, const Leads& leads);
+std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
+                                     const Lifetimes& lives);
 
 }  // namespace phub::geeps

@@ -14,6 +14,7 @@ struct Span {
   uint32_t first_phase;
   uint32_t length;
   uint64_t bytes;
+  bool operator==(const Span&) const = default;
 };
 
 struct Packing {

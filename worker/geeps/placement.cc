@@ -1,6 +1,7 @@
 #include "worker/geeps/placement.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -14,12 +15,18 @@ namespace phub::geeps {
 namespace {
 
 constexpr size_t kManyAccesses = 4000;  // of which one plan takes a second
-constexpr size_t kEffort = 400'000;     // accesses packed to lengthen the leads of single buffers
+constexpr size_t kEffort = 500'000;  // accesses looked at to lengthen the leads of single buffers
+
+struct Timing {
+  Leads leads;
+  Lifetimes lives;  // with them
+};
+using SharedTiming = std::shared_ptr<const Timing>;
 
 // Entries that are pinned, and where the buffers of the others lie in the pool.
 struct Layout {
   Pins pins;
-  Leads leads;                    // by access
+  SharedTiming timing;
   std::vector<uint64_t> offsets;  // by access; nothing for those without a buffer
   uint64_t pinned = 0;            // bytes of entries, logs and indexes
   uint64_t height = 0;            // of the pool
@@ -29,12 +36,17 @@ struct Layout {
   uint64_t needed() const { return pinned + height; }
 };
 
-Leads leads_of(const Demand& demand, uint32_t lead) {
+SharedTiming timing_of(const Demand& demand, Leads leads) {
+  Lifetimes lives = lifetimes(demand, leads);
+  return std::make_shared<const Timing>(Timing{std::move(leads), std::move(lives)});
+}
+
+SharedTiming timing_of(const Demand& demand, uint32_t lead) {
   Leads leads;
   for (const Access& access : demand.accesses) {
-    leads.push_back(std::min(lead, longest_lead(access, demand.phases)));
+    leads.push_back({std::min(lead, longest_lead(access, demand.phases)), std::min(lead, 1U)});
   }
-  return leads;
+  return timing_of(demand, std::move(leads));
 }
 
 uint64_t most_live(const Demand& demand, const Buffers& buffers) {
@@ -46,7 +58,7 @@ uint64_t most_live(const Demand& demand, const Buffers& buffers) {
 class Planner {
  public:
   Planner(const Demand& demand, uint32_t lead)
-      : demand_(demand), leads_(leads_of(demand, lead)), costs_(demand, leads_) {}
+      : demand_(demand), timing_(timing_of(demand, lead)), costs_(demand, timing_->lives) {}
 
   // Of all layouts on the way of moves, the one that needs least memory.
   Layout smallest() const {
@@ -95,8 +107,8 @@ class Planner {
   void lengthen(Layout& layout, uint32_t max_lead, uint64_t budget) const {
     for (uint32_t lead = layout.lead + 1; lead <= max_lead; ++lead) {
       Layout longer = layout;
-      longer.leads = leads_of(demand_, lead);
-      if (longer.leads == layout.leads) return;
+      longer.timing = timing_of(demand_, lead);
+      if (longer.timing->leads == layout.timing->leads) return;
       pack_buffers(longer);
       if (longer.needed() > budget) return;
       longer.lead = lead;
@@ -104,7 +116,7 @@ class Planner {
     }
   }
 
-  // Longer leads for single buffers, the largest first, a phase for each at a time.
+  // More time for the copies of single buffers, the largest first, a phase for each at a time.
   void lengthen_each(Layout& layout, uint32_t max_lead, uint64_t budget) const {
     const Buffers all = buffers(layout);
     std::vector<size_t> order(all.spans.size());
@@ -112,19 +124,22 @@ class Planner {
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return all.spans[a].bytes > all.spans[b].bytes; });
     size_t tries = kEffort / std::max<size_t>(1, order.size());
-    for (uint32_t lead = layout.lead + 1; lead <= max_lead; ++lead) {
+    for (uint32_t lead = 2; lead <= max_lead; ++lead) {
       for (const size_t i : order) {
-        const uint32_t access = all.accesses[i];
-        if (layout.leads[access] != lead - 1) continue;
-        Layout longer = layout;
-        longer.leads[access] = lead;
-        const Lifetime before = lifetimes(demand_, layout.leads)[access];
-        const Lifetime after = lifetimes(demand_, longer.leads)[access];
-        if (after.owner == before.owner && after.before == before.before) continue;
-        if (longer.pinned + most_live(demand_, buffers(longer)) > budget) continue;
-        if (tries-- == 0) return;
-        pack_buffers(longer);
-        if (longer.needed() <= budget) layout = std::move(longer);
+        for (uint32_t Lead::*side : {&Lead::before, &Lead::after}) {
+          const uint32_t access = all.accesses[i];
+          Leads leads = layout.timing->leads;
+          if (leads[access].*side != lead - 1) continue;
+          if (tries-- == 0) return;
+          leads[access].*side = lead;
+          Layout longer = layout;
+          longer.timing = timing_of(demand_, std::move(leads));
+          const Buffers live = buffers(longer);
+          if (live.spans == buffers(layout).spans) continue;
+          if (longer.pinned + most_live(demand_, live) > budget) continue;
+          pack_buffers(longer);
+          if (longer.needed() <= budget) layout = std::move(longer);
+        }
       }
     }
   }
@@ -132,7 +147,7 @@ class Planner {
   // A lead of 1 for as many as fit: those that begin in the fullest phases lose theirs first,
   // largest buffers first.
   void shorten(Layout& layout, uint64_t budget) const {
-    layout.leads = leads_of(demand_, 1);
+    layout.timing = timing_of(demand_, 1);
     while (true) {
       const Buffers all = buffers(layout);
       const auto live = loads(all.spans, demand_.phases);
@@ -145,14 +160,15 @@ class Planner {
         return std::pair(live[all.spans[i].first_phase], all.spans[i].bytes);
       };
       for (size_t i = 0; i < all.spans.size(); ++i) {
-        if (layout.leads[all.accesses[i]] == 0) continue;
+        if (layout.timing->leads[all.accesses[i]] == Lead{}) continue;
         if (!worst || weight(i) > weight(*worst)) worst = i;
       }
       PHUB_CHECK(worst.has_value());  // without any lead it fits
-      const std::vector<Lifetime> lives = lifetimes(demand_, layout.leads);
+      auto [leads, lives] = *layout.timing;
       for (size_t i = 0; i < lives.size(); ++i) {
-        if (lives[i].owner == all.accesses[*worst]) layout.leads[i] = 0;
+        if (lives[i].owner == all.accesses[*worst]) leads[i] = {};
       }
+      layout.timing = timing_of(demand_, std::move(leads));
     }
   }
 
@@ -177,7 +193,7 @@ class Planner {
 
  private:
   Buffers buffers(const Layout& layout) const {
-    return buffers_of(demand_, layout.pins, layout.leads);
+    return buffers_of(demand_, layout.pins, layout.timing->lives);
   }
 
   void pin(Layout& layout, uint32_t entry) const {
@@ -194,15 +210,15 @@ class Planner {
     for (size_t i = 0; i < all.accesses.size(); ++i) {
       layout.offsets[all.accesses[i]] = packing.offsets[i];
     }
-    const std::vector<Lifetime> lives = lifetimes(demand_, layout.leads);
+    const Lifetimes& lives = layout.timing->lives;
     for (size_t i = 0; i < lives.size(); ++i) layout.offsets[i] = layout.offsets[lives[i].owner];
   }
 
   // From nothing pinned to all moves made; not packed.
   template <class Use>
   void for_states(Use use) const {
-    Layout layout{.pins = Pins(demand_.entries.size()), .leads = leads_};
-    const std::vector<uint32_t> moves = order_of_moves(demand_, costs_, layout.leads);
+    Layout layout{.pins = Pins(demand_.entries.size()), .timing = timing_};
+    const std::vector<uint32_t> moves = order_of_moves(demand_, costs_, timing_->lives);
     Layout first = layout;
     use(first);
     for (const uint32_t entry : moves) {
@@ -229,7 +245,7 @@ class Planner {
   }
 
   const Demand& demand_;
-  Leads leads_;
+  SharedTiming timing_;  // with the lead
   Costs costs_;
 };
 
@@ -237,11 +253,12 @@ class Planner {
 // memory, the longer it is waited for: what is pinned saves copies, and what the pool gets instead
 // gives them time. The factor was found by measuring.
 double cost_of_moves(const Demand& demand, const Layout& layout) {
-  const std::vector<Lifetime> lives = lifetimes(demand, layout.leads);
+  const Lifetimes& lives = layout.timing->lives;
   double cost = 0;
-  for_moves(demand, layout.leads, [&](uint32_t access, const BatchPart& part, uint64_t bytes) {
+  for_moves(demand, lives, [&](uint32_t access, const BatchPart& part, uint64_t bytes) {
     if (layout.pins[part.entry]) return;
-    const uint32_t lead = lives[access].before > 0 ? lives[access].before : layout.lead;
+    const uint32_t before = lives[access].lead.before;
+    const uint32_t lead = before > 0 ? before : layout.lead;
     cost += static_cast<double>(bytes) * (1 + 1.0 / lead);
   });
   return cost;
@@ -323,12 +340,12 @@ Placement placement_of(const Demand& demand, const Layout& layout, uint64_t rese
   placement.pool_bytes = layout.height;
   placement.reserved_offset = end + layout.height;
   placement.reserved_bytes = reserved_bytes;
-  const std::vector<Lifetime> lives = lifetimes(demand, layout.leads);
+  const Lifetimes& lives = layout.timing->lives;
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
     const Access& access = demand.accesses[i];
     if (needs_buffer(demand, access, layout.pins)) {
       placement.accesses.push_back({.offset = placement.pool_offset + layout.offsets[i],
-                                    .lead = lives[i].before,
+                                    .lead = lives[i].lead.before,
                                     .kept = lives[i].owner != i});
     } else {
       const auto& parts = demand.batches[access.batch].parts;
@@ -337,7 +354,7 @@ Placement placement_of(const Demand& demand, const Layout& layout, uint64_t rese
            .offset = parts.empty() ? 0 : placement.entries[parts[0].entry].offset});
     }
   }
-  placement.moved_bytes = moved_bytes(demand, layout.pins, layout.leads);
+  placement.moved_bytes = moved_bytes(demand, layout.pins, lives);
   return placement;
 }
 
