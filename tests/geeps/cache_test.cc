@@ -451,6 +451,37 @@ TEST(Cache, ThreadsOfTheCacheMoveTheBytesAheadOfTime) {
   EXPECT_EQ(last.data()[1000], 6);
 }
 
+TEST(Cache, RowsThatAreReadAgainSoonAreFetchedOnce) {
+  for (const bool poison : {false, true}) {
+    Rig rig({{"w", 32, dense(4)}},
+            {.budget_bytes = 1536, .reserved_bytes = 1, .prefetch = false, .poison = poison});
+    const auto keys = dense(4);
+    const auto iteration = [&](Cache& cache, bool clock_between, float expected) {
+      for (int times = 0; times < 3; ++times) {
+        const ReadBuffer read(cache, 0, keys);
+        if (read.data() != nullptr) {
+          for (size_t i = 0; i < 128; ++i) ASSERT_EQ(read.data()[i], expected);
+        }
+        if (times == 1 && clock_between) cache.table_clock(0);
+      }
+      add(cache, 0, keys, 1);
+      cache.table_clock(0);
+    };
+    rig.record([&](Cache& cache) { iteration(cache, false, 0); });
+    ASSERT_FALSE(rig.cache->placement().entries[0].pinned);
+    uint64_t before = 0;
+    for (int i = 0; i < 5; ++i) {
+      const bool clock_between = i == 2;  // then they are of an older clock
+      iteration(*rig.cache, clock_between, static_cast<float>(i));
+      rig.cache->wait_all();
+      const uint64_t bytes = rig.cache->stats().bytes_to_device;
+      EXPECT_EQ(bytes - before, clock_between ? 1024u : 512u) << "iteration " << i;
+      before = bytes;
+    }
+    EXPECT_EQ(rig.cache->stats().outside_sequence, 0u);
+  }
+}
+
 TEST(Cache, StrictModeNamesTheDeviation) {
   Rig rig({{"w", 4, dense(4)}, {"v", 4, dense(4)}}, {.strict = true});
   const auto keys = dense(4);

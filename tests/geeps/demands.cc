@@ -96,12 +96,41 @@ Demand random_demand(std::mt19937& engine, uint32_t max_entries, uint32_t max_ac
          .fetch = random(0, 1) == 0,
          .save = random(0, 1) == 0});
   }
+  std::vector<bool> taken_up(accesses);
+  for (uint32_t i = 0; i < accesses; ++i) {
+    Access& access = demand.accesses[i];
+    if (access.kind != AccessKind::kRead || access.last_phase < access.first_phase) continue;
+    for (uint32_t j = 0; j < i && !access.again; ++j) {
+      const Access& before = demand.accesses[j];
+      const bool given_back =
+          before.first_phase <= before.last_phase && before.last_phase < access.first_phase;
+      if (taken_up[j] || before.kind != access.kind || before.batch != access.batch ||
+          !given_back || random(0, 3) == 0) {
+        continue;
+      }
+      access.again = j;
+      taken_up[j] = true;
+    }
+  }
   return demand;
 }
 
-uint64_t moved_bytes(const Demand& demand, const std::vector<bool>& pinned) {
-  uint64_t moved = 0;
+std::vector<bool> kept_with(const Demand& demand, uint32_t lead) {
+  std::vector<bool> kept;
   for (const Access& access : demand.accesses) {
+    // Nobody else's phases lie between the two, but those of the lead.
+    kept.push_back(access.again &&
+                   access.first_phase - demand.accesses[*access.again].last_phase - 1 <= lead);
+  }
+  return kept;
+}
+
+uint64_t moved_bytes(const Demand& demand, const std::vector<bool>& pinned,
+                     const std::vector<bool>& kept) {
+  uint64_t moved = 0;
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    const Access& access = demand.accesses[i];
+    if (kept[i]) continue;
     for (const BatchPart& part : demand.batches[access.batch].parts) {
       if (pinned[part.entry]) continue;
       if (access.kind != AccessKind::kLocal || access.fetch) moved += part.bytes;
@@ -128,7 +157,14 @@ uint64_t pinned_bytes(const Demand& demand, const std::vector<bool>& pinned) {
 
 uint64_t pool_bytes(const Demand& demand, const std::vector<bool>& pinned, uint32_t lead) {
   std::vector<Span> spans;
-  for (const Access& access : demand.accesses) {
+  const std::vector<bool> kept = kept_with(demand, lead);
+  std::vector<Access> accesses = demand.accesses;  // those that keep a buffer are part of its first
+  for (size_t i = accesses.size(); i-- > 0;) {
+    if (kept[i]) accesses[*accesses[i].again].last_phase = accesses[i].last_phase;
+  }
+  for (size_t i = 0; i < accesses.size(); ++i) {
+    const Access& access = accesses[i];
+    if (kept[i]) continue;
     const Batch& batch = demand.batches[access.batch];
     if (batch.in_place && pinned[batch.parts[0].entry]) continue;
     uint64_t bytes = 0;

@@ -19,11 +19,17 @@ struct LayerBytes {
 // phase i, its backward pass phase 2·layers − 1 − i.
 Demand network(const std::vector<LayerBytes>& layers);
 
-// Entries that batches share, accesses over several phases and over the end of the circle.
+// Entries that batches share, accesses over several phases and over the end of the circle, reads
+// that are read again.
 Demand random_demand(std::mt19937& engine, uint32_t max_entries, uint32_t max_accesses);
 
-// Bytes that the accesses of an iteration move, with these entries pinned.
-uint64_t moved_bytes(const Demand& demand, const std::vector<bool>& pinned);
+// Whether each access has the buffer of the one before (Access::again), if each has this lead where
+// it can.
+std::vector<bool> kept_with(const Demand& demand, uint32_t lead);
+
+// Bytes that the accesses of an iteration move, with these entries pinned and these buffers kept.
+uint64_t moved_bytes(const Demand& demand, const std::vector<bool>& pinned,
+                     const std::vector<bool>& kept);
 
 // What pinning these entries takes: rows, logs and indexes, each in multiples of 256.
 uint64_t pinned_bytes(const Demand& demand, const std::vector<bool>& pinned);

@@ -42,9 +42,14 @@ bool saves(const Access& a) {
   return a.kind == AccessKind::kUpdate || (a.kind == AccessKind::kLocal && a.save);
 }
 
+std::vector<bool> kept_of(const Placement& placement) {
+  std::vector<bool> kept;
+  for (const AccessPlace& access : placement.accesses) kept.push_back(access.kept);
+  return kept;
+}
+
 // Double-buffered, what is saved has a phase more where there is room for it.
-bool is_live(const Demand& demand, size_t access, uint32_t lead, bool twice, uint32_t phase) {
-  const Access& a = demand.accesses[access];
+bool is_live(const Demand& demand, const Access& a, uint32_t lead, bool twice, uint32_t phase) {
   const uint32_t phases = demand.phases;
   uint32_t length = (a.last_phase + phases - a.first_phase) % phases + 1 + lead;
   if (twice && saves(a) && length < phases) ++length;
@@ -59,7 +64,17 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
   ASSERT_LE(p.total_bytes(), options.budget_bytes);
   const auto pinned = pinned_of(p);
   ASSERT_EQ(p.pinned_bytes + p.index_bytes, pinned_bytes(demand, pinned));
-  ASSERT_EQ(p.moved_bytes, moved_bytes(demand, pinned));
+  ASSERT_EQ(p.moved_bytes, moved_bytes(demand, pinned, kept_of(p)));
+  if (p.buffering == Buffering::kDouble) {
+    const std::vector<bool> least = kept_with(demand, p.lead);
+    for (size_t i = 0; i < least.size(); ++i) ASSERT_TRUE(p.accesses[i].kept || !least[i]);
+  }
+  std::vector<Access> lives = demand.accesses;  // of those that keep a buffer, with its first's
+  for (size_t i = lives.size(); i-- > 0;) {
+    if (!p.accesses[i].kept) continue;
+    ASSERT_EQ(p.accesses[i].offset, p.accesses[*lives[i].again].offset);
+    lives[*lives[i].again].last_phase = lives[i].last_phase;
+  }
 
   // What is there all the time.
   std::vector<Region> fixed = {{p.reserved_offset, p.reserved_bytes}};
@@ -89,7 +104,11 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
     ASSERT_GE(place.offset, p.pool_offset);
     ASSERT_LE(place.offset + mine.bytes, p.pool_offset + p.pool_bytes);
     for (const Region& region : fixed) ASSERT_FALSE(region.bytes > 0 && overlap(mine, region));
-    const Access& access = demand.accesses[i];
+    if (place.kept) {
+      ASSERT_EQ(place.lead, 0u);
+      continue;
+    }
+    const Access& access = lives[i];
     const bool alone = (access.last_phase + 1) % demand.phases == access.first_phase;
     const bool ahead = p.buffering == Buffering::kDouble && !alone && fetches(access);
     ASSERT_GE(place.lead, ahead ? 1u : 0u);
@@ -102,7 +121,8 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
     std::vector<Region> live;
     for (size_t i = 0; i < p.accesses.size(); ++i) {
       const bool twice = p.buffering == Buffering::kDouble;
-      if (p.accesses[i].in_place || !is_live(demand, i, p.accesses[i].lead, twice, phase)) continue;
+      if (p.accesses[i].in_place || p.accesses[i].kept) continue;
+      if (!is_live(demand, lives[i], p.accesses[i].lead, twice, phase)) continue;
       live.push_back({p.accesses[i].offset, buffer_bytes(demand, demand.accesses[i])});
     }
     for (size_t a = 0; a < live.size(); ++a) {
@@ -162,7 +182,7 @@ uint64_t least_moved(const Demand& demand, uint64_t budget) {
     std::vector<bool> pinned;
     for (size_t i = 0; i < demand.entries.size(); ++i) pinned.push_back((set >> i & 1) == 1);
     if (pinned_bytes(demand, pinned) + pool_bytes(demand, pinned, 1) > budget) continue;
-    least = std::min(least, moved_bytes(demand, pinned));
+    least = std::min(least, moved_bytes(demand, pinned, kept_with(demand, 1)));
   }
   return least;
 }
@@ -286,6 +306,54 @@ TEST(Placement, WhatIsLeftOverServesLongerLeads) {
   }
 }
 
+// Of six layers that are used once forward and once backward, those whose two reads are so near
+// that the lead of the second begins when the first ends.
+TEST(Placement, WhatIsReadAgainSoonIsNotFetchedAgain) {
+  Demand demand = network(std::vector<LayerBytes>(6, {4 * kMiB, kMiB}));
+  for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
+    Access& access = demand.accesses[i];
+    for (uint32_t j = 0; j < i; ++j) {
+      const Access& before = demand.accesses[j];
+      if (before.batch != access.batch || access.kind != before.kind) continue;
+      if (access.kind == AccessKind::kRead) access.again = j;
+    }
+  }
+  const std::vector<bool> none(demand.entries.size(), false);
+  const Placement placement = place(demand, {.budget_bytes = pool_bytes(demand, none, 2) + 256});
+  ASSERT_EQ(placement.buffering, Buffering::kDouble);
+  ASSERT_EQ(placement.pinned_bytes, 0u);
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    const Access& access = demand.accesses[i];
+    if (!access.again) continue;
+    const uint32_t between = access.first_phase - demand.accesses[*access.again].last_phase - 1;
+    EXPECT_EQ(placement.accesses[i].kept, between <= placement.lead)
+        << between << " phases, lead " << placement.lead;
+  }
+  Demand again = demand;
+  for (Access& access : again.accesses) access.again.reset();
+  const uint64_t all = moved_bytes(again, none, std::vector<bool>(again.accesses.size()));
+  EXPECT_LE(placement.moved_bytes, all - 2 * 4 * kMiB);
+}
+
+// A buffer that is emptied after its use keeps its memory for longer where there is some.
+TEST(Placement, WhatIsLeftOverServesCopiesToTheHost) {
+  Demand demand{.phases = 8, .entries = {}, .batches = {}, .accesses = {}};
+  for (uint32_t i = 0; i < 2; ++i) {
+    demand.entries.push_back({.name = "w", .bytes = kMiB, .log_bytes = kMiB});
+    demand.batches.push_back({.name = "w", .parts = {{i, 1, kMiB}}});
+    demand.accesses.push_back({.kind = AccessKind::kUpdate,
+                               .batch = i,
+                               .step = i,
+                               .first_phase = 3 * i,
+                               .last_phase = 3 * i});
+  }
+  // The second comes three phases after the first.
+  const Placement tight = place(demand, {.budget_bytes = kMiB + 256});
+  EXPECT_EQ(tight.accesses[0].offset, tight.accesses[1].offset);
+  const Placement roomy = place(demand, {.budget_bytes = 2 * kMiB + 256});
+  EXPECT_NE(roomy.accesses[0].offset, roomy.accesses[1].offset);
+}
+
 TEST(Placement, ABudgetThatIsTooSmallNamesTheStep) {
   auto layers = std::vector<LayerBytes>(4, {1000, 1000});
   layers[2] = {5000, 7000};
@@ -321,6 +389,20 @@ TEST(Placement, ADemandThatContradictsItselfIsRefused) {
   EXPECT_TRUE(refused([](Demand& d) { d.batches[0].parts[0].entry = 100; }));
   EXPECT_TRUE(refused([](Demand& d) { d.batches[0].parts[0].bytes = 1; }));
   EXPECT_TRUE(refused([](Demand& d) { d.batches[0].in_place = true; }));
+  // Forward reads of both layers are accesses 0 and 2, the backward ones 4 and 7.
+  EXPECT_FALSE(refused([](Demand& d) { d.accesses[4].again = 2; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.accesses[4].again = 4; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.accesses[4].again = 0; }));
+  EXPECT_TRUE(refused([](Demand& d) { d.accesses[5].again = 2; }));
+  EXPECT_TRUE(refused([](Demand& d) {
+    d.accesses[4].again = 2;
+    d.accesses[2].last_phase = 2;
+  }));
+  EXPECT_TRUE(refused([](Demand& d) {
+    d.accesses[4].again = 2;
+    d.accesses[7].batch = d.accesses[2].batch;
+    d.accesses[7].again = 2;
+  }));
 }
 
 TEST(Placement, NothingNeedsNothing) {

@@ -106,6 +106,48 @@ TEST(Sequence, ABufferThatIsKeptIsLiveInAllPhasesUntilItsRelease) {
   EXPECT_EQ(demand.accesses[1].last_phase, 0u);
 }
 
+// Once given back, until the table is clocked, and by one read only.
+TEST(Sequence, AReadOfTheSameRowsInTheSameClockIsKnown) {
+  const auto again_of = [](const std::function<void(Recorder&)>& calls) {
+    Recorder recorder(kTables);
+    calls(recorder);
+    std::vector<int> again;
+    for (const Access& access : demand_of(recorder.finish()).demand.accesses) {
+      again.push_back(access.again ? static_cast<int>(*access.again) : -1);
+    }
+    return again;
+  };
+  const Keys all = {1, 2, 3}, some = {2, 1};
+  const auto read = [](Recorder& r, uint32_t table, const Keys& keys) {
+    r.post_read(r.read(table, keys));
+  };
+  EXPECT_THAT(again_of([&](Recorder& r) {
+                read(r, 0, all);
+                read(r, 0, some);
+                r.table_clock(1);
+                r.update(r.pre_update(0, all));
+                read(r, 0, all);
+                read(r, 0, all);
+                r.table_clock(0);
+                read(r, 0, all);
+                read(r, 1, all);
+              }),
+              ElementsAre(-1, -1, -1, 0, 3, -1, -1));
+  EXPECT_THAT(again_of([&](Recorder& r) {
+                const uint32_t first = r.read(0, all);
+                const uint32_t second = r.read(0, all);  // the first is in use
+                r.post_read(first);
+                const uint32_t third = r.read(0, all);
+                const uint32_t fourth = r.read(0, all);  // the third has taken it
+                r.post_read(second);
+                r.post_read(third);
+                r.post_read(fourth);
+                r.post_local_access(r.local_access(2, all));
+                r.post_local_access(r.local_access(2, all));
+              }),
+              ElementsAre(-1, -1, 0, -1, -1, -1));
+}
+
 TEST(Sequence, ListsThatOverlapShareTheirCommonRows) {
   Recorder recorder(kTables);
   recorder.post_read(recorder.read(0, Keys{1, 2, 3, 4}));
