@@ -369,7 +369,7 @@ typedef struct phub_buffer {
 
 /* Table 1 of GeePS. Rows are named by `count` keys, or are all of the table (null and 0). These
  * wait until the buffer can be used. `staleness` in clocks: 0 is BSP. `fetch` 0: what the rows held
- * is not needed. */
+ * is not needed. What was read is not to be written: it may stay there for the next read. */
 PHUB_API phub_code phub_geeps_read(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
                                    size_t count, int64_t staleness, phub_buffer* buffer);
 PHUB_API phub_code phub_geeps_pre_update(phub_geeps* geeps, uint32_t table, const uint64_t* keys,

@@ -204,7 +204,7 @@ class Rig {
     return program;
   }
 
-  // The program with something left out, put in, or released later.
+  // The program with something left out, put in, or released or clocked later.
   Program deviating() {
     Program program = program_;
     for (uint64_t changes = 1 + pick(3); changes > 0; --changes) {
@@ -217,13 +217,19 @@ class Rig {
         return program.steps.begin() +
                static_cast<std::ptrdiff_t>(from + pick(program.steps.size() + 1 - from));
       };
-      switch (pick(3)) {
-        case 0:  // left out
+      switch (pick(4)) {
+        case 0: {  // not clocked: until the next iteration's clock
+          const auto clock = std::find_if(program.steps.begin(), program.steps.end(),
+                                          [](const Step& s) { return s.kind == Step::kClock; });
+          if (clock != program.steps.end()) program.steps.erase(clock);
+          break;
+        }
+        case 1:  // left out
           if (at(Step::kAcquire) == program.steps.end()) break;
           program.steps.erase(at(Step::kAcquire));
           program.steps.erase(at(Step::kRelease));
           break;
-        case 1: {  // put in
+        case 2: {  // put in
           const auto number = static_cast<uint32_t>(program.uses.size());
           program.uses.push_back(random_use());
           const auto begin = static_cast<size_t>(somewhere(0) - program.steps.begin());

@@ -482,6 +482,43 @@ TEST(Cache, RowsThatAreReadAgainSoonAreFetchedOnce) {
   }
 }
 
+// The first of two reads is left out: its rows may be there, on their way, or never be fetched, and
+// something else is in its memory.
+TEST(Cache, RowsThatAreNotThereAreNotKept) {
+  for (const bool prefetch : {false, true}) {
+    Rig rig({{"w", 64, dense(4)},
+             {"x", 64, dense(1), true},
+             {"y", 64, dense(1), true},
+             {"large", 64, dense(8)}},
+            {.budget_bytes = 2560, .reserved_bytes = 1, .prefetch = prefetch},
+            {.budget_bytes = 4 * kMiB, .copy_bytes_per_second = 2e5, .poison_copies = true});
+    const auto keys = dense(4), one = dense(1), all = dense(8);
+    add(*rig.cache, 0, keys, 1);
+    add(*rig.cache, 3, all, 2);
+    for (const uint32_t table : {0, 3}) rig.cache->table_clock(table);
+    const auto iteration = [&](Cache& cache, bool whole) {
+      if (whole) first_of(cache, 0, keys);
+      {  // two calls that are where the sequence goes on
+        const LocalBuffer x(cache, 1, one, Fetch::kNo, Save::kNo);
+        const LocalBuffer y(cache, 2, one, Fetch::kNo, Save::kNo);
+      }
+      const float second = first_of(cache, 0, keys);
+      first_of(cache, 3, all);
+      return second;
+    };
+    rig.record([&](Cache& cache) { iteration(cache, true); });
+    const std::vector<AccessPlace>& places = rig.cache->placement().accesses;
+    ASSERT_TRUE(places[3].kept);
+    ASSERT_EQ(places[4].offset, places[0].offset);
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(iteration(*rig.cache, i % 3 == 0), 1) << "iteration " << i;
+      std::this_thread::sleep_for(milliseconds(2));  // time to begin the next one's copies
+    }
+    EXPECT_EQ(rig.cache->stats().outside_sequence, 2u + 4u)
+        << "x, where the first read was left out";
+  }
+}
+
 TEST(Cache, StrictModeNamesTheDeviation) {
   Rig rig({{"w", 4, dense(4)}, {"v", 4, dense(4)}}, {.strict = true});
   const auto keys = dense(4);

@@ -80,7 +80,8 @@ struct CacheOptions {
   bool strict = false;          // a call outside the sequence is an error that names it
   bool infer_clocks = false;    // a table for which no TableClock is recorded is clocked by its
                                 // last Update of the sequence
-  bool poison = false;          // buffers that are given back become NaN
+  bool poison = false;          // buffers that are given back become NaN, but those whose rows
+                                // are kept for the next read
   uint32_t partitions = 1;      // of the tables, each with its own moving threads
   Stream* compute = nullptr;    // where the application computes; null: in the calling thread
   std::chrono::milliseconds timeout{0};  // of a blocking call; 0: none (the exchange has its own)
@@ -91,7 +92,8 @@ struct CacheOptions {
 enum class Fetch : bool { kNo, kYes };
 enum class Save : bool { kNo, kYes };
 
-// Plain data: the rows that were asked for, in that order, in device memory.
+// Plain data: the rows that were asked for, in that order, in device memory. Those of a read are
+// not to be written: they may stay where they are for the next read.
 struct Buffer {
   float* data = nullptr;  // null in a virtual iteration
   size_t rows = 0;

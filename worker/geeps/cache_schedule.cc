@@ -258,10 +258,11 @@ std::vector<const Event*> Cache::Impl::events_before(const Instance& instance) c
   return events;
 }
 
-// Its buffer still has the rows of an access before, and they are fresh enough.
+// Its buffer still has the rows of the access before, and they are fresh enough. That one is given
+// back: else this one would be served outside of the sequence.
 bool Cache::Impl::is_kept(const Instance& instance, uint64_t back) const {
   const AccessPlan& access = schedule_->accesses[instance.access];
-  if (!access.kept_from || !waits_are_over(instance)) return false;
+  if (!access.kept_from) return false;
   const AccessState& before = accesses_[*access.kept_from];
   const Table& table = tables_[schedule_->lists[access.list].table];
   return before.filled == instance.iteration + 1 && before.version + back >= table.clocks;

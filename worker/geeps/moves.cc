@@ -77,7 +77,6 @@ Costs::Costs(const Demand& demand, const Lifetimes& lives)
   }
   for_moves(demand, lives, [&](uint32_t, const BatchPart& part, uint64_t bytes) {
     saved_bytes_[part.entry] += bytes;
-    all_moved_ += bytes;
   });
   for (uint32_t entry = 0; entry < demand.entries.size(); ++entry) {
     if (saved_bytes_[entry] > 0) by_density_.push_back(entry);

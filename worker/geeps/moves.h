@@ -36,15 +36,13 @@ class Costs {
 
   uint64_t pin_bytes(uint32_t entry) const { return pin_bytes_[entry]; }      // rows, log, indexes
   uint64_t saved_bytes(uint32_t entry) const { return saved_bytes_[entry]; }  // per iteration
-  uint64_t all_moved_bytes() const { return all_moved_; }  // per iteration, if nothing is pinned
-  double density(uint32_t entry) const;                    // saved / pinned
+  double density(uint32_t entry) const;                                       // saved / pinned
   // Entries that save something, best density first.
   const std::vector<uint32_t>& by_density() const { return by_density_; }
 
  private:
   std::vector<uint64_t> pin_bytes_, saved_bytes_;
   std::vector<uint32_t> by_density_;
-  uint64_t all_moved_ = 0;
 };
 
 uint64_t buffer_bytes(const Demand& demand, const Access& access);

@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kManyAccesses = 4000;  // of which one plan takes a second
 constexpr size_t kEffort = 500'000;  // accesses looked at to lengthen the leads of single buffers
 
+// Shared by the layouts that differ in what is pinned.
 struct Timing {
   Leads leads;
   Lifetimes lives;  // with them
@@ -145,7 +146,7 @@ class Planner {
   }
 
   // A lead of 1 for as many as fit: those that begin in the fullest phases lose theirs first,
-  // largest buffers first.
+  // largest buffers first; then what they are kept for.
   void shorten(Layout& layout, uint64_t budget) const {
     layout.timing = timing_of(demand_, 1);
     while (true) {
@@ -159,14 +160,20 @@ class Planner {
       const auto weight = [&](size_t i) {
         return std::pair(live[all.spans[i].first_phase], all.spans[i].bytes);
       };
+      auto [leads, lives] = *layout.timing;
+      std::vector<bool> has_lead(leads.size());
+      for (size_t i = 0; i < leads.size(); ++i) {
+        if (leads[i] != Lead{}) has_lead[lives[i].owner] = true;
+      }
       for (size_t i = 0; i < all.spans.size(); ++i) {
-        if (layout.timing->leads[all.accesses[i]] == Lead{}) continue;
+        if (!has_lead[all.accesses[i]]) continue;
         if (!worst || weight(i) > weight(*worst)) worst = i;
       }
       PHUB_CHECK(worst.has_value());  // without any lead it fits
-      auto [leads, lives] = *layout.timing;
-      for (size_t i = 0; i < lives.size(); ++i) {
-        if (lives[i].owner == all.accesses[*worst]) leads[i] = {};
+      const uint32_t owner = all.accesses[*worst];
+      const bool has_own = std::exchange(leads[owner], Lead{}) != Lead{};
+      for (size_t i = 0; i < lives.size() && !has_own; ++i) {
+        if (lives[i].owner == owner) leads[i] = {};
       }
       layout.timing = timing_of(demand_, std::move(leads));
     }

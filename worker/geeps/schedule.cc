@@ -212,7 +212,7 @@ Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placemen
   for (uint32_t i = 0; i < demand.demand.accesses.size(); ++i) {
     if (!schedule.placement.accesses[i].kept) continue;
     const uint32_t before = *demand.demand.accesses[i].again;
-    schedule.accesses[i].kept_from = schedule.accesses[before].kept_from.value_or(before);
+    schedule.accesses[i].kept_from = before;
     schedule.accesses[before].kept_on = true;
   }
   std::vector<std::optional<uint32_t>> last_update(schedule.sequence.tables.size());

@@ -60,7 +60,7 @@ struct AccessPlan {
   bool in_place = false;
   bool fetch = true, save = true;  // as recorded
   bool last_update = false;        // of its table
-  // The access from whose fill on its rows are in the buffer, and whether a later one's are.
+  // The access whose buffer it takes over with the rows in it, and whether another takes over its.
   std::optional<uint32_t> kept_from;
   bool kept_on = false;
   std::vector<Dependency> waits_for;
