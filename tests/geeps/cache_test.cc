@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -425,6 +427,62 @@ TEST(Cache, FlagsSpareTheCopies) {
   EXPECT_EQ(bytes_of(Fetch::kNo, Save::kYes), std::pair(false, true));
   EXPECT_EQ(bytes_of(Fetch::kYes, Save::kNo), std::pair(true, false));
   EXPECT_EQ(bytes_of(Fetch::kNo, Save::kNo), std::pair(false, false));
+}
+
+// Saved as one piece by the copy engine, fetched in pieces by a thread.
+TEST(Cache, RowsAreReadInAnyOrderAfterTheyAreSaved) {
+  Rig rig({{"w", 1, dense(1)}, {"h", 4, dense(64), true}},
+          {.budget_bytes = 2048, .reserved_bytes = 1, .prefetch = false},
+          {.budget_bytes = 4 * kMiB, .copy_latency = milliseconds(3)});
+  const auto in_order = dense(64);
+  std::vector<uint64_t> shuffled = in_order;
+  std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(3));
+  const auto iteration = [&](Cache& cache, float value) {
+    {
+      const LocalBuffer all(cache, 1, in_order, Fetch::kNo);
+      if (all.data() != nullptr) std::fill_n(all.data(), all.buffer().floats(), value);
+    }
+    const LocalBuffer all(cache, 1, shuffled, Fetch::kYes, Save::kNo);
+    if (all.data() == nullptr) return;
+    for (size_t i = 0; i < all.buffer().floats(); ++i) ASSERT_EQ(all.data()[i], value);
+  };
+  rig.record([&](Cache& cache) { iteration(cache, 0); });
+  ASSERT_FALSE(rig.cache->placement().entries[0].pinned);
+  for (int i = 1; i <= 5; ++i) iteration(*rig.cache, static_cast<float>(i));
+  EXPECT_GT(rig.cache->stats().bytes_staged, 0u);
+}
+
+// The middle one was recorded as one that saves nothing: what comes after it was filled already.
+TEST(Cache, ASaveThatWasNotRecordedIsSeen) {
+  Rig rig({{"w", 1, dense(1)}, {"h", 64, dense(4), true}},
+          {.budget_bytes = 3072 + 256, .reserved_bytes = 1});
+  const auto rows = dense(4);
+  const std::vector<uint64_t> orders[] = {{3, 2, 1, 0}, {1, 0, 3, 2}, {2, 3, 0, 1}};
+  const auto iteration = [&](Cache& cache, bool irregular, float value) {
+    const auto set = [&](const LocalBuffer& buffer, float to) {
+      if (buffer.data() != nullptr) std::fill_n(buffer.data(), buffer.buffer().floats(), to);
+    };
+    {
+      const LocalBuffer first(cache, 1, rows, Fetch::kNo);
+      set(first, value);
+    }
+    {
+      const LocalBuffer second(cache, 1, orders[0], Fetch::kYes,
+                               irregular ? Save::kYes : Save::kNo);
+      if (second.data() != nullptr) std::this_thread::sleep_for(milliseconds(3));
+      if (irregular) set(second, value + 0.5F);
+    }
+    for (const size_t order : {1, 2}) {
+      const LocalBuffer after(cache, 1, orders[order], Fetch::kYes, Save::kNo);
+      if (after.data() == nullptr) continue;
+      EXPECT_EQ(after.data()[7], irregular ? value + 0.5F : value) << "order " << order;
+    }
+  };
+  rig.record([&](Cache& cache) { iteration(cache, false, 0); });
+  const Placement& placement = rig.cache->placement();
+  ASSERT_FALSE(placement.entries[0].pinned);
+  ASSERT_NE(placement.accesses[1].offset, placement.accesses[2].offset);
+  for (int i = 1; i <= 8; ++i) iteration(*rig.cache, i % 4 == 2, static_cast<float>(i));
 }
 
 TEST(Cache, ThreadsOfTheCacheMoveTheBytesAheadOfTime) {

@@ -335,6 +335,27 @@ TEST(Placement, WhatIsReadAgainSoonIsNotFetchedAgain) {
   EXPECT_LE(placement.moved_bytes, all - 2 * 4 * kMiB);
 }
 
+// Where a longer lead for all does not fit.
+TEST(Placement, WhatIsLeftOverServesLongerLeadsOfSome) {
+  Demand demand{.phases = 8, .entries = {}, .batches = {}, .accesses = {}};
+  const auto read = [&](uint64_t bytes, uint32_t phase) {
+    const auto number = static_cast<uint32_t>(demand.entries.size());
+    demand.entries.push_back({.name = "w", .bytes = bytes});
+    demand.batches.push_back({.name = "w", .parts = {{number, 1, bytes}}});
+    demand.accesses.push_back(
+        {.batch = number, .step = number, .first_phase = phase, .last_phase = phase});
+  };
+  read(3 * kMiB, 1);
+  read(3 * kMiB, 3);
+  read(kMiB, 6);
+  const Placement placement = place(demand, {.budget_bytes = 4 * kMiB, .max_lead = 4});
+  ASSERT_NO_FATAL_FAILURE(expect_sound(demand, {.budget_bytes = 4 * kMiB}, placement));
+  EXPECT_EQ(placement.lead, 1u);
+  EXPECT_EQ(placement.accesses[0].lead, 4u);
+  EXPECT_EQ(placement.accesses[1].lead, 1u) << "the first is in its way";
+  EXPECT_EQ(placement.accesses[2].lead, 4u);
+}
+
 // A buffer that is emptied after its use keeps its memory for longer where there is some.
 TEST(Placement, WhatIsLeftOverServesCopiesToTheHost) {
   Demand demand{.phases = 8, .entries = {}, .batches = {}, .accesses = {}};
