@@ -223,9 +223,10 @@ class HeldExchange final : public Exchange {
     const std::lock_guard lock(mutex_);
     return pushed_;
   }
-  std::optional<uint32_t> slack_ = 0;
+  void set_slack(std::optional<uint32_t> slack) { slack_ = slack; }
 
  private:
+  std::optional<uint32_t> slack_ = 0;
   std::vector<std::string> names_;
   std::vector<std::vector<float>> gradients_, parameters_;
   std::mutex mutex_;
@@ -241,7 +242,7 @@ struct HeldRig {
       : tables(std::move(specs)),
         device(make_host_device({.budget_bytes = 4 * kMiB})),
         exchange(tables) {
-    exchange.slack_ = slack;
+    exchange.set_slack(slack);
     cache.emplace(*device, exchange, tables, options);
   }
   std::vector<TableSpec> tables;

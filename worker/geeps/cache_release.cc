@@ -120,8 +120,9 @@ void Cache::Impl::release_planned(Lock& lock, Held held, bool use) {
   if (background) {
     work_.record(*state.computed);
   } else if (!access.in_place) {
-    const bool poison = options_.poison && !access.kept_on;
-    if (poison) work_.fill(buffer, kPoison, held.buffer.floats());
+    if (options_.poison && !access.kept_on) {
+      work_.fill(buffer, kPoison, held.buffer.floats());
+    }
     work_.record(*state.done);
   }
   lock.lock();
