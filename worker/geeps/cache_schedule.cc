@@ -46,7 +46,7 @@ void Cache::Impl::finish_sequence() {
 }
 
 Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& demand) const {
-  // Read with their log, updated or not.
+  // What is read with its log has one, updated or not, and is read anew after each update.
   for (size_t i = 0; i < demand.entries.size(); ++i) {
     Entry& entry = demand.demand.entries[i];
     if (tables_[demand.entries[i].table].spec.read_my_writes) entry.log_bytes = entry.bytes;

@@ -46,8 +46,7 @@ Lifetimes lifetimes(const Demand& demand, const Leads& leads) {
 }
 
 uint32_t moves_of(const Access& access) {
-  if (access.kind != AccessKind::kLocal) return 1;
-  return (access.fetch ? 1 : 0) + (access.save ? 1 : 0);
+  return (is_fetched(access) ? 1 : 0) + (is_saved(access) ? 1 : 0);
 }
 
 uint64_t buffer_bytes(const Demand& demand, const Access& access) {

@@ -127,8 +127,8 @@ class Planner {
     size_t tries = kEffort / std::max<size_t>(1, order.size());
     for (uint32_t lead = 2; lead <= max_lead; ++lead) {
       for (const size_t i : order) {
+        const uint32_t access = all.accesses[i];
         for (uint32_t Lead::*side : {&Lead::before, &Lead::after}) {
-          const uint32_t access = all.accesses[i];
           Leads leads = layout.timing->leads;
           if (leads[access].*side != lead - 1) continue;
           if (tries-- == 0) return;
