@@ -32,7 +32,7 @@ struct Options {
   uint32_t turns = 5;  // alternated runs, of which the median counts
   uint32_t iterations = 5;
   std::string transport = "shm";
-  std::string only;  // a part of a figure's name
+  std::string only;  // a figure; empty: all
   std::string json;
   bool tiny = false;
 };
@@ -72,9 +72,7 @@ class Bench {
   const std::vector<Figure>& figures() const { return figures_; }
 
  private:
-  bool wanted(const char* figure) const {
-    return std::string_view(figure).find(options_.only) != std::string_view::npos;
-  }
+  bool wanted(const char* figure) const { return options_.only.empty() || options_.only == figure; }
   void add(Figure figure);
   void count(const TrainingRun& run) {
     trained_ = true;
@@ -263,18 +261,27 @@ nlohmann::json json_of(const Options& options, const std::vector<Figure>& figure
 int run(int argc, char** argv) {
   Options options;
   CLI::App app("GeePS's figures, on devices of host memory and timed computation");
-  app.add_option("--tflops", options.tflops, "of the device")->capture_default_str();
+  app.add_option("--tflops", options.tflops, "of the device")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--slower", options.slower,
                  "everything takes so many times as long as on the stated device")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--parts", options.parts, "a part of the nets' images and weights")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--turns", options.turns, "alternated runs, of which the median counts")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--iterations", options.iterations, "of a run")->capture_default_str();
-  app.add_option("--transport", options.transport, "of the workers: shm or tcp")
+  app.add_option("--iterations", options.iterations, "of a run")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--only", options.only, "stall, budget, large, call or gradients");
+  app.add_option("--transport", options.transport, "of the workers")
+      ->check(CLI::IsMember({"shm", "tcp"}))
+      ->capture_default_str();
+  app.add_option("--only", options.only, "one of the figures")
+      ->check(CLI::IsMember({"stall", "budget", "large", "call", "gradients"}));
   app.add_option("--json", options.json, "a file for the figures");
   app.add_flag("--tiny", options.tiny, "a smoke test: figures mean nothing");
   CLI11_PARSE(app, argc, argv);
