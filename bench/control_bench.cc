@@ -89,7 +89,7 @@ JoinReply reply_of(uint64_t keys) {
   JoinReply reply;
   reply.offer = {.transport = "shm", .address = "@phub", .ticket = "ticket"};
   reply.spec = spec_of(small_keys(keys));
-  reply.layout = layout_of(make_plan(topology_of(kTwoSockets), reply.spec.keys, {.ranks = 8}));
+  reply.layout = routes_of(make_plan(topology_of(kTwoSockets), reply.spec.keys, {.ranks = 8}));
   return reply;
 }
 

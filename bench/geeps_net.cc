@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "transport/error.h"
+#include "worker/geeps/moves.h"
 #include "worker/geeps/sequence.h"
 
 namespace phub::geeps_bench {
@@ -35,7 +37,13 @@ Machine slower(const Machine& machine, double factor) {
   return {.flops_per_second = machine.flops_per_second / factor,
           .memory_bytes_per_second = machine.memory_bytes_per_second / factor,
           .copy_bytes_per_second = machine.copy_bytes_per_second / factor,
-          .copy_latency = scaled(machine.copy_latency, factor)};
+          .copy_latency = scaled(machine.copy_latency, factor),
+          .link_bytes_per_second = machine.link_bytes_per_second / factor};
+}
+
+Machine geeps_machine() {
+  return {
+      .flops_per_second = 3.52e12, .memory_bytes_per_second = 208e9, .copy_bytes_per_second = 6e9};
 }
 
 HostDeviceOptions device_of(const Machine& machine, uint64_t budget_bytes) {
@@ -127,7 +135,7 @@ Training::Rows Training::add_table(const std::string& name, double floats, bool 
 }
 
 Training::Rows Training::add_weights(const std::string& name, double floats) {
-  if (!style_.one_table) return add_table(name, floats, false);
+  if (!style_.one_table) return add_table(name, floats, style_.keep_gradients);
   const auto rows = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(floats / kRowFloats)));
   Keys& all = tables_[0].keys;
   Rows mine{0, Keys(rows)};
@@ -152,13 +160,25 @@ void Training::run(Calls& calls) const {
 }
 
 template <class Calls>
+uint64_t Training::read_weights(Calls& calls, const Step& step) const {
+  if (!step.has_weights) return 0;
+  return style_.keep_gradients ? calls.local(step.weights, true) : calls.read(step.weights);
+}
+
+template <class Calls>
+void Training::post_read_weights(Calls& calls, const Step& step, uint64_t weights) const {
+  if (!step.has_weights) return;
+  style_.keep_gradients ? calls.post_local(weights, false) : calls.post_read(weights);
+}
+
+template <class Calls>
 void Training::forward(Calls& calls, uint64_t& output) const {
   uint64_t input = calls.local(input_, false);
   for (const Step& step : steps_) {
-    const uint64_t weights = step.has_weights ? calls.read(step.weights) : 0;
+    const uint64_t weights = read_weights(calls, step);
     output = calls.local(step.output, false);
     calls.compute(step.forward);
-    if (step.has_weights) calls.post_read(weights);
+    post_read_weights(calls, step, weights);
     calls.post_local(input, true);
     input = output;
   }
@@ -170,7 +190,7 @@ void Training::backward(Calls& calls, uint64_t output) const {
   for (size_t l = steps_.size(); l-- > 0;) {
     const Step& step = steps_[l];
     const bool kept = step.has_weights && style_.keep_gradients;
-    const uint64_t weights = step.has_weights ? calls.read(step.weights) : 0;
+    const uint64_t weights = read_weights(calls, step);
     uint64_t update = 0;
     if (kept) {
       update = calls.local(step.gradient, false);
@@ -180,7 +200,7 @@ void Training::backward(Calls& calls, uint64_t output) const {
     const uint64_t input = calls.local(l > 0 ? steps_[l - 1].output : input_, true);
     const uint64_t next = l > 0 ? calls.local(steps_[l - 1].error, false) : 0;
     calls.compute(step.backward);
-    if (step.has_weights) calls.post_read(weights);
+    post_read_weights(calls, step, weights);
     if (kept) {
       calls.post_local(update, true);
     } else if (step.has_weights) {
@@ -196,9 +216,9 @@ void Training::backward(Calls& calls, uint64_t output) const {
   for (const Step& step : steps_) {
     if (!step.has_weights || !style_.keep_gradients) continue;
     const uint64_t gradient = calls.local(step.gradient, true);
-    calls.update(calls.pre_update(step.weights));
+    const uint64_t weights = calls.local(step.weights, true);
+    calls.post_local(weights, true);
     calls.post_local(gradient, false);
-    calls.clock(step.weights.table);
   }
   if (style_.one_table) calls.clock(0);
 }
@@ -261,6 +281,23 @@ uint64_t Training::everything_bytes() const {
 
 uint64_t Training::least_unmoved_bytes() const {
   return geeps::place(demand(), {.budget_bytes = kPlenty, .max_lead = 1}).total_bytes();
+}
+
+bool Training::keeps_local_data(uint64_t budget_bytes) const {
+  const geeps::Demand demand = this->demand();
+  geeps::Placement placement;
+  try {
+    placement = geeps::place(demand, {.budget_bytes = budget_bytes});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kFull) throw;
+    return false;
+  }
+  return std::ranges::none_of(demand.accesses, [&](const geeps::Access& access) {
+    return access.kind == geeps::AccessKind::kLocal && geeps::moves_of(access) > 0 &&
+           std::ranges::any_of(demand.batches[access.batch].parts, [&](const geeps::BatchPart& p) {
+             return !placement.entries[p.entry].pinned;
+           });
+  });
 }
 
 }  // namespace phub::geeps_bench

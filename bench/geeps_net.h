@@ -22,7 +22,11 @@ struct Machine {
   double memory_bytes_per_second = 480e9;
   double copy_bytes_per_second = 12e9;  // per direction
   std::chrono::nanoseconds copy_latency{10'000};
+  // Of the network link of each worker, per direction; what GeePS's machines reached of 40 Gbit/s.
+  double link_bytes_per_second = 12e9 / 8;
 };
+// With the GPUs of GeePS's machines, by their data sheet: Tesla K20C, PCIe 2.0.
+Machine geeps_machine();
 
 // The same, as many times slower in everything. Ratios of times stay what they are, and this
 // machine's processors have so many times longer for what they do.
@@ -58,8 +62,10 @@ Net part_of(Net net, double parts);
 
 // How an iteration treats gradients and tables.
 struct Style {
-  bool one_table = false;       // all parameters, clocked together at the end
-  bool keep_gradients = false;  // on the device to the end of the iteration, as local data
+  bool one_table = false;  // all parameters, clocked together at the end
+  // Weights live on the device, and gradients too, until an optimizer there has used them at the
+  // end of the iteration: local data, without a log of updates and without an exchange.
+  bool keep_gradients = false;
 };
 
 // The tables of a net, and its iteration.
@@ -80,6 +86,8 @@ class Training {
   uint64_t everything_bytes() const;
   // What place() needs to move nothing.
   uint64_t least_unmoved_bytes() const;
+  // Whether in so much memory at most weights and their gradients are moved.
+  bool keeps_local_data(uint64_t budget_bytes) const;
 
  private:
   using Keys = std::vector<uint64_t>;
@@ -99,6 +107,10 @@ class Training {
   void forward(Calls& calls, uint64_t& output) const;
   template <class Calls>
   void backward(Calls& calls, uint64_t output) const;
+  template <class Calls>
+  uint64_t read_weights(Calls& calls, const Step& step) const;
+  template <class Calls>
+  void post_read_weights(Calls& calls, const Step& step, uint64_t weights) const;
   Rows add_table(const std::string& name, double floats, bool local);
   Rows add_weights(const std::string& name, double floats);
 

@@ -39,6 +39,7 @@ TrainingRun::TrainingRun(Training training, const Machine& machine, uint64_t bud
   cache_->begin_virtual();
   training_.iterate(*cache_, nullptr);
   cache_->finish_sequence();
+  copied_before_ = cache_->stats().bytes_copied_by_caller;
   seconds_per_iteration(1);
 }
 

@@ -32,6 +32,10 @@ class TrainingRun {
   geeps::Cache& cache() { return *cache_; }
   const geeps::Cache& cache() const { return *cache_; }
   DeviceStats device() const { return device_->stats(); }
+  // By the application's thread, in all iterations.
+  uint64_t bytes_copied_by_caller() const {
+    return cache_->stats().bytes_copied_by_caller - copied_before_;
+  }
   // The part of its time that the device computes, at these seconds per iteration.
   double busy(double seconds) const;
 
@@ -41,6 +45,7 @@ class TrainingRun {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<geeps::Exchange> exchange_;
   std::unique_ptr<geeps::Cache> cache_;
+  uint64_t copied_before_ = 0;  // when the sequence was placed
 };
 
 // Iterations of all runs in turn, `turns` times: the median seconds of each.

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "bench/geeps_link.h"
 #include "bench/geeps_run.h"
 #include "bench/zerocompute_process.h"
 #include "transport/error.h"
@@ -55,13 +56,15 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
   options.spec.on_loss = "fail";
   options.spec.lease_ms = 10000;  // where all CPUs are busy a process may get none for seconds
   Worker worker(options);
-  geeps::WorkerExchange exchange(worker, training.tables());
+  geeps::WorkerExchange box(worker, training.tables());
+  LinkedExchange exchange(box, machine.link_bytes_per_second);
   const auto device = make_host_device(device_of(machine, training.everything_bytes()));
   const auto compute = device->make_stream("compute");
   geeps::Cache cache(*device, exchange, training.tables(), cache_options(*compute));
   cache.begin_virtual();
   training.iterate(cache, nullptr);
   cache.finish_sequence();
+  const uint64_t copied_before = cache.stats().bytes_copied_by_caller;
   const auto run = [&](uint32_t iterations) {
     const auto begin = std::chrono::steady_clock::now();
     for (uint32_t i = 0; i < iterations; ++i) training.iterate(cache, compute.get());
@@ -71,7 +74,8 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
   };
   run(workers.warmup);
   worker.barrier();
-  const Report report{run(workers.iterations), cache.stats().bytes_copied_by_caller};
+  const Report report{run(workers.iterations),
+                      cache.stats().bytes_copied_by_caller - copied_before};
   cache.wait_all();
   worker.barrier();
   return report;

@@ -23,8 +23,9 @@ struct WorkersResult {
   uint64_t bytes_copied_by_caller = 0;
 };
 
-// Everything fits the devices. Throws Error(kInternal) if a worker fails, which says why on stderr.
-// REQUIRES: the calling process has one thread.
+// Everything fits the devices; every worker has a link of the machine's to the server. Throws
+// Error(kInternal) if a worker fails, which says why on stderr. REQUIRES: the calling process has
+// one thread.
 WorkersResult train(const Workers& workers, const Net& net, const Machine& machine,
                     const Style& style);
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <new>
 
+#include "numa/relax.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -33,7 +34,7 @@ void Signal::raise() {
 void Signal::wait(uint32_t seen, int64_t spin_ns) const {
   if (spin_ns > 0) {
     const int64_t until = monotonic_ns() + spin_ns;
-    while (value() == seen && monotonic_ns() < until) __builtin_ia32_pause();
+    while (value() == seen && monotonic_ns() < until) numa::relax();
   }
   while (value() == seen) {
     syscall(SYS_futex, &value_, FUTEX_WAIT, seen, nullptr, nullptr, 0);

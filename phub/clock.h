@@ -1,6 +1,7 @@
 // Monotonic time, injected: the simulator brings its own.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -19,6 +20,30 @@ class SteadyClock final : public Clock {
     return static_cast<uint64_t>(
         duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count());
   }
+};
+
+// Time as the limits of jobs see it: leases, progress, joins. While the control thread does not
+// come round (the box was stopped, or it is busy) no heartbeat is read, so of that time no more
+// counts than one round may take.
+class ServedTime {
+ public:
+  explicit ServedTime(const Clock& clock) : clock_(clock), round_ms_(clock.now_ms()) {}
+
+  uint64_t now_ms() const {
+    return now_ms_ + std::min(clock_.now_ms() - round_ms_, longest_round_ms_);
+  }
+  // The control thread has come round.
+  void begin_round(uint64_t longest_ms) {
+    now_ms_ = now_ms();
+    round_ms_ = clock_.now_ms();
+    longest_round_ms_ = longest_ms;
+  }
+
+ private:
+  const Clock& clock_;
+  uint64_t round_ms_;
+  uint64_t now_ms_ = 1;
+  uint64_t longest_round_ms_ = 0;
 };
 
 }  // namespace phub

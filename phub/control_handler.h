@@ -3,9 +3,7 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "transport/messages.h"
 
@@ -25,15 +23,20 @@ class ControlHandler {
   virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
   virtual void leave(const Credential& who, Reply<Done> reply) = 0;
   virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
-  virtual void set_hyper(const Credential& who, const std::map<std::string, double>& values,
-                         Reply<Done> reply) = 0;
+  // `change.round` 0: the next one that no chunk has completed yet.
+  virtual void set_hyper(const Credential& who, const HyperChange& change,
+                         Reply<HyperReply> reply) = 0;
   // A new offer for an incarnation whose data connection broke. Its ticket is for that connection;
   // here the ticket of the join stays the one that counts.
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
-  virtual void log(const std::string& job, Reply<std::vector<LogRecord>> reply) = 0;
+  // A page of the log, from record `from` on.
+  virtual void log(const std::string& job, uint64_t from, Reply<LogPage> reply) = 0;
   // DELETE /v1/jobs/{job}: everyone in it gets an error.
   virtual void remove(const std::string& job, Reply<Done> reply) = 0;
   virtual ServerStatus status() = 0;
+  // The last connection over which this incarnation's heartbeats came was closed from its side: by
+  // its process, or with it.
+  virtual void connection_ended(const Credential& /*who*/) {}
 };
 
 }  // namespace phub

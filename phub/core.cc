@@ -11,18 +11,23 @@
 #include <chrono>
 #include <cstring>
 
+#include "numa/relax.h"
 #include "transport/error.h"
 
 namespace phub {
 namespace {
+
+constexpr uint32_t kIdlePasses = 64;        // beside others that have work
+constexpr uint32_t kPassesWithoutLook = 4;  // at the jobs that were put aside
 
 void ring(int fd) {
   const uint64_t one = 1;
   [[maybe_unused]] ssize_t n = write(fd, &one, sizeof one);
 }
 
-void watch(int epoll_fd, int fd) {
-  epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.fd = fd}};
+// `job`: whom it is for; null: the mailbox.
+void watch(int epoll_fd, int fd, CoreJob* job) {
+  epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.ptr = job}};
   if (fd >= 0 && epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0 && errno != EEXIST) {
     fail(ErrorCode::kInternal, "epoll_ctl: {}", std::strerror(errno));
   }
@@ -47,8 +52,9 @@ Core::Core(uint32_t index) : index_(index) {
     fail(ErrorCode::kFull, "core {}: no file descriptor left ({}); raise ulimit -n", index,
          std::strerror(errno));
   }
-  watch(epoll_fd_, mailbox_fd_);
+  watch(epoll_fd_, mailbox_fd_, nullptr);
   jobs_.reserve(kMaxJobs);
+  awake_.reserve(kMaxJobs);
 }
 
 Core::~Core() {
@@ -70,13 +76,84 @@ void Core::clear_report_fd() {
 
 void Core::wake() { ring(mailbox_fd_); }
 
+template <typename Action>
+bool Core::for_job(CoreJob& job, const Action& action) {
+  try {
+    return action();
+  } catch (const std::exception& error) {
+    job.fail(error.what());
+  } catch (...) {
+    job.fail("an exception of an unknown type");
+  }
+  return true;
+}
+
 bool Core::step() {
   bool moved = read_mailbox();
-  for (CoreJob* job : jobs_) moved |= job->step();
+  moved |= serve_jobs();
   moved |= forward_reports();
   if (std::exchange(reported_, false)) ring(report_fd_);
   add(moved ? usage_.busy_passes : usage_.idle_passes, 1);
   return moved;
+}
+
+// Every job that is awake in turn.
+bool Core::serve_jobs() {
+  if (awake_.size() < jobs_.size() && ++passes_ >= kPassesWithoutLook) look_for_events(0);
+  bool moved = false, waiting = false;
+  for (CoreJob* job : awake_) {
+    CoreJob::Turn& turn = job->turn;
+    turn.bytes -= std::min(turn.bytes, CoreJob::kPassBytes);
+    turn.moved = false;
+    if (turn.bytes >= CoreJob::kPassBytes) {
+      waiting = true;
+      continue;
+    }
+    turn.moved = for_job(*job, [&] { return job->step(turn.bytes); });
+    moved |= turn.moved;
+  }
+  if (!moved) {
+    // Nobody else has work: nobody waits for them.
+    for (CoreJob* job : awake_) job->turn.bytes = 0;
+    return waiting;
+  }
+  for (size_t i = awake_.size(); i-- > 0;) {
+    CoreJob& job = *awake_[i];
+    job.turn.idle_passes = job.turn.moved ? 0 : job.turn.idle_passes + 1;
+    if (job.turn.idle_passes < kIdlePasses || job.wake_fd() < 0 || job.owes()) continue;
+    job.turn.idle_passes = 0;
+    if (!for_job(job, [&job] { return !job.arm(); })) {
+      put_aside(i);
+    } else {
+      job.disarm();
+    }
+  }
+  return true;
+}
+
+// It has been armed, and nobody looks at it until it is woken.
+void Core::put_aside(size_t index) {
+  awake_[index]->turn.awake = false;
+  awake_[index] = awake_.back();
+  awake_.pop_back();
+}
+
+void Core::wake_up(CoreJob& job) {
+  if (std::exchange(job.turn.awake, true)) return;
+  job.disarm();
+  awake_.push_back(&job);
+}
+
+void Core::look_for_events(int timeout_ms) {
+  passes_ = 0;
+  std::array<epoll_event, 64> events;
+  for (int count = static_cast<int>(events.size()); count == static_cast<int>(events.size());) {
+    count = epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
+    for (int i = 0; i < count; ++i) {
+      if (auto* job = static_cast<CoreJob*>(events[i].data.ptr)) wake_up(*job);
+    }
+    timeout_ms = 0;
+  }
 }
 
 bool Core::read_mailbox() {
@@ -89,55 +166,69 @@ bool Core::read_mailbox() {
   return any;
 }
 
+// Every message is answered, whatever becomes of the job: the control thread counts the answers.
 void Core::handle(const CoreMessage& message) {
-  CoreJob& job = *message.job;
   CoreReport report;
+  for_job(*message.job, [&] {
+    carry_out(message, report);
+    return true;
+  });
+  report.core = index_;
+  report.job = message.job;
+  PHUB_CHECK(reports_.push(report));
+  reported_ = true;
+}
+
+// The report says what is answered before anything is tried.
+void Core::carry_out(const CoreMessage& message, CoreReport& report) {
+  CoreJob& job = *message.job;
+  // A probe changes nothing, but may find what nobody was to be woken for.
+  const bool probes = message.type == CoreMessage::kProbe;
+  if (message.type != CoreMessage::kAddJob && (!probes || job.waits_for_one())) wake_up(job);
+  report.rank = message.rank;
   switch (message.type) {
     case CoreMessage::kAddJob:
       PHUB_CHECK(jobs_.size() < kMaxJobs);
-      jobs_.push_back(&job);
-      watch(epoll_fd_, job.wake_fd());
       report.type = CoreReport::kAdded;
+      jobs_.push_back(&job);
+      awake_.push_back(&job);
+      job.turn.awake = true;
+      watch(epoll_fd_, job.wake_fd(), &job);
       break;
     case CoreMessage::kRemoveJob:
+      report.type = CoreReport::kRemoved;
       forward_reports();
       std::erase(jobs_, &job);
-      job.detach_all();
+      std::erase(awake_, &job);
       if (job.wake_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, job.wake_fd(), nullptr);
-      report.type = CoreReport::kRemoved;
+      job.detach_all();
       break;
     case CoreMessage::kHold:
       report = job.hold();
       break;
     case CoreMessage::kCommit:
-      job.commit(*message.boundary);
       report.type = CoreReport::kCommitted;
+      report.min_round = job.commit(*message.boundary);
       break;
     case CoreMessage::kProbe:
-      job.probe(*message.probe);
       report.type = CoreReport::kProbed;
+      job.probe(*message.probe);
       break;
     case CoreMessage::kDetach:
-      job.detach(message.rank);
       report.type = CoreReport::kDetached;
-      report.rank = message.rank;
+      job.detach(message.rank);
       break;
     case CoreMessage::kAttach:
-      job.reattach(message.rank, message.incarnation);
       report.type = CoreReport::kAttached;
-      report.rank = message.rank;
+      job.reattach(message.rank, message.incarnation);
       break;
   }
-  report.core = index_;
-  report.job = &job;
-  PHUB_CHECK(reports_.push(report));
-  reported_ = true;
 }
 
 bool Core::forward_reports() {
   bool any = false;
   CoreReport report;
-  for (CoreJob* job : jobs_) {
+  for (CoreJob* job : awake_) {
     while (reports_.room() > 1 && job->next_report(report)) {
       reports_.push(report);
       reported_ = any = true;
@@ -161,7 +252,7 @@ void Core::run(const std::stop_token& stop, int spin_us) {
         idle_since = Clock::now();
       }
       if (Clock::now() - idle_since < std::chrono::microseconds(spin_us)) {
-        __builtin_ia32_pause();
+        numa::relax();
         continue;
       }
     }
@@ -174,16 +265,16 @@ bool Core::arm(int& timeout_ms) {
   asleep_.store(true, std::memory_order_seq_cst);
   bool nothing_to_do = mailbox_.empty();
   timeout_ms = -1;
-  while (nothing_to_do && armed_ < jobs_.size()) {
-    CoreJob& job = *jobs_[armed_++];
-    nothing_to_do = job.arm();
+  while (nothing_to_do && armed_ < awake_.size()) {
+    CoreJob& job = *awake_[armed_++];
+    nothing_to_do = !for_job(job, [&job] { return !job.arm(); });
     if (job.owes()) timeout_ms = 1;  // a full queue: nobody rings when it has room
   }
   return nothing_to_do;
 }
 
 void Core::disarm() {
-  while (armed_ > 0) jobs_[--armed_]->disarm();
+  while (armed_ > 0) awake_[--armed_]->disarm();
   asleep_.store(false, std::memory_order_relaxed);
 }
 
@@ -191,11 +282,15 @@ void Core::sleep() {
   int timeout_ms = -1;
   if (arm(timeout_ms)) {
     const TraceSpan span(trace_, {.name = "sleep", .thread = static_cast<uint16_t>(index_)});
-    std::array<epoll_event, 16> events;
+    // Those that stay armed are put aside: what comes for one of them wakes that one alone.
+    for (size_t i = awake_.size(); i-- > 0;) {
+      if (awake_[i]->wake_fd() >= 0 && !awake_[i]->owes()) put_aside(i);
+    }
+    armed_ = awake_.size();
     const int64_t awake = usage_.asleep.load(std::memory_order_relaxed);
     const int64_t since = now_ns();
     usage_.asleep.store(awake - 2 * since + 1, std::memory_order_relaxed);
-    epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
+    look_for_events(timeout_ms);
     usage_.asleep.store(awake + 2 * (now_ns() - since), std::memory_order_relaxed);
     add(usage_.sleeps, 1);
   }

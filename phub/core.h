@@ -2,6 +2,11 @@
 //
 // step() is one pass and never blocks: production calls it in run(), the simulator calls it
 // directly.
+//
+// A pass serves the jobs that are awake. One that has found nothing for a while beside others that
+// did is armed and put aside, and costs nothing until its endpoint's descriptor, in the core's
+// epoll, says that there is something. Jobs share a core by bytes: one that has taken more than
+// its part of a pass waits until the others have had as much, as long as they have work.
 #pragma once
 
 #include <atomic>
@@ -56,7 +61,15 @@ class Core {
 
  private:
   bool read_mailbox();
+  bool serve_jobs();
+  void look_for_events(int timeout_ms);
+  void put_aside(size_t index);
+  void wake_up(CoreJob& job);
   void handle(const CoreMessage& message);
+  void carry_out(const CoreMessage& message, CoreReport& report);
+  // What is done for a job. An exception ends that job, by a report, and no other.
+  template <typename Action>
+  static bool for_job(CoreJob& job, const Action& action);
   bool forward_reports();
   bool reply(CoreReport report, const CoreMessage& to);
   void sleep();
@@ -66,9 +79,11 @@ class Core {
   int mailbox_fd_ = -1;
   int report_fd_ = -1;
   std::vector<CoreJob*> jobs_;
-  size_t armed_ = 0;           // jobs, from the first
-  TraceLog* trace_ = nullptr;  // null: nobody asked
-  bool reported_ = false;      // since the last wake-up of the control thread
+  std::vector<CoreJob*> awake_;  // of jobs_, those that are not put aside
+  size_t armed_ = 0;             // of awake_, from the first
+  uint32_t passes_ = 0;          // since events were looked for
+  TraceLog* trace_ = nullptr;    // null: nobody asked
+  bool reported_ = false;        // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;
   alignas(64) std::atomic<bool> asleep_{false};

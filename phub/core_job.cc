@@ -5,13 +5,12 @@
 #include <cstring>
 
 #include "transport/error.h"
+#include "transport/layout.h"
 
 namespace phub {
 namespace {
 
-constexpr size_t kPollBatch = 256;  // arrivals taken in one pass
-constexpr size_t kChunkBatch =
-    8;  // chunks completed in one pass: 8 × 32 KiB × ranks, then others' turn
+constexpr size_t kPollBatch = 256;    // arrivals taken in one pass
 constexpr uint32_t kFlushAfter = 16;  // chunks whose results go out together while more is coming
 
 constexpr uint32_t kNoChunk = ~0u;
@@ -20,16 +19,24 @@ constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0
 
 }  // namespace
 
-bool CoreJob::step() {
+bool CoreJob::step(uint64_t& bytes) {
+  if (!failure_.empty()) return false;
   pay();
 
   std::array<Arrival, kPollBatch> arrivals;
   const size_t n = endpoint_.poll(arrivals);
   for (size_t i = 0; i < n; ++i) take(arrivals[i]);
+  taken_ += n;
 
   size_t completed = 0;
-  while (completed < kChunkBatch && !ready_.empty() && complete(ready_.front())) ++completed;
+  for (uint64_t taken = 0; taken < kPassBytes && !ready_.empty(); ++completed) {
+    const uint64_t cost = cost_of(chunks_[ready_.front()]);
+    if (!complete(ready_.front())) break;
+    taken += cost;
+    bytes += cost;
+  }
 
+  if (n > 0 || completed > 0) note_activity();
   // Doorbells are rung when nothing else is to be done, or for enough results at once.
   const bool busy = n > 0 || completed > 0;
   if (busy) unflushed_ += static_cast<uint32_t>(std::max<size_t>(completed, 1));
@@ -43,19 +50,32 @@ bool CoreJob::step() {
   return busy;
 }
 
+// Of a chunk that is ready: the gradients that are read, the results, and as much as handling it
+// takes.
+uint64_t CoreJob::cost_of(const CoreChunk& chunk) const {
+  constexpr uint64_t kHandling = 4096;
+  return kHandling +
+         uint64_t{chunk.elements} * (chunk.arrived * kernels::bytes_of(parameters_.gradient_dtype) +
+                                     kernels::bytes_of(parameters_.parameter_dtype));
+}
+
 void CoreJob::take(const Arrival& arrival) {
   const uint32_t queue = arrival.qp / parameters_.max_ranks;
   const uint32_t rank = arrival.qp % parameters_.max_ranks;
   Rank& from = ranks_[rank];
   if (!from.attached || from.broken) return;
   if (!arrival.ok) {
+    if (arrival.violation) return violation(rank, kNoChunk, CoreReport::kStream, 0);
     from.broken = true;
     report(CoreReport::kBroken, rank, nullptr);
     return;
   }
   const Imm imm = decode(arrival.imm);
   const uint32_t index = queue_first_[queue] + imm.chunk;
-  if (index >= queue_first_[queue + 1]) return violation(rank, kNoChunk);
+  if (index >= queue_first_[queue + 1]) {
+    return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
+  }
+  if (!lies_right(arrival, rank, index, imm)) return;
   ++from.arrivals;
   switch (imm.kind) {
     case ImmKind::kData:
@@ -64,21 +84,40 @@ void CoreJob::take(const Arrival& arrival) {
     case ImmKind::kInitial:
       return take_initial(rank, index, imm.round);
     case ImmKind::kControl:
-      return violation(rank, index);
+      return violation(rank, index, CoreReport::kKind, arrival.imm & 3u);
   }
+}
+
+// Whether the payload is the chunk's, no less and nowhere else: what it did not overwrite would be
+// summed as if it had come.
+bool CoreJob::lies_right(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm) {
+  const CoreChunk& chunk = chunks_[index];
+  const uint32_t element = kernels::bytes_of(parameters_.gradient_dtype);
+  uint64_t bytes = 0;
+  if (imm.kind == ImmKind::kData) bytes = uint64_t{chunk.elements} * element;
+  if (imm.kind == ImmKind::kInitial) {
+    bytes = initial_part(chunk.elements, element, imm.round).count * sizeof(float);
+  }
+  if (arrival.fits(bytes, chunk.offset * element)) return true;
+  const bool wrong_bytes = arrival.bytes != bytes;
+  violation(rank, index, wrong_bytes ? CoreReport::kBytes : CoreReport::kPlace,
+            wrong_bytes ? arrival.bytes : arrival.offset);
+  return false;
 }
 
 void CoreJob::take_gradient(uint32_t rank, uint32_t index, const Imm& imm) {
   if (clocks_) return take_update(rank, index, imm);
   CoreChunk& chunk = chunks_[index];
   const Rank& from = ranks_[rank];
-  if (chunk.round == 0 || chunk.round < from.first_round) return violation(rank, index);
+  if (chunk.round == 0 || chunk.round < from.first_round) {
+    return violation(rank, index, CoreReport::kRound, imm.round);
+  }
   if (imm.round != low8(chunk.round)) {
     // Sent again after a reconnection: the round is complete and its result got lost on the way.
     if (imm.round == low8(chunk.round - 1) && chunk.round > from.first_round) {
       return send_result(rank, index);
     }
-    return violation(rank, index);
+    return violation(rank, index, CoreReport::kRound, imm.round);
   }
   if (has(arrived_bits_, index, rank)) return;  // a contribution counts once
   mark_arrived(rank, index, imm.kind == ImmKind::kNull);
@@ -99,20 +138,18 @@ void CoreJob::mark_arrived(uint32_t rank, uint32_t index, bool null) {
   ++ranks_[rank].pending;
 }
 
-// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two
-// parts.
 void CoreJob::take_initial(uint32_t rank, uint32_t index, uint32_t part) {
   CoreChunk& chunk = chunks_[index];
-  const uint32_t parts = parameters_.gradient_dtype == kernels::DType::kF32 ? 1 : 2;
-  if (!parameters_.initial_broadcast || rank != 0 || part >= parts) return violation(rank, index);
+  const uint32_t gradient_bytes = kernels::bytes_of(parameters_.gradient_dtype);
+  const uint32_t parts = initial_parts(gradient_bytes);
+  if (!parameters_.initial_broadcast || rank != 0 || part >= parts) {
+    return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(ImmKind::kInitial));
+  }
   if (chunk.round > 0) return send_result(rank, index);
-  if (part > chunk.initial_parts) return violation(rank, index);
+  if (part > chunk.initial_parts) return violation(rank, index, CoreReport::kRound, part);
   if (part == chunk.initial_parts) {
-    const uint32_t half = parts == 1 ? chunk.elements : chunk.elements / 2;
-    const uint32_t begin = part == 0 ? 0 : half;
-    const uint32_t count = part == 0 ? half : chunk.elements - half;
-    const std::byte* slot =
-        ranks_[rank].slots + chunk.offset * kernels::bytes_of(parameters_.gradient_dtype);
+    const auto [begin, count] = initial_part(chunk.elements, gradient_bytes, part);
+    const std::byte* slot = ranks_[rank].slots + chunk.offset * gradient_bytes;
     const size_t element = kernels::bytes_of(parameters_.parameter_dtype);
     if (arrays_.parameters) {
       std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
@@ -222,7 +259,7 @@ bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
 
   float* parameters = arrays_.parameters ? arrays_.parameters + chunk.offset : nullptr;
   const bool separate = static_cast<void*>(parameters) != static_cast<void*>(result);
-  kernels::optimize(step_of(chunk), sum, parameters,
+  kernels::optimize(step_of(chunk).step, sum, parameters,
                     arrays_.state0 ? arrays_.state0 + chunk.offset : nullptr,
                     arrays_.state1 ? arrays_.state1 + chunk.offset : nullptr, chunk.elements,
                     separate ? result : nullptr, parameters_.parameter_dtype, parameters_.store);
@@ -233,11 +270,12 @@ bool CoreJob::reduce_and_optimize(CoreChunk& chunk, uint32_t index) {
 // the ranks that sent it are left out of this chunk, which is recorded. False: the chunk cannot
 // complete.
 bool CoreJob::resolve_nonfinite(CoreChunk& chunk, uint32_t participants, float* sum) {
-  if (reports_.size() + ranks_.size() + 1 > reports_.capacity()) return false;  // taken soon: again
+  if (exclusions_ + participants > most_exclusions()) return false;  // taken soon: again
   const size_t reports_before = reports_.size();
   for (;;) {
     const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
     if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
+      exclusions_ -= reports_.size() - reports_before;
       reports_.resize(reports_before);
       stopped_ = true;
       report(CoreReport::kNonFinite,
@@ -347,29 +385,25 @@ void CoreJob::pay() {
     owed_total_ += left - owed_count_[rank];
     owed_count_[rank] = left;
   }
-  if (posted) endpoint_.flush();
+  if (!posted) return;
+  note_activity();
+  endpoint_.flush();
 }
 
-const HyperVersion& CoreJob::hyper_of(uint64_t round) const {
-  auto after = std::upper_bound(
-      hyper_->begin(), hyper_->end(), round,
-      [](uint64_t r, const HyperVersion& version) { return r < version.from_round; });
-  return *std::prev(after);  // the first version is from round 0
-}
-
-const kernels::Step& CoreJob::step_of(const CoreChunk& chunk) {
+const CoreJob::CachedStep& CoreJob::step_of(const CoreChunk& chunk) {
   CachedStep& cached = steps_[chunk.hyper_class];
   if (cached.round != chunk.round) {
+    const kernels::Hyper hyper = hyper_.of(chunk.round, chunk.hyper_class);
     cached.round = chunk.round;
-    cached.step = kernels::make_step(parameters_.optimizer,
-                                     hyper_of(chunk.round).classes[chunk.hyper_class], chunk.round);
+    cached.step = kernels::make_step(parameters_.optimizer, hyper, chunk.round);
+    cached.grad_scale = hyper.grad_scale;
   }
-  return cached.step;
+  return cached;
 }
 
 float CoreJob::factor_of(const CoreChunk& chunk, uint32_t participants) {
-  const double scale = hyper_of(chunk.round).classes[chunk.hyper_class].grad_scale;
-  return static_cast<float>(1.0 / (scale * (parameters_.mean ? participants : 1)));
+  return static_cast<float>(1.0 /
+                            (step_of(chunk).grad_scale * (parameters_.mean ? participants : 1)));
 }
 
 bool CoreJob::has(const std::vector<uint64_t>& bits, uint32_t chunk, uint32_t rank) const {

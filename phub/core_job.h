@@ -4,10 +4,12 @@
 // here allocates after construction; no system calls but the endpoint's.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -65,10 +67,11 @@ struct CoreChunk {
 
 class CoreJob {
  public:
-  // `chunks` queue after queue, each in the order of their index in it. `hyper` outlives the core
-  // job or is replaced by a boundary. The ranks in `expected` take part from round 1 on.
+  // `chunks` queue after queue, each in the order of their index in it. What `hyper` refers to
+  // outlives the core job or is replaced by a boundary. The ranks in `expected` take part from
+  // round 1 on.
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
-          std::vector<CoreChunk> chunks, Endpoint& endpoint, const std::vector<HyperVersion>* hyper,
+          std::vector<CoreChunk> chunks, Endpoint& endpoint, const HyperView& hyper,
           std::span<const uint32_t> expected, uint32_t queues = 1);
 
   // From here on what happens is written to `log`, with `job` as this job's number in it. Before
@@ -77,25 +80,50 @@ class CoreJob {
     trace_ = std::make_unique<CoreTrace>(log, core, job, chunks_.size());
   }
 
-  // One pass: takes arrivals, completes up to a batch of chunks, writes back. True if anything
-  // moved.
-  bool step();
+  // One pass: takes arrivals, completes chunks until it has read and written kPassBytes, writes
+  // back. True if anything moved. Adds what it has taken to `bytes`.
+  static constexpr uint64_t kPassBytes = uint64_t{1} << 20;
+  bool step(uint64_t& bytes);
+  bool step() {
+    uint64_t bytes = 0;
+    return step(bytes);
+  }
+
+  // Grows whenever something happened that a probe would tell. Any thread.
+  uint64_t activity() const { return activity_.load(std::memory_order_acquire); }
+
+  // For the core that has the job.
+  struct Turn {
+    uint64_t bytes = 0;  // taken, and not paid for with passes yet
+    uint32_t idle_passes = 0;
+    bool moved = false;
+    bool awake = false;
+  };
+  Turn turn;
 
   // Control, as decoded from the mailbox. Reports go to `reports` of the core.
   CoreReport hold();
-  void commit(const Boundary& boundary);
+  uint64_t commit(const Boundary& boundary);  // the lowest round in progress after it
   void probe(Probe& out) const;
   void detach(uint32_t rank);
   void detach_all();
   void attach(uint32_t rank, uint32_t incarnation);
   void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
 
-  // Reports of this job that are waiting to be taken by the core (at most one per kind and rank,
-  // plus exclusions, which hold up their chunk until taken).
+  // Reports of this job that are waiting to be taken by the core: at most one of a rank that broke,
+  // one of the sum, and exclusions, which hold up their chunk where there are many.
   bool next_report(CoreReport& out);
 
-  // Before sleeping: arms the endpoint so that it wakes when a chunk may become complete.
+  // The job cannot go on here. From now on steps do nothing, and the last report says so; the first
+  // reason counts.
+  void fail(const std::string& why);
+  const std::string& failure() const { return failure_; }  // others: once kFailed was reported
+
+  // Before sleeping: arms the endpoint so that it wakes when a chunk may become complete; when
+  // nothing has come since it was armed before, for whatever comes.
   bool arm();
+  // Armed for one rank alone: somebody has to look now and then whether others wait for it.
+  bool waits_for_one() const { return waits_for_one_; }
   void disarm() { endpoint_.disarm(); }
   int wake_fd() const { return endpoint_.wake_fd(); }
 
@@ -116,10 +144,11 @@ class CoreJob {
 
   bool has(const std::vector<uint64_t>& bits, uint32_t chunk, uint32_t rank) const;
   void take(const Arrival& arrival);
+  bool lies_right(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm);
   void take_gradient(uint32_t rank, uint32_t index, const Imm& imm);
   void mark_arrived(uint32_t rank, uint32_t index, bool null);
   void take_initial(uint32_t rank, uint32_t index, uint32_t part);
-  void violation(uint32_t rank, uint32_t index);
+  void violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said);
   uint64_t next_round(uint64_t round) const;
   void begin_round(uint32_t index, uint64_t round);
   void check_ready(uint32_t index);
@@ -143,14 +172,16 @@ class CoreJob {
   uint64_t lose_clock(uint32_t rank, uint32_t index, uint64_t expected_again);
   void owe(uint32_t rank, uint32_t index);
   void pay();
-  const kernels::Step& step_of(const CoreChunk& chunk);
+  struct CachedStep;
+  const CachedStep& step_of(const CoreChunk& chunk);
   float factor_of(const CoreChunk& chunk, uint32_t participants);
-  const HyperVersion& hyper_of(uint64_t round) const;
   void lose(const Boundary::Lost& lost);
   void admit(const Boundary::Admitted& admitted);
   uint32_t expected_in(uint64_t round) const;
   void report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk);
   void recount_expected();
+  size_t most_exclusions() const { return ranks_.size() + 64; }
+  uint64_t cost_of(const CoreChunk& chunk) const;
   uint64_t lacking(uint32_t index, uint32_t word) const;
   uint64_t slowest(uint32_t index, uint32_t word) const;
 
@@ -185,7 +216,7 @@ class CoreJob {
 
   // Cold.
   uint32_t core_ = 0;
-  const std::vector<HyperVersion>* hyper_;
+  HyperView hyper_;
   struct CachedStep {
     uint64_t round = kNever;
     kernels::Step step;
@@ -197,9 +228,19 @@ class CoreJob {
   std::vector<uint32_t> owed_count_;
   uint64_t owed_total_ = 0;
   std::vector<CoreReport> reports_;  // fixed capacity
+  size_t exclusions_ = 0;            // in reports_
+  uint64_t taken_ = 0;               // arrivals, ever
+  uint64_t taken_when_armed_ = kNever;
+  bool waits_for_one_ = false;
+  std::string failure_;  // empty: none
+  bool failure_reported_ = false;
   std::vector<uint32_t> wake_after_;
   std::vector<uint64_t> expected_bits_;
   uint64_t chunks_completed_ = 0;
+  std::atomic<uint64_t> activity_{1};  // written by the core's thread alone
+  void note_activity() {
+    activity_.store(activity_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
   bool settled_ = false;  // every chunk is past the latest change of who is expected
 };
 

@@ -18,11 +18,15 @@ constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0
 void CoreJob::take_update(uint32_t rank, uint32_t index, const Imm& imm) {
   const CoreChunk& chunk = chunks_[index];
   const uint64_t clock = clocks_->of(index, rank);
-  if (chunk.round == 0 || clock == kNever) return violation(rank, index);
+  if (chunk.round == 0 || clock == kNever) {
+    return violation(rank, index, CoreReport::kRound, imm.round);
+  }
   if (imm.round == low8(clock) && clock >= ranks_[rank].first_round) {
     return send_result(rank, index);  // sent again after a reconnection: applied already
   }
-  if (imm.round != low8(clock + 1)) return violation(rank, index);
+  if (imm.round != low8(clock + 1)) {
+    return violation(rank, index, CoreReport::kRound, imm.round);
+  }
   if (has(arrived_bits_, index, rank)) return;  // an update counts once
   mark_arrived(rank, index, imm.kind == ImmKind::kNull);
   if (trace_) trace_->arrival(index, chunk.id, clock + 1, rank, true, true);
@@ -74,7 +78,7 @@ bool CoreJob::add_update(uint32_t rank, uint32_t index) {
   event.round = round, event.rank = rank;
   const TraceSpan span(trace_log(), event);
 
-  const kernels::Hyper& hyper = hyper_of(round).classes[chunk.hyper_class];
+  const kernels::Hyper hyper = hyper_.of(round, chunk.hyper_class);
   const auto factor =
       static_cast<float>(1.0 / (hyper.grad_scale * (parameters_.mean ? expected_count_ : 1)));
   const void* slot =
@@ -82,7 +86,7 @@ bool CoreJob::add_update(uint32_t rank, uint32_t index) {
   const bool finite =
       kernels::sum({&slot, 1}, parameters_.gradient_dtype, factor, scratch_.data(), chunk.elements);
   if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass) {
-    if (reports_.size() + 1 > reports_.capacity()) return false;  // taken soon: again
+    if (exclusions_ + 1 > most_exclusions()) return false;  // taken soon: again
     stopped_ = parameters_.on_nonfinite == OnNonFinite::kStop;
     report(stopped_ ? CoreReport::kNonFinite : CoreReport::kExcluded, rank, &chunk);
     reports_.back().round = round;

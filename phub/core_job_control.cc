@@ -8,9 +8,8 @@
 namespace phub {
 
 CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
-                 std::vector<CoreChunk> chunks, Endpoint& endpoint,
-                 const std::vector<HyperVersion>* hyper, std::span<const uint32_t> expected,
-                 uint32_t queues)
+                 std::vector<CoreChunk> chunks, Endpoint& endpoint, const HyperView& hyper,
+                 std::span<const uint32_t> expected, uint32_t queues)
     : endpoint_(endpoint),
       parameters_(parameters),
       arrays_(arrays),
@@ -34,9 +33,10 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
   slot_ranks_.reserve(parameters_.max_ranks);
   owed_bits_.assign(((n + 63) / 64) * parameters_.max_ranks, 0);
   owed_count_.assign(parameters_.max_ranks, 0);
-  reports_.reserve(3 * size_t{parameters_.max_ranks} + 64);
+  // One of each rank, one of the sum, and exclusions.
+  reports_.reserve(parameters_.max_ranks + 1 + most_exclusions());
   wake_after_.assign((queue_first_.size() - 1) * parameters_.max_ranks, 0);
-  steps_.resize(hyper_->front().classes.size());
+  steps_.resize(hyper_.scales.size());
   uint32_t largest = 0;
   for (const CoreChunk& chunk : chunks_) largest = std::max(largest, chunk.elements);
   scratch_.resize(largest);
@@ -66,7 +66,7 @@ void CoreJob::recount_expected() {
 
 CoreReport CoreJob::hold() {
   CoreReport held{.type = CoreReport::kHeld};
-  held.min_round = chunks_.empty() ? kNever : chunks_.front().round;
+  held.min_round = kNever;
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
     held.round = std::max(held.round, chunk.round);
@@ -79,12 +79,14 @@ CoreReport CoreJob::hold() {
   return held;
 }
 
-void CoreJob::commit(const Boundary& boundary) {
+uint64_t CoreJob::commit(const Boundary& boundary) {
+  uint64_t min_round = kNever;
+  note_activity();
   for (const Boundary::Lost& lost : boundary.lost) lose(lost);
   for (uint32_t rank : boundary.forgotten) lose({.rank = rank});
   for (const Boundary::Admitted& admitted : boundary.admitted) admit(admitted);
   if (boundary.hyper) {
-    hyper_ = boundary.hyper;
+    hyper_ = *boundary.hyper;
     for (CachedStep& cached : steps_) cached.round = kNever;
   }
   hold_from_ = kNever;
@@ -98,15 +100,17 @@ void CoreJob::commit(const Boundary& boundary) {
       write_back(i);
     }
     check_ready(i);
+    min_round = std::min(min_round, chunk.round);
   }
   endpoint_.flush();
+  return min_round;
 }
 
 // The rank's contributions that can still be relied on stay; it is not waited for any more, unless
 // the job pauses for it.
 void CoreJob::lose(const Boundary::Lost& lost) {
   Rank& rank = ranks_[lost.rank];
-  if (rank.attached) detach(lost.rank);  // it may never have come
+  detach(lost.rank);
   const uint64_t first_round = std::exchange(rank.first_round, lost.expected_again);
   const uint64_t bit = uint64_t{1} << (lost.rank % 64);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
@@ -183,6 +187,7 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 // Results of before may have been lost with the old connection, and not all of them were asked for
 // by a contribution that is sent again: the first one of a rank that has just joined was not.
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
+  note_activity();
   attach(rank, incarnation);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     if (clocks_ && clocks_->withheld(i, rank)) {
@@ -195,6 +200,7 @@ void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
 }
 
 void CoreJob::detach(uint32_t rank) {
+  if (!ranks_[rank].attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   ranks_[rank].attached = false;
 }
@@ -255,31 +261,54 @@ uint64_t CoreJob::slowest(uint32_t index, uint32_t word) const {
   return bits;
 }
 
-void CoreJob::violation(uint32_t rank, uint32_t index) {
+void CoreJob::violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said) {
   if (ranks_[rank].broken) return;
   ranks_[rank].broken = true;
   report(CoreReport::kViolation, rank, index < chunks_.size() ? &chunks_[index] : nullptr);
+  reports_.back().violation = what;
+  reports_.back().said = said;
 }
 
 void CoreJob::report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk) {
+  const auto broke = [](CoreReport::Type t) {
+    return t == CoreReport::kBroken || t == CoreReport::kViolation;
+  };
+  const CoreReport report{.type = type,
+                          .core = core_,
+                          .job = this,
+                          .rank = rank,
+                          .incarnation = rank < ranks_.size() ? ranks_[rank].incarnation : 0,
+                          .chunk = chunk ? chunk->id : 0,
+                          .round = chunk ? chunk->round : 0};
+  if (broke(type)) {  // of an earlier connection of the rank, nobody wants to know any more
+    const auto older = std::find_if(reports_.begin(), reports_.end(), [&](const CoreReport& r) {
+      return r.rank == rank && broke(r.type);
+    });
+    if (older != reports_.end()) return void(*older = report);
+  }
+  if (type == CoreReport::kExcluded) ++exclusions_;
   PHUB_CHECK(reports_.size() < reports_.capacity());
-  reports_.push_back({.type = type,
-                      .core = core_,
-                      .job = this,
-                      .rank = rank,
-                      .incarnation = rank < ranks_.size() ? ranks_[rank].incarnation : 0,
-                      .chunk = chunk ? chunk->id : 0,
-                      .round = chunk ? chunk->round : 0});
+  reports_.push_back(report);
+}
+
+void CoreJob::fail(const std::string& why) {
+  if (failure_.empty()) failure_ = why.empty() ? "it does not say why" : why;
 }
 
 bool CoreJob::next_report(CoreReport& out) {
+  if (reports_.empty() && !failure_.empty() && !std::exchange(failure_reported_, true)) {
+    out = {.type = CoreReport::kFailed, .core = core_, .job = this};
+    return true;
+  }
   if (reports_.empty()) return false;
   out = reports_.front();
+  if (out.type == CoreReport::kExcluded) --exclusions_;
   reports_.erase(reports_.begin());
   return true;
 }
 
 bool CoreJob::arm() {
+  if (!failure_.empty()) return reports_.empty() && failure_reported_;
   if (unflushed_ > 0) return false;
   if ((!ready_.empty() && !stopped_) || !reports_.empty()) return false;
   // While some rank has sent nothing that is still open, no chunk can complete without it: its
@@ -291,13 +320,16 @@ bool CoreJob::arm() {
                            [from](const CoreChunk& chunk) { return chunk.round >= from; });
   }
   uint32_t only = CoreReport::kNoRank;
-  if (settled_ && !stopped_ && !clocks_) {
+  const bool quiet = std::exchange(taken_when_armed_, taken_) == taken_;
+  if (settled_ && !stopped_ && !clocks_ && !quiet) {
     for (uint32_t r = 0; r < attached_end_ && only == CoreReport::kNoRank; ++r) {
       const Rank& rank = ranks_[r];
       if (rank.attached && !rank.broken && rank.first_round != kNever && rank.pending == 0)
         only = r;
     }
   }
+  waits_for_one_ = only != CoreReport::kNoRank;
+  if (waits_for_one_) note_activity();  // the next probe looks what others have sent
   for (uint32_t qp = 0; qp < wake_after_.size(); ++qp) {
     wake_after_[qp] = only == CoreReport::kNoRank || only == qp % parameters_.max_ranks;
   }

@@ -13,11 +13,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "phub/hyper.h"
 #include "transport/nic.h"
 
 namespace phub {
@@ -25,13 +26,6 @@ namespace phub {
 class CoreJob;
 
 inline constexpr uint64_t kNever = ~uint64_t{0};
-
-// Hyperparameters of all rounds from `from_round` on. `hyper` is per key class: keys with the same
-// learning-rate and decay scales share one.
-struct HyperVersion {
-  uint64_t from_round = 0;
-  std::vector<kernels::Hyper> classes;
-};
 
 // Immutable while the cores apply it; owned by the control thread.
 struct Boundary {
@@ -50,8 +44,8 @@ struct Boundary {
   uint64_t round = 0;  // R
   std::vector<Lost> lost;
   std::vector<Admitted> admitted;
-  std::vector<uint32_t> forgotten;                   // no longer expected (a pause that is over)
-  const std::vector<HyperVersion>* hyper = nullptr;  // the whole table, ascending; null: unchanged
+  std::vector<uint32_t> forgotten;  // no longer expected (a pause that is over)
+  std::optional<HyperView> hyper;   // nothing: unchanged
 };
 
 // What went through one queue of a core, ever.
@@ -107,20 +101,31 @@ struct CoreReport {
     kDetached,
     kAttached,
     kBroken,     // a queue pair broke
-    kViolation,  // a rank sent what cannot be: out of range, wrong round
+    kViolation,  // a rank sent what cannot be
     kNonFinite,  // the job's policy is to stop; rank == kNoRank: the sum overflowed
     kExcluded,   // a rank was left out of a chunk for its NaN or Inf
+    kFailed,     // the job cannot go on on this core: CoreJob::failure()
+  };
+  enum Violation : uint8_t {
+    kStream,  // what no frame can be
+    kChunk,   // a chunk that its queue does not have
+    kKind,    // a kind that nobody sends, or initial parameters that nobody asked for
+    kRound,   // of another round than the chunk's
+    kBytes,   // not as many as the chunk has
+    kPlace,   // to where the chunk does not lie
   };
   static constexpr uint32_t kNoRank = ~0u;
   Type type = kAdded;
+  Violation violation = kStream;
   uint32_t core = 0;
   CoreJob* job = nullptr;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint32_t chunk = 0;      // of the job
+  uint64_t said = 0;       // kViolation: the number that the rank sent
   uint64_t round = 0;      // kHeld: highest round in progress; kNonFinite, kExcluded: the round
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
-  uint64_t min_round = 0;  // kHeld
+  uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress
 };
 
 // Single producer, single consumer, fixed size.

@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "phub/background.h"
 #include "phub/control_handler.h"
 #include "phub/http_counters.h"
 
@@ -18,13 +21,14 @@ struct HttpRequest {
   std::string target;
   std::string authorization;  // the header's value; never shown in an answer or a log
   std::string body;
+  std::shared_ptr<void> charge = nullptr;  // for the body's memory: to be let go of with it
 };
 struct HttpResponse {
   unsigned status = 200;
   std::string body;
   std::string_view content_type = "application/json";
-  std::string_view allow;  // methods, with status 405
-  std::string_view path;   // the pattern that the target fits; "": none
+  std::string allow;      // methods, with status 405
+  std::string_view path;  // the pattern that the target fits; "": none
 };
 
 // For documentation and its test.
@@ -44,8 +48,10 @@ uint64_t body_limit(std::string_view method, std::string_view target);
 HttpResponse error_response(ErrorCode code, std::string_view message);
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
 
-// Calls `reply` exactly once, possibly later.
-void route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
-           std::function<void(HttpResponse)> reply);
+// Calls `reply` exactly once, possibly later. What is long is decoded and encoded in the
+// background; null: at once. Returns whose heartbeat the request was, if it was one.
+std::optional<Credential> route(HttpRequest request, ControlHandler& handler,
+                                const HttpCounters& counters, Background* background,
+                                std::function<void(HttpResponse)> reply);
 
 }  // namespace phub

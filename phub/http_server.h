@@ -1,9 +1,9 @@
 // The control port: HTTP/1.1 over the io_context of the control thread.
 //
 // What strangers can hold is bounded: connections, bytes and time of a header, bytes of a body by
-// its route before any of it is read, all long bodies together, idle time. A request may be
-// answered much later; its connection waits, and if the client has gone meanwhile the answer is
-// dropped.
+// its route before any of it is read, all long bodies and all long answers together, idle time. A
+// request may be answered much later; its connection waits, and if the client has gone meanwhile
+// the answer is dropped.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "phub/background.h"
 #include "phub/control_handler.h"
 
 namespace boost::asio {
@@ -31,9 +32,14 @@ struct HttpOptions {
   // a new one if that is longer than this; first those that never completed one.
   uint32_t evict_after_ms = 2000;
   uint32_t max_header_bytes = 8192;
-  // Bodies of more than 4 KiB being read at one time, together; further ones get status 503.
+  // What has come of bodies of more than 4 KiB that are being read, together; who brings more gets
+  // status 503.
   uint64_t max_long_body_bytes = uint64_t{128} << 20;
+  // Answers of more than 64 KiB that are on their way, together; further ones become a 503.
+  uint64_t max_unread_bytes = uint64_t{64} << 20;
   std::function<void()> after_request;  // called when the handler has been
+  // Where long bodies and answers are decoded and encoded. Null: on the control thread.
+  Background* background = nullptr;
 };
 
 // Control thread only, construction too. The io_context and the handler outlive it; answers that

@@ -1,7 +1,9 @@
 #include "phub/http_session.h"
 
+#include <malloc.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <chrono>
@@ -21,6 +23,8 @@ constexpr size_t kReadBytes = 4096;
 constexpr size_t kMaxBufferBytes = 64u << 10;  // of one connection, besides its request's body
 constexpr uint64_t kMaxDiscardedBytes = 4u << 20;
 constexpr uint64_t kFreeBodyBytes = 4096;  // not counted as long
+constexpr uint64_t kFreeAnswerBytes = 64u << 10;
+constexpr uint64_t kLargeBytes = 1u << 20;  // what it took is not kept for the next one
 // The page is the only thing here that a browser shows: its own files, and nothing else's. Its icon
 // is empty.
 constexpr const char* kContentPolicy =
@@ -28,9 +32,22 @@ constexpr const char* kContentPolicy =
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 constexpr auto kLinger = std::chrono::seconds(2);
 
+// The allocator keeps what was freed; a large message takes a multiple of its bytes while it is
+// decoded or encoded.
+void give_back_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 std::string to_string(beast::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
+
+HttpBodyCharge::~HttpBodyCharge() {
+  shared->long_body_bytes -= bytes;
+  if (bytes > kLargeBytes) give_back_heap();
+}
 
 HttpSession::HttpSession(tcp::socket socket, std::shared_ptr<HttpShared> shared)
     : shared_(std::move(shared)), stream_(std::move(socket)), buffer_(kMaxBufferBytes) {
@@ -40,7 +57,7 @@ HttpSession::HttpSession(tcp::socket socket, std::shared_ptr<HttpShared> shared)
 }
 
 HttpSession::~HttpSession() {
-  release_body();
+  release_answer();
   shared_->sessions.erase(this);
   --shared_->counters.connections;
 }
@@ -93,14 +110,6 @@ void HttpSession::on_header(const SystemError& error) {
     return refuse(413, ErrorCode::kInvalid,
                   fmt::format("the body has {} bytes; here it may have {}", bytes, limit));
   }
-  if (bytes > kFreeBodyBytes) {
-    if (bytes > shared_->options.max_long_body_bytes - shared_->long_body_bytes) {
-      return refuse(503, ErrorCode::kUnavailable,
-                    "too many long requests at the same time; try again in a second");
-    }
-    body_charge_ = bytes;
-    shared_->long_body_bytes += bytes;
-  }
   if (bytes == 0 || !beast::iequals(message[http::field::expect], "100-continue")) {
     return read_body();
   }
@@ -112,14 +121,21 @@ void HttpSession::on_header(const SystemError& error) {
                     });
 }
 
+// Piece by piece: a body counts as far as it has come, whatever was announced.
 void HttpSession::read_body() {
-  http::async_read(
+  if (parser_->is_done()) return on_body({});
+  http::async_read_some(
       stream_, buffer_, *parser_,
       [self = shared_from_this()](const SystemError& error, size_t) { self->on_body(error); });
 }
 
 void HttpSession::on_body(const SystemError& error) {
   if (error) return refuse_malformed(error);
+  if (!charge_body()) {
+    return refuse(503, ErrorCode::kUnavailable,
+                  "too many long requests at the same time; try again in a second");
+  }
+  if (!parser_->is_done()) return read_body();
   stream_.expires_never();
   if (shared_->handler == nullptr) return close();
   dispatch();
@@ -132,17 +148,20 @@ void HttpSession::dispatch() {
   has_served_ = true;
   shared_->counters.request_bytes += message.body().size();
   const bool keep_alive = message.keep_alive();
+  head_ = message.method() == http::verb::head;
   HttpRequest request{to_string(message.method_string()), to_string(message.target()),
-                      to_string(message[http::field::authorization]), std::move(message.body())};
+                      to_string(message[http::field::authorization]), std::move(message.body()),
+                      std::move(body_charge_)};
   waiting_ = true;
   self_ = shared_from_this();
   // The handler may keep the answer's function for long, and longer than this connection lives.
-  route(std::move(request), *shared_->handler, shared_->counters,
-        [weak = weak_from_this(), keep_alive](HttpResponse response) {
-          const auto self = weak.lock();
-          if (self && self->waiting_) self->respond(std::move(response), keep_alive);
-        });
-  release_body();
+  auto beats =
+      route(std::move(request), *shared_->handler, shared_->counters, shared_->options.background,
+            [weak = weak_from_this(), keep_alive](HttpResponse response) {
+              const auto self = weak.lock();
+              if (self && self->waiting_) self->respond(std::move(response), keep_alive);
+            });
+  if (beats) beats_ = std::move(beats);
   if (shared_->options.after_request) shared_->options.after_request();
   if (waiting_) watch();
 }
@@ -156,11 +175,18 @@ void HttpSession::watch() {
         char byte = 0;
         const ssize_t got =
             recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got == 0) self->tell_of_end();
         if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) self->close();
       });
 }
 
 void HttpSession::respond(HttpResponse response, bool keep_alive) {
+  if (!charge_answer(response.body.size())) {
+    const std::string_view path = response.path;
+    response = error_response(503, ErrorCode::kUnavailable,
+                              "too many long answers are on their way; try again in a second");
+    response.path = path;
+  }
   const auto self = shared_from_this();
   self_.reset();
   waiting_ = false;
@@ -183,6 +209,7 @@ void HttpSession::respond(HttpResponse response, bool keep_alive) {
   response_->keep_alive(keep_alive);
   response_->body() = std::move(response.body);
   response_->prepare_payload();
+  if (std::exchange(head_, false)) response_->body().clear();  // its length stays said
   stream_.expires_after(std::chrono::milliseconds(shared_->options.request_timeout_ms));
   http::async_write(stream_, *response_, [self, keep_alive](const SystemError& error, size_t) {
     self->on_written(error, keep_alive);
@@ -191,6 +218,7 @@ void HttpSession::respond(HttpResponse response, bool keep_alive) {
 
 void HttpSession::on_written(const SystemError& error, bool keep_alive) {
   response_.reset();
+  release_answer();
   if (error || shared_->handler == nullptr) return close();
   if (keep_alive) return await_request();
   linger();
@@ -218,7 +246,7 @@ void HttpSession::discard() {
 }
 
 void HttpSession::refuse(unsigned status, ErrorCode code, std::string_view message) {
-  release_body();
+  body_charge_.reset();
   parser_.reset();
   respond(error_response(status, code, message), false);
 }
@@ -230,6 +258,7 @@ void HttpSession::refuse_malformed(const SystemError& error) {
     // The stream is closed by its timer; there is nobody to answer to.
     return close();
   }
+  if (error == asio::error::eof || error == http::error::end_of_stream) tell_of_end();
   if (error == http::error::header_limit || error == http::error::buffer_overflow) {
     return refuse(431, ErrorCode::kInvalid,
                   fmt::format("the header has more than {} bytes", options.max_header_bytes));
@@ -247,9 +276,45 @@ void HttpSession::refuse_malformed(const SystemError& error) {
   refuse(400, ErrorCode::kInvalid, fmt::format("this is not HTTP/1.1: {}", error.message()));
 }
 
-void HttpSession::release_body() {
-  shared_->long_body_bytes -= body_charge_;
-  body_charge_ = 0;
+// A connection that is closed, not reset or timed out, was closed by the process at its other end,
+// or by the kernel when that process ended.
+void HttpSession::tell_of_end() {
+  if (!beats_ || shared_->handler == nullptr) return;
+  const Credential who = *std::exchange(beats_, {});
+  const auto beats_too = [&](const HttpSession* other) {
+    return other->beats_ && other->beats_->job == who.job && other->beats_->rank == who.rank &&
+           other->beats_->incarnation == who.incarnation && other->beats_->ticket == who.ticket;
+  };
+  if (std::none_of(shared_->sessions.begin(), shared_->sessions.end(), beats_too)) {
+    shared_->handler->connection_ended(who);
+  }
+}
+
+bool HttpSession::charge_body() {
+  const uint64_t bytes = parser_->get().body().size();
+  if (bytes <= kFreeBodyBytes) return true;
+  if (!body_charge_) body_charge_ = std::make_shared<HttpBodyCharge>(shared_);
+  const uint64_t more = bytes - body_charge_->bytes;
+  if (more > shared_->options.max_long_body_bytes - shared_->long_body_bytes) return false;
+  body_charge_->bytes = bytes;
+  shared_->long_body_bytes += more;
+  return true;
+}
+
+// One answer may be as long as it likes.
+bool HttpSession::charge_answer(uint64_t bytes) {
+  if (bytes <= kFreeAnswerBytes) return true;
+  const uint64_t others = shared_->unread_bytes;
+  const uint64_t most = shared_->options.max_unread_bytes;
+  if (others > 0 && bytes > most - std::min(most, others)) return false;
+  answer_charge_ = bytes;
+  shared_->unread_bytes += bytes;
+  return true;
+}
+
+void HttpSession::release_answer() {
+  shared_->unread_bytes -= answer_charge_;
+  if (std::exchange(answer_charge_, 0) > kLargeBytes) give_back_heap();
 }
 
 }  // namespace phub

@@ -19,13 +19,26 @@
 namespace phub {
 
 class HttpSession;
+struct HttpShared;
+
+// What a long body takes of all of theirs, until it is decoded. Control thread only.
+struct HttpBodyCharge {
+  explicit HttpBodyCharge(std::shared_ptr<HttpShared> of) : shared(std::move(of)) {}
+  ~HttpBodyCharge();
+  HttpBodyCharge(const HttpBodyCharge&) = delete;
+  HttpBodyCharge& operator=(const HttpBodyCharge&) = delete;
+
+  const std::shared_ptr<HttpShared> shared;
+  uint64_t bytes = 0;  // that are here
+};
 
 // What all connections of a server have in common. Outlives the server until the last of them ends.
 struct HttpShared {
   HttpOptions options;
   ControlHandler* handler = nullptr;  // null once stopped
   std::unordered_set<HttpSession*> sessions;
-  uint64_t long_body_bytes = 0;  // announced and not decoded yet
+  uint64_t long_body_bytes = 0;  // here and not decoded yet
+  uint64_t unread_bytes = 0;     // of long answers that are on their way
   HttpCounters counters;
 };
 
@@ -64,17 +77,23 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   void refuse(unsigned status, ErrorCode code, std::string_view message);
   void refuse_malformed(const SystemError& error);
-  void release_body();
+  void tell_of_end();
+  bool charge_body();
+  bool charge_answer(uint64_t bytes);
+  void release_answer();
 
   std::shared_ptr<HttpShared> shared_;
   boost::beast::tcp_stream stream_;
   boost::beast::flat_buffer buffer_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   std::optional<boost::beast::http::response<boost::beast::http::string_body>> response_;
-  uint64_t body_charge_ = 0;  // this connection's part of long_body_bytes
+  std::shared_ptr<HttpBodyCharge> body_charge_;  // of the request that is being read
+  uint64_t answer_charge_ = 0;                   // this connection's part of unread_bytes
   uint64_t discarded_bytes_ = 0;
   bool waiting_ = false;               // for the handler's answer
   std::shared_ptr<HttpSession> self_;  // while waiting
+  std::optional<Credential> beats_;    // whose heartbeats come over this connection
+  bool head_ = false;                  // the request's answer goes without its body
   bool fresh_ = true;                  // no request yet
   bool has_served_ = false;            // a whole request
   bool reading_ = true;                // a request, or waiting for one

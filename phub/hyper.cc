@@ -1,9 +1,9 @@
 #include "phub/hyper.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
-#include "kernels/hyper.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -18,15 +18,20 @@ void apply(Hyper& hyper, const std::map<std::string, double>& values) {
   }
 }
 
-HyperVersion version(uint64_t from_round, const Hyper& hyper, const KeyClasses& classes) {
-  HyperVersion out{from_round, {}};
-  for (const KeyClasses::Scales& scales : classes.classes) {
-    Hyper scaled = hyper;
-    scaled.lr *= scales.lr;
-    scaled.weight_decay *= scales.decay;
-    out.classes.push_back(scaled);
-  }
-  return out;
+// The latest version up to the round. REQUIRES: there is one.
+const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t round) {
+  const auto after = std::upper_bound(
+      versions.begin(), versions.end(), round,
+      [](uint64_t r, const HyperVersion& version) { return r < version.from_round; });
+  return *std::prev(after);
+}
+
+HyperVersion changed(HyperVersion version, uint64_t round,
+                     const std::map<std::string, double>& values) {
+  apply(version.values, values);
+  version.from_round = round;
+  for (const auto& [name, value] : values) version.since[kernels::hyper_field(name)] = round;
+  return version;
 }
 
 }  // namespace
@@ -54,22 +59,66 @@ KeyClasses key_classes(const JobSpec& spec) {
   return out;
 }
 
-std::vector<HyperVersion> hyper_table(const JobSpec& spec, kernels::Optimizer optimizer,
-                                      const KeyClasses& classes,
-                                      const std::vector<HyperChange>& changes) {
-  Hyper hyper = kernels::default_hyper(optimizer);
-  apply(hyper, spec.hyper);
-  std::vector<HyperVersion> table = {version(0, hyper, classes)};
-  std::vector<HyperChange> sorted = spec.schedule;
-  sorted.insert(sorted.end(), changes.begin(), changes.end());
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const HyperChange& a, const HyperChange& b) { return a.round < b.round; });
-  for (const HyperChange& change : sorted) {
-    apply(hyper, change.values);
-    if (table.back().from_round == change.round) table.pop_back();
-    table.push_back(version(change.round, hyper, classes));
+kernels::Hyper HyperView::of(uint64_t round, size_t key_class) const {
+  const HyperVersion& planned = latest(schedule, round);
+  Hyper hyper = planned.values;
+  if (!changes.empty() && changes.front().from_round <= round) {
+    const HyperVersion& set = latest(changes, round);
+    for (size_t f = 0; f < kernels::kHyperFields.size(); ++f) {
+      const auto member = kernels::kHyperFields[f].member;
+      if (set.since[f] >= planned.since[f]) hyper.*member = set.values.*member;
+    }
   }
-  return table;
+  hyper.lr *= scales[key_class].lr;
+  hyper.weight_decay *= scales[key_class].decay;
+  return hyper;
+}
+
+HyperTable::HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes)
+    : scales_(classes.classes), base_(kernels::default_hyper(optimizer)) {
+  apply(base_, spec.hyper);
+  schedule_.reserve(spec.schedule.size() + 1);
+  schedule_.push_back({.from_round = 0, .values = base_});
+  for (const HyperChange& change : spec.schedule) {
+    schedule_.push_back(changed(schedule_.back(), change.round, change.values));
+  }
+}
+
+HyperView HyperTable::view() const {
+  return {.schedule = schedule_, .changes = std::span(changes_).subspan(first_), .scales = scales_};
+}
+
+HyperView HyperTable::change(uint64_t round, const std::map<std::string, double>& values,
+                             uint64_t lowest) {
+  const HyperVersion before =
+      changes_.empty() ? HyperVersion{.from_round = 0, .values = base_} : changes_.back();
+  while (first_ + 1 < changes_.size() && changes_[first_ + 1].from_round <= lowest) ++first_;
+  if (changes_.size() == changes_.capacity()) {
+    const auto live = view().changes;
+    std::vector<HyperVersion> moved;
+    moved.reserve(std::max<size_t>(16, 2 * (live.size() + 1)));
+    moved.assign(live.begin(), live.end());
+    retired_ = std::exchange(changes_, std::move(moved));
+    first_ = 0;
+  }
+  changes_.push_back(changed(before, round, values));
+  return view();
+}
+
+uint64_t HyperTable::bytes() const {
+  return (changes_.capacity() + retired_.capacity()) * sizeof(HyperVersion);
+}
+
+uint64_t spec_memory(const JobSpec& spec, uint64_t cores) {
+  constexpr uint64_t kValueBytes = 112;         // a name and a number in a tree
+  constexpr uint64_t kClassBytesPerCore = 128;  // the step of the round that it is in
+  uint64_t bytes = (spec.schedule.size() + 1) * (sizeof(HyperVersion) + sizeof(HyperChange));
+  for (const HyperChange& change : spec.schedule) bytes += change.values.size() * kValueBytes;
+  for (const KeySpec& key : spec.keys) {
+    bytes += sizeof(KeySpec) + key.name.size() + sizeof(uint64_t) + sizeof(uint16_t);
+  }
+  return bytes +
+         key_classes(spec).classes.size() * (sizeof(KeyScales) + cores * kClassBytesPerCore);
 }
 
 }  // namespace phub

@@ -1,13 +1,16 @@
 // From the names and numbers of a job to the hyperparameters of every round and key.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "kernels/hyper.h"
 #include "kernels/kernels.h"
-#include "phub/core_messages.h"
 #include "transport/job_spec.h"
 
 namespace phub {
@@ -16,19 +19,62 @@ namespace phub {
 void check_hyper(const std::map<std::string, double>& values);
 
 // Keys with the same learning-rate and decay scales share a class.
+struct KeyScales {
+  double lr = 1, decay = 1;
+};
 struct KeyClasses {
-  struct Scales {
-    double lr = 1, decay = 1;
-  };
-  std::vector<Scales> classes;
+  std::vector<KeyScales> classes;
   std::vector<uint16_t> of_key;
 };
 KeyClasses key_classes(const JobSpec& spec);  // throws kInvalid beyond 65,535 classes
 
-// The whole table, ascending, from round 0 on. Changes apply in the order of their rounds; those of
-// one round in the order given.
-std::vector<HyperVersion> hyper_table(const JobSpec& spec, kernels::Optimizer optimizer,
-                                      const KeyClasses& classes,
-                                      const std::vector<HyperChange>& changes);
+// What was decided from `from_round` on, until the next version of the same list.
+struct HyperVersion {
+  uint64_t from_round = 0;
+  kernels::Hyper values;
+  // By field: the round of the change that it comes from.
+  std::array<uint64_t, kernels::kHyperFields.size()> since = {};
+};
+
+// What a core reads. Nothing that it refers to changes.
+struct HyperView {
+  std::span<const HyperVersion> schedule;  // ascending, the first from round 0 on
+  std::span<const HyperVersion> changes;   // made while the job runs, ascending; may be empty
+  std::span<const KeyScales> scales;       // by key class
+
+  // A field has the value of the latest change up to the round, whichever list that is in; of one
+  // round's, that which was made while the job ran.
+  kernels::Hyper of(uint64_t round, size_t key_class) const;
+};
+
+// The hyperparameters of a job. A change costs the same however many there were before it, and
+// holds memory only as long as a chunk may be in a round that needs it. Control thread.
+class HyperTable {
+ public:
+  static constexpr size_t kMostChanges = 1u << 14;  // that some chunk may still need
+
+  HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes);
+
+  HyperView view() const;
+  // `values` hold from `round` on, which is no lower than that of the change before. `lowest` is
+  // the lowest round that a chunk is in. What the view given before last referred to may go: the
+  // cores have the last one by then.
+  HyperView change(uint64_t round, const std::map<std::string, double>& values, uint64_t lowest);
+  bool full() const { return changes_.size() - first_ >= kMostChanges; }
+  uint64_t bytes() const;  // of the changes
+
+ private:
+  std::vector<HyperVersion> schedule_;
+  std::vector<KeyScales> scales_;
+  kernels::Hyper base_;
+  // Appended to in place while there is room, so that the cores may read what is before; then what
+  // is still needed moves to a new array.
+  std::vector<HyperVersion> changes_;
+  std::vector<HyperVersion> retired_;  // cores may have it until they take the next view
+  size_t first_ = 0;                   // of changes_ that is still needed
+};
+
+// What a job's table and its spec hold, in bytes; known before any of it is made.
+uint64_t spec_memory(const JobSpec& spec, uint64_t cores);
 
 }  // namespace phub

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/box_memory.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -22,26 +23,18 @@ kernels::Optimizer optimizer(const std::string& name) {
        name);
 }
 
-size_t states_of(const JobSpec& spec) {
-  const kernels::Optimizer o = optimizer(spec.optimizer);
-  return kernels::state_arrays(o,
-                               hyper_table(spec, o, key_classes(spec), {}).front().classes.front());
-}
+size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeof(float); }
 
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan) {
-  LinkLayout layout;
-  layout.max_ranks = spec.max_ranks;
+  LinkLayout layout = phub::link_layout(
+      plan, spec.max_ranks, kernels::bytes_of(dtype(spec.gradient_dtype, "gradient_dtype")),
+      kernels::bytes_of(dtype(spec.parameter_dtype, "parameter_dtype")),
+      spec.consistency == "bsp" ? 1 : spec.max_ranks);
   layout.cores = static_cast<uint32_t>(plan.cores.size());
   for (const QueuePlan& queue : plan.queues) {
-    layout.queue_chunks.push_back(static_cast<uint32_t>(queue.chunks.size()));
     layout.queue_core.push_back(queue.core);
     layout.queue_nic.push_back(plan.nics[queue.nic].name);
   }
-  layout.gradient_bytes = kernels::bytes_of(dtype(spec.gradient_dtype, "gradient_dtype"));
-  layout.result_bytes = kernels::bytes_of(dtype(spec.parameter_dtype, "parameter_dtype"));
-  layout.ingress_bytes = plan.box_elements * layout.gradient_bytes;
-  layout.egress_bytes = plan.box_elements * layout.result_bytes;
-  layout.egress_copies = spec.consistency == "bsp" ? 1 : spec.max_ranks;
   for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
   layout.runs = node_runs(plan);
   return layout;
@@ -104,21 +97,24 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec) {
   return total;
 }
 
-Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_t now_ms)
+Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store)
     : spec_(spec),
       plan_(std::move(plan)),
       optimizer_(optimizer(spec.optimizer)),
       memory_(total_memory(plan_, spec)),
       classes_(key_classes(spec)),
+      hyper_(spec, optimizer_, classes_),
       link_(nic.open_job(link_layout(spec, plan_))),
       membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
-                  static_cast<uint32_t>(plan_.chunks.size()), now_ms) {
+                  static_cast<uint32_t>(plan_.chunks.size())) {
   const uint32_t node = plan_.cores.front().os_node;
   const uint64_t f32 = plan_.box_elements * sizeof(float);
   const size_t states = states_of(spec_);
-  if (memory_.master > 0) parameters_ = numa::Memory(f32, node);
-  if (states > 0) state0_ = numa::Memory(f32, node);
-  if (states > 1) state1_ = numa::Memory(f32, node);
+  if (memory_.master > 0)
+    parameters_ = allocate(f32, node, "parameters of job '" + spec.name + "'");
+  const std::string of_state = "optimizer state of job '" + spec.name + "'";
+  if (states > 0) state0_ = allocate(f32, node, of_state);
+  if (states > 1) state1_ = allocate(f32, node, of_state);
   // Before anything is touched: each chunk's pages go to the node of the core that handles it.
   const std::vector<NodeRun> runs = node_runs(plan_);
   for (const numa::Memory* array : {&parameters_, &state0_, &state1_}) {
@@ -137,15 +133,12 @@ Job::Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_
       .state0 = states > 0 ? floats(state0_) : nullptr,
       .state1 = states > 1 ? floats(state1_) : nullptr};
 
-  hyper_tables_.push_back(std::make_unique<std::vector<HyperVersion>>(
-      hyper_table(spec_, optimizer_, classes_, changes_)));
   std::vector<uint32_t> expected(spec_.world_size);
   for (uint32_t r = 0; r < spec_.world_size; ++r) expected[r] = r;
   for (uint32_t core = 0; core < plan_.cores.size(); ++core) {
-    core_jobs_.push_back(
-        std::make_unique<CoreJob>(core, parameters, arrays, chunks_of(core), link_->endpoint(core),
-                                  hyper_tables_.back().get(), expected,
-                                  static_cast<uint32_t>(plan_.cores[core].queues.size())));
+    core_jobs_.push_back(std::make_unique<CoreJob>(
+        core, parameters, arrays, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
+        static_cast<uint32_t>(plan_.cores[core].queues.size())));
   }
 }
 
@@ -153,8 +146,8 @@ std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
   std::vector<CoreChunk> out;
   const std::vector<uint32_t>& queues = plan_.cores[core].queues;
   for (size_t q = 0; q < queues.size(); ++q) {
-    for (uint32_t id : plan_.queues[queues[q]].chunks) {
-      const ChunkPlan& chunk = plan_.chunks[id];
+    for (uint32_t id : plan_.queue_chunks[queues[q]]) {
+      const ChunkLayout& chunk = plan_.chunks[id];
       CoreChunk c;
       c.queue = static_cast<uint16_t>(q);
       c.offset = chunk.box_offset;
@@ -169,17 +162,8 @@ std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
   return out;
 }
 
-const std::vector<HyperVersion>* Job::change_hyper(uint64_t round,
-                                                   const std::map<std::string, double>& values) {
-  changes_.push_back({round, values});
-  hyper_tables_.push_back(std::make_unique<std::vector<HyperVersion>>(
-      hyper_table(spec_, optimizer_, classes_, changes_)));
-  if (hyper_tables_.size() > 2) hyper_tables_.erase(hyper_tables_.begin());
-  return hyper_tables_.back().get();
-}
-
 std::string Job::where(uint32_t chunk) const {
-  const ChunkPlan& c = plan_.chunks[chunk];
+  const ChunkLayout& c = plan_.chunks[chunk];
   return fmt::format("key '{}', elements {} to {}", spec_.keys[c.key].name, c.key_element,
                      c.key_element + c.elements - 1);
 }

@@ -1,5 +1,6 @@
 // A job on the box: its plan, memory, link, the cores' parts of it, and its membership. Control
-// thread, but for what the cores were handed. All memory is there when the constructor returns.
+// thread, but for what the cores were handed; it is made and freed beside that thread, which takes
+// long. All memory is there when the constructor returns.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec);
 class Job {
  public:
   // REQUIRES: complete_spec(spec). Throws Error.
-  Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store, uint64_t now_ms);
+  Job(const JobSpec& spec, Plan plan, Nic& nic, kernels::Store store);
 
   const JobSpec& spec() const { return spec_; }
   const Plan& plan() const { return plan_; }
@@ -41,9 +42,9 @@ class Job {
   CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
 
-  // The hyperparameters from `round` on; the table before stays valid until the next call.
-  const std::vector<HyperVersion>* change_hyper(uint64_t round,
-                                                const std::map<std::string, double>& values);
+  HyperTable& hyper() { return hyper_; }
+  // What has grown since it was made: the log, and changes of hyperparameters.
+  uint64_t grown_bytes() const { return membership_.log().bytes() + hyper_.bytes(); }
 
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
@@ -56,8 +57,7 @@ class Job {
   const kernels::Optimizer optimizer_;
   const NodeMemory memory_;
   const KeyClasses classes_;
-  std::vector<HyperChange> changes_;
-  std::vector<std::unique_ptr<std::vector<HyperVersion>>> hyper_tables_;  // the last two
+  HyperTable hyper_;
   std::unique_ptr<BoxLink> link_;
   numa::Memory parameters_;
   numa::Memory state0_;

@@ -8,27 +8,15 @@
 namespace phub {
 namespace {
 
-// Consecutive chunks with the same last round make one range.
-std::vector<ChunkRange> ranges_of(const std::vector<uint64_t>& last_rounds) {
-  std::vector<ChunkRange> ranges;
-  for (uint32_t i = 0; i < last_rounds.size(); ++i) {
-    if (!ranges.empty() && ranges.back().round == last_rounds[i]) {
-      ranges.back().last = i;
-    } else {
-      ranges.push_back({i, i, last_rounds[i]});
-    }
-  }
-  return ranges;
-}
+constexpr uint64_t kFarthestChange = uint64_t{1} << 20;  // rounds ahead
 
 }  // namespace
 
-Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks, Ms now)
-    : spec_(spec), cores_(cores), chunks_(chunks), ranks_(spec.max_ranks), now_(now) {
+Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks)
+    : spec_(spec), cores_(cores), chunks_(chunks), ranks_(spec.max_ranks), log_(chunks) {
   for (uint32_t r = 0; r < spec.world_size; ++r) {
     ranks_[r].expected = true;
     ranks_[r].first_round = 1;
-    ranks_[r].expected_since = now;
   }
   min_round_ = spec.initial == "broadcast" ? 0 : 1;
 }
@@ -36,6 +24,7 @@ Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks, Ms 
 void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
   now_ = now;
   if (finished_) return reply_error(token, ErrorCode::kNotFound, "the job has ended");
+  if (assemble_until_ == 0) assemble_until_ = now + spec_.join_limit_ms;
   const int32_t chosen = wanted >= 0 ? wanted : choose_rank();
   if (chosen < 0) {
     return reply_error(token, ErrorCode::kFull,
@@ -44,14 +33,14 @@ void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
   }
   const auto rank = static_cast<uint32_t>(chosen);
   if (rank >= spec_.max_ranks) {
-    return reply_error(token, ErrorCode::kFull,
-                       fmt::format("rank {} is out of range: job '{}' has max_ranks {}", rank,
-                                   spec_.name, spec_.max_ranks));
+    reply_error(token, ErrorCode::kFull,
+                fmt::format("rank {} is out of range: job '{}' has max_ranks {}", rank, spec_.name,
+                            spec_.max_ranks));
+    return check_abandoned();
   }
   Rank& r = ranks_[rank];
-  const bool taken = r.state == State::kLive || r.state == State::kJoining;
-  if (taken && !r.losing) {
-    if (!replace || r.state == State::kJoining) {
+  if (r.state == State::kLive && !r.losing) {
+    if (!replace) {
       return reply_error(
           token, ErrorCode::kTaken,
           fmt::format(
@@ -60,8 +49,7 @@ void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
               rank, spec_.name, r.incarnation));
     }
     lose(rank, "replaced by a new worker");
-  } else if (std::any_of(joins_.begin(), joins_.end(),
-                         [rank](const Join& j) { return j.rank == rank; })) {
+  } else if (is_joining(rank)) {
     return reply_error(
         token, ErrorCode::kTaken,
         fmt::format("rank {} of job '{}' is being taken by another worker", rank, spec_.name));
@@ -70,15 +58,17 @@ void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
   advance();
 }
 
+bool Membership::is_joining(uint32_t rank) const {
+  return ranks_[rank].state == State::kJoining ||
+         std::any_of(joins_.begin(), joins_.end(),
+                     [rank](const Join& j) { return j.rank == rank; });
+}
+
 // Never joined first, then those who were lost, then those who left.
 int32_t Membership::choose_rank() const {
-  auto pending = [this](uint32_t rank) {
-    return std::any_of(joins_.begin(), joins_.end(),
-                       [rank](const Join& j) { return j.rank == rank; });
-  };
   auto first = [&](State state, uint32_t begin, uint32_t end) -> int32_t {
     for (uint32_t r = begin; r < end; ++r) {
-      if (ranks_[r].state == state && !pending(r)) return static_cast<int32_t>(r);
+      if (ranks_[r].state == state && !is_joining(r)) return static_cast<int32_t>(r);
     }
     return -1;
   };
@@ -111,8 +101,8 @@ void Membership::check_barrier() {
   for (const auto& [rank, token] : std::exchange(barrier_, {})) reply(token);
 }
 
-void Membership::set_hyper(uint64_t token, const std::map<std::string, double>& values) {
-  hypers_.push_back({token, values});
+void Membership::set_hyper(uint64_t token, const HyperChange& change) {
+  hypers_.push_back({token, change});
   advance();
 }
 
@@ -150,38 +140,53 @@ void Membership::lose(uint32_t rank, const std::string& reason, bool left, uint6
     return;
   }
   r.losing = true;
+  r.reason = reason;
   losses_.push_back({rank, left, reason, token});
   advance();
 }
 
 // A rank that is expected but not there is not waited for any longer.
 void Membership::forget(uint32_t rank, const std::string& reason) {
-  ranks_[rank].expected = false;
-  ranks_[rank].reason = reason;
-  if (ranks_[rank].state == State::kAbsent) ranks_[rank].state = State::kLost;
+  Rank& r = ranks_[rank];
+  r.expected = false;
+  r.reason = reason;
   forgotten_.push_back(rank);
-  log_.push_back({.kind = LogRecord::Kind::kLost,
-                  .rank = rank,
-                  .incarnation = ranks_[rank].incarnation,
-                  .reason = reason,
-                  .last_rounds = ranges_of(std::vector<uint64_t>(chunks_, 0))});
-  advance();
+  if (std::exchange(r.state, State::kLost) == State::kAbsent) {  // otherwise its loss is there
+    log_.add({.kind = LogRecord::Kind::kLost,
+              .rank = rank,
+              .incarnation = r.incarnation,
+              .reason = reason,
+              .last_rounds = ranges_of(std::vector<uint64_t>(chunks_, 0))});
+  }
 }
 
-// Starts a boundary when something waits for one. A successor is admitted only after its
-// predecessor is gone from every core.
+// A successor is admitted only after its predecessor is gone from every core. It takes part in a
+// boundary once all that it needs is there: nobody is held up by its admission.
+void Membership::admit_waiting() {
+  for (Join& join : joins_) {
+    Rank& r = ranks_[join.rank];
+    if (join.stage != Join::kWaiting || r.losing) continue;
+    join.stage = Join::kAdmitting;
+    join.before = std::exchange(r.state, State::kJoining);
+    ++r.incarnation;
+    actions_.push_back(
+        {.type = MembershipAction::kAdmit, .rank = join.rank, .incarnation = r.incarnation});
+  }
+}
+
+// Starts a boundary when something waits for one.
 void Membership::advance() {
-  if (phase_ != Phase::kIdle || finished_) return;
+  if (finished_) return;
+  admit_waiting();
+  if (phase_ != Phase::kIdle) return;
   current_losses_ = std::exchange(losses_, {});
   current_hypers_ = std::exchange(hypers_, {});
   boundary_ = {};
   boundary_.forgotten = std::exchange(forgotten_, {});
-  std::vector<Join> later;
-  current_joins_.clear();
-  for (Join& join : joins_) {
-    (ranks_[join.rank].losing ? later : current_joins_).push_back(join);
-  }
-  joins_ = std::move(later);
+  const auto admitted = std::stable_partition(
+      joins_.begin(), joins_.end(), [](const Join& join) { return join.stage != Join::kAdmitted; });
+  current_joins_.assign(admitted, joins_.end());
+  joins_.erase(admitted, joins_.end());
   if (current_losses_.empty() && current_hypers_.empty() && current_joins_.empty() &&
       boundary_.forgotten.empty()) {
     return;
@@ -190,23 +195,23 @@ void Membership::advance() {
   answers_ = 0;
   started_ = 0;
   held_min_round_ = kNever;
-  for (Join& join : current_joins_) {
-    Rank& r = ranks_[join.rank];
-    join.before = std::exchange(r.state, State::kJoining);
-    ++r.incarnation;
-    actions_.push_back(
-        {.type = MembershipAction::kAdmit, .rank = join.rank, .incarnation = r.incarnation});
-  }
+  committed_min_round_ = kNever;
   actions_.push_back({.type = MembershipAction::kHold});
 }
 
 void Membership::admitted(uint32_t rank, bool ok, const std::string& message) {
-  auto join = std::find_if(current_joins_.begin(), current_joins_.end(),
-                           [rank](const Join& j) { return j.rank == rank; });
-  if (join == current_joins_.end() || ok) return;
+  const auto join = std::find_if(joins_.begin(), joins_.end(), [rank](const Join& j) {
+    return j.rank == rank && j.stage == Join::kAdmitting;
+  });
+  if (join == joins_.end()) return;
+  if (ok) {
+    join->stage = Join::kAdmitted;
+    return advance();
+  }
   reply_error(join->token, ErrorCode::kFull, message);
   ranks_[rank].state = join->before;
-  current_joins_.erase(join);
+  joins_.erase(join);
+  check_abandoned();
 }
 
 void Membership::held(const CoreReport& report, Ms now) {
@@ -217,20 +222,24 @@ void Membership::held(const CoreReport& report, Ms now) {
   held_min_round_ = std::min(held_min_round_, report.min_round);
   if (++answers_ < cores_) return;
   build_boundary();
+  place_changes();
   phase_ = Phase::kCommitting;
   answers_ = 0;
-  MembershipAction commit{.type = MembershipAction::kCommit};
-  for (const Hyper& hyper : current_hypers_) commit.hyper.push_back(hyper.values);
+  MembershipAction commit{.type = MembershipAction::kCommit, .lowest_round = held_min_round_};
+  for (const Hyper& hyper : current_hypers_) commit.hyper.push_back(hyper.change);
   actions_.push_back(std::move(commit));
 }
 
 void Membership::build_boundary() {
   last_rounds_.assign(current_losses_.size(), std::vector<uint64_t>(chunks_, 0));
   for (size_t i = 0; i < current_losses_.size(); ++i) {
-    const Loss& loss = current_losses_[i];
-    const bool pause = !loss.left && spec_.on_loss != "shrink";
+    Loss& loss = current_losses_[i];
+    // Whoever leaves before the job has begun leaves the others without what they wait for.
+    const bool begun = assembled_ && held_min_round_ > 0;
+    loss.lost = !loss.left || !begun;
+    if (loss.left && !begun) loss.reason = "left before the job had begun";
     boundary_.lost.push_back({.rank = loss.rank,
-                              .expected_again = pause ? started_ + 1 : kNever,
+                              .expected_again = expected_again(loss),
                               .last_rounds = last_rounds_[i]});
   }
   for (const Join& join : current_joins_) {
@@ -243,43 +252,71 @@ void Membership::build_boundary() {
   }
 }
 
-void Membership::committed(Ms now) {
+// The round that each change gets: what is complete stays as it was, and so does what was decided
+// before.
+void Membership::place_changes() {
+  std::erase_if(current_hypers_, [this](const Hyper& hyper) {
+    if (hyper.change.round <= boundary_.round + kFarthestChange) return false;
+    reply_error(hyper.token, ErrorCode::kInvalid,
+                fmt::format("round {} is too far away: job '{}' is in round {}, and changes can be "
+                            "made up to {} rounds ahead",
+                            hyper.change.round, spec_.name, boundary_.round, kFarthestChange));
+    return true;
+  });
+  for (Hyper& hyper : current_hypers_) {
+    hyper.change.round = std::max({hyper.change.round, boundary_.round, last_change_});
+    last_change_ = hyper.change.round;
+  }
+}
+
+// The first round that the cores do not complete without a successor.
+uint64_t Membership::expected_again(const Loss& loss) const {
+  if (!assembled_ && loss.rank < spec_.world_size) return boundary_.round;
+  return !loss.lost || spec_.on_loss == "shrink" ? kNever : started_ + 1;
+}
+
+void Membership::committed(const CoreReport& report, Ms now) {
   now_ = now;
-  if (phase_ != Phase::kCommitting || ++answers_ < cores_) return;
+  if (phase_ != Phase::kCommitting) return;
+  committed_min_round_ = std::min(committed_min_round_, report.min_round);
+  if (++answers_ < cores_) return;
   phase_ = Phase::kIdle;
-  finish_losses(now);
+  finish_losses();
   finish_joins(now);
   for (const Hyper& hyper : current_hypers_) {
-    log_.push_back(
-        {.kind = LogRecord::Kind::kHyper, .round = boundary_.round, .values = hyper.values});
-    reply(hyper.token);
+    log_.add({.kind = LogRecord::Kind::kHyper,
+              .round = hyper.change.round,
+              .values = hyper.change.values});
+    actions_.push_back({.type = MembershipAction::kReply,
+                        .token = hyper.token,
+                        .first_round = hyper.change.round});
   }
   current_hypers_.clear();
   if (failing_) return fail_job(failing_->code(), failing_->what());
+  check_assembled();
   after_losses(now);
-  check_abandoned(now);
+  check_abandoned();
   check_barrier();
   advance();
 }
 
-void Membership::finish_losses(Ms now) {
+void Membership::finish_losses() {
   for (size_t i = 0; i < current_losses_.size(); ++i) {
     Loss& loss = current_losses_[i];
     Rank& r = ranks_[loss.rank];
-    r.state = loss.left ? State::kLeft : State::kLost;
+    r.state = loss.lost ? State::kLost : State::kLeft;
     r.losing = false;
     r.expected = boundary_.lost[i].expected_again != kNever;
-    r.expected_since = now;
     r.waited_since = 0;
     r.reason = loss.reason;
     // An incarnation that took part in nothing leaves the mark of those before it.
     r.last_round =
         std::max(r.last_round, *std::max_element(last_rounds_[i].begin(), last_rounds_[i].end()));
-    log_.push_back({.kind = loss.left ? LogRecord::Kind::kLeft : LogRecord::Kind::kLost,
-                    .rank = loss.rank,
-                    .incarnation = r.incarnation,
-                    .reason = loss.reason,
-                    .last_rounds = ranges_of(last_rounds_[i])});
+    log_.add({.kind = loss.lost ? LogRecord::Kind::kLost : LogRecord::Kind::kLeft,
+              .rank = loss.rank,
+              .incarnation = r.incarnation,
+              .reason = loss.reason,
+              .last_rounds = ranges_of(last_rounds_[i])});
     if (auto waiting = barrier_.find(loss.rank); waiting != barrier_.end()) {
       reply_error(waiting->second, ErrorCode::kFenced, why_not_current(loss.rank, r.incarnation));
       barrier_.erase(waiting);
@@ -297,36 +334,35 @@ void Membership::finish_joins(Ms now) {
     r.reason.clear();
     r.waited_since = 0;
     r.lease_until = now + spec_.lease_ms;
-    log_.push_back({.kind = LogRecord::Kind::kAdmitted,
-                    .round = r.first_round,
-                    .rank = join.rank,
-                    .incarnation = r.incarnation});
+    log_.add({.kind = LogRecord::Kind::kAdmitted,
+              .round = r.first_round,
+              .rank = join.rank,
+              .incarnation = r.incarnation});
     actions_.push_back({.type = MembershipAction::kReply,
                         .rank = join.rank,
                         .incarnation = r.incarnation,
                         .token = join.token,
                         .first_round = r.first_round,
-                        .send_initial = join.rank == 0 && held_min_round_ == 0});
-    abandoned_since_ = 0;
+                        .send_initial = join.rank == 0 && committed_min_round_ == 0});
   }
   current_joins_.clear();
-  assembled_ = assembled_ || std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
-                 return r.expected && r.state == State::kAbsent;
-               });
-  const bool all_there = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
-    return r.expected && r.state == State::kLost;
-  });
-  if (all_there && fail_after_ == kNever) pause_until_ = 0;
 }
 
-// What the job's policy says about the ranks that the boundary has just taken out.
+void Membership::check_assembled() {
+  if (!missing().empty()) return;
+  assembled_ = true;
+  if (fail_after_ == kNever) pause_until_ = 0;
+}
+
+// What the job's policy says about the ranks that the boundary has just taken out. Those who are
+// lost before all have come may still be replaced, within the time that all of them have.
 void Membership::after_losses(Ms now) {
   for (const Loss& loss : current_losses_) {
     const Rank& r = ranks_[loss.rank];
-    if (loss.left) continue;
+    if (!loss.lost) continue;
     const std::string who = fmt::format("rank {} (incarnation {}) was lost in round {}: {}",
                                         loss.rank, r.incarnation, boundary_.round, loss.reason);
-    if (loss.rank == 0 && held_min_round_ == 0 && spec_.on_loss != "wait") {
+    if (loss.rank == 0 && committed_min_round_ == 0 && spec_.on_loss != "wait") {
       return fail_job(ErrorCode::kRankLost,
                       who + "; it had not sent the initial parameters of every key yet");
     }
@@ -334,28 +370,22 @@ void Membership::after_losses(Ms now) {
       fail_after_ = started_;
       fail_message_ = who;
       pause_until_ = now + spec_.lease_ms;
-    } else if (spec_.on_loss == "wait") {
+    } else if (spec_.on_loss == "wait" && assembled_) {
       pause_until_ = std::max(pause_until_, now + spec_.wait_limit_ms);
     }
   }
 }
 
-// Nobody is there any more. If the last to go left, and nobody is expected back, the job has ended;
-// otherwise those who were lost have some time to come back.
-void Membership::check_abandoned(Ms now) {
-  if (finished_ || live() > 0 || !joins_.empty()) return;
-  const bool expected =
-      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.expected; });
-  const bool lost = std::any_of(ranks_.begin(), ranks_.end(),
-                                [](const Rank& r) { return r.state == State::kLost; });
-  const bool just_left = std::any_of(current_losses_.begin(), current_losses_.end(),
-                                     [](const Loss& loss) { return loss.left; });
-  if (!expected && (just_left || !lost)) {
-    finish(ErrorCode::kNotFound, "the job has ended");
-    actions_.push_back({.type = MembershipAction::kEnd});
-  } else if (abandoned_since_ == 0) {
-    abandoned_since_ = now;
-  }
+// Nobody is there and nobody comes: the job ends, unless its policy is to wait. What joins later
+// under its name is a job of its own, whose ranks assemble and whose initial parameters count.
+void Membership::check_abandoned() {
+  if (finished_ || phase_ != Phase::kIdle || live() > 0 || !joins_.empty()) return;
+  if (assembled_ && !missing().empty()) return;  // the pause has its limit
+  const bool lost = std::any_of(current_losses_.begin(), current_losses_.end(),
+                                [](const Loss& loss) { return !loss.left; });
+  if (assembled_ && lost) return fail_job(ErrorCode::kRankLost, "every rank was lost");
+  finish(ErrorCode::kNotFound, "the job has ended");
+  actions_.push_back({.type = MembershipAction::kEnd});
 }
 
 void Membership::non_finite(uint32_t rank, const std::string& where) {
@@ -366,11 +396,11 @@ void Membership::non_finite(uint32_t rank, const std::string& where) {
 }
 
 void Membership::excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round) {
-  log_.push_back({.kind = LogRecord::Kind::kExcluded,
-                  .round = round,
-                  .rank = rank,
-                  .incarnation = incarnation,
-                  .chunk = chunk});
+  log_.exclude(rank, incarnation, chunk, round);
+}
+
+void Membership::failed(const std::string& reason) {
+  fail_job(ErrorCode::kInternal, fmt::format("job '{}' ended: {}", spec_.name, reason));
 }
 
 void Membership::remove() { fail_job(ErrorCode::kNotFound, "the job was deleted"); }
@@ -383,7 +413,7 @@ void Membership::fail_job(ErrorCode code, const std::string& message) {
     return;
   }
   failed_ = true;
-  log_.push_back({.kind = LogRecord::Kind::kFailed, .reason = message});
+  log_.add({.kind = LogRecord::Kind::kFailed, .reason = message});
   finish(code, message);
   actions_.push_back({.type = MembershipAction::kFail, .code = code, .message = message});
 }
@@ -448,31 +478,32 @@ void Membership::tick(Ms now) {
     if (rank.state == State::kLive && !rank.losing && now > rank.lease_until) {
       lose(r, fmt::format("its lease of {} ms expired", spec_.lease_ms));
     }
-    if (rank.state == State::kAbsent && rank.expected &&
-        now > rank.expected_since + spec_.join_limit_ms) {
-      const std::string reason = fmt::format("did not join within {} ms", spec_.join_limit_ms);
-      if (spec_.on_loss != "shrink") {
-        return fail_job(ErrorCode::kRankLost, fmt::format("rank {} {}", r, reason));
-      }
-      forget(r, reason);
-      assembled_ = assembled_ || std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& x) {
-                     return x.expected && x.state == State::kAbsent;
-                   });
-    }
   }
+  check_join_limit(now);
+  if (finished_) return;
   if (fail_after_ != kNever && (min_round_ > fail_after_ || now > pause_until_)) {
     return fail_job(ErrorCode::kRankLost, fail_message_);
   }
   if (pause_until_ != 0 && now > pause_until_ && phase_ == Phase::kIdle) {
-    std::string who;
-    for (uint32_t r : missing()) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-    return fail_job(
-        ErrorCode::kRankLost,
-        fmt::format("the job waited {} ms for rank {} to come back", spec_.wait_limit_ms, who));
+    fail_job(ErrorCode::kRankLost, fmt::format("the job waited {} ms for rank {} to come back",
+                                               spec_.wait_limit_ms, fmt::join(missing(), ", ")));
   }
-  if (abandoned_since_ != 0 && now > abandoned_since_ + spec_.wait_limit_ms) {
-    fail_job(ErrorCode::kRankLost, "every rank was lost and none came back");
+}
+
+// All first ranks have had their time to come. Those who are on their way get it.
+void Membership::check_join_limit(Ms now) {
+  if (assembled_ || assemble_until_ == 0 || now <= assemble_until_) return;
+  if (phase_ != Phase::kIdle || !losses_.empty() || !joins_.empty()) return;
+  const std::vector<uint32_t> absent = missing();
+  if (absent.empty()) return;
+  const std::string reason = fmt::format("did not join within {} ms", spec_.join_limit_ms);
+  const uint32_t enough = spec_.min_ranks > 0 ? spec_.min_ranks : spec_.world_size;
+  if (live() < enough) {
+    return fail_job(ErrorCode::kRankLost,
+                    fmt::format("rank {} {}", fmt::join(absent, ", "), reason));
   }
+  for (const uint32_t rank : absent) forget(rank, reason);
+  advance();
 }
 
 uint32_t Membership::live() const {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "phub/core_messages.h"
+#include "phub/membership_log.h"
 #include "transport/error.h"
 #include "transport/messages.h"
 
@@ -21,8 +22,9 @@ namespace phub {
 struct MembershipAction {
   enum Type {
     kHold,    // send kHold to every core
-    kAdmit,   // make the memory and queue pairs of `rank`/`incarnation`; then call admitted()
-    kCommit,  // send kCommit with boundary() to every core; `hyper` has values for boundary().round
+    kAdmit,   // make the memory and queue pairs of `rank`/`incarnation`, which may take its time;
+              // then call admitted()
+    kCommit,  // send kCommit with boundary() to every core, with the changes in `hyper`
     kRevoke,  // close the connection of `rank` and give its memory back
     kReply,   // answer the request `token`
     kFail,    // the job ends with an error: code, message
@@ -32,25 +34,29 @@ struct MembershipAction {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint64_t token = 0;
-  uint64_t first_round = 0;   // kReply to a join
+  uint64_t first_round = 0;   // kReply to a join; to a change: the round that it holds from
   bool send_initial = false;  // kReply to a join
   bool ok = true;             // kReply
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
-  std::vector<std::map<std::string, double>> hyper;  // kCommit
+  std::vector<HyperChange> hyper;  // kCommit: ascending, from boundary().round on or later
+  uint64_t lowest_round = 0;       // kCommit: that a chunk is in
 };
 
 class Membership {
  public:
   using Ms = uint64_t;  // monotonic milliseconds
 
-  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks, Ms now);
+  // The first join begins the time in which all first ranks must come (join_limit_ms).
+  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks);
 
   // Requests; `token` comes back in a kReply.
   void join(uint64_t token, int32_t rank, bool replace, Ms now);
   void leave(uint64_t token, uint32_t rank);
   void barrier(uint64_t token, uint32_t rank);
-  void set_hyper(uint64_t token, const std::map<std::string, double>& values);
+  // From `round` on, if it is given, or the first round after it that no chunk has completed and
+  // that no change was made beyond.
+  void set_hyper(uint64_t token, const HyperChange& change);
 
   // Renews the lease. REQUIRES: is_current(rank, incarnation).
   void heartbeat(uint32_t rank, Ms now);
@@ -63,8 +69,9 @@ class Membership {
   // What happens to ranks and cores.
   void admitted(uint32_t rank, bool ok, const std::string& message);
   void disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason);
+  void failed(const std::string& reason);  // a core or a device can do no more for the job
   void held(const CoreReport& report, Ms now);
-  void committed(Ms now);
+  void committed(const CoreReport& report, Ms now);
   void non_finite(uint32_t rank, const std::string& where);
   void excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
   // After every core answered a probe: the lowest round in progress, arrivals and missing ranks.
@@ -76,13 +83,14 @@ class Membership {
   std::deque<MembershipAction>& actions() { return actions_; }
   Boundary& boundary() { return boundary_; }
 
-  const std::vector<LogRecord>& log() const { return log_; }
+  MembershipLog& log() { return log_; }
+  const MembershipLog& log() const { return log_; }
   std::vector<RankStatus> ranks() const;
   std::vector<uint32_t> missing() const;      // expected ranks that are not live
   std::vector<uint32_t> waiting_for() const;  // as the last probe saw it
   std::string state() const;
   uint64_t completed_round() const { return min_round_ == 0 ? 0 : min_round_ - 1; }
-  bool finished() const { return finished_; }
+  bool assembled() const { return assembled_; }  // all first ranks were there at one time
 
  private:
   enum class State { kAbsent, kJoining, kLive, kLost, kLeft };
@@ -94,35 +102,42 @@ class Membership {
     bool expected = false;    // the cores wait for it, live or not
     bool losing = false;      // its loss is pending or under way
     Ms lease_until = 0;
-    Ms expected_since = 0;
     Ms waited_since = 0;  // 0: nobody waits
     uint64_t arrivals = 0;
     std::string reason;
   };
   struct Loss {
     uint32_t rank;
-    bool left;
+    bool left;  // it asked to go
     std::string reason;
     uint64_t leave_token;
+    bool lost = true;  // the policy applies: it did not ask, or the job had not begun
   };
   struct Join {
     uint64_t token;
     uint32_t rank;
+    // Until its predecessor is gone from every core; until it has been admitted; for a boundary.
+    enum { kWaiting, kAdmitting, kAdmitted } stage = kWaiting;
     State before = State::kAbsent;  // what the rank was, in case its admission fails
   };
   struct Hyper {
     uint64_t token;
-    std::map<std::string, double> values;
+    HyperChange change;
   };
 
   void lose(uint32_t rank, const std::string& reason, bool left = false, uint64_t token = 0);
   void forget(uint32_t rank, const std::string& reason);
+  void admit_waiting();
   void advance();
   void build_boundary();
-  void finish_losses(Ms now);
+  void place_changes();
+  uint64_t expected_again(const Loss& loss) const;
+  void finish_losses();
   void finish_joins(Ms now);
   void after_losses(Ms now);
-  void check_abandoned(Ms now);
+  void check_abandoned();
+  void check_assembled();
+  void check_join_limit(Ms now);
   void check_barrier();
   void check_progress(Ms now);
   void fail_job(ErrorCode code, const std::string& message);
@@ -130,13 +145,14 @@ class Membership {
   void reply(uint64_t token);
   void reply_error(uint64_t token, ErrorCode code, const std::string& message);
   int32_t choose_rank() const;
+  bool is_joining(uint32_t rank) const;
   uint32_t live() const;
 
   const JobSpec spec_;
   const uint32_t cores_;
   const uint32_t chunks_;
   std::vector<Rank> ranks_;
-  std::vector<LogRecord> log_;
+  MembershipLog log_;
   std::deque<MembershipAction> actions_;
 
   // Waiting for a boundary.
@@ -149,22 +165,24 @@ class Membership {
   enum class Phase { kIdle, kHolding, kCommitting } phase_ = Phase::kIdle;
   uint32_t answers_ = 0;
   uint64_t started_ = 0;
-  uint64_t held_min_round_ = 0;
+  uint64_t held_min_round_ = 0;  // the lowest that a chunk is in
+  uint64_t committed_min_round_ = 0;
   Boundary boundary_;
   std::vector<Loss> current_losses_;
   std::vector<Join> current_joins_;
   std::vector<Hyper> current_hypers_;
   std::vector<std::vector<uint64_t>> last_rounds_;
 
+  uint64_t last_change_ = 0;              // the round that the latest change holds from
   std::map<uint32_t, uint64_t> barrier_;  // rank → token
   uint64_t min_round_ = 0;
   std::vector<uint64_t> waited_for_;
-  bool assembled_ = false;  // all first ranks have been there
+  bool assembled_ = false;
+  Ms assemble_until_ = 0;  // 0: nobody has come yet
   bool finished_ = false;
   bool failed_ = false;
   std::optional<Error> failing_;  // as soon as the boundary under way is complete
   Ms now_ = 0;
-  Ms abandoned_since_ = 0;  // no rank is live
   // Policies wait and fail: the job pauses before a round.
   Ms pause_until_ = 0;            // 0: not paused
   uint64_t fail_after_ = kNever;  // policy fail: once this round is complete

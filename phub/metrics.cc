@@ -158,10 +158,13 @@ void job_state(const Input& in, Samples& out) {
 void job_ranks(const Input& in, Samples& out) {
   for (const JobStatus& job : in.status.jobs) {
     for (const std::string_view state : {"absent", "joining", "live", "lost", "left"}) {
-      const auto count =
+      auto count = static_cast<uint64_t>(
           std::count_if(job.ranks.begin(), job.ranks.end(),
-                        [state](const RankStatus& rank) { return rank.state == state; });
-      out.add({{"job", job.name}, {"state", state}}, static_cast<uint64_t>(count));
+                        [state](const RankStatus& rank) { return rank.state == state; }));
+      if (state == "absent") {  // those are not listed
+        count += job.max_ranks - std::min<uint64_t>(job.max_ranks, job.ranks.size());
+      }
+      out.add({{"job", job.name}, {"state", state}}, count);
     }
   }
 }

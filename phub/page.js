@@ -155,7 +155,7 @@ function jobCard(job) {
               figure('results out', rate(flow.bytes_out_per_s))),
           chart('rounds/s', [rounds], short)),
       element('div.columns', {},
-          element('h4', {}, `${live} of ${plural(job.ranks.length, 'rank')} live`),
+          element('h4', {}, `${live} of ${plural(job.max_ranks || job.ranks.length, 'rank')} live`),
           element('p.facts', {}, [job.optimizer === 'none' ? 'all-reduce' : job.optimizer,
             `over ${job.transport || '?'}`, plural(job.keys, 'key'), plural(job.chunks, 'chunk'),
             `${grouped(job.elements)} elements`, bytes(job.memory_bytes)].join(' · '))),

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <string_view>
 
 #include "transport/error.h"
 #include "transport/wire.h"
 
 namespace phub {
 namespace {
-
-constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
 uint64_t chunks_of(uint64_t elements, uint32_t chunk_elements) {
   return (elements + chunk_elements - 1) / chunk_elements;
@@ -74,9 +74,9 @@ void keep_cores(std::vector<Site>& sites, uint32_t wanted) {
 void check(const numa::Topology& topology, std::span<const KeySpec> keys,
            const PlanOptions& options) {
   const uint32_t chunk = options.chunk_elements;
-  if (chunk == 0 || chunk % kKeyAlignment != 0) {
+  if (chunk == 0 || chunk % kChunkAlignment != 0) {
     fail(ErrorCode::kInvalid, "chunk_elements is {}; it must be a positive multiple of {}", chunk,
-         kKeyAlignment);
+         kChunkAlignment);
   }
   if (options.ranks == 0 || options.ranks > kMaxRanks) {
     fail(ErrorCode::kInvalid, "{} ranks; there can be 1 to {}", options.ranks, kMaxRanks);
@@ -121,7 +121,7 @@ void add_site(const numa::Topology& topology, const Site& site, Plan& plan,
     const uint64_t end = std::min((core + 1) * nics, (nic + 1) * cores);
     plan.cores[first_core + core].queues.push_back(static_cast<uint32_t>(plan.queues.size()));
     plan.queues.push_back(
-        {static_cast<uint32_t>(first_core + core), static_cast<uint32_t>(first_nic + nic), {}});
+        {static_cast<uint32_t>(first_core + core), static_cast<uint32_t>(first_nic + nic)});
     queue_share.push_back(static_cast<double>(end - at));
     at = end;
   }
@@ -138,19 +138,6 @@ void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options
         "{} chunks of {} elements on {} queues: a queue holds at most {} chunks; use larger chunks "
         "or more cores",
         chunks, options.chunk_elements, queues, kMaxChunksPerQueue);
-  }
-}
-
-void cut_into_chunks(std::span<const KeySpec> keys, uint32_t chunk_elements, Plan& plan) {
-  plan.key_offset.reserve(keys.size());
-  for (uint32_t k = 0; k < keys.size(); k++) {
-    plan.key_offset.push_back(plan.total_elements);
-    for (uint64_t at = 0; at < keys[k].elements; at += chunk_elements) {
-      const auto elements =
-          static_cast<uint32_t>(std::min<uint64_t>(chunk_elements, keys[k].elements - at));
-      plan.chunks.push_back({k, elements, at, plan.total_elements + at, 0, 0});
-    }
-    plan.total_elements += round_up(keys[k].elements, kKeyAlignment);
   }
 }
 
@@ -172,10 +159,37 @@ uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candi
   return best;
 }
 
+// What others have brought, in elements of this job. A core of another transport's plan has other
+// NICs: its load counts all the same.
+void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
+              const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
+  const uint64_t bytes = options.gradient_bytes * options.ranks;
+  std::map<uint32_t, uint64_t> of_cpu;
+  std::map<std::string_view, uint64_t> of_nic;
+  for (const PlanLoad& load : options.load) {
+    of_cpu[load.os_cpu] += load.bytes;
+    of_nic[load.nic] += load.bytes;
+  }
+  const auto elements = [bytes](const auto& loads, const auto& of) {
+    const auto at = loads.find(of);
+    return at == loads.end() ? 0 : (at->second + bytes - 1) / bytes;
+  };
+  for (size_t s = 0; s < site_cores.size(); s++) {
+    for (const uint32_t c : site_cores[s]) {
+      cores[c].elements = elements(of_cpu, plan.cores[c].os_cpu);
+      sites[s].elements += cores[c].elements;
+    }
+  }
+  for (size_t q = 0; q < queues.size(); q++) {
+    queues[q].elements = elements(of_nic, std::string_view(plan.nics[plan.queues[q].nic].name));
+  }
+}
+
 // Longest processing time first: the largest chunk that is left goes to the site, there to the
 // core, there to the queue that has the least for its share. Equal chunks go in their order, so
 // that the chunks of one key are spread over the whole box.
-void deal(const std::vector<Site>& sites, std::span<const double> queue_share, Plan& plan) {
+void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
+          const PlanOptions& options, Plan& plan) {
   std::vector<Bin> site_bins(sites.size()), core_bins(plan.cores.size());
   std::vector<Bin> queue_bins(plan.queues.size());
   std::vector<uint32_t> all_sites(sites.size());
@@ -192,6 +206,7 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share, P
     for (size_t i = 0; i < sites[s].cores.size(); i++) site_cores[s].push_back(core++);
   }
   for (size_t q = 0; q < queue_bins.size(); q++) queue_bins[q].share = queue_share[q];
+  add_load(options, site_cores, plan, site_bins, core_bins, queue_bins);
 
   std::vector<uint32_t> order(plan.chunks.size());
   std::iota(order.begin(), order.end(), 0);
@@ -199,7 +214,7 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share, P
     return plan.chunks[a].elements > plan.chunks[b].elements;
   });
   for (uint32_t c : order) {
-    ChunkPlan& chunk = plan.chunks[c];
+    ChunkLayout& chunk = plan.chunks[c];
     const uint32_t s = least_loaded(site_bins, all_sites, chunk.elements);
     const uint32_t k = least_loaded(core_bins, site_cores[s], chunk.elements);
     const uint32_t q = least_loaded(queue_bins, plan.cores[k].queues, chunk.elements);
@@ -212,15 +227,12 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share, P
   }
 }
 
-// Numbers the chunks of every queue, ascending.
-void fill_queues(Plan& plan) {
-  for (uint32_t c = 0; c < plan.chunks.size(); c++) {
-    QueuePlan& queue = plan.queues[plan.chunks[c].queue];
-    plan.chunks[c].index = static_cast<uint32_t>(queue.chunks.size());
-    queue.chunks.push_back(c);
-  }
-  for (size_t q = 0; q < plan.queues.size(); q++) {
-    const size_t count = plan.queues[q].chunks.size();
+// The chunks of every queue, ascending.
+std::vector<std::vector<uint32_t>> chunks_of_queues(const Plan& plan) {
+  std::vector<std::vector<uint32_t>> queues(plan.queues.size());
+  for (uint32_t c = 0; c < plan.chunks.size(); c++) queues[plan.chunks[c].queue].push_back(c);
+  for (size_t q = 0; q < queues.size(); q++) {
+    const size_t count = queues[q].size();
     if (count > kMaxChunksPerQueue) {
       fail(ErrorCode::kInvalid,
            "queue {} would hold {} chunks, and a queue holds at most {}; use larger chunks or more "
@@ -228,31 +240,16 @@ void fill_queues(Plan& plan) {
            q, count, kMaxChunksPerQueue);
     }
   }
+  return queues;
 }
 
-// A node begins on a page whatever an element's size, and a page behind the end of the one before:
-// slots are shifted by less than a page for the sake of the cache (transport/box_memory.cc).
-constexpr uint64_t kNodeAlignment = 4096 / 2;
-
-void lay_out_box(Plan& plan) {
-  if (plan.shared_memory) {
-    for (ChunkPlan& chunk : plan.chunks) chunk.box_offset = chunk.offset;
-    plan.box_elements = plan.total_elements;
-    return;
-  }
-  uint64_t at = 0;
-  for (size_t q = 0; q < plan.queues.size(); q++) {
-    QueuePlan& queue = plan.queues[q];
-    if (q > 0 && plan.cores[queue.core].node != plan.cores[plan.queues[q - 1].core].node) {
-      at = round_up(at, kNodeAlignment) + kNodeAlignment;
-    }
-    queue.box_offset = at;
-    for (uint32_t c : queue.chunks) {
-      plan.chunks[c].box_offset = at;
-      at += round_up(plan.chunks[c].elements, kChunkAlignment);
-    }
-  }
-  plan.box_elements = at;
+void lay_out_box(Plan& plan, bool shared_memory) {
+  std::vector<std::vector<uint32_t>> chunks = chunks_of_queues(plan);
+  std::vector<uint32_t> node;
+  for (const QueuePlan& queue : plan.queues) node.push_back(plan.cores[queue.core].node);
+  std::vector<uint64_t> offsets;
+  if (!shared_memory) offsets = offsets_of_queues(plan, chunks, node);
+  lay_out_queues(plan, std::move(chunks), std::move(offsets));
 }
 
 template <typename Part>
@@ -286,11 +283,9 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   std::vector<double> queue_share;
   for (const Site& site : sites) add_site(topology, site, plan, queue_share);
   check_chunk_count(keys, options, plan.queues.size());
-  cut_into_chunks(keys, options.chunk_elements, plan);
-  deal(sites, queue_share, plan);
-  fill_queues(plan);
-  plan.shared_memory = options.shared_memory;
-  lay_out_box(plan);
+  static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements);
+  deal(sites, queue_share, options, plan);
+  lay_out_box(plan, options.shared_memory);
   return plan;
 }
 
@@ -302,25 +297,13 @@ std::vector<NodeRun> node_runs(const Plan& plan) {
   });
   std::vector<NodeRun> runs;
   for (uint32_t c : order) {
-    const ChunkPlan& chunk = plan.chunks[c];
+    const ChunkLayout& chunk = plan.chunks[c];
     const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
     if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.box_offset, 0});
     runs.back().count = chunk.box_offset + chunk.elements - runs.back().first;
   }
   if (runs.size() == 1) runs.clear();
   return runs;
-}
-
-JobLayout layout_of(const Plan& plan) {
-  JobLayout layout;
-  layout.key_offset = plan.key_offset;
-  layout.total_elements = plan.total_elements;
-  layout.queue_chunks.reserve(plan.queues.size());
-  for (const QueuePlan& queue : plan.queues) {
-    layout.queue_chunks.push_back(queue.chunks);
-    if (!plan.shared_memory) layout.queue_offset.push_back(queue.box_offset);
-  }
-  return layout;
 }
 
 double core_imbalance(const Plan& plan) { return imbalance(plan.cores); }

@@ -2,7 +2,8 @@
 // and options; the same input gives the same plan everywhere.
 //
 // Chunk → core → queue → NIC are all on one NUMA node (PHub, section 3). Chunks are dealt out by
-// bytes, largest first, to the node, then the core with the least (longest processing time first).
+// bytes, largest first, to the node, then the core with the least (longest processing time first),
+// what they carry for other jobs included.
 //
 // Nodes without a core or (where others have some) without a NIC stay unused. Each node's share of
 // the bytes is the smaller of its shares of the cores and of the NICs in use: with both spread
@@ -20,31 +21,30 @@
 
 #include "numa/topology.h"
 #include "transport/job_spec.h"
+#include "transport/layout.h"
 #include "transport/messages.h"
 
 namespace phub {
+
+// What a queue carries already for other jobs.
+struct PlanLoad {
+  uint32_t os_cpu = 0;
+  std::string nic;
+  uint64_t bytes = 0;  // of gradients in a round, of all ranks
+};
 
 struct PlanOptions {
   uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
   uint32_t ranks = 1;  // max_ranks: for queue pairs and memory
   uint32_t chunk_elements = 8192;
-  bool shared_memory = true;  // the box's memory is laid out as the workers', by keys
+  bool shared_memory = true;    // the box's memory is laid out as the workers', by keys
+  uint64_t gradient_bytes = 4;  // per element, to compare with `load`
+  std::vector<PlanLoad> load = {};
 };
 
-struct ChunkPlan {
-  uint32_t key = 0;
-  uint32_t elements = 0;
-  uint64_t key_element = 0;  // where the chunk begins within its key
-  uint64_t offset = 0;       // where it begins in a worker's memory, in elements
-  uint64_t box_offset = 0;   // and in the box's
-  uint32_t queue = 0;        // index into Plan::queues
-  uint32_t index = 0;        // within its queue: what the immediate carries
-};
 struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per queue
   uint32_t core = 0;
   uint32_t nic = 0;
-  std::vector<uint32_t> chunks;
-  uint64_t box_offset = 0;  // of its first chunk, unless the layout is by keys
 };
 struct CorePlan {
   uint32_t node = 0;  // index into the topology's nodes
@@ -59,27 +59,18 @@ struct NicPlan {
   uint64_t elements = 0;
 };
 
-struct Plan {
-  std::vector<ChunkPlan> chunks;  // key by key, ascending
+// Where every chunk lies, and who handles it.
+struct Plan : Layout {
   std::vector<QueuePlan> queues;
   std::vector<CorePlan> cores;
   std::vector<NicPlan> nics;
-  std::vector<uint64_t> key_offset;  // in elements; each key begins at a multiple of kKeyAlignment
-  uint64_t total_elements = 0;       // with the padding between keys
-  uint64_t box_elements = 0;         // with the padding between nodes
-  bool shared_memory = true;
 };
-
-inline constexpr uint64_t kKeyAlignment = 32;  // elements: 128 bytes of f32
-static_assert(kKeyAlignment == kChunkAlignment);
 
 // Throws Error(kInvalid) when the options cannot be met (no keys, more cores than there are, a
 // queue with more than kMaxChunksPerQueue chunks). Topologies without NICs (shared memory) get one
 // pseudo-NIC "memN" per node, so that there is exactly one queue per core.
 Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
                const PlanOptions& options);
-
-JobLayout layout_of(const Plan& plan);
 
 // Which part of the box's arrays belongs to which node, ascending; empty if all cores are on one.
 std::vector<NodeRun> node_runs(const Plan& plan);

@@ -105,9 +105,10 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
                             {"elements", core.elements},
                             {"queues", core.queues}});
   }
-  for (const QueuePlan& queue : plan.queues) {
-    out["queues"].push_back(
-        {{"core", queue.core}, {"nic", queue.nic}, {"chunks", queue.chunks.size()}});
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    out["queues"].push_back({{"core", plan.queues[q].core},
+                             {"nic", plan.queues[q].nic},
+                             {"chunks", plan.queue_chunks[q].size()}});
   }
   for (const NodeMemory& memory : memory_needed(plan, spec)) {
     out["memory"].push_back({{"os_node", memory.os_node},

@@ -5,9 +5,13 @@
 #include <map>
 
 #include "kernels/kernels.h"
+#include "phub/hyper.h"
+#include "phub/membership_log.h"
 #include "phub/plan.h"
 #include "phub/text_table.h"
 #include "transport/error.h"
+#include "transport/shm_format.h"
+#include "transport/tcp_format.h"
 
 namespace phub {
 namespace {
@@ -27,12 +31,11 @@ Holders holders_of(const JobSpec& spec) {
   holders.ranks = std::max({spec.max_ranks, spec.world_size, 1u});
   holders.element = element_bytes(spec);
 
-  // A chunk's place in the plan and in its queue, its state on the core (48 bytes), three bits per
-  // rank (arrived, null, result owed), and an entry in the rings of each rank in both directions
-  // (rings are powers of two: up to twice as much).
-  constexpr uint64_t kChunkStateBytes = 48, kRingBytesPerRank = 2 * 2 * sizeof(uint32_t);
-  holders.bytes_per_chunk = sizeof(ChunkPlan) + sizeof(uint32_t) + kChunkStateBytes +
-                            3 * round_up(holders.ranks, 64) / 8 + holders.ranks * kRingBytesPerRank;
+  // A chunk's place in the plan and in its queue, its state on the core (48 bytes), and three bits
+  // per rank (arrived, null, result owed).
+  constexpr uint64_t kChunkStateBytes = 48;
+  holders.bytes_per_chunk = sizeof(ChunkLayout) + sizeof(uint32_t) + kChunkStateBytes +
+                            3 * round_up(holders.ranks, 64) / 8;
   if (spec.consistency != "bsp") {
     constexpr uint64_t kClockBytes = 9;
     holders.results = holders.ranks;
@@ -69,8 +72,9 @@ std::string describe_nics(const Plan& plan, const Holders& holders) {
     uint32_t os_node = 0;
   };
   std::vector<Use> use(plan.nics.size());
-  for (const QueuePlan& queue : plan.queues) {
-    use[queue.nic].chunks += queue.chunks.size();
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    const QueuePlan& queue = plan.queues[q];
+    use[queue.nic].chunks += plan.queue_chunks[q].size();
     use[queue.nic].cores++;
     use[queue.nic].os_node = plan.cores[queue.core].os_node;
   }
@@ -96,7 +100,7 @@ std::string describe_cores(const Plan& plan, const Holders& holders) {
     uint64_t chunks = 0;
     std::string queues;
     for (uint32_t q : core.queues) {
-      const size_t count = plan.queues[q].chunks.size();
+      const size_t count = plan.queue_chunks[q].size();
       chunks += count;
       queues += fmt::format("{}q{} {}: {}", queues.empty() ? "" : ", ", q,
                             plan.nics[plan.queues[q].nic].name, grouped(count));
@@ -158,9 +162,9 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec) {
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
-  for (const ChunkPlan& chunk : plan.chunks) {
+  for (const ChunkLayout& chunk : plan.chunks) {
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
-    const uint64_t elements = round_up(chunk.elements, kKeyAlignment);
+    const uint64_t elements = slot_elements(chunk.elements);
     node.slots += holders.ranks * holders.element.gradient * elements;
     node.parameters += holders.results * holders.element.parameter * elements;
     node.master += holders.element.master * elements;
@@ -168,9 +172,23 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec) {
     node.bookkeeping += holders.bytes_per_chunk;
     largest_chunk = std::max(largest_chunk, elements);
   }
+  // The rings of every rank: over tcp one of writes that are posted, over shared memory two of
+  // immediates, which is less.
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    const auto chunks = static_cast<uint32_t>(plan.queue_chunks[q].size());
+    static_assert(sizeof(Write) >= 2 * sizeof(uint32_t) && kTcpRingSlack >= kShmRingSlack);
+    nodes[plan.cores[plan.queues[q].core].node].bookkeeping +=
+        holders.ranks * tcp_ring_entries(chunks) * sizeof(Write);
+  }
   // Each core sums into scratch of one chunk.
   for (const CorePlan& core : plan.cores) {
     nodes[core.node].bookkeeping += largest_chunk * sizeof(float);
+  }
+  // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
+  uint64_t& control = nodes.begin()->second.bookkeeping;
+  control += spec_memory(spec, plan.cores.size());
+  if (spec.on_nonfinite == "exclude") {
+    control += MembershipLog::gathering_bytes(plan.chunks.size(), holders.ranks);
   }
   std::vector<NodeMemory> result;
   for (const auto& [node, memory] : nodes) result.push_back(memory);
@@ -181,7 +199,7 @@ std::string describe(const Plan& plan, const JobSpec& spec) {
   const Holders holders = holders_of(spec);
   uint64_t elements = 0;
   uint32_t largest = 0;
-  for (const ChunkPlan& chunk : plan.chunks) {
+  for (const ChunkLayout& chunk : plan.chunks) {
     elements += chunk.elements;
     largest = std::max(largest, chunk.elements);
   }

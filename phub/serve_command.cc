@@ -129,6 +129,7 @@ void serve(const ServeConfig& config) {
   options.pin = config.pin;
   options.spin_us = config.spin_us;
   options.memory_limit_bytes = config.memory_limit_bytes;
+  options.note = [](const std::string& line) { spdlog::warn("{}", line); };
   std::optional<TraceWriter> trace;
   if (!config.trace.empty()) {
     trace.emplace(config.trace, "phub serve");
@@ -147,6 +148,7 @@ void serve(const ServeConfig& config) {
   HttpOptions http;
   http.listen = config.listen;
   http.after_request = [&loop] { loop.poll_soon(); };
+  http.background = &server.background();
   HttpServer port(io, server, http);
 
   server.start_threads();

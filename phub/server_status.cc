@@ -40,7 +40,7 @@ void Server::collect_probes(Running& running, uint64_t now) {
   running.counters = all.endpoint;
   running.chunks_so_far = all.chunks_completed;
   running.lacks = std::move(all.lacks);
-  running.job->membership().probed(all.min_round, all.arrivals, all.waited_for, now);
+  running.job->membership().probed(all.min_round, all.arrivals, all.waited_for, time_.now_ms());
   count_flow(running);
   if (now >= running.rate_ms + kRateMs) {
     const double seconds = static_cast<double>(now - running.rate_ms) / 1000;
@@ -180,7 +180,7 @@ JobStatus Server::status_of(const Running& running) const {
   status.keys = job.spec().keys.size();
   status.chunks = plan.chunks.size();
   for (const KeySpec& key : job.spec().keys) status.elements += key.elements;
-  status.memory_bytes = job.memory().total();
+  status.memory_bytes = job.memory().total() + running.grown_bytes;
   status.completed_round = membership.completed_round();
   status.rounds_per_s = running.rounds_per_s;
   status.chunks_completed = running.chunks_so_far;
@@ -195,7 +195,9 @@ JobStatus Server::status_of(const Running& running) const {
     }
     status.cores.push_back(std::move(core));
   }
+  status.max_ranks = job.spec().max_ranks;
   status.ranks = membership.ranks();
+  std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
   status.missing = membership.missing();
   status.waiting_for = membership.waiting_for();
   for (RankStatus& rank : status.ranks) {

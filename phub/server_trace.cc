@@ -16,7 +16,7 @@ ServerTrace::ServerTrace(uint32_t cores, size_t events_per_core) {
 uint32_t ServerTrace::add_job(const Job& job) {
   Names names{.number = next_job_++, .job = job.spec().name, .keys = {}, .first_chunk = {}};
   for (const KeySpec& key : job.spec().keys) names.keys.push_back(key.name);
-  const std::vector<ChunkPlan>& chunks = job.plan().chunks;
+  const std::vector<ChunkLayout>& chunks = job.plan().chunks;
   for (uint32_t c = 0; c < chunks.size(); ++c) {
     if (chunks[c].key_element == 0) names.first_chunk.push_back(c);
   }

@@ -69,7 +69,7 @@ Row job_row(const JobStatus& job) {
   return {printable(job.name),
           job.state,
           job.transport,
-          fmt::format("{} of {}", live, job.ranks.size()),
+          fmt::format("{} of {}", live, std::max<size_t>(job.max_ranks, job.ranks.size())),
           fmt::format("{}", job.completed_round),
           fmt::format("{:.1f}", job.rounds_per_s),
           fmt::format("{:.0f}", job.flow.chunks_per_s),

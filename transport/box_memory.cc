@@ -53,19 +53,24 @@ void check(const LinkLayout& layout, std::string_view transport) {
 
 }  // namespace
 
+numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what) {
+  try {
+    return {bytes, os_node};
+  } catch (const std::runtime_error& error) {
+    fail(ErrorCode::kFull, "{}: {}", what, error.what());
+  }
+}
+
 BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
     : ingress_bytes_(layout.ingress_bytes) {
   check(layout, transport);
   const uint32_t node = layout.core_node.empty() ? 0 : layout.core_node.front();
-  try {
-    egress_ = numa::Memory(layout.all_egress_bytes(), node);
-    place_results(egress(), layout);
-    for (uint32_t rank = 0; rank < layout.max_ranks; ++rank) {
-      slots_.emplace_back(skew_of(rank) + ingress_bytes_, node);
-      place(slots(rank), layout.gradient_bytes, layout.runs);
-    }
-  } catch (const std::runtime_error& error) {
-    fail(ErrorCode::kFull, "{} job of {} ranks: {}", transport, layout.max_ranks, error.what());
+  const std::string what = fmt::format("{} job of {} ranks", transport, layout.max_ranks);
+  egress_ = allocate(layout.all_egress_bytes(), node, what);
+  place_results(egress(), layout);
+  for (uint32_t rank = 0; rank < layout.max_ranks; ++rank) {
+    slots_.push_back(allocate(skew_of(rank) + ingress_bytes_, node, what));
+    place(slots(rank), layout.gradient_bytes, layout.runs);
   }
 }
 

@@ -14,6 +14,9 @@
 
 namespace phub {
 
+// Throws Error(kFull) that names `what` where there is no memory.
+numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what);
+
 class BoxMemory {
  public:
   // Throws Error: kInvalid when the layout makes no sense (`transport` is named), kFull when there

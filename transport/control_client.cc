@@ -1,5 +1,7 @@
 #include "transport/control_client.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "transport/messages_json.h"
@@ -31,8 +33,8 @@ std::string ControlClient::call(std::string_view method, const std::string& job,
 }
 
 JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
-  // On a connection of its own: a join that is sent twice would take two ranks.
-  http_.disconnect();
+  // Without an id, a join that is sent twice would take two ranks.
+  if (request.id.empty()) http_.disconnect();
   return parse_join_reply(
       call("POST", request.spec.name, "/join", "", to_json(request), timeout_ms));
 }
@@ -49,9 +51,11 @@ void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
   call("POST", who.job, "/leave", who.ticket, to_json(who), timeout_ms);
 }
 
-void ControlClient::set_hyper(const Credential& who, const std::map<std::string, double>& values,
-                              uint32_t timeout_ms) {
-  call("POST", who.job, "/hyper", who.ticket, hyper_json(who, values), timeout_ms);
+uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& change,
+                                  uint32_t timeout_ms) {
+  return parse_hyper_reply(
+             call("POST", who.job, "/hyper", who.ticket, hyper_json(who, change), timeout_ms))
+      .round;
 }
 
 Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
@@ -59,7 +63,31 @@ Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
 }
 
 std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeout_ms) {
-  return parse_log(call("GET", job, "/log", "", "", timeout_ms));
+  std::vector<LogRecord> all;
+  uint64_t asked = 0;
+  for (LogPage page{.more = true}; page.more;) {
+    page = log_page(job, asked, timeout_ms);
+    if (page.first != asked) {
+      fail(ErrorCode::kFull,
+           "the server has dropped the first {} records of the log of job '{}', which grew too "
+           "long: read it page by page while the job runs",
+           page.first, job);
+    }
+    asked += page.records.size();
+    for (LogRecord& record : page.records) {
+      const std::vector<ChunkRange>& ranges = record.last_rounds;
+      if (all.empty() || ranges.empty() || ranges.front().first == 0) {
+        all.push_back(std::move(record));
+      } else {  // the part of the one before that did not fit into it
+        std::ranges::copy(ranges, std::back_inserter(all.back().last_rounds));
+      }
+    }
+  }
+  return all;
+}
+
+LogPage ControlClient::log_page(const std::string& job, uint64_t from, uint32_t timeout_ms) {
+  return parse_log_page(call("GET", job, fmt::format("/log/{}", from), "", "", timeout_ms));
 }
 
 void ControlClient::remove(const std::string& job, uint32_t timeout_ms) {

@@ -23,10 +23,14 @@ class ControlClient {
 
   Pulse heartbeat(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
   void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  void set_hyper(const Credential& who, const std::map<std::string, double>& values,
-                 uint32_t timeout_ms = kTimeoutMs);
+  // Returns the round that the values hold from; `change.round` 0: the next one that no chunk has
+  // completed yet.
+  uint64_t set_hyper(const Credential& who, const HyperChange& change,
+                     uint32_t timeout_ms = kTimeoutMs);
   Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // All pages. Throws Error(kFull) when the server has dropped the first ones.
   std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+  LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
   void remove(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
   ServerStatus status(uint32_t timeout_ms = kTimeoutMs);
 

@@ -1,12 +1,12 @@
 #include "transport/http_client.h"
 
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "transport/error.h"
+#include "transport/fork.h"
+#include "transport/shm_memory.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -33,6 +35,23 @@ using boost::system::error_code;
 constexpr auto kConnectLimit = std::chrono::seconds(10);
 constexpr uint64_t kMaxAnswerBytes = uint64_t{256} << 20;
 constexpr auto kSlice = std::chrono::milliseconds(20);  // how often a wait looks for cancel()
+
+// The other end is gone when it has acknowledged nothing for so long: a barrier may have nothing to
+// say for hours.
+constexpr int kKeepIdleSeconds = 10;
+constexpr int kKeepIntervalSeconds = 5;
+constexpr int kKeepProbes = 4;
+
+void keep_alive(int socket) {
+  const auto set = [&](int level, int option, int value) {
+    setsockopt(socket, level, option, &value, sizeof value);  // hints
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
+}
 
 struct Resolved {
   int error = 0;  // of getaddrinfo
@@ -72,8 +91,9 @@ struct HttpClient::Impl {
   const std::string server;
   const HostPort address;
   std::atomic<bool> cancelled = false;
-  asio::io_context context;
+  std::optional<asio::io_context> context;  // while there is a stream
   std::optional<beast::tcp_stream> stream;
+  ClosedOnFork not_in_children;  // the stream's socket
   beast::flat_buffer buffer;
 
   [[noreturn]] void unavailable(std::string_view why) const {
@@ -87,16 +107,17 @@ struct HttpClient::Impl {
     if (cancelled) fail(ErrorCode::kUnavailable, "the request to {} was cancelled", server);
   }
 
-  // Runs what was started until `done`. On a timeout or cancel() the connection is closed and what
-  // is left of the operation ends with it.
+  // Runs what was started until `done`. On a timeout, cancel() or an exception the connection is
+  // closed and what is left of the operation ends with it.
   void run(const bool& done, Clock::time_point deadline, std::string_view doing) {
-    context.restart();
-    while (!done && Clock::now() < deadline && !cancelled) {
-      if (deadline == Clock::time_point::max()) {
-        context.run_one();
-      } else {
-        context.run_one_until(deadline);
+    try {
+      context->restart();
+      for (auto now = Clock::now(); !done && now < deadline && !cancelled; now = Clock::now()) {
+        context->run_one_until(std::min(deadline, now + kSlice));
       }
+    } catch (...) {
+      drop();
+      throw;
     }
     if (done) return;
     drop();
@@ -104,13 +125,22 @@ struct HttpClient::Impl {
     timed_out(doing);
   }
 
-  // Closes the connection and lets pending operations end, so that nothing refers to it any more.
+  // Closes the connection. Pending operations go with it and refer to nothing any more.
   void drop() {
-    if (stream) stream->close();
-    context.restart();
-    context.run();
+    not_in_children = {};
     stream.reset();
+    context.reset();
     buffer.clear();
+  }
+
+  void look_up_on_a_thread(std::promise<Resolved> promise) const {
+    std::thread([promise = std::move(promise), address = address]() mutable {
+      try {
+        promise.set_value(resolve_now(address.host, address.port));
+      } catch (...) {
+        promise.set_exception(std::current_exception());
+      }
+    }).detach();
   }
 
   // A name is looked up on a thread of its own, because getaddrinfo cannot be given a deadline; a
@@ -121,9 +151,13 @@ struct HttpClient::Impl {
     if (!bad) return {tcp::endpoint(number, address.port)};
     std::promise<Resolved> promise;
     auto future = promise.get_future();
-    std::thread([promise = std::move(promise), address = address]() mutable {
-      promise.set_value(resolve_now(address.host, address.port));
-    }).detach();
+    try {
+      look_up_on_a_thread(std::move(promise));
+    } catch (const std::system_error& error) {
+      fail(ErrorCode::kFull,
+           "starting a thread to look up {}: {}; raise ulimit -u or the cgroup's pids.max",
+           address.host, error.what());
+    }
     while (future.wait_for(kSlice) != std::future_status::ready) {
       check_cancelled();
       if (Clock::now() >= deadline) timed_out("looking up the name of");
@@ -134,25 +168,35 @@ struct HttpClient::Impl {
     return std::move(resolved.endpoints);
   }
 
+  [[noreturn]] void fail_to_connect(const error_code& error) {
+    drop();
+    const int number = error.value();
+    if (number == EMFILE || number == ENFILE || number == ENOMEM || number == ENOBUFS) {
+      fail_system(fmt::format("connecting to the phub server at {}", server), number);
+    }
+    unavailable(error.message());
+  }
+
   void connect(Clock::time_point deadline) {
     deadline = std::min(deadline, Clock::now() + kConnectLimit);
     const auto endpoints = resolve(deadline);
-    stream.emplace(context);
+    drop();
+    context.emplace();
+    stream.emplace(*context);
     stream->expires_never();
     bool done = false;
     error_code error;
+    // async_connect does not say that there are no descriptors left.
+    stream->socket().open(endpoints.front().protocol(), error);
+    if (error) fail_to_connect(error);
     stream->async_connect(endpoints, [&](const error_code& ec, const tcp::endpoint&) {
       error = ec;
       done = true;
     });
     run(done, deadline, "connecting to");
-    if (error) {
-      drop();
-      unavailable(error.message());
-    }
-    error_code ignored;
-    stream->socket().set_option(tcp::no_delay(true), ignored);
-    stream->socket().set_option(asio::socket_base::keep_alive(true), ignored);
+    if (error) fail_to_connect(error);
+    not_in_children = ClosedOnFork(stream->socket().native_handle());
+    keep_alive(stream->socket().native_handle());
   }
 
   // A kept connection on which anything, or the end, has arrived cannot be used again.
@@ -204,6 +248,16 @@ void check_visible(std::string_view what, std::string_view text) {
   }
 }
 
+// What the system refuses, descriptors above all, comes out of Asio in a type of its own.
+template <typename Body>
+decltype(auto) with_system_errors(const std::string& server, Body body) {
+  try {
+    return body();
+  } catch (const boost::system::system_error& error) {
+    fail_system(fmt::format("a connection to the phub server at {}", server), error.code().value());
+  }
+}
+
 }  // namespace
 
 HttpClient::HttpClient(const std::string& server) : impl_(std::make_unique<Impl>(server)) {}
@@ -211,10 +265,7 @@ HttpClient::~HttpClient() { disconnect(); }
 
 void HttpClient::disconnect() { impl_->drop(); }
 
-void HttpClient::cancel() {
-  impl_->cancelled = true;
-  asio::post(impl_->context, [] {});  // wakes run()
-}
+void HttpClient::cancel() { impl_->cancelled = true; }
 
 HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
                                std::string_view bearer, std::string_view body,
@@ -235,18 +286,20 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
   request.body() = body;
   request.prepare_payload();
 
-  if (!impl_->usable()) impl_->drop();
-  for (bool kept = impl_->stream.has_value();; kept = false) {
-    if (!kept) impl_->connect(deadline);
-    HttpAnswer answer;
-    error_code error;
-    const auto outcome = impl_->exchange(request, deadline, answer, error);
-    if (outcome == Impl::Outcome::kAnswered) return answer;
-    impl_->drop();
-    if (kept && outcome == Impl::Outcome::kLost) continue;
-    fail(ErrorCode::kUnavailable, "connection to the phub server at {} lost: {}", impl_->server,
-         error.message());
-  }
+  return with_system_errors(impl_->server, [&]() -> HttpAnswer {
+    if (!impl_->usable()) impl_->drop();
+    for (bool kept = impl_->stream.has_value();; kept = false) {
+      if (!kept) impl_->connect(deadline);
+      HttpAnswer answer;
+      error_code error;
+      const auto outcome = impl_->exchange(request, deadline, answer, error);
+      if (outcome == Impl::Outcome::kAnswered) return answer;
+      impl_->drop();
+      if (kept && outcome == Impl::Outcome::kLost) continue;
+      fail(ErrorCode::kUnavailable, "connection to the phub server at {} lost: {}", impl_->server,
+           error.message());
+    }
+  });
 }
 
 }  // namespace phub

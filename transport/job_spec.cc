@@ -12,6 +12,7 @@ namespace phub {
 namespace {
 
 constexpr uint32_t kMaxChunkElements = 1u << 24;
+constexpr uint32_t kMinLeaseMs = 10, kMaxLeaseMs = 3600 * 1000;
 constexpr uint32_t kMaxLimitMs = 7u * 24 * 3600 * 1000;
 constexpr std::string_view kNameCharacters =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -167,6 +168,7 @@ void validate(const JobSpec& spec) {
   check_job_name(spec.name);
   check_keys(spec.keys);
   check_number("world_size", spec.world_size, 1, kMaxRanks);
+  check_number("min_ranks", spec.min_ranks, 0, spec.world_size);
   if (spec.max_ranks != 0) check_number("max_ranks", spec.max_ranks, spec.world_size, kMaxRanks);
   check_number("chunk_elements", spec.chunk_elements, 32, kMaxChunkElements);
   if (spec.chunk_elements % 32 != 0) {
@@ -195,7 +197,7 @@ void validate(const JobSpec& spec) {
   check_word("initial", spec.initial, {"zeros", "broadcast"});
   check_word("on_loss", spec.on_loss, {"shrink", "wait", "fail"});
   check_word("on_nonfinite", spec.on_nonfinite, {"stop", "exclude", "pass"});
-  check_number("lease_ms", spec.lease_ms, 1, kMaxLimitMs);
+  check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);
   check_number("join_limit_ms", spec.join_limit_ms, 1, kMaxLimitMs);

@@ -34,6 +34,7 @@ struct JobSpec {
   std::string name;
   std::vector<KeySpec> keys;
   uint32_t world_size = 1;         // ranks 0 … world_size-1 are there from round 1 on
+  uint32_t min_ranks = 0;          // that it begins with if not all come in time; 0: world_size
   uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
   uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";

@@ -51,6 +51,7 @@ void fields(A& a, const JobSpec*) {
   a.required("name", &JobSpec::name, {1, kMaxNameBytes});
   a.required("keys", &JobSpec::keys, {1, kMaxKeys});
   a.optional("world_size", &JobSpec::world_size, {1, kMaxRanks});
+  a.optional("min_ranks", &JobSpec::min_ranks, {0, kMaxRanks});
   a.optional("max_ranks", &JobSpec::max_ranks, {0, kMaxRanks});
   a.optional("chunk_elements", &JobSpec::chunk_elements, {1, kAny});
   a.optional("optimizer", &JobSpec::optimizer, kWord);
@@ -78,6 +79,7 @@ void fields(A& a, const JoinRequest*) {
   a.optional("rank", &JoinRequest::rank);
   a.optional("replace", &JoinRequest::replace);
   a.optional("transport", &JoinRequest::transport, kWord);
+  a.optional("id", &JoinRequest::id, kWord);
 }
 
 template <class A>
@@ -125,6 +127,7 @@ template <class A>
 void fields(A& a, const Pulse*) {
   a.required("completed_round", &Pulse::completed_round);
   a.optional("missing", &Pulse::missing, {0, kMaxRanks});
+  a.optional("assembling", &Pulse::assembling);
   a.optional("error", &Pulse::error_code);
   a.optional("message", &Pulse::error);
 }
@@ -137,6 +140,17 @@ void fields(A& a, const ChunkRange*) {
 }
 
 template <class A>
+void fields(A& a, const HyperReply*) {
+  a.required("round", &HyperReply::round);
+}
+
+template <class A>
+void fields(A& a, const ChunkSpan*) {
+  a.required("first", &ChunkSpan::first);
+  a.required("last", &ChunkSpan::last);
+}
+
+template <class A>
 void fields(A& a, const LogRecord*) {
   a.required("kind", &LogRecord::kind);
   a.optional("round", &LogRecord::round);
@@ -144,8 +158,16 @@ void fields(A& a, const LogRecord*) {
   a.required("incarnation", &LogRecord::incarnation);
   a.optional("reason", &LogRecord::reason);
   a.optional("last_rounds", &LogRecord::last_rounds);
-  a.optional("chunk", &LogRecord::chunk);
+  a.optional("last_round", &LogRecord::last_round);
+  a.optional("chunks", &LogRecord::chunks);
   a.optional("values", &LogRecord::values, kValues);
+}
+
+template <class A>
+void fields(A& a, const LogPage*) {
+  a.optional("first", &LogPage::first);
+  a.optional("more", &LogPage::more);
+  a.required("records", &LogPage::records);
 }
 
 template <class A>
@@ -242,6 +264,7 @@ void fields(A& a, const JobStatus*) {
   a.optional("counters", &JobStatus::counters);
   a.optional("flow", &JobStatus::flow);
   a.optional("cores", &JobStatus::cores, {0, 1u << 16});
+  a.optional("max_ranks", &JobStatus::max_ranks, {0, kMaxRanks});
   a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
   a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});

@@ -9,6 +9,7 @@
 
 #include "transport/error.h"
 #include "transport/job_spec.h"
+#include "transport/layout.h"
 #include "transport/nic.h"
 
 namespace phub {
@@ -22,9 +23,10 @@ struct JoinRequest {
   int32_t rank = -1;     // -1: the lowest free one
   bool replace = false;  // the rank's present incarnation, if any, is fenced first
   std::string transport = "shm";
+  // Chosen at random by the worker, the same when it sends the join again because it got no answer:
+  // then it gets the answer of the first. Empty: every join is another one.
+  std::string id = {};
 };
-
-inline constexpr uint64_t kChunkAlignment = 32;  // elements
 
 // Where every key and chunk is. Offsets and sizes are in elements.
 struct JobLayout {
@@ -38,6 +40,8 @@ struct JobLayout {
   friend bool operator==(const JobLayout&, const JobLayout&) = default;
 };
 
+JobLayout routes_of(const Layout& layout);
+
 struct JoinReply {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
@@ -48,6 +52,9 @@ struct JoinReply {
   JobLayout layout;
   JobSpec spec;  // as the server keeps it
 };
+// What the server's plan comes to. Throws Error(kInternal) when keys, chunks and queues of the
+// reply do not fit together.
+Layout layout_of(const JoinReply& reply);
 
 // Names one incarnation and proves it. For heartbeat, leave, barrier, hyper.
 struct Credential {
@@ -61,11 +68,22 @@ struct Credential {
 struct Pulse {
   uint64_t completed_round = 0;   // completed for every chunk
   std::vector<uint32_t> missing;  // expected ranks that are lost or not there yet
+  bool assembling = false;        // the first ranks have not been there all at one time yet
   std::string error;              // set once the job failed; the code beside it
   ErrorCode error_code = ErrorCode::kInternal;
 };
 
+// POST …/hyper: what was asked for, from this round on.
+struct HyperReply {
+  uint64_t round = 0;
+};
+
 // GET /v1/jobs/{job}/log — everything that a reference needs to recompute the run.
+struct ChunkSpan {  // chunks [first, last]
+  uint32_t first = 0, last = 0;
+
+  friend bool operator==(const ChunkSpan&, const ChunkSpan&) = default;
+};
 struct ChunkRange {  // chunks [first, last] took part for the last time in `round` (0: never)
   uint32_t first = 0, last = 0;
   uint64_t round = 0;
@@ -75,15 +93,24 @@ struct ChunkRange {  // chunks [first, last] took part for the last time in `rou
 struct LogRecord {
   enum class Kind { kAdmitted, kLost, kLeft, kHyper, kExcluded, kFailed };
   Kind kind = Kind::kAdmitted;
-  uint64_t round = 0;  // admitted: first round; hyper: from; excluded: the round; else 0
+  uint64_t round = 0;  // admitted: first round; hyper: from; excluded: first round; else 0
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   std::string reason;                    // lost, failed
   std::vector<ChunkRange> last_rounds;   // lost, left: participation, all chunks in order
-  uint32_t chunk = 0;                    // excluded
+  uint64_t last_round = 0;               // excluded: from these chunks in all rounds up to this one
+  std::vector<ChunkSpan> chunks;         // excluded: ascending
   std::map<std::string, double> values;  // hyper
 
   friend bool operator==(const LogRecord&, const LogRecord&) = default;
+};
+// The records from number `first` on, as many as a page holds.
+struct LogPage {
+  uint64_t first = 0;  // higher than the one that was asked for: those before it were dropped
+  bool more = false;   // there are records behind these
+  std::vector<LogRecord> records;
+
+  friend bool operator==(const LogPage&, const LogPage&) = default;
 };
 
 struct RankStatus {
@@ -141,7 +168,8 @@ struct JobStatus {
   EndpointCounters counters;  // of the box's endpoints
   Flow flow;
   std::vector<JobCoreStatus> cores;
-  std::vector<RankStatus> ranks;
+  uint32_t max_ranks = 0;
+  std::vector<RankStatus> ranks;      // but those that were never there
   std::vector<uint32_t> missing;      // expected ranks that are not live
   std::vector<uint32_t> waiting_for;  // ranks that others wait for
 };

@@ -12,10 +12,8 @@ namespace {
 struct HyperBody {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
+  uint64_t round = 0;
   HyperValues values;
-};
-struct LogBody {
-  std::vector<LogRecord> records;
 };
 struct ErrorBody {
   ErrorCode error = ErrorCode::kInternal;
@@ -26,11 +24,8 @@ template <class A>
 void fields(A& a, const HyperBody*) {
   a.required("rank", &HyperBody::rank, {0, kMaxRanks - 1});
   a.required("incarnation", &HyperBody::incarnation);
+  a.optional("round", &HyperBody::round);
   a.required("values", &HyperBody::values, {1, kMaxHyperValues});
-}
-template <class A>
-void fields(A& a, const LogBody*) {
-  a.required("records", &LogBody::records);
 }
 template <class A>
 void fields(A& a, const ErrorBody*) {
@@ -73,15 +68,19 @@ Credential parse_credential(std::string_view text) {
   return json::decode<Credential>(text, "request");
 }
 
-std::string hyper_json(const Credential& who, const HyperValues& values) {
-  return json::encode(HyperBody{who.rank, who.incarnation, values});
+std::string hyper_json(const Credential& who, const HyperChange& change) {
+  return json::encode(HyperBody{who.rank, who.incarnation, change.round, change.values});
 }
-std::pair<Credential, HyperValues> parse_hyper(std::string_view text) {
+std::pair<Credential, HyperChange> parse_hyper(std::string_view text) {
   auto body = json::decode<HyperBody>(text, "hyper request");
   Credential who;
   who.rank = body.rank;
   who.incarnation = body.incarnation;
-  return {who, std::move(body.values)};
+  return {who, {.round = body.round, .values = std::move(body.values)}};
+}
+std::string to_json(const HyperReply& reply) { return json::encode(reply); }
+HyperReply parse_hyper_reply(std::string_view text) {
+  return json::decode<HyperReply>(text, "answer to hyper");
 }
 
 std::string to_json(const Pulse& pulse) { return json::encode(pulse); }
@@ -89,16 +88,18 @@ Pulse parse_pulse(std::string_view text) {
   return json::decode<Pulse>(text, "answer to heartbeat");
 }
 
-std::string to_json(const std::vector<LogRecord>& records) {
-  return "{\"records\":" + json::encode(records) + "}";
-}
-std::vector<LogRecord> parse_log(std::string_view text) {
-  return json::decode<LogBody>(text, "log").records;
-}
+std::string to_json(const LogPage& page) { return json::encode(page); }
+LogPage parse_log_page(std::string_view text) { return json::decode<LogPage>(text, "log"); }
+std::string to_json(const LogRecord& record) { return json::encode(record); }
 
 std::string to_json(const ServerStatus& status) { return json::encode(status); }
 ServerStatus parse_status(std::string_view text) {
   return json::decode<ServerStatus>(text, "status");
+}
+
+std::string to_json(const JobStatus& status) { return json::encode(status); }
+std::string jobs_json(const ServerStatus& status) {
+  return "{\"jobs\":" + json::encode(status.jobs) + "}";
 }
 
 std::string to_json(const Done&) { return "{}"; }

@@ -33,18 +33,24 @@ Offer parse_offer(std::string_view text);
 std::string to_json(const Credential& who);
 Credential parse_credential(std::string_view text);
 
-// POST …/hyper: rank, incarnation and values.
-std::string hyper_json(const Credential& who, const HyperValues& values);
-std::pair<Credential, HyperValues> parse_hyper(std::string_view text);
+// POST …/hyper: rank, incarnation, round (0: not given) and values.
+std::string hyper_json(const Credential& who, const HyperChange& change);
+std::pair<Credential, HyperChange> parse_hyper(std::string_view text);
+std::string to_json(const HyperReply& reply);
+HyperReply parse_hyper_reply(std::string_view text);
 
 std::string to_json(const Pulse& pulse);
 Pulse parse_pulse(std::string_view text);
 
-std::string to_json(const std::vector<LogRecord>& records);
-std::vector<LogRecord> parse_log(std::string_view text);
+std::string to_json(const LogPage& page);
+LogPage parse_log_page(std::string_view text);
+std::string to_json(const LogRecord& record);
 
 std::string to_json(const ServerStatus& status);
 ServerStatus parse_status(std::string_view text);
+
+std::string to_json(const JobStatus& status);
+std::string jobs_json(const ServerStatus& status);  // {"jobs": …}
 
 std::string to_json(const Done& done);  // "{}"
 

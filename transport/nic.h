@@ -23,9 +23,19 @@
 namespace phub {
 
 struct Arrival {
+  static constexpr uint64_t kNotTold = ~uint64_t{0};  // by a transport that does not know
+
   uint32_t qp = 0;  // index of the queue pair within the endpoint
   uint32_t imm = 0;
-  bool ok = true;  // false: the queue pair is broken, or its peer sent what cannot be
+  bool ok = true;              // false: the queue pair is broken
+  bool violation = false;      // then: by its peer, which sent what no peer sends
+  uint64_t bytes = kNotTold;   // of the payload
+  uint64_t offset = kNotTold;  // where it lies in the receiver's memory
+
+  bool fits(uint64_t expected_bytes, uint64_t expected_offset) const {
+    return (bytes == kNotTold || bytes == expected_bytes) &&
+           (offset == kNotTold || bytes == 0 || offset == expected_offset);
+  }
 };
 
 // A write with 32 bits of immediate data. Offsets are into the registered memory of either side.
@@ -58,6 +68,10 @@ struct EndpointCounters {
 // Owned by one thread. Nothing here allocates or locks; only flush() and arm() may make system
 // calls (flush: at most one wake-up per sleeping peer). What a socket or a NIC's driver needs comes
 // on top of that.
+//
+// poll, post, flush, arm and attach throw Error when the endpoint can go on no more, because its
+// device or its driver failed: this is the end of what it was made for, a job at the box. disarm
+// and detach never throw.
 //
 // Queue pairs at the box: qp == q * max_ranks + rank, q being the queue among those of this core
 // (layout order). At the worker: qp == queue.
@@ -99,16 +113,17 @@ struct NodeRun {
   uint64_t count = 0;
 };
 
-// How a job's bytes are laid out. Each side derives its own from the plan: a worker's memory is
-// laid out by keys; the box's, unless it is the worker's (shm), by nodes and queues.
+// The sizes of a job's memory and queues, as both sides of a link compute them (layout.h).
 struct LinkLayout {
   uint32_t max_ranks = 0;
   uint32_t cores = 0;                  // endpoints on the box
   std::vector<uint32_t> queue_chunks;  // chunks of each queue
   std::vector<uint32_t> queue_core;    // core of each queue, ascending; empty: queue q is core q's
   std::vector<std::string> queue_nic;  // Nic::ports() of each queue; empty: the NIC has none
-  uint64_t ingress_bytes = 0;          // of one rank
-  uint64_t egress_bytes = 0;           // of the results: one copy
+  uint64_t ingress_bytes = 0;          // at the box: the slots of one rank
+  uint64_t egress_bytes = 0;           // at the box: the results, one copy
+  uint64_t worker_ingress_bytes = 0;   // at the worker: its gradients; 0: as at the box
+  uint64_t worker_egress_bytes = 0;    // at the worker: its results; 0: as at the box
   uint32_t egress_copies = 1;          // 1, or one for each rank
   uint32_t egress_copy = 0;            // at the worker: which one is its own
   std::vector<uint32_t> core_node;     // NUMA node of each core
@@ -117,6 +132,12 @@ struct LinkLayout {
   std::vector<NodeRun> runs;  // the box's memory, ascending; empty: one node
 
   uint64_t all_egress_bytes() const { return egress_bytes * egress_copies; }
+  uint64_t gradients_at_worker() const {
+    return worker_ingress_bytes == 0 ? ingress_bytes : worker_ingress_bytes;
+  }
+  uint64_t results_at_worker() const {
+    return worker_egress_bytes == 0 ? egress_bytes : worker_egress_bytes;
+  }
   uint32_t core_of(uint32_t queue) const { return queue_core.empty() ? queue : queue_core[queue]; }
 };
 
@@ -142,7 +163,8 @@ struct Offer {
   std::vector<QueueOffer> queues;  // tcp, verbs: where to connect each queue pair
 };
 
-// The box's side of one job on one transport.
+// The box's side of one job on one transport. Made on any thread: its NIC knows it from the first
+// admission on, until close().
 class BoxLink {
  public:
   virtual ~BoxLink() = default;
@@ -154,8 +176,12 @@ class BoxLink {
   // The endpoint of a core.
   virtual Endpoint& endpoint(uint32_t core) = 0;
 
+  // Before admit(), on any thread but the cores': what takes long of it (registering memory). Once
+  // for each admit(). Throws Error.
+  virtual void prepare(uint32_t /*rank*/) {}
   // Control thread. Makes the memory and queue pairs of a new incarnation of `rank` and a ticket
-  // for it. Throws Error when memory or descriptors run out. The cores attach() it afterwards.
+  // for it. Throws Error when memory or descriptors run out. The cores attach() it afterwards; the
+  // offer goes to the worker once all of them have.
   virtual Offer admit(uint32_t rank, uint32_t incarnation) = 0;
 
   // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). Where
@@ -167,12 +193,17 @@ class BoxLink {
   // back. The worker sees the end of its connection no sooner than this.
   virtual void revoke(uint32_t rank) = 0;
 
+  // Control thread, after the last rank was revoked: the NIC knows the link no more, and any thread
+  // may destroy it.
+  virtual void close() {}
+
   // Whether an accepted contribution of a fenced rank can still be changed by it (shm: the slot is
   // the worker's own memory). Such contributions are dropped with the fence unless summed already.
   virtual bool slots_belong_to_worker() const = 0;
 
   // A broken connection of a living incarnation can be made again: same memory, new queue pairs.
-  // Control thread, after every core has detached the rank; they attach() it again afterwards.
+  // Control thread, after every core has detached the rank; they attach() it again before the offer
+  // goes to the worker.
   virtual bool can_reconnect() const { return false; }
   virtual Offer reconnect(uint32_t rank);
 };
@@ -183,13 +214,15 @@ struct NicPort {
 };
 
 struct NicEvent {
-  enum Kind { kConnected, kDisconnected } kind;
-  BoxLink* link;
-  uint32_t rank;
-  uint32_t incarnation;
+  // kFailed: of the whole link, whose device is gone; its job ends. kRefused: of nobody known.
+  enum Kind { kConnected, kDisconnected, kFailed, kRefused } kind;
+  BoxLink* link = nullptr;  // kRefused: none
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  std::string reason = {};  // kFailed, kRefused
 };
 
-// A transport on the box. Control thread only.
+// A transport on the box. Control thread only, but for open_job(), name() and shares_memory().
 class Nic {
  public:
   virtual ~Nic() = default;

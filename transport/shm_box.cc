@@ -81,14 +81,17 @@ ShmBoxLink::ShmBoxLink(ShmRegistry& registry, const LinkLayout& layout)
     endpoints_.push_back(std::make_unique<ShmCoreEndpoint>(*this, core, layout_.max_ranks));
   }
   place_results(results_.bytes(), layout_);
-  registry_.links.push_back(this);
 }
 
 ShmBoxLink::~ShmBoxLink() {
   for (uint32_t rank = 0; rank < layout_.max_ranks; ++rank) {
     if (incarnations_[rank] != nullptr) revoke(rank);
   }
-  std::erase(registry_.links, this);
+  close();
+}
+
+void ShmBoxLink::close() {
+  if (std::exchange(listed_, false)) std::erase(registry_.links, this);
 }
 
 std::span<std::byte> ShmBoxLink::egress() {
@@ -117,6 +120,7 @@ Offer ShmBoxLink::admit(uint32_t rank, uint32_t incarnation) {
   }
   present_[rank].store(made.get(), std::memory_order_release);
   incarnations_[rank] = std::move(made);
+  if (!std::exchange(listed_, true)) registry_.links.push_back(this);
   return {"shm", registry_.address, incarnations_[rank]->ticket};
 }
 

@@ -22,7 +22,7 @@ class ShmBoxLink;
 struct ShmRegistry {
   std::string address;             // of the Unix socket
   ShmFd epoll;                     // of the NIC; an event's data is an id
-  std::vector<ShmBoxLink*> links;  // alive
+  std::vector<ShmBoxLink*> links;  // from their first rank on
   uint64_t next_id = 1;            // of connections, for the lifetime of the NIC
 };
 
@@ -47,6 +47,7 @@ struct ShmIncarnation {
   std::vector<ShmFd> doorbells;  // by core: eventfds that the worker writes; never read
 
   ShmFd socket;                        // once connected
+  ShmFd process;                       // readable when the worker's process has ended
   std::atomic<uint32_t> attached = 0;  // cores
 };
 
@@ -73,6 +74,7 @@ class ShmBoxLink final : public BoxLink {
   Offer admit(uint32_t rank, uint32_t incarnation) override;
   std::span<const std::byte> ingress(uint32_t rank) override;
   void revoke(uint32_t rank) override;
+  void close() override;
   bool slots_belong_to_worker() const override { return true; }
 
   // For the cores' endpoints: the present incarnation of the rank, or nullptr. Any thread.
@@ -91,6 +93,7 @@ class ShmBoxLink final : public BoxLink {
   void make_rings(ShmIncarnation& made) const;
 
   ShmRegistry& registry_;
+  bool listed_ = false;  // in the registry
   const LinkLayout layout_;
   ShmMemory results_;
   std::vector<std::unique_ptr<ShmCoreEndpoint>> endpoints_;

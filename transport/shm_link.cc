@@ -9,10 +9,12 @@
 #include <cstring>
 
 #include "transport/error.h"
+#include "transport/fork.h"
 #include "transport/shm_endpoint.h"
 #include "transport/shm_format.h"
 #include "transport/shm_nic.h"
 #include "transport/shm_socket.h"
+#include "transport/worker_memory.h"
 
 namespace phub {
 namespace {
@@ -26,6 +28,7 @@ class ShmWorkerLink final : public WorkerLink {
  public:
   ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, const LinkLayout& layout,
                 std::vector<ShmFd> fds);
+  ~ShmWorkerLink() override;
 
   std::span<std::byte> gradients() override { return gradients_; }
   std::span<const std::byte> results() override { return results_; }
@@ -35,6 +38,7 @@ class ShmWorkerLink final : public WorkerLink {
 
  private:
   ShmFd socket_;
+  ClosedOnFork not_in_children_;
   ShmMemory results_memory_, gradients_memory_, rings_memory_;
   ShmFd wake_;                    // the reading end of a pipe that the box writes
   std::vector<ShmFd> doorbells_;  // by queue: eventfds of the box's cores
@@ -46,7 +50,9 @@ class ShmWorkerLink final : public WorkerLink {
 
 ShmWorkerLink::ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, const LinkLayout& layout,
                              std::vector<ShmFd> fds)
-    : socket_(std::move(socket)), endpoint_(greeting.welcome.queues) {
+    : socket_(std::move(socket)),
+      not_in_children_(socket_.get()),
+      endpoint_(greeting.welcome.queues) {
   const ShmWelcome& welcome = greeting.welcome;
   PHUB_CHECK(fds.size() == kShmFixedFds + greeting.queues.size());
   results_memory_ =
@@ -74,6 +80,11 @@ ShmWorkerLink::ShmWorkerLink(ShmFd socket, const ShmGreeting& greeting, const Li
                    ShmProducer(ring_at(queue.to_box_offset), queue.to_box_entries),
                    doorbells_.back().get());
   }
+}
+
+ShmWorkerLink::~ShmWorkerLink() {
+  bury(std::move(results_memory_));
+  bury(std::move(gradients_memory_));
 }
 
 bool ShmWorkerLink::connected() {

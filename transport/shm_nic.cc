@@ -53,12 +53,13 @@ class ShmNic final : public Nic {
   };
 
   void watch(int fd, uint64_t id, uint32_t events);
-  void accept_all();
-  bool accept_one();
-  void expire();
+  void accept_all(std::vector<NicEvent>& out);
+  bool accept_one(std::vector<NicEvent>& out);
+  void expire(std::vector<NicEvent>& out);
   void set_timer();
   void read_hello(uint64_t id, std::vector<NicEvent>& out);
   void greet(ShmFd socket, std::span<const std::byte> message, std::vector<NicEvent>& out);
+  void watch_process(ShmIncarnation& incarnation);
   void end_connection(uint64_t id, std::vector<NicEvent>& out);
 
   const ShmNicOptions options_;
@@ -78,7 +79,10 @@ std::string new_socket_path(const std::string& dir) {
 }
 
 // Tells the peer why, as far as it listens, and closes.
-void refuse(ShmFd socket, ErrorCode code, const std::string& reason) {
+void refuse(ShmFd socket, ErrorCode code, const std::string& reason, std::vector<NicEvent>& out) {
+  out.push_back({.kind = NicEvent::kRefused,
+                 .reason = fmt::format("shm: a connection of process {} was refused: {}: {}",
+                                       peer_of(socket.get()).pid, name_of(code), reason)});
   ShmHeader header;
   header.type = ShmMessage::kRefusal;
   const std::string text =
@@ -136,7 +140,7 @@ void ShmNic::handle_events(std::vector<NicEvent>& out) {
   for (int i = 0; i < count; ++i) {
     const uint64_t id = events[i].data.u64;
     if (id == kListenerId) {
-      accept_all();
+      accept_all(out);
     } else if (id == kTimerId) {
       uint64_t times = 0;
       [[maybe_unused]] const ssize_t bytes = read(timer_.get(), &times, sizeof(times));
@@ -147,35 +151,37 @@ void ShmNic::handle_events(std::vector<NicEvent>& out) {
       end_connection(id, out);
     }
   }
-  expire();
+  expire(out);
   set_timer();
 }
 
-void ShmNic::accept_all() {
-  for (int i = 0; i < kAcceptsAtOnce && accept_one(); ++i) {
+void ShmNic::accept_all(std::vector<NicEvent>& out) {
+  for (int i = 0; i < kAcceptsAtOnce && accept_one(out); ++i) {
   }
 }
 
-bool ShmNic::accept_one() {
+bool ShmNic::accept_one(std::vector<NicEvent>& out) {
   ShmFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket && (errno == EMFILE || errno == ENFILE)) {
     // Leaving it in the backlog would wake this thread again at once, for ever.
     spare_.reset();
     socket = ShmFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) refuse(std::move(socket), ErrorCode::kFull, "the server is out of descriptors");
+    if (socket) {
+      refuse(std::move(socket), ErrorCode::kFull, "the server is out of descriptors", out);
+    }
     spare_ = ShmFd(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));
     return false;
   }
   if (!socket) return errno == EINTR || errno == ECONNABORTED;
-  uid_t uid = 0;
-  if (!peer_uid(socket.get(), uid) || (uid != geteuid() && uid != 0)) {
+  const uid_t uid = peer_of(socket.get()).uid;
+  if (uid != geteuid() && uid != 0) {
     refuse(std::move(socket), ErrorCode::kUnauthorized,
-           fmt::format("user {} may not use the server of user {}", uid, geteuid()));
+           fmt::format("user {} may not use the server of user {}", uid, geteuid()), out);
     return true;
   }
   if (half_open_.size() >= std::max(options_.max_half_open, 1u)) {
     refuse(std::move(half_open_.front().socket), ErrorCode::kTimeout,
-           "too many connections that have shown no ticket; this was the oldest");
+           "too many connections that have shown no ticket; this was the oldest", out);
     half_open_.pop_front();
   }
   HalfOpen half_open;
@@ -186,18 +192,19 @@ bool ShmNic::accept_one() {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = half_open.id;
   if (epoll_ctl(registry_.epoll.get(), EPOLL_CTL_ADD, half_open.socket.get(), &event) != 0) {
-    refuse(std::move(half_open.socket), ErrorCode::kFull, "the server is out of epoll watches");
+    refuse(std::move(half_open.socket), ErrorCode::kFull, "the server is out of epoll watches",
+           out);
     return true;
   }
   half_open_.push_back(std::move(half_open));
   return true;
 }
 
-void ShmNic::expire() {
+void ShmNic::expire(std::vector<NicEvent>& out) {
   const Clock::time_point now = Clock::now();
   while (!half_open_.empty() && half_open_.front().deadline <= now) {
     refuse(std::move(half_open_.front().socket), ErrorCode::kTimeout,
-           fmt::format("no ticket within {} ms", options_.half_open_ms));
+           fmt::format("no ticket within {} ms", options_.half_open_ms), out);
     half_open_.pop_front();
   }
 }
@@ -255,9 +262,23 @@ void ShmNic::greet(ShmFd socket, std::span<const std::byte> message, std::vector
       fail_system(fmt::format("epoll_ctl of rank {}", found->rank), errno);
     }
     link->welcome(*found, socket);
-    out.push_back({NicEvent::kConnected, link, found->rank, found->incarnation});
+    watch_process(*found);
+    out.push_back({NicEvent::kConnected, link, found->rank, found->incarnation, {}});
   } catch (const Error& error) {
-    refuse(std::move(socket), error.code(), error.what());
+    refuse(std::move(socket), error.code(), error.what(), out);
+  }
+}
+
+// A child that the worker forked holds its socket open when it is dead: its process has an end of
+// its own. Where the kernel does not tell of that, the socket has to do.
+void ShmNic::watch_process(ShmIncarnation& incarnation) {
+  incarnation.process = open_peer(incarnation.socket.get());
+  if (!incarnation.process) return;
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = incarnation.id;
+  if (epoll_ctl(registry_.epoll.get(), EPOLL_CTL_ADD, incarnation.process.get(), &event) != 0) {
+    incarnation.process.reset();
   }
 }
 
@@ -265,10 +286,11 @@ void ShmNic::greet(ShmFd socket, std::span<const std::byte> message, std::vector
 // socket stays open until revoke(), which the cores come before.
 void ShmNic::end_connection(uint64_t id, std::vector<NicEvent>& out) {
   for (ShmBoxLink* link : registry_.links) {
-    const ShmIncarnation* found = link->find_connection(id);
+    ShmIncarnation* found = link->find_connection(id);
     if (found == nullptr || !found->socket) continue;
     epoll_ctl(registry_.epoll.get(), EPOLL_CTL_DEL, found->socket.get(), nullptr);
-    out.push_back({NicEvent::kDisconnected, link, found->rank, found->incarnation});
+    found->process.reset();
+    out.push_back({NicEvent::kDisconnected, link, found->rank, found->incarnation, {}});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -183,12 +184,21 @@ ShmReceived receive_message(int socket, size_t max_bytes) {
   return received;
 }
 
-bool peer_uid(int socket, uid_t& uid) {
+ShmPeer peer_of(int socket) {
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return false;
-  uid = credentials.uid;
-  return true;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return {};
+  return {credentials.pid, credentials.uid};
+}
+
+ShmFd open_peer(int socket) {
+  constexpr int kPeerPidfd = 77;  // SO_PEERPIDFD, since Linux 6.5: no number that may be another's
+  int fd = -1;
+  socklen_t size = sizeof(fd);
+  if (getsockopt(socket, SOL_SOCKET, kPeerPidfd, &fd, &size) == 0) return ShmFd(fd);
+  const ShmPeer peer = peer_of(socket);
+  if (peer.pid <= 0) return {};
+  return ShmFd(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
 }
 
 }  // namespace phub

@@ -36,7 +36,15 @@ struct ShmReceived {
 // Receives one message of at most `max_bytes` (a longer one is EMSGSIZE) without blocking.
 ShmReceived receive_message(int socket, size_t max_bytes);
 
-// The user at the other end; the way it was when it connected.
-bool peer_uid(int socket, uid_t& uid);
+// The process and the user at the other end, the way they were when it connected; user -1 where the
+// kernel does not tell.
+struct ShmPeer {
+  pid_t pid = 0;
+  uid_t uid = ~uid_t{0};
+};
+ShmPeer peer_of(int socket);
+// A descriptor of that process, readable when it has ended; none where the kernel has no such thing
+// or the process is in a namespace of its own.
+ShmFd open_peer(int socket);
 
 }  // namespace phub

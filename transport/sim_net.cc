@@ -81,6 +81,12 @@ bool SimNet::break_queue_pair(WorkerLink& worker) {
   return dynamic_cast<SimWorkerLink&>(worker).break_one();
 }
 
+bool SimNet::fail_device(WorkerLink& worker, uint32_t core, bool said) {
+  SimBoxLink* box = dynamic_cast<SimWorkerLink&>(worker).box();
+  if (box != nullptr) box->fail_device(core, said);
+  return box != nullptr;
+}
+
 bool SimNet::closed_by_box(WorkerLink& worker) {
   return dynamic_cast<SimWorkerLink&>(worker).closed_by_box();
 }

@@ -89,6 +89,9 @@ class SimNet {
   // Breaks one of its queue pairs. False: it has none that is whole, or this is shared memory.
   bool break_queue_pair(WorkerLink& worker);
   void set_loss(double loss) { options_.loss = loss; }
+  // The box's device that serves a core of this worker's job dies: either the NIC says so, or the
+  // core's next call fails. False: the box has let go of the worker.
+  bool fail_device(WorkerLink& worker, uint32_t core, bool said);
 
   // Whether the box has closed its end of one of the worker's queue pairs.
   static bool closed_by_box(WorkerLink& worker);

@@ -17,8 +17,13 @@ SimEndpoint::~SimEndpoint() {
   for (uint32_t qp = 0; qp < qps(); ++qp) release(qp);
 }
 
+void SimEndpoint::check_alive() const {
+  if (!failure_.empty()) fail(ErrorCode::kInternal, "{}", failure_);
+}
+
 // May stop before everything is taken: callers must not conclude that a short answer means empty.
 size_t SimEndpoint::poll(std::span<Arrival> out) {
+  check_alive();
   size_t taken = 0;
   uint32_t empty = 0;
   while (taken < out.size() && empty < qps()) {
@@ -38,17 +43,20 @@ size_t SimEndpoint::poll(std::span<Arrival> out) {
 }
 
 bool SimEndpoint::post(uint32_t qp, const Write& write) {
+  check_alive();
   PHUB_CHECK(qp < qps());
   return pairs_[qp] != nullptr && pairs_[qp]->post(side_, write);
 }
 
 void SimEndpoint::flush() {
+  check_alive();
   for (const auto& pair : pairs_) {
     if (pair != nullptr) pair->flush(side_);
   }
 }
 
 bool SimEndpoint::arm(std::span<const uint32_t> wake_after) {
+  check_alive();
   PHUB_CHECK(wake_after.empty() || wake_after.size() >= qps());
   for (const auto& pair : pairs_) {
     if (pair != nullptr && !pair->end(side_).inbox.empty()) return false;
@@ -84,6 +92,7 @@ void SimEndpoint::release(uint32_t qp) {
 }
 
 void SimEndpoint::attach(uint32_t rank, uint32_t incarnation) {
+  check_alive();
   PHUB_CHECK(owner_ != nullptr && rank < qps());
   take_over(rank, owner_->pair(rank, core_, incarnation));
   net_.trace("attach", core_, rank, incarnation);
@@ -249,6 +258,13 @@ Offer SimBoxLink::reconnect(uint32_t rank) {
   return make_pairs(rank);
 }
 
+void SimBoxLink::fail_device(uint32_t core, bool said) {
+  const std::string reason = fmt::format("the simulated device of core {} died", core);
+  nic_.net().trace("device failed", core, said);
+  if (said) return nic_.raise({.kind = NicEvent::kFailed, .link = this, .reason = reason});
+  endpoints_[core]->die(reason);
+}
+
 const std::shared_ptr<SimPair>& SimBoxLink::pair(uint32_t rank, uint32_t core,
                                                  uint32_t incarnation) const {
   PHUB_CHECK(is_member(rank, incarnation) && core < layout_.cores);
@@ -262,8 +278,8 @@ std::unique_ptr<WorkerLink> SimBoxLink::connect(uint32_t rank) {
   }
   const bool shared = slots_belong_to_worker();
   auto worker = std::make_unique<SimWorkerLink>(
-      nic_, this, rank, shared ? member.slots : nic_.garbage(layout_.ingress_bytes),
-      shared ? egress_ : nic_.garbage(layout_.egress_bytes), layout_.cores);
+      nic_, this, rank, shared ? member.slots : nic_.garbage(layout_.gradients_at_worker()),
+      shared ? egress_ : nic_.garbage(layout_.results_at_worker()), layout_.cores);
   if (shared && layout_.egress_copies > 1) {
     worker->narrow_results(rank * layout_.egress_bytes, layout_.egress_bytes);
   }

@@ -96,8 +96,11 @@ class SimEndpoint : public Endpoint {
   uint32_t qps() const { return static_cast<uint32_t>(pairs_.size()); }
   void wake_if_armed(const SimPair& pair, bool always);
   bool awake() const { return !armed_ || woken_; }
+  void die(std::string reason) { failure_ = std::move(reason), woken_ = true; }
 
  private:
+  void check_alive() const;
+
   SimNet& net_;
   const SimSide side_;
   SimBoxLink* const owner_;
@@ -106,6 +109,7 @@ class SimEndpoint : public Endpoint {
   uint32_t next_qp_ = 0;
   bool armed_ = false;
   bool woken_ = false;
+  std::string failure_;  // of its device; empty: none
   std::vector<uint32_t> wake_after_;
 };
 
@@ -134,6 +138,7 @@ class SimWorkerLink : public WorkerLink {
   const std::shared_ptr<bool>& connection() const { return connected_; }
   void take_pairs(std::span<const std::shared_ptr<SimPair>> pairs);
   void forget_box() { box_ = nullptr; }
+  SimBoxLink* box() const { return box_; }
   const SimMemory& gradient_memory() const { return gradients_; }
   const SimMemory& result_memory() const { return results_; }
 
@@ -162,6 +167,7 @@ class SimBoxLink : public BoxLink {
   Offer reconnect(uint32_t rank) override;
 
   bool core_awake(uint32_t core) const { return endpoints_[core]->awake(); }
+  void fail_device(uint32_t core, bool said);
   std::unique_ptr<WorkerLink> connect(uint32_t rank);
   void reconnect(uint32_t rank, SimWorkerLink& worker);
   void worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent);

@@ -117,7 +117,12 @@ void SimPair::arrive(SimSide from, const Write& write) {
   net_.trace(from == kSimWorker ? "to box" : "to worker", id_, write.imm, write.bytes);
   net_.trace_bytes(std::span(*ends_[from].source).subspan(write.local_offset, write.bytes));
   End& receiver = ends_[other(from)];
-  receiver.inbox.push_back({receiver.qp, write.imm, true});
+  Arrival arrival{.qp = receiver.qp, .imm = write.imm};
+  if (receiver.target != nullptr) {
+    arrival.bytes = write.bytes;
+    arrival.offset = write.remote_offset;
+  }
+  receiver.inbox.push_back(arrival);
   if (receiver.endpoint != nullptr) receiver.endpoint->wake_if_armed(*this, false);
 }
 

@@ -76,14 +76,17 @@ TcpBoxLink::TcpBoxLink(TcpRegistry& registry, const LinkLayout& layout)
     endpoints_.push_back(
         std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_.max_ranks));
   }
-  registry_.links.push_back(this);
 }
 
 TcpBoxLink::~TcpBoxLink() {
   for (uint32_t rank = 0; rank < layout_.max_ranks; ++rank) {
     if (incarnations_[rank] != nullptr) revoke(rank);
   }
-  std::erase(registry_.links, this);
+  close();
+}
+
+void TcpBoxLink::close() {
+  if (std::exchange(listed_, false)) std::erase(registry_.links, this);
 }
 
 Endpoint& TcpBoxLink::endpoint(uint32_t core) {
@@ -103,6 +106,7 @@ Offer TcpBoxLink::admit(uint32_t rank, uint32_t incarnation) {
   Offer offer = make_connections(*made);
   present_[rank].store(made.get(), std::memory_order_release);
   incarnations_[rank] = std::move(made);
+  if (!std::exchange(listed_, true)) registry_.links.push_back(this);
   return offer;
 }
 

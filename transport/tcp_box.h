@@ -23,7 +23,7 @@ class TcpBoxLink;
 struct TcpRegistry {
   std::vector<std::string> addresses;  // "10.0.0.1:7718"
   TcpFd epoll;                         // of the NIC; an event's data is an id
-  std::vector<TcpBoxLink*> links;      // alive
+  std::vector<TcpBoxLink*> links;      // from their first rank on
   uint64_t next_id = 1;                // of connections, for the lifetime of the NIC
 };
 
@@ -76,6 +76,7 @@ class TcpBoxLink final : public BoxLink {
   Offer admit(uint32_t rank, uint32_t incarnation) override;
   std::span<const std::byte> ingress(uint32_t rank) override;
   void revoke(uint32_t rank) override;
+  void close() override;
   bool slots_belong_to_worker() const override { return false; }
   bool can_reconnect() const override { return true; }
   Offer reconnect(uint32_t rank) override;
@@ -99,6 +100,7 @@ class TcpBoxLink final : public BoxLink {
   std::atomic<TcpConnection*>& handed_over(uint32_t rank, uint32_t queue);
 
   TcpRegistry& registry_;
+  bool listed_ = false;  // in the registry
   const LinkLayout layout_;
   const uint32_t queues_;
   const BoxMemory memory_;

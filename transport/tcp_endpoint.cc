@@ -66,7 +66,9 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
   uint64_t bytes = 0;
   while (pair.status == Status::kLive && taken < out.size()) {
     if (pair.receiver.landed()) {
-      out[taken++] = {qp, pair.receiver.take()};
+      const TcpFrame frame = pair.receiver.take();
+      out[taken++] = {
+          .qp = qp, .imm = frame.imm, .bytes = frame.bytes, .offset = frame.remote_offset};
       ++counters_.chunks_received;
     } else if (pair.receiver.violated()) {
       break_off(pair);
@@ -78,7 +80,7 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
   }
   if (pair.status == Status::kBroken && taken < out.size()) {
     pair.status = Status::kSilent;
-    out[taken++] = {qp, 0, false};
+    out[taken++] = {.qp = qp, .ok = false, .violation = pair.receiver.violated()};
   }
   return taken;
 }
@@ -195,9 +197,12 @@ void TcpEndpoint::watch(int socket, uint32_t qp) {
   }
 }
 
+// The owner may have found the connection by itself, and closed it again: then it is watched no
+// more.
 void TcpEndpoint::announce(int socket, uint32_t qp) {
   epoll_event event = event_of(qp, kAllEvents);
-  PHUB_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0);
+  const int error = epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0 ? 0 : errno;
+  PHUB_CHECK(error == 0 || error == ENOENT);
 }
 
 void TcpEndpoint::list(uint32_t qp) {

@@ -89,8 +89,8 @@ void check_tcp_hello(const TcpHello& hello, const LinkLayout& layout) {
   }
   expect(fmt::format("chunks of queue {}", hello.queue), hello.queue_chunks,
          layout.queue_chunks[hello.queue]);
-  expect("bytes of gradients", hello.gradient_bytes, layout.ingress_bytes);
-  expect("bytes of results", hello.result_bytes, layout.egress_bytes);
+  expect("bytes of gradients", hello.gradient_bytes, layout.gradients_at_worker());
+  expect("bytes of results", hello.result_bytes, layout.results_at_worker());
 }
 
 TcpWelcome parse_tcp_answer(std::span<const std::byte> message) {

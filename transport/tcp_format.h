@@ -40,7 +40,7 @@ struct TcpHello {
   uint32_t queues = 0;
   uint32_t queue_chunks = 0;  // of this queue
   uint32_t reserved = 0;
-  uint64_t gradient_bytes = 0;  // of this rank, in all queues
+  uint64_t gradient_bytes = 0;  // of the worker's memory, all queues together
   uint64_t result_bytes = 0;
 };
 

@@ -10,13 +10,15 @@
 #include <cstring>
 #include <mutex>
 
-#include "numa/memory.h"
+#include "transport/box_memory.h"
 #include "transport/error.h"
+#include "transport/fork.h"
 #include "transport/tcp_endpoint.h"
 #include "transport/tcp_format.h"
 #include "transport/tcp_nic.h"
 #include "transport/tcp_socket.h"
 #include "transport/text.h"
+#include "transport/worker_memory.h"
 
 namespace phub {
 namespace {
@@ -119,8 +121,8 @@ std::vector<TcpFd> connect_all(const Offer& offer, const LinkLayout& layout,
   }
   std::memcpy(hello.ticket.data(), offer.ticket.data(), hello.ticket.size());
   hello.queues = static_cast<uint32_t>(offer.queues.size());
-  hello.gradient_bytes = layout.ingress_bytes;
-  hello.result_bytes = layout.egress_bytes;
+  hello.gradient_bytes = layout.gradients_at_worker();
+  hello.result_bytes = layout.results_at_worker();
   std::vector<Dialing> all;
   all.reserve(offer.queues.size());
   for (hello.queue = 0; hello.queue < hello.queues; ++hello.queue) {
@@ -156,20 +158,13 @@ uint32_t present_node() {
   return getcpu(&cpu, &node) == 0 ? node : 0;
 }
 
-numa::Memory make_memory(const char* name, uint64_t bytes) {
-  try {
-    return {bytes, present_node()};
-  } catch (const std::runtime_error& error) {
-    fail(ErrorCode::kFull, "memory for {}: {}", name, error.what());
-  }
-}
-
 class TcpWorkerLink final : public WorkerLink {
  public:
   TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms);
+  ~TcpWorkerLink() override;
 
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
-  std::span<const std::byte> results() override { return results_.bytes(); }
+  std::span<const std::byte> results() override { return results_.readable(); }
   Endpoint& endpoint() override { return endpoint_; }
   bool connected() override;
   bool zero_copy() const override { return false; }
@@ -183,22 +178,29 @@ class TcpWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
-  numa::Memory gradients_, results_;
+  numa::Memory gradients_;
+  ResultMemory results_;
   TcpEndpoint endpoint_;
   std::vector<std::vector<Write>> rings_;  // by queue
 
   mutable std::mutex mutex_;    // of what connected(), from any thread, looks at
   std::vector<TcpFd> sockets_;  // by queue; empty: not connected
-  std::vector<pollfd> ends_;    // the same, for poll()
+  std::vector<ClosedOnFork> not_in_children_;
+  std::vector<pollfd> ends_;  // the same, for poll()
 };
 
 TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
     : layout_(layout),
       timeout_ms_(timeout_ms),
-      gradients_(make_memory("gradients", layout.ingress_bytes)),
-      results_(make_memory("results", layout.egress_bytes)),
+      gradients_(allocate(layout.gradients_at_worker(), present_node(), "memory for gradients")),
+      results_(layout.results_at_worker(), present_node()),
       endpoint_(static_cast<uint32_t>(layout.queue_chunks.size())) {
   for (const uint32_t chunks : layout.queue_chunks) rings_.emplace_back(tcp_ring_entries(chunks));
+}
+
+TcpWorkerLink::~TcpWorkerLink() {
+  bury(std::move(gradients_));
+  results_.bury();
 }
 
 void TcpWorkerLink::reconnect(const Offer& offer) {
@@ -211,16 +213,20 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
     endpoint_.open(q, {.socket = sockets[q].get(),
                        .ring = rings_[q],
                        .source = gradients_.bytes(),
-                       .target = results_.bytes()});
+                       .target = results_.writable()});
   }
   const std::lock_guard lock(mutex_);
   sockets_ = std::move(sockets);
-  for (const TcpFd& socket : sockets_) ends_.push_back({socket.get(), POLLRDHUP, 0});
+  for (const TcpFd& socket : sockets_) {
+    ends_.push_back({socket.get(), POLLRDHUP, 0});
+    not_in_children_.emplace_back(socket.get());
+  }
 }
 
 void TcpWorkerLink::disconnect() {
   for (uint32_t q = 0; q < sockets_.size(); ++q) endpoint_.close(q);
   const std::lock_guard lock(mutex_);
+  not_in_children_.clear();
   sockets_.clear();
   ends_.clear();
 }

@@ -57,8 +57,9 @@ class TcpNic final : public Nic {
   bool read_hello(HalfOpen& half_open, std::vector<NicEvent>& out);
   void greet(HalfOpen& half_open, std::vector<NicEvent>& out);
   void end_connection(uint64_t id, std::vector<NicEvent>& out);
-  void expire();
+  void expire(std::vector<NicEvent>& out);
   void set_timer();
+  void refuse(TcpFd socket, ErrorCode code, const std::string& reason, std::vector<NicEvent>& out);
 
   const TcpNicOptions options_;
   TcpRegistry registry_;
@@ -68,16 +69,21 @@ class TcpNic final : public Nic {
   std::deque<HalfOpen> half_open_;  // the oldest first
 };
 
+}  // namespace
+
 // Tells the peer why, as far as it listens, and closes.
-void refuse(TcpFd socket, ErrorCode code, const std::string& reason) {
+void TcpNic::refuse(TcpFd socket, ErrorCode code, const std::string& reason,
+                    std::vector<NicEvent>& out) {
+  out.push_back(
+      {.kind = NicEvent::kRefused,
+       .reason = fmt::format("tcp: a connection from {} was refused: {}: {}",
+                             to_string(peer_address(socket.get())), name_of(code), reason)});
   send_greeting(socket.get(), make_tcp_refusal(code, reason));
   // Closing with something unread would reset the connection, and with it what was just sent.
   shutdown(socket.get(), SHUT_WR);
   std::array<std::byte, 4096> unread;
   for (int i = 0; i < 8 && recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT) > 0;) ++i;
 }
-
-}  // namespace
 
 TcpNic::TcpNic(const TcpNicOptions& options) : options_(options) {
   raise_file_limit();
@@ -141,7 +147,7 @@ void TcpNic::handle_events(std::vector<NicEvent>& out) {
       half_open_.erase(it);
     }
   }
-  expire();
+  expire(out);
   set_timer();
 }
 
@@ -160,7 +166,7 @@ bool TcpNic::accept_one(int listener, std::vector<NicEvent>& out) {
     const bool refused = static_cast<bool>(socket);
     if (refused) {
       refuse(std::move(socket), ErrorCode::kFull,
-             "the server is out of descriptors; raise LimitNOFILE or ulimit -n there");
+             "the server is out of descriptors; raise LimitNOFILE or ulimit -n there", out);
     }
     spare_ = TcpFd(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));
     return refused;
@@ -172,7 +178,7 @@ bool TcpNic::accept_one(int listener, std::vector<NicEvent>& out) {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = accepted.id;
   if (epoll_ctl(registry_.epoll.get(), EPOLL_CTL_ADD, accepted.socket.get(), &event) != 0) {
-    refuse(std::move(accepted.socket), ErrorCode::kFull, "the server is out of epoll watches");
+    refuse(std::move(accepted.socket), ErrorCode::kFull, "the server is out of epoll watches", out);
     return true;
   }
   // An honest worker's hello comes with the connection: it is half open only in name.
@@ -187,7 +193,7 @@ void TcpNic::make_room(std::vector<NicEvent>& out) {
   HalfOpen& oldest = half_open_.front();
   if (!read_hello(oldest, out)) {
     refuse(std::move(oldest.socket), ErrorCode::kTimeout,
-           "too many connections that have shown no ticket; this was the oldest");
+           "too many connections that have shown no ticket; this was the oldest", out);
   }
   half_open_.pop_front();
 }
@@ -204,7 +210,7 @@ bool TcpNic::read_hello(HalfOpen& half_open, std::vector<NicEvent>& out) {
   try {
     if (so_far.size() >= sizeof(TcpHeader)) parse_tcp_header(so_far, "hello");
   } catch (const Error& error) {  // whoever this is waits for an answer, not to say more
-    refuse(std::move(half_open.socket), error.code(), error.what());
+    refuse(std::move(half_open.socket), error.code(), error.what(), out);
     return true;
   }
   if (half_open.bytes < half_open.hello.size()) return false;
@@ -229,10 +235,10 @@ void TcpNic::greet(HalfOpen& half_open, std::vector<NicEvent>& out) {
     }
     link->welcome(*found, hello, half_open.id, half_open.socket);
     if (found->connected == found->connections.size()) {
-      out.push_back({NicEvent::kConnected, link, found->rank, found->incarnation});
+      out.push_back({NicEvent::kConnected, link, found->rank, found->incarnation, {}});
     }
   } catch (const Error& error) {
-    refuse(std::move(half_open.socket), error.code(), error.what());
+    refuse(std::move(half_open.socket), error.code(), error.what(), out);
   }
 }
 
@@ -242,15 +248,15 @@ void TcpNic::end_connection(uint64_t id, std::vector<NicEvent>& out) {
     TcpIncarnation* found = link->find_connection(id);
     if (found == nullptr || found->ended) continue;
     found->ended = true;
-    out.push_back({NicEvent::kDisconnected, link, found->rank, found->incarnation});
+    out.push_back({NicEvent::kDisconnected, link, found->rank, found->incarnation, {}});
   }
 }
 
-void TcpNic::expire() {
+void TcpNic::expire(std::vector<NicEvent>& out) {
   const Clock::time_point now = Clock::now();
   while (!half_open_.empty() && half_open_.front().deadline <= now) {
     refuse(std::move(half_open_.front().socket), ErrorCode::kTimeout,
-           fmt::format("no ticket within {} ms", options_.half_open_ms));
+           fmt::format("no ticket within {} ms", options_.half_open_ms), out);
     half_open_.pop_front();
   }
 }

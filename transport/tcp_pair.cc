@@ -116,14 +116,14 @@ void TcpReceiver::open_frames(uint32_t end) {
   }
 }
 
-uint32_t TcpReceiver::take() {
+TcpFrame TcpReceiver::take() {
   PHUB_CHECK(landed());
-  const uint32_t imm = batch_[taken_++].imm;
+  const TcpFrame frame = batch_[taken_++];
   if (taken_ == frames_) {
     frames_ = known_ = filled_ = taken_ = 0;
     open_batch();  // the header behind it may have come with it
   }
-  return imm;
+  return frame;
 }
 
 void TcpSender::start(std::span<Write> ring, std::span<const std::byte> source) {

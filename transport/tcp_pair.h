@@ -38,7 +38,7 @@ class TcpReceiver {
   Result receive(int socket, uint64_t& bytes);
 
   bool landed() const { return taken_ < filled_; }
-  uint32_t take();  // the immediate of the next frame that landed
+  TcpFrame take();  // the next frame that landed
   // The peer announced a batch that is too large, or a write that does not lie within the target.
   bool violated() const { return violated_; }
 

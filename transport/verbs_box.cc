@@ -4,38 +4,43 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <thread>
+#include <utility>
 
 #include "transport/error.h"
 #include "transport/ticket.h"
+#include "transport/verbs_format.h"
 
 namespace phub {
 namespace {
 
+// How long a device has to say that a queue pair took its last receive. Soft-RoCE never does, nor
+// does a device that is gone.
 constexpr auto kLastReceive = std::chrono::milliseconds(20);
-constexpr uint32_t kSoftRoceVendor = 0xffffff;
 
-// Soft-RoCE never says that a queue pair has seen its last receive.
-bool says_last_receive(ibv_context* context) {
-  ibv_device_attr attributes = {};
-  return ibv_query_device(context, &attributes) == 0 && attributes.vendor_id != kSoftRoceVendor;
+// Only queue pairs of a box are made with a context.
+VerbsConnection* connection_of(const ibv_async_event& event) {
+  return static_cast<VerbsConnection*>(event.element.qp->qp_context);
 }
 
 }  // namespace
 
-VerbsCoreEndpoint::VerbsCoreEndpoint(uint32_t max_ranks, std::vector<VerbsLane*> lanes)
+VerbsCoreEndpoint::VerbsCoreEndpoint(uint32_t max_ranks, std::vector<VerbsLane*> lanes,
+                                     VerbsAttached& attached)
     : VerbsEndpoint(max_ranks * static_cast<uint32_t>(lanes.size()), lanes),
       max_ranks_(max_ranks),
       queues_(static_cast<uint32_t>(lanes.size())),
       attached_(max_ranks),
+      all_attached_(attached),
       handed_over_(size_t{max_ranks} * lanes.size()) {}
 
 void VerbsCoreEndpoint::attach(uint32_t rank, uint32_t) {
+  if (!attached_[rank]) all_attached_[rank].fetch_add(1, std::memory_order_release);
   attached_[rank] = true;
   for (uint32_t q = 0; q < queues_; ++q) take(q * max_ranks_ + rank);
 }
 
 void VerbsCoreEndpoint::detach(uint32_t rank) {
+  if (attached_[rank]) all_attached_[rank].fetch_sub(1, std::memory_order_release);
   attached_[rank] = false;
   for (uint32_t q = 0; q < queues_; ++q) close(q * max_ranks_ + rank);
 }
@@ -63,23 +68,36 @@ VerbsBoxLink::VerbsBoxLink(VerbsRegistry& registry, const LinkLayout& layout)
     : registry_(registry),
       layout_(layout),
       memory_(layout, "verbs"),
-      incarnations_(layout.max_ranks) {
+      attached_(layout.max_ranks),
+      incarnations_(layout.max_ranks),
+      prepared_(layout.max_ranks) {
   find_devices();
   make_lanes();
-  registry_.links.push_back(this);
 }
 
 // The devices of the layout's queues; where it names none, all of them in turn.
 void VerbsBoxLink::find_devices() {
+  std::unique_lock failures(registry_.failures);
+  std::vector<const VerbsListener*> alive;
+  for (const VerbsListener& listener : registry_.listeners) {
+    if (listener.failure.empty()) alive.push_back(&listener);
+  }
+  if (alive.empty()) {
+    fail(ErrorCode::kInternal,
+         "no RDMA device of this server works any more ({}): restart it when one does, or use the "
+         "transport tcp",
+         registry_.listeners.front().failure);
+  }
+  failures.unlock();
   const size_t queues = layout_.queue_chunks.size();
   std::vector<const VerbsListener*> of_queue(queues);
   for (size_t q = 0; q < queues; ++q) {
     if (layout_.queue_nic.empty()) {
-      of_queue[q] = &registry_.listeners[q % registry_.listeners.size()];
+      of_queue[q] = alive[q % alive.size()];
       continue;
     }
-    for (const VerbsListener& listener : registry_.listeners) {
-      if (listener.port.name() == layout_.queue_nic[q]) of_queue[q] = &listener;
+    for (const VerbsListener* listener : alive) {
+      if (listener->port.name() == layout_.queue_nic[q]) of_queue[q] = listener;
     }
     if (of_queue[q] == nullptr) {
       fail(ErrorCode::kInvalid, "verbs job: queue {} is planned on '{}', which is not listened on",
@@ -89,9 +107,9 @@ void VerbsBoxLink::find_devices() {
   std::vector<const VerbsListener*> used = of_queue;
   std::sort(used.begin(), used.end());
   used.erase(std::unique(used.begin(), used.end()), used.end());
-  const uint64_t bytes = layout_.egress_bytes + layout_.max_ranks * layout_.ingress_bytes;
-  check_locked_memory(bytes * used.size(), fmt::format("a job of {} ranks over {} NICs",
-                                                       layout_.max_ranks, used.size()));
+  check_locked_memory(
+      verbs_locked_bytes(layout_) * used.size(),
+      fmt::format("a job of {} ranks over {} NICs", layout_.max_ranks, used.size()));
   for (const VerbsListener* listener : used) {
     Device device;
     device.listener = listener;
@@ -126,7 +144,8 @@ void VerbsBoxLink::make_lanes() {
     lanes[queue.core].push_back(queue.lane.get());
   }
   for (auto& of_core : lanes) {
-    endpoints_.push_back(std::make_unique<VerbsCoreEndpoint>(layout_.max_ranks, of_core));
+    endpoints_.push_back(
+        std::make_unique<VerbsCoreEndpoint>(layout_.max_ranks, of_core, attached_));
   }
 }
 
@@ -134,8 +153,24 @@ VerbsBoxLink::~VerbsBoxLink() {
   for (uint32_t rank = 0; rank < layout_.max_ranks; ++rank) {
     if (incarnations_[rank] != nullptr) revoke(rank);
   }
+  close();
   endpoints_.clear();  // before their lanes
-  std::erase(registry_.links, this);
+}
+
+void VerbsBoxLink::close() {
+  leaving_.clear();
+  if (std::exchange(listed_, false)) std::erase(registry_.links, this);
+}
+
+// The kernel finds and locks every page: many gigabytes take seconds.
+void VerbsBoxLink::prepare(uint32_t rank) {
+  PHUB_CHECK(rank < layout_.max_ranks);
+  std::vector<VerbsMr> slots;
+  for (const Device& device : devices_) {
+    slots.push_back(register_memory(device.pd.get(), memory_.slots(rank),
+                                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+  }
+  prepared_[rank] = std::move(slots);
 }
 
 Offer VerbsBoxLink::admit(uint32_t rank, uint32_t incarnation) {
@@ -143,13 +178,17 @@ Offer VerbsBoxLink::admit(uint32_t rank, uint32_t incarnation) {
     fail(ErrorCode::kInvalid, "rank {}: this job has memory for {} ranks", rank, layout_.max_ranks);
   }
   PHUB_CHECK(incarnations_[rank] == nullptr);
+  for (const Device& device : devices_) {  // it may have failed while the job was made
+    if (const std::string& failure = device.listener->failure; !failure.empty()) {
+      fail(ErrorCode::kInternal, "{}", failure);
+    }
+  }
   auto made = std::make_unique<VerbsIncarnation>();
   made->incarnation = incarnation;
-  for (const Device& device : devices_) {
-    made->slots.push_back(register_memory(device.pd.get(), memory_.slots(rank),
-                                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
-  }
+  if (prepared_[rank].empty()) prepare(rank);
+  made->slots = std::exchange(prepared_[rank], {});
   incarnations_[rank] = std::move(made);
+  if (!std::exchange(listed_, true)) registry_.links.push_back(this);
   return make_offer(rank);
 }
 
@@ -172,41 +211,37 @@ Offer VerbsBoxLink::make_offer(uint32_t rank) {
 
 Offer VerbsBoxLink::reconnect(uint32_t rank) {
   PHUB_CHECK(incarnations_[rank] != nullptr);
-  destroy_connections(rank);
+  end_connections(rank);
   return make_offer(rank);
 }
 
 void VerbsBoxLink::revoke(uint32_t rank) {
   PHUB_CHECK(incarnations_[rank] != nullptr);
-  destroy_connections(rank);
+  end_connections(rank);
   incarnations_[rank].reset();
 }
 
 // REQUIRES: every core has detached the rank: its queue pairs are in error and their completions
-// taken.
-void VerbsBoxLink::destroy_connections(uint32_t rank) {
+// taken. A queue pair with a shared receive queue may be destroyed once the device has said that it
+// took its last receive: until then, and within a bound, it stays, and does nothing.
+void VerbsBoxLink::end_connections(uint32_t rank) {
   VerbsIncarnation& made = *incarnations_[rank];
-  for (const auto& connection : made.connections) {
+  const auto until = std::chrono::steady_clock::now() + kLastReceive;
+  for (auto& connection : made.connections) {
     if (connection == nullptr) continue;
     endpoints_[queues_[connection->queue].core]->hand_over(qp_of(*connection), nullptr);
     if (!connection->ended) rdma_disconnect(connection->id.get());
+    connection->leaving = true;
+    leaving_.push_back({std::move(connection), until});
   }
-  await_last_receives(made);
   made.connections.clear();
 }
 
-// A queue pair with a shared receive queue may be destroyed once the device has said that it took
-// its last receive. Bounded: a device that is gone says nothing.
-void VerbsBoxLink::await_last_receives(const VerbsIncarnation& made) {
-  const auto deadline = std::chrono::steady_clock::now() + kLastReceive;
-  std::vector<NicEvent> ignored;
-  for (const auto& connection : made.connections) {
-    if (connection == nullptr || !says_last_receive(connection->id->verbs)) continue;
-    while (!connection->last_receive && std::chrono::steady_clock::now() < deadline) {
-      handle_async_events(connection->id->verbs, registry_, ignored);
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  }
+void VerbsBoxLink::let_go() {
+  const auto now = std::chrono::steady_clock::now();
+  std::erase_if(leaving_, [now](const Leaving& leaving) {
+    return leaving.connection->last_receive || now >= leaving.until;
+  });
 }
 
 int VerbsBoxLink::find_ticket(std::string_view ticket) const {
@@ -232,6 +267,13 @@ void VerbsBoxLink::accept(uint32_t rank, const VerbsHello& hello, rdma_cm_id* id
     fail(ErrorCode::kUnauthorized, "rank {} queue {}: this ticket was used already; join again",
          rank, hello.queue);
   }
+  if (attached_[rank].load(std::memory_order_acquire) < layout_.cores) {
+    fail(ErrorCode::kUnauthorized, "rank {} is being fenced or replaced: join again", rank);
+  }
+  // The completion queue has room for one queue pair of each rank.
+  std::erase_if(leaving_, [&](const Leaving& leaving) {
+    return leaving.connection->rank == rank && leaving.connection->queue == hello.queue;
+  });
   const Queue& queue = queues_[hello.queue];
   const Device& device = devices_[queue.device];
   if (id->verbs != device.listener->port.context) {
@@ -285,6 +327,7 @@ void VerbsBoxLink::accept(uint32_t rank, const VerbsHello& hello, rdma_cm_id* id
 }
 
 void VerbsBoxLink::established(VerbsConnection& connection, std::vector<NicEvent>& out) {
+  if (connection.leaving) return;
   VerbsIncarnation& made = *incarnations_[connection.rank];
   connection.pair.established.store(true, std::memory_order_release);
   if (++made.established < queues_.size() || made.said_connected) return;
@@ -293,10 +336,17 @@ void VerbsBoxLink::established(VerbsConnection& connection, std::vector<NicEvent
 }
 
 void VerbsBoxLink::broken(VerbsConnection& connection, std::vector<NicEvent>& out) {
+  if (connection.leaving) return;
   VerbsIncarnation& made = *incarnations_[connection.rank];
   endpoints_[queues_[connection.queue].core]->announce_break(qp_of(connection));
   if (std::exchange(made.said_disconnected, true)) return;
   out.push_back({NicEvent::kDisconnected, this, connection.rank, made.incarnation});
+}
+
+bool VerbsBoxLink::uses(const ibv_context* device) const {
+  return std::any_of(devices_.begin(), devices_.end(), [device](const Device& used) {
+    return used.listener->port.context == device;
+  });
 }
 
 bool VerbsBoxLink::owns(const ibv_cq* cq) const {
@@ -304,37 +354,59 @@ bool VerbsBoxLink::owns(const ibv_cq* cq) const {
                      [cq](const Queue& queue) { return queue.lane->cq.get() == cq; });
 }
 
-void VerbsBoxLink::broken_completions(const ibv_cq* cq, std::vector<NicEvent>& out) {
-  for (const auto& made : incarnations_) {
-    if (made == nullptr) continue;
-    for (const auto& connection : made->connections) {
-      if (connection != nullptr && queues_[connection->queue].lane->cq.get() == cq) {
-        broken(*connection, out);
-      }
-    }
+bool VerbsBoxLink::owns(const ibv_srq* srq) const {
+  return std::any_of(queues_.begin(), queues_.end(),
+                     [srq](const Queue& queue) { return queue.lane->srq.get() == srq; });
+}
+
+void VerbsBoxLink::failed(const std::string& reason, std::vector<NicEvent>& out) {
+  if (std::exchange(said_failed_, true)) return;
+  out.push_back({.kind = NicEvent::kFailed, .link = this, .reason = reason});
+}
+
+void device_failed(ibv_context* context, const char* what, VerbsRegistry& registry,
+                   std::vector<NicEvent>& out) {
+  for (VerbsListener& listener : registry.listeners) {
+    if (listener.port.context != context || !listener.failure.empty()) continue;
+    const std::lock_guard lock(registry.failures);
+    listener.failure = fmt::format("RDMA device {} {}", listener.port.device, what);
+  }
+  for (VerbsBoxLink* link : registry.links) {
+    if (!link->uses(context)) continue;
+    link->failed(
+        fmt::format("RDMA device {} {}; a new job uses the others", device_name(context), what),
+        out);
   }
 }
 
 void handle_async_events(ibv_context* context, VerbsRegistry& registry,
                          std::vector<NicEvent>& out) {
+  const auto queue_failed = [&](const auto* queue, const char* what) {
+    for (VerbsBoxLink* link : registry.links) {
+      if (!link->owns(queue)) continue;
+      link->failed(fmt::format("its {} queue on RDMA device {} failed", what, device_name(context)),
+                   out);
+    }
+  };
   ibv_async_event event = {};
   while (ibv_get_async_event(context, &event) == 0) {
     switch (event.event_type) {
       case IBV_EVENT_QP_LAST_WQE_REACHED:
-        static_cast<VerbsConnection*>(event.element.qp->qp_context)->last_receive = true;
+        if (auto* connection = connection_of(event)) connection->last_receive = true;
         break;
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
-      case IBV_EVENT_QP_ACCESS_ERR: {
-        // Only queue pairs of a box are made with a context.
-        auto* connection = static_cast<VerbsConnection*>(event.element.qp->qp_context);
-        if (connection != nullptr) connection->link->broken(*connection, out);
+      case IBV_EVENT_QP_ACCESS_ERR:
+        if (auto* connection = connection_of(event)) connection->link->broken(*connection, out);
         break;
-      }
       case IBV_EVENT_CQ_ERR:
-        for (VerbsBoxLink* link : registry.links) {
-          if (link->owns(event.element.cq)) link->broken_completions(event.element.cq, out);
-        }
+        queue_failed(event.element.cq, "completion");
+        break;
+      case IBV_EVENT_SRQ_ERR:
+        queue_failed(event.element.srq, "receive");
+        break;
+      case IBV_EVENT_DEVICE_FATAL:
+        device_failed(context, "failed", registry, out);
         break;
       default:
         break;

@@ -6,8 +6,10 @@
 #include <infiniband/verbs.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,13 +31,16 @@ struct VerbsListener {
   VerbsPort port;
   VerbsId id;
   std::string address;  // "10.0.0.1:18515"
+  // Why its device is not used any more; empty: it is. Written by the control thread.
+  std::string failure;
 };
 
 // What the NIC and its links share. Control thread only.
 struct VerbsRegistry {
   VerbsEventChannel events;
   std::vector<VerbsListener> listeners;
-  std::vector<VerbsBoxLink*> links;  // alive
+  std::mutex failures;  // of the listeners, which links that are made look at on other threads
+  std::vector<VerbsBoxLink*> links;  // from their first rank on
   uint32_t most_cqe = 0;             // 0: as the devices say
 };
 
@@ -47,6 +52,7 @@ struct VerbsConnection {
   VerbsPair pair;
   VerbsId id;
   bool ended = false;
+  bool leaving = false;       // revoked: nothing that happens to it matters any more
   bool last_receive = false;  // the device said that no more receives will complete
 };
 
@@ -60,10 +66,13 @@ struct VerbsIncarnation {
   bool said_disconnected = false;
 };
 
+// How many cores have attached each rank.
+using VerbsAttached = std::vector<std::atomic<uint32_t>>;
+
 // The endpoint of a core: lane q is that of its queue q.
 class VerbsCoreEndpoint final : public VerbsEndpoint {
  public:
-  VerbsCoreEndpoint(uint32_t max_ranks, std::vector<VerbsLane*> lanes);
+  VerbsCoreEndpoint(uint32_t max_ranks, std::vector<VerbsLane*> lanes, VerbsAttached& attached);
   void attach(uint32_t rank, uint32_t incarnation) override;
   void detach(uint32_t rank) override;
 
@@ -77,7 +86,8 @@ class VerbsCoreEndpoint final : public VerbsEndpoint {
 
   const uint32_t max_ranks_;
   const uint32_t queues_;
-  std::vector<bool> attached_;                        // by rank
+  std::vector<bool> attached_;  // by rank
+  VerbsAttached& all_attached_;
   std::vector<std::atomic<VerbsPair*>> handed_over_;  // by queue pair
 };
 
@@ -88,9 +98,11 @@ class VerbsBoxLink final : public BoxLink {
 
   std::span<std::byte> egress() override { return memory_.egress(); }
   Endpoint& endpoint(uint32_t core) override { return *endpoints_[core]; }
+  void prepare(uint32_t rank) override;
   Offer admit(uint32_t rank, uint32_t incarnation) override;
   std::span<const std::byte> ingress(uint32_t rank) override { return memory_.slots(rank); }
   void revoke(uint32_t rank) override;
+  void close() override;
   bool slots_belong_to_worker() const override { return false; }
   bool can_reconnect() const override { return true; }
   Offer reconnect(uint32_t rank) override;
@@ -103,8 +115,13 @@ class VerbsBoxLink final : public BoxLink {
   void established(VerbsConnection& connection, std::vector<NicEvent>& out);
   // The queue pair is at its end, or must be: its core is told, and once the control thread.
   void broken(VerbsConnection& connection, std::vector<NicEvent>& out);
+  // A device, or a completion or receive queue: what ends the whole job when it fails.
+  bool uses(const ibv_context* device) const;
   bool owns(const ibv_cq* cq) const;
-  void broken_completions(const ibv_cq* cq, std::vector<NicEvent>& out);
+  bool owns(const ibv_srq* srq) const;
+  void failed(const std::string& reason, std::vector<NicEvent>& out);
+  // Destroys revoked queue pairs that have seen their last receive.
+  void let_go();
 
   const VerbsEndpoint& core_endpoint(uint32_t core) const { return *endpoints_[core]; }
 
@@ -113,6 +130,10 @@ class VerbsBoxLink final : public BoxLink {
     const VerbsListener* listener = nullptr;
     VerbsPd pd;
     VerbsMr results;
+  };
+  struct Leaving {
+    std::unique_ptr<VerbsConnection> connection;
+    std::chrono::steady_clock::time_point until;
   };
   struct Queue {
     uint32_t device = 0;  // into devices_
@@ -124,8 +145,7 @@ class VerbsBoxLink final : public BoxLink {
   void find_devices();
   void make_lanes();
   Offer make_offer(uint32_t rank);
-  void destroy_connections(uint32_t rank);
-  void await_last_receives(const VerbsIncarnation& incarnation);
+  void end_connections(uint32_t rank);
   uint32_t qp_of(const VerbsConnection& connection) const;
 
   VerbsRegistry& registry_;
@@ -133,9 +153,18 @@ class VerbsBoxLink final : public BoxLink {
   BoxMemory memory_;
   std::vector<Device> devices_;
   std::vector<Queue> queues_;
+  VerbsAttached attached_;  // by rank
   std::vector<std::unique_ptr<VerbsCoreEndpoint>> endpoints_;
   std::vector<std::unique_ptr<VerbsIncarnation>> incarnations_;  // by rank
+  std::vector<std::vector<VerbsMr>> prepared_;                   // by rank: slots, for admit()
+  std::vector<Leaving> leaving_;
+  bool said_failed_ = false;
+  bool listed_ = false;  // in the registry
 };
+
+// The device is used no more, and the jobs that use it end.
+void device_failed(ibv_context* context, const char* what, VerbsRegistry& registry,
+                   std::vector<NicEvent>& out);
 
 // Takes the events of a device that are waiting: marks last receives, reports what broke.
 void handle_async_events(ibv_context* context, VerbsRegistry& registry, std::vector<NicEvent>& out);

@@ -18,6 +18,7 @@
 
 #include "transport/error.h"
 #include "transport/text.h"
+#include "transport/verbs_resources.h"
 
 namespace phub {
 namespace {
@@ -171,6 +172,7 @@ std::optional<VerbsPort> best_of(ibv_context* context, uint8_t port, std::option
 std::vector<ibv_context*> contexts() {
   static const std::vector<ibv_context*> all = [] {
     std::vector<ibv_context*> found;
+    prepare_fork();
     // Kept for the life of the process: without it librdmacm closes contexts that nobody uses.
     static int count = 0;
     static ibv_context** const list = rdma_get_devices(&count);

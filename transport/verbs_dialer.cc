@@ -18,6 +18,7 @@ VerbsDialer::VerbsDialer(const Offer& offer, uint32_t timeout_ms)
     fail(ErrorCode::kInvalid, "an offer for transport '{}' with {} queues, not verbs",
          offer.transport, offer.queues.size());
   }
+  prepare_fork();
   channel_.reset(rdma_create_event_channel());
   if (channel_ == nullptr) {
     fail(ErrorCode::kUnavailable,

@@ -18,14 +18,7 @@ constexpr uint32_t kMostSends = 1024;
 constexpr uint32_t kMostReceives = 16384;
 constexpr uint32_t kLeast = 16;
 constexpr uint32_t kRepostBatch = 64;
-constexpr size_t kEarly = 4096;
 constexpr uint64_t kReceive = ~uint64_t{0};  // wr_id; that of a send: queue pair and requests
-
-void ask_to_notify(VerbsLane& lane) {
-  if (const int error = ibv_req_notify_cq(lane.cq.get(), 0); error != 0) {
-    fail_verbs(lane.cq->context, "ibv_req_notify_cq", error);
-  }
-}
 
 uint32_t signal_every(uint32_t depth) { return std::clamp(depth / 4, 1u, 32u); }
 
@@ -104,8 +97,7 @@ VerbsLane::VerbsLane(ibv_context* context, ibv_pd* pd, const VerbsDepth& wanted)
 VerbsEndpoint::VerbsEndpoint(uint32_t qps, std::vector<VerbsLane*> lanes)
     : lanes_(std::move(lanes)), states_(qps), announced_(qps) {
   dirty_.reserve(qps);
-  early_.reserve(kEarly);
-  size_t most = qps + kEarly;
+  size_t most = qps;
   for (const VerbsLane* lane : lanes_) most += lane->depth.receives + kPollBatch;
   pending_.reserve(most);
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
@@ -141,7 +133,19 @@ void VerbsEndpoint::watch(int fd) {
   }
 }
 
+// What fails in the middle of something is said by the next poll() or arm(): not by detach(), which
+// must come to its end.
+void VerbsEndpoint::note_failure(const VerbsLane& lane, const char* call, int error) {
+  if (!failure_.empty()) return;
+  failure_ = fmt::format("{} on {}: {}", call, device_name(lane.cq->context), std::strerror(error));
+}
+
+void VerbsEndpoint::check_alive() const {
+  if (!failure_.empty()) throw Error(ErrorCode::kInternal, failure_);
+}
+
 size_t VerbsEndpoint::poll(std::span<Arrival> out) {
+  check_alive();
   answer_ring();
   for (size_t i = 0; i < lanes_.size() && pending_.size() - pending_begin_ < out.size(); ++i) {
     poll_lane(next_lane_);
@@ -162,6 +166,7 @@ size_t VerbsEndpoint::poll_lane(uint32_t index) {
   std::array<ibv_wc, kPollBatch> completions;
   const int count = ibv_poll_cq(lane.cq.get(), kPollBatch, completions.data());
   ++(count > 0 ? counters_.polls : counters_.empty_polls);
+  if (count < 0) note_failure(lane, "ibv_poll_cq", EIO);
   if (count <= 0) return 0;
   for (int i = 0; i < count; ++i) take(index, completions[static_cast<size_t>(i)]);
   const uint32_t batch = std::clamp(lane.depth.receives / 4, 1u, kRepostBatch);
@@ -173,21 +178,21 @@ void VerbsEndpoint::take(uint32_t index, const ibv_wc& wc) {
   if (wc.wr_id != kReceive) return sent(wc);
   ++lanes_[index]->to_repost;
   ++counters_.receives;
-  const auto at = by_name_.find(name_of(index, wc.qp_num));
+  const uint64_t name = name_of(index, wc.qp_num);
+  auto at = by_name_.find(name);
   if (at == by_name_.end()) {
-    // Its owner is still being told of it. Whoever sends more than this before it was told to
-    // begin loses them.
-    if (wc.status == IBV_WC_SUCCESS && early_.size() < kEarly) {
-      early_.push_back({name_of(index, wc.qp_num), ntohl(wc.imm_data)});
-    }
-    return;
+    // Of a queue pair that is closed, or of one that was handed over a moment ago: whoever accepts
+    // it rings first.
+    answer_ring();
+    at = by_name_.find(name);
+    if (at == by_name_.end()) return;
   }
   const uint32_t qp = at->second;
   State& state = states_[qp];
   if (state.status != Status::kLive) return;
   if (wc.status != IBV_WC_SUCCESS || wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return break_pair(qp);
   state.pair->established.store(true, std::memory_order_relaxed);
-  pending_.push_back({qp, ntohl(wc.imm_data), true});
+  pending_.push_back({.qp = qp, .imm = ntohl(wc.imm_data), .bytes = wc.byte_len});
 }
 
 void VerbsEndpoint::sent(const ibv_wc& wc) {
@@ -210,8 +215,9 @@ void VerbsEndpoint::break_pair(uint32_t qp) {
 
 void VerbsEndpoint::repost(VerbsLane& lane) {
   const uint32_t count = std::min(lane.to_repost, kRepostBatch);
-  const int error = post_receives(lane.srq.get(), count);
-  PHUB_CHECK(error == 0);
+  if (const int error = post_receives(lane.srq.get(), count); error != 0) {
+    note_failure(lane, "ibv_post_srq_recv", error);
+  }
   ++counters_.doorbells;
   lane.to_repost -= count;
 }
@@ -283,8 +289,16 @@ void VerbsEndpoint::answer_ring() {
 bool VerbsEndpoint::arm(std::span<const uint32_t>) {
   answer_ring();
   drain_channels();
-  for (VerbsLane* lane : lanes_) ask_to_notify(*lane);
-  for (uint32_t i = 0; i < lanes_.size(); ++i) poll_lane(i);
+  for (VerbsLane* lane : lanes_) {
+    const int error = ibv_req_notify_cq(lane->cq.get(), 0);
+    if (error != 0) note_failure(*lane, "ibv_req_notify_cq", error);
+  }
+  // What was there before it was asked for makes no notification: all of it is taken now.
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    while (pending_.empty() && poll_lane(i) > 0) {
+    }
+  }
+  check_alive();
   return pending_.empty() && !rung_.load(std::memory_order_acquire);
 }
 
@@ -335,13 +349,7 @@ void VerbsEndpoint::open(uint32_t qp, VerbsPair& pair) {
   state.status = Status::kLive;
   state.staged = state.outstanding = state.unsignaled = 0;
   build_requests(state);
-  const uint64_t name = name_of(pair.lane, pair.qp->qp_num);
-  by_name_[name] = qp;
-  const auto of_this = [name](const Early& early) { return early.name == name; };
-  for (const Early& early : early_) {
-    if (of_this(early)) pending_.push_back({qp, early.imm, true});
-  }
-  std::erase_if(early_, of_this);
+  by_name_[name_of(pair.lane, pair.qp->qp_num)] = qp;
   if (announced_[qp].exchange(false, std::memory_order_acquire)) break_pair(qp);
 }
 
@@ -366,9 +374,7 @@ void VerbsEndpoint::close(uint32_t qp) {
   ibv_modify_qp(state.pair->qp, &attributes, IBV_QP_STATE);
   while (poll_lane(state.pair->lane) > 0) {
   }
-  const uint64_t name = name_of(state.pair->lane, state.pair->qp->qp_num);
-  by_name_.erase(name);
-  std::erase_if(early_, [name](const Early& early) { return early.name == name; });
+  by_name_.erase(name_of(state.pair->lane, state.pair->qp->qp_num));
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<ptrdiff_t>(pending_begin_));
   pending_begin_ = 0;
   std::erase_if(pending_, [qp](const Arrival& arrival) { return arrival.qp == qp; });

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -107,11 +108,6 @@ class VerbsEndpoint : public Endpoint {
     uint32_t unsignaled = 0;   // since the last signaled one
     std::vector<Request> requests;  // prebuilt; the driver copies them at the doorbell
   };
-  struct Early {  // arrived on a queue pair that is not open yet
-    uint64_t name = 0;
-    uint32_t imm = 0;
-  };
-
   void build_requests(State& state);
   void doorbell(uint32_t qp);
   void take(uint32_t lane, const ibv_wc& wc);
@@ -121,6 +117,8 @@ class VerbsEndpoint : public Endpoint {
   void repost(VerbsLane& lane);
   void drain_channels();
   void close_descriptors();
+  void note_failure(const VerbsLane& lane, const char* call, int error);
+  void check_alive() const;
   void answer_ring();
   void announced_breaks();
 
@@ -134,7 +132,7 @@ class VerbsEndpoint : public Endpoint {
   size_t pending_begin_ = 0;
   uint32_t next_lane_ = 0;
   EndpointCounters counters_;
-  std::vector<Early> early_;
+  std::string failure_;                       // of a device or its driver; empty: none
   std::vector<std::atomic<bool>> announced_;  // by queue pair
   std::atomic<bool> rung_{false};
   int epoll_fd_ = -1;

@@ -8,6 +8,10 @@
 
 namespace phub {
 
+uint64_t verbs_locked_bytes(const LinkLayout& layout) {
+  return layout.all_egress_bytes() + layout.max_ranks * layout.ingress_bytes;
+}
+
 VerbsHello parse_verbs_hello(std::span<const std::byte> private_data) {
   VerbsHello hello;
   if (private_data.size() < sizeof hello) {

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "transport/error.h"
+#include "transport/nic.h"
 
 namespace phub {
 
@@ -39,6 +40,10 @@ VerbsHello parse_verbs_hello(std::span<const std::byte> private_data);
 // 32 hex digits to bytes. Throws Error(kInvalid).
 std::array<uint8_t, kVerbsTicketBytes> ticket_bytes(std::string_view digits);
 std::string ticket_digits(std::span<const uint8_t, kVerbsTicketBytes> bytes);
+
+// What a job's memory at the box locks on each NIC: the slots of all ranks, every copy of the
+// results.
+uint64_t verbs_locked_bytes(const LinkLayout& layout);
 
 // Box → worker, with a refusal: "code: sentence".
 std::string verbs_refusal(const Error& error);

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <stdexcept>
 
+#include "transport/box_memory.h"
 #include "transport/error.h"
 #include "transport/verbs_devices.h"
 
@@ -37,6 +37,10 @@ VerbsWorkerLink::~VerbsWorkerLink() {
   for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_->close(q);
   ids_.clear();
   endpoint_.reset();
+  pairs_.clear();
+  devices_.clear();  // what is registered there is not any more
+  bury(std::move(gradient_memory_));
+  results_.bury();
 }
 
 // What this worker has on each device that one of its queue pairs goes over.
@@ -52,15 +56,13 @@ void VerbsWorkerLink::make_devices(const VerbsDialer& dialer) {
   }
   const bool on_device = options_.gradients_dmabuf >= 0;
   check_locked_memory(
-      (layout_.egress_bytes + (on_device ? 0 : layout_.ingress_bytes)) * devices_.size(),
+      (layout_.results_at_worker() + (on_device ? 0 : layout_.gradients_at_worker())) *
+          devices_.size(),
       fmt::format("a worker over {} NICs", devices_.size()));
-  try {
-    results_ = numa::Memory(layout_.egress_bytes, devices_.front().os_node);
-    if (!on_device) {
-      gradient_memory_ = numa::Memory(layout_.ingress_bytes, devices_.front().os_node);
-    }
-  } catch (const std::runtime_error& error) {
-    throw Error(ErrorCode::kFull, error.what());
+  const uint32_t node = devices_.front().os_node;
+  results_ = ResultMemory(layout_.results_at_worker(), node);
+  if (!on_device) {
+    gradient_memory_ = allocate(layout_.gradients_at_worker(), node, "memory for gradients");
   }
   gradients_ = on_device ? options_.gradients : gradient_memory_.bytes();
   gradients_on_device_ = on_device;
@@ -78,7 +80,7 @@ void VerbsWorkerLink::make_devices(const VerbsDialer& dialer) {
     device.gradients =
         on_device ? register_dmabuf(device.pd.get(), options_.gradients_dmabuf, 0, gradients_, 0)
                   : register_memory(device.pd.get(), gradients_, 0);
-    device.results = register_memory(device.pd.get(), results_.bytes(),
+    device.results = register_memory(device.pd.get(), results_.writable(),
                                      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     device.lane = std::make_unique<VerbsLane>(
         device.context, device.pd.get(), verbs_depth(device.context, pairs, arrivals, chunks, 0));
@@ -123,8 +125,8 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
     VerbsHello hello;
     hello.queue = static_cast<uint16_t>(q);
     hello.ticket = ticket;
-    hello.results_base = reinterpret_cast<uint64_t>(results_.bytes().data());
-    hello.results_bytes = results_.bytes().size();
+    hello.results_base = reinterpret_cast<uint64_t>(results_.writable().data());
+    hello.results_bytes = results_.writable().size();
     hello.results_key = devices_[pairs[q]->lane].results->rkey;
     return hello;
   });
@@ -179,8 +181,8 @@ std::string VerbsWorkerLink::describe() const {
     names += fmt::format("{}{} (NUMA node {})", names.empty() ? "" : ", ",
                          device_name(device.context), device.os_node);
   }
-  return fmt::format("{} queue pairs over {}; gradients in {}", pairs_.size(), names,
-                     gradients_on_device_ ? "GPU memory (dma-buf)" : "host memory");
+  return fmt::format("{} queue pairs over {}; gradients in {}{}", pairs_.size(), names,
+                     gradients_on_device_ ? "GPU memory (dma-buf)" : "host memory", fork_problem());
 }
 
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,

@@ -14,6 +14,7 @@
 #include "transport/verbs_endpoint.h"
 #include "transport/verbs_format.h"
 #include "transport/verbs_nic.h"
+#include "transport/worker_memory.h"
 
 namespace phub {
 
@@ -60,7 +61,7 @@ class VerbsWorkerLink final : public WorkerLink {
   ~VerbsWorkerLink() override;
 
   std::span<std::byte> gradients() override { return gradients_; }
-  std::span<const std::byte> results() override { return results_.bytes(); }
+  std::span<const std::byte> results() override { return results_.readable(); }
   Endpoint& endpoint() override { return *endpoint_; }
   bool connected() override;
   bool zero_copy() const override { return false; }
@@ -83,7 +84,8 @@ class VerbsWorkerLink final : public WorkerLink {
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
   const VerbsConnectOptions options_;
-  numa::Memory gradient_memory_, results_;
+  numa::Memory gradient_memory_;
+  ResultMemory results_;
   std::span<std::byte> gradients_;
   bool gradients_on_device_ = false;
   std::vector<Device> devices_;

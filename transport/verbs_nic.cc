@@ -37,6 +37,7 @@ class VerbsNic final : public Nic {
   void listen(const VerbsPort& port, uint16_t number);
   void watch(int fd);
   void handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEvent>& out);
+  void device_removed(rdma_cm_id* id, std::vector<NicEvent>& out);
   void answer(rdma_cm_id* id, std::span<const std::byte> private_data);
 
   VerbsRegistry registry_;
@@ -47,6 +48,7 @@ class VerbsNic final : public Nic {
 VerbsNic::VerbsNic(const VerbsNicOptions& options) {
   PHUB_CHECK(!options.ports.empty());
   registry_.most_cqe = options.most_cqe;
+  prepare_fork();
   registry_.events.reset(rdma_create_event_channel());
   if (registry_.events == nullptr) {
     fail(ErrorCode::kUnavailable,
@@ -125,13 +127,16 @@ std::string VerbsNic::describe() const {
     text += fmt::format("\n  {} port {}: {}, {} ({}), GID {} {}, MTU {}, NUMA node {}; {}",
                         port.device, port.port, port.link, listener.address, port.netdev,
                         port.gid_index, port.gid, port.mtu_bytes, port.os_node, port.why);
+    if (!listener.failure.empty()) text += "; " + listener.failure;
   }
+  text += fork_problem();
   return text;
 }
 
 std::vector<NicPort> VerbsNic::ports() const {
   std::vector<NicPort> ports;
   for (const VerbsListener& listener : registry_.listeners) {
+    if (!listener.failure.empty()) continue;
     ports.push_back({listener.port.name(), listener.port.os_node});
   }
   return ports;
@@ -156,11 +161,15 @@ void VerbsNic::handle_events(std::vector<NicEvent>& out) {
     }
   }
   for (ibv_context* context : contexts_) handle_async_events(context, registry_, out);
+  for (VerbsBoxLink* link : registry_.links) link->let_go();
 }
 
 void VerbsNic::handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEvent>& out) {
   auto* connection = static_cast<VerbsConnection*>(id->context);
-  if (connection == nullptr || connection->id.get() != id) return;  // a listener's
+  if (connection == nullptr || connection->id.get() != id) {  // a listener's
+    if (type == RDMA_CM_EVENT_DEVICE_REMOVAL) device_removed(id, out);
+    return;
+  }
   switch (type) {
     case RDMA_CM_EVENT_ESTABLISHED:
       return connection->link->established(*connection, out);
@@ -174,6 +183,15 @@ void VerbsNic::handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEv
       return connection->link->broken(*connection, out);
     default:
       return;
+  }
+}
+
+// What listened on the device goes with it: until then it cannot be unplugged.
+void VerbsNic::device_removed(rdma_cm_id* id, std::vector<NicEvent>& out) {
+  for (VerbsListener& listener : registry_.listeners) {
+    if (listener.id.get() != id) continue;
+    device_failed(listener.port.context, "was removed", registry_, out);
+    listener.id.reset();
   }
 }
 

@@ -82,6 +82,16 @@ void check_locked_memory(uint64_t bytes, const std::string& what) {
        locked_memory_limit());
 }
 
+// Too late if the application has registered memory through libibverbs before.
+void prepare_fork() { static_cast<void>(fork_problem()); }
+
+std::string fork_problem() {
+  static const int error = ibv_fork_init();
+  if (error == 0) return "";
+  return fmt::format("; fork() is not safe in this process: ibv_fork_init: {}",
+                     std::strerror(error));
+}
+
 void make_nonblocking(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {

@@ -12,6 +12,8 @@
 namespace phub::c_abi {
 namespace {
 
+constexpr uint32_t kGoodbyeMs = 2000;
+
 template <typename Body>
 phub_code with(const char* function, const phub_worker* handle, Body body) {
   return call(function, [&] {
@@ -87,7 +89,7 @@ phub_code phub_worker_destroy(phub_worker* worker) {
     const auto object =
         std::static_pointer_cast<WorkerObject>(Handles::instance().remove(worker, Type::kWorker));
     try {
-      object->worker.leave();
+      object->worker.leave(kGoodbyeMs);
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the lease ends it
     }
     object->completions.stop();
@@ -105,7 +107,7 @@ phub_code phub_worker_info(const phub_worker* worker, phub_info* info) {
                 .rank = w.rank(),
                 .incarnation = w.incarnation(),
                 .world_size = w.world_size(),
-                .reserved = 0,
+                .initial_counts = w.initial_counts(),
                 .first_round = w.first_round(),
                 .keys = w.keys()});
   });
@@ -115,6 +117,13 @@ phub_code phub_worker_connection(const phub_worker* worker, char* text, size_t s
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(text, "text");
     give_text(text, size, w.connection());
+  });
+}
+
+phub_code phub_waits_for(const phub_worker* worker, char* text, size_t size) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(text, "text");
+    give_text(text, size, w.waits_for());
   });
 }
 
@@ -225,7 +234,7 @@ phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round) {
 }
 
 phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const double* values,
-                         size_t count) {
+                         size_t count, uint64_t* round) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(names, "names");
     need(values, "values");
@@ -234,7 +243,8 @@ phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const do
       need(names[i], "a name");
       all[names[i]] = values[i];
     }
-    w.set_hyper(all);
+    const uint64_t got = w.set_hyper(all, round == nullptr ? 0 : *round);
+    if (round != nullptr) *round = got;
   });
 }
 

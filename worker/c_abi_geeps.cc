@@ -253,7 +253,7 @@ phub_code phub_geeps_update(phub_geeps* geeps, uint64_t handle) {
   return with(__func__, geeps, [&](Cache& cache, auto&) { cache.update(handle); });
 }
 
-phub_code phub_geeps_post_local_access(phub_geeps* geeps, uint32_t handle, int save) {
+phub_code phub_geeps_post_local_access(phub_geeps* geeps, uint64_t handle, int save) {
   return with(__func__, geeps, [&](Cache& cache, auto&) {
     cache.post_local_access(handle, save != 0 ? Save::kYes : Save::kNo);
   });

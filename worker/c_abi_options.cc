@@ -49,18 +49,22 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 27> kOptions = {{
+constexpr std::array<Option, 31> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "job", .job_text = &JobSpec::name},
     {.name = "transport", .text = &WorkerOptions::transport},
     {.name = "rank", .number = &WorkerOptions::rank},
     {.name = "replace", .flag = &WorkerOptions::replace},
+    {.name = "await_ranks", .flag = &WorkerOptions::await_ranks},
     {.name = "connect_timeout_ms", .limit = &WorkerOptions::connect_timeout_ms},
     {.name = "wait_timeout_ms", .limit = &WorkerOptions::wait_timeout_ms},
+    {.name = "silence_limit_ms", .limit = &WorkerOptions::silence_limit_ms},
     {.name = "spin_us", .number = &WorkerOptions::spin_us},
+    {.name = "local_world_size", .limit = &WorkerOptions::local_world_size},
     {.name = "trace", .text = &WorkerOptions::trace},
     {.name = "trace_events", .count = &WorkerOptions::trace_events},
     {.name = "world_size", .job_limit = &JobSpec::world_size},
+    {.name = "min_ranks", .job_limit = &JobSpec::min_ranks},
     {.name = "max_ranks", .job_limit = &JobSpec::max_ranks},
     {.name = "chunk_elements", .job_limit = &JobSpec::chunk_elements},
     {.name = "optimizer", .job_text = &JobSpec::optimizer},

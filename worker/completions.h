@@ -1,14 +1,10 @@
 // Calls back when the results of pushes are here. One thread per worker, started by the first one;
-// it sleeps in Worker::wait_any().
+// it sleeps in Worker::next().
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
 
 #include "transport/error.h"
@@ -21,7 +17,7 @@ class Completions {
   // The error, or null: the result is here. Must not throw.
   using Callback = std::function<void(const Pushed&, const Error*)>;
 
-  // REQUIRES: `worker` outlives this.
+  // REQUIRES: `worker` outlives this, and nobody else calls its next().
   explicit Completions(Worker& worker) : worker_(worker) {}
   ~Completions() { stop(); }
   Completions(const Completions&) = delete;
@@ -30,26 +26,19 @@ class Completions {
   // Pushes the key; `callback` is called once, unless this throws. Any thread.
   void push(size_t key, int32_t priority, Callback callback);
 
-  // Calls what is due, with kFenced; afterwards push() throws that. REQUIRES: not from a callback.
+  // Ends the worker, calls what is due with that error, and waits for the thread; push() fails from
+  // now on. REQUIRES: not from a callback.
   void stop();
 
   // Whether this thread is in a callback, of whatever worker.
   static bool in_callback();
 
  private:
-  struct Due {
-    Pushed pushed;
-    Callback callback;
-  };
-
-  void run(const std::stop_token& stop);
-  static void finish(const std::list<Due>& due, const Error* error);
+  void run();
 
   Worker& worker_;
   std::mutex mutex_;
-  std::condition_variable_any changed_;
-  std::list<Due> due_;    // guarded by mutex_; only the thread takes entries out
-  bool stopped_ = false;  // guarded by mutex_
+  bool stopped_ = false;  // guarded by mutex_, as the thread until stop()
   std::jthread thread_;
 };
 

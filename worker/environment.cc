@@ -35,7 +35,13 @@ WorkerOptions options_from_environment() {
   if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
   if (const char* job = std::getenv("PHUB_JOB")) options.spec.name = job;
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
+  if (const char* ranks = std::getenv("PHUB_MIN_RANKS")) {
+    options.spec.min_ranks = number("PHUB_MIN_RANKS", ranks);
+  }
   if (const char* trace = std::getenv("PHUB_WORKER_TRACE")) options.trace = trace;
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    if (const char* here = std::getenv(name)) options.local_world_size = number(name, here);
+  }
   for (const auto& [rank_name, size_name] : kLaunchers) {
     const char* rank = std::getenv(rank_name);
     const char* size = std::getenv(size_name);

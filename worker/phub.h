@@ -84,8 +84,9 @@ PHUB_API int phub_abi_version(void);     /* its PHUB_ABI_VERSION */
 
 PHUB_API phub_code phub_options_create(phub_options** options);
 
-/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_WORKER_TRACE; rank
- * and world size from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS.
+/* As above, with what launchers set: PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_MIN_RANKS,
+ * PHUB_WORKER_TRACE; rank and world size from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or
+ * SLURM_PROCID/SLURM_NTASKS.
  * PHUB_INVALID: a value is no number, or the rank is outside the world. */
 PHUB_API phub_code phub_options_from_environment(phub_options** options);
 
@@ -98,18 +99,23 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   transport           auto, shm, tcp or verbs; the same for all ranks        auto
  *   rank                -1: the server chooses                                 -1
  *   replace             1: take the rank over from who has it now              0
+ *   await_ranks         0: phub_worker_create does not wait for other ranks    1
  *   connect_timeout_ms  how long to wait for the server                        5000
  *   wait_timeout_ms     of phub_wait and phub_barrier; 0: the job's policy     0
- *   spin_us             before a wait sleeps; -1: by the number of CPUs        -1
+ *   silence_limit_ms    a server that answers nothing for so long is gone      60000
+ *   spin_us             before a wait sleeps; -1: where CPUs are left over     -1
+ *   local_world_size    ranks of the job on this host; 0: over shm all, else 1 0
  *   trace               file for the exchange's trace (ui.perfetto.dev); "": none
  *   trace_events        that it keeps, the last ones; 48 bytes each            200000
  *   world_size          ranks that are there from the first round on           1
+ *   min_ranks           that it begins with if not all come in join_limit_ms;
+ *                       0: world_size                                          0
  *   max_ranks           that there is memory for; 0: world_size                0
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
  *   gradient_dtype      f32, bf16 or f16                                       f32
  *   parameter_dtype     f32, bf16 or f16: what comes back                      f32
- *   reduction           sum or mean                                            sum
+ *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
  *   work                all, sum or none (benchmarks)                          all
  *   consistency         bsp (rounds), ssp or async (applied as they come)      bsp
  *   slack               ssp: how many rounds a rank may be ahead               0
@@ -131,25 +137,40 @@ PHUB_API phub_code phub_options_add_key(phub_options* options, const char* name,
 PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int32_t priority,
                                          double lr_scale, double decay_scale);
 
-/* A hyperparameter of the optimizer, from round 1 on ("lr", "momentum", "weight_decay" ...), or
- * from a later round on, by ascending round. Names are checked when the job is made. */
+/* A hyperparameter, from round 1 on, or from a later round on, by ascending round. Names are
+ * checked when the job is made; one that the optimizer does not use has no effect. lr learning rate
+ * 0.01; adam, adamw: 0.001 weight_decay                                            0; adamw: 0.01
+ *   momentum            momentum, nesterov                  0.9
+ *   dampening           momentum                            0
+ *   beta1, beta2        adam, adamw                         0.9, 0.999
+ *   eps                 adam, adamw, adagrad, rmsprop       1e-8; adagrad: 1e-10
+ *   alpha               rmsprop                             0.99
+ *   rmsprop_momentum    rmsprop; cannot change later        0
+ *   lr_decay            adagrad                             0
+ *   grad_scale          gradients arrive multiplied by it   1 */
 PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* name, double value);
 PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
                                                const char* name, double value);
 
 /* ---- A worker: one rank of a job. ---- */
 
-/* Joins the job, and makes it if it is not there; returns when all ranks are there. The options may
- * be changed and destroyed afterwards. Waits for up to connect_timeout_ms + join_limit_ms.
+/* Joins the job, and makes it if it is not there; returns when all ranks of world_size are there
+ * (await_ranks 0: at once; then the first wait is for them). Waits for up to connect_timeout_ms +
+ * join_limit_ms: once join_limit_ms is over, min_ranks of them are enough, and fewer are
+ * PHUB_RANK_LOST, with a message that names who is missing. A job that is under way is joined
+ * without waiting for others. The options may be changed and destroyed afterwards.
  * PHUB_UNAVAILABLE, PHUB_INVALID, PHUB_MISMATCH, PHUB_TAKEN, PHUB_FULL, PHUB_UNAUTHORIZED. */
 PHUB_API phub_code phub_worker_create(const phub_options* options, phub_worker** worker);
 
 /* Leaves the job, unless phub_leave did, and gives everything back; pointers to gradients and
- * parameters end here. Completions that are due are called first, with PHUB_FENCED. PHUB_OK even if
- * the server could not be told (it notices by itself). */
+ * parameters end here. Calls of other threads end at once, and completions that are due are called,
+ * with PHUB_FENCED. PHUB_OK even if the server could not be told within 2 s (it notices by itself).
+ */
 PHUB_API phub_code phub_worker_destroy(phub_worker* worker);
 
-/* The others go on without this rank; no policy is triggered. Every later call is PHUB_FENCED. */
+/* The others go on without this rank; no policy is triggered, unless the job has not begun (not all
+ * ranks were there, or the initial parameters): then it is a loss. Every later call is PHUB_FENCED.
+ */
 PHUB_API phub_code phub_leave(phub_worker* worker);
 
 typedef struct phub_info {
@@ -157,7 +178,7 @@ typedef struct phub_info {
   uint32_t rank;
   uint32_t incarnation;
   uint32_t world_size;
-  uint32_t reserved;
+  uint32_t initial_counts; /* 1: what this worker gives to phub_broadcast begins the job */
   uint64_t first_round; /* the first one that this worker takes part in; 1 unless it joined later */
   size_t keys;
 } phub_info;
@@ -177,7 +198,9 @@ PHUB_API phub_code phub_key_info(const phub_worker* worker, size_t key, const ch
  * same until the worker is destroyed. Over shared memory it is the memory that the server sums. */
 PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes);
 /* A key's parameters (optimizer none: the sum or mean), in parameter_dtype. The same pointer until
- * the worker is destroyed; its contents are valid from phub_wait to the next push of the key. */
+ * the worker is destroyed; its contents are valid from phub_wait to the next push of the key. It
+ * can be read and not written, whatever the transport: writing there is a SIGSEGV. So is touching
+ * it, or a gradient, after the worker was destroyed and the last call for it has returned. */
 PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const void** memory,
                                    size_t* bytes);
 
@@ -189,12 +212,15 @@ PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* 
 /* ---- The exchange. These waits sleep; a failure of the job or the server ends them. ---- */
 
 /* Initial parameters, f32, of all keys one after another: rank 0's count, the others may pass null
- * and 0. Returns when they are everywhere; `initial` is not used afterwards. Later ranks, and jobs
- * whose `initial` is zeros, only wait for the present parameters. */
+ * and 0. Returns when they are everywhere; `initial` is not used afterwards. Where they do not
+ * count (phub_info.initial_counts: another rank, a job that is under way, or one whose `initial` is
+ * zeros) it waits for the job's present parameters. */
 PHUB_API phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t elements);
 
-/* Lends the key's gradient and gives its parameters up; higher priority goes first. Does not wait,
- * unless the key's previous result is not here yet. Every rank pushes every key once a round. */
+/* Lends the key's gradient and gives its parameters up. Where something has to wait, on this side
+ * or at the server, higher priorities go first: the key's own (phub_options_tune_key), to which
+ * `priority` is added on this side, for this push. Does not wait, unless the key's previous result
+ * is not here yet. Every rank pushes every key once a round. */
 PHUB_API phub_code phub_push(phub_worker* worker, size_t key, int32_t priority);
 /* A gradient of zero: nothing is sent, and the rank counts as having taken part. */
 PHUB_API phub_code phub_push_null(phub_worker* worker, size_t key);
@@ -208,9 +234,12 @@ typedef void (*phub_completion)(void* user_data, size_t key, uint64_t round, phu
 PHUB_API phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
                                   phub_completion completion, void* user_data);
 
-/* Until the key's result is here; a key that was never pushed: its present parameters.
- * PHUB_TIMEOUT (the message names the missing ranks), PHUB_RANK_LOST, PHUB_NON_FINITE, PHUB_FENCED,
- * PHUB_UNAVAILABLE: but for the first, the worker is done. */
+/* Until the key's result is here; a key that was not pushed since: its present parameters.
+ * PHUB_INVALID: others have waited for a tenth of progress_limit_ms (5 s at most) for a key that
+ * this rank passed over; the message names it, and it can still be pushed. PHUB_TIMEOUT (the
+ * message names the missing ranks), PHUB_RANK_LOST, PHUB_NON_FINITE, PHUB_FENCED, PHUB_UNAVAILABLE
+ * (the server is gone, or has answered nothing for silence_limit_ms): but for the first, the worker
+ * is done. */
 PHUB_API phub_code phub_wait(phub_worker* worker, size_t key);
 PHUB_API phub_code phub_wait_all(phub_worker* worker);
 /* *ready: 1 if phub_wait would not wait, else 0. */
@@ -224,10 +253,17 @@ PHUB_API phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t
 /* The last round whose result is here. */
 PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round);
 
-/* Hyperparameters for the next round that no chunk has completed yet, all from the same one on.
- * Rank 0 only. */
+/* Hyperparameters from *round on, for all keys from the same one. `round` NULL, or *round 0: from
+ * the next push on, that is, from the first round in which this rank has pushed no key. *round
+ * becomes the round that they got: a later one where chunks of it are complete already, or where a
+ * change was made beyond it. Rank 0 only. */
 PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
-                                  const double* values, size_t count);
+                                  const double* values, size_t count, uint64_t* round);
+
+/* What holds up a wait that has lasted for a tenth of progress_limit_ms (5 s at most), as the
+ * server sees it: "rank 1 has not sent key 'w2' of round 3 for 7.5 s"; "" if nothing does. Cut to
+ * `size` bytes. The same is said on stderr, once for each key and round. */
+PHUB_API phub_code phub_waits_for(const phub_worker* worker, char* text, size_t size);
 
 /* Waits for all live ranks, through the server's control port. */
 PHUB_API phub_code phub_barrier(phub_worker* worker);
@@ -381,7 +417,7 @@ PHUB_API phub_code phub_geeps_local_access(phub_geeps* geeps, uint32_t table, co
  * phub_geeps_discard takes any buffer, nothing is updated or saved. */
 PHUB_API phub_code phub_geeps_post_read(phub_geeps* geeps, uint64_t handle);
 PHUB_API phub_code phub_geeps_update(phub_geeps* geeps, uint64_t handle);
-PHUB_API phub_code phub_geeps_post_local_access(phub_geeps* geeps, uint32_t handle, int save);
+PHUB_API phub_code phub_geeps_post_local_access(phub_geeps* geeps, uint64_t handle, int save);
 PHUB_API phub_code phub_geeps_discard(phub_geeps* geeps, uint64_t handle);
 
 /* The table's updates of this clock are complete: they go out. */
@@ -396,7 +432,7 @@ typedef struct phub_geeps_counters {
   uint64_t stalled_ns;                     /* that calls waited for buffers */
   uint64_t bytes_to_device, bytes_to_host; /* copied in the background */
   uint64_t bytes_staged;                   /* of these, gathered or added by threads of the cache */
-  uint64_t bytes_copied_by_caller;         /* between host and device, within calls */
+  uint64_t bytes_copied_by_caller;         /* within calls, which waited for it */
   uint64_t pushes, pulls;
 } phub_geeps_counters;
 PHUB_API phub_code phub_geeps_stats(phub_geeps* geeps, phub_geeps_counters* counters);

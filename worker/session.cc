@@ -13,7 +13,7 @@
 namespace phub {
 namespace {
 
-size_t element_bytes(const std::string& dtype) {
+uint32_t element_bytes(const std::string& dtype) {
   auto t = kernels::parse_dtype(dtype);
   if (!t) fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'", dtype);
   return kernels::bytes_of(*t);
@@ -24,85 +24,46 @@ constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0
 }  // namespace
 
 LinkLayout link_layout_of(const JoinReply& reply) {
-  LinkLayout layout;
-  layout.max_ranks = reply.spec.max_ranks;
-  layout.cores = static_cast<uint32_t>(reply.layout.queue_chunks.size());
-  for (const auto& chunks : reply.layout.queue_chunks) {
-    layout.queue_chunks.push_back(static_cast<uint32_t>(chunks.size()));
-  }
-  layout.gradient_bytes = static_cast<uint32_t>(element_bytes(reply.spec.gradient_dtype));
-  layout.result_bytes = static_cast<uint32_t>(element_bytes(reply.spec.parameter_dtype));
-  layout.ingress_bytes = reply.layout.total_elements * layout.gradient_bytes;
-  layout.egress_bytes = reply.layout.total_elements * layout.result_bytes;
-  if (reply.spec.consistency != "bsp") {
-    layout.egress_copies = reply.spec.max_ranks;
-    layout.egress_copy = reply.rank;
-  }
+  const bool lock_step = reply.spec.consistency == "bsp";
+  LinkLayout layout =
+      link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.gradient_dtype),
+                  element_bytes(reply.spec.parameter_dtype), lock_step ? 1 : reply.spec.max_ranks);
+  if (!lock_step) layout.egress_copy = reply.rank;
   return layout;
 }
 
 Session::Session(const JoinReply& reply, WorkerLink& link)
     : link_(link),
       gradient_bytes_(element_bytes(reply.spec.gradient_dtype)),
-      result_bytes_(element_bytes(reply.spec.parameter_dtype)),
-      queues_(reply.layout.queue_chunks) {
-  const JobSpec& spec = reply.spec;
-  auto malformed = [](const std::string& what) {
-    fail(ErrorCode::kInternal, "the server's answer does not fit together: {}", what);
-  };
-  const bool laid_out_by_keys = reply.layout.queue_offset.empty();
-  if (reply.layout.key_offset.size() != spec.keys.size() || spec.chunk_elements == 0 ||
-      reply.first_round == 0) {
-    malformed("keys and offsets");
-  }
-  if (!laid_out_by_keys && reply.layout.queue_offset.size() != queues_.size()) {
-    malformed("queues and their offsets");
-  }
-  for (size_t k = 0; k < spec.keys.size(); ++k) {
+      result_bytes_(element_bytes(reply.spec.parameter_dtype)) {
+  Layout layout = layout_of(reply);
+  next_round_ = reply.first_round;
+  for (size_t k = 0; k < reply.spec.keys.size(); ++k) {
     Key key;
-    key.offset = reply.layout.key_offset[k];
-    key.elements = spec.keys[k].elements;
-    key.first_chunk = static_cast<uint32_t>(chunks_.size());
+    key.offset = layout.key_offset[k];
+    key.elements = reply.spec.keys[k].elements;
+    key.priority = reply.spec.keys[k].priority;
     key.round = reply.first_round - 1;
-    if (key.offset > reply.layout.total_elements ||
-        key.elements > reply.layout.total_elements - key.offset) {
-      malformed(fmt::format("key '{}' ends behind the layout", spec.keys[k].name));
-    }
-    for (uint64_t begin = 0; begin < key.elements; begin += spec.chunk_elements) {
-      Chunk chunk;
-      chunk.offset = key.offset + begin;
-      chunk.elements =
-          static_cast<uint32_t>(std::min<uint64_t>(spec.chunk_elements, key.elements - begin));
-      chunk.key = static_cast<uint32_t>(k);
-      chunk.queue = static_cast<uint32_t>(queues_.size());  // none yet
-      chunk.awaited = reply.first_round - 1;
-      chunk.outstanding = true;
-      chunks_.push_back(chunk);
-    }
-    key.chunks = static_cast<uint32_t>(chunks_.size()) - key.first_chunk;
-    key.outstanding = key.chunks;
     keys_.push_back(key);
   }
-  keys_outstanding_ = keys_.size();
-  size_t routed = 0;
-  for (uint32_t q = 0; q < queues_.size(); ++q) {
-    uint64_t box_offset = laid_out_by_keys ? 0 : reply.layout.queue_offset[q];
-    for (uint32_t i = 0; i < queues_[q].size(); ++i, ++routed) {
-      const uint32_t id = queues_[q][i];
-      if (id >= chunks_.size() || chunks_[id].queue != queues_.size()) {
-        malformed(fmt::format("chunk {} of queue {}", id, q));
-      }
-      chunks_[id].queue = q;
-      chunks_[id].index = i;
-      chunks_[id].box_offset = laid_out_by_keys ? chunks_[id].offset : box_offset;
-      box_offset +=
-          (chunks_[id].elements + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
-    }
-    queue_outstanding_.push_back(static_cast<uint32_t>(queues_[q].size()));
+  for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
+    Chunk chunk;
+    static_cast<ChunkLayout&>(chunk) = layout.chunks[c];
+    chunk.awaited = reply.first_round - 1;
+    chunk.outstanding = true;
+    chunks_.push_back(chunk);
+    Key& key = keys_[chunk.key];
+    if (key.chunks++ == 0) key.first_chunk = c;
+    ++key.outstanding;
   }
-  if (routed != chunks_.size()) malformed(fmt::format("{} chunks are routed", routed));
+  keys_outstanding_ = keys_.size();
+  queues_ = std::move(layout.queue_chunks);
+  for (const auto& chunks : queues_) {
+    queue_outstanding_.push_back(static_cast<uint32_t>(chunks.size()));
+  }
   wake_after_.assign(queues_.size(), 0);
   waiting_.reserve(chunks_.size());
+  completed_.reserve(keys_.size());
 }
 
 std::span<std::byte> Session::gradient(size_t key) {
@@ -129,6 +90,7 @@ void Session::push(size_t key_index, int32_t priority, bool null) {
     enqueue(c, priority, false);
   }
   key.outstanding = key.chunks;
+  next_round_ = std::max(next_round_, key.round + 2);
   ++keys_outstanding_;
   chunks_pushed_ += key.chunks;
   post_waiting();
@@ -145,38 +107,30 @@ void Session::send_initial(const std::function<const float*(size_t key)>& of_key
   post_waiting();
 }
 
-// Initial parameters are f32 whatever the gradients' format, so a 16-bit slot takes them in two
-// parts.
 void Session::stage_initial(uint32_t c, uint32_t part) {
   Chunk& chunk = chunks_[c];
-  const uint32_t half = gradient_bytes_ == sizeof(float) ? chunk.elements : chunk.elements / 2;
-  const uint32_t begin = part == 0 ? 0 : half;
-  const uint32_t count = part == 0 ? half : chunk.elements - half;
-  const uint64_t in_key = chunk.offset - keys_[chunk.key].offset;
+  const auto [first, count] = initial_part(chunk.elements, gradient_bytes_, part);
   std::memcpy(link_.gradients().data() + chunk.offset * gradient_bytes_,
-              initial_[chunk.key] + in_key + begin, count * sizeof(float));
+              initial_[chunk.key] + chunk.key_element + first, count * sizeof(float));
   chunk.initial_part = static_cast<uint8_t>(part);
 }
 
-void Session::enqueue(uint32_t chunk, int32_t priority, bool initial) {
-  waiting_.push_back({priority, sequence_++, chunk, initial});
+void Session::enqueue(uint32_t chunk, int64_t priority, bool initial) {
+  waiting_.push_back({keys_[chunks_[chunk].key].priority + priority, sequence_++, chunk, initial});
   std::push_heap(waiting_.begin(), waiting_.end());
 }
 
 bool Session::post(const Waiting& waiting) {
   const Chunk& chunk = chunks_[waiting.chunk];
-  const bool bare = chunk.null && !waiting.initial;
-  // The last part of the initial parameters of an odd chunk is two bytes longer than its gradient:
-  // the padding between keys has room for it.
-  const uint32_t spill = waiting.initial && gradient_bytes_ == 2 && chunk.elements % 2 ? 2 : 0;
-  const Imm imm{chunk.index, waiting.initial ? chunk.initial_part : low8(chunk.awaited),
-                waiting.initial ? ImmKind::kInitial
-                : bare          ? ImmKind::kNull
-                                : ImmKind::kData};
-  const auto bytes = static_cast<uint32_t>(chunk.elements * gradient_bytes_ + spill);
+  Imm imm{chunk.index, low8(chunk.awaited), chunk.null ? ImmKind::kNull : ImmKind::kData};
+  uint64_t bytes = chunk.null ? 0 : uint64_t{chunk.elements} * gradient_bytes_;
+  if (waiting.initial) {
+    imm = {chunk.index, chunk.initial_part, ImmKind::kInitial};
+    bytes = initial_part(chunk.elements, gradient_bytes_, chunk.initial_part).count * sizeof(float);
+  }
   return link_.endpoint().post(chunk.queue, {.local_offset = chunk.offset * gradient_bytes_,
                                              .remote_offset = chunk.box_offset * gradient_bytes_,
-                                             .bytes = bare ? 0 : bytes,
+                                             .bytes = static_cast<uint32_t>(bytes),
                                              .imm = encode(imm)});
 }
 
@@ -195,6 +149,7 @@ bool Session::post_waiting() {
 bool Session::poll() {
   std::array<Arrival, 256> arrivals;
   bool any = false;
+  completed_.clear();
   for (;;) {
     const size_t n = link_.endpoint().poll(arrivals);
     for (size_t i = 0; i < n; ++i) take(arrivals[i]);
@@ -211,6 +166,9 @@ void Session::fail_with(std::string problem) {
 
 void Session::take(const Arrival& arrival) {
   if (broken_) return;
+  if (!arrival.ok && arrival.violation) {
+    return fail_with(fmt::format("the server sent what no frame can be, on queue {}", arrival.qp));
+  }
   if (!arrival.ok) {
     broken_ = true;
     problem_ = fmt::format("the connection of queue {} broke", arrival.qp);
@@ -223,6 +181,13 @@ void Session::take(const Arrival& arrival) {
   }
   const uint32_t id = queues_[arrival.qp][imm.chunk];
   Chunk& chunk = chunks_[id];
+  const uint64_t bytes =
+      imm.kind == ImmKind::kInitial ? 0 : uint64_t{chunk.elements} * result_bytes_;
+  if (!arrival.fits(bytes, chunk.offset * result_bytes_)) {
+    return fail_with(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
+                                 arrival.bytes, arrival.offset, id, bytes,
+                                 chunk.offset * result_bytes_));
+  }
   if (imm.kind == ImmKind::kInitial) {
     if (!chunk.outstanding || initial_.empty() || imm.round != chunk.initial_part) return;
     stage_initial(id, chunk.initial_part + 1u);
@@ -240,6 +205,7 @@ void Session::take(const Arrival& arrival) {
   Key& key = keys_[chunk.key];
   if (--key.outstanding > 0) return;
   key.round = chunk.awaited;
+  completed_.push_back(chunk.key);
   if (trace_ && pushed_ns_[chunk.key] > 0) {
     trace_->add({.name = "exchange",
                  .begin_ns = pushed_ns_[chunk.key],

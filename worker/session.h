@@ -34,9 +34,13 @@ class Session {
     return keys_[key].round;
   }  // the last one whose result is here
 
-  // REQUIRES: ready(key); whoever sends the initial parameters does so to the end (all_ready())
+  // What waits for room goes out by the sum of the key's priority and `priority`. REQUIRES:
+  // ready(key); whoever sends the initial parameters does so to the end (all_ready())
   // first: a successor that sends them again must not find gradients in its slots.
   void push(size_t key, int32_t priority, bool null);
+
+  // The first round that nothing was pushed in.
+  uint64_t next_round() const { return next_round_; }
 
   // Starts sending the initial parameters: f32, `element_of(key)` gives those of a key.
   // REQUIRES: the join said send_initial, and no push before.
@@ -47,6 +51,9 @@ class Session {
 
   // Takes what has arrived, sends what waits for room. True if anything moved.
   bool poll();
+  // The keys whose last missing chunk came in the last poll().
+  std::span<const uint32_t> completed() const { return completed_; }
+  bool waits_for_room() const { return !waiting_.empty(); }
   // The link is broken: reconnect, then resend() what is unknown.
   bool broken() const { return broken_; }
   bool misled() const { return misled_; }  // the server sent what cannot be: no way on
@@ -72,13 +79,7 @@ class Session {
   uint64_t chunks_received() const { return chunks_received_; }
 
  private:
-  struct Chunk {
-    uint64_t offset = 0;      // elements, in this worker's memory
-    uint64_t box_offset = 0;  // and in the box's
-    uint32_t elements = 0;
-    uint32_t key = 0;
-    uint32_t queue = 0;
-    uint32_t index = 0;
+  struct Chunk : ChunkLayout {
     uint64_t awaited = 0;      // the round whose result is awaited
     bool outstanding = false;  // a result is awaited
     bool pushed = false;       // it was asked for by a push (and may have to be sent again)
@@ -89,10 +90,11 @@ class Session {
     uint64_t offset = 0, elements = 0;
     uint32_t first_chunk = 0, chunks = 0;
     uint32_t outstanding = 0;
+    int32_t priority = 0;
     uint64_t round = 0;
   };
-  struct Waiting {  // to be posted
-    int32_t priority;
+  struct Waiting {     // to be posted
+    int64_t priority;  // with that of the key
     uint64_t sequence;
     uint32_t chunk;
     bool initial;
@@ -103,23 +105,25 @@ class Session {
 
   void take(const Arrival& arrival);
   void fail_with(std::string problem);
-  void enqueue(uint32_t chunk, int32_t priority, bool initial);
+  void enqueue(uint32_t chunk, int64_t priority, bool initial);
   bool post(const Waiting& waiting);
   bool post_waiting();
   void stage_initial(uint32_t chunk, uint32_t part);
 
   WorkerLink& link_;
-  size_t gradient_bytes_;
-  size_t result_bytes_;
+  uint32_t gradient_bytes_;  // of an element
+  uint32_t result_bytes_;
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<uint32_t>> queues_;
   std::vector<uint32_t> queue_outstanding_;
   std::vector<uint32_t> wake_after_;
-  std::vector<Waiting> waiting_;       // heap
+  std::vector<Waiting> waiting_;  // heap
+  std::vector<uint32_t> completed_;
   std::vector<const float*> initial_;  // of each key, while the initial parameters are sent
   uint64_t sequence_ = 0;
   size_t keys_outstanding_ = 0;
+  uint64_t next_round_ = 1;
   bool broken_ = false;
   bool misled_ = false;
   std::string problem_;

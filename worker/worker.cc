@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -22,9 +23,17 @@
 #include <unordered_map>
 #include <utility>
 
+#include "numa/relax.h"
 #include "transport/control_client.h"
+#include "transport/shm_memory.h"
+#include "transport/ticket.h"
+#include "worker/any_error.h"
+#include "worker/completion_queue.h"
 #include "worker/connect.h"
+#include "worker/control_calls.h"
 #include "worker/session.h"
+#include "worker/spin.h"
+#include "worker/stalls.h"
 #include "worker/worker_trace.h"
 
 namespace phub {
@@ -33,16 +42,26 @@ namespace {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 constexpr int kLookUpMs = 50;  // how often a sleeper looks whether the connection is still there
-constexpr uint32_t kAskMs = 1000;             // who is missing
+constexpr uint32_t kAskMs = 1000;  // who is missing
+// A wait that lasts for a tenth of the progress limit, but no longer than this, asks who holds it
+// up.
+constexpr uint32_t kLeastStallMs = 100, kMostStallMs = 5000;
+constexpr uint32_t kGoodbyeMs = 2000;
+constexpr uint32_t kLeastHeartbeatMs = 100;
 constexpr milliseconds kBetweenAttempts{20};  // to reconnect
 constexpr std::chrono::microseconds kHelpAfter{
     500};  // nobody waits: then the progress thread polls
 
 SteadyTime now() { return std::chrono::steady_clock::now(); }
 
-// A server that is being started beside its workers is waited for.
+// A server that is being started beside its workers is waited for. Whatever becomes of a
+// connection, all that is sent is one join.
 JoinReply join(ControlClient& control, const WorkerOptions& options) {
   validate(options.spec);
+  if (options.silence_limit_ms == 0) {
+    fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");
+  }
+  const std::string id = make_ticket();
   const SteadyTime give_up = now() + milliseconds(options.connect_timeout_ms);
   for (;;) {
     try {
@@ -50,7 +69,8 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
                            .rank = options.rank,
                            .replace = options.replace,
                            .transport = choose_transport(options.transport, options.server,
-                                                         options.connect_timeout_ms)},
+                                                         options.connect_timeout_ms),
+                           .id = id},
                           options.connect_timeout_ms + options.spec.join_limit_ms);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
@@ -63,6 +83,13 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
 bool may_pass(const Error& error) {
   return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
          error.code() == ErrorCode::kTaken || error.code() == ErrorCode::kUnauthorized;
+}
+
+// What says nothing about this worker: the server did not answer, or nothing was left to ask it
+// with.
+bool is_silence(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
+         error.code() == ErrorCode::kFull;
 }
 
 // Connections may break while they are made: the server then offers others, if the transport can.
@@ -94,12 +121,6 @@ class Unlocked {
   std::unique_lock<std::mutex>& lock_;
 };
 
-int spin_of(const WorkerOptions& options) {
-  if (options.spin_us >= 0) return options.spin_us;
-  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-  return cpus > static_cast<long>(options.spec.world_size) + 1 ? 50 : 0;
-}
-
 }  // namespace
 
 struct Worker::Impl {
@@ -115,31 +136,63 @@ struct Worker::Impl {
   // `key` is what to be woken for; `done` is called with the lock held.
   template <typename Done>
   void wait_until(size_t key, Done done);
+  bool move();
+  std::optional<Completion> next();
+  Completion completion_of(const CompletionQueue::Ended& ended);
   void sleep(std::unique_lock<std::mutex>& lock, size_t key);
   void copy_out(size_t key);
-  Pushed push(size_t key, int32_t priority, bool null);
+  Pushed push(size_t key, const PushOptions& how);
   void check_key(size_t key) const;
   void check_failure();
   void look_up();
   void reconnect(std::unique_lock<std::mutex>& lock);
+  void make_connection_again();
   void progress_loop(const std::stop_token& stop);
+  void help(const std::stop_token& stop, std::unique_lock<std::mutex>& lock);
+  void mend(const std::stop_token& stop, std::unique_lock<std::mutex>& lock);
   void interrupt();
+  template <typename Body>
+  std::jthread thread(const char* name, Body body);
+  // A call to the control port that ends with the worker, and with its failure.
+  template <typename Body>
+  auto ask(Body body);
+  void leave(uint32_t timeout_ms);
   bool has_work() const { return waiters == 0 && !session->all_ready() && !failed; }
   void record_failure(ErrorCode code, const std::string& message);
+  void record_failure_in_flight() noexcept;
   void heartbeat_loop(const std::stop_token& stop);
-  [[noreturn]] void time_out(size_t key);
+  void await_ranks();
+  Error timeout_of(size_t key);
+  std::string describe_missing();
+  void look_for_stalls();
+  void warn_of_stalls(std::unique_lock<std::mutex>& lock);
+  std::optional<Error> own_stall(size_t key) const;
+  void check_passed_over(size_t key);
+  std::string waits_for();
+  // When a wait that begins now has taken too long.
+  SteadyTime deadline() const {
+    return options.wait_timeout_ms > 0 ? now() + milliseconds(options.wait_timeout_ms)
+                                       : SteadyTime::max();
+  }
+  void make_epoll();
+  void watch(int fd);
+  void stop_threads();
   void say_goodbye();
 
   const WorkerOptions options;
-  const int spin_us;
-  ControlClient control;  // for the caller's requests
-  std::mutex control_mutex;
+  const milliseconds stall_after;
+  ControlClient control;  // joins and leaves
+  ControlClient pulse;    // the heartbeat thread's
+  ControlCalls calls;     // all others
+  std::mutex leaving;
   JoinReply reply;
   Credential credential;
+  const int spin_us;
   std::unordered_map<std::string_view, size_t> key_by_name;
   std::unique_ptr<WorkerLink> link;
-  int epoll_fd = -1;
-  int interrupt_fd = -1;  // wakes who sleeps on epoll_fd
+  std::atomic<bool> linked{false};  // `link` is there
+  ShmFd epoll;
+  ShmFd interruption;  // an eventfd that wakes who sleeps on `epoll`
 
   mutable std::mutex mutex;
   std::unique_ptr<WorkerTrace> trace;  // guarded by mutex; null: nobody asked
@@ -148,13 +201,21 @@ struct Worker::Impl {
   bool someone_polls = false;
   uint32_t waiters = 0;  // threads in wait()
   bool link_lost = false;
+  size_t armed_for = Session::kAnyKey;  // what who polls wants to be woken for
   bool initial_sent = false;
-  bool woken = false;  // for wait_any()
+  std::optional<CompletionQueue> announced;
+  std::condition_variable announced_any;  // next() sleeps here while nothing is announced
+  bool woken = false;                     // for next()
+  std::vector<Stall> stalls;              // as the server said when it was last asked, and when
+  SteadyTime stalls_time;
+  std::vector<Stall> warned;
   // A thread in wait(); the progress thread steps back. REQUIRES: the lock is held.
   struct Waiting {
-    explicit Waiting(Impl& worker) : impl(worker) {
+    Waiting(Impl& worker, size_t key) : impl(worker) {
       ++impl.waiters;
-      if (impl.someone_polls) impl.interrupt();  // it knows nothing of what this one waits for
+      // Who sleeps may sleep beyond what this one waits for.
+      const bool heard = impl.armed_for == Session::kAnyKey || impl.armed_for == key;
+      if (impl.someone_polls && !heard) impl.interrupt();
     }
     ~Waiting() {
       --impl.waiters;
@@ -164,6 +225,23 @@ struct Worker::Impl {
     Waiting& operator=(const Waiting&) = delete;
     Impl& impl;
   };
+  // The one thread that polls, or sleeps on `epoll`; whatever ends that, others may poll then.
+  // REQUIRES: the lock is held.
+  struct Polling {
+    Polling(Impl& worker, std::unique_lock<std::mutex>& held) : impl(worker), lock(held) {
+      impl.someone_polls = true;
+    }
+    ~Polling() {
+      if (!lock.owns_lock()) lock.lock();
+      impl.session->disarm();
+      impl.someone_polls = false;
+      impl.polled.notify_all();
+    }
+    Polling(const Polling&) = delete;
+    Polling& operator=(const Polling&) = delete;
+    Impl& impl;
+    std::unique_lock<std::mutex>& lock;
+  };
   struct CallerMemory {
     const void* gradient = nullptr;
     void* parameters = nullptr;
@@ -172,108 +250,197 @@ struct Worker::Impl {
     static constexpr uint64_t kNone = ~uint64_t{0};
   };
   std::vector<CallerMemory> caller_memory;
-  uint64_t pushes = 0, sleeps = 0, reconnections = 0;
-  std::atomic<uint64_t> bytes_copied{0};
+  uint64_t pushes = 0, reconnections = 0;
+  uint64_t furthest_round = 0;  // that any key was pushed for
+  std::atomic<uint64_t> bytes_copied{0}, sleeps{0};
 
   std::mutex failure_mutex;
   std::optional<Error> failure;
   std::atomic<bool> failed{false};
 
-  bool left = false;
+  bool left = false;  // guarded by leaving
   std::mutex heartbeat_mutex;
   std::condition_variable_any heartbeat_wake;
   std::jthread heartbeat;
-  std::condition_variable_any work;  // for the progress thread
+  std::condition_variable_any work;   // for the progress thread
+  std::condition_variable_any pause;  // of the progress thread; only its end ends it
   std::jthread progress;
 };
 
 Worker::Impl::Impl(const WorkerOptions& worker_options)
     : options(worker_options),
-      spin_us(spin_of(options)),
+      stall_after(std::clamp(options.spec.progress_limit_ms / 10, kLeastStallMs, kMostStallMs)),
       control(options.server),
+      pulse(options.server),
+      calls(options.server),
       reply(join(control, options)),
-      credential{reply.spec.name, reply.rank, reply.incarnation, reply.offer.ticket} {
+      credential{reply.spec.name, reply.rank, reply.incarnation, reply.offer.ticket},
+      spin_us(spin_us_of({.asked_us = options.spin_us,
+                          .cpus = usable_cpus(),
+                          .transport = reply.offer.transport,
+                          .world_size = reply.spec.world_size,
+                          .local_world_size = options.local_world_size})) {
   try {
+    make_epoll();
+    // Before the connection, which may take longer than the lease.
+    heartbeat =
+        thread("phub-heartbeat", [this](const std::stop_token& stop) { heartbeat_loop(stop); });
     link = connect(control, reply, credential, options.connect_timeout_ms);
+    linked = true;
     session = std::make_unique<Session>(reply, *link);
     if (!options.trace.empty()) {
       trace = std::make_unique<WorkerTrace>(options.trace, reply, options.trace_events);
       session->trace(trace->log());
     }
+    for (size_t k = 0; k < reply.spec.keys.size(); ++k) key_by_name[reply.spec.keys[k].name] = k;
+    caller_memory.resize(reply.spec.keys.size());
+    announced.emplace(reply.spec.keys.size());
+    watch(link->endpoint().wake_fd());
+    if (link->needs_polling() || link->can_reconnect()) {
+      progress =
+          thread("phub-progress", [this](const std::stop_token& stop) { progress_loop(stop); });
+    }
   } catch (...) {
+    stop_threads();
     say_goodbye();
     throw;
   }
-  for (size_t k = 0; k < reply.spec.keys.size(); ++k) key_by_name[reply.spec.keys[k].name] = k;
-  caller_memory.resize(reply.spec.keys.size());
-  epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-  interrupt_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+void Worker::Impl::make_epoll() {
+  epoll = ShmFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll) fail_system("epoll_create1 of a worker", errno);
+  interruption = ShmFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!interruption) fail_system("eventfd of a worker", errno);
+  watch(interruption.get());
+}
+
+void Worker::Impl::watch(int fd) {
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {}};
-  if (epoll_fd < 0 || interrupt_fd < 0 ||
-      epoll_ctl(epoll_fd, EPOLL_CTL_ADD, link->endpoint().wake_fd(), &event) != 0 ||
-      epoll_ctl(epoll_fd, EPOLL_CTL_ADD, interrupt_fd, &event) != 0) {
-    say_goodbye();
-    fail(ErrorCode::kFull, "epoll: {}; raise ulimit -n", std::strerror(errno));
+  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    fail_system("epoll_ctl of a worker", errno);
   }
-  heartbeat = std::jthread([this](const std::stop_token& stop) { heartbeat_loop(stop); });
-  if (link->needs_polling()) {
-    progress = std::jthread([this](const std::stop_token& stop) { progress_loop(stop); });
+}
+
+// A thread of the library's: what it throws is the worker's failure, which the next call gives.
+template <typename Body>
+std::jthread Worker::Impl::thread(const char* name, Body body) {
+  return start_thread(name, [this, body](const std::stop_token& stop) {
+    try {
+      body(stop);
+    } catch (...) {
+      record_failure_in_flight();
+    }
+  });
+}
+
+template <typename Body>
+auto Worker::Impl::ask(Body body) {
+  check_failure();
+  try {
+    return calls.call(body);
+  } catch (...) {
+    check_failure();  // is why the call was ended
+    throw;
+  }
+}
+
+// Until all first ranks are there. If they do not come in time, the server's answer names them.
+void Worker::Impl::await_ranks() {
+  for (milliseconds pause{1};; pause = std::min(2 * pause, kBetweenAttempts)) {
+    check_failure();
+    try {
+      const auto ask_once = [&](ControlClient& client) { return client.heartbeat(credential); };
+      if (!ask(ask_once).assembling) return;
+    } catch (const Error& error) {
+      if (!may_pass(error)) throw;  // the heartbeats' thread knows when it is too much
+    }
+    std::this_thread::sleep_for(pause);
   }
 }
 
 Worker::Impl::~Impl() {
+  stop_threads();
+  if (!left && !failed) say_goodbye();
+}
+
+void Worker::Impl::stop_threads() {
   progress.request_stop();
   if (progress.joinable()) progress.join();
   heartbeat.request_stop();
-  heartbeat_wake.notify_all();
+  pulse.cancel();
   if (heartbeat.joinable()) heartbeat.join();
-  if (!left && !failed) say_goodbye();
-  if (epoll_fd >= 0) close(epoll_fd);
-  if (interrupt_fd >= 0) close(interrupt_fd);
 }
 
 // Leaves without making a fuss: the lease ends it otherwise.
 void Worker::Impl::say_goodbye() {
   try {
-    const std::lock_guard lock(control_mutex);
-    control.leave(credential, 2000);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nothing is left to be told
+    control.leave(credential, kGoodbyeMs);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): nothing is left to be told
   }
 }
 
 void Worker::Impl::heartbeat_loop(const std::stop_token& stop) {
-  ControlClient pulse(options.server);
-  const milliseconds lease(reply.spec.lease_ms);
+  const milliseconds lease(reply.spec.lease_ms), limit(options.silence_limit_ms);
+  const milliseconds shorter = std::min(lease, limit);
+  const auto patience = std::max(kLeastHeartbeatMs, static_cast<uint32_t>(shorter.count() / 2));
   SteadyTime last_answer = now();
   std::unique_lock lock(heartbeat_mutex);
   while (!stop.stop_requested() && !failed) {
     lock.unlock();
     try {
-      pulse.heartbeat(credential, std::max<uint32_t>(100, reply.spec.lease_ms / 2));
+      pulse.heartbeat(credential, patience);
       last_answer = now();
     } catch (const Error& error) {
-      const bool unanswered =
-          error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout;
-      // While the link is up the box may still be summing from memory of ours: wait for its word.
-      if (!unanswered || (now() - last_answer > lease && !link->connected())) {
+      const auto silence = now() - last_answer;
+      // While the link is up the box may still be summing from memory of ours: its word is waited
+      // for, but not for ever.
+      const bool not_asked = error.code() == ErrorCode::kFull;
+      if (!is_silence(error) ||
+          (silence > lease && (not_asked || (linked && !link->connected())))) {
         record_failure(error.code(), error.what());
+      } else if (silence > limit) {
+        record_failure(
+            ErrorCode::kUnavailable,
+            fmt::format("the phub server at {} has answered no heartbeat for {} ms (the limit is "
+                        "{}), although the connection is there: {}",
+                        options.server, std::chrono::duration_cast<milliseconds>(silence).count(),
+                        options.silence_limit_ms, error.what()));
       }
     }
     lock.lock();
-    heartbeat_wake.wait_for(lock, stop, lease / 3, [] { return false; });
+    heartbeat_wake.wait_for(lock, stop, shorter / 3, [] { return false; });
   }
 }
 
 void Worker::Impl::record_failure(ErrorCode code, const std::string& message) {
-  const std::lock_guard lock(failure_mutex);
-  if (!failure) failure.emplace(code, message);
-  failed = true;
+  {
+    const std::lock_guard lock(failure_mutex);
+    if (!failure) failure.emplace(code, message);
+    failed = true;
+  }
+  // Who has looked at `failed` before sleeps by now, and hears what follows.
+  { const std::lock_guard lock(mutex); }
   polled.notify_all();
+  announced_any.notify_all();
+  interrupt();
+  calls.cancel();
+  pulse.cancel();
+}
+
+void Worker::Impl::record_failure_in_flight() noexcept {
+  const Error error = error_in_flight();
+  try {
+    record_failure(error.code(), error.what());
+  } catch (...) {
+    failed = true;  // and there was no memory to say why
+  }
 }
 
 void Worker::Impl::check_failure() {
   if (!failed) return;
   const std::lock_guard lock(failure_mutex);
+  if (!failure) fail(ErrorCode::kFull, "this process was out of memory");
   throw Error(failure->code(), failure->what());  // not a copy, which would share its text
 }
 
@@ -294,18 +461,17 @@ void Worker::Impl::look_up() {
     return;
   }
   const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
-  ControlClient pulse(options.server);
   while (!failed) {
     try {
-      pulse.heartbeat(credential, 1000);
+      ask([&](ControlClient& client) { client.heartbeat(credential, kAskMs); });
       if (now() > give_up) {
         record_failure(ErrorCode::kFenced,
                        fmt::format("the connection of rank {} to the server at {} closed",
                                    credential.rank, options.server));
       }
       std::this_thread::sleep_for(milliseconds(10));
-    } catch (const Error& error) {
-      record_failure(error.code(), error.what());
+    } catch (...) {
+      record_failure_in_flight();
     }
   }
   check_failure();
@@ -314,38 +480,42 @@ void Worker::Impl::look_up() {
 // Wakes the thread that sleeps on epoll_fd. Any thread.
 void Worker::Impl::interrupt() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(interrupt_fd, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = write(interruption.get(), &one, sizeof one);
 }
 
 // Makes the broken connection again as long as the server says that this rank is still alive, and
 // sends what is unknown once more. REQUIRES: the lock is held, nobody polls; it is released
 // meanwhile.
 void Worker::Impl::reconnect(std::unique_lock<std::mutex>& lock) {
-  someone_polls = true;
+  const Polling polling(*this, lock);
   lock.unlock();
   const uint64_t begin = trace_now_ns();
+  make_connection_again();
+  lock.lock();
+  if (trace) trace->add("reconnect", Session::kAllKeys, 0, begin);
+  link_lost = false;
+  ++reconnections;
+  if (!failed) session->resend();
+}
+
+void Worker::Impl::make_connection_again() {
   const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
-  ControlClient requests(options.server);
-  for (bool again = true; again && !failed;) {
+  while (!failed) {
     try {
-      link->reconnect(requests.reconnect(credential, std::max(1000u, reply.spec.lease_ms)));
-      again = false;
-    } catch (const Error& error) {
+      link->reconnect(ask([&](ControlClient& client) {
+        return client.reconnect(credential, std::max(1000u, reply.spec.lease_ms));
+      }));
+      return;
+    } catch (...) {
+      const Error error = error_in_flight();
       if (!may_pass(error) || now() > give_up) {
         record_failure(error.code(),
                        fmt::format("the connection of rank {} to the server at {} broke: {}",
                                    credential.rank, options.server, error.what()));
-      } else {
-        std::this_thread::sleep_for(kBetweenAttempts);
       }
     }
+    std::this_thread::sleep_for(kBetweenAttempts);
   }
-  lock.lock();
-  if (trace) trace->add("reconnect", Session::kAllKeys, 0, begin);
-  someone_polls = link_lost = false;
-  ++reconnections;
-  if (!failed) session->resend();
-  polled.notify_all();
 }
 
 // Where bytes move only while somebody polls: does that while results are outstanding and no thread
@@ -359,20 +529,37 @@ void Worker::Impl::progress_loop(const std::stop_token& stop) {
       const Unlocked unlocked(lock);
       std::this_thread::sleep_for(kHelpAfter);
     }
-    while (!stop.stop_requested() && has_work() && !session->misled()) {
-      try {
-        if (!someone_polls && session->poll()) {
-          polled.notify_all();
-        } else if ((session->broken() || link_lost) && !someone_polls) {
-          reconnect(lock);
-        } else {
-          sleep(lock, Session::kAllKeys);
-        }
-      } catch (const Error&) {  // kept, for whoever asks next
-        break;
-      }
+    if (link->needs_polling()) {
+      help(stop, lock);
+    } else {
+      mend(stop, lock);
     }
     if (session->misled()) break;
+  }
+}
+
+void Worker::Impl::help(const std::stop_token& stop, std::unique_lock<std::mutex>& lock) {
+  while (!stop.stop_requested() && has_work() && !session->misled()) {
+    if (!someone_polls && move()) continue;
+    if ((session->broken() || link_lost) && !someone_polls) {
+      reconnect(lock);
+    } else {
+      sleep(lock, Session::kAllKeys);
+    }
+  }
+}
+
+// Where bytes move by themselves: makes a connection that broke again, for callers that only look
+// whether results are there.
+void Worker::Impl::mend(const std::stop_token& stop, std::unique_lock<std::mutex>& lock) {
+  while (!stop.stop_requested() && has_work() && !session->misled()) {
+    if ((session->broken() || link_lost) && !someone_polls) {
+      reconnect(lock);
+      continue;
+    }
+    pause.wait_for(lock, stop, milliseconds(kLookUpMs), [] { return false; });
+    const Unlocked unlocked(lock);
+    look_up();
   }
 }
 
@@ -382,45 +569,49 @@ void Worker::Impl::sleep(std::unique_lock<std::mutex>& lock, size_t key) {
     polled.wait_for(lock, milliseconds(kLookUpMs));
     return;
   }
-  someone_polls = true;
-  int woken = 0;
-  if (session->arm(waiters > 1 ? Session::kAnyKey : key)) {
-    lock.unlock();
-    epoll_event event;
-    woken = epoll_wait(epoll_fd, &event, 1, kLookUpMs);
-    lock.lock();
-    ++sleeps;
-  } else {
-    woken = 1;
+  int woken = 1;
+  {
+    const Polling polling(*this, lock);
+    armed_for = waiters > 1 ? Session::kAnyKey : key;
+    if (session->arm(armed_for)) {
+      const Unlocked unlocked(lock);
+      epoll_event event;
+      woken = epoll_wait(epoll.get(), &event, 1, kLookUpMs);
+      ++sleeps;
+    }
   }
-  session->disarm();
-  someone_polls = false;
-  polled.notify_all();
   if (woken == 0) {
     const Unlocked unlocked(lock);
     look_up();
   }
 }
 
+// Moves what can move without waiting, and tells who waits for what came. True if anything moved.
+// REQUIRES: the lock is held, nobody polls.
+bool Worker::Impl::move() {
+  const bool moved = session->poll();
+  for (const uint32_t key : session->completed()) announced->arrived(key);
+  if (!session->completed().empty() || session->broken()) polled.notify_all();
+  return moved;
+}
+
 template <typename Done>
 void Worker::Impl::wait_until(size_t key, Done done) {
-  const SteadyTime begin = now();
   std::unique_lock lock(mutex);
-  const Waiting counted(*this);
-  const uint64_t begin_ns = trace ? trace_now_ns() : 0;
-  bool waited_at_all = false;
   if (reply.send_initial && !initial_sent) {
     fail(ErrorCode::kInvalid,
          "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
          reply.spec.name);
   }
-  while (!done()) {  // which may take a wake() away: once per look
-    waited_at_all = true;
+  if (done()) return;
+  const SteadyTime begin = now();
+  const SteadyTime give_up = key == Session::kAnyKey ? SteadyTime::max() : deadline();
+  SteadyTime look = begin + stall_after;
+  const uint64_t begin_ns = trace ? trace_now_ns() : 0;
+  const Waiting counted(*this, key);
+  do {
     check_failure();
-    if (!someone_polls && session->poll()) {
-      polled.notify_all();
-      continue;
-    }
+    if (!someone_polls && move()) continue;
     if (!someone_polls && !session->misled() && link->can_reconnect() &&
         (session->broken() || link_lost)) {
       reconnect(lock);
@@ -432,33 +623,173 @@ void Worker::Impl::wait_until(size_t key, Done done) {
       look_up();  // the server may have a better reason
       fail(ErrorCode::kInternal, "rank {}: {}", credential.rank, problem);
     }
-    const auto waited = now() - begin;
-    if (waited < std::chrono::microseconds(spin_us)) {
+    if (now() - begin < std::chrono::microseconds(spin_us)) {
       const Unlocked unlocked(lock);
-      __builtin_ia32_pause();
+      numa::relax();
       continue;
     }
-    if (options.wait_timeout_ms > 0 && waited > milliseconds(options.wait_timeout_ms)) {
+    if (now() > give_up) {
       const Unlocked unlocked(lock);
-      time_out(key);
+      throw timeout_of(key);
+    }
+    if (now() > look) {
+      {
+        const Unlocked unlocked(lock);
+        look_for_stalls();
+      }
+      if (const auto error = own_stall(key)) throw Error(error->code(), error->what());
+      warn_of_stalls(lock);
+      look = now() + stall_after;
+      continue;
     }
     sleep(lock, key);
+  } while (!done());
+  if (trace) trace->add("wait", key, 0, begin_ns);
+}
+
+// Announced pushes end in the order in which they do, all of them when the worker fails.
+std::optional<Completion> Worker::Impl::next() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex);
+      announced_any.wait(
+          lock, [&] { return announced->expected() + announced->ended() > 0 || woken || failed; });
+      if (failed) announced->fail_all();
+      if (announced->ended() > 0) {
+        const CompletionQueue::Ended ended = announced->take();
+        lock.unlock();
+        return completion_of(ended);
+      }
+      if (std::exchange(woken, false)) return std::nullopt;
+    }
+    check_failure();
+    try {
+      wait_until(Session::kAnyKey, [&] {
+        announced->expire(now());
+        return announced->ended() > 0 || announced->expected() == 0 || woken;
+      });
+    } catch (...) {
+      record_failure_in_flight();
+    }
   }
-  if (trace && waited_at_all) trace->add("wait", key, 0, begin_ns);
+}
+
+Completion Worker::Impl::completion_of(const CompletionQueue::Ended& ended) {
+  Completion completion{.pushed = ended.pushed, .tag = ended.tag, .error = std::nullopt};
+  try {
+    if (ended.end == CompletionQueue::End::kFailed) check_failure();
+    if (ended.end == CompletionQueue::End::kLate) completion.error = timeout_of(ended.pushed.key);
+    if (!completion.error) copy_out(ended.pushed.key);
+  } catch (...) {
+    completion.error.emplace(error_in_flight());
+  }
+  return completion;
 }
 
 std::vector<uint32_t> Worker::missing_ranks() {
-  const Pulse pulse = ControlClient(impl_->options.server).heartbeat(impl_->credential, kAskMs);
-  return {pulse.missing.begin(), pulse.missing.end()};
+  return only_errors([&] {
+    return impl_->ask(
+        [&](ControlClient& client) { return client.heartbeat(impl_->credential, kAskMs).missing; });
+  });
 }
 
-void Worker::Impl::time_out(size_t key) {
-  const Pulse pulse = ControlClient(options.server).heartbeat(credential, kAskMs);
-  std::string missing;
-  for (uint32_t r : pulse.missing) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
-  fail(ErrorCode::kTimeout, "{} of job '{}' was not complete after {} ms; missing ranks: {}",
-       key >= Session::kAnyKey ? "the round" : fmt::format("key '{}'", reply.spec.keys[key].name),
-       reply.spec.name, options.wait_timeout_ms, missing.empty() ? "none (all are slow)" : missing);
+// Many waits may be too long at once: the server is asked once in a while.
+void Worker::Impl::look_for_stalls() {
+  {
+    const std::lock_guard lock(mutex);
+    if (now() < stalls_time + stall_after / 2) return;
+    stalls_time = now();
+  }
+  std::vector<Stall> found;
+  try {
+    const ServerStatus status = ask([](ControlClient& client) { return client.status(kAskMs); });
+    const double seconds = std::chrono::duration<double>(stall_after).count();
+    found = stalls_of(status, reply.spec.name, seconds / 2);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): then nobody knows
+  }
+  const std::lock_guard lock(mutex);
+  stalls = std::move(found);
+}
+
+// Each is said once. REQUIRES: the lock is held; it is released while the words are written.
+void Worker::Impl::warn_of_stalls(std::unique_lock<std::mutex>& lock) {
+  std::string words;
+  for (const Stall& stall : stalls) {
+    const auto same = [&](const Stall& other) {
+      return other.rank == stall.rank && other.key == stall.key && other.round == stall.round;
+    };
+    if (std::any_of(warned.begin(), warned.end(), same)) continue;
+    words += fmt::format("phub: job '{}', rank {}: {}, which others have waited for {:.1f} s\n",
+                         reply.spec.name, credential.rank, describe(stall), stall.seconds);
+    warned.push_back(stall);
+  }
+  if (stalls.empty()) warned.clear();
+  const Unlocked unlocked(lock);
+  std::fputs(words.c_str(), stderr);
+}
+
+// Whether others wait for a key that this rank has passed over, while it waits for `key` of a later
+// round: each would wait for the other. REQUIRES: the lock is held.
+std::optional<Error> Worker::Impl::own_stall(size_t key) const {
+  if (key == Session::kAnyKey || reply.spec.consistency != "bsp") return std::nullopt;
+  for (const Stall& stall : stalls) {
+    const auto at = key_by_name.find(stall.key);
+    if (stall.rank != credential.rank || at == key_by_name.end()) continue;
+    const size_t lacking = at->second;
+    const bool passed_over = session->ready(lacking) && session->round(lacking) + 1 == stall.round;
+    if (!passed_over || furthest_round <= stall.round) continue;
+    return Error(ErrorCode::kInvalid,
+                 fmt::format("{}, which others have waited for {:.1f} s, but has pushed round {} "
+                             "already: every rank pushes every key once a round (push_null() where "
+                             "the gradient is zero)",
+                             describe(stall), stall.seconds, furthest_round));
+  }
+  return std::nullopt;
+}
+
+// A key that this rank passed over has old parameters, and others wait for it.
+void Worker::Impl::check_passed_over(size_t key) {
+  const std::lock_guard lock(mutex);
+  if (stalls.empty() || !session->ready(key)) return;
+  for (const Stall& stall : stalls) {
+    if (stall.key != reply.spec.keys[key].name) continue;
+    if (const auto error = own_stall(key)) throw Error(error->code(), error->what());
+  }
+}
+
+std::string Worker::Impl::waits_for() {
+  const std::lock_guard lock(mutex);
+  std::string text;
+  if (now() > stalls_time + 3 * stall_after) return text;
+  for (const Stall& stall : stalls) {
+    text +=
+        fmt::format("{}{} for {:.1f} s", text.empty() ? "" : "; ", describe(stall), stall.seconds);
+  }
+  return text;
+}
+
+std::string Worker::Impl::describe_missing() {
+  look_for_stalls();
+  const std::string known = waits_for();
+  if (!known.empty()) return known;
+  try {
+    const Pulse heard =
+        ask([&](ControlClient& client) { return client.heartbeat(credential, kAskMs); });
+    std::string missing;
+    for (uint32_t r : heard.missing) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+    return "missing ranks: " + (missing.empty() ? "none (all are slow)" : missing);
+  } catch (const Error& error) {
+    check_failure();
+    return fmt::format("the server does not say why: {}", error.what());
+  }
+}
+
+Error Worker::Impl::timeout_of(size_t key) {
+  return {ErrorCode::kTimeout,
+          fmt::format("{} of job '{}' was not complete after {} ms; {}",
+                      key >= Session::kAnyKey ? "the round"
+                                              : fmt::format("key '{}'", reply.spec.keys[key].name),
+                      reply.spec.name, options.wait_timeout_ms, describe_missing())};
 }
 
 void Worker::Impl::copy_out(size_t key) {
@@ -468,9 +799,9 @@ void Worker::Impl::copy_out(size_t key) {
   if (!memory.parameters || memory.copied_round == session->round(key)) return;
   const std::span<const std::byte> from = session->result(key);
   memory.copied_round = session->round(key);
-  memory.copying = true;
   const TraceSpan span(trace ? &trace->log() : nullptr,
                        trace ? trace->event("copy out", key, memory.copied_round) : TraceEvent());
+  memory.copying = true;
   {
     const Unlocked unlocked(lock);
     std::memcpy(memory.parameters, from.data(), from.size());
@@ -480,13 +811,17 @@ void Worker::Impl::copy_out(size_t key) {
   polled.notify_all();
 }
 
-Pushed Worker::Impl::push(size_t key, int32_t priority, bool null) {
+Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
   check_key(key);
   check_failure();
   wait(key);  // the previous round, if nobody waited for it
   copy_out(key);
   const uint64_t begin = trace ? trace_now_ns() : 0;
-  const void* from = null ? nullptr : caller_memory[key].gradient;
+  const void* from = nullptr;
+  if (!how.null) {
+    const std::lock_guard lock(mutex);
+    from = caller_memory[key].gradient;
+  }
   if (from) {
     std::span<std::byte> slot = session->gradient(key);
     std::memcpy(slot.data(), from, slot.size());
@@ -500,19 +835,28 @@ Pushed Worker::Impl::push(size_t key, int32_t priority, bool null) {
          session->ready(key) ? "sends the initial parameters" : "pushed it too");
   }
   if (trace && from) trace->add("copy in", key, session->round(key) + 1, begin);
-  session->push(key, priority, null);
+  const Pushed pushed{.key = key, .round = session->round(key) + 1};
+  if (how.announced) announced->expect(pushed, how.tag, deadline());
+  session->push(key, how.priority, how.null);
+  furthest_round = std::max(furthest_round, pushed.round);
   ++pushes;
+  if (how.announced && announced->expected() == 1) announced_any.notify_one();
+  if (session->waits_for_room() && someone_polls) interrupt();
   if (progress.joinable() && has_work()) work.notify_one();
-  return {.key = key, .round = session->round(key) + 1};
+  return pushed;
 }
 
-Worker::Worker(const WorkerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Worker::Worker(const WorkerOptions& options)
+    : impl_(only_errors([&] { return std::make_unique<Impl>(options); })) {
+  if (options.await_ranks) only_errors([&] { impl_->await_ranks(); });
+}
 Worker::~Worker() = default;
 
 uint32_t Worker::rank() const { return impl_->reply.rank; }
 uint32_t Worker::incarnation() const { return impl_->reply.incarnation; }
 uint32_t Worker::world_size() const { return impl_->reply.spec.world_size; }
 uint64_t Worker::first_round() const { return impl_->reply.first_round; }
+bool Worker::initial_counts() const { return impl_->reply.send_initial; }
 const JobSpec& Worker::spec() const { return impl_->reply.spec; }
 size_t Worker::keys() const { return impl_->reply.spec.keys.size(); }
 
@@ -558,7 +902,7 @@ void Worker::use_memory(size_t key, const void* gradient, void* parameters) {
   impl_->caller_memory[key] = {.gradient = gradient, .parameters = parameters};
 }
 
-void Worker::broadcast(std::span<const float> initial) {
+bool Worker::broadcast(std::span<const float> initial) {
   Impl& impl = *impl_;
   impl.check_failure();
   std::unique_lock lock(impl.mutex);
@@ -570,12 +914,14 @@ void Worker::broadcast(std::span<const float> initial) {
       fail(ErrorCode::kInvalid, "broadcast: {} initial parameters for keys of {} elements in all",
            initial.size(), elements);
     }
-    std::vector<const float*> at;
-    for (const KeySpec& key : spec().keys) {
-      at.push_back(initial.data());
-      initial = initial.subspan(key.elements);
-    }
-    impl.session->send_initial([&](size_t key) { return at[key]; });
+    only_errors([&] {
+      std::vector<const float*> at;
+      for (const KeySpec& key : spec().keys) {
+        at.push_back(initial.data());
+        initial = initial.subspan(key.elements);
+      }
+      impl.session->send_initial([&](size_t key) { return at[key]; });
+    });
     impl.initial_sent = true;
   }
   lock.unlock();
@@ -585,63 +931,71 @@ void Worker::broadcast(std::span<const float> initial) {
     if (sends) {  // the caller's memory may go now
       lock.lock();
       impl.session->forget_initial();
+      lock.unlock();
       impl.record_failure(error.code(), error.what());
     }
     throw;
   }
+  return impl.reply.send_initial;
 }
 
-Pushed Worker::push(size_t key, int32_t priority) { return impl_->push(key, priority, false); }
-Pushed Worker::push_null(size_t key) { return impl_->push(key, 0, true); }
+Pushed Worker::push(size_t key, const PushOptions& how) {
+  return only_errors([&] { return impl_->push(key, how); });
+}
 
 void Worker::wait(size_t key) {
   impl_->check_key(key);
-  impl_->wait(key);
-  impl_->copy_out(key);
+  only_errors([&] {
+    impl_->check_passed_over(key);
+    impl_->wait(key);
+    impl_->copy_out(key);
+  });
 }
 
 void Worker::wait_all() {
-  impl_->wait(Session::kAllKeys);
-  for (size_t key = 0; key < keys(); ++key) impl_->copy_out(key);
+  only_errors([&] {
+    impl_->wait(Session::kAllKeys);
+    for (size_t key = 0; key < keys(); ++key) impl_->copy_out(key);
+  });
 }
 
 bool Worker::test(size_t key) {
   impl_->check_key(key);
   impl_->check_failure();
-  {
-    const std::lock_guard lock(impl_->mutex);
-    if (!impl_->someone_polls && impl_->session->poll()) impl_->polled.notify_all();
-    if (!impl_->session->ready(key)) return false;
-  }
-  impl_->copy_out(key);
-  return true;
+  return only_errors([&] {
+    {
+      const std::lock_guard lock(impl_->mutex);
+      if (!impl_->someone_polls) impl_->move();
+      if (!impl_->session->ready(key)) return false;
+    }
+    impl_->copy_out(key);
+    return true;
+  });
 }
 
 size_t Worker::poll() {
   impl_->check_failure();
-  const std::lock_guard lock(impl_->mutex);
-  if (!impl_->someone_polls && impl_->session->poll()) impl_->polled.notify_all();
-  return impl_->session->outstanding();
+  return only_errors([&] {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->someone_polls) impl_->move();
+    return impl_->session->outstanding();
+  });
 }
 
-std::optional<size_t> Worker::wait_any(std::span<const Pushed> pushed) {
-  for (const Pushed& one : pushed) impl_->check_key(one.key);
-  std::optional<size_t> first;
-  impl_->wait_until(Session::kAnyKey, [&] {
-    for (size_t i = 0; i < pushed.size() && !first; ++i) {
-      if (impl_->session->round(pushed[i].key) >= pushed[i].round) first = i;
-    }
-    return first || std::exchange(impl_->woken, false);
-  });
-  if (first) impl_->copy_out(pushed[*first].key);
-  return first;
+std::optional<Completion> Worker::next() {
+  return only_errors([&] { return impl_->next(); });
 }
 
 void Worker::wake() {
   const std::lock_guard lock(impl_->mutex);
   impl_->woken = true;
+  impl_->announced_any.notify_all();
   impl_->polled.notify_all();
   if (impl_->someone_polls) impl_->interrupt();
+}
+
+void Worker::end(const std::string& why) {
+  only_errors([&] { impl_->record_failure(ErrorCode::kFenced, why); });
 }
 
 void Worker::pull(size_t key, std::span<std::byte> into) {
@@ -661,33 +1015,42 @@ uint64_t Worker::round(size_t key) const {
   return impl_->session->round(key);
 }
 
-void Worker::set_hyper(const std::map<std::string, double>& values) {
-  impl_->check_failure();
-  const std::lock_guard lock(impl_->control_mutex);
-  impl_->control.set_hyper(impl_->credential, values);
+uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {
+  uint64_t got = 0;
+  only_errors([&] {
+    HyperChange change{.round = round, .values = values};
+    if (round == 0) {
+      const std::lock_guard lock(impl_->mutex);
+      change.round = impl_->session->next_round();
+    }
+    impl_->ask([&](ControlClient& client) { got = client.set_hyper(impl_->credential, change); });
+  });
+  return got;
 }
 
-// On a connection of its own: others may ask for something while this waits.
 void Worker::barrier() {
-  impl_->check_failure();
-  ControlClient(impl_->options.server).barrier(impl_->credential, impl_->options.wait_timeout_ms);
+  only_errors([&] {
+    impl_->ask([&](ControlClient& client) {
+      client.barrier(impl_->credential, impl_->options.wait_timeout_ms);
+    });
+  });
 }
 
-void Worker::leave() {
-  Impl& impl = *impl_;
-  const std::lock_guard lock(impl.control_mutex);
-  if (impl.left) return;
-  impl.check_failure();
-  impl.left = true;
-  impl.heartbeat.request_stop();
-  try {
-    impl.control.leave(impl.credential);
-  } catch (const Error& error) {
-    impl.record_failure(error.code(), error.what());
-    throw;
-  }
-  impl.record_failure(ErrorCode::kFenced,
-                      fmt::format("rank {} has left job '{}'", rank(), spec().name));
+void Worker::leave(uint32_t timeout_ms) {
+  only_errors([&] { impl_->leave(timeout_ms); });
+}
+
+// Everything else of this worker ends before the server is told: that may take as long as the
+// server likes.
+void Worker::Impl::leave(uint32_t timeout_ms) {
+  const std::lock_guard lock(leaving);
+  if (left) return;
+  check_failure();
+  left = true;
+  heartbeat.request_stop();
+  record_failure(ErrorCode::kFenced,
+                 fmt::format("rank {} has left job '{}'", credential.rank, credential.job));
+  control.leave(credential, timeout_ms);
 }
 
 WorkerStats Worker::stats() const {
@@ -699,6 +1062,8 @@ WorkerStats Worker::stats() const {
           .sleeps = impl_->sleeps,
           .reconnections = impl_->reconnections};
 }
+
+std::string Worker::waits_for() const { return impl_->waits_for(); }
 
 std::string Worker::connection() const {
   const std::string details = impl_->link->describe();

@@ -36,20 +36,31 @@ struct WorkerOptions {
   JobSpec spec;
   int32_t rank = -1;     // -1: the server chooses
   bool replace = false;  // take over the rank from an incarnation that still has its lease
+  // The constructor returns when all ranks of world_size are there, or, once join_limit_ms is over,
+  // min_ranks of them; with fewer it throws kRankLost, which names those who are missing. False: it
+  // returns at once, and the first wait() waits for them.
+  bool await_ranks = true;
   std::string transport = "auto";  // shm, tcp or verbs; auto: as choose_transport() says
   uint32_t connect_timeout_ms = 5000;
   uint32_t wait_timeout_ms =
-      0;                 // how long wait() and barrier() wait at most; 0: as the job's policy
-  int32_t spin_us = -1;  // how long wait() spins before it sleeps; -1: by the number of CPUs
+      0;  // how long wait() and barrier() wait at most; 0: as the job's policy
+  // A server that answers no heartbeat for so long is gone, though its connection is there: it
+  // hangs, or packets are lost. Whatever waits then ends with kUnavailable.
+  uint32_t silence_limit_ms = 60'000;
+  // How long wait() spins before it sleeps; -1: 50 where CPUs are left over when every rank of the
+  // job on this host has one.
+  int32_t spin_us = -1;
+  uint32_t local_world_size = 0;  // how many those are; 0: over shm all, else as if there were one
   // What its threads waited for and how long exchanges took is written to this file when the worker
   // ends, for ui.perfetto.dev (Chrome's trace events); %r in it becomes the rank. Empty: no trace.
   std::string trace;
   size_t trace_events = 200'000;  // the last ones; 48 bytes each
 };
 
-// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_WORKER_TRACE; rank and world size from
-// RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order. Throws
-// Error(kInvalid) on values that are no numbers or a rank outside the world.
+// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE; rank and world size
+// from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order; the
+// ranks on this host from LOCAL_WORLD_SIZE or OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) on
+// values that are no numbers or a rank outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {
@@ -59,10 +70,26 @@ struct WorkerStats {
   uint64_t reconnections = 0;
 };
 
-// What a push returns, and wait_any() waits for.
 struct Pushed {
   size_t key = 0;
   uint64_t round = 0;
+};
+
+struct PushOptions {
+  // Where something has to wait, on this side or at the server, the keys with higher priorities
+  // (KeySpec::priority) go first. This is added to it on this side, for this push.
+  int32_t priority = 0;
+  bool null = false;  // the gradient is zero: nothing is sent, the rank counts as having taken part
+  bool announced = false;  // next() says how it ended
+  void* tag = nullptr;     // and gives this back
+};
+
+// How an announced push ended: its result is here, or `error` says why not. kTimeout: it was not
+// here wait_timeout_ms after the push, but may come.
+struct Completion {
+  Pushed pushed;
+  void* tag = nullptr;
+  std::optional<Error> error;
 };
 
 class Worker {
@@ -76,6 +103,7 @@ class Worker {
   uint32_t incarnation() const;
   uint32_t world_size() const;
   uint64_t first_round() const;  // the first round that this incarnation takes part in
+  bool initial_counts() const;   // what broadcast() will say
   const JobSpec& spec() const;
   size_t keys() const;
   size_t key(std::string_view name) const;  // index; throws kNotFound
@@ -85,7 +113,8 @@ class Worker {
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: gradient_dtype f32
   // The key's parameters (optimizer none: its sum or mean), in the job's parameter format. Valid
-  // from wait() to the next push().
+  // from wait() to the next push(). It can be read and not written, whatever the transport: that
+  // is a SIGSEGV, and so is touching it, or a gradient, when the worker is gone.
   std::span<const std::byte> parameter_bytes(size_t key) const;
   std::span<const float> parameters(size_t key) const;  // REQUIRES: parameter_dtype f32
 
@@ -94,23 +123,32 @@ class Worker {
   void use_memory(size_t key, const void* gradient, void* parameters);
 
   // Initial parameters, f32, of all keys one after another (no padding). Rank 0's count; others may
-  // pass an empty span. Returns when every key is here. REQUIRES: spec.initial == "broadcast".
-  // On a rank that joined later, or with initial "zeros", it only waits for the present parameters.
-  void broadcast(std::span<const float> initial);
+  // pass an empty span. Returns when every key is here: true if `initial` became the parameters of
+  // the job. False: this is not rank 0, the job was under way already, or its initial is "zeros";
+  // what is here are its present parameters.
+  bool broadcast(std::span<const float> initial);
 
-  // Starts the exchange of a key: lends the gradient, gives up the parameters. Higher priority
-  // first.
-  Pushed push(size_t key, int32_t priority = 0);
-  // As push, for a gradient that is zero: nothing is sent, the rank counts as having taken part.
-  Pushed push_null(size_t key);
-  // Until the key's result is here. A key that was never pushed: until its present parameters are.
+  // Starts the exchange of a key: lends the gradient, gives up the parameters. Waits for the key's
+  // previous result, if that is not here yet.
+  Pushed push(size_t key, const PushOptions& how);
+  Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
+  Pushed push_null(size_t key) { return push(key, {.null = true}); }
+  // Until the key's result is here. A key that was not pushed since: its present parameters, those
+  // of round(key). Every rank pushes every key once a round: when others have waited for a tenth of
+  // progress_limit_ms (5 s at most) for a key that this rank passed over, the wait that meets them
+  // is kInvalid and names the key. The worker goes on: the key can still be pushed.
   void wait(size_t key);
   void wait_all();
   bool test(size_t key);  // wait() would not block
   size_t poll();          // moves what can move without waiting; how many keys are not here yet
-  // Until the result of one of them is here: its index. Nothing: wake() was called. One thread.
-  std::optional<size_t> wait_any(std::span<const Pushed> pushed);
-  void wake();  // ends the wait_any() that runs, or else the next one
+  // Until an announced push ends; in the order in which they do, each once, those that a failure
+  // of the worker ends too. Nothing: wake() was called. Throws the failure when none is left. One
+  // thread.
+  std::optional<Completion> next();
+  void wake();  // ends the next() that runs, or else the next one
+  // Ends what any thread waits for, and every later call, with kFenced and these words. The server
+  // is not told: the others lose this rank when its lease is over.
+  void end(const std::string& why);
   void push_pull(size_t key, int32_t priority = 0) {
     push(key, priority);
     wait(key);
@@ -120,12 +158,22 @@ class Worker {
 
   uint64_t round(size_t key) const;  // rounds whose result is here
 
-  // Hyperparameters for the next round that no chunk has completed yet. Rank 0 only.
-  void set_hyper(const std::map<std::string, double>& values);
+  // Hyperparameters (training.md has their names) from `round` on, and for all keys from the same
+  // one; 0: from the next push on, that is, from the first round in which this rank has pushed no
+  // key. Returns the round that they got: a later one where chunks of `round` are complete already,
+  // or where a change was made beyond it. Rank 0 only.
+  uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
   // Ranks whose gradients the round waits for, as the server sees it now. Asks the control port.
   std::vector<uint32_t> missing_ranks();
+  // "rank 1 has not sent key 'w2' of round 3 for 7.5 s": what holds up a wait that has lasted as
+  // long as described at wait(), as the server sees it; it is also said on stderr, once for each
+  // key and round. Empty: nothing does. Timeouts say it too.
+  std::string waits_for() const;
   void barrier();  // of all live ranks, through the control port
-  void leave();    // the others go on without this rank; no policy is triggered
+  // The others go on without this rank; no policy is triggered, unless the job has not begun: then
+  // it is a loss. What other threads wait for ends at once, with kFenced; the server has
+  // `timeout_ms` to answer.
+  void leave(uint32_t timeout_ms = 10'000);
 
   WorkerStats stats() const;
   std::string connection() const;  // for people: the transport, over what, from which memory

@@ -22,9 +22,9 @@ set(phub_public_headers
   worker/geeps/cache.h worker/geeps/exchange.h worker/geeps/placement.h worker/geeps/key_queue.h
   worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
   worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h
-  worker/device/arena.h worker/device/kernel.h kernels/kernels.h
+  worker/device/arena.h worker/device/host_pages.h worker/device/kernel.h kernels/kernels.h
   transport/control_client.h transport/error.h transport/http_client.h transport/job_spec.h
-  transport/messages.h transport/nic.h transport/wire.h)
+  transport/layout.h transport/messages.h transport/nic.h transport/wire.h)
 foreach(header ${phub_public_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/phub/${folder} COMPONENT dev)

@@ -74,7 +74,7 @@ TEST(GeepsNet, ComputationTakesWhatItsOperationsDo) {
 // everything and in a part of it; no call is outside of the recorded sequence.
 TEST(GeepsNet, IterationsFollowTheirSequence) {
   const Net net = part_of(adam_like(), 400);
-  for (const Style style : {Style{}, Style{.one_table = true}, Style{.keep_gradients = true}}) {
+  for (const Style style : {Style{}, Style{.one_table = true}}) {
     const Training training(net, Machine(), style);
     const uint64_t everything = training.everything_bytes();
     EXPECT_GE(everything, training.least_unmoved_bytes());
@@ -84,11 +84,30 @@ TEST(GeepsNet, IterationsFollowTheirSequence) {
       run.cache().wait_all();
       const geeps::CacheStats stats = run.cache().stats();
       EXPECT_EQ(stats.outside_sequence, 0u);
-      EXPECT_EQ(stats.bytes_copied_by_caller, 0u);
+      EXPECT_EQ(run.bytes_copied_by_caller(), 0u);
       EXPECT_EQ(stats.pushes, 3u * (style.one_table ? 1 : 8));
       EXPECT_EQ(run.cache().placement().moved_bytes == 0, budget == everything);
     }
   }
+}
+
+// Gradients that stay on the device to the end take as much as the weights, once, and nothing else
+// is there beside what both styles have: outputs and errors.
+TEST(GeepsNet, WhatKeepsGradientsHasNoLogAndNoExchange) {
+  const Net net = part_of(alexnet(), 8);
+  const Training kept(net, Machine(), {.keep_gradients = true});
+  Net without = net;
+  for (Layer& layer : without.layers) layer.weights = 0;
+  const uint64_t data = Training(without, Machine()).least_unmoved_bytes();
+  uint64_t weights = 0;
+  for (const geeps::TableSpec& table : kept.tables()) {
+    EXPECT_TRUE(table.local) << table.name;
+    if (table.name.ends_with(".gradient")) weights += bytes_of(table);
+  }
+  EXPECT_NEAR(static_cast<double>(weights), net.weights() * 4, 8 * 4096);
+  EXPECT_EQ(kept.least_unmoved_bytes(), data + 2 * weights);
+  EXPECT_TRUE(kept.keeps_local_data(kept.least_unmoved_bytes()));
+  EXPECT_FALSE(kept.keeps_local_data(kept.least_unmoved_bytes() - 4096));
 }
 
 }  // namespace

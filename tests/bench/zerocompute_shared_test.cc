@@ -1,9 +1,13 @@
 #include "bench/zerocompute_shared.h"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -88,27 +92,45 @@ TEST(ChildTest, SaysHowItEnded) {
   EXPECT_TRUE(killed.ended()->starts_with("killed by signal 9"));
 }
 
+// How a process ended whose parent is gone; nothing if it still runs after 10 s.
+std::optional<int> status_of_orphan(pid_t orphan) {
+  for (int i = 0; i < 1000; ++i) {
+    int status = 0;
+    if (waitpid(orphan, &status, WNOHANG) == orphan) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  kill(orphan, SIGKILL);
+  waitpid(orphan, nullptr, 0);
+  return std::nullopt;
+}
+
 // A parent that is killed takes its children along.
 TEST(ChildTest, DoesNotOutliveItsParent) {
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // who loses its parent becomes a child of ours
   SharedCase shared(1, 0, 0);
   Child parent(
       [&] {
         Child child(
-            [] {
+            [&] {
+              shared.slots()[0].start_ns = getpid();
+              shared.head().orders.raise();
               pause();
               return 0;
             },
             SIGKILL);
-        shared.slots()[0].start_ns = 1;
-        shared.head().orders.raise();
         child.wait(-1);
         return 0;
       },
       SIGKILL);
   shared.head().orders.wait(0, 0);
+  const auto child = static_cast<pid_t>(shared.slots()[0].start_ns);
+  EXPECT_EQ(kill(child, 0), 0);
   parent.send(SIGKILL);
   ASSERT_TRUE(parent.wait(10000));
-  SUCCEED();
+  const std::optional<int> status = status_of_orphan(child);
+  ASSERT_TRUE(status) << "it still runs";
+  EXPECT_TRUE(WIFSIGNALED(*status));
+  EXPECT_EQ(WTERMSIG(*status), SIGKILL);
 }
 
 }  // namespace

@@ -9,10 +9,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 namespace phub {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 struct Outcome {
@@ -128,17 +130,36 @@ TEST(ZerocomputeTest, Verdict) {
     EXPECT_GT(row["done_us"][r], row["pushed_us"][r]);
     EXPECT_LE(row["done_us"][r], row["max_us"]);
   }
-  // A link of 1 Mbit/s would need a minute.
-  EXPECT_EQ(row["verdict"]["bound"], row["verdict"]["shares"]["straggler"] < 0.25 &&
-                                             row["verdict"]["shares"]["memory"] < 0.65
-                                         ? "network"
-                                         : row["verdict"]["bound"]);
-  EXPECT_EQ(row["verdict"]["shares"]["network"], 1.0);
+  // A link of 1 Mbit/s would need a minute: the network binds, unless a rank is so late, or memory
+  // so busy, that they are named before it.
+  const nlohmann::json shares = row["verdict"]["shares"];
+  EXPECT_EQ(shares["network"], 1.0);
+  std::vector<std::string> may_bind;
+  if (shares["straggler"] >= 0.25) may_bind.push_back("straggler");
+  may_bind.push_back(shares["memory"] >= 0.65 ? "memory" : "network");
+  EXPECT_THAT(may_bind, Contains(row["verdict"]["bound"].get<std::string>())) << shares;
   EXPECT_THAT(outcome.output, HasSubstr(row["verdict"]["because"].get<std::string>()));
   EXPECT_THAT(outcome.output, HasSubstr(row["verdict"]["advice"].get<std::string>()));
   const nlohmann::json all = nlohmann::json::parse(std::ifstream(json.path()));
   EXPECT_GE(all["machine"]["cpus"], 1u);
   EXPECT_EQ(all["server"]["cores"], 1u);
+}
+
+// Of two ranks none is a straggler, and memory was not measured: nothing is named before the
+// network.
+TEST(ZerocomputeTest, ASlowLinkBinds) {
+  for (const bool slow : {true, false}) {
+    const TemporaryFile json(".json");
+    const Outcome outcome =
+        zerocompute("-b 1M --workers 2 -w 1 -n 5 --no-limit --json " + json.path() +
+                    (slow ? " --link-gbps 0.001" : " --link-gbps 1000000"));
+    ASSERT_EQ(outcome.status, 0) << outcome.output;
+    const nlohmann::json verdict = rows_of(json)[0]["verdict"];
+    EXPECT_EQ(verdict["bound"] == "network", slow) << verdict;
+    EXPECT_EQ(verdict["shares"]["network"] == 1.0, slow) << verdict;
+    EXPECT_FALSE(verdict["shares"].contains("memory")) << verdict;
+    EXPECT_FALSE(verdict["shares"].contains("straggler")) << verdict;
+  }
 }
 
 TEST(ZerocomputeTest, JobsBesideEachOther) {

@@ -118,8 +118,9 @@ TEST_P(DeviceSuite, CopiesNeedPinnedMemoryOfTheHost) {
   EXPECT_EQ(code_of([&] { stream_->copy_to_device(there.data(), mine.data(), size); }, &what),
             ErrorCode::kInvalid);
   EXPECT_THAT(what, HasSubstr("not pinned"));
-  device_->pin_host(mine.data(), size, "mine");
-  EXPECT_EQ(code_of([&] { device_->pin_host(mine.data() + 8, 4, "again"); }), ErrorCode::kInvalid);
+  device_->pin_host(mine.data(), size, HostUse::kReadWrite, "mine");
+  EXPECT_EQ(code_of([&] { device_->pin_host(mine.data() + 8, 4, HostUse::kRead, "again"); }),
+            ErrorCode::kInvalid);
   EXPECT_EQ(code_of([&] { device_->release_host(mine.data()); }), ErrorCode::kInvalid);
   stream_->copy_to_device(there.data(), mine.data(), size);
   stream_->synchronize();
@@ -129,6 +130,24 @@ TEST_P(DeviceSuite, CopiesNeedPinnedMemoryOfTheHost) {
   device_->unpin_host(mine.data());
   EXPECT_EQ(code_of([&] { stream_->copy_to_host(mine.data(), there.data(), size); }),
             ErrorCode::kInvalid);
+}
+
+TEST_P(DeviceSuite, WhatIsPinnedForReadingIsNotWritten) {
+  std::vector<float> mine(1024, 3.0f);
+  const size_t size = mine.size() * sizeof(float);
+  const DeviceMemory there = memory(size);
+  std::string what;
+  {
+    const PinnedMemory pinned(*device_, mine.data(), size, HostUse::kRead, "mine");
+    stream_->copy_to_device(there.data(), mine.data(), size);
+    EXPECT_EQ(code_of([&] { stream_->copy_to_host(mine.data(), there.data(), size); }, &what),
+              ErrorCode::kInvalid);
+    EXPECT_THAT(what, HasSubstr("pinned for reading only"));
+    stream_->synchronize();
+    EXPECT_EQ(device_->stats().host_bytes, size);
+  }
+  EXPECT_EQ(floats(there.data(), mine.size()), mine);
+  EXPECT_EQ(device_->stats().host_bytes, 0u);
 }
 
 TEST_P(DeviceSuite, RangesEndWithTheirAllocation) {

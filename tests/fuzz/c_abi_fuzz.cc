@@ -209,7 +209,9 @@ class Calls {
   phub_code set_hyper() {
     const std::array<const char*, 2> names = {in_.choose(kNames), in_.choose(kNames)};
     const std::array<double, 2> values = {in_.choose(kNumbers), in_.choose(kNumbers)};
-    return phub_set_hyper(worker(), names.data(), values.data(), in_.take() % 3);
+    uint64_t round = in_.take() % 4;
+    return phub_set_hyper(worker(), names.data(), values.data(), in_.take() % 3,
+                          round % 2 ? &round : nullptr);
   }
 
   phub_code ask() {

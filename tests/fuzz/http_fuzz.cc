@@ -37,17 +37,16 @@ class Handler : public ControlHandler {
     fail(ErrorCode::kFenced, "rank {} was replaced", who.rank);
   }
   void barrier(const Credential&, Reply<Done> reply) override { kept_.push_back(std::move(reply)); }
-  void set_hyper(const Credential&, const std::map<std::string, double>& values,
-                 Reply<Done> reply) override {
-    PHUB_CHECK(!values.empty());
-    reply(Done{});
+  void set_hyper(const Credential&, const HyperChange& change, Reply<HyperReply> reply) override {
+    PHUB_CHECK(!change.values.empty());
+    reply(HyperReply{change.round});
   }
   void reconnect(const Credential&, Reply<Offer> reply) override {
     reply({ErrorCode::kFenced, "no"});
   }
-  void log(const std::string& job, Reply<std::vector<LogRecord>> reply) override {
+  void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override {
     check_job_name(job);
-    reply(std::vector<LogRecord>{});
+    reply(LogPage{.first = from, .more = false, .records = {}});
   }
   void remove(const std::string& job, Reply<Done> reply) override {
     check_job_name(job);

@@ -27,7 +27,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check(text, parse_join_reply);
   check(text, parse_offer);
   check(text, parse_pulse);
-  check(text, parse_log);
+  check(text, parse_log_page);
+  check(text, parse_hyper_reply);
   check(text, parse_status);
   try {
     const Error error = parse_error(text);

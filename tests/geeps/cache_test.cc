@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +22,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/device/strict_pages.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/standalone_exchange.h"
@@ -161,15 +164,65 @@ TEST(Cache, ReadMyWritesShowsUpdatesThatAreNotClocked) {
   }
 }
 
-// An exchange whose results come when the test says so.
+// Floats that are mapped twice: for everybody as it is said, and for who writes them.
+class TwiceMapped {
+ public:
+  // The pages of the first `reads_only` floats cannot be written; the others are their neighbours.
+  TwiceMapped(size_t reads_only, size_t others) {
+    const auto whole = [](size_t floats) {
+      return (floats * sizeof(float) + host_page_bytes() - 1) / host_page_bytes() *
+             host_page_bytes();
+    };
+    others_at_ = whole(reads_only) / sizeof(float);
+    bytes_ = whole(reads_only) + whole(others);
+    const int file = memfd_create("test", MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(file, static_cast<off_t>(bytes_)), 0);
+    shared_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    writers_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    EXPECT_TRUE(shared_ != MAP_FAILED && writers_ != MAP_FAILED);
+    EXPECT_EQ(mprotect(shared_, whole(reads_only), PROT_READ), 0);
+  }
+  ~TwiceMapped() {
+    munmap(shared_, bytes_);
+    munmap(writers_, bytes_);
+  }
+  TwiceMapped(const TwiceMapped&) = delete;
+  TwiceMapped& operator=(const TwiceMapped&) = delete;
+
+  const float* read_only() const { return static_cast<const float*>(shared_); }
+  float* others() const { return static_cast<float*>(shared_) + others_at_; }
+  float* writable() const { return static_cast<float*>(writers_); }
+
+ private:
+  size_t others_at_ = 0, bytes_ = 0;
+  void* shared_ = nullptr;
+  void* writers_ = nullptr;
+};
+
+size_t parameters_in(std::span<const TableSpec> tables) {
+  size_t floats = 0;
+  for (const TableSpec& table : tables) {
+    if (!table.local) floats += table.keys.size() * table.row_floats;
+  }
+  return floats;
+}
+
+// An exchange whose results come when the test says so. Parameters are not the cache's to write,
+// and gradients lie behind them.
 class HeldExchange final : public Exchange {
  public:
-  explicit HeldExchange(std::span<const TableSpec> tables) {
+  explicit HeldExchange(std::span<const TableSpec> tables)
+      : memory_(parameters_in(tables), parameters_in(tables)) {
+    size_t at = 0;
     for (const TableSpec& table : tables) {
       if (table.local) continue;
+      const size_t floats = table.keys.size() * table.row_floats;
       names_.push_back(table.name);
-      gradients_.emplace_back(table.keys.size() * table.row_floats);
-      parameters_.emplace_back(table.keys.size() * table.row_floats);
+      parameters_.emplace_back(memory_.read_only() + at, floats);
+      writable_.emplace_back(memory_.writable() + at, floats);
+      gradients_.emplace_back(memory_.others() + at, floats);
+      at += floats;
     }
   }
   size_t keys() const override { return names_.size(); }
@@ -209,7 +262,7 @@ class HeldExchange final : public Exchange {
   void answer(size_t key) {  // parameters -= gradient
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < parameters_[key].size(); ++i) {
-      parameters_[key][i] -= gradients_[key][i];
+      writable_[key][i] -= gradients_[key][i];
     }
     results_.push_back(key);
     changed_.notify_all();
@@ -228,7 +281,9 @@ class HeldExchange final : public Exchange {
  private:
   std::optional<uint32_t> slack_ = 0;
   std::vector<std::string> names_;
-  std::vector<std::vector<float>> gradients_, parameters_;
+  TwiceMapped memory_;
+  std::vector<std::span<const float>> parameters_;
+  std::vector<std::span<float>> gradients_, writable_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<size_t> pushed_;
@@ -238,14 +293,23 @@ class HeldExchange final : public Exchange {
 
 struct HeldRig {
   explicit HeldRig(std::vector<TableSpec> specs, CacheOptions options = {},
-                   std::optional<uint32_t> slack = 0)
-      : tables(std::move(specs)),
-        device(make_host_device({.budget_bytes = 4 * kMiB})),
-        exchange(tables) {
+                   std::optional<uint32_t> slack = 0,
+                   HostDeviceOptions device_options = {.budget_bytes = 4 * kMiB})
+      : tables(std::move(specs)), exchange(tables) {
+    device_options.pages = &pages;
+    device = make_host_device(device_options);
     exchange.set_slack(slack);
     cache.emplace(*device, exchange, tables, options);
   }
+  template <class Iteration>
+  void record(Iteration iteration) {
+    cache->begin_virtual();
+    iteration();
+    cache->finish_sequence();
+  }
+
   std::vector<TableSpec> tables;
+  testing::StrictPages pages;
   std::unique_ptr<HostDevice> device;
   HeldExchange exchange;
   std::optional<Cache> cache;
@@ -296,6 +360,38 @@ TEST(Cache, AStaleReadDoesNotWait) {
     rig.exchange.answer(0);
     EXPECT_EQ(first_of(cache, 0, keys), 11);
   }
+}
+
+// The read waits for copies of the last result, which take long, while the log of its clock is
+// complete: that goes out afterwards.
+TEST(Cache, AReadThatTakesLongDoesNotHoldUpThePushForEver) {
+  HeldRig rig({{.name = "w", .row_floats = 32, .keys = dense(4), .max_staleness = 1}},
+              {.budget_bytes = kMiB, .timeout = std::chrono::seconds(20)}, 0,
+              {.budget_bytes = 4 * kMiB, .copy_bytes_per_second = 1e6});
+  const auto keys = dense(4);
+  Cache& cache = *rig.cache;
+  const auto iteration = [&] {
+    add(cache, 0, keys, 1);
+    cache.table_clock(0);
+    const ReadBuffer read(cache, 0, keys, 1);
+    return read.buffer().age;
+  };
+  rig.record(iteration);
+  ASSERT_TRUE(cache.placement().entries[0].pinned);
+  const DeviceMemory there(*rig.device, 200'000, "there");
+  const HostMemory here(*rig.device, there.bytes(), "here");
+  const auto others = rig.device->make_stream("others");
+  EXPECT_EQ(iteration(), 0);
+  for (size_t clock = 1; clock <= 3; ++clock) {
+    rig.exchange.wait_for_push(clock);
+    others->copy_to_device(there.data(), here.data(), there.bytes());  // before the result's
+    rig.exchange.answer(0);
+    while (cache.stats().pulls < clock) std::this_thread::yield();
+    EXPECT_EQ(iteration(), clock);
+  }
+  EXPECT_EQ(cache.stats().outside_sequence, 0u);
+  rig.exchange.wait_for_push(4);
+  rig.exchange.answer(0);
 }
 
 TEST(Cache, AReadCannotAskForMoreThanTheJobPromises) {
@@ -382,6 +478,40 @@ TEST(Cache, ADeviceThatFailsInMidCopyIsOneClearError) {
     });
     fails([&] { rig.cache->table_clock(0); });
     fails([&] { rig.cache->wait_all(); });
+  }
+}
+
+// Rows that have to be gathered on the host, where no memory is left for that.
+TEST(Cache, AReadThatFailsGivesBackWhatItHad) {
+  Rig rig({{.name = "w", .row_floats = 32, .keys = dense(64), .read_my_writes = true}},
+          {.reserved_bytes = 64 << 10, .timeout = std::chrono::seconds(20)},
+          {.budget_bytes = 4 * kMiB, .poison_copies = true, .host_budget_bytes = kMiB});
+  Cache& cache = *rig.cache;
+  std::vector<uint64_t> odd;
+  for (uint64_t i = 0; i < 32; ++i) odd.push_back(63 - 2 * i);
+  const auto all = dense(64);
+  add(cache, 0, all, 1);
+  cache.wait_all();  // it is in the log
+  {
+    std::vector<HostMemory> rest;  // of the host's memory
+    for (size_t bytes = kMiB; bytes > 0;) {
+      try {
+        rest.emplace_back(*rig.device, bytes, "rest");
+      } catch (const Error&) {
+        bytes /= 2;
+      }
+    }
+    for (int times = 0; times < 100; ++times) {  // more than the device has memory for
+      expect_error(ErrorCode::kFull, HasSubstr("staging of rows"),
+                   [&] { (void)first_of(cache, 0, odd); });
+    }
+  }
+  for (int clock = 1; clock <= 3; ++clock) {
+    EXPECT_EQ(first_of(cache, 0, odd), static_cast<float>(clock));
+    cache.table_clock(0);
+    cache.wait_all();
+    EXPECT_EQ(first_of(cache, 0, odd), static_cast<float>(clock));
+    add(cache, 0, all, 1);
   }
 }
 
@@ -510,6 +640,99 @@ TEST(Cache, ThreadsOfTheCacheMoveTheBytesAheadOfTime) {
   EXPECT_EQ(last.data()[1000], 6);
 }
 
+// What a cache without copies by the caller's thread is measured by: it counts where there are
+// some.
+TEST(Cache, BytesThatTheCallersThreadCopiesAreCounted) {
+  const auto keys = dense(4);
+  const std::vector<uint64_t> some = {2, 0};
+  for (const bool pinned : {false, true}) {
+    for (const bool in_stream : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "pinned " << pinned << ", in a stream " << in_stream);
+      const auto device = make_host_device({.budget_bytes = kMiB});
+      const auto stream = in_stream ? device->make_stream("compute") : nullptr;
+      const std::vector<TableSpec> tables = {{"w", 32, dense(4)}};
+      JobSpec job = plain_job(tables);
+      job.on_nonfinite = "pass";  // nothing is written into the buffers
+      StandaloneExchange exchange(job);
+      Cache cache(*device, exchange, tables,
+                  {.budget_bytes = pinned ? kMiB / 2 : 1792,
+                   .reserved_bytes = 512,
+                   .compute = stream.get()});
+      uint64_t before = 0;
+      const auto copied = [&] {  // since it was asked last
+        const uint64_t all = cache.stats().bytes_copied_by_caller;
+        return all - std::exchange(before, all);
+      };
+      const auto iteration = [&] {
+        cache.post_read(cache.read(0, keys).handle);
+        cache.update(cache.pre_update(0, keys).handle);
+        cache.table_clock(0);
+      };
+      cache.begin_virtual();
+      iteration();
+      cache.finish_sequence();
+      ASSERT_EQ(cache.placement().entries[0].pinned, pinned);
+      EXPECT_EQ(copied(), pinned ? 512u : 0u) << "the sequence changes";
+      for (int i = 0; i < 3; ++i) {
+        iteration();
+        EXPECT_EQ(copied(), pinned && !in_stream ? 2 * 512u : 0u) << "rows, and their log";
+      }
+      cache.wait_all();
+      cache.post_read(cache.read(0, some).handle);
+      EXPECT_EQ(copied(), pinned && in_stream ? 0u : 256u) << "outside of the sequence";
+      if (stream) stream->synchronize();
+    }
+  }
+  const std::vector<TableSpec> tables = {
+      {.name = "w", .row_floats = 32, .keys = dense(4), .max_staleness = 1}};
+  const auto device = make_host_device({.budget_bytes = kMiB});
+  StandaloneExchange exchange(plain_job(tables));
+  const Cache twice(*device, exchange, tables);
+  EXPECT_EQ(twice.stats().bytes_copied_by_caller, 512u);
+}
+
+// The log of the clock before is still here when the buffer is to be given back.
+TEST(Cache, AnUpdateThatTimesOutIsStillHeld) {
+  for (const bool in_sequence : {false, true}) {
+    HeldRig rig({{"w", 32, dense(4)}}, {.timeout = milliseconds(50)});
+    const auto keys = dense(4);
+    Cache& cache = *rig.cache;
+    if (in_sequence) {
+      rig.record([&] {
+        add(cache, 0, keys, 1);
+        cache.table_clock(0);
+      });
+      ASSERT_TRUE(cache.placement().entries[0].pinned);
+    }
+    add(cache, 0, keys, 1);
+    cache.table_clock(0);
+    rig.exchange.wait_for_push(1);
+    const Buffer buffer = cache.pre_update(0, keys);
+    std::fill_n(buffer.data, buffer.floats(), -1.0F);
+    cache.table_clock(0);  // of no updates; it goes out when the first has come back
+    expect_error(ErrorCode::kTimeout, HasSubstr("the push of 'w'"),
+                 [&] { cache.update(buffer.handle); });
+    rig.exchange.answer(0);
+    rig.exchange.wait_for_push(2);
+    rig.exchange.answer(0);
+    cache.wait_all();
+    cache.update(buffer.handle);
+    cache.table_clock(0);
+    rig.exchange.wait_for_push(3);
+  }
+}
+
+TEST(Cache, ASequenceThatCannotBeChangedIsTheEnd) {
+  Rig rig({{"w", 32, dense(64)}}, {.budget_bytes = kMiB},
+          {.budget_bytes = 4 * kMiB, .host_budget_bytes = 1});
+  std::vector<uint64_t> odd;
+  for (uint64_t i = 0; i < 32; ++i) odd.push_back(63 - 2 * i);
+  const auto why = HasSubstr("while the sequence changed: host: 4096 bytes");
+  expect_error(ErrorCode::kInternal, why,
+               [&] { rig.record([&](Cache& cache) { (void)first_of(cache, 0, odd); }); });
+  expect_error(ErrorCode::kInternal, why, [&] { (void)first_of(*rig.cache, 0, dense(64)); });
+}
+
 TEST(Cache, RowsThatAreReadAgainSoonAreFetchedOnce) {
   for (const bool poison : {false, true}) {
     Rig rig({{"w", 32, dense(4)}},
@@ -596,6 +819,50 @@ TEST(Cache, StrictModeNamesTheDeviation) {
   EXPECT_EQ(first_of(*rig.cache, 1, keys), 0);
 }
 
+// Parameters whose pages cannot be written, and gradients right behind them.
+TEST(Cache, AnExchangesMemoryIsPinnedAsItIsMapped) {
+  const std::vector<TableSpec> tables = {
+      {"a", 1, dense(100)},
+      {"b", 1, dense(5000)},
+      {.name = "c", .row_floats = 3, .keys = dense(7), .max_staleness = 1}};
+  testing::StrictPages pages;
+  HeldExchange exchange(tables);
+  const auto device = make_host_device({.budget_bytes = kMiB, .pages = &pages});
+  const auto other = make_host_device({.budget_bytes = kMiB, .pages = &pages});
+  {
+    const PinnedMemory taken(*other, exchange.gradient(1).data() + 1024, 4, HostUse::kRead, "x");
+    expect_error(ErrorCode::kInvalid, HasSubstr("pin the same ranges"),
+                 [&] { const Cache cache(*device, exchange, tables); });
+    EXPECT_EQ(pages.registrations(), 1u);
+  }
+  EXPECT_EQ(device->stats().host_bytes, 0u);
+  {
+    const Cache cache(*device, exchange, tables), second(*other, exchange, tables);
+    EXPECT_EQ(pages.registrations(), 2u);
+  }
+  EXPECT_EQ(pages.registrations(), 0u);
+  EXPECT_EQ(pages.refused(), 0u);
+}
+
+TEST(Cache, StrictModeGoesOnWhereItIsAfterADeviation) {
+  Rig rig({{"w", 32, dense(4)}, {"v", 32, dense(4)}, {"u", 32, dense(4)}},
+          {.budget_bytes = 1536,
+           .reserved_bytes = 1,
+           .strict = true,
+           .timeout = std::chrono::seconds(20)});
+  const auto keys = dense(4);
+  const auto iteration = [&](Cache& cache) {
+    for (const uint32_t table : {0, 1, 2}) (void)first_of(cache, table, keys);
+  };
+  rig.record(iteration);
+  iteration(*rig.cache);
+  expect_error(ErrorCode::kInvalid, HasSubstr("Read of 4 rows of 'v'"),
+               [&] { (void)first_of(*rig.cache, 1, keys); });
+  expect_error(ErrorCode::kInvalid, HasSubstr("step 0 was left out"),
+               [&] { (void)first_of(*rig.cache, 2, keys); });
+  for (int i = 0; i < 4; ++i) iteration(*rig.cache);
+}
+
 TEST(Cache, WrongCallsAreRefusedAndChangeNothing) {
   Rig rig({{"w", 4, {7, 9}}, {"h", 4, dense(4), true}});
   Cache& cache = *rig.cache;
@@ -622,7 +889,8 @@ TEST(Cache, WrongCallsAreRefusedAndChangeNothing) {
   cache.post_local_access(local.handle);
   refuse("without begin", [&] { cache.finish_sequence(); });
   cache.table_clock(0);
-  refuse("twice", [&] { cache.table_clock(0); });
+  refuse("row 7 of 'w' twice", [&] { (void)cache.read(0, std::vector<uint64_t>{7, 7}); });
+  refuse("TableClock of 'w' twice", [&] { cache.table_clock(0); });
   EXPECT_EQ(first_of(cache, 0, keys), 0);
   cache.table_clock(0);
   add(cache, 0, keys, 3);

@@ -8,9 +8,12 @@
 #include <mutex>
 #include <thread>
 
+#include "tests/device/strict_pages.h"
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
 #include "transport/error.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/cache.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/geeps/standalone_exchange.h"
 #include "worker/geeps/worker_exchange.h"
@@ -270,6 +273,46 @@ TEST(DeviceGroup, GroupsMeetAtTheServer) {
     });
     worker.barrier();
   });
+}
+
+// With the memory that a worker has: over shared memory its parameters cannot be written.
+TEST(DeviceGroup, CachesOfAllDevicesPinTheSameParameters) {
+  Box box;
+  JobSpec spec = spec_of("sgd", "sum", 1);
+  phub::testing::StrictPages pages;
+  Worker worker(box.options(spec));
+  worker.broadcast(initial_of(spec));
+  WorkerExchange exchange(worker, tables());
+  const std::vector<uint64_t> keys = tables()[3].keys;
+  {
+    DeviceGroup group(exchange, {.members = 3});
+    std::vector<std::unique_ptr<HostDevice>> devices;
+    std::vector<std::unique_ptr<Cache>> caches;
+    for (uint32_t i = 0; i < group.members(); ++i) {
+      devices.push_back(make_host_device({.budget_bytes = 16 << 20, .pages = &pages}));
+      caches.push_back(std::make_unique<Cache>(*devices[i], group.member(i), tables()));
+    }
+    for (uint32_t i = 0; i < group.members(); ++i) {
+      UpdateBuffer update(*caches[i], 3, keys);
+      std::fill_n(update.data(), update.buffer().floats(), 1.0F);
+      update.update();
+      caches[i]->table_clock(3);
+    }
+    std::vector<float> first;
+    for (const auto& cache : caches) {
+      const ReadBuffer read(*cache, 3, keys);
+      const std::span<const float> now(read.data(), read.buffer().floats());
+      if (first.empty()) first.assign(now.begin(), now.end());
+      EXPECT_TRUE(std::ranges::equal(now, first));
+    }
+    EXPECT_GT(pages.registrations(), group.members()) << "gradients, and the parameters";
+    caches.erase(caches.begin());  // the others' stay
+    const ReadBuffer read(*caches[0], 3, keys);
+    EXPECT_TRUE(std::ranges::equal(std::span(read.data(), read.buffer().floats()), first));
+  }
+  EXPECT_EQ(pages.registrations(), 0u);
+  EXPECT_EQ(pages.refused(), 0u);
+  worker.barrier();
 }
 
 TEST(DeviceGroup, AMemberHasGradientMemoryOfItsOwn) {

@@ -110,6 +110,7 @@ TEST(WorkerExchange, WorkersWithOtherRowsCannotJoin) {
     return spec;
   };
   WorkerOptions first = options_of(box, job({"table", 4, {5, 6, 7}}), 0);
+  first.await_ranks = false;
   Worker worker(first);
   for (const TableSpec& other :
        {TableSpec{"table", 4, {5, 7, 6}}, TableSpec{"table", 2, {5, 6, 7, 8, 9, 10}}}) {
@@ -190,7 +191,9 @@ TEST(WorkerExchange, NextLearnsOfLaterPushes) {
 TEST(WorkerExchange, StopEndsNext) {
   Box box;
   const JobSpec spec = spec_of("none", "sum", 2);
-  Worker worker(options_of(box, spec, 0));
+  WorkerOptions first = options_of(box, spec, 0);
+  first.await_ranks = false;
+  Worker worker(first);
   Worker other(options_of(box, spec, 1));
   for (const bool pushed : {false, true}) {  // asleep here, or in the worker
     WorkerExchange exchange(worker, tables());

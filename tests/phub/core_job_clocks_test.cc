@@ -269,5 +269,30 @@ TEST(CoreClocks, AReconnectionBringsWhatMayHaveBeenLost) {
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@0"));
 }
 
+// Reports that nobody takes hold up chunks, and nothing else: a rank may break at any time.
+TEST(CoreJobClocks, ExclusionsLeaveRoomForRanksThatBreak) {
+  JobParameters parameters = {.max_ranks = 3};
+  parameters.lock_step = false;
+  parameters.on_nonfinite = OnNonFinite::kExclude;
+  Rig rig({.parameters = parameters, .chunks = 200});
+  rig.take_reports();
+  for (uint32_t c = 0; c < 200; ++c) {
+    rig.push(0, c, 1, std::numeric_limits<float>::quiet_NaN());
+  }
+  for (int i = 0; i < 300; ++i) rig.job->step();
+  for (const uint32_t rank : {0u, 1u, 2u}) rig.endpoint.inbox.push_back({rank, 0, false});
+  for (int i = 0; i < 300; ++i) rig.job->step();
+  size_t excluded = 0, broken = 0;
+  for (int i = 0; i < 10; ++i) {
+    for (const std::string& report : rig.take_reports()) {
+      excluded += report.starts_with("excluded 0");
+      broken += report.starts_with("broken");
+    }
+    for (int k = 0; k < 300; ++k) rig.job->step();
+  }
+  EXPECT_EQ(excluded, 200u);
+  EXPECT_EQ(broken, 3u);
+}
+
 }  // namespace
 }  // namespace phub

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -21,14 +20,25 @@
 
 namespace phub::testing {
 
-class FakeEndpoint final : public Endpoint {
+// What is still to be taken. Takes without giving memory back, as the core's thread must.
+class Inbox {
+ public:
+  void push_back(const Arrival& arrival) { all_.push_back(arrival); }
+  bool empty() const { return taken_ == all_.size(); }
+  const Arrival& pop_front() { return all_[taken_++]; }
+  void clear() { taken_ = all_.size(); }
+  size_t pending() const { return all_.size() - taken_; }
+
+ private:
+  std::vector<Arrival> all_;
+  size_t taken_ = 0;
+};
+
+class FakeEndpoint : public Endpoint {
  public:
   size_t poll(std::span<Arrival> out) override {
     size_t n = 0;
-    while (n < out.size() && !inbox.empty()) {
-      out[n++] = inbox.front();
-      inbox.pop_front();
-    }
+    while (n < out.size() && !inbox.empty()) out[n++] = inbox.pop_front();
     return n;
   }
   bool post(uint32_t qp, const Write& write) override {
@@ -52,7 +62,7 @@ class FakeEndpoint final : public Endpoint {
     EXPECT_EQ(attached.erase(rank), 1u) << "rank " << rank << " is detached, but was not there";
   }
 
-  std::deque<Arrival> inbox;
+  Inbox inbox;
   std::vector<std::pair<uint32_t, Write>> posted;
   size_t flushed = 0;
   size_t room = ~size_t{0};
@@ -60,7 +70,8 @@ class FakeEndpoint final : public Endpoint {
   std::vector<uint32_t> wake_after;
 };
 
-struct CoreJobRig {
+template <typename TheEndpoint>
+struct BasicCoreJobRig {
   struct Options {
     JobParameters parameters = {.max_ranks = 3};
     uint32_t chunks = 4;
@@ -70,15 +81,15 @@ struct CoreJobRig {
     bool admit = true;  // everyone who is expected
   };
 
-  explicit CoreJobRig(Options options) : options_(std::move(options)) {
+  explicit BasicCoreJobRig(Options options) : options_(std::move(options)) {
     const JobParameters& p = options_.parameters;
     const size_t total = size_t{options_.chunks} * options_.elements;
     slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(p.gradient_dtype)));
     const size_t copies = p.lock_step ? 1 : p.max_ranks;
     results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
-    hyper = {{.from_round = 0, .classes = {kernels::default_hyper(p.optimizer)}}};
-    hyper.front().classes.front().lr = 1;
+    hyper = {{.from_round = 0, .values = kernels::default_hyper(p.optimizer)}};
+    hyper.front().values.lr = 1;
     std::vector<CoreChunk> chunks;
     for (uint32_t i = 0; i < options_.chunks; ++i) {
       CoreChunk chunk;
@@ -95,7 +106,7 @@ struct CoreJobRig {
                   .result_stride = p.lock_step ? 0 : total * kernels::bytes_of(p.parameter_dtype),
                   .parameters =
                       in_results ? reinterpret_cast<float*>(results.data()) : parameters.data()},
-        std::move(chunks), endpoint, &hyper, options_.expected);
+        std::move(chunks), endpoint, view(hyper), options_.expected);
     if (!options_.admit) return;
     job->hold();
     Boundary boundary{.round = 1};
@@ -108,6 +119,9 @@ struct CoreJobRig {
   Boundary::Admitted admission(uint32_t rank, uint32_t incarnation, uint64_t first_round) {
     return {
         .rank = rank, .incarnation = incarnation, .first_round = first_round, .slots = slots[rank]};
+  }
+  HyperView view(const std::vector<HyperVersion>& versions) const {
+    return {.schedule = versions, .changes = {}, .scales = scales};
   }
   void arrive(uint32_t rank, const Imm& imm) {
     endpoint.inbox.push_back({rank, encode(imm), true});
@@ -167,12 +181,14 @@ struct CoreJobRig {
   }
 
   const Options options_;
-  FakeEndpoint endpoint;
+  TheEndpoint endpoint;
   std::vector<std::vector<std::byte>> slots;
   std::vector<std::byte> results;
   std::vector<float> parameters;
   std::vector<HyperVersion> hyper;
+  std::vector<KeyScales> scales = {{}};
   std::unique_ptr<CoreJob> job;
 };
+using CoreJobRig = BasicCoreJobRig<FakeEndpoint>;
 
 }  // namespace phub::testing

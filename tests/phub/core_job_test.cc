@@ -136,8 +136,51 @@ TEST(CoreJob, WhileHeldNoNewRoundIsCompleted) {
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "1:0@2", "2:0@2", "0:3@2", "1:3@2", "2:3@2"));
 }
 
+// Chunks of a later round are ready, and others before them, when a rank comes that takes part in
+// it.
+TEST(CoreJob, WhatWasReadyWaitsForANewcomer) {
+  const std::vector<uint32_t> two = {0, 1};
+  Rig rig({.chunks = 12,
+           .elements = 10592,
+           .expected = two,
+           .priorities = {0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}});
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(two, chunk, 1);
+  rig.run();
+  for (uint32_t chunk = 4; chunk < 12; ++chunk) rig.push_all(two, chunk, 1);
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(two, chunk, 2);
+  rig.take_posts();
+  rig.job->step();  // a pass completes eight
+  EXPECT_THAT(rig.take_posts(), SizeIs(16));
+  EXPECT_EQ(rig.job->hold().round, 2u);
+  rig.job->commit({.round = 2, .admitted = {rig.admission(2, 1, 2)}});
+  rig.take_posts();
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.push(2, 3, 2, Rig::digit(2));
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:3@2", "1:3@2", "2:3@2"));
+  EXPECT_EQ(rig.result(3), kAll3);
+}
+
+// Its last rank is gone in the middle of a round, and who comes begins behind those that it began.
+TEST(CoreJob, RoundsThatNobodyCanTakePartInAreSkipped) {
+  Rig rig({.chunks = 2, .expected = {0}});
+  for (uint32_t round = 1; round <= 4; ++round) {
+    rig.push(0, 0, round, 1);
+    rig.run();
+  }
+  rig.take_posts();
+  EXPECT_EQ(rig.job->hold().round, 5u);
+  rig.job->commit({.round = 5, .lost = {{.rank = 0}}, .admitted = {rig.admission(1, 1, 5)}});
+  EXPECT_THAT(rig.take_posts(), ::testing::UnorderedElementsAre("1:0@4", "1:1@4"));
+  rig.push(1, 1, 5, 7);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("1:1@5"));
+  EXPECT_EQ(rig.result(1), 7);
+}
+
 TEST(CoreJob, WhatWasReadyBeforeTheHoldIsHeldToo) {
-  Rig rig({.chunks = 20});
+  Rig rig({.chunks = 20, .elements = 10592});
   for (uint32_t chunk = 0; chunk < 20; ++chunk) rig.push_all(kRanks, chunk, 1);
   EXPECT_TRUE(rig.job->step());  // a batch of them
   const size_t completed = rig.take_posts().size() / 3;
@@ -403,6 +446,82 @@ TEST(CoreJob, InitialParametersOfHalfWidthComeInTwoParts) {
   EXPECT_THAT(rig.take_reports(), ElementsAre("violation 0"));
 }
 
+// A loss of rank 0 fails the job while the parameters are not there: what counts is what is there
+// after the commit.
+TEST(CoreJob, InitialParametersThatCompleteBetweenHoldAndCommitAreThere) {
+  Rig rig({.parameters = {.max_ranks = 3,
+                          .optimizer = kernels::Optimizer::kSgd,
+                          .initial_broadcast = true},
+           .chunks = 1});
+  rig.job->hold();
+  rig.arrive(0, {0, 0, ImmKind::kInitial});
+  rig.run();
+  EXPECT_EQ(rig.job->commit({.round = 1, .lost = {{.rank = 0}}}), 1u);
+}
+
+// What a frame did not overwrite would be summed as if it had come.
+TEST(CoreJob, APayloadOfAnotherSizeOrAtAnotherPlaceIsAViolation) {
+  constexpr uint64_t kBytes = 64 * sizeof(float);
+  struct Case {
+    Imm imm;
+    uint64_t bytes, offset;
+    CoreReport::Violation violation;
+    uint64_t said;
+  };
+  const std::vector<Case> cases = {
+      {{1, 1, ImmKind::kData}, kBytes - 4, kBytes, CoreReport::kBytes, kBytes - 4},
+      {{1, 1, ImmKind::kData}, kBytes + 4, kBytes, CoreReport::kBytes, kBytes + 4},
+      {{1, 1, ImmKind::kData}, 0, kBytes, CoreReport::kBytes, 0},
+      {{1, 1, ImmKind::kData}, kBytes, 0, CoreReport::kPlace, 0},
+      {{1, 1, ImmKind::kData}, kBytes, 2 * kBytes, CoreReport::kPlace, 2 * kBytes},
+      {{1, 1, ImmKind::kData}, kBytes, ~uint32_t{0}, CoreReport::kPlace, ~uint32_t{0}},
+      {{1, 1, ImmKind::kNull}, kBytes, kBytes, CoreReport::kBytes, kBytes},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(fmt::format("{} bytes at {}", c.bytes, c.offset));
+    Rig rig({});
+    rig.endpoint.inbox.push_back(
+        {.qp = 1, .imm = encode(c.imm), .bytes = c.bytes, .offset = c.offset});
+    rig.push_all(std::vector<uint32_t>{0, 2}, 1, 1);
+    rig.run();
+    CoreReport report;
+    ASSERT_TRUE(rig.job->next_report(report));
+    EXPECT_EQ(report.type, CoreReport::kViolation);
+    EXPECT_EQ(report.rank, 1u);
+    EXPECT_EQ(report.violation, c.violation);
+    EXPECT_EQ(report.said, c.said);
+    EXPECT_THAT(rig.take_posts(), IsEmpty());  // it does not count
+  }
+  Rig rig({});
+  rig.endpoint.inbox.push_back(
+      {.qp = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = kBytes, .offset = kBytes});
+  rig.endpoint.inbox.push_back(
+      {.qp = 1, .imm = encode({2, 1, ImmKind::kNull}), .bytes = 0, .offset = 4711});
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+}
+
+// 16-bit gradients: the f32 of the initial parameters come in two parts, of the sizes that they
+// have.
+TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {
+  for (const uint32_t part : {0u, 1u}) {
+    for (const uint64_t bytes : {16u * 4u, 17u * 4u}) {
+      Rig rig({.parameters = {.max_ranks = 3,
+                              .gradient_dtype = DType::kF16,
+                              .optimizer = kernels::Optimizer::kSgd,
+                              .initial_broadcast = true},
+               .chunks = 2,
+               .elements = 33});
+      if (part == 1) rig.arrive(0, {0, 0, ImmKind::kInitial});
+      rig.endpoint.inbox.push_back(
+          {.qp = 0, .imm = encode({0, part, ImmKind::kInitial}), .bytes = bytes, .offset = 0});
+      rig.run();
+      const bool right = bytes == (part == 0 ? 16u : 17u) * 4u;
+      EXPECT_EQ(rig.take_reports().empty(), right) << part << " " << bytes;
+    }
+  }
+}
+
 TEST(CoreJob, ASuccessorSendsTheInitialParametersFromTheStart) {
   Rig rig({.parameters = {.max_ranks = 3,
                           .gradient_dtype = DType::kF16,
@@ -413,9 +532,11 @@ TEST(CoreJob, ASuccessorSendsTheInitialParametersFromTheStart) {
            .chunks = 1});
   rig.arrive(0, {0, 0, ImmKind::kInitial});
   rig.run();
-  EXPECT_EQ(rig.job->hold().min_round, 0u);
+  rig.job->hold();
   std::vector<uint64_t> last(1, 9);
-  rig.job->commit({.round = 1, .lost = {{.rank = 0, .expected_again = 1, .last_rounds = last}}});
+  EXPECT_EQ(rig.job->commit(
+                {.round = 1, .lost = {{.rank = 0, .expected_again = 1, .last_rounds = last}}}),
+            0u);
   EXPECT_EQ(last[0], 0u);
   rig.job->hold();
   rig.job->commit({.round = 1, .admitted = {rig.admission(0, 2, 1)}});
@@ -525,8 +646,8 @@ TEST(CoreJob, HyperparametersOfARound) {
   std::vector<HyperVersion> changed = rig.hyper;
   changed.push_back(changed.front());
   changed.back().from_round = 2;
-  changed.back().classes.front().lr = 0.5;
-  rig.job->commit({.round = 2, .hyper = &changed});
+  changed.back().values.lr = 0.5;
+  rig.job->commit({.round = 2, .hyper = rig.view(changed)});
   rig.push_all(kRanks, 1, 1);  // still round 1
   rig.push_all(kRanks, 0, 2);
   rig.run();
@@ -537,6 +658,58 @@ TEST(CoreJob, HyperparametersOfARound) {
     rig.run();
     ASSERT_EQ(rig.result(0), -kAll3 * (1 + 0.5f * static_cast<float>(round - 1)));
   }
+}
+
+// A pass ends when it has taken its part of the core, in bytes of all ranks.
+TEST(CoreJob, APassIsMeasuredInBytes) {
+  constexpr uint32_t kLarge = CoreJob::kPassBytes / sizeof(float);
+  Rig large({.chunks = 3, .elements = kLarge});
+  Rig small({.chunks = 400, .elements = 64});
+  for (uint32_t c = 0; c < 3; ++c) large.push_all(kRanks, c, 1);
+  for (uint32_t c = 0; c < 400; ++c) small.push_all(kRanks, c, 1);
+  uint64_t bytes = 0;
+  EXPECT_TRUE(large.job->step(bytes));
+  EXPECT_EQ(large.take_posts().size(), 3u);  // one chunk, to three ranks
+  EXPECT_GE(bytes, 4 * CoreJob::kPassBytes);
+  while (small.endpoint.inbox.pending() > 0) {  // arrivals are taken in batches
+    bytes = 0;
+    small.job->step(bytes);
+    EXPECT_LE(bytes, CoreJob::kPassBytes + 8192);
+  }
+}
+
+TEST(CoreJob, OnlyWhatHappenedCountsAsActivity) {
+  Rig rig({.chunks = 2});
+  const uint64_t before = rig.job->activity();
+  for (int i = 0; i < 10; ++i) rig.job->step();
+  EXPECT_EQ(rig.job->activity(), before);
+  rig.push(0, 0, 1, 1);
+  rig.run();
+  const uint64_t arrived = rig.job->activity();
+  EXPECT_GT(arrived, before);
+  rig.job->hold();
+  rig.job->commit({.round = 1});
+  EXPECT_GT(rig.job->activity(), arrived);
+}
+
+// The one that a round waits for may never come: then the others' arrivals are to be seen, too.
+TEST(CoreJob, WaitsForOneRankAloneOnceAtMost) {
+  Rig rig({.chunks = 2});
+  rig.push(0, 0, 1, 1);
+  rig.push(1, 0, 1, 1);
+  rig.run();
+  const uint64_t before = rig.job->activity();
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 0, 1));
+  EXPECT_TRUE(rig.job->waits_for_one());
+  EXPECT_GT(rig.job->activity(), before);
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(1, 1, 1));
+  EXPECT_FALSE(rig.job->waits_for_one());
+  rig.push(0, 1, 1, 1);
+  rig.run();
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 0, 1));
 }
 
 }  // namespace

@@ -22,11 +22,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// The value of a series of /metrics; 0 if it is not there.
+// The value of a series of /metrics. Of a metric that is known, 0 if nobody has counted it yet.
 uint64_t metric(const std::string& address, const std::string& series) {
   RawClient client(address);
   client.send("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   const std::string text = client.rest();
+  EXPECT_THAT(text, ::testing::HasSubstr("# TYPE " + series.substr(0, series.find('{')) + " "));
   const size_t at = text.find("\n" + series + " ");
   return at == text.npos ? 0 : std::stoull(text.substr(at + series.size() + 2));
 }

@@ -58,10 +58,11 @@ void FakeHandler::release_barrier() {
   for (auto& reply : std::exchange(waiting, {})) reply(Done{});
 }
 
-void FakeHandler::set_hyper(const Credential& who, const std::map<std::string, double>& values,
-                            Reply<Done> reply) {
-  record(fmt::format("hyper({}={})", values.begin()->first, values.begin()->second), who);
-  reply(Done{});
+void FakeHandler::set_hyper(const Credential& who, const HyperChange& change,
+                            Reply<HyperReply> reply) {
+  const auto& [name, value] = *change.values.begin();
+  record(fmt::format("hyper({}={}@{})", name, value, change.round), who);
+  reply(HyperReply{change.round + 1});
 }
 
 void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
@@ -69,15 +70,15 @@ void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
   reply(Offer{"tcp", "10.0.0.1:99", "fresh"});
 }
 
-void FakeHandler::log(const std::string& job, Reply<std::vector<LogRecord>> reply) {
-  calls.push_back("log " + job);
+void FakeHandler::log(const std::string& job, uint64_t from, Reply<LogPage> reply) {
+  calls.push_back(fmt::format("log {} {}", job, from));
   if (job == "unknown") return reply({ErrorCode::kNotFound, "no job 'unknown'"});
   LogRecord record;
   record.kind = LogRecord::Kind::kLost;
   record.rank = 1;
   record.reason = "lease";
   record.last_rounds = {{0, 4, 9}};
-  reply(std::vector<LogRecord>{record});
+  reply(LogPage{.first = from, .more = from < 2, .records = {record}});  // three pages
 }
 
 void FakeHandler::remove(const std::string& job, Reply<Done> reply) {
@@ -86,8 +87,9 @@ void FakeHandler::remove(const std::string& job, Reply<Done> reply) {
 }
 
 ServerStatus FakeHandler::status() {
+  ++status_calls;
   ServerStatus status;
-  status.topology = "fake";
+  status.topology = topology;
   status.cores = 2;
   return status;
 }

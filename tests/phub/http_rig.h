@@ -27,10 +27,10 @@ class FakeHandler : public ControlHandler {
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
-  void set_hyper(const Credential& who, const std::map<std::string, double>& values,
-                 Reply<Done> reply) override;
+  void set_hyper(const Credential& who, const HyperChange& change,
+                 Reply<HyperReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
-  void log(const std::string& job, Reply<std::vector<LogRecord>> reply) override;
+  void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   ServerStatus status() override;
 
@@ -38,6 +38,8 @@ class FakeHandler : public ControlHandler {
 
   std::vector<std::string> calls;  // "leave job/rank/incarnation/ticket"
   std::vector<Reply<Done>> waiting;
+  std::string topology = "fake";  // of the status
+  int status_calls = 0;
   ErrorCode leave_code = ErrorCode::kInternal;  // leave fails with this unless kInternal
 
  private:

@@ -8,7 +8,7 @@
 namespace phub::testing {
 
 MembershipDriver::MembershipDriver(const JobSpec& spec, uint32_t cores)
-    : spec_(spec), cores_(cores), membership_(spec, cores, kChunks, now) {
+    : spec_(spec), cores_(cores), membership_(spec, cores, kChunks) {
   for (uint32_t rank = 0; rank < spec.world_size; ++rank) expected_.insert(rank);
 }
 
@@ -36,10 +36,10 @@ uint64_t MembershipDriver::barrier(uint32_t rank) {
   return token;
 }
 
-uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values) {
+uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values, uint64_t round) {
   const uint64_t token = next_token_++;
   open_.insert(token);
-  membership_.set_hyper(token, values);
+  membership_.set_hyper(token, {.round = round, .values = values});
   carry_out();
   return token;
 }
@@ -47,11 +47,12 @@ uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values) {
 void MembershipDriver::cores_at(uint64_t round, uint64_t started, uint64_t min_round) {
   held_.round = round;
   held_.started = started;
-  held_.min_round = min_round;
+  held_.min_round = committed_.min_round = min_round;
 }
 
 bool MembershipDriver::answer() {
   if (over_) return false;
+  if (holds_ == 0 && commits_ == 0) return finish_admission();
   if (holds_ > 0) {
     // Cores are not in step: only the last one is as far as the job is.
     CoreReport report = held_;
@@ -60,9 +61,7 @@ bool MembershipDriver::answer() {
   } else if (commits_ > 0) {
     if (commits_ == cores_) apply_commit();
     --commits_;
-    membership_.committed(now);
-  } else {
-    return false;
+    membership_.committed(committed_, now);
   }
   carry_out();
   if (holds_ == 0 && commits_ == 0 && !over_) check_expected();
@@ -106,8 +105,8 @@ void MembershipDriver::act(const MembershipAction& action) {
            fmt::format("rank {} is admitted before its predecessor is revoked", action.rank));
       rule(action.incarnation > last_incarnation_[action.rank], "an incarnation comes twice");
       last_incarnation_[action.rank] = action.incarnation;
-      if (admissions_work) seats_[action.rank] = action.incarnation;
-      membership_.admitted(action.rank, admissions_work, "no memory left");
+      admitting_.emplace_back(action.rank, action.incarnation);
+      if (!admissions_take_time) finish_admission();
       break;
     }
     case MembershipAction::kCommit:
@@ -138,6 +137,16 @@ void MembershipDriver::act(const MembershipAction& action) {
   }
 }
 
+bool MembershipDriver::finish_admission() {
+  if (over_ || admitting_.empty()) return false;
+  const auto [rank, incarnation] = admitting_.front();
+  admitting_.pop_front();
+  if (admissions_work) seats_[rank] = incarnation;
+  membership_.admitted(rank, admissions_work, "no memory left");
+  carry_out();
+  return true;
+}
+
 std::string MembershipDriver::describe_commit(const MembershipAction& action) {
   const Boundary& boundary = membership_.boundary();
   std::string text = fmt::format("commit {}:", boundary.round);
@@ -149,8 +158,10 @@ std::string MembershipDriver::describe_commit(const MembershipAction& action) {
   for (const auto& admitted : boundary.admitted) {
     text += fmt::format(" +{}.{}@{}", admitted.rank, admitted.incarnation, admitted.first_round);
   }
-  for (const auto& values : action.hyper) {
-    for (const auto& [name, value] : values) text += fmt::format(" {}={}", name, value);
+  for (const HyperChange& change : action.hyper) {
+    rule(change.round >= boundary.round, "a change of a round that may be complete");
+    for (const auto& [name, value] : change.values) text += fmt::format(" {}={}", name, value);
+    if (change.round != boundary.round) text += fmt::format("@{}", change.round);
   }
   return text;
 }

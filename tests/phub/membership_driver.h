@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phub/membership.h"
@@ -24,13 +26,17 @@ class MembershipDriver {
   uint64_t join(int32_t rank, bool replace = false);
   uint64_t leave(uint32_t rank);
   uint64_t barrier(uint32_t rank);
-  uint64_t hyper(const std::map<std::string, double>& values);
+  uint64_t hyper(const std::map<std::string, double>& values, uint64_t round = 0);
 
   // What the cores say next: highest round in progress, highest that a contribution came for,
   // lowest in progress.
   void cores_at(uint64_t round, uint64_t started, uint64_t min_round);
-  // One core's answer to a hold or a commit. False: nobody waits for one.
+  // What completed between hold and commit.
+  void committed_at(uint64_t min_round) { committed_.min_round = min_round; }
+  // One core's answer to a hold or a commit, or the end of an admission that takes its time. False:
+  // nobody waits for one.
   bool answer();
+  bool finish_admission();
   void settle() {  // a whole boundary, and those that follow from it
     while (answer()) {
     }
@@ -52,11 +58,20 @@ class MembershipDriver {
   // Of a rank: its state's name.
   std::string state_of(uint32_t rank) const { return membership_.ranks()[rank].state; }
   bool over() const { return over_; }
+  std::vector<LogRecord> records() {  // of the whole log
+    std::vector<LogRecord> all;
+    for (LogPage page{.more = true}; page.more;) {
+      page = membership_.log().page(all.size());
+      all.insert(all.end(), page.records.begin(), page.records.end());
+    }
+    return all;
+  }
   // Broken rules, one per line; empty when all was well.
   const std::string& wrong() const { return wrong_; }
 
   uint64_t now = 1000;
   bool admissions_work = true;
+  bool admissions_take_time = false;  // until finish_admission()
   // The last round that a rank took part in, per chunk of the job; told in a commit.
   std::function<uint64_t(uint32_t rank, uint32_t chunk)> last_round = [](uint32_t, uint32_t) {
     return uint64_t{0};
@@ -65,6 +80,7 @@ class MembershipDriver {
 
  private:
   void act(const MembershipAction& action);
+  void admit(uint32_t rank, uint32_t incarnation);
   std::string describe_commit(const MembershipAction& action);
   void apply_commit();
   void check_expected();
@@ -78,8 +94,10 @@ class MembershipDriver {
   std::map<uint64_t, MembershipAction> replies_;
   std::vector<std::string> trace_;
   std::string wrong_;
-  uint32_t holds_ = 0, commits_ = 0;  // answers that are to come
+  uint32_t holds_ = 0, commits_ = 0;                     // answers that are to come
+  std::deque<std::pair<uint32_t, uint32_t>> admitting_;  // rank, incarnation
   CoreReport held_{.type = CoreReport::kHeld, .round = 1, .started = 0, .min_round = 1};
+  CoreReport committed_{.type = CoreReport::kCommitted, .min_round = 1};
   bool over_ = false;
 
   // What the cores and the link know.

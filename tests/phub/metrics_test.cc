@@ -336,6 +336,7 @@ TEST(Metrics, StatusNamesTheRankAndTheKeyThatARoundWaitsFor) {
   spec.keys = {{.name = "first", .elements = 100}, {.name = "second", .elements = 30'000}};
   WorkerOptions options = box.options(spec);
   options.rank = 0;
+  options.await_ranks = false;
   Worker zero(options);
   options.rank = 1;
   Worker one(options);

@@ -73,7 +73,9 @@ int main(int argc, char** argv) {
   }
   threads.emplace_back([server] {
     try {
-      const phub::Worker worker(options_of(server, "half", 2));
+      phub::WorkerOptions options = options_of(server, "half", 2);
+      options.await_ranks = false;
+      const phub::Worker worker(options);
       for (;;) pause();
     } catch (const std::exception& error) {
       give_up(error);

@@ -5,12 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
 
+#include "numa/topology.h"
 #include "phub/models.h"
 #include "transport/error.h"
+#include "transport/tcp_format.h"
 
 namespace phub {
 namespace {
@@ -50,7 +53,7 @@ const std::vector<Shape> kPBox = {{14, 5}, {14, 5}};
 uint64_t fingerprint(const Plan& plan) {
   uint64_t hash = 14695981039346656037ull;
   const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 1099511628211ull; };
-  for (const ChunkPlan& c : plan.chunks) {
+  for (const ChunkLayout& c : plan.chunks) {
     for (uint64_t v : {uint64_t{c.key}, uint64_t{c.elements}, c.key_element, c.offset,
                        uint64_t{c.queue}, uint64_t{c.index}}) {
       mix(v);
@@ -79,11 +82,11 @@ void check_chunks(const Plan& plan, const std::vector<KeySpec>& keys, uint32_t c
   uint64_t end = 0;
   ASSERT_EQ(plan.key_offset.size(), keys.size());
   for (uint32_t k = 0; k < keys.size(); k++) {
-    ASSERT_EQ(plan.key_offset[k] % kKeyAlignment, 0u);
+    ASSERT_EQ(plan.key_offset[k] % kChunkAlignment, 0u);
     ASSERT_GE(plan.key_offset[k], end);
     for (uint64_t at = 0; at < keys[k].elements; c++) {
       ASSERT_LT(c, plan.chunks.size());
-      const ChunkPlan& chunk = plan.chunks[c];
+      const ChunkLayout& chunk = plan.chunks[c];
       ASSERT_EQ(chunk.key, k);
       ASSERT_EQ(chunk.key_element, at);
       ASSERT_EQ(chunk.offset, plan.key_offset[k] + at);
@@ -94,7 +97,7 @@ void check_chunks(const Plan& plan, const std::vector<KeySpec>& keys, uint32_t c
   }
   ASSERT_EQ(c, plan.chunks.size());
   ASSERT_GE(plan.total_elements, end);
-  ASSERT_LT(plan.total_elements, end + kKeyAlignment);
+  ASSERT_LT(plan.total_elements, end + kChunkAlignment);
 }
 
 // Chunk, queue, core and NIC point at each other and lie on one node.
@@ -123,15 +126,16 @@ void check_places(const Plan& plan, const numa::Topology& topology) {
     ASSERT_EQ(plan.cores.at(queue.core).node, plan.nics.at(queue.nic).node);
     const std::vector<uint32_t>& own = plan.cores[queue.core].queues;
     ASSERT_EQ(std::count(own.begin(), own.end(), q), 1);
-    ASSERT_TRUE(std::is_sorted(queue.chunks.begin(), queue.chunks.end()));
-    for (uint32_t i = 0; i < queue.chunks.size(); i++) {
-      const ChunkPlan& chunk = plan.chunks.at(queue.chunks[i]);
+    const std::vector<uint32_t>& of_queue = plan.queue_chunks.at(q);
+    ASSERT_TRUE(std::is_sorted(of_queue.begin(), of_queue.end()));
+    for (uint32_t i = 0; i < of_queue.size(); i++) {
+      const ChunkLayout& chunk = plan.chunks.at(of_queue[i]);
       ASSERT_EQ(chunk.queue, q);
       ASSERT_EQ(chunk.index, i);
       core_elements[queue.core] += chunk.elements;
       nic_elements[queue.nic] += chunk.elements;
     }
-    chunks += queue.chunks.size();
+    chunks += of_queue.size();
   }
   ASSERT_EQ(chunks, plan.chunks.size());
   for (size_t c = 0; c < plan.cores.size(); c++)
@@ -200,12 +204,12 @@ void check_everything(const Plan& plan, const numa::Topology& topology,
   check_places(plan, topology);
   if (::testing::Test::HasFatalFailure()) return;
   check_balance(plan, topology, chunk_elements);
-  const JobLayout layout = layout_of(plan);
+  const JobLayout layout = routes_of(plan);
   EXPECT_EQ(layout.key_offset, plan.key_offset);
   EXPECT_EQ(layout.total_elements, plan.total_elements);
   ASSERT_EQ(layout.queue_chunks.size(), plan.queues.size());
   for (size_t q = 0; q < plan.queues.size(); q++) {
-    EXPECT_EQ(layout.queue_chunks[q], plan.queues[q].chunks);
+    EXPECT_EQ(layout.queue_chunks[q], plan.queue_chunks[q]);
   }
 }
 
@@ -339,7 +343,7 @@ TEST(Plan, EveryLargeKeyIsSpreadOverAllCores) {
   const Plan plan = make_plan(make_topology(kPBox), keys, {.chunk_elements = 64});
   for (uint32_t k = 0; k < keys.size(); k++) {
     std::set<uint32_t> cores;
-    for (const ChunkPlan& chunk : plan.chunks) {
+    for (const ChunkLayout& chunk : plan.chunks) {
       if (chunk.key == k) cores.insert(plan.queues[chunk.queue].core);
     }
     EXPECT_EQ(cores.size(), 28u) << "key " << k;
@@ -378,6 +382,24 @@ TEST(Plan, AQueueHoldsWhatTheImmediateCanName) {
               HasSubstr("34359738368 chunks"));
 }
 
+// Many ranks of small keys: what waits to be sent is most of what such a job holds.
+TEST(Plan, MemoryCountsTheRingsOfEveryRank) {
+  JobSpec spec;
+  spec.keys = make_keys({3000, 70});
+  spec.max_ranks = 1000;
+  spec.chunk_elements = 32;
+  const Plan plan = make_plan(make_topology({{2, 1}, {2, 1}}), spec.keys,
+                              {.ranks = 1000, .chunk_elements = 32, .shared_memory = false});
+  uint64_t rings = 0, counted = 0;
+  for (const auto& chunks : plan.queue_chunks) {
+    rings += 1000 * tcp_ring_entries(static_cast<uint32_t>(chunks.size())) * sizeof(Write);
+  }
+  for (const NodeMemory& node : memory_needed(plan, spec)) counted += node.bookkeeping;
+  EXPECT_GT(rings, 1'000'000u);
+  EXPECT_GE(counted, rings);
+  EXPECT_LT(counted, 2 * rings);
+}
+
 // bench/control_bench says how long that takes.
 TEST(Plan, HoldsForAHundredThousandChunks) {
   constexpr uint32_t kChunk = 8192;
@@ -391,6 +413,42 @@ TEST(Plan, HoldsForAHundredThousandChunks) {
     EXPECT_EQ(plan.chunks.size(), 100'000u);
     check_everything(plan, topology, keys, kChunk);
   }
+}
+
+// Many small jobs, one after the other, each planned with what the others bring: every core and NIC
+// gets its part.
+TEST(Plan, TakesIntoAccountWhatTheBoxCarries) {
+  const numa::Topology topology = numa::from_synthetic("pack:2 core:2 pu:1");
+  const std::vector<KeySpec> keys = {{.name = "w", .elements = 100}};
+  std::vector<PlanLoad> load;
+  std::map<uint32_t, int> jobs;
+  for (int job = 0; job < 40; ++job) {
+    const Plan plan = make_plan(topology, keys, {.ranks = 2, .load = load});
+    EXPECT_EQ(plan.chunks.size(), 1u);
+    const QueuePlan& queue = plan.queues[plan.chunks[0].queue];
+    ++jobs[plan.cores[queue.core].os_cpu];
+    load.push_back({plan.cores[queue.core].os_cpu, plan.nics[queue.nic].name, 100 * 4 * 2});
+    // The same input gives the same plan.
+    const Plan again = make_plan(topology, keys, {.ranks = 2, .load = load});
+    const Plan twice = make_plan(topology, keys, {.ranks = 2, .load = load});
+    EXPECT_EQ(again.chunks[0].queue, twice.chunks[0].queue);
+  }
+  EXPECT_EQ(jobs.size(), 4u);
+  for (const auto& [cpu, count] : jobs) EXPECT_EQ(count, 10) << "CPU " << cpu;
+
+  // A large job goes round a core that others fill, and balances the sum.
+  const std::vector<KeySpec> large = {{.name = "w", .elements = 8192 * 400}};
+  const Plan empty = make_plan(topology, large, {.ranks = 2});
+  const uint32_t busy = empty.cores[0].os_cpu;
+  const Plan around =
+      make_plan(topology, large,
+                {.ranks = 2, .load = {{busy, empty.nics[0].name, uint64_t{8192} * 100 * 4 * 2}}});
+  uint64_t least = ~uint64_t{0}, most = 0;
+  for (const CorePlan& core : around.cores) {
+    const uint64_t all = core.elements + (core.os_cpu == busy ? 8192 * 100 : 0);
+    least = std::min(least, all), most = std::max(most, all);
+  }
+  EXPECT_LE(most - least, 2 * 8192u);
 }
 
 }  // namespace

@@ -2,10 +2,13 @@
 
   box_probe.py memory         pages of the server by mapping with a NUMA policy
   box_probe.py cores          CPUs that each core's thread may run on, and the CPUs of each node
+  box_probe.py nics           the node of each RDMA device
+  box_probe.py pages RANGES   the nodes of the server's pages: of each [first, last] byte, as JSON
   box_probe.py calls SECONDS  system calls of the cores' threads by kind (strace)
 """
 
 import collections
+import ctypes
 import glob
 import json
 import os
@@ -14,6 +17,7 @@ import subprocess
 import sys
 
 SERVER = f"/proc/{os.environ['SERVER']}"
+MOVE_PAGES = 279  # of x86-64; libc has no function for it
 POST_SEND, NOTIFY = 28, 23  # commands of ib_uverbs that a provider without a device of its own writes
 
 
@@ -52,6 +56,32 @@ def cores():
     return {"allowed": allowed, "nodes": nodes}
 
 
+def nics():
+    nodes = {}
+    for path in glob.glob("/sys/class/infiniband/*"):
+        with open(f"{path}/parent") as file:
+            device = file.read().strip()
+        # The network device is virtio's, below the one on PCI.
+        with open(f"/sys/class/net/{device}/device/../numa_node") as file:
+            nodes[os.path.basename(path)] = int(file.read())
+    return nodes
+
+
+def pages(ranges):
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = os.sysconf("SC_PAGE_SIZE")
+    answer = []
+    for first, last in ranges:
+        addresses = range(first // size * size, last + 1, size)
+        wanted = (ctypes.c_void_p * len(addresses))(*addresses)
+        nodes = (ctypes.c_int * len(addresses))()
+        # Without target nodes move_pages() moves nothing and tells where each page is.
+        if libc.syscall(MOVE_PAGES, int(os.environ["SERVER"]), ctypes.c_ulong(len(addresses)), wanted, None, nodes, 0) != 0:
+            raise OSError(ctypes.get_errno(), "move_pages")
+        answer.append(sorted(set(nodes)))
+    return answer
+
+
 def kind_of(line):
     call = re.match(r'\d+ +(\w+)\((?:\d+<([^>]*)>)?(?:, "((?:\\x..)*))?', line)
     if call is None:
@@ -87,6 +117,10 @@ def main():
         result = memory()
     elif sys.argv[1] == "cores":
         result = cores()
+    elif sys.argv[1] == "nics":
+        result = nics()
+    elif sys.argv[1] == "pages":
+        result = pages(json.loads(sys.argv[2]))
     else:
         result = calls(sys.argv[2])
     print(json.dumps(result))

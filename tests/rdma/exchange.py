@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 
-from machines import (BIN, NICS, SERVER, TESTS, completed_round, end, expect, figure, job,
-                      on_box, refused_packets, run_cases, until, wire_bytes)
+from machines import (BIN, NICS, SERVER, TESTS, Failure, completed_round, end, expect, figure, get,
+                      job, on_box, refused_packets, request, run_cases, until, wire_bytes)
 
 ROUNDS = 300  # of the digits, as in run
 MIB = 1 << 20
@@ -214,7 +214,47 @@ def zerocompute():
     check_at_rest()
 
 
+def check_chunks():
+    """Every page of every chunk's slot is on the node of the NIC that brings it and of the CPU that
+    sums it; the nodes are the kernel's, the addresses those that a rank is told to write to."""
+    chunk, key_sizes = 8192, [1, 8192, 8193, 500000, 300001, 77777, 5] + [4000] * 20
+    spec = {"name": "places", "world_size": 1, "max_ranks": 1, "optimizer": "none", "lease_ms": 30000,
+            "chunk_elements": chunk,
+            "keys": [{"name": f"key{i}", "elements": n} for i, n in enumerate(key_sizes)]}
+    joined = request("POST", "/v1/jobs/places/join", {"version": 1, "spec": spec, "transport": "verbs"})
+    sizes = [min(chunk, n - begin) for n in key_sizes for begin in range(0, n, chunk)]
+    ranges, queue_of = [], []
+    for queue, offer in enumerate(joined["offer"]["queues"]):
+        begin = joined["layout"]["queue_offset"][queue]
+        for index in joined["layout"]["queue_chunks"][queue]:
+            first = offer["base"] + 4 * begin
+            ranges.append([first, first + 4 * sizes[index] - 1])
+            queue_of.append(queue)
+            begin += (sizes[index] + 31) // 32 * 32
+    expect(len(ranges) == len(sizes), f"{len(ranges)} chunks have a queue, there are {len(sizes)}")
+    found = probe(f"pages '{json.dumps(ranges)}'")
+    nic_nodes, cpu_nodes = probe("nics"), {}
+    for node, cpus in probe("cores")["nodes"].items():
+        first, _, last = cpus.partition("-")
+        cpu_nodes |= {cpu: int(node[4:]) for cpu in range(int(first), int(last or first) + 1)}
+    cpus = {core["core"]: core["cpu"] for node in get("/v1/status")["nodes"] for core in node["cores"]}
+    places = {}  # of each queue: the node of its CPU, and of its NIC
+    for core in job("places")["cores"]:
+        for queue in core["queues"]:
+            places[queue["queue"]] = (cpu_nodes[cpus[core["core"]]], nic_nodes[queue["nic"]])
+            address = joined["offer"]["queues"][queue["queue"]]["address"]
+            expect(address.startswith(f"10.77.{queue['nic'][3:]}.1:"), f"{queue} is connected to {address}")
+    for queue, nodes in zip(queue_of, found):
+        cpu, nic = places[queue]
+        expect(nodes == [cpu] == [nic], f"a chunk of queue {queue} lies on {nodes}; its CPU is on {cpu}, its NIC on {nic}")
+    expect(sorted(set(places.values())) == [(0, 0), (1, 1)], f"both nodes are used: {places}")
+    request("DELETE", "/v1/jobs/places")
+    figure(f"{len(ranges)} chunks, each on the node of its CPU and its NIC: "
+           f"{found.count([0])} on node 0, {found.count([1])} on node 1")
+
+
 def numa():
+    check_chunks()
     load = loaded()
     on_node = {"0": 0, "1": 0}
     for mapping in load.mappings:

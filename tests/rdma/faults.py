@@ -6,15 +6,15 @@ import subprocess
 import sys
 import time
 
-from machines import NICS, expect, figure, get, on_box, run_cases, until
+from machines import NICS, end, expect, figure, get, on_box, run_cases, until
 from training import Training
 
 
-def training(name, ranks, lease_ms, **options):
+def training(name, ranks, lease_ms, flags=(), **options):
     """A training with a worker for every rank, some rounds old."""
     made = Training(name, ranks, lease_ms, **options)
     for rank in range(ranks):
-        made.start(rank)
+        made.start(rank, *flags)
     made.goes_on(3, 60)
     transport = made.status()["transport"]
     expect(transport == "verbs", f"the job goes over {transport}")
@@ -50,7 +50,9 @@ def loss():
 
 def wire():
     # Several jobs: some break while they send, some when all is sent and only results are missing.
-    runs = [training(f"wire{n}", 2, 10000, on_loss="fail") for n in range(3)]
+    # Workers of the last one only look whether results are there.
+    runs = [training(f"wire{n}", 2, 10000, flags, on_loss="fail")
+            for n, flags in enumerate([(), (), ("--poll",)])]
     wires("loss 100%", [1])
     time.sleep(7)  # queue pairs try for 4 s
     wires(None, [1])
@@ -95,4 +97,32 @@ def killed():
            f"{run.check()}")
 
 
-run_cases({"loss": loss, "wire": wire, "withheld": withheld, "killed": killed}, sys.argv[1:])
+def unplugged():
+    """A device of the box goes: its job ends and says why, the others go on, new ones use the rest."""
+    over_verbs = training("unplugged", 2, 10000, on_loss="fail")
+    over_tcp = Training("beside", 2, 10000, on_loss="fail")
+    for rank in range(2):
+        over_tcp.start(rank, "--transport", "tcp")
+    over_tcp.goes_on(3, 60)
+    begin = time.monotonic()
+    # It does not return before the last process has closed the device.
+    on_box("setsid -f rdma link delete rxe3 >/dev/null 2>&1")
+    end(over_verbs.workers, 30)
+    took = time.monotonic() - begin
+    for worker in over_verbs.workers:
+        output = worker.stdout.read()
+        expect(worker.returncode == 3 and "rxe3" in output, f"a worker of the device ended with {output}")
+    records = get("/v1/jobs/unplugged/log")["records"]
+    expect(records[-1]["kind"] == "failed" and "rxe3" in records[-1]["reason"], f"the log: {records[-1]}")
+    over_tcp.goes_on(5, 30)
+    left = training("left", 2, 10000, on_loss="fail")
+    nics = {queue["nic"] for core in left.status()["cores"] for queue in core["queues"]}
+    expect(nics and "rxe3" not in nics, f"the next job uses {nics}")
+    for run in (over_tcp, left):
+        expect(run.finish() == 0, "somebody had to reconnect")
+    figure(f"a device removed: its job ended after {took:.1f} s ({records[-1]['reason']}); "
+           f"the one over tcp {over_tcp.check()}; the next one on {sorted(nics)} {left.check()}")
+
+
+run_cases({"loss": loss, "wire": wire, "withheld": withheld, "killed": killed, "unplugged": unplugged},
+          sys.argv[1:])

@@ -38,14 +38,20 @@ def on_box(command):
     return output
 
 
-def get(path):
-    """A GET of the control port."""
+def request(method, path, body=None):
+    """A request of the control port."""
+    sent = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: box\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
     with socket.create_connection(("10.77.0.1", 7717), timeout=30) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(head.encode() + sent)
         with connection.makefile("rb") as answer:
             head, _, body = answer.read().partition(b"\r\n\r\n")
-    expect(b" 200 " in head.split(b"\r\n")[0], f"GET {path}: {head.decode()} {body.decode()}")
+    expect(b" 200 " in head.split(b"\r\n")[0], f"{method} {path}: {head.decode()} {body.decode()}")
     return json.loads(body)
+
+
+def get(path):
+    return request("GET", path)
 
 
 def job(name):

@@ -25,7 +25,7 @@ struct RackResult {
   uint64_t virtual_ns = 0;
   uint64_t steps = 0;
   uint64_t observations = 0;  // chunk results that were compared
-  uint64_t lost = 0, admitted = 0, failed_jobs = 0;
+  uint64_t lost = 0, admitted = 0, failed_jobs = 0, dead_devices = 0;
   SimStats net;
   std::vector<std::string> text;
 };
@@ -47,6 +47,7 @@ struct JobRun {
   uint32_t late_started = 0;
   uint32_t starting = 0;  // trainers that are to come, or have not got their rank yet
   uint64_t pushes = 0;
+  bool device_failed = false;
   bool seen = false;   // it was there
   bool ended = false;  // and has failed, or is no more
   bool gone = false;   // and is no more

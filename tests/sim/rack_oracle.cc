@@ -32,7 +32,7 @@ float whole_value_of(uint64_t hash) { return static_cast<float>(hash & 15) - 8; 
 constexpr uint32_t kDigitsPerElement = 12;
 
 std::string name_of_chunk(const JobPlan& job, const Plan& plan, uint32_t chunk) {
-  const ChunkPlan& c = plan.chunks[chunk];
+  const ChunkLayout& c = plan.chunks[chunk];
   return fmt::format("{} chunk {} (key {} from {})", job.spec.name, chunk, c.key, c.key_element);
 }
 
@@ -79,7 +79,7 @@ bool Oracle::has_bad(const Contribution& from, uint32_t key) const {
 }
 
 void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const {
-  const ChunkPlan& c = plan_.chunks[chunk];
+  const ChunkLayout& c = plan_.chunks[chunk];
   const uint64_t stream =
       mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
   for (uint32_t i = 0; i < c.elements; ++i) {
@@ -119,7 +119,7 @@ std::string Oracle::saw(const Contribution& by, uint32_t key, std::span<const st
                         bool pushed) {
   const size_t element = kernels::bytes_of(parameter_dtype_);
   for (uint32_t c = first_chunk_[key]; c < first_chunk_[key + 1]; ++c) {
-    const ChunkPlan& chunk = plan_.chunks[c];
+    const ChunkLayout& chunk = plan_.chunks[c];
     auto bytes = result.subspan(chunk.key_element * element, chunk.elements * element);
     if (pushed) {
       witnessed_.insert({by.rank * (1ull << 32) + by.incarnation, {c, by.round}});
@@ -180,7 +180,13 @@ std::string Oracle::read_log(const std::vector<LogRecord>& log) {
         changes_.push_back({record.round, record.values});
         break;
       case LogRecord::Kind::kExcluded:
-        excluded_.insert({{record.chunk, record.round}, record.rank});
+        for (uint64_t round = record.round; round <= record.last_round; ++round) {
+          for (const ChunkSpan& span : record.chunks) {
+            for (uint32_t c = span.first; c <= span.last; ++c) {
+              excluded_.insert({{c, round}, record.rank});
+            }
+          }
+        }
         break;
       case LogRecord::Kind::kFailed:
         break;
@@ -249,7 +255,7 @@ kernels::Hyper Oracle::hyper_of(uint32_t key, uint64_t round) const {
 
 std::string Oracle::replay(uint32_t chunk) {
   if (seen_[chunk].empty()) return "";
-  const ChunkPlan& c = plan_.chunks[chunk];
+  const ChunkLayout& c = plan_.chunks[chunk];
   Model model;
   const auto begin = initial_[c.key].begin() + static_cast<ptrdiff_t>(c.key_element);
   model.parameters.assign(begin, begin + c.elements);
@@ -277,7 +283,7 @@ std::string Oracle::replay(uint32_t chunk) {
 }
 
 std::string Oracle::compute_round(uint32_t chunk, uint64_t round, Model& model) {
-  const ChunkPlan& c = plan_.chunks[chunk];
+  const ChunkLayout& c = plan_.chunks[chunk];
   const size_t bytes = c.elements * kernels::bytes_of(gradient_dtype_);
   std::vector<Contribution> counted;
   for (const Stint& stint : stints_) {
@@ -336,7 +342,7 @@ std::string Oracle::compute_round(uint32_t chunk, uint64_t round, Model& model) 
 std::string Oracle::check_digits(uint32_t chunk, uint64_t round,
                                  const std::vector<Contribution>& counted) const {
   auto at = seen_[chunk].find(round);
-  const ChunkPlan& c = plan_.chunks[chunk];
+  const ChunkLayout& c = plan_.chunks[chunk];
   if (at == seen_[chunk].end() || has_bad({~0u, 0, round}, c.key)) return "";
   const uint32_t ranks =
       std::min(job_.spec.max_ranks, std::min(2u, c.elements) * kDigitsPerElement);

@@ -37,7 +37,7 @@ Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk) const {
 }
 
 std::string Oracle::check_clocks(uint32_t chunk) const {
-  const ChunkPlan& c = plan_.chunks[chunk];
+  const ChunkLayout& c = plan_.chunks[chunk];
   std::vector<History> histories;
   for (uint32_t rank = 0; rank < job_.spec.max_ranks; ++rank) {
     histories.push_back(history_of(rank, chunk));

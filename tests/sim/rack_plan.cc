@@ -192,6 +192,7 @@ RackPlan make_rack_plan(uint64_t seed) {
   }
   const uint64_t jobs = random.chance(0.7) ? 1 : random.between(2, 3);
   for (uint32_t i = 0; i < jobs; ++i) plan.jobs.push_back(some_job(random, i, plan.clean));
+  plan.nodes = pick(random, {1u, 2u, 4u});
   SimRandom more(seed ^ 0x636c6f636b73ull);
   for (JobPlan& job : plan.jobs) {
     if (!more.chance(0.25)) continue;
@@ -199,13 +200,20 @@ RackPlan make_rack_plan(uint64_t seed) {
     // Whose barrier's answer is lost enters another one, and the others would wait for its push.
     job.look_again = job.barrier && plan.control_loss == 0;
   }
+  SimRandom dying(seed ^ 0x646576696365ull);
+  for (JobPlan& job : plan.jobs) {
+    const uint64_t pushes = job.rounds * job.spec.keys.size() * job.spec.world_size;
+    const DeviceFault fault{dying.below(pushes), dying.below(8), dying.chance(0.4)};
+    if (!plan.clean && dying.chance(0.15)) job.device_fault = fault;
+  }
   return plan;
 }
 
 std::string describe(const RackPlan& plan) {
   std::string text = fmt::format(
-      "seed {}: {} cores, {}, delay {} ns, depth {}, loss {}, breaks {}, control loss {}{}\n",
-      plan.seed, plan.cores, plan.net.shared_memory ? "shared memory" : "network",
+      "seed {}: {} cores on {} nodes, {}, delay {} ns, depth {}, loss {}, breaks {}, control loss "
+      "{}{}\n",
+      plan.seed, plan.cores, plan.nodes, plan.net.shared_memory ? "shared memory" : "network",
       plan.net.max_delay_ns, plan.net.send_depth, plan.net.loss, plan.net.break_chance,
       plan.control_loss, plan.clean ? ", clean" : "");
   auto out = std::back_inserter(text);
@@ -234,6 +242,10 @@ std::string describe(const RackPlan& plan) {
     for (const BadGradient& b : job.bad) {
       fmt::format_to(out, "    rank {} round {} key {}: bad gradient {}\n", b.rank, b.round, b.key,
                      static_cast<int>(b.kind));
+    }
+    if (const auto& fault = job.device_fault) {
+      fmt::format_to(out, "    the device of core {} dies after {} pushes{}\n", fault->core,
+                     fault->after_pushes, fault->said ? ", as its NIC says" : "");
     }
     if (job.late_ranks > 0) fmt::format_to(out, "    {} ranks join later\n", job.late_ranks);
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,13 @@ struct BadGradient {
   uint64_t round = 0;
 };
 
+// The box's device that serves one core of the job dies.
+struct DeviceFault {
+  uint64_t after_pushes = 0;  // of the whole job
+  uint64_t core = 0;          // modulo the cores of the job
+  bool said = false;          // by the NIC; else the core's next call fails
+};
+
 struct HyperCall {  // by rank 0
   uint64_t after_pushes = 0;
   std::map<std::string, double> values;
@@ -64,6 +72,7 @@ struct JobPlan {
   uint32_t late_ranks = 0;                  // new ranks that join in the middle
   std::vector<uint64_t> late_after_pushes;  // of the whole job, for each late rank
   std::vector<Fault> faults;
+  std::optional<DeviceFault> device_fault;
   std::vector<BadGradient> bad;
   std::vector<HyperCall> hyper_calls;
 
@@ -78,6 +87,7 @@ struct LossWindow {
 struct RackPlan {
   uint64_t seed = 0;
   bool clean = false;  // no faults at all: everything must end well
+  uint32_t nodes = 1;  // of the box; its cores are dealt out to them
   uint32_t cores = 1;
   SimOptions net;
   std::vector<LossWindow> windows;

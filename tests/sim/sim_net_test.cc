@@ -198,17 +198,24 @@ TEST(SimNet, LossPastTheRetryLimitBreaksTheQueuePair) {
 }
 
 TEST(SimNet, NothingArrivesAfterDetach) {
+  uint32_t cut = 0;  // how often the detachment came in the middle
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
     Link link({.seed = seed, .early = 0.5});
     link.fill(std::byte{1});
-    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post(0, Link::chunk(0, i));
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      ASSERT_TRUE(link.worker->endpoint().post(0, Link::chunk(0, i)));
+    }
     link.worker->endpoint().flush();
     link.net.advance(seed * 300);
     link.detach();
     const std::vector<std::byte> slots(link.box->ingress(1).begin(), link.box->ingress(1).end());
+    const auto landed = std::ranges::count(slots, std::byte{1});
+    cut += landed > 0 && landed < static_cast<ptrdiff_t>(slots.size() / 2);
     link.fill(std::byte{2});
-    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post(1, Link::chunk(1, i));
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      ASSERT_TRUE(link.worker->endpoint().post(1, Link::chunk(1, i)));
+    }
     link.worker->endpoint().flush();
     link.net.advance(100'000'000);
     EXPECT_TRUE(std::ranges::equal(slots, link.box->ingress(1)));
@@ -219,6 +226,7 @@ TEST(SimNet, NothingArrivesAfterDetach) {
     link.net.advance(100'000'000);
     EXPECT_FALSE(link.worker->connected());
   }
+  EXPECT_GT(cut, 10u);
 }
 
 TEST(SimNet, ReconnectionBringsNewQueuePairsOntoTheSameMemory) {
@@ -345,6 +353,38 @@ TEST(SimNet, AnArmedEndpointIsWokenAsAsked) {
   link.net.break_queue_pair(*link.worker);
   link.net.advance(10'000'000);
   EXPECT_TRUE(SimNet::awake(endpoint)) << "a broken queue pair wakes in any case";
+}
+
+// What the box has on the device is lost; letting go of it works, as do the other cores.
+TEST(SimNet, ADeviceThatDiesIsAnErrorOfItsEndpointAndOfNoOther) {
+  Link link({.seed = 19});
+  Endpoint& endpoint = link.box->endpoint(1);
+  ASSERT_TRUE(endpoint.arm({}));
+  ASSERT_TRUE(link.net.fail_device(*link.worker, 1, /*said=*/false));
+  EXPECT_TRUE(SimNet::awake(endpoint)) << "whoever sleeps on it has to hear of it";
+  endpoint.disarm();
+  std::array<Arrival, 4> some;
+  EXPECT_THROW(endpoint.poll(some), Error);
+  EXPECT_THROW(endpoint.arm({}), Error);
+  EXPECT_THROW(endpoint.post(1, Link::chunk(1, 0)), Error);
+  link.worker->endpoint().post(0, Link::chunk(0, 2));
+  link.worker->endpoint().flush();
+  link.net.advance(10'000'000);
+  EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 1u);
+  std::vector<NicEvent> events;
+  link.net.nic().handle_events(events);
+  EXPECT_FALSE(std::ranges::any_of(
+      events, [](const NicEvent& event) { return event.kind == NicEvent::kFailed; }));
+
+  ASSERT_TRUE(link.net.fail_device(*link.worker, 0, /*said=*/true));
+  events.clear();
+  link.net.nic().handle_events(events);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind, NicEvent::kFailed);
+  EXPECT_EQ(events[0].link, link.box.get());
+  EXPECT_NE(events[0].reason.find("core 0"), std::string::npos);
+  link.detach();
+  link.box->revoke(1);
 }
 
 uint64_t busy_trace(uint64_t seed) {

@@ -37,8 +37,11 @@ bool Trainer::runnable() const {
 }
 
 void Trainer::join() {
-  JoinRequest request{
-      .spec = job_.plan.spec, .rank = start_.rank, .replace = start_.replace, .transport = "sim"};
+  JoinRequest request{.spec = job_.plan.spec,
+                      .rank = start_.rank,
+                      .replace = start_.replace,
+                      .transport = "sim",
+                      .id = fmt::format("trainer-{}", id_)};
   rack_.control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { rack_.server().join(request, reply); },
@@ -115,7 +118,7 @@ void Trainer::misbehave() {
   for (std::byte& byte : link_->gradients()) byte = static_cast<std::byte>(random.next());
   for (int i = 0; i < 20; ++i) {
     const auto chunk = static_cast<uint32_t>(random.below(job_.layout.chunks.size()));
-    const ChunkPlan& c = job_.layout.chunks[chunk];
+    const ChunkLayout& c = job_.layout.chunks[chunk];
     const size_t element = job_.plan.spec.gradient_dtype == "f32" ? 4 : 2;
     const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
     link_->endpoint().post(c.queue, {.local_offset = c.offset * element,
@@ -314,13 +317,16 @@ void Trainer::call_hyper() {
   if (reply_->rank != 0) return;
   while (hyper_calls_ < job_.plan.hyper_calls.size() &&
          job_.plan.hyper_calls[hyper_calls_].after_pushes <= pushes_) {
-    const auto& values = job_.plan.hyper_calls[hyper_calls_++].values;
-    rack_.control().call<Done>(
+    // Every other one for a round of its own.
+    const HyperChange change{.round = hyper_calls_ % 2 == 0 ? 0 : session_->next_round(),
+                             .values = job_.plan.hyper_calls[hyper_calls_].values};
+    ++hyper_calls_;
+    rack_.control().call<HyperReply>(
         "hyper", mail_,
-        [this, who = credential(), &values](const Reply<Done>& reply) {
-          rack_.server().set_hyper(who, values, reply);
+        [this, who = credential(), change](const Reply<HyperReply>& reply) {
+          rack_.server().set_hyper(who, change, reply);
         },
-        [](const Result<Done>&) {});
+        [](const Result<HyperReply>&) {});
   }
 }
 

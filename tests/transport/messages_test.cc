@@ -83,7 +83,7 @@ class Random {
     if (coin()) spec.initial = "broadcast";
     if (coin()) spec.on_loss = coin() ? "wait" : "fail";
     if (coin()) spec.on_nonfinite = coin() ? "exclude" : "pass";
-    if (coin()) spec.lease_ms = 1 + static_cast<uint32_t>(below(100000));
+    if (coin()) spec.lease_ms = 10 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.progress_limit_ms = 1 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.wait_limit_ms = 1 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.join_limit_ms = 1 + static_cast<uint32_t>(below(100000));
@@ -171,11 +171,13 @@ TEST_F(RoundTrip, CredentialAndHyper) {
     const Credential back = parse_credential(to_json(who));
     EXPECT_EQ(back.rank, who.rank);
     EXPECT_EQ(back.incarnation, who.incarnation);
-    const HyperValues values = random_.values(1);
-    const auto [whose, changed] = parse_hyper(hyper_json(who, values));
+    const HyperChange change{.round = random_.u64(), .values = random_.values(1)};
+    const auto [whose, changed] = parse_hyper(hyper_json(who, change));
     EXPECT_EQ(whose.rank, who.rank);
     EXPECT_EQ(whose.incarnation, who.incarnation);
-    EXPECT_EQ(changed, values);
+    EXPECT_EQ(changed, change);
+    const HyperReply got{random_.u64()};
+    EXPECT_EQ(parse_hyper_reply(to_json(got)).round, got.round);
   }
 }
 
@@ -195,7 +197,8 @@ TEST_F(RoundTrip, PulseAndLog) {
     EXPECT_EQ(back.error, pulse.error);
     EXPECT_EQ(back.error_code, pulse.error_code);
 
-    const auto records = random_.list<LogRecord>([&] {
+    LogPage page{.first = random_.u64(), .more = random_.coin()};
+    page.records = random_.list<LogRecord>([&] {
       LogRecord record;
       record.kind = static_cast<LogRecord::Kind>(random_.below(6));
       record.round = random_.u64();
@@ -205,11 +208,14 @@ TEST_F(RoundTrip, PulseAndLog) {
       record.last_rounds = random_.list<ChunkRange>([&] {
         return ChunkRange{random_.u32(), random_.u32(), random_.u64()};
       });
-      record.chunk = random_.u32();
+      record.last_round = random_.u64();
+      record.chunks = random_.list<ChunkSpan>([&] {
+        return ChunkSpan{random_.u32(), random_.u32()};
+      });
       record.values = random_.values();
       return record;
     });
-    EXPECT_EQ(parse_log(to_json(records)), records);
+    EXPECT_EQ(parse_log_page(to_json(page)), page);
   }
 }
 
@@ -364,7 +370,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"world_size":4,"max_ranks":3)"), "max_ranks: must be from 4 to 1024"},
       {join_with(key, R"(,"chunk_elements":100)"), "chunk_elements: must be a multiple of 32"},
       {join_with(key, R"(,"chunk_elements":33554432)"), "chunk_elements: must be from 32 to"},
-      {join_with(key, R"(,"lease_ms":0)"), "lease_ms: must be from 1 to"},
+      {join_with(key, R"(,"lease_ms":0)"), "lease_ms: must be from 10 to 3600000"},
       {join_with(key, R"(,"lease_ms":4294967296)"), "lease_ms: must be a non-negative integer"},
       {join_with(key, R"(,"hyper":{"lr":null})"), "spec.hyper.lr: must be a number, got null"},
       {join_with(key, R"(,"hyper":{"lr":1,"lr":2})"), "field \"lr\" is given twice"},
@@ -411,7 +417,7 @@ TEST(BadInput, OtherMessages) {
   EXPECT_THAT(message_of([] { parse_offer(R"({"transport":"shm","address":"/x","ticket":""})"); }),
               HasSubstr("ticket: must be a string of 1 to 255 bytes"));
   EXPECT_THAT(message_of([] {
-                parse_log(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
+                parse_log_page(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
               }),
               HasSubstr("records[0].kind: must be a known word, got \"vanished\""));
   EXPECT_THAT(message_of([] { parse_pulse("{}"); }), HasSubstr("\"completed_round\" is missing"));

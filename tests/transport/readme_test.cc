@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "phub/core.h"
 #include "phub/http_router.h"
 #include "phub/http_server.h"
 #include "transport/message_fields.h"
@@ -59,7 +60,8 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
     {"Credential", [](const std::string& text) { return to_json(parse_credential(text)); }},
     {"Pulse", [](const std::string& text) { return to_json(parse_pulse(text)); }},
     {"HyperRequest", reencode_hyper},
-    {"Log", [](const std::string& text) { return to_json(parse_log(text)); }},
+    {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
+    {"LogPage", [](const std::string& text) { return to_json(parse_log_page(text)); }},
     {"ServerStatus", [](const std::string& text) { return to_json(parse_status(text)); }},
     {"Error", reencode_error},
 };
@@ -111,7 +113,10 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const Credential*>(nullptr));
   fields(all, static_cast<const Pulse*>(nullptr));
   fields(all, static_cast<const ChunkRange*>(nullptr));
+  fields(all, static_cast<const HyperReply*>(nullptr));
+  fields(all, static_cast<const ChunkSpan*>(nullptr));
   fields(all, static_cast<const LogRecord*>(nullptr));
+  fields(all, static_cast<const LogPage*>(nullptr));
   fields(all, static_cast<const RankStatus*>(nullptr));
   fields(all, static_cast<const EndpointCounters*>(nullptr));
   fields(all, static_cast<const Flow*>(nullptr));
@@ -167,6 +172,9 @@ TEST(Readme, LimitsAndDefaultsAreThoseOfTheCode) {
            fmt::format("| connections | {} |", options.max_connections),
            fmt::format("of a job | {}, {}, 2⁴⁰ |", kMaxKeys, kMaxRanks),
            fmt::format("| {}, {} |", kMaxNameBytes, kMaxWordBytes),
+           fmt::format("| jobs | {} |", Core::kMaxJobs),
+           fmt::format("| entries of a schedule, hyperparameters in one of them | {}, {} |",
+                       kMaxScheduleEntries, kMaxHyperValues),
            fmt::format("| `version` | {} |", kProtocolVersion),
        }) {
     EXPECT_THAT(text, HasSubstr(line));

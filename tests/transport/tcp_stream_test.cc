@@ -90,23 +90,25 @@ TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
   const std::vector<std::byte> data = noise(1000, 1);
   std::mt19937 random(2);
   std::vector<std::byte> stream, expected(1000);
+  std::vector<TcpFrame> frames;
   constexpr uint32_t kFrames = 300;
   const auto append = [&stream](std::span<const std::byte> bytes) {
     stream.insert(stream.end(), bytes.begin(), bytes.end());
   };
   for (uint32_t i = 0; i < kFrames;) {
-    const auto frames = static_cast<uint32_t>(
+    const auto count = static_cast<uint32_t>(
         std::min<size_t>(kFrames - i, i % 2 == 0 ? 1 : 1 + random() % kTcpMaxBatch));
     std::vector<TcpFrame> table;
     std::vector<std::byte> payloads;
-    for (uint32_t f = 0; f < frames; ++f, ++i) {
+    for (uint32_t f = 0; f < count; ++f, ++i) {
       const uint32_t bytes = i % 3 == 0 ? 0 : static_cast<uint32_t>(random() % 60);
       const uint64_t at = random() % (1000 - bytes + 1), from = random() % (1000 - bytes + 1);
       table.push_back({i, bytes, at});
       payloads.insert(payloads.end(), data.begin() + from, data.begin() + from + bytes);
       std::copy_n(data.begin() + from, bytes, expected.begin() + at);
     }
-    const TcpBatch batch = {.more = frames - 1, .first = table[0]};
+    const TcpBatch batch = {.more = count - 1, .first = table[0]};
+    frames.insert(frames.end(), table.begin(), table.end());
     append(std::as_bytes(std::span(&batch, 1)));
     append(std::as_bytes(std::span(table).subspan(1)));
     append(payloads);
@@ -126,6 +128,8 @@ TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
   for (uint32_t i = 0; i < kFrames; ++i) {
     ASSERT_TRUE(arrivals[i].ok && arrivals[i].qp == 1);
     ASSERT_EQ(arrivals[i].imm, i);
+    ASSERT_EQ(arrivals[i].bytes, frames[i].bytes);  // what the core compares with its chunk
+    ASSERT_EQ(arrivals[i].offset, frames[i].remote_offset);
   }
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), box_->ingress(1).begin()));
 }
@@ -150,6 +154,7 @@ TEST_F(TcpStreamTest, ABatchThatCannotBeBreaksItsQueuePair) {
     const auto arrivals = poll(box_->endpoint(0), 1);
     ASSERT_EQ(arrivals.size(), 1u);
     EXPECT_FALSE(arrivals[0].ok);
+    EXPECT_TRUE(arrivals[0].violation) << "no connection that may be made again";
     for (const std::byte byte : box_->ingress(0)) ASSERT_EQ(byte, std::byte{0});
     detach(0);
     box_->revoke(0);
@@ -172,6 +177,7 @@ TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
     ASSERT_EQ(arrivals.size(), 2u) << bad.remote_offset;
     EXPECT_TRUE(arrivals[0].ok && arrivals[0].imm == 3);
     EXPECT_FALSE(arrivals[1].ok);
+    EXPECT_TRUE(arrivals[1].violation);
     EXPECT_EQ(arrivals[1].qp, 1u);
     EXPECT_TRUE(poll(box_->endpoint(0), 0).empty()) << "said once";
     EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->ingress(1).begin()));
@@ -192,6 +198,29 @@ TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
   ASSERT_EQ(arrivals.size(), 1u);
   EXPECT_FALSE(arrivals[0].ok);
   EXPECT_FALSE(bystander->connected());
+}
+
+// The control thread hands a connection over, and announces it. In between the core may have found
+// it by itself, seen it end, and let go of it.
+TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
+  std::array<int, 2> ends;
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const TcpFd here(ends[0]);
+  TcpFd there(ends[1]);
+  std::vector<std::byte> memory(8);
+  std::vector<Write> ring(16);
+  TcpEndpoint endpoint(1);
+  endpoint.watch(here.get(), 0);
+  endpoint.list(0);
+  endpoint.open(0, {.socket = here.get(), .ring = ring, .source = memory, .target = memory});
+  there.reset();
+  const auto arrivals = poll(endpoint, 1);
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_FALSE(arrivals[0].ok);
+  EXPECT_FALSE(arrivals[0].violation);
+  endpoint.close(0);
+  endpoint.announce(here.get(), 0);
+  EXPECT_TRUE(poll(endpoint, 0).empty());
 }
 
 TEST_F(TcpStreamTest, AChunkThatStopsHalfWayIsNeverAnnounced) {

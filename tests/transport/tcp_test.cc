@@ -205,6 +205,9 @@ TEST_F(TcpTest, MalformedHellosAreAnsweredAndChangeNothing) {
   EXPECT_THAT(with([](TcpHello& h) { h.result_bytes = 1; }), HasSubstr("bytes of results: 1"));
   const std::string http = "GET /metrics HTTP/1.1\r\nHost: box\r\n\r\n";
   EXPECT_THAT(answer_to(std::as_bytes(std::span(http))), HasSubstr("not a phub peer"));
+  EXPECT_EQ(rig_->events().back().kind, NicEvent::kRefused);  // for the server's log
+  EXPECT_THAT(rig_->events().back().reason, HasSubstr("tcp: a connection from 127.0.0.1:"));
+  EXPECT_THAT(rig_->events().back().reason, HasSubstr("was refused: invalid: hello: magic"));
   const std::vector<std::byte> zeros(1'000'000);
   EXPECT_THAT(answer_to(zeros), StartsWith("invalid: "));
 

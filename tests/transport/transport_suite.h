@@ -59,7 +59,7 @@ class TransportSuite : public testing::TestWithParam<TransportFactory> {
 
   // A job with one queue per element of `queue_chunks`, chunks of kChunkBytes one after another.
   void open(uint32_t ranks, std::vector<uint32_t> queue_chunks);
-  // Admits, connects and attaches a rank.
+  // Admits, attaches and connects a rank.
   void join(uint32_t rank, uint32_t incarnation);
   // What the control thread and the cores do when a rank is gone.
   void drop(uint32_t rank);

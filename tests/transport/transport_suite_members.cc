@@ -117,6 +117,7 @@ TEST_P(TransportSuite, ATicketOpensOneIncarnationOnce) {
     return false;
   };
   const Offer offer = box_->admit(0, 1);
+  box_->endpoint(0).attach(0, 1);
   ASSERT_EQ(offer.ticket.size(), 32u);
   Offer wrong = offer;
   wrong.ticket = std::string(32, '0');
@@ -127,7 +128,6 @@ TEST_P(TransportSuite, ATicketOpensOneIncarnationOnce) {
 
   workers_[0] = rig_->connect(offer, layout_);  // what was refused has spoilt nothing
   EXPECT_TRUE(refused(offer)) << "used";
-  box_->endpoint(0).attach(0, 1);
   EXPECT_TRUE(workers_[0]->connected());
 
   const Offer revoked = box_->admit(1, 1);
@@ -136,24 +136,14 @@ TEST_P(TransportSuite, ATicketOpensOneIncarnationOnce) {
   EXPECT_TRUE(refused(revoked));
 }
 
-TEST_P(TransportSuite, AWorkerFindsItsPostsOfBeforeTheAttachDelivered) {
-  open(1, {8});
-  workers_[0] = rig_->connect(box_->admit(0, 3), layout_);
-  post_surely(workers_[0]->endpoint(), 0, write_of(0, 4, 1));
-  workers_[0]->endpoint().flush();
-  rig_->pump();
-  box_->endpoint(0).attach(0, 3);
-  EXPECT_EQ(poll_for(box_->endpoint(0), 1).size(), 1u);
-}
-
 TEST_P(TransportSuite, JobsDoNotMeet) {
   open(1, {8});
   join(0, 1);
   const std::vector<std::byte> before(box_->ingress(0).begin(), box_->ingress(0).end());
   const std::unique_ptr<BoxLink> other = rig_->nic().open_job(layout_);
   const Offer offer = other->admit(0, 1);
-  std::unique_ptr<WorkerLink> stranger = rig_->connect(offer, layout_);
   other->endpoint(0).attach(0, 1);
+  std::unique_ptr<WorkerLink> stranger = rig_->connect(offer, layout_);
   std::memset(stranger->gradients().data(), 0x33, layout_.ingress_bytes);
   post_surely(stranger->endpoint(), 0, write_of(0, 6, 1));
   stranger->endpoint().flush();

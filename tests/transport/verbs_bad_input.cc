@@ -65,8 +65,9 @@ class VerbsBadInputTest : public ::testing::Test {
     {
       // What the libraries make once and keep.
       open();
-      const auto link = connect(box_->admit(0, 1), layout_);
+      const Offer offer = box_->admit(0, 1);
       box_->endpoint(0).attach(0, 1);
+      const auto link = connect(offer, layout_);
       box_->endpoint(0).detach(0);
       close();
     }
@@ -112,8 +113,8 @@ class VerbsBadInputTest : public ::testing::Test {
   // Afterwards as before: a worker that does everything right gets through.
   void expect_to_work(uint32_t rank, const Offer& offer) {
     std::unique_ptr<WorkerLink> link;
-    ASSERT_NO_THROW(link = connect(offer, layout_));
     box_->endpoint(0).attach(rank, 1);
+    ASSERT_NO_THROW(link = connect(offer, layout_));
     link->gradients()[5] = std::byte{77};
     ASSERT_TRUE(link->endpoint().post(0, {0, 0, 64, 9}));
     link->endpoint().flush();
@@ -446,9 +447,11 @@ TEST(VerbsBadInputChild, DISABLED_LockedMemory) {
   small.ingress_bytes = small.egress_bytes = 64 << 10;
   const auto box = rig.nic().open_job(small);
   const Offer offer = box->admit(0, 1);
+  box->endpoint(0).attach(0, 1);
   expect_error([&] { rig.connect(offer, layout); }, ErrorCode::kFull,
                message("a worker over 1 NICs", "needs 8.0 MiB of locked memory"));
   EXPECT_NE(rig.connect(offer, small), nullptr);
+  box->endpoint(0).detach(0);
 }
 
 TEST_F(VerbsBadInputTest, TooFewDescriptors) { run_child("Descriptors"); }

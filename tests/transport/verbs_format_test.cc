@@ -34,6 +34,17 @@ void expect_error(const Call& call, ErrorCode code, const std::string& text) {
   }
 }
 
+// Not in lock-step, every rank has results of its own, and all of them are registered.
+TEST(VerbsFormatTest, EveryCopyOfTheResultsIsLocked) {
+  LinkLayout layout;
+  layout.max_ranks = 5;
+  layout.ingress_bytes = 1000;
+  layout.egress_bytes = 300;
+  EXPECT_EQ(verbs_locked_bytes(layout), 5300u);
+  layout.egress_copies = 5;
+  EXPECT_EQ(verbs_locked_bytes(layout), 6500u);
+}
+
 // Written out by hand: another implementation must read the same.
 TEST(VerbsFormatTest, TheHelloByteForByte) {
   VerbsHello hello;

@@ -5,6 +5,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -25,19 +26,30 @@ namespace phub::testing {
 
 class Box {
  public:
-  explicit Box(uint32_t cores = 2, uint64_t memory_limit_bytes = uint64_t{1} << 33) {
+  // What a test puts around a transport.
+  using Wrap = std::function<std::unique_ptr<Nic>(std::unique_ptr<Nic>)>;
+
+  explicit Box(uint32_t cores = 2, uint64_t memory_limit_bytes = uint64_t{1} << 33,
+               const Wrap& wrap = {})
+      : Box("pack:1 core:" + std::to_string(cores) + " pu:1", memory_limit_bytes, wrap) {}
+  explicit Box(const std::string& topology, uint64_t memory_limit_bytes = uint64_t{1} << 33,
+               const Wrap& wrap = {}) {
     ServerOptions options;
-    options.topology = numa::from_synthetic("pack:1 core:" + std::to_string(cores) + " pu:1");
+    options.topology = numa::from_synthetic(topology);
     options.pin = false;
     options.memory_limit_bytes = memory_limit_bytes;
     std::vector<std::unique_ptr<Nic>> nics;
     nics.push_back(make_shm_nic());
     nics.push_back(make_tcp_nic());
+    for (auto& nic : nics) {
+      if (wrap) nic = wrap(std::move(nic));
+    }
     server_ = std::make_unique<Server>(std::move(options), std::move(nics), clock_);
     loop_ = std::make_unique<ServerLoop>(*server_, io_);
     HttpOptions http;
     http.listen = {"127.0.0.1:0"};
     http.after_request = [this] { loop_->poll_soon(); };
+    http.background = &server_->background();
     port_ = std::make_unique<HttpServer>(io_, *server_, http);
     address_ = port_->addresses().front();
     server_->start_threads();

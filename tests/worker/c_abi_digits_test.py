@@ -28,5 +28,6 @@ finally:
 print(*outputs, sep="", end="")
 assert all(rank.returncode == 0 for rank in ranks), [rank.returncode for rank in ranks]
 percents = [float(re.search(r"([0-9.]+)%", output)[1]) for output in outputs]
-assert len(set(percents)) == 1, "the ranks' parameters differ"
+parameters = {re.search(r"parameters ([0-9a-f]{8})$", output, re.M)[1] for output in outputs}
+assert len(parameters) == 1, f"the ranks' parameters differ: {parameters}"
 assert percents[0] >= LEAST_PERCENT, f"{percents[0]}% is less than {LEAST_PERCENT}%"

@@ -210,7 +210,7 @@ static void misuse(void) {
   FAILS(phub_key_by_name(worker, "medium", &key), PHUB_NOT_FOUND, "medium");
   FAILS(phub_push_then(worker, 0, 0, NULL, NULL), PHUB_INVALID, "completion");
   FAILS(phub_broadcast(worker, NULL, 5), PHUB_INVALID, "initial is null");
-  FAILS(phub_set_hyper(worker, NULL, NULL, 1), PHUB_INVALID, "names");
+  FAILS(phub_set_hyper(worker, NULL, NULL, 1, NULL), PHUB_INVALID, "names");
   FAILS(phub_worker_info(worker, &info), PHUB_INVALID, "sizeof");
   info.size = sizeof(size_t) + sizeof(uint32_t); /* an older program */
   info.incarnation = 77;

@@ -361,11 +361,11 @@ TEST(CAbi, TheServersRefusalsKeepTheirCodes) {
   EXPECT_OK(phub_options_destroy(options));
   const char* name = "leaning_rate";
   const double value = 0.1, nan = std::nan("");
-  EXPECT_EQ(phub_set_hyper(first, &name, &value, 1), PHUB_INVALID);
+  EXPECT_EQ(phub_set_hyper(first, &name, &value, 1, nullptr), PHUB_INVALID);
   EXPECT_THAT(phub_last_error(), HasSubstr("leaning_rate"));
   name = "lr";
-  EXPECT_EQ(phub_set_hyper(first, &name, &nan, 1), PHUB_INVALID);
-  EXPECT_OK(phub_set_hyper(first, &name, &value, 1));
+  EXPECT_EQ(phub_set_hyper(first, &name, &nan, 1, nullptr), PHUB_INVALID);
+  EXPECT_OK(phub_set_hyper(first, &name, &value, 1, nullptr));
   EXPECT_OK(phub_worker_destroy(first));
 }
 

@@ -97,7 +97,8 @@ class DigitsRun : public ::testing::Test {
       EXPECT_EQ(process->wait(kLimit), 0) << name << ": " << process->output();
     }
     const std::vector<float> expected =
-        recompute(training_, load(PHUB_DIGITS_CSV).train, parse_log(read_file(folder_ + "/log")));
+        recompute(training_, load(PHUB_DIGITS_CSV).train,
+                  parse_log_page(read_file(folder_ + "/log")).records);
     const std::string bytes(reinterpret_cast<const char*>(expected.data()),
                             expected.size() * sizeof(float));
     for (auto& [name, process] : ranks_) {
@@ -106,7 +107,7 @@ class DigitsRun : public ::testing::Test {
   }
   size_t records(LogRecord::Kind kind) const {
     size_t count = 0;
-    for (const LogRecord& record : parse_log(read_file(folder_ + "/log"))) {
+    for (const LogRecord& record : parse_log_page(read_file(folder_ + "/log")).records) {
       count += record.kind == kind;
     }
     return count;

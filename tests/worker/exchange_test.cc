@@ -2,6 +2,7 @@
 // those of a single process that adds in rank order.
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -230,6 +231,50 @@ TEST(Exchange, HyperparametersTakeEffectInTheNextRound) {
     }
     // Not by rank 1, and not by a name that is not known.
     EXPECT_THROW(worker.set_hyper({{r == 1 ? "lr" : "learning_rate", 1.0}}), Error);
+    worker.barrier();
+  });
+}
+
+// As a scheduler does: the rate of the next step is set after each, while another rank lags behind
+// and its chunks of the step before are still in progress.
+TEST(Exchange, ARateIsThatOfTheStepItWasSetFor) {
+  Box box;
+  JobSpec spec = spec_of({.optimizer = "sgd", .reduction = "sum"}, "rates");
+  spec.keys = {{.name = "w", .elements = 64}, {.name = "b", .elements = 32}};
+  spec.hyper = {{"lr", 1}};
+  spec.initial = "zeros";
+  spec.world_size = 2;
+  std::barrier pushed(2), set(2);
+  each_rank(2, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    float want = 0, rate = 1;
+    for (uint64_t round = 1; round <= 4; ++round) {
+      for (size_t key = 0; key < 2; ++key) {
+        for (float& g : worker.gradient(key)) g = 1;
+      }
+      if (r == 0) worker.push(0), worker.push(1);
+      pushed.arrive_and_wait();
+      // The step of rank 0 is over, that of rank 1 is not: its rate stays what it was.
+      if (r == 0) {
+        EXPECT_EQ(worker.set_hyper({{"lr", 10 * rate}}), round + 1);
+      }
+      set.arrive_and_wait();
+      if (r == 1) worker.push(0), worker.push(1);
+      worker.wait_all();
+      want -= 2 * rate;
+      rate *= 10;
+      for (size_t key = 0; key < 2; ++key) {
+        for (float p : worker.parameters(key)) ASSERT_EQ(p, want) << "round " << round;
+      }
+    }
+    if (r == 0) {  // far ahead, and then nothing before that
+      EXPECT_EQ(worker.set_hyper({{"lr", 1}}, 100), 100u);
+      EXPECT_EQ(worker.set_hyper({{"lr", 2}}, 50), 100u);
+      EXPECT_THROW(worker.set_hyper({{"lr", 2}}, uint64_t{1} << 40), Error);
+    }
     worker.barrier();
   });
 }

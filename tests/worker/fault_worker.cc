@@ -8,6 +8,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -21,11 +22,13 @@ namespace {
 std::atomic<bool> stop_asked{false};
 
 struct Settings {
-  std::string server, job, notes;
+  std::string server, job, notes, transport = "auto";
   int32_t rank = -1;
   bool replace = false;
   bool patient = false;      // asks again while the rank is taken
   bool idle = false;         // only heartbeats
+  bool poll = false;         // looks whether results are there, and never waits
+  bool fork = false;         // has a child that lives on
   uint64_t rounds = 0;       // 0: until SIGTERM
   uint64_t die_in = 0;       // round: kill -9 of itself once some of its keys are pushed
   uint64_t hang_in = 0;      // round: pushes some keys, and then nothing but heartbeats
@@ -68,10 +71,12 @@ void push_all(Worker& worker, const Settings& settings, uint64_t round) {
 
 std::unique_ptr<Worker> join(const Settings& settings) {
   WorkerOptions options;
+  if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   options.server = settings.server;
   options.spec = parse_job_spec(settings.job);
   options.rank = settings.rank;
   options.replace = settings.replace;
+  options.transport = settings.transport;
   for (;;) {
     try {
       return std::make_unique<Worker>(options);
@@ -92,6 +97,14 @@ void train(const Settings& settings) {
   note(notes, testing::encode_header({.rank = worker->rank(),
                                       .incarnation = worker->incarnation(),
                                       .first_round = worker->first_round()}));
+  if (settings.fork) {  // as a data loader is: it knows nothing of phub, and lives on
+    const pid_t child = fork();
+    if (child == 0) {
+      for (;;) pause();
+    }
+    fmt::print("child {}\n", child);
+    std::fflush(stdout);
+  }
   while (settings.idle && !stop_asked) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (!settings.idle) {
     worker->broadcast(worker->spec().initial == "broadcast"
@@ -101,7 +114,12 @@ void train(const Settings& settings) {
     note_results(notes, *worker, round);
     while (!stop_asked && (settings.rounds == 0 || round < settings.rounds)) {
       push_all(*worker, settings, ++round);
-      for (size_t key = 0; key < worker->keys(); ++key) worker->wait(key);
+      for (size_t key = 0; key < worker->keys(); ++key) {
+        while (settings.poll && !worker->test(key)) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        worker->wait(key);
+      }
       note_results(notes, *worker, round);
       if (settings.leave_after > 0 && round + 1 - worker->first_round() == settings.leave_after) {
         break;
@@ -123,9 +141,12 @@ int main(int argc, char** argv) {
   app.add_option("--job", settings.job, "as JSON")->required();
   app.add_option("--notes", settings.notes)->required();
   app.add_option("--rank", settings.rank);
+  app.add_option("--transport", settings.transport);
   app.add_flag("--replace", settings.replace);
   app.add_flag("--patient", settings.patient);
   app.add_flag("--idle", settings.idle);
+  app.add_flag("--poll", settings.poll);
+  app.add_flag("--fork", settings.fork);
   app.add_option("--rounds", settings.rounds);
   app.add_option("--die-in", settings.die_in);
   app.add_option("--hang-in", settings.hang_in);

@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
@@ -85,7 +88,8 @@ class Training {
   }
   RankStatus rank(uint32_t rank) const {
     const JobStatus job = status();
-    return rank < job.ranks.size() ? job.ranks[rank] : RankStatus{};
+    const auto at = std::ranges::find(job.ranks, rank, &RankStatus::rank);
+    return at == job.ranks.end() ? RankStatus{} : *at;
   }
   std::vector<LogRecord> log() const { return ControlClient(server_).log(spec_.name); }
   uint64_t round() const { return status().completed_round; }
@@ -153,8 +157,9 @@ TEST(Faults, AWorkerKilledInMidRoundAsThePolicySays) {
         EXPECT_EQ(zero.wait(kLong), 3);
         EXPECT_EQ(one.wait(kLong), 3);
         const char* says = std::string_view(policy) == "fail"
-                               ? "rank_lost: rank 2 (incarnation 1) was lost in round 2"
-                               : "rank_lost: the job waited 700 ms for rank 2 to come back";
+                               ? "rank 2 (incarnation 1) was lost in round 2"
+                               : "the job waited 700 ms for rank 2 to come back";
+        EXPECT_THAT(zero.output(), HasSubstr("\nrank_lost: "));
         EXPECT_THAT(zero.output(), HasSubstr(says));
         EXPECT_THAT(one.output(), HasSubstr(says));
       }
@@ -177,6 +182,51 @@ TEST(Faults, AWorkerKilledInMidRoundAsThePolicySays) {
   }
 }
 
+// The kernel tells of the end of a process at once: nobody waits for its lease. Also when a child
+// that it forked lives on, with all descriptors that it had.
+TEST(Faults, AKilledWorkerIsNoticedBeforeItsLease) {
+  Box box;
+  for (const bool forked : {false, true}) {
+    SCOPED_TRACE(forked ? "with a child" : "alone");
+    JobSpec spec = fault_spec(forked ? "forked" : "plain", 2, "none");
+    spec.lease_ms = 600'000;
+    Training training(box.address(), spec);
+    Process& stays = training.start(0);
+    Process& victim = training.start(1, forked ? Flags{"--fork"} : Flags{});
+    ASSERT_TRUE(training.goes_on(5));
+    pid_t child = 0;
+    if (forked) {
+      ASSERT_TRUE(victim.printed("child ", kLong));
+      const std::string output = victim.output();
+      child = std::stoi(output.substr(output.find("child ") + 6));
+      ASSERT_EQ(kill(child, 0), 0);
+    }
+    victim.send(SIGKILL);
+    EXPECT_TRUE(becomes([&] {
+      const auto log = training.log();
+      const auto lost = std::ranges::find(log, Kind::kLost, &LogRecord::kind);
+      return lost != log.end() && lost->rank == 1 &&
+             lost->reason.find("the process ended") != std::string::npos;
+    }));
+    EXPECT_TRUE(training.goes_on(20));
+    if (child > 0) {
+      EXPECT_EQ(kill(child, SIGKILL), 0) << "the child was to live on";
+    }
+    training.end();
+    EXPECT_TRUE(left(stays)) << stays.output();
+  }
+}
+
+// "joined rank 2 incarnation 7 …": its place, if it was in the job.
+std::optional<std::pair<uint32_t, uint32_t>> place_of(const Process& worker) {
+  const std::string output = worker.output();
+  uint32_t rank = 0, incarnation = 0;
+  if (std::sscanf(output.c_str(), "joined rank %u incarnation %u ", &rank, &incarnation) != 2) {
+    return std::nullopt;
+  }
+  return std::pair(rank, incarnation);
+}
+
 // A job of three in which somebody is killed again and again, at any moment, and somebody else
 // comes.
 void kill_at_random(Box& box, const JobSpec& spec, uint32_t kills, std::mt19937_64& random) {
@@ -185,6 +235,7 @@ void kill_at_random(Box& box, const JobSpec& spec, uint32_t kills, std::mt19937_
   std::vector<Process*> now(3);
   for (uint32_t rank = 0; rank < 3; ++rank) now[rank] = &training.start(static_cast<int32_t>(rank));
   ASSERT_TRUE(training.goes_on(2));
+  std::vector<std::pair<uint32_t, uint32_t>> killed;  // members of the job
   for (uint32_t i = 0; i < kills; ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
     const auto rank = static_cast<uint32_t>(random() % 3);
@@ -200,6 +251,8 @@ void kill_at_random(Box& box, const JobSpec& spec, uint32_t kills, std::mt19937_
       return others > 0;
     }));
     now[rank]->send(SIGKILL);
+    ASSERT_EQ(now[rank]->wait(kLong), -SIGKILL) << now[rank]->output();
+    if (const auto place = place_of(*now[rank])) killed.push_back(*place);
     const Flags flags = {random() % 2 ? "--replace" : "--patient"};
     now[rank] = &training.start(static_cast<int32_t>(rank), flags);
   }
@@ -208,6 +261,19 @@ void kill_at_random(Box& box, const JobSpec& spec, uint32_t kills, std::mt19937_
   training.end();
   for (Process* worker : now) EXPECT_TRUE(left(*worker)) << worker->output();
   training.check();
+
+  // Who was killed in the job is lost, each once; and half of them are waited for to be in it.
+  EXPECT_GE(killed.size(), kills / 8);
+  const std::vector<LogRecord> log = training.log();
+  for (const auto& [rank, incarnation] : killed) {
+    EXPECT_EQ(std::ranges::count_if(log,
+                                    [&](const LogRecord& record) {
+                                      return record.kind == Kind::kLost && record.rank == rank &&
+                                             record.incarnation == incarnation;
+                                    }),
+              1)
+        << "rank " << rank << " incarnation " << incarnation;
+  }
 }
 
 TEST(Faults, KillsAtRandomMoments) {
@@ -217,16 +283,6 @@ TEST(Faults, KillsAtRandomMoments) {
     JobSpec spec = fault_spec(fmt::format("kills-{}", job), 3, job % 2 ? "adam" : "none");
     spec.on_loss = job % 4 < 2 ? "shrink" : "wait";
     kill_at_random(box, spec, 25, random);
-  }
-}
-
-TEST(Faults, DISABLED_AThousandKills) {
-  std::mt19937_64 random(seed());
-  Box box;
-  for (uint32_t job = 0; job < 20; ++job) {
-    JobSpec spec = fault_spec(fmt::format("kills-{}", job), 3, job % 2 ? "adam" : "none");
-    spec.on_loss = job % 4 < 2 ? "shrink" : "wait";
-    kill_at_random(box, spec, 50, random);
   }
 }
 

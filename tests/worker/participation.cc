@@ -19,7 +19,13 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
           end(record, chunks);
           break;
         case LogRecord::Kind::kExcluded:
-          excluded_.emplace(record.round, record.chunk, record.rank);
+          for (uint64_t round = record.round; round <= record.last_round; ++round) {
+            for (const ChunkSpan& span : record.chunks) {
+              for (uint32_t chunk = span.first; chunk <= span.last; ++chunk) {
+                excluded_.emplace(round, chunk, record.rank);
+              }
+            }
+          }
           break;
         case LogRecord::Kind::kHyper:
         case LogRecord::Kind::kFailed:

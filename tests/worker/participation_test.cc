@@ -66,12 +66,19 @@ TEST(Participation, LeavingIsLikeBeingLost) {
 }
 
 TEST(Participation, ExclusionIsOfOneRankChunkAndRound) {
-  const std::vector<LogRecord> log = {
-      admitted(0, 1, 1),
-      admitted(1, 1, 1),
-      {.kind = Kind::kExcluded, .round = 3, .rank = 1, .incarnation = 1, .chunk = 2}};
-  const Participation participation(log, 4);
+  const std::vector<LogRecord> log = {admitted(0, 1, 1),
+                                      admitted(1, 1, 1),
+                                      {.kind = Kind::kExcluded,
+                                       .round = 3,
+                                       .rank = 1,
+                                       .incarnation = 1,
+                                       .last_round = 4,
+                                       .chunks = {{2, 3}}}};
+  const Participation participation(log, 5);
   EXPECT_THAT(participation.ranks(3, 2), ElementsAre(0));
+  EXPECT_THAT(participation.ranks(4, 3), ElementsAre(0));
+  EXPECT_THAT(participation.ranks(5, 2), ElementsAre(0, 1));
+  EXPECT_THAT(participation.ranks(3, 4), ElementsAre(0, 1));
   EXPECT_THAT(participation.ranks(3, 1), ElementsAre(0, 1));
   EXPECT_THAT(participation.ranks(2, 2), ElementsAre(0, 1));
 }

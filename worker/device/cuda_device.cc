@@ -24,11 +24,44 @@ void must(cudaError_t result, ErrorCode code, std::string_view what) {
   }
 }
 
+// One for all devices: what is registered is for all of them. REQUIRES of pin(): a device is
+// current.
+class CudaPages final : public HostPages {
+ public:
+  // Devices may still be there when static objects go.
+  static CudaPages& instance() {
+    static auto& pages = *new CudaPages;
+    return pages;
+  }
+
+ private:
+  void do_register(void* begin, size_t bytes, HostUse use, std::string_view what) override {
+    int ordinal = 0;
+    int reads_only = 0;  // the device can use pages that it must not write
+    must(cudaGetDevice(&ordinal), ErrorCode::kUnavailable, "cudaGetDevice");
+    must(cudaDeviceGetAttribute(&reads_only, cudaDevAttrHostRegisterReadOnlySupported, ordinal),
+         ErrorCode::kUnavailable, "cudaDeviceGetAttribute");
+    const bool as_read_only = use == HostUse::kRead && reads_only != 0;
+    const cudaError_t result = cudaHostRegister(
+        begin, bytes, cudaHostRegisterPortable | (as_read_only ? cudaHostRegisterReadOnly : 0u));
+    must(result, ErrorCode::kFull,
+         fmt::format("cudaHostRegister of {} bytes at {} for '{}'{}", bytes, begin, what,
+                     use == HostUse::kRead && !as_read_only
+                         ? " (this device takes only memory that may be written: with shared "
+                           "memory of the box it cannot; choose another transport)"
+                         : ""));
+  }
+  void do_unregister(void* begin) noexcept override {
+    cudaHostUnregister(begin);  // who goes has nobody to tell
+    cudaGetLastError();
+  }
+};
+
 class CudaDevice : public Device {
  public:
   CudaDevice(const CudaDeviceOptions& options, const std::string& name)
       : Device(name, options.budget_bytes), state_(name, options.ordinal) {
-    use();
+    const CudaCurrent current = use();
     if (options.budget_bytes > 0) {
       must(cudaMalloc(&memory_, options.budget_bytes), ErrorCode::kFull,
            fmt::format("{}: a budget of {} bytes", name, options.budget_bytes));
@@ -36,7 +69,7 @@ class CudaDevice : public Device {
     set_memory(memory_);
   }
   ~CudaDevice() override {
-    cudaSetDevice(state_.ordinal());
+    const CudaCurrent current(state_.ordinal());
     cudaFree(memory_);
   }
 
@@ -48,54 +81,51 @@ class CudaDevice : public Device {
   }
 
  private:
-  void use() { must(cudaSetDevice(state_.ordinal()), ErrorCode::kUnavailable, name()); }
+  CudaCurrent use() const {
+    CudaCurrent current(state_.ordinal());
+    must(static_cast<cudaError_t>(current.result()), ErrorCode::kUnavailable, name());
+    return current;
+  }
   cudaError_t poison_all(void* memory, size_t bytes) {
     const cudaError_t result = cudaMemset(memory, kPoison, bytes);
     // The streams do not wait for the one that cudaMemset is on.
     return result == cudaSuccess ? cudaStreamSynchronize(nullptr) : result;
   }
   void copy_now(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    use();
+    const CudaCurrent current = use();
     must(cudaMemcpy(to, from, bytes, kind), ErrorCode::kInternal, name());
     must(cudaStreamSynchronize(nullptr), ErrorCode::kInternal, name());
   }
 
   void do_allocated(void* memory, size_t bytes) override {
-    use();
+    const CudaCurrent current = use();
     must(poison_all(memory, bytes), ErrorCode::kInternal, name());
   }
   // Destructors release, so nothing of that throws: what has failed is reported by the streams.
   void do_released(void* memory, size_t bytes) override {
-    cudaSetDevice(state_.ordinal());
+    const CudaCurrent current(state_.ordinal());
     poison_all(memory, bytes);
     cudaGetLastError();
   }
   void* do_allocate_host(size_t bytes) override {
-    use();
+    const CudaCurrent current = use();
     void* memory = nullptr;
     must(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), ErrorCode::kFull, "cudaHostAlloc");
     std::memset(memory, 0, bytes);
     return memory;
   }
   void do_release_host(void* memory, size_t /*bytes*/) override {
-    cudaSetDevice(state_.ordinal());
+    const CudaCurrent current(state_.ordinal());
     cudaFreeHost(memory);
     cudaGetLastError();
   }
-  void do_pin_host(void* memory, size_t bytes) override {
-    use();
-    cudaError_t result = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
-    if (result == cudaErrorInvalidValue || result == cudaErrorNotSupported) {
-      // Memory that is mapped for reading only, if the device can do that.
-      cudaGetLastError();
-      result = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
-    }
-    must(result, ErrorCode::kFull,
-         fmt::format("{}: cudaHostRegister of {} bytes at {}", name(), bytes, memory));
+  void do_pin_host(const void* memory, size_t bytes, HostUse use, std::string_view what) override {
+    const CudaCurrent current(state_.ordinal());
+    CudaPages::instance().pin(memory, bytes, use, what);
   }
-  void do_unpin_host(void* memory) override {
-    use();
-    must(cudaHostUnregister(memory), ErrorCode::kInternal, name());
+  void do_unpin_host(const void* memory) noexcept override {
+    const CudaCurrent current(state_.ordinal());
+    CudaPages::instance().unpin(memory);
   }
   void do_write(void* to, const void* from, size_t bytes) override {
     copy_now(to, from, bytes, cudaMemcpyHostToDevice);
@@ -125,8 +155,9 @@ CudaDevices cuda_devices() {
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cudaDeviceProp properties{};
     CudaDeviceInfo info;
+    const CudaCurrent current(ordinal);
     if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess ||
-        cudaSetDevice(ordinal) != cudaSuccess ||
+        current.result() != cudaSuccess ||
         cudaMemGetInfo(&info.free_bytes, &info.memory_bytes) != cudaSuccess) {
       found.none_because = fmt::format("CUDA device {}: {}", ordinal, text_of(cudaGetLastError()));
       continue;
@@ -140,16 +171,21 @@ CudaDevices cuda_devices() {
   return found;
 }
 
+// Asks for this one alone: to ask a device how much it has free takes some of it.
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& options) {
-  const CudaDevices found = cuda_devices();
-  for (const CudaDeviceInfo& info : found.devices) {
-    if (info.ordinal != options.ordinal) continue;
-    return std::make_unique<CudaDevice>(options,
-                                        fmt::format("cuda {} ({})", info.ordinal, info.name));
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess) count = 0;
+  if (options.ordinal < 0 || options.ordinal >= count) {
+    cudaGetLastError();
+    fail(ErrorCode::kUnavailable, "there is no CUDA device {}: {}", options.ordinal,
+         count == 0 ? cuda_devices().none_because : fmt::format("there are {}", count));
   }
-  fail(ErrorCode::kUnavailable, "there is no CUDA device {}: {}", options.ordinal,
-       found.devices.empty() ? found.none_because
-                             : fmt::format("there are {}", found.devices.size()));
+  cudaDeviceProp properties{};
+  must(cudaGetDeviceProperties(&properties, options.ordinal), ErrorCode::kUnavailable,
+       fmt::format("CUDA device {}", options.ordinal));
+  return std::make_unique<CudaDevice>(
+      options, fmt::format("cuda {} ({})", options.ordinal, properties.name));
 }
 
 }  // namespace phub

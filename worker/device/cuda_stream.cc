@@ -9,12 +9,53 @@
 
 namespace phub {
 
-void CudaState::enter(std::string_view stream) const {
+namespace {
+
+// Whether the application uses the device: to make it current would make it so, which takes memory
+// of it. If the driver does not say, no.
+bool in_use(int ordinal) {
+  using Answer = int(int device, unsigned* flags, int* active);  // cuDevicePrimaryCtxGetState
+  static Answer* const ask = [] {
+    constexpr unsigned kSince = 7000;  // CUDA 7.0
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const bool there =
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, kSince,
+                                         cudaEnableDefault, &result) == cudaSuccess &&
+        result == cudaDriverEntryPointSuccess;
+    if (!there) cudaGetLastError();
+    return there ? reinterpret_cast<Answer*>(found) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  return ask != nullptr && ask(ordinal, &flags, &active) == 0 && active != 0;
+}
+
+}  // namespace
+
+CudaCurrent::CudaCurrent(int ordinal) {
+  int before = -1;
+  result_ = cudaGetDevice(&before);
+  if (result_ != cudaSuccess || before == ordinal) return;
+  result_ = cudaSetDevice(ordinal);
+  if (result_ == cudaSuccess && in_use(before)) before_ = before;
+}
+
+CudaCurrent::CudaCurrent(CudaCurrent&& other) noexcept
+    : before_(std::exchange(other.before_, -1)), result_(other.result_) {}
+
+CudaCurrent::~CudaCurrent() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+CudaCurrent CudaState::enter(std::string_view stream) const {
   {
     const std::lock_guard lock(mutex_);
     if (failure_ != nullptr) failure_->raise(device_, stream);
   }
-  check(cudaSetDevice(ordinal_), "cudaSetDevice", stream);
+  CudaCurrent current(ordinal_);
+  check(current.result(), "cudaSetDevice", stream);
+  return current;
 }
 
 void CudaState::check(int result, const char* call, std::string_view stream) const {
@@ -34,7 +75,7 @@ void CudaState::check(int result, const char* call, std::string_view stream) con
 }
 
 CudaEvent::CudaEvent(Device& device, const CudaState& state) : Event(device), state_(state) {
-  state_.enter("");
+  const CudaCurrent current = state_.enter("");
   state_.check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync),
                "cudaEventCreateWithFlags", "");
 }
@@ -42,7 +83,7 @@ CudaEvent::CudaEvent(Device& device, const CudaState& state) : Event(device), st
 CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
 
 bool CudaEvent::done() const {
-  state_.enter("");
+  const CudaCurrent current = state_.enter("");
   const cudaError_t result = cudaEventQuery(event_);
   if (result == cudaErrorNotReady) return false;
   state_.check(result, "cudaEventQuery", "");
@@ -50,37 +91,37 @@ bool CudaEvent::done() const {
 }
 
 void CudaEvent::wait() const {
-  state_.enter("");
+  const CudaCurrent current = state_.enter("");
   state_.check(cudaEventSynchronize(event_), "cudaEventSynchronize", "");
 }
 
 CudaStream::CudaStream(Device& device, const CudaState& state, const std::string& name)
     : Stream(device, name), state_(state) {
-  state_.enter(name);
+  const CudaCurrent current = state_.enter(name);
   state_.check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
                "cudaStreamCreateWithFlags", name);
 }
 
 CudaStream::~CudaStream() {
-  cudaSetDevice(state_.ordinal());
+  const CudaCurrent current(state_.ordinal());
   cudaStreamSynchronize(stream_);
   cudaStreamDestroy(stream_);
 }
 
 void CudaStream::do_copy_to_device(void* to, const void* from, size_t bytes) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   state_.check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_),
                "cudaMemcpyAsync to the device", name());
 }
 
 void CudaStream::do_copy_to_host(void* to, const void* from, size_t bytes) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   state_.check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_),
                "cudaMemcpyAsync to the host", name());
 }
 
 void CudaStream::do_launch(const Kernel& kernel) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   if (kernel.kind == Kernel::Kind::kCopy) {
     state_.check(
         cudaMemcpyAsync(kernel.to, kernel.from, kernel.count, cudaMemcpyDeviceToDevice, stream_),
@@ -91,7 +132,7 @@ void CudaStream::do_launch(const Kernel& kernel) {
 }
 
 void CudaStream::do_call(std::function<void()> callback) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   auto held = std::make_unique<std::function<void()>>(std::move(callback));
   const auto call = [](void* data) noexcept {
     const std::unique_ptr<std::function<void()>> mine(static_cast<std::function<void()>*>(data));
@@ -102,19 +143,19 @@ void CudaStream::do_call(std::function<void()> callback) {
 }
 
 void CudaStream::do_work_for(std::chrono::nanoseconds time) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   state_.check(launch_sleep(static_cast<uint64_t>(time.count()), stream_), "start of a kernel",
                name());
 }
 
 void CudaStream::do_record(Event& event) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   state_.check(cudaEventRecord(static_cast<CudaEvent&>(event).handle(), stream_), "cudaEventRecord",
                name());
 }
 
 void CudaStream::do_wait(const Event& event) {
-  state_.enter(name());
+  const CudaCurrent current = state_.enter(name());
   state_.check(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).handle()),
                "cudaStreamWaitEvent", name());
 }

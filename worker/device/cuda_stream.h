@@ -17,14 +17,29 @@ struct CUstream_st;
 
 namespace phub {
 
+// The calling thread's current device, which is the application's: this one until the end of the
+// scope, then what it was.
+class CudaCurrent {
+ public:
+  explicit CudaCurrent(int ordinal);
+  CudaCurrent(CudaCurrent&& other) noexcept;
+  CudaCurrent& operator=(CudaCurrent&&) = delete;
+  ~CudaCurrent();
+  int result() const { return result_; }  // a cudaError_t
+
+ private:
+  int before_ = -1;  // to be current again; -1: nothing to do
+  int result_ = 0;
+};
+
 // What CUDA answered, kept for all streams of a device: it does not say which work of which stream
 // has failed, and takes no more of any.
 class CudaState {
  public:
   CudaState(std::string device, int ordinal) : device_(std::move(device)), ordinal_(ordinal) {}
 
-  // Makes this thread's calls go to the device; throws if it has failed.
-  void enter(std::string_view stream) const;
+  // This thread's calls go to the device while the answer lives; throws if it has failed.
+  [[nodiscard]] CudaCurrent enter(std::string_view stream) const;
   // Throws if `result`, a cudaError_t, is an error: it was met in `call` on `stream`.
   void check(int result, const char* call, std::string_view stream) const;
   int ordinal() const { return ordinal_; }

@@ -24,7 +24,13 @@ void* Device::allocate(size_t bytes, std::string_view what) {
     peak_ = std::max(peak_, arena_.used());
     memory = memory_ + *offset;
   }
-  do_allocated(memory, bytes);
+  try {
+    do_allocated(memory, bytes);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    arena_.release(static_cast<size_t>(memory - memory_));
+    throw;
+  }
   return memory;
 }
 
@@ -51,7 +57,7 @@ void* Device::allocate_host(size_t bytes, std::string_view what) {
   try {
     void* memory = do_allocate_host(bytes);
     const std::lock_guard lock(mutex_);
-    host_.emplace(static_cast<std::byte*>(memory), HostRange{bytes, true});
+    host_.emplace(static_cast<std::byte*>(memory), HostRange{bytes, true, HostUse::kReadWrite});
     host_bytes_ += bytes;
     return memory;
   } catch (const std::exception& e) {
@@ -65,7 +71,7 @@ void Device::release_host(void* memory) {
   do_release_host(memory, take_host_range(memory, true).bytes);
 }
 
-void Device::pin_host(void* memory, size_t bytes, std::string_view what) {
+void Device::pin_host(const void* memory, size_t bytes, HostUse use, std::string_view what) {
   if (bytes == 0) return;
   const auto* begin = static_cast<const std::byte*>(memory);
   const std::lock_guard lock(mutex_);
@@ -77,12 +83,17 @@ void Device::pin_host(void* memory, size_t bytes, std::string_view what) {
            memory, what);
     }
   }
-  do_pin_host(memory, bytes);
-  host_.emplace(begin, HostRange{bytes, false});
+  const auto added = host_.emplace(begin, HostRange{bytes, false, use}).first;
+  try {
+    do_pin_host(memory, bytes, use, what);
+  } catch (...) {
+    host_.erase(added);
+    throw;
+  }
   host_bytes_ += bytes;
 }
 
-void Device::unpin_host(void* memory) {
+void Device::unpin_host(const void* memory) {
   if (memory == nullptr) return;
   take_host_range(memory, false);
   do_unpin_host(memory);
@@ -123,7 +134,7 @@ void Device::check_device(const char* what, const void* memory, size_t bytes) co
        bytes, memory);
 }
 
-void Device::check_host(const char* what, const void* memory, size_t bytes) const {
+void Device::check_host(const char* what, const void* memory, size_t bytes, HostUse use) const {
   const auto* begin = static_cast<const std::byte*>(memory);
   {
     const std::lock_guard lock(mutex_);
@@ -131,7 +142,13 @@ void Device::check_host(const char* what, const void* memory, size_t bytes) cons
     if (after != host_.begin()) {
       const auto& [held, range] = *std::prev(after);
       const auto offset = static_cast<size_t>(begin - held);
-      if (offset <= range.bytes && bytes <= range.bytes - offset) return;
+      if (offset <= range.bytes && bytes <= range.bytes - offset) {
+        if (use == HostUse::kRead || range.use == HostUse::kReadWrite) return;
+        fail(ErrorCode::kInvalid,
+             "{}: {} {} bytes of host memory at {}, which is pinned for "
+             "reading only",
+             name_, what, bytes, memory);
+      }
     }
   }
   fail(ErrorCode::kInvalid,
@@ -185,6 +202,24 @@ HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
 
 HostMemory::~HostMemory() {
   if (data_ != nullptr) device_->release_host(data_);
+}
+
+PinnedMemory::PinnedMemory(Device& device, const void* memory, size_t bytes, HostUse use,
+                           std::string_view what)
+    : device_(&device), memory_(memory) {
+  device.pin_host(memory, bytes, use, what);
+}
+
+PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
+
+PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(memory_, other.memory_);
+  return *this;
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (memory_ != nullptr) device_->unpin_host(memory_);
 }
 
 RowIndex::RowIndex(Device& device, std::span<const uint32_t> rows)

@@ -35,6 +35,7 @@
 
 #include "kernels/kernels.h"
 #include "worker/device/arena.h"
+#include "worker/device/host_pages.h"
 #include "worker/device/kernel.h"
 
 namespace phub {
@@ -88,6 +89,21 @@ class HostMemory {
   Device* device_ = nullptr;
   void* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Memory of others that is pinned until the end of the scope.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  PinnedMemory(Device& device, const void* memory, size_t bytes, HostUse use,
+               std::string_view what);
+  PinnedMemory(PinnedMemory&& other) noexcept;
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
+  ~PinnedMemory();
+
+ private:
+  Device* device_ = nullptr;
+  const void* memory_ = nullptr;
 };
 
 // Numbers of rows in device memory, checked and copied there once: kernels need not look again.
@@ -208,9 +224,11 @@ class Device {
   // Pinned memory of the host, zeroed, outside of the budget.
   void* allocate_host(size_t bytes, std::string_view what);
   void release_host(void* memory);
-  // Lets copies use memory that another has allocated (shared memory of a transport, say).
-  void pin_host(void* memory, size_t bytes, std::string_view what);
-  void unpin_host(void* memory);
+  // Lets copies use memory that another has allocated (shared memory of a transport, say): read it,
+  // or write it too. Pages that are mapped for reading only are pinned for reading; a page is
+  // pinned with the same neighbours by all devices of a process.
+  void pin_host(const void* memory, size_t bytes, HostUse use, std::string_view what);
+  void unpin_host(const void* memory);
 
   // For set-up and tests: any memory of the host; blocks; in no order with streams.
   void write(void* to, const void* from, size_t bytes);
@@ -236,18 +254,20 @@ class Device {
   struct HostRange {
     size_t bytes;
     bool ours;  // allocate_host(), not pin_host()
+    HostUse use;
   };
 
   void check_device(const char* what, const void* memory, size_t bytes) const;
-  void check_host(const char* what, const void* memory, size_t bytes) const;
+  void check_host(const char* what, const void* memory, size_t bytes, HostUse use) const;
   HostRange take_host_range(const void* memory, bool ours);
 
   virtual void do_allocated(void* memory, size_t bytes) = 0;  // poisons
   virtual void do_released(void* memory, size_t bytes) = 0;   // poisons
   virtual void* do_allocate_host(size_t bytes) = 0;
   virtual void do_release_host(void* memory, size_t bytes) = 0;
-  virtual void do_pin_host(void* memory, size_t bytes) = 0;
-  virtual void do_unpin_host(void* memory) = 0;
+  virtual void do_pin_host(const void* memory, size_t bytes, HostUse use,
+                           std::string_view what) = 0;
+  virtual void do_unpin_host(const void* memory) noexcept = 0;  // destructors call it
   virtual void do_write(void* to, const void* from, size_t bytes) = 0;
   virtual void do_read(void* to, const void* from, size_t bytes) = 0;
 

@@ -60,6 +60,8 @@ class HostDeviceImpl : public HostDevice {
   explicit HostDeviceImpl(const HostDeviceOptions& options)
       : HostDevice(options.name, options.budget_bytes),
         numa_node_(options.numa_node),
+        pages_(options.pages),
+        host_budget_(options.host_budget_bytes),
         arena_memory_(options.budget_bytes, options.numa_node),
         scheduler_(options.name,
                    {options.copy_bytes_per_second, options.copy_latency, options.poison_copies}) {
@@ -89,25 +91,37 @@ class HostDeviceImpl : public HostDevice {
     forbid(memory, bytes);
   }
   void* do_allocate_host(size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (host_budget_ > 0 && bytes > host_budget_ - pinned_bytes_) {
+      fail(ErrorCode::kFull, "{} of {} bytes are in use", pinned_bytes_, host_budget_);
+    }
     numa::Memory memory(bytes, numa_node_);
     void* data = memory.bytes().data();
-    const std::lock_guard lock(mutex_);
     pinned_.emplace(data, std::move(memory));
+    pinned_bytes_ += bytes;
     return data;
   }
-  void do_release_host(void* memory, size_t /*bytes*/) override {
+  void do_release_host(void* memory, size_t bytes) override {
     const std::lock_guard lock(mutex_);
     pinned_.erase(memory);
+    pinned_bytes_ -= bytes;
   }
-  void do_pin_host(void* /*memory*/, size_t /*bytes*/) override {}
-  void do_unpin_host(void* /*memory*/) override {}
+  void do_pin_host(const void* memory, size_t bytes, HostUse use, std::string_view what) override {
+    if (pages_ != nullptr) pages_->pin(memory, bytes, use, what);
+  }
+  void do_unpin_host(const void* memory) noexcept override {
+    if (pages_ != nullptr) pages_->unpin(memory);
+  }
   void do_write(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void do_read(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
 
   uint32_t numa_node_;
+  HostPages* pages_;
+  size_t host_budget_;
   numa::Memory arena_memory_;
-  std::mutex mutex_;  // guards the next one
+  std::mutex mutex_;  // guards the next two
   std::map<void*, numa::Memory> pinned_;
+  size_t pinned_bytes_ = 0;
   HostScheduler scheduler_;
 };
 

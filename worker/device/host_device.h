@@ -21,6 +21,10 @@ struct HostDeviceOptions {
   // event is seen. Costs a pass over the destination.
   bool poison_copies = false;
   uint32_t numa_node = 0;  // where the memory comes from
+  // For tests of what a GPU's driver refuses: what pin_host() asks (it outlives the device; null:
+  // every memory is as good), and the most that allocate_host() gives out (0: what there is).
+  HostPages* pages = nullptr;
+  size_t host_budget_bytes = 0;
 };
 
 class HostDevice : public Device {

@@ -35,13 +35,20 @@ struct HostQueue {
 
 HostScheduler::HostScheduler(std::string device, const CopyEngineOptions& copies)
     : device_(std::move(device)), to_device_(copies), to_host_(copies) {
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    lanes_[lane].thread = std::thread([this, lane] { serve(static_cast<Lane>(lane)); });
+  try {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes_[lane].thread = std::thread([this, lane] { serve(static_cast<Lane>(lane)); });
+    }
+    timer_thread_ = std::thread([this] { serve_timers(); });
+  } catch (...) {  // there are no more: those that are there end
+    stop();
+    throw;
   }
-  timer_thread_ = std::thread([this] { serve_timers(); });
 }
 
-HostScheduler::~HostScheduler() {
+HostScheduler::~HostScheduler() { stop(); }
+
+void HostScheduler::stop() {
   {
     const std::lock_guard lock(mutex_);
     PHUB_CHECK(closed_.size() == queues_.size());
@@ -49,8 +56,10 @@ HostScheduler::~HostScheduler() {
     for (LaneState& lane : lanes_) lane.wake.notify_all();
     timer_wake_.notify_all();
   }
-  for (LaneState& lane : lanes_) lane.thread.join();
-  timer_thread_.join();
+  for (LaneState& lane : lanes_) {
+    if (lane.thread.joinable()) lane.thread.join();
+  }
+  if (timer_thread_.joinable()) timer_thread_.join();
 }
 
 HostQueue& HostScheduler::open(std::string name) {

@@ -72,6 +72,7 @@ class HostScheduler {
     std::optional<std::string> error;
   };
 
+  void stop();
   void serve(Lane lane);
   void serve_timers();
   Outcome run(HostWork& work, Clock::time_point ready);

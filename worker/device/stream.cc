@@ -29,7 +29,7 @@ Stream::Stream(Device& device, std::string name) : device_(device), name_(std::m
 void Stream::copy_to_device(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   device_.check_device("copy to", to, bytes);
-  device_.check_host("copy from", from, bytes);
+  device_.check_host("copy from", from, bytes, HostUse::kRead);
   device_.bytes_to_device_ += bytes;
   ++device_.copies_;
   do_copy_to_device(to, from, bytes);
@@ -38,7 +38,7 @@ void Stream::copy_to_device(void* to, const void* from, size_t bytes) {
 void Stream::copy_to_host(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   device_.check_device("copy from", from, bytes);
-  device_.check_host("copy to", to, bytes);
+  device_.check_host("copy to", to, bytes, HostUse::kReadWrite);
   device_.bytes_to_host_ += bytes;
   ++device_.copies_;
   do_copy_to_host(to, from, bytes);

@@ -104,7 +104,9 @@ class Trainer {
     worker_.wait_all();
     if (!options_.out.empty()) write_file(options_.out, parameters());
     if (!options_.log.empty()) {
-      write_file(options_.log, to_json(ControlClient(options_.worker.server).log(options_.job)));
+      write_file(
+          options_.log,
+          to_json(LogPage{.records = ControlClient(options_.worker.server).log(options_.job)}));
     }
     worker_.leave();
   }

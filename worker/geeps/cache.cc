@@ -13,35 +13,35 @@
 namespace phub::geeps {
 namespace {
 
-constexpr uintptr_t kPage = 4096;
 constexpr uint32_t kMostPartitions = 256;  // three threads each
 
 struct Pages {
   uintptr_t begin, end;
+  HostUse use;
 };
 
-// The pages of these ranges; neighbours are one.
-std::vector<Pages> pages_of(std::vector<Pages> ranges) {
-  for (Pages& range : ranges) {
-    range.begin = range.begin / kPage * kPage;
-    range.end = (range.end + kPage - 1) / kPage * kPage;
-  }
+Pages pages(std::span<const float> memory, HostUse use) {
+  const uintptr_t page = host_page_bytes();
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  const uintptr_t end = begin + memory.size_bytes();
+  return {begin / page * page, (end + page - 1) / page * page, use};
+}
+
+// What shares pages is one range, and written if a part of it is. What only touches is not: it may
+// be mapped otherwise, and a driver takes memory of one kind at a time.
+std::vector<Pages> merged(std::vector<Pages> ranges) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Pages& a, const Pages& b) { return a.begin < b.begin; });
   std::vector<Pages> merged;
   for (const Pages& range : ranges) {
-    if (!merged.empty() && range.begin <= merged.back().end) {
-      merged.back().end = std::max(merged.back().end, range.end);
-    } else {
+    if (merged.empty() || range.begin >= merged.back().end) {
       merged.push_back(range);
+      continue;
     }
+    merged.back().end = std::max(merged.back().end, range.end);
+    if (range.use == HostUse::kReadWrite) merged.back().use = range.use;
   }
   return merged;
-}
-
-Pages pages(std::span<const float> memory) {
-  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
-  return {begin, begin + memory.size_bytes()};
 }
 
 std::vector<RowMap> maps_of(const std::vector<TableSpec>& tables) {
@@ -100,14 +100,17 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
       table.own_rows = HostMemory(device_, bytes, spec.name);
       table.own_log = HostMemory(device_, bytes, spec.name);
       std::ranges::copy(exchange_.parameters(table.key), table.own_rows.floats().begin());
+      copied_at_start_ += bytes;
       table.rows = table.own_rows.floats().data();
       table.log = table.own_log.floats().data();
     } else {
       table.rows = exchange_.parameters(table.key).data();
       table.log = exchange_.gradient(table.key).data();
-      exchanged.push_back(pages(exchange_.parameters(table.key)));
-      exchanged.push_back(pages(exchange_.gradient(table.key)));
     }
+    // Those of tables that are kept twice, too: other caches of the process may copy them, and
+    // neighbours that share a page are pinned together.
+    exchanged.push_back(pages(exchange_.parameters(table.key), HostUse::kRead));
+    exchanged.push_back(pages(exchange_.gradient(table.key), HostUse::kReadWrite));
   }
   if (table_of_key_.size() != exchange_.keys()) {
     fail(ErrorCode::kInvalid, "{} tables of parameters, but the exchange has {} keys",
@@ -123,12 +126,16 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
     partition.fetch_stream = device_.make_stream(fmt::format("geeps fetch {}", i));
     partition.store_stream = device_.make_stream(fmt::format("geeps store {}", i));
   }
-  for (const Pages& range : pages_of(std::move(exchanged))) {
-    auto* begin = reinterpret_cast<void*>(range.begin);
-    device_.pin_host(begin, range.end - range.begin, "memory of the exchange");
-    pinned_ranges_.push_back(begin);
+  for (const Pages& range : merged(std::move(exchanged))) {
+    pinned_.emplace_back(device_, reinterpret_cast<const void*>(range.begin),
+                         range.end - range.begin, range.use, "memory of the exchange");
   }
-  start_threads();
+  try {
+    start_threads();
+  } catch (...) {  // there are no more: those that are there end
+    stop_threads();
+    throw;
+  }
 }
 
 Cache::Impl::~Impl() {
@@ -139,9 +146,8 @@ Cache::Impl::~Impl() {
       partition.fetch_stream->synchronize();
       partition.store_stream->synchronize();
     }
-  } catch (const Error&) {  // the device failed: the calls said so
+  } catch (...) {  // the device failed: the calls said so
   }
-  for (void* range : pinned_ranges_) device_.unpin_host(range);
 }
 
 // Only one clock's updates are kept in the log.
@@ -207,7 +213,7 @@ CacheStats Cache::Impl::stats() {
   stats.stalled = std::chrono::nanoseconds(stalled_ns_);
   stats.bytes_to_device = bytes_to_device_;
   stats.bytes_to_host += bytes_to_host_;
-  stats.bytes_copied_by_caller = own_rows_->staged_bytes();
+  stats.bytes_copied_by_caller = copied_at_start_ + own_rows_->moved_bytes() + work_.caller_bytes();
   return stats;
 }
 
@@ -221,6 +227,9 @@ auto Cache::Impl::guarded(Run run) {
     if (code != ErrorCode::kInvalid && code != ErrorCode::kFull && code != ErrorCode::kTimeout) {
       fail_all(std::current_exception());
     }
+    throw;
+  } catch (...) {
+    fail_all(std::current_exception());
     throw;
   }
 }

@@ -100,7 +100,7 @@ struct Buffer {
   uint32_t row_floats = 0;
   uint64_t handle = 0;  // never used twice
   // Of a read: every worker's updates of so many clocks (counted from this cache's beginning) are
-  // in it. Nothing: the job is asynchronous.
+  // in it; with a staleness, rows may be newer than others. Nothing: the job is asynchronous.
   std::optional<uint64_t> age;
 
   size_t floats() const { return rows * row_floats; }
@@ -111,8 +111,11 @@ struct CacheStats {
   uint64_t prefetched = 0;              // buffers that were filled before they were asked for
   std::chrono::nanoseconds stalled{0};  // the application (or its stream) waited for buffers
   uint64_t bytes_to_device = 0, bytes_to_host = 0;  // copied in the background
-  uint64_t bytes_staged = 0;            // of these, gathered or added by threads of the cache
-  uint64_t bytes_copied_by_caller = 0;  // between host and device, in the calling thread
+  uint64_t bytes_staged = 0;  // of these, gathered or added by threads of the cache
+  // Within calls, by the calling thread or while it waited: rows of calls outside the sequence, of
+  // what is pinned where the sequence changes, and, without a compute stream, between pinned rows
+  // and buffers.
+  uint64_t bytes_copied_by_caller = 0;
   uint64_t pushes = 0, pulls = 0;
 };
 

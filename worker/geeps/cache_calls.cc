@@ -93,7 +93,6 @@ Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t>
   throw_if_failed();
   if (call == Call::kLocalAccess) check_not_held(table, keys);
   ++stats_.calls;
-  tables_[table].clocked_last = false;
   if (call == Call::kPreUpdate) wait_for_log_handed_over(lock, table);
   const std::optional<Instance> instance = follow(call, table, keys);
   if (instance) {
@@ -119,6 +118,7 @@ Buffer Cache::Impl::hold(Held held) {
   held.buffer.handle = held.handle;
   if (trace_ && !virtual_) held.since_ns = trace_now_ns();
   ++tables_[held.table].held;
+  if (!virtual_) tables_[held.table].clocked_last = false;
   held_.push_back(std::move(held));
   Held& kept = held_.back();
   if (!kept.planned) kept.keys = kept.own_keys;
@@ -144,12 +144,15 @@ std::optional<Instance> Cache::Impl::follow(Call call, uint32_t table,
   };
   const Instance instance = instance_of(*step);
   open_until(instance.iteration * schedule_->phases + schedule_->accesses[instance.access].phase);
+  std::optional<uint64_t> left_out;
   for (uint64_t skipped = before; skipped < *step; ++skipped) {
     if (!is_acquisition(schedule_->sequence.operations[skipped % steps].call)) continue;
-    if (options_.strict) {
-      fail(ErrorCode::kInvalid, "outside of the sequence: step {} was left out", skipped % steps);
-    }
     leave_out(instance_of(skipped));
+    if (!left_out) left_out = skipped % steps;
+  }
+  if (left_out && options_.strict && !recorder_) {
+    leave_out(instance);
+    fail(ErrorCode::kInvalid, "outside of the sequence: step {} was left out", *left_out);
   }
   if (blocked_by_held(instance)) {
     leave_out(instance);
@@ -227,13 +230,10 @@ Buffer Cache::Impl::acquire_planned(Lock& lock, Instance instance, bool fetch, u
     }
     if (reads && !fetched) buffer.age = age_of(table.version);
     const bool refreshed = std::exchange(table.refreshed_unseen, false);
-    ++table.moving;
-    lock.unlock();
+    const Reading reading(*this, lock, table);
     if (refreshed) wait_for(*table.refreshed, list.table);
     read_pinned(list, access.data);
     if (table.kept_twice) work_.record(*table.gathered);
-    lock.lock();
-    if (--table.moving == 0) pull_.notify_all();
     return buffer;
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();

@@ -107,6 +107,7 @@ struct Cache::Impl {
   ~Impl();
 
   using Lock = std::unique_lock<std::mutex>;
+  class Reading;
 
   // Calls of the application.
   template <class Run>
@@ -137,11 +138,11 @@ struct Cache::Impl {
 
   // cache_outside.cc
   Held acquire_outside(Lock& lock, Held held, bool fetch, uint64_t back);
-  void release_outside(Lock& lock, Held held, bool use);
+  void release_outside(Held held, bool use);
   Outside resolve(uint32_t table, std::span<const uint64_t> keys) const;
   void reserve(Lock& lock, uint32_t table, size_t bytes, Outside& outside);
   void fill_outside(uint32_t table, float* buffer, std::span<const Run> runs);
-  void update_outside(Lock& lock, uint32_t table, const float* buffer, std::span<const Run> runs);
+  void update_outside(uint32_t table, const float* buffer, std::span<const Run> runs);
   void log_outside(HostRows& rows, uint32_t table, const float* buffer, std::span<const Run> runs);
   void save_outside(HostRows& rows, uint32_t table, const float* buffer, std::span<const Run> runs);
   uint32_t entry_of(uint32_t table, uint32_t row) const;
@@ -158,6 +159,7 @@ struct Cache::Impl {
   // cache_schedule.cc: instances that come and go
   Placement place_anew(const Sequence& sequence, SequenceDemand& demand) const;
   void install(Sequence sequence);
+  void change_to(Sequence sequence, const SequenceDemand& demand, Placement placement);
   void load_pinned(const std::vector<bool>& unclocked);
   std::vector<bool> save_dirty();
   void open(Instance instance);
@@ -207,7 +209,7 @@ struct Cache::Impl {
   std::vector<uint32_t> table_of_key_;
   uint64_t budget_ = 0;
   DeviceMemory memory_;
-  std::vector<void*> pinned_ranges_;
+  std::vector<PinnedMemory> pinned_;  // the exchange's
   DeviceWork work_;
   std::unique_ptr<Stream> own_stream_;  // of copies outside the sequence, in the caller's thread
   std::unique_ptr<HostRows> own_rows_;
@@ -239,6 +241,7 @@ struct Cache::Impl {
   std::vector<bool> inferred_;  // by table: its last Update of the sequence clocks it
   std::vector<Held> held_;
   uint64_t next_handle_ = 1;
+  uint64_t copied_at_start_ = 0;
   std::atomic<uint64_t> stalled_ns_ = 0, bytes_to_device_ = 0, bytes_to_host_ = 0;
 };
 

@@ -93,12 +93,12 @@ void Cache::Impl::for_host(uint32_t table, std::span<const Run> runs, Part part,
 
 Held Cache::Impl::acquire_outside(Lock& lock, Held held, bool fetch, uint64_t back) {
   Table& table = tables_[held.table];
-  Outside outside = resolve(held.table, held.own_keys);
+  held.outside = std::make_unique<Outside>(resolve(held.table, held.own_keys));
   ++stats_.outside_sequence;
   const size_t bytes = held.buffer.floats() * sizeof(float);
-  reserve(lock, held.table, bytes, outside);
+  reserve(lock, held.table, bytes, *held.outside);
   auto* buffer = reinterpret_cast<float*>(static_cast<std::byte*>(memory_.data()) +
-                                          reserved_offset_ + outside.offset);
+                                          reserved_offset_ + held.outside->offset);
   held.buffer.data = buffer;
   const bool reads = held.call == Call::kRead;
   try {
@@ -113,23 +113,16 @@ Held Cache::Impl::acquire_outside(Lock& lock, Held held, bool fetch, uint64_t ba
           [&] { return describe_read(table, back); });
       if (reads) held.buffer.age = age_of(table.version);
       const bool refreshed = reads && std::exchange(table.refreshed_unseen, false);
-      ++table.moving;
-      lock.unlock();
+      const Reading reading(*this, lock, table);
       if (refreshed) wait_for(*table.refreshed, held.table);
-      fill_outside(held.table, buffer, outside.runs);
+      fill_outside(held.table, buffer, held.outside->runs);
       if (table.kept_twice) work_.record(*table.gathered);
-      lock.lock();
-      if (--table.moving == 0) {
-        pull_.notify_all();
-        partitions_[table.partition].push.notify_all();
-      }
     }
   } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
-    reserved_->release(outside.offset);
+    own_stream_->synchronize();  // copies into the buffer may be under way
+    release_outside(std::move(held), false);
     throw;
   }
-  held.outside = std::make_unique<Outside>(std::move(outside));
   return held;
 }
 
@@ -163,14 +156,14 @@ void Cache::Impl::fill_outside(uint32_t number, float* buffer, std::span<const R
   own_stream_->synchronize();
 }
 
-void Cache::Impl::release_outside(Lock& lock, Held held, bool use) {
+void Cache::Impl::release_outside(Held held, bool use) {
   Table& table = tables_[held.table];
   const bool saves = use && held.call == Call::kLocalAccess;
   const bool updates = use && held.call == Call::kPreUpdate;
   Outside& outside = *held.outside;
   float* buffer = held.buffer.data;
   if (updates) {
-    update_outside(lock, held.table, buffer, outside.runs);
+    update_outside(held.table, buffer, outside.runs);
   } else if (saves) {
     mark_irregular(table);
     ++table.changes;
@@ -198,11 +191,9 @@ void Cache::Impl::release_outside(Lock& lock, Held held, bool use) {
   partition.reclaim.notify_one();
 }
 
-void Cache::Impl::update_outside(Lock& lock, uint32_t number, const float* buffer,
-                                 std::span<const Run> runs) {
+void Cache::Impl::update_outside(uint32_t number, const float* buffer, std::span<const Run> runs) {
   const Table& table = tables_[number];
   const size_t row_floats = table.row_floats;
-  wait_for_log_handed_over(lock, number);
   for_pinned(
       number, runs, Part::kLog, [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
         const EntryPlan& plan = schedule_->entries[entry];

@@ -58,6 +58,17 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
     fail(ErrorCode::kInvalid, "{} of a buffer of '{}' that {} gave: it takes {}", name_of(call),
          tables_[found->table].spec.name, name_of(found->call), name_of(release_of(found->call)));
   }
+  if (use && found->call == Call::kPreUpdate && !virtual_) {
+    // Into a log in device memory only that of the last clock may not be under way any more.
+    const bool in_pinned_log =
+        !found->planned ||
+        !schedule_->lists[schedule_->accesses[found->planned->access].list].pinned.empty();
+    Lock lock(mutex_);
+    throw_if_failed();
+    if (in_pinned_log && found->buffer.data != nullptr) {
+      wait_for_log_handed_over(lock, found->table);
+    }
+  }
   if (recorder_ && found->recorded) {
     switch (found->call) {
       case Call::kRead:
@@ -91,7 +102,8 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
   Lock lock(mutex_);
   throw_if_failed();
   ++stats_.calls;
-  if (!held.planned) return release_outside(lock, std::move(held), use);
+  tables_[held.table].clocked_last = false;
+  if (!held.planned) return release_outside(std::move(held), use);
   const uint32_t table = held.table;
   const bool clocks = use && held.call == Call::kPreUpdate && inferred_[table] &&
                       schedule_->accesses[held.planned->access].last_update;
@@ -109,7 +121,6 @@ void Cache::Impl::release_planned(Lock& lock, Held held, bool use) {
   float* buffer = held.buffer.data;
   const bool saves = use && held.call == Call::kLocalAccess;
   const bool updates = use && held.call == Call::kPreUpdate;
-  if (updates && !list.pinned.empty()) wait_for_log_handed_over(lock, held.table);
   if (saves && !access.save) mark_irregular(table);
   if (saves && instance.iteration < table.regular_from) ++table.changes;
   if (saves && access.in_place) entries_[list.pinned.front().entry].dirty = true;
@@ -127,7 +138,6 @@ void Cache::Impl::release_planned(Lock& lock, Held held, bool use) {
   }
   lock.lock();
   state.held = false;
-  table.clocked_last = false;
   Partition& partition = partitions_[table.partition];
   if (background) {
     ++table.jobs;

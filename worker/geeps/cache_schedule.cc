@@ -88,7 +88,16 @@ void Cache::Impl::install(Sequence sequence) {
   }
 
   SequenceDemand demand = demand_of(sequence);
-  Placement placement = place_anew(sequence, demand);  // what throws comes before what changes
+  Placement placement = place_anew(sequence, demand);  // nothing has changed so far
+  try {
+    change_to(std::move(sequence), demand, std::move(placement));
+  } catch (const Error& e) {  // of any kind: the tables are neither here nor there
+    fail(ErrorCode::kInternal, "while the sequence changed: {}", e.what());
+  }
+}
+
+// REQUIRES: nothing is under way, and the lock is held.
+void Cache::Impl::change_to(Sequence sequence, const SequenceDemand& demand, Placement placement) {
   const std::vector<bool> unclocked = save_dirty();
   Follower follower(sequence);
   schedule_ = make_schedule(std::move(sequence), demand, std::move(placement), maps_, device_,

@@ -48,7 +48,7 @@ void Cache::Impl::stop_threads() {
     stopping_ = true;
     wake_all();
   }
-  exchange_.stop();
+  if (puller_.joinable()) exchange_.stop();
   for (Partition& partition : partitions_) {
     for (std::thread* each : {&partition.fetcher, &partition.reclaimer, &partition.pusher}) {
       if (each->joinable()) each->join();
@@ -85,6 +85,7 @@ void Cache::Impl::keep_failure(const std::exception_ptr& error) {
     failure_ = e.what();
   } catch (const std::exception& e) {
     failure_ = e.what();
+  } catch (...) {  // "unknown"
   }
   if (failure_.empty()) failure_ = "unknown";
 }
@@ -129,20 +130,16 @@ void Cache::Impl::fetch_loop(Partition& partition) {
     state.filling = true;
     state.version = table.version;
     state.changes = table.changes;
-    ++table.moving;
     std::vector<const Event*> events = events_before(*next);
     if (table.spec.local && next->iteration < table.regular_from)
       events.push_back(table.saved.get());
-    lock.unlock();
-    for (const Event* event : events) partition.fetch_stream->wait(*event);
     const uint64_t staged = rows.staged_bytes();
-    fill(partition, rows, *next);
-    lock.lock();
-    stats_.bytes_staged += rows.staged_bytes() - staged;
-    if (--table.moving == 0) {
-      pull_.notify_all();
-      partition.push.notify_all();
+    {
+      const Reading reading(*this, lock, table);
+      for (const Event* event : events) partition.fetch_stream->wait(*event);
+      fill(partition, rows, *next);
     }
+    stats_.bytes_staged += rows.staged_bytes() - staged;
     state.filling = false;
     state.filled = next->iteration + 1;
     if (std::exchange(state.left_out, false)) leave_out(*next);
@@ -211,8 +208,10 @@ void Cache::Impl::work_off(Lock& lock, Partition& partition, HostRows& rows, Job
   if (job.kind == Job::Kind::kClock) {
     bool null = false;
     if (work_.in_stream()) stream.wait(*table.clocked);
+    const uint64_t moved = rows.moved_bytes();
     traced(stream, CacheTrack::kToHost, "log", job.table,
            [&] { null = finish_log(rows, job.table, job.used_logs); });
+    bytes_to_host_ += rows.moved_bytes() - moved;
     stream.record(*table.logged);
     lock.lock();
     ++table.logged_clocks;
@@ -304,7 +303,6 @@ bool Cache::Impl::finish_log(HostRows& rows, uint32_t number,
     if (std::find(used_logs.begin(), used_logs.end(), entry) != used_logs.end()) {
       rows.store(plan.log, table.log, plan.runs, table.row_floats);
       log = HostLog::kOld;
-      bytes_to_host_ += plan.count * row_floats * sizeof(float);
     } else if (used(log)) {
       log = HostLog::kOld;
     } else if (log == HostLog::kOld) {
@@ -375,7 +373,7 @@ void Cache::Impl::pull_loop() {
       pull_.wait(lock, [&] {
         return stopping_ || !failure_.empty() || !table.kept_twice || table.moving == 0;
       });
-      if (!failure_.empty()) return;
+      if (stopping_ || !failure_.empty()) return;
       if (trace_) {
         trace_->add(CacheTrack::kPull, "exchange", number, table.version + 1, table.pushed_ns);
       }

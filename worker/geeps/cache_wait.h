@@ -1,4 +1,4 @@
-// How the application's thread waits inside the cache.
+// How threads wait inside the cache, and what they read without its lock.
 #pragma once
 
 #include <chrono>
@@ -7,6 +7,30 @@
 #include "worker/geeps/cache_impl.h"
 
 namespace phub::geeps {
+
+// A table's rows are read, without the lock, for as long as this lives: they are not replaced and
+// its key is not handed over meanwhile. Has the lock again afterwards, whatever happens in between.
+class Cache::Impl::Reading {
+ public:
+  // REQUIRES: the lock is held.
+  Reading(Impl& cache, Lock& lock, Table& table) : cache_(cache), lock_(lock), table_(table) {
+    ++table_.moving;
+    lock_.unlock();
+  }
+  ~Reading() {
+    lock_.lock();
+    if (--table_.moving > 0) return;
+    cache_.pull_.notify_all();
+    cache_.partitions_[table_.partition].push.notify_all();
+  }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  Impl& cache_;
+  Lock& lock_;
+  Table& table_;
+};
 
 // Until done(), a failure, or the time is over: then what() says for what it waited.
 template <class Done, class What>

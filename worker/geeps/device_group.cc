@@ -188,7 +188,7 @@ void DeviceGroup::Impl::sum_pieces(const std::stop_token& stop) {
     const size_t piece = key.begun++;
     if (key.begun == key.pieces) work_.pop();
     lock.unlock();
-    sum(key, piece);
+    if (!succeeds([&] { sum(key, piece); })) return;
     lock.lock();
     if (++key.summed < key.pieces) continue;
     lock.unlock();

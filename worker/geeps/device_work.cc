@@ -7,11 +7,29 @@ DeviceWork::DeviceWork(Device& device, Stream* compute)
   if (!here_ && compute == nullptr) own_ = device.make_stream("rows");
 }
 
+namespace {
+
+uint64_t moved_bytes(const Kernel& kernel) {
+  switch (kernel.kind) {
+    case Kernel::Kind::kCopy:
+      return kernel.count;
+    case Kernel::Kind::kFill:
+      return 0;
+    case Kernel::Kind::kAddScaled:
+      return kernel.count * sizeof(float);
+    default:
+      return kernel.count * kernel.row_floats * sizeof(float);
+  }
+}
+
+}  // namespace
+
 template <class Enqueue>
 void DeviceWork::run(const Kernel& kernel, Enqueue enqueue) {
   if (kernel.count == 0) return;
-  if (here_) return run_on_host(kernel);
   if (stream_ != nullptr) return enqueue(*stream_);
+  caller_bytes_ += moved_bytes(kernel);
+  if (here_) return run_on_host(kernel);
   enqueue(*own_);
   own_->synchronize();
 }

@@ -31,6 +31,9 @@ class DeviceWork {
   // The work so far. Without a stream it is done already.
   void record(Event& event);
 
+  // Of rows that were copied or added while the caller's thread did nothing else.
+  uint64_t caller_bytes() const { return caller_bytes_; }
+
  private:
   template <class Enqueue>
   void run(const Kernel& kernel, Enqueue enqueue);
@@ -38,6 +41,7 @@ class DeviceWork {
   bool here_;                    // computed in this thread
   std::unique_ptr<Stream> own_;  // of a device that this thread cannot compute on
   Stream* stream_ = nullptr;     // the application's
+  uint64_t caller_bytes_ = 0;
 };
 
 }  // namespace phub::geeps

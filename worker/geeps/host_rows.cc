@@ -18,10 +18,14 @@ size_t rows_in(std::span<const Run> runs) {
   return rows;
 }
 
+size_t bytes_in(std::span<const Run> runs, uint32_t row_floats) {
+  return rows_in(runs) * row_floats * sizeof(float);
+}
+
 }  // namespace
 
 bool HostRows::staged(std::span<const Run> runs, uint32_t row_floats) {
-  const size_t bytes = rows_in(runs) * row_floats * sizeof(float);
+  const size_t bytes = bytes_in(runs, row_floats);
   return runs.size() > kFewRuns && bytes < runs.size() * kLongRunBytes;
 }
 
@@ -31,7 +35,7 @@ HostRows::HostRows(Device& device, Stream& stream)
 HostRows::~HostRows() {
   try {
     staged_copies_->wait();
-  } catch (const Error&) {  // the device failed: nothing is under way any more
+  } catch (...) {  // the device failed: nothing is under way any more
   }
 }
 
@@ -48,6 +52,7 @@ float* HostRows::staging(size_t floats) {
 
 void HostRows::fetch(float* buffer, const float* memory, const float* log,
                      std::span<const Run> runs, uint32_t row_floats) {
+  moved_ += bytes_in(runs, row_floats);
   const auto for_runs = [&](auto use) {
     for (const Run& run : runs) {
       use(size_t{run.first} * row_floats, size_t{run.source} * row_floats,
@@ -86,6 +91,7 @@ void HostRows::fetch(float* buffer, const float* memory, const float* log,
 
 void HostRows::store(const float* buffer, float* memory, std::span<const Run> runs,
                      uint32_t row_floats) {
+  moved_ += bytes_in(runs, row_floats);
   if (!staged(runs, row_floats)) {
     for (const Run& run : runs) {
       stream_.copy_to_host(memory + size_t{run.source} * row_floats,
@@ -101,6 +107,7 @@ void HostRows::store(const float* buffer, float* memory, std::span<const Run> ru
 
 void HostRows::store_add(const float* buffer, float* memory, std::span<const Run> runs,
                          uint32_t row_floats) {
+  moved_ += bytes_in(runs, row_floats);
   through_staging(buffer, runs, row_floats, [&](size_t row, const float* from, size_t floats) {
     add_floats(memory + row * row_floats, from, floats);
   });

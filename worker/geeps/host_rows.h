@@ -31,7 +31,8 @@ class HostRows {
 
   // Whether fetch() reads the memory before it returns.
   static bool staged(std::span<const Run> runs, uint32_t row_floats);
-  uint64_t staged_bytes() const { return staged_; }
+  uint64_t moved_bytes() const { return moved_; }    // of rows, in all
+  uint64_t staged_bytes() const { return staged_; }  // of these, through pinned memory
 
  private:
   float* staging(size_t floats);  // that no copy uses
@@ -43,7 +44,7 @@ class HostRows {
   Stream& stream_;
   HostMemory staging_;
   std::unique_ptr<Event> staged_copies_;
-  uint64_t staged_ = 0;
+  uint64_t moved_ = 0, staged_ = 0;
 };
 
 }  // namespace phub::geeps

@@ -1,7 +1,5 @@
 #include "worker/geeps/worker_exchange.h"
 
-#include <iterator>
-
 #include "worker/geeps/tables.h"
 
 namespace phub::geeps {
@@ -36,8 +34,7 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
   worker_.wait_all();
 }
 
-template <typename Push>
-void WorkerExchange::push_by(size_t key, Push push) {
+void WorkerExchange::push(size_t key, const PushOptions& how) {
   {
     const std::lock_guard lock(mutex_);
     failure_.check();
@@ -47,49 +44,37 @@ void WorkerExchange::push_by(size_t key, Push push) {
     }
     away_[key] = true;
   }
-  Pushed pushed;
   try {
-    pushed = push();
-  } catch (const std::exception& error) {
+    worker_.push(key, how);
+  } catch (const Error& error) {
     fail_with(error);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    pushed_.push_back(pushed);
-  }
-  wake_next();
 }
 
 void WorkerExchange::push(size_t key, int32_t priority) {
-  push_by(key, [&] { return worker_.push(key, priority); });
+  push(key, {.priority = priority, .announced = true});
 }
 
-void WorkerExchange::push_null(size_t key) {
-  push_by(key, [&] { return worker_.push_null(key); });
-}
+void WorkerExchange::push_null(size_t key) { push(key, {.null = true, .announced = true}); }
 
 std::optional<size_t> WorkerExchange::next() {
-  std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopped_ || failure_ || !pushed_.empty(); });
-    if (stopped_) return std::nullopt;
-    failure_.check();
-    awaited_ = pushed_;
-    waiting_ = true;
-    lock.unlock();
-    std::optional<size_t> here;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_) return std::nullopt;
+      failure_.check();
+    }
+    std::optional<Completion> here;
     try {
-      here = worker_.wait_any(awaited_);
-    } catch (const std::exception& error) {
+      here = worker_.next();
+    } catch (const Error& error) {
       fail_with(error);
     }
-    lock.lock();
-    waiting_ = false;
-    if (!here) continue;
-    const size_t key = awaited_[*here].key;
-    pushed_.erase(std::next(pushed_.begin(), static_cast<std::ptrdiff_t>(*here)));
-    away_[key] = false;
-    return key;
+    if (!here) continue;  // woken: something has changed
+    if (here->error) fail_with(*here->error);
+    const std::lock_guard lock(mutex_);
+    away_[here->pushed.key] = false;
+    return here->pushed.key;
   }
 }
 
@@ -98,31 +83,19 @@ void WorkerExchange::stop() {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
   }
-  wake_next();
+  worker_.wake();
 }
 
 std::optional<uint32_t> WorkerExchange::slack() const { return slack_of(worker_.spec()); }
 
 // Throws the failure, which the other calls meet from now on.
-void WorkerExchange::fail_with(const std::exception& error) {
+void WorkerExchange::fail_with(const Error& error) {
   {
     const std::lock_guard lock(mutex_);
     failure_.keep(error);
   }
-  wake_next();
-  const std::lock_guard lock(mutex_);
-  failure_.check();
-}
-
-// next() looks again at what was pushed.
-void WorkerExchange::wake_next() {
-  bool waiting = false;
-  {
-    const std::lock_guard lock(mutex_);
-    waiting = waiting_;
-  }
-  changed_.notify_one();
-  if (waiting) worker_.wake();
+  worker_.wake();
+  throw Error(error.code(), error.what());
 }
 
 }  // namespace phub::geeps

@@ -2,7 +2,6 @@
 // and parameters are the worker's library memory, nothing is copied here.
 #pragma once
 
-#include <condition_variable>
 #include <mutex>
 #include <span>
 #include <string>
@@ -20,7 +19,7 @@ class WorkerExchange final : public Exchange {
   // Waits for the present parameters: after Worker::broadcast() where the job has initial ones.
   // Throws Error(kInvalid) that names the table: the worker's keys are not those of
   // keys_of(tables); or the job's formats are not f32. REQUIRES: the worker outlives this, and
-  // nobody else pushes or calls its wait_any() meanwhile.
+  // nobody else pushes or calls its next() meanwhile.
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
 
   size_t keys() const override { return names_.size(); }
@@ -40,23 +39,16 @@ class WorkerExchange final : public Exchange {
   uint32_t world_size() const override { return worker_.world_size(); }
 
  private:
-  template <typename Push>
-  void push_by(size_t key, Push push);
-  void fail_with(const std::exception& error);
-  void wake_next();
+  void push(size_t key, const PushOptions& how);
+  [[noreturn]] void fail_with(const Error& error);
 
   Worker& worker_;
   std::vector<std::string> names_;  // of the tables
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::vector<Pushed> pushed_;  // in their order; only next() takes some out
-  std::vector<bool> away_;      // by key: pushed and not yet named by next()
+  std::mutex mutex_;        // guards what follows
+  std::vector<bool> away_;  // by key: pushed and not yet named by next()
   Failure failure_;
-  bool waiting_ = false;  // next() is in wait_any()
   bool stopped_ = false;
-
-  std::vector<Pushed> awaited_;  // next()'s own
 };
 
 }  // namespace phub::geeps

@@ -1,0 +1,86 @@
+// A network link between a worker's cache and its box: what a key's bytes take on it, in both
+// directions, on top of what the exchange behind it takes.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <queue>
+#include <thread>
+#include <vector>
+
+#include "worker/geeps/exchange.h"
+#include "worker/geeps/key_queue.h"
+
+namespace phub::geeps_bench {
+
+// Slices of the size of a chunk go up one after another, those of higher priority first; a key is
+// pushed with its last one. They come down as they went up, but not before everybody's have gone
+// up: where a result comes so much later than the last slice of this worker, all slices of the
+// others are taken to have been so late. Times are the link's own, so that delays of the machine do
+// not add up.
+class LinkedExchange final : public geeps::Exchange {
+ public:
+  // The exchange outlives this, which is the only one that calls it.
+  LinkedExchange(geeps::Exchange& behind, double bytes_per_second);
+  ~LinkedExchange() override;
+
+  size_t keys() const override { return behind_.keys(); }
+  const std::string& name(size_t key) const override { return behind_.name(key); }
+  size_t elements(size_t key) const override { return behind_.elements(key); }
+  std::span<float> gradient(size_t key) override { return behind_.gradient(key); }
+  std::span<const float> parameters(size_t key) const override { return behind_.parameters(key); }
+  void push(size_t key, int32_t priority) override;
+  void push_null(size_t key) override;
+  std::optional<size_t> next() override { return here_.next(); }
+  void stop() override { here_.stop(); }
+  std::optional<uint32_t> slack() const override { return behind_.slack(); }
+  std::vector<uint32_t> missing_ranks() override { return behind_.missing_ranks(); }
+  uint32_t rank() const override { return behind_.rank(); }
+  uint32_t world_size() const override { return behind_.world_size(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Sending {
+    int32_t priority;
+    uint64_t order;
+    size_t key;
+    size_t left_bytes;
+    Clock::time_point since;
+    bool operator<(const Sending& other) const {  // the first of a heap
+      return priority != other.priority ? priority < other.priority : order > other.order;
+    }
+  };
+  struct Key {
+    bool null = false;
+    Clock::time_point first_up, last_up;  // when its first and its last slice were up
+  };
+  struct Result {
+    size_t key;
+    Clock::time_point at;
+  };
+
+  Clock::duration time_of(size_t bytes) const;
+  void send(const std::stop_token& stop);
+  void await_results();
+  void receive(const std::stop_token& stop);
+  template <class Run>
+  void guarded(Run run);
+
+  geeps::Exchange& behind_;
+  const double bytes_per_second_;
+  geeps::KeyQueue here_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable_any sending_changed_, results_changed_;
+  std::priority_queue<Sending> sending_;
+  std::deque<Result> results_;
+  std::vector<Key> keys_;
+  uint64_t pushes_ = 0;
+
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace phub::geeps_bench

@@ -1,0 +1,125 @@
+// Between an arrival and its write-back a core asks for no memory and gives none back, whatever the
+// job is and whatever happens to it. (tests/worker/hot_path_test.cc: the same of whole servers.)
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "tests/phub/core_job_rig.h"
+#include "tests/worker/allocation_trap.h"
+
+namespace phub {
+namespace {
+
+using kernels::Optimizer;
+using Rig = testing::CoreJobRig;
+
+constexpr uint32_t kChunks = 40;
+constexpr uint64_t kRounds = 6;
+
+struct Case {
+  const char* what;
+  JobParameters parameters;
+  bool nulls = false;
+  bool bad = false;         // a NaN in some rounds
+  bool full_queue = false;  // results find no room at first
+  bool again = false;       // everything is sent twice
+};
+
+std::vector<Case> cases() {
+  const auto with = [](auto change) {
+    JobParameters parameters{.max_ranks = 3};
+    change(parameters);
+    return parameters;
+  };
+  const auto plain = [](JobParameters&) {};
+  const auto free = [](JobParameters& p) { p.lock_step = false, p.slack = 2; };
+  const auto twice = [](Case one) {
+    one.again = true;
+    return one;
+  };
+  const auto nulls = [](Case one) {
+    one.nulls = true;
+    return one;
+  };
+  const auto full = [](Case one) {
+    one.full_queue = true;
+    return one;
+  };
+  const auto bad = [](Case one) {
+    one.bad = true;
+    return one;
+  };
+  return {
+      {"a sum", with(plain)},
+      {"a mean", with([](auto& p) { p.mean = true; })},
+      {"an optimizer", with([](auto& p) { p.optimizer = Optimizer::kSgd; })},
+      nulls({"null contributions", with(plain)}),
+      bad({"an exclusion", with([](auto& p) { p.on_nonfinite = OnNonFinite::kExclude; })}),
+      bad({"NaN that pass", with([](auto& p) { p.on_nonfinite = OnNonFinite::kPass; })}),
+      full({"a full queue", with(plain)}),
+      twice({"everything twice", with(plain)}),
+      {"ssp", with(free)},
+      nulls({"ssp, null contributions", with(free)}),
+      full({"ssp, a full queue", with(free)}),
+      twice({"ssp, everything twice", with(free)}),
+  };
+}
+
+void push_round(Rig& rig, const Case& one, uint64_t round) {
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      const bool null = one.nulls && (rank + chunk + round) % 3 == 0;
+      const bool bad = one.bad && rank == 1 && chunk == 5 && round % 2 == 0;
+      if (null) {
+        rig.arrive(rank, {chunk, static_cast<uint32_t>(round), ImmKind::kNull});
+      } else {
+        rig.push(rank, chunk, round,
+                 bad ? std::numeric_limits<float>::quiet_NaN() : Rig::digit(rank));
+      }
+      if (one.again) rig.arrive(rank, {chunk, static_cast<uint32_t>(round), ImmKind::kData});
+    }
+  }
+}
+
+// In a thread that has the name of a core's. Returns how many results went out.
+size_t run_case(const Case& one, uint64_t& calls) {
+  Rig rig({.parameters = one.parameters, .chunks = kChunks});
+  size_t results = 0;
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    push_round(rig, one, round);
+    rig.endpoint.posted.reserve(10'000);
+    rig.endpoint.room = one.full_queue ? 7 : ~size_t{0};
+    {
+      const testing::AllocationTrap trap;
+      for (int pass = 0; pass < 100; ++pass) {
+        if (pass == 50) rig.endpoint.room = ~size_t{0};
+        rig.run();
+      }
+      calls += trap.calls();
+    }
+    results += rig.endpoint.posted.size();
+    rig.endpoint.posted.clear();
+    rig.take_reports();
+  }
+  return results;
+}
+
+TEST(CoreJobHotPath, AsksForNoMemory) {
+  for (const Case& one : cases()) {
+    SCOPED_TRACE(one.what);
+    uint64_t calls = 0;
+    size_t results = 0;
+    std::thread([&] {
+      pthread_setname_np(pthread_self(), "phub-core-0");
+      results = run_case(one, calls);
+    }).join();
+    EXPECT_EQ(calls, 0u);
+    EXPECT_GE(results, kRounds * kChunks * 3);
+  }
+}
+
+}  // namespace
+}  // namespace phub

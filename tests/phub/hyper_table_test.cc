@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "phub/hyper.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using Values = std::map<std::string, double>;
+
+JobSpec spec_of(std::vector<HyperChange> schedule, uint32_t classes = 1) {
+  JobSpec spec;
+  spec.name = "job";
+  for (uint32_t k = 0; k < classes; ++k) {
+    spec.keys.push_back({.name = fmt::format("k{}", k), .elements = 1, .lr_scale = 1.0 + k});
+  }
+  spec.optimizer = "momentum";
+  spec.schedule = std::move(schedule);
+  return spec;
+}
+
+// What the changes say when they are carried out one after the other: by round; of one round, the
+// schedule's first, then the others as they were made.
+kernels::Hyper replayed(const JobSpec& spec, const std::vector<HyperChange>& made, uint64_t round,
+                        const KeySpec& key) {
+  std::vector<HyperChange> all = spec.schedule;
+  all.insert(all.end(), made.begin(), made.end());
+  std::stable_sort(all.begin(), all.end(),
+                   [](const HyperChange& a, const HyperChange& b) { return a.round < b.round; });
+  kernels::Hyper hyper = kernels::default_hyper(kernels::Optimizer::kMomentum);
+  for (const auto& [name, value] : spec.hyper) kernels::set(hyper, name, value);
+  for (const HyperChange& change : all) {
+    if (change.round > round) break;
+    for (const auto& [name, value] : change.values) kernels::set(hyper, name, value);
+  }
+  hyper.lr *= key.lr_scale;
+  hyper.weight_decay *= key.decay_scale;
+  return hyper;
+}
+
+bool same(const kernels::Hyper& a, const kernels::Hyper& b) {
+  return std::all_of(kernels::kHyperFields.begin(), kernels::kHyperFields.end(),
+                     [&](const auto& field) { return a.*field.member == b.*field.member; });
+}
+
+TEST(HyperTable, EveryRoundHasWhatTheChangesUpToItSay) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937 random(seed);
+  const auto below = [&](uint32_t n) {
+    return std::uniform_int_distribution<uint32_t>(0, n - 1)(random);
+  };
+  const char* const names[] = {"lr", "momentum", "weight_decay", "grad_scale"};
+  const auto values = [&] {
+    Values v;
+    for (uint32_t i = 0; i <= below(2); ++i) v[names[below(4)]] = 1 + below(1000);
+    return v;
+  };
+  for (int run = 0; run < 30; ++run) {
+    std::vector<HyperChange> schedule;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < below(20); ++i) schedule.push_back({at += 1 + below(20), values()});
+    JobSpec spec = spec_of(std::move(schedule), 3);
+    spec.keys[2].decay_scale = 0.5;
+    spec.hyper = values();
+    const KeyClasses classes = key_classes(spec);
+    HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
+    HyperView view = table.view();
+    std::vector<HyperChange> made;
+    uint64_t lowest = 1, last = 1;
+    for (int step = 0; step < 120; ++step) {
+      lowest += below(3);
+      last = std::max(last, lowest) + below(3);
+      made.push_back({last, values()});
+      view = table.change(last, made.back().values, lowest);
+      const uint64_t round = lowest + below(400);
+      const uint32_t key = below(3);
+      ASSERT_TRUE(
+          same(view.of(round, classes.of_key[key]), replayed(spec, made, round, spec.keys[key])))
+          << "run " << run << " step " << step << " round " << round << " key " << key;
+    }
+  }
+}
+
+// A rate for every step: what is held stays what two rounds need.
+TEST(HyperTable, AMillionChangesHoldNoMoreThanAFew) {
+  const JobSpec spec = spec_of({{.round = 500000, .values = {{"momentum", 0.25}}}});
+  const KeyClasses classes = key_classes(spec);
+  HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
+  uint64_t most = 0;
+  for (uint64_t round = 1; round <= 1000000; ++round) {
+    const HyperView view = table.change(round, {{"lr", static_cast<double>(round)}}, round - 1);
+    most = std::max(most, table.bytes());
+    ASSERT_EQ(view.of(round, 0).lr, static_cast<double>(round));
+    if (round > 1) {
+      ASSERT_EQ(view.of(round - 1, 0).lr, static_cast<double>(round - 1));
+    }
+    ASSERT_EQ(view.of(round, 0).momentum, round < 500000 ? 0.9 : 0.25);
+  }
+  EXPECT_LE(most, 64 * sizeof(HyperVersion));
+}
+
+TEST(HyperTable, ChangesThatAreStillNeededAreBounded) {
+  const JobSpec spec = spec_of({});
+  const KeyClasses classes = key_classes(spec);
+  HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
+  uint64_t round = 1;
+  for (; !table.full(); ++round) {
+    ASSERT_LE(round, HyperTable::kMostChanges);
+    table.change(round, {{"lr", static_cast<double>(round)}}, 1);  // a key that is never pushed
+  }
+  const HyperView view = table.change(round, {{"lr", 0}}, round);
+  EXPECT_FALSE(table.full());
+  EXPECT_LE(view.changes.size(), 2u);
+}
+
+// The schedule is kept once, whatever the number of key classes.
+TEST(HyperTable, TheMemoryOfASpecIsKnownBeforehand) {
+  std::vector<HyperChange> schedule;
+  for (uint64_t round = 1; round <= 1000; ++round) schedule.push_back({round, {{"lr", 1}}});
+  const uint64_t one = spec_memory(spec_of(schedule, 1), 2);
+  const uint64_t many = spec_memory(spec_of(schedule, 1000), 2);
+  EXPECT_GE(one, 1000 * sizeof(HyperVersion));
+  EXPECT_LE(many, one + 1000 * 1000);
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,290 @@
+// What the RDMA transport does when devices and their queues fail, and in which order it lets go:
+// over devices that do what the test says (fake_verbs.h).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/transport/fake_verbs.h"
+#include "transport/error.h"
+#include "transport/verbs_endpoint.h"
+#include "transport/verbs_format.h"
+#include "transport/verbs_nic.h"
+
+namespace phub {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return std::string(name_of(error.code())) + ": " + error.what();
+  }
+  return "none";
+}
+
+// One job per device, each with one queue on one core, unless a test wants others.
+class VerbsFailures : public ::testing::Test {
+ protected:
+  VerbsFailures() {
+    nic_ = make_verbs_nic({.ports = {first_.port_, second_.port_}});
+    events_of(*nic_);
+  }
+
+  static LinkLayout layout_on(const std::string& nic, uint32_t ranks = 2) {
+    LinkLayout layout;
+    layout.max_ranks = ranks;
+    layout.cores = 1;
+    layout.queue_chunks = {64};
+    layout.queue_nic = {nic};
+    layout.ingress_bytes = layout.egress_bytes = 64 * 256;
+    layout.core_node = {0};
+    return layout;
+  }
+  static std::vector<NicEvent> events_of(Nic& nic) {
+    std::vector<NicEvent> events;
+    nic.handle_events(events);
+    return events;
+  }
+  // A worker asks to connect queue 0; the queue pair that was made for it, null when refused.
+  ibv_qp* connect(fake::Device& device, const Offer& offer) {
+    VerbsHello hello;
+    hello.ticket = ticket_bytes(offer.ticket);
+    hello.results_bytes = 64 * 256;
+    const auto bytes = std::as_bytes(std::span(&hello, 1));
+    const size_t before = device.qps.size();
+    fake::request_connection(device, {bytes.begin(), bytes.end()});
+    events_of(*nic_);
+    return device.qps.size() > before ? device.qps.back() : nullptr;
+  }
+  ibv_qp* join(BoxLink& link, fake::Device& device, uint32_t rank, uint32_t incarnation) {
+    const Offer offer = link.admit(rank, incarnation);
+    link.endpoint(0).attach(rank, incarnation);
+    return connect(device, offer);
+  }
+  static std::vector<uint32_t> taken(Endpoint& endpoint) {
+    std::vector<uint32_t> imms;
+    std::array<Arrival, 32> some;
+    for (size_t n = endpoint.poll(some); n > 0; n = endpoint.poll(some)) {
+      for (size_t i = 0; i < n; ++i) {
+        if (some[i].ok) imms.push_back(some[i].imm);
+      }
+    }
+    return imms;
+  }
+
+  struct Named : fake::Device {
+    explicit Named(const std::string& name) : Device(name), port_(port()) {}
+    const VerbsPort port_;
+  };
+  Named first_{"mlx_first"}, second_{"mlx_second"};
+  std::unique_ptr<Nic> nic_;
+};
+
+// A notification is made for what comes after it was asked for. What lay there before, and be it
+// more than is taken at once, has to be found by arm() itself.
+TEST_F(VerbsFailures, ArmFindsAnArrivalBehindAnyNumberOfCompletedSends) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  ibv_qp* qp = join(*link, first_, 0, 1);
+  ASSERT_NE(qp, nullptr);
+  Endpoint& endpoint = link->endpoint(0);
+  EXPECT_TRUE(endpoint.arm({}));
+  for (const int sends : {1, 63, 64, 65, 500}) {
+    for (int i = 0; i < sends; ++i) fake::complete_send(qp, 0);
+    fake::arrive(qp, 7);
+    EXPECT_FALSE(endpoint.arm({})) << sends << " sends";
+    EXPECT_EQ(taken(endpoint), std::vector<uint32_t>{7});
+    EXPECT_TRUE(endpoint.arm({}));
+  }
+  endpoint.detach(0);
+}
+
+TEST_F(VerbsFailures, AQueueThatFailsIsAnErrorOfItsEndpointThatNamesTheCall) {
+  const auto check = [&](int fake::Device::*failing, int value, const std::string& call) {
+    auto link = nic_->open_job(layout_on("mlx_first"));
+    auto other = nic_->open_job(layout_on("mlx_second"));
+    ibv_qp* qp = join(*link, first_, 0, 1);
+    ibv_qp* others = join(*other, second_, 0, 1);
+    for (uint32_t i = 0; i < 200; ++i) fake::arrive(qp, i);  // receives are posted again
+    first_.*failing = value;
+    Endpoint& endpoint = link->endpoint(0);
+    const std::string error = error_of([&] {
+      taken(endpoint);
+      endpoint.arm({});
+    });
+    EXPECT_THAT(error, HasSubstr("internal: " + call + " on mlx_first: "));
+    EXPECT_EQ(error_of([&] { taken(endpoint); }), error) << "for good";
+    endpoint.detach(0);  // lets go without a word
+    link->revoke(0);
+    first_.*failing = 0;
+    fake::arrive(others, 9);
+    EXPECT_EQ(taken(other->endpoint(0)), std::vector<uint32_t>{9});
+    other->endpoint(0).detach(0);
+  };
+  check(&fake::Device::receive_error, ENOMEM, "ibv_post_srq_recv");
+  check(&fake::Device::notify_error, EIO, "ibv_req_notify_cq");
+  check(&fake::Device::poll_result, -1, "ibv_poll_cq");
+}
+
+TEST_F(VerbsFailures, ADeadDeviceEndsItsJobsAndIsUsedNoMore) {
+  auto doomed = nic_->open_job(layout_on("mlx_first"));
+  auto other = nic_->open_job(layout_on("mlx_second"));
+  ASSERT_NE(join(*doomed, first_, 0, 1), nullptr);
+  ibv_qp* qp = join(*other, second_, 0, 1);
+  EXPECT_EQ(nic_->ports().size(), 2u);
+  first_.raise(IBV_EVENT_DEVICE_FATAL);
+  first_.raise(IBV_EVENT_DEVICE_FATAL);
+  const std::vector<NicEvent> events = events_of(*nic_);
+  ASSERT_EQ(events.size(), 1u) << "once";
+  EXPECT_EQ(events[0].kind, NicEvent::kFailed);
+  EXPECT_EQ(events[0].link, doomed.get());
+  EXPECT_THAT(events[0].reason, HasSubstr("mlx_first failed"));
+  ASSERT_EQ(nic_->ports().size(), 1u);
+  EXPECT_EQ(nic_->ports()[0].name, "mlx_second");
+  EXPECT_THAT(nic_->describe(), HasSubstr("mlx_first failed"));
+
+  fake::arrive(qp, 3);
+  EXPECT_EQ(taken(other->endpoint(0)), std::vector<uint32_t>{3});
+  LinkLayout anywhere = layout_on("");
+  anywhere.queue_nic.clear();
+  {
+    auto next = nic_->open_job(anywhere);
+    EXPECT_NE(join(*next, second_, 0, 1), nullptr);
+    next->endpoint(0).detach(0);
+  }
+  EXPECT_THAT(error_of([&] { nic_->open_job(layout_on("mlx_first")); }),
+              HasSubstr("which is not listened on"));
+  fake::connection_event(second_, RDMA_CM_EVENT_DEVICE_REMOVAL);
+  const std::vector<NicEvent> removal = events_of(*nic_);
+  ASSERT_EQ(removal.size(), 1u);
+  EXPECT_EQ(removal[0].link, other.get());
+  EXPECT_THAT(removal[0].reason, HasSubstr("mlx_second was removed"));
+  EXPECT_THAT(error_of([&] { nic_->open_job(anywhere); }), HasSubstr("no RDMA device"));
+  for (BoxLink* link : {doomed.get(), other.get()}) link->endpoint(0).detach(0);
+}
+
+TEST_F(VerbsFailures, AQueueInErrorEndsTheJobThatOwnsIt) {
+  auto doomed = nic_->open_job(layout_on("mlx_first"));
+  auto other = nic_->open_job(layout_on("mlx_first"));
+  for (BoxLink* link : {doomed.get(), other.get()}) link->admit(0, 1);
+  first_.raise(IBV_EVENT_CQ_ERR, first_.cqs.front());
+  const std::vector<NicEvent> events = events_of(*nic_);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind, NicEvent::kFailed);
+  EXPECT_EQ(events[0].link, doomed.get());
+  EXPECT_THAT(events[0].reason, HasSubstr("completion queue on RDMA device mlx_first"));
+  EXPECT_EQ(nic_->ports().size(), 2u) << "the device itself is well";
+}
+
+// The queue pair stays until its device has said that it took its last receive, nobody waits for
+// that, and what happens to others meanwhile is heard.
+TEST_F(VerbsFailures, ARevokedQueuePairLeavesInItsOwnTime) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  ibv_qp* leaving = join(*link, first_, 0, 1);
+  ibv_qp* staying = join(*link, first_, 1, 5);
+  first_.raise(IBV_EVENT_QP_FATAL, staying);
+  first_.raise(IBV_EVENT_QP_FATAL, leaving);
+  link->endpoint(0).detach(0);
+  const int disconnected = fake::calls().disconnected;
+  link->revoke(0);
+  EXPECT_EQ(fake::calls().disconnected, disconnected + 1) << "the worker hears of it at once";
+  EXPECT_EQ(first_.qps.size(), 2u);
+  const std::vector<NicEvent> events = events_of(*nic_);
+  ASSERT_EQ(events.size(), 1u) << "of the rank that stays";
+  EXPECT_EQ(events[0].kind, NicEvent::kDisconnected);
+  EXPECT_EQ(events[0].rank, 1u);
+  EXPECT_EQ(events[0].incarnation, 5u);
+  first_.raise(IBV_EVENT_QP_LAST_WQE_REACHED, leaving);
+  fake::connection_event(first_, RDMA_CM_EVENT_DISCONNECTED, leaving);
+  EXPECT_TRUE(events_of(*nic_).empty());
+  ASSERT_EQ(first_.qps.size(), 1u);
+  EXPECT_EQ(first_.qps[0], staying);
+
+  // A device that never says it is waited for within a bound.
+  link->endpoint(0).detach(1);
+  link->revoke(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(25));
+  events_of(*nic_);
+  EXPECT_TRUE(first_.qps.empty());
+}
+
+TEST_F(VerbsFailures, ASuccessorDoesNotWaitForTheQueuePairOfItsPredecessor) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  ibv_qp* before = join(*link, first_, 0, 1);
+  link->endpoint(0).detach(0);
+  link->revoke(0);
+  const Offer offer = link->admit(0, 2);
+  link->endpoint(0).attach(0, 2);
+  first_.qps.reserve(8);
+  const uint32_t number = before->qp_num;
+  connect(first_, offer);
+  ASSERT_EQ(first_.qps.size(), 1u) << "the completion queue has room for one";
+  EXPECT_NE(first_.qps[0]->qp_num, number);
+  fake::arrive(first_.qps[0], 11);
+  EXPECT_EQ(taken(link->endpoint(0)), std::vector<uint32_t>{11});
+  link->endpoint(0).detach(0);
+}
+
+// Devices give numbers of queue pairs that are gone to others.
+TEST_F(VerbsFailures, NothingOfAQueuePairCountsForTheNextOneOfItsNumber) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  Endpoint& endpoint = link->endpoint(0);
+  const Offer offer = link->admit(0, 1);
+  EXPECT_EQ(connect(first_, offer), nullptr) << "its cores have not attached it";
+  EXPECT_THAT(fake::calls().last_rejection, HasSubstr("join again"));
+  endpoint.attach(0, 1);
+  ibv_qp* old = connect(first_, offer);
+  ASSERT_NE(old, nullptr);
+  const uint32_t number = old->qp_num;
+  endpoint.detach(0);  // before it has polled, ever
+  fake::arrive(old, 1);
+  EXPECT_TRUE(taken(endpoint).empty());
+  fake::arrive(old, 2);  // and this one is not even taken
+  link->revoke(0);
+  first_.next_qp_num = number;
+  ASSERT_NE(join(*link, first_, 1, 1), nullptr);
+  ASSERT_EQ(first_.qps.back()->qp_num, number);
+  static_cast<fake::Cq*>(first_.qps.back()->recv_cq)
+      ->completions.clear();  // as ibv_destroy_qp does
+  fake::arrive(first_.qps.back(), 3);
+  EXPECT_EQ(taken(endpoint), std::vector<uint32_t>{3});
+  endpoint.detach(1);
+}
+
+// What a peer sends at once finds its queue pair open, and nothing is left out, even when it comes
+// in the middle of a pass.
+TEST_F(VerbsFailures, EverythingThatIsSentAfterTheAnswerArrives) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  Endpoint& endpoint = link->endpoint(0);
+  const Offer offer = link->admit(0, 1);
+  endpoint.attach(0, 1);
+  constexpr uint32_t kWrites = 6000;
+  first_.before_poll = [&] {
+    first_.before_poll = nullptr;
+    ibv_qp* qp = connect(first_, offer);
+    for (uint32_t i = 0; i < kWrites; ++i) fake::arrive(qp, i);
+  };
+  std::vector<uint32_t> expected(kWrites);
+  for (uint32_t i = 0; i < kWrites; ++i) expected[i] = i;
+  EXPECT_EQ(taken(endpoint), expected);
+  endpoint.detach(0);
+}
+
+TEST_F(VerbsFailures, ForksAreProvidedForBeforeAnythingIsRegistered) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  EXPECT_EQ(fake::calls().fork_inits, 1);
+  EXPECT_GT(fake::calls().registrations, 0);
+  EXPECT_EQ(fake::calls().registrations_before_fork_init, 0);
+}
+
+}  // namespace
+}  // namespace phub

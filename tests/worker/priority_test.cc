@@ -1,0 +1,127 @@
+// What waits for room goes out by priority: that of the key, with that of the push on top; initial
+// parameters and what is sent again by that of the key.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "transport/wire.h"
+#include "worker/session.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Remembers the order of what is posted, while there is room.
+class Wire final : public WorkerLink, private Endpoint {
+ public:
+  std::vector<Arrival> arrivals;
+  std::vector<uint32_t> posted;  // chunks
+  bool room = false;
+
+  std::span<std::byte> gradients() override { return gradients_; }
+  std::span<const std::byte> results() override { return results_; }
+  Endpoint& endpoint() override { return *this; }
+  bool connected() override { return true; }
+  bool zero_copy() const override { return true; }
+
+ private:
+  size_t poll(std::span<Arrival> out) override {
+    const size_t count = std::min(out.size(), arrivals.size());
+    std::copy_n(arrivals.begin(), count, out.begin());
+    arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  bool post(uint32_t, const Write& write) override {
+    if (room) posted.push_back(decode(write.imm).chunk);
+    return room;
+  }
+  void flush() override {}
+  bool arm(std::span<const uint32_t>) override { return true; }
+  void disarm() override {}
+  int wake_fd() const override { return -1; }
+  void attach(uint32_t, uint32_t) override {}
+  void detach(uint32_t) override {}
+
+  std::array<std::byte, 4096> gradients_ = {}, results_ = {};
+};
+
+// Keys of one chunk each, all in one queue: key k is chunk k.
+JoinReply reply_of(const std::vector<int32_t>& priorities) {
+  JoinReply reply;
+  reply.spec.name = "job";
+  reply.spec.chunk_elements = 32;
+  reply.layout.queue_chunks.emplace_back();
+  for (uint32_t k = 0; k < priorities.size(); ++k) {
+    reply.spec.keys.push_back(
+        {.name = std::to_string(k), .elements = 32, .priority = priorities[k]});
+    reply.layout.key_offset.push_back(uint64_t{k} * 32);
+    reply.layout.queue_chunks[0].push_back(k);
+  }
+  reply.layout.total_elements = priorities.size() * 32;
+  return reply;
+}
+
+void answer(Wire& wire, Session& session, uint32_t keys, uint32_t round) {
+  for (uint32_t k = 0; k < keys; ++k) {
+    wire.arrivals.push_back({0, encode({k, round, ImmKind::kData}), true});
+  }
+  session.poll();
+}
+
+TEST(Priority, OfTheKeyAndOfThePushAreAdded) {
+  Wire wire;
+  Session session(reply_of({0, 5, -2, 5, 3}), wire);
+  answer(wire, session, 5, 0);
+  ASSERT_TRUE(session.all_ready());
+  session.push(0, 0, false);
+  session.push(1, 0, false);
+  session.push(2, 9, false);  // 7
+  session.push(3, 0, false);  // as key 1, which was pushed before
+  session.push(4, 1, true);   // 4
+  EXPECT_THAT(wire.posted, ElementsAre());
+  wire.room = true;
+  session.poll();
+  EXPECT_THAT(wire.posted, ElementsAre(2, 1, 3, 4, 0));
+
+  // Once more, after the connection broke: by the keys alone.
+  wire.posted.clear();
+  wire.arrivals.push_back({0, 0, false});
+  session.poll();
+  ASSERT_TRUE(session.broken());
+  session.resend();
+  EXPECT_THAT(wire.posted, ElementsAre(1, 3, 4, 0, 2));
+}
+
+TEST(Priority, OfTheKeyIsThatOfItsInitialParameters) {
+  Wire wire;
+  JoinReply reply = reply_of({1, 2, 3});
+  reply.send_initial = true;
+  Session session(reply, wire);
+  const std::vector<float> initial(32);
+  session.send_initial([&](size_t) { return initial.data(); });
+  wire.room = true;
+  session.poll();
+  EXPECT_THAT(wire.posted, ElementsAre(2, 1, 0));
+}
+
+// Sums that no 32 bits hold.
+TEST(Priority, MayBeAsLargeAsItsTypeAllows) {
+  Wire wire;
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
+  Session session(reply_of({kMin, kMax, 0}), wire);
+  answer(wire, session, 3, 0);
+  session.push(0, kMin, false);
+  session.push(1, kMax, false);
+  session.push(2, 0, false);
+  wire.room = true;
+  session.poll();
+  EXPECT_THAT(wire.posted, ElementsAre(1, 2, 0));
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,320 @@
+// Whatever goes wrong on a thread of the library's, or in a call, is an Error: nothing ends the
+// process. Exceptions are thrown where the library waits; threads and descriptors run out.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "tests/worker/box.h"
+#include "tests/worker/server_process.h"
+#include "worker/completions.h"
+
+namespace {
+
+enum Thrown { kNothing, kSystemError, kRuntimeError, kBadAlloc, kInt };
+
+std::atomic<Thrown> thrown{kNothing};
+std::atomic<bool> was_thrown{false};
+char victim[16] = "";  // the name of the thread; set while nothing is thrown
+
+std::atomic<int> threads_left{-1};  // that can be started from this process; negative: any number
+
+void maybe_throw() {
+  if (thrown == kNothing) return;
+  char name[16] = "";
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  if (std::strcmp(name, victim) != 0) return;
+  was_thrown = true;
+  switch (thrown.load()) {
+    case kSystemError:
+      throw std::system_error(EMFILE, std::generic_category(), "injected");
+    case kRuntimeError:
+      throw std::runtime_error("injected");
+    case kBadAlloc:
+      throw std::bad_alloc();
+    case kInt:
+      throw 17;
+    case kNothing:
+      break;
+  }
+}
+
+template <typename Function>
+Function* next_of(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// These take the place of libc's in this program.
+int epoll_wait(int fd, epoll_event* events, int count, int timeout) {
+  maybe_throw();
+  static auto* const next = next_of<int(int, epoll_event*, int, int)>("epoll_wait");
+  return next(fd, events, count, timeout);
+}
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
+                   void* argument) noexcept {
+  static auto* const next =
+      next_of<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
+  int left = threads_left;
+  while (left > 0 && !threads_left.compare_exchange_weak(left, left - 1)) {
+  }
+  return left == 0 ? EAGAIN : next(thread, attributes, start, argument);
+}
+
+namespace phub::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+JobSpec spec_of(const std::string& name, uint32_t ranks) {
+  JobSpec spec;
+  spec.name = name;
+  spec.keys = {{.name = "w", .elements = 1000}};
+  spec.world_size = ranks;
+  spec.lease_ms = 600;
+  spec.progress_limit_ms = 600'000;
+  return spec;
+}
+
+// While it lives, the thread of that name throws where it waits.
+class Injected {
+ public:
+  Injected(const char* thread, Thrown what) {
+    std::strncpy(victim, thread, sizeof victim - 1);
+    was_thrown = false;
+    thrown = what;
+  }
+  ~Injected() { thrown = kNothing; }
+};
+
+ErrorCode code_of(Thrown what) {
+  return what == kSystemError || what == kBadAlloc ? ErrorCode::kFull : ErrorCode::kInternal;
+}
+
+// What calls give from now on, or nothing.
+std::optional<Error> error_of_next_calls(Worker& worker) {
+  for (int i = 0; i < 2000; ++i) {
+    try {
+      worker.test(0);
+    } catch (const Error& error) {
+      return error;
+    }
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return std::nullopt;
+}
+
+class ThreadErrors : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { setenv("PHUB_TRANSPORT", GetParam(), 1); }
+  void TearDown() override { unsetenv("PHUB_TRANSPORT"); }
+};
+
+TEST_P(ThreadErrors, WhatTheHeartbeatOrTheMoverThrowsIsTheErrorOfTheNextCall) {
+  const ServerProcess server(PHUB_BINARY);
+  int job = 0;
+  for (const char* thread : {"phub-heartbeat", "phub-progress"}) {
+    if (std::strcmp(thread, "phub-progress") == 0 && GetParam() != std::string("tcp")) continue;
+    for (const Thrown what : {kSystemError, kRuntimeError, kBadAlloc, kInt}) {
+      WorkerOptions options = server.options(spec_of("job" + std::to_string(job++), 1));
+      options.spec.max_ranks = 2;
+      Worker worker(options);
+      worker.wait_all();
+      WorkerOptions other_options = options;
+      Worker other(other_options);  // never pushes: there is something to wait for
+      other.wait_all();
+      const Injected injected(thread, what);
+      worker.push(0);
+      const std::optional<Error> error = error_of_next_calls(worker);
+      ASSERT_TRUE(error) << thread << " " << what << ", thrown: " << was_thrown;
+      EXPECT_EQ(error->code(), code_of(what)) << error->what();
+      EXPECT_THROW(worker.barrier(), Error);
+    }
+  }
+}
+
+TEST_P(ThreadErrors, WhatIsThrownInAWaitIsItsErrorAndTheWorkerGoesOn) {
+  const ServerProcess server(PHUB_BINARY);
+  pthread_setname_np(pthread_self(), "the-caller");
+  for (const Thrown what : {kSystemError, kRuntimeError, kBadAlloc, kInt}) {
+    const JobSpec spec = spec_of("wait" + std::to_string(what), 2);
+    auto other = std::async(std::launch::async, [&] {
+      WorkerOptions options = server.options(spec);
+      options.rank = 1;
+      return std::make_unique<Worker>(options);
+    });
+    WorkerOptions options = server.options(spec);
+    options.rank = 0;
+    options.spin_us = 0;
+    Worker worker(options);
+    worker.wait_all();
+    const std::unique_ptr<Worker> second = other.get();
+    second->wait_all();
+    worker.push(0);
+    for (int i = 0; i < 3; ++i) {
+      const Injected injected("the-caller", what);
+      try {
+        worker.wait(0);
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), code_of(what)) << error.what();
+      }
+    }
+    // A barrier waits in the control client.
+    {
+      const Injected injected("the-caller", what);
+      EXPECT_THROW(worker.barrier(), Error);
+    }
+    second->push(0);
+    worker.wait(0);
+    second->wait(0);
+    EXPECT_EQ(worker.round(0), worker.first_round());
+  }
+}
+
+TEST_P(ThreadErrors, WhatTheCompletionsThreadThrowsIsTheErrorOfWhatIsDue) {
+  const ServerProcess server(PHUB_BINARY);
+  for (const Thrown what : {kSystemError, kRuntimeError, kBadAlloc, kInt}) {
+    WorkerOptions options = server.options(spec_of("due" + std::to_string(what), 1));
+    options.spec.max_ranks = 2;
+    options.spin_us = 0;
+    Worker worker(options);
+    worker.wait_all();
+    Worker other(options);  // never pushes
+    other.wait_all();
+    std::promise<ErrorCode> code;
+    Completions completions(worker);
+    const Injected injected("phub-complete", what);
+    completions.push(0, 0, [&](const Pushed&, const Error* error) {
+      code.set_value(error == nullptr ? ErrorCode::kInvalid : error->code());
+    });
+    auto said = code.get_future();
+    ASSERT_EQ(said.wait_for(seconds(20)), std::future_status::ready) << what;
+    EXPECT_EQ(said.get(), code_of(what));
+  }
+}
+
+TEST_P(ThreadErrors, AThreadThatCannotBeStartedIsAnError) {
+  const ServerProcess server(PHUB_BINARY);
+  const bool moves = GetParam() == std::string("tcp");
+  // Two names are looked up, each on a thread: to join, and for the transport; then the heartbeat.
+  int refused = 0;
+  for (int left = 0;; ++left) {
+    ASSERT_LT(left, 10);
+    WorkerOptions options = server.options(spec_of("threads" + std::to_string(left), 1));
+    options.server = "localhost:" + server.port();
+    options.connect_timeout_ms = 5000;
+    threads_left = left;
+    std::optional<Error> error;
+    try {
+      Worker worker(options);
+      threads_left = -1;
+      worker.wait_all();
+      worker.push_pull(0);
+      Completions completions(worker);
+      threads_left = 0;
+      EXPECT_THROW(completions.push(0, 0, [](const Pushed&, const Error*) {}), Error);
+      threads_left = -1;
+      break;
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    threads_left = -1;
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kFull) << error->what();
+    ++refused;
+    // What was joined has left: nobody waits for a lease.
+    const auto gone = [&] {
+      for (const JobStatus& job : ControlClient(server.address()).status().jobs) {
+        if (job.name == options.spec.name) return false;
+      }
+      return true;
+    };
+    for (int i = 0; i < 400 && !gone(); ++i) std::this_thread::sleep_for(milliseconds(5));
+    EXPECT_TRUE(gone());
+  }
+  EXPECT_GE(refused, moves ? 3 : 2);
+}
+
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator fds("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(fds), end(fds))) - 1;
+}
+
+// The lowest descriptor that is free, and so the limit under which there is no other.
+rlim_t first_free() {
+  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  close(fd);
+  return static_cast<rlim_t>(fd);
+}
+
+// With every number of descriptors a worker is made and works, or an Error says what is short.
+TEST_P(ThreadErrors, WithFewDescriptorsEveryCallWorksOrIsAnError) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP()
+      << "UBSan opens a pipe to look at an exception's type, and takes its failure for a fault";
+#endif
+  const ServerProcess server(PHUB_BINARY);
+  rlimit before = {};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const size_t open_at_first = open_descriptors();
+  bool worked = false;
+  int errors = 0;
+  for (rlim_t more = 0; more < 64; ++more) {
+    rlimit few = before;
+    few.rlim_cur = first_free() + more;
+    WorkerOptions options = server.options(spec_of("few" + std::to_string(more), 1));
+    options.spec.lease_ms = 100;
+    options.connect_timeout_ms = 5000;
+    setrlimit(RLIMIT_NOFILE, &few);
+    std::string message;
+    try {
+      Worker worker(options);
+      worker.wait_all();
+      worker.push_pull(0);
+      std::this_thread::sleep_for(milliseconds(more % 4 == 0 ? 150 : 0));  // a heartbeat, a lease
+      worker.missing_ranks();
+      worker.barrier();
+      worker.push_pull(0);
+      worked = true;
+    } catch (const Error& error) {
+      ++errors;
+      message = error.what();
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+    if (!message.empty()) {
+      EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("open files"), HasSubstr("lease"),
+                                            HasSubstr("descriptor")))
+          << more;
+    }
+    if (worked) break;
+  }
+  EXPECT_TRUE(worked);
+  EXPECT_GT(errors, 5);
+  EXPECT_EQ(open_descriptors(), open_at_first) << "descriptors were left open";
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, ThreadErrors, ::testing::Values("shm", "tcp"),
+                         [](const auto& transport) { return std::string(transport.param); });
+
+}  // namespace
+}  // namespace phub::testing

@@ -1,0 +1,49 @@
+#include "transport/worker_memory.h"
+
+#include <sys/mman.h>
+
+#include <deque>
+#include <mutex>
+
+#include "numa/memory.h"
+
+namespace phub {
+
+ResultMemory::ResultMemory(uint64_t bytes, uint32_t os_node)
+    : writable_(ShmMemory::create("phub-received", bytes, ShmAccess::kReadWrite, true)),
+      readable_(ShmMemory::adopt("phub-received", writable_.fd(), bytes, ShmAccess::kRead)) {
+  writable_.close_fd();
+  numa::prefer_node(writable_.bytes(), os_node);
+}
+
+void ResultMemory::bury() noexcept {
+  if (!readable_.bytes().empty()) phub::bury(std::move(readable_));
+  writable_ = ShmMemory();
+}
+
+namespace internal {
+namespace {
+
+constexpr size_t kKept = 1000;
+
+}  // namespace
+
+void make_inaccessible(std::span<const std::byte> memory) noexcept {
+  if (memory.empty()) return;
+  void* const at = const_cast<std::byte*>(memory.data());
+  // Should the kernel refuse, the memory stays what it is: there is nobody to tell.
+  [[maybe_unused]] const void* const gone =
+      mmap(at, round_up_to_page(memory.size()), PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+void keep(std::shared_ptr<const void> mapping) {
+  static auto& mutex = *new std::mutex;  // never destroyed: workers may outlive main()
+  static auto& kept = *new std::deque<std::shared_ptr<const void>>;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(mapping));
+  if (kept.size() > kKept) kept.pop_front();
+}
+
+}  // namespace internal
+}  // namespace phub

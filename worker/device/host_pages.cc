@@ -1,0 +1,65 @@
+#include "worker/device/host_pages.h"
+
+#include <unistd.h>
+
+#include <iterator>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+uintptr_t begin_of(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory) / host_page_bytes() * host_page_bytes();
+}
+uintptr_t end_of(const void* memory, size_t bytes) {
+  const uintptr_t last = reinterpret_cast<uintptr_t>(memory) + bytes - 1;
+  return (last / host_page_bytes() + 1) * host_page_bytes();
+}
+
+}  // namespace
+
+size_t host_page_bytes() {
+  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void HostPages::pin(const void* memory, size_t bytes, HostUse use, std::string_view what) {
+  const uintptr_t begin = begin_of(memory);
+  const uintptr_t end = end_of(memory, bytes);
+  const std::lock_guard lock(mutex_);
+  const auto after = pages_.lower_bound(end);
+  if (after != pages_.begin() && std::prev(after)->second.end > begin) {
+    auto& [other, registered] = *std::prev(after);
+    if (other != begin || registered.end != end) {
+      fail(ErrorCode::kInvalid,
+           "pinning {} bytes at {} for '{}': of their pages some are pinned together with others, "
+           "from {:#x} to {:#x}; pin the same ranges on every device",
+           bytes, memory, what, other, registered.end);
+    }
+    if (use == HostUse::kReadWrite && registered.use == HostUse::kRead) {
+      fail(ErrorCode::kInvalid, "pinning {} bytes at {} for '{}': they are pinned for reading only",
+           bytes, memory, what);
+    }
+    ++registered.users;
+    return;
+  }
+  const auto added = pages_.emplace(begin, Registration{end, use, 1}).first;
+  try {
+    do_register(reinterpret_cast<void*>(begin), end - begin, use, what);
+  } catch (...) {
+    pages_.erase(added);
+    throw;
+  }
+}
+
+void HostPages::unpin(const void* memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = pages_.find(begin_of(memory));
+  PHUB_CHECK(found != pages_.end());
+  if (--found->second.users > 0) return;
+  do_unregister(reinterpret_cast<void*>(found->first));
+  pages_.erase(found);
+}
+
+}  // namespace phub
