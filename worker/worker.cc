@@ -770,8 +770,7 @@ std::string Worker::Impl::waits_for() {
 
 std::string Worker::Impl::describe_missing() {
   look_for_stalls();
-  const std::string known = waits_for();
-  if (!known.empty()) return known;
+  if (std::string known = waits_for(); !known.empty()) return known;
   try {
     const Pulse heard =
         ask([&](ControlClient& client) { return client.heartbeat(credential, kAskMs); });
