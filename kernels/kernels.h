@@ -36,7 +36,7 @@ std::string_view name_of(Optimizer o);
 // Hyperparameters, in double as PyTorch keeps them. Each optimizer uses the ones it knows.
 struct Hyper {
   double lr = 0.01;
-  double momentum = 0.9;   // momentum, nesterov (rmsprop: only when momentum_rmsprop > 0)
+  double momentum = 0.9;   // momentum, nesterov (rmsprop: only when rmsprop_momentum > 0)
   double dampening = 0.0;  // momentum
   double weight_decay = 0.0;
   double beta1 = 0.9;

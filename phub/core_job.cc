@@ -15,8 +15,6 @@ constexpr uint32_t kFlushAfter = 16;  // chunks whose results go out together wh
 
 constexpr uint32_t kNoChunk = ~0u;
 
-constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
-
 }  // namespace
 
 bool CoreJob::step(uint64_t& bytes) {

@@ -9,12 +9,6 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
-
-constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
-
-}  // namespace
-
 void CoreJob::take_update(uint32_t rank, uint32_t index, const Imm& imm) {
   const CoreChunk& chunk = chunks_[index];
   const uint64_t clock = clocks_->of(index, rank);

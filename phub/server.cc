@@ -317,15 +317,17 @@ void Server::carry_out(Running& running) {
 // What jobs that run grow by counts as what they began with does. Where there is no room, logs lose
 // their oldest pages.
 void Server::count_growth(Running& running) {
-  memory_used_ += running.job->grown_bytes() - running.grown_bytes;
-  running.grown_bytes = running.job->grown_bytes();
+  const auto count = [&] {
+    const uint64_t before = std::exchange(running.grown_bytes, running.job->grown_bytes());
+    memory_used_ += running.grown_bytes - before;
+  };
+  count();
   make_room(0);
   if (memory_used_ <= options_.memory_limit_bytes) return;
   MembershipLog& log = running.job->membership().log();
   const uint64_t too_much = memory_used_ - options_.memory_limit_bytes;
   log.limit(log.bytes() - std::min(too_much, log.bytes()));
-  memory_used_ += running.job->grown_bytes() - running.grown_bytes;
-  running.grown_bytes = running.job->grown_bytes();
+  count();
 }
 
 // Logs of jobs that have ended make room for `bytes` more, the oldest first.

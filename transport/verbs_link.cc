@@ -181,8 +181,9 @@ std::string VerbsWorkerLink::describe() const {
     names += fmt::format("{}{} (NUMA node {})", names.empty() ? "" : ", ",
                          device_name(device.context), device.os_node);
   }
-  return fmt::format("{} queue pairs over {}; gradients in {}{}", pairs_.size(), names,
-                     gradients_on_device_ ? "GPU memory (dma-buf)" : "host memory", fork_problem());
+  return fmt::format("{} queue pairs over {}; gradients in {}{}", layout_.queue_chunks.size(),
+                     names, gradients_on_device_ ? "GPU memory (dma-buf)" : "host memory",
+                     fork_problem());
 }
 
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,

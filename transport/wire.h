@@ -24,8 +24,11 @@ struct Imm {
 
   friend bool operator==(const Imm&, const Imm&) = default;
 };
+// Of a round, what travels.
+constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
+
 constexpr uint32_t encode(Imm imm) {
-  return (imm.chunk << 10) | ((imm.round & 0xffu) << 2) | static_cast<uint32_t>(imm.kind);
+  return (imm.chunk << 10) | (low8(imm.round) << 2) | static_cast<uint32_t>(imm.kind);
 }
 constexpr Imm decode(uint32_t bits) {
   return {bits >> 10, (bits >> 2) & 0xffu, static_cast<ImmKind>(bits & 3u)};

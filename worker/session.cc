@@ -19,8 +19,6 @@ uint32_t element_bytes(const std::string& dtype) {
   return kernels::bytes_of(*t);
 }
 
-constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
-
 }  // namespace
 
 LinkLayout link_layout_of(const JoinReply& reply) {

@@ -384,6 +384,34 @@ TEST(DeviceGroup, AMemberThatFailsEndsTheOthers) {
   EXPECT_EQ(error_of(ErrorCode::kInternal, [&] { waiting.get(); }), "device 0 failed");
 }
 
+// It owes nothing for keys that it has pushed, nor for those that nobody wants.
+TEST(DeviceGroup, AMemberThatLeftIsMissedWhereItIsWaitedFor) {
+  for (const bool before : {false, true}) {
+    Recorder downstream({10, 10});
+    DeviceGroup group(downstream, {.members = 2});
+    Exchange& stays = group.member(0);
+    Exchange& leaves = group.member(1);
+    stays.push(0, 0);
+    leaves.push(0, 0);
+    downstream.give_back(downstream.take().key);
+    EXPECT_EQ(stays.next(), 0u);
+    if (!before) stays.push(0, 0);
+    leaves.stop();
+    leaves.leave();
+    if (before) stays.push(0, 0);
+    EXPECT_EQ(error_of(ErrorCode::kRankLost, [&] { stays.next(); }),
+              "device 1 has left without pushing 'key0', which others have");
+  }
+  Recorder downstream({10});
+  DeviceGroup group(downstream, {.members = 2});
+  group.member(1).push(0, 0);
+  group.member(1).stop();
+  group.member(1).leave();
+  group.member(0).push(0, 0);
+  downstream.give_back(downstream.take().key);
+  EXPECT_EQ(group.member(0).next(), 0u);
+}
+
 // In a summing thread, or, where nothing is summed, in a member's.
 TEST(DeviceGroup, ARefusedPushIsEveryMembersError) {
   for (const bool null : {false, true}) {

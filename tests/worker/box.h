@@ -17,10 +17,10 @@
 #include "phub/http_server.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
+#include "tests/worker/options.h"
 #include "transport/control_client.h"
 #include "transport/shm_nic.h"
 #include "transport/tcp_nic.h"
-#include "worker/worker.h"
 
 namespace phub::testing {
 
@@ -64,13 +64,7 @@ class Box {
   }
 
   const std::string& address() const { return address_; }
-  WorkerOptions options(JobSpec spec) const {
-    WorkerOptions options;
-    options.server = address_;
-    if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
-    options.spec = std::move(spec);
-    return options;
-  }
+  WorkerOptions options(JobSpec spec) const { return options_of(address_, std::move(spec)); }
   std::vector<LogRecord> log(const std::string& job) { return ControlClient(address_).log(job); }
   ServerStatus status() { return ControlClient(address_).status(); }
 

@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/worker/options.h"
 #include "tests/worker/process.h"
-#include "worker/worker.h"
 
 namespace phub::testing {
 
@@ -43,13 +43,7 @@ class ServerProcess {
   pid_t pid() const { return process_.pid(); }
   void stop() { process_.send(SIGSTOP); }  // neither answers nor ends
   void go_on() { process_.send(SIGCONT); }
-  WorkerOptions options(JobSpec spec) const {
-    WorkerOptions options;
-    options.server = address_;
-    if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
-    options.spec = std::move(spec);
-    return options;
-  }
+  WorkerOptions options(JobSpec spec) const { return options_of(address_, std::move(spec)); }
 
  private:
   inline static std::atomic<int> next_ = 0;

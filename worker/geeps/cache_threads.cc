@@ -55,6 +55,7 @@ void Cache::Impl::stop_threads() {
     }
   }
   if (puller_.joinable()) puller_.join();
+  exchange_.leave();
 }
 
 void Cache::Impl::wake_all() {

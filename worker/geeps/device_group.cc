@@ -1,5 +1,7 @@
 #include "worker/geeps/device_group.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <limits>
@@ -41,6 +43,7 @@ class DeviceGroup::Member final : public Exchange {
   std::optional<size_t> next() override;
   void stop() override { here_.stop(); }
   void abandon(const std::exception& error) override;
+  void leave() override;
   std::optional<uint32_t> slack() const override;
   uint32_t rank() const override;
   uint32_t world_size() const override;
@@ -59,7 +62,6 @@ class DeviceGroup::Member final : public Exchange {
 class DeviceGroup::Impl {
  public:
   Impl(Exchange& downstream, const DeviceGroupOptions& options);
-  void tell_all(const std::exception& error);
   ~Impl();
 
   Exchange& downstream() const { return downstream_; }
@@ -67,9 +69,11 @@ class DeviceGroup::Impl {
   uint32_t members() const { return static_cast<uint32_t>(members_.size()); }
   void push(uint32_t member, size_t key, int32_t priority, bool null);
   void taken(uint32_t member, size_t key);  // its next() names the key
+  void leave(uint32_t member);
+  void tell_all(const std::exception& error);
 
  private:
-  enum class State : uint8_t { kHere, kPushed, kNull };
+  enum class State : uint8_t { kHere, kPushed, kNull, kBack };  // kBack: its next() will name it
   struct Key {
     std::vector<State> states;        // by member
     uint32_t missing = 0;             // members that have not pushed
@@ -89,6 +93,7 @@ class DeviceGroup::Impl {
   };
 
   void gather(size_t key);
+  void check_missing(size_t key);
   void sum_pieces(const std::stop_token& stop);
   void sum(const Key& key, size_t piece) const;
   void give_back_results();
@@ -105,6 +110,7 @@ class DeviceGroup::Impl {
   std::vector<Key> keys_;
   std::priority_queue<Work> work_;  // keys with pieces that nobody has begun
   uint64_t gathered_ = 0;
+  std::vector<bool> gone_;  // members
 
   std::vector<std::jthread> threads_;
 };
@@ -116,6 +122,7 @@ DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
   for (uint32_t i = 0; i < options.members; ++i) {
     members_.push_back(std::make_unique<Member>(*this, i));
   }
+  gone_.resize(options.members);
   keys_.resize(downstream_.keys());
   for (Key& key : keys_) {
     key.states.resize(options.members, State::kHere);
@@ -144,7 +151,7 @@ void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool
   }
   state = null ? State::kNull : State::kPushed;
   if (!null) pushed.priority = std::max(pushed.priority, priority);
-  if (--pushed.missing > 0) return;
+  if (--pushed.missing > 0) return check_missing(key);
 
   gather(key);
   if (pushed.pieces > 0) {
@@ -163,6 +170,25 @@ void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool
 void DeviceGroup::Impl::taken(uint32_t member, size_t key) {
   const std::lock_guard lock(mutex_);
   keys_[key].states[member] = State::kHere;
+}
+
+void DeviceGroup::Impl::leave(uint32_t member) {
+  const std::lock_guard lock(mutex_);
+  gone_[member] = true;
+  for (size_t key = 0; key < keys_.size(); ++key) check_missing(key);
+}
+
+// Whether those that have pushed a key wait for one that never will. REQUIRES: the lock is held.
+void DeviceGroup::Impl::check_missing(size_t key) {
+  const Key& pushed = keys_[key];
+  if (pushed.missing == 0 || pushed.missing == members()) return;
+  for (uint32_t i = 0; i < members(); ++i) {
+    const bool lacks = pushed.states[i] == State::kHere || pushed.states[i] == State::kBack;
+    if (!gone_[i] || !lacks) continue;
+    return tell_all(Error(ErrorCode::kRankLost,
+                          fmt::format("device {} has left without pushing '{}', which others have",
+                                      i, downstream_.name(key))));
+  }
 }
 
 // What there is to sum, now that every member has pushed. REQUIRES: the lock is held.
@@ -217,6 +243,7 @@ void DeviceGroup::Impl::give_back(size_t key) {
   {
     const std::lock_guard lock(mutex_);
     Key& back = keys_[key];
+    back.states.assign(members(), State::kBack);
     back.missing = members();
     back.priority = kLowest;
     back.slots.clear();
@@ -242,6 +269,7 @@ void DeviceGroup::Impl::tell_all(const std::exception& error) {
 }
 
 void DeviceGroup::Member::abandon(const std::exception& error) { group_.tell_all(error); }
+void DeviceGroup::Member::leave() { group_.leave(number_); }
 
 DeviceGroup::Member::Member(Impl& group, uint32_t number) : group_(group), number_(number) {
   std::vector<size_t> elements;

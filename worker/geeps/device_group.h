@@ -28,8 +28,9 @@ struct DeviceGroupOptions {
 // every member when the downstream has it again. A member that pushes null is left out of the sum;
 // if all do, the group does.
 //
-// An error of the downstream is every member's from then on. A member's rank and world_size count
-// the devices of all processes, if these have as many.
+// An error of the downstream is every member's from then on, and so is kRankLost when a key waits
+// for a member that has left. A member's rank and world_size count the devices of all processes, if
+// these have as many.
 class DeviceGroup {
  public:
   // From now on only the group may push to the downstream or call its next() and stop().

@@ -39,6 +39,8 @@ class Exchange {
   virtual void stop() = 0;  // next() answers nothing from now on
   // This side failed and will push no more: whoever shares the exchange is told.
   virtual void abandon(const std::exception& /*error*/) {}
+  // This side ended and will push no more: who waits for a push of it is told, now or when they do.
+  virtual void leave() {}
 
   // Clocks by which others may lag behind this worker in the parameters that next() brings: 0 for
   // BSP, the slack for SSP, nothing for async.
