@@ -138,8 +138,9 @@ PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int3
                                          double lr_scale, double decay_scale);
 
 /* A hyperparameter, from round 1 on, or from a later round on, by ascending round. Names are
- * checked when the job is made; one that the optimizer does not use has no effect. lr learning rate
- * 0.01; adam, adamw: 0.001 weight_decay                                            0; adamw: 0.01
+ * checked when the job is made; one that the optimizer does not use has no effect.
+ *   lr                  all                                 0.01; adam, adamw: 0.001
+ *   weight_decay        all                                 0; adamw: 0.01
  *   momentum            momentum, nesterov                  0.9
  *   dampening           momentum                            0
  *   beta1, beta2        adam, adamw                         0.9, 0.999
