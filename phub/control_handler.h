@@ -34,6 +34,7 @@ class ControlHandler {
   // DELETE /v1/jobs/{job}: everyone in it gets an error.
   virtual void remove(const std::string& job, Reply<Done> reply) = 0;
   virtual ServerStatus status() = 0;
+  virtual JobStatus job_status(const std::string& job) = 0;  // throws kNotFound
   // The last connection over which this incarnation's heartbeats came was closed from its side: by
   // its process, or with it.
   virtual void connection_ended(const Credential& /*who*/) {}

@@ -124,12 +124,7 @@ void metrics(Call& call) {
                .content_type = kMetricsType});
 }
 void jobs(Call& call) { call.answer({.body = jobs_json(call.handler.status())}); }
-void job(Call& call) {
-  for (const JobStatus& job : call.handler.status().jobs) {
-    if (job.name == call.job) return call.answer({.body = to_json(job)});
-  }
-  fail(ErrorCode::kNotFound, "there is no job '{}'", call.job);
-}
+void job(Call& call) { call.answer({.body = to_json(call.handler.job_status(call.job))}); }
 void page(Call& call) {
   const PageFile& file = page_file(path_of(call.request.target));
   call.answer({.body = std::string(file.text), .content_type = file.content_type});

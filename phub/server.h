@@ -64,6 +64,7 @@ class Server final : public ControlHandler {
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   ServerStatus status() override;
+  JobStatus job_status(const std::string& job) override;
   void connection_ended(const Credential& who) override;
 
   // Everything that is due: reports of the cores, events of the transports, timers.

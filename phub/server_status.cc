@@ -122,6 +122,12 @@ ServerStatus Server::status() {
   return status;
 }
 
+JobStatus Server::job_status(const std::string& job) {
+  const Running* running = find(job);
+  if (!running) fail(ErrorCode::kNotFound, "there is no job '{}'", job);
+  return status_of(*running);
+}
+
 // The nodes that have a core or a NIC in use. Totals are of all jobs so far, rates of those that
 // are there.
 std::vector<NodeStatus> Server::status_of_nodes() const {

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <optional>
 
+#include "transport/job_spec.h"
 #include "transport/messages_json.h"
 #include "transport/text.h"
 
@@ -28,6 +29,7 @@ std::string checked(HttpAnswer answer) {
 std::string ControlClient::call(std::string_view method, const std::string& job,
                                 std::string_view action, std::string_view bearer,
                                 std::string_view body, uint32_t timeout_ms) {
+  check_job_name(job);
   const std::string target = fmt::format("/v1/jobs/{}{}", job, action);
   return checked(http_.request(method, target, bearer, body, timeout_ms));
 }
@@ -96,6 +98,10 @@ void ControlClient::remove(const std::string& job, uint32_t timeout_ms) {
 
 ServerStatus ControlClient::status(uint32_t timeout_ms) {
   return parse_status(checked(http_.request("GET", "/v1/status", "", "", timeout_ms)));
+}
+
+JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {
+  return parse_job_status(call("GET", job, "", "", "", timeout_ms));
 }
 
 }  // namespace phub

@@ -33,6 +33,7 @@ class ControlClient {
   LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
   void remove(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
   ServerStatus status(uint32_t timeout_ms = kTimeoutMs);
+  JobStatus job_status(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
 
   void cancel() { http_.cancel(); }
 

@@ -98,6 +98,7 @@ ServerStatus parse_status(std::string_view text) {
 }
 
 std::string to_json(const JobStatus& status) { return json::encode(status); }
+JobStatus parse_job_status(std::string_view text) { return json::decode<JobStatus>(text, "job"); }
 std::string jobs_json(const ServerStatus& status) {
   return "{\"jobs\":" + json::encode(status.jobs) + "}";
 }

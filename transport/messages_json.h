@@ -50,6 +50,7 @@ std::string to_json(const ServerStatus& status);
 ServerStatus parse_status(std::string_view text);
 
 std::string to_json(const JobStatus& status);
+JobStatus parse_job_status(std::string_view text);
 std::string jobs_json(const ServerStatus& status);  // {"jobs": …}
 
 std::string to_json(const Done& done);  // "{}"

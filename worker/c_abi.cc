@@ -54,10 +54,7 @@ size_t key_in_range(const Worker& worker, size_t key) {
 JobStatus find_job(const char* server, const char* name) {
   need(server, "server");
   need(name, "job");
-  for (JobStatus& job : ControlClient(server).status().jobs) {
-    if (job.name == name) return std::move(job);
-  }
-  fail(ErrorCode::kNotFound, "the server at {} has no job '{}'", server, name);
+  return ControlClient(server).job_status(name);
 }
 
 }  // namespace

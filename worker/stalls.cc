@@ -4,18 +4,15 @@
 
 namespace phub {
 
-std::vector<Stall> stalls_of(const ServerStatus& status, const std::string& job, double least_s) {
+std::vector<Stall> stalls_of(const JobStatus& job, double least_s) {
   std::vector<Stall> stalls;
-  for (const JobStatus& one : status.jobs) {
-    if (one.name != job) continue;
-    for (const RankStatus& rank : one.ranks) {
-      if (rank.waited_chunks == 0 || rank.waited_s < least_s) continue;
-      stalls.push_back({.rank = rank.rank,
-                        .key = rank.waited_key,
-                        .round = rank.waited_round,
-                        .chunks = rank.waited_chunks,
-                        .seconds = rank.waited_s});
-    }
+  for (const RankStatus& rank : job.ranks) {
+    if (rank.waited_chunks == 0 || rank.waited_s < least_s) continue;
+    stalls.push_back({.rank = rank.rank,
+                      .key = rank.waited_key,
+                      .round = rank.waited_round,
+                      .chunks = rank.waited_chunks,
+                      .seconds = rank.waited_s});
   }
   return stalls;
 }

@@ -20,8 +20,8 @@ struct Stall {
   friend bool operator==(const Stall&, const Stall&) = default;
 };
 
-// Those of a job that are not shorter than `least_s`.
-std::vector<Stall> stalls_of(const ServerStatus& status, const std::string& job, double least_s);
+// Those that are not shorter than `least_s`.
+std::vector<Stall> stalls_of(const JobStatus& job, double least_s);
 
 // "rank 1 has not sent key 'w2' of round 3"
 std::string describe(const Stall& stall);

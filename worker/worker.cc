@@ -702,9 +702,9 @@ void Worker::Impl::look_for_stalls() {
   }
   std::vector<Stall> found;
   try {
-    const ServerStatus status = ask([](ControlClient& client) { return client.status(kAskMs); });
-    const double seconds = std::chrono::duration<double>(stall_after).count();
-    found = stalls_of(status, reply.spec.name, seconds / 2);
+    const JobStatus status =
+        ask([this](ControlClient& client) { return client.job_status(reply.spec.name, kAskMs); });
+    found = stalls_of(status, std::chrono::duration<double>(stall_after).count() / 2);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): then nobody knows
   }
   const std::lock_guard lock(mutex);

@@ -53,6 +53,7 @@ class Handler : public ControlHandler {
     boost::asio::post(io_, [reply = std::move(reply)] { reply(Done{}); });
   }
   ServerStatus status() override { return {}; }
+  JobStatus job_status(const std::string& job) override { return {.name = job}; }
 
   bool answer_kept() {
     const auto kept = std::exchange(kept_, {});

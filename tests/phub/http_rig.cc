@@ -86,6 +86,12 @@ void FakeHandler::remove(const std::string& job, Reply<Done> reply) {
   reply(Done{});
 }
 
+JobStatus FakeHandler::job_status(const std::string& job) {
+  calls.push_back("status " + job);
+  if (job != "mnist") fail(ErrorCode::kNotFound, "there is no job '{}'", job);
+  return {.name = job, .state = "running"};
+}
+
 ServerStatus FakeHandler::status() {
   ++status_calls;
   ServerStatus status;

@@ -33,6 +33,7 @@ class FakeHandler : public ControlHandler {
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   ServerStatus status() override;
+  JobStatus job_status(const std::string& job) override;
 
   void release_barrier();
 

@@ -68,13 +68,17 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_EQ(client.reconnect(kWho).address, "10.0.0.1:99");
   EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
   EXPECT_EQ(client.status().topology, "fake");
+  EXPECT_EQ(client.job_status("mnist").state, "running");
   client.leave(kWho);
   client.remove("mnist");
+  for (const char* name : {"", "mnist?", "mnist/log", "mn ist"}) {  // not another request
+    EXPECT_EQ(code_of([&] { client.remove(name); }), ErrorCode::kInvalid) << name;
+  }
   EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
               ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
                           "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
                           "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
-                          "log mnist 1", "log mnist 2",
+                          "log mnist 1", "log mnist 2", "status mnist",
                           "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
   // All of it over one connection, but for join, which begins one.
   EXPECT_EQ(rig.connections(), 1u);

@@ -120,17 +120,13 @@ TEST(Stalls, ARankThatIsSlowIsNamedToTheOthersAndNotRefused) {
   EXPECT_THAT(told, HasSubstr("rank 1 has not sent key 'w2' of round 1"));
 }
 
-TEST(Stalls, AreThoseOfTheJobThatLastLongEnough) {
-  ServerStatus status;
-  status.jobs.resize(2);
-  status.jobs[0].name = "other";
-  status.jobs[0].ranks = {{.rank = 1, .waited_s = 9, .waited_chunks = 1, .waited_key = "x"}};
-  status.jobs[1].name = "mine";
-  status.jobs[1].ranks = {
+TEST(Stalls, AreThoseThatLastLongEnough) {
+  JobStatus status;
+  status.ranks = {
       {.rank = 0, .waited_s = 9, .waited_chunks = 0},
       {.rank = 1, .waited_s = 1, .waited_chunks = 2, .waited_round = 3, .waited_key = "short"},
       {.rank = 2, .waited_s = 5, .waited_chunks = 4, .waited_round = 3, .waited_key = "w"}};
-  const std::vector<Stall> stalls = stalls_of(status, "mine", 2);
+  const std::vector<Stall> stalls = stalls_of(status, 2);
   ASSERT_EQ(stalls.size(), 1u);
   EXPECT_EQ(stalls[0], (Stall{.rank = 2, .key = "w", .round = 3, .chunks = 4, .seconds = 5}));
   EXPECT_EQ(describe(stalls[0]), "rank 2 has not sent key 'w' of round 3");
