@@ -42,6 +42,7 @@ JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
 }
 
 void ControlClient::barrier(const Credential& who, uint32_t timeout_ms) {
+  http_.disconnect();  // one that is sent twice would be two
   call("POST", who.job, "/barrier", who.ticket, to_json(who), timeout_ms);
 }
 

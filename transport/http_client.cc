@@ -14,11 +14,11 @@
 #include <cstring>
 #include <future>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "transport/error.h"
 #include "transport/fork.h"
+#include "transport/name_lookup.h"
 #include "transport/shm_memory.h"
 #include "transport/text.h"
 
@@ -51,31 +51,6 @@ void keep_alive(int socket) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
   set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
   set(IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
-}
-
-struct Resolved {
-  int error = 0;  // of getaddrinfo
-  std::vector<tcp::endpoint> endpoints;
-};
-
-Resolved resolve_now(const std::string& host, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  Resolved out;
-  out.error = getaddrinfo(host.c_str(), nullptr, &hints, &list);
-  if (out.error != 0) return out;
-  for (const addrinfo* a = list; a != nullptr; a = a->ai_next) {
-    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
-    tcp::endpoint endpoint;
-    if (a->ai_addrlen > endpoint.capacity()) continue;
-    std::memcpy(endpoint.data(), a->ai_addr, a->ai_addrlen);
-    endpoint.resize(a->ai_addrlen);
-    endpoint.port(port);
-    out.endpoints.push_back(endpoint);
-  }
-  freeaddrinfo(list);
-  return out;
 }
 
 }  // namespace
@@ -133,39 +108,23 @@ struct HttpClient::Impl {
     buffer.clear();
   }
 
-  void look_up_on_a_thread(std::promise<Resolved> promise) const {
-    std::thread([promise = std::move(promise), address = address]() mutable {
-      try {
-        promise.set_value(resolve_now(address.host, address.port));
-      } catch (...) {
-        promise.set_exception(std::current_exception());
-      }
-    }).detach();
-  }
-
-  // A name is looked up on a thread of its own, because getaddrinfo cannot be given a deadline; a
-  // number needs no lookup.
   std::vector<tcp::endpoint> resolve(Clock::time_point deadline) {
-    error_code bad;
-    const auto number = asio::ip::make_address(address.host, bad);
-    if (!bad) return {tcp::endpoint(number, address.port)};
-    std::promise<Resolved> promise;
-    auto future = promise.get_future();
-    try {
-      look_up_on_a_thread(std::move(promise));
-    } catch (const std::system_error& error) {
-      fail(ErrorCode::kFull,
-           "starting a thread to look up {}: {}; raise ulimit -u or the cgroup's pids.max",
-           address.host, error.what());
-    }
+    auto future = look_up(address.host);
     while (future.wait_for(kSlice) != std::future_status::ready) {
       check_cancelled();
       if (Clock::now() >= deadline) timed_out("looking up the name of");
     }
-    Resolved resolved = future.get();
-    if (resolved.error != 0) unavailable(gai_strerror(resolved.error));
-    if (resolved.endpoints.empty()) unavailable("the name has no address");
-    return std::move(resolved.endpoints);
+    const FoundAddresses found = future.get();
+    if (found.error != 0) unavailable(gai_strerror(found.error));
+    if (found.addresses.empty()) unavailable("the name has no address");
+    std::vector<tcp::endpoint> endpoints;
+    for (const sockaddr_storage& from : found.addresses) {
+      tcp::endpoint& endpoint = endpoints.emplace_back();
+      std::memcpy(endpoint.data(), &from, endpoint.capacity());
+      endpoint.resize(from.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+      endpoint.port(address.port);
+    }
+    return endpoints;
   }
 
   [[noreturn]] void fail_to_connect(const error_code& error) {

@@ -206,7 +206,8 @@ PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const 
                                    size_t* bytes);
 
 /* Memory of the caller's own, of the sizes above, instead (null: none): a push then copies from
- * `gradient`, a wait copies into `parameters`. Until it is unset or the worker destroyed. */
+ * `gradient`, a wait copies into `parameters`. Until it is unset or the worker destroyed: these
+ * calls return when nothing is copied any more. */
 PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
                                    void* parameters);
 
@@ -239,8 +240,8 @@ PHUB_API phub_code phub_push_then(phub_worker* worker, size_t key, int32_t prior
  * PHUB_INVALID: others have waited for a tenth of progress_limit_ms (5 s at most) for a key that
  * this rank passed over; the message names it, and it can still be pushed. PHUB_TIMEOUT (the
  * message names the missing ranks), PHUB_RANK_LOST, PHUB_NON_FINITE, PHUB_FENCED, PHUB_UNAVAILABLE
- * (the server is gone, or has answered nothing for silence_limit_ms): but for the first, the worker
- * is done. */
+ * (the server is gone, or has answered nothing for silence_limit_ms): but for PHUB_INVALID and
+ * PHUB_TIMEOUT, the worker is done. */
 PHUB_API phub_code phub_wait(phub_worker* worker, size_t key);
 PHUB_API phub_code phub_wait_all(phub_worker* worker);
 /* *ready: 1 if phub_wait would not wait, else 0. */

@@ -59,6 +59,8 @@ class Session {
   bool misled() const { return misled_; }  // the server sent what cannot be: no way on
   const std::string& problem() const { return problem_; }
   void resend();
+  // Until resend() nothing is posted: the queues are made anew.
+  void suspend() { broken_ = true; }
 
   // From here on each exchange, from push to result, is written to `log`.
   void trace(TraceLog& log) {

@@ -54,6 +54,11 @@ constexpr std::chrono::microseconds kHelpAfter{
 
 SteadyTime now() { return std::chrono::steady_clock::now(); }
 
+// A limit of its own, not 0, which is none.
+uint32_t sum_ms(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(uint64_t{a} + b, 1, ~uint32_t{0}));
+}
+
 // A server that is being started beside its workers is waited for. Whatever becomes of a
 // connection, all that is sent is one join.
 JoinReply join(ControlClient& control, const WorkerOptions& options) {
@@ -71,7 +76,7 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
                            .transport = choose_transport(options.transport, options.server,
                                                          options.connect_timeout_ms),
                            .id = id},
-                          options.connect_timeout_ms + options.spec.join_limit_ms);
+                          sum_ms(options.connect_timeout_ms, options.spec.join_limit_ms));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
     }
@@ -124,6 +129,7 @@ class Unlocked {
 }  // namespace
 
 struct Worker::Impl {
+  struct CallerMemory;
   explicit Impl(const WorkerOptions& worker_options);
   ~Impl();
 
@@ -141,6 +147,10 @@ struct Worker::Impl {
   Completion completion_of(const CompletionQueue::Ended& ended);
   void sleep(std::unique_lock<std::mutex>& lock, size_t key);
   void copy_out(size_t key);
+  bool copy_in(size_t key, std::unique_lock<std::mutex>& lock);
+  void copy(CallerMemory& memory, void* to, std::span<const std::byte> from,
+            std::unique_lock<std::mutex>& lock);
+  void await_copies(size_t key, std::unique_lock<std::mutex>& lock);
   Pushed push(size_t key, const PushOptions& how);
   void check_key(size_t key) const;
   void check_failure();
@@ -457,7 +467,7 @@ void Worker::Impl::look_up() {
   if (link->connected()) return;
   if (link->can_reconnect()) {
     const std::lock_guard lock(mutex);
-    link_lost = true;
+    if (!link->connected()) link_lost = true;  // nobody has made it again meanwhile
     return;
   }
   const SteadyTime give_up = now() + milliseconds(2 * reply.spec.lease_ms);
@@ -488,6 +498,7 @@ void Worker::Impl::interrupt() {
 // meanwhile.
 void Worker::Impl::reconnect(std::unique_lock<std::mutex>& lock) {
   const Polling polling(*this, lock);
+  session->suspend();
   lock.unlock();
   const uint64_t begin = trace_now_ns();
   make_connection_again();
@@ -661,8 +672,11 @@ std::optional<Completion> Worker::Impl::next() {
         return completion_of(ended);
       }
       if (std::exchange(woken, false)) return std::nullopt;
+      if (failed) {  // and nothing is left
+        lock.unlock();
+        check_failure();
+      }
     }
-    check_failure();
     try {
       wait_until(Session::kAnyKey, [&] {
         announced->expire(now());
@@ -714,16 +728,18 @@ void Worker::Impl::look_for_stalls() {
 // Each is said once. REQUIRES: the lock is held; it is released while the words are written.
 void Worker::Impl::warn_of_stalls(std::unique_lock<std::mutex>& lock) {
   std::string words;
+  uint64_t oldest = ~uint64_t{0};
   for (const Stall& stall : stalls) {
     const auto same = [&](const Stall& other) {
       return other.rank == stall.rank && other.key == stall.key && other.round == stall.round;
     };
+    oldest = std::min(oldest, stall.round);
     if (std::any_of(warned.begin(), warned.end(), same)) continue;
     words += fmt::format("phub: job '{}', rank {}: {}, which others have waited for {:.1f} s\n",
                          reply.spec.name, credential.rank, describe(stall), stall.seconds);
     warned.push_back(stall);
   }
-  if (stalls.empty()) warned.clear();
+  std::erase_if(warned, [&](const Stall& stall) { return stall.round < oldest; });
   const Unlocked unlocked(lock);
   std::fputs(words.c_str(), stderr);
 }
@@ -794,20 +810,46 @@ Error Worker::Impl::timeout_of(size_t key) {
 void Worker::Impl::copy_out(size_t key) {
   CallerMemory& memory = caller_memory[key];
   std::unique_lock lock(mutex);
-  polled.wait(lock, [&] { return !memory.copying; });  // another thread waits for the key as well
+  await_copies(key, lock);  // another thread waits for the key as well
   if (!memory.parameters || memory.copied_round == session->round(key)) return;
   const std::span<const std::byte> from = session->result(key);
   memory.copied_round = session->round(key);
   const TraceSpan span(trace ? &trace->log() : nullptr,
                        trace ? trace->event("copy out", key, memory.copied_round) : TraceEvent());
+  copy(memory, memory.parameters, from, lock);
+}
+
+// From the caller's own memory, if there is one. REQUIRES: the lock is held; it is released while
+// bytes move.
+bool Worker::Impl::copy_in(size_t key, std::unique_lock<std::mutex>& lock) {
+  CallerMemory& memory = caller_memory[key];
+  await_copies(key, lock);
+  if (!memory.gradient) return false;
+  const std::span<std::byte> slot = session->gradient(key);
+  copy(memory, slot.data(), {static_cast<const std::byte*>(memory.gradient), slot.size()}, lock);
+  return true;
+}
+
+void Worker::Impl::copy(CallerMemory& memory, void* to, std::span<const std::byte> from,
+                        std::unique_lock<std::mutex>& lock) {
   memory.copying = true;
   {
     const Unlocked unlocked(lock);
-    std::memcpy(memory.parameters, from.data(), from.size());
+    std::memcpy(to, from.data(), from.size());
   }
   memory.copying = false;
   bytes_copied += from.size();
   polled.notify_all();
+}
+
+// Until nothing is copied to or from the caller's memory for the key; for kAllKeys, for any.
+void Worker::Impl::await_copies(size_t key, std::unique_lock<std::mutex>& lock) {
+  const auto copying = [](const CallerMemory& memory) { return memory.copying; };
+  polled.wait(lock, [&] {
+    return key == Session::kAllKeys
+               ? std::none_of(caller_memory.begin(), caller_memory.end(), copying)
+               : !copying(caller_memory[key]);
+  });
 }
 
 Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
@@ -816,27 +858,18 @@ Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
   wait(key);  // the previous round, if nobody waited for it
   copy_out(key);
   const uint64_t begin = trace ? trace_now_ns() : 0;
-  const void* from = nullptr;
-  if (!how.null) {
-    const std::lock_guard lock(mutex);
-    from = caller_memory[key].gradient;
-  }
-  if (from) {
-    std::span<std::byte> slot = session->gradient(key);
-    std::memcpy(slot.data(), from, slot.size());
-    bytes_copied += slot.size();
-  }
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
+  const bool copied = !how.null && copy_in(key, lock);
   check_failure();
   if (!session->ready(key) || session->sending_initial()) {
     fail(ErrorCode::kInvalid, "key '{}' was pushed while another thread {}",
          reply.spec.keys[key].name,
          session->ready(key) ? "sends the initial parameters" : "pushed it too");
   }
-  if (trace && from) trace->add("copy in", key, session->round(key) + 1, begin);
+  if (trace && copied) trace->add("copy in", key, session->round(key) + 1, begin);
   const Pushed pushed{.key = key, .round = session->round(key) + 1};
-  if (how.announced) announced->expect(pushed, how.tag, deadline());
   session->push(key, how.priority, how.null);
+  if (how.announced) announced->expect(pushed, how.tag, deadline());
   furthest_round = std::max(furthest_round, pushed.round);
   ++pushes;
   if (how.announced && announced->expected() == 1) announced_any.notify_one();
@@ -897,7 +930,8 @@ std::span<const float> Worker::parameters(size_t key) const {
 
 void Worker::use_memory(size_t key, const void* gradient, void* parameters) {
   impl_->check_key(key);
-  const std::lock_guard lock(impl_->mutex);
+  std::unique_lock lock(impl_->mutex);
+  impl_->await_copies(key, lock);  // the old memory may go when this returns
   impl_->caller_memory[key] = {.gradient = gradient, .parameters = parameters};
 }
 
@@ -935,7 +969,7 @@ bool Worker::broadcast(std::span<const float> initial) {
     }
     throw;
   }
-  return impl.reply.send_initial;
+  return sends;
 }
 
 Pushed Worker::push(size_t key, const PushOptions& how) {
@@ -1044,11 +1078,15 @@ void Worker::leave(uint32_t timeout_ms) {
 void Worker::Impl::leave(uint32_t timeout_ms) {
   const std::lock_guard lock(leaving);
   if (left) return;
-  check_failure();
-  left = true;
+  left = !failed;
   heartbeat.request_stop();
   record_failure(ErrorCode::kFenced,
                  fmt::format("rank {} has left job '{}'", credential.rank, credential.job));
+  {
+    std::unique_lock lock(mutex);
+    await_copies(Session::kAllKeys, lock);  // the caller's memory may go when this returns
+  }
+  if (!left) check_failure();  // what it was before
   control.leave(credential, timeout_ms);
 }
 

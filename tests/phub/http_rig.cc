@@ -87,8 +87,8 @@ void FakeHandler::remove(const std::string& job, Reply<Done> reply) {
 }
 
 JobStatus FakeHandler::job_status(const std::string& job) {
-  calls.push_back("status " + job);
   if (job != "mnist") fail(ErrorCode::kNotFound, "there is no job '{}'", job);
+  calls.push_back("status " + job);
   return {.name = job, .state = "running"};
 }
 

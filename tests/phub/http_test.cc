@@ -473,7 +473,7 @@ TEST(Client, SendsNoHeadersOfOthers) {
   Credential who = kWho;
   who.ticket = "t\r\nX: y";
   EXPECT_EQ(code_of([&] { client.leave(who); }, "the ticket of a request"), ErrorCode::kInvalid);
-  EXPECT_EQ(code_of([&] { client.log("a b"); }, "the path of a request"), ErrorCode::kInvalid);
+  EXPECT_EQ(code_of([&] { client.log("a b"); }, "name: must be 1 to 255"), ErrorCode::kInvalid);
 }
 
 TEST(Client, TimesOutAndIsUsableAfterwards) {
@@ -504,6 +504,37 @@ TEST(Client, SomethingElseListensThere) {
     EXPECT_EQ(code_of([&] { ControlClient(address).status(); }, expected), ErrorCode::kUnavailable);
     other.join();
   }
+}
+
+// One that was lost on its way may have been answered: sent again, it would be the next one.
+TEST(Client, ABarrierIsSentOnce) {
+  boost::asio::io_context io;
+  using boost::asio::ip::tcp;
+  tcp::acceptor acceptor(io, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0));
+  std::atomic<int> barriers = 0;
+  std::thread other([&] {
+    for (;;) {
+      tcp::socket socket = acceptor.accept();
+      for (;;) {
+        char request[1024];
+        boost::system::error_code gone;
+        const size_t bytes = socket.read_some(boost::asio::buffer(request), gone);
+        const std::string_view text(request, bytes);
+        if (text.find("/leave") != text.npos) return;
+        if (text.find("/barrier") != text.npos) ++barriers;
+        if (gone || text.find("/heartbeat") == text.npos) break;
+        boost::asio::write(socket, boost::asio::buffer(std::string_view(
+                                       "HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n"
+                                       "{\"completed_round\":0}")));
+      }
+    }
+  });
+  ControlClient client(fmt::format("127.0.0.1:{}", acceptor.local_endpoint().port()));
+  client.heartbeat(kWho);
+  EXPECT_EQ(code_of([&] { client.barrier(kWho, 5000); }, "lost"), ErrorCode::kUnavailable);
+  EXPECT_EQ(barriers, 1);
+  EXPECT_EQ(code_of([&] { client.leave(kWho, 5000); }), ErrorCode::kUnavailable);
+  other.join();
 }
 
 TEST(Client, CancelEndsARequestFromAnotherThread) {

@@ -1,13 +1,17 @@
 // Workers, library, control port, shared memory and cores together: the bytes that come back are
 // those of a single process that adds in rank order.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "kernels/kernels.h"
 #include "tests/kernels/reference.h"
@@ -191,6 +195,46 @@ TEST(Exchange, AnyNumberOfRanksAndCores) {
 TEST(Exchange, MemoryOfTheCallerIsCopiedAndCounted) {
   Box box;
   run(box, {.optimizer = "adam", .gradient_dtype = "bf16"}, "caller", true);
+}
+
+// Whoever copies: what was taken back, or belonged to a worker that has left, may go at once.
+TEST(Exchange, MemoryThatIsTakenBackIsNotTouchedAnyMore) {
+  constexpr size_t kElements = size_t{8} << 20, kBytes = kElements * sizeof(float);
+  Box box;
+  JobSpec spec = spec_of({.optimizer = "none"}, "taken");
+  spec.keys = {{.name = "w", .elements = kElements}};
+  spec.hyper.clear();
+  spec.world_size = 1;
+  Worker worker(box.options(spec));
+  worker.wait_all();
+  for (int i = 0; i < 6; ++i) {
+    SCOPED_TRACE(i);
+    void* memory =
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    worker.use_memory(0, i % 2 ? memory : nullptr, i % 2 ? nullptr : memory);
+    auto other = std::async(std::launch::async, [&] {
+      try {
+        worker.push(0);
+        worker.wait(0);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kFenced) << error.what();
+      }
+    });
+    if (i % 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    } else {
+      while (worker.round(0) < worker.first_round() + static_cast<uint64_t>(i))
+        std::this_thread::yield();
+    }
+    if (i < 5) {
+      worker.use_memory(0, nullptr, nullptr);
+    } else {
+      worker.leave();
+    }
+    munmap(memory, kBytes);  // a copy that goes on is a SIGSEGV
+    other.get();
+  }
 }
 
 TEST(Exchange, JobsSideBySideDoNotMeet) {

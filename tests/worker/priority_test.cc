@@ -108,6 +108,23 @@ TEST(Priority, OfTheKeyIsThatOfItsInitialParameters) {
   EXPECT_THAT(wire.posted, ElementsAre(2, 1, 0));
 }
 
+// While its queues are made anew, nothing is posted into them.
+TEST(Priority, WhatIsPushedWhileTheConnectionIsMadeAgainWaitsForIt) {
+  Wire wire;
+  wire.room = true;
+  Session session(reply_of({1, 2, 3}), wire);
+  answer(wire, session, 3, 0);
+  session.push(0, 0, false);
+  ASSERT_THAT(wire.posted, ElementsAre(0));
+  session.suspend();
+  session.push(1, 0, false);
+  session.push(2, 0, true);
+  session.poll();
+  EXPECT_THAT(wire.posted, ElementsAre(0));
+  session.resend();
+  EXPECT_THAT(wire.posted, ElementsAre(0, 2, 1, 0));  // 0 once more: what became of it is unknown
+}
+
 // Sums that no 32 bits hold.
 TEST(Priority, MayBeAsLargeAsItsTypeAllows) {
   Wire wire;

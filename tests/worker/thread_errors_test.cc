@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -31,6 +32,9 @@ enum Thrown { kNothing, kSystemError, kRuntimeError, kBadAlloc, kInt };
 std::atomic<Thrown> thrown{kNothing};
 std::atomic<bool> was_thrown{false};
 char victim[16] = "";  // the name of the thread; set while nothing is thrown
+
+std::atomic<bool> slow_unlock{false};  // the thread of that name pauses after each
+constexpr auto kPause = std::chrono::milliseconds(20);
 
 std::atomic<int> threads_left{-1};  // that can be started from this process; negative: any number
 
@@ -66,6 +70,25 @@ int epoll_wait(int fd, epoll_event* events, int count, int timeout) {
   maybe_throw();
   static auto* const next = next_of<int(int, epoll_event*, int, int)>("epoll_wait");
   return next(fd, events, count, timeout);
+}
+
+int pthread_mutex_unlock(pthread_mutex_t* mutex) noexcept {
+  static auto* const next = next_of<int(pthread_mutex_t*)>("pthread_mutex_unlock");
+  const int result = next(mutex);
+  char name[16] = "";
+  if (slow_unlock && pthread_getname_np(pthread_self(), name, sizeof name) == 0 &&
+      std::strcmp(name, victim) == 0) {
+    std::this_thread::sleep_for(kPause);
+  }
+  return result;
+}
+
+int getaddrinfo(const char* name, const char* service, const addrinfo* hints, addrinfo** list) {
+  static auto* const next =
+      next_of<int(const char*, const char*, const addrinfo*, addrinfo**)>("getaddrinfo");
+  if (std::string_view(name) != "a.slow.resolver") return next(name, service, hints, list);
+  if ((hints->ai_flags & AI_NUMERICHOST) == 0) std::this_thread::sleep_for(std::chrono::seconds(3));
+  return EAI_AGAIN;
 }
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
@@ -211,6 +234,48 @@ TEST_P(ThreadErrors, WhatTheCompletionsThreadThrowsIsTheErrorOfWhatIsDue) {
     ASSERT_EQ(said.wait_for(seconds(20)), std::future_status::ready) << what;
     EXPECT_EQ(said.get(), code_of(what));
   }
+}
+
+// Wherever its thread is while another one ends the worker.
+TEST_P(ThreadErrors, WhatIsDueIsCalledWhenTheWorkerEnds) {
+  const ServerProcess server(PHUB_BINARY);
+  for (int when = 0; when < 20; ++when) {
+    WorkerOptions options = server.options(spec_of("ends" + std::to_string(when), 1));
+    options.spec.max_ranks = 2;
+    Worker worker(options);
+    worker.wait_all();
+    Worker other(options);  // never pushes
+    other.wait_all();
+    auto code = std::make_shared<std::promise<ErrorCode>>();
+    auto said = code->get_future();
+    Completions completions(worker);
+    std::strncpy(victim, "phub-complete", sizeof victim - 1);
+    slow_unlock = true;
+    completions.push(0, 0, [code](const Pushed&, const Error* error) {
+      code->set_value(error == nullptr ? ErrorCode::kInvalid : error->code());
+    });
+    std::this_thread::sleep_for(when * kPause / 5);
+    worker.end("over");
+    slow_unlock = false;
+    ASSERT_EQ(said.wait_for(seconds(5)), std::future_status::ready) << when;
+    EXPECT_EQ(said.get(), ErrorCode::kFenced);
+  }
+}
+
+TEST(Resolver, ThatHangsIsNotWaitedFor) {
+  WorkerOptions options;
+  options.server = "a.slow.resolver:7717";
+  options.spec = spec_of("nowhere", 1);
+  options.connect_timeout_ms = 200;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    const Worker worker(options);
+    ADD_FAILURE() << "there is no server";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("looking up the name"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(2));
 }
 
 TEST_P(ThreadErrors, AThreadThatCannotBeStartedIsAnError) {
