@@ -19,6 +19,7 @@ class Descriptors {
   }
   void add(int fd) {
     const std::lock_guard lock(mutex_);
+    if (std::exchange(of_parent_, false)) fds_.clear();
     fds_.insert(fd);
   }
   void remove(int fd) {
@@ -33,16 +34,20 @@ class Descriptors {
   }
   // In the child, where nothing but calls that are safe in a signal handler may be made.
   void close_all() {
-    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (const int fd : fds_) {
-      if (nothing < 0 || dup3(nothing, fd, O_CLOEXEC) < 0) close(fd);
+    // In a child's child the numbers may be those of other things by now.
+    if (!std::exchange(of_parent_, true)) {
+      const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+      for (const int fd : fds_) {
+        if (nothing < 0 || dup3(nothing, fd, O_CLOEXEC) < 0) close(fd);
+      }
+      if (nothing >= 0) close(nothing);
     }
-    if (nothing >= 0) close(nothing);
     mutex_.unlock();
   }
 
   std::mutex mutex_;
   std::set<int> fds_;
+  bool of_parent_ = false;  // this is a child, and fds_ what was closed in it
 };
 
 }  // namespace

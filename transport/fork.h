@@ -7,7 +7,8 @@
 namespace phub {
 
 // While it lives, a child that this process forks gets /dev/null in place of `fd`: its number stays
-// taken there, so that what closes it twice closes nothing of somebody else's.
+// taken there, so that what closes it twice closes nothing of somebody else's. What that child puts
+// in its place is that child's own.
 class ClosedOnFork {
  public:
   ClosedOnFork() = default;

@@ -57,7 +57,8 @@ class ShmNic final : public Nic {
   bool accept_one(std::vector<NicEvent>& out);
   void expire(std::vector<NicEvent>& out);
   void set_timer();
-  void read_hello(uint64_t id, std::vector<NicEvent>& out);
+  void make_room(std::vector<NicEvent>& out);
+  bool read_hello(HalfOpen& half_open, std::vector<NicEvent>& out);
   void greet(ShmFd socket, std::span<const std::byte> message, std::vector<NicEvent>& out);
   void watch_process(ShmIncarnation& incarnation);
   void end_connection(uint64_t id, std::vector<NicEvent>& out);
@@ -141,14 +142,19 @@ void ShmNic::handle_events(std::vector<NicEvent>& out) {
     const uint64_t id = events[i].data.u64;
     if (id == kListenerId) {
       accept_all(out);
-    } else if (id == kTimerId) {
+      continue;
+    }
+    if (id == kTimerId) {
       uint64_t times = 0;
       [[maybe_unused]] const ssize_t bytes = read(timer_.get(), &times, sizeof(times));
-    } else if (std::any_of(half_open_.begin(), half_open_.end(),
-                           [id](const HalfOpen& half_open) { return half_open.id == id; })) {
-      read_hello(id, out);
-    } else {
+      continue;
+    }
+    const auto it = std::find_if(half_open_.begin(), half_open_.end(),
+                                 [id](const HalfOpen& half_open) { return half_open.id == id; });
+    if (it == half_open_.end()) {
       end_connection(id, out);
+    } else if (read_hello(*it, out)) {
+      half_open_.erase(it);
     }
   }
   expire(out);
@@ -179,11 +185,6 @@ bool ShmNic::accept_one(std::vector<NicEvent>& out) {
            fmt::format("user {} may not use the server of user {}", uid, geteuid()), out);
     return true;
   }
-  if (half_open_.size() >= std::max(options_.max_half_open, 1u)) {
-    refuse(std::move(half_open_.front().socket), ErrorCode::kTimeout,
-           "too many connections that have shown no ticket; this was the oldest", out);
-    half_open_.pop_front();
-  }
   HalfOpen half_open;
   half_open.id = registry_.next_id++;
   half_open.deadline = Clock::now() + std::chrono::milliseconds(options_.half_open_ms);
@@ -196,8 +197,21 @@ bool ShmNic::accept_one(std::vector<NicEvent>& out) {
            out);
     return true;
   }
+  // An honest worker's hello comes with the connection: it is half open only in name.
+  if (read_hello(half_open, out)) return true;
+  make_room(out);
   half_open_.push_back(std::move(half_open));
   return true;
+}
+
+void ShmNic::make_room(std::vector<NicEvent>& out) {
+  if (half_open_.size() < std::max(options_.max_half_open, 1u)) return;
+  HalfOpen& oldest = half_open_.front();
+  if (!read_hello(oldest, out)) {
+    refuse(std::move(oldest.socket), ErrorCode::kTimeout,
+           "too many connections that have shown no ticket; this was the oldest", out);
+  }
+  half_open_.pop_front();
 }
 
 void ShmNic::expire(std::vector<NicEvent>& out) {
@@ -222,18 +236,16 @@ void ShmNic::set_timer() {
   timerfd_settime(timer_.get(), 0, &when, nullptr);
 }
 
-void ShmNic::read_hello(uint64_t id, std::vector<NicEvent>& out) {
-  const auto it = std::find_if(half_open_.begin(), half_open_.end(),
-                               [id](const HalfOpen& half_open) { return half_open.id == id; });
+// True: it is half open no more.
+bool ShmNic::read_hello(HalfOpen& half_open, std::vector<NicEvent>& out) {
   // Without room for control data the kernel drops descriptors that a peer sends along.
   std::array<std::byte, sizeof(ShmHello) + 1> message;
-  const ssize_t bytes = recv(it->socket.get(), message.data(), message.size(), MSG_DONTWAIT);
-  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  ShmFd socket = std::move(it->socket);
-  half_open_.erase(it);
+  const ssize_t bytes = recv(half_open.socket.get(), message.data(), message.size(), MSG_DONTWAIT);
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (bytes > 0) {
-    greet(std::move(socket), std::span(message).first(static_cast<size_t>(bytes)), out);
+    greet(std::move(half_open.socket), std::span(message).first(static_cast<size_t>(bytes)), out);
   }
+  return true;
 }
 
 void ShmNic::greet(ShmFd socket, std::span<const std::byte> message, std::vector<NicEvent>& out) {

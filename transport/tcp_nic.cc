@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kTimerId = ~uint64_t{0};
 constexpr size_t kEventsAtOnce = 64;
 constexpr int kAcceptsAtOnce = 256;
+constexpr uint32_t kEndEvents = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
 
 class TcpNic final : public Nic {
  public:
@@ -142,7 +143,8 @@ void TcpNic::handle_events(std::vector<NicEvent>& out) {
     const auto it = std::find_if(half_open_.begin(), half_open_.end(),
                                  [id](const HalfOpen& half_open) { return half_open.id == id; });
     if (it == half_open_.end()) {
-      end_connection(id, out);
+      // It may have said its hello a moment ago, in make_room(): that is what this event is about.
+      if ((events[i].events & kEndEvents) != 0) end_connection(id, out);
     } else if (read_hello(*it, out)) {
       half_open_.erase(it);
     }

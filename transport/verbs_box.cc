@@ -307,23 +307,17 @@ void VerbsBoxLink::accept(uint32_t rank, const VerbsHello& hello, rdma_cm_id* id
   pair.send_depth = queue.lane->depth.sends;
 
   set_ack_timeout(id);
+  id->context = connection.get();
+  connection->id.reset(id);
+  // First its core: what the peer sends right after the answer must find its queue pair.
+  endpoints_[queue.core]->hand_over(qp_of(*connection), &pair);
+  made.connections[hello.queue] = std::move(connection);
   rdma_conn_param parameters = {};
   parameters.rnr_retry_count = 7;  // for ever
   if (rdma_accept(id, &parameters) != 0) {
-    const int error = errno;
-    rdma_destroy_qp(id);
-    fail_verbs(id->verbs, fmt::format("rdma_accept of rank {}", rank), error);
+    fail_verbs(id->verbs, fmt::format("rdma_accept of rank {}", rank), errno);
   }
-  try {
-    restrict_pair(pair.qp);
-  } catch (const Error&) {
-    rdma_destroy_qp(id);
-    throw;
-  }
-  id->context = connection.get();
-  connection->id.reset(id);  // nothing may throw from here on: the caller destroys what it refuses
-  endpoints_[queue.core]->hand_over(qp_of(*connection), &pair);
-  made.connections[hello.queue] = std::move(connection);
+  restrict_pair(pair.qp);
 }
 
 void VerbsBoxLink::established(VerbsConnection& connection, std::vector<NicEvent>& out) {

@@ -110,7 +110,9 @@ class VerbsBoxLink final : public BoxLink {
   // For the NIC. The rank that the ticket belongs to; -1: none. The time that it takes does not
   // depend on the ticket's digits.
   int find_ticket(std::string_view ticket) const;
-  // Accepts a request with this rank's ticket. Throws Error when it is refused.
+  // Accepts a request with this rank's ticket. Throws Error when it is refused. With
+  // `id->context` set the link has taken it over all the same: it is broken(), and not the
+  // caller's to destroy.
   void accept(uint32_t rank, const VerbsHello& hello, rdma_cm_id* id);
   void established(VerbsConnection& connection, std::vector<NicEvent>& out);
   // The queue pair is at its end, or must be: its core is told, and once the control thread.

@@ -20,11 +20,7 @@ VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, u
                                  const VerbsConnectOptions& options)
     : layout_(layout), timeout_ms_(timeout_ms), options_(options) {
   VerbsDialer dialer(offer, timeout_ms);
-  if (dialer.queues() != layout_.queue_chunks.size()) {
-    fail(ErrorCode::kMismatch, "{} queues are offered, the plan has {}", dialer.queues(),
-         layout_.queue_chunks.size());
-  }
-  dialer.resolve();
+  resolve(dialer);
   make_devices(dialer);
   std::vector<VerbsLane*> lanes;
   for (const Device& device : devices_) lanes.push_back(device.lane.get());
@@ -41,6 +37,14 @@ VerbsWorkerLink::~VerbsWorkerLink() {
   devices_.clear();  // what is registered there is not any more
   bury(std::move(gradient_memory_));
   results_.bury();
+}
+
+void VerbsWorkerLink::resolve(VerbsDialer& dialer) const {
+  if (dialer.queues() != layout_.queue_chunks.size()) {
+    fail(ErrorCode::kMismatch, "{} queues are offered, the plan has {}", dialer.queues(),
+         layout_.queue_chunks.size());
+  }
+  dialer.resolve();
 }
 
 // What this worker has on each device that one of its queue pairs goes over.
@@ -154,7 +158,7 @@ void VerbsWorkerLink::reconnect(const Offer& offer) {
   }
   // Short: an attempt that began before the wire was back would wait for its answer in vain.
   VerbsDialer dialer(offer, std::min(timeout_ms_, kReconnectMs));
-  dialer.resolve();
+  resolve(dialer);
   connect(dialer, offer);
 }
 

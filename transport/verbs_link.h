@@ -77,6 +77,7 @@ class VerbsWorkerLink final : public WorkerLink {
     std::unique_ptr<VerbsLane> lane;
     uint32_t os_node = 0;
   };
+  void resolve(VerbsDialer& dialer) const;
   void make_devices(const VerbsDialer& dialer);
   uint32_t device_of(ibv_context* context) const;
   void connect(VerbsDialer& dialer, const Offer& offer);

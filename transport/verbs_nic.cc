@@ -18,6 +18,7 @@ namespace phub {
 namespace {
 
 constexpr int kBacklog = 1024;
+constexpr int kEventsAtOnce = 256;  // a flood of requests holds up the control thread no longer
 
 class VerbsNic final : public Nic {
  public:
@@ -36,9 +37,10 @@ class VerbsNic final : public Nic {
  private:
   void listen(const VerbsPort& port, uint16_t number);
   void watch(int fd);
+  void forget_dead_devices();
   void handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEvent>& out);
   void device_removed(rdma_cm_id* id, std::vector<NicEvent>& out);
-  void answer(rdma_cm_id* id, std::span<const std::byte> private_data);
+  void answer(rdma_cm_id* id, std::span<const std::byte> private_data, std::vector<NicEvent>& out);
 
   VerbsRegistry registry_;
   std::vector<ibv_context*> contexts_;
@@ -144,7 +146,8 @@ std::vector<NicPort> VerbsNic::ports() const {
 
 void VerbsNic::handle_events(std::vector<NicEvent>& out) {
   rdma_cm_event* event = nullptr;
-  while (rdma_get_cm_event(registry_.events.get(), &event) == 0) {
+  for (int i = 0; i < kEventsAtOnce && rdma_get_cm_event(registry_.events.get(), &event) == 0;
+       ++i) {
     const rdma_cm_event_type type = event->event;
     rdma_cm_id* id = event->id;
     std::array<std::byte, sizeof(VerbsHello)> hello = {};
@@ -155,13 +158,22 @@ void VerbsNic::handle_events(std::vector<NicEvent>& out) {
     if (bytes > 0) std::memcpy(hello.data(), event->param.conn.private_data, bytes);
     rdma_ack_cm_event(event);
     if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-      answer(id, std::span(hello).first(bytes));
+      answer(id, std::span(hello).first(bytes), out);
     } else {
       handle(type, id, out);
     }
   }
   for (ibv_context* context : contexts_) handle_async_events(context, registry_, out);
+  forget_dead_devices();
   for (VerbsBoxLink* link : registry_.links) link->let_go();
+}
+
+// The descriptor of a device that was removed is readable for ever.
+void VerbsNic::forget_dead_devices() {
+  for (const VerbsListener& listener : registry_.listeners) {
+    if (listener.failure.empty() || std::erase(contexts_, listener.port.context) == 0) continue;
+    epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, listener.port.context->async_fd, nullptr);
+  }
 }
 
 void VerbsNic::handle(rdma_cm_event_type type, rdma_cm_id* id, std::vector<NicEvent>& out) {
@@ -195,7 +207,8 @@ void VerbsNic::device_removed(rdma_cm_id* id, std::vector<NicEvent>& out) {
   }
 }
 
-void VerbsNic::answer(rdma_cm_id* id, std::span<const std::byte> private_data) {
+void VerbsNic::answer(rdma_cm_id* id, std::span<const std::byte> private_data,
+                      std::vector<NicEvent>& out) {
   id->context = nullptr;
   try {
     const VerbsHello hello = parse_verbs_hello(private_data);
@@ -214,7 +227,12 @@ void VerbsNic::answer(rdma_cm_id* id, std::span<const std::byte> private_data) {
   } catch (const Error& error) {
     const std::string reason = verbs_refusal(error);
     rdma_reject(id, reason.data(), static_cast<uint8_t>(reason.size()));
-    rdma_destroy_id(id);
+    auto* connection = static_cast<VerbsConnection*>(id->context);
+    if (connection == nullptr) {
+      rdma_destroy_id(id);
+    } else {  // its core has it already
+      connection->link->broken(*connection, out);
+    }
   }
 }
 

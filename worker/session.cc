@@ -23,6 +23,10 @@ uint32_t element_bytes(const std::string& dtype) {
 
 LinkLayout link_layout_of(const JoinReply& reply) {
   const bool lock_step = reply.spec.consistency == "bsp";
+  if (!lock_step && reply.rank >= reply.spec.max_ranks) {
+    fail(ErrorCode::kInternal, "the server's answer does not fit together: rank {} of {}",
+         reply.rank, reply.spec.max_ranks);
+  }
   LinkLayout layout =
       link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.gradient_dtype),
                   element_bytes(reply.spec.parameter_dtype), lock_step ? 1 : reply.spec.max_ranks);
@@ -35,6 +39,13 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
       gradient_bytes_(element_bytes(reply.spec.gradient_dtype)),
       result_bytes_(element_bytes(reply.spec.parameter_dtype)) {
   Layout layout = layout_of(reply);
+  if (link_.gradients().size() < layout.total_elements * gradient_bytes_ ||
+      link_.results().size() < layout.total_elements * result_bytes_) {
+    fail(ErrorCode::kInternal,
+         "the server's answer does not fit together: {} bytes of gradients and {} of results for "
+         "{} elements",
+         link_.gradients().size(), link_.results().size(), layout.total_elements);
+  }
   next_round_ = reply.first_round;
   for (size_t k = 0; k < reply.spec.keys.size(); ++k) {
     Key key;

@@ -18,12 +18,13 @@
 
 namespace phub {
 
-// The sizes that both sides of a link derive from a join's answer.
+// The sizes that both sides of a link derive from a join's answer. Throws Error(kInternal).
 LinkLayout link_layout_of(const JoinReply& reply);
 
 class Session {
  public:
-  // Checks the answer: keys, chunks and queues must fit together. Throws Error(kInternal).
+  // Checks the answer: keys, chunks and queues must fit together, and into the link's memory.
+  // Throws Error(kInternal).
   Session(const JoinReply& reply, WorkerLink& link);
 
   size_t keys() const { return keys_.size(); }

@@ -70,13 +70,19 @@ JoinReply join(ControlClient& control, const WorkerOptions& options) {
   const SteadyTime give_up = now() + milliseconds(options.connect_timeout_ms);
   for (;;) {
     try {
-      return control.join({.spec = options.spec,
-                           .rank = options.rank,
-                           .replace = options.replace,
-                           .transport = choose_transport(options.transport, options.server,
-                                                         options.connect_timeout_ms),
-                           .id = id},
-                          sum_ms(options.connect_timeout_ms, options.spec.join_limit_ms));
+      JoinReply reply =
+          control.join({.spec = options.spec,
+                        .rank = options.rank,
+                        .replace = options.replace,
+                        .transport = choose_transport(options.transport, options.server,
+                                                      options.connect_timeout_ms),
+                        .id = id},
+                       sum_ms(options.connect_timeout_ms, options.spec.join_limit_ms));
+      // The caller's memory is as large as the caller asked for, whatever the answer says.
+      if (const std::string other = difference(options.spec, reply.spec); !other.empty()) {
+        fail(ErrorCode::kInternal, "the server's answer is about another job: {}", other);
+      }
+      return reply;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
     }

@@ -32,6 +32,7 @@ void FakeHandler::join(JoinRequest request, Reply<JoinReply> reply) {
   answer.layout.queue_chunks = {{0, 2}, {1}};
   answer.layout.total_elements = 128;
   answer.spec = std::move(request.spec);
+  if (change_join) change_join(answer);
   reply(std::move(answer));
 }
 

@@ -41,6 +41,7 @@ class FakeHandler : public ControlHandler {
   std::vector<Reply<Done>> waiting;
   std::string topology = "fake";  // of the status
   int status_calls = 0;
+  std::function<void(JoinReply&)> change_join;  // what a join is answered with
   ErrorCode leave_code = ErrorCode::kInternal;  // leave fails with this unless kInternal
 
  private:

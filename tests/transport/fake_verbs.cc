@@ -21,8 +21,20 @@ struct CmEvent {
   std::vector<std::byte> private_data;
 };
 struct EventChannel : rdma_event_channel {
-  std::deque<CmEvent*> waiting;
+  std::deque<CmEvent*> waiting;  // fd is readable while there are some
 };
+
+void deliver(CmEvent* event) {
+  auto* channel = static_cast<EventChannel*>(event->event.id->channel);
+  channel->waiting.push_back(event);
+  eventfd_write(channel->fd, 1);
+}
+void deliver(rdma_cm_id* id, rdma_cm_event_type type) {
+  auto* event = new CmEvent;
+  event->event.id = id;
+  event->event.event = type;
+  deliver(event);
+}
 
 std::vector<Device*>& devices() {
   static std::vector<Device*> all;
@@ -147,7 +159,7 @@ void request_connection(Device& device, std::vector<std::byte> private_data) {
   event->event.param.conn.private_data = event->private_data.data();
   event->event.param.conn.private_data_len = static_cast<uint8_t>(event->private_data.size());
   id->event = &event->event;  // not one that listens
-  static_cast<EventChannel*>(listener->channel)->waiting.push_back(event);
+  deliver(event);
 }
 
 void connection_event(Device& device, rdma_cm_event_type type, ibv_qp* qp) {
@@ -155,10 +167,7 @@ void connection_event(Device& device, rdma_cm_event_type type, ibv_qp* qp) {
   for (rdma_cm_id* other : ids()) {
     if (qp != nullptr && other->qp == qp) id = other;
   }
-  auto* event = new CmEvent;
-  event->event.id = id;
-  event->event.event = type;
-  static_cast<EventChannel*>(id->channel)->waiting.push_back(event);
+  deliver(id, type);
 }
 
 }  // namespace phub::fake
@@ -300,8 +309,27 @@ void rdma_destroy_qp(rdma_cm_id* id) {
   delete id->qp;
   id->qp = nullptr;
 }
-int rdma_accept(rdma_cm_id*, rdma_conn_param*) {
+int rdma_accept(rdma_cm_id* id, rdma_conn_param*) {
+  const phub::fake::Device& device = device_of(id->verbs);
+  if (device.during_accept) device.during_accept();
+  if (device.accept_error != 0) {
+    errno = device.accept_error;
+    return -1;
+  }
   ++calls().accepted;
+  return 0;
+}
+int rdma_resolve_addr(rdma_cm_id* id, sockaddr*, sockaddr* to, int) {
+  rdma_bind_addr(id, to);
+  phub::fake::deliver(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+  return 0;
+}
+int rdma_resolve_route(rdma_cm_id* id, int) {
+  phub::fake::deliver(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+  return 0;
+}
+int rdma_connect(rdma_cm_id* id, rdma_conn_param*) {
+  phub::fake::deliver(id, RDMA_CM_EVENT_ESTABLISHED);
   return 0;
 }
 int rdma_reject(rdma_cm_id*, const void* data, uint8_t size) {
@@ -319,6 +347,8 @@ int rdma_get_cm_event(rdma_event_channel* channel, rdma_cm_event** event) {
   if (waiting.empty()) return -1;
   *event = &waiting.front()->event;
   waiting.pop_front();
+  eventfd_t delivered = 0;
+  if (waiting.empty()) eventfd_read(channel->fd, &delivered);
   return 0;
 }
 int rdma_ack_cm_event(rdma_cm_event* event) {

@@ -1,6 +1,6 @@
 // Stands in for libibverbs and librdmacm: devices whose completions, events and failures a test
-// decides. Linked into a test, its functions come before those of the libraries. What nobody tests
-// (who transfers bytes) is not here.
+// decides. Linked into a test, its functions come before those of the libraries. A worker that
+// connects is answered at once, by nobody. What nobody tests (who transfers bytes) is not here.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -35,8 +35,9 @@ struct Device {
   ibv_context context = {};
   std::deque<ibv_async_event> events;
   std::function<void()> before_poll;  // of a completion queue
-  int poll_result = 0;                // negative: what polls return
-  int notify_error = 0, receive_error = 0, send_error = 0;
+  std::function<void()> during_accept;
+  int poll_result = 0;  // negative: what polls return
+  int notify_error = 0, receive_error = 0, send_error = 0, accept_error = 0;
   std::vector<Cq*> cqs;  // alive
   std::vector<ibv_qp*> qps;
   uint32_t next_qp_num = 100;

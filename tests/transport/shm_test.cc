@@ -231,6 +231,35 @@ TEST_F(ShmTest, HalfOpenConnectionsEnd) {
   EXPECT_THAT(error_of([&] { parse_shm_greeting(first.bytes); }), HasSubstr("too many"));
 }
 
+TEST_F(ShmTest, ABurstOfHonestWorkersIsNotAFlood) {
+  start({.socket_dir = "", .max_half_open = 1});
+  open(12, 1);
+  std::vector<std::unique_ptr<RawWorker>> workers;
+  for (uint32_t rank = 0; rank < 12; ++rank) {
+    workers.push_back(std::make_unique<RawWorker>(box_->admit(rank, 1)));
+  }
+  handle(10);
+  for (const auto& worker : workers) EXPECT_TRUE(worker->receive());
+}
+
+// Its hello is there when it would have to give way.
+TEST_F(ShmTest, ASlowHelloIsReadBeforeItIsTooLate) {
+  start({.socket_dir = "", .max_half_open = 1});
+  open();
+  const Offer offer = box_->admit(0, 1);
+  const ShmFd slow = connect_to(address(), 1000);
+  handle(1);
+  const ShmFd other = connect_to(address(), 1000);
+  ShmHello hello;
+  std::copy(offer.ticket.begin(), offer.ticket.end(), hello.ticket.begin());
+  send_message(slow.get(), std::as_bytes(std::span(&hello, 1)));
+  handle(1);
+  const ShmReceived answer = receive_message(slow.get(), 1 << 16);
+  EXPECT_EQ(error_of([&] { parse_shm_greeting(answer.bytes); }), "");
+  ASSERT_EQ(rig_->events().size(), 1u);
+  EXPECT_EQ(rig_->events()[0].kind, NicEvent::kConnected);
+}
+
 TEST_F(ShmTest, NothingIsLeftBehind) {
   open();
   const auto every_way_to_end = [&] {

@@ -287,6 +287,23 @@ TEST_F(TcpTest, ABurstOfHonestWorkersIsNotAFlood) {
   expect_exchange(*worker, 0);
 }
 
+// Its hello is read to make room for another one; the event that tells of the hello comes behind.
+TEST_F(TcpTest, ASlowHelloIsNoEnd) {
+  start({.max_half_open = 1});
+  open(1, 1);
+  const Offer offer = box_->admit(0, 1);
+  RawTcp slow(address());
+  handle(1);
+  RawTcp other(address());
+  slow.send_struct(tcp_hello_of(offer, layout_, 0));
+  handle(1);
+  EXPECT_EQ(count(NicEvent::kConnected), 1);
+  EXPECT_EQ(count(NicEvent::kDisconnected), 0);
+  slow.close();
+  handle(2);
+  EXPECT_EQ(count(NicEvent::kDisconnected), 1);
+}
+
 TEST_F(TcpTest, RunningOutOfDescriptors) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the sanitizer's own checks need descriptors";

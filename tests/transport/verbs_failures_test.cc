@@ -2,6 +2,8 @@
 // over devices that do what the test says (fake_verbs.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 
 #include <array>
 #include <cerrno>
@@ -63,7 +65,7 @@ class VerbsFailures : public ::testing::Test {
     const auto bytes = std::as_bytes(std::span(&hello, 1));
     const size_t before = device.qps.size();
     fake::request_connection(device, {bytes.begin(), bytes.end()});
-    events_of(*nic_);
+    events_ = events_of(*nic_);
     return device.qps.size() > before ? device.qps.back() : nullptr;
   }
   ibv_qp* join(BoxLink& link, fake::Device& device, uint32_t rank, uint32_t incarnation) {
@@ -88,6 +90,7 @@ class VerbsFailures : public ::testing::Test {
   };
   Named first_{"mlx_first"}, second_{"mlx_second"};
   std::unique_ptr<Nic> nic_;
+  std::vector<NicEvent> events_;  // of the last connect()
 };
 
 // A notification is made for what comes after it was asked for. What lay there before, and be it
@@ -170,6 +173,25 @@ TEST_F(VerbsFailures, ADeadDeviceEndsItsJobsAndIsUsedNoMore) {
   EXPECT_THAT(removal[0].reason, HasSubstr("mlx_second was removed"));
   EXPECT_THAT(error_of([&] { nic_->open_job(anywhere); }), HasSubstr("no RDMA device"));
   for (BoxLink* link : {doomed.get(), other.get()}) link->endpoint(0).detach(0);
+}
+
+// What nobody can take any more keeps its descriptor readable.
+TEST_F(VerbsFailures, ADeadDeviceWakesNobody) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  ASSERT_NE(join(*link, first_, 0, 1), nullptr);
+  pollfd events = {nic_->event_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&events, 1, 0), 0);
+  eventfd_write(first_.context.async_fd, 1);
+  EXPECT_EQ(::poll(&events, 1, 0), 1);
+  first_.raise(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_EQ(events_of(*nic_).size(), 1u);
+  EXPECT_EQ(::poll(&events, 1, 0), 0);
+  eventfd_write(second_.context.async_fd, 1);
+  EXPECT_EQ(::poll(&events, 1, 0), 1) << "the other one lives";
+  fake::connection_event(second_, RDMA_CM_EVENT_DEVICE_REMOVAL);
+  events_of(*nic_);
+  EXPECT_EQ(::poll(&events, 1, 0), 0);
+  link->endpoint(0).detach(0);
 }
 
 TEST_F(VerbsFailures, AQueueInErrorEndsTheJobThatOwnsIt) {
@@ -277,6 +299,78 @@ TEST_F(VerbsFailures, EverythingThatIsSentAfterTheAnswerArrives) {
   for (uint32_t i = 0; i < kWrites; ++i) expected[i] = i;
   EXPECT_EQ(taken(endpoint), expected);
   endpoint.detach(0);
+}
+
+// The peer has its answer before rdma_accept() returns.
+TEST_F(VerbsFailures, WhatComesWhileItsRequestIsAcceptedArrives) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  Endpoint& endpoint = link->endpoint(0);
+  const Offer offer = link->admit(0, 1);
+  endpoint.attach(0, 1);
+  std::vector<uint32_t> imms;
+  first_.during_accept = [&] {
+    fake::arrive(first_.qps.back(), 5);
+    imms = taken(endpoint);
+  };
+  ASSERT_NE(connect(first_, offer), nullptr);
+  EXPECT_EQ(imms, std::vector<uint32_t>{5});
+  EXPECT_TRUE(events_.empty());
+  endpoint.detach(0);
+}
+
+TEST_F(VerbsFailures, AnAnswerThatFailsIsABrokenConnection) {
+  auto link = nic_->open_job(layout_on("mlx_first"));
+  Endpoint& endpoint = link->endpoint(0);
+  const Offer offer = link->admit(0, 7);
+  endpoint.attach(0, 7);
+  first_.accept_error = ENOMEM;
+  const int rejected = fake::calls().rejected;
+  connect(first_, offer);
+  EXPECT_EQ(fake::calls().rejected, rejected + 1);
+  EXPECT_THAT(fake::calls().last_rejection, HasSubstr("rdma_accept of rank 0"));
+  ASSERT_EQ(events_.size(), 1u);
+  EXPECT_EQ(events_[0].kind, NicEvent::kDisconnected);
+  EXPECT_EQ(events_[0].incarnation, 7u);
+  std::array<Arrival, 4> some;
+  ASSERT_EQ(endpoint.poll(some), 1u);
+  EXPECT_FALSE(some[0].ok);
+
+  first_.accept_error = 0;
+  endpoint.detach(0);
+  const Offer again = link->reconnect(0);
+  endpoint.attach(0, 7);
+  connect(first_, again);
+  ASSERT_EQ(first_.qps.size(), 1u);
+  fake::arrive(first_.qps[0], 6);
+  EXPECT_EQ(taken(endpoint), std::vector<uint32_t>{6});
+  endpoint.detach(0);
+}
+
+TEST_F(VerbsFailures, AFloodOfRequestsLeavesTimeForTheRest) {
+  const int before = fake::calls().rejected;
+  for (int i = 0; i < 1000; ++i) fake::request_connection(first_, {});
+  pollfd events = {nic_->event_fd(), POLLIN, 0};
+  int passes = 0;
+  for (int last = before; ::poll(&events, 1, 0) == 1; last = fake::calls().rejected) {
+    events_of(*nic_);
+    EXPECT_LE(fake::calls().rejected - last, 256);
+    ASSERT_LT(++passes, 1000);
+  }
+  EXPECT_EQ(fake::calls().rejected - before, 1000);
+}
+
+TEST_F(VerbsFailures, AWorkerRefusesAnOfferOfMoreQueuesThanItsPlanHas) {
+  Offer offer = {.transport = "verbs", .ticket = std::string(32, '0')};
+  offer.queues.push_back({.address = first_.port_.address + ":7000"});
+  auto worker = connect_verbs(offer, layout_on("mlx_first"), 5000, {});
+  EXPECT_TRUE(worker->connected());
+  worker->reconnect(offer);
+  EXPECT_TRUE(worker->connected());
+  offer.queues.push_back(offer.queues[0]);
+  EXPECT_EQ(error_of([&] { worker->reconnect(offer); }),
+            "mismatch: 2 queues are offered, the plan has 1");
+  offer.queues.clear();
+  EXPECT_THAT(error_of([&] { worker->reconnect(offer); }), HasSubstr("0 queues"));
 }
 
 TEST_F(VerbsFailures, ForksAreProvidedForBeforeAnythingIsRegistered) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 
+#include "tests/phub/http_rig.h"
 #include "tests/transport/shm_raw_worker.h"
 #include "tests/worker/box.h"
 #include "tests/worker/bystander.h"
@@ -536,6 +537,28 @@ TEST_F(BadInput, TicketsAtTheSocket) {
   nowhere.address = "/tmp/phub-nobody/phub.sock";
   expect_error(ErrorCode::kUnavailable, nowhere.address,
                [&] { connect_shm(nowhere, layout, 2000); });
+}
+
+// The caller's memory is as large as the caller asked for.
+TEST(WrongServer, AnAnswerAboutAnotherJobIsRefused) {
+  const auto expect_refused = [](const std::string& text, auto change) {
+    HttpRig server;
+    server.on_control([&] { server.handler.change_join = change; });
+    WorkerOptions options;
+    options.server = server.address();
+    options.transport = "shm";
+    options.spec = spec_of("job");
+    expect_error(ErrorCode::kInternal, "the server's answer is about another job: " + text,
+                 [&] { Worker worker(options); });
+  };
+  expect_refused("key 0 'w' has 20000 elements here and 20001 in the job",
+                 [](JoinReply& reply) { ++reply.spec.keys[0].elements; });
+  expect_refused("there are 2 keys here and 1 in the job",
+                 [](JoinReply& reply) { reply.spec.keys.pop_back(); });
+  expect_refused("gradient_dtype is 'f32' here and 'f16' in the job",
+                 [](JoinReply& reply) { reply.spec.gradient_dtype = "f16"; });
+  expect_refused("parameter_dtype is 'f32' here and 'bf16' in the job",
+                 [](JoinReply& reply) { reply.spec.parameter_dtype = "bf16"; });
 }
 
 TEST_F(BadInput, CallsOfTheLibrary) {

@@ -1,12 +1,12 @@
 // What waits for room goes out by priority: that of the key, with that of the push on top; initial
-// parameters and what is sent again by that of the key.
+// parameters and what is sent again by that of the key. And which links a session refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <string>
 #include <vector>
 
+#include "transport/error.h"
 #include "transport/wire.h"
 #include "worker/session.h"
 
@@ -14,10 +14,14 @@ namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Remembers the order of what is posted, while there is room.
 class Wire final : public WorkerLink, private Endpoint {
  public:
+  explicit Wire(size_t gradients = 4096, size_t results = 4096)
+      : gradients_(gradients), results_(results) {}
+
   std::vector<Arrival> arrivals;
   std::vector<uint32_t> posted;  // chunks
   bool room = false;
@@ -46,7 +50,7 @@ class Wire final : public WorkerLink, private Endpoint {
   void attach(uint32_t, uint32_t) override {}
   void detach(uint32_t) override {}
 
-  std::array<std::byte, 4096> gradients_ = {}, results_ = {};
+  std::vector<std::byte> gradients_, results_;
 };
 
 // Keys of one chunk each, all in one queue: key k is chunk k.
@@ -123,6 +127,32 @@ TEST(Priority, WhatIsPushedWhileTheConnectionIsMadeAgainWaitsForIt) {
   EXPECT_THAT(wire.posted, ElementsAre(0));
   session.resend();
   EXPECT_THAT(wire.posted, ElementsAre(0, 2, 1, 0));  // 0 once more: what became of it is unknown
+}
+
+TEST(Session, RefusesALinkThatIsSmallerThanItsJob) {
+  constexpr size_t kSlot = 32 * sizeof(float);
+  const auto refusal = [](size_t gradients, size_t results) -> std::string {
+    Wire wire(gradients, results);
+    try {
+      Session session(reply_of({0, 0, 0}), wire);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(3 * kSlot, 3 * kSlot), "");
+  EXPECT_THAT(refusal(2 * kSlot, 3 * kSlot), HasSubstr("does not fit together: 256 bytes"));
+  EXPECT_THAT(refusal(3 * kSlot, 3 * kSlot - 1), HasSubstr("383 of results for 96 elements"));
+}
+
+TEST(Session, RefusesARankThatItsJobDoesNotHave) {
+  JoinReply reply = reply_of({0});
+  reply.spec.consistency = "async";
+  reply.spec.max_ranks = 2;
+  reply.rank = 1;
+  EXPECT_EQ(link_layout_of(reply).egress_copy, 1u);
+  reply.rank = 2;
+  EXPECT_THROW(link_layout_of(reply), Error);
 }
 
 // Sums that no 32 bits hold.
