@@ -1,5 +1,7 @@
 #include "phub/http_server.h"
 
+#include <malloc.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/v6_only.hpp>
@@ -19,6 +21,7 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr auto kPauseWithoutDescriptors = std::chrono::milliseconds(100);
+constexpr auto kBeforeGivingBack = std::chrono::seconds(1);
 
 // Sent without waiting to a connection that is one too many.
 const std::string& too_many_connections() {
@@ -84,7 +87,10 @@ bool may_be_skipped(const std::string& text, const tcp::endpoint& endpoint,
 
 class HttpServer::Shared : public HttpShared, public std::enable_shared_from_this<Shared> {
  public:
-  explicit Shared(asio::io_context& context) : context_(context), retry_(context) {}
+  explicit Shared(asio::io_context& context)
+      : context_(context), retry_(context), give_back_(context) {
+    large_message_is_over = [this] { give_back_heap_soon(); };
+  }
 
   void listen(const std::string& text) {
     uint16_t taken = 0;  // with port 0, all addresses of one name get the same port
@@ -115,6 +121,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
     error_code ignored;
     for (auto& acceptor : acceptors_) acceptor.close(ignored);
     retry_.cancel();
+    give_back_.cancel();
     // A closed session may go, and takes itself out of the set.
     std::vector<std::shared_ptr<HttpSession>> open;
     for (HttpSession* session : sessions) open.push_back(session->shared_from_this());
@@ -147,6 +154,24 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
             if (handler != nullptr) accept(i);
           });
         });
+  }
+
+  // The allocator keeps what was freed: a multiple of a large message's bytes, which is decoded or
+  // encoded, and of the jobs that it made.
+  void give_back_heap_soon() {
+#ifdef __GLIBC__
+    if (handler == nullptr) return;
+    give_back_.expires_after(kBeforeGivingBack);  // after the last one
+    give_back_.async_wait([weak = weak_from_this()](const error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self || self->handler == nullptr) return;
+      const auto trim = [] {
+        malloc_trim(0);
+        return Background::End();
+      };
+      self->options.background ? self->options.background->run(trim) : void(trim());
+    });
+#endif
   }
 
   // Closes the connection that is of the least use, if there is one to spare.
@@ -183,7 +208,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
 
   asio::io_context& context_;
   std::vector<tcp::acceptor> acceptors_;
-  asio::steady_timer retry_;
+  asio::steady_timer retry_, give_back_;
 };
 
 HttpServer::HttpServer(asio::io_context& context, ControlHandler& handler, HttpOptions options)

@@ -1,6 +1,5 @@
 #include "phub/http_session.h"
 
-#include <malloc.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -24,7 +23,7 @@ constexpr size_t kMaxBufferBytes = 64u << 10;  // of one connection, besides its
 constexpr uint64_t kMaxDiscardedBytes = 4u << 20;
 constexpr uint64_t kFreeBodyBytes = 4096;  // not counted as long
 constexpr uint64_t kFreeAnswerBytes = 64u << 10;
-constexpr uint64_t kLargeBytes = 1u << 20;  // what it took is not kept for the next one
+constexpr uint64_t kLargeBytes = 1u << 20;
 // The page is the only thing here that a browser shows: its own files, and nothing else's. Its icon
 // is empty.
 constexpr const char* kContentPolicy =
@@ -32,21 +31,13 @@ constexpr const char* kContentPolicy =
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 constexpr auto kLinger = std::chrono::seconds(2);
 
-// The allocator keeps what was freed; a large message takes a multiple of its bytes while it is
-// decoded or encoded.
-void give_back_heap() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
-}
-
 std::string to_string(beast::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
 
 HttpBodyCharge::~HttpBodyCharge() {
   shared->long_body_bytes -= bytes;
-  if (bytes > kLargeBytes) give_back_heap();
+  if (bytes > kLargeBytes) shared->large_message_is_over();
 }
 
 HttpSession::HttpSession(tcp::socket socket, std::shared_ptr<HttpShared> shared)
@@ -314,7 +305,7 @@ bool HttpSession::charge_answer(uint64_t bytes) {
 
 void HttpSession::release_answer() {
   shared_->unread_bytes -= answer_charge_;
-  if (std::exchange(answer_charge_, 0) > kLargeBytes) give_back_heap();
+  if (std::exchange(answer_charge_, 0) > kLargeBytes) shared_->large_message_is_over();
 }
 
 }  // namespace phub

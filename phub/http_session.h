@@ -7,6 +7,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,7 @@ struct HttpShared {
   uint64_t long_body_bytes = 0;  // here and not decoded yet
   uint64_t unread_bytes = 0;     // of long answers that are on their way
   HttpCounters counters;
+  std::function<void()> large_message_is_over = [] {};
 };
 
 class HttpSession : public std::enable_shared_from_this<HttpSession> {

@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <fstream>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -17,6 +19,7 @@
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/process.h"
+#include "tests/worker/server_process.h"
 
 namespace phub::testing {
 namespace {
@@ -248,6 +251,37 @@ TEST(Joins, ARefusedJoinLeavesNothingBehind) {
     return status.jobs.empty() && status.memory_bytes == 0;
   }));
   EXPECT_EQ(client.join(request_of(spec_of("job", 2), 1), kLongMs).rank, 1u);
+}
+
+uint64_t resident_bytes(pid_t pid) {
+  std::ifstream statm(fmt::format("/proc/{}/statm", pid));
+  uint64_t total = 0, resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+// What a large request took is given back to the system, not kept for the next one.
+TEST(Joins, LargeRequestsThatAreOverTakeNoMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's allocator keeps what was freed";
+#endif
+  const ServerProcess server(PHUB_BINARY);
+  ControlClient client(server.address());
+  JobSpec spec = spec_of("job", 2);
+  for (uint64_t round = 2; round < 40000; ++round) {
+    HyperChange& change = spec.schedule.emplace_back(HyperChange{.round = round, .values = {}});
+    for (const char* name :
+         {"lr", "weight_decay", "momentum", "dampening", "beta1", "beta2", "eps"}) {
+      change.values[name] = 1.0 / static_cast<double>(round);
+    }
+  }
+  const uint64_t before = resident_bytes(server.pid());
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_THAT(error_from([&] { client.join(request_of(spec, 2), kLongMs); }),
+                HasSubstr("full: rank 2 is out of range"));
+  }
+  EXPECT_TRUE(becomes([&] { return resident_bytes(server.pid()) < before + (32u << 20); }))
+      << before << " bytes before, " << resident_bytes(server.pid()) << " after";
 }
 
 TEST(Joins, AJoinThatIsSentAgainGetsTheSameAnswer) {
