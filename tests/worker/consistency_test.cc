@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -52,7 +53,7 @@ struct Race {
 
 // One rank's run: pushes, waits, and looks at what came back. `oldest` is how many rounds behind
 // its own the others' updates may be.
-void run(Worker& worker, Race& race, uint64_t oldest, std::chrono::microseconds pause) {
+void run(Worker& worker, Race& race, uint64_t oldest, const std::function<void()>& between = {}) {
   const uint32_t rank = worker.rank();
   worker.wait_all();
   for (size_t key = 0; key < worker.keys(); ++key) {
@@ -80,7 +81,7 @@ void run(Worker& worker, Race& race, uint64_t oldest, std::chrono::microseconds 
         }
       }
     }
-    std::this_thread::sleep_for(pause);
+    if (between) between();
   }
 }
 
@@ -94,7 +95,13 @@ TEST_P(Consistency, NobodyIsFurtherAheadThanTheSlack) {
     WorkerOptions options = box.options(spec_of("ssp", slack));
     options.rank = static_cast<int32_t>(rank);
     Worker worker(options);
-    run(worker, race, slack, std::chrono::microseconds(rank == 2 ? 1000 : 0));
+    const auto others_are_ahead = [&] {  // for as long as it takes them
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (race.largest_lead < slack && std::chrono::steady_clock::now() < limit) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    };
+    run(worker, race, slack, rank == 2 ? std::function<void()>(others_are_ahead) : nullptr);
     worker.barrier();
   });
   EXPECT_EQ(race.largest_lead, slack) << "the slack is there to be used: one rank is slow";
@@ -114,7 +121,7 @@ TEST(Async, NobodyWaitsForAStraggler) {
       worker.wait_all();
       while (!others_done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    run(worker, race, kRounds, std::chrono::microseconds(0));
+    run(worker, race, kRounds);
     if (++done == kRanks - 1) others_done = true;
     worker.barrier();
   });
