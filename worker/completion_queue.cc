@@ -31,6 +31,12 @@ void CompletionQueue::fail_all() {
   while (!expected_.empty()) end(expected_.begin(), End::kFailed);
 }
 
+void CompletionQueue::forget() {
+  for (const Entry& entry : expected_) at_[entry.what.pushed.key].reset();
+  expected_.clear();
+  ended_.clear();
+}
+
 CompletionQueue::Ended CompletionQueue::take() {
   PHUB_CHECK(!ended_.empty());
   const Ended first = ended_.front().what;

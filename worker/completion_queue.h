@@ -29,6 +29,8 @@ class CompletionQueue {
   // Ends those whose deadline is over, or all that are left.
   void expire(Time now);
   void fail_all();
+  // Drops all of them, whatever their end: a result that comes later is nobody's.
+  void forget();
 
   size_t expected() const { return expected_.size(); }
   size_t ended() const { return ended_.size(); }

@@ -47,7 +47,7 @@ void Completions::run() {
     } catch (const Error&) {
       return;  // the worker has failed, and nothing is due any more
     }
-    if (!one) continue;
+    if (!one || one->tag == nullptr) continue;  // woken, or a push that is not push()'s
     const std::unique_ptr<Callback> due(static_cast<Callback*>(one->tag));
     calling_back = true;
     try {

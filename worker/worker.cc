@@ -1033,6 +1033,11 @@ void Worker::wake() {
   if (impl_->someone_polls) impl_->interrupt();
 }
 
+void Worker::forget_announced() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->announced->forget();
+}
+
 void Worker::end(const std::string& why) {
   only_errors([&] { impl_->record_failure(ErrorCode::kFenced, why); });
 }

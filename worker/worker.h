@@ -146,6 +146,8 @@ class Worker {
   // thread.
   std::optional<Completion> next();
   void wake();  // ends the next() that runs, or else the next one
+  // next() names none of the pushes that were announced so far. REQUIRES: no next() runs.
+  void forget_announced();
   // Ends what any thread waits for, and every later call, with kFenced and these words. The server
   // is not told: the others lose this rank when its lease is over.
   void end(const std::string& why);

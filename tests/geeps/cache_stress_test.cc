@@ -107,10 +107,17 @@ class Rig {
     for (size_t i = 0; i < iterations && !::testing::Test::HasFailure(); ++i) {
       iteration(pick(3) == 0 ? deviating() : program_);
       if (pick(12) == 0 && schedule_again_) {
+        const Program before = program_;
+        if (pick(2) == 0) program_ = random_program();
         cache.begin_gathering();
         iteration(program_);
         clock_all();
-        cache.finish_sequence();
+        try {
+          cache.finish_sequence();
+        } catch (const Error& e) {  // another program may take more
+          EXPECT_EQ(e.code(), ErrorCode::kFull) << e.what();
+          program_ = before;
+        }
       }
     }
     clock_all();

@@ -133,6 +133,116 @@ TEST(Cache, ATableCanBeClockedByItsLastUpdate) {
   }
 }
 
+// A sequence that is recorded while another goes on: its end clocks it, and so do its last Updates
+// from then on.
+TEST(Cache, ATableThatItsLastUpdateClocksCanBeRecordedAgain) {
+  Rig rig({{"w", 32, dense(4)}}, {.infer_clocks = true, .timeout = std::chrono::seconds(20)});
+  const auto keys = dense(4);
+  float clocks = 0;
+  const auto iteration = [&](Cache& cache) {
+    EXPECT_EQ(first_of(cache, 0, keys), 2 * clocks);
+    for (int batch = 0; batch < 2; ++batch) add(cache, 0, keys, 1);
+    ++clocks;
+  };
+  for (int times = 0; times < 2; ++times) {
+    rig.cache->begin_gathering();
+    iteration(*rig.cache);
+    rig.cache->finish_sequence();
+  }
+  for (int i = 0; i < 5; ++i) iteration(*rig.cache);
+  rig.cache->wait_all();
+  EXPECT_EQ(rig.cache->stats().pushes, 7u);
+}
+
+// Where a read is held for longer, the budget decides whether the Update has memory of its own.
+TEST(Cache, ALastUpdateClocksItsTableOutsideOfTheSequenceToo) {
+  for (const uint64_t budget : {uint64_t{1024}, uint64_t{kMiB}}) {
+    Rig rig({{"w", 32, dense(4)}, {"v", 32, dense(4)}},
+            {.budget_bytes = budget, .infer_clocks = true, .timeout = std::chrono::seconds(20)});
+    const auto keys = dense(4);
+    Cache& cache = *rig.cache;
+    const auto layer = [&](uint32_t table) {
+      const float before = first_of(cache, table, keys);
+      add(cache, table, keys, 1);
+      return before;
+    };
+    rig.record([&](Cache&) {
+      layer(0);
+      layer(1);
+    });
+    EXPECT_EQ(cache.placement().entries[0].pinned, budget == kMiB);
+    uint64_t pushes = 0;
+    for (int i = 0; i < 6; ++i) {
+      SCOPED_TRACE(::testing::Message() << "budget " << budget << ", iteration " << i);
+      const auto clocks = static_cast<float>(i);
+      if (i % 3 == 1) {
+        const ReadBuffer held(cache, 0, keys);  // until its update is over
+        EXPECT_EQ(held.data()[7], clocks);
+        add(cache, 0, keys, 1);
+      } else if (i % 3 == 2) {  // its read is left out
+        add(cache, 0, keys, 1);
+      } else {
+        EXPECT_EQ(layer(0), clocks);
+      }
+      EXPECT_EQ(layer(1), clocks);
+      cache.wait_all();
+      EXPECT_EQ(cache.stats().pushes, pushes += 2);
+    }
+    EXPECT_GT(cache.stats().outside_sequence, 0u);
+  }
+}
+
+// Updates of zeros that have a sign: where the log of a clock has nothing yet, they are not added
+// to zeros.
+TEST(Cache, BitsDoNotDependOnTheBudget) {
+  const std::vector<TableSpec> tables = {{"w", 32, dense(8)}};
+  JobSpec job = plain_job(tables);
+  job.optimizer = "none";  // the parameters are the sums
+  job.hyper.clear();
+  const std::vector<uint64_t> a = {0, 1, 2, 3}, b = {4, 5, 6, 7}, odd = {7, 1, 5}, rest = {0, 2};
+  const auto run = [&](uint64_t budget) {
+    const auto device = make_host_device({.budget_bytes = 4 * kMiB});
+    StandaloneExchange exchange(job);
+    Cache cache(*device, exchange, tables, {.budget_bytes = budget});
+    std::vector<std::vector<uint32_t>> bits;  // by clock
+    const auto clock = [&](std::initializer_list<std::span<const uint64_t>> lists) {
+      for (const auto& list : lists) add(cache, 0, list, 0.0F);  // -0
+      cache.table_clock(0);
+      cache.wait_all();
+      auto& of_clock = bits.emplace_back();
+      for (const float value : exchange.parameters(0)) {
+        of_clock.push_back(std::bit_cast<uint32_t>(value));
+      }
+    };
+    clock({odd});  // before there is a sequence
+    clock({odd, a});
+    cache.begin_virtual();
+    for (const auto& list : {a, b}) add(cache, 0, list, 0);
+    cache.table_clock(0);
+    cache.finish_sequence();
+    EXPECT_EQ(cache.placement().entries[0].pinned, budget == kMiB);
+    clock({a, b});
+    clock({a});
+    clock({a, b});  // what has not been updated lately, too
+    clock({odd});
+    clock({odd, rest});
+    clock({odd, a, b});
+    clock({a, odd, b});
+    return bits;
+  };
+  const auto moved = run(2048), pinned = run(kMiB);
+  EXPECT_EQ(moved, pinned);
+  constexpr uint32_t kMinusZero = 0x8000'0000;
+  EXPECT_EQ(moved[2], std::vector<uint32_t>(256, kMinusZero));
+  EXPECT_EQ(moved[4], std::vector<uint32_t>(256, kMinusZero));
+  for (const size_t clock : {0, 5}) {  // of odd rows
+    for (size_t row = 0; row < 8; ++row) {
+      const bool updated = std::ranges::count(odd, row) > 0;
+      EXPECT_EQ(moved[clock][32 * row], updated ? kMinusZero : 0u) << clock << " " << row;
+    }
+  }
+}
+
 TEST(Cache, ReadMyWritesShowsUpdatesThatAreNotClocked) {
   for (const uint64_t budget : {uint64_t{4096}, uint64_t{kMiB}}) {
     Rig rig({{.name = "w", .row_floats = 32, .keys = dense(4), .read_my_writes = true}},
@@ -719,6 +829,91 @@ TEST(Cache, AnUpdateThatTimesOutIsStillHeld) {
     cache.update(buffer.handle);
     cache.table_clock(0);
     rig.exchange.wait_for_push(3);
+  }
+}
+
+TEST(Cache, AScopeWhoseUpdateTimesOutGivesItsBufferBack) {
+  HeldRig rig({{"w", 32, dense(4)}}, {.timeout = milliseconds(50)});
+  const auto keys = dense(4);
+  Cache& cache = *rig.cache;
+  add(cache, 0, keys, 1);
+  cache.table_clock(0);
+  rig.exchange.wait_for_push(1);
+  {
+    UpdateBuffer update(cache, 0, keys);
+    cache.table_clock(0);  // of no updates; it goes out when the first has come back
+    expect_error(ErrorCode::kTimeout, HasSubstr("the push of 'w'"), [&] { update.update(); });
+  }
+  cache.begin_virtual();  // nothing is in use
+  rig.exchange.answer(0);
+  rig.exchange.wait_for_push(2);
+  rig.exchange.answer(0);
+}
+
+// A sequence that does not fit: that before goes on, with what clocks its tables.
+TEST(Cache, ASequenceThatFailsLeavesTheOneBefore) {
+  HeldRig rig({{"w", 32, dense(4)}, {"h", 1024, dense(64), true}},
+              {.budget_bytes = 64 << 10, .infer_clocks = true, .timeout = milliseconds(200)});
+  const auto keys = dense(4), rows = dense(64);
+  Cache& cache = *rig.cache;
+  rig.record([&] { add(cache, 0, keys, 1); });
+  const auto too_large = [&] {
+    add(cache, 0, keys, 1);
+    cache.table_clock(0);
+    const LocalBuffer h(cache, 1, rows);
+  };
+  expect_error(ErrorCode::kFull, HasSubstr("LocalAccess of 'h'"), [&] { rig.record(too_large); });
+  add(cache, 0, keys, 1);
+  rig.exchange.wait_for_push(1);
+  // While a result is due nothing can be placed: later it can.
+  cache.begin_virtual();
+  add(cache, 0, keys, 1);
+  add(cache, 0, keys, 1);
+  expect_error(ErrorCode::kTimeout, HasSubstr("what was clocked"),
+               [&] { cache.finish_sequence(); });
+  rig.exchange.answer(0);
+  cache.wait_all();
+  cache.finish_sequence();
+  add(cache, 0, keys, 1);
+  add(cache, 0, keys, 1);
+  rig.exchange.wait_for_push(2);
+  rig.exchange.answer(0);
+  EXPECT_EQ(first_of(cache, 0, keys), 3);
+  EXPECT_EQ(cache.stats().outside_sequence, 1u);
+}
+
+// The last result's copies into rows that were pinned are slow; other rows are there afterwards.
+TEST(Cache, CopiesOfTheLastResultAreOverWhenTheSequenceChanges) {
+  constexpr uint32_t kFloats = 1 << 18;
+  Rig rig({{"w", kFloats, dense(3)}}, {.budget_bytes = 32 * kMiB},
+          {.budget_bytes = 33 * kMiB, .copy_bytes_per_second = 1e8});
+  const auto all = dense(3);
+  Cache& cache = *rig.cache;
+  const auto clock = [&](auto... lists) {
+    const auto update = [&](std::span<const uint64_t> keys) {
+      UpdateBuffer rows(cache, 0, keys);
+      for (size_t i = 0; i < keys.size() && rows.data() != nullptr; ++i) {
+        std::fill_n(rows.data() + i * kFloats, kFloats, -1.0F - static_cast<float>(keys[i]));
+      }
+      rows.update();
+    };
+    (update(lists), ...);
+    cache.table_clock(0);
+  };
+  const std::vector<uint64_t> one = {0}, two = {1}, three = {2};
+  rig.record([&](Cache&) { clock(one, two, three); });
+  ASSERT_TRUE(cache.placement().entries[2].pinned);
+  clock(one, two, three);
+  cache.begin_gathering();
+  clock(all);
+  cache.finish_sequence();
+  clock(all);
+  cache.wait_all();
+  const ReadBuffer read(cache, 0, all);
+  for (size_t row = 0; row < 3; ++row) {
+    const float* at = read.data() + row * kFloats;
+    const float value = 3 * (1 + static_cast<float>(row));
+    EXPECT_EQ(std::count(at, at + kFloats, value), kFloats) << row;
   }
 }
 

@@ -66,6 +66,9 @@ class Recorder : public Exchange {
   std::optional<uint32_t> slack() const override { return 7; }
   uint32_t rank() const override { return 2; }
   uint32_t world_size() const override { return 5; }
+  std::vector<uint32_t> missing_ranks() override { return missing; }
+
+  std::vector<uint32_t> missing;
 
   void give_back(size_t key) { here_.add(key); }
   void fail(const Error& error) { here_.fail(error); }
@@ -410,6 +413,28 @@ TEST(DeviceGroup, AMemberThatLeftIsMissedWhereItIsWaitedFor) {
   group.member(0).push(0, 0);
   downstream.give_back(downstream.take().key);
   EXPECT_EQ(group.member(0).next(), 0u);
+}
+
+// Devices of other processes, and those of this one that others wait for, whatever is said of it.
+TEST(DeviceGroup, DevicesThatAreMissedAreNamed) {
+  Recorder downstream({10});
+  DeviceGroup group(downstream, {.members = 2});
+  EXPECT_THAT(group.member(0).missing_ranks(), ElementsAre());
+  downstream.missing = {1};
+  EXPECT_THAT(group.member(0).missing_ranks(), ElementsAre(2, 3));
+  downstream.missing = {1, 2, 4};
+  group.member(0).push(0, 0);
+  EXPECT_THAT(group.member(0).missing_ranks(), ElementsAre(2, 3, 5, 8, 9));
+  downstream.missing = {};
+  const auto device = make_host_device({.budget_bytes = 1 << 20});
+  Cache cache(*device, group.member(1), {{"key0", 10, dense(1)}},
+              {.timeout = std::chrono::milliseconds(50)});
+  cache.table_clock(0);  // the other's push goes out
+  (void)downstream.take();
+  downstream.missing = {1};
+  EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { (void)cache.read(0, dense(1)); }),
+              HasSubstr("Missing ranks, of 10: 2, 3"));
+  downstream.give_back(0);
 }
 
 // In a summing thread, or, where nothing is summed, in a member's.

@@ -356,6 +356,22 @@ TEST(Placement, WhatIsLeftOverServesLongerLeadsOfSome) {
   EXPECT_EQ(placement.accesses[2].lead, 4u);
 }
 
+// A lead cannot be longer than the circle, whatever is allowed.
+TEST(Placement, ALeadEndsWithTheCircle) {
+  const Demand demand = network(std::vector<LayerBytes>(3, {kMiB, kMiB}));
+  for (const uint64_t mib : {8, 12, 100}) {
+    const auto with = [&](uint32_t max_lead) {
+      return place(demand, {.budget_bytes = mib * kMiB, .max_lead = max_lead});
+    };
+    const Placement longest = with(demand.phases), any = with(UINT32_MAX);
+    EXPECT_EQ(any.lead, longest.lead);
+    for (size_t i = 0; i < demand.accesses.size(); ++i) {
+      EXPECT_EQ(any.accesses[i].offset, longest.accesses[i].offset);
+      EXPECT_EQ(any.accesses[i].lead, longest.accesses[i].lead);
+    }
+  }
+}
+
 // A buffer that is emptied after its use keeps its memory for longer where there is some.
 TEST(Placement, WhatIsLeftOverServesCopiesToTheHost) {
   Demand demand{.phases = 8, .entries = {}, .batches = {}, .accesses = {}};

@@ -11,6 +11,8 @@
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
 #include "transport/error.h"
+#include "worker/completions.h"
+#include "worker/device/host_device.h"
 
 namespace phub::geeps {
 namespace {
@@ -205,6 +207,57 @@ TEST(WorkerExchange, StopEndsNext) {
     EXPECT_EQ(next.get(), std::nullopt);
     EXPECT_EQ(exchange.next(), std::nullopt);
   }
+}
+
+// A cache ends before its last result is here: neither the worker's next one nor its completions
+// hear of it.
+TEST(WorkerExchange, ResultsThatAreDueWhenItEndsAreNobodys) {
+  Box box;
+  const JobSpec spec = spec_of("none", "sum", 2);
+  std::promise<void> first_ended, second_ended;
+  each_rank(2, [&](uint32_t rank) {
+    Worker worker(options_of(box, spec, rank));
+    worker.wait_all();
+    if (rank == 1) {
+      first_ended.get_future().wait_for(std::chrono::seconds(20));
+      for (int round = 0; round < 2; ++round) worker.push_pull(0);
+      second_ended.get_future().wait_for(std::chrono::seconds(20));
+      for (const size_t key : {0, 1}) worker.push(key);
+      worker.wait_all();
+      return worker.barrier();
+    }
+    const auto device = make_host_device({.budget_bytes = 1 << 20});
+    const auto iteration = [](Cache& cache) {
+      UpdateBuffer update(cache, 0, dense(1));
+      if (update.data() != nullptr) update.data()[0] = 1;
+      update.update();
+      cache.table_clock(0);
+    };
+    const auto with_cache = [&](auto use) {
+      WorkerExchange exchange(worker, tables());
+      Cache cache(*device, exchange, tables(), {.timeout = std::chrono::seconds(5)});
+      use(cache);
+    };
+    with_cache(iteration);
+    first_ended.set_value();
+    with_cache([&](Cache& cache) {
+      cache.begin_virtual();
+      iteration(cache);
+      cache.finish_sequence();
+      iteration(cache);
+      EXPECT_EQ(ReadBuffer(cache, 0, dense(1)).data()[0], 1);
+      iteration(cache);
+    });
+    Completions completions(worker);
+    std::promise<size_t> told;
+    completions.push(1, 0, [&](const Pushed& pushed, const Error* error) {
+      EXPECT_EQ(error, nullptr);
+      told.set_value(pushed.key);
+    });
+    second_ended.set_value();
+    EXPECT_EQ(told.get_future().get(), 1u);
+    worker.barrier();
+  });
 }
 
 // A NaN ends the job: whoever waits is told, and whoever calls from then on.

@@ -2,14 +2,13 @@
  *     c_abi_geeps_program PATH-OF-PHUB
  * PHUB_TRANSPORT says over what. Exit status 0: everything was as it must be. */
 #define _POSIX_C_SOURCE 200809L
-#include "tests/worker/c_abi_program.h"
-
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/worker/c_abi_program.h"
 #include "worker/phub.h"
 
 enum { kRanks = 2, kClocks = 6, kRows = 6, kFloats = 5, kLayerRows = 3, kLayerFloats = 128 };
@@ -207,7 +206,7 @@ static void* train(void* argument) {
 static void update_first(phub_geeps* geeps, const uint64_t* keys, size_t count) {
   phub_buffer buffer = no_buffer();
   OK(phub_geeps_pre_update(geeps, 0, keys, count, &buffer));
-  if (buffer.data != NULL) memset(buffer.data, 0, sizeof(float) * kFloats * count);
+  if (buffer.data != NULL) memset(buffer.data, 0, sizeof(float) * kFloats * buffer.rows);
   OK(phub_geeps_update(geeps, buffer.handle));
 }
 
@@ -406,12 +405,17 @@ static void* wait_for_the_other(void* argument) {
   return NULL;
 }
 
+struct joining {
+  const char* job;
+  phub_worker* worker; /* rank 1 */
+};
+
 static void* join_and_stay(void* argument) {
-  phub_worker** worker = argument;
+  struct joining* joining = argument;
   phub_geeps_options* options = tables();
-  phub_options* job = job_of("waiting", 1, 2, options);
-  OK(phub_worker_create(job, worker));
-  OK(phub_broadcast(*worker, NULL, 0));
+  phub_options* job = job_of(joining->job, 1, 2, options);
+  OK(phub_worker_create(job, &joining->worker));
+  OK(phub_broadcast(joining->worker, NULL, 0));
   OK(phub_options_destroy(job));
   OK(phub_geeps_options_destroy(options));
   return NULL;
@@ -421,7 +425,8 @@ static void* join_and_stay(void* argument) {
 static void leave_while_waiting(void) {
   phub_geeps_options* options = tables();
   phub_options* job = job_of("waiting", 0, 2, options);
-  phub_worker *worker = NULL, *other = NULL;
+  phub_worker* worker = NULL;
+  struct joining other = {"waiting", NULL};
   phub_device* device = NULL;
   struct waiting waiting = {NULL, PHUB_OK, PTHREAD_MUTEX_INITIALIZER, 0};
   int reads = 0;
@@ -450,7 +455,64 @@ static void leave_while_waiting(void) {
   CHECK(waiting.code != PHUB_OK && waiting.code != PHUB_BAD_HANDLE);
   CHECK(phub_geeps_wait_all(waiting.geeps) == waiting.code);
   OK(phub_geeps_destroy(waiting.geeps));
-  OK(phub_worker_destroy(other));
+  OK(phub_worker_destroy(other.worker));
+  OK(phub_device_close(device));
+  OK(phub_options_destroy(job));
+  OK(phub_geeps_options_destroy(options));
+}
+
+static void told_of(void* told, size_t key, uint64_t round, phub_code code, const char* message) {
+  (void)message;
+  CHECK(key == 1 && round == 1 && code == PHUB_OK);
+  __atomic_store_n((int*)told, 1, __ATOMIC_RELEASE);
+}
+
+static void clock_first(phub_geeps* geeps) {
+  update_first(geeps, NULL, 0);
+  OK(phub_geeps_table_clock(geeps, 0));
+}
+
+/* Results that come when the phub_geeps that pushed is gone: neither the worker's next one nor its
+ * completions take them for their own. */
+static void destroy_before_results(void) {
+  phub_geeps_options* options = tables();
+  phub_options* job = job_of("due", 0, 2, options);
+  phub_worker* worker = NULL;
+  struct joining other = {"due", NULL};
+  phub_device* device = NULL;
+  phub_geeps* geeps = NULL;
+  float initial[kElements];
+  int told = 0;
+  pthread_t joining;
+  memset(initial, 0, sizeof initial);
+  OK(phub_geeps_options_set_number(options, "timeout_ms", 5000));
+  CHECK(pthread_create(&joining, NULL, join_and_stay, &other) == 0);
+  OK(phub_worker_create(job, &worker));
+  OK(phub_broadcast(worker, initial, kElements));
+  pthread_join(joining, NULL);
+  OK(phub_device_open_host(1 << 16, 0, 0, &device));
+  OK(phub_geeps_create(device, worker, options, &geeps));
+  clock_first(geeps);
+  OK(phub_geeps_destroy(geeps));
+  OK(phub_push(other.worker, 0, 0));
+  OK(phub_geeps_create(device, worker, options, &geeps));
+  OK(phub_geeps_begin_virtual(geeps));
+  clock_first(geeps);
+  OK(phub_geeps_finish(geeps));
+  OK(phub_push(other.worker, 0, 0));
+  clock_first(geeps);
+  OK(phub_geeps_wait_all(geeps));
+  clock_first(geeps);
+  OK(phub_geeps_destroy(geeps));
+  OK(phub_push_then(worker, 1, 0, told_of, &told));
+  OK(phub_push(other.worker, 0, 0));
+  OK(phub_push(other.worker, 1, 0));
+  OK(phub_wait_all(other.worker));
+  OK(phub_wait_all(worker));
+  while (!__atomic_load_n(&told, __ATOMIC_ACQUIRE)) {
+  }
+  OK(phub_worker_destroy(worker));
+  OK(phub_worker_destroy(other.worker));
   OK(phub_device_close(device));
   OK(phub_options_destroy(job));
   OK(phub_geeps_options_destroy(options));
@@ -470,6 +532,7 @@ int main(int argc, char** argv) {
   heed_options();
   misuse();
   leave_while_waiting();
+  destroy_before_results();
   puts("ok");
   return 0;
 }

@@ -106,6 +106,26 @@ TEST(CompletionQueue, EndsPushesAsAListThatIsSearchedWould) {
   EXPECT_EQ(queue.ended(), ended + left);
 }
 
+// A result that is due when its push is forgotten comes to nothing, and the key can be pushed
+// again.
+TEST(CompletionQueue, WhatIsForgottenDoesNotComeBack) {
+  CompletionQueue queue(3);
+  int tag = 0;
+  for (const size_t key : {0, 1}) queue.expect({key, 1}, &tag, {});
+  queue.arrived(0);
+  queue.forget();
+  EXPECT_EQ(queue.expected(), 0u);
+  EXPECT_EQ(queue.ended(), 0u);
+  queue.arrived(1);
+  queue.expire(CompletionQueue::Time::max());
+  queue.fail_all();
+  EXPECT_EQ(queue.ended(), 0u);
+  queue.expect({1, 2}, &tag, {});
+  queue.arrived(1);
+  ASSERT_EQ(queue.ended(), 1u);
+  EXPECT_EQ(queue.take().pushed.round, 2u);
+}
+
 struct Said {
   std::mutex mutex;
   std::map<size_t, std::optional<ErrorCode>> of_key;  // nothing: the result is here

@@ -24,6 +24,10 @@
 #include "tests/worker/box.h"
 #include "tests/worker/server_process.h"
 #include "worker/completions.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/cache.h"
+#include "worker/geeps/device_group.h"
+#include "worker/geeps/standalone_exchange.h"
 
 namespace {
 
@@ -376,6 +380,42 @@ TEST_P(ThreadErrors, WithFewDescriptorsEveryCallWorksOrIsAnError) {
   EXPECT_TRUE(worked);
   EXPECT_GT(errors, 5);
   EXPECT_EQ(open_descriptors(), open_at_first) << "descriptors were left open";
+}
+
+// Nor is it one that has left: the others of its group wait for the next one.
+TEST(CacheThreads, ACacheThatCannotStartIsAnError) {
+  const std::vector<geeps::TableSpec> tables = {{"w", 4, geeps::dense(2)}};
+  JobSpec job;
+  job.name = "group";
+  job.keys = geeps::keys_of(tables);
+  geeps::StandaloneExchange exchange(job);
+  geeps::DeviceGroup group(exchange, {.members = 2});
+  const auto device = make_host_device({.budget_bytes = 1 << 20});
+  const auto other = make_host_device({.budget_bytes = 1 << 20});
+  const geeps::CacheOptions options{.budget_bytes = 1 << 18, .timeout = seconds(20)};
+  geeps::Cache first(*device, group.member(0), tables, options);
+  first.table_clock(0);
+  std::optional<geeps::Cache> second;
+  int refused = 0;
+  while (!second) {
+    ASSERT_LT(refused, 10);
+    threads_left = refused;
+    try {
+      second.emplace(*other, group.member(1), tables, options);
+    } catch (const Error& error) {
+      ++refused;
+      EXPECT_EQ(error.code(), ErrorCode::kFull) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("starting the thread geeps-"));
+    } catch (const std::exception& error) {
+      ++refused;
+      ADD_FAILURE() << error.what();
+    }
+    threads_left = -1;
+  }
+  EXPECT_EQ(refused, 4);
+  second->table_clock(0);
+  first.wait_all();
+  second->wait_all();
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, ThreadErrors, ::testing::Values("shm", "tcp"),

@@ -23,8 +23,8 @@ ReadBuffer::~ReadBuffer() {
 }
 
 void UpdateBuffer::update() {
-  given_back_ = true;
   cache_.update(buffer_.handle);
+  given_back_ = true;
 }
 
 UpdateBuffer::~UpdateBuffer() {

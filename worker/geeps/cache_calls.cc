@@ -95,6 +95,10 @@ Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t>
   ++stats_.calls;
   if (call == Call::kPreUpdate) wait_for_log_handed_over(lock, table);
   const std::optional<Instance> instance = follow(call, table, keys);
+  if (const auto step = follower_.last()) {
+    const uint32_t access = schedule_->access_of_step[*step % follower_.length()];
+    held.last_update = schedule_->accesses[access].last_update;
+  }
   if (instance) {
     held.planned = instance;
     held.keys = schedule_->sequence.lists[schedule_->accesses[instance->access].list].keys;

@@ -73,6 +73,7 @@ struct Held {
   std::vector<uint64_t> own_keys;
   std::optional<Instance> planned;
   std::unique_ptr<Outside> outside;
+  bool last_update = false;          // the sequence's of its table, in or outside of the sequence
   std::optional<uint32_t> recorded;  // the recorder's step
   uint64_t since_ns = 0;
 };
@@ -98,7 +99,7 @@ struct Partition {
   std::deque<Push> pushes;
   std::condition_variable fetch, reclaim, push;
   std::unique_ptr<Stream> fetch_stream, store_stream;
-  std::thread fetcher, reclaimer, pusher;
+  std::jthread fetcher, reclaimer, pusher;
 };
 
 struct Cache::Impl {
@@ -177,7 +178,7 @@ struct Cache::Impl {
   void start_threads();
   void stop_threads();
   template <class Loop>
-  std::thread thread(const char* what, Loop loop);
+  std::jthread thread(const char* what, Loop loop);
   void fetch_loop(Partition& partition);
   void fill(Partition& partition, HostRows& rows, const Instance& instance);
   void reclaim_loop(Partition& partition);
@@ -214,7 +215,7 @@ struct Cache::Impl {
   std::unique_ptr<Stream> own_stream_;  // of copies outside the sequence, in the caller's thread
   std::unique_ptr<HostRows> own_rows_;
   std::unique_ptr<CacheTrace> trace_;
-  std::thread puller_;
+  std::jthread puller_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // for the application

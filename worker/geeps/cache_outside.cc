@@ -2,6 +2,7 @@
 // are asked for.
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <unordered_set>
 
 #include "transport/error.h"
@@ -191,17 +192,24 @@ void Cache::Impl::release_outside(Held held, bool use) {
   partition.reclaim.notify_one();
 }
 
+// The first update of an entry's rows in a clock is copied, here and in the log in host memory, as
+// those in the sequence are: added to zeros, -0 would become +0.
 void Cache::Impl::update_outside(uint32_t number, const float* buffer, std::span<const Run> runs) {
   const Table& table = tables_[number];
   const size_t row_floats = table.row_floats;
-  for_pinned(
-      number, runs, Part::kLog, [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
-        const EntryPlan& plan = schedule_->entries[entry];
-        if (!std::exchange(entries_[entry].log_used, true)) {
-          work_.fill(plan.log, 0, plan.count * row_floats);
-        }
-        work_.add(plan.log + row * row_floats, buffer + first * row_floats, rows * row_floats);
-      });
+  std::set<uint32_t> begun;
+  for_pinned(number, runs, Part::kLog,
+             [&](uint32_t entry, uint32_t row, uint32_t first, uint32_t rows) {
+               const EntryPlan& plan = schedule_->entries[entry];
+               if (!std::exchange(entries_[entry].log_used, true)) {
+                 work_.fill(plan.log, 0, plan.count * row_floats);
+                 begun.insert(entry);
+               }
+               float* to = plan.log + row * row_floats;
+               const float* from = buffer + first * row_floats;
+               begun.contains(entry) ? work_.copy(to, from, rows * row_floats)
+                                     : work_.add(to, from, rows * row_floats);
+             });
 }
 
 // In the reclaimer.
@@ -218,6 +226,11 @@ void Cache::Impl::log_outside(HostRows& rows, uint32_t number, const float* buff
                               std::span<const Run> runs) {
   Table& table = tables_[number];
   const size_t row_floats = table.row_floats;
+  std::set<uint32_t> begun;
+  const auto log_run = [&](const Run& run, bool adds) {
+    adds ? rows.store_add(buffer, table.log, {&run, 1}, table.row_floats)
+         : rows.store(buffer, table.log, {&run, 1}, table.row_floats);
+  };
   for_host(number, runs, Part::kLog, [&](uint32_t entry, const Run& run) {
     if (entry != Schedule::kNoEntry) {
       HostLog& log = entries_[entry].host_log;
@@ -226,16 +239,18 @@ void Cache::Impl::log_outside(HostRows& rows, uint32_t number, const float* buff
           std::fill_n(table.log + part.source * row_floats, part.rows * row_floats, 0.0F);
         }
       }
-      log = HostLog::kUsed;
-    } else {
-      for (uint32_t row = run.source; row < run.source + run.rows; ++row) {
-        if (table.loose_log[row] == HostLog::kOld) {
-          std::fill_n(table.log + row * row_floats, row_floats, 0.0F);
-        }
-        table.loose_log[row] = HostLog::kUsed;
-      }
+      if (std::exchange(log, HostLog::kUsed) != HostLog::kUsed) begun.insert(entry);
+      return log_run(run, !begun.contains(entry));
     }
-    rows.store_add(buffer, table.log, {&run, 1}, table.row_floats);
+    for (uint32_t i = 0; i < run.rows;) {
+      const uint32_t begin = i;
+      const auto is_used = [&] { return table.loose_log[run.source + i] == HostLog::kUsed; };
+      const bool adds = is_used();
+      for (; i < run.rows && is_used() == adds; ++i) {
+        table.loose_log[run.source + i] = HostLog::kUsed;
+      }
+      log_run({run.first + begin, run.source + begin, i - begin}, adds);
+    }
   });
 }
 

@@ -103,11 +103,14 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
   throw_if_failed();
   ++stats_.calls;
   tables_[held.table].clocked_last = false;
-  if (!held.planned) return release_outside(std::move(held), use);
   const uint32_t table = held.table;
-  const bool clocks = use && held.call == Call::kPreUpdate && inferred_[table] &&
-                      schedule_->accesses[held.planned->access].last_update;
-  release_planned(lock, std::move(held), use);
+  // What is recorded now may go on: finish_sequence() clocks it.
+  const bool clocks = use && held.last_update && inferred_[table] && !recorder_;
+  if (held.planned) {
+    release_planned(lock, std::move(held), use);
+  } else {
+    release_outside(std::move(held), use);
+  }
   lock.unlock();
   if (clocks) table_clock(table);
 }

@@ -29,20 +29,22 @@ void Cache::Impl::finish_sequence() {
     fail(ErrorCode::kInvalid, "the sequence ends with a buffer of '{}' in use",
          tables_[held_.front().table].spec.name);
   }
+  wait_all();  // too late: what is recorded stays, and this can be called again
   Sequence sequence = recorder_->finish();
   recorder_.reset();
   const bool recorded_virtually = std::exchange(virtual_, false);
-  inferred_.assign(tables_.size(), options_.infer_clocks);
+  std::vector<bool> inferred(tables_.size(), options_.infer_clocks);
   std::vector<bool> updated(tables_.size());
   for (const Operation& operation : sequence.operations) {
-    if (operation.call == Call::kTableClock) inferred_[operation.table] = false;
+    if (operation.call == Call::kTableClock) inferred[operation.table] = false;
     if (operation.call == Call::kUpdate) updated[operation.table] = true;
   }
   for (uint32_t table = 0; table < tables_.size() && !recorded_virtually; ++table) {
-    if (inferred_[table] && updated[table]) table_clock(table);
+    if (inferred[table] && updated[table]) table_clock(table);
   }
   if (options_.infer_clocks) sequence = with_inferred_clocks(sequence);
   install(std::move(sequence));
+  inferred_ = std::move(inferred);  // where that failed, the sequence before goes on, with its own
 }
 
 Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& demand) const {
@@ -86,6 +88,7 @@ void Cache::Impl::install(Sequence sequence) {
     partition.fetch_stream->synchronize();
     partition.store_stream->synchronize();
   }
+  for (const Table& table : tables_) table.refreshed->wait();  // into rows that are pinned so far
 
   SequenceDemand demand = demand_of(sequence);
   Placement placement = place_anew(sequence, demand);  // nothing has changed so far

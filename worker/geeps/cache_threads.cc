@@ -1,11 +1,10 @@
 // The threads of the cache: fetchers, reclaimers and pushers of each partition, and the puller.
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
 #include "transport/error.h"
+#include "worker/any_error.h"
 #include "worker/geeps/cache_wait.h"
 
 namespace phub::geeps {
@@ -16,9 +15,8 @@ constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 }  // namespace
 
 template <class Loop>
-std::thread Cache::Impl::thread(const char* what, Loop loop) {
-  return std::thread([this, what, loop] {
-    pthread_setname_np(pthread_self(), what);
+std::jthread Cache::Impl::thread(const char* what, Loop loop) {
+  return start_thread(what, [this, loop](const std::stop_token&) {
     try {
       loop();
     } catch (...) {
@@ -50,11 +48,12 @@ void Cache::Impl::stop_threads() {
   }
   if (puller_.joinable()) exchange_.stop();
   for (Partition& partition : partitions_) {
-    for (std::thread* each : {&partition.fetcher, &partition.reclaimer, &partition.pusher}) {
+    for (std::jthread* each : {&partition.fetcher, &partition.reclaimer, &partition.pusher}) {
       if (each->joinable()) each->join();
     }
   }
-  if (puller_.joinable()) puller_.join();
+  if (!puller_.joinable()) return;  // it has not begun: nobody waits for it
+  puller_.join();
   exchange_.leave();
 }
 
@@ -95,7 +94,8 @@ void Cache::Impl::throw_if_failed() const {
   if (!failure_.empty()) throw Error(failure_code_, failure_);
 }
 
-// Enqueues what is enqueued by `enqueue`; with a trace, how long it took on the device.
+// Calls `enqueue`, which enqueues work on the stream. With a trace, the time that the work takes on
+// the device goes there.
 void Cache::Impl::traced(Stream& stream, CacheTrack track, const char* name, uint32_t table,
                          const std::function<void()>& enqueue) {
   if (!trace_) return enqueue();
@@ -275,10 +275,10 @@ void Cache::Impl::log_update(HostRows& rows, const Table& table, const ListPlan&
                              const float* buffer) {
   for (const HostPart& part : list.host) {
     HostLog& log = entries_[part.entry].host_log;
-    if (log == HostLog::kOld) {
-      rows.store(buffer, table.log, part.runs, table.row_floats);
-    } else {
+    if (log == HostLog::kUsed) {
       rows.store_add(buffer, table.log, part.runs, table.row_floats);
+    } else {  // not added to zeros: 0 + -0 is not -0
+      rows.store(buffer, table.log, part.runs, table.row_floats);
     }
     log = HostLog::kUsed;
   }

@@ -45,6 +45,7 @@ class DeviceGroup::Member final : public Exchange {
   void abandon(const std::exception& error) override;
   void leave() override;
   std::optional<uint32_t> slack() const override;
+  std::vector<uint32_t> missing_ranks() override;
   uint32_t rank() const override;
   uint32_t world_size() const override;
 
@@ -70,6 +71,7 @@ class DeviceGroup::Impl {
   void push(uint32_t member, size_t key, int32_t priority, bool null);
   void taken(uint32_t member, size_t key);  // its next() names the key
   void leave(uint32_t member);
+  std::vector<uint32_t> missing_ranks();
   void tell_all(const std::exception& error);
 
  private:
@@ -93,6 +95,7 @@ class DeviceGroup::Impl {
   };
 
   void gather(size_t key);
+  bool lacks(const Key& key, uint32_t member) const;
   void check_missing(size_t key);
   void sum_pieces(const std::stop_token& stop);
   void sum(const Key& key, size_t piece) const;
@@ -178,13 +181,33 @@ void DeviceGroup::Impl::leave(uint32_t member) {
   for (size_t key = 0; key < keys_.size(); ++key) check_missing(key);
 }
 
+// Others have pushed the key, and the member has not. REQUIRES: the lock is held.
+bool DeviceGroup::Impl::lacks(const Key& key, uint32_t member) const {
+  if (key.missing == 0 || key.missing == members()) return false;
+  return key.states[member] == State::kHere || key.states[member] == State::kBack;
+}
+
+// All devices of other processes, and of this one those that the others wait for.
+std::vector<uint32_t> DeviceGroup::Impl::missing_ranks() {
+  std::vector<uint32_t> missing;
+  for (const uint32_t rank : downstream_.missing_ranks()) {
+    if (rank == downstream_.rank()) continue;
+    for (uint32_t i = 0; i < members(); ++i) missing.push_back(rank * members() + i);
+  }
+  const std::lock_guard lock(mutex_);
+  for (uint32_t i = 0; i < members(); ++i) {
+    const bool waited_for =
+        std::ranges::any_of(keys_, [&](const Key& key) { return lacks(key, i); });
+    if (waited_for) missing.push_back(downstream_.rank() * members() + i);
+  }
+  std::ranges::sort(missing);
+  return missing;
+}
+
 // Whether those that have pushed a key wait for one that never will. REQUIRES: the lock is held.
 void DeviceGroup::Impl::check_missing(size_t key) {
-  const Key& pushed = keys_[key];
-  if (pushed.missing == 0 || pushed.missing == members()) return;
   for (uint32_t i = 0; i < members(); ++i) {
-    const bool lacks = pushed.states[i] == State::kHere || pushed.states[i] == State::kBack;
-    if (!gone_[i] || !lacks) continue;
+    if (!gone_[i] || !lacks(keys_[key], i)) continue;
     return tell_all(Error(ErrorCode::kRankLost,
                           fmt::format("device {} has left without pushing '{}', which others have",
                                       i, downstream_.name(key))));
@@ -297,6 +320,7 @@ std::optional<size_t> DeviceGroup::Member::next() {
   if (key) group_.taken(number_, *key);
   return key;
 }
+std::vector<uint32_t> DeviceGroup::Member::missing_ranks() { return group_.missing_ranks(); }
 std::optional<uint32_t> DeviceGroup::Member::slack() const { return group_.downstream().slack(); }
 uint32_t DeviceGroup::Member::rank() const {
   return group_.downstream().rank() * group_.members() + number_;

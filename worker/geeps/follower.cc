@@ -37,19 +37,21 @@ std::optional<uint64_t> Follower::follow(Call call, uint32_t table,
   if (matches(expected, call, table, keys)) {
     elsewhere_.reset();
     next_ = expected + 1;
-    return expected;
+    return last_ = expected;
   }
   if (elsewhere_) {
     const uint64_t there = acquisition_from(*elsewhere_);
     if (matches(there, call, table, keys)) {
       elsewhere_.reset();
       next_ = there + 1;
-      return there;
+      return last_ = there;
     }
   }
   elsewhere_.reset();
+  last_.reset();
   for (uint64_t step = expected + 1; step < expected + operations_.size(); ++step) {
     if (!matches(step, call, table, keys)) continue;
+    last_ = step;
     elsewhere_ = step + 1;
     break;
   }

@@ -22,6 +22,9 @@ class Follower {
   // The step of a call that asks for a buffer; nothing if it is outside of the sequence. After two
   // calls in a row that follow one another elsewhere in it, the second is taken as that step.
   std::optional<uint64_t> follow(Call call, uint32_t table, std::span<const uint64_t> keys);
+  // The step of the last call that asked for a buffer: its place in the sequence or, of one that
+  // was outside, the next one like it. Nothing: there is none like it.
+  std::optional<uint64_t> last() const { return last_; }
   // The step of a TableClock: the next of this table; nothing if the sequence has none.
   std::optional<uint64_t> clock(uint32_t table);
   // TableClocks of the table from the application's place on that come before this step.
@@ -43,6 +46,7 @@ class Follower {
   std::vector<std::optional<uint32_t>> clock_steps_;  // by table
   std::vector<uint64_t> clocked_;  // by table: clocks before this step are called
   uint64_t next_ = 0;
+  std::optional<uint64_t> last_;
   std::optional<uint64_t> elsewhere_;  // the step after that of a call which was outside
 };
 

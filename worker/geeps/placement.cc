@@ -375,7 +375,9 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
 
   std::optional<Layout> layout;
   Buffering buffering = Buffering::kDouble;
-  if (reserved <= budget) layout = cheapest(demand, options.max_lead, available);
+  // A lead longer than the circle is as good as one of all of it.
+  const uint32_t max_lead = std::min(options.max_lead, demand.phases);
+  if (reserved <= budget) layout = cheapest(demand, max_lead, available);
   if (!layout) {
     const Planner planner(demand, 0);
     buffering = Buffering::kSingle;

@@ -21,6 +21,10 @@ class WorkerExchange final : public Exchange {
   // keys_of(tables); or the job's formats are not f32. REQUIRES: the worker outlives this, and
   // nobody else pushes or calls its next() meanwhile.
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
+  // Results that are still to come are nobody's. REQUIRES: no next() runs.
+  ~WorkerExchange() override { worker_.forget_announced(); }
+  WorkerExchange(const WorkerExchange&) = delete;
+  WorkerExchange& operator=(const WorkerExchange&) = delete;
 
   size_t keys() const override { return names_.size(); }
   const std::string& name(size_t key) const override { return names_.at(key); }
