@@ -1,5 +1,5 @@
 // Calls back when the results of pushes are here. One thread per worker, started by the first one;
-// it sleeps in Worker::next().
+// it sleeps in Worker::next(). Pushes that others announced, without a tag, are not called back.
 #pragma once
 
 #include <cstdint>

@@ -384,11 +384,14 @@ PHUB_API phub_code phub_geeps_create_standalone(phub_device* device, const phub_
                                                 const phub_geeps_options* options,
                                                 const float* initial, size_t elements,
                                                 phub_geeps** geeps);
-/* Waits for pushes that are under way; data pointers end here. The worker stays. */
+/* Waits for pushes that are under way; data pointers end here. The worker stays, and may push
+ * itself or have another phub_geeps, before the results are here. */
 PHUB_API phub_code phub_geeps_destroy(phub_geeps* geeps);
 
 /* The calls of an iteration, recorded: virtually (nothing else happens, buffers have no data) or in
- * a real iteration. phub_geeps_finish places everything by them; what tables hold stays. */
+ * a real iteration. phub_geeps_finish places everything by them; what tables hold stays.
+ * PHUB_TIMEOUT, results are not here: it can be called again; PHUB_FULL: the sequence before goes
+ * on. */
 PHUB_API phub_code phub_geeps_begin_virtual(phub_geeps* geeps);
 PHUB_API phub_code phub_geeps_begin_gathering(phub_geeps* geeps);
 PHUB_API phub_code phub_geeps_finish(phub_geeps* geeps);

@@ -79,7 +79,9 @@ struct CacheOptions {
   bool prefetch = true;         // false: buffers are filled when they are asked for
   bool strict = false;          // a call outside the sequence is an error that names it
   bool infer_clocks = false;    // a table for which no TableClock is recorded is clocked by its
-                                // last Update of the sequence
+                                // last Update of the sequence, and by one of the same rows that
+                                // comes where the sequence has another call; while a sequence is
+                                // recorded, by finish_sequence()
   bool poison = false;          // buffers that are given back become NaN, but those whose rows
                                 // are kept for the next read
   uint32_t partitions = 1;      // of the tables, each with its own moving threads
@@ -131,6 +133,7 @@ class Cache {
 
   // The calls of an iteration, recorded: virtually (nothing else happens, buffers have no data), or
   // in a real iteration. finish_sequence() places everything anew; what the tables hold stays.
+  // kTimeout, results are not here: it can be called again; kFull: the sequence before goes on.
   void begin_virtual();
   void begin_gathering();
   void finish_sequence();

@@ -292,6 +292,12 @@ void Cache::Impl::table_clock(uint32_t number) {
   }
   if (recorder_) recorder_->table_clock(number);
   ++stats_.calls;
+  clock(number);
+}
+
+// REQUIRES: the lock is held.
+void Cache::Impl::clock(uint32_t number) {
+  Table& table = tables_[number];
   table.clocked_last = true;
   Job job{.kind = Job::Kind::kClock, .table = number};
   if (schedule_) {

@@ -134,6 +134,7 @@ struct Cache::Impl {
   void save_pinned(const ListPlan& list, const float* buffer);
   void update_pinned(const ListPlan& list, const float* buffer);
   void release_planned(Lock& lock, Held held, bool use);
+  void clock(uint32_t table);
   Buffer hold(Held held);
   std::optional<uint64_t> age_of(uint64_t version) const;
 

@@ -29,19 +29,23 @@ void Cache::Impl::finish_sequence() {
     fail(ErrorCode::kInvalid, "the sequence ends with a buffer of '{}' in use",
          tables_[held_.front().table].spec.name);
   }
-  wait_all();  // too late: what is recorded stays, and this can be called again
-  Sequence sequence = recorder_->finish();
-  recorder_.reset();
-  const bool recorded_virtually = std::exchange(virtual_, false);
   std::vector<bool> inferred(tables_.size(), options_.infer_clocks);
   std::vector<bool> updated(tables_.size());
-  for (const Operation& operation : sequence.operations) {
+  for (const Operation& operation : recorder_->sequence().operations) {
     if (operation.call == Call::kTableClock) inferred[operation.table] = false;
     if (operation.call == Call::kUpdate) updated[operation.table] = true;
   }
-  for (uint32_t table = 0; table < tables_.size() && !recorded_virtually; ++table) {
-    if (inferred[table] && updated[table]) table_clock(table);
+  if (!virtual_) {
+    const Lock lock(mutex_);
+    throw_if_failed();
+    for (uint32_t table = 0; table < tables_.size(); ++table) {
+      if (inferred[table] && updated[table] && !tables_[table].clocked_last) clock(table);
+    }
   }
+  wait_all();  // where that takes too long, this can be called again
+  Sequence sequence = recorder_->finish();
+  recorder_.reset();
+  virtual_ = false;
   if (options_.infer_clocks) sequence = with_inferred_clocks(sequence);
   install(std::move(sequence));
   inferred_ = std::move(inferred);  // where that failed, the sequence before goes on, with its own
@@ -73,8 +77,8 @@ Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& dema
   return place(demand.demand, options);
 }
 
+// REQUIRES: what was clocked is here.
 void Cache::Impl::install(Sequence sequence) {
-  wait_all();
   Lock lock(mutex_);
   for (Partition& partition : partitions_) partition.waiting.clear();
   wait_here(

@@ -69,6 +69,7 @@ class Recorder {
   void post_local_access(uint32_t step, bool save = true);
   void table_clock(uint32_t table);
 
+  const Sequence& sequence() const { return sequence_; }  // so far
   // The end of the iteration: every buffer must be given back.
   Sequence finish();
 
