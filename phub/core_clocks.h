@@ -41,10 +41,6 @@ class CoreClocks {
 
   bool withheld(uint32_t chunk, uint32_t rank) const { return withheld_[at(chunk, rank)] != 0; }
   void withhold(uint32_t chunk, uint32_t rank, bool yes) { withheld_[at(chunk, rank)] = yes; }
-  bool any_withheld(uint32_t chunk) const {
-    const auto first = withheld_.begin() + static_cast<ptrdiff_t>(at(chunk, 0));
-    return std::any_of(first, first + ranks_, [](uint8_t yes) { return yes != 0; });
-  }
   // Whether the slowest rank is close enough for the result of `clock`.
   bool may_have(uint64_t clock, uint64_t slowest) const {
     return slack_ == kNever || clock <= slowest || clock - slowest <= slack_;

@@ -178,10 +178,11 @@ class CoreJob {
   void lose(const Boundary::Lost& lost);
   void admit(const Boundary::Admitted& admitted);
   uint32_t expected_in(uint64_t round) const;
-  void report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk);
+  CoreReport& report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk);
   void recount_expected();
   size_t most_exclusions() const { return ranks_.size() + 64; }
   uint64_t cost_of(const CoreChunk& chunk) const;
+  bool anyone_waits(uint32_t index) const;
   uint64_t lacking(uint32_t index, uint32_t word) const;
   uint64_t slowest(uint32_t index, uint32_t word) const;
 

@@ -82,8 +82,7 @@ bool CoreJob::add_update(uint32_t rank, uint32_t index) {
   if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass) {
     if (exclusions_ + 1 > most_exclusions()) return false;  // taken soon: again
     stopped_ = parameters_.on_nonfinite == OnNonFinite::kStop;
-    report(stopped_ ? CoreReport::kNonFinite : CoreReport::kExcluded, rank, &chunk);
-    reports_.back().round = round;
+    report(stopped_ ? CoreReport::kNonFinite : CoreReport::kExcluded, rank, &chunk).round = round;
     return !stopped_;  // left out, it changes nothing
   }
 

@@ -82,6 +82,7 @@ CoreReport CoreJob::hold() {
 uint64_t CoreJob::commit(const Boundary& boundary) {
   uint64_t min_round = kNever;
   note_activity();
+  for (const Boundary::Lost& lost : boundary.lost) detach(lost.rank);  // whatever fails afterwards
   for (const Boundary::Lost& lost : boundary.lost) lose(lost);
   for (uint32_t rank : boundary.forgotten) lose({.rank = rank});
   for (const Boundary::Admitted& admitted : boundary.admitted) admit(admitted);
@@ -107,10 +108,9 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
 }
 
 // The rank's contributions that can still be relied on stay; it is not waited for any more, unless
-// the job pauses for it.
+// the job pauses for it. REQUIRES: it is not attached.
 void CoreJob::lose(const Boundary::Lost& lost) {
   Rank& rank = ranks_[lost.rank];
-  detach(lost.rank);
   const uint64_t first_round = std::exchange(rank.first_round, lost.expected_again);
   const uint64_t bit = uint64_t{1} << (lost.rank % 64);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
@@ -220,7 +220,7 @@ void CoreJob::probe(Probe& out) const {
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const CoreChunk& chunk = chunks_[i];
     out.min_round = std::min(out.min_round, chunk.round);
-    const bool waited = clocks_ ? clocks_->any_withheld(i) : chunk.arrived > 0 && chunk.missing > 0;
+    const bool waited = clocks_ ? anyone_waits(i) : chunk.arrived > 0 && chunk.missing > 0;
     if (!waited) continue;
     for (uint32_t w = 0; w < words_; ++w) {
       const uint64_t bits = lacking(i, w);
@@ -234,6 +234,14 @@ void CoreJob::probe(Probe& out) const {
   }
   for (uint32_t r = 0; r < ranks_.size(); ++r) out.arrivals[r] = ranks_[r].arrivals;
   std::copy_n(counters_.begin(), std::min(counters_.size(), out.queues.size()), out.queues.begin());
+}
+
+// Whether a result is withheld from a rank that is there. Who has not come waits for nothing.
+bool CoreJob::anyone_waits(uint32_t index) const {
+  for (uint32_t rank = 0; rank < attached_end_; ++rank) {
+    if (clocks_->withheld(index, rank) && ranks_[rank].attached) return true;
+  }
+  return false;
 }
 
 // Of 64 ranks, those that are expected in the chunk's round and not here yet.
@@ -264,12 +272,14 @@ uint64_t CoreJob::slowest(uint32_t index, uint32_t word) const {
 void CoreJob::violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said) {
   if (ranks_[rank].broken) return;
   ranks_[rank].broken = true;
-  report(CoreReport::kViolation, rank, index < chunks_.size() ? &chunks_[index] : nullptr);
-  reports_.back().violation = what;
-  reports_.back().said = said;
+  CoreReport& made =
+      report(CoreReport::kViolation, rank, index < chunks_.size() ? &chunks_[index] : nullptr);
+  made.violation = what;
+  made.said = said;
 }
 
-void CoreJob::report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk) {
+// Where it stands until somebody takes it: it may be in the place of an older one.
+CoreReport& CoreJob::report(CoreReport::Type type, uint32_t rank, const CoreChunk* chunk) {
   const auto broke = [](CoreReport::Type t) {
     return t == CoreReport::kBroken || t == CoreReport::kViolation;
   };
@@ -284,11 +294,11 @@ void CoreJob::report(CoreReport::Type type, uint32_t rank, const CoreChunk* chun
     const auto older = std::find_if(reports_.begin(), reports_.end(), [&](const CoreReport& r) {
       return r.rank == rank && broke(r.type);
     });
-    if (older != reports_.end()) return void(*older = report);
+    if (older != reports_.end()) return *older = report;
   }
   if (type == CoreReport::kExcluded) ++exclusions_;
   PHUB_CHECK(reports_.size() < reports_.capacity());
-  reports_.push_back(report);
+  return reports_.emplace_back(report);
 }
 
 void CoreJob::fail(const std::string& why) {

@@ -88,20 +88,25 @@ HyperView HyperTable::view() const {
   return {.schedule = schedule_, .changes = std::span(changes_).subspan(first_), .scales = scales_};
 }
 
-HyperView HyperTable::change(uint64_t round, const std::map<std::string, double>& values,
-                             uint64_t lowest) {
-  const HyperVersion before =
-      changes_.empty() ? HyperVersion{.from_round = 0, .values = base_} : changes_.back();
+void HyperTable::forget(uint64_t lowest) {
   while (first_ + 1 < changes_.size() && changes_[first_ + 1].from_round <= lowest) ++first_;
-  if (changes_.size() == changes_.capacity()) {
+}
+
+HyperView HyperTable::change(std::span<const HyperChange> changes, uint64_t lowest) {
+  forget(lowest);
+  if (changes_.capacity() - changes_.size() < changes.size()) {
     const auto live = view().changes;
     std::vector<HyperVersion> moved;
-    moved.reserve(std::max<size_t>(16, 2 * (live.size() + 1)));
+    moved.reserve(std::max<size_t>(16, 2 * (live.size() + changes.size())));
     moved.assign(live.begin(), live.end());
     retired_ = std::exchange(changes_, std::move(moved));
     first_ = 0;
   }
-  changes_.push_back(changed(before, round, values));
+  for (const HyperChange& change : changes) {
+    const HyperVersion before =
+        changes_.empty() ? HyperVersion{.from_round = 0, .values = base_} : changes_.back();
+    changes_.push_back(changed(before, change.round, change.values));
+  }
   return view();
 }
 

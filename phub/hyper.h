@@ -56,14 +56,20 @@ class HyperTable {
   HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes);
 
   HyperView view() const;
-  // `values` hold from `round` on, which is no lower than that of the change before. `lowest` is
-  // the lowest round that a chunk is in. What the view given before last referred to may go: the
-  // cores have the last one by then.
-  HyperView change(uint64_t round, const std::map<std::string, double>& values, uint64_t lowest);
-  bool full() const { return changes_.size() - first_ >= kMostChanges; }
+  // All changes of a boundary, each from its round on, which is no lower than that of the one
+  // before. `lowest` is the lowest round that a chunk is in. What the view given before last
+  // referred to may go: the cores have the last one by then.
+  HyperView change(std::span<const HyperChange> changes, uint64_t lowest);
+  // Whether more are still needed than should be, now that `lowest` is the lowest round.
+  bool full(uint64_t lowest) {
+    forget(lowest);
+    return changes_.size() - first_ >= kMostChanges;
+  }
   uint64_t bytes() const;  // of the changes
 
  private:
+  void forget(uint64_t lowest);  // what no round from there on needs
+
   std::vector<HyperVersion> schedule_;
   std::vector<KeyScales> scales_;
   kernels::Hyper base_;

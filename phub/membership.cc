@@ -3,12 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace phub {
 namespace {
 
 constexpr uint64_t kFarthestChange = uint64_t{1} << 20;  // rounds ahead
+
+// "rank 0, 2": the first of them, and how many there are besides.
+std::string named(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kMostNamed = 20;
+  const std::span<const uint32_t> first(ranks.data(), std::min(ranks.size(), kMostNamed));
+  std::string text = fmt::format("rank {}", fmt::join(first, ", "));
+  if (ranks.size() > kMostNamed) text += fmt::format(" … and {} more", ranks.size() - kMostNamed);
+  return text;
+}
 
 }  // namespace
 
@@ -90,6 +100,14 @@ void Membership::barrier(uint64_t token, uint32_t rank) {
   }
   barrier_[rank] = token;
   check_barrier();
+}
+
+void Membership::leave_barrier(uint32_t rank) {
+  const auto waiting = barrier_.find(rank);
+  if (waiting == barrier_.end()) return;
+  reply_error(waiting->second, ErrorCode::kUnavailable,
+              fmt::format("the connection over which rank {} waited has ended", rank));
+  barrier_.erase(waiting);
 }
 
 void Membership::check_barrier() {
@@ -355,11 +373,12 @@ void Membership::check_assembled() {
 }
 
 // What the job's policy says about the ranks that the boundary has just taken out. Those who are
-// lost before all have come may still be replaced, within the time that all of them have.
+// lost before all have come may still be replaced, within the time that all of them have: no policy
+// applies to them.
 void Membership::after_losses(Ms now) {
   for (const Loss& loss : current_losses_) {
     const Rank& r = ranks_[loss.rank];
-    if (!loss.lost) continue;
+    if (!loss.lost || (!assembled_ && loss.rank < spec_.world_size)) continue;
     const std::string who = fmt::format("rank {} (incarnation {}) was lost in round {}: {}",
                                         loss.rank, r.incarnation, boundary_.round, loss.reason);
     if (loss.rank == 0 && committed_min_round_ == 0 && spec_.on_loss != "wait") {
@@ -485,8 +504,8 @@ void Membership::tick(Ms now) {
     return fail_job(ErrorCode::kRankLost, fail_message_);
   }
   if (pause_until_ != 0 && now > pause_until_ && phase_ == Phase::kIdle) {
-    fail_job(ErrorCode::kRankLost, fmt::format("the job waited {} ms for rank {} to come back",
-                                               spec_.wait_limit_ms, fmt::join(missing(), ", ")));
+    fail_job(ErrorCode::kRankLost, fmt::format("the job waited {} ms for {} to come back",
+                                               spec_.wait_limit_ms, named(missing())));
   }
 }
 
@@ -499,8 +518,11 @@ void Membership::check_join_limit(Ms now) {
   const std::string reason = fmt::format("did not join within {} ms", spec_.join_limit_ms);
   const uint32_t enough = spec_.min_ranks > 0 ? spec_.min_ranks : spec_.world_size;
   if (live() < enough) {
+    return fail_job(ErrorCode::kRankLost, fmt::format("{} {}", named(absent), reason));
+  }
+  if (absent.front() == 0 && committed_min_round_ == 0) {
     return fail_job(ErrorCode::kRankLost,
-                    fmt::format("rank {} {}", fmt::join(absent, ", "), reason));
+                    fmt::format("rank 0 {}; nobody else has the initial parameters", reason));
   }
   for (const uint32_t rank : absent) forget(rank, reason);
   advance();

@@ -54,6 +54,7 @@ class Membership {
   void join(uint64_t token, int32_t rank, bool replace, Ms now);
   void leave(uint64_t token, uint32_t rank);
   void barrier(uint64_t token, uint32_t rank);
+  void leave_barrier(uint32_t rank);  // it waits there no more, if it did
   // From `round` on, if it is given, or the first round after it that no chunk has completed and
   // that no change was made beyond.
   void set_hyper(uint64_t token, const HyperChange& change);
@@ -165,8 +166,8 @@ class Membership {
   enum class Phase { kIdle, kHolding, kCommitting } phase_ = Phase::kIdle;
   uint32_t answers_ = 0;
   uint64_t started_ = 0;
-  uint64_t held_min_round_ = 0;  // the lowest that a chunk is in
-  uint64_t committed_min_round_ = 0;
+  uint64_t held_min_round_ = 0;       // the lowest that a chunk is in
+  uint64_t committed_min_round_ = 0;  // and after the latest boundary
   Boundary boundary_;
   std::vector<Loss> current_losses_;
   std::vector<Join> current_joins_;

@@ -410,8 +410,8 @@ void Server::commit(Running& running, const MembershipAction& action) {
   for (Boundary::Admitted& admitted : boundary.admitted) {
     admitted.slots = running.job->link().ingress(admitted.rank);
   }
-  for (const HyperChange& change : action.hyper) {
-    boundary.hyper = running.job->hyper().change(change.round, change.values, action.lowest_round);
+  if (!action.hyper.empty()) {
+    boundary.hyper = running.job->hyper().change(action.hyper, action.lowest_round);
   }
   broadcast(running, {.type = CoreMessage::kCommit, .boundary = &boundary});
 }

@@ -99,7 +99,7 @@ void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<H
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
   if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
-  if (running->job->hyper().full()) {
+  if (running->job->hyper().full(running->job->membership().completed_round() + 1)) {
     fail(ErrorCode::kFull,
          "{} changes of hyperparameters are still needed: some key is in round {}, or changes were "
          "made far ahead; push every key in every round",

@@ -28,6 +28,7 @@ inline constexpr uint64_t kMaxWordBytes = 64;    // names of optimizers, formats
 inline constexpr uint64_t kMaxHyperValues = 64;  // in one change
 inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
 inline constexpr json::Bounds kWord{0, kMaxWordBytes};
+inline constexpr json::Bounds kReason{0, uint64_t{64} << 10};  // why something ended: for people
 inline constexpr json::Bounds kValues{0, kMaxHyperValues};
 inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
@@ -128,8 +129,6 @@ void fields(A& a, const Pulse*) {
   a.required("completed_round", &Pulse::completed_round);
   a.optional("missing", &Pulse::missing, {0, kMaxRanks});
   a.optional("assembling", &Pulse::assembling);
-  a.optional("error", &Pulse::error_code);
-  a.optional("message", &Pulse::error);
 }
 
 template <class A>
@@ -156,7 +155,7 @@ void fields(A& a, const LogRecord*) {
   a.optional("round", &LogRecord::round);
   a.required("rank", &LogRecord::rank, {0, kMaxRanks - 1});
   a.required("incarnation", &LogRecord::incarnation);
-  a.optional("reason", &LogRecord::reason);
+  a.optional("reason", &LogRecord::reason, kReason);
   a.optional("last_rounds", &LogRecord::last_rounds);
   a.optional("last_round", &LogRecord::last_round);
   a.optional("chunks", &LogRecord::chunks);
@@ -176,7 +175,7 @@ void fields(A& a, const RankStatus*) {
   a.required("incarnation", &RankStatus::incarnation);
   a.required("state", &RankStatus::state, kWord);
   a.required("first_round", &RankStatus::first_round);
-  a.optional("reason", &RankStatus::reason);
+  a.optional("reason", &RankStatus::reason, kReason);
   a.optional("contributions", &RankStatus::contributions);
   a.optional("lease_age_s", &RankStatus::lease_age_s);
   a.optional("waited_s", &RankStatus::waited_s);
@@ -251,7 +250,7 @@ template <class A>
 void fields(A& a, const JobStatus*) {
   a.required("name", &JobStatus::name, {1, kMaxNameBytes});
   a.required("state", &JobStatus::state, kWord);
-  a.optional("error", &JobStatus::error);
+  a.optional("error", &JobStatus::error, kReason);
   a.required("optimizer", &JobStatus::optimizer, kWord);
   a.required("keys", &JobStatus::keys);
   a.required("chunks", &JobStatus::chunks);

@@ -69,8 +69,6 @@ struct Pulse {
   uint64_t completed_round = 0;   // completed for every chunk
   std::vector<uint32_t> missing;  // expected ranks that are lost or not there yet
   bool assembling = false;        // the first ranks have not been there all at one time yet
-  std::string error;              // set once the job failed; the code beside it
-  ErrorCode error_code = ErrorCode::kInternal;
 };
 
 // POST …/hyper: what was asked for, from this round on.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
+#include "transport/error.h"
 
 namespace phub {
 namespace {
@@ -224,6 +225,51 @@ TEST(CoreClocks, TheSlowestIsWhoTheOthersWaitFor) {
   rig.job->probe(probe);
   EXPECT_EQ(probe.waited_for[0], 0b010u);
   EXPECT_EQ(probe.min_round, 1u);
+}
+
+TEST(CoreClocks, WhoHasNotComeWaitsForNobody) {
+  JobParameters parameters = ssp(0);
+  parameters.initial_broadcast = true;
+  Rig rig({.parameters = parameters, .chunks = 1, .expected = {0, 1}, .admit = false});
+  rig.job->hold();
+  Boundary boundary{.round = 1};
+  boundary.admitted.push_back(rig.admission(0, 1, 1));
+  rig.job->commit(boundary);
+  rig.arrive(0, {0, 0, ImmKind::kInitial});
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0"));
+  Probe probe;
+  probe.arrivals.resize(3);
+  probe.waited_for.resize(1);
+  rig.job->probe(probe);
+  EXPECT_EQ(probe.min_round, 1u);
+  EXPECT_EQ(probe.waited_for[0], 0u);
+  rig.push(0, 0, 1, 1);  // now somebody waits, who is there
+  rig.run();
+  rig.job->probe(probe);
+  EXPECT_EQ(probe.waited_for[0], 0b010u);
+}
+
+// However a boundary ends, nobody writes to the memory of those that it takes out.
+TEST(CoreClocks, WhoIsLostIsLetGoOfEvenIfTheDeviceFails) {
+  struct Failing : testing::FakeEndpoint {
+    bool post(uint32_t qp, const Write& write) override {
+      if (posts_fail) fail(ErrorCode::kInternal, "the device is gone");
+      return FakeEndpoint::post(qp, write);
+    }
+    bool posts_fail = false;
+  };
+  testing::BasicCoreJobRig<Failing> rig({.parameters = ssp(0), .chunks = 1});
+  rig.push(0, 0, 1, 1);
+  rig.push(2, 0, 1, 16);
+  rig.run();
+  rig.job->hold();
+  Boundary boundary{.round = 1};
+  boundary.lost.push_back({.rank = 1, .expected_again = kNever, .last_rounds = {}});
+  boundary.lost.push_back({.rank = 2, .expected_again = kNever, .last_rounds = {}});
+  rig.endpoint.posts_fail = true;
+  EXPECT_THROW(rig.job->commit(boundary), Error);  // the loss of rank 1 lets the result of 0 go
+  EXPECT_THAT(rig.endpoint.attached, ElementsAre(0u));
 }
 
 TEST(CoreClocks, NaNIsLeftOutOrStopsTheJob) {

@@ -459,6 +459,28 @@ TEST(CoreJob, InitialParametersThatCompleteBetweenHoldAndCommitAreThere) {
   EXPECT_EQ(rig.job->commit({.round = 1, .lost = {{.rank = 0}}}), 1u);
 }
 
+// It takes the place of an older report of its rank, however many came after that one.
+TEST(CoreJob, AViolationAfterAReconnectionIsToldOfItsOwnRank) {
+  Rig rig({});
+  rig.endpoint.inbox.push_back({1, 0, false});
+  rig.endpoint.inbox.push_back({2, 0, false});
+  rig.run();
+  rig.job->detach(1);
+  rig.job->reattach(1, 1);
+  rig.endpoint.inbox.push_back(
+      {.qp = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = 4, .offset = 64 * sizeof(float)});
+  rig.run();
+  CoreReport one, two;
+  ASSERT_TRUE(rig.job->next_report(one) && rig.job->next_report(two));
+  EXPECT_EQ(one.rank, 1u);
+  EXPECT_EQ(one.type, CoreReport::kViolation);
+  EXPECT_EQ(one.violation, CoreReport::kBytes);
+  EXPECT_EQ(one.said, 4u);
+  EXPECT_EQ(two.rank, 2u);
+  EXPECT_EQ(two.type, CoreReport::kBroken);
+  EXPECT_EQ(two.said, CoreReport().said);
+}
+
 // What a frame did not overwrite would be summed as if it had come.
 TEST(CoreJob, APayloadOfAnotherSizeOrAtAnotherPlaceIsAViolation) {
   constexpr uint64_t kBytes = 64 * sizeof(float);

@@ -77,7 +77,7 @@ TEST(HyperTable, EveryRoundHasWhatTheChangesUpToItSay) {
       lowest += below(3);
       last = std::max(last, lowest) + below(3);
       made.push_back({last, values()});
-      view = table.change(last, made.back().values, lowest);
+      view = table.change({&made.back(), 1}, lowest);
       const uint64_t round = lowest + below(400);
       const uint32_t key = below(3);
       ASSERT_TRUE(
@@ -94,7 +94,8 @@ TEST(HyperTable, AMillionChangesHoldNoMoreThanAFew) {
   HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
   uint64_t most = 0;
   for (uint64_t round = 1; round <= 1000000; ++round) {
-    const HyperView view = table.change(round, {{"lr", static_cast<double>(round)}}, round - 1);
+    const HyperChange change{round, {{"lr", static_cast<double>(round)}}};
+    const HyperView view = table.change({&change, 1}, round - 1);
     most = std::max(most, table.bytes());
     ASSERT_EQ(view.of(round, 0).lr, static_cast<double>(round));
     if (round > 1) {
@@ -110,13 +111,32 @@ TEST(HyperTable, ChangesThatAreStillNeededAreBounded) {
   const KeyClasses classes = key_classes(spec);
   HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
   uint64_t round = 1;
-  for (; !table.full(); ++round) {
+  for (; !table.full(1); ++round) {
     ASSERT_LE(round, HyperTable::kMostChanges);
-    table.change(round, {{"lr", static_cast<double>(round)}}, 1);  // a key that is never pushed
+    const HyperChange change{round, {{"lr", static_cast<double>(round)}}};
+    table.change({&change, 1}, 1);  // a key that is never pushed
   }
-  const HyperView view = table.change(round, {{"lr", 0}}, round);
-  EXPECT_FALSE(table.full());
-  EXPECT_LE(view.changes.size(), 2u);
+  EXPECT_FALSE(table.full(round)) << "it has been pushed";
+  EXPECT_EQ(table.view().of(round, 0).lr, static_cast<double>(round - 1));
+  const HyperChange last{round, {{"lr", 0}}};
+  EXPECT_LE(table.change({&last, 1}, round).changes.size(), 2u);
+}
+
+// The cores read what they have until the whole boundary is there.
+TEST(HyperTable, AViewOutlivesTheNextBoundaryHoweverManyChangesItBrings) {
+  const JobSpec spec = spec_of({});
+  const KeyClasses classes = key_classes(spec);
+  HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
+  const HyperChange first{1, {{"lr", 0.25}}};
+  const HyperView view = table.change({&first, 1}, 1);
+  std::vector<HyperChange> many;
+  for (uint64_t round = 2; round < 42; ++round) many.push_back({round, {{"lr", 1}}});
+  const HyperView next = table.change(many, 1);
+  EXPECT_EQ(view.of(1, 0).lr, 0.25);
+  EXPECT_EQ(view.of(41, 0).lr, 0.25);
+  EXPECT_EQ(next.of(1, 0).lr, 0.25);
+  EXPECT_EQ(next.of(41, 0).lr, 1);
+  EXPECT_EQ(next.changes.size(), 41u);
 }
 
 // The schedule is kept once, whatever the number of key classes.

@@ -41,6 +41,13 @@ std::set<Left> left_out(const std::vector<LogRecord>& records) {
   return out;
 }
 
+TEST(MembershipLog, ALongReasonCanBeReadAgain) {
+  MembershipLog log(10);
+  const std::string reason(60000, 'r');
+  log.add({.kind = Kind::kFailed, .reason = reason});
+  EXPECT_EQ(read(log).at(0).reason, reason);
+}
+
 TEST(MembershipLog, ARankThatIsAlwaysLeftOutIsOneRecord) {
   MembershipLog log(10000);
   for (uint64_t round = 1; round <= 500; ++round) {

@@ -439,9 +439,9 @@ TEST(Membership, AnAdmissionThatTakesLongHoldsNobodyUp) {
   EXPECT_EQ(m.wrong(), "");
 }
 
-// Whoever joined and is lost before all are there is still waited for, under every policy but fail.
+// Whoever joined and is lost before all are there is still waited for, under every policy.
 TEST(Membership, TheFirstRanksAreThereAllAtOneTime) {
-  for (const char* policy : {"shrink", "wait"}) {
+  for (const char* policy : {"shrink", "wait", "fail"}) {
     for (const bool leaves : {false, true}) {
       MembershipDriver m(spec_of(3, 0, policy));
       m.join(0);
@@ -465,6 +465,33 @@ TEST(Membership, TheFirstRanksAreThereAllAtOneTime) {
       EXPECT_EQ(m->state(), "running");
       EXPECT_EQ(m.wrong(), "");
     }
+  }
+}
+
+// The one with the initial parameters too.
+TEST(Membership, RankZeroMayBeLostAndComeBackBeforeAllAreThere) {
+  for (const char* policy : {"shrink", "wait", "fail"}) {
+    JobSpec spec = spec_of(3, 0, policy);
+    spec.initial = "broadcast";
+    MembershipDriver m(spec);
+    m.cores_at(0, 0, 0);
+    m.join(0);
+    m.join(1);
+    m.settle();
+    lose(m, 0);
+    m.settle();
+    m.join(2);
+    m.settle();
+    EXPECT_FALSE(m.over()) << policy;
+    EXPECT_EQ(m->state(), "assembling") << policy;
+    const uint64_t successor = m.join(0);
+    m.settle();
+    EXPECT_TRUE(m.reply(successor).send_initial) << policy;
+    EXPECT_EQ(m->state(), "running") << policy;
+    m->heartbeat(0, m.now), m->heartbeat(1, m.now), m->heartbeat(2, m.now);
+    m.tick(900);
+    EXPECT_FALSE(m.over()) << policy;
+    EXPECT_EQ(m.wrong(), "");
   }
 }
 
@@ -535,6 +562,21 @@ TEST(Membership, ABarrierIsOfTheLiving) {
   EXPECT_EQ(m.answered(again), "");
   EXPECT_EQ(m.answered(m.barrier(3)), "ok");
   EXPECT_EQ(m.answered(again), "ok");
+  EXPECT_EQ(m.wrong(), "");
+}
+
+TEST(Membership, WhoGivesUpABarrierIsNotInIt) {
+  Assembled m(spec_of(2));
+  const uint64_t first = m.barrier(0);
+  m->leave_barrier(1);  // was not there
+  m->leave_barrier(0);
+  m.carry_out();
+  EXPECT_THAT(m.answered(first),
+              StartsWith("unavailable: the connection over which rank 0 waited"));
+  const uint64_t other = m.barrier(1);
+  EXPECT_EQ(m.answered(other), "");
+  EXPECT_EQ(m.answered(m.barrier(0)), "ok");
+  EXPECT_EQ(m.answered(other), "ok");
   EXPECT_EQ(m.wrong(), "");
 }
 
@@ -619,6 +661,52 @@ TEST(Membership, FirstRanksThatDoNotCome) {
     EXPECT_EQ(m.answered(late), "ok");
     EXPECT_EQ(m.wrong(), "");
   }
+  // Nobody but rank 0 has the initial parameters: without it, there is nothing to begin with.
+  for (const bool lost : {false, true}) {
+    JobSpec spec = spec_of(2);
+    spec.min_ranks = 1;
+    spec.initial = "broadcast";
+    MembershipDriver m(spec);
+    m.cores_at(0, 0, 0);
+    if (lost) {
+      m.join(0);
+      m.settle();
+      lose(m, 0);
+    }
+    m.join(1);
+    m.settle();
+    const uint64_t barrier = m.barrier(1);
+    for (int i = 0; i < 4; ++i) {
+      m->heartbeat(1, m.now);
+      m.tick(900);
+    }
+    m.settle();
+    EXPECT_TRUE(m.over());
+    EXPECT_EQ(m.answered(barrier),
+              "rank_lost: rank 0 did not join within 3000 ms; nobody else has the initial "
+              "parameters");
+    EXPECT_EQ(m.wrong(), "");
+  }
+  {  // it came, gave them to all, and went
+    JobSpec spec = spec_of(3);
+    spec.min_ranks = 1;
+    spec.initial = "broadcast";
+    MembershipDriver m(spec);
+    m.cores_at(0, 0, 0);
+    m.join(0);
+    m.join(1);
+    m.settle();
+    m.cores_at(1, 1, 1);
+    lose(m, 0);
+    m.settle();
+    for (int i = 0; i < 4; ++i) {
+      m->heartbeat(1, m.now);
+      m.tick(900);
+    }
+    m.settle();
+    EXPECT_EQ(m->state(), "running");
+    EXPECT_EQ(m.wrong(), "");
+  }
   for (const char* policy : {"shrink", "wait", "fail"}) {
     MembershipDriver m(spec_of(3, 0, policy));
     m.join(1);
@@ -632,6 +720,22 @@ TEST(Membership, FirstRanksThatDoNotCome) {
     EXPECT_EQ(m.answered(barrier), "rank_lost: rank 0, 2 did not join within 3000 ms");
     EXPECT_EQ(m.wrong(), "");
   }
+}
+
+// What is written down about a thousand of them can be read again.
+TEST(Membership, ManyRanksAreNotAllNamed) {
+  MembershipDriver m(spec_of(1024));
+  m.join(0);
+  m.settle();
+  const uint64_t barrier = m.barrier(0);
+  for (int i = 0; i < 4; ++i) {
+    m->heartbeat(0, m.now);
+    m.tick(900);
+  }
+  EXPECT_EQ(m.answered(barrier),
+            "rank_lost: rank 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 "
+            "… and 1003 more did not join within 3000 ms");
+  EXPECT_THAT(m.records().back().reason, HasSubstr("… and 1003 more"));
 }
 
 TEST(Membership, HyperparametersTakeEffectFromTheBoundaryOn) {

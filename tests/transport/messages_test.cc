@@ -187,15 +187,11 @@ TEST_F(RoundTrip, PulseAndLog) {
     Pulse pulse;
     pulse.completed_round = random_.u64();
     pulse.missing = random_.list<uint32_t>([&] { return random_.u32(); });
-    if (random_.coin()) {
-      pulse.error = random_.text(1);
-      pulse.error_code = random_.coin() ? ErrorCode::kRankLost : ErrorCode::kInternal;
-    }
+    pulse.assembling = random_.coin();
     const Pulse back = parse_pulse(to_json(pulse));
     EXPECT_EQ(back.completed_round, pulse.completed_round);
     EXPECT_EQ(back.missing, pulse.missing);
-    EXPECT_EQ(back.error, pulse.error);
-    EXPECT_EQ(back.error_code, pulse.error_code);
+    EXPECT_EQ(back.assembling, pulse.assembling);
 
     LogPage page{.first = random_.u64(), .more = random_.coin()};
     page.records = random_.list<LogRecord>([&] {
