@@ -24,7 +24,8 @@ bool take(std::deque<T>& from, T& out) {
 
 }  // namespace
 
-Background::Background() : event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+Background::Background(const char* name)
+    : name_(name), event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (event_fd_ < 0) {
     fail(ErrorCode::kFull, "eventfd: {}; raise ulimit -n", std::strerror(errno));
   }
@@ -37,7 +38,7 @@ Background::~Background() {
 
 void Background::start() {
   thread_ = std::jthread([this](const std::stop_token& stop) {
-    pthread_setname_np(pthread_self(), "phub-background");
+    pthread_setname_np(pthread_self(), name_);
     work(stop);
   });
 }
@@ -69,7 +70,8 @@ void Background::work(const std::stop_token& stop) {
   }
 }
 
-void Background::finish() {
+bool Background::finish() {
+  bool any = false;
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t bytes = read(event_fd_, &count, sizeof count);
   for (;;) {
@@ -77,11 +79,18 @@ void Background::finish() {
     End end;
     {
       const std::lock_guard lock(mutex_);
-      if (!take(ends_, end) && (thread_.joinable() || !take(tasks_, task))) return;
+      if (!take(ends_, end) && (thread_.joinable() || !take(tasks_, task))) return any;
     }
+    any = true;
     if (task) end = task();
     if (end) end();
   }
+}
+
+void Background::drop() {
+  stop();
+  ends_.clear();
+  tasks_.clear();
 }
 
 }  // namespace phub

@@ -1,5 +1,6 @@
-// Work that takes long, beside the control thread: decoding and encoding what is large, planning,
-// making and freeing jobs. Others' requests and heartbeats do not wait for it.
+// Work that takes long, beside the control thread. Others' requests and heartbeats do not wait for
+// it. The server has two: one decodes and encodes what is large, the other plans, makes and frees
+// jobs and memory, which may take seconds.
 //
 // Tasks run one after another, in the order in which they were given. What is to be done with a
 // task's result runs on the control thread, in finish(). Where no thread was started the tasks run
@@ -39,7 +40,7 @@ class Background {
   using End = std::function<void()>;
   using Task = std::function<End()>;  // must not throw
 
-  Background();
+  explicit Background(const char* name = "phub-background");  // of its thread
   // Tasks and ends that have not run never will.
   ~Background();
   Background(const Background&) = delete;
@@ -49,12 +50,15 @@ class Background {
   void start();
   void stop();  // after the task that is running
   void run(Task task);
-  void finish();  // the ends of the tasks that are done, and of those that they give
+  // The ends of the tasks that are done, and of those that they give. False: there were none.
+  bool finish();
+  void drop();                                // what has not run, and never will
   int event_fd() const { return event_fd_; }  // readable when there are ends
 
  private:
   void work(const std::stop_token& stop);
 
+  const char* const name_;
   int event_fd_ = -1;
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any given_;

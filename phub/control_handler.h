@@ -23,6 +23,8 @@ class ControlHandler {
   virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
   virtual void leave(const Credential& who, Reply<Done> reply) = 0;
   virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
+  // The connection over which this incarnation waits in a barrier has ended.
+  virtual void leave_barrier(const Credential& /*who*/) {}
   // `change.round` 0: the next one that no chunk has completed yet.
   virtual void set_hyper(const Credential& who, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;

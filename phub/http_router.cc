@@ -31,7 +31,7 @@ struct Call {
   const HttpCounters& counters;
   Background* background;
   Answer answer;
-  std::optional<Credential> beats = {};
+  Routed routed = {};
   uint64_t from = 0;  // of a log: the record that the page begins with
 
   // For the handler: its result as the answer.
@@ -106,11 +106,14 @@ void join(Call& call) {
             });
 }
 void heartbeat(Call& call) {
-  call.beats = call.who();
-  call.handler.heartbeat(*call.beats, call.reply<Pulse>());
+  call.routed.beats = call.who();
+  call.handler.heartbeat(*call.routed.beats, call.reply<Pulse>());
 }
 void leave(Call& call) { call.handler.leave(call.who(), call.reply<Done>()); }
-void barrier(Call& call) { call.handler.barrier(call.who(), call.reply<Done>()); }
+void barrier(Call& call) {
+  call.routed.waits = call.who();
+  call.handler.barrier(*call.routed.waits, call.reply<Done>());
+}
 void reconnect(Call& call) { call.handler.reconnect(call.who(), call.reply<Offer>()); }
 void set_hyper(Call& call) {
   auto [who, change] = parse_hyper(call.request.body);
@@ -260,9 +263,8 @@ HttpResponse error_response(ErrorCode code, std::string_view message) {
   return error_response(http_status(code), code, message);
 }
 
-std::optional<Credential> route(HttpRequest request, ControlHandler& handler,
-                                const HttpCounters& counters, Background* background,
-                                Answer reply) {
+Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
+             Background* background, Answer reply) {
   struct State {
     bool answered = false;
     std::string_view path;
@@ -283,7 +285,7 @@ std::optional<Credential> route(HttpRequest request, ControlHandler& handler,
   } catch (const std::exception& error) {
     if (!state->answered) once(error_response(ErrorCode::kInternal, error.what()));
   }
-  return std::move(call.beats);
+  return std::move(call.routed);
 }
 
 }  // namespace phub

@@ -48,10 +48,14 @@ uint64_t body_limit(std::string_view method, std::string_view target);
 HttpResponse error_response(ErrorCode code, std::string_view message);
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
 
+// Whose heartbeat a request was, and who waits in a barrier for its answer.
+struct Routed {
+  std::optional<Credential> beats, waits;
+};
+
 // Calls `reply` exactly once, possibly later. What is long is decoded and encoded in the
-// background; null: at once. Returns whose heartbeat the request was, if it was one.
-std::optional<Credential> route(HttpRequest request, ControlHandler& handler,
-                                const HttpCounters& counters, Background* background,
-                                std::function<void(HttpResponse)> reply);
+// background; null: at once.
+Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
+             Background* background, std::function<void(HttpResponse)> reply);
 
 }  // namespace phub

@@ -87,8 +87,7 @@ bool may_be_skipped(const std::string& text, const tcp::endpoint& endpoint,
 
 class HttpServer::Shared : public HttpShared, public std::enable_shared_from_this<Shared> {
  public:
-  explicit Shared(asio::io_context& context)
-      : context_(context), retry_(context), give_back_(context) {
+  explicit Shared(asio::io_context& context) : context_(context), give_back_(context) {
     large_message_is_over = [this] { give_back_heap_soon(); };
   }
 
@@ -102,25 +101,29 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
       if (error && may_be_skipped(text, endpoint, error)) continue;
       if (error) refuse(endpoint, error);
       taken = acceptor.local_endpoint().port();
-      acceptors_.push_back(std::move(acceptor));
+      listeners_.push_back({std::move(acceptor), asio::steady_timer(context_)});
     }
   }
 
   void start() {
-    for (size_t i = 0; i < acceptors_.size(); ++i) accept(i);
+    for (size_t i = 0; i < listeners_.size(); ++i) accept(i);
   }
 
   std::vector<std::string> addresses() const {
     std::vector<std::string> out;
-    for (const auto& acceptor : acceptors_) out.push_back(describe(acceptor.local_endpoint()));
+    for (const Listener& listener : listeners_) {
+      out.push_back(describe(listener.acceptor.local_endpoint()));
+    }
     return out;
   }
 
   void stop() {
     handler = nullptr;
     error_code ignored;
-    for (auto& acceptor : acceptors_) acceptor.close(ignored);
-    retry_.cancel();
+    for (Listener& listener : listeners_) {
+      listener.acceptor.close(ignored);
+      listener.retry.cancel();
+    }
     give_back_.cancel();
     // A closed session may go, and takes itself out of the set.
     std::vector<std::shared_ptr<HttpSession>> open;
@@ -129,6 +132,11 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
   }
 
  private:
+  struct Listener {
+    tcp::acceptor acceptor;
+    asio::steady_timer retry;
+  };
+
   static void open(tcp::acceptor& acceptor, const tcp::endpoint& endpoint, error_code& error) {
     acceptor.open(endpoint.protocol(), error);
     if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
@@ -140,7 +148,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
   }
 
   void accept(size_t i) {
-    acceptors_[i].async_accept(
+    listeners_[i].acceptor.async_accept(
         [this, i, self = shared_from_this()](const error_code& error, tcp::socket socket) {
           if (handler == nullptr) return;
           if (!error) {
@@ -149,8 +157,8 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
           }
           // Out of descriptors, mostly: others will be given back.
           make_room();
-          retry_.expires_after(kPauseWithoutDescriptors);
-          retry_.async_wait([this, i, self](const error_code&) {
+          listeners_[i].retry.expires_after(kPauseWithoutDescriptors);
+          listeners_[i].retry.async_wait([this, i, self](const error_code&) {
             if (handler != nullptr) accept(i);
           });
         });
@@ -207,8 +215,8 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
   }
 
   asio::io_context& context_;
-  std::vector<tcp::acceptor> acceptors_;
-  asio::steady_timer retry_, give_back_;
+  std::vector<Listener> listeners_;
+  asio::steady_timer give_back_;
 };
 
 HttpServer::HttpServer(asio::io_context& context, ControlHandler& handler, HttpOptions options)

@@ -146,13 +146,14 @@ void HttpSession::dispatch() {
   waiting_ = true;
   self_ = shared_from_this();
   // The handler may keep the answer's function for long, and longer than this connection lives.
-  auto beats =
+  Routed routed =
       route(std::move(request), *shared_->handler, shared_->counters, shared_->options.background,
             [weak = weak_from_this(), keep_alive](HttpResponse response) {
               const auto self = weak.lock();
               if (self && self->waiting_) self->respond(std::move(response), keep_alive);
             });
-  if (beats) beats_ = std::move(beats);
+  if (routed.beats) beats_ = std::move(routed.beats);
+  waits_ = std::move(routed.waits);
   if (shared_->options.after_request) shared_->options.after_request();
   if (waiting_) watch();
 }
@@ -167,8 +168,15 @@ void HttpSession::watch() {
         const ssize_t got =
             recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
         if (got == 0) self->tell_of_end();
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) self->close();
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) self->end_waiting();
       });
+}
+
+// Nobody is there for the answer any more.
+void HttpSession::end_waiting() {
+  const std::optional<Credential> who = std::exchange(waits_, {});
+  close();
+  if (who && shared_->handler != nullptr) shared_->handler->leave_barrier(*who);
 }
 
 void HttpSession::respond(HttpResponse response, bool keep_alive) {

@@ -80,6 +80,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void refuse(unsigned status, ErrorCode code, std::string_view message);
   void refuse_malformed(const SystemError& error);
   void tell_of_end();
+  void end_waiting();
   bool charge_body();
   bool charge_answer(uint64_t bytes);
   void release_answer();
@@ -95,6 +96,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   bool waiting_ = false;               // for the handler's answer
   std::shared_ptr<HttpSession> self_;  // while waiting
   std::optional<Credential> beats_;    // whose heartbeats come over this connection
+  std::optional<Credential> waits_;    // in a barrier, for the handler's answer
   bool head_ = false;                  // the request's answer goes without its body
   bool fresh_ = true;                  // no request yet
   bool has_served_ = false;            // a whole request

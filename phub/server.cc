@@ -122,6 +122,7 @@ std::vector<numa::NicInfo> Server::ports_of(const Nic& nic) const {
 
 Server::~Server() {
   stop_threads();
+  builder_.drop();  // what is left of ranks goes before their links
   for (auto& [name, running] : jobs_) {
     // The cores' threads are gone: their part of letting go is done here.
     for (uint32_t i = 0; i < running->job->cores(); ++i) running->job->core_job(i).detach_all();
@@ -131,6 +132,7 @@ Server::~Server() {
 
 void Server::start_threads() {
   background_.start();
+  builder_.start();
   const auto cpus = static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_ONLN));
   const int spin_us = options_.spin_us >= 0 ? options_.spin_us : cpus > cores() ? 20 : 0;
   for (uint32_t i = 0; i < cores(); ++i) {
@@ -144,6 +146,7 @@ void Server::start_threads() {
 
 void Server::stop_threads() {
   background_.stop();
+  builder_.stop();
   for (std::jthread& thread : threads_) thread.request_stop();
   for (auto& core : cores_) core->wake();
   threads_.clear();
@@ -156,6 +159,7 @@ std::vector<int> Server::event_fds() const {
     if (nic->event_fd() >= 0) fds.push_back(nic->event_fd());
   }
   fds.push_back(background_.event_fd());
+  fds.push_back(builder_.event_fd());
   return fds;
 }
 
@@ -181,7 +185,9 @@ void Server::poll() {
     CoreReport report;
     while (core->receive(report)) handle(report);
   }
-  background_.finish();
+  do {
+    background_.finish();
+  } while (builder_.finish());  // which may have given the other one something
   events_.clear();
   for (auto& nic : nics_) nic->handle_events(events_);
   for (const NicEvent& event : events_) handle(event);
@@ -192,7 +198,11 @@ void Server::poll() {
     for (auto& [name, running] : jobs_) {
       if (running->ending || now < running->next_tick_ms) continue;
       running->next_tick_ms = now + probe_interval(running->job->spec());
-      running->job->membership().tick(now);
+      Membership& membership = running->job->membership();
+      for (const auto& [rank, incarnation] : running->answering) {
+        if (membership.is_secure(rank, incarnation)) membership.heartbeat(rank, now);
+      }
+      membership.tick(now);
       probe(*running, now);
       carry_out(*running);
     }
@@ -233,7 +243,7 @@ void Server::handle(const CoreReport& report) {
       membership.committed(report, now);
       break;
     case CoreReport::kProbed:
-      if (--running->probes_out == 0) collect_probes(*running, clock_.now_ms());
+      if (--running->probes_out == 0) collect_probes(*running);
       break;
     case CoreReport::kDetached:
     case CoreReport::kAttached:
@@ -354,7 +364,7 @@ void Server::act(Running& running, MembershipAction& action) {
       return commit(running, action);
     case MembershipAction::kRevoke:
       running.admitted.erase(action.rank);
-      return running.job->link().revoke(action.rank);
+      return give_back(running.job->link().revoke(action.rank));
     case MembershipAction::kFail:
       return end(running, action.code, action.message);
     case MembershipAction::kEnd:
@@ -374,7 +384,7 @@ void Server::act(Running& running, MembershipAction& action) {
 
 void Server::admit(Running& running, const MembershipAction& action) {
   ++running.tasks;
-  background_.run(
+  builder_.run(
       [this, &running, rank = action.rank, incarnation = action.incarnation]() -> Background::End {
         const std::optional<Error> refused = error_of([&] {
           check_descriptors(cores_.front()->report_fd());
@@ -395,14 +405,13 @@ void Server::admit(Running& running, const MembershipAction& action) {
 
 void Server::admitted(Running& running, uint32_t rank, uint32_t incarnation) {
   Membership& membership = running.job->membership();
-  try {
+  const std::optional<Error> refused = error_of([&] {
+    running.admitted.insert(rank);
     running.seats[rank] = {.incarnation = incarnation,
                            .offer = running.job->link().admit(rank, incarnation)};
-    running.admitted.insert(rank);
-    membership.admitted(rank, true, "");
-  } catch (const Error& error) {
-    membership.admitted(rank, false, error.what());
-  }
+  });
+  if (refused) running.admitted.erase(rank);
+  membership.admitted(rank, !refused, refused ? refused->what() : "");
 }
 
 void Server::commit(Running& running, const MembershipAction& action) {
@@ -432,7 +441,7 @@ void Server::end(Running& running, ErrorCode code, const std::string& error) {
 
 void Server::finish_end(Running& running) {
   Job& job = *running.job;
-  for (const uint32_t rank : running.admitted) job.link().revoke(rank);
+  for (const uint32_t rank : running.admitted) give_back(job.link().revoke(rank));
   job.link().close();
   const std::string name = job.spec().name;
   ended_.push_back({.name = name,
@@ -463,9 +472,10 @@ void Server::finish_end(Running& running) {
 // Giving back many gigabytes takes a while.
 void Server::give_back(std::shared_ptr<Job> job, std::vector<Reply<Done>> removals) {
   ++freeing_;
-  background_.run(
+  builder_.run(
       [this, job = std::move(job), removals = std::move(removals)]() mutable -> Background::End {
         const uint64_t bytes = job->memory().total();
+        loads_.erase(job.get());
         job.reset();
         memory_used_ -= bytes;
         return [this, removals = std::move(removals)] {
@@ -474,6 +484,15 @@ void Server::give_back(std::shared_ptr<Job> job, std::vector<Reply<Done>> remova
           for (const Join& join : std::exchange(waiting_, {})) place(join);
         };
       });
+}
+
+// What a rank had. Its successor's memory is prepared after this.
+void Server::give_back(BoxLink::Rest rest) {
+  if (!rest) return;
+  builder_.run([rest = std::move(rest)]() mutable -> Background::End {
+    rest.reset();
+    return nullptr;
+  });
 }
 
 void Server::continue_reconnection(Running& running, uint32_t rank) {
@@ -491,12 +510,10 @@ void Server::continue_reconnection(Running& running, uint32_t rank) {
         {ErrorCode::kFenced, job.membership().why_not_current(rank, reconnection.incarnation)});
   }
   if (reconnection.attaching) return finish(std::move(reconnection.offer));
-  try {
-    // Its ticket is for the new connection; the control port keeps that of the join.
-    reconnection.offer = job.link().reconnect(rank);
-  } catch (const Error& error) {
-    return finish({error.code(), error.what()});
-  }
+  // Its ticket is for the new connection; the control port keeps that of the join.
+  const std::optional<Error> failed =
+      error_of([&] { reconnection.offer = job.link().reconnect(rank); });
+  if (failed) return finish({failed->code(), failed->what()});
   reconnection.attaching = true;
   reconnection.answers = 0;
   running.seats[rank].data_ended = false;
@@ -515,7 +532,7 @@ void Server::probe(Running& running, uint64_t now) {
   }
   if (running.active_ms != now) {  // what they said last still holds
     const bool rates_fade = now - running.active_ms < kRatesFadeMs;
-    if (rates_fade || !job.membership().waiting_for().empty()) collect_probes(running, now);
+    if (rates_fade || !job.membership().waiting_for().empty()) collect_probes(running);
     return;
   }
   running.next_probe_ms = now + walk_ms(job);

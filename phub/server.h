@@ -1,9 +1,10 @@
 // The server: jobs, cores and transports behind the control port's calls.
 //
 // One control thread calls everything here; the cores' threads run beside it and are reached
-// through their mailboxes only. What takes long goes to one more thread (background.h), which plans
-// and makes jobs, and frees them. poll() never blocks: production calls it from the event loop
-// (server_loop.h), the simulator from its scheduler, which also steps the cores itself.
+// through their mailboxes only. What takes long goes to two more threads (background.h): one
+// decodes and encodes, the other plans and makes jobs, and frees them. poll() never blocks:
+// production calls it from the event loop (server_loop.h), the simulator from its scheduler, which
+// also steps the cores itself.
 #pragma once
 
 #include <atomic>
@@ -47,7 +48,7 @@ class Server final : public ControlHandler {
   Server(ServerOptions options, std::vector<std::unique_ptr<Nic>> nics, const Clock& clock);
   ~Server() override;
 
-  // The cores' threads, pinned, and the one beside. Without them somebody has to step the cores,
+  // The cores' threads, pinned, and those beside. Without them somebody has to step the cores,
   // and poll() does what takes long.
   void start_threads();
   void stop_threads();
@@ -58,6 +59,7 @@ class Server final : public ControlHandler {
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
+  void leave_barrier(const Credential& who) override;
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
@@ -72,7 +74,7 @@ class Server final : public ControlHandler {
   uint32_t poll_interval_ms() const;   // how long poll() may wait when no descriptor fires
   std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
 
-  Background& background() { return background_; }
+  Background& background() { return background_; }  // for what is decoded and encoded
   uint32_t cores() const { return static_cast<uint32_t>(cores_.size()); }
   Core& core(uint32_t i) { return *cores_[i]; }
   std::string describe() const;
@@ -129,13 +131,14 @@ class Server final : public ControlHandler {
     uint64_t grown_bytes = 0;                      // as counted in memory_used_
     std::map<uint32_t, Reconnection> reconnections;
     std::set<uint32_t> admitted;  // ranks that the link has memory and connections of
-    uint32_t tasks = 0;           // in the background, that use this
+    // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
+    std::multiset<std::pair<uint32_t, uint32_t>> answering;
+    uint32_t tasks = 0;  // in the background, that use this
     std::vector<Probe> probes;
     uint32_t probes_out = 0;
     uint64_t next_tick_ms = 0;
     uint64_t next_probe_ms = 0;
     std::vector<uint64_t> activity;  // of the cores' parts, when they were probed last
-    std::vector<PlanLoad> load;      // by queue
     uint64_t active_ms = 0;          // when that was seen to change last
     uint64_t chunks_completed = 0;   // when the rate was taken last
     uint64_t chunks_so_far = 0;
@@ -168,9 +171,9 @@ class Server final : public ControlHandler {
   void answer_join(Running& running, const MembershipAction& action);
   void answer_join(Running& running, uint32_t rank, std::vector<Reply<JoinReply>> replies);
   bool someone_ends() const;
-  // In the background.
+  // The builder's.
   std::shared_ptr<Running> make(const JobSpec& spec, const std::string& transport,
-                                const numa::Topology& topology, const std::vector<PlanLoad>& load);
+                                const numa::Topology& topology);
   void reserve_memory(const JobSpec& spec, const NodeMemory& memory);
 
   Nic& nic(const std::string& name);
@@ -193,6 +196,7 @@ class Server final : public ControlHandler {
   void end(Running& running, ErrorCode code, const std::string& error);
   void finish_end(Running& running);
   void give_back(std::shared_ptr<Job> job, std::vector<Reply<Done>> removals);
+  void give_back(BoxLink::Rest rest);
 
   void handle(const CoreReport& report);
   void continue_reconnection(Running& running, uint32_t rank);
@@ -200,9 +204,8 @@ class Server final : public ControlHandler {
   void check_vanished(Running& running, uint32_t rank);
   void lose(Running& running, uint32_t rank, uint32_t incarnation, const std::string& why);
   void find_tick();
-  std::vector<PlanLoad> load() const;
   void probe(Running& running, uint64_t now);
-  void collect_probes(Running& running, uint64_t now);
+  void collect_probes(Running& running);
   void broadcast(Running& running, CoreMessage message);
   void send(uint32_t core, const CoreMessage& message);
   void flush_mail();
@@ -238,10 +241,13 @@ class Server final : public ControlHandler {
   std::vector<CoreMeter> core_meters_;
   std::map<NicName, NicMeter> nic_meters_;
   uint64_t sampled_ms_ = 0;
-  std::atomic<uint64_t> memory_used_{0};  // changed in the background
+  std::atomic<uint64_t> memory_used_{0};  // changed by the builder, too
+  // What the jobs that have memory bring to cores and NICs in a round of each. The builder's.
+  std::map<const Job*, std::vector<PlanLoad>> loads_;
   uint64_t next_token_ = 1;
   Notes notes_;
-  Background background_;
+  Background background_;               // decodes and encodes
+  Background builder_{"phub-builder"};  // plans, makes and frees
 };
 
 }  // namespace phub

@@ -27,15 +27,6 @@ std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
 
 }  // namespace
 
-// What the jobs that are there bring to cores and NICs in a round of each.
-std::vector<PlanLoad> Server::load() const {
-  std::vector<PlanLoad> all;
-  for (const auto& [name, running] : jobs_) {
-    all.insert(all.end(), running->load.begin(), running->load.end());
-  }
-  return all;
-}
-
 Nic& Server::nic(const std::string& name) {
   std::string known;
   for (auto& nic : nics_) {
@@ -79,11 +70,11 @@ void Server::create(const Join& join) {
   creating_[join->request.spec.name];
   numa::Topology topology = topology_;
   topology.nics = ports_of(nic(join->request.transport));
-  background_.run([this, join, topology = std::move(topology), load = load()]() -> Background::End {
+  builder_.run([this, join, topology = std::move(topology)]() -> Background::End {
     std::shared_ptr<Running> running;
     const std::optional<Error> refused = error_of([&] {
       complete_spec(join->request.spec);
-      running = make(join->request.spec, join->request.transport, topology, load);
+      running = make(join->request.spec, join->request.transport, topology);
     });
     return [this, join, running = std::move(running), refused] {
       const std::vector<Join> others =
@@ -117,15 +108,16 @@ void Server::created(const Join& join, const std::shared_ptr<Running>& running) 
 }
 
 std::shared_ptr<Server::Running> Server::make(const JobSpec& spec, const std::string& transport,
-                                              const numa::Topology& topology,
-                                              const std::vector<PlanLoad>& load) {
+                                              const numa::Topology& topology) {
   Nic& link_nic = nic(transport);
+  std::vector<PlanLoad> load;
+  for (const auto& [job, of_job] : loads_) load.insert(load.end(), of_job.begin(), of_job.end());
   Plan plan = make_plan(topology, spec.keys,
                         {.ranks = spec.max_ranks,
                          .chunk_elements = spec.chunk_elements,
                          .shared_memory = link_nic.shares_memory(),
                          .gradient_bytes = element_bytes(spec).gradient,
-                         .load = load});
+                         .load = std::move(load)});
   const NodeMemory memory = total_memory(plan, spec);
   reserve_memory(spec, memory);
   auto running = std::make_shared<Running>();
@@ -157,14 +149,14 @@ std::shared_ptr<Server::Running> Server::make(const JobSpec& spec, const std::st
   }
   running->core_counters.resize(running->cores.size());
   running->activity.resize(running->cores.size());
-  running->load = load_of(running->job->plan(), spec);
   running->queues.resize(running->job->plan().queues.size());
   running->rate_ms = clock_.now_ms();
   running->transport = transport;
+  loads_[running->job.get()] = load_of(running->job->plan(), spec);
   return running;
 }
 
-// Jobs are made and freed in the background only: nobody else reserves at the same time.
+// Jobs are made and freed by the builder only: nobody else reserves at the same time.
 void Server::reserve_memory(const JobSpec& spec, const NodeMemory& memory) {
   const uint64_t limit = options_.memory_limit_bytes;
   if (memory.total() > limit - std::min<uint64_t>(memory_used_, limit)) {
@@ -252,32 +244,41 @@ void Server::answer_join(Running& running, const MembershipAction& action) {
 void Server::answer_join(Running& running, uint32_t rank, std::vector<Reply<JoinReply>> replies) {
   ++running.tasks;
   const Seat& seat = running.seats[rank];
+  const auto whose = running.answering.emplace(rank, seat.incarnation);
   const auto answer = std::make_shared<JoinReply>(JoinReply{.rank = rank,
                                                             .incarnation = seat.incarnation,
                                                             .first_round = seat.first_round,
                                                             .send_initial = seat.send_initial,
                                                             .offer = seat.offer});
-  background_.run([this, &running, answer, replies = std::move(replies)]() -> Background::End {
-    const std::optional<Error> failed = error_of([&] {
-      answer->layout = routes_of(running.job->plan());
-      answer->spec = running.job->spec();
-    });
-    return [this, &running, answer, replies, failed] {
-      --running.tasks;
-      Membership& membership = running.job->membership();
-      const bool secure = membership.is_secure(answer->rank, answer->incarnation);
-      if (secure) membership.heartbeat(answer->rank, time_.now_ms());  // it can send none before
-      for (const Reply<JoinReply>& reply : replies) {
-        if (failed) {
-          reply({failed->code(), failed->what()});
-        } else if (running.ending && !running.error.empty()) {
-          reply({running.error_code, running.error});
-        } else {
-          reply(JoinReply(*answer));
-        }
-      }
-    };
-  });
+  background_.run(
+      [this, &running, answer, whose, replies = std::move(replies)]() -> Background::End {
+        const std::optional<Error> failed = error_of([&] {
+          answer->layout = routes_of(running.job->plan());
+          answer->spec = running.job->spec();
+        });
+        return [this, &running, answer, whose, replies, failed] {
+          for (const Reply<JoinReply>& reply : replies) {
+            if (failed) {
+              reply({failed->code(), failed->what()});
+            } else if (running.ending && !running.error.empty()) {
+              reply({running.error_code, running.error});
+            } else {
+              reply(JoinReply(*answer));
+            }
+          }
+          // Behind the encoding of the replies: from now on it has a lease to keep.
+          background_.run([this, &running, whose]() -> Background::End {
+            return [this, &running, whose] {
+              --running.tasks;
+              const auto [rank, incarnation] = *whose;
+              running.answering.erase(whose);
+              Membership& membership = running.job->membership();
+              if (membership.is_secure(rank, incarnation))
+                membership.heartbeat(rank, time_.now_ms());
+            };
+          });
+        };
+      });
 }
 
 }  // namespace phub

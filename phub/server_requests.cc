@@ -87,6 +87,15 @@ void Server::barrier(const Credential& who, Reply<Done> reply) {
   carry_out(*running);
 }
 
+void Server::leave_barrier(const Credential& who) {
+  Running* running = find(who.job);
+  if (!running || running->ending) return;
+  Membership& membership = running->job->membership();
+  if (!membership.is_current(who.rank, who.incarnation)) return;
+  membership.leave_barrier(who.rank);
+  carry_out(*running);
+}
+
 void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<HyperReply> reply) {
   Running* running = authenticate(who, reply);
   if (!running) return;

@@ -21,7 +21,7 @@ Flow rates_of(Flow flow) {
 }  // namespace
 
 // After every core answered a probe.
-void Server::collect_probes(Running& running, uint64_t now) {
+void Server::collect_probes(Running& running) {
   Probe all = running.probes.front();
   for (size_t i = 1; i < running.probes.size(); ++i) {
     const Probe& probe = running.probes[i];
@@ -42,6 +42,7 @@ void Server::collect_probes(Running& running, uint64_t now) {
   running.lacks = std::move(all.lacks);
   running.job->membership().probed(all.min_round, all.arrivals, all.waited_for, time_.now_ms());
   count_flow(running);
+  const uint64_t now = clock_.now_ms();
   if (now >= running.rate_ms + kRateMs) {
     const double seconds = static_cast<double>(now - running.rate_ms) / 1000;
     running.rounds_per_s = per_second(all.chunks_completed, running.chunks_completed, seconds) /

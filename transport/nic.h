@@ -189,9 +189,13 @@ class BoxLink {
   // contribution that was accepted outlives its sender.
   virtual std::span<const std::byte> ingress(uint32_t rank) = 0;
 
-  // Control thread, after every core has detached it: closes the connection and gives the memory
-  // back. The worker sees the end of its connection no sooner than this.
-  virtual void revoke(uint32_t rank) = 0;
+  // What a rank had, and takes long to give back: memory that is unmapped or deregistered when this
+  // goes. Any thread but the cores'; before the link goes, and before the next prepare() of the
+  // rank.
+  using Rest = std::shared_ptr<void>;
+  // Control thread, after every core has detached it: closes the connection. Returns what is left
+  // of the rank; null: nothing. The worker sees the end of its connection no sooner than this.
+  virtual Rest revoke(uint32_t rank) = 0;
 
   // Control thread, after the last rank was revoked: the NIC knows the link no more, and any thread
   // may destroy it.

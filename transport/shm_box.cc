@@ -180,7 +180,7 @@ std::span<const std::byte> ShmBoxLink::ingress(uint32_t rank) {
   return made.gradients.bytes().subspan(made.gradients_offset, layout_.ingress_bytes);
 }
 
-void ShmBoxLink::revoke(uint32_t rank) {
+BoxLink::Rest ShmBoxLink::revoke(uint32_t rank) {
   PHUB_CHECK(rank < layout_.max_ranks && incarnations_[rank] != nullptr);
   ShmIncarnation& made = *incarnations_[rank];
   PHUB_CHECK(made.attached.load(std::memory_order_acquire) == 0);
@@ -193,7 +193,11 @@ void ShmBoxLink::revoke(uint32_t rank) {
     epoll_ctl(registry_.epoll.get(), EPOLL_CTL_DEL, made.socket.get(), nullptr);
     made.socket.reset();  // before the pipe: who is woken by its end finds the connection closed
   }
+  made.wake_write.reset();
+  Rest memory = std::make_shared<std::pair<ShmMemory, ShmMemory>>(std::move(made.gradients),
+                                                                  std::move(made.rings));
   incarnations_[rank].reset();
+  return memory;
 }
 
 ShmIncarnation* ShmBoxLink::present(uint32_t rank) const {

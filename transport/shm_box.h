@@ -73,7 +73,7 @@ class ShmBoxLink final : public BoxLink {
   Endpoint& endpoint(uint32_t core) override;
   Offer admit(uint32_t rank, uint32_t incarnation) override;
   std::span<const std::byte> ingress(uint32_t rank) override;
-  void revoke(uint32_t rank) override;
+  Rest revoke(uint32_t rank) override;
   void close() override;
   bool slots_belong_to_worker() const override { return true; }
 

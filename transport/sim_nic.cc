@@ -223,13 +223,14 @@ std::span<const std::byte> SimBoxLink::ingress(uint32_t rank) {
   return *slots_[rank];
 }
 
-void SimBoxLink::revoke(uint32_t rank) {
+BoxLink::Rest SimBoxLink::revoke(uint32_t rank) {
   PHUB_CHECK(rank < layout_.max_ranks && members_[rank].admitted);
   Member& member = members_[rank];
   for (const auto& pair : member.pairs) PHUB_CHECK(pair->end(kSimBox).endpoint == nullptr);
   nic_.net().trace("revoke", rank, member.incarnation);
   if (slots_belong_to_worker()) slots_[rank] = nullptr;
   disconnect(member);
+  return nullptr;
 }
 
 void SimBoxLink::disconnect(Member& member) {

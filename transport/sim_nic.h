@@ -161,7 +161,7 @@ class SimBoxLink : public BoxLink {
   Endpoint& endpoint(uint32_t core) override { return *endpoints_[core]; }
   Offer admit(uint32_t rank, uint32_t incarnation) override;
   std::span<const std::byte> ingress(uint32_t rank) override;
-  void revoke(uint32_t rank) override;
+  Rest revoke(uint32_t rank) override;
   bool slots_belong_to_worker() const override;
   bool can_reconnect() const override;
   Offer reconnect(uint32_t rank) override;

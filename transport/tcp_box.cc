@@ -131,11 +131,12 @@ std::span<const std::byte> TcpBoxLink::ingress(uint32_t rank) {
   return memory_.slots(rank);
 }
 
-void TcpBoxLink::revoke(uint32_t rank) {
+BoxLink::Rest TcpBoxLink::revoke(uint32_t rank) {
   PHUB_CHECK(rank < layout_.max_ranks && incarnations_[rank] != nullptr);
   close_connections(*incarnations_[rank]);
   present_[rank].store(nullptr, std::memory_order_relaxed);
   incarnations_[rank].reset();
+  return nullptr;  // the slots stay
 }
 
 Offer TcpBoxLink::reconnect(uint32_t rank) {

@@ -215,10 +215,12 @@ Offer VerbsBoxLink::reconnect(uint32_t rank) {
   return make_offer(rank);
 }
 
-void VerbsBoxLink::revoke(uint32_t rank) {
+BoxLink::Rest VerbsBoxLink::revoke(uint32_t rank) {
   PHUB_CHECK(incarnations_[rank] != nullptr);
   end_connections(rank);
+  Rest slots = std::make_shared<std::vector<VerbsMr>>(std::move(incarnations_[rank]->slots));
   incarnations_[rank].reset();
+  return slots;
 }
 
 // REQUIRES: every core has detached the rank: its queue pairs are in error and their completions

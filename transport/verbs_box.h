@@ -101,7 +101,7 @@ class VerbsBoxLink final : public BoxLink {
   void prepare(uint32_t rank) override;
   Offer admit(uint32_t rank, uint32_t incarnation) override;
   std::span<const std::byte> ingress(uint32_t rank) override { return memory_.slots(rank); }
-  void revoke(uint32_t rank) override;
+  Rest revoke(uint32_t rank) override;
   void close() override;
   bool slots_belong_to_worker() const override { return false; }
   bool can_reconnect() const override { return true; }

@@ -55,6 +55,8 @@ void FakeHandler::barrier(const Credential& who, Reply<Done> reply) {
   waiting.push_back(std::move(reply));
 }
 
+void FakeHandler::leave_barrier(const Credential& who) { record("leave_barrier", who); }
+
 void FakeHandler::release_barrier() {
   for (auto& reply : std::exchange(waiting, {})) reply(Done{});
 }
@@ -101,8 +103,8 @@ ServerStatus FakeHandler::status() {
   return status;
 }
 
-HttpRig::HttpRig(HttpOptions options) : work_(io_.get_executor()) {
-  options.listen = {"127.0.0.1:0"};
+HttpRig::HttpRig(HttpOptions options, size_t addresses) : work_(io_.get_executor()) {
+  options.listen.assign(addresses, "127.0.0.1:0");
   server_ = std::make_unique<HttpServer>(io_, handler, std::move(options));
   addresses_ = server_->addresses();
   thread_ = std::thread([this] { io_.run(); });

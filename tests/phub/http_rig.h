@@ -27,6 +27,7 @@ class FakeHandler : public ControlHandler {
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
+  void leave_barrier(const Credential& who) override;
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
@@ -51,7 +52,7 @@ class FakeHandler : public ControlHandler {
 // The control thread. Calls into handler and server go through on_control().
 class HttpRig {
  public:
-  explicit HttpRig(HttpOptions options = {});
+  explicit HttpRig(HttpOptions options = {}, size_t addresses = 1);
   ~HttpRig();
 
   template <typename F>
@@ -64,7 +65,7 @@ class HttpRig {
   // False if it did not come true within some seconds.
   bool eventually(const std::function<bool()>& condition);
 
-  std::string address() { return addresses_[0]; }
+  std::string address(size_t i = 0) { return addresses_[i]; }
   size_t connections() {
     return on_control([this] { return server_->connections(); });
   }

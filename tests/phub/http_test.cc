@@ -271,8 +271,10 @@ TEST(Http, AClientThatIsGoneBeforeTheAnswerHarmsNobody) {
     client.send(kBarrier);
     EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
   }
-  // The connection goes although nobody has answered.
+  // The connection goes although nobody has answered, and the handler is told.
   EXPECT_TRUE(rig.has_connections(0));
+  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
+              ElementsAre("barrier j/0/1/t", "leave_barrier j/0/1/t"));
   rig.on_control([&] { rig.handler.release_barrier(); });
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
 }
@@ -311,6 +313,40 @@ TEST(Http, OneConnectionTooManyIsToldSo) {
   clients.pop_back();
   EXPECT_TRUE(rig.has_connections(2));
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
+}
+
+// Each listener waits until there are descriptors again, whatever the others do.
+TEST(Http, WithoutDescriptorsNobodySpins) {
+  HttpRig rig({}, 2);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  // The clients have theirs; those of the server's ends are missing.
+  const auto limit = [&](rlim_t descriptors) {
+    const rlimit few{descriptors, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+  };
+  rig.on_control([&] {  // nothing is accepted meanwhile
+    for (const size_t i : {0, 1}) clients.push_back(std::make_unique<RawClient>(rig.address(i)));
+    const int lowest = dup(0);
+    close(lowest);
+    limit(static_cast<rlim_t>(lowest));
+  });
+  const auto cpu_ms = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    const auto ms = [](const timeval& t) { return t.tv_sec * 1000 + t.tv_usec / 1000; };
+    return ms(usage.ru_utime) + ms(usage.ru_stime);
+  };
+  const auto used = cpu_ms();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_LT(cpu_ms() - used, 50);
+  EXPECT_EQ(rig.connections(), 0u);
+  limit(before.rlim_cur);
+  for (const auto& client : clients) {
+    client->send(kHealth);
+    EXPECT_THAT(client->answers(1), StartsWith("HTTP/1.1 200"));
+  }
 }
 
 // What was announced and never comes takes nothing from anybody.

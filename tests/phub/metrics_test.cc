@@ -327,6 +327,28 @@ TEST(Metrics, CountARealJobExactly) {
   }
 }
 
+// A job that stands still has no speed.
+TEST(Metrics, ARateIsOfNow) {
+  ::phub::testing::Box box;
+  JobSpec spec;
+  spec.name = "rates";
+  spec.keys = {{.name = "w", .elements = 100}};
+  Worker worker(box.options(spec));
+  worker.wait(0);
+  const auto rate_is = [&](auto wanted) {
+    for (int i = 0; i < 500; ++i) {
+      if (wanted(box.status().jobs.at(0).rounds_per_s)) return true;
+      usleep(10'000);
+    }
+    return false;
+  };
+  EXPECT_TRUE(rate_is([&](double rate) {
+    worker.push_pull(0);
+    return rate > 0;
+  }));
+  EXPECT_TRUE(rate_is([](double rate) { return rate == 0; }));
+}
+
 // Which rank and which key a round waits for.
 TEST(Metrics, StatusNamesTheRankAndTheKeyThatARoundWaitsFor) {
   ::phub::testing::Box box;

@@ -67,6 +67,16 @@ class Box {
   WorkerOptions options(JobSpec spec) const { return options_of(address_, std::move(spec)); }
   std::vector<LogRecord> log(const std::string& job) { return ControlClient(address_).log(job); }
   ServerStatus status() { return ControlClient(address_).status(); }
+  // Calls `f(server)` on the control thread, and waits for it.
+  template <typename F>
+  void on_control(F f) {
+    std::promise<void> done;
+    boost::asio::post(io_, [&] {
+      f(*server_);
+      done.set_value();
+    });
+    done.get_future().get();
+  }
 
  private:
   SteadyClock clock_;

@@ -125,7 +125,7 @@ class SlowLink final : public BoxLink {
     return link_->admit(rank, incarnation);
   }
   std::span<const std::byte> ingress(uint32_t rank) override { return link_->ingress(rank); }
-  void revoke(uint32_t rank) override { link_->revoke(rank); }
+  Rest revoke(uint32_t rank) override { return link_->revoke(rank); }
   void close() override { link_->close(); }
   bool slots_belong_to_worker() const override { return link_->slots_belong_to_worker(); }
 
@@ -175,6 +175,7 @@ TEST(Joins, WhatTakesLongHoldsNobodyUp) {
     for (const auto begin = Clock::now(); Clock::now() < begin + milliseconds(1500);) {
       train(worker);
       EXPECT_TRUE(job_of(box.status(), "fast"));
+      EXPECT_EQ(box.log("fast").size(), 1u);  // encoded beside the control thread, too
       std::this_thread::sleep_for(milliseconds(20));
     }
     EXPECT_EQ(join.wait_for(milliseconds(0)), std::future_status::timeout);
@@ -182,6 +183,34 @@ TEST(Joins, WhatTakesLongHoldsNobodyUp) {
   }
   EXPECT_EQ(join.get().rank, 0u);
   EXPECT_EQ(box.log("fast").size(), 1u);  // nobody was lost
+}
+
+// Nobody can send a heartbeat before its join is answered: until then it need not.
+TEST(Joins, AnAnswerMayTakeLongerThanALease) {
+  Box box;
+  Background* background = nullptr;
+  std::atomic<bool> busy = true;
+  const std::function<Background::End()> sleep = [&]() -> Background::End {
+    std::this_thread::sleep_for(milliseconds(600));
+    return [&] {
+      if (busy) background->run(sleep);
+    };
+  };
+  box.on_control([&](Server& server) {
+    background = &server.background();
+    background->run(sleep);  // and so on, behind each part of the answer
+  });
+  JobSpec spec = spec_of("slow", 1);
+  spec.lease_ms = 200;
+  ControlClient client(box.address());
+  const JoinReply reply = client.join(request_of(spec, 0), kLongMs);
+  EXPECT_EQ(error_from([&] {
+              client.heartbeat({"slow", reply.rank, reply.incarnation, reply.offer.ticket});
+            }),
+            "no error");
+  busy = false;
+  std::this_thread::sleep_for(milliseconds(1300));  // the last one
+  EXPECT_THAT(box.log("slow").back().reason, HasSubstr("its lease of 200 ms expired"));
 }
 
 // A worker says that it lives while it connects.
@@ -332,6 +361,28 @@ TEST(Joins, AJoinThatIsSentAgainAfterItsRankWasLostIsANewOne) {
   const JoinReply again = client.join(request_of(spec, 1, "one"), kLongMs);
   EXPECT_EQ(again.incarnation, first.incarnation + 1);
   EXPECT_NE(again.offer.ticket, first.offer.ticket);
+}
+
+// Who gave up waiting is not there: the next barrier is the same for all.
+TEST(Joins, ABarrierThatTimedOutIsNotEntered) {
+  Box box;
+  ControlClient one(box.address()), two(box.address());
+  const JobSpec spec = [] {
+    JobSpec two_ranks = spec_of("job", 2);
+    two_ranks.lease_ms = kLongMs;
+    return two_ranks;
+  }();
+  const auto join = [&](ControlClient& client, int32_t rank) -> Credential {
+    const JoinReply reply = client.join(request_of(spec, rank), kLongMs);
+    return {"job", reply.rank, reply.incarnation, reply.offer.ticket};
+  };
+  const Credential first = join(one, 0), second = join(two, 1);
+  EXPECT_THAT(error_from([&] { one.barrier(first, 200); }), HasSubstr("timeout"));
+  std::this_thread::sleep_for(milliseconds(100));  // the server hears of it
+  auto waits = std::async(std::launch::async, [&] { two.barrier(second, kLongMs); });
+  EXPECT_EQ(waits.wait_for(milliseconds(500)), std::future_status::timeout);
+  one.barrier(first, kLongMs);
+  waits.get();
 }
 
 // When DELETE is answered, the name and the memory are free.
