@@ -51,6 +51,19 @@ TEST(Follower, TheSecondCallAfterAGapIsFoundAgain) {
   EXPECT_EQ(follower.follow(Call::kRead, 0, kAll), 10);
 }
 
+TEST(Follower, TheStepOfACallIsKnownWhereItIsOutsideToo) {
+  Follower follower = two_layers();
+  EXPECT_EQ(follower.last(), std::nullopt);
+  follower.follow(Call::kRead, 0, kAll);
+  EXPECT_EQ(follower.last(), 0);
+  follower.follow(Call::kPreUpdate, 1, kAll);  // Read b is left out
+  EXPECT_EQ(follower.last(), 4);
+  follower.follow(Call::kPreUpdate, 0, kAll);
+  EXPECT_EQ(follower.last(), 7);
+  follower.follow(Call::kRead, 0, kSome);
+  EXPECT_EQ(follower.last(), std::nullopt);
+}
+
 TEST(Follower, ClocksThatAreStillToCome) {
   Follower follower = two_layers();
   EXPECT_EQ(follower.clocks_before(0, 9), 0U);

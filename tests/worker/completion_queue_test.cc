@@ -182,6 +182,23 @@ TEST(Completions, ThePushThatIsLateFailsAlone) {
   EXPECT_EQ(said.of_key[1], std::nullopt);
 }
 
+// What was announced without a tag is not the thread's to call back.
+TEST(Completions, APushOfOthersIsPassedOver) {
+  Box box;
+  JobSpec spec;
+  spec.name = "others";
+  spec.keys = {{.name = "theirs", .elements = 32}, {.name = "ours", .elements = 32}};
+  Worker worker(box.options(spec));
+  worker.wait_all();
+  worker.push(0, {.announced = true});
+  worker.wait(0);
+  Said said;
+  Completions completions(worker);
+  completions.push(1, 0, said.callback());
+  said.await(1);
+  EXPECT_FALSE(said.knows(0));
+}
+
 // A failure that is noticed just when the thread goes to sleep, with nothing to wait for, wakes it.
 TEST(Completions, AThreadWithNothingDueEndsWithItsWorker) {
   Box box;
