@@ -109,6 +109,8 @@ Offer ShmBoxLink::admit(uint32_t rank, uint32_t incarnation) {
   }
   PHUB_CHECK(incarnations_[rank] == nullptr);
   std::unique_ptr<ShmIncarnation> made = make(rank, incarnation);
+  Offer offer = {.transport = "shm", .address = registry_.address, .ticket = made->ticket};
+  list();
   size_t watched = 0;
   try {
     for (; watched < layout_.cores; ++watched) {
@@ -120,8 +122,12 @@ Offer ShmBoxLink::admit(uint32_t rank, uint32_t incarnation) {
   }
   present_[rank].store(made.get(), std::memory_order_release);
   incarnations_[rank] = std::move(made);
-  if (!std::exchange(listed_, true)) registry_.links.push_back(this);
-  return {"shm", registry_.address, incarnations_[rank]->ticket};
+  return offer;
+}
+
+void ShmBoxLink::list() {
+  if (!listed_) registry_.links.push_back(this);
+  listed_ = true;
 }
 
 std::unique_ptr<ShmIncarnation> ShmBoxLink::make(uint32_t rank, uint32_t incarnation) const {

@@ -91,6 +91,7 @@ class ShmBoxLink final : public BoxLink {
  private:
   std::unique_ptr<ShmIncarnation> make(uint32_t rank, uint32_t incarnation) const;
   void make_rings(ShmIncarnation& made) const;
+  void list();  // in the registry, before a rank is kept: what throws leaves no rank behind
 
   ShmRegistry& registry_;
   bool listed_ = false;  // in the registry

@@ -104,10 +104,15 @@ Offer TcpBoxLink::admit(uint32_t rank, uint32_t incarnation) {
   made->rank = rank;
   made->incarnation = incarnation;
   Offer offer = make_connections(*made);
+  list();
   present_[rank].store(made.get(), std::memory_order_release);
   incarnations_[rank] = std::move(made);
-  if (!std::exchange(listed_, true)) registry_.links.push_back(this);
   return offer;
+}
+
+void TcpBoxLink::list() {
+  if (!listed_) registry_.links.push_back(this);
+  listed_ = true;
 }
 
 // Neighbouring queues of a rank, and equal queues of neighbouring ranks, get different addresses.

@@ -96,6 +96,7 @@ class TcpBoxLink final : public BoxLink {
 
  private:
   Offer make_connections(TcpIncarnation& made);
+  void list();  // in the registry, before a rank is kept: what throws leaves no rank behind
   void close_connections(TcpIncarnation& made);
   std::atomic<TcpConnection*>& handed_over(uint32_t rank, uint32_t queue);
 

@@ -187,14 +187,19 @@ Offer VerbsBoxLink::admit(uint32_t rank, uint32_t incarnation) {
   made->incarnation = incarnation;
   if (prepared_[rank].empty()) prepare(rank);
   made->slots = std::exchange(prepared_[rank], {});
+  Offer offer = make_offer(rank, *made);
+  list();
   incarnations_[rank] = std::move(made);
-  if (!std::exchange(listed_, true)) registry_.links.push_back(this);
-  return make_offer(rank);
+  return offer;
+}
+
+void VerbsBoxLink::list() {
+  if (!listed_) registry_.links.push_back(this);
+  listed_ = true;
 }
 
 // A new ticket, and no connection yet.
-Offer VerbsBoxLink::make_offer(uint32_t rank) {
-  VerbsIncarnation& made = *incarnations_[rank];
+Offer VerbsBoxLink::make_offer(uint32_t rank, VerbsIncarnation& made) {
   made.ticket = make_ticket();
   made.connections.clear();
   made.connections.resize(queues_.size());
@@ -212,7 +217,7 @@ Offer VerbsBoxLink::make_offer(uint32_t rank) {
 Offer VerbsBoxLink::reconnect(uint32_t rank) {
   PHUB_CHECK(incarnations_[rank] != nullptr);
   end_connections(rank);
-  return make_offer(rank);
+  return make_offer(rank, *incarnations_[rank]);
 }
 
 BoxLink::Rest VerbsBoxLink::revoke(uint32_t rank) {

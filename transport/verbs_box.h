@@ -146,7 +146,8 @@ class VerbsBoxLink final : public BoxLink {
 
   void find_devices();
   void make_lanes();
-  Offer make_offer(uint32_t rank);
+  Offer make_offer(uint32_t rank, VerbsIncarnation& made);
+  void list();  // in the registry, before a rank is kept: what throws leaves no rank behind
   void end_connections(uint32_t rank);
   uint32_t qp_of(const VerbsConnection& connection) const;
 
