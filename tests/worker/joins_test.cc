@@ -345,6 +345,30 @@ TEST(Joins, AJoinThatIsSentAgainGetsTheSameAnswer) {
   EXPECT_EQ(box.log("job").size(), 3u);
 }
 
+TEST(Joins, AJoinThatIsSentAgainWhileItWaitsIsOne) {
+  Gate gate;
+  Box box(2, uint64_t{1} << 33, [&gate](std::unique_ptr<Nic> nic) {
+    return std::make_unique<SlowNic>(std::move(nic), gate);
+  });
+  JobSpec spec = spec_of("slow", 1);
+  spec.max_ranks = kSlowRanks;
+  const auto send = [&] {
+    return std::async(std::launch::async, [&] {
+      return ControlClient(box.address()).join(request_of(spec, -1, "one"), kLongMs);
+    });
+  };
+  auto first = send();
+  EXPECT_TRUE(gate.await(1));
+  gate.allow(1);
+  EXPECT_TRUE(gate.await(2));  // its rank is being prepared
+  auto again = send();
+  std::this_thread::sleep_for(milliseconds(300));
+  gate.allow(9);
+  const JoinReply reply = first.get();
+  EXPECT_EQ(again.get().offer.ticket, reply.offer.ticket);
+  EXPECT_EQ(box.log("slow").size(), 1u);
+}
+
 TEST(Joins, AJoinThatIsSentAgainAfterItsRankWasLostIsANewOne) {
   Box box;
   ControlClient client(box.address());
