@@ -151,6 +151,24 @@ TEST(Sum, ReportsWhatIsNotFinite) {
   });
 }
 
+// Slots are added in groups of eight.
+TEST(Sum, ReportsWhatIsNotFiniteInAnySlot) {
+  test::for_each_target([&] {
+    for (size_t count = 1; count < 20; ++count) {
+      std::vector<std::vector<float>> values(count, std::vector<float>(37, 1.0f));
+      std::vector<const void*> slots;
+      for (const auto& slot : values) slots.push_back(slot.data());
+      std::vector<float> out(37);
+      for (size_t bad = 0; bad < count; ++bad) {
+        values[bad][30] = std::numeric_limits<float>::quiet_NaN();
+        ASSERT_FALSE(sum(slots, DType::kF32, 0.5f, out.data(), 37)) << bad << " of " << count;
+        values[bad][30] = 1.0f;
+      }
+      ASSERT_TRUE(sum(slots, DType::kF32, 0.5f, out.data(), 37));
+    }
+  });
+}
+
 TEST(Sum, OfNoSlotsIsZero) {
   test::for_each_target([] {
     float out[3] = {1, 2, 3};

@@ -133,6 +133,24 @@ TEST(CoreClocks, ABoundaryStopsEveryClock) {
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2"));
 }
 
+// More was ready than one pass applies.
+TEST(CoreClocks, ABoundaryStopsWhatWasReadyToo) {
+  constexpr uint32_t kChunks = 40;
+  Rig rig({.parameters = async(), .chunks = kChunks, .elements = 8192});
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) rig.push(0, chunk, 1, 1);
+  uint64_t bytes = 0;
+  rig.job->step(bytes);
+  const size_t before = rig.take_posts().size();
+  EXPECT_GT(before, 0u);
+  EXPECT_LT(before, kChunks);
+  rig.job->hold();
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.job->commit({.round = 1});
+  rig.run();
+  EXPECT_EQ(before + rig.take_posts().size(), kChunks);
+}
+
 TEST(CoreClocks, WhoIsLostIsNotWaitedFor) {
   Rig rig({.parameters = ssp(0), .chunks = 1});
   rig.push(0, 0, 1, 1);
