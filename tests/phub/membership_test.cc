@@ -159,6 +159,21 @@ TEST(Membership, AReplacementComesAfterItsPredecessorIsGone) {
   EXPECT_EQ(m.wrong(), "");
 }
 
+// Two in a row go in the same round; the second one had sent nothing.
+TEST(Membership, AReplacementComesAfterAllOfItsPredecessors) {
+  Assembled m(spec_of(2));
+  m.cores_at(6, 6, 6);
+  m.last_round = [](uint32_t, uint32_t) { return 6; };
+  m.join(1, true);
+  m.settle();
+  m.last_round = [](uint32_t, uint32_t) { return 0; };
+  const uint64_t third = m.join(1, true);
+  m.settle();
+  EXPECT_EQ(m.reply(third).incarnation, 3u);
+  EXPECT_EQ(m.reply(third).first_round, 7u);  // round 6 has a contribution of the first
+  EXPECT_EQ(m.wrong(), "");
+}
+
 TEST(Membership, ARankThatIsBeingLostIsFreeForTheNext) {
   Assembled m(spec_of(2));
   lose(m, 1);
