@@ -155,13 +155,16 @@ class SlowNic final : public Nic {
   Gate& gate_;
 };
 
+Box::Wrap slowed_by(Gate& gate) {
+  return
+      [&gate](std::unique_ptr<Nic> nic) { return std::make_unique<SlowNic>(std::move(nic), gate); };
+}
+
 // While a job is made, and while a rank's memory is registered, others keep their leases, train and
 // get answers.
 TEST(Joins, WhatTakesLongHoldsNobodyUp) {
   Gate gate;
-  Box box(2, uint64_t{1} << 33, [&gate](std::unique_ptr<Nic> nic) {
-    return std::make_unique<SlowNic>(std::move(nic), gate);
-  });
+  Box box(2, uint64_t{1} << 33, slowed_by(gate));
   JobSpec fast = spec_of("fast", 1);
   fast.lease_ms = 600;
   Worker worker(box.options(fast));
@@ -216,9 +219,7 @@ TEST(Joins, AnAnswerMayTakeLongerThanALease) {
 // A worker says that it lives while it connects.
 TEST(Joins, AConnectionMayTakeLongerThanALease) {
   Gate gate;
-  Box box(2, uint64_t{1} << 33, [&gate](std::unique_ptr<Nic> nic) {
-    return std::make_unique<SlowNic>(std::move(nic), gate);
-  });
+  Box box(2, uint64_t{1} << 33, slowed_by(gate));
   JobSpec spec = spec_of("connects", 1);
   spec.lease_ms = 500;
   WorkerOptions options = box.options(spec);
@@ -347,9 +348,7 @@ TEST(Joins, AJoinThatIsSentAgainGetsTheSameAnswer) {
 
 TEST(Joins, AJoinThatIsSentAgainWhileItWaitsIsOne) {
   Gate gate;
-  Box box(2, uint64_t{1} << 33, [&gate](std::unique_ptr<Nic> nic) {
-    return std::make_unique<SlowNic>(std::move(nic), gate);
-  });
+  Box box(2, uint64_t{1} << 33, slowed_by(gate));
   JobSpec spec = spec_of("slow", 1);
   spec.max_ranks = kSlowRanks;
   const auto send = [&] {
