@@ -1,5 +1,5 @@
-// What it takes to set up a large job: the plan, and the messages of a join. Nothing here is on the
-// way of a gradient, but every rank waits for it.
+// The cost of setting up a large job: the plan, and the messages of a join. It is not on the path
+// of a gradient, but every rank waits for it.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "numa/topology.h"
-#include "phub/models.h"
-#include "phub/plan.h"
-#include "transport/job_spec.h"
-#include "transport/messages_json.h"
+#include "phub/plan/models.h"
+#include "phub/plan/plan.h"
+#include "transport/control/job_spec.h"
+#include "transport/control/messages_json.h"
 
 namespace phub {
 namespace {

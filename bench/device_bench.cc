@@ -1,5 +1,5 @@
-// The host device: rows by a prebuilt index against plain copies of as many bytes, what a call
-// costs, and copies at a set bandwidth and latency. On a machine with a CUDA device, that one too.
+// The host device: rows by a prebuilt index against plain copies of as many bytes, the cost of a
+// call, and copies at a set bandwidth and latency. If there is a CUDA device, the same for that.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -20,7 +20,7 @@ namespace phub {
 namespace {
 
 constexpr size_t kBatchBytes = 32 << 20;  // more than the caches hold
-constexpr double kBytesPerSecond = 12e9;  // what a PCIe 3.0 x16 slot gives
+constexpr double kBytesPerSecond = 12e9;  // of a PCIe 3.0 x16 slot
 constexpr std::chrono::microseconds kLatency{10};
 
 using MakeDevice = std::function<std::unique_ptr<Device>(size_t budget_bytes)>;
@@ -79,7 +79,8 @@ void measure(const std::string& name, const MakeDevice& make, Order order, size_
         state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * rig.bytes()));
       })
       ->UseRealTime()
-      // With repetitions on a busy machine, the shortest time of each is what can be compared.
+      //         // On a busy machine, only the shortest times of several repetitions can be
+      //         compared.
       ->ComputeStatistics("shortest", [](const std::vector<double>& values) {
         return *std::min_element(values.begin(), values.end());
       });
@@ -122,8 +123,8 @@ void set_speed_copy(benchmark::State& state) {
 }
 
 // Steps of 200 µs of computation, each after the copy of 1 MiB (97 µs) that it needs, into
-// `buffers` buffers: with one, a copy waits for the computation before it. `set_us` is what a step
-// should take.
+// `buffers` buffers: with one, a copy waits for the computation before it. `set_us` is the expected
+// time of a step.
 void steps(benchmark::State& state) {
   constexpr size_t kBytes = 1 << 20;
   constexpr int kSteps = 200;
@@ -160,7 +161,7 @@ void steps(benchmark::State& state) {
   state.counters["step_us"] = took.count() / static_cast<double>(state.iterations()) / kSteps;
 }
 
-// What enqueueing costs the caller: a record, and work that is nothing.
+// The cost of enqueueing for the caller: a record, and empty work.
 void calls(benchmark::State& state) {
   const auto device = make_host_device({.budget_bytes = 4096});
   const auto stream = device->make_stream("bench");

@@ -1,5 +1,5 @@
-// What a cache in device memory costs and saves: GeePS's figures (000, section 5), each as a ratio
-// of times of this run, beside the goal.
+// The costs and savings of a cache in device memory: GeePS's figures (000, section 5), each as a
+// ratio of times of this run, beside its goal.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -18,7 +18,7 @@
 #include "bench/geeps_net.h"
 #include "bench/geeps_run.h"
 #include "bench/geeps_workers.h"
-#include "bench/zerocompute_server.h"
+#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
 #include "worker/geeps/standalone_exchange.h"
 
@@ -50,7 +50,7 @@ struct Figure {
   std::string name;
   std::string unit;
   double goal = 0;
-  bool at_least = true;  // otherwise at most
+  bool at_least = true;  // false: at most
   double value = 0;
   std::string note;
 
@@ -110,7 +110,7 @@ void Bench::add(Figure figure) {
   figures_.push_back(std::move(figure));
 }
 
-// On the stated device, and on one as slow as those of the paper, each behind the paper's link.
+// On the stated device, and on that of the paper, each behind the paper's link.
 void Bench::stalls() {
   stalls("stall, 4 workers, a table per layer", machine_);
   Machine paper = geeps_machine();
@@ -121,7 +121,7 @@ void Bench::stalls() {
 // Four workers and a server: all layers in tables of their own, and in a single one.
 void Bench::stalls(const std::string& name, const Machine& stated) {
   const OwnServer server(beside_this_program("phub"), options_.transport, "");
-  constexpr double kMachines = 4;  // whose processors' work those of this one do
+  constexpr double kMachines = 4;  // this machine's processors work for so many
   const Net net = part_of(adam_like(), options_.parts * kMachines);
   const Machine machine = slower(stated, kMachines);
   const std::chrono::duration<double> computing = Training(net, machine).compute_time();
@@ -145,9 +145,9 @@ void Bench::stalls(const std::string& name, const Machine& stated) {
                    median(single), 100 * sending / computing.count())});
 }
 
-// GeePS's figure 12: a part of the memory that holds everything. It is compared with a device that
-// never waits: copies of pinned rows take longer on a device of host memory than on one with memory
-// of its own, which is where most of them are made if everything fits.
+// GeePS's figure 12: a fraction of the memory that holds everything. It is compared with a device
+// that never waits. A device that holds everything would be a worse reference: it makes most copies
+// of pinned rows, which take longer in host memory than in a GPU's.
 void Bench::small_budget() {
   const Training training(part_of(adam_like(), options_.parts), machine_);
   const auto everything = training.everything_bytes();
@@ -197,7 +197,7 @@ std::chrono::duration<double> own_processor_time() {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// What the application's thread pays for a call where everything fits and layers are empty.
+// The cost of a call for the application's thread, if everything fits and layers are empty.
 void Bench::calls() {
   Net net{.name = "tiny", .inputs = 1, .layers = {}, .images = 1};
   for (int l = 0; l < 8; ++l) {
@@ -217,14 +217,13 @@ void Bench::calls() {
     us.push_back(seconds * 1e6 / made);
   }
   add({"a call, everything fits, empty layers", "µs", 2, false, median(processor_us),
-       fmt::format("processor time of the application's thread; {:.2f} µs with what it waits for",
+       fmt::format("processor time of the application's thread; {:.2f} µs with its waits",
                    median(us))});
   count(run);
 }
 
-// The images of an iteration for which the device has memory: if the gradients stay there until the
-// end, beside the weights and all that is computed, and if they leave through buffers as soon as
-// they are there, and weights may come through buffers.
+// How many images of an iteration fit the device's memory: with weights and gradients that stay
+// there until the end, and with gradients that leave (and weights that may come) through buffers.
 void Bench::gradients() {
   const Net net = alexnet();
   const Style kept{.keep_gradients = true};

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kSliceBytes = 32 << 10;  // of a chunk of 8,192 elements
 
-// The usual slack of timers is as long as a slice takes on a fast link.
+// The default slack of timers is as long as the time of a slice on a fast link.
 void wake_up_in_time() { prctl(PR_SET_TIMERSLACK, 1000); }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// A network link between a worker's cache and its box: what a key's bytes take on it, in both
-// directions, on top of what the exchange behind it takes.
+// A simulated network link between a worker's cache and its box. It delays each key by the time
+// that its bytes take on the link, in both directions, on top of the time of the exchange behind
+// it.
 #pragma once
 
 #include <chrono>
@@ -16,14 +17,14 @@
 
 namespace phub::geeps_bench {
 
-// Slices of the size of a chunk go up one after another, those of higher priority first; a key is
-// pushed with its last one. They come down as they went up, but not before everybody's have gone
-// up: where a result comes so much later than the last slice of this worker, all slices of the
-// others are taken to have been so late. Times are the link's own, so that delays of the machine do
-// not add up.
+// A key goes up in slices of the size of a chunk, those of higher priority first; its last slice
+// pushes it. Slices come down in the order in which they went up, but not before the other workers'
+// slices went up: if a result comes later than this worker's last slice, all slices of the others
+// are assumed to be late by the same time. Times are the link's own, so that delays of the machine
+// do not add up.
 class LinkedExchange final : public geeps::Exchange {
  public:
-  // The exchange outlives this, which is the only one that calls it.
+  // REQUIRES: the exchange outlives this, and only this calls it.
   LinkedExchange(geeps::Exchange& behind, double bytes_per_second);
   ~LinkedExchange() override;
 

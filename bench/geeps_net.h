@@ -1,6 +1,6 @@
-// Neural nets as a cache of parameters sees them: tables, and an iteration's calls and
-// computations. Nothing is computed: a layer takes as long as its arithmetic and its memory traffic
-// do on a stated device.
+// Neural nets as a parameter cache sees them: tables, and the calls and computations of an
+// iteration. Nothing is computed: a layer takes the time of its arithmetic, or of its memory
+// traffic, on a stated device.
 #pragma once
 
 #include <chrono>
@@ -16,20 +16,20 @@
 
 namespace phub::geeps_bench {
 
-// What layers take their times from: about a GPU of 2016 in a PCIe 3.0 x16 slot.
+// The stated device: about a GPU of 2016 in a PCIe 3.0 x16 slot.
 struct Machine {
   double flops_per_second = 10e12;
   double memory_bytes_per_second = 480e9;
   double copy_bytes_per_second = 12e9;  // per direction
   std::chrono::nanoseconds copy_latency{10'000};
-  // Of the network link of each worker, per direction; what GeePS's machines reached of 40 Gbit/s.
+  // Of each worker's network link, per direction: what GeePS's machines reached of 40 Gbit/s.
   double link_bytes_per_second = 12e9 / 8;
 };
 // With the GPUs of GeePS's machines, by their data sheet: Tesla K20C, PCIe 2.0.
 Machine geeps_machine();
 
-// The same, as many times slower in everything. Ratios of times stay what they are, and this
-// machine's processors have so many times longer for what they do.
+// The same, slower by `factor` in everything. Ratios of times stay the same, and this machine's
+// processors have more time for their work.
 Machine slower(const Machine& machine, double factor);
 HostDeviceOptions device_of(const Machine& machine, uint64_t budget_bytes);
 
@@ -55,7 +55,7 @@ struct Net {
 Net adam_like();
 // GeePS's very large one: fully connected layers of 373 MB each.
 Net very_large(uint32_t layers);
-// AlexNet, for what accumulating elsewhere frees.
+// AlexNet, to measure the memory that is free if gradients are summed elsewhere.
 Net alexnet();
 // A part of the net: of the images and the weights. Layers take a part of the time.
 Net part_of(Net net, double parts);
@@ -63,8 +63,8 @@ Net part_of(Net net, double parts);
 // How an iteration treats gradients and tables.
 struct Style {
   bool one_table = false;  // all parameters, clocked together at the end
-  // Weights live on the device, and gradients too, until an optimizer there has used them at the
-  // end of the iteration: local data, without a log of updates and without an exchange.
+  // Weights and gradients stay on the device, where an optimizer uses them at the end of the
+  // iteration: they are local data, without a log of updates and without an exchange.
   bool keep_gradients = false;
 };
 
@@ -79,14 +79,14 @@ class Training {
 
   // Enqueues the computations on `compute`. In a virtual iteration that is null.
   void iterate(geeps::Cache& cache, Stream* compute) const;
-  geeps::Demand demand() const;  // what iterate() demands of device memory
+  geeps::Demand demand() const;  // of iterate(), on device memory
 
-  // All tables, their updates, and the double-buffered pool of accesses: what GeePS takes for
-  // "everything in device memory".
+  // All tables, their updates, and the double-buffered pool of accesses: GeePS's "everything in
+  // device memory".
   uint64_t everything_bytes() const;
-  // What place() needs to move nothing.
+  // The least memory with which place() moves nothing.
   uint64_t least_unmoved_bytes() const;
-  // Whether in so much memory at most weights and their gradients are moved.
+  // Whether with so much memory only weights and their gradients are moved.
   bool keeps_local_data(uint64_t budget_bytes) const;
 
  private:

@@ -21,7 +21,7 @@ JobSpec job_of(std::span<const geeps::TableSpec> tables) {
   spec.name = "geeps";
   spec.keys = geeps::keys_of(tables);
   spec.optimizer = "momentum";
-  spec.on_nonfinite = "pass";  // nothing is written into the buffers of updates
+  spec.on_nonfinite = "pass";  // the buffers of updates are never written and hold anything
   return spec;
 }
 

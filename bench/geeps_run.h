@@ -1,4 +1,4 @@
-// Trainings of this process: a device, a cache and an exchange without a box.
+// A training in this process: a device, a cache and an exchange without a box.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,14 @@ namespace phub::geeps_bench {
 
 double median(std::vector<double> values);
 
-// A job for a cache's tables that every bench uses: SGD with momentum, BSP.
+// The job of every benchmark, for a cache's tables: SGD with momentum, BSP.
 JobSpec job_of(std::span<const geeps::TableSpec> tables);
 
 geeps::CacheOptions cache_options(Stream& compute);
 
 class TrainingRun {
  public:
-  // Records the iteration virtually, and runs one to fill what lives on the device.
+  // Records the iteration virtually, and runs one to fill device memory.
   TrainingRun(Training training, const Machine& machine, uint64_t budget_bytes);
 
   double seconds_per_iteration(uint32_t iterations);
@@ -36,7 +36,7 @@ class TrainingRun {
   uint64_t bytes_copied_by_caller() const {
     return cache_->stats().bytes_copied_by_caller - copied_before_;
   }
-  // The part of its time that the device computes, at these seconds per iteration.
+  // The fraction of the time in which the device computes, if an iteration takes `seconds`.
   double busy(double seconds) const;
 
  private:
@@ -48,7 +48,7 @@ class TrainingRun {
   uint64_t copied_before_ = 0;  // when the sequence was placed
 };
 
-// Iterations of all runs in turn, `turns` times: the median seconds of each.
+// Runs iterations of all runs in turn, `turns` times. Returns the median seconds of each.
 std::vector<double> alternate(std::span<TrainingRun* const> runs, uint32_t iterations,
                               uint32_t turns);
 

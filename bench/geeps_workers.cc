@@ -12,7 +12,7 @@
 
 #include "bench/geeps_link.h"
 #include "bench/geeps_run.h"
-#include "bench/zerocompute_process.h"
+#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
 #include "worker/geeps/worker_exchange.h"
 #include "worker/worker.h"
@@ -54,7 +54,7 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
   options.spec.world_size = workers.workers;
   options.spec.reduction = "mean";
   options.spec.on_loss = "fail";
-  options.spec.lease_ms = 10000;  // where all CPUs are busy a process may get none for seconds
+  options.spec.lease_ms = 10000;  // on a busy machine a process may get no CPU for seconds
   Worker worker(options);
   geeps::WorkerExchange box(worker, training.tables());
   LinkedExchange exchange(box, machine.link_bytes_per_second);

@@ -1,4 +1,4 @@
-// Trainings of several processes through a server, each with a device and a cache of its own.
+// A training of several processes through a server, each with its own device and cache.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ struct Workers {
   uint32_t warmup = 2, iterations = 10;
 };
 
-// Of all workers, or the mean over them.
+// Times are the mean over the workers, bytes their sum.
 struct WorkersResult {
   double seconds = 0;  // per iteration
-  double stalled = 0;  // the part of that in which a device computes nothing
+  double stalled = 0;  // the fraction in which a device computes nothing
   uint64_t bytes_copied_by_caller = 0;
 };
 
-// Everything fits the devices; every worker has a link of the machine's to the server. Throws
-// Error(kInternal) if a worker fails, which says why on stderr. REQUIRES: the calling process has
-// one thread.
+// Everything fits the devices; every worker has a link to the server as `machine` says. Throws
+// Error(kInternal) if a worker fails, which writes the reason to stderr. REQUIRES: the calling
+// process has one thread.
 WorkersResult train(const Workers& workers, const Net& net, const Machine& machine,
                     const Style& style);
 

@@ -1,7 +1,7 @@
-// How close the kernels come to what the machine can do. Each benchmark runs a kernel and a loop to
-// compare it with in turns, so that both see the same neighbours, and reports the median of the
-// ratios of each pair. Times are the processor time of the slowest thread: the loops never wait,
-// and on a busy machine the rest of the wall time belongs to others.
+// How close the kernels come to the limits of the machine. Each benchmark alternates a kernel and a
+// loop to compare it with, so that both see the same load, and reports the median of the ratios of
+// each pair. Times are the processor time of the slowest thread: the loops never wait, and on a
+// busy machine the rest of the wall time belongs to other programs.
 //
 //   Memory/…  sum and optimizer chunk by chunk, as the server does, over far more than the caches
 //             hold: "of_memory" is its share of the bandwidth of a plain mix of the same reads and
@@ -39,7 +39,7 @@ constexpr size_t kChunk = 8192;  // elements, the server's default
 
 bool tiny = false;
 
-// Anonymous memory on huge pages where the kernel gives them, as the server's.
+// Anonymous memory, on huge pages if the kernel has them, as the server's.
 class Floats {
  public:
   explicit Floats(size_t count) : bytes_(count * sizeof(float)) {
@@ -69,7 +69,7 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// Runs body(thread) on `count` threads; the processor time of the slowest.
+// Runs body(thread) on `count` threads. Returns the processor time of the slowest.
 double on_threads(size_t count, const std::function<void(size_t)>& body) {
   std::vector<double> times(count);
   const auto timed = [&](size_t thread) {
@@ -159,7 +159,7 @@ struct Job {
     });
   }
 
-  // The streams do not fall on the same cache sets: the arrays begin some lines apart.
+  // The arrays begin some cache lines apart, so that the streams use different cache sets.
   static constexpr size_t kSkew = 5 * 16;
   float* array(size_t i) const { return memory[i].get() + i * kSkew; }
 
@@ -208,7 +208,7 @@ void in_cache(benchmark::State& state, Sum8 by_hand, const char* target) {
   kernels::force_target("");
 }
 
-// The whole chunk's work with write-back to `out`; out is as large as the model.
+// The whole work of a chunk, with write-back to `out`, which is as large as the model.
 void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, size_t bytes,
                 bool then_read) {
   const Job job(optimizer, 4, 1, tiny ? size_t{1} << 20 : bytes);
@@ -226,7 +226,7 @@ void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, si
           reinterpret_cast<char*>(out.get()) + at * bytes_of(out_type), out_type, store);
     }
   };
-  // What a worker does next: it reads what was written back.
+  // As a worker does next, read the result.
   const auto read = [&] {
     float sum = 0;
     for (size_t i = 0; i < job.elements() * bytes_of(out_type) / sizeof(float); i += 16) {

@@ -30,10 +30,10 @@
 #include <vector>
 
 #include "bench/peers_spoil.h"
-#include "bench/zerocompute_checker.h"
-#include "bench/zerocompute_pattern.h"
-#include "bench/zerocompute_shared.h"
-#include "bench/zerocompute_statistics.h"
+#include "bench/zerocompute/checker.h"
+#include "bench/zerocompute/gradients.h"
+#include "bench/zerocompute/measures.h"
+#include "bench/zerocompute/shared.h"
 
 namespace phub {
 namespace {
@@ -96,7 +96,7 @@ Measured measure(const Context& context, const std::string& name, uint64_t eleme
   const auto ranks = static_cast<uint32_t>(context->size);
   std::vector<float> data(elements);
   const Allreduce allreduce = make_allreduce(name, context, data.data(), elements);
-  if (!allreduce) throw std::runtime_error("there is no algorithm '" + name + "'");
+  if (!allreduce) throw std::runtime_error("unknown algorithm '" + name + "'");
   const Checker checker({.ranks = ranks, .elements = elements}, {});
   Measured measured;
   for (uint64_t round = 1; round <= warmup + rounds; ++round) {
@@ -143,7 +143,7 @@ int run(uint32_t rank, uint32_t ranks, char** argv, uint64_t elements, uint64_t 
     std::printf("%s\n", line.dump().c_str());
     std::fflush(stdout);
   }
-  barrier(context);  // nobody leaves while another still talks to it
+  barrier(context);  // no process leaves while another still needs it
   return 0;
 }
 

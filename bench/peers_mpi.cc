@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "bench/peers_spoil.h"
-#include "bench/zerocompute_checker.h"
-#include "bench/zerocompute_pattern.h"
-#include "bench/zerocompute_statistics.h"
+#include "bench/zerocompute/checker.h"
+#include "bench/zerocompute/gradients.h"
+#include "bench/zerocompute/measures.h"
 
 namespace phub {
 namespace {

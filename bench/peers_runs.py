@@ -191,7 +191,7 @@ def run_gloo_in_rack(host, case, rate, options):
 def run_phub_in_rack(host, case, rate, options):
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         run_in_rack(case, rate, options,
-                    f"exec {host.binary('phub')} serve --listen 0.0.0.0:7717 --transports tcp",
+                    f"exec {host.binary('phub')} serve --listen 0.0.0.0:7717 --insecure --transports tcp",
                     " ".join([host.binary("zerocompute"), "--one-rank", *case.model,
                               "--transport", "tcp", "-w", str(RACK_WARMUP), "-n",
                               str(case.rounds), "--quiet", "--json", file.name]))

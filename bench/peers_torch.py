@@ -23,7 +23,7 @@ LIMIT = datetime.timedelta(seconds=300)
 
 
 def seed_of(round_, group):
-    """As in zerocompute_pattern.cc, and so is what follows."""
+    """As in zerocompute/gradients.cc, and so is what follows."""
     mask = (1 << 64) - 1
     z = ((round_ << 20) + group + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask

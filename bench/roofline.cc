@@ -12,7 +12,7 @@
 #include <limits>
 #include <thread>
 
-#include "bench/zerocompute_statistics.h"
+#include "bench/zerocompute/measures.h"
 #include "numa/memory.h"
 #include "numa/topology.h"
 #include "transport/error.h"
@@ -51,9 +51,9 @@ HWY_INLINE void put(hn::Vec<D> value, std::byte* to) {
   }
 }
 
-// Adds four vectors of every gradient and changes what is to be updated and written accordingly,
-// for `bytes` of gradient from `offset`. kRatio: f32 vectors per gradient vector. Integers, so that
-// no value is slower than another.
+// For `bytes` of gradient from `offset`: adds four vectors of every gradient, and updates and
+// writes the other arrays. kRatio: f32 vectors per gradient vector. It computes with integers, so
+// that the time does not depend on values.
 template <uint32_t kRatio, bool kStreaming>
 void mix_block(const MixStreams& streams, uint32_t result_ratio, size_t offset, size_t bytes) {
   constexpr size_t kUnroll = 4;
@@ -105,7 +105,7 @@ HWY_EXPORT(mix_streams);
 
 namespace {
 
-constexpr size_t kBlockElements = 8192;  // dealt out to the threads in turn, as chunks to cores
+constexpr size_t kBlockElements = 8192;  // assigned to the threads in turn, as chunks to cores
 constexpr uint64_t kMaxBytes = 2ull << 30;
 
 // A shared mapping of a memfd, as the arena of a job is.
@@ -179,7 +179,7 @@ Roofline::Roofline(const MemoryMix& mix, uint32_t threads)
   arrays_->blocks = std::min(whole, most);
   scale_ =
       static_cast<double>(mix.elements) / static_cast<double>(arrays_->blocks * kBlockElements);
-  // Odd numbers of cache lines between the arrays keep them from sharing cache sets.
+  // An odd number of cache lines lies between the arrays, so that they use different cache sets.
   const size_t elements = arrays_->blocks * kBlockElements;
   constexpr size_t kSkew = 4096 + 3 * 64;
   const size_t gradient_stride = elements * mix.gradient_bytes + kSkew;
@@ -231,7 +231,7 @@ double Roofline::pass(bool streaming) {
 }
 
 void Roofline::measure(uint32_t passes) {
-  // The first pass of all touches the state's pages.
+  // The very first pass touches the state's pages.
   if (cached_us_.empty()) pass(false);
   for (uint32_t i = 0; i < passes; ++i) {
     cached_us_.push_back(pass(false) * scale_);

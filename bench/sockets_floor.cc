@@ -28,11 +28,11 @@
 #include <thread>
 #include <vector>
 
-#include "bench/zerocompute_checker.h"
-#include "bench/zerocompute_pattern.h"
-#include "bench/zerocompute_process.h"
-#include "bench/zerocompute_shared.h"
-#include "bench/zerocompute_statistics.h"
+#include "bench/zerocompute/checker.h"
+#include "bench/zerocompute/gradients.h"
+#include "bench/zerocompute/measures.h"
+#include "bench/zerocompute/processes.h"
+#include "bench/zerocompute/shared.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -64,7 +64,7 @@ int new_socket(const Options& o) {
   if (fd < 0) give_up("socket");
   const int one = 1, bytes = static_cast<int>(o.buffer_bytes);
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  // BBR, some kernels' default, paces even where nothing can be congested.
+  // BBR, the default of some kernels, paces packets even on loopback.
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
   if (bytes > 0) {
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
@@ -87,15 +87,15 @@ int listen_on_loopback(const Options& o, sockaddr_in& where) {
   return fd;
 }
 
-// One connection: how far its stream is in both directions, over all rounds.
+// A connection, and the positions of its streams in both directions, over all rounds.
 struct Stream {
   int fd = -1;
-  bool readable = false, writable = false;  // as far as the kernel has said (edge-triggered)
+  bool readable = false, writable = false;  // as last reported by epoll (edge-triggered)
   uint64_t received = 0, sent = 0;
 };
 
-// Sends [stream.sent, limit) of `memory`, which repeats, and receives up to `receive_limit`, one
-// system call each. False when there was nothing to do or the kernel wanted none of it.
+// Sends [stream.sent, limit) of `memory`, which repeats, and receives up to `receive_limit`, with
+// one system call each. False: there was nothing to do, or the calls would have blocked.
 bool send_some(const Options& o, Stream& stream, std::span<const std::byte> memory,
                uint64_t limit) {
   if (!stream.writable || stream.sent == limit) return false;
@@ -113,7 +113,7 @@ bool receive_some(Stream& stream, std::span<std::byte> memory, uint64_t limit) {
   const size_t at = stream.received % memory.size();
   const size_t n = std::min({limit - stream.received, memory.size() - at, kReadBytes});
   const ssize_t done = recv(stream.fd, memory.data() + at, n, MSG_DONTWAIT);
-  if (done == 0) return false;  // the other side has left: nobody waits for more
+  if (done == 0) return false;  // the other side has closed
   if (done < 0 && errno != EAGAIN) give_up("recv");
   stream.readable = done == static_cast<ssize_t>(n);
   stream.received += static_cast<uint64_t>(std::max<ssize_t>(done, 0));
@@ -183,7 +183,7 @@ int run_server(const Options& o, const std::vector<int>& listeners) {
   return 0;
 }
 
-// One round of a worker: everything out and everything back.
+// A round of a worker: sends its gradient, and receives as much.
 void exchange(const Options& o, Poller& poller, std::vector<Stream>& streams,
               std::span<std::byte> gradient, std::span<std::byte> result, uint64_t round) {
   for (bool done = false; !done;) {

@@ -1,5 +1,5 @@
-// What a consistency costs and brings where one rank is slow: rounds per second, and the time and
-// the rounds until the digits' training loss and held-out accuracy are good enough.
+// Compares consistencies if one rank is slow: rounds per second, and the time and the rounds until
+// the digits' training loss and held-out accuracy are good enough.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "bench/time_to_loss_run.h"
-#include "bench/zerocompute_server.h"
+#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
@@ -54,7 +54,7 @@ double median(const std::vector<Result>& results, Field field) {
   return values[values.size() / 2];
 }
 
-// Medians over the turns; a goal that was not reached took for ever.
+// Medians over the turns. A goal that was not reached counts as infinite.
 Result median(const std::vector<Result>& results) {
   const auto of = [&](auto field) { return median(results, field); };
   Result result;
@@ -123,7 +123,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
           {"transport", options.transport}};
 }
 
-// Turns of all modes alternate, so that a change of the machine's mood hits all.
+// Turns of all modes alternate, so that changes of the machine's load affect all.
 std::vector<Result> measure(const Options& options, const std::vector<Mode>& modes) {
   const Dataset data = load(options.data);
   const OwnServer server(beside_this_program("phub"), options.transport, "");

@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What rank 0 had after one of its rounds.
+// Rank 0's parameters after one of its rounds.
 struct Sample {
   double seconds = 0;
   double rounds = 0;  // gradients of all ranks, over their number
@@ -100,7 +100,7 @@ class Run {
     }
   }
 
-  // Who has the result of its round is ahead of the slowest by so many.
+  // How many rounds a rank that has its result is ahead of the slowest.
   void note_lead(uint64_t round) {
     uint64_t slowest = round;
     for (const auto& pushed : pushed_) slowest = std::min<uint64_t>(slowest, pushed);
@@ -126,7 +126,7 @@ class Run {
     samples_.push_back(std::move(sample));
   }
 
-  // After the run, so that it takes none of its time.
+  // Computed after the run, so that it costs no time of the run.
   Result evaluate(Result result) const {
     Network network = digits::network(training_);
     for (const Sample& sample : samples_) {

@@ -1,4 +1,4 @@
-// One training on the digits, in lock-step or out of it, with a straggler; and when it was good
+// A training on the digits with a straggler, in lock-step or not, and the time until it was good
 // enough.
 #pragma once
 
@@ -24,12 +24,12 @@ struct Mode {
   uint64_t largest_lead() const { return consistency == "async" ? ~uint64_t{0} : slack; }
 };
 
-// What is trained, and when it is good enough.
+// The training and its goals.
 struct TimeToLoss {
   Training training = {.rounds = 300};
   double compute_ms = 6;  // of a gradient
-  double delay_ms = 12;   // more, for a straggler
-  bool random = false;    // stragglers: every rank now and then, else the last rank always
+  double delay_ms = 12;   // so much more for a straggler
+  bool random = false;    // true: each rank is a straggler at times; false: the last rank always
   double loss = 0.1;      // mean over the training images
   double accuracy = 95;   // percent of the held-out images
 };
@@ -49,9 +49,9 @@ struct Result {
   double largest_lead = 0;
 };
 
-// A job named `worker.spec.name`, and a thread per rank. It ends when the ranks have taken as many
-// gradients as so many rounds have, whoever took them. Throws what a rank threw, and
-// Error(kInternal) when one is further ahead than the slack.
+// Runs a job named `worker.spec.name` with a thread per rank, until the ranks together have
+// computed the gradients of `training.rounds` rounds. Throws what a rank threw, and
+// Error(kInternal) if a rank is further ahead than the slack.
 Result train(const TimeToLoss& options, const Dataset& data, const Mode& mode,
              const WorkerOptions& worker);
 

@@ -1,5 +1,5 @@
-// What notifications cost over shared memory: posting and polling, round trips between two threads
-// that spin, and that sleep.
+// The cost of notifications over shared memory: posting and polling, and round trips between two
+// threads that spin or sleep.
 #include <benchmark/benchmark.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/shm_nic.h"
+#include "transport/shm/transport.h"
 
 namespace phub {
 namespace {
@@ -28,20 +28,20 @@ class Rack {
     std::string name = (std::filesystem::temp_directory_path() / "phub-bench-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) std::abort();
     directory_ = name;
-    nic_ = make_shm_nic({.socket_dir = directory_});
+    transport_ = make_shm_transport({.socket_dir = directory_});
     LinkLayout layout;
     layout.max_ranks = ranks;
     layout.cores = 1;
     layout.queue_chunks = {kQueueChunks};
     layout.core_node = {0};
-    layout.ingress_bytes = layout.egress_bytes = 4096;
-    box_ = nic_->open_job(layout);
-    std::vector<NicEvent> events;
+    layout.slots_bytes = layout.results_bytes = 4096;
+    box_ = transport_->open_job(layout);
+    std::vector<TransportEvent> events;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       const Offer offer = box_->admit(rank, 1);
       auto link = std::async(std::launch::async, [&] { return connect_shm(offer, layout, 10000); });
       while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-        nic_->handle_events(events);
+        transport_->handle_events(events);
       }
       workers_.push_back(link.get());
       box().attach(rank, 1);
@@ -51,15 +51,15 @@ class Rack {
     for (uint32_t rank = 0; rank < workers_.size(); ++rank) box().detach(rank);
     workers_.clear();
     box_.reset();
-    nic_.reset();
+    transport_.reset();
     std::filesystem::remove_all(directory_);
   }
-  Endpoint& box() { return box_->endpoint(0); }
+  BoxEndpoint& box() { return box_->endpoint(0); }
   Endpoint& worker(uint32_t rank) { return workers_[rank]->endpoint(); }
 
  private:
   std::string directory_;
-  std::unique_ptr<Nic> nic_;
+  std::unique_ptr<Transport> transport_;
   std::unique_ptr<BoxLink> box_;
   std::vector<std::unique_ptr<WorkerLink>> workers_;
 };
@@ -70,7 +70,7 @@ void immediates(benchmark::State& state) {
   const auto batch = static_cast<uint32_t>(state.range(0));
   std::array<Arrival, 64> out;
   for ([[maybe_unused]] const auto _ : state) {
-    for (uint32_t i = 0; i < batch; ++i) rack.worker(0).post(0, {0, 0, 0, i});
+    for (uint32_t i = 0; i < batch; ++i) rack.worker(0).post({0}, {0, 0, 0, i});
     rack.worker(0).flush();
     for (size_t seen = 0; seen < batch;) seen += rack.box().poll(out);
   }
@@ -112,11 +112,11 @@ class Waiter {
 };
 
 void send(Endpoint& endpoint, uint32_t imm) {
-  endpoint.post(0, {0, 0, 0, imm});
+  endpoint.post({}, {0, 0, 0, imm});
   endpoint.flush();
 }
 
-// There and back again between two threads. Asleep, it is two wake-ups.
+// A round trip between two threads. If they sleep, it includes two wake-ups.
 void round_trip(benchmark::State& state, bool sleeps) {
   Rack rack(1);
   std::thread echo([&] {
@@ -141,7 +141,7 @@ void stream(benchmark::State& state) {
   std::atomic<bool> stop = false;
   std::thread writer([&] {
     for (uint32_t i = 0; !stop.load(std::memory_order_relaxed); ++i) {
-      rack.worker(0).post(0, {0, 0, 0, i});
+      rack.worker(0).post({0}, {0, 0, 0, i});
       if (i % 16 == 0) rack.worker(0).flush();
     }
   });

@@ -6,6 +6,7 @@
 // with ATEN_CPU_CAPABILITY=default (scalars computed in double and cast to float).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,11 +15,19 @@
 
 namespace phub::kernels {
 
-// Number format of a gradient slot or of written-back parameters. Sums and state are always f32.
+// Format of a gradient slot or of written-back parameters. Sums and state are always f32.
 enum class DType : uint8_t { kF32, kBF16, kF16 };
-constexpr size_t bytes_of(DType t) { return t == DType::kF32 ? 4 : 2; }
+struct Format {
+  std::string_view name;
+  size_t element_bytes;
+};
+inline constexpr std::array<Format, 3> kFormats = {{{"f32", 4}, {"bf16", 2}, {"f16", 2}}};
+
+constexpr size_t bytes_of(DType t) { return kFormats[static_cast<size_t>(t)].element_bytes; }
+// Of a chunk's slot. A pure function of the plan: both sides compute it.
+constexpr size_t slot_bytes(DType t, size_t elements) { return elements * bytes_of(t); }
+constexpr std::string_view name_of(DType t) { return kFormats[static_cast<size_t>(t)].name; }
 std::optional<DType> parse_dtype(std::string_view name);  // "f32", "bf16", "f16"
-std::string_view name_of(DType t);
 
 enum class Optimizer : uint8_t {
   kNone,  // all-reduce: the sum (or mean) itself is written back

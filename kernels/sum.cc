@@ -3,7 +3,10 @@
 // once. More than kGroup slots go in groups over pieces that stay in the L1 cache, because
 // hardware prefetchers and registers follow only so many streams.
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <tuple>
+#include <type_traits>
 
 #include "kernels/kernels.h"
 
@@ -11,7 +14,7 @@
 #define HWY_TARGET_INCLUDE "kernels/sum.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/number-inl.h"
+#include "kernels/formats/formats-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
@@ -25,9 +28,8 @@ HWY_INLINE void prefetch_slot(const void* from, size_t bytes) { prefetch<1024, 3
 
 // Adds slots [0, kSlots) from element `i` on; kResume continues the sums that are in `out`. What is
 // accumulated in `largest` tells later whether all results were finite.
-template <DType kType, size_t kSlots, bool kResume>
+template <class Format, size_t kSlots, bool kResume>
 struct Adder {
-  using Format = Number<kType>;
   using T = typename Format::T;
 
   template <class D>
@@ -84,10 +86,10 @@ struct Adder {
 };
 
 // Returns true if every result is finite.
-template <DType kType, size_t kSlots, bool kResume>
+template <class Format, size_t kSlots, bool kResume>
 bool add_group(const void* const* slots, size_t offset, float factor, float* out, size_t n) {
-  using T = typename Number<kType>::T;
-  Adder<kType, kSlots, kResume> adder;
+  using T = typename Format::T;
+  Adder<Format, kSlots, kResume> adder;
   for (size_t s = 0; s < kSlots; ++s) adder.slots[s] = static_cast<const T*>(slots[s]) + offset;
   adder.factor = factor;
   adder.out = out;
@@ -108,30 +110,30 @@ bool add_group(const void* const* slots, size_t offset, float factor, float* out
 
 using AddGroup = bool (*)(const void* const*, size_t, float, float*, size_t);
 
-template <DType kType, bool kResume>
+template <class Format, bool kResume>
 bool add_up_to_eight(size_t count, const void* const* slots, size_t offset, float factor,
                      float* out, size_t n) {
   static constexpr AddGroup kTable[kGroup] = {
-      add_group<kType, 1, kResume>, add_group<kType, 2, kResume>, add_group<kType, 3, kResume>,
-      add_group<kType, 4, kResume>, add_group<kType, 5, kResume>, add_group<kType, 6, kResume>,
-      add_group<kType, 7, kResume>, add_group<kType, 8, kResume>};
+      add_group<Format, 1, kResume>, add_group<Format, 2, kResume>, add_group<Format, 3, kResume>,
+      add_group<Format, 4, kResume>, add_group<Format, 5, kResume>, add_group<Format, 6, kResume>,
+      add_group<Format, 7, kResume>, add_group<Format, 8, kResume>};
   return kTable[count - 1](slots, offset, factor, out, n);
 }
 
 // The multiplication by the factor belongs to the last group. An infinity or NaN of an earlier
 // group is still one in the end.
-template <DType kType>
+template <class Format>
 bool sum_slots(const void* const* slots, size_t count, float factor, float* out, size_t n) {
-  if (count <= kGroup) return add_up_to_eight<kType, false>(count, slots, 0, factor, out, n);
+  if (count <= kGroup) return add_up_to_eight<Format, false>(count, slots, 0, factor, out, n);
   bool finite = true;
   for (size_t begin = 0; begin < n; begin += kPiece) {
     const size_t piece = std::min(kPiece, n - begin);
     float* to = out + begin;
-    finite &= add_up_to_eight<kType, false>(kGroup, slots, begin, 1.0f, to, piece);
+    finite &= add_up_to_eight<Format, false>(kGroup, slots, begin, 1.0f, to, piece);
     for (size_t done = kGroup; done < count; done += kGroup) {
       const size_t group = std::min(kGroup, count - done);
       const float last = done + group == count ? factor : 1.0f;
-      finite &= add_up_to_eight<kType, true>(group, slots + done, begin, last, to, piece);
+      finite &= add_up_to_eight<Format, true>(group, slots + done, begin, last, to, piece);
     }
   }
   return finite;
@@ -148,23 +150,6 @@ void make_nans_canonical(float* values, size_t n) {
   for (; i < n; ++i) {
     hn::StoreU(canonical_nan(d1, hn::LoadU(d1, values + i)), d1, values + i);
   }
-}
-
-bool Sum(const void* const* slots, size_t count, DType type, float factor, float* out, size_t n) {
-  bool finite = true;
-  switch (type) {
-    case DType::kF32:
-      finite = sum_slots<DType::kF32>(slots, count, factor, out, n);
-      break;
-    case DType::kBF16:
-      finite = sum_slots<DType::kBF16>(slots, count, factor, out, n);
-      break;
-    case DType::kF16:
-      finite = sum_slots<DType::kF16>(slots, count, factor, out, n);
-      break;
-  }
-  if (!finite) make_nans_canonical(out, n);
-  return finite;
 }
 
 // True if an element has all the exponent's bits set. T is the unsigned integer of the same size.
@@ -188,51 +173,60 @@ bool has_exponent(const T* values, T exponent, size_t n) {
   return false;
 }
 
-bool HasNonfinite(const void* values, DType type, size_t n) {
-  if (type == DType::kF32) {
-    return has_exponent<uint32_t>(static_cast<const uint32_t*>(values), 0x7F800000u, n);
-  }
-  return has_exponent<uint16_t>(static_cast<const uint16_t*>(values),
-                                type == DType::kBF16 ? 0x7F80 : 0x7C00, n);
+template <class Format>
+bool has_nonfinite(const void* values, size_t n) {
+  using Bits = std::remove_const_t<decltype(Format::kExponent)>;
+  return has_exponent<Bits>(static_cast<const Bits*>(values), Format::kExponent, n);
 }
 
-template <DType kFrom, DType kTo>
+template <class From, class To>
 void convert_all(const void* from, void* to, size_t n) {
-  const auto* in = static_cast<const typename Number<kFrom>::T*>(from);
-  auto* out = static_cast<typename Number<kTo>::T*>(to);
+  const auto* in = static_cast<const typename From::T*>(from);
+  auto* out = static_cast<typename To::T*>(to);
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    Number<kTo>::store(d, canonical_nan(d, Number<kFrom>::load(d, in + i)), out + i);
+    To::store(d, canonical_nan(d, From::load(d, in + i)), out + i);
   }
   for (; i < n; ++i) {
-    Number<kTo>::store(d1, canonical_nan(d1, Number<kFrom>::load(d1, in + i)), out + i);
+    To::store(d1, canonical_nan(d1, From::load(d1, in + i)), out + i);
   }
 }
 
-template <DType kFrom>
-void convert_from(const void* from, void* to, DType to_type, size_t n) {
-  switch (to_type) {
-    case DType::kF32:
-      return convert_all<kFrom, DType::kF32>(from, to, n);
-    case DType::kBF16:
-      return convert_all<kFrom, DType::kBF16>(from, to, n);
-    case DType::kF16:
-      return convert_all<kFrom, DType::kF16>(from, to, n);
-  }
+// What is done with the slots of one format.
+struct Entry {
+  bool (*sum)(const void* const* slots, size_t count, float factor, float* out, size_t n);
+  bool (*has_nonfinite)(const void* values, size_t n);
+  std::array<void (*)(const void* from, void* to, size_t n), kFormats.size()> convert_to;
+};
+
+template <class Format, class... To>
+constexpr Entry entry_of(const std::tuple<To...>& /*all*/) {
+  return {sum_slots<Format>, has_nonfinite<Format>, {convert_all<Format, To>...}};
+}
+template <class... Format>
+constexpr std::array<Entry, sizeof...(Format)> table_of(const std::tuple<Format...>& all) {
+  return {entry_of<Format>(all)...};
+}
+// In the order of enum DType.
+constexpr auto kTable = table_of(Formats());
+
+constexpr const Entry& entry(DType type) { return kTable[static_cast<size_t>(type)]; }
+
+bool Sum(const void* const* slots, size_t count, DType type, float factor, float* out, size_t n) {
+  const bool finite = entry(type).sum(slots, count, factor, out, n);
+  if (!finite) make_nans_canonical(out, n);
+  return finite;
+}
+
+bool HasNonfinite(const void* values, DType type, size_t n) {
+  return entry(type).has_nonfinite(values, n);
 }
 
 void Convert(const void* from, DType from_type, void* to, DType to_type, size_t n) {
-  switch (from_type) {
-    case DType::kF32:
-      return convert_from<DType::kF32>(from, to, to_type, n);
-    case DType::kBF16:
-      return convert_from<DType::kBF16>(from, to, to_type, n);
-    case DType::kF16:
-      return convert_from<DType::kF16>(from, to, to_type, n);
-  }
+  entry(from_type).convert_to[static_cast<size_t>(to_type)](from, to, n);
 }
 
 }  // namespace phub::kernels::HWY_NAMESPACE

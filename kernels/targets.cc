@@ -1,7 +1,6 @@
 // Names of number formats, and the choice of the instruction set.
 #include "hwy/targets.h"
 
-#include <array>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -10,8 +9,6 @@
 
 namespace phub::kernels {
 namespace {
-
-constexpr std::array<std::string_view, 3> kDTypeNames = {"f32", "bf16", "f16"};
 
 struct Target {
   int64_t bit;
@@ -33,13 +30,11 @@ const std::vector<Target>& available() {
 }  // namespace
 
 std::optional<DType> parse_dtype(std::string_view name) {
-  for (size_t i = 0; i < kDTypeNames.size(); ++i) {
-    if (kDTypeNames[i] == name) return static_cast<DType>(i);
+  for (size_t i = 0; i < kFormats.size(); ++i) {
+    if (kFormats[i].name == name) return static_cast<DType>(i);
   }
   return std::nullopt;
 }
-
-std::string_view name_of(DType t) { return kDTypeNames[static_cast<size_t>(t)]; }
 
 std::span<const std::string_view> targets() {
   static const std::vector<std::string_view> names = [] {

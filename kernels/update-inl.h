@@ -20,8 +20,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/arrays.h"
+#include "kernels/formats/formats-inl.h"
 #include "kernels/kernels.h"
-#include "kernels/number-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
@@ -33,9 +33,8 @@ struct NoOut {
   HWY_INLINE void store(D /*d*/, hn::Vec<D> /*v*/, size_t /*i*/) const {}
 };
 
-template <DType kType, bool kStreaming>
+template <class Format, bool kStreaming>
 struct Out {
-  using Format = Number<kType>;
   using T = typename Format::T;
   static constexpr bool kStreams = kStreaming;
 
@@ -116,27 +115,26 @@ void update_all(const Step& shared_step, const Arrays& shared_arrays, const OutT
   for (; i < n; ++i) out.store(d1, update_one<Rule>(d1, step, a, i), i);
 }
 
-template <class Rule, DType kType>
+template <class Rule, class Format>
 void update_to(const Step& step, const Arrays& a) {
-  auto* to = static_cast<typename Number<kType>::T*>(a.out);
+  auto* to = static_cast<typename Format::T*>(a.out);
   if (a.store == Store::kStreaming) {
-    update_all<Rule>(step, a, Out<kType, true>{to});
+    update_all<Rule>(step, a, Out<Format, true>{to});
   } else {
-    update_all<Rule>(step, a, Out<kType, false>{to});
+    update_all<Rule>(step, a, Out<Format, false>{to});
   }
+}
+
+template <class Rule, class... Format>
+void update_in(const std::tuple<Format...>& /*all*/, const Step& step, const Arrays& a) {
+  static constexpr void (*kTo[])(const Step&, const Arrays&) = {update_to<Rule, Format>...};
+  kTo[static_cast<size_t>(a.out_dtype)](step, a);
 }
 
 template <class Rule>
 void update(const Step& step, const Arrays& a) {
   if (a.out == nullptr) return update_all<Rule>(step, a, NoOut{});
-  switch (a.out_dtype) {
-    case DType::kF32:
-      return update_to<Rule, DType::kF32>(step, a);
-    case DType::kBF16:
-      return update_to<Rule, DType::kBF16>(step, a);
-    case DType::kF16:
-      return update_to<Rule, DType::kF16>(step, a);
-  }
+  update_in<Rule>(Formats(), step, a);
 }
 
 // What every rule starts from; see optimizers/.

@@ -87,6 +87,15 @@ Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, round_up(size_, page_bytes()));
 }
 
+void populate(std::span<std::byte> range) {
+  if (madvise(range.data(), range.size(), MADV_POPULATE_WRITE) == 0) return;  // Linux 5.14
+  constexpr size_t kLeastPage = 4096;
+  for (size_t at = 0; at < range.size(); at += kLeastPage) {
+    volatile std::byte& first = range[at];
+    first = first;
+  }
+}
+
 bool prefer_node(std::span<const std::byte> range, uint32_t os_node) {
   if (!has_several_nodes() || os_node >= kMaxNodes) return false;
   const auto address = reinterpret_cast<uintptr_t>(range.data());

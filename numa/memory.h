@@ -25,6 +25,10 @@ class Memory {
   size_t size_ = 0;
 };
 
+// Gives every page of `range` its memory now, so that nobody waits for that later. REQUIRES: nobody
+// else writes there meanwhile.
+void populate(std::span<std::byte> range);
+
 // Asks that the whole pages inside `range` (mapped, not yet touched) come from `os_node`. A hint:
 // false where the machine has one node or the kernel refuses.
 bool prefer_node(std::span<const std::byte> range, uint32_t os_node);

@@ -1,10 +1,10 @@
-// Work that takes long, beside the control thread. Others' requests and heartbeats do not wait for
-// it. The server has two: one decodes and encodes what is large, the other plans, makes and frees
-// jobs and memory, which may take seconds.
+// A thread for work that would hold up the control thread, and with it requests and heartbeats. The
+// server has three: one decodes and encodes large messages, one plans, makes and frees jobs and
+// memory, one writes checkpoints. All may take seconds.
 //
-// Tasks run one after another, in the order in which they were given. What is to be done with a
-// task's result runs on the control thread, in finish(). Where no thread was started the tasks run
-// there as well: a simulated run stays the same.
+// Tasks run in the order of run(). A task returns a function, its end, that finish() calls on the
+// control thread. Without start() finish() runs the tasks as well, so that a simulated run is
+// deterministic.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,7 @@
 
 namespace phub {
 
-// What `work` failed with, whatever its type; nothing if it did not.
+// Calls `work`. Returns what it threw as an Error, or nothing if it returned.
 template <typename Work>
 std::optional<Error> error_of(Work work) {
   try {
@@ -40,20 +40,20 @@ class Background {
   using End = std::function<void()>;
   using Task = std::function<End()>;  // must not throw
 
-  explicit Background(const char* name = "phub-background");  // of its thread
-  // Tasks and ends that have not run never will.
+  explicit Background(const char* name = "phub-background");  // the name of the thread
+  // Tasks and ends that have not run are dropped.
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
   // Control thread.
   void start();
-  void stop();  // after the task that is running
+  void stop();  // waits for the task that is running
   void run(Task task);
-  // The ends of the tasks that are done, and of those that they give. False: there were none.
+  // Calls the ends of completed tasks, until none is left. Returns whether there were any.
   bool finish();
-  void drop();                                // what has not run, and never will
-  int event_fd() const { return event_fd_; }  // readable when there are ends
+  void drop();                                // drops the tasks and ends that have not run
+  int event_fd() const { return event_fd_; }  // readable while ends wait for finish()
 
  private:
   void work(const std::stop_token& stop);

@@ -1,4 +1,4 @@
-// Monotonic time, injected: the simulator brings its own.
+// Monotonic time. It is injected, since the simulator has its own.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@ class SteadyClock final : public Clock {
   }
 };
 
-// Time as the limits of jobs see it: leases, progress, joins. While the control thread does not
-// come round (the box was stopped, or it is busy) no heartbeat is read, so of that time no more
-// counts than one round may take.
+// The time by which leases, progress and join limits are measured. While the control thread does
+// not run (it is busy, or the process was stopped) no heartbeat is read. So a gap between two
+// rounds of its loop counts for no more than `longest_ms` of begin_round().
 class ServedTime {
  public:
   explicit ServedTime(const Clock& clock) : clock_(clock), round_ms_(clock.now_ms()) {}
@@ -32,7 +32,7 @@ class ServedTime {
   uint64_t now_ms() const {
     return now_ms_ + std::min(clock_.now_ms() - round_ms_, longest_round_ms_);
   }
-  // The control thread has come round.
+  // REQUIRES: called by the control thread at the start of each round of its loop.
   void begin_round(uint64_t longest_ms) {
     now_ms_ = now_ms();
     round_ms_ = clock_.now_ms();

@@ -1,6 +1,6 @@
-// What the server tells whoever runs it while it serves: a line for each connection that it closed
-// or refused, and why. Peers can make it say something at any rate, so few lines a second go out,
-// and the others are counted. Control thread only.
+// The server's messages to its operator: a line for each connection that it closed or refused, with
+// the reason. Peers can cause them at any rate, so the rate of lines is limited, and those left out
+// are counted. Control thread only.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ class Notes {
  public:
   using Print = std::function<void(const std::string& line)>;
   static constexpr uint64_t kBurst = 20;        // lines at once
-  static constexpr uint64_t kMsPerLine = 1000;  // and one more in this time
+  static constexpr uint64_t kMsPerLine = 1000;  // after that, one line in this time
 
   explicit Notes(Print print) : print_(std::move(print)) {}
 
@@ -31,7 +31,7 @@ class Notes {
       return;
     }
     --room_;
-    if (left_out_ > 0) print_(fmt::format("{} more lines like the next one", left_out_));
+    if (left_out_ > 0) print_(fmt::format("{} lines were left out here", left_out_));
     left_out_ = 0;
     print_(line);
   }

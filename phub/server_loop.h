@@ -1,4 +1,4 @@
-// Drives a Server from an event loop: its descriptors and its timer.
+// Calls Server::poll() from an event loop, when one of its descriptors or its timer fires.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -10,13 +10,13 @@
 
 namespace phub {
 
-// On the io_context's one thread. Must outlive its run().
+// Used by the io_context's one thread only. REQUIRES: outlives io_context::run().
 class ServerLoop {
  public:
   ServerLoop(Server& server, boost::asio::io_context& io);
   ~ServerLoop();
 
-  // After a request: actions may have shortened the interval to the next poll.
+  // REQUIRES: called after each request, which may have shortened the interval to the next poll.
   void poll_soon();
 
  private:

@@ -1,4 +1,4 @@
-// The server's trace: a log for each core, and what its numbers mean when the jobs are gone.
+// The server's trace: a log for each core, and the names of jobs and keys, which outlive the jobs.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "phub/job.h"
+#include "phub/job/job.h"
 #include "transport/trace.h"
 
 namespace phub {
 
 class ServerTrace {
  public:
-  static constexpr size_t kJobs = 64;  // the last ones, whose names are kept
+  static constexpr size_t kJobs = 64;  // names of so many of the latest jobs are kept
 
   ServerTrace(uint32_t cores, size_t events_per_core);
 
   TraceLog& log(uint32_t core) { return logs_[core]; }
-  uint32_t add_job(const Job& job);  // its number in the events
+  uint32_t add_job(const Job& job);  // returns its number in the events
   // REQUIRES: the cores' threads have ended.
   void write(TraceWriter& writer) const;
 

@@ -1,4 +1,4 @@
-// Tables and numbers for people.
+// Tables and sizes as text, for people.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,8 +11,7 @@
 
 namespace phub {
 
-// Columns as wide as their longest cell, right-aligned; a last column of text may begin at the
-// left.
+// Columns are as wide as their longest cell, and right-aligned; `text_last` aligns the last left.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head, bool text_last = false)
@@ -39,7 +38,7 @@ class TextTable {
   bool text_last_;
 };
 
-// "97.49 MiB"; "-" for nothing.
+// "97.49 MiB"; "-" for 0.
 inline std::string human_bytes(uint64_t bytes) {
   if (bytes == 0) return "-";
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};

@@ -9,14 +9,16 @@ namespace phub {
 namespace {
 
 // Equal addresses of all ranks' slots modulo 4 KiB would compete for the same cache sets. Less than
-// a page, so that with the padding between nodes (phub/plan.h) no page holds bytes of two.
+// a page, so that with the padding between nodes (phub/plan/plan.h) no page holds bytes of two.
 constexpr uint32_t kSkewBytes = 128;
 constexpr uint32_t kSkewRanks = 31;
 constexpr uint64_t kMaxBytes = 1ull << 47;
 
 uint64_t skew_of(uint32_t rank) { return uint64_t{rank % kSkewRanks} * kSkewBytes; }
 
-void check(const LinkLayout& layout, std::string_view transport) {
+}  // namespace
+
+const LinkLayout& checked(const LinkLayout& layout, std::string_view transport) {
   const auto expect = [transport](bool condition, const char* name, uint64_t value) {
     if (!condition)
       fail(ErrorCode::kInvalid, "{} job: {} {} is out of range", transport, name, value);
@@ -38,20 +40,19 @@ void check(const LinkLayout& layout, std::string_view transport) {
     expect(layout.queue_chunks[q] <= kMaxChunksPerQueue, "chunks of a queue",
            layout.queue_chunks[q]);
   }
-  expect(layout.ingress_bytes >= 1 && layout.ingress_bytes <= kMaxBytes, "ingress_bytes",
-         layout.ingress_bytes);
-  expect(layout.egress_bytes >= 1 && layout.egress_bytes <= kMaxBytes, "egress_bytes",
-         layout.egress_bytes);
-  expect(layout.egress_copies == 1 || layout.egress_copies == layout.max_ranks, "egress_copies",
-         layout.egress_copies);
+  expect(layout.slots_bytes >= 1 && layout.slots_bytes <= kMaxBytes, "slots_bytes",
+         layout.slots_bytes);
+  expect(layout.results_bytes >= 1 && layout.results_bytes <= kMaxBytes, "results_bytes",
+         layout.results_bytes);
+  expect(layout.result_copies == 1 || layout.result_copies == layout.max_ranks, "result_copies",
+         layout.result_copies);
   for (const NodeRun& run : layout.runs) {
-    expect((run.first + run.count) * layout.gradient_bytes <= layout.ingress_bytes &&
-               (run.first + run.count) * layout.result_bytes <= layout.egress_bytes,
+    expect((run.first + run.count) * layout.gradient_bytes <= layout.slots_bytes &&
+               (run.first + run.count) * layout.result_bytes <= layout.results_bytes,
            "end of a node's elements", run.first + run.count);
   }
+  return layout;
 }
-
-}  // namespace
 
 numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what) {
   try {
@@ -62,21 +63,20 @@ numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what) {
 }
 
 BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
-    : ingress_bytes_(layout.ingress_bytes) {
-  check(layout, transport);
+    : slots_bytes_(checked(layout, transport).slots_bytes) {
   const uint32_t node = layout.core_node.empty() ? 0 : layout.core_node.front();
   const std::string what = fmt::format("{} job of {} ranks", transport, layout.max_ranks);
-  egress_ = allocate(layout.all_egress_bytes(), node, what);
-  place_results(egress(), layout);
+  results_ = allocate(layout.all_results_bytes(), node, what);
+  place_results(results(), layout);
   for (uint32_t rank = 0; rank < layout.max_ranks; ++rank) {
-    slots_.push_back(allocate(skew_of(rank) + ingress_bytes_, node, what));
+    slots_.push_back(allocate(skew_of(rank) + slots_bytes_, node, what));
     place(slots(rank), layout.gradient_bytes, layout.runs);
   }
 }
 
 std::span<std::byte> BoxMemory::slots(uint32_t rank) const {
   PHUB_CHECK(rank < slots_.size());
-  return slots_[rank].bytes().subspan(skew_of(rank), ingress_bytes_);
+  return slots_[rank].bytes().subspan(skew_of(rank), slots_bytes_);
 }
 
 }  // namespace phub

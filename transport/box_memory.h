@@ -1,6 +1,6 @@
 // The box's memory of a job whose workers have their own (tcp, verbs): the results, and the slots
-// of every rank. All of it is there from the beginning and stays: what a rank contributed outlives
-// its incarnation.
+// of every rank. All of it is allocated at the beginning and stays: what a rank contributed
+// outlives its incarnation.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,12 @@
 #include <vector>
 
 #include "numa/memory.h"
-#include "transport/nic.h"
+#include "transport/transport.h"
 
 namespace phub {
+
+// Throws Error(kInvalid) that names `transport` when the layout makes no sense.
+const LinkLayout& checked(const LinkLayout& layout, std::string_view transport);
 
 // Throws Error(kFull) that names `what` where there is no memory.
 numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what);
@@ -23,12 +26,12 @@ class BoxMemory {
   // is no memory. Pages are not touched, and go to the nodes of layout.runs when they are.
   BoxMemory(const LinkLayout& layout, std::string_view transport);
 
-  std::span<std::byte> egress() const { return egress_.bytes(); }
+  std::span<std::byte> results() const { return results_.bytes(); }
   std::span<std::byte> slots(uint32_t rank) const;
 
  private:
-  uint64_t ingress_bytes_;
-  numa::Memory egress_;
+  uint64_t slots_bytes_;
+  numa::Memory results_;
   std::vector<numa::Memory> slots_;  // by rank
 };
 

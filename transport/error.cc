@@ -8,7 +8,7 @@
 namespace phub {
 namespace {
 
-constexpr std::array<std::pair<ErrorCode, std::string_view>, 12> kNames = {{
+constexpr std::array<std::pair<ErrorCode, std::string_view>, 13> kNames = {{
     {ErrorCode::kInvalid, "invalid"},
     {ErrorCode::kMismatch, "mismatch"},
     {ErrorCode::kTaken, "taken"},
@@ -20,6 +20,7 @@ constexpr std::array<std::pair<ErrorCode, std::string_view>, 12> kNames = {{
     {ErrorCode::kNonFinite, "non_finite"},
     {ErrorCode::kTimeout, "timeout"},
     {ErrorCode::kUnavailable, "unavailable"},
+    {ErrorCode::kRewound, "rewound"},
     {ErrorCode::kInternal, "internal"},
 }};
 

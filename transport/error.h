@@ -24,6 +24,7 @@ enum class ErrorCode {
   kNonFinite,     // NaN or Inf in a gradient and the job's policy is to stop
   kTimeout,
   kUnavailable,  // the server is not there
+  kRewound,      // the server died, and the job goes on from a checkpoint: join again
   kInternal,
 };
 std::string_view name_of(ErrorCode code);

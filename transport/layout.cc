@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/control/messages.h"
 #include "transport/error.h"
-#include "transport/messages.h"
 
 namespace phub {
 namespace {
@@ -48,7 +48,8 @@ void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chu
     for (uint32_t i = 0; i < queue_chunks[q].size(); ++i, ++count) {
       const uint32_t id = queue_chunks[q][i];
       if (id >= layout.chunks.size() || routed[id]) {
-        fail(ErrorCode::kInvalid, "chunk {} of queue {} is not there, or in another queue", id, q);
+        fail(ErrorCode::kInvalid, "queue {}: chunk {} does not exist or is in another queue", q,
+             id);
       }
       routed[id] = true;
       ChunkLayout& chunk = layout.chunks[id];
@@ -118,11 +119,11 @@ LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t gradie
   }
   link.gradient_bytes = gradient_bytes;
   link.result_bytes = result_bytes;
-  link.ingress_bytes = layout.box_elements * gradient_bytes;
-  link.egress_bytes = layout.box_elements * result_bytes;
-  link.worker_ingress_bytes = layout.total_elements * gradient_bytes;
-  link.worker_egress_bytes = layout.total_elements * result_bytes;
-  link.egress_copies = copies;
+  link.slots_bytes = layout.box_elements * gradient_bytes;
+  link.results_bytes = layout.box_elements * result_bytes;
+  link.worker_gradients_bytes = layout.total_elements * gradient_bytes;
+  link.worker_results_bytes = layout.total_elements * result_bytes;
+  link.result_copies = copies;
   return link;
 }
 

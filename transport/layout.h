@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "transport/job_spec.h"
-#include "transport/nic.h"
+#include "transport/control/job_spec.h"
+#include "transport/transport.h"
 
 namespace phub {
 

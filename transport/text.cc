@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "transport/error.h"
 
@@ -28,16 +30,84 @@ size_t edits(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// The character that `text` begins with. `bytes` 0: it does not begin with UTF-8.
+struct Character {
+  uint32_t code = 0;
+  size_t bytes = 0;
+};
+Character first_character(std::string_view text) {
+  const auto lead = static_cast<unsigned char>(text[0]);
+  const size_t bytes = lead < 0x80              ? 1
+                       : (lead >> 5) == 0b110   ? 2
+                       : (lead >> 4) == 0b1110  ? 3
+                       : (lead >> 3) == 0b11110 ? 4
+                                                : 0;
+  if (bytes == 0 || bytes > text.size()) return {};
+  uint32_t code = bytes == 1 ? lead : lead & (0x7fu >> bytes);
+  for (size_t i = 1; i < bytes; ++i) {
+    const auto next = static_cast<unsigned char>(text[i]);
+    if ((next >> 6) != 0b10) return {};
+    code = code << 6 | (next & 0x3fu);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
+  if (code < kLeast[bytes] || code > 0x10ffff || surrogate) return {};
+  return {code, bytes};
+}
+
+// Characters that are not seen as themselves (first, last).
+bool is_hidden(uint32_t code) {
+  constexpr std::pair<uint32_t, uint32_t> kHidden[] = {
+      {0x00, 0x1f},     {0x7f, 0x9f},        // control characters, C0 and C1
+      {0xad, 0xad},                          // soft hyphen
+      {0x061c, 0x061c}, {0x200e, 0x200f},    // bidirectional marks
+      {0x202a, 0x202e}, {0x2066, 0x2069},    // bidirectional embeddings, overrides, isolates
+      {0x180e, 0x180e}, {0x200b, 0x200d},    // without width
+      {0x2028, 0x2029}, {0x2060, 0x2065},    // separators; invisible operators
+      {0x206a, 0x206f}, {0xfeff, 0xfeff},    // deprecated formatting; byte order mark
+      {0xfff9, 0xfffb}, {0xe0000, 0xe0fff},  // annotations; tags
+  };
+  return std::any_of(std::begin(kHidden), std::end(kHidden), [code](const auto& range) {
+    return code >= range.first && code <= range.second;
+  });
+}
+
 }  // namespace
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const Character character = first_character(text);
+    const size_t bytes = std::max<size_t>(character.bytes, 1);
+    if (character.bytes == 0) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+    } else if (is_hidden(character.code)) {
+      out += fmt::format("\\u{:04x}", character.code);
+    } else {
+      out += text.substr(0, bytes);
+    }
+    text.remove_prefix(bytes);
+  }
+  return out;
+}
+
+std::string escaped_lines(std::string_view text) {
+  std::string out;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    out += escaped(text.substr(begin, end - begin));
+    if (end < text.size()) out += '\n';
+    begin = end + 1;
+  }
+  return out;
+}
 
 std::string printable(std::string_view text) {
   constexpr size_t kShownBytes = 80;
-  std::string out;
-  for (const char c : text.substr(0, kShownBytes)) {
-    out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  }
-  if (text.size() > kShownBytes) out += fmt::format("… ({} bytes)", text.size());
-  return out;
+  if (text.size() <= kShownBytes) return escaped(text);
+  size_t end = kShownBytes;  // not within a character
+  while (end > kShownBytes - 3 && (static_cast<unsigned char>(text[end]) >> 6) == 0b10) --end;
+  return escaped(text.substr(0, end)) + fmt::format("… ({} bytes)", text.size());
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string_view>& candidates) {
@@ -57,7 +127,7 @@ std::string nearest(std::string_view word, const std::vector<std::string_view>& 
 
 HostPort parse_host_port(std::string_view text) {
   const auto refuse = [&](std::string_view why) {
-    fail(ErrorCode::kInvalid, "'{}' is no address: {}; it should be HOST:PORT or [IPV6]:PORT",
+    fail(ErrorCode::kInvalid, "'{}' is not an address: {}; it should be HOST:PORT or [IPV6]:PORT",
          printable(text), why);
   };
   HostPort out;

@@ -1,4 +1,4 @@
-// Small things for messages and for words that people type.
+// Helpers for messages, and for words that people type.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,13 @@
 
 namespace phub {
 
-// For messages and logs: control characters replaced, long text cut.
+// Text from outside, for a terminal or a log. What could move the cursor, change the order of the
+// text or not be seen is shown as \u001b: control characters (C0 and C1), bidirectional and other
+// formatting characters, line and paragraph separators. A byte that is not UTF-8 is shown as \xff.
+std::string escaped(std::string_view text);
+// The same, but for its line breaks.
+std::string escaped_lines(std::string_view text);
+// The same in one line of a message: long text is cut.
 std::string printable(std::string_view text);
 
 // The candidate closest to a misspelt word, or "" if none is close.

@@ -1,4 +1,4 @@
-// What threads did, and when, to be looked at in Perfetto (ui.perfetto.dev) or chrome://tracing.
+// What threads did, and when, for viewing in Perfetto (ui.perfetto.dev) or chrome://tracing.
 //
 // A TraceLog keeps the last events in memory of a fixed size; nothing is written before the end, by
 // a TraceWriter, as Chrome's trace event JSON. Times are the steady clock's: files of processes on

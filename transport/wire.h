@@ -24,7 +24,7 @@ struct Imm {
 
   friend bool operator==(const Imm&, const Imm&) = default;
 };
-// Of a round, what travels.
+// The part of a round that travels.
 constexpr uint32_t low8(uint64_t round) { return static_cast<uint32_t>(round & 0xff); }
 
 constexpr uint32_t encode(Imm imm) {

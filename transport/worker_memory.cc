@@ -10,15 +10,15 @@
 namespace phub {
 
 ResultMemory::ResultMemory(uint64_t bytes, uint32_t os_node)
-    : writable_(ShmMemory::create("phub-received", bytes, ShmAccess::kReadWrite, true)),
-      readable_(ShmMemory::adopt("phub-received", writable_.fd(), bytes, ShmAccess::kRead)) {
+    : writable_(SealedMemory::create("phub-received", bytes, MemoryAccess::kReadWrite, true)),
+      readable_(SealedMemory::adopt("phub-received", writable_.fd(), bytes, MemoryAccess::kRead)) {
   writable_.close_fd();
   numa::prefer_node(writable_.bytes(), os_node);
 }
 
 void ResultMemory::bury() noexcept {
   if (!readable_.bytes().empty()) phub::bury(std::move(readable_));
-  writable_ = ShmMemory();
+  writable_ = SealedMemory();
 }
 
 namespace internal {
@@ -31,7 +31,7 @@ constexpr size_t kKept = 1000;
 void make_inaccessible(std::span<const std::byte> memory) noexcept {
   if (memory.empty()) return;
   void* const at = const_cast<std::byte*>(memory.data());
-  // Should the kernel refuse, the memory stays what it is: there is nobody to tell.
+  // If the kernel refuses, the memory stays as it is: there is no one to report it to.
   [[maybe_unused]] const void* const gone =
       mmap(at, round_up_to_page(memory.size()), PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

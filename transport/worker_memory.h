@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "transport/shm_memory.h"
+#include "transport/sealed_memory.h"
 
 namespace phub {
 
@@ -25,7 +25,7 @@ class ResultMemory {
   void bury() noexcept;
 
  private:
-  ShmMemory writable_, readable_;
+  SealedMemory writable_, readable_;
 };
 
 namespace internal {

@@ -37,7 +37,7 @@ void CompletionQueue::forget() {
   ended_.clear();
 }
 
-CompletionQueue::Ended CompletionQueue::take() {
+CompletionQueue::Ended CompletionQueue::pop() {
   PHUB_CHECK(!ended_.empty());
   const Ended first = ended_.front().what;
   ended_.pop_front();

@@ -1,5 +1,5 @@
-// The announced pushes of a worker: those whose end is still to come, and those that have ended,
-// in the order in which they did. Every step is O(1), however many there are.
+// The announced pushes of a worker: those in progress, and those that have ended, in the order of
+// their end. Every operation takes O(1), but for the ones that end many pushes.
 #pragma once
 
 #include <chrono>
@@ -22,14 +22,14 @@ class CompletionQueue {
 
   explicit CompletionQueue(size_t keys) : at_(keys) {}
 
-  // REQUIRES: no push of this key is expected, and no deadline is before an earlier push's.
+  // Adds a push in progress. REQUIRES: none of this key is, and no earlier push has a later
+  // deadline.
   void expect(const Pushed& pushed, void* tag, Time deadline);
-  // The key's result is here; nothing if its push was not announced.
+  // Ends the push of the key, if it was announced, since its result is here.
   void arrived(size_t key);
-  // Ends those whose deadline is over, or all that are left.
-  void expire(Time now);
+  void expire(Time now);  // ends the pushes whose deadline has passed
   void fail_all();
-  // Drops all of them, whatever their end: a result that comes later is nobody's.
+  // Drops all pushes, in progress or ended. Their results are not reported.
   void forget();
 
   size_t expected() const { return expected_.size(); }
@@ -40,7 +40,7 @@ class CompletionQueue {
     void* tag;
     End end;
   };
-  Ended take();  // REQUIRES: ended() > 0
+  Ended pop();  // the one that ended first. REQUIRES: ended() > 0
 
  private:
   struct Entry {
@@ -50,7 +50,7 @@ class CompletionQueue {
   using Entries = std::list<Entry>;
   void end(Entries::iterator entry, End how);
 
-  Entries expected_;  // in the order of the pushes, and so of the deadlines
+  Entries expected_;  // in the order of the pushes, which is that of their deadlines
   Entries ended_;
   std::vector<std::optional<Entries::iterator>> at_;  // by key, in expected_
 };

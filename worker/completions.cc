@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "worker/any_error.h"
+#include "worker/c_abi/any_error.h"
 
 namespace phub {
 namespace {
@@ -33,7 +33,7 @@ void Completions::push(size_t key, int32_t priority, Callback callback) {
       thread_ = start_thread("phub-complete", [this](const std::stop_token&) { run(); });
     }
   }
-  // The worker has it from the moment in which the key is pushed until next() gives it back.
+  // The worker owns it from the push until wait_any() returns it.
   auto due = std::make_unique<Callback>(std::move(callback));
   worker_.push(key, {.priority = priority, .announced = true, .tag = due.get()});
   std::ignore = due.release();
@@ -43,17 +43,17 @@ void Completions::run() {
   for (;;) {
     std::optional<Completion> one;
     try {
-      one = worker_.next();
+      one = worker_.wait_any();
     } catch (const Error&) {
-      return;  // the worker has failed, and nothing is due any more
+      return;  // the worker has failed, and no push is left
     }
-    if (!one || one->tag == nullptr) continue;  // woken, or a push that is not push()'s
+    if (!one || one->tag == nullptr) continue;  // woken, or not a push of this class
     const std::unique_ptr<Callback> due(static_cast<Callback*>(one->tag));
     calling_back = true;
     try {
       (*due)(one->pushed, one->error ? &*one->error : nullptr);
     } catch (...) {
-      worker_.end("a completion has thrown an exception");
+      worker_.end("a completion threw an exception");
     }
     calling_back = false;
   }

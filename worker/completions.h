@@ -1,5 +1,6 @@
-// Calls back when the results of pushes are here. One thread per worker, started by the first one;
-// it sleeps in Worker::next(). Pushes that others announced, without a tag, are not called back.
+// Calls a function when the result of a push is here. The calls are made by one thread per worker,
+// which the first push starts and which sleeps in Worker::wait_any(). It ignores announced pushes
+// without a tag, which are others'.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,10 @@ namespace phub {
 
 class Completions {
  public:
-  // The error, or null: the result is here. Must not throw.
+  // The error is null if the result is here. Must not throw.
   using Callback = std::function<void(const Pushed&, const Error*)>;
 
-  // REQUIRES: `worker` outlives this, and nobody else calls its next().
+  // REQUIRES: `worker` outlives this, and nobody else calls its wait_any().
   explicit Completions(Worker& worker) : worker_(worker) {}
   ~Completions() { stop(); }
   Completions(const Completions&) = delete;
@@ -26,11 +27,11 @@ class Completions {
   // Pushes the key; `callback` is called once, unless this throws. Any thread.
   void push(size_t key, int32_t priority, Callback callback);
 
-  // Ends the worker, calls what is due with that error, and waits for the thread; push() fails from
-  // now on. REQUIRES: not from a callback.
+  // Ends the worker, calls the remaining callbacks with that error, and waits for the thread. Later
+  // push() calls fail. REQUIRES: not called by a callback.
   void stop();
 
-  // Whether this thread is in a callback, of whatever worker.
+  // Whether this thread is in a callback, of any worker.
   static bool in_callback();
 
  private:

@@ -9,13 +9,14 @@
 #include <cstring>
 #include <vector>
 
-#include "transport/control_client.h"
+#include "transport/control/control_client.h"
+#include "transport/control/name_lookup.h"
+#include "transport/control/server_address.h"
 #include "transport/error.h"
-#include "transport/name_lookup.h"
-#include "transport/shm_nic.h"
-#include "transport/tcp_nic.h"
+#include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
 #include "transport/text.h"
-#include "transport/verbs_nic.h"
+#include "transport/verbs/transport.h"
 
 namespace phub {
 namespace {
@@ -33,7 +34,7 @@ bool same_host(const sockaddr_storage& a, const sockaddr& b) {
 
 // Whether one of the server's addresses is an interface of this host.
 bool is_on_this_host(const std::string& server, uint32_t timeout_ms) {
-  auto found = look_up(parse_host_port(server).host);
+  auto found = look_up(parse_server_address(server).host);
   if (found.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready) {
     fail(ErrorCode::kTimeout, "timeout while looking up the name of the phub server at {}", server);
   }
@@ -56,17 +57,20 @@ bool has_usable_rdma() {
 
 }  // namespace
 
-std::string choose_transport(const std::string& word, const std::string& server,
-                             uint32_t timeout_ms) {
-  if (word != "auto") return word;
-  timeout_ms = std::max(timeout_ms, 1u);  // 0 would be no limit
+std::string choose_transport(const WorkerOptions& options, const std::string& server) {
+  if (options.transport != "auto") return options.transport;
+  const uint32_t timeout_ms = std::max(options.connect_timeout_ms, 1u);  // 0 would be no limit
   if (is_on_this_host(server, timeout_ms)) return "shm";
-  const ServerStatus status = ControlClient(server).status(timeout_ms);
-  const auto offers = [&](const char* name) {
-    return std::find(status.transports.begin(), status.transports.end(), name) !=
-           status.transports.end();
-  };
-  return offers("verbs") && has_usable_rdma() ? "verbs" : "tcp";
+  ControlClient client(server, options.token);
+  std::vector<std::string> offered;
+  try {
+    offered = client.status(timeout_ms).transports;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnauthorized) throw;
+    return client.job_status(options.spec.name, timeout_ms).transport;  // with the job's token
+  }
+  const bool verbs = std::find(offered.begin(), offered.end(), "verbs") != offered.end();
+  return verbs && has_usable_rdma() ? "verbs" : "tcp";
 }
 
 std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,

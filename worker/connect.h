@@ -1,20 +1,21 @@
-// Which transport a worker uses, and connecting over it.
+// Chooses a worker's transport, and connects over it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "transport/nic.h"
+#include "transport/transport.h"
+#include "worker/worker.h"
 
 namespace phub {
 
-// "auto" becomes: shm where the server is on this host; verbs where the server offers it and this
-// host has an RDMA device that can be used; tcp otherwise. Other words stay as they are. Asks the
-// server, if it has to, for up to `timeout_ms`. Throws Error(kUnavailable) when it is not there,
-// Error(kTimeout) when its name takes longer to look up.
-std::string choose_transport(const std::string& word, const std::string& server,
-                             uint32_t timeout_ms);
+// The transport of the options for `server`. Resolves "auto" to shm if the server is on this host,
+// else to verbs if the server offers it and this host has a usable RDMA device, else to tcp. A
+// token that may not see the server's status gets the transport that the job has. May ask the
+// server, for up to connect_timeout_ms. Throws Error: kUnavailable, it does not answer;
+// kUnauthorized; kTimeout, the lookup of its name takes longer.
+std::string choose_transport(const WorkerOptions& options, const std::string& server);
 
 // Throws Error(kInvalid) for a transport that is not in this library.
 std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,

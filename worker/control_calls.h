@@ -1,30 +1,29 @@
-// A worker's calls to the control port. Each has a connection of its own while it lasts, and all of
-// them end with the worker: nothing waits for a server that is gone, or for other ranks after
-// leave().
+// A worker's calls to the control port. Each uses a connection of its own. cancel() ends all of
+// them, so that after leave() nothing waits for other ranks or a server that is gone.
 #pragma once
 
 #include <list>
 #include <mutex>
 #include <string>
 
-#include "transport/control_client.h"
+#include "transport/control/control_client.h"
 
 namespace phub {
 
 // Thread-safe.
 class ControlCalls {
  public:
-  explicit ControlCalls(std::string server) : server_(std::move(server)) {}
+  ControlCalls(std::string server, std::string token)
+      : server_(std::move(server)), token_(std::move(token)) {}
 
-  // Returns body(client). Throws what that throws, and Error(kUnavailable) once cancel() was
-  // called.
+  // Returns body(client). Throws what it throws, and Error(kUnavailable) after cancel().
   template <typename Body>
   auto call(Body body) {
     const Running running(*this);
     return body(*running.client);
   }
 
-  // Ends the calls that are under way and every later one.
+  // Ends the calls in progress and every later one.
   void cancel();
 
  private:
@@ -39,8 +38,9 @@ class ControlCalls {
   };
 
   const std::string server_;
+  const std::string token_;
   std::mutex mutex_;
-  Clients running_, idle_;  // guarded by mutex_; at most one is kept for the next call
+  Clients running_, idle_;  // guarded by mutex_; idle_ has at most one, for the next call
   bool cancelled_ = false;  // guarded by mutex_
 };
 

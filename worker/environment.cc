@@ -1,4 +1,4 @@
-// What launchers set: server, job, rank and world size.
+// Options from the environment that launchers set: server, job, rank and world size.
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -6,13 +6,14 @@
 #include <string_view>
 #include <utility>
 
+#include "transport/control/token.h"
 #include "transport/error.h"
 #include "worker/worker.h"
 
 namespace phub {
 namespace {
 
-// The first launcher that says both wins.
+// The first launcher that sets both counts.
 constexpr std::array<std::pair<const char*, const char*>, 3> kLaunchers = {{
     {"RANK", "WORLD_SIZE"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
@@ -33,6 +34,7 @@ uint32_t number(const char* variable, std::string_view text) {
 WorkerOptions options_from_environment() {
   WorkerOptions options;
   if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
+  options.token = token_from_environment();
   if (const char* job = std::getenv("PHUB_JOB")) options.spec.name = job;
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   if (const char* ranks = std::getenv("PHUB_MIN_RANKS")) {

@@ -13,6 +13,11 @@
 namespace phub {
 namespace {
 
+// If a flush is a system call, small writes that follow each other closely share one.
+constexpr uint32_t kGatheredWrites = 64;
+constexpr uint64_t kGatheredBytes = 32 << 10;
+constexpr std::chrono::microseconds kGatherFor{50};
+
 uint32_t element_bytes(const std::string& dtype) {
   auto t = kernels::parse_dtype(dtype);
   if (!t) fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'", dtype);
@@ -24,29 +29,31 @@ uint32_t element_bytes(const std::string& dtype) {
 LinkLayout link_layout_of(const JoinReply& reply) {
   const bool lock_step = reply.spec.consistency == "bsp";
   if (!lock_step && reply.rank >= reply.spec.max_ranks) {
-    fail(ErrorCode::kInternal, "the server's answer does not fit together: rank {} of {}",
-         reply.rank, reply.spec.max_ranks);
+    fail(ErrorCode::kInternal, "the server's answer contradicts itself: rank {} of {}", reply.rank,
+         reply.spec.max_ranks);
   }
   LinkLayout layout =
       link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.gradient_dtype),
                   element_bytes(reply.spec.parameter_dtype), lock_step ? 1 : reply.spec.max_ranks);
-  if (!lock_step) layout.egress_copy = reply.rank;
+  if (!lock_step) layout.result_copy = reply.rank;
   return layout;
 }
 
 Session::Session(const JoinReply& reply, WorkerLink& link)
     : link_(link),
+      gathers_(link.needs_polling()),
       gradient_bytes_(element_bytes(reply.spec.gradient_dtype)),
       result_bytes_(element_bytes(reply.spec.parameter_dtype)) {
   Layout layout = layout_of(reply);
   if (link_.gradients().size() < layout.total_elements * gradient_bytes_ ||
       link_.results().size() < layout.total_elements * result_bytes_) {
     fail(ErrorCode::kInternal,
-         "the server's answer does not fit together: {} bytes of gradients and {} of results for "
+         "the server's answer contradicts itself: {} bytes of gradients and {} of results for "
          "{} elements",
          link_.gradients().size(), link_.results().size(), layout.total_elements);
   }
   next_round_ = reply.first_round;
+  needs_initial_ = reply.send_initial;
   for (size_t k = 0; k < reply.spec.keys.size(); ++k) {
     Key key;
     key.offset = layout.key_offset[k];
@@ -106,14 +113,17 @@ void Session::push(size_t key_index, int32_t priority, bool null) {
 }
 
 void Session::send_initial(const std::function<const float*(size_t key)>& of_key) {
-  initial_.resize(keys_.size());
-  for (size_t k = 0; k < keys_.size(); ++k) initial_[k] = of_key(k);
+  std::vector<const float*> initial;
+  for (size_t k = 0; k < keys_.size(); ++k) initial.push_back(of_key(k));
+  initial_ = std::move(initial);
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
     if (!chunks_[c].outstanding) continue;
     stage_initial(c, 0);
     enqueue(c, 0, true);
   }
   post_waiting();
+  flush();
+  needs_initial_ = false;
 }
 
 void Session::stage_initial(uint32_t c, uint32_t part) {
@@ -137,22 +147,36 @@ bool Session::post(const Waiting& waiting) {
     imm = {chunk.index, chunk.initial_part, ImmKind::kInitial};
     bytes = initial_part(chunk.elements, gradient_bytes_, chunk.initial_part).count * sizeof(float);
   }
-  return link_.endpoint().post(chunk.queue, {.local_offset = chunk.offset * gradient_bytes_,
-                                             .remote_offset = chunk.box_offset * gradient_bytes_,
-                                             .bytes = static_cast<uint32_t>(bytes),
-                                             .imm = encode(imm)});
+  return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.offset * gradient_bytes_,
+                                               .remote_offset = chunk.box_offset * gradient_bytes_,
+                                               .bytes = static_cast<uint32_t>(bytes),
+                                               .imm = encode(imm)});
 }
 
-// Highest priority first, as far as there is room.
-bool Session::post_waiting() {
-  bool posted = false;
+// Posts waiting chunks, highest priority first, as long as there is room.
+void Session::post_waiting() {
   while (!waiting_.empty() && !broken_ && post(waiting_.front())) {
+    const Chunk& chunk = chunks_[waiting_.front().chunk];
+    if (!chunk.null) gathered_bytes_ += uint64_t{chunk.elements} * gradient_bytes_;
+    ++gathered_;
     std::pop_heap(waiting_.begin(), waiting_.end());
     waiting_.pop_back();
-    posted = true;
   }
-  if (posted) link_.endpoint().flush();
-  return posted;
+}
+
+bool Session::flush_is_due() const {
+  if (gathered_ == 0 || !gathers_) return gathered_ > 0;
+  return gathered_ >= kGatheredWrites || gathered_bytes_ >= kGatheredBytes ||
+         std::chrono::steady_clock::now() - flushed_ > kGatherFor;
+}
+
+bool Session::flush() {
+  if (gathered_ == 0) return false;
+  gathered_ = 0;
+  gathered_bytes_ = 0;
+  if (gathers_) flushed_ = std::chrono::steady_clock::now();
+  link_.endpoint().flush();
+  return true;
 }
 
 bool Session::poll() {
@@ -161,39 +185,40 @@ bool Session::poll() {
   completed_.clear();
   for (;;) {
     const size_t n = link_.endpoint().poll(arrivals);
-    for (size_t i = 0; i < n; ++i) take(arrivals[i]);
+    for (size_t i = 0; i < n; ++i) handle(arrivals[i]);
     any |= n > 0;
     if (n < arrivals.size()) break;
   }
-  return post_waiting() || any;
+  post_waiting();
+  return flush() || any;
 }
 
-void Session::fail_with(std::string problem) {
-  broken_ = misled_ = true;
+void Session::violation(std::string problem) {
+  broken_ = protocol_violation_ = true;
   problem_ = std::move(problem);
 }
 
-void Session::take(const Arrival& arrival) {
+void Session::handle(const Arrival& arrival) {
   if (broken_) return;
   if (!arrival.ok && arrival.violation) {
-    return fail_with(fmt::format("the server sent what no frame can be, on queue {}", arrival.qp));
+    return violation(fmt::format("protocol violation by the server on queue {}", arrival.queue));
   }
   if (!arrival.ok) {
     broken_ = true;
-    problem_ = fmt::format("the connection of queue {} broke", arrival.qp);
+    problem_ = fmt::format("the connection of queue {} broke", arrival.queue);
     return;
   }
   const Imm imm = decode(arrival.imm);
-  if (arrival.qp >= queues_.size() || imm.chunk >= queues_[arrival.qp].size()) {
-    return fail_with(fmt::format("the server named chunk {} of queue {}, which is not there",
-                                 imm.chunk, arrival.qp));
+  if (arrival.queue >= queues_.size() || imm.chunk >= queues_[arrival.queue].size()) {
+    return violation(fmt::format("the server named chunk {} of queue {}, which does not exist",
+                                 imm.chunk, arrival.queue));
   }
-  const uint32_t id = queues_[arrival.qp][imm.chunk];
+  const uint32_t id = queues_[arrival.queue][imm.chunk];
   Chunk& chunk = chunks_[id];
   const uint64_t bytes =
       imm.kind == ImmKind::kInitial ? 0 : uint64_t{chunk.elements} * result_bytes_;
   if (!arrival.fits(bytes, chunk.offset * result_bytes_)) {
-    return fail_with(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
+    return violation(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
                                  arrival.bytes, arrival.offset, id, bytes,
                                  chunk.offset * result_bytes_));
   }
@@ -203,10 +228,14 @@ void Session::take(const Arrival& arrival) {
     return enqueue(id, 0, true);
   }
   if (!chunk.outstanding || imm.round != low8(chunk.awaited)) {
-    if (imm.round == low8(chunk.awaited - (chunk.outstanding ? 1 : 0))) return;  // once more
-    return fail_with(fmt::format("the server sent round {} (mod 256) of chunk {}, awaited is {}",
+    if (imm.round == low8(chunk.awaited - (chunk.outstanding ? 1 : 0))) return;  // sent twice
+    return violation(fmt::format("the server sent round {} (mod 256) of chunk {}, awaited is {}",
                                  imm.round, id, chunk.awaited));
   }
+  complete(chunk);
+}
+
+void Session::complete(Chunk& chunk) {
   ++chunks_received_;
   chunk.outstanding = false;
   chunk.pushed = false;
@@ -226,8 +255,8 @@ void Session::take(const Arrival& arrival) {
   if (--keys_outstanding_ == 0) initial_.clear();
 }
 
-// After a reconnection: whatever was posted and not answered may or may not have arrived. What is
-// sent again is byte-identical, and counts once.
+// Chunks without a result may or may not have arrived. They are sent again byte-identical, and
+// count once.
 void Session::resend() {
   broken_ = false;
   waiting_.clear();
@@ -237,10 +266,11 @@ void Session::resend() {
     if (!chunks_[c].pushed && !initial_.empty()) enqueue(c, 0, true);
   }
   post_waiting();
+  flush();
 }
 
-// All of the queues' missing chunks are needed, so it is enough to be woken when the first of the
-// queues has them all; no earlier.
+// The missing chunks of all queues are needed, so one wake-up is enough: when the queue that misses
+// most of them has got them.
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;

@@ -1,10 +1,11 @@
-// The worker's side of the exchange, driven by poll(): no threads, clocks or blocking calls. The
+// The worker's side of the exchange, driven by poll(): without threads or blocking calls. The
 // library wraps it (worker.h), the simulator drives it directly.
 //
-// A key goes round: ready → push() → its chunks are out → all results are here → ready. At the
+// The states of a key: ready → push() → chunks are sent → all results are here → ready. At the
 // start every key waits for the result of the round before the rank's first.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "transport/messages.h"
-#include "transport/nic.h"
+#include "transport/control/messages.h"
 #include "transport/trace.h"
+#include "transport/transport.h"
 
 namespace phub {
 
@@ -23,54 +24,62 @@ LinkLayout link_layout_of(const JoinReply& reply);
 
 class Session {
  public:
-  // Checks the answer: keys, chunks and queues must fit together, and into the link's memory.
-  // Throws Error(kInternal).
+  // Throws Error(kInternal) if the answer's keys, chunks and queues contradict each other, or do
+  // not fit into the link's memory.
   Session(const JoinReply& reply, WorkerLink& link);
 
   size_t keys() const { return keys_.size(); }
   bool ready(size_t key) const { return keys_[key].outstanding == 0; }
   bool all_ready() const { return keys_outstanding_ == 0; }
   size_t outstanding() const { return keys_outstanding_; }  // keys that are not ready
-  uint64_t round(size_t key) const {
-    return keys_[key].round;
-  }  // the last one whose result is here
+  // The latest round whose result is here.
+  uint64_t round(size_t key) const { return keys_[key].round; }
 
-  // What waits for room goes out by the sum of the key's priority and `priority`. REQUIRES:
-  // ready(key); whoever sends the initial parameters does so to the end (all_ready())
-  // first: a successor that sends them again must not find gradients in its slots.
+  // Pushes a key. Chunks that wait for room in a queue are sent in the order of key priority +
+  // `priority`. REQUIRES: ready(key); and if send_initial() was called, all_ready() once since
+  // then, as a successor that sends the initial parameters again must not find gradients in its
+  // slots.
+  //
+  // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
+  // and before polling ends for a while.
   void push(size_t key, int32_t priority, bool null);
+  bool flush_is_due() const;
+  bool flush();  // returns whether anything was sent
 
-  // The first round that nothing was pushed in.
+  // The first round in which no key was pushed.
   uint64_t next_round() const { return next_round_; }
 
-  // Starts sending the initial parameters: f32, `element_of(key)` gives those of a key.
-  // REQUIRES: the join said send_initial, and no push before.
+  // Starts to send the initial parameters; `of_key(key)` returns those of a key, in f32.
+  // REQUIRES: needs_initial(), and no push before.
   void send_initial(const std::function<const float*(size_t key)>& of_key);
+  bool needs_initial() const { return needs_initial_; }  // send_initial() must be called
   bool sending_initial() const { return !initial_.empty(); }
-  // The memory of the initial parameters goes: what was not sent never will be.
+  // Stops sending them: their memory is not used afterwards.
   void forget_initial() { initial_.clear(); }
 
-  // Takes what has arrived, sends what waits for room. True if anything moved.
+  // Handles arrivals, and sends chunks that waited for room. Returns whether anything happened.
   bool poll();
-  // The keys whose last missing chunk came in the last poll().
+  // The keys that became ready in the latest poll().
   std::span<const uint32_t> completed() const { return completed_; }
   bool waits_for_room() const { return !waiting_.empty(); }
-  // The link is broken: reconnect, then resend() what is unknown.
+  // The link is broken: reconnect, then resend().
   bool broken() const { return broken_; }
-  bool misled() const { return misled_; }  // the server sent what cannot be: no way on
+  // The server violated the protocol. broken() is true as well, and reconnecting does not help.
+  bool protocol_violation() const { return protocol_violation_; }
   const std::string& problem() const { return problem_; }
+  // Sends again what the server may not have received.
   void resend();
-  // Until resend() nothing is posted: the queues are made anew.
+  // Stops posting until resend(), while the queues are made anew.
   void suspend() { broken_ = true; }
 
-  // From here on each exchange, from push to result, is written to `log`.
+  // From now on writes each exchange, from push to result, to `log`.
   void trace(TraceLog& log) {
     trace_ = &log;
     pushed_ns_.assign(keys_.size(), 0);
   }
 
-  // Before sleeping on the link's endpoint until `key` (for kAllKeys everything, for kAnyKey
-  // anything) may be ready.
+  // Prepares for a sleep on the link's endpoint, until `key` may be ready; kAllKeys: all keys,
+  // kAnyKey: any of them. False: do not sleep, poll.
   static constexpr size_t kAllKeys = ~size_t{0};
   static constexpr size_t kAnyKey = kAllKeys - 1;
   bool arm(size_t key);
@@ -83,11 +92,11 @@ class Session {
 
  private:
   struct Chunk : ChunkLayout {
-    uint64_t awaited = 0;      // the round whose result is awaited
-    bool outstanding = false;  // a result is awaited
-    bool pushed = false;       // it was asked for by a push (and may have to be sent again)
+    uint64_t awaited = 0;      // the round of the next result
+    bool outstanding = false;  // that result has not come yet
+    bool pushed = false;       // it follows a push, which may have to be sent again
     bool null = false;
-    uint8_t initial_part = 0;  // the part of the initial parameters that is on its way
+    uint8_t initial_part = 0;  // the part of the initial parameters that is being sent
   };
   struct Key {
     uint64_t offset = 0, elements = 0;
@@ -106,14 +115,19 @@ class Session {
     }
   };
 
-  void take(const Arrival& arrival);
-  void fail_with(std::string problem);
+  void handle(const Arrival& arrival);
+  void complete(Chunk& chunk);
+  void violation(std::string problem);
   void enqueue(uint32_t chunk, int64_t priority, bool initial);
   bool post(const Waiting& waiting);
-  bool post_waiting();
+  void post_waiting();
   void stage_initial(uint32_t chunk, uint32_t part);
 
   WorkerLink& link_;
+  const bool gathers_;  // small writes, for one flush
+  uint32_t gathered_ = 0;
+  uint64_t gathered_bytes_ = 0;
+  std::chrono::steady_clock::time_point flushed_;
   uint32_t gradient_bytes_;  // of an element
   uint32_t result_bytes_;
   std::vector<Key> keys_;
@@ -128,10 +142,11 @@ class Session {
   size_t keys_outstanding_ = 0;
   uint64_t next_round_ = 1;
   bool broken_ = false;
-  bool misled_ = false;
+  bool protocol_violation_ = false;
+  bool needs_initial_;
   std::string problem_;
   uint64_t chunks_pushed_ = 0, chunks_received_ = 0;
-  TraceLog* trace_ = nullptr;        // null: nobody asked
+  TraceLog* trace_ = nullptr;        // null: no trace
   std::vector<uint64_t> pushed_ns_;  // by key
 };
 

@@ -10,7 +10,7 @@ namespace phub {
 int spin_us_of(const SpinFacts& facts) {
   constexpr int kSpinUs = 50;
   if (facts.asked_us >= 0) return facts.asked_us;
-  // Over shared memory the whole job is here, and so is the server. Else what the launcher says.
+  // Over shared memory all ranks and the server are on this host.
   const uint32_t busy =
       facts.transport == "shm" ? facts.world_size + 1 : std::max(facts.local_world_size, 1u);
   return facts.cpus > busy ? kSpinUs : 0;
@@ -19,7 +19,7 @@ int spin_us_of(const SpinFacts& facts) {
 uint32_t usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  // Refused where the kernel has more CPUs than the set: then there are plenty.
+  // It fails if the kernel has more CPUs than the set: then there are enough.
   if (sched_getaffinity(0, sizeof set, &set) != 0) {
     return static_cast<uint32_t>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN)));
   }

@@ -7,18 +7,18 @@
 namespace phub {
 
 struct SpinFacts {
-  int32_t asked_us = -1;       // by the application; -1: as decided here
-  uint32_t cpus = 1;           // that this process may run on
+  int32_t asked_us = -1;       // as the application says; -1: decided here
+  uint32_t cpus = 1;           // on which this process may run
   std::string_view transport;  // of the job
   uint32_t world_size = 1;
-  uint32_t local_world_size = 0;  // ranks of the job on this host; 0: nobody said
+  uint32_t local_world_size = 0;  // ranks of the job on this host; 0: unknown
 };
 
-// 50 us where a CPU is left over when each rank on this host, and over shared memory the server,
-// has one; otherwise 0, since whoever spins keeps another from working.
+// 50 µs if there are more CPUs than ranks on this host (over shared memory plus one for the
+// server); otherwise 0, since a spinning thread would keep another from working.
 int spin_us_of(const SpinFacts& facts);
 
-// CPUs that the calling thread may run on.
+// The number of CPUs on which the calling thread may run.
 uint32_t usable_cpus();
 
 }  // namespace phub

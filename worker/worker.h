@@ -14,7 +14,9 @@
 //   }
 //
 // Thread-safe: any thread may call anything; calls for one key must be in the order push, wait.
-// Errors are exceptions of one type, phub::Error; after kFenced or kRankLost every call throws it.
+// Errors are exceptions of one type, phub::Error; after kFenced, kRankLost or kRewound every call
+// throws it. After kRewound the job goes on without this worker's latest rounds:
+//   worker = worker->rejoin();  round = worker->first_round();
 #pragma once
 
 #include <chrono>
@@ -27,47 +29,64 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/messages.h"
+#include "transport/control/messages.h"
 
 namespace phub {
 
 struct WorkerOptions {
-  std::string server = "127.0.0.1:7717";
+  std::string server = "127.0.0.1:7717";  // or several, with commas: one of them has the job
+  std::string token;                      // for a server that asks for one
   JobSpec spec;
   int32_t rank = -1;     // -1: the server chooses
   bool replace = false;  // take over the rank from an incarnation that still has its lease
-  // The constructor returns when all ranks of world_size are there, or, once join_limit_ms is over,
-  // min_ranks of them; with fewer it throws kRankLost, which names those who are missing. False: it
+  // True: the constructor returns when world_size ranks have joined or, after join_limit_ms, at
+  // least min_ranks; with fewer it throws kRankLost, which names the missing ranks. False: it
   // returns at once, and the first wait() waits for them.
   bool await_ranks = true;
-  std::string transport = "auto";  // shm, tcp or verbs; auto: as choose_transport() says
+  std::string transport = "auto";  // shm, tcp or verbs; auto: see choose_transport()
   uint32_t connect_timeout_ms = 5000;
-  uint32_t wait_timeout_ms =
-      0;  // how long wait() and barrier() wait at most; 0: as the job's policy
-  // A server that answers no heartbeat for so long is gone, though its connection is there: it
-  // hangs, or packets are lost. Whatever waits then ends with kUnavailable.
+  uint32_t wait_timeout_ms = 0;  // limit of wait() and barrier(); 0: none but the job's policy
+  uint32_t rejoin_limit_ms = 600'000;  // how long rejoin() waits for a server
+  // A server that answers no heartbeat for so long counts as gone, even if its connection is alive:
+  // it hangs, or packets are lost. All waits end with kUnavailable, or kRewound.
   uint32_t silence_limit_ms = 60'000;
-  // How long wait() spins before it sleeps; -1: 50 where CPUs are left over when every rank of the
-  // job on this host has one.
+  // How long wait() spins before it sleeps. -1: 50 if this host has more CPUs than ranks (over
+  // shared memory and the server), else 0.
   int32_t spin_us = -1;
-  uint32_t local_world_size = 0;  // how many those are; 0: over shm all, else as if there were one
-  // What its threads waited for and how long exchanges took is written to this file when the worker
-  // ends, for ui.perfetto.dev (Chrome's trace events); %r in it becomes the rank. Empty: no trace.
+  uint32_t local_world_size = 0;  // ranks of the job on this host; 0: over shm all, else one
+  // At its end the worker writes the waits of its threads and the times of its exchanges to this
+  // file, for ui.perfetto.dev (Chrome's trace events). %r becomes the rank. Empty: no trace.
   std::string trace;
-  size_t trace_events = 200'000;  // the last ones; 48 bytes each
+  size_t trace_events = 200'000;  // the latest are kept; 48 bytes each
 };
 
-// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE; rank and world size
-// from RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order; the
-// ranks on this host from LOCAL_WORLD_SIZE or OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) on
-// values that are no numbers or a rank outside the world.
+// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE; the token from
+// PHUB_TOKEN or the file of mode 0600 that PHUB_TOKEN_FILE names; rank and world size from
+// RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order; the
+// ranks on this host from LOCAL_WORLD_SIZE or OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) if
+// a value is not a number, or the rank is outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {
   uint64_t pushes = 0, chunks_pushed = 0, chunks_received = 0;
-  uint64_t bytes_copied = 0;  // between memory of the caller's and phub's; 0 for library memory
-  uint64_t sleeps = 0;        // times a wait had to sleep
+  uint64_t bytes_copied = 0;  // between the caller's and the library's memory
+  uint64_t sleeps = 0;        // how often a wait slept
   uint64_t reconnections = 0;
+};
+
+// The caller's own memory for a key. Over TCP it is sent from and received into directly if formats
+// are the job's and the scale is 1. Otherwise it is copied, and converted in the same pass.
+struct KeyMemory {
+  const void* gradient = nullptr;  // push() sends it; null: gradient()
+  // wait() leaves the result here; null: only in parameters(). May be the gradient's memory: then
+  // only the results of later pushes are written here, by copying.
+  void* parameters = nullptr;
+  // Formats of this memory: f32, bf16 or f16; empty: the job's.
+  std::string gradient_dtype, parameter_dtype;
+  float gradient_scale = 1;  // multiplies every element of the gradient
+  // True: the memory may be read and written at any time from push() to wait(), and parameters()
+  // may not have the result. False: push() reads it, wait() writes it, parameters() has the result.
+  bool in_place = true;
 };
 
 struct Pushed {
@@ -76,16 +95,16 @@ struct Pushed {
 };
 
 struct PushOptions {
-  // Where something has to wait, on this side or at the server, the keys with higher priorities
-  // (KeySpec::priority) go first. This is added to it on this side, for this push.
+  // Keys with a higher priority (KeySpec::priority) overtake others that wait, here and at the
+  // server. Here, `priority` is added for this push.
   int32_t priority = 0;
-  bool null = false;  // the gradient is zero: nothing is sent, the rank counts as having taken part
-  bool announced = false;  // next() says how it ended
-  void* tag = nullptr;     // and gives this back
+  bool null = false;       // a gradient of zero: nothing is sent, and the rank takes part
+  bool announced = false;  // wait_any() returns this push when it ends
+  void* tag = nullptr;     // is in its Completion
 };
 
-// How an announced push ended: its result is here, or `error` says why not. kTimeout: it was not
-// here wait_timeout_ms after the push, but may come.
+// The end of an announced push: its result is here, or `error` tells why not. After kTimeout
+// (wait_timeout_ms since the push) the result may still come.
 struct Completion {
   Pushed pushed;
   void* tag = nullptr;
@@ -99,12 +118,27 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  // After kRewound (the server of a job that it saves died, or answers no more): waits for a server
+  // that goes on with the job, and joins as the same rank. The new worker's first_round() may be
+  // earlier than what this one has seen, and all parameters are those of the round before: call
+  // broadcast(), and go on from there. Memory that was registered is registered there, and this
+  // worker does not use it any more. Throws Error, and may be called again: kUnavailable or
+  // kTimeout after rejoin_limit_ms; kRankLost, the other ranks did not come until then; kNotFound,
+  // the job has ended; kTaken, another worker has the rank; kFenced, only servers with an earlier
+  // state of the job answer, or end() or leave() was called; kInvalid, this worker's calls do not
+  // throw kRewound, or it was replaced. The new worker's trace has .EPOCH-INCARNATION in its name.
+  std::unique_ptr<Worker> rejoin();
+
   uint32_t rank() const;
   uint32_t incarnation() const;
   uint32_t world_size() const;
-  uint64_t first_round() const;  // the first round that this incarnation takes part in
-  bool initial_counts() const;   // what broadcast() will say
+  uint64_t first_round() const;  // the first round in which this incarnation takes part
+  bool initial_counts() const;   // what broadcast() will return
   const JobSpec& spec() const;
+  // Of the worker that created the job, where the server asks for tokens: a token that joins and
+  // deletes this job, and nothing else; else "".
+  const std::string& job_token() const;
+  const std::string& server() const;  // HOST:PORT, the one of the options that has the job
   size_t keys() const;
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
@@ -113,75 +147,79 @@ class Worker {
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: gradient_dtype f32
   // The key's parameters (optimizer none: its sum or mean), in the job's parameter format. Valid
-  // from wait() to the next push(). It can be read and not written, whatever the transport: that
-  // is a SIGSEGV, and so is touching it, or a gradient, when the worker is gone.
+  // from wait() to the next push(). Read-only with every transport: writing to it is a SIGSEGV, and
+  // so is any access to it, or to a gradient, after the worker's destructor.
   std::span<const std::byte> parameter_bytes(size_t key) const;
   std::span<const float> parameters(size_t key) const;  // REQUIRES: parameter_dtype f32
 
-  // Memory of the caller's own for a key (nullptr: none): push() then copies from `gradient` and
-  // wait() copies into `parameters`. Must outlive the worker or be unset. bytes_copied counts it.
-  void use_memory(size_t key, const void* gradient, void* parameters);
+  // From its next push on the key uses `memory`; without pointers, the library's again. Returns
+  // when the memory that was registered before is no longer used. REQUIRES: the memory is valid
+  // until it is replaced, or leave() or the destructor has returned.
+  void register_memory(size_t key, const KeyMemory& memory);
 
-  // Initial parameters, f32, of all keys one after another (no padding). Rank 0's count; others may
-  // pass an empty span. Returns when every key is here: true if `initial` became the parameters of
-  // the job. False: this is not rank 0, the job was under way already, or its initial is "zeros";
-  // what is here are its present parameters.
+  // Sets the job's initial parameters: f32, of all keys one after another without padding. Rank 0's
+  // count; others may pass an empty span. Returns when this worker has all keys. True: `initial`
+  // became the job's parameters. False: this is not rank 0, the job was in progress, or its initial
+  // is "zeros"; parameters() has the job's present ones. `initial` is not used afterwards.
   bool broadcast(std::span<const float> initial);
+  // The same with a pointer for each key.
+  bool broadcast_keys(std::span<const float* const> initial);
 
-  // Starts the exchange of a key: lends the gradient, gives up the parameters. Waits for the key's
-  // previous result, if that is not here yet.
+  // Starts the exchange of a key: lends the gradient to the library until wait() returns, and ends
+  // the validity of the parameters. Waits for the key's previous result first.
   Pushed push(size_t key, const PushOptions& how);
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
-  // Until the key's result is here. A key that was not pushed since: its present parameters, those
-  // of round(key). Every rank pushes every key once a round: when others have waited for a tenth of
-  // progress_limit_ms (5 s at most) for a key that this rank passed over, the wait that meets them
-  // is kInvalid and names the key. The worker goes on: the key can still be pushed.
+  // Returns when the key's result is here; at once if the key was not pushed since. Every rank must
+  // push every key once a round: if others have waited for a tenth of progress_limit_ms (5 s at
+  // most) for a key that this rank left out, wait() throws kInvalid, which names the key. The
+  // worker remains usable: the key can still be pushed.
   void wait(size_t key);
   void wait_all();
   bool test(size_t key);  // wait() would not block
-  size_t poll();          // moves what can move without waiting; how many keys are not here yet
-  // Until an announced push ends; in the order in which they do, each once, those that a failure
-  // of the worker ends too. Nothing: wake() was called. Throws the failure when none is left. One
-  // thread.
-  std::optional<Completion> next();
-  void wake();  // ends the next() that runs, or else the next one
-  // next() names none of the pushes that were announced so far. REQUIRES: no next() runs.
+  size_t poll();          // makes progress without waiting; returns the number of keys in progress
+  // Returns the next announced push that ended, in the order of their end, each once, also those
+  // that the worker's failure ended. Nothing: wake() was called. Throws the failure when no push is
+  // left. One thread only.
+  std::optional<Completion> wait_any();
+  void wake();  // ends the wait_any() in progress, or else the next one
+  // Drops the pushes announced so far: wait_any() will not return them. REQUIRES: no wait_any() is
+  // in progress.
   void forget_announced();
-  // Ends what any thread waits for, and every later call, with kFenced and these words. The server
-  // is not told: the others lose this rank when its lease is over.
+  // Ends all waits in progress, and every later call, with kFenced and this message. The server is
+  // not told: the others lose this rank when its lease expires.
   void end(const std::string& why);
   void push_pull(size_t key, int32_t priority = 0) {
     push(key, priority);
     wait(key);
   }
-  // Copies the key's parameters (in the job's format) into private memory that stays valid.
+  // Waits, and copies the key's parameters (in the job's format) to the caller's memory.
   void pull(size_t key, std::span<std::byte> into);
 
-  uint64_t round(size_t key) const;  // rounds whose result is here
+  uint64_t round(size_t key) const;  // the latest round whose result is here
 
-  // Hyperparameters (training.md has their names) from `round` on, and for all keys from the same
-  // one; 0: from the next push on, that is, from the first round in which this rank has pushed no
-  // key. Returns the round that they got: a later one where chunks of `round` are complete already,
-  // or where a change was made beyond it. Rank 0 only.
+  // Changes hyperparameters (training.md has their names) from `round` on, for all keys; 0: from
+  // the first round in which this rank has pushed no key. Returns the round from which they hold:
+  // later than `round` if chunks of it are complete already, or a later change exists. Rank 0 only.
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
-  // Ranks whose gradients the round waits for, as the server sees it now. Asks the control port.
+  // Asks the server for the ranks whose gradients the current round lacks.
   std::vector<uint32_t> missing_ranks();
-  // "rank 1 has not sent key 'w2' of round 3 for 7.5 s": what holds up a wait that has lasted as
-  // long as described at wait(), as the server sees it; it is also said on stderr, once for each
-  // key and round. Empty: nothing does. Timeouts say it too.
+  // "rank 1 has not sent key 'w2' of round 3 for 7.5 s": why a wait takes longer than described at
+  // wait(), as the server sees it. Also written to stderr, once for each key and round, and part of
+  // the message of a timeout. Empty: nothing holds the job up.
   std::string waits_for() const;
-  void barrier();  // of all live ranks, through the control port
-  // The others go on without this rank; no policy is triggered, unless the job has not begun: then
-  // it is a loss. What other threads wait for ends at once, with kFenced; the server has
-  // `timeout_ms` to answer.
+  void barrier();  // waits for all live ranks, through the control port
+  // Leaves the job. The others go on without this rank, whatever the job's policy; but before the
+  // job has begun it counts as a loss. Waits of other threads end at once, with kFenced. The server
+  // has `timeout_ms` to answer.
   void leave(uint32_t timeout_ms = 10'000);
 
   WorkerStats stats() const;
-  std::string connection() const;  // for people: the transport, over what, from which memory
+  std::string connection() const;  // for people: the transport, its devices and memory
 
  private:
   struct Impl;
+  explicit Worker(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

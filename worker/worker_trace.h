@@ -1,4 +1,4 @@
-// A worker's trace: what its threads waited for, and how long each key's exchange took.
+// A worker's trace: the waits of its threads, and the exchange of each key from push to result.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/messages.h"
+#include "transport/control/messages.h"
 #include "transport/trace.h"
 
 namespace phub {
@@ -14,20 +14,20 @@ namespace phub {
 // `%r` in a path becomes the rank; without one, ranks of a larger world get it as a suffix.
 std::string trace_path_of(const std::string& path, uint32_t rank, uint32_t world_size);
 
-// One thread at a time (the worker's lock).
+// Not thread-safe: guarded by the worker's lock.
 class WorkerTrace {
  public:
   // Opens the file. Throws Error(kInvalid).
   WorkerTrace(const std::string& path, const JoinReply& reply, size_t events);
-  // Writes the file; a failure is said on stderr, since nobody can be told.
+  // Writes the file. Reports a failure on stderr.
   ~WorkerTrace();
   WorkerTrace(const WorkerTrace&) = delete;
   WorkerTrace& operator=(const WorkerTrace&) = delete;
 
   TraceLog& log() { return log_; }
-  // A span of the calling thread; `key` may be TraceEvent::kNone.
+  // A span of the calling thread that begins now; `key` may be TraceEvent::kNone.
   TraceEvent event(const char* name, size_t key, uint64_t round);
-  // One that began at `begin_ns` and ends now.
+  // Adds a span of the calling thread from `begin_ns` to now.
   void add(const char* name, size_t key, uint64_t round, uint64_t begin_ns);
 
  private:

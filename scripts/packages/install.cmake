@@ -23,8 +23,8 @@ set(phub_public_headers
   worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
   worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h
   worker/device/arena.h worker/device/host_pages.h worker/device/kernel.h kernels/kernels.h
-  transport/control_client.h transport/error.h transport/http_client.h transport/job_spec.h
-  transport/layout.h transport/messages.h transport/nic.h transport/wire.h)
+  transport/control/control_client.h transport/error.h transport/control/http_client.h transport/control/job_spec.h
+  transport/layout.h transport/control/messages.h transport/transport.h transport/wire.h)
 foreach(header ${phub_public_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/phub/${folder} COMPONENT dev)
@@ -61,7 +61,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub-config.cmake
   DESTINATION ${cmake_dir} COMPONENT dev)
 
 # pkg-config phub; paths that move with the file.
-set(phub_private_libs "-lhwy -lhwloc")
+set(phub_private_libs "-lhwy -lhwloc -lssl -lcrypto")
 if(RDMA_FOUND)
   string(APPEND phub_private_libs " -lrdmacm -libverbs")
 endif()

@@ -43,7 +43,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_NAME libphub-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libphub-worker0 (= ${PROJECT_VERSION}), libfmt-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_SUGGESTS
-  "cmake, libhwy-dev, libhwloc-dev, libibverbs-dev, librdmacm-dev")
+  "cmake, libhwy-dev, libhwloc-dev, libibverbs-dev, librdmacm-dev, libssl-dev")
 set(CPACK_COMPONENT_DEV_DESCRIPTION "What programs in C++20 and C need to be built
 with libphub_worker, by CMake (find_package) or pkg-config, shared or static,
 and an example in Python.")

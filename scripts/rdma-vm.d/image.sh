@@ -11,7 +11,7 @@ readonly image_modules=(
   virtio_net dummy veth sch_netem crc32_generic rdma_rxe ib_uverbs rdma_ucm
 )
 
-# lacking WHAT: ends the run as "cannot be had here", which test runners show as skipped.
+# lacking WHAT: ends the run with status 77 ("not available"), which test runners show as skipped.
 lacking() {
   printf 'rdma-vm: %s; scripts/setup --test installs what is missing\n' "$*" >&2
   exit 77

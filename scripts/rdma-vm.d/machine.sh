@@ -118,7 +118,7 @@ write_job() {
   # The part before the command is run with bash's own names out of the way of the command's.
   printf 'if ! cd -- %q 2>/dev/null; then\n' "$PWD"
   printf '  echo %q >&2\n  exit 125\nfi\n' \
-    "rdma-vm: the folder $PWD is not to be seen in the machine, which has a /tmp of its own"
+    "rdma-vm: the folder $PWD does not exist in the machine, which has its own /tmp"
   printf 'exec --'
   printf ' %q' "$@"
   printf '\n'

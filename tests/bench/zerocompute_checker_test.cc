@@ -1,5 +1,3 @@
-#include "bench/zerocompute_checker.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -7,7 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "bench/zerocompute_pattern.h"
+#include "bench/zerocompute/checker.h"
+#include "bench/zerocompute/gradients.h"
 
 namespace phub {
 namespace {

@@ -1,8 +1,7 @@
-#include "bench/zerocompute_options.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "bench/zerocompute/options.h"
 #include "transport/error.h"
 
 namespace phub {

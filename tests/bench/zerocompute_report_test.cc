@@ -1,7 +1,7 @@
-#include "bench/zerocompute_report.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "bench/zerocompute/report.h"
 
 namespace phub {
 namespace {

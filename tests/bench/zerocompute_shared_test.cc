@@ -1,5 +1,3 @@
-#include "bench/zerocompute_shared.h"
-
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -11,7 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "bench/zerocompute_process.h"
+#include "bench/zerocompute/processes.h"
+#include "bench/zerocompute/shared.h"
 
 namespace phub {
 namespace {

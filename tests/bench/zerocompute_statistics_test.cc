@@ -1,9 +1,9 @@
-#include "bench/zerocompute_statistics.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
+
+#include "bench/zerocompute/measures.h"
 
 namespace phub {
 namespace {

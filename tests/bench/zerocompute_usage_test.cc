@@ -1,5 +1,3 @@
-#include "bench/zerocompute_usage.h"
-
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -7,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+
+#include "bench/zerocompute/measures.h"
 
 namespace phub {
 namespace {

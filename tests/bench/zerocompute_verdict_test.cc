@@ -1,7 +1,7 @@
-#include "bench/zerocompute_verdict.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "bench/zerocompute/verdict.h"
 
 namespace phub {
 namespace {

@@ -1,5 +1,6 @@
 // Calls of the C interface in any order, with any handles and arguments, against a server in this
-// process. Whatever happens, each returns a code that is one, and says why if it failed.
+// process; caches with a worker and without. Whatever happens, each returns a code that is one, and
+// says why if it failed.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -45,8 +46,15 @@ constexpr std::array<const char*, 20> kNames = {"job",
 constexpr std::array<const char*, 20> kValues = {
     "a",    "b",   "shm",  "tcp", "0",    "1",         "-1",   "2",     "32",    "sgd",
     "adam", "f32", "bf16", "f16", "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
+constexpr std::array<const char*, 13> kCacheNames = {
+    "budget_bytes", "reserved_bytes", "max_lead", "prefetch", "strict", "poison",
+    "infer_clocks", "partitions",     "w",        "local",    "",       "\xff",
+    nullptr};
+constexpr std::array<const char*, 6> kCacheValues = {"0", "1", "3", "-1", "4000", nullptr};
 constexpr std::array<double, 6> kNumbers = {0, 1, 0.1, -1, 1e300, __builtin_nan("")};
 constexpr std::array<uint64_t, 6> kElements = {0, 1, 33, 5000, uint64_t{1} << 40, ~uint64_t{0}};
+constexpr std::array<uint64_t, 8> kKeys = {0, 1, 2, 3, 7, 3, 1000, ~uint64_t{0}};
+constexpr std::array<uint64_t, 6> kBudgets = {0, 100, 4096, 1 << 16, 1 << 20, ~uint64_t{0}};
 
 void completed(void* user_data, size_t, uint64_t, phub_code code, const char* message) {
   PHUB_CHECK((code == PHUB_OK) == (message[0] == 0));
@@ -58,14 +66,18 @@ class Calls {
  public:
   explicit Calls(testing::Input input) : in_(input) {}
   ~Calls() {
-    for (phub_worker*& worker : workers_) phub_worker_destroy(worker);
-    for (phub_options*& options : options_) phub_options_destroy(options);
+    for (phub_geeps* geeps : geeps_) phub_geeps_destroy(geeps);
+    for (phub_device* device : devices_) phub_device_close(device);
+    for (phub_worker* worker : workers_) phub_worker_destroy(worker);
+    for (phub_options* options : options_) phub_options_destroy(options);
+    phub_geeps_options_destroy(tables_);
   }
 
   void run() {
     make_options(options_[0]);
-    for (int calls = 0; !in_.empty() && calls < 60; ++calls) {
-      const phub_code code = one();
+    for (int calls = 0; !in_.empty() && calls < 80; ++calls) {
+      const uint8_t which = in_.take() % 64;
+      const phub_code code = which < 32 ? one(which) : one_of_cache(which - 32);
       PHUB_CHECK(code >= PHUB_OK && code <= PHUB_WRONG_THREAD);
       PHUB_CHECK(std::string_view(phub_code_name(code)) != "unknown");
       PHUB_CHECK(code == PHUB_OK || std::string_view(phub_last_error()).starts_with("phub_"));
@@ -73,23 +85,24 @@ class Calls {
   }
 
  private:
-  phub_options* options() { return *any(options_, workers_); }
-  phub_worker* worker() { return *any(workers_, options_); }
-  size_t key() { return in_.choose(std::array<size_t, 5>{0, 1, 2, 3, ~size_t{0}}); }
-
   // Mostly of the right type.
-  template <typename T, typename Other>
-  T* const* any(std::array<T*, 3>& right, std::array<Other*, 3>& wrong) {
+  template <typename T, size_t N>
+  T* any(const std::array<T*, N>& right) {
     const uint8_t which = in_.take();
-    static T* other;
-    if (which < 250) return &right[which % 3];
-    other = which == 255 ? reinterpret_cast<T*>(in_.take<uintptr_t>())
-                         : reinterpret_cast<T*>(wrong[which % 3]);
-    return &other;
+    if (which < 250) return right[which % N];
+    if (which == 255) return reinterpret_cast<T*>(in_.take<uintptr_t>());
+    const std::array<void*, 5> all = {options_[0], workers_[0], devices_[0], geeps_[0], tables_};
+    return static_cast<T*>(all[which % 5]);
   }
+  phub_options* options() { return any(options_); }
+  phub_worker* worker() { return any(workers_); }
+  phub_geeps* geeps() { return any(geeps_); }
+  size_t key() { return in_.choose(std::array<size_t, 5>{0, 1, 2, 3, ~size_t{0}}); }
+  uint32_t table() { return in_.take() % 4; }
+  uint64_t handle() { return in_.take() < 230 ? handles_[in_.take() % 4] : in_.take<uint64_t>(); }
 
   // With limits so small that nothing is waited for that cannot come.
-  phub_code make_options(phub_options*& options) {
+  phub_code make_options(phub_options*& options, bool with_keys = true) {
     if (options) phub_options_destroy(options);
     const phub_code code = phub_options_create(&options);
     phub_options_set(options, "server", box().address().c_str());
@@ -97,13 +110,25 @@ class Calls {
     for (const char* limit : {"join_limit_ms", "wait_limit_ms", "wait_timeout_ms"}) {
       phub_options_set_number(options, limit, 30);
     }
-    phub_options_add_key(options, "w", 100);
-    phub_options_add_key(options, "b", 20000);
+    if (with_keys) {
+      phub_options_add_key(options, "w", 100);
+      phub_options_add_key(options, "b", 20000);
+    }
     return code;
   }
 
-  phub_code one() {
-    switch (in_.take() % 32) {
+  phub_code register_memory() {
+    phub_key_memory memory = {.size = in_.take() % 8 ? sizeof memory : in_.take(),
+                              .gradient = in_.take() % 2 ? memory_.data() : nullptr,
+                              .parameters = in_.take() % 2 ? memory_.data() : nullptr,
+                              .gradient_dtype = in_.choose(kValues),
+                              .parameter_dtype = in_.choose(kValues),
+                              .gradient_scale = static_cast<float>(in_.choose(kNumbers))};
+    return phub_register_memory(worker(), 0, &memory);
+  }
+
+  phub_code one(uint8_t which) {
+    switch (which) {
       case 0:
         return make_options(options_[in_.take() % 3]);
       case 1:
@@ -143,6 +168,7 @@ class Calls {
         return phub_use_memory(worker(), 0, in_.take() % 2 ? memory_.data() : nullptr,
                                in_.take() % 2 ? memory_.data() : nullptr);
       case 19:
+        if (in_.take() % 4 == 0) return register_memory();
         return phub_broadcast(worker(), in_.take() % 8 ? initial_.data() : nullptr,
                               in_.take() % 8 ? 20100 : in_.take());
       case 20:
@@ -221,9 +247,129 @@ class Calls {
     return phub_job_status(box().address().c_str(), in_.choose(kValues), &job);
   }
 
+  // With a device, tables of their own keys, and a cache of them.
+  void begin_with_caches() {
+    phub_geeps_options_create(&tables_);
+    phub_geeps_options_set(tables_, "timeout_ms", "20");
+    phub_geeps_options_add_table(tables_, "w", 5, kKeys.data(), 5);
+    phub_geeps_options_add_local(tables_, "local", 3, nullptr, 4);
+    make_cache_options();
+    phub_device_open_host(1 << 16, 0, 0, devices_.data());
+    phub_geeps_create_standalone(devices_[0], options_[2], tables_, nullptr, 0, geeps_.data());
+  }
+
+  phub_code make_cache_options() {
+    make_options(options_[2], false);
+    return phub_options_add_tables(options_[2], tables_);
+  }
+
+  phub_code one_of_cache(int which) {
+    if (!tables_) begin_with_caches();
+    const std::array<uint64_t, 2> keys = {in_.choose(kKeys), in_.choose(kKeys)};
+    const bool all = in_.take() % 2 == 0;
+    const uint64_t* rows = all ? nullptr : keys.data();
+    const size_t count = all ? 0 : in_.take() % 3;
+    phub_buffer buffer = {};
+    buffer.size = in_.take() < 250 ? sizeof buffer : in_.take();
+    switch (which) {
+      case 0:
+        return remake_device();
+      case 1:
+      case 2:
+        return remake_cache();
+      case 3:
+        return phub_geeps_options_set(tables_, in_.choose(kCacheNames), in_.choose(kCacheValues));
+      case 4:
+        return in_.take() % 2 ? phub_geeps_options_add_table(tables_, in_.choose(kCacheNames),
+                                                             in_.take() % 3, rows, count)
+                              : phub_geeps_options_tune_table(tables_, table(), in_.take() % 2,
+                                                              in_.take() % 3);
+      case 5:
+        return phub_geeps_begin_virtual(geeps());
+      case 6:
+        return phub_geeps_begin_gathering(geeps());
+      case 7:
+      case 8:
+        return phub_geeps_finish(geeps());
+      case 9:
+      case 10:
+        return got(buffer, phub_geeps_read(geeps(), table(), rows, count, in_.take() % 4 - 2,
+                                           in_.take() < 250 ? &buffer : nullptr));
+      case 11:
+      case 12:
+        return got(buffer, phub_geeps_pre_update(geeps(), table(), rows, count, &buffer));
+      case 13:
+      case 14:
+        return got(buffer,
+                   phub_geeps_local_access(geeps(), table(), rows, count, in_.take() % 2, &buffer));
+      case 15:
+      case 16:
+        return phub_geeps_post_read(geeps(), handle());
+      case 17:
+        return phub_geeps_update(geeps(), handle());
+      case 18:
+        return phub_geeps_post_local_access(geeps(), handle(), in_.take() % 2);
+      case 19:
+        return phub_geeps_discard(geeps(), handle());
+      case 20:
+      case 21:
+        return phub_geeps_table_clock(geeps(), table());
+      case 22:
+        return phub_geeps_wait_all(geeps());
+      default:
+        return inform_of_cache();
+    }
+  }
+
+  // All of a buffer may be read and written; a fresh one holds anything.
+  phub_code got(const phub_buffer& buffer, phub_code code) {
+    if (code != PHUB_OK || buffer.size < sizeof buffer) return code;
+    handles_[next_handle_++ % 4] = buffer.handle;
+    for (size_t i = 0; buffer.data != nullptr && i < buffer.rows * buffer.row_floats; ++i) {
+      buffer.data[i] = buffer.data[i] > 0 ? 0.5f : 1.0f;
+    }
+    return code;
+  }
+
+  phub_code remake_device() {
+    phub_device*& device = devices_[in_.take() % 2];
+    phub_device_close(device);
+    device = nullptr;
+    return phub_device_open_host(in_.choose(kBudgets), in_.take() % 3 * 1e6, in_.take(), &device);
+  }
+
+  phub_code remake_cache() {
+    phub_geeps*& cache = geeps_[in_.take() % 2];
+    phub_geeps_destroy(cache);
+    cache = nullptr;
+    if (in_.take() % 2 == 0) {
+      make_cache_options();
+      phub_options_set(options_[2], "consistency", in_.take() % 2 ? "bsp" : "ssp");
+    }
+    phub_device* device = any(devices_);
+    return in_.take() % 2
+               ? phub_geeps_create_standalone(device, options_[2], tables_, nullptr, 0, &cache)
+               : phub_geeps_create(device, worker(), tables_, &cache);
+  }
+
+  phub_code inform_of_cache() {
+    phub_geeps_counters counters = {};
+    phub_placement placement = {};
+    phub_memory memory = {};
+    counters.size = placement.size = memory.size = in_.take() % 120;
+    phub_device_memory(any(devices_), &memory);
+    phub_geeps_stats(geeps(), &counters);
+    return phub_geeps_placement(geeps(), &placement);
+  }
+
   testing::Input in_;
   std::array<phub_options*, 3> options_ = {};
   std::array<phub_worker*, 3> workers_ = {};
+  std::array<phub_device*, 2> devices_ = {};
+  std::array<phub_geeps*, 2> geeps_ = {};
+  phub_geeps_options* tables_ = nullptr;  // null: no call has been about caches yet
+  std::array<uint64_t, 4> handles_ = {};
+  size_t next_handle_ = 0;
   std::vector<float> initial_ = std::vector<float>(20100, 0.5f);
   std::array<std::byte, 400> memory_ = {};
   size_t key_ = 0;

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "phub/config.h"
+#include "phub/commands/config.h"
 #include "transport/error.h"
 
 using namespace phub;  // NOLINT: a fuzz target

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "phub/http_session.h"
+#include "phub/control/session.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 
@@ -40,6 +40,9 @@ class Handler : public ControlHandler {
   void set_hyper(const Credential&, const HyperChange& change, Reply<HyperReply> reply) override {
     PHUB_CHECK(!change.values.empty());
     reply(HyperReply{change.round});
+  }
+  void set_hyper(const std::string&, const HyperChange&, Reply<HyperReply> reply) override {
+    reply(HyperReply{1});
   }
   void reconnect(const Credential&, Reply<Offer> reply) override {
     reply({ErrorCode::kFenced, "no"});
@@ -81,7 +84,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   shared->handler = &handler;
   boost::asio::ip::tcp::socket socket(io);
   socket.assign(boost::asio::ip::tcp::v4(), ends[1]);
-  std::make_shared<HttpSession>(std::move(socket), shared)->start();
+  std::make_shared<HttpSession>(std::move(socket), HttpPeer{}, shared)->start();
   do {  // everything has been sent: it ends with the connection, or waits for an answer
     io.restart();
     io.run();

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "transport/messages_json.h"
+#include "transport/control/messages_json.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 

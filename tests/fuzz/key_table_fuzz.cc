@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "phub/models.h"
+#include "phub/plan/models.h"
 #include "transport/error.h"
 
 using namespace phub;  // NOLINT: a fuzz target

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "transport/error.h"
-#include "transport/shm_format.h"
+#include "transport/shm/format.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 
@@ -33,8 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NO
                  welcome.rings_file_bytes);
     }
     LinkLayout layout;
-    layout.ingress_bytes = welcome.gradients_bytes;
-    layout.egress_bytes = welcome.results_bytes;
+    layout.slots_bytes = welcome.gradients_bytes;
+    layout.results_bytes = welcome.results_bytes;
     layout.queue_chunks.assign(welcome.queues, 1);
     check_shm_greeting(greeting, layout);
   } catch (const Error&) {

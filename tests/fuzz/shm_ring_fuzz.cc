@@ -8,7 +8,7 @@
 #include <span>
 
 #include "transport/error.h"
-#include "transport/shm_endpoint.h"
+#include "transport/shm/endpoint.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 
@@ -46,7 +46,7 @@ class Input {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NOLINT: its name
   static std::array<Memory, kPairs> in, out;
-  static ShmEndpoint endpoint(kPairs);
+  static ShmEndpoint endpoint(1, kPairs);
   for (auto* side : {&in, &out}) {
     for (Memory& memory : *side) {
       std::memset(static_cast<void*>(&memory), 0, sizeof(memory));
@@ -54,8 +54,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NO
     }
   }
   for (uint32_t qp = 0; qp < kPairs; ++qp) {
-    endpoint.open(qp, ShmConsumer(&in[qp].ring, kEntries), ShmProducer(&out[qp].ring, kEntries),
-                  -1);
+    endpoint.open({.rank = qp}, ShmConsumer(&in[qp].ring, kEntries),
+                  ShmProducer(&out[qp].ring, kEntries), -1);
   }
   std::array<bool, kPairs> silent = {};
   for (Input input(data, size); !input.empty();) {
@@ -98,7 +98,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NO
         endpoint.disarm();
         break;
       case 11: {
-        const bool posted = endpoint.post(qp, {0, 0, 0, op});
+        const bool posted = endpoint.post({.rank = qp}, {0, 0, 0, op});
         PHUB_CHECK(!posted || !silent[qp]);
         break;
       }
@@ -110,13 +110,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NO
         const size_t taken = endpoint.poll(std::span(arrivals).first(1 + (op >> 4)));
         PHUB_CHECK(taken <= 1u + (op >> 4));
         for (size_t i = 0; i < taken; ++i) {
-          PHUB_CHECK(arrivals[i].qp < kPairs && !silent[arrivals[i].qp]);
-          if (!arrivals[i].ok) silent[arrivals[i].qp] = true;
+          PHUB_CHECK(arrivals[i].rank < kPairs && !silent[arrivals[i].rank]);
+          if (!arrivals[i].ok) silent[arrivals[i].rank] = true;
         }
       }
     }
   }
-  for (uint32_t qp = 0; qp < kPairs; ++qp) endpoint.close(qp);
+  for (uint32_t qp = 0; qp < kPairs; ++qp) endpoint.close({.rank = qp});
   for (auto* side : {&in, &out}) {
     for (const Memory& memory : *side) {
       for (const uint32_t word : memory.canary) PHUB_CHECK(word == 0xc0ffee);

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "transport/error.h"
-#include "transport/tcp_endpoint.h"
-#include "transport/tcp_format.h"
+#include "transport/tcp/endpoint.h"
+#include "transport/tcp/format.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 
@@ -24,7 +24,7 @@ constexpr std::byte kUntouched{0xa5};
 void read_greetings(std::span<const std::byte> message) {
   LinkLayout layout;
   layout.queue_chunks = {4, 4};
-  layout.ingress_bytes = layout.egress_bytes = 1000;
+  layout.slots_bytes = layout.results_bytes = 1000;
   try {
     const TcpHello hello = parse_tcp_hello(message);
     for (const char digit : hello.ticket) PHUB_CHECK(digit >= '0' && digit <= 'f');
@@ -87,16 +87,16 @@ Expected read_whole(std::span<const std::byte> stream) {
 void read_frames(std::span<const std::byte> stream, size_t piece) {
   std::array<int, 2> ends = {};
   PHUB_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
-  const TcpFd peer(ends[0]), own(ends[1]);
+  const Fd peer(ends[0]), own(ends[1]);
   std::vector<std::byte> memory(kMemory + 2 * kGuard, kUntouched);
   std::vector<Write> ring(8);
-  TcpEndpoint endpoint(1);
-  endpoint.watch(own.get(), 0);
-  endpoint.list(0);
-  endpoint.open(0, {.socket = own.get(),
-                    .ring = ring,
-                    .source = {},
-                    .target = std::span(memory).subspan(kGuard, kMemory)});
+  TcpEndpoint endpoint(1, 1);
+  endpoint.watch(own.get(), {});
+  endpoint.list({});
+  endpoint.open({}, {.socket = own.get(),
+                     .ring = ring,
+                     .source = {},
+                     .target = std::span(memory).subspan(kGuard, kMemory)});
   std::vector<uint32_t> imms;
   int broken = 0;
   const auto poll = [&] {

@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "transport/error.h"
-#include "transport/ticket.h"
-#include "transport/verbs_devices.h"
-#include "transport/verbs_format.h"
+#include "transport/greeting.h"
+#include "transport/verbs/devices.h"
+#include "transport/verbs/format.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 
@@ -22,21 +22,21 @@ void check_hello(std::span<const std::byte> data) {
   PHUB_CHECK(digits.size() == kTicketDigits && ticket_bytes(digits) == hello.ticket);
 }
 
-void check_ticket(std::string_view text) {
+void check_ticket_text(std::string_view text) {
   const auto bytes = ticket_bytes(text);
   PHUB_CHECK(text.size() == kTicketDigits && ticket_bytes(ticket_digits(bytes)) == bytes);
 }
 
 // What a stranger says is shown as it is: it must be fit for that, and survive being passed on.
 void check_refusal(std::span<const std::byte> data) {
-  const Error error = parse_verbs_refusal(data);
+  const Error error = parse_refusal(data);
   const std::string_view text = error.what();
   PHUB_CHECK(std::all_of(text.begin(), text.end(), [](char c) {
     return static_cast<unsigned char>(c) >= ' ' && c != '\x7f';
   }));
-  const std::string again = verbs_refusal(error);
+  const std::string again = refusal_text(error.code(), error.what(), kVerbsMaxRefusalBytes);
   PHUB_CHECK(again.size() <= kVerbsMaxRefusalBytes);
-  PHUB_CHECK(parse_verbs_refusal(std::as_bytes(std::span(again))).code() == error.code());
+  PHUB_CHECK(parse_refusal(std::as_bytes(std::span(again))).code() == error.code());
 }
 
 void check_choice(std::string_view text) {
@@ -59,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {  // NO
   const auto bytes = std::as_bytes(std::span(data, size));
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   allow_errors(check_hello, bytes);
-  allow_errors(check_ticket, text);
+  allow_errors(check_ticket_text, text);
   check_refusal(bytes);  // never throws
   allow_errors(check_choice, text);
   return 0;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "kernels/kernels.h"
 #include "tests/device/strict_pages.h"
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"

@@ -98,14 +98,9 @@ class ExamplesRun : public ::testing::Test {
 
   // Processes of one job, with a box that is started for the first. All output together.
   std::string run_with_box(const Words& command, uint32_t world) {
-    if (!server_) {
-      server_ = start({"phub", "serve", "--listen", "127.0.0.1:0"});
-      EXPECT_TRUE(server_->printed("listening on ", kLimit)) << server_->output();
-    }
-    const std::string address = lines_with(server_->output(), "listening on ").at(0);
-    const Words job = {"--job",    fmt::format("job{}", ++jobs_),
-                       "--world",  std::to_string(world),
-                       "--server", address.substr(address.rfind(' ') + 1)};
+    if (!server_) server_ = start({"phub", "serve", "--listen", "127.0.0.1:0"});
+    const Words job = {"--job",    fmt::format("job{}", ++jobs_), "--world", std::to_string(world),
+                       "--server", server_->listening_address()};
     std::vector<std::unique_ptr<Process>> ranks;
     for (uint32_t rank = 0; rank < world; ++rank) {
       ranks.push_back(start(command + job + Words{"--rank", std::to_string(rank)}));
@@ -289,7 +284,8 @@ TEST_F(ExamplesRun, SaysWhatIsWrong) {
       {digits_ + Words{"--budget", "some%"}, "not a whole number of percent"},
       {digits_ + Words{"--device", "abacus"}, "not host, cuda or cuda:N"},
       {digits_ + Words{"--resume"}, "--checkpoint"},
-      {digits_ + Words{"--model", "cnn", "--resume", "--checkpoint", file("of_mlp")}, "is of"},
+      {digits_ + Words{"--model", "cnn", "--resume", "--checkpoint", file("of_mlp")},
+       "is a checkpoint of"},
       {digits_ + Words{"--resume", "--checkpoint", file("none")}, "No such file"},
       {digits_ + Words{"--devices", "2", "--lr", "1e30", "--iterations", "100"}, "infinity"},
       {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r/none"),

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/kernels/reference.h"
-#include "transport/job_spec.h"
+#include "tests/oracle/reference.h"
+#include "transport/control/job_spec.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
 

@@ -6,6 +6,7 @@
 #include <future>
 #include <limits>
 
+#include "kernels/kernels.h"
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
 #include "transport/error.h"

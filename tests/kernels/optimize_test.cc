@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "tests/kernels/arrays.h"
-#include "tests/kernels/reference.h"
+#include "tests/oracle/reference.h"
 
 namespace phub::kernels {
 namespace {

@@ -1,4 +1,4 @@
-#include "phub/config.h"
+#include "phub/commands/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -82,20 +82,28 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.topology, "pack:2 core:4 pu:1");
     EXPECT_EQ(config.spin_us, 50);
     EXPECT_EQ(config.log_level, "debug");
+    EXPECT_EQ(config.tokens, "/t");
+    EXPECT_EQ(config.tls_cert + config.tls_key + config.tls_client_ca, "/c/k/a");
+    EXPECT_TRUE(config.insecure);
   };
-  check(load({"--listen",       "10.0.0.1:80",
-              "--listen",       "[::1]:0",
-              "--cores",        "12",
-              "--pin",          "false",
-              "--memory-limit", "3G",
-              "--socket-dir",   "/run/x",
-              "--topology",     "pack:2 core:4 pu:1",
-              "--spin-us",      "50",
-              "--log-level",    "debug",
-              "--transports",   "tcp",
-              "--transports",   "verbs",
-              "--devices",      "mlx5_0:1:3,mlx5_1",
-              "--data-port",    "7718"}));
+  check(load({"--listen",        "10.0.0.1:80",
+              "--listen",        "[::1]:0",
+              "--cores",         "12",
+              "--pin",           "false",
+              "--memory-limit",  "3G",
+              "--socket-dir",    "/run/x",
+              "--topology",      "pack:2 core:4 pu:1",
+              "--spin-us",       "50",
+              "--log-level",     "debug",
+              "--transports",    "tcp",
+              "--transports",    "verbs",
+              "--devices",       "mlx5_0:1:3,mlx5_1",
+              "--data-port",     "7718",
+              "--tokens",        "/t",
+              "--tls-cert",      "/c",
+              "--tls-key",       "/k",
+              "--tls-client-ca", "/a",
+              "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
                   {"PHUB_PIN", "no"},
@@ -106,13 +114,19 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_TRANSPORTS", "tcp,verbs"},
                   {"PHUB_DEVICES", "mlx5_0:1:3,mlx5_1"},
                   {"PHUB_DATA_PORT", "7718"},
+                  {"PHUB_TOKENS", "/t"},
+                  {"PHUB_TLS_CERT", "/c"},
+                  {"PHUB_TLS_KEY", "/k"},
+                  {"PHUB_TLS_CLIENT_CA", "/a"},
+                  {"PHUB_INSECURE", "1"},
                   {"PHUB_LOG_LEVEL", "debug"}}));
   const std::string path = file(
       "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
       "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
       "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
       "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
-      "data_port = 7718\n");
+      "data_port = 7718\ntokens = \"/t\"\ninsecure = true\ntls_cert = '/c'\ntls_key = '/k'\n"
+      "tls_client_ca = '/a'\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }
@@ -130,7 +144,8 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--cores", "many"}),
               HasSubstr("--cores: must be an integer from 0 to 65536, got 'many'"));
   EXPECT_THAT(error_of({"--cores", "-1"}), HasSubstr("--cores: must be"));
-  EXPECT_THAT(error_of({"--listen", "nowhere"}), HasSubstr("--listen: 'nowhere' is no address"));
+  EXPECT_THAT(error_of({"--listen", "nowhere"}),
+              HasSubstr("--listen: 'nowhere' is not an address"));
   EXPECT_THAT(error_of({"--log-level", "loud"}), HasSubstr("must be one of trace, debug"));
   EXPECT_THAT(error_of({"--spin-us", "-2"}), HasSubstr("from -1 to 1000000"));
   EXPECT_THAT(error_of({"--cores", "1", "--cores", "2"}), HasSubstr("--cores"));
@@ -154,7 +169,7 @@ TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"cores = 1\nlissten = \"x\"",
        "phub.toml:2:1: unknown option 'lissten'; did you mean 'listen'?"},
-      {"password = 1", "unknown option 'password'; there are listen, transports"},
+      {"password = 1", "unknown option 'password'; there are listen, tokens"},
       {"memory-limit = 1", "did you mean 'memory_limit'?"},
       {"cores = ", "phub.toml:1:"},
       {"cores = 1\n\ncores = 2", "phub.toml:3:"},
@@ -166,7 +181,7 @@ TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
       {"listen = 7717", "listen must be a string or a list of strings"},
       {"listen = []", "listen must be a string or a list of strings"},
       {"listen = [\"127.0.0.1:1\", 2]", "listen must be a string or a list of strings"},
-      {"listen = \"x\"", "phub.toml:1:10: listen: 'x' is no address"},
+      {"listen = \"x\"", "phub.toml:1:10: listen: 'x' is not an address"},
       {"memory_limit = \"64Q\"", "memory_limit: must be a number of bytes"},
       {"log_level = [\"info\"]", "log_level must be a string"},
       {"cores = 1\xff", "phub.toml:1:"},

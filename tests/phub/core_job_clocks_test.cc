@@ -271,9 +271,9 @@ TEST(CoreClocks, WhoHasNotComeWaitsForNobody) {
 // However a boundary ends, nobody writes to the memory of those that it takes out.
 TEST(CoreClocks, WhoIsLostIsLetGoOfEvenIfTheDeviceFails) {
   struct Failing : testing::FakeEndpoint {
-    bool post(uint32_t qp, const Write& write) override {
+    bool post(QueuePair to, const Write& write) override {
       if (posts_fail) fail(ErrorCode::kInternal, "the device is gone");
-      return FakeEndpoint::post(qp, write);
+      return FakeEndpoint::post(to, write);
     }
     bool posts_fail = false;
   };
@@ -344,7 +344,8 @@ TEST(CoreJobClocks, ExclusionsLeaveRoomForRanksThatBreak) {
     rig.push(0, c, 1, std::numeric_limits<float>::quiet_NaN());
   }
   for (int i = 0; i < 300; ++i) rig.job->step();
-  for (const uint32_t rank : {0u, 1u, 2u}) rig.endpoint.inbox.push_back({rank, 0, false});
+  for (const uint32_t rank : {0u, 1u, 2u})
+    rig.endpoint.inbox.push_back({.rank = rank, .ok = false});
   for (int i = 0; i < 300; ++i) rig.job->step();
   size_t excluded = 0, broken = 0;
   for (int i = 0; i < 10; ++i) {

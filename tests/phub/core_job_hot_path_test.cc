@@ -1,10 +1,14 @@
 // Between an arrival and its write-back a core asks for no memory and gives none back, whatever the
-// job is and whatever happens to it. (tests/worker/hot_path_test.cc: the same of whole servers.)
+// job is and whatever happens to it; and what it has held since it was made was counted before.
+// (tests/worker/hot_path_test.cc: the same of whole servers.)
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <pthread.h>
 
 #include <limits>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
@@ -118,6 +122,43 @@ TEST(CoreJobHotPath, AsksForNoMemory) {
     }).join();
     EXPECT_EQ(calls, 0u);
     EXPECT_GE(results, kRounds * kChunks * 3);
+  }
+}
+
+// What is counted before a job is made is what it then asks for, but for what malloc adds.
+TEST(CoreJobMemory, IsWhatWasCounted) {
+  if (mallinfo2().uordblks == 0) GTEST_SKIP() << "sanitizers have a malloc of their own";
+  for (const CoreJob::Size& size :
+       {CoreJob::Size{.chunks = 1, .max_ranks = 1, .largest_chunk = 1},
+        CoreJob::Size{.chunks = 5000, .max_ranks = 4},
+        CoreJob::Size{.chunks = 5000, .queues = 3, .max_ranks = 65},
+        CoreJob::Size{.chunks = 70, .max_ranks = 1024},
+        CoreJob::Size{.chunks = 5000, .max_ranks = 4, .lock_step = false},
+        CoreJob::Size{.chunks = 70, .max_ranks = 1024, .lock_step = false},
+        CoreJob::Size{.chunks = 9, .classes = 5000, .largest_chunk = 1 << 20}}) {
+    SCOPED_TRACE(fmt::format("{} chunks, {} ranks, lock-step {}", size.chunks, size.max_ranks,
+                             size.lock_step));
+    testing::FakeEndpoint endpoint;
+    const std::vector<HyperVersion> hyper(1);
+    const std::vector<KeyScales> scales(size.classes);
+    const std::vector<uint32_t> expected = {0};
+    const struct mallinfo2 before = mallinfo2();
+    std::vector<CoreChunk> chunks(size.chunks);
+    for (CoreChunk& chunk : chunks) chunk.elements = static_cast<uint32_t>(size.largest_chunk);
+    const auto job =
+        std::make_unique<CoreJob>(0,
+                                  JobParameters{.max_ranks = static_cast<uint32_t>(size.max_ranks),
+                                                .lock_step = size.lock_step},
+                                  JobArrays{}, std::move(chunks), endpoint,
+                                  HyperView{.schedule = hyper, .changes = {}, .scales = scales},
+                                  expected, static_cast<uint32_t>(size.queues));
+    const struct mallinfo2 after = mallinfo2();
+    const uint64_t held = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd;
+    const uint64_t counted = CoreJob::bytes(size);
+    // Its headers and rounding, and what it had kept back.
+    const uint64_t of_malloc = 8192 + size.max_ranks * 64;
+    EXPECT_GE(held + of_malloc, counted);
+    EXPECT_LE(held, counted + of_malloc);
   }
 }
 

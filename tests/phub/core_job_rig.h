@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "phub/core_job.h"
+#include "phub/core/core_job.h"
 #include "transport/wire.h"
 
 namespace phub::testing {
@@ -34,18 +34,19 @@ class Inbox {
   size_t taken_ = 0;
 };
 
-class FakeEndpoint : public Endpoint {
+class FakeEndpoint : public BoxEndpoint {
  public:
   size_t poll(std::span<Arrival> out) override {
     size_t n = 0;
     while (n < out.size() && !inbox.empty()) out[n++] = inbox.pop_front();
     return n;
   }
-  bool post(uint32_t qp, const Write& write) override {
-    EXPECT_TRUE(attached.contains(qp)) << "a write to rank " << qp << ", which is not there";
+  bool post(QueuePair to, const Write& write) override {
+    EXPECT_EQ(to.queue, 0u);
+    EXPECT_TRUE(attached.contains(to.rank)) << "a write to rank " << to.rank << ", not attached";
     if (room == 0) return false;
     --room;
-    posted.emplace_back(qp, write);
+    posted.emplace_back(to.rank, write);
     return true;
   }
   void flush() override { flushed = posted.size(); }
@@ -63,7 +64,7 @@ class FakeEndpoint : public Endpoint {
   }
 
   Inbox inbox;
-  std::vector<std::pair<uint32_t, Write>> posted;
+  std::vector<std::pair<uint32_t, Write>> posted;  // to which rank
   size_t flushed = 0;
   size_t room = ~size_t{0};
   std::set<uint32_t> attached;
@@ -79,6 +80,8 @@ struct BasicCoreJobRig {
     std::vector<uint32_t> expected = {0, 1, 2};
     std::vector<int32_t> priorities = {};
     bool admit = true;  // everyone who is expected
+    bool snapshots = false;
+    CoreJob::MakeLockStep make_lock_step = {};
   };
 
   explicit BasicCoreJobRig(Options options) : options_(std::move(options)) {
@@ -88,6 +91,7 @@ struct BasicCoreJobRig {
     const size_t copies = p.lock_step ? 1 : p.max_ranks;
     results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
+    for (auto* array : {&state, &copy_parameters, &copy_state}) array->assign(total, 0);
     hyper = {{.from_round = 0, .values = kernels::default_hyper(p.optimizer)}};
     hyper.front().values.lr = 1;
     std::vector<CoreChunk> chunks;
@@ -102,11 +106,14 @@ struct BasicCoreJobRig {
     const bool in_results = p.lock_step && p.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
-        JobArrays{.results = results.data(),
-                  .result_stride = p.lock_step ? 0 : total * kernels::bytes_of(p.parameter_dtype),
-                  .parameters =
-                      in_results ? reinterpret_cast<float*>(results.data()) : parameters.data()},
-        std::move(chunks), endpoint, view(hyper), options_.expected);
+        JobArrays{
+            .results = results.data(),
+            .result_stride = p.lock_step ? 0 : total * kernels::bytes_of(p.parameter_dtype),
+            .parameters = in_results ? reinterpret_cast<float*>(results.data()) : parameters.data(),
+            .state0 = state.data(),
+            .copy = {.parameters = options_.snapshots ? copy_parameters.data() : nullptr,
+                     .state0 = options_.snapshots ? copy_state.data() : nullptr}},
+        std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step);
     if (!options_.admit) return;
     job->hold();
     Boundary boundary{.round = 1};
@@ -124,7 +131,7 @@ struct BasicCoreJobRig {
     return {.schedule = versions, .changes = {}, .scales = scales};
   }
   void arrive(uint32_t rank, const Imm& imm) {
-    endpoint.inbox.push_back({rank, encode(imm), true});
+    endpoint.inbox.push_back({.rank = rank, .imm = encode(imm)});
   }
   // The gradient of the rank's chunk becomes `value`, and is announced.
   void push(uint32_t rank, uint32_t chunk, uint64_t round, float value) {
@@ -153,9 +160,9 @@ struct BasicCoreJobRig {
   // The results that were posted since the last call: "rank:chunk@round", i for initial parts.
   std::vector<std::string> take_posts() {
     std::vector<std::string> out;
-    for (const auto& [qp, write] : std::exchange(endpoint.posted, {})) {
+    for (const auto& [rank, write] : std::exchange(endpoint.posted, {})) {
       const Imm imm = decode(write.imm);
-      out.push_back(fmt::format("{}:{}{}{}", qp, imm.chunk,
+      out.push_back(fmt::format("{}:{}{}{}", rank, imm.chunk,
                                 imm.kind == ImmKind::kInitial ? "i" : "@", imm.round));
     }
     return out;
@@ -166,11 +173,16 @@ struct BasicCoreJobRig {
         {CoreReport::kBroken, "broken"},
         {CoreReport::kViolation, "violation"},
         {CoreReport::kNonFinite, "nonfinite"},
-        {CoreReport::kExcluded, "excluded"}};
+        {CoreReport::kExcluded, "excluded"},
+        {CoreReport::kSnapped, "snapped"}};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {
       std::string text = kNames.at(report.type) + " ";
+      if (report.type == CoreReport::kSnapped) {
+        out.push_back(fmt::format("{}@{}", text, report.round));
+        continue;
+      }
       text += report.rank == CoreReport::kNoRank ? "nobody" : std::to_string(report.rank);
       if (report.type == CoreReport::kNonFinite || report.type == CoreReport::kExcluded) {
         text += fmt::format(" chunk {} @{}", report.chunk, report.round);
@@ -184,7 +196,8 @@ struct BasicCoreJobRig {
   TheEndpoint endpoint;
   std::vector<std::vector<std::byte>> slots;
   std::vector<std::byte> results;
-  std::vector<float> parameters;
+  std::vector<float> parameters, state;
+  std::vector<float> copy_parameters, copy_state;  // snapshots
   std::vector<HyperVersion> hyper;
   std::vector<KeyScales> scales = {{}};
   std::unique_ptr<CoreJob> job;

@@ -1,4 +1,4 @@
-#include "phub/core_job.h"
+#include "phub/core/core_job.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -105,8 +105,8 @@ TEST(CoreJob, WhatCannotBeIsAViolationOfThatRankAlone) {
 
 TEST(CoreJob, ABrokenQueuePairIsReportedOnce) {
   Rig rig({});
-  rig.endpoint.inbox.push_back({2, 0, false});
-  rig.endpoint.inbox.push_back({2, 0, false});
+  rig.endpoint.inbox.push_back({.rank = 2, .ok = false});
+  rig.endpoint.inbox.push_back({.rank = 2, .ok = false});
   rig.push(2, 0, 1, 1);
   rig.run();
   EXPECT_THAT(rig.take_reports(), ElementsAre("broken 2"));
@@ -462,13 +462,13 @@ TEST(CoreJob, InitialParametersThatCompleteBetweenHoldAndCommitAreThere) {
 // It takes the place of an older report of its rank, however many came after that one.
 TEST(CoreJob, AViolationAfterAReconnectionIsToldOfItsOwnRank) {
   Rig rig({});
-  rig.endpoint.inbox.push_back({1, 0, false});
-  rig.endpoint.inbox.push_back({2, 0, false});
+  rig.endpoint.inbox.push_back({.rank = 1, .ok = false});
+  rig.endpoint.inbox.push_back({.rank = 2, .ok = false});
   rig.run();
   rig.job->detach(1);
   rig.job->reattach(1, 1);
   rig.endpoint.inbox.push_back(
-      {.qp = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = 4, .offset = 64 * sizeof(float)});
+      {.rank = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = 4, .offset = 64 * sizeof(float)});
   rig.run();
   CoreReport one, two;
   ASSERT_TRUE(rig.job->next_report(one) && rig.job->next_report(two));
@@ -503,7 +503,7 @@ TEST(CoreJob, APayloadOfAnotherSizeOrAtAnotherPlaceIsAViolation) {
     SCOPED_TRACE(fmt::format("{} bytes at {}", c.bytes, c.offset));
     Rig rig({});
     rig.endpoint.inbox.push_back(
-        {.qp = 1, .imm = encode(c.imm), .bytes = c.bytes, .offset = c.offset});
+        {.rank = 1, .imm = encode(c.imm), .bytes = c.bytes, .offset = c.offset});
     rig.push_all(std::vector<uint32_t>{0, 2}, 1, 1);
     rig.run();
     CoreReport report;
@@ -516,9 +516,9 @@ TEST(CoreJob, APayloadOfAnotherSizeOrAtAnotherPlaceIsAViolation) {
   }
   Rig rig({});
   rig.endpoint.inbox.push_back(
-      {.qp = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = kBytes, .offset = kBytes});
+      {.rank = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = kBytes, .offset = kBytes});
   rig.endpoint.inbox.push_back(
-      {.qp = 1, .imm = encode({2, 1, ImmKind::kNull}), .bytes = 0, .offset = 4711});
+      {.rank = 1, .imm = encode({2, 1, ImmKind::kNull}), .bytes = 0, .offset = 4711});
   rig.run();
   EXPECT_THAT(rig.take_reports(), IsEmpty());
 }
@@ -536,7 +536,7 @@ TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {
                .elements = 33});
       if (part == 1) rig.arrive(0, {0, 0, ImmKind::kInitial});
       rig.endpoint.inbox.push_back(
-          {.qp = 0, .imm = encode({0, part, ImmKind::kInitial}), .bytes = bytes, .offset = 0});
+          {.rank = 0, .imm = encode({0, part, ImmKind::kInitial}), .bytes = bytes, .offset = 0});
       rig.run();
       const bool right = bytes == (part == 0 ? 16u : 17u) * 4u;
       EXPECT_EQ(rig.take_reports().empty(), right) << part << " " << bytes;

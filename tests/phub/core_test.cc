@@ -1,5 +1,5 @@
 // A core whose jobs fail: each of them ends with a report, and the core goes on with the others.
-#include "phub/core.h"
+#include "phub/core/core.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "phub/doctor.h"
+#include "phub/commands/doctor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -12,8 +12,8 @@
 
 #include "tests/phub/http_rig.h"
 #include "tests/worker/box.h"
-#include "transport/control_client.h"
-#include "transport/http_client.h"
+#include "transport/control/control_client.h"
+#include "transport/control/http_client.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -25,7 +25,7 @@ using std::chrono::steady_clock;
 // The value of a series of /metrics. Of a metric that is known, 0 if nobody has counted it yet.
 uint64_t metric(const std::string& address, const std::string& series) {
   RawClient client(address);
-  client.send("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  client.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
   const std::string text = client.rest();
   EXPECT_THAT(text, ::testing::HasSubstr("# TYPE " + series.substr(0, series.find('{')) + " "));
   const size_t at = text.find("\n" + series + " ");
@@ -63,10 +63,12 @@ TEST(HttpAttack, ALiveJobKeepsItsLease) {
 
   Clients idle = connect(box.address(), 300);
   Clients dripping = connect(box.address(), 300);
-  for (auto& client : dripping) client->send("GET /v1/status HTTP/1.1\r\nX: ");
+  for (auto& client : dripping) client->send("GET /v1/status HTTP/1.1\r\nHost: localhost\r\nX: ");
   Clients short_bodies = connect(box.address(), 100);
   for (auto& client : short_bodies) {
-    client->send("POST /v1/jobs/live/join HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n{\"version\"");
+    client->send(
+        "POST /v1/jobs/live/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\nContent-Length: 1000000\r\n\r\n{\"version\"");
   }
 
   // For longer than a lease: four heartbeats are more than three thirds of it.
@@ -76,7 +78,7 @@ TEST(HttpAttack, ALiveJobKeepsItsLease) {
     ASSERT_LT(steady_clock::now(), deadline) << "heartbeats do not get through";
     for (auto& client : dripping) client->send("x");
     for (auto& client : connect(box.address(), 20)) {
-      client->send("GET / HTTP/1.1\r\nX: " + std::string(20'000, 'x'));
+      client->send("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(20'000, 'x'));
       client->send(std::string("\x16\x03\x01\x02\0\x01", 6));
     }
     worker.push(0);
@@ -123,7 +125,8 @@ TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
   Clients waiting = connect(rig.address(), 3);
   for (auto& client : waiting) {
     client->send(
-        "POST /v1/jobs/j/barrier HTTP/1.1\r\nContent-Length: 26\r\nAuthorization: Bearer "
+        "POST /v1/jobs/j/barrier HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\nContent-Length: 26\r\nAuthorization: Bearer "
         "t\r\n\r\n{\"rank\":0,\"incarnation\":1} ");
   }
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 3; }));
@@ -143,7 +146,9 @@ TEST(HttpAttack, SlowConnectionsAreCounted) {
   RawClient header(rig.address());
   header.send("GET /v1/sta");
   RawClient body(rig.address());
-  body.send("POST /v1/jobs/j/leave HTTP/1.1\r\nContent-Length: 50\r\n\r\n{");
+  body.send(
+      "POST /v1/jobs/j/leave HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+      "application/json\r\nContent-Length: 50\r\n\r\n{");
   RawClient nothing(rig.address());
   EXPECT_EQ(header.rest(), "");
   EXPECT_EQ(body.rest(), "");

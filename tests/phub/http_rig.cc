@@ -22,6 +22,7 @@ void FakeHandler::record(std::string_view name, const Credential& who) {
 
 void FakeHandler::join(JoinRequest request, Reply<JoinReply> reply) {
   calls.push_back(fmt::format("join {} {}", request.spec.name, request.rank));
+  joined_as = request.caller;
   if (request.spec.name == "throws") fail(ErrorCode::kFull, "job 'throws' needs 5 GiB");
   JoinReply answer;
   answer.rank = 3;
@@ -65,6 +66,12 @@ void FakeHandler::set_hyper(const Credential& who, const HyperChange& change,
                             Reply<HyperReply> reply) {
   const auto& [name, value] = *change.values.begin();
   record(fmt::format("hyper({}={}@{})", name, value, change.round), who);
+  reply(HyperReply{change.round + 1});
+}
+
+void FakeHandler::set_hyper(const std::string& job, const HyperChange& change,
+                            Reply<HyperReply> reply) {
+  calls.push_back(fmt::format("hyper {} by an admin", job));
   reply(HyperReply{change.round + 1});
 }
 
@@ -117,7 +124,7 @@ HttpRig::~HttpRig() {
 }
 
 bool HttpRig::eventually(const std::function<bool()>& condition) {
-  const auto deadline = steady_clock::now() + milliseconds(5000);
+  const auto deadline = steady_clock::now() + milliseconds(20'000);
   while (!on_control(condition)) {
     if (steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(milliseconds(2));
@@ -142,6 +149,8 @@ void RawClient::close() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
 }
+
+void RawClient::shut() { shutdown(fd_, SHUT_WR); }
 
 void RawClient::send(std::string_view text) {
   while (!text.empty()) {

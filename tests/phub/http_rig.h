@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "phub/control_handler.h"
-#include "phub/http_server.h"
+#include "phub/control/handler.h"
+#include "phub/control/port.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -30,9 +30,16 @@ class FakeHandler : public ControlHandler {
   void leave_barrier(const Credential& who) override;
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
+  void set_hyper(const std::string& job, const HyperChange& change,
+                 Reply<HyperReply> reply) override;
+  const JobOwner* owner(const std::string& job) const override {
+    const auto at = owners.find(job);
+    return at == owners.end() ? nullptr : &at->second;
+  }
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
+  void connection_ended(const Credential& /*who*/) override { ++ended; }
   ServerStatus status() override;
   JobStatus job_status(const std::string& job) override;
 
@@ -42,6 +49,9 @@ class FakeHandler : public ControlHandler {
   std::vector<Reply<Done>> waiting;
   std::string topology = "fake";  // of the status
   int status_calls = 0;
+  int ended = 0;  // connections with heartbeats
+  std::map<std::string, JobOwner> owners;
+  Caller joined_as;
   std::function<void(JoinReply&)> change_join;  // what a join is answered with
   ErrorCode leave_code = ErrorCode::kInternal;  // leave fails with this unless kInternal
 
@@ -96,6 +106,7 @@ class RawClient {
 
   void send(std::string_view text);
   void close();
+  void shut();  // says that nothing more comes
   // What has come when `count` answers have ("HTTP/1.1 …", counted), the server has closed, or some
   // seconds have passed.
   std::string answers(size_t count);

@@ -9,9 +9,9 @@
 #include <fstream>
 #include <future>
 
-#include "phub/http_router.h"
+#include "phub/control/router.h"
 #include "tests/phub/http_rig.h"
-#include "transport/control_client.h"
+#include "transport/control/control_client.h"
 
 namespace phub {
 namespace {
@@ -31,13 +31,15 @@ JobSpec small_spec(const std::string& name) {
 }
 
 std::string post(std::string_view target, std::string_view body, std::string_view headers = "") {
-  return fmt::format("POST {} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n{}\r\n{}", target,
-                     body.size(), headers, body);
+  return fmt::format(
+      "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+      "{}\r\n{}\r\n{}",
+      target, body.size(), headers, body);
 }
 constexpr std::string_view kBarrierBody = R"({"rank":0,"incarnation":1})";
 const std::string kBarrier =
     post("/v1/jobs/j/barrier", kBarrierBody, "Authorization: Bearer t\r\n");
-const std::string kHealth = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+const std::string kHealth = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 ErrorCode code_of(const std::function<void()>& act, std::string_view expected = "") {
   try {
@@ -113,7 +115,7 @@ TEST(Http, HeadIsGetWithoutItsBodyAndQueriesMeanNothing) {
   for (const char* path : {"/healthz", "/v1/status", "/v1/jobs", "/page.js?v=2", "/metrics?x"}) {
     RawClient get(rig.address()), head(rig.address());
     const std::string rest =
-        fmt::format(" {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path);
+        fmt::format(" {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
     get.send("GET" + rest);
     head.send("HEAD" + rest);
     const std::string whole = get.rest(), begin = head.rest();
@@ -130,17 +132,18 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
   HttpRig rig;
   const std::string bearer = "Authorization: Bearer t\r\n";
   const std::vector<std::tuple<std::string, std::string, std::string>> cases = {
-      {"GET /nothing HTTP/1.1\r\n\r\n", "404", "there is nothing at '/nothing'"},
-      {"GET /v1/jobs/j/nothing HTTP/1.1\r\n\r\n", "404", "not_found"},
-      {"GET /v1/jobs/j/log/ HTTP/1.1\r\n\r\n", "404", "not_found"},
-      {"GET /v1/nothing?x=1 HTTP/1.1\r\n\r\n", "404", "not_found"},
-      {"GET /v1/jobs/nobody HTTP/1.1\r\n\r\n", "404", "no job 'nobody'"},
-      {"PUT /v1/status HTTP/1.1\r\n\r\n", "405", "Allow: GET"},
-      {"GET /v1/jobs/j/join HTTP/1.1\r\n\r\n", "405", "Allow: POST"},
-      {"GET /v1/jobs/{job}/log HTTP/1.1\r\n\r\n", "400", "name: must be 1 to 255 letters"},
-      {"GET /v1/jobs/a%2fb/log HTTP/1.1\r\n\r\n", "400", "name: must be"},
-      {"GET /v1/jobs/../log HTTP/1.1\r\n\r\n", "400", "name: must be"},
-      {"DELETE /v1/jobs/ HTTP/1.1\r\n\r\n", "400", "name: must be"},
+      {"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "there is nothing at '/nothing'"},
+      {"GET /v1/jobs/j/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
+      {"GET /v1/jobs/j/log/ HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
+      {"GET /v1/nothing?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
+      {"GET /v1/jobs/nobody HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "no job 'nobody'"},
+      {"PUT /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n", "405", "Allow: GET"},
+      {"GET /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\n\r\n", "405", "Allow: POST"},
+      {"GET /v1/jobs/{job}/log HTTP/1.1\r\nHost: localhost\r\n\r\n", "400",
+       "name: must be 1 to 255 letters"},
+      {"GET /v1/jobs/a%2fb/log HTTP/1.1\r\nHost: localhost\r\n\r\n", "400", "name: must be"},
+      {"GET /v1/jobs/../log HTTP/1.1\r\nHost: localhost\r\n\r\n", "400", "name: must be"},
+      {"DELETE /v1/jobs/ HTTP/1.1\r\nHost: localhost\r\n\r\n", "400", "name: must be"},
       {post("/v1/jobs/j/leave", "{}", bearer), "400", "\\\"rank\\\" is missing"},
       {post("/v1/jobs/j/leave", kBarrierBody), "401", "WWW-Authenticate: Bearer"},
       {post("/v1/jobs/j/leave", kBarrierBody, "Authorization: Basic t\r\n"), "401", "unauthorized"},
@@ -153,16 +156,22 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
       {"nonsense\r\n\r\n", "400", "this is not HTTP/1.1"},
       {std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11), "400", "not HTTP"},
       {"GET / HTTP/9.9\r\n\r\n", "400", "not HTTP"},
-      {"GET /healthz HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "400", "not HTTP"},
-      {"GET /healthz HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "400",
-       "not HTTP"},
-      {"POST /v1/jobs/j/join HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", "413", "67108864"},
-      {"POST /v1/jobs/j/leave HTTP/1.1\r\nContent-Length: 65537\r\n\r\n", "413",
-       "the body has 65537 bytes; here it may have 65536"},
-      {"POST /v1/jobs/j/join HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411",
-       "Content-Length"},
-      {"GET /" + std::string(10000, 'a') + " HTTP/1.1\r\n\r\n", "431", "8192 bytes"},
-      {"GET / HTTP/1.1\r\nX: " + std::string(100000, 'a') + "\r\n\r\n", "431", "8192 bytes"},
+      {"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", "400", "not HTTP"},
+      {"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+       "400", "not HTTP"},
+      {"POST /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+       "application/json\r\nContent-Length: 99999999999\r\n\r\n",
+       "413", "67108864"},
+      {"POST /v1/jobs/j/leave HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+       "application/json\r\nContent-Length: 65537\r\n\r\n",
+       "413", "the body has 65537 bytes; the limit of this request is 65536"},
+      {"POST /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+       "application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+       "411", "Content-Length"},
+      {"GET /" + std::string(10000, 'a') + " HTTP/1.1\r\nHost: localhost\r\n\r\n", "431",
+       "8192 bytes"},
+      {"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(100000, 'a') + "\r\n\r\n", "431",
+       "8192 bytes"},
   };
   for (const auto& [request, status, expected] : cases) {
     RawClient client(rig.address());
@@ -179,7 +188,7 @@ TEST(Http, ThePageComesWithAPolicyThatLetsNothingElseIn) {
   for (const auto& [path, type] : std::vector<std::pair<std::string, std::string>>{
            {"/", "text/html"}, {"/page.css", "text/css"}, {"/page.js", "text/javascript"}}) {
     RawClient client(rig.address());
-    client.send("GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n");
+    client.send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
     const std::string answer = client.answers(1);
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
     EXPECT_THAT(answer, HasSubstr("Content-Type: " + type + "; charset=utf-8\r\n"));
@@ -204,7 +213,7 @@ TEST(Http, PipelinedRequestsAreAnsweredInOrder) {
   HttpRig rig;
   RawClient client(rig.address());
   client.send(kHealth + kBarrier + kHealth +
-              "GET /v1/status HTTP/1.1\r\nConnection: close\r\n\r\n");
+              "GET /v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 1; }));
   rig.on_control([&] { rig.handler.release_barrier(); });
   const std::string text = client.rest();
@@ -358,7 +367,8 @@ TEST(Http, LongBodiesShareABudget) {
   HttpOptions options;
   options.max_long_body_bytes = 1 << 20;
   HttpRig rig(options);
-  const std::string post = "POST /v1/jobs/j/join HTTP/1.1\r\n";
+  const std::string post =
+      "POST /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
   const std::string header = post + "Content-Length: 600000\r\n";
   auto first = std::make_unique<RawClient>(rig.address());
   first->send(header + "Expect: 100-continue\r\n\r\n");
@@ -376,7 +386,7 @@ TEST(Http, LongBodiesShareABudget) {
   bool refused = false;
   for (int i = 0; i < 250 && !refused; ++i) {
     RawClient metrics(rig.address());
-    metrics.send("GET /metrics HTTP/1.1\r\n\r\n");
+    metrics.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     refused = metrics.answers(1).find("code=\"503\"} 1") != std::string::npos;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -400,7 +410,7 @@ TEST(Http, LongAnswersShareABudget) {
   HttpRig rig(options);
   const size_t bytes = 16u << 20;  // more than two sockets' buffers
   rig.on_control([&] { rig.handler.topology = std::string(bytes, 'x'); });
-  const std::string get = "GET /v1/status HTTP/1.1\r\n\r\n";
+  const std::string get = "GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n";
   std::vector<std::unique_ptr<RawClient>> idle;
   for (int i = 0; i < 2; ++i) {
     idle.push_back(std::make_unique<RawClient>(rig.address()));
@@ -443,7 +453,8 @@ TEST(Http, HalfOpenConnectionsAreCheap) {
   std::vector<std::unique_ptr<RawClient>> clients;
   for (int i = 0; i < 1000; ++i) {
     clients.push_back(std::make_unique<RawClient>(rig.address()));
-    if (i % 2 == 0) clients.back()->send("GET / HTTP/1.1\r\nX: " + std::string(4000, 'x'));
+    if (i % 2 == 0)
+      clients.back()->send("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(4000, 'x'));
   }
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
   EXPECT_GE(rig.connections(), 1000u);
@@ -486,7 +497,7 @@ TEST(Listen, APortInUseIsNamedWithTheWayOut) {
   EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }, "no interface"),
             ErrorCode::kUnavailable);
   options.listen = {"127.0.0.1"};
-  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }, "no address"),
+  EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }, "not an address"),
             ErrorCode::kInvalid);
   options.listen = {};
   EXPECT_EQ(code_of([&] { HttpServer second(io, handler, options); }), ErrorCode::kInvalid);

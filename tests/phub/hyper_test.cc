@@ -1,6 +1,6 @@
 // The documented hyperparameters are those of the code, with their defaults, and do something
 // exactly where the documents say so.
-#include "phub/hyper.h"
+#include "phub/core/hyper.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "phub/limits.h"
+#include "phub/plan/limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "phub/models.h"
+#include "phub/plan/models.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -286,7 +286,7 @@ TEST(Limits, SaysWhatIsMissing) {
   EXPECT_THAT(text, HasSubstr("memory"));
   EXPECT_THAT(text, Not(HasSubstr("images/s each")));
   c.inputs = {};
-  EXPECT_THAT(describe(c.limits(), c.inputs), HasSubstr("none can be said"));
+  EXPECT_THAT(describe(c.limits(), c.inputs), HasSubstr("unknown: no rate was given"));
 }
 
 TEST(Limits, RefusesWhatIsNoRate) {

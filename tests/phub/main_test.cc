@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/control_client.h"
+#include "transport/control/control_client.h"
 
 namespace phub {
 namespace {
@@ -167,6 +168,93 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
     EXPECT_EQ(server.out(), printed);  // quiet after the start
     EXPECT_EQ(server.err(), "");
   }
+}
+
+// A variable for the processes that are started meanwhile.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    setenv(name, value.c_str(), 1);
+  }
+  ~Variable() { unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* const name_;
+};
+
+TEST(Main, DoesNotListenToOtherHostsByAccident) {
+  for (const char* address : {"0.0.0.0:0", "*:0", ":0"}) {
+    const Outcome outcome = run({"serve", "--listen", "127.0.0.1:0", "--listen", address});
+    EXPECT_EQ(outcome.code, 1) << address;
+    EXPECT_THAT(outcome.err, HasSubstr("other hosts can reach 0.0.0.0:"));
+    EXPECT_THAT(outcome.err, HasSubstr("--insecure"));
+    EXPECT_EQ(lines(outcome.err), 1u) << outcome.err;
+  }
+  for (const std::vector<std::string>& insecure :
+       {std::vector<std::string>{"--insecure"}, {"--insecure=true"}}) {
+    std::vector<std::string> words = {"serve", "--listen", "0.0.0.0:0"};
+    words.insert(words.end(), insecure.begin(), insecure.end());
+    Process server(words);
+    EXPECT_THAT(server.address(), HasSubstr("0.0.0.0:"));
+  }
+  EXPECT_EQ(run({"serve", "--listen", "0.0.0.0:0", "--insecure=false"}).code, 1);
+}
+
+// The file, the environment, and SIGHUP, as an operator uses them.
+TEST(Main, TokensFromFileToStatus) {
+  std::string folder = (std::filesystem::temp_directory_path() / "phub-main-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string tokens = folder + "/tokens.toml", mine = folder + "/mine";
+  const Outcome made = run({"token", "new", "--name", "me", "--role", "observe", "--days", "1"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const size_t begin = made.out.find("phub-");
+  const std::string token = made.out.substr(begin, made.out.find('\n', begin) - begin);
+  std::ofstream(tokens) << made.out.substr(made.out.find("[[token]]"));
+  std::ofstream(mine) << token << "\n";
+
+  const Outcome open = run({"serve", "--listen", "127.0.0.1:0", "--tokens", tokens});
+  EXPECT_EQ(open.code, 1);
+  EXPECT_THAT(open.err, HasSubstr("chmod 600"));
+  chmod(tokens.c_str(), 0600);
+  Process server({"serve", "--listen", "127.0.0.1:0", "--tokens", tokens});
+  const std::vector<std::string> status = {"status", "--server", server.address()};
+  const Outcome nobody = run(status);
+  EXPECT_EQ(nobody.code, 1);
+  EXPECT_THAT(nobody.err, HasSubstr("PHUB_TOKEN"));
+  {
+    const Variable variable("PHUB_TOKEN", token);
+    EXPECT_EQ(run(status).code, 0);
+  }
+  {
+    const Variable variable("PHUB_TOKEN_FILE", mine);
+    const Outcome others = run(status);
+    EXPECT_EQ(others.code, 1);
+    EXPECT_THAT(others.err, HasSubstr("others may use it"));
+    chmod(mine.c_str(), 0600);
+    EXPECT_EQ(run(status).code, 0);
+
+    std::ofstream(tokens) << "nonsense";  // changes nothing
+    const auto says = [&server](const char* text) {
+      for (int i = 0; i < 1000 && server.err().find(text) == std::string::npos; ++i) {
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+      return server.err();
+    };
+    server.signal(SIGHUP);
+    EXPECT_THAT(says("stay as they were"), HasSubstr("the tokens stay as they were"));
+    EXPECT_EQ(run(status).code, 0);
+    std::ofstream(tokens) << "";
+    server.signal(SIGHUP);
+    EXPECT_THAT(says("read again"), HasSubstr("the tokens were read again"));
+    const Outcome revoked = run(status);
+    EXPECT_EQ(revoked.code, 1);
+    EXPECT_THAT(revoked.err, HasSubstr("not a token of this server"));
+    EXPECT_EQ(revoked.err.find(token), std::string::npos);
+  }
+  EXPECT_EQ(server.err().find(token), std::string::npos);
+  std::filesystem::remove_all(folder);
 }
 
 // A request that is being answered, a half request and an idle connection do not hold it up.

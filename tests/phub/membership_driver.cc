@@ -166,7 +166,7 @@ std::string MembershipDriver::describe_commit(const MembershipAction& action) {
   return text;
 }
 
-// What the cores make of the boundary (phub/core_job_control.cc).
+// What the cores make of the boundary (phub/core/boundary.cc).
 void MembershipDriver::apply_commit() {
   Boundary& boundary = membership_.boundary();
   for (const auto& lost : boundary.lost) {

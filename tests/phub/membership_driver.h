@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "phub/membership.h"
+#include "phub/job/membership.h"
 
 namespace phub::testing {
 

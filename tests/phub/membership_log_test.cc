@@ -1,4 +1,4 @@
-#include "phub/membership_log.h"
+#include "phub/job/membership_log.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "phub/membership.h"
+#include "phub/job/membership.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // /metrics: the format as Prometheus reads it, every value, and the table in phub/README.md.
-#include "phub/metrics.h"
+#include "phub/control/metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tests/worker/box.h"
-#include "transport/http_client.h"
+#include "transport/control/http_client.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -160,6 +160,8 @@ HttpCounters sample_http() {
   http.connections = 5;
   http.answers[{"/metrics", 200}] = 3;
   http.answers[{"", 431}] = 2;
+  static const TlsCounters tls;
+  http.tls = &tls;
   return http;
 }
 

@@ -1,4 +1,4 @@
-#include "phub/models.h"
+#include "phub/plan/models.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -123,7 +123,7 @@ TEST(Models, HaveTheNamesOfTheLibraries) {
 
 TEST(Models, AnUnknownOneListsTheNames) {
   const std::string message = message_of([] { model("resnet5O"); });
-  EXPECT_THAT(message, HasSubstr("no model 'resnet5O'"));
+  EXPECT_THAT(message, HasSubstr("unknown model 'resnet5O'"));
   EXPECT_THAT(message, HasSubstr("did you mean 'resnet50'"));
   EXPECT_THAT(message, HasSubstr("alexnet, vgg11, vgg16"));
 }
@@ -150,46 +150,51 @@ TEST(KeyTable, BadInputIsNamed) {
       {"{\"name\": \"m\",\n  \"keys\": [}", "line 2, column 12"},
       {with_keys(R"([{"name": "a", "elements": 1}])") + "x", "parse error"},
       {"\xff", "parse error"},
-      {"[]", "not an array"},
-      {"17", "not 17"},
-      {"null", "not null"},
+      {"[]", "must be an object, got a list"},
+      {"17", "must be an object, got 17"},
+      {"null", "must be an object, got null"},
       {R"({"keys": [{"name": "a", "elements": 1}]})", "\"name\" is missing"},
       {R"({"name": "m"})", "\"keys\" is missing"},
-      {R"({"name": "m", "name": "n", "keys": []})", "\"name\" is there twice"},
-      {R"({"name": "", "keys": []})", "\"name\" is empty"},
-      {R"({"name": 3, "keys": []})", "\"name\" must be a string, not 3"},
+      {R"({"name": "m", "name": "n", "keys": []})", "\"name\" is given twice"},
+      {R"({"name": "", "keys": []})", "name: must be a string of 1 to 255 bytes, got \"\""},
+      {R"({"name": "a\nb", "keys": [{"name": "a", "elements": 1}]})", "control characters"},
+      {R"({"name": 3, "keys": []})", "name: must be a string of 1 to 255 bytes, got 3"},
       {R"({"name": "m", "key": []})", "unknown field \"key\""},
-      {with_keys("[]"), "\"keys\" is empty"},
-      {with_keys("{}"), "\"keys\" must be an array, not an object"},
-      {with_keys("7"), "\"keys\" must be an array, not 7"},
-      {with_keys("[3]"), "keys[0] must be an object"},
-      {with_keys("[[]]"), "keys[0] must be an object"},
+      {with_keys("[]"), "keys: must have at least 1 entries"},
+      {with_keys("{}"), "keys: must be a list, got an object"},
+      {with_keys("7"), "keys: must be a list, got 7"},
+      {with_keys("[3]"), "keys[0]: must be an object"},
+      {with_keys("[[]]"), "keys[0]: must be an object"},
       {with_keys(R"([{"name": "a", "elements": 1}, {"name": "b"}])"),
-       "keys[1] 'b': the field \"elements\" is missing"},
-      {with_keys(R"([{"elements": 1}])"), "keys[0]: the field \"name\" is missing"},
-      {with_keys(R"([{"name": "", "elements": 1}])"), "keys[0]: \"name\" is empty"},
-      {with_keys(R"([{"name": "a\n", "elements": 1}])"), "control character 0x0a"},
+       "keys[1]: field \"elements\" is missing"},
+      {with_keys(R"([{"elements": 1}])"), "keys[0]: field \"name\" is missing"},
+      {with_keys(R"([{"name": "", "elements": 1}])"),
+       "keys[0].name: must be a string of 1 to 255 bytes, got \"\""},
+      {with_keys(R"([{"name": "a\n", "elements": 1}])"),
+       "keys[0].name: must not hold control characters"},
       {with_keys(fmt::format(R"([{{"name": "{}", "elements": 1}}])", std::string(256, 'n'))),
-       "\"name\" has 256 bytes; at most 255"},
+       "keys[0].name: must be a string of 1 to 255 bytes"},
       {with_keys(R"([{"name": "a", "elements": 1, "elements": 2}])"),
-       "keys[0] 'a': the field \"elements\" is there twice"},
+       "keys[0]: field \"elements\" is given twice"},
       {with_keys(R"([{"name": "a", "elements": 1}, {"name": "a", "elements": 1}])"),
-       "keys[1] 'a': an earlier key has the same name"},
-      {with_keys(R"([{"name": "a", "elements": 0}])"), "keys[0] 'a': \"elements\" is 0"},
-      {with_keys(R"([{"name": "a", "elements": -1}])"), "positive integer, not -1"},
-      {with_keys(R"([{"name": "a", "elements": 1.5}])"), "positive integer, not 1.5"},
-      {with_keys(R"([{"name": "a", "elements": 1e6}])"), "positive integer, not 1e6"},
-      {with_keys(R"([{"name": "a", "elements": "1"}])"), "positive integer, not a string"},
-      {with_keys(R"([{"name": "a", "elements": null}])"), "positive integer, not null"},
-      {with_keys(R"([{"name": "a", "elements": true}])"), "positive integer, not true"},
-      {with_keys(R"([{"name": "a", "elements": {}}])"), "positive integer, not an object"},
+       "keys[1].name: 'a' is there twice"},
+      {with_keys(R"([{"name": "a", "elements": 0}])"),
+       "keys[0].elements: must be a positive integer, got 0"},
+      {with_keys(R"([{"name": "a", "elements": -1}])"), "positive integer, got -1"},
+      {with_keys(R"([{"name": "a", "elements": 1.5}])"), "positive integer, got 1.5"},
+      {with_keys(R"([{"name": "a", "elements": 1e6}])"), "positive integer, got 1000000"},
+      {with_keys(R"([{"name": "a", "elements": "1"}])"), "positive integer, got \"1\""},
+      {with_keys(R"([{"name": "a", "elements": null}])"), "positive integer, got null"},
+      {with_keys(R"([{"name": "a", "elements": true}])"), "positive integer, got true"},
+      {with_keys(R"([{"name": "a", "elements": {}}])"), "positive integer, got an object"},
       {with_keys(R"([{"name": "a", "elements": 1099511627777}])"),
-       "1099511627777 elements are too"},
-      {with_keys(R"([{"name": "a", "elements": 18446744073709551616}])"), "18446744073709551616"},
+       "keys[0].elements: must be a positive integer, got 1099511627777"},
+      {with_keys(R"([{"name": "a", "elements": 18446744073709551616}])"),
+       "keys[0].elements: must be a positive integer"},
       {with_keys(R"([{"name": "a", "elements": 1e999}])"), "number overflow"},
       {with_keys(R"([{"name": "a", "elements": 9}, {"name": "b", "elements": 1099511627770}])"),
-       "keys[1] 'b': 1099511627770 elements are too many: a job has at most 1099511627776"},
-      {std::string(1'000'000, '['), "not an array"},
+       "keys[1].elements: 1099511627770 brings the job over 1099511627776 elements"},
+      {std::string(1'000'000, '['), "must be an object, got a list"},
       {with_keys("[" + std::string(1'000'000, '{')), "parse error"},
   };
   for (const auto& [json, message] : cases) {
@@ -206,7 +211,7 @@ TEST(KeyTable, HasALimitedNumberOfKeys) {
     json += fmt::format(R"({}{{"name":"{}","elements":1}})", i == 0 ? "" : ",", i);
   }
   EXPECT_THAT(message_of([&] { parse_key_table(json + "]}", "test.json"); }),
-              HasSubstr("more than 1048576 keys"));
+              HasSubstr("more than 1048576 entries"));
 }
 
 TEST(KeyTable, ComesFromAFileWhenTheArgumentLooksLikeOne) {
@@ -218,7 +223,7 @@ TEST(KeyTable, ComesFromAFileWhenTheArgumentLooksLikeOne) {
               HasSubstr("cannot read the key table nowhere.json: No such file"));
   EXPECT_THAT(message_of([] { model_or_file("./nowhere"); }), HasSubstr("./nowhere"));
   EXPECT_THAT(message_of([] { model_or_file(testing::TempDir()); }), HasSubstr("directory"));
-  EXPECT_THAT(message_of([] { model_or_file("nowhere"); }), HasSubstr("no model 'nowhere'"));
+  EXPECT_THAT(message_of([] { model_or_file("nowhere"); }), HasSubstr("unknown model 'nowhere'"));
   std::remove(path.c_str());
 }
 

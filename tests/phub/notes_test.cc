@@ -18,11 +18,11 @@ TEST(Notes, FewLinesASecondAndTheOthersCounted) {
   lines.clear();
   notes.add(5000 + Notes::kMsPerLine, "one more");
   notes.add(5000 + Notes::kMsPerLine, "too many");
-  EXPECT_THAT(lines, ElementsAre("980 more lines like the next one", "one more"));
+  EXPECT_THAT(lines, ElementsAre("980 lines were left out here", "one more"));
   lines.clear();
   for (int i = 0; i < 1000; ++i) notes.add(5000 + 1000 * Notes::kMsPerLine, "later");
   EXPECT_THAT(lines, SizeIs(Notes::kBurst + 1));
-  EXPECT_EQ(lines[0], "1 more lines like the next one");
+  EXPECT_EQ(lines[0], "1 lines were left out here");
 }
 
 TEST(Notes, NobodyNeedsToListen) { Notes(nullptr).add(1, "a line"); }

@@ -1,5 +1,5 @@
 // The page that is embedded in the binary; tests/scripts/page_test shows it to a browser.
-#include "phub/page.h"
+#include "phub/control/page.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,3 @@
-#include "phub/plan_command.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "phub/models.h"
-#include "phub/plan.h"
+#include "phub/commands/commands.h"
+#include "phub/job/memory.h"
+#include "phub/plan/models.h"
+#include "phub/plan/plan.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -75,7 +75,7 @@ TEST(PlanCommand, SaysWhatIsNotUsed) {
 TEST(PlanCommand, SaysWhatDoesNotFit) {
   EXPECT_THAT(
       output_of({"vgg19", "--topology", "pack:1 [numa(memory=4GiB)] core:4 pu:1", "--ranks", "8"}),
-      HasSubstr("does not fit: node 0 has 4.00 GiB and needs 4.82 GiB"));
+      HasSubstr("does not fit: node 0 has 4.00 GiB and needs 4.83 GiB"));
 }
 
 TEST(PlanCommand, JsonAddsUp) {
@@ -179,7 +179,7 @@ TEST(PlanMemory, HoldsWhatTheJobNeeds) {
 }
 
 TEST(PlanCommand, BadInputIsNamed) {
-  EXPECT_THAT(error_of({"nomodel"}), HasSubstr("no model 'nomodel'"));
+  EXPECT_THAT(error_of({"nomodel"}), HasSubstr("unknown model 'nomodel'"));
   EXPECT_THAT(error_of({"nowhere.json"}), HasSubstr("nowhere.json"));
   EXPECT_THAT(error_of({}), HasSubstr("model is required"));
   EXPECT_THAT(error_of({"vgg19", "--topology", "nowhere.xml"}),
@@ -191,9 +191,12 @@ TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_THAT(error_of({"vgg19", "--ranks", "-1"}), HasSubstr("--ranks"));
   EXPECT_THAT(error_of({"vgg19", "--nics", "5000"}), HasSubstr("--nics"));
   EXPECT_THAT(error_of({"vgg19", "--nics", "4294967297"}), HasSubstr("--nics"));
-  EXPECT_THAT(error_of({"vgg19", "--optimizer", "sdg"}), HasSubstr("no optimizer 'sdg'"));
-  EXPECT_THAT(error_of({"vgg19", "--dtype", "f64"}), HasSubstr("no dtype 'f64'"));
-  EXPECT_THAT(error_of({"vgg19", "--parameter-dtype", "f8"}), HasSubstr("no dtype 'f8'"));
+  EXPECT_THAT(error_of({"vgg19", "--optimizer", "sdg"}),
+              HasSubstr("optimizer: must be one of none, sgd"));
+  EXPECT_THAT(error_of({"vgg19", "--dtype", "f64"}),
+              HasSubstr("gradient_dtype: must be one of f32, bf16, f16, got 'f64'"));
+  EXPECT_THAT(error_of({"vgg19", "--parameter-dtype", "f8"}),
+              HasSubstr("parameter_dtype: must be one of f32, bf16, f16, got 'f8'"));
   EXPECT_THAT(error_of({"vgg19", "--chunk-elements", "100"}), HasSubstr("multiple of 32"));
 }
 

@@ -1,4 +1,4 @@
-#include "phub/plan.h"
+#include "phub/plan/plan.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -11,9 +11,10 @@
 #include <set>
 
 #include "numa/topology.h"
-#include "phub/models.h"
+#include "phub/job/memory.h"
+#include "phub/plan/models.h"
 #include "transport/error.h"
-#include "transport/tcp_format.h"
+#include "transport/tcp/format.h"
 
 namespace phub {
 namespace {

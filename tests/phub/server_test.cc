@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "numa/topology.h"
-#include "transport/shm_nic.h"
+#include "transport/shm/transport.h"
 
 namespace phub {
 namespace {
@@ -41,8 +41,8 @@ class ScriptedLink final : public BoxLink {
  public:
   ScriptedLink(std::unique_ptr<BoxLink> link, Script& script)
       : link_(std::move(link)), script_(script) {}
-  std::span<std::byte> egress() override { return link_->egress(); }
-  Endpoint& endpoint(uint32_t core) override { return link_->endpoint(core); }
+  std::span<std::byte> results() override { return link_->results(); }
+  BoxEndpoint& endpoint(uint32_t core) override { return link_->endpoint(core); }
   void prepare(uint32_t rank) override {
     script_.note("prepare");
     link_->prepare(rank);
@@ -51,7 +51,7 @@ class ScriptedLink final : public BoxLink {
     if (script_.admit_finds_no_memory) throw std::bad_alloc();
     return link_->admit(rank, incarnation);
   }
-  std::span<const std::byte> ingress(uint32_t rank) override { return link_->ingress(rank); }
+  std::span<const std::byte> slots(uint32_t rank) override { return link_->slots(rank); }
   Rest revoke(uint32_t rank) override {
     return {&script_, [rest = link_->revoke(rank), &script = script_](void*) {
               std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -66,20 +66,20 @@ class ScriptedLink final : public BoxLink {
   Script& script_;
 };
 
-class ScriptedNic final : public Nic {
+class ScriptedTransport final : public Transport {
  public:
-  explicit ScriptedNic(Script& script) : nic_(make_shm_nic()), script_(script) {}
-  std::string_view name() const override { return nic_->name(); }
-  std::string describe() const override { return nic_->describe(); }
-  bool shares_memory() const override { return nic_->shares_memory(); }
+  explicit ScriptedTransport(Script& script) : transport_(make_shm_transport()), script_(script) {}
+  std::string_view name() const override { return transport_->name(); }
+  std::string describe() const override { return transport_->describe(); }
+  bool shares_memory() const override { return transport_->shares_memory(); }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return std::make_unique<ScriptedLink>(nic_->open_job(layout), script_);
+    return std::make_unique<ScriptedLink>(transport_->open_job(layout), script_);
   }
-  int event_fd() const override { return nic_->event_fd(); }
-  void handle_events(std::vector<NicEvent>& out) override { nic_->handle_events(out); }
+  int event_fd() const override { return transport_->event_fd(); }
+  void handle_events(std::vector<TransportEvent>& out) override { transport_->handle_events(out); }
 
  private:
-  std::unique_ptr<Nic> nic_;
+  std::unique_ptr<Transport> transport_;
   Script& script_;
 };
 
@@ -89,8 +89,8 @@ class ServerTest : public ::testing::Test {
     ServerOptions options;
     options.topology = numa::from_synthetic("pack:1 core:2 pu:1");
     options.pin = false;
-    std::vector<std::unique_ptr<Nic>> nics;
-    nics.push_back(std::make_unique<ScriptedNic>(script_));
+    std::vector<std::unique_ptr<Transport>> nics;
+    nics.push_back(std::make_unique<ScriptedTransport>(script_));
     server_.emplace(std::move(options), std::move(nics), clock_);
   }
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tests/worker/fault_oracle.h"
-#include "transport/control_client.h"
-#include "transport/messages_json.h"
+#include "transport/control/control_client.h"
+#include "transport/control/messages_json.h"
 
 namespace phub {
 namespace {
@@ -21,7 +21,7 @@ int check(const std::string& server, const std::string& job,
           const std::vector<std::string>& notes) {
   const JobSpec spec = parse_job_spec(job);
   const std::vector<LogRecord> log = ControlClient(server).log(spec.name);
-  const size_t chunks = testing::chunks_of(spec).size();
+  const size_t chunks = chunks_of(spec).size();
   std::vector<testing::Sight> sights;
   size_t results = 0;
   for (const std::string& path : notes) {

@@ -41,7 +41,7 @@ def on_box(command):
 def request(method, path, body=None):
     """A request of the control port."""
     sent = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: box\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
     with socket.create_connection(("10.77.0.1", 7717), timeout=30) as connection:
         connection.sendall(head.encode() + sent)
         with connection.makefile("rb") as answer:

@@ -68,7 +68,7 @@ def power_off():
 def main():
     if sys.argv[1] == "worker":
         return worker()
-    server = subprocess.Popen(["build/release/bin/phub", "serve", "--listen", "*:7717"])
+    server = subprocess.Popen(["build/release/bin/phub", "serve", "--listen", "*:7717", "--insecure"])
 
     def stop():
         server.send_signal(signal.SIGTERM)

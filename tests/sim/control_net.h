@@ -1,5 +1,6 @@
 // The control connections of a simulated rack: requests and answers are delayed, and sometimes lost
-// or sent twice. What arrives is decoded already; HTTP has tests of its own.
+// or sent twice. They end with the server: then all requests under way are kUnavailable. What
+// arrives is decoded already; HTTP has tests of its own.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 #include <string>
 #include <utility>
 
-#include "phub/control_handler.h"
+#include "phub/control/handler.h"
 #include "transport/error.h"
-#include "transport/sim_net.h"
+#include "transport/sim/net.h"
 
 namespace phub::sim {
 
@@ -39,6 +40,13 @@ class ControlNet {
     for (int copy = 0; copy < copies; ++copy) send<T>(name, request, deliver);
   }
 
+  void server_died() {
+    ++life_;
+    up_ = false;
+    unanswered_ = 0;
+  }
+  void server_started() { up_ = true; }
+
   // Requests that the server has taken and not answered. An answer to one that it answered already
   // stops the program.
   uint64_t unanswered() const { return unanswered_; }
@@ -53,16 +61,22 @@ class ControlNet {
       net_.after(kTimeoutNs, [deliver] { deliver({ErrorCode::kTimeout, "no answer"}); });
     }
     if (request_lost) return;
-    net_.after(delay(), [this, name, request, deliver, answer_lost] {
+    net_.after(delay(), [this, name, request, deliver, answer_lost, life = life_] {
+      if (!up_ || life != life_) return deliver({ErrorCode::kUnavailable, "no server"});
       net_.trace(name);
       ++unanswered_;
-      Reply<T> reply = [this, name, deliver, answer_lost,
-                        times = std::make_shared<int>(0)](Result<T> result) {
-        PHUB_CHECK(++*times == 1);
+      // The end of the server drops it, and with it the connection.
+      const auto connection = std::make_shared<Connection<T>>(*this, deliver);
+      Reply<T> reply = [this, name, connection, answer_lost, life](Result<T> result) {
+        if (life != life_) return;
+        PHUB_CHECK(!std::exchange(connection->answered, true));
         --unanswered_;
         net_.trace(name, 1, static_cast<uint64_t>(result.code), result ? 1 : 0);
         if (answer_lost) return;
-        net_.after(delay(), [deliver, result = std::move(result)] { deliver(result); });
+        net_.after(delay(), [this, connection, result = std::move(result), life] {
+          if (life != life_) return connection->end();
+          connection->deliver(result);
+        });
       };
       try {
         request(reply);
@@ -71,6 +85,24 @@ class ControlNet {
       }
     });
   }
+  template <typename T>
+  struct Connection {
+    Connection(ControlNet& control, std::function<void(Result<T>)> to)
+        : net(control), deliver(std::move(to)) {}
+    ~Connection() {
+      if (!answered) end();
+    }
+    Connection(const Connection&) = delete;
+    Connection& operator=(const Connection&) = delete;
+    void end() {
+      net.net_.after(net.delay(), [deliver = deliver] {
+        deliver({ErrorCode::kUnavailable, "the server died"});
+      });
+    }
+    ControlNet& net;
+    const std::function<void(Result<T>)> deliver;
+    bool answered = false;
+  };
   uint64_t delay() { return net_.random().between(1'000, max_delay_ns_); }
 
   static constexpr uint64_t kTimeoutNs = 4'000'000;
@@ -78,6 +110,8 @@ class ControlNet {
   const double loss_, duplicate_;
   const uint64_t max_delay_ns_;
   uint64_t unanswered_ = 0;
+  uint64_t life_ = 0;  // of the server
+  bool up_ = true;
 };
 
 }  // namespace phub::sim

@@ -36,20 +36,20 @@ std::string text_of(const JobPlan& job, const LogRecord& record) {
 }
 
 // The server owns its transports; the simulated one belongs to the network.
-class BorrowedNic final : public Nic {
+class BorrowedTransport final : public Transport {
  public:
-  explicit BorrowedNic(Nic& nic) : nic_(nic) {}
-  std::string_view name() const override { return nic_.name(); }
-  std::string describe() const override { return nic_.describe(); }
+  explicit BorrowedTransport(Transport& nic) : transport_(nic) {}
+  std::string_view name() const override { return transport_.name(); }
+  std::string describe() const override { return transport_.describe(); }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return nic_.open_job(layout);
+    return transport_.open_job(layout);
   }
-  int event_fd() const override { return nic_.event_fd(); }
-  bool shares_memory() const override { return nic_.shares_memory(); }
-  void handle_events(std::vector<NicEvent>& out) override { nic_.handle_events(out); }
+  int event_fd() const override { return transport_.event_fd(); }
+  bool shares_memory() const override { return transport_.shares_memory(); }
+  void handle_events(std::vector<TransportEvent>& out) override { transport_.handle_events(out); }
 
  private:
-  Nic& nic_;
+  Transport& transport_;
 };
 
 }  // namespace
@@ -58,15 +58,11 @@ Rack::Rack(const RackPlan& plan, bool verbose)
     : plan_(plan),
       net_(plan.net),
       clock_(net_),
-      control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns) {
+      control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns),
+      losses_(plan.seed) {
   net_.keep_text(verbose);
   const numa::Topology topology = topology_of(plan);
-  std::vector<std::unique_ptr<Nic>> nics;
-  nics.push_back(std::make_unique<BorrowedNic>(net_.nic()));
-  server_ = std::make_unique<Server>(
-      ServerOptions{.topology = topology, .cores = plan.cores, .pin = false}, std::move(nics),
-      clock_);
-  cores_.resize(plan.cores);
+  start_server();
   for (const JobPlan& job : plan.jobs) {
     jobs_.push_back(
         std::make_unique<JobRun>(job, make_plan(topology, job.spec.keys,
@@ -84,6 +80,51 @@ Rack::Rack(const RackPlan& plan, bool verbose)
   }
   schedule_windows();
   set_server_timer();
+}
+
+void Rack::start_server() {
+  std::vector<std::unique_ptr<Transport>> nics;
+  nics.push_back(std::make_unique<BorrowedTransport>(net_.transport()));
+  ServerOptions options{.topology = topology_of(plan_), .cores = plan_.cores, .pin = false};
+  if (plan_.checkpoint_every > 0) {
+    options.checkpoints = {
+        .folder = "/checkpoints", .every = plan_.checkpoint_every, .keep = 2, .files = &disk_};
+  }
+  server_ = std::make_unique<Server>(std::move(options), std::move(nics), clock_);
+  cores_.assign(plan_.cores, {});
+  wake_all();
+}
+
+void Rack::kill_server(const BoxFault& fault) {
+  if (!server_) return;
+  net_.trace("the box dies", life_);
+  ++life_;
+  dying_ = nullptr;
+  control_.server_died();
+  server_.reset();
+  disk_.disarm();
+  using Loss = testing::SimulatedDisk::Loss;
+  disk_.restart(fault.power ? Loss::kRandom : Loss::kNothing, losses_);
+  net_.after(fault.restart_ms * kMs, [this] {
+    net_.trace("the box is started", life_);
+    for (auto& job : jobs_) job->seen = job->seen && job->ended;
+    start_server();
+    control_.server_started();
+    set_server_timer();
+  });
+}
+
+void Rack::kill_server_in_time() {
+  while (box_faults_ < plan_.box_faults.size() &&
+         plan_.box_faults[box_faults_].after_pushes < pushes_) {
+    const BoxFault& fault = plan_.box_faults[box_faults_++];
+    if (fault.disk_call == 0) {
+      net_.after(fault.delay_ns, [this, &fault] { kill_server(fault); });
+    } else if (server_) {
+      dying_ = &fault;
+      disk_.arm(fault.disk_call, testing::SimulatedDisk::Fault::kCrash);
+    }
+  }
 }
 
 void Rack::schedule_windows() {
@@ -117,6 +158,8 @@ void Rack::start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns) {
 
 void Rack::pushed(JobRun& job, Trainer& trainer) {
   ++job.pushes;
+  ++pushes_;
+  kill_server_in_time();
   while (job.late_started < job.plan.late_ranks &&
          job.plan.late_after_pushes[job.late_started] < job.pushes) {
     ++job.late_started;
@@ -174,8 +217,9 @@ void Rack::apply(JobRun& job, Trainer& trainer, const Fault& fault) {
 }
 
 bool Rack::runnable(size_t entity) const {
+  if (entity <= cores_.size() && !server_) return false;
   if (entity == 0) return true;
-  if (entity <= server_->cores()) {
+  if (entity <= cores_.size()) {
     const auto core = static_cast<uint32_t>(entity - 1);
     if (net_.now_ns() < cores_[core].paused_until_ns) return false;
     return !cores_[core].asleep || net_.now_ns() >= cores_[core].wake_ns ||
@@ -187,12 +231,16 @@ bool Rack::runnable(size_t entity) const {
 bool Rack::step_entity(size_t entity) {
   if (entity == 0) {
     server_->poll();
+    if (disk_.crashed()) {
+      kill_server(*dying_);
+      return false;
+    }
     set_server_timer();
     watch_jobs();
     for (uint32_t core = 0; core < server_->cores(); ++core) hot_[1 + core] = true;
     return false;
   }
-  if (entity <= server_->cores()) return step_core(static_cast<uint32_t>(entity - 1));
+  if (entity <= cores_.size()) return step_core(static_cast<uint32_t>(entity - 1));
   return trainer(entity).poll();
 }
 
@@ -254,6 +302,14 @@ void Rack::watch_jobs() {
     const auto at = std::ranges::find(status.jobs, job->plan.spec.name, &JobStatus::name);
     const bool there = at != status.jobs.end();
     const bool failed = there && at->state == "failed";
+    if (there && !job->ended && std::exchange(job->life, life_) != life_) {
+      job->oracle.undo_from(at->durable_round + 1);
+      job->restored += at->durable_round > 0;
+    }
+    if (!there && !job->seen && job->life > 0 && job->life != life_ && job->starting == 0 &&
+        std::ranges::all_of(job->trainers, [](const auto& t) { return t->done(); })) {
+      job->ended = job->gone = job->log_lost = true;
+    }
     if (job->gone || (there && !failed && !job->ended) || (!there && !job->seen)) {
       job->seen = job->seen || there;
       continue;
@@ -274,6 +330,7 @@ void Rack::watch_jobs() {
 }
 
 bool Rack::finished() const {
+  if (!server_) return false;
   if (!std::ranges::all_of(trainers_, &Trainer::done)) return false;
   return std::ranges::all_of(jobs_,
                              [](const auto& job) { return job->starting == 0 && job->ended; }) &&
@@ -284,6 +341,7 @@ bool Rack::finished() const {
 uint64_t Rack::limit_ns() const {
   uint64_t ms = 5'000;
   for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
+  ms += 1'500 * plan_.box_faults.size();
   return ms * kMs;
 }
 
@@ -317,6 +375,7 @@ std::string Rack::status_text() {
     text += fmt::format("  {}: {}, {} starting, {} pushes\n", job->plan.spec.name,
                         job->ended ? "ended" : "not ended", job->starting, job->pushes);
   }
+  if (!server_) return text + "  the box is dead\n";
   for (const JobStatus& job : server_->status().jobs) {
     text += fmt::format("  {}: {}, round {} complete", job.name, job.state, job.completed_round);
     for (uint32_t rank : job.waiting_for) text += fmt::format(", waits for {}", rank);
@@ -339,10 +398,12 @@ void Rack::check_end(RackResult& result) {
       result.failed_jobs += record.kind == LogRecord::Kind::kFailed;
       result.dead_devices += record.reason.find("simulated device") != std::string::npos;
     }
-    if (!failure_.empty()) continue;
+    result.restored += job->restored;
+    if (!failure_.empty() || job->log_lost) continue;
     fail(job->oracle.check(job->log));
     if (failure_.empty()) fail(check_outcomes(*job));
   }
+  result.box_deaths = life_ - 1;
   if (failure_.empty() && control_.unanswered() != 0) {
     fail(fmt::format("{} control requests were never answered", control_.unanswered()));
   }
@@ -381,7 +442,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained = out || failed;
       break;
     case ErrorCode::kRankLost:
-      explained = failed && (what.find("rank ") != what.npos);
+      explained = failed && (what.find("rank ") != what.npos || life_ > 1);
       break;
     case ErrorCode::kNonFinite:
       explained = std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
@@ -392,10 +453,13 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
     case ErrorCode::kTaken:
     case ErrorCode::kFull:
     case ErrorCode::kNotFound:
-      explained = !trainer.joined() || out || control || failed;
+      explained = !trainer.joined() || out || control || failed || life_ > 1;
       break;
     case ErrorCode::kInternal:
       explained = failed && job.device_failed && what.find("simulated device") != what.npos;
+      break;
+    case ErrorCode::kUnavailable:
+      explained = !trainer.joined() && life_ > 1;
       break;
     case ErrorCode::kTimeout:
       explained = !trainer.joined() && control;

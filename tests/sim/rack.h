@@ -4,18 +4,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "phub/clock.h"
-#include "phub/plan.h"
+#include "phub/plan/plan.h"
 #include "phub/server.h"
+#include "tests/phub/simulated_disk.h"
 #include "tests/sim/control_net.h"
 #include "tests/sim/rack_oracle.h"
 #include "tests/sim/rack_plan.h"
 #include "tests/sim/trainer.h"
-#include "transport/sim_net.h"
+#include "transport/sim/net.h"
 
 namespace phub::sim {
 
@@ -26,6 +28,7 @@ struct RackResult {
   uint64_t steps = 0;
   uint64_t observations = 0;  // chunk results that were compared
   uint64_t lost = 0, admitted = 0, failed_jobs = 0, dead_devices = 0;
+  uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
   SimStats net;
   std::vector<std::string> text;
 };
@@ -48,9 +51,12 @@ struct JobRun {
   uint32_t starting = 0;  // trainers that are to come, or have not got their rank yet
   uint64_t pushes = 0;
   bool device_failed = false;
-  bool seen = false;   // it was there
-  bool ended = false;  // and has failed, or is no more
-  bool gone = false;   // and is no more
+  bool seen = false;      // it was there
+  bool ended = false;     // and has failed, or is no more
+  bool gone = false;      // and is no more
+  bool log_lost = false;  // it ended when the box died: nobody came back
+  uint64_t life = 0;      // of the box, in which it was seen
+  uint64_t restored = 0;
   std::vector<LogRecord> log;
 };
 
@@ -62,9 +68,13 @@ class Rack {
   // For the trainers.
   SimNet& net() { return net_; }
   SimRandom& random() { return net_.random(); }
-  ControlHandler& server() { return *server_; }
+  ControlHandler& server() {
+    return *server_;
+  }                                        // REQUIRES: it lives, as for all requests that arrive
+  uint64_t life() const { return life_; }  // of the box, which a new one has after each death
   ControlNet& control() { return control_; }
   void pushed(JobRun& job, Trainer& trainer);
+  void joining(JobRun& job) { ++job.starting; }
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
   void fail(const std::string& what);
@@ -79,6 +89,9 @@ class Rack {
     const SimNet& net_;
   };
 
+  void start_server();
+  void kill_server(const BoxFault& fault);
+  void kill_server_in_time();
   void start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns);
   void apply(JobRun& job, Trainer& trainer, const Fault& fault);
   void schedule_windows();
@@ -87,8 +100,8 @@ class Rack {
   bool step_entity(size_t entity);
   bool step_core(uint32_t core);
   bool runnable(size_t entity) const;
-  Trainer& trainer(size_t entity) const { return *trainers_[entity - 1 - server_->cores()]; }
-  size_t entities() const { return 1 + server_->cores() + trainers_.size(); }
+  Trainer& trainer(size_t entity) const { return *trainers_[entity - 1 - cores_.size()]; }
+  size_t entities() const { return 1 + cores_.size() + trainers_.size(); }
   void wake_all() { hot_.assign(entities(), true); }
   void watch_jobs();
   bool finished() const;
@@ -102,7 +115,13 @@ class Rack {
   SimNet net_;
   const VirtualClock clock_;
   ControlNet control_;
-  std::unique_ptr<Server> server_;
+  testing::SimulatedDisk disk_;
+  std::mt19937_64 losses_;          // of the disk
+  std::unique_ptr<Server> server_;  // null: the box is dead
+  uint64_t life_ = 1;
+  uint64_t pushes_ = 0;
+  size_t box_faults_ = 0;            // that have begun
+  const BoxFault* dying_ = nullptr;  // in a call to the disk
   std::vector<std::unique_ptr<JobRun>> jobs_;
   std::vector<Trainer*> trainers_;
   std::vector<bool> hot_;

@@ -8,20 +8,20 @@
 #include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "phub/plan.h"
+#include "phub/plan/plan.h"
+#include "tests/oracle/replay.h"
 #include "tests/sim/rack_plan.h"
-#include "transport/messages.h"
+#include "transport/control/messages.h"
 
 namespace phub::sim {
 
 // One worker's contribution.
-struct Contribution {
-  uint32_t rank = 0;
-  uint32_t incarnation = 0;
+struct Contribution : Member {
   uint64_t round = 0;
 };
 
@@ -39,57 +39,43 @@ class Oracle {
   std::string saw(const Contribution& by, uint32_t key, std::span<const std::byte> result,
                   bool pushed);
 
+  // The job goes on from a checkpoint: what was seen of `round` and later ones is void.
+  void undo_from(uint64_t round);
+
   // After the job's end: recomputes everything that was seen. Returns what is wrong, or "".
   std::string check(const std::vector<LogRecord>& log);
 
   uint64_t observations() const { return observations_; }
 
  private:
-  struct Stint {  // of one incarnation
-    uint32_t rank = 0;
-    uint32_t incarnation = 0;
-    uint64_t first = 0;
-    std::vector<uint64_t> last;  // per chunk; empty: to the end
-    bool covers(uint32_t chunk, uint64_t round) const {
-      return round >= first && (last.empty() || round <= last[chunk]);
-    }
-  };
-  struct Model {  // of one chunk
-    std::vector<float> parameters, state0, state1;
-  };
+  using Witness = std::tuple<Member, uint32_t, uint64_t>;  // who, chunk, round
 
   void fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const;
   bool has_bad(const Contribution& from, uint32_t key) const;
-  std::string read_log(const std::vector<LogRecord>& log);
-  kernels::Hyper hyper_of(uint32_t key, uint64_t round) const;
-  std::string replay(uint32_t chunk);
-  std::string compute_round(uint32_t chunk, uint64_t round, Model& model);
-  std::string check_digits(uint32_t chunk, uint64_t round,
-                           const std::vector<Contribution>& counted) const;
+
+  // These throw Error that says what is wrong.
+  void check_witnesses(const Participation& participation) const;
+  void check_rounds(uint32_t chunk, const Participation& participation,
+                    const HyperHistory& hyper) const;
+  void check_digits_of(uint32_t chunk, const Replay& replay, std::span<const std::byte> seen) const;
 
   // Of jobs that are not in lock-step.
   struct History;
-  History history_of(uint32_t rank, uint32_t chunk) const;
-  std::string check_clocks(uint32_t chunk) const;
+  History history_of(uint32_t rank, uint32_t chunk, const Participation& participation) const;
+  void check_clocks(uint32_t chunk, const Participation& participation) const;
   std::string check_clock(const Contribution& by, uint32_t chunk, const History& history,
-                          uint32_t rank, size_t count) const;
+                          uint32_t rank, size_t count, const Participation& participation) const;
 
   const JobPlan& job_;
   const Plan& plan_;
-  kernels::Optimizer optimizer_;
   kernels::DType gradient_dtype_, parameter_dtype_;
   std::vector<std::vector<float>> initial_;                       // per key
   std::vector<uint32_t> first_chunk_;                             // per key, and one past the last
   std::vector<std::map<uint64_t, std::vector<std::byte>>> seen_;  // per chunk: round → result
   // Of jobs that are not in lock-step, per chunk: who had what.
   std::vector<std::vector<std::pair<Contribution, std::vector<std::byte>>>> seen_out_of_step_;
-  std::set<std::pair<uint64_t, std::pair<uint32_t, uint64_t>>> witnessed_;
+  std::set<Witness> witnessed_;
   uint64_t observations_ = 0;
-
-  // From the log.
-  std::vector<Stint> stints_;
-  std::set<std::pair<std::pair<uint32_t, uint64_t>, uint32_t>> excluded_;  // chunk, round, rank
-  std::vector<HyperChange> changes_;
 };
 
 }  // namespace phub::sim

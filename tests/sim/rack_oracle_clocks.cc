@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "tests/sim/rack_oracle.h"
+#include "transport/error.h"
 
 namespace phub::sim {
 
@@ -17,14 +18,15 @@ struct Oracle::History {
   std::vector<std::vector<float>> sums;  // [n]: of the first n
 };
 
-Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk) const {
+Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk,
+                                   const Participation& participation) const {
   History history;
   std::vector<float> update(plan_.chunks[chunk].elements);
   history.sums.emplace_back(update.size());
-  for (const Stint& stint : stints_) {
-    const uint64_t last = stint.last.empty() ? job_.rounds : stint.last[chunk];
-    for (uint64_t round = stint.first; stint.rank == rank && round <= last; ++round) {
-      const Contribution from{rank, stint.incarnation, round};
+  for (const Participation::Stay& stay : participation.stays()) {
+    const uint64_t last = stay.last.empty() ? job_.rounds : stay.last[chunk];
+    for (uint64_t round = stay.first; stay.rank == rank && round <= last; ++round) {
+      const Contribution from{stay, round};
       if (is_null(from, plan_.chunks[chunk].key)) continue;
       fill_chunk(from, chunk, reinterpret_cast<std::byte*>(update.data()));
       history.updates.push_back(from);
@@ -36,11 +38,11 @@ Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk) const {
   return history;
 }
 
-std::string Oracle::check_clocks(uint32_t chunk) const {
+void Oracle::check_clocks(uint32_t chunk, const Participation& participation) const {
   const ChunkLayout& c = plan_.chunks[chunk];
   std::vector<History> histories;
   for (uint32_t rank = 0; rank < job_.spec.max_ranks; ++rank) {
-    histories.push_back(history_of(rank, chunk));
+    histories.push_back(history_of(rank, chunk, participation));
   }
   std::vector<float> seen(c.elements), expected(c.elements);
   std::vector<size_t> counts(histories.size());
@@ -50,35 +52,36 @@ std::string Oracle::check_clocks(uint32_t chunk) const {
     const auto begin = initial_[c.key].begin() + static_cast<ptrdiff_t>(c.key_element);
     expected.assign(begin, begin + c.elements);
     const auto wrong = [&](const std::string& what) {
-      return fmt::format("{} chunk {}: rank {} (incarnation {}) at clock {} {}", job_.spec.name,
-                         chunk, by.rank, by.incarnation, by.round, what);
+      fail(ErrorCode::kInvalid, "{} chunk {}: rank {} (incarnation {}) at clock {} {}",
+           job_.spec.name, chunk, by.rank, by.incarnation, by.round, what);
     };
     for (uint32_t rank = 0; rank < histories.size(); ++rank) {
       const auto& sums = histories[rank].sums;
       const float count = seen[rank];
       if (!(count >= 0 && count < static_cast<float>(sums.size()) && count == std::floor(count))) {
-        return wrong(
+        wrong(
             fmt::format("sees {} updates of rank {}, which made {}", count, rank, sums.size() - 1));
       }
       counts[rank] = static_cast<size_t>(count);
       for (size_t i = 0; i < expected.size(); ++i) expected[i] += sums[counts[rank]][i];
     }
-    if (seen != expected) return wrong("sees other updates than the first of each rank");
+    if (seen != expected) wrong("sees other updates than the first of each rank");
     for (uint32_t rank = 0; rank < histories.size(); ++rank) {
       if (by.round > job_.rounds && counts[rank] != histories[rank].updates.size()) {
-        return wrong(fmt::format("sees {} of {} updates of rank {} when all is quiet", counts[rank],
-                                 histories[rank].updates.size(), rank));
+        wrong(fmt::format("sees {} of {} updates of rank {} when all is quiet", counts[rank],
+                          histories[rank].updates.size(), rank));
       }
-      const std::string clock = check_clock(by, chunk, histories[rank], rank, counts[rank]);
-      if (!clock.empty()) return wrong(clock);
+      const std::string clock =
+          check_clock(by, chunk, histories[rank], rank, counts[rank], participation);
+      if (!clock.empty()) wrong(clock);
     }
   }
-  return "";
 }
 
 // What `by` may see of a rank: of itself all until now, of others all but the slack's.
 std::string Oracle::check_clock(const Contribution& by, uint32_t chunk, const History& history,
-                                uint32_t rank, size_t count) const {
+                                uint32_t rank, size_t count,
+                                const Participation& participation) const {
   const auto until = [&](uint32_t incarnation, uint64_t round) {
     return static_cast<size_t>(
         std::ranges::count_if(history.updates, [&](const Contribution& update) {
@@ -92,14 +95,14 @@ std::string Oracle::check_clock(const Contribution& by, uint32_t chunk, const Hi
   }
   if (job_.spec.consistency != "ssp" || by.round <= job_.spec.slack) return "";
   const uint64_t least = std::min(by.round, job_.rounds) - job_.spec.slack;
-  for (const Stint& stint : stints_) {
-    if (stint.rank != rank) continue;
+  for (const Participation::Stay& stay : participation.stays()) {
+    if (stay.rank != rank) continue;
     // It surely takes part while some but not all of its updates are seen; who begins in round 1,
     // while none are, too.
-    const uint64_t last = stint.last.empty() ? job_.rounds : stint.last[chunk];
-    const bool begun = stint.first == 1 || count > until(stint.incarnation, stint.first - 1);
-    if (!begun || last < least || count >= until(stint.incarnation, last)) continue;
-    if (count < until(stint.incarnation, least)) {
+    const uint64_t last = stay.last.empty() ? job_.rounds : stay.last[chunk];
+    const bool begun = stay.first == 1 || count > until(stay.incarnation, stay.first - 1);
+    if (!begun || last < least || count >= until(stay.incarnation, last)) continue;
+    if (count < until(stay.incarnation, least)) {
       return fmt::format("sees {} updates of rank {}: the slack is {}", count, rank,
                          job_.spec.slack);
     }

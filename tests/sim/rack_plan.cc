@@ -160,6 +160,34 @@ void leave_lock_step(SimRandom& random, JobPlan& job) {
   job.bad.clear();
 }
 
+// The box dies once or more. Workers join again by themselves, and all that they lose is the box:
+// of their own faults only those stay that nobody is lost by.
+void kill_box(SimRandom& random, RackPlan& plan) {
+  uint64_t pushes = 0;
+  for (JobPlan& job : plan.jobs) {
+    if (job.spec.optimizer == "none") job.spec.optimizer = "momentum";
+    job.digits = false;
+    job.bad.clear();
+    job.late_ranks = 0;
+    job.device_fault.reset();
+    std::erase_if(job.faults, [](const Fault& fault) {
+      return fault.kind != Fault::kBreak && fault.kind != Fault::kStraggle;
+    });
+    job.rounds += random.between(20, 60);
+    pushes += job.rounds * job.spec.keys.size() * job.spec.world_size;
+  }
+  plan.checkpoint_every = random.between(1, 3);
+  const uint64_t faults = random.between(1, 4);
+  for (uint64_t i = 0; i < faults; ++i) {
+    plan.box_faults.push_back({.after_pushes = random.below(pushes),
+                               .delay_ns = random.below(3'000'000),
+                               .disk_call = random.chance(0.5) ? random.between(1, 60) : 0,
+                               .power = random.chance(0.5),
+                               .restart_ms = random.below(50)});
+  }
+  std::ranges::sort(plan.box_faults, {}, &BoxFault::after_pushes);
+}
+
 }  // namespace
 
 std::string_view name_of(Fault::Kind kind) {
@@ -206,6 +234,9 @@ RackPlan make_rack_plan(uint64_t seed) {
     const DeviceFault fault{dying.below(pushes), dying.below(8), dying.chance(0.4)};
     if (!plan.clean && dying.chance(0.15)) job.device_fault = fault;
   }
+  SimRandom box(seed ^ 0x626f78ull);
+  const bool all_saved = std::ranges::all_of(plan.jobs, &JobPlan::lock_step);
+  if (!plan.clean && all_saved && box.chance(0.4)) kill_box(box, plan);
   return plan;
 }
 
@@ -219,6 +250,12 @@ std::string describe(const RackPlan& plan) {
   auto out = std::back_inserter(text);
   for (const LossWindow& w : plan.windows) {
     fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
+  }
+  for (const BoxFault& f : plan.box_faults) {
+    fmt::format_to(out, "  the box dies after {} pushes, {}{}, back after {} ms\n", f.after_pushes,
+                   f.disk_call > 0 ? fmt::format("in call {} to its disk", f.disk_call)
+                                   : fmt::format("{} ns later", f.delay_ns),
+                   f.power ? ", without power" : "", f.restart_ms);
   }
   for (const JobPlan& job : plan.jobs) {
     const JobSpec& s = job.spec;

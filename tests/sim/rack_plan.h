@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/job_spec.h"
-#include "transport/sim_net.h"
+#include "transport/control/job_spec.h"
+#include "transport/sim/net.h"
 
 namespace phub::sim {
 
@@ -79,6 +79,15 @@ struct JobPlan {
   bool lock_step() const { return spec.consistency == "bsp"; }
 };
 
+// The box dies, and is started again.
+struct BoxFault {
+  uint64_t after_pushes = 0;  // of all jobs, ever
+  uint64_t delay_ns = 0;      // and then so much later,
+  uint64_t disk_call = 0;     // or in this call to the disk from then on, if it is not 0
+  bool power = false;         // its disk loses some of what was not synced
+  uint64_t restart_ms = 0;
+};
+
 struct LossWindow {
   uint64_t from_ns = 0, to_ns = 0;
   double loss = 0;
@@ -95,6 +104,8 @@ struct RackPlan {
   double control_duplicate = 0;         // of each request
   uint64_t control_delay_ns = 200'000;  // at most
   double core_pause_chance = 0;         // a core is not scheduled for a while
+  std::vector<BoxFault> box_faults;
+  uint64_t checkpoint_every = 0;  // rounds; 0: none are written
   std::vector<JobPlan> jobs;
 };
 

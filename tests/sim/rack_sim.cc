@@ -41,7 +41,7 @@ struct Options {
 
 struct Totals {
   uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
-  uint64_t writes = 0, breaks = 0, steps = 0;
+  uint64_t writes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
 };
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
@@ -66,6 +66,8 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.writes += result.net.writes;
   totals.breaks += result.net.breaks;
   totals.steps += result.steps;
+  totals.box_deaths += result.box_deaths;
+  totals.restored += result.restored;
   if (result.failure.empty()) return true;
   ++totals.failures;
   fmt::print("seed {}: {}\n  replay: rack_sim --seed {} --verbose\n", seed, result.failure, seed);
@@ -81,9 +83,11 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
   fmt::print(
       "{} racks, {} failures; {} results compared, {} ranks admitted, {} lost, {} jobs failed as "
       "they "
-      "should, {} writes, {} queue pairs broken, {} steps\n",
+      "should, {} writes, {} queue pairs broken, {} steps; {} boxes died, {} jobs went on from a "
+      "checkpoint\n",
       totals.racks, totals.failures, totals.observations, totals.admitted, totals.lost,
-      totals.failed_jobs, totals.writes, totals.breaks, totals.steps);
+      totals.failed_jobs, totals.writes, totals.breaks, totals.steps, totals.box_deaths,
+      totals.restored);
   return totals.failures == 0 ? 0 : 1;
 }
 

@@ -75,6 +75,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.lost += result.lost;
     all.net.breaks += result.net.breaks;
     all.dead_devices += result.dead_devices;
+    all.box_deaths += result.box_deaths;
+    all.restored += result.restored;
   }
   if (seeds.count < 100) return;
   // The racks are no idle ones.
@@ -83,6 +85,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.lost, seeds.count / 4);
   EXPECT_GT(all.net.breaks, seeds.count / 10);
   EXPECT_GT(all.dead_devices, 0u);
+  EXPECT_GT(all.box_deaths, seeds.count / 10);
+  EXPECT_GT(all.restored, 0u);
 }
 INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 10));
 

@@ -1,6 +1,4 @@
 // The simulated network keeps the promises of reliable connections, and no others.
-#include "transport/sim_net.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "transport/error.h"
+#include "transport/sim/net.h"
 
 namespace phub {
 namespace {
@@ -19,12 +18,12 @@ constexpr uint32_t kChunks = 16;  // per queue
 // A job of two cores with one worker, rank 1, connected.
 struct Link {
   explicit Link(const SimOptions& options) : net(options) {
-    box = net.nic().open_job({.max_ranks = 3,
-                              .cores = 2,
-                              .queue_chunks = {kChunks, kChunks},
-                              .ingress_bytes = 2 * kChunks * kSlot,
-                              .egress_bytes = 2 * kChunks * kSlot,
-                              .core_node = {0, 0}});
+    box = net.transport().open_job({.max_ranks = 3,
+                                    .cores = 2,
+                                    .queue_chunks = {kChunks, kChunks},
+                                    .slots_bytes = 2 * kChunks * kSlot,
+                                    .results_bytes = 2 * kChunks * kSlot,
+                                    .core_node = {0, 0}});
     worker = net.connect(box->admit(1, 7));
     attach();
   }
@@ -43,8 +42,8 @@ struct Link {
   void fill(std::byte value) { std::ranges::fill(worker->gradients(), value); }
   bool landed(uint32_t queue, uint32_t index) {
     const uint64_t offset = chunk(queue, index).local_offset;
-    return std::memcmp(box->ingress(1).data() + offset, worker->gradients().data() + offset,
-                       kSlot) == 0;
+    return std::memcmp(box->slots(1).data() + offset, worker->gradients().data() + offset, kSlot) ==
+           0;
   }
 
   SimNet net;
@@ -74,7 +73,7 @@ TEST(SimNet, WritesArriveInOrderAndTheirPayloadFirst) {
     link.fill(std::byte{static_cast<uint8_t>(seed)});
     uint32_t next[2] = {0, 0};
     for (uint32_t i = 0; i < kChunks; ++i) {
-      for (uint32_t q : {0u, 1u}) ASSERT_TRUE(link.worker->endpoint().post(q, Link::chunk(q, i)));
+      for (uint32_t q : {0u, 1u}) ASSERT_TRUE(link.worker->endpoint().post({q}, Link::chunk(q, i)));
     }
     link.worker->endpoint().flush();
     while (!link.net.idle()) {
@@ -82,7 +81,7 @@ TEST(SimNet, WritesArriveInOrderAndTheirPayloadFirst) {
       for (uint32_t q : {0u, 1u}) {
         for (const Arrival& arrival : poll_all(link.box->endpoint(q))) {
           EXPECT_TRUE(arrival.ok);
-          EXPECT_EQ(arrival.qp, 1u);
+          EXPECT_EQ(arrival.rank, 1u);
           EXPECT_EQ(arrival.imm, next[q]++);
           EXPECT_TRUE(link.landed(q, arrival.imm));
         }
@@ -99,7 +98,7 @@ TEST(SimNet, QueuePairsOvertakeEachOther) {
   bool second_first = false;
   for (uint64_t seed = 1; seed <= 50 && !second_first; ++seed) {
     Link link({.seed = seed});
-    for (uint32_t q : {0u, 1u}) link.worker->endpoint().post(q, Link::chunk(q, 0));
+    for (uint32_t q : {0u, 1u}) link.worker->endpoint().post({q}, Link::chunk(q, 0));
     link.worker->endpoint().flush();
     while (poll_all(link.box->endpoint(0)).empty()) {
       second_first |= !poll_all(link.box->endpoint(1)).empty();
@@ -112,16 +111,16 @@ TEST(SimNet, QueuePairsOvertakeEachOther) {
 TEST(SimNet, TheSourceIsReadWhenTheWriteLands) {
   Link link({.seed = 3});
   link.fill(std::byte{1});
-  link.worker->endpoint().post(0, Link::chunk(0, 0));
+  link.worker->endpoint().post({0}, Link::chunk(0, 0));
   link.worker->endpoint().flush();
   link.fill(std::byte{2});
   link.net.advance(10'000'000);
-  EXPECT_EQ(link.box->ingress(1)[0], std::byte{2});
+  EXPECT_EQ(link.box->slots(1)[0], std::byte{2});
 }
 
 TEST(SimNet, NothingMovesBeforeTheFlush) {
   Link link({.seed = 4});
-  EXPECT_TRUE(link.worker->endpoint().post(0, Link::chunk(0, 0)));
+  EXPECT_TRUE(link.worker->endpoint().post({0}, Link::chunk(0, 0)));
   link.net.advance(10'000'000);
   EXPECT_TRUE(poll_all(link.box->endpoint(0)).empty());
   link.worker->endpoint().flush();
@@ -133,14 +132,14 @@ TEST(SimNet, AFullQueueRefusesUntilWritesAreAcknowledged) {
   for (bool shared : {false, true}) {
     Link link({.seed = 5, .shared_memory = shared, .send_depth = 4});
     Endpoint& endpoint = link.worker->endpoint();
-    for (uint32_t i = 0; i < 4; ++i) EXPECT_TRUE(endpoint.post(0, Link::chunk(0, i)));
-    EXPECT_FALSE(endpoint.post(0, Link::chunk(0, 4)));
-    EXPECT_TRUE(endpoint.post(1, Link::chunk(1, 0)));
+    for (uint32_t i = 0; i < 4; ++i) EXPECT_TRUE(endpoint.post({0}, Link::chunk(0, i)));
+    EXPECT_FALSE(endpoint.post({0}, Link::chunk(0, 4)));
+    EXPECT_TRUE(endpoint.post({1}, Link::chunk(1, 0)));
     endpoint.flush();
     link.net.advance(10'000'000);
-    EXPECT_EQ(endpoint.post(0, Link::chunk(0, 4)), !shared) << "a ring is emptied by its reader";
+    EXPECT_EQ(endpoint.post({0}, Link::chunk(0, 4)), !shared) << "a ring is emptied by its reader";
     EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 4u);
-    EXPECT_TRUE(endpoint.post(0, Link::chunk(0, 5)));
+    EXPECT_TRUE(endpoint.post({0}, Link::chunk(0, 5)));
   }
 }
 
@@ -151,8 +150,8 @@ TEST(SimNet, ABreakLeavesWritesUnknown) {
     SCOPED_TRACE(seed);
     Link link({.seed = seed, .early = 0});
     link.fill(std::byte{9});
-    const std::vector<std::byte> before(link.box->ingress(1).begin(), link.box->ingress(1).end());
-    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post(0, Link::chunk(0, i));
+    const std::vector<std::byte> before(link.box->slots(1).begin(), link.box->slots(1).end());
+    for (uint32_t i = 0; i < kChunks; ++i) link.worker->endpoint().post({0}, Link::chunk(0, i));
     link.worker->endpoint().flush();
     const bool both_whole = seed % 2 == 0;
     if (both_whole) link.net.advance(5'000);
@@ -164,11 +163,11 @@ TEST(SimNet, ABreakLeavesWritesUnknown) {
     EXPECT_EQ(broken(at_box) + broken(poll_all(link.box->endpoint(1))), 1u);
     EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 1u);
     if (broken(at_box) == 0) continue;
-    EXPECT_FALSE(link.worker->endpoint().post(0, Link::chunk(0, 0)));
+    EXPECT_FALSE(link.worker->endpoint().post({0}, Link::chunk(0, 0)));
     for (uint32_t i = 0; i < kChunks; ++i) {
       const uint64_t at = Link::chunk(0, i).remote_offset;
       const bool untouched =
-          std::memcmp(before.data() + at, link.box->ingress(1).data() + at, kSlot) == 0;
+          std::memcmp(before.data() + at, link.box->slots(1).data() + at, kSlot) == 0;
       if (i < data) {
         EXPECT_EQ(at_box[i].imm, i);
         EXPECT_TRUE(link.landed(0, i));
@@ -190,7 +189,7 @@ TEST(SimNet, ABreakLeavesWritesUnknown) {
 TEST(SimNet, LossPastTheRetryLimitBreaksTheQueuePair) {
   Link link({.seed = 6, .retry_limit = 3});
   link.net.set_loss(1);
-  link.worker->endpoint().post(0, Link::chunk(0, 0));
+  link.worker->endpoint().post({0}, Link::chunk(0, 0));
   link.worker->endpoint().flush();
   link.net.advance(100'000'000);
   EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 1u);
@@ -204,21 +203,21 @@ TEST(SimNet, NothingArrivesAfterDetach) {
     Link link({.seed = seed, .early = 0.5});
     link.fill(std::byte{1});
     for (uint32_t i = 0; i < kChunks; ++i) {
-      ASSERT_TRUE(link.worker->endpoint().post(0, Link::chunk(0, i)));
+      ASSERT_TRUE(link.worker->endpoint().post({0}, Link::chunk(0, i)));
     }
     link.worker->endpoint().flush();
     link.net.advance(seed * 300);
     link.detach();
-    const std::vector<std::byte> slots(link.box->ingress(1).begin(), link.box->ingress(1).end());
+    const std::vector<std::byte> slots(link.box->slots(1).begin(), link.box->slots(1).end());
     const auto landed = std::ranges::count(slots, std::byte{1});
     cut += landed > 0 && landed < static_cast<ptrdiff_t>(slots.size() / 2);
     link.fill(std::byte{2});
     for (uint32_t i = 0; i < kChunks; ++i) {
-      ASSERT_TRUE(link.worker->endpoint().post(1, Link::chunk(1, i)));
+      ASSERT_TRUE(link.worker->endpoint().post({1}, Link::chunk(1, i)));
     }
     link.worker->endpoint().flush();
     link.net.advance(100'000'000);
-    EXPECT_TRUE(std::ranges::equal(slots, link.box->ingress(1)));
+    EXPECT_TRUE(std::ranges::equal(slots, link.box->slots(1)));
     EXPECT_TRUE(poll_all(link.box->endpoint(0)).empty());
     EXPECT_TRUE(poll_all(link.box->endpoint(1)).empty());
     EXPECT_TRUE(link.worker->connected());
@@ -233,15 +232,15 @@ TEST(SimNet, ReconnectionBringsNewQueuePairsOntoTheSameMemory) {
   Link link({.seed = 8});
   ASSERT_TRUE(link.net.break_queue_pair(*link.worker));
   link.net.advance(10'000'000);
-  const std::byte* slots = link.box->ingress(1).data();
+  const std::byte* slots = link.box->slots(1).data();
   const std::byte* gradients = link.worker->gradients().data();
   link.detach();
   ASSERT_TRUE(link.box->can_reconnect());
   link.worker->reconnect(link.box->reconnect(1));
   link.attach();
-  EXPECT_EQ(link.box->ingress(1).data(), slots);
+  EXPECT_EQ(link.box->slots(1).data(), slots);
   EXPECT_EQ(link.worker->gradients().data(), gradients);
-  for (uint32_t q : {0u, 1u}) EXPECT_TRUE(link.worker->endpoint().post(q, Link::chunk(q, 3)));
+  for (uint32_t q : {0u, 1u}) EXPECT_TRUE(link.worker->endpoint().post({q}, Link::chunk(q, 3)));
   link.worker->endpoint().flush();
   link.net.advance(10'000'000);
   EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 1u);
@@ -268,10 +267,10 @@ TEST(SimNet, TicketsAreForOneUse) {
 
 TEST(SimNet, AForgedOffsetBreaksTheQueuePairAndChangesNothing) {
   Link link({.seed = 10, .early = 1});
-  const std::vector<std::byte> slots(link.box->ingress(1).begin(), link.box->ingress(1).end());
+  const std::vector<std::byte> slots(link.box->slots(1).begin(), link.box->slots(1).end());
   for (uint64_t offset : {2 * kChunks * kSlot - kSlot + 1ull, ~0ull - 3}) {
     link.worker->endpoint().post(
-        0, {.local_offset = 0, .remote_offset = offset, .bytes = kSlot, .imm = 1});
+        {0}, {.local_offset = 0, .remote_offset = offset, .bytes = kSlot, .imm = 1});
   }
   link.worker->endpoint().flush();
   link.net.advance(100'000'000);
@@ -279,31 +278,29 @@ TEST(SimNet, AForgedOffsetBreaksTheQueuePairAndChangesNothing) {
   ASSERT_EQ(arrivals.size(), 1u);
   EXPECT_FALSE(arrivals[0].ok);
   EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 1u);
-  EXPECT_TRUE(std::ranges::equal(slots, link.box->ingress(1)));
+  EXPECT_TRUE(std::ranges::equal(slots, link.box->slots(1)));
 }
 
 TEST(SimNet, ACrashIsSeenUnlessItsHostDiedToo) {
   for (bool silent : {false, true}) {
     Link link({.seed = 11});
-    std::vector<NicEvent> events;
-    link.net.nic().handle_events(events);
-    ASSERT_EQ(events.size(), 1u);
-    EXPECT_EQ(events[0].kind, NicEvent::kConnected);
-    events.clear();
-    link.worker->endpoint().post(0, Link::chunk(0, 0));
+    std::vector<TransportEvent> events;
+    link.net.transport().handle_events(events);
+    ASSERT_TRUE(events.empty());
+    link.worker->endpoint().post({0}, Link::chunk(0, 0));
     link.worker->endpoint().flush();
     link.net.crash(*link.worker, silent);
     link.net.advance(10'000'000);
-    link.net.nic().handle_events(events);
+    link.net.transport().handle_events(events);
     ASSERT_EQ(events.size(), silent ? 0u : 1u);
     if (!silent) {
-      EXPECT_EQ(events[0].kind, NicEvent::kDisconnected);
+      EXPECT_EQ(events[0].kind, TransportEvent::kDisconnected);
       EXPECT_EQ(events[0].rank, 1u);
       EXPECT_EQ(events[0].incarnation, 7u);
     }
     // Whoever sends to it finds out.
     poll_all(link.box->endpoint(1));
-    EXPECT_TRUE(link.box->endpoint(0).post(1, Link::chunk(0, 0)) || !silent);
+    EXPECT_TRUE(link.box->endpoint(0).post({.rank = 1}, Link::chunk(0, 0)) || !silent);
     link.net.advance(100'000'000);
     EXPECT_EQ(broken(poll_all(link.box->endpoint(0))), 1u);
     link.worker.reset();
@@ -317,23 +314,23 @@ TEST(SimNet, SharedMemoryMovesImmediatesOnly) {
   EXPECT_TRUE(link.box->slots_belong_to_worker());
   EXPECT_FALSE(link.box->can_reconnect());
   EXPECT_FALSE(link.net.break_queue_pair(*link.worker));
-  EXPECT_EQ(link.worker->gradients().data(), link.box->ingress(1).data());
-  EXPECT_EQ(link.worker->results().data(), link.box->egress().data());
-  link.box->endpoint(1).post(1, Link::chunk(1, 2));
+  EXPECT_EQ(link.worker->gradients().data(), link.box->slots(1).data());
+  EXPECT_EQ(link.worker->results().data(), link.box->results().data());
+  link.box->endpoint(1).post({.rank = 1}, Link::chunk(1, 2));
   link.box->endpoint(1).flush();
   link.net.advance(10'000'000);
   const std::vector<Arrival> arrivals = poll_all(link.worker->endpoint());
   ASSERT_EQ(arrivals.size(), 1u);
-  EXPECT_EQ(arrivals[0].qp, 1u);
+  EXPECT_EQ(arrivals[0].queue, 1u);
   EXPECT_EQ(arrivals[0].imm, 2u);
 }
 
 TEST(SimNet, AnArmedEndpointIsWokenAsAsked) {
   Link link({.seed = 13});
-  Endpoint& endpoint = link.box->endpoint(0);
+  BoxEndpoint& endpoint = link.box->endpoint(0);
   EXPECT_TRUE(SimNet::awake(endpoint));
   auto send = [&](uint32_t index) {
-    link.worker->endpoint().post(0, Link::chunk(0, index));
+    link.worker->endpoint().post({0}, Link::chunk(0, index));
     link.worker->endpoint().flush();
     link.net.advance(10'000'000);
   };
@@ -358,7 +355,7 @@ TEST(SimNet, AnArmedEndpointIsWokenAsAsked) {
 // What the box has on the device is lost; letting go of it works, as do the other cores.
 TEST(SimNet, ADeviceThatDiesIsAnErrorOfItsEndpointAndOfNoOther) {
   Link link({.seed = 19});
-  Endpoint& endpoint = link.box->endpoint(1);
+  BoxEndpoint& endpoint = link.box->endpoint(1);
   ASSERT_TRUE(endpoint.arm({}));
   ASSERT_TRUE(link.net.fail_device(*link.worker, 1, /*said=*/false));
   EXPECT_TRUE(SimNet::awake(endpoint)) << "whoever sleeps on it has to hear of it";
@@ -366,21 +363,21 @@ TEST(SimNet, ADeviceThatDiesIsAnErrorOfItsEndpointAndOfNoOther) {
   std::array<Arrival, 4> some;
   EXPECT_THROW(endpoint.poll(some), Error);
   EXPECT_THROW(endpoint.arm({}), Error);
-  EXPECT_THROW(endpoint.post(1, Link::chunk(1, 0)), Error);
-  link.worker->endpoint().post(0, Link::chunk(0, 2));
+  EXPECT_THROW(endpoint.post({.rank = 1}, Link::chunk(1, 0)), Error);
+  link.worker->endpoint().post({0}, Link::chunk(0, 2));
   link.worker->endpoint().flush();
   link.net.advance(10'000'000);
   EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 1u);
-  std::vector<NicEvent> events;
-  link.net.nic().handle_events(events);
+  std::vector<TransportEvent> events;
+  link.net.transport().handle_events(events);
   EXPECT_FALSE(std::ranges::any_of(
-      events, [](const NicEvent& event) { return event.kind == NicEvent::kFailed; }));
+      events, [](const TransportEvent& event) { return event.kind == TransportEvent::kFailed; }));
 
   ASSERT_TRUE(link.net.fail_device(*link.worker, 0, /*said=*/true));
   events.clear();
-  link.net.nic().handle_events(events);
+  link.net.transport().handle_events(events);
   ASSERT_EQ(events.size(), 1u);
-  EXPECT_EQ(events[0].kind, NicEvent::kFailed);
+  EXPECT_EQ(events[0].kind, TransportEvent::kFailed);
   EXPECT_EQ(events[0].link, link.box.get());
   EXPECT_NE(events[0].reason.find("core 0"), std::string::npos);
   link.detach();
@@ -390,8 +387,8 @@ TEST(SimNet, ADeviceThatDiesIsAnErrorOfItsEndpointAndOfNoOther) {
 uint64_t busy_trace(uint64_t seed) {
   Link link({.seed = seed, .loss = 0.1, .duplicate = 0.1, .break_chance = 0.01});
   for (uint32_t i = 0; i < 200; ++i) {
-    link.worker->endpoint().post(i % 2, Link::chunk(i % 2, i % kChunks));
-    link.box->endpoint(i % 2).post(1, Link::chunk(i % 2, i % kChunks));
+    link.worker->endpoint().post({i % 2}, Link::chunk(i % 2, i % kChunks));
+    link.box->endpoint(i % 2).post({.rank = 1}, Link::chunk(i % 2, i % kChunks));
     link.worker->endpoint().flush();
     link.box->endpoint(i % 2).flush();
     link.net.advance(link.net.random().below(20'000));

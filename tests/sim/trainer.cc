@@ -22,7 +22,8 @@ Trainer::Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start)
 }
 
 Credential Trainer::credential() const {
-  return {job_.plan.spec.name, reply_->rank, reply_->incarnation, reply_->offer.ticket};
+  return {job_.plan.spec.name, reply_->rank, reply_->incarnation, reply_->offer.ticket,
+          reply_->epoch};
 }
 
 bool Trainer::hung() const { return rack_.net().now_ns() < hung_until_ns_; }
@@ -38,10 +39,11 @@ bool Trainer::runnable() const {
 
 void Trainer::join() {
   JoinRequest request{.spec = job_.plan.spec,
-                      .rank = start_.rank,
-                      .replace = start_.replace,
+                      .rank = lost_ ? static_cast<int32_t>(lost_->rank) : start_.rank,
+                      .replace = start_.replace && !lost_,
                       .transport = "sim",
-                      .id = fmt::format("trainer-{}", id_)};
+                      .id = fmt::format("trainer-{}-{}", id_, joins_),
+                      .epoch = lost_ ? lost_->epoch : 0};
   rack_.control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { rack_.server().join(request, reply); },
@@ -50,8 +52,10 @@ void Trainer::join() {
 
 void Trainer::on_join(const Result<JoinReply>& result) {
   if (!result) {
+    const bool patient = start_.patient || start_.replace || lost_;
     const bool again = result.code == ErrorCode::kTimeout ||
-                       (result.code == ErrorCode::kTaken && (start_.patient || start_.replace));
+                       result.code == ErrorCode::kUnavailable ||
+                       (result.code == ErrorCode::kTaken && patient);
     if (again && !job_.ended && rack_.net().now_ns() < started_ns_ + kPatienceNs) {
       std::weak_ptr<Mail> mail = mail_;
       rack_.net().after(2 * kMs, [this, mail] {
@@ -65,11 +69,12 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   rack_.resolved(job_);
   if (job_.ended) return crash(true);  // the server made another job of the same name
   reply_ = *result.value;
+  life_ = rack_.life();
   try {
     link_ = rack_.net().connect(reply_->offer);
     session_ = std::make_unique<Session>(*reply_, *link_);
   } catch (const Error& error) {
-    return on_error(error.code(), error.what());
+    return ask_why(Error(error.code(), error.what()));
   }
   collected_.assign(session_->keys(), 0);
   state_ = State::kRunning;
@@ -81,6 +86,25 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   set_timer();
 }
 
+void Trainer::beat(std::function<void(Result<Pulse>)> done) {
+  rack_.control().call<Pulse>(
+      "heartbeat", mail_,
+      [this, who = credential()](const Reply<Pulse>& reply) {
+        rack_.server().heartbeat(who, reply);
+      },
+      std::move(done));
+}
+
+// The connection failed: the control port knows whether the box has died.
+void Trainer::ask_why(const Error& error) {
+  if (reply_->epoch == 0) return on_error(error.code(), error.what());
+  beat([this, error](const Result<Pulse>& result) {
+    if (!result && result.code == ErrorCode::kTimeout) return ask_why(error);
+    const bool lost = !result && has_lost_server(result.code);
+    on_error(lost ? result.code : error.code(), error.what());
+  });
+}
+
 void Trainer::set_timer() {
   std::weak_ptr<Mail> mail = mail_;
   rack_.net().after(uint64_t{job_.plan.spec.lease_ms} * kMs / 3, [this, mail] {
@@ -89,20 +113,39 @@ void Trainer::set_timer() {
 }
 
 void Trainer::heartbeat() {
-  rack_.control().call<Pulse>(
-      "heartbeat", mail_,
-      [this, who = credential()](const Reply<Pulse>& reply) {
-        rack_.server().heartbeat(who, reply);
-      },
-      [this](const Result<Pulse>& result) {
-        // Whoever is leaving hears that it has left, too.
-        const bool heard = !result && result.code != ErrorCode::kTimeout;
-        if (heard && state_ != State::kLeaving) on_error(result.code, result.message);
-      });
+  beat([this](const Result<Pulse>& result) {
+    // Whoever is leaving hears that it has left, too.
+    const bool heard = !result && result.code != ErrorCode::kTimeout;
+    if (heard && state_ != State::kLeaving) on_error(result.code, result.message);
+  });
+}
+
+// The error is that the box died, after which the job goes on.
+bool Trainer::has_lost_server(ErrorCode code) const {
+  return reply_ && reply_->epoch > 0 &&
+         (code == ErrorCode::kUnavailable || code == ErrorCode::kRewound);
+}
+
+void Trainer::rejoin() {
+  rack_.net().trace("joins again", id_, reply_->rank);
+  lost_ = std::exchange(reply_, std::nullopt);
+  mail_ = std::make_shared<Mail>();
+  session_.reset();
+  link_.reset();
+  state_ = State::kJoining;
+  to_push_.clear();
+  wait_key_ = 0;
+  hung_until_ns_ = 0;
+  looking_again_ = timer_due_ = reconnecting_ = asleep_ = closed_seen_ = finished_rounds_ = false;
+  started_ns_ = rack_.net().now_ns();
+  ++joins_;
+  rack_.joining(job_);
+  join();
 }
 
 void Trainer::on_error(ErrorCode code, const std::string& message) {
   if (done()) return;
+  if (has_lost_server(code)) return rejoin();
   rack_.net().trace("error", id_, static_cast<uint64_t>(code));
   if (code == ErrorCode::kFenced) misbehave();
   error_.emplace(code, message);
@@ -121,10 +164,10 @@ void Trainer::misbehave() {
     const ChunkLayout& c = job_.layout.chunks[chunk];
     const size_t element = job_.plan.spec.gradient_dtype == "f32" ? 4 : 2;
     const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
-    link_->endpoint().post(c.queue, {.local_offset = c.offset * element,
-                                     .remote_offset = c.box_offset * element,
-                                     .bytes = static_cast<uint32_t>(c.elements * element),
-                                     .imm = encode(imm)});
+    link_->endpoint().post({c.queue}, {.local_offset = c.offset * element,
+                                       .remote_offset = c.box_offset * element,
+                                       .bytes = static_cast<uint32_t>(c.elements * element),
+                                       .imm = encode(imm)});
   }
   link_->endpoint().flush();
 }
@@ -295,6 +338,7 @@ void Trainer::collect(uint32_t key) {
   const uint64_t round = session_->round(key);
   if (collected_[key] > round) return;
   collected_[key] = round + 1;
+  if (life_ != rack_.life()) return;  // it is void, and will be done again
   // Over shared memory a fenced worker looks at parameters that are not its own any more.
   if (link_->zero_copy() && SimNet::closed_by_box(*link_)) return;
   const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,8 +11,8 @@
 
 #include "tests/sim/control_net.h"
 #include "tests/sim/rack_plan.h"
-#include "transport/messages.h"
-#include "transport/nic.h"
+#include "transport/control/messages.h"
+#include "transport/transport.h"
 #include "worker/session.h"
 
 namespace phub::sim {
@@ -62,7 +63,11 @@ class Trainer {
   void join();
   void on_join(const Result<JoinReply>& result);
   void on_error(ErrorCode code, const std::string& message);
+  bool has_lost_server(ErrorCode code) const;
+  void ask_why(const Error& error);
+  void rejoin();
   void set_timer();
+  void beat(std::function<void(Result<Pulse>)> done);
   void heartbeat();
   void reconnect();
   void notice_closed();
@@ -84,7 +89,10 @@ class Trainer {
   JobRun& job_;
   const uint32_t id_;
   const Start start_;
-  const uint64_t started_ns_;
+  uint64_t started_ns_;
+  std::optional<JoinReply> lost_;  // when it had its rank before, in another life of the job
+  uint64_t life_ = 0;              // of the box, in which it joined
+  uint32_t joins_ = 0;
   State state_ = State::kJoining;
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/verbs_devices.h"
+#include "transport/verbs/devices.h"
 
 namespace phub::fake {
 

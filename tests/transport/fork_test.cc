@@ -1,6 +1,4 @@
 // What the children of a process find at the descriptors that they must not have.
-#include "transport/fork.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -9,6 +7,8 @@
 #include <unistd.h>
 
 #include <functional>
+
+#include "transport/fd.h"
 
 namespace phub {
 namespace {

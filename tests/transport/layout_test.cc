@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
+#include "transport/control/messages.h"
 #include "transport/error.h"
-#include "transport/messages.h"
 
 namespace phub {
 namespace {
@@ -112,9 +112,9 @@ TEST(Layout, BothSidesComeToTheSame) {
     }
     const LinkLayout link = link_layout(box, 3, 2, 4, 1);
     EXPECT_EQ(link.gradients_at_worker(), box.total_elements * 2);
-    EXPECT_EQ(link.ingress_bytes, box.box_elements * 2);
+    EXPECT_EQ(link.slots_bytes, box.box_elements * 2);
     EXPECT_EQ(link.results_at_worker(), box.total_elements * 4);
-    EXPECT_EQ(link.egress_bytes, box.box_elements * 4);
+    EXPECT_EQ(link.results_bytes, box.box_elements * 4);
   }
 }
 
@@ -151,7 +151,7 @@ TEST(Layout, AnAnswerThatDoesNotFitTogetherIsRefused) {
   EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_chunks[full].push_back(0); }),
               HasSubstr("another queue"));
   EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_chunks[full][0] = 1u << 30; }),
-              HasSubstr("is not there"));
+              HasSubstr("does not exist"));
   EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_offset[full] = ~uint64_t{0}; }),
               HasSubstr("begins at element"));
   EXPECT_THAT(message([](JoinReply& r) { r.first_round = 0; }), HasSubstr("rounds"));

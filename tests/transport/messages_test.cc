@@ -1,4 +1,4 @@
-#include "transport/messages.h"
+#include "transport/control/messages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "transport/messages_json.h"
+#include "transport/control/messages_json.h"
 
 namespace phub {
 namespace {
@@ -186,10 +186,12 @@ TEST_F(RoundTrip, PulseAndLog) {
     SCOPED_TRACE(fmt::format("seed {} message {}", seed_, i));
     Pulse pulse;
     pulse.completed_round = random_.u64();
+    pulse.durable_round = random_.u64();
     pulse.missing = random_.list<uint32_t>([&] { return random_.u32(); });
     pulse.assembling = random_.coin();
     const Pulse back = parse_pulse(to_json(pulse));
     EXPECT_EQ(back.completed_round, pulse.completed_round);
+    EXPECT_EQ(back.durable_round, pulse.durable_round);
     EXPECT_EQ(back.missing, pulse.missing);
     EXPECT_EQ(back.assembling, pulse.assembling);
 
@@ -252,6 +254,7 @@ TEST_F(RoundTrip, Status) {
       job.elements = random_.u64();
       job.memory_bytes = random_.u64();
       job.completed_round = random_.u64();
+      job.durable_round = random_.u64();
       job.rounds_per_s = random_.real();
       job.chunks_completed = random_.u64();
       job.transport = random_.word();
@@ -370,7 +373,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"lease_ms":4294967296)"), "lease_ms: must be a non-negative integer"},
       {join_with(key, R"(,"hyper":{"lr":null})"), "spec.hyper.lr: must be a number, got null"},
       {join_with(key, R"(,"hyper":{"lr":1,"lr":2})"), "field \"lr\" is given twice"},
-      {join_with(key, R"(,"hyper":{"":1})"), "hyper: '' is no name"},
+      {join_with(key, R"(,"hyper":{"":1})"), "hyper: '' is not the name"},
       {join_with(key, R"(,"hyper":[])"), "spec.hyper: must be an object, got a list"},
       {join_with(key, R"(,"schedule":[{"round":0,"values":{}}])"),
        "spec.schedule[0].round: must be a positive integer, got 0"},
@@ -384,7 +387,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key) + "x", "malformed JSON"},
   };
   for (const auto& [text, expected] : cases) {
-    EXPECT_THAT(message_of([&] { parse_join_request(text); }), HasSubstr(expected))
+    EXPECT_THAT(message_of([&text = text] { parse_join_request(text); }), HasSubstr(expected))
         << text.substr(0, 200);
   }
 }
@@ -415,7 +418,8 @@ TEST(BadInput, OtherMessages) {
   EXPECT_THAT(message_of([] {
                 parse_log_page(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
               }),
-              HasSubstr("records[0].kind: must be a known word, got \"vanished\""));
+              HasSubstr("records[0].kind: must be one of admitted, lost, left, hyper, "
+                        "excluded, failed, got \"vanished\""));
   EXPECT_THAT(message_of([] { parse_pulse("{}"); }), HasSubstr("\"completed_round\" is missing"));
   EXPECT_THAT(message_of([] { parse_status("[]"); }), HasSubstr("status: must be an object"));
 }
@@ -449,7 +453,14 @@ TEST(Errors, TravelWithCodeAndMessage) {
   const Error error = parse_error(error_json(ErrorCode::kFenced, "rank 3 \"was\"\nreplaced \xff"));
   EXPECT_EQ(error.code(), ErrorCode::kFenced);
   EXPECT_THAT(error.what(), HasSubstr("rank 3 \"was\"\nreplaced"));
-  EXPECT_EQ(parse_error(R"({"error":"of_a_later_version","message":"m"})").code(),
+  EXPECT_EQ(
+      error_json(ErrorCode::kTaken, "rank 2"),
+      R"({"type":"about:blank","title":"Conflict","status":409,"detail":"rank 2","code":"taken"})");
+  EXPECT_THAT(error_json(415, ErrorCode::kInvalid, "no"),
+              HasSubstr(R"("title":"Unsupported Media Type","status":415,)"));
+  EXPECT_EQ(parse_error(R"({"type":"about:blank","title":"t","status":409,"detail":"m",)"
+                        R"("code":"of_a_later_version"})")
+                .code(),
             ErrorCode::kInternal);
 }
 

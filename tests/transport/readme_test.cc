@@ -8,14 +8,16 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "phub/core.h"
-#include "phub/http_router.h"
-#include "phub/http_server.h"
-#include "transport/message_fields.h"
-#include "transport/messages_json.h"
+#include "phub/control/port.h"
+#include "phub/control/router.h"
+#include "phub/core/core.h"
+#include "transport/control/message_fields.h"
+#include "transport/control/messages_json.h"
 
 namespace phub {
 namespace {
+
+using ::testing::ContainsRegex;
 
 using testing::HasSubstr;
 
@@ -132,7 +134,7 @@ TEST(Readme, EveryFieldIsThere) {
   for (const std::string_view name : all.names) {
     EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", name)));
   }
-  for (const std::string_view word : json::EnumWords<LogRecord::Kind>::kWords) {
+  for (const std::string_view word : kWords<LogRecord::Kind>) {
     EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", word)));
   }
 }
@@ -179,6 +181,27 @@ TEST(Readme, LimitsAndDefaultsAreThoseOfTheCode) {
        }) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+}
+
+// A field whose values are words: its row lists all of them.
+template <class E>
+void expect_words(const std::string& text, std::string_view field) {
+  const size_t begin = text.find(fmt::format("| `{}` |", field));
+  ASSERT_NE(begin, text.npos) << field;
+  const std::string row = text.substr(begin, text.find('\n', begin) - begin);
+  for (const std::string_view word : kWords<E>) {
+    EXPECT_THAT(row, ContainsRegex(fmt::format("[ ]{}[ ,:]", word))) << field;
+  }
+}
+
+TEST(Readme, NamesEveryWordOfEveryChoice) {
+  const std::string text = page();
+  expect_words<Consistency>(text, "consistency");
+  expect_words<Reduction>(text, "reduction");
+  expect_words<Work>(text, "work");
+  expect_words<Initial>(text, "initial");
+  expect_words<OnLoss>(text, "on_loss");
+  expect_words<OnNonFinite>(text, "on_nonfinite");
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // The formats on the page and in the code are one.
-#include "transport/shm_format.h"
-
 #include <gtest/gtest.h>
 
 #include <cstddef>
 
 #include "tests/transport/page.h"
+#include "transport/shm/format.h"
 
 namespace phub {
 namespace {
@@ -15,7 +14,7 @@ TEST(ShmFormatTest, ThePageHasTheCodesConstants) {
   const auto expect = [&page](const char* name, uint64_t value) { page.expect(name, value); };
   expect("kShmMagic", kShmMagic);
   expect("kShmVersion", kShmVersion);
-  expect("kShmTicketDigits", kShmTicketDigits);
+  expect("kTicketDigits", kTicketDigits);
   expect("kShmFdsPerMessage", kShmFdsPerMessage);
   expect("kShmFixedFds", kShmFixedFds);
   expect("kShmMaxQueues", kShmMaxQueues);
@@ -23,7 +22,7 @@ TEST(ShmFormatTest, ThePageHasTheCodesConstants) {
   expect("kShmMaxRingEntries", kShmMaxRingEntries);
   expect("kShmLine", kShmLine);
   expect("kShmSkewRanks", kShmSkewRanks);
-  expect("kShmMaxRefusalBytes", kShmMaxRefusalBytes);
+  expect("kMaxRefusalBytes", kMaxRefusalBytes);
   expect("kShmArmed", kShmArmed);
   expect("kHello", static_cast<uint64_t>(ShmMessage::kHello));
   expect("kWelcome", static_cast<uint64_t>(ShmMessage::kWelcome));

@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
-#include "transport/nic.h"
-#include "transport/shm_format.h"
-#include "transport/shm_memory.h"
-#include "transport/shm_socket.h"
+#include "transport/sealed_memory.h"
+#include "transport/shm/format.h"
+#include "transport/shm/socket.h"
+#include "transport/transport.h"
 
 namespace phub {
 
@@ -44,20 +44,20 @@ class RawWorker {
 
   int socket() const { return socket_.get(); }
   const ShmGreeting& greeting() const { return greeting_; }
-  const ShmFd& results() const { return fds_[0]; }
-  const ShmFd& gradients() const { return fds_[1]; }
-  const ShmFd& rings() const { return fds_[2]; }
-  const ShmFd& wake() const { return fds_[3]; }
-  const ShmFd& doorbell(uint32_t queue) const { return fds_[kShmFixedFds + queue]; }
+  const Fd& results() const { return fds_[0]; }
+  const Fd& gradients() const { return fds_[1]; }
+  const Fd& rings() const { return fds_[2]; }
+  const Fd& wake() const { return fds_[3]; }
+  const Fd& doorbell(uint32_t queue) const { return fds_[kShmFixedFds + queue]; }
   ShmRing& to_box(uint32_t queue) { return ring(greeting_.queues[queue].to_box_offset); }
   ShmRing& to_worker(uint32_t queue) { return ring(greeting_.queues[queue].to_worker_offset); }
 
  private:
   ShmRing& ring(uint64_t offset) { return *reinterpret_cast<ShmRing*>(rings_ + offset); }
 
-  ShmFd socket_;
+  Fd socket_;
   ShmGreeting greeting_;
-  std::vector<ShmFd> fds_;
+  std::vector<Fd> fds_;
   std::byte* rings_ = nullptr;
   size_t rings_bytes_ = 0;
 };

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "tests/transport/transport_suite.h"
-#include "transport/shm_nic.h"
+#include "transport/shm/transport.h"
 
 namespace phub {
 
@@ -31,15 +31,15 @@ class TemporaryDirectory {
 
 class ShmRig final : public TransportRig {
  public:
-  explicit ShmRig(ShmNicOptions options = {}) {
+  explicit ShmRig(ShmOptions options = {}) {
     options.socket_dir = directory_.path();
-    nic_ = make_shm_nic(options);
+    transport_ = make_shm_transport(options);
   }
-  Nic& nic() override { return *nic_; }
+  Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
     auto link = std::async(std::launch::async, [&] { return connect_shm(offer, layout, 10000); });
     while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      nic_->handle_events(events());
+      transport_->handle_events(events());
     }
     return link.get();
   }
@@ -50,7 +50,7 @@ class ShmRig final : public TransportRig {
 
  private:
   TemporaryDirectory directory_;
-  std::unique_ptr<Nic> nic_;
+  std::unique_ptr<Transport> transport_;
 };
 
 }  // namespace phub

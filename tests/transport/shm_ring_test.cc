@@ -1,6 +1,4 @@
 // Rings and doorbells: order, wrap-around, liars at the other end, no lost wake-up.
-#include "transport/shm_ring.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -16,6 +14,7 @@
 #include "tests/transport/shm_raw_worker.h"
 #include "tests/transport/shm_rig.h"
 #include "transport/error.h"
+#include "transport/shm/ring.h"
 
 namespace phub {
 namespace {
@@ -53,13 +52,14 @@ TEST(ShmRingTest, HoldsExactlyItsEntriesAcrossTheWrap) {
       uint32_t pushed = 0;
       while (producer.push(next)) ++next, ++pushed;
       EXPECT_EQ(pushed, 8u);
-      EXPECT_EQ(consumer.take(5, out), 0u) << "not published";
+      EXPECT_EQ(consumer.take({5, 6}, out), 0u) << "not published";
       producer.publish();
-      ASSERT_EQ(consumer.take(5, std::span(out).first(3)), 3u);
-      ASSERT_EQ(consumer.take(5, std::span(out).subspan(3)), 5u);
+      ASSERT_EQ(consumer.take({5, 6}, std::span(out).first(3)), 3u);
+      ASSERT_EQ(consumer.take({5, 6}, std::span(out).subspan(3)), 5u);
       for (int i = 0; i < 8; ++i) {
         EXPECT_EQ(out[i].imm, expected++);
-        EXPECT_EQ(out[i].qp, 5u);
+        EXPECT_EQ(out[i].queue, 5u);
+        EXPECT_EQ(out[i].rank, 6u);
       }
     }
     EXPECT_FALSE(producer.broken() || consumer.broken());
@@ -100,16 +100,16 @@ TEST(ShmRingTest, ATailThatLiesBreaksTheConsumer) {
     ShmConsumer consumer = ring.consumer();
     std::array<Arrival, 8> out;
     ring->tail = tail_before;
-    EXPECT_EQ(consumer.take(0, std::span(out).first(taken)), taken);
+    EXPECT_EQ(consumer.take({}, std::span(out).first(taken)), taken);
     EXPECT_FALSE(consumer.broken());
     ring->tail = tail;
-    const size_t more = consumer.take(0, out);
+    const size_t more = consumer.take({}, out);
     if (consumer.broken()) {
       EXPECT_EQ(more, 0u);
     }
     ring->tail = tail_before;  // repentance comes too late
     if (consumer.broken()) {
-      EXPECT_EQ(consumer.take(0, out), 0u);
+      EXPECT_EQ(consumer.take({}, out), 0u);
     }
     return consumer.broken();
   };
@@ -126,7 +126,6 @@ TEST(ShmRingTest, AHeadThatLiesBreaksTheProducer) {
   const auto broken_by = [](uint32_t head) {
     LocalRing ring(8);
     ShmProducer producer = ring.producer();
-    std::array<Arrival, 8> out;
     for (int i = 0; i < 8; ++i) EXPECT_TRUE(producer.push(i));
     producer.publish();
     ring->head = 3;
@@ -160,7 +159,7 @@ TEST(ShmRingTest, AnyWakeAtCostsAtMostOneWakeUpPerPublish) {
     ASSERT_TRUE(producer.push(i));
     producer.publish();
     EXPECT_FALSE(producer.publish()) << "nothing new to show";
-    ASSERT_EQ(consumer.take(0, out), 1u);
+    ASSERT_EQ(consumer.take({}, out), 1u);
     ASSERT_EQ(out[0].imm, static_cast<uint32_t>(i));
   }
 }
@@ -185,7 +184,7 @@ TEST(ShmRingTest, TwoThreadsSeeEverythingInOrder) {
   std::array<Arrival, 64> out;
   uint32_t expected = 0, wrong = 0;
   while (expected < kCount && !consumer.broken()) {
-    const size_t taken = consumer.take(0, out);
+    const size_t taken = consumer.take({}, out);
     if (taken == 0) std::this_thread::yield();
     for (size_t i = 0; i < taken; ++i, ++expected) {
       wrong += out[i].imm != expected || payload[expected] != expected * 3;
@@ -203,12 +202,12 @@ class ShmLiarTest : public testing::Test {
     layout_.max_ranks = 2;
     layout_.cores = 1;
     layout_.queue_chunks = {8};
-    layout_.ingress_bytes = layout_.egress_bytes = 8 * 256;
+    layout_.slots_bytes = layout_.results_bytes = 8 * 256;
     layout_.core_node = {0};
-    box_ = rig_.nic().open_job(layout_);
+    box_ = rig_.transport().open_job(layout_);
     liar_ = std::make_unique<RawWorker>(box_->admit(0, 1));
-    rig_.nic().handle_events(rig_.events());
-    rig_.nic().handle_events(rig_.events());
+    rig_.transport().handle_events(rig_.events());
+    rig_.transport().handle_events(rig_.events());
     ASSERT_TRUE(liar_->receive());
     honest_ = rig_.connect(box_->admit(1, 1), layout_);
     for (const uint32_t rank : {0u, 1u}) box_->endpoint(0).attach(rank, 1);
@@ -224,20 +223,20 @@ class ShmLiarTest : public testing::Test {
     std::array<Arrival, 8> out;
     int broken = 0, honest = 0;
     for (int i = 0; i < 10; ++i) {
-      ASSERT_TRUE(honest_->endpoint().post(0, {0, 0, 256, 42}));
+      ASSERT_TRUE(honest_->endpoint().post({0}, {0, 0, 256, 42}));
       honest_->endpoint().flush();
       const size_t taken = box_->endpoint(0).poll(out);
       for (size_t k = 0; k < taken; ++k) {
-        if (out[k].qp == 0) {
+        if (out[k].rank == 0) {
           EXPECT_FALSE(out[k].ok);
         }
-        broken += out[k].qp == 0;
-        honest += out[k].qp == 1 && out[k].ok && out[k].imm == 42;
+        broken += out[k].rank == 0;
+        honest += out[k].rank == 1 && out[k].ok && out[k].imm == 42;
       }
     }
     EXPECT_EQ(broken, 1);
     EXPECT_EQ(honest, 10);
-    EXPECT_FALSE(box_->endpoint(0).post(0, {}));
+    EXPECT_FALSE(box_->endpoint(0).post({.rank = 0}, {}));
     EXPECT_TRUE(box_->endpoint(0).arm({}));
     box_->endpoint(0).disarm();
   }
@@ -264,10 +263,10 @@ TEST_F(ShmLiarTest, TailBackwards) {
 }
 
 TEST_F(ShmLiarTest, HeadBeyondTheTail) {
-  Endpoint& core = box_->endpoint(0);
+  BoxEndpoint& core = box_->endpoint(0);
   liar_->to_worker(0).head = 77;
   int posted = 0;
-  while (core.post(0, {})) ++posted;
+  while (core.post({.rank = 0}, {})) ++posted;
   EXPECT_EQ(posted, 32) << "shm_ring_entries(8)";
   core.flush();
   expect_broken_once();
@@ -276,12 +275,12 @@ TEST_F(ShmLiarTest, HeadBeyondTheTail) {
 // A full pipe that the worker has made blocking: the core must never wait in it.
 TEST_F(ShmLiarTest, AWorkerThatNeverReadsItsWakeUpsBlocksNobody) {
   ASSERT_EQ(fcntl(liar_->wake().get(), F_SETFL, 0), 0);
-  Endpoint& core = box_->endpoint(0);
+  BoxEndpoint& core = box_->endpoint(0);
   for (uint32_t i = 0; i < 20000; ++i) {
     ShmRing& ring = liar_->to_worker(0);
     ring.head = i;
     ring.wake_at = kShmArmed | (i + 1);
-    ASSERT_TRUE(core.post(0, {}));
+    ASSERT_TRUE(core.post({.rank = 0}, {}));
     core.flush();
   }
   EXPECT_EQ(core.counters().wakeups, 20000u);
@@ -295,8 +294,8 @@ void hammer(uint32_t rounds, uint32_t burst, uint64_t seed) {
   layout.max_ranks = 1;
   layout.cores = 1;
   layout.queue_chunks = {64};
-  layout.ingress_bytes = layout.egress_bytes = 64;
-  const std::unique_ptr<BoxLink> box = rig.nic().open_job(layout);
+  layout.slots_bytes = layout.results_bytes = 64;
+  const std::unique_ptr<BoxLink> box = rig.transport().open_job(layout);
   const std::unique_ptr<WorkerLink> worker = rig.connect(box->admit(0, 1), layout);
   box->endpoint(0).attach(0, 1);
   std::atomic<bool> lost = false;
@@ -311,7 +310,7 @@ void hammer(uint32_t rounds, uint32_t burst, uint64_t seed) {
       for (uint32_t i = 0; i < burst; ++i) {
         for (uint64_t spin = random() % 64; spin > 0; --spin)
           std::atomic_signal_fence(std::memory_order_seq_cst);
-        if (!endpoint.post(0, {0, 0, 0, i})) lost = true;
+        if (!endpoint.post({.queue = 0}, {0, 0, 0, i})) lost = true;
         if (random() % 2 == 0) endpoint.flush();
       }
       endpoint.flush();
@@ -349,15 +348,15 @@ TEST(ShmWakeTest, AThresholdIsOneWakeUp) {
   layout.max_ranks = 1;
   layout.cores = 2;
   layout.queue_chunks = {1600, 1600};
-  layout.ingress_bytes = layout.egress_bytes = 64;
-  const std::unique_ptr<BoxLink> box = rig.nic().open_job(layout);
+  layout.slots_bytes = layout.results_bytes = 64;
+  const std::unique_ptr<BoxLink> box = rig.transport().open_job(layout);
   const std::unique_ptr<WorkerLink> worker = rig.connect(box->admit(0, 1), layout);
   for (const uint32_t core : {0u, 1u}) box->endpoint(core).attach(0, 1);
   const std::array<uint32_t, 2> all = {1600, 0};
   ASSERT_TRUE(worker->endpoint().arm(all));
   for (uint32_t i = 0; i < 1600; ++i) {
     for (const uint32_t core : {0u, 1u}) {
-      ASSERT_TRUE(box->endpoint(core).post(0, {0, 0, 0, i}));
+      ASSERT_TRUE(box->endpoint(core).post({.rank = 0}, {0, 0, 0, i}));
       box->endpoint(core).flush();
     }
     ASSERT_EQ(box->endpoint(0).counters().wakeups, i == 1599 ? 1u : 0u);

@@ -4,18 +4,18 @@
 #include <memory>
 
 #include "tests/transport/transport_suite.h"
-#include "transport/sim_net.h"
+#include "transport/sim/net.h"
 
 namespace phub {
 
 class SimRig final : public TransportRig {
  public:
   explicit SimRig(const SimOptions& options) : net_(options) {}
-  Nic& nic() override { return net_.nic(); }
+  Transport& transport() override { return net_.transport(); }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout&) override {
     std::unique_ptr<WorkerLink> link = net_.connect(offer);
     net_.advance(20 * net_.options().max_delay_ns);
-    nic().handle_events(events());
+    transport().handle_events(events());
     return link;
   }
   void pump() override { net_.advance(net_.options().max_delay_ns); }

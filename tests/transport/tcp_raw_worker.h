@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "transport/nic.h"
-#include "transport/tcp_format.h"
-#include "transport/tcp_socket.h"
+#include "transport/tcp/format.h"
+#include "transport/tcp/socket.h"
 #include "transport/text.h"
+#include "transport/transport.h"
 
 namespace phub {
 
@@ -24,8 +24,8 @@ inline TcpHello tcp_hello_of(const Offer& offer, const LinkLayout& layout, uint3
   hello.queue = queue;
   hello.queues = static_cast<uint32_t>(layout.queue_chunks.size());
   hello.queue_chunks = layout.queue_chunks[queue];
-  hello.gradient_bytes = layout.ingress_bytes;
-  hello.result_bytes = layout.egress_bytes;
+  hello.gradient_bytes = layout.slots_bytes;
+  hello.result_bytes = layout.results_bytes;
   return hello;
 }
 
@@ -71,7 +71,7 @@ class RawTcp {
   bool ended() const { return ended_; }
 
  private:
-  TcpFd socket_;
+  Fd socket_;
   bool ended_ = false;
 };
 

@@ -7,25 +7,25 @@
 #include <thread>
 
 #include "tests/transport/transport_suite.h"
-#include "transport/tcp_nic.h"
+#include "transport/tcp/transport.h"
 
 namespace phub {
 
 class TcpRig final : public TransportRig {
  public:
-  explicit TcpRig(const TcpNicOptions& options = {}) : nic_(make_tcp_nic(options)) {}
-  Nic& nic() override { return *nic_; }
+  explicit TcpRig(const TcpOptions& options = {}) : transport_(make_tcp_transport(options)) {}
+  Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
     auto link = std::async(std::launch::async, [&] { return connect_tcp(offer, layout, 10000); });
     while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      nic_->handle_events(events());
+      transport_->handle_events(events());
     }
     return link.get();
   }
   void reconnect(WorkerLink& worker, const Offer& offer) {
     auto done = std::async(std::launch::async, [&] { worker.reconnect(offer); });
     while (done.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      nic_->handle_events(events());
+      transport_->handle_events(events());
     }
     done.get();
   }
@@ -34,7 +34,7 @@ class TcpRig final : public TransportRig {
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
-  std::unique_ptr<Nic> nic_;
+  std::unique_ptr<Transport> transport_;
 };
 
 }  // namespace phub

@@ -11,7 +11,7 @@
 
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
-#include "transport/tcp_endpoint.h"
+#include "transport/tcp/endpoint.h"
 
 namespace phub {
 namespace {
@@ -30,8 +30,8 @@ class TcpStreamTest : public testing::Test {
     layout_.max_ranks = ranks;
     layout_.cores = static_cast<uint32_t>(queue_chunks.size());
     layout_.queue_chunks = std::move(queue_chunks);
-    layout_.ingress_bytes = layout_.egress_bytes = bytes;
-    box_ = rig_.nic().open_job(layout_);
+    layout_.slots_bytes = layout_.results_bytes = bytes;
+    box_ = rig_.transport().open_job(layout_);
   }
   void TearDown() override {
     while (!attached_.empty()) detach(*attached_.begin());
@@ -56,7 +56,7 @@ class TcpStreamTest : public testing::Test {
     raw->send_struct(tcp_hello_of(offer, layout_, 0));
     for (int i = 0; i < 50; ++i) {
       rig_.pump();
-      rig_.nic().handle_events(rig_.events());
+      rig_.transport().handle_events(rig_.events());
     }
     parse_tcp_answer(raw->receive());
     attach(rank, incarnation);
@@ -126,12 +126,12 @@ TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
   arrivals.insert(arrivals.end(), rest.begin(), rest.end());
   ASSERT_EQ(arrivals.size(), kFrames);
   for (uint32_t i = 0; i < kFrames; ++i) {
-    ASSERT_TRUE(arrivals[i].ok && arrivals[i].qp == 1);
+    ASSERT_TRUE(arrivals[i].ok && arrivals[i].rank == 1);
     ASSERT_EQ(arrivals[i].imm, i);
     ASSERT_EQ(arrivals[i].bytes, frames[i].bytes);  // what the core compares with its chunk
     ASSERT_EQ(arrivals[i].offset, frames[i].remote_offset);
   }
-  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), box_->ingress(1).begin()));
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), box_->slots(1).begin()));
 }
 
 // Nothing of a batch lands of which one frame cannot be.
@@ -155,7 +155,7 @@ TEST_F(TcpStreamTest, ABatchThatCannotBeBreaksItsQueuePair) {
     ASSERT_EQ(arrivals.size(), 1u);
     EXPECT_FALSE(arrivals[0].ok);
     EXPECT_TRUE(arrivals[0].violation) << "no connection that may be made again";
-    for (const std::byte byte : box_->ingress(0)) ASSERT_EQ(byte, std::byte{0});
+    for (const std::byte byte : box_->slots(0)) ASSERT_EQ(byte, std::byte{0});
     detach(0);
     box_->revoke(0);
   }
@@ -170,7 +170,7 @@ TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
        {TcpFrame{7, 1, 1000}, TcpFrame{7, 1001, 0}, TcpFrame{7, 2, 999}, TcpFrame{7, 2, kMost},
         TcpFrame{7, 0xffffffff, 8}, TcpFrame{7, 0, 1001}, TcpFrame{7, 8, kMost - 3}}) {
     const auto raw = join_raw(1, incarnation++);
-    const std::vector<std::byte> before(box_->ingress(1).begin(), box_->ingress(1).end());
+    const std::vector<std::byte> before(box_->slots(1).begin(), box_->slots(1).end());
     raw->send_frame({3, 0, 1000}, {});  // is just inside
     raw->send_frame(bad, noise(500, 3));
     const auto arrivals = poll(box_->endpoint(0), 2);
@@ -178,21 +178,21 @@ TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
     EXPECT_TRUE(arrivals[0].ok && arrivals[0].imm == 3);
     EXPECT_FALSE(arrivals[1].ok);
     EXPECT_TRUE(arrivals[1].violation);
-    EXPECT_EQ(arrivals[1].qp, 1u);
+    EXPECT_EQ(arrivals[1].rank, 1u);
     EXPECT_TRUE(poll(box_->endpoint(0), 0).empty()) << "said once";
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->ingress(1).begin()));
-    EXPECT_FALSE(box_->endpoint(0).post(1, {0, 0, 10, 1}));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->slots(1).begin()));
+    EXPECT_FALSE(box_->endpoint(0).post({.rank = 1}, {0, 0, 10, 1}));
     EXPECT_TRUE(raw->receive().empty() && raw->ended()) << "the peer is told";
     detach(1);
     box_->revoke(1);
   }
-  ASSERT_TRUE(bystander->endpoint().post(0, {0, 0, 1000, 5}));
+  ASSERT_TRUE(bystander->endpoint().post({0}, {0, 0, 1000, 5}));
   bystander->endpoint().flush();
   EXPECT_EQ(poll(box_->endpoint(0), 1).size(), 1u);
   EXPECT_TRUE(bystander->connected());
 
   // The worker checks the box as well.
-  ASSERT_TRUE(box_->endpoint(0).post(0, {0, 999, 2, 5}));
+  ASSERT_TRUE(box_->endpoint(0).post({.rank = 0}, {0, 999, 2, 5}));
   box_->endpoint(0).flush();
   const auto arrivals = poll(bystander->endpoint(), 1);
   ASSERT_EQ(arrivals.size(), 1u);
@@ -205,21 +205,21 @@ TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
 TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   std::array<int, 2> ends;
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
-  const TcpFd here(ends[0]);
-  TcpFd there(ends[1]);
+  const Fd here(ends[0]);
+  Fd there(ends[1]);
   std::vector<std::byte> memory(8);
   std::vector<Write> ring(16);
-  TcpEndpoint endpoint(1);
-  endpoint.watch(here.get(), 0);
-  endpoint.list(0);
-  endpoint.open(0, {.socket = here.get(), .ring = ring, .source = memory, .target = memory});
+  TcpEndpoint endpoint(1, 1);
+  endpoint.watch(here.get(), {});
+  endpoint.list({});
+  endpoint.open({}, {.socket = here.get(), .ring = ring, .source = memory, .target = memory});
   there.reset();
   const auto arrivals = poll(endpoint, 1);
   ASSERT_EQ(arrivals.size(), 1u);
   EXPECT_FALSE(arrivals[0].ok);
   EXPECT_FALSE(arrivals[0].violation);
-  endpoint.close(0);
-  endpoint.announce(here.get(), 0);
+  endpoint.close({});
+  endpoint.announce(here.get(), {});
   EXPECT_TRUE(poll(endpoint, 0).empty());
 }
 
@@ -259,10 +259,10 @@ TEST_F(TcpStreamTest, AReplacedWorkersOpenSocketChangesNothing) {
   const auto old = join_raw(0, 1);
   old->send_frame({1, 1000, 0}, noise(500, 6));  // half of it is still to come
   EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
-  const std::vector<std::byte> fenced(box_->ingress(0).begin(), box_->ingress(0).end());
+  const std::vector<std::byte> fenced(box_->slots(0).begin(), box_->slots(0).end());
   const auto unchanged = [&] {
     EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
-    return std::equal(fenced.begin(), fenced.end(), box_->ingress(0).begin());
+    return std::equal(fenced.begin(), fenced.end(), box_->slots(0).begin());
   };
   detach(0);
   old->send(noise(500, 7));
@@ -283,15 +283,15 @@ TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
   constexpr uint32_t kBytes = 32 << 20;
   open(1, {4, 4}, kBytes);
   auto worker = join(0, 1);
-  Endpoint& core = box_->endpoint(0);
+  BoxEndpoint& core = box_->endpoint(0);
   const std::vector<std::byte> gradient = noise(kBytes, 10);
   std::copy(gradient.begin(), gradient.end(), worker->gradients().begin());
-  ASSERT_TRUE(worker->endpoint().post(0, {0, 0, 100, 1}));
-  ASSERT_TRUE(worker->endpoint().post(0, {0, 0, kBytes, 2}));
+  ASSERT_TRUE(worker->endpoint().post({0}, {0, 0, 100, 1}));
+  ASSERT_TRUE(worker->endpoint().post({0}, {0, 0, kBytes, 2}));
   worker->endpoint().flush();
   ASSERT_EQ(poll(core, 1).size(), 1u);
   EXPECT_TRUE(poll(core, 0).empty());
-  ASSERT_TRUE(core.post(0, {0, 0, kBytes, 3}));
+  ASSERT_TRUE(core.post({.rank = 0}, {0, 0, kBytes, 3}));
   core.flush();
   EXPECT_TRUE(poll(worker->endpoint(), 0).empty());
 
@@ -300,21 +300,21 @@ TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
   const auto broken = poll(worker->endpoint(), 2);
   ASSERT_EQ(broken.size(), 2u);
   EXPECT_FALSE(broken[0].ok || broken[1].ok);
-  EXPECT_NE(broken[0].qp, broken[1].qp);
+  EXPECT_NE(broken[0].queue, broken[1].queue);
   EXPECT_FALSE(worker->connected());
-  EXPECT_FALSE(worker->endpoint().post(0, {0, 0, 1, 1}));
+  EXPECT_FALSE(worker->endpoint().post({0}, {0, 0, 1, 1}));
   attach(0, 1);
-  EXPECT_FALSE(core.post(0, {0, 0, 1, 1})) << "attached, not connected";
+  EXPECT_FALSE(core.post({.rank = 0}, {0, 0, 1, 1})) << "attached, not connected";
   rig_.reconnect(*worker, offer);
   EXPECT_TRUE(worker->connected());
   EXPECT_TRUE(std::equal(gradient.begin(), gradient.end(), worker->gradients().begin()));
 
   // What was posted and not answered is sent again, both ways at once.
   const std::vector<std::byte> result = noise(kBytes, 11);
-  std::copy(result.begin(), result.end(), box_->egress().begin());
+  std::copy(result.begin(), result.end(), box_->results().begin());
   poll(core, 0);
-  ASSERT_TRUE(worker->endpoint().post(0, {0, 0, kBytes, 2}));
-  ASSERT_TRUE(core.post(0, {0, 0, kBytes, 3}));
+  ASSERT_TRUE(worker->endpoint().post({0}, {0, 0, kBytes, 2}));
+  ASSERT_TRUE(core.post({.rank = 0}, {0, 0, kBytes, 3}));
   worker->endpoint().flush();
   core.flush();
   std::vector<Arrival> at_box, at_worker;
@@ -327,7 +327,7 @@ TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
   ASSERT_EQ(at_worker.size(), 1u);
   EXPECT_TRUE(at_box[0].ok && at_box[0].imm == 2);
   EXPECT_TRUE(at_worker[0].ok && at_worker[0].imm == 3);
-  EXPECT_TRUE(std::equal(gradient.begin(), gradient.end(), box_->ingress(0).begin()));
+  EXPECT_TRUE(std::equal(gradient.begin(), gradient.end(), box_->slots(0).begin()));
   EXPECT_TRUE(std::equal(result.begin(), result.end(), worker->results().begin()));
   EXPECT_TRUE(poll(core, 0).empty());
 }
@@ -339,13 +339,13 @@ TEST_F(TcpStreamTest, AWorkerThatDoesNotReadHoldsNobodyUp) {
   auto slow = join(0, 1);
   auto quick = join(1, 1);
   const std::vector<std::byte> results = noise(uint64_t{kChunks} * kBytes, 12);
-  std::copy(results.begin(), results.end(), box_->egress().begin());
-  Endpoint& core = box_->endpoint(0);
+  std::copy(results.begin(), results.end(), box_->results().begin());
+  BoxEndpoint& core = box_->endpoint(0);
   poll(core, 0);
   for (uint32_t i = 0; i < kChunks; ++i) {
     const Write write = {uint64_t{i} * kBytes, uint64_t{i} * kBytes, kBytes, i};
-    ASSERT_TRUE(core.post(0, write));
-    ASSERT_TRUE(core.post(1, write));
+    ASSERT_TRUE(core.post({.rank = 0}, write));
+    ASSERT_TRUE(core.post({.rank = 1}, write));
   }
   core.flush();
   const auto read_all = [&](WorkerLink& worker) {
@@ -373,15 +373,15 @@ TEST_F(TcpStreamTest, ASleepingCoreIsWokenByTheConnectionAndAWorkerByItsEnd) {
   };
   const Offer offer = box_->admit(0, 1);
   attach(0, 1);
-  Endpoint& core = box_->endpoint(0);
-  EXPECT_FALSE(core.post(0, {0, 0, 10, 1}));
+  BoxEndpoint& core = box_->endpoint(0);
+  EXPECT_FALSE(core.post({.rank = 0}, {0, 0, 10, 1}));
   ASSERT_TRUE(core.arm({}));
   EXPECT_FALSE(wakes(core));
   auto worker = rig_.connect(offer, layout_);
   EXPECT_TRUE(wakes(core));
   core.disarm();
   poll(core, 0);
-  EXPECT_TRUE(core.post(0, {0, 0, 10, 1}));
+  EXPECT_TRUE(core.post({.rank = 0}, {0, 0, 10, 1}));
   core.flush();
   ASSERT_EQ(poll(worker->endpoint(), 1).size(), 1u);
   ASSERT_TRUE(worker->endpoint().arm({}));
@@ -398,16 +398,16 @@ TEST_F(TcpStreamTest, WhoFoundNoRoomDoesNotFallAsleepWhenThereIsSome) {
   constexpr uint32_t kBytes = 1 << 16;  // some of them fit into the socket
   open(1, {4}, kBytes);
   auto worker = join(0, 1);
-  Endpoint& core = box_->endpoint(0);
+  BoxEndpoint& core = box_->endpoint(0);
   poll(core, 0);
-  while (core.post(0, {0, 0, kBytes, 1})) core.flush();
+  while (core.post({.rank = 0}, {0, 0, kBytes, 1})) core.flush();
   while (!core.arm({})) poll(core, 0);
   core.disarm();
-  EXPECT_FALSE(core.post(0, {0, 0, kBytes, 1}));
+  EXPECT_FALSE(core.post({.rank = 0}, {0, 0, kBytes, 1}));
   EXPECT_GT(poll(worker->endpoint(), 0).size(), 0u);
   rig_.pump();
   EXPECT_FALSE(core.arm({}));
-  EXPECT_TRUE(core.post(0, {0, 0, kBytes, 1}));
+  EXPECT_TRUE(core.post({.rank = 0}, {0, 0, kBytes, 1}));
 }
 
 TEST_F(TcpStreamTest, SeveralQueuesOfACore) {
@@ -415,23 +415,24 @@ TEST_F(TcpStreamTest, SeveralQueuesOfACore) {
   layout_.queue_chunks = {4, 4, 4};
   layout_.max_ranks = 3;
   layout_.cores = 3;
-  layout_.ingress_bytes = layout_.egress_bytes = 1000;
-  box_ = rig_.nic().open_job(layout_);
+  layout_.slots_bytes = layout_.results_bytes = 1000;
+  box_ = rig_.transport().open_job(layout_);
   auto worker = join(2, 1);
-  const auto arrives_at = [&](uint32_t queue, uint32_t core, uint32_t qp) {
-    ASSERT_TRUE(worker->endpoint().post(queue, {0, 0, 10, queue}));
+  const auto arrives_at = [&](uint32_t queue, uint32_t core, uint32_t in_core) {
+    ASSERT_TRUE(worker->endpoint().post({queue}, {0, 0, 10, queue}));
     worker->endpoint().flush();
     const auto arrivals = poll(box_->endpoint(core), 1);
     ASSERT_EQ(arrivals.size(), 1u);
-    EXPECT_EQ(arrivals[0].qp, qp);
+    EXPECT_EQ(arrivals[0].queue, in_core);
+    EXPECT_EQ(arrivals[0].rank, 2u);
     EXPECT_EQ(arrivals[0].imm, queue);
-    ASSERT_TRUE(box_->endpoint(core).post(qp, {0, 0, 10, queue}));
+    ASSERT_TRUE(box_->endpoint(core).post({in_core, 2}, {0, 0, 10, queue}));
     box_->endpoint(core).flush();
-    EXPECT_EQ(poll(worker->endpoint(), 1).at(0).qp, queue);
+    EXPECT_EQ(poll(worker->endpoint(), 1).at(0).queue, queue);
   };
-  arrives_at(0, 0, 2);
-  arrives_at(1, 0, 5);
-  arrives_at(2, 2, 2);
+  arrives_at(0, 0, 0);
+  arrives_at(1, 0, 1);
+  arrives_at(2, 2, 0);
   EXPECT_TRUE(poll(box_->endpoint(1), 0).empty());
 }
 
@@ -441,13 +442,13 @@ TEST_F(TcpStreamTest, SystemCallsPerChunk) {
   open(kRanks, {kChunks}, uint64_t{kChunks} * kBytes);
   std::vector<std::unique_ptr<WorkerLink>> workers;
   for (uint32_t rank = 0; rank < kRanks; ++rank) workers.push_back(join(rank, 1));
-  Endpoint& core = box_->endpoint(0);
+  BoxEndpoint& core = box_->endpoint(0);
   std::array<Arrival, 256> some;
   for (uint32_t round = 0; round < kRounds; ++round) {
     for (auto& worker : workers) {
       for (uint32_t i = 0; i < kChunks; ++i) {
         const uint64_t at = uint64_t{i} * kBytes;
-        ASSERT_TRUE(worker->endpoint().post(0, {at, at, kBytes, i}));
+        ASSERT_TRUE(worker->endpoint().post({0}, {at, at, kBytes, i}));
       }
       worker->endpoint().flush();
     }
@@ -456,7 +457,7 @@ TEST_F(TcpStreamTest, SystemCallsPerChunk) {
       const size_t taken = core.poll(some);
       for (size_t j = 0; j < taken; ++j) {
         const uint64_t at = uint64_t{some[j].imm} * kBytes;
-        ASSERT_TRUE(core.post(some[j].qp, {at, at, kBytes, some[j].imm}));
+        ASSERT_TRUE(core.post({.rank = some[j].rank}, {at, at, kBytes, some[j].imm}));
       }
       core.flush();
       left -= static_cast<uint32_t>(taken);

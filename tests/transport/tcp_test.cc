@@ -17,7 +17,7 @@
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
 #include "transport/error.h"
-#include "transport/tcp_endpoint.h"
+#include "transport/tcp/endpoint.h"
 
 namespace phub {
 namespace {
@@ -33,12 +33,12 @@ size_t open_fds() {
   return count;
 }
 // Takes every free descriptor below the highest one in use: the next is highest + 1.
-std::vector<TcpFd> fill_descriptors(int& highest) {
+std::vector<Fd> fill_descriptors(int& highest) {
   highest = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     highest = std::max(highest, std::stoi(entry.path().filename()));
   }
-  std::vector<TcpFd> taken;
+  std::vector<Fd> taken;
   while (taken.empty() || taken.back().get() <= highest) {
     taken.emplace_back(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0));
   }
@@ -71,19 +71,19 @@ std::string error_of(const std::function<void()>& action) {
 
 class TcpTest : public testing::Test {
  protected:
-  void start(const TcpNicOptions& options) { rig_ = std::make_unique<TcpRig>(options); }
+  void start(const TcpOptions& options) { rig_ = std::make_unique<TcpRig>(options); }
   void open(uint32_t ranks = 2, uint32_t cores = 2) {
     layout_ = {};
     layout_.max_ranks = ranks;
     layout_.cores = cores;
     layout_.queue_chunks.assign(cores, 8);
     layout_.core_node.assign(cores, 0);
-    layout_.ingress_bytes = layout_.egress_bytes = 5000;
-    box_ = rig_->nic().open_job(layout_);
+    layout_.slots_bytes = layout_.results_bytes = 5000;
+    box_ = rig_->transport().open_job(layout_);
   }
   void handle(int times = 20) {
     for (int i = 0; i < times; ++i) {
-      rig_->nic().handle_events(rig_->events());
+      rig_->transport().handle_events(rig_->events());
       rig_->pump();
     }
   }
@@ -102,12 +102,12 @@ class TcpTest : public testing::Test {
     return answer(raw);
   }
   std::string address() {
-    const std::string text = rig_->nic().describe();
+    const std::string text = rig_->transport().describe();
     return text.substr(5, text.find_first_of(",;") - 5);
   }
-  long count(NicEvent::Kind kind) {
+  long count(TransportEvent::Kind kind) {
     return std::count_if(rig_->events().begin(), rig_->events().end(),
-                         [kind](const NicEvent& event) { return event.kind == kind; });
+                         [kind](const TransportEvent& event) { return event.kind == kind; });
   }
   void TearDown() override {
     while (!attached_.empty()) detach(*attached_.begin());
@@ -122,8 +122,8 @@ class TcpTest : public testing::Test {
   }
   // One chunk each way on queue 0 of a connected and attached rank.
   void expect_exchange(WorkerLink& worker, uint32_t rank) {
-    const auto one_way = [&](Endpoint& from, uint32_t from_qp, Endpoint& to, uint32_t to_qp) {
-      ASSERT_TRUE(from.post(from_qp, {16, 32, 100, 77}));
+    const auto one_way = [&](Endpoint& from, QueuePair posted, Endpoint& to, QueuePair arrived) {
+      ASSERT_TRUE(from.post(posted, {16, 32, 100, 77}));
       from.flush();
       std::array<Arrival, 4> some;
       size_t taken = 0;
@@ -132,14 +132,15 @@ class TcpTest : public testing::Test {
         rig_->pump();
       }
       ASSERT_EQ(taken, 1u);
-      EXPECT_TRUE(some[0].ok && some[0].qp == to_qp && some[0].imm == 77);
+      EXPECT_TRUE(some[0].ok && some[0].imm == 77);
+      EXPECT_TRUE(some[0].queue == arrived.queue && some[0].rank == arrived.rank);
     };
     worker.gradients()[16] ^= std::byte{5};
-    one_way(worker.endpoint(), 0, box_->endpoint(0), rank);
-    EXPECT_EQ(box_->ingress(rank)[32], worker.gradients()[16]);
-    box_->egress()[16] ^= std::byte{6};
-    one_way(box_->endpoint(0), rank, worker.endpoint(), 0);
-    EXPECT_EQ(worker.results()[32], box_->egress()[16]);
+    one_way(worker.endpoint(), {}, box_->endpoint(0), {.rank = rank});
+    EXPECT_EQ(box_->slots(rank)[32], worker.gradients()[16]);
+    box_->results()[16] ^= std::byte{6};
+    one_way(box_->endpoint(0), {.rank = rank}, worker.endpoint(), {});
+    EXPECT_EQ(worker.results()[32], box_->results()[16]);
   }
 
   std::unique_ptr<TcpRig> rig_ = std::make_unique<TcpRig>();
@@ -149,12 +150,12 @@ class TcpTest : public testing::Test {
 };
 
 TEST_F(TcpTest, SaysWhereItListens) {
-  EXPECT_EQ(rig_->nic().name(), "tcp");
+  EXPECT_EQ(rig_->transport().name(), "tcp");
   EXPECT_THAT(address(), StartsWith("127.0.0.1:"));
-  EXPECT_THAT(rig_->nic().describe(),
+  EXPECT_THAT(rig_->transport().describe(),
               HasSubstr("congestion control " + default_congestion_control()));
   start({.addresses = {"127.0.0.1", "127.0.0.2"}});
-  EXPECT_THAT(rig_->nic().describe(), HasSubstr(", 127.0.0.2:"));
+  EXPECT_THAT(rig_->transport().describe(), HasSubstr(", 127.0.0.2:"));
 }
 
 TEST_F(TcpTest, TheSlotsOfARankAreTheSameForAllItsIncarnations) {
@@ -171,12 +172,12 @@ TEST_F(TcpTest, TheSlotsOfARankAreTheSameForAllItsIncarnations) {
   EXPECT_EQ(link->results().size(), 5000u);
   attach(1, 1);
   expect_exchange(*link, 1);
-  const std::span<const std::byte> slots = box_->ingress(1);
+  const std::span<const std::byte> slots = box_->slots(1);
   const std::vector<std::byte> before(slots.begin(), slots.end());
   detach(1);
   box_->revoke(1);
   box_->admit(1, 2);
-  EXPECT_EQ(box_->ingress(1).data(), slots.data());
+  EXPECT_EQ(box_->slots(1).data(), slots.data());
   EXPECT_TRUE(std::equal(before.begin(), before.end(), slots.begin()));
 }
 
@@ -205,7 +206,7 @@ TEST_F(TcpTest, MalformedHellosAreAnsweredAndChangeNothing) {
   EXPECT_THAT(with([](TcpHello& h) { h.result_bytes = 1; }), HasSubstr("bytes of results: 1"));
   const std::string http = "GET /metrics HTTP/1.1\r\nHost: box\r\n\r\n";
   EXPECT_THAT(answer_to(std::as_bytes(std::span(http))), HasSubstr("not a phub peer"));
-  EXPECT_EQ(rig_->events().back().kind, NicEvent::kRefused);  // for the server's log
+  EXPECT_EQ(rig_->events().back().kind, TransportEvent::kRefused);  // for the server's log
   EXPECT_THAT(rig_->events().back().reason, HasSubstr("tcp: a connection from 127.0.0.1:"));
   EXPECT_THAT(rig_->events().back().reason, HasSubstr("was refused: invalid: hello: magic"));
   const std::vector<std::byte> zeros(1'000'000);
@@ -238,15 +239,13 @@ TEST_F(TcpTest, ATicketOpensEachQueueOnce) {
   RawTcp first(address()), again(address()), second(address()), third(address());
   EXPECT_EQ(knock(first, 0), "welcome");
   EXPECT_THAT(knock(again, 0), HasSubstr("used already for queue 0"));
-  EXPECT_EQ(count(NicEvent::kConnected), 0);
   EXPECT_EQ(knock(second, 1), "welcome");
-  EXPECT_EQ(count(NicEvent::kConnected), 1);
   EXPECT_THAT(knock(third, 1), StartsWith("unauthorized: "));
-  EXPECT_EQ(count(NicEvent::kDisconnected), 0);
+  EXPECT_EQ(count(TransportEvent::kDisconnected), 0);
   first.close();
   second.close();
   handle();
-  EXPECT_EQ(count(NicEvent::kDisconnected), 1) << "once, whichever ends";
+  EXPECT_EQ(count(TransportEvent::kDisconnected), 1) << "once, whichever ends";
 }
 
 TEST_F(TcpTest, HalfOpenConnectionsEndAndAJobGoesOn) {
@@ -270,7 +269,7 @@ TEST_F(TcpTest, HalfOpenConnectionsEndAndAJobGoesOn) {
   const auto ended = [](const auto& raw) { return raw->receive().empty() && raw->ended(); };
   EXPECT_THAT(error_of([&] { parse_tcp_answer(silent[0]->receive()); }), HasSubstr("too many"));
   for (int i = 0; i < 50 && !ended(silent.back()); ++i) {
-    pollfd events = {rig_->nic().event_fd(), POLLIN, 0};
+    pollfd events = {rig_->transport().event_fd(), POLLIN, 0};
     if (::poll(&events, 1, 200) == 0) break;  // it asks to be called when their time is over
     handle(1);
   }
@@ -297,11 +296,11 @@ TEST_F(TcpTest, ASlowHelloIsNoEnd) {
   RawTcp other(address());
   slow.send_struct(tcp_hello_of(offer, layout_, 0));
   handle(1);
-  EXPECT_EQ(count(NicEvent::kConnected), 1);
-  EXPECT_EQ(count(NicEvent::kDisconnected), 0);
+  EXPECT_EQ(error_of([&] { parse_tcp_answer(slow.receive()); }), "");
+  EXPECT_EQ(count(TransportEvent::kDisconnected), 0);
   slow.close();
   handle(2);
-  EXPECT_EQ(count(NicEvent::kDisconnected), 1);
+  EXPECT_EQ(count(TransportEvent::kDisconnected), 1);
 }
 
 TEST_F(TcpTest, RunningOutOfDescriptors) {
@@ -312,7 +311,7 @@ TEST_F(TcpTest, RunningOutOfDescriptors) {
   auto running = rig_->connect(box_->admit(0, 1), layout_);
   attach(0, 1);
   int highest = 0;
-  const std::vector<TcpFd> filled = fill_descriptors(highest);
+  const std::vector<Fd> filled = fill_descriptors(highest);
   const size_t fds = open_fds();
   for (rlim_t spare = 0; spare < 3; ++spare) {
     std::string text;
@@ -331,7 +330,7 @@ TEST_F(TcpTest, RunningOutOfDescriptors) {
   {
     const FileLimit none(static_cast<rlim_t>(highest) + 1);
     handle();
-    pollfd events = {rig_->nic().event_fd(), POLLIN, 0};
+    pollfd events = {rig_->transport().event_fd(), POLLIN, 0};
     EXPECT_EQ(::poll(&events, 1, 0), 0);
     EXPECT_THAT(error_of([&] { parse_tcp_answer(raw.receive()); }), StartsWith("full: "));
     expect_exchange(*running, 0);
@@ -361,7 +360,7 @@ TEST_F(TcpTest, NothingIsLeftBehind) {
     }
     {  // the worker expects other sizes
       LinkLayout other = layout_;
-      other.ingress_bytes = 1;
+      other.slots_bytes = 1;
       const Offer offer = box_->admit(0, 3);
       EXPECT_THAT(error_of([&] { rig_->connect(offer, other); }), StartsWith("mismatch: "));
       box_->revoke(0);
@@ -375,14 +374,14 @@ TEST_F(TcpTest, NothingIsLeftBehind) {
     }
     {  // a reconnection
       auto link = rig_->connect(box_->admit(0, 5), layout_);
-      link->endpoint().post(0, {0, 0, 100, 1});
+      link->endpoint().post({0}, {0, 0, 100, 1});
       link->endpoint().flush();
       const Offer again = box_->reconnect(0);
       rig_->reconnect(*link, again);
       box_->revoke(0);
     }
     {  // a job ends with its ranks
-      const std::unique_ptr<BoxLink> other = rig_->nic().open_job(layout_);
+      const std::unique_ptr<BoxLink> other = rig_->transport().open_job(layout_);
       const auto link = rig_->connect(other->admit(1, 1), layout_);
     }
     RawTcp garbage(address());
@@ -406,19 +405,21 @@ TEST_F(TcpTest, NoServerOrOneThatDoesNotAnswer) {
   EXPECT_THAT(with([](Offer&) {}), StartsWith("timeout: 127.0.0.1:"));
   EXPECT_THAT(with([](Offer& o) { o.queues[1].address = "127.0.0.1:1"; }),
               StartsWith("unavailable: no server at 127.0.0.1:1"));
-  EXPECT_THAT(with([](Offer& o) { o.queues[1].address = "box:7"; }), HasSubstr("no IP address"));
+  EXPECT_THAT(with([](Offer& o) { o.queues[1].address = "box:7"; }),
+              HasSubstr("not an IP address"));
   EXPECT_THAT(with([](Offer& o) { o.queues[0].address = "nowhere"; }), StartsWith("invalid: "));
-  EXPECT_THAT(with([](Offer& o) { o.queues.pop_back(); }), StartsWith("mismatch: queues"));
+  EXPECT_THAT(with([](Offer& o) { o.queues.pop_back(); }),
+              StartsWith("mismatch: 1 queues are offered, the plan has 2"));
   EXPECT_THAT(with([](Offer& o) { o.ticket = "short"; }), HasSubstr("5 characters"));
   EXPECT_THAT(with([](Offer& o) { o.transport = "shm"; }), HasSubstr("'shm'"));
 }
 
 TEST_F(TcpTest, AddressesThatCannotBe) {
-  const auto refused = [](const TcpNicOptions& options) {
-    return error_of([&] { make_tcp_nic(options); });
+  const auto refused = [](const TcpOptions& options) {
+    return error_of([&] { make_tcp_transport(options); });
   };
   EXPECT_THAT(refused({.addresses = {}}), HasSubstr("needs an address"));
-  EXPECT_THAT(refused({.addresses = {"box"}}), HasSubstr("'box' is no IP address"));
+  EXPECT_THAT(refused({.addresses = {"box"}}), HasSubstr("'box' is not an IP address"));
   EXPECT_THAT(refused({.addresses = {"192.0.2.1"}}), HasSubstr("192.0.2.1"));  // nobody's
   const HostPort taken = parse_host_port(address());
   EXPECT_THAT(refused({.addresses = {"127.0.0.1"}, .port = taken.port}),
@@ -459,7 +460,7 @@ TEST_F(TcpTest, DataAddresses) {
 }
 
 TEST_F(TcpTest, OverIPv6) {
-  if (!error_of([] { make_tcp_nic({.addresses = {"::1"}}); }).empty()) {
+  if (!error_of([] { make_tcp_transport({.addresses = {"::1"}}); }).empty()) {
     GTEST_SKIP() << "this machine has no IPv6";
   }
   start({.addresses = {"::1"}});
@@ -478,10 +479,10 @@ TEST_F(TcpTest, NothingIsPacedWithinAMachine) {
     getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size);
     return std::string(name.data());
   };
-  const TcpFd listener = listen_on(tcp_address("127.0.0.1", 0));
+  const Fd listener = listen_on(tcp_address("127.0.0.1", 0));
   int error = 0;
-  const TcpFd worker = begin_connect(local_address(listener.get()), error);
-  const TcpFd box(accept(listener.get(), nullptr, nullptr));
+  const Fd worker = begin_connect(local_address(listener.get()), error);
+  const Fd box(accept(listener.get(), nullptr, nullptr));
   EXPECT_EQ(error, 0);
   EXPECT_THAT(control_of(worker.get()), testing::AnyOf("cubic", "reno"));
   EXPECT_THAT(control_of(box.get()), testing::AnyOf("cubic", "reno"));

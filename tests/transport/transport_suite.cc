@@ -51,9 +51,9 @@ void TransportSuite::open(uint32_t ranks, std::vector<uint32_t> queue_chunks) {
   layout_.cores = static_cast<uint32_t>(queue_chunks.size());
   const uint64_t chunks = std::accumulate(queue_chunks.begin(), queue_chunks.end(), uint64_t{0});
   layout_.queue_chunks = std::move(queue_chunks);
-  layout_.ingress_bytes = layout_.egress_bytes = chunks * kChunkBytes;
+  layout_.slots_bytes = layout_.results_bytes = chunks * kChunkBytes;
   layout_.core_node.assign(layout_.cores, 0);
-  box_ = rig_->nic().open_job(layout_);
+  box_ = rig_->transport().open_job(layout_);
   workers_.resize(ranks);
 }
 
@@ -81,9 +81,9 @@ Write TransportSuite::write_of(uint32_t queue, uint32_t chunk, uint32_t round) c
   return {offset, offset, kChunkBytes, encode({chunk, round, ImmKind::kData})};
 }
 
-void TransportSuite::post_surely(Endpoint& endpoint, uint32_t qp, const Write& write) {
+void TransportSuite::post_surely(Endpoint& endpoint, QueuePair to, const Write& write) {
   ASSERT_TRUE(eventually([&] {
-    if (endpoint.post(qp, write)) return true;
+    if (endpoint.post(to, write)) return true;
     endpoint.flush();
     return false;
   }));
@@ -105,7 +105,7 @@ bool TransportSuite::eventually(const std::function<bool()>& condition) {
   for (;;) {
     if (condition()) return true;
     rig_->pump();
-    rig_->nic().handle_events(rig_->events());
+    rig_->transport().handle_events(rig_->events());
     if (Clock::now() > deadline) return condition();
   }
 }
@@ -124,22 +124,23 @@ TEST_P(TransportSuite, EveryChunkArrivesOnceInOrderWithItsPayload) {
           const auto payload = pattern(rank, queue, chunk, round, kChunkBytes);
           std::memcpy(worker.gradients().data() + offset_of(queue, chunk), payload.data(),
                       payload.size());
-          post_surely(worker.endpoint(), queue, write_of(queue, chunk, round));
+          post_surely(worker.endpoint(), {queue}, write_of(queue, chunk, round));
         }
       }
       worker.endpoint().flush();
     }
     for (uint32_t core = 0; core < cores(); ++core) {
-      Endpoint& endpoint = box_->endpoint(core);
+      BoxEndpoint& endpoint = box_->endpoint(core);
       const uint32_t chunks = layout_.queue_chunks[core];
       std::vector<uint32_t> next(kRanks, 0);
       for (const Arrival& arrival : poll_for(endpoint, chunks * kRanks)) {
         ASSERT_TRUE(arrival.ok);
-        ASSERT_LT(arrival.qp, kRanks);
-        const Imm expected = {next[arrival.qp]++, round & 0xffu, ImmKind::kData};
-        ASSERT_EQ(decode(arrival.imm), expected) << "rank " << arrival.qp << " core " << core;
-        ASSERT_TRUE(equal(box_->ingress(arrival.qp).subspan(offset_of(core, expected.chunk)),
-                          pattern(arrival.qp, core, expected.chunk, round, kChunkBytes)));
+        ASSERT_EQ(arrival.queue, 0u);
+        ASSERT_LT(arrival.rank, kRanks);
+        const Imm expected = {next[arrival.rank]++, round & 0xffu, ImmKind::kData};
+        ASSERT_EQ(decode(arrival.imm), expected) << "rank " << arrival.rank << " core " << core;
+        ASSERT_TRUE(equal(box_->slots(arrival.rank).subspan(offset_of(core, expected.chunk)),
+                          pattern(arrival.rank, core, expected.chunk, round, kChunkBytes)));
       }
       ASSERT_EQ(next, std::vector<uint32_t>(kRanks, chunks));
       std::array<Arrival, 4> more;
@@ -148,9 +149,9 @@ TEST_P(TransportSuite, EveryChunkArrivesOnceInOrderWithItsPayload) {
 
       for (uint32_t i = chunks; i-- > 0;) {  // any order; each worker sees the same
         const auto payload = pattern(kBox, core, i, round, kChunkBytes);
-        std::memcpy(box_->egress().data() + offset_of(core, i), payload.data(), payload.size());
+        std::memcpy(box_->results().data() + offset_of(core, i), payload.data(), payload.size());
         for (uint32_t rank = 0; rank < kRanks; ++rank) {
-          post_surely(endpoint, rank, write_of(core, i, round));
+          post_surely(endpoint, {.rank = rank}, write_of(core, i, round));
         }
       }
       endpoint.flush();
@@ -160,11 +161,13 @@ TEST_P(TransportSuite, EveryChunkArrivesOnceInOrderWithItsPayload) {
       const uint32_t all = std::accumulate(left.begin(), left.end(), 0u);
       for (const Arrival& arrival : poll_for(workers_[rank]->endpoint(), all)) {
         ASSERT_TRUE(arrival.ok);
-        ASSERT_LT(arrival.qp, cores());
-        const Imm expected = {--left[arrival.qp], round & 0xffu, ImmKind::kData};
+        ASSERT_EQ(arrival.rank, 0u);
+        ASSERT_LT(arrival.queue, cores());
+        const Imm expected = {--left[arrival.queue], round & 0xffu, ImmKind::kData};
         ASSERT_EQ(decode(arrival.imm), expected) << "rank " << rank;
-        ASSERT_TRUE(equal(workers_[rank]->results().subspan(offset_of(arrival.qp, expected.chunk)),
-                          pattern(kBox, arrival.qp, expected.chunk, round, kChunkBytes)));
+        ASSERT_TRUE(
+            equal(workers_[rank]->results().subspan(offset_of(arrival.queue, expected.chunk)),
+                  pattern(kBox, arrival.queue, expected.chunk, round, kChunkBytes)));
       }
       ASSERT_EQ(left, std::vector<uint32_t>(cores(), 0));
     }
@@ -179,7 +182,7 @@ TEST_P(TransportSuite, APostThatFindsNoRoomIsTriedAgain) {
   const auto flood = [&](Endpoint& from, Endpoint& to) {
     uint32_t posted = 0, seen = 0, refused = 0;
     ASSERT_TRUE(eventually([&] {
-      while (posted < kWrites && from.post(0, {0, 0, 0, posted})) ++posted;
+      while (posted < kWrites && from.post({}, {0, 0, 0, posted})) ++posted;
       if (posted < kWrites) ++refused;
       from.flush();
       std::array<Arrival, 100> some;
@@ -201,7 +204,7 @@ TEST_P(TransportSuite, NothingArrivesBeforeTheFlush) {
   open(1, {8});
   join(0, 1);
   Endpoint& worker = workers_[0]->endpoint();
-  ASSERT_TRUE(worker.post(0, write_of(0, 3, 1)));
+  ASSERT_TRUE(worker.post({0}, write_of(0, 3, 1)));
   rig_->pump();
   std::array<Arrival, 4> some;
   EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
@@ -215,17 +218,17 @@ TEST_P(TransportSuite, PollingIsFair) {
   open(3, {2000});
   for (uint32_t rank = 0; rank < 3; ++rank) join(rank, 1);
   uint32_t posted = 0;
-  while (posted < 1500 && workers_[1]->endpoint().post(0, write_of(0, posted, 1))) ++posted;
+  while (posted < 1500 && workers_[1]->endpoint().post({0}, write_of(0, posted, 1))) ++posted;
   ASSERT_GE(posted, 48u) << "as many as are polled below";
   workers_[1]->endpoint().flush();
   for (const uint32_t rank : {0u, 2u}) {
-    ASSERT_TRUE(workers_[rank]->endpoint().post(0, write_of(0, 7, 1)));
+    ASSERT_TRUE(workers_[rank]->endpoint().post({0}, write_of(0, 7, 1)));
     workers_[rank]->endpoint().flush();
   }
   for (int i = 0; i < 100; ++i) rig_->pump();
   std::array<Arrival, 48> some;
   const size_t taken = box_->endpoint(0).poll(some);
-  const auto quiet = [](const Arrival& arrival) { return arrival.qp != 1; };
+  const auto quiet = [](const Arrival& arrival) { return arrival.rank != 1; };
   EXPECT_EQ(std::count_if(some.begin(), some.begin() + taken, quiet), 2);
 }
 
@@ -246,16 +249,16 @@ TEST_P(TransportSuite, ASleeperIsWokenAtItsThreshold) {
       ASSERT_EQ(epoll_ctl(epoll, EPOLL_CTL_ADD, endpoint.wake_fd(), &event), 0);
     }
   };
-  const auto check = [&](Endpoint& sleeper, uint32_t sleeper_qp, Endpoint& peer, uint32_t peer_qp) {
+  const auto check = [&](Endpoint& sleeper, uint32_t sleepers, Endpoint& peer, QueuePair to) {
     watch(sleeper);
     for (uint32_t round = 1; round <= 20; ++round) {
       const uint32_t wanted = 1 + round % 30;
       woken(sleeper);  // what an earlier round left over
       std::vector<uint32_t> wake_after(2, 0);
-      wake_after[sleeper_qp] = wanted;
+      wake_after[sleepers] = wanted;
       ASSERT_TRUE(sleeper.arm(wake_after));
       for (uint32_t i = 0; i < wanted; ++i) {
-        post_surely(peer, peer_qp, write_of(0, i, round));
+        post_surely(peer, to, write_of(0, i, round));
         if (i % 3 == 0) peer.flush();
       }
       peer.flush();
@@ -264,8 +267,8 @@ TEST_P(TransportSuite, ASleeperIsWokenAtItsThreshold) {
       ASSERT_EQ(poll_for(sleeper, wanted).size(), wanted);
     }
   };
-  check(workers_[1]->endpoint(), 0, box_->endpoint(0), 1);
-  check(box_->endpoint(0), 0, workers_[0]->endpoint(), 0);
+  check(workers_[1]->endpoint(), 0, box_->endpoint(0), {.rank = 1});
+  check(box_->endpoint(0), 0, workers_[0]->endpoint(), {.queue = 0});
   close(epoll);
 }
 
@@ -273,7 +276,7 @@ TEST_P(TransportSuite, ArmSaysWhenThereIsWorkAlready) {
   open(1, {8});
   join(0, 1);
   Endpoint& worker = workers_[0]->endpoint();
-  for (uint32_t chunk = 0; chunk < 3; ++chunk) post_surely(worker, 0, write_of(0, chunk, 1));
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) post_surely(worker, {0}, write_of(0, chunk, 1));
   worker.flush();
   ASSERT_TRUE(eventually([&] {
     if (!box_->endpoint(0).arm({})) return true;
@@ -293,7 +296,7 @@ TEST_P(TransportSuite, SixtyFourRanks) {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       for (uint32_t queue = 0; queue < cores(); ++queue) {
         for (uint32_t chunk = 0; chunk < layout_.queue_chunks[queue]; ++chunk) {
-          post_surely(workers_[rank]->endpoint(), queue, write_of(queue, chunk, round));
+          post_surely(workers_[rank]->endpoint(), {queue}, write_of(queue, chunk, round));
         }
       }
       workers_[rank]->endpoint().flush();
@@ -302,17 +305,17 @@ TEST_P(TransportSuite, SixtyFourRanks) {
       const uint32_t chunks = layout_.queue_chunks[core];
       std::vector<uint32_t> next(kRanks, 0);
       for (const Arrival& arrival : poll_for(box_->endpoint(core), kRanks * chunks)) {
-        ASSERT_EQ(decode(arrival.imm).chunk, next[arrival.qp]++);
+        ASSERT_EQ(decode(arrival.imm).chunk, next[arrival.rank]++);
       }
       ASSERT_EQ(next, std::vector<uint32_t>(kRanks, chunks));
       for (uint32_t rank = 0; rank < kRanks; ++rank) {
-        post_surely(box_->endpoint(core), rank, write_of(core, rank % chunks, round));
+        post_surely(box_->endpoint(core), {.rank = rank}, write_of(core, rank % chunks, round));
       }
       box_->endpoint(core).flush();
     }
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       for (const Arrival& arrival : poll_for(workers_[rank]->endpoint(), 2)) {
-        ASSERT_EQ(decode(arrival.imm).chunk, rank % layout_.queue_chunks[arrival.qp]);
+        ASSERT_EQ(decode(arrival.imm).chunk, rank % layout_.queue_chunks[arrival.queue]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// What every transport promises (transport/nic.h), as one suite of tests over any of them. A
+// What every transport promises (transport/transport.h), as one suite of tests over any of them. A
 // transport joins by a factory of rigs in transport_test.cc.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/nic.h"
+#include "transport/transport.h"
 
 namespace phub {
 
@@ -19,7 +19,7 @@ namespace phub {
 class TransportRig {
  public:
   virtual ~TransportRig() = default;
-  virtual Nic& nic() = 0;
+  virtual Transport& transport() = 0;
 
   // Connects a worker, handling the NIC's events meanwhile (they go to events()).
   virtual std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) = 0;
@@ -34,10 +34,10 @@ class TransportRig {
   virtual void kill(std::unique_ptr<WorkerLink> worker) = 0;
 
   // Events of the NIC that the test has not taken yet.
-  std::vector<NicEvent>& events() { return events_; }
+  std::vector<TransportEvent>& events() { return events_; }
 
  private:
-  std::vector<NicEvent> events_;
+  std::vector<TransportEvent> events_;
 };
 
 struct TransportFactory {
@@ -50,7 +50,7 @@ struct TransportFactory {
   }
 };
 
-class TransportSuite : public testing::TestWithParam<TransportFactory> {
+class TransportSuite : public ::testing::TestWithParam<TransportFactory> {
  protected:
   static constexpr uint32_t kChunkBytes = 256;
 
@@ -69,7 +69,7 @@ class TransportSuite : public testing::TestWithParam<TransportFactory> {
   uint32_t cores() const { return layout_.cores; }
 
   // Posts, flushing and pumping while there is no room.
-  void post_surely(Endpoint& endpoint, uint32_t qp, const Write& write);
+  void post_surely(Endpoint& endpoint, QueuePair to, const Write& write);
   // Polls the endpoint, pumping, until `count` arrivals are there or ten seconds have passed.
   std::vector<Arrival> poll_for(Endpoint& endpoint, size_t count);
   // Pumps and handles events until the condition holds; false after ten seconds.

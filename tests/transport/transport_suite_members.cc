@@ -12,12 +12,12 @@ namespace phub {
 TEST_P(TransportSuite, APostToARankThatIsNotAttachedIsRefused) {
   open(3, {8});
   join(1, 1);
-  EXPECT_FALSE(box_->endpoint(0).post(0, write_of(0, 0, 1)));
-  EXPECT_TRUE(box_->endpoint(0).post(1, write_of(0, 0, 1)));
+  EXPECT_FALSE(box_->endpoint(0).post({.rank = 0}, write_of(0, 0, 1)));
+  EXPECT_TRUE(box_->endpoint(0).post({.rank = 1}, write_of(0, 0, 1)));
   box_->endpoint(0).flush();
   EXPECT_EQ(poll_for(workers_[1]->endpoint(), 1).size(), 1u);
   drop(1);
-  EXPECT_FALSE(box_->endpoint(0).post(1, write_of(0, 0, 1)));
+  EXPECT_FALSE(box_->endpoint(0).post({.rank = 1}, write_of(0, 0, 1)));
   std::array<Arrival, 4> some;
   for (int i = 0; i < 10; ++i) {
     rig_->pump();
@@ -35,10 +35,10 @@ TEST_P(TransportSuite, AReplacedWorkerChangesNothing) {
   box_->revoke(0);
   join(0, 2);
 
-  std::memset(workers_[0]->gradients().data(), 0x11, layout_.ingress_bytes);
+  std::memset(workers_[0]->gradients().data(), 0x11, layout_.slots_bytes);
   for (uint32_t queue = 0; queue < cores(); ++queue) {
     for (uint32_t chunk = 0; chunk < 8; ++chunk) {
-      post_surely(workers_[0]->endpoint(), queue, write_of(queue, chunk, 1));
+      post_surely(workers_[0]->endpoint(), {queue}, write_of(queue, chunk, 1));
     }
   }
   workers_[0]->endpoint().flush();
@@ -46,21 +46,21 @@ TEST_P(TransportSuite, AReplacedWorkerChangesNothing) {
     EXPECT_EQ(poll_for(box_->endpoint(core), 8).size(), 8u);
   }
 
-  std::memset(old->gradients().data(), 0x22, layout_.ingress_bytes);
+  std::memset(old->gradients().data(), 0x22, layout_.slots_bytes);
   for (uint32_t queue = 0; queue < cores(); ++queue) {
     for (uint32_t chunk = 0; chunk < 8; ++chunk)
-      old->endpoint().post(queue, write_of(queue, chunk, 7));
+      old->endpoint().post({queue}, write_of(queue, chunk, 7));
   }
   old->endpoint().flush();
   for (int i = 0; i < 200; ++i) rig_->pump();
   std::array<Arrival, 16> some;
   for (uint32_t core = 0; core < cores(); ++core) EXPECT_EQ(box_->endpoint(core).poll(some), 0u);
-  for (const std::byte byte : box_->ingress(0)) ASSERT_EQ(byte, std::byte{0x11});
+  for (const std::byte byte : box_->slots(0)) ASSERT_EQ(byte, std::byte{0x11});
   EXPECT_TRUE(eventually([&] { return !old->connected(); }));
 
   // The successor's queue pairs work both ways.
   for (uint32_t core = 0; core < cores(); ++core) {
-    post_surely(box_->endpoint(core), 0, write_of(core, 5, 2));
+    post_surely(box_->endpoint(core), {.rank = 0}, write_of(core, 5, 2));
     box_->endpoint(core).flush();
   }
   EXPECT_EQ(poll_for(workers_[0]->endpoint(), 2).size(), 2u);
@@ -70,27 +70,25 @@ TEST_P(TransportSuite, AReplacedWorkerChangesNothing) {
 TEST_P(TransportSuite, TheDeathOfAWorkerIsAnEvent) {
   open(3, {8});
   for (uint32_t rank = 0; rank < 3; ++rank) join(rank, rank + 5);
-  const auto seen = [&](NicEvent::Kind kind, uint32_t rank, uint32_t incarnation) {
+  const auto seen = [&](TransportEvent::Kind kind, uint32_t rank, uint32_t incarnation) {
     const auto& events = rig_->events();
-    return std::count_if(events.begin(), events.end(), [&](const NicEvent& event) {
+    return std::count_if(events.begin(), events.end(), [&](const TransportEvent& event) {
       return event.kind == kind && event.link == box_.get() && event.rank == rank &&
              event.incarnation == incarnation;
     });
   };
-  EXPECT_TRUE(eventually([&] { return seen(NicEvent::kConnected, 2, 7) == 1; }));
-  EXPECT_EQ(seen(NicEvent::kDisconnected, 1, 6), 0);
+  EXPECT_EQ(seen(TransportEvent::kDisconnected, 1, 6), 0);
   rig_->kill(std::move(workers_[1]));
-  EXPECT_TRUE(eventually([&] { return seen(NicEvent::kDisconnected, 1, 6) == 1; }));
+  EXPECT_TRUE(eventually([&] { return seen(TransportEvent::kDisconnected, 1, 6) == 1; }));
   for (int i = 0; i < 50; ++i) {
     rig_->pump();
-    rig_->nic().handle_events(rig_->events());
+    rig_->transport().handle_events(rig_->events());
   }
-  EXPECT_EQ(seen(NicEvent::kDisconnected, 1, 6), 1) << "once";
-  EXPECT_EQ(seen(NicEvent::kDisconnected, 0, 5), 0);
+  EXPECT_EQ(seen(TransportEvent::kDisconnected, 1, 6), 1) << "once";
+  EXPECT_EQ(seen(TransportEvent::kDisconnected, 0, 5), 0);
   drop(1);
   join(1, 9);
-  EXPECT_TRUE(eventually([&] { return seen(NicEvent::kConnected, 1, 9) == 1; }));
-  post_surely(workers_[1]->endpoint(), 0, write_of(0, 1, 1));
+  post_surely(workers_[1]->endpoint(), {0}, write_of(0, 1, 1));
   workers_[1]->endpoint().flush();
   EXPECT_EQ(poll_for(box_->endpoint(0), 1).size(), 1u);
 }
@@ -139,18 +137,18 @@ TEST_P(TransportSuite, ATicketOpensOneIncarnationOnce) {
 TEST_P(TransportSuite, JobsDoNotMeet) {
   open(1, {8});
   join(0, 1);
-  const std::vector<std::byte> before(box_->ingress(0).begin(), box_->ingress(0).end());
-  const std::unique_ptr<BoxLink> other = rig_->nic().open_job(layout_);
+  const std::vector<std::byte> before(box_->slots(0).begin(), box_->slots(0).end());
+  const std::unique_ptr<BoxLink> other = rig_->transport().open_job(layout_);
   const Offer offer = other->admit(0, 1);
   other->endpoint(0).attach(0, 1);
   std::unique_ptr<WorkerLink> stranger = rig_->connect(offer, layout_);
-  std::memset(stranger->gradients().data(), 0x33, layout_.ingress_bytes);
-  post_surely(stranger->endpoint(), 0, write_of(0, 6, 1));
+  std::memset(stranger->gradients().data(), 0x33, layout_.slots_bytes);
+  post_surely(stranger->endpoint(), {0}, write_of(0, 6, 1));
   stranger->endpoint().flush();
   EXPECT_EQ(poll_for(other->endpoint(0), 1).size(), 1u);
   std::array<Arrival, 4> some;
   EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
-  EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->ingress(0).begin()));
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->slots(0).begin()));
   other->endpoint(0).detach(0);
   other->revoke(0);
   EXPECT_TRUE(workers_[0]->connected());

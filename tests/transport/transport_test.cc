@@ -21,11 +21,11 @@ INSTANTIATE_TEST_SUITE_P(
             "sim_shared",
             [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }},
         TransportFactory{"tcp", [] { return std::make_unique<TcpRig>(); }},
-        TransportFactory{"tcp_two_addresses",
-                         [] {
-                           return std::make_unique<TcpRig>(
-                               TcpNicOptions{.addresses = {"127.0.0.1", "127.0.0.2"}});
-                         }}),
+        TransportFactory{
+            "tcp_two_addresses",
+            [] {
+              return std::make_unique<TcpRig>(TcpOptions{.addresses = {"127.0.0.1", "127.0.0.2"}});
+            }}),
     [](const auto& instance) { return instance.param.name; });
 
 }  // namespace

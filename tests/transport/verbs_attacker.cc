@@ -14,7 +14,7 @@
 #include "tests/transport/verbs_raw_worker.h"
 #include "tests/transport/verbs_victims.h"
 #include "transport/error.h"
-#include "transport/ticket.h"
+#include "transport/greeting.h"
 
 namespace phub::testing {
 namespace {
@@ -90,7 +90,7 @@ class Attacker {
     raw_ = std::make_unique<RawVerbs>(offer.queues.front().address);
     VerbsHello hello;
     hello.ticket = ticket_bytes(offer.ticket);
-    if (!raw_->connect(hello, hasty)) throw parse_verbs_refusal(raw_->refusal());
+    if (!raw_->connect(hello, hasty)) throw parse_refusal(raw_->refusal());
   }
 
   const VerbsServer& server_;
@@ -299,7 +299,7 @@ struct Misstep {
   std::function<void(OpenRank&)> err;
 };
 void post(OpenRank& rank, const Write& write) {
-  ASSERT_TRUE(rank.link().endpoint().post(0, write));
+  ASSERT_TRUE(rank.link().endpoint().post({0}, write));
   rank.link().endpoint().flush();
 }
 
@@ -435,7 +435,7 @@ INSTANTIATE_TEST_SUITE_P(Every, VerbsErringRankTest, ::testing::ValuesIn(errors(
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i < argc; ++i) {
+  for (int i = 1; i < argc; i += 2) {
     const std::string option = argv[i];
     const bool known = option == "--attempts" || option == "--seed";
     char* end = nullptr;
@@ -445,7 +445,6 @@ int main(int argc, char** argv) {
       return 2;
     }
     (option == "--seed" ? phub::testing::seed : phub::testing::attempts_wanted) = value;
-    ++i;
   }
   return RUN_ALL_TESTS();
 }

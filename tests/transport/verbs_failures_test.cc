@@ -16,9 +16,9 @@
 
 #include "tests/transport/fake_verbs.h"
 #include "transport/error.h"
-#include "transport/verbs_endpoint.h"
-#include "transport/verbs_format.h"
-#include "transport/verbs_nic.h"
+#include "transport/verbs/endpoint.h"
+#include "transport/verbs/format.h"
+#include "transport/verbs/transport.h"
 
 namespace phub {
 namespace {
@@ -38,8 +38,8 @@ std::string error_of(const std::function<void()>& action) {
 class VerbsFailures : public ::testing::Test {
  protected:
   VerbsFailures() {
-    nic_ = make_verbs_nic({.ports = {first_.port_, second_.port_}});
-    events_of(*nic_);
+    transport_ = make_verbs_transport({.ports = {first_.port_, second_.port_}});
+    events_of(*transport_);
   }
 
   static LinkLayout layout_on(const std::string& nic, uint32_t ranks = 2) {
@@ -48,13 +48,13 @@ class VerbsFailures : public ::testing::Test {
     layout.cores = 1;
     layout.queue_chunks = {64};
     layout.queue_nic = {nic};
-    layout.ingress_bytes = layout.egress_bytes = 64 * 256;
+    layout.slots_bytes = layout.results_bytes = 64 * 256;
     layout.core_node = {0};
     return layout;
   }
-  static std::vector<NicEvent> events_of(Nic& nic) {
-    std::vector<NicEvent> events;
-    nic.handle_events(events);
+  static std::vector<TransportEvent> events_of(Transport& transport) {
+    std::vector<TransportEvent> events;
+    transport.handle_events(events);
     return events;
   }
   // A worker asks to connect queue 0; the queue pair that was made for it, null when refused.
@@ -65,7 +65,7 @@ class VerbsFailures : public ::testing::Test {
     const auto bytes = std::as_bytes(std::span(&hello, 1));
     const size_t before = device.qps.size();
     fake::request_connection(device, {bytes.begin(), bytes.end()});
-    events_ = events_of(*nic_);
+    events_ = events_of(*transport_);
     return device.qps.size() > before ? device.qps.back() : nullptr;
   }
   ibv_qp* join(BoxLink& link, fake::Device& device, uint32_t rank, uint32_t incarnation) {
@@ -89,17 +89,17 @@ class VerbsFailures : public ::testing::Test {
     const VerbsPort port_;
   };
   Named first_{"mlx_first"}, second_{"mlx_second"};
-  std::unique_ptr<Nic> nic_;
-  std::vector<NicEvent> events_;  // of the last connect()
+  std::unique_ptr<Transport> transport_;
+  std::vector<TransportEvent> events_;  // of the last connect()
 };
 
 // A notification is made for what comes after it was asked for. What lay there before, and be it
 // more than is taken at once, has to be found by arm() itself.
 TEST_F(VerbsFailures, ArmFindsAnArrivalBehindAnyNumberOfCompletedSends) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
+  auto link = transport_->open_job(layout_on("mlx_first"));
   ibv_qp* qp = join(*link, first_, 0, 1);
   ASSERT_NE(qp, nullptr);
-  Endpoint& endpoint = link->endpoint(0);
+  BoxEndpoint& endpoint = link->endpoint(0);
   EXPECT_TRUE(endpoint.arm({}));
   for (const int sends : {1, 63, 64, 65, 500}) {
     for (int i = 0; i < sends; ++i) fake::complete_send(qp, 0);
@@ -113,13 +113,13 @@ TEST_F(VerbsFailures, ArmFindsAnArrivalBehindAnyNumberOfCompletedSends) {
 
 TEST_F(VerbsFailures, AQueueThatFailsIsAnErrorOfItsEndpointThatNamesTheCall) {
   const auto check = [&](int fake::Device::*failing, int value, const std::string& call) {
-    auto link = nic_->open_job(layout_on("mlx_first"));
-    auto other = nic_->open_job(layout_on("mlx_second"));
+    auto link = transport_->open_job(layout_on("mlx_first"));
+    auto other = transport_->open_job(layout_on("mlx_second"));
     ibv_qp* qp = join(*link, first_, 0, 1);
     ibv_qp* others = join(*other, second_, 0, 1);
     for (uint32_t i = 0; i < 200; ++i) fake::arrive(qp, i);  // receives are posted again
     first_.*failing = value;
-    Endpoint& endpoint = link->endpoint(0);
+    BoxEndpoint& endpoint = link->endpoint(0);
     const std::string error = error_of([&] {
       taken(endpoint);
       endpoint.arm({});
@@ -139,78 +139,78 @@ TEST_F(VerbsFailures, AQueueThatFailsIsAnErrorOfItsEndpointThatNamesTheCall) {
 }
 
 TEST_F(VerbsFailures, ADeadDeviceEndsItsJobsAndIsUsedNoMore) {
-  auto doomed = nic_->open_job(layout_on("mlx_first"));
-  auto other = nic_->open_job(layout_on("mlx_second"));
+  auto doomed = transport_->open_job(layout_on("mlx_first"));
+  auto other = transport_->open_job(layout_on("mlx_second"));
   ASSERT_NE(join(*doomed, first_, 0, 1), nullptr);
   ibv_qp* qp = join(*other, second_, 0, 1);
-  EXPECT_EQ(nic_->ports().size(), 2u);
+  EXPECT_EQ(transport_->ports().size(), 2u);
   first_.raise(IBV_EVENT_DEVICE_FATAL);
   first_.raise(IBV_EVENT_DEVICE_FATAL);
-  const std::vector<NicEvent> events = events_of(*nic_);
+  const std::vector<TransportEvent> events = events_of(*transport_);
   ASSERT_EQ(events.size(), 1u) << "once";
-  EXPECT_EQ(events[0].kind, NicEvent::kFailed);
+  EXPECT_EQ(events[0].kind, TransportEvent::kFailed);
   EXPECT_EQ(events[0].link, doomed.get());
   EXPECT_THAT(events[0].reason, HasSubstr("mlx_first failed"));
-  ASSERT_EQ(nic_->ports().size(), 1u);
-  EXPECT_EQ(nic_->ports()[0].name, "mlx_second");
-  EXPECT_THAT(nic_->describe(), HasSubstr("mlx_first failed"));
+  ASSERT_EQ(transport_->ports().size(), 1u);
+  EXPECT_EQ(transport_->ports()[0].name, "mlx_second");
+  EXPECT_THAT(transport_->describe(), HasSubstr("mlx_first failed"));
 
   fake::arrive(qp, 3);
   EXPECT_EQ(taken(other->endpoint(0)), std::vector<uint32_t>{3});
   LinkLayout anywhere = layout_on("");
   anywhere.queue_nic.clear();
   {
-    auto next = nic_->open_job(anywhere);
+    auto next = transport_->open_job(anywhere);
     EXPECT_NE(join(*next, second_, 0, 1), nullptr);
     next->endpoint(0).detach(0);
   }
-  EXPECT_THAT(error_of([&] { nic_->open_job(layout_on("mlx_first")); }),
+  EXPECT_THAT(error_of([&] { transport_->open_job(layout_on("mlx_first")); }),
               HasSubstr("which is not listened on"));
   fake::connection_event(second_, RDMA_CM_EVENT_DEVICE_REMOVAL);
-  const std::vector<NicEvent> removal = events_of(*nic_);
+  const std::vector<TransportEvent> removal = events_of(*transport_);
   ASSERT_EQ(removal.size(), 1u);
   EXPECT_EQ(removal[0].link, other.get());
   EXPECT_THAT(removal[0].reason, HasSubstr("mlx_second was removed"));
-  EXPECT_THAT(error_of([&] { nic_->open_job(anywhere); }), HasSubstr("no RDMA device"));
+  EXPECT_THAT(error_of([&] { transport_->open_job(anywhere); }), HasSubstr("no RDMA device"));
   for (BoxLink* link : {doomed.get(), other.get()}) link->endpoint(0).detach(0);
 }
 
 // What nobody can take any more keeps its descriptor readable.
 TEST_F(VerbsFailures, ADeadDeviceWakesNobody) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
+  auto link = transport_->open_job(layout_on("mlx_first"));
   ASSERT_NE(join(*link, first_, 0, 1), nullptr);
-  pollfd events = {nic_->event_fd(), POLLIN, 0};
+  pollfd events = {transport_->event_fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&events, 1, 0), 0);
   eventfd_write(first_.context.async_fd, 1);
   EXPECT_EQ(::poll(&events, 1, 0), 1);
   first_.raise(IBV_EVENT_DEVICE_FATAL);
-  EXPECT_EQ(events_of(*nic_).size(), 1u);
+  EXPECT_EQ(events_of(*transport_).size(), 1u);
   EXPECT_EQ(::poll(&events, 1, 0), 0);
   eventfd_write(second_.context.async_fd, 1);
   EXPECT_EQ(::poll(&events, 1, 0), 1) << "the other one lives";
   fake::connection_event(second_, RDMA_CM_EVENT_DEVICE_REMOVAL);
-  events_of(*nic_);
+  events_of(*transport_);
   EXPECT_EQ(::poll(&events, 1, 0), 0);
   link->endpoint(0).detach(0);
 }
 
 TEST_F(VerbsFailures, AQueueInErrorEndsTheJobThatOwnsIt) {
-  auto doomed = nic_->open_job(layout_on("mlx_first"));
-  auto other = nic_->open_job(layout_on("mlx_first"));
+  auto doomed = transport_->open_job(layout_on("mlx_first"));
+  auto other = transport_->open_job(layout_on("mlx_first"));
   for (BoxLink* link : {doomed.get(), other.get()}) link->admit(0, 1);
   first_.raise(IBV_EVENT_CQ_ERR, first_.cqs.front());
-  const std::vector<NicEvent> events = events_of(*nic_);
+  const std::vector<TransportEvent> events = events_of(*transport_);
   ASSERT_EQ(events.size(), 1u);
-  EXPECT_EQ(events[0].kind, NicEvent::kFailed);
+  EXPECT_EQ(events[0].kind, TransportEvent::kFailed);
   EXPECT_EQ(events[0].link, doomed.get());
   EXPECT_THAT(events[0].reason, HasSubstr("completion queue on RDMA device mlx_first"));
-  EXPECT_EQ(nic_->ports().size(), 2u) << "the device itself is well";
+  EXPECT_EQ(transport_->ports().size(), 2u) << "the device itself is well";
 }
 
 // The queue pair stays until its device has said that it took its last receive, nobody waits for
 // that, and what happens to others meanwhile is heard.
 TEST_F(VerbsFailures, ARevokedQueuePairLeavesInItsOwnTime) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
+  auto link = transport_->open_job(layout_on("mlx_first"));
   ibv_qp* leaving = join(*link, first_, 0, 1);
   ibv_qp* staying = join(*link, first_, 1, 5);
   first_.raise(IBV_EVENT_QP_FATAL, staying);
@@ -220,14 +220,14 @@ TEST_F(VerbsFailures, ARevokedQueuePairLeavesInItsOwnTime) {
   link->revoke(0);
   EXPECT_EQ(fake::calls().disconnected, disconnected + 1) << "the worker hears of it at once";
   EXPECT_EQ(first_.qps.size(), 2u);
-  const std::vector<NicEvent> events = events_of(*nic_);
+  const std::vector<TransportEvent> events = events_of(*transport_);
   ASSERT_EQ(events.size(), 1u) << "of the rank that stays";
-  EXPECT_EQ(events[0].kind, NicEvent::kDisconnected);
+  EXPECT_EQ(events[0].kind, TransportEvent::kDisconnected);
   EXPECT_EQ(events[0].rank, 1u);
   EXPECT_EQ(events[0].incarnation, 5u);
   first_.raise(IBV_EVENT_QP_LAST_WQE_REACHED, leaving);
   fake::connection_event(first_, RDMA_CM_EVENT_DISCONNECTED, leaving);
-  EXPECT_TRUE(events_of(*nic_).empty());
+  EXPECT_TRUE(events_of(*transport_).empty());
   ASSERT_EQ(first_.qps.size(), 1u);
   EXPECT_EQ(first_.qps[0], staying);
 
@@ -235,12 +235,12 @@ TEST_F(VerbsFailures, ARevokedQueuePairLeavesInItsOwnTime) {
   link->endpoint(0).detach(1);
   link->revoke(1);
   std::this_thread::sleep_for(std::chrono::milliseconds(25));
-  events_of(*nic_);
+  events_of(*transport_);
   EXPECT_TRUE(first_.qps.empty());
 }
 
 TEST_F(VerbsFailures, ASuccessorDoesNotWaitForTheQueuePairOfItsPredecessor) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
+  auto link = transport_->open_job(layout_on("mlx_first"));
   ibv_qp* before = join(*link, first_, 0, 1);
   link->endpoint(0).detach(0);
   link->revoke(0);
@@ -258,8 +258,8 @@ TEST_F(VerbsFailures, ASuccessorDoesNotWaitForTheQueuePairOfItsPredecessor) {
 
 // Devices give numbers of queue pairs that are gone to others.
 TEST_F(VerbsFailures, NothingOfAQueuePairCountsForTheNextOneOfItsNumber) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
-  Endpoint& endpoint = link->endpoint(0);
+  auto link = transport_->open_job(layout_on("mlx_first"));
+  BoxEndpoint& endpoint = link->endpoint(0);
   const Offer offer = link->admit(0, 1);
   EXPECT_EQ(connect(first_, offer), nullptr) << "its cores have not attached it";
   EXPECT_THAT(fake::calls().last_rejection, HasSubstr("join again"));
@@ -285,8 +285,8 @@ TEST_F(VerbsFailures, NothingOfAQueuePairCountsForTheNextOneOfItsNumber) {
 // What a peer sends at once finds its queue pair open, and nothing is left out, even when it comes
 // in the middle of a pass.
 TEST_F(VerbsFailures, EverythingThatIsSentAfterTheAnswerArrives) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
-  Endpoint& endpoint = link->endpoint(0);
+  auto link = transport_->open_job(layout_on("mlx_first"));
+  BoxEndpoint& endpoint = link->endpoint(0);
   const Offer offer = link->admit(0, 1);
   endpoint.attach(0, 1);
   constexpr uint32_t kWrites = 6000;
@@ -303,8 +303,8 @@ TEST_F(VerbsFailures, EverythingThatIsSentAfterTheAnswerArrives) {
 
 // The peer has its answer before rdma_accept() returns.
 TEST_F(VerbsFailures, WhatComesWhileItsRequestIsAcceptedArrives) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
-  Endpoint& endpoint = link->endpoint(0);
+  auto link = transport_->open_job(layout_on("mlx_first"));
+  BoxEndpoint& endpoint = link->endpoint(0);
   const Offer offer = link->admit(0, 1);
   endpoint.attach(0, 1);
   std::vector<uint32_t> imms;
@@ -319,8 +319,8 @@ TEST_F(VerbsFailures, WhatComesWhileItsRequestIsAcceptedArrives) {
 }
 
 TEST_F(VerbsFailures, AnAnswerThatFailsIsABrokenConnection) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
-  Endpoint& endpoint = link->endpoint(0);
+  auto link = transport_->open_job(layout_on("mlx_first"));
+  BoxEndpoint& endpoint = link->endpoint(0);
   const Offer offer = link->admit(0, 7);
   endpoint.attach(0, 7);
   first_.accept_error = ENOMEM;
@@ -328,9 +328,11 @@ TEST_F(VerbsFailures, AnAnswerThatFailsIsABrokenConnection) {
   connect(first_, offer);
   EXPECT_EQ(fake::calls().rejected, rejected + 1);
   EXPECT_THAT(fake::calls().last_rejection, HasSubstr("rdma_accept of rank 0"));
-  ASSERT_EQ(events_.size(), 1u);
-  EXPECT_EQ(events_[0].kind, NicEvent::kDisconnected);
-  EXPECT_EQ(events_[0].incarnation, 7u);
+  ASSERT_EQ(events_.size(), 2u);
+  EXPECT_EQ(events_[0].kind, TransportEvent::kRefused);
+  EXPECT_THAT(events_[0].reason, HasSubstr("rdma_accept of rank 0"));
+  EXPECT_EQ(events_[1].kind, TransportEvent::kDisconnected);
+  EXPECT_EQ(events_[1].incarnation, 7u);
   std::array<Arrival, 4> some;
   ASSERT_EQ(endpoint.poll(some), 1u);
   EXPECT_FALSE(some[0].ok);
@@ -349,10 +351,10 @@ TEST_F(VerbsFailures, AnAnswerThatFailsIsABrokenConnection) {
 TEST_F(VerbsFailures, AFloodOfRequestsLeavesTimeForTheRest) {
   const int before = fake::calls().rejected;
   for (int i = 0; i < 1000; ++i) fake::request_connection(first_, {});
-  pollfd events = {nic_->event_fd(), POLLIN, 0};
+  pollfd events = {transport_->event_fd(), POLLIN, 0};
   int passes = 0;
   for (int last = before; ::poll(&events, 1, 0) == 1; last = fake::calls().rejected) {
-    events_of(*nic_);
+    events_of(*transport_);
     EXPECT_LE(fake::calls().rejected - last, 256);
     ASSERT_LT(++passes, 1000);
   }
@@ -362,7 +364,7 @@ TEST_F(VerbsFailures, AFloodOfRequestsLeavesTimeForTheRest) {
 TEST_F(VerbsFailures, AWorkerRefusesAnOfferOfMoreQueuesThanItsPlanHas) {
   Offer offer = {.transport = "verbs", .ticket = std::string(32, '0')};
   offer.queues.push_back({.address = first_.port_.address + ":7000"});
-  auto worker = connect_verbs(offer, layout_on("mlx_first"), 5000, {});
+  auto worker = connect_verbs(offer, layout_on("mlx_first"), 5000);
   EXPECT_TRUE(worker->connected());
   worker->reconnect(offer);
   EXPECT_TRUE(worker->connected());
@@ -374,7 +376,7 @@ TEST_F(VerbsFailures, AWorkerRefusesAnOfferOfMoreQueuesThanItsPlanHas) {
 }
 
 TEST_F(VerbsFailures, ForksAreProvidedForBeforeAnythingIsRegistered) {
-  auto link = nic_->open_job(layout_on("mlx_first"));
+  auto link = transport_->open_job(layout_on("mlx_first"));
   EXPECT_EQ(fake::calls().fork_inits, 1);
   EXPECT_GT(fake::calls().registrations, 0);
   EXPECT_EQ(fake::calls().registrations_before_fork_init, 0);

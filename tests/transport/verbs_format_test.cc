@@ -1,6 +1,4 @@
 // The private data of an RDMA connection, and the words that name a device.
-#include "transport/verbs_format.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,17 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "transport/verbs_devices.h"
+#include "transport/verbs/devices.h"
+#include "transport/verbs/format.h"
 
 namespace phub {
 namespace {
 
 using testing::HasSubstr;
 
-std::vector<std::byte> bytes_of(const std::string& text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
 std::vector<std::byte> hello_bytes(const VerbsHello& hello = {}) {
   const auto bytes = std::as_bytes(std::span(&hello, 1));
   return {bytes.begin(), bytes.end()};
@@ -38,10 +33,10 @@ void expect_error(const Call& call, ErrorCode code, const std::string& text) {
 TEST(VerbsFormatTest, EveryCopyOfTheResultsIsLocked) {
   LinkLayout layout;
   layout.max_ranks = 5;
-  layout.ingress_bytes = 1000;
-  layout.egress_bytes = 300;
+  layout.slots_bytes = 1000;
+  layout.results_bytes = 300;
   EXPECT_EQ(verbs_locked_bytes(layout), 5300u);
-  layout.egress_copies = 5;
+  layout.result_copies = 5;
   EXPECT_EQ(verbs_locked_bytes(layout), 6500u);
 }
 
@@ -74,7 +69,7 @@ TEST(VerbsFormatTest, AHelloOfAnyShorterLengthIsRefused) {
   const auto bytes = hello_bytes();
   for (size_t length = 0; length < bytes.size(); ++length) {
     expect_error([&] { parse_verbs_hello(std::span(bytes).first(length)); }, ErrorCode::kInvalid,
-                 "hello: " + std::to_string(length) + " bytes of private data, 48 expected");
+                 "hello: " + std::to_string(length) + " bytes, at least 48 expected");
   }
 }
 
@@ -90,13 +85,13 @@ TEST(VerbsFormatTest, OthersMagicAndVersionAreRefused) {
     VerbsHello hello;
     hello.magic ^= 1u << bit;
     expect_error([&] { parse_verbs_hello(hello_bytes(hello)); }, ErrorCode::kInvalid,
-                 "not a worker of phub");
+                 "not a phub peer");
   }
   for (const uint16_t version : {0, 2, 0x0100, 0xffff}) {
     VerbsHello hello;
     hello.version = version;
-    expect_error([&] { parse_verbs_hello(hello_bytes(hello)); }, ErrorCode::kMismatch,
-                 "this server speaks version 1 over RDMA, the worker " + std::to_string(version));
+    expect_error([&] { parse_verbs_hello(hello_bytes(hello)); }, ErrorCode::kInvalid,
+                 "protocol version " + std::to_string(version) + ", this side speaks 1");
   }
 }
 
@@ -125,38 +120,6 @@ TEST(VerbsFormatTest, WhatIsNoTicket) {
       expect_error([&] { ticket_bytes(bad); }, ErrorCode::kInvalid, "hexadecimal");
     }
   }
-}
-
-TEST(VerbsFormatTest, RefusalsThereAndBack) {
-  for (const ErrorCode code :
-       {ErrorCode::kUnauthorized, ErrorCode::kMismatch, ErrorCode::kFull, ErrorCode::kInvalid}) {
-    const std::string text = verbs_refusal(Error(code, "rank 3: no (it was replaced)"));
-    const Error read = parse_verbs_refusal(bytes_of(text));
-    EXPECT_EQ(name_of(read.code()), name_of(code));
-    EXPECT_STREQ(read.what(), "rank 3: no (it was replaced)");
-  }
-  auto padded = bytes_of(verbs_refusal(Error(ErrorCode::kFull, "no room")));
-  padded.resize(148);
-  EXPECT_STREQ(parse_verbs_refusal(padded).what(), "no room");
-}
-
-TEST(VerbsFormatTest, ALongRefusalIsCutToWhatTravels) {
-  const std::string text = verbs_refusal(Error(ErrorCode::kFull, std::string(5000, 'x')));
-  EXPECT_EQ(text.size(), kVerbsMaxRefusalBytes);
-  EXPECT_EQ(parse_verbs_refusal(bytes_of(text)).code(), ErrorCode::kFull);
-}
-
-TEST(VerbsFormatTest, RefusalsOfOthers) {
-  for (const std::string& text : {std::string(), std::string(148, '\0'), std::string("what?"),
-                                  std::string("\0full: x", 8), std::string(148, '\xff')}) {
-    const Error read = parse_verbs_refusal(bytes_of(text));
-    EXPECT_EQ(read.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(read.what(), HasSubstr("did not say why"));
-  }
-  EXPECT_EQ(parse_verbs_refusal(bytes_of("martian: x")).code(), ErrorCode::kInternal);
-  // What a stranger sends does not reach a terminal as it is.
-  const Error rude = parse_verbs_refusal(bytes_of("full: \x1b[2Jgone\r\n"));
-  for (const char c : std::string(rude.what())) EXPECT_GE(c, ' ');
 }
 
 TEST(VerbsFormatTest, DevicesPortsAndGids) {

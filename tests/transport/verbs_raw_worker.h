@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "transport/nic.h"
 #include "transport/text.h"
-#include "transport/verbs_format.h"
-#include "transport/verbs_resources.h"
+#include "transport/transport.h"
+#include "transport/verbs/format.h"
+#include "transport/verbs/resources.h"
 
 namespace phub {
 

@@ -17,7 +17,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "transport/verbs_nic.h"
+#include "transport/verbs/transport.h"
 
 namespace phub::testing {
 namespace {
@@ -72,12 +72,7 @@ VerbsServer::VerbsServer(const std::string& cores) {
       std::vector<std::string>{PHUB_BINARY, "serve", "--transports", "verbs", "--cores", cores,
                                "--listen", "127.0.0.1:0"},
       log);
-  if (!process_->printed("listening on ", seconds(60))) {
-    throw std::runtime_error("phub serve: " + process_->output());
-  }
-  const std::string text = process_->output();
-  const size_t begin = text.find("listening on ") + std::strlen("listening on ");
-  address_ = text.substr(begin, text.find('\n', begin) - begin);
+  address_ = process_->listening_address();
 }
 
 VerbsServer::~VerbsServer() {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/worker/process.h"
-#include "transport/control_client.h"
+#include "transport/control/control_client.h"
 #include "worker/session.h"
 
 namespace phub::testing {
@@ -56,7 +56,7 @@ class OpenRank {
 
   const JoinReply& reply() const { return reply_; }
   const QueueOffer& slots(uint32_t queue = 0) const { return reply_.offer.queues.at(queue); }
-  uint64_t slot_bytes() const { return layout_.ingress_bytes; }
+  uint64_t slot_bytes() const { return layout_.slots_bytes; }
   Credential credential() const;
   ControlClient& control() { return control_; }
 

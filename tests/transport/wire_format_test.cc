@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "tests/transport/page.h"
-#include "transport/tcp_format.h"
-#include "transport/verbs_format.h"
+#include "transport/tcp/format.h"
+#include "transport/verbs/format.h"
 
 namespace phub {
 namespace {

@@ -10,13 +10,16 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <thread>
 
 #include "tests/phub/http_rig.h"
 #include "tests/transport/shm_raw_worker.h"
 #include "tests/worker/box.h"
 #include "tests/worker/bystander.h"
-#include "transport/http_client.h"
-#include "transport/messages_json.h"
+#include "transport/control/control_client.h"
+#include "transport/control/http_client.h"
+#include "transport/control/messages_json.h"
+#include "transport/shm/transport.h"
 #include "worker/session.h"
 
 namespace phub::testing {
@@ -109,7 +112,7 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"chunks of odd sizes", kInvalid, "chunk_elements: must be a multiple of 32",
        [](auto& o) { o.spec.chunk_elements = 100; }},
       {"no chunks", kInvalid, "chunk_elements", [](auto& o) { o.spec.chunk_elements = 0; }},
-      {"an optimizer that is not known", kInvalid, "optimizer: 'sdg' is not one of none, sgd",
+      {"an optimizer that is not known", kInvalid, "optimizer: must be one of none, sgd",
        [](auto& o) { o.spec.optimizer = "sdg"; }},
       {"a gradient format", kInvalid, "gradient_dtype: must be one of f32",
        [](auto& o) { o.spec.gradient_dtype = "float32"; }},
@@ -146,12 +149,13 @@ TEST_F(BadInput, JobsThatCannotBe) {
          o.spec.optimizer = "rmsprop";
          o.spec.schedule = {{5, {{"rmsprop_momentum", 0.5}}}};
        }},
-      {"a transport", kInvalid, "transport 'pigeon' is not served here; this server has: shm",
+      {"a transport", kInvalid, "this server does not offer transport 'pigeon'; it offers: shm",
        [](auto& o) { o.transport = "pigeon"; }},
       {"a rank that cannot be", kInvalid, "rank", [](auto& o) { o.rank = 5000; }},
       {"another", kInvalid, "rank", [](auto& o) { o.rank = -2; }},
       {"more memory than there is", ErrorCode::kFull,
-       "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, bookkeeping",
+       "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, snapshot 0.0, "
+       "bookkeeping",
        [](auto& o) {
          o.spec.keys = {{.name = "w", .elements = 4 << 20}};
          o.spec.world_size = 8;
@@ -449,7 +453,7 @@ TEST_F(BadInput, RequestsThatAreNoRequests) {
   for (const auto& [method, target, body, status] : kCases) {
     const HttpAnswer answer = http.request(method, target, std::string(32, 'a'), body, 5000);
     EXPECT_EQ(answer.status, status) << method << " " << target << " " << answer.body;
-    EXPECT_THAT(answer.body, HasSubstr("\"message\""));
+    EXPECT_THAT(answer.body, HasSubstr("\"detail\""));
   }
 }
 
@@ -527,7 +531,7 @@ TEST_F(BadInput, TicketsAtTheSocket) {
   expect_error(ErrorCode::kUnauthorized, "no incarnation has this ticket",
                [&] { connect_shm(wrong, layout, 2000); });
   LinkLayout other = layout;
-  other.ingress_bytes += 4;
+  other.slots_bytes += 4;
   expect_error(ErrorCode::kMismatch, "gradients", [&] { connect_shm(reply.offer, other, 2000); });
   // "used already", or "no incarnation has this ticket" once the server has noticed that it is
   // gone.
@@ -597,7 +601,7 @@ TEST_F(BadInput, CallsOfTheLibrary) {
       expect(ErrorCode::kInvalid, kRange, [&] { worker.round(key); });
       expect(ErrorCode::kInvalid, kRange, [&] { worker.gradient(key); });
       expect(ErrorCode::kInvalid, kRange, [&] { worker.parameters(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.use_memory(key, nullptr, nullptr); });
+      expect(ErrorCode::kInvalid, kRange, [&] { worker.register_memory(key, {}); });
       expect(ErrorCode::kInvalid, kRange, [&] { worker.pull(key, {}); });
     }
     std::vector<std::byte> small(39);

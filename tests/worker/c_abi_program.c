@@ -1,34 +1,142 @@
-/* A C99 program that uses phub.h as a trainer would, against a server of its own:
+/* A C99 program that uses phub.h as trainers would, and wrongly, against a server of its own:
  *     c_abi_program PATH-OF-PHUB
  * PHUB_TRANSPORT says over what. Exit status 0: everything was as it must be. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/worker/c_abi_program.h"
 
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "worker/phub.h"
+enum { kRanks = 2, kRounds = 5 };
 
-enum { kRanks = 2, kRounds = 5, kSmall = 7, kLarge = 20000 };
+char server[128];
+static pid_t server_pid;
 
-static phub_options* options_of(const char* job, int rank, int ranks) {
+/* The program fails unless the server ends well: what sanitizers find in it is its exit status. */
+static void stop_server(void) {
+  int status = 0;
+  const pid_t pid = server_pid;
+  if (pid == 0) return; /* it was stopped */
+  server_pid = 0;
+  kill(pid, SIGTERM);
+  if (waitpid(pid, &status, 0) == pid && status == 0) return;
+  fprintf(stderr, "the server (process %d) %s %d\n", (int)pid,
+          WIFSIGNALED(status) ? "was ended by signal" : "ended with exit status",
+          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+  _exit(1); /* exit may be what calls this */
+}
+
+static void start_server(const char* program) {
+  int ends[2];
+  FILE* output;
+  char line[512];
+  CHECK(pipe(ends) == 0);
+  server_pid = fork();
+  if (server_pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    dup2(ends[1], 1);
+    execl(program, program, "serve", "--listen", "127.0.0.1:0", "--topology", "pack:1 core:2 pu:1",
+          "--pin", "false", "--memory-limit", "8G", (char*)NULL);
+    _exit(127);
+  }
+  CHECK(server_pid > 0);
+  atexit(stop_server);
+  close(ends[1]);
+  output = fdopen(ends[0], "r");
+  CHECK(output != NULL);
+  while (fgets(line, sizeof line, output) != NULL) {
+    if (sscanf(line, "listening on %127s", server) == 1) return; /* `output` stays open */
+  }
+  fprintf(stderr, "%s serve did not start\n", program);
+  exit(1);
+}
+
+void sleep_ms(int ms) {
+  const struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
+  nanosleep(&time, NULL);
+}
+
+static void* run_one(void* argument) {
+  const struct one* one = argument;
+  one->body(one->number);
+  return NULL;
+}
+
+void start_threads(struct threads* threads, int count, void (*body)(int number)) {
+  int i;
+  for (i = 0; i < count; ++i) {
+    threads->all[i].body = body;
+    threads->all[i].number = i;
+    CHECK(pthread_create(&threads->all[i].thread, NULL, run_one, &threads->all[i]) == 0);
+  }
+  threads->count = count;
+}
+
+void join_threads(const struct threads* threads) {
+  int i;
+  for (i = 0; i < threads->count; ++i) pthread_join(threads->all[i].thread, NULL);
+}
+
+void each_rank(int ranks, void (*body)(int rank)) {
+  struct threads threads;
+  start_threads(&threads, ranks, body);
+  join_threads(&threads);
+}
+
+void tell(void* user_data, size_t key, uint64_t round, phub_code code, const char* message) {
+  struct told* told = user_data;
+  pthread_mutex_lock(&told->mutex);
+  CHECK(told->count < sizeof told->all / sizeof told->all[0]);
+  told->all[told->count].key = key;
+  told->all[told->count].round = round;
+  told->all[told->count].code = code;
+  told->all[told->count].has_message = message[0] != 0;
+  told->all[told->count].thread = pthread_self();
+  ++told->count;
+  pthread_cond_signal(&told->changed);
+  pthread_mutex_unlock(&told->mutex);
+}
+
+void await_told(struct told* told, size_t count) {
+  pthread_mutex_lock(&told->mutex);
+  while (told->count < count) pthread_cond_wait(&told->changed, &told->mutex);
+  pthread_mutex_unlock(&told->mutex);
+}
+
+void all_told_well(const struct told* told, size_t keys, uint64_t rounds) {
+  uint64_t last[4] = {0, 0, 0, 0};
+  size_t i;
+  CHECK(keys <= sizeof last / sizeof last[0] && told->count == keys * rounds);
+  for (i = 0; i < told->count; ++i) {
+    CHECK(told->all[i].key < keys && told->all[i].round == ++last[told->all[i].key]);
+    CHECK(told->all[i].code == PHUB_OK && !told->all[i].has_message);
+    CHECK(pthread_equal(told->all[i].thread, told->all[0].thread));
+    CHECK(!pthread_equal(told->all[i].thread, pthread_self()));
+  }
+}
+
+phub_options* plain_options(const char* job, int rank, int ranks) {
   phub_options* options = NULL;
   OK(phub_options_from_environment(&options));
   OK(phub_options_set(options, "server", server));
   OK(phub_options_set(options, "job", job));
   OK(phub_options_set_number(options, "world_size", ranks));
   OK(phub_options_set_number(options, "rank", rank));
+  return options;
+}
+
+phub_options* options_of(const char* job, int rank, int ranks) {
+  phub_options* options = plain_options(job, rank, ranks);
   OK(phub_options_add_key(options, "small", kSmall));
   OK(phub_options_add_key(options, "large", kLarge));
   OK(phub_options_tune_key(options, 1, -1, 0.5, 1.0));
   return options;
 }
 
-static phub_worker* join(phub_options* options) {
+phub_worker* join(phub_options* options) {
   phub_worker* worker = NULL;
   OK(phub_worker_create(options, &worker));
   OK(phub_options_destroy(options));
@@ -50,13 +158,13 @@ static void expect(phub_worker* worker, size_t key, float value) {
   for (i = 0; i < bytes / sizeof(float); ++i) CHECK(((const float*)memory)[i] == value);
 }
 
-/* Rank r's gradient is r + 1 in every round, the mean 1.5; sgd with lr 2 from parameters of 100, half
- * of it for the large key, and lr 4 from round 4 on. */
-static void* train(void* argument) {
-  const int rank = *(const int*)argument;
+/* Rank r's gradient is r + 1 in every round, the mean 1.5; sgd with lr 2 from parameters of 100,
+ * half of it for the large key, and lr 4 from round 4 on. */
+static void train(int rank) {
   phub_options* options = options_of("train", rank, kRanks);
   phub_worker* worker;
   float* initial = NULL;
+  const float* of_key[2];
   float small = 100, large = 100;
   size_t i, key = 99;
   int round;
@@ -78,8 +186,12 @@ static void* train(void* argument) {
     initial = malloc(sizeof(float) * (kSmall + kLarge));
     CHECK(initial != NULL);
     for (i = 0; i < kSmall + kLarge; ++i) initial[i] = 100;
+    of_key[0] = initial + kLarge;
+    of_key[1] = initial;
     FAILS(phub_broadcast(worker, initial, 3), PHUB_INVALID, "3 initial");
-    OK(phub_broadcast(worker, initial, kSmall + kLarge));
+    FAILS(phub_broadcast_keys(worker, of_key, 1), PHUB_INVALID, "of 1 keys");
+    FAILS(phub_broadcast_keys(worker, NULL, 2), PHUB_INVALID, "initial is null");
+    OK(phub_broadcast_keys(worker, of_key, 2));
     memset(initial, 0, sizeof(float) * (kSmall + kLarge));
     free(initial);
   } else {
@@ -108,31 +220,13 @@ static void* train(void* argument) {
   OK(phub_leave(worker));
   FAILS(phub_push(worker, 0, 0), PHUB_FENCED, "has left");
   OK(phub_worker_destroy(worker));
-  return NULL;
-}
-
-struct seen {
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  int calls, bad;
-  pthread_t thread;
-};
-
-static void completed(void* user_data, size_t key, uint64_t round, phub_code code,
-                      const char* message) {
-  struct seen* seen = user_data;
-  pthread_mutex_lock(&seen->mutex);
-  if (key > 1 || round == 0 || code != PHUB_OK || message[0] != 0) ++seen->bad;
-  ++seen->calls;
-  seen->thread = pthread_self();
-  pthread_cond_signal(&seen->changed);
-  pthread_mutex_unlock(&seen->mutex);
 }
 
 /* Own memory, completions, polling, null gradients. All-reduce of one rank. */
 static void exchange_alone(void) {
   static float gradient[kSmall], sum[kSmall], copy[kSmall];
-  struct seen seen = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+  phub_key_memory memory;
+  struct told told = NOTHING_TOLD;
   phub_worker* worker = join(options_of("alone", -1, 1));
   phub_job job;
   size_t outstanding = 1, i;
@@ -142,18 +236,30 @@ static void exchange_alone(void) {
   for (round = 1; round <= kRounds; ++round) {
     for (i = 0; i < kSmall; ++i) gradient[i] = (float)(round + (int)i);
     fill(worker, 1, (float)round);
-    OK(phub_push_then(worker, 0, 0, completed, &seen));
-    OK(phub_push_then(worker, 1, 0, completed, &seen));
-    pthread_mutex_lock(&seen.mutex);
-    while (seen.calls < 2 * round) pthread_cond_wait(&seen.changed, &seen.mutex);
-    pthread_mutex_unlock(&seen.mutex);
-    CHECK(seen.bad == 0 && !pthread_equal(seen.thread, pthread_self()));
+    OK(phub_push_then(worker, 0, 0, tell, &told));
+    OK(phub_push_then(worker, 1, 0, tell, &told));
+    await_told(&told, 2 * (size_t)round);
+    all_told_well(&told, 2, (uint64_t)round);
     CHECK(memcmp(gradient, sum, sizeof sum) == 0);
     expect(worker, 1, (float)round);
   }
   OK(phub_push_null(worker, 0));
   while (!ready) OK(phub_try_wait(worker, 0, &ready));
   CHECK(sum[0] == 0 && sum[kSmall - 1] == 0);
+  memset(&memory, 0, sizeof memory);
+  FAILS(phub_register_memory(worker, 0, &memory), PHUB_INVALID, "sizeof");
+  memory.size = sizeof memory - 1;
+  FAILS(phub_register_memory(worker, 0, &memory), PHUB_INVALID, "sizeof");
+  memory.size = sizeof memory;
+  memory.gradient = gradient;
+  memory.parameters = copy;
+  memory.gradient_scale = 0.5f;
+  OK(phub_register_memory(worker, 0, &memory));
+  OK(phub_push(worker, 0, 0));
+  OK(phub_wait(worker, 0));
+  for (i = 0; i < kSmall; ++i) CHECK(copy[i] == gradient[i] / 2);
+  memory.parameter_dtype = "f8";
+  FAILS(phub_register_memory(worker, 0, &memory), PHUB_INVALID, "'f8'");
   OK(phub_use_memory(worker, 0, NULL, NULL));
   fill(worker, 0, 3);
   OK(phub_push(worker, 0, 0));
@@ -248,19 +354,16 @@ static void misuse(void) {
 }
 
 int main(int argc, char** argv) {
-  int ranks[kRanks], i;
-  pthread_t threads[kRanks];
   if (argc != 2) return 2;
   CHECK(phub_abi_version() == PHUB_ABI_VERSION && phub_version()[0] != 0);
   CHECK(phub_last_error()[0] == 0);
   start_server(argv[1]);
-  for (i = 0; i < kRanks; ++i) {
-    ranks[i] = i;
-    CHECK(pthread_create(&threads[i], NULL, train, &ranks[i]) == 0);
-  }
-  for (i = 0; i < kRanks; ++i) pthread_join(threads[i], NULL);
+  each_rank(kRanks, train);
   exchange_alone();
   misuse();
+  check_threads();
+  check_geeps();
+  stop_server();
   puts("ok");
   return 0;
 }

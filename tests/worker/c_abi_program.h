@@ -1,19 +1,14 @@
-/* What the programs in C99 that use phub.h have in common: checks, and a server of their own. */
+/* What the parts of c_abi_program have in common. */
 #ifndef PHUB_TESTS_WORKER_C_ABI_PROGRAM_H
 #define PHUB_TESTS_WORKER_C_ABI_PROGRAM_H
 
-#include <signal.h>
+#include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
 #include "worker/phub.h"
-
-static char server[128];
-static pid_t server_pid;
-static void stop_server(void) { kill(server_pid, SIGTERM); }
 
 #define CHECK(condition)                                                                      \
   do {                                                                                        \
@@ -27,29 +22,59 @@ static void stop_server(void) { kill(server_pid, SIGTERM); }
 /* It fails with this code, and the message has these words. */
 #define FAILS(call, code, words) CHECK((call) == (code) && strstr(phub_last_error(), (words)))
 
-__attribute__((unused)) static void start_server(const char* program) {
-  int ends[2];
-  FILE* output;
-  char line[512];
-  CHECK(pipe(ends) == 0);
-  server_pid = fork();
-  if (server_pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    dup2(ends[1], 1);
-    execl(program, program, "serve", "--listen", "127.0.0.1:0", "--cores", "1", "--pin", "false",
-          (char*)NULL);
-    _exit(127);
+/* Numbers that several threads use. */
+#define GET(number) __atomic_load_n(&(number), __ATOMIC_ACQUIRE)
+#define ADD(number) __atomic_add_fetch(&(number), 1, __ATOMIC_ACQ_REL)
+
+extern char server[128];
+void sleep_ms(int ms);
+
+/* Threads that each call `body` with a number from 0 on: ranks, mostly. */
+struct threads {
+  struct one {
+    pthread_t thread;
+    void (*body)(int number);
+    int number;
+  } all[4];
+  int count;
+};
+void start_threads(struct threads* threads, int count, void (*body)(int number));
+void join_threads(const struct threads* threads);
+void each_rank(int ranks, void (*body)(int rank));
+
+enum { kSmall = 7, kLarge = 20000 };
+/* Of a job of `ranks` without keys, or with the keys "small" and "large". */
+phub_options* plain_options(const char* job, int rank, int ranks);
+phub_options* options_of(const char* job, int rank, int ranks);
+/* Destroys the options. */
+phub_worker* join(phub_options* options);
+
+/* What completions said, in the order in which they did: `tell` is one, for a struct told. */
+struct told {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  size_t count;
+  struct {
+    size_t key;
+    uint64_t round;
+    phub_code code;
+    int has_message;
+    pthread_t thread;
+  } all[100];
+};
+#define NOTHING_TOLD                                          \
+  {                                                           \
+    PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, { \
+      { 0, 0, 0, 0, 0 }                                       \
+    }                                                         \
   }
-  CHECK(server_pid > 0);
-  atexit(stop_server);
-  close(ends[1]);
-  output = fdopen(ends[0], "r");
-  CHECK(output != NULL);
-  while (fgets(line, sizeof line, output) != NULL) {
-    if (sscanf(line, "listening on %127s", server) == 1) return; /* `output` stays open */
-  }
-  fprintf(stderr, "%s serve did not start\n", program);
-  exit(1);
-}
+void tell(void* told, size_t key, uint64_t round, phub_code code, const char* message);
+void await_told(struct told* told, size_t count);
+/* Each of the first `rounds` rounds of `keys` keys succeeded, was told of once, and in its order;
+ * all on one thread that is not the caller's. */
+void all_told_well(const struct told* told, size_t keys, uint64_t rounds);
+
+void check_threads(void); /* c_abi_threads.c */
+void check_geeps(void);   /* c_abi_geeps.c */
 
 #endif /* PHUB_TESTS_WORKER_C_ABI_PROGRAM_H */

@@ -87,7 +87,7 @@ TEST(CompletionQueue, EndsPushesAsAListThatIsSearchedWould) {
         break;
       case 4:
         if (queue.ended() == 0) break;
-        const CompletionQueue::Ended ended = queue.take();
+        const CompletionQueue::Ended ended = queue.pop();
         ASSERT_LT(taken, model.ended.size());
         const auto& [pushed, how] = model.ended[taken++];
         ASSERT_EQ(ended.pushed.key, pushed.key);
@@ -123,7 +123,7 @@ TEST(CompletionQueue, WhatIsForgottenDoesNotComeBack) {
   queue.expect({1, 2}, &tag, {});
   queue.arrived(1);
   ASSERT_EQ(queue.ended(), 1u);
-  EXPECT_EQ(queue.take().pushed.round, 2u);
+  EXPECT_EQ(queue.pop().pushed.round, 2u);
 }
 
 struct Said {

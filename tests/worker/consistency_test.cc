@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "tests/worker/box.h"
 
 namespace phub {
@@ -52,13 +53,22 @@ struct Race {
 };
 
 // One rank's run: pushes, waits, and looks at what came back. `oldest` is how many rounds behind
-// its own the others' updates may be.
+// its own the others' updates may be. Rank 0 uses the library's memory, rank 1 its own, rank 2 its
+// own for gradients and results alike.
 void run(Worker& worker, Race& race, uint64_t oldest, const std::function<void()>& between = {}) {
   const uint32_t rank = worker.rank();
   worker.wait_all();
+  std::vector<std::vector<float>> gradients, results;
   for (size_t key = 0; key < worker.keys(); ++key) {
     std::ranges::fill(worker.gradient(key), weight(rank));
+    if (rank == 0) continue;
+    gradients.emplace_back(worker.gradient(key).size(), weight(rank));
+    results.emplace_back(gradients[key].size());
+    float* parameters = rank == 1 ? results[key].data() : gradients[key].data();
+    worker.register_memory(key, {.gradient = gradients[key].data(), .parameters = parameters});
   }
+  worker.wait_all();  // leaves there what is here, but in no gradient
+  const uint64_t copied = worker.stats().bytes_copied;
   for (uint64_t clock = 1; clock <= kRounds; ++clock) {
     race.pushed[rank] = clock;
     for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
@@ -69,7 +79,9 @@ void run(Worker& worker, Race& race, uint64_t oldest, const std::function<void()
     }
     ASSERT_LE(lead, oldest) << "rank " << rank << " at clock " << clock;
     for (size_t key = 0; key < worker.keys(); ++key) {
-      const std::span<const float> seen = worker.parameters(key);
+      const std::span<const float> seen = rank == 0   ? worker.parameters(key)
+                                          : rank == 1 ? std::span<const float>(results[key])
+                                                      : std::span<const float>(gradients[key]);
       const uint32_t chunk = worker.spec().chunk_elements;
       for (size_t i = 0; i < seen.size(); ++i) {
         ASSERT_EQ(seen[i], seen[i - i % chunk]) << "a chunk of two times: element " << i;
@@ -81,7 +93,14 @@ void run(Worker& worker, Race& race, uint64_t oldest, const std::function<void()
         }
       }
     }
+    if (rank == 2) {
+      for (std::vector<float>& gradient : gradients) std::ranges::fill(gradient, weight(rank));
+    }
     if (between) between();
+  }
+  const bool in_place = worker.connection().starts_with("tcp");
+  if (rank == 0 || (rank == 1 && in_place)) {
+    EXPECT_EQ(worker.stats().bytes_copied, copied);
   }
 }
 

@@ -1,34 +1,14 @@
 #include "tests/worker/digits_reference.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
-#include <utility>
 
-#include "tests/kernels/reference.h"
-#include "tests/worker/participation.h"
+#include "tests/oracle/replay.h"
 #include "transport/error.h"
 
 namespace phub::digits {
 namespace {
-
-// Where a chunk lies when all keys lie one after another, in elements.
-struct Chunk {
-  size_t begin;
-  size_t elements;
-};
-
-std::vector<Chunk> chunks_of(const Training& training, const std::vector<KeySpec>& keys) {
-  std::vector<Chunk> chunks;
-  size_t key_begin = 0;
-  for (const KeySpec& key : keys) {
-    for (size_t at = 0; at < key.elements; at += training.chunk_elements) {
-      chunks.push_back(
-          {key_begin + at, std::min<size_t>(training.chunk_elements, key.elements - at)});
-    }
-    key_begin += key.elements;
-  }
-  return chunks;
-}
 
 // What one rank computes in one round, from the parameters of the round before.
 std::vector<float> gradient(Network& network, std::span<const float> parameters,
@@ -52,61 +32,46 @@ std::vector<float> gradient(Network& network, std::span<const float> parameters,
   return all;
 }
 
-void set(reference::Hyper& hyper, const std::map<std::string, double>& values) {
-  for (const auto& [name, value] : values) {
-    if (name == "lr") {
-      hyper.lr = value;
-    } else if (name == "momentum") {
-      hyper.momentum = value;
-    } else if (name == "weight_decay") {
-      hyper.weight_decay = value;
-    } else {
-      fail(ErrorCode::kInvalid, "membership log: the reference does not know '{}'", name);
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<float> recompute(const Training& training, const Samples& train,
                              std::span<const LogRecord> log) {
   Network network = digits::network(training);
-  const std::vector<Chunk> chunks = chunks_of(training, network.keys());
+  const JobSpec spec = job_spec(training, "reference");
+  const std::vector<ChunkPlace> chunks = chunks_of(spec);
   const Participation participation(log, static_cast<uint32_t>(chunks.size()));
+  const HyperHistory hyper(spec, log);
+  const std::vector<size_t> offsets = key_offsets(network.keys());
   std::vector<float> parameters = network.initial(training.seed);
-  std::vector<float> momentum(parameters.size(), 0.0f);
-  reference::Hyper hyper = kernels::default_hyper(kernels::Optimizer::kNesterov);
-  set(hyper, job_spec(training, "reference").hyper);
+  std::map<uint32_t, std::vector<float>> gradients;  // of this round, by rank
 
+  std::vector<Replay> replays;
+  std::vector<std::span<float>> places;
+  for (uint32_t c = 0; c < chunks.size(); ++c) {
+    const size_t begin = offsets[chunks[c].key] + chunks[c].begin;
+    places.push_back(std::span(parameters).subspan(begin, chunks[c].elements));
+    replays.emplace_back(
+        spec, participation, hyper, c, std::vector<float>(places[c].begin(), places[c].end()),
+        [&, begin, c](const Member& from, uint64_t round, std::byte* out) {
+          auto [at, is_new] = gradients.try_emplace(from.rank);
+          if (is_new) {
+            at->second = gradient(
+                network, parameters,
+                batch(train, training.seed, from.rank, training.world, round, training.batch));
+          }
+          std::memcpy(out, at->second.data() + begin, chunks[c].elements * sizeof(float));
+          return true;
+        });
+  }
   for (uint64_t round = 1; round <= training.rounds; ++round) {
-    for (const LogRecord& record : log) {
-      if (record.kind == LogRecord::Kind::kHyper && record.round == round) {
-        set(hyper, record.values);
-      }
+    gradients.clear();
+    for (uint32_t c = 0; c < chunks.size(); ++c) {
+      replays[c].next_round();
+      if (!replays[c].counted().empty()) continue;
+      fail(ErrorCode::kInvalid, "membership log: nobody is in round {} of chunk {}", round, c);
     }
-    std::map<uint32_t, std::vector<float>> gradients;  // of the ranks that are in any chunk
-    const std::vector<float> before = parameters;
-    for (size_t c = 0; c < chunks.size(); ++c) {
-      const Chunk& chunk = chunks[c];
-      const std::vector<uint32_t> ranks = participation.ranks(round, static_cast<uint32_t>(c));
-      if (ranks.empty()) {
-        fail(ErrorCode::kInvalid, "membership log: nobody is in round {} of chunk {}", round, c);
-      }
-      std::vector<const void*> slots;
-      for (const uint32_t rank : ranks) {
-        if (!gradients.contains(rank)) {
-          gradients[rank] =
-              gradient(network, before,
-                       batch(train, training.seed, rank, training.world, round, training.batch));
-        }
-        slots.push_back(gradients[rank].data() + chunk.begin);
-      }
-      std::vector<float> mean(chunk.elements);
-      const auto factor = static_cast<float>(1.0 / static_cast<double>(ranks.size()));
-      reference::sum(slots, kernels::DType::kF32, factor, mean.data(), chunk.elements);
-      reference::step(kernels::Optimizer::kNesterov, hyper, round, mean.data(),
-                      parameters.data() + chunk.begin, momentum.data() + chunk.begin, nullptr,
-                      chunk.elements);
+    for (uint32_t c = 0; c < chunks.size(); ++c) {
+      std::ranges::copy(replays[c].parameters(), places[c].begin());
     }
   }
   return parameters;

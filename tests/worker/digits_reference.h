@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/messages.h"
+#include "transport/control/messages.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
 

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "tests/worker/digits_reference.h"
+#include "transport/control/messages_json.h"
 #include "transport/error.h"
-#include "transport/messages_json.h"
 
 namespace phub::digits {
 namespace {

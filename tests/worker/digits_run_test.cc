@@ -18,7 +18,7 @@
 
 #include "tests/worker/digits_reference.h"
 #include "tests/worker/process.h"
-#include "transport/messages_json.h"
+#include "transport/control/messages_json.h"
 
 namespace phub::digits {
 namespace {
@@ -42,12 +42,7 @@ class DigitsRun : public ::testing::Test {
     server_ = std::make_unique<Process>(
         std::vector<std::string>{PHUB_BIN "/phub", "serve", "--listen", "127.0.0.1:0"},
         folder_ + "/server");
-    ASSERT_TRUE(server_->printed("listening on ", kLimit)) << server_->output();
-    const std::string output = server_->output();
-    const std::string before = "listening on ";
-    const size_t at = output.find(before);
-    ASSERT_NE(at, std::string::npos) << output;
-    address_ = output.substr(at + before.size(), output.find('\n', at) - at - before.size());
+    address_ = server_->listening_address();
   }
   void TearDown() override {
     ranks_.clear();

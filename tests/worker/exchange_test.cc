@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "kernels/kernels.h"
-#include "tests/kernels/reference.h"
+#include "tests/oracle/reference.h"
 #include "tests/worker/box.h"
 
 namespace phub {
@@ -69,6 +69,25 @@ std::vector<float> initial_of(const JobSpec& spec) {
     }
   }
   return initial;
+}
+
+// Each key in memory of its own, the last one first.
+std::vector<std::vector<float>> split(const JobSpec& spec, const std::vector<float>& all) {
+  std::vector<std::vector<float>> keys;
+  size_t end = all.size();
+  for (size_t k = spec.keys.size(); k-- > 0 && !all.empty();) {
+    const size_t begin = end - spec.keys[k].elements;
+    keys.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(begin),
+                      all.begin() + static_cast<std::ptrdiff_t>(end));
+    end = begin;
+  }
+  return keys;
+}
+
+std::vector<const float*> pointers_to(const std::vector<std::vector<float>>& keys) {
+  std::vector<const float*> pointers;
+  for (size_t k = keys.size(); k-- > 0;) pointers.push_back(keys[k].data());
+  return pointers;
 }
 
 void fill(std::span<std::byte> slot, DType type, uint64_t seed, uint32_t rank, uint64_t round,
@@ -126,17 +145,27 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
     for (size_t k = 0; caller_memory && k < spec.keys.size(); ++k) {
       mine[k].resize(worker.gradient_bytes(k).size());
       theirs[k].resize(worker.parameter_bytes(k).size());
-      worker.use_memory(k, mine[k].data(), theirs[k].data());
+      worker.register_memory(k, {.gradient = mine[k].data(), .parameters = theirs[k].data()});
     }
-    worker.broadcast(r == 0 ? initial_of(spec) : std::vector<float>{});
+    const bool copies = caller_memory && !worker.connection().starts_with("tcp");
+    const std::vector<float> initial = r == 0 ? initial_of(spec) : std::vector<float>{};
+    if (caller_memory) {
+      const std::vector<std::vector<float>> apart = split(spec, initial);
+      worker.broadcast_keys(pointers_to(apart));
+    } else {
+      worker.broadcast(initial);
+    }
+    uint64_t copied = worker.stats().bytes_copied;
     for (uint64_t round = 1; round <= c.rounds; ++round) {
       for (size_t k = spec.keys.size(); k-- > 0;) {
+        if (copies) copied += worker.parameter_bytes(k).size();
         if (is_null(r, round, k)) {
           worker.push_null(k);
           continue;
         }
         fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k), in, seed, r, round, k);
         worker.push(k, static_cast<int32_t>(k));
+        if (copies) copied += worker.gradient_bytes(k).size();
       }
       for (size_t k = 0; k < spec.keys.size(); ++k) {
         worker.wait(k);
@@ -144,13 +173,15 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
       }
     }
     for (size_t k = 0; k < spec.keys.size(); ++k) {
-      const auto bytes = worker.parameter_bytes(k);
-      seen[r].emplace_back(bytes.begin(), bytes.end());
+      std::vector<std::byte> bytes(worker.parameter_bytes(k).size());
+      worker.pull(k, bytes);
+      seen[r].push_back(bytes);
       if (caller_memory) {
         EXPECT_EQ(theirs[k], seen[r][k]);
       }
+      copied += bytes.size();
     }
-    EXPECT_EQ(worker.stats().bytes_copied > 0, caller_memory);
+    EXPECT_EQ(worker.stats().bytes_copied, copied);
     worker.barrier();
     worker.leave();
   });
@@ -175,8 +206,10 @@ TEST(Exchange, EveryFormatGivesTheBytesOfOneProcess) {
   for (const char* in : {"f32", "bf16", "f16"}) {
     for (const char* out : {"f32", "bf16", "f16"}) {
       for (const char* optimizer : {"none", "adam"}) {
-        run(box, {.optimizer = optimizer, .gradient_dtype = in, .parameter_dtype = out},
-            std::string(in) + "-" + out + "-" + optimizer);
+        const Case c{.optimizer = optimizer, .gradient_dtype = in, .parameter_dtype = out};
+        const std::string name = std::string(in) + "-" + out + "-" + optimizer;
+        run(box, c, name);
+        run(box, c, name + "-own", true);
       }
     }
   }
@@ -192,9 +225,179 @@ TEST(Exchange, AnyNumberOfRanksAndCores) {
   }
 }
 
-TEST(Exchange, MemoryOfTheCallerIsCopiedAndCounted) {
+// Between every format of the memory and every format of the job.
+TEST(Exchange, RegisteredMemoryIsConvertedAndScaled) {
+  constexpr size_t kElements = 9001;
   Box box;
-  run(box, {.optimizer = "adam", .gradient_dtype = "bf16"}, "caller", true);
+  for (const std::string job : {"f32", "bf16", "f16"}) {
+    JobSpec spec;
+    spec.name = "convert-" + job;
+    spec.keys = {{.name = "w", .elements = kElements}};
+    spec.gradient_dtype = spec.parameter_dtype = job;
+    Worker worker(box.options(spec));
+    worker.wait_all();
+    for (const std::string memory : {"f32", "bf16", "f16"}) {
+      for (const float scale : {1.0f, 0.375f, -3.3f}) {
+        SCOPED_TRACE(job + " from " + memory + " times " + std::to_string(scale));
+        const DType inside = *kernels::parse_dtype(job), outside = *kernels::parse_dtype(memory);
+        const size_t bytes = kElements * kernels::bytes_of(outside);
+        std::vector<std::byte> gradient(bytes), result(bytes), want(bytes);
+        fill(gradient, outside, 5, 0, worker.round(0), 0);
+        std::vector<std::byte> slot(kElements * kernels::bytes_of(inside));
+        for (size_t e = 0; e < kElements; ++e) {
+          reference::store(slot.data(), inside, e,
+                           reference::load(gradient.data(), outside, e) * scale);
+          reference::store(want.data(), outside, e, reference::load(slot.data(), inside, e));
+        }
+        worker.register_memory(0, {.gradient = gradient.data(),
+                                   .parameters = result.data(),
+                                   .gradient_dtype = memory,
+                                   .parameter_dtype = memory,
+                                   .gradient_scale = scale});
+        worker.push_pull(0);
+        EXPECT_TRUE(result == want);
+      }
+    }
+    EXPECT_THROW(worker.register_memory(0, {.gradient_dtype = "f64"}), Error);
+    EXPECT_THROW(worker.register_memory(0, {.gradient_scale = NAN}), Error);
+  }
+}
+
+// Nothing is copied over TCP, each way once over shared memory.
+TEST(Exchange, MemoryThatIsRegisteredIsUsedInPlace) {
+  constexpr uint32_t kRanks = 2;
+  constexpr size_t kElements = 300'000, kBytes = kElements * sizeof(float);
+  constexpr uint64_t kRounds = 5;
+  Box box(2);
+  JobSpec spec;
+  spec.name = "place";
+  spec.keys = {{.name = "a", .elements = 5},
+               {.name = "b", .elements = kElements},
+               {.name = "c", .elements = 77}};
+  spec.world_size = kRanks;
+  each_rank(kRanks, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    const bool in_place = worker.connection().starts_with("tcp");
+    std::vector<float> gradient(kElements);
+    std::vector<float> memory(kElements + 2, -7);  // with a guard at either end
+    float* all = memory.data() + 1;
+    const std::vector<float> before(worker.parameters(1).begin(), worker.parameters(1).end());
+    worker.register_memory(1, {.gradient = gradient.data(), .parameters = all});
+    worker.wait(1);  // copies what is here
+    const uint64_t copied = worker.stats().bytes_copied;
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      for (const size_t key : {0, 2})
+        fill(worker.gradient_bytes(key), DType::kF32, 1, rank, round, key);
+      fill(std::as_writable_bytes(std::span(gradient)), DType::kF32, 1, rank, round, 1);
+      for (const size_t key : {2, 1, 0}) worker.push(key);
+      worker.wait_all();
+      const auto sum = [&](size_t key, size_t e) {
+        return gradient_of(1, 0, round, key, e) + gradient_of(1, 1, round, key, e);
+      };
+      bool right = true;
+      for (size_t e = 0; e < kElements; ++e) right &= all[e] == sum(1, e);
+      for (size_t e = 0; e < 5; ++e) right &= worker.parameters(0)[e] == sum(0, e);
+      for (size_t e = 0; e < 77; ++e) right &= worker.parameters(2)[e] == sum(2, e);
+      EXPECT_TRUE(right) << round;
+    }
+    EXPECT_EQ(memory.front(), -7);
+    EXPECT_EQ(memory.back(), -7);
+    EXPECT_EQ(worker.stats().bytes_copied - copied, in_place ? 0 : 2 * kRounds * kBytes);
+    const std::span<const float> library = worker.parameters(1);
+    if (in_place) {
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), library.begin()));
+    }
+    // Taken back while it is lent: first the result comes.
+    fill(std::as_writable_bytes(std::span(gradient)), DType::kF32, 1, rank, 8, 1);
+    worker.push_null(0);
+    worker.push_null(2);
+    worker.push(1);
+    worker.register_memory(1, {});
+    if (in_place) {
+      EXPECT_EQ(all[kElements - 1],
+                gradient_of(1, 0, 8, 1, kElements - 1) + gradient_of(1, 1, 8, 1, kElements - 1));
+    }
+    worker.wait_all();
+    // In the library's memory again: the registered one stays as it is.
+    const std::vector<float> kept = memory;
+    fill(worker.gradient_bytes(1), DType::kF32, 1, rank, 9, 1);
+    worker.push_null(0);
+    worker.push_null(2);
+    worker.push(1);
+    worker.wait_all();
+    EXPECT_EQ(library[3], gradient_of(1, 0, 9, 1, 3) + gradient_of(1, 1, 9, 1, 3));
+    EXPECT_EQ(memory, kept);
+    // From memory that is used in place to memory that is not: nothing goes the old way.
+    std::vector<float> other(kElements), result(kElements);
+    worker.register_memory(1, {.gradient = gradient.data(), .parameters = all});
+    for (const bool own : {true, false}) {
+      if (!own) {
+        worker.register_memory(
+            1, {.gradient = other.data(), .parameters = result.data(), .in_place = false});
+        std::ranges::fill(gradient, NAN);
+      }
+      fill(std::as_writable_bytes(std::span(own ? gradient : other)), DType::kF32, 1, rank, 10, 1);
+      worker.push_null(0);
+      worker.push_null(2);
+      worker.push(1);
+      worker.wait_all();
+      EXPECT_EQ((own ? all : result.data())[9],
+                gradient_of(1, 0, 10, 1, 9) + gradient_of(1, 1, 10, 1, 9));
+      std::ranges::fill(memory, -7);
+    }
+    EXPECT_EQ(worker.parameters(1)[9], result[9]);
+    EXPECT_EQ(all[9], -7);
+    worker.barrier();
+  });
+}
+
+// Over TCP small pushes are gathered, and a rank may leave before they have been sent.
+TEST(Exchange, WhatWasPushedBeforeALeaveCounts) {
+  Box box(1);
+  for (int job = 0; job < 20; ++job) {
+    JobSpec spec;
+    spec.name = "leaves" + std::to_string(job);
+    spec.keys = {{.name = "a", .elements = 1}, {.name = "b", .elements = 1}};
+    spec.world_size = 2;
+    std::barrier<> joined(2);
+    each_rank(2, [&](uint32_t rank) {
+      WorkerOptions options = box.options(spec);
+      options.rank = static_cast<int32_t>(rank);
+      options.transport = "tcp";
+      Worker worker(options);
+      worker.wait_all();
+      joined.arrive_and_wait();
+      for (size_t key : {0, 1}) {
+        worker.gradient(key)[0] = 3;
+        worker.push(key);
+      }
+      if (rank == 0) return worker.leave();
+      worker.wait_all();
+      for (size_t key : {0, 1}) EXPECT_EQ(worker.parameters(key)[0], 6);
+    });
+  }
+}
+
+TEST(Exchange, ABroadcastThatLacksAKeyIsRefusedAndCanBeMadeAgain) {
+  Box box;
+  JobSpec spec = spec_of({.ranks = 1}, "lacking");
+  Worker worker(box.options(spec));
+  const std::vector<std::vector<float>> apart = split(spec, initial_of(spec));
+  std::vector<const float*> pointers = pointers_to(apart);
+  EXPECT_THROW(worker.broadcast_keys(std::span(pointers).first(3)), Error);
+  EXPECT_THROW(worker.broadcast_keys({}), Error);
+  const float* last = std::exchange(pointers[3], nullptr);
+  EXPECT_THROW(worker.broadcast_keys(pointers), Error);
+  pointers[3] = last;
+  EXPECT_TRUE(worker.broadcast_keys(pointers));
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    const std::span<const float> here = worker.parameters(k);
+    EXPECT_TRUE(std::equal(here.begin(), here.end(), pointers[k])) << k;
+  }
+  EXPECT_FALSE(worker.broadcast_keys(pointers));
 }
 
 // Whoever copies: what was taken back, or belonged to a worker that has left, may go at once.
@@ -212,7 +415,8 @@ TEST(Exchange, MemoryThatIsTakenBackIsNotTouchedAnyMore) {
     void* memory =
         mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
-    worker.use_memory(0, i % 2 ? memory : nullptr, i % 2 ? nullptr : memory);
+    worker.register_memory(
+        0, {.gradient = i % 2 ? memory : nullptr, .parameters = i % 2 ? nullptr : memory});
     auto other = std::async(std::launch::async, [&] {
       try {
         worker.push(0);
@@ -228,7 +432,7 @@ TEST(Exchange, MemoryThatIsTakenBackIsNotTouchedAnyMore) {
         std::this_thread::yield();
     }
     if (i < 5) {
-      worker.use_memory(0, nullptr, nullptr);
+      worker.register_memory(0, {});
     } else {
       worker.leave();
     }

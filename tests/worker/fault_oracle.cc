@@ -10,10 +10,6 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/kernels.h"
-#include "tests/kernels/reference.h"
-#include "tests/worker/participation.h"
-
 namespace phub::testing {
 namespace {
 
@@ -40,99 +36,36 @@ bool take(std::string_view& from, T& value) {
   return true;
 }
 
-kernels::Hyper hyper_of(const JobSpec& spec, kernels::Optimizer optimizer) {
-  kernels::Hyper hyper = kernels::default_hyper(optimizer);
-  if (const auto lr = spec.hyper.find("lr"); lr != spec.hyper.end()) hyper.lr = lr->second;
-  return hyper;
+// A chunk's parameters before the first round.
+std::vector<float> initial_of(const JobSpec& spec, const ChunkPlace& place) {
+  if (spec.initial == "zeros") return std::vector<float>(place.elements);
+  const std::vector<float> all = initial_parameters(spec);
+  uint64_t begin = place.begin;
+  for (uint32_t key = 0; key < place.key; ++key) begin += spec.keys[key].elements;
+  const auto at = all.begin() + static_cast<ptrdiff_t>(begin);
+  return {at, at + place.elements};
 }
 
-// Recomputes one chunk, round by round, and compares what was seen of it.
-class Replay {
- public:
-  Replay(const JobSpec& spec, const Participation& participation, uint32_t chunk)
-      : spec_(spec),
-        participation_(participation),
-        chunk_(chunk),
-        place_(chunks_of(spec)[chunk]),
-        model_(*kernels::parse_optimizer(spec.optimizer),
-               hyper_of(spec, *kernels::parse_optimizer(spec.optimizer)), initial()) {}
-
-  // A round that nobody took part in (everybody who knew it is gone) changes nothing.
-  void next_round() {
-    ++round_;
-    ranks_ = participation_.ranks(round_, chunk_);
-    if (ranks_.empty()) return;
-    std::vector<std::vector<float>> slots;
-    for (const uint32_t rank : ranks_) {
-      if (gives_null(rank, round_, place_.key)) continue;
-      slots.emplace_back(place_.elements);
-      fill_gradient(spec_, rank, round_, place_.key, slots.back(), place_.begin);
-    }
-    std::vector<const void*> pointers;
-    for (const auto& slot : slots) pointers.push_back(slot.data());
-    const double count = spec_.reduction == "mean" ? static_cast<double>(ranks_.size()) : 1.0;
-    model_.steps = round_ - 1;
-    model_.round(pointers, kernels::DType::kF32, static_cast<float>(1.0 / count));
+// What is wrong with what was seen of a chunk, or "".
+std::string compare(const JobSpec& spec, const Replay& replay, uint32_t chunk, uint32_t key,
+                    const Sight& sight, const Seen& seen) {
+  const std::string who = fmt::format("rank {} (incarnation {}), round {}, chunk {}", sight.rank,
+                                      sight.incarnation, seen.round, chunk);
+  if (spec.optimizer == "none" && spec.reduction == "sum" && !replay.counted().empty()) {
+    const auto counted = [&](uint32_t rank) {
+      return std::ranges::find(replay.counted(), rank, &Member::rank) != replay.counted().end() &&
+             !gives_null(rank, replay.round(), key);
+    };
+    const std::string digits = check_digits(seen.firsts[chunk], 0, 12, counted);
+    if (!digits.empty()) return who + ": " + digits;
   }
-
-  std::string compare(const Sight& sight, const Seen& seen) const {
-    const std::string who = fmt::format("rank {} (incarnation {}), round {}, chunk {}", sight.rank,
-                                        sight.incarnation, seen.round, chunk_);
-    if (spec_.optimizer == "none" && spec_.reduction == "sum" && !ranks_.empty()) {
-      const std::string digits = check_digits(seen.firsts[chunk_]);
-      if (!digits.empty()) return who + ": " + digits;
-    }
-    if (seen.hashes[chunk_] != hash_of(std::as_bytes(std::span(model_.params)))) {
-      return who + ": other bytes than the reference's";
-    }
-    return "";
+  if (seen.hashes[chunk] != hash_of(replay.result())) {
+    return who + ": other bytes than the reference's";
   }
-
- private:
-  std::vector<float> initial() const {
-    if (spec_.initial == "zeros") return std::vector<float>(place_.elements);
-    const std::vector<float> all = initial_parameters(spec_);
-    uint64_t begin = place_.begin;
-    for (uint32_t key = 0; key < place_.key; ++key) begin += spec_.keys[key].elements;
-    const auto at = all.begin() + static_cast<ptrdiff_t>(begin);
-    return {at, at + place_.elements};
-  }
-
-  std::string check_digits(float first) const {
-    auto rest = static_cast<uint64_t>(first);
-    for (uint32_t rank = 0; rank < 12; ++rank, rest /= 4) {
-      const bool counted =
-          std::ranges::find(ranks_, rank) != ranks_.end() && !gives_null(rank, round_, place_.key);
-      if (rest % 4 != counted) {
-        return fmt::format("rank {} is in the sum {} times, and {} in the log", rank, rest % 4,
-                           counted);
-      }
-    }
-    return "";
-  }
-
-  const JobSpec& spec_;
-  const Participation& participation_;
-  const uint32_t chunk_;
-  const ChunkPlace place_;
-  reference::Model model_;
-  uint64_t round_ = 0;
-  std::vector<uint32_t> ranks_;
-};
+  return "";
+}
 
 }  // namespace
-
-std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
-  std::vector<ChunkPlace> out;
-  for (uint32_t key = 0; key < spec.keys.size(); ++key) {
-    for (uint64_t at = 0; at < spec.keys[key].elements; at += spec.chunk_elements) {
-      const uint64_t left = spec.keys[key].elements - at;
-      out.push_back(
-          {key, at, static_cast<uint32_t>(std::min<uint64_t>(left, spec.chunk_elements))});
-    }
-  }
-  return out;
-}
 
 JobSpec fault_spec(const std::string& name, uint32_t world_size, const std::string& optimizer) {
   JobSpec spec;
@@ -206,6 +139,10 @@ std::string encode(const Seen& seen) {
   return out;
 }
 
+std::string notes_of_life(const std::string& notes, int life) {
+  return life == 0 ? notes : fmt::format("{}.{}", notes, life);
+}
+
 Sight read_sight(const std::string& path, size_t chunks) {
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -246,12 +183,20 @@ std::string check_sights(const JobSpec& spec, const std::vector<LogRecord>& log,
       by_round.emplace(sight.rounds[i].round, std::pair(&sight, &sight.rounds[i]));
     }
   }
+  const HyperHistory hyper(spec, log);
+  const std::vector<ChunkPlace> places = chunks_of(spec);
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    Replay replay(spec, participation, chunk);
-    uint64_t round = 0;
+    const ChunkPlace& place = places[chunk];
+    const auto gradient = [&](const Member& from, uint64_t round, std::byte* out) {
+      if (gives_null(from.rank, round, place.key)) return false;
+      const std::span slot(reinterpret_cast<float*>(out), place.elements);
+      fill_gradient(spec, from.rank, round, place.key, slot, place.begin);
+      return true;
+    };
+    Replay replay(spec, participation, hyper, chunk, initial_of(spec, place), gradient);
     for (const auto& [seen_round, who] : by_round) {
-      for (; round < seen_round; ++round) replay.next_round();
-      std::string wrong = replay.compare(*who.first, *who.second);
+      while (replay.round() < seen_round) replay.next_round();
+      std::string wrong = compare(spec, replay, chunk, place.key, *who.first, *who.second);
       if (!wrong.empty()) return wrong;
     }
   }

@@ -9,18 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "transport/job_spec.h"
-#include "transport/messages.h"
+#include "tests/oracle/replay.h"
+#include "transport/control/job_spec.h"
+#include "transport/control/messages.h"
 
 namespace phub::testing {
-
-struct ChunkPlace {
-  uint32_t key = 0;
-  uint64_t begin = 0;  // within the key, elements
-  uint32_t elements = 0;
-};
-// Numbered as in the plan: key by key.
-std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
 
 // A job with keys of several lengths and a dozen chunks.
 JobSpec fault_spec(const std::string& name, uint32_t world_size, const std::string& optimizer);
@@ -51,6 +44,8 @@ uint64_t hash_of(std::span<const std::byte> bytes);
 std::string encode_header(const Sight& sight);
 std::string encode(const Seen& seen);
 Sight read_sight(const std::string& path, size_t chunks);
+// A worker that joins again after its server's end begins another file.
+std::string notes_of_life(const std::string& notes, int life);
 
 // What is wrong, or "". The last round that a lost incarnation noted is left out: between its
 // result and the note it may have been fenced.

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "tests/worker/fault_oracle.h"
-#include "transport/messages_json.h"
+#include "transport/control/messages_json.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -22,10 +22,11 @@ namespace {
 std::atomic<bool> stop_asked{false};
 
 struct Settings {
-  std::string server, job, notes, transport = "auto";
+  std::string server, job, notes, transport;
   int32_t rank = -1;
   bool replace = false;
   bool patient = false;      // asks again while the rank is taken
+  bool rejoin = false;       // when it has lost its server
   bool idle = false;         // only heartbeats
   bool poll = false;         // looks whether results are there, and never waits
   bool fork = false;         // has a child that lives on
@@ -43,7 +44,7 @@ void note(FILE* file, const std::string& bytes) {
 
 void note_results(FILE* file, const Worker& worker, uint64_t round) {
   testing::Seen seen{.round = round};
-  for (const testing::ChunkPlace& chunk : testing::chunks_of(worker.spec())) {
+  for (const ChunkPlace& chunk : chunks_of(worker.spec())) {
     const auto bytes = worker.parameters(chunk.key).subspan(chunk.begin, chunk.elements);
     seen.hashes.push_back(testing::hash_of(std::as_bytes(bytes)));
     seen.firsts.push_back(bytes.front());
@@ -76,7 +77,7 @@ std::unique_ptr<Worker> join(const Settings& settings) {
   options.spec = parse_job_spec(settings.job);
   options.rank = settings.rank;
   options.replace = settings.replace;
-  options.transport = settings.transport;
+  if (!settings.transport.empty()) options.transport = settings.transport;
   for (;;) {
     try {
       return std::make_unique<Worker>(options);
@@ -87,16 +88,11 @@ std::unique_ptr<Worker> join(const Settings& settings) {
   }
 }
 
-void train(const Settings& settings) {
-  const std::unique_ptr<Worker> worker = join(settings);
-  fmt::print("joined rank {} incarnation {} round {}\n", worker->rank(), worker->incarnation(),
-             worker->first_round());
-  std::fflush(stdout);
-  FILE* notes = std::fopen(settings.notes.c_str(), "wb");
-  if (notes == nullptr) throw std::runtime_error("cannot open " + settings.notes);
-  note(notes, testing::encode_header({.rank = worker->rank(),
-                                      .incarnation = worker->incarnation(),
-                                      .first_round = worker->first_round()}));
+// From a join to its end, or that of its server.
+void train(Worker& worker, const Settings& settings, FILE* notes) {
+  note(notes, testing::encode_header({.rank = worker.rank(),
+                                      .incarnation = worker.incarnation(),
+                                      .first_round = worker.first_round()}));
   if (settings.fork) {  // as a data loader is: it knows nothing of phub, and lives on
     const pid_t child = fork();
     if (child == 0) {
@@ -107,28 +103,45 @@ void train(const Settings& settings) {
   }
   while (settings.idle && !stop_asked) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (!settings.idle) {
-    worker->broadcast(worker->spec().initial == "broadcast"
-                          ? testing::initial_parameters(worker->spec())
-                          : std::vector<float>{});
-    uint64_t round = worker->first_round() - 1;
-    note_results(notes, *worker, round);
+    worker.broadcast(worker.spec().initial == "broadcast"
+                         ? testing::initial_parameters(worker.spec())
+                         : std::vector<float>{});
+    uint64_t round = worker.first_round() - 1;
+    note_results(notes, worker, round);
     while (!stop_asked && (settings.rounds == 0 || round < settings.rounds)) {
-      push_all(*worker, settings, ++round);
-      for (size_t key = 0; key < worker->keys(); ++key) {
-        while (settings.poll && !worker->test(key)) {
+      push_all(worker, settings, ++round);
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        while (settings.poll && !worker.test(key)) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-        worker->wait(key);
+        worker.wait(key);
       }
-      note_results(notes, *worker, round);
-      if (settings.leave_after > 0 && round + 1 - worker->first_round() == settings.leave_after) {
+      note_results(notes, worker, round);
+      if (settings.leave_after > 0 && round + 1 - worker.first_round() == settings.leave_after) {
         break;
       }
     }
   }
-  std::fclose(notes);
-  worker->leave();
-  fmt::print("reconnected {} times\nleft\n", worker->stats().reconnections);
+  worker.leave();
+  fmt::print("reconnected {} times\nleft\n", worker.stats().reconnections);
+}
+
+void train(const Settings& settings) {
+  std::unique_ptr<Worker> worker = join(settings);
+  for (int life = 0;; ++life) {
+    fmt::print("joined rank {} incarnation {} round {}\n", worker->rank(), worker->incarnation(),
+               worker->first_round());
+    std::fflush(stdout);
+    const std::string path = testing::notes_of_life(settings.notes, life);
+    const std::unique_ptr<FILE, int (*)(FILE*)> notes(std::fopen(path.c_str(), "wb"), std::fclose);
+    if (!notes) throw std::runtime_error("cannot open " + path);
+    try {
+      return train(*worker, settings, notes.get());
+    } catch (const Error& error) {
+      if (!settings.rejoin || error.code() != ErrorCode::kRewound) throw;
+    }
+    worker = worker->rejoin();
+  }
 }
 
 }  // namespace
@@ -144,6 +157,7 @@ int main(int argc, char** argv) {
   app.add_option("--transport", settings.transport);
   app.add_flag("--replace", settings.replace);
   app.add_flag("--patient", settings.patient);
+  app.add_flag("--rejoin", settings.rejoin);
   app.add_flag("--idle", settings.idle);
   app.add_flag("--poll", settings.poll);
   app.add_flag("--fork", settings.fork);

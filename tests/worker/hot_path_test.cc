@@ -118,7 +118,7 @@ TEST(AllocationTrap, CatchesWhateverAsksForMemory) {
     SCOPED_TRACE(kind);
     for (const char* name : {"phub-core-0", "somebody"}) {
       uint64_t asked = 0, given_back = 0;
-      std::thread([&] {
+      std::thread([&, kind = kind, allocate = allocate] {
         pthread_setname_np(pthread_self(), name);
         const AllocationTrap trap;
         void* volatile memory = allocate();
@@ -160,10 +160,7 @@ class Server {
         process_({PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--topology",
                   "pack:1 core:2 pu:1", "--pin", "false"},
                  folder_ / "output") {
-    EXPECT_TRUE(process_.printed("listening on", seconds(10))) << process_.output();
-    const std::string output = process_.output();
-    const size_t at = output.find("listening on ") + std::strlen("listening on ");
-    address_ = output.substr(at, output.find('\n', at) - at);
+    address_ = process_.listening_address();
   }
   ~Server() {
     process_.send(SIGTERM);

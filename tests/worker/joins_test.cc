@@ -16,10 +16,13 @@
 #include <optional>
 #include <thread>
 
+#include "phub/server.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/process.h"
 #include "tests/worker/server_process.h"
+#include "transport/control/control_client.h"
+#include "transport/transport.h"
 
 namespace phub::testing {
 namespace {
@@ -118,13 +121,13 @@ class Gate {
 class SlowLink final : public BoxLink {
  public:
   SlowLink(std::unique_ptr<BoxLink> link, Gate& gate) : link_(std::move(link)), gate_(gate) {}
-  std::span<std::byte> egress() override { return link_->egress(); }
-  Endpoint& endpoint(uint32_t core) override { return link_->endpoint(core); }
+  std::span<std::byte> results() override { return link_->results(); }
+  BoxEndpoint& endpoint(uint32_t core) override { return link_->endpoint(core); }
   void prepare(uint32_t) override { gate_.pass(); }
   Offer admit(uint32_t rank, uint32_t incarnation) override {
     return link_->admit(rank, incarnation);
   }
-  std::span<const std::byte> ingress(uint32_t rank) override { return link_->ingress(rank); }
+  std::span<const std::byte> slots(uint32_t rank) override { return link_->slots(rank); }
   Rest revoke(uint32_t rank) override { return link_->revoke(rank); }
   void close() override { link_->close(); }
   bool slots_belong_to_worker() const override { return link_->slots_belong_to_worker(); }
@@ -134,30 +137,32 @@ class SlowLink final : public BoxLink {
   Gate& gate_;
 };
 
-class SlowNic final : public Nic {
+class SlowTransport final : public Transport {
  public:
-  SlowNic(std::unique_ptr<Nic> nic, Gate& gate) : nic_(std::move(nic)), gate_(gate) {}
-  std::string_view name() const override { return nic_->name(); }
-  std::string describe() const override { return nic_->describe(); }
-  bool shares_memory() const override { return nic_->shares_memory(); }
+  SlowTransport(std::unique_ptr<Transport> transport, Gate& gate)
+      : transport_(std::move(transport)), gate_(gate) {}
+  std::string_view name() const override { return transport_->name(); }
+  std::string describe() const override { return transport_->describe(); }
+  bool shares_memory() const override { return transport_->shares_memory(); }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    if (layout.max_ranks != kSlowRanks) return nic_->open_job(layout);
+    if (layout.max_ranks != kSlowRanks) return transport_->open_job(layout);
     gate_.pass();
-    return std::make_unique<SlowLink>(nic_->open_job(layout), gate_);
+    return std::make_unique<SlowLink>(transport_->open_job(layout), gate_);
   }
-  int event_fd() const override { return nic_->event_fd(); }
-  void handle_events(std::vector<NicEvent>& out) override {
-    if (Clock::now() > gate_.connect_from.load()) nic_->handle_events(out);
+  int event_fd() const override { return transport_->event_fd(); }
+  void handle_events(std::vector<TransportEvent>& out) override {
+    if (Clock::now() > gate_.connect_from.load()) transport_->handle_events(out);
   }
 
  private:
-  std::unique_ptr<Nic> nic_;
+  std::unique_ptr<Transport> transport_;
   Gate& gate_;
 };
 
 Box::Wrap slowed_by(Gate& gate) {
-  return
-      [&gate](std::unique_ptr<Nic> nic) { return std::make_unique<SlowNic>(std::move(nic), gate); };
+  return [&gate](std::unique_ptr<Transport> transport) {
+    return std::make_unique<SlowTransport>(std::move(transport), gate);
+  };
 }
 
 // While a job is made, and while a rank's memory is registered, others keep their leases, train and
@@ -237,12 +242,9 @@ TEST(Joins, ABoxThatWasStoppedFencesNobody) {
   Process server({PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--topology",
                   "pack:1 core:2 pu:1", "--pin", "false", "--socket-dir", directory.path()},
                  directory.path() + "/out");
-  ASSERT_TRUE(server.printed("listening on ", kLong)) << server.output();
-  const std::string out = server.output();
-  const size_t at = out.find("listening on ") + 13;
   JobSpec spec = spec_of("stopped", 2);
   spec.lease_ms = 1000;
-  const std::string address = out.substr(at, out.find('\n', at) - at);
+  const std::string address = server.listening_address();
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions options;
     options.server = address;

@@ -1,5 +1,6 @@
 // What parameters and gradients are, on every transport: parameters can be read and not written,
-// and nothing can be touched once the worker is gone. Each case ends a process of its own.
+// and nothing can be touched once the worker is gone. Each case ends a process of its own. And what
+// of the C interface C cannot ask: whether every field of a job is an option.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -9,8 +10,11 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "tests/worker/server_process.h"
+#include "transport/control/message_fields.h"
 #include "worker/phub.h"
 
 namespace phub::testing {
@@ -103,6 +107,33 @@ TEST_P(Parameters, CanBeReadAndNotWrittenAndAreGoneWithTheWorker) {
 
 INSTANTIATE_TEST_SUITE_P(Transports, Parameters, ::testing::Values("shm", "tcp"),
                          [](const auto& transport) { return std::string(transport.param); });
+
+// Takes the names of a message's fields.
+struct FieldNames {
+  template <class M>
+  void required(std::string_view name, M JobSpec::*, json::Bounds = {}) {
+    constexpr bool option = std::is_same_v<M, std::string> || std::is_same_v<M, uint32_t>;
+    if (option) names.emplace_back(name);
+  }
+  template <class M>
+  void optional(std::string_view name, M JobSpec::*member, json::Bounds = {}) {
+    required(name, member);
+  }
+  std::vector<std::string> names;
+};
+
+TEST(CAbi, EveryFieldOfAJobIsAnOption) {
+  FieldNames fields_of_job;
+  fields(fields_of_job, static_cast<const JobSpec*>(nullptr));
+  EXPECT_GT(fields_of_job.names.size(), 10u);
+  phub_options* options = nullptr;
+  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+  for (std::string& name : fields_of_job.names) {
+    if (name == "name") name = "job";
+    EXPECT_EQ(phub_options_set(options, name.c_str(), "1"), PHUB_OK) << phub_last_error();
+  }
+  EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
+}
 
 }  // namespace
 }  // namespace phub::testing

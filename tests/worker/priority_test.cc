@@ -39,7 +39,7 @@ class Wire final : public WorkerLink, private Endpoint {
     arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(count));
     return count;
   }
-  bool post(uint32_t, const Write& write) override {
+  bool post(QueuePair, const Write& write) override {
     if (room) posted.push_back(decode(write.imm).chunk);
     return room;
   }
@@ -47,8 +47,6 @@ class Wire final : public WorkerLink, private Endpoint {
   bool arm(std::span<const uint32_t>) override { return true; }
   void disarm() override {}
   int wake_fd() const override { return -1; }
-  void attach(uint32_t, uint32_t) override {}
-  void detach(uint32_t) override {}
 
   std::vector<std::byte> gradients_, results_;
 };
@@ -71,7 +69,7 @@ JoinReply reply_of(const std::vector<int32_t>& priorities) {
 
 void answer(Wire& wire, Session& session, uint32_t keys, uint32_t round) {
   for (uint32_t k = 0; k < keys; ++k) {
-    wire.arrivals.push_back({0, encode({k, round, ImmKind::kData}), true});
+    wire.arrivals.push_back({.imm = encode({k, round, ImmKind::kData})});
   }
   session.poll();
 }
@@ -93,7 +91,7 @@ TEST(Priority, OfTheKeyAndOfThePushAreAdded) {
 
   // Once more, after the connection broke: by the keys alone.
   wire.posted.clear();
-  wire.arrivals.push_back({0, 0, false});
+  wire.arrivals.push_back({.ok = false});
   session.poll();
   ASSERT_TRUE(session.broken());
   session.resend();
@@ -141,7 +139,7 @@ TEST(Session, RefusesALinkThatIsSmallerThanItsJob) {
     return "";
   };
   EXPECT_EQ(refusal(3 * kSlot, 3 * kSlot), "");
-  EXPECT_THAT(refusal(2 * kSlot, 3 * kSlot), HasSubstr("does not fit together: 256 bytes"));
+  EXPECT_THAT(refusal(2 * kSlot, 3 * kSlot), HasSubstr("contradicts itself: 256 bytes"));
   EXPECT_THAT(refusal(3 * kSlot, 3 * kSlot - 1), HasSubstr("383 of results for 96 elements"));
 }
 
@@ -150,7 +148,7 @@ TEST(Session, RefusesARankThatItsJobDoesNotHave) {
   reply.spec.consistency = "async";
   reply.spec.max_ranks = 2;
   reply.rank = 1;
-  EXPECT_EQ(link_layout_of(reply).egress_copy, 1u);
+  EXPECT_EQ(link_layout_of(reply).result_copy, 1u);
   reply.rank = 2;
   EXPECT_THROW(link_layout_of(reply), Error);
 }

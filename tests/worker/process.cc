@@ -82,4 +82,13 @@ bool Process::printed(const std::string& text, milliseconds limit) {
   return true;
 }
 
+std::string Process::listening_address(milliseconds limit) {
+  const std::string before = "listening on ";
+  const bool listens = printed(before, limit);
+  const std::string text = output();
+  if (!listens) throw std::runtime_error("phub serve does not listen: " + text);
+  const size_t begin = text.find(before) + before.size();
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
 }  // namespace phub::testing

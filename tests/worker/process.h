@@ -26,6 +26,8 @@ class Process {
   std::string output() const;
   // Waits until it has printed `text`. False: it ended, or the limit is over.
   bool printed(const std::string& text, std::chrono::milliseconds limit);
+  // Of phub serve: where it listens, once it does. Throws std::runtime_error with what it printed.
+  std::string listening_address(std::chrono::milliseconds limit = std::chrono::minutes(1));
 
  private:
   pid_t pid_ = -1;

@@ -11,9 +11,9 @@
 #include <functional>
 #include <vector>
 
-#include "phub/http_router.h"
+#include "phub/control/router.h"
 #include "tests/worker/box.h"
-#include "transport/messages_json.h"
+#include "transport/control/messages_json.h"
 
 namespace phub {
 namespace {
@@ -135,7 +135,8 @@ JobSpec spec_of(std::string name, std::vector<KeySpec> keys, uint32_t ranks) {
   spec.world_size = ranks;
   spec.optimizer = "none";
   spec.on_loss = "fail";
-  spec.join_limit_ms = spec.progress_limit_ms = 120'000;  // 64 processes on one core may be slow
+  // 64 processes on one core, and the sanitizers, may be slow.
+  spec.lease_ms = spec.join_limit_ms = spec.progress_limit_ms = 120'000;
   return spec;
 }
 

@@ -7,9 +7,11 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstring>
+#include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/worker/options.h"
 #include "tests/worker/process.h"
@@ -18,25 +20,32 @@ namespace phub::testing {
 
 class ServerProcess {
  public:
-  // REQUIRES: `program` is the path of phub.
-  explicit ServerProcess(const std::string& program)
+  // REQUIRES: `program` is the path of phub. PHUB_BINARY, if it is set, goes before it
+  // (tests/mutants/run). `flags`: more of phub serve. `listen`: on a free port, or where another
+  // one listened.
+  explicit ServerProcess(const std::string& program, const std::vector<std::string>& flags = {},
+                         const std::string& listen = "127.0.0.1:0")
       : folder_(std::filesystem::temp_directory_path() /
                 ("phub-server-" + std::to_string(getpid()) + "-" + std::to_string(next_++))),
         made_(std::filesystem::create_directory(folder_)),
-        process_({program, "serve", "--listen", "127.0.0.1:0", "--topology", "pack:1 core:2 pu:1",
-                  "--pin", "false"},
-                 folder_ / "output") {
-    EXPECT_TRUE(process_.printed("listening on", std::chrono::seconds(30))) << process_.output();
-    const std::string output = process_.output();
-    const size_t at = output.find("listening on ") + std::strlen("listening on ");
-    address_ = output.substr(at, output.find('\n', at) - at);
+        process_(command(binary(program), flags, listen), folder_ / "output") {
+    address_ = process_.listening_address();
   }
   ~ServerProcess() {
-    process_.send(SIGCONT);
-    process_.send(SIGTERM);
-    EXPECT_EQ(process_.wait(std::chrono::seconds(30)), 0) << process_.output();
+    if (!ended_) {
+      EXPECT_EQ(end(SIGTERM), 0) << process_.output();
+    }
     std::filesystem::remove_all(folder_);
   }
+
+  // Its exit status, or minus the signal if that ended it.
+  std::optional<int> end(int signal) {
+    ended_ = true;
+    process_.send(SIGCONT);
+    process_.send(signal);
+    return process_.wait(std::chrono::seconds(30));
+  }
+  std::string output() const { return process_.output(); }
 
   const std::string& address() const { return address_; }
   std::string port() const { return address_.substr(address_.rfind(':') + 1); }
@@ -46,11 +55,25 @@ class ServerProcess {
   WorkerOptions options(JobSpec spec) const { return options_of(address_, std::move(spec)); }
 
  private:
+  static std::string binary(const std::string& program) {
+    const char* other = std::getenv("PHUB_BINARY");
+    return other ? other : program;
+  }
+  static std::vector<std::string> command(const std::string& program,
+                                          const std::vector<std::string>& flags,
+                                          const std::string& listen) {
+    std::vector<std::string> command = {
+        program, "serve", "--listen", listen, "--topology", "pack:1 core:2 pu:1", "--pin", "false"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    return command;
+  }
+
   inline static std::atomic<int> next_ = 0;
   const std::filesystem::path folder_;
   const bool made_;
   Process process_;
   std::string address_;
+  bool ended_ = false;
 };
 
 }  // namespace phub::testing

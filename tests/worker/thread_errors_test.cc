@@ -23,6 +23,7 @@
 
 #include "tests/worker/box.h"
 #include "tests/worker/server_process.h"
+#include "transport/control/control_client.h"
 #include "worker/completions.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
@@ -40,7 +41,16 @@ char victim[16] = "";  // the name of the thread; set while nothing is thrown
 std::atomic<bool> slow_unlock{false};  // the thread of that name pauses after each
 constexpr auto kPause = std::chrono::milliseconds(20);
 
-std::atomic<int> threads_left{-1};  // that can be started from this process; negative: any number
+// That can be started or opened from this process; negative: any number.
+std::atomic<int> threads_left{-1};
+std::atomic<int> sockets_left{-1};
+
+bool take_one(std::atomic<int>& of) {
+  int left = of;
+  while (left > 0 && !of.compare_exchange_weak(left, left - 1)) {
+  }
+  return left != 0;
+}
 
 void maybe_throw() {
   if (thrown == kNothing) return;
@@ -99,10 +109,14 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
                    void* argument) noexcept {
   static auto* const next =
       next_of<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
-  int left = threads_left;
-  while (left > 0 && !threads_left.compare_exchange_weak(left, left - 1)) {
-  }
-  return left == 0 ? EAGAIN : next(thread, attributes, start, argument);
+  return take_one(threads_left) ? next(thread, attributes, start, argument) : EAGAIN;
+}
+
+int socket(int domain, int type, int protocol) noexcept {
+  static auto* const next = next_of<int(int, int, int)>("socket");
+  if (take_one(sockets_left)) return next(domain, type, protocol);
+  errno = EMFILE;
+  return -1;
 }
 
 namespace phub::testing {
@@ -280,6 +294,7 @@ TEST(Resolver, ThatHangsIsNotWaitedFor) {
     EXPECT_THAT(error.what(), HasSubstr("looking up the name"));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(2));
+  std::this_thread::sleep_for(seconds(3));  // its thread ends, and gives back what it holds
 }
 
 TEST_P(ThreadErrors, AThreadThatCannotBeStartedIsAnError) {
@@ -322,6 +337,28 @@ TEST_P(ThreadErrors, AThreadThatCannotBeStartedIsAnError) {
     EXPECT_TRUE(gone());
   }
   EXPECT_GE(refused, moves ? 3 : 2);
+}
+
+TEST_P(ThreadErrors, ASocketThatCannotBeOpenedIsAnError) {
+  const ServerProcess server(PHUB_BINARY);
+  int refused = 0;
+  for (bool worked = false; !worked;) {
+    ASSERT_LT(refused, 10);
+    WorkerOptions options = server.options(spec_of("sockets" + std::to_string(refused), 1));
+    sockets_left = refused;
+    try {
+      ControlClient(server.address()).status();  // tries once
+      Worker worker(options);
+      worker.push_pull(0);
+      worked = true;
+    } catch (const Error& error) {
+      ++refused;
+      EXPECT_EQ(error.code(), ErrorCode::kFull) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("open files"));
+    }
+    sockets_left = -1;
+  }
+  EXPECT_GT(refused, 0);
 }
 
 size_t open_descriptors() {

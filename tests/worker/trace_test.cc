@@ -60,24 +60,21 @@ TEST(TraceRun, HoldsWhatHappened) {
   Process server({PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--trace",
                   fmt::format("{}/box.json", folder)},
                  fmt::format("{}/log", folder));
-  ASSERT_TRUE(server.printed("listening on ", 60s)) << server.output();
-  const std::string output = server.output();
-  const size_t at = output.find("listening on ") + std::string("listening on ").size();
-
+  const std::string address = server.listening_address();
   JobSpec spec;
   spec.name = "traced";
   spec.keys = {{.name = "large", .elements = 20'000}, {.name = "small", .elements = 5}};
   spec.world_size = kRanks;
   each_rank(kRanks, [&](uint32_t rank) {
     WorkerOptions options;
-    options.server = output.substr(at, output.find('\n', at) - at);
+    options.server = address;
     options.spec = spec;
     options.rank = static_cast<int32_t>(rank);
     options.trace = fmt::format("{}/rank-%r.json", folder);
     Worker worker(options);
     worker.wait_all();
     std::vector<float> own(5), result(5);
-    worker.use_memory(1, own.data(), result.data());
+    worker.register_memory(1, {.gradient = own.data(), .parameters = result.data()});
     for (uint32_t round = 0; round < kRounds; ++round) {
       worker.push(0);
       worker.push(1);

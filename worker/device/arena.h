@@ -1,4 +1,4 @@
-// Which parts of a fixed range of addresses are in use: first fit, in multiples of kAlignment.
+// Allocates parts of a fixed range of addresses: first fit, in multiples of kAlignment.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace phub {
 
-// Not thread-safe. Offsets are from the beginning of the range; `bytes` are as they were asked for.
+// Not thread-safe. Offsets count from the beginning of the range; `bytes` are as requested.
 class Arena {
  public:
   static constexpr size_t kAlignment = 256;  // what cudaMalloc gives, and four cache lines
@@ -17,9 +17,10 @@ class Arena {
 
   explicit Arena(size_t bytes);
 
-  // The offset of `bytes` (more than none) that were free; nothing if no gap is large enough.
+  // Returns the offset of `bytes` free bytes; nothing if no gap is large enough. REQUIRES: bytes >
+  // 0.
   std::optional<size_t> allocate(size_t bytes);
-  // The bytes that were allocated at `offset`; nothing if it is not the start of an allocation.
+  // Returns the bytes of the allocation at `offset`; nothing if none begins there.
   std::optional<size_t> release(size_t offset);
 
   // Whether [offset, offset + bytes) lies inside one allocation.

@@ -1,4 +1,4 @@
-// One direction of a host device's copies: moves bytes as fast as it was told to, or as it can.
+// One direction of a host device's copies, at a given or the highest possible speed.
 #pragma once
 
 #include <chrono>
@@ -20,10 +20,10 @@ struct HostCopy {
 struct CopyEngineOptions {
   double bytes_per_second = 0;  // 0: as fast as this machine copies
   std::chrono::nanoseconds latency{0};
-  bool poison = false;  // the destination is poisoned from the beginning of a copy to its end
+  bool poison = false;  // poisons the destination for the duration of a copy
 };
 
-// Owned by the thread that copies; inject_failure() from any thread.
+// Used by the thread that copies; any thread may call inject_failure().
 class CopyEngine {
  public:
   using Clock = std::chrono::steady_clock;
@@ -31,14 +31,14 @@ class CopyEngine {
   explicit CopyEngine(const CopyEngineOptions& options) : options_(options) {}
 
   struct Outcome {
-    Clock::time_point end;             // by the bandwidth; the clock itself may be later
-    std::optional<std::string> error;  // then nothing usable has arrived
+    Clock::time_point end;             // according to bandwidth and latency; the clock may be later
+    std::optional<std::string> error;  // set: the destination is not usable
   };
-  // Copies, and returns when the bandwidth and the latency allow. `ready`: when it could have
-  // begun.
+  // Copies, and returns not before bandwidth and latency allow. `ready`: the time from which the
+  // copy could begin.
   Outcome move(const HostCopy& copy, Clock::time_point ready);
 
-  // Lets one copy fail after `bytes` of it have moved: the next one after `copies` more.
+  // Skips `copies` copies, and lets the next one fail after `bytes` of it were copied.
   void inject_failure(uint64_t copies, size_t bytes);
 
  private:

@@ -52,7 +52,7 @@ class CudaPages final : public HostPages {
                          : ""));
   }
   void do_unregister(void* begin) noexcept override {
-    cudaHostUnregister(begin);  // who goes has nobody to tell
+    cudaHostUnregister(begin);  // destructors call it: an error cannot be reported
     cudaGetLastError();
   }
 };

@@ -1,4 +1,4 @@
-// Starting kernels on a CUDA stream. Apart from the rest, since only this is compiled by nvcc.
+// Launches kernels on a CUDA stream: the only part of the device that nvcc compiles.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ struct CUstream_st;  // of the CUDA runtime, whose headers not every machine has
 
 namespace phub {
 
-// Both answer with a cudaError_t. All kinds but kCopy:
+// Both return a cudaError_t. REQUIRES: the kind is not kCopy.
 int launch_on_cuda(const Kernel& kernel, CUstream_st* stream);
-// A kernel that does nothing for so long.
+// A kernel that sleeps for so long.
 int launch_sleep(uint64_t nanoseconds, CUstream_st* stream);
 
 }  // namespace phub

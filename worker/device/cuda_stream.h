@@ -17,8 +17,8 @@ struct CUstream_st;
 
 namespace phub {
 
-// The calling thread's current device, which is the application's: this one until the end of the
-// scope, then what it was.
+// Makes a device the calling thread's current one until the end of the scope; then restores the
+// application's.
 class CudaCurrent {
  public:
   explicit CudaCurrent(int ordinal);
@@ -28,19 +28,19 @@ class CudaCurrent {
   int result() const { return result_; }  // a cudaError_t
 
  private:
-  int before_ = -1;  // to be current again; -1: nothing to do
+  int before_ = -1;  // the device to restore; -1: none
   int result_ = 0;
 };
 
-// What CUDA answered, kept for all streams of a device: it does not say which work of which stream
-// has failed, and takes no more of any.
+// The failure of a device, which all its streams share: CUDA does not tell which work of which
+// stream failed, and accepts no more work of any stream.
 class CudaState {
  public:
   CudaState(std::string device, int ordinal) : device_(std::move(device)), ordinal_(ordinal) {}
 
-  // This thread's calls go to the device while the answer lives; throws if it has failed.
+  // Makes the device current while the returned object lives. Throws if the device has failed.
   [[nodiscard]] CudaCurrent enter(std::string_view stream) const;
-  // Throws if `result`, a cudaError_t, is an error: it was met in `call` on `stream`.
+  // Throws if `result`, the cudaError_t of `call` on `stream`, is an error.
   void check(int result, const char* call, std::string_view stream) const;
   int ordinal() const { return ordinal_; }
 

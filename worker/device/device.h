@@ -13,12 +13,11 @@
 // Thread-safe: any thread may call anything; a stream's work runs in the order of the calls. A
 // device outlives its streams, events and memory.
 //
-// Errors are phub::Error: kFull, a budget is exceeded; kInvalid, a pointer, event or index that is
-// not this device's, or a range outside of one allocation; kInternal, work failed on the device. A
-// failure sticks to its stream, what was enqueued behind it is dropped (callbacks too), and it
-// spreads to the streams that wait for it. It is reported once, as kInternal with its origin, by
-// the next call that enqueues on or waits for one of these streams; from then on they answer with
-// kUnavailable.
+// Errors are phub::Error: kFull, a budget is exceeded; kInvalid, a pointer, event or index is not
+// this device's, or a range is not inside one allocation; kInternal, work failed on the device. A
+// failure stops its stream: later work is dropped, callbacks included. It spreads to the streams
+// that wait for it. The next call that enqueues on or waits for one of these streams throws
+// kInternal with the origin, once; later calls throw kUnavailable.
 #pragma once
 
 #include <atomic>
@@ -91,7 +90,7 @@ class HostMemory {
   size_t bytes_ = 0;
 };
 
-// Memory of others that is pinned until the end of the scope.
+// Pins memory that was allocated elsewhere, until the end of the scope.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -106,18 +105,18 @@ class PinnedMemory {
   const void* memory_ = nullptr;
 };
 
-// Numbers of rows in device memory, checked and copied there once: kernels need not look again.
+// A list of rows in device memory. It is checked and copied there once, so that kernels need not.
 class RowIndex {
  public:
   RowIndex() = default;
-  RowIndex(Device& device, std::span<const uint32_t> rows);  // in memory of its own
-  // In memory of the caller's that outlives it, 4 bytes per row.
+  RowIndex(Device& device, std::span<const uint32_t> rows);  // allocates the memory
+  // In the caller's memory, 4 bytes per row. REQUIRES: `place` outlives this.
   RowIndex(Device& device, void* place, std::span<const uint32_t> rows);
 
   size_t size() const { return size_; }
   const uint32_t* data() const { return data_; }
-  size_t table_rows() const { return table_rows_; }  // a table must have at least these
-  bool distinct() const { return distinct_; }        // no row is named twice
+  size_t table_rows() const { return table_rows_; }  // the least rows of a table
+  bool distinct() const { return distinct_; }        // no row occurs twice
 
  private:
   RowIndex(DeviceMemory memory, Device& device, std::span<const uint32_t> rows);
@@ -129,7 +128,7 @@ class RowIndex {
   bool distinct_ = true;
 };
 
-// A point in the work of the stream that recorded it last. Before that it is done.
+// A point in the work of the stream that recorded it last. Before the first record() it is done.
 class Event {
  public:
   explicit Event(Device& device) : device_(device) {}
@@ -145,7 +144,8 @@ class Event {
   Device& device_;
 };
 
-// Work in order. All calls return at once; memory must stay as it is until the work is done.
+// Runs work in order. All calls return at once. REQUIRES: memory stays valid and unchanged until
+// the work is done.
 class Stream {
  public:
   Stream(Device& device, std::string name);
@@ -155,7 +155,7 @@ class Stream {
   Device& device() const { return device_; }
   const std::string& name() const { return name_; }
 
-  // The host's side is pinned memory: allocate_host(), or pin_host().
+  // REQUIRES: the host's side is pinned memory, from allocate_host() or pin_host().
   void copy_to_device(void* to, const void* from, size_t bytes);
   void copy_to_host(void* to, const void* from, size_t bytes);
   void copy_on_device(void* to, const void* from, size_t bytes);
@@ -173,14 +173,15 @@ class Stream {
   void convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
                size_t elements);
 
-  // Calls it in a thread of the device. REQUIRES: it does not throw, and calls nothing of a device.
+  // Calls `callback` in a thread of the device. REQUIRES: it does not throw, and calls no function
+  // of a device.
   void call(std::function<void()> callback);
-  // Computation that takes so long and nothing else: for measuring what overlaps with it.
+  // Simulates computation of this length, to measure overlap.
   void work_for(std::chrono::nanoseconds time);
 
-  void record(Event& event);      // done when all that was enqueued before is
-  void wait(const Event& event);  // for the latest record() so far; later work waits here
-  void synchronize();             // blocks the caller until all that was enqueued is done
+  void record(Event& event);      // the event is done when all work enqueued before is
+  void wait(const Event& event);  // later work waits for the event's latest record() so far
+  void synchronize();             // blocks the caller until all work is done
 
  private:
   // `what` is for errors. The kernel reads and writes so many bytes.
@@ -217,20 +218,21 @@ class Device {
   Device& operator=(const Device&) = delete;
   const std::string& name() const { return name_; }
 
-  // Memory for long: blocks until it is poisoned (bytes of 0xFF, NaN in every format). `what` is
-  // for the error. No bytes are nullptr. REQUIRES of release(): no work uses it any more.
+  // For set-up: blocks until the memory is poisoned (bytes of 0xFF, NaN in every format). `what` is
+  // for the error. 0 bytes: returns nullptr. release() REQUIRES: no work uses the memory.
   void* allocate(size_t bytes, std::string_view what);
   void release(void* memory);
-  // Pinned memory of the host, zeroed, outside of the budget.
+  // Pinned, zeroed memory of the host, which the budget does not include.
   void* allocate_host(size_t bytes, std::string_view what);
   void release_host(void* memory);
-  // Lets copies use memory that another has allocated (shared memory of a transport, say): read it,
-  // or write it too. Pages that are mapped for reading only are pinned for reading; a page is
-  // pinned with the same neighbours by all devices of a process.
+  // Lets copies read, or read and write, memory that was allocated elsewhere (as a transport's
+  // shared memory). REQUIRES: read-only pages are pinned with HostUse::kRead; all devices of a
+  // process pin a page as part of the same range.
   void pin_host(const void* memory, size_t bytes, HostUse use, std::string_view what);
   void unpin_host(const void* memory);
 
-  // For set-up and tests: any memory of the host; blocks; in no order with streams.
+  // For set-up and tests, with any memory of the host. They block, and are not ordered with
+  // streams.
   void write(void* to, const void* from, size_t bytes);
   void read(void* to, const void* from, size_t bytes);
 
@@ -238,18 +240,18 @@ class Device {
   virtual std::unique_ptr<Event> make_event() = 0;
 
   size_t budget_bytes() const { return budget_; }
-  // Device memory is memory of this machine's, and the calling thread may compute in it.
+  // Whether device memory is host memory, in which the calling thread may compute.
   virtual bool in_host_memory() const { return false; }
   DeviceStats stats() const;
 
  protected:
   Device(std::string name, size_t budget_bytes)
       : name_(std::move(name)), budget_(budget_bytes), arena_(budget_bytes) {}
-  // The memory that allocate() hands out parts of; before anything else.
+  // Sets the memory that allocate() divides. REQUIRES: called before anything else.
   void set_memory(void* begin) { memory_ = static_cast<std::byte*>(begin); }
 
  private:
-  friend class Stream;  // checks what it is given, and counts
+  friend class Stream;  // uses the checks and the counters
 
   struct HostRange {
     size_t bytes;

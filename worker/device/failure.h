@@ -1,4 +1,4 @@
-// Work that failed on a device, shared by all streams that it stopped.
+// The failure of work on a device, shared by all streams that it stopped.
 #pragma once
 
 #include <atomic>

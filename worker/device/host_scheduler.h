@@ -1,5 +1,5 @@
-// Streams of work in threads of this machine: one thread for kernels, one per direction of copies,
-// one for callbacks and one for timed work. Each takes the work at the head of any stream in turn,
+// Runs streams of work in threads: one for kernels, one per direction of copies, one for callbacks
+// and one for timed work. Each thread runs its kind of work at the heads of the streams in turn,
 // and sleeps while there is none.
 #pragma once
 
@@ -28,17 +28,17 @@ namespace phub {
 
 struct HostQueue;
 
-// Everything that was enqueued on a queue before: an event is one of these.
+// A position in a queue, with all work that was enqueued before. An event is such a point.
 struct HostPoint {
   HostQueue* queue = nullptr;  // null: done
   uint64_t position = 0;
 };
 
-// A point is what the queue waits for.
+// A HostPoint makes the queue wait for it.
 using HostWork =
     std::variant<Kernel, HostCopy, std::function<void()>, std::chrono::nanoseconds, HostPoint>;
 
-// Thread-safe. Must not be destroyed before its queues are closed.
+// Thread-safe. REQUIRES: all queues are closed before it is destroyed.
 class HostScheduler {
  public:
   HostScheduler(std::string device, const CopyEngineOptions& copies);
@@ -46,7 +46,7 @@ class HostScheduler {
   HostScheduler(const HostScheduler&) = delete;
   HostScheduler& operator=(const HostScheduler&) = delete;
 
-  // Points into a closed queue stay valid: queues live as long as the scheduler.
+  // Queues live as long as the scheduler, so that points into a closed queue stay valid.
   HostQueue& open(std::string name);
   void close(HostQueue& queue);  // waits for its work
 
@@ -63,7 +63,7 @@ class HostScheduler {
   using Clock = CopyEngine::Clock;
   enum Lane : size_t { kKernels, kToDevice, kToHost, kCallbacks, kLanes };
   struct LaneState {
-    std::deque<HostQueue*> ready;  // whose head is this lane's to do
+    std::deque<HostQueue*> ready;  // queues whose head is work of this lane
     std::condition_variable wake;
     std::thread thread;
   };

@@ -1,4 +1,4 @@
-// What runs on a device besides copies, as plain data: an operation over arrays in its memory.
+// An operation over arrays in device memory, as plain data.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ struct Kernel {
   kernels::DType to_dtype = kernels::DType::kF32;
 };
 
-// Runs it here and now, over memory of the host. An index must be inside its table; nothing
-// overlaps.
+// Runs a kernel in the calling thread, over host memory. REQUIRES: an index is inside its table,
+// and arrays do not overlap.
 void run_on_host(const Kernel& kernel);
 
 }  // namespace phub

@@ -1,4 +1,4 @@
-// Memory that nobody should read: a pattern, and under AddressSanitizer a crash.
+// Marks memory that must not be read, with a pattern and, under AddressSanitizer, as inaccessible.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ inline constexpr bool kCanForbid = false;
 
 inline void poison(void* memory, size_t bytes) { std::memset(memory, kPoison, bytes); }
 
-// From here on any access stops the program, if this is built with AddressSanitizer. At an
-// unaligned beginning up to 7 bytes stay accessible.
+// With AddressSanitizer, any later access stops the program. Up to 7 bytes at an unaligned
+// beginning stay accessible.
 inline void forbid([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
   __asan_poison_memory_region(memory, bytes);

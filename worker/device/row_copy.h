@@ -1,12 +1,12 @@
-// How rows move in host memory, once per instruction set.
+// Copies and adds rows in host memory; compiled once per instruction set.
 #pragma once
 
 #include <cstddef>
 
 namespace phub {
 
-// memcpy that bypasses the caches on its way out: for batches larger than these. Another thread
-// sees the bytes after finish_streaming() and a lock.
+// memcpy with stores that bypass the caches, for batches larger than these. Other threads see the
+// bytes after finish_streaming() and a lock.
 void stream_copy(void* to, const void* from, size_t bytes);
 void finish_streaming();
 

@@ -14,11 +14,12 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <memory>
 #include <thread>
 
-#include "transport/control_client.h"
+#include "transport/control/control_client.h"
+#include "transport/control/messages_json.h"
 #include "transport/error.h"
-#include "transport/messages_json.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_model.h"
 #include "worker/examples/digits_training.h"
@@ -47,7 +48,8 @@ Options parse(int argc, char** argv) {
   if (!options.worker.spec.name.empty()) options.job = options.worker.spec.name;
   CLI::App app("Trains a small network on handwritten digits, one process per rank.");
   add_options(app, options.training);
-  app.add_option("--server", options.worker.server, "HOST:PORT of phub serve")
+  app.add_option("--server", options.worker.server,
+                 "HOST:PORT of phub serve, or several with commas")
       ->capture_default_str();
   app.add_option("--job", options.job, "Name of the job")->capture_default_str();
   app.add_option("--rank", options.worker.rank, "This process's rank; -1: the server chooses")
@@ -91,32 +93,47 @@ class Trainer {
         training_(options.training),
         data_(data),
         network_(network(options.training)),
-        worker_(options.worker) {}
+        worker_(std::make_unique<Worker>(options.worker)) {}
 
   void run() {
-    worker_.broadcast(worker_.rank() == 0 ? network_.initial(training_.seed)
-                                          : std::vector<float>());
-    report_join();
-    for (uint64_t round = worker_.first_round(); round <= training_.rounds; ++round) {
-      train(round);
-      if (worker_.rank() == 0 && round % options_.report_every == 0) report(round);
+    while (!runs_to_the_end()) {
+      worker_ = worker_->rejoin();
+      loss_ = 0;
+      losses_ = 0;
     }
-    worker_.wait_all();
-    if (!options_.out.empty()) write_file(options_.out, parameters());
-    if (!options_.log.empty()) {
-      write_file(
-          options_.log,
-          to_json(LogPage{.records = ControlClient(options_.worker.server).log(options_.job)}));
-    }
-    worker_.leave();
   }
 
  private:
+  // From the job's present round on. False: its server died, and the job goes on from a checkpoint.
+  bool runs_to_the_end() try {
+    worker_->broadcast(worker_->rank() == 0 ? network_.initial(training_.seed)
+                                            : std::vector<float>());
+    report_join();
+    for (uint64_t round = worker_->first_round(); round <= training_.rounds; ++round) {
+      train(round);
+      if (worker_->rank() == 0 && round % options_.report_every == 0) report(round);
+    }
+    worker_->wait_all();
+    if (!options_.out.empty()) write_file(options_.out, parameters());
+    if (!options_.log.empty()) {
+      write_file(options_.log,
+                 to_json(LogPage{.records = ControlClient(worker_->server(), options_.worker.token)
+                                                .log(options_.job)}));
+    }
+    worker_->leave();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kRewound) throw;
+    fmt::print("rank {}: the server is gone; waiting for it\n", worker_->rank());
+    std::fflush(stdout);
+    return false;
+  }
+
   void train(uint64_t round) {
     if (options_.delay_ms > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(options_.delay_ms));
     }
-    const Samples batch = digits::batch(data_.train, training_.seed, worker_.rank(),
+    const Samples batch = digits::batch(data_.train, training_.seed, worker_->rank(),
                                         training_.world, round, training_.batch);
     forward(batch.images);
     loss_ += network_.loss(batch.labels);
@@ -124,12 +141,12 @@ class Trainer {
     for (size_t layer = network_.layers(); layer-- > 0;) {
       const size_t weights = Network::weights_key(layer);
       const size_t bias = Network::bias_key(layer);
-      network_.backward(layer, worker_.parameters(weights), worker_.gradient(weights),
-                        worker_.gradient(bias));
+      network_.backward(layer, worker_->parameters(weights), worker_->gradient(weights),
+                        worker_->gradient(bias));
       // The first layer is needed first in the next round.
       const auto priority = static_cast<int32_t>(network_.layers() - layer);
-      worker_.push(weights, priority);
-      worker_.push(bias, priority);
+      worker_->push(weights, priority);
+      worker_->push(bias, priority);
     }
   }
 
@@ -138,16 +155,16 @@ class Trainer {
     for (size_t layer = 0; layer < network_.layers(); ++layer) {
       const size_t weights = Network::weights_key(layer);
       const size_t bias = Network::bias_key(layer);
-      worker_.wait(weights);
-      worker_.wait(bias);
-      network_.forward(layer, worker_.parameters(weights), worker_.parameters(bias));
+      worker_->wait(weights);
+      worker_->wait(bias);
+      network_.forward(layer, worker_->parameters(weights), worker_->parameters(bias));
     }
   }
 
   void report_join() {
-    if (worker_.first_round() > 1) {
-      fmt::print("rank {} (incarnation {}) joins in round {}\n", worker_.rank(),
-                 worker_.incarnation(), worker_.first_round());
+    if (worker_->first_round() > 1) {
+      fmt::print("rank {} (incarnation {}) joins in round {}\n", worker_->rank(),
+                 worker_->incarnation(), worker_->first_round());
       std::fflush(stdout);
     }
   }
@@ -165,8 +182,8 @@ class Trainer {
 
   std::string parameters() {
     std::string bytes;
-    for (size_t key = 0; key < worker_.keys(); ++key) {
-      const std::span<const std::byte> values = worker_.parameter_bytes(key);
+    for (size_t key = 0; key < worker_->keys(); ++key) {
+      const std::span<const std::byte> values = worker_->parameter_bytes(key);
       bytes.append(reinterpret_cast<const char*>(values.data()), values.size());
     }
     return bytes;
@@ -176,7 +193,7 @@ class Trainer {
   const Training& training_;
   const Dataset& data_;
   Network network_;
-  Worker worker_;
+  std::unique_ptr<Worker> worker_;
   double loss_ = 0;  // of this rank's batches since the last report
   int losses_ = 0;
 };

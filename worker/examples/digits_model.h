@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/job_spec.h"
+#include "transport/control/job_spec.h"
 #include "worker/examples/digits_data.h"
 
 namespace phub::digits {

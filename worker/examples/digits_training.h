@@ -1,10 +1,10 @@
-// What all ranks of a digits run, and the reference that recomputes it, must agree on.
+// The options on which all ranks of a digits run, and the reference that recomputes it, must agree.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "transport/job_spec.h"
+#include "transport/control/job_spec.h"
 #include "worker/examples/digits_model.h"
 
 namespace CLI {
@@ -29,8 +29,8 @@ void add_options(CLI::App& app, Training& training);
 
 Network network(const Training& training);
 
-// Nesterov on the server, the mean over the ranks that took part, initial parameters from rank 0; a
-// rank that is lost is done without until a new one takes its place.
+// Nesterov on the server, the mean over the ranks that took part, initial parameters from rank 0.
+// The job goes on without a lost rank until a new process takes it over.
 JobSpec job_spec(const Training& training, const std::string& name);
 
 }  // namespace phub::digits

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 #include "transport/error.h"
-#include "worker/geeps/cache_wait.h"
+#include "worker/geeps/cache_impl.h"
 #include "worker/geeps/tables.h"
 
 namespace phub::geeps {
@@ -27,8 +28,8 @@ Pages pages(std::span<const float> memory, HostUse use) {
   return {begin / page * page, (end + page - 1) / page * page, use};
 }
 
-// What shares pages is one range, and written if a part of it is. What only touches is not: it may
-// be mapped otherwise, and a driver takes memory of one kind at a time.
+// Ranges that share pages become one range, which is written if a part of it is. Ranges that only
+// touch stay apart: they may be mapped differently, and a driver registers one kind at a time.
 std::vector<Pages> merged(std::vector<Pages> ranges) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Pages& a, const Pages& b) { return a.begin < b.begin; });
@@ -44,119 +45,96 @@ std::vector<Pages> merged(std::vector<Pages> ranges) {
   return merged;
 }
 
-std::vector<RowMap> maps_of(const std::vector<TableSpec>& tables) {
-  std::vector<RowMap> maps;
-  for (const TableSpec& table : tables) maps.emplace_back(table.keys);
-  return maps;
+CacheOptions checked(const CacheOptions& options) {
+  if (options.partitions == 0 || options.partitions > kMostPartitions) {
+    fail(ErrorCode::kInvalid, "a cache of {} partitions: there are 1 to {}", options.partitions,
+         kMostPartitions);
+  }
+  return options;
+}
+
+std::vector<TableSpec> checked(std::vector<TableSpec> tables) {
+  check(tables);
+  return tables;
 }
 
 }  // namespace
 
 Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
-                  const CacheOptions& options)
+                  const CacheOptions& options, const MakeDriver& make_driver)
     : device_(device),
-      exchange_(exchange),
-      options_(options),
-      specs_(std::move(tables)),
-      maps_(maps_of(specs_)),
-      work_(device, options.compute) {
-  if (options_.partitions == 0 || options_.partitions > kMostPartitions) {
-    fail(ErrorCode::kInvalid, "a cache of {} partitions: there are 1 to {}", options_.partitions,
-         kMostPartitions);
-  }
-  check(specs_);
+      options_(checked(options)),
+      specs_(checked(std::move(tables))),
+      mover_(device, exchange, options_, specs_),
+      work_(device, options.compute),
+      own_lane_{.kind = Lane::Kind::kFetch, .stream = device.make_stream("geeps"), .rows = {}} {
   const DeviceStats use = device_.stats();
   budget_ = options_.budget_bytes > 0 ? options_.budget_bytes : use.budget_bytes - use.used_bytes;
   budget_ = budget_ / Arena::kAlignment * Arena::kAlignment;
   if (budget_ == 0) fail(ErrorCode::kFull, "{}: no memory is left for the cache", device_.name());
   memory_ = DeviceMemory(device_, budget_, "cache");
-  reserved_ = std::make_unique<Arena>(budget_);
-  own_stream_ = device_.make_stream("geeps");
-  own_rows_ = std::make_unique<HostRows>(device_, *own_stream_);
-
+  mover_.reserved = std::make_unique<Arena>(budget_);
+  own_lane_.rows = std::make_unique<HostRows>(device_, *own_lane_.stream);
+  // Tables that are kept twice are included: other caches of the process may copy them, and
+  // neighbours that share a page are pinned together.
   std::vector<Pages> exchanged;
-  for (const TableSpec& spec : specs_) {
-    Table& table = tables_.emplace_back(spec);
-    table.partition = static_cast<uint32_t>(tables_.size() - 1) % options_.partitions;
-    for (auto* event : {&table.fetched, &table.refreshed, &table.gathered, &table.clocked,
-                        &table.logged, &table.saved}) {
-      *event = device_.make_event();
-    }
-    const size_t bytes = table.floats() * sizeof(float);
-    if (spec.local) {
-      table.own_rows = HostMemory(device_, bytes, spec.name);
-      table.rows = table.own_rows.floats().data();
-      continue;
-    }
-    table.key = table_of_key_.size();
-    table_of_key_.push_back(static_cast<uint32_t>(tables_.size() - 1));
-    if (table.key >= exchange_.keys() || exchange_.elements(table.key) != table.floats()) {
-      fail(ErrorCode::kInvalid, "'{}' is not key {} of the exchange, with {} elements", spec.name,
-           table.key, table.floats());
-    }
-    table.loose_log.assign(spec.keys.size(), HostLog::kOld);
-    table.kept_twice = spec.max_staleness > exchange_.slack().value_or(spec.max_staleness);
-    if (table.kept_twice) {
-      table.own_rows = HostMemory(device_, bytes, spec.name);
-      table.own_log = HostMemory(device_, bytes, spec.name);
-      std::ranges::copy(exchange_.parameters(table.key), table.own_rows.floats().begin());
-      copied_at_start_ += bytes;
-      table.rows = table.own_rows.floats().data();
-      table.log = table.own_log.floats().data();
-    } else {
-      table.rows = exchange_.parameters(table.key).data();
-      table.log = exchange_.gradient(table.key).data();
-    }
-    // Those of tables that are kept twice, too: other caches of the process may copy them, and
-    // neighbours that share a page are pinned together.
-    exchanged.push_back(pages(exchange_.parameters(table.key), HostUse::kRead));
-    exchanged.push_back(pages(exchange_.gradient(table.key), HostUse::kReadWrite));
-  }
-  if (table_of_key_.size() != exchange_.keys()) {
-    fail(ErrorCode::kInvalid, "{} tables of parameters, but the exchange has {} keys",
-         table_of_key_.size(), exchange_.keys());
-  }
-  if (!options_.trace.empty()) {
-    std::vector<std::string> names;
-    for (const TableSpec& spec : specs_) names.push_back(spec.name);
-    trace_ = std::make_unique<CacheTrace>(options_.trace, exchange_.rank(), std::move(names));
-  }
-  for (uint32_t i = 0; i < options_.partitions; ++i) {
-    Partition& partition = partitions_.emplace_back();
-    partition.fetch_stream = device_.make_stream(fmt::format("geeps fetch {}", i));
-    partition.store_stream = device_.make_stream(fmt::format("geeps store {}", i));
+  for (size_t key = 0; key < exchange.keys(); ++key) {
+    exchanged.push_back(pages(exchange.parameters(key), HostUse::kRead));
+    exchanged.push_back(pages(exchange.gradient(key), HostUse::kReadWrite));
   }
   for (const Pages& range : merged(std::move(exchanged))) {
     pinned_.emplace_back(device_, reinterpret_cast<const void*>(range.begin),
                          range.end - range.begin, range.use, "memory of the exchange");
   }
-  try {
-    start_threads();
-  } catch (...) {  // there are no more: those that are there end
-    stop_threads();
-    throw;
+  if (!options_.trace.empty()) {
+    std::vector<std::string> names;
+    for (const TableSpec& spec : specs_) names.push_back(spec.name);
+    mover_.trace = std::make_unique<CacheTrace>(options_.trace, exchange.rank(), std::move(names));
   }
+  driver_ = make_driver(mover_, mutex_);
 }
 
 Cache::Impl::~Impl() {
-  stop_threads();
+  {
+    Lock lock(*this);
+    lock.wait(
+        [&] {  // wait for released buffers and clocked updates
+          return mover_.failed() || std::ranges::all_of(mover_.tables, [](const Table& table) {
+                   return table.jobs == 0 && table.handed_over == table.clocks;
+                 });
+        },
+        {});
+  }
+  driver_->stop();
+  mover_.exchange.leave();
   try {
     if (work_.in_stream()) work_.stream()->synchronize();
-    for (Partition& partition : partitions_) {
-      partition.fetch_stream->synchronize();
-      partition.store_stream->synchronize();
+    for (const Lane& lane : mover_.lanes()) {
+      if (lane.stream) lane.stream->synchronize();
     }
-  } catch (...) {  // the device failed: the calls said so
+  } catch (...) {  // the device failed, which the calls have reported
   }
 }
 
-// Only one clock's updates are kept in the log.
-void Cache::Impl::wait_for_log_handed_over(Lock& lock, uint32_t number) {
-  const Table& table = tables_[number];
-  if (table.handed_over == table.clocks) return;
-  wait_here(
+bool Cache::Impl::Lock::wait(const std::function<bool()>& over, std::chrono::milliseconds limit) {
+  return cache_.driver_->wait(lock_, over, limit);
+}
+
+// The log has room for the updates of one clock.
+void Cache::Impl::wait_for_log(Lock& lock, uint32_t number) {
+  const Table& table = mover_.tables[number];
+  wait_until(
       lock, number, [&] { return table.handed_over == table.clocks; },
       [&] { return fmt::format("the push of '{}'", table.spec.name); });
+}
+
+// Waits for the work that uses the memory of the instance's buffer.
+void Cache::Impl::wait_for_memory(Lock& lock, Instance instance, uint32_t table) {
+  const std::vector<const Event*> events = mover_.events_before(instance);
+  if (events.empty()) return;
+  lock.unlock();
+  for (const Event* event : events) wait_for(*event, table);
+  lock.lock();
 }
 
 std::string Cache::Impl::describe_read(const Table& table, uint64_t back) {
@@ -164,42 +142,43 @@ std::string Cache::Impl::describe_read(const Table& table, uint64_t back) {
   const uint64_t wanted = table.clocks - std::min(table.clocks, back);
   std::string missing;
   try {
-    missing = fmt::format("{}", fmt::join(exchange_.missing_ranks(), ", "));
+    missing = fmt::format("{}", fmt::join(mover_.exchange.missing_ranks(), ", "));
   } catch (const Error& e) {
     missing = e.what();
   }
   return fmt::format("'{}' as of clock {}: that of clock {} is here. Missing ranks, of {}: {}",
-                     table.spec.name, wanted, table.version, exchange_.world_size(),
+                     table.spec.name, wanted, table.version, mover_.exchange.world_size(),
                      missing.empty() ? "none that is known" : missing);
 }
 
-// The application's work, or its thread, waits.
+// Makes the application's stream, or its thread, wait.
 void Cache::Impl::wait_for(const Event& event, uint32_t table) {
   if (event.done()) return;
   if (!work_.in_stream()) {
     const uint64_t begin = trace_now_ns();
     event.wait();
     stalled_ns_ += trace_now_ns() - begin;
-    if (trace_) trace_->add(CacheTrack::kWait, "wait", table, tables_[table].clocks, begin);
+    if (mover_.trace)
+      mover_.trace->add(CacheTrack::kWait, "wait", table, mover_.tables[table].clocks, begin);
     return;
   }
-  if (!options_.measure_stalls && !trace_) return work_.wait(event);
+  if (!options_.measure_stalls && !mover_.trace) return work_.wait(event);
   const auto begin = std::make_shared<uint64_t>(0);
-  const uint64_t clock = tables_[table].clocks;
+  const uint64_t clock = mover_.tables[table].clocks;
   work_.stream()->call([begin] { *begin = trace_now_ns(); });
   work_.wait(event);
   work_.stream()->call([this, begin, table, clock] {
     stalled_ns_ += trace_now_ns() - *begin;
-    if (trace_) trace_->add(CacheTrack::kWait, "wait", table, clock, *begin);
+    if (mover_.trace) mover_.trace->add(CacheTrack::kWait, "wait", table, clock, *begin);
   });
 }
 
 void Cache::Impl::wait_all() {
-  Lock lock(mutex_);
-  wait_here(
+  Lock lock(*this);
+  wait_until(
       lock, 0,
       [&] {
-        return std::all_of(tables_.begin(), tables_.end(), [](const Table& table) {
+        return std::ranges::all_of(mover_.tables, [](const Table& table) {
           return table.jobs == 0 && table.handed_over == table.clocks &&
                  table.version == table.handed_over;
         });
@@ -208,16 +187,14 @@ void Cache::Impl::wait_all() {
 }
 
 CacheStats Cache::Impl::stats() {
-  const Lock lock(mutex_);
-  CacheStats stats = stats_;
+  const Lock lock(*this);
+  CacheStats stats = mover_.stats;
   stats.stalled = std::chrono::nanoseconds(stalled_ns_);
-  stats.bytes_to_device = bytes_to_device_;
-  stats.bytes_to_host += bytes_to_host_;
-  stats.bytes_copied_by_caller = copied_at_start_ + own_rows_->moved_bytes() + work_.caller_bytes();
+  stats.bytes_copied_by_caller += own_lane_.rows->moved_bytes() + work_.caller_bytes();
   return stats;
 }
 
-// What is wrong with a call is this call's; everything else has come to stay.
+// kInvalid has no effect on the cache; every other error ends its work.
 template <class Run>
 auto Cache::Impl::guarded(Run run) {
   try {
@@ -225,18 +202,21 @@ auto Cache::Impl::guarded(Run run) {
   } catch (const Error& e) {
     const ErrorCode code = e.code();
     if (code != ErrorCode::kInvalid && code != ErrorCode::kFull && code != ErrorCode::kTimeout) {
-      fail_all(std::current_exception());
+      driver_->fail(std::current_exception());
     }
     throw;
   } catch (...) {
-    fail_all(std::current_exception());
+    driver_->fail(std::current_exception());
     throw;
   }
 }
 
 Cache::Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
              CacheOptions options)
-    : impl_(std::make_unique<Impl>(device, exchange, std::move(tables), options)) {}
+    : Cache(device, exchange, std::move(tables), std::move(options), make_threads) {}
+Cache::Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
+             CacheOptions options, const MakeDriver& make_driver)
+    : impl_(std::make_unique<Impl>(device, exchange, std::move(tables), options, make_driver)) {}
 Cache::~Cache() = default;
 
 void Cache::begin_virtual() { impl_->begin(true); }
@@ -274,11 +254,52 @@ void Cache::discard(uint64_t handle) {
 void Cache::wait_all() { impl_->wait_all(); }
 std::span<const TableSpec> Cache::tables() const { return impl_->specs_; }
 const Placement& Cache::placement() const {
-  if (!impl_->schedule_) {
+  if (!impl_->mover_.schedule) {
     fail(ErrorCode::kInvalid, "there is no placement before finish_sequence()");
   }
-  return impl_->schedule_->placement;
+  return impl_->mover_.schedule->placement;
 }
 CacheStats Cache::stats() const { return impl_->stats(); }
+
+// The scopes of buffers. An error at the end of a scope is not lost: after a failure of the device
+// or of the exchange every call throws it.
+namespace {
+
+template <class GiveBack>
+void at_end_of_scope(GiveBack give_back) {
+  try {
+    give_back();
+  } catch (...) {  // the next call throws it again
+  }
+}
+
+}  // namespace
+
+ReadBuffer::~ReadBuffer() {
+  at_end_of_scope([&] { cache_.post_read(buffer_.handle); });
+}
+
+void UpdateBuffer::update() {
+  cache_.update(buffer_.handle);
+  given_back_ = true;
+}
+
+UpdateBuffer::~UpdateBuffer() {
+  if (given_back_) return;
+  at_end_of_scope([&] { cache_.discard(buffer_.handle); });
+}
+
+LocalBuffer::LocalBuffer(Cache& cache, uint32_t table, std::span<const uint64_t> keys, Fetch fetch,
+                         Save save)
+    : cache_(cache),
+      buffer_(cache.local_access(table, keys, fetch)),
+      save_(save),
+      exceptions_(std::uncaught_exceptions()) {}
+
+LocalBuffer::~LocalBuffer() {
+  const bool saves = save_ == Save::kYes && std::uncaught_exceptions() == exceptions_;
+  at_end_of_scope(
+      [&] { cache_.post_local_access(buffer_.handle, saves ? Save::kYes : Save::kNo); });
+}
 
 }  // namespace phub::geeps

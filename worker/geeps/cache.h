@@ -1,7 +1,7 @@
-// GeePS: a cache of the parameters in device memory, and this worker's own (local) data beside it.
-// The application computes in buffers that the cache owns; what does not fit in device memory is
-// in host memory, and is moved ahead of time by threads of the cache. From GeePS (000), sections 3
-// and 4: the calls are its Table 1.
+// GeePS: a cache of the parameters, and of this worker's own (local) data, in device memory. The
+// application computes in buffers that the cache owns. Data that does not fit in device memory is
+// in host memory; threads of the cache copy it ahead of time. The calls are those of Table 1 in
+// GeePS (000), sections 3 and 4.
 //
 //   auto device = phub::make_host_device({.budget_bytes = 64 << 20});
 //   std::vector<TableSpec> tables = {{"layer1", 128, dense(785)}, {"hidden", 128, dense(64),
@@ -24,85 +24,89 @@
 //   }
 //
 // read, pre_update and local_access block until the buffer can be used; the others return at once.
-// With a compute stream (CacheOptions::compute) "can be used" is meant for work that is enqueued
-// there after the call, and a release for the work that was enqueued before: the caller does not
-// wait for the device. Without one, the caller computes in its own thread.
+// With a compute stream (CacheOptions::compute) a buffer can be used by work that is enqueued there
+// after the call, and a release takes effect after the work that was enqueued before it: the caller
+// does not wait for the device. Without one, the caller computes in its own thread.
 //
-// The recorded sequence of an iteration is a hint: buffers are placed and filled by it. A call
-// outside of it is slower (served from the reserved memory), never wrong.
+// The recorded sequence of an iteration is a hint by which buffers are placed and filled. A call
+// outside of it is served from the reserved memory: slower, but never wrong.
 //
-// The calls are for one thread. Errors are phub::Error: kInvalid, a wrong call, which changes
-// nothing; kFull, device memory; kTimeout, a read that was not fresh enough in time; what a device
-// or the exchange threw, which every later call throws again.
+// One thread makes all calls. Errors are phub::Error: kInvalid, a wrong call, which has no effect;
+// kFull, device memory is too small; kTimeout, a read was not fresh enough in time; and errors of
+// the device or the exchange, which every later call throws again.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "transport/messages.h"
+#include "transport/control/messages.h"
 #include "worker/device/device.h"
 #include "worker/geeps/exchange.h"
 #include "worker/geeps/placement.h"
 
 namespace phub::geeps {
 
-// Rows of so many floats, by key. The rows are fixed; the same keys, in the same order, on every
-// worker.
+class Driver;
+class Mover;
+
+// A table: rows of `row_floats` floats, each with a key. REQUIRES, for parameters: every worker has
+// the same keys in the same order.
 struct TableSpec {
   std::string name;
   uint32_t row_floats = 0;
-  std::vector<uint64_t> keys;  // any numbers, each once; in this order in memory
-  bool local = false;          // this worker's own data, zero at first; otherwise parameters
-  // For jobs of plain SGD with a rate of 1 (parameters -= updates): reads contain this worker's
-  // updates that were not clocked yet.
+  std::vector<uint64_t> keys;  // any numbers, each once, in the order of the rows in memory
+  bool local = false;          // this worker's own data, zero at first; false: parameters
+  // Reads include this worker's updates that were not clocked yet. Only for jobs of plain SGD with
+  // a rate of 1 (parameters -= updates).
   bool read_my_writes = false;
-  // The most that a read of this table may ask for as its staleness, in clocks. Above the job's
-  // slack the table is kept twice.
+  // The largest staleness, in clocks, that a read of this table may request. If it exceeds the
+  // job's slack, the table is kept twice.
   uint32_t max_staleness = 0;
 };
 
 std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
-// The keys of a job for the tables of parameters, in their order.
+// The keys of the job: those of the tables of parameters, in their order.
 std::vector<KeySpec> keys_of(std::span<const TableSpec> tables);
 
 struct CacheOptions {
-  uint64_t budget_bytes = 0;    // of device memory; 0: what the device has left
-  uint64_t reserved_bytes = 0;  // of these, for calls outside the sequence; 0: one largest buffer,
-                                // if that fits
+  uint64_t budget_bytes = 0;    // of device memory; 0: all that the device has left
+  uint64_t reserved_bytes = 0;  // of these, for calls outside the sequence; 0: one buffer of the
+                                // largest size, if that fits
   uint32_t max_lead = 4;        // phases by which buffers are filled ahead, at most
-  bool prefetch = true;         // false: buffers are filled when they are asked for
+  bool prefetch = true;         // false: buffers are filled when they are requested
   bool strict = false;          // a call outside the sequence is an error that names it
-  bool infer_clocks = false;    // a table for which no TableClock is recorded is clocked by its
-                                // last Update of the sequence, and by one of the same rows that
-                                // comes where the sequence has another call; while a sequence is
-                                // recorded, by finish_sequence()
-  bool poison = false;          // buffers that are given back become NaN, but those whose rows
-                                // are kept for the next read
-  uint32_t partitions = 1;      // of the tables, each with its own moving threads
-  Stream* compute = nullptr;    // where the application computes; null: in the calling thread
-  std::chrono::milliseconds timeout{0};  // of a blocking call; 0: none (the exchange has its own)
-  bool measure_stalls = false;  // with a compute stream: time its waits (costs two callbacks each)
-  std::string trace;  // a file for ui.perfetto.dev: compute, copies, pushes and pulls by table
+  bool infer_clocks = false;    // a table without a recorded TableClock is clocked by its last
+                                // Update in the sequence, or by an Update of the same rows outside
+                                // of it; while a sequence is recorded, by finish_sequence()
+  bool poison = false;          // released buffers become NaN, except those whose rows are kept for
+                                // the next read
+  uint32_t partitions = 1;      // of the tables, each with its own copying threads
+  Stream* compute = nullptr;    // the application computes there; null: in the calling thread
+  std::chrono::milliseconds timeout{0};  // of a blocking call; 0: only that of the exchange
+  bool measure_stalls = false;  // with a compute stream: time its waits (two callbacks for each)
+  std::string trace;  // file for ui.perfetto.dev: computation, copies, pushes, pulls; empty: none
 };
 
 enum class Fetch : bool { kNo, kYes };
 enum class Save : bool { kNo, kYes };
 
-// Plain data: the rows that were asked for, in that order, in device memory. Those of a read are
-// not to be written: they may stay where they are for the next read.
+// The requested rows, in the order of the request, in device memory. A buffer of read() must not be
+// written: the next read may use it.
 struct Buffer {
   float* data = nullptr;  // null in a virtual iteration
   size_t rows = 0;
   uint32_t row_floats = 0;
   uint64_t handle = 0;  // never used twice
-  // Of a read: every worker's updates of so many clocks (counted from this cache's beginning) are
-  // in it; with a staleness, rows may be newer than others. Nothing: the job is asynchronous.
+  // Of a read: it includes every worker's updates of so many clocks, counted from the start of this
+  // cache; with a staleness, some rows may be newer. Nothing: the job is asynchronous.
   std::optional<uint64_t> age;
 
   size_t floats() const { return rows * row_floats; }
@@ -110,35 +114,38 @@ struct Buffer {
 
 struct CacheStats {
   uint64_t calls = 0, outside_sequence = 0;
-  uint64_t prefetched = 0;              // buffers that were filled before they were asked for
-  std::chrono::nanoseconds stalled{0};  // the application (or its stream) waited for buffers
+  uint64_t prefetched = 0;              // buffers that were filled before they were requested
+  std::chrono::nanoseconds stalled{0};  // time for which the application waited for buffers
   uint64_t bytes_to_device = 0, bytes_to_host = 0;  // copied in the background
   uint64_t bytes_staged = 0;  // of these, gathered or added by threads of the cache
-  // Within calls, by the calling thread or while it waited: rows of calls outside the sequence, of
-  // what is pinned where the sequence changes, and, without a compute stream, between pinned rows
-  // and buffers.
+  // Copied while the calling thread waited: for calls outside the sequence, for pinned rows when
+  // the sequence changes, and, without a compute stream, between pinned rows and buffers.
   uint64_t bytes_copied_by_caller = 0;
   uint64_t pushes = 0, pulls = 0;
 };
 
 class Cache {
  public:
-  // The exchange's keys are the tables of parameters, in order. Device, exchange and stream outlive
-  // the cache.
+  // REQUIRES: the exchange's keys are those of the tables of parameters, in their order; device,
+  // exchange and stream outlive the cache.
   Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
         CacheOptions options = {});
-  ~Cache();  // waits for pushes that are under way
+  // For tests: with another driver (driver.h) of the background work than threads.
+  using MakeDriver = std::function<std::unique_ptr<Driver>(Mover&, std::mutex&)>;
+  Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables, CacheOptions options,
+        const MakeDriver& make_driver);
+  ~Cache();  // waits for pushes that are in progress
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
 
-  // The calls of an iteration, recorded: virtually (nothing else happens, buffers have no data), or
-  // in a real iteration. finish_sequence() places everything anew; what the tables hold stays.
-  // kTimeout, results are not here: it can be called again; kFull: the sequence before goes on.
+  // Record the calls of an iteration: a virtual one (nothing is moved, buffers have no data), or a
+  // real one. finish_sequence() places all buffers anew; the contents of tables stay. kTimeout:
+  // results are missing, call it again. kFull: the old sequence stays in use.
   void begin_virtual();
   void begin_gathering();
   void finish_sequence();
 
-  // Table 1. `staleness` in clocks: 0 is BSP; nothing is what the job's consistency gives.
+  // Table 1. `staleness` in clocks: 0 is BSP; nothing: that of the job's consistency.
   Buffer read(uint32_t table, std::span<const uint64_t> keys,
               std::optional<uint32_t> staleness = {});
   void post_read(uint64_t handle);
@@ -148,8 +155,8 @@ class Cache {
   void post_local_access(uint64_t handle, Save save = Save::kYes);
   void table_clock(uint32_t table);
 
-  void discard(uint64_t handle);  // any buffer: gives it back, nothing is updated or saved
-  void wait_all();                // until what was clocked is pushed, and its result is here
+  void discard(uint64_t handle);  // releases any buffer, without an update or save
+  void wait_all();                // waits until the results of all clocked updates are here
 
   std::span<const TableSpec> tables() const;
   const Placement& placement() const;  // after finish_sequence()
@@ -160,8 +167,8 @@ class Cache {
   std::unique_ptr<Impl> impl_;
 };
 
-// The same with scopes. A buffer that is not updated is discarded at the end of its scope; local
-// data is saved, unless it ends by an exception.
+// Buffers that the end of a scope releases. An UpdateBuffer without update() is discarded; local
+// data is saved, unless an exception ends the scope.
 class ReadBuffer {
  public:
   ReadBuffer(Cache& cache, uint32_t table, std::span<const uint64_t> keys,

@@ -1,51 +1,15 @@
-// The calls that give buffers back.
+// The calls that release buffers, and TableClock.
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "transport/error.h"
-#include "worker/geeps/cache_wait.h"
+#include "worker/geeps/cache_impl.h"
 
 namespace phub::geeps {
-namespace {
 
-constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
-
-}  // namespace
-
-void Cache::Impl::save_pinned(const ListPlan& list, const float* buffer) {
-  const size_t row_floats = tables_[list.table].row_floats;
-  for (const PinnedPart& part : list.pinned) {
-    const EntryPlan& entry = schedule_->entries[part.entry];
-    entries_[part.entry].dirty = true;
-    if (part.index) {
-      work_.gather({buffer, list.rows, row_floats}, *part.index, entry.rows);
-    } else {
-      work_.copy(entry.rows, buffer + part.first * row_floats, entry.count * row_floats);
-    }
-  }
-}
-
-void Cache::Impl::update_pinned(const ListPlan& list, const float* buffer) {
-  const size_t row_floats = tables_[list.table].row_floats;
-  for (const PinnedPart& part : list.pinned) {
-    const EntryPlan& entry = schedule_->entries[part.entry];
-    const bool add = std::exchange(entries_[part.entry].log_used, true);
-    const float* from = buffer + part.first * row_floats;
-    const size_t floats = entry.count * row_floats;
-    if (part.index) {
-      const ConstRows rows{buffer, list.rows, row_floats};
-      add ? work_.gather_add(rows, *part.index, entry.log)
-          : work_.gather(rows, *part.index, entry.log);
-    } else {
-      add ? work_.add(entry.log, from, floats) : work_.copy(entry.log, from, floats);
-    }
-  }
-}
-
-void Cache::Impl::release(Call call, uint64_t handle, bool use) {
-  const auto found = std::find_if(held_.begin(), held_.end(),
-                                  [&](const Held& held) { return held.handle == handle; });
+std::vector<Held>::iterator Cache::Impl::find_held(Call call, uint64_t handle, bool discards) {
+  const auto found = std::ranges::find(held_, handle, &Held::handle);
   if (found == held_.end()) {
     if (handle > 0 && handle < next_handle_) {
       fail(ErrorCode::kInvalid, "{} of buffer {}, which was given back before", name_of(call),
@@ -53,106 +17,136 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
     }
     fail(ErrorCode::kInvalid, "{} of buffer {}: there never was one", name_of(call), handle);
   }
-  const bool discards = !use && call == Call::kUpdate;  // any buffer
   if (!discards && release_of(found->call) != call) {
     fail(ErrorCode::kInvalid, "{} of a buffer of '{}' that {} gave: it takes {}", name_of(call),
-         tables_[found->table].spec.name, name_of(found->call), name_of(release_of(found->call)));
+         table_of(*found).spec.name, name_of(found->call), name_of(release_of(found->call)));
   }
-  if (use && found->call == Call::kPreUpdate && !virtual_) {
-    // Into a log in device memory only that of the last clock may not be under way any more.
-    const bool in_pinned_log =
-        !found->planned ||
-        !schedule_->lists[schedule_->accesses[found->planned->access].list].pinned.empty();
-    Lock lock(mutex_);
-    throw_if_failed();
-    if (in_pinned_log && found->buffer.data != nullptr) {
-      wait_for_log_handed_over(lock, found->table);
-    }
+  return found;
+}
+
+void Cache::Impl::release(Call call, uint64_t handle, bool use) {
+  const bool discards = !use && call == Call::kUpdate;  // any buffer
+  const auto found = find_held(call, handle, discards);
+  const bool is_virtual = virtual_ || found->buffer.data == nullptr;
+  if (use && found->call == Call::kPreUpdate && !is_virtual) {
+    // A log in device memory must not be written while it is copied for the last clock.
+    Lock lock(*this);
+    mover_.throw_if_failed();
+    if (found->outside || !list_of(*found).pinned.empty()) wait_for_log(lock, found->table);
   }
   if (recorder_ && found->recorded) {
-    switch (found->call) {
-      case Call::kRead:
-        recorder_->post_read(*found->recorded);
-        break;
-      case Call::kPreUpdate:
-        recorder_->update(*found->recorded);
-        break;
-      default:
-        recorder_->post_local_access(*found->recorded, use);
-    }
+    const bool saves = use || found->call != Call::kLocalAccess;
+    recorder_->release(release_of(found->call), *found->recorded, saves);
   }
   Held held = std::move(*found);
   held_.erase(found);
   if (!held.planned) held.keys = held.own_keys;
-  --tables_[held.table].held;
-  if (virtual_ || held.buffer.data == nullptr) return;
-  if (trace_) {
-    const uint64_t since = held.since_ns;
-    const uint32_t table = held.table;
-    const uint64_t clock = tables_[table].clocks;
-    const auto add = [this, since, table, clock] {
-      trace_->add(CacheTrack::kCompute, "in use", table, clock, since);
-    };
-    if (work_.in_stream()) {
-      work_.stream()->call(add);
-    } else {
-      add();
-    }
-  }
-  Lock lock(mutex_);
-  throw_if_failed();
-  ++stats_.calls;
-  tables_[held.table].clocked_last = false;
   const uint32_t table = held.table;
-  // What is recorded now may go on: finish_sequence() clocks it.
-  const bool clocks = use && held.last_update && inferred_[table] && !recorder_;
-  if (held.planned) {
-    release_planned(lock, std::move(held), use);
-  } else {
-    release_outside(std::move(held), use);
+  --table_of(held).held;
+  if (is_virtual) return;
+  if (mover_.trace) {
+    const auto add = [trace = mover_.trace.get(), since = held.since_ns, table,
+                      clock = table_of(held).clocks] {
+      trace->add(CacheTrack::kCompute, "in use", table, clock, since);
+    };
+    work_.in_stream() ? work_.stream()->call(add) : add();
   }
+  // While recording, finish_sequence() clocks the table.
+  const bool clocks = use && held.last_update && inferred_[table] && !recorder_;
+  Lock lock(*this);
+  mover_.throw_if_failed();
+  ++mover_.stats.calls;
+  table_of(held).clocked_last = false;
+  give_back(lock, std::move(held), use);
   lock.unlock();
   if (clocks) table_clock(table);
 }
 
-void Cache::Impl::release_planned(Lock& lock, Held held, bool use) {
-  const Instance instance = *held.planned;
-  const AccessPlan& access = schedule_->accesses[instance.access];
-  AccessState& state = accesses_[instance.access];
-  const ListPlan& list = schedule_->lists[access.list];
-  Table& table = tables_[held.table];
-  float* buffer = held.buffer.data;
+// Updates or saves pinned rows at once; the store lane does the rest.
+void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
+  Table& table = table_of(held);
+  const ListPlan& list = list_of(held);
+  PlannedAccess* const access = held.planned ? &access_of(*held.planned) : nullptr;
+  float* const buffer = held.buffer.data;
+  const bool in_place = access != nullptr && access->in_place;
   const bool saves = use && held.call == Call::kLocalAccess;
   const bool updates = use && held.call == Call::kPreUpdate;
-  if (saves && !access.save) mark_irregular(table);
-  if (saves && instance.iteration < table.regular_from) ++table.changes;
-  if (saves && access.in_place) entries_[list.pinned.front().entry].dirty = true;
+  if (saves && (access == nullptr || !access->save)) mover_.mark_irregular(table);
+  if (saves && (access == nullptr || held.planned->iteration < table.regular_from)) {
+    ++table.changes;
+  }
+  const std::span<PlacedEntry> entries =
+      mover_.schedule ? std::span(mover_.schedule->entries) : std::span<PlacedEntry>();
+  if (saves && in_place) entries[list.pinned.front().entry].dirty = true;
+  const bool background = access == nullptr || ((updates || saves) && !list.host.empty());
+  Event& computed = access == nullptr ? *held.outside->computed : *access->computed;
   lock.unlock();
-  if (updates) update_pinned(list, buffer);
-  if (saves && !access.in_place) save_pinned(list, buffer);
-  const bool background = (updates || saves) && !list.host.empty();
+  if (updates) work_.update_pinned(list, entries, table.row_floats, buffer);
+  if (saves && !in_place) work_.save_pinned(list, entries, table.row_floats, buffer);
   if (background) {
-    work_.record(*state.computed);
-  } else if (!access.in_place) {
-    if (options_.poison && !access.kept_on) {
-      work_.fill(buffer, kPoison, held.buffer.floats());
+    work_.record(computed);
+  } else if (!in_place) {
+    if (options_.poison && !access->kept_on) {
+      work_.fill(buffer, std::numeric_limits<float>::quiet_NaN(), held.buffer.floats());
     }
-    work_.record(*state.done);
+    work_.record(*access->done);
   }
   lock.lock();
-  state.held = false;
-  Partition& partition = partitions_[table.partition];
-  if (background) {
-    ++table.jobs;
-    partition.jobs.push_back({.kind = updates ? Job::Kind::kUpdate : Job::Kind::kSave,
-                              .table = held.table,
-                              .buffer = buffer,
-                              .planned = instance});
-    partition.reclaim.notify_one();
-  } else {
-    state.done_recorded = work_.in_stream();
-    set_released(instance);
+  if (access != nullptr) access->held = false;
+  if (!background) {
+    access->done_recorded = work_.in_stream();
+    return mover_.release(*held.planned);
   }
+  Task task{.kind = updates ? Task::Kind::kUpdate
+                    : saves ? Task::Kind::kSave
+                            : Task::Kind::kFree,
+            .table = held.table,
+            .planned = held.planned,
+            .outside = std::move(held.outside),
+            .list = &list,
+            .buffer = buffer,
+            .done = access == nullptr ? nullptr : access->done.get()};
+  if (work_.in_stream()) task.after.push_back(&computed);
+  mover_.post(std::move(task));
+}
+
+void Cache::Impl::table_clock(uint32_t number) {
+  if (number >= mover_.tables.size()) {
+    fail(ErrorCode::kInvalid, "TableClock of table {}: there are {}", number, mover_.tables.size());
+  }
+  const Table& table = mover_.tables[number];
+  if (table.spec.local) {
+    fail(ErrorCode::kInvalid, "TableClock of '{}', which holds local data", table.spec.name);
+  }
+  if (virtual_) return recorder_->table_clock(number);
+  const Lock lock(*this);
+  mover_.throw_if_failed();
+  if (table.clocked_last) {
+    fail(ErrorCode::kInvalid, "TableClock of '{}' twice, with no other call for it in between",
+         table.spec.name);
+  }
+  if (recorder_) recorder_->table_clock(number);
+  ++mover_.stats.calls;
+  clock(number);
+}
+
+// REQUIRES: the lock is held.
+void Cache::Impl::clock(uint32_t number) {
+  Table& table = mover_.tables[number];
+  table.clocked_last = true;
+  Task task{.kind = Task::Kind::kClock, .table = number};
+  if (mover_.schedule) {
+    for (const uint32_t entry : mover_.schedule->table_entries[number]) {
+      if (std::exchange(mover_.schedule->entries[entry].log_used, false)) {
+        task.used_logs.push_back(entry);
+      }
+    }
+    mover_.follower.clock(number);
+  }
+  work_.record(*table.clocked);  // work after it does not read the rows of this clock
+  if (work_.in_stream()) task.after.push_back(table.clocked.get());
+  ++table.clocks;
+  mover_.post(std::move(task));
 }
 
 }  // namespace phub::geeps

@@ -9,7 +9,7 @@
 namespace phub::geeps {
 namespace {
 
-constexpr size_t kEvents = 200'000;  // the last ones
+constexpr size_t kEvents = 200'000;  // the latest are kept
 
 }  // namespace
 

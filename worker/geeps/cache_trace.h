@@ -1,4 +1,4 @@
-// What the cache did and when, by table: computation, waits, copies, pushes and pulls.
+// The cache's trace, by table: computation, waits, copies, pushes and pulls.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace phub::geeps {
 
 enum class CacheTrack : uint16_t { kCompute, kWait, kToDevice, kToHost, kPush, kPull };
 
-// Thread-safe. Written at the end.
+// Thread-safe. The destructor writes the file.
 class CacheTrace {
  public:
   // Throws Error(kInvalid) if the file cannot be opened.

@@ -20,7 +20,7 @@
 namespace phub::geeps {
 namespace {
 
-// What a thread sums at a time: of a large key every thread gets some.
+// The unit of summing, so that all threads share the work of a large key.
 constexpr size_t kPieceElements = 32 << 10;
 constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
 
@@ -54,12 +54,12 @@ class DeviceGroup::Member final : public Exchange {
  private:
   Impl& group_;
   const uint32_t number_;
-  KeyMemory gradients_;  // a single member writes into the downstream's
+  KeyMemory gradients_;  // empty for a single member, which uses the downstream's memory
   KeyQueue here_;
 };
 
-// Members' threads push; the last one of a key hands it to the summing threads, or, where there is
-// nothing to sum, to the downstream. Another thread gives back what the downstream has again.
+// The members' threads push. The last push of a key hands it to the summing threads or, if there is
+// nothing to sum, to the downstream. Another thread waits for keys that the downstream returns.
 class DeviceGroup::Impl {
  public:
   Impl(Exchange& downstream, const DeviceGroupOptions& options);
@@ -69,18 +69,18 @@ class DeviceGroup::Impl {
   Member& member(uint32_t i) { return *members_.at(i); }
   uint32_t members() const { return static_cast<uint32_t>(members_.size()); }
   void push(uint32_t member, size_t key, int32_t priority, bool null);
-  void taken(uint32_t member, size_t key);  // its next() names the key
+  void named(uint32_t member, size_t key);  // the member's next() returns the key
   void leave(uint32_t member);
   std::vector<uint32_t> missing_ranks();
   void tell_all(const std::exception& error);
 
  private:
-  enum class State : uint8_t { kHere, kPushed, kNull, kBack };  // kBack: its next() will name it
+  enum class State : uint8_t { kHere, kPushed, kNull, kBack };  // kBack: next() will return it
   struct Key {
     std::vector<State> states;        // by member
     uint32_t missing = 0;             // members that have not pushed
     int32_t priority = kLowest;       // the highest of theirs
-    std::vector<const float*> slots;  // what is summed, in the members' order
+    std::vector<const float*> slots;  // the gradients, in the order of the members
     std::span<float> sum;             // the downstream's gradient
     size_t pieces = 0, begun = 0, summed = 0;
   };
@@ -111,9 +111,9 @@ class DeviceGroup::Impl {
   std::mutex mutex_;  // guards what follows; slots and sum are fixed once a key is in work_
   std::condition_variable_any changed_;
   std::vector<Key> keys_;
-  std::priority_queue<Work> work_;  // keys with pieces that nobody has begun
+  std::priority_queue<Work> work_;  // keys with pieces that no thread has begun
   uint64_t gathered_ = 0;
-  std::vector<bool> gone_;  // members
+  std::vector<bool> gone_;  // by member
 
   std::vector<std::jthread> threads_;
 };
@@ -170,7 +170,7 @@ void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool
   }
 }
 
-void DeviceGroup::Impl::taken(uint32_t member, size_t key) {
+void DeviceGroup::Impl::named(uint32_t member, size_t key) {
   const std::lock_guard lock(mutex_);
   keys_[key].states[member] = State::kHere;
 }
@@ -181,13 +181,13 @@ void DeviceGroup::Impl::leave(uint32_t member) {
   for (size_t key = 0; key < keys_.size(); ++key) check_missing(key);
 }
 
-// Others have pushed the key, and the member has not. REQUIRES: the lock is held.
+// Whether other members have pushed the key and this one has not. REQUIRES: the lock is held.
 bool DeviceGroup::Impl::lacks(const Key& key, uint32_t member) const {
   if (key.missing == 0 || key.missing == members()) return false;
   return key.states[member] == State::kHere || key.states[member] == State::kBack;
 }
 
-// All devices of other processes, and of this one those that the others wait for.
+// All devices of missing processes, and those of this process that other members wait for.
 std::vector<uint32_t> DeviceGroup::Impl::missing_ranks() {
   std::vector<uint32_t> missing;
   for (const uint32_t rank : downstream_.missing_ranks()) {
@@ -204,7 +204,7 @@ std::vector<uint32_t> DeviceGroup::Impl::missing_ranks() {
   return missing;
 }
 
-// Whether those that have pushed a key wait for one that never will. REQUIRES: the lock is held.
+// Whether members that pushed a key wait for one that has left. REQUIRES: the lock is held.
 void DeviceGroup::Impl::check_missing(size_t key) {
   for (uint32_t i = 0; i < members(); ++i) {
     if (!gone_[i] || !lacks(keys_[key], i)) continue;
@@ -214,7 +214,7 @@ void DeviceGroup::Impl::check_missing(size_t key) {
   }
 }
 
-// What there is to sum, now that every member has pushed. REQUIRES: the lock is held.
+// Starts the sum of a key that every member has pushed. REQUIRES: the lock is held.
 void DeviceGroup::Impl::gather(size_t key) {
   Key& pushed = keys_[key];
   for (uint32_t i = 0; i < members(); ++i) {
@@ -275,7 +275,7 @@ void DeviceGroup::Impl::give_back(size_t key) {
   for (const auto& member : members_) member->here().add(key);
 }
 
-// Calls the downstream. False: it failed, which every member is told.
+// Calls the downstream. False: it failed, and every member gets the error.
 template <typename Call>
 bool DeviceGroup::Impl::succeeds(Call call) {
   try {
@@ -317,7 +317,7 @@ void DeviceGroup::Member::push(size_t key, int32_t priority) {
 void DeviceGroup::Member::push_null(size_t key) { group_.push(number_, key, 0, true); }
 std::optional<size_t> DeviceGroup::Member::next() {
   const std::optional<size_t> key = here_.next();
-  if (key) group_.taken(number_, *key);
+  if (key) group_.named(number_, *key);
   return key;
 }
 std::vector<uint32_t> DeviceGroup::Member::missing_ranks() { return group_.missing_ranks(); }

@@ -1,7 +1,7 @@
-// Several devices of one process behind one exchange: their gradients are summed by threads of the
-// CPU, key by key as soon as the last device has pushed, and go on as one. From Poseidon (001), the
-// lower of its levels, and accumulation on CPUs (003), Algorithm 7, with the first gradient
-// assigned and the others added in rank order.
+// Several devices of one process behind one exchange. CPU threads sum the gradients of a key when
+// the last device has pushed it, and push the sum. This is the lower level of Poseidon (001), and
+// accumulation on CPUs (003, Algorithm 7); the first gradient is assigned, the others are added in
+// rank order.
 //
 //   StandaloneExchange exchange(spec, initial);          // or WorkerExchange
 //   DeviceGroup group(exchange, {.members = 2});
@@ -18,25 +18,25 @@ namespace phub::geeps {
 
 struct DeviceGroupOptions {
   uint32_t members = 1;
-  // Sums are multiplied by float(1 / members), members that push null included. For jobs that take
-  // the mean, so that it is the mean over all devices.
+  // Multiplies sums by float(1 / members), counting members that push null. For jobs that take the
+  // mean, so that it is the mean over all devices.
   bool mean = false;
-  uint32_t threads = 0;  // that sum; 0: two, or one where there is one CPU
+  uint32_t threads = 0;  // that sum; 0: two, or one if there is one CPU
 };
 
-// A member has gradient memory of its own; parameters are the downstream's. A key is here again for
-// every member when the downstream has it again. A member that pushes null is left out of the sum;
-// if all do, the group does.
+// Each member has its own gradient memory; all read the parameters of `downstream`, the exchange
+// below. When the downstream returns a key, every member gets it. Members that push null are left
+// out of the sum; if all do, the group pushes null.
 //
-// An error of the downstream is every member's from then on, and so is kRankLost when a key waits
-// for a member that has left. A member's rank and world_size count the devices of all processes, if
-// these have as many.
+// After an error of the downstream every call of every member throws it. The same holds for
+// kRankLost, which occurs when a key waits for a member that has left. A member's rank and
+// world_size count the devices of all processes, assuming that all have equally many.
 class DeviceGroup {
  public:
-  // From now on only the group may push to the downstream or call its next() and stop().
-  // REQUIRES: every key is here; the downstream outlives this.
+  // From now on only the group may call push(), next() and stop() of the downstream. REQUIRES: no
+  // push is in progress there; the downstream outlives this.
   DeviceGroup(Exchange& downstream, const DeviceGroupOptions& options);
-  ~DeviceGroup();  // stops the downstream. REQUIRES: nobody uses the members any more
+  ~DeviceGroup();  // stops the downstream. REQUIRES: no member is in use
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 

@@ -1,5 +1,7 @@
 #include "worker/geeps/device_work.h"
 
+#include <utility>
+
 namespace phub::geeps {
 
 DeviceWork::DeviceWork(Device& device, Stream* compute)
@@ -90,6 +92,56 @@ void DeviceWork::wait(const Event& event) {
 
 void DeviceWork::record(Event& event) {
   if (stream_ != nullptr) stream_->record(event);
+}
+
+void DeviceWork::read_pinned(const ListPlan& list, std::span<const PlacedEntry> entries,
+                             size_t row_floats, bool less_log, float* buffer) {
+  for (const PinnedPart& part : list.pinned) {
+    const PlacedEntry& entry = entries[part.entry];
+    if (part.index) scatter(entry.rows, *part.index, {buffer, list.rows, row_floats});
+    for (const Run& run : part.runs) {
+      float* const to = buffer + run.first * row_floats;
+      const size_t from = run.source * row_floats;
+      if (!part.index) copy(to, entry.rows + from, run.rows * row_floats);
+      if (less_log && entry.log_used) add(to, entry.log + from, run.rows * row_floats, -1);
+    }
+  }
+}
+
+void DeviceWork::save_pinned(const ListPlan& list, std::span<PlacedEntry> entries,
+                             size_t row_floats, const float* buffer) {
+  for (const PinnedPart& part : list.pinned) {
+    PlacedEntry& entry = entries[part.entry];
+    entry.dirty = true;
+    if (part.index) {
+      gather({buffer, list.rows, row_floats}, *part.index, entry.rows);
+      continue;
+    }
+    for (const Run& run : part.runs) {
+      copy(entry.rows + run.source * row_floats, buffer + run.first * row_floats,
+           run.rows * row_floats);
+    }
+  }
+}
+
+// The first update of a clock is copied, as in host memory (Mover::log()).
+void DeviceWork::update_pinned(const ListPlan& list, std::span<PlacedEntry> entries,
+                               size_t row_floats, const float* buffer) {
+  for (const PinnedPart& part : list.pinned) {
+    PlacedEntry& entry = entries[part.entry];
+    const bool adds = std::exchange(entry.log_used, true);
+    if (!adds && part.rows < entry.count) fill(entry.log, 0, entry.count * row_floats);
+    if (part.index) {
+      const ConstRows rows{buffer, list.rows, row_floats};
+      adds ? gather_add(rows, *part.index, entry.log) : gather(rows, *part.index, entry.log);
+      continue;
+    }
+    for (const Run& run : part.runs) {
+      float* const to = entry.log + run.source * row_floats;
+      const float* const from = buffer + run.first * row_floats;
+      adds ? add(to, from, run.rows * row_floats) : copy(to, from, run.rows * row_floats);
+    }
+  }
 }
 
 }  // namespace phub::geeps

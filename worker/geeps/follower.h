@@ -1,6 +1,6 @@
-// Where the application is in the recorded sequence. The sequence is a hint: calls may be left out,
-// and there may be others in between. Only what asks for a buffer is followed closely: clocks and
-// releases may come at any time.
+// Follows the application through the recorded sequence. The sequence is a hint: the application
+// may omit calls, and make others in between. Only acquisitions (calls that return a buffer) must
+// be in order; clocks and releases may come at any time.
 #pragma once
 
 #include <cstdint>
@@ -19,35 +19,35 @@ class Follower {
   Follower() = default;
   explicit Follower(const Sequence& sequence);
 
-  // The step of a call that asks for a buffer; nothing if it is outside of the sequence. After two
-  // calls in a row that follow one another elsewhere in it, the second is taken as that step.
+  // Returns the step of an acquisition; nothing: it is outside the sequence. If two acquisitions in
+  // a row follow one another elsewhere in the sequence, the second continues there.
   std::optional<uint64_t> follow(Call call, uint32_t table, std::span<const uint64_t> keys);
-  // The step of the last call that asked for a buffer: its place in the sequence or, of one that
-  // was outside, the next one like it. Nothing: there is none like it.
+  // The step of the latest acquisition or, if that was outside the sequence, of the next one with
+  // the same call and rows. Nothing: the sequence has none.
   std::optional<uint64_t> last() const { return last_; }
-  // The step of a TableClock: the next of this table; nothing if the sequence has none.
+  // Returns the step of a TableClock: the table's next one; nothing: the sequence has none.
   std::optional<uint64_t> clock(uint32_t table);
-  // TableClocks of the table from the application's place on that come before this step.
+  // The number of TableClocks of the table between the application's position and this step.
   uint64_t clocks_before(uint32_t table, uint64_t step) const;
 
-  uint64_t next() const { return next_; }  // the step that is expected
+  uint64_t next() const { return next_; }  // the expected step
   uint64_t length() const { return operations_.size(); }
-  // What is expected, and what came instead, for strict mode.
+  // For strict mode: the actual call, and the expected one.
   std::string deviation(Call call, uint32_t table, std::span<const uint64_t> keys) const;
 
  private:
   bool matches(uint64_t step, Call call, uint32_t table, std::span<const uint64_t> keys) const;
-  uint64_t acquisition_from(uint64_t step) const;  // the next that asks for a buffer
+  uint64_t acquisition_from(uint64_t step) const;  // the next one, from this step on
 
   std::vector<TableInfo> tables_;
   std::vector<KeyList> lists_;
   std::vector<Operation> operations_;
-  std::vector<uint32_t> next_acquisition_;            // by step: this or later; circular distance
+  std::vector<uint32_t> next_acquisition_;            // by step: steps to it, around the circle
   std::vector<std::optional<uint32_t>> clock_steps_;  // by table
-  std::vector<uint64_t> clocked_;  // by table: clocks before this step are called
+  std::vector<uint64_t> clocked_;  // by table: TableClocks before this step were called
   uint64_t next_ = 0;
   std::optional<uint64_t> last_;
-  std::optional<uint64_t> elsewhere_;  // the step after that of a call which was outside
+  std::optional<uint64_t> elsewhere_;  // the step that would follow the latest call, if outside
 };
 
 }  // namespace phub::geeps

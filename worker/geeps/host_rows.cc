@@ -35,7 +35,7 @@ HostRows::HostRows(Device& device, Stream& stream)
 HostRows::~HostRows() {
   try {
     staged_copies_->wait();
-  } catch (...) {  // the device failed: nothing is under way any more
+  } catch (...) {  // the device failed: nothing is in progress any more
   }
 }
 

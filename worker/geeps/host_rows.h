@@ -1,5 +1,5 @@
-// Rows between host memory and buffers on the device: by the run where runs are long, otherwise
-// gathered in pinned memory first. For threads of the cache.
+// Copies rows between host memory and buffers on the device: long runs directly, short ones through
+// pinned staging memory.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace phub::geeps {
 
-// Not thread-safe. Copies are enqueued on the stream; those through pinned memory to the host are
-// done when the call returns.
+// Not thread-safe. Copies are enqueued on the stream; those through staging memory to the host have
+// completed when the call returns.
 class HostRows {
  public:
   HostRows(Device& device, Stream& stream);
-  ~HostRows();  // waits for copies from pinned memory
+  ~HostRows();  // waits for copies from staging memory
   HostRows(const HostRows&) = delete;
   HostRows& operator=(const HostRows&) = delete;
 
@@ -25,17 +25,17 @@ class HostRows {
              uint32_t row_floats);
   // Memory row `source` = buffer row `first`.
   void store(const float* buffer, float* memory, std::span<const Run> runs, uint32_t row_floats);
-  // The same, +=. Done when it returns.
+  // The same with +=. Has completed when it returns.
   void store_add(const float* buffer, float* memory, std::span<const Run> runs,
                  uint32_t row_floats);
 
-  // Whether fetch() reads the memory before it returns.
+  // Whether fetch() uses staging memory, so that it has read the rows when it returns.
   static bool staged(std::span<const Run> runs, uint32_t row_floats);
-  uint64_t moved_bytes() const { return moved_; }    // of rows, in all
-  uint64_t staged_bytes() const { return staged_; }  // of these, through pinned memory
+  uint64_t moved_bytes() const { return moved_; }    // bytes of all rows
+  uint64_t staged_bytes() const { return staged_; }  // of these, through staging memory
 
  private:
-  float* staging(size_t floats);  // that no copy uses
+  float* staging(size_t floats);  // waits until no copy uses it
   template <class Use>
   void through_staging(const float* buffer, std::span<const Run> runs, uint32_t row_floats,
                        Use use);

@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "transport/error.h"
 
@@ -14,38 +13,25 @@ namespace phub::geeps {
 KeyMemory::KeyMemory(std::span<const size_t> elements) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   std::vector<size_t> offsets;
+  size_t bytes = 0;
   for (const size_t count : elements) {
-    offsets.push_back(bytes_);
-    bytes_ += (count * sizeof(float) + page - 1) / page * page;
+    offsets.push_back(bytes);
+    bytes += (count * sizeof(float) + page - 1) / page * page;
   }
-  if (bytes_ == 0) return;
-  void* data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (bytes == 0) return;
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    fail(ErrorCode::kFull, "mmap of {} bytes for {} keys: {}", bytes_, elements.size(),
+    fail(ErrorCode::kFull, "mmap of {} bytes for {} keys: {}", bytes, elements.size(),
          std::strerror(errno));
   }
-  data_ = data;
-  madvise(data_, bytes_, MADV_HUGEPAGE);  // a hint, which kernels may be built without
+  data_ = std::unique_ptr<void, Unmap>(data, Unmap{bytes});
+  madvise(data, bytes, MADV_HUGEPAGE);  // a hint, which kernels may be built without
   for (size_t key = 0; key < elements.size(); ++key) {
-    std::byte* at = static_cast<std::byte*>(data_) + offsets[key];
+    std::byte* at = static_cast<std::byte*>(data) + offsets[key];
     keys_.emplace_back(reinterpret_cast<float*>(at), elements[key]);
   }
 }
 
-KeyMemory::KeyMemory(KeyMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      keys_(std::move(other.keys_)) {}
-
-KeyMemory& KeyMemory::operator=(KeyMemory&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(keys_, other.keys_);
-  return *this;
-}
-
-KeyMemory::~KeyMemory() {
-  if (data_) munmap(data_, bytes_);
-}
+void KeyMemory::Unmap::operator()(void* data) const { munmap(data, bytes); }
 
 }  // namespace phub::geeps

@@ -1,8 +1,9 @@
-// f32 memory for keys: zero, each key at a page of its own, and no page touched yet, so that pages
-// come from the NUMA node of the thread that writes there first.
+// f32 memory for keys: zero, each key beginning on a page. No page is touched yet, so that pages
+// come from the NUMA node of the thread that writes them first.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -12,16 +13,16 @@ class KeyMemory {
  public:
   KeyMemory() = default;
   explicit KeyMemory(std::span<const size_t> elements);  // by key; throws Error(kFull)
-  KeyMemory(KeyMemory&& other) noexcept;
-  KeyMemory& operator=(KeyMemory&& other) noexcept;
-  ~KeyMemory();
 
   size_t keys() const { return keys_.size(); }
   std::span<float> operator[](size_t key) const { return keys_[key]; }
 
  private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
+  struct Unmap {
+    size_t bytes;
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Unmap> data_;
   std::vector<std::span<float>> keys_;
 };
 

@@ -1,4 +1,4 @@
-// The keys that are here again, for Exchange::next(); and the failure of an exchange, which stays.
+// For exchanges: the keys that next() is to return, and the failure that every call throws.
 #pragma once
 
 #include <condition_variable>
@@ -12,7 +12,7 @@
 
 namespace phub::geeps {
 
-// The first one is kept. Not thread-safe.
+// Keeps the first error. Not thread-safe.
 class Failure {
  public:
   void keep(const std::exception& error);
@@ -25,7 +25,7 @@ class Failure {
   std::string what_;
 };
 
-// Thread-safe, but for next(), which is for one thread.
+// Thread-safe, but only one thread may call next().
 class KeyQueue {
  public:
   void add(size_t key);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "transport/error.h"
 #include "worker/device/arena.h"
 
 namespace phub::geeps {
@@ -90,7 +91,7 @@ double Costs::density(uint32_t entry) const {
 
 uint64_t index_bytes(const Batch& batch, const BatchPart& part) {
   if (batch.in_place) return 0;
-  // Rows of the entry, and where they go unless they are all of the batch.
+  // Rows of the entry and, unless they are all of the batch, their positions.
   return part.rows * sizeof(uint32_t) * (batch.parts.size() > 1 ? 2 : 1);
 }
 
@@ -113,7 +114,7 @@ bool covers(const Span& span, uint32_t phase, uint32_t phases) {
   return (phase + phases - span.first_phase) % phases < span.length;
 }
 
-// The chain of moves, with the bytes of the buffers that are live in each phase.
+// Finds the order of pinning, with the bytes of the buffers that are live in each phase.
 class Chain {
  public:
   Chain(const Demand& demand, const Costs& costs, const Lifetimes& lives)
@@ -183,7 +184,7 @@ class Chain {
   const Demand& demand_;
   const Costs& costs_;
   Pins pins_;
-  std::vector<std::vector<Span>> own_;  // by entry: the buffers that go when it is pinned
+  std::vector<std::vector<Span>> own_;  // by entry: the buffers that its pinning removes
   std::vector<uint64_t> live_;
   size_t next_ = 0;  // in by_density()
 };
@@ -204,6 +205,47 @@ Buffers buffers_of(const Demand& demand, const Pins& pins, const Lifetimes& live
 std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
                                      const Lifetimes& lives) {
   return Chain(demand, costs, lives).run();
+}
+
+void check(const Demand& demand) {
+  const auto require = [](bool holds, const char* what, size_t number) {
+    if (!holds) fail(ErrorCode::kInvalid, "demand on device memory: {} {}", what, number);
+  };
+  require(demand.phases > 0, "phases:", demand.phases);
+  for (size_t i = 0; i < demand.batches.size(); ++i) {
+    const Batch& batch = demand.batches[i];
+    for (const BatchPart& part : batch.parts) {
+      require(part.entry < demand.entries.size(), "an unknown entry in batch", i);
+      require(part.bytes == demand.entries[part.entry].bytes, "part of an entry in batch", i);
+    }
+    if (!batch.in_place) continue;
+    require(batch.parts.size() == 1 && demand.entries[batch.parts[0].entry].local,
+            "in place, but not one entry of local data: batch", i);
+  }
+  std::vector<bool> named(demand.accesses.size());
+  for (size_t i = 0; i < demand.accesses.size(); ++i) {
+    const Access& access = demand.accesses[i];
+    require(access.batch < demand.batches.size(), "an unknown batch in access", i);
+    require(access.first_phase < demand.phases && access.last_phase < demand.phases,
+            "an unknown phase in access", i);
+    if (access.again) {
+      const bool is_free = *access.again < i && !named[*access.again];
+      require(is_free, "`again` names a later access, or one that is named twice, in access", i);
+      named[*access.again] = true;
+      const Access& before = demand.accesses[*access.again];
+      const bool is_same = access.kind == AccessKind::kRead && before.kind == AccessKind::kRead &&
+                           before.batch == access.batch;
+      require(is_same, "`again` names another call or batch in access", i);
+      const bool in_order = before.first_phase <= before.last_phase &&
+                            before.last_phase < access.first_phase &&
+                            access.first_phase <= access.last_phase;
+      require(in_order, "`again` names a read that is not released before access", i);
+    }
+    for (const BatchPart& part : demand.batches[access.batch].parts) {
+      require(demand.entries[part.entry].local == (access.kind == AccessKind::kLocal),
+              "parameters and local data are confused in access", i);
+    }
+  }
 }
 
 }  // namespace phub::geeps

@@ -1,4 +1,5 @@
-// The order in which entries are pinned in device memory, the same for every budget.
+// Functions of a demand: its consistency, the costs and lifetimes of buffers, and the order in
+// which entries are pinned in device memory, which is the same for every budget.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +10,31 @@
 
 namespace phub::geeps {
 
+// Throws Error(kInvalid) if the demand contradicts itself: all functions here and place() rely on
+// numbers in range, and on accesses shorter than the circle.
+void check(const Demand& demand);
+
 // Which entries are pinned.
 using Pins = std::vector<bool>;
 
-// The phases for which an access has its buffer before it is asked for, to fill it, and after it is
-// given back, to empty it, where it is filled or emptied in the background; at most.
+// How many phases, at most, an access has its buffer before it acquires it, to fill it in the
+// background, and after it releases it, to empty it.
 struct Lead {
   uint32_t before = 0, after = 0;
   bool operator==(const Lead&) const = default;
 };
 using Leads = std::vector<Lead>;  // by access
 
-// When the buffer of an access is live.
+// The lifetime of an access's buffer.
 struct Lifetime {
-  uint32_t owner;  // the access whose buffer it is: this one, or one that kept it
-  Lead lead;       // that it has
-  Span span;       // of the owner: from the first to the last of its accesses
+  uint32_t owner;  // the access that owns the buffer: this one, or one whose rows it keeps
+  Lead lead;       // of this access
+  Span span;       // of the owner: from the first to the last access of the buffer
 };
 using Lifetimes = std::vector<Lifetime>;  // by access
 Lifetimes lifetimes(const Demand& demand, const Leads& leads);
 
-// What pinning costs and saves, by entry.
+// The cost and the gain of pinning each entry.
 class Costs {
  public:
   Costs(const Demand& demand, const Lifetimes& lives);
@@ -47,10 +52,11 @@ class Costs {
 
 uint64_t buffer_bytes(const Demand& demand, const Access& access);
 
-// Bytes of the index that a batch needs for a part whose entry is pinned; 0 if it is used in place.
+// Bytes of the index of a batch's part whose entry is pinned; 0 if it is used in place.
 uint64_t index_bytes(const Batch& batch, const BatchPart& part);
 
-// Phases that an access is live in, and the longest lead that leaves it shorter than the circle.
+// The number of phases in which an access is live, and the longest lead with which it is still
+// shorter than the circle.
 uint32_t live_phases(const Access& access, uint32_t phases);
 uint32_t longest_lead(const Access& access, uint32_t phases);
 
@@ -63,10 +69,11 @@ struct Buffers {
 };
 Buffers buffers_of(const Demand& demand, const Pins& pins, const Lifetimes& lives);
 
-// How often an access moves each of its rows that is not pinned.
+// How often an access moves each of its rows that are not pinned.
 uint32_t moves_of(const Access& access);
 
-// Calls use(access, part, bytes) for what each access moves unless the part's entry is pinned.
+// Calls use(access, part, bytes) with the bytes that each access moves if the part's entry is not
+// pinned.
 template <class Use>
 void for_moves(const Demand& demand, const Lifetimes& lives, Use use) {
   for (uint32_t i = 0; i < lives.size(); ++i) {
@@ -78,11 +85,12 @@ void for_moves(const Demand& demand, const Lifetimes& lives, Use use) {
   }
 }
 
-// Between host and device by the accesses of one iteration.
+// Bytes that an iteration moves between host and device.
 uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Lifetimes& lives);
 
-// Moves until nothing is left that saves copies or memory: first those that cost least memory for
-// what they save, the shrinking of the pool counted; that is local data of the fullest phase.
+// The order in which entries are pinned, until none is left that saves copies or memory: first
+// those that save most per byte of memory. The memory by which the pool shrinks counts, so local
+// data of the fullest phase comes early.
 std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
                                      const Lifetimes& lives);
 

@@ -16,7 +16,7 @@ void for_phases(const Span& span, uint32_t phases, Use use) {
   }
 }
 
-// Each span in this order to the lowest gap that is free in all of its phases.
+// Puts each span, in this order, into the lowest gap that is free in all of its phases.
 Packing first_fit(std::span<const Span> spans, uint32_t phases, std::span<const uint32_t> order) {
   Packing packing;
   packing.offsets.resize(spans.size());

@@ -1,5 +1,5 @@
-// Static offsets for buffers that are used in a fixed, circular sequence of phases: those that are
-// live in a common phase never overlap.
+// Static offsets for buffers that are used in a fixed, circular sequence of phases. Buffers that
+// are live in the same phase never overlap.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace phub::geeps {
 
-// Live in `length` phases from `first_phase` on, over the end of the circle if need be.
+// A buffer that is live in `length` phases from `first_phase` on, around the circle.
 // REQUIRES: 0 < length <= phases, first_phase < phases.
 struct Span {
   uint32_t first_phase;
@@ -19,13 +19,13 @@ struct Span {
 
 struct Packing {
   std::vector<uint64_t> offsets;  // by span
-  uint64_t height = 0;            // where the highest ends
+  uint64_t height = 0;            // the end of the highest buffer
 };
 
-// A good packing, not always the best (that is NP-hard): the lowest of several first fits.
+// Returns the lowest of several first fits: not always the best packing, which is NP-hard to find.
 Packing pack(std::span<const Span> spans, uint32_t phases);
 
-// Bytes that are live in each phase: no packing is lower than the most of these.
+// The live bytes of each phase. No packing is lower than the largest.
 std::vector<uint64_t> loads(std::span<const Span> spans, uint32_t phases);
 
 }  // namespace phub::geeps

@@ -14,25 +14,25 @@
 namespace phub::geeps {
 namespace {
 
-constexpr size_t kManyAccesses = 4000;  // of which one plan takes a second
-constexpr size_t kEffort = 500'000;  // accesses looked at to lengthen the leads of single buffers
+constexpr size_t kManyAccesses = 4000;  // with so many, one plan takes a second
+constexpr size_t kEffort = 500'000;     // bounds the accesses visited by lengthen_each()
 
-// Shared by the layouts that differ in what is pinned.
+// Shared by layouts that differ only in the pinned entries.
 struct Timing {
   Leads leads;
-  Lifetimes lives;  // with them
+  Lifetimes lives;  // with these leads
 };
 using SharedTiming = std::shared_ptr<const Timing>;
 
-// Entries that are pinned, and where the buffers of the others lie in the pool.
+// The pinned entries, and the places of the other entries' buffers in the pool.
 struct Layout {
   Pins pins;
   SharedTiming timing;
-  std::vector<uint64_t> offsets;  // by access; nothing for those without a buffer
+  std::vector<uint64_t> offsets;  // by access; unused without a buffer
   uint64_t pinned = 0;            // bytes of entries, logs and indexes
   uint64_t height = 0;            // of the pool
   uint64_t saved = 0;
-  uint32_t lead = 0;  // of those that have the room for it
+  uint32_t lead = 0;  // of all accesses that have room for it
 
   uint64_t needed() const { return pinned + height; }
 };
@@ -55,29 +55,28 @@ uint64_t most_live(const Demand& demand, const Buffers& buffers) {
   return *std::max_element(live.begin(), live.end());
 }
 
-// With a lead for all.
+// Plans with one lead for all accesses.
 class Planner {
  public:
   Planner(const Demand& demand, uint32_t lead)
       : demand_(demand), timing_(timing_of(demand, lead)), costs_(demand, timing_->lives) {}
 
-  // Of all layouts on the way of moves, the one that needs least memory.
+  // Of all states on the way from no pinned entry to all, the one that needs the least memory.
   Layout smallest() const {
     std::optional<Layout> best;
-    for_states([&](Layout& layout) {
-      if (best && layout.pinned + most_live(demand_, buffers(layout)) >= best->needed()) return;
+    for (Layout& layout : states()) {
+      if (best && layout.pinned + most_live(demand_, buffers(layout)) >= best->needed()) continue;
       pack_buffers(layout);
-      if (!best || layout.needed() < best->needed()) best = layout;
-    });
+      if (!best || layout.needed() < best->needed()) best = std::move(layout);
+    }
     return *best;
   }
 
-  // Of all that fit, with what fits beside them, the one that saves most; nothing if none fits.
+  // Of all states that fit, filled, the one that saves most; nothing if none fits.
   std::optional<Layout> best(uint64_t budget) const {
-    std::vector<Layout> states;
-    for_states([&](const Layout& layout) { states.push_back(layout); });
+    std::vector<Layout> all = states();
     std::optional<Layout> best;
-    for (auto state = states.rbegin(); state != states.rend(); ++state) {
+    for (auto state = all.rbegin(); state != all.rend(); ++state) {
       const uint64_t least = state->pinned + most_live(demand_, buffers(*state));
       if (least > budget) continue;
       if (best && state->saved + most_saved(state->pins, budget - least) <= best->saved) continue;
@@ -89,7 +88,8 @@ class Planner {
     return best;
   }
 
-  // Pins what else fits. The pool stays as it is: then a larger budget never saves less.
+  // Pins more entries, as long as they fit. The pool stays as it is, so that a larger budget never
+  // saves less.
   void fill(Layout& layout, uint64_t budget) const {
     for (const uint32_t entry : costs_.by_density()) {
       if (layout.pins[entry] || layout.needed() + costs_.pin_bytes(entry) > budget) continue;
@@ -97,14 +97,14 @@ class Planner {
     }
   }
 
-  // Packs again, without the buffers that are not needed any more; stays as it is if that is worse.
+  // Packs again, without buffers that are no longer needed, unless the result is worse.
   void repack(Layout& layout) const {
     Layout other = layout;
     pack_buffers(other);
     if (other.height <= layout.height) layout = std::move(other);
   }
 
-  // Longer leads for all, as long as they fit.
+  // Gives all accesses longer leads, as long as they fit.
   void lengthen(Layout& layout, uint32_t max_lead, uint64_t budget) const {
     for (uint32_t lead = layout.lead + 1; lead <= max_lead; ++lead) {
       Layout longer = layout;
@@ -117,7 +117,7 @@ class Planner {
     }
   }
 
-  // More time for the copies of single buffers, the largest first, a phase for each at a time.
+  // Gives single buffers longer leads, the largest first, one phase at a time.
   void lengthen_each(Layout& layout, uint32_t max_lead, uint64_t budget) const {
     const Buffers all = buffers(layout);
     std::vector<size_t> order(all.spans.size());
@@ -145,8 +145,8 @@ class Planner {
     }
   }
 
-  // A lead of 1 for as many as fit: those that begin in the fullest phases lose theirs first,
-  // largest buffers first; then what they are kept for.
+  // Gives a lead of 1 to as many accesses as fit. Buffers that begin in the fullest phases lose
+  // theirs first, the largest first; then the accesses that keep their rows.
   void shorten(Layout& layout, uint64_t budget) const {
     layout.timing = timing_of(demand_, 1);
     while (true) {
@@ -221,21 +221,18 @@ class Planner {
     for (size_t i = 0; i < lives.size(); ++i) layout.offsets[i] = layout.offsets[lives[i].owner];
   }
 
-  // From nothing pinned to all moves made; not packed.
-  template <class Use>
-  void for_states(Use use) const {
-    Layout layout{.pins = Pins(demand_.entries.size()), .timing = timing_};
-    const std::vector<uint32_t> moves = order_of_moves(demand_, costs_, timing_->lives);
-    Layout first = layout;
-    use(first);
-    for (const uint32_t entry : moves) {
-      pin(layout, entry);
-      Layout state = layout;
-      use(state);
+  // From no pinned entry to all of them, pinned one by one; not packed.
+  std::vector<Layout> states() const {
+    std::vector<Layout> states;
+    states.push_back({.pins = Pins(demand_.entries.size()), .timing = timing_});
+    for (const uint32_t entry : order_of_moves(demand_, costs_, timing_->lives)) {
+      states.push_back(states.back());
+      pin(states.back(), entry);
     }
+    return states;
   }
 
-  // What `bytes` can save at most: entries may be cut.
+  // An upper bound of what `bytes` can save: entries may be split.
   uint64_t most_saved(const Pins& pins, uint64_t bytes) const {
     uint64_t saved = 0;
     for (const uint32_t entry : costs_.by_density()) {
@@ -252,13 +249,13 @@ class Planner {
   }
 
   const Demand& demand_;
-  SharedTiming timing_;  // with the lead
+  SharedTiming timing_;  // with the planner's lead
   Costs costs_;
 };
 
-// What moves in the background cost the application, in bytes. The shorter before a copy has its
-// memory, the longer it is waited for: what is pinned saves copies, and what the pool gets instead
-// gives them time. The factor was found by measuring.
+// The cost of background copies for the application, in bytes. The later a copy gets its memory,
+// the longer the application waits for it: pinning saves copies, a larger pool gives them time. The
+// factor was found by measuring.
 double cost_of_moves(const Demand& demand, const Layout& layout) {
   const Lifetimes& lives = layout.timing->lives;
   double cost = 0;
@@ -271,7 +268,7 @@ double cost_of_moves(const Demand& demand, const Layout& layout) {
   return cost;
 }
 
-// Of the best with each lead, the cheapest; nothing if none fits.
+// The cheapest of the best layouts with each lead; nothing if none fits.
 std::optional<Layout> cheapest(const Demand& demand, uint32_t max_lead, uint64_t budget) {
   std::optional<Layout> cheapest;
   double least = 0;
@@ -315,9 +312,8 @@ const char* name_of(AccessKind kind) {
   fail(
       ErrorCode::kFull,
       "a device budget of {} bytes is too small: at least {} are needed, even with single buffers; "
-      "the most at step {}, {} of '{}' ({} bytes), with what is in use beside it. Raise the "
-      "budget, "
-      "or split that layer",
+      "most of them at step {}, {} of '{}' ({} bytes), with the buffers in use at that time. Raise "
+      "the budget, or split that layer",
       options.budget_bytes, needed, access->step, name_of(access->kind),
       demand.batches[access->batch].name, buffer_bytes(demand, *access));
 }
@@ -375,7 +371,7 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
 
   std::optional<Layout> layout;
   Buffering buffering = Buffering::kDouble;
-  // A lead longer than the circle is as good as one of all of it.
+  // A lead longer than the circle has no more effect.
   const uint32_t max_lead = std::min(options.max_lead, demand.phases);
   if (reserved <= budget) layout = cheapest(demand, max_lead, available);
   if (!layout) {
@@ -399,47 +395,6 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
 uint64_t least_budget(const Demand& demand) {
   check(demand);
   return std::min(Planner(demand, 0).smallest().needed(), Planner(demand, 1).smallest().needed());
-}
-
-void check(const Demand& demand) {
-  const auto require = [](bool holds, const char* what, size_t number) {
-    if (!holds) fail(ErrorCode::kInvalid, "demand on device memory: {} {}", what, number);
-  };
-  require(demand.phases > 0, "phases:", demand.phases);
-  for (size_t i = 0; i < demand.batches.size(); ++i) {
-    const Batch& batch = demand.batches[i];
-    for (const BatchPart& part : batch.parts) {
-      require(part.entry < demand.entries.size(), "an unknown entry in batch", i);
-      require(part.bytes == demand.entries[part.entry].bytes, "part of an entry in batch", i);
-    }
-    if (!batch.in_place) continue;
-    require(batch.parts.size() == 1 && demand.entries[batch.parts[0].entry].local,
-            "in place, but not one entry of local data: batch", i);
-  }
-  std::vector<bool> taken_up(demand.accesses.size());
-  for (size_t i = 0; i < demand.accesses.size(); ++i) {
-    const Access& access = demand.accesses[i];
-    require(access.batch < demand.batches.size(), "an unknown batch in access", i);
-    require(access.first_phase < demand.phases && access.last_phase < demand.phases,
-            "an unknown phase in access", i);
-    if (access.again) {
-      const bool is_free = *access.again < i && !taken_up[*access.again];
-      require(is_free, "a later access, or one taken up before, is read again in access", i);
-      taken_up[*access.again] = true;
-      const Access& before = demand.accesses[*access.again];
-      const bool is_same = access.kind == AccessKind::kRead && before.kind == AccessKind::kRead &&
-                           before.batch == access.batch;
-      require(is_same, "something else is read again in access", i);
-      const bool in_order = before.first_phase <= before.last_phase &&
-                            before.last_phase < access.first_phase &&
-                            access.first_phase <= access.last_phase;
-      require(in_order, "it is read again before it is given back in access", i);
-    }
-    for (const BatchPart& part : demand.batches[access.batch].parts) {
-      require(demand.entries[part.entry].local == (access.kind == AccessKind::kLocal),
-              "parameters as local data or the other way round in access", i);
-    }
-  }
 }
 
 }  // namespace phub::geeps

@@ -1,18 +1,18 @@
-// GeePS's Algorithm 2: what stays in device memory, what lives in host memory, and where every
-// buffer of an iteration lies. A pure function of the sequence of accesses and the budget.
+// GeePS's Algorithm 2: which rows stay in device memory, which live in host memory, and the place
+// of every buffer of an iteration. A pure function of the sequence of accesses and the budget.
 //
-// Time is a circle of phases: a phase is one or more acquisitions (Read, PreUpdate, LocalAccess),
-// the computation with them, and the releases until the next acquisition. Accesses are live
-// together if and only if they share a phase. With a lead of n phases a buffer into which rows are
-// fetched is given out n phases before it is asked for: the time to fill it during the computations
-// before. One from which rows are saved is kept for a phase longer, to empty it. A lead of 1 is
-// double buffering. Rows that are read again, and would be fetched again before the buffer that has
-// them is given back or at once then, stay there.
+// Time is a circle of phases. A phase is one or more acquisitions (Read, PreUpdate, LocalAccess),
+// the computation with them, and the releases until the next acquisition. Two accesses are live at
+// the same time if and only if they share a phase. With a lead of n phases, a buffer that must be
+// filled is allocated n phases before its acquisition, so that it is filled during earlier
+// computations. A buffer from which rows are saved is kept for a phase after its release. A lead of
+// 1 is double buffering. If rows are read again so soon that the next fetch would begin before
+// their buffer is released, or right then, they stay in that buffer.
 //
-// Where this differs from the paper's listing: the pool is what the packed buffers really take
-// instead of twice the peak, after every move; indexes and update logs are charged; parameters and
-// local data compete by the bytes that a byte of memory saves (local data usually wins); what is
-// read again soon is not fetched again.
+// Differences from the paper's listing: the pool is as large as the packed buffers, after every
+// move, instead of twice the peak; indexes and update logs are charged; parameters and local data
+// compete by the bytes that a byte of memory saves (local data usually wins); rows that are read
+// again soon are not fetched again.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ namespace phub::geeps {
 // Rows that are always used together: the unit of placement.
 struct Entry {
   std::string name;
-  bool local = false;      // this worker's own data; otherwise parameters
+  bool local = false;      // this worker's own data; false: parameters
   uint64_t bytes = 0;      // its rows
-  uint64_t log_bytes = 0;  // the updates of a clock, beside its rows when pinned
+  uint64_t log_bytes = 0;  // the log of a clock's updates, beside the rows if pinned
 };
 
-// A list of keys, as accesses name it: rows of one or more entries.
+// The list of keys of an access: rows of one or more entries.
 struct BatchPart {
   uint32_t entry;
   uint64_t rows;
@@ -39,7 +39,7 @@ struct BatchPart {
 struct Batch {
   std::string name;
   std::vector<BatchPart> parts;
-  // Local data that is one entry in the order of the batch: if pinned, used where it lies.
+  // Local data that is one entry in the order of the batch: if pinned, it is used in place.
   bool in_place = false;
 };
 
@@ -48,11 +48,11 @@ enum class AccessKind : uint8_t { kRead, kUpdate, kLocal };
 struct Access {
   AccessKind kind = AccessKind::kRead;
   uint32_t batch = 0;
-  uint32_t step = 0;                         // where it is acquired in the sequence, for messages
+  uint32_t step = 0;                         // its acquisition in the sequence, for messages
   uint32_t first_phase = 0, last_phase = 0;  // last < first: released in the next iteration
   bool fetch = true, save = true;            // of local data
-  // Of a read: an access that read the same batch before, with nothing in between that changes its
-  // rows; given back when this one is acquired, and not taken up by another.
+  // Of a read: an earlier read of the same batch, released before this one is acquired, without a
+  // change of the rows in between. At most one access names it.
   std::optional<uint32_t> again = {};
 };
 
@@ -69,9 +69,9 @@ struct PlacementOptions {
   uint32_t max_lead = 4;        // phases, at least 1
 };
 
-// How far buffers are given out before they are needed.
+// How early buffers are allocated.
 enum class Buffering : uint8_t {
-  kSingle,  // some as soon as they are asked for, or all
+  kSingle,  // some only at their acquisition
   kDouble,  // each at least one phase before
 };
 
@@ -79,7 +79,7 @@ struct EntryPlace {
   bool pinned = false;
   uint64_t offset = 0, log_offset = 0;  // in device memory, if pinned
 };
-struct IndexPlace {  // of the rows of a pinned entry that a batch copies
+struct IndexPlace {  // of the index by which a batch copies rows of a pinned entry
   uint32_t batch, entry;
   uint64_t offset, bytes;
 };
@@ -87,32 +87,30 @@ struct AccessPlace {
   bool in_place = false;  // at its entry's offset
   uint64_t offset = 0;    // of its buffer in device memory
   uint32_t lead = 0;      // phases; 0 if nothing is fetched
-  bool kept = false;      // the buffer of the access before (Access::again), with its rows
+  bool kept = false;      // it continues to use the buffer of Access::again, with its rows
 };
 
-// Device memory from 0 on: pinned entries, indexes, the pool of buffers, what is reserved.
+// The layout of device memory: pinned entries, indexes, the pool of buffers, reserved memory.
 struct Placement {
   Buffering buffering = Buffering::kSingle;
-  uint32_t lead = 0;  // of all buffers that have the room for it; 0: not of all
+  uint32_t lead = 0;  // of all accesses that have room for it; 0: not of all
   std::vector<EntryPlace> entries;
   std::vector<IndexPlace> indexes;
   std::vector<AccessPlace> accesses;
   uint64_t pinned_bytes = 0, index_bytes = 0, pool_bytes = 0, reserved_bytes = 0;
   uint64_t pool_offset = 0, reserved_offset = 0;
-  uint64_t moved_bytes = 0;  // between host and device by the accesses of one iteration
+  uint64_t moved_bytes = 0;  // copied between host and device in an iteration
 
   uint64_t total_bytes() const { return reserved_offset + reserved_bytes; }
 };
 
-// Throws Error(kFull) if even single buffers of the fullest phase do not fit: how much is needed,
-// and for which step; Error(kInvalid) if the demand contradicts itself. With a larger budget the
-// buffering is never worse, and with max_lead 1, at double buffering, no more bytes are moved.
+// Throws Error(kFull) if even single buffers of the fullest phase do not fit; the message has the
+// memory and the step. Throws Error(kInvalid) if the demand contradicts itself. With a larger
+// budget the buffering is never worse; at double buffering with max_lead 1, no more bytes are
+// moved.
 Placement place(const Demand& demand, const PlacementOptions& options);
 
-// What place() takes for granted: numbers in range, and no access as long as the circle or longer.
-void check(const Demand& demand);
-
-// The least budget at which place() does not throw, without what is reserved.
+// The least budget at which place() does not throw, without reserved memory.
 uint64_t least_budget(const Demand& demand);
 
 }  // namespace phub::geeps

@@ -1,4 +1,4 @@
-// The rows of a table, by key, and how lists of them lie in memory.
+// The rows of a table by their keys, and lists of rows as runs in memory.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace phub::geeps {
 
-// Rows that follow one another on both sides.
+// Rows that are neighbours in two places.
 struct Run {
-  uint32_t first;   // here
-  uint32_t source;  // there
+  uint32_t first;   // in the first place
+  uint32_t source;  // in the second
   uint32_t rows;
   bool operator==(const Run&) const = default;
 };
 
-// `first` counts the positions of `sources`, from `first_position` on.
+// The runs of sources[i] at position first_position + i.
 std::vector<Run> runs_of(std::span<const uint32_t> sources, uint32_t first_position = 0);
-// Positions and sources, pair by pair.
+// The runs of sources[i] at positions[i].
 std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const uint32_t> sources);
 
-// Key -> row. Keys 0, 1, 2, … need no table.
+// A map from keys to rows. For keys 0, 1, 2, … it takes no memory.
 class RowMap {
  public:
   explicit RowMap(std::span<const uint64_t> keys);

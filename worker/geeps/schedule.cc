@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include "transport/error.h"
@@ -16,28 +14,28 @@ constexpr uint32_t kAhead = 16;  // phases
 
 float* at(std::byte* memory, uint64_t offset) { return reinterpret_cast<float*>(memory + offset); }
 
-void add_entries(const SequenceDemand& demand, std::span<const RowMap> rows, std::byte* memory,
-                 Schedule& schedule) {
+void add_entries(const SequenceDemand& demand, std::span<const RowMap* const> rows,
+                 std::byte* memory, Schedule& schedule) {
   schedule.table_entries.resize(rows.size());
-  for (const RowMap& table : rows) {
-    schedule.entry_of_row.emplace_back(table.rows(), Schedule::kNoEntry);
-    schedule.row_in_entry.emplace_back(table.rows(), 0);
+  for (const RowMap* table : rows) {
+    schedule.entry_of_row.emplace_back(table->rows(), kNoEntry);
+    schedule.row_in_entry.emplace_back(table->rows(), 0);
   }
   for (uint32_t i = 0; i < demand.entries.size(); ++i) {
     const KeyList& keys = demand.entries[i];
     const EntryPlace& place = schedule.placement.entries[i];
     std::vector<uint32_t> sources;
     for (const uint64_t key : keys.keys) {
-      const auto row = rows[keys.table].find(key);
+      const auto row = rows[keys.table]->find(key);
       PHUB_CHECK(row.has_value());
       schedule.entry_of_row[keys.table][*row] = i;
       schedule.row_in_entry[keys.table][*row] = static_cast<uint32_t>(sources.size());
       sources.push_back(*row);
     }
-    EntryPlan entry{.table = keys.table,
-                    .pinned = place.pinned,
-                    .count = static_cast<uint32_t>(sources.size()),
-                    .runs = runs_of(sources)};
+    PlacedEntry entry{.table = keys.table,
+                      .pinned = place.pinned,
+                      .count = static_cast<uint32_t>(sources.size()),
+                      .runs = runs_of(sources)};
     if (place.pinned) {
       entry.rows = at(memory, place.offset);
       if (demand.demand.entries[i].log_bytes > 0) entry.log = at(memory, place.log_offset);
@@ -47,21 +45,7 @@ void add_entries(const SequenceDemand& demand, std::span<const RowMap> rows, std
   }
 }
 
-// The rows of a list that lie in one entry, in the entry's order: where they are in the list.
-std::map<uint32_t, std::vector<uint32_t>> positions_of(const KeyList& list, const RowMap& rows,
-                                                       const Schedule& schedule) {
-  std::map<uint32_t, std::vector<uint32_t>> positions;
-  for (uint32_t i = 0; i < list.keys.size(); ++i) {
-    const uint32_t row = *rows.find(list.keys[i]);
-    const uint32_t entry = schedule.entry_of_row[list.table][row];
-    std::vector<uint32_t>& of_entry = positions[entry];
-    of_entry.resize(schedule.entries[entry].count);
-    of_entry[schedule.row_in_entry[list.table][row]] = i;
-  }
-  return positions;
-}
-
-void add_lists(std::span<const RowMap> rows, Device& device, std::byte* memory,
+void add_lists(std::span<const RowMap* const> rows, Device& device, std::byte* memory,
                Schedule& schedule) {
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> index_places;
   for (const IndexPlace& place : schedule.placement.indexes) {
@@ -69,31 +53,18 @@ void add_lists(std::span<const RowMap> rows, Device& device, std::byte* memory,
   }
   for (uint32_t i = 0; i < schedule.sequence.lists.size(); ++i) {
     const KeyList& list = schedule.sequence.lists[i];
-    ListPlan plan{.table = list.table, .rows = static_cast<uint32_t>(list.keys.size())};
-    for (const auto& [entry, positions] : positions_of(list, rows[list.table], schedule)) {
-      if (!schedule.entries[entry].pinned) {
-        std::vector<uint32_t> sorted = positions;
-        std::sort(sorted.begin(), sorted.end());
-        std::vector<uint32_t> sources;
-        for (const uint32_t position : sorted) {
-          sources.push_back(*rows[list.table].find(list.keys[position]));
-        }
-        plan.host.push_back({entry, runs_of(sorted, sources)});
-        continue;
+    std::vector<uint32_t> numbers;
+    for (const uint64_t key : list.keys) numbers.push_back(*rows[list.table]->find(key));
+    ListPlan plan = plan_list(&schedule, list.table, numbers, false);
+    for (PinnedPart& part : plan.pinned) {
+      if (part.runs.size() == 1) continue;  // a plain copy
+      std::vector<uint32_t> positions;
+      for (const Run& run : part.runs) {
+        for (uint32_t row = 0; row < run.rows; ++row) positions.push_back(run.first + row);
       }
-      std::vector<uint32_t> in_entry(positions.size());
-      std::iota(in_entry.begin(), in_entry.end(), 0);
-      PinnedPart part{.entry = entry,
-                      .first = positions.front(),
-                      .index = {},
-                      .runs = runs_of(positions, in_entry)};
-      const bool in_order = part.runs.size() == 1;
-      const auto place = index_places.find({i, entry});
-      if (!in_order) {
-        PHUB_CHECK(place != index_places.end());
-        part.index.emplace(device, memory + place->second, positions);
-      }
-      plan.pinned.push_back(std::move(part));
+      const auto place = index_places.find({i, part.entry});
+      PHUB_CHECK(place != index_places.end());
+      part.index.emplace(device, memory + place->second, positions);
     }
     schedule.lists.push_back(std::move(plan));
   }
@@ -146,7 +117,7 @@ void add_waits_for_memory(const Demand& demand, Schedule& schedule) {
   }
 }
 
-// Local data is fetched after the access before, in the application's order, has saved it.
+// Local data is fetched after the preceding access, in the application's order, has saved it.
 void add_waits_for_rows(const Demand& demand, Schedule& schedule) {
   std::vector<std::vector<uint32_t>> users(demand.entries.size());  // in order
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
@@ -167,7 +138,7 @@ void add_waits_for_rows(const Demand& demand, Schedule& schedule) {
   }
 }
 
-// Where memory is free earlier than it was planned to be, buffers are filled earlier.
+// If memory is free earlier than planned, buffers are filled earlier.
 void add_openings(const Demand& demand, Schedule& schedule) {
   const auto phases = static_cast<int64_t>(schedule.phases);
   for (uint32_t i = 0; i < demand.accesses.size(); ++i) {
@@ -187,8 +158,33 @@ void add_openings(const Demand& demand, Schedule& schedule) {
 
 }  // namespace
 
+ListPlan plan_list(const Schedule* schedule, uint32_t table, std::span<const uint32_t> rows,
+                   bool for_update) {
+  ListPlan plan{
+      .table = table, .rows = static_cast<uint32_t>(rows.size()), .pinned = {}, .host = {}};
+  std::map<uint32_t, std::vector<uint32_t>> positions;  // by entry
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    positions[schedule ? schedule->entry_of_row[table][rows[i]] : kNoEntry].push_back(i);
+  }
+  for (auto& [number, at] : positions) {
+    const auto count = static_cast<uint32_t>(at.size());
+    const PlacedEntry* entry = number == kNoEntry ? nullptr : &schedule->entries[number];
+    std::vector<uint32_t> sources;
+    if (entry == nullptr || !entry->pinned || (for_update && entry->log == nullptr)) {
+      for (const uint32_t position : at) sources.push_back(rows[position]);
+      plan.host.push_back({number, count, runs_of(at, sources)});
+      continue;
+    }
+    const auto& row_in_entry = schedule->row_in_entry[table];
+    std::ranges::sort(at, {}, [&](uint32_t position) { return row_in_entry[rows[position]]; });
+    for (const uint32_t position : at) sources.push_back(row_in_entry[rows[position]]);
+    plan.pinned.push_back({number, count, runs_of(at, sources)});
+  }
+  return plan;
+}
+
 Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placement placement,
-                       std::span<const RowMap> rows, Device& device, std::byte* memory) {
+                       std::span<const RowMap* const> rows, Device& device, std::byte* memory) {
   Schedule schedule{.sequence = std::move(sequence),
                     .placement = std::move(placement),
                     .phases = demand.demand.phases};
@@ -206,8 +202,7 @@ Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placemen
                                  .data = at(memory, place.offset),
                                  .in_place = place.in_place,
                                  .fetch = access.fetch,
-                                 .save = access.save,
-                                 .waits_for = {}});
+                                 .save = access.save});
   }
   for (uint32_t i = 0; i < demand.demand.accesses.size(); ++i) {
     if (!schedule.placement.accesses[i].kept) continue;

@@ -1,8 +1,9 @@
-// A placed sequence, worked out once: where the rows of every list lie, and what each buffer has to
-// wait for. Fixed until the next sequence.
+// A placed sequence: the places of the rows of every list, the accesses that each buffer must wait
+// for, and the progress of the accesses. All but the progress is fixed until the next sequence.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,30 +15,47 @@
 
 namespace phub::geeps {
 
+// The log, in host memory, of the clock in progress.
+enum class HostLog : uint8_t {
+  kOld,   // still has updates of an earlier clock
+  kZero,  // no updates: it is filled with zeros
+  kUsed,  // has updates
+};
+
 // Rows that are always used together.
-struct EntryPlan {
+struct PlacedEntry {
   uint32_t table = 0;
   bool pinned = false;
   float* rows = nullptr;  // in device memory, if pinned
-  float* log = nullptr;   // the updates of a clock, beside them
+  float* log = nullptr;   // the updates of a clock, beside the rows; null: in host memory
   uint32_t count = 0;
   std::vector<Run> runs;  // row of the entry -> row of the table
+
+  // Used by the application's thread.
+  bool log_used = false;  // `log` has updates of this clock
+  bool dirty = false;     // pinned local rows are newer than those in host memory
+  // Used by the table's store lane.
+  HostLog host_log = HostLog::kOld;
 };
 
-// The rows of a pinned entry in a list.
+constexpr uint32_t kNoEntry = ~uint32_t{0};  // for rows that are not in the sequence
+
+// The rows of a list that are in a pinned entry.
 struct PinnedPart {
   uint32_t entry;
-  uint32_t first;                 // where they begin in the list, if they are there in order
-  std::optional<RowIndex> index;  // otherwise: the row of the list of each
-  std::vector<Run> runs;          // the same: row of the list -> row of the entry
+  uint32_t rows;
+  std::vector<Run> runs;               // row of the list -> row of the entry
+  std::optional<RowIndex> index = {};  // by row of the entry: the row of the list
 };
 
-// The rows of an entry in host memory: row of the list -> row of the table.
+// The rows of a list that are in host memory, of one entry or of none.
 struct HostPart {
-  uint32_t entry;
-  std::vector<Run> runs;
+  uint32_t entry;  // or kNoEntry
+  uint32_t rows;
+  std::vector<Run> runs;  // row of the list -> row of the table
 };
 
+// The places of the rows of a list.
 struct ListPlan {
   uint32_t table = 0;
   uint32_t rows = 0;
@@ -45,13 +63,14 @@ struct ListPlan {
   std::vector<HostPart> host;
 };
 
-// An instance of an access must wait until this one, so many iterations before, is given back.
+// An instance of an access must wait until `access` was released `behind` iterations before.
 struct Dependency {
   uint32_t access;
   uint32_t behind;
 };
 
-struct AccessPlan {
+// An access of the sequence. Its instance k is the one in iteration k.
+struct PlannedAccess {
   Call call = Call::kRead;
   uint32_t list = 0;
   uint32_t step = 0;
@@ -60,13 +79,26 @@ struct AccessPlan {
   bool in_place = false;
   bool fetch = true, save = true;  // as recorded
   bool last_update = false;        // of its table
-  // The access whose buffer it takes over with the rows in it, and whether another takes over its.
+  // The access whose buffer this one continues to use, with its rows; and whether a later access
+  // continues to use this one's.
   std::optional<uint32_t> kept_from;
   bool kept_on = false;
-  std::vector<Dependency> waits_for;
+  std::vector<Dependency> waits_for = {};
+
+  // Progress over the iterations. Guarded by the cache's lock.
+  uint64_t filled = 0;      // instances whose fetch from host memory was enqueued (event `ready`)
+  uint64_t released = 0;    // instances before this one were released (event `done`)
+  uint64_t skipped_to = 0;  // instances before this one are omitted, once those before are released
+  bool filling = false;
+  bool left_out = false;  // while filling: the application omits this instance
+  bool held = false;
+  bool done_recorded = false;         // false: there is nothing to wait for
+  uint64_t version = 0, changes = 0;  // of the table, when it was filled
+  uint64_t back = 0;                  // how many clocks old its rows may be
+  std::unique_ptr<Event> ready = {}, computed = {}, done = {};
 };
 
-// From this phase on, an access of this iteration (or of the next) may be given its buffer.
+// From this phase on, an access of this iteration or of the next may get its buffer.
 struct Opening {
   uint32_t phase;
   uint32_t next_iteration;  // 0 or 1
@@ -77,20 +109,25 @@ struct Schedule {
   Sequence sequence;
   Placement placement;
   uint32_t phases = 1;
-  std::vector<EntryPlan> entries;
+  std::vector<PlacedEntry> entries;
   std::vector<ListPlan> lists;
-  std::vector<AccessPlan> accesses;
+  std::vector<PlannedAccess> accesses;
   std::vector<uint32_t> access_of_step;
   std::vector<Opening> openings;                     // by phase
   std::vector<std::vector<uint32_t>> table_entries;  // by table: its entries
   std::vector<std::vector<uint32_t>> entry_of_row;   // by table and row; kNoEntry
   std::vector<std::vector<uint32_t>> row_in_entry;   // by table and row
-  static constexpr uint32_t kNoEntry = ~uint32_t{0};
 };
 
-// `demand` is the sequence's, placed in `memory`; `rows` are the tables'. Blocks until the indexes
-// are on the device.
+// The places of a table's rows, in the order of a list. For an update, rows of a pinned entry
+// without a log count as rows in host memory, since their log is there. Without a schedule all rows
+// are in host memory.
+ListPlan plan_list(const Schedule* schedule, uint32_t table, std::span<const uint32_t> rows,
+                   bool for_update);
+
+// `demand` is that of the sequence, `placement` was made for it, `rows` are those of the tables.
+// Blocks until the indexes are on the device.
 Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placement placement,
-                       std::span<const RowMap> rows, Device& device, std::byte* memory);
+                       std::span<const RowMap* const> rows, Device& device, std::byte* memory);
 
 }  // namespace phub::geeps

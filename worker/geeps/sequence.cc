@@ -28,7 +28,6 @@ bool is_acquisition(Call call) {
   return call == Call::kRead || call == Call::kPreUpdate || call == Call::kLocalAccess;
 }
 
-// What gives the buffer of an acquisition back.
 Call release_of(Call acquisition) {
   switch (acquisition) {
     case Call::kRead:
@@ -52,23 +51,6 @@ Recorder::Recorder(std::vector<TableInfo> tables) {
   }
   clocked_.resize(tables.size());
   sequence_.tables = std::move(tables);
-}
-
-uint32_t Recorder::read(uint32_t table, std::span<const uint64_t> keys) {
-  return acquire(Call::kRead, table, keys, true);
-}
-void Recorder::post_read(uint32_t step) { release(Call::kPostRead, step, true); }
-
-uint32_t Recorder::pre_update(uint32_t table, std::span<const uint64_t> keys) {
-  return acquire(Call::kPreUpdate, table, keys, true);
-}
-void Recorder::update(uint32_t step) { release(Call::kUpdate, step, true); }
-
-uint32_t Recorder::local_access(uint32_t table, std::span<const uint64_t> keys, bool fetch) {
-  return acquire(Call::kLocalAccess, table, keys, fetch);
-}
-void Recorder::post_local_access(uint32_t step, bool save) {
-  release(Call::kPostLocalAccess, step, save);
 }
 
 void Recorder::table_clock(uint32_t table) {
@@ -151,7 +133,7 @@ uint32_t Recorder::list_of(Call call, uint32_t table, std::span<const uint64_t> 
 
 namespace {
 
-// Rows that are in the same lists, in the order of the first of these.
+// Finds the entries: rows that are in the same lists, in the order of the first of these.
 std::vector<KeyList> entries_of(const Sequence& sequence) {
   std::vector<std::unordered_map<uint64_t, std::vector<uint32_t>>> lists(sequence.tables.size());
   for (uint32_t i = 0; i < sequence.lists.size(); ++i) {
@@ -164,7 +146,7 @@ std::vector<KeyList> entries_of(const Sequence& sequence) {
     const KeyList& list = sequence.lists[i];
     for (const uint64_t key : list.keys) {
       const std::vector<uint32_t>& with = lists[list.table][key];
-      if (with.front() != i) continue;  // it came with that list
+      if (with.front() != i) continue;  // it was added with an earlier list
       const auto [at, is_new] = entry_of_lists.try_emplace(with, entries.size());
       if (is_new) entries.push_back({list.table, {}});
       entries[at->second].keys.push_back(key);
@@ -196,10 +178,11 @@ void add_batches(const Sequence& sequence, SequenceDemand& result) {
   }
 }
 
-// A phase begins with the first acquisition after something else.
+// A phase begins with the first acquisition after another kind of call.
 void add_accesses(const Sequence& sequence, Demand& demand) {
   std::vector<uint32_t> access_of(sequence.operations.size());  // by step
-  // By list: a read that was given back and not taken up by another, in this clock.
+  // By list: a read in this clock that was released, and whose buffer no other read continues to
+  // use.
   std::vector<std::optional<uint32_t>> read_before(sequence.lists.size());
   uint32_t phase = 0;
   bool acquiring = true;

@@ -1,5 +1,5 @@
-// The operations of one iteration, recorded in a virtual iteration (nothing but recorded) or in the
-// first real one, and what they demand of device memory. Plain data: no device, no threads.
+// The operations of an iteration, recorded in a virtual or real one, and their demand of device
+// memory. Plain data, without devices or threads.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ enum class Call : uint8_t {
   kTableClock,
 };
 std::string_view name_of(Call call);
-bool is_acquisition(Call call);     // it asks for a buffer
-Call release_of(Call acquisition);  // what gives that buffer back
+bool is_acquisition(Call call);     // a call that returns a buffer
+Call release_of(Call acquisition);  // the call that releases that buffer
 
 struct TableInfo {
   std::string name;
   uint32_t row_floats = 0;
-  bool local = false;  // this worker's own data; otherwise parameters
+  bool local = false;  // this worker's own data; false: parameters
 };
 
 struct KeyList {
@@ -43,8 +43,8 @@ struct KeyList {
 struct Operation {
   Call call;
   uint32_t table;
-  uint32_t list = 0;      // of what asks for a buffer: the keys
-  uint32_t acquired = 0;  // of what gives one back: the step that asked for it
+  uint32_t list = 0;      // of an acquisition: the keys
+  uint32_t acquired = 0;  // of a release: the step of the acquisition
   bool moves = true;      // LocalAccess: fetches; PostLocalAccess: saves
   bool operator==(const Operation&) const = default;
 };
@@ -61,21 +61,29 @@ class Recorder {
  public:
   explicit Recorder(std::vector<TableInfo> tables);
 
-  uint32_t read(uint32_t table, std::span<const uint64_t> keys);
-  void post_read(uint32_t step);
-  uint32_t pre_update(uint32_t table, std::span<const uint64_t> keys);
-  void update(uint32_t step);
-  uint32_t local_access(uint32_t table, std::span<const uint64_t> keys, bool fetch = true);
-  void post_local_access(uint32_t step, bool save = true);
+  uint32_t acquire(Call call, uint32_t table, std::span<const uint64_t> keys, bool fetch = true);
+  void release(Call call, uint32_t step, bool save = true);
+  uint32_t read(uint32_t table, std::span<const uint64_t> keys) {
+    return acquire(Call::kRead, table, keys);
+  }
+  void post_read(uint32_t step) { release(Call::kPostRead, step); }
+  uint32_t pre_update(uint32_t table, std::span<const uint64_t> keys) {
+    return acquire(Call::kPreUpdate, table, keys);
+  }
+  void update(uint32_t step) { release(Call::kUpdate, step); }
+  uint32_t local_access(uint32_t table, std::span<const uint64_t> keys, bool fetch = true) {
+    return acquire(Call::kLocalAccess, table, keys, fetch);
+  }
+  void post_local_access(uint32_t step, bool save = true) {
+    release(Call::kPostLocalAccess, step, save);
+  }
   void table_clock(uint32_t table);
 
   const Sequence& sequence() const { return sequence_; }  // so far
-  // The end of the iteration: every buffer must be given back.
+  // Ends the iteration. Throws Error(kInvalid) if a buffer was not released.
   Sequence finish();
 
  private:
-  uint32_t acquire(Call call, uint32_t table, std::span<const uint64_t> keys, bool fetch);
-  void release(Call call, uint32_t step, bool save);
   void check_table(Call call, uint32_t table) const;
   uint32_t list_of(Call call, uint32_t table, std::span<const uint64_t> keys);
   uint32_t step() const { return static_cast<uint32_t>(sequence_.operations.size()); }
@@ -86,14 +94,14 @@ class Recorder {
   std::vector<bool> clocked_;   // by table
 };
 
-// With a TableClock after the last Update of each table that has none.
+// Adds a TableClock after the last Update of each table that has none.
 Sequence with_inferred_clocks(const Sequence& sequence);
 
-// What place() takes, and which rows are meant. Rows that are in the same lists are one entry; a
-// list is a batch of the same number.
+// The input of place(), and the rows of its entries. Rows that are in the same lists form an entry;
+// list i is batch i.
 struct SequenceDemand {
   Demand demand;
-  std::vector<KeyList> entries;  // the rows of each entry, as they lie in memory
+  std::vector<KeyList> entries;  // the rows of each entry, in their order in memory
 };
 SequenceDemand demand_of(const Sequence& sequence);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <iterator>
 #include <mutex>
 #include <queue>
 #include <thread>
@@ -12,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/hyper.h"
 #include "kernels/kernels.h"
 #include "transport/error.h"
-#include "worker/geeps/hyper_schedule.h"
 #include "worker/geeps/key_memory.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/geeps/tables.h"
@@ -52,9 +53,80 @@ std::vector<size_t> elements_of(const JobSpec& spec) {
   return elements;
 }
 
+void set(kernels::Hyper& hyper, const std::map<std::string, double>& values) {
+  for (const auto& [name, value] : values) {
+    const std::string problem = kernels::set(hyper, name, value);
+    if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
+  }
+}
+
+bool is_before(uint64_t round, const HyperChange& change) { return round < change.round; }
+
+// The hyperparameters of every round: those a job begins with, its schedule, and later changes.
+// Not thread-safe. Errors are Error(kInvalid), and change nothing.
+class HyperSchedule {
+ public:
+  HyperSchedule(kernels::Optimizer optimizer, const JobSpec& spec);
+
+  const kernels::Hyper& at(uint64_t round) const;
+  // Changes values from `round` on; they override the schedule's for that round. Rounds before
+  // `oldest` are forgotten. REQUIRES: oldest <= round.
+  void change(uint64_t round, const std::map<std::string, double>& values, uint64_t oldest);
+
+ private:
+  void check(const std::map<std::string, double>& values) const;
+  void lay_out();
+
+  const kernels::Optimizer optimizer_;
+  kernels::Hyper first_;
+  std::vector<HyperChange> changes_;                         // by ascending round
+  std::vector<std::pair<uint64_t, kernels::Hyper>> rounds_;  // from each of these rounds on
+};
+
+HyperSchedule::HyperSchedule(kernels::Optimizer optimizer, const JobSpec& spec)
+    : optimizer_(optimizer), first_(kernels::default_hyper(optimizer)), changes_(spec.schedule) {
+  set(first_, spec.hyper);
+  for (const HyperChange& change : changes_) check(change.values);
+  lay_out();
+}
+
+const kernels::Hyper& HyperSchedule::at(uint64_t round) const {
+  const auto after = std::upper_bound(rounds_.begin(), rounds_.end(), round,
+                                      [](uint64_t r, const auto& from) { return r < from.first; });
+  return std::prev(after)->second;  // the first are from round 0 on
+}
+
+void HyperSchedule::change(uint64_t round, const std::map<std::string, double>& values,
+                           uint64_t oldest) {
+  check(values);
+  changes_.insert(std::upper_bound(changes_.begin(), changes_.end(), round, is_before),
+                  {.round = round, .values = values});
+  const auto past = std::upper_bound(changes_.begin(), changes_.end(), oldest, is_before);
+  for (auto change = changes_.begin(); change != past; ++change) set(first_, change->values);
+  changes_.erase(changes_.begin(), past);
+  lay_out();
+}
+
+void HyperSchedule::check(const std::map<std::string, double>& values) const {
+  kernels::Hyper changed = first_;
+  set(changed, values);
+  if (optimizer_ == kernels::Optimizer::kRmsprop && values.contains("rmsprop_momentum")) {
+    fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
+  }
+}
+
+void HyperSchedule::lay_out() {
+  rounds_ = {{0, first_}};
+  for (const HyperChange& change : changes_) {
+    kernels::Hyper hyper = rounds_.back().second;
+    set(hyper, change.values);
+    rounds_.emplace_back(change.round, hyper);
+  }
+}
+
 }  // namespace
 
-// The caller's threads push; one thread takes what was pushed and gives it back.
+// The caller's threads push; one thread applies the updates.
 struct StandaloneExchange::Impl {
   Impl(const JobSpec& job, std::span<const float> initial);
 
@@ -87,7 +159,7 @@ struct StandaloneExchange::Impl {
   KeyMemory gradients, parameters, state0, state1;
   KeyQueue done;
 
-  // The thread's own.
+  // Used by the thread only.
   std::vector<float> sum;                      // of a chunk
   std::vector<std::vector<uint64_t>> updates;  // by key and chunk; in lock-step rounds say as much
 
@@ -177,7 +249,7 @@ StandaloneExchange::Impl::Round StandaloneExchange::Impl::begin_round(size_t key
   return round;
 }
 
-// In lock-step a gradient of zero is a step of the optimizer, too; else it changes nothing.
+// In lock-step a gradient of zero is a step of the optimizer; otherwise it has no effect.
 void StandaloneExchange::Impl::apply(size_t key, bool null, const Round& round) {
   if (null && !lock_step) return;
   const float* const gradient = gradients[key].data();
@@ -205,8 +277,8 @@ void StandaloneExchange::Impl::apply(size_t key, bool null, const Round& round) 
   }
 }
 
-// Whether a chunk's gradient is applied. As a job's on_nonfinite says: throws, leaves it out, or
-// takes it as it is. In lock-step a round needs somebody's gradient.
+// Whether a chunk's gradient is applied. According to on_nonfinite, a NaN or infinity throws, is
+// excluded, or is applied. In lock-step a round needs a gradient.
 bool StandaloneExchange::Impl::admit(size_t key, bool finite, const float* gradient,
                                      size_t elements) const {
   if (finite || spec.on_nonfinite == "pass") return true;

@@ -1,5 +1,5 @@
-// An exchange without a box: a thread of this process applies the optimizer. The bits are those of
-// a job with one worker.
+// An exchange without a box: a thread of this process applies the optimizer. The results are
+// bit-identical to those of a job with one worker.
 #pragma once
 
 #include <map>
@@ -7,19 +7,19 @@
 #include <span>
 #include <string>
 
-#include "transport/job_spec.h"
+#include "transport/control/job_spec.h"
 #include "worker/geeps/exchange.h"
 
 namespace phub::geeps {
 
 class StandaloneExchange final : public Exchange {
  public:
-  // The initial parameters of all keys one after another; none: zeros. Of the job counts what its
-  // arithmetic depends on: keys, optimizer, hyper, schedule, consistency, on_nonfinite (and
-  // chunk_elements: what is left out). Throws Error(kInvalid): the job is for several workers, or
-  // not f32, or the server would refuse it.
+  // `initial` has the parameters of all keys one after another; empty: zeros. Of `spec` only those
+  // fields count on which the arithmetic depends: keys, optimizer, hyper, schedule, consistency,
+  // on_nonfinite, and chunk_elements, the unit that on_nonfinite excludes. Throws Error(kInvalid)
+  // if the job is for several workers, or not f32, or the server would refuse it.
   explicit StandaloneExchange(const JobSpec& spec, std::span<const float> initial = {});
-  ~StandaloneExchange() override;  // drops what was pushed and is not yet here
+  ~StandaloneExchange() override;  // drops pushes in progress
 
   size_t keys() const override;
   const std::string& name(size_t key) const override;
@@ -36,7 +36,7 @@ class StandaloneExchange final : public Exchange {
   uint32_t rank() const override { return 0; }
   uint32_t world_size() const override { return 1; }
 
-  // Hyperparameters for the next round that no key has begun. See Worker::set_hyper().
+  // Changes hyperparameters from the first round that no key has begun. See Worker::set_hyper().
   void set_hyper(const std::map<std::string, double>& values);
 
  private:

@@ -1,4 +1,5 @@
-// Tables as keys of a job, and what a job says of a cache. (dense() and keys_of() are in cache.h.)
+// Tables as keys of a job, and the requirements of a cache on a job. (dense() and keys_of() are in
+// cache.h.)
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,13 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/job_spec.h"
+#include "transport/control/job_spec.h"
 #include "worker/geeps/cache.h"
 
 namespace phub::geeps {
 
-// Throws Error(kInvalid) that names the table: no name or one that is there twice, no rows, a row
-// of no floats, a key that is there twice, more elements than a job may have.
+// Throws Error(kInvalid), which names the table: an empty or duplicate name, no rows, empty rows, a
+// duplicate key, more elements than a job may have.
 void check(std::span<const TableSpec> tables);
 
 // A table's key is named "layer1 #c8f5a3d2e1907b64": its name, and a digest of its row_floats and

@@ -66,11 +66,11 @@ std::optional<size_t> WorkerExchange::next() {
     }
     std::optional<Completion> here;
     try {
-      here = worker_.next();
+      here = worker_.wait_any();
     } catch (const Error& error) {
       fail_with(error);
     }
-    if (!here) continue;  // woken: something has changed
+    if (!here) continue;  // stop() or a failure has called wake()
     if (here->error) fail_with(*here->error);
     const std::lock_guard lock(mutex_);
     away_[here->pushed.key] = false;
@@ -88,7 +88,7 @@ void WorkerExchange::stop() {
 
 std::optional<uint32_t> WorkerExchange::slack() const { return slack_of(worker_.spec()); }
 
-// Throws the failure, which the other calls meet from now on.
+// Throws the failure, and lets all later calls throw it.
 void WorkerExchange::fail_with(const Error& error) {
   {
     const std::lock_guard lock(mutex_);

@@ -16,12 +16,12 @@ namespace phub::geeps {
 
 class WorkerExchange final : public Exchange {
  public:
-  // Waits for the present parameters: after Worker::broadcast() where the job has initial ones.
-  // Throws Error(kInvalid) that names the table: the worker's keys are not those of
-  // keys_of(tables); or the job's formats are not f32. REQUIRES: the worker outlives this, and
-  // nobody else pushes or calls its next() meanwhile.
+  // Waits for the present parameters. Throws Error(kInvalid), which names the table, if the
+  // worker's keys are not those of keys_of(tables), or the job's formats are not f32. REQUIRES: if
+  // the job needs initial parameters, Worker::broadcast() was called; the worker outlives this;
+  // nothing else pushes to it or calls its wait_any().
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
-  // Results that are still to come are nobody's. REQUIRES: no next() runs.
+  // Nobody is told of pushes in progress. REQUIRES: no next() is in progress.
   ~WorkerExchange() override { worker_.forget_announced(); }
   WorkerExchange(const WorkerExchange&) = delete;
   WorkerExchange& operator=(const WorkerExchange&) = delete;
@@ -50,7 +50,7 @@ class WorkerExchange final : public Exchange {
   std::vector<std::string> names_;  // of the tables
 
   std::mutex mutex_;        // guards what follows
-  std::vector<bool> away_;  // by key: pushed and not yet named by next()
+  std::vector<bool> away_;  // by key: pushed and not yet returned by next()
   Failure failure_;
   bool stopped_ = false;
 };

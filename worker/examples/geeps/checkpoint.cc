@@ -107,19 +107,20 @@ Checkpoint load(const std::string& path, const std::string& of) {
   Checkpoint checkpoint;
   try {
     if (Reader(std::span(bytes).subspan(end)).number() != digest(std::as_bytes(content))) {
-      throw std::length_error("its digest is another");
+      throw std::length_error("its digest is wrong");
     }
     Reader reader(content);
-    if (reader.number() != kMagic) throw std::length_error("it begins otherwise");
+    if (reader.number() != kMagic) throw std::length_error("it does not begin as one");
     reader.get(checkpoint.of);
     checkpoint.clock = reader.number();
     reader.get(checkpoint.parameters);
     reader.get(checkpoint.state);
   } catch (const std::length_error& error) {
-    fail(ErrorCode::kInvalid, "{}: not a checkpoint of ours: {}", path, error.what());
+    fail(ErrorCode::kInvalid, "{}: not a phub checkpoint: {}", path, error.what());
   }
   if (checkpoint.of != of) {
-    fail(ErrorCode::kMismatch, "{}: is of '{}', not of '{}'", path, checkpoint.of, of);
+    fail(ErrorCode::kMismatch, "{}: it is a checkpoint of '{}', not of '{}'", path, checkpoint.of,
+         of);
   }
   return checkpoint;
 }

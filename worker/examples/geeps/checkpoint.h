@@ -1,4 +1,4 @@
-// A training's state in a file: replaced as a whole, and checked when it is read.
+// A training's state in a file, which is replaced as a whole and checked when it is read.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,16 @@
 namespace phub::examples {
 
 struct Checkpoint {
-  std::string of;      // what was trained, and with what
+  std::string of;      // the model, data and share that were trained
   uint64_t clock = 0;  // the next one
   std::vector<float> parameters, state;
 };
 
-// On disk when this returns; until then the file is what it was before. Throws Error(kInternal).
+// Replaces the file. It is on disk when this returns; until then the old one remains. Throws
+// Error(kInternal).
 void save(const std::string& path, const Checkpoint& checkpoint);
-// Throws Error: kNotFound, no such file; kInvalid, not a whole checkpoint; kMismatch, one of
-// something else than `of`.
+// Throws Error: kNotFound, no such file; kInvalid, not a complete checkpoint; kMismatch, a
+// checkpoint of something else than `of`.
 Checkpoint load(const std::string& path, const std::string& of);
 
 // FNV-1a, 64 bits.

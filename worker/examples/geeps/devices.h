@@ -1,4 +1,4 @@
-// The devices of an application, as its options say.
+// Makes the devices of an application, according to its options.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace phub::examples {
 
-// Ends in the reverse order.
+// Members are destroyed in reverse order.
 struct ComputeDevice {
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> compute;  // null: the calling thread computes

@@ -24,7 +24,7 @@ struct BackwardMemory {
   const float *parameters, *in, *out;
   float* error;     // of out: the gradient of the loss by it. May be overwritten
   float* gradient;  // of the parameters: all of them are written
-  float* below;     // error of in; null: nobody needs it
+  float* below;     // error of in; null: not needed
   float* scratch;   // holds nothing at first
 };
 

@@ -1,4 +1,4 @@
-// What the training loop (training.h) asks of an application.
+// The application's side of the training loop (training.h).
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,107 @@
+#include "bench/zerocompute/checker.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "bench/zerocompute/gradients.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+// Elements that are computed and compared at a time: they stay in the first-level cache.
+constexpr size_t kBlock = 1024;
+
+float as_float(const std::byte* at, kernels::DType dtype) {
+  float value = 0;
+  kernels::convert(at, dtype, &value, kernels::DType::kF32, 1);
+  return value;
+}
+
+// `expected` and `found` hold n results each; the first of them is element `first`.
+Mismatch compare(const std::byte* expected, const std::byte* found, uint64_t first, size_t n,
+                 kernels::DType dtype) {
+  const size_t width = kernels::bytes_of(dtype);
+  Mismatch result;
+  if (std::memcmp(expected, found, n * width) == 0) return result;
+  for (size_t i = 0; i < n; ++i) {
+    const std::byte* want = expected + i * width;
+    const std::byte* have = found + i * width;
+    if (std::memcmp(want, have, width) == 0) continue;
+    if (result.count++ == 0) {
+      result.element = first + i;
+      result.expected = as_float(want, dtype);
+      result.found = as_float(have, dtype);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+size_t Checker::reference_bytes(const CheckerOptions& options) {
+  if (!options.computes || options.optimizer == kernels::Optimizer::kNone) return 0;
+  return (1 + kernels::state_arrays(options.optimizer, options.hyper)) * options.elements *
+         sizeof(float);
+}
+
+Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : options_(options) {
+  PHUB_CHECK(memory.size() >= reference_bytes(options));
+  if (reference_bytes(options) == 0) return;
+  params_ = reinterpret_cast<float*>(memory.data());
+  const size_t states = kernels::state_arrays(options.optimizer, options.hyper);
+  if (states > 0) state0_ = params_ + options.elements;
+  if (states > 1) state1_ = params_ + 2 * options.elements;
+}
+
+void Checker::advance(uint64_t round, uint64_t first, size_t n) {
+  if (params_ == nullptr) return;
+  std::array<float, kBlock> sums;
+  sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, sums.data());
+  const kernels::Step step = kernels::make_step(options_.optimizer, options_.hyper, round);
+  kernels::optimize(step, sums.data(), params_ + first, state0_ ? state0_ + first : nullptr,
+                    state1_ ? state1_ + first : nullptr, n, nullptr, kernels::DType::kF32,
+                    kernels::Store::kCached);
+}
+
+void Checker::expect(uint64_t round, uint64_t first, size_t n, void* out) const {
+  const kernels::DType dtype = options_.result_dtype;
+  if (!options_.computes) {
+    std::memset(out, 0, n * kernels::bytes_of(dtype));
+  } else if (params_ != nullptr) {
+    kernels::convert(params_ + first, kernels::DType::kF32, out, dtype, n);
+  } else {
+    std::array<float, kBlock> sums;
+    sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, sums.data());
+    kernels::convert(sums.data(), kernels::DType::kF32, out, dtype, n);
+  }
+}
+
+Mismatch Checker::advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results) {
+  const size_t width = kernels::bytes_of(options_.result_dtype);
+  Mismatch total;
+  for (size_t done = 0; done < n; done += kBlock) {
+    const size_t count = std::min(kBlock, n - done);
+    advance(round, first + done, count);
+    total.add(
+        check(round, first + done, count, static_cast<const std::byte*>(results) + done * width));
+  }
+  return total;
+}
+
+Mismatch Checker::check(uint64_t round, uint64_t first, size_t n, const void* results) const {
+  const size_t width = kernels::bytes_of(options_.result_dtype);
+  std::array<float, kBlock> expected;
+  Mismatch total;
+  for (size_t done = 0; done < n; done += kBlock) {
+    const size_t count = std::min(kBlock, n - done);
+    expect(round, first + done, count, expected.data());
+    total.add(compare(reinterpret_cast<const std::byte*>(expected.data()),
+                      static_cast<const std::byte*>(results) + done * width, first + done, count,
+                      options_.result_dtype));
+  }
+  return total;
+}
+
+}  // namespace phub

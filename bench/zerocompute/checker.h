@@ -1,0 +1,79 @@
+// Computes the result of every round, and compares results with it bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace phub {
+
+// The job's computation on the gradients of gradients.h.
+struct CheckerOptions {
+  uint32_t ranks = 1;
+  uint64_t elements = 0;
+  kernels::Optimizer optimizer = kernels::Optimizer::kNone;
+  kernels::Hyper hyper;
+  kernels::DType result_dtype = kernels::DType::kF32;
+  uint64_t pattern_first = 0;  // this job's first element in the pattern; each job has another
+  bool computes = true;        // false: the job moves notifications only, its results stay zero
+};
+
+// Where a result first differed.
+struct Mismatch {
+  uint64_t count = 0;    // elements that differ
+  uint64_t element = 0;  // the first of them
+  float expected = 0;
+  float found = 0;
+
+  void add(const Mismatch& other) {
+    if (count == 0) *this = {0, other.element, other.expected, other.found};
+    count += other.count;
+  }
+};
+
+// Follows the parameters of a job, starting from zeros. The memory of the reference is the
+// caller's, so that several processes can share it; each element must be advanced by one of them
+// per round. Copies of a Checker over the same memory are the same reference.
+class Checker {
+ public:
+  // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer.
+  static size_t reference_bytes(const CheckerOptions& options);
+
+  // REQUIRES: `memory` is zeroed, aligned for floats, and as large as reference_bytes() says.
+  Checker(const CheckerOptions& options, std::span<std::byte> memory);
+
+  // Advances elements [first, first + n) of the reference to `round` and compares them with
+  // `results`, which begins at element `first`. REQUIRES: they stand at round - 1.
+  Mismatch advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results);
+
+  // Compares again. REQUIRES: the elements stand at `round`.
+  Mismatch check(uint64_t round, uint64_t first, size_t n, const void* results) const;
+
+ private:
+  void advance(uint64_t round, uint64_t first, size_t n);
+  // The expected results of one block, in the result's format.
+  void expect(uint64_t round, uint64_t first, size_t n, void* out) const;
+
+  CheckerOptions options_;
+  float* params_ = nullptr;
+  float* state0_ = nullptr;
+  float* state1_ = nullptr;
+};
+
+// Calls `visit(first, n)` for the first and last element of every chunk of every key; neighbouring
+// ones of two chunks may come in one call. Elements count through the whole model.
+template <typename Visit>
+void for_each_chunk_edge(uint64_t key_first, uint64_t key_elements, uint32_t chunk_elements,
+                         Visit visit) {
+  for (uint64_t begin = 0; begin < key_elements; begin += chunk_elements) {
+    const uint64_t end =
+        begin + chunk_elements < key_elements ? begin + chunk_elements : key_elements;
+    visit(key_first + begin, size_t{1});
+    if (end - begin > 1) visit(key_first + end - 1, size_t{1});
+  }
+}
+
+}  // namespace phub

@@ -1,0 +1,289 @@
+#include "bench/zerocompute/options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+
+#include "transport/control/messages.h"
+#include "transport/error.h"
+#include "worker/worker.h"
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kMaxWorkers = 512;
+constexpr uint32_t kMaxJobs = 64;
+constexpr uint64_t kOneRankRounds = 20;
+constexpr size_t kMaxSweep = 1000;
+constexpr uint64_t kMaxChunkElements = 1u << 24;  // as a job's spec may have
+
+constexpr const char* kDescription =
+    "Measures how fast a phub server exchanges the gradients of a model for its new parameters, "
+    "with real models' key tables and no computation on the workers. Every round's result is "
+    "checked, outside of the timed part.";
+
+constexpr const char* kExamples = R"(Examples:
+  zerocompute                                        ResNet-50, 4 workers, Nesterov, own server
+  zerocompute --model resnet50,vgg19 --workers 2,4,8 a table of six rows
+  zerocompute -b 4K -e 256M -f 4 --optimizer none    all-reduce of one key, by size
+  zerocompute --model my.json --dtype bf16           {"name": …, "keys": [{"name": …, "elements": …}]}
+  zerocompute --chunk-sizes 4K,16K,64K,256K,1M       by the size of a chunk
+  zerocompute --no-sum                               notifications only: what the rest costs
+  zerocompute --server box:7717 -D 10 --json out.json
+  mpirun -np 8 zerocompute --one-rank --server box:7717 --transport tcp -n 50
+
+A round's time is the latest end minus the earliest start of all workers after a common barrier.
+With --one-rank it is rank 0's own time, and no clock is shared. Gb/s count one direction: as much
+comes back. The limit is how long the same reads and writes of memory take with as many threads as
+the server has cores, measured between the rounds. The verdict at the end says which limit binds.
+Exit status: 0 if every result was right, 1 if not or if the run failed, 2 for a wrong command line.
+)";
+
+template <typename T>
+T parse_number(std::string_view text, std::string_view option) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    fail(ErrorCode::kInvalid, "{}: '{}' is not a number", option, text);
+  }
+  return value;
+}
+
+// The text that CLI11 reads. It is converted afterwards, so that messages name the choices.
+struct Raw {
+  std::vector<std::string> models;
+  std::vector<std::string> workers;
+  std::string optimizer = "nesterov", dtype = "f32", from, to;
+  std::string factor = "2";
+  uint32_t chunk_elements = 8192;
+  std::vector<std::string> chunk_sizes;
+  bool by_seconds = false;
+  bool no_sum = false, no_optimize = false, no_limit = false;
+};
+
+void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
+  app.footer(kExamples);
+  app.add_option(
+         "--model", raw.models,
+         fmt::format("Model or FILE.json, several with commas: {}", fmt::join(model_names(), ", ")))
+      ->delimiter(',');
+  app.add_option("-b", raw.from, "Sweep: first size in bytes (4K, 1M, …) of a model of one key");
+  app.add_option("-e", raw.to, "Sweep: last size (default: the first)");
+  app.add_option("-f", raw.factor, "Sweep: factor between sizes (default 2)");
+  app.add_option("--workers", raw.workers, "Worker processes, several with commas (default 4)")
+      ->delimiter(',');
+  app.add_option("--jobs", o.jobs, "Jobs of that many workers, beside each other (default 1)");
+  app.add_flag(
+      "--one-rank", o.one_rank,
+      "Be one rank, of a job whose others a launcher starts on this host or on others: RANK "
+      "and WORLD_SIZE (or Open MPI's or Slurm's) say which; PHUB_JOB names the job. Rank 0 "
+      "reports");
+  app.add_option("--transport", o.transport,
+                 "How workers and server talk: shm, tcp, verbs (default shm)");
+  app.add_option("--optimizer", raw.optimizer,
+                 "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop "
+                 "(default nesterov)");
+  app.add_option("--dtype", raw.dtype,
+                 "Format of gradients and of the parameters that come back: f32, bf16, f16");
+  app.add_option("--chunk-elements", raw.chunk_elements, "Elements per chunk (default 8192)");
+  app.add_option("--chunk-sizes", raw.chunk_sizes,
+                 "Sweep: bytes of a chunk's gradient, several with commas (4K,32K,1M)")
+      ->delimiter(',')
+      ->excludes("--chunk-elements");
+  app.add_flag("--no-optimize", raw.no_optimize, "The server sums and sends the sums back");
+  app.add_flag("--no-sum", raw.no_sum,
+               "The server neither sums nor optimizes: notifications travel, results stay zero");
+  app.add_flag("--copy", o.copy, "Each worker also copies the parameters into private memory");
+  app.add_option("-w", o.warmup, "Rounds before the measurement (default 3)");
+  app.add_option("-n", o.rounds, "Rounds to measure");
+  app.add_option("-D", o.seconds, "Or seconds to measure for (default 5; at least 5 rounds)");
+  app.add_flag("--no-limit", raw.no_limit, "Do not measure the memory's limit");
+  app.add_option("--link-gbps", o.link_gbps,
+                 "Of a worker's link each way: lets the verdict say whether the network binds");
+  app.add_option("--server", o.server, "HOST:PORT of a running server (default: starts its own)");
+  app.add_option("--serve-args", o.serve_arguments, "More arguments for its own `phub serve`");
+  app.add_option("--json", o.json, "Also write the results to this file");
+  app.add_flag("--quiet", o.quiet, "No progress on stderr");
+}
+
+void resolve_models(const Raw& raw, ZerocomputeOptions& o) {
+  for (const std::string& name : raw.models) o.models.push_back(model_or_file(name));
+  if (raw.from.empty() && !raw.to.empty()) fail(ErrorCode::kInvalid, "-e needs a first size, -b");
+  if (!raw.from.empty()) {
+    const uint64_t from = parse_size(raw.from);
+    const uint64_t to = raw.to.empty() ? from : parse_size(raw.to);
+    for (uint64_t bytes : sweep_sizes(from, to, parse_number<double>(raw.factor, "-f"))) {
+      o.models.push_back(table_of_size(bytes, o.dtype));
+    }
+  }
+  if (o.models.empty()) o.models.push_back(model("resnet50"));
+}
+
+void resolve_chunks(const Raw& raw, ZerocomputeOptions& o) {
+  o.chunk_elements = {raw.chunk_elements};
+  if (raw.chunk_sizes.empty()) return;
+  o.chunk_elements.clear();
+  const uint64_t width = kernels::bytes_of(o.dtype);
+  for (const std::string& text : raw.chunk_sizes) {
+    const uint64_t bytes = parse_size(text);
+    const uint64_t elements = bytes / width;
+    if (bytes % (width * kChunkAlignment) != 0 || elements > kMaxChunkElements) {
+      fail(ErrorCode::kInvalid,
+           "--chunk-sizes: {} is not a multiple of {} bytes ({} elements) up to {} MiB", text,
+           width * kChunkAlignment, kChunkAlignment, kMaxChunkElements * width >> 20);
+    }
+    o.chunk_elements.push_back(static_cast<uint32_t>(elements));
+  }
+}
+
+// The rank, the world and the server of the launcher's environment.
+void resolve_one_rank(const Raw& raw, ZerocomputeOptions& o) {
+  const WorkerOptions given = options_from_environment();
+  if (given.rank < 0) {
+    fail(ErrorCode::kInvalid,
+         "--one-rank: RANK and WORLD_SIZE are not in the environment, nor Open MPI's or Slurm's");
+  }
+  if (!raw.workers.empty()) {
+    fail(ErrorCode::kInvalid, "--workers: with --one-rank the environment says how many there are");
+  }
+  if (raw.by_seconds) {
+    fail(ErrorCode::kInvalid,
+         "-D: ranks that share no clock count rounds; give -n with --one-rank");
+  }
+  if (!o.serve_arguments.empty() || o.jobs != 1) {
+    fail(ErrorCode::kInvalid, "--one-rank starts neither a server (--serve-args) nor --jobs");
+  }
+  if (o.server.empty() && std::getenv("PHUB_SERVER") == nullptr) {
+    fail(ErrorCode::kInvalid,
+         "--one-rank needs a running server: --server HOST:PORT or PHUB_SERVER");
+  }
+  if (o.server.empty()) o.server = given.server;
+  if (o.rounds == 0) o.rounds = kOneRankRounds;
+  o.rank = static_cast<uint32_t>(given.rank);
+  o.workers = {given.spec.world_size};
+  o.job = given.spec.name.empty() ? "zerocompute" : given.spec.name;
+  o.limit = false;  // that of the server's machine would matter
+}
+
+void resolve(const Raw& raw, ZerocomputeOptions& o) {
+  const auto dtype = kernels::parse_dtype(raw.dtype);
+  if (!dtype) fail(ErrorCode::kInvalid, "--dtype: '{}' is not f32, bf16 or f16", raw.dtype);
+  o.dtype = *dtype;
+  const auto optimizer = kernels::parse_optimizer(raw.optimizer);
+  if (!optimizer) {
+    fail(ErrorCode::kInvalid,
+         "--optimizer: '{}' is not none, sgd, momentum, nesterov, adam, adamw, adagrad or rmsprop",
+         raw.optimizer);
+  }
+  o.optimizer = *optimizer;
+  o.sum = !raw.no_sum;
+  o.optimize = !raw.no_optimize && !raw.no_sum;
+  o.limit = !raw.no_limit;
+  if (!raw.workers.empty()) o.workers.clear();
+  for (const std::string& text : raw.workers) {
+    const uint32_t count = parse_number<uint32_t>(text, "--workers");
+    if (count == 0 || count > kMaxWorkers) {
+      fail(ErrorCode::kInvalid, "--workers: {} is not between 1 and {}", count, kMaxWorkers);
+    }
+    o.workers.push_back(count);
+  }
+  if (!(o.seconds > 0) || o.seconds > 86400) {
+    fail(ErrorCode::kInvalid, "-D: {} seconds are not between 0 and 86400", o.seconds);
+  }
+  if (!o.server.empty() && !o.serve_arguments.empty()) {
+    fail(ErrorCode::kInvalid, "--serve-args are for its own server; --server names another");
+  }
+  if (o.jobs == 0 || o.jobs > kMaxJobs) {
+    fail(ErrorCode::kInvalid, "--jobs: {} is not between 1 and {}", o.jobs, kMaxJobs);
+  }
+  if (!(o.link_gbps >= 0)) {
+    fail(ErrorCode::kInvalid, "--link-gbps: {} is not a rate above 0", o.link_gbps);
+  }
+  if (o.one_rank) resolve_one_rank(raw, o);
+  resolve_models(raw, o);
+  resolve_chunks(raw, o);
+}
+
+}  // namespace
+
+uint64_t parse_size(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, text.data() + text.size());
+  int power = -1;
+  for (const auto& [letter, exponent] : {std::pair{"K", 10}, {"M", 20}, {"G", 30}}) {
+    if (unit == letter || unit == std::string(letter) + "B" || unit == std::string(letter) + "iB") {
+      power = exponent;
+    }
+  }
+  if (unit.empty()) power = 0;
+  const double bytes = std::ldexp(value, power);
+  if (error != std::errc() || power < 0 || !(bytes >= 1) || bytes > 0x1p50 ||
+      bytes != std::floor(bytes)) {
+    fail(ErrorCode::kInvalid, "'{}' is not a size in bytes such as 4096, 4K, 25M or 1G", text);
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+std::vector<uint64_t> sweep_sizes(uint64_t from, uint64_t to, double factor) {
+  if (!(factor > 1)) fail(ErrorCode::kInvalid, "-f: the factor {} is not above 1", factor);
+  if (to < from)
+    fail(ErrorCode::kInvalid, "the sweep's last size {} is below its first {}", to, from);
+  std::vector<uint64_t> sizes;
+  // Whole elements of every format: multiples of four bytes after the first size.
+  for (double bytes = static_cast<double>(from); bytes <= static_cast<double>(to);
+       bytes = std::max(bytes + 4, std::floor(bytes * factor / 4) * 4)) {
+    if (sizes.size() == kMaxSweep)
+      fail(ErrorCode::kInvalid, "more than {} sizes to sweep", kMaxSweep);
+    sizes.push_back(static_cast<uint64_t>(bytes));
+  }
+  return sizes;
+}
+
+std::string size_text(uint64_t bytes) {
+  double value = static_cast<double>(bytes);
+  const char* unit = "B";
+  for (const char* next : {"KiB", "MiB", "GiB"}) {
+    if (value < 1024) break;
+    value /= 1024;
+    unit = next;
+  }
+  return fmt::format("{:.4g} {}", value, unit);
+}
+
+KeyTable table_of_size(uint64_t bytes, kernels::DType dtype) {
+  const uint64_t width = kernels::bytes_of(dtype);
+  if (bytes % width != 0) {
+    fail(ErrorCode::kInvalid, "{} bytes are not a whole number of {} elements", bytes,
+         kernels::name_of(dtype));
+  }
+  KeyTable table;
+  table.name = size_text(bytes);
+  table.keys.push_back({.name = "data", .elements = bytes / width});
+  return table;
+}
+
+std::optional<ZerocomputeOptions> parse_zerocompute_options(int argc, const char* const* argv) {
+  CLI::App app(kDescription, "zerocompute");
+  Raw raw;
+  ZerocomputeOptions options;
+  declare(app, raw, options);
+  try {
+    app.parse(argc, argv);
+    raw.by_seconds = app.count("-D") > 0;
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    fail(ErrorCode::kInvalid, "{}; see --help", error.what());
+  }
+  resolve(raw, options);
+  return options;
+}
+
+}  // namespace phub

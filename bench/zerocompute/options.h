@@ -1,0 +1,56 @@
+// The command line of zerocompute.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "phub/plan/models.h"
+
+namespace phub {
+
+struct ZerocomputeOptions {
+  std::vector<KeyTable> models;  // of --model or the sweep, in the order given
+  std::vector<uint32_t> workers = {4};
+  uint32_t jobs = 1;      // at the same time
+  bool one_rank = false;  // run the rank of the launcher's environment; `workers` is its world
+  uint32_t rank = 0;      // with one_rank
+  std::string job;        // with one_rank: the prefix of the jobs' names on the server
+  std::string transport = "shm";
+  kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
+  kernels::DType dtype = kernels::DType::kF32;
+  std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
+  bool sum = true;                                // --no-sum: notifications only
+  bool optimize = true;                           // --no-optimize: sums come back
+  bool copy = false;  // each worker also copies the parameters into private memory
+  uint64_t warmup = 3;
+  uint64_t rounds = 0;  // 0: by seconds
+  double seconds = 5;
+  bool limit = true;            // measure the memory's limit
+  double link_gbps = 0;         // of a worker's link, for the verdict; 0: not known
+  std::string server;           // empty: start one
+  std::string serve_arguments;  // for the one that is started
+  std::string json;             // file; empty: none
+  bool quiet = false;           // no progress lines
+};
+
+// Parses the arguments. Nothing: they ask for help, which was printed to stdout. Throws
+// Error(kInvalid) with one line that names the argument and the problem.
+std::optional<ZerocomputeOptions> parse_zerocompute_options(int argc, const char* const* argv);
+
+// Bytes from "4096", "4K", "1.5M", "1G" (powers of 1024; "KB" and "KiB" mean "K"). Throws as above.
+uint64_t parse_size(std::string_view text);
+
+// Sizes from `from` up to and including `to`, each `factor` times the one before.
+std::vector<uint64_t> sweep_sizes(uint64_t from, uint64_t to, double factor);
+
+// A model of one key whose gradient is `bytes` long.
+KeyTable table_of_size(uint64_t bytes, kernels::DType dtype);
+
+// "97.5 MiB", "4 KiB", "1000 B".
+std::string size_text(uint64_t bytes);
+
+}  // namespace phub

@@ -1,0 +1,101 @@
+#include "bench/zerocompute/rank.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "bench/zerocompute/gradients.h"
+#include "bench/zerocompute/shared.h"
+#include "transport/control/token.h"
+
+namespace phub {
+namespace {
+
+WorkerOptions options_of(const CaseSpec& spec, uint32_t rank) {
+  WorkerOptions options = spec.worker;
+  options.rank = static_cast<int32_t>(rank);
+  options.token = token_from_environment();
+  if (const char* trace = std::getenv("PHUB_WORKER_TRACE")) options.trace = trace;
+  return options;
+}
+
+}  // namespace
+
+Rank::Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference)
+    : spec_(spec),
+      rank_(rank),
+      width_(kernels::bytes_of(spec.dtype)),
+      checker_(spec.checker, reference),
+      worker_(options_of(spec, rank)) {
+  for (const KeySpec& key : spec.table.keys) {
+    key_first_.push_back(elements_);
+    elements_ += key.elements;
+    chunks_ += (key.elements + chunk_elements() - 1) / chunk_elements();
+  }
+  if (spec.copy) copy_.resize(elements_ * width_);
+  worker_.wait_all();  // the parameters that the job begins with
+}
+
+void Rank::fill(uint64_t round) {
+  for (size_t k = 0; k < key_first_.size(); ++k) {
+    fill_gradients(rank_, round, spec_.checker.pattern_first + key_first_[k],
+                   spec_.table.keys[k].elements, spec_.dtype, worker_.gradient_bytes(k).data());
+  }
+}
+
+int64_t Rank::exchange() {
+  const size_t keys = key_first_.size();
+  for (size_t k = 0; k < keys; ++k) worker_.push(k);
+  const int64_t pushed_ns = monotonic_ns();
+  if (!spec_.copy) {
+    worker_.wait_all();
+    return pushed_ns;
+  }
+  for (size_t k = 0; k < keys; ++k) {
+    worker_.wait(k);
+    worker_.pull(k, {copy_.data() + key_first_[k] * width_, spec_.table.keys[k].elements * width_});
+  }
+  return pushed_ns;
+}
+
+const std::byte* Rank::results(size_t key) const {
+  return spec_.copy ? copy_.data() + key_first_[key] * width_ : worker_.parameter_bytes(key).data();
+}
+
+void Rank::check_part(uint64_t round, uint64_t part, uint64_t parts) {
+  const uint64_t begin = elements_ * part / parts;
+  const uint64_t end = elements_ * (part + 1) / parts;
+  for (size_t k = 0; k < key_first_.size(); ++k) {
+    const uint64_t first = std::max(begin, key_first_[k]);
+    const uint64_t last = std::min(end, key_first_[k] + spec_.table.keys[k].elements);
+    if (first >= last) continue;
+    note(round, k, last - first,
+         checker_.advance_and_check(round, first, last - first,
+                                    results(k) + (first - key_first_[k]) * width_));
+  }
+}
+
+void Rank::check_edges(uint64_t round) {
+  for (size_t k = 0; k < key_first_.size(); ++k) {
+    for_each_chunk_edge(key_first_[k], spec_.table.keys[k].elements, chunk_elements(),
+                        [&](uint64_t first, size_t n) {
+                          const std::byte* at = results(k) + (first - key_first_[k]) * width_;
+                          note(round, k, n, checker_.check(round, first, n, at));
+                        });
+  }
+}
+
+void Rank::note(uint64_t round, size_t key, uint64_t compared, const Mismatch& mismatch) {
+  checked_ += compared;
+  if (mismatch.count == 0) return;
+  if (wrong_ == 0) {
+    wrong_text_ =
+        fmt::format("round {}, rank {}, key {} '{}', element {}: {} instead of {}", round, rank_,
+                    key, spec_.table.keys[key].name, mismatch.element - key_first_[key],
+                    mismatch.found, mismatch.expected);
+  }
+  wrong_ += mismatch.count;
+}
+
+}  // namespace phub

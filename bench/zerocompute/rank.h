@@ -1,0 +1,66 @@
+// A rank's part of a measurement: makes gradients, exchanges them with the server, and checks the
+// results. run.h drives it, for processes of one machine or for a rank by itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/zerocompute/checker.h"
+#include "phub/plan/models.h"
+#include "worker/worker.h"
+
+namespace phub {
+
+// A measurement: a row of the table.
+struct CaseSpec {
+  KeyTable table;
+  uint32_t workers = 1;
+  kernels::DType dtype = kernels::DType::kF32;
+  CheckerOptions checker;
+  bool copy = false;
+  WorkerOptions worker;  // server and job; the rank is set by each process
+};
+
+class Rank {
+ public:
+  // Joins the job. `reference` is the checker's memory, which ranks of one machine may share.
+  Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference);
+
+  Worker& worker() { return worker_; }
+  uint64_t chunks() const { return chunks_; }
+
+  // Writes this round's gradients, all of them, so that no cache holds old ones.
+  void fill(uint64_t round);
+  // The measured part: pushes all keys and waits for all of them. Returns when all were pushed.
+  int64_t exchange();
+  // Advances part `part` of `parts` of the reference to `round` and compares it. REQUIRES: this
+  // part is advanced by one rank per round.
+  void check_part(uint64_t round, uint64_t part, uint64_t parts);
+  // Compares the first and last element of every chunk. REQUIRES: every part stands at `round`.
+  void check_edges(uint64_t round);
+
+  uint64_t checked() const { return checked_; }  // elements, all rounds
+  uint64_t wrong() const { return wrong_; }
+  const std::string& wrong_text() const { return wrong_text_; }  // the first wrong element
+
+ private:
+  uint32_t chunk_elements() const { return spec_.worker.spec.chunk_elements; }
+  const std::byte* results(size_t key) const;
+  void note(uint64_t round, size_t key, uint64_t compared, const Mismatch& mismatch);
+
+  const CaseSpec& spec_;
+  const uint32_t rank_;
+  const size_t width_;
+  Checker checker_;
+  Worker worker_;
+  std::vector<uint64_t> key_first_;  // of the model's elements, without padding
+  uint64_t elements_ = 0, chunks_ = 0;
+  std::vector<std::byte> copy_;
+  uint64_t checked_ = 0, wrong_ = 0;
+  std::string wrong_text_;
+};
+
+}  // namespace phub

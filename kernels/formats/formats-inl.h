@@ -1,0 +1,26 @@
+// The table of formats.
+#if defined(PHUB_KERNELS_FORMATS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PHUB_KERNELS_FORMATS_INL_H_
+#undef PHUB_KERNELS_FORMATS_INL_H_
+#else
+#define PHUB_KERNELS_FORMATS_INL_H_
+#endif
+
+#include <tuple>
+
+#include "kernels/formats/bf16-inl.h"
+#include "kernels/formats/f16-inl.h"
+#include "kernels/formats/f32-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+// In the order of enum DType. A format has a type T of its elements, load() and store() of a vector
+// of f32, stream_two() of two, and kExponent, the bits of T that are all set in a NaN or infinity.
+using Formats = std::tuple<F32, Bf16, F16>;
+static_assert(std::tuple_size_v<Formats> == kFormats.size());
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

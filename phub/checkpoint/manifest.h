@@ -1,0 +1,71 @@
+// The manifest of a checkpoint: what the job was at its round, and a checksum of every byte of its
+// files. It is written last: a checkpoint without a manifest does not exist.
+//
+//   {"checksum":"0a1b2c3d","version":1,"manifest":{…}}
+//
+// The checksum is the CRC-32C of everything behind its comma. Later versions keep this form, so
+// that every version can refuse what it does not know.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/control/messages.h"
+
+namespace phub {
+
+inline constexpr uint32_t kManifestVersion = 1;
+inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
+inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
+inline constexpr size_t kMaxOwnerBytes = 255;
+inline constexpr uint64_t kMaxRound = uint64_t{1} << 62;
+inline constexpr uint64_t kMaxSteps = 1u << 24;
+inline constexpr uint64_t kMaxSeeds = 1024;
+inline constexpr uint64_t kMaxFiles = 1u << 20;
+
+struct CheckpointFile {
+  std::string name;  // "parameters.safetensors", "rank-7/position": see names.h
+  uint64_t bytes = 0;
+  std::vector<uint32_t>
+      checksums;  // CRC-32C of each MiB from the file's beginning; the last is shorter
+
+  friend bool operator==(const CheckpointFile&, const CheckpointFile&) = default;
+};
+
+// A rank at the checkpoint's round.
+struct SavedRank {
+  uint32_t incarnation = 0;  // the latest; 0: none
+  uint64_t last_round = 0;   // that an incarnation which is lost took part in
+  bool expected = false;     // live, or waited for
+
+  friend bool operator==(const SavedRank&, const SavedRank&) = default;
+};
+
+struct Manifest {
+  JobSpec spec;
+  uint64_t round = 0;  // completed by every chunk; everything in the files is as of this round
+  uint64_t epoch = 1;  // rises with every restore
+  std::string owner;   // SHA-256 of the token that the job was created with; empty: of none
+  std::vector<uint32_t> live_ranks;
+  std::vector<SavedRank> ranks;  // max_ranks, or more: of those that it once had
+  uint64_t log_first = 0;        // number of the first record below; those before it were dropped
+  std::vector<LogRecord> log;
+  std::vector<uint64_t> steps;     // of the optimizer: one per chunk, or a single one for all
+  std::vector<HyperChange> hyper;  // hyperparameters by ascending round
+  std::map<std::string, uint64_t> seeds;
+  std::vector<CheckpointFile> files;
+
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+
+// The text of the file. Throws Error(kInvalid) if text is not UTF-8 or a number not finite.
+std::string manifest_text(const Manifest& manifest);
+
+// Throws Error(kInvalid) that says what is wrong: the checksum, a version that is newer, a field,
+// the job's spec, a file's name, size or number of checksums.
+Manifest parse_manifest(std::string_view text);
+
+}  // namespace phub

@@ -1,0 +1,242 @@
+// The directory of a box's checkpoints.
+//
+//   DIR/.lock                                    held by the box that writes here
+//   DIR/resnet50%2Ev2/epoch                      the job's latest epoch
+//   DIR/resnet50%2Ev2/ended                      the last epoch that nobody is to go on from
+//   DIR/resnet50%2Ev2/round-000000000123.epoch-4/
+//       parameters.safetensors  state-exp_avg.safetensors  rank-7/position  manifest.json
+//
+// A checkpoint is written to a folder "writing-…", which is renamed when all in it is on the disk.
+// Then manifest.json gets its name: that is the moment from which the checkpoint exists. Nothing is
+// ever overwritten. When one is removed, its manifest goes first. Files are 0600, in folders of
+// 0700.
+//
+// Errors are those of files.h, and kInvalid for what was damaged.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "phub/checkpoint/checked_file.h"
+#include "phub/checkpoint/files.h"
+#include "phub/checkpoint/manifest.h"
+#include "phub/checkpoint/names.h"
+#include "phub/checkpoint/safetensors.h"
+#include "transport/error.h"
+
+namespace phub {
+
+inline constexpr std::string_view kManifestFile = "manifest.json";
+inline constexpr std::string_view kParametersFile = "parameters.safetensors";
+// Of a slot of the optimizer's state: "state-exp_avg.safetensors".
+std::string state_file(std::string_view slot);
+
+// As long as one is there, the checkpoint is not removed by this process.
+class CheckpointPin {};
+
+// Reads one checkpoint. Every byte is compared with its checksum when it is read, so what is
+// returned is what was written. One thread at a time; it may outlive the store.
+class CheckpointReader {
+ public:
+  // Reads the manifest, and checks that it is that of this job and checkpoint.
+  CheckpointReader(Files& files, const std::string& job, std::string folder, CheckpointId id);
+
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& folder() const { return folder_; }
+  CheckpointId id() const { return {manifest_.epoch, manifest_.round}; }
+  bool has(std::string_view file) const;
+
+  // What a file of tensors holds. Throws Error(kNotFound) if there is no such file.
+  const TensorTable& tensors(std::string_view file);
+  // Bytes of a tensor, from `offset` in it on. REQUIRES: they are in the tensor.
+  void read_tensor(std::string_view file, size_t tensor, uint64_t offset,
+                   std::span<std::byte> into);
+
+  std::vector<PartId> parts() const;
+  uint64_t part_bytes(uint32_t rank, std::string_view name) const;  // kNotFound
+  void read_part(uint32_t rank, std::string_view name, uint64_t offset, std::span<std::byte> into);
+
+  // Bytes of any file of the manifest.
+  void read_file(std::string_view file, uint64_t offset, std::span<std::byte> into) {
+    input(file).read(offset, into);
+  }
+  // Reads everything. What is wrong, a sentence per file; empty: the checkpoint is whole.
+  std::vector<std::string> verify();
+
+  void hold(std::shared_ptr<CheckpointPin> pin) { pin_ = std::move(pin); }
+
+ private:
+  CheckedInput& input(std::string_view file);
+  const CheckpointFile& entry(std::string_view file) const;
+
+  Files& files_;
+  std::string folder_;
+  Manifest manifest_;
+  std::shared_ptr<CheckpointPin> pin_;
+  std::map<std::string, TensorTable, std::less<>> tables_;
+  std::string open_name_;  // of the file that is open
+  std::unique_ptr<CheckedInput> open_;
+};
+
+// Throws the error again if it is of this host (permissions, limits) and not of the checkpoint.
+void rethrow_unless_damage(const Error& error);
+
+// A checkpoint that cannot be used, for the log.
+struct Refusal {
+  std::string folder;
+  std::string why;
+};
+
+// The checkpoints in a directory, for reading. Needs no lock: while a box writes there, a
+// checkpoint may be gone when it is opened.
+class Checkpoints {
+ public:
+  explicit Checkpoints(std::string directory, Files& files = system_files());
+  virtual ~Checkpoints() = default;
+
+  std::vector<std::string> jobs();
+  // Newest first: the highest epoch, in it the highest round. Empty if there is no such job.
+  std::vector<CheckpointId> list(const std::string& job);
+  std::unique_ptr<CheckpointReader> open(const std::string& job, CheckpointId id);
+  // The newest whole checkpoint, after reading all of it; null if there is none. Adds those that
+  // are newer and cannot be used to `refused`. What somebody can repair (permissions, open files)
+  // is no reason to go back to an older one: it is thrown.
+  std::unique_ptr<CheckpointReader> newest_whole(const std::string& job,
+                                                 std::vector<Refusal>& refused);
+
+ protected:
+  std::string folder_of(const std::string& job) const;
+  std::string folder_of(const std::string& job, CheckpointId id) const;
+  // Called for each that newest_whole() refuses, and for each that is opened.
+  virtual void on_refused(const std::string&) {}
+  virtual std::shared_ptr<CheckpointPin> pin(const std::string&) { return nullptr; }
+
+  const std::string directory_;
+  Files& files_;
+};
+
+class CheckpointWriter;
+
+// The same for the box that writes there. Belongs to one thread, with its writers.
+class CheckpointStore final : public Checkpoints {
+ public:
+  // Makes the directory if it is not there, locks it (kTaken: another box has it), and removes what
+  // a crash has left. The last `keep` whole checkpoints of every job are kept. REQUIRES: keep > 0.
+  CheckpointStore(std::string directory, uint32_t keep, Files& files = system_files());
+
+  // Begins a checkpoint. Throws Error(kTaken) if there is one of this epoch and round.
+  std::unique_ptr<CheckpointWriter> begin(const std::string& job, CheckpointId id);
+
+  // A job is to go on from it. The box that wrote it may have been killed before it had synced its
+  // name; from here on it stays, as far as the disk is concerned.
+  void keep(const CheckpointReader& reader);
+
+  // An epoch that is higher than any before, and durable when this returns. To be called
+  // whenever a job starts or is restored, so that no two lives of a job share an epoch.
+  uint64_t raise_epoch(const std::string& job);
+  // The highest that any checkpoint or note of the job has; 0: it has none.
+  uint64_t epoch_of(const std::string& job);
+
+  // The job has ended: none of the checkpoints that it has is one to go on from. Durable when this
+  // returns.
+  void end(const std::string& job);
+  bool has_ended(const std::string& job, uint64_t epoch);
+  uint64_t ended_epoch(const std::string& job);  // the last that has ended; 0: none has
+
+  // Removes all of a job.
+  void remove_job(const std::string& job);
+
+ private:
+  friend class CheckpointWriter;
+  void make_job_folder(const std::string& job);
+  uint64_t read_epoch(const std::string& job, std::string_view note);
+  void write_epoch(const std::string& job, std::string_view note, uint64_t epoch);
+  void remove_checkpoint(const std::string& folder);
+  void remove_if_there(const std::string& folder);
+  void remove_leftovers(const std::string& job_folder);
+  // Removes what is older than the last `keep`. Returns what failed; "": nothing.
+  std::string prune(const std::string& job);
+  void on_refused(const std::string& folder) override { refused_.insert(folder); }
+  std::shared_ptr<CheckpointPin> pin(const std::string& folder) override;
+  bool pinned(const std::string& folder);
+
+  const uint32_t keep_;
+  std::unique_ptr<FileLock> lock_;
+  std::set<std::string> refused_;  // folders; they do not count as whole
+  std::set<std::string> writing_;  // folders of writers
+  std::map<std::string, std::weak_ptr<CheckpointPin>> pins_;
+};
+
+// Part of a rank, while it comes in.
+class PartWriter {
+ public:
+  void write(std::span<const std::byte> bytes) { output_.write(bytes); }
+  uint64_t bytes() const { return output_.entry().bytes; }
+  void finish();  // durable when this returns
+
+ private:
+  friend class CheckpointWriter;
+  PartWriter(CheckpointWriter& writer, const std::string& path, std::string name);
+
+  CheckpointWriter& writer_;
+  CheckedOutput output_;
+};
+
+// Writes one checkpoint. Destroyed before commit(): all of it is removed. After an Error it can
+// only be destroyed. The store must outlive it.
+class CheckpointWriter {
+ public:
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // The next bytes of a tensor, from `offset` in it on: at least one, in memory that stays as it is
+  // until the next call.
+  using TensorSource = std::function<std::span<const std::byte>(size_t tensor, uint64_t offset)>;
+  // `file`: kParametersFile, state_file(…), or another name that ends in ".safetensors".
+  void add_tensors(const std::string& file, const std::vector<TensorInfo>& tensors,
+                   const TensorSource& source,
+                   const std::map<std::string, std::string>& metadata = {});
+
+  // Several parts may be written at a time. The writer must outlive it.
+  std::unique_ptr<PartWriter> add_part(uint32_t rank, std::string_view name);
+
+  // Waits until the tensors are on the disk. Touches no other checkpoint: the store's thread may go
+  // on meanwhile.
+  void sync();
+
+  // Makes the checkpoint exist, and removes older ones. `manifest` needs no files, and has the
+  // epoch and round of begin(). When this returns the checkpoint is durable; if it throws, the one
+  // before it stands. Returns what went wrong when older ones were removed, for the log; "":
+  // nothing did. Throws Error(kInvalid) if a part is not finished.
+  std::string commit(Manifest manifest);
+
+ private:
+  friend class CheckpointStore;
+  friend class PartWriter;
+  CheckpointWriter(CheckpointStore& store, std::string job, CheckpointId id);
+  void abandon() noexcept;
+
+  CheckpointStore& store_;
+  Files& files_;
+  const std::string job_;
+  const CheckpointId id_;
+  const std::string job_folder_;
+  std::string folder_;  // "…/writing-…", then the checkpoint's own
+  std::vector<std::unique_ptr<CheckedOutput>> tensor_files_;  // written, not synced
+  std::vector<CheckpointFile> entries_;
+  std::set<std::string> rank_folders_;
+  size_t parts_open_ = 0;
+  bool committed_ = false;
+};
+
+}  // namespace phub

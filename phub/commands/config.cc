@@ -1,0 +1,396 @@
+#include "phub/commands/config.h"
+
+#include <toml++/toml.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "transport/error.h"
+#include "transport/text.h"
+#include "transport/verbs/devices.h"
+
+namespace phub {
+namespace {
+
+constexpr size_t kMaxFileBytes = 1u << 20;
+
+// The type of the value in a TOML file. Flags and variables are always text.
+enum class Kind { kText, kTexts, kInteger, kBytes, kSwitch };
+
+struct Option {
+  std::string_view name;         // of the flag, without dashes
+  std::string_view placeholder;  // in the help
+  Kind kind;
+  std::string_view help;
+  void (*set)(ServeConfig&, const std::vector<std::string>&);  // throws Error without a source
+};
+
+int64_t parse_integer(const std::string& text, int64_t min, int64_t max) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
+    fail(ErrorCode::kInvalid, "must be an integer from {} to {}, got '{}'", min, max,
+         printable(text));
+  }
+  return value;
+}
+
+bool parse_switch(const std::string& text) {
+  for (const std::string_view yes : {"true", "yes", "on", "1"}) {
+    if (text == yes) return true;
+  }
+  for (const std::string_view no : {"false", "no", "off", "0"}) {
+    if (text == no) return false;
+  }
+  fail(ErrorCode::kInvalid, "must be true or false, got '{}'", printable(text));
+}
+
+std::string parse_word(const std::string& text, const std::vector<std::string_view>& words) {
+  if (std::find(words.begin(), words.end(), text) != words.end()) return text;
+  fail(ErrorCode::kInvalid, "must be one of {}, got '{}'", fmt::join(words, ", "), printable(text));
+}
+
+std::string parse_text(const std::string& text) {
+  if (text.empty()) fail(ErrorCode::kInvalid, "must not be empty");
+  if (text.find('\0') != text.npos) fail(ErrorCode::kInvalid, "must not hold a zero byte");
+  return text;
+}
+
+std::vector<std::string> split_list(std::string_view text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+constexpr std::array<Option, 21> kOptions = {{
+    {"listen", "HOST:PORT", Kind::kTexts,
+     "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
+     "addresses of this machine. [127.0.0.1:7717]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       for (const std::string& value : values) parse_host_port(value);
+       config.listen = values;
+     }},
+    {"tokens", "FILE", Kind::kText,
+     "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "
+     "prints, read again on SIGHUP. [whoever reaches the port may]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.tokens = parse_text(values[0]);
+     }},
+    {"tls-cert", "FILE", Kind::kText,
+     "Certificate of the control port, which then speaks TLS: PEM, those that lead to its "
+     "authority "
+     "after it. Read again on SIGHUP. [plain HTTP]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.tls_cert = parse_text(values[0]);
+     }},
+    {"tls-key", "FILE", Kind::kText, "Its key: PEM, of mode 0600 or 0640. [none]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.tls_key = parse_text(values[0]);
+     }},
+    {"tls-client-ca", "FILE", Kind::kText,
+     "Let in only clients with a certificate of one of these authorities (PEM). [all]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.tls_client_ca = parse_text(values[0]);
+     }},
+    {"insecure", "[BOOL]", Kind::kSwitch,
+     "Listen beyond this machine although whoever is on the network can use the server, or read "
+     "along. [false]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.insecure = parse_switch(values[0]);
+     }},
+    {"transports", "NAME", Kind::kTexts,
+     "shm, tcp or verbs; may be given several times. [all that are available: tcp at the --listen "
+     "addresses, verbs unless these are loopback]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       for (const std::string& value : values) parse_word(value, {"shm", "tcp", "verbs"});
+       config.transports = values;
+     }},
+    {"devices", "DEVICE[:PORT[:GID]]", Kind::kTexts,
+     "RDMA devices to use; may be given several times, or separated by commas. [every active port, "
+     "with the GID of the --listen address, or else its first RoCE v2 GID]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.devices.clear();
+       for (const std::string& value : values) {
+         for (const std::string& device : split_list(value)) {
+           parse_verbs_choice(device);
+           config.devices.push_back(device);
+         }
+       }
+     }},
+    {"data-port", "PORT", Kind::kInteger,
+     "Port for the workers' tcp and verbs connections, to be opened in a firewall; 0: any free "
+     "port. [0]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
+     }},
+    {"cores", "N", Kind::kInteger, "Number of cores that sum and optimize; 0: all. [0]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.cores = static_cast<uint32_t>(parse_integer(values[0], 0, 65536));
+     }},
+    {"pin", "BOOL", Kind::kSwitch, "Pin each thread to its core. [true]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.pin = parse_switch(values[0]);
+     }},
+    {"memory-limit", "BYTES", Kind::kBytes,
+     "Memory that all jobs together may use, with K, M, G or T. [80% of the available memory]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.memory_limit_bytes = parse_bytes(values[0]);
+     }},
+    {"socket-dir", "DIR", Kind::kText,
+     "Directory of the shared-memory transport's Unix socket; only its owner may enter. "
+     "[$XDG_RUNTIME_DIR/phub, or /tmp/phub-UID]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.socket_dir = parse_text(values[0]);
+     }},
+    {"topology", "TOPOLOGY", Kind::kText,
+     "'this' for this machine, an hwloc XML file, or hwloc's synthetic form such as 'pack:2 core:8 "
+     "pu:1'. [this]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.topology = parse_text(values[0]);
+     }},
+    {"spin-us", "MICROSECONDS", Kind::kInteger,
+     "How long an idle core spins before it sleeps; -1 chooses by the number of CPUs. [-1]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.spin_us = static_cast<int32_t>(parse_integer(values[0], -1, 1'000'000));
+     }},
+    {"log-level", "LEVEL", Kind::kText, "trace, debug, info, warn, error or off. [info]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.log_level = parse_word(values[0], {"trace", "debug", "info", "warn", "error", "off"});
+     }},
+    {"trace", "FILE", Kind::kText,
+     "On exit, write a trace of the cores (arrivals, waits, sums, write-backs of every chunk) to "
+     "FILE, for ui.perfetto.dev. [no trace]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.trace = parse_text(values[0]);
+     }},
+    {"checkpoints", "DIR", Kind::kText,
+     "Directory for checkpoints: jobs that did not end go on from them when the server is started "
+     "again. Made if it is not there; one server at a time. [none are written]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.checkpoints.folder = parse_text(values[0]);
+     }},
+    {"checkpoint-every", "ROUNDS", Kind::kInteger,
+     "Rounds from one checkpoint of a job to the next. [100]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.checkpoints.every = parse_integer(values[0], 1, 1'000'000'000);
+     }},
+    {"checkpoint-keep", "N", Kind::kInteger, "Checkpoints that are kept of each job. [3]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.checkpoints.keep = static_cast<uint32_t>(parse_integer(values[0], 1, 1000));
+     }},
+    {"trace-events", "N", Kind::kInteger,
+     "The trace keeps so many of each core's latest events, 48 bytes each. [200000]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.trace_events = static_cast<size_t>(parse_integer(values[0], 1, 1'000'000'000));
+     }},
+}};
+
+// memory-limit is memory_limit in a file and PHUB_MEMORY_LIMIT in the environment.
+std::string file_key(std::string_view name) {
+  std::string key(name);
+  std::replace(key.begin(), key.end(), '-', '_');
+  return key;
+}
+std::string variable(std::string_view name) {
+  std::string text = "PHUB_" + file_key(name);
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return toupper(c); });
+  return text;
+}
+
+std::string place(std::string_view path, const toml::source_region& source) {
+  return fmt::format("{}:{}:{}", path, source.begin.line, source.begin.column);
+}
+
+std::string_view in_words(Kind kind) {
+  switch (kind) {
+    case Kind::kText:
+      return "a string";
+    case Kind::kTexts:
+      return "a string or a list of strings";
+    case Kind::kInteger:
+      return "an integer";
+    case Kind::kBytes:
+      return "an integer, or a string such as \"64G\"";
+    case Kind::kSwitch:
+      return "true or false";
+  }
+  return "";
+}
+
+// Converts a value of the file to the text of a flag. Nothing: it has the wrong type.
+std::vector<std::string> texts_of(const toml::node& node, Kind kind) {
+  const bool takes_text = kind == Kind::kText || kind == Kind::kTexts || kind == Kind::kBytes;
+  const bool takes_integer = kind == Kind::kInteger || kind == Kind::kBytes;
+  if (const auto* text = node.as_string(); text != nullptr && takes_text) return {text->get()};
+  if (const auto* number = node.as_integer(); number != nullptr && takes_integer) {
+    return {std::to_string(number->get())};
+  }
+  if (const auto* flag = node.as_boolean(); flag != nullptr && kind == Kind::kSwitch) {
+    return {flag->get() ? "true" : "false"};
+  }
+  std::vector<std::string> texts;
+  if (const auto* list = node.as_array(); list != nullptr && kind == Kind::kTexts) {
+    for (const toml::node& entry : *list) {
+      if (!entry.is_string()) return {};
+      texts.push_back(entry.as_string()->get());
+    }
+  }
+  return texts;
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(ErrorCode::kInvalid, "{}: {}", path, std::strerror(errno));
+  std::string text(kMaxFileBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) fail(ErrorCode::kInvalid, "{}: cannot be read", path);
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxFileBytes) {
+    fail(ErrorCode::kInvalid, "{}: is larger than {} bytes", path, kMaxFileBytes);
+  }
+  return text;
+}
+
+void apply(ServeConfig& config, const Option& option, const std::vector<std::string>& values,
+           std::string_view source) {
+  try {
+    option.set(config, values);
+  } catch (const Error& error) {
+    fail(error.code(), "{}: {}", source, error.what());
+  }
+}
+
+void add_flag(CLI::App& app, const Option& option, GivenOptions& given) {
+  const std::string name(option.name);
+  const std::string help = fmt::format("{} (env {})", option.help, variable(name));
+  CLI::Option* flag = nullptr;
+  if (option.kind == Kind::kTexts) {
+    flag = app.add_option_function<std::vector<std::string>>(
+        "--" + name, [&given, name](const std::vector<std::string>& v) { given[name] = v; }, help);
+    flag->type_size(1)->allow_extra_args(false);
+  } else {
+    flag = app.add_option_function<std::string>(
+        "--" + name, [&given, name](const std::string& value) { given[name] = {value}; }, help);
+  }
+  flag->type_name(std::string(option.placeholder));
+  if (option.placeholder.starts_with('[')) flag->expected(0, 1)->default_str("true");
+}
+
+}  // namespace
+
+void add_serve_options(CLI::App& app, GivenOptions& given) {
+  app.add_option_function<std::string>(
+         "--config", [&given](const std::string& path) { given["config"] = {path}; },
+         "TOML file with the options below, '-' written as '_' (env PHUB_CONFIG)")
+      ->type_name("FILE");
+  for (const Option& option : kOptions) {
+    add_flag(app, option, given);
+  }
+  app.footer(
+      "Examples:\n"
+      "  phub serve                                  workers on this machine, shared memory\n"
+      "  phub serve --listen '*:7717' --insecure     for every host of a network that is trusted\n"
+      "  phub serve --listen '*:7717' --tokens /etc/phub/tokens.toml --insecure --cores 8\n"
+      "  phub serve --devices mlx5_0:1:3,mlx5_1\n"
+      "  phub serve --config /etc/phub.toml          with  listen = [\"10.0.0.1:7717\"]\n"
+      "                                                    memory_limit = \"64G\"\n"
+      "Flags override PHUB_* variables, and these override the file.");
+}
+
+ServeConfig load_config(const GivenOptions& flags, const Environment& environment) {
+  ServeConfig config;
+  std::string path;
+  if (const char* variable_path = environment("PHUB_CONFIG")) path = variable_path;
+  if (const auto given = flags.find("config"); given != flags.end()) path = given->second.at(0);
+  GivenOptions file;
+  if (!path.empty()) file = parse_config_file(read_file(path), path);
+
+  for (const Option& option : kOptions) {
+    const std::string name(option.name);
+    const std::string env_name = variable(name);
+    if (const auto flag = flags.find(name); flag != flags.end()) {
+      apply(config, option, flag->second, "--" + name);
+    } else if (const char* value = environment(env_name.c_str())) {
+      const bool is_list = option.kind == Kind::kTexts;
+      apply(config, option, is_list ? split_list(value) : std::vector<std::string>{value},
+            env_name);
+    } else if (const auto entry = file.find(name); entry != file.end()) {
+      apply(config, option, entry->second, path + ": " + file_key(name));
+    }
+  }
+  if (config.memory_limit_bytes == 0) config.memory_limit_bytes = default_memory_limit();
+  return config;
+}
+
+GivenOptions parse_config_file(std::string_view text, std::string_view path) {
+  toml::table table;
+  try {
+    table = toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    fail(ErrorCode::kInvalid, "{}: {}", place(path, error.source()), error.description());
+  }
+  std::vector<std::string> keys;
+  for (const Option& option : kOptions) keys.push_back(file_key(option.name));
+  GivenOptions given;
+  for (const auto& [key, node] : table) {
+    const auto known = std::find(keys.begin(), keys.end(), key.str());
+    if (known == keys.end()) {
+      const std::string close = nearest(key.str(), {keys.begin(), keys.end()});
+      fail(ErrorCode::kInvalid, "{}: unknown option '{}'{}", place(path, key.source()),
+           printable(key.str()),
+           close.empty() ? fmt::format("; there are {}", fmt::join(keys, ", "))
+                         : fmt::format("; did you mean '{}'?", close));
+    }
+    const Option& option = kOptions[static_cast<size_t>(known - keys.begin())];
+    std::vector<std::string> values = texts_of(node, option.kind);
+    if (values.empty()) {
+      fail(ErrorCode::kInvalid, "{}: {} must be {}", place(path, node.source()), *known,
+           in_words(option.kind));
+    }
+    ServeConfig scratch;
+    apply(scratch, option, values, fmt::format("{}: {}", place(path, node.source()), *known));
+    given[std::string(option.name)] = std::move(values);
+  }
+  return given;
+}
+
+uint64_t parse_bytes(std::string_view text) {
+  double number = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  const std::string_view suffix = text.substr(static_cast<size_t>(end - text.data()));
+  const size_t power = suffix.empty() ? 0 : std::string_view("KMGT").find(suffix) + 1;
+  const double bytes = number * std::pow(1024.0, static_cast<double>(power));
+  const bool known_suffix = suffix.empty() || (suffix.size() == 1 && power != 0);
+  if (error != std::errc() || !known_suffix || !(bytes >= 1) || !(bytes < 0x1p62)) {
+    fail(ErrorCode::kInvalid, "must be a number of bytes such as 512M or 64G, got '{}'",
+         printable(text));
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+uint64_t default_memory_limit() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    uint64_t kib = 0;
+    if (words >> name >> kib && name == "MemAvailable:") return kib * 1024 / 5 * 4;
+  }
+  fail(ErrorCode::kUnavailable,
+       "/proc/meminfo does not say how much memory is available; give --memory-limit");
+}
+
+}  // namespace phub

@@ -1,0 +1,65 @@
+// The options of `phub serve`. Each is one row of a table that drives the flag (--listen), the
+// environment variable (PHUB_LISTEN), the key in a TOML file (listen = …) and the help alike.
+//
+// Precedence: flags, environment, file, defaults.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phub/checkpoint/options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace phub {
+
+struct ServeConfig {
+  std::vector<std::string> listen = {"127.0.0.1:7717"};
+  std::string tokens;                   // file; empty: whoever reaches the port may use it
+  std::string tls_cert, tls_key;        // PEM files; empty: plain HTTP
+  std::string tls_client_ca;            // PEM file; empty: clients need no certificate
+  bool insecure = false;                // other hosts may reach the port without tokens and TLS
+  std::vector<std::string> transports;  // "shm", "tcp", "verbs"; empty: all that are available
+  std::vector<std::string> devices;     // for verbs: parse_verbs_choice(); empty: all usable
+  uint16_t data_port = 0;               // of tcp and verbs; 0: any free port
+  uint32_t cores = 0;                   // for the data path; 0: all
+  bool pin = true;                      // one thread per core, pinned to it
+  uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes 80% of the memory available at start
+  std::string socket_dir;           // of the shm transport; "": its default
+  std::string topology = "this";    // this machine, an hwloc XML file, or hwloc's synthetic form
+  int32_t spin_us = -1;             // before a core sleeps; -1: by the number of CPUs
+  std::string log_level = "info";
+  std::string trace;              // file; empty: no trace
+  size_t trace_events = 200'000;  // the latest of each core
+  CheckpointOptions checkpoints;
+};
+
+// The given values by option name ("memory-limit"), not parsed yet.
+using GivenOptions = std::map<std::string, std::vector<std::string>>;
+// Like getenv: null if the variable is not set.
+using Environment = std::function<const char*(const char*)>;
+
+// Adds a flag per option, and --config. Parsing the command line fills `given`.
+void add_serve_options(CLI::App& app, GivenOptions& given);
+
+// Merges flags, environment, the TOML file (named by --config or PHUB_CONFIG) and defaults. Throws
+// Error(kInvalid), which names the source ("--cores", "PHUB_CORES", "phub.toml:3:9") and the
+// problem; for an unknown key of the file, also the nearest known one.
+ServeConfig load_config(const GivenOptions& flags, const Environment& environment);
+
+// Only the file's part of load_config(), given its text; for fuzzing and tests.
+GivenOptions parse_config_file(std::string_view text, std::string_view path);
+
+// "64G", "512M", "1048576", "1.5T". Throws Error(kInvalid).
+uint64_t parse_bytes(std::string_view text);
+
+// 80% of the memory that is available now.
+uint64_t default_memory_limit();
+
+}  // namespace phub

@@ -1,0 +1,34 @@
+// The phub binary. Exit status: 0, 1 for an error at run time, 2 for a wrong command line.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "phub/commands/commands.h"
+#include "transport/error.h"
+#include "transport/text.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("phub sums the gradients of training processes and applies the optimizer.", "phub");
+  app.require_subcommand(1);
+  app.footer(
+      "Start 'phub serve' on the box, and the workers with PHUB_SERVER=HOST:PORT.\n"
+      "'phub COMMAND --help' explains each command.");
+  phub::add_serve_command(app);
+  phub::add_plan_command(app);
+  phub::add_status_command(app);
+  phub::add_doctor_command(app);
+  phub::add_checkpoint_command(app);
+  phub::add_token_command(app);
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "phub: %s; see 'phub --help'\n", phub::escaped(error.what()).c_str());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "phub: %s\n", phub::escaped(error.what()).c_str());
+    return 1;
+  }
+}

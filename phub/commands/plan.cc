@@ -1,0 +1,222 @@
+#include "phub/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <stdexcept>
+
+#include "phub/commands/commands.h"
+#include "phub/job/memory.h"
+#include "phub/plan/limits.h"
+#include "phub/plan/models.h"
+#include "transport/error.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+struct PlanArguments {
+  std::string model;
+  std::string topology = "this";
+  std::optional<uint32_t> nics;  // nothing: those of the topology
+  PlanOptions options;
+  JobSpec spec;
+  std::string parameter_dtype;  // empty: that of the gradients
+  LimitInputs limits;
+  bool json = false;
+};
+
+// Whether any limit was given, so that limits are printed.
+bool any(const LimitInputs& inputs) {
+  return inputs.link_gbit_s || inputs.pcie_gb_s || inputs.pcie_node_gb_s || inputs.memory_gb_s ||
+         inputs.core_gb_s || inputs.worker_link_gbit_s || inputs.images_per_s || inputs.batch;
+}
+
+numa::Topology load_topology(const std::string& from) {
+  try {
+    if (from == "this") return numa::this_machine();
+    if (from.ends_with(".xml")) return numa::from_xml(from);
+    return numa::from_synthetic(from);
+  } catch (const std::runtime_error& error) {
+    throw Error(ErrorCode::kInvalid, fmt::format("--topology: {}", error.what()));
+  }
+}
+
+// Lists NICs and cores that the plan does not use, with the reason; "" if there are none.
+std::string left_out(const numa::Topology& topology, const Plan& plan) {
+  std::set<uint32_t> nodes;
+  for (const CorePlan& core : plan.cores) nodes.insert(core.node);
+  std::string nics;
+  for (const numa::NicInfo& nic : topology.nics) {
+    if (!nodes.contains(nic.node)) nics += " " + nic.name;
+  }
+  std::string text;
+  if (!nics.empty()) text += fmt::format("  not used:{} (no core in use on the node)\n", nics);
+  if (plan.cores.size() < topology.cores.size()) {
+    text += fmt::format("  not used: {} of {} cores\n", topology.cores.size() - plan.cores.size(),
+                        topology.cores.size());
+  }
+  if (topology.nics.empty()) {
+    text += "  no NICs: planned for shared memory, one queue per core (--nics N to plan for N)\n";
+  }
+  return text;
+}
+
+// A line for each node that has less memory than the plan needs there.
+std::string too_small(const numa::Topology& topology, const Plan& plan, const JobSpec& spec) {
+  constexpr double kGiB = 1ull << 30;
+  std::string text;
+  for (const NodeMemory& needed : memory_needed(plan, spec)) {
+    for (const numa::Node& node : topology.nodes) {
+      if (node.os_node != needed.os_node || node.memory_bytes >= needed.total()) continue;
+      text += fmt::format("  does not fit: node {} has {:.2f} GiB and needs {:.2f} GiB\n",
+                          node.os_node, static_cast<double>(node.memory_bytes) / kGiB,
+                          static_cast<double>(needed.total()) / kGiB);
+    }
+  }
+  return text;
+}
+
+nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
+                               const JobSpec& spec) {
+  nlohmann::ordered_json out;
+  out["model"] = spec.name;
+  out["topology"] = topology.source;
+  out["ranks"] = spec.max_ranks;
+  out["optimizer"] = spec.optimizer;
+  out["gradient_dtype"] = spec.gradient_dtype;
+  out["parameter_dtype"] = spec.parameter_dtype;
+  out["keys"] = spec.keys.size();
+  out["chunks"] = plan.chunks.size();
+  out["total_elements"] = plan.total_elements;
+  out["nic_imbalance"] = nic_imbalance(plan);
+  out["core_imbalance"] = core_imbalance(plan);
+  for (const NicPlan& nic : plan.nics) {
+    out["nics"].push_back({{"name", nic.name},
+                           {"os_node", topology.nodes[nic.node].os_node},
+                           {"elements", nic.elements}});
+  }
+  for (const CorePlan& core : plan.cores) {
+    out["cores"].push_back({{"os_cpu", core.os_cpu},
+                            {"os_node", core.os_node},
+                            {"elements", core.elements},
+                            {"queues", core.queues}});
+  }
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    out["queues"].push_back({{"core", plan.queues[q].core},
+                             {"nic", plan.queues[q].nic},
+                             {"chunks", plan.queue_chunks[q].size()}});
+  }
+  for (const NodeMemory& memory : memory_needed(plan, spec)) {
+    out["memory"].push_back({{"os_node", memory.os_node},
+                             {"gradient_slots", memory.slots},
+                             {"parameters", memory.parameters},
+                             {"master", memory.master},
+                             {"optimizer_state", memory.state},
+                             {"bookkeeping", memory.bookkeeping},
+                             {"total", memory.total()}});
+  }
+  return out;
+}
+
+void run(PlanArguments arguments) {
+  JobSpec& spec = arguments.spec;
+  KeyTable table = model_or_file(arguments.model);
+  spec.name = std::move(table.name);
+  spec.keys = std::move(table.keys);
+  spec.world_size = spec.max_ranks = arguments.options.ranks;
+  spec.chunk_elements = arguments.options.chunk_elements;
+  spec.parameter_dtype =
+      arguments.parameter_dtype.empty() ? spec.gradient_dtype : arguments.parameter_dtype;
+
+  numa::Topology topology = load_topology(arguments.topology);
+  if (arguments.nics) numa::set_nics(topology, *arguments.nics);
+  const Plan plan = make_plan(topology, spec.keys, arguments.options);
+
+  LimitInputs& inputs = arguments.limits;
+  const bool with_limits = any(inputs);
+  inputs.nics = !topology.nics.empty();
+  if (!inputs.core_gb_s) inputs.core_gb_s = kMeasuredCoreGbS;
+  Limits limits;
+  if (with_limits) limits = find_limits(plan, spec, inputs);
+
+  std::string text;
+  if (arguments.json) {
+    nlohmann::ordered_json out = to_json(topology, plan, spec);
+    if (with_limits) out["limits"] = nlohmann::ordered_json::parse(to_json(limits, inputs));
+    text = out.dump(2) + "\n";
+  } else {
+    text = escaped_lines(numa::describe(topology) + left_out(topology, plan) + "\n" +
+                         describe(plan, spec) + describe_memory(plan, spec) +
+                         too_small(topology, plan, spec));
+    if (with_limits) text += "\n" + describe(limits, inputs);
+  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+void add_limit_options(CLI::App* command, LimitInputs& inputs) {
+  const auto add = [&](const char* name, std::optional<double>& value, const char* unit,
+                       const std::string& help) {
+    command->add_option(name, value, help)->type_name(unit)->group("Limits of the hardware");
+  };
+  add("--link-gbps", inputs.link_gbit_s, "Gbit/s", "Of a NIC, each way");
+  add("--pcie-gbps", inputs.pcie_gb_s, "GB/s", "Of a NIC's PCIe, each way");
+  add("--pcie-node-gbps", inputs.pcie_node_gb_s, "GB/s",
+      "Between all NICs of a node and its memory, both ways together");
+  add("--memory-gbps", inputs.memory_gb_s, "GB/s", "Of a node's memory, reads and writes together");
+  add("--core-gbps", inputs.core_gb_s, "GB/s",
+      fmt::format("Of a core that sums and optimizes, reads and writes (default: {}; kernels_bench "
+                  "measures it)",
+                  kMeasuredCoreGbS));
+  add("--worker-link-gbps", inputs.worker_link_gbit_s, "Gbit/s", "Of a worker, each way");
+  add("--images-per-s", inputs.images_per_s, "N", "Of a worker that never waits for the box");
+  add("--batch", inputs.batch, "N", "Images of a worker per round");
+  command->add_flag("--ddio", inputs.ddio, "NICs access the box's caches instead of its memory")
+      ->group("Limits of the hardware");
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "plan", "Shows how a box would distribute a model: NICs, cores, queues, memory, limits");
+  auto arguments = std::make_shared<PlanArguments>();  // lives as long as the callback
+  command
+      ->add_option("model", arguments->model,
+                   fmt::format("{}, or a JSON file of keys", fmt::join(model_names(), ", ")))
+      ->required();
+  command->add_option("--ranks", arguments->options.ranks, "Workers")->capture_default_str();
+  command
+      ->add_option(
+          "--topology", arguments->topology,
+          "this (machine), FILE.xml of lstopo, or hwloc's synthetic form: \"pack:2 core:14 pu:1\"")
+      ->capture_default_str();
+  command
+      ->add_option("--nics", arguments->nics,
+                   "Plan for this many NICs, spread evenly over the nodes (default: those found)")
+      ->check(CLI::Range(0, 4096));
+  command->add_option("--cores", arguments->options.cores, "Cores to use; 0 for all")
+      ->capture_default_str();
+  command
+      ->add_option("--chunk-elements", arguments->options.chunk_elements,
+                   "Elements of a chunk, a multiple of 32")
+      ->capture_default_str();
+  command
+      ->add_option("--optimizer", arguments->spec.optimizer,
+                   "none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop")
+      ->capture_default_str();
+  command->add_option("--dtype", arguments->spec.gradient_dtype, "Gradients: f32, bf16 or f16")
+      ->capture_default_str();
+  command->add_option("--parameter-dtype", arguments->parameter_dtype,
+                      "Format that is written back (default: that of the gradients)");
+  command->add_flag("--json", arguments->json, "Print JSON, for programs");
+  add_limit_options(command, arguments->limits);
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace phub

@@ -1,0 +1,327 @@
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "numa/topology.h"
+#include "phub/commands/commands.h"
+#include "phub/commands/config.h"
+#include "phub/control/gate.h"
+#include "phub/control/port.h"
+#include "phub/control/tls_front.h"
+#include "phub/server.h"
+#include "phub/server_loop.h"
+#include "transport/error.h"
+#include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
+#include "transport/text.h"
+#include "transport/trace.h"
+#include "transport/verbs/transport.h"
+
+namespace phub {
+namespace {
+
+numa::Topology find_topology(const std::string& text) {
+  if (text == "this") return numa::this_machine();
+  const bool is_file = text.find('/') != text.npos || text.ends_with(".xml");
+  return is_file ? numa::from_xml(text) : numa::from_synthetic(text);
+}
+
+// Start-up information goes to stdout, later messages to stderr.
+void start_log(const std::string& level) {
+  auto logger = spdlog::stderr_logger_st("phub");
+  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  logger->set_level(spdlog::level::from_str(level == "warn" ? "warning" : level));
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void print_lines(const std::string& text) {
+  fmt::print("{}{}", escaped_lines(text), text.ends_with('\n') ? "" : "\n");
+}
+
+// A wrong option is an error of the command line, also if a variable or the file has it.
+ServeConfig configuration(const GivenOptions& given) {
+  try {
+    return load_config(given, [](const char* name) { return std::getenv(name); });
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalid) throw;
+    throw CLI::ValidationError(error.what());
+  }
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// The RDMA transport; null if there is no usable device, or none is wanted.
+std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
+                                      const std::vector<std::string>& hosts, bool asked) {
+  std::vector<VerbsChoice> choices;
+  for (const std::string& device : config.devices) choices.push_back(parse_verbs_choice(device));
+  const bool local = std::all_of(hosts.begin(), hosts.end(), is_loopback);
+  if (choices.empty() && local && !asked) return nullptr;
+  std::vector<VerbsFinding> passed_over;
+  const std::vector<VerbsPort> ports = choose_verbs_ports(choices, hosts, passed_over);
+  std::string findings;
+  for (const VerbsFinding& finding : passed_over) {
+    findings += fmt::format("{}{} port {} {}", findings.empty() ? "" : "; ", finding.device,
+                            finding.port, finding.problem);
+  }
+  if (!findings.empty()) spdlog::warn("RDMA: not used: {}", findings);
+  if (!ports.empty()) return make_verbs_transport({.ports = ports, .port = config.data_port});
+  if (asked) {
+    fail(ErrorCode::kUnavailable, "transport verbs: no usable RDMA device: {}",
+         findings.empty() ? "this host has none (ibv_devices lists them)" : findings);
+  }
+  return nullptr;
+}
+
+std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config) {
+  std::vector<std::string> hosts;
+  for (const std::string& listen : config.listen) hosts.push_back(parse_host_port(listen).host);
+  const auto wanted = [&](std::string_view name) {
+    return std::find(config.transports.begin(), config.transports.end(), name) !=
+           config.transports.end();
+  };
+  const bool all = config.transports.empty();
+  std::vector<std::unique_ptr<Transport>> nics;
+  if (all || wanted("shm")) nics.push_back(make_shm_transport({.socket_dir = config.socket_dir}));
+  if (all || wanted("tcp")) {
+    nics.push_back(
+        make_tcp_transport({.addresses = tcp_data_addresses(hosts), .port = config.data_port}));
+  }
+  if (all || wanted("verbs")) {
+    const bool asked = wanted("verbs") || !config.devices.empty();
+    if (auto nic = find_verbs(config, hosts, asked)) nics.push_back(std::move(nic));
+  } else if (!config.devices.empty()) {
+    fail(ErrorCode::kInvalid, "--devices needs verbs among --transports");
+  }
+  return nics;
+}
+
+// Raises the soft limit of descriptors, which connections and ranks need, to the hard limit.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Whether only this machine reaches the address, as HttpServer::addresses() writes it.
+bool is_local(const std::string& address) {
+  const std::string host = parse_host_port(address).host;
+  return host == "::1" || host.starts_with("127.");
+}
+
+// Other hosts must not come in by accident.
+void check_exposed(const ServeConfig& config, const HttpServer& port) {
+  std::vector<std::string> open;
+  if (config.tls_cert.empty()) {
+    open.push_back("without TLS whoever is on the network can read along (--tls-cert)");
+  }
+  if (config.tokens.empty()) {
+    open.push_back("without tokens they create jobs, join and delete them (--tokens)");
+  }
+  for (const std::string& address : port.addresses()) {
+    if (config.insecure || open.empty() || is_local(address)) continue;
+    fail(ErrorCode::kInvalid,
+         "other hosts can reach {}: {}; listen on 127.0.0.1, or give --insecure if everybody on "
+         "the network is trusted",
+         address, fmt::join(open, ", "));
+  }
+}
+
+std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {
+  if (config.tls_cert.empty() != config.tls_key.empty()) {
+    fail(ErrorCode::kInvalid, "--tls-cert and --tls-key go together: a certificate, and its key");
+  }
+  if (config.tls_cert.empty()) {
+    if (config.tls_client_ca.empty()) return nullptr;
+    fail(ErrorCode::kInvalid, "--tls-client-ca needs --tls-cert and --tls-key");
+  }
+  TlsOptions options;
+  options.certificate = config.tls_cert;
+  options.key = config.tls_key;
+  options.client_authorities = config.tls_client_ca;
+  options.note = [&io](const std::string& line) {
+    boost::asio::post(io, [line] { spdlog::info("{}", escaped(line)); });
+  };
+  return std::make_unique<TlsFront>(std::move(options));
+}
+
+// Reads tokens, keys and certificates again on SIGHUP, and ends the ranks whose token is no longer
+// good. Without them SIGHUP does nothing, but would end the server.
+class SecretsWatch {
+ public:
+  SecretsWatch(boost::asio::io_context& io, std::optional<Gate>& gate, TlsFront* tls,
+               Server& server)
+      : gate_(gate), tls_(tls), server_(server), signals_(io, SIGHUP), timer_(io) {
+    await_signal();
+    if (gate_) await_time();
+  }
+
+ private:
+  void await_signal() {
+    signals_.async_wait([this](const boost::system::error_code& error, int) {
+      if (error) return;
+      if (gate_) {
+        reload("tokens", *gate_);
+        gate_->sweep(server_);
+      }
+      if (tls_ != nullptr) reload("certificate and its key", *tls_);
+      if (!gate_ && tls_ == nullptr) {
+        spdlog::warn(
+            "SIGHUP: this server has no --tokens and no --tls-cert to read again; restart it to "
+            "add them");
+      }
+      await_signal();
+    });
+  }
+  template <typename Secrets>
+  static void reload(std::string_view name, Secrets& secrets) {
+    try {
+      secrets.reload();
+      spdlog::info("the {} were read again", name);
+    } catch (const std::exception& failed) {
+      spdlog::error("the {} stay as they were: {}", name, escaped(failed.what()));
+    }
+  }
+  void await_time() {
+    timer_.expires_after(std::chrono::seconds(1));
+    timer_.async_wait([this](const boost::system::error_code& error) {
+      if (error) return;
+      gate_->sweep(server_);
+      await_time();
+    });
+  }
+
+  std::optional<Gate>& gate_;
+  TlsFront* const tls_;
+  Server& server_;
+  boost::asio::signal_set signals_;
+  boost::asio::steady_timer timer_;
+};
+
+// A signal ends the server when every job is saved, at the latest after kMostMs; a second one at
+// once. What is being written then stays unfinished, and the checkpoint before it stands.
+class SavingEnd {
+ public:
+  SavingEnd(boost::asio::io_context& io, boost::asio::signal_set& signals, Server& server)
+      : io_(io), signals_(signals), server_(server), timer_(io) {
+    signals_.async_wait([this](const boost::system::error_code& error, int) {
+      if (error) return;
+      server_.save_all();
+      signals_.async_wait([](const boost::system::error_code& again, int) {
+        if (!again) end_unsaved("a second signal came");
+      });
+      wait(kMostMs);
+    });
+  }
+
+ private:
+  static constexpr uint32_t kMostMs = 10000;
+  static constexpr uint32_t kLookMs = 10;
+
+  // The writer may wait for a disk: nobody waits for the writer.
+  [[noreturn]] static void end_unsaved(std::string_view why) {
+    spdlog::warn("not every job was saved: {}", why);
+    spdlog::shutdown();
+    std::_Exit(1);
+  }
+
+  void wait(uint32_t left_ms) {
+    if (!server_.is_saving()) return io_.stop();
+    if (left_ms == 0) end_unsaved(fmt::format("{} ms are over", kMostMs));
+    timer_.expires_after(std::chrono::milliseconds(kLookMs));
+    timer_.async_wait([this, left_ms](const boost::system::error_code& error) {
+      if (!error) wait(left_ms - kLookMs);
+    });
+  }
+
+  boost::asio::io_context& io_;
+  boost::asio::signal_set& signals_;
+  Server& server_;
+  boost::asio::steady_timer timer_;
+};
+
+void serve(const ServeConfig& config) {
+  start_log(config.log_level);
+  raise_descriptor_limit();
+  std::vector<std::unique_ptr<Transport>> nics = make_transports(config);
+
+  ServerOptions options;
+  options.topology = find_topology(config.topology);
+  options.cores = config.cores;
+  options.pin = config.pin;
+  options.spin_us = config.spin_us;
+  options.memory_limit_bytes = config.memory_limit_bytes;
+  options.checkpoints = config.checkpoints;
+  options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
+  std::optional<TraceWriter> trace;
+  if (!config.trace.empty()) {
+    trace.emplace(config.trace, "phub serve");
+    options.trace_events = config.trace_events;
+  }
+  const SteadyClock clock;
+  Server server(options, std::move(nics), clock);
+
+  boost::asio::io_context io(1);
+  std::signal(SIGPIPE, SIG_IGN);
+  boost::asio::signal_set signals(io, SIGINT, SIGTERM);
+  SavingEnd end(io, signals, server);
+  std::optional<Gate> gate;
+  if (!config.tokens.empty()) gate.emplace(config.tokens);
+  const std::unique_ptr<TlsFront> tls = make_tls(config, io);
+  const SecretsWatch watch(io, gate, tls.get(), server);
+  ServerLoop loop(server, io);
+  HttpOptions http;
+  http.listen = config.listen;
+  http.after_request = [&loop] { loop.poll_soon(); };
+  http.background = &server.background();
+  if (gate) http.gate = &*gate;
+  http.tls = tls.get();
+  http.audit = [](const std::string& line) { spdlog::info("{}", escaped(line)); };
+  HttpServer port(io, server, http);
+  check_exposed(config, port);
+
+  server.start_threads();
+  print_lines(numa::describe(options.topology));
+  print_lines(server.describe());
+  for (const std::string& address : port.addresses()) {
+    fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
+  }
+  std::fflush(stdout);
+  io.run();
+  port.stop();
+  server.stop_threads();
+  if (trace) {
+    server.write_trace(*trace);
+    trace->close();
+  }
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("serve", "Runs the server until SIGTERM or Ctrl-C");
+  const auto given = std::make_shared<GivenOptions>();
+  add_serve_options(*command, *given);
+  command->callback([given] { serve(configuration(*given)); });
+}
+
+}  // namespace phub

@@ -1,0 +1,245 @@
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "phub/commands/commands.h"
+#include "transport/control/control_client.h"
+#include "transport/control/messages_json.h"
+#include "transport/control/token.h"
+#include "transport/error.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+using Row = std::vector<std::string>;
+
+constexpr double kDefaultWatchS = 1;
+constexpr size_t kMostNotes = 20;  // of a kind and job
+
+// Columns are as wide as their widest cell; the first `left` are left-aligned, the others right.
+std::string table(const std::vector<Row>& rows, size_t left) {
+  std::vector<size_t> widths(rows[0].size());
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += i < left ? fmt::format("{:<{}}  ", row[i], widths[i])
+                       : fmt::format("{:>{}}  ", row[i], widths[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + '\n';
+  }
+  return out;
+}
+
+std::string bytes(uint64_t n) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(n);
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", n) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string rate(double bytes_per_s) { return fmt::format("{:.2f} GB/s", bytes_per_s / 1e9); }
+
+std::string duration(double seconds) {
+  const auto s = static_cast<uint64_t>(std::max(0.0, seconds));
+  if (s < 10) return fmt::format("{:.1f} s", std::max(0.0, seconds));
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min {} s", s / 60, s % 60);
+  return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
+}
+
+Row job_row(const JobStatus& job) {
+  const auto live = std::count_if(job.ranks.begin(), job.ranks.end(),
+                                  [](const RankStatus& rank) { return rank.state == "live"; });
+  return {printable(job.name),
+          job.state,
+          job.transport,
+          fmt::format("{} of {}", live, std::max<size_t>(job.max_ranks, job.ranks.size())),
+          fmt::format("{}", job.completed_round),
+          job.durable_round > 0 ? fmt::format("{}", job.durable_round) : "-",
+          fmt::format("{:.1f}", job.rounds_per_s),
+          fmt::format("{:.0f}", job.flow.chunks_per_s),
+          rate(job.flow.bytes_in_per_s),
+          rate(job.flow.bytes_out_per_s),
+          fmt::format("{}", job.keys),
+          fmt::format("{}", job.chunks),
+          bytes(job.memory_bytes),
+          job.optimizer};
+}
+
+// "round 418 waits for rank 1: key 'conv1.weight' and others, 12 chunks; nothing from it for 3.2 s"
+std::string waiting(const RankStatus& rank) {
+  if (rank.waited_chunks == 0) {
+    return fmt::format("waits for the initial parameters from rank {}", rank.rank);
+  }
+  std::string text = fmt::format("round {} waits for rank {}: key '{}'", rank.waited_round,
+                                 rank.rank, printable(rank.waited_key));
+  if (rank.waited_chunks > 1) {
+    text += fmt::format(" and others, {} chunks", rank.waited_chunks);
+  }
+  if (rank.waited_s > 0) text += fmt::format("; nothing from it for {}", duration(rank.waited_s));
+  return text;
+}
+
+// The lines below the table: missing and slow ranks.
+std::string job_notes(const JobStatus& job) {
+  std::vector<std::string> ranks, waits;
+  for (const RankStatus& rank : job.ranks) {
+    if (rank.state != "live") {
+      std::string text = fmt::format("rank {} is {}", rank.rank, rank.state);
+      if (rank.incarnation != 0) text += fmt::format(" (incarnation {})", rank.incarnation);
+      if (!rank.reason.empty()) text += ": " + printable(rank.reason);
+      ranks.push_back(std::move(text));
+    }
+    if (std::count(job.waiting_for.begin(), job.waiting_for.end(), rank.rank) > 0) {
+      waits.push_back(waiting(rank));
+    }
+  }
+  const std::string name = printable(job.name);
+  std::string out;
+  if (!job.error.empty()) out += fmt::format("{}: failed: {}\n", name, printable(job.error));
+  if (!job.missing.empty()) {
+    out += fmt::format("{}: missing: rank {}\n", name, fmt::join(job.missing, ", "));
+  }
+  for (const auto& list : {ranks, waits}) {
+    for (size_t i = 0; i < std::min(list.size(), kMostNotes); ++i) {
+      out += fmt::format("{}: {}\n", name, list[i]);
+    }
+    if (list.size() > kMostNotes) {
+      out += fmt::format("{}: … and {} more\n", name, list.size() - kMostNotes);
+    }
+  }
+  return out;
+}
+
+std::string box_tables(const std::vector<NodeStatus>& nodes) {
+  std::vector<Row> nics = {{"NIC", "TRANSPORT", "NODE", "IN", "OUT"}};
+  std::vector<Row> cores = {{"CORE", "NODE", "CPU", "AWAKE", "CHUNKS/S", "IN", "OUT"}};
+  for (const NodeStatus& node : nodes) {
+    const std::string number = fmt::format("{}", node.node);
+    for (const NicStatus& nic : node.nics) {
+      nics.push_back({printable(nic.name), nic.transport, number, rate(nic.flow.bytes_in_per_s),
+                      rate(nic.flow.bytes_out_per_s)});
+    }
+    for (const CoreStatus& core : node.cores) {
+      cores.push_back({fmt::format("{}", core.core), number, fmt::format("{}", core.cpu),
+                       fmt::format("{:.0f}%", core.awake * 100),
+                       fmt::format("{:.0f}", core.flow.chunks_per_s),
+                       rate(core.flow.bytes_in_per_s), rate(core.flow.bytes_out_per_s)});
+    }
+  }
+  std::string out;
+  if (nics.size() > 1) out += '\n' + table(nics, 2);
+  if (cores.size() > 1) out += '\n' + table(cores, 0);
+  return out;
+}
+
+struct Arguments {
+  std::string server = "127.0.0.1:7717";
+  bool json = false;
+  double watch_s = 0;  // 0: once
+};
+
+// The lines that fit the terminal; all if its size is unknown.
+std::string cut(const std::string& text) {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row < 2) return text;
+  size_t end = 0;
+  for (int line = 0; line + 1 < size.ws_row && end < text.size(); ++line) {
+    end = std::min(text.find('\n', end), text.size() - 1) + 1;
+  }
+  return text.substr(0, end);
+}
+
+// Writes each screen with one write and changes no setting of the terminal, so that an interruption
+// leaves it as it was.
+[[noreturn]] void watch(ControlClient& client, const Arguments& arguments) {
+  const bool in_place = isatty(STDOUT_FILENO) != 0 && !arguments.json;
+  std::string text;
+  for (bool first = true;; first = false) {
+    try {
+      const ServerStatus status = client.status();
+      text = arguments.json ? to_json(status) + "\n" : describe(status);
+    } catch (const Error& error) {
+      if (first) throw;
+      text = arguments.json ? error_json(error.code(), error.what())
+                            : fmt::format("no answer: {}", escaped(error.what()));
+      text += '\n';
+    }
+    if (in_place) text = "\x1b[H\x1b[2J" + cut(text);
+    if (!in_place && !arguments.json && !first) text.insert(0, "\n");
+    fmt::print("{}", text);
+    if (std::fflush(stdout) != 0) fail(ErrorCode::kUnavailable, "the output was closed");
+    std::this_thread::sleep_for(std::chrono::duration<double>(arguments.watch_s));
+  }
+}
+
+}  // namespace
+
+std::string describe(const ServerStatus& status) {
+  std::string out =
+      fmt::format("{}\n{} cores, {} of {} in use, transports: {}, up {}\n", status.topology,
+                  status.cores, bytes(status.memory_bytes), bytes(status.memory_limit_bytes),
+                  fmt::join(status.transports, ", "), duration(status.uptime_s));
+  for (const std::string& nic : status.nics) out += nic + '\n';
+  if (status.jobs.empty()) return escaped_lines(out + "no jobs\n" + box_tables(status.nodes));
+  std::vector<Row> rows = {{"JOB", "STATE", "OVER", "RANKS", "ROUND", "SAVED", "ROUNDS/S",
+                            "CHUNKS/S", "IN", "OUT", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"}};
+  std::string notes;
+  for (const JobStatus& job : status.jobs) {
+    rows.push_back(job_row(job));
+    notes += job_notes(job);
+  }
+  return escaped_lines(out + '\n' + table(rows, 3) + (notes.empty() ? "" : '\n' + notes) +
+                       box_tables(status.nodes));
+}
+
+void add_status_command(CLI::App& app) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "status", "Shows a running server: jobs, ranks, rounds, who is missing, cores, NICs");
+  command->add_option("--server", arguments->server, "The server's control port (env PHUB_SERVER)")
+      ->type_name("HOST:PORT")
+      ->envname("PHUB_SERVER")
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "Print the server's JSON, for programs");
+  CLI::Option* watch_option =
+      command->add_option("--watch", arguments->watch_s, "Repeat until Ctrl-C")
+          ->type_name("[SECONDS=1]")
+          ->expected(0, 1)
+          ->check(CLI::Range(0.1, 3600.0));
+  command->footer(
+      "Examples:\n"
+      "  phub status\n"
+      "  phub status --watch=5\n"
+      "  phub status --server box:7717 --json\n"
+      "PHUB_TOKEN or PHUB_TOKEN_FILE has the token, if the server asks for one. Where it has TLS:\n"
+      "--server https://HOST:PORT, and PHUB_CA names the file of the authority.\n"
+      "A page for people is at http://HOST:PORT/, metrics for Prometheus at /metrics");
+  command->callback([arguments, watch_option] {
+    ControlClient client(arguments->server, token_from_environment());
+    if (watch_option->count() > 0) {
+      if (arguments->watch_s == 0) arguments->watch_s = kDefaultWatchS;
+      watch(client, *arguments);
+    }
+    const ServerStatus status = client.status();
+    fmt::print("{}", arguments->json ? to_json(status) + "\n" : describe(status));
+  });
+}
+
+}  // namespace phub

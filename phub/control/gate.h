@@ -1,0 +1,70 @@
+// Who a request comes from, and whether they may do what it asks: before anything is done, and
+// before a body is read. Without a tokens file the gate is open: everybody may do everything.
+//
+// A request shows a token of the tokens file, or the job token that the creator of a job got with
+// the answer to its join: that one joins, deletes and shows this job, and nothing else. It is good
+// for as long as the token that the job was created with.
+//
+// Control thread only.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phub/control/handler.h"
+#include "phub/control/request_head.h"
+#include "phub/control/tokens.h"
+
+namespace phub {
+
+// What a request needs.
+enum class Need {
+  kNothing,  // or a ticket, which the job checks
+  kObserve,  // any token; for a job, one that covers it
+  kSee,      // the same, or the job's token
+  kTrain,    // a token that covers the job, of role train or admin, or the job's token
+  kOwn,      // the job's token, or role admin
+};
+
+class Gate {
+ public:
+  using Clock = std::function<int64_t()>;  // seconds since the epoch
+  static Clock system_clock();
+
+  // Throws as load_tokens().
+  explicit Gate(std::string path, Clock clock = system_clock());
+  // For tests.
+  Gate(std::vector<Token> tokens, Clock clock);
+
+  // Reads the file again. Throws as load_tokens(); then the tokens stay as they were.
+  void reload();
+  void replace(std::vector<Token> tokens) { tokens_ = std::move(tokens); }
+
+  // Sets `caller`, or says why the request is refused. `authorization`: the header's value. `job`:
+  // of the path, "" if it has none.
+  std::optional<HeadRefusal> check(Need need, std::string_view job, std::string_view authorization,
+                                   const ControlHandler& handler, Caller& caller) const;
+
+  // Whether the caller may see this job in a list.
+  bool sees(const Caller& caller, std::string_view job) const;
+
+  // Why a rank that joined as `caller` may not stay in the job; "": it may.
+  std::string why_not(const Caller& caller, std::string_view job) const;
+  // Ends the ranks that may not stay.
+  void sweep(ControlHandler& handler) const;
+
+ private:
+  const Token* find(const Digest& shown) const;
+  const Token* find_id(std::string_view id) const;
+  std::optional<HeadRefusal> check_job_token(Need need, std::string_view job, const Digest& shown,
+                                             const ControlHandler& handler, Caller& caller) const;
+
+  const std::string path_;
+  const Clock clock_;
+  std::vector<Token> tokens_;
+};
+
+}  // namespace phub

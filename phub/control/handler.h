@@ -1,0 +1,55 @@
+// The server as the control port sees it. HTTP is an adapter around this interface; the simulator
+// calls it directly.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "transport/control/messages.h"
+
+namespace phub {
+
+// Who created a job, where the box asks for tokens.
+struct JobOwner {
+  Caller creator;
+  std::string join_id;       // of the join that created it
+  std::string token_sha256;  // of the job's token, in hexadecimal digits; "": nobody has got it yet
+};
+
+// Control thread only. A call may reply before it returns, or later. An Error that it throws
+// instead is the reply.
+class ControlHandler {
+ public:
+  virtual ~ControlHandler() = default;
+  virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
+  virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
+  virtual void leave(const Credential& who, Reply<Done> reply) = 0;
+  virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
+  // The connection over which this incarnation waits in a barrier has ended.
+  virtual void leave_barrier(const Credential& /*who*/) {}
+  // `change.round` 0: from the first round that no chunk has completed.
+  virtual void set_hyper(const Credential& who, const HyperChange& change,
+                         Reply<HyperReply> reply) = 0;
+  // By an admin, who is no rank of the job.
+  virtual void set_hyper(const std::string& job, const HyperChange& change,
+                         Reply<HyperReply> reply) = 0;
+  // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
+  // connection only; calls of this interface still need the ticket of the join.
+  virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
+  // A page of the log, from record `from` on.
+  virtual void log(const std::string& job, uint64_t from, Reply<LogPage> reply) = 0;
+  // DELETE /v1/jobs/{job}: ends the job; all its workers get an error.
+  virtual void remove(const std::string& job, Reply<Done> reply) = 0;
+  virtual ServerStatus status() = 0;
+  virtual JobStatus job_status(const std::string& job) = 0;  // throws kNotFound
+  // Null: there is no such job, or nobody owns it.
+  virtual const JobOwner* owner(const std::string& /*job*/) const { return nullptr; }
+  // Ends the ranks for which `why_not` has a reason; "": the rank may stay.
+  using WhyNot = std::function<std::string(const Caller& caller, const std::string& job)>;
+  virtual void expel(const WhyNot& /*why_not*/) {}
+  // The last connection with heartbeats of this incarnation was closed by its process, or because
+  // its process ended.
+  virtual void connection_ended(const Credential& /*who*/) {}
+};
+
+}  // namespace phub

@@ -1,0 +1,101 @@
+#include "phub/control/request_head.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+constexpr std::string_view kJson = "application/json";
+
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return out;
+}
+
+// "Box.example:7717" -> "box.example", "[::1]:7717" -> "::1". "": neither a name nor an address.
+std::string name_in(std::string_view host) {
+  if (host.starts_with('[')) {
+    const size_t end = host.find(']');
+    return end == host.npos ? "" : lower_case(host.substr(1, end - 1));
+  }
+  std::string name = lower_case(host.substr(0, host.find(':')));
+  if (name.ends_with('.')) name.pop_back();
+  return name;
+}
+
+bool is_loopback_address(const std::string& name) {
+  in_addr four{};
+  in6_addr six{};
+  if (inet_pton(AF_INET, name.c_str(), &four) == 1) return ntohl(four.s_addr) >> 24 == 127;
+  return inet_pton(AF_INET6, name.c_str(), &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six);
+}
+
+// "http://box:7717" is the origin of pages that come from Host "box:7717".
+bool is_own_origin(std::string_view origin, std::string_view host) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (origin.starts_with(scheme)) {
+      return lower_case(origin.substr(scheme.size())) == lower_case(host);
+    }
+  }
+  return false;
+}
+
+bool is_json(std::string_view content_type) {
+  std::string_view type = content_type.substr(0, content_type.find(';'));
+  while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
+  return lower_case(type) == kJson;
+}
+
+}  // namespace
+
+HostNames::HostNames(const std::vector<std::string>& listen) : names_{"localhost"} {
+  for (const std::string& address : listen) {
+    const std::string host = lower_case(parse_host_port(address).host);
+    if (!host.empty()) names_.push_back(host);
+  }
+  std::array<char, 256> own{};
+  if (gethostname(own.data(), own.size() - 1) != 0 || own[0] == 0) return;
+  names_.push_back(lower_case(own.data()));
+}
+
+bool HostNames::has(std::string_view host) const {
+  const std::string name = name_in(host);
+  return is_loopback_address(name) || std::find(names_.begin(), names_.end(), name) != names_.end();
+}
+
+std::optional<HeadRefusal> refuse_head(const RequestHead& head, const HostNames& names) {
+  if (head.hosts != 1 && !(head.http_1_0 && head.hosts == 0)) {
+    return HeadRefusal{400, ErrorCode::kInvalid,
+                       fmt::format("a request has one Host header, this one has {}", head.hosts)};
+  }
+  if (head.over_loopback && head.hosts > 0 && !names.has(head.host)) {
+    return HeadRefusal{
+        421, ErrorCode::kInvalid,
+        fmt::format("'{}' is not a name of this server over loopback; ask for localhost, or give "
+                    "the name with --listen",
+                    printable(head.host))};
+  }
+  if (!head.origin.empty() && !(head.reads && is_own_origin(head.origin, head.host))) {
+    return HeadRefusal{
+        403, ErrorCode::kUnauthorized,
+        fmt::format("pages of '{}' may not use this server", printable(head.origin))};
+  }
+  if (head.has_body && !is_json(head.content_type)) {
+    return HeadRefusal{415, ErrorCode::kInvalid,
+                       fmt::format("a body must be JSON: send 'Content-Type: {}', not '{}'", kJson,
+                                   printable(head.content_type))};
+  }
+  return std::nullopt;
+}
+
+}  // namespace phub

@@ -1,0 +1,54 @@
+// What a request's header must have before its body is read. It keeps web pages away: a browser on
+// this machine, or on a machine that reaches this port, sends what any page asks it to send.
+//
+// - Host: who connects over loopback must name this machine. A page whose own name was made to mean
+//   127.0.0.1 (DNS rebinding) sends that name.
+// - Origin: a browser names the page that sends the request. This port's own page only reads, so
+//   nothing is changed for a page at all: one whose name was made to mean this machine looks like
+//   our own. What is read must be for the port's own.
+// - Content-Type: a page may send any text to anybody, but application/json only after it asked
+//   whether it may, which this port refuses.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/error.h"
+
+namespace phub {
+
+struct RequestHead {
+  std::string_view host, origin, content_type;  // "": not there
+  size_t hosts = 0;                             // how many Host headers
+  bool http_1_0 = false;                        // which needs none
+  bool has_body = false;
+  bool reads = true;           // GET or HEAD
+  bool over_loopback = false;  // the address that it came to
+};
+
+struct HeadRefusal {
+  unsigned status = 400;
+  ErrorCode code = ErrorCode::kInvalid;
+  std::string message;
+};
+
+// The names that the control port may be asked by over loopback: localhost, 127.0.0.0/8, [::1],
+// those that it was told to listen at, and this machine's name.
+class HostNames {
+ public:
+  // `listen`: HOST:PORT each.
+  explicit HostNames(const std::vector<std::string>& listen = {});
+
+  // `host`: of a Host header, with or without a port.
+  bool has(std::string_view host) const;
+
+ private:
+  std::vector<std::string> names_;  // lower case
+};
+
+// Nothing if the request may go on. Any thread.
+std::optional<HeadRefusal> refuse_head(const RequestHead& head, const HostNames& names);
+
+}  // namespace phub

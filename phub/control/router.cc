@@ -1,0 +1,319 @@
+#include "phub/control/router.h"
+
+#include <array>
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "phub/control/metrics.h"
+#include "phub/control/page.h"
+#include "transport/control/messages_json.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+using Answer = std::function<void(HttpResponse)>;
+
+// `target` without its query, which no route has.
+std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
+
+constexpr std::string_view kJobs = "/v1/jobs/";
+constexpr std::string_view kLogFrom = "/log/";
+constexpr std::string_view kBearer = "Bearer ";
+constexpr size_t kMaxTicketBytes = 256;
+
+struct Call {
+  std::string job;
+  HttpRequest request;
+  ControlHandler& handler;
+  const HttpCounters& counters;
+  Background* background;
+  const Gate* gate;
+  Answer answer;
+  Routed routed = {};
+  std::string about = {};  // for the audit
+  uint64_t from = 0;       // the first record of a page of the log
+
+  // Returns a function for the handler that answers with its result.
+  template <typename T>
+  Reply<T> reply() {
+    return [answer = answer, about = about](Result<T> result) {
+      if (!result) return answer(error_response(result.code, result.message));
+      HttpResponse response = encoded(*result.value);
+      response.about = about;
+      answer(std::move(response));
+    };
+  }
+  // The same for long results: they are encoded beside the control thread.
+  template <typename T>
+  Reply<T> long_reply() {
+    return [answer = answer, background = background](Result<T> result) {
+      if (!result) return answer(error_response(result.code, result.message));
+      const auto value = std::make_shared<T>(std::move(*result.value));
+      run(background, [answer, value]() -> Background::End {
+        const auto response = std::make_shared<HttpResponse>(encoded(*value));
+        if constexpr (std::is_same_v<T, JoinReply>) {
+          response->about = member(value->rank, value->incarnation);
+        }
+        return [answer, response] { answer(std::move(*response)); };
+      });
+    };
+  }
+  static std::string member(uint32_t rank, uint32_t incarnation) {
+    return fmt::format("rank={} incarnation={}", rank, incarnation);
+  }
+  template <typename T>
+  static HttpResponse encoded(const T& value) {
+    HttpResponse response;
+    const auto failed = error_of([&] { response.body = to_json(value); });
+    return failed ? error_response(ErrorCode::kInternal, failed->what()) : response;
+  }
+  static void run(Background* background, const Background::Task& task) {
+    if (background) return background->run(task);
+    task()();
+  }
+
+  // Adds the fields that are not in the body.
+  Credential complete(Credential who) {
+    const std::string_view header = request.authorization;
+    if (!header.starts_with(kBearer) || header.size() == kBearer.size() ||
+        header.size() > kBearer.size() + kMaxTicketBytes) {
+      fail(ErrorCode::kUnauthorized,
+           "the header 'Authorization: Bearer TICKET' is missing or malformed; the answer to join "
+           "has the ticket");
+    }
+    who.job = job;
+    who.ticket = header.substr(kBearer.size());
+    about = member(who.rank, who.incarnation);
+    return who;
+  }
+  // Of the job, without being one of its ranks.
+  bool is_admin() const {
+    Caller caller;
+    return gate != nullptr &&
+           !gate->check(Need::kOwn, job, request.authorization, handler, caller) && caller.is_admin;
+  }
+  ServerStatus visible_status() const {
+    ServerStatus status = handler.status();
+    if (gate == nullptr) return status;
+    std::erase_if(status.jobs,
+                  [this](const JobStatus& job) { return !gate->sees(request.caller, job.name); });
+    return status;
+  }
+  Credential who() { return complete(parse_credential(request.body)); }
+};
+
+// The body may have 64 MiB: it is decoded beside the control thread.
+void join(Call& call) {
+  const bool may_replace = call.gate == nullptr || call.request.caller.may_replace;
+  const auto text = std::make_shared<HttpRequest>(std::move(call.request));
+  Call::run(call.background,
+            [&handler = call.handler, job = call.job, text, answer = call.answer, may_replace,
+             reply = call.long_reply<JoinReply>()]() -> Background::End {
+              const auto request = std::make_shared<JoinRequest>();
+              std::optional<Error> refused = error_of([&] {
+                *request = parse_join_request(text->body);
+                if (request->spec.name != job) {
+                  fail(ErrorCode::kInvalid,
+                       "join request: spec.name: is '{}', but the path names the job '{}'",
+                       request->spec.name, job);
+                }
+              });
+              text->body = {};
+              request->caller = text->caller;
+              return [&handler, text, request, answer, reply, refused, may_replace]() mutable {
+                text->charge.reset();
+                if (!refused && request->replace && !may_replace) {
+                  return answer(error_response(
+                      403, ErrorCode::kUnauthorized,
+                      "replace takes a rank from a process that may be alive: it needs the job's "
+                      "token, or a token of role admin"));
+                }
+                if (!refused) refused = error_of([&] { handler.join(std::move(*request), reply); });
+                if (refused) answer(error_response(refused->code(), refused->what()));
+              };
+            });
+}
+void heartbeat(Call& call) {
+  call.routed.beats = call.who();
+  call.handler.heartbeat(*call.routed.beats, call.reply<Pulse>());
+}
+void leave(Call& call) {
+  const Credential who = call.who();
+  call.handler.leave(who, call.reply<Done>());
+}
+void barrier(Call& call) {
+  call.routed.waits = call.who();
+  call.handler.barrier(*call.routed.waits, call.reply<Done>());
+}
+void reconnect(Call& call) {
+  const Credential who = call.who();
+  call.handler.reconnect(who, call.reply<Offer>());
+}
+void set_hyper(Call& call) {
+  auto [who, change] = parse_hyper(call.request.body);
+  if (call.is_admin()) return call.handler.set_hyper(call.job, change, call.reply<HyperReply>());
+  const Credential rank = call.complete(who);
+  call.handler.set_hyper(rank, change, call.reply<HyperReply>());
+}
+void log(Call& call) { call.handler.log(call.job, call.from, call.long_reply<LogPage>()); }
+void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }
+void status(Call& call) { call.answer({.body = to_json(call.visible_status())}); }
+void metrics(Call& call) {
+  call.answer({.body = metrics_text(call.visible_status(), call.counters, process_usage()),
+               .content_type = kMetricsType});
+}
+void jobs(Call& call) { call.answer({.body = jobs_json(call.visible_status())}); }
+void job(Call& call) { call.answer({.body = to_json(call.handler.job_status(call.job))}); }
+void page(Call& call) {
+  const PageFile& file = page_file(path_of(call.request.target));
+  call.answer({.body = std::string(file.text), .content_type = file.content_type});
+}
+void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
+
+using Handle = void (*)(Call&);
+constexpr std::array<std::pair<RouteInfo, Handle>, 17> kRoutes = {{
+    {{"POST", "/v1/jobs/{job}/join", Need::kTrain}, join},
+    {{"POST", "/v1/jobs/{job}/heartbeat"}, heartbeat},
+    {{"POST", "/v1/jobs/{job}/leave"}, leave},
+    {{"POST", "/v1/jobs/{job}/barrier"}, barrier},
+    {{"POST", "/v1/jobs/{job}/hyper"}, set_hyper},
+    {{"POST", "/v1/jobs/{job}/reconnect"}, reconnect},
+    {{"GET", "/v1/jobs/{job}/log", Need::kSee}, log},
+    {{"GET", "/v1/jobs/{job}/log/{from}", Need::kSee}, log},
+    {{"DELETE", "/v1/jobs/{job}", Need::kOwn}, remove},
+    {{"GET", "/v1/jobs/{job}", Need::kSee}, job},
+    {{"GET", "/v1/jobs", Need::kObserve}, jobs},
+    {{"GET", "/v1/status", Need::kObserve}, status},
+    {{"GET", "/healthz"}, healthz},
+    {{"GET", "/metrics", Need::kObserve}, metrics},
+    {{"GET", "/"}, page},
+    {{"GET", "/page.css"}, page},
+    {{"GET", "/page.js"}, page},
+}};
+
+// A target as its pattern and the values of {job} and {from}.
+struct Target {
+  std::string pattern;
+  std::string_view job;
+  uint64_t from = 0;
+};
+Target parse_target(std::string_view target) {
+  target = path_of(target);
+  if (!target.starts_with(kJobs)) return {std::string(target), {}};
+  const std::string_view rest = target.substr(kJobs.size());
+  const size_t slash = rest.find('/');
+  const std::string_view action = slash == rest.npos ? std::string_view() : rest.substr(slash);
+  Target parsed{"/v1/jobs/{job}" + std::string(action), rest.substr(0, slash)};
+  if (action.starts_with(kLogFrom)) {
+    const std::string_view number = action.substr(kLogFrom.size());
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), parsed.from);
+    if (error == std::errc() && end == number.data() + number.size()) {
+      parsed.pattern = "/v1/jobs/{job}/log/{from}";
+    }
+  }
+  return parsed;
+}
+
+// Sets `path` to the pattern that the request matches.
+void dispatch(Call& call, std::string_view& path) {
+  const Target target = parse_target(call.request.target);
+  // A HEAD is a GET; session.cc omits the body of its answer.
+  std::string_view method = call.request.method;
+  if (method == "HEAD") method = "GET";
+  std::string allowed;
+  for (const auto& [info, handle] : kRoutes) {
+    if (info.pattern != target.pattern) continue;
+    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", info.method);
+    if (info.method == "GET") allowed += ", HEAD";
+    path = info.pattern;
+    if (info.method != method) continue;
+    if (call.request.target.starts_with(kJobs)) {
+      check_job_name(target.job);  // the handler gets valid names only
+      call.job = target.job;
+      call.from = target.from;
+    }
+    return handle(call);
+  }
+  if (allowed.empty()) {
+    return call.answer(
+        error_response(ErrorCode::kNotFound,
+                       fmt::format("there is nothing at '{}'; the paths are in transport/README.md",
+                                   printable(call.request.target))));
+  }
+  HttpResponse response =
+      error_response(405, ErrorCode::kInvalid,
+                     fmt::format("{} is not allowed on {}; use {}", printable(call.request.method),
+                                 target.pattern, allowed));
+  response.allow = std::move(allowed);
+  call.answer(std::move(response));
+}
+
+}  // namespace
+
+std::span<const RouteInfo> http_routes() {
+  static const auto routes = [] {
+    std::array<RouteInfo, kRoutes.size()> infos;
+    for (size_t i = 0; i < infos.size(); ++i) infos[i] = kRoutes[i].first;
+    return infos;
+  }();
+  return routes;
+}
+
+uint64_t body_limit(std::string_view method, std::string_view target) {
+  const bool is_join = method == "POST" && parse_target(target).pattern == "/v1/jobs/{job}/join";
+  return is_join ? kMaxJoinBytes : kMaxBodyBytes;
+}
+
+std::optional<HeadRefusal> authorize(std::string_view method, std::string_view target,
+                                     std::string_view authorization, const Gate* gate,
+                                     const ControlHandler& handler, Caller& caller) {
+  if (gate == nullptr) return std::nullopt;
+  const Target parsed = parse_target(target);
+  if (method == "HEAD") method = "GET";
+  for (const auto& [info, handle] : kRoutes) {
+    if (info.pattern != parsed.pattern || info.method != method) continue;
+    return gate->check(info.need, parsed.job, authorization, handler, caller);
+  }
+  return std::nullopt;  // there is nothing to be had
+}
+
+HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message) {
+  return {.status = status,
+          .body = error_json(status, code, message),
+          .content_type = "application/problem+json",
+          .about = fmt::format("detail=\"{}\"", printable(message))};
+}
+HttpResponse error_response(ErrorCode code, std::string_view message) {
+  return error_response(http_status(code), code, message);
+}
+
+Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
+             Background* background, const Gate* gate, Answer reply) {
+  struct State {
+    bool answered = false;
+    std::string_view path;
+  };
+  // If a handler replies and then throws, the reply counts.
+  const auto state = std::make_shared<State>();
+  const Answer once = [state, reply = std::move(reply)](HttpResponse response) {
+    PHUB_CHECK(!state->answered);
+    state->answered = true;
+    response.path = state->path;
+    reply(std::move(response));
+  };
+  Call call{{}, std::move(request), handler, counters, background, gate, once, {}};
+  try {
+    dispatch(call, state->path);
+  } catch (const Error& error) {
+    if (!state->answered) once(error_response(error.code(), error.what()));
+  } catch (const std::exception& error) {
+    if (!state->answered) once(error_response(ErrorCode::kInternal, error.what()));
+  }
+  return std::move(call.routed);
+}
+
+}  // namespace phub

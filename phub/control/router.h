@@ -1,0 +1,71 @@
+// Turns a complete HTTP request into a call of the ControlHandler, and its result into an answer.
+// Without sockets. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "phub/background.h"
+#include "phub/control/gate.h"
+#include "phub/control/handler.h"
+#include "phub/control/metrics.h"
+
+namespace phub {
+
+struct HttpRequest {
+  std::string method;
+  std::string target;
+  std::string authorization;  // the header's value; never shown in an answer or a log
+  Caller caller;              // as authorize() found out
+  std::string body;
+  std::shared_ptr<void> charge = nullptr;  // accounts for the body's memory; released with it
+};
+struct HttpResponse {
+  unsigned status = 200;
+  std::string body;
+  std::string_view content_type = "application/json";
+  std::string allow;      // methods, with status 405
+  std::string_view path;  // the pattern that the target matches; "": none
+  std::string about;      // for the audit: "rank=3 incarnation=1", or why it was refused
+};
+
+// For documentation and its test.
+struct RouteInfo {
+  std::string_view method;
+  std::string_view pattern;  // "/v1/jobs/{job}/join"
+  Need need = Need::kNothing;
+};
+std::span<const RouteInfo> http_routes();
+
+inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
+inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 10;  // everything else
+
+// The largest body of such a request.
+uint64_t body_limit(std::string_view method, std::string_view target);
+
+// Whether the sender may do what it asks, once the header is there. Sets `caller`. Null `gate`:
+// everybody may.
+std::optional<HeadRefusal> authorize(std::string_view method, std::string_view target,
+                                     std::string_view authorization, const Gate* gate,
+                                     const ControlHandler& handler, Caller& caller);
+
+// An `Error` (transport/README.md), with the HTTP status of the code unless another is given.
+HttpResponse error_response(ErrorCode code, std::string_view message);
+HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
+
+// The sender of a request: `beats` if it was a heartbeat, `waits` if it waits in a barrier.
+struct Routed {
+  std::optional<Credential> beats, waits;
+};
+
+// Calls `reply` exactly once, possibly later. Long messages are decoded and encoded in the
+// background; null: by the caller.
+Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
+             Background* background, const Gate* gate, std::function<void(HttpResponse)> reply);
+
+}  // namespace phub

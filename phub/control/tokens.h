@@ -1,0 +1,62 @@
+// The tokens file: who may use this box, and for what. It holds the SHA-256 of each token, never
+// the token. `phub token new` makes an entry:
+//
+//   [[token]]
+//   name = "alice"                 # for people; in the log
+//   role = "train"                 # observe, train, admin
+//   jobs = ["alice-*", "shared"]   # patterns of job names: * and ?; without it: all jobs
+//   sha256 = "64 hexadecimal digits"
+//   expires = 2027-06-30T12:00:00Z # optional: a date, or a time (UTC without an offset)
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace phub {
+
+using Digest = std::array<uint8_t, 32>;
+Digest sha256(std::string_view text);
+// In a time that does not depend on where the two differ.
+bool same_digest(const Digest& a, const Digest& b);
+std::string hex_of(const Digest& digest);
+
+// Each may do what those before it may. observe: read status, metrics and logs. train: create and
+// join jobs. admin: replace ranks, delete jobs and set hyperparameters of others.
+enum class Role { kObserve, kTrain, kAdmin };
+std::optional<Role> parse_role(std::string_view word);
+std::string_view name_of(Role role);
+
+struct Token {
+  std::string name;
+  Role role = Role::kObserve;
+  std::vector<std::string> jobs;  // patterns; one of them must match
+  Digest digest = {};
+  std::optional<int64_t> expires_s;  // since the epoch
+
+  bool covers(std::string_view job) const;
+  bool expired(int64_t now_s) const { return expires_s && now_s >= *expires_s; }
+};
+
+inline constexpr size_t kMaxTokens = 10'000;
+inline constexpr size_t kMaxTokenBytes = 256;  // of what a request shows
+
+// Throws Error(kInvalid) that begins with `path` and, where it can, with line and column.
+std::vector<Token> parse_tokens(std::string_view text, std::string_view path);
+
+// Throws Error(kInvalid) as well if others than its owner may read or write the file, or its owner
+// is neither this user nor root.
+std::vector<Token> load_tokens(const std::string& path);
+
+// Whether `pattern` matches all of `name`. * stands for any characters, ? for one.
+bool matches(std::string_view pattern, std::string_view name);
+// Throws Error(kInvalid) unless it is 1 to 255 of * ? and the characters of job names.
+void check_pattern(std::string_view pattern);
+
+// "phub-" and 64 hexadecimal digits, of 256 random bits.
+std::string make_token();
+
+}  // namespace phub

@@ -1,0 +1,97 @@
+#include "phub/core/chunk_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/error.h"
+
+namespace phub {
+
+ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
+                       std::span<const uint32_t> expected)
+    : chunks_(std::move(chunks)),
+      ranks_(max_ranks),
+      words_(static_cast<uint32_t>(bit_words(max_ranks))),
+      arrived_(chunks_.size() * words_),
+      null_(chunks_.size() * words_),
+      expected_(chunks_.size() * words_),
+      counters_(queues) {
+  for (uint32_t i = 0; i < size(); ++i) {
+    while (queue_first_.size() <= chunks_[i].queue) queue_first_.push_back(i);
+  }
+  PHUB_CHECK(queue_first_.size() <= queues);
+  queue_first_.resize(queues + 1, size());
+  for (const uint32_t rank : expected) ranks_[rank].first_round = 1;
+  count_expected();
+}
+
+void ChunkTable::unmark(uint32_t rank, uint32_t index) {
+  const uint64_t bit = uint64_t{1} << (rank % 64);
+  arrived_[at(index, rank / 64)] &= ~bit;
+  null_[at(index, rank / 64)] &= ~bit;
+  --chunks_[index].arrived;
+  ++chunks_[index].missing;
+  --ranks_[rank].open;
+}
+
+void ChunkTable::begin_round(uint32_t index, uint64_t round) {
+  CoreChunk& chunk = chunks_[index];
+  for (uint32_t w = 0; w < words_; ++w) {
+    for_each_bit(std::exchange(arrived_[at(index, w)], 0), w,
+                 [this](uint32_t rank) { --ranks_[rank].open; });
+    null_[at(index, w)] = 0;
+  }
+  const bool some_may_begin = chunk.round < all_from_;
+  chunk.round = round;
+  chunk.closed = false;
+  chunk.arrived = 0;
+  chunk.missing = chunk.expected;
+  if (!some_may_begin) return;
+  for (uint32_t r = 0; r < max_ranks(); ++r) set_expected(r, index, ranks_[r].first_round <= round);
+}
+
+uint64_t ChunkTable::next_round(uint32_t index, uint64_t round) const {
+  if (chunks_[index].expected > 0) return round + 1;
+  uint64_t next = kNever;
+  for (const CoreRank& rank : ranks_) {
+    if (rank.first_round != kNever) next = std::min(next, std::max(rank.first_round, round + 1));
+  }
+  return next == kNever || next > hold_from ? round + 1 : next;
+}
+
+void ChunkTable::expect(uint32_t rank, uint64_t first_round) {
+  ranks_[rank].first_round = first_round;
+  for (uint32_t i = 0; i < size(); ++i) set_expected(rank, i, first_round <= chunks_[i].round);
+  count_expected();
+}
+
+void ChunkTable::set_expected(uint32_t rank, uint32_t index, bool yes) {
+  if (bit(expected_, rank, index) == yes) return;
+  CoreChunk& chunk = chunks_[index];
+  expected_[at(index, rank / 64)] ^= uint64_t{1} << (rank % 64);
+  const uint32_t change = yes ? 1 : -1u;
+  chunk.expected += change;
+  if (!has(rank, index)) chunk.missing += change;
+}
+
+void ChunkTable::count_expected() {
+  expected_count_ = 0;
+  all_from_ = 0;
+  settled_ = false;
+  for (const CoreRank& rank : ranks_) {
+    if (rank.first_round == kNever) continue;
+    ++expected_count_;
+    all_from_ = std::max(all_from_, rank.first_round);
+  }
+}
+
+bool ChunkTable::settled() {
+  if (!settled_) {
+    const uint64_t from = std::max<uint64_t>(all_from_, 1);
+    settled_ = std::all_of(chunks_.begin(), chunks_.end(),
+                           [from](const CoreChunk& chunk) { return chunk.round >= from; });
+  }
+  return settled_;
+}
+
+}  // namespace phub

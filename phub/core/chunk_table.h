@@ -1,0 +1,161 @@
+// Who is expected at a chunk and who has arrived: the table of a core's chunks, and of the ranks.
+//
+// It knows nothing of transports or sums. Nothing allocates after construction.
+//
+// Hot are a chunk and the words of those that have arrived. The words of those that are expected
+// are used by boundaries and probes, and in the rounds until the latest comer's first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "phub/core/index_set.h"
+#include "phub/core/messages.h"
+
+namespace phub {
+
+inline constexpr uint32_t kNoChunk = ~0u;
+
+struct CoreChunk {
+  uint64_t round = 0;   // in progress; 0: initial parameters are awaited
+  uint64_t offset = 0;  // in the box's arrays, elements
+  uint64_t worker_offset = 0;
+  uint32_t elements = 0;
+  uint32_t expected = 0;  // ranks in this round (lock-step only)
+  uint32_t missing = 0;   // of those, ranks that have not arrived
+  uint32_t arrived = 0;   // contributions that have arrived, null ones included
+  uint32_t id = 0;        // in the plan
+  int32_t priority = 0;
+  uint16_t hyper_class = 0;
+  uint16_t queue = 0;         // of the core's
+  uint8_t initial_parts = 0;  // parts of the initial parameters that have arrived
+  bool closed = false;        // this round: its result is pending
+};
+
+struct CoreRank {
+  uint64_t first_round = kNever;   // expected from this round on; kNever: not at all
+  uint64_t results_from = kNever;  // receives the results of this round and later ones
+  uint64_t arrivals = 0;           // ever
+  const std::byte* slots = nullptr;
+  uint32_t incarnation = 0;
+  uint32_t open = 0;  // its contributions in chunks that are not complete
+  bool attached = false;
+  bool broken = false;  // its connection; ignored until a boundary or a reconnection
+};
+
+class ChunkTable {
+ public:
+  // `chunks` queue after queue, each in the order of their index in it. The ranks in `expected`
+  // take part from round 1 on.
+  ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
+             std::span<const uint32_t> expected);
+
+  // What a table holds, beside itself. Chunks and their arrived, null and expected ranks are most.
+  static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
+    return chunks * (sizeof(CoreChunk) + 3 * sizeof(uint64_t) * bit_words(max_ranks)) +
+           max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
+  }
+
+  uint32_t size() const { return static_cast<uint32_t>(chunks_.size()); }
+  CoreChunk& operator[](uint32_t index) { return chunks_[index]; }
+  const CoreChunk& operator[](uint32_t index) const { return chunks_[index]; }
+  std::span<const CoreChunk> chunks() const { return chunks_; }
+  CoreRank& rank(uint32_t rank) { return ranks_[rank]; }
+  const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }
+  uint32_t max_ranks() const { return static_cast<uint32_t>(ranks_.size()); }
+  uint32_t words() const { return words_; }  // of 64 ranks each
+
+  // kNoChunk: the queue has no such chunk.
+  uint32_t find(uint32_t queue, uint32_t chunk_of_queue) const {
+    const uint32_t index = queue_first_[queue] + chunk_of_queue;
+    return index < queue_first_[queue + 1] ? index : kNoChunk;
+  }
+  uint32_t index_in_queue(uint32_t index) const {
+    return index - queue_first_[chunks_[index].queue];
+  }
+  uint32_t queues() const { return static_cast<uint32_t>(counters_.size()); }
+
+  // Contributions to a chunk's round in progress.
+  bool has(uint32_t rank, uint32_t index) const { return bit(arrived_, rank, index); }
+  bool is_null(uint32_t rank, uint32_t index) const { return bit(null_, rank, index); }
+  void mark(uint32_t rank, uint32_t index, bool null);
+  void unmark(uint32_t rank, uint32_t index);
+  // Calls visit(rank) in the order of the ranks.
+  template <typename Visit>
+  void for_each_arrived(uint32_t index, const Visit& visit) const {
+    for (uint32_t w = 0; w < words_; ++w) for_each_bit(arrived_[at(index, w)], w, visit);
+  }
+  // The same, without null contributions.
+  template <typename Visit>
+  void for_each_gradient(uint32_t index, const Visit& visit) const {
+    for (uint32_t w = 0; w < words_; ++w) {
+      for_each_bit(arrived_[at(index, w)] & ~null_[at(index, w)], w, visit);
+    }
+  }
+
+  // Rounds.
+  void begin_round(uint32_t index, uint64_t round);
+  // The first round after `round` that somebody is expected in at the chunk. Where everybody who
+  // knew a round is gone and the others begin later, nobody will ever take part in it: such rounds
+  // are skipped, and change nothing.
+  uint64_t next_round(uint32_t index, uint64_t round) const;
+  void count_completed(uint32_t index, uint64_t rounds = 1) {
+    chunks_completed_ += rounds;
+    counters_[chunks_[index].queue].chunks += rounds;
+  }
+
+  // Who is expected. At a boundary; kNever: not at all.
+  void expect(uint32_t rank, uint64_t first_round);
+  uint32_t expected_count() const { return expected_count_; }  // in any round
+  // Of 64 ranks, those that are expected in the chunk's round and have not arrived.
+  uint64_t lacking(uint32_t index, uint32_t word) const {
+    return expected_[at(index, word)] & ~arrived_[at(index, word)];
+  }
+  uint64_t arrived_word(uint32_t index, uint32_t word) const { return arrived_[at(index, word)]; }
+  // Whether every chunk is past the latest change of who is expected.
+  bool settled();
+
+  uint64_t chunks_completed() const { return chunks_completed_; }
+  std::span<QueueCounters> counters() { return counters_; }
+  std::span<const QueueCounters> counters() const { return counters_; }
+
+  // Between hold and commit of a boundary no chunk completes this round or a later one.
+  uint64_t hold_from = kNever;
+  uint32_t attached_end = 0;  // one past the highest rank that was ever attached
+
+ private:
+  size_t at(uint32_t index, uint32_t word) const { return size_t{index} * words_ + word; }
+  bool bit(const std::vector<uint64_t>& bits, uint32_t rank, uint32_t index) const {
+    return (bits[at(index, rank / 64)] >> (rank % 64)) & 1;
+  }
+  void set_expected(uint32_t rank, uint32_t index, bool yes);
+  void count_expected();
+
+  std::vector<CoreChunk> chunks_;
+  std::vector<CoreRank> ranks_;
+  const uint32_t words_;
+  std::vector<uint64_t> arrived_;        // [chunk][words_]
+  std::vector<uint64_t> null_;           // [chunk][words_]
+  std::vector<uint64_t> expected_;       // [chunk][words_], in the chunk's round
+  std::vector<uint32_t> queue_first_;    // where each queue's chunks begin in chunks_, and the end
+  std::vector<QueueCounters> counters_;  // per queue
+  uint64_t chunks_completed_ = 0;
+  uint32_t expected_count_ = 0;
+  uint64_t all_from_ = 0;  // from this round on, all of them are
+  bool settled_ = false;
+};
+
+inline void ChunkTable::mark(uint32_t rank, uint32_t index, bool null) {
+  CoreChunk& chunk = chunks_[index];
+  const uint64_t bit = uint64_t{1} << (rank % 64);
+  arrived_[at(index, rank / 64)] |= bit;
+  if (null) null_[at(index, rank / 64)] |= bit;
+  if (!null) counters_[chunk.queue].elements_in += chunk.elements;
+  ++chunk.arrived;
+  --chunk.missing;
+  ++ranks_[rank].open;
+}
+
+}  // namespace phub

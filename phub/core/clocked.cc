@@ -1,0 +1,128 @@
+#include "phub/core/clocked.h"
+
+#include <algorithm>
+
+namespace phub {
+
+Clocked::Clocked(const Stages& stages)
+    : Way(stages), clocks_(stages.table.size(), stages.table.max_ranks(), stages.parameters.slack) {
+  for (uint32_t i = 0; i < stages.table.size(); ++i) {
+    for (uint32_t r = 0; r < stages.table.max_ranks(); ++r) {
+      if (stages.table.rank(r).first_round != kNever) clocks_.set(i, r, 0);
+    }
+  }
+}
+
+Way::Verdict Clocked::accept(uint32_t rank, uint32_t index, const Imm& imm) {
+  const CoreChunk& chunk = stages_.table[index];
+  const uint64_t clock = clocks_.of(index, rank);
+  if (chunk.round == 0 || clock == kNever) return Verdict::kWrongRound;
+  if (imm.round == low8(clock) && clock >= stages_.table.rank(rank).first_round) {
+    return Verdict::kComplete;
+  }
+  if (imm.round != low8(clock + 1)) return Verdict::kWrongRound;
+  if (stages_.table.has(rank, index)) return Verdict::kDuplicate;
+  stages_.table.mark(rank, index, imm.kind == ImmKind::kNull);
+  stages_.trace.arrival(index, chunk, clock + 1, rank, true, true);
+  return Verdict::kAccepted;
+}
+
+Way::Closed Clocked::close(uint32_t index) {
+  bool all = true;
+  stages_.table.for_each_arrived(index, [&](uint32_t rank) { all = all && apply(rank, index); });
+  return all ? Closed::kDone : Closed::kNotNow;
+}
+
+// False: it cannot be done now.
+bool Clocked::apply(uint32_t rank, uint32_t index) {
+  if (!stages_.table.is_null(rank, index) &&
+      !stages_.reducer.update(rank, index, clocks_.of(index, rank) + 1, clocks_.steps(index))) {
+    return false;
+  }
+  stages_.table.unmark(rank, index);
+  clocks_.tick(index, rank);
+  clocks_.withhold(index, rank, true);
+  return true;
+}
+
+// The slowest rank may have moved: notes the round in progress, and sends the results that are no
+// longer withheld.
+void Clocked::release(uint32_t index) {
+  CoreChunk& chunk = stages_.table[index];
+  const uint64_t slowest = clocks_.slowest(index);
+  if (slowest == kNever || chunk.round == 0) return;
+  if (slowest + 1 > chunk.round) stages_.table.count_completed(index, slowest + 1 - chunk.round);
+  chunk.round = slowest + 1;
+  for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
+    if (!clocks_.withheld(index, rank) || !stages_.table.rank(rank).attached) continue;
+    if (!clocks_.may_have(clocks_.of(index, rank), slowest)) continue;
+    clocks_.withhold(index, rank, false);
+    stages_.reducer.copy_result(rank, chunk);
+    send(rank, index);
+  }
+}
+
+// Everyone gets the initial parameters.
+void Clocked::begin(uint32_t index) {
+  stages_.table[index].round = 1;
+  for (uint32_t rank = 0; rank < stages_.table.max_ranks(); ++rank) {
+    if (clocks_.of(index, rank) != kNever) clocks_.withhold(index, rank, true);
+  }
+  release(index);
+}
+
+// What the rank sent and can be relied on is applied now.
+void Clocked::lose(const Boundary::Lost& lost) {
+  const ChunkTable& table = stages_.table;
+  for (uint32_t i = 0; i < table.size(); ++i) {
+    if (table.has(lost.rank, i)) {
+      const bool reliable =
+          !stages_.parameters.slots_belong_to_worker || table.is_null(lost.rank, i);
+      if (!reliable || stages_.reducer.stopped() || !apply(lost.rank, i)) {
+        stages_.table.unmark(lost.rank, i);
+      }
+    }
+    const uint64_t last = clocks_.of(i, lost.rank);
+    clocks_.withhold(i, lost.rank, false);
+    clocks_.set(i, lost.rank, lost.expected_again == kNever ? kNever : lost.expected_again - 1);
+    release(i);
+    note_last_round(lost, i, last == kNever ? 0 : last);
+  }
+}
+
+void Clocked::admit(const Boundary::Admitted& admitted) {
+  for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+    clocks_.set(i, admitted.rank, admitted.first_round - 1);
+    clocks_.withhold(i, admitted.rank, true);
+    release(i);
+  }
+}
+
+void Clocked::resend(uint32_t rank, uint32_t index) {
+  if (clocks_.withheld(index, rank)) {
+    release(index);  // the slowest may have come closer meanwhile
+  } else {
+    Way::resend(rank, index);
+  }
+}
+
+// A result is withheld from a rank that is there. Who has not joined yet waits for nothing.
+bool Clocked::anyone_waits(uint32_t index) const {
+  for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
+    if (clocks_.withheld(index, rank) && stages_.table.rank(rank).attached) return true;
+  }
+  return false;
+}
+
+// Those whose clock is the lowest.
+uint64_t Clocked::lacking(uint32_t index, uint32_t word) const {
+  const uint64_t clock = clocks_.slowest(index);
+  uint64_t bits = 0;
+  const uint32_t end = std::min((word + 1) * 64, stages_.table.max_ranks());
+  for (uint32_t r = word * 64; r < end && clock != kNever; ++r) {
+    bits |= uint64_t{clocks_.of(index, r) == clock} << (r % 64);
+  }
+  return bits & ~stages_.table.arrived_word(index, word);
+}
+
+}  // namespace phub

@@ -1,0 +1,48 @@
+// Not in lock-step (SSP, async): every contribution is applied when it arrives, as an update of its
+// own, and a rank gets the parameters back as soon as the slowest is within the slack.
+//
+// Others may change a chunk while its parameters are on their way: each rank has results of its
+// own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
+#pragma once
+
+#include "phub/core/clocks.h"
+#include "phub/core/way.h"
+
+namespace phub {
+
+class Clocked final : public Way {
+ public:
+  // Everybody who is expected begins with clock 0.
+  explicit Clocked(const Stages& stages);
+
+  Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) override;
+  // During a boundary nobody's clock moves.
+  bool ready(uint32_t index) const override {
+    const CoreChunk& chunk = stages_.table[index];
+    return chunk.arrived > 0 && chunk.round > 0 && stages_.table.hold_from == kNever;
+  }
+  // Applies what has arrived in the order of the ranks.
+  Closed close(uint32_t index) override;
+  void finish(uint32_t index) override { release(index); }
+  uint64_t completed(uint32_t rank, uint32_t index) const override {
+    return clocks_.withheld(index, rank) ? kNever : clocks_.of(index, rank);
+  }
+
+  void begin(uint32_t index) override;
+  uint64_t started(uint32_t index) const override {
+    return clocks_.fastest(index) + (stages_.table[index].arrived > 0 ? 1 : 0);
+  }
+  void lose(const Boundary::Lost& lost) override;
+  void admit(const Boundary::Admitted& admitted) override;
+  void resend(uint32_t rank, uint32_t index) override;
+  bool anyone_waits(uint32_t index) const override;
+  uint64_t lacking(uint32_t index, uint32_t word) const override;
+
+ private:
+  bool apply(uint32_t rank, uint32_t index);
+  void release(uint32_t index);
+
+  CoreClocks clocks_;
+};
+
+}  // namespace phub

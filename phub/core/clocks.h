@@ -1,0 +1,66 @@
+// Jobs that are not in lock-step (SSP, async): for every chunk, the clock of every rank, which is
+// how many of its updates have been applied, and whose results are withheld until the slowest rank
+// has come closer. (GeePS, section 4.2: vector clocks, slack.)
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "phub/core/messages.h"
+
+namespace phub {
+
+class CoreClocks {
+ public:
+  // `slack`: how far a rank may be ahead of the slowest; kNever: as far as it likes (async).
+  CoreClocks(size_t chunks, uint32_t ranks, uint64_t slack)
+      : ranks_(ranks),
+        slack_(slack),
+        clocks_(chunks * ranks, kNever),
+        withheld_(chunks * ranks),
+        steps_(chunks) {}
+
+  static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {  // held
+    return chunks * (ranks * (sizeof(uint64_t) + sizeof(uint8_t)) + sizeof(uint64_t));
+  }
+
+  // kNever: the rank does not take part.
+  uint64_t of(uint32_t chunk, uint32_t rank) const { return clocks_[at(chunk, rank)]; }
+  void set(uint32_t chunk, uint32_t rank, uint64_t clock) { clocks_[at(chunk, rank)] = clock; }
+  void tick(uint32_t chunk, uint32_t rank) { ++clocks_[at(chunk, rank)]; }
+  // Of all ranks that take part; kNever: there are none.
+  uint64_t slowest(uint32_t chunk) const {
+    const auto first = clocks_.begin() + static_cast<ptrdiff_t>(at(chunk, 0));
+    return *std::min_element(first, first + ranks_);
+  }
+  // The fastest, too.
+  uint64_t fastest(uint32_t chunk) const {
+    uint64_t most = 0;
+    for (uint32_t r = 0; r < ranks_; ++r) {
+      if (of(chunk, r) != kNever) most = std::max(most, of(chunk, r));
+    }
+    return most;
+  }
+
+  bool withheld(uint32_t chunk, uint32_t rank) const { return withheld_[at(chunk, rank)] != 0; }
+  void withhold(uint32_t chunk, uint32_t rank, bool yes) { withheld_[at(chunk, rank)] = yes; }
+  // Whether the slowest rank is close enough for the result of `clock`.
+  bool may_have(uint64_t clock, uint64_t slowest) const {
+    return slack_ == kNever || clock <= slowest || clock - slowest <= slack_;
+  }
+
+  // Of the optimizer, taken on the chunk for anybody.
+  uint64_t& steps(uint32_t chunk) { return steps_[chunk]; }
+
+ private:
+  size_t at(uint32_t chunk, uint32_t rank) const { return size_t{chunk} * ranks_ + rank; }
+
+  const uint32_t ranks_;
+  const uint64_t slack_;
+  std::vector<uint64_t> clocks_;   // [chunk][rank]
+  std::vector<uint8_t> withheld_;  // [chunk][rank]
+  std::vector<uint64_t> steps_;    // per chunk
+};
+
+}  // namespace phub

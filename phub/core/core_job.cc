@@ -1,0 +1,244 @@
+#include "phub/core/core_job.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "phub/core/clocked.h"
+#include "phub/core/lock_step.h"
+#include "transport/error.h"
+#include "transport/layout.h"
+
+namespace phub {
+namespace {
+
+constexpr size_t kPollBatch = 256;  // arrivals received in one pass
+
+std::unique_ptr<Way> way_of(const Stages& stages, const CoreJob::MakeLockStep& make_lock_step) {
+  if (!stages.parameters.lock_step) return std::make_unique<Clocked>(stages);
+  return make_lock_step ? make_lock_step(stages) : std::make_unique<LockStep>(stages);
+}
+
+}  // namespace
+
+CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
+                 std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
+                 std::span<const uint32_t> expected, uint32_t queues,
+                 const MakeLockStep& make_lock_step)
+    : endpoint_(endpoint),
+      parameters_(parameters),
+      table_(std::move(chunks), queues, parameters.max_ranks, expected),
+      ready_(table_.chunks()),
+      reports_(core, this, table_),
+      reducer_(parameters_, arrays, hyper, table_, reports_, trace_),
+      outbox_(parameters_, arrays, endpoint, table_, trace_),
+      snapshot_(arrays, table_, trace_),
+      way_(way_of({parameters_, table_, reducer_, outbox_, trace_}, make_lock_step)),
+      core_(core),
+      wake_after_(parameters.max_ranks) {
+  for (uint32_t i = 0; i < table_.size(); ++i) {
+    const uint64_t beginning = parameters_.initial_broadcast ? 0 : 1;
+    table_.begin_round(i, parameters_.first_round > 0 ? parameters_.first_round : beginning);
+  }
+}
+
+uint64_t CoreJob::bytes(const Size& size) {
+  return sizeof(CoreJob) + ChunkTable::bytes(size.chunks, size.queues, size.max_ranks) +
+         ReadyChunks::bytes(size.chunks) + Outbox::bytes(size.chunks, size.max_ranks) +
+         Snapshot::bytes(size.chunks) + Reports::most(size.max_ranks) * sizeof(CoreReport) +
+         Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk) +
+         (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
+         size.max_ranks * sizeof(uint32_t);  // wake_after_
+}
+
+bool CoreJob::step(uint64_t& bytes) {
+  if (!failure_.empty()) return false;
+  return parameters_.lock_step ? pass(static_cast<LockStep&>(*way_), bytes)
+                               : pass(static_cast<Clocked&>(*way_), bytes);
+}
+
+template <typename TheWay>
+bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
+  const auto completed_round = [&way](uint32_t r, uint32_t i) { return way.completed(r, i); };
+  if (outbox_.pay(completed_round)) note_activity();
+
+  std::array<Arrival, kPollBatch> arrivals;
+  const size_t n = endpoint_.poll(arrivals);
+  for (size_t i = 0; i < n; ++i) receive(way, arrivals[i]);
+  arrivals_ += n;
+
+  size_t handled = 0;  // chunks
+  uint64_t spent = 0;
+  if (!reducer_.stopped()) {
+    while (spent < kPassBytes && finish_pending(way, spent)) ++handled;
+    while (spent < kPassBytes && close_ready(way, spent)) ++handled;
+  }
+  bytes += spent;
+  pass_was_full_ = spent >= kPassBytes;
+  if (n == 0 && handled == 0 && snapshot_.any_due()) {
+    bytes += snapshot_.cost(table_[snapshot_.next()]);
+    snapshot_.copy(snapshot_.next());
+    ++handled;
+  }
+
+  const bool moved = n > 0 || handled > 0;
+  if (moved) note_activity();
+  return outbox_.flush_if_due(moved, handled) || moved;
+}
+
+template <typename TheWay>
+void CoreJob::receive(TheWay& way, const Arrival& arrival) {
+  const uint32_t rank = arrival.rank;
+  CoreRank& from = table_.rank(rank);
+  if (!from.attached || from.broken) return;
+  if (!arrival.ok) return lose_connection(rank, arrival.violation);
+  const Imm imm = decode(arrival.imm);
+  const uint32_t index = table_.find(arrival.queue, imm.chunk);
+  if (index == kNoChunk) return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
+  if (!fits(arrival, rank, index, imm)) return;
+  ++from.arrivals;
+  if (imm.kind == ImmKind::kInitial) return receive_initial(rank, index, imm.round);
+  if (imm.kind == ImmKind::kControl) {
+    return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(imm.kind));
+  }
+  switch (way.accept(rank, index, imm)) {
+    case Way::Verdict::kAccepted:
+      if (way.ready(index)) ready_.insert(index);
+      return;
+    case Way::Verdict::kDuplicate:
+      return;
+    case Way::Verdict::kComplete:
+      return outbox_.send(rank, index, way.completed(rank, index));
+    case Way::Verdict::kWrongRound:
+      return violation(rank, index, CoreReport::kRound, imm.round);
+  }
+}
+
+// Whether the payload has the chunk's size and place: bytes that it did not overwrite would be
+// summed as if they had arrived.
+bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm) {
+  const CoreChunk& chunk = table_[index];
+  const kernels::DType dtype = parameters_.gradient_dtype;
+  uint64_t bytes = 0;
+  if (imm.kind == ImmKind::kData) bytes = kernels::slot_bytes(dtype, chunk.elements);
+  if (imm.kind == ImmKind::kInitial) {
+    bytes = initial_part(chunk.elements, kernels::bytes_of(dtype), imm.round).count * sizeof(float);
+  }
+  if (arrival.fits(bytes, kernels::slot_bytes(dtype, chunk.offset))) return true;
+  const bool wrong_bytes = arrival.bytes != bytes;
+  violation(rank, index, wrong_bytes ? CoreReport::kBytes : CoreReport::kPlace,
+            wrong_bytes ? arrival.bytes : arrival.offset);
+  return false;
+}
+
+void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
+  CoreChunk& chunk = table_[index];
+  const uint32_t parts = initial_parts(kernels::bytes_of(parameters_.gradient_dtype));
+  if (!parameters_.initial_broadcast || rank != 0 || part >= parts) {
+    return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(ImmKind::kInitial));
+  }
+  if (chunk.round == 0) {
+    if (part > chunk.initial_parts) return violation(rank, index, CoreReport::kRound, part);
+    if (part == chunk.initial_parts) {
+      reducer_.store_initial(chunk, part);
+      ++chunk.initial_parts;
+      table_.counters()[chunk.queue].elements_in += chunk.elements;
+    }
+    if (chunk.initial_parts == parts) {
+      way_->begin(index);
+      return snapshot_.reached(index);
+    }
+  }
+  outbox_.send(rank, index, way_->completed(rank, index));
+}
+
+// Of a chunk of which `ranks` gradients are read: those, the result, and as much as handling it
+// costs.
+uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
+  constexpr uint64_t kHandling = 4096;
+  return kHandling + ranks * kernels::slot_bytes(parameters_.gradient_dtype, chunk.elements) +
+         kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
+}
+
+// False: there is none, or it cannot be closed now.
+template <typename TheWay>
+bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
+  if (ready_.empty()) return false;
+  const uint32_t index = ready_.first();
+  uint64_t cost = cost_of(table_[index], table_[index].arrived);
+  const bool still_ready = way.ready(index);  // unless a boundary came in between
+  if (still_ready && snapshot_.is_due(index)) {
+    cost += snapshot_.cost(table_[index]);
+    snapshot_.copy(index);
+  }
+  const Way::Closed closed = still_ready ? way.close(index) : Way::Closed::kNotNow;
+  if (still_ready && closed == Way::Closed::kNotNow) return false;
+  ready_.erase(index);
+  if (closed == Way::Closed::kDone) finish(way, index);
+  if (closed == Way::Closed::kPending) table_[index].closed = true;
+  bytes += cost;
+  return true;
+}
+
+// False: nothing that was pending is done now.
+template <typename TheWay>
+bool CoreJob::finish_pending(TheWay& way, uint64_t& bytes) {
+  const uint32_t index = way.next_done();
+  if (index == kNoChunk) return false;
+  PHUB_CHECK(table_[index].closed);
+  bytes += cost_of(table_[index], 0);
+  finish(way, index);
+  return true;
+}
+
+template <typename TheWay>
+void CoreJob::finish(TheWay& way, uint32_t index) {
+  way.finish(index);
+  snapshot_.reached(index);
+}
+
+void CoreJob::lose_connection(uint32_t rank, bool by_violation) {
+  if (by_violation) return violation(rank, kNoChunk, CoreReport::kStream, 0);
+  table_.rank(rank).broken = true;
+  reports_.add(CoreReport::kBroken, rank);
+}
+
+void CoreJob::violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said) {
+  if (std::exchange(table_.rank(rank).broken, true)) return;
+  CoreReport& report = reports_.add(CoreReport::kViolation, rank, index);
+  report.violation = what;
+  report.said = said;
+}
+
+void CoreJob::fail(const std::string& why) {
+  if (failure_.empty()) failure_ = why.empty() ? "it does not say why" : why;
+}
+
+bool CoreJob::next_report(CoreReport& out) {
+  if (reports_.next(out)) return true;
+  if (snapshot_.take_complete()) {
+    out = {.type = CoreReport::kSnapped, .core = core_, .job = this, .round = snapshot_.round()};
+    return true;
+  }
+  if (failure_.empty() || std::exchange(failure_reported_, true)) return false;
+  out = {.type = CoreReport::kFailed, .core = core_, .job = this};
+  return true;
+}
+
+bool CoreJob::arm() {
+  if (!failure_.empty()) return reports_.empty() && failure_reported_;
+  if (outbox_.has_unflushed() || !reports_.empty()) return false;
+  if ((pass_was_full_ || !ready_.empty()) && !reducer_.stopped()) return false;
+  if (snapshot_.any_due() || snapshot_.is_complete()) return false;
+  const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
+  const uint32_t only =
+      quiet || reducer_.stopped() ? CoreReport::kNoRank : way_->indispensable_rank();
+  waits_for_one_ = only != CoreReport::kNoRank;
+  if (waits_for_one_) note_activity();  // the next probe looks what others have sent
+  for (uint32_t rank = 0; rank < wake_after_.size(); ++rank) {
+    wake_after_[rank] = !waits_for_one_ || only == rank;
+  }
+  return endpoint_.arm(wake_after_);
+}
+
+}  // namespace phub

@@ -1,0 +1,161 @@
+// What one core does for one job: the chunks that it owns, from arrival to write-back.
+//
+//   Endpoint ─▶ receive() ─▶ ChunkTable ─▶ ReadyChunks ─▶ Way ─▶ Outbox ─▶ Endpoint
+//               what it is    who arrived   which next     │      results to their readers
+//                                                          └─ Reducer: sum, optimizer
+//
+// Made by the control thread, then owned by the core's thread until it reports kRemoved. Nothing
+// here allocates after construction; no system calls but the endpoint's.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "phub/core/chunk_table.h"
+#include "phub/core/job_parameters.h"
+#include "phub/core/messages.h"
+#include "phub/core/outbox.h"
+#include "phub/core/ready_chunks.h"
+#include "phub/core/reducer.h"
+#include "phub/core/reports.h"
+#include "phub/core/snapshot.h"
+#include "phub/core/trace.h"
+#include "phub/core/way.h"
+#include "transport/transport.h"
+#include "transport/wire.h"
+
+namespace phub {
+
+class LockStep;
+
+class CoreJob {
+ public:
+  // Of a job in lock-step: its way, if that is another than LockStep itself.
+  using MakeLockStep = std::function<std::unique_ptr<LockStep>(const Stages&)>;
+
+  // `chunks` queue after queue, each in the order of their index in it. What `hyper` refers to
+  // outlives the core job or is replaced by a boundary. The ranks in `expected` take part from
+  // round 1 on.
+  CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
+          std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
+          std::span<const uint32_t> expected, uint32_t queues = 1,
+          const MakeLockStep& make_lock_step = {});
+
+  // What a core job holds, itself and its scratch included: known before it is made.
+  struct Size {
+    uint64_t chunks = 0, queues = 1, max_ranks = 1;
+    uint64_t classes = 1;        // of keys
+    uint64_t largest_chunk = 0;  // elements
+    bool lock_step = true;
+  };
+  static uint64_t bytes(const Size& size);
+
+  // From here on what happens is written to `log`, with `job` as this job's number in it. Before
+  // the core gets the job.
+  void trace(TraceLog& log, uint32_t core, uint32_t job) {
+    trace_.start(log, core, job, table_.size());
+  }
+
+  // One pass: receives arrivals, completes chunks until it has read and written kPassBytes, writes
+  // back. True if anything moved. Adds what it has read and written to `bytes`.
+  static constexpr uint64_t kPassBytes = uint64_t{1} << 20;
+  bool step(uint64_t& bytes);
+  bool step() {
+    uint64_t bytes = 0;
+    return step(bytes);
+  }
+
+  // Grows whenever something happened that a probe would tell. Any thread.
+  uint64_t activity() const { return activity_.load(std::memory_order_acquire); }
+
+  // For the core that has the job.
+  struct Turn {
+    uint64_t bytes = 0;  // read and written, and not paid for with passes yet
+    uint32_t idle_passes = 0;
+    bool moved = false;
+    bool awake = false;
+  };
+  Turn turn;
+
+  // Boundaries (boundary.cc), as decoded from the mailbox.
+  CoreReport hold();
+  uint64_t commit(const Boundary& boundary);  // the lowest round in progress after it
+  void probe(Probe& out) const;
+  void detach(uint32_t rank);
+  void detach_all();
+  void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
+
+  // What the core has to forward to the control thread.
+  bool next_report(CoreReport& out);
+
+  // The job cannot go on here. From now on steps do nothing, and the last report says so; the first
+  // reason counts.
+  void fail(const std::string& why);
+  const std::string& failure() const { return failure_; }  // others: once kFailed was reported
+
+  // Before sleeping: arms the endpoint so that it wakes when a chunk may become complete; when
+  // nothing has arrived since it was armed before, for whatever arrives. False: there is work.
+  bool arm();
+  // Armed for one rank alone: somebody has to look now and then whether others wait for it.
+  bool waits_for_one() const { return waits_for_one_; }
+  void disarm() { endpoint_.disarm(); }
+  int wake_fd() const { return endpoint_.wake_fd(); }
+
+  uint32_t core() const { return core_; }
+  // Results wait for room in a queue: nobody rings when there is.
+  bool owes() const { return outbox_.owes() && failure_.empty(); }
+
+ private:
+  // Hot; TheWay is LockStep or Clocked, most of whose functions are final.
+  template <typename TheWay>
+  bool pass(TheWay& way, uint64_t& bytes);
+  template <typename TheWay>
+  void receive(TheWay& way, const Arrival& arrival);
+  template <typename TheWay>
+  bool finish_pending(TheWay& way, uint64_t& bytes);
+  template <typename TheWay>
+  bool close_ready(TheWay& way, uint64_t& bytes);
+  template <typename TheWay>
+  void finish(TheWay& way, uint32_t index);
+  bool fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm);
+  uint64_t cost_of(const CoreChunk& chunk, uint32_t ranks) const;
+
+  void receive_initial(uint32_t rank, uint32_t index, uint32_t part);
+  void lose_connection(uint32_t rank, bool by_violation);
+  void violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said);
+  void lose(const Boundary::Lost& lost);
+  void admit(const Boundary::Admitted& admitted);
+  void attach(uint32_t rank, uint32_t incarnation);
+  void note_activity() {
+    activity_.store(activity_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+
+  BoxEndpoint& endpoint_;
+  const JobParameters parameters_;
+  CoreTrace trace_;
+  ChunkTable table_;
+  ReadyChunks ready_;
+  Reports reports_;
+  Reducer reducer_;
+  Outbox outbox_;
+  Snapshot snapshot_;
+  const std::unique_ptr<Way> way_;
+
+  const uint32_t core_;
+  uint64_t arrivals_ = 0;                  // ever
+  bool pass_was_full_ = false;             // it ended before all that could be done was
+  uint64_t arrivals_when_armed_ = kNever;  // kNever: it was not armed yet
+  bool waits_for_one_ = false;
+  std::vector<uint32_t> wake_after_;
+  std::string failure_;  // empty: none
+  bool failure_reported_ = false;
+  std::atomic<uint64_t> activity_{1};  // written by the core's thread alone
+};
+
+}  // namespace phub

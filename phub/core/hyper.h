@@ -1,0 +1,89 @@
+// From the names and numbers of a job to the hyperparameters of every round and key.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/hyper.h"
+#include "kernels/kernels.h"
+#include "transport/control/job_spec.h"
+
+namespace phub {
+
+// Throws Error(kInvalid) that lists the known names, or says which value is out of range.
+void check_hyper(const std::map<std::string, double>& values);
+
+// Keys with the same learning-rate and decay scales share a class.
+struct KeyScales {
+  double lr = 1, decay = 1;
+};
+struct KeyClasses {
+  std::vector<KeyScales> classes;
+  std::vector<uint16_t> of_key;
+};
+KeyClasses key_classes(const JobSpec& spec);  // throws kInvalid beyond 65,535 classes
+
+// What was decided from `from_round` on, until the next version of the same list.
+struct HyperVersion {
+  uint64_t from_round = 0;
+  kernels::Hyper values;
+  // By field: the round of the change that it comes from.
+  std::array<uint64_t, kernels::kHyperFields.size()> since = {};
+};
+
+// What a core reads. Nothing that it refers to changes.
+struct HyperView {
+  std::span<const HyperVersion> schedule;  // ascending, the first from round 0 on
+  std::span<const HyperVersion> changes;   // made while the job runs, ascending; may be empty
+  std::span<const KeyScales> scales;       // by key class
+
+  // A field has the value of the latest change up to the round, whichever list that is in; of one
+  // round's, that which was made while the job ran.
+  kernels::Hyper of(uint64_t round, size_t key_class) const;
+};
+
+// The hyperparameters of a job. A change costs the same however many there were before it, and
+// holds memory only as long as a chunk may be in a round that needs it. Control thread.
+class HyperTable {
+ public:
+  static constexpr size_t kMostChanges = 1u << 14;  // that some chunk may still need
+
+  HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes);
+
+  HyperView view() const;
+  // All changes of a boundary, each from its round on, which is no lower than that of the one
+  // before. `lowest` is the lowest round that a chunk is in. What the view given before last
+  // referred to may go: the cores have the last one by then.
+  HyperView change(std::span<const HyperChange> changes, uint64_t lowest);
+  // Whether more are still needed than should be, now that `lowest` is the lowest round.
+  bool full(uint64_t lowest) {
+    forget(lowest);
+    return changes_.size() - first_ >= kMostChanges;
+  }
+  uint64_t bytes() const;  // of the changes
+  // All that were made and that a chunk in this round or a later one needs, ascending: change() of
+  // another table of the same spec makes the same of them.
+  std::vector<HyperChange> needed_from(uint64_t round) const;
+
+ private:
+  void forget(uint64_t lowest);  // what no round from there on needs
+
+  std::vector<HyperVersion> schedule_;
+  std::vector<KeyScales> scales_;
+  kernels::Hyper base_;
+  // Appended to in place while there is room, so that the cores may read what is before; then what
+  // is still needed moves to a new array.
+  std::vector<HyperVersion> changes_;
+  std::vector<HyperVersion> retired_;  // cores may have it until they take the next view
+  size_t first_ = 0;                   // of changes_ that is still needed
+};
+
+// What a job's table and its spec hold, in bytes; known before any of it is made.
+uint64_t spec_memory(const JobSpec& spec, uint64_t classes);
+
+}  // namespace phub

@@ -1,0 +1,49 @@
+// What a job is, as its cores need to know it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+#include "phub/core/messages.h"
+#include "transport/control/choices.h"
+
+namespace phub {
+
+// The same on every core of a job.
+struct JobParameters {
+  uint32_t max_ranks = 1;
+  kernels::DType gradient_dtype = kernels::DType::kF32;
+  kernels::DType parameter_dtype = kernels::DType::kF32;
+  kernels::Optimizer optimizer = kernels::Optimizer::kNone;
+  bool mean = false;
+  bool initial_broadcast = false;
+  OnNonFinite on_nonfinite = OnNonFinite::kStop;
+  Work work = Work::kAll;
+  bool slots_belong_to_worker = false;
+  bool lock_step = true;    // BSP; else every contribution is an update of its own (clocked.h)
+  uint64_t slack = kNever;  // then: how far a rank may be ahead of the slowest
+  kernels::Store store = kernels::kDefaultStore;
+  uint64_t first_round = 0;  // with what the arrays hold; 0: the job's beginning
+};
+
+// Where snapshots go: f32 arrays, laid out as those that they are copies of. Null: none are taken
+// of that array.
+struct SnapshotArrays {
+  float* parameters = nullptr;
+  float* state0 = nullptr;
+  float* state1 = nullptr;
+};
+
+// Arrays of the whole job, laid out as the box's memory (offsets in elements); a core touches only
+// its chunks.
+struct JobArrays {
+  std::byte* results = nullptr;  // parameter_dtype; what is written back
+  uint64_t result_stride = 0;    // bytes; not in lock-step every rank has results of its own
+  float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
+  float* state0 = nullptr;
+  float* state1 = nullptr;
+  SnapshotArrays copy = {};
+};
+
+}  // namespace phub

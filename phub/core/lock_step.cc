@@ -1,0 +1,45 @@
+#include "phub/core/lock_step.h"
+
+namespace phub {
+
+void LockStep::lose(const Boundary::Lost& lost) {
+  ChunkTable& table = stages_.table;
+  for (uint32_t i = 0; i < table.size(); ++i) {
+    const uint64_t round = table[i].round;
+    bool took_part = table.has(lost.rank, i);
+    // Of a chunk that is not closed, its slot is still to be read, and may change until then.
+    if (took_part && stages_.parameters.slots_belong_to_worker && !table[i].closed &&
+        !table.is_null(lost.rank, i)) {
+      table.unmark(lost.rank, i);
+      took_part = false;
+    }
+    note_last_round(lost, i, took_part ? round : round == 0 ? 0 : round - 1);
+  }
+}
+
+void LockStep::admit(const Boundary::Admitted& admitted) {
+  for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+    if (stages_.table[i].round > 0) send(admitted.rank, i);
+  }
+}
+
+// Skips rounds that nobody takes part in any more.
+void LockStep::settle(uint32_t index) {
+  const CoreChunk& chunk = stages_.table[index];
+  if (chunk.round == 0 || chunk.arrived > 0 || chunk.missing > 0) return;
+  const uint64_t next = stages_.table.next_round(index, chunk.round - 1);
+  if (next > chunk.round) begin_round(index, next);
+}
+
+// A rank that has sent nothing that is still open: no chunk completes without it, so its first
+// arrival is early enough to wake for. That is one wake-up a round, not one per rank.
+uint32_t LockStep::indispensable_rank() const {
+  if (!stages_.table.settled()) return CoreReport::kNoRank;
+  for (uint32_t r = 0; r < stages_.table.attached_end; ++r) {
+    const CoreRank& rank = stages_.table.rank(r);
+    if (rank.attached && !rank.broken && rank.first_round != kNever && rank.open == 0) return r;
+  }
+  return CoreReport::kNoRank;
+}
+
+}  // namespace phub

@@ -1,0 +1,71 @@
+// Lock-step (BSP): a chunk completes a round when everybody who is expected has arrived. The sum in
+// rank order is its result, and the same for all.
+//
+// A way whose chunks close like this, but whose results come from elsewhere, derives from it. It
+// has its own close(), which may answer kPending, and its own next_done(); arrivals, boundaries and
+// losses are the same.
+#pragma once
+
+#include "phub/core/way.h"
+
+namespace phub {
+
+class LockStep : public Way {
+ public:
+  using Way::Way;
+
+  Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) final;
+  bool ready(uint32_t index) const final {
+    const CoreChunk& chunk = stages_.table[index];
+    return chunk.missing == 0 && chunk.arrived > 0 && !chunk.closed &&
+           chunk.round < stages_.table.hold_from;
+  }
+  Closed close(uint32_t index) override {
+    return stages_.reducer.reduce(index) ? Closed::kDone : Closed::kNotNow;
+  }
+  void finish(uint32_t index) final {
+    stages_.table.count_completed(index);
+    begin_round(index, stages_.table.next_round(index, stages_.table[index].round));
+  }
+  uint64_t completed(uint32_t /*rank*/, uint32_t index) const final {
+    return stages_.table[index].round - 1;
+  }
+
+  void begin(uint32_t index) final { begin_round(index, stages_.table.next_round(index, 0)); }
+  uint64_t started(uint32_t index) const final {
+    return stages_.table[index].arrived > 0 ? stages_.table[index].round : 0;
+  }
+  void lose(const Boundary::Lost& lost) final;
+  void admit(const Boundary::Admitted& admitted) final;
+  void settle(uint32_t index) final;
+  bool anyone_waits(uint32_t index) const final {
+    return stages_.table[index].arrived > 0 && stages_.table[index].missing > 0;
+  }
+  uint64_t lacking(uint32_t index, uint32_t word) const final {
+    return stages_.table.lacking(index, word);
+  }
+  uint32_t indispensable_rank() const final;
+
+ private:
+  // The rounds before are complete: their result goes to everybody.
+  void begin_round(uint32_t index, uint64_t round) {
+    stages_.table.begin_round(index, round);
+    stages_.outbox.send_to_all(index, round - 1);
+  }
+};
+
+inline Way::Verdict LockStep::accept(uint32_t rank, uint32_t index, const Imm& imm) {
+  const CoreChunk& chunk = stages_.table[index];
+  const uint64_t first_round = stages_.table.rank(rank).first_round;
+  if (chunk.round == 0 || chunk.round < first_round) return Verdict::kWrongRound;
+  if (imm.round != low8(chunk.round)) {
+    const bool before = imm.round == low8(chunk.round - 1) && chunk.round > first_round;
+    return before ? Verdict::kComplete : Verdict::kWrongRound;
+  }
+  if (stages_.table.has(rank, index)) return Verdict::kDuplicate;
+  stages_.table.mark(rank, index, imm.kind == ImmKind::kNull);
+  stages_.trace.arrival(index, chunk, chunk.round, rank, chunk.arrived == 1, chunk.missing == 0);
+  return Verdict::kAccepted;
+}
+
+}  // namespace phub

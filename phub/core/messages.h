@@ -1,0 +1,165 @@
+// What the control thread and the cores say to each other, and the mailboxes it goes through.
+//
+// Everything that changes who takes part in a job goes through one mechanism, the *boundary*:
+//   control → cores   kHold:   complete no round that you have not closed a chunk of yet
+//   cores → control   kHeld:   the highest round that is not closed
+//   control           R = the highest of all: the first round that no chunk anywhere has closed
+//   control → cores   kCommit: ranks lost, ranks admitted from R on, hyperparameters from R on
+//   cores → control   kCommitted; later kSnapped, if a snapshot of R was asked for
+// Between hold and commit a core still completes chunks of earlier rounds, so nothing waits for
+// long.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "phub/core/hyper.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+class CoreJob;
+
+inline constexpr uint64_t kNever = ~uint64_t{0};
+
+// Immutable while the cores apply it; owned by the control thread.
+struct Boundary {
+  struct Lost {
+    uint32_t rank = 0;
+    uint64_t expected_again = kNever;  // policy wait: pause before this round
+    std::span<uint64_t> last_rounds =
+        {};  // out: per chunk of the job, the last round it took part in
+  };
+  struct Admitted {
+    uint32_t rank = 0;
+    uint32_t incarnation = 0;
+    uint64_t first_round = 0;  // R, or later when its predecessor still took part in R
+    std::span<const std::byte> slots;
+  };
+  uint64_t round = 0;  // R
+  std::vector<Lost> lost;
+  std::vector<Admitted> admitted;
+  std::vector<uint32_t> forgotten;  // no longer expected (a pause that is over)
+  std::optional<HyperView> hyper;   // nothing: unchanged
+  bool snapshot = false;            // copy every chunk as it is before R
+};
+
+// What went through one queue of a core, ever.
+struct QueueCounters {
+  uint64_t chunks = 0;  // completed
+  uint64_t elements_in = 0, elements_out = 0;
+
+  friend bool operator==(const QueueCounters&, const QueueCounters&) = default;
+};
+
+// What others have sent and a rank has not.
+struct Lack {
+  uint32_t chunks = 0;
+  uint32_t chunk = 0;  // of the job: the first of the lowest round
+  uint64_t round = kNever;
+
+  void add(const Lack& other) {
+    chunks += other.chunks;
+    if (std::pair(other.round, other.chunk) < std::pair(round, chunk)) {
+      round = other.round, chunk = other.chunk;
+    }
+  }
+};
+
+// Filled in by a core on kProbe, read by the control thread after kProbed.
+struct Probe {
+  uint64_t min_round = 0;             // lowest round in progress of the core's chunks
+  uint64_t chunks_completed = 0;      // ever
+  EndpointCounters endpoint;          // ever
+  std::vector<uint64_t> arrivals;     // per rank, ever
+  std::vector<uint64_t> waited_for;   // bit per rank: missing where others have arrived
+  std::vector<Lack> lacks;            // per rank; empty: nobody asks
+  std::vector<QueueCounters> queues;  // of this core; empty: nobody asks
+};
+
+struct CoreMessage {
+  enum Type : uint8_t { kAddJob, kRemoveJob, kHold, kCommit, kProbe, kDetach, kAttach };
+  Type type = kAddJob;
+  CoreJob* job = nullptr;
+  const Boundary* boundary = nullptr;  // kCommit
+  Probe* probe = nullptr;              // kProbe
+  uint32_t rank = 0;                   // kDetach, kAttach: a reconnection of the same incarnation
+  uint32_t incarnation = 0;
+};
+
+struct CoreReport {
+  enum Type : uint8_t {
+    kAdded,
+    kRemoved,
+    kHeld,
+    kCommitted,
+    kProbed,
+    kDetached,
+    kAttached,
+    kBroken,     // a queue pair broke
+    kViolation,  // protocol violation by a rank
+    kNonFinite,  // the job's policy is to stop; rank == kNoRank: the sum overflowed
+    kExcluded,   // a rank was left out of a chunk for its NaN or Inf
+    kFailed,     // the job cannot go on on this core: CoreJob::failure()
+    kSnapped,    // every chunk is copied as it was before `round`
+  };
+  enum Violation : uint8_t {
+    kStream,  // a malformed frame
+    kChunk,   // a chunk that the queue does not have
+    kKind,    // an unknown kind, or initial parameters that the job does not take
+    kRound,   // another round than the chunk's
+    kBytes,   // another size than the chunk's
+    kPlace,   // another place than the chunk's
+  };
+  static constexpr uint32_t kNoRank = ~0u;
+  Type type = kAdded;
+  Violation violation = kStream;
+  uint32_t core = 0;
+  CoreJob* job = nullptr;
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint32_t chunk = 0;      // of the job
+  uint64_t said = 0;       // kViolation: the number that the rank sent
+  uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped: that one
+  uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
+  uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress
+};
+
+// Single producer, single consumer, fixed size.
+template <typename T, size_t kCapacity>
+class Mailbox {
+ public:
+  bool push(const T& value) {
+    uint64_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - head_.load(std::memory_order_acquire) == kCapacity) return false;
+    slots_[tail % kCapacity] = value;
+    tail_.store(tail + 1, std::memory_order_seq_cst);
+    return true;
+  }
+  bool pop(T& value) {
+    uint64_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_acquire)) return false;
+    value = slots_[head % kCapacity];
+    head_.store(head + 1, std::memory_order_release);
+    return true;
+  }
+  bool empty() const {
+    return head_.load(std::memory_order_relaxed) == tail_.load(std::memory_order_seq_cst);
+  }
+  size_t room() const {
+    return kCapacity -
+           (tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire));
+  }
+
+ private:
+  alignas(64) std::atomic<uint64_t> head_{0};
+  alignas(64) std::atomic<uint64_t> tail_{0};
+  std::vector<T> slots_ = std::vector<T>(kCapacity);
+};
+
+}  // namespace phub

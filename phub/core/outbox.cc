@@ -1,0 +1,77 @@
+#include "phub/core/outbox.h"
+
+#include <algorithm>
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kFlushAfter = 16;  // chunks whose results go out together while more is coming
+
+}  // namespace
+
+Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoint& endpoint,
+               ChunkTable& table, const CoreTrace& trace)
+    : endpoint_(endpoint),
+      table_(table),
+      trace_(trace),
+      result_bytes_(static_cast<uint32_t>(kernels::bytes_of(parameters.parameter_dtype))),
+      result_stride_(arrays.result_stride),
+      owed_(table.max_ranks(), IndexSet(table.size())) {}
+
+// False: there is nothing that the rank should receive.
+bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const {
+  const CoreChunk& chunk = table_[index];
+  const uint32_t in_queue = table_.index_in_queue(index);
+  if (chunk.round == 0) {
+    write.imm = encode({in_queue, chunk.initial_parts - 1u, ImmKind::kInitial});
+    return chunk.initial_parts > 0;
+  }
+  const uint64_t from = table_.rank(rank).results_from;
+  if (completed == kNever || completed < from || from == kNever) return false;
+  write = {.local_offset = rank * result_stride_ + chunk.offset * result_bytes_,
+           .remote_offset = chunk.worker_offset * result_bytes_,
+           .bytes = chunk.elements * result_bytes_,
+           .imm = encode({in_queue, low8(completed), ImmKind::kData})};
+  return true;
+}
+
+// False: the queue has no room.
+bool Outbox::post(uint32_t rank, uint32_t index, const Write& write) {
+  const CoreChunk& chunk = table_[index];
+  if (!endpoint_.post({chunk.queue, rank}, write)) return false;
+  if (write.bytes > 0) table_.counters()[chunk.queue].elements_out += chunk.elements;
+  return true;
+}
+
+void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
+  Write write;
+  if (table_.rank(rank).broken || !write_of(rank, index, completed, write)) return;
+  IndexSet& owed = owed_[rank];
+  if (owed.empty() && post(rank, index, write)) return;
+  owed_total_ -= owed.size();
+  owed.insert(index);
+  owed_total_ += owed.size();
+}
+
+void Outbox::send_to_all(uint32_t index, uint64_t completed) {
+  const TraceSpan span = trace_.span("write back", table_[index]);
+  for (uint32_t rank = 0; rank < table_.attached_end; ++rank) {
+    if (table_.rank(rank).attached) send(rank, index, completed);
+  }
+}
+
+void Outbox::forget(uint32_t rank) {
+  owed_total_ -= owed_[rank].size();
+  owed_[rank].clear();
+}
+
+bool Outbox::flush_if_due(bool moved, size_t completed) {
+  if (moved) unflushed_ += static_cast<uint32_t>(std::max<size_t>(completed, 1));
+  if (unflushed_ == 0 || (moved && unflushed_ < kFlushAfter)) return false;
+  unflushed_ = 0;
+  const TraceSpan span = trace_.span("flush");
+  endpoint_.flush();
+  return true;
+}
+
+}  // namespace phub

@@ -1,0 +1,43 @@
+// Chunks that can be closed now: higher priority first, then in the order of the keys, which is
+// that of their addresses. So a run of chunks that lie side by side is summed in one sweep, and the
+// kernels' prefetch beyond the end of a chunk fetches the next one. (Prefetching a next one that
+// lies elsewhere changes nothing that can be measured: the plan deals out runs of chunks.)
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "phub/core/chunk_table.h"
+#include "phub/core/index_set.h"
+
+namespace phub {
+
+class ReadyChunks {
+ public:
+  explicit ReadyChunks(std::span<const CoreChunk> chunks)
+      : order_(chunks.size()), position_(chunks.size()), positions_(chunks.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(), [chunks](uint32_t a, uint32_t b) {
+      return chunks[a].priority > chunks[b].priority;
+    });
+    for (uint32_t p = 0; p < order_.size(); ++p) position_[order_[p]] = p;
+  }
+
+  static constexpr uint64_t bytes(uint64_t chunks) {  // held
+    return chunks * 2 * sizeof(uint32_t) + IndexSet::bytes(chunks);
+  }
+
+  bool empty() const { return positions_.empty(); }
+  uint32_t first() const { return order_[positions_.lowest()]; }  // REQUIRES: !empty()
+  void insert(uint32_t index) { positions_.insert(position_[index]); }
+  void erase(uint32_t index) { positions_.erase(position_[index]); }
+
+ private:
+  std::vector<uint32_t> order_;     // position -> index
+  std::vector<uint32_t> position_;  // index -> position
+  IndexSet positions_;
+};
+
+}  // namespace phub

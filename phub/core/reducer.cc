@@ -1,0 +1,161 @@
+#include "phub/core/reducer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/layout.h"
+
+namespace phub {
+
+Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
+                 const ChunkTable& table, Reports& reports, const CoreTrace& trace)
+    : parameters_(parameters),
+      arrays_(arrays),
+      table_(table),
+      reports_(reports),
+      trace_(trace),
+      hyper_(hyper),
+      steps_(hyper.scales.size()) {
+  slots_.reserve(parameters.max_ranks);
+  slot_ranks_.reserve(parameters.max_ranks);
+  uint32_t largest = 0;
+  for (const CoreChunk& chunk : table.chunks()) largest = std::max(largest, chunk.elements);
+  scratch_.resize(largest);
+}
+
+void Reducer::set_hyper(const HyperView& hyper) {
+  hyper_ = hyper;
+  for (CachedStep& cached : steps_) cached.round = kNever;
+}
+
+const Reducer::CachedStep& Reducer::step_of(const CoreChunk& chunk) {
+  CachedStep& cached = steps_[chunk.hyper_class];
+  if (cached.round != chunk.round) {
+    const kernels::Hyper hyper = hyper_.of(chunk.round, chunk.hyper_class);
+    cached.round = chunk.round;
+    cached.step = kernels::make_step(parameters_.optimizer, hyper, chunk.round);
+    cached.grad_scale = hyper.grad_scale;
+  }
+  return cached;
+}
+
+float Reducer::factor_of(const CoreChunk& chunk, uint32_t participants) {
+  return static_cast<float>(1.0 /
+                            (step_of(chunk).grad_scale * (parameters_.mean ? participants : 1)));
+}
+
+void Reducer::gather(uint32_t index) {
+  const CoreChunk& chunk = table_[index];
+  slots_.clear();
+  slot_ranks_.clear();
+  table_.for_each_gradient(index, [&](uint32_t rank) {
+    slots_.push_back(slot_of(rank, chunk));
+    slot_ranks_.push_back(rank);
+  });
+}
+
+bool Reducer::reduce(uint32_t index) {
+  if (parameters_.work == Work::kNone) return true;
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("sum and optimize", chunk);
+  gather(index);
+
+  std::byte* result = result_of(chunk.offset);
+  const bool in_place = parameters_.optimizer == kernels::Optimizer::kNone &&
+                        parameters_.parameter_dtype == kernels::DType::kF32;
+  float* sum = in_place ? reinterpret_cast<float*>(result) : scratch_.data();
+  const bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
+                                   factor_of(chunk, chunk.arrived), sum, chunk.elements);
+  if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass && !resolve_nonfinite(index, sum)) {
+    return false;
+  }
+  if (in_place || parameters_.work == Work::kSumOnly) return true;
+
+  const bool separate =
+      !arrays_.parameters || static_cast<void*>(arrays_.parameters + chunk.offset) != result;
+  optimize(step_of(chunk).step, chunk, sum, separate ? result : nullptr, parameters_.store);
+  return true;
+}
+
+// `out`: where the new parameters go as well; null: nowhere.
+void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum,
+                       void* out, kernels::Store store) {
+  const auto at = [&chunk](float* array) { return array ? array + chunk.offset : nullptr; };
+  kernels::optimize(step, sum, at(arrays_.parameters), at(arrays_.state0), at(arrays_.state1),
+                    chunk.elements, out, parameters_.parameter_dtype, store);
+}
+
+// The sum holds a NaN or an infinity. Stop: the job ends here, its parameters untouched. Exclude:
+// the ranks that sent it are left out of this chunk, which is recorded. False: the chunk cannot
+// complete.
+bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
+  const CoreChunk& chunk = table_[index];
+  uint32_t participants = chunk.arrived;
+  if (!reports_.room_for_exclusions(participants)) return false;  // they are read soon: again
+  const size_t reports_before = reports_.size();
+  for (;;) {
+    const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
+    if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
+      reports_.withdraw(reports_before);
+      stopped_ = true;
+      reports_.add(CoreReport::kNonFinite,
+                   at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
+      return false;
+    }
+    reports_.add(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], index);
+    slots_.erase(slots_.begin() + at);
+    slot_ranks_.erase(slot_ranks_.begin() + at);
+    --participants;
+    if (kernels::sum(slots_, parameters_.gradient_dtype, factor_of(chunk, participants), sum,
+                     chunk.elements)) {
+      return true;
+    }
+  }
+}
+
+bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps) {
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("update", chunk, round, rank);
+
+  const kernels::Hyper hyper = hyper_.of(round, chunk.hyper_class);
+  const auto factor = static_cast<float>(
+      1.0 / (hyper.grad_scale * (parameters_.mean ? table_.expected_count() : 1)));
+  const void* slot = slot_of(rank, chunk);
+  const bool finite =
+      kernels::sum({&slot, 1}, parameters_.gradient_dtype, factor, scratch_.data(), chunk.elements);
+  if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass) {
+    if (!reports_.room_for_exclusions(1)) return false;  // they are read soon: again
+    stopped_ = parameters_.on_nonfinite == OnNonFinite::kStop;
+    reports_.add(stopped_ ? CoreReport::kNonFinite : CoreReport::kExcluded, rank, index).round =
+        round;
+    return !stopped_;  // an excluded contribution changes nothing
+  }
+
+  // Without an optimizer the parameters are the running sum: p − (−1)·g is p + g, to the bit.
+  const bool adds = parameters_.optimizer == kernels::Optimizer::kNone;
+  optimize(adds ? kernels::make_step(kernels::Optimizer::kSgd, {.lr = -1}, 1)
+                : kernels::make_step(parameters_.optimizer, hyper, ++steps),
+           chunk, scratch_.data(), nullptr, kernels::Store::kCached);
+  return true;
+}
+
+void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk) {
+  kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32,
+                   result_of(chunk.offset) + rank * arrays_.result_stride,
+                   parameters_.parameter_dtype, chunk.elements);
+}
+
+void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
+  const auto [begin, count] =
+      initial_part(chunk.elements, kernels::bytes_of(parameters_.gradient_dtype), part);
+  const std::byte* slot = slot_of(0, chunk);
+  if (arrays_.parameters) {
+    std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
+  }
+  if (parameters_.parameter_dtype != kernels::DType::kF32 && parameters_.lock_step) {
+    kernels::convert(slot, kernels::DType::kF32, result_of(chunk.offset + begin),
+                     parameters_.parameter_dtype, count);
+  }
+}
+
+}  // namespace phub

@@ -1,0 +1,78 @@
+// From the slots of a chunk to its result: the sum in rank order, then the optimizer, one pass over
+// memory. Nothing allocates after construction.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "phub/core/chunk_table.h"
+#include "phub/core/hyper.h"
+#include "phub/core/job_parameters.h"
+#include "phub/core/reports.h"
+#include "phub/core/trace.h"
+
+namespace phub {
+
+class Reducer {
+ public:
+  Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
+          const ChunkTable& table, Reports& reports, const CoreTrace& trace);
+  static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk) {
+    return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
+           largest_chunk * sizeof(float);  // held
+  }
+
+  // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
+  // done now, because reports are waiting to be read or the job has stopped.
+  bool reduce(uint32_t index);
+
+  // Applies one rank's contribution of `round` alone: a step of the optimizer, or plain addition.
+  // `steps` counts the optimizer's steps on this chunk. False: as above.
+  bool update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps);
+  // Copies the parameters into the results of one rank.
+  void copy_result(uint32_t rank, const CoreChunk& chunk);
+
+  // Stores a part of the initial parameters, which lies at the beginning of rank 0's slot.
+  void store_initial(const CoreChunk& chunk, uint32_t part);
+
+  // A NaN under the policy `stop`: nothing completes any more.
+  bool stopped() const { return stopped_; }
+
+  // What `hyper` refers to lives until the next call.
+  void set_hyper(const HyperView& hyper);
+
+ private:
+  struct CachedStep {
+    uint64_t round = kNever;
+    kernels::Step step;
+    double grad_scale = 1;
+  };
+  const CachedStep& step_of(const CoreChunk& chunk);
+  float factor_of(const CoreChunk& chunk, uint32_t participants);
+  void gather(uint32_t index);
+  bool resolve_nonfinite(uint32_t index, float* sum);
+  void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
+                kernels::Store store);
+  const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
+    return table_.rank(rank).slots + kernels::slot_bytes(parameters_.gradient_dtype, chunk.offset);
+  }
+  std::byte* result_of(uint64_t element) const {
+    return arrays_.results + kernels::slot_bytes(parameters_.parameter_dtype, element);
+  }
+
+  const JobParameters& parameters_;
+  const JobArrays arrays_;
+  const ChunkTable& table_;
+  Reports& reports_;
+  const CoreTrace& trace_;
+  HyperView hyper_;
+  std::vector<CachedStep> steps_;   // per key class
+  std::vector<const void*> slots_;  // of the chunk being summed, in rank order
+  std::vector<uint32_t> slot_ranks_;
+  std::vector<float> scratch_;
+  bool stopped_ = false;
+};
+
+}  // namespace phub

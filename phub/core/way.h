@@ -1,0 +1,105 @@
+// The way in which the chunks of a job complete: in lock-step (lock_step.h), or by clocks
+// (clocked.h).
+//
+// A chunk is *ready* when it can be closed. It *closes* when its participants are fixed and their
+// slots are read; from then on boundaries and lost ranks change nothing of this round. It is *done*
+// when its result is there; then it is *finished*: the next round begins, and the result goes to
+// its readers. Between closed and done its result is *pending*, if it comes from elsewhere. Both
+// ways of today are done as soon as they have closed; lock_step.h says how one may wait.
+//
+// The functions that are called for every arrival are called on the class of the way, not through
+// this one: CoreJob::step() chooses once per pass.
+#pragma once
+
+#include <cstdint>
+
+#include "phub/core/chunk_table.h"
+#include "phub/core/messages.h"
+#include "phub/core/outbox.h"
+#include "phub/core/reducer.h"
+#include "phub/core/trace.h"
+#include "transport/wire.h"
+
+namespace phub {
+
+// The stages around a way; all live as long as the core job.
+struct Stages {
+  const JobParameters& parameters;
+  ChunkTable& table;
+  Reducer& reducer;
+  Outbox& outbox;
+  CoreTrace& trace;
+};
+
+class Way {
+ public:
+  enum class Verdict : uint8_t {
+    kAccepted,    // and marked in the table
+    kDuplicate,   // it has arrived already
+    kComplete,    // of a round whose result may have been lost: that is to be sent again
+    kWrongRound,  // a protocol violation
+  };
+
+  enum class Closed : uint8_t {
+    kNotNow,   // it stays ready
+    kPending,  // next_done() tells when it is done
+    kDone,
+  };
+
+  explicit Way(const Stages& stages) : stages_(stages) {}
+  virtual ~Way() = default;
+
+  // Hot. A contribution of a rank has arrived.
+  virtual Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) = 0;
+  virtual bool ready(uint32_t index) const = 0;
+  virtual Closed close(uint32_t index) = 0;  // REQUIRES: ready(index)
+  // Of the chunks that are pending, one that is done now; kNoChunk: none. Asked in every pass. What
+  // brings the results wakes the core.
+  virtual uint32_t next_done() { return kNoChunk; }
+  virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
+
+  // The latest round of which the rank may have the result now; kNever: none.
+  virtual uint64_t completed(uint32_t rank, uint32_t index) const = 0;
+
+  // The initial parameters of a chunk are complete.
+  virtual void begin(uint32_t index) = 0;
+
+  // At a boundary: the highest round that any contribution to the chunk has arrived for.
+  virtual uint64_t started(uint32_t index) const = 0;
+  // The rank is expected in its old rounds still. What it sent and can be relied on counts;
+  // notes the last round that it took part in. REQUIRES: it is detached.
+  virtual void lose(const Boundary::Lost& lost) = 0;
+  // The rank is attached and expected from its first round on: sends it the round before.
+  virtual void admit(const Boundary::Admitted& admitted) = 0;
+  // After all that changed.
+  virtual void settle(uint32_t /*index*/) {}
+
+  // After a reconnection: sends again what may have been lost with the old connection. Not all of
+  // it is asked for by a contribution that is sent again: the first result of a rank that has just
+  // joined is not.
+  virtual void resend(uint32_t rank, uint32_t index);
+
+  virtual bool anyone_waits(uint32_t index) const = 0;
+  // Of 64 ranks, those that have to contribute before the chunk goes on.
+  virtual uint64_t lacking(uint32_t index, uint32_t word) const = 0;
+  // A rank without whose next arrival no chunk can complete; kNoRank: there is none.
+  virtual uint32_t indispensable_rank() const { return CoreReport::kNoRank; }
+
+ protected:
+  void send(uint32_t rank, uint32_t index) {
+    stages_.outbox.send(rank, index, completed(rank, index));
+  }
+  void note_last_round(const Boundary::Lost& lost, uint32_t index, uint64_t last) const {
+    if (lost.last_rounds.empty()) return;
+    const uint64_t first = stages_.table.rank(lost.rank).first_round;
+    lost.last_rounds[stages_.table[index].id] = last >= first ? last : 0;
+  }
+
+  const Stages stages_;
+};
+
+inline void Way::resend(uint32_t rank, uint32_t index) {
+  if (stages_.table[index].round > 0 && !stages_.table.has(rank, index)) send(rank, index);
+}
+
+}  // namespace phub

@@ -1,0 +1,188 @@
+#include "phub/job/job.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/box_memory.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeof(float); }
+
+LinkLayout link_layout(const JobSpec& spec, const Plan& plan) {
+  const Choices choices = choices_of(spec);
+  LinkLayout layout = phub::link_layout(
+      plan, spec.max_ranks, kernels::bytes_of(choices.gradient_dtype),
+      kernels::bytes_of(choices.parameter_dtype), choices.lock_step() ? 1 : spec.max_ranks);
+  layout.cores = static_cast<uint32_t>(plan.cores.size());
+  for (const QueuePlan& queue : plan.queues) {
+    layout.queue_core.push_back(queue.core);
+    layout.queue_nic.push_back(plan.nics[queue.nic].name);
+  }
+  for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
+  layout.runs = node_runs(plan);
+  return layout;
+}
+
+JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const BoxLink& link,
+                            kernels::Store store, uint64_t first_round) {
+  return {.max_ranks = spec.max_ranks,
+          .gradient_dtype = choices.gradient_dtype,
+          .parameter_dtype = choices.parameter_dtype,
+          .optimizer = choices.optimizer,
+          .mean = choices.reduction == Reduction::kMean,
+          .initial_broadcast = choices.initial == Initial::kBroadcast,
+          .on_nonfinite = choices.on_nonfinite,
+          .work = choices.work,
+          .slots_belong_to_worker = link.slots_belong_to_worker(),
+          .lock_step = choices.lock_step(),
+          .slack = choices.consistency == Consistency::kSsp ? spec.slack : kNever,
+          .store = store,
+          .first_round = first_round};
+}
+
+float* floats(const numa::Memory& memory) {
+  return reinterpret_cast<float*>(memory.bytes().data());
+}
+
+template <typename Arrays>
+float* array_of(const Arrays& arrays, size_t array) {
+  return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
+}
+
+// The chunks of a key lie one after another in the plan.
+void for_each_part_of(const Plan& plan, float* array, size_t key, const Job::VisitPart& visit) {
+  auto chunk = std::lower_bound(plan.chunks.begin(), plan.chunks.end(), key,
+                                [](const ChunkLayout& c, size_t k) { return c.key < k; });
+  for (; chunk != plan.chunks.end() && chunk->key == key; ++chunk) {
+    visit({array + chunk->box_offset, chunk->elements});
+  }
+}
+
+}  // namespace
+
+void complete_spec(JobSpec& spec) {
+  validate(spec);
+  if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
+  const Choices choices = choices_of(spec);
+  check_hyper(spec.hyper);
+  const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
+  for (const HyperChange& change : spec.schedule) {
+    check_hyper(change.values);
+    if (states_vary && change.values.contains("rmsprop_momentum")) {
+      fail(ErrorCode::kInvalid, "schedule: rmsprop_momentum cannot change after round 1");
+    }
+  }
+}
+
+Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store, bool snapshots,
+         const Manifest* restored)
+    : spec_(spec),
+      plan_(std::move(plan)),
+      choices_(choices_of(spec)),
+      memory_(total_memory(plan_, spec, snapshots)),
+      classes_(key_classes(spec)),
+      hyper_(spec, choices_.optimizer, classes_),
+      link_(transport.open_job(link_layout(spec, plan_))),
+      membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
+                  static_cast<uint32_t>(plan_.chunks.size()), restored) {
+  make_arrays(snapshots);
+  const uint64_t first_round = restored ? restored->round + 1 : 0;
+  if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
+  std::vector<uint32_t> expected;
+  for (uint32_t r = 0; r < spec_.max_ranks; ++r) {
+    if (restored ? restored->ranks[r].expected : r < spec_.world_size) expected.push_back(r);
+  }
+  const JobParameters parameters = parameters_of(spec_, choices_, *link_, store, first_round);
+  for (uint32_t core = 0; core < plan_.cores.size(); ++core) {
+    core_jobs_.push_back(std::make_unique<CoreJob>(
+        core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
+        static_cast<uint32_t>(plan_.cores[core].queues.size())));
+  }
+}
+
+void Job::make_arrays(bool snapshots) {
+  const uint32_t node = plan_.cores.front().os_node;
+  const std::vector<NodeRun> runs = node_runs(plan_);
+  // Before anything is touched: each chunk's pages go to the node of the core that handles it.
+  const auto make = [&](numa::Memory& memory, const char* what) {
+    memory = allocate(plan_.box_elements * sizeof(float), node,
+                      fmt::format("{} of job '{}'", what, spec_.name));
+    place(memory.bytes(), sizeof(float), runs);
+    return floats(memory);
+  };
+  const size_t states = states_of(spec_);
+  std::byte* results = link_->results().data();
+  const bool f32 = choices_.parameter_dtype == kernels::DType::kF32;
+  arrays_.results = results;
+  arrays_.result_stride =
+      choices_.lock_step() ? 0 : plan_.box_elements * kernels::bytes_of(choices_.parameter_dtype);
+  if (memory_.master > 0) {
+    arrays_.parameters = make(memory_of_arrays_[0], "parameters");
+  } else if (f32) {
+    arrays_.parameters = reinterpret_cast<float*>(results);
+  }
+  if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
+  if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
+  if (!snapshots || !can_snapshot(spec_)) return;
+  arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
+  if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
+  if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
+  // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
+  for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
+}
+
+size_t Job::saved_arrays() const { return 1 + states_of(spec_); }
+
+void Job::for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const {
+  for_each_part_of(plan_, array_of(arrays_.copy, array), key, visit);
+}
+
+void Job::for_each_part(size_t array, size_t key, const VisitPart& visit) {
+  for_each_part_of(plan_, array_of(arrays_, array), key, visit);
+}
+
+// What is sent in 16 bits is made of the parameters as the optimizer makes it.
+void Job::publish_restored() {
+  const void* parameters = arrays_.parameters;
+  if (parameters == arrays_.results) return;
+  for (const ChunkLayout& chunk : plan_.chunks) {
+    const uint64_t offset = chunk.box_offset;
+    kernels::convert(arrays_.parameters + offset, kernels::DType::kF32,
+                     arrays_.results + offset * kernels::bytes_of(choices_.parameter_dtype),
+                     choices_.parameter_dtype, chunk.elements);
+  }
+}
+
+std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
+  std::vector<CoreChunk> out;
+  const std::vector<uint32_t>& queues = plan_.cores[core].queues;
+  out.reserve(chunks_on(plan_, plan_.cores[core]));
+  for (size_t q = 0; q < queues.size(); ++q) {
+    for (uint32_t id : plan_.queue_chunks[queues[q]]) {
+      const ChunkLayout& chunk = plan_.chunks[id];
+      CoreChunk c;
+      c.queue = static_cast<uint16_t>(q);
+      c.offset = chunk.box_offset;
+      c.worker_offset = chunk.offset;
+      c.elements = chunk.elements;
+      c.id = id;
+      c.priority = spec_.keys[chunk.key].priority;
+      c.hyper_class = classes_.of_key[chunk.key];
+      out.push_back(c);
+    }
+  }
+  return out;
+}
+
+std::string Job::where(uint32_t chunk) const {
+  const ChunkLayout& c = plan_.chunks[chunk];
+  return fmt::format("key '{}', elements {} to {}", spec_.keys[c.key].name, c.key_element,
+                     c.key_element + c.elements - 1);
+}
+
+}  // namespace phub

@@ -1,0 +1,89 @@
+// A job on the box: its plan, memory, link, the cores' parts of it, and its membership. Control
+// thread, but for what the cores were handed; it is made and freed beside that thread, which takes
+// long. All memory is there when the constructor returns.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "numa/memory.h"
+#include "numa/topology.h"
+#include "phub/checkpoint/manifest.h"
+#include "phub/core/core_job.h"
+#include "phub/core/hyper.h"
+#include "phub/job/membership.h"
+#include "phub/job/memory.h"
+#include "phub/plan/choices.h"
+#include "phub/plan/plan.h"
+#include "transport/control/job_spec.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+// Fills in what follows from the rest (max_ranks) and checks the words that validate() cannot know:
+// optimizer, formats, hyperparameters. Throws Error(kInvalid).
+void complete_spec(JobSpec& spec);
+
+class Job {
+ public:
+  // `snapshots`: with memory for them, if can_snapshot(spec). A job that goes on from a checkpoint
+  // (`restored`; null: it begins) gets its arrays' values before a core has it. REQUIRES:
+  // complete_spec(spec), as many restored.ranks as max_ranks. Throws Error.
+  Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
+      bool snapshots = false, const Manifest* restored = nullptr);
+
+  const JobSpec& spec() const { return spec_; }
+  const Choices& choices() const { return choices_; }
+  const Plan& plan() const { return plan_; }
+  const NodeMemory& memory() const { return memory_; }
+  BoxLink& link() { return *link_; }
+  Membership& membership() { return membership_; }
+  // The parts of the job by core of the plan, which may leave cores of the server out.
+  CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
+  uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
+
+  HyperTable& hyper() { return hyper_; }
+
+  // What a checkpoint keeps of every element: the parameters and the optimizer's states, f32.
+  static constexpr size_t kMostArrays = 3;
+  bool takes_snapshots() const { return arrays_.copy.parameters != nullptr; }
+  size_t saved_arrays() const;  // 1 to kMostArrays
+  // Of one array and key: calls visit(elements) for its parts in order, of the snapshot's copy, or
+  // of the job's own arrays.
+  using VisitPart = std::function<void(std::span<float> elements)>;
+  void for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const;
+  void for_each_part(size_t array, size_t key, const VisitPart& visit);
+  // After the job's arrays got their values, and before a core has the job.
+  void publish_restored();
+  // What has grown since it was made: the log, and changes of hyperparameters.
+  uint64_t grown_bytes() const { return membership_.log().bytes() + hyper_.bytes(); }
+
+  // "key 'conv1.weight', elements 0 to 8191": for error messages.
+  std::string where(uint32_t chunk) const;
+
+ private:
+  void make_arrays(bool snapshots);
+  std::vector<CoreChunk> chunks_of(uint32_t core) const;
+
+  const JobSpec spec_;
+  const Plan plan_;
+  const Choices choices_;
+  const NodeMemory memory_;
+  const KeyClasses classes_;
+  HyperTable hyper_;
+  std::unique_ptr<BoxLink> link_;
+  std::array<numa::Memory, kMostArrays> memory_of_arrays_;
+  std::array<numa::Memory, kMostArrays> memory_of_copies_;
+  JobArrays arrays_;
+  std::vector<std::unique_ptr<CoreJob>> core_jobs_;
+  Membership membership_;
+};
+
+}  // namespace phub

@@ -1,0 +1,433 @@
+#include "phub/job/membership.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "phub/core/index_set.h"
+
+namespace phub {
+namespace {
+
+// "rank 0, 2": the first of them, and how many there are besides.
+std::string named(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kMostNamed = 20;
+  const std::span<const uint32_t> first(ranks.data(), std::min(ranks.size(), kMostNamed));
+  std::string text = fmt::format("rank {}", fmt::join(first, ", "));
+  if (ranks.size() > kMostNamed) text += fmt::format(" … and {} more", ranks.size() - kMostNamed);
+  return text;
+}
+
+}  // namespace
+
+Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
+                       const Manifest* restored)
+    : spec_(spec),
+      choices_(choices_of(spec)),
+      cores_(cores),
+      chunks_(chunks),
+      ranks_(spec.max_ranks),
+      log_(chunks) {
+  min_round_ = choices_.initial == Initial::kBroadcast ? 0 : 1;
+  if (restored) {
+    restore(*restored);
+    return;
+  }
+  for (uint32_t r = 0; r < spec.world_size; ++r) {
+    ranks_[r].expected = true;
+    ranks_[r].first = true;
+    ranks_[r].first_round = 1;
+  }
+}
+
+// What was said of later rounds than the checkpoint's is void.
+void Membership::restore(const Manifest& saved) {
+  const uint64_t last = saved.round;
+  restored_ = true;
+  min_round_ = last + 1;
+  for (LogRecord record : saved.log) {
+    if (record.kind == LogRecord::Kind::kExcluded && record.round > last) continue;
+    record.last_round = std::min(record.last_round, last);
+    for (ChunkRange& range : record.last_rounds) range.round = std::min(range.round, last);
+    if (record.kind == LogRecord::Kind::kHyper) last_change_ = std::max(last_change_, record.round);
+    log_.add(record);
+  }
+  for (const HyperChange& change : saved.hyper) last_change_ = std::max(last_change_, change.round);
+  for (const uint32_t rank : saved.live_ranks) {
+    if (rank >= saved.ranks.size()) continue;
+    log_.add({.kind = LogRecord::Kind::kLost,
+              .rank = rank,
+              .incarnation = saved.ranks[rank].incarnation,
+              .reason = "the job went on from its checkpoint",
+              .last_rounds = ranges_of(std::vector<uint64_t>(chunks_, last))});
+  }
+  const size_t known = std::min(ranks_.size(), saved.ranks.size());
+  for (uint32_t r = 0; r < known; ++r) {
+    const SavedRank& was = saved.ranks[r];
+    Rank& rank = ranks_[r];
+    rank.incarnation = was.incarnation;
+    rank.first_round = last + 1;
+    const bool was_live = std::ranges::find(saved.live_ranks, r) != saved.live_ranks.end();
+    rank.last_round = was_live ? last : std::min(was.last_round, last);
+    rank.expected = was.expected;
+    rank.first = was.expected;
+    if (was.incarnation == 0) continue;
+    rank.state = State::kLost;
+    rank.reason = "it has not come back since the job went on from its checkpoint";
+  }
+  for (size_t r = known; r < saved.ranks.size(); ++r) {
+    beyond_.push_back(saved.ranks[r]);
+    beyond_.back().expected = false;
+  }
+}
+
+bool Membership::take_snapshot() {
+  if (!assembled_ || min_round_ == 0 || finished_) return false;
+  snapshot_wanted_ = true;
+  advance();
+  return true;
+}
+
+void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
+  now_ = now;
+  if (finished_) return reply_error(token, ErrorCode::kNotFound, "the job has ended");
+  if (assemble_until_ == 0) assemble_until_ = now + spec_.join_limit_ms;
+  const int32_t chosen = wanted >= 0 ? wanted : choose_rank();
+  if (chosen < 0) {
+    return reply_error(token, ErrorCode::kFull,
+                       fmt::format("job '{}' is full: all {} ranks are taken; raise max_ranks",
+                                   spec_.name, spec_.max_ranks));
+  }
+  const auto rank = static_cast<uint32_t>(chosen);
+  if (rank >= spec_.max_ranks) {
+    reply_error(token, ErrorCode::kFull,
+                fmt::format("rank {} is out of range: job '{}' has max_ranks {}", rank, spec_.name,
+                            spec_.max_ranks));
+    return check_abandoned();
+  }
+  Rank& r = ranks_[rank];
+  if (r.state == State::kLive && !r.losing) {
+    if (!replace) {
+      return reply_error(
+          token, ErrorCode::kTaken,
+          fmt::format(
+              "rank {} of job '{}' is taken by incarnation {}, which has its lease; stop it "
+              "first, or join with replace",
+              rank, spec_.name, r.incarnation));
+    }
+    lose(rank, "replaced by a new worker");
+  } else if (is_joining(rank)) {
+    return reply_error(
+        token, ErrorCode::kTaken,
+        fmt::format("rank {} of job '{}' is being taken by another worker", rank, spec_.name));
+  }
+  joins_.push_back({token, rank});
+  advance();
+}
+
+bool Membership::is_joining(uint32_t rank) const {
+  return ranks_[rank].state == State::kJoining ||
+         std::any_of(joins_.begin(), joins_.end(),
+                     [rank](const Join& j) { return j.rank == rank; });
+}
+
+// Those that are waited for first; then who never joined, those who were lost, those who left.
+int32_t Membership::choose_rank() const {
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& rank = ranks_[r];
+    if (rank.expected && rank.state != State::kLive && !is_joining(r)) {
+      return static_cast<int32_t>(r);
+    }
+  }
+  auto first = [&](State state, uint32_t begin, uint32_t end) -> int32_t {
+    for (uint32_t r = begin; r < end; ++r) {
+      if (ranks_[r].state == state && !is_joining(r)) return static_cast<int32_t>(r);
+    }
+    return -1;
+  };
+  for (const auto& [state, begin, end] : {std::tuple{State::kAbsent, 0u, spec_.world_size},
+                                          {State::kLost, 0u, spec_.max_ranks},
+                                          {State::kLeft, 0u, spec_.max_ranks},
+                                          {State::kAbsent, 0u, spec_.max_ranks}}) {
+    if (int32_t rank = first(state, begin, end); rank >= 0) return rank;
+  }
+  return -1;
+}
+
+void Membership::leave(uint64_t token, uint32_t rank) { lose(rank, "left", true, token); }
+
+void Membership::barrier(uint64_t token, uint32_t rank) {
+  if (auto old = barrier_.find(rank); old != barrier_.end()) {
+    reply_error(old->second, ErrorCode::kInvalid,
+                fmt::format("rank {} entered the barrier twice", rank));
+  }
+  barrier_[rank] = token;
+  check_barrier();
+}
+
+void Membership::leave_barrier(uint32_t rank) {
+  const auto waiting = barrier_.find(rank);
+  if (waiting == barrier_.end()) return;
+  reply_error(waiting->second, ErrorCode::kUnavailable,
+              fmt::format("the connection over which rank {} waited has ended", rank));
+  barrier_.erase(waiting);
+}
+
+void Membership::check_barrier() {
+  if (barrier_.empty()) return;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const bool awaited = ranks_[r].state == State::kLive || (ranks_[r].expected && !assembled_);
+    if (awaited && !barrier_.contains(r)) return;
+  }
+  for (const auto& [rank, token] : std::exchange(barrier_, {})) reply(token);
+}
+
+void Membership::set_hyper(uint64_t token, const HyperChange& change) {
+  hypers_.push_back({token, change});
+  advance();
+}
+
+void Membership::heartbeat(uint32_t rank, Ms now) {
+  now_ = now;
+  ranks_[rank].lease_until = now + spec_.lease_ms;
+}
+
+bool Membership::is_current(uint32_t rank, uint32_t incarnation) const {
+  return rank < ranks_.size() && ranks_[rank].incarnation == incarnation &&
+         ranks_[rank].state == State::kLive;
+}
+
+bool Membership::is_secure(uint32_t rank, uint32_t incarnation) const {
+  return is_current(rank, incarnation) && !ranks_[rank].losing;
+}
+
+std::string Membership::why_not_current(uint32_t rank, uint32_t incarnation) const {
+  if (rank >= ranks_.size()) return fmt::format("there is no rank {}", rank);
+  const Rank& r = ranks_[rank];
+  if (r.incarnation == incarnation && !r.reason.empty()) {
+    return fmt::format("rank {} (incarnation {}) is out: {}", rank, incarnation, r.reason);
+  }
+  return fmt::format("incarnation {} of rank {} was replaced", incarnation, rank);
+}
+
+void Membership::disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason) {
+  if (is_current(rank, incarnation)) lose(rank, reason);
+}
+
+void Membership::lose(uint32_t rank, const std::string& reason, bool left, uint64_t token) {
+  Rank& r = ranks_[rank];
+  if (r.losing || finished_) {
+    if (token != 0) reply(token);
+    return;
+  }
+  r.losing = true;
+  r.reason = reason;
+  losses_.push_back({rank, left, reason, token});
+  advance();
+}
+
+// A rank that is expected but not there is not waited for any longer.
+void Membership::forget(uint32_t rank, const std::string& reason) {
+  Rank& r = ranks_[rank];
+  r.expected = false;
+  r.reason = reason;
+  forgotten_.push_back(rank);
+  if (std::exchange(r.state, State::kLost) == State::kAbsent) {  // otherwise its loss is there
+    log_.add({.kind = LogRecord::Kind::kLost,
+              .rank = rank,
+              .incarnation = r.incarnation,
+              .reason = reason,
+              .last_rounds = ranges_of(std::vector<uint64_t>(chunks_, 0))});
+  }
+}
+
+void Membership::non_finite(uint32_t rank, const std::string& where) {
+  fail_job(ErrorCode::kNonFinite,
+           rank == CoreReport::kNoRank
+               ? fmt::format("the sum of finite gradients overflowed in {}", where)
+               : fmt::format("rank {} sent a NaN or an infinity in {}", rank, where));
+}
+
+void Membership::excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round) {
+  log_.exclude(rank, incarnation, chunk, round);
+}
+
+void Membership::failed(const std::string& reason) {
+  fail_job(ErrorCode::kInternal, fmt::format("job '{}' ended: {}", spec_.name, reason));
+}
+
+void Membership::remove() { fail_job(ErrorCode::kNotFound, "the job was deleted"); }
+
+void Membership::fail_job(ErrorCode code, const std::string& message) {
+  if (finished_) return;
+  if (phase_ == Phase::kCommitting) {
+    // What the cores are carrying out counts, and belongs in the log: the end waits for it.
+    if (!failing_) failing_.emplace(code, message);
+    return;
+  }
+  failed_ = true;
+  log_.add({.kind = LogRecord::Kind::kFailed, .reason = message});
+  finish(code, message);
+  actions_.push_back({.type = MembershipAction::kFail, .code = code, .message = message});
+}
+
+// Nothing is answered any more after this, so everybody who waits is answered now.
+void Membership::finish(ErrorCode code, const std::string& message) {
+  finished_ = true;
+  for (auto* joins : {&joins_, &current_joins_}) {
+    for (const Join& join : *joins) reply_error(join.token, code, message);
+    joins->clear();
+  }
+  for (auto* hypers : {&hypers_, &current_hypers_}) {
+    for (const Hyper& hyper : *hypers) reply_error(hyper.token, code, message);
+    hypers->clear();
+  }
+  for (auto* losses : {&losses_, &current_losses_}) {
+    for (const Loss& loss : *losses) {
+      if (loss.leave_token != 0) reply(loss.leave_token);
+    }
+    losses->clear();
+  }
+  for (const auto& [rank, token] : std::exchange(barrier_, {})) reply_error(token, code, message);
+}
+
+void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
+                        const std::vector<uint64_t>& waited_for, Ms now) {
+  now_ = now;
+  min_round_ = std::max(min_round_, min_round);
+  waited_for_ = waited_for;
+  // Before the initial parameters are here nobody can send anything, so the cores see nobody
+  // waiting.
+  if (min_round == 0 && assembled_ && live() > 1) waited_for_[0] |= 1;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    const bool waited = (waited_for_[r / 64] >> (r % 64)) & 1;
+    if (!waited || arrivals[r] != rank.arrivals) {
+      rank.waited_since = waited ? now : 0;
+    } else if (rank.waited_since == 0) {
+      rank.waited_since = now;
+    }
+    rank.arrivals = arrivals[r];
+  }
+  check_progress(now);
+}
+
+void Membership::check_progress(Ms now) {
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    if (rank.state != State::kLive || rank.losing || rank.waited_since == 0) continue;
+    if (now - rank.waited_since > spec_.progress_limit_ms) {
+      lose(r, fmt::format("sent nothing for {} ms while the others waited for it",
+                          now - rank.waited_since));
+    }
+  }
+}
+
+void Membership::tick(Ms now) {
+  now_ = now;
+  if (finished_) return;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    if (rank.state == State::kLive && !rank.losing && now > rank.lease_until) {
+      lose(r, fmt::format("its lease of {} ms expired", spec_.lease_ms));
+    }
+  }
+  check_join_limit(now);
+  if (finished_) return;
+  if (fail_after_ != kNever && (min_round_ > fail_after_ || now > pause_until_)) {
+    return fail_job(ErrorCode::kRankLost, fail_message_);
+  }
+  if (pause_until_ != 0 && now > pause_until_ && phase_ == Phase::kIdle) {
+    fail_job(ErrorCode::kRankLost, fmt::format("the job waited {} ms for {} to come back",
+                                               spec_.wait_limit_ms, named(missing())));
+  }
+}
+
+// All first ranks have had their time to come. Those who are on their way get it.
+void Membership::check_join_limit(Ms now) {
+  if (assembled_ || assemble_until_ == 0 || now <= assemble_until_) return;
+  if (phase_ != Phase::kIdle || !losses_.empty() || !joins_.empty()) return;
+  const std::vector<uint32_t> absent = missing();
+  if (absent.empty()) return;
+  const std::string reason = fmt::format("did not join within {} ms", spec_.join_limit_ms);
+  const uint32_t enough = spec_.min_ranks > 0 ? spec_.min_ranks : first_ranks();
+  if (live() < enough) {
+    return fail_job(ErrorCode::kRankLost, fmt::format("{} {}", named(absent), reason));
+  }
+  if (absent.front() == 0 && committed_min_round_ == 0) {
+    return fail_job(ErrorCode::kRankLost,
+                    fmt::format("rank 0 {}; nobody else has the initial parameters", reason));
+  }
+  for (const uint32_t rank : absent) forget(rank, reason);
+  advance();
+}
+
+uint32_t Membership::first_ranks() const {
+  return static_cast<uint32_t>(std::ranges::count_if(ranks_, &Rank::first));
+}
+
+uint32_t Membership::live() const {
+  return static_cast<uint32_t>(std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) {
+    return r.state == State::kLive || r.state == State::kJoining;
+  }));
+}
+
+std::vector<uint32_t> Membership::missing() const {
+  std::vector<uint32_t> out;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].expected && ranks_[r].state != State::kLive) out.push_back(r);
+  }
+  return out;
+}
+
+std::vector<uint32_t> Membership::waiting_for() const {
+  std::vector<uint32_t> out;
+  for (uint32_t w = 0; w < waited_for_.size(); ++w) {
+    for_each_bit(waited_for_[w], w, [&out](uint32_t rank) { out.push_back(rank); });
+  }
+  return out;
+}
+
+std::vector<RankStatus> Membership::ranks() const {
+  static constexpr const char* kStates[] = {"absent", "joining", "live", "lost", "left"};
+  std::vector<RankStatus> out;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& rank = ranks_[r];
+    const Ms last_heartbeat = rank.lease_until - std::min<Ms>(rank.lease_until, spec_.lease_ms);
+    const Ms since_heartbeat = now_ - std::min(now_, last_heartbeat);
+    const Ms waited = rank.waited_since == 0 ? 0 : now_ - std::min(now_, rank.waited_since);
+    out.push_back({.rank = r,
+                   .incarnation = rank.incarnation,
+                   .state = kStates[static_cast<int>(rank.state)],
+                   .first_round = rank.first_round,
+                   .reason = rank.reason,
+                   .contributions = rank.arrivals});
+    if (rank.state == State::kLive) {
+      out.back().lease_age_s = static_cast<double>(since_heartbeat) / 1000;
+    }
+    out.back().waited_s = static_cast<double>(waited) / 1000;
+  }
+  return out;
+}
+
+std::string Membership::state() const {
+  if (failed_) return "failed";
+  if (!assembled_) return "assembling";
+  return pause_until_ != 0 ? "paused" : "running";
+}
+
+void Membership::reply(uint64_t token) {
+  actions_.push_back({.type = MembershipAction::kReply, .token = token});
+}
+
+void Membership::reply_error(uint64_t token, ErrorCode code, const std::string& message) {
+  actions_.push_back({.type = MembershipAction::kReply,
+                      .token = token,
+                      .ok = false,
+                      .code = code,
+                      .message = message});
+}
+
+}  // namespace phub

@@ -1,0 +1,213 @@
+// Who takes part in a job, from which round on: a pure state machine.
+//
+// It is fed decoded requests, reports of the cores and the time, and answers with actions for the
+// server to carry out in order. No sockets, threads or clocks: the simulator runs the same code.
+// One mechanism changes anything, the boundary of core/messages.h; at most one is in progress.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phub/checkpoint/manifest.h"
+#include "phub/core/messages.h"
+#include "phub/job/membership_log.h"
+#include "phub/plan/choices.h"
+#include "transport/control/messages.h"
+#include "transport/error.h"
+
+namespace phub {
+
+struct MembershipAction {
+  enum Type {
+    kHold,    // send kHold to every core
+    kAdmit,   // make the memory and queue pairs of `rank`/`incarnation`, which may take its time;
+              // then call admitted()
+    kCommit,  // send kCommit with boundary() to every core, with the changes in `hyper`
+    kRevoke,  // close the connection of `rank` and give its memory back
+    kReply,   // answer the request `token`
+    kFail,    // the job ends with an error: code, message
+    kEnd,     // the last rank has left
+  };
+  Type type = kHold;
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t token = 0;
+  uint64_t first_round = 0;   // kReply to a join; to a change: the round that it holds from
+  bool send_initial = false;  // kReply to a join
+  bool ok = true;             // kReply
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+  std::vector<HyperChange> hyper;  // kCommit: ascending, from boundary().round on or later
+  uint64_t lowest_round = 0;       // kCommit: that a chunk is in
+};
+
+class Membership {
+ public:
+  using Ms = uint64_t;  // monotonic milliseconds
+
+  // The first join begins the time in which all first ranks must come (join_limit_ms). A job that
+  // goes on from a checkpoint has the ranks that it names as expected for its first.
+  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
+             const Manifest* restored = nullptr);
+
+  // Requests; `token` comes back in a kReply.
+  void join(uint64_t token, int32_t rank, bool replace, Ms now);
+  void leave(uint64_t token, uint32_t rank);
+  void barrier(uint64_t token, uint32_t rank);
+  void leave_barrier(uint32_t rank);  // it waits there no more, if it did
+  // From `round` on, if it is given, or the first round after it that no chunk has completed and
+  // that no change was made beyond.
+  void set_hyper(uint64_t token, const HyperChange& change);
+  // At a boundary of its own, or with what waits for one. False: the job has not begun, or has
+  // ended.
+  bool take_snapshot();
+  // What a checkpoint keeps of the members, once every core has copied its chunks as they were
+  // after `round`: what was decided since then is void when it is restored.
+  Manifest saved(uint64_t round);
+
+  // Renews the lease. REQUIRES: is_current(rank, incarnation).
+  void heartbeat(uint32_t rank, Ms now);
+  bool is_current(uint32_t rank, uint32_t incarnation) const;
+  // Current, and nothing is under way to change that.
+  bool is_secure(uint32_t rank, uint32_t incarnation) const;
+  // Why an incarnation is no longer current: "lease expired", …
+  std::string why_not_current(uint32_t rank, uint32_t incarnation) const;
+
+  // What happens to ranks and cores.
+  void admitted(uint32_t rank, bool ok, const std::string& message);
+  void disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason);
+  void failed(const std::string& reason);  // a core or a device can do no more for the job
+  void held(const CoreReport& report, Ms now);
+  void committed(const CoreReport& report, Ms now);
+  void non_finite(uint32_t rank, const std::string& where);
+  void excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
+  // After every core answered a probe: the lowest round in progress, arrivals and missing ranks.
+  void probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
+              const std::vector<uint64_t>& waited_for, Ms now);
+  void tick(Ms now);
+  void remove();  // somebody deleted the job
+
+  std::deque<MembershipAction>& actions() { return actions_; }
+  Boundary& boundary() { return boundary_; }
+
+  MembershipLog& log() { return log_; }
+  const MembershipLog& log() const { return log_; }
+  std::vector<RankStatus> ranks() const;
+  std::vector<uint32_t> missing() const;      // expected ranks that are not live
+  std::vector<uint32_t> waiting_for() const;  // as the last probe saw it
+  std::string state() const;
+  uint64_t completed_round() const { return min_round_ == 0 ? 0 : min_round_ - 1; }
+  bool assembled() const { return assembled_; }  // all first ranks were there at one time
+
+ private:
+  enum class State { kAbsent, kJoining, kLive, kLost, kLeft };
+  struct Rank {
+    State state = State::kAbsent;
+    uint32_t incarnation = 0;
+    uint64_t first_round = 0;
+    uint64_t last_round = 0;  // the highest that its lost predecessor took part in
+    bool expected = false;    // the cores wait for it, live or not
+    bool first = false;       // one of those that the job begins with
+    bool losing = false;      // its loss is pending or under way
+    Ms lease_until = 0;
+    Ms waited_since = 0;  // 0: nobody waits
+    uint64_t arrivals = 0;
+    std::string reason;
+  };
+  struct Loss {
+    uint32_t rank;
+    bool left;  // it asked to go
+    std::string reason;
+    uint64_t leave_token;
+    bool lost = true;  // the policy applies: it did not ask, or the job had not begun
+  };
+  struct Join {
+    uint64_t token;
+    uint32_t rank;
+    // Until its predecessor is gone from every core; until it has been admitted; for a boundary.
+    enum { kWaiting, kAdmitting, kAdmitted } stage = kWaiting;
+    State before = State::kAbsent;  // what the rank was, in case its admission fails
+  };
+  struct Hyper {
+    uint64_t token;
+    HyperChange change;
+  };
+
+  // membership_boundary.cc
+  void admit_waiting();
+  void advance();
+  void build_boundary();
+  void place_changes();
+  uint64_t expected_again(const Loss& loss) const;
+  void finish_losses();
+  void finish_joins(Ms now);
+  void check_assembled();
+  void after_losses(Ms now);
+  void check_abandoned();
+
+  // membership.cc
+  void restore(const Manifest& saved);
+  void lose(uint32_t rank, const std::string& reason, bool left = false, uint64_t token = 0);
+  void forget(uint32_t rank, const std::string& reason);
+  void check_join_limit(Ms now);
+  void check_barrier();
+  void check_progress(Ms now);
+  void fail_job(ErrorCode code, const std::string& message);
+  void finish(ErrorCode code, const std::string& message);
+  void reply(uint64_t token);
+  void reply_error(uint64_t token, ErrorCode code, const std::string& message);
+  int32_t choose_rank() const;
+  bool is_joining(uint32_t rank) const;
+  uint32_t live() const;
+  uint32_t first_ranks() const;
+
+  const JobSpec spec_;
+  const Choices choices_;
+  const uint32_t cores_;
+  const uint32_t chunks_;
+  std::vector<Rank> ranks_;
+  MembershipLog log_;
+  std::deque<MembershipAction> actions_;
+
+  // Waiting for a boundary.
+  std::vector<Loss> losses_;
+  std::vector<Join> joins_;
+  std::vector<Hyper> hypers_;
+  std::vector<uint32_t> forgotten_;
+  bool snapshot_wanted_ = false;
+  std::vector<SavedRank> beyond_;  // ranks that a job had which goes on with fewer
+  bool restored_ = false;
+
+  // The boundary under way.
+  enum class Phase { kIdle, kHolding, kCommitting } phase_ = Phase::kIdle;
+  uint32_t answers_ = 0;
+  uint64_t started_ = 0;
+  uint64_t held_min_round_ = 0;       // the lowest that a chunk is in
+  uint64_t committed_min_round_ = 0;  // and after the latest boundary
+  Boundary boundary_;
+  std::vector<Loss> current_losses_;
+  std::vector<Join> current_joins_;
+  std::vector<Hyper> current_hypers_;
+  std::vector<std::vector<uint64_t>> last_rounds_;
+
+  uint64_t last_change_ = 0;              // the round that the latest change holds from
+  std::map<uint32_t, uint64_t> barrier_;  // rank → token
+  uint64_t min_round_ = 0;
+  std::vector<uint64_t> waited_for_;
+  bool assembled_ = false;
+  Ms assemble_until_ = 0;  // 0: nobody has come yet
+  bool finished_ = false;
+  bool failed_ = false;
+  std::optional<Error> failing_;  // as soon as the boundary under way is complete
+  Ms now_ = 0;
+  // Policies wait and fail: the job pauses before a round.
+  Ms pause_until_ = 0;            // 0: not paused
+  uint64_t fail_after_ = kNever;  // policy fail: once this round is complete
+  std::string fail_message_;
+};
+
+}  // namespace phub

@@ -1,0 +1,67 @@
+// The log of a job: what a reference needs to recompute the run, in bounded memory.
+//
+// Records are kept as the text of pages, so that reading one costs what is on it, however long the
+// log is. Exclusions are gathered: the chunks that a rank was left out of in a round make one
+// record, and so do rounds in a row that lack the same chunks. When the log is full, its oldest
+// page goes: the numbers of the records, which never change, tell readers so.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "transport/control/messages.h"
+
+namespace phub {
+
+class MembershipLog {
+ public:
+  static constexpr uint64_t kMostBytes = uint64_t{128} << 20;
+  static constexpr uint64_t kPageBytes = uint64_t{64} << 10;  // and one record
+  static constexpr size_t kMostRanges = 1024;  // of a record; more are told in several, in order
+
+  explicit MembershipLog(uint32_t chunks) : chunks_(chunks) {}
+
+  void add(LogRecord record);
+  // The rank was left out of the chunk in this round.
+  void exclude(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
+
+  // From record `from` on, or from the oldest that is left. What was gathered is there too.
+  LogPage page(uint64_t from);
+
+  // Drops the oldest pages until the log holds no more, or has one page left.
+  void limit(uint64_t bytes);
+  uint64_t bytes() const { return bytes_; }
+
+  // What exclusions may hold while they are gathered, in bytes.
+  static uint64_t gathering_bytes(uint64_t chunks, uint64_t ranks);
+
+ private:
+  struct Page {
+    uint64_t first = 0;  // number of its first record
+    uint64_t records = 0;
+    std::string text;  // JSON objects, with commas between them
+  };
+  // Of one incarnation of a rank.
+  struct Gathering {
+    uint32_t incarnation = 0;
+    std::map<uint64_t, std::vector<uint64_t>> rounds;  // a bit per chunk; at most two rounds
+    LogRecord record;                                  // of rounds before them; no chunks: none
+  };
+
+  void write(const LogRecord& record);
+  void close_round(uint32_t rank, Gathering& gathering);
+  void close(uint32_t rank, Gathering& gathering);
+
+  uint32_t chunks_;
+  std::deque<Page> pages_;
+  uint64_t bytes_ = 0;
+  std::map<uint32_t, Gathering> gatherings_;  // by rank
+};
+
+// Consecutive chunks with the same last round make one range.
+std::vector<ChunkRange> ranges_of(const std::vector<uint64_t>& last_rounds);
+
+}  // namespace phub

@@ -1,0 +1,120 @@
+#include "phub/job/memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "phub/core/core_job.h"
+#include "phub/core/hyper.h"
+#include "phub/job/membership_log.h"
+#include "phub/plan/choices.h"
+#include "phub/text_table.h"
+#include "transport/error.h"
+#include "transport/shm/format.h"
+#include "transport/tcp/format.h"
+
+namespace phub {
+namespace {
+
+constexpr uint64_t kPlanBytes = sizeof(ChunkLayout) + sizeof(uint32_t);  // of a chunk
+
+}  // namespace
+
+bool can_snapshot(const JobSpec& spec) {
+  return choices_of(spec).lock_step() && element_bytes(spec).optimized;
+}
+
+std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots) {
+  const ElementBytes element = element_bytes(spec);
+  const uint64_t ranks = ranks_of(spec);
+  const uint64_t classes = key_classes(spec).classes.size();
+  const bool lock_step = choices_of(spec).lock_step();
+  const bool copies = snapshots && can_snapshot(spec);
+  std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
+  uint64_t largest_chunk = 0;
+  for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
+  for (const ChunkLayout& chunk : plan.chunks) {
+    NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
+    const uint64_t elements = slot_elements(chunk.elements);
+    node.slots += ranks * element.gradient * elements;
+    node.parameters += (lock_step ? 1 : ranks) * element.parameter * elements;
+    node.master += element.master * elements;
+    node.state += element.state * elements;
+    if (copies) node.snapshot += (sizeof(float) + element.state) * elements;
+    node.bookkeeping += kPlanBytes;
+    largest_chunk = std::max(largest_chunk, elements);
+  }
+  // The rings of every rank: over tcp one of writes that are posted, over shared memory two of
+  // immediates, which is less.
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    const auto chunks = static_cast<uint32_t>(plan.queue_chunks[q].size());
+    static_assert(sizeof(Write) >= 2 * sizeof(uint32_t) && kTcpRingSlack >= kShmRingSlack);
+    nodes[plan.cores[plan.queues[q].core].node].bookkeeping +=
+        ranks * tcp_ring_entries(chunks) * sizeof(Write);
+  }
+  for (const CorePlan& core : plan.cores) {
+    nodes[core.node].bookkeeping += CoreJob::bytes({.chunks = chunks_on(plan, core),
+                                                    .queues = core.queues.size(),
+                                                    .max_ranks = ranks,
+                                                    .classes = classes,
+                                                    .largest_chunk = largest_chunk,
+                                                    .lock_step = lock_step});
+  }
+  // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
+  uint64_t& control = nodes.begin()->second.bookkeeping;
+  control += spec_memory(spec, classes);
+  if (choices_of(spec).on_nonfinite == OnNonFinite::kExclude) {
+    control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
+  }
+  std::vector<NodeMemory> result;
+  for (const auto& [node, memory] : nodes) result.push_back(memory);
+  return result;
+}
+
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots) {
+  NodeMemory total;
+  for (const NodeMemory& node : memory_needed(plan, spec, snapshots)) {
+    total.slots += node.slots;
+    total.parameters += node.parameters;
+    total.master += node.master;
+    total.state += node.state;
+    total.snapshot += node.snapshot;
+    total.bookkeeping += node.bookkeeping;
+  }
+  return total;
+}
+
+std::string describe_memory(const Plan& plan, const JobSpec& spec) {
+  TextTable table(
+      {"node", "gradient slots", "parameters", "f32 master", "optimizer", "bookkeeping", "total"});
+  const auto add = [&](const std::string& name, const NodeMemory& m) {
+    table.add({name, human_bytes(m.slots), human_bytes(m.parameters), human_bytes(m.master),
+               human_bytes(m.state), human_bytes(m.bookkeeping), human_bytes(m.total())});
+  };
+  const std::vector<NodeMemory> nodes = memory_needed(plan, spec);
+  for (const NodeMemory& m : nodes) add(fmt::to_string(m.os_node), m);
+  if (nodes.size() > 1) add("all", total_memory(plan, spec));
+  return "\nMemory (over shared memory, the gradient slots are the workers' own)\n" + table.text();
+}
+
+// Jobs are made and freed by the builder only: nobody else reserves at the same time.
+void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
+  if (memory.total() > limit_ - std::min<uint64_t>(used_, limit_)) {
+    constexpr double kMiB = 1 << 20;
+    fail(ErrorCode::kFull,
+         "job '{}' needs {:.1f} MiB (gradients of {} ranks {:.1f}, parameters {:.1f}, optimizer "
+         "state {:.1f}, snapshot {:.1f}, bookkeeping {:.1f}); {:.1f} of {:.1f} MiB are in use: end "
+         "another job, "
+         "lower max_ranks, or raise --memory-limit",
+         spec.name, static_cast<double>(memory.total()) / kMiB, spec.max_ranks,
+         static_cast<double>(memory.slots) / kMiB,
+         static_cast<double>(memory.parameters + memory.master) / kMiB,
+         static_cast<double>(memory.state) / kMiB, static_cast<double>(memory.snapshot) / kMiB,
+         static_cast<double>(memory.bookkeeping) / kMiB, static_cast<double>(used_) / kMiB,
+         static_cast<double>(limit_) / kMiB);
+  }
+  used_ += memory.total();
+}
+
+}  // namespace phub

@@ -1,0 +1,58 @@
+// What a job needs of the box's memory, counted before anything is allocated.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "phub/plan/plan.h"
+
+namespace phub {
+
+// What a job needs on one node, in bytes, every holder added up.
+struct NodeMemory {
+  uint32_t os_node = 0;
+  uint64_t slots = 0;        // gradients of max_ranks ranks; over shared memory, the workers' own
+  uint64_t parameters = 0;   // what is written back
+  uint64_t master = 0;       // f32 parameters, where what is written back has 16 bits
+  uint64_t state = 0;        // of the optimizer
+  uint64_t snapshot = 0;     // a copy of f32 parameters and state, where snapshots are taken
+  uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
+  uint64_t total() const { return slots + parameters + master + state + snapshot + bookkeeping; }
+};
+
+// Whether the box has anything of the job to save: without an optimizer, sums in lock-step are the
+// workers' own. (Out of lock-step no snapshots are taken yet.)
+bool can_snapshot(const JobSpec& spec);
+
+// One entry per node in use, ascending. `snapshots`: whether the server takes them. Throws
+// Error(kInvalid) on words of `spec` that are unknown.
+std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec,
+                                      bool snapshots = false);
+// The sum of all nodes.
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);
+
+// For people: a table, with a line per node.
+std::string describe_memory(const Plan& plan, const JobSpec& spec);
+
+// What all jobs hold, and what they may hold. The builder reserves and releases; the control thread
+// adds what running jobs grow by.
+class MemoryBudget {
+ public:
+  explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
+
+  uint64_t limit() const { return limit_; }
+  uint64_t used() const { return used_; }
+  uint64_t excess() const { return used_ > limit_ ? used_ - limit_ : 0; }
+  // Throws Error(kFull) that adds up what the job needs.
+  void reserve(const JobSpec& spec, const NodeMemory& memory);
+  void release(uint64_t bytes) { used_ -= bytes; }
+  void grow(uint64_t before, uint64_t now) { used_ += now - before; }
+
+ private:
+  const uint64_t limit_;
+  std::atomic<uint64_t> used_{0};
+};
+
+}  // namespace phub

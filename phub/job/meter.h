@@ -1,0 +1,75 @@
+// How fast a job goes, and what passed through its cores and NICs: from the probes that the cores
+// answer. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phub/core/messages.h"
+#include "phub/plan/plan.h"
+#include "transport/control/messages.h"
+
+namespace phub {
+
+inline constexpr uint64_t kRateMs = 1000;  // that a rate is taken over
+
+struct CoreMeter {
+  Flow flow;
+  uint64_t asleep_ns = 0;
+  double awake = 0;
+};
+struct NicMeter {
+  uint32_t os_node = 0;
+  Flow flow;
+};
+// Of the box, all jobs so far together; no rates.
+struct BoxMeters {
+  std::vector<CoreMeter> cores;
+  std::map<std::pair<std::string, std::string>, NicMeter> nics;  // by transport and name
+};
+
+class JobMeter {
+ public:
+  // `cores`: of the server, by core of the plan. Plan, spec and meters of the box outlive this.
+  JobMeter(const Plan& plan, const JobSpec& spec, std::string transport,
+           std::vector<uint32_t> cores, BoxMeters& box, uint64_t now_ms);
+
+  Probe& probe(uint32_t core) { return probes_[core]; }  // of the plan: it fills this in
+  // What all cores together said in answer to the last probe.
+  Probe collect(uint64_t now_ms);
+  // Adds what the queues did since the last time to the meters of the box.
+  void count_flow();
+
+  void add_rates(BoxMeters& to) const;
+  void add_to(JobStatus& status) const;
+
+ private:
+  // What went through a queue, as last seen and when its rate was taken last.
+  struct QueueMeter {
+    QueueCounters seen, before;
+    Flow flow;
+  };
+  NicMeter& nic_meter(BoxMeters& box, const QueuePlan& queue) const;
+  void measure_rates(uint64_t chunks_completed, double seconds);
+
+  const Plan& plan_;
+  const JobSpec& spec_;
+  const ElementBytes bytes_;
+  const std::string transport_;
+  const std::vector<uint32_t> cores_;
+  BoxMeters& box_;
+  std::vector<Probe> probes_;
+  std::vector<QueueMeter> queues_;  // of the plan
+  std::vector<Lack> lacks_;         // per rank
+  EndpointCounters endpoints_;
+  std::vector<EndpointCounters> core_endpoints_;
+  uint64_t chunks_completed_ = 0;
+  uint64_t chunks_before_ = 0;  // when the rates were taken last
+  double rounds_per_s_ = 0;
+  uint64_t rate_ms_;
+};
+
+}  // namespace phub

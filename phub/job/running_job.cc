@@ -1,0 +1,461 @@
+// A running job: what its cores and connections report, and what its membership decides.
+#include "phub/job/running_job.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "phub/core/index_set.h"
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kMostProbeMs = 250;
+constexpr uint64_t kRatesFadeMs = 3000;  // after the last round they are taken until they are 0
+
+// A hundred times as long as a core looks at its chunks.
+uint64_t walk_ms(const Job& job) {
+  constexpr uint64_t kChunksPerMs = 1600;
+  const uint64_t ranks = job.spec().max_ranks;
+  const uint64_t words = job.choices().lock_step() ? bit_words(ranks) : (ranks + 7) / 8;
+  return job.plan().chunks.size() * words / (kChunksPerMs * job.cores());
+}
+
+// How a rank violated the protocol: for the log, and for the rank.
+std::string violation_text(const Job& job, const CoreReport& report) {
+  const auto sent = [&](std::string_view what) {
+    return fmt::format("it sent {} for {}", what, job.where(report.chunk));
+  };
+  switch (report.violation) {
+    case CoreReport::kStream:
+      break;
+    case CoreReport::kChunk:
+      return fmt::format("it sent chunk {} on a queue that has fewer", report.said);
+    case CoreReport::kKind:
+      return sent(fmt::format("kind {}, which is not expected there,", report.said));
+    case CoreReport::kRound:
+      return sent(
+          fmt::format("round (or part) {} (mod 256) in round {}", report.said, report.round));
+    case CoreReport::kBytes:
+      return sent(fmt::format("{} bytes, not as many as belong there,", report.said));
+    case CoreReport::kPlace:
+      return sent(fmt::format("a payload to offset {}, where it does not lie,", report.said));
+  }
+  return "it sent a batch or a frame that violates the protocol";
+}
+
+// A quarter of the descriptors stays free of ranks, so that others can still be told what is wrong,
+// and jobs that run keep their connections. A new descriptor is the lowest free one.
+void check_descriptors(int any) {
+  rlimit limit{};
+  const int lowest = fcntl(any, F_DUPFD_CLOEXEC, 0);
+  if (lowest >= 0) close(lowest);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  if (lowest >= 0 && static_cast<rlim_t>(lowest) < limit.rlim_cur / 4 * 3) return;
+  fail(ErrorCode::kFull,
+       "three quarters of the {} file descriptors are in use: end another job, or raise ulimit -n",
+       limit.rlim_cur);
+}
+
+}  // namespace
+
+RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
+                       JobHost& host, SavedLife life)
+    : host_(host),
+      job_(std::move(job)),
+      membership_(job_->membership()),
+      transport_(std::move(transport)),
+      cores_(std::move(cores)),
+      meter_(job_->plan(), job_->spec(), transport_, cores_, host.meters, host.clock.now_ms()),
+      seats_(job_->spec().max_ranks),
+      activity_(cores_.size()),
+      life_(std::move(life)),
+      next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
+      durable_round_(life_.durable_round),
+      cores_left_(job_->cores()) {}
+
+void RunningJob::start() {
+  broadcast({.type = CoreMessage::kAddJob});
+  count_growth();
+}
+
+uint64_t RunningJob::tick_ms() const {
+  const JobSpec& spec = job_->spec();
+  return std::clamp<uint64_t>(std::min(spec.lease_ms, spec.progress_limit_ms) / 8, 10,
+                              kMostProbeMs);
+}
+
+void RunningJob::tick(uint64_t now) {
+  if (ending_ || now < next_tick_ms_) return;
+  next_tick_ms_ = now + tick_ms();
+  for (const auto& [rank, incarnation] : answering_) {
+    if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
+  }
+  membership_.tick(now);
+  if (!saving_ && membership_.completed_round() >= next_save_) save();
+  probe(now);
+  carry_out();
+}
+
+void RunningJob::run_beside(Background& thread, std::function<void()> work, End end) {
+  ++tasks_;
+  thread.run([this, work = std::move(work), end = std::move(end)]() -> Background::End {
+    return [this, end, failed = error_of(work)] {
+      end(failed);
+      --tasks_;
+    };
+  });
+}
+
+// --- reports -------------------------------------------------------------------------------------
+
+void RunningJob::handle(const CoreReport& report) {
+  if (report.type == CoreReport::kRemoved) {
+    --cores_left_;
+    return;
+  }
+  if (report.type == CoreReport::kExcluded) {  // belongs in the log even when the job is ending
+    membership_.excluded(report.rank, report.incarnation, report.chunk, report.round);
+    return count_growth();
+  }
+  if (ending_) return;
+  const uint64_t now = host_.time.now_ms();
+  switch (report.type) {
+    case CoreReport::kAdded:
+    case CoreReport::kRemoved:
+    case CoreReport::kExcluded:
+      break;
+    case CoreReport::kHeld:
+      membership_.held(report, now);
+      break;
+    case CoreReport::kCommitted:
+      membership_.committed(report, now);
+      break;
+    case CoreReport::kProbed:
+      if (--probes_out_ == 0) collect_probes();
+      break;
+    case CoreReport::kDetached:
+    case CoreReport::kAttached:
+      continue_reconnection(report.rank);
+      break;
+    case CoreReport::kSnapped:
+      if (++cores_snapped_ == job_->cores()) write_snapshot(report.round - 1);
+      break;
+    case CoreReport::kFailed:
+      membership_.failed(fmt::format("CPU {} can do no more for it: {}",
+                                     job_->plan().cores[report.core].os_cpu,
+                                     report.job->failure()));
+      break;
+    case CoreReport::kBroken:
+      if (!job_->link().can_reconnect()) {
+        lose(report.rank, report.incarnation, "its queue pair broke");
+      }
+      break;
+    case CoreReport::kViolation:
+      lose(report.rank, report.incarnation, violation_text(*job_, report));
+      break;
+    case CoreReport::kNonFinite:
+      membership_.non_finite(
+          report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
+      break;
+  }
+  carry_out();
+}
+
+void RunningJob::handle(const TransportEvent& event) {
+  if (ending_) return;
+  if (event.kind == TransportEvent::kFailed) {
+    membership_.failed(event.reason);
+  } else if (job_->link().can_reconnect()) {
+    Seat& seat = seats_[event.rank];
+    if (seat.incarnation == event.incarnation) seat.data_ended = true;
+    check_vanished(event.rank);
+  } else {
+    lose(event.rank, event.incarnation, "its connection closed: the process ended");
+  }
+  carry_out();
+}
+
+// A connection that broke is made again by a process that lives, and its heartbeats go on
+// meanwhile. One whose data connection has ended, and that has closed that of its heartbeats as
+// well, is gone: waiting for its lease would only hold up the others.
+void RunningJob::check_vanished(uint32_t rank) {
+  const Seat& seat = seats_[rank];
+  if (!seat.data_ended || !seat.control_ended) return;
+  lose(rank, seat.incarnation, "all its connections closed: the process ended");
+}
+
+void RunningJob::lose(uint32_t rank, uint32_t incarnation, const std::string& why) {
+  if (!membership_.is_secure(rank, incarnation)) return;
+  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': rank {} (incarnation {}) is out: {}",
+                                                    job_->spec().name, rank, incarnation, why));
+  seats_[rank].noted = true;
+  membership_.disconnected(rank, incarnation, why);
+}
+
+// Of a rank that the membership lost by itself: its lease expired, it made no progress, or it was
+// replaced.
+void RunningJob::note_loss(uint32_t rank) {
+  const Seat& seat = seats_[rank];
+  const std::string why = membership_.why_not_current(rank, seat.incarnation);
+  if (seat.noted || why.ends_with(": left")) return;
+  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_->spec().name, why));
+}
+
+// The cores look at every chunk for it, so they are asked when something has happened, and no more
+// often than takes a hundredth of their time.
+void RunningJob::probe(uint64_t now) {
+  if (probes_out_ > 0 || now < next_probe_ms_) return;
+  for (uint32_t i = 0; i < job_->cores(); ++i) {
+    const uint64_t activity = job_->core_job(i).activity();
+    if (std::exchange(activity_[i], activity) != activity) active_ms_ = now;
+  }
+  if (active_ms_ != now) {  // what they said last still holds
+    const bool rates_fade = now - active_ms_ < kRatesFadeMs;
+    if (rates_fade || !membership_.waiting_for().empty()) collect_probes();
+    return;
+  }
+  next_probe_ms_ = now + walk_ms(*job_);
+  probes_out_ = job_->cores();
+  for (uint32_t i = 0; i < job_->cores(); ++i) {
+    host_.mail.send(
+        cores_[i],
+        {.type = CoreMessage::kProbe, .job = &job_->core_job(i), .probe = &meter_.probe(i)});
+  }
+}
+
+void RunningJob::collect_probes() {
+  const Probe all = meter_.collect(host_.clock.now_ms());
+  membership_.probed(all.min_round, all.arrivals, all.waited_for, host_.time.now_ms());
+}
+
+// --- boundaries ----------------------------------------------------------------------------------
+
+// What the membership decided, in order. An action may lead to further ones.
+void RunningJob::carry_out() {
+  auto& actions = membership_.actions();
+  while (!actions.empty()) {
+    MembershipAction action = std::move(actions.front());
+    actions.pop_front();
+    act(action);
+  }
+  count_growth();
+}
+
+// What jobs that run grow by counts as what they began with does. Where there is no room, logs lose
+// their oldest pages: those of jobs that have ended first.
+void RunningJob::count_growth() {
+  const auto count = [&] {
+    const uint64_t before = std::exchange(grown_bytes_, job_->grown_bytes());
+    host_.budget.grow(before, grown_bytes_);
+  };
+  count();
+  host_.ended.make_room(host_.budget);
+  const uint64_t excess = host_.budget.excess();
+  if (excess == 0) return;
+  MembershipLog& log = membership_.log();
+  log.limit(log.bytes() - std::min(excess, log.bytes()));
+  count();
+}
+
+void RunningJob::act(MembershipAction& action) {
+  switch (action.type) {
+    case MembershipAction::kHold:
+      return broadcast({.type = CoreMessage::kHold});
+    case MembershipAction::kAdmit:
+      return admit(action.rank, action.incarnation);
+    case MembershipAction::kCommit:
+      return commit(action);
+    case MembershipAction::kRevoke:
+      note_loss(action.rank);
+      admitted_.erase(action.rank);
+      return revoke(action.rank);
+    case MembershipAction::kFail:
+      return end(action.code, action.message);
+    case MembershipAction::kEnd:
+      return end(ErrorCode::kInternal, "");
+    case MembershipAction::kReply:
+      return answer(action);
+  }
+}
+
+void RunningJob::admit(uint32_t rank, uint32_t incarnation) {
+  run_beside(
+      host_.builder,
+      [this, rank] {
+        check_descriptors(host_.builder.event_fd());
+        job_->link().prepare(rank);
+      },
+      [this, rank, incarnation](const std::optional<Error>& refused) {
+        if (ending_) return;
+        admitted(rank, incarnation, refused);
+        carry_out();
+      });
+}
+
+void RunningJob::admitted(uint32_t rank, uint32_t incarnation, std::optional<Error> refused) {
+  if (!refused) {
+    refused = error_of([&] {
+      admitted_.insert(rank);
+      seats_[rank] = {.incarnation = incarnation, .offer = job_->link().admit(rank, incarnation)};
+    });
+    if (refused) admitted_.erase(rank);
+  }
+  membership_.admitted(rank, !refused, refused ? refused->what() : "");
+}
+
+void RunningJob::commit(const MembershipAction& action) {
+  Boundary& boundary = membership_.boundary();
+  for (Boundary::Admitted& admitted : boundary.admitted) {
+    admitted.slots = job_->link().slots(admitted.rank);
+  }
+  if (!action.hyper.empty()) {
+    boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
+  }
+  broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
+}
+
+// --- checkpoints ---------------------------------------------------------------------------------
+
+void RunningJob::save() {
+  if (!host_.checkpoints || !job_->takes_snapshots() || ending_) return;
+  if (saving_) {
+    save_again_ = true;
+    return;
+  }
+  saving_ = membership_.take_snapshot();
+  carry_out();
+}
+
+// Every core has copied its chunks; the copy is free for the next snapshot when it is written.
+void RunningJob::write_snapshot(uint64_t round) {
+  cores_snapped_ = 0;
+  if (round == durable_round_) return snapshot_written(round, std::nullopt);
+  const auto also = std::make_shared<std::string>();  // what went wrong beside it
+  const auto saved = std::make_shared<Manifest>(membership_.saved(round));
+  saved->spec = job_->spec();
+  saved->hyper = job_->hyper().needed_from(round + 1);
+  saved->epoch = life_.epoch;
+  saved->owner = life_.owner;
+  run_beside(
+      host_.writer, [this, saved, also] { *also = host_.checkpoints->write(*job_, *saved); },
+      [this, round, also](const std::optional<Error>& failed) {
+        if (!also->empty()) note_save(*also);
+        snapshot_written(round, failed);
+      });
+}
+
+void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& failed) {
+  saving_ = false;
+  if (failed) {
+    note_save(fmt::format("round {} was not saved, the last that is remains round {}: {}", round,
+                          durable_round_, failed->what()));
+  } else {
+    durable_round_ = round;
+  }
+  next_save_ =
+      (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();
+  if (std::exchange(save_again_, false)) save();
+}
+
+void RunningJob::note_save(const std::string& what) {
+  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_->spec().name, what));
+}
+
+// --- the rest of boundaries ----------------------------------------------------------------------
+
+// What a rank had is given back beside this thread, before its successor's memory is prepared.
+void RunningJob::revoke(uint32_t rank) {
+  BoxLink::Rest rest = job_->link().revoke(rank);
+  if (!rest) return;
+  host_.builder.run([rest = std::move(rest)]() mutable -> Background::End {
+    rest.reset();
+    return nullptr;
+  });
+}
+
+void RunningJob::broadcast(CoreMessage message) {
+  for (uint32_t i = 0; i < job_->cores(); ++i) {
+    message.job = &job_->core_job(i);
+    host_.mail.send(cores_[i], message);
+  }
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+// The job stops on every core; its memory goes when all of them have let go of it, and with it the
+// connections, which is what wakes its workers.
+void RunningJob::end(ErrorCode code, const std::string& error) {
+  if (ending_) return;
+  ending_ = true;
+  ++host_.ending;
+  error_code_ = code;
+  error_ = error;
+  if (!error.empty()) {
+    host_.notes.add(host_.clock.now_ms(),
+                    fmt::format("job '{}' ended: {}", job_->spec().name, error));
+  }
+  for (auto& [rank, reconnection] : reconnections_) {
+    reconnection.reply({ErrorCode::kFenced, "the job has ended"});
+  }
+  broadcast({.type = CoreMessage::kRemoveJob});
+}
+
+RunningJob::Remains RunningJob::finish() {
+  for (const uint32_t rank : admitted_) revoke(rank);
+  job_->link().close();
+  EndedJob ended{.name = job_->spec().name,
+                 .log = std::move(membership_.log()),
+                 .members = {},
+                 .error_code = error_code_,
+                 .error = error_};
+  for (const Seat& seat : seats_) ended.members.push_back({seat.incarnation, seat.offer.ticket});
+  host_.ended.add(std::move(ended));
+  const ErrorCode code = error_.empty() ? ErrorCode::kNotFound : error_code_;
+  const std::string message = error_.empty() ? "the job has ended" : error_;
+  for (auto& [token, join] : joins_) {
+    for (const Reply<JoinReply>& reply : join.replies) reply({code, message});
+  }
+  for (auto& [token, reply] : requests_) reply({code, message});
+  host_.budget.release(grown_bytes_);
+  host_.ended.make_room(host_.budget);
+  for (uint32_t i = 0; i < job_->cores(); ++i) {
+    job_->core_job(i).probe(meter_.probe(i));  // the cores have let go of it
+  }
+  meter_.count_flow();
+  --host_.ending;
+  const bool over = error_.empty() || error_code_ == ErrorCode::kNotFound || !removals_.empty();
+  return {std::move(job_), over, std::move(removals_)};
+}
+
+void RunningJob::detach_all() {
+  for (uint32_t i = 0; i < job_->cores(); ++i) job_->core_job(i).detach_all();
+}
+
+JobStatus RunningJob::status() const {
+  const JobSpec& spec = job_->spec();
+  JobStatus status;
+  status.name = spec.name;
+  status.state = membership_.state();
+  status.error = error_;
+  status.optimizer = spec.optimizer;
+  status.keys = spec.keys.size();
+  status.chunks = job_->plan().chunks.size();
+  for (const KeySpec& key : spec.keys) status.elements += key.elements;
+  status.memory_bytes = job_->memory().total() + grown_bytes_;
+  status.completed_round = membership_.completed_round();
+  status.durable_round = durable_round_;
+  status.max_ranks = spec.max_ranks;
+  status.ranks = membership_.ranks();
+  std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
+  status.missing = membership_.missing();
+  status.waiting_for = membership_.waiting_for();
+  meter_.add_to(status);
+  return status;
+}
+
+}  // namespace phub

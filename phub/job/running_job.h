@@ -1,0 +1,207 @@
+// A job on the box, from its first join until every core has let go of it: its members' calls, the
+// boundaries that its membership decides, its end.
+//
+// Control thread only; the builder makes it. What takes long runs beside that thread, and the job
+// stays until it is done.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phub/background.h"
+#include "phub/clock.h"
+#include "phub/core/mail.h"
+#include "phub/job/ended_jobs.h"
+#include "phub/job/job.h"
+#include "phub/job/meter.h"
+#include "phub/job/saved_jobs.h"
+#include "phub/notes.h"
+
+namespace phub {
+
+// What the jobs of a server use of it.
+struct JobHost {
+  const Clock& clock;
+  CoreMail mail;
+  MemoryBudget budget;
+  Notes notes;
+  ServedTime time{clock};  // as the limits of jobs see it
+  EndedJobs ended = {};
+  BoxMeters meters = {};
+  uint32_t ending = 0;                          // jobs that have ended and that a core still has
+  Background coder{"phub-background"};          // decodes and encodes
+  Background builder{"phub-builder"};           // plans, makes and frees
+  std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
+  Background writer{"phub-writer"};             // writes them
+};
+
+// How a job begins.
+struct SavedLife {
+  uint64_t durable_round = 0;  // it goes on after this one; 0: from its beginning
+  uint64_t epoch = 0;          // higher than that of any life before; 0: the job is not saved
+  uint64_t ended = 0;          // lives up to this one were another job's
+  std::string owner = {};      // the creator's token, by its hash; "": nobody's
+};
+
+class RunningJob {
+ public:
+  // `cores`: of the server, by core of the job's plan. The host outlives this.
+  RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
+             JobHost& host, SavedLife life = {});
+
+  Job& job() { return *job_; }
+  const JobMeter& meter() const { return meter_; }
+  JobStatus status() const;
+
+  void start();
+  void tick(uint64_t now);
+  uint64_t tick_ms() const;  // the interval in which tick() has something to do
+  bool ending() const { return ending_; }
+  // Nothing uses it any more: no core, and nothing beside the control thread.
+  bool gone() const { return ending_ && cores_left_ == 0 && tasks_ == 0; }
+  // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
+  // they are answered when its memory is free.
+  struct Remains {
+    std::shared_ptr<Job> job;
+    bool over = false;  // all have left, or it was deleted: nobody goes on from its checkpoints
+    std::vector<Reply<Done>> removals;
+  };
+  Remains finish();
+  void detach_all();  // in the cores' stead: their threads have ended
+
+  // Runs `work` on that thread, then `end` on this one with what `work` failed with.
+  using End = std::function<void(const std::optional<Error>& failed)>;
+  void run_beside(Background& thread, std::function<void()> work, End end);
+
+  // Throw Error, kMismatch if a worker that joins means another job; kNotFound or kFenced if it was
+  // in life `epoch` of a job of this name, which is not this one or is further. Any thread.
+  void check_life(uint64_t epoch) const;
+  void check_same(const JobSpec& spec, const std::string& transport) const;
+  // A join that is sent again gets the answer of the first.
+  void join(const JoinRequest& request, Reply<JoinReply> reply);
+  // Throws unless the credential is that of a live incarnation: kNotFound, kUnauthorized, kFenced,
+  // or what the job ended with.
+  void authenticate(const Credential& who);
+  // REQUIRES: authenticate(who), for `rank` and `who`.
+  Pulse heartbeat(uint32_t rank);
+  void leave(uint32_t rank, Reply<Done> reply);
+  void barrier(uint32_t rank, Reply<Done> reply);
+  void set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
+  void reconnect(const Credential& who, Reply<Offer> reply);
+
+  void leave_barrier(const Credential& who);
+  void connection_ended(const Credential& who);  // that of its heartbeats
+  // Loses the ranks for which `why_not` has a reason.
+  void expel(const std::function<std::string(const Caller& caller)>& why_not);
+  LogPage log(uint64_t from);
+  void remove(Reply<Done> reply);
+
+  void handle(const CoreReport& report);
+  void handle(const TransportEvent& event);
+
+  // Saves the job as it is now: a boundary is made for it, after the one before is written. Nothing
+  // happens to a job that has nothing to save, has not begun or has ended.
+  void save();
+  bool is_saving() const { return saving_; }
+
+ private:
+  struct Seat {  // what a rank's present incarnation was given
+    uint32_t incarnation = 0;
+    Offer offer;
+    // What its process has closed, and not opened again. With both, it has ended.
+    bool data_ended = false;
+    bool control_ended = false;
+    std::string id;      // of its join
+    Caller caller;       // who joined
+    bool noted = false;  // its loss is in the server's log
+    uint64_t first_round = 0;
+    bool send_initial = false;
+  };
+  struct WaitingJoin {
+    std::string id;
+    Caller caller;
+    std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
+  };
+  struct Reconnection {
+    uint32_t incarnation = 0;
+    uint32_t answers = 0;
+    bool attaching = false;
+    Offer offer;
+    Reply<Offer> reply;
+  };
+
+  // running_job.cc
+  void probe(uint64_t now);
+  void collect_probes();
+  void check_vanished(uint32_t rank);
+  void lose(uint32_t rank, uint32_t incarnation, const std::string& why);
+  void note_loss(uint32_t rank);
+  void carry_out();
+  void count_growth();
+  void act(MembershipAction& action);
+  void admit(uint32_t rank, uint32_t incarnation);
+  void admitted(uint32_t rank, uint32_t incarnation, std::optional<Error> refused);
+  void commit(const MembershipAction& action);
+  void end(ErrorCode code, const std::string& error);
+  void revoke(uint32_t rank);
+  void broadcast(CoreMessage message);
+  void write_snapshot(uint64_t round);
+  void snapshot_written(uint64_t round, const std::optional<Error>& failed);
+  void note_save(const std::string& what);
+
+  // running_job_calls.cc
+  uint64_t expect(Reply<uint64_t> reply);
+  void answer(const MembershipAction& action);
+  void answer_join(const MembershipAction& action);
+  void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
+  void continue_reconnection(uint32_t rank);
+
+  JobHost& host_;
+  std::shared_ptr<Job> job_;
+  Membership& membership_;
+  const std::string transport_;
+  const std::vector<uint32_t> cores_;  // of the server, by core of the job
+  JobMeter meter_;
+
+  // Members, and those who wait for an answer, by the token that the membership knows them by.
+  std::vector<Seat> seats_;
+  std::set<uint32_t> admitted_;  // ranks that the link has memory and connections of
+  uint64_t next_token_ = 1;
+  std::map<uint64_t, WaitingJoin> joins_;
+  std::map<uint64_t, Reply<uint64_t>> requests_;  // of a change: the round that it holds from
+  std::map<uint32_t, Reconnection> reconnections_;
+  // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
+  std::multiset<std::pair<uint32_t, uint32_t>> answering_;
+
+  // What the cores are asked about.
+  uint32_t probes_out_ = 0;
+  uint64_t next_tick_ms_ = 0;
+  uint64_t next_probe_ms_ = 0;
+  std::vector<uint64_t> activity_;  // of the cores' parts, when they were probed last
+  uint64_t active_ms_ = 0;          // when that was seen to change last
+
+  // A snapshot: asked for, copied by every core, written.
+  const SavedLife life_;
+  bool saving_ = false;
+  bool save_again_ = false;
+  uint32_t cores_snapped_ = 0;
+  uint64_t next_save_;      // when this round is complete
+  uint64_t durable_round_;  // the last of the newest checkpoint; 0: there is none
+
+  uint64_t grown_bytes_ = 0;  // as counted in the budget
+  uint32_t tasks_ = 0;        // beside the control thread
+  uint32_t cores_left_;       // that have the job
+  bool ending_ = false;
+  ErrorCode error_code_ = ErrorCode::kInternal;
+  std::string error_;  // empty: it ends well
+  std::vector<Reply<Done>> removals_;
+};
+
+}  // namespace phub

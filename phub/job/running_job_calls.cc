@@ -1,0 +1,276 @@
+// A running job: its members' calls, and their answers.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "phub/job/running_job.h"
+#include "transport/greeting.h"
+
+namespace phub {
+namespace {
+
+// An answer of another type, made from the round of a request's boundary.
+template <typename T, typename Make>
+Reply<uint64_t> answer_with(Reply<T> reply, Make make) {
+  return [reply = std::move(reply), make](Result<uint64_t> result) {
+    if (!result) return reply({result.code, result.message});
+    reply(make(*result.value));
+  };
+}
+Reply<uint64_t> answer_done(Reply<Done> reply) {
+  return answer_with<Done>(std::move(reply), [](uint64_t) { return Done{}; });
+}
+
+}  // namespace
+
+void RunningJob::check_life(uint64_t epoch) const {
+  const std::string& name = job_->spec().name;
+  if (epoch > life_.epoch) {
+    fail(ErrorCode::kFenced,
+         "this worker was in a later life of job '{}' than this server has: another one has taken "
+         "it over",
+         name);
+  }
+  if (epoch > 0 && epoch <= life_.ended) {
+    fail(ErrorCode::kNotFound, "job '{}', which this worker was in, has ended; this is another one",
+         name);
+  }
+}
+
+void RunningJob::authenticate(const Credential& who) {
+  check_life(who.epoch);
+  if (who.epoch != 0 && who.epoch < life_.epoch) {
+    fail(ErrorCode::kRewound, "job '{}' has gone on from its checkpoint: join again", who.job);
+  }
+  if (who.rank >= seats_.size()) {
+    fail(ErrorCode::kNotFound, "job '{}' has no rank {}", who.job, who.rank);
+  }
+  Seat& seat = seats_[who.rank];
+  if (seat.incarnation == who.incarnation && !same_ticket(seat.offer.ticket, who.ticket)) {
+    fail(ErrorCode::kUnauthorized, "this is not the ticket of rank {} of job '{}'", who.rank,
+         who.job);
+  }
+  if (ending_ && !error_.empty()) throw Error(error_code_, error_);
+  if (ending_ || !membership_.is_current(who.rank, who.incarnation)) {
+    throw Error(ErrorCode::kFenced, membership_.why_not_current(who.rank, who.incarnation));
+  }
+  seat.control_ended = false;
+}
+
+Pulse RunningJob::heartbeat(uint32_t rank) {
+  membership_.heartbeat(rank, host_.time.now_ms());
+  return {.completed_round = membership_.completed_round(),
+          .durable_round = durable_round_,
+          .missing = membership_.missing(),
+          .assembling = !membership_.assembled()};
+}
+
+uint64_t RunningJob::expect(Reply<uint64_t> reply) {
+  requests_[next_token_] = std::move(reply);
+  return next_token_++;
+}
+
+void RunningJob::leave(uint32_t rank, Reply<Done> reply) {
+  membership_.leave(expect(answer_done(std::move(reply))), rank);
+  carry_out();
+}
+
+void RunningJob::barrier(uint32_t rank, Reply<Done> reply) {
+  membership_.barrier(expect(answer_done(std::move(reply))), rank);
+  carry_out();
+}
+
+void RunningJob::leave_barrier(const Credential& who) {
+  if (ending_ || !membership_.is_current(who.rank, who.incarnation)) return;
+  membership_.leave_barrier(who.rank);
+  carry_out();
+}
+
+void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply) {
+  if (rank != 0) {
+    fail(ErrorCode::kUnauthorized, "hyperparameters are set by rank 0, not by rank {}", rank);
+  }
+  check_hyper(change.values);
+  if (change.values.contains("rmsprop_momentum")) {
+    fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
+  }
+  if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
+  const uint64_t round = membership_.completed_round() + 1;
+  if (job_->hyper().full(round)) {
+    fail(ErrorCode::kFull,
+         "{} changes of hyperparameters are still needed: some key is in round {}, or changes were "
+         "made far ahead; push every key in every round",
+         HyperTable::kMostChanges, round);
+  }
+  membership_.set_hyper(expect(answer_with<HyperReply>(
+                            std::move(reply), [](uint64_t from) { return HyperReply{from}; })),
+                        change);
+  carry_out();
+}
+
+LogPage RunningJob::log(uint64_t from) {
+  LogPage page = membership_.log().page(from);
+  count_growth();
+  return page;
+}
+
+void RunningJob::remove(Reply<Done> reply) {
+  removals_.push_back(std::move(reply));
+  membership_.remove();
+  carry_out();
+}
+
+void RunningJob::expel(const std::function<std::string(const Caller& caller)>& why_not) {
+  if (ending_) return;
+  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
+    const Seat& seat = seats_[rank];
+    if (!membership_.is_secure(rank, seat.incarnation)) continue;
+    if (const std::string why = why_not(seat.caller); !why.empty()) {
+      lose(rank, seat.incarnation, why);
+    }
+  }
+  carry_out();
+}
+
+void RunningJob::connection_ended(const Credential& who) {
+  if (ending_ || who.rank >= seats_.size()) return;
+  Seat& seat = seats_[who.rank];
+  if (seat.incarnation != who.incarnation || !same_ticket(seat.offer.ticket, who.ticket)) return;
+  seat.control_ended = true;
+  check_vanished(who.rank);
+  carry_out();
+}
+
+void RunningJob::answer(const MembershipAction& action) {
+  if (joins_.contains(action.token)) return answer_join(action);
+  auto request = requests_.extract(action.token);
+  if (request.empty()) return;
+  if (action.ok) {
+    request.mapped()(action.first_round);
+  } else {
+    request.mapped()({action.code, action.message});
+  }
+}
+
+// --- joins ---------------------------------------------------------------------------------------
+
+void RunningJob::check_same(const JobSpec& spec, const std::string& transport) const {
+  const std::string different = difference(spec, job_->spec());
+  if (!different.empty()) {
+    fail(ErrorCode::kMismatch, "job '{}' is there already and differs: {}", spec.name, different);
+  }
+  if (transport_ == transport) return;
+  fail(ErrorCode::kMismatch,
+       "job '{}' runs over {}, this worker asks for {}: where some workers are on the server's "
+       "host and some are not, set PHUB_TRANSPORT to the same (tcp or verbs) for all",
+       spec.name, transport_, transport);
+}
+
+void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
+  const std::string& id = request.id;
+  for (auto& [token, waiting] : joins_) {
+    if (id.empty() || waiting.id != id || waiting.caller.id != request.caller.id) continue;
+    waiting.replies.push_back(std::move(reply));
+    return;
+  }
+  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
+    const Seat& seat = seats_[rank];
+    if (id.empty() || seat.id != id || !membership_.is_secure(rank, seat.incarnation)) continue;
+    if (seat.caller.id != request.caller.id) continue;
+    return answer_join(rank, {std::move(reply)});
+  }
+  const uint64_t token = next_token_++;
+  joins_[token] = {id, request.caller, {std::move(reply)}};
+  membership_.join(token, request.rank, request.replace, host_.time.now_ms());
+  carry_out();
+}
+
+void RunningJob::answer_join(const MembershipAction& action) {
+  WaitingJoin waiting = std::move(joins_.extract(action.token).mapped());
+  if (!action.ok) {
+    for (const Reply<JoinReply>& reply : waiting.replies) reply({action.code, action.message});
+    return;
+  }
+  Seat& seat = seats_[action.rank];
+  seat.id = std::move(waiting.id);
+  seat.caller = std::move(waiting.caller);
+  seat.first_round = action.first_round;
+  seat.send_initial = action.send_initial;
+  answer_join(action.rank, std::move(waiting.replies));
+}
+
+void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies) {
+  const Seat& seat = seats_[rank];
+  const auto whose = answering_.emplace(rank, seat.incarnation);
+  const auto answer = std::make_shared<JoinReply>(JoinReply{.rank = rank,
+                                                            .incarnation = seat.incarnation,
+                                                            .first_round = seat.first_round,
+                                                            .send_initial = seat.send_initial,
+                                                            .offer = seat.offer,
+                                                            .epoch = life_.epoch});
+  const auto compose = [this, answer] {
+    answer->layout = routes_of(job_->plan());
+    answer->spec = job_->spec();
+  };
+  run_beside(host_.coder, compose, [=, this](const std::optional<Error>& failed) {
+    for (const Reply<JoinReply>& reply : replies) {
+      if (failed) {
+        reply({failed->code(), failed->what()});
+      } else if (ending_ && !error_.empty()) {
+        reply({error_code_, error_});
+      } else {
+        reply(JoinReply(*answer));
+      }
+    }
+    // Behind the encoding of the replies: from now on it has a lease to keep.
+    run_beside(
+        host_.coder, [] {},
+        [this, whose](const std::optional<Error>&) {
+          const auto [member, incarnation] = *whose;
+          answering_.erase(whose);
+          if (!membership_.is_secure(member, incarnation)) return;
+          membership_.heartbeat(member, host_.time.now_ms());
+        });
+  });
+}
+
+// --- reconnections -------------------------------------------------------------------------------
+
+// Every core detaches the rank's broken connection; then there is a new offer, every core attaches
+// the new one, and the worker gets the offer.
+void RunningJob::reconnect(const Credential& who, Reply<Offer> reply) {
+  if (!job_->link().can_reconnect()) {
+    fail(ErrorCode::kFenced, "this job's transport cannot make a broken connection again");
+  }
+  if (!membership_.is_secure(who.rank, who.incarnation) || reconnections_.contains(who.rank)) {
+    fail(ErrorCode::kTaken, "rank {} is being reconnected or fenced: try again", who.rank);
+  }
+  reconnections_[who.rank] = {.incarnation = who.incarnation, .reply = std::move(reply)};
+  broadcast({.type = CoreMessage::kDetach, .rank = who.rank});
+}
+
+void RunningJob::continue_reconnection(uint32_t rank) {
+  auto at = reconnections_.find(rank);
+  if (at == reconnections_.end() || ++at->second.answers < job_->cores()) return;
+  Reconnection& reconnection = at->second;
+  auto finish = [&](Result<Offer> result) {
+    Reply<Offer> reply = std::move(reconnection.reply);
+    reconnections_.erase(at);
+    reply(std::move(result));
+  };
+  if (!membership_.is_secure(rank, reconnection.incarnation)) {
+    return finish(
+        {ErrorCode::kFenced, membership_.why_not_current(rank, reconnection.incarnation)});
+  }
+  if (reconnection.attaching) return finish(std::move(reconnection.offer));
+  // Its ticket is for the new connection; the control port keeps that of the join.
+  const std::optional<Error> failed =
+      error_of([&] { reconnection.offer = job_->link().reconnect(rank); });
+  if (failed) return finish({failed->code(), failed->what()});
+  reconnection.attaching = true;
+  reconnection.answers = 0;
+  seats_[rank].data_ended = false;
+  broadcast({.type = CoreMessage::kAttach, .rank = rank, .incarnation = reconnection.incarnation});
+}
+
+}  // namespace phub

@@ -1,0 +1,188 @@
+#include "phub/job/saved_jobs.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "phub/plan/choices.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using kernels::Optimizer;
+
+// As PyTorch names them.
+std::array<std::string_view, 2> state_names(Optimizer optimizer) {
+  switch (optimizer) {
+    case Optimizer::kNone:
+    case Optimizer::kSgd:
+      break;
+    case Optimizer::kMomentum:
+    case Optimizer::kNesterov:
+      return {"momentum_buffer", ""};
+    case Optimizer::kAdam:
+    case Optimizer::kAdamW:
+      return {"exp_avg", "exp_avg_sq"};
+    case Optimizer::kAdagrad:
+      return {"sum", ""};
+    case Optimizer::kRmsprop:
+      return {"square_avg", "momentum_buffer"};
+  }
+  return {};
+}
+
+// Of one of the arrays that a job saves.
+std::string file_of(const Job& job, size_t array) {
+  if (array == 0) return std::string(kParametersFile);
+  return state_file(state_names(job.choices().optimizer)[array - 1]);
+}
+
+std::vector<TensorInfo> tensors_of(const JobSpec& spec) {
+  std::vector<TensorInfo> tensors;
+  for (const KeySpec& key : spec.keys)
+    tensors.push_back({key.name, TensorType::kF32, {key.elements}});
+  return tensors;
+}
+
+// The parts of a job's keys, in order, for a writer that asks for one after the other.
+class PartsOfKeys {
+ public:
+  PartsOfKeys(const Job& job, size_t array) : job_(job), array_(array) {}
+
+  std::span<const std::byte> at(size_t key, uint64_t offset) {
+    if (key != key_ || offset == 0) {
+      parts_.clear();
+      next_ = 0;
+      key_ = key;
+      job_.for_each_part_of_copy(array_, key,
+                                 [this](std::span<float> part) { parts_.push_back(part); });
+    }
+    return std::as_bytes(parts_.at(next_++));
+  }
+
+ private:
+  const Job& job_;
+  const size_t array_;
+  size_t key_ = ~size_t{0};
+  std::vector<std::span<float>> parts_;
+  size_t next_ = 0;
+};
+
+void write_tensors(const Job& job, const JobSpec& spec, CheckpointWriter& writer) {
+  const std::vector<TensorInfo> tensors = tensors_of(spec);
+  for (size_t array = 0; array < job.saved_arrays(); ++array) {
+    PartsOfKeys parts(job, array);
+    writer.add_tensors(file_of(job, array), tensors,
+                       [&parts](size_t key, uint64_t offset) { return parts.at(key, offset); },
+                       {{"format", "pt"}});
+  }
+  writer.sync();
+}
+
+CheckpointId id_of(const Manifest& saved) { return {.epoch = saved.epoch, .round = saved.round}; }
+
+}  // namespace
+
+SavedJobs::SavedJobs(const CheckpointOptions& options)
+    : options_(options),
+      store_(options.folder, options.keep, options.files ? *options.files : system_files()) {}
+
+void SavedJobs::check(const JobSpec& spec) { make_tensor_header(tensors_of(spec), {}); }
+
+bool SavedJobs::may_go_on(const std::string& job) {
+  const std::vector<CheckpointId> ids = store_.list(job);
+  return !ids.empty() && !store_.has_ended(job, ids.front().epoch);
+}
+
+void SavedJobs::check_goes_on(const std::string& job, uint64_t epoch) {
+  const std::scoped_lock lock(mutex_);
+  if (const uint64_t latest = store_.epoch_of(job); latest < epoch) {
+    fail(ErrorCode::kFenced,
+         "this worker was in life {} of job '{}', and this server knows of {}: its checkpoints are "
+         "older, or another job's",
+         epoch, job, latest);
+  }
+  if (store_.has_ended(job, epoch)) {
+    fail(ErrorCode::kNotFound, "job '{}' has ended: it does not go on", job);
+  }
+}
+
+std::optional<Manifest> SavedJobs::newest(const std::string& job,
+                                          std::vector<std::string>& passed_over) {
+  const std::scoped_lock lock(mutex_);
+  if (!may_go_on(job)) return std::nullopt;
+  std::vector<Refusal> refused;
+  const std::unique_ptr<CheckpointReader> reader = store_.newest_whole(job, refused);
+  for (const Refusal& refusal : refused) {
+    passed_over.push_back(fmt::format("job '{}': checkpoint {} is passed over: {}", job,
+                                      refusal.folder, refusal.why));
+  }
+  if (!reader) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' is to go on from a checkpoint, and none of those that it has is whole: {}; "
+         "delete the job to begin anew, or move its checkpoints away",
+         job, fmt::join(passed_over, "; "));
+  }
+  if (store_.has_ended(job, reader->id().epoch)) return std::nullopt;
+  store_.keep(*reader);
+  return reader->manifest();
+}
+
+void SavedJobs::load(const Manifest& saved, Job& job) {
+  const std::scoped_lock lock(mutex_);
+  const std::unique_ptr<CheckpointReader> reader = store_.open(saved.spec.name, id_of(saved));
+  const std::vector<TensorInfo> expected = tensors_of(job.spec());
+  for (size_t array = 0; array < job.saved_arrays(); ++array) {
+    const std::string file = file_of(job, array);
+    if (reader->tensors(file).tensors != expected) {
+      fail(ErrorCode::kInvalid, "{}/{} does not have the keys of its manifest", reader->folder(),
+           file);
+    }
+    for (size_t key = 0; key < expected.size(); ++key) {
+      uint64_t offset = 0;
+      job.for_each_part(array, key, [&](std::span<float> part) {
+        reader->read_tensor(file, key, offset, std::as_writable_bytes(part));
+        offset += part.size_bytes();
+      });
+    }
+  }
+  job.publish_restored();
+}
+
+uint64_t SavedJobs::begin_life(const std::string& job) {
+  const std::scoped_lock lock(mutex_);
+  return store_.raise_epoch(job);
+}
+
+uint64_t SavedJobs::ended_epoch(const std::string& job) {
+  const std::scoped_lock lock(mutex_);
+  return store_.ended_epoch(job);
+}
+
+std::string SavedJobs::write(const Job& job, const Manifest& saved) {
+  std::unique_lock lock(mutex_);
+  const std::unique_ptr<CheckpointWriter> writer = store_.begin(saved.spec.name, id_of(saved));
+  lock.unlock();
+  try {
+    write_tensors(job, saved.spec, *writer);
+  } catch (...) {
+    lock.lock();  // the writer removes what it has written
+    throw;
+  }
+  lock.lock();
+  return writer->commit(saved);
+}
+
+bool SavedJobs::end(const std::string& job) {
+  const std::scoped_lock lock(mutex_);
+  const uint64_t latest = store_.epoch_of(job);
+  if (latest == 0 || store_.has_ended(job, latest)) return false;
+  store_.end(job);
+  return true;
+}
+
+}  // namespace phub

@@ -1,0 +1,58 @@
+// The checkpoints of a server's jobs: what a job goes on from, and where its snapshots are written.
+//
+// A job that has a checkpoint and has not ended goes on from the newest that is whole as soon as a
+// worker joins it. When it has ended, the next of its name begins anew; the files stay.
+//
+// Any thread. A call waits for others, but not while one writes tensors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phub/checkpoint/options.h"
+#include "phub/checkpoint/store.h"
+#include "phub/job/job.h"
+
+namespace phub {
+
+class SavedJobs {
+ public:
+  // Locks the folder, which is made if it is not there. Throws Error (checkpoint/store.h).
+  explicit SavedJobs(const CheckpointOptions& options);
+
+  uint64_t every() const { return options_.every; }
+
+  // Throws Error(kInvalid) if the job could not be saved: a key has a name that files of tensors
+  // cannot have, or there are too many.
+  static void check(const JobSpec& spec);
+
+  // Throws Error if the job has ended since its life `epoch` (kNotFound), or is not known to have
+  // had that (kFenced).
+  void check_goes_on(const std::string& job, uint64_t epoch);
+  // What the job goes on from; nothing: it begins. Damaged ones are passed over, with a line for
+  // each. Throws Error if all are, or if it cannot be read.
+  std::optional<Manifest> newest(const std::string& job, std::vector<std::string>& passed_over);
+  // Gives the arrays of `job` the values of that checkpoint. Throws Error: they have no values.
+  void load(const Manifest& saved, Job& job);
+  // A job begins, or goes on. Returns its epoch, which is higher than any before.
+  uint64_t begin_life(const std::string& job);
+  uint64_t ended_epoch(const std::string& job);  // the last whose workers are not to go on; 0: none
+  // Writes the snapshot that the job holds. Throws Error: it is not there, and those before are.
+  // Returns what else went wrong, for the log; "": nothing.
+  std::string write(const Job& job, const Manifest& saved);
+  // The job has ended, and is not to go on. False: there is none that could. Throws Error.
+  bool end(const std::string& job);
+
+ private:
+  bool may_go_on(const std::string& job);
+
+  const CheckpointOptions options_;
+  std::mutex mutex_;
+  CheckpointStore store_;
+};
+
+}  // namespace phub

@@ -1,0 +1,37 @@
+#include "phub/plan/choices.h"
+
+namespace phub {
+namespace {
+
+// For the enums of kernels/, which parse their own words.
+template <class E>
+E kernel_choice(std::string_view field, std::string_view word,
+                std::optional<E> (*parse)(std::string_view), E last) {
+  if (const std::optional<E> value = parse(word)) return *value;
+  std::vector<std::string_view> words;
+  for (size_t i = 0; i <= static_cast<size_t>(last); ++i) {
+    words.push_back(kernels::name_of(static_cast<E>(i)));
+  }
+  refuse_word(field, word, words);
+}
+
+kernels::DType dtype(std::string_view field, std::string_view word) {
+  return kernel_choice(field, word, kernels::parse_dtype, kernels::DType::kF16);
+}
+
+}  // namespace
+
+Choices choices_of(const JobSpec& spec) {
+  return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
+                                     kernels::Optimizer::kRmsprop),
+          .gradient_dtype = dtype("gradient_dtype", spec.gradient_dtype),
+          .parameter_dtype = dtype("parameter_dtype", spec.parameter_dtype),
+          .consistency = parse_choice<Consistency>("consistency", spec.consistency),
+          .reduction = parse_choice<Reduction>("reduction", spec.reduction),
+          .work = parse_choice<Work>("work", spec.work),
+          .initial = parse_choice<Initial>("initial", spec.initial),
+          .on_loss = parse_choice<OnLoss>("on_loss", spec.on_loss),
+          .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite)};
+}
+
+}  // namespace phub

@@ -1,0 +1,26 @@
+// The enumerated options of a job. Its spec holds them as words.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "transport/control/choices.h"
+#include "transport/control/job_spec.h"
+
+namespace phub {
+
+struct Choices {
+  kernels::Optimizer optimizer;
+  kernels::DType gradient_dtype, parameter_dtype;
+  Consistency consistency;
+  Reduction reduction;
+  Work work;
+  Initial initial;
+  OnLoss on_loss;
+  OnNonFinite on_nonfinite;
+
+  bool lock_step() const { return consistency == Consistency::kBsp; }
+};
+
+// Throws Error(kInvalid), which names the field, the allowed words and the given one.
+Choices choices_of(const JobSpec& spec);
+
+}  // namespace phub

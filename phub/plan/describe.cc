@@ -1,0 +1,104 @@
+// The plan for people.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "phub/plan/plan.h"
+#include "phub/text_table.h"
+
+namespace phub {
+namespace {
+
+// 25557032 -> "25,557,032"
+std::string grouped(uint64_t n) {
+  std::string digits = fmt::to_string(n);
+  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ',');
+  return digits;
+}
+
+std::string counted(uint64_t n, std::string_view noun) {
+  return fmt::format("{} {}{}", grouped(n), noun, n == 1 ? "" : "s");
+}
+
+template <typename Part>
+double mean_elements(const std::vector<Part>& parts) {
+  double sum = 0;
+  for (const Part& part : parts) sum += static_cast<double>(part.elements);
+  return sum / static_cast<double>(parts.size());
+}
+
+std::string percent_of(uint64_t part, double mean) {
+  return fmt::format("{:.1f}%", 100 * static_cast<double>(part) / mean);
+}
+
+std::string describe_nics(const Plan& plan, const ElementBytes& element, uint64_t ranks) {
+  struct Use {
+    uint64_t chunks = 0, cores = 0;
+    uint32_t os_node = 0;
+  };
+  std::vector<Use> use(plan.nics.size());
+  for (size_t q = 0; q < plan.queues.size(); q++) {
+    const QueuePlan& queue = plan.queues[q];
+    use[queue.nic].chunks += plan.queue_chunks[q].size();
+    use[queue.nic].cores++;
+    use[queue.nic].os_node = plan.cores[queue.core].os_node;
+  }
+  const double mean = mean_elements(plan.nics);
+  TextTable table({"NIC", "node", "cores", "chunks", "in/round", "out/round", "of mean"});
+  for (size_t n = 0; n < plan.nics.size(); n++) {
+    const NicPlan& nic = plan.nics[n];
+    table.add({nic.name, fmt::to_string(use[n].os_node), grouped(use[n].cores),
+               grouped(use[n].chunks), human_bytes(nic.elements * element.gradient * ranks),
+               human_bytes(nic.elements * element.parameter * ranks),
+               percent_of(nic.elements, mean)});
+  }
+  return table.text();
+}
+
+std::string describe_cores(const Plan& plan, const ElementBytes& element) {
+  const double mean = mean_elements(plan.cores);
+  TextTable table({"core", "CPU", "node", "chunks", "bytes", "of mean", "queues (NIC: chunks)"},
+                  true);
+  for (size_t c = 0; c < plan.cores.size(); c++) {
+    const CorePlan& core = plan.cores[c];
+    uint64_t chunks = 0;
+    std::string queues;
+    for (uint32_t q : core.queues) {
+      const size_t count = plan.queue_chunks[q].size();
+      chunks += count;
+      queues += fmt::format("{}q{} {}: {}", queues.empty() ? "" : ", ", q,
+                            plan.nics[plan.queues[q].nic].name, grouped(count));
+    }
+    table.add({fmt::to_string(c), fmt::to_string(core.os_cpu), fmt::to_string(core.os_node),
+               grouped(chunks), human_bytes(core.elements * element.gradient),
+               percent_of(core.elements, mean), queues});
+  }
+  return table.text();
+}
+
+}  // namespace
+
+std::string describe(const Plan& plan, const JobSpec& spec) {
+  const ElementBytes element = element_bytes(spec);
+  const uint64_t ranks = ranks_of(spec);
+  uint64_t elements = 0;
+  uint32_t largest = 0;
+  for (const ChunkLayout& chunk : plan.chunks) {
+    elements += chunk.elements;
+    largest = std::max(largest, chunk.elements);
+  }
+  std::string text = fmt::format(
+      "{}: {} in {}, {} of up to {} elements; {} per gradient\n"
+      "{}, optimizer {}, gradients {}, parameters {}\n",
+      spec.name, counted(elements, "element"), counted(plan.key_offset.size(), "key"),
+      counted(plan.chunks.size(), "chunk"), grouped(largest),
+      human_bytes(elements * element.gradient), counted(ranks, "rank"), spec.optimizer,
+      spec.gradient_dtype, spec.parameter_dtype);
+  text += fmt::format("\nNICs (largest {:.3f} x mean)\n", nic_imbalance(plan));
+  text += describe_nics(plan, element, ranks);
+  text += fmt::format("\nCores (largest {:.3f} x mean)\n", core_imbalance(plan));
+  text += describe_cores(plan, element);
+  return text;
+}
+
+}  // namespace phub

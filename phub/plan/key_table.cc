@@ -1,0 +1,80 @@
+// Key tables from JSON. The text is not trusted: every limit is checked while it is parsed.
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "phub/plan/models.h"
+#include "transport/control/json_codec.h"
+#include "transport/error.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+constexpr size_t kMaxTableBytes = 512u << 20;  // of JSON text: kMaxKeys keys with the longest names
+
+struct Row {
+  std::string name;
+  uint64_t elements = 0;
+};
+struct Table {
+  std::string name;
+  std::vector<Row> keys;
+};
+
+template <class A>
+void fields(A& a, const Row*) {
+  a.required("name", &Row::name, {1, kMaxNameBytes});
+  a.required("elements", &Row::elements, {1, kMaxElements});
+}
+template <class A>
+void fields(A& a, const Table*) {
+  a.required("name", &Table::name, {1, kMaxNameBytes});
+  a.required("keys", &Table::keys, {1, kMaxKeys});
+}
+
+}  // namespace
+
+KeyTable parse_key_table(std::string_view json, std::string_view source) {
+  if (json.size() > kMaxTableBytes) {
+    fail(ErrorCode::kInvalid, "{}: {} bytes are too many for a key table; the limit is {}", source,
+         json.size(), kMaxTableBytes);
+  }
+  Table table = json::decode<Table>(json, source);
+  if (escaped(table.name) != table.name) {
+    fail(ErrorCode::kInvalid,
+         "{}: name: must not hold control characters or invisible ones, got '{}'", source,
+         printable(table.name));
+  }
+  JobSpec job;  // that has these keys
+  job.name = "job";
+  job.keys.reserve(table.keys.size());
+  for (Row& row : table.keys) {
+    job.keys.push_back({.name = std::move(row.name), .elements = row.elements});
+  }
+  try {
+    validate(job);
+  } catch (const Error& error) {
+    fail(error.code(), "{}: {}", source, error.what());
+  }
+  return {std::move(table.name), std::move(job.keys)};
+}
+
+KeyTable load_key_table(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  if (file) {
+    // Bounded, so that a wrong path (/dev/zero) is an error and does not fill the memory.
+    char block[64 << 10];
+    while (text.size() <= kMaxTableBytes && (file.read(block, sizeof(block)), file.gcount() > 0)) {
+      text.append(block, static_cast<size_t>(file.gcount()));
+    }
+  }
+  if (!file.eof() && text.size() <= kMaxTableBytes) {
+    fail(ErrorCode::kInvalid, "cannot read the key table {}: {}", path, std::strerror(errno));
+  }
+  return parse_key_table(text, path);
+}
+
+}  // namespace phub

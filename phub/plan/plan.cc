@@ -1,0 +1,366 @@
+#include "phub/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <string_view>
+
+#include "phub/plan/choices.h"
+#include "transport/error.h"
+#include "transport/wire.h"
+
+namespace phub {
+namespace {
+
+uint64_t chunks_of(uint64_t elements, uint32_t chunk_elements) {
+  return (elements + chunk_elements - 1) / chunk_elements;
+}
+
+// A node that can serve: it has cores, and NICs unless no node has any.
+struct Site {
+  uint32_t node = 0;
+  std::vector<uint32_t> cores;  // into Topology::cores
+  std::vector<uint32_t> nics;   // into Topology::nics
+};
+
+std::vector<Site> sites_of(const numa::Topology& topology) {
+  std::vector<Site> sites(topology.nodes.size());
+  for (uint32_t n = 0; n < sites.size(); n++) sites[n].node = n;
+  for (uint32_t i = 0; i < topology.cores.size(); i++) {
+    PHUB_CHECK(topology.cores[i].node < sites.size());
+    sites[topology.cores[i].node].cores.push_back(i);
+  }
+  for (uint32_t i = 0; i < topology.nics.size(); i++) {
+    PHUB_CHECK(topology.nics[i].node < sites.size());
+    sites[topology.nics[i].node].nics.push_back(i);
+  }
+  const bool need_nic = !topology.nics.empty();
+  std::erase_if(sites,
+                [&](const Site& s) { return s.cores.empty() || (need_nic && s.nics.empty()); });
+  if (sites.empty() && !topology.cores.empty()) {
+    fail(ErrorCode::kInvalid,
+         "no NUMA node of {} has both a NIC and a core that may be used: allow CPUs of a node that "
+         "has a NIC (taskset, cpuset), or leave the NICs out",
+         topology.source);
+  }
+  if (sites.empty()) fail(ErrorCode::kInvalid, "{} has no cores", topology.source);
+  return sites;
+}
+
+// Keeps `wanted` cores: first one for each site, so that every NIC is used, then the others in
+// proportion to NICs (highest averages). Sites without a core are removed.
+void keep_cores(std::vector<Site>& sites, uint32_t wanted) {
+  std::vector<size_t> kept(sites.size(), 0);
+  const auto goes_before = [&](size_t a, size_t b) {  // whether a's claim to a core beats b's
+    if ((kept[a] == 0) != (kept[b] == 0)) return kept[a] == 0;
+    const uint64_t nics_a = std::max<size_t>(1, sites[a].nics.size());
+    const uint64_t nics_b = std::max<size_t>(1, sites[b].nics.size());
+    return nics_a * (kept[b] + 1) > nics_b * (kept[a] + 1);
+  };
+  for (uint32_t i = 0; i < wanted; i++) {
+    size_t best = sites.size();
+    for (size_t s = 0; s < sites.size(); s++) {
+      if (kept[s] == sites[s].cores.size()) continue;
+      if (best == sites.size() || goes_before(s, best)) best = s;
+    }
+    kept[best]++;
+  }
+  for (size_t s = 0; s < sites.size(); s++) sites[s].cores.resize(kept[s]);
+  std::erase_if(sites, [](const Site& s) { return s.cores.empty(); });
+}
+
+void check(const numa::Topology& topology, std::span<const KeySpec> keys,
+           const PlanOptions& options) {
+  const uint32_t chunk = options.chunk_elements;
+  if (chunk == 0 || chunk % kChunkAlignment != 0) {
+    fail(ErrorCode::kInvalid, "chunk_elements is {}; it must be a positive multiple of {}", chunk,
+         kChunkAlignment);
+  }
+  if (options.ranks == 0 || options.ranks > kMaxRanks) {
+    fail(ErrorCode::kInvalid, "{} ranks; there can be 1 to {}", options.ranks, kMaxRanks);
+  }
+  if (topology.nodes.empty()) fail(ErrorCode::kInvalid, "{} has no NUMA nodes", topology.source);
+  if (keys.empty()) fail(ErrorCode::kInvalid, "there are no keys to plan for");
+  if (keys.size() > kMaxKeys) {
+    fail(ErrorCode::kInvalid, "{} keys; there can be at most {}", keys.size(), kMaxKeys);
+  }
+  uint64_t total = 0;
+  for (size_t k = 0; k < keys.size(); k++) {
+    if (keys[k].elements == 0) {
+      fail(ErrorCode::kInvalid, "key {} '{}' has no elements", k, keys[k].name);
+    }
+    if (keys[k].elements > kMaxElements - total) {
+      fail(ErrorCode::kInvalid, "with key {} '{}' of {} elements the job exceeds {} elements", k,
+           keys[k].name, keys[k].elements, kMaxElements);
+    }
+    total += keys[k].elements;
+  }
+}
+
+// Adds the cores, NICs and queues of one site. Think of a line, divided once into equal parts for
+// the cores and once for the NICs. Where a core's part overlaps a NIC's there is a queue, and the
+// overlap is its share of the bytes. That balances both with the fewest queues possible
+// (cores + NICs - gcd).
+void add_site(const numa::Topology& topology, const Site& site, Plan& plan,
+              std::vector<double>& queue_share) {
+  const uint32_t os_node = topology.nodes[site.node].os_node;
+  const auto first_core = static_cast<uint32_t>(plan.cores.size());
+  const auto first_nic = static_cast<uint32_t>(plan.nics.size());
+  for (uint32_t c : site.cores) {
+    plan.cores.push_back({site.node, os_node, topology.cores[c].os_cpu, 0, {}});
+  }
+  for (uint32_t n : site.nics) plan.nics.push_back({site.node, topology.nics[n].name, 0});
+  if (site.nics.empty()) plan.nics.push_back({site.node, fmt::format("mem{}", os_node), 0});
+
+  const uint64_t cores = site.cores.size();
+  const uint64_t nics = plan.nics.size() - first_nic;
+  for (uint64_t at = 0; at < cores * nics;) {  // core c has [c·nics, (c+1)·nics), NIC n likewise
+    const uint64_t core = at / nics, nic = at / cores;
+    const uint64_t end = std::min((core + 1) * nics, (nic + 1) * cores);
+    plan.cores[first_core + core].queues.push_back(static_cast<uint32_t>(plan.queues.size()));
+    plan.queues.push_back(
+        {static_cast<uint32_t>(first_core + core), static_cast<uint32_t>(first_nic + nic)});
+    queue_share.push_back(static_cast<double>(end - at));
+    at = end;
+  }
+}
+
+void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options, size_t queues) {
+  uint64_t chunks = 0;
+  for (const KeySpec& key : keys) chunks += chunks_of(key.elements, options.chunk_elements);
+  const uint64_t limit = std::min<uint64_t>(uint64_t{queues} * kMaxChunksPerQueue,
+                                            std::numeric_limits<uint32_t>::max());
+  if (chunks > limit) {
+    fail(
+        ErrorCode::kInvalid,
+        "{} chunks of {} elements on {} queues: a queue holds at most {} chunks; use larger chunks "
+        "or more cores",
+        chunks, options.chunk_elements, queues, kMaxChunksPerQueue);
+  }
+}
+
+// A candidate for chunks: a site, a core or a queue.
+struct Bin {
+  double share = 1;
+  uint64_t elements = 0;
+};
+
+// The candidate whose load, relative to its share, is least after it gets the chunk; the first of
+// equals.
+uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candidates,
+                      uint32_t elements) {
+  uint32_t best = candidates.front();
+  double least = std::numeric_limits<double>::infinity();
+  for (uint32_t i : candidates) {
+    const double load = static_cast<double>(bins[i].elements + elements) / bins[i].share;
+    if (load < least) best = i, least = load;
+  }
+  return best;
+}
+
+// The load of other jobs, in elements of this job. A core's load counts for any NIC, since jobs
+// over another transport have other NICs.
+void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
+              const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
+  const uint64_t bytes = options.gradient_bytes * options.ranks;
+  std::map<uint32_t, uint64_t> of_cpu;
+  std::map<std::string_view, uint64_t> of_nic;
+  for (const PlanLoad& load : options.load) {
+    of_cpu[load.os_cpu] += load.bytes;
+    of_nic[load.nic] += load.bytes;
+  }
+  const auto elements = [bytes](const auto& loads, const auto& of) {
+    const auto at = loads.find(of);
+    return at == loads.end() ? 0 : (at->second + bytes - 1) / bytes;
+  };
+  for (size_t s = 0; s < site_cores.size(); s++) {
+    for (const uint32_t c : site_cores[s]) {
+      cores[c].elements = elements(of_cpu, plan.cores[c].os_cpu);
+      sites[s].elements += cores[c].elements;
+    }
+  }
+  for (size_t q = 0; q < queues.size(); q++) {
+    queues[q].elements = elements(of_nic, std::string_view(plan.nics[plan.queues[q].nic].name));
+  }
+}
+
+// If the cores read the workers' own memory, up to this many neighbouring chunks go to one core, so
+// that it reads longer streams. (Over a link they would arrive one after another.) Fewer if a core
+// has few chunks. The last part is assigned chunk by chunk, which evens out the cores.
+constexpr size_t kLongestRun = 8;
+constexpr size_t kRunsPerCore = 64;
+constexpr size_t kSinglePart = 8;  // the last of so many
+
+// The number of chunks from order[first] on that have one size and are neighbours in one key.
+size_t run_length(const Plan& plan, std::span<const uint32_t> order, size_t first, size_t longest) {
+  size_t length = 1;
+  for (; length < longest && first + length < order.size(); ++length) {
+    const ChunkLayout& next = plan.chunks[order[first + length]];
+    const bool follows = order[first + length] == order[first] + length &&
+                         next.key == plan.chunks[order[first]].key &&
+                         next.elements == plan.chunks[order[first]].elements;
+    if (!follows) break;
+  }
+  return length;
+}
+
+// Longest processing time first: the largest remaining chunk, or the run that begins with it, goes
+// to the site with the least load for its share, there to such a core, there to such a queue. Equal
+// chunks go in their order, so that the chunks of one key are spread over the whole box.
+void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
+          const PlanOptions& options, Plan& plan) {
+  std::vector<Bin> site_bins(sites.size()), core_bins(plan.cores.size());
+  std::vector<Bin> queue_bins(plan.queues.size());
+  std::vector<uint32_t> all_sites(sites.size());
+  std::iota(all_sites.begin(), all_sites.end(), 0);
+  std::vector<std::vector<uint32_t>> site_cores(sites.size());
+  uint32_t core = 0;
+  for (size_t s = 0; s < sites.size(); s++) {
+    // A site's share is that of its scarcer resource: min(its share of the cores, of the NICs). If
+    // the two are equal, both are balanced; if not, no other division has a smaller largest load.
+    // Pseudo-NICs limit nothing.
+    const auto cores = static_cast<double>(sites[s].cores.size() * plan.nics.size());
+    const auto nics = static_cast<double>(sites[s].nics.size() * plan.cores.size());
+    site_bins[s].share = sites[s].nics.empty() ? cores : std::min(cores, nics);
+    for (size_t i = 0; i < sites[s].cores.size(); i++) site_cores[s].push_back(core++);
+  }
+  for (size_t q = 0; q < queue_bins.size(); q++) queue_bins[q].share = queue_share[q];
+  add_load(options, site_cores, plan, site_bins, core_bins, queue_bins);
+
+  std::vector<uint32_t> order(plan.chunks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return plan.chunks[a].elements > plan.chunks[b].elements;
+  });
+  const bool no_links = options.shared_memory && sites.front().nics.empty();
+  const size_t longest =
+      std::clamp<size_t>(order.size() / (plan.cores.size() * kRunsPerCore), 1, kLongestRun);
+  const size_t runs_end = no_links ? order.size() - order.size() / kSinglePart : 0;
+  for (size_t first = 0, length = 0; first < order.size(); first += length) {
+    length = first < runs_end ? run_length(plan, order, first, longest) : 1;
+    const uint32_t elements = plan.chunks[order[first]].elements * static_cast<uint32_t>(length);
+    const uint32_t s = least_loaded(site_bins, all_sites, elements);
+    const uint32_t k = least_loaded(core_bins, site_cores[s], elements);
+    const uint32_t q = least_loaded(queue_bins, plan.cores[k].queues, elements);
+    site_bins[s].elements += elements;
+    core_bins[k].elements += elements;
+    queue_bins[q].elements += elements;
+    for (size_t i = 0; i < length; ++i) plan.chunks[order[first + i]].queue = q;
+    plan.cores[k].elements += elements;
+    plan.nics[plan.queues[q].nic].elements += elements;
+  }
+}
+
+// The chunks of every queue, ascending.
+std::vector<std::vector<uint32_t>> chunks_of_queues(const Plan& plan) {
+  std::vector<std::vector<uint32_t>> queues(plan.queues.size());
+  for (uint32_t c = 0; c < plan.chunks.size(); c++) queues[plan.chunks[c].queue].push_back(c);
+  for (size_t q = 0; q < queues.size(); q++) {
+    const size_t count = queues[q].size();
+    if (count > kMaxChunksPerQueue) {
+      fail(ErrorCode::kInvalid,
+           "queue {} would hold {} chunks, and a queue holds at most {}; use larger chunks or more "
+           "cores",
+           q, count, kMaxChunksPerQueue);
+    }
+  }
+  return queues;
+}
+
+void lay_out_box(Plan& plan, bool shared_memory) {
+  std::vector<std::vector<uint32_t>> chunks = chunks_of_queues(plan);
+  std::vector<uint32_t> node;
+  for (const QueuePlan& queue : plan.queues) node.push_back(plan.cores[queue.core].node);
+  std::vector<uint64_t> offsets;
+  if (!shared_memory) offsets = offsets_of_queues(plan, chunks, node);
+  lay_out_queues(plan, std::move(chunks), std::move(offsets));
+}
+
+template <typename Part>
+double imbalance(const std::vector<Part>& parts) {
+  uint64_t largest = 0, sum = 0;
+  for (const Part& part : parts) {
+    largest = std::max(largest, part.elements);
+    sum += part.elements;
+  }
+  if (sum == 0) return 1;
+  return static_cast<double>(largest) * static_cast<double>(parts.size()) /
+         static_cast<double>(sum);
+}
+
+}  // namespace
+
+Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
+               const PlanOptions& options) {
+  check(topology, keys, options);
+  std::vector<Site> sites = sites_of(topology);
+  size_t usable = 0;
+  for (const Site& site : sites) usable += site.cores.size();
+  if (options.cores > usable) {
+    fail(ErrorCode::kInvalid, "{} cores asked for, but {} has {} that can be used{}", options.cores,
+         topology.source, usable,
+         usable < topology.cores.size() ? " (the others are on NUMA nodes without a NIC)" : "");
+  }
+  keep_cores(sites, options.cores == 0 ? static_cast<uint32_t>(usable) : options.cores);
+
+  Plan plan;
+  std::vector<double> queue_share;
+  for (const Site& site : sites) add_site(topology, site, plan, queue_share);
+  check_chunk_count(keys, options, plan.queues.size());
+  static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements);
+  deal(sites, queue_share, options, plan);
+  lay_out_box(plan, options.shared_memory);
+  return plan;
+}
+
+std::vector<NodeRun> node_runs(const Plan& plan) {
+  std::vector<uint32_t> order(plan.chunks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return plan.chunks[a].box_offset < plan.chunks[b].box_offset;
+  });
+  std::vector<NodeRun> runs;
+  for (uint32_t c : order) {
+    const ChunkLayout& chunk = plan.chunks[c];
+    const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
+    if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.box_offset, 0});
+    runs.back().count = chunk.box_offset + chunk.elements - runs.back().first;
+  }
+  if (runs.size() == 1) runs.clear();
+  return runs;
+}
+
+double core_imbalance(const Plan& plan) { return imbalance(plan.cores); }
+double nic_imbalance(const Plan& plan) { return imbalance(plan.nics); }
+
+uint64_t chunks_on(const Plan& plan, const CorePlan& core) {
+  uint64_t chunks = 0;
+  for (const uint32_t queue : core.queues) chunks += plan.queue_chunks[queue].size();
+  return chunks;
+}
+
+uint64_t ranks_of(const JobSpec& spec) { return std::max({spec.max_ranks, spec.world_size, 1u}); }
+
+ElementBytes element_bytes(const JobSpec& spec) {
+  const Choices choices = choices_of(spec);
+  // The only hyperparameter that decides how much state there is.
+  kernels::Hyper hyper = kernels::default_hyper(choices.optimizer);
+  const auto momentum = spec.hyper.find("rmsprop_momentum");
+  if (momentum != spec.hyper.end()) hyper.rmsprop_momentum = momentum->second;
+
+  ElementBytes bytes;
+  bytes.gradient = kernels::bytes_of(choices.gradient_dtype);
+  bytes.parameter = kernels::bytes_of(choices.parameter_dtype);
+  bytes.optimized = choices.optimizer != kernels::Optimizer::kNone;
+  // In SSP and async a copy is written back.
+  const bool has_master =
+      !choices.lock_step() || (bytes.optimized && choices.parameter_dtype != kernels::DType::kF32);
+  bytes.master = has_master ? sizeof(float) : 0;
+  bytes.state = sizeof(float) * kernels::state_arrays(choices.optimizer, hyper);
+  return bytes;
+}
+
+}  // namespace phub

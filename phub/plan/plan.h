@@ -1,0 +1,100 @@
+// The plan: which core, queue and NIC handles each chunk. A pure function of topology, key table
+// and options; the same input gives the same plan everywhere.
+//
+// The core, queue and NIC of a chunk are on one NUMA node (PHub, section 3). Chunks are assigned by
+// bytes, largest first, each to the least loaded node and there to the least loaded core (longest
+// processing time first). The load of other jobs counts.
+//
+// A node without a core stays unused, and so does one without a NIC if another node has one. A
+// node's share of the bytes is the smaller of its shares of the cores and of the NICs in use. If
+// cores and NICs are spread alike, both are balanced; otherwise the largest load is as small as it
+// can be.
+//
+// In the box's memory chunks are ordered by node, queue, and place in the queue; each node's begin
+// on a page. Over shared memory the box sums from the workers' memory, which is laid out by keys;
+// there the pages of each chunk are placed one by one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "numa/topology.h"
+#include "transport/control/job_spec.h"
+#include "transport/control/messages.h"
+#include "transport/layout.h"
+
+namespace phub {
+
+// What a queue already carries for other jobs.
+struct PlanLoad {
+  uint32_t os_cpu = 0;
+  std::string nic;
+  uint64_t bytes = 0;  // gradients of all ranks in a round
+};
+
+struct PlanOptions {
+  uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
+  uint32_t ranks = 1;  // the job's max_ranks; decides about queue pairs and memory
+  uint32_t chunk_elements = 8192;
+  bool shared_memory = true;    // the box's memory is laid out as the workers', by keys
+  uint64_t gradient_bytes = 4;  // per element, to compare with `load`
+  std::vector<PlanLoad> load = {};
+};
+
+struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per queue
+  uint32_t core = 0;
+  uint32_t nic = 0;
+};
+struct CorePlan {
+  uint32_t node = 0;  // index into the topology's nodes
+  uint32_t os_node = 0;
+  uint32_t os_cpu = 0;
+  uint64_t elements = 0;
+  std::vector<uint32_t> queues;
+};
+struct NicPlan {
+  uint32_t node = 0;
+  std::string name;
+  uint64_t elements = 0;
+};
+
+// Where every chunk lies, and who handles it.
+struct Plan : Layout {
+  std::vector<QueuePlan> queues;
+  std::vector<CorePlan> cores;
+  std::vector<NicPlan> nics;
+};
+
+// Throws Error(kInvalid) if the options cannot be met: no keys, more cores than there are, a queue
+// with more than kMaxChunksPerQueue chunks. A topology without NICs (shared memory) gets a
+// pseudo-NIC "memN" per node, so that each core has exactly one queue.
+Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
+               const PlanOptions& options);
+
+// The parts of the box's arrays and their nodes, ascending; empty if all cores are on one node.
+std::vector<NodeRun> node_runs(const Plan& plan);
+
+// The largest load in bytes over the mean, of cores and of NICs; 1.0 is perfect.
+double core_imbalance(const Plan& plan);
+double nic_imbalance(const Plan& plan);
+
+// Bytes that a job holds per element.
+struct ElementBytes {
+  uint64_t gradient = 4, parameter = 4;  // in the formats of the wire
+  uint64_t master = 0;                   // f32 parameters, if those of the wire have 16 bits
+  uint64_t state = 0;                    // of the optimizer
+  bool optimized = false;                // false: the sum itself is written back
+};
+// Throws Error(kInvalid) if a word of `spec` is unknown.
+ElementBytes element_bytes(const JobSpec& spec);
+// The number of chunks of a core.
+uint64_t chunks_on(const Plan& plan, const CorePlan& core);
+// The number of ranks for which the job has slots.
+uint64_t ranks_of(const JobSpec& spec);
+
+// As text: tables of the NICs, and of the cores with their queues.
+std::string describe(const Plan& plan, const JobSpec& spec);
+
+}  // namespace phub

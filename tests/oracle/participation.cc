@@ -1,0 +1,95 @@
+#include "tests/oracle/participation.h"
+
+#include <algorithm>
+
+#include "transport/error.h"
+
+namespace phub {
+
+Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
+  for (size_t i = 0; i < log.size(); ++i) {
+    const LogRecord& record = log[i];
+    try {
+      switch (record.kind) {
+        case LogRecord::Kind::kAdmitted:
+          begin(record, chunks);
+          break;
+        case LogRecord::Kind::kLost:
+        case LogRecord::Kind::kLeft:
+          end(record, chunks);
+          break;
+        case LogRecord::Kind::kExcluded:
+          for (uint64_t round = record.round; round <= record.last_round; ++round) {
+            for (const ChunkSpan& span : record.chunks) {
+              for (uint32_t chunk = span.first; chunk <= span.last; ++chunk) {
+                excluded_.emplace(round, chunk, record.rank);
+              }
+            }
+          }
+          break;
+        case LogRecord::Kind::kHyper:
+        case LogRecord::Kind::kFailed:
+          break;
+      }
+    } catch (const Error& e) {
+      fail(ErrorCode::kInvalid, "membership log, record {}: {}", i, e.what());
+    }
+  }
+}
+
+void Participation::begin(const LogRecord& record, uint32_t chunks) {
+  for (const Stay& stay : stays_) {
+    if (stay.rank != record.rank) continue;
+    if (stay.last.empty()) {
+      fail(ErrorCode::kInvalid, "rank {} is admitted while its incarnation {} is still there",
+           record.rank, stay.incarnation);
+    }
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      if (stay.last[chunk] >= record.round) {
+        fail(ErrorCode::kInvalid,
+             "rank {} is admitted for round {}, but its incarnation {} is in round {} of chunk {}",
+             record.rank, record.round, stay.incarnation, stay.last[chunk], chunk);
+      }
+    }
+  }
+  stays_.push_back({{record.rank, record.incarnation}, record.round, {}});
+}
+
+void Participation::end(const LogRecord& record, uint32_t chunks) {
+  const auto stay = std::ranges::find_if(stays_, [&](const Stay& s) {
+    return s.rank == record.rank && s.incarnation == record.incarnation && s.last.empty();
+  });
+  const bool took_part = std::ranges::any_of(
+      record.last_rounds, [](const ChunkRange& range) { return range.round > 0; });
+  if (stay == stays_.end() && !took_part && record.kind == LogRecord::Kind::kLost) {
+    return;  // it was waited for, and never came
+  }
+  if (stay == stays_.end()) {
+    fail(ErrorCode::kInvalid, "rank {}, incarnation {} goes but was not there", record.rank,
+         record.incarnation);
+  }
+  std::vector<uint64_t> last;
+  for (const ChunkRange& range : record.last_rounds) {
+    if (range.first != last.size() || range.last < range.first || range.last >= chunks) {
+      fail(ErrorCode::kInvalid, "rank {}: chunks {} to {} follow chunk {} of {}", record.rank,
+           range.first, range.last, last.size(), chunks);
+    }
+    last.resize(range.last + 1, range.round);
+  }
+  if (last.size() != chunks) {
+    fail(ErrorCode::kInvalid, "rank {}: the last rounds of {} chunks are there, not of {}",
+         record.rank, last.size(), chunks);
+  }
+  stay->last = std::move(last);
+}
+
+std::vector<Member> Participation::members(uint64_t round, uint32_t chunk) const {
+  std::vector<Member> members;
+  for (const Stay& stay : stays_) {
+    if (stay.covers(round, chunk)) members.push_back(stay);
+  }
+  std::ranges::sort(members);
+  return members;
+}
+
+}  // namespace phub

@@ -1,0 +1,55 @@
+// Which ranks took part in a chunk's round, as the membership log of a job says.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "transport/control/messages.h"
+
+namespace phub {
+
+// One incarnation of a rank.
+struct Member {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+
+  friend auto operator<=>(const Member&, const Member&) = default;
+};
+
+class Participation {
+ public:
+  // One incarnation's time in the job.
+  struct Stay : Member {
+    uint64_t first = 0;
+    std::vector<uint64_t> last;  // of each chunk; empty: it is still there
+    bool covers(uint64_t round, uint32_t chunk) const {
+      return round >= first && (last.empty() || round <= last[chunk]);
+    }
+  };
+
+  // Throws Error(kInvalid) with the record's number where the log contradicts itself: a rank that
+  // is lost without having been admitted, two incarnations that took part in the same round, ranges
+  // that do not cover the chunks 0 … chunks-1 in order.
+  Participation(std::span<const LogRecord> log, uint32_t chunks);
+
+  // Those that a chunk's round heard of, ascending by rank. Any round from 1 on.
+  std::vector<Member> members(uint64_t round, uint32_t chunk) const;
+  // Whether a member's gradient was left out.
+  bool excluded(uint64_t round, uint32_t chunk, uint32_t rank) const {
+    return excluded_.contains({round, chunk, rank});
+  }
+  const std::vector<Stay>& stays() const { return stays_; }  // in the log's order
+
+ private:
+  void begin(const LogRecord& record, uint32_t chunks);
+  void end(const LogRecord& record, uint32_t chunks);
+
+  std::vector<Stay> stays_;
+  std::set<std::tuple<uint64_t, uint32_t, uint32_t>> excluded_;  // round, chunk, rank
+};
+
+}  // namespace phub

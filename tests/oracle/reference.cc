@@ -1,0 +1,226 @@
+#include "tests/oracle/reference.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+namespace phub::reference {
+namespace {
+
+// A binary floating-point format of 16 bits, by its definition: a value is
+// fraction · 2^(exponent − fraction_bits), rounded to the nearest, even in a tie.
+struct Format {
+  int fraction_bits;
+  int min_exponent;  // of normal numbers
+  int max_exponent;
+};
+constexpr Format kBF16 = {7, -126, 127};
+constexpr Format kF16 = {10, -14, 15};
+
+uint16_t infinity(const Format& f) {
+  return static_cast<uint16_t>((f.max_exponent - f.min_exponent + 2) << f.fraction_bits);
+}
+
+float decode(const Format& f, uint16_t bits) {
+  const int magnitude = bits & 0x7FFF;
+  const int one = 1 << f.fraction_bits;
+  float value;
+  if (magnitude > infinity(f)) {
+    return std::bit_cast<float>(0x7FC00000u);
+  } else if (magnitude == infinity(f)) {
+    value = std::numeric_limits<float>::infinity();
+  } else if (magnitude < one) {
+    value = std::ldexp(static_cast<float>(magnitude), f.min_exponent - f.fraction_bits);
+  } else {
+    const int exponent = magnitude / one - 1 + f.min_exponent;
+    value = std::ldexp(static_cast<float>(one + magnitude % one), exponent - f.fraction_bits);
+  }
+  return std::copysign(value, bits & 0x8000 ? -1.0f : 1.0f);
+}
+
+uint16_t encode(const Format& f, float value) {
+  if (std::isnan(value)) return infinity(f) | (1 << (f.fraction_bits - 1));
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (std::isinf(value)) return sign | infinity(f);
+  if (magnitude == 0) return sign;
+  const int exponent = std::max(std::ilogb(magnitude), f.min_exponent);
+  if (exponent > f.max_exponent) return sign | infinity(f);
+  // In units of the last place. Carrying into the next exponent, or to infinity, is an addition.
+  const double units = std::nearbyint(std::ldexp(magnitude, f.fraction_bits - exponent));
+  const int biased = exponent - f.min_exponent;
+  return sign | static_cast<uint16_t>((biased << f.fraction_bits) + static_cast<int>(units));
+}
+
+float canonical(float value) {
+  return std::isnan(value) ? std::bit_cast<float>(0x7FC00000u) : value;
+}
+
+// One parameter's update. The names are those of PyTorch's functional optimizers.
+struct Element {
+  float& param;
+  float& state0;
+  float& state1;
+};
+
+void sgd(const Hyper& h, float grad, Element e) { e.param = e.param + float(-h.lr) * grad; }
+
+void momentum(const Hyper& h, bool first, bool nesterov, float grad, Element e) {
+  const float mu = float(h.momentum);
+  const float one_minus_dampening = nesterov ? 1.0f : float(1.0 - h.dampening);
+  if (first) {
+    e.state0 = grad;
+  } else {
+    const float kept = mu * e.state0;
+    const float added = one_minus_dampening * grad;
+    e.state0 = kept + added;
+  }
+  if (nesterov) {
+    const float ahead = mu * e.state0;
+    sgd(h, grad + ahead, e);
+  } else {
+    sgd(h, e.state0, e);
+  }
+}
+
+void adam(const Hyper& h, uint64_t t, float grad, Element e) {
+  const double bias_correction1 = 1.0 - std::pow(h.beta1, double(t));
+  const double bias_correction2 = 1.0 - std::pow(h.beta2, double(t));
+  const double step_size = h.lr / bias_correction1;
+  const float kept = float(h.beta1) * e.state0;
+  const float added = float(1.0 - h.beta1) * grad;
+  e.state0 = kept + added;
+  const float kept_square = float(h.beta2) * e.state1;
+  const float scaled = float(1.0 - h.beta2) * grad;
+  const float added_square = scaled * grad;
+  e.state1 = kept_square + added_square;
+  const float root = std::sqrt(e.state1);
+  const float corrected = root / float(std::sqrt(bias_correction2));
+  const float denom = corrected + float(h.eps);
+  const float numerator = float(-step_size) * e.state0;
+  e.param = e.param + numerator / denom;
+}
+
+void adagrad(const Hyper& h, uint64_t t, float grad, Element e) {
+  const double clr = h.lr / (1.0 + (double(t) - 1.0) * h.lr_decay);
+  const float square = grad * grad;
+  e.state0 = e.state0 + square;
+  const float std_dev = std::sqrt(e.state0) + float(h.eps);
+  const float numerator = float(-clr) * grad;
+  e.param = e.param + numerator / std_dev;
+}
+
+void rmsprop(const Hyper& h, float grad, Element e) {
+  const float kept = float(h.alpha) * e.state0;
+  const float scaled = float(1.0 - h.alpha) * grad;
+  const float added = scaled * grad;
+  e.state0 = kept + added;
+  const float avg = std::sqrt(e.state0) + float(h.eps);
+  if (h.rmsprop_momentum > 0) {
+    const float kept_buffer = float(h.rmsprop_momentum) * e.state1;
+    e.state1 = kept_buffer + grad / avg;
+    sgd(h, e.state1, e);
+  } else {
+    const float numerator = float(-h.lr) * grad;
+    e.param = e.param + numerator / avg;
+  }
+}
+
+void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element e) {
+  if (optimizer == Optimizer::kNone) {
+    e.param = grad;
+    return;
+  }
+  if (optimizer == Optimizer::kAdamW) {
+    e.param = e.param * float(1.0 - h.lr * h.weight_decay);
+  } else if (h.weight_decay != 0) {
+    const float decay = float(h.weight_decay) * e.param;
+    grad = grad + decay;
+  }
+  switch (optimizer) {
+    case Optimizer::kSgd:
+      return sgd(h, grad, e);
+    case Optimizer::kMomentum:
+      return momentum(h, t == 1, false, grad, e);
+    case Optimizer::kNesterov:
+      return momentum(h, t == 1, true, grad, e);
+    case Optimizer::kAdam:
+    case Optimizer::kAdamW:
+      return adam(h, t, grad, e);
+    case Optimizer::kAdagrad:
+      return adagrad(h, t, grad, e);
+    case Optimizer::kRmsprop:
+      return rmsprop(h, grad, e);
+    case Optimizer::kNone:
+      break;
+  }
+}
+
+}  // namespace
+
+float load(const void* array, DType type, size_t index) {
+  if (type == DType::kF32) return canonical(static_cast<const float*>(array)[index]);
+  return decode(type == DType::kBF16 ? kBF16 : kF16, static_cast<const uint16_t*>(array)[index]);
+}
+
+void store(void* array, DType type, size_t index, float value) {
+  if (type == DType::kF32) {
+    static_cast<float*>(array)[index] = canonical(value);
+  } else {
+    static_cast<uint16_t*>(array)[index] = encode(type == DType::kBF16 ? kBF16 : kF16, value);
+  }
+}
+
+void convert(const void* from, DType from_type, void* to, DType to_type, size_t n) {
+  for (size_t i = 0; i < n; ++i) store(to, to_type, i, load(from, from_type, i));
+}
+
+bool sum(std::span<const void* const> slots, DType type, float factor, float* out, size_t n) {
+  bool finite = true;
+  for (size_t i = 0; i < n; ++i) {
+    float total = slots.empty() ? 0.0f : load(slots[0], type, i);
+    for (size_t s = 1; s < slots.size(); ++s) total = total + load(slots[s], type, i);
+    out[i] = canonical(total * factor);
+    finite = finite && std::isfinite(out[i]);
+  }
+  return finite;
+}
+
+void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
+          float* state0, float* state1, size_t n) {
+  if (t == 0) throw std::invalid_argument("reference::step: steps are numbered from 1");
+  for (size_t i = 0; i < n; ++i) {
+    float unused0 = 0, unused1 = 0;
+    float& s0 = state0 != nullptr ? state0[i] : unused0;
+    float& s1 = state1 != nullptr ? state1[i] : unused1;
+    update(optimizer, hyper, t, gradient[i], {params[i], s0, s1});
+    params[i] = canonical(params[i]);
+    s0 = canonical(s0);
+    s1 = canonical(s1);
+  }
+}
+
+Model::Model(Optimizer o, const Hyper& h, std::vector<float> initial)
+    : optimizer(o), hyper(h), params(std::move(initial)) {
+  state0.resize(params.size());
+  state1.resize(params.size());
+}
+
+void Model::round(std::span<const void* const> slots, DType type, float factor) {
+  std::vector<float> gradient(params.size());
+  reference::sum(slots, type, factor, gradient.data(), gradient.size());
+  step(gradient);
+}
+
+void Model::step(std::span<const float> gradient) {
+  if (gradient.size() != params.size()) {
+    throw std::invalid_argument("reference::Model::step: gradient and parameters differ in size");
+  }
+  reference::step(optimizer, hyper, ++steps, gradient.data(), params.data(), state0.data(),
+                  state1.data(), params.size());
+}
+
+}  // namespace phub::reference

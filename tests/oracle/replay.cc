@@ -1,0 +1,152 @@
+#include "tests/oracle/replay.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+void apply(const std::map<std::string, double>& values, reference::Hyper& hyper) {
+  for (const auto& [name, value] : values) {
+    if (name == "lr") {
+      hyper.lr = value;
+    } else if (name == "momentum") {
+      hyper.momentum = value;
+    } else if (name == "weight_decay") {
+      hyper.weight_decay = value;
+    } else if (name == "grad_scale") {
+      hyper.grad_scale = value;
+    } else if (name == "rmsprop_momentum") {
+      hyper.rmsprop_momentum = value;
+    } else {
+      fail(ErrorCode::kInvalid, "the oracle does not know the hyperparameter '{}'", name);
+    }
+  }
+}
+
+bool contains(const std::vector<Member>& members, uint32_t rank) {
+  return std::ranges::find(members, rank, &Member::rank) != members.end();
+}
+
+}  // namespace
+
+std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
+  std::vector<ChunkPlace> out;
+  for (uint32_t key = 0; key < spec.keys.size(); ++key) {
+    for (uint64_t at = 0; at < spec.keys[key].elements; at += spec.chunk_elements) {
+      const uint64_t left = spec.keys[key].elements - at;
+      out.push_back(
+          {key, at, static_cast<uint32_t>(std::min<uint64_t>(left, spec.chunk_elements))});
+    }
+  }
+  return out;
+}
+
+HyperHistory::HyperHistory(const JobSpec& spec, std::span<const LogRecord> log)
+    : spec_(spec), changes_(spec.schedule) {
+  for (const LogRecord& record : log) {
+    if (record.kind == LogRecord::Kind::kHyper) changes_.push_back({record.round, record.values});
+  }
+  std::ranges::stable_sort(changes_, {}, &HyperChange::round);
+}
+
+reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
+  reference::Hyper hyper = kernels::default_hyper(*kernels::parse_optimizer(spec_.optimizer));
+  apply(spec_.hyper, hyper);
+  for (const HyperChange& change : changes_) {
+    if (change.round <= round) apply(change.values, hyper);
+  }
+  hyper.lr *= spec_.keys[key].lr_scale;
+  hyper.weight_decay *= spec_.keys[key].decay_scale;
+  return hyper;
+}
+
+Replay::Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
+               uint32_t chunk, std::vector<float> initial, Gradient gradient)
+    : spec_(spec),
+      participation_(participation),
+      hyper_(hyper),
+      chunk_(chunk),
+      place_(chunks_of(spec)[chunk]),
+      gradient_dtype_(*kernels::parse_dtype(spec.gradient_dtype)),
+      result_dtype_(*kernels::parse_dtype(spec.parameter_dtype)),
+      gradient_(std::move(gradient)),
+      model_(*kernels::parse_optimizer(spec.optimizer), {}, std::move(initial)) {
+  PHUB_CHECK(model_.params.size() == place_.elements);
+}
+
+void Replay::next_round() {
+  ++round_;
+  counted_ = participation_.members(round_, chunk_);
+  if (counted_.empty()) return;
+  model_.hyper = hyper_.of(place_.key, round_);
+  std::vector<float> sum(place_.elements);
+  const auto add_all = [&] {
+    const double divisor = spec_.reduction == "mean" ? static_cast<double>(counted_.size()) : 1.0;
+    return add(static_cast<float>(1.0 / (model_.hyper.grad_scale * divisor)), sum);
+  };
+  const bool finite = add_all();
+  if (!finite && spec_.on_nonfinite == "stop") {
+    fail(ErrorCode::kInvalid, "round {} cannot complete: a gradient is not finite", round_);
+  }
+  const std::vector<Member> members = counted_;
+  if (!finite && spec_.on_nonfinite == "exclude") {
+    std::erase_if(counted_, [this](const Member& from) { return !is_finite(from); });
+    if (!add_all())
+      fail(ErrorCode::kInvalid, "round {} cannot complete: its sum overflows", round_);
+  }
+  for (uint32_t rank = 0; rank < std::max(spec_.max_ranks, spec_.world_size); ++rank) {
+    const bool excluded = contains(members, rank) && !contains(counted_, rank);
+    if (excluded == participation_.excluded(round_, chunk_, rank)) continue;
+    fail(ErrorCode::kInvalid, "round {}: rank {} is {}excluded in the log", round_, rank,
+         excluded ? "not " : "");
+  }
+  model_.steps = round_ - 1;
+  model_.step(sum);
+}
+
+// The sum of those counted, times `factor`. False: it is not finite.
+bool Replay::add(float factor, std::vector<float>& sum) {
+  const size_t bytes = place_.elements * kernels::bytes_of(gradient_dtype_);
+  std::vector<std::vector<std::byte>> gradients;
+  for (const Member& from : counted_) {
+    gradients.emplace_back(bytes);
+    if (!gradient_(from, round_, gradients.back().data())) gradients.pop_back();
+  }
+  std::vector<const void*> slots;
+  for (const auto& gradient : gradients) slots.push_back(gradient.data());
+  return reference::sum(slots, gradient_dtype_, factor, sum.data(), sum.size());
+}
+
+bool Replay::is_finite(const Member& from) const {
+  std::vector<std::byte> gradient(place_.elements * kernels::bytes_of(gradient_dtype_));
+  if (!gradient_(from, round_, gradient.data())) return true;
+  const void* slot = gradient.data();
+  std::vector<float> alone(place_.elements);
+  return reference::sum({&slot, 1}, gradient_dtype_, 1, alone.data(), alone.size());
+}
+
+std::vector<std::byte> Replay::result() const {
+  std::vector<std::byte> result(place_.elements * kernels::bytes_of(result_dtype_));
+  reference::convert(model_.params.data(), kernels::DType::kF32, result.data(), result_dtype_,
+                     place_.elements);
+  return result;
+}
+
+std::string check_digits(float sum, uint32_t first, uint32_t ranks,
+                         const std::function<bool(uint32_t rank)>& counted) {
+  auto rest = static_cast<uint64_t>(sum);
+  for (uint32_t rank = first; rank < first + ranks; ++rank, rest /= 4) {
+    const uint64_t expected = counted(rank) ? 1 : 0;
+    if (rest % 4 == expected) continue;
+    return fmt::format("rank {} was counted {} times instead of {}", rank, rest % 4, expected);
+  }
+  return "";
+}
+
+}  // namespace phub

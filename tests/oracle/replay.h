@@ -1,0 +1,80 @@
+// One chunk of a job in lock-step, recomputed round by round from the job's membership log:
+// gradients are functions of who sent them, the arithmetic is reference.h's, and one process adds
+// in rank order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/oracle/participation.h"
+#include "tests/oracle/reference.h"
+#include "transport/control/job_spec.h"
+#include "transport/control/messages.h"
+
+namespace phub {
+
+struct ChunkPlace {
+  uint32_t key = 0;
+  uint64_t begin = 0;  // within the key, elements
+  uint32_t elements = 0;
+};
+// Numbered as in the plan: key by key.
+std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
+
+// The hyperparameters of each key and round: the job's, its schedule's, then those that the log
+// says were set; of the same round the later ones count.
+class HyperHistory {
+ public:
+  HyperHistory(const JobSpec& spec, std::span<const LogRecord> log);
+  reference::Hyper of(uint32_t key, uint64_t round) const;
+
+ private:
+  const JobSpec& spec_;
+  std::vector<HyperChange> changes_;  // by ascending round
+};
+
+class Replay {
+ public:
+  // Writes the gradient of this chunk that `from` sent in `round`, in the job's format. False:
+  // null.
+  using Gradient = std::function<bool(const Member& from, uint64_t round, std::byte* out)>;
+
+  // `initial`: the chunk's parameters before the first round. All references outlive the replay.
+  Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
+         uint32_t chunk, std::vector<float> initial, Gradient gradient);
+
+  // A round without members (everybody who knew it is gone) changes nothing. Throws Error(kInvalid)
+  // when the round could not complete, or the log excludes others than those that had to be.
+  void next_round();
+
+  uint64_t round() const { return round_; }  // the latest
+  const std::vector<Member>& counted() const { return counted_; }
+  const std::vector<float>& parameters() const { return model_.params; }
+  std::vector<std::byte> result() const;  // the parameters in the format that workers get
+
+ private:
+  bool add(float factor, std::vector<float>& sum);
+  bool is_finite(const Member& from) const;
+
+  const JobSpec& spec_;
+  const Participation& participation_;
+  const HyperHistory& hyper_;
+  const uint32_t chunk_;
+  const ChunkPlace place_;
+  const reference::DType gradient_dtype_, result_dtype_;
+  const Gradient gradient_;
+  reference::Model model_;
+  uint64_t round_ = 0;
+  std::vector<Member> counted_;
+};
+
+// The base-4 oracle, which owes nothing to the arithmetic above: every rank sends 4^(rank - first),
+// so the digits of `sum` say how often each of `ranks` ranks was counted. What is wrong, or "".
+std::string check_digits(float sum, uint32_t first, uint32_t ranks,
+                         const std::function<bool(uint32_t rank)>& counted);
+
+}  // namespace phub

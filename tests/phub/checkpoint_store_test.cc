@@ -1,0 +1,268 @@
+// Checkpoints in the files of this machine: what lies where, who may read it, locks, full disks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tests/phub/checkpoint_rig.h"
+#include "tests/seeds.h"
+
+namespace phub::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class CheckpointFiles : public ::testing::Test {
+ protected:
+  CheckpointFiles() {
+    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+    directory_ = root_ + "/checkpoints";
+  }
+  ~CheckpointFiles() override { std::filesystem::remove_all(root_); }
+
+  std::vector<std::string> below(const std::string& folder) const {
+    std::vector<std::string> paths;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+      paths.push_back(entry.path().lexically_relative(folder));
+    }
+    std::sort(paths.begin(), paths.end());
+    return paths;
+  }
+
+  std::string root_ = (std::filesystem::temp_directory_path() / "phub-checkpoint-XXXXXX").string();
+  std::string directory_;
+};
+
+TEST_F(CheckpointFiles, LieInFoldersOfTheirJob) {
+  CheckpointStore store(directory_, 2);
+  const Content content{.round = 123, .epoch = 4, .extra = 600'000};
+  EXPECT_EQ(write_checkpoint(store, content), "");
+  const std::string folder = directory_ + "/digits%2Ev2/round-000000000123.epoch-4";
+  EXPECT_THAT(below(folder), ElementsAre("manifest.json", "parameters.safetensors", "rank-1",
+                                         "rank-1/%2E%2E%2F%2E%2E%2Fposition", "rank-12",
+                                         "rank-12/random", "state-momentum.safetensors"));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+    struct stat info = {};
+    ASSERT_EQ(lstat(entry.path().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, entry.is_directory() ? 0700u : 0600u) << entry.path();
+  }
+  Checkpoints readers(directory_ + "/");
+  EXPECT_THAT(readers.jobs(), ElementsAre(kJob));
+  EXPECT_THAT(readers.list(kJob), ElementsAre(content.id()));
+  EXPECT_THAT(readers.list("no-such-job"), IsEmpty());
+  std::vector<Refusal> refused;
+  const auto reader = readers.newest_whole(kJob, refused);
+  ASSERT_NE(reader, nullptr);
+  EXPECT_EQ(difference(*reader, content), "");
+}
+
+TEST_F(CheckpointFiles, TheLastOnesAreKept) {
+  CheckpointStore store(directory_, 2);
+  for (const uint64_t round : {10, 20, 30}) write_checkpoint(store, {.round = round});
+  EXPECT_THAT(store.list(kJob), ElementsAre(CheckpointId{1, 30}, CheckpointId{1, 20}));
+  // A higher epoch is newer, whatever its round.
+  write_checkpoint(store, {.round = 25, .epoch = 2});
+  EXPECT_THAT(store.list(kJob), ElementsAre(CheckpointId{2, 25}, CheckpointId{1, 30}));
+}
+
+TEST_F(CheckpointFiles, OneThatIsReadStays) {
+  CheckpointStore store(directory_, 1);
+  write_checkpoint(store, {.round = 10});
+  auto reader = store.open(kJob, {1, 10});
+  write_checkpoint(store, {.round = 20});
+  EXPECT_EQ(difference(*reader, {.round = 10}), "");
+  reader = nullptr;
+  write_checkpoint(store, {.round = 30});
+  EXPECT_THAT(store.list(kJob), ElementsAre(CheckpointId{1, 30}));
+}
+
+TEST_F(CheckpointFiles, WhatIsNotCommittedIsRemoved) {
+  CheckpointStore store(directory_, 1);
+  {
+    const auto writer = store.begin(kJob, {1, 10});
+    write_tensors(*writer, {.round = 10}, std::string(kParametersFile));
+    EXPECT_THROW(store.begin(kJob, {1, 10}), Error);
+    const auto part = writer->add_part(3, "half");
+    EXPECT_THROW(writer->add_part(3, "half"), Error);
+    EXPECT_THROW(writer->commit(Content{.round = 10}.manifest()), Error);  // the part is not there
+  }
+  EXPECT_THAT(below(directory_ + "/digits%2Ev2"), IsEmpty());
+  write_checkpoint(store, {.round = 10});
+  try {
+    store.begin(kJob, {1, 10});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTaken);
+  }
+}
+
+TEST_F(CheckpointFiles, HaveOneBoxAtATime) {
+  auto store = std::make_unique<CheckpointStore>(directory_, 1);
+  try {
+    CheckpointStore second(directory_, 1);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTaken);
+    EXPECT_THAT(error.what(), HasSubstr(fmt::format("locked by process {}", getpid())));
+    EXPECT_THAT(error.what(), HasSubstr(directory_ + "/.lock"));
+  }
+  store = nullptr;
+  CheckpointStore third(directory_, 1);
+}
+
+TEST_F(CheckpointFiles, EpochsRise) {
+  {
+    CheckpointStore store(directory_, 1);
+    EXPECT_EQ(store.raise_epoch(kJob), 1u);
+    EXPECT_EQ(store.raise_epoch(kJob), 2u);
+    write_checkpoint(store, {.round = 10, .epoch = 7});
+    EXPECT_EQ(store.raise_epoch(kJob), 8u);
+  }
+  CheckpointStore store(directory_, 1);
+  EXPECT_EQ(store.raise_epoch(kJob), 9u);
+  store.remove_job(kJob);
+  EXPECT_THAT(store.jobs(), IsEmpty());
+}
+
+// A box that has run out of descriptors does not go back to an older checkpoint.
+TEST_F(CheckpointFiles, WhatTheHostLacksIsNoDamage) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP()
+      << "UBSan opens a pipe to look at an object's type, and takes its failure for a fault";
+#endif
+  CheckpointStore store(directory_, 1);
+  write_checkpoint(store, {.round = 10});
+  const auto reader = store.open(kJob, {1, 10});
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  try {
+    const std::vector<std::string> problems = reader->verify();
+    ADD_FAILURE() << problems.size() << " problems";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFull);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(reader->verify(), IsEmpty());
+}
+
+// What others put into the directory is neither followed nor taken for ours.
+TEST_F(CheckpointFiles, FollowNoLinks) {
+  const std::string outside = root_ + "/outside";
+  std::filesystem::create_directory(outside);
+  CheckpointStore(directory_, 1).raise_epoch(kJob);
+  const std::string folder = directory_ + "/digits%2Ev2/";
+  std::filesystem::create_directory_symlink(outside, folder + "round-000000000001.epoch-1");
+  std::filesystem::create_directory(folder + "writing-x");
+  std::filesystem::create_directory_symlink(outside, folder + "writing-x/link");
+  std::filesystem::create_directory(folder + "notes");
+  std::filesystem::create_directory(directory_ + "/a.b");
+  CheckpointStore store(directory_, 1);
+  EXPECT_TRUE(std::filesystem::exists(outside));
+  EXPECT_FALSE(std::filesystem::exists(folder + "writing-x"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "notes"));
+  EXPECT_THAT(store.list(kJob), IsEmpty());
+  EXPECT_THAT(store.jobs(), ElementsAre(kJob));
+}
+
+// A process that writes one checkpoint after another is killed at some moment, again and again.
+// What it reported as durable is found, or a later one.
+TEST_F(CheckpointFiles, SurviveKills) {
+  const Seeds seeds = fresh_seeds(std::max<uint64_t>(2, scaled(20)));
+  uint64_t found = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      CheckpointStore store(directory_, 1);
+      for (uint64_t round = found + 1;; ++round) {
+        write_checkpoint(store, {.round = round});
+        if (write(ends[1], &round, sizeof round) != sizeof round) _exit(1);
+      }
+    }
+    close(ends[1]);
+    std::mt19937_64 random(seed);
+    uint64_t reported = found;
+    // Every other one is killed only after it has written some, however slow the disk is.
+    if (seed % 2 == 0) EXPECT_EQ(read(ends[0], &reported, sizeof reported), sizeof reported);
+    usleep(random() % 100'000);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    while (read(ends[0], &reported, sizeof reported) == sizeof reported) continue;
+    close(ends[0]);
+
+    CheckpointStore store(directory_, 1);
+    std::vector<Refusal> refused;
+    const auto reader = store.newest_whole(kJob, refused);
+    EXPECT_THAT(refused, IsEmpty());
+    found = reader == nullptr ? 0 : reader->manifest().round;
+    EXPECT_GE(found, reported);
+    if (reader != nullptr) {
+      EXPECT_EQ(difference(*reader, {.round = found}), "");
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(found, 0u);
+}
+
+// Written by version 1, as it lies in the tree. Later versions read it, too.
+TEST(CheckpointGolden, Version1StaysReadable) {
+  Checkpoints checkpoints(PHUB_GOLDEN "/checkpoint-1");
+  ASSERT_THAT(checkpoints.jobs(), ElementsAre(kJob));
+  std::vector<Refusal> refused;
+  const auto reader = checkpoints.newest_whole(kJob, refused);
+  EXPECT_THAT(refused, IsEmpty());
+  ASSERT_NE(reader, nullptr);
+  EXPECT_EQ(difference(*reader, {.round = 123, .epoch = 4}), "");
+}
+
+// A small file system, mounted over the directory.
+class FullDisk : public CheckpointFiles {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(directory_);
+    mounted_ = mount("phub-test", directory_.c_str(), "tmpfs", 0, "size=1m") == 0;
+    if (!mounted_) GTEST_SKIP() << "mounting a small file system takes root";
+  }
+  void TearDown() override {
+    if (mounted_) umount2(directory_.c_str(), MNT_DETACH);
+  }
+  bool mounted_ = false;
+};
+
+TEST_F(FullDisk, LeavesTheOneBefore) {
+  CheckpointStore store(directory_, 1);
+  EXPECT_EQ(write_checkpoint(store, {.round = 10}), "");
+  for (int i = 0; i < 3; ++i) {
+    try {
+      write_checkpoint(store, {.round = 20, .extra = 130'000});
+      FAIL() << "more than 1 MiB was written to a disk of 1 MiB";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFull);
+      EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
+      EXPECT_THAT(error.what(), HasSubstr(".safetensors"));
+    }
+    std::vector<Refusal> refused;
+    const auto reader = store.newest_whole(kJob, refused);
+    EXPECT_THAT(refused, IsEmpty());
+    EXPECT_EQ(difference(*reader, {.round = 10}), "");
+  }
+  EXPECT_EQ(write_checkpoint(store, {.round = 20, .extra = 50'000}), "");  // room again
+}
+
+}  // namespace
+}  // namespace phub::testing

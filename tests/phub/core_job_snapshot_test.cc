@@ -1,0 +1,138 @@
+// Snapshots: every chunk is copied as it is between two rounds, whatever comes at whatever time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "tests/phub/core_job_rig.h"
+#include "tests/seeds.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Rig = testing::CoreJobRig;
+
+const std::vector<uint32_t> kRanks = {0, 1, 2};
+constexpr uint32_t kChunks = 9;
+
+Rig::Options options() {
+  return {.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kMomentum},
+          .chunks = kChunks,
+          .snapshots = true};
+}
+
+// Different in every round, chunk and rank.
+float value(uint32_t rank, uint32_t chunk, uint64_t round) {
+  return static_cast<float>(1 + rank + 3 * chunk + 31 * round);
+}
+
+std::vector<float> parameters_of(const Rig& rig) {
+  const auto* floats = reinterpret_cast<const float*>(rig.results.data());
+  return {floats, floats + rig.results.size() / sizeof(float)};
+}
+
+// What a job that has completed these rounds and nothing else holds.
+void expect_copy_of(const Rig& rig, uint64_t rounds) {
+  Rig other(options());
+  for (uint64_t round = 1; round <= rounds; ++round) {
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      for (const uint32_t rank : kRanks) other.push(rank, chunk, round, value(rank, chunk, round));
+    }
+    other.run();
+  }
+  EXPECT_EQ(rig.copy_parameters, parameters_of(other)) << "before round " << rounds + 1;
+  EXPECT_EQ(rig.copy_state, other.state) << "before round " << rounds + 1;
+}
+
+uint64_t snapshot(Rig& rig) {
+  const CoreReport held = rig.job->hold();
+  rig.job->commit({.round = held.round, .snapshot = true});
+  return held.round;
+}
+
+TEST(CoreJobSnapshot, IsOfOneRoundWhateverComesWhen) {
+  const testing::Seeds seeds = testing::fresh_seeds(100);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    std::mt19937_64 random(seed);
+    Rig rig(options());
+    constexpr uint64_t kRounds = 8;
+    // Each rank is in a round of its own of every chunk, at most one that is not complete.
+    std::vector<std::vector<uint64_t>> pushed(3, std::vector<uint64_t>(kChunks, 0));
+    std::vector<uint64_t> snapshots;
+    uint64_t round = 0;
+    const auto all = [&] {
+      return std::ranges::all_of(pushed, [](const auto& of_rank) {
+        return std::ranges::all_of(of_rank, [](uint64_t r) { return r == kRounds; });
+      });
+    };
+    while (!all()) {
+      const auto rank = static_cast<uint32_t>(random() % 3);
+      const auto chunk = static_cast<uint32_t>(random() % kChunks);
+      uint64_t& mine = pushed[rank][chunk];
+      const uint64_t slowest = std::min({pushed[0][chunk], pushed[1][chunk], pushed[2][chunk]});
+      if (mine < kRounds && mine == slowest) {
+        ++mine;
+        rig.push(rank, chunk, mine, value(rank, chunk, mine));
+      }
+      if (random() % 3 == 0) rig.job->step();
+      if (std::min({pushed[0][chunk], pushed[1][chunk], pushed[2][chunk]}) > slowest) rig.run();
+      if (round == 0 && random() % 40 == 0) round = snapshot(rig);
+      const auto reports = rig.take_reports();
+      if (reports.empty()) continue;
+      EXPECT_THAT(reports, ElementsAre(fmt::format("snapped @{}", round)));
+      expect_copy_of(rig, round - 1);
+      std::ranges::fill(rig.copy_parameters, -1);
+      std::ranges::fill(rig.copy_state, -1);
+      snapshots.push_back(std::exchange(round, 0));
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(snapshots));
+    EXPECT_FALSE(snapshots.empty());
+  }
+}
+
+TEST(CoreJobSnapshot, IsTakenWhileTheCoreIsIdle) {
+  Rig rig(options());
+  snapshot(rig);
+  EXPECT_FALSE(rig.job->arm()) << "there is something to copy";
+  EXPECT_TRUE(rig.job->step());
+  EXPECT_THAT(rig.take_reports(), IsEmpty()) << "a chunk at a time: what arrives does not wait";
+  rig.run();
+  EXPECT_FALSE(rig.job->arm()) << "there is something to report";
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @1"));
+  EXPECT_TRUE(rig.job->arm());
+  EXPECT_THAT(rig.take_reports(), IsEmpty()) << "once";
+  expect_copy_of(rig, 0);
+}
+
+TEST(CoreJobSnapshot, WaitsForChunksThatAreBehind) {
+  Rig rig(options());
+  const auto push = [&rig](uint32_t chunk) {
+    for (const uint32_t rank : kRanks) rig.push(rank, chunk, 1, value(rank, chunk, 1));
+    rig.run();
+  };
+  for (uint32_t chunk = 1; chunk < kChunks; ++chunk) push(chunk);
+  EXPECT_EQ(snapshot(rig), 2u) << "some chunks have completed round 1";
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), IsEmpty()) << "chunk 0 has not";
+  EXPECT_TRUE(rig.job->arm()) << "and nothing can be done about it";
+  push(0);
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2"));
+  expect_copy_of(rig, 1);
+}
+
+TEST(CoreJobSnapshot, OfAJobThatHasNothingToSaveIsComplete) {
+  Rig::Options nothing = options();
+  nothing.snapshots = false;
+  Rig rig(std::move(nothing));
+  snapshot(rig);
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @1"));
+}
+
+}  // namespace
+}  // namespace phub

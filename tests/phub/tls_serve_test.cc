@@ -1,0 +1,181 @@
+// phub serve with TLS, as an operator runs it: its files, SIGHUP, whom it lets in, and a whole
+// training over it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/phub/tls_certificates.h"
+#include "tests/worker/process.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+#include "transport/control/control_client.h"
+
+namespace phub::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+class TlsServe : public ::testing::Test {
+ protected:
+  TlsServe() { use(ca_.issue()); }
+
+  void use(const Certificate& certificate) {
+    cert_ = files_.write("cert.pem", certificate.pem);
+    key_ = files_.write("key.pem", certificate.key);
+  }
+  Words flags(const Words& more = {}) const {
+    Words words = {"--tls-cert", cert_, "--tls-key", key_};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  // What `phub WORDS` prints until it ends, and its status.
+  std::string run(const Words& words, int expected = 1) {
+    Words command = {PHUB_BINARY};
+    command.insert(command.end(), words.begin(), words.end());
+    Process process(command, files_.path("output"));
+    EXPECT_EQ(process.wait(seconds(30)), expected) << process.output();
+    return process.output();
+  }
+  std::string serve(const Words& flags) {
+    Words words = {"serve", "--listen", "127.0.0.1:0"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return run(words);
+  }
+  std::string status(const std::string& server, int expected = 0) {
+    return run({"status", "--server", server}, expected);
+  }
+
+  const Files files_;
+  const Authority ca_{"the authority"}, other_{"another authority"};
+  const Setting trusted_{"PHUB_CA", files_.write("ca.pem", ca_.pem())};
+  std::string cert_, key_;
+};
+
+TEST_F(TlsServe, WrongFilesEndItAtOnce) {
+  EXPECT_THAT(serve({"--tls-cert", cert_}), HasSubstr("--tls-key go together"));
+  EXPECT_THAT(serve({"--tls-key", key_}), HasSubstr("--tls-key go together"));
+  EXPECT_THAT(serve({"--tls-client-ca", cert_}), HasSubstr("needs --tls-cert"));
+  EXPECT_THAT(serve({"--tls-cert", files_.path("absent"), "--tls-key", key_}),
+              AllOf(HasSubstr("--tls-cert"), HasSubstr("absent: No such file")));
+  EXPECT_THAT(serve({"--tls-cert", files_.path(""), "--tls-key", key_}),
+              HasSubstr("is not a file"));
+  EXPECT_THAT(serve(flags({"--tls-client-ca", key_})), HasSubstr("--tls-client-ca"));
+  use(ca_.issue({.until_s = -10}));
+  EXPECT_THAT(serve(flags()), HasSubstr("expired on"));
+  use({ca_.issue().pem, ca_.issue().key});
+  EXPECT_THAT(serve(flags()), HasSubstr("is not the key of the certificate"));
+}
+
+TEST_F(TlsServe, OtherHostsNeedTlsAndTokens) {
+  const std::string tokens = files_.write("tokens.toml", "");
+  const auto refused = [&](const Words& words) {
+    Words all = {"serve", "--listen", "0.0.0.0:0"};
+    all.insert(all.end(), words.begin(), words.end());
+    return run(all);
+  };
+  EXPECT_THAT(refused({}),
+              AllOf(HasSubstr("--tls-cert"), HasSubstr("--tokens"), HasSubstr("--insecure")));
+  EXPECT_THAT(refused(flags()), AllOf(HasSubstr("--tokens"), HasSubstr("--insecure")));
+  EXPECT_THAT(refused({"--tokens", tokens}),
+              AllOf(HasSubstr("--tls-cert"), HasSubstr("--insecure")));
+  ServerProcess server(PHUB_BINARY, flags({"--tokens", tokens, "--listen", "0.0.0.0:0"}));
+  EXPECT_THAT(server.output(), HasSubstr("listening on https://0.0.0.0:"));
+}
+
+TEST_F(TlsServe, SighupReadsTheFilesAgain) {
+  ServerProcess server(PHUB_BINARY, flags());
+  EXPECT_THAT(server.address(), HasSubstr("https://127.0.0.1:"));
+  EXPECT_THAT(status(server.address()), HasSubstr("no jobs"));
+  use(other_.issue());
+  kill(server.pid(), SIGHUP);
+  EXPECT_TRUE(
+      becomes([&] { return server.output().find("were read again") != std::string::npos; }));
+  EXPECT_THAT(status(server.address(), 1), HasSubstr("not trusted"));
+  const Setting ca("PHUB_CA", files_.write("other.pem", other_.pem()));
+  EXPECT_THAT(status(server.address()), HasSubstr("no jobs"));
+  files_.write("key.pem", ca_.issue().key);
+  kill(server.pid(), SIGHUP);
+  EXPECT_TRUE(
+      becomes([&] { return server.output().find("stay as they were") != std::string::npos; }));
+  EXPECT_THAT(server.output(), HasSubstr("is not the key of the certificate"));
+  EXPECT_THAT(status(server.address()), HasSubstr("no jobs"));
+}
+
+// A rank is killed, and its place is taken again; what all saw is what the log says.
+TEST_F(TlsServe, ATrainingOverItEndsWell) {
+  ServerProcess server(PHUB_BINARY,
+                       flags({"--tls-client-ca", files_.write("clients.pem", other_.pem())}));
+  const Certificate mine = other_.issue();
+  const Setting cert("PHUB_CLIENT_CERT", files_.write("mine.pem", mine.pem));
+  const Setting key("PHUB_CLIENT_KEY", files_.write("mine.key", mine.key));
+  for (const char* transport : {"tcp", "auto"}) {
+    SCOPED_TRACE(transport);
+    Training training(server.address(), fault_spec(std::string("tls-") + transport, 3, "adam"));
+    const Flags over = {"--transport", transport};
+    Process &zero = training.start(0, over), &one = training.start(1, over);
+    Process& victim = training.start(2, {"--transport", transport, "--die-in", "20"});
+    EXPECT_EQ(victim.wait(kLong), -SIGKILL) << victim.output();
+    Process& next = training.start(2, {"--transport", transport, "--patient"});
+    EXPECT_TRUE(becomes([&] { return training.rank(2).incarnation > 1; }));
+    EXPECT_TRUE(training.goes_on(50));
+    EXPECT_EQ(training.status().transport, std::string(transport) == "tcp" ? "tcp" : "shm");
+    for (Process* worker : {&zero, &one, &next}) worker->send(SIGTERM);
+    for (Process* worker : {&zero, &one, &next}) EXPECT_TRUE(left(*worker)) << worker->output();
+    training.check();
+  }
+}
+
+// In a network of its own, where what goes to 10.9.0.1 comes from another address, as from another
+// host.
+TEST_F(TlsServe, ATokenCrossesNoNetworkInPlainText) {
+  const std::string script = files_.write("script", R"(
+    ip link set lo up && ip addr add 10.9.0.1/32 dev lo && ip addr add 10.9.0.2/32 dev lo &&
+      ip route replace local 10.9.0.1 dev lo src 10.9.0.2 table local || exit 77
+    "$1" serve --listen 10.9.0.1:7921 --listen 127.0.0.1:7921 --insecure > "$2" 2>&1 & server=$!
+    until grep -q 127.0.0.1:7921 "$2"; do kill -0 $server || exit 1; sleep 0.05; done
+    ask() { echo "$1:"; shift; env "$@" 2>&1; }
+    ask network PHUB_TOKEN=secret "$1" status --server 10.9.0.1:7921
+    ask trusted PHUB_TOKEN=secret PHUB_INSECURE=true "$1" status --server 10.9.0.1:7921
+    ask nothing "$1" status --server 10.9.0.1:7921
+    ask loopback PHUB_TOKEN=secret "$1" status --server 127.0.0.1:7921
+    kill $server)");
+  Process process(
+      {"/usr/bin/env", "unshare", "-rn", "bash", script, PHUB_BINARY, files_.path("serve")},
+      files_.path("output"));
+  const std::optional<int> status = process.wait(kLong);
+  const std::string said = process.output();
+  if (status == 77 || said.starts_with("unshare:")) {
+    GTEST_SKIP() << "no network of its own here: " << said;
+  }
+  ASSERT_EQ(status, 0) << said;
+  const size_t network = said.find("network:"), trusted = said.find("trusted:"),
+               nothing = said.find("nothing:"), loopback = said.find("loopback:");
+  EXPECT_THAT(said.substr(network, trusted - network),
+              AllOf(HasSubstr("would cross the network in plain text"), HasSubstr("https://")));
+  EXPECT_THAT(said.substr(trusted, nothing - trusted), HasSubstr("no jobs"));
+  EXPECT_THAT(said.substr(nothing, loopback - nothing), HasSubstr("no jobs"));
+  EXPECT_THAT(said.substr(loopback), HasSubstr("no jobs"));
+}
+
+// Without what the server asks for nobody gets in, and is told why.
+TEST_F(TlsServe, AWorkerWithoutCertificateIsToldWhy) {
+  ServerProcess server(PHUB_BINARY,
+                       flags({"--tls-client-ca", files_.write("clients.pem", other_.pem())}));
+  Training training(server.address(), fault_spec("refused", 1, "none"));
+  Process& worker = training.start(0);
+  EXPECT_EQ(worker.wait(kLong), 3) << worker.output();
+  EXPECT_THAT(worker.output(), AllOf(HasSubstr("unauthorized"), HasSubstr("PHUB_CLIENT_CERT")));
+}
+
+}  // namespace
+}  // namespace phub::testing

@@ -1,0 +1,95 @@
+#include "tests/worker/box.h"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <exception>
+#include <thread>
+
+#include "numa/topology.h"
+#include "phub/control/port.h"
+#include "phub/server.h"
+#include "phub/server_loop.h"
+#include "transport/control/control_client.h"
+#include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
+
+namespace phub::testing {
+
+struct Box::Running {
+  SteadyClock clock;
+  boost::asio::io_context io{1};
+  std::unique_ptr<Server> server;
+  std::unique_ptr<ServerLoop> loop;
+  std::unique_ptr<HttpServer> port;
+  std::string address;
+  std::thread thread;
+};
+
+Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
+    : Box("pack:1 core:" + std::to_string(cores) + " pu:1", memory_limit_bytes, wrap) {}
+
+Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& wrap)
+    : running_(std::make_unique<Running>()) {
+  Running& box = *running_;
+  ServerOptions options;
+  options.topology = numa::from_synthetic(topology);
+  options.pin = false;
+  options.memory_limit_bytes = memory_limit_bytes;
+  std::vector<std::unique_ptr<Transport>> transports;
+  transports.push_back(make_shm_transport());
+  transports.push_back(make_tcp_transport());
+  for (auto& transport : transports) {
+    if (wrap) transport = wrap(std::move(transport));
+  }
+  box.server = std::make_unique<Server>(std::move(options), std::move(transports), box.clock);
+  box.loop = std::make_unique<ServerLoop>(*box.server, box.io);
+  HttpOptions http;
+  http.listen = {"127.0.0.1:0"};
+  http.after_request = [&box] { box.loop->poll_soon(); };
+  http.background = &box.server->background();
+  box.port = std::make_unique<HttpServer>(box.io, *box.server, http);
+  box.address = box.port->addresses().front();
+  box.server->start_threads();
+  box.thread = std::thread([&box] { box.io.run(); });
+}
+
+Box::~Box() {
+  running_->io.stop();
+  running_->thread.join();
+  running_->port.reset();
+  running_->loop.reset();
+  running_->server->stop_threads();
+}
+
+const std::string& Box::address() const { return running_->address; }
+std::vector<LogRecord> Box::log(const std::string& job) {
+  return ControlClient(address()).log(job);
+}
+ServerStatus Box::status() { return ControlClient(address()).status(); }
+
+void Box::on_control(const std::function<void(Server&)>& f) {
+  std::promise<void> done;
+  boost::asio::post(running_->io, [&] {
+    f(*running_->server);
+    done.set_value();
+  });
+  done.get_future().get();
+}
+
+void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body) {
+  std::vector<std::future<void>> threads;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    threads.push_back(std::async(std::launch::async, [&body, r] { body(r); }));
+  }
+  std::exception_ptr first;
+  for (auto& thread : threads) {
+    try {
+      thread.get();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace phub::testing

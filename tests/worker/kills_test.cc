@@ -1,0 +1,373 @@
+// Workers and their box are killed and stopped, again and again, at any moment, and the network
+// between them is cut. All that anybody saw is compared with the replay of the log.
+//
+// PHUB_TEST_SCALE multiplies the number of kills. PHUB_KILLS_FILE: a file that gets a line for
+// each, once the job that it was in has been found whole. PHUB_KILLS_NETWORK=1: this is a network
+// namespace of its own, where nftables may drop what it likes (scripts/proof kills).
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/seeds.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+
+namespace phub::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr int32_t kRanks = 3;
+constexpr const char* kDataPort = "7718";  // in a network namespace of its own
+constexpr const char* kTable = "phub_kills";
+
+bool has_network() { return std::getenv("PHUB_KILLS_NETWORK") != nullptr; }
+
+// What goes on when somebody is killed, as one sees it from outside.
+//   idle        the box has no workers
+//   restoring   workers have come, and there is no job yet
+//   assembling  not all of them are there
+//   running
+//   waiting     for a worker that is stopped
+//   paused      policy wait: a rank is missing
+//   snapshot    a round is to be saved: the boundary for it, or the cores copy
+//   writing     the files of a checkpoint
+//   naming      they are durable, and have no manifest yet
+const std::vector<std::string> kStates = {"idle",   "restoring", "assembling", "running", "waiting",
+                                          "paused", "snapshot",  "writing",    "naming"};
+
+// One job, its box and its workers, from their first life to the last.
+class Chaos {
+ public:
+  Chaos(std::mt19937_64& random, const std::string& optimizer, const std::string& on_loss,
+        uint64_t every)
+      : random_(random),
+        every_(every),
+        spec_(spec_of(optimizer, on_loss)),
+        flags_(server_flags(directory_.path(), every)) {
+    serve();
+  }
+
+  void disturb() {
+    const uint64_t dice = random_() % 20;
+    if (!started_) {
+      if (dice < 3) return kill_box(SIGKILL, "idle");
+      if (dice < 9) return kill_soon(dice < 6 ? "" : "assembling");
+      start_workers();
+    }
+    EXPECT_TRUE(settles());
+    if (has_network() && random_() % 4 == 0) cut_network();
+    if (dice < 4) return stop_box();
+    if (dice < 7) return stop_worker();
+    const std::string state = dice < 14 ? wait_for_rarest() : wait_a_while();
+    if (dice < 13) return kill_box(random_() % 8 == 0 ? SIGTERM : SIGKILL, state);
+    kill_worker(state);
+  }
+
+  // All go on to the end, and what they saw was right.
+  void finish() {
+    if (!started_) start_workers();
+    EXPECT_TRUE(settles());
+    note_first_round();
+    for (Process* worker : now_) worker->send(SIGTERM);
+    for (Process* worker : now_) EXPECT_TRUE(left(*worker)) << worker->output();
+    training_->check();
+  }
+
+  const std::vector<std::string>& done() const { return done_; }  // "kill-9 box writing"
+
+ private:
+  static JobSpec spec_of(const std::string& optimizer, const std::string& on_loss) {
+    JobSpec spec = fault_spec("chaos", kRanks, optimizer);
+    spec.on_loss = on_loss;
+    spec.lease_ms = 10'000;  // who is stopped here is replaced, or goes on
+    spec.progress_limit_ms = 30'000;
+    return spec;
+  }
+  static Flags server_flags(const std::string& folder, uint64_t every) {
+    Flags flags = {"--checkpoints", folder + "/checkpoints", "--checkpoint-every",
+                   std::to_string(every)};
+    if (has_network()) flags.insert(flags.end(), {"--data-port", kDataPort});
+    return flags;
+  }
+
+  void serve() {
+    server_.emplace(PHUB_BINARY, flags_);
+    if (training_) {
+      training_->move_to(server_->address());
+    } else {
+      training_.emplace(server_->address(), spec_);
+    }
+    first_round_ = ~uint64_t{0};
+    started_ = false;
+  }
+  void start_workers(size_t count = kRanks) {
+    while (now_.size() < count) {
+      now_.push_back(&training_->start(static_cast<int32_t>(now_.size())));
+    }
+    started_ = true;
+  }
+  void start_again(size_t rank) {
+    note_first_round();
+    now_[rank] = &training_->start(static_cast<int32_t>(rank), {"--replace", "--patient"});
+  }
+
+  // The lowest round that anybody of this life begins with is the one after what was restored.
+  void note_first_round() {
+    for (const Process* worker : now_) {
+      unsigned rank = 0, incarnation = 0;
+      unsigned long long round = 0;
+      if (std::sscanf(worker->output().c_str(), "joined rank %u incarnation %u round %llu", &rank,
+                      &incarnation, &round) == 3) {
+        first_round_ = std::min<uint64_t>(first_round_, round);
+      }
+    }
+    training_->undo_from(first_round_);
+  }
+
+  // Everybody has joined, and the job goes on. Who ended because somebody else was killed before
+  // the job had begun is started again.
+  bool settles() {
+    const bool all = becomes(
+        [&] {
+          bool joined = true;
+          for (size_t rank = 0; rank < now_.size(); ++rank) {
+            const bool ended = now_[rank]->wait(milliseconds(0)).has_value();
+            if (ended) start_again(rank);
+            joined &= !ended && now_[rank]->output().find("joined") != std::string::npos;
+          }
+          return joined;
+        },
+        2 * kLong);
+    note_first_round();
+    return all && training_->goes_on(2);
+  }
+
+  bool folder_has(const std::function<bool(const std::filesystem::path&)>& what) const {
+    std::error_code error;  // folders come and go meanwhile
+    const std::string folder = directory_.path() + "/checkpoints/chaos";
+    std::filesystem::directory_iterator at(folder, error), end;
+    while (!error && at != end) {
+      if (what(at->path())) return true;
+      at.increment(error);
+    }
+    return false;
+  }
+  bool is_writing() const {
+    return folder_has(
+        [](const auto& path) { return path.filename().string().starts_with("writ"); });
+  }
+  bool is_naming() const {
+    return folder_has([](const auto& path) {
+      return path.filename().string().starts_with("round-") &&
+             std::filesystem::exists(path / "manifest.json.new");
+    });
+  }
+  std::string state() const {
+    const JobStatus job = training_->status();
+    if (job.name.empty()) return started_ ? "restoring" : "idle";
+    if (job.state != "running") return job.state;
+    if (is_naming()) return "naming";
+    if (is_writing()) return "writing";
+    if (!stopped_.empty() && !job.waiting_for.empty()) return "waiting";
+    return job.completed_round >= job.durable_round + every_ ? "snapshot" : "running";
+  }
+  std::string wait_a_while() {
+    std::this_thread::sleep_for(microseconds(random_() % 40'000));
+    return state();
+  }
+  std::string wait_for_rarest() {
+    static const std::vector<std::string> wanted = {"running", "snapshot", "writing", "naming"};
+    const std::string& rarest = *std::ranges::min_element(
+        wanted, {}, [](const std::string& name) { return counts()[name]; });
+    std::string now;
+    becomes([&] { return (now = state()) == rarest; }, milliseconds(300));
+    return now;
+  }
+
+  void note(const std::string& what, const std::string& whom, const std::string& state) {
+    ++counts()[state];
+    done_.push_back(fmt::format("{} {} {}", what, whom, state));
+  }
+
+  void kill_box(int signal, std::string state) {
+    note_first_round();
+    // Workers learn that their box is gone elsewhere (restore_test); here they go with it.
+    if (signal == SIGTERM) {
+      const bool ended_well = server_->end(SIGTERM) == 0;
+      // A machine that is busy with other things may not save it in time.
+      EXPECT_TRUE(ended_well || server_->output().find(" ms are over") != std::string::npos)
+          << server_->output();
+    } else {
+      EXPECT_EQ(server_->end(SIGKILL), -SIGKILL) << server_->output();
+      if (is_writing()) state = "writing";  // what it has left says it better
+      if (is_naming()) state = "naming";
+    }
+    note(signal == SIGTERM ? "term" : "kill-9", "box", state);
+    for (Process* worker : now_) worker->send(SIGKILL);
+    for (Process* worker : now_) EXPECT_TRUE(worker->wait(kLong));
+    note_first_round();
+    now_.clear();
+    stopped_.clear();
+    serve();
+  }
+  void kill_worker(const std::string& state) {
+    const size_t rank = random_() % now_.size();
+    now_[rank]->send(SIGKILL);
+    EXPECT_TRUE(now_[rank]->wait(kLong));
+    note("kill-9", "worker", state);
+    // Policy wait: whoever is killed now finds the job paused.
+    if (spec_.on_loss == "wait" && random_() % 2 &&
+        becomes([&] { return state_is("paused"); }, milliseconds(500))) {
+      return kill_box(SIGKILL, "paused");
+    }
+    start_again(rank);
+  }
+  bool state_is(const std::string& wanted) const { return state() == wanted; }
+  // Somebody is killed while the job is being restored, or one of its workers is not there yet.
+  void kill_soon(const std::string& wanted) {
+    start_workers(wanted.empty() ? kRanks : kRanks - 1);
+    if (wanted.empty()) {
+      std::this_thread::sleep_for(microseconds(random_() % 15'000));
+    } else {
+      becomes([&] { return state_is(wanted); });
+    }
+    const std::string now = state();
+    if (random_() % 3 > 0) return kill_box(SIGKILL, now);
+    kill_worker(now);
+    start_workers();
+  }
+
+  void stop_box() {
+    const std::string now = wait_a_while();
+    server_->stop();
+    std::this_thread::sleep_for(milliseconds(random_() % 1'000));
+    note("stop", "box", now);
+    if (random_() % 3 == 0) return kill_box(SIGKILL, now);  // end() continues it
+    server_->go_on();
+    EXPECT_TRUE(settles());
+  }
+  // Stopped, then it goes on; or it is replaced, and goes on to find that out; or the box is killed
+  // while all wait.
+  void stop_worker() {
+    const size_t rank = random_() % kRanks;
+    Process& old = *now_[rank];
+    const std::string before = wait_a_while();
+    old.send(SIGSTOP);
+    stopped_.push_back(&old);
+    note("stop", "worker", before);
+    becomes([&] { return state_is("waiting"); }, milliseconds(1'000));
+    const uint64_t dice = random_() % 4;
+    if (dice < 2) return kill_box(SIGKILL, state());
+    if (dice == 2) start_again(rank);
+    std::this_thread::sleep_for(milliseconds(random_() % 100));
+    old.send(SIGCONT);
+    stopped_.clear();
+    EXPECT_TRUE(settles());
+    if (dice == 2) {
+      EXPECT_EQ(old.wait(kLong), 3) << old.output();
+    }
+  }
+
+  void cut_network() {
+    static constexpr const char* kCuts[] = {"sport", "dport", "both"};
+    const std::string how = kCuts[random_() % 3], now = wait_a_while();
+    const std::string ports = fmt::format("{{ {}, {} }}", server_->port(), kDataPort);
+    const auto drop = [&](const std::string& side, const std::string& which) {
+      return fmt::format("add rule inet {} out tcp {} {} {} drop\n", kTable, side, ports, which);
+    };
+    std::string rules = fmt::format(
+        "add table inet {0}\n"
+        "add chain inet {0} out {{ type filter hook output priority 0; }}\n",
+        kTable);
+    if (how == "both") {
+      rules +=
+          drop("sport", "numgen random mod 100 < 20") + drop("dport", "numgen random mod 100 < 20");
+    } else {
+      rules += drop(how, "");
+    }
+    nft(rules);
+    std::this_thread::sleep_for(milliseconds(50 + random_() % 1'000));
+    nft(fmt::format("delete table inet {}\n", kTable));
+    note(how == "both"    ? "lose-20%"
+         : how == "sport" ? "cut-from-box"
+                          : "cut-to-box",
+         "network", now);
+    EXPECT_TRUE(settles());
+  }
+  void nft(const std::string& rules) const {
+    const std::string path = directory_.path() + "/rules";
+    std::ofstream(path) << rules;
+    EXPECT_EQ(std::system(("nft -f " + path).c_str()), 0) << rules;
+  }
+
+ public:
+  // How often each state was hit in this process.
+  static std::map<std::string, uint64_t>& counts() {
+    static std::map<std::string, uint64_t> counts;
+    return counts;
+  }
+
+ private:
+  std::mt19937_64& random_;
+  const TemporaryDirectory directory_;
+  const uint64_t every_;
+  const JobSpec spec_;
+  const Flags flags_;
+  std::optional<ServerProcess> server_;
+  std::optional<Training> training_;
+  std::vector<Process*> now_;  // of each rank, once they are started
+  bool started_ = false;
+  std::vector<Process*> stopped_;
+  uint64_t first_round_ = ~uint64_t{0};  // of this life of the box
+  std::vector<std::string> done_;
+};
+
+void add_to_file(const std::vector<std::string>& lines) {
+  const char* path = std::getenv("PHUB_KILLS_FILE");
+  if (path == nullptr) return;
+  const char* transport = std::getenv("PHUB_TRANSPORT");
+  std::ofstream file(path, std::ios::app);
+  for (const std::string& line : lines)
+    file << (transport ? transport : "shm") << ' ' << line << '\n';
+}
+
+TEST(Kills, OfWorkersAndTheirBox) {
+  const Seeds seeds = fresh_seeds(1);
+  std::mt19937_64 random(seeds.first);
+  const char* scale = std::getenv("PHUB_TEST_SCALE");
+  const auto jobs = static_cast<uint64_t>(std::max(1.0, 2 * (scale ? std::stod(scale) : 1.0)));
+  for (uint64_t job = 0; job < jobs && !::testing::Test::HasFailure(); ++job) {
+    constexpr uint64_t kEvery[] = {1, 10, 200};
+    const std::string optimizer = random() % 2 ? "adam" : "nesterov";
+    const std::string on_loss = random() % 2 ? "shrink" : "wait";
+    const uint64_t every = kEvery[random() % 3];
+    SCOPED_TRACE(fmt::format("{}, {}, saved every {} rounds", optimizer, on_loss, every));
+    Chaos chaos(random, optimizer, on_loss, every);
+    while (chaos.done().size() < 15 && !::testing::Test::HasFailure()) chaos.disturb();
+    if (::testing::Test::HasFailure()) break;
+    chaos.finish();
+    if (!::testing::Test::HasFailure()) add_to_file(chaos.done());
+  }
+  for (const std::string& state : kStates) {
+    fmt::print("{:12} {}\n", state, Chaos::counts()[state]);
+  }
+}
+
+}  // namespace
+}  // namespace phub::testing

@@ -1,0 +1,71 @@
+// The choices of a job, an enum each, and one table of the words that stand for the values of an
+// enum: in JSON, options, messages and documents.
+#pragma once
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/error.h"
+#include "transport/text.h"
+
+namespace phub {
+
+enum class Consistency : uint8_t { kBsp, kSsp, kAsync };
+enum class Reduction : uint8_t { kSum, kMean };
+enum class Work : uint8_t { kAll, kSumOnly, kNone };  // less than all: only to measure the tax
+enum class Initial : uint8_t { kZeros, kBroadcast };
+enum class OnLoss : uint8_t { kShrink, kWait, kFail };
+enum class OnNonFinite : uint8_t { kStop, kExclude, kPass };
+
+// The words of an enum, in the order of its values, which begin at 0.
+template <class E>
+inline constexpr std::string_view kWords[] = {""};
+template <>
+inline constexpr std::string_view kWords<Consistency>[] = {"bsp", "ssp", "async"};
+template <>
+inline constexpr std::string_view kWords<Reduction>[] = {"sum", "mean"};
+template <>
+inline constexpr std::string_view kWords<Work>[] = {"all", "sum", "none"};
+template <>
+inline constexpr std::string_view kWords<Initial>[] = {"zeros", "broadcast"};
+template <>
+inline constexpr std::string_view kWords<OnLoss>[] = {"shrink", "wait", "fail"};
+template <>
+inline constexpr std::string_view kWords<OnNonFinite>[] = {"stop", "exclude", "pass"};
+
+template <class E>
+constexpr std::string_view word_of(E value) {
+  return kWords<E>[static_cast<size_t>(value)];
+}
+
+template <class E>
+std::optional<E> value_of(std::string_view word) {
+  const auto at = std::find(std::begin(kWords<E>), std::end(kWords<E>), word);
+  if (at == std::end(kWords<E>)) return std::nullopt;
+  return static_cast<E>(at - std::begin(kWords<E>));
+}
+
+// Says which words there are, and which one may have been meant.
+[[noreturn]] inline void refuse_word(std::string_view field, std::string_view word,
+                                     const std::vector<std::string_view>& words) {
+  const std::string near = nearest(word, words);
+  fail(ErrorCode::kInvalid, "{}: must be one of {}, got '{}'{}", field, fmt::join(words, ", "),
+       printable(word), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+}
+
+// Throws Error(kInvalid) that names the field.
+template <class E>
+E parse_choice(std::string_view field, std::string_view word) {
+  if (const std::optional<E> value = value_of<E>(word)) return *value;
+  refuse_word(field, word, {std::begin(kWords<E>), std::end(kWords<E>)});
+}
+
+}  // namespace phub

@@ -1,0 +1,111 @@
+#include "transport/control/control_client.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
+#include "transport/control/job_spec.h"
+#include "transport/control/messages_json.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+// An answer that is no error of ours comes from something else that listens there.
+std::string checked(HttpAnswer answer) {
+  if (answer.status == 200) return std::move(answer.body);
+  std::optional<Error> error;
+  try {
+    error = parse_error(answer.body);
+  } catch (const Error&) {
+    fail(ErrorCode::kUnavailable, "the answer is HTTP status {} with '{}': is this a phub server?",
+         answer.status, printable(answer.body));
+  }
+  throw Error(error->code(), escaped(error->what()));  // it may name what others chose
+}
+
+}  // namespace
+
+std::string ControlClient::call(std::string_view method, const std::string& job,
+                                std::string_view action, std::string_view bearer,
+                                std::string_view body, uint32_t timeout_ms) {
+  check_job_name(job);
+  const std::string target = fmt::format("/v1/jobs/{}{}", job, action);
+  return checked(http_.request(method, target, bearer, body, timeout_ms));
+}
+
+JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
+  // Without an id, a join that is sent twice would take two ranks.
+  if (request.id.empty()) http_.disconnect();
+  return parse_join_reply(
+      call("POST", request.spec.name, "/join", token_, to_json(request), timeout_ms));
+}
+
+void ControlClient::barrier(const Credential& who, uint32_t timeout_ms) {
+  http_.disconnect();  // one that is sent twice would be two
+  call("POST", who.job, "/barrier", who.ticket, to_json(who), timeout_ms);
+}
+
+Pulse ControlClient::heartbeat(const Credential& who, uint32_t timeout_ms) {
+  return parse_pulse(call("POST", who.job, "/heartbeat", who.ticket, to_json(who), timeout_ms));
+}
+
+void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
+  call("POST", who.job, "/leave", who.ticket, to_json(who), timeout_ms);
+}
+
+uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& change,
+                                  uint32_t timeout_ms) {
+  return parse_hyper_reply(
+             call("POST", who.job, "/hyper", who.ticket, hyper_json(who, change), timeout_ms))
+      .round;
+}
+
+Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
+  return parse_offer(call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
+}
+
+std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeout_ms) {
+  std::vector<LogRecord> all;
+  uint64_t asked = 0;
+  for (LogPage page{.more = true}; page.more;) {
+    page = log_page(job, asked, timeout_ms);
+    if (page.first != asked) {
+      fail(ErrorCode::kFull,
+           "the server has dropped the first {} records of the log of job '{}', which grew too "
+           "long: read it page by page while the job runs",
+           page.first, job);
+    }
+    asked += page.records.size();
+    for (LogRecord& record : page.records) {
+      const std::vector<ChunkRange>& ranges = record.last_rounds;
+      if (all.empty() || ranges.empty() || ranges.front().first == 0) {
+        all.push_back(std::move(record));
+      } else {  // the part of the one before that did not fit into it
+        std::ranges::copy(ranges, std::back_inserter(all.back().last_rounds));
+      }
+    }
+  }
+  return all;
+}
+
+LogPage ControlClient::log_page(const std::string& job, uint64_t from, uint32_t timeout_ms) {
+  return parse_log_page(call("GET", job, fmt::format("/log/{}", from), token_, "", timeout_ms));
+}
+
+void ControlClient::remove(const std::string& job, uint32_t timeout_ms) {
+  call("DELETE", job, "", token_, "", timeout_ms);
+}
+
+void ControlClient::ping(uint32_t timeout_ms) {
+  http_.request("GET", "/healthz", {}, {}, timeout_ms);
+}
+ServerStatus ControlClient::status(uint32_t timeout_ms) {
+  return parse_status(checked(http_.request("GET", "/v1/status", token_, "", timeout_ms)));
+}
+
+JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {
+  return parse_job_status(call("GET", job, "", token_, "", timeout_ms));
+}
+
+}  // namespace phub

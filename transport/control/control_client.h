@@ -1,0 +1,54 @@
+// The control port's calls, typed. One thread at a time; cancel() from any thread. An answer that
+// is an error is thrown as Error with the server's code and message; further errors as in
+// HttpClient.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/control/http_client.h"
+#include "transport/control/messages.h"
+
+namespace phub {
+
+class ControlClient {
+ public:
+  // `token`: for a server that asks for one. Calls with a credential show its ticket instead.
+  explicit ControlClient(const std::string& server, std::string token = {})
+      : http_(server, token), token_(std::move(token)) {}
+
+  // join and barrier wait for other ranks: their limit should be above the job's. 0: no limit.
+  JoinReply join(const JoinRequest& request, uint32_t timeout_ms);
+  void barrier(const Credential& who, uint32_t timeout_ms);
+
+  Pulse heartbeat(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // Returns the round that the values hold from; `change.round` 0: the next one that no chunk has
+  // completed yet.
+  uint64_t set_hyper(const Credential& who, const HyperChange& change,
+                     uint32_t timeout_ms = kTimeoutMs);
+  Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // All pages. Throws Error(kFull) when the server has dropped the first ones.
+  std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+  LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
+  void remove(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+  ServerStatus status(uint32_t timeout_ms = kTimeoutMs);
+  void ping(uint32_t timeout_ms);  // returns when the server answers
+  JobStatus job_status(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+
+  void cancel() { http_.cancel(); }
+
+  static constexpr uint32_t kTimeoutMs = 10000;
+
+ private:
+  std::string call(std::string_view method, const std::string& job, std::string_view action,
+                   std::string_view bearer, std::string_view body, uint32_t timeout_ms);
+
+  HttpClient http_;
+  const std::string token_;
+};
+
+}  // namespace phub

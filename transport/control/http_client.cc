@@ -1,0 +1,345 @@
+#include "transport/control/http_client.h"
+
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <vector>
+
+#include "transport/control/name_lookup.h"
+#include "transport/control/server_address.h"
+#include "transport/control/tls_client.h"
+#include "transport/error.h"
+#include "transport/fd.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
+using boost::system::error_code;
+
+constexpr auto kConnectLimit = std::chrono::seconds(10);
+constexpr uint64_t kMaxAnswerBytes = uint64_t{256} << 20;
+constexpr auto kSlice = std::chrono::milliseconds(20);  // how often a wait looks for cancel()
+
+// The other end is gone when it has acknowledged nothing for so long: a barrier may have nothing to
+// say for hours.
+constexpr int kKeepIdleSeconds = 10;
+constexpr int kKeepIntervalSeconds = 5;
+constexpr int kKeepProbes = 4;
+
+void keep_alive(int socket) {
+  const auto set = [&](int level, int option, int value) {
+    setsockopt(socket, level, option, &value, sizeof value);  // hints
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
+}
+
+bool is_shortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
+}
+
+}  // namespace
+
+struct HttpClient::Impl {
+  Impl(const std::string& text, std::string secret)
+      : server(text), address(parse_server_address(text)), token(std::move(secret)) {
+    if (address.tls) client_context_from_environment();  // throws now for what is wrong with it
+  }
+
+  const std::string server;
+  const ServerAddress address;
+  const std::string token;
+  std::atomic<bool> cancelled = false;
+  std::optional<asio::io_context> context;  // while there is a stream
+  std::optional<beast::tcp_stream> stream;
+  std::optional<asio::ssl::context> trust;
+  std::optional<asio::ssl::stream<beast::tcp_stream&>> tls;
+  bool crosses_network = false;  // without TLS
+  TlsContext context_of_tls;     // the latest
+  ClosedOnFork not_in_children;  // the stream's socket
+  beast::flat_buffer buffer;
+
+  [[noreturn]] void unavailable(std::string_view why) const {
+    fail(ErrorCode::kUnavailable,
+         "no phub server at {}: {}; start one with 'phub serve' or set PHUB_SERVER", server, why);
+  }
+  [[noreturn]] void timed_out(std::string_view doing) const {
+    fail(ErrorCode::kTimeout, "timeout while {} the phub server at {}", doing, server);
+  }
+  void check_cancelled() const {
+    if (cancelled) fail(ErrorCode::kUnavailable, "the request to {} was cancelled", server);
+  }
+
+  // Runs what was started until `done`. On a timeout, cancel() or an exception the connection is
+  // closed and what is left of the operation ends with it.
+  void run(const bool& done, Clock::time_point deadline, std::string_view doing) {
+    try {
+      context->restart();
+      for (auto now = Clock::now(); !done && now < deadline && !cancelled; now = Clock::now()) {
+        context->run_one_until(std::min(deadline, now + kSlice));
+      }
+    } catch (...) {
+      drop();
+      throw;
+    }
+    if (done) return;
+    drop();
+    check_cancelled();
+    timed_out(doing);
+  }
+
+  // Closes the connection. Pending operations go with it and refer to nothing any more.
+  void drop() {
+    not_in_children = {};
+    tls.reset();
+    trust.reset();
+    stream.reset();
+    context.reset();
+    buffer.clear();
+  }
+
+  std::vector<tcp::endpoint> resolve(Clock::time_point deadline) {
+    auto future = look_up(address.host);
+    while (future.wait_for(kSlice) != std::future_status::ready) {
+      check_cancelled();
+      if (Clock::now() >= deadline) timed_out("looking up the name of");
+    }
+    const FoundAddresses found = future.get();
+    if (found.error != 0) unavailable(gai_strerror(found.error));
+    if (found.addresses.empty()) unavailable("the name has no address");
+    std::vector<tcp::endpoint> endpoints;
+    for (const sockaddr_storage& from : found.addresses) {
+      tcp::endpoint& endpoint = endpoints.emplace_back();
+      std::memcpy(endpoint.data(), &from, endpoint.capacity());
+      endpoint.resize(from.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+      endpoint.port(address.port);
+    }
+    return endpoints;
+  }
+
+  [[noreturn]] void fail_to_connect(const error_code& error) {
+    drop();
+    const int number = error.value();
+    if (is_shortage(number)) {
+      fail_system(fmt::format("connecting to the phub server at {}", server), number);
+    }
+    unavailable(error.message());
+  }
+
+  void connect(Clock::time_point deadline) {
+    deadline = std::min(deadline, Clock::now() + kConnectLimit);
+    error_code error;
+    // One address at a time: Asio, given all of them, closes and opens the socket for each, and
+    // says "Operation canceled" where another thread has taken the last descriptor meanwhile.
+    for (const tcp::endpoint& endpoint : resolve(deadline)) {
+      drop();
+      context.emplace();
+      stream.emplace(*context);
+      stream->expires_never();
+      stream->socket().open(endpoint.protocol(), error);
+      if (!error) {
+        bool done = false;
+        stream->async_connect(endpoint, [&](const error_code& ec) {
+          error = ec;
+          done = true;
+        });
+        run(done, deadline, "connecting to");
+      }
+      if (!error || is_shortage(error.value())) break;
+    }
+    if (error) fail_to_connect(error);
+    not_in_children = ClosedOnFork(stream->socket().native_handle());
+    keep_alive(stream->socket().native_handle());
+    if (address.tls) {
+      try {
+        return begin_tls(deadline);
+      } catch (...) {
+        drop();  // else the next request would go over it as it is
+        throw;
+      }
+    }
+    error_code gone;
+    const auto there = stream->socket().remote_endpoint(gone).address();
+    const auto here = stream->socket().local_endpoint(gone).address();
+    crosses_network = gone || !(there.is_loopback() || there == here);
+  }
+
+  // Files are read for each connection: new ones take no restart. Those that are wrong do not
+  // replace the ones before: somebody may just be changing them.
+  void begin_tls(Clock::time_point deadline) {
+    try {
+      context_of_tls = client_context_from_environment();
+    } catch (const Error&) {
+      if (!context_of_tls) throw;
+    }
+    const TlsContext& context = context_of_tls;
+    SSL_CTX_up_ref(context.get());
+    trust.emplace(context.get());
+    tls.emplace(*stream, *trust);
+    expect_server(tls->native_handle(), address);
+    bool done = false;
+    error_code error;
+    tls->async_handshake(asio::ssl::stream_base::client, [&](const error_code& ec) {
+      error = ec;
+      done = true;
+    });
+    run(done, deadline, "agreeing on TLS with");
+    if (!error) return;
+    check_tls(error);
+    drop();
+    fail(ErrorCode::kUnavailable, "no TLS with the phub server at {}: {}", server, error.message());
+  }
+
+  // Throws if it is an error of TLS.
+  void check_tls(const error_code& error) {
+    if (!tls || error.category() != asio::error::get_ssl_category()) return;
+    const Error why = tls_error(tls->native_handle(), address,
+                                static_cast<unsigned long>(static_cast<unsigned>(error.value())));
+    drop();
+    throw Error(why);
+  }
+
+  void check_secret(std::string_view bearer) const {
+    if (!crosses_network || bearer.empty() || bearer != token || network_is_trusted()) return;
+    fail(ErrorCode::kUnauthorized,
+         "the token would cross the network in plain text: ask the server as https://{}, or set "
+         "PHUB_INSECURE=true if everybody on the network is trusted",
+         address.authority);
+  }
+
+  // A kept connection on which anything, or the end, has arrived cannot be used again.
+  bool usable() {
+    if (!stream) return false;
+    char byte = 0;
+    const ssize_t got = recv(stream->socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  }
+
+  enum class Outcome { kAnswered, kLost, kLostInAnswer };
+
+  Outcome exchange(const http::request<http::string_body>& request, Clock::time_point deadline,
+                   HttpAnswer& answer, error_code& error) {
+    PHUB_CHECK(tls.has_value() == address.tls);  // no secret goes out in plain text
+    return tls ? exchange_over(*tls, request, deadline, answer, error)
+               : exchange_over(*stream, request, deadline, answer, error);
+  }
+
+  template <typename Stream>
+  Outcome exchange_over(Stream& over, const http::request<http::string_body>& request,
+                        Clock::time_point deadline, HttpAnswer& answer, error_code& error) {
+    bool done = false;
+    const auto finish = [&](const error_code& ec, size_t) {
+      error = ec;
+      done = true;
+    };
+    http::async_write(over, request, finish);
+    run(done, deadline, "sending a request to");
+    // A server that refuses a long body answers and closes before it has read all of it.
+    const error_code write_error = error;
+    http::response_parser<http::string_body> parser;
+    parser.body_limit(kMaxAnswerBytes);
+    done = false;
+    http::async_read(over, buffer, parser, finish);
+    run(done, deadline, "waiting for an answer of");
+    if (error) {
+      const bool begun = parser.got_some();
+      if (!begun) check_tls(error);  // in TLS 1.3 a client is refused after its handshake
+      if (!begun && write_error) error = write_error;
+      return begun ? Outcome::kLostInAnswer : Outcome::kLost;
+    }
+    answer.status = parser.get().result_int();
+    answer.body = std::move(parser.get().body());
+    if (!parser.get().keep_alive() || write_error) drop();
+    return Outcome::kAnswered;
+  }
+};
+
+namespace {
+
+// A line break would begin a header of its own.
+void check_visible(std::string_view what, std::string_view text) {
+  for (const unsigned char c : text) {
+    if (c <= 0x20 || c >= 0x7f) {
+      fail(ErrorCode::kInvalid, "the {} of a request cannot hold the byte {:#04x}", what, c);
+    }
+  }
+}
+
+// What the system refuses, descriptors above all, comes out of Asio in a type of its own.
+template <typename Body>
+decltype(auto) with_system_errors(const std::string& server, Body body) {
+  try {
+    return body();
+  } catch (const boost::system::system_error& error) {
+    fail_system(fmt::format("a connection to the phub server at {}", server), error.code().value());
+  }
+}
+
+}  // namespace
+
+HttpClient::HttpClient(const std::string& server, std::string token)
+    : impl_(std::make_unique<Impl>(server, std::move(token))) {}
+HttpClient::~HttpClient() { disconnect(); }
+
+void HttpClient::disconnect() { impl_->drop(); }
+
+void HttpClient::cancel() { impl_->cancelled = true; }
+
+HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
+                               std::string_view bearer, std::string_view body,
+                               uint32_t timeout_ms) {
+  impl_->check_cancelled();
+  check_visible("path", target);
+  check_visible("ticket", bearer);
+  const auto deadline = timeout_ms == 0 ? Clock::time_point::max()
+                                        : Clock::now() + std::chrono::milliseconds(timeout_ms);
+  http::request<http::string_body> request;
+  request.method_string(beast::string_view(method.data(), method.size()));
+  request.target(beast::string_view(target.data(), target.size()));
+  request.version(11);
+  request.set(http::field::host, impl_->address.authority);
+  request.set(http::field::user_agent, "phub");
+  if (!bearer.empty()) request.set(http::field::authorization, fmt::format("Bearer {}", bearer));
+  if (!body.empty()) request.set(http::field::content_type, "application/json");
+  request.body() = body;
+  request.prepare_payload();
+
+  return with_system_errors(impl_->server, [&]() -> HttpAnswer {
+    if (!impl_->usable()) impl_->drop();
+    for (bool kept = impl_->stream.has_value();; kept = false) {
+      if (!kept) impl_->connect(deadline);
+      impl_->check_secret(bearer);
+      HttpAnswer answer;
+      error_code error;
+      const auto outcome = impl_->exchange(request, deadline, answer, error);
+      if (outcome == Impl::Outcome::kAnswered) return answer;
+      impl_->drop();
+      if (kept && outcome == Impl::Outcome::kLost) continue;
+      fail(ErrorCode::kUnavailable, "connection to the phub server at {} lost: {}", impl_->server,
+           error.message());
+    }
+  });
+}
+
+}  // namespace phub

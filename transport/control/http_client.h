@@ -1,0 +1,50 @@
+// A small HTTP/1.1 client for the control port: one connection, kept between requests.
+//
+// One thread at a time calls request(); cancel() may come from any thread. Errors are
+// Error(kUnavailable) (nobody there, connection lost, cancelled), Error(kTimeout) and, where client
+// and server do not accept each other over TLS, Error(kUnauthorized).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace phub {
+
+struct HttpAnswer {
+  unsigned status = 0;
+  std::string body;
+};
+
+class HttpClient {
+ public:
+  // HOST:PORT or [IPV6]:PORT; with https:// before it over TLS, which checks the server's
+  // certificate and its name. PHUB_CA names the file of trusted authorities (else: the system's),
+  // PHUB_CLIENT_CERT and PHUB_CLIENT_KEY what a server that asks for it is shown. Throws
+  // Error(kInvalid): not an address, or a file is wrong. Does not connect yet.
+  //
+  // `token` is sent as `bearer` over TLS or within a host only, unless PHUB_INSECURE is true.
+  explicit HttpClient(const std::string& server, std::string token = {});
+  ~HttpClient();
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+
+  // Resolves, connects, writes and reads within timeout_ms (0: waits for the answer for ever;
+  // connecting has a limit of its own). `bearer` goes into the Authorization header unless empty. A
+  // kept connection that the server has closed is replaced; the request is sent again only if no
+  // byte of an answer had come.
+  HttpAnswer request(std::string_view method, std::string_view target, std::string_view bearer,
+                     std::string_view body, uint32_t timeout_ms);
+
+  void disconnect();  // the next request connects anew
+
+  // Ends a request that is under way and every later one, for good. Any thread.
+  void cancel();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace phub

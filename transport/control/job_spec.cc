@@ -1,0 +1,224 @@
+#include "transport/control/job_spec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <unordered_set>
+
+#include "transport/control/choices.h"
+#include "transport/control/message_fields.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kMaxChunkElements = 1u << 24;
+constexpr uint32_t kMinLeaseMs = 10, kMaxLeaseMs = 3600 * 1000;
+constexpr uint32_t kMaxLimitMs = 7u * 24 * 3600 * 1000;
+constexpr std::string_view kNameCharacters =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+
+void check_key_name(const std::string& name, size_t i) {
+  if (name.empty()) fail(ErrorCode::kInvalid, "keys[{}].name: must not be empty", i);
+  if (name.size() > kMaxNameBytes) {
+    fail(ErrorCode::kInvalid, "keys[{}].name: must have at most {} bytes, got {}", i, kMaxNameBytes,
+         name.size());
+  }
+  if (escaped(name) != name) {
+    fail(ErrorCode::kInvalid,
+         "keys[{}].name: must not hold control characters or invisible ones, got '{}'", i,
+         printable(name));
+  }
+}
+
+void check_keys(const std::vector<KeySpec>& keys) {
+  if (keys.empty()) fail(ErrorCode::kInvalid, "keys: a job needs at least one key");
+  if (keys.size() > kMaxKeys) {
+    fail(ErrorCode::kInvalid, "keys: at most {} keys, got {}", kMaxKeys, keys.size());
+  }
+  std::unordered_set<std::string_view> names;
+  names.reserve(keys.size());
+  uint64_t total = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const KeySpec& key = keys[i];
+    check_key_name(key.name, i);
+    if (!names.insert(key.name).second) {
+      fail(ErrorCode::kInvalid, "keys[{}].name: '{}' is there twice", i, key.name);
+    }
+    if (key.elements == 0) {
+      fail(ErrorCode::kInvalid, "keys[{}].elements: must be a positive integer, got 0", i);
+    }
+    if (key.elements > kMaxElements - total) {
+      fail(ErrorCode::kInvalid, "keys[{}].elements: {} brings the job over {} elements", i,
+           key.elements, kMaxElements);
+    }
+    total += key.elements;
+    for (const auto& [field, value] :
+         {std::pair{"lr_scale", key.lr_scale}, std::pair{"decay_scale", key.decay_scale}}) {
+      if (!std::isfinite(value)) {
+        fail(ErrorCode::kInvalid, "keys[{}].{}: must be finite, got {}", i, field, value);
+      }
+    }
+  }
+}
+
+void check_number(std::string_view field, uint64_t value, uint64_t min, uint64_t max) {
+  if (value < min || value > max) {
+    fail(ErrorCode::kInvalid, "{}: must be from {} to {}, got {}", field, min, max, value);
+  }
+}
+
+// What an element can be on the wire.
+void check_dtype(std::string_view field, const std::string& value) {
+  static const std::vector<std::string_view> dtypes = {"f32", "bf16", "f16"};
+  if (std::find(dtypes.begin(), dtypes.end(), value) == dtypes.end()) {
+    refuse_word(field, value, dtypes);
+  }
+}
+
+void check_values(const std::string& field, const std::map<std::string, double>& values) {
+  check_number(field + ": number of values", values.size(), 0, kMaxHyperValues);
+  for (const auto& [name, value] : values) {
+    if (name.empty() || name.size() > kMaxWordBytes ||
+        name.find_first_not_of(kNameCharacters) != name.npos) {
+      fail(ErrorCode::kInvalid, "{}: '{}' is not the name of a hyperparameter", field,
+           printable(name));
+    }
+    if (!std::isfinite(value)) {
+      fail(ErrorCode::kInvalid, "{}.{}: must be finite, got {}", field, name, value);
+    }
+  }
+}
+
+void check_schedule(const std::vector<HyperChange>& schedule) {
+  check_number("schedule: number of entries", schedule.size(), 0, kMaxScheduleEntries);
+  uint64_t previous = 0;
+  for (size_t i = 0; i < schedule.size(); ++i) {
+    if (schedule[i].round <= previous) {
+      fail(ErrorCode::kInvalid, "schedule[{}].round: must be ascending from 1, got {} after {}", i,
+           schedule[i].round, previous);
+    }
+    previous = schedule[i].round;
+    check_values(fmt::format("schedule[{}].values", i), schedule[i].values);
+  }
+}
+
+// Finds the first field in which two structs differ.
+template <class T>
+class Differ {
+ public:
+  Differ(const T& here, const T& there) : here_(here), there_(there) {}
+  template <class M>
+  void required(std::string_view name, M T::*member, json::Bounds = {}) {
+    if (!sentence.empty() || here_.*member == there_.*member) return;
+    if constexpr (std::is_same_v<M, std::vector<KeySpec>>) return;  // told apart key by key
+    if (name == "max_ranks") return;                                // 0 stands for another number
+    sentence = fmt::format("{} is {} here and {} in the job", name, shown(here_.*member),
+                           shown(there_.*member));
+  }
+  template <class M>
+  void optional(std::string_view name, M T::*member, json::Bounds = {}) {
+    required(name, member);
+  }
+  std::string sentence;
+
+ private:
+  template <class M>
+  static std::string shown(const M& value) {
+    if constexpr (std::is_same_v<M, double>) return fmt::format("{}", value);
+    if constexpr (std::is_same_v<M, std::string>) return fmt::format("'{}'", printable(value));
+    std::string text;
+    json::write(text, value);
+    return text.size() <= 100 ? text : text.substr(0, 100) + "…";
+  }
+  const T& here_;
+  const T& there_;
+};
+
+uint32_t max_ranks(const JobSpec& spec) {
+  return spec.max_ranks == 0 ? spec.world_size : spec.max_ranks;
+}
+
+std::string key_difference(const KeySpec& here, const KeySpec& there, size_t i) {
+  if (here.name != there.name) {
+    return fmt::format("key {} is '{}' here and '{}' in the job", i, printable(here.name),
+                       printable(there.name));
+  }
+  if (here.elements != there.elements) {
+    return fmt::format("key {} '{}' has {} elements here and {} in the job", i,
+                       printable(here.name), here.elements, there.elements);
+  }
+  Differ<KeySpec> differ(here, there);
+  fields(differ, static_cast<const KeySpec*>(nullptr));
+  return fmt::format("key {} '{}': {}", i, printable(here.name), differ.sentence);
+}
+
+}  // namespace
+
+void check_job_name(std::string_view name) {
+  const bool fits = !name.empty() && name.size() <= kMaxNameBytes && name != "." && name != ".." &&
+                    name.find_first_not_of(kNameCharacters) == name.npos;
+  if (!fits) {
+    fail(ErrorCode::kInvalid, "name: must be 1 to {} letters, digits, '.', '_' or '-', got '{}'",
+         kMaxNameBytes, printable(name));
+  }
+}
+
+void validate(const JobSpec& spec) {
+  check_job_name(spec.name);
+  check_keys(spec.keys);
+  check_number("world_size", spec.world_size, 1, kMaxRanks);
+  check_number("min_ranks", spec.min_ranks, 0, spec.world_size);
+  if (spec.max_ranks != 0) check_number("max_ranks", spec.max_ranks, spec.world_size, kMaxRanks);
+  check_number("chunk_elements", spec.chunk_elements, 32, kMaxChunkElements);
+  if (spec.chunk_elements % 32 != 0) {
+    fail(ErrorCode::kInvalid, "chunk_elements: must be a multiple of 32, got {}",
+         spec.chunk_elements);
+  }
+  if (spec.optimizer.empty() || spec.optimizer.size() > kMaxWordBytes) {
+    fail(ErrorCode::kInvalid, "optimizer: must be a name, or \"none\", got '{}'",
+         printable(spec.optimizer));
+  }
+  check_values("hyper", spec.hyper);
+  check_schedule(spec.schedule);
+  check_dtype("gradient_dtype", spec.gradient_dtype);
+  check_dtype("parameter_dtype", spec.parameter_dtype);
+  parse_choice<Reduction>("reduction", spec.reduction);
+  const auto work = parse_choice<Work>("work", spec.work);
+  const auto consistency = parse_choice<Consistency>("consistency", spec.consistency);
+  if (spec.slack > 0 && consistency != Consistency::kSsp) {
+    fail(ErrorCode::kInvalid, "slack: {} rounds are for consistency ssp, not {}", spec.slack,
+         spec.consistency);
+  }
+  if (consistency != Consistency::kBsp && work != Work::kAll) {
+    fail(ErrorCode::kInvalid, "work: '{}' measures rounds in lock-step: consistency must be bsp",
+         spec.work);
+  }
+  parse_choice<Initial>("initial", spec.initial);
+  parse_choice<OnLoss>("on_loss", spec.on_loss);
+  parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite);
+  check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
+  check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
+  check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);
+  check_number("join_limit_ms", spec.join_limit_ms, 1, kMaxLimitMs);
+}
+
+std::string difference(const JobSpec& here, const JobSpec& in_the_job) {
+  Differ<JobSpec> differ(here, in_the_job);
+  fields(differ, static_cast<const JobSpec*>(nullptr));
+  if (!differ.sentence.empty()) return differ.sentence;
+  if (max_ranks(here) != max_ranks(in_the_job)) {
+    return fmt::format("max_ranks is {} here and {} in the job", max_ranks(here),
+                       max_ranks(in_the_job));
+  }
+  const auto& keys = in_the_job.keys;
+  for (size_t i = 0; i < std::min(here.keys.size(), keys.size()); ++i) {
+    if (!(here.keys[i] == keys[i])) return key_difference(here.keys[i], keys[i], i);
+  }
+  if (here.keys.size() != keys.size()) {
+    return fmt::format("there are {} keys here and {} in the job", here.keys.size(), keys.size());
+  }
+  return "";
+}
+
+}  // namespace phub

@@ -1,0 +1,356 @@
+// Plain structs to JSON and back. A table of fields per struct, fields(), serves both directions:
+//
+//   template <class A> void fields(A& a, const KeySpec*) {
+//     a.required("name", &KeySpec::name, Bounds{1, kMaxNameBytes});
+//     a.optional("priority", &KeySpec::priority);           // left out when it has its default
+//   }
+//
+// Decoding is strict and goes straight from the text into the struct, without a tree in between: an
+// unknown, repeated or missing field, a wrong type or a list that is too long ends it where it
+// stands, so what a text can make us allocate is bounded by what the struct may hold. Errors are
+// Error(kInvalid) with the path of the value: "join request: spec.keys[3].elements: must be …".
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "transport/control/choices.h"
+#include "transport/error.h"
+
+namespace phub::json {
+
+// The range of an unsigned number, the bytes of a string, the entries of a list or map.
+struct Bounds {
+  uint64_t min = 0;
+  uint64_t max = std::numeric_limits<uint64_t>::max();
+};
+inline constexpr uint64_t kMaxStringBytes = 4096;  // where the table says nothing else
+inline constexpr uint64_t kMaxListEntries = 1u << 24;
+
+using Scalar = std::variant<std::nullptr_t, bool, int64_t, uint64_t, double, std::string_view>;
+
+// Enums travel as the words of their table.
+template <class E>
+struct EnumWords {
+  static std::string_view name(E value) { return word_of(value); }
+  static bool parse(std::string_view word, E& value) {
+    const std::optional<E> parsed = value_of<E>(word);
+    if (parsed) value = *parsed;
+    return parsed.has_value();
+  }
+};
+
+template <>
+struct EnumWords<ErrorCode> {
+  static std::string_view name(ErrorCode code) { return name_of(code); }
+  static bool parse(std::string_view word, ErrorCode& code) {
+    code = parse_error_code(word);  // a code of a later version reads as kInternal
+    return true;
+  }
+};
+
+void write_string(std::string& out, std::string_view text);  // throws kInvalid if not UTF-8
+void write_number(std::string& out, double value);           // throws kInvalid if not finite
+void write_number(std::string& out, int64_t value);
+void write_number(std::string& out, uint64_t value);
+
+// --- decoding: a type as the parser sees it, and a place that the next value goes to -------------
+
+struct Type;
+struct Place {
+  void* object = nullptr;  // null: there is no such place
+  const Type* type = nullptr;
+  Bounds bounds;
+  bool repeated = false;  // the field has been given before
+};
+struct Type {
+  enum class Shape { kScalar, kObject, kList } shape;
+  std::string (*expected)(const Bounds&);                   // "a positive integer"
+  bool (*assign)(void*, const Scalar&, const Bounds&);      // scalars; false: not as expected
+  Place (*field)(void*, std::string_view, uint64_t& seen);  // objects
+  Place (*element)(void*);                                  // lists
+  std::string_view (*missing)(uint64_t seen);               // objects: "" when complete
+};
+
+// Throws Error(kInvalid). `what` begins the message ("join request").
+void decode(std::string_view text, std::string_view what, Place root);
+
+std::string expected_integer(const Bounds& bounds, uint64_t type_max);
+std::string expected_string(const Bounds& bounds);
+std::string expected_list(const Bounds& bounds);
+
+template <class T>
+concept Word = std::is_enum_v<T>;
+template <class T>
+concept Integer = std::integral<T> && !std::same_as<T, bool>;
+template <class T>
+struct IsList : std::false_type {};
+template <class T>
+struct IsList<std::vector<T>> : std::true_type {};
+template <class T>
+struct IsMap : std::false_type {};
+template <class T>
+struct IsMap<std::map<std::string, T>> : std::true_type {};
+template <class T>
+concept Struct =
+    std::is_class_v<T> && !std::same_as<T, std::string> && !IsList<T>::value && !IsMap<T>::value;
+
+template <class T>
+constexpr Bounds default_bounds() {
+  if constexpr (std::same_as<T, std::string>) return {0, kMaxStringBytes};
+  if constexpr (IsList<T>::value || IsMap<T>::value) return {0, kMaxListEntries};
+  return {};
+}
+
+template <class T>
+const Type* type_of();
+
+// Looks up one field of an object by name and marks it as seen.
+template <class T>
+class Finder {
+ public:
+  Finder(T& object, std::string_view name, uint64_t& seen)
+      : object_(object), name_(name), seen_(seen) {}
+
+  template <class M>
+  void required(std::string_view name, M T::*member, Bounds bounds = default_bounds<M>()) {
+    if (name == name_) {
+      found = {&(object_.*member), type_of<M>(), bounds, (seen_ >> index_ & 1) != 0};
+      seen_ |= uint64_t{1} << index_;
+    }
+    ++index_;
+  }
+  template <class M>
+  void optional(std::string_view name, M T::*member, Bounds bounds = default_bounds<M>()) {
+    required(name, member, bounds);
+  }
+  Place found;
+
+ private:
+  T& object_;
+  std::string_view name_;
+  uint64_t& seen_;
+  unsigned index_ = 0;
+};
+
+// The first required field that was not seen.
+template <class T>
+class Missing {
+ public:
+  explicit Missing(uint64_t seen) : seen_(seen) {}
+  template <class M>
+  void required(std::string_view name, M T::*, Bounds = {}) {
+    if (first.empty() && (seen_ >> index_ & 1) == 0) first = name;
+    ++index_;
+  }
+  template <class M>
+  void optional(std::string_view, M T::*, Bounds = {}) {
+    ++index_;
+  }
+  std::string_view first;
+
+ private:
+  uint64_t seen_;
+  unsigned index_ = 0;
+};
+
+template <class T>
+std::string expected_scalar(const Bounds& bounds) {
+  if constexpr (std::same_as<T, bool>) return "true or false";
+  if constexpr (std::same_as<T, double>) return "a number";
+  if constexpr (std::same_as<T, std::string>) return expected_string(bounds);
+  if constexpr (std::same_as<T, ErrorCode>) return "a word";
+  if constexpr (Word<T>) return fmt::format("one of {}", fmt::join(kWords<T>, ", "));
+  if constexpr (std::unsigned_integral<T>) {
+    return expected_integer(bounds, std::numeric_limits<T>::max());
+  }
+  return fmt::format("an integer of {} bits", 8 * sizeof(T));
+}
+
+template <class T>
+bool assign_integer(T& out, const Scalar& value, const Bounds& bounds) {
+  if (const auto* number = std::get_if<uint64_t>(&value)) {
+    if (!std::in_range<T>(*number) || *number < bounds.min || *number > bounds.max) return false;
+    out = static_cast<T>(*number);
+    return true;
+  }
+  const auto* number = std::get_if<int64_t>(&value);  // a negative one
+  if (number == nullptr || !std::in_range<T>(*number)) return false;
+  out = static_cast<T>(*number);
+  return true;
+}
+
+template <class T>
+bool assign_scalar(void* object, const Scalar& value, const Bounds& bounds) {
+  T& out = *static_cast<T*>(object);
+  if constexpr (std::same_as<T, bool>) {
+    const bool* given = std::get_if<bool>(&value);
+    if (given != nullptr) out = *given;
+    return given != nullptr;
+  } else if constexpr (std::same_as<T, double>) {
+    if (const auto* real = std::get_if<double>(&value)) return out = *real, true;
+    if (const auto* number = std::get_if<uint64_t>(&value)) {
+      return out = static_cast<double>(*number), true;
+    }
+    if (const auto* number = std::get_if<int64_t>(&value)) {
+      return out = static_cast<double>(*number), true;
+    }
+    return false;
+  } else if constexpr (Integer<T>) {
+    return assign_integer(out, value, bounds);
+  } else {
+    const auto* text = std::get_if<std::string_view>(&value);
+    if (text == nullptr) return false;
+    if constexpr (Word<T>) {
+      return EnumWords<T>::parse(*text, out);
+    } else {
+      if (text->size() < bounds.min || text->size() > bounds.max) return false;
+      out.assign(*text);
+      return true;
+    }
+  }
+}
+
+template <class T>
+const Type* type_of() {
+  if constexpr (Struct<T>) {
+    static constexpr Type type = {Type::Shape::kObject,
+                                  [](const Bounds&) -> std::string { return "an object"; },
+                                  nullptr,
+                                  [](void* object, std::string_view name, uint64_t& seen) {
+                                    Finder<T> finder(*static_cast<T*>(object), name, seen);
+                                    fields(finder, static_cast<const T*>(nullptr));
+                                    return finder.found;
+                                  },
+                                  nullptr,
+                                  [](uint64_t seen) {
+                                    Missing<T> missing(seen);
+                                    fields(missing, static_cast<const T*>(nullptr));
+                                    return missing.first;
+                                  }};
+    return &type;
+  } else if constexpr (IsMap<T>::value) {
+    static constexpr Type type = {
+        Type::Shape::kObject,
+        [](const Bounds&) -> std::string { return "an object"; },
+        nullptr,
+        [](void* object, std::string_view name, uint64_t&) {
+          using M = typename T::mapped_type;
+          auto [entry, added] = static_cast<T*>(object)->try_emplace(std::string(name));
+          return Place{&entry->second, type_of<M>(), default_bounds<M>(), !added};
+        },
+        nullptr,
+        [](uint64_t) { return std::string_view(); }};
+    return &type;
+  } else if constexpr (IsList<T>::value) {
+    static constexpr Type type = {
+        Type::Shape::kList,
+        expected_list,
+        nullptr,
+        nullptr,
+        [](void* object) {
+          using M = typename T::value_type;
+          return Place{&static_cast<T*>(object)->emplace_back(), type_of<M>(), default_bounds<M>()};
+        },
+        nullptr};
+    return &type;
+  } else {
+    static constexpr Type type = {
+        Type::Shape::kScalar, expected_scalar<T>, assign_scalar<T>, nullptr, nullptr, nullptr};
+    return &type;
+  }
+}
+
+template <class T>
+T decode(std::string_view text, std::string_view what) {
+  T object;
+  decode(text, what, {&object, type_of<T>(), {}});
+  return object;
+}
+
+// --- encoding ------------------------------------------------------------------------------------
+
+template <class T>
+void write(std::string& out, const T& value);
+
+template <class T>
+class Writer {
+ public:
+  Writer(std::string& out, const T& object) : out_(out), object_(object) {}
+  template <class M>
+  void required(std::string_view name, M T::*member, Bounds = {}) {
+    out_ += first_ ? "{" : ",";
+    first_ = false;
+    write_string(out_, name);
+    out_ += ':';
+    write(out_, object_.*member);
+  }
+  template <class M>
+  void optional(std::string_view name, M T::*member, Bounds = {}) {
+    static const T defaults{};
+    if (!(object_.*member == defaults.*member)) required(name, member);
+  }
+  void finish() { out_ += first_ ? "{}" : "}"; }
+
+ private:
+  std::string& out_;
+  const T& object_;
+  bool first_ = true;
+};
+
+template <class T>
+void write(std::string& out, const T& value) {
+  if constexpr (std::same_as<T, bool>) {
+    out += value ? "true" : "false";
+  } else if constexpr (std::same_as<T, double>) {
+    write_number(out, value);
+  } else if constexpr (std::unsigned_integral<T>) {
+    write_number(out, uint64_t{value});
+  } else if constexpr (std::signed_integral<T>) {
+    write_number(out, int64_t{value});
+  } else if constexpr (std::same_as<T, std::string>) {
+    write_string(out, value);
+  } else if constexpr (Word<T>) {
+    write_string(out, EnumWords<T>::name(value));
+  } else if constexpr (IsMap<T>::value) {
+    out += '{';
+    for (const char* comma = ""; const auto& [name, entry] : value) {
+      out += comma;
+      write_string(out, name);
+      out += ':';
+      write(out, entry);
+      comma = ",";
+    }
+    out += '}';
+  } else if constexpr (IsList<T>::value) {
+    out += '[';
+    for (const char* comma = ""; const auto& entry : value) {
+      out += comma;
+      write(out, entry);
+      comma = ",";
+    }
+    out += ']';
+  } else {
+    Writer<T> writer(out, value);
+    fields(writer, static_cast<const T*>(nullptr));
+    writer.finish();
+  }
+}
+
+template <class T>
+std::string encode(const T& value) {
+  std::string out;
+  write(out, value);
+  return out;
+}
+
+}  // namespace phub::json

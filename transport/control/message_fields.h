@@ -1,0 +1,279 @@
+// The fields of every control message, by name: what is required, what may be left out, and the
+// bounds that hold before anything is allocated. transport/README.md documents them.
+#pragma once
+
+#include "transport/control/json_codec.h"
+#include "transport/control/messages.h"
+
+namespace phub {
+
+template <>
+inline constexpr std::string_view kWords<LogRecord::Kind>[] = {"admitted", "lost",     "left",
+                                                               "hyper",    "excluded", "failed"};
+
+inline constexpr uint64_t kMaxWordBytes = 64;    // names of optimizers, formats, hyperparameters
+inline constexpr uint64_t kMaxHyperValues = 64;  // in one change
+inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
+inline constexpr json::Bounds kWord{0, kMaxWordBytes};
+inline constexpr json::Bounds kReason{0, uint64_t{64} << 10};  // why something ended: for people
+inline constexpr json::Bounds kValues{0, kMaxHyperValues};
+inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
+
+template <class A>
+void fields(A& a, const KeySpec*) {
+  a.required("name", &KeySpec::name, {1, kMaxNameBytes});
+  a.required("elements", &KeySpec::elements, {1, kAny});
+  a.optional("priority", &KeySpec::priority);
+  a.optional("lr_scale", &KeySpec::lr_scale);
+  a.optional("decay_scale", &KeySpec::decay_scale);
+}
+
+template <class A>
+void fields(A& a, const HyperChange*) {
+  a.required("round", &HyperChange::round, {1, kAny});
+  a.required("values", &HyperChange::values, kValues);
+}
+
+template <class A>
+void fields(A& a, const JobSpec*) {
+  a.required("name", &JobSpec::name, {1, kMaxNameBytes});
+  a.required("keys", &JobSpec::keys, {1, kMaxKeys});
+  a.optional("world_size", &JobSpec::world_size, {1, kMaxRanks});
+  a.optional("min_ranks", &JobSpec::min_ranks, {0, kMaxRanks});
+  a.optional("max_ranks", &JobSpec::max_ranks, {0, kMaxRanks});
+  a.optional("chunk_elements", &JobSpec::chunk_elements, {1, kAny});
+  a.optional("optimizer", &JobSpec::optimizer, kWord);
+  a.optional("hyper", &JobSpec::hyper, kValues);
+  a.optional("schedule", &JobSpec::schedule, {0, kMaxScheduleEntries});
+  a.optional("gradient_dtype", &JobSpec::gradient_dtype, kWord);
+  a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
+  a.optional("reduction", &JobSpec::reduction, kWord);
+  a.optional("work", &JobSpec::work, kWord);
+  a.optional("consistency", &JobSpec::consistency, kWord);
+  a.optional("slack", &JobSpec::slack);
+  a.optional("initial", &JobSpec::initial, kWord);
+  a.optional("on_loss", &JobSpec::on_loss, kWord);
+  a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);
+  a.optional("lease_ms", &JobSpec::lease_ms);
+  a.optional("progress_limit_ms", &JobSpec::progress_limit_ms);
+  a.optional("wait_limit_ms", &JobSpec::wait_limit_ms);
+  a.optional("join_limit_ms", &JobSpec::join_limit_ms);
+}
+
+template <class A>
+void fields(A& a, const JoinRequest*) {
+  a.required("version", &JoinRequest::version, {kProtocolVersion, kProtocolVersion});
+  a.required("spec", &JoinRequest::spec);
+  a.optional("rank", &JoinRequest::rank);
+  a.optional("replace", &JoinRequest::replace);
+  a.optional("transport", &JoinRequest::transport, kWord);
+  a.optional("id", &JoinRequest::id, kWord);
+  a.optional("epoch", &JoinRequest::epoch);
+}
+
+template <class A>
+void fields(A& a, const QueueOffer*) {
+  a.required("address", &QueueOffer::address, {1, kMaxNameBytes});
+  a.optional("base", &QueueOffer::base);
+  a.optional("key", &QueueOffer::key);
+}
+
+template <class A>
+void fields(A& a, const Offer*) {
+  a.required("transport", &Offer::transport, kWord);
+  a.required("address", &Offer::address);
+  a.required("ticket", &Offer::ticket, {1, kMaxNameBytes});
+  a.optional("queues", &Offer::queues, {0, 1u << 16});
+}
+
+template <class A>
+void fields(A& a, const JobLayout*) {
+  a.required("key_offset", &JobLayout::key_offset, {0, kMaxKeys});
+  a.required("queue_chunks", &JobLayout::queue_chunks, {0, 1u << 16});
+  a.required("total_elements", &JobLayout::total_elements);
+  a.optional("queue_offset", &JobLayout::queue_offset, {0, 1u << 16});
+}
+
+template <class A>
+void fields(A& a, const JoinReply*) {
+  a.required("rank", &JoinReply::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &JoinReply::incarnation);
+  a.required("first_round", &JoinReply::first_round);
+  a.optional("send_initial", &JoinReply::send_initial);
+  a.required("offer", &JoinReply::offer);
+  a.required("layout", &JoinReply::layout);
+  a.required("spec", &JoinReply::spec);
+  a.optional("job_token", &JoinReply::job_token, {0, kMaxNameBytes});
+  a.optional("epoch", &JoinReply::epoch);
+}
+
+// Job and ticket of a credential travel outside of the body.
+template <class A>
+void fields(A& a, const Credential*) {
+  a.required("rank", &Credential::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &Credential::incarnation);
+  a.optional("epoch", &Credential::epoch);
+}
+
+template <class A>
+void fields(A& a, const Pulse*) {
+  a.required("completed_round", &Pulse::completed_round);
+  a.optional("durable_round", &Pulse::durable_round);
+  a.optional("missing", &Pulse::missing, {0, kMaxRanks});
+  a.optional("assembling", &Pulse::assembling);
+}
+
+template <class A>
+void fields(A& a, const ChunkRange*) {
+  a.required("first", &ChunkRange::first);
+  a.required("last", &ChunkRange::last);
+  a.required("round", &ChunkRange::round);
+}
+
+template <class A>
+void fields(A& a, const HyperReply*) {
+  a.required("round", &HyperReply::round);
+}
+
+template <class A>
+void fields(A& a, const ChunkSpan*) {
+  a.required("first", &ChunkSpan::first);
+  a.required("last", &ChunkSpan::last);
+}
+
+template <class A>
+void fields(A& a, const LogRecord*) {
+  a.required("kind", &LogRecord::kind);
+  a.optional("round", &LogRecord::round);
+  a.required("rank", &LogRecord::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &LogRecord::incarnation);
+  a.optional("reason", &LogRecord::reason, kReason);
+  a.optional("last_rounds", &LogRecord::last_rounds);
+  a.optional("last_round", &LogRecord::last_round);
+  a.optional("chunks", &LogRecord::chunks);
+  a.optional("values", &LogRecord::values, kValues);
+}
+
+template <class A>
+void fields(A& a, const LogPage*) {
+  a.optional("first", &LogPage::first);
+  a.optional("more", &LogPage::more);
+  a.required("records", &LogPage::records);
+}
+
+template <class A>
+void fields(A& a, const RankStatus*) {
+  a.required("rank", &RankStatus::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &RankStatus::incarnation);
+  a.required("state", &RankStatus::state, kWord);
+  a.required("first_round", &RankStatus::first_round);
+  a.optional("reason", &RankStatus::reason, kReason);
+  a.optional("contributions", &RankStatus::contributions);
+  a.optional("lease_age_s", &RankStatus::lease_age_s);
+  a.optional("waited_s", &RankStatus::waited_s);
+  a.optional("waited_chunks", &RankStatus::waited_chunks);
+  a.optional("waited_round", &RankStatus::waited_round);
+  a.optional("waited_key", &RankStatus::waited_key, {0, kMaxNameBytes});
+}
+
+template <class A>
+void fields(A& a, const Flow*) {
+  a.optional("chunks", &Flow::chunks);
+  a.optional("bytes_in", &Flow::bytes_in);
+  a.optional("bytes_out", &Flow::bytes_out);
+  a.optional("chunks_per_s", &Flow::chunks_per_s);
+  a.optional("bytes_in_per_s", &Flow::bytes_in_per_s);
+  a.optional("bytes_out_per_s", &Flow::bytes_out_per_s);
+}
+
+template <class A>
+void fields(A& a, const EndpointCounters*) {
+  a.optional("sends", &EndpointCounters::sends);
+  a.optional("receives", &EndpointCounters::receives);
+  a.optional("doorbells", &EndpointCounters::doorbells);
+  a.optional("polls", &EndpointCounters::polls);
+  a.optional("empty_polls", &EndpointCounters::empty_polls);
+  a.optional("system_calls", &EndpointCounters::system_calls);
+  a.optional("wakeups", &EndpointCounters::wakeups);
+}
+
+template <class A>
+void fields(A& a, const QueueStatus*) {
+  a.required("queue", &QueueStatus::queue);
+  a.required("nic", &QueueStatus::nic, {0, kMaxNameBytes});
+  a.optional("flow", &QueueStatus::flow);
+}
+
+template <class A>
+void fields(A& a, const JobCoreStatus*) {
+  a.required("core", &JobCoreStatus::core);
+  a.optional("counters", &JobCoreStatus::counters);
+  a.optional("queues", &JobCoreStatus::queues, {0, 1u << 16});
+}
+
+template <class A>
+void fields(A& a, const CoreStatus*) {
+  a.required("core", &CoreStatus::core);
+  a.required("cpu", &CoreStatus::cpu);
+  a.optional("busy_passes", &CoreStatus::busy_passes);
+  a.optional("idle_passes", &CoreStatus::idle_passes);
+  a.optional("sleeps", &CoreStatus::sleeps);
+  a.optional("asleep_s", &CoreStatus::asleep_s);
+  a.optional("awake", &CoreStatus::awake);
+  a.optional("flow", &CoreStatus::flow);
+}
+
+template <class A>
+void fields(A& a, const NicStatus*) {
+  a.required("name", &NicStatus::name, {0, kMaxNameBytes});
+  a.required("transport", &NicStatus::transport, kWord);
+  a.optional("flow", &NicStatus::flow);
+}
+
+template <class A>
+void fields(A& a, const NodeStatus*) {
+  a.required("node", &NodeStatus::node);
+  a.optional("memory_bytes", &NodeStatus::memory_bytes);
+  a.optional("cores", &NodeStatus::cores, {0, 1u << 16});
+  a.optional("nics", &NodeStatus::nics, {0, 1u << 16});
+}
+
+template <class A>
+void fields(A& a, const JobStatus*) {
+  a.required("name", &JobStatus::name, {1, kMaxNameBytes});
+  a.required("state", &JobStatus::state, kWord);
+  a.optional("error", &JobStatus::error, kReason);
+  a.required("optimizer", &JobStatus::optimizer, kWord);
+  a.required("keys", &JobStatus::keys);
+  a.required("chunks", &JobStatus::chunks);
+  a.required("elements", &JobStatus::elements);
+  a.required("memory_bytes", &JobStatus::memory_bytes);
+  a.required("completed_round", &JobStatus::completed_round);
+  a.optional("durable_round", &JobStatus::durable_round);
+  a.required("rounds_per_s", &JobStatus::rounds_per_s);
+  a.optional("chunks_completed", &JobStatus::chunks_completed);
+  a.optional("transport", &JobStatus::transport, kWord);
+  a.optional("counters", &JobStatus::counters);
+  a.optional("flow", &JobStatus::flow);
+  a.optional("cores", &JobStatus::cores, {0, 1u << 16});
+  a.optional("max_ranks", &JobStatus::max_ranks, {0, kMaxRanks});
+  a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
+  a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
+  a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
+}
+
+template <class A>
+void fields(A& a, const ServerStatus*) {
+  a.required("version", &ServerStatus::version, {kProtocolVersion, kProtocolVersion});
+  a.required("topology", &ServerStatus::topology);
+  a.required("transports", &ServerStatus::transports, {0, kMaxWordBytes});
+  a.optional("nics", &ServerStatus::nics, {0, kMaxWordBytes});
+  a.required("cores", &ServerStatus::cores);
+  a.required("memory_bytes", &ServerStatus::memory_bytes);
+  a.required("memory_limit_bytes", &ServerStatus::memory_limit_bytes);
+  a.required("uptime_s", &ServerStatus::uptime_s);
+  a.optional("nodes", &ServerStatus::nodes, {0, 1u << 16});
+  a.required("jobs", &ServerStatus::jobs);
+}
+
+}  // namespace phub

@@ -1,0 +1,252 @@
+// The control messages, decoded. JSON on the wire; transport/README.md documents every field.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/control/job_spec.h"
+#include "transport/error.h"
+#include "transport/layout.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+inline constexpr uint32_t kProtocolVersion = 1;
+
+// Who sends a request, as the box found out from its token. Not on the wire.
+struct Caller {
+  std::string name;          // of the token; "": the box asks for none
+  std::string id;            // of the token, and of no other
+  bool may_replace = false;  // take a rank from an incarnation that is alive
+  bool is_admin = false;
+};
+
+// POST /v1/jobs/{job}/join — creates the job if it is not there.
+struct JoinRequest {
+  uint32_t version = kProtocolVersion;
+  JobSpec spec;
+  int32_t rank = -1;     // -1: the lowest free one
+  bool replace = false;  // the rank's present incarnation, if any, is fenced first
+  std::string transport = "shm";
+  // Chosen at random by the worker, the same when it sends the join again because it got no answer:
+  // then it gets the answer of the first. Empty: every join is another one.
+  std::string id = {};
+  // That of the life of the job which this worker was in and lost; 0: it was in none. The job must
+  // go on, as this life or a later one.
+  uint64_t epoch = 0;
+  Caller caller = {};  // not on the wire
+};
+
+// Where every key and chunk is. Offsets and sizes are in elements.
+struct JobLayout {
+  std::vector<uint64_t> key_offset;                 // in the gradient memory and in the results
+  std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk, numbered key by key
+  uint64_t total_elements = 0;                      // with the padding between keys
+  // Where each queue's chunks begin in the box's memory; there they lie one after another, each
+  // at a multiple of kChunkAlignment. Empty: the box's memory is laid out as the worker's.
+  std::vector<uint64_t> queue_offset;
+
+  friend bool operator==(const JobLayout&, const JobLayout&) = default;
+};
+
+JobLayout routes_of(const Layout& layout);
+
+struct JoinReply {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t first_round = 1;   // the first round this rank takes part in; it gets the results of
+                              // the round before without asking
+  bool send_initial = false;  // this rank is the one that sends the initial parameters
+  Offer offer;
+  JobLayout layout;
+  JobSpec spec;  // as the server keeps it
+  // To who created the job, where the box asks for tokens: joins and deletes this job.
+  std::string job_token = {};
+  // Counts the lives of a job that outlives its server, in which a later one goes on from a
+  // checkpoint; 0: this job ends with its server.
+  uint64_t epoch = 0;
+};
+// What the server's plan comes to. Throws Error(kInternal) when keys, chunks and queues of the
+// reply do not fit together.
+Layout layout_of(const JoinReply& reply);
+
+// Names one incarnation in one life of the job, and proves it. For heartbeat, leave, barrier,
+// hyper.
+struct Credential {
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  std::string ticket;
+  uint64_t epoch = 0;
+};
+
+// Answer to a heartbeat: how the job is doing.
+struct Pulse {
+  uint64_t completed_round = 0;   // completed for every chunk
+  uint64_t durable_round = 0;     // the last that survives the server; 0: none does
+  std::vector<uint32_t> missing;  // expected ranks that are lost or not there yet
+  bool assembling = false;        // the first ranks have not been there all at one time yet
+};
+
+// POST …/hyper: what was asked for, from this round on.
+struct HyperReply {
+  uint64_t round = 0;
+};
+
+// GET /v1/jobs/{job}/log — everything that a reference needs to recompute the run.
+struct ChunkSpan {  // chunks [first, last]
+  uint32_t first = 0, last = 0;
+
+  friend bool operator==(const ChunkSpan&, const ChunkSpan&) = default;
+};
+struct ChunkRange {  // chunks [first, last] took part for the last time in `round` (0: never)
+  uint32_t first = 0, last = 0;
+  uint64_t round = 0;
+
+  friend bool operator==(const ChunkRange&, const ChunkRange&) = default;
+};
+struct LogRecord {
+  enum class Kind { kAdmitted, kLost, kLeft, kHyper, kExcluded, kFailed };
+  Kind kind = Kind::kAdmitted;
+  uint64_t round = 0;  // admitted: first round; hyper: from; excluded: first round; else 0
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  std::string reason;                    // lost, failed
+  std::vector<ChunkRange> last_rounds;   // lost, left: participation, all chunks in order
+  uint64_t last_round = 0;               // excluded: from these chunks in all rounds up to this one
+  std::vector<ChunkSpan> chunks;         // excluded: ascending
+  std::map<std::string, double> values;  // hyper
+
+  friend bool operator==(const LogRecord&, const LogRecord&) = default;
+};
+// The records from number `first` on, as many as a page holds.
+struct LogPage {
+  uint64_t first = 0;  // higher than the one that was asked for: those before it were dropped
+  bool more = false;   // there are records behind these
+  std::vector<LogRecord> records;
+
+  friend bool operator==(const LogPage&, const LogPage&) = default;
+};
+
+struct RankStatus {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  std::string state;  // "joining", "live", "lost", "left", "absent"
+  uint64_t first_round = 0;
+  std::string reason;          // lost
+  uint64_t contributions = 0;  // of chunks, ever
+  double lease_age_s = 0;      // since its last heartbeat, while it is live
+  double waited_s = 0;         // while others wait for it: since it sent anything
+  uint64_t waited_chunks = 0;  // that others have sent and it has not
+  uint64_t waited_round = 0;   // of the oldest of them; 0: the initial parameters
+  std::string waited_key;      // whose chunk that is
+};
+
+// Chunks and their bytes, as seen from the box: completed, gradients in, results out; the rates are
+// over the last seconds.
+struct Flow {
+  uint64_t chunks = 0, bytes_in = 0, bytes_out = 0;
+  double chunks_per_s = 0, bytes_in_per_s = 0, bytes_out_per_s = 0;
+
+  Flow& operator+=(const Flow& other) {
+    chunks += other.chunks, bytes_in += other.bytes_in, bytes_out += other.bytes_out;
+    chunks_per_s += other.chunks_per_s;
+    bytes_in_per_s += other.bytes_in_per_s, bytes_out_per_s += other.bytes_out_per_s;
+    return *this;
+  }
+  friend bool operator==(const Flow&, const Flow&) = default;
+};
+struct QueueStatus {
+  uint32_t queue = 0;  // of the job
+  std::string nic;
+  Flow flow;
+
+  friend bool operator==(const QueueStatus&, const QueueStatus&) = default;
+};
+struct JobCoreStatus {  // what one core does for a job
+  uint32_t core = 0;
+  EndpointCounters counters;
+  std::vector<QueueStatus> queues;
+
+  friend bool operator==(const JobCoreStatus&, const JobCoreStatus&) = default;
+};
+struct JobStatus {
+  std::string name;
+  std::string state;  // "assembling", "running", "paused", "failed"
+  std::string error;
+  std::string optimizer;
+  uint64_t keys = 0, chunks = 0, elements = 0, memory_bytes = 0;
+  uint64_t completed_round = 0;  // by every chunk
+  uint64_t durable_round = 0;    // in the newest checkpoint; 0: there is none
+  double rounds_per_s = 0;       // over the last seconds
+  uint64_t chunks_completed = 0;
+  std::string transport;
+  EndpointCounters counters;  // of the box's endpoints
+  Flow flow;
+  std::vector<JobCoreStatus> cores;
+  uint32_t max_ranks = 0;
+  std::vector<RankStatus> ranks;      // but those that were never there
+  std::vector<uint32_t> missing;      // expected ranks that are not live
+  std::vector<uint32_t> waiting_for;  // ranks that others wait for
+};
+
+// The box itself: what all jobs together did, those that have ended included.
+struct CoreStatus {
+  uint32_t core = 0;
+  uint32_t cpu = 0;  // as the operating system counts
+  uint64_t busy_passes = 0, idle_passes = 0, sleeps = 0;
+  double asleep_s = 0;
+  double awake = 0;  // share of the last seconds
+  Flow flow;
+
+  friend bool operator==(const CoreStatus&, const CoreStatus&) = default;
+};
+struct NicStatus {
+  std::string name;
+  std::string transport;
+  Flow flow;
+
+  friend bool operator==(const NicStatus&, const NicStatus&) = default;
+};
+struct NodeStatus {
+  uint32_t node = 0;  // as the operating system counts
+  uint64_t memory_bytes = 0;
+  std::vector<CoreStatus> cores;
+  std::vector<NicStatus> nics;
+
+  friend bool operator==(const NodeStatus&, const NodeStatus&) = default;
+};
+struct ServerStatus {
+  uint32_t version = kProtocolVersion;
+  std::string topology;
+  std::vector<std::string> transports;
+  std::vector<std::string> nics;  // of each transport, for people: what was chosen, and why
+  uint32_t cores = 0;
+  uint64_t memory_bytes = 0, memory_limit_bytes = 0;
+  double uptime_s = 0;
+  std::vector<NodeStatus> nodes;
+  std::vector<JobStatus> jobs;
+};
+
+// A result or an error, as the server's answers are.
+template <typename T>
+struct Result {
+  std::optional<T> value;
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+
+  Result(T v) : value(std::move(v)) {}  // NOLINT: implicit on purpose
+  Result(ErrorCode c, std::string m) : code(c), message(std::move(m)) {}
+  explicit operator bool() const { return value.has_value(); }
+};
+struct Done {};
+// Takes the answer to a call. Called exactly once, possibly later, on the control thread. It may
+// outlive the connection of the request: the answer is then dropped.
+template <typename T>
+using Reply = std::function<void(Result<T>)>;
+
+}  // namespace phub

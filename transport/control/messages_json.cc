@@ -1,0 +1,189 @@
+#include "transport/control/messages_json.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "transport/control/message_fields.h"
+
+namespace phub {
+
+namespace {
+
+// The title of a problem of this type is the phrase of its status (RFC 9457, 4.2.1).
+constexpr std::string_view kProblemType = "about:blank";
+
+std::string_view title_of(unsigned status) {
+  constexpr std::array<std::pair<unsigned, std::string_view>, 15> kTitles = {{
+      {400, "Bad Request"},
+      {401, "Unauthorized"},
+      {403, "Forbidden"},
+      {404, "Not Found"},
+      {405, "Method Not Allowed"},
+      {409, "Conflict"},
+      {410, "Gone"},
+      {411, "Length Required"},
+      {413, "Content Too Large"},
+      {415, "Unsupported Media Type"},
+      {421, "Misdirected Request"},
+      {431, "Request Header Fields Too Large"},
+      {503, "Service Unavailable"},
+      {504, "Gateway Timeout"},
+      {507, "Insufficient Storage"},
+  }};
+  for (const auto& [number, title] : kTitles) {
+    if (number == status) return title;
+  }
+  return "Internal Server Error";
+}
+
+// Messages that are wrapped for the wire.
+struct HyperBody {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t round = 0;
+  HyperValues values;
+  uint64_t epoch = 0;
+};
+struct ErrorBody {
+  std::string type = std::string(kProblemType);
+  std::string title;
+  uint32_t status = 0;
+  std::string detail;
+  ErrorCode code = ErrorCode::kInternal;
+};
+
+template <class A>
+void fields(A& a, const HyperBody*) {
+  a.required("rank", &HyperBody::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &HyperBody::incarnation);
+  a.optional("round", &HyperBody::round);
+  a.required("values", &HyperBody::values, {1, kMaxHyperValues});
+  a.optional("epoch", &HyperBody::epoch);
+}
+template <class A>
+void fields(A& a, const ErrorBody*) {
+  a.required("type", &ErrorBody::type, {0, kMaxNameBytes});
+  a.required("title", &ErrorBody::title, kWord);
+  a.required("status", &ErrorBody::status, {100, 599});
+  a.required("detail", &ErrorBody::detail, {0, 1u << 16});
+  a.required("code", &ErrorBody::code);
+}
+
+}  // namespace
+
+std::string to_json(const JobSpec& spec) { return json::encode(spec); }
+JobSpec parse_job_spec(std::string_view text) {
+  auto spec = json::decode<JobSpec>(text, "job");
+  validate(spec);
+  return spec;
+}
+
+std::string to_json(const JoinRequest& request) { return json::encode(request); }
+JoinRequest parse_join_request(std::string_view text) {
+  auto request = json::decode<JoinRequest>(text, "join request");
+  if (request.rank < -1 || request.rank >= static_cast<int32_t>(kMaxRanks)) {
+    fail(ErrorCode::kInvalid,
+         "join request: rank: must be a rank, or -1 for the lowest free one, got {}", request.rank);
+  }
+  validate(request.spec);
+  return request;
+}
+
+std::string to_json(const JoinReply& reply) { return json::encode(reply); }
+JoinReply parse_join_reply(std::string_view text) {
+  auto reply = json::decode<JoinReply>(text, "answer to join");
+  validate(reply.spec);
+  return reply;
+}
+
+std::string to_json(const Offer& offer) { return json::encode(offer); }
+Offer parse_offer(std::string_view text) { return json::decode<Offer>(text, "offer"); }
+
+std::string to_json(const Credential& who) { return json::encode(who); }
+Credential parse_credential(std::string_view text) {
+  return json::decode<Credential>(text, "request");
+}
+
+std::string hyper_json(const Credential& who, const HyperChange& change) {
+  return json::encode(HyperBody{who.rank, who.incarnation, change.round, change.values, who.epoch});
+}
+std::pair<Credential, HyperChange> parse_hyper(std::string_view text) {
+  auto body = json::decode<HyperBody>(text, "hyper request");
+  Credential who;
+  who.rank = body.rank;
+  who.incarnation = body.incarnation;
+  who.epoch = body.epoch;
+  return {who, {.round = body.round, .values = std::move(body.values)}};
+}
+std::string to_json(const HyperReply& reply) { return json::encode(reply); }
+HyperReply parse_hyper_reply(std::string_view text) {
+  return json::decode<HyperReply>(text, "answer to hyper");
+}
+
+std::string to_json(const Pulse& pulse) { return json::encode(pulse); }
+Pulse parse_pulse(std::string_view text) {
+  return json::decode<Pulse>(text, "answer to heartbeat");
+}
+
+std::string to_json(const LogPage& page) { return json::encode(page); }
+LogPage parse_log_page(std::string_view text) { return json::decode<LogPage>(text, "log"); }
+std::string to_json(const LogRecord& record) { return json::encode(record); }
+
+std::string to_json(const ServerStatus& status) { return json::encode(status); }
+ServerStatus parse_status(std::string_view text) {
+  return json::decode<ServerStatus>(text, "status");
+}
+
+std::string to_json(const JobStatus& status) { return json::encode(status); }
+JobStatus parse_job_status(std::string_view text) { return json::decode<JobStatus>(text, "job"); }
+std::string jobs_json(const ServerStatus& status) {
+  return "{\"jobs\":" + json::encode(status.jobs) + "}";
+}
+
+std::string to_json(const Done&) { return "{}"; }
+
+unsigned http_status(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalid:
+      return 400;
+    case ErrorCode::kUnauthorized:
+      return 401;
+    case ErrorCode::kNotFound:
+      return 404;
+    case ErrorCode::kMismatch:
+    case ErrorCode::kTaken:
+    case ErrorCode::kRankLost:
+    case ErrorCode::kNonFinite:
+      return 409;
+    case ErrorCode::kFenced:
+    case ErrorCode::kRewound:
+      return 410;
+    case ErrorCode::kUnavailable:
+      return 503;
+    case ErrorCode::kTimeout:
+      return 504;
+    case ErrorCode::kFull:
+      return 507;
+    case ErrorCode::kInternal:
+      break;
+  }
+  return 500;
+}
+
+std::string error_json(unsigned status, ErrorCode code, std::string_view message) {
+  const nlohmann::ordered_json body = {{"type", kProblemType},
+                                       {"title", title_of(status)},
+                                       {"status", status},
+                                       {"detail", message},
+                                       {"code", name_of(code)}};
+  return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+std::string error_json(ErrorCode code, std::string_view message) {
+  return error_json(http_status(code), code, message);
+}
+Error parse_error(std::string_view text) {
+  auto body = json::decode<ErrorBody>(text, "error answer");
+  return {body.code, body.detail};
+}
+
+}  // namespace phub

@@ -1,0 +1,140 @@
+#include "transport/sim/net.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "transport/error.h"
+#include "transport/sim/transport.h"
+
+namespace phub {
+
+SimRandom::SimRandom(uint64_t seed) {
+  for (uint64_t& word : state_) {
+    seed += 0x9e3779b97f4a7c15ull;
+    uint64_t z = seed;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    word = z ^ (z >> 31);
+  }
+}
+
+uint64_t SimRandom::next() {
+  auto rotate = [](uint64_t x, int k) { return (x << k) | (x >> (64 - k)); };
+  const uint64_t result = rotate(state_[1] * 5, 7) * 9;
+  const uint64_t t = state_[1] << 17;
+  state_[2] ^= state_[0];
+  state_[3] ^= state_[1];
+  state_[1] ^= state_[2];
+  state_[0] ^= state_[3];
+  state_[2] ^= t;
+  state_[3] = rotate(state_[3], 45);
+  return result;
+}
+
+uint64_t SimRandom::below(uint64_t n) { return n == 0 ? 0 : next() % n; }
+
+uint64_t SimRandom::between(uint64_t low, uint64_t high) { return low + below(high - low + 1); }
+
+bool SimRandom::chance(double probability) {
+  if (probability <= 0) return false;
+  return static_cast<double>(next() >> 11) * 0x1p-53 < probability;
+}
+
+SimNet::SimNet(const SimOptions& options)
+    : options_(options), random_(options.seed), transport_(std::make_unique<SimTransport>(*this)) {}
+
+SimNet::~SimNet() = default;
+
+void SimNet::after(uint64_t delay_ns, std::function<void()> action) {
+  events_.push_back({now_ns_ + delay_ns, order_++, std::move(action)});
+  std::push_heap(events_.begin(), events_.end(), later);
+}
+
+uint64_t SimNet::next_ns() const { return events_.front().time; }
+
+void SimNet::run_next() {
+  std::pop_heap(events_.begin(), events_.end(), later);
+  Event event = std::move(events_.back());
+  events_.pop_back();
+  now_ns_ = std::max(now_ns_, event.time);
+  event.action();
+}
+
+void SimNet::advance(uint64_t ns) {
+  const uint64_t end = now_ns_ + ns;
+  while (!idle() && next_ns() <= end) run_next();
+  now_ns_ = end;
+}
+
+Transport& SimNet::transport() { return *transport_; }
+
+std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer) {
+  return transport_->connect(offer);
+}
+
+void SimNet::crash(WorkerLink& worker, bool silent) {
+  dynamic_cast<SimWorkerLink&>(worker).die(silent);
+}
+
+bool SimNet::break_queue_pair(WorkerLink& worker) {
+  return dynamic_cast<SimWorkerLink&>(worker).break_one();
+}
+
+bool SimNet::fail_device(WorkerLink& worker, uint32_t core, bool said) {
+  SimBoxLink* box = dynamic_cast<SimWorkerLink&>(worker).box();
+  if (box != nullptr) box->fail_device(core, said);
+  return box != nullptr;
+}
+
+bool SimNet::closed_by_box(WorkerLink& worker) {
+  return dynamic_cast<SimWorkerLink&>(worker).closed_by_box();
+}
+
+bool SimNet::awake(const Endpoint& endpoint) {
+  return dynamic_cast<const SimEndpoint&>(endpoint).awake();
+}
+
+bool SimNet::core_awake(uint32_t core) const { return transport_->core_awake(core); }
+
+void SimNet::trace(std::string_view what, uint64_t a, uint64_t b, uint64_t c) {
+  for (uint64_t word : {now_ns_, static_cast<uint64_t>(what.size()), a, b, c}) {
+    hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15ull;
+    hash_ ^= hash_ >> 29;
+  }
+  trace_bytes(std::as_bytes(std::span(what)));
+  if (keep_text_) text_.push_back(fmt::format("{:>12} {} {} {} {}", now_ns_, what, a, b, c));
+}
+
+void SimNet::trace_bytes(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    uint64_t word = 0;
+    const size_t n = std::min(bytes.size(), sizeof(word));
+    std::memcpy(&word, bytes.data(), n);
+    hash_ = (hash_ ^ word) * 0x100000001b3ull;
+    hash_ ^= hash_ >> 31;
+    bytes = bytes.subspan(n);
+  }
+}
+
+uint64_t SimNet::some_delay() {
+  uint64_t delay = random_.between(options_.min_delay_ns, options_.max_delay_ns);
+  // Now and then something is much slower than usual: queues that overtake each other by far.
+  if (random_.chance(0.02)) delay *= random_.between(2, 50);
+  return delay;
+}
+
+uint64_t SimNet::flight_ns() {
+  uint64_t flight = some_delay();
+  if (options_.shared_memory) return flight;
+  for (uint32_t tries = 0; random_.chance(options_.loss); ++tries) {
+    ++stats_.lost;
+    if (tries == options_.retry_limit) return kLost;
+    flight += options_.retransmit_ns;
+  }
+  return random_.chance(options_.break_chance) ? kLost : flight;
+}
+
+}  // namespace phub

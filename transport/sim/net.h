@@ -1,0 +1,143 @@
+// The simulated network: one process, one thread, virtual time, everything random from one seed.
+//
+// It behaves as reliable connections do. Writes of one queue pair arrive in order, their payload
+// before their immediate; queue pairs overtake each other. A lost packet costs a retransmission and
+// a duplicate is filtered; too many losses in a row, or a fault that the test asks for, break the
+// queue pair. Then every write in flight has arrived, or has landed without its immediate (the last
+// one perhaps by half), or never happened, and nobody is told which: both ends only see ok ==
+// false, once. What the receiver has detached can change nothing any more.
+//
+// With `shared_memory` the same network behaves as the shm transport: the box reads the workers'
+// memory, workers read the box's, only immediates move, and queue pairs do not break.
+//
+//   SimNet ── transport() ──▶ open_job() ──▶ BoxLink, one Endpoint per core
+//          └─ connect(offer) ──▶ WorkerLink, one Endpoint
+//
+// Source memory is read when a write lands, not when it is posted, and what has no defined content
+// is filled with garbage: whoever writes too early or reads too early is found out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace phub {
+
+// xoshiro256**, seeded with splitmix64: the same numbers on every machine.
+class SimRandom {
+ public:
+  explicit SimRandom(uint64_t seed);
+  uint64_t next();
+  uint64_t below(uint64_t n);                     // [0, n); 0 for n == 0
+  uint64_t between(uint64_t low, uint64_t high);  // [low, high]
+  bool chance(double probability);
+
+ private:
+  uint64_t state_[4];
+};
+
+struct SimOptions {
+  uint64_t seed = 1;
+  bool shared_memory = false;
+  uint64_t min_delay_ns = 1'000;
+  uint64_t max_delay_ns = 20'000;
+  uint64_t retransmit_ns = 100'000;  // what a lost packet costs
+  double loss = 0;                   // of each transmission
+  double duplicate = 0;              // of each write that arrives
+  double early = 0.1;                // of each write: part of its payload lands before the rest
+  double break_chance = 0;           // of each write
+  uint32_t retry_limit = 7;          // losses in a row that break a queue pair
+  uint32_t send_depth = 64;          // writes of a queue pair that may be unacknowledged
+};
+
+struct SimStats {
+  uint64_t writes = 0, delivered = 0, lost = 0, duplicates = 0, breaks = 0, refused = 0;
+};
+
+class SimTransport;
+
+class SimNet {
+ public:
+  explicit SimNet(const SimOptions& options);
+  ~SimNet();  // all links must be gone
+  SimNet(const SimNet&) = delete;
+  SimNet& operator=(const SimNet&) = delete;
+
+  // Virtual time. Events of the same instant run in the order in which they were scheduled.
+  uint64_t now_ns() const { return now_ns_; }
+  void after(uint64_t delay_ns, std::function<void()> action);
+  bool idle() const { return events_.empty(); }
+  uint64_t next_ns() const;   // REQUIRES: !idle()
+  void run_next();            // REQUIRES: !idle()
+  void advance(uint64_t ns);  // moves the clock by `ns` and runs everything that is due
+
+  Transport& transport();
+  // Throws Error(kUnauthorized) when the ticket was never given, was used, or has been revoked.
+  std::unique_ptr<WorkerLink> connect(const Offer& offer);
+
+  // Faults. `worker` is a link made by connect().
+  // The process of a worker ends: what it posted arrives up to some point. With `silent` its host
+  // died too, and the box hears nothing.
+  void crash(WorkerLink& worker, bool silent);
+  // Breaks one of its queue pairs. False: it has none that is whole, or this is shared memory.
+  bool break_queue_pair(WorkerLink& worker);
+  void set_loss(double loss) { options_.loss = loss; }
+  // The box's device that serves a core of this worker's job dies: either the NIC says so, or the
+  // core's next call fails. False: the box has let go of the worker.
+  bool fail_device(WorkerLink& worker, uint32_t core, bool said);
+
+  // Whether the box has closed its end of one of the worker's queue pairs.
+  static bool closed_by_box(WorkerLink& worker);
+
+  // Whether something has come for an endpoint of this network that was armed, since the last
+  // disarm(). An endpoint that was never armed is always awake.
+  static bool awake(const Endpoint& endpoint);
+  bool core_awake(uint32_t core) const;  // any of the box's endpoints of this core
+
+  const SimOptions& options() const { return options_; }
+  SimRandom& random() { return random_; }
+  SimStats& stats() { return stats_; }
+
+  // Everything that happens goes into the hash; with keep_text, also into lines for people.
+  void trace(std::string_view what, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0);
+  void trace_bytes(std::span<const std::byte> bytes);  // hash only
+  uint64_t trace_hash() const { return hash_; }
+  void keep_text(bool keep) { keep_text_ = keep; }
+  const std::vector<std::string>& text() const { return text_; }
+
+  // For the queue pairs of this network: how long a packet, or a whole write with its
+  // retransmissions (kLost: the retry limit was reached), is under way.
+  static constexpr uint64_t kLost = ~uint64_t{0};
+  uint64_t some_delay();
+  uint64_t flight_ns();
+
+ private:
+  struct Event {
+    uint64_t time;
+    uint64_t order;
+    std::function<void()> action;
+  };
+  static bool later(const Event& a, const Event& b) {
+    return a.time != b.time ? a.time > b.time : a.order > b.order;
+  }
+
+  SimOptions options_;
+  SimRandom random_;
+  SimStats stats_;
+  uint64_t now_ns_ = 0;
+  uint64_t order_ = 0;
+  uint64_t hash_ = 0xcbf29ce484222325ull;
+  bool keep_text_ = false;
+  std::vector<std::string> text_;
+  std::vector<Event> events_;  // a heap by time and order
+  std::unique_ptr<SimTransport> transport_;
+};
+
+}  // namespace phub

@@ -1,0 +1,220 @@
+// What happens to a write between post() and poll(), and to all of them when a queue pair breaks.
+#include <algorithm>
+#include <cstring>
+
+#include "transport/error.h"
+#include "transport/sim/transport.h"
+
+namespace phub {
+namespace {
+
+SimSide other(SimSide side) { return side == kSimBox ? kSimWorker : kSimBox; }
+
+bool fits(uint64_t offset, uint64_t bytes, uint64_t size) {
+  return offset <= size && bytes <= size - offset;
+}
+
+}  // namespace
+
+void SimPair::establish() {
+  if (dead_ || established_) return;
+  established_ = true;
+  net_.trace("established", id_);
+  for (SimSide side : {kSimBox, kSimWorker}) {
+    if (ends_[side].endpoint != nullptr) ends_[side].endpoint->wake_if_armed(*this, true);
+  }
+}
+
+bool SimPair::post(SimSide side, const Write& write) {
+  End& end = ends_[side];
+  PHUB_CHECK(fits(write.local_offset, write.bytes, end.source->size()));
+  if (!established_ || end.noticed) return false;
+  if (end.unacknowledged == net_.options().send_depth) {
+    end.refused = true;
+    ++net_.stats().refused;
+    return false;
+  }
+  ++end.unacknowledged;
+  ++net_.stats().writes;
+  // A sender learns that the other end is gone when its packets go unanswered.
+  if (!dead_) {
+    end.posted.push_back(write);
+  } else if (!net_.options().shared_memory) {
+    notice(side, net_.options().retransmit_ns * net_.options().retry_limit);
+  }
+  return true;
+}
+
+void SimPair::flush(SimSide side) {
+  End& end = ends_[side];
+  while (!end.posted.empty()) {
+    launch(side, end.posted.front());
+    end.posted.pop_front();
+  }
+}
+
+void SimPair::launch(SimSide side, const Write& write) {
+  End& end = ends_[side];
+  const uint64_t now = net_.now_ns();
+  const uint64_t previous = std::max(end.last_arrival, now);
+  const uint64_t flight = net_.flight_ns();
+  auto self = shared_from_this();
+  end.in_flight.push_back(write);
+  if (flight == SimNet::kLost) {
+    // Packets behind a lost one are not taken: nothing more arrives before the break.
+    end.last_arrival = previous + net_.options().retransmit_ns * net_.options().retry_limit;
+    net_.after(end.last_arrival - now, [self] { self->break_now(); });
+    return;
+  }
+  end.last_arrival = std::max(previous + 1, now + flight);
+  if (write.bytes > 0 && net_.random().chance(net_.options().early)) {
+    const uint64_t early = net_.random().between(previous, end.last_arrival);
+    const size_t bytes = net_.random().between(1, write.bytes);
+    if (early > previous && early < end.last_arrival) {
+      net_.after(early - now, [self, write, side, bytes] {
+        if (!self->dead_) self->land_part(write, side, bytes);
+      });
+    }
+  }
+  net_.after(end.last_arrival - now, [self, side] { self->land(side); });
+}
+
+bool SimPair::lands_inside(const Write& write, SimSide from) const {
+  const SimMemory& target = ends_[other(from)].target;
+  return target == nullptr || fits(write.remote_offset, write.bytes, target->size());
+}
+
+void SimPair::land_part(const Write& write, SimSide from, size_t bytes) {
+  const End& end = ends_[from];
+  const SimMemory& target = ends_[other(from)].target;
+  if (target == nullptr || !lands_inside(write, from)) return;
+  std::memcpy(target->data() + write.remote_offset, end.source->data() + write.local_offset, bytes);
+}
+
+void SimPair::land(SimSide from) {
+  if (dead_) return;
+  End& end = ends_[from];
+  const Write write = end.in_flight.front();
+  end.in_flight.pop_front();
+  if (!lands_inside(write, from)) {
+    break_now();  // remote access error
+    return;
+  }
+  arrive(from, write);
+  auto self = shared_from_this();
+  if (net_.random().chance(net_.options().duplicate)) {
+    ++net_.stats().duplicates;
+    net_.after(net_.some_delay(), [self] { self->net_.trace("duplicate filtered", self->id_); });
+  }
+  if (!net_.options().shared_memory) {
+    net_.after(net_.some_delay(), [self, from] { self->acknowledge(from); });
+  }
+}
+
+void SimPair::arrive(SimSide from, const Write& write) {
+  land_part(write, from, write.bytes);
+  ++net_.stats().delivered;
+  net_.trace(from == kSimWorker ? "to box" : "to worker", id_, write.imm, write.bytes);
+  net_.trace_bytes(std::span(*ends_[from].source).subspan(write.local_offset, write.bytes));
+  End& receiver = ends_[other(from)];
+  Arrival arrival{.queue = receiver.name.queue, .rank = receiver.name.rank, .imm = write.imm};
+  if (receiver.target != nullptr) {
+    arrival.bytes = write.bytes;
+    arrival.offset = write.remote_offset;
+  }
+  receiver.inbox.push_back(arrival);
+  if (receiver.endpoint != nullptr) receiver.endpoint->wake_if_armed(*this, false);
+}
+
+void SimPair::acknowledge(SimSide side) {
+  End& end = ends_[side];
+  if (end.unacknowledged > 0) --end.unacknowledged;
+  if (!end.refused) return;
+  end.refused = false;
+  if (end.endpoint != nullptr) end.endpoint->wake_if_armed(*this, true);
+}
+
+void SimPair::taken(SimSide side, const Arrival& arrival) {
+  if (!arrival.ok) {
+    ends_[side].noticed = true;
+  } else if (net_.options().shared_memory) {
+    acknowledge(other(side));  // room in a ring is made by its reader
+  }
+}
+
+// Decides what becomes of everything in flight: some arrives, some only lands, the rest is gone.
+void SimPair::settle(SimSide from, bool immediates) {
+  End& end = ends_[from];
+  SimRandom& random = net_.random();
+  const size_t n = end.in_flight.size();
+  const size_t arriving = immediates ? random.below(n + 1) : 0;
+  const size_t landing = arriving + random.below(n - arriving + 1);
+  for (size_t i = 0; i < landing; ++i) {
+    const Write& write = end.in_flight[i];
+    if (!lands_inside(write, from)) break;
+    if (i < arriving) {
+      arrive(from, write);
+    } else {
+      const bool last = i + 1 == landing;
+      land_part(write, from, last ? random.below(write.bytes + 1) : write.bytes);
+    }
+  }
+  net_.trace("settled", id_, arriving, landing);
+  end.in_flight.clear();
+  end.posted.clear();
+}
+
+void SimPair::break_now() {
+  if (!whole() || net_.options().shared_memory) return;
+  ++net_.stats().breaks;
+  settle(kSimBox, true);
+  settle(kSimWorker, true);
+  dead_ = true;
+  net_.trace("broken", id_);
+  notice(kSimBox, net_.some_delay());
+  notice(kSimWorker, net_.some_delay());
+}
+
+void SimPair::close(SimSide side) {
+  End& end = ends_[side];
+  if (!dead_) {
+    settle(other(side), false);
+    settle(side, true);
+    dead_ = true;
+    net_.trace("closed", id_, side);
+    if (!net_.options().shared_memory) notice(other(side), net_.some_delay());
+  }
+  end.closed = true;
+  end.endpoint = nullptr;
+  end.inbox.clear();
+}
+
+void SimPair::crash(bool silent) {
+  if (!dead_) {
+    settle(kSimWorker, true);
+    ends_[kSimBox].in_flight.clear();
+    ends_[kSimBox].posted.clear();
+    dead_ = true;
+    net_.trace("crashed", id_, silent);
+    // Without a packet of its own to miss an answer to, the box may never notice.
+    const bool noticed = !silent && !net_.options().shared_memory && net_.random().chance(0.5);
+    if (noticed) notice(kSimBox, net_.some_delay());
+  }
+  ends_[kSimWorker].closed = true;
+  ends_[kSimWorker].endpoint = nullptr;
+  ends_[kSimWorker].inbox.clear();
+}
+
+void SimPair::notice(SimSide side, uint64_t delay_ns) {
+  if (ends_[side].noticing) return;
+  ends_[side].noticing = true;
+  net_.after(delay_ns, [self = shared_from_this(), side] {
+    End& end = self->ends_[side];
+    if (end.closed) return;
+    self->net_.trace("noticed", self->id_, side);
+    end.inbox.push_back({.queue = end.name.queue, .rank = end.name.rank, .ok = false});
+    if (end.endpoint != nullptr) end.endpoint->wake_if_armed(*self, true);
+  });
+}
+
+}  // namespace phub

@@ -1,0 +1,372 @@
+#include "transport/sim/transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "transport/error.h"
+#include "transport/greeting.h"
+
+namespace phub {
+
+SimEndpoint::SimEndpoint(SimNet& net, SimSide side, uint32_t qps)
+    : net_(net), side_(side), pairs_(qps) {}
+
+SimEndpoint::~SimEndpoint() {
+  for (uint32_t qp = 0; qp < qps(); ++qp) release(qp);
+}
+
+void SimEndpoint::check_alive() const {
+  if (!failure_.empty()) fail(ErrorCode::kInternal, "{}", failure_);
+}
+
+// May stop before everything is taken: callers must not conclude that a short answer means empty.
+size_t SimEndpoint::poll(std::span<Arrival> out) {
+  check_alive();
+  size_t taken = 0;
+  uint32_t empty = 0;
+  while (taken < out.size() && empty < qps()) {
+    next_qp_ = (next_qp_ + 1) % qps();
+    const std::shared_ptr<SimPair>& pair = pairs_[next_qp_];
+    if (pair == nullptr || pair->end(side_).inbox.empty()) {
+      ++empty;
+      continue;
+    }
+    empty = 0;
+    out[taken] = pair->end(side_).inbox.front();
+    pair->end(side_).inbox.pop_front();
+    pair->taken(side_, out[taken++]);
+    if (net_.random().chance(0.1)) break;
+  }
+  return taken;
+}
+
+bool SimEndpoint::post(QueuePair to, const Write& write) {
+  check_alive();
+  const uint32_t qp = side_ == kSimBox ? to.rank : to.queue;
+  PHUB_CHECK(qp < qps());
+  return pairs_[qp] != nullptr && pairs_[qp]->post(side_, write);
+}
+
+void SimEndpoint::flush() {
+  check_alive();
+  for (const auto& pair : pairs_) {
+    if (pair != nullptr) pair->flush(side_);
+  }
+}
+
+bool SimEndpoint::arm(std::span<const uint32_t> wake_after) {
+  check_alive();
+  PHUB_CHECK(wake_after.empty() || wake_after.size() >= qps());
+  for (const auto& pair : pairs_) {
+    if (pair != nullptr && !pair->end(side_).inbox.empty()) return false;
+  }
+  wake_after_.assign(qps(), 1);
+  if (!wake_after.empty()) std::copy_n(wake_after.begin(), qps(), wake_after_.begin());
+  armed_ = true;
+  woken_ = false;
+  return true;
+}
+
+void SimEndpoint::wake_if_armed(const SimPair& pair, bool always) {
+  if (!armed_) return;
+  for (uint32_t qp = 0; qp < qps(); ++qp) {
+    if (pairs_[qp].get() != &pair) continue;
+    const size_t waiting = pairs_[qp]->end(side_).inbox.size();
+    if (always || (wake_after_[qp] > 0 && waiting >= wake_after_[qp])) woken_ = true;
+  }
+}
+
+void SimEndpoint::take_over(uint32_t qp, std::shared_ptr<SimPair> pair) {
+  release(qp);
+  pair->end(side_).endpoint = this;
+  const QueuePair name = name_of(qp);
+  pair->end(side_).name = name;
+  for (Arrival& arrival : pair->end(side_).inbox) {
+    arrival.queue = name.queue, arrival.rank = name.rank;
+  }
+  pairs_[qp] = std::move(pair);
+}
+
+void SimEndpoint::release(uint32_t qp) {
+  if (pairs_[qp] == nullptr) return;
+  pairs_[qp]->close(side_);
+  pairs_[qp] = nullptr;
+}
+
+void SimCoreEndpoint::attach(uint32_t rank, uint32_t incarnation) {
+  check_alive();
+  PHUB_CHECK(rank < qps());
+  const auto& attached = static_cast<const SimIncarnation&>(link_.attach(rank, incarnation));
+  take_over(rank, attached.pairs[core_]);
+  net_.trace("attach", core_, rank, incarnation);
+}
+
+void SimCoreEndpoint::detach_all() {
+  for (uint32_t rank = 0; rank < qps(); ++rank) {
+    if (pair(rank) != nullptr) detach(rank);
+  }
+}
+
+void SimCoreEndpoint::detach(uint32_t rank) {
+  PHUB_CHECK(rank < qps());
+  release(rank);
+  link_.detach(rank);
+  net_.trace("detach", core_, rank);
+}
+
+SimWorkerLink::SimWorkerLink(SimTransport& transport, SimBoxLink* box, uint32_t rank,
+                             SimMemory gradients, SimMemory results, uint32_t queues)
+    : transport_(transport),
+      box_(box),
+      rank_(rank),
+      gradients_(std::move(gradients)),
+      results_(std::move(results)),
+      results_bytes_(results_->size()),
+      endpoint_(transport.net(), kSimWorker, queues) {}
+
+SimWorkerLink::~SimWorkerLink() { die(false); }
+
+bool SimWorkerLink::zero_copy() const { return transport_.net().options().shared_memory; }
+
+void SimWorkerLink::reconnect(const Offer& offer) {
+  if (zero_copy()) WorkerLink::reconnect(offer);
+  SimIncarnation& incarnation = transport_.find(offer);
+  if (incarnation.link != box_ || incarnation.rank != rank_) {
+    fail(ErrorCode::kUnauthorized, "rank {}: the offer is for another rank or job", rank_);
+  }
+  incarnation.use(this);
+  box_->welcome(incarnation, *this);
+}
+
+void SimWorkerLink::take_pairs(std::span<const std::shared_ptr<SimPair>> pairs) {
+  for (uint32_t q = 0; q < pairs.size(); ++q) {
+    SimPair::End& end = pairs[q]->end(kSimWorker);
+    end.source = gradients_;
+    if (!zero_copy()) end.target = results_;
+    endpoint_.take_over(q, pairs[q]);
+  }
+}
+
+void SimWorkerLink::die(bool silent) {
+  *connected_ = false;
+  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
+    if (endpoint_.pair(q) == nullptr) continue;
+    endpoint_.pair(q)->crash(silent);
+    endpoint_.release(q);
+  }
+  if (box_ != nullptr) box_->worker_ended(rank_, this, silent);
+  box_ = nullptr;
+}
+
+void SimWorkerLink::box_closed() {
+  transport_.net().after(transport_.net().some_delay(), [flag = connected_] { *flag = false; });
+  box_ = nullptr;
+}
+
+bool SimWorkerLink::break_one() {
+  if (zero_copy()) return false;
+  std::vector<SimPair*> whole;
+  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
+    if (endpoint_.pair(q) != nullptr && endpoint_.pair(q)->whole()) {
+      whole.push_back(endpoint_.pair(q).get());
+    }
+  }
+  if (whole.empty()) return false;
+  whole[transport_.net().random().below(whole.size())]->break_now();
+  return true;
+}
+
+bool SimWorkerLink::closed_by_box() const {
+  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
+    if (endpoint_.pair(q) == nullptr || endpoint_.pair(q)->end(kSimBox).closed) return true;
+  }
+  return false;
+}
+
+SimIncarnation::~SimIncarnation() {
+  if (worker != nullptr) worker->box_closed();
+}
+
+void SimIncarnation::use(const SimWorkerLink* by) {
+  if (used || worker != by) {
+    fail(ErrorCode::kUnauthorized, "rank {}: this ticket was used already; join again", rank);
+  }
+  used = true;
+}
+
+SimBoxLink::SimBoxLink(SimTransport& transport, const LinkLayout& layout)
+    : AdmissionLink(transport.admissions(), layout.max_ranks),
+      transport_(transport),
+      self_(std::make_shared<SimBoxLink*>(this)),
+      layout_(layout),
+      results_(std::make_shared<std::vector<std::byte>>(layout.all_results_bytes())),
+      slots_(layout.max_ranks) {
+  for (uint32_t core = 0; core < layout.cores; ++core) {
+    endpoints_.push_back(
+        std::make_unique<SimCoreEndpoint>(transport.net(), layout.max_ranks, *this, core));
+  }
+  transport_.remember(this);
+}
+
+SimBoxLink::~SimBoxLink() {
+  for (const auto& endpoint : endpoints_) endpoint->detach_all();
+  revoke_all();
+  transport_.forget(this);
+}
+
+std::unique_ptr<Incarnation> SimBoxLink::make(uint32_t rank) {
+  // The box's own slots are the same for every incarnation; in shared memory each brings new ones.
+  if (slots_[rank] == nullptr || slots_belong_to_worker()) {
+    slots_[rank] = transport_.garbage(layout_.slots_bytes);
+  }
+  transport_.net().trace("admit", rank);
+  return std::make_unique<SimIncarnation>();
+}
+
+Offer SimBoxLink::open(Incarnation& opened) {
+  auto& incarnation = static_cast<SimIncarnation&>(opened);
+  incarnation.pairs.clear();
+  incarnation.used = false;
+  for (uint32_t core = 0; core < layout_.cores; ++core) {
+    auto pair = std::make_shared<SimPair>(transport_.net(), transport_.next_pair_id());
+    SimPair::End& end = pair->end(kSimBox);
+    end.source = results_;
+    if (!slots_belong_to_worker()) end.target = slots_[incarnation.rank];
+    incarnation.pairs.push_back(std::move(pair));
+  }
+  transport_.net().trace("open", incarnation.rank, incarnation.incarnation);
+  return {.transport = "sim"};
+}
+
+void SimBoxLink::disconnect(Incarnation& disconnected) {
+  const auto& incarnation = static_cast<const SimIncarnation&>(disconnected);
+  transport_.net().trace("disconnect", incarnation.rank, incarnation.incarnation);
+  for (const auto& pair : incarnation.pairs) {
+    PHUB_CHECK(pair->end(kSimBox).endpoint == nullptr);
+    pair->close(kSimBox);
+  }
+  if (slots_belong_to_worker()) slots_[incarnation.rank] = nullptr;
+}
+
+std::span<const std::byte> SimBoxLink::slots(uint32_t rank) {
+  PHUB_CHECK(rank < layout_.max_ranks && slots_[rank] != nullptr);
+  return *slots_[rank];
+}
+
+bool SimBoxLink::slots_belong_to_worker() const { return transport_.net().options().shared_memory; }
+
+Offer SimBoxLink::reconnect(uint32_t rank) {
+  return can_reconnect() ? open_again(rank) : BoxLink::reconnect(rank);
+}
+
+void SimBoxLink::fail_device(uint32_t core, bool said) {
+  const std::string reason = fmt::format("the simulated device of core {} died", core);
+  transport_.net().trace("device failed", core, said);
+  if (!said) return endpoints_[core]->die(reason);
+  transport_.raised().push_back({.kind = TransportEvent::kFailed, .link = this, .reason = reason});
+}
+
+std::unique_ptr<WorkerLink> SimBoxLink::connect(SimIncarnation& incarnation) {
+  const uint32_t rank = incarnation.rank;
+  const bool shared = slots_belong_to_worker();
+  auto worker = std::make_unique<SimWorkerLink>(
+      transport_, this, rank,
+      shared ? slots_[rank] : transport_.garbage(layout_.gradients_at_worker()),
+      shared ? results_ : transport_.garbage(layout_.results_at_worker()), layout_.cores);
+  if (shared && layout_.result_copies > 1) {
+    worker->narrow_results(rank * layout_.results_bytes, layout_.results_bytes);
+  }
+  welcome(incarnation, *worker);
+  return worker;
+}
+
+SimIncarnation* SimBoxLink::find(uint32_t rank, uint32_t incarnation) const {
+  auto* found = static_cast<SimIncarnation*>(current(rank));
+  return found != nullptr && found->incarnation == incarnation ? found : nullptr;
+}
+
+void SimBoxLink::welcome(SimIncarnation& incarnation, SimWorkerLink& worker) {
+  incarnation.worker = &worker;
+  worker.take_pairs(incarnation.pairs);
+  std::weak_ptr<SimBoxLink*> self = self_;
+  transport_.net().after(
+      transport_.net().some_delay(),
+      [self, pairs = incarnation.pairs, rank = incarnation.rank, number = incarnation.incarnation] {
+        auto link = self.lock();
+        if (link == nullptr) return;
+        const SimIncarnation* now = (*link)->find(rank, number);
+        if (now == nullptr || now->worker == nullptr) return;  // died meanwhile
+        for (const auto& pair : pairs) pair->establish();
+      });
+}
+
+void SimBoxLink::worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent) {
+  auto* incarnation = static_cast<SimIncarnation*>(current(rank));
+  if (incarnation == nullptr || incarnation->worker != worker) return;
+  incarnation->worker = nullptr;
+  if (silent) return;
+  std::weak_ptr<SimBoxLink*> self = self_;
+  transport_.net().after(transport_.net().some_delay(),
+                         [self, rank, number = incarnation->incarnation] {
+                           auto link = self.lock();
+                           if (link == nullptr) return;
+                           SimIncarnation* ended = (*link)->find(rank, number);
+                           if (ended == nullptr) return;
+                           (*link)->transport_.net().trace("disconnected", rank, number);
+                           (*link)->report_end(*ended, (*link)->transport_.raised());
+                         });
+}
+
+// Tickets come from the seed, as everything does.
+SimTransport::SimTransport(SimNet& net) : net_(net) {
+  admissions_.new_ticket = [this] {
+    return fmt::format("{:016x}{:016x}", net_.random().next(), net_.random().next());
+  };
+}
+
+std::string SimTransport::describe() const {
+  return fmt::format("sim: a simulated network, seed {}", net_.options().seed);
+}
+
+std::unique_ptr<BoxLink> SimTransport::open_job(const LinkLayout& layout) {
+  return std::make_unique<SimBoxLink>(*this, layout);
+}
+
+void SimTransport::handle_events(std::vector<TransportEvent>& out) {
+  out.insert(out.end(), raised_.begin(), raised_.end());
+  raised_.clear();
+}
+
+SimIncarnation& SimTransport::find(const Offer& offer) const {
+  check_offer(offer, "sim", nullptr);
+  return static_cast<SimIncarnation&>(admissions_.find_ticket(offer.ticket));
+}
+
+std::unique_ptr<WorkerLink> SimTransport::connect(const Offer& offer) {
+  SimIncarnation& incarnation = find(offer);
+  incarnation.use(nullptr);
+  return static_cast<SimBoxLink&>(*incarnation.link).connect(incarnation);
+}
+
+bool SimTransport::core_awake(uint32_t core) const {
+  return std::ranges::any_of(links_, [core](const SimBoxLink* l) { return l->core_awake(core); });
+}
+
+void SimTransport::forget(const SimBoxLink* link) {
+  std::erase(links_, link);
+  std::erase_if(raised_, [&](const TransportEvent& event) { return event.link == link; });
+}
+
+SimMemory SimTransport::garbage(uint64_t bytes) {
+  auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+  for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+    const uint64_t word = net_.random().next();
+    std::memcpy(memory->data() + i, &word, std::min<uint64_t>(sizeof(word), bytes - i));
+  }
+  return memory;
+}
+
+}  // namespace phub

@@ -1,0 +1,243 @@
+// The pieces of the simulated network behind transport/transport.h. Use them through SimNet.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/admission.h"
+#include "transport/sim/net.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+class SimBoxLink;
+class SimEndpoint;
+class SimWorkerLink;
+
+using SimMemory = std::shared_ptr<std::vector<std::byte>>;
+
+enum SimSide : uint8_t { kSimBox = 0, kSimWorker = 1 };
+
+// A queue pair with both its ends. Kept alive by the endpoints and by its scheduled events.
+class SimPair : public std::enable_shared_from_this<SimPair> {
+ public:
+  SimPair(SimNet& net, uint32_t id) : net_(net), id_(id) {}
+
+  // What one end has. A write posted at an end is read from its `source` and lands in the other
+  // end's `target`; without a target only the immediate moves.
+  struct End {
+    SimEndpoint* endpoint = nullptr;  // who polls here; null: nobody (not yet, or no more)
+    QueuePair name;                   // and what it calls this queue pair
+    SimMemory source;
+    SimMemory target;
+    std::deque<Write> posted;     // not flushed
+    std::deque<Write> in_flight;  // flushed, not landed
+    uint64_t last_arrival = 0;
+    uint32_t unacknowledged = 0;
+    std::deque<Arrival> inbox;
+    bool refused = false;   // a post found no room: the end wants to know when there is some
+    bool noticing = false;  // ok == false is on its way
+    bool noticed = false;   // ok == false was seen
+    bool closed = false;
+  };
+  End& end(SimSide side) { return ends_[side]; }
+  uint32_t id() const { return id_; }
+  bool whole() const { return established_ && !dead_; }
+  bool dead() const { return dead_; }
+
+  void establish();
+  bool post(SimSide side, const Write& write);
+  void flush(SimSide side);
+  void taken(SimSide side, const Arrival& arrival);  // polled
+
+  void break_now();          // a fault of the network
+  void close(SimSide side);  // this end takes nothing and sends nothing any more
+  void crash(bool silent);   // the worker's end dies
+
+ private:
+  void launch(SimSide side, const Write& write);
+  bool lands_inside(const Write& write, SimSide from) const;
+  void land_part(const Write& write, SimSide from, size_t bytes);
+  void land(SimSide from);
+  void arrive(SimSide from, const Write& write);
+  void settle(SimSide from, bool immediates);
+  void acknowledge(SimSide side);
+  void notice(SimSide side, uint64_t delay_ns);
+
+  SimNet& net_;
+  const uint32_t id_;
+  bool established_ = false;
+  bool dead_ = false;
+  std::array<End, 2> ends_;
+};
+
+class SimEndpoint : public virtual Endpoint {
+ public:
+  // A core of the box has one queue pair per rank, a worker one per queue.
+  SimEndpoint(SimNet& net, SimSide side, uint32_t qps);
+  ~SimEndpoint() override;
+
+  size_t poll(std::span<Arrival> out) override;
+  bool post(QueuePair to, const Write& write) override;
+  void flush() override;
+  bool arm(std::span<const uint32_t> wake_after) override;
+  void disarm() override { armed_ = false; }
+  int wake_fd() const override { return -1; }
+
+  void take_over(uint32_t qp, std::shared_ptr<SimPair> pair);
+  void release(uint32_t qp);  // closes this end of the pair
+  const std::shared_ptr<SimPair>& pair(uint32_t qp) const { return pairs_[qp]; }
+  QueuePair name_of(uint32_t qp) const {
+    return side_ == kSimBox ? QueuePair{.rank = qp} : QueuePair{.queue = qp};
+  }
+  uint32_t qps() const { return static_cast<uint32_t>(pairs_.size()); }
+  void wake_if_armed(const SimPair& pair, bool always);
+  bool awake() const { return !armed_ || woken_; }
+  void die(std::string reason) { failure_ = std::move(reason), woken_ = true; }
+
+ protected:
+  void check_alive() const;
+
+  SimNet& net_;
+
+ private:
+  const SimSide side_;
+  std::vector<std::shared_ptr<SimPair>> pairs_;
+  uint32_t next_qp_ = 0;
+  bool armed_ = false;
+  bool woken_ = false;
+  std::string failure_;  // of its device; empty: none
+  std::vector<uint32_t> wake_after_;
+};
+
+class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
+ public:
+  SimCoreEndpoint(SimNet& net, uint32_t max_ranks, SimBoxLink& link, uint32_t core)
+      : SimEndpoint(net, kSimBox, max_ranks), link_(link), core_(core) {}
+  void attach(uint32_t rank, uint32_t incarnation) override;
+  void detach(uint32_t rank) override;
+  void detach_all();
+
+ private:
+  SimBoxLink& link_;
+  const uint32_t core_;
+};
+
+class SimWorkerLink : public WorkerLink {
+ public:
+  SimWorkerLink(SimTransport& transport, SimBoxLink* box, uint32_t rank, SimMemory gradients,
+                SimMemory results, uint32_t queues);
+  // Of results that are the box's memory, the copy that is this rank's.
+  void narrow_results(uint64_t first, uint64_t bytes) {
+    results_first_ = first, results_bytes_ = bytes;
+  }
+  ~SimWorkerLink() override;
+
+  std::span<std::byte> gradients() override { return *gradients_; }
+  std::span<const std::byte> results() override {
+    return std::span<const std::byte>(*results_).subspan(results_first_, results_bytes_);
+  }
+  Endpoint& endpoint() override { return endpoint_; }
+  bool connected() override { return *connected_; }
+  bool zero_copy() const override;
+  void reconnect(const Offer& offer) override;
+
+  void die(bool silent);
+  bool break_one();
+  bool closed_by_box() const;
+  void take_pairs(std::span<const std::shared_ptr<SimPair>> pairs);
+  void box_closed();  // the worker notices after a while
+  SimBoxLink* box() const { return box_; }
+
+ private:
+  SimTransport& transport_;
+  SimBoxLink* box_;  // null: the box closed the connection
+  const uint32_t rank_;
+  SimMemory gradients_, results_;
+  uint64_t results_first_ = 0, results_bytes_ = 0;
+  SimEndpoint endpoint_;
+  std::shared_ptr<bool> connected_ = std::make_shared<bool>(true);
+};
+
+struct SimIncarnation final : Incarnation {
+  ~SimIncarnation() override;  // the worker, if there is one, sees the end of its connection
+  // Uses its ticket. Throws Error(kUnauthorized) when it was used, or by another worker than the
+  // one that is there (null: none).
+  void use(const SimWorkerLink* by);
+
+  std::vector<std::shared_ptr<SimPair>> pairs;  // per core
+  bool used = false;
+  SimWorkerLink* worker = nullptr;
+};
+
+class SimBoxLink final : public AdmissionLink {
+ public:
+  SimBoxLink(SimTransport& transport, const LinkLayout& layout);
+  ~SimBoxLink() override;
+
+  std::span<std::byte> results() override { return *results_; }
+  BoxEndpoint& endpoint(uint32_t core) override { return *endpoints_[core]; }
+  std::span<const std::byte> slots(uint32_t rank) override;
+  bool slots_belong_to_worker() const override;
+  bool can_reconnect() const override { return !slots_belong_to_worker(); }
+  Offer reconnect(uint32_t rank) override;
+
+  bool core_awake(uint32_t core) const { return endpoints_[core]->awake(); }
+  void fail_device(uint32_t core, bool said);
+  // For a worker that used the incarnation's ticket.
+  std::unique_ptr<WorkerLink> connect(SimIncarnation& incarnation);
+  void welcome(SimIncarnation& incarnation, SimWorkerLink& worker);
+  void worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent);
+
+ private:
+  std::unique_ptr<Incarnation> make(uint32_t rank) override;
+  Offer open(Incarnation& opened) override;
+  void disconnect(Incarnation& disconnected) override;
+  SimIncarnation* find(uint32_t rank, uint32_t incarnation) const;  // null: it is gone
+
+  SimTransport& transport_;
+  const std::shared_ptr<SimBoxLink*> self_;  // events outlive the link: they hold it weakly
+  const LinkLayout layout_;
+  SimMemory results_;
+  std::vector<std::unique_ptr<SimCoreEndpoint>> endpoints_;
+  std::vector<SimMemory> slots_;  // per rank
+};
+
+class SimTransport : public Transport {
+ public:
+  explicit SimTransport(SimNet& net);
+
+  std::string_view name() const override { return "sim"; }
+  std::string describe() const override;
+  bool shares_memory() const override { return net_.options().shared_memory; }
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
+  int event_fd() const override { return -1; }
+  void handle_events(std::vector<TransportEvent>& out) override;
+
+  // There are no half-open connections here: whoever connects shows a ticket at once.
+  SimIncarnation& find(const Offer& offer) const;  // throws Error
+  std::unique_ptr<WorkerLink> connect(const Offer& offer);
+
+  // For its links.
+  SimNet& net() { return net_; }
+  Admissions& admissions() { return admissions_; }
+  std::vector<TransportEvent>& raised() { return raised_; }
+  void remember(const SimBoxLink* link) { links_.push_back(link); }
+  void forget(const SimBoxLink* link);
+  bool core_awake(uint32_t core) const;
+  uint32_t next_pair_id() { return pairs_made_++; }
+  SimMemory garbage(uint64_t bytes);
+
+ private:
+  SimNet& net_;
+  Admissions admissions_;
+  std::vector<const SimBoxLink*> links_;
+  std::vector<TransportEvent> raised_;
+  uint32_t pairs_made_ = 0;
+};
+
+}  // namespace phub

@@ -1,0 +1,76 @@
+// The box's end of a transport that workers connect to over sockets: accepts connections and reads
+// their hellos. transport/README.md ("Admission") describes it.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/admission.h"
+#include "transport/error.h"
+#include "transport/fd.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+// A connection is half open until its whole hello has come. There are at most `max_half_open` of
+// them, each for at most `half_open_ms`; the oldest makes room for the newest. A refusal tells the
+// peer the reason, and the server's log (TransportEvent::kRefused).
+class SocketTransport : public Transport {
+ public:
+  int event_fd() const final { return admissions_.epoll.get(); }
+  void handle_events(std::vector<TransportEvent>& out) final;
+
+ protected:
+  // Raises the soft limit of open files to the hard one. Throws Error.
+  SocketTransport(uint32_t half_open_ms, uint32_t max_half_open);
+  ~SocketTransport() override;
+  void listen(Fd listener);  // non-blocking, and listening
+
+  // Throws Error when the peer may not use this server.
+  virtual void check_peer(int /*socket*/) const {}
+  virtual std::string describe_peer(int socket) const = 0;  // "from 10.0.0.2:4711"
+  // How many bytes of the hello may be read after `so_far`; 0: it is whole, or too long. Throws
+  // Error when it is not a hello.
+  virtual size_t missing(std::span<const std::byte> so_far) const = 0;
+  // Answers a whole hello and hands the connection over to its incarnation. Throws Error when it is
+  // refused: the socket is still the caller's then.
+  virtual void welcome(std::span<const std::byte> hello, Fd& socket) = 0;
+  virtual void send_refusal(int socket, ErrorCode code, const std::string& reason) const = 0;
+
+  Admissions admissions_;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct HalfOpen {
+    uint64_t id = 0;
+    Fd socket;
+    Clock::time_point deadline;
+    std::array<std::byte, 128> hello = {};
+    size_t bytes = 0;  // of it
+  };
+
+  bool accept_one(int listener, std::vector<TransportEvent>& out);
+  bool refuse_for_want_of_descriptors(int listener, std::vector<TransportEvent>& out);
+  void make_room(std::vector<TransportEvent>& out);
+  bool read_hello(HalfOpen& half_open, std::vector<TransportEvent>& out);
+  void refuse(Fd socket, ErrorCode code, const std::string& reason,
+              std::vector<TransportEvent>& out) const;
+  void expire(std::vector<TransportEvent>& out);
+  void set_timer();
+
+  const std::chrono::milliseconds half_open_time_;
+  const size_t max_half_open_;
+  std::vector<Fd> listeners_;
+  std::vector<uint64_t> listener_ids_;
+  Fd timer_;
+  Fd spare_;  // given up for a moment to refuse a connection when descriptors have run out
+  std::deque<HalfOpen> half_open_;  // the oldest first
+};
+
+}  // namespace phub

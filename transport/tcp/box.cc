@@ -1,0 +1,134 @@
+#include "transport/tcp/box.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+
+#include <cerrno>
+
+#include "transport/error.h"
+#include "transport/tcp/socket.h"
+
+namespace phub {
+namespace {
+
+// A lack of descriptors is better reported before the worker gets its offer.
+void check_descriptors(int any, uint32_t needed, uint32_t rank) {
+  std::vector<Fd> tried;
+  while (tried.size() < needed) {
+    tried.emplace_back(fcntl(any, F_DUPFD_CLOEXEC, 0));
+    if (tried.back()) continue;
+    fail_system(fmt::format("{} connections of rank {}", needed, rank), errno);
+  }
+}
+
+}  // namespace
+
+void TcpCoreEndpoint::attach(uint32_t rank, uint32_t incarnation) {
+  link_.attach(rank, incarnation);
+  for (uint32_t q = 0; q < queues_; ++q) {
+    list({q, rank});
+    connection_announced({q, rank});  // if it is there already
+  }
+}
+
+void TcpCoreEndpoint::connection_announced(QueuePair pair) {
+  const TcpQueuePair connected = link_.queue_pair(pair.rank, first_queue_ + pair.queue);
+  if (connected.socket >= 0) open(pair, connected);
+}
+
+void TcpCoreEndpoint::detach(uint32_t rank) {
+  for (uint32_t q = 0; q < queues_; ++q) close({q, rank});
+  link_.detach(rank);
+}
+
+TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+                       const LinkLayout& layout)
+    : AdmissionLink(admissions, checked(layout, "tcp").max_ranks),
+      addresses_(addresses),
+      layout_(layout),
+      queues_(static_cast<uint32_t>(layout.queue_chunks.size())),
+      memory_(layout, "tcp") {
+  if (queues_ > kTcpMaxQueues) {
+    fail(ErrorCode::kInvalid, "tcp job: {} queues, at most {} are possible", queues_,
+         kTcpMaxQueues);
+  }
+  uint32_t queue = 0;
+  for (uint32_t core = 0; core < layout_.cores; ++core) {
+    const uint32_t first = queue;
+    while (queue < queues_ && layout_.core_of(queue) == core) ++queue;
+    endpoints_.push_back(
+        std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_.max_ranks));
+  }
+}
+
+BoxEndpoint& TcpBoxLink::endpoint(uint32_t core) {
+  PHUB_CHECK(core < endpoints_.size());
+  return *endpoints_[core];
+}
+
+std::unique_ptr<Incarnation> TcpBoxLink::make(uint32_t rank) {
+  check_descriptors(admissions_.epoll.get(), queues_, rank);
+  return std::make_unique<TcpIncarnation>();
+}
+
+// Neighbouring queues of a rank, and equal queues of neighbouring ranks, get different addresses.
+Offer TcpBoxLink::open(Incarnation& opened) {
+  auto& incarnation = static_cast<TcpIncarnation&>(opened);
+  Offer offer = {.transport = "tcp"};
+  std::vector<TcpConnection> queues(queues_);
+  for (uint32_t q = 0; q < queues_; ++q) {
+    queues[q].ring.resize(tcp_ring_entries(layout_.queue_chunks[q]));
+    const size_t at = (size_t{incarnation.rank} * queues_ + q) % addresses_.size();
+    offer.queues.push_back({.address = addresses_[at]});
+  }
+  incarnation.queues = std::move(queues);
+  return offer;
+}
+
+std::span<const std::byte> TcpBoxLink::slots(uint32_t rank) {
+  PHUB_CHECK(rank < layout_.max_ranks && current(rank) != nullptr);
+  return memory_.slots(rank);
+}
+
+// Closing a socket removes it from both epolls: nobody else has it open. The slots stay.
+void TcpBoxLink::disconnect(Incarnation& incarnation) {
+  static_cast<TcpIncarnation&>(incarnation).queues.clear();
+}
+
+TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
+  TcpConnection& connection = static_cast<TcpIncarnation&>(attached(rank)).queues[queue];
+  if (!connection.handed_over.load(std::memory_order_acquire)) return {};
+  return {.socket = connection.socket.get(),
+          .ring = connection.ring,
+          .source = memory_.results(),
+          .target = memory_.slots(rank)};
+}
+
+void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket) {
+  check_tcp_hello(hello, layout_);
+  TcpConnection& connection = incarnation.queues[hello.queue];
+  if (connection.socket) {
+    fail(ErrorCode::kUnauthorized, "rank {}: this ticket was used already for queue {}; join again",
+         incarnation.rank, hello.queue);
+  }
+  tune(socket.get());
+  if (same_host(local_address(socket.get()), peer_address(socket.get()))) {
+    tune_for_this_machine(socket.get());
+  }
+  TcpCoreEndpoint& core = *endpoints_[layout_.core_of(hello.queue)];
+  const QueuePair pair = core.pair_of(incarnation.rank, hello.queue);
+  core.watch(socket.get(), pair);
+  // The socket stays open until revoke() or reconnect(), which the cores come before.
+  admissions_.adopt(incarnation, socket.get(), EPOLLRDHUP);
+  TcpWelcome answer;
+  answer.rank = incarnation.rank;
+  answer.incarnation = incarnation.incarnation;
+  const int error = send_greeting(socket.get(), std::as_bytes(std::span(&answer, 1)));
+  if (error != 0) fail_system(fmt::format("answering rank {}", incarnation.rank), error);
+
+  connection.socket = std::move(socket);
+  connection.handed_over.store(true, std::memory_order_release);
+  core.announce(connection.socket.get(), pair);
+}
+
+}  // namespace phub

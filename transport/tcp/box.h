@@ -1,0 +1,87 @@
+// The box's side of one job over TCP, and the life of its incarnations.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/admission.h"
+#include "transport/box_memory.h"
+#include "transport/tcp/endpoint.h"
+#include "transport/tcp/format.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+class TcpBoxLink;
+
+// The connection of one queue. Made with the ticket, handed over to its core once the worker has
+// shown it. The core borrows it from attach() to detach().
+struct TcpConnection {
+  Fd socket;
+  std::vector<Write> ring;
+  std::atomic<bool> handed_over = false;
+};
+
+// The connections of an incarnation. All of them are new after a reconnection, as the ticket is.
+struct TcpIncarnation final : Incarnation {
+  std::vector<TcpConnection> queues;  // by queue
+};
+
+// The endpoint of a core.
+class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
+ public:
+  TcpCoreEndpoint(TcpBoxLink& link, uint32_t first_queue, uint32_t queues, uint32_t max_ranks)
+      : TcpEndpoint(queues, max_ranks), link_(link), first_queue_(first_queue), queues_(queues) {}
+  void attach(uint32_t rank, uint32_t incarnation) override;
+  void detach(uint32_t rank) override;
+
+  QueuePair pair_of(uint32_t rank, uint32_t queue) const {  // any thread
+    return {queue - first_queue_, rank};
+  }
+
+ private:
+  void connection_announced(QueuePair pair) override;
+
+  TcpBoxLink& link_;
+  const uint32_t first_queue_, queues_;
+};
+
+class TcpBoxLink final : public AdmissionLink {
+ public:
+  // `addresses`: where the box listens.
+  TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+             const LinkLayout& layout);
+  ~TcpBoxLink() override { revoke_all(); }
+
+  std::span<std::byte> results() override { return memory_.results(); }
+  BoxEndpoint& endpoint(uint32_t core) override;
+  std::span<const std::byte> slots(uint32_t rank) override;
+  bool slots_belong_to_worker() const override { return false; }
+  bool can_reconnect() const override { return true; }
+  Offer reconnect(uint32_t rank) override { return open_again(rank); }
+
+  // For a core's endpoint: what a queue pair of an attached rank works on once its connection is
+  // there (socket -1 before).
+  TcpQueuePair queue_pair(uint32_t rank, uint32_t queue) const;
+
+  // Answers a worker that said `hello` and hands its connection to the core. Throws Error when it
+  // may not have the queue, or cannot: then the socket is as it was, and still the caller's.
+  void welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket);
+
+ private:
+  std::unique_ptr<Incarnation> make(uint32_t rank) override;
+  Offer open(Incarnation& incarnation) override;
+  void disconnect(Incarnation& incarnation) override;
+
+  const std::vector<std::string>& addresses_;
+  const LinkLayout layout_;
+  const uint32_t queues_;
+  const BoxMemory memory_;
+  std::vector<std::unique_ptr<TcpCoreEndpoint>> endpoints_;
+};
+
+}  // namespace phub

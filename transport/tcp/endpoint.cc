@@ -1,0 +1,240 @@
+#include "transport/tcp/endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+// Bytes in a row from one peer: few enough that what all of them sent is still in the cache when it
+// is summed.
+constexpr uint64_t kVisitBytes = 128 << 10;
+constexpr size_t kEventsAtOnce = 64;
+constexpr uint32_t kAllEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+constexpr uint32_t kEndEvents = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+
+epoll_event event_of(uint32_t qp, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u32 = qp;
+  return event;
+}
+
+}  // namespace
+
+TcpEndpoint::TcpEndpoint(uint32_t queues, uint32_t ranks)
+    : ranks_(ranks),
+      pairs_(size_t{queues} * ranks),
+      live_(pairs_.size()),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_) fail_system("epoll_create1 of an endpoint", errno);
+  dirty_.reserve(pairs_.size());
+}
+
+bool TcpEndpoint::has_work(const Pair& pair) const {
+  if (pair.status == Status::kBroken) return true;
+  return pair.status == Status::kLive && (pair.readable || pair.receiver.landed());
+}
+
+size_t TcpEndpoint::poll(std::span<Arrival> out) {
+  if (live_.empty()) return 0;
+  const auto busy_both_ways = [this](uint32_t qp) {
+    const Pair& pair = pairs_[qp];
+    return pair.status == Status::kLive && pair.readable && pair.writable;
+  };
+  if (!std::all_of(live_.begin(), live_.end(), busy_both_ways)) take_events();
+
+  return live_.poll(out, [this](uint32_t qp, std::span<Arrival> share) { return take(qp, share); });
+}
+
+size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
+  Pair& pair = pairs_[qp];
+  if (!has_work(pair)) return 0;
+  size_t taken = 0;
+  uint64_t bytes = 0;
+  while (pair.status == Status::kLive && taken < out.size()) {
+    if (pair.receiver.landed()) {
+      const TcpFrame frame = pair.receiver.take();
+      out[taken++] = {.queue = pair.name.queue,
+                      .rank = pair.name.rank,
+                      .imm = frame.imm,
+                      .bytes = frame.bytes,
+                      .offset = frame.remote_offset};
+      ++counters_.chunks_received;
+    } else if (pair.receiver.violated()) {
+      break_off(pair);
+    } else if (pair.readable && bytes < kVisitBytes) {
+      receive(pair, bytes);
+    } else {
+      break;
+    }
+  }
+  if (pair.status == Status::kBroken && taken < out.size()) {
+    pair.status = Status::kSilent;
+    out[taken++] = {.queue = pair.name.queue,
+                    .rank = pair.name.rank,
+                    .ok = false,
+                    .violation = pair.receiver.violated()};
+  }
+  return taken;
+}
+
+void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
+  ++counters_.receives;
+  const uint64_t before = bytes;
+  const TcpReceiver::Result result = pair.receiver.receive(pair.socket, bytes);
+  counters_.empty += bytes == before;
+  switch (result) {
+    case TcpReceiver::Result::kMore:
+      break;
+    case TcpReceiver::Result::kDrained:
+      // The end of the stream is one edge, which may have come before the last bytes were read.
+      if (!pair.ending) pair.readable = false;
+      break;
+    case TcpReceiver::Result::kEnded:
+      pair.status = Status::kBroken;
+      break;
+  }
+}
+
+// The rest of the stream cannot be read any more. Ending it tells the peer.
+void TcpEndpoint::break_off(Pair& pair) {
+  pair.status = Status::kBroken;
+  shutdown(pair.socket, SHUT_RDWR);
+}
+
+bool TcpEndpoint::post(QueuePair to, const Write& write) {
+  const uint32_t qp = index_of(to);
+  PHUB_CHECK(qp < pairs_.size());
+  Pair& pair = pairs_[qp];
+  if (pair.status != Status::kLive || !pair.sender.push(write)) return false;
+  if (!pair.dirty) dirty_.push_back(qp);
+  pair.dirty = true;
+  ++counters_.posted;
+  return true;
+}
+
+void TcpEndpoint::flush() {
+  for (const uint32_t qp : dirty_) {
+    Pair& pair = pairs_[qp];
+    pair.dirty = false;
+    if (pair.status != Status::kLive) continue;
+    pair.sender.publish();
+    if (pair.writable) send(pair);
+  }
+  dirty_.clear();
+}
+
+void TcpEndpoint::send(Pair& pair) {
+  switch (pair.sender.send(pair.socket, counters_)) {
+    case TcpSender::Result::kSent:
+      break;
+    case TcpSender::Result::kFull:
+      pair.writable = false;
+      break;
+    case TcpSender::Result::kEnded:
+      pair.writable = false;
+      pair.readable = pair.ending = true;
+      break;
+  }
+}
+
+// Whether there were events.
+bool TcpEndpoint::take_events() {
+  std::array<epoll_event, kEventsAtOnce> events;
+  ++counters_.waits;
+  const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+  for (int i = 0; i < count; ++i) take_event(events[i].data.u32, events[i].events);
+  counters_.empty += count <= 0;
+  return count > 0;
+}
+
+void TcpEndpoint::take_event(uint32_t qp, uint32_t events) {
+  Pair& pair = pairs_[qp];
+  if (pair.status == Status::kListed) connection_announced(pair.name);
+  if (pair.status != Status::kLive) return;
+  if ((events & (EPOLLIN | kEndEvents)) != 0) pair.readable = true;
+  if ((events & kEndEvents) != 0) pair.ending = true;
+  if ((events & EPOLLOUT) != 0 && !pair.writable && !pair.ending) {
+    pair.writable = true;
+    if (pair.sender.pending()) send(pair);
+  }
+}
+
+bool TcpEndpoint::arm(std::span<const uint32_t>) {
+  const uint64_t sent = counters_.chunks_sent;
+  while (take_events()) {
+  }
+  if (counters_.chunks_sent != sent)
+    return false;  // there is room where a post may have found none
+  return std::none_of(live_.begin(), live_.end(),
+                      [this](uint32_t qp) { return has_work(pairs_[qp]); });
+}
+
+EndpointCounters TcpEndpoint::counters() const {
+  const uint64_t asked = counters_.receives + counters_.waits;
+  return {.sends = counters_.posted,
+          .receives = counters_.chunks_received,
+          .doorbells = counters_.sends,
+          .polls = asked - counters_.empty,
+          .empty_polls = counters_.empty,
+          .system_calls = asked + counters_.sends};
+}
+
+void TcpEndpoint::watch(int socket, QueuePair pair) {
+  epoll_event event = event_of(index_of(pair), EPOLLET);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) != 0) {
+    fail_system("epoll_ctl of a connection", errno);
+  }
+}
+
+// The owner may have found the connection by itself and closed it again: then it is no longer
+// watched.
+void TcpEndpoint::announce(int socket, QueuePair pair) {
+  epoll_event event = event_of(index_of(pair), kAllEvents);
+  const int error = epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0 ? 0 : errno;
+  PHUB_CHECK(error == 0 || error == ENOENT);
+}
+
+void TcpEndpoint::list(QueuePair pair) {
+  const uint32_t qp = index_of(pair);
+  PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status == Status::kClosed);
+  pairs_[qp].name = pair;
+  pairs_[qp].status = Status::kListed;
+  live_.add(qp);
+}
+
+void TcpEndpoint::open(QueuePair name, const TcpQueuePair& connected) {
+  const uint32_t qp = index_of(name);
+  PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status == Status::kListed);
+  Pair& pair = pairs_[qp];
+  pair.status = Status::kLive;
+  pair.readable = pair.writable = pair.ending = false;
+  pair.socket = connected.socket;
+  const InPlace* in_place = connected.in_place;
+  pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr);
+  pair.sender.start(connected.ring, connected.source, in_place ? &in_place->gradients : nullptr);
+  pair.writable = true;
+  // Edges from before it was open are lost; this makes them come again.
+  announce(pair.socket, name);
+}
+
+void TcpEndpoint::close(QueuePair name) {
+  const uint32_t qp = index_of(name);
+  PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status != Status::kClosed);
+  Pair& pair = pairs_[qp];
+  if (pair.status != Status::kListed) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pair.socket, nullptr);
+  }
+  pair.status = Status::kClosed;
+  pair.socket = -1;
+  live_.remove(qp);
+}
+
+}  // namespace phub

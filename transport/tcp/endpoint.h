@@ -1,0 +1,94 @@
+// The queue pairs of one thread over TCP: a socket each, an epoll for all. The hot path of both
+// sides.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/tcp/pair.h"
+#include "transport/tcp/socket.h"
+#include "transport/transport.h"
+#include "transport/turns.h"
+
+namespace phub {
+
+// What a connected queue pair works on; all of it outlives close().
+struct TcpQueuePair {
+  int socket = -1;
+  std::span<Write> ring;
+  std::span<const std::byte> source;  // what is sent from
+  std::span<std::byte> target;        // where frames land
+  const InPlace* in_place = nullptr;  // the worker's: parts of source and target that lie elsewhere
+};
+
+// Queue pairs are listed first and opened when their connection is there. An opened one is read
+// only while it is known to be readable: epoll's edges say when.
+class TcpEndpoint : public virtual Endpoint {
+ public:
+  // A queue pair for each of `queues` and `ranks` (1 at the worker), none listed. Throws
+  // Error(kFull) when descriptors run out.
+  TcpEndpoint(uint32_t queues, uint32_t ranks);
+
+  size_t poll(std::span<Arrival> out) final;
+  bool post(QueuePair to, const Write& write) final;
+  void flush() final;
+  bool arm(std::span<const uint32_t> wake_after) final;
+  void disarm() final {}
+  int wake_fd() const final { return epoll_.get(); }
+  EndpointCounters counters() const final;
+
+  // Any thread: puts the socket into the epoll, silent until announce(). Throws Error(kFull).
+  void watch(int socket, QueuePair pair);
+  // Any thread: from now on what happens at the socket, first that it is writable, wakes the owner.
+  void announce(int socket, QueuePair pair);
+
+  void list(QueuePair pair);
+  // REQUIRES: listed, and the socket watched.
+  void open(QueuePair pair, const TcpQueuePair& connected);
+  void close(QueuePair pair);  // whatever is there; the socket stays open, but out of the epoll
+
+  const TcpCounters& tcp_counters() const { return counters_; }
+
+ protected:
+  // Something happened at a queue pair that is listed but not open.
+  virtual void connection_announced(QueuePair) {}
+
+ private:
+  enum class Status : uint8_t {
+    kClosed,
+    kListed,
+    kLive,
+    kBroken,  // and the owner does not know yet
+    kSilent,  // broken, and the owner knows
+  };
+  struct Pair {
+    QueuePair name;
+    Status status = Status::kClosed;
+    bool readable = false;  // not known to be drained
+    bool writable = false;  // not known to be full
+    bool ending = false;    // the peer is gone: what it sent last is still to be read
+    bool dirty = false;     // in dirty_
+    int socket = -1;
+    TcpReceiver receiver;
+    TcpSender sender;
+  };
+
+  uint32_t index_of(QueuePair pair) const { return pair.queue * ranks_ + pair.rank; }
+  bool has_work(const Pair& pair) const;
+  bool take_events();
+  void take_event(uint32_t qp, uint32_t events);
+  size_t take(uint32_t qp, std::span<Arrival> out);
+  void receive(Pair& pair, uint64_t& bytes);
+  void send(Pair& pair);
+  void break_off(Pair& pair);
+
+  const uint32_t ranks_;
+  std::vector<Pair> pairs_;      // by index_of()
+  Turns live_;                   // all but the closed
+  std::vector<uint32_t> dirty_;  // posted to since the last flush
+  TcpCounters counters_;
+  Fd epoll_;
+};
+
+}  // namespace phub

@@ -1,0 +1,203 @@
+#include "transport/tcp/pair.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+// Read in one call: few enough that what all peers sent is still in the cache when it is summed.
+constexpr size_t kReadBytes = 256 << 10;
+
+std::byte* place_of(const TcpFrame& frame, std::byte* target, const MovedRanges* moved) {
+  if (moved == nullptr) return target + frame.remote_offset;
+  return moved->find(target, frame.remote_offset, frame.bytes);
+}
+
+const std::byte* place_of(const Write& write, const std::byte* source, const MovedRanges* moved) {
+  if (moved == nullptr) return source + write.local_offset;
+  return moved->find(source, write.local_offset, write.bytes);
+}
+
+}  // namespace
+
+struct TcpReceiver::Parts {
+  std::array<iovec, kTcpMaxBatch + 1> of;
+  size_t count = 0;
+  size_t bytes = 0;
+
+  void add(void* data, size_t size) {
+    of[count++] = {data, size};
+    bytes += size;
+  }
+};
+
+void TcpReceiver::start(std::span<std::byte> target, const MovedRanges* moved) {
+  *this = {};
+  target_ = target;
+  moved_ = moved;
+}
+
+// What comes next in the stream, as far as its place is known.
+void TcpReceiver::add_parts(Parts& parts) {
+  if (frames_ > 0 && known_ < frames_) {
+    const size_t table = (frames_ - 1) * sizeof(TcpFrame);
+    parts.add(reinterpret_cast<std::byte*>(&batch_[1]) + table_bytes_, table - table_bytes_);
+    return;
+  }
+  uint32_t done = payload_bytes_;
+  for (uint32_t i = filled_; i < frames_; ++i, done = 0) {
+    if (parts.bytes >= kReadBytes) return;
+    const uint32_t left = batch_[i].bytes - done;
+    if (left > 0) parts.add(place_of(batch_[i], target_.data(), moved_) + done, left);
+  }
+  parts.add(reinterpret_cast<std::byte*>(&header_) + header_bytes_,
+            sizeof(header_) - header_bytes_);
+}
+
+TcpReceiver::Result TcpReceiver::receive(int socket, uint64_t& bytes) {
+  PHUB_CHECK(!landed() && !violated_);
+  Parts parts;
+  add_parts(parts);
+  msghdr message = {};
+  message.msg_iov = parts.of.data();
+  message.msg_iovlen = parts.count;
+  ssize_t received = -1;
+  do {
+    received = recvmsg(socket, &message, MSG_DONTWAIT);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) return errno == EAGAIN ? Result::kDrained : Result::kEnded;
+  if (received == 0) return Result::kEnded;
+  const auto size = static_cast<size_t>(received);
+  bytes += size;
+  came(size);
+  return size == parts.bytes ? Result::kMore : Result::kDrained;
+}
+
+// So many bytes have come into the parts, in their order.
+void TcpReceiver::came(size_t bytes) {
+  if (frames_ > 0 && known_ < frames_) {
+    table_bytes_ += static_cast<uint32_t>(bytes);
+    if (table_bytes_ == (frames_ - 1) * sizeof(TcpFrame)) open_frames(frames_);
+    bytes = 0;
+  }
+  fill(bytes);
+  header_bytes_ += static_cast<uint32_t>(bytes);
+  open_batch();
+}
+
+// Counts bytes to the frames whose payload is awaited; frames without payload land at once.
+void TcpReceiver::fill(size_t& bytes) {
+  while (filled_ < known_ && known_ == frames_) {
+    const auto more =
+        static_cast<uint32_t>(std::min<size_t>(bytes, batch_[filled_].bytes - payload_bytes_));
+    payload_bytes_ += more;
+    bytes -= more;
+    if (payload_bytes_ < batch_[filled_].bytes) return;
+    ++filled_;
+    payload_bytes_ = 0;
+  }
+}
+
+// A complete header begins a batch, once the batch before has been taken.
+void TcpReceiver::open_batch() {
+  if (frames_ > 0 || header_bytes_ < sizeof(header_)) return;
+  header_bytes_ = table_bytes_ = 0;
+  if (header_.more >= kTcpMaxBatch || header_.reserved != 0) {
+    violated_ = true;
+    return;
+  }
+  frames_ = header_.more + 1;
+  batch_[0] = header_.first;
+  open_frames(1);
+  size_t none = 0;
+  fill(none);
+}
+
+void TcpReceiver::open_frames(uint32_t end) {
+  for (; known_ < end; ++known_) {
+    violated_ = !lies_within(batch_[known_], target_.size());
+    if (violated_) return;
+  }
+}
+
+TcpFrame TcpReceiver::take() {
+  PHUB_CHECK(landed());
+  const TcpFrame frame = batch_[taken_++];
+  if (taken_ == frames_) {
+    frames_ = known_ = filled_ = taken_ = 0;
+    open_batch();  // the header behind it may have come with it
+  }
+  return frame;
+}
+
+void TcpSender::start(std::span<Write> ring, std::span<const std::byte> source,
+                      const MovedRanges* moved) {
+  PHUB_CHECK(std::has_single_bit(ring.size()));
+  *this = {};
+  ring_ = ring;
+  source_ = source;
+  moved_ = moved;
+}
+
+bool TcpSender::push(const Write& write) {
+  PHUB_CHECK(write.bytes <= source_.size() && write.local_offset <= source_.size() - write.bytes);
+  if (tail_ - head_ == ring_.size()) return false;
+  ring_[tail_++ & (ring_.size() - 1)] = write;
+  return true;
+}
+
+TcpSender::Result TcpSender::send(int socket, TcpCounters& counters) {
+  TcpBatch header;
+  std::array<TcpFrame, kTcpMaxBatch> table;
+  std::array<iovec, kTcpMaxBatch + 2> parts;
+  while (pending()) {
+    // The header at the beginning of a batch says how many writes it has: it grows no more.
+    if (batch_ == 0) batch_ = std::min<uint32_t>(published_ - head_, kTcpMaxBatch);
+    size_t count = 0, asked = 0, skip = batch_sent_;
+    const auto add = [&](const void* data, size_t bytes) {
+      const size_t skipped = std::min(skip, bytes);
+      skip -= skipped;
+      if (skipped == bytes) return;
+      const auto* begin = static_cast<const std::byte*>(data) + skipped;
+      parts[count++] = {const_cast<std::byte*>(begin), bytes - skipped};
+      asked += bytes - skipped;
+    };
+    for (uint32_t i = 0; i < batch_; ++i) {
+      const Write& write = at(head_ + i);
+      table[i] = {write.imm, write.bytes, write.remote_offset};
+    }
+    header = {.more = batch_ - 1, .first = table[0]};
+    add(&header, sizeof(header));
+    add(&table[1], header.more * sizeof(TcpFrame));
+    for (uint32_t i = 0; i < batch_; ++i) {
+      const Write& write = at(head_ + i);
+      add(place_of(write, source_.data(), moved_), write.bytes);
+    }
+    msghdr message = {};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    ++counters.sends;
+    const ssize_t sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      return errno == EAGAIN ? Result::kFull : Result::kEnded;
+    }
+    batch_sent_ += static_cast<size_t>(sent);
+    // The kernel has noted that room is wanted: an event will say when there is some.
+    if (static_cast<size_t>(sent) < asked) return Result::kFull;
+    head_ += batch_;
+    counters.chunks_sent += batch_;
+    batch_ = 0;
+    batch_sent_ = 0;
+  }
+  return Result::kSent;
+}
+
+}  // namespace phub

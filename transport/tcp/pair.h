@@ -1,0 +1,98 @@
+// One queue pair: what one connection receives and sends, straight between the socket and the
+// memory of gradients and results. Plain state machines, each owned by an endpoint's thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "transport/in_place.h"
+#include "transport/tcp/format.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+// Of one endpoint: what its thread has asked of the kernel, for how many chunks.
+struct TcpCounters {
+  uint64_t receives = 0;
+  uint64_t sends = 0;
+  uint64_t waits = 0;  // epoll_wait()
+  uint64_t empty = 0;  // of receives and waits: nothing was there
+  uint64_t posted = 0;
+  uint64_t chunks_received = 0;
+  uint64_t chunks_sent = 0;
+};
+
+// Reads batches of frames into `target`. A call asks for the payloads of a batch and the header
+// behind them, so that many chunks that have arrived cost one.
+class TcpReceiver {
+ public:
+  enum class Result {
+    kMore,     // as much as was asked for: there may be more
+    kDrained,  // nothing more is there now
+    kEnded,    // by the peer, or an error of the connection
+  };
+
+  // `moved` may be null, and outlives this.
+  void start(std::span<std::byte> target, const MovedRanges* moved);
+  // One system call. Adds what came to `bytes`. REQUIRES: neither landed() nor violated().
+  Result receive(int socket, uint64_t& bytes);
+
+  bool landed() const { return taken_ < filled_; }
+  TcpFrame take();  // the next frame that landed
+  // The peer announced a batch that is too large, or a write that does not lie within the target.
+  bool violated() const { return violated_; }
+
+ private:
+  struct Parts;
+  void add_parts(Parts& parts);
+  void came(size_t bytes);
+  void open_batch();
+  void open_frames(uint32_t end);
+  void fill(size_t& bytes);
+
+  std::span<std::byte> target_;
+  const MovedRanges* moved_ = nullptr;
+  bool violated_ = false;
+  // Of the batch that is being read; all zero between two.
+  uint32_t frames_ = 0;  // 0: its header is awaited
+  uint32_t known_ = 0;   // frames read and checked
+  uint32_t filled_ = 0;  // frames whose payload is here
+  uint32_t taken_ = 0;
+  uint32_t payload_bytes_ = 0;  // here, of the frame that is being filled
+  uint32_t table_bytes_ = 0;    // here, of the frames behind the first
+  uint32_t header_bytes_ = 0;   // here, of the next header
+  TcpBatch header_;
+  std::array<TcpFrame, kTcpMaxBatch> batch_ = {};
+};
+
+// A ring of posted writes, sent from `source` as far as the socket takes them.
+class TcpSender {
+ public:
+  enum class Result {
+    kSent,   // all that was published
+    kFull,   // the socket takes no more now
+    kEnded,  // an error of the connection
+  };
+
+  // `ring` has a power of two of entries and lives as long as the queue pair, as `moved`, which
+  // may be null.
+  void start(std::span<Write> ring, std::span<const std::byte> source, const MovedRanges* moved);
+  bool push(const Write& write);  // false: no room
+  void publish() { published_ = tail_; }
+  bool pending() const { return head_ != published_; }
+  Result send(int socket, TcpCounters& counters);
+
+ private:
+  const Write& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }
+
+  std::span<Write> ring_;
+  std::span<const std::byte> source_;
+  const MovedRanges* moved_ = nullptr;
+  uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32
+  uint32_t batch_ = 0;                            // writes in the batch that is being sent
+  size_t batch_sent_ = 0;                         // bytes of it
+};
+
+}  // namespace phub

@@ -1,0 +1,49 @@
+// Addresses and sockets of the tcp transport.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "transport/fd.h"
+
+namespace phub {
+
+struct TcpAddress {
+  sockaddr_storage storage = {};
+  socklen_t size = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  bool is_loopback() const;
+};
+
+// "10.0.0.1", "::1" or "fe80::1%eth0". Throws Error(kInvalid) when `host` is no number.
+TcpAddress tcp_address(const std::string& host, uint16_t port);
+// "10.0.0.1:7718", "[::1]:7718".
+std::string to_string(const TcpAddress& address);
+// Whether they are of the same host, whatever the ports.
+bool same_host(const TcpAddress& a, const TcpAddress& b);
+TcpAddress local_address(int socket);
+TcpAddress peer_address(int socket);
+// Whether packets to `address` stay on this machine.
+bool is_own(const TcpAddress& address);
+
+// A listening, non-blocking socket. Throws Error that names the address and what to do.
+Fd listen_on(const TcpAddress& address);
+// A non-blocking socket that has begun to connect. `error`: 0 or an errno (EINPROGRESS is none).
+Fd begin_connect(const TcpAddress& address, int& error);
+// What every connection gets: small frames leave at once, a dead machine is noticed.
+void tune(int socket);
+// Within one machine: congestion control that does not pace, buffers that fit into the caches. Best
+// before it is connected.
+void tune_for_this_machine(int socket);
+// What new connections use: "bbr", "cubic", …
+std::string default_congestion_control();
+
+// Sends all of a short message into an empty socket. Returns 0 or an errno.
+int send_greeting(int socket, std::span<const std::byte> message);
+
+}  // namespace phub

@@ -1,0 +1,74 @@
+// The listening side: a socket for each address of the box.
+#include "transport/tcp/transport.h"
+
+#include <fmt/ranges.h>
+
+#include "transport/socket_transport.h"
+#include "transport/tcp/box.h"
+#include "transport/tcp/format.h"
+#include "transport/tcp/socket.h"
+
+namespace phub {
+namespace {
+
+class TcpTransport final : public SocketTransport {
+ public:
+  explicit TcpTransport(const TcpOptions& options);
+
+  std::string_view name() const override { return "tcp"; }
+  std::string describe() const override;
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
+    return std::make_unique<TcpBoxLink>(admissions_, addresses_, layout);
+  }
+
+ private:
+  std::string describe_peer(int socket) const override {
+    return "from " + to_string(peer_address(socket));
+  }
+  size_t missing(std::span<const std::byte> so_far) const override {
+    // A peer with a wrong header gets its answer now: it may wait for that before it sends the
+    // rest.
+    if (so_far.size() >= sizeof(TcpHeader)) parse_tcp_header(so_far, "hello");
+    return sizeof(TcpHello) - so_far.size();
+  }
+  void welcome(std::span<const std::byte> hello, Fd& socket) override;
+  void send_refusal(int socket, ErrorCode code, const std::string& reason) const override {
+    send_greeting(socket, make_tcp_refusal(code, reason));
+  }
+
+  std::vector<std::string> addresses_;  // "10.0.0.1:7718"
+};
+
+TcpTransport::TcpTransport(const TcpOptions& options)
+    : SocketTransport(options.half_open_ms, options.max_half_open) {
+  if (options.addresses.empty()) {
+    fail(ErrorCode::kInvalid, "the tcp transport needs an address to listen at");
+  }
+  for (const std::string& host : options.addresses) {
+    Fd listener = listen_on(tcp_address(host, options.port));
+    addresses_.push_back(to_string(local_address(listener.get())));
+    listen(std::move(listener));
+  }
+}
+
+std::string TcpTransport::describe() const {
+  const std::string control = default_congestion_control();
+  const bool paces = control != "cubic" && control != "reno";
+  return fmt::format("tcp: {}; congestion control {}{}", fmt::join(addresses_, ", "), control,
+                     paces ? ", cubic to workers on this machine" : "");
+}
+
+void TcpTransport::welcome(std::span<const std::byte> message, Fd& socket) {
+  const TcpHello hello = parse_tcp_hello(message);
+  Incarnation& incarnation = admissions_.find_ticket({hello.ticket.data(), hello.ticket.size()});
+  static_cast<TcpBoxLink&>(*incarnation.link)
+      .welcome(static_cast<TcpIncarnation&>(incarnation), hello, socket);
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp_transport(const TcpOptions& options) {
+  return std::make_unique<TcpTransport>(options);
+}
+
+}  // namespace phub

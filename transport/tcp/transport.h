@@ -1,0 +1,38 @@
+// TCP, for commodity Ethernet. A worker has one connection for each queue of the plan, owned by the
+// core that the queue is of, and payload moves straight between a socket and the memory of
+// gradients and results. The connections are spread over all of the box's addresses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace phub {
+
+struct TcpOptions {
+  std::vector<std::string> addresses = {"127.0.0.1"};  // numbers: tcp_data_addresses()
+  uint16_t port = 0;                                   // of each address; 0: any that is free
+  uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
+  uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
+};
+
+// The addresses that a server listening at `hosts` carries data on: names are resolved; "0.0.0.0",
+// "::", "*" and "" stand for every interface that is up: its IPv4 address, or IPv6 where it has
+// none; loopback only where there is nothing else. Throws Error(kInvalid) for a name that is none.
+std::vector<std::string> tcp_data_addresses(const std::vector<std::string>& hosts);
+
+// Listens on every address, and raises the soft limit of open files to the hard one. Throws Error
+// that names the address and the reason. Must outlive its links.
+std::unique_ptr<Transport> make_tcp_transport(const TcpOptions& options = {});
+
+// Connects the worker that `offer` was made for. `layout` is what the worker derived from the plan;
+// a box with other sizes refuses with kMismatch. Throws Error: kUnavailable (no server there),
+// kTimeout, kUnauthorized (the ticket), kFull (out of descriptors or memory), or what the box
+// answers. Blocks up to `timeout_ms`.
+std::unique_ptr<WorkerLink> connect_tcp(const Offer& offer, const LinkLayout& layout,
+                                        uint32_t timeout_ms);
+
+}  // namespace phub

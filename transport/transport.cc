@@ -1,0 +1,38 @@
+#include "transport/transport.h"
+
+#include <unistd.h>
+
+#include "numa/memory.h"
+#include "transport/error.h"
+
+namespace phub {
+
+// Includes the pages on which a run begins and ends. Only in a layout by keys does a page hold
+// bytes of two nodes; there either node will do.
+void place(std::span<const std::byte> array, size_t element_bytes, std::span<const NodeRun> runs) {
+  if (array.empty()) return;
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto base = reinterpret_cast<uintptr_t>(array.data());
+  for (const NodeRun& run : runs) {
+    const uintptr_t begin = (base + run.first * element_bytes) / page * page;
+    const uintptr_t end = (base + (run.first + run.count) * element_bytes + page - 1) / page * page;
+    numa::prefer_node({reinterpret_cast<const std::byte*>(begin), end - begin}, run.os_node);
+  }
+}
+
+void place_results(std::span<const std::byte> results, const LinkLayout& layout) {
+  for (uint32_t copy = 0; copy < layout.result_copies; ++copy) {
+    place(results.subspan(copy * layout.results_bytes, layout.results_bytes), layout.result_bytes,
+          layout.runs);
+  }
+}
+
+Offer BoxLink::reconnect(uint32_t rank) {
+  fail(ErrorCode::kFenced, "rank {}: this transport cannot make a broken connection again", rank);
+}
+
+void WorkerLink::reconnect(const Offer& offer) {
+  fail(ErrorCode::kFenced, "transport '{}' cannot make a broken connection again", offer.transport);
+}
+
+}  // namespace phub

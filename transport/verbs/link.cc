@@ -1,0 +1,183 @@
+#include "transport/verbs/link.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "transport/box_memory.h"
+#include "transport/error.h"
+#include "transport/greeting.h"
+#include "transport/verbs/devices.h"
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kReconnectMs = 1500;
+
+}  // namespace
+
+VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms)
+    : layout_(layout), timeout_ms_(timeout_ms) {
+  check_offer(offer, "verbs", &layout_);
+  VerbsDialer dialer(offer, timeout_ms);
+  dialer.resolve();
+  make_devices(dialer);
+  std::vector<VerbsLane*> lanes;
+  for (const Device& device : devices_) lanes.push_back(device.lane.get());
+  endpoint_ = std::make_unique<VerbsEndpoint>(static_cast<uint32_t>(dialer.queues()), 1, lanes);
+  connect(dialer, offer);
+}
+
+VerbsWorkerLink::~VerbsWorkerLink() {
+  for (const VerbsId& id : ids_) rdma_disconnect(id.get());
+  for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_->close({q});
+  ids_.clear();
+  endpoint_.reset();
+  pairs_.clear();
+  devices_.clear();  // what is registered there is not any more
+  bury(std::move(gradients_));
+  results_.bury();
+}
+
+// What this worker has on each device that one of its queue pairs goes over.
+void VerbsWorkerLink::make_devices(const VerbsDialer& dialer) {
+  for (size_t q = 0; q < dialer.queues(); ++q) {
+    ibv_context* context = dialer.context(q);
+    const bool known = std::any_of(devices_.begin(), devices_.end(),
+                                   [&](const Device& d) { return d.context == context; });
+    if (known) continue;
+    devices_.emplace_back();
+    devices_.back().context = context;
+    devices_.back().os_node = numa_node_of(device_name(context));
+  }
+  check_locked_memory(
+      (layout_.results_at_worker() + layout_.gradients_at_worker()) * devices_.size(),
+      fmt::format("a worker over {} NICs", devices_.size()));
+  const uint32_t node = devices_.front().os_node;
+  results_ = ResultMemory(layout_.results_at_worker(), node);
+  gradients_ = allocate(layout_.gradients_at_worker(), node, "memory for gradients");
+  for (Device& device : devices_) {
+    uint64_t pairs = 0, arrivals = 0;
+    uint32_t chunks = 0;
+    for (size_t q = 0; q < dialer.queues(); ++q) {
+      if (dialer.context(q) != device.context) continue;
+      ++pairs;
+      arrivals += layout_.queue_chunks[q] + 1;
+      chunks = std::max(chunks, layout_.queue_chunks[q]);
+    }
+    device.pd.reset(ibv_alloc_pd(device.context));
+    if (device.pd == nullptr) fail_verbs(device.context, "ibv_alloc_pd", errno);
+    device.gradients = register_memory(device.pd.get(), gradients_.bytes(), 0);
+    device.results = register_memory(device.pd.get(), results_.writable(),
+                                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    device.lane = std::make_unique<VerbsLane>(
+        device.context, device.pd.get(), verbs_depth(device.context, pairs, arrivals, chunks, 0));
+  }
+}
+
+uint32_t VerbsWorkerLink::device_of(ibv_context* context) const {
+  for (uint32_t d = 0; d < devices_.size(); ++d) {
+    if (devices_[d].context == context) return d;
+  }
+  fail(ErrorCode::kUnavailable,
+       "the route to the server changed to {}, which this worker did not use before; join again",
+       device_name(context));
+}
+
+void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
+  std::vector<std::unique_ptr<VerbsPair>> pairs;
+  for (uint32_t q = 0; q < dialer.queues(); ++q) {
+    const uint32_t d = device_of(dialer.context(q));
+    Device& device = devices_[d];
+    ibv_qp_init_attr attributes = {};
+    attributes.send_cq = attributes.recv_cq = device.lane->cq.get();
+    attributes.srq = device.lane->srq.get();
+    attributes.cap.max_send_wr = device.lane->depth.sends;
+    attributes.cap.max_send_sge = 1;
+    attributes.qp_type = IBV_QPT_RC;
+    if (rdma_create_qp(dialer.id(q), device.pd.get(), &attributes) != 0) {
+      fail_verbs(device.context, "rdma_create_qp", errno);
+    }
+    auto pair = std::make_unique<VerbsPair>();
+    pair->qp = dialer.id(q)->qp;
+    pair->lane = d;
+    pair->local_key = device.gradients->lkey;
+    pair->local_base = reinterpret_cast<uint64_t>(gradients_.bytes().data());
+    pair->remote_key = offer.queues[q].key;
+    pair->remote_base = offer.queues[q].base;
+    pair->send_depth = device.lane->depth.sends;
+    pairs.push_back(std::move(pair));
+  }
+  const auto ticket = ticket_bytes(offer.ticket);
+  dialer.connect([&](uint32_t q) {
+    VerbsHello hello;
+    hello.queue = static_cast<uint16_t>(q);
+    hello.ticket = ticket;
+    hello.results_base = reinterpret_cast<uint64_t>(results_.writable().data());
+    hello.results_bytes = results_.writable().size();
+    hello.results_key = devices_[pairs[q]->lane].results->rkey;
+    return hello;
+  });
+  const std::lock_guard lock(events_mutex_);
+  ids_ = dialer.take_ids();
+  events_ = dialer.take_channel();
+  pairs_ = std::move(pairs);
+  for (uint32_t q = 0; q < pairs_.size(); ++q) {
+    restrict_pair(pairs_[q]->qp);
+    pairs_[q]->established.store(true, std::memory_order_relaxed);
+    endpoint_->open({q}, *pairs_[q]);
+  }
+  endpoint_->watch(events_->fd);  // a sleeper also learns that the box is gone
+  closed_.store(false, std::memory_order_relaxed);
+}
+
+void VerbsWorkerLink::reconnect(const Offer& offer) {
+  {
+    const std::lock_guard lock(events_mutex_);
+    for (const VerbsId& id : ids_) rdma_disconnect(id.get());
+    for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_->close({q});
+    ids_.clear();
+    pairs_.clear();
+    events_.reset();
+  }
+  check_offer(offer, "verbs", &layout_);
+  // Short: an attempt that began before the wire was back would wait for its answer in vain.
+  VerbsDialer dialer(offer, std::min(timeout_ms_, kReconnectMs));
+  dialer.resolve();
+  connect(dialer, offer);
+}
+
+bool VerbsWorkerLink::connected() {
+  if (closed_.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard lock(events_mutex_);
+  if (events_ == nullptr) return false;
+  rdma_cm_event* event = nullptr;
+  while (rdma_get_cm_event(events_.get(), &event) == 0) {
+    const auto type = event->event;
+    const auto at = std::find_if(ids_.begin(), ids_.end(),
+                                 [&](const VerbsId& id) { return id.get() == event->id; });
+    rdma_ack_cm_event(event);
+    if (type != RDMA_CM_EVENT_DISCONNECTED && type != RDMA_CM_EVENT_DEVICE_REMOVAL) continue;
+    closed_.store(true, std::memory_order_relaxed);
+    if (at != ids_.end()) endpoint_->announce_break({static_cast<uint32_t>(at - ids_.begin())});
+  }
+  return !closed_.load(std::memory_order_relaxed);
+}
+
+std::string VerbsWorkerLink::describe() const {
+  std::string names;
+  for (const Device& device : devices_) {
+    names += fmt::format("{}{} (NUMA node {})", names.empty() ? "" : ", ",
+                         device_name(device.context), device.os_node);
+  }
+  return fmt::format("{} queue pairs over {}; gradients in host memory{}",
+                     layout_.queue_chunks.size(), names, fork_problem());
+}
+
+std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
+                                          uint32_t timeout_ms) {
+  return std::make_unique<VerbsWorkerLink>(offer, layout, timeout_ms);
+}
+
+}  // namespace phub

@@ -1,0 +1,97 @@
+// The worker's side over RDMA: connecting its queue pairs, and what it holds while connected.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "numa/memory.h"
+#include "transport/verbs/endpoint.h"
+#include "transport/verbs/format.h"
+#include "transport/verbs/transport.h"
+#include "transport/worker_memory.h"
+
+namespace phub {
+
+// Resolves and connects the queue pairs of one offer side by side. Set-up only.
+class VerbsDialer {
+ public:
+  using Clock = std::chrono::steady_clock;
+  VerbsDialer(const Offer& offer, uint32_t timeout_ms);
+
+  // Until every address is resolved to a device and a route. Throws Error.
+  void resolve();
+  size_t queues() const { return calls_.size(); }
+  ibv_context* context(size_t queue) const { return calls_[queue].id->verbs; }
+  rdma_cm_id* id(size_t queue) const { return calls_[queue].id.get(); }
+  // Until every queue pair is connected; `hello_of(queue)` is its private data. Throws Error.
+  template <typename HelloOf>
+  void connect(const HelloOf& hello_of) {
+    for (uint32_t q = 0; q < calls_.size(); ++q) request(q, hello_of(q));
+    wait_for(State::kConnected);
+  }
+  VerbsEventChannel take_channel() { return std::move(channel_); }
+  std::vector<VerbsId> take_ids();
+
+ private:
+  enum class State { kNew, kAddress, kRoute, kConnected };
+  struct Call {
+    VerbsId id;
+    State state = State::kNew;
+    std::string address;
+  };
+  void request(uint32_t queue, const VerbsHello& hello);
+  void wait_for(State state);
+  void handle(rdma_cm_event& event);
+
+  Clock::time_point deadline_;
+  VerbsEventChannel channel_;
+  std::vector<Call> calls_;
+};
+
+class VerbsWorkerLink final : public WorkerLink {
+ public:
+  VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms);
+  ~VerbsWorkerLink() override;
+
+  std::span<std::byte> gradients() override { return gradients_.bytes(); }
+  std::span<const std::byte> results() override { return results_.readable(); }
+  Endpoint& endpoint() override { return *endpoint_; }
+  bool connected() override;
+  bool zero_copy() const override { return false; }
+  void reconnect(const Offer& offer) override;
+  bool can_reconnect() const override { return true; }
+  std::string describe() const override;
+
+ private:
+  struct Device {
+    ibv_context* context = nullptr;
+    VerbsPd pd;
+    VerbsMr gradients, results;
+    std::unique_ptr<VerbsLane> lane;
+    uint32_t os_node = 0;
+  };
+  void make_devices(const VerbsDialer& dialer);
+  uint32_t device_of(ibv_context* context) const;
+  void connect(VerbsDialer& dialer, const Offer& offer);
+
+  const LinkLayout layout_;
+  const uint32_t timeout_ms_;
+  numa::Memory gradients_;
+  ResultMemory results_;
+  std::vector<Device> devices_;
+  std::unique_ptr<VerbsEndpoint> endpoint_;
+  std::vector<std::unique_ptr<VerbsPair>> pairs_;  // by queue
+
+  std::mutex events_mutex_;
+  VerbsEventChannel events_;
+  std::vector<VerbsId> ids_;  // by queue
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace phub

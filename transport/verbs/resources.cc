@@ -1,0 +1,91 @@
+#include "transport/verbs/resources.h"
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+namespace phub {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+
+// Root, or whoever may lock without limit.
+bool may_lock_all() {
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  std::array<__user_cap_data_struct, 2> data = {};
+  if (syscall(SYS_capget, &header, data.data()) != 0) return false;
+  return (data[CAP_IPC_LOCK / 32].effective >> (CAP_IPC_LOCK % 32)) & 1;
+}
+
+std::string locked_memory_limit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "unlimited";
+  return fmt::format("{:.1f} MiB", static_cast<double>(limit.rlim_cur) / kMiB);
+}
+
+std::string registration_error(ibv_pd* pd, const char* call, uint64_t bytes, int error) {
+  return fmt::format(
+      "{} of {:.1f} MiB on {}: {}; the limit of locked memory is {}: raise it with ulimit -l or "
+      "LimitMEMLOCK=infinity",
+      call, static_cast<double>(bytes) / kMiB, device_name(pd->context), std::strerror(error),
+      locked_memory_limit());
+}
+
+}  // namespace
+
+void fail_verbs(ibv_context* context, const std::string& call, int error) {
+  fail(ErrorCode::kFull, "{} on {}: {}", call, device_name(context), std::strerror(error));
+}
+
+VerbsMr register_memory(ibv_pd* pd, std::span<const std::byte> memory, int access) {
+  VerbsMr mr(ibv_reg_mr(pd, const_cast<std::byte*>(memory.data()), memory.size(), access));
+  if (mr == nullptr) {
+    throw Error(ErrorCode::kFull, registration_error(pd, "ibv_reg_mr", memory.size(), errno));
+  }
+  return mr;
+}
+
+void check_locked_memory(uint64_t bytes, const std::string& what) {
+  rlimit limit = {};
+  if (may_lock_all() || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return;
+  }
+  uint64_t pinned_kib = 0;  // what the NICs hold already
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmPin:")) pinned_kib = std::strtoull(line.c_str() + 6, nullptr, 10);
+  }
+  const uint64_t pinned = pinned_kib * 1024;
+  if (pinned + bytes <= limit.rlim_cur) return;
+  fail(ErrorCode::kFull,
+       "{} needs {:.1f} MiB of locked memory, {:.1f} MiB are locked and the limit is {}: raise it "
+       "with ulimit -l, LimitMEMLOCK=infinity in the unit, or /etc/security/limits.conf",
+       what, static_cast<double>(bytes) / kMiB, static_cast<double>(pinned) / kMiB,
+       locked_memory_limit());
+}
+
+// Too late if the application has registered memory through libibverbs before.
+void prepare_fork() { static_cast<void>(fork_problem()); }
+
+std::string fork_problem() {
+  static const int error = ibv_fork_init();
+  if (error == 0) return "";
+  return fmt::format("; fork() is not safe in this process: ibv_fork_init: {}",
+                     std::strerror(error));
+}
+
+void make_nonblocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    fail(ErrorCode::kInternal, "fcntl(O_NONBLOCK): {}", std::strerror(errno));
+  }
+}
+
+}  // namespace phub

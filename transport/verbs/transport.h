@@ -1,0 +1,34 @@
+// RDMA: InfiniBand and RoCE v2, over libibverbs and librdmacm. A worker writes its gradients
+// straight into its slots on the box, with 32 bits of immediate data; the box writes results
+// straight into the worker's memory. No processor copies anything. transport/README.md ("RDMA") has
+// the private data of a connection, what to expect of hardware, and how to tune it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/transport.h"
+#include "transport/verbs/devices.h"
+
+namespace phub {
+
+struct VerbsOptions {
+  std::vector<VerbsPort> ports;  // not empty
+  uint16_t port = 0;             // of librdmacm's port space, on each; 0: any
+  uint32_t most_cqe = 0;         // entries of a completion queue at most; 0: as the devices say
+};
+
+// Listens on every port. Throws Error that names the device and the reason. Must outlive its links.
+std::unique_ptr<Transport> make_verbs_transport(const VerbsOptions& options);
+
+// Connects every queue pair of the worker that `offer` was made for. Over which device each one
+// goes is decided by the routes to the box's addresses; memory lies on the node of the first.
+// Throws Error: kUnavailable (no RDMA device has a route there, nobody listens), kTimeout,
+// kUnauthorized (the ticket), kFull (memory that may be locked, queue pairs). Blocks up to
+// `timeout_ms`.
+std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
+                                          uint32_t timeout_ms);
+
+}  // namespace phub

@@ -1,0 +1,309 @@
+// The devices and caches of phub.h, over worker/device and worker/geeps.
+#include "worker/c_abi/geeps.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "worker/c_abi/call.h"
+#include "worker/c_abi/options.h"
+#include "worker/device/cuda_device.h"
+#include "worker/device/host_device.h"
+#include "worker/geeps/standalone_exchange.h"
+#include "worker/geeps/worker_exchange.h"
+
+namespace phub::c_abi {
+
+KeysOfWorker::KeysOfWorker(std::shared_ptr<WorkerObject> object) : object_(std::move(object)) {
+  if (object_->has_completions) {
+    throw Refusal(PHUB_INVALID, "the worker's results are waited for by its completions");
+  }
+  if (object_->has_cache.exchange(true)) {
+    throw Refusal(PHUB_TAKEN, "the worker has a phub_geeps already");
+  }
+}
+
+namespace {
+
+using geeps::Buffer;
+using geeps::Cache;
+using geeps::Fetch;
+using geeps::Save;
+
+template <typename Handle>
+Handle* handle_of(std::shared_ptr<Object> object, Type type) {
+  const void* handle = Handles::instance().add(type, std::move(object));
+  return static_cast<Handle*>(const_cast<void*>(handle));
+}
+
+std::unique_lock<std::mutex> only_thread_in(GeepsObject& object) {
+  std::unique_lock lock(object.call, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    throw Refusal(PHUB_WRONG_THREAD, "another thread is in a call for this phub_geeps");
+  }
+  return lock;
+}
+
+// Every call of the cache may wait.
+template <typename Body>
+phub_code with(const char* function, const phub_geeps* handle, Body body) {
+  return call(function, [&] {
+    const auto object = object_of<GeepsObject>(handle);
+    check_may_wait();
+    const auto lock = only_thread_in(*object);
+    body(*object->cache, *object);
+  });
+}
+
+std::span<const uint64_t> rows_of(const Cache& cache, uint32_t table, const uint64_t* keys,
+                                  size_t count) {
+  if (keys == nullptr && count > 0) throw Refusal(PHUB_INVALID, "keys is null");
+  if (table >= cache.tables().size()) {
+    throw Refusal(PHUB_INVALID, fmt::format("table {} is out of range: there are {}", table,
+                                            cache.tables().size()));
+  }
+  if (keys == nullptr) return cache.tables()[table].keys;
+  return {keys, count};
+}
+
+std::optional<uint32_t> staleness_of(int64_t staleness) {
+  if (staleness == PHUB_STALENESS_OF_JOB) return std::nullopt;
+  if (staleness < 0 || staleness > std::numeric_limits<uint32_t>::max()) {
+    throw Refusal(PHUB_INVALID, fmt::format("a staleness of {} clocks", staleness));
+  }
+  return static_cast<uint32_t>(staleness);
+}
+
+// `ask(cache, rows)` returns a buffer for rows of a table.
+template <typename Ask>
+phub_code acquire(const char* function, const phub_geeps* handle, uint32_t table,
+                  const uint64_t* keys, size_t count, phub_buffer* out, Ask ask) {
+  return with(function, handle, [&](Cache& cache, GeepsObject& object) {
+    need_struct(out, "buffer");
+    const Buffer buffer = ask(cache, rows_of(cache, table, keys, count));
+    if (object.compute) object.compute->synchronize();
+    copy_struct(out, {.size = 0,
+                      .data = buffer.data,
+                      .rows = buffer.rows,
+                      .handle = buffer.handle,
+                      .age = buffer.age ? static_cast<int64_t>(*buffer.age) : -1,
+                      .row_floats = buffer.row_floats,
+                      .reserved = 0});
+  });
+}
+
+// `make_exchange(object, tables)` sets the object's exchange.
+template <typename MakeExchange>
+phub_code create(const char* function, const phub_device* device, const phub_geeps_options* options,
+                 phub_geeps** geeps, MakeExchange make_exchange) {
+  return call(function, [&] {
+    auto object = std::make_shared<GeepsObject>();
+    object->device = object_of<DeviceObject>(device);
+    const auto given = object_of<GeepsOptionsObject>(options);
+    need(geeps, "geeps");
+    check_may_wait();
+    std::vector<geeps::TableSpec> tables;
+    geeps::CacheOptions of_cache;
+    {
+      const std::lock_guard lock(given->mutex);
+      tables = given->tables;
+      of_cache = given->options;
+    }
+    Device& memory = *object->device->device;
+    if (!memory.in_host_memory()) {
+      object->compute = memory.make_stream("caller");
+      of_cache.compute = object->compute.get();
+    }
+    make_exchange(*object, tables);
+    object->cache = std::make_unique<Cache>(memory, *object->exchange, std::move(tables), of_cache);
+    *geeps = handle_of<phub_geeps>(std::move(object), Type::kGeeps);
+  });
+}
+
+}  // namespace
+}  // namespace phub::c_abi
+
+using namespace phub;         // NOLINT: the functions below are C's
+using namespace phub::c_abi;  // NOLINT
+
+phub_code phub_device_open_host(uint64_t budget_bytes, double copy_bytes_per_second,
+                                uint64_t copy_latency_ns, phub_device** device) {
+  return call(__func__, [&] {
+    need(device, "device");
+    constexpr double kLeastSpeed = 1000;
+    constexpr uint64_t kMaxLatency = 60'000'000'000;
+    if (!std::isfinite(copy_bytes_per_second) ||
+        (copy_bytes_per_second != 0 && copy_bytes_per_second < kLeastSpeed) ||
+        copy_latency_ns > kMaxLatency) {
+      throw Refusal(PHUB_INVALID, fmt::format("copies at {} bytes per second with {} ns",
+                                              copy_bytes_per_second, copy_latency_ns));
+    }
+    auto object = std::make_shared<DeviceObject>();
+    object->device = make_host_device({.budget_bytes = budget_bytes,
+                                       .copy_bytes_per_second = copy_bytes_per_second,
+                                       .copy_latency = std::chrono::nanoseconds(copy_latency_ns)});
+    *device = handle_of<phub_device>(std::move(object), Type::kDevice);
+  });
+}
+
+phub_code phub_device_open_cuda(int index, uint64_t budget_bytes, phub_device** device) {
+  return call(__func__, [&] {
+    need(device, "device");
+    auto object = std::make_shared<DeviceObject>();
+    object->device = make_cuda_device({.ordinal = index, .budget_bytes = budget_bytes});
+    *device = handle_of<phub_device>(std::move(object), Type::kDevice);
+  });
+}
+
+phub_code phub_device_close(phub_device* device) {
+  return call(__func__, [&] {
+    check_may_wait();
+    Handles::instance().remove(device, Type::kDevice);
+  });
+}
+
+phub_code phub_device_memory(const phub_device* device, phub_memory* memory) {
+  return call(__func__, [&] {
+    const auto object = object_of<DeviceObject>(device);
+    need_struct(memory, "memory");
+    const DeviceStats all = object->device->stats();
+    copy_struct(memory, {.size = 0,
+                         .budget_bytes = all.budget_bytes,
+                         .used_bytes = all.used_bytes,
+                         .peak_bytes = all.peak_bytes,
+                         .host_bytes = all.host_bytes});
+  });
+}
+
+phub_code phub_geeps_create(phub_device* device, phub_worker* worker,
+                            const phub_geeps_options* options, phub_geeps** geeps) {
+  return create(__func__, device, options, geeps, [&](GeepsObject& object, const auto& tables) {
+    object.keys = std::make_unique<KeysOfWorker>(object_of<WorkerObject>(worker));
+    object.exchange = std::make_unique<geeps::WorkerExchange>(object.keys->worker(), tables);
+  });
+}
+
+phub_code phub_geeps_create_standalone(phub_device* device, const phub_options* job,
+                                       const phub_geeps_options* options, const float* initial,
+                                       size_t elements, phub_geeps** geeps) {
+  return create(__func__, device, options, geeps, [&](GeepsObject& object, const auto& /*tables*/) {
+    const auto given = object_of<OptionsObject>(job);
+    if (elements > 0) need(initial, "initial");
+    const std::lock_guard lock(given->mutex);
+    object.exchange = std::make_unique<geeps::StandaloneExchange>(
+        given->options.spec, std::span<const float>(initial, elements));
+  });
+}
+
+phub_code phub_geeps_destroy(phub_geeps* geeps) {
+  return call(__func__, [&] {
+    check_may_wait();
+    const auto object = object_of<GeepsObject>(geeps);
+    const auto lock = only_thread_in(*object);
+    Handles::instance().remove(geeps, Type::kGeeps);
+  });
+}
+
+phub_code phub_geeps_begin_virtual(phub_geeps* geeps) {
+  return with(__func__, geeps, [](Cache& cache, auto&) { cache.begin_virtual(); });
+}
+
+phub_code phub_geeps_begin_gathering(phub_geeps* geeps) {
+  return with(__func__, geeps, [](Cache& cache, auto&) { cache.begin_gathering(); });
+}
+
+phub_code phub_geeps_finish(phub_geeps* geeps) {
+  return with(__func__, geeps, [](Cache& cache, GeepsObject& object) {
+    cache.finish_sequence();
+    object.placed = true;
+  });
+}
+
+phub_code phub_geeps_read(phub_geeps* geeps, uint32_t table, const uint64_t* keys, size_t count,
+                          int64_t staleness, phub_buffer* buffer) {
+  return acquire(__func__, geeps, table, keys, count, buffer, [&](Cache& cache, auto rows) {
+    return cache.read(table, rows, staleness_of(staleness));
+  });
+}
+
+phub_code phub_geeps_pre_update(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
+                                size_t count, phub_buffer* buffer) {
+  return acquire(__func__, geeps, table, keys, count, buffer,
+                 [&](Cache& cache, auto rows) { return cache.pre_update(table, rows); });
+}
+
+phub_code phub_geeps_local_access(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
+                                  size_t count, int fetch, phub_buffer* buffer) {
+  return acquire(__func__, geeps, table, keys, count, buffer, [&](Cache& cache, auto rows) {
+    return cache.local_access(table, rows, fetch != 0 ? Fetch::kYes : Fetch::kNo);
+  });
+}
+
+phub_code phub_geeps_post_read(phub_geeps* geeps, uint64_t handle) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) { cache.post_read(handle); });
+}
+
+phub_code phub_geeps_update(phub_geeps* geeps, uint64_t handle) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) { cache.update(handle); });
+}
+
+phub_code phub_geeps_post_local_access(phub_geeps* geeps, uint64_t handle, int save) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) {
+    cache.post_local_access(handle, save != 0 ? Save::kYes : Save::kNo);
+  });
+}
+
+phub_code phub_geeps_discard(phub_geeps* geeps, uint64_t handle) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) { cache.discard(handle); });
+}
+
+phub_code phub_geeps_table_clock(phub_geeps* geeps, uint32_t table) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) { cache.table_clock(table); });
+}
+
+phub_code phub_geeps_wait_all(phub_geeps* geeps) {
+  return with(__func__, geeps, [](Cache& cache, auto&) { cache.wait_all(); });
+}
+
+phub_code phub_geeps_stats(phub_geeps* geeps, phub_geeps_counters* counters) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) {
+    need_struct(counters, "counters");
+    const geeps::CacheStats all = cache.stats();
+    copy_struct(counters, {.size = 0,
+                           .calls = all.calls,
+                           .outside_sequence = all.outside_sequence,
+                           .prefetched = all.prefetched,
+                           .stalled_ns = static_cast<uint64_t>(all.stalled.count()),
+                           .bytes_to_device = all.bytes_to_device,
+                           .bytes_to_host = all.bytes_to_host,
+                           .bytes_staged = all.bytes_staged,
+                           .bytes_copied_by_caller = all.bytes_copied_by_caller,
+                           .pushes = all.pushes,
+                           .pulls = all.pulls});
+  });
+}
+
+phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* placement) {
+  return with(__func__, geeps, [&](Cache& cache, GeepsObject& object) {
+    need_struct(placement, "placement");
+    if (!object.placed) {
+      throw Refusal(PHUB_INVALID, "nothing was placed yet: phub_geeps_finish comes first");
+    }
+    const geeps::Placement& all = cache.placement();
+    copy_struct(placement, {.size = 0,
+                            .pinned_bytes = all.pinned_bytes,
+                            .index_bytes = all.index_bytes,
+                            .pool_bytes = all.pool_bytes,
+                            .reserved_bytes = all.reserved_bytes,
+                            .total_bytes = all.total_bytes(),
+                            .moved_bytes = all.moved_bytes,
+                            .double_buffered = all.buffering == geeps::Buffering::kDouble ? 1u : 0u,
+                            .reserved = 0});
+  });
+}

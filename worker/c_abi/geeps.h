@@ -1,0 +1,54 @@
+// The objects behind phub_device, phub_geeps_options and phub_geeps.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "worker/c_abi/handles.h"
+#include "worker/c_abi/worker.h"
+#include "worker/device/device.h"
+#include "worker/geeps/cache.h"
+#include "worker/geeps/exchange.h"
+
+namespace phub::c_abi {
+
+struct DeviceObject : Object {
+  static constexpr Type kType = Type::kDevice;
+  std::unique_ptr<Device> device;
+};
+
+struct GeepsOptionsObject : Object {
+  static constexpr Type kType = Type::kGeepsOptions;
+  std::mutex mutex;  // guards what follows
+  geeps::CacheOptions options;
+  std::vector<geeps::TableSpec> tables;
+};
+
+// A cache's exclusive use of its worker's keys, for as long as this lives.
+class KeysOfWorker {
+ public:
+  explicit KeysOfWorker(std::shared_ptr<WorkerObject> object);  // throws Refusal(PHUB_TAKEN)
+  ~KeysOfWorker() { object_->has_cache = false; }
+  KeysOfWorker(const KeysOfWorker&) = delete;
+  KeysOfWorker& operator=(const KeysOfWorker&) = delete;
+  Worker& worker() const { return object_->worker; }
+
+ private:
+  std::shared_ptr<WorkerObject> object_;
+};
+
+// Calls are serialised by `call`. Members are destroyed from the last to the first.
+struct GeepsObject : Object {
+  static constexpr Type kType = Type::kGeeps;
+  std::mutex call;
+  std::shared_ptr<DeviceObject> device;
+  std::unique_ptr<KeysOfWorker> keys;  // null: standalone
+  // Null where the caller computes in device memory itself; else buffers wait for its work.
+  std::unique_ptr<Stream> compute;
+  std::unique_ptr<geeps::Exchange> exchange;
+  std::unique_ptr<geeps::Cache> cache;
+  bool placed = false;
+};
+
+}  // namespace phub::c_abi

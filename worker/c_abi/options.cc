@@ -1,0 +1,222 @@
+// The options of the C interface: each is a row of a table that sets a field of the C++ struct.
+#include "worker/c_abi/options.h"
+
+#include <array>
+#include <charconv>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/text.h"
+#include "worker/c_abi/call.h"
+
+namespace phub::c_abi {
+
+void refuse_option(std::string_view name, std::span<const std::string_view> options) {
+  const std::string near = nearest(name, {options.begin(), options.end()});
+  throw Refusal(PHUB_INVALID, fmt::format("there is no option '{}'{}", printable(name),
+                                          near.empty() ? "" : fmt::format("; '{}'?", near)));
+}
+
+int64_t number_in(std::string_view option, std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw Refusal(PHUB_INVALID, fmt::format("option '{}' must be a whole number, got '{}'", option,
+                                            printable(text)));
+  }
+  return number;
+}
+
+void check_number(std::string_view option, int64_t value, int64_t min, int64_t max) {
+  if (value < min || value > max) {
+    throw Refusal(PHUB_INVALID, fmt::format("option '{}' must be from {} to {}, got {}", option,
+                                            min, max, value));
+  }
+}
+
+namespace {
+
+struct Option {
+  std::string_view name;
+  std::string WorkerOptions::*text = nullptr;
+  std::string JobSpec::*job_text = nullptr;
+  uint32_t WorkerOptions::*limit = nullptr;
+  uint32_t JobSpec::*job_limit = nullptr;
+  size_t WorkerOptions::*count = nullptr;
+  int32_t WorkerOptions::*number = nullptr;
+  bool WorkerOptions::*flag = nullptr;
+};
+
+constexpr std::array<Option, 33> kOptions = {{
+    {.name = "server", .text = &WorkerOptions::server},
+    {.name = "token", .text = &WorkerOptions::token},
+    {.name = "job", .job_text = &JobSpec::name},
+    {.name = "transport", .text = &WorkerOptions::transport},
+    {.name = "rank", .number = &WorkerOptions::rank},
+    {.name = "replace", .flag = &WorkerOptions::replace},
+    {.name = "await_ranks", .flag = &WorkerOptions::await_ranks},
+    {.name = "connect_timeout_ms", .limit = &WorkerOptions::connect_timeout_ms},
+    {.name = "wait_timeout_ms", .limit = &WorkerOptions::wait_timeout_ms},
+    {.name = "rejoin_limit_ms", .limit = &WorkerOptions::rejoin_limit_ms},
+    {.name = "silence_limit_ms", .limit = &WorkerOptions::silence_limit_ms},
+    {.name = "spin_us", .number = &WorkerOptions::spin_us},
+    {.name = "local_world_size", .limit = &WorkerOptions::local_world_size},
+    {.name = "trace", .text = &WorkerOptions::trace},
+    {.name = "trace_events", .count = &WorkerOptions::trace_events},
+    {.name = "world_size", .job_limit = &JobSpec::world_size},
+    {.name = "min_ranks", .job_limit = &JobSpec::min_ranks},
+    {.name = "max_ranks", .job_limit = &JobSpec::max_ranks},
+    {.name = "chunk_elements", .job_limit = &JobSpec::chunk_elements},
+    {.name = "optimizer", .job_text = &JobSpec::optimizer},
+    {.name = "gradient_dtype", .job_text = &JobSpec::gradient_dtype},
+    {.name = "parameter_dtype", .job_text = &JobSpec::parameter_dtype},
+    {.name = "reduction", .job_text = &JobSpec::reduction},
+    {.name = "work", .job_text = &JobSpec::work},
+    {.name = "consistency", .job_text = &JobSpec::consistency},
+    {.name = "slack", .job_limit = &JobSpec::slack},
+    {.name = "initial", .job_text = &JobSpec::initial},
+    {.name = "on_loss", .job_text = &JobSpec::on_loss},
+    {.name = "on_nonfinite", .job_text = &JobSpec::on_nonfinite},
+    {.name = "lease_ms", .job_limit = &JobSpec::lease_ms},
+    {.name = "progress_limit_ms", .job_limit = &JobSpec::progress_limit_ms},
+    {.name = "wait_limit_ms", .job_limit = &JobSpec::wait_limit_ms},
+    {.name = "join_limit_ms", .job_limit = &JobSpec::join_limit_ms},
+}};
+
+const Option& option_named(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const Option& option : kOptions) {
+    if (option.name == name) return option;
+    names.push_back(option.name);
+  }
+  refuse_option(name, names);
+}
+
+void set_number(WorkerOptions& options, const Option& option, int64_t value) {
+  const bool whole = option.limit || option.job_limit || option.count;
+  const int64_t min = whole || option.flag ? 0 : -1;
+  const int64_t max = whole         ? std::numeric_limits<uint32_t>::max()
+                      : option.flag ? 1
+                                    : std::numeric_limits<int32_t>::max();
+  if (option.text || option.job_text) {
+    throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
+  }
+  check_number(option.name, value, min, max);
+  if (option.limit) options.*option.limit = static_cast<uint32_t>(value);
+  if (option.job_limit) options.spec.*option.job_limit = static_cast<uint32_t>(value);
+  if (option.count) options.*option.count = static_cast<size_t>(value);
+  if (option.number) options.*option.number = static_cast<int32_t>(value);
+  if (option.flag) options.*option.flag = value != 0;
+}
+
+void set_text(WorkerOptions& options, const Option& option, std::string_view value) {
+  if (option.text) {
+    options.*option.text = value;
+  } else if (option.job_text) {
+    options.spec.*option.job_text = value;
+  } else {
+    set_number(options, option, number_in(option.name, value));
+  }
+}
+
+// Calls `body(options)` with the handle's options, one thread at a time.
+template <typename Body>
+phub_code change(const char* function, const phub_options* handle, Body body) {
+  return call(function, [&] {
+    const auto object = object_of<OptionsObject>(handle);
+    const std::lock_guard lock(object->mutex);
+    body(object->options);
+  });
+}
+
+phub_code make(const char* function, phub_options** out, WorkerOptions (*options)()) {
+  return call(function, [&] {
+    need(out, "options");
+    auto object = std::make_shared<OptionsObject>();
+    object->options = options();
+    const void* handle = Handles::instance().add(Type::kOptions, std::move(object));
+    *out = static_cast<phub_options*>(const_cast<void*>(handle));
+  });
+}
+
+}  // namespace
+}  // namespace phub::c_abi
+
+using namespace phub;         // NOLINT: the functions below are C's
+using namespace phub::c_abi;  // NOLINT
+
+phub_code phub_options_create(phub_options** options) {
+  return make(__func__, options, [] { return WorkerOptions(); });
+}
+
+phub_code phub_options_from_environment(phub_options** options) {
+  return make(__func__, options, options_from_environment);
+}
+
+phub_code phub_options_destroy(phub_options* options) {
+  return call(__func__, [&] { Handles::instance().remove(options, Type::kOptions); });
+}
+
+phub_code phub_options_set(phub_options* options, const char* name, const char* value) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(name, "name");
+    need(value, "value");
+    set_text(all, option_named(name), value);
+  });
+}
+
+phub_code phub_options_set_number(phub_options* options, const char* name, int64_t value) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(name, "name");
+    set_number(all, option_named(name), value);
+  });
+}
+
+phub_code phub_options_add_key(phub_options* options, const char* name, uint64_t elements) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(name, "name");
+    if (all.spec.keys.size() == kMaxKeys) {
+      throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
+    }
+    all.spec.keys.push_back({.name = name, .elements = elements});
+  });
+}
+
+phub_code phub_options_tune_key(phub_options* options, size_t key, int32_t priority,
+                                double lr_scale, double decay_scale) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    if (key >= all.spec.keys.size()) {
+      throw Refusal(PHUB_INVALID, fmt::format("key {} is out of range: {} keys were added", key,
+                                              all.spec.keys.size()));
+    }
+    KeySpec& spec = all.spec.keys[key];
+    spec.priority = priority, spec.lr_scale = lr_scale, spec.decay_scale = decay_scale;
+  });
+}
+
+phub_code phub_options_set_hyper(phub_options* options, const char* name, double value) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(name, "name");
+    all.spec.hyper[name] = value;
+  });
+}
+
+phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round, const char* name,
+                                      double value) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(name, "name");
+    std::vector<HyperChange>& schedule = all.spec.schedule;
+    if (schedule.empty() || schedule.back().round != round) {
+      if (round == 0 || (!schedule.empty() && round < schedule.back().round)) {
+        throw Refusal(PHUB_INVALID,
+                      fmt::format("round {} comes after round {}: rounds ascend from "
+                                  "1",
+                                  round, schedule.empty() ? 0 : schedule.back().round));
+      }
+      schedule.push_back({.round = round, .values = {}});
+    }
+    schedule.back().values[name] = value;
+  });
+}

@@ -1,0 +1,316 @@
+// The calls that acquire buffers.
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "transport/error.h"
+#include "worker/geeps/cache_impl.h"
+
+namespace phub::geeps {
+namespace {
+
+bool share_a_key(std::span<const uint64_t> a, std::span<const uint64_t> b) {
+  if (a.size() > b.size()) std::swap(a, b);
+  if (a.size() <= 2) {
+    return std::any_of(a.begin(), a.end(),
+                       [&](uint64_t key) { return std::find(b.begin(), b.end(), key) != b.end(); });
+  }
+  const std::unordered_set<uint64_t> keys(a.begin(), a.end());
+  return std::any_of(b.begin(), b.end(), [&](uint64_t key) { return keys.contains(key); });
+}
+
+}  // namespace
+
+void Cache::Impl::check_table(Call call, uint32_t table) const {
+  if (table >= mover_.tables.size()) {
+    fail(ErrorCode::kInvalid, "{} of table {}: there are {}", name_of(call), table,
+         mover_.tables.size());
+  }
+  const bool wants_local = call == Call::kLocalAccess;
+  if (mover_.tables[table].spec.local != wants_local) {
+    fail(ErrorCode::kInvalid, "{} of '{}', which holds {}", name_of(call),
+         mover_.tables[table].spec.name, wants_local ? "parameters" : "local data");
+  }
+}
+
+void Cache::Impl::check_not_held(uint32_t table, std::span<const uint64_t> keys) const {
+  if (mover_.tables[table].held == 0) return;
+  for (const Held& held : held_) {
+    if (held.table != table || !share_a_key(held.keys, keys)) continue;
+    fail(ErrorCode::kInvalid,
+         "LocalAccess of rows of '{}' that are in use: give them back with PostLocalAccess first",
+         mover_.tables[table].spec.name);
+  }
+}
+
+uint64_t Cache::Impl::clocks_back(uint32_t table, std::optional<uint32_t> staleness) const {
+  if (!staleness) return 0;
+  const TableSpec& spec = mover_.tables[table].spec;
+  const std::optional<uint32_t> slack = mover_.exchange.slack();
+  if (!slack) {
+    fail(ErrorCode::kInvalid,
+         "a read of '{}' with staleness {}: the job is asynchronous and bounds none", spec.name,
+         *staleness);
+  }
+  if (*staleness < *slack) {
+    fail(ErrorCode::kInvalid,
+         "a read of '{}' with staleness {}: the job's slack is {}, others may "
+         "lag behind by so much",
+         spec.name, *staleness, *slack);
+  }
+  if (*staleness > std::max(spec.max_staleness, *slack)) {
+    fail(ErrorCode::kInvalid, "a read of '{}' with staleness {}: the table's max_staleness is {}",
+         spec.name, *staleness, spec.max_staleness);
+  }
+  return spec.read_my_writes ? 0 : *staleness - *slack;
+}
+
+std::optional<uint64_t> Cache::Impl::age_of(uint64_t version) const {
+  const std::optional<uint32_t> slack = mover_.exchange.slack();
+  if (!slack) return {};
+  return version - std::min<uint64_t>(version, *slack);
+}
+
+std::vector<uint32_t> Cache::Impl::rows_of(uint32_t number, std::span<const uint64_t> keys) const {
+  const Table& table = mover_.tables[number];
+  std::vector<uint32_t> rows;
+  std::unordered_set<uint64_t> seen;
+  for (const uint64_t key : keys) {
+    const std::optional<uint32_t> row = table.map.find(key);
+    if (!row) fail(ErrorCode::kInvalid, "'{}' has no row {}", table.spec.name, key);
+    if (!seen.insert(key).second) {
+      fail(ErrorCode::kInvalid, "row {} of '{}' twice in one list", key, table.spec.name);
+    }
+    rows.push_back(*row);
+  }
+  return rows;
+}
+
+Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t> keys, bool fetch,
+                            std::optional<uint32_t> staleness) {
+  check_table(call, table);
+  if (keys.empty()) {
+    fail(ErrorCode::kInvalid, "{} of no rows of '{}'", name_of(call),
+         mover_.tables[table].spec.name);
+  }
+  Held held{.call = call, .table = table};
+  held.buffer = {.rows = keys.size(), .row_floats = mover_.tables[table].row_floats};
+  const auto record = [&] {
+    if (recorder_) held.recorded = recorder_->acquire(call, table, keys, fetch);
+  };
+  if (virtual_) {
+    rows_of(table, keys);
+    if (call == Call::kLocalAccess) check_not_held(table, keys);
+    held.own_keys.assign(keys.begin(), keys.end());
+    record();
+    return hold(std::move(held));
+  }
+  const uint64_t back = call == Call::kRead ? clocks_back(table, staleness) : 0;
+  Lock lock(*this);
+  mover_.throw_if_failed();
+  if (call == Call::kLocalAccess) check_not_held(table, keys);
+  ++mover_.stats.calls;
+  if (call == Call::kPreUpdate) wait_for_log(lock, table);
+  held.planned = follow(call, table, keys);
+  if (const auto step = mover_.follower.last()) {
+    const Schedule& schedule = *mover_.schedule;
+    const uint32_t access = schedule.access_of_step[*step % mover_.follower.length()];
+    held.last_update = schedule.accesses[access].last_update;
+  }
+  if (held.planned) {
+    held.keys = mover_.schedule->sequence.lists[access_of(*held.planned).list].keys;
+    acquire_planned(lock, held, fetch, back);
+  } else {
+    held.own_keys.assign(keys.begin(), keys.end());
+    acquire_outside(lock, held, fetch, back);
+  }
+  record();
+  return hold(std::move(held));
+}
+
+Buffer Cache::Impl::hold(Held held) {
+  held.handle = next_handle_++;
+  held.buffer.handle = held.handle;
+  if (mover_.trace && !virtual_) held.since_ns = trace_now_ns();
+  ++table_of(held).held;
+  if (!virtual_) table_of(held).clocked_last = false;
+  held_.push_back(std::move(held));
+  Held& kept = held_.back();
+  if (!kept.planned) kept.keys = kept.own_keys;
+  return kept.buffer;
+}
+
+// Advances in the sequence. Nothing: the call is outside of it.
+std::optional<Instance> Cache::Impl::follow(Call call, uint32_t table,
+                                            std::span<const uint64_t> keys) {
+  if (!mover_.schedule) return {};
+  const Schedule& schedule = *mover_.schedule;
+  const uint64_t before = mover_.follower.next();
+  const std::optional<uint64_t> step = mover_.follower.follow(call, table, keys);
+  if (!step) {
+    if (options_.strict && !recorder_) {
+      fail(ErrorCode::kInvalid, "outside of the sequence: {}",
+           mover_.follower.deviation(call, table, keys));
+    }
+    return {};
+  }
+  const uint64_t steps = mover_.follower.length();
+  const auto instance_of = [&](uint64_t at) {
+    return Instance{schedule.access_of_step[at % steps], at / steps};
+  };
+  const Instance instance = instance_of(*step);
+  mover_.open_until(instance.iteration * schedule.phases + access_of(instance).phase);
+  std::optional<uint64_t> left_out;
+  for (uint64_t skipped = before; skipped < *step; ++skipped) {
+    if (!is_acquisition(schedule.sequence.operations[skipped % steps].call)) continue;
+    mover_.leave_out(instance_of(skipped));
+    if (!left_out) left_out = skipped % steps;
+  }
+  if (left_out && options_.strict && !recorder_) {
+    mover_.leave_out(instance);
+    fail(ErrorCode::kInvalid, "outside of the sequence: step {} was left out", *left_out);
+  }
+  if (blocked_by_held(instance)) {
+    mover_.leave_out(instance);
+    return {};
+  }
+  return instance;
+}
+
+// Whether the instance needs memory of a buffer that the application holds longer than recorded.
+bool Cache::Impl::blocked_by_held(const Instance& instance) const {
+  const std::vector<PlannedAccess>& accesses = mover_.schedule->accesses;
+  return std::ranges::any_of(accesses[instance.access].waits_for, [&](const Dependency& d) {
+    return accesses[d.access].held && instance.iteration >= d.behind &&
+           accesses[d.access].released <= instance.iteration - d.behind;
+  });
+}
+
+void Cache::Impl::acquire_planned(Lock& lock, Held& held, bool fetch, uint64_t back) {
+  const Instance instance = *held.planned;
+  PlannedAccess& access = access_of(instance);
+  const ListPlan& list = list_of(held);
+  const bool reads = access.call == Call::kRead;
+  held.buffer.data = access.data;
+  access.held = true;
+  try {
+    const bool local = access.call == Call::kLocalAccess;
+    if (!list.host.empty() && (reads || (local && (fetch || access.fetch)))) {
+      fetch_planned(lock, held, back);
+    } else if (!access.in_place) {
+      wait_until(
+          lock, held.table, [&] { return mover_.memory_is_free(instance); },
+          [&] { return fmt::format("memory for '{}'", table_of(held).spec.name); });
+      wait_for_memory(lock, instance, held.table);
+    }
+    if (reads || (local && fetch && !access.in_place)) read_pinned(lock, held, list, back);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    access.held = false;
+    mover_.leave_out(instance);
+    throw;
+  }
+}
+
+// Waits until the fetch lane has fetched the rows from host memory.
+void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
+  const Instance instance = *held.planned;
+  PlannedAccess& access = access_of(instance);
+  const Table& table = table_of(held);
+  if (mover_.is_kept(instance, back)) {
+    access.filled = instance.iteration + 1;
+    access.version = access_of({*access.kept_from, instance.iteration}).version;
+    held.buffer.age = age_of(access.version);
+    ++mover_.stats.prefetched;
+    return wait_for_memory(lock, instance, held.table);
+  }
+  access.back = back;
+  const auto filled_or_asked = [&] {
+    if (access.filled > instance.iteration) {
+      const bool fresh = access.call == Call::kRead ? access.version + back >= table.clocks
+                                                    : access.changes == table.changes;
+      if (fresh) return true;
+      access.filled = instance.iteration;  // filled with older rows: fetch again
+    }
+    if (!access.filling) mover_.add_waiting(instance);
+    return false;
+  };
+  if (access.filled > instance.iteration) ++mover_.stats.prefetched;
+  wait_until(lock, held.table, filled_or_asked, [&] { return describe_read(table, back); });
+  if (access.call == Call::kRead) held.buffer.age = age_of(access.version);
+  lock.unlock();
+  wait_for(*access.ready, held.table);
+  lock.lock();
+}
+
+void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t back) {
+  Table& table = table_of(held);
+  const bool reads = held.call == Call::kRead;
+  held.outside = std::make_unique<Outside>(
+      Outside{.list = plan_list(mover_.schedule ? &*mover_.schedule : nullptr, held.table,
+                                rows_of(held.table, held.own_keys), held.call == Call::kPreUpdate),
+              .computed = device_.make_event()});
+  ++mover_.stats.outside_sequence;
+  reserve(lock, held);
+  if (!reads && (held.call == Call::kPreUpdate || !fetch)) return;
+  try {
+    const ListPlan& list = held.outside->list;
+    if (!list.host.empty()) {
+      wait_until(
+          lock, held.table, [&] { return mover_.rows_are_ready(table, back); },
+          [&] { return describe_read(table, back); });
+      if (reads) held.buffer.age = age_of(table.version);
+      Task task = mover_.fill_task(*held.outside, held.buffer.data);
+      const Reading reading(mover_, lock, table);
+      mover_.run(own_lane_, task);
+    }
+    read_pinned(lock, held, list, back);
+  } catch (...) {
+    own_lane_.stream->synchronize();  // copies into the buffer may be in progress
+    give_back(lock, std::move(held), false);
+    throw;
+  }
+}
+
+// Allocates memory for a buffer outside the sequence.
+void Cache::Impl::reserve(Lock& lock, Held& held) {
+  const size_t bytes = held.buffer.floats() * sizeof(float);
+  const std::string& name = table_of(held).spec.name;
+  std::optional<size_t> offset;
+  wait_until(
+      lock, held.table,
+      [&] {
+        if (!offset) offset = mover_.reserved->allocate(bytes);
+        return offset.has_value() || mover_.outside_jobs == 0;
+      },
+      [&] { return fmt::format("{} bytes of reserved memory for '{}'", bytes, name); });
+  if (!offset) {
+    fail(ErrorCode::kFull,
+         "{} bytes for rows of '{}' outside of the sequence: of the {} bytes of reserved memory, "
+         "{} are in use. Raise reserved_bytes, or record these calls",
+         bytes, name, mover_.reserved->size(), mover_.reserved->used());
+  }
+  held.outside->offset = *offset;
+  held.buffer.data = reinterpret_cast<float*>(static_cast<std::byte*>(memory_.data()) +
+                                              reserved_offset_ + *offset);
+}
+
+// Copies the pinned rows, in the application's order.
+void Cache::Impl::read_pinned(Lock& lock, Held& held, const ListPlan& list, uint64_t back) {
+  if (list.pinned.empty()) return;
+  Table& table = table_of(held);
+  if (held.call == Call::kRead) {
+    wait_until(
+        lock, held.table, [&] { return table.version + back >= table.clocks && !table.refreshing; },
+        [&] { return describe_read(table, back); });
+    if (list.host.empty()) held.buffer.age = age_of(table.version);
+  }
+  const bool refreshed = std::exchange(table.refreshed_unseen, false);
+  const Reading reading(mover_, lock, table);
+  if (refreshed) wait_for(*table.refreshed, held.table);
+  work_.read_pinned(list, mover_.schedule->entries, table.row_floats, table.spec.read_my_writes,
+                    held.buffer.data);
+  if (table.kept_twice) work_.record(*table.gathered);
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,160 @@
+// Sequences: recording, placing, and moving the tables from one placement to the next.
+#include <algorithm>
+#include <utility>
+
+#include "transport/error.h"
+#include "worker/geeps/cache_impl.h"
+
+namespace phub::geeps {
+
+void Cache::Impl::begin(bool virtually) {
+  if (recorder_) fail(ErrorCode::kInvalid, "the sequence is being recorded already");
+  if (!held_.empty()) {
+    fail(ErrorCode::kInvalid, "a sequence begins with a buffer of '{}' in use",
+         mover_.tables[held_.front().table].spec.name);
+  }
+  std::vector<TableInfo> infos;
+  for (const Table& table : mover_.tables) {
+    infos.push_back({table.spec.name, table.row_floats, table.spec.local});
+  }
+  recorder_.emplace(std::move(infos));
+  virtual_ = virtually;
+}
+
+void Cache::Impl::finish_sequence() {
+  if (!recorder_) {
+    fail(ErrorCode::kInvalid, "finish_sequence without begin_virtual or begin_gathering");
+  }
+  if (!held_.empty()) {
+    fail(ErrorCode::kInvalid, "the sequence ends with a buffer of '{}' in use",
+         mover_.tables[held_.front().table].spec.name);
+  }
+  std::vector<bool> inferred(mover_.tables.size(), options_.infer_clocks);
+  std::vector<bool> updated(mover_.tables.size());
+  for (const Operation& operation : recorder_->sequence().operations) {
+    if (operation.call == Call::kTableClock) inferred[operation.table] = false;
+    if (operation.call == Call::kUpdate) updated[operation.table] = true;
+  }
+  if (!virtual_) {
+    const Lock lock(*this);
+    mover_.throw_if_failed();
+    for (uint32_t table = 0; table < mover_.tables.size(); ++table) {
+      if (inferred[table] && updated[table] && !mover_.tables[table].clocked_last) clock(table);
+    }
+  }
+  wait_all();  // after a timeout the caller may try again
+  Sequence sequence = recorder_->finish();
+  recorder_.reset();
+  virtual_ = false;
+  if (options_.infer_clocks) sequence = with_inferred_clocks(sequence);
+  install(std::move(sequence));
+  inferred_ = std::move(inferred);  // last: after a failure the old sequence stays in use
+}
+
+Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& demand) const {
+  // Rows that are read with their log always have one, and are read again after each update.
+  for (size_t i = 0; i < demand.entries.size(); ++i) {
+    Entry& entry = demand.demand.entries[i];
+    if (mover_.tables[demand.entries[i].table].spec.read_my_writes) entry.log_bytes = entry.bytes;
+  }
+  for (Access& access : demand.demand.accesses) {
+    if (mover_.tables[sequence.lists[access.batch].table].spec.read_my_writes) access.again.reset();
+  }
+  PlacementOptions options{.budget_bytes = budget_,
+                           .reserved_bytes = options_.reserved_bytes,
+                           .max_lead = options_.max_lead};
+  if (options.reserved_bytes > 0) return place(demand.demand, options);
+  for (const KeyList& list : sequence.lists) {
+    options.reserved_bytes =
+        std::max<uint64_t>(options.reserved_bytes,
+                           list.keys.size() * mover_.tables[list.table].row_floats * sizeof(float));
+  }
+  try {
+    return place(demand.demand, options);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kFull) throw;
+  }
+  options.reserved_bytes = 0;
+  return place(demand.demand, options);
+}
+
+// REQUIRES: the results of all clocked updates are here.
+void Cache::Impl::install(Sequence sequence) {
+  Lock lock(*this);
+  for (Lane& lane : mover_.lanes()) lane.waiting.clear();
+  if (mover_.schedule) {
+    wait_until(
+        lock, 0,
+        [&] { return std::ranges::none_of(mover_.schedule->accesses, &PlannedAccess::filling); },
+        [] { return "copies that are in progress"; });
+  }
+  for (const Lane& lane : mover_.lanes()) {
+    if (lane.stream) lane.stream->synchronize();
+  }
+  SequenceDemand demand = demand_of(sequence);
+  Placement placement = place_anew(sequence, demand);  // may throw: nothing has changed so far
+  std::vector<const RowMap*> maps;
+  for (const Table& table : mover_.tables) maps.push_back(&table.map);
+  try {
+    const std::vector<bool> unclocked = save_dirty();
+    mover_.install(make_schedule(std::move(sequence), demand, std::move(placement), maps, device_,
+                                 static_cast<std::byte*>(memory_.data())));
+    reserved_offset_ = mover_.schedule->placement.reserved_offset;
+    mover_.reserved = std::make_unique<Arena>(budget_ - reserved_offset_);
+    load_pinned(unclocked);
+    mover_.open_first();
+  } catch (const Error& e) {  // the tables are in between two placements
+    fail(ErrorCode::kInternal, "while the sequence changed: {}", e.what());
+  }
+}
+
+// Saves rows that are newer in device memory to host memory. Returns, by table, whether its log
+// holds updates.
+std::vector<bool> Cache::Impl::save_dirty() {
+  if (work_.in_stream()) work_.stream()->synchronize();
+  std::vector<bool> unclocked;
+  for (uint32_t table = 0; table < mover_.tables.size(); ++table) {
+    std::vector<uint32_t> used_logs;
+    if (mover_.schedule) {
+      for (const uint32_t entry : mover_.schedule->table_entries[table]) {
+        if (mover_.schedule->entries[entry].log_used) used_logs.push_back(entry);
+      }
+    }
+    unclocked.push_back(!mover_.tables[table].spec.local &&
+                        !mover_.complete_log(*own_lane_.rows, table, used_logs));
+  }
+  if (!mover_.schedule) return unclocked;
+  for (PlacedEntry& entry : mover_.schedule->entries) {
+    if (!std::exchange(entry.dirty, false)) continue;
+    const Table& table = mover_.tables[entry.table];
+    own_lane_.rows->store(entry.rows, table.own_rows.floats().data(), entry.runs, table.row_floats);
+  }
+  own_lane_.stream->synchronize();
+  return unclocked;
+}
+
+// `unclocked`: by table, whether its log holds updates.
+void Cache::Impl::load_pinned(const std::vector<bool>& unclocked) {
+  for (PlacedEntry& entry : mover_.schedule->entries) {
+    const Table& table = mover_.tables[entry.table];
+    if (unclocked[entry.table]) entry.host_log = HostLog::kUsed;
+    if (!entry.pinned) continue;
+    own_lane_.rows->fetch(entry.rows, table.rows, nullptr, entry.runs, table.row_floats);
+    if (!unclocked[entry.table] || entry.log == nullptr) continue;
+    own_lane_.rows->fetch(entry.log, table.log, nullptr, entry.runs, table.row_floats);
+    entry.host_log = HostLog::kOld;
+    entry.log_used = true;
+  }
+  for (uint32_t i = 0; i < mover_.tables.size(); ++i) {
+    Table& table = mover_.tables[i];
+    if (!unclocked[i]) continue;
+    for (uint32_t row = 0; row < table.loose_log.size(); ++row) {
+      if (mover_.schedule->entry_of_row[i][row] == kNoEntry) {
+        table.loose_log[row] = HostLog::kUsed;
+      }
+    }
+  }
+  own_lane_.stream->synchronize();
+}
+
+}  // namespace phub::geeps

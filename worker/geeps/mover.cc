@@ -1,0 +1,362 @@
+// The tasks of the lanes: when each may begin, its work, and its consequences.
+#include "worker/geeps/mover.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace phub::geeps {
+namespace {
+
+constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+// Splits the rows of no entry into those with updates of this clock, and those without.
+struct ByUse {
+  std::vector<Run> used, unused;
+};
+ByUse by_use(const Table& table, std::span<const Run> runs) {
+  ByUse result;
+  for (const Run& run : runs) {
+    const auto used = [&](uint32_t i) { return table.loose_log[run.source + i] == HostLog::kUsed; };
+    for (uint32_t i = 0; i < run.rows;) {
+      const uint32_t begin = i;
+      while (++i < run.rows && used(i) == used(begin)) {
+      }
+      (used(begin) ? result.used : result.unused)
+          .push_back({run.first + begin, run.source + begin, i - begin});
+    }
+  }
+  return result;
+}
+
+void clear(const Table& table, std::span<const Run> runs) {
+  const size_t row_floats = table.row_floats;
+  for (const Run& run : runs) {
+    std::fill_n(table.log + run.source * row_floats, run.rows * row_floats, 0.0F);
+  }
+}
+
+}  // namespace
+
+Task Mover::fill_task(const Outside& outside, float* buffer) {
+  const Table& table = tables[outside.list.table];
+  Task task{.kind = Task::Kind::kFill,
+            .table = outside.list.table,
+            .clock = table.clocks,
+            .list = &outside.list,
+            .buffer = buffer};
+  if (table.spec.local) task.after.push_back(table.saved.get());
+  return task;
+}
+
+std::optional<Task> Mover::begin(Lane& lane) {
+  std::optional<Task> task;
+  if (failed()) return task;
+  if (lane.kind != Lane::Kind::kFetch) {
+    if (lane.tasks.empty() || !can_begin(lane.tasks.front())) {
+      lane.due = false;
+      return task;
+    }
+    task = std::move(lane.tasks.front());
+    lane.tasks.pop_front();
+    task->clock = tables[task->table].clocks;
+    return task;
+  }
+  const auto found = std::ranges::find_if(
+      lane.waiting, [&](const Instance& instance) { return can_fill(instance); });
+  if (found == lane.waiting.end()) {
+    lane.due = false;
+    return task;
+  }
+  const Instance next = *found;
+  lane.waiting.erase(found);
+  PlannedAccess& access = schedule->accesses[next.access];
+  const ListPlan& list = schedule->lists[access.list];
+  Table& table = tables[list.table];
+  access.filling = true;
+  access.version = table.version;
+  access.changes = table.changes;
+  task = Task{.kind = Task::Kind::kFill,
+              .table = list.table,
+              .clock = table.clocks,
+              .planned = next,
+              .list = &list,
+              .buffer = access.data,
+              .after = events_before(next),
+              .done = access.ready.get()};
+  if (table.spec.local && next.iteration < table.regular_from) {
+    task->after.push_back(table.saved.get());
+  }
+  begin_reading(table);
+  return task;
+}
+
+bool Mover::can_begin(const Task& task) const {
+  const Table& table = tables[task.table];
+  const bool result_is_here = table.version == table.handed_over;
+  switch (task.kind) {
+    case Task::Kind::kUpdate:
+    case Task::Kind::kClock:
+      // The log must not be written before the last clock's was pushed; if it is the exchange's
+      // memory, not before that result is here.
+      return table.handed_over == table.logged_clocks && (table.kept_twice || result_is_here);
+    case Task::Kind::kPush:
+      return result_is_here && table.moving == 0;
+    case Task::Kind::kPull:
+      return !table.kept_twice || table.moving == 0;
+    default:
+      return true;
+  }
+}
+
+void Mover::run(Lane& lane, Task& task) {
+  const uint64_t staged = lane.rows ? lane.rows->staged_bytes() : 0;
+  switch (task.kind) {
+    case Task::Kind::kFill:
+      fill(lane, task);
+      break;
+    case Task::Kind::kPush:
+      push(task);
+      break;
+    case Task::Kind::kPull:
+      pull(lane, task);
+      break;
+    default:
+      store(lane, task);
+  }
+  if (lane.rows) task.staged = lane.rows->staged_bytes() - staged;
+}
+
+bool Mover::finish(Task& task) {
+  Table& table = tables[task.table];
+  stats.bytes_staged += task.staged;
+  switch (task.kind) {
+    case Task::Kind::kFill: {
+      stats.bytes_to_device += task.bytes;
+      end_reading(table);
+      PlannedAccess& access = schedule->accesses[task.planned->access];
+      access.filling = false;
+      access.filled = task.planned->iteration + 1;
+      if (std::exchange(access.left_out, false)) leave_out(*task.planned);
+      return false;
+    }
+    case Task::Kind::kPush:
+      if (task.handed_over) return false;
+      task.handed_over = true;
+      task.clock = ++table.handed_over;
+      ++stats.pushes;
+      if (trace) table.pushed_ns = trace_now_ns();
+      lane(Lane::Kind::kStore, table).due = true;
+      return true;
+    case Task::Kind::kPull:
+      stats.bytes_to_device += task.bytes;
+      table.refreshing = false;
+      table.refreshed_unseen = task.refreshed;
+      ++table.version;
+      ++stats.pulls;
+      for (const auto kind : {Lane::Kind::kPush, Lane::Kind::kStore, Lane::Kind::kFetch}) {
+        lane(kind, table).due = true;
+      }
+      return false;
+    default:
+      break;
+  }
+  stats.bytes_to_host += task.bytes;
+  --table.jobs;
+  lane(Lane::Kind::kFetch, table).due = true;
+  if (task.kind == Task::Kind::kClock) {
+    ++table.logged_clocks;
+    Lane& push = lane(Lane::Kind::kPush, table);
+    push.tasks.push_back({.kind = Task::Kind::kPush, .table = task.table, .null = task.null});
+    push.due = true;
+  } else if (task.planned) {
+    schedule->accesses[task.planned->access].done_recorded = true;
+    release(*task.planned);
+  } else {
+    reserved->release(task.outside->offset);
+    --outside_jobs;
+  }
+  return false;
+}
+
+void Mover::fill(Lane& lane, Task& task) {
+  Table& table = tables[task.table];
+  const bool own = table.spec.read_my_writes;  // subtract the updates that are in the log
+  for (const Event* event : task.after) lane.stream->wait(*event);
+  if (own) table.logged->wait();
+  traced(*lane.stream, CacheTrack::kToDevice, "fetch", task, [&] {
+    for (const HostPart& part : task.list->host) {
+      // Staged rows are read here, by this thread; the others by the stream.
+      if (table.spec.local && HostRows::staged(part.runs, table.row_floats)) table.saved->wait();
+      const auto fetch = [&](std::span<const Run> runs, bool with_log) {
+        if (runs.empty()) return;
+        lane.rows->fetch(task.buffer, table.rows, with_log ? table.log : nullptr, runs,
+                         table.row_floats);
+      };
+      if (own && part.entry == kNoEntry) {
+        const ByUse loose = by_use(table, part.runs);
+        fetch(loose.used, true);
+        fetch(loose.unused, false);
+      } else {
+        fetch(part.runs, own && schedule->entries[part.entry].host_log == HostLog::kUsed);
+      }
+      task.bytes += uint64_t{part.rows} * table.row_floats * sizeof(float);
+    }
+  });
+  if (task.done == nullptr) return lane.stream->synchronize();
+  lane.stream->record(*task.done);
+  if (!table.spec.local) lane.stream->record(*table.fetched);
+}
+
+void Mover::store(Lane& lane, Task& task) {
+  Table& table = tables[task.table];
+  Stream& stream = *lane.stream;
+  for (const Event* event : task.after) stream.wait(*event);
+  if (task.kind == Task::Kind::kClock) {
+    const uint64_t moved = lane.rows->moved_bytes();
+    traced(stream, CacheTrack::kToHost, "log", task,
+           [&] { task.null = complete_log(*lane.rows, task.table, task.used_logs); });
+    task.bytes = lane.rows->moved_bytes() - moved;
+    stream.record(*table.logged);
+    return;
+  }
+  if (task.kind != Task::Kind::kFree) {
+    const bool updates = task.kind == Task::Kind::kUpdate;
+    for (const HostPart& part : task.list->host) {
+      task.bytes += uint64_t{part.rows} * table.row_floats * sizeof(float);
+    }
+    traced(stream, CacheTrack::kToHost, updates ? "update" : "save", task, [&] {
+      if (updates) {
+        log(*lane.rows, table, *task.list, task.buffer);
+      } else {
+        for (const HostPart& part : task.list->host) {
+          lane.rows->store(task.buffer, table.own_rows.floats().data(), part.runs,
+                           table.row_floats);
+        }
+      }
+      stream.record(updates ? *table.logged : *table.saved);
+    });
+  }
+  if (options.poison) {
+    stream.fill(task.buffer, kPoison, size_t{task.list->rows} * table.row_floats);
+  }
+  if (task.done != nullptr) {
+    stream.record(*task.done);
+  } else {
+    stream.synchronize();
+  }
+}
+
+// The first update of a clock is copied, since 0 + -0 is not -0. If it has only some rows of an
+// entry, the other rows become zero.
+void Mover::log(HostRows& rows, Table& table, const ListPlan& list, const float* buffer) {
+  for (const HostPart& part : list.host) {
+    if (part.entry == kNoEntry) {
+      const ByUse loose = by_use(table, part.runs);
+      rows.store_add(buffer, table.log, loose.used, table.row_floats);
+      rows.store(buffer, table.log, loose.unused, table.row_floats);
+      for (const Run& run : loose.unused) {
+        std::fill_n(table.loose_log.begin() + run.source, run.rows, HostLog::kUsed);
+      }
+      continue;
+    }
+    PlacedEntry& entry = schedule->entries[part.entry];
+    if (entry.host_log == HostLog::kUsed) {
+      rows.store_add(buffer, table.log, part.runs, table.row_floats);
+      continue;
+    }
+    if (entry.host_log == HostLog::kOld && part.rows < entry.count) clear(table, entry.runs);
+    rows.store(buffer, table.log, part.runs, table.row_floats);
+    entry.host_log = HostLog::kUsed;
+  }
+}
+
+bool Mover::complete_log(HostRows& rows, uint32_t number, const std::vector<uint32_t>& used_logs) {
+  Table& table = tables[number];
+  const std::vector<uint32_t> none;
+  const std::vector<uint32_t>& entries = schedule ? schedule->table_entries[number] : none;
+  const auto used = [](HostLog log) { return log == HostLog::kUsed; };
+  if (used_logs.empty() && std::ranges::none_of(table.loose_log, used) &&
+      std::ranges::none_of(entries,
+                           [&](uint32_t i) { return used(schedule->entries[i].host_log); })) {
+    return true;
+  }
+  // Used logs are complete; the others become zero.
+  for (const uint32_t i : entries) {
+    PlacedEntry& entry = schedule->entries[i];
+    if (std::ranges::find(used_logs, i) != used_logs.end()) {
+      rows.store(entry.log, table.log, entry.runs, table.row_floats);
+      entry.host_log = HostLog::kOld;
+      continue;
+    }
+    if (entry.host_log == HostLog::kOld) clear(table, entry.runs);
+    entry.host_log = used(entry.host_log) ? HostLog::kOld : HostLog::kZero;
+  }
+  if (!table.loose_rows) return false;
+  for (uint32_t row = 0; row < table.loose_log.size(); ++row) {
+    if (schedule && schedule->entry_of_row[number][row] != kNoEntry) continue;
+    HostLog& log = table.loose_log[row];
+    if (log == HostLog::kOld) clear(table, std::array{Run{0, row, 1}});
+    log = used(log) ? HostLog::kOld : HostLog::kZero;
+  }
+  return false;
+}
+
+void Mover::push(Task& task) {
+  Table& table = tables[task.table];
+  if (task.handed_over) {
+    if (task.null) {
+      exchange.push_null(table.key);
+    } else {
+      exchange.push(table.key, table.priority);
+    }
+    if (trace) trace->add(CacheTrack::kPush, "push", task.table, task.clock, table.pushed_ns);
+    return;
+  }
+  table.logged->wait();
+  table.fetched->wait();
+  table.refreshed->wait();
+  if (table.kept_twice) {
+    std::memcpy(exchange.gradient(table.key).data(), table.log, table.floats() * sizeof(float));
+  }
+}
+
+void Mover::pull(Lane& lane, Task& task) {
+  Table& table = tables[task.table];
+  if (trace) {
+    trace->add(CacheTrack::kPull, "exchange", task.table, table.version + 1, table.pushed_ns);
+  }
+  if (table.kept_twice) {
+    table.fetched->wait();
+    table.refreshed->wait();
+    std::memcpy(table.own_rows.data(), exchange.parameters(table.key).data(),
+                table.floats() * sizeof(float));
+    if (options.compute != nullptr) lane.stream->wait(*table.gathered);
+  }
+  if (!schedule) return;
+  traced(*lane.stream, CacheTrack::kToDevice, "refresh", task, [&] {
+    for (const uint32_t i : schedule->table_entries[task.table]) {
+      const PlacedEntry& entry = schedule->entries[i];
+      if (!entry.pinned) continue;
+      task.refreshed = true;
+      lane.rows->fetch(entry.rows, table.rows, nullptr, entry.runs, table.row_floats);
+      task.bytes += uint64_t{entry.count} * table.row_floats * sizeof(float);
+    }
+  });
+  lane.stream->record(*table.refreshed);
+}
+
+void Mover::traced(Stream& stream, CacheTrack track, const char* name, const Task& task,
+                   const std::function<void()>& enqueue) {
+  if (!trace) return enqueue();
+  const auto begin = std::make_shared<uint64_t>(0);
+  stream.call([begin] { *begin = trace_now_ns(); });
+  enqueue();
+  stream.call([trace = trace.get(), begin, track, name, table = task.table, clock = task.clock] {
+    trace->add(track, name, table, clock, *begin);
+  });
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,219 @@
+// Moves rows between host memory, buffers in device memory and the exchange while the application
+// computes: a state machine without threads, locks or clocks. Its work is divided into lanes:
+//
+//   fetch  host rows ─▶ buffer            accesses in `waiting` whose memory is free, rows ready
+//   store  buffer ─▶ log, local rows;     released buffers and clocks, in that order
+//          log in device memory ─▶ log
+//   push   log ─▶ exchange                when the previous result is here and nothing reads it
+//   pull   exchange ─▶ rows ─▶ pinned     when the exchange has returned the key
+//
+// Each partition of the tables has one of each of the first three. The driver (driver.h) runs a
+// task of each lane that is due:
+//
+//   lock; task = begin(lane); do { unlock; run(lane, *task); lock; } while (finish(*task));
+//
+// Other lanes run between begin() and finish(); a lane has one task at a time. REQUIRES: the caller
+// holds the cache's lock, except in run().
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/error.h"
+#include "worker/device/arena.h"
+#include "worker/device/device.h"
+#include "worker/geeps/cache.h"
+#include "worker/geeps/cache_trace.h"
+#include "worker/geeps/follower.h"
+#include "worker/geeps/host_rows.h"
+#include "worker/geeps/rows.h"
+#include "worker/geeps/schedule.h"
+
+namespace phub::geeps {
+
+// A table: its rows in host memory, the log of its updates, and the state of its exchange.
+struct Table {
+  explicit Table(TableSpec s) : spec(std::move(s)), map(spec.keys), row_floats(spec.row_floats) {}
+  Table(const Table&) = delete;
+  Table(Table&&) = default;
+
+  size_t floats() const { return spec.keys.size() * row_floats; }
+
+  TableSpec spec;
+  RowMap map;
+  uint32_t row_floats;
+  uint32_t partition = 0;
+  size_t key = 0;  // of the exchange
+  int32_t priority = 0;
+  bool kept_twice = false;  // rows and log are the cache's own memory, not the exchange's
+  HostMemory own_rows, own_log;
+  const float* rows = nullptr;  // host memory
+  float* log = nullptr;
+
+  // Guarded by the cache's mutex.
+  uint64_t clocks = 0;            // number of TableClocks
+  uint64_t logged_clocks = 0;     // of these: the log is complete in host memory
+  uint64_t handed_over = 0;       // of these: pushed
+  uint64_t version = 0;           // of these: the result is in `rows`
+  bool refreshing = false;        // `rows` are being replaced
+  bool refreshed_unseen = false;  // the application's work has not waited for `refreshed` yet
+  uint32_t moving = 0;            // reads of `rows` or of pinned rows in progress
+  uint32_t jobs = 0;              // releases and clocks that the store lane has not finished
+  uint32_t held = 0;              // buffers that the application holds
+  uint64_t regular_from = 0;      // local: before this iteration calls deviated from the sequence
+  uint64_t changes = 0;           // local: saves by calls outside the sequence
+  bool clocked_last = false;      // the table's latest call was TableClock
+
+  uint64_t pushed_ns = 0;  // with a trace
+
+  // Used by the store lane.
+  std::vector<HostLog> loose_log;  // by row, of rows in no entry
+  bool loose_rows = true;          // the table has such rows
+
+  std::unique_ptr<Event> fetched;    // the latest copy from `rows` has completed
+  std::unique_ptr<Event> refreshed;  // pinned rows are those of `version`
+  std::unique_ptr<Event> gathered;   // kept twice: the latest read of pinned rows has completed
+  std::unique_ptr<Event> clocked;    // the updates before the latest TableClock have completed
+  std::unique_ptr<Event> logged;     // the updates so far are in the host's log
+  std::unique_ptr<Event> saved;      // local: the saves so far are in `rows`
+};
+
+// An access of the sequence, in an iteration.
+struct Instance {
+  uint32_t access;
+  uint64_t iteration;
+  bool operator==(const Instance&) const = default;
+};
+
+// An access outside the sequence. Its buffer is in the reserved memory.
+struct Outside {
+  ListPlan list;
+  size_t offset = 0;  // in the reserved memory
+  std::unique_ptr<Event> computed;
+};
+
+struct Task {
+  enum class Kind : uint8_t { kFill, kUpdate, kSave, kFree, kClock, kPush, kPull };
+  Kind kind;
+  uint32_t table;
+  uint64_t clock = 0;  // of the table, for traces
+  // kFill, kUpdate, kSave, kFree: the access, in the sequence or outside of it
+  std::optional<Instance> planned = {};
+  std::unique_ptr<Outside> outside = {};
+  const ListPlan* list = nullptr;
+  float* buffer = nullptr;
+  std::vector<const Event*> after = {};  // the device's work waits for these
+  Event* done = nullptr;                 // recorded at the end; null: run() waits for the end
+  std::vector<uint32_t> used_logs = {};  // kClock: pinned entries with updates
+  bool null = false;                     // kClock, kPush: there are no updates
+  bool handed_over = false;              // kPush: only the call of the exchange is left
+  bool refreshed = false;                // kPull: there are pinned rows
+  uint64_t bytes = 0, staged = 0;        // moved by run()
+};
+
+struct Lane {
+  enum class Kind : uint8_t { kFetch, kStore, kPush, kPull };
+  Kind kind;
+  std::unique_ptr<Stream> stream;  // null: kPush
+  std::unique_ptr<HostRows> rows;
+  std::vector<Instance> waiting = {};  // kFetch: accesses to fill, in the order of opening
+  std::deque<Task> tasks = {};         // the other kinds: tasks in this order
+  bool due = false;                    // the result of begin() may have changed
+};
+
+class Mover {
+ public:
+  // Throws Error(kInvalid) if tables, options and exchange do not fit together. REQUIRES: device
+  // and exchange outlive this.
+  Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cache_options,
+        const std::vector<TableSpec>& specs);
+  Mover(const Mover&) = delete;
+  Mover& operator=(const Mover&) = delete;
+
+  // mover.cc: tasks
+  std::optional<Task> begin(Lane& lane);  // nothing: no task can begin
+  void run(Lane& lane, Task& task);
+  bool finish(Task& task);  // true: the task has another part to run
+  // Fetches the host rows of an access outside the sequence. The caller runs it in its own lane,
+  // between begin_reading() and end_reading(). REQUIRES: rows_are_ready().
+  Task fill_task(const Outside& outside, float* buffer);
+  // Between these calls the table's rows are not replaced, and its key is not pushed.
+  void begin_reading(Table& table) { ++table.moving; }
+  void end_reading(Table& table);
+
+  // Completes the log of the clock in host memory. Returns true if there were no updates.
+  bool complete_log(HostRows& rows, uint32_t table, const std::vector<uint32_t>& used_logs);
+
+  // mover_order.cc: the order of tasks
+  void post(Task task);      // gives it to the store lane of its table
+  void arrived(size_t key);  // the exchange's next() has returned the key
+  void add_waiting(Instance instance);
+  void install(Schedule placed);      // REQUIRES: no task is in progress or waits
+  void open_first();                  // opens the beginning of the sequence
+  void open_until(uint64_t phase);    // phases are counted through the iterations
+  void leave_out(Instance instance);  // the application has omitted this access
+  void release(Instance instance);
+  void mark_irregular(Table& table);
+  bool memory_is_free(const Instance& instance) const;
+  std::vector<const Event*> events_before(const Instance& instance) const;
+  // Whether the instance's buffer still has the rows of the access before it, and they are fresh
+  // enough. REQUIRES: that access was released.
+  bool is_kept(const Instance& instance, uint64_t back) const;
+  // Whether the table's rows may be read. Local rows: their saves have completed. Parameters: they
+  // are at most `back` clocks older than the clock that is `ahead` clocks from now.
+  bool rows_are_ready(const Table& table, uint64_t back, uint64_t ahead = 0) const;
+
+  // Keeps the first failure: no task begins any more. Returns whether this is the first.
+  bool fail(const std::exception_ptr& error);
+  bool failed() const { return !failure_.empty(); }
+  Error failure() const { return Error(failure_code_, failure_); }
+  void throw_if_failed() const {
+    if (failed()) throw failure();
+  }
+
+  Lane& lane(Lane::Kind kind, const Table& table);
+  std::vector<Lane>& lanes() { return lanes_; }
+  Lane& pull_lane() { return lanes_.back(); }
+  // Calls `enqueue`, which enqueues work on the stream. A trace gets the time of the work on the
+  // device.
+  void traced(Stream& stream, CacheTrack track, const char* name, const Task& task,
+              const std::function<void()>& enqueue);
+
+  Device& device;
+  Exchange& exchange;
+  const CacheOptions options;
+  std::unique_ptr<CacheTrace> trace;
+
+  // Guarded by the cache's lock.
+  std::vector<Table> tables;
+  std::optional<Schedule> schedule;  // fixed, except for the progress of accesses and entries
+  Follower follower;
+  CacheStats stats;
+  std::unique_ptr<Arena> reserved;  // device memory for accesses outside the sequence
+  uint32_t outside_jobs = 0;        // buffers there that are being released
+
+ private:
+  bool can_fill(const Instance& instance) const;
+  bool can_begin(const Task& task) const;
+  void open(Instance instance);
+  void fill(Lane& lane, Task& task);
+  void store(Lane& lane, Task& task);
+  void log(HostRows& rows, Table& table, const ListPlan& list, const float* buffer);
+  void push(Task& task);
+  void pull(Lane& lane, Task& task);
+
+  std::vector<Lane> lanes_;  // those of the partitions, then the pull lane
+  std::vector<uint32_t> table_of_key_;
+  size_t opened_ = 0;  // openings done in this circle
+  uint64_t opening_circle_ = 0;
+  ErrorCode failure_code_ = ErrorCode::kInternal;
+  std::string failure_;  // empty: none
+};
+
+}  // namespace phub::geeps

@@ -1,0 +1,244 @@
+// The order of tasks: set-up, the accesses of the sequence that are open, and what they wait for.
+#include <algorithm>
+
+#include "worker/geeps/mover.h"
+
+namespace phub::geeps {
+
+Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cache_options,
+             const std::vector<TableSpec>& specs)
+    : device(of_device), exchange(over_exchange), options(cache_options) {
+  for (const TableSpec& spec : specs) {
+    Table& table = tables.emplace_back(spec);
+    table.partition = static_cast<uint32_t>(tables.size() - 1) % options.partitions;
+    for (auto* event : {&table.fetched, &table.refreshed, &table.gathered, &table.clocked,
+                        &table.logged, &table.saved}) {
+      *event = device.make_event();
+    }
+    const size_t bytes = table.floats() * sizeof(float);
+    if (spec.local) {
+      table.own_rows = HostMemory(device, bytes, spec.name);
+      table.rows = table.own_rows.floats().data();
+      continue;
+    }
+    table.key = table_of_key_.size();
+    table_of_key_.push_back(static_cast<uint32_t>(tables.size() - 1));
+    if (table.key >= exchange.keys() || exchange.elements(table.key) != table.floats()) {
+      phub::fail(ErrorCode::kInvalid, "'{}' is not key {} of the exchange, with {} elements",
+                 spec.name, table.key, table.floats());
+    }
+    table.loose_log.assign(spec.keys.size(), HostLog::kOld);
+    table.kept_twice = spec.max_staleness > exchange.slack().value_or(spec.max_staleness);
+    if (table.kept_twice) {
+      table.own_rows = HostMemory(device, bytes, spec.name);
+      table.own_log = HostMemory(device, bytes, spec.name);
+      std::ranges::copy(exchange.parameters(table.key), table.own_rows.floats().begin());
+      stats.bytes_copied_by_caller += bytes;
+      table.rows = table.own_rows.floats().data();
+      table.log = table.own_log.floats().data();
+    } else {
+      table.rows = exchange.parameters(table.key).data();
+      table.log = exchange.gradient(table.key).data();
+    }
+  }
+  if (table_of_key_.size() != exchange.keys()) {
+    phub::fail(ErrorCode::kInvalid, "{} tables of parameters, but the exchange has {} keys",
+               table_of_key_.size(), exchange.keys());
+  }
+  const auto add_lane = [&](Lane::Kind kind, const std::string& name) {
+    Lane& lane = lanes_.emplace_back(Lane{.kind = kind, .stream = {}, .rows = {}});
+    if (name.empty()) return;
+    lane.stream = device.make_stream(name);
+    lane.rows = std::make_unique<HostRows>(device, *lane.stream);
+  };
+  for (uint32_t i = 0; i < options.partitions; ++i) {
+    add_lane(Lane::Kind::kFetch, fmt::format("geeps fetch {}", i));
+    add_lane(Lane::Kind::kStore, fmt::format("geeps store {}", i));
+    add_lane(Lane::Kind::kPush, "");
+  }
+  add_lane(Lane::Kind::kPull, "geeps pull");
+}
+
+Lane& Mover::lane(Lane::Kind kind, const Table& table) {
+  return lanes_[3 * table.partition + static_cast<size_t>(kind)];
+}
+
+void Mover::add_waiting(Instance instance) {
+  const PlannedAccess& access = schedule->accesses[instance.access];
+  const ListPlan& list = schedule->lists[access.list];
+  if (access.call == Call::kPreUpdate || list.host.empty()) return;
+  Lane& fetch = lane(Lane::Kind::kFetch, tables[list.table]);
+  if (std::ranges::find(fetch.waiting, instance) == fetch.waiting.end()) {
+    fetch.waiting.push_back(instance);
+  }
+  fetch.due = true;
+}
+
+void Mover::post(Task task) {
+  Table& table = tables[task.table];
+  ++table.jobs;
+  if (task.outside) ++outside_jobs;
+  Lane& store = lane(Lane::Kind::kStore, table);
+  store.tasks.push_back(std::move(task));
+  store.due = true;
+}
+
+void Mover::arrived(size_t key) {
+  const uint32_t number = table_of_key_.at(key);
+  tables[number].refreshing = true;
+  pull_lane().tasks.push_back({.kind = Task::Kind::kPull, .table = number});
+  pull_lane().due = true;
+}
+
+void Mover::end_reading(Table& table) {
+  if (--table.moving > 0) return;
+  pull_lane().due = true;
+  lane(Lane::Kind::kPush, table).due = true;
+}
+
+bool Mover::fail(const std::exception_ptr& error) {
+  if (failed()) return false;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    failure_code_ = e.code();
+    failure_ = e.what();
+  } catch (const std::exception& e) {
+    failure_ = e.what();
+  } catch (...) {  // "unknown"
+  }
+  if (failure_.empty()) failure_ = "unknown";
+  for (Lane& lane : lanes_) lane.due = true;
+  return true;
+}
+
+void Mover::install(Schedule placed) {
+  follower = Follower(placed.sequence);
+  schedule = std::move(placed);
+  for (PlannedAccess& access : schedule->accesses) {
+    access.ready = device.make_event();
+    access.computed = device.make_event();
+    access.done = device.make_event();
+  }
+  for (uint32_t i = 0; i < tables.size(); ++i) {
+    Table& table = tables[i];
+    table.regular_from = 0;
+    if (table.spec.local) continue;
+    table.loose_log.assign(table.spec.keys.size(), HostLog::kOld);
+    table.loose_rows =
+        std::ranges::find(schedule->entry_of_row[i], kNoEntry) != schedule->entry_of_row[i].end();
+    // Tables that are read first have the highest priority.
+    const std::vector<Operation>& operations = schedule->sequence.operations;
+    const auto read = std::ranges::find_if(
+        operations, [&](const Operation& o) { return o.call == Call::kRead && o.table == i; });
+    table.priority = -static_cast<int32_t>(read - operations.begin());
+  }
+}
+
+void Mover::open_first() {
+  opened_ = 0;
+  opening_circle_ = 0;
+  for (const Opening& opening : schedule->openings) {
+    if (opening.next_iteration == 1) open({opening.access, 0});
+  }
+}
+
+// The instance may be filled from now on. With updates that are not clocked yet, it is filled when
+// it is requested.
+void Mover::open(Instance instance) {
+  const PlannedAccess& access = schedule->accesses[instance.access];
+  const Table& table = tables[schedule->lists[access.list].table];
+  if (!options.prefetch || !access.fetch || access.kept_from) return;
+  if (!table.spec.read_my_writes) add_waiting(instance);
+}
+
+void Mover::open_until(uint64_t phase) {
+  const std::vector<Opening>& openings = schedule->openings;
+  while (opening_circle_ * schedule->phases + openings[opened_].phase <= phase) {
+    const Opening& opening = openings[opened_];
+    open({opening.access, opening_circle_ + opening.next_iteration});
+    if (++opened_ == openings.size()) {
+      opened_ = 0;
+      ++opening_circle_;
+    }
+  }
+}
+
+void Mover::leave_out(Instance instance) {
+  PlannedAccess& access = schedule->accesses[instance.access];
+  Table& table = tables[schedule->lists[access.list].table];
+  if (access.call == Call::kLocalAccess) mark_irregular(table);
+  Lane& fetch = lane(Lane::Kind::kFetch, table);
+  std::erase(fetch.waiting, instance);
+  if (access.released < instance.iteration) {  // an earlier instance is still in use
+    access.skipped_to = instance.iteration + 1;
+    return;
+  }
+  if (access.filling) {
+    access.left_out = true;
+    return;
+  }
+  if (access.filled > instance.iteration) {
+    fetch.stream->record(*access.done);
+    access.done_recorded = true;
+  }
+  release(instance);
+}
+
+// Who saves its rows last is not who did so in the sequence, in this iteration and to the next.
+void Mover::mark_irregular(Table& table) {
+  if (schedule) table.regular_from = follower.next() / follower.length() + 2;
+}
+
+void Mover::release(Instance instance) {
+  PlannedAccess& access = schedule->accesses[instance.access];
+  access.released = std::max(instance.iteration + 1, access.skipped_to);
+  for (Lane& lane : lanes_) lane.due |= !lane.waiting.empty();
+}
+
+bool Mover::memory_is_free(const Instance& instance) const {
+  return std::ranges::all_of(
+      schedule->accesses[instance.access].waits_for, [&](const Dependency& d) {
+        return instance.iteration < d.behind ||
+               schedule->accesses[d.access].released > instance.iteration - d.behind;
+      });
+}
+
+std::vector<const Event*> Mover::events_before(const Instance& instance) const {
+  std::vector<const Event*> events;
+  for (const Dependency& d : schedule->accesses[instance.access].waits_for) {
+    if (instance.iteration < d.behind) continue;
+    const PlannedAccess& before = schedule->accesses[d.access];
+    if (before.done_recorded && !before.done->done()) events.push_back(before.done.get());
+  }
+  return events;
+}
+
+bool Mover::is_kept(const Instance& instance, uint64_t back) const {
+  const PlannedAccess& access = schedule->accesses[instance.access];
+  if (!access.kept_from) return false;
+  const PlannedAccess& before = schedule->accesses[*access.kept_from];
+  const Table& table = tables[schedule->lists[access.list].table];
+  return before.filled == instance.iteration + 1 && before.version + back >= table.clocks;
+}
+
+bool Mover::rows_are_ready(const Table& table, uint64_t back, uint64_t ahead) const {
+  if (table.spec.local) return table.jobs == 0;
+  if (table.refreshing || (table.spec.read_my_writes && table.jobs > 0)) return false;
+  return table.version + back >= table.clocks + ahead;
+}
+
+bool Mover::can_fill(const Instance& instance) const {
+  const PlannedAccess& access = schedule->accesses[instance.access];
+  const uint32_t number = schedule->lists[access.list].table;
+  const Table& table = tables[number];
+  if (access.filling || access.filled > instance.iteration || !memory_is_free(instance)) {
+    return false;
+  }
+  if (table.spec.local && instance.iteration < table.regular_from) return rows_are_ready(table, 0);
+  if (table.spec.local) return true;
+  const uint64_t step = instance.iteration * follower.length() + access.step;
+  return rows_are_ready(table, access.back, follower.clocks_before(number, step));
+}
+
+}  // namespace phub::geeps

@@ -1,0 +1,141 @@
+#include "worker/join.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/control/control_client.h"
+#include "transport/error.h"
+#include "transport/greeting.h"
+#include "worker/connect.h"
+
+namespace phub {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+constexpr milliseconds kBetweenSweeps{50};
+
+// A limit of the caller must not be 0, which means no limit.
+uint32_t sum_ms(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(uint64_t{a} + b, 1, ~uint32_t{0}));
+}
+
+std::vector<std::string> servers_of(std::string_view text) {
+  std::vector<std::string> servers;
+  for (;;) {
+    const size_t comma = text.find(',');
+    servers.emplace_back(text.substr(0, comma));
+    if (comma == text.npos) return servers;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+// Whether to ask again: nobody was there, or somebody who may be gone soon.
+enum class Next { kStop, kOtherServer, kAgain };
+
+Next after_join(ErrorCode code, bool several) {
+  if (code == ErrorCode::kUnavailable) return Next::kAgain;
+  return code == ErrorCode::kTimeout && several ? Next::kAgain : Next::kStop;
+}
+
+Next after_rejoin(ErrorCode code, bool several) {
+  switch (code) {
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kTaken:  // the server has not noticed yet that this rank's connection broke
+      return Next::kAgain;
+    case ErrorCode::kFenced:
+    case ErrorCode::kNotFound:
+      return several ? Next::kOtherServer : Next::kStop;
+    default:
+      return Next::kStop;
+  }
+}
+
+JoinReply join_at(const std::string& server, const WorkerOptions& options, JoinRequest request,
+                  const std::stop_token& stop) {
+  ControlClient control(server, options.token);
+  const std::stop_callback cancel(stop, [&control] { control.cancel(); });
+  // A server that hangs must not take the time of a join, which waits for other ranks.
+  const bool several = options.server.find(',') != std::string::npos;
+  if (several || request.epoch > 0) control.ping(std::max(options.connect_timeout_ms, 1u));
+  request.transport = choose_transport(options, server);
+  JoinReply reply =
+      control.join(request, sum_ms(options.connect_timeout_ms, options.spec.join_limit_ms));
+  // The caller's memory has the size of the caller's keys: another answer must not be trusted.
+  if (const std::string other = difference(options.spec, reply.spec); !other.empty()) {
+    fail(ErrorCode::kInternal, "the server's answer is about another job: {}", other);
+  }
+  if (reply.epoch < request.epoch) {
+    fail(ErrorCode::kFenced,
+         "the server at {} has an earlier life of job '{}' ({}, this worker {})", server,
+         options.spec.name, reply.epoch, request.epoch);
+  }
+  return reply;
+}
+
+// All attempts have one id, so that they are one join.
+Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
+                      Clock::time_point give_up, Next (*after)(ErrorCode code, bool several),
+                      const std::stop_token& stop) {
+  const std::vector<std::string> servers = servers_of(options.server);
+  std::optional<Clock::time_point> taken_since;
+  for (;;) {
+    std::optional<Error> last;
+    bool again = false;
+    for (const std::string& server : servers) {
+      try {
+        return {server, join_at(server, options, request, stop)};
+      } catch (const Error& error) {
+        if (stop.stop_requested()) fail(ErrorCode::kFenced, "this worker ended while it rejoined");
+        const Next next = after(error.code(), servers.size() > 1);
+        if (next == Next::kStop) throw;
+        // For longer than any lease: another worker has it.
+        const bool taken = error.code() == ErrorCode::kTaken;
+        if (!taken) taken_since.reset();
+        if (taken && !taken_since) taken_since = Clock::now();
+        if (taken && Clock::now() > *taken_since + milliseconds(2 * options.spec.lease_ms)) throw;
+        again = again || next == Next::kAgain;
+        last.emplace(error.code(), error.what());
+      }
+    }
+    if (!again || Clock::now() > give_up) throw Error(last->code(), last->what());
+    std::this_thread::sleep_for(kBetweenSweeps);
+  }
+}
+
+}  // namespace
+
+Joined join(const WorkerOptions& options) {
+  validate(options.spec);
+  if (options.silence_limit_ms == 0) {
+    fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");
+  }
+  // Retries, since the server may be started at the same time as its workers.
+  return join_somewhere(
+      options,
+      {.spec = options.spec, .rank = options.rank, .replace = options.replace, .id = make_ticket()},
+      Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
+}
+
+bool may_rejoin_after(const Error& error) {
+  return error.code() == ErrorCode::kRewound || error.code() == ErrorCode::kUnavailable ||
+         error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kRankLost;
+}
+
+Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_point give_up,
+              std::stop_token stop) {
+  return join_somewhere(options,
+                        {.spec = options.spec,
+                         .rank = static_cast<int32_t>(lost.rank),
+                         .id = make_ticket(),
+                         .epoch = lost.epoch},
+                        give_up, after_rejoin, stop);
+}
+
+}  // namespace phub

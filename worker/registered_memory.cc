@@ -1,0 +1,194 @@
+#include "worker/registered_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using kernels::DType;
+
+DType dtype_of(const std::string& name, const char* what) {
+  const auto dtype = kernels::parse_dtype(name);
+  if (!dtype) fail(ErrorCode::kInvalid, "{} '{}' is not f32, bf16 or f16", what, name);
+  return *dtype;
+}
+
+}  // namespace
+
+void convert_scaled(const void* from, DType from_dtype, float scale, void* to, DType to_dtype,
+                    uint64_t elements) {
+  if (scale == 1) return kernels::convert(from, from_dtype, to, to_dtype, elements);
+  constexpr uint64_t kBlock = 4096;  // stays in the cache
+  std::array<float, kBlock> block;
+  for (uint64_t at = 0; at < elements; at += kBlock) {
+    const uint64_t count = std::min(kBlock, elements - at);
+    const void* source = static_cast<const std::byte*>(from) + at * kernels::bytes_of(from_dtype);
+    void* target = static_cast<std::byte*>(to) + at * kernels::bytes_of(to_dtype);
+    float* scaled = to_dtype == DType::kF32 ? static_cast<float*>(target) : block.data();
+    kernels::sum({&source, 1}, from_dtype, scale, scaled, count);
+    if (to_dtype != DType::kF32) kernels::convert(scaled, DType::kF32, target, to_dtype, count);
+  }
+}
+
+RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link)
+    : spec_(spec),
+      session_(session),
+      link_(link),
+      in_place_(link.in_place()),
+      gradient_dtype_(dtype_of(spec.gradient_dtype, "gradient_dtype")),
+      parameter_dtype_(dtype_of(spec.parameter_dtype, "parameter_dtype")),
+      entries_(spec.keys.size()) {}
+
+void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
+  Entry entry{.gradient = memory.gradient,
+              .parameters = memory.parameters,
+              .gradient_dtype = gradient_dtype_,
+              .parameter_dtype = parameter_dtype_,
+              .gradient_scale = memory.gradient_scale,
+              .in_place = memory.in_place && in_place_ != nullptr};
+  if (!memory.gradient_dtype.empty()) {
+    entry.gradient_dtype = dtype_of(memory.gradient_dtype, "gradient_dtype");
+  }
+  if (!memory.parameter_dtype.empty()) {
+    entry.parameter_dtype = dtype_of(memory.parameter_dtype, "parameter_dtype");
+  }
+  if (!std::isfinite(memory.gradient_scale)) {
+    fail(ErrorCode::kInvalid, "gradient_scale {} is not finite", memory.gradient_scale);
+  }
+  await_copies(key, lock);  // the caller may free the old memory when this returns
+  if (entry.in_place) {
+    in_place_->gradients.add(gradient_offset(key), session_.gradient(key).size());
+    in_place_->results.add(result_offset(key), session_.result(key).size());
+  }
+  // The present parameters must not overwrite the next gradient.
+  if (overlap(key, entry)) entry.copied_round = session_.round(key);
+  take_back(key);
+  entries_[key] = entry;
+}
+
+uint64_t RegisteredMemory::gradient_offset(size_t key) const {
+  return static_cast<uint64_t>(session_.gradient(key).data() - link_.gradients().data());
+}
+
+uint64_t RegisteredMemory::result_offset(size_t key) const {
+  return static_cast<uint64_t>(session_.result(key).data() - link_.results().data());
+}
+
+bool RegisteredMemory::overlap(size_t key, const Entry& entry) const {
+  if (!entry.gradient || !entry.parameters) return false;
+  const auto* gradient = static_cast<const std::byte*>(entry.gradient);
+  const auto* result = static_cast<const std::byte*>(entry.parameters);
+  return gradient < result + elements(key) * kernels::bytes_of(entry.parameter_dtype) &&
+         result < gradient + elements(key) * kernels::bytes_of(entry.gradient_dtype);
+}
+
+bool RegisteredMemory::is_lent(size_t key) const {
+  const Entry& entry = entries_[key];
+  return !session_.ready(key) && (sends_in_place(entry) || entry.result_lent);
+}
+
+bool RegisteredMemory::sends_in_place(const Entry& entry) const {
+  return entry.in_place && entry.gradient && entry.gradient_scale == 1 &&
+         entry.gradient_dtype == gradient_dtype_;
+}
+
+bool RegisteredMemory::receives_in_place(const Entry& entry) const {
+  return entry.in_place && entry.parameters && entry.parameter_dtype == parameter_dtype_;
+}
+
+void RegisteredMemory::lend(size_t key) {
+  Entry& entry = entries_[key];
+  entry.result_is_there = false;
+  if (!entry.in_place) return;
+  const auto* gradient = static_cast<const std::byte*>(entry.gradient);
+  auto* result = static_cast<std::byte*>(entry.parameters);
+  const bool sends = sends_in_place(entry);
+  // After a reconnection the result of the round before comes again. It must not overwrite a
+  // gradient that is still to be sent.
+  entry.result_lent = receives_in_place(entry) && !(sends && overlap(key, entry));
+  in_place_->gradients.move(gradient_offset(key),
+                            sends ? const_cast<std::byte*>(gradient) : nullptr);
+  in_place_->results.move(result_offset(key), entry.result_lent ? result : nullptr);
+}
+
+void RegisteredMemory::arrived(size_t key) {
+  Entry& entry = entries_[key];
+  if (!entry.result_lent) return;
+  in_place_->results.move(result_offset(key), nullptr);
+  entry.result_lent = false;
+  entry.result_is_there = true;
+  entry.copied_round = session_.round(key);
+}
+
+void RegisteredMemory::take_back(size_t key) {
+  if (!entries_[key].in_place) return;
+  in_place_->gradients.move(gradient_offset(key), nullptr);
+  in_place_->results.move(result_offset(key), nullptr);
+  entries_[key].result_lent = false;
+}
+
+void RegisteredMemory::take_all_back() {
+  ended_ = true;
+  for (size_t key = 0; key < entries_.size(); ++key) take_back(key);
+}
+
+std::span<const std::byte> RegisteredMemory::result(size_t key) const {
+  const std::span<const std::byte> result = session_.result(key);
+  if (ended_ || !entries_[key].result_is_there) return result;
+  return {static_cast<const std::byte*>(entries_[key].parameters), result.size()};
+}
+
+bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
+  Entry& entry = entries_[key];
+  await_copies(key, lock);
+  if (ended_ || !entry.gradient || sends_in_place(entry)) return false;
+  const std::span<std::byte> slot = session_.gradient(key);
+  unlocked(entry, slot.size(), lock, [&, entry] {
+    convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
+                   gradient_dtype_, elements(key));
+  });
+  return true;
+}
+
+bool RegisteredMemory::must_copy_out(size_t key) const {
+  const Entry& entry = entries_[key];
+  return !ended_ && entry.parameters && entry.copied_round != session_.round(key);
+}
+
+void RegisteredMemory::copy_out(size_t key, Lock& lock) {
+  Entry& entry = entries_[key];
+  await_copies(key, lock);  // another thread may copy the same key
+  if (!must_copy_out(key)) return;
+  const std::span<const std::byte> result = session_.result(key);
+  entry.copied_round = session_.round(key);
+  unlocked(entry, result.size(), lock, [&, entry] {
+    convert_scaled(result.data(), parameter_dtype_, 1, entry.parameters, entry.parameter_dtype,
+                   elements(key));
+  });
+}
+
+template <typename Copy>
+void RegisteredMemory::unlocked(Entry& entry, size_t bytes, Lock& lock, Copy copy) {
+  entry.copying = true;
+  lock.unlock();
+  copy();
+  lock.lock();
+  entry.copying = false;
+  bytes_copied += bytes;
+  copied_.notify_all();
+}
+
+void RegisteredMemory::await_copies(size_t key, Lock& lock) {
+  const auto copying = [](const Entry& entry) { return entry.copying; };
+  copied_.wait(lock, [&] {
+    return key == Session::kAllKeys ? std::none_of(entries_.begin(), entries_.end(), copying)
+                                    : !copying(entries_[key]);
+  });
+}
+
+}  // namespace phub

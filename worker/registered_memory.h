@@ -1,0 +1,93 @@
+// The application's own memory, from which keys are pushed and into which their results go.
+//
+// If the transport can and no conversion is needed, it reads and writes that memory in place.
+// Otherwise push() copies into the library's gradients and wait() copies out of its parameters,
+// once each, and the same pass converts and scales.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "transport/in_place.h"
+#include "worker/session.h"
+#include "worker/worker.h"
+
+namespace phub {
+
+// REQUIRES: the caller of every function holds the session's lock. Functions that take it release
+// it while they copy.
+class RegisteredMemory {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  // REQUIRES: all outlive this.
+  RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link);
+
+  // Whether the transport may read or write the key's memory now.
+  bool is_lent(size_t key) const;
+  // Registers `memory` for the key. Throws Error(kInvalid) if a format is unknown or the scale is
+  // not finite. REQUIRES: the key's memory is not lent, or the worker has failed.
+  void set(size_t key, const KeyMemory& memory, Lock& lock);
+  // Copies the gradient, if that is needed, before a push that is not null. Returns whether bytes
+  // were copied. REQUIRES: the key is ready. (Another thread may have pushed it when this returns.)
+  bool copy_in(size_t key, Lock& lock);
+  // Lends the key's memory to the transport. REQUIRES: called right before Session::push().
+  void lend(size_t key);
+  // The key's result is here: its memory is not lent any more.
+  void arrived(size_t key);
+  // Ends all lending and copying, for good. REQUIRES: the worker has failed; nothing is being
+  // copied.
+  void take_all_back();
+  std::span<const std::byte> result(size_t key) const;  // the latest result
+  // Whether copy_out() would copy a result.
+  bool must_copy_out(size_t key) const;
+  void copy_out(size_t key, Lock& lock);
+  // Waits until no bytes are being copied to or from the key's memory; for Session::kAllKeys, of
+  // any key.
+  void await_copies(size_t key, Lock& lock);
+
+  std::atomic<uint64_t> bytes_copied{0};
+
+ private:
+  static constexpr uint64_t kNone = ~uint64_t{0};
+  struct Entry {
+    const void* gradient = nullptr;
+    void* parameters = nullptr;
+    kernels::DType gradient_dtype = {}, parameter_dtype = {};
+    float gradient_scale = 1;
+    uint64_t copied_round = kNone;
+    bool copying = false;
+    bool in_place = false;         // requested, possible, and without conversion
+    bool result_lent = false;      // the transport writes results there
+    bool result_is_there = false;  // it wrote the latest result there
+  };
+  template <typename Copy>
+  void unlocked(Entry& entry, size_t bytes, Lock& lock, Copy copy);
+  uint64_t gradient_offset(size_t key) const;
+  uint64_t result_offset(size_t key) const;
+  void take_back(size_t key);
+  bool overlap(size_t key, const Entry& entry) const;  // of gradient and result
+  bool sends_in_place(const Entry& entry) const;
+  bool receives_in_place(const Entry& entry) const;
+  uint64_t elements(size_t key) const { return spec_.keys[key].elements; }
+
+  const JobSpec& spec_;
+  Session& session_;
+  WorkerLink& link_;
+  InPlace* const in_place_;  // null: the transport does not support it
+  const kernels::DType gradient_dtype_, parameter_dtype_;  // the job's
+  std::vector<Entry> entries_;
+  bool ended_ = false;  // the memory is the caller's again, who may free it
+  std::condition_variable copied_;
+};
+
+// to[i] = from[i] * scale, rounded once to f32 and once to `to_dtype`. A scale of 1 changes
+// nothing.
+void convert_scaled(const void* from, kernels::DType from_dtype, float scale, void* to,
+                    kernels::DType to_dtype, uint64_t elements);
+
+}  // namespace phub
