@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "phub/control/metrics.h"
+#include "phub/control/openapi.h"
 #include "phub/control/page.h"
 #include "transport/control/messages_json.h"
 #include "transport/text.h"
@@ -167,6 +168,7 @@ void metrics(Call& call) {
 }
 void jobs(Call& call) { call.answer({.body = jobs_json(call.visible_status())}); }
 void job(Call& call) { call.answer({.body = to_json(call.handler.job_status(call.job))}); }
+void openapi(Call& call) { call.answer({.body = std::string(openapi_json())}); }
 void page(Call& call) {
   const PageFile& file = page_file(path_of(call.request.target));
   call.answer({.body = std::string(file.text), .content_type = file.content_type});
@@ -174,24 +176,43 @@ void page(Call& call) {
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 17> kRoutes = {{
-    {{"POST", "/v1/jobs/{job}/join", Need::kTrain}, join},
-    {{"POST", "/v1/jobs/{job}/heartbeat"}, heartbeat},
-    {{"POST", "/v1/jobs/{job}/leave"}, leave},
-    {{"POST", "/v1/jobs/{job}/barrier"}, barrier},
-    {{"POST", "/v1/jobs/{job}/hyper"}, set_hyper},
-    {{"POST", "/v1/jobs/{job}/reconnect"}, reconnect},
-    {{"GET", "/v1/jobs/{job}/log", Need::kSee}, log},
-    {{"GET", "/v1/jobs/{job}/log/{from}", Need::kSee}, log},
-    {{"DELETE", "/v1/jobs/{job}", Need::kOwn}, remove},
-    {{"GET", "/v1/jobs/{job}", Need::kSee}, job},
-    {{"GET", "/v1/jobs", Need::kObserve}, jobs},
-    {{"GET", "/v1/status", Need::kObserve}, status},
-    {{"GET", "/healthz"}, healthz},
-    {{"GET", "/metrics", Need::kObserve}, metrics},
-    {{"GET", "/"}, page},
-    {{"GET", "/page.css"}, page},
-    {{"GET", "/page.js"}, page},
+constexpr std::array<std::pair<RouteInfo, Handle>, 18> kRoutes = {{
+    {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
+      "Join a job; the first join creates it. The answer comes when the rank is admitted."},
+     join},
+    {{"POST", "/v1/jobs/{job}/heartbeat", Need::kNothing, "Credential", "Pulse",
+      "Say that a rank is alive."},
+     heartbeat},
+    {{"POST", "/v1/jobs/{job}/leave", Need::kNothing, "Credential", "Done",
+      "Leave the job. The answer comes when the others can do without the rank."},
+     leave},
+    {{"POST", "/v1/jobs/{job}/barrier", Need::kNothing, "Credential", "Done",
+      "Wait until every live rank is here."},
+     barrier},
+    {{"POST", "/v1/jobs/{job}/hyper", Need::kNothing, "HyperRequest", "HyperReply",
+      "Change hyperparameters: rank 0, or an admin."},
+     set_hyper},
+    {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
+      "Get an offer for another data connection."},
+     reconnect},
+    {{"GET", "/v1/jobs/{job}/log", Need::kSee, "", "LogPage",
+      "The first page of the log of memberships and hyperparameters."},
+     log},
+    {{"GET", "/v1/jobs/{job}/log/{from}", Need::kSee, "", "LogPage",
+      "The page of the log that begins with record `from`."},
+     log},
+    {{"DELETE", "/v1/jobs/{job}", Need::kOwn, "", "Done", "End a job and everything it has."},
+     remove},
+    {{"GET", "/v1/jobs/{job}", Need::kSee, "", "JobStatus", "How a job is doing."}, job},
+    {{"GET", "/v1/jobs", Need::kObserve, "", "JobList", "How all jobs are doing."}, jobs},
+    {{"GET", "/v1/status", Need::kObserve, "", "ServerStatus", "How the box is doing."}, status},
+    {{"GET", "/v1/openapi.json", Need::kNothing, "", "application/json", "This document."},
+     openapi},
+    {{"GET", "/healthz", Need::kNothing, "", "text/plain", "Whether the server answers."}, healthz},
+    {{"GET", "/metrics", Need::kObserve, "", "text/plain", "For Prometheus."}, metrics},
+    {{"GET", "/", Need::kNothing, "", "text/html", "A page for people."}, page},
+    {{"GET", "/page.css", Need::kNothing, "", "text/css", "Its looks."}, page},
+    {{"GET", "/page.js", Need::kNothing, "", "text/javascript", "Its script."}, page},
 }};
 
 // A target as its pattern and the values of {job} and {from}.

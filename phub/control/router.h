@@ -34,11 +34,14 @@ struct HttpResponse {
   std::string about;      // for the audit: "rank=3 incarnation=1", or why it was refused
 };
 
-// For documentation and its test.
+// For documentation and its tests.
 struct RouteInfo {
   std::string_view method;
   std::string_view pattern;  // "/v1/jobs/{job}/join"
-  Need need = Need::kNothing;
+  Need need;
+  std::string_view body;    // the message's name; "": there is none
+  std::string_view answer;  // the message's name, or a content type
+  std::string_view summary;
 };
 std::span<const RouteInfo> http_routes();
 
@@ -54,7 +57,7 @@ std::optional<HeadRefusal> authorize(std::string_view method, std::string_view t
                                      std::string_view authorization, const Gate* gate,
                                      const ControlHandler& handler, Caller& caller);
 
-// An `Error` (transport/README.md), with the HTTP status of the code unless another is given.
+// A `Problem` (transport/README.md), with the HTTP status of the code unless another is given.
 HttpResponse error_response(ErrorCode code, std::string_view message);
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
 

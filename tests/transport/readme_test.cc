@@ -65,7 +65,7 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
     {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
     {"LogPage", [](const std::string& text) { return to_json(parse_log_page(text)); }},
     {"ServerStatus", [](const std::string& text) { return to_json(parse_status(text)); }},
-    {"Error", reencode_error},
+    {"Problem", reencode_error},
 };
 
 TEST(Readme, ExamplesComeBackAsTheyAre) {

@@ -276,4 +276,40 @@ void fields(A& a, const ServerStatus*) {
   a.required("jobs", &ServerStatus::jobs);
 }
 
+// The body of POST …/hyper.
+struct HyperRequest {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t round = 0;
+  std::map<std::string, double> values;
+  uint64_t epoch = 0;
+};
+template <class A>
+void fields(A& a, const HyperRequest*) {
+  a.required("rank", &HyperRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &HyperRequest::incarnation);
+  a.optional("round", &HyperRequest::round);
+  a.required("values", &HyperRequest::values, {1, kMaxHyperValues});
+  a.optional("epoch", &HyperRequest::epoch);
+}
+
+// An error as it travels (RFC 9457). The title of a problem of this type is the phrase of its
+// status (4.2.1).
+inline constexpr std::string_view kProblemType = "about:blank";
+struct Problem {
+  std::string type = std::string(kProblemType);
+  std::string title;
+  uint32_t status = 0;
+  std::string detail;
+  ErrorCode code = ErrorCode::kInternal;
+};
+template <class A>
+void fields(A& a, const Problem*) {
+  a.required("type", &Problem::type, {0, kMaxNameBytes});
+  a.required("title", &Problem::title, kWord);
+  a.required("status", &Problem::status, {100, 599});
+  a.required("detail", &Problem::detail, {0, 1u << 16});
+  a.required("code", &Problem::code);
+}
+
 }  // namespace phub

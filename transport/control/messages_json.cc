@@ -6,11 +6,7 @@
 #include "transport/control/message_fields.h"
 
 namespace phub {
-
 namespace {
-
-// The title of a problem of this type is the phrase of its status (RFC 9457, 4.2.1).
-constexpr std::string_view kProblemType = "about:blank";
 
 std::string_view title_of(unsigned status) {
   constexpr std::array<std::pair<unsigned, std::string_view>, 15> kTitles = {{
@@ -34,39 +30,6 @@ std::string_view title_of(unsigned status) {
     if (number == status) return title;
   }
   return "Internal Server Error";
-}
-
-// Messages that are wrapped for the wire.
-struct HyperBody {
-  uint32_t rank = 0;
-  uint32_t incarnation = 0;
-  uint64_t round = 0;
-  HyperValues values;
-  uint64_t epoch = 0;
-};
-struct ErrorBody {
-  std::string type = std::string(kProblemType);
-  std::string title;
-  uint32_t status = 0;
-  std::string detail;
-  ErrorCode code = ErrorCode::kInternal;
-};
-
-template <class A>
-void fields(A& a, const HyperBody*) {
-  a.required("rank", &HyperBody::rank, {0, kMaxRanks - 1});
-  a.required("incarnation", &HyperBody::incarnation);
-  a.optional("round", &HyperBody::round);
-  a.required("values", &HyperBody::values, {1, kMaxHyperValues});
-  a.optional("epoch", &HyperBody::epoch);
-}
-template <class A>
-void fields(A& a, const ErrorBody*) {
-  a.required("type", &ErrorBody::type, {0, kMaxNameBytes});
-  a.required("title", &ErrorBody::title, kWord);
-  a.required("status", &ErrorBody::status, {100, 599});
-  a.required("detail", &ErrorBody::detail, {0, 1u << 16});
-  a.required("code", &ErrorBody::code);
 }
 
 }  // namespace
@@ -105,10 +68,11 @@ Credential parse_credential(std::string_view text) {
 }
 
 std::string hyper_json(const Credential& who, const HyperChange& change) {
-  return json::encode(HyperBody{who.rank, who.incarnation, change.round, change.values, who.epoch});
+  return json::encode(
+      HyperRequest{who.rank, who.incarnation, change.round, change.values, who.epoch});
 }
 std::pair<Credential, HyperChange> parse_hyper(std::string_view text) {
-  auto body = json::decode<HyperBody>(text, "hyper request");
+  auto body = json::decode<HyperRequest>(text, "hyper request");
   Credential who;
   who.rank = body.rank;
   who.incarnation = body.incarnation;
@@ -182,7 +146,7 @@ std::string error_json(ErrorCode code, std::string_view message) {
   return error_json(http_status(code), code, message);
 }
 Error parse_error(std::string_view text) {
-  auto body = json::decode<ErrorBody>(text, "error answer");
+  auto body = json::decode<Problem>(text, "error answer");
   return {body.code, body.detail};
 }
 
