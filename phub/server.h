@@ -23,6 +23,7 @@
 #include "phub/core/core.h"
 #include "phub/job/running_job.h"
 #include "phub/notes.h"
+#include "phub/quotas.h"
 #include "phub/server_trace.h"
 #include "transport/transport.h"
 
@@ -38,6 +39,8 @@ struct ServerOptions {
   size_t trace_events = 0;  // so many of the latest are kept per core, for write_trace(); 0: none
   Notes::Print note;        // is told of closed and refused connections; null: nobody is
   CheckpointOptions checkpoints;
+  // What the jobs of who creates one may have. Control thread. Null: there are no limits.
+  std::function<Quota(const Caller& creator)> quota_of;
 };
 
 class Server final : public ControlHandler {
@@ -91,6 +94,7 @@ class Server final : public ControlHandler {
   struct PendingJoin {
     JoinRequest request;
     Reply<JoinReply> reply;
+    Quota quota = {};  // of its caller, who may create a job with it
   };
   using Join = std::shared_ptr<PendingJoin>;
 
@@ -99,10 +103,11 @@ class Server final : public ControlHandler {
   void create(const Join& join);
   void compare(RunningJob& job, const Join& join);
   Reply<JoinReply> with_job_token(const Join& join);
-  std::shared_ptr<RunningJob> make(const JoinRequest& request, const numa::Topology& topology,
+  std::shared_ptr<RunningJob> make(const PendingJoin& join, const numa::Topology& topology,
                                    std::vector<std::string>& passed_over);
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
                                             std::vector<std::string>& passed_over);
+  Quota needed_of(const JobSpec& spec, const NodeMemory& memory) const;
   void add(const std::shared_ptr<RunningJob>& job);
   void retire(RunningJob& gone);
   Transport& transport_named(const std::string& name);
@@ -137,7 +142,8 @@ class Server final : public ControlHandler {
   std::vector<TransportEvent> events_;
   // What each job that has memory puts on cores and NICs per round. Owned by the builder's thread.
   std::map<const Job*, std::vector<PlanLoad>> loads_;
-  JobHost host_;  // last: its threads use the members above
+  Quotas quotas_;  // what the jobs of each creator have; the builder's, too
+  JobHost host_;   // last: its threads use the members above
 };
 
 }  // namespace phub

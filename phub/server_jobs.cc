@@ -39,6 +39,15 @@ void check_hyper_of(const Manifest& saved) {
 
 }  // namespace
 
+// While one more checkpoint is written, none is removed.
+Quota Server::needed_of(const JobSpec& spec, const NodeMemory& memory) const {
+  return {.jobs = 1,
+          .ranks = spec.max_ranks,
+          .keys = spec.keys.size(),
+          .memory = memory.total(),
+          .checkpoints = memory.snapshot * (uint64_t{options_.checkpoints.keep} + 1)};
+}
+
 Transport& Server::transport_named(const std::string& name) {
   std::string known;
   for (auto& transport : transports_) {
@@ -80,6 +89,7 @@ void Server::create(const Join& join) {
          fmt::format("this server has {} jobs, which is the limit; remove one", Core::kMaxJobs)});
   }
   creating_[join->request.spec.name];
+  if (options_.quota_of) join->quota = options_.quota_of(join->request.caller);
   numa::Topology topology = topology_;
   topology.nics = ports_of(transport_named(join->request.transport));
   host_.builder.run([this, join, topology = std::move(topology)]() -> Background::End {
@@ -87,7 +97,7 @@ void Server::create(const Join& join) {
     std::vector<std::string> passed_over;
     const std::optional<Error> refused = error_of([&] {
       complete_spec(join->request.spec);
-      job = make(join->request, topology, passed_over);
+      job = make(*join, topology, passed_over);
     });
     return [this, join, job = std::move(job), refused, passed_over = std::move(passed_over)] {
       for (const std::string& line : passed_over) host_.notes.add(clock_.now_ms(), line);
@@ -159,8 +169,9 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 }
 
 // On the builder's thread.
-std::shared_ptr<RunningJob> Server::make(const JoinRequest& request, const numa::Topology& topology,
+std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::Topology& topology,
                                          std::vector<std::string>& passed_over) {
+  const JoinRequest& request = join.request;
   const JobSpec& spec = request.spec;
   const std::optional<Manifest> saved = newest_checkpoint(request, passed_over);
   Transport& link_transport = transport_named(request.transport);
@@ -174,6 +185,10 @@ std::shared_ptr<RunningJob> Server::make(const JoinRequest& request, const numa:
                          .load = std::move(load)});
   const bool snapshots = host_.checkpoints != nullptr;
   const NodeMemory memory = total_memory(plan, spec, snapshots);
+  const Quota needed = needed_of(spec, memory);
+  quotas_.check(request.caller, join.quota, spec.name, needed, [&](const Quotas::Names& running) {
+    return host_.checkpoints ? host_.checkpoints->kept_bytes(request.caller.id, running) : 0;
+  });
   host_.budget.reserve(spec, memory);
   SavedLife life{.durable_round = saved ? saved->round : 0,
                  .owner = saved && !saved->owner.empty() ? saved->owner : request.caller.id};
@@ -202,6 +217,7 @@ std::shared_ptr<RunningJob> Server::make(const JoinRequest& request, const numa:
     }
   }
   loads_[job.get()] = load_of(job->plan(), spec);
+  if (!request.caller.id.empty()) quotas_.add(job.get(), request.caller, spec.name, needed);
   return std::make_shared<RunningJob>(std::move(job), request.transport, std::move(cores), host_,
                                       std::move(life));
 }
@@ -266,6 +282,7 @@ void Server::retire(RunningJob& gone) {
     }
     const uint64_t bytes = remains.job->memory().total();
     loads_.erase(remains.job.get());
+    quotas_.remove(remains.job.get());
     remains.job.reset();
     host_.budget.release(bytes);
     return [this, name, not_ended, removals = std::move(remains.removals)] {

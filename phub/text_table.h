@@ -4,10 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "transport/error.h"
+#include "transport/text.h"
 
 namespace phub {
 
@@ -46,6 +52,22 @@ inline std::string human_bytes(uint64_t bytes) {
   size_t unit = 0;
   while (value >= 1000 && unit + 1 < std::size(kUnits)) value /= 1024, unit++;
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
+}
+
+// "64G", "512M", "1048576", "1.5T". Throws Error(kInvalid).
+inline uint64_t parse_bytes(std::string_view text) {
+  double number = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  const std::string_view suffix = text.substr(static_cast<size_t>(end - text.data()));
+  const size_t power = suffix.empty() ? 0 : std::string_view("KMGT").find(suffix) + 1;
+  const double bytes = number * std::pow(1024.0, static_cast<double>(power));
+  const bool known_suffix = suffix.empty() || (suffix.size() == 1 && power != 0);
+  if (error != std::errc() || !known_suffix || !(bytes >= 1) || !(bytes < 0x1p62)) {
+    fail(ErrorCode::kInvalid, "must be a number of bytes such as 512M or 64G, got '{}'",
+         printable(text));
+  }
+  return static_cast<uint64_t>(bytes);
 }
 
 }  // namespace phub

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "phub/text_table.h"
 #include "transport/error.h"
 #include "transport/text.h"
 #include "transport/verbs/devices.h"
@@ -364,21 +365,6 @@ GivenOptions parse_config_file(std::string_view text, std::string_view path) {
     given[std::string(option.name)] = std::move(values);
   }
   return given;
-}
-
-uint64_t parse_bytes(std::string_view text) {
-  double number = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-  const std::string_view suffix = text.substr(static_cast<size_t>(end - text.data()));
-  const size_t power = suffix.empty() ? 0 : std::string_view("KMGT").find(suffix) + 1;
-  const double bytes = number * std::pow(1024.0, static_cast<double>(power));
-  const bool known_suffix = suffix.empty() || (suffix.size() == 1 && power != 0);
-  if (error != std::errc() || !known_suffix || !(bytes >= 1) || !(bytes < 0x1p62)) {
-    fail(ErrorCode::kInvalid, "must be a number of bytes such as 512M or 64G, got '{}'",
-         printable(text));
-  }
-  return static_cast<uint64_t>(bytes);
 }
 
 uint64_t default_memory_limit() {

@@ -56,9 +56,6 @@ ServeConfig load_config(const GivenOptions& flags, const Environment& environmen
 // Only the file's part of load_config(), given its text; for fuzzing and tests.
 GivenOptions parse_config_file(std::string_view text, std::string_view path);
 
-// "64G", "512M", "1048576", "1.5T". Throws Error(kInvalid).
-uint64_t parse_bytes(std::string_view text);
-
 // 80% of the memory that is available now.
 uint64_t default_memory_limit();
 

@@ -277,6 +277,11 @@ void serve(const ServeConfig& config) {
     trace.emplace(config.trace, "phub serve");
     options.trace_events = config.trace_events;
   }
+  std::optional<Gate> gate;
+  if (!config.tokens.empty()) {
+    gate.emplace(config.tokens);
+    options.quota_of = [&gate](const Caller& creator) { return gate->quota_of(creator); };
+  }
   const SteadyClock clock;
   Server server(options, std::move(nics), clock);
 
@@ -284,8 +289,6 @@ void serve(const ServeConfig& config) {
   std::signal(SIGPIPE, SIG_IGN);
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
   SavingEnd end(io, signals, server);
-  std::optional<Gate> gate;
-  if (!config.tokens.empty()) gate.emplace(config.tokens);
   const std::unique_ptr<TlsFront> tls = make_tls(config, io);
   const SecretsWatch watch(io, gate, tls.get(), server);
   ServerLoop loop(server, io);

@@ -119,6 +119,11 @@ std::optional<HeadRefusal> Gate::check_job_token(Need need, std::string_view job
   return std::nullopt;
 }
 
+Quota Gate::quota_of(const Caller& caller) const {
+  const Token* token = find_id(caller.id);
+  return token == nullptr ? Quota{} : token->quota;
+}
+
 bool Gate::sees(const Caller& caller, std::string_view job) const {
   const Token* token = find_id(caller.id);
   return token != nullptr && token->covers(job);

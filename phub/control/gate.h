@@ -48,6 +48,8 @@ class Gate {
   std::optional<HeadRefusal> check(Need need, std::string_view job, std::string_view authorization,
                                    const ControlHandler& handler, Caller& caller) const;
 
+  // Of all jobs that this caller creates; no limit for one without a token.
+  Quota quota_of(const Caller& caller) const;
   // Whether the caller may see this job in a list.
   bool sees(const Caller& caller, std::string_view job) const;
 

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <set>
 
+#include "phub/text_table.h"
 #include "transport/error.h"
 #include "transport/fd.h"
 #include "transport/greeting.h"
@@ -58,7 +59,7 @@ class Entry {
 
   Token read() const {
     for (const auto& [key, node] : table_) {
-      constexpr std::string_view kKeys[] = {"name", "role", "jobs", "sha256", "expires"};
+      constexpr std::string_view kKeys[] = {"name", "role", "jobs", "sha256", "expires", "quota"};
       if (std::find(std::begin(kKeys), std::end(kKeys), key.str()) == std::end(kKeys)) {
         refuse(node, "a token has no '{}'; there are {}", printable(key.str()),
                fmt::join(kKeys, ", "));
@@ -68,7 +69,8 @@ class Entry {
             .role = read_role(),
             .jobs = read_jobs(),
             .digest = read_digest(),
-            .expires_s = read_expiry()};
+            .expires_s = read_expiry(),
+            .quota = read_quota()};
   }
 
  private:
@@ -157,6 +159,39 @@ class Entry {
                std::chrono::sys_days(day).time_since_epoch())
                .count() +
            seconds;
+  }
+
+  Quota read_quota() const {
+    Quota quota;
+    const toml::node* node = table_.get("quota");
+    if (node == nullptr) return quota;
+    const toml::table* amounts = node->as_table();
+    if (amounts == nullptr) refuse(*node, "quota must be a table such as {{jobs = 4}}");
+    for (const auto& [key, value] : *amounts) {
+      const auto field = std::ranges::find(kQuotaFields, key.str(), &QuotaField::word);
+      if (field == std::end(kQuotaFields)) {
+        std::vector<std::string_view> words;
+        for (const QuotaField& known : kQuotaFields) words.push_back(known.word);
+        refuse(value, "a quota has no '{}'; there are {}", printable(key.str()),
+               fmt::join(words, ", "));
+      }
+      quota.*field->amount =
+          field->is_bytes ? read_bytes(value, key.str()) : read_count(value, key);
+    }
+    return quota;
+  }
+  uint64_t read_count(const toml::node& node, std::string_view key) const {
+    const auto* number = node.as_integer();
+    if (number == nullptr || number->get() < 0) refuse(node, "{} must be a number, or 0", key);
+    return static_cast<uint64_t>(number->get());
+  }
+  uint64_t read_bytes(const toml::node& node, std::string_view key) const {
+    if (!node.is_string()) return read_count(node, key);
+    try {
+      return parse_bytes(node.as_string()->get());
+    } catch (const Error& error) {
+      refuse(node, "{} {}", key, error.what());
+    }
   }
 
   const toml::table& table_;

@@ -7,6 +7,7 @@
 //   jobs = ["alice-*", "shared"]   # patterns of job names: * and ?; without it: all jobs
 //   sha256 = "64 hexadecimal digits"
 //   expires = 2027-06-30T12:00:00Z # optional: a date, or a time (UTC without an offset)
+//   quota = {jobs = 4, ranks = 64, keys = 10000, memory = "8G", checkpoints = "50G"}  # optional
 #pragma once
 
 #include <array>
@@ -30,12 +31,35 @@ enum class Role { kObserve, kTrain, kAdmin };
 std::optional<Role> parse_role(std::string_view word);
 std::string_view name_of(Role role);
 
+// The most that all jobs which were created with a token may have together.
+struct Quota {
+  static constexpr uint64_t kNone = ~uint64_t{0};  // no limit
+  uint64_t jobs = kNone;
+  uint64_t ranks = kNone;  // the jobs' max_ranks
+  uint64_t keys = kNone;
+  uint64_t memory = kNone;       // bytes of the box, as `phub plan` counts them
+  uint64_t checkpoints = kNone;  // bytes on the disk
+
+  friend bool operator==(const Quota&, const Quota&) = default;
+};
+struct QuotaField {
+  std::string_view word;  // in the tokens file, and for people
+  uint64_t Quota::*amount;
+  bool is_bytes;
+};
+inline constexpr QuotaField kQuotaFields[] = {{"jobs", &Quota::jobs, false},
+                                              {"ranks", &Quota::ranks, false},
+                                              {"keys", &Quota::keys, false},
+                                              {"memory", &Quota::memory, true},
+                                              {"checkpoints", &Quota::checkpoints, true}};
+
 struct Token {
   std::string name;
   Role role = Role::kObserve;
   std::vector<std::string> jobs;  // patterns; one of them must match
   Digest digest = {};
-  std::optional<int64_t> expires_s;  // since the epoch
+  std::optional<int64_t> expires_s = {};  // since the epoch
+  Quota quota = {};
 
   bool covers(std::string_view job) const;
   bool expired(int64_t now_s) const { return expires_s && now_s >= *expires_s; }

@@ -111,6 +111,24 @@ void SavedJobs::check_goes_on(const std::string& job, uint64_t epoch) {
   }
 }
 
+uint64_t SavedJobs::kept_bytes(const std::string& owner, const std::set<std::string>& but) {
+  const std::scoped_lock lock(mutex_);
+  uint64_t bytes = 0;
+  for (const std::string& job : store_.jobs()) {
+    if (but.contains(job)) continue;
+    for (const CheckpointId id : store_.list(job)) {
+      try {
+        const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
+        if (reader->manifest().owner != owner) continue;
+        for (const CheckpointFile& file : reader->manifest().files) bytes += file.bytes;
+      } catch (const Error& error) {
+        rethrow_unless_damage(error);
+      }
+    }
+  }
+  return bytes;
+}
+
 std::optional<Manifest> SavedJobs::newest(const std::string& job,
                                           std::vector<std::string>& passed_over) {
   const std::scoped_lock lock(mutex_);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ class SavedJobs {
   // Writes the snapshot that the job holds. Throws Error: it is not there, and those before are.
   // Returns what else went wrong, for the log; "": nothing.
   std::string write(const Job& job, const Manifest& saved);
+  // The bytes of the checkpoints that this owner's jobs have, but those of jobs named `but`.
+  uint64_t kept_bytes(const std::string& owner, const std::set<std::string>& but);
   // The job has ended, and is not to go on. False: there is none that could. Throws Error.
   bool end(const std::string& job);
 

@@ -48,6 +48,7 @@ FORMAT = ("phub/checkpoint_format_test",)
 STORE = ("phub/checkpoint_store_test",)
 GATE = "phub/control/gate.cc"
 TOKENS = "phub/control/tokens.cc"
+QUOTAS = "phub/quotas.cc"
 ROUTER = "phub/control/router.cc"
 HEAD = "phub/control/request_head.cc"
 TLS_CLIENT = "transport/control/tls_client.cc"
@@ -300,6 +301,13 @@ MUTANTS = [
     Mutant("join-id: who knows the id of somebody's join gets its answer", CALLS,
            "if (seat.caller.id != request.caller.id) continue;",
            "", ("phub/access_test",)),
+    Mutant("quota-others: a quota counts the jobs of all tokens", QUOTAS,
+           "    if (held.creator != creator.id) continue;\n", "", ("phub/quotas_test",)),
+    Mutant("quota-one-more: a quota gives one more than it says", QUOTAS,
+           "if (needs <= free) continue;", "if (needs <= free + 1) continue;",
+           ("phub/quotas_test", "phub/access_test")),
+    Mutant("quota-ended: a job that has ended counts for ever", "phub/server_jobs.cc",
+           "    quotas_.remove(remains.job.get());\n", "", ("phub/access_test",)),
     Mutant("readable: a tokens file that others can read is taken", TOKENS,
            "(facts.st_mode & (S_IRWXG | S_IRWXO)) != 0",
            "(facts.st_mode & S_IRWXO) != 0", ("phub/tokens_test",)),

@@ -49,6 +49,7 @@ class GatedBox {
     }
     gate.emplace(tokens, [this] { return now_s; });
     ServerOptions options;
+    options.quota_of = [this](const Caller& creator) { return gate->quota_of(creator); };
     options.topology = numa::from_synthetic("pack:1 core:1 pu:1");
     options.pin = false;
     options.note = [this](const std::string& line) { notes.push_back(line); };
@@ -324,6 +325,54 @@ TEST(Access, ARevokedTokenEndsItsRanks) {
     EXPECT_THROW(box.join("alice-1", "alice", "x"), Error);
     EXPECT_EQ(client.heartbeat(GatedBox::ticket_of(other)).completed_round, 0u);
   }
+}
+
+// What a token's jobs have together is bounded; what others have is not, and what has ended counts
+// no more.
+TEST(Access, AQuotaBoundsWhatIsCreatedWithAToken) {
+  GatedBox box;
+  const auto set_quota = [&box](const Quota& quota) {
+    box.on_control([&] {
+      for (Token& token : box.tokens) token.quota = token.name == "alice" ? quota : Quota{};
+      box.gate->replace(box.tokens);
+    });
+  };
+  const auto refusal = [&box](const std::string& job, const std::string& token) -> std::string {
+    try {
+      box.join(job, token, job);
+      return "";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFull);
+      return error.what();
+    }
+  };
+  set_quota({.jobs = 2});
+  const JoinReply first = box.join("alice-1", "alice", "one");
+  EXPECT_EQ(refusal("alice-2", "alice"), "");
+  EXPECT_THAT(
+      refusal("alice-3", "alice"),
+      HasSubstr("the quota of token 'alice' is 2 jobs, and 0 jobs are free (alice-1 1 jobs, "
+                "alice-2 1 jobs); job 'alice-3' needs 1 jobs"));
+  // Ranks of what is there are no new job, and other tokens have quotas of their own.
+  EXPECT_EQ(box.join("alice-1", "alice", "two").rank, 1u);
+  EXPECT_EQ(box.join("alice-1", first.job_token, "three").rank, 2u);
+  EXPECT_EQ(refusal("bob-1", "bob"), "");
+  EXPECT_EQ(refusal("alice-4", "root"), "");
+  ControlClient(box.address, box.token("root")).remove("alice-2", kMs);
+  EXPECT_EQ(refusal("alice-3", "alice"), "");
+  ControlClient(box.address, box.token("root")).remove("alice-3", kMs);
+
+  // Each job has room for 4 ranks, and one key.
+  set_quota({.ranks = 7});
+  EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("7 ranks, and 3 ranks are free"));
+  set_quota({.keys = 1});
+  EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("1 keys, and 0 keys are free"));
+  const uint64_t bytes =
+      box.on_control([&] { return box.server->job_status("alice-1").memory_bytes; });
+  set_quota({.memory = bytes + bytes / 2});
+  EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("of memory are free (alice-1 "));
+  set_quota({.ranks = 8, .keys = 2, .memory = 3 * bytes});
+  EXPECT_EQ(refusal("alice-2", "alice"), "");
 }
 
 // Who, from where, what, and how it ended; and nothing secret.

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "phub/text_table.h"
 #include "transport/error.h"
 
 namespace phub {

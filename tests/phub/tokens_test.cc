@@ -132,6 +132,19 @@ TEST(ParseTokens, ReadsEveryField) {
   EXPECT_TRUE(parse_tokens("", "t").empty());
 }
 
+TEST(ParseTokens, ReadsQuotas) {
+  const std::vector<Token> tokens = parse_tokens(
+      entry("all", "quota = {jobs = 0, ranks = 64, keys = 10000, memory = '1.5G', checkpoints = 7}",
+            std::string(64, '1')) +
+          entry("some", "quota = {ranks = 3}", std::string(64, '2')) +
+          entry("none", "", std::string(64, '3')),
+      "t");
+  EXPECT_EQ(tokens[0].quota, (Quota{0, 64, 10'000, uint64_t{3} << 29, 7}));
+  EXPECT_EQ(tokens[1].quota, (Quota{.ranks = 3}));
+  EXPECT_EQ(tokens[2].quota, Quota{});
+  EXPECT_EQ(Quota{}.jobs, Quota::kNone);
+}
+
 TEST(ParseTokens, SaysWhatIsWrongAndWhere) {
   std::string many = entry("a", "jobs = [" + std::string());
   for (int i = 0; i < 257; ++i) many += "\"x\", ";
@@ -163,6 +176,11 @@ TEST(ParseTokens, SaysWhatIsWrongAndWhere) {
       {entry("a", "expires = 7"), "t:5:11: expires must be a date or a time"},
       {entry("a", "expires = 12:00:00"), "expires must be"},
       {entry("a", "expires = 2027-02-30"), "t:5:"},
+      {entry("a", "quota = 7"), "t:5:9: quota must be a table such as {jobs = 4}"},
+      {entry("a", "quota = {cores = 7}"), "a quota has no 'cores'; there are jobs, ranks, keys"},
+      {entry("a", "quota = {jobs = -1}"), "jobs must be a number, or 0"},
+      {entry("a", "quota = {jobs = '4'}"), "jobs must be a number"},
+      {entry("a", "quota = {memory = '4X'}"), "memory must be a number of bytes such as 512M"},
   };
   for (const auto& [text, expected] : cases) {
     EXPECT_THAT(error_of([&, &text = text] { parse_tokens(text, "t"); }), HasSubstr(expected))

@@ -1,0 +1,120 @@
+// What the jobs of one creator have together, and what is refused; over checkpoints on a real disk,
+// too. That the server asks: access_test.cc.
+#include "phub/quotas.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "phub/job/saved_jobs.h"
+#include "tests/phub/checkpoint_rig.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const Caller kAlice{.name = "alice", .id = "aa"};
+const Caller kBob{.name = "bob", .id = "bb"};
+
+class QuotasTest : public ::testing::Test {
+ protected:
+  // "": the job may be created.
+  std::string check(const Quota& quota, const Quota& needed, uint64_t kept = 0) {
+    try {
+      quotas.check(kAlice, quota, "new", needed, [&](const Quotas::Names& running) {
+        named = running;
+        return kept;
+      });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFull);
+      return error.what();
+    }
+    return "";
+  }
+  // Never looked into.
+  static const Job* job(uintptr_t number) { return reinterpret_cast<const Job*>(number * 8); }
+
+  Quotas quotas;
+  Quotas::Names named;
+};
+
+TEST_F(QuotasTest, EveryAmountIsAddedUpAndTheLastUnitFits) {
+  quotas.add(job(1), kAlice, "a", {1, 10, 100, 1000, 10'000});
+  quotas.add(job(2), kAlice, "b", {1, 20, 200, 2000, 20'000});
+  quotas.add(job(3), kBob, "c", {1, 99, 999, 9999, 99'999});
+  const Quota needed{1, 5, 50, 500, 5000};
+  const Quota all{3, 35, 350, 3500, 35'000};
+  EXPECT_EQ(check(all, needed), "");
+  for (const QuotaField& field : kQuotaFields) {
+    Quota less = all;
+    --(less.*field.amount);
+    EXPECT_THAT(check(less, needed),
+                AllOf(HasSubstr("token 'alice'"), HasSubstr(std::string(field.word)),
+                      HasSubstr("b "), HasSubstr("job 'new' needs"), Not(HasSubstr("c 9"))));
+    Quota none;
+    none.*field.amount = 0;
+    EXPECT_NE(check(none, needed), "") << "0 is a limit";
+  }
+  EXPECT_EQ(check({}, {9, 999'999, 999'999, ~uint64_t{0}, ~uint64_t{0}}), "") << "no limits";
+  quotas.remove(job(2));
+  Quota without = all;
+  for (const QuotaField& field : kQuotaFields) without.*field.amount -= field.is_bytes ? 2000 : 1;
+  EXPECT_EQ(check(without, needed), "");
+}
+
+TEST_F(QuotasTest, AJobThatDoesNotFitAtAllIsRefusedWithoutOverflow) {
+  quotas.add(job(1), kAlice, "a", {.memory = 100});
+  EXPECT_NE(check({.memory = 1000}, {.memory = ~uint64_t{0} - 50}), "");
+  EXPECT_THAT(check({.memory = 50}, {.memory = 1}), HasSubstr("0 B of memory are free"));
+}
+
+TEST_F(QuotasTest, CheckpointsOfJobsThatDoNotRunCountToo) {
+  quotas.add(job(1), kAlice, "a", {.checkpoints = 100});
+  quotas.add(job(2), kBob, "b", {.checkpoints = 100});
+  EXPECT_EQ(check({.checkpoints = 1000}, {.checkpoints = 600}, 300), "");
+  EXPECT_EQ(named, (Quotas::Names{"a", "new"})) << "these are counted with what they need";
+  EXPECT_THAT(check({.checkpoints = 1000}, {.checkpoints = 600}, 301),
+              HasSubstr("jobs that do not run 301 B of checkpoints"));
+}
+
+TEST_F(QuotasTest, OnlyTheLargestAreNamed) {
+  for (uint64_t i = 1; i <= 50; ++i) {
+    quotas.add(job(i), kAlice, "job-" + std::to_string(i), {.ranks = i});
+  }
+  EXPECT_THAT(check({.ranks = 1}, {.ranks = 1}),
+              AllOf(HasSubstr("(job-50 50 ranks, job-49 49 ranks"), HasSubstr("40 more"),
+                    Not(HasSubstr("job-40 "))));
+}
+
+TEST(KeptBytes, AreThoseOfOneOwnersOtherJobs) {
+  std::string folder = (std::filesystem::temp_directory_path() / "phub-quotas-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  uint64_t expected = 0;
+  {
+    CheckpointStore store(folder, 3);
+    for (const uint64_t round : {7, 9}) write_checkpoint(store, testing::Content{.round = round});
+    for (const CheckpointId id : store.list(testing::kJob)) {
+      for (const CheckpointFile& file : store.open(testing::kJob, id)->manifest().files) {
+        expected += file.bytes;
+      }
+    }
+  }
+  SavedJobs saved({.folder = folder});
+  const std::string owner = testing::Content{}.manifest().owner;
+  EXPECT_GT(expected, 2 * 300u);
+  EXPECT_EQ(saved.kept_bytes(owner, {}), expected);
+  EXPECT_EQ(saved.kept_bytes(owner, {testing::kJob}), 0u);
+  EXPECT_EQ(saved.kept_bytes("another", {}), 0u);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace phub
