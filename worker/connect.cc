@@ -61,7 +61,7 @@ std::string choose_transport(const WorkerOptions& options, const std::string& se
   if (options.transport != "auto") return options.transport;
   const uint32_t timeout_ms = std::max(options.connect_timeout_ms, 1u);  // 0 would be no limit
   if (is_on_this_host(server, timeout_ms)) return "shm";
-  ControlClient client(server, options.token);
+  ControlClient client(server, options.token, options.tls);
   std::vector<std::string> offered;
   try {
     offered = client.status(timeout_ms).transports;

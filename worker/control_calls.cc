@@ -8,7 +8,7 @@ ControlCalls::Running::Running(ControlCalls& calls) : all(calls) {
     const std::lock_guard lock(all.mutex_);
     mine.splice(mine.end(), all.idle_);
   }
-  if (mine.empty()) mine.emplace_back(all.server_, all.token_);
+  if (mine.empty()) mine.emplace_back(all.server_, all.token_, all.tls_);
   client = mine.begin();
   const std::lock_guard lock(all.mutex_);
   if (all.cancelled_) client->cancel();

@@ -13,8 +13,8 @@ namespace phub {
 // Thread-safe.
 class ControlCalls {
  public:
-  ControlCalls(std::string server, std::string token)
-      : server_(std::move(server)), token_(std::move(token)) {}
+  ControlCalls(std::string server, std::string token, ClientTls tls)
+      : server_(std::move(server)), token_(std::move(token)), tls_(std::move(tls)) {}
 
   // Returns body(client). Throws what it throws, and Error(kUnavailable) after cancel().
   template <typename Body>
@@ -39,6 +39,7 @@ class ControlCalls {
 
   const std::string server_;
   const std::string token_;
+  const ClientTls tls_;
   std::mutex mutex_;
   Clients running_, idle_;  // guarded by mutex_; idle_ has at most one, for the next call
   bool cancelled_ = false;  // guarded by mutex_

@@ -59,7 +59,7 @@ Next after_rejoin(ErrorCode code, bool several) {
 
 JoinReply join_at(const std::string& server, const WorkerOptions& options, JoinRequest request,
                   const std::stop_token& stop) {
-  ControlClient control(server, options.token);
+  ControlClient control(server, options.token, options.tls);
   const std::stop_callback cancel(stop, [&control] { control.cancel(); });
   // A server that hangs must not take the time of a join, which waits for other ranks.
   const bool several = options.server.find(',') != std::string::npos;

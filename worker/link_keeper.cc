@@ -52,9 +52,9 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const JoinReply
 LinkKeeper::LinkKeeper(const WorkerOptions& options, Joined joined)
     : options_(options),
       joined_(std::move(joined)),
-      control_(server(), options.token),
-      pulse_(server()),
-      calls_(server(), options.token),
+      control_(server(), options.token, options.tls),
+      pulse_(server(), {}, options.tls),
+      calls_(server(), options.token, options.tls),
       credential_{spec().name, reply().rank, reply().incarnation, reply().offer.ticket,
                   reply().epoch} {}
 

@@ -30,12 +30,14 @@
 #include <vector>
 
 #include "transport/control/messages.h"
+#include "transport/tls/client_options.h"
 
 namespace phub {
 
 struct WorkerOptions {
   std::string server = "127.0.0.1:7717";  // or several, with commas: one of them has the job
   std::string token;                      // for a server that asks for one
+  ClientTls tls = client_tls_from_environment();  // for a server at https://
   JobSpec spec;
   int32_t rank = -1;     // -1: the server chooses
   bool replace = false;  // take over the rank from an incarnation that still has its lease

@@ -16,10 +16,10 @@
 
 #include "phub/control/tls_opening.h"
 #include "phub/notes.h"
-#include "transport/control/tls_files.h"
 #include "transport/error.h"
 #include "transport/fd.h"
 #include "transport/text.h"
+#include "transport/tls/files.h"
 
 namespace phub {
 namespace {

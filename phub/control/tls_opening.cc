@@ -1,6 +1,7 @@
 #include "phub/control/tls_opening.h"
 
 #include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include <utility>
 
 #include "transport/control/messages_json.h"
-#include "transport/control/tls_files.h"
+#include "transport/tls/files.h"
 
 namespace phub {
 namespace {
@@ -51,6 +52,12 @@ TlsTurns::TlsTurns(boost::asio::io_context& context, uint32_t most, uint32_t evi
     : most_(most), evict_after_(evict_after_ms), counters_(counters), timer_(context) {}
 
 void TlsTurns::ask(const std::shared_ptr<TlsOpening>& opening) {
+  // Those who have given up: they are the oldest.
+  while (!waiting_.empty()) {
+    const std::shared_ptr<TlsOpening> oldest = waiting_.front().lock();
+    if (oldest && oldest->waits()) break;
+    waiting_.pop_front();
+  }
   waiting_.push_back(opening);
   grant();
 }
@@ -70,9 +77,9 @@ void TlsTurns::done(const TlsOpening* opening) {
 
 void TlsTurns::grant() {
   while (!waiting_.empty()) {
-    const std::shared_ptr<TlsOpening> next = waiting_.front().lock();
-    if (!next || !next->is_open()) {
-      waiting_.pop_front();
+    const std::shared_ptr<TlsOpening> next = waiting_.back().lock();
+    if (!next || !next->waits()) {
+      waiting_.pop_back();
       continue;
     }
     if (under_way_.size() >= most_) {
@@ -87,7 +94,7 @@ void TlsTurns::grant() {
       under_way_.front().opening->evict();  // calls done()
       continue;
     }
-    waiting_.pop_front();
+    waiting_.pop_back();
     under_way_.push_back({next.get(), Clock::now()});
     ++counters_.handshakes;
     next->begin();
@@ -104,14 +111,14 @@ TlsOpening::TlsOpening(const Shared& shared, Descriptor client, Descriptor sessi
       limit_(client_.get_executor()) {}
 
 void TlsOpening::start() {
-  wait(session_, Descriptor::wait_error, &TlsOpening::close);  // the session has waited enough
+  wait(session_, Descriptor::wait_error, &TlsOpening::give_up);  // the session has waited enough
   wait(client_, Descriptor::wait_read, &TlsOpening::look);
 }
 
 void TlsOpening::wait(Descriptor& descriptor, Descriptor::wait_type what, Step next) {
   descriptor.async_wait(what,
                         [self = shared_from_this(), next](const boost::system::error_code& error) {
-                          if (!error && self->is_open()) ((*self).*next)();
+                          if (!error && self->client_.is_open()) ((*self).*next)();
                         });
 }
 
@@ -122,13 +129,14 @@ void TlsOpening::look() {
     return wait(client_, Descriptor::wait_read, &TlsOpening::look);
   }
   if (got <= 0) return close();
-  if (first == kHandshakeRecord) return shared_.turns.ask(shared_from_this());
-  refuse_plain();
+  if (first != kHandshakeRecord) return refuse_plain();
+  asked_ = true;
+  shared_.turns.ask(shared_from_this());
 }
 
 void TlsOpening::begin() {
   ssl_ = shared_.new_connection();
-  if (!ssl_ || SSL_set_fd(ssl_.get(), client_.native_handle()) != 1) {
+  if (!ssl_ || !attach_socket(ssl_.get(), client_.native_handle())) {
     return refuse(last_tls_error());
   }
   SSL_set_accept_state(ssl_.get());
@@ -163,6 +171,7 @@ void TlsOpening::evict() {
 }
 
 void TlsOpening::refuse(std::string_view why) {
+  refused_ = true;
   ++shared_.counters.failed;
   ssl_.reset();
   shared_.turns.done(this);
@@ -173,6 +182,11 @@ void TlsOpening::refuse(std::string_view why) {
     if (!error) self->close();
   });
   drain();
+}
+
+void TlsOpening::give_up() {
+  if (asked_ && !refused_) refuse("its handshake did not end in time");
+  close();
 }
 
 void TlsOpening::refuse_plain() {

@@ -20,7 +20,8 @@ namespace phub {
 
 class TlsOpening;
 
-// Who may shake hands. Handshake thread only.
+// Who may shake hands: of those who wait the newest, so that a flood of strangers holds up those
+// who come after it no longer than one turn takes. Handshake thread only.
 class TlsTurns {
  public:
   TlsTurns(boost::asio::io_context& context, uint32_t most, uint32_t evict_after_ms,
@@ -42,8 +43,8 @@ class TlsTurns {
   const std::chrono::milliseconds evict_after_;
   TlsCounters& counters_;
   boost::asio::steady_timer timer_;
-  std::list<Turn> under_way_;  // the oldest first
-  std::deque<std::weak_ptr<TlsOpening>> waiting_;
+  std::list<Turn> under_way_;                      // the oldest first
+  std::deque<std::weak_ptr<TlsOpening>> waiting_;  // the oldest first
 };
 
 class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
@@ -65,7 +66,7 @@ class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
   void start();
   void begin();  // its turn has come
   void evict();
-  bool is_open() const { return client_.is_open(); }
+  bool waits() const { return client_.is_open() && !refused_; }
 
  private:
   using Step = void (TlsOpening::*)();
@@ -75,6 +76,7 @@ class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
   void shake_hands();
   void refuse(std::string_view why);
   void refuse_plain();
+  void give_up();
   void drain();
   void close();
 
@@ -84,6 +86,8 @@ class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
   const std::string from_;
   boost::asio::steady_timer limit_;
   Ssl ssl_;
+  bool asked_ = false;  // for a handshake
+  bool refused_ = false;
   size_t drained_bytes_ = 0;
 };
 

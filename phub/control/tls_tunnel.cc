@@ -1,6 +1,7 @@
 #include "phub/control/tls_tunnel.h"
 
 #include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <sys/socket.h>
 
 #include <boost/asio/post.hpp>
@@ -11,7 +12,9 @@
 namespace phub {
 namespace {
 
-constexpr int kRecordsAtOnce = 4;  // then others have their turn
+// Then others have their turn.
+constexpr int kRecordsAtOnce = 4;
+constexpr size_t kBytesAtOnce = kRecordsAtOnce * (kTlsRecordBytes + 512);  // with what is around
 // To send what is left when the session has closed.
 constexpr auto kLastWords = std::chrono::seconds(2);
 
@@ -47,6 +50,8 @@ void TlsTunnel::again(Step next) {
 }
 
 void TlsTunnel::read_client() {
+  TlsSocket& socket = socket_of(ssl_.get());
+  socket.allowance = kBytesAtOnce;  // records may hold nothing for us
   for (int i = 0; i < kRecordsAtOnce; ++i) {
     ERR_clear_error();
     const int got = SSL_read(ssl_.get(), scratch_.data(), static_cast<int>(scratch_.size()));
@@ -56,6 +61,7 @@ void TlsTunnel::read_client() {
     }
     switch (SSL_get_error(ssl_.get(), got)) {
       case SSL_ERROR_WANT_READ:
+        if (socket.allowance == 0) return again(&TlsTunnel::read_client);
         return wait(client_, Descriptor::wait_read, &TlsTunnel::read_client);
       case SSL_ERROR_WANT_WRITE:
         return wait(client_, Descriptor::wait_write, &TlsTunnel::read_client);

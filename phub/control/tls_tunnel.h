@@ -2,8 +2,6 @@
 // of both descriptors, which has one thread. Kept alive by its pending operations.
 #pragma once
 
-#include <openssl/ssl.h>
-
 #include <array>
 #include <atomic>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -12,12 +10,9 @@
 #include <string>
 #include <string_view>
 
-namespace phub {
+#include "transport/tls/socket.h"
 
-struct SslFree {
-  void operator()(SSL* ssl) const { SSL_free(ssl); }
-};
-using Ssl = std::unique_ptr<SSL, SslFree>;
+namespace phub {
 
 inline constexpr size_t kTlsRecordBytes = 16u << 10;
 

@@ -13,8 +13,8 @@
 #include <string>
 
 #include "phub/control/tls_opening.h"
-#include "transport/control/tls_files.h"
 #include "transport/error.h"
+#include "transport/tls/files.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 

@@ -51,8 +51,9 @@ TOKENS = "phub/control/tokens.cc"
 QUOTAS = "phub/quotas.cc"
 ROUTER = "phub/control/router.cc"
 HEAD = "phub/control/request_head.cc"
-TLS_CLIENT = "transport/control/tls_client.cc"
-TLS_FILES = "transport/control/tls_files.cc"
+TLS_CLIENT = "transport/tls/client.cc"
+TLS_FILES = "transport/tls/files.cc"
+TLS_SOCKET = "transport/tls/socket.cc"
 TLS_FRONT = "phub/control/tls_front.cc"
 TLS_OPENING = "phub/control/tls_opening.cc"
 SEEDED = ("geeps/cache_seeded_test",)
@@ -341,6 +342,15 @@ MUTANTS = [
     Mutant("tls-room: no handshake makes room for others", TLS_OPENING,
            "if (Clock::now() < old) {",
            "if (true) {", ("phub/tls_attack_test:*HalfOpen*",)),
+    Mutant("tls-allowance: one call of OpenSSL reads what there is", TLS_SOCKET,
+           "std::min(static_cast<size_t>(bytes), state.allowance)",
+           "static_cast<size_t>(bytes)", ("transport/tls_socket_test:*OneCall*",)),
+    Mutant("tls-newest: of those who wait for a handshake the oldest is next", TLS_OPENING,
+           "waiting_.back().lock()",
+           "waiting_.front().lock()", ("phub/tls_attack_test:*Newest*",)),
+    Mutant("tls-late: a handshake that runs out of time leaves no line", TLS_OPENING,
+           "  if (asked_ && !refused_) refuse(",
+           "  if (false) refuse(", ("phub/tls_attack_test:*ByteByByte*",)),
     Mutant("tls-turn: a handshake that ended keeps its turn", TLS_OPENING,
            "std::erase_if(under_way_, [&](const Turn& turn) { return turn.opening == opening; }) == 0",
            "true", ("phub/tls_attack_test:*Bound*",)),

@@ -86,6 +86,8 @@ TEST_F(Tls, AHandshakeByteByByteHasTheTimeOfARequest) {
   EXPECT_GT(steady_clock::now() - begin, milliseconds(800));
   EXPECT_LT(steady_clock::now() - begin, milliseconds(15'000));
   EXPECT_EQ(ask(url()), "ok");
+  EXPECT_TRUE(noted("its handshake did not end in time")) << notes();
+  EXPECT_EQ(front_->counters().failed, 1u);
 }
 
 TEST_F(Tls, SilentConnectionsTakeNoHandshake) {
@@ -127,6 +129,24 @@ TEST_F(Tls, HalfOpenHandshakesHoldUpNobody) {
   EXPECT_EQ(ask(url()), "ok");
   EXPECT_LE(most, 256u);
   EXPECT_GT(front_->counters().evicted, 0u);
+}
+
+// Strangers who came first wait behind those who come after them: else this would take a minute.
+TEST_F(Tls, TheNewestOfThoseWhoWaitIsNext) {
+  tls_.max_handshakes = 1;
+  tls_.evict_after_ms = 1000;
+  HttpOptions options;
+  options.request_timeout_ms = 300'000;
+  start(options);
+  const std::string first = hello();
+  std::vector<std::unique_ptr<RawClient>> half;
+  for (int i = 0; i < 60; ++i) {
+    half.push_back(std::make_unique<RawClient>(rig_->address()));
+    half.back()->send(first);
+  }
+  ASSERT_TRUE(rig_->has_connections(60));
+  ASSERT_TRUE(eventually([&] { return handshakes() == 1; }));
+  EXPECT_EQ(ask(url()), "ok");
 }
 
 TEST_F(Tls, TheBoundIsExact) {

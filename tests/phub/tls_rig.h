@@ -165,6 +165,7 @@ class Mute {
     getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&here), &bytes);
     url = "https://127.0.0.1:" + std::to_string(ntohs(here.sin_port));
   }
+  int accept() const { return ::accept(socket_.get(), nullptr, nullptr); }
   std::string url;
 
  private:

@@ -85,8 +85,9 @@ TEST_F(Tls, ACertificateThatExpiresIsNotAcceptedAnyMore) {
 // A connection on which TLS did not begin is not used for the next request.
 TEST_F(Tls, NothingGoesOutInPlainTextWhereTlsCannotBegin) {
   start();
+  const Setting mine("PHUB_CA", files_.write("mine.pem", ca_.pem()));
   HttpClient client(url());
-  const Setting wrong("PHUB_CA", files_.write("wrong.pem", "nothing"));
+  files_.write("mine.pem", "nothing");
   for (int i = 0; i < 3; ++i) {
     EXPECT_THROW(client.request("GET", "/healthz", "secret", "", kMs), Error);
   }
@@ -181,6 +182,36 @@ TEST_F(Tls, ATlsClientIsToldThatAPortIsPlain) {
   HttpRig plain;
   EXPECT_THAT(ask("https://" + plain.address()),
               AllOf(HasSubstr("unavailable"), HasSubstr("does not speak TLS")));
+}
+
+TEST_F(Tls, ATlsClientIsToldThatAServerIsTooOld) {
+  const Certificate mine = ca_.issue();
+  SSL_CTX* context = SSL_CTX_new(TLS_server_method());
+  SSL_CTX_set_security_level(context, 0);
+  SSL_CTX_set_max_proto_version(context, TLS1_1_VERSION);
+  const std::string cert = files_.write("old.pem", mine.pem),
+                    key = files_.write("old.key", mine.key);
+  ASSERT_EQ(SSL_CTX_use_certificate_file(context, cert.c_str(), SSL_FILETYPE_PEM), 1);
+  ASSERT_EQ(SSL_CTX_use_PrivateKey_file(context, key.c_str(), SSL_FILETYPE_PEM), 1);
+  const Mute port;
+  std::thread server([&] {
+    const Fd client(port.accept());
+    SSL* ssl = SSL_new(context);
+    SSL_set_fd(ssl, client.get());
+    EXPECT_NE(SSL_accept(ssl), 1);
+    SSL_free(ssl);
+  });
+  EXPECT_THAT(ask(port.url), AllOf(HasSubstr("unavailable"), HasSubstr("1.2 or 1.3")));
+  server.join();
+  SSL_CTX_free(context);
+}
+
+// Another thread may be changing it when a connection is made.
+TEST_F(Tls, TheEnvironmentIsReadOnce) {
+  start();
+  HttpClient client(url());
+  const Setting ca("PHUB_CA", files_.path("absent.pem"));
+  EXPECT_EQ(client.request("GET", "/healthz", "", "", kMs).status, 200u);
 }
 
 TEST_F(Tls, WrongFilesOfAClientAreNamed) {

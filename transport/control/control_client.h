@@ -17,8 +17,9 @@ namespace phub {
 class ControlClient {
  public:
   // `token`: for a server that asks for one. Calls with a credential show its ticket instead.
-  explicit ControlClient(const std::string& server, std::string token = {})
-      : http_(server, token), token_(std::move(token)) {}
+  explicit ControlClient(const std::string& server, std::string token = {},
+                         ClientTls tls = client_tls_from_environment())
+      : http_(server, token, std::move(tls)), token_(std::move(token)) {}
 
   // join and barrier wait for other ranks: their limit should be above the job's. 0: no limit.
   JoinReply join(const JoinRequest& request, uint32_t timeout_ms);

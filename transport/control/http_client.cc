@@ -19,10 +19,10 @@
 
 #include "transport/control/name_lookup.h"
 #include "transport/control/server_address.h"
-#include "transport/control/tls_client.h"
 #include "transport/error.h"
 #include "transport/fd.h"
 #include "transport/text.h"
+#include "transport/tls/client.h"
 
 namespace phub {
 namespace {
@@ -62,14 +62,18 @@ bool is_shortage(int error) {
 }  // namespace
 
 struct HttpClient::Impl {
-  Impl(const std::string& text, std::string secret)
-      : server(text), address(parse_server_address(text)), token(std::move(secret)) {
-    if (address.tls) client_context_from_environment();  // throws now for what is wrong with it
+  Impl(const std::string& text, std::string secret, ClientTls tls_options)
+      : server(text),
+        address(parse_server_address(text)),
+        token(std::move(secret)),
+        trusted(std::move(tls_options)) {
+    if (address.tls) make_client_context(trusted);  // throws now for what is wrong with it
   }
 
   const std::string server;
   const ServerAddress address;
   const std::string token;
+  const ClientTls trusted;
   std::atomic<bool> cancelled = false;
   std::optional<asio::io_context> context;  // while there is a stream
   std::optional<beast::tcp_stream> stream;
@@ -189,7 +193,7 @@ struct HttpClient::Impl {
   // replace the ones before: somebody may just be changing them.
   void begin_tls(Clock::time_point deadline) {
     try {
-      context_of_tls = client_context_from_environment();
+      context_of_tls = make_client_context(trusted);
     } catch (const Error&) {
       if (!context_of_tls) throw;
     }
@@ -197,7 +201,7 @@ struct HttpClient::Impl {
     SSL_CTX_up_ref(context.get());
     trust.emplace(context.get());
     tls.emplace(*stream, *trust);
-    expect_server(tls->native_handle(), address);
+    expect_server(tls->native_handle(), name());
     bool done = false;
     error_code error;
     tls->async_handshake(asio::ssl::stream_base::client, [&](const error_code& ec) {
@@ -211,17 +215,19 @@ struct HttpClient::Impl {
     fail(ErrorCode::kUnavailable, "no TLS with the phub server at {}: {}", server, error.message());
   }
 
+  TlsServer name() const { return {address.host, address.authority}; }
+
   // Throws if it is an error of TLS.
   void check_tls(const error_code& error) {
     if (!tls || error.category() != asio::error::get_ssl_category()) return;
-    const Error why = tls_error(tls->native_handle(), address,
+    const Error why = tls_error(tls->native_handle(), name(),
                                 static_cast<unsigned long>(static_cast<unsigned>(error.value())));
     drop();
     throw Error(why);
   }
 
   void check_secret(std::string_view bearer) const {
-    if (!crosses_network || bearer.empty() || bearer != token || network_is_trusted()) return;
+    if (!crosses_network || bearer.empty() || bearer != token || trusted.network_is_trusted) return;
     fail(ErrorCode::kUnauthorized,
          "the token would cross the network in plain text: ask the server as https://{}, or set "
          "PHUB_INSECURE=true if everybody on the network is trusted",
@@ -298,8 +304,8 @@ decltype(auto) with_system_errors(const std::string& server, Body body) {
 
 }  // namespace
 
-HttpClient::HttpClient(const std::string& server, std::string token)
-    : impl_(std::make_unique<Impl>(server, std::move(token))) {}
+HttpClient::HttpClient(const std::string& server, std::string token, ClientTls tls)
+    : impl_(std::make_unique<Impl>(server, std::move(token), std::move(tls))) {}
 HttpClient::~HttpClient() { disconnect(); }
 
 void HttpClient::disconnect() { impl_->drop(); }

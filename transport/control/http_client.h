@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "transport/tls/client_options.h"
+
 namespace phub {
 
 struct HttpAnswer {
@@ -20,12 +22,12 @@ struct HttpAnswer {
 class HttpClient {
  public:
   // HOST:PORT or [IPV6]:PORT; with https:// before it over TLS, which checks the server's
-  // certificate and its name. PHUB_CA names the file of trusted authorities (else: the system's),
-  // PHUB_CLIENT_CERT and PHUB_CLIENT_KEY what a server that asks for it is shown. Throws
-  // Error(kInvalid): not an address, or a file is wrong. Does not connect yet.
+  // certificate and its name. Throws Error(kInvalid): not an address, or a file is wrong. Does not
+  // connect yet.
   //
-  // `token` is sent as `bearer` over TLS or within a host only, unless PHUB_INSECURE is true.
-  explicit HttpClient(const std::string& server, std::string token = {});
+  // `token` is sent as `bearer` over TLS or within a host only, unless the network is trusted.
+  explicit HttpClient(const std::string& server, std::string token = {},
+                      ClientTls tls = client_tls_from_environment());
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;

@@ -117,7 +117,8 @@ class Trainer {
     if (!options_.out.empty()) write_file(options_.out, parameters());
     if (!options_.log.empty()) {
       write_file(options_.log,
-                 to_json(LogPage{.records = ControlClient(worker_->server(), options_.worker.token)
+                 to_json(LogPage{.records = ControlClient(worker_->server(), options_.worker.token,
+                                                          options_.worker.tls)
                                                 .log(options_.job)}));
     }
     worker_->leave();

@@ -1,4 +1,4 @@
-#include "transport/control/tls_files.h"
+#include "transport/tls/files.h"
 
 #include <fcntl.h>
 #include <openssl/err.h>

@@ -1,4 +1,4 @@
-#include "transport/control/tls_client.h"
+#include "transport/tls/client.h"
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -21,7 +21,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string why_not_trusted(long verified, const ServerAddress& server) {
+std::string why_not_trusted(long verified, const TlsServer& server) {
   switch (verified) {
     case X509_V_ERR_HOSTNAME_MISMATCH:
     case X509_V_ERR_IP_ADDRESS_MISMATCH:
@@ -50,31 +50,34 @@ std::string why_not_trusted(long verified, const ServerAddress& server) {
 
 }  // namespace
 
-TlsContext client_context_from_environment() {
+ClientTls client_tls_from_environment() {
+  const std::string trusted = variable("PHUB_INSECURE");
+  return {.authorities = variable(kCa),
+          .certificate = variable(kCert),
+          .key = variable(kKey),
+          .network_is_trusted =
+              trusted == "true" || trusted == "yes" || trusted == "on" || trusted == "1"};
+}
+
+TlsContext make_client_context(const ClientTls& options) {
   TlsContext context = make_tls_context(false);
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
-  if (const std::string ca = variable(kCa); !ca.empty()) {
-    load_authorities(context.get(), {kCa, ca}, false);
+  if (!options.authorities.empty()) {
+    load_authorities(context.get(), {kCa, options.authorities}, false);
   } else {
     SSL_CTX_set_default_verify_paths(context.get());
   }
-  const std::string certificate = variable(kCert), key = variable(kKey);
-  if (certificate.empty() != key.empty()) {
+  if (options.certificate.empty() != options.key.empty()) {
     fail(ErrorCode::kInvalid, "{} and {} go together: a certificate, and the file of its key",
          kCert, kKey);
   }
-  if (!certificate.empty()) {
-    load_certificate(context.get(), {kCert, certificate}, {kKey, key});
+  if (!options.certificate.empty()) {
+    load_certificate(context.get(), {kCert, options.certificate}, {kKey, options.key});
   }
   return context;
 }
 
-bool network_is_trusted() {
-  const std::string value = variable("PHUB_INSECURE");
-  return value == "true" || value == "yes" || value == "on" || value == "1";
-}
-
-void expect_server(SSL* connection, const ServerAddress& server) {
+void expect_server(SSL* connection, const TlsServer& server) {
   X509_VERIFY_PARAM* expected = SSL_get0_param(connection);
   if (X509_VERIFY_PARAM_set1_ip_asc(expected, server.host.c_str()) == 1) return;
   ERR_clear_error();
@@ -86,10 +89,10 @@ void expect_server(SSL* connection, const ServerAddress& server) {
   }
 }
 
-Error tls_error(SSL* connection, const ServerAddress& server, unsigned long code) {
+Error tls_error(SSL* connection, const TlsServer& server, unsigned long code) {
   const auto untrusted = [&](const std::string& why) {
     return Error(ErrorCode::kUnauthorized,
-                 fmt::format("the phub server at {}: {}", server.authority, why));
+                 fmt::format("the phub server at {}: {}", server.address, why));
   };
   switch (ERR_GET_REASON(code)) {
     case SSL_R_CERTIFICATE_VERIFY_FAILED:
@@ -107,16 +110,20 @@ Error tls_error(SSL* connection, const ServerAddress& server, unsigned long code
       return untrusted(fmt::format("it does not trust this client's certificate ({})", kCert));
     case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
       return untrusted(fmt::format("this client's certificate ({}) has expired", kCert));
+    case SSL_R_UNSUPPORTED_PROTOCOL:
+    case SSL_R_TLSV1_ALERT_PROTOCOL_VERSION:
+      return {ErrorCode::kUnavailable,
+              fmt::format("what answers at {} speaks no version of TLS that is safe: 1.2 or 1.3",
+                          server.address)};
     case SSL_R_WRONG_VERSION_NUMBER:
     case SSL_R_HTTP_REQUEST:
-    case SSL_R_UNSUPPORTED_PROTOCOL:
       return {ErrorCode::kUnavailable,
               fmt::format("what answers at {} does not speak TLS; without TLS the server is {}",
-                          server.authority, server.authority)};
+                          server.address, server.address)};
     default: {
       const char* reason = ERR_reason_error_string(code);
       return {ErrorCode::kUnavailable,
-              fmt::format("no TLS with the phub server at {}: {}", server.authority,
+              fmt::format("no TLS with the phub server at {}: {}", server.address,
                           reason == nullptr ? "unknown error" : reason)};
     }
   }
