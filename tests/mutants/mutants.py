@@ -600,6 +600,11 @@ MUTANTS = [
            "    store_.remove_checkpoint(store_.folder_of(job_, id));\n"
            "  }\n"
            "  manifest.files = entries_;", CRASH),
+    Mutant("durable: a round that was not saved is told to be durable", "phub/job/running_job.cc",
+           "  } else {\n    durable_round_ = round;\n  }", "  }\n  durable_round_ = round;", RACKS),
+    Mutant("jump: a box that stood still takes its ranks for dead", "phub/clock.h",
+           "std::min(clock_.now_ms() - round_ms_, longest_round_ms_)", "clock_.now_ms() - round_ms_",
+           RACKS, ("phub/server.cc", "phub/job/running_job.cc")),
     Mutant("epoch: an epoch is given out before it is durable", CHECKPOINT + "store.cc",
            "  files_.rename(fresh, path_of(folder, note));\n  files_.sync_folder(folder);",
            "  files_.rename(fresh, path_of(folder, note));", CRASH),

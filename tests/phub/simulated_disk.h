@@ -30,6 +30,7 @@ class SimulatedDisk final : public Files {
   // The `call`-th call from now on has this fault.
   void arm(uint64_t call, Fault fault);
   void disarm() { armed_ = 0; }
+  void make_room() { full_ = false; }
   uint64_t calls() const { return calls_; }
   bool fired() const { return fired_; }
   bool crashed() const { return crashed_; }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,7 +38,12 @@ class ControlNet {
       open->push_back([done, result = std::move(result)] { done(result); });
     };
     const int copies = may_come_twice && net_.random().chance(duplicate_) ? 2 : 1;
-    for (int copy = 0; copy < copies; ++copy) send<T>(name, request, deliver);
+    for (int copy = 0; copy < copies; ++copy) send<T>(name, mail.get(), request, deliver);
+  }
+
+  // What this process sends (`requests`), or is sent, is lost for so long.
+  void cut(const std::shared_ptr<Mail>& mail, bool requests, uint64_t ns) {
+    cuts_[mail.get()] = {requests, net_.now_ns() + ns};
   }
 
   void server_died() {
@@ -53,26 +59,32 @@ class ControlNet {
 
  private:
   template <typename T>
-  void send(const char* name, const std::function<void(Reply<T>)>& request,
+  void send(const char* name, const Mail* process, const std::function<void(Reply<T>)>& request,
             const std::function<void(Result<T>)>& deliver) {
-    const bool request_lost = net_.random().chance(loss_);
+    const bool request_lost = net_.random().chance(loss_) || is_cut(process, true);
     const bool answer_lost = net_.random().chance(loss_);
     if (request_lost || answer_lost) {
       net_.after(kTimeoutNs, [deliver] { deliver({ErrorCode::kTimeout, "no answer"}); });
     }
     if (request_lost) return;
-    net_.after(delay(), [this, name, request, deliver, answer_lost, life = life_] {
+    net_.after(delay(), [this, name, process, request, deliver, answer_lost, life = life_] {
       if (!up_ || life != life_) return deliver({ErrorCode::kUnavailable, "no server"});
       net_.trace(name);
       ++unanswered_;
       // The end of the server drops it, and with it the connection.
       const auto connection = std::make_shared<Connection<T>>(*this, deliver);
-      Reply<T> reply = [this, name, connection, answer_lost, life](Result<T> result) {
+      Reply<T> reply = [this, name, process, connection, answer_lost, life](Result<T> result) {
         if (life != life_) return;
         PHUB_CHECK(!std::exchange(connection->answered, true));
         --unanswered_;
         net_.trace(name, 1, static_cast<uint64_t>(result.code), result ? 1 : 0);
         if (answer_lost) return;
+        if (is_cut(process, false)) {
+          net_.after(kTimeoutNs, [connection] {
+            connection->deliver({ErrorCode::kTimeout, "no answer"});
+          });
+          return;
+        }
         net_.after(delay(), [this, connection, result = std::move(result), life] {
           if (life != life_) return connection->end();
           connection->deliver(result);
@@ -103,12 +115,22 @@ class ControlNet {
     const std::function<void(Result<T>)> deliver;
     bool answered = false;
   };
+  bool is_cut(const Mail* process, bool requests) const {
+    const auto at = cuts_.find(process);
+    return at != cuts_.end() && at->second.requests == requests &&
+           net_.now_ns() < at->second.until_ns;
+  }
   uint64_t delay() { return net_.random().between(1'000, max_delay_ns_); }
 
   static constexpr uint64_t kTimeoutNs = 4'000'000;
   SimNet& net_;
   const double loss_, duplicate_;
   const uint64_t max_delay_ns_;
+  struct Cut {
+    bool requests = false;  // else answers
+    uint64_t until_ns = 0;
+  };
+  std::map<const Mail*, Cut> cuts_;
   uint64_t unanswered_ = 0;
   uint64_t life_ = 0;  // of the server
   bool up_ = true;

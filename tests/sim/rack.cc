@@ -127,6 +127,33 @@ void Rack::kill_server_in_time() {
   }
 }
 
+// What it survives.
+void Rack::harm_box_in_time() {
+  for (; clock_jumps_ < plan_.clock_jumps.size() &&
+         plan_.clock_jumps[clock_jumps_].after_pushes < pushes_;
+       ++clock_jumps_) {
+    net_.trace("clock jumps", plan_.clock_jumps[clock_jumps_].ms);
+    clock_.jump(plan_.clock_jumps[clock_jumps_].ms);
+  }
+  for (; disk_faults_ < plan_.disk_faults.size() &&
+         plan_.disk_faults[disk_faults_].after_pushes < pushes_;
+       ++disk_faults_) {
+    const DiskFault& fault = plan_.disk_faults[disk_faults_];
+    if (!server_ || dying_ != nullptr) continue;
+    disk_.arm(fault.call, fault.kind);
+    make_room_after(fault.room_ms + 1);
+  }
+}
+
+// Once it is full; a box that dies finds room.
+void Rack::make_room_after(uint64_t ms) {
+  net_.after(ms * kMs, [this, ms, life = life_] {
+    if (life != life_) return;
+    if (!disk_.fired()) return make_room_after(ms);
+    disk_.make_room();
+  });
+}
+
 void Rack::schedule_windows() {
   for (const LossWindow& window : plan_.windows) {
     net_.after(window.from_ns, [this, window] { net_.set_loss(window.loss); });
@@ -160,6 +187,7 @@ void Rack::pushed(JobRun& job, Trainer& trainer) {
   ++job.pushes;
   ++pushes_;
   kill_server_in_time();
+  harm_box_in_time();
   while (job.late_started < job.plan.late_ranks &&
          job.plan.late_after_pushes[job.late_started] < job.pushes) {
     ++job.late_started;
@@ -207,6 +235,9 @@ void Rack::apply(JobRun& job, Trainer& trainer, const Fault& fault) {
       return;
     case Fault::kReplace:
       return;
+    case Fault::kMute:
+    case Fault::kDeaf:
+      return trainer.cut_off(fault.kind == Fault::kMute, fault.hang_ms);
     case Fault::kLeave:
       // Somebody must stay: a job ends with its last rank, and who joins then makes a new one.
       if (std::ranges::count_if(job.trainers, [](const auto& t) { return t->staying(); }) > 1) {
@@ -303,10 +334,15 @@ void Rack::watch_jobs() {
     const bool there = at != status.jobs.end();
     const bool failed = there && at->state == "failed";
     if (there && !job->ended && std::exchange(job->life, life_) != life_) {
+      if (at->durable_round < job->durable) {
+        fail(fmt::format("{}: round {} was said to be durable, and the job goes on after {}",
+                         job->plan.spec.name, job->durable, at->durable_round));
+      }
       job->oracle.undo_from(at->durable_round + 1);
       job->restored += at->durable_round > 0;
     }
-    if (!there && !job->seen && job->life > 0 && job->life != life_ && job->starting == 0 &&
+    const bool not_made = job->life > 0 ? job->life != life_ : disk_faults_ > 0;
+    if (!there && !job->seen && not_made && job->starting == 0 &&
         std::ranges::all_of(job->trainers, [](const auto& t) { return t->done(); })) {
       job->ended = job->gone = job->log_lost = true;
     }

@@ -57,6 +57,7 @@ struct JobRun {
   bool log_lost = false;  // it ended when the box died: nobody came back
   uint64_t life = 0;      // of the box, in which it was seen
   uint64_t restored = 0;
+  uint64_t durable = 0;  // the last round that a worker was told to be
   std::vector<LogRecord> log;
 };
 
@@ -83,15 +84,19 @@ class Rack {
   class VirtualClock final : public Clock {
    public:
     explicit VirtualClock(const SimNet& net) : net_(net) {}
-    uint64_t now_ms() const override { return 1000 + net_.now_ns() / 1'000'000; }
+    uint64_t now_ms() const override { return 1000 + jumped_ms_ + net_.now_ns() / 1'000'000; }
+    void jump(uint64_t ms) { jumped_ms_ += ms; }
 
    private:
+    uint64_t jumped_ms_ = 0;
     const SimNet& net_;
   };
 
   void start_server();
   void kill_server(const BoxFault& fault);
   void kill_server_in_time();
+  void harm_box_in_time();
+  void make_room_after(uint64_t ms);
   void start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns);
   void apply(JobRun& job, Trainer& trainer, const Fault& fault);
   void schedule_windows();
@@ -113,14 +118,15 @@ class Rack {
 
   const RackPlan& plan_;
   SimNet net_;
-  const VirtualClock clock_;
+  VirtualClock clock_;
   ControlNet control_;
   testing::SimulatedDisk disk_;
   std::mt19937_64 losses_;          // of the disk
   std::unique_ptr<Server> server_;  // null: the box is dead
   uint64_t life_ = 1;
   uint64_t pushes_ = 0;
-  size_t box_faults_ = 0;            // that have begun
+  size_t box_faults_ = 0;  // that have begun, as those of the disk and the clock
+  size_t disk_faults_ = 0, clock_jumps_ = 0;
   const BoxFault* dying_ = nullptr;  // in a call to the disk
   std::vector<std::unique_ptr<JobRun>> jobs_;
   std::vector<Trainer*> trainers_;

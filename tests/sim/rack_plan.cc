@@ -186,13 +186,34 @@ void kill_box(SimRandom& random, RackPlan& plan) {
                                .restart_ms = random.below(50)});
   }
   std::ranges::sort(plan.box_faults, {}, &BoxFault::after_pushes);
+  using Kind = testing::SimulatedDisk::Fault;
+  for (uint64_t i = random.below(4); i > 0; --i) {
+    plan.disk_faults.push_back({.after_pushes = random.below(pushes),
+                                .call = random.between(1, 100),
+                                .kind = pick(random, {Kind::kFail, Kind::kFailDone, Kind::kFull}),
+                                .room_ms = random.below(100)});
+  }
+  std::ranges::sort(plan.disk_faults, {}, &DiskFault::after_pushes);
+}
+
+// The network of a worker works in one direction only, for a while.
+void cut_off(SimRandom& random, JobPlan& job) {
+  Fault fault{.kind = random.chance(0.5) ? Fault::kMute : Fault::kDeaf,
+              .successor = random.chance(0.5) ? Fault::kNobody : Fault::kPatient,
+              .rank = static_cast<uint32_t>(random.below(job.spec.world_size)),
+              .after_pushes = random.below(job.rounds * job.spec.keys.size() + 1),
+              .hang_ms = random.between(1, 3ull * job.spec.lease_ms),
+              .successor_ms = random.below(2 * job.spec.lease_ms)};
+  job.faults.push_back(fault);
+  job.look_again = false;  // whose barrier's answer is lost enters another one
 }
 
 }  // namespace
 
 std::string_view name_of(Fault::Kind kind) {
   constexpr std::string_view kNames[] = {"crash",    "silent crash", "hang",    "beating hang",
-                                         "straggle", "break",        "replace", "leave"};
+                                         "straggle", "break",        "replace", "leave",
+                                         "mute",     "deaf"};
   return kNames[kind];
 }
 
@@ -234,6 +255,20 @@ RackPlan make_rack_plan(uint64_t seed) {
     const DeviceFault fault{dying.below(pushes), dying.below(8), dying.chance(0.4)};
     if (!plan.clean && dying.chance(0.15)) job.device_fault = fault;
   }
+  SimRandom cut(seed ^ 0x637574ull);
+  for (JobPlan& job : plan.jobs) {
+    if (!plan.clean && cut.chance(0.2)) cut_off(cut, job);
+  }
+  SimRandom jump(seed ^ 0x6a756d70ull);
+  for (uint64_t i = jump.chance(0.3) ? jump.between(1, 2) : 0; i > 0; --i) {
+    plan.clock_jumps.push_back({jump.below(300), jump.between(1, 100'000)});
+  }
+  std::ranges::sort(plan.clock_jumps, {}, &ClockJump::after_pushes);
+  // A jump counts for a quarter of a lease, and for 20 ms at least (Server::poll): two between two
+  // heartbeats lose nobody.
+  for (JobPlan& job : plan.jobs) {
+    if (!plan.clock_jumps.empty()) job.spec.lease_ms += 100;
+  }
   SimRandom box(seed ^ 0x626f78ull);
   const bool all_saved = std::ranges::all_of(plan.jobs, &JobPlan::lock_step);
   if (!plan.clean && all_saved && box.chance(0.4)) kill_box(box, plan);
@@ -256,6 +291,15 @@ std::string describe(const RackPlan& plan) {
                    f.disk_call > 0 ? fmt::format("in call {} to its disk", f.disk_call)
                                    : fmt::format("{} ns later", f.delay_ns),
                    f.power ? ", without power" : "", f.restart_ms);
+  }
+  for (const DiskFault& f : plan.disk_faults) {
+    constexpr std::string_view kKinds[] = {"crashes", "fails", "fails, though it is done",
+                                           "and all after it find the disk full"};
+    fmt::format_to(out, "  after {} pushes call {} to the disk {} ({} ms)\n", f.after_pushes,
+                   f.call, kKinds[static_cast<int>(f.kind)], f.room_ms);
+  }
+  for (const ClockJump& j : plan.clock_jumps) {
+    fmt::format_to(out, "  after {} pushes the box stands still for {} ms\n", j.after_pushes, j.ms);
   }
   for (const JobPlan& job : plan.jobs) {
     const JobSpec& s = job.spec;

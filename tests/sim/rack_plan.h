@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/phub/simulated_disk.h"
 #include "transport/control/job_spec.h"
 #include "transport/sim/net.h"
 
@@ -23,6 +24,8 @@ struct Fault {
     kBreak,        // a queue pair breaks
     kReplace,      // a successor takes the rank away from a living worker
     kLeave,        // leaves before the end
+    kMute,         // for a while nothing that it sends arrives,
+    kDeaf,         // or nothing that is sent to it
   };
   enum Successor {
     kNobody,
@@ -88,6 +91,20 @@ struct BoxFault {
   uint64_t restart_ms = 0;
 };
 
+// The box's disk fails once, or is full for a while.
+struct DiskFault {
+  uint64_t after_pushes = 0;  // of all jobs, ever
+  uint64_t call = 0;          // to the disk, from then on
+  testing::SimulatedDisk::Fault kind = testing::SimulatedDisk::Fault::kFail;
+  uint64_t room_ms = 0;  // how long it is full
+};
+
+// The box's clock goes on, and the box does not: a virtual machine is moved to another host.
+struct ClockJump {
+  uint64_t after_pushes = 0;
+  uint64_t ms = 0;
+};
+
 struct LossWindow {
   uint64_t from_ns = 0, to_ns = 0;
   double loss = 0;
@@ -105,6 +122,8 @@ struct RackPlan {
   uint64_t control_delay_ns = 200'000;  // at most
   double core_pause_chance = 0;         // a core is not scheduled for a while
   std::vector<BoxFault> box_faults;
+  std::vector<DiskFault> disk_faults;
+  std::vector<ClockJump> clock_jumps;
   uint64_t checkpoint_every = 0;  // rounds; 0: none are written
   std::vector<JobPlan> jobs;
 };

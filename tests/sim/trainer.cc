@@ -115,6 +115,7 @@ void Trainer::set_timer() {
 void Trainer::heartbeat() {
   beat([this](const Result<Pulse>& result) {
     // Whoever is leaving hears that it has left, too.
+    if (result) job_.durable = std::max(job_.durable, result.value->durable_round);
     const bool heard = !result && result.code != ErrorCode::kTimeout;
     if (heard && state_ != State::kLeaving) on_error(result.code, result.message);
   });
@@ -188,6 +189,15 @@ void Trainer::hang(uint64_t ms, bool beating) {
   hung_until_ns_ = rack_.net().now_ns() + ms * kMs;
   beating_ = beating;
   rack_.net().after(ms * kMs, [] {});  // so that there is a moment of waking up
+}
+
+// Reliable connections break in both cases, since nothing is acknowledged. Shared memory is not
+// cut.
+void Trainer::cut_off(bool mute, uint64_t ms) {
+  rack_.net().trace("cut off", id_, mute, ms);
+  rack_.control().cut(mail_, mute, ms * kMs);
+  while (link_ != nullptr && rack_.net().break_queue_pair(*link_)) {
+  }
 }
 
 void Trainer::leave_early() {

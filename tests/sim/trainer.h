@@ -37,6 +37,8 @@ class Trainer {
   // Faults.
   void crash(bool silent);
   void hang(uint64_t ms, bool beating);
+  // Nothing that it sends arrives (`mute`), or nothing that is sent to it.
+  void cut_off(bool mute, uint64_t ms);
   void leave_early();
   void disturb() { disturbed_ = true; }
 
