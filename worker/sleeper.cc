@@ -124,6 +124,7 @@ SteadyTime Sleeper::deadline() const {
 bool Sleeper::done(size_t key) {
   if (key == Session::kAllKeys) return session_->all_ready();
   if (key != Session::kAnyKey) return session_->ready(key);
+  if (can_poll()) move();  // what is here is not late, however late this thread is
   queue_->expire(now());
   return queue_->ended() > 0 || queue_->expected() == 0 || woken_;
 }

@@ -255,9 +255,13 @@ void Membership::after_losses(Ms now) {
 void Membership::check_abandoned() {
   if (finished_ || phase_ != Phase::kIdle || live() > 0 || !joins_.empty()) return;
   if (assembled_ && !missing().empty()) return;  // the pause has its limit
-  const bool lost = std::any_of(current_losses_.begin(), current_losses_.end(),
-                                [](const Loss& loss) { return !loss.left; });
-  if (assembled_ && lost) return fail_job(ErrorCode::kRankLost, "every rank was lost");
+  const auto last = std::find_if(current_losses_.rbegin(), current_losses_.rend(),
+                                 [](const Loss& loss) { return !loss.left; });
+  if (assembled_ && last != current_losses_.rend()) {
+    return fail_job(
+        ErrorCode::kRankLost,
+        fmt::format("every rank was lost, the last one (rank {}): {}", last->rank, last->reason));
+  }
   if (restored_ && !assembled_) {  // its checkpoint is still to be gone on from
     return fail_job(ErrorCode::kRankLost, "its first ranks were not there together again");
   }

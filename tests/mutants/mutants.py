@@ -175,6 +175,12 @@ MUTANTS = [
     Mutant("any: the worker takes a result of any round", SESSION,
            "if (!chunk.outstanding || imm.round != low8(chunk.awaited)) {",
            "if (!chunk.outstanding) {", RACKS),
+    Mutant("here: a push is late although its result is here", "worker/sleeper.cc",
+           "  if (can_poll()) move();  // what is here",
+           "  // what is here", ("worker/completion_queue_test:*AResultThatIsHere*",)),
+    Mutant("why-lost: the reason of the last loss is not told", MEMBERS_BOUNDARY,
+           "last->rank, last->reason));",
+           "last->rank, std::string()));", ("phub/membership_test",)),
 
     # Outbox and write-back.
     Mutant("before: a newcomer gets results of rounds before its own", OUTBOX,

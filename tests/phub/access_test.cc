@@ -441,9 +441,11 @@ TEST(Audit, LossesAndEndsLeaveALine) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     notes = box.on_control([&] { return box.notes; });
   }
-  EXPECT_THAT(notes, ::testing::UnorderedElementsAre(
-                         "job 'alice-1': rank 0 (incarnation 1) is out: its lease of 50 ms expired",
-                         "job 'alice-1' ended: every rank was lost"));
+  EXPECT_THAT(notes,
+              ::testing::UnorderedElementsAre(
+                  "job 'alice-1': rank 0 (incarnation 1) is out: its lease of 50 ms expired",
+                  "job 'alice-1' ended: every rank was lost, the last one (rank 0): its lease of "
+                  "50 ms expired"));
 }
 
 }  // namespace

@@ -371,7 +371,8 @@ TEST(Membership, AJobThatHasShrunkToNobodyEnds) {
   lose(m, 1);
   m.settle();
   EXPECT_EQ(m.take_trace().back(), "fail rank_lost");
-  EXPECT_EQ(m.records().back().reason, "every rank was lost");
+  EXPECT_EQ(m.records().back().reason,
+            "every rank was lost, the last one (rank 1): the process ended");
   EXPECT_EQ(m->state(), "failed");
   EXPECT_EQ(m.wrong(), "");
 }

@@ -312,6 +312,7 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
     request.spec = spec_of(job, 2);
     request.rank = rank;
     request.replace = replace;
+    request.spec.lease_ms = 60'000;  // they send no heartbeats
     return client.join(request, 5000);
   };
   const auto credential = [](const JoinReply& reply) {
@@ -489,6 +490,7 @@ TEST_F(BadInput, GarbageInTheRings) {
     SCOPED_TRACE(what);
     JobSpec spec = spec_of("job", 2);
     spec.optimizer = "none";
+    spec.lease_ms = 60'000;  // the one that is bad sends no heartbeats
     ControlClient client(box_.address());
     const JoinReply reply = client.join({.spec = spec, .rank = 1}, 5000);
     WorkerOptions options = box_.options(spec);

@@ -67,6 +67,16 @@ std::vector<LogRecord> Box::log(const std::string& job) {
 }
 ServerStatus Box::status() { return ControlClient(address()).status(); }
 
+bool Box::becomes_empty() {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (;;) {
+    const ServerStatus now = status();
+    if (now.jobs.empty() && now.memory_bytes == 0) return true;
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+}
+
 void Box::on_control(const std::function<void(Server&)>& f) {
   std::promise<void> done;
   boost::asio::post(running_->io, [&] {

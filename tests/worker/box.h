@@ -35,6 +35,9 @@ class Box {
   WorkerOptions options(JobSpec spec) const { return options_of(address(), std::move(spec)); }
   std::vector<LogRecord> log(const std::string& job);
   ServerStatus status();
+  // Waits until no job is left and its memory is free: that is after the answer to the last leave.
+  // False after a minute.
+  bool becomes_empty();
   // Calls `f` on the control thread, and waits for it.
   void on_control(const std::function<void(Server&)>& f);
 

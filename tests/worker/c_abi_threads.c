@@ -130,7 +130,7 @@ static void remove_job(int rank) {
   phub_options* options = options_of("removed", rank, kRanks);
   phub_worker* worker;
   struct told told = NOTHING_TOLD;
-  OK(phub_options_set(options, "lease_ms", "500"));
+  OK(phub_options_set(options, "lease_ms", "5000"));
   worker = join(options);
   OK(phub_wait_all(worker));
   if (rank == 0) OK(phub_push_then(worker, 0, 0, tell, &told));

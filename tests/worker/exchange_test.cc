@@ -451,8 +451,7 @@ TEST(Exchange, JobsSideBySideDoNotMeet) {
     });
   }
   for (auto& job : jobs) job.join();
-  EXPECT_TRUE(box.status().jobs.empty());
-  EXPECT_EQ(box.status().memory_bytes, 0u);
+  EXPECT_TRUE(box.becomes_empty());
 }
 
 TEST(Exchange, HyperparametersTakeEffectInTheNextRound) {

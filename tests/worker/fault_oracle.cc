@@ -82,7 +82,7 @@ JobSpec fault_spec(const std::string& name, uint32_t world_size, const std::stri
     spec.reduction = "mean";
     spec.hyper = {{"lr", 0.01}};
   }
-  spec.lease_ms = 1000;
+  spec.lease_ms = 3000;
   spec.progress_limit_ms = 10000;
   spec.wait_limit_ms = 20000;
   spec.join_limit_ms = 20000;

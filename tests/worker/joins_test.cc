@@ -32,8 +32,8 @@ using Clock = std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr milliseconds kLong{30000};  // far more than anything takes
-constexpr uint32_t kLongMs = 30000;
+constexpr milliseconds kLong{60000};  // far more than anything takes
+constexpr uint32_t kLongMs = 60000;
 
 JobSpec spec_of(const std::string& name, uint32_t ranks) {
   JobSpec spec;
@@ -171,7 +171,7 @@ TEST(Joins, WhatTakesLongHoldsNobodyUp) {
   Gate gate;
   Box box(2, uint64_t{1} << 33, slowed_by(gate));
   JobSpec fast = spec_of("fast", 1);
-  fast.lease_ms = 600;
+  fast.lease_ms = 3000;
   Worker worker(box.options(fast));
   JobSpec slow = spec_of("slow", 1);
   slow.max_ranks = kSlowRanks;
@@ -180,7 +180,7 @@ TEST(Joins, WhatTakesLongHoldsNobodyUp) {
   });
   for (int phase = 1; phase <= 2; ++phase) {  // 1: the job; 2: the rank
     EXPECT_TRUE(gate.await(phase));
-    for (const auto begin = Clock::now(); Clock::now() < begin + milliseconds(1500);) {
+    for (const auto begin = Clock::now(); Clock::now() < begin + milliseconds(4000);) {
       train(worker);
       EXPECT_TRUE(job_of(box.status(), "fast"));
       EXPECT_EQ(box.log("fast").size(), 1u);  // encoded beside the control thread, too
@@ -199,7 +199,7 @@ TEST(Joins, AnAnswerMayTakeLongerThanALease) {
   Background* background = nullptr;
   std::atomic<bool> busy = true;
   const std::function<Background::End()> sleep = [&]() -> Background::End {
-    std::this_thread::sleep_for(milliseconds(600));
+    std::this_thread::sleep_for(milliseconds(1500));
     return [&] {
       if (busy) background->run(sleep);
     };
@@ -209,7 +209,7 @@ TEST(Joins, AnAnswerMayTakeLongerThanALease) {
     background->run(sleep);  // and so on, behind each part of the answer
   });
   JobSpec spec = spec_of("slow", 1);
-  spec.lease_ms = 200;
+  spec.lease_ms = 1000;
   ControlClient client(box.address());
   const JoinReply reply = client.join(request_of(spec, 0), kLongMs);
   EXPECT_EQ(error_from([&] {
@@ -217,8 +217,8 @@ TEST(Joins, AnAnswerMayTakeLongerThanALease) {
             }),
             "no error");
   busy = false;
-  std::this_thread::sleep_for(milliseconds(1300));  // the last one
-  EXPECT_THAT(box.log("slow").at(1).reason, HasSubstr("its lease of 200 ms expired"));
+  ASSERT_TRUE(becomes([&] { return box.log("slow").size() > 1; }));
+  EXPECT_THAT(box.log("slow").at(1).reason, HasSubstr("its lease of 1000 ms expired"));
 }
 
 // A worker says that it lives while it connects.
@@ -226,10 +226,10 @@ TEST(Joins, AConnectionMayTakeLongerThanALease) {
   Gate gate;
   Box box(2, uint64_t{1} << 33, slowed_by(gate));
   JobSpec spec = spec_of("connects", 1);
-  spec.lease_ms = 500;
+  spec.lease_ms = 2000;
   WorkerOptions options = box.options(spec);
   options.connect_timeout_ms = kLongMs;
-  gate.connect_from = Clock::now() + milliseconds(2000);
+  gate.connect_from = Clock::now() + milliseconds(5000);
   Worker worker(options);
   EXPECT_GT(Clock::now(), gate.connect_from.load());
   train(worker);
@@ -243,7 +243,7 @@ TEST(Joins, ABoxThatWasStoppedFencesNobody) {
                   "pack:1 core:2 pu:1", "--pin", "false", "--socket-dir", directory.path()},
                  directory.path() + "/out");
   JobSpec spec = spec_of("stopped", 2);
-  spec.lease_ms = 1000;
+  spec.lease_ms = 2000;
   const std::string address = server.listening_address();
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions options;
@@ -255,7 +255,7 @@ TEST(Joins, ABoxThatWasStoppedFencesNobody) {
     train(worker);
     if (rank == 0) {
       server.send(SIGSTOP);
-      std::this_thread::sleep_for(milliseconds(3000));
+      std::this_thread::sleep_for(milliseconds(5000));
       server.send(SIGCONT);
     }
     for (int round = 0; round < 50; ++round) {
@@ -278,10 +278,7 @@ TEST(Joins, ARefusedJoinLeavesNothingBehind) {
   wrong.keys[0].elements = 1 << 20;
   EXPECT_THAT(error_from([&] { client.join(request_of(wrong, 2), kLongMs); }),
               HasSubstr("full: rank 2 is out of range"));
-  EXPECT_TRUE(becomes([&] {
-    const ServerStatus status = box.status();
-    return status.jobs.empty() && status.memory_bytes == 0;
-  }));
+  EXPECT_TRUE(box.becomes_empty());
   EXPECT_EQ(client.join(request_of(spec_of("job", 2), 1), kLongMs).rank, 1u);
 }
 
@@ -322,6 +319,7 @@ TEST(Joins, AJoinThatIsSentAgainGetsTheSameAnswer) {
   JobSpec spec = spec_of("job", 3);
   spec.on_loss = "fail";
   spec.initial = "broadcast";
+  spec.lease_ms = kLongMs;
   const JoinReply first = client.join(request_of(spec, -1, "one"), kLongMs);
   const JoinReply again = client.join(request_of(spec, -1, "one"), kLongMs);
   EXPECT_EQ(again.rank, first.rank);
@@ -353,6 +351,7 @@ TEST(Joins, AJoinThatIsSentAgainWhileItWaitsIsOne) {
   Box box(2, uint64_t{1} << 33, slowed_by(gate));
   JobSpec spec = spec_of("slow", 1);
   spec.max_ranks = kSlowRanks;
+  spec.lease_ms = kLongMs;
   const auto send = [&] {
     return std::async(std::launch::async, [&] {
       return ControlClient(box.address()).join(request_of(spec, -1, "one"), kLongMs);
@@ -374,7 +373,7 @@ TEST(Joins, AJoinThatIsSentAgainAfterItsRankWasLostIsANewOne) {
   Box box;
   ControlClient client(box.address());
   JobSpec spec = spec_of("job", 2);
-  spec.lease_ms = 200;
+  spec.lease_ms = 2000;
   const Worker other([&] {
     WorkerOptions options = box.options(spec);
     options.rank = 0;
@@ -513,7 +512,7 @@ TEST(Joins, ARestartUnderTheSameNameBeginsAnew) {
   spec.initial = "broadcast";
   spec.optimizer = "sgd";
   spec.hyper = {{"lr", 0.5}};
-  spec.lease_ms = 300;
+  spec.lease_ms = 2000;
   ControlClient client(box.address());
   for (int32_t rank = 0; rank < 2; ++rank) {  // and that is the last that is heard of them
     client.join(request_of(spec, rank), kLongMs);

@@ -128,7 +128,7 @@ TEST(Reconnect, AJobThatEndsWhileNobodyWaitsIsAnErrorOfTheNextWait) {
   spec.name = "ended";
   spec.keys = {{.name = "key", .elements = 10'000}};
   spec.world_size = 2;
-  spec.lease_ms = 300;
+  spec.lease_ms = 3000;
   std::atomic<uint32_t> started = 0;
   std::atomic<bool> over = false;
   each_rank(2, [&](uint32_t rank) {

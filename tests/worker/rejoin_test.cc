@@ -50,11 +50,10 @@ class Rejoin : public ::testing::Test {
     spec.name = name;
     spec.optimizer = "sgd";
     spec.hyper = {{"lr", 1.0}};
-    spec.lease_ms = 500;
+    spec.lease_ms = 3000;
     spec.keys = {{"w", kElements}};
     WorkerOptions options = options_of(server_->address(), spec);
     options.rank = 0;
-    options.silence_limit_ms = 1000;
     return options;
   }
   static void train(Worker& worker, uint64_t rounds) {
@@ -298,7 +297,8 @@ TEST_F(Rejoin, AServerThatWakesAfterAnotherTookOver) {
   ServerProcess other(PHUB_BINARY, {"--checkpoints", at("copy"), "--checkpoint-every", "10"});
   WorkerOptions options = options_of_one();
   options.server += "," + other.address();
-  options.connect_timeout_ms = 500;
+  options.connect_timeout_ms = 5000;
+  options.silence_limit_ms = 3000;
   auto worker = std::make_unique<Worker>(options);
   EXPECT_EQ(worker->server(), server_->address());
   train(*worker, 15);
@@ -374,7 +374,7 @@ TEST_F(Rejoin, InC) {
            {"job", "c"},
            {"optimizer", "sgd"},
            {"rank", "0"},
-           {"lease_ms", "500"},
+           {"lease_ms", "3000"},
            {"transport", options_of_one().transport}}) {
     ASSERT_EQ(phub_options_set(options, name, value.c_str()), PHUB_OK) << phub_last_error();
   }

@@ -131,7 +131,7 @@ JobSpec spec_of(const std::string& name, uint32_t ranks) {
   spec.name = name;
   spec.keys = {{.name = "w", .elements = 1000}};
   spec.world_size = ranks;
-  spec.lease_ms = 600;
+  spec.lease_ms = 3000;
   spec.progress_limit_ms = 600'000;
   return spec;
 }
@@ -389,7 +389,7 @@ TEST_P(ThreadErrors, WithFewDescriptorsEveryCallWorksOrIsAnError) {
     rlimit few = before;
     few.rlim_cur = first_free() + more;
     WorkerOptions options = server.options(spec_of("few" + std::to_string(more), 1));
-    options.spec.lease_ms = 100;
+    options.spec.lease_ms = 300;
     options.connect_timeout_ms = 5000;
     setrlimit(RLIMIT_NOFILE, &few);
     std::string message;
@@ -397,7 +397,7 @@ TEST_P(ThreadErrors, WithFewDescriptorsEveryCallWorksOrIsAnError) {
       Worker worker(options);
       worker.wait_all();
       worker.push_pull(0);
-      std::this_thread::sleep_for(milliseconds(more % 4 == 0 ? 150 : 0));  // a heartbeat, a lease
+      std::this_thread::sleep_for(milliseconds(more % 4 == 0 ? 450 : 0));  // a heartbeat, a lease
       worker.missing_ranks();
       worker.barrier();
       worker.push_pull(0);

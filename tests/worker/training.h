@@ -23,7 +23,7 @@
 namespace phub::testing {
 
 // Far more than anything takes here, for machines with other things to do.
-inline constexpr std::chrono::milliseconds kLong{30000};
+inline constexpr std::chrono::milliseconds kLong{60000};
 
 template <typename Condition>
 bool becomes(Condition condition, std::chrono::milliseconds limit = kLong) {
