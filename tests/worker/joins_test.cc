@@ -180,7 +180,7 @@ TEST(Joins, WhatTakesLongHoldsNobodyUp) {
   });
   for (int phase = 1; phase <= 2; ++phase) {  // 1: the job; 2: the rank
     EXPECT_TRUE(gate.await(phase));
-    for (const auto begin = Clock::now(); Clock::now() < begin + milliseconds(4000);) {
+    for (const auto begin = Clock::now(); Clock::now() < begin + milliseconds(3300);) {
       train(worker);
       EXPECT_TRUE(job_of(box.status(), "fast"));
       EXPECT_EQ(box.log("fast").size(), 1u);  // encoded beside the control thread, too
@@ -229,7 +229,7 @@ TEST(Joins, AConnectionMayTakeLongerThanALease) {
   spec.lease_ms = 2000;
   WorkerOptions options = box.options(spec);
   options.connect_timeout_ms = kLongMs;
-  gate.connect_from = Clock::now() + milliseconds(5000);
+  gate.connect_from = Clock::now() + milliseconds(3000);
   Worker worker(options);
   EXPECT_GT(Clock::now(), gate.connect_from.load());
   train(worker);
@@ -255,7 +255,7 @@ TEST(Joins, ABoxThatWasStoppedFencesNobody) {
     train(worker);
     if (rank == 0) {
       server.send(SIGSTOP);
-      std::this_thread::sleep_for(milliseconds(5000));
+      std::this_thread::sleep_for(milliseconds(3500));
       server.send(SIGCONT);
     }
     for (int round = 0; round < 50; ++round) {
