@@ -27,6 +27,7 @@ struct PlanArguments {
   PlanOptions options;
   JobSpec spec;
   std::string parameter_dtype;  // empty: that of the gradients
+  bool checkpoints = false;
   LimitInputs limits;
   bool json = false;
 };
@@ -68,10 +69,11 @@ std::string left_out(const numa::Topology& topology, const Plan& plan) {
 }
 
 // A line for each node that has less memory than the plan needs there.
-std::string too_small(const numa::Topology& topology, const Plan& plan, const JobSpec& spec) {
+std::string too_small(const numa::Topology& topology, const Plan& plan, const JobSpec& spec,
+                      bool checkpoints) {
   constexpr double kGiB = 1ull << 30;
   std::string text;
-  for (const NodeMemory& needed : memory_needed(plan, spec)) {
+  for (const NodeMemory& needed : memory_needed(plan, spec, checkpoints)) {
     for (const numa::Node& node : topology.nodes) {
       if (node.os_node != needed.os_node || node.memory_bytes >= needed.total()) continue;
       text += fmt::format("  does not fit: node {} has {:.2f} GiB and needs {:.2f} GiB\n",
@@ -83,7 +85,7 @@ std::string too_small(const numa::Topology& topology, const Plan& plan, const Jo
 }
 
 nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
-                               const JobSpec& spec) {
+                               const JobSpec& spec, bool checkpoints) {
   nlohmann::ordered_json out;
   out["model"] = spec.name;
   out["topology"] = topology.source;
@@ -112,12 +114,13 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
                              {"nic", plan.queues[q].nic},
                              {"chunks", plan.queue_chunks[q].size()}});
   }
-  for (const NodeMemory& memory : memory_needed(plan, spec)) {
+  for (const NodeMemory& memory : memory_needed(plan, spec, checkpoints)) {
     out["memory"].push_back({{"os_node", memory.os_node},
                              {"gradient_slots", memory.slots},
                              {"parameters", memory.parameters},
                              {"master", memory.master},
                              {"optimizer_state", memory.state},
+                             {"snapshot", memory.snapshot},
                              {"bookkeeping", memory.bookkeeping},
                              {"total", memory.total()}});
   }
@@ -147,13 +150,13 @@ void run(PlanArguments arguments) {
 
   std::string text;
   if (arguments.json) {
-    nlohmann::ordered_json out = to_json(topology, plan, spec);
+    nlohmann::ordered_json out = to_json(topology, plan, spec, arguments.checkpoints);
     if (with_limits) out["limits"] = nlohmann::ordered_json::parse(to_json(limits, inputs));
     text = out.dump(2) + "\n";
   } else {
     text = escaped_lines(numa::describe(topology) + left_out(topology, plan) + "\n" +
-                         describe(plan, spec) + describe_memory(plan, spec) +
-                         too_small(topology, plan, spec));
+                         describe(plan, spec) + describe_memory(plan, spec, arguments.checkpoints) +
+                         too_small(topology, plan, spec, arguments.checkpoints));
     if (with_limits) text += "\n" + describe(limits, inputs);
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -212,6 +215,8 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--dtype", arguments->spec.gradient_dtype, "Gradients: f32, bf16 or f16")
       ->capture_default_str();
+  command->add_flag("--checkpoints", arguments->checkpoints,
+                    "With the copy that 'phub serve --checkpoints' takes of parameters and state");
   command->add_option("--parameter-dtype", arguments->parameter_dtype,
                       "Format that is written back (default: that of the gradients)");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");

@@ -45,13 +45,21 @@ Gate::Clock Gate::system_clock() {
   };
 }
 
-Gate::Gate(std::string path, Clock clock)
-    : path_(std::move(path)), clock_(std::move(clock)), tokens_(load_tokens(path_)) {}
+Gate::Gate(std::string path, Clock clock) : path_(std::move(path)), clock_(std::move(clock)) {
+  reload();
+}
 
-Gate::Gate(std::vector<Token> tokens, Clock clock)
-    : clock_(std::move(clock)), tokens_(std::move(tokens)) {}
+Gate::Gate(std::vector<Token> tokens, Clock clock) : clock_(std::move(clock)) {
+  replace(std::move(tokens));
+}
 
-void Gate::reload() { tokens_ = load_tokens(path_); }
+void Gate::reload() { replace(load_tokens(path_)); }
+
+void Gate::replace(std::vector<Token> tokens) {
+  tokens_ = std::move(tokens);
+  by_id_.clear();
+  for (size_t i = 0; i < tokens_.size(); ++i) by_id_[hex_of(tokens_[i].digest)] = i;
+}
 
 // Compares with all of them, so that the time does not tell which one it is like.
 const Token* Gate::find(const Digest& shown) const {
@@ -62,11 +70,9 @@ const Token* Gate::find(const Digest& shown) const {
   return found;
 }
 
-const Token* Gate::find_id(std::string_view id) const {
-  for (const Token& token : tokens_) {
-    if (hex_of(token.digest) == id) return &token;
-  }
-  return nullptr;
+const Token* Gate::find_id(const std::string& id) const {
+  const auto at = by_id_.find(id);
+  return at == by_id_.end() ? nullptr : &tokens_[at->second];
 }
 
 std::optional<HeadRefusal> Gate::check(Need need, std::string_view job,

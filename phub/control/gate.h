@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "phub/control/handler.h"
@@ -41,7 +42,7 @@ class Gate {
 
   // Reads the file again. Throws as load_tokens(); then the tokens stay as they were.
   void reload();
-  void replace(std::vector<Token> tokens) { tokens_ = std::move(tokens); }
+  void replace(std::vector<Token> tokens);
 
   // Sets `caller`, or says why the request is refused. `authorization`: the header's value. `job`:
   // of the path, "" if it has none.
@@ -60,13 +61,14 @@ class Gate {
 
  private:
   const Token* find(const Digest& shown) const;
-  const Token* find_id(std::string_view id) const;
+  const Token* find_id(const std::string& id) const;
   std::optional<HeadRefusal> check_job_token(Need need, std::string_view job, const Digest& shown,
                                              const ControlHandler& handler, Caller& caller) const;
 
   const std::string path_;
   const Clock clock_;
   std::vector<Token> tokens_;
+  std::unordered_map<std::string, size_t> by_id_;  // places in tokens_: many ranks are looked up
 };
 
 }  // namespace phub

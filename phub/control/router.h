@@ -46,7 +46,7 @@ struct RouteInfo {
 std::span<const RouteInfo> http_routes();
 
 inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
-inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 10;  // everything else
+inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;  // everything else
 
 // The largest body of such a request.
 uint64_t body_limit(std::string_view method, std::string_view target);

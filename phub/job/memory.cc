@@ -85,16 +85,17 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots) {
   return total;
 }
 
-std::string describe_memory(const Plan& plan, const JobSpec& spec) {
-  TextTable table(
-      {"node", "gradient slots", "parameters", "f32 master", "optimizer", "bookkeeping", "total"});
+std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots) {
+  TextTable table({"node", "gradient slots", "parameters", "f32 master", "optimizer", "snapshot",
+                   "bookkeeping", "total"});
   const auto add = [&](const std::string& name, const NodeMemory& m) {
     table.add({name, human_bytes(m.slots), human_bytes(m.parameters), human_bytes(m.master),
-               human_bytes(m.state), human_bytes(m.bookkeeping), human_bytes(m.total())});
+               human_bytes(m.state), human_bytes(m.snapshot), human_bytes(m.bookkeeping),
+               human_bytes(m.total())});
   };
-  const std::vector<NodeMemory> nodes = memory_needed(plan, spec);
+  const std::vector<NodeMemory> nodes = memory_needed(plan, spec, snapshots);
   for (const NodeMemory& m : nodes) add(fmt::to_string(m.os_node), m);
-  if (nodes.size() > 1) add("all", total_memory(plan, spec));
+  if (nodes.size() > 1) add("all", total_memory(plan, spec, snapshots));
   return "\nMemory (over shared memory, the gradient slots are the workers' own)\n" + table.text();
 }
 

@@ -34,7 +34,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec,
 NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);
 
 // For people: a table, with a line per node.
-std::string describe_memory(const Plan& plan, const JobSpec& spec);
+std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);
 
 // What all jobs hold, and what they may hold. The builder reserves and releases; the control thread
 // adds what running jobs grow by.

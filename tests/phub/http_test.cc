@@ -163,8 +163,8 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
        "application/json\r\nContent-Length: 99999999999\r\n\r\n",
        "413", "67108864"},
       {"POST /v1/jobs/j/leave HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-       "application/json\r\nContent-Length: 65537\r\n\r\n",
-       "413", "the body has 65537 bytes; the limit of this request is 65536"},
+       "application/json\r\nContent-Length: 16385\r\n\r\n",
+       "413", "the body has 16385 bytes; the limit of this request is 16384"},
       {"POST /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
        "application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
        "411", "Content-Length"},

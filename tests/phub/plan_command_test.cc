@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -79,10 +80,11 @@ TEST(PlanCommand, SaysWhatDoesNotFit) {
 }
 
 TEST(PlanCommand, JsonAddsUp) {
-  const std::string text =
-      output_of({"bert-base", "--ranks", "4", "--topology", "pack:2 core:3 pu:1", "--nics", "4",
-                 "--optimizer", "adam", "--dtype", "bf16", "--json"});
-  const auto json = nlohmann::json::parse(text);
+  std::vector<std::string> words = {
+      "bert-base", "--ranks", "4",           "--topology", "pack:2 core:3 pu:1",
+      "--nics",    "4",       "--optimizer", "adam",       "--dtype",
+      "bf16",      "--json"};
+  auto json = nlohmann::json::parse(output_of(words));
   const auto sum = [&](const char* list, const char* field) {
     uint64_t total = 0;
     for (const auto& entry : json.at(list)) total += entry.at(field).get<uint64_t>();
@@ -97,7 +99,17 @@ TEST(PlanCommand, JsonAddsUp) {
   EXPECT_EQ(sum("memory", "parameters"), 2 * padded);
   EXPECT_EQ(sum("memory", "master"), 4 * padded);
   EXPECT_EQ(sum("memory", "optimizer_state"), 2 * 4 * padded);
-  EXPECT_EQ(sum("memory", "total"), (8 + 2 + 4 + 8) * padded + sum("memory", "bookkeeping"));
+  EXPECT_EQ(sum("memory", "snapshot"), 0u);
+  const uint64_t total = sum("memory", "total");
+  EXPECT_EQ(total, (8 + 2 + 4 + 8) * padded + sum("memory", "bookkeeping"));
+
+  // Parameters and both states, f32.
+  words.push_back("--checkpoints");
+  json = nlohmann::json::parse(output_of(words));
+  EXPECT_EQ(sum("memory", "snapshot"), 3 * 4 * padded);
+  EXPECT_EQ(sum("memory", "total"), total + 3 * 4 * padded);
+  words.erase(std::ranges::find(words, "--json"));
+  EXPECT_THAT(output_of(words), HasSubstr("snapshot"));
 }
 
 // Everything behind "Limits of the hardware"; "" if there is none.
