@@ -19,6 +19,7 @@ class Fd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   void reset();
+  int release() { return std::exchange(fd_, -1); }  // it is the caller's now
 
  private:
   int fd_ = -1;

@@ -13,6 +13,7 @@ namespace phub {
 namespace {
 
 constexpr uint64_t kTimerId = ~uint64_t{0};
+constexpr uint64_t kOthersId = kTimerId - 1;
 constexpr size_t kEventsAtOnce = 64;
 constexpr int kAcceptsAtOnce = 256;
 
@@ -38,6 +39,8 @@ void SocketTransport::listen(Fd listener) {
   listeners_.push_back(std::move(listener));
 }
 
+void SocketTransport::watch_others(int fd) { admissions_.watch(fd, kOthersId, EPOLLIN); }
+
 void SocketTransport::handle_events(std::vector<TransportEvent>& out) {
   std::array<epoll_event, kEventsAtOnce> events;
   const int count = epoll_wait(admissions_.epoll.get(), events.data(), events.size(), 0);
@@ -53,6 +56,10 @@ void SocketTransport::handle_events(std::vector<TransportEvent>& out) {
     if (id == kTimerId) {
       uint64_t times = 0;
       [[maybe_unused]] const ssize_t bytes = read(timer_.get(), &times, sizeof(times));
+      continue;
+    }
+    if (id == kOthersId) {
+      finish_others(out);
       continue;
     }
     const auto it = std::find_if(half_open_.begin(), half_open_.end(),
@@ -79,6 +86,7 @@ bool SocketTransport::accept_one(int listener, std::vector<TransportEvent>& out)
   accepted.deadline = Clock::now() + half_open_time_;
   try {
     check_peer(accepted.socket.get());
+    if (take_over(accepted.socket)) return true;
     admissions_.watch(accepted.socket.get(), accepted.id, EPOLLIN | EPOLLRDHUP);
   } catch (const Error& error) {
     refuse(std::move(accepted.socket), error.code(), error.what(), out);
@@ -139,10 +147,14 @@ void SocketTransport::refuse(Fd socket, ErrorCode code, const std::string& reaso
                              std::vector<TransportEvent>& out) const {
   out.push_back(refusal_event(name(), describe_peer(socket.get()), code, reason));
   send_refusal(socket.get(), code, reason);
+  end_gently(socket.get());
+}
+
+void SocketTransport::end_gently(int socket) {
   // Closing with something unread would reset the connection, and with it what was just sent.
-  shutdown(socket.get(), SHUT_WR);
+  shutdown(socket, SHUT_WR);
   std::array<std::byte, 4096> unread;
-  for (int i = 0; i < 8 && recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT) > 0;) ++i;
+  for (int i = 0; i < 8 && recv(socket, unread.data(), unread.size(), MSG_DONTWAIT) > 0;) ++i;
 }
 
 void SocketTransport::expire(std::vector<TransportEvent>& out) {

@@ -43,6 +43,14 @@ class SocketTransport : public Transport {
   virtual void welcome(std::span<const std::byte> hello, Fd& socket) = 0;
   virtual void send_refusal(int socket, ErrorCode code, const std::string& reason) const = 0;
 
+  // Takes a new connection over before its hello is read, or leaves it: false.
+  virtual bool take_over(Fd& /*socket*/) { return false; }
+  // Calls finish_others() when the descriptor is readable. Throws Error.
+  void watch_others(int fd);
+  virtual void finish_others(std::vector<TransportEvent>& /*out*/) {}
+  // Before a socket on which the reason of a refusal was sent is closed.
+  static void end_gently(int socket);
+
   Admissions admissions_;
 
  private:

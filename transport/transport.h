@@ -183,6 +183,7 @@ struct Offer {
   std::string address;             // shm: path of the Unix socket
   std::string ticket;              // 32 hex digits, for this rank and incarnation only
   std::vector<QueueOffer> queues;  // tcp, verbs: where to connect each queue pair
+  bool tls = false;                // tcp: its connections speak TLS
 };
 
 // The box's side of one job on one transport. Made on any thread: its NIC knows it from the first

@@ -73,10 +73,14 @@ std::string choose_transport(const WorkerOptions& options, const std::string& se
   return verbs && has_usable_rdma() ? "verbs" : "tcp";
 }
 
-std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,
-                                    uint32_t timeout_ms) {
+std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
+                                    const Offer& offer, const LinkLayout& layout) {
+  const uint32_t timeout_ms = options.connect_timeout_ms;
   if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
-  if (offer.transport == "tcp") return connect_tcp(offer, layout, timeout_ms);
+  if (offer.transport == "tcp") {
+    return connect_tcp(offer, layout, timeout_ms,
+                       {.host = parse_server_address(server).host, .tls = options.tls});
+  }
   if (offer.transport == "verbs") return connect_verbs(offer, layout, timeout_ms);
   fail(ErrorCode::kInvalid, "transport '{}' is not in this library; there are shm, tcp, verbs",
        printable(offer.transport));

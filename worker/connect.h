@@ -17,8 +17,9 @@ namespace phub {
 // kUnauthorized; kTimeout, the lookup of its name takes longer.
 std::string choose_transport(const WorkerOptions& options, const std::string& server);
 
-// Throws Error(kInvalid) for a transport that is not in this library.
-std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,
-                                    uint32_t timeout_ms);
+// `server` is the one that made the offer. Throws Error(kInvalid) for a transport that is not in
+// this library.
+std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
+                                    const Offer& offer, const LinkLayout& layout);
 
 }  // namespace phub

@@ -31,14 +31,16 @@ bool is_silence(const Error& error) {
 }
 
 // A connection may break during set-up; then the server offers another, if the transport can.
-std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const JoinReply& reply,
-                                         const Credential& credential, uint32_t timeout_ms) {
+std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOptions& options,
+                                         const Joined& joined, const Credential& credential) {
+  const uint32_t timeout_ms = options.connect_timeout_ms;
+  const JoinReply& reply = joined.reply;
   const SteadyTime give_up = now() + milliseconds(timeout_ms);
   Offer offer = reply.offer;
   for (std::optional<Error> first;;) {
     try {
       if (first) offer = control.reconnect(credential, timeout_ms);
-      return connect(offer, link_layout_of(reply), timeout_ms);
+      return connect(options, joined.server, offer, link_layout_of(reply));
     } catch (const Error& error) {
       if (!first) first = error;
       if (!may_pass(error) || now() > give_up) throw Error(*first);
@@ -63,7 +65,7 @@ void LinkKeeper::connect(std::function<void()> on_failure) {
   // Heartbeats come first: connecting may take longer than the lease.
   heartbeat_ =
       start("phub-heartbeat", [this](const std::stop_token& stop) { heartbeat_loop(stop); });
-  link_ = connect_link(control_, reply(), credential_, options_.connect_timeout_ms);
+  link_ = connect_link(control_, options_, joined_, credential_);
   linked_ = true;
 }
 

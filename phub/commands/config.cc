@@ -74,7 +74,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 21> kOptions = {{
+constexpr std::array<Option, 22> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717]",
@@ -103,6 +103,11 @@ constexpr std::array<Option, 21> kOptions = {{
      "Let in only clients with a certificate of one of these authorities (PEM). [all]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.tls_client_ca = parse_text(values[0]);
+     }},
+    {"tls-data", "[BOOL]", Kind::kSwitch,
+     "Gradients and parameters over tcp go over TLS, too; shm and verbs stay as they are. [false]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.tls_data = parse_switch(values[0]);
      }},
     {"insecure", "[BOOL]", Kind::kSwitch,
      "Listen beyond this machine although whoever is on the network can use the server, or read "

@@ -24,6 +24,7 @@ struct ServeConfig {
   std::string tokens;                   // file; empty: whoever reaches the port may use it
   std::string tls_cert, tls_key;        // PEM files; empty: plain HTTP
   std::string tls_client_ca;            // PEM file; empty: clients need no certificate
+  bool tls_data = false;                // data over tcp speaks TLS, too
   bool insecure = false;                // other hosts may reach the port without tokens and TLS
   std::vector<std::string> transports;  // "shm", "tcp", "verbs"; empty: all that are available
   std::vector<std::string> devices;     // for verbs: parse_verbs_choice(); empty: all usable

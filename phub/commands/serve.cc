@@ -30,6 +30,7 @@
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
+#include "transport/tls/server.h"
 #include "transport/trace.h"
 #include "transport/verbs/transport.h"
 
@@ -91,7 +92,8 @@ std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
   return nullptr;
 }
 
-std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config) {
+std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config,
+                                                        const TlsServerContext* tls) {
   std::vector<std::string> hosts;
   for (const std::string& listen : config.listen) hosts.push_back(parse_host_port(listen).host);
   const auto wanted = [&](std::string_view name) {
@@ -102,12 +104,19 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
   std::vector<std::unique_ptr<Transport>> nics;
   if (all || wanted("shm")) nics.push_back(make_shm_transport({.socket_dir = config.socket_dir}));
   if (all || wanted("tcp")) {
-    nics.push_back(
-        make_tcp_transport({.addresses = tcp_data_addresses(hosts), .port = config.data_port}));
+    nics.push_back(make_tcp_transport(
+        {.addresses = tcp_data_addresses(hosts), .port = config.data_port, .tls = tls}));
   }
   if (all || wanted("verbs")) {
     const bool asked = wanted("verbs") || !config.devices.empty();
-    if (auto nic = find_verbs(config, hosts, asked)) nics.push_back(std::move(nic));
+    if (auto nic = find_verbs(config, hosts, asked)) {
+      if (tls != nullptr) {
+        spdlog::warn(
+            "--tls-data: what goes over RDMA is not encrypted; --transports shm,tcp leaves "
+            "it out");
+      }
+      nics.push_back(std::move(nic));
+    }
   } else if (!config.devices.empty()) {
     fail(ErrorCode::kInvalid, "--devices needs verbs among --transports");
   }
@@ -146,18 +155,25 @@ void check_exposed(const ServeConfig& config, const HttpServer& port) {
   }
 }
 
-std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {
+TlsServerFiles tls_files(const ServeConfig& config) {
+  return {config.tls_cert, config.tls_key, config.tls_client_ca};
+}
+
+void check_tls_options(const ServeConfig& config) {
   if (config.tls_cert.empty() != config.tls_key.empty()) {
     fail(ErrorCode::kInvalid, "--tls-cert and --tls-key go together: a certificate, and its key");
   }
-  if (config.tls_cert.empty()) {
-    if (config.tls_client_ca.empty()) return nullptr;
+  if (!config.tls_cert.empty()) return;
+  if (!config.tls_client_ca.empty()) {
     fail(ErrorCode::kInvalid, "--tls-client-ca needs --tls-cert and --tls-key");
   }
+  if (config.tls_data) fail(ErrorCode::kInvalid, "--tls-data needs --tls-cert and --tls-key");
+}
+
+std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {
+  if (config.tls_cert.empty()) return nullptr;
   TlsOptions options;
-  options.certificate = config.tls_cert;
-  options.key = config.tls_key;
-  options.client_authorities = config.tls_client_ca;
+  options.files = tls_files(config);
   options.note = [&io](const std::string& line) {
     boost::asio::post(io, [line] { spdlog::info("{}", escaped(line)); });
   };
@@ -169,8 +185,13 @@ std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_co
 class SecretsWatch {
  public:
   SecretsWatch(boost::asio::io_context& io, std::optional<Gate>& gate, TlsFront* tls,
-               Server& server)
-      : gate_(gate), tls_(tls), server_(server), signals_(io, SIGHUP), timer_(io) {
+               TlsServerContext* tls_of_data, Server& server)
+      : gate_(gate),
+        tls_(tls),
+        tls_of_data_(tls_of_data),
+        server_(server),
+        signals_(io, SIGHUP),
+        timer_(io) {
     await_signal();
     if (gate_) await_time();
   }
@@ -183,6 +204,7 @@ class SecretsWatch {
         reload("tokens", *gate_);
         gate_->sweep(server_);
       }
+      if (tls_of_data_ != nullptr) reload("certificate and its key for data", *tls_of_data_);
       if (tls_ != nullptr) reload("certificate and its key", *tls_);
       if (!gate_ && tls_ == nullptr) {
         spdlog::warn(
@@ -212,6 +234,7 @@ class SecretsWatch {
 
   std::optional<Gate>& gate_;
   TlsFront* const tls_;
+  TlsServerContext* const tls_of_data_;
   Server& server_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer timer_;
@@ -262,7 +285,13 @@ class SavingEnd {
 void serve(const ServeConfig& config) {
   start_log(config.log_level);
   raise_descriptor_limit();
-  std::vector<std::unique_ptr<Transport>> nics = make_transports(config);
+  check_tls_options(config);
+  std::optional<TlsServerContext> tls_of_data;
+  if (config.tls_data) {
+    tls_of_data.emplace(tls_files(config), TlsServerContext::Use::kData);
+  }
+  std::vector<std::unique_ptr<Transport>> nics =
+      make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
 
   ServerOptions options;
   options.topology = find_topology(config.topology);
@@ -290,7 +319,7 @@ void serve(const ServeConfig& config) {
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
   SavingEnd end(io, signals, server);
   const std::unique_ptr<TlsFront> tls = make_tls(config, io);
-  const SecretsWatch watch(io, gate, tls.get(), server);
+  const SecretsWatch watch(io, gate, tls.get(), tls_of_data ? &*tls_of_data : nullptr, server);
   ServerLoop loop(server, io);
   HttpOptions http;
   http.listen = config.listen;

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "phub/control/tls_counters.h"
 #include "transport/control/messages.h"
+#include "transport/tls/counters.h"
 
 namespace phub {
 

@@ -1,7 +1,6 @@
 #include "phub/control/tls_front.h"
 
 #include <fcntl.h>
-#include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,16 +9,15 @@
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "phub/control/tls_opening.h"
+#include "phub/control/tls_tunnel.h"
 #include "phub/notes.h"
 #include "transport/error.h"
 #include "transport/fd.h"
 #include "transport/text.h"
-#include "transport/tls/files.h"
 
 namespace phub {
 namespace {
@@ -28,20 +26,6 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 
 constexpr int kPairBytes = 64 << 10;  // in a pair's buffers, each way
-constexpr int kMaxChainLength = 8;
-
-TlsContext make_context(const TlsOptions& options, TlsCounters& counters) {
-  TlsContext context = make_tls_context(true);
-  const uint64_t expires_s = load_certificate(context.get(), {"--tls-cert", options.certificate},
-                                              {"--tls-key", options.key});
-  if (!options.client_authorities.empty()) {
-    load_authorities(context.get(), {"--tls-client-ca", options.client_authorities}, true);
-    SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-    SSL_CTX_set_verify_depth(context.get(), kMaxChainLength);
-  }
-  counters.expires_s = expires_s;
-  return context;
-}
 
 // A thread that runs an io_context until it is stopped.
 struct Loop {
@@ -71,8 +55,9 @@ class TlsFront::Impl {
   explicit Impl(TlsOptions options)
       : options_(std::move(options)),
         notes_(options_.note),
-        context_(make_context(options_, counters)),
+        context_(options_.files, TlsServerContext::Use::kRequests),
         turns_(handshakes_.io, options_.max_handshakes, options_.evict_after_ms, counters) {
+    counters.expires_s = context_.expires_s();
     handshakes_.start("phub-tls-hello");
     tunnels_.start("phub-tls");
   }
@@ -82,9 +67,8 @@ class TlsFront::Impl {
   }
 
   void reload() {
-    TlsContext fresh = make_context(options_, counters);
-    const std::lock_guard lock(mutex_);
-    context_ = std::move(fresh);
+    context_.reload();
+    counters.expires_s = context_.expires_s();
   }
 
   Opened open(tcp::socket client, asio::io_context& context) {
@@ -112,9 +96,9 @@ class TlsFront::Impl {
         gone ? "a client that is gone" : format_host_port(from.address().to_string(), from.port());
     asio::post(handshakes_.io, [this, peer = std::move(peer), outer = std::move(outer), broken,
                                 name = std::move(name)]() mutable {
-      std::make_shared<TlsOpening>(shared_, std::move(peer), std::move(outer), std::move(broken),
-                                   std::move(name))
-          ->start();
+      std::make_shared<TlsPortOpening>(shared_, opened_, std::move(peer), std::move(outer),
+                                       std::move(broken), std::move(name))
+          ->open();
     });
     return {std::move(inner), std::move(broken)};
   }
@@ -128,11 +112,6 @@ class TlsFront::Impl {
     taken.assign(fd, error);
     if (error) close(fd);
     return taken;
-  }
-
-  Ssl new_connection() {
-    const std::lock_guard lock(mutex_);
-    return Ssl(SSL_new(context_.get()));
   }
 
   void tunnel(Ssl ssl, int client, int session, std::shared_ptr<std::atomic<bool>> broken) {
@@ -157,16 +136,17 @@ class TlsFront::Impl {
 
   const TlsOptions options_;
   Notes notes_;  // handshake thread only
-  std::mutex mutex_;
-  TlsContext context_;  // guarded by mutex_
+  TlsServerContext context_;
   Loop handshakes_, tunnels_;
   TlsTurns turns_;
-  const TlsOpening::Shared shared_{
-      turns_, counters, [this] { return new_connection(); },
-      [this](Ssl ssl, int client, int session, std::shared_ptr<std::atomic<bool>> broken) {
-        tunnel(std::move(ssl), client, session, std::move(broken));
-      },
-      [this](const std::string& line) { note(line); }};
+  const TlsOpening::Shared shared_{turns_, counters, [this] { return context_.new_connection(); },
+                                   [this](const std::string& from, const std::string& why) {
+                                     note(fmt::format("TLS: {} was refused: {}", from, why));
+                                   }};
+  const TlsPortOpening::Opened opened_ = [this](Ssl ssl, int client, int session,
+                                                std::shared_ptr<std::atomic<bool>> broken) {
+    tunnel(std::move(ssl), client, session, std::move(broken));
+  };
 };
 
 TlsFront::TlsFront(TlsOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

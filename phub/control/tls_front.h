@@ -16,7 +16,8 @@
 #include <memory>
 #include <string>
 
-#include "phub/control/tls_counters.h"
+#include "transport/tls/counters.h"
+#include "transport/tls/server.h"
 
 namespace boost::asio {
 class io_context;
@@ -25,8 +26,7 @@ class io_context;
 namespace phub {
 
 struct TlsOptions {
-  std::string certificate, key;    // PEM files; the certificate with its chain
-  std::string client_authorities;  // a PEM file; not "": clients need a certificate of one of these
+  TlsServerFiles files;
   uint32_t max_handshakes = 256;
   uint32_t evict_after_ms = 1000;
   // By a thread of its own: why a client was refused. Few lines a second. Null: nobody is told.

@@ -54,16 +54,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TlsCounters counters;
   boost::asio::io_context io;
   TlsTurns turns(io, 1, 1000, counters);
-  const TlsOpening::Shared shared{turns, counters, [] { return Ssl(SSL_new(context.get())); },
-                                  [](Ssl, int, int, const std::shared_ptr<std::atomic<bool>>&) {
-                                    fail(ErrorCode::kInternal,
-                                         "nobody has a certificate, and somebody was let in");
-                                  },
-                                  [](const std::string& line) { PHUB_CHECK(!line.empty()); }};
-  std::make_shared<TlsOpening>(shared, TlsTunnel::Descriptor(io, client[1]),
-                               TlsTunnel::Descriptor(io, session[1]),
-                               std::make_shared<std::atomic<bool>>(false), "fuzz")
-      ->start();
+  const TlsOpening::Shared shared{
+      turns, counters, [] { return Ssl(SSL_new(context.get())); },
+      [](const std::string&, const std::string& why) { PHUB_CHECK(!why.empty()); }};
+  const TlsPortOpening::Opened opened = [](Ssl, int, int,
+                                           const std::shared_ptr<std::atomic<bool>>&) {
+    fail(ErrorCode::kInternal, "nobody has a certificate, and somebody was let in");
+  };
+  std::make_shared<TlsPortOpening>(shared, opened, TlsOpening::Descriptor(io, client[1]),
+                                   TlsOpening::Descriptor(io, session[1]),
+                                   std::make_shared<std::atomic<bool>>(false), "fuzz")
+      ->open();
   io.run();  // everything has been sent: it ends with the connection
   PHUB_CHECK(counters.handshakes == 0);
   PHUB_CHECK(counters.completed == 0);

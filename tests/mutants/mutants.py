@@ -54,8 +54,10 @@ HEAD = "phub/control/request_head.cc"
 TLS_CLIENT = "transport/tls/client.cc"
 TLS_FILES = "transport/tls/files.cc"
 TLS_SOCKET = "transport/tls/socket.cc"
-TLS_FRONT = "phub/control/tls_front.cc"
-TLS_OPENING = "phub/control/tls_opening.cc"
+TLS_SERVER = "transport/tls/server.cc"
+TLS_OPENING = "transport/tls/opening.cc"
+TCP_TLS = "transport/tcp/tls.cc"
+TLS_DOOR = "transport/tcp/tls_door.cc"
 SEEDED = ("geeps/cache_seeded_test",)
 
 MUTANTS = [
@@ -339,7 +341,7 @@ MUTANTS = [
     Mutant("tls-chain: a client takes a certificate of any authority", TLS_CLIENT,
            "SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);",
            "SSL_CTX_set_verify(context.get(), SSL_VERIFY_NONE, nullptr);", ("phub/tls_test",)),
-    Mutant("tls-client: a client without a certificate is let in", TLS_FRONT,
+    Mutant("tls-client: a client without a certificate is let in", TLS_SERVER,
            "SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);",
            "SSL_VERIFY_PEER, nullptr);", ("phub/tls_test",)),
     Mutant("tls-bound: any number of handshakes may be under way", TLS_OPENING,
@@ -351,6 +353,30 @@ MUTANTS = [
     Mutant("tls-allowance: one call of OpenSSL reads what there is", TLS_SOCKET,
            "std::min(static_cast<size_t>(bytes), state.allowance)",
            "static_cast<size_t>(bytes)", ("transport/tls_socket_test:*OneCall*",)),
+    Mutant("tcp-tls-plain: a worker takes plain connections where it had TLS", "transport/tcp/link.cc",
+           "    if (!context_) return nullptr;\n",
+           "    return nullptr;\n", ("transport/tcp_tls_test:*Plain*",)),
+    Mutant("tcp-tls-gather: the rest of a long part is sent before what precedes it", TCP_TLS,
+           "if (bytes == 0 && left >= kRecordBytes) return",
+           "if (left >= kRecordBytes) return", ("transport/tls_records_test",)),
+    Mutant("tcp-tls-work: records that hold little cost nothing", TCP_TLS,
+           "std::max(got, kLeastWork)",
+           "got", ("transport/tls_records_test:*Little*",)),
+    Mutant("tcp-tls-keys: new keys without end are put up with", TCP_TLS,
+           "if (read >= 2 * received.bytes + kAllowance) {",
+           "if (false) {", ("transport/tls_records_test:*NewKeys*",)),
+    Mutant("tcp-tls-drained: a record without data looks like the end of the stream", TCP_TLS,
+           "          if (!socket_.drained) continue;  // it was a record without data\n",
+           "", ("transport/tls_records_test",)),
+    Mutant("tcp-tls-held: what OpenSSL holds when a queue pair opens is not read", "transport/tcp/endpoint.cc",
+           "pair.readable = pair.stream.tls != nullptr && pair.stream.tls->holds_more();",
+           "pair.readable = false;", ("transport/tls_records_test:*Welcome*",)),
+    Mutant("tcp-tls-time: strangers may stay", TLS_DOOR,
+           'self->end(fmt::format("no ticket within {} ms", self->door_.half_open_ms_));',
+           "", ("transport/tcp_tls_test:*Strangers*",)),
+    Mutant("tcp-tls-room: any number of strangers may be half open", TLS_DOOR,
+           "if (oldest && present_ > max_half_open_) {",
+           "if (false) {", ("transport/tcp_tls_test:*Strangers*",)),
     Mutant("tls-newest: of those who wait for a handshake the oldest is next", TLS_OPENING,
            "waiting_.back().lock()",
            "waiting_.front().lock()", ("phub/tls_attack_test:*Newest*",)),

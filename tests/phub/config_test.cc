@@ -85,7 +85,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.log_level, "debug");
     EXPECT_EQ(config.tokens, "/t");
     EXPECT_EQ(config.tls_cert + config.tls_key + config.tls_client_ca, "/c/k/a");
-    EXPECT_TRUE(config.insecure);
+    EXPECT_TRUE(config.insecure && config.tls_data);
   };
   check(load({"--listen",        "10.0.0.1:80",
               "--listen",        "[::1]:0",
@@ -104,7 +104,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "--tls-cert",      "/c",
               "--tls-key",       "/k",
               "--tls-client-ca", "/a",
-              "--insecure"}));
+              "--tls-data",      "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
                   {"PHUB_PIN", "no"},
@@ -119,6 +119,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_TLS_CERT", "/c"},
                   {"PHUB_TLS_KEY", "/k"},
                   {"PHUB_TLS_CLIENT_CA", "/a"},
+                  {"PHUB_TLS_DATA", "1"},
                   {"PHUB_INSECURE", "1"},
                   {"PHUB_LOG_LEVEL", "debug"}}));
   const std::string path = file(
@@ -127,7 +128,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
       "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
       "data_port = 7718\ntokens = \"/t\"\ninsecure = true\ntls_cert = '/c'\ntls_key = '/k'\n"
-      "tls_client_ca = '/a'\n");
+      "tls_client_ca = '/a'\ntls_data = true\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }

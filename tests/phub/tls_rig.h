@@ -36,8 +36,8 @@ class Tls : public ::testing::Test {
   }
 
   void use(const Certificate& certificate) {
-    tls_.certificate = files_.write("cert.pem", certificate.pem);
-    tls_.key = files_.write("key.pem", certificate.key);
+    tls_.files.certificate = files_.write("cert.pem", certificate.pem);
+    tls_.files.key = files_.write("key.pem", certificate.key);
   }
   void show(const Certificate& certificate) {
     client_cert_.emplace("PHUB_CLIENT_CERT", files_.write("client.pem", certificate.pem));

@@ -65,6 +65,7 @@ TEST_F(TlsServe, WrongFilesEndItAtOnce) {
   EXPECT_THAT(serve({"--tls-cert", cert_}), HasSubstr("--tls-key go together"));
   EXPECT_THAT(serve({"--tls-key", key_}), HasSubstr("--tls-key go together"));
   EXPECT_THAT(serve({"--tls-client-ca", cert_}), HasSubstr("needs --tls-cert"));
+  EXPECT_THAT(serve({"--tls-data"}), HasSubstr("--tls-data needs --tls-cert"));
   EXPECT_THAT(serve({"--tls-cert", files_.path("absent"), "--tls-key", key_}),
               AllOf(HasSubstr("--tls-cert"), HasSubstr("absent: No such file")));
   EXPECT_THAT(serve({"--tls-cert", files_.path(""), "--tls-key", key_}),
@@ -93,13 +94,14 @@ TEST_F(TlsServe, OtherHostsNeedTlsAndTokens) {
 }
 
 TEST_F(TlsServe, SighupReadsTheFilesAgain) {
-  ServerProcess server(PHUB_BINARY, flags());
+  ServerProcess server(PHUB_BINARY, flags({"--tls-data"}));
   EXPECT_THAT(server.address(), HasSubstr("https://127.0.0.1:"));
   EXPECT_THAT(status(server.address()), HasSubstr("no jobs"));
   use(other_.issue());
   kill(server.pid(), SIGHUP);
   EXPECT_TRUE(
       becomes([&] { return server.output().find("were read again") != std::string::npos; }));
+  EXPECT_THAT(server.output(), HasSubstr("for data were read again"));
   EXPECT_THAT(status(server.address(), 1), HasSubstr("not trusted"));
   const Setting ca("PHUB_CA", files_.write("other.pem", other_.pem()));
   EXPECT_THAT(status(server.address()), HasSubstr("no jobs"));
@@ -113,8 +115,9 @@ TEST_F(TlsServe, SighupReadsTheFilesAgain) {
 
 // A rank is killed, and its place is taken again; what all saw is what the log says.
 TEST_F(TlsServe, ATrainingOverItEndsWell) {
-  ServerProcess server(PHUB_BINARY,
-                       flags({"--tls-client-ca", files_.write("clients.pem", other_.pem())}));
+  ServerProcess server(PHUB_BINARY, flags({"--tls-data", "--tls-client-ca",
+                                           files_.write("clients.pem", other_.pem())}));
+  EXPECT_THAT(server.output(), HasSubstr("; with TLS;"));
   const Certificate mine = other_.issue();
   const Setting cert("PHUB_CLIENT_CERT", files_.write("mine.pem", mine.pem));
   const Setting key("PHUB_CLIENT_KEY", files_.write("mine.key", mine.key));

@@ -98,7 +98,7 @@ TEST_F(Tls, NothingGoesOutInPlainTextWhereTlsCannotBegin) {
 }
 
 TEST_F(Tls, ClientsNeedACertificateWhereTheServerAsksForOne) {
-  tls_.client_authorities = files_.write("clients.pem", other_.pem());
+  tls_.files.client_authorities = files_.write("clients.pem", other_.pem());
   start();
   EXPECT_THAT(ask(url()), AllOf(HasSubstr("unauthorized"), HasSubstr("PHUB_CLIENT_CERT")));
   EXPECT_TRUE(noted("peer did not return a certificate")) << notes();
@@ -137,7 +137,7 @@ TEST_F(Tls, SpeaksNoOldTls) {
 TEST_F(Tls, WrongFilesAreNamedAndChangeNothing) {
   start();
   const Certificate good = ca_.issue(), another = ca_.issue();
-  const std::string cert = tls_.certificate, key = tls_.key;
+  const std::string cert = tls_.files.certificate, key = tls_.files.key;
   const auto refused = [&](const Certificate& files, mode_t mode = 0600) {
     files_.write("cert.pem", files.pem);
     files_.write("key.pem", files.key, mode);

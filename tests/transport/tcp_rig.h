@@ -13,10 +13,20 @@ namespace phub {
 
 class TcpRig final : public TransportRig {
  public:
-  explicit TcpRig(const TcpOptions& options = {}) : transport_(make_tcp_transport(options)) {}
+  // `keeps`: what the options refer to.
+  explicit TcpRig(const TcpOptions& options = {}, TcpTrust trust = {},
+                  std::shared_ptr<void> keeps = nullptr)
+      : keeps_(std::move(keeps)),
+        trust_(std::move(trust)),
+        transport_(make_tcp_transport(options)) {}
   Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async, [&] { return connect_tcp(offer, layout, 10000); });
+    return connect(offer, layout, trust_);
+  }
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,
+                                      const TcpTrust& trust) {
+    auto link =
+        std::async(std::launch::async, [&] { return connect_tcp(offer, layout, 10000, trust); });
     while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
       transport_->handle_events(events());
     }
@@ -34,6 +44,8 @@ class TcpRig final : public TransportRig {
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
+  const std::shared_ptr<void> keeps_;
+  const TcpTrust trust_;
   std::unique_ptr<Transport> transport_;
 };
 

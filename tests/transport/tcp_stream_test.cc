@@ -212,7 +212,7 @@ TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   TcpEndpoint endpoint(1, 1);
   endpoint.watch(here.get(), {});
   endpoint.list({});
-  endpoint.open({}, {.socket = here.get(), .ring = ring, .source = memory, .target = memory});
+  endpoint.open({}, {.stream = {here.get()}, .ring = ring, .source = memory, .target = memory});
   there.reset();
   const auto arrivals = poll(endpoint, 1);
   ASSERT_EQ(arrivals.size(), 1u);

@@ -2,6 +2,7 @@
 #include "tests/transport/shm_rig.h"
 #include "tests/transport/sim_rig.h"
 #include "tests/transport/tcp_rig.h"
+#include "tests/transport/tcp_tls_rig.h"
 #include "tests/transport/transport_suite.h"
 
 namespace phub {
@@ -9,7 +10,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(
     Every, TransportSuite,
-    testing::Values(
+    ::testing::Values(
         TransportFactory{"shm", [] { return std::make_unique<ShmRig>(); }},
         TransportFactory{"sim", [] { return std::make_unique<SimRig>(SimOptions{.seed = 3}); }},
         TransportFactory{"sim_lossy",
@@ -21,6 +22,7 @@ INSTANTIATE_TEST_SUITE_P(
             "sim_shared",
             [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }},
         TransportFactory{"tcp", [] { return std::make_unique<TcpRig>(); }},
+        TransportFactory{"tcp_tls", [] { return make_tcp_tls_rig(); }},
         TransportFactory{
             "tcp_two_addresses",
             [] {

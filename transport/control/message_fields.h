@@ -84,6 +84,7 @@ void fields(A& a, const Offer*) {
   a.required("address", &Offer::address);
   a.required("ticket", &Offer::ticket, {1, kMaxNameBytes});
   a.optional("queues", &Offer::queues, {0, 1u << 16});
+  a.optional("tls", &Offer::tls);
 }
 
 template <class A>

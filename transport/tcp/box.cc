@@ -33,7 +33,7 @@ void TcpCoreEndpoint::attach(uint32_t rank, uint32_t incarnation) {
 
 void TcpCoreEndpoint::connection_announced(QueuePair pair) {
   const TcpQueuePair connected = link_.queue_pair(pair.rank, first_queue_ + pair.queue);
-  if (connected.socket >= 0) open(pair, connected);
+  if (connected.stream.socket >= 0) open(pair, connected);
 }
 
 void TcpCoreEndpoint::detach(uint32_t rank) {
@@ -41,10 +41,11 @@ void TcpCoreEndpoint::detach(uint32_t rank) {
   link_.detach(rank);
 }
 
-TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses, bool tls,
                        const LinkLayout& layout)
     : AdmissionLink(admissions, checked(layout, "tcp").max_ranks),
       addresses_(addresses),
+      tls_(tls),
       layout_(layout),
       queues_(static_cast<uint32_t>(layout.queue_chunks.size())),
       memory_(layout, "tcp") {
@@ -74,7 +75,7 @@ std::unique_ptr<Incarnation> TcpBoxLink::make(uint32_t rank) {
 // Neighbouring queues of a rank, and equal queues of neighbouring ranks, get different addresses.
 Offer TcpBoxLink::open(Incarnation& opened) {
   auto& incarnation = static_cast<TcpIncarnation&>(opened);
-  Offer offer = {.transport = "tcp"};
+  Offer offer = {.transport = "tcp", .tls = tls_};
   std::vector<TcpConnection> queues(queues_);
   for (uint32_t q = 0; q < queues_; ++q) {
     queues[q].ring.resize(tcp_ring_entries(layout_.queue_chunks[q]));
@@ -98,13 +99,14 @@ void TcpBoxLink::disconnect(Incarnation& incarnation) {
 TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
   TcpConnection& connection = static_cast<TcpIncarnation&>(attached(rank)).queues[queue];
   if (!connection.handed_over.load(std::memory_order_acquire)) return {};
-  return {.socket = connection.socket.get(),
+  return {.stream = {connection.socket.get(), connection.tls.get()},
           .ring = connection.ring,
           .source = memory_.results(),
           .target = memory_.slots(rank)};
 }
 
-void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket) {
+void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket,
+                         std::unique_ptr<TcpTls>& tls) {
   check_tcp_hello(hello, layout_);
   TcpConnection& connection = incarnation.queues[hello.queue];
   if (connection.socket) {
@@ -123,10 +125,12 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
   TcpWelcome answer;
   answer.rank = incarnation.rank;
   answer.incarnation = incarnation.incarnation;
-  const int error = send_greeting(socket.get(), std::as_bytes(std::span(&answer, 1)));
+  const auto bytes = std::as_bytes(std::span(&answer, 1));
+  const int error = tls ? send_greeting(*tls, bytes) : send_greeting(socket.get(), bytes);
   if (error != 0) fail_system(fmt::format("answering rank {}", incarnation.rank), error);
 
   connection.socket = std::move(socket);
+  connection.tls = std::move(tls);
   connection.handed_over.store(true, std::memory_order_release);
   core.announce(connection.socket.get(), pair);
 }

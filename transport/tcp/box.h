@@ -21,7 +21,8 @@ class TcpBoxLink;
 // The connection of one queue. Made with the ticket, handed over to its core once the worker has
 // shown it. The core borrows it from attach() to detach().
 struct TcpConnection {
-  Fd socket;
+  Fd socket;                    // outlives what speaks over it
+  std::unique_ptr<TcpTls> tls;  // null: plain
   std::vector<Write> ring;
   std::atomic<bool> handed_over = false;
 };
@@ -52,8 +53,8 @@ class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
 
 class TcpBoxLink final : public AdmissionLink {
  public:
-  // `addresses`: where the box listens.
-  TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+  // `addresses`: where the box listens. `tls`: its connections speak TLS.
+  TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses, bool tls,
              const LinkLayout& layout);
   ~TcpBoxLink() override { revoke_all(); }
 
@@ -65,12 +66,14 @@ class TcpBoxLink final : public AdmissionLink {
   Offer reconnect(uint32_t rank) override { return open_again(rank); }
 
   // For a core's endpoint: what a queue pair of an attached rank works on once its connection is
-  // there (socket -1 before).
+  // there (no socket before).
   TcpQueuePair queue_pair(uint32_t rank, uint32_t queue) const;
 
   // Answers a worker that said `hello` and hands its connection to the core. Throws Error when it
-  // may not have the queue, or cannot: then the socket is as it was, and still the caller's.
-  void welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket);
+  // may not have the queue, or cannot: then socket and TLS are as they were, and still the
+  // caller's.
+  void welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket,
+               std::unique_ptr<TcpTls>& tls);
 
  private:
   std::unique_ptr<Incarnation> make(uint32_t rank) override;
@@ -78,6 +81,7 @@ class TcpBoxLink final : public AdmissionLink {
   void disconnect(Incarnation& incarnation) override;
 
   const std::vector<std::string>& addresses_;
+  const bool tls_;
   const LinkLayout layout_;
   const uint32_t queues_;
   const BoxMemory memory_;

@@ -88,7 +88,7 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
 void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
   ++counters_.receives;
   const uint64_t before = bytes;
-  const TcpReceiver::Result result = pair.receiver.receive(pair.socket, bytes);
+  const TcpReceiver::Result result = pair.receiver.receive(pair.stream, bytes);
   counters_.empty += bytes == before;
   switch (result) {
     case TcpReceiver::Result::kMore:
@@ -106,7 +106,7 @@ void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
 // The rest of the stream cannot be read any more. Ending it tells the peer.
 void TcpEndpoint::break_off(Pair& pair) {
   pair.status = Status::kBroken;
-  shutdown(pair.socket, SHUT_RDWR);
+  shutdown(pair.stream.socket, SHUT_RDWR);
 }
 
 bool TcpEndpoint::post(QueuePair to, const Write& write) {
@@ -132,7 +132,7 @@ void TcpEndpoint::flush() {
 }
 
 void TcpEndpoint::send(Pair& pair) {
-  switch (pair.sender.send(pair.socket, counters_)) {
+  switch (pair.sender.send(pair.stream, counters_)) {
     case TcpSender::Result::kSent:
       break;
     case TcpSender::Result::kFull:
@@ -161,6 +161,8 @@ void TcpEndpoint::take_event(uint32_t qp, uint32_t events) {
   if (pair.status != Status::kLive) return;
   if ((events & (EPOLLIN | kEndEvents)) != 0) pair.readable = true;
   if ((events & kEndEvents) != 0) pair.ending = true;
+  const TcpTls* tls = pair.stream.tls;
+  if ((events & EPOLLOUT) != 0 && tls != nullptr && tls->waits_for_room()) pair.readable = true;
   if ((events & EPOLLOUT) != 0 && !pair.writable && !pair.ending) {
     pair.writable = true;
     if (pair.sender.pending()) send(pair);
@@ -215,14 +217,15 @@ void TcpEndpoint::open(QueuePair name, const TcpQueuePair& connected) {
   PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status == Status::kListed);
   Pair& pair = pairs_[qp];
   pair.status = Status::kLive;
-  pair.readable = pair.writable = pair.ending = false;
-  pair.socket = connected.socket;
+  pair.stream = connected.stream;
+  pair.readable = pair.stream.tls != nullptr && pair.stream.tls->holds_more();
+  pair.ending = false;
   const InPlace* in_place = connected.in_place;
   pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr);
   pair.sender.start(connected.ring, connected.source, in_place ? &in_place->gradients : nullptr);
   pair.writable = true;
   // Edges from before it was open are lost; this makes them come again.
-  announce(pair.socket, name);
+  announce(pair.stream.socket, name);
 }
 
 void TcpEndpoint::close(QueuePair name) {
@@ -230,10 +233,10 @@ void TcpEndpoint::close(QueuePair name) {
   PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status != Status::kClosed);
   Pair& pair = pairs_[qp];
   if (pair.status != Status::kListed) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pair.socket, nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pair.stream.socket, nullptr);
   }
   pair.status = Status::kClosed;
-  pair.socket = -1;
+  pair.stream = {};
   live_.remove(qp);
 }
 

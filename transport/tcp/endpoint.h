@@ -15,7 +15,7 @@ namespace phub {
 
 // What a connected queue pair works on; all of it outlives close().
 struct TcpQueuePair {
-  int socket = -1;
+  TcpStream stream;
   std::span<Write> ring;
   std::span<const std::byte> source;  // what is sent from
   std::span<std::byte> target;        // where frames land
@@ -69,7 +69,7 @@ class TcpEndpoint : public virtual Endpoint {
     bool writable = false;  // not known to be full
     bool ending = false;    // the peer is gone: what it sent last is still to be read
     bool dirty = false;     // in dirty_
-    int socket = -1;
+    TcpStream stream;
     TcpReceiver receiver;
     TcpSender sender;
   };

@@ -1,5 +1,7 @@
 // The worker's side: opens its connections, all at once, and shows its ticket on each.
 #include <fmt/ranges.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
@@ -18,6 +20,7 @@
 #include "transport/tcp/socket.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
+#include "transport/tls/client.h"
 #include "transport/worker_memory.h"
 
 namespace phub {
@@ -25,37 +28,54 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A connection that a box has welcomed.
+struct Connection {
+  Fd socket;                    // outlives what speaks over it
+  std::unique_ptr<TcpTls> tls;  // null: plain
+};
+
 // One connection that is being made.
 class Dialing {
  public:
-  Dialing(const std::string& address, const TcpHello& hello) : address_(address), hello_(hello) {
+  // Over TLS where there is a context, with the server of that name.
+  Dialing(const std::string& address, const TcpHello& hello, const TlsContext& context,
+          const std::string& server)
+      : address_(address), hello_(hello) {
     const HostPort where = parse_host_port(address);
     int error = 0;
     socket_ = begin_connect(tcp_address(where.host, where.port), error);
     if (error != 0) fail_to_connect(error);
+    if (context) begin_tls(context, server);
     advance();  // within one machine it is connected already
   }
   bool done() const { return stage_ == Stage::kDone; }
-  pollfd wanted() const {
-    const bool connecting = stage_ == Stage::kConnecting;
-    return {done() ? -1 : socket_.get(), static_cast<short>(connecting ? POLLOUT : POLLIN), 0};
-  }
+  pollfd wanted() const { return {done() ? -1 : socket_.get(), wanted_, 0}; }
   // Goes on as far as it can without blocking. Throws Error if the server is absent or refuses.
   void advance();
-  Fd take_socket() { return std::move(socket_); }
+  Connection take() {
+    return {std::move(socket_), tls_ ? std::make_unique<TcpTls>(std::move(tls_)) : nullptr};
+  }
   const std::string& address() const { return address_; }
 
  private:
-  enum class Stage { kConnecting, kAsked, kDone };
+  enum class Stage { kConnecting, kShaking, kAsked, kDone };
 
   [[noreturn]] void fail_to_connect(int error) const;
+  void begin_tls(const TlsContext& context, const std::string& server);
+  bool check_tls(int result);
+  void reach();
+  void shake_hands();
   void ask();
   void listen();
+  size_t receive(std::span<std::byte> room);
 
   const std::string address_;
   const TcpHello hello_;
+  TlsServer server_;  // of TLS
   Fd socket_;
+  Ssl tls_;  // null: plain
   Stage stage_ = Stage::kConnecting;
+  short wanted_ = POLLOUT;
   std::vector<std::byte> answer_;
 };
 
@@ -67,22 +87,89 @@ void Dialing::fail_to_connect(int error) const {
 }
 
 void Dialing::advance() {
-  if (stage_ == Stage::kConnecting) ask();
+  if (stage_ == Stage::kConnecting) reach();
+  if (stage_ == Stage::kShaking) shake_hands();
   if (stage_ == Stage::kAsked) listen();
 }
 
-void Dialing::ask() {
+void Dialing::begin_tls(const TlsContext& context, const std::string& server) {
+  server_ = {server, address_};
+  tls_.reset(SSL_new(context.get()));
+  if (!tls_ || !attach_socket(tls_.get(), socket_.get())) {
+    fail(ErrorCode::kFull, "{}: no memory for TLS", address_);
+  }
+  expect_server(tls_.get(), server_);
+  SSL_set_connect_state(tls_.get());
+}
+
+// Whether the latest call of OpenSSL did what it should. False: it does so later. Throws Error.
+bool Dialing::check_tls(int result) {
+  if (result == 1) return true;
+  switch (SSL_get_error(tls_.get(), result)) {
+    case SSL_ERROR_WANT_READ:
+      wanted_ = POLLIN;
+      return false;
+    case SSL_ERROR_WANT_WRITE:
+      wanted_ = POLLOUT;
+      return false;
+    case SSL_ERROR_SSL:
+      throw Error(tls_error(tls_.get(), server_, ERR_peek_last_error()));
+    default:
+      fail(ErrorCode::kUnavailable, "{}: the server closed the connection", address_);
+  }
+}
+
+void Dialing::reach() {
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) fail_to_connect(error);
-  error = send_greeting(socket_.get(), std::as_bytes(std::span(&hello_, 1)));
-  if (error == EAGAIN || error == ENOTCONN) return;
+  pollfd there = {socket_.get(), POLLOUT, 0};
+  if (::poll(&there, 1, 0) != 1) return;
+  tls_ ? void(stage_ = Stage::kShaking) : ask();
+}
+
+void Dialing::shake_hands() {
+  ERR_clear_error();
+  if (check_tls(SSL_do_handshake(tls_.get()))) ask();
+}
+
+void Dialing::ask() {
+  if (tls_) {
+    size_t sent = 0;  // all of it: the socket is empty
+    ERR_clear_error();
+    if (!check_tls(SSL_write_ex(tls_.get(), &hello_, sizeof(hello_), &sent))) {
+      fail(ErrorCode::kUnavailable, "{}: the server takes no hello", address_);
+    }
+    wanted_ = POLLIN;
+    stage_ = Stage::kAsked;
+    return;
+  }
+  const int error = send_greeting(socket_.get(), std::as_bytes(std::span(&hello_, 1)));
   // Refused already: the reason can still be received.
   if (error != 0 && error != EPIPE && error != ECONNRESET) {
     fail_system(fmt::format("sending to {}", address_), error);
   }
+  wanted_ = POLLIN;
   stage_ = Stage::kAsked;
+}
+
+// How much has come; 0: nothing yet. Throws Error when the connection has ended.
+size_t Dialing::receive(std::span<std::byte> room) {
+  while (tls_) {
+    size_t got = 0;
+    ERR_clear_error();
+    if (check_tls(SSL_read_ex(tls_.get(), room.data(), room.size(), &got))) return got;
+    if (socket_of(tls_.get()).drained) return 0;
+  }
+  for (;;) {
+    const ssize_t bytes = recv(socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
+    if (bytes > 0) return static_cast<size_t>(bytes);
+    if (bytes < 0 && errno == EAGAIN) return 0;
+    if (bytes < 0 && errno == EINTR) continue;
+    fail(ErrorCode::kUnavailable, "{}: the server closed the connection{}", address_,
+         bytes < 0 ? fmt::format(" ({})", std::strerror(errno)) : "");
+  }
 }
 
 // Reads the answer, and no byte of the frames behind it.
@@ -93,20 +180,17 @@ void Dialing::listen() {
     const size_t have = answer_.size();
     if (have >= sizeof(TcpHeader) && have == wanted) break;
     answer_.resize(wanted);
-    const ssize_t bytes = recv(socket_.get(), answer_.data() + have, wanted - have, MSG_DONTWAIT);
-    const int error = errno;
-    answer_.resize(have + (bytes > 0 ? static_cast<size_t>(bytes) : 0));
-    if (bytes > 0 || (bytes < 0 && error == EINTR)) continue;
-    if (bytes < 0 && error == EAGAIN) return;
-    fail(ErrorCode::kUnavailable, "{}: the server closed the connection{}", address_,
-         bytes < 0 ? fmt::format(" ({})", std::strerror(error)) : "");
+    const size_t got = receive(std::span(answer_).subspan(have));
+    answer_.resize(have + got);
+    if (got == 0) return;
   }
   parse_tcp_answer(answer_);
   stage_ = Stage::kDone;
 }
 
-std::vector<Fd> connect_all(const Offer& offer, const LinkLayout& layout,
-                            Clock::time_point deadline) {
+std::vector<Connection> connect_all(const Offer& offer, const LinkLayout& layout,
+                                    const TlsContext& context, const std::string& server,
+                                    Clock::time_point deadline) {
   check_offer(offer, "tcp", &layout);
   TcpHello hello;
   std::memcpy(hello.ticket.data(), offer.ticket.data(), hello.ticket.size());
@@ -117,7 +201,7 @@ std::vector<Fd> connect_all(const Offer& offer, const LinkLayout& layout,
   all.reserve(offer.queues.size());
   for (hello.queue = 0; hello.queue < hello.queues; ++hello.queue) {
     hello.queue_chunks = layout.queue_chunks[hello.queue];
-    all.emplace_back(offer.queues[hello.queue].address, hello);
+    all.emplace_back(offer.queues[hello.queue].address, hello, context, server);
   }
 
   std::vector<pollfd> wanted(all.size());
@@ -138,9 +222,9 @@ std::vector<Fd> connect_all(const Offer& offer, const LinkLayout& layout,
       if (wanted[i].revents != 0) all[i].advance();
     }
   }
-  std::vector<Fd> sockets;
-  for (Dialing& dialing : all) sockets.push_back(dialing.take_socket());
-  return sockets;
+  std::vector<Connection> connections;
+  for (Dialing& dialing : all) connections.push_back(dialing.take());
+  return connections;
 }
 
 uint32_t present_node() {
@@ -150,7 +234,7 @@ uint32_t present_node() {
 
 class TcpWorkerLink final : public WorkerLink {
  public:
-  TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms);
+  TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpTrust trust);
   ~TcpWorkerLink() override;
 
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
@@ -166,9 +250,12 @@ class TcpWorkerLink final : public WorkerLink {
 
  private:
   void disconnect();
+  TlsContext context_of(const Offer& offer);
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
+  const TcpTrust trust_;
+  TlsContext context_;  // the latest; null: plain connections
   numa::Memory gradients_;
   ResultMemory results_;
   InPlace in_place_;
@@ -176,14 +263,15 @@ class TcpWorkerLink final : public WorkerLink {
   std::vector<std::vector<Write>> rings_;  // by queue
 
   mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
-  std::vector<Fd> sockets_;   // by queue; empty: not connected
+  std::vector<Connection> connections_;  // by queue; empty: not connected
   std::vector<ClosedOnFork> not_in_children_;
   std::vector<pollfd> ends_;  // the same, for poll()
 };
 
-TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
+TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpTrust trust)
     : layout_(layout),
       timeout_ms_(timeout_ms),
+      trust_(std::move(trust)),
       gradients_(allocate(layout.gradients_at_worker(), present_node(), "memory for gradients")),
       results_(layout.results_at_worker(), present_node()),
       endpoint_(static_cast<uint32_t>(layout.queue_chunks.size()), 1) {
@@ -195,44 +283,68 @@ TcpWorkerLink::~TcpWorkerLink() {
   results_.bury();
 }
 
+// Files are read for each connection; those that are wrong do not replace the ones before: somebody
+// may just be changing them.
+TlsContext TcpWorkerLink::context_of(const Offer& offer) {
+  if (!offer.tls) {
+    if (!context_) return nullptr;
+    fail(ErrorCode::kUnauthorized, "the server offers connections without TLS, and had TLS before");
+  }
+  if (trust_.host.empty()) {
+    fail(ErrorCode::kInvalid, "the offer asks for TLS, and no name of a server was given");
+  }
+  try {
+    TlsContext fresh = make_client_context(trust_.tls);
+    prepare_for_data(fresh.get());
+    context_ = std::move(fresh);
+  } catch (const Error&) {
+    if (!context_) throw;
+  }
+  return context_;
+}
+
 void TcpWorkerLink::reconnect(const Offer& offer) {
   disconnect();
-  std::vector<Fd> sockets =
-      connect_all(offer, layout_, Clock::now() + std::chrono::milliseconds(timeout_ms_));
-  for (uint32_t q = 0; q < sockets.size(); ++q) endpoint_.watch(sockets[q].get(), {q});
-  for (uint32_t q = 0; q < sockets.size(); ++q) {
+  std::vector<Connection> connections =
+      connect_all(offer, layout_, context_of(offer), trust_.host,
+                  Clock::now() + std::chrono::milliseconds(timeout_ms_));
+  for (uint32_t q = 0; q < connections.size(); ++q) {
+    endpoint_.watch(connections[q].socket.get(), {q});
+  }
+  for (uint32_t q = 0; q < connections.size(); ++q) {
     endpoint_.list({q});
-    endpoint_.open({q}, {.socket = sockets[q].get(),
+    endpoint_.open({q}, {.stream = {connections[q].socket.get(), connections[q].tls.get()},
                          .ring = rings_[q],
                          .source = gradients_.bytes(),
                          .target = results_.writable(),
                          .in_place = &in_place_});
   }
   const std::lock_guard lock(mutex_);
-  sockets_ = std::move(sockets);
-  for (const Fd& socket : sockets_) {
+  connections_ = std::move(connections);
+  for (const auto& [socket, tls] : connections_) {
     ends_.push_back({socket.get(), POLLRDHUP, 0});
     not_in_children_.emplace_back(socket.get());
   }
 }
 
 void TcpWorkerLink::disconnect() {
-  for (uint32_t q = 0; q < sockets_.size(); ++q) endpoint_.close({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_.close({q});
   const std::lock_guard lock(mutex_);
   not_in_children_.clear();
-  sockets_.clear();
+  connections_.clear();
   ends_.clear();
 }
 
 std::string TcpWorkerLink::describe() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> ends;
-  for (const Fd& socket : sockets_) {
+  for (const auto& [socket, tls] : connections_) {
     std::string end = fmt::format("{} to {}", to_string(local_address(socket.get())),
                                   to_string(peer_address(socket.get())));
     ends.push_back(std::move(end));
   }
-  return fmt::format("{} connections: {}", ends.size(), fmt::join(ends, ", "));
+  return fmt::format("{} connections{}: {}", ends.size(), context_ ? " with TLS" : "",
+                     fmt::join(ends, ", "));
 }
 
 bool TcpWorkerLink::connected() {
@@ -243,8 +355,8 @@ bool TcpWorkerLink::connected() {
 }  // namespace
 
 std::unique_ptr<WorkerLink> connect_tcp(const Offer& offer, const LinkLayout& layout,
-                                        uint32_t timeout_ms) {
-  auto link = std::make_unique<TcpWorkerLink>(layout, timeout_ms);
+                                        uint32_t timeout_ms, TcpTrust trust) {
+  auto link = std::make_unique<TcpWorkerLink>(layout, timeout_ms, std::move(trust));
   link->reconnect(offer);
   return link;
 }

@@ -61,16 +61,17 @@ void TcpReceiver::add_parts(Parts& parts) {
             sizeof(header_) - header_bytes_);
 }
 
-TcpReceiver::Result TcpReceiver::receive(int socket, uint64_t& bytes) {
+TcpReceiver::Result TcpReceiver::receive(const TcpStream& stream, uint64_t& bytes) {
   PHUB_CHECK(!landed() && !violated_);
   Parts parts;
   add_parts(parts);
+  if (stream.tls != nullptr) return receive_tls(*stream.tls, parts, bytes);
   msghdr message = {};
   message.msg_iov = parts.of.data();
   message.msg_iovlen = parts.count;
   ssize_t received = -1;
   do {
-    received = recvmsg(socket, &message, MSG_DONTWAIT);
+    received = recvmsg(stream.socket, &message, MSG_DONTWAIT);
   } while (received < 0 && errno == EINTR);
   if (received < 0) return errno == EAGAIN ? Result::kDrained : Result::kEnded;
   if (received == 0) return Result::kEnded;
@@ -78,6 +79,14 @@ TcpReceiver::Result TcpReceiver::receive(int socket, uint64_t& bytes) {
   bytes += size;
   came(size);
   return size == parts.bytes ? Result::kMore : Result::kDrained;
+}
+
+TcpReceiver::Result TcpReceiver::receive_tls(TcpTls& tls, const Parts& parts, uint64_t& bytes) {
+  const TcpTls::Received received = tls.receive(std::span(parts.of).first(parts.count));
+  if (received.ended) return Result::kEnded;
+  if (received.bytes > 0) came(received.bytes);
+  if (received.bytes > 0 || !received.drained) bytes += received.work;
+  return received.drained ? Result::kDrained : Result::kMore;
 }
 
 // So many bytes have come into the parts, in their order.
@@ -153,7 +162,7 @@ bool TcpSender::push(const Write& write) {
   return true;
 }
 
-TcpSender::Result TcpSender::send(int socket, TcpCounters& counters) {
+TcpSender::Result TcpSender::send(const TcpStream& stream, TcpCounters& counters) {
   TcpBatch header;
   std::array<TcpFrame, kTcpMaxBatch> table;
   std::array<iovec, kTcpMaxBatch + 2> parts;
@@ -180,14 +189,22 @@ TcpSender::Result TcpSender::send(int socket, TcpCounters& counters) {
       const Write& write = at(head_ + i);
       add(place_of(write, source_.data(), moved_), write.bytes);
     }
-    msghdr message = {};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    ++counters.sends;
-    const ssize_t sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      return errno == EAGAIN ? Result::kFull : Result::kEnded;
+    ssize_t sent = 0;
+    if (stream.tls != nullptr) {
+      const TcpTls::Sent records = stream.tls->send(std::span(parts).first(count));
+      counters.sends += records.records;
+      if (records.ended) return Result::kEnded;
+      sent = static_cast<ssize_t>(records.bytes);
+    } else {
+      msghdr message = {};
+      message.msg_iov = parts.data();
+      message.msg_iovlen = count;
+      ++counters.sends;
+      sent = sendmsg(stream.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (sent < 0) {
+        if (errno == EINTR) continue;
+        return errno == EAGAIN ? Result::kFull : Result::kEnded;
+      }
     }
     batch_sent_ += static_cast<size_t>(sent);
     // The kernel has noted that room is wanted: an event will say when there is some.

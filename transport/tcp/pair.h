@@ -9,9 +9,16 @@
 
 #include "transport/in_place.h"
 #include "transport/tcp/format.h"
+#include "transport/tcp/tls.h"
 #include "transport/transport.h"
 
 namespace phub {
+
+// What frames go through.
+struct TcpStream {
+  int socket = -1;
+  TcpTls* tls = nullptr;  // over the socket; null: plain
+};
 
 // Of one endpoint: what its thread has asked of the kernel, for how many chunks.
 struct TcpCounters {
@@ -36,8 +43,9 @@ class TcpReceiver {
 
   // `moved` may be null, and outlives this.
   void start(std::span<std::byte> target, const MovedRanges* moved);
-  // One system call. Adds what came to `bytes`. REQUIRES: neither landed() nor violated().
-  Result receive(int socket, uint64_t& bytes);
+  // One system call; over TLS, one for each record of what is asked for. Adds what came to `bytes`,
+  // and over TLS more for records that hold little. REQUIRES: neither landed() nor violated().
+  Result receive(const TcpStream& stream, uint64_t& bytes);
 
   bool landed() const { return taken_ < filled_; }
   TcpFrame take();  // the next frame that landed
@@ -47,6 +55,7 @@ class TcpReceiver {
  private:
   struct Parts;
   void add_parts(Parts& parts);
+  Result receive_tls(TcpTls& tls, const Parts& parts, uint64_t& bytes);
   void came(size_t bytes);
   void open_batch();
   void open_frames(uint32_t end);
@@ -82,7 +91,7 @@ class TcpSender {
   bool push(const Write& write);  // false: no room
   void publish() { published_ = tail_; }
   bool pending() const { return head_ != published_; }
-  Result send(int socket, TcpCounters& counters);
+  Result send(const TcpStream& stream, TcpCounters& counters);
 
  private:
   const Write& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }

@@ -2,11 +2,13 @@
 #include "transport/tcp/transport.h"
 
 #include <fmt/ranges.h>
+#include <sys/epoll.h>
 
 #include "transport/socket_transport.h"
 #include "transport/tcp/box.h"
 #include "transport/tcp/format.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/tls_door.h"
 
 namespace phub {
 namespace {
@@ -18,7 +20,7 @@ class TcpTransport final : public SocketTransport {
   std::string_view name() const override { return "tcp"; }
   std::string describe() const override;
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return std::make_unique<TcpBoxLink>(admissions_, addresses_, layout);
+    return std::make_unique<TcpBoxLink>(admissions_, addresses_, door_ != nullptr, layout);
   }
 
  private:
@@ -31,12 +33,24 @@ class TcpTransport final : public SocketTransport {
     if (so_far.size() >= sizeof(TcpHeader)) parse_tcp_header(so_far, "hello");
     return sizeof(TcpHello) - so_far.size();
   }
-  void welcome(std::span<const std::byte> hello, Fd& socket) override;
+  void welcome(std::span<const std::byte> hello, Fd& socket) override {
+    std::unique_ptr<TcpTls> plain;
+    welcome(hello, socket, plain);
+  }
+  void welcome(std::span<const std::byte> hello, Fd& socket, std::unique_ptr<TcpTls>& tls);
   void send_refusal(int socket, ErrorCode code, const std::string& reason) const override {
     send_greeting(socket, make_tcp_refusal(code, reason));
   }
+  bool take_over(Fd& socket) override {
+    if (door_ == nullptr) return false;
+    std::string from = describe_peer(socket.get());
+    door_->open(std::move(socket), std::move(from));
+    return true;
+  }
+  void finish_others(std::vector<TransportEvent>& out) override;
 
   std::vector<std::string> addresses_;  // "10.0.0.1:7718"
+  std::unique_ptr<TcpTlsDoor> door_;    // null: connections are plain
 };
 
 TcpTransport::TcpTransport(const TcpOptions& options)
@@ -49,20 +63,43 @@ TcpTransport::TcpTransport(const TcpOptions& options)
     addresses_.push_back(to_string(local_address(listener.get())));
     listen(std::move(listener));
   }
+  if (options.tls == nullptr) return;
+  door_ = std::make_unique<TcpTlsDoor>(*options.tls, options.half_open_ms, options.max_half_open);
+  watch_others(door_->event_fd());
+}
+
+void TcpTransport::finish_others(std::vector<TransportEvent>& out) {
+  for (TcpTlsDoor::Guest& guest : door_->take()) {
+    if (!guest.refused.empty()) {
+      out.push_back(refusal_event(name(), guest.from, ErrorCode::kUnauthorized, guest.refused));
+      continue;
+    }
+    try {
+      admissions_.watch(guest.socket.get(), admissions_.next_id++, EPOLLRDHUP);
+      welcome(guest.hello, guest.socket, guest.tls);
+    } catch (const Error& error) {
+      out.push_back(refusal_event(name(), guest.from, error.code(), error.what()));
+      send_greeting(*guest.tls, make_tcp_refusal(error.code(), error.what()));
+      guest.tls.reset();
+      end_gently(guest.socket.get());
+    }
+  }
 }
 
 std::string TcpTransport::describe() const {
   const std::string control = default_congestion_control();
   const bool paces = control != "cubic" && control != "reno";
-  return fmt::format("tcp: {}; congestion control {}{}", fmt::join(addresses_, ", "), control,
+  return fmt::format("tcp: {}; {}congestion control {}{}", fmt::join(addresses_, ", "),
+                     door_ ? "with TLS; " : "", control,
                      paces ? ", cubic to workers on this machine" : "");
 }
 
-void TcpTransport::welcome(std::span<const std::byte> message, Fd& socket) {
+void TcpTransport::welcome(std::span<const std::byte> message, Fd& socket,
+                           std::unique_ptr<TcpTls>& tls) {
   const TcpHello hello = parse_tcp_hello(message);
   Incarnation& incarnation = admissions_.find_ticket({hello.ticket.data(), hello.ticket.size()});
   static_cast<TcpBoxLink&>(*incarnation.link)
-      .welcome(static_cast<TcpIncarnation&>(incarnation), hello, socket);
+      .welcome(static_cast<TcpIncarnation&>(incarnation), hello, socket, tls);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/tls/client_options.h"
+#include "transport/tls/server.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -17,6 +19,7 @@ struct TcpOptions {
   uint16_t port = 0;                                   // of each address; 0: any that is free
   uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
   uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
+  const TlsServerContext* tls = nullptr;  // not null: every connection must speak TLS. Outlives it
 };
 
 // The addresses that a server listening at `hosts` carries data on: names are resolved; "0.0.0.0",
@@ -28,11 +31,17 @@ std::vector<std::string> tcp_data_addresses(const std::vector<std::string>& host
 // that names the address and the reason. Must outlive its links.
 std::unique_ptr<Transport> make_tcp_transport(const TcpOptions& options = {});
 
+// Whom a worker trusts where its offer asks for TLS.
+struct TcpTrust {
+  std::string host;  // what the server's certificate must be for: the name of its control port
+  ClientTls tls;
+};
+
 // Connects the worker that `offer` was made for. `layout` is what the worker derived from the plan;
 // a box with other sizes refuses with kMismatch. Throws Error: kUnavailable (no server there),
-// kTimeout, kUnauthorized (the ticket), kFull (out of descriptors or memory), or what the box
-// answers. Blocks up to `timeout_ms`.
+// kTimeout, kUnauthorized (the ticket; over TLS: one of the two does not trust the other), kFull
+// (out of descriptors or memory), or what the box answers. Blocks up to `timeout_ms`.
 std::unique_ptr<WorkerLink> connect_tcp(const Offer& offer, const LinkLayout& layout,
-                                        uint32_t timeout_ms);
+                                        uint32_t timeout_ms, TcpTrust trust = {});
 
 }  // namespace phub

@@ -17,6 +17,10 @@ using TlsContext = std::shared_ptr<ssl_ctx_st>;
 // sessions.
 TlsContext make_tls_context(bool for_server);
 
+// For frames, which are many and all of one kind: TLS 1.3 only, buffers that stay, an end without
+// close_notify is an error.
+void prepare_for_data(ssl_ctx_st* context);
+
 struct PemFile {
   std::string_view option;  // who named it: "--tls-cert", "PHUB_CA"
   std::string path;

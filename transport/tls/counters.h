@@ -1,4 +1,4 @@
-// What TLS in front of the control port has done. Any thread.
+// What TLS at a port has done. Any thread.
 #pragma once
 
 #include <atomic>

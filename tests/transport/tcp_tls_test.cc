@@ -1,0 +1,370 @@
+// Data connections over TLS: who gets in, what is told to those who do not, and what comes of a
+// network that cuts, changes or floods them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/transport/tcp_raw_worker.h"
+#include "tests/transport/tcp_tls_rig.h"
+#include "transport/tcp/endpoint.h"
+#include "transport/tcp/socket.h"
+#include "transport/text.h"
+#include "transport/tls/client.h"
+
+namespace phub {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr uint32_t kBytes = 100'000;  // of a chunk: several records
+
+// Forwards a connection to a box, until it is told to do something else with what the worker sends.
+class Wire {
+ public:
+  explicit Wire(const std::string& box) : listener_(listen_on(tcp_address("127.0.0.1", 0))) {
+    address = to_string(local_address(listener_.get()));
+    thread_ = std::jthread([this, box](const std::stop_token& stop) { run(stop, box); });
+  }
+
+  std::string address;
+  static constexpr size_t kNever = ~size_t{0} / 2;
+  std::atomic<size_t> cut_in = kNever;   // bytes of the worker: then the end
+  std::atomic<size_t> flip_in = kNever;  // bytes: then one that is changed
+
+ private:
+  static bool wait(const std::stop_token& stop, pollfd* on, nfds_t count) {
+    while (!stop.stop_requested()) {
+      if (::poll(on, count, 20) > 0) return true;
+    }
+    return false;
+  }
+  void run(const std::stop_token& stop, const std::string& box) {
+    pollfd knock = {listener_.get(), POLLIN, 0};
+    if (!wait(stop, &knock, 1)) return;
+    const Fd worker(accept(listener_.get(), nullptr, nullptr));
+    const HostPort to = parse_host_port(box);
+    int error = 0;
+    const Fd server = begin_connect(tcp_address(to.host, to.port), error);
+    std::vector<std::byte> block(16 << 10);
+    for (;;) {
+      std::array<pollfd, 2> ends = {pollfd{worker.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+      if (!wait(stop, ends.data(), ends.size())) return;
+      for (size_t i = 0; i < 2; ++i) {
+        if (ends[i].revents == 0) continue;
+        size_t most = block.size();
+        if (i == 0) most = std::min({most, cut_in.load(), flip_in.load() + 1});
+        if (most == 0) return;  // closes both, without a word of TLS
+        const ssize_t got = recv(ends[i].fd, block.data(), most, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) return;
+        if (got < 0) continue;
+        const auto bytes = static_cast<size_t>(got);
+        if (i == 0 && cut_in != kNever) cut_in -= bytes;
+        if (i == 0 && flip_in != kNever) {
+          if (bytes == flip_in + 1) {
+            block[bytes - 1] ^= std::byte{1};
+            flip_in = kNever;
+          } else {
+            flip_in -= bytes;
+          }
+        }
+        for (size_t sent = 0; sent < bytes;) {
+          pollfd room = {ends[1 - i].fd, POLLOUT, 0};
+          if (!wait(stop, &room, 1)) return;
+          const ssize_t n =
+              send(room.fd, block.data() + sent, bytes - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+          if (n < 0 && errno != EAGAIN) return;
+          sent += n > 0 ? static_cast<size_t>(n) : 0;
+        }
+      }
+    }
+  }
+
+  Fd listener_;
+  std::jthread thread_;
+};
+
+class TcpTlsTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    if (attached_) box_->endpoint(0).detach(0);
+  }
+  void start(TcpOptions options = {}, bool tls = true) {
+    context_.emplace(files_.server_, TlsServerContext::Use::kData);
+    if (tls) options.tls = &*context_;
+    rig_ = std::make_unique<TcpRig>(options, files_.trust());
+    layout_.max_ranks = 2;
+    layout_.cores = 1;
+    layout_.queue_chunks = {8};
+    layout_.slots_bytes = layout_.results_bytes = kBytes;
+    box_ = rig_->transport().open_job(layout_);
+  }
+  Offer admit() {
+    if (attached_) {
+      box_->endpoint(0).detach(0);
+      box_->revoke(0);
+    }
+    const Offer offer = box_->admit(0, ++incarnation_);
+    box_->endpoint(0).attach(0, incarnation_);
+    attached_ = true;
+    return offer;
+  }
+  // "ok", or the error.
+  std::string connect(const Offer& offer, const TcpTrust& trust) {
+    try {
+      worker_ = rig_->connect(offer, layout_, trust);
+      return "ok";
+    } catch (const Error& error) {
+      return std::string(name_of(error.code())) + ": " + error.what();
+    }
+  }
+  std::string connect() { return connect(admit(), files_.trust()); }
+  bool eventually(const std::function<bool()>& condition) {
+    for (int i = 0; i < 12'000; ++i) {
+      rig_->transport().handle_events(rig_->events());
+      if (condition()) return true;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return false;
+  }
+  std::string reasons() const {
+    std::string all;
+    for (const TransportEvent& event : rig_->events()) all += event.reason + "\n";
+    return all;
+  }
+  bool refused(const std::string& why) {
+    return eventually([&] { return reasons().find(why) != std::string::npos; });
+  }
+  // The next arrival at the box, which the worker may have to send meanwhile.
+  std::optional<Arrival> next_at_box() {
+    std::optional<Arrival> found;
+    eventually([&] {
+      std::array<Arrival, 1> one;
+      if (worker_) worker_->endpoint().poll({});
+      if (box_->endpoint(0).poll(one) == 1) found = one[0];
+      return found.has_value();
+    });
+    return found;
+  }
+  // A chunk each way, of bytes that are new.
+  void expect_exchange() {
+    for (size_t i = 0; i < kBytes; ++i) {
+      worker_->gradients()[i] = static_cast<std::byte>(i * 7 + incarnation_);
+      box_->results()[i] = static_cast<std::byte>(i * 13 + incarnation_);
+    }
+    ASSERT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 5}));
+    worker_->endpoint().flush();
+    const auto arrived = next_at_box();
+    ASSERT_TRUE(arrived && arrived->ok);
+    EXPECT_EQ(arrived->imm, 5u);
+    EXPECT_TRUE(std::equal(worker_->gradients().begin(), worker_->gradients().end(),
+                           box_->slots(0).begin()));
+    ASSERT_TRUE(box_->endpoint(0).post({.rank = 0}, {0, 0, kBytes, 6}));
+    box_->endpoint(0).flush();
+    std::array<Arrival, 1> one;
+    ASSERT_TRUE(eventually([&] {
+      box_->endpoint(0).poll({});
+      return worker_->endpoint().poll(one) == 1;
+    }));
+    EXPECT_TRUE(one[0].ok && one[0].imm == 6);
+    EXPECT_TRUE(
+        std::equal(box_->results().begin(), box_->results().end(), worker_->results().begin()));
+  }
+
+  TcpTlsFiles files_;
+  std::optional<TlsServerContext> context_;
+  std::unique_ptr<TcpRig> rig_;
+  LinkLayout layout_;
+  std::unique_ptr<BoxLink> box_;
+  std::unique_ptr<WorkerLink> worker_;
+  uint32_t incarnation_ = 0;
+  bool attached_ = false;
+};
+
+TEST_F(TcpTlsTest, TheServerMustBeTrustedAndOfThatName) {
+  start();
+  ASSERT_TRUE(admit().tls);
+  EXPECT_EQ(connect(), "ok");
+  EXPECT_THAT(worker_->describe(), HasSubstr("with TLS"));
+  EXPECT_THAT(rig_->transport().describe(), HasSubstr("with TLS"));
+  expect_exchange();
+
+  TcpTrust other = files_.trust();
+  other.tls.authorities = files_.files_.write("other.pem", files_.other_.pem());
+  EXPECT_THAT(connect(admit(), other), AllOf(HasSubstr("unauthorized"), HasSubstr("not trusted")));
+  EXPECT_TRUE(refused("unknown ca")) << reasons();
+  TcpTrust elsewhere = files_.trust();
+  elsewhere.host = "elsewhere";
+  EXPECT_THAT(connect(admit(), elsewhere),
+              AllOf(HasSubstr("unauthorized"), HasSubstr("not for 'elsewhere'")));
+  EXPECT_THAT(connect(admit(), {}), HasSubstr("no name of a server"));
+  // Its address is not its name: data goes to addresses that nobody wrote into a certificate.
+  files_.use(files_.ca_.issue({.names = "DNS:localhost"}));
+  context_->reload();
+  EXPECT_EQ(connect(), "ok");
+  expect_exchange();
+}
+
+TEST_F(TcpTlsTest, ReadAgainTheFilesHoldForNewConnections) {
+  start();
+  ASSERT_EQ(connect(), "ok");
+  files_.use(files_.other_.issue());
+  context_->reload();
+  expect_exchange();
+  EXPECT_THAT(connect(), HasSubstr("not trusted"));
+  files_.files_.write("key.pem", files_.ca_.issue().key);
+  EXPECT_THROW(context_->reload(), Error);
+  TcpTrust other = files_.trust();
+  other.tls.authorities = files_.files_.write("other.pem", files_.other_.pem());
+  EXPECT_EQ(connect(admit(), other), "ok");
+  expect_exchange();
+}
+
+TEST_F(TcpTlsTest, ACertificateThatHasExpiredIsNotTaken) {
+  files_.use(files_.ca_.issue({.until_s = 10}));
+  start();
+  std::this_thread::sleep_for(milliseconds(11'100));
+  EXPECT_THAT(connect(), AllOf(HasSubstr("unauthorized"), HasSubstr("has expired")));
+}
+
+TEST_F(TcpTlsTest, WorkersNeedACertificateWhereTheServerAsksForOne) {
+  files_.server_.client_authorities = files_.files_.write("clients.pem", files_.other_.pem());
+  start();
+  EXPECT_THAT(connect(), AllOf(HasSubstr("unauthorized"), HasSubstr("PHUB_CLIENT_CERT")));
+  EXPECT_TRUE(refused("peer did not return a certificate")) << reasons();
+  const testing::Certificate mine = files_.other_.issue();
+  TcpTrust trust = files_.trust();
+  trust.tls.certificate = files_.files_.write("mine.pem", mine.pem);
+  trust.tls.key = files_.files_.write("mine.key", mine.key);
+  EXPECT_EQ(connect(admit(), trust), "ok");
+  expect_exchange();
+}
+
+// Neither side is talked into plain text.
+TEST_F(TcpTlsTest, PlainWorkersAreRefused) {
+  start();
+  Offer offer = admit();
+  offer.tls = false;
+  EXPECT_THAT(connect(offer, files_.trust()), AllOf(HasSubstr("invalid"), HasSubstr("speak TLS")));
+  EXPECT_TRUE(refused("it does not speak TLS")) << reasons();
+  ASSERT_EQ(connect(), "ok");
+  offer = admit();
+  offer.tls = false;
+  try {
+    worker_->reconnect(offer);
+    FAIL() << "it went on without TLS";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("had TLS before"));
+  }
+}
+
+TEST_F(TcpTlsTest, APlainServerIsNotTaken) {
+  start({}, false);
+  Offer offer = admit();
+  EXPECT_FALSE(offer.tls);
+  offer.tls = true;
+  EXPECT_THAT(connect(offer, files_.trust()),
+              AllOf(HasSubstr("unavailable"), HasSubstr("does not speak TLS")));
+}
+
+TEST_F(TcpTlsTest, AWrongTicketIsRefusedOverTls) {
+  start();
+  Offer offer = admit();
+  offer.ticket = std::string(kTicketDigits, '0');
+  EXPECT_THAT(connect(offer, files_.trust()),
+              AllOf(HasSubstr("unauthorized"), HasSubstr("ticket")));
+  layout_.queue_chunks = {9};
+  EXPECT_THAT(connect(), HasSubstr("mismatch"));
+}
+
+// The end of a connection without TLS's own word for it may be anybody's doing.
+TEST_F(TcpTlsTest, WhatIsCutOffIsNoData) {
+  start();
+  for (const size_t cut : {size_t{1}, size_t{20'000}, size_t{99'000}, size_t{100'000}}) {
+    Offer offer = admit();
+    Wire wire(offer.queues[0].address);
+    offer.queues[0].address = wire.address;
+    ASSERT_EQ(connect(offer, files_.trust()), "ok");
+    wire.cut_in = cut;
+    ASSERT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 1}));
+    worker_->endpoint().flush();
+    const auto arrived = next_at_box();
+    ASSERT_TRUE(arrived);
+    EXPECT_FALSE(arrived->ok) << cut;
+    EXPECT_FALSE(arrived->violation) << "the worker may connect again";
+    EXPECT_TRUE(eventually([&] { return !worker_->connected(); }));
+  }
+}
+
+TEST_F(TcpTlsTest, WhatWasChangedOnItsWayIsNoData) {
+  start();
+  for (const size_t at : {size_t{0}, size_t{30}, size_t{600}, size_t{50'000}, size_t{99'999}}) {
+    Offer offer = admit();
+    Wire wire(offer.queues[0].address);
+    offer.queues[0].address = wire.address;
+    ASSERT_EQ(connect(offer, files_.trust()), "ok");
+    for (std::byte& byte : worker_->gradients()) byte = std::byte{0x5a};
+    wire.flip_in = at;
+    ASSERT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 1}));
+    worker_->endpoint().flush();
+    const auto arrived = next_at_box();
+    ASSERT_TRUE(arrived);
+    EXPECT_FALSE(arrived->ok) << at;
+    for (const std::byte byte : box_->slots(0)) {
+      ASSERT_TRUE(byte == std::byte{0} || byte == std::byte{0x5a}) << "a byte that nobody sent";
+    }
+  }
+}
+
+// Strangers with and without a first byte: they have their time, and a worker gets in meanwhile.
+TEST_F(TcpTlsTest, StrangersHoldUpNobodyAndHaveTheirTime) {
+  start({.half_open_ms = 3000, .max_half_open = 64});
+  const Offer offer = admit();
+  std::vector<std::unique_ptr<RawTcp>> strangers;
+  const std::string begun("\x16\x03\x01\x02", 4);
+  for (int i = 0; i < 100; ++i) {
+    strangers.push_back(std::make_unique<RawTcp>(offer.queues[0].address));
+    if (i % 2 == 0) strangers.back()->send(std::as_bytes(std::span(begun)));
+  }
+  EXPECT_EQ(connect(offer, files_.trust()), "ok");
+  expect_exchange();
+  EXPECT_TRUE(refused("this was the oldest")) << reasons();
+  EXPECT_TRUE(refused("no ticket within 3000 ms")) << reasons();
+  for (auto& stranger : strangers) {
+    EXPECT_TRUE(eventually([&] { return stranger->receive().empty() && stranger->ended(); }));
+  }
+}
+
+TEST_F(TcpTlsTest, GarbageEndsItsOwnConnectionOnly) {
+  start();
+  ASSERT_EQ(connect(), "ok");
+  const std::string address = box_->admit(1, 1).queues[0].address;
+  for (const std::string& garbage :
+       {std::string("\x16\x03\x01\xff\xff", 5), std::string("\x16") + std::string(70'000, '\x7f'),
+        std::string("GET / HTTP/1.1\r\n\r\n"), std::string(300'000, '\0')}) {
+    RawTcp raw(address);
+    raw.send(std::as_bytes(std::span(garbage).first(std::min<size_t>(garbage.size(), 100'000))));
+    EXPECT_TRUE(eventually([&] {
+      raw.receive();
+      return raw.ended();
+    }));
+  }
+  expect_exchange();
+  box_->revoke(1);
+}
+
+}  // namespace
+}  // namespace phub
