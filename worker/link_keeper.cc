@@ -30,20 +30,23 @@ bool is_silence(const Error& error) {
          error.code() == ErrorCode::kFull;
 }
 
-// A connection may break during set-up; then the server offers another, if the transport can.
+// A connection may break during set-up; then the server offers another, if the transport can. Over
+// shared memory it cannot; but when it gave up waiting for the ticket, that ticket is still good.
 std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOptions& options,
                                          const Joined& joined, const Credential& credential) {
   const uint32_t timeout_ms = options.connect_timeout_ms;
   const JoinReply& reply = joined.reply;
   const SteadyTime give_up = now() + milliseconds(timeout_ms);
   Offer offer = reply.offer;
+  bool ticket_unseen = false;
   for (std::optional<Error> first;;) {
     try {
-      if (first) offer = control.reconnect(credential, timeout_ms);
+      if (first && !ticket_unseen) offer = control.reconnect(credential, timeout_ms);
       return connect(options, joined.server, offer, link_layout_of(reply));
     } catch (const Error& error) {
       if (!first) first = error;
       if (!may_pass(error) || now() > give_up) throw Error(*first);
+      ticket_unseen = offer.transport == "shm" && error.code() == ErrorCode::kTimeout;
     }
     std::this_thread::sleep_for(kBetweenAttempts);
   }

@@ -56,7 +56,7 @@ class CacheRig : private RandomPrograms {
                          .prefetch = pick(4) != 0,
                          .poison = pick(2) == 0,
                          .partitions = static_cast<uint32_t>(1 + pick(3)),
-                         .timeout = std::chrono::seconds(2)};
+                         .timeout = std::chrono::seconds(30)};
     options.budget_bytes = budget_for(specs, job, options);
     device_ = stage_.make_device(options.budget_bytes, false);
     if (stream_mode_) compute_ = device_->make_stream("compute");

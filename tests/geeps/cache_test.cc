@@ -426,7 +426,7 @@ struct HeldRig {
 };
 
 TEST(Cache, AReadThatIsNeverFreshEnoughSaysWhatIsMissing) {
-  HeldRig rig({{"w", 4, dense(2)}}, {.timeout = milliseconds(100)});
+  HeldRig rig({{"w", 4, dense(2)}}, {.timeout = milliseconds(1000)});
   const auto keys = dense(2);
   add(*rig.cache, 0, keys, 1);
   rig.cache->table_clock(0);
@@ -804,7 +804,7 @@ TEST(Cache, BytesThatTheCallersThreadCopiesAreCounted) {
 // The log of the clock before is still here when the buffer is to be given back.
 TEST(Cache, AnUpdateThatTimesOutIsStillHeld) {
   for (const bool in_sequence : {false, true}) {
-    HeldRig rig({{"w", 32, dense(4)}}, {.timeout = milliseconds(50)});
+    HeldRig rig({{"w", 32, dense(4)}}, {.timeout = milliseconds(1000)});
     const auto keys = dense(4);
     Cache& cache = *rig.cache;
     if (in_sequence) {
@@ -833,7 +833,7 @@ TEST(Cache, AnUpdateThatTimesOutIsStillHeld) {
 }
 
 TEST(Cache, AScopeWhoseUpdateTimesOutGivesItsBufferBack) {
-  HeldRig rig({{"w", 32, dense(4)}}, {.timeout = milliseconds(50)});
+  HeldRig rig({{"w", 32, dense(4)}}, {.timeout = milliseconds(1000)});
   const auto keys = dense(4);
   Cache& cache = *rig.cache;
   add(cache, 0, keys, 1);
@@ -853,7 +853,7 @@ TEST(Cache, AScopeWhoseUpdateTimesOutGivesItsBufferBack) {
 // A sequence that does not fit: that before goes on, with what clocks its tables.
 TEST(Cache, ASequenceThatFailsLeavesTheOneBefore) {
   HeldRig rig({{"w", 32, dense(4)}, {"h", 1024, dense(64), true}},
-              {.budget_bytes = 64 << 10, .infer_clocks = true, .timeout = milliseconds(200)});
+              {.budget_bytes = 64 << 10, .infer_clocks = true, .timeout = milliseconds(1000)});
   const auto keys = dense(4), rows = dense(64);
   Cache& cache = *rig.cache;
   rig.record([&] { add(cache, 0, keys, 1); });
@@ -1151,7 +1151,8 @@ TEST(Cache, WhatTheTablesHoldStaysWhenTheSequenceChanges) {
 }
 
 TEST(Cache, TheTraceHasComputationCopiesAndExchanges) {
-  const std::string path = std::filesystem::temp_directory_path() / "phub_cache_trace.json";
+  const std::string path = std::filesystem::temp_directory_path() /
+                           ("phub_cache_trace_" + std::to_string(getpid()) + ".json");
   {
     Rig rig({{"bottom", 256, dense(8)}, {"top", 256, dense(8)}},
             {.budget_bytes = 20 << 10, .reserved_bytes = 256, .trace = path});

@@ -235,7 +235,7 @@ TEST(WorkerExchange, ResultsThatAreDueWhenItEndsAreNobodys) {
     };
     const auto with_cache = [&](auto use) {
       WorkerExchange exchange(worker, tables());
-      Cache cache(*device, exchange, tables(), {.timeout = std::chrono::seconds(5)});
+      Cache cache(*device, exchange, tables(), {.timeout = std::chrono::seconds(30)});
       use(cache);
     };
     with_cache(iteration);

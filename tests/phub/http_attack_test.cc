@@ -56,6 +56,7 @@ TEST(HttpAttack, ALiveJobKeepsItsLease) {
   testing::Box box;
   JobSpec spec;
   spec.name = "live";
+  spec.lease_ms = 6000;
   spec.keys = {{.name = "w", .elements = 100'000}};
   WorkerOptions options = box.options(spec);
   options.transport = "shm";
@@ -140,8 +141,8 @@ TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
 
 TEST(HttpAttack, SlowConnectionsAreCounted) {
   HttpOptions options;
-  options.request_timeout_ms = 100;
-  options.idle_timeout_ms = 100;
+  options.request_timeout_ms = 1000;
+  options.idle_timeout_ms = 1000;
   HttpRig rig(options);
   RawClient header(rig.address());
   header.send("GET /v1/sta");

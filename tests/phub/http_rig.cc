@@ -124,7 +124,7 @@ HttpRig::~HttpRig() {
 }
 
 bool HttpRig::eventually(const std::function<bool()>& condition) {
-  const auto deadline = steady_clock::now() + milliseconds(20'000);
+  const auto deadline = steady_clock::now() + milliseconds(60'000);
   while (!on_control(condition)) {
     if (steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(milliseconds(2));
@@ -196,7 +196,7 @@ std::string read_until(int fd, int limit_ms,
 }  // namespace
 
 std::string RawClient::answers(size_t count) {
-  return read_until(fd_, 5000,
+  return read_until(fd_, 30000,
                     [&](const std::string& text) { return count_answers(text) >= count; });
 }
 

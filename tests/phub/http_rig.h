@@ -111,7 +111,7 @@ class RawClient {
   // seconds have passed.
   std::string answers(size_t count);
   // Until the server closes; "still open" in the end if it does not within limit_ms.
-  std::string rest(int limit_ms = 5000);
+  std::string rest(int limit_ms = 30000);
 
  private:
   int fd_ = -1;

@@ -164,7 +164,7 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
     const auto begin = steady_clock::now();
     server.signal(number);
     EXPECT_EQ(server.exit_code(), 0);
-    EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(3));
+    EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(20));
     EXPECT_EQ(server.out(), printed);  // quiet after the start
     EXPECT_EQ(server.err(), "");
   }
@@ -263,7 +263,7 @@ TEST(Main, EndsWithConnectionsOpen) {
   ControlClient idle(server.address());
   idle.status();
   server.signal(SIGTERM);
-  EXPECT_EQ(server.exit_code(3000), 0);
+  EXPECT_EQ(server.exit_code(20000), 0);
 }
 
 }  // namespace

@@ -338,7 +338,7 @@ TEST(Metrics, ARateIsOfNow) {
   Worker worker(box.options(spec));
   worker.wait(0);
   const auto rate_is = [&](auto wanted) {
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < 3000; ++i) {
       if (wanted(box.status().jobs.at(0).rounds_per_s)) return true;
       usleep(10'000);
     }

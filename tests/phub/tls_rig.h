@@ -84,7 +84,7 @@ class Tls : public ::testing::Test {
   }
   uint64_t handshakes() const { return front_->counters().handshakes; }
   bool eventually(const std::function<bool()>& condition) {
-    for (int i = 0; i < 2000 && !condition(); ++i)
+    for (int i = 0; i < 12000 && !condition(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     return condition();
   }

@@ -209,7 +209,7 @@ TEST_F(ShmTest, JobsOutOfRangeAreRefused) {
 }
 
 TEST_F(ShmTest, HalfOpenConnectionsEnd) {
-  start({.socket_dir = "", .half_open_ms = 50, .max_half_open = 8});
+  start({.socket_dir = "", .half_open_ms = 500, .max_half_open = 8});
   const size_t before = open_fds();
   std::vector<Fd> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(connect_to(address(), 1000));
@@ -226,7 +226,7 @@ TEST_F(ShmTest, HalfOpenConnectionsEnd) {
     handle(1);
   }
   const ShmReceived last = receive_message(silent.back().get(), 4096);
-  EXPECT_THAT(error_of([&] { parse_shm_greeting(last.bytes); }), HasSubstr("within 50 ms"));
+  EXPECT_THAT(error_of([&] { parse_shm_greeting(last.bytes); }), HasSubstr("within 500 ms"));
   const ShmReceived first = receive_message(silent.front().get(), 4096);
   EXPECT_THAT(error_of([&] { parse_shm_greeting(first.bytes); }), HasSubstr("too many"));
 }

@@ -101,7 +101,7 @@ std::vector<Arrival> TransportSuite::poll_for(Endpoint& endpoint, size_t count) 
 }
 
 bool TransportSuite::eventually(const std::function<bool()>& condition) {
-  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  const auto deadline = Clock::now() + std::chrono::seconds(60);
   for (;;) {
     if (condition()) return true;
     rig_->pump();

@@ -56,6 +56,7 @@ class Bystander {
       options.server = server;
       options.spec = spec();
       options.rank = rank;
+      options.connect_timeout_ms = 30'000;
       Worker worker(options);
       worker.wait_all();
       for (uint64_t round = 1; round <= last_round_ && !failed_; ++round) {

@@ -76,6 +76,7 @@ std::unique_ptr<Worker> join(const Settings& settings) {
   options.server = settings.server;
   options.spec = parse_job_spec(settings.job);
   options.rank = settings.rank;
+  options.connect_timeout_ms = 30'000;
   options.replace = settings.replace;
   if (!settings.transport.empty()) options.transport = settings.transport;
   for (;;) {

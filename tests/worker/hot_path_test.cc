@@ -164,7 +164,7 @@ class Server {
   }
   ~Server() {
     process_.send(SIGTERM);
-    EXPECT_EQ(process_.wait(seconds(10)), 0) << process_.output();
+    EXPECT_EQ(process_.wait(seconds(60)), 0) << process_.output();
     std::filesystem::remove_all(folder_);
   }
   const std::string& address() const { return address_; }

@@ -14,6 +14,7 @@ inline WorkerOptions options_of(const std::string& server, JobSpec spec) {
   options.server = server;
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   options.spec = std::move(spec);
+  options.connect_timeout_ms = 30'000;  // for a machine with other things to do
   return options;
 }
 

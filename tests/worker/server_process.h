@@ -43,7 +43,7 @@ class ServerProcess {
     ended_ = true;
     process_.send(SIGCONT);
     process_.send(signal);
-    return process_.wait(std::chrono::seconds(30));
+    return process_.wait(std::chrono::seconds(60));
   }
   std::string output() const { return process_.output(); }
 

@@ -31,7 +31,7 @@ JobSpec spec_of(const std::string& name) {
   spec.name = name;
   spec.keys = {{.name = "w", .elements = 1000}};
   spec.world_size = 2;
-  spec.lease_ms = 600;
+  spec.lease_ms = 10'000;
   spec.progress_limit_ms = 600'000;
   return spec;
 }

@@ -26,7 +26,7 @@ JobSpec spec_of(const std::string& name) {
   spec.keys = {{.name = "w1", .elements = 100}, {.name = "w2", .elements = 100}};
   spec.world_size = 2;
   spec.lease_ms = 30'000;
-  spec.progress_limit_ms = 8'000;  // asked after 0.8 s
+  spec.progress_limit_ms = 20'000;  // asked after 2 s
   return spec;
 }
 
@@ -93,7 +93,7 @@ TEST(Stalls, ARankThatIsSlowIsNamedToTheOthersAndNotRefused) {
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions options = box.options(spec_of("slow"));
     options.rank = static_cast<int32_t>(rank);
-    if (rank == 0) options.wait_timeout_ms = 2'000;
+    if (rank == 0) options.wait_timeout_ms = 6'000;
     Worker worker(options);
     worker.wait_all();
     for (int i = 0; i < 3; ++i) worker.push_pull(0);

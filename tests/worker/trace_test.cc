@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -114,7 +115,7 @@ TEST(TraceRun, HoldsWhatHappened) {
 
 TEST(TraceRun, AFileThatCannotBeStopsTheServerAtOnce) {
   Process server({PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--trace", "/nowhere/box.json"},
-                 ::testing::TempDir() + "trace_run_refused");
+                 ::testing::TempDir() + "trace_run_refused_" + std::to_string(getpid()));
   EXPECT_NE(server.wait(60s), 0);
   EXPECT_THAT(server.output(), ::testing::HasSubstr("trace file '/nowhere/box.json'"));
 }
