@@ -244,6 +244,19 @@ void Server::reconnect(const Credential& who, Reply<Offer> reply) {
   authenticate(who).reconnect(who, std::move(reply));
 }
 
+void Server::check_part(const Credential& who, uint64_t round, uint64_t bytes) {
+  authenticate(who).check_part(who, round, bytes);
+}
+
+void Server::take_part(const Credential& who, uint64_t round, std::string part,
+                       std::shared_ptr<void> charge, Reply<Done> reply) {
+  authenticate(who).take_part(who, round, std::move(part), std::move(charge), std::move(reply));
+}
+
+void Server::restored_part(const Credential& who, Reply<PartBytes> reply) {
+  authenticate(who).restored_part(who.rank, std::move(reply));
+}
+
 void Server::connection_ended(const Credential& who) {
   if (RunningJob* job = find(who.job)) job->connection_ended(who);
 }

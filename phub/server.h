@@ -68,6 +68,10 @@ class Server final : public ControlHandler {
   void set_hyper(const std::string& job, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
+  void check_part(const Credential& who, uint64_t round, uint64_t bytes) override;
+  void take_part(const Credential& who, uint64_t round, std::string part,
+                 std::shared_ptr<void> charge, Reply<Done> reply) override;
+  void restored_part(const Credential& who, Reply<PartBytes> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   ServerStatus status() override;

@@ -192,6 +192,10 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   host_.budget.reserve(spec, memory);
   SavedLife life{.durable_round = saved ? saved->round : 0,
                  .owner = saved && !saved->owner.empty() ? saved->owner : request.caller.id};
+  if (saved) {
+    life.from = {.epoch = saved->epoch, .round = saved->round};
+    life.part_bytes = SavedJobs::parts_of(*saved);
+  }
   std::shared_ptr<Job> job;
   try {
     job = std::make_shared<Job>(spec, std::move(plan), link_transport, options_.store, snapshots,

@@ -117,10 +117,13 @@ Joined join(const WorkerOptions& options) {
     fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");
   }
   // Retries, since the server may be started at the same time as its workers.
-  return join_somewhere(
-      options,
-      {.spec = options.spec, .rank = options.rank, .replace = options.replace, .id = make_ticket()},
-      Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
+  return join_somewhere(options,
+                        {.spec = options.spec,
+                         .rank = options.rank,
+                         .replace = options.replace,
+                         .id = make_ticket(),
+                         .saves = options.saver != nullptr},
+                        Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
 }
 
 bool may_rejoin_after(const Error& error) {
@@ -134,7 +137,8 @@ Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_p
                         {.spec = options.spec,
                          .rank = static_cast<int32_t>(lost.rank),
                          .id = make_ticket(),
-                         .epoch = lost.epoch},
+                         .epoch = lost.epoch,
+                         .saves = options.saver != nullptr},
                         give_up, after_rejoin, stop);
 }
 

@@ -84,6 +84,7 @@ class LinkKeeper {
       throw;
     }
   }
+  void cancel_calls() { calls_.cancel(); }  // those of ask(), and every later one
   // Starts a thread. An exception that `body` throws becomes the worker's failure.
   template <typename Body>
   std::jthread start(const char* name, Body body) {

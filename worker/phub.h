@@ -154,6 +154,23 @@ PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* nam
 PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
                                                const char* name, double value);
 
+/* What a rank must have beside the job's parameters to go on to the bit: the state of its random
+ * numbers, its position in the data. The library calls `saver` after some rounds (the server's
+ * --checkpoint-every), if the server saves the job: in the phub_wait, phub_wait_all, phub_pull or
+ * phub_try_wait that returns the last key's result of `round`, before a completion that tells of
+ * it, or in the first phub_push of the next round, if that comes before. It gives the state with
+ * which the next round begins to phub_save, and returns PHUB_OK: then the checkpoint of this round
+ * has it, and phub_restored gives it back. With another code there is no checkpoint of this round,
+ * and the call that called it is PHUB_INVALID. It must neither push nor wait. Before its first push
+ * of the next round the program must have pushed every key. For jobs in lock-step, and not with a
+ * phub_geeps. Null: none. `user_data` must be valid as long as a worker that was made with it. */
+typedef struct phub_state phub_state;
+typedef phub_code (*phub_saver)(void* user_data, uint64_t round, phub_state* state);
+PHUB_API phub_code phub_options_set_saver(phub_options* options, phub_saver saver, void* user_data);
+/* Copies `size` bytes under this name, of 1 to 255 bytes; all of a rank are at most 64 MiB.
+ * PHUB_BAD_HANDLE: the saver that `state` was for has returned; PHUB_TAKEN: there is this name. */
+PHUB_API phub_code phub_save(phub_state* state, const char* name, const void* bytes, size_t size);
+
 /* ---- A worker: one rank of a job. ---- */
 
 /* Joins the job, which the first rank creates. Returns when world_size ranks have joined
@@ -197,6 +214,13 @@ typedef struct phub_info {
   size_t keys;
 } phub_info;
 PHUB_API phub_code phub_worker_info(const phub_worker* worker, phub_info* info);
+
+/* What this rank's saver saved after the round before first_round, when the job goes on from a
+ * checkpoint of that round. `bytes` belong to the worker, until it is destroyed or phub_rejoin
+ * gives the handle another. PHUB_NOT_FOUND: there is nothing of this name; the job begins, the rank
+ * is new, or it joined a job in progress: then the state follows from first_round. */
+PHUB_API phub_code phub_restored(const phub_worker* worker, const char* name, const void** bytes,
+                                 size_t* size);
 
 /* The transport with its devices and memory: a sentence for people, cut to `size` bytes. */
 PHUB_API phub_code phub_worker_connection(const phub_worker* worker, char* text, size_t size);

@@ -18,6 +18,7 @@
 #include "worker/join.h"
 #include "worker/link_keeper.h"
 #include "worker/registered_memory.h"
+#include "worker/saver.h"
 #include "worker/session.h"
 #include "worker/sleeper.h"
 #include "worker/stalls.h"
@@ -25,6 +26,8 @@
 
 namespace phub {
 namespace {
+
+constexpr std::chrono::seconds kFinishSaving{2};
 
 void check_f32(const JobSpec& spec, const std::string& dtype, const char* what) {
   if (dtype == "f32") return;
@@ -39,9 +42,11 @@ struct Worker::Impl {
       : options(worker_options),
         keeper(options, std::move(joined)),
         stalls(keeper),
-        sleeper(keeper, stalls) {}
+        sleeper(keeper, stalls),
+        saver(keeper) {}
   ~Impl() {
     sleeper.stop();
+    saver.finish(kFinishSaving);
     keeper.stop();
   }
 
@@ -57,12 +62,15 @@ struct Worker::Impl {
   void wait(size_t key);
   void check_key(size_t key) const;
   void copy_out(size_t key);
+  void received(size_t key);
+  void save_before_push(size_t key);
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);
 
   const WorkerOptions options;
   LinkKeeper keeper;
   StallWatch stalls;
   Sleeper sleeper;
+  Saver saver;
   std::unordered_map<std::string_view, size_t> key_by_name;
 
   // Guarded by the sleeper's lock.
@@ -111,6 +119,7 @@ std::unique_ptr<Worker::Impl> Worker::Impl::joined_again(const WorkerOptions& op
 
 void Worker::Impl::start(const std::string& trace_file) {
   keeper.connect([this] { sleeper.wake_all(); });
+  saver.restore();
   const JoinReply& reply = keeper.reply();
   session = std::make_unique<Session>(reply, keeper.link());
   if (!trace_file.empty()) {
@@ -141,7 +150,9 @@ void Worker::Impl::check_key(size_t key) const {
 Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
   check_key(key);
   keeper.check();
+  saver.check_not_within();
   wait(key);  // for the previous round
+  if (saver.is_active()) save_before_push(key);
   const uint64_t begin_ns = trace ? trace_now_ns() : 0;
   Lock lock = sleeper.lock();
   const bool copied_in = !how.null && memory->copy_in(key, lock);
@@ -168,6 +179,35 @@ void Worker::Impl::wait(size_t key) {
   lock.unlock();
   if (key != Session::kAllKeys) return copy_out(key);
   for (size_t k = 0; k < keeper.spec().keys.size(); ++k) copy_out(k);
+}
+
+// The caller has the key's latest result.
+void Worker::Impl::received(size_t key) {
+  if (!saver.is_active()) return;
+  Lock lock = sleeper.lock();
+  const uint64_t round = session->round(key);
+  lock.unlock();
+  saver.received(key, round);
+}
+
+// If a round that is saved lies before this push, it must be over for all keys.
+void Worker::Impl::save_before_push(size_t key) {
+  received(key);
+  Lock lock = sleeper.lock();
+  const uint64_t next = session->round(key) + 1;
+  if (!saver.is_due_before(next)) return;
+  lock.unlock();
+  wait(Session::kAllKeys);
+  for (size_t k = 0; k < keeper.spec().keys.size(); ++k) received(k);
+  if (!saver.is_due_before(next)) return;
+  lock.lock();
+  for (size_t k = 0; k < keeper.spec().keys.size(); ++k) {
+    if (session->round(k) >= saver.due()) continue;
+    fail(ErrorCode::kInvalid,
+         "key '{}' is pushed in round {}, and key '{}' was not in round {}, after which this "
+         "rank's state is saved: push every key first",
+         keeper.spec().keys[key].name, next, keeper.spec().keys[k].name, saver.due());
+  }
 }
 
 void Worker::Impl::copy_out(size_t key) {
@@ -220,6 +260,10 @@ uint32_t Worker::incarnation() const { return impl_->keeper.reply().incarnation;
 uint32_t Worker::world_size() const { return spec().world_size; }
 uint64_t Worker::first_round() const { return impl_->keeper.reply().first_round; }
 bool Worker::initial_counts() const { return impl_->keeper.reply().send_initial; }
+std::optional<std::span<const std::byte>> Worker::restored(std::string_view name) const {
+  return impl_->saver.restored(name);
+}
+bool Worker::saves() const { return impl_->saver.is_active(); }
 const std::string& Worker::server() const { return impl_->keeper.server(); }
 const std::string& Worker::job_token() const { return impl_->keeper.reply().job_token; }
 const JobSpec& Worker::spec() const { return impl_->keeper.spec(); }
@@ -327,17 +371,23 @@ Pushed Worker::push(size_t key, const PushOptions& how) {
 void Worker::wait(size_t key) {
   impl_->check_key(key);
   only_errors([&] {
+    impl_->saver.check_not_within();
     {
       const Impl::Lock lock = impl_->sleeper.lock();
       const auto error = impl_->stalls.passed_over_itself(*impl_->session, key);
       if (error) throw Error(error->code(), error->what());
     }
     impl_->wait(key);
+    impl_->received(key);
   });
 }
 
 void Worker::wait_all() {
-  only_errors([&] { impl_->wait(Session::kAllKeys); });
+  only_errors([&] {
+    impl_->saver.check_not_within();
+    impl_->wait(Session::kAllKeys);
+    for (size_t key = 0; key < keys(); ++key) impl_->received(key);
+  });
 }
 
 bool Worker::test(size_t key) {
@@ -350,6 +400,7 @@ bool Worker::test(size_t key) {
       if (!impl_->session->ready(key)) return false;
     }
     impl_->copy_out(key);
+    impl_->received(key);
     return true;
   });
 }
@@ -374,6 +425,7 @@ std::optional<Completion> Worker::wait_any() {
         completion.error = impl_->stalls.timeout_of(ended->pushed.key);
       } else {
         impl_->copy_out(ended->pushed.key);
+        impl_->saver.received(ended->pushed.key, ended->pushed.round);
       }
     } catch (...) {
       completion.error.emplace(error_in_flight());
@@ -451,6 +503,7 @@ void Worker::leave(uint32_t timeout_ms) {
     const std::lock_guard one(i.leaving);
     if (i.left) return;
     i.left = !i.keeper.failed();
+    if (i.left) i.saver.finish(std::chrono::milliseconds(timeout_ms));
     {
       const Impl::Lock lock = i.sleeper.lock();
       i.session->flush();  // pushes so far go out before the leave

@@ -17,10 +17,13 @@
 // Errors are exceptions of one type, phub::Error; after kFenced, kRankLost or kRewound every call
 // throws it. After kRewound the job goes on without this worker's latest rounds:
 //   worker = worker->rejoin();  round = worker->first_round();
+// and the caller's own state is what WorkerOptions::saver saved: worker->restored(name).
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +36,10 @@
 #include "transport/tls/client_options.h"
 
 namespace phub {
+
+// What a rank must have beside the job's parameters to go on to the bit: the state of its random
+// numbers, its position in the data; by name. All together at most 64 MiB.
+using RankState = std::map<std::string, std::vector<std::byte>>;
 
 struct WorkerOptions {
   std::string server = "127.0.0.1:7717";  // or several, with commas: one of them has the job
@@ -60,6 +67,15 @@ struct WorkerOptions {
   // file, for ui.perfetto.dev (Chrome's trace events). %r becomes the rank. Empty: no trace.
   std::string trace;
   size_t trace_events = 200'000;  // the latest are kept; 48 bytes each
+  // Returns this process's state after `round`, with which the next round begins. It is then a part
+  // of the job's checkpoint of that round, which does not exist without it, and comes back with
+  // restored(). Called after some rounds (the server's --checkpoint-every), if the server saves the
+  // job: by the wait, test or wait_any that returns the last key's result of the round, on its
+  // thread; or by the first push of the next round, if that comes before. It must neither push nor
+  // wait; what it throws, that call throws, and then there is no checkpoint of this round.
+  // REQUIRES: before its first push of the next round the program has pushed every key in this one.
+  // For jobs in lock-step; not for a worker with a geeps::Cache.
+  std::function<RankState(uint64_t round)> saver;
 };
 
 // PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE; the token from
@@ -136,6 +152,12 @@ class Worker {
   uint32_t world_size() const;
   uint64_t first_round() const;  // the first round in which this incarnation takes part
   bool initial_counts() const;   // what broadcast() will return
+  // What this rank's saver returned after the round before first_round(), when the job goes on from
+  // a checkpoint of that round. Valid until the worker is destroyed. Nothing: there is none of this
+  // name. The job begins, or the rank is new, or it joined a job in progress: then the state
+  // follows from first_round().
+  std::optional<std::span<const std::byte>> restored(std::string_view name) const;
+  bool saves() const;  // it has a saver, and the server saves the job
   const JobSpec& spec() const;
   // Of the worker that created the job, where the server asks for tokens: a token that joins and
   // deletes this job, and nothing else; else "".

@@ -2,7 +2,9 @@
 // calls it directly.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "transport/control/messages.h"
@@ -36,6 +38,13 @@ class ControlHandler {
   // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
   // connection only; calls of this interface still need the ticket of the join.
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
+  // A rank's part of the checkpoint of `round`. The first is asked before its bytes are read, and
+  // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
+  virtual void check_part(const Credential& who, uint64_t round, uint64_t bytes) = 0;
+  virtual void take_part(const Credential& who, uint64_t round, std::string part,
+                         std::shared_ptr<void> charge, Reply<Done> reply) = 0;
+  // The rank's part of the checkpoint that it goes on from.
+  virtual void restored_part(const Credential& who, Reply<PartBytes> reply) = 0;
   // A page of the log, from record `from` on.
   virtual void log(const std::string& job, uint64_t from, Reply<LogPage> reply) = 0;
   // DELETE /v1/jobs/{job}: ends the job; all its workers get an error.

@@ -258,6 +258,8 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
      of_job<&JobStatus::completed_round>},
     {{"phub_job_durable_round", kGauge, "Round of the newest checkpoint."},
      of_job<&JobStatus::durable_round>},
+    {{"phub_job_void_snapshots_total", kCounter, "Snapshots that lacked a rank's part."},
+     of_job<&JobStatus::void_snapshots>},
     {{"phub_job_chunks_total", kCounter, "Chunks that were completed, in all rounds."},
      of_job<&JobStatus::flow, &Flow::chunks>},
     {{"phub_job_ranks", kGauge, "Ranks in each state."}, job_ranks},

@@ -128,6 +128,11 @@ Json content(std::string_view message, std::string_view type = "application/json
   return {{std::string(type), {{"schema", reference(message)}}}};
 }
 
+bool needs_ticket(const RouteInfo& route) {
+  const bool of_rank = route.pattern.find("{incarnation}") != route.pattern.npos;
+  return route.need == Need::kNothing && (route.method == "POST" || of_rank);
+}
+
 std::string_view what_is_needed(const RouteInfo& route) {
   switch (route.need) {
     case Need::kObserve:
@@ -141,13 +146,13 @@ std::string_view what_is_needed(const RouteInfo& route) {
     case Need::kNothing:
       break;
   }
-  return route.method == "POST" ? "Needs the ticket of the rank." : "";
+  return needs_ticket(route) ? "Needs the ticket of the rank." : "";
 }
 
 // `{}`: a box without a tokens file asks for none.
 Json security_of(const RouteInfo& route) {
   if (route.need != Need::kNothing) return {Json::object(), {{"token", Json::array()}}};
-  if (route.method == "POST") return Json::array({{{"ticket", Json::array()}}});
+  if (needs_ticket(route)) return Json::array({{{"ticket", Json::array()}}});
   return Json::array();
 }
 
@@ -162,7 +167,14 @@ Json parameters_of(std::string_view pattern) {
               {"pattern", "^[A-Za-z0-9._-]+$"},
               {"minLength", 1},
               {"maxLength", kMaxNameBytes}});
+  const auto number = [](std::string_view format, uint64_t most) {
+    return Json{{"type", "integer"}, {"format", format}, {"minimum", 0}, {"maximum", most}};
+  };
   add("from", {{"type", "integer"}, {"format", "uint64"}, {"minimum", 0}});
+  add("rank", number("uint32", kMaxRanks - 1));
+  add("incarnation", number("uint32", ~uint32_t{0}));
+  add("epoch", number("uint64", ~uint64_t{0}));
+  add("round", number("uint64", ~uint64_t{0}));
   return parameters;
 }
 
@@ -198,8 +210,8 @@ Json document() {
             {"version", fmt::format("{}", kProtocolVersion)},
             {"description",
              "Jobs, their ranks, and how they are doing. Gradients travel over data connections, "
-             "which a join offers. Bodies are JSON with a Content-Length; unknown and repeated "
-             "fields are refused."}}},
+             "which a join offers. Bodies are JSON, but for a rank's part of a checkpoint, with a "
+             "Content-Length; unknown and repeated fields are refused."}}},
           {"paths", std::move(paths)},
           {"components",
            {{"schemas", all_schemas()},

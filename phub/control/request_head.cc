@@ -13,6 +13,7 @@ namespace phub {
 namespace {
 
 constexpr std::string_view kJson = "application/json";
+constexpr std::string_view kBytes = "application/octet-stream";
 
 std::string lower_case(std::string_view text) {
   std::string out(text);
@@ -50,10 +51,10 @@ bool is_own_origin(std::string_view origin, std::string_view host) {
   return false;
 }
 
-bool is_json(std::string_view content_type) {
+bool is_type(std::string_view content_type, std::string_view expected) {
   std::string_view type = content_type.substr(0, content_type.find(';'));
   while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
-  return lower_case(type) == kJson;
+  return lower_case(type) == expected;
 }
 
 }  // namespace
@@ -90,10 +91,12 @@ std::optional<HeadRefusal> refuse_head(const RequestHead& head, const HostNames&
         403, ErrorCode::kUnauthorized,
         fmt::format("pages of '{}' may not use this server", printable(head.origin))};
   }
-  if (head.has_body && !is_json(head.content_type)) {
+  const std::string_view type = head.of_bytes ? kBytes : kJson;
+  if (head.has_body && !is_type(head.content_type, type)) {
     return HeadRefusal{415, ErrorCode::kInvalid,
-                       fmt::format("a body must be JSON: send 'Content-Type: {}', not '{}'", kJson,
-                                   printable(head.content_type))};
+                       fmt::format("{}: send 'Content-Type: {}', not '{}'",
+                                   head.of_bytes ? "this body is bytes" : "a body must be JSON",
+                                   type, printable(head.content_type))};
   }
   return std::nullopt;
 }

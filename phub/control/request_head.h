@@ -6,8 +6,8 @@
 // - Origin: a browser names the page that sends the request. This port's own page only reads, so
 //   nothing is changed for a page at all: one whose name was made to mean this machine looks like
 //   our own. What is read must be for the port's own.
-// - Content-Type: a page may send any text to anybody, but application/json only after it asked
-//   whether it may, which this port refuses.
+// - Content-Type: a page may send any text to anybody, but application/json and
+//   application/octet-stream only after it asked whether it may, which this port refuses.
 #pragma once
 
 #include <optional>
@@ -24,6 +24,7 @@ struct RequestHead {
   size_t hosts = 0;                             // how many Host headers
   bool http_1_0 = false;                        // which needs none
   bool has_body = false;
+  bool of_bytes = false;       // the body is a rank's part of a checkpoint, not JSON
   bool reads = true;           // GET or HEAD
   bool over_loopback = false;  // the address that it came to
 };

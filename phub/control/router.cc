@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "phub/control/metrics.h"
 #include "phub/control/openapi.h"
@@ -21,9 +22,34 @@ using Answer = std::function<void(HttpResponse)>;
 std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
 
 constexpr std::string_view kJobs = "/v1/jobs/";
-constexpr std::string_view kLogFrom = "/log/";
+constexpr std::string_view kPart = "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}";
+constexpr std::string_view kPartOfRound =
+    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{round}";
 constexpr std::string_view kBearer = "Bearer ";
 constexpr size_t kMaxTicketBytes = 256;
+
+std::string ticket_in(std::string_view authorization) {
+  if (!authorization.starts_with(kBearer) || authorization.size() == kBearer.size() ||
+      authorization.size() > kBearer.size() + kMaxTicketBytes) {
+    fail(ErrorCode::kUnauthorized,
+         "the header 'Authorization: Bearer TICKET' is missing or malformed; the answer to join "
+         "has the ticket");
+  }
+  return std::string(authorization.substr(kBearer.size()));
+}
+
+// A credential in a path: /part/{rank}/{incarnation}/{epoch}.
+Credential credential_in(const std::vector<uint64_t>& numbers) {
+  if (numbers[0] >= kMaxRanks || numbers[1] > ~uint32_t{0}) {
+    fail(ErrorCode::kInvalid, "the path names rank {}, incarnation {}: there is none such",
+         numbers[0], numbers[1]);
+  }
+  Credential who;
+  who.rank = static_cast<uint32_t>(numbers[0]);
+  who.incarnation = static_cast<uint32_t>(numbers[1]);
+  who.epoch = numbers[2];
+  return who;
+}
 
 struct Call {
   std::string job;
@@ -34,8 +60,8 @@ struct Call {
   const Gate* gate;
   Answer answer;
   Routed routed = {};
-  std::string about = {};  // for the audit
-  uint64_t from = 0;       // the first record of a page of the log
+  std::string about = {};              // for the audit
+  std::vector<uint64_t> numbers = {};  // in the path
 
   // Returns a function for the handler that answers with its result.
   template <typename T>
@@ -78,15 +104,8 @@ struct Call {
 
   // Adds the fields that are not in the body.
   Credential complete(Credential who) {
-    const std::string_view header = request.authorization;
-    if (!header.starts_with(kBearer) || header.size() == kBearer.size() ||
-        header.size() > kBearer.size() + kMaxTicketBytes) {
-      fail(ErrorCode::kUnauthorized,
-           "the header 'Authorization: Bearer TICKET' is missing or malformed; the answer to join "
-           "has the ticket");
-    }
     who.job = job;
-    who.ticket = header.substr(kBearer.size());
+    who.ticket = ticket_in(request.authorization);
     about = member(who.rank, who.incarnation);
     return who;
   }
@@ -159,7 +178,22 @@ void set_hyper(Call& call) {
   const Credential rank = call.complete(who);
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
 }
-void log(Call& call) { call.handler.log(call.job, call.from, call.long_reply<LogPage>()); }
+void take_part(Call& call) {
+  const Credential who = call.complete(credential_in(call.numbers));
+  call.handler.take_part(who, call.numbers[3], std::move(call.request.body),
+                         std::move(call.request.charge), call.reply<Done>());
+}
+void restored_part(Call& call) {
+  const Credential who = call.complete(credential_in(call.numbers));
+  call.handler.restored_part(who, [answer = call.answer](Result<PartBytes> result) {
+    if (!result) return answer(error_response(result.code, result.message));
+    answer({.body = std::move(result.value->bytes), .content_type = "application/octet-stream"});
+  });
+}
+void log(Call& call) {
+  const uint64_t from = call.numbers.empty() ? 0 : call.numbers.front();
+  call.handler.log(call.job, from, call.long_reply<LogPage>());
+}
 void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }
 void status(Call& call) { call.answer({.body = to_json(call.visible_status())}); }
 void metrics(Call& call) {
@@ -176,7 +210,7 @@ void page(Call& call) {
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 18> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 20> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -195,6 +229,12 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 18> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
       "Get an offer for another data connection."},
      reconnect},
+    {{"POST", kPartOfRound, Need::kNothing, "application/octet-stream", "Done",
+      "Send a rank's part of the checkpoint of a round. The answer comes when it is in its file."},
+     take_part},
+    {{"GET", kPart, Need::kNothing, "", "application/octet-stream",
+      "The rank's part of the checkpoint that it goes on from."},
+     restored_part},
     {{"GET", "/v1/jobs/{job}/log", Need::kSee, "", "LogPage",
       "The first page of the log of memberships and hyperparameters."},
      log},
@@ -215,12 +255,36 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 18> kRoutes = {{
     {{"GET", "/page.js", Need::kNothing, "", "text/javascript", "Its script."}, page},
 }};
 
-// A target as its pattern and the values of {job} and {from}.
+// A target as its pattern and the values of {job} and of the numbers behind it.
 struct Target {
   std::string pattern;
   std::string_view job;
-  uint64_t from = 0;
+  std::vector<uint64_t> numbers = {};
 };
+
+// Patterns that end in numbers, with the text before the first.
+struct Numbered {
+  std::string_view before;
+  size_t numbers;
+  std::string_view pattern;
+};
+constexpr std::array<Numbered, 3> kNumbered = {
+    {{"/log/", 1, "/v1/jobs/{job}/log/{from}"}, {"/part/", 3, kPart}, {"/part/", 4, kPartOfRound}}};
+
+// Those in "7/4/1"; nothing if it is anything else.
+std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
+  std::vector<uint64_t> numbers;
+  for (;;) {
+    uint64_t& number = numbers.emplace_back();
+    const char* end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, number);
+    if (error != std::errc()) return std::nullopt;
+    if (at == end) return numbers;
+    if (*at != '/' || numbers.size() == kNumbered.back().numbers) return std::nullopt;
+    text.remove_prefix(static_cast<size_t>(at - text.data()) + 1);
+  }
+}
+
 Target parse_target(std::string_view target) {
   target = path_of(target);
   if (!target.starts_with(kJobs)) return {std::string(target), {}};
@@ -228,13 +292,13 @@ Target parse_target(std::string_view target) {
   const size_t slash = rest.find('/');
   const std::string_view action = slash == rest.npos ? std::string_view() : rest.substr(slash);
   Target parsed{"/v1/jobs/{job}" + std::string(action), rest.substr(0, slash)};
-  if (action.starts_with(kLogFrom)) {
-    const std::string_view number = action.substr(kLogFrom.size());
-    const auto [end, error] =
-        std::from_chars(number.data(), number.data() + number.size(), parsed.from);
-    if (error == std::errc() && end == number.data() + number.size()) {
-      parsed.pattern = "/v1/jobs/{job}/log/{from}";
-    }
+  for (const Numbered& one : kNumbered) {
+    if (!action.starts_with(one.before)) continue;
+    auto numbers = numbers_in(action.substr(one.before.size()));
+    if (!numbers || numbers->size() != one.numbers) continue;
+    parsed.pattern = one.pattern;
+    parsed.numbers = std::move(*numbers);
+    break;
   }
   return parsed;
 }
@@ -255,7 +319,7 @@ void dispatch(Call& call, std::string_view& path) {
     if (call.request.target.starts_with(kJobs)) {
       check_job_name(target.job);  // the handler gets valid names only
       call.job = target.job;
-      call.from = target.from;
+      call.numbers = target.numbers;
     }
     return handle(call);
   }
@@ -285,8 +349,29 @@ std::span<const RouteInfo> http_routes() {
 }
 
 uint64_t body_limit(std::string_view method, std::string_view target) {
+  if (takes_bytes(method, target)) return kMaxPartBytes;
   const bool is_join = method == "POST" && parse_target(target).pattern == "/v1/jobs/{job}/join";
   return is_join ? kMaxJoinBytes : kMaxBodyBytes;
+}
+
+bool takes_bytes(std::string_view method, std::string_view target) {
+  return method == "POST" && parse_target(target).pattern == kPartOfRound;
+}
+
+std::optional<HeadRefusal> refuse_part(std::string_view method, std::string_view target,
+                                       std::string_view authorization, uint64_t bytes,
+                                       ControlHandler& handler) {
+  if (!takes_bytes(method, target)) return std::nullopt;
+  const std::optional<Error> refused = error_of([&] {
+    const Target parsed = parse_target(target);
+    check_job_name(parsed.job);
+    Credential who = credential_in(parsed.numbers);
+    who.job = parsed.job;
+    who.ticket = ticket_in(authorization);
+    handler.check_part(who, parsed.numbers[3], bytes);
+  });
+  if (!refused) return std::nullopt;
+  return HeadRefusal{http_status(refused->code()), refused->code(), refused->what()};
 }
 
 std::optional<HeadRefusal> authorize(std::string_view method, std::string_view target,

@@ -20,8 +20,7 @@ using asio::ip::tcp;
 
 constexpr size_t kReadBytes = 4096;
 constexpr size_t kMaxBufferBytes = 64u << 10;  // of a connection, without the body
-constexpr uint64_t kMaxDiscardedBytes = 4u << 20;
-constexpr uint64_t kFreeBodyBytes = 4096;  // not counted as long
+constexpr uint64_t kFreeBodyBytes = 4096;      // not counted as long
 constexpr uint64_t kFreeAnswerBytes = 64u << 10;
 constexpr uint64_t kLargeBytes = 1u << 20;
 // A browser may load the page's own files and nothing else. The icon is empty.
@@ -128,6 +127,15 @@ void HttpSession::on_header(const SystemError& error) {
         413, ErrorCode::kInvalid,
         fmt::format("the body has {} bytes; the limit of this request is {}", bytes, limit));
   }
+  if (const auto refused =
+          refuse_part(view_of(message.method_string()), view_of(message.target()),
+                      view_of(message[http::field::authorization]), bytes, *shared_->handler)) {
+    // A rank that sends what is not needed is to get the answer: it may write all before it reads.
+    if (refused->code == ErrorCode::kNotFound || refused->code == ErrorCode::kTaken) {
+      most_discarded_ = std::max(most_discarded_, bytes);
+    }
+    return refuse(refused->status, refused->code, refused->message);
+  }
   if (bytes == 0 || !beast::iequals(message[http::field::expect], "100-continue")) {
     return read_body();
   }
@@ -153,6 +161,7 @@ RequestHead HttpSession::head_of(const Message& message) const {
           .hosts = message.count(http::field::host),
           .http_1_0 = message.version() == 10,
           .has_body = parser_->chunked() || parser_->content_length().value_or(0) > 0,
+          .of_bytes = takes_bytes(view_of(message.method_string()), view_of(message.target())),
           .reads = message.method() == http::verb::get || message.method() == http::verb::head,
           .over_loopback = peer_.over_loopback};
 }
@@ -308,7 +317,7 @@ void HttpSession::discard() {
   stream_.async_read_some(buffer_.prepare(kMaxBufferBytes),
                           [self = shared_from_this()](const SystemError& error, size_t bytes) {
                             self->discarded_bytes_ += bytes;
-                            if (error || self->discarded_bytes_ > kMaxDiscardedBytes) {
+                            if (error || self->discarded_bytes_ > self->most_discarded_) {
                               return self->close();
                             }
                             self->discard();

@@ -114,6 +114,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::shared_ptr<HttpBodyCharge> body_charge_;  // of the request that is being read
   uint64_t answer_charge_ = 0;                   // this connection's part of unread_bytes
   uint64_t discarded_bytes_ = 0;
+  uint64_t most_discarded_ = 4u << 20;
   bool waiting_ = false;               // for the handler's answer
   std::shared_ptr<HttpSession> self_;  // while waiting
   std::optional<Credential> beats_;    // the sender of heartbeats over this connection

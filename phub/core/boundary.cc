@@ -33,7 +33,7 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
     min_round = std::min(min_round, table_[i].round);
     snapshot_.reached(i);
   }
-  if (boundary.snapshot) snapshot_.begin(boundary.round);
+  if (boundary.snapshot) snapshot_.begin(std::max(boundary.round, boundary.snapshot_round));
   endpoint_.flush();
   return min_round;
 }

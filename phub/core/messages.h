@@ -46,7 +46,8 @@ struct Boundary {
   std::vector<Admitted> admitted;
   std::vector<uint32_t> forgotten;  // no longer expected (a pause that is over)
   std::optional<HyperView> hyper;   // nothing: unchanged
-  bool snapshot = false;            // copy every chunk as it is before R
+  bool snapshot = false;            // copy every chunk as it is before R, or a later round:
+  uint64_t snapshot_round = 0;      // that one; up to R: before R
 };
 
 // What went through one queue of a core, ever.

@@ -35,7 +35,7 @@ struct MembershipAction {
   Type type = kHold;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
-  uint64_t token = 0;
+  uint64_t token = 0;         // kAdmit: of the join
   uint64_t first_round = 0;   // kReply to a join; to a change: the round that it holds from
   bool send_initial = false;  // kReply to a join
   bool ok = true;             // kReply
@@ -101,6 +101,8 @@ class Membership {
   std::vector<uint32_t> waiting_for() const;  // as the last probe saw it
   std::string state() const;
   uint64_t completed_round() const { return min_round_ == 0 ? 0 : min_round_ - 1; }
+  // The highest that an incarnation of the rank which is lost took part in; 0: none.
+  uint64_t last_round(uint32_t rank) const { return ranks_[rank].last_round; }
   bool assembled() const { return assembled_; }  // all first ranks were there at one time
 
  private:

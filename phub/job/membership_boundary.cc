@@ -22,8 +22,10 @@ void Membership::admit_waiting() {
     join.stage = Join::kAdmitting;
     join.before = std::exchange(r.state, State::kJoining);
     ++r.incarnation;
-    actions_.push_back(
-        {.type = MembershipAction::kAdmit, .rank = join.rank, .incarnation = r.incarnation});
+    actions_.push_back({.type = MembershipAction::kAdmit,
+                        .rank = join.rank,
+                        .incarnation = r.incarnation,
+                        .token = join.token});
   }
 }
 

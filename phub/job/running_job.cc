@@ -96,7 +96,7 @@ void RunningJob::tick(uint64_t now) {
     if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
   }
   membership_.tick(now);
-  if (!saving_ && membership_.completed_round() >= next_save_) save();
+  tick_save(now);
   probe(now);
   carry_out();
 }
@@ -143,7 +143,7 @@ void RunningJob::handle(const CoreReport& report) {
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
-      if (++cores_snapped_ == job_->cores()) write_snapshot(report.round - 1);
+      if (++cores_snapped_ == job_->cores()) snapped(report.round - 1);
       break;
     case CoreReport::kFailed:
       membership_.failed(fmt::format("CPU {} can do no more for it: {}",
@@ -267,11 +267,12 @@ void RunningJob::act(MembershipAction& action) {
     case MembershipAction::kHold:
       return broadcast({.type = CoreMessage::kHold});
     case MembershipAction::kAdmit:
-      return admit(action.rank, action.incarnation);
+      return admit(action);
     case MembershipAction::kCommit:
       return commit(action);
     case MembershipAction::kRevoke:
       note_loss(action.rank);
+      lose_part(action.rank);
       admitted_.erase(action.rank);
       return revoke(action.rank);
     case MembershipAction::kFail:
@@ -283,25 +284,31 @@ void RunningJob::act(MembershipAction& action) {
   }
 }
 
-void RunningJob::admit(uint32_t rank, uint32_t incarnation) {
+void RunningJob::admit(const MembershipAction& action) {
+  const auto join = joins_.find(action.token);
+  const bool saves = join != joins_.end() && join->second.saves;
   run_beside(
       host_.builder,
-      [this, rank] {
+      [this, rank = action.rank] {
         check_descriptors(host_.builder.event_fd());
         job_->link().prepare(rank);
       },
-      [this, rank, incarnation](const std::optional<Error>& refused) {
+      [this, rank = action.rank, incarnation = action.incarnation,
+       saves](const std::optional<Error>& refused) {
         if (ending_) return;
-        admitted(rank, incarnation, refused);
+        admitted(rank, incarnation, saves, refused);
         carry_out();
       });
 }
 
-void RunningJob::admitted(uint32_t rank, uint32_t incarnation, std::optional<Error> refused) {
+void RunningJob::admitted(uint32_t rank, uint32_t incarnation, bool saves,
+                          std::optional<Error> refused) {
   if (!refused) {
     refused = error_of([&] {
       admitted_.insert(rank);
-      seats_[rank] = {.incarnation = incarnation, .offer = job_->link().admit(rank, incarnation)};
+      seats_[rank] = {.incarnation = incarnation,
+                      .offer = job_->link().admit(rank, incarnation),
+                      .saves = saves};
     });
     if (refused) admitted_.erase(rank);
   }
@@ -316,57 +323,9 @@ void RunningJob::commit(const MembershipAction& action) {
   if (!action.hyper.empty()) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
   }
+  if (boundary.snapshot) choose_saved_round(boundary);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }
-
-// --- checkpoints ---------------------------------------------------------------------------------
-
-void RunningJob::save() {
-  if (!host_.checkpoints || !job_->takes_snapshots() || ending_) return;
-  if (saving_) {
-    save_again_ = true;
-    return;
-  }
-  saving_ = membership_.take_snapshot();
-  carry_out();
-}
-
-// Every core has copied its chunks; the copy is free for the next snapshot when it is written.
-void RunningJob::write_snapshot(uint64_t round) {
-  cores_snapped_ = 0;
-  if (round == durable_round_) return snapshot_written(round, std::nullopt);
-  const auto also = std::make_shared<std::string>();  // what went wrong beside it
-  const auto saved = std::make_shared<Manifest>(membership_.saved(round));
-  saved->spec = job_->spec();
-  saved->hyper = job_->hyper().needed_from(round + 1);
-  saved->epoch = life_.epoch;
-  saved->owner = life_.owner;
-  run_beside(
-      host_.writer, [this, saved, also] { *also = host_.checkpoints->write(*job_, *saved); },
-      [this, round, also](const std::optional<Error>& failed) {
-        if (!also->empty()) note_save(*also);
-        snapshot_written(round, failed);
-      });
-}
-
-void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& failed) {
-  saving_ = false;
-  if (failed) {
-    note_save(fmt::format("round {} was not saved, the last that is remains round {}: {}", round,
-                          durable_round_, failed->what()));
-  } else {
-    durable_round_ = round;
-  }
-  next_save_ =
-      (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();
-  if (std::exchange(save_again_, false)) save();
-}
-
-void RunningJob::note_save(const std::string& what) {
-  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_->spec().name, what));
-}
-
-// --- the rest of boundaries ----------------------------------------------------------------------
 
 // What a rank had is given back beside this thread, before its successor's memory is prepared.
 void RunningJob::revoke(uint32_t rank) {
@@ -402,6 +361,7 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
   for (auto& [rank, reconnection] : reconnections_) {
     reconnection.reply({ErrorCode::kFenced, "the job has ended"});
   }
+  drop_parts();
   broadcast({.type = CoreMessage::kRemoveJob});
 }
 
@@ -449,6 +409,8 @@ JobStatus RunningJob::status() const {
   status.memory_bytes = job_->memory().total() + grown_bytes_;
   status.completed_round = membership_.completed_round();
   status.durable_round = durable_round_;
+  status.next_saved_round = parts_.round();
+  status.void_snapshots = void_snapshots_;
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.ranks();
   std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });

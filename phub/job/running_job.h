@@ -21,6 +21,7 @@
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
 #include "phub/job/meter.h"
+#include "phub/job/rank_parts.h"
 #include "phub/job/saved_jobs.h"
 #include "phub/notes.h"
 
@@ -48,6 +49,8 @@ struct SavedLife {
   uint64_t epoch = 0;          // higher than that of any life before; 0: the job is not saved
   uint64_t ended = 0;          // lives up to this one were another job's
   std::string owner = {};      // the creator's token, by its hash; "": nobody's
+  CheckpointId from = {};      // the checkpoint that it goes on from
+  std::map<uint32_t, uint64_t> part_bytes = {};  // in it, by rank
 };
 
 class RunningJob {
@@ -106,10 +109,24 @@ class RunningJob {
   void handle(const CoreReport& report);
   void handle(const TransportEvent& event);
 
-  // Saves the job as it is now: a boundary is made for it, after the one before is written. Nothing
+  // A part of a checkpoint of this round, from a rank that saves. check_part throws why it may not
+  // come: kInvalid, the rank does not save, or the size is wrong; or what RankParts::check throws.
+  // The body's memory goes with `charge`, when it is written.
+  void check_part(const Credential& who, uint64_t round, uint64_t bytes) const;
+  void take_part(const Credential& who, uint64_t round, std::string part,
+                 std::shared_ptr<void> charge, Reply<Done> reply);
+  // What the rank goes on from, if its first round is the job's.
+  void restored_part(uint32_t rank, Reply<PartBytes> reply);
+
+  // Saves the job once more, before the server ends: as it is now, by a boundary that is made for
+  // it; or, if ranks save their own state, in the next round that they know to be saved. Nothing
   // happens to a job that has nothing to save, has not begun or has ended.
   void save();
-  bool is_saving() const { return saving_; }
+  // With ranks that save: not if nothing has happened since the newest checkpoint.
+  bool is_saving() const {
+    const bool only_waits = parts_.round() > 0 && !snapped_;
+    return saving_ && !(only_waits && membership_.completed_round() <= durable_round_);
+  }
 
  private:
   struct Seat {  // what a rank's present incarnation was given
@@ -123,10 +140,12 @@ class RunningJob {
     bool noted = false;  // its loss is in the server's log
     uint64_t first_round = 0;
     bool send_initial = false;
+    bool saves = false;  // its part belongs to checkpoints
   };
   struct WaitingJoin {
     std::string id;
     Caller caller;
+    bool saves = false;
     std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
   };
   struct Reconnection {
@@ -146,15 +165,27 @@ class RunningJob {
   void carry_out();
   void count_growth();
   void act(MembershipAction& action);
-  void admit(uint32_t rank, uint32_t incarnation);
-  void admitted(uint32_t rank, uint32_t incarnation, std::optional<Error> refused);
+  void admit(const MembershipAction& action);
+  void admitted(uint32_t rank, uint32_t incarnation, bool saves, std::optional<Error> refused);
   void commit(const MembershipAction& action);
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
   void broadcast(CoreMessage message);
-  void write_snapshot(uint64_t round);
+
+  // running_job_saves.cc
+  void tick_save(uint64_t now);
+  void take_snapshot();
+  void choose_saved_round(Boundary& boundary);
+  void snapped(uint64_t round);
+  void continue_snapshot();
+  void write_snapshot();
   void snapshot_written(uint64_t round, const std::optional<Error>& failed);
   void note_save(const std::string& what);
+  bool saves(uint32_t rank) const;
+  bool any_saves() const;
+  void lose_part(uint32_t rank);
+  void drop_parts();
+  uint64_t part_bytes_of(uint32_t rank) const;
 
   // running_job_calls.cc
   uint64_t expect(Reply<uint64_t> reply);
@@ -192,8 +223,13 @@ class RunningJob {
   bool saving_ = false;
   bool save_again_ = false;
   uint32_t cores_snapped_ = 0;
-  uint64_t next_save_;      // when this round is complete
-  uint64_t durable_round_;  // the last of the newest checkpoint; 0: there is none
+  uint64_t next_save_;                 // when this round is complete
+  uint64_t durable_round_;             // the last of the newest checkpoint; 0: there is none
+  bool last_save_ = false;             // the server ends
+  RankParts parts_;                    // of the snapshot under way
+  std::shared_ptr<Manifest> snapped_;  // it is copied, and waits for parts until then
+  uint64_t parts_until_ms_ = 0;
+  uint64_t void_snapshots_ = 0;
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

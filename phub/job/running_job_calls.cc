@@ -180,7 +180,7 @@ void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
     return answer_join(rank, {std::move(reply)});
   }
   const uint64_t token = next_token_++;
-  joins_[token] = {id, request.caller, {std::move(reply)}};
+  joins_[token] = {id, request.caller, request.saves, {std::move(reply)}};
   membership_.join(token, request.rank, request.replace, host_.time.now_ms());
   carry_out();
 }
@@ -207,7 +207,9 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
                                                             .first_round = seat.first_round,
                                                             .send_initial = seat.send_initial,
                                                             .offer = seat.offer,
-                                                            .epoch = life_.epoch});
+                                                            .epoch = life_.epoch,
+                                                            .part_bytes = part_bytes_of(rank)});
+  if (seat.saves && job_->takes_snapshots()) answer->save_every = host_.checkpoints->every();
   const auto compose = [this, answer] {
     answer->layout = routes_of(job_->plan());
     answer->spec = job_->spec();

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "phub/background.h"
 #include "phub/plan/choices.h"
 #include "transport/error.h"
 
@@ -82,6 +83,8 @@ void write_tensors(const Job& job, const JobSpec& spec, CheckpointWriter& writer
   }
   writer.sync();
 }
+
+constexpr std::string_view kPartName = "state";  // a rank has one
 
 CheckpointId id_of(const Manifest& saved) { return {.epoch = saved.epoch, .round = saved.round}; }
 
@@ -181,9 +184,62 @@ uint64_t SavedJobs::ended_epoch(const std::string& job) {
   return store_.ended_epoch(job);
 }
 
+std::unique_ptr<CheckpointWriter> SavedJobs::take_begun(const std::string& job, CheckpointId id) {
+  auto begun = begun_.extract(job);
+  if (begun.empty() || begun.mapped().id != id) return nullptr;
+  return std::move(begun.mapped().writer);
+}
+
+void SavedJobs::add_part(const std::string& job, CheckpointId id, uint32_t rank,
+                         std::string_view part) {
+  std::unique_lock lock(mutex_);
+  std::unique_ptr<CheckpointWriter> writer = take_begun(job, id);
+  if (!writer) writer = store_.begin(job, id);
+  lock.unlock();
+  const std::optional<Error> failed = error_of([&] {
+    const std::unique_ptr<PartWriter> output = writer->add_part(rank, kPartName);
+    output->write(std::as_bytes(std::span(part)));
+    output->finish();
+  });
+  lock.lock();
+  if (failed) {
+    writer.reset();  // removes what it has written
+    throw Error(failed->code(), failed->what());
+  }
+  begun_[job] = {id, std::move(writer)};
+}
+
+void SavedJobs::drop_parts(const std::string& job) {
+  const std::scoped_lock lock(mutex_);
+  begun_.erase(job);
+}
+
+void SavedJobs::read_part(const std::string& job, CheckpointId id, uint32_t rank,
+                          std::span<char> into) {
+  const std::scoped_lock lock(mutex_);
+  const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
+  if (reader->part_bytes(rank, kPartName) != into.size()) {
+    fail(ErrorCode::kInvalid, "{}: the part of rank {} has another size than its manifest said",
+         reader->folder(), rank);
+  }
+  reader->read_part(rank, kPartName, 0, std::as_writable_bytes(into));
+}
+
+std::map<uint32_t, uint64_t> SavedJobs::parts_of(const Manifest& saved) {
+  std::map<uint32_t, uint64_t> parts;
+  for (const CheckpointFile& file : saved.files) {
+    const std::optional<PartId> part = parse_part_name(file.name);
+    if (part && part->name == kPartName && file.bytes <= kMaxPartBytes) {
+      parts[part->rank] = file.bytes;
+    }
+  }
+  return parts;
+}
+
 std::string SavedJobs::write(const Job& job, const Manifest& saved) {
   std::unique_lock lock(mutex_);
-  const std::unique_ptr<CheckpointWriter> writer = store_.begin(saved.spec.name, id_of(saved));
+  std::unique_ptr<CheckpointWriter> writer = take_begun(saved.spec.name, id_of(saved));
+  if (!writer) writer = store_.begin(saved.spec.name, id_of(saved));
   lock.unlock();
   try {
     write_tensors(job, saved.spec, *writer);

@@ -21,6 +21,14 @@ constexpr size_t kMaxInputBytes = 64u << 10;  // fits into the socket's buffer
 // Some answers come at once, some later, some after the client has gone.
 class Handler : public ControlHandler {
  public:
+  void check_part(const Credential& /*who*/, uint64_t /*round*/, uint64_t /*bytes*/) override {}
+  void take_part(const Credential& /*who*/, uint64_t /*round*/, std::string /*part*/,
+                 std::shared_ptr<void> /*charge*/, Reply<Done> reply) override {
+    reply(Done{});
+  }
+  void restored_part(const Credential& /*who*/, Reply<PartBytes> reply) override {
+    reply(PartBytes{"part"});
+  }
   explicit Handler(boost::asio::io_context& io) : io_(io) {}
 
   void join(JoinRequest request, Reply<JoinReply> reply) override {

@@ -125,6 +125,25 @@ TEST(CoreJobSnapshot, WaitsForChunksThatAreBehind) {
   expect_copy_of(rig, 1);
 }
 
+// Chunks are copied when they come to it, not before.
+TEST(CoreJobSnapshot, MayBeOfALaterRound) {
+  Rig rig(options());
+  const CoreReport held = rig.job->hold();
+  ASSERT_EQ(held.round, 1u);
+  rig.job->commit({.round = held.round, .snapshot = true, .snapshot_round = 4});
+  for (uint64_t round = 1; round <= 5; ++round) {
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      for (const uint32_t rank : kRanks) rig.push(rank, chunk, round, value(rank, chunk, round));
+    }
+    rig.run();
+    if (round < 3) {
+      EXPECT_THAT(rig.take_reports(), IsEmpty()) << "after round " << round;
+    }
+  }
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @4"));
+  expect_copy_of(rig, 3);
+}
+
 TEST(CoreJobSnapshot, OfAJobThatHasNothingToSaveIsComplete) {
   Rig::Options nothing = options();
   nothing.snapshots = false;

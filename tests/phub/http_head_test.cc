@@ -88,6 +88,16 @@ TEST(RequestHead, ABodyIsJson) {
     EXPECT_EQ(with(type, true), 415u) << type;
     EXPECT_EQ(with(type, false), 200u) << type;
   }
+  // But for a rank's part of a checkpoint, which is never JSON.
+  const auto of_bytes = [](std::string_view type) {
+    return status_of(
+        {.host = "h", .content_type = type, .hosts = 1, .has_body = true, .of_bytes = true});
+  };
+  EXPECT_EQ(of_bytes("application/octet-stream"), 200u);
+  for (const char* type : {"", "text/plain", "application/json", "application/octet-streams"}) {
+    EXPECT_EQ(of_bytes(type), 415u) << type;
+  }
+  EXPECT_EQ(with("application/octet-stream", true), 415u);
 }
 
 std::string post(std::string_view headers) {

@@ -80,6 +80,24 @@ void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
   reply(Offer{"tcp", "10.0.0.1:99", "fresh"});
 }
 
+void FakeHandler::check_part(const Credential& who, uint64_t /*round*/, uint64_t bytes) {
+  record("check_part", who);
+  if (check) check();
+  if (bytes == 0) fail(ErrorCode::kInvalid, "a part has bytes");
+}
+
+void FakeHandler::take_part(const Credential& who, uint64_t round, std::string part,
+                            std::shared_ptr<void> /*charge*/, Reply<Done> reply) {
+  record("take_part", who);
+  parts[round] = std::move(part);
+  reply(Done{});
+}
+
+void FakeHandler::restored_part(const Credential& who, Reply<PartBytes> reply) {
+  record("restored_part", who);
+  reply(PartBytes{parts.at(parts.rbegin()->first)});
+}
+
 void FakeHandler::log(const std::string& job, uint64_t from, Reply<LogPage> reply) {
   calls.push_back(fmt::format("log {} {}", job, from));
   if (job == "unknown") return reply({ErrorCode::kNotFound, "no job 'unknown'"});

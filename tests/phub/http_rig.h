@@ -37,6 +37,10 @@ class FakeHandler : public ControlHandler {
     return at == owners.end() ? nullptr : &at->second;
   }
   void reconnect(const Credential& who, Reply<Offer> reply) override;
+  void check_part(const Credential& who, uint64_t round, uint64_t bytes) override;
+  void take_part(const Credential& who, uint64_t round, std::string part,
+                 std::shared_ptr<void> charge, Reply<Done> reply) override;
+  void restored_part(const Credential& who, Reply<PartBytes> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   void connection_ended(const Credential& /*who*/) override { ++ended; }
@@ -54,6 +58,8 @@ class FakeHandler : public ControlHandler {
   Caller joined_as;
   std::function<void(JoinReply&)> change_join;  // what a join is answered with
   ErrorCode leave_code = ErrorCode::kInternal;  // leave fails with this unless kInternal
+  std::map<uint64_t, std::string> parts;        // by round
+  std::function<void()> check;                  // of a part
 
  private:
   void record(std::string_view name, const Credential& who);

@@ -16,6 +16,7 @@
 namespace phub {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -71,6 +72,8 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
   EXPECT_EQ(client.status().topology, "fake");
   EXPECT_EQ(client.job_status("mnist").state, "running");
+  client.send_part(kWho, 40, std::string("\x01 any\0 bytes", 12));
+  EXPECT_EQ(client.restored_part(kWho), std::string("\x01 any\0 bytes", 12));
   client.leave(kWho);
   client.remove("mnist");
   for (const char* name : {"", "mnist?", "mnist/log", "mn ist"}) {  // not another request
@@ -81,9 +84,46 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
                           "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
                           "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
                           "log mnist 1", "log mnist 2", "status mnist",
+                          "check_part mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "take_part mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "restored_part mnist/3/7/0123456789abcdef0123456789abcdef",
                           "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
   // All of it over one connection, but for join, which begins one.
   EXPECT_EQ(rig.connections(), 1u);
+}
+
+// Before its bytes are read, or sent.
+TEST(Http, APartThatIsNotWantedIsRefusedByItsHeader) {
+  HttpRig rig;
+  const auto answer = [&](const std::string& path, const std::string& headers) {
+    RawClient raw(rig.address());
+    raw.send("POST /v1/jobs/j/part/" + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers +
+             "\r\n");
+    return raw.answers(1);
+  };
+  const std::string ticket = "Authorization: Bearer t\r\n";
+  const std::string type = "Content-Type: application/octet-stream\r\n";
+  const std::string length = "Content-Length: 1000000\r\n";
+  rig.on_control(
+      [&] { rig.handler.check = [] { fail(ErrorCode::kNotFound, "nobody wants it"); }; });
+  EXPECT_THAT(answer("0/1/1/5", ticket + type + length),
+              AllOf(StartsWith("HTTP/1.1 404"), HasSubstr("nobody wants it")));
+  rig.on_control([&] { rig.handler.check = {}; });
+  EXPECT_THAT(answer("0/1/1/5", type + length), StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(answer("0/1/1/5", ticket + "Content-Type: application/json\r\n" + length),
+              AllOf(StartsWith("HTTP/1.1 415"), HasSubstr("octet-stream")));
+  EXPECT_THAT(answer("0/1/1/5", ticket + type + "Content-Length: 67108865\r\n"),
+              StartsWith("HTTP/1.1 413"));
+  EXPECT_THAT(answer("999999/1/1/5", ticket + type + length), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(answer("0/9999999999/1/5", ticket + type + length), StartsWith("HTTP/1.1 400"));
+  for (const char* path :
+       {"0/1/1/", "0/1/1/5/6", "0/1/1/x", "0/1/1/-1", "/1/1/5", "0/1/1/99999999999999999999"}) {
+    // Nothing is there: it is like any other request, whose body would be JSON.
+    EXPECT_THAT(answer(path, ticket + "Content-Type: application/json\r\nContent-Length: 0\r\n"),
+                StartsWith("HTTP/1.1 404"))
+        << path;
+  }
+  EXPECT_TRUE(rig.on_control([&] { return rig.handler.parts.empty(); }));
 }
 
 TEST(Http, ErrorsKeepTheirCode) {

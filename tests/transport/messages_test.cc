@@ -145,6 +145,8 @@ TEST_F(RoundTrip, JoinReply) {
     reply.layout.total_elements = random_.u64();
     reply.layout.queue_offset = random_.list<uint64_t>([&] { return random_.u64(); });
     reply.spec = random_.spec();
+    reply.save_every = random_.u64();
+    reply.part_bytes = random_.below(kMaxPartBytes + 1);
     const JoinReply back = parse_join_reply(to_json(reply));
     EXPECT_EQ(back.rank, reply.rank);
     EXPECT_EQ(back.incarnation, reply.incarnation);
@@ -156,6 +158,8 @@ TEST_F(RoundTrip, JoinReply) {
     EXPECT_EQ(back.offer.queues, reply.offer.queues);
     EXPECT_EQ(back.layout, reply.layout);
     EXPECT_EQ(back.spec, reply.spec);
+    EXPECT_EQ(back.save_every, reply.save_every);
+    EXPECT_EQ(back.part_bytes, reply.part_bytes);
     check(reply.offer, parse_offer);
   }
 }
@@ -256,6 +260,8 @@ TEST_F(RoundTrip, Status) {
       job.memory_bytes = random_.u64();
       job.completed_round = random_.u64();
       job.durable_round = random_.u64();
+      job.next_saved_round = random_.u64();
+      job.void_snapshots = random_.u64();
       job.rounds_per_s = random_.real();
       job.chunks_completed = random_.u64();
       job.transport = random_.word();

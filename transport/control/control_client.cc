@@ -24,14 +24,20 @@ std::string checked(HttpAnswer answer) {
   throw Error(error->code(), escaped(error->what()));  // it may name what others chose
 }
 
+// The body of these calls is the part.
+std::string part_path(const Credential& who) {
+  return fmt::format("/part/{}/{}/{}", who.rank, who.incarnation, who.epoch);
+}
+
 }  // namespace
 
 std::string ControlClient::call(std::string_view method, const std::string& job,
                                 std::string_view action, std::string_view bearer,
-                                std::string_view body, uint32_t timeout_ms) {
+                                std::string_view body, uint32_t timeout_ms,
+                                std::string_view content_type) {
   check_job_name(job);
   const std::string target = fmt::format("/v1/jobs/{}{}", job, action);
-  return checked(http_.request(method, target, bearer, body, timeout_ms));
+  return checked(http_.request(method, target, bearer, body, timeout_ms, content_type));
 }
 
 JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
@@ -63,6 +69,16 @@ uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& chan
 
 Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
   return parse_offer(call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
+}
+
+void ControlClient::send_part(const Credential& who, uint64_t round, std::string_view part,
+                              uint32_t timeout_ms) {
+  call("POST", who.job, fmt::format("{}/{}", part_path(who), round), who.ticket, part, timeout_ms,
+       kBytesType);
+}
+
+std::string ControlClient::restored_part(const Credential& who, uint32_t timeout_ms) {
+  return call("GET", who.job, part_path(who), who.ticket, "", timeout_ms);
 }
 
 std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeout_ms) {

@@ -32,6 +32,12 @@ class ControlClient {
   uint64_t set_hyper(const Credential& who, const HyperChange& change,
                      uint32_t timeout_ms = kTimeoutMs);
   Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // The rank's part of the checkpoint of `round`, 1 to kMaxPartBytes. Returns when it is in its
+  // file. kNotFound: no checkpoint of that round is being taken; kTaken: it was sent already.
+  void send_part(const Credential& who, uint64_t round, std::string_view part,
+                 uint32_t timeout_ms = kPartTimeoutMs);
+  // That of the checkpoint that the rank goes on from. kNotFound: there is none.
+  std::string restored_part(const Credential& who, uint32_t timeout_ms = kPartTimeoutMs);
   // All pages. Throws Error(kFull) when the server has dropped the first ones.
   std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
   LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
@@ -43,10 +49,12 @@ class ControlClient {
   void cancel() { http_.cancel(); }
 
   static constexpr uint32_t kTimeoutMs = 10000;
+  static constexpr uint32_t kPartTimeoutMs = 60000;
 
  private:
   std::string call(std::string_view method, const std::string& job, std::string_view action,
-                   std::string_view bearer, std::string_view body, uint32_t timeout_ms);
+                   std::string_view bearer, std::string_view body, uint32_t timeout_ms,
+                   std::string_view content_type = kJsonType);
 
   HttpClient http_;
   const std::string token_;

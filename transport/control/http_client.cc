@@ -313,8 +313,8 @@ void HttpClient::disconnect() { impl_->drop(); }
 void HttpClient::cancel() { impl_->cancelled = true; }
 
 HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
-                               std::string_view bearer, std::string_view body,
-                               uint32_t timeout_ms) {
+                               std::string_view bearer, std::string_view body, uint32_t timeout_ms,
+                               std::string_view content_type) {
   impl_->check_cancelled();
   check_visible("path", target);
   check_visible("ticket", bearer);
@@ -327,7 +327,10 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
   request.set(http::field::host, impl_->address.authority);
   request.set(http::field::user_agent, "phub");
   if (!bearer.empty()) request.set(http::field::authorization, fmt::format("Bearer {}", bearer));
-  if (!body.empty()) request.set(http::field::content_type, "application/json");
+  if (!body.empty()) {
+    request.set(http::field::content_type,
+                beast::string_view(content_type.data(), content_type.size()));
+  }
   request.body() = body;
   request.prepare_payload();
 

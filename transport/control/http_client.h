@@ -14,6 +14,9 @@
 
 namespace phub {
 
+inline constexpr std::string_view kJsonType = "application/json";
+inline constexpr std::string_view kBytesType = "application/octet-stream";
+
 struct HttpAnswer {
   unsigned status = 0;
   std::string body;
@@ -37,7 +40,8 @@ class HttpClient {
   // kept connection that the server has closed is replaced; the request is sent again only if no
   // byte of an answer had come.
   HttpAnswer request(std::string_view method, std::string_view target, std::string_view bearer,
-                     std::string_view body, uint32_t timeout_ms);
+                     std::string_view body, uint32_t timeout_ms,
+                     std::string_view content_type = kJsonType);
 
   void disconnect();  // the next request connects anew
 

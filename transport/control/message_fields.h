@@ -69,6 +69,7 @@ void fields(A& a, const JoinRequest*) {
   a.optional("transport", &JoinRequest::transport, kWord);
   a.optional("id", &JoinRequest::id, kWord);
   a.optional("epoch", &JoinRequest::epoch);
+  a.optional("saves", &JoinRequest::saves);
 }
 
 template <class A>
@@ -106,6 +107,8 @@ void fields(A& a, const JoinReply*) {
   a.required("spec", &JoinReply::spec);
   a.optional("job_token", &JoinReply::job_token, {0, kMaxNameBytes});
   a.optional("epoch", &JoinReply::epoch);
+  a.optional("save_every", &JoinReply::save_every);
+  a.optional("part_bytes", &JoinReply::part_bytes, {0, kMaxPartBytes});
 }
 
 // Job and ticket of a credential travel outside of the body.
@@ -251,6 +254,8 @@ void fields(A& a, const JobStatus*) {
   a.required("memory_bytes", &JobStatus::memory_bytes);
   a.required("completed_round", &JobStatus::completed_round);
   a.optional("durable_round", &JobStatus::durable_round);
+  a.optional("next_saved_round", &JobStatus::next_saved_round);
+  a.optional("void_snapshots", &JobStatus::void_snapshots);
   a.required("rounds_per_s", &JobStatus::rounds_per_s);
   a.optional("chunks_completed", &JobStatus::chunks_completed);
   a.optional("transport", &JobStatus::transport, kWord);

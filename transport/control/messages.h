@@ -16,6 +16,7 @@
 namespace phub {
 
 inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint64_t kMaxPartBytes = uint64_t{64} << 20;  // of a rank, in a checkpoint
 
 // Who sends a request, as the box found out from its token. Not on the wire.
 struct Caller {
@@ -38,6 +39,7 @@ struct JoinRequest {
   // That of the life of the job which this worker was in and lost; 0: it was in none. The job must
   // go on, as this life or a later one.
   uint64_t epoch = 0;
+  bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints
   Caller caller = {};  // not on the wire
 };
 
@@ -69,13 +71,18 @@ struct JoinReply {
   // Counts the lives of a job that outlives its server, in which a later one goes on from a
   // checkpoint; 0: this job ends with its server.
   uint64_t epoch = 0;
+  // To a rank that saves: it sends its part after every round that is a multiple of this; 0: this
+  // job has no checkpoints.
+  uint64_t save_every = 0;
+  // Of this rank's part in the checkpoint of the round before its first; 0: there is none.
+  uint64_t part_bytes = 0;
 };
 // What the server's plan comes to. Throws Error(kInternal) when keys, chunks and queues of the
 // reply do not fit together.
 Layout layout_of(const JoinReply& reply);
 
 // Names one incarnation in one life of the job, and proves it. For heartbeat, leave, barrier,
-// hyper.
+// hyper, and the calls with a rank's part, where it is in the path.
 struct Credential {
   std::string job;
   uint32_t rank = 0;
@@ -182,7 +189,10 @@ struct JobStatus {
   uint64_t keys = 0, chunks = 0, elements = 0, memory_bytes = 0;
   uint64_t completed_round = 0;  // by every chunk
   uint64_t durable_round = 0;    // in the newest checkpoint; 0: there is none
-  double rounds_per_s = 0;       // over the last seconds
+  // Where ranks save their own state: of the next checkpoint, which has their parts; 0: not known.
+  uint64_t next_saved_round = 0;
+  uint64_t void_snapshots = 0;  // that a rank's part was missing in
+  double rounds_per_s = 0;      // over the last seconds
   uint64_t chunks_completed = 0;
   std::string transport;
   EndpointCounters counters;  // of the box's endpoints
@@ -244,6 +254,9 @@ struct Result {
   explicit operator bool() const { return value.has_value(); }
 };
 struct Done {};
+struct PartBytes {  // GET …/part: what the rank sent
+  std::string bytes;
+};
 // Takes the answer to a call. Called exactly once, possibly later, on the control thread. It may
 // outlive the connection of the request: the answer is then dropped.
 template <typename T>

@@ -14,9 +14,10 @@ namespace {
 // A handle is the object's number, counted from 1, and its type.
 constexpr unsigned kTypeBits = 4;
 Type type_in(uint64_t handle) { return static_cast<Type>(handle & ((1u << kTypeBits) - 1)); }
-constexpr std::array<const char*, 6> kNames = {nullptr,       "phub_options",       "phub_worker",
-                                               "phub_device", "phub_geeps_options", "phub_geeps"};
-bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kGeeps; }
+constexpr std::array<const char*, 7> kNames = {nullptr,       "phub_options",       "phub_worker",
+                                               "phub_device", "phub_geeps_options", "phub_geeps",
+                                               "phub_state"};
+bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kState; }
 const char* name_of(Type type) { return kNames.at(static_cast<size_t>(type)); }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct Object {
   virtual ~Object() = default;
 };
 
-enum class Type : uint8_t { kOptions = 1, kWorker, kDevice, kGeepsOptions, kGeeps };
+enum class Type : uint8_t { kOptions = 1, kWorker, kDevice, kGeepsOptions, kGeeps, kState };
 
 // Thread-safe. The only instance is made at its first use and never destroyed, since threads of the
 // library may outlive main().

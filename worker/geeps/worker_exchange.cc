@@ -6,6 +6,10 @@ namespace phub::geeps {
 
 WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables)
     : worker_(worker), away_(worker.keys()) {
+  if (worker.saves()) {
+    fail(ErrorCode::kInvalid,
+         "the worker has a saver, which a cache would call on a thread of its own: leave it out");
+  }
   const std::vector<KeySpec> expected = keys_of(tables);
   const std::vector<KeySpec>& keys = worker_.spec().keys;
   for (size_t k = 0; k < expected.size(); ++k) {

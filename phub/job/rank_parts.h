@@ -1,0 +1,46 @@
+// The parts of ranks that belong to the snapshot under way: which are there, which are missing, and
+// whether the snapshot can still become a checkpoint. Plain data, without files: control thread
+// only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace phub {
+
+class RankParts {
+ public:
+  // A snapshot of `round`, which has not been closed anywhere; 0: none is under way.
+  void begin(uint64_t round) { *this = RankParts(), round_ = round; }
+  void end() { *this = RankParts(); }
+  uint64_t round() const { return round_; }
+
+  // Throws Error unless the rank's part of `round` may come: kNotFound, another snapshot or none is
+  // under way, or it is void; kTaken, it came already.
+  void check(uint32_t rank, uint64_t round) const;
+  // It comes, and is being written: on its way there may not be another.
+  void coming(uint32_t rank) { parts_[rank] = State::kComing; }
+  void written(uint32_t rank) { parts_[rank] = State::kWritten; }
+  // The first reason counts.
+  void make_void(const std::string& why);
+
+  // Round `round()` is complete: parts of these ranks are needed.
+  void need(std::vector<uint32_t> ranks) { needed_ = std::move(ranks); }
+  // Those that are needed, and those that have not come to their end.
+  std::vector<uint32_t> missing() const;
+  bool has(uint32_t rank) const { return parts_.contains(rank); }
+  const std::string& why_void() const { return why_void_; }  // "": it is not
+  bool any() const { return !parts_.empty(); }
+
+ private:
+  enum class State { kComing, kWritten };
+  uint64_t round_ = 0;
+  std::map<uint32_t, State> parts_;
+  std::vector<uint32_t> needed_;
+  std::string why_void_;
+};
+
+}  // namespace phub

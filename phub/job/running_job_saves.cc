@@ -1,0 +1,228 @@
+// A running job: its snapshots, and the parts of ranks that belong to them.
+//
+// Without ranks that save, a snapshot is of the round before its boundary. With them it is of the
+// first round, from its boundary on, that is a multiple of --checkpoint-every: ranks know these
+// from the reply to their join (worker/saver.h). No chunk has closed that round when the cores
+// learn of it, so nobody has its results yet: no part can have come before the box knows that it
+// wants it. The boundary is made as soon as the snapshot before is written, long before it is
+// needed.
+//
+// A part is needed of every rank that saves and took part in the round to its end. One that is lost
+// before it has sent its part makes the snapshot void, unless it took no part in the round: then
+// the job goes on from that round without it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "phub/job/running_job.h"
+
+namespace phub {
+
+void RunningJob::tick_save(uint64_t now) {
+  if (snapped_ && now > parts_until_ms_ && parts_.why_void().empty()) {
+    parts_.make_void(fmt::format("the parts of ranks {} have not come within {} ms",
+                                 fmt::join(parts_.missing(), ", "),
+                                 job_->spec().progress_limit_ms));
+    continue_snapshot();
+  }
+  if (saving_ || last_save_) return;
+  if (membership_.completed_round() >= (any_saves() ? durable_round_ : next_save_)) take_snapshot();
+}
+
+void RunningJob::save() {
+  last_save_ = true;
+  if (saving_ && parts_.round() > 0) return;  // it is the next one that can be taken
+  if (saving_) {
+    save_again_ = true;
+    return;
+  }
+  take_snapshot();
+  carry_out();
+}
+
+void RunningJob::take_snapshot() {
+  if (!host_.checkpoints || !job_->takes_snapshots() || ending_) return;
+  saving_ = membership_.take_snapshot();
+}
+
+bool RunningJob::saves(uint32_t rank) const {
+  const Seat& seat = seats_[rank];
+  return seat.saves && membership_.is_current(rank, seat.incarnation);
+}
+
+bool RunningJob::any_saves() const {
+  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
+    if (saves(rank)) return true;
+  }
+  return false;
+}
+
+void RunningJob::choose_saved_round(Boundary& boundary) {
+  const bool joins = std::ranges::any_of(
+      boundary.admitted, [this](const auto& admitted) { return seats_[admitted.rank].saves; });
+  if (!joins && !any_saves()) return parts_.end();
+  const uint64_t every = host_.checkpoints->every();
+  const uint64_t round = (boundary.round + every - 1) / every * every;
+  boundary.snapshot_round = round + 1;
+  parts_.begin(round);
+}
+
+// Every core has copied its chunks; the copy is free for the next snapshot when it is written.
+void RunningJob::snapped(uint64_t round) {
+  cores_snapped_ = 0;
+  if (round == durable_round_) {
+    drop_parts();
+    return snapshot_written(round, std::nullopt);
+  }
+  snapped_ = std::make_shared<Manifest>(membership_.saved(round));
+  snapped_->spec = job_->spec();
+  snapped_->hyper = job_->hyper().needed_from(round + 1);
+  snapped_->epoch = life_.epoch;
+  snapped_->owner = life_.owner;
+  std::vector<uint32_t> needed;
+  for (uint32_t rank = 0; rank < seats_.size() && parts_.round() > 0; ++rank) {
+    if (saves(rank) && seats_[rank].first_round <= round) needed.push_back(rank);
+  }
+  parts_.need(std::move(needed));
+  parts_until_ms_ = host_.time.now_ms() + job_->spec().progress_limit_ms;
+  continue_snapshot();
+}
+
+void RunningJob::continue_snapshot() {
+  if (!snapped_) return;
+  if (!parts_.why_void().empty()) {
+    ++void_snapshots_;
+    const Error why(ErrorCode::kRankLost, parts_.why_void());
+    const uint64_t round = std::exchange(snapped_, nullptr)->round;
+    drop_parts();
+    return snapshot_written(round, why);
+  }
+  if (parts_.missing().empty()) write_snapshot();
+}
+
+void RunningJob::write_snapshot() {
+  const std::shared_ptr<Manifest> saved = std::exchange(snapped_, nullptr);
+  const auto also = std::make_shared<std::string>();  // what went wrong beside it
+  parts_.end();
+  run_beside(
+      host_.writer, [this, saved, also] { *also = host_.checkpoints->write(*job_, *saved); },
+      [this, saved, also](const std::optional<Error>& failed) {
+        if (!also->empty()) note_save(*also);
+        snapshot_written(saved->round, failed);
+      });
+}
+
+void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& failed) {
+  saving_ = false;
+  if (failed) {
+    note_save(fmt::format("round {} was not saved, the last that is remains round {}: {}", round,
+                          durable_round_, failed->what()));
+  } else {
+    durable_round_ = round;
+  }
+  next_save_ =
+      (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();
+  if (std::exchange(save_again_, false)) save();
+}
+
+void RunningJob::note_save(const std::string& what) {
+  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_->spec().name, what));
+}
+
+// --- parts ---------------------------------------------------------------------------------------
+
+void RunningJob::check_part(const Credential& who, uint64_t round, uint64_t bytes) const {
+  if (!saves(who.rank)) {
+    fail(ErrorCode::kInvalid,
+         "rank {} of job '{}' did not say at its join that it saves its own state", who.rank,
+         who.job);
+  }
+  if (bytes == 0 || bytes > kMaxPartBytes) {
+    fail(ErrorCode::kInvalid, "a rank's part of a checkpoint has 1 to {} bytes, not {}",
+         kMaxPartBytes, bytes);
+  }
+  if (seats_[who.rank].first_round > round) {
+    fail(ErrorCode::kNotFound, "rank {} of job '{}' was not in round {}: its first is {}", who.rank,
+         who.job, round, seats_[who.rank].first_round);
+  }
+  parts_.check(who.rank, round);
+}
+
+void RunningJob::take_part(const Credential& who, uint64_t round, std::string part,
+                           std::shared_ptr<void> charge, Reply<Done> reply) {
+  check_part(who, round, part.size());
+  struct Upload {
+    std::string bytes;
+    std::shared_ptr<void> charge;
+  };
+  const auto upload = std::make_shared<Upload>(Upload{std::move(part), std::move(charge)});
+  const CheckpointId id{.epoch = life_.epoch, .round = round};
+  parts_.coming(who.rank);
+  run_beside(
+      host_.writer,
+      [this, id, rank = who.rank, upload] {
+        host_.checkpoints->add_part(job_->spec().name, id, rank, upload->bytes);
+        upload->bytes = {};
+      },
+      [this, round, rank = who.rank, upload, reply](const std::optional<Error>& failed) {
+        upload->charge.reset();
+        if (failed) {
+          reply({failed->code(), failed->what()});
+        } else {
+          reply(Done{});
+        }
+        if (ending_ || parts_.round() != round) return;
+        if (failed) {
+          parts_.make_void(fmt::format("the part of rank {}: {}", rank, failed->what()));
+        } else {
+          parts_.written(rank);
+        }
+        continue_snapshot();
+      });
+}
+
+// A rank is gone from every core.
+void RunningJob::lose_part(uint32_t rank) {
+  if (!seats_[rank].saves || parts_.round() == 0 || parts_.has(rank)) return;
+  if (membership_.last_round(rank) < parts_.round()) return;
+  parts_.make_void(
+      fmt::format("rank {} was lost before it had sent its part of the checkpoint", rank));
+  continue_snapshot();
+}
+
+// What has come is worth nothing: there will be no checkpoint of its round.
+void RunningJob::drop_parts() {
+  if (!parts_.any()) return parts_.end();
+  parts_.end();
+  run_beside(
+      host_.writer, [this] { host_.checkpoints->drop_parts(job_->spec().name); },
+      [](const std::optional<Error>&) {});
+}
+
+uint64_t RunningJob::part_bytes_of(uint32_t rank) const {
+  const auto part = life_.part_bytes.find(rank);
+  const bool goes_on = seats_[rank].first_round == life_.from.round + 1;
+  return goes_on && part != life_.part_bytes.end() ? part->second : 0;
+}
+
+void RunningJob::restored_part(uint32_t rank, Reply<PartBytes> reply) {
+  const uint64_t bytes = part_bytes_of(rank);
+  if (bytes == 0) {
+    fail(ErrorCode::kNotFound, "rank {} of job '{}' goes on from no part of a checkpoint", rank,
+         job_->spec().name);
+  }
+  const auto part = std::make_shared<PartBytes>();
+  run_beside(
+      host_.builder,
+      [this, rank, bytes, part] {
+        part->bytes.resize(bytes);
+        host_.checkpoints->read_part(job_->spec().name, life_.from, rank, part->bytes);
+      },
+      [part, reply](const std::optional<Error>& failed) {
+        if (failed) return reply({failed->code(), failed->what()});
+        reply(std::move(*part));
+      });
+}
+
+}  // namespace phub

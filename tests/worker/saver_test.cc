@@ -1,0 +1,646 @@
+// Ranks with state of their own, which belongs to the job's checkpoints: a generator whose numbers
+// are the gradients. The server is a process that is killed; the ranks are threads, whose workers
+// join again, or begin anew with nothing but what was saved.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/seeds.h"
+#include "tests/worker/options.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+#include "worker/phub.h"
+#include "worker/rank_state.h"
+
+namespace phub::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr uint64_t kEvery = 7;
+constexpr size_t kKeys = 3;
+constexpr uint64_t kElements = 12'000;
+
+std::vector<std::byte> bytes_of(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+JobSpec spec_of(const std::string& name, uint32_t ranks) {
+  JobSpec spec;
+  spec.name = name;
+  spec.world_size = ranks;
+  spec.optimizer = "adam";
+  spec.lease_ms = 30'000;  // nobody is to be lost for being slow
+  for (size_t key = 0; key < kKeys; ++key)
+    spec.keys.push_back({fmt::format("k{}", key), kElements});
+  return spec;
+}
+
+// What a training program has beside the parameters.
+struct Program {
+  explicit Program(uint32_t rank) : random(rank + 1) {}
+  std::mt19937_64 random;
+  uint64_t position = 0;  // rounds that it has computed
+
+  RankState state() const {
+    std::ostringstream text;
+    text << random;
+    return {{"random", bytes_of(text.str())}, {"position", bytes_of(std::to_string(position))}};
+  }
+  void load(const Worker& worker, uint32_t rank) {
+    *this = Program(rank);
+    const auto saved = worker.restored("random");
+    if (!saved) {
+      EXPECT_EQ(worker.first_round(), 1u) << "rank " << rank << " got nothing back";
+      return;
+    }
+    std::istringstream(text_of(*saved)) >> random;
+    position = std::stoull(text_of(worker.restored("position").value()));
+    EXPECT_EQ(position + 1, worker.first_round()) << "rank " << rank;
+    EXPECT_FALSE(worker.restored("other"));
+  }
+  // A round up to its last wait. Layers may be pushed before all results of the last round are
+  // here.
+  void train(Worker& worker) {
+    std::vector<float> numbers(kKeys);
+    for (float& number : numbers) number = static_cast<float>(random() % 1000) / 1000 - 0.5f;
+    ++position;
+    for (size_t key = 0; key < kKeys; ++key) {
+      const std::span<float> gradient = worker.gradient(key);
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        gradient[i] = numbers[key] * static_cast<float>(i % 17);
+      }
+      worker.push(key);
+    }
+    for (size_t key = 0; key < kKeys; ++key) worker.wait(key);
+  }
+};
+
+std::string parameters_of(const Worker& worker) {
+  std::string all;
+  for (size_t key = 0; key < kKeys; ++key) all += text_of(worker.parameter_bytes(key));
+  return all;
+}
+
+class SaverTest : public ::testing::Test {
+ protected:
+  void serve(uint64_t every = kEvery, const std::string& listen = "127.0.0.1:0") {
+    server_.emplace(PHUB_BINARY,
+                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
+                                             std::to_string(every)},
+                    listen);
+  }
+  std::string folder() const { return directory_.path() + "/checkpoints"; }
+  void die_and_come_back(uint64_t every = kEvery) {
+    const std::string address = server_->address();
+    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+    serve(every, address);
+  }
+  WorkerOptions options(const JobSpec& spec, int32_t rank) const {
+    WorkerOptions options = options_of(server_->address(), spec);
+    options.rank = rank;
+    options.connect_timeout_ms = 60'000;
+    return options;
+  }
+  JobStatus status(const std::string& job) const {
+    for (JobStatus& status : ControlClient(server_->address()).status().jobs) {
+      if (status.name == job) return status;
+    }
+    return {};
+  }
+  bool becomes_status(const std::string& job,
+                      const std::function<bool(const JobStatus& status)>& condition) const {
+    return becomes([&] { return condition(status(job)); }, std::chrono::seconds(120));
+  }
+  bool has_checkpoint(const std::string& job, uint64_t round) const {
+    const std::string begin = fmt::format("round-{:012}.", round);
+    for (const auto& entry : std::filesystem::directory_iterator(folder() + "/" + job)) {
+      if (entry.path().filename().string().starts_with(begin)) return true;
+    }
+    return false;
+  }
+
+  std::vector<WorkerOptions> options_of_all(const JobSpec& spec) const {
+    std::vector<WorkerOptions> all;
+    for (uint32_t rank = 0; rank < spec.world_size; ++rank) {
+      all.push_back(options(spec, static_cast<int32_t>(rank)));
+    }
+    return all;
+  }
+
+  // All ranks in threads, until `rounds` are done, whatever happens to the server; none goes beyond
+  // round `allowed`. `anew`: a rank that lost the server begins as a new process would. Returns
+  // rank 0's parameters.
+  static std::string run(const std::vector<WorkerOptions>& options, uint64_t rounds,
+                         const std::atomic<uint64_t>& allowed, bool anew) {
+    std::string result;
+    std::vector<std::jthread> ranks;
+    for (uint32_t rank = 0; rank < options.size(); ++rank) {
+      ranks.emplace_back([&, rank] {
+        Program program(rank);
+        WorkerOptions mine = options[rank];
+        mine.saver = [&program](uint64_t round) {
+          EXPECT_EQ(program.position, round);
+          return program.state();
+        };
+        const auto join = [&] {  // the server may be dead, or have the rank's old incarnation
+          for (;;) {
+            try {
+              return std::make_unique<Worker>(mine);
+            } catch (const Error& error) {
+              const bool passes = error.code() == ErrorCode::kTaken || may_pass(error) ||
+                                  error.code() == ErrorCode::kRankLost;
+              if (!passes) throw;
+            }
+          }
+        };
+        std::unique_ptr<Worker> worker = join();
+        for (;;) {
+          try {
+            program.load(*worker, rank);
+            worker->broadcast({});
+            while (program.position < rounds) {
+              if (program.position < allowed) program.train(*worker);
+              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+            worker->barrier();
+            if (rank == 0) result = parameters_of(*worker);
+            worker->barrier();
+            return worker->leave();
+          } catch (const Error& error) {
+            if (error.code() != ErrorCode::kRewound) {
+              ADD_FAILURE() << "rank " << rank << ": " << error.what();
+              return;
+            }
+          }
+          if (anew) {
+            worker.reset();
+            worker = join();
+          } else {
+            worker = worker->rejoin();
+          }
+        }
+      });
+    }
+    return ranks.clear(), result;
+  }
+  static bool may_pass(const Error& error) {
+    return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
+           error.code() == ErrorCode::kRewound;
+  }
+
+  const TemporaryDirectory directory_;
+  std::optional<ServerProcess> server_;
+};
+
+TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
+  constexpr uint64_t kRounds = 300;
+  std::mt19937_64 random(fresh_seeds(1).first);
+  serve();
+  const std::string expected = run(options_of_all(spec_of("undisturbed", 3)), kRounds,
+                                   std::atomic<uint64_t>(kRounds), false);
+  ASSERT_FALSE(expected.empty());
+  for (const bool anew : {false, true}) {
+    SCOPED_TRACE(anew ? "new processes" : "rejoin");
+    const JobSpec spec = spec_of(anew ? "anew" : "rejoins", 3);
+    std::atomic<uint64_t> allowed = 0;
+    std::string result;
+    std::jthread training(
+        [&, options = options_of_all(spec)] { result = run(options, kRounds, allowed, anew); });
+    const auto allow = [&](uint64_t round) {
+      allowed = std::max<uint64_t>(allowed, std::min(kRounds - 1, round));
+    };
+    uint64_t durable = 0;
+    for (int kill = 0; kill < 4; ++kill) {
+      // The first time perhaps before there is a checkpoint.
+      const uint64_t least = kill == 0 ? random() % 2 : durable + 1;
+      EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
+        allow(job.next_saved_round + 3);
+        return job.durable_round >= least;
+      }));
+      allow(allowed + random() % 20);
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+      durable = std::max(durable, status(spec.name).durable_round);
+      EXPECT_EQ(durable % kEvery, 0u);
+      die_and_come_back();
+      allow(allowed + 1);  // who waits for nothing would notice it late
+    }
+    allowed = kRounds;
+    training.join();
+    EXPECT_EQ(result, expected);
+  }
+}
+
+// With another period, and other ranks: rank r gets what rank r saved, and a new one nothing.
+TEST_F(SaverTest, FewerAndMoreRanks) {
+  serve(5);
+  const auto train = [&](uint32_t ranks, const std::function<void(Worker&)>& joined) {
+    const JobSpec spec = spec_of("other", ranks);
+    std::atomic<bool> stop = false;
+    std::vector<std::jthread> threads;
+    std::atomic<uint64_t> first = 0;
+    std::atomic<uint32_t> there = 0;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        WorkerOptions mine = options(spec, static_cast<int32_t>(rank));
+        uint64_t position = 0;
+        mine.saver = [&](uint64_t) {
+          return RankState{{"who", bytes_of(fmt::format("{} of {} at {}", rank, ranks, position))}};
+        };
+        Worker worker(mine);
+        first = worker.first_round();
+        joined(worker);
+        ++there;
+        position = worker.first_round() - 1;
+        Program program(rank);
+        try {
+          for (;;) {
+            ++position;
+            program.train(worker);
+          }
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+        }
+      });
+    }
+    ASSERT_TRUE(becomes([&] { return there == ranks; }, std::chrono::seconds(120)));
+    ASSERT_TRUE(
+        becomes_status("other", [&](const JobStatus& job) { return job.durable_round >= first; }));
+    die_and_come_back(ranks == 3 ? 3 : 5);
+  };
+  train(3, [](Worker& worker) { EXPECT_FALSE(worker.restored("who")); });
+  uint32_t before = 3;
+  for (const uint32_t ranks : {2u, 4u}) {
+    train(ranks, [&](Worker& worker) {
+      const auto who = worker.restored("who");
+      EXPECT_EQ(who.has_value(), worker.rank() < before) << worker.rank() << " of " << ranks;
+      if (!who) return;
+      EXPECT_EQ(text_of(*who),
+                fmt::format("{} of {} at {}", worker.rank(), before, worker.first_round() - 1));
+    });
+    before = ranks;
+  }
+}
+
+phub_code save_as_c(void* user_data, uint64_t round, phub_state* state) {
+  auto& last = *static_cast<std::pair<uint64_t, phub_state*>*>(user_data);
+  last = {round, state};
+  if (phub_save(state, "", "x", 1) != PHUB_OK) return PHUB_INTERNAL;  // is found out at the end
+  if (phub_save(state, "round", &round, sizeof round) != PHUB_OK) return PHUB_INTERNAL;
+  if (phub_save(state, "round", &round, sizeof round) != PHUB_TAKEN) return PHUB_INTERNAL;
+  return PHUB_OK;
+}
+phub_code save_round_as_c(void* user_data, uint64_t round, phub_state* state) {
+  auto& last = *static_cast<std::pair<uint64_t, phub_state*>*>(user_data);
+  last = {round, state};
+  if (phub_save(state, "nothing", nullptr, 0) != PHUB_OK) return PHUB_INTERNAL;
+  return phub_save(state, "round", &round, sizeof round);
+}
+
+TEST_F(SaverTest, OverTheCInterface) {
+  serve(2);
+  std::pair<uint64_t, phub_state*> last;
+  phub_options* options = nullptr;
+  phub_worker* worker = nullptr;
+  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+  phub_options_set(options, "server", server_->address().c_str());
+  phub_options_set(options, "job", "c");
+  phub_options_set(options, "optimizer", "sgd");
+  if (const char* transport = std::getenv("PHUB_TRANSPORT")) {
+    phub_options_set(options, "transport", transport);
+  }
+  phub_options_add_key(options, "w", 100);
+  ASSERT_EQ(phub_options_set_saver(options, save_round_as_c, &last), PHUB_OK);
+  ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  const void* bytes = nullptr;
+  size_t size = 0;
+  EXPECT_EQ(phub_restored(worker, "round", &bytes, &size), PHUB_NOT_FOUND);
+  const auto step = [&] {
+    const phub_code code = phub_push_null(worker, 0);
+    return code == PHUB_OK ? phub_wait(worker, 0) : code;
+  };
+  ASSERT_TRUE(becomes([&] { return step() == PHUB_OK && status("c").durable_round > 0; }));
+  EXPECT_EQ(last.first % 2, 0u);
+  EXPECT_EQ(phub_save(last.second, "late", "x", 1), PHUB_BAD_HANDLE);
+  die_and_come_back(2);
+  EXPECT_TRUE(becomes([&] { return step() == PHUB_REWOUND; }));
+  uint64_t first_round = 0;
+  ASSERT_EQ(phub_rejoin(worker, &first_round), PHUB_OK) << phub_last_error();
+  ASSERT_EQ(phub_restored(worker, "round", &bytes, &size), PHUB_OK) << phub_last_error();
+  uint64_t round = 0;
+  ASSERT_EQ(size, sizeof round);
+  std::memcpy(&round, bytes, sizeof round);
+  EXPECT_EQ(round + 1, first_round);
+  ASSERT_EQ(phub_restored(worker, "nothing", &bytes, &size), PHUB_OK);
+  EXPECT_EQ(size, 0u);
+  EXPECT_EQ(phub_worker_destroy(worker), PHUB_OK);
+  // What a saver may not do: the call that called it says so.
+  ASSERT_EQ(phub_options_set(options, "job", "c2"), PHUB_OK);
+  ASSERT_EQ(phub_options_set_saver(options, save_as_c, &last), PHUB_OK);
+  ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  ASSERT_EQ(step(), PHUB_OK);
+  ASSERT_EQ(step(), PHUB_INVALID);
+  EXPECT_THAT(phub_last_error(), HasSubstr("1 to 255 bytes"));
+  ASSERT_EQ(step(), PHUB_OK);
+  EXPECT_EQ(phub_worker_destroy(worker), PHUB_OK);
+  EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
+}
+
+// Two ranks in lock-step with this test: nobody goes on before it says so.
+class Steps : public SaverTest {
+ protected:
+  void begin(const JobSpec& spec, uint64_t every) {
+    serve(every);
+    for (uint32_t rank = 0; rank < 2; ++rank) join(spec, rank);
+    for (auto& worker : workers_) worker->wait_all();
+    // From here on the round that is saved next is known.
+    ASSERT_TRUE(
+        becomes_status(spec.name, [](const JobStatus& job) { return job.next_saved_round > 0; }));
+  }
+  void join(const JobSpec& spec, uint32_t rank) {
+    WorkerOptions mine = options(spec, static_cast<int32_t>(rank));
+    mine.await_ranks = false;
+    mine.saver = [this, rank](uint64_t round) {
+      ++asked_[rank];
+      if (on_save_[rank]) on_save_[rank](round);
+      return RankState{{"round", bytes_of(std::to_string(round))}};
+    };
+    workers_[rank].reset();
+    workers_[rank] = std::make_unique<Worker>(mine);
+  }
+  static void push(Worker& worker) {
+    for (size_t key = 0; key < worker.keys(); ++key) worker.push_null(key);
+  }
+  void step() {
+    for (auto& worker : workers_) push(*worker);
+    for (auto& worker : workers_) worker->wait_all();
+  }
+  std::unique_ptr<Worker> workers_[2];
+  std::function<void(uint64_t round)> on_save_[2];
+  int asked_[2] = {0, 0};
+};
+
+TEST_F(Steps, ARankThatIsLostBeforeItsPartVoidsThatSnapshotOnly) {
+  JobSpec spec = spec_of("void", 2);
+  spec.lease_ms = 3000;
+  begin(spec, 2);
+  ASSERT_EQ(status("void").next_saved_round, 2u);
+  on_save_[1] = [this](uint64_t) { workers_[1]->end("this rank dies"); };
+  step();
+  step();
+  EXPECT_TRUE(becomes_status("void", [](const JobStatus& job) { return job.void_snapshots == 1; }));
+  EXPECT_FALSE(has_checkpoint("void", 2));
+  EXPECT_EQ(status("void").durable_round, 0u);
+  EXPECT_TRUE(becomes([&] {
+    return server_->output().find(
+               "round 2 was not saved, the last that is remains round 0: rank 1 "
+               "was lost before it had sent its part") != std::string::npos;
+  }));
+  // The others' next one.
+  EXPECT_TRUE(becomes([&] {
+    push(*workers_[0]);
+    workers_[0]->wait_all();
+    return status("void").durable_round > 2;
+  }));
+  EXPECT_EQ(status("void").void_snapshots, 1u);
+  workers_[0]->leave();
+}
+
+// It had left the job before the round that is saved.
+TEST_F(Steps, ARankThatWasNotInTheRoundIsNotNeeded) {
+  begin(spec_of("left", 2), 3);
+  ASSERT_EQ(status("left").next_saved_round, 3u);
+  step();
+  workers_[1]->leave();
+  for (int round = 2; round <= 3; ++round) {
+    push(*workers_[0]);
+    workers_[0]->wait_all();
+  }
+  EXPECT_TRUE(becomes_status("left", [](const JobStatus& job) { return job.durable_round == 3; }));
+  EXPECT_EQ(status("left").void_snapshots, 0u);
+  EXPECT_EQ(asked_[1], 0);
+}
+
+TEST_F(Steps, WhoJoinsAJobInProgressGetsNothing) {
+  const JobSpec spec = spec_of("later", 2);
+  begin(spec, 2);
+  step();
+  step();
+  ASSERT_TRUE(becomes_status("later", [](const JobStatus& job) { return job.durable_round == 2; }));
+  die_and_come_back(2);
+  for (auto& worker : workers_) {
+    push(*worker);
+    EXPECT_THROW(worker->wait_all(), Error);
+  }
+  for (uint32_t rank = 0; rank < 2; ++rank) join(spec, rank);
+  for (auto& worker : workers_) {
+    EXPECT_EQ(worker->first_round(), 3u);
+    EXPECT_EQ(text_of(worker->restored("round").value()), "2");
+    worker->wait_all();
+  }
+  step();
+  workers_[1]->leave();
+  push(*workers_[0]);
+  workers_[0]->wait_all();
+  join(spec, 1);
+  EXPECT_GT(workers_[1]->first_round(), 3u);
+  EXPECT_FALSE(workers_[1]->restored("round"));
+}
+
+TEST_F(Steps, APartThatDoesNotComeVoidsTheSnapshot) {
+  JobSpec spec = spec_of("late", 2);
+  spec.progress_limit_ms = 5000;
+  begin(spec, 2);
+  on_save_[1] = [](uint64_t) { fail(ErrorCode::kInvalid, "cannot save"); };
+  step();
+  for (auto& worker : workers_) push(*worker);
+  workers_[0]->wait_all();
+  EXPECT_THROW(workers_[1]->wait_all(), Error);
+  EXPECT_TRUE(becomes_status("late", [](const JobStatus& job) { return job.void_snapshots > 0; }));
+  EXPECT_THAT(server_->output(), HasSubstr("the parts of ranks 1 have not come within 5000 ms"));
+  on_save_[1] = {};
+  ASSERT_TRUE(
+      becomes_status("late", [](const JobStatus& job) { return job.next_saved_round > 2; }));
+  while (asked_[1] < 2) step();
+  EXPECT_TRUE(becomes_status("late", [](const JobStatus& job) { return job.durable_round >= 4; }));
+}
+
+TEST_F(Steps, TheSaverIsCalledOnceBetweenTwoRounds) {
+  begin(spec_of("order", 2), 1);
+  std::vector<uint64_t> rounds;
+  on_save_[0] = [&](uint64_t round) {
+    rounds.push_back(round);
+    for (size_t key = 0; key < kKeys; ++key) EXPECT_EQ(workers_[0]->round(key), round);
+    EXPECT_THROW(workers_[0]->wait(0), Error);
+    EXPECT_THROW(workers_[0]->push(0), Error);
+  };
+  for (auto& worker : workers_) push(*worker);
+  workers_[1]->wait_all();
+  for (size_t key = 0; key < kKeys; ++key) {
+    EXPECT_TRUE(rounds.empty());
+    workers_[0]->wait(key);
+  }
+  EXPECT_EQ(rounds, std::vector<uint64_t>{1});
+  // By the first push of the next round, which waits for what the caller has not.
+  for (auto& worker : workers_) push(*worker);
+  workers_[1]->wait_all();
+  workers_[0]->wait(1);
+  EXPECT_EQ(rounds, std::vector<uint64_t>{1});
+  workers_[0]->push_null(1);
+  EXPECT_EQ(rounds, (std::vector<uint64_t>{1, 2}));
+  // One key may not run ahead over a round that is saved.
+  workers_[1]->push_null(1);
+  workers_[1]->wait(1);
+  try {
+    workers_[0]->push_null(1);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("key 'k1' is pushed in round 4, and key 'k0' was not in "
+                                        "round 3"));
+  }
+}
+
+// --- what is refused -----------------------------------------------------------------------------
+
+class Parts : public SaverTest {
+ protected:
+  // A rank by its calls of the control port only.
+  Credential join(ControlClient& control, const JobSpec& spec, bool saves,
+                  JoinReply* got = nullptr) {
+    const JoinReply reply = control.join(
+        {.spec = spec, .transport = "tcp", .id = fmt::format("j{}", next_++), .saves = saves},
+        60000);
+    if (got) *got = reply;
+    return {spec.name, reply.rank, reply.incarnation, reply.offer.ticket, reply.epoch};
+  }
+  template <typename Call>
+  static ErrorCode code_of(Call call, std::string* message = nullptr) {
+    try {
+      call();
+    } catch (const Error& error) {
+      if (message) *message = error.what();
+      return error.code();
+    }
+    ADD_FAILURE() << "did not fail";
+    return ErrorCode::kInternal;
+  }
+  int next_ = 0;
+};
+
+TEST_F(Parts, WhatIsNotWantedIsRefused) {
+  serve(10);
+  ControlClient control(server_->address());
+  JobSpec spec = spec_of("refused", 2);
+  spec.lease_ms = 60'000;  // these ranks send no heartbeats
+  JoinReply saver;
+  const Credential who = join(control, spec, true, &saver);
+  EXPECT_EQ(saver.save_every, 10u);
+  EXPECT_EQ(saver.part_bytes, 0u);
+  const auto send = [&](const Credential& as, uint64_t round, size_t bytes = 3) {
+    return code_of([&] { control.send_part(as, round, std::string(bytes, 'x')); });
+  };
+  EXPECT_EQ(send(who, 10), ErrorCode::kNotFound);  // the job has not begun
+  const Credential other = join(control, spec, false, &saver);
+  EXPECT_EQ(saver.save_every, 0u);
+  // Nobody pushes: the job waits in round 1, and will be saved after round 10.
+  ASSERT_TRUE(
+      becomes_status("refused", [](const JobStatus& job) { return job.next_saved_round == 10; }));
+  EXPECT_EQ(send(who, 9), ErrorCode::kNotFound);
+  EXPECT_EQ(send(who, 20), ErrorCode::kNotFound);
+  EXPECT_EQ(send(who, 0), ErrorCode::kNotFound);
+  EXPECT_EQ(send(other, 10), ErrorCode::kInvalid);  // it does not save
+  Credential wrong = who;
+  wrong.ticket = "of-somebody-else";
+  EXPECT_EQ(send(wrong, 10), ErrorCode::kUnauthorized);
+  wrong = who;
+  ++wrong.incarnation;
+  EXPECT_EQ(send(wrong, 10), ErrorCode::kFenced);
+  wrong = who;
+  ++wrong.epoch;
+  EXPECT_EQ(send(wrong, 10), ErrorCode::kFenced);
+  wrong = who;
+  wrong.rank = 1000000;
+  EXPECT_EQ(send(wrong, 10), ErrorCode::kInvalid);
+  EXPECT_EQ(send(who, 10, 0), ErrorCode::kInvalid);
+  EXPECT_EQ(send(who, 10, kMaxPartBytes + 1), ErrorCode::kInvalid);
+  EXPECT_EQ(code_of([&] { control.restored_part(who); }), ErrorCode::kNotFound);
+  control.send_part(who, 10, std::string(kMaxPartBytes, 'x'));
+  EXPECT_EQ(send(who, 10), ErrorCode::kTaken);
+  EXPECT_EQ(status("refused").state, "running");
+  control.leave(who);
+  control.leave(other);
+}
+
+// --- the bytes of a part -------------------------------------------------------------------------
+
+TEST(RankStateTest, ComesBack) {
+  std::mt19937_64 random(fresh_seeds(1).first);
+  for (int i = 0; i < 100; ++i) {
+    RankState state;
+    for (uint64_t entries = random() % 5; entries > 0; --entries) {
+      std::string name(1 + random() % 255, 'n');
+      for (char& c : name) c = static_cast<char>(random());
+      std::vector<std::byte> bytes(random() % 1000);
+      for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+      state[name] = bytes;
+    }
+    const std::string part = pack(state);
+    EXPECT_EQ(unpack(part), state);
+    EXPECT_THROW(unpack(part.substr(0, random() % part.size())), Error);
+    EXPECT_THROW(unpack(part + "x"), Error);
+  }
+}
+
+TEST(RankStateTest, LimitsAreNamed) {
+  const auto message = [](const RankState& state) -> std::string {
+    try {
+      pack(state);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(message({{"", {}}}), HasSubstr("1 to 255"));
+  EXPECT_THAT(message({{std::string(256, 'n'), {}}}), HasSubstr("has 256"));
+  EXPECT_THAT(message({{"big", std::vector<std::byte>(kMaxPartBytes)}}), HasSubstr("'big'"));
+  EXPECT_EQ(message({{std::string(255, 'n'), {}}}), "");
+}
+
+// Any bytes: an answer or an error, never more memory than there are bytes.
+TEST(RankStateTest, DamageIsNoticed) {
+  std::mt19937_64 random(fresh_seeds(1).first);
+  const std::string part = pack({{"random", bytes_of("12345")}, {"position", bytes_of("7")}});
+  for (int i = 0; i < 2000; ++i) {
+    std::string damaged = part;
+    damaged[random() % damaged.size()] ^= static_cast<char>(1u << random() % 8);
+    try {
+      unpack(damaged);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalid) << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace phub::testing

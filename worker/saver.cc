@@ -1,0 +1,149 @@
+#include "worker/saver.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "worker/rank_state.h"
+
+namespace phub {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr milliseconds kBetweenAttempts{100};
+
+uint64_t first_due(const JoinReply& reply) {
+  const uint64_t every = reply.save_every;
+  return every == 0 ? 0 : (reply.first_round + every - 1) / every * every;
+}
+
+}  // namespace
+
+Saver::Saver(LinkKeeper& keeper)
+    : keeper_(keeper),
+      saver_(keeper.options().saver),
+      every_(saver_ ? keeper.reply().save_every : 0),
+      due_(first_due(keeper.reply())),
+      received_(keeper.spec().keys.size(), keeper.reply().first_round - 1),
+      missing_(received_.size()) {}
+
+Saver::~Saver() { finish(milliseconds(0)); }
+
+void Saver::restore() {
+  const uint64_t bytes = keeper_.reply().part_bytes;
+  if (bytes == 0) return;
+  const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
+  for (;;) {
+    try {
+      const std::string part = keeper_.ask(
+          [&](ControlClient& client) { return client.restored_part(keeper_.credential()); });
+      if (part.size() != bytes) {
+        fail(ErrorCode::kInternal,
+             "the server's answer has {} bytes of this rank's saved state, which has {}",
+             part.size(), bytes);
+      }
+      restored_ = unpack(part);
+      return;
+    } catch (const Error& error) {
+      // The box has many answers of this size under way.
+      if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
+    }
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
+std::optional<std::span<const std::byte>> Saver::restored(std::string_view name) const {
+  const auto found = restored_.find(std::string(name));
+  if (found == restored_.end()) return std::nullopt;
+  return std::span(found->second);
+}
+
+void Saver::check_not_within() const {
+  if (within_ == std::this_thread::get_id()) {
+    fail(ErrorCode::kInvalid, "a saver may neither push nor wait");
+  }
+}
+
+void Saver::received(size_t key, uint64_t round) {
+  if (!is_active()) return;
+  const std::lock_guard lock(mutex_);
+  const uint64_t before = std::exchange(received_[key], round);
+  if (before >= due_ || round < due_ || --missing_ > 0) return;
+  const uint64_t over = due_;
+  // Before the call: what it throws must not make it due again.
+  due_ = over + every_;
+  missing_ = received_.size();
+  take(over);
+}
+
+void Saver::take(uint64_t round) {
+  struct Within {
+    explicit Within(std::atomic<std::thread::id>& thread) : id(thread) {
+      id = std::this_thread::get_id();
+    }
+    ~Within() { id = std::thread::id(); }
+    Within(const Within&) = delete;
+    Within& operator=(const Within&) = delete;
+    std::atomic<std::thread::id>& id;
+  };
+  std::string part;
+  {
+    const Within within(within_);
+    part = pack(saver_(round));
+  }
+  send(round, std::move(part));
+}
+
+// One at a time: that of the round before is usually there long since.
+void Saver::send(uint64_t round, std::string part) {
+  std::unique_lock lock(sending_mutex_);
+  sent_.wait(lock, [this] { return !is_sending_; });
+  if (finished_) return;
+  is_sending_ = true;
+  sender_ = {};  // it has nothing left to do
+  sender_ = keeper_.start(
+      "phub-saver", [this, round, bytes = std::make_shared<const std::string>(std::move(part))](
+                        const std::stop_token& stop) {
+        try {
+          deliver(round, *bytes, stop);
+        } catch (const std::exception& error) {
+          fmt::print(stderr, "phub: the state of rank {} after round {} is not saved: {}\n",
+                     keeper_.reply().rank, round, error.what());
+        }
+        const std::lock_guard done(sending_mutex_);
+        is_sending_ = false;
+        sent_.notify_all();
+      });
+}
+
+void Saver::deliver(uint64_t round, const std::string& part, const std::stop_token& stop) {
+  const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
+  while (!stop.stop_requested() && !keeper_.failed()) {
+    try {
+      return keeper_.ask(
+          [&](ControlClient& client) { client.send_part(keeper_.credential(), round, part); });
+    } catch (const Error& error) {
+      if (keeper_.failed() || stop.stop_requested()) return;
+      // It was left out, or the answer of an earlier attempt was lost.
+      if (error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kTaken) return;
+      const bool may_pass =
+          error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout;
+      if (!may_pass || now() > give_up) throw;
+    }
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
+void Saver::finish(milliseconds limit) noexcept {
+  std::unique_lock lock(sending_mutex_);
+  finished_ = true;
+  if (!sent_.wait_for(lock, limit, [this] { return !is_sending_; })) keeper_.cancel_calls();
+  std::jthread rest = std::move(sender_);
+  lock.unlock();
+  rest.request_stop();
+}
+
+}  // namespace phub

@@ -1,0 +1,86 @@
+// A rank's own state in the checkpoints of its job: when the caller's saver is called, the part on
+// its way to the box, and what came back of it at the join.
+//
+// Which rounds are saved. The reply to the join has a number that stays for the life of the job on
+// this box. A checkpoint that needs parts of ranks is one of a round that is a multiple of it. So
+// every rank knows for itself, as soon as it has a round's results, whether its state is needed: no
+// message can come too late, however fast the rank is. The box chooses such a round at a boundary,
+// before any chunk has closed it (RunningJob::commit), so no part can come too early. It may leave
+// rounds out, while it still writes the one before: then it refuses the part, which is no error.
+// A rank that joins in the middle, from round F on, sends parts from F on, and none for F - 1.
+//
+// When. A round is over for the caller when every key's result of it was returned to it, by the
+// order of its own calls and not by that of the network: so the same program is asked at the same
+// place in every run. The state is taken on that thread; it is sent on another.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "worker/link_keeper.h"
+#include "worker/worker.h"
+
+namespace phub {
+
+// Thread-safe, except for restore().
+class Saver {
+ public:
+  // REQUIRES: `keeper` outlives this.
+  explicit Saver(LinkKeeper& keeper);
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Asks for the part of the checkpoint that the rank goes on from, if there is one. REQUIRES: the
+  // keeper is connected. Throws Error.
+  void restore();
+  std::optional<std::span<const std::byte>> restored(std::string_view name) const;
+
+  bool is_active() const { return every_ > 0; }
+  // Throws Error(kInvalid) within the caller's saver, which would wait for itself.
+  void check_not_within() const;
+  // The caller has got the key's result of this round. Calls its saver if it was the last one.
+  void received(size_t key, uint64_t round);
+  // Before a push of this round: whether the state of an earlier one must be taken first, which
+  // needs the results of all keys.
+  bool is_due_before(uint64_t round) const { return is_active() && due_ < round; }
+  uint64_t due() const { return due_; }
+
+  // Waits until what was taken is sent; after the limit all calls to the control port are
+  // cancelled. Afterwards nothing is sent.
+  void finish(std::chrono::milliseconds limit) noexcept;
+
+ private:
+  void take(uint64_t round);
+  void send(uint64_t round, std::string part);
+  void deliver(uint64_t round, const std::string& part, const std::stop_token& stop);
+
+  LinkKeeper& keeper_;
+  const std::function<RankState(uint64_t round)>& saver_;
+  const uint64_t every_;       // 0: nothing is saved
+  std::atomic<uint64_t> due_;  // the next round that is saved
+  RankState restored_;
+
+  std::mutex mutex_;  // held while the caller's saver runs
+  std::atomic<std::thread::id> within_ = {};
+  std::vector<uint64_t> received_;  // guarded by mutex_; by key
+  size_t missing_;                  // guarded by mutex_: keys whose result of due_ is not here
+
+  std::mutex sending_mutex_;  // guards what follows
+  std::condition_variable_any sent_;
+  bool is_sending_ = false;
+  bool finished_ = false;
+  std::jthread sender_;
+};
+
+}  // namespace phub
