@@ -84,7 +84,8 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
                       Clock::time_point give_up, Next (*after)(ErrorCode code, bool several),
                       const std::stop_token& stop) {
   const std::vector<std::string> servers = servers_of(options.server);
-  std::optional<Clock::time_point> taken_since;
+  constexpr auto kNever = Clock::time_point::max();
+  auto taken_since = kNever;
   for (;;) {
     std::optional<Error> last;
     bool again = false;
@@ -97,9 +98,9 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
         if (next == Next::kStop) throw;
         // For longer than any lease: another worker has it.
         const bool taken = error.code() == ErrorCode::kTaken;
-        if (!taken) taken_since.reset();
-        if (taken && !taken_since) taken_since = Clock::now();
-        if (taken && Clock::now() > *taken_since + milliseconds(2 * options.spec.lease_ms)) throw;
+        if (!taken) taken_since = kNever;
+        if (taken && taken_since == kNever) taken_since = Clock::now();
+        if (taken && Clock::now() - taken_since > milliseconds(2 * options.spec.lease_ms)) throw;
         again = again || next == Next::kAgain;
         last.emplace(error.code(), error.what());
       }

@@ -42,6 +42,11 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
   for (std::optional<Error> first;;) {
     try {
       if (first && !ticket_unseen) offer = control.reconnect(credential, timeout_ms);
+      if (reply.offer.tls && !offer.tls) {
+        fail(ErrorCode::kUnauthorized,
+             "the server at {} offered TLS for data, and now a connection without it",
+             joined.server);
+      }
       return connect(options, joined.server, offer, link_layout_of(reply));
     } catch (const Error& error) {
       if (!first) first = error;

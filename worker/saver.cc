@@ -70,6 +70,7 @@ void Saver::check_not_within() const {
 void Saver::received(size_t key, uint64_t round) {
   if (!is_active()) return;
   const std::lock_guard lock(mutex_);
+  if (round <= received_[key]) return;  // a completion that was collected late
   const uint64_t before = std::exchange(received_[key], round);
   if (before >= due_ || round < due_ || --missing_ > 0) return;
   const uint64_t over = due_;
@@ -102,7 +103,6 @@ void Saver::send(uint64_t round, std::string part) {
   std::unique_lock lock(sending_mutex_);
   sent_.wait(lock, [this] { return !is_sending_; });
   if (finished_) return;
-  is_sending_ = true;
   sender_ = {};  // it has nothing left to do
   sender_ = keeper_.start(
       "phub-saver", [this, round, bytes = std::make_shared<const std::string>(std::move(part))](
@@ -117,6 +117,7 @@ void Saver::send(uint64_t round, std::string part) {
         is_sending_ = false;
         sent_.notify_all();
       });
+  is_sending_ = true;  // the thread cannot say that it is over before this one lets go
 }
 
 void Saver::deliver(uint64_t round, const std::string& part, const std::stop_token& stop) {

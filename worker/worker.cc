@@ -392,6 +392,7 @@ void Worker::wait_all() {
 
 bool Worker::test(size_t key) {
   impl_->check_key(key);
+  impl_->saver.check_not_within();
   impl_->keeper.check();
   return only_errors([&] {
     {
@@ -416,6 +417,7 @@ size_t Worker::poll() {
 
 std::optional<Completion> Worker::wait_any() {
   return only_errors([&]() -> std::optional<Completion> {
+    impl_->saver.check_not_within();
     const auto ended = impl_->sleeper.wait_any();
     if (!ended) return std::nullopt;
     Completion completion{.pushed = ended->pushed, .tag = ended->tag, .error = std::nullopt};
@@ -503,11 +505,11 @@ void Worker::leave(uint32_t timeout_ms) {
     const std::lock_guard one(i.leaving);
     if (i.left) return;
     i.left = !i.keeper.failed();
-    if (i.left) i.saver.finish(std::chrono::milliseconds(timeout_ms));
     {
       const Impl::Lock lock = i.sleeper.lock();
       i.session->flush();  // pushes so far go out before the leave
     }
+    if (i.left) i.saver.finish(std::chrono::milliseconds(timeout_ms));
     i.keeper.end(fmt::format("rank {} has left job '{}'", rank(), spec().name));
     i.release_memory();
     if (!i.left) i.keeper.check();     // throws the failure

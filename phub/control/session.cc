@@ -127,6 +127,7 @@ void HttpSession::on_header(const SystemError& error) {
         413, ErrorCode::kInvalid,
         fmt::format("the body has {} bytes; the limit of this request is {}", bytes, limit));
   }
+  takes_part_ = takes_bytes(view_of(message.method_string()), view_of(message.target()));
   if (const auto refused =
           refuse_part(view_of(message.method_string()), view_of(message.target()),
                       view_of(message[http::field::authorization]), bytes, *shared_->handler)) {
@@ -375,7 +376,9 @@ bool HttpSession::charge_body() {
   if (bytes <= kFreeBodyBytes) return true;
   if (!body_charge_) body_charge_ = std::make_shared<HttpBodyCharge>(shared_);
   const uint64_t more = bytes - body_charge_->bytes;
-  if (more > shared_->options.max_long_body_bytes - shared_->long_body_bytes) return false;
+  // Parts of checkpoints wait for a disk: they leave half of the room to joins.
+  const uint64_t most = shared_->options.max_long_body_bytes >> (takes_part_ ? 1 : 0);
+  if (shared_->long_body_bytes > most || more > most - shared_->long_body_bytes) return false;
   body_charge_->bytes = bytes;
   shared_->long_body_bytes += more;
   return true;

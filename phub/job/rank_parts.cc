@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "transport/error.h"
 
 namespace phub {
@@ -23,15 +25,18 @@ void RankParts::make_void(const std::string& why) {
   if (why_void_.empty()) why_void_ = why;
 }
 
-std::vector<uint32_t> RankParts::missing() const {
-  std::vector<uint32_t> missing;
+std::vector<uint32_t> RankParts::awaited() const {
+  std::vector<uint32_t> awaited;
   for (const uint32_t rank : needed_) {
-    if (!has(rank)) missing.push_back(rank);
+    if (!has(rank)) awaited.push_back(rank);
   }
-  for (const auto& [rank, state] : parts_) {
-    if (state == State::kComing) missing.push_back(rank);
-  }
-  return missing;
+  return awaited;
+}
+
+bool RankParts::complete() const {
+  return awaited().empty() && std::ranges::all_of(parts_, [](const auto& part) {
+           return part.second == State::kWritten;
+         });
 }
 
 }  // namespace phub

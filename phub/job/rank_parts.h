@@ -29,8 +29,10 @@ class RankParts {
 
   // Round `round()` is complete: parts of these ranks are needed.
   void need(std::vector<uint32_t> ranks) { needed_ = std::move(ranks); }
-  // Those that are needed, and those that have not come to their end.
-  std::vector<uint32_t> missing() const;
+  // Ranks whose parts are needed and have not come.
+  std::vector<uint32_t> awaited() const;
+  // Whether all that are needed are there, and all that came are written.
+  bool complete() const;
   bool has(uint32_t rank) const { return parts_.contains(rank); }
   const std::string& why_void() const { return why_void_; }  // "": it is not
   bool any() const { return !parts_.empty(); }

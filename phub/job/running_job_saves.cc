@@ -20,9 +20,11 @@
 namespace phub {
 
 void RunningJob::tick_save(uint64_t now) {
-  if (snapped_ && now > parts_until_ms_ && parts_.why_void().empty()) {
+  // What has come and waits for the disk is written some time.
+  const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
+  if (late && !parts_.awaited().empty()) {
     parts_.make_void(fmt::format("the parts of ranks {} have not come within {} ms",
-                                 fmt::join(parts_.missing(), ", "),
+                                 fmt::join(parts_.awaited(), ", "),
                                  job_->spec().progress_limit_ms));
     continue_snapshot();
   }
@@ -98,7 +100,7 @@ void RunningJob::continue_snapshot() {
     drop_parts();
     return snapshot_written(round, why);
   }
-  if (parts_.missing().empty()) write_snapshot();
+  if (parts_.complete()) write_snapshot();
 }
 
 void RunningJob::write_snapshot() {
@@ -184,10 +186,14 @@ void RunningJob::take_part(const Credential& who, uint64_t round, std::string pa
 
 // A rank is gone from every core.
 void RunningJob::lose_part(uint32_t rank) {
-  if (!seats_[rank].saves || parts_.round() == 0 || parts_.has(rank)) return;
-  if (membership_.last_round(rank) < parts_.round()) return;
+  if (!seats_[rank].saves || parts_.round() == 0) return;
+  const bool took_part = membership_.last_round(rank) >= parts_.round();
+  if (took_part == parts_.has(rank)) return;
   parts_.make_void(
-      fmt::format("rank {} was lost before it had sent its part of the checkpoint", rank));
+      took_part
+          ? fmt::format("rank {} was lost before it had sent its part of the checkpoint", rank)
+          : fmt::format("rank {} was lost, and had sent its part of a round that it did not finish",
+                        rank));
   continue_snapshot();
 }
 

@@ -175,6 +175,23 @@ TEST_F(TlsRecords, NewKeysWithoutEndEndTheConnection) {
   EXPECT_FALSE(arrived[0].ok);
 }
 
+TEST_F(TlsRecords, NewKeysAgainAndAgainEndTheConnection) {
+  start();
+  open_endpoint();
+  std::array<Arrival, 1> arrived;
+  bool ended = false;
+  for (int burst = 0; burst < 10 && !ended; ++burst) {
+    send_together([&] {
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_EQ(SSL_key_update(client_ssl_, SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+        ASSERT_EQ(SSL_do_handshake(client_ssl_), 1);
+      }
+    });
+    ended = endpoint_->poll(arrived) == 1;
+  }
+  EXPECT_TRUE(ended && !arrived[0].ok);
+}
+
 // A result may come right behind the welcome: then the socket has nothing more when the queue pair
 // opens.
 TEST_F(TlsRecords, WhatCameWithTheWelcomeIsRead) {

@@ -85,6 +85,11 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
   return taken;
 }
 
+// New keys that the peer asked for cannot be sent: nothing is read until the socket takes more.
+bool TcpEndpoint::waits_for_room(const Pair& pair) {
+  return pair.stream.tls != nullptr && pair.stream.tls->waits_for_room();
+}
+
 void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
   ++counters_.receives;
   const uint64_t before = bytes;
@@ -95,10 +100,10 @@ void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
       break;
     case TcpReceiver::Result::kDrained:
       // The end of the stream is one edge, which may have come before the last bytes were read.
-      if (!pair.ending) pair.readable = false;
+      if (!pair.ending || waits_for_room(pair)) pair.readable = false;
       break;
-    case TcpReceiver::Result::kEnded:
-      pair.status = Status::kBroken;
+    case TcpReceiver::Result::kEnded:  // over TLS the peer may not know it yet
+      break_off(pair);
       break;
   }
 }
@@ -161,8 +166,7 @@ void TcpEndpoint::take_event(uint32_t qp, uint32_t events) {
   if (pair.status != Status::kLive) return;
   if ((events & (EPOLLIN | kEndEvents)) != 0) pair.readable = true;
   if ((events & kEndEvents) != 0) pair.ending = true;
-  const TcpTls* tls = pair.stream.tls;
-  if ((events & EPOLLOUT) != 0 && tls != nullptr && tls->waits_for_room()) pair.readable = true;
+  if ((events & EPOLLOUT) != 0 && waits_for_room(pair)) pair.readable = true;
   if ((events & EPOLLOUT) != 0 && !pair.writable && !pair.ending) {
     pair.writable = true;
     if (pair.sender.pending()) send(pair);

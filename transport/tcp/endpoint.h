@@ -79,6 +79,7 @@ class TcpEndpoint : public virtual Endpoint {
   bool take_events();
   void take_event(uint32_t qp, uint32_t events);
   size_t take(uint32_t qp, std::span<Arrival> out);
+  static bool waits_for_room(const Pair& pair);
   void receive(Pair& pair, uint64_t& bytes);
   void send(Pair& pair);
   void break_off(Pair& pair);

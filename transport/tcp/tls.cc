@@ -13,6 +13,9 @@ namespace {
 
 constexpr size_t kLeastWork = 512;       // of a record, however short
 constexpr size_t kMostWork = 256 << 10;  // in one call
+// Of the peer. Nobody honest takes new keys more often than this: each costs a derivation of keys.
+constexpr uint64_t kFreeKeys = 64;
+constexpr uint64_t kBytesPerKey = 4 << 10;
 // In one call of OpenSSL, which reads on where a record holds no data: its buffer.
 constexpr size_t kAllowance = 17 << 10;
 
@@ -21,7 +24,14 @@ constexpr size_t kAllowance = 17 << 10;
 TcpTls::TcpTls(Ssl connection, uint32_t records_per_key)
     : connection_(std::move(connection)),
       socket_(socket_of(connection_.get())),
-      records_per_key_(records_per_key) {}
+      records_per_key_(records_per_key) {
+  SSL_set_msg_callback(connection_.get(),
+                       [](int written, int, int type, const void*, size_t, SSL*, void* self) {
+                         if (written == 0 && type == SSL3_RT_HANDSHAKE)
+                           ++static_cast<TcpTls*>(self)->new_keys_;
+                       });
+  SSL_set_msg_callback_arg(connection_.get(), this);
+}
 
 TcpTls::~TcpTls() {
   if (broken_) return;
@@ -50,8 +60,10 @@ TcpTls::Received TcpTls::receive(std::span<const iovec> parts) {
       read += kAllowance - socket_.allowance;
       done += got;
       received.bytes += got;
-      // New keys without end would keep this thread from others: nobody honest sends them.
-      if (read >= 2 * received.bytes + kAllowance) {
+      received_ += got;
+      // New keys without end would keep this thread from others.
+      if (read >= 2 * received.bytes + kAllowance ||
+          new_keys_ > kFreeKeys + received_ / kBytesPerKey) {
         broken_ = true;
         received.ended = received.bytes == 0;
         return received;

@@ -158,7 +158,7 @@ void TcpTlsDoor::admit(Fd socket, std::string from) {
     const std::shared_ptr<TcpTlsOpening> oldest = openings_.front().lock();
     if (oldest && present_ > max_half_open_) {
       oldest->end("too many connections that have shown no ticket; this was the oldest");
-    } else if (oldest && oldest->waits()) {
+    } else if (oldest && oldest->is_open()) {
       break;
     }
     openings_.pop_front();

@@ -70,6 +70,7 @@ class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
   void begin();  // its turn has come
   void evict();
   bool waits() const { return client_.is_open() && !refused_; }
+  bool is_open() const { return client_.is_open(); }  // also while a refused client's rest drains
 
  protected:
   // The handshake is done.
