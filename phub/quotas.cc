@@ -24,47 +24,45 @@ std::string amount(const QuotaField& field, uint64_t value) {
 }  // namespace
 
 void Quotas::check(const Caller& creator, const Quota& quota, const std::string& job,
-                   const Quota& needed,
-                   const std::function<uint64_t(const Names& running)>& kept) const {
-  std::vector<const Held*> theirs;
-  Names names{job};  // its own are covered by what it needs
-  for (const auto& [of, held] : held_) {
-    if (held.creator != creator.id) continue;
-    theirs.push_back(&held);
-    names.insert(held.name);
-  }
-  std::ranges::sort(theirs, {}, &Held::name);
+                   const Quota& needed, const std::function<BytesOfJobs()>& kept) const {
   for (const QuotaField& field : kQuotaFields) {
     const uint64_t limit = quota.*field.amount;
     if (limit == Quota::kNone) continue;
-    const auto has = [&field](const Held* held) { return held->has.*field.amount; };
-    std::ranges::stable_sort(theirs, std::greater(), has);
-    uint64_t used = 0;
-    std::vector<std::string> by;
-    for (const Held* held : theirs) {
-      used += has(held);
-      if (by.size() < kMostNamed)
-        by.push_back(fmt::format("{} {}", held->name, amount(field, has(held))));
+    const bool on_disk = field.amount == &Quota::checkpoints;
+    BytesOfJobs has = on_disk ? kept() : BytesOfJobs();
+    const uint64_t needs = std::max(needed.*field.amount, has[job]);
+    has.erase(job);  // those of an earlier job of this name stay until new ones take their places
+    for (const auto& [of, held] : held_) {
+      if (held.creator != creator.id) continue;
+      has[held.name] = std::max(has[held.name], held.has.*field.amount);
     }
-    if (theirs.size() > by.size()) by.push_back(fmt::format("{} more", theirs.size() - by.size()));
-    if (field.amount == &Quota::checkpoints) {
-      const uint64_t of_others = kept(names);
-      used += of_others;
-      if (of_others > 0) by.push_back("jobs that do not run " + amount(field, of_others));
+    std::vector<std::pair<uint64_t, std::string>> by;
+    uint64_t used = 0;
+    for (const auto& [name, value] : has) {
+      used += value;
+      if (value > 0) by.emplace_back(value, name);
     }
     const uint64_t free = limit - std::min(limit, used);
-    const uint64_t needs = needed.*field.amount;
     if (needs <= free) continue;
+    std::ranges::stable_sort(by, std::greater(), &std::pair<uint64_t, std::string>::first);
+    std::vector<std::string> named;
+    for (const auto& [value, name] : by) {
+      if (named.size() == kMostNamed) break;
+      named.push_back(fmt::format("{} {}", name, amount(field, value)));
+    }
+    if (by.size() > named.size()) named.push_back(fmt::format("{} more", by.size() - named.size()));
     fail(ErrorCode::kFull,
-         "the quota of token '{}' is {}, and {} are free{}; job '{}' needs {}: end another job, or "
-         "ask for more",
+         "the quota of token '{}' is {}, and {} are free{}; job '{}' needs {}: {}, or ask for more",
          creator.name, amount(field, limit), amount(field, free),
-         by.empty() ? "" : fmt::format(" ({})", fmt::join(by, ", ")), job, amount(field, needs));
+         named.empty() ? "" : fmt::format(" ({})", fmt::join(named, ", ")), job,
+         amount(field, needs),
+         on_disk ? "have the checkpoints of ended jobs removed" : "end another job");
   }
 }
 
-void Quotas::add(const Job* job, const Caller& creator, const std::string& name, const Quota& has) {
-  held_[job] = {creator.id, name, has};
+void Quotas::add(const Job* job, const std::string& creator, const std::string& name,
+                 const Quota& has) {
+  held_[job] = {creator, name, has};
 }
 
 }  // namespace phub

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 
 #include "phub/control/tokens.h"
@@ -17,14 +16,16 @@ class Job;
 
 class Quotas {
  public:
-  using Names = std::set<std::string>;
+  using BytesOfJobs = std::map<std::string, uint64_t>;
 
-  // Whether `creator` may create a job that needs this. `kept`: the bytes of checkpoints that the
-  // creator has beside those of the jobs named, which `needed` of these covers; asked for only if
-  // there is a limit. Throws Error(kFull) that says what is free, and which jobs have the rest.
+  // Whether `creator` may create a job that needs this. `kept`: the bytes of checkpoints on the
+  // disk, by job, of jobs that run and that do not; asked for only if there is a limit. Of a job
+  // that runs counts what it needs, or what is there if that is more. Throws Error(kFull) that says
+  // what is free, and which jobs have the rest.
   void check(const Caller& creator, const Quota& quota, const std::string& job, const Quota& needed,
-             const std::function<uint64_t(const Names& running)>& kept) const;
-  void add(const Job* job, const Caller& creator, const std::string& name, const Quota& has);
+             const std::function<BytesOfJobs()>& kept) const;
+  // `creator`: its token's id.
+  void add(const Job* job, const std::string& creator, const std::string& name, const Quota& has);
   void remove(const Job* job) { held_.erase(job); }
 
  private:

@@ -186,12 +186,16 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   const bool snapshots = host_.checkpoints != nullptr;
   const NodeMemory memory = total_memory(plan, spec, snapshots);
   const Quota needed = needed_of(spec, memory);
-  quotas_.check(request.caller, join.quota, spec.name, needed, [&](const Quotas::Names& running) {
-    return host_.checkpoints ? host_.checkpoints->kept_bytes(request.caller.id, running) : 0;
-  });
+  if (!saved) {  // what went on before may go on
+    quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
+      return host_.checkpoints ? host_.checkpoints->kept_bytes(request.caller.id)
+                               : Quotas::BytesOfJobs();
+    });
+  }
   host_.budget.reserve(spec, memory);
   SavedLife life{.durable_round = saved ? saved->round : 0,
                  .owner = saved && !saved->owner.empty() ? saved->owner : request.caller.id};
+  const std::string owner = life.owner;
   if (saved) {
     life.from = {.epoch = saved->epoch, .round = saved->round};
     life.part_bytes = SavedJobs::parts_of(*saved);
@@ -221,7 +225,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
     }
   }
   loads_[job.get()] = load_of(job->plan(), spec);
-  if (!request.caller.id.empty()) quotas_.add(job.get(), request.caller, spec.name, needed);
+  if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
   return std::make_shared<RunningJob>(std::move(job), request.transport, std::move(cores), host_,
                                       std::move(life));
 }

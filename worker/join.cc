@@ -88,7 +88,7 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
   auto taken_since = kNever;
   for (;;) {
     std::optional<Error> last;
-    bool again = false;
+    bool again = false, taken = false;
     for (const std::string& server : servers) {
       try {
         return {server, join_at(server, options, request, stop)};
@@ -96,16 +96,17 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
         if (stop.stop_requested()) fail(ErrorCode::kFenced, "this worker ended while it rejoined");
         const Next next = after(error.code(), servers.size() > 1);
         if (next == Next::kStop) throw;
-        // For longer than any lease: another worker has it.
-        const bool taken = error.code() == ErrorCode::kTaken;
-        if (!taken) taken_since = kNever;
-        if (taken && taken_since == kNever) taken_since = Clock::now();
-        if (taken && Clock::now() - taken_since > milliseconds(2 * options.spec.lease_ms)) throw;
+        taken = taken || error.code() == ErrorCode::kTaken;
         again = again || next == Next::kAgain;
         last.emplace(error.code(), error.what());
       }
     }
-    if (!again || Clock::now() > give_up) throw Error(last->code(), last->what());
+    if (!taken) taken_since = kNever;
+    if (taken && taken_since == kNever) taken_since = Clock::now();
+    // For longer than any lease: another worker has it.
+    const bool for_good =
+        taken && Clock::now() - taken_since > milliseconds(2 * options.spec.lease_ms);
+    if (!again || for_good || Clock::now() > give_up) throw Error(last->code(), last->what());
     std::this_thread::sleep_for(kBetweenSweeps);
   }
 }

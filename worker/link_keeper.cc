@@ -42,16 +42,16 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
   for (std::optional<Error> first;;) {
     try {
       if (first && !ticket_unseen) offer = control.reconnect(credential, timeout_ms);
-      if (reply.offer.tls && !offer.tls) {
-        fail(ErrorCode::kUnauthorized,
-             "the server at {} offered TLS for data, and now a connection without it",
-             joined.server);
-      }
-      return connect(options, joined.server, offer, link_layout_of(reply));
+      const bool as_safe = offer.tls || !reply.offer.tls;
+      if (as_safe) return connect(options, joined.server, offer, link_layout_of(reply));
     } catch (const Error& error) {
       if (!first) first = error;
       if (!may_pass(error) || now() > give_up) throw Error(*first);
       ticket_unseen = offer.transport == "shm" && error.code() == ErrorCode::kTimeout;
+    }
+    if (reply.offer.tls && !offer.tls) {
+      fail(ErrorCode::kUnauthorized,
+           "the server at {} offered TLS for data, and now a connection without it", joined.server);
     }
     std::this_thread::sleep_for(kBetweenAttempts);
   }

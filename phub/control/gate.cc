@@ -127,7 +127,8 @@ std::optional<HeadRefusal> Gate::check_job_token(Need need, std::string_view job
 
 Quota Gate::quota_of(const Caller& caller) const {
   const Token* token = find_id(caller.id);
-  return token == nullptr ? Quota{} : token->quota;
+  if (token != nullptr) return token->quota;
+  return caller.id.empty() ? Quota{} : Quota{0, 0, 0, 0, 0};  // it was revoked meanwhile
 }
 
 bool Gate::sees(const Caller& caller, std::string_view job) const {

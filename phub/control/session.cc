@@ -181,7 +181,12 @@ void HttpSession::on_body(const SystemError& error) {
     return refuse(503, ErrorCode::kUnavailable,
                   "too many long requests are in progress; try again in a second");
   }
-  if (!parser_->is_done()) return read_body();
+  if (!parser_->is_done()) {
+    if (takes_part_) {
+      stream_.expires_after(std::chrono::milliseconds(shared_->options.request_timeout_ms));
+    }
+    return read_body();
+  }
   stream_.expires_never();
   if (shared_->handler == nullptr) return close();
   // What held when its header came may have changed while its body did.
@@ -240,15 +245,16 @@ void HttpSession::end_waiting() {
   if (who && shared_->handler != nullptr) shared_->handler->leave_barrier(*who);
 }
 
-// What changes something, and what strangers try. Heartbeats, barriers and what is only shown are
-// not of interest.
+// What changes something, and what strangers try. Heartbeats, barriers, parts of checkpoints and
+// what is only shown are not of interest.
 void HttpSession::audit(const HttpResponse& response) {
   if (!shared_->done) return;
   const unsigned status = response.status;
   const bool refused = status == 401 || status == 403 || status == 415 || status == 421;
-  const bool changes = asked_.starts_with("DELETE ") ||
-                       (asked_.starts_with("POST ") && !response.path.ends_with("/heartbeat") &&
-                        !response.path.ends_with("/barrier"));
+  const bool changes =
+      asked_.starts_with("DELETE ") ||
+      (asked_.starts_with("POST ") && !response.path.ends_with("/heartbeat") &&
+       !response.path.ends_with("/barrier") && response.path.find("/part/") == response.path.npos);
   if (!refused && !changes) return;
   using namespace std::chrono;
   const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
@@ -371,9 +377,11 @@ void HttpSession::tell_of_end() {
   }
 }
 
+// A rank's part is charged for as a whole, so that those that have begun come to their end.
 bool HttpSession::charge_body() {
-  const uint64_t bytes = parser_->get().body().size();
-  if (bytes <= kFreeBodyBytes) return true;
+  const uint64_t bytes =
+      takes_part_ ? parser_->content_length().value_or(0) : parser_->get().body().size();
+  if (bytes <= kFreeBodyBytes || (body_charge_ && bytes <= body_charge_->bytes)) return true;
   if (!body_charge_) body_charge_ = std::make_shared<HttpBodyCharge>(shared_);
   const uint64_t more = bytes - body_charge_->bytes;
   // Parts of checkpoints wait for a disk: they leave half of the room to joins.

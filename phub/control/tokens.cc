@@ -298,9 +298,11 @@ std::vector<Token> load_tokens(const std::string& path) {
     fail(ErrorCode::kInvalid, "tokens file {}: {}", path, system_text());
   }
   if (!S_ISREG(facts.st_mode)) fail(ErrorCode::kInvalid, "tokens file {}: is not a file", path);
-  if ((facts.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    fail(ErrorCode::kInvalid, "tokens file {}: others may use it (mode {:04o}); run 'chmod 600 {}'",
-         path, facts.st_mode & 07777, path);
+  if ((facts.st_mode & (S_IWGRP | S_IRWXO)) != 0) {
+    fail(
+        ErrorCode::kInvalid,
+        "tokens file {}: others may use it (mode {:04o}); run 'chmod 600 {}', or 640 for its group",
+        path, facts.st_mode & 07777, path);
   }
   if (facts.st_uid != geteuid() && facts.st_uid != 0) {
     fail(ErrorCode::kInvalid, "tokens file {}: belongs to user {}, not to {} or root", path,

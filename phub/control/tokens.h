@@ -71,8 +71,8 @@ inline constexpr size_t kMaxTokenBytes = 256;  // of what a request shows
 // Throws Error(kInvalid) that begins with `path` and, where it can, with line and column.
 std::vector<Token> parse_tokens(std::string_view text, std::string_view path);
 
-// Throws Error(kInvalid) as well if others than its owner may read or write the file, or its owner
-// is neither this user nor root.
+// Throws Error(kInvalid) as well if others than its owner may write the file, or others than its
+// group may read it, or its owner is neither this user nor root.
 std::vector<Token> load_tokens(const std::string& path);
 
 // Whether `pattern` matches all of `name`. * stands for any characters, ? for one.

@@ -114,20 +114,20 @@ void SavedJobs::check_goes_on(const std::string& job, uint64_t epoch) {
   }
 }
 
-uint64_t SavedJobs::kept_bytes(const std::string& owner, const std::set<std::string>& but) {
+std::map<std::string, uint64_t> SavedJobs::kept_bytes(const std::string& owner) {
   const std::scoped_lock lock(mutex_);
-  uint64_t bytes = 0;
+  std::map<std::string, uint64_t> bytes;
   for (const std::string& job : store_.jobs()) {
-    if (but.contains(job)) continue;
-    for (const CheckpointId id : store_.list(job)) {
-      try {
-        const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
-        if (reader->manifest().owner != owner) continue;
-        for (const CheckpointFile& file : reader->manifest().files) bytes += file.bytes;
-      } catch (const Error& error) {
-        rethrow_unless_damage(error);
+    // Somebody may remove them meanwhile: that is no reason to refuse another job.
+    static_cast<void>(error_of([&] {
+      for (const CheckpointId id : store_.list(job)) {
+        static_cast<void>(error_of([&] {
+          const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
+          if (reader->manifest().owner != owner) return;
+          for (const CheckpointFile& file : reader->manifest().files) bytes[job] += file.bytes;
+        }));
       }
-    }
+    }));
   }
   return bytes;
 }

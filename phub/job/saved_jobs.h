@@ -11,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,8 +56,8 @@ class SavedJobs {
   // Writes the snapshot that the job holds, with the parts that were added. Throws Error: it is not
   // there, and those before are. Returns what else went wrong, for the log; "": nothing.
   std::string write(const Job& job, const Manifest& saved);
-  // The bytes of the checkpoints that this owner's jobs have, but those of jobs named `but`.
-  uint64_t kept_bytes(const std::string& owner, const std::set<std::string>& but);
+  // The bytes of the checkpoints that this owner has, by job. What cannot be read counts as none.
+  std::map<std::string, uint64_t> kept_bytes(const std::string& owner);
   // The job has ended, and is not to go on. False: there is none that could. Throws Error.
   bool end(const std::string& job);
 

@@ -22,17 +22,14 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 const Caller kAlice{.name = "alice", .id = "aa"};
-const Caller kBob{.name = "bob", .id = "bb"};
+constexpr const char* kBob = "bb";
 
 class QuotasTest : public ::testing::Test {
  protected:
   // "": the job may be created.
-  std::string check(const Quota& quota, const Quota& needed, uint64_t kept = 0) {
+  std::string check(const Quota& quota, const Quota& needed, const Quotas::BytesOfJobs& kept = {}) {
     try {
-      quotas.check(kAlice, quota, "new", needed, [&](const Quotas::Names& running) {
-        named = running;
-        return kept;
-      });
+      quotas.check(kAlice, quota, "new", needed, [&] { return kept; });
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kFull);
       return error.what();
@@ -43,12 +40,11 @@ class QuotasTest : public ::testing::Test {
   static const Job* job(uintptr_t number) { return reinterpret_cast<const Job*>(number * 8); }
 
   Quotas quotas;
-  Quotas::Names named;
 };
 
 TEST_F(QuotasTest, EveryAmountIsAddedUpAndTheLastUnitFits) {
-  quotas.add(job(1), kAlice, "a", {1, 10, 100, 1000, 10'000});
-  quotas.add(job(2), kAlice, "b", {1, 20, 200, 2000, 20'000});
+  quotas.add(job(1), kAlice.id, "a", {1, 10, 100, 1000, 10'000});
+  quotas.add(job(2), kAlice.id, "b", {1, 20, 200, 2000, 20'000});
   quotas.add(job(3), kBob, "c", {1, 99, 999, 9999, 99'999});
   const Quota needed{1, 5, 50, 500, 5000};
   const Quota all{3, 35, 350, 3500, 35'000};
@@ -71,30 +67,36 @@ TEST_F(QuotasTest, EveryAmountIsAddedUpAndTheLastUnitFits) {
 }
 
 TEST_F(QuotasTest, AJobThatDoesNotFitAtAllIsRefusedWithoutOverflow) {
-  quotas.add(job(1), kAlice, "a", {.memory = 100});
+  quotas.add(job(1), kAlice.id, "a", {.memory = 100});
   EXPECT_NE(check({.memory = 1000}, {.memory = ~uint64_t{0} - 50}), "");
   EXPECT_THAT(check({.memory = 50}, {.memory = 1}), HasSubstr("0 B of memory are free"));
 }
 
-TEST_F(QuotasTest, CheckpointsOfJobsThatDoNotRunCountToo) {
-  quotas.add(job(1), kAlice, "a", {.checkpoints = 100});
-  quotas.add(job(2), kBob, "b", {.checkpoints = 100});
-  EXPECT_EQ(check({.checkpoints = 1000}, {.checkpoints = 600}, 300), "");
-  EXPECT_EQ(named, (Quotas::Names{"a", "new"})) << "these are counted with what they need";
-  EXPECT_THAT(check({.checkpoints = 1000}, {.checkpoints = 600}, 301),
-              HasSubstr("jobs that do not run 301 B of checkpoints"));
+TEST_F(QuotasTest, CheckpointsCountAsTheyAreOnTheDiskIfThatIsMore) {
+  quotas.add(job(1), kAlice.id, "a", {.checkpoints = 100});
+  quotas.add(job(2), kBob, "b", {.checkpoints = 1000});
+  const Quota quota{.checkpoints = 1000}, needed{.checkpoints = 600};
+  EXPECT_EQ(check(quota, needed, {{"ended", 300}}), "");
+  EXPECT_THAT(check(quota, needed, {{"ended", 301}}),
+              AllOf(HasSubstr("599 B of checkpoints are free (ended 301 B of checkpoints, a 100 B"),
+                    HasSubstr("checkpoints of ended jobs removed")));
+  EXPECT_EQ(check(quota, needed, {{"a", 400}}), "") << "it needs 100, and has 400";
+  EXPECT_NE(check(quota, needed, {{"a", 401}}), "");
+  // Those of an earlier job of the same name.
+  EXPECT_EQ(check(quota, needed, {{"new", 900}}), "");
+  EXPECT_THAT(check(quota, needed, {{"new", 901}}), HasSubstr("job 'new' needs 901 B"));
 }
 
 TEST_F(QuotasTest, OnlyTheLargestAreNamed) {
   for (uint64_t i = 1; i <= 50; ++i) {
-    quotas.add(job(i), kAlice, "job-" + std::to_string(i), {.ranks = i});
+    quotas.add(job(i), kAlice.id, "job-" + std::to_string(i), {.ranks = i});
   }
   EXPECT_THAT(check({.ranks = 1}, {.ranks = 1}),
               AllOf(HasSubstr("(job-50 50 ranks, job-49 49 ranks"), HasSubstr("40 more"),
                     Not(HasSubstr("job-40 "))));
 }
 
-TEST(KeptBytes, AreThoseOfOneOwnersOtherJobs) {
+TEST(KeptBytes, AreThoseOfOneOwnersJobs) {
   std::string folder = (std::filesystem::temp_directory_path() / "phub-quotas-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   uint64_t expected = 0;
@@ -110,9 +112,10 @@ TEST(KeptBytes, AreThoseOfOneOwnersOtherJobs) {
   SavedJobs saved({.folder = folder});
   const std::string owner = testing::Content{}.manifest().owner;
   EXPECT_GT(expected, 2 * 300u);
-  EXPECT_EQ(saved.kept_bytes(owner, {}), expected);
-  EXPECT_EQ(saved.kept_bytes(owner, {testing::kJob}), 0u);
-  EXPECT_EQ(saved.kept_bytes("another", {}), 0u);
+  EXPECT_EQ(saved.kept_bytes(owner), (Quotas::BytesOfJobs{{testing::kJob, expected}}));
+  EXPECT_TRUE(saved.kept_bytes("another").empty());
+  std::filesystem::create_directory(folder + "/damaged");
+  EXPECT_EQ(saved.kept_bytes(owner).size(), 1u);
   std::filesystem::remove_all(folder);
 }
 

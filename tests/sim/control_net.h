@@ -38,12 +38,12 @@ class ControlNet {
       open->push_back([done, result = std::move(result)] { done(result); });
     };
     const int copies = may_come_twice && net_.random().chance(duplicate_) ? 2 : 1;
-    for (int copy = 0; copy < copies; ++copy) send<T>(name, mail.get(), request, deliver);
+    for (int copy = 0; copy < copies; ++copy) send<T>(name, mail, request, deliver);
   }
 
   // What this process sends (`requests`), or is sent, is lost for so long.
   void cut(const std::shared_ptr<Mail>& mail, bool requests, uint64_t ns) {
-    cuts_[mail.get()] = {requests, net_.now_ns() + ns};
+    cuts_[mail] = {requests, net_.now_ns() + ns};
   }
 
   void server_died() {
@@ -59,7 +59,8 @@ class ControlNet {
 
  private:
   template <typename T>
-  void send(const char* name, const Mail* process, const std::function<void(Reply<T>)>& request,
+  void send(const char* name, const std::weak_ptr<Mail>& process,
+            const std::function<void(Reply<T>)>& request,
             const std::function<void(Result<T>)>& deliver) {
     const bool request_lost = net_.random().chance(loss_) || is_cut(process, true);
     const bool answer_lost = net_.random().chance(loss_);
@@ -115,7 +116,7 @@ class ControlNet {
     const std::function<void(Result<T>)> deliver;
     bool answered = false;
   };
-  bool is_cut(const Mail* process, bool requests) const {
+  bool is_cut(const std::weak_ptr<Mail>& process, bool requests) const {
     const auto at = cuts_.find(process);
     return at != cuts_.end() && at->second.requests == requests &&
            net_.now_ns() < at->second.until_ns;
@@ -130,7 +131,7 @@ class ControlNet {
     bool requests = false;  // else answers
     uint64_t until_ns = 0;
   };
-  std::map<const Mail*, Cut> cuts_;
+  std::map<std::weak_ptr<Mail>, Cut, std::owner_less<>> cuts_;  // by process
   uint64_t unanswered_ = 0;
   uint64_t life_ = 0;  // of the server
   bool up_ = true;

@@ -263,6 +263,7 @@ bool Rack::step_entity(size_t entity) {
   if (entity == 0) {
     server_->poll();
     if (disk_.crashed()) {
+      watch_jobs();
       kill_server(*dying_);
       return false;
     }
@@ -435,8 +436,8 @@ void Rack::check_end(RackResult& result) {
       result.dead_devices += record.reason.find("simulated device") != std::string::npos;
     }
     result.restored += job->restored;
-    if (!failure_.empty() || job->log_lost) continue;
-    fail(job->oracle.check(job->log));
+    if (!failure_.empty()) continue;
+    if (!job->log_lost) fail(job->oracle.check(job->log));
     if (failure_.empty()) fail(check_outcomes(*job));
   }
   result.box_deaths = life_ - 1;
@@ -492,6 +493,9 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained = !trainer.joined() || out || control || failed || life_ > 1;
       break;
     case ErrorCode::kInternal:
+      if (!trainer.joined() && what.find("Input/output error") != what.npos) {
+        return plan_.disk_faults.empty() ? "the disk failed: " + trainer.describe() : "";
+      }
       explained = failed && job.device_failed && what.find("simulated device") != what.npos;
       break;
     case ErrorCode::kUnavailable:

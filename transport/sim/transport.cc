@@ -75,7 +75,11 @@ void SimEndpoint::wake_if_armed(const SimPair& pair, bool always) {
   for (uint32_t qp = 0; qp < qps(); ++qp) {
     if (pairs_[qp].get() != &pair) continue;
     const size_t waiting = pairs_[qp]->end(side_).inbox.size();
-    if (always || (wake_after_[qp] > 0 && waiting >= wake_after_[qp])) woken_ = true;
+    // In shared memory no more comes than there is room for (real rings have room for all chunks).
+    const SimOptions& net = net_.options();
+    const size_t most = net.shared_memory ? net.send_depth : ~size_t{0};
+    const size_t enough = std::min<size_t>(wake_after_[qp], most);
+    if (always || (enough > 0 && waiting >= enough)) woken_ = true;
   }
 }
 
