@@ -198,7 +198,9 @@ TEST_F(CheckpointFiles, SurviveKills) {
     std::mt19937_64 random(seed);
     uint64_t reported = found;
     // Every other one is killed only after it has written some, however slow the disk is.
-    if (seed % 2 == 0) EXPECT_EQ(read(ends[0], &reported, sizeof reported), sizeof reported);
+    if (seed % 2 == 0) {
+      EXPECT_EQ(read(ends[0], &reported, sizeof reported), sizeof reported);
+    }
     usleep(random() % 100'000);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);

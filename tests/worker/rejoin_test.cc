@@ -116,7 +116,9 @@ TEST_F(Rejoin, WorkersGoOnWithoutBeingStartedAgain) {
   for (int32_t rank = 0; rank < 3; ++rank) workers.push_back(&training.start(rank, {"--rejoin"}));
   for (int life = 0; life < 4; ++life) {
     // The first time before there is a checkpoint: then the job begins anew.
-    if (life > 0) ASSERT_TRUE(becomes([&] { return training.status().durable_round > 0; }));
+    if (life > 0) {
+      ASSERT_TRUE(becomes([&] { return training.status().durable_round > 0; }));
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 300'000));
     serve(die());
     if (life % 2 == 1) {  // and again, while they join
