@@ -254,7 +254,7 @@ void HttpSession::audit(const HttpResponse& response) {
   const bool changes =
       asked_.starts_with("DELETE ") ||
       (asked_.starts_with("POST ") && !response.path.ends_with("/heartbeat") &&
-       !response.path.ends_with("/barrier") && response.path.find("/part/") == response.path.npos);
+       !response.path.ends_with("/barrier") && asked_.find("/part/") == asked_.npos);
   if (!refused && !changes) return;
   using namespace std::chrono;
   const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();

@@ -98,6 +98,7 @@ void RunningJob::continue_snapshot() {
     const Error why(ErrorCode::kRankLost, parts_.why_void());
     const uint64_t round = std::exchange(snapped_, nullptr)->round;
     drop_parts();
+    save_again_ = save_again_ || last_save_;  // the server is to end when it has saved
     return snapshot_written(round, why);
   }
   if (parts_.complete()) write_snapshot();

@@ -104,9 +104,8 @@ TEST(KeptBytes, AreThoseOfOneOwnersJobs) {
     CheckpointStore store(folder, 3);
     for (const uint64_t round : {7, 9}) write_checkpoint(store, testing::Content{.round = round});
     for (const CheckpointId id : store.list(testing::kJob)) {
-      for (const CheckpointFile& file : store.open(testing::kJob, id)->manifest().files) {
-        expected += file.bytes;
-      }
+      const auto reader = store.open(testing::kJob, id);
+      for (const CheckpointFile& file : reader->manifest().files) expected += file.bytes;
     }
   }
   SavedJobs saved({.folder = folder});

@@ -253,11 +253,48 @@ TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
 }
 
 // With another period, and other ranks: rank r gets what rank r saved, and a new one nothing.
+TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
+  constexpr uint64_t kRounds = 1500;
+  serve();
+  const std::string expected =
+      run(options_of_all(spec_of("untold", 3)), kRounds, std::atomic<uint64_t>(kRounds), false);
+  const JobSpec spec = spec_of("told", 3);
+  std::atomic<uint64_t> allowed = 0;
+  std::string result;
+  std::jthread training([&, options = options_of_all(spec)] {  //
+    result = run(options, kRounds, allowed, false);
+  });
+  EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
+    allowed = job.next_saved_round + 3;
+    return job.durable_round > 0;
+  }));
+  std::jthread going_on([&](const std::stop_token& stop) {
+    for (; !stop.stop_requested() && allowed < kRounds - 1; ++allowed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  uint64_t completed = 0;  // what is known to be, the end saves
+  EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
+    completed = job.completed_round;
+    return completed > job.durable_round;
+  }));
+  const std::string address = server_->address();
+  EXPECT_EQ(server_->end(SIGTERM), 0) << server_->output();
+  going_on.request_stop();
+  serve(kEvery, address);
+  EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
+    EXPECT_TRUE(job.name.empty() || job.durable_round >= completed) << completed;
+    return job.durable_round > 0;
+  }));
+  allowed = kRounds;
+  training.join();
+  EXPECT_EQ(result, expected);
+}
+
 TEST_F(SaverTest, FewerAndMoreRanks) {
   serve(5);
   const auto train = [&](uint32_t ranks, const std::function<void(Worker&)>& joined) {
     const JobSpec spec = spec_of("other", ranks);
-    std::atomic<bool> stop = false;
     std::vector<std::jthread> threads;
     std::atomic<uint64_t> first = 0;
     std::atomic<uint32_t> there = 0;
