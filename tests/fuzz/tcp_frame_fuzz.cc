@@ -93,7 +93,7 @@ void read_frames(std::span<const std::byte> stream, size_t piece) {
   TcpEndpoint endpoint(1, 1);
   endpoint.watch(own.get(), {});
   endpoint.list({});
-  endpoint.open({}, {.socket = own.get(),
+  endpoint.open({}, {.stream = {own.get(), nullptr},
                      .ring = ring,
                      .source = {},
                      .target = std::span(memory).subspan(kGuard, kMemory)});
