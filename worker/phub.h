@@ -132,6 +132,11 @@ PHUB_API phub_code phub_options_set_number(phub_options* options, const char* na
 
 /* Adds the next key. All ranks add the same ones. */
 PHUB_API phub_code phub_options_add_key(phub_options* options, const char* name, uint64_t elements);
+/* The same with a shape, the last dimension varying fastest: the product of up to 8 dimensions is
+ * the number of elements. Checkpoints have it, and all ranks give the same. PHUB_INVALID: there are
+ * more dimensions or none, one is 0, or the product is more than 2^40. */
+PHUB_API phub_code phub_options_add_shaped_key(phub_options* options, const char* name,
+                                               const uint64_t* shape, size_t dimensions);
 
 /* For a key that was added: its priority among keys that wait (higher goes first), and the factors
  * of the job's learning rate and weight decay. The defaults are 0, 1 and 1. */

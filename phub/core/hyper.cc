@@ -139,7 +139,8 @@ uint64_t spec_memory(const JobSpec& spec, uint64_t classes) {
   uint64_t bytes = (spec.schedule.size() + 1) * (sizeof(HyperVersion) + sizeof(HyperChange));
   for (const HyperChange& change : spec.schedule) bytes += change.values.size() * kValueBytes;
   for (const KeySpec& key : spec.keys) {
-    bytes += sizeof(KeySpec) + key.name.size() + sizeof(uint64_t) + sizeof(uint16_t);
+    bytes += sizeof(KeySpec) + key.name.size() + sizeof(uint64_t) + sizeof(uint16_t) +
+             key.shape.size() * sizeof(uint64_t);
   }
   return bytes + classes * sizeof(KeyScales);
 }

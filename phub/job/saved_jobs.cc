@@ -44,8 +44,10 @@ std::string file_of(const Job& job, size_t array) {
 
 std::vector<TensorInfo> tensors_of(const JobSpec& spec) {
   std::vector<TensorInfo> tensors;
-  for (const KeySpec& key : spec.keys)
-    tensors.push_back({key.name, TensorType::kF32, {key.elements}});
+  for (const KeySpec& key : spec.keys) {
+    tensors.push_back({key.name, TensorType::kF32, key.shape});
+    if (key.shape.empty()) tensors.back().shape = {key.elements};
+  }
   return tensors;
 }
 
@@ -156,7 +158,7 @@ std::optional<Manifest> SavedJobs::newest(const std::string& job,
 void SavedJobs::load(const Manifest& saved, Job& job) {
   const std::scoped_lock lock(mutex_);
   const std::unique_ptr<CheckpointReader> reader = store_.open(saved.spec.name, id_of(saved));
-  const std::vector<TensorInfo> expected = tensors_of(job.spec());
+  const std::vector<TensorInfo> expected = tensors_of(saved.spec);
   for (size_t array = 0; array < job.saved_arrays(); ++array) {
     const std::string file = file_of(job, array);
     if (reader->tensors(file).tensors != expected) {

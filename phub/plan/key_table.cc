@@ -17,6 +17,7 @@ constexpr size_t kMaxTableBytes = 512u << 20;  // of JSON text: kMaxKeys keys wi
 struct Row {
   std::string name;
   uint64_t elements = 0;
+  std::vector<uint64_t> shape = {};
 };
 struct Table {
   std::string name;
@@ -27,6 +28,7 @@ template <class A>
 void fields(A& a, const Row*) {
   a.required("name", &Row::name, {1, kMaxNameBytes});
   a.required("elements", &Row::elements, {1, kMaxElements});
+  a.optional("shape", &Row::shape, {0, kMaxKeyDimensions});
 }
 template <class A>
 void fields(A& a, const Table*) {
@@ -51,7 +53,8 @@ KeyTable parse_key_table(std::string_view json, std::string_view source) {
   job.name = "job";
   job.keys.reserve(table.keys.size());
   for (Row& row : table.keys) {
-    job.keys.push_back({.name = std::move(row.name), .elements = row.elements});
+    job.keys.push_back(
+        {.name = std::move(row.name), .elements = row.elements, .shape = std::move(row.shape)});
   }
   try {
     validate(job);

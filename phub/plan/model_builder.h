@@ -17,7 +17,7 @@ class ModelBuilder {
   void add(std::string name, std::initializer_list<uint64_t> shape) {
     uint64_t elements = 1;
     for (const uint64_t n : shape) elements *= n;
-    keys_.push_back({.name = std::move(name), .elements = elements});
+    keys_.push_back({.name = std::move(name), .elements = elements, .shape = shape});
   }
   void conv(const std::string& name, uint64_t in, uint64_t out, uint64_t kernel, bool bias) {
     add(name + ".weight", {out, in, kernel, kernel});

@@ -22,9 +22,10 @@ std::vector<std::string_view> model_names();
 // The model of that name ("resnet50"). Throws Error(kInvalid), which lists the names.
 KeyTable model(std::string_view name);
 
-// {"name": …, "keys": [{"name": …, "elements": …}, …]}. Throws Error(kInvalid), which names the
-// file and the position or key: malformed JSON, empty or duplicate names, a number of elements that
-// is not a positive integer or too large.
+// {"name": …, "keys": [{"name": …, "elements": …, "shape": […]}, …]}; a shape may be left out.
+// Throws Error(kInvalid), which names the file and the position or key: malformed JSON, empty or
+// duplicate names, a number of elements that is not a positive integer or too large, a shape that
+// has another.
 KeyTable parse_key_table(std::string_view json, std::string_view source);
 KeyTable load_key_table(const std::string& path);
 

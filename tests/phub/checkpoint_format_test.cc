@@ -219,14 +219,15 @@ TEST(Manifest, RefusesWhatDoesNotFit) {
     return error_of([&] { parse_manifest(changed(text, from, to)); });
   };
   EXPECT_EQ(refusal("rank-3/a", "rank-3/b"), "no error");
-  EXPECT_THAT(refusal("\"version\":1", "\"version\":2"), HasSubstr("a newer phub wrote it"));
-  EXPECT_THAT(refusal("\"version\":1", "\"version\":0"), HasSubstr("positive"));
+  EXPECT_THAT(refusal("\"version\":2", "\"version\":3"), HasSubstr("a newer phub wrote it"));
+  EXPECT_THAT(refusal("\"version\":2", "\"version\":0"), HasSubstr("positive"));
   EXPECT_THAT(refusal("rank-3/a", "../../a"), HasSubstr("not the name of a file"));
   EXPECT_THAT(refusal("rank-3/a", "parameters.safetensors"), HasSubstr("twice"));
   EXPECT_THAT(refusal("[7,8]", "[7]"), HasSubstr("it needs 2"));
   EXPECT_THAT(refusal("1048577", "18446744073709551615"), HasSubstr("it needs 17592186044416"));
   EXPECT_THAT(refusal("\"round\":12", "\"round\":12,\"round\":13"), HasSubstr("given twice"));
   EXPECT_THAT(refusal("\"round\":12,", ""), HasSubstr("\"round\" is missing"));
+  EXPECT_THAT(refusal("[10,7]", "[10,8]"), HasSubstr("the product of [10, 8]"));
   EXPECT_THAT(refusal("\"epoch\":1", "\"epoch\":0"), HasSubstr("epoch"));
   EXPECT_THAT(refusal("\"world_size\":2", "\"world_size\":99999"), HasSubstr("world_size"));
   EXPECT_THAT(refusal("}\n", "}"), HasSubstr("the end is missing"));

@@ -71,9 +71,10 @@ def check_with_numpy(folder):
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     envelope = json.loads(text)
     assert int(envelope["checksum"], 16) == crc32c(text.split(",", 1)[1].encode())
-    assert envelope["version"] == 1
+    assert envelope["version"] == 2
     manifest = envelope["manifest"]
     assert (manifest["round"], manifest["epoch"], manifest["spec"]["name"]) == (ROUND, EPOCH, "digits.v2")
+    assert [key.get("shape") for key in manifest["spec"]["keys"]] == [[10, 7], None]
     for entry in manifest["files"]:
         data = (folder / entry["name"]).read_bytes()
         assert len(data) == entry["bytes"] and [crc32c(data)] == entry["checksums"], entry["name"]

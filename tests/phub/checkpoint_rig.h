@@ -35,10 +35,12 @@ inline std::vector<std::byte> bytes_for(uint64_t seed, uint64_t count) {
   return bytes;
 }
 
-// What a checkpoint holds. `extra` elements make its files larger than one checksum covers.
+// What a checkpoint holds. `extra` elements make its files larger than one checksum covers. Without
+// `shapes` its job's keys have none, as in version 1.
 struct Content {
   uint64_t round = 0, epoch = 1;
   uint64_t extra = 0;
+  bool shapes = true;
 
   CheckpointId id() const { return {.epoch = epoch, .round = round}; }
   std::vector<TensorInfo> tensors() const {
@@ -64,6 +66,7 @@ struct Content {
     Manifest manifest;
     manifest.spec.name = kJob;
     manifest.spec.keys = {{"fc.weight", 70}, {"größe", 5}};
+    if (shapes) manifest.spec.keys[0].shape = {10, 7};
     manifest.spec.world_size = 2;
     manifest.spec.optimizer = "momentum";
     manifest.round = round;

@@ -1,5 +1,5 @@
-// checkpoint_sample DIR: writes the checkpoint that tests know every byte of. With it the one in
-// golden/ was made.
+// checkpoint_sample DIR: writes the checkpoint that tests know every byte of. With it those in
+// golden/ were made.
 #include <cstdio>
 #include <exception>
 

@@ -221,15 +221,18 @@ TEST_F(CheckpointFiles, SurviveKills) {
   EXPECT_GT(found, 0u);
 }
 
-// Written by version 1, as it lies in the tree. Later versions read it, too.
-TEST(CheckpointGolden, Version1StaysReadable) {
-  Checkpoints checkpoints(PHUB_GOLDEN "/checkpoint-1");
-  ASSERT_THAT(checkpoints.jobs(), ElementsAre(kJob));
-  std::vector<Refusal> refused;
-  const auto reader = checkpoints.newest_whole(kJob, refused);
-  EXPECT_THAT(refused, IsEmpty());
-  ASSERT_NE(reader, nullptr);
-  EXPECT_EQ(difference(*reader, {.round = 123, .epoch = 4}), "");
+// Written by each version, as they lie in the tree. Later versions read them, too.
+TEST(CheckpointGolden, EveryVersionStaysReadable) {
+  for (uint32_t version = 1; version <= kManifestVersion; ++version) {
+    SCOPED_TRACE(version);
+    Checkpoints checkpoints(fmt::format("{}/checkpoint-{}", PHUB_GOLDEN, version));
+    ASSERT_THAT(checkpoints.jobs(), ElementsAre(kJob));
+    std::vector<Refusal> refused;
+    const auto reader = checkpoints.newest_whole(kJob, refused);
+    EXPECT_THAT(refused, IsEmpty());
+    ASSERT_NE(reader, nullptr);
+    EXPECT_EQ(difference(*reader, {.round = 123, .epoch = 4, .shapes = version > 1}), "");
+  }
 }
 
 // A small file system, mounted over the directory.

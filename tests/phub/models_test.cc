@@ -121,6 +121,13 @@ TEST(Models, HaveTheNamesOfTheLibraries) {
   EXPECT_EQ(bert.keys.back().name, "pooler.dense.bias");
 }
 
+TEST(Models, KeysHaveTheirLayersShapes) {
+  for (const KeySpec& key : model("resnet50").keys) {
+    EXPECT_EQ(elements_in(key.shape), key.elements) << key.name;
+  }
+  EXPECT_EQ(model("resnet50").keys[0].shape, (std::vector<uint64_t>{64, 3, 7, 7}));
+}
+
 TEST(Models, AnUnknownOneListsTheNames) {
   const std::string message = message_of([] { model("resnet5O"); });
   EXPECT_THAT(message, HasSubstr("unknown model 'resnet5O'"));
@@ -130,12 +137,13 @@ TEST(Models, AnUnknownOneListsTheNames) {
 
 TEST(KeyTable, IsParsedInAnyFieldOrder) {
   const KeyTable table = parse_key_table(
-      R"({"keys": [{"elements": 12, "name": "é 1"}, {"name": "b", "elements": 1099511627764}],
+      R"({"keys": [{"elements": 12, "shape": [3, 4], "name": "é 1"},
+                   {"name": "b", "elements": 1099511627764}],
           "name": "mine"})",
       "test.json");
   EXPECT_EQ(table.name, "mine");
   ASSERT_EQ(table.keys.size(), 2u);
-  EXPECT_EQ(table.keys[0], (KeySpec{.name = "é 1", .elements = 12}));
+  EXPECT_EQ(table.keys[0], (KeySpec{.name = "é 1", .elements = 12, .shape = {3, 4}}));
   EXPECT_EQ(table.keys[1].elements, kMaxElements - 12);
 }
 
@@ -180,6 +188,8 @@ TEST(KeyTable, BadInputIsNamed) {
        "keys[1].name: 'a' is there twice"},
       {with_keys(R"([{"name": "a", "elements": 0}])"),
        "keys[0].elements: must be a positive integer, got 0"},
+      {with_keys(R"([{"name": "a", "elements": 12, "shape": [3, 5]}])"),
+       "keys[0].shape: the product of [3, 5]"},
       {with_keys(R"([{"name": "a", "elements": -1}])"), "positive integer, got -1"},
       {with_keys(R"([{"name": "a", "elements": 1.5}])"), "positive integer, got 1.5"},
       {with_keys(R"([{"name": "a", "elements": 1e6}])"), "positive integer, got 1000000"},

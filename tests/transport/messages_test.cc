@@ -66,6 +66,7 @@ class Random {
       if (coin()) key.priority = static_cast<int32_t>(u32());
       if (coin()) key.lr_scale = real();
       if (coin()) key.decay_scale = real();
+      if (coin() && key.elements % 2 == 0) key.shape = {key.elements / 2, 1, 2};
       spec.keys.push_back(key);
     }
     spec.world_size = 1 + static_cast<uint32_t>(below(16));
@@ -349,8 +350,17 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(R"({"name":"w","elements":true})"), "got true"},
       {join_with(R"({"name":"w","elements":[1]})"), "got a list"},
       {join_with(R"({"name":"w","elements":1,"elements":2})"), "field \"elements\" is given twice"},
-      {join_with(R"({"name":"w","elements":1,"shape":[1]})"),
-       "spec.keys[0]: unknown field \"shape\""},
+      {join_with(R"({"name":"w","elements":1,"shapes":[1]})"),
+       "spec.keys[0]: unknown field \"shapes\""},
+      {join_with(R"({"name":"w","elements":1,"shape":1})"), "shape: must be a list, got 1"},
+      {join_with(R"({"name":"w","elements":1,"shape":[1,1,1,1,1,1,1,1,1]})"),
+       "more than 8 entries"},
+      {join_with(R"({"name":"w","elements":1,"shape":[-1]})"), "shape[0]: must be"},
+      {join_with(R"({"name":"w","elements":6,"shape":[2,4]})"),
+       "keys[0].shape: the product of [2, 4] must be the number of elements, which is 6"},
+      {join_with(R"({"name":"w","elements":1,"shape":[1,0]})"), "the product of [1, 0]"},
+      {join_with(R"({"name":"w","elements":1,"shape":[4294967296,4294967296]})"),
+       "the product of [4294967296, 4294967296]"},
       {join_with(R"({"name":"w","elements":1,"priority":2147483648})"),
        "spec.keys[0].priority: must be an integer of 32 bits, got 2147483648"},
       {join_with(R"({"name":"w","elements":1,"lr_scale":"x"})"),
@@ -489,6 +499,10 @@ TEST(Difference, NamesTheFirstOne) {
             "key 1 is 'fc' here and 'fc.weight' in the job");
   EXPECT_EQ(with([](JobSpec& s) { s.keys[0].lr_scale = 2; }),
             "key 0 'conv': lr_scale is 2 here and 1 in the job");
+  EXPECT_EQ(with([](JobSpec& s) {
+              s.keys[1].shape = {3, 4};
+            }),
+            "key 1 'fc.weight': shape is [3,4] here and [] in the job");
   EXPECT_EQ(with([](JobSpec& s) { s.keys.pop_back(); }), "there are 1 keys here and 2 in the job");
   EXPECT_EQ(with([](JobSpec& s) { s.world_size = 2; }), "world_size is 2 here and 1 in the job");
   EXPECT_EQ(with([](JobSpec& s) { s.max_ranks = 1; }), "");  // as world_size says

@@ -191,6 +191,11 @@ TEST_F(BadInput, RanksThatDisagree) {
       {"a key's length", ErrorCode::kMismatch,
        "key 0 'w' has 20001 elements here and 20000 in the job",
        [](auto& o) { o.spec.keys[0].elements++; }},
+      {"a key's shape", ErrorCode::kMismatch,
+       "key 0 'w': shape is [200,100] here and [] in the job",
+       [](auto& o) {
+         o.spec.keys[0].shape = {200, 100};
+       }},
       {"the order of keys", ErrorCode::kMismatch, "key 0 is 'b' here and 'w' in the job",
        [](auto& o) { std::swap(o.spec.keys[0], o.spec.keys[1]); }},
       {"a key's learning rate", ErrorCode::kMismatch, "key 1 'b': lr_scale",

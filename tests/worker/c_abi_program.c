@@ -129,9 +129,10 @@ phub_options* plain_options(const char* job, int rank, int ranks) {
 }
 
 phub_options* options_of(const char* job, int rank, int ranks) {
+  static const uint64_t shape[2] = {kLarge / 8, 8};
   phub_options* options = plain_options(job, rank, ranks);
   OK(phub_options_add_key(options, "small", kSmall));
-  OK(phub_options_add_key(options, "large", kLarge));
+  OK(phub_options_add_shaped_key(options, "large", shape, 2));
   OK(phub_options_tune_key(options, 1, -1, 0.5, 1.0));
   return options;
 }
@@ -167,6 +168,7 @@ static void train(int rank) {
   const float* of_key[2];
   float small = 100, large = 100;
   size_t i, key = 99;
+  uint64_t elements = 0;
   int round;
   phub_info info = {sizeof info, 0, 0, 0, 0, 0, 0};
   phub_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0};
@@ -181,6 +183,8 @@ static void train(int rank) {
   CHECK(info.first_round == 1);
   OK(phub_key_by_name(worker, "large", &key));
   CHECK(key == 1);
+  OK(phub_key_info(worker, 1, NULL, &elements));
+  CHECK(elements == kLarge);
   if (rank == 0) {
     FAILS(phub_push(worker, 0, 0), PHUB_INVALID, "broadcast");
     initial = malloc(sizeof(float) * (kSmall + kLarge));
@@ -288,6 +292,7 @@ static void exchange_alone(void) {
 
 /* What a wrong call gets. */
 static void misuse(void) {
+  static const uint64_t shape[9] = {kSmall, 2, 0};
   phub_options* options = options_of("misuse", 0, 1);
   phub_worker *worker = NULL, *other = NULL;
   const char* name = NULL;
@@ -304,6 +309,10 @@ static void misuse(void) {
   FAILS(phub_options_set(options, NULL, "2"), PHUB_INVALID, "name is null");
   FAILS(phub_options_set(options, "job", NULL), PHUB_INVALID, "value is null");
   FAILS(phub_options_set(NULL, "job", "x"), PHUB_BAD_HANDLE, "null");
+  FAILS(phub_options_add_shaped_key(options, "s", NULL, 1), PHUB_INVALID, "shape is null");
+  FAILS(phub_options_add_shaped_key(options, "s", shape, 0), PHUB_INVALID, "1 to 8 dimensions");
+  FAILS(phub_options_add_shaped_key(options, "s", shape, 9), PHUB_INVALID, "not 9");
+  FAILS(phub_options_add_shaped_key(options, "s", shape, 3), PHUB_INVALID, "[7, 2, 0] has no");
   FAILS(phub_options_tune_key(options, 2, 0, 1, 1), PHUB_INVALID, "out of range");
   FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
   OK(phub_worker_create(options, &worker));

@@ -53,10 +53,10 @@ std::vector<float> gradient(Network& network, std::span<const float> parameters,
 TEST(Network, KeysAreNamedAndSizedByLayer) {
   const Network network({64, 20, 10});
   ASSERT_EQ(network.keys().size(), 4u);
-  EXPECT_EQ(network.keys()[0], (KeySpec{.name = "w1", .elements = 64 * 20}));
-  EXPECT_EQ(network.keys()[1], (KeySpec{.name = "b1", .elements = 20}));
-  EXPECT_EQ(network.keys()[2], (KeySpec{.name = "w2", .elements = 20 * 10}));
-  EXPECT_EQ(network.keys()[3], (KeySpec{.name = "b2", .elements = 10}));
+  EXPECT_EQ(network.keys()[0], (KeySpec{.name = "w1", .elements = 64 * 20, .shape = {64, 20}}));
+  EXPECT_EQ(network.keys()[1], (KeySpec{.name = "b1", .elements = 20, .shape = {20}}));
+  EXPECT_EQ(network.keys()[2], (KeySpec{.name = "w2", .elements = 20 * 10, .shape = {20, 10}}));
+  EXPECT_EQ(network.keys()[3], (KeySpec{.name = "b2", .elements = 10, .shape = {10}}));
   EXPECT_EQ(network.parameters(), 64u * 20 + 20 + 20 * 10 + 10);
 }
 

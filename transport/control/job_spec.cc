@@ -31,6 +31,17 @@ void check_key_name(const std::string& name, size_t i) {
   }
 }
 
+void check_shape(const KeySpec& key, size_t i) {
+  if (key.shape.size() > kMaxKeyDimensions) {
+    fail(ErrorCode::kInvalid, "keys[{}].shape: at most {} dimensions, got {}", i, kMaxKeyDimensions,
+         key.shape.size());
+  }
+  if (key.shape.empty() || elements_in(key.shape) == key.elements) return;
+  fail(ErrorCode::kInvalid,
+       "keys[{}].shape: the product of [{}] must be the number of elements, which is {}", i,
+       fmt::join(key.shape, ", "), key.elements);
+}
+
 void check_keys(const std::vector<KeySpec>& keys) {
   if (keys.empty()) fail(ErrorCode::kInvalid, "keys: a job needs at least one key");
   if (keys.size() > kMaxKeys) {
@@ -53,6 +64,7 @@ void check_keys(const std::vector<KeySpec>& keys) {
            key.elements, kMaxElements);
     }
     total += key.elements;
+    check_shape(key, i);
     for (const auto& [field, value] :
          {std::pair{"lr_scale", key.lr_scale}, std::pair{"decay_scale", key.decay_scale}}) {
       if (!std::isfinite(value)) {
@@ -162,6 +174,15 @@ void check_job_name(std::string_view name) {
     fail(ErrorCode::kInvalid, "name: must be 1 to {} letters, digits, '.', '_' or '-', got '{}'",
          kMaxNameBytes, printable(name));
   }
+}
+
+std::optional<uint64_t> elements_in(std::span<const uint64_t> shape) {
+  uint64_t elements = 1;
+  for (const uint64_t dimension : shape) {
+    if (dimension == 0 || dimension > kMaxElements / elements) return std::nullopt;
+    elements *= dimension;
+  }
+  return elements;
 }
 
 void validate(const JobSpec& spec) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,9 @@ struct KeySpec {
   int32_t priority = 0;      // higher goes first where something has to wait
   double lr_scale = 1.0;     // the job's learning rate times this
   double decay_scale = 1.0;  // the job's weight decay times this
+  // As the caller sees the elements, the last dimension varying fastest; what is saved has it.
+  // Their product is `elements`. Empty: [elements].
+  std::vector<uint64_t> shape = {};
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
@@ -64,10 +69,15 @@ struct JobSpec {
 inline constexpr size_t kMaxKeys = 1u << 20;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
+inline constexpr size_t kMaxKeyDimensions = 8;
+
+// The product of the dimensions; nothing: one is 0, or it is more than kMaxElements.
+std::optional<uint64_t> elements_in(std::span<const uint64_t> shape);
 
 // Throws Error(kInvalid) that names the field and the value: empty or duplicate names, zero or too
-// many elements, unknown words, ranks or limits out of range, unordered schedule.
-// (Whether hyperparameter names fit the optimizer is checked by the server, which knows them.)
+// many elements, a shape that has another number of them, unknown words, ranks or limits out of
+// range, unordered schedule. (Whether hyperparameter names fit the optimizer is checked by the
+// server, which knows them.)
 void validate(const JobSpec& spec);
 
 // The part of validate() that a path of the control port needs: 1 to 255 letters, digits, '.', '_'

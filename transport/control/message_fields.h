@@ -26,6 +26,7 @@ void fields(A& a, const KeySpec*) {
   a.optional("priority", &KeySpec::priority);
   a.optional("lr_scale", &KeySpec::lr_scale);
   a.optional("decay_scale", &KeySpec::decay_scale);
+  a.optional("shape", &KeySpec::shape, {0, kMaxKeyDimensions});
 }
 
 template <class A>

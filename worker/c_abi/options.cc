@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,6 +123,13 @@ void set_text(WorkerOptions& options, const Option& option, std::string_view val
   }
 }
 
+void add_key(WorkerOptions& options, KeySpec key) {
+  if (options.spec.keys.size() == kMaxKeys) {
+    throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
+  }
+  options.spec.keys.push_back(std::move(key));
+}
+
 // Calls `body(options)` with the handle's options, one thread at a time.
 template <typename Body>
 phub_code change(const char* function, const phub_options* handle, Body body) {
@@ -177,10 +186,29 @@ phub_code phub_options_set_number(phub_options* options, const char* name, int64
 phub_code phub_options_add_key(phub_options* options, const char* name, uint64_t elements) {
   return change(__func__, options, [&](WorkerOptions& all) {
     need(name, "name");
-    if (all.spec.keys.size() == kMaxKeys) {
-      throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
+    add_key(all, {.name = name, .elements = elements});
+  });
+}
+
+phub_code phub_options_add_shaped_key(phub_options* options, const char* name,
+                                      const uint64_t* shape, size_t dimensions) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(name, "name");
+    need(shape, "shape");
+    if (dimensions == 0 || dimensions > kMaxKeyDimensions) {
+      throw Refusal(PHUB_INVALID, fmt::format("key '{}': a shape has 1 to {} dimensions, not {}",
+                                              printable(name), kMaxKeyDimensions, dimensions));
     }
-    all.spec.keys.push_back({.name = name, .elements = elements});
+    const std::span<const uint64_t> all_of_shape(shape, dimensions);
+    const std::optional<uint64_t> elements = elements_in(all_of_shape);
+    if (!elements) {
+      throw Refusal(PHUB_INVALID,
+                    fmt::format("key '{}': the shape [{}] has no elements, or more than {}",
+                                printable(name), fmt::join(all_of_shape, ", "), kMaxElements));
+    }
+    add_key(
+        all,
+        {.name = name, .elements = *elements, .shape = {all_of_shape.begin(), all_of_shape.end()}});
   });
 }
 

@@ -28,7 +28,7 @@ for option in b"job=digits-py", b"optimizer=nesterov", b"reduction=mean", b"init
     call("options_set", options, *option.split(b"="))
 call("options_set_hyper", options, b"lr", ctypes.c_double(0.1))
 for name, shape in layers.items():
-    call("options_add_key", options, name, ctypes.c_uint64(int(np.prod(shape))))
+    call("options_add_shaped_key", options, name, (ctypes.c_uint64 * len(shape))(*shape), ctypes.c_size_t(len(shape)))
 call("worker_create", options, ctypes.byref(worker))
 
 random, shapes = np.random.default_rng(rank), list(layers.values())

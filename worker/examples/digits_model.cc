@@ -21,8 +21,10 @@ Network::Network(std::vector<int> sizes) : sizes_(std::move(sizes)) {
   for (size_t l = 0; l < layers(); ++l) {
     const std::string number = std::to_string(l + 1);
     const auto outputs = static_cast<uint64_t>(sizes_[l + 1]);
-    keys_.push_back({.name = "w" + number, .elements = outputs * sizes_[l]});
-    keys_.push_back({.name = "b" + number, .elements = outputs});
+    const auto inputs = static_cast<uint64_t>(sizes_[l]);
+    keys_.push_back(
+        {.name = "w" + number, .elements = outputs * inputs, .shape = {inputs, outputs}});
+    keys_.push_back({.name = "b" + number, .elements = outputs, .shape = {outputs}});
   }
 }
 

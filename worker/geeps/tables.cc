@@ -80,7 +80,10 @@ std::vector<KeySpec> keys_of(std::span<const TableSpec> tables) {
   std::vector<KeySpec> keys;
   for (const TableSpec& table : tables) {
     if (table.local) continue;
-    keys.push_back({.name = key_name(table), .elements = table.keys.size() * table.row_floats});
+    const uint64_t rows = table.keys.size();
+    keys.push_back({.name = key_name(table),
+                    .elements = rows * table.row_floats,
+                    .shape = {rows, table.row_floats}});
   }
   return keys;
 }
