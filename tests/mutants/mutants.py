@@ -724,4 +724,13 @@ MUTANTS = [
     Mutant("saver-push: a round is pushed before the state of the one before is taken", "worker/worker.cc",
            "if (saver.is_active()) save_before_push(key);",
            "", SAVER),
+    Mutant("shape: a key's shape may have another number of elements", "transport/control/job_spec.cc",
+           "if (key.shape.empty() || elements_in(key.shape) == key.elements) return;",
+           "return;", ("transport/messages_test",)),
+    Mutant("shape-saved: tensors are saved without their shapes", "phub/job/saved_jobs.cc",
+           "if (key.shape.empty()) tensors.back().shape",
+           "tensors.back().shape", ("worker/shapes_test",)),
+    Mutant("shape-before: a job that was saved without shapes must go on without", "phub/server_jobs.cc",
+           "if (shape.empty()) shape = spec.keys[key].shape;",
+           "", ("worker/shapes_test",)),
 ]

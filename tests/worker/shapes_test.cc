@@ -24,7 +24,9 @@ class Shapes : public ::testing::Test {
  protected:
   // The server, for the first time or again.
   void serve() {
-    if (server_) EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+    if (server_) {
+      EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+    }
     server_.emplace(PHUB_BINARY,
                     std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every", "1"});
   }
