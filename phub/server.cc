@@ -257,6 +257,38 @@ void Server::restored_part(const Credential& who, Reply<PartBytes> reply) {
   authenticate(who).restored_part(who.rank, std::move(reply));
 }
 
+void Server::begin_state(const Credential& who, const StateRequest& request,
+                         Reply<StateReply> reply) {
+  authenticate(who).begin_state(request, std::move(reply));
+}
+
+void Server::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  authenticate(who).read_state(who.rank, offset, std::move(reply));
+}
+
+void Server::check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) {
+  authenticate(who).check_state_piece(who.rank, offset, bytes);
+}
+
+void Server::write_state(const Credential& who, uint64_t offset, std::string piece,
+                         std::shared_ptr<void> charge, Reply<Done> reply) {
+  authenticate(who).write_state(who.rank, offset, std::move(piece), std::move(charge),
+                                std::move(reply));
+}
+
+void Server::apply_state(const Credential& who, Reply<HyperReply> reply) {
+  authenticate(who).apply_state(who.rank, std::move(reply));
+}
+
+void Server::end_state(const Credential& who, Reply<Done> reply) {
+  authenticate(who).end_state(who.rank);
+  reply(Done{});
+}
+
+void Server::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
+  authenticate(who).checkpoint(round, std::move(reply));
+}
+
 void Server::connection_ended(const Credential& who) {
   if (RunningJob* job = find(who.job)) job->connection_ended(who);
 }

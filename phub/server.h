@@ -72,6 +72,15 @@ class Server final : public ControlHandler {
   void take_part(const Credential& who, uint64_t round, std::string part,
                  std::shared_ptr<void> charge, Reply<Done> reply) override;
   void restored_part(const Credential& who, Reply<PartBytes> reply) override;
+  void begin_state(const Credential& who, const StateRequest& request,
+                   Reply<StateReply> reply) override;
+  void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
+  void check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) override;
+  void write_state(const Credential& who, uint64_t offset, std::string piece,
+                   std::shared_ptr<void> charge, Reply<Done> reply) override;
+  void apply_state(const Credential& who, Reply<HyperReply> reply) override;
+  void end_state(const Credential& who, Reply<Done> reply) override;
+  void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   ServerStatus status() override;

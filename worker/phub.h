@@ -327,6 +327,41 @@ PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* r
 PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
                                   const double* values, size_t count, uint64_t* round);
 
+/* The state of keys at the server, f32 whatever the job's formats are: each key's parameters, and
+ * what the optimizer keeps beside them. `phub_state_name` gives the names of the latter, for
+ * `state` from 0 on, as in the files of a checkpoint (momentum_buffer; exp_avg, exp_avg_sq ...);
+ * `name` belongs to the library. PHUB_NOT_FOUND: there are no more; with n names a key has 1 + n
+ * arrays. */
+PHUB_API phub_code phub_state_name(const phub_worker* worker, size_t state, const char** name);
+/* Copies the state of `count` keys to `arrays`: of each key in turn its 1 + n arrays of the key's
+ * elements, the parameters first. steps (null: not wanted) gets the number of steps that the
+ * optimizer has made on each key, *round (null: not wanted) the round after which all this was so.
+ * Call it between rounds: when this rank has the results of all keys, and has pushed none since.
+ * For jobs in lock-step with an optimizer. PHUB_TAKEN: another rank reads or sets it: try again.
+ * PHUB_FULL: the server has no memory for it: ask for fewer keys. */
+PHUB_API phub_code phub_get_state(phub_worker* worker, const size_t* keys, size_t count,
+                                  float* const* arrays, uint64_t* steps, uint64_t* round);
+/* Sets the state of these keys, for all ranks, by one rank's call. From *round on (null: not
+ * wanted) the optimizer works on it: the results of that round are the new parameters after one
+ * more step. A rank that is to compute its gradients of that round with the new parameters loads
+ * them itself, or calls phub_get_state after a phub_barrier. Until that round is complete a second
+ * set is PHUB_TAKEN. A job that goes on from a checkpoint of an earlier round goes on without it.
+ */
+PHUB_API phub_code phub_set_state(phub_worker* worker, const size_t* keys, size_t count,
+                                  const float* const* arrays, const uint64_t* steps,
+                                  uint64_t* round);
+
+/* Asks for a checkpoint as soon as possible. *round: of the checkpoint; the latest round that is
+ * complete, or, if ranks save their own state, the next one that they save. A server that is taking
+ * one anyway takes no other. PHUB_INVALID: the server keeps no checkpoints, or the job is not saved
+ * (it is not in lock-step, has no optimizer, or has not begun). */
+PHUB_API phub_code phub_checkpoint(phub_worker* worker, uint64_t* round);
+/* Returns when a checkpoint of `round` or a later one survives the server. PHUB_TIMEOUT: not within
+ * timeout_ms (0: no limit). Otherwise it was not written, and the one before stands:
+ * PHUB_RANK_LOST, a rank was lost that had to send its part; PHUB_FULL or PHUB_INTERNAL, the disk.
+ */
+PHUB_API phub_code phub_await_checkpoint(phub_worker* worker, uint64_t round, uint32_t timeout_ms);
+
 /* Why a wait has lasted for more than a tenth of progress_limit_ms (5 s at most), as the server
  * sees it: "rank 1 has not sent key 'w2' of round 3 for 7.5 s"; "" if nothing holds the job up. Cut
  * to `size` bytes. The same is written to stderr, once for each key and round. */

@@ -4,18 +4,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <stop_token>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "worker/c_abi/any_error.h"
 #include "worker/completion_queue.h"
 #include "worker/join.h"
+#include "worker/key_states.h"
 #include "worker/link_keeper.h"
 #include "worker/registered_memory.h"
 #include "worker/saver.h"
@@ -28,6 +32,7 @@ namespace phub {
 namespace {
 
 constexpr std::chrono::seconds kFinishSaving{2};
+constexpr std::chrono::milliseconds kBetweenQuestions{10};
 
 void check_f32(const JobSpec& spec, const std::string& dtype, const char* what) {
   if (dtype == "f32") return;
@@ -479,6 +484,52 @@ uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t
     return impl_->keeper.ask_server([&](ControlClient& client) {
       return client.set_hyper(impl_->keeper.credential(), change);
     });
+  });
+}
+
+std::vector<std::string> Worker::state_names() const {
+  const auto names = optimizer_states(spec());
+  return {names.begin(), names.end()};
+}
+
+uint64_t Worker::get_state(std::span<KeyState> states) {
+  return only_errors([&] { return phub::get_state(impl_->keeper, states); });
+}
+
+uint64_t Worker::set_state(std::span<const KeyState> states) {
+  return only_errors([&] { return phub::set_state(impl_->keeper, states); });
+}
+
+uint64_t Worker::checkpoint() {
+  return only_errors([&] {
+    uint64_t complete = ~uint64_t{0};
+    {
+      const Impl::Lock lock = impl_->sleeper.lock();
+      for (size_t k = 0; k < keys(); ++k) complete = std::min(complete, impl_->session->round(k));
+    }
+    for (;;) {
+      const CheckpointReply reply = impl_->keeper.ask_server(
+          [&](ControlClient& client) { return client.checkpoint(impl_->keeper.credential(), 0); });
+      if (reply.round >= complete) return reply.round;
+      std::this_thread::sleep_for(kBetweenQuestions);  // it is of before, and nearly over
+    }
+  });
+}
+
+void Worker::await_checkpoint(uint64_t round, uint32_t timeout_ms) {
+  only_errors([&] {
+    const SteadyTime give_up = now() + std::chrono::milliseconds(timeout_ms);
+    for (;;) {
+      const CheckpointReply reply = impl_->keeper.ask_server([&](ControlClient& client) {
+        return client.checkpoint(impl_->keeper.credential(), std::max<uint64_t>(round, 1));
+      });
+      if (reply.durable) return;
+      if (timeout_ms > 0 && now() > give_up) {
+        fail(ErrorCode::kTimeout, "no checkpoint of round {} or a later one after {} ms", round,
+             timeout_ms);
+      }
+      std::this_thread::sleep_for(kBetweenQuestions);
+    }
   });
 }
 

@@ -129,6 +129,14 @@ struct Completion {
   std::optional<Error> error;
 };
 
+// The state of a key at the server: f32, whatever the job's formats are.
+struct KeyState {
+  size_t key = 0;
+  // The caller's memory for the parameters, and for each of state_names(); the key's elements each.
+  std::vector<std::span<float>> arrays;
+  uint64_t step = 0;  // how many the optimizer has made
+};
+
 class Worker {
  public:
   explicit Worker(const WorkerOptions& options);
@@ -226,6 +234,31 @@ class Worker {
   // the first round in which this rank has pushed no key. Returns the round from which they hold:
   // later than `round` if chunks of it are complete already, or a later change exists. Rank 0 only.
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
+  // What the optimizer keeps of each key beside its parameters: "momentum_buffer"; "exp_avg",
+  // "exp_avg_sq"; … The names of the files of a checkpoint.
+  std::vector<std::string> state_names() const;
+  // Copies the state of these keys to their arrays and steps. Returns R: it is as it was after
+  // round R, on all cores of the server. Call it between rounds: when this rank has the results of
+  // all keys, and has pushed none since. For jobs in lock-step with an optimizer. Throws Error:
+  // kInvalid, an array has another size, or this job has no such state; kTaken, another rank reads
+  // or sets it: try again; kFull, the server has no memory for it: ask for fewer keys.
+  uint64_t get_state(std::span<KeyState> states);
+  // Sets the state of these keys, of all ranks, from the same call. Returns R: the optimizer works
+  // on what was set from round R on, so the results of R are the new parameters after one more
+  // step. A rank that is to compute its gradients of round R with the new parameters loads them
+  // itself, or waits for the others with barrier() and calls get_state(). Until R is complete a
+  // second set throws kTaken. A job that goes on from a checkpoint of a round before R goes on
+  // without it. Errors as above.
+  uint64_t set_state(std::span<const KeyState> states);
+  // Asks for a checkpoint as soon as possible. Returns its round: the latest that is complete; or,
+  // if ranks save their own state, the next one that they save. A server that is taking one anyway
+  // takes no other. Throws Error(kInvalid): the server keeps no checkpoints, or the job is not
+  // saved.
+  uint64_t checkpoint();
+  // Returns when a checkpoint of `round` or a later one survives the server. Throws Error: kTimeout
+  // after `timeout_ms` (0: no limit); or why it was not written: kRankLost, a rank was lost that
+  // had to send its part; kFull or kInternal, the disk; then the one before stands.
+  void await_checkpoint(uint64_t round, uint32_t timeout_ms = 0);
   // Asks the server for the ranks whose gradients the current round lacks.
   std::vector<uint32_t> missing_ranks();
   // "rank 1 has not sent key 'w2' of round 3 for 7.5 s": why a wait takes longer than described at

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "transport/control/messages.h"
+#include "transport/control/state_messages.h"
 
 namespace phub {
 
@@ -45,6 +46,18 @@ class ControlHandler {
                          std::shared_ptr<void> charge, Reply<Done> reply) = 0;
   // The rank's part of the checkpoint that it goes on from.
   virtual void restored_part(const Credential& who, Reply<PartBytes> reply) = 0;
+  // The state of keys, read or set in pieces (StateRequest). A piece is checked before its bytes
+  // are read, as a part is.
+  virtual void begin_state(const Credential& who, const StateRequest& request,
+                           Reply<StateReply> reply) = 0;
+  virtual void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
+  virtual void check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) = 0;
+  virtual void write_state(const Credential& who, uint64_t offset, std::string piece,
+                           std::shared_ptr<void> charge, Reply<Done> reply) = 0;
+  virtual void apply_state(const Credential& who, Reply<HyperReply> reply) = 0;
+  virtual void end_state(const Credential& who, Reply<Done> reply) = 0;
+  // A checkpoint as soon as possible; or, with the round of an earlier answer, how that is doing.
+  virtual void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) = 0;
   // A page of the log, from record `from` on.
   virtual void log(const std::string& job, uint64_t from, Reply<LogPage> reply) = 0;
   // DELETE /v1/jobs/{job}: ends the job; all its workers get an error.

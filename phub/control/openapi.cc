@@ -112,6 +112,10 @@ Json all_schemas() {
   schemas.of<Pulse>();
   schemas.of<HyperRequest>();
   schemas.of<HyperReply>();
+  schemas.of<StateRequest>();
+  schemas.of<StateReply>();
+  schemas.of<CheckpointRequest>();
+  schemas.of<CheckpointReply>();
   schemas.of<LogPage>();
   schemas.of<ServerStatus>();
   schemas.of<Problem>();
@@ -180,6 +184,7 @@ Json parameters_of(std::string_view pattern) {
   add("incarnation", number("uint32", ~uint32_t{0}));
   add("epoch", number("uint64", ~uint64_t{0}));
   add("round", number("uint64", ~uint64_t{0}));
+  add("offset", number("uint64", ~uint64_t{0}));
   return parameters;
 }
 
@@ -215,7 +220,8 @@ Json document() {
             {"version", fmt::format("{}", kProtocolVersion)},
             {"description",
              "Jobs, their ranks, and how they are doing. Gradients travel over data connections, "
-             "which a join offers. Bodies are JSON, but for a rank's part of a checkpoint, with a "
+             "which a join offers. Bodies are JSON, but for parts of checkpoints and pieces of "
+             "states, with a "
              "Content-Length; unknown and repeated fields are refused."}}},
           {"paths", std::move(paths)},
           {"components",

@@ -25,6 +25,8 @@ constexpr std::string_view kJobs = "/v1/jobs/";
 constexpr std::string_view kPart = "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}";
 constexpr std::string_view kPartOfRound =
     "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{round}";
+constexpr std::string_view kStatePiece =
+    "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
 constexpr std::string_view kBearer = "Bearer ";
 constexpr size_t kMaxTicketBytes = 256;
 
@@ -86,6 +88,12 @@ struct Call {
         }
         return [answer, response] { answer(std::move(*response)); };
       });
+    };
+  }
+  Reply<PartBytes> bytes_reply() const {
+    return [answer = answer](Result<PartBytes> result) {
+      if (!result) return answer(error_response(result.code, result.message));
+      answer({.body = std::move(result.value->bytes), .content_type = "application/octet-stream"});
     };
   }
   static std::string member(uint32_t rank, uint32_t incarnation) {
@@ -185,10 +193,40 @@ void take_part(Call& call) {
 }
 void restored_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
-  call.handler.restored_part(who, [answer = call.answer](Result<PartBytes> result) {
-    if (!result) return answer(error_response(result.code, result.message));
-    answer({.body = std::move(result.value->bytes), .content_type = "application/octet-stream"});
-  });
+  call.handler.restored_part(who, call.bytes_reply());
+}
+void begin_state(Call& call) {
+  const StateRequest request = parse_state_request(call.request.body);
+  Credential who;
+  who.rank = request.rank;
+  who.incarnation = request.incarnation;
+  who.epoch = request.epoch;
+  call.handler.begin_state(call.complete(who), request, call.reply<StateReply>());
+}
+void read_state(Call& call) {
+  const Credential who = call.complete(credential_in(call.numbers));
+  call.handler.read_state(who, call.numbers[3], call.bytes_reply());
+}
+void write_state(Call& call) {
+  const Credential who = call.complete(credential_in(call.numbers));
+  call.handler.write_state(who, call.numbers[3], std::move(call.request.body),
+                           std::move(call.request.charge), call.reply<Done>());
+}
+void apply_state(Call& call) {
+  const Credential who = call.who();
+  call.handler.apply_state(who, call.reply<HyperReply>());
+}
+void end_state(Call& call) {
+  const Credential who = call.who();
+  call.handler.end_state(who, call.reply<Done>());
+}
+void checkpoint(Call& call) {
+  const CheckpointRequest request = parse_checkpoint_request(call.request.body);
+  Credential who;
+  who.rank = request.rank;
+  who.incarnation = request.incarnation;
+  who.epoch = request.epoch;
+  call.handler.checkpoint(call.complete(who), request.round, call.reply<CheckpointReply>());
 }
 void log(Call& call) {
   const uint64_t from = call.numbers.empty() ? 0 : call.numbers.front();
@@ -210,7 +248,7 @@ void page(Call& call) {
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 20> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 26> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -235,6 +273,25 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 20> kRoutes = {{
     {{"GET", kPart, Need::kNothing, "", "application/octet-stream",
       "The rank's part of the checkpoint that it goes on from."},
      restored_part},
+    {{"POST", "/v1/jobs/{job}/state", Need::kNothing, "StateRequest", "StateReply",
+      "Begin to read or to set the state of keys. The answer comes when its bytes may be read, or "
+      "sent."},
+     begin_state},
+    {{"GET", kStatePiece, Need::kNothing, "", "application/octet-stream",
+      "Read a piece of the state, from byte `offset` on."},
+     read_state},
+    {{"POST", kStatePiece, Need::kNothing, "application/octet-stream", "Done",
+      "Send a piece of the state, from byte `offset` on."},
+     write_state},
+    {{"POST", "/v1/jobs/{job}/state/apply", Need::kNothing, "Credential", "HyperReply",
+      "Set the state that was sent. The answer is the round from which it holds."},
+     apply_state},
+    {{"POST", "/v1/jobs/{job}/state/end", Need::kNothing, "Credential", "Done",
+      "Drop what was read or sent of a state."},
+     end_state},
+    {{"POST", "/v1/jobs/{job}/checkpoint", Need::kNothing, "CheckpointRequest", "CheckpointReply",
+      "Ask for a checkpoint as soon as possible, or how one is doing that was asked for."},
+     checkpoint},
     {{"GET", "/v1/jobs/{job}/log", Need::kSee, "", "LogPage",
       "The first page of the log of memberships and hyperparameters."},
      log},
@@ -268,8 +325,10 @@ struct Numbered {
   size_t numbers;
   std::string_view pattern;
 };
-constexpr std::array<Numbered, 3> kNumbered = {
-    {{"/log/", 1, "/v1/jobs/{job}/log/{from}"}, {"/part/", 3, kPart}, {"/part/", 4, kPartOfRound}}};
+constexpr std::array<Numbered, 4> kNumbered = {{{"/log/", 1, "/v1/jobs/{job}/log/{from}"},
+                                                {"/part/", 3, kPart},
+                                                {"/state/", 4, kStatePiece},
+                                                {"/part/", 4, kPartOfRound}}};
 
 // Those in "7/4/1"; nothing if it is anything else.
 std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
@@ -349,18 +408,23 @@ std::span<const RouteInfo> http_routes() {
 }
 
 uint64_t body_limit(std::string_view method, std::string_view target) {
-  if (takes_bytes(method, target)) return kMaxPartBytes;
-  const bool is_join = method == "POST" && parse_target(target).pattern == "/v1/jobs/{job}/join";
-  return is_join ? kMaxJoinBytes : kMaxBodyBytes;
+  if (method != "POST") return kMaxBodyBytes;
+  const std::string pattern = parse_target(target).pattern;
+  if (pattern == kPartOfRound) return kMaxPartBytes;
+  if (pattern == kStatePiece) return kStatePieceBytes;
+  if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
+  return pattern == "/v1/jobs/{job}/join" ? kMaxJoinBytes : kMaxBodyBytes;
 }
 
 bool takes_bytes(std::string_view method, std::string_view target) {
-  return method == "POST" && parse_target(target).pattern == kPartOfRound;
+  if (method != "POST") return false;
+  const std::string pattern = parse_target(target).pattern;
+  return pattern == kPartOfRound || pattern == kStatePiece;
 }
 
-std::optional<HeadRefusal> refuse_part(std::string_view method, std::string_view target,
-                                       std::string_view authorization, uint64_t bytes,
-                                       ControlHandler& handler) {
+std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_view target,
+                                        std::string_view authorization, uint64_t bytes,
+                                        ControlHandler& handler) {
   if (!takes_bytes(method, target)) return std::nullopt;
   const std::optional<Error> refused = error_of([&] {
     const Target parsed = parse_target(target);
@@ -368,7 +432,11 @@ std::optional<HeadRefusal> refuse_part(std::string_view method, std::string_view
     Credential who = credential_in(parsed.numbers);
     who.job = parsed.job;
     who.ticket = ticket_in(authorization);
-    handler.check_part(who, parsed.numbers[3], bytes);
+    if (parsed.pattern == kStatePiece) {
+      handler.check_state_piece(who, parsed.numbers[3], bytes);
+    } else {
+      handler.check_part(who, parsed.numbers[3], bytes);
+    }
   });
   if (!refused) return std::nullopt;
   return HeadRefusal{http_status(refused->code()), refused->code(), refused->what()};

@@ -47,18 +47,19 @@ std::span<const RouteInfo> http_routes();
 
 inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
 static_assert(kMaxPartBytes <= kMaxJoinBytes);                 // which is the most of any body
+inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;  // everything else
 
 // The largest body of such a request.
 uint64_t body_limit(std::string_view method, std::string_view target);
 
-// The body is a rank's part of a checkpoint: bytes, not JSON.
+// The body is a rank's part of a checkpoint, or a piece of a state: bytes, not JSON.
 bool takes_bytes(std::string_view method, std::string_view target);
 
 // Why the handler does not want such a body. Nothing: it does, or this is another request.
-std::optional<HeadRefusal> refuse_part(std::string_view method, std::string_view target,
-                                       std::string_view authorization, uint64_t bytes,
-                                       ControlHandler& handler);
+std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_view target,
+                                        std::string_view authorization, uint64_t bytes,
+                                        ControlHandler& handler);
 
 // Whether the sender may do what it asks, once the header is there. Sets `caller`. Null `gate`:
 // everybody may.

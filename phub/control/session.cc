@@ -102,6 +102,7 @@ void HttpSession::read_header() {
 void HttpSession::on_header(const SystemError& error) {
   if (error) return refuse_malformed(error);
   const Message& message = parser_->get();
+  takes_part_ = takes_bytes(view_of(message.method_string()), view_of(message.target()));
   if (shared_->done) {
     asked_ = fmt::format("{} {}", to_string(message.method_string()),
                          printable(view_of(message.target())));
@@ -127,10 +128,9 @@ void HttpSession::on_header(const SystemError& error) {
         413, ErrorCode::kInvalid,
         fmt::format("the body has {} bytes; the limit of this request is {}", bytes, limit));
   }
-  takes_part_ = takes_bytes(view_of(message.method_string()), view_of(message.target()));
   if (const auto refused =
-          refuse_part(view_of(message.method_string()), view_of(message.target()),
-                      view_of(message[http::field::authorization]), bytes, *shared_->handler)) {
+          refuse_bytes(view_of(message.method_string()), view_of(message.target()),
+                       view_of(message[http::field::authorization]), bytes, *shared_->handler)) {
     // A rank that sends what is not needed is to get the answer: it may write all before it reads.
     if (refused->code == ErrorCode::kNotFound || refused->code == ErrorCode::kTaken) {
       most_discarded_ = std::max(most_discarded_, bytes);
@@ -162,7 +162,7 @@ RequestHead HttpSession::head_of(const Message& message) const {
           .hosts = message.count(http::field::host),
           .http_1_0 = message.version() == 10,
           .has_body = parser_->chunked() || parser_->content_length().value_or(0) > 0,
-          .of_bytes = takes_bytes(view_of(message.method_string()), view_of(message.target())),
+          .of_bytes = takes_part_,
           .reads = message.method() == http::verb::get || message.method() == http::verb::head,
           .over_loopback = peer_.over_loopback};
 }
@@ -254,7 +254,8 @@ void HttpSession::audit(const HttpResponse& response) {
   const bool changes =
       asked_.starts_with("DELETE ") ||
       (asked_.starts_with("POST ") && !response.path.ends_with("/heartbeat") &&
-       !response.path.ends_with("/barrier") && asked_.find("/part/") == asked_.npos);
+       !response.path.ends_with("/barrier") && !response.path.ends_with("/state") &&
+       !response.path.ends_with("/state/end") && !takes_part_);
   if (!refused && !changes) return;
   using namespace std::chrono;
   const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();

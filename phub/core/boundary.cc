@@ -31,9 +31,11 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
     way_->settle(i);
     if (way_->ready(i)) ready_.insert(i);
     min_round = std::min(min_round, table_[i].round);
-    snapshot_.reached(i);
+    reached(i);
   }
   if (boundary.snapshot) snapshot_.begin(std::max(boundary.round, boundary.snapshot_round));
+  if (boundary.get_state) states_.begin_get(*boundary.get_state, boundary.round);
+  if (boundary.set_state) states_.begin_set(*boundary.set_state, boundary.round);
   endpoint_.flush();
   return min_round;
 }

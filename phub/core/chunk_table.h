@@ -22,6 +22,7 @@ struct CoreChunk {
   uint64_t round = 0;   // in progress; 0: initial parameters are awaited
   uint64_t offset = 0;  // in the box's arrays, elements
   uint64_t worker_offset = 0;
+  int64_t step_offset = 0;  // its optimizer's step in a round is the round plus this
   uint32_t elements = 0;
   uint32_t expected = 0;  // ranks in this round (lock-step only)
   uint32_t missing = 0;   // of those, ranks that have not arrived

@@ -33,6 +33,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       reducer_(parameters_, arrays, hyper, table_, reports_, trace_),
       outbox_(parameters_, arrays, endpoint, table_, trace_),
       snapshot_(arrays, table_, trace_),
+      states_(arrays, table_, trace_),
       way_(way_of({parameters_, table_, reducer_, outbox_, trace_}, make_lock_step)),
       core_(core),
       wake_after_(parameters.max_ranks) {
@@ -45,7 +46,8 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
 uint64_t CoreJob::bytes(const Size& size) {
   return sizeof(CoreJob) + ChunkTable::bytes(size.chunks, size.queues, size.max_ranks) +
          ReadyChunks::bytes(size.chunks) + Outbox::bytes(size.chunks, size.max_ranks) +
-         Snapshot::bytes(size.chunks) + Reports::most(size.max_ranks) * sizeof(CoreReport) +
+         DueChunks::bytes(size.chunks) + KeyStates::bytes(size.chunks) +
+         Reports::most(size.max_ranks) * sizeof(CoreReport) +
          Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
@@ -75,11 +77,7 @@ bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   }
   bytes += spent;
   pass_was_full_ = spent >= kPassBytes;
-  if (n == 0 && handled == 0 && snapshot_.any_due()) {
-    bytes += snapshot_.cost(table_[snapshot_.next()]);
-    snapshot_.copy(snapshot_.next());
-    ++handled;
-  }
+  if (n == 0 && handled == 0 && copy_when_idle(bytes)) ++handled;
 
   const bool moved = n > 0 || handled > 0;
   if (moved) note_activity();
@@ -146,7 +144,7 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
     }
     if (chunk.initial_parts == parts) {
       way_->begin(index);
-      return snapshot_.reached(index);
+      return reached(index);
     }
   }
   outbox_.send(rank, index, way_->completed(rank, index));
@@ -167,10 +165,7 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   const uint32_t index = ready_.first();
   uint64_t cost = cost_of(table_[index], table_[index].arrived);
   const bool still_ready = way.ready(index);  // unless a boundary came in between
-  if (still_ready && snapshot_.is_due(index)) {
-    cost += snapshot_.cost(table_[index]);
-    snapshot_.copy(index);
-  }
+  if (still_ready) cost += copy_before_close(index);
   const Way::Closed closed = still_ready ? way.close(index) : Way::Closed::kNotNow;
   if (still_ready && closed == Way::Closed::kNotNow) return false;
   ready_.erase(index);
@@ -194,7 +189,41 @@ bool CoreJob::finish_pending(TheWay& way, uint64_t& bytes) {
 template <typename TheWay>
 void CoreJob::finish(TheWay& way, uint32_t index) {
   way.finish(index);
-  snapshot_.reached(index);
+  reached(index);
+}
+
+// False: nothing is due.
+bool CoreJob::copy_when_idle(uint64_t& bytes) {
+  if (snapshot_.chunks.any_due()) {
+    const uint32_t index = snapshot_.chunks.next();
+    bytes += snapshot_.cost(table_[index]);
+    snapshot_.copy(index);
+    return true;
+  }
+  if (!states_.get.any_due()) return false;
+  const uint32_t index = states_.get.next();
+  bytes += states_.cost(table_[index]);
+  states_.copy_out(index);
+  return true;
+}
+
+// What is due before the chunk's round is closed; how many bytes that reads and writes. A snapshot
+// is of before the state that is set, a get of after it.
+uint64_t CoreJob::copy_before_close(uint32_t index) {
+  uint64_t cost = 0;
+  if (snapshot_.chunks.is_due(index)) {
+    cost += snapshot_.cost(table_[index]);
+    snapshot_.copy(index);
+  }
+  if (states_.set.is_due(index)) {
+    cost += states_.cost(table_[index]);
+    states_.copy_in(index);
+  }
+  if (states_.get.is_due(index)) {
+    cost += states_.cost(table_[index]);
+    states_.copy_out(index);
+  }
+  return cost;
 }
 
 void CoreJob::lose_connection(uint32_t rank, bool by_violation) {
@@ -216,10 +245,15 @@ void CoreJob::fail(const std::string& why) {
 
 bool CoreJob::next_report(CoreReport& out) {
   if (reports_.next(out)) return true;
-  if (snapshot_.take_complete()) {
-    out = {.type = CoreReport::kSnapped, .core = core_, .job = this, .round = snapshot_.round()};
+  const auto completed = [&](DueChunks& chunks, CoreReport::Type type) {
+    if (!chunks.take_complete()) return false;
+    out = {.type = type, .core = core_, .job = this, .round = chunks.round()};
     return true;
-  }
+  };
+  // In this order: what was copied is reported before what was set after it.
+  if (completed(snapshot_.chunks, CoreReport::kSnapped)) return true;
+  if (completed(states_.get, CoreReport::kGotState)) return true;
+  if (completed(states_.set, CoreReport::kSetState)) return true;
   if (failure_.empty() || std::exchange(failure_reported_, true)) return false;
   out = {.type = CoreReport::kFailed, .core = core_, .job = this};
   return true;
@@ -229,7 +263,10 @@ bool CoreJob::arm() {
   if (!failure_.empty()) return reports_.empty() && failure_reported_;
   if (outbox_.has_unflushed() || !reports_.empty()) return false;
   if ((pass_was_full_ || !ready_.empty()) && !reducer_.stopped()) return false;
-  if (snapshot_.any_due() || snapshot_.is_complete()) return false;
+  if (snapshot_.chunks.any_due() || states_.get.any_due()) return false;
+  if (snapshot_.chunks.is_complete() || states_.get.is_complete() || states_.set.is_complete()) {
+    return false;
+  }
   const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
   const uint32_t only =
       quiet || reducer_.stopped() ? CoreReport::kNoRank : way_->indispensable_rank();

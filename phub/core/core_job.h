@@ -19,6 +19,7 @@
 
 #include "phub/core/chunk_table.h"
 #include "phub/core/job_parameters.h"
+#include "phub/core/key_states.h"
 #include "phub/core/messages.h"
 #include "phub/core/outbox.h"
 #include "phub/core/ready_chunks.h"
@@ -123,6 +124,12 @@ class CoreJob {
   bool close_ready(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
   void finish(TheWay& way, uint32_t index);
+  bool copy_when_idle(uint64_t& bytes);
+  uint64_t copy_before_close(uint32_t index);
+  void reached(uint32_t index) {  // the chunk has begun another round
+    snapshot_.chunks.reached(index);
+    states_.reached(index);
+  }
   bool fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm);
   uint64_t cost_of(const CoreChunk& chunk, uint32_t ranks) const;
 
@@ -145,6 +152,7 @@ class CoreJob {
   Reducer reducer_;
   Outbox outbox_;
   Snapshot snapshot_;
+  KeyStates states_;
   const std::unique_ptr<Way> way_;
 
   const uint32_t core_;

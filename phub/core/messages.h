@@ -5,7 +5,7 @@
 //   cores → control   kHeld:   the highest round that is not closed
 //   control           R = the highest of all: the first round that no chunk anywhere has closed
 //   control → cores   kCommit: ranks lost, ranks admitted from R on, hyperparameters from R on
-//   cores → control   kCommitted; later kSnapped, if a snapshot of R was asked for
+//   cores → control   kCommitted; later kSnapped, kGotState or kSetState, if that was asked for
 // Between hold and commit a core still completes chunks of earlier rounds, so nothing waits for
 // long.
 #pragma once
@@ -24,6 +24,7 @@
 namespace phub {
 
 class CoreJob;
+struct KeyStateMemory;
 
 inline constexpr uint64_t kNever = ~uint64_t{0};
 
@@ -48,6 +49,9 @@ struct Boundary {
   std::optional<HyperView> hyper;   // nothing: unchanged
   bool snapshot = false;            // copy every chunk as it is before R, or a later round:
   uint64_t snapshot_round = 0;      // that one; up to R: before R
+  bool moves_state = false;         // gets or sets the state of some keys, before R:
+  const KeyStateMemory* get_state = nullptr;
+  const KeyStateMemory* set_state = nullptr;
 };
 
 // What went through one queue of a core, ever.
@@ -108,6 +112,8 @@ struct CoreReport {
     kExcluded,   // a rank was left out of a chunk for its NaN or Inf
     kFailed,     // the job cannot go on on this core: CoreJob::failure()
     kSnapped,    // every chunk is copied as it was before `round`
+    kGotState,   // so is the state of the keys that was asked for
+    kSetState,   // the keys have the state that was set
   };
   enum Violation : uint8_t {
     kStream,  // a malformed frame

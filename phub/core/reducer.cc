@@ -30,10 +30,12 @@ void Reducer::set_hyper(const HyperView& hyper) {
 
 const Reducer::CachedStep& Reducer::step_of(const CoreChunk& chunk) {
   CachedStep& cached = steps_[chunk.hyper_class];
-  if (cached.round != chunk.round) {
+  if (cached.round != chunk.round || cached.step_offset != chunk.step_offset) {
     const kernels::Hyper hyper = hyper_.of(chunk.round, chunk.hyper_class);
     cached.round = chunk.round;
-    cached.step = kernels::make_step(parameters_.optimizer, hyper, chunk.round);
+    cached.step_offset = chunk.step_offset;
+    cached.step = kernels::make_step(parameters_.optimizer, hyper,
+                                     chunk.round + static_cast<uint64_t>(chunk.step_offset));
     cached.grad_scale = hyper.grad_scale;
   }
   return cached;

@@ -46,6 +46,7 @@ class Reducer {
  private:
   struct CachedStep {
     uint64_t round = kNever;
+    int64_t step_offset = 0;
     kernels::Step step;
     double grad_scale = 1;
   };

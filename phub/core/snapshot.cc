@@ -2,24 +2,12 @@
 
 #include <cstring>
 
-#include "transport/error.h"
-
 namespace phub {
 
 Snapshot::Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreTrace& trace)
-    : arrays_(arrays), table_(table), trace_(trace), awaited_(table.size()), due_(table.size()) {
+    : chunks(table), arrays_(arrays), table_(table), trace_(trace) {
   for (const float* copy : {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1}) {
     if (copy) bytes_per_element_ += 2 * sizeof(float);
-  }
-}
-
-void Snapshot::begin(uint64_t round) {
-  PHUB_CHECK(!under_way_);
-  round_ = round;
-  under_way_ = true;
-  for (uint32_t i = 0; i < table_.size(); ++i) {
-    IndexSet& set = table_[i].round >= round ? due_ : awaited_;
-    set.insert(i);
   }
 }
 
@@ -32,7 +20,7 @@ void Snapshot::copy(uint32_t index) {
   copy(arrays_.parameters, arrays_.copy.parameters);
   copy(arrays_.state0, arrays_.copy.state0);
   copy(arrays_.state1, arrays_.copy.state1);
-  due_.erase(index);
+  chunks.done(index);
 }
 
 }  // namespace phub

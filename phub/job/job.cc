@@ -54,6 +54,20 @@ float* array_of(const Arrays& arrays, size_t array) {
   return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
 }
 
+std::vector<int64_t> step_offsets_of(const JobSpec& spec, const Manifest* restored) {
+  std::vector<int64_t> offsets(spec.keys.size());
+  if (restored == nullptr || restored->steps.empty()) return offsets;
+  const std::vector<uint64_t>& steps = restored->steps;
+  if (steps.size() != 1 && steps.size() != offsets.size()) {
+    fail(ErrorCode::kInvalid, "the checkpoint of job '{}' has {} steps for {} keys", spec.name,
+         steps.size(), offsets.size());
+  }
+  for (size_t key = 0; key < offsets.size(); ++key) {
+    offsets[key] = static_cast<int64_t>(steps[steps.size() == 1 ? 0 : key] - restored->round);
+  }
+  return offsets;
+}
+
 // The chunks of a key lie one after another in the plan.
 void for_each_part_of(const Plan& plan, float* array, size_t key, const Job::VisitPart& visit) {
   auto chunk = std::lower_bound(plan.chunks.begin(), plan.chunks.end(), key,
@@ -87,6 +101,7 @@ Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store st
       memory_(total_memory(plan_, spec, snapshots)),
       classes_(key_classes(spec)),
       hyper_(spec, choices_.optimizer, classes_),
+      step_offsets_(step_offsets_of(spec, restored)),
       link_(transport.open_job(link_layout(spec, plan_))),
       membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
                   static_cast<uint32_t>(plan_.chunks.size()), restored) {
@@ -173,6 +188,7 @@ std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];
+      c.step_offset = step_offsets_[chunk.key];
       out.push_back(c);
     }
   }

@@ -62,6 +62,8 @@ class Job {
   void for_each_part(size_t array, size_t key, const VisitPart& visit);
   // After the job's arrays got their values, and before a core has the job.
   void publish_restored();
+  // By how much the optimizer's steps on each key differ from the job's rounds. Control thread.
+  std::vector<int64_t>& step_offsets() { return step_offsets_; }
   // What has grown since it was made: the log, and changes of hyperparameters.
   uint64_t grown_bytes() const { return membership_.log().bytes() + hyper_.bytes(); }
 
@@ -78,6 +80,7 @@ class Job {
   const NodeMemory memory_;
   const KeyClasses classes_;
   HyperTable hyper_;
+  std::vector<int64_t> step_offsets_;
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;
   std::array<numa::Memory, kMostArrays> memory_of_copies_;

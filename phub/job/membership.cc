@@ -48,7 +48,9 @@ void Membership::restore(const Manifest& saved) {
   restored_ = true;
   min_round_ = last + 1;
   for (LogRecord record : saved.log) {
-    if (record.kind == LogRecord::Kind::kExcluded && record.round > last) continue;
+    const bool of_round =
+        record.kind == LogRecord::Kind::kExcluded || record.kind == LogRecord::Kind::kSet;
+    if (of_round && record.round > last) continue;
     record.last_round = std::min(record.last_round, last);
     for (ChunkRange& range : record.last_rounds) range.round = std::min(range.round, last);
     if (record.kind == LogRecord::Kind::kHyper) last_change_ = std::max(last_change_, record.round);
@@ -84,8 +86,15 @@ void Membership::restore(const Manifest& saved) {
 }
 
 bool Membership::take_snapshot() {
-  if (!assembled_ || min_round_ == 0 || finished_) return false;
+  if (!has_begun()) return false;
   snapshot_wanted_ = true;
+  advance();
+  return true;
+}
+
+bool Membership::move_state() {
+  if (!has_begun()) return false;
+  state_wanted_ = true;
   advance();
   return true;
 }

@@ -65,6 +65,7 @@ class Membership {
   // At a boundary of its own, or with what waits for one. False: the job has not begun, or has
   // ended.
   bool take_snapshot();
+  bool move_state();  // the same for the state of keys that is read or set
   // What a checkpoint keeps of the members, once every core has copied its chunks as they were
   // after `round`: what was decided since then is void when it is restored.
   Manifest saved(uint64_t round);
@@ -181,6 +182,8 @@ class Membership {
   std::vector<Hyper> hypers_;
   std::vector<uint32_t> forgotten_;
   bool snapshot_wanted_ = false;
+  bool state_wanted_ = false;
+  bool has_begun() const { return assembled_ && min_round_ > 0 && !finished_; }
   std::vector<SavedRank> beyond_;  // ranks that a job had which goes on with fewer
   bool restored_ = false;
 

@@ -43,8 +43,9 @@ void Membership::advance() {
   current_joins_.assign(admitted, joins_.end());
   joins_.erase(admitted, joins_.end());
   boundary_.snapshot = std::exchange(snapshot_wanted_, false);
+  boundary_.moves_state = std::exchange(state_wanted_, false);
   if (current_losses_.empty() && current_hypers_.empty() && current_joins_.empty() &&
-      boundary_.forgotten.empty() && !boundary_.snapshot) {
+      boundary_.forgotten.empty() && !boundary_.snapshot && !boundary_.moves_state) {
     return;
   }
   phase_ = Phase::kHolding;

@@ -44,6 +44,10 @@ class MemoryBudget {
 
   uint64_t limit() const { return limit_; }
   uint64_t used() const { return used_; }
+  bool has_room(uint64_t bytes) const {
+    const uint64_t used = used_;
+    return used <= limit_ && bytes <= limit_ - used;
+  }
   uint64_t excess() const { return used_ > limit_ ? used_ - limit_ : 0; }
   // Throws Error(kFull) that adds up what the job needs.
   void reserve(const JobSpec& spec, const NodeMemory& memory);

@@ -145,6 +145,10 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kSnapped:
       if (++cores_snapped_ == job_->cores()) snapped(report.round - 1);
       break;
+    case CoreReport::kGotState:
+    case CoreReport::kSetState:
+      state_copied(report);
+      break;
     case CoreReport::kFailed:
       membership_.failed(fmt::format("CPU {} can do no more for it: {}",
                                      job_->plan().cores[report.core].os_cpu,
@@ -250,7 +254,8 @@ void RunningJob::carry_out() {
 // their oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
-    const uint64_t before = std::exchange(grown_bytes_, job_->grown_bytes());
+    const uint64_t now = job_->grown_bytes() + state_bytes();
+    const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
   count();
@@ -273,6 +278,7 @@ void RunningJob::act(MembershipAction& action) {
     case MembershipAction::kRevoke:
       note_loss(action.rank);
       lose_part(action.rank);
+      end_state(action.rank);
       admitted_.erase(action.rank);
       return revoke(action.rank);
     case MembershipAction::kFail:
@@ -324,6 +330,7 @@ void RunningJob::commit(const MembershipAction& action) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
   }
   if (boundary.snapshot) choose_saved_round(boundary);
+  if (boundary.moves_state) place_state(boundary);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 
@@ -381,6 +388,8 @@ RunningJob::Remains RunningJob::finish() {
     for (const Reply<JoinReply>& reply : join.replies) reply({code, message});
   }
   for (auto& [token, reply] : requests_) reply({code, message});
+  refuse_state(code, message);
+  answer_checkpoints({code, message});
   host_.budget.release(grown_bytes_);
   host_.ended.make_room(host_.budget);
   for (uint32_t i = 0; i < job_->cores(); ++i) {

@@ -23,6 +23,7 @@
 #include "phub/job/meter.h"
 #include "phub/job/rank_parts.h"
 #include "phub/job/saved_jobs.h"
+#include "phub/job/state_transfer.h"
 #include "phub/notes.h"
 
 namespace phub {
@@ -118,6 +119,19 @@ class RunningJob {
   // What the rank goes on from, if its first round is the job's.
   void restored_part(uint32_t rank, Reply<PartBytes> reply);
 
+  // The state of keys (running_job_state.cc). Throw Error as they say; REQUIRE authenticate(who).
+  void begin_state(const StateRequest& request, Reply<StateReply> reply);
+  void read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> reply);
+  void check_state_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const;
+  void write_state(uint32_t rank, uint64_t offset, std::string piece, std::shared_ptr<void> charge,
+                   Reply<Done> reply);
+  void apply_state(uint32_t rank, Reply<HyperReply> reply);
+  void end_state(uint32_t rank);
+
+  // A checkpoint of what is complete now or of a later round; with the round of such an answer, how
+  // that is doing. Throws Error: the job is not saved; or why that one was not written.
+  void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
+
   // Saves the job once more, before the server ends: as it is now, by a boundary that is made for
   // it; or, if ranks save their own state, in the next round that they know to be saved. Nothing
   // happens to a job that has nothing to save, has not begun or has ended.
@@ -187,6 +201,20 @@ class RunningJob {
   void drop_parts();
   uint64_t part_bytes_of(uint32_t rank) const;
 
+  void answer_checkpoints(const Result<CheckpointReply>& answer);
+
+  // running_job_state.cc
+  void state_made(const std::shared_ptr<StateTransfer>& transfer,
+                  const std::optional<Error>& failed);
+  void decide_state();
+  void refuse_state(ErrorCode code, const std::string& why);
+  void drop(std::shared_ptr<StateTransfer>& transfer);
+  void place_state(Boundary& boundary);
+  void state_copied(const CoreReport& report);
+  std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
+  const std::vector<int64_t>& step_offsets(uint64_t round) const;
+  uint64_t state_bytes() const;
+
   // running_job_calls.cc
   uint64_t expect(Reply<uint64_t> reply);
   void answer(const MembershipAction& action);
@@ -230,6 +258,15 @@ class RunningJob {
   std::shared_ptr<Manifest> snapped_;  // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
   uint64_t void_snapshots_ = 0;
+
+  uint64_t copying_round_ = 0;  // of the snapshot that cores still copy; 0: none
+  std::vector<Reply<CheckpointReply>> checkpoints_asked_;  // until a snapshot has its round
+  uint64_t failed_round_ = 0;                              // the latest that was not written
+  std::optional<Error> failed_save_;                       // and why
+
+  // The state that a rank reads or sets; that which the cores have not taken up yet.
+  std::shared_ptr<StateTransfer> state_, set_state_;
+  std::vector<int64_t> set_step_offsets_;  // from set_state_'s round on
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

@@ -61,18 +61,59 @@ bool RunningJob::any_saves() const {
 }
 
 void RunningJob::choose_saved_round(Boundary& boundary) {
+  copying_round_ = boundary.round - 1;
   const bool joins = std::ranges::any_of(
       boundary.admitted, [this](const auto& admitted) { return seats_[admitted.rank].saves; });
-  if (!joins && !any_saves()) return parts_.end();
-  const uint64_t every = host_.checkpoints->every();
-  const uint64_t round = (boundary.round + every - 1) / every * every;
-  boundary.snapshot_round = round + 1;
-  parts_.begin(round);
+  if (joins || any_saves()) {
+    const uint64_t every = host_.checkpoints->every();
+    copying_round_ = (boundary.round + every - 1) / every * every;
+    boundary.snapshot_round = copying_round_ + 1;
+    parts_.begin(copying_round_);
+  } else {
+    parts_.end();
+  }
+  answer_checkpoints(CheckpointReply{.round = copying_round_});
+}
+
+// What is complete now is in the snapshot that some core still copies, as no round is complete
+// without all of them. One that is being written may be older: then the next one is meant.
+void RunningJob::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
+  const std::string& name = job_->spec().name;
+  if (!host_.checkpoints) {
+    fail(ErrorCode::kInvalid,
+         "this server keeps no checkpoints: start it with 'phub serve --checkpoints DIR'");
+  }
+  if (!job_->takes_snapshots()) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' is not saved: only jobs in lock-step with an optimizer are, and it has "
+         "consistency {}, optimizer {}",
+         name, job_->spec().consistency, job_->spec().optimizer);
+  }
+  if (round > 0) {
+    const bool durable = durable_round_ >= round;
+    if (!durable && failed_round_ >= round) {
+      fail(failed_save_->code(), "the checkpoint of round {} of job '{}' was not written: {}",
+           failed_round_, name, failed_save_->what());
+    }
+    return reply(CheckpointReply{.round = round, .durable = durable});
+  }
+  if (copying_round_ > 0) return reply(CheckpointReply{.round = copying_round_});
+  if (!saving_) take_snapshot();
+  if (!saving_) {
+    fail(ErrorCode::kInvalid, "job '{}' has not begun: there is nothing to save yet", name);
+  }
+  checkpoints_asked_.push_back(std::move(reply));
+  carry_out();
+}
+
+void RunningJob::answer_checkpoints(const Result<CheckpointReply>& answer) {
+  for (const auto& reply : std::exchange(checkpoints_asked_, {})) reply(answer);
 }
 
 // Every core has copied its chunks; the copy is free for the next snapshot when it is written.
 void RunningJob::snapped(uint64_t round) {
   cores_snapped_ = 0;
+  copying_round_ = 0;
   if (round == durable_round_) {
     drop_parts();
     return snapshot_written(round, std::nullopt);
@@ -80,6 +121,12 @@ void RunningJob::snapped(uint64_t round) {
   snapped_ = std::make_shared<Manifest>(membership_.saved(round));
   snapped_->spec = job_->spec();
   snapped_->hyper = job_->hyper().needed_from(round + 1);
+  const std::vector<int64_t>& offsets = step_offsets(round);
+  if (std::ranges::any_of(offsets, [](int64_t offset) { return offset != 0; })) {
+    for (const int64_t offset : offsets) {
+      snapped_->steps.push_back(round + static_cast<uint64_t>(offset));
+    }
+  }
   snapped_->epoch = life_.epoch;
   snapped_->owner = life_.owner;
   std::vector<uint32_t> needed;
@@ -119,6 +166,8 @@ void RunningJob::write_snapshot() {
 void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& failed) {
   saving_ = false;
   if (failed) {
+    failed_round_ = round;
+    failed_save_.emplace(failed->code(), failed->what());
     note_save(fmt::format("round {} was not saved, the last that is remains round {}: {}", round,
                           durable_round_, failed->what()));
   } else {
@@ -126,7 +175,8 @@ void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& fa
   }
   next_save_ =
       (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();
-  if (std::exchange(save_again_, false)) save();
+  if (std::exchange(save_again_, false)) return save();
+  if (!checkpoints_asked_.empty()) take_snapshot();
 }
 
 void RunningJob::note_save(const std::string& what) {

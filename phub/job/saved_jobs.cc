@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -14,32 +13,10 @@
 namespace phub {
 namespace {
 
-using kernels::Optimizer;
-
-// As PyTorch names them.
-std::array<std::string_view, 2> state_names(Optimizer optimizer) {
-  switch (optimizer) {
-    case Optimizer::kNone:
-    case Optimizer::kSgd:
-      break;
-    case Optimizer::kMomentum:
-    case Optimizer::kNesterov:
-      return {"momentum_buffer", ""};
-    case Optimizer::kAdam:
-    case Optimizer::kAdamW:
-      return {"exp_avg", "exp_avg_sq"};
-    case Optimizer::kAdagrad:
-      return {"sum", ""};
-    case Optimizer::kRmsprop:
-      return {"square_avg", "momentum_buffer"};
-  }
-  return {};
-}
-
 // Of one of the arrays that a job saves.
 std::string file_of(const Job& job, size_t array) {
   if (array == 0) return std::string(kParametersFile);
-  return state_file(state_names(job.choices().optimizer)[array - 1]);
+  return state_file(optimizer_states(job.spec()).at(array - 1));
 }
 
 std::vector<TensorInfo> tensors_of(const JobSpec& spec) {

@@ -29,6 +29,27 @@ class Handler : public ControlHandler {
   void restored_part(const Credential& /*who*/, Reply<PartBytes> reply) override {
     reply(PartBytes{"part"});
   }
+  void begin_state(const Credential& /*who*/, const StateRequest& /*request*/,
+                   Reply<StateReply> reply) override {
+    reply(StateReply{});
+  }
+  void read_state(const Credential& /*who*/, uint64_t /*offset*/, Reply<PartBytes> reply) override {
+    reply(PartBytes{"piece"});
+  }
+  void check_state_piece(const Credential& /*who*/, uint64_t /*offset*/,
+                         uint64_t /*bytes*/) override {}
+  void write_state(const Credential& /*who*/, uint64_t /*offset*/, std::string /*piece*/,
+                   std::shared_ptr<void> /*charge*/, Reply<Done> reply) override {
+    reply(Done{});
+  }
+  void apply_state(const Credential& /*who*/, Reply<HyperReply> reply) override {
+    reply(HyperReply{});
+  }
+  void end_state(const Credential& /*who*/, Reply<Done> reply) override { reply(Done{}); }
+  void checkpoint(const Credential& /*who*/, uint64_t round,
+                  Reply<CheckpointReply> reply) override {
+    reply(CheckpointReply{.round = round});
+  }
   explicit Handler(boost::asio::io_context& io) : io_(io) {}
 
   void join(JoinRequest request, Reply<JoinReply> reply) override {

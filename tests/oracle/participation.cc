@@ -29,6 +29,7 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
           break;
         case LogRecord::Kind::kHyper:
         case LogRecord::Kind::kFailed:
+        case LogRecord::Kind::kSet:
           break;
       }
     } catch (const Error& e) {

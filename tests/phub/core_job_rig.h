@@ -170,16 +170,16 @@ struct BasicCoreJobRig {
   // "violation 1", "broken 0", "excluded 2 @7", …
   std::vector<std::string> take_reports() {
     static const std::map<CoreReport::Type, std::string> kNames = {
-        {CoreReport::kBroken, "broken"},
-        {CoreReport::kViolation, "violation"},
-        {CoreReport::kNonFinite, "nonfinite"},
-        {CoreReport::kExcluded, "excluded"},
-        {CoreReport::kSnapped, "snapped"}};
+        {CoreReport::kBroken, "broken"},       {CoreReport::kViolation, "violation"},
+        {CoreReport::kNonFinite, "nonfinite"}, {CoreReport::kExcluded, "excluded"},
+        {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
+        {CoreReport::kSetState, "set"}};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {
       std::string text = kNames.at(report.type) + " ";
-      if (report.type == CoreReport::kSnapped) {
+      if (report.type == CoreReport::kSnapped || report.type == CoreReport::kGotState ||
+          report.type == CoreReport::kSetState) {
         out.push_back(fmt::format("{}@{}", text, report.round));
         continue;
       }

@@ -153,5 +153,68 @@ TEST(CoreJobSnapshot, OfAJobThatHasNothingToSaveIsComplete) {
   EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @1"));
 }
 
+// Memory for the state of all chunks but the last, in an order of its own.
+struct StateMemory {
+  explicit StateMemory(float parameter, float state) : floats(2 * kChunks * kElements) {
+    memory.floats = floats.data();
+    memory.places.resize(kChunks);
+    for (uint32_t id = 0; id + 1 < kChunks; ++id) {
+      memory.places[id] = {.first = 2 * kElements * id, .stride = kElements, .step_offset = 40};
+      std::fill_n(floats.begin() + 2 * kElements * id, kElements, parameter);
+      std::fill_n(floats.begin() + 2 * kElements * id + kElements, kElements, state);
+    }
+  }
+  static constexpr uint32_t kElements = 64;
+  std::vector<float> floats;
+  KeyStateMemory memory;
+};
+
+void push_round(Rig& rig, uint32_t chunk, uint64_t round) {
+  for (const uint32_t rank : kRanks) rig.push(rank, chunk, round, value(rank, chunk, round));
+}
+
+// Until the round is closed nobody's parameters change. A snapshot of it is of before what is set,
+// a get of after that.
+TEST(CoreJobKeyStates, AreSetWhenTheirRoundIsClosed) {
+  Rig rig(options());
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
+  rig.run();
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) push_round(rig, chunk, 2);
+  rig.run();
+
+  const StateMemory from(5, 2);
+  StateMemory to(-1, -1), untouched(-1, -1);
+  ASSERT_EQ(rig.job->hold().round, 3u);
+  rig.job->commit({.round = 3, .snapshot = true, .set_state = &from.memory});
+  ASSERT_EQ(rig.job->hold().round, 3u);
+  rig.job->commit({.round = 3, .get_state = &to.memory});
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), IsEmpty());  // some chunks are in round 2
+  EXPECT_NE(to.floats, untouched.floats);
+  EXPECT_NE(to.floats, from.floats);
+  for (uint32_t chunk = 4; chunk < kChunks; ++chunk) push_round(rig, chunk, 2);
+  rig.run();
+  EXPECT_FALSE(rig.job->arm());
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @3", "got @3"));
+  EXPECT_TRUE(rig.job->arm());
+  expect_copy_of(rig, 2);
+  EXPECT_EQ(parameters_of(rig), rig.copy_parameters);
+  EXPECT_EQ(rig.state, rig.copy_state);
+  EXPECT_EQ(to.floats, from.floats);
+
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 3);
+  rig.run();
+  EXPECT_FALSE(rig.job->arm());
+  EXPECT_THAT(rig.take_reports(), ElementsAre("set @3"));
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+    const size_t first = size_t{chunk} * StateMemory::kElements;
+    const bool was_set = chunk != 0;  // its id is the last
+    const float sum = value(0, chunk, 3) + value(1, chunk, 3) + value(2, chunk, 3);
+    const float momentum = 0.9f * (was_set ? 2 : rig.copy_state[first]) + sum;
+    EXPECT_EQ(rig.state[first], momentum) << chunk;
+    EXPECT_EQ(rig.result(chunk), (was_set ? 5 : rig.copy_parameters[first]) - momentum) << chunk;
+  }
+}
+
 }  // namespace
 }  // namespace phub

@@ -98,6 +98,44 @@ void FakeHandler::restored_part(const Credential& who, Reply<PartBytes> reply) {
   reply(PartBytes{parts.at(parts.rbegin()->first)});
 }
 
+void FakeHandler::begin_state(const Credential& who, const StateRequest& request,
+                              Reply<StateReply> reply) {
+  record("begin_state", who);
+  reply(StateReply{.round = 7, .bytes = 8 * request.keys.size(), .steps = request.steps});
+}
+
+void FakeHandler::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  record("read_state", who);
+  reply(PartBytes{parts.at(offset)});
+}
+
+void FakeHandler::check_state_piece(const Credential& who, uint64_t /*offset*/, uint64_t bytes) {
+  record("check_state_piece", who);
+  if (bytes == 0) fail(ErrorCode::kInvalid, "a piece has bytes");
+}
+
+void FakeHandler::write_state(const Credential& who, uint64_t offset, std::string piece,
+                              std::shared_ptr<void> /*charge*/, Reply<Done> reply) {
+  record("write_state", who);
+  parts[offset] = std::move(piece);
+  reply(Done{});
+}
+
+void FakeHandler::apply_state(const Credential& who, Reply<HyperReply> reply) {
+  record("apply_state", who);
+  reply(HyperReply{9});
+}
+
+void FakeHandler::end_state(const Credential& who, Reply<Done> reply) {
+  record("end_state", who);
+  reply(Done{});
+}
+
+void FakeHandler::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
+  record("checkpoint", who);
+  reply(CheckpointReply{.round = round + 5, .durable = round > 0});
+}
+
 void FakeHandler::log(const std::string& job, uint64_t from, Reply<LogPage> reply) {
   calls.push_back(fmt::format("log {} {}", job, from));
   if (job == "unknown") return reply({ErrorCode::kNotFound, "no job 'unknown'"});

@@ -109,6 +109,15 @@ def check_answers(port):
     assert "completed_round" in port.call("POST", "/v1/jobs/{job}/heartbeat", who, ticket, **job)
     assert port.call("POST", "/v1/jobs/{job}/barrier", who, ticket, **job) == {}
     assert port.call("POST", "/v1/jobs/{job}/hyper", {**who, "values": {"lr": 0.125}}, ticket, **job)["round"] >= 1
+    state = port.call("POST", "/v1/jobs/{job}/state", {**who, "keys": [1]}, ticket, **job)
+    piece = "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}"
+    place = {**job, "rank": 0, "incarnation": who["incarnation"], "epoch": 0}
+    assert len(port.call("GET", piece, None, ticket, **place, offset=8)) == state["bytes"] - 8
+    assert port.call("GET", piece, None, ticket, status=400, **place, offset=state["bytes"])["code"] == "invalid"
+    assert port.call("POST", "/v1/jobs/{job}/state/apply", who, ticket, status=404, **job)["code"] == "not_found"
+    answer = port.call("POST", "/v1/jobs/{job}/checkpoint", who, ticket, status=400, **job)
+    assert "--checkpoints" in answer["detail"], answer
+    assert port.call("POST", "/v1/jobs/{job}/state/end", who, ticket, **job) == {}
     assert port.call("POST", "/v1/jobs/{job}/reconnect", who, ticket, **job)["transport"] == "tcp"
     assert port.call("GET", "/v1/jobs/{job}/log", **job)["records"]
     assert port.call("GET", "/v1/jobs/{job}/log/{from}", **{**job, "from": 1})["first"] == 1
@@ -156,7 +165,9 @@ def check_refusals(port, ticket, who):
     """What a schema refuses, the server refuses."""
     bodies = {"/v1/jobs/{job}/join": {"version": 1, "spec": JOB, "transport": "tcp", "rank": 0, "id": "f" * 32},
               "/v1/jobs/{job}/heartbeat": who,
-              "/v1/jobs/{job}/hyper": {**who, "round": 9, "values": {"lr": 0.125}}}
+              "/v1/jobs/{job}/hyper": {**who, "round": 9, "values": {"lr": 0.125}},
+              "/v1/jobs/{job}/state": {**who, "set": True, "keys": [0, 1], "steps": [3, 4]},
+              "/v1/jobs/{job}/checkpoint": {**who, "round": 9}}
     both = accepted = 0
     for _ in range(1500):
         pattern, body = rng.choice(list(bodies.items()))

@@ -436,7 +436,7 @@ TEST(BadInput, OtherMessages) {
                 parse_log_page(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
               }),
               HasSubstr("records[0].kind: must be one of admitted, lost, left, hyper, "
-                        "excluded, failed, got \"vanished\""));
+                        "excluded, failed, set, got \"vanished\""));
   EXPECT_THAT(message_of([] { parse_pulse("{}"); }), HasSubstr("\"completed_round\" is missing"));
   EXPECT_THAT(message_of([] { parse_status("[]"); }), HasSubstr("status: must be an object"));
 }

@@ -63,6 +63,12 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
     {"Pulse", [](const std::string& text) { return to_json(parse_pulse(text)); }},
     {"HyperRequest", reencode_hyper},
     {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
+    {"StateRequest", [](const std::string& text) { return to_json(parse_state_request(text)); }},
+    {"StateReply", [](const std::string& text) { return to_json(parse_state_reply(text)); }},
+    {"CheckpointRequest",
+     [](const std::string& text) { return to_json(parse_checkpoint_request(text)); }},
+    {"CheckpointReply",
+     [](const std::string& text) { return to_json(parse_checkpoint_reply(text)); }},
     {"LogPage", [](const std::string& text) { return to_json(parse_log_page(text)); }},
     {"ServerStatus", [](const std::string& text) { return to_json(parse_status(text)); }},
     {"Problem", reencode_error},
@@ -116,6 +122,10 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const Pulse*>(nullptr));
   fields(all, static_cast<const ChunkRange*>(nullptr));
   fields(all, static_cast<const HyperReply*>(nullptr));
+  fields(all, static_cast<const StateRequest*>(nullptr));
+  fields(all, static_cast<const StateReply*>(nullptr));
+  fields(all, static_cast<const CheckpointRequest*>(nullptr));
+  fields(all, static_cast<const CheckpointReply*>(nullptr));
   fields(all, static_cast<const ChunkSpan*>(nullptr));
   fields(all, static_cast<const LogRecord*>(nullptr));
   fields(all, static_cast<const LogPage*>(nullptr));
@@ -168,6 +178,8 @@ TEST(Readme, LimitsAndDefaultsAreThoseOfTheCode) {
            fmt::format("| `on_nonfinite` | \"{}\" |", spec.on_nonfinite),
            fmt::format("| header | {} KiB |", options.max_header_bytes >> 10),
            fmt::format("| body of a join | {} MiB |", kMaxJoinBytes >> 20),
+           fmt::format("| {} MiB, after its ticket was checked; {} KiB |", kStatePieceBytes >> 20,
+                       kMaxStateRequestBytes >> 10),
            fmt::format("| body of anything else | {} KiB |", kMaxBodyBytes >> 10),
            fmt::format("to its last | {} s,", options.request_timeout_ms / 1000),
            fmt::format("on a connection | {} s,", options.idle_timeout_ms / 1000),

@@ -226,6 +226,69 @@ static void train(int rank) {
   OK(phub_worker_destroy(worker));
 }
 
+/* The state of both keys, got in one job and set in another, which then goes on as the first. */
+static void states(void) {
+  static float got[2][3][kLarge], again[2][3][kLarge];
+  static const size_t keys[2] = {1, 0};
+  float *into[6], *into_again[6];
+  const float* from[6];
+  uint64_t steps[2] = {0, 0}, steps_again[2], round = 0;
+  phub_worker* worker[2];
+  const char* name = NULL;
+  const void* parameters[2];
+  size_t i, key, bytes;
+  int job;
+  for (i = 0; i < 6; ++i) {
+    from[i] = into[i] = got[i / 3][i % 3];
+    into_again[i] = again[i / 3][i % 3];
+  }
+  for (job = 0; job < 2; ++job) {
+    phub_options* options = options_of(job == 0 ? "state" : "other", 0, 1);
+    OK(phub_options_set(options, "optimizer", "adam"));
+    worker[job] = join(options);
+  }
+  OK(phub_state_name(worker[0], 0, &name));
+  CHECK(strcmp(name, "exp_avg") == 0);
+  OK(phub_state_name(worker[0], 1, &name));
+  CHECK(strcmp(name, "exp_avg_sq") == 0);
+  FAILS(phub_state_name(worker[0], 2, &name), PHUB_NOT_FOUND, "keeps 2 states");
+  for (i = 1; i <= 3; ++i) {
+    for (key = 0; key < 2; ++key) {
+      fill(worker[0], key, (float)i);
+      OK(phub_push(worker[0], key, 0));
+    }
+    OK(phub_wait_all(worker[0]));
+  }
+  OK(phub_get_state(worker[0], keys, 2, into, steps, &round));
+  CHECK(round == 3 && steps[0] == 3 && steps[1] == 3);
+  OK(phub_parameters(worker[0], 1, &parameters[0], &bytes));
+  CHECK(memcmp(parameters[0], got[0][0], bytes) == 0 && got[1][2][kSmall - 1] != 0);
+  OK(phub_set_state(worker[1], keys, 2, from, steps, &round));
+  CHECK(round == 1);
+  FAILS(phub_set_state(worker[1], keys, 2, from, steps, NULL), PHUB_TAKEN, "is not taken up");
+  OK(phub_get_state(worker[1], keys, 2, into_again, steps_again, NULL));
+  CHECK(memcmp(got, again, sizeof got) == 0 && steps_again[0] == 3);
+  for (job = 0; job < 2; ++job) {
+    for (key = 0; key < 2; ++key) {
+      fill(worker[job], key, 5);
+      OK(phub_push(worker[job], key, 0));
+    }
+    OK(phub_wait_all(worker[job]));
+  }
+  for (key = 0; key < 2; ++key) {
+    for (job = 0; job < 2; ++job) OK(phub_parameters(worker[job], key, &parameters[job], &bytes));
+    CHECK(memcmp(parameters[0], parameters[1], bytes) == 0);
+  }
+  into[5] = NULL;
+  FAILS(phub_get_state(worker[0], keys, 2, into, NULL, NULL), PHUB_INVALID, "an array is null");
+  FAILS(phub_get_state(worker[0], NULL, 2, into, NULL, NULL), PHUB_INVALID, "keys is null");
+  FAILS(phub_set_state(worker[0], keys, 2, from, NULL, NULL), PHUB_INVALID, "steps is null");
+  FAILS(phub_checkpoint(worker[0], &round), PHUB_INVALID, "--checkpoints");
+  FAILS(phub_checkpoint(worker[0], NULL), PHUB_INVALID, "round is null");
+  FAILS(phub_await_checkpoint(worker[0], 1, 10), PHUB_INVALID, "--checkpoints");
+  for (job = 0; job < 2; ++job) OK(phub_worker_destroy(worker[job]));
+}
+
 /* Own memory, completions, polling, null gradients. All-reduce of one rank. */
 static void exchange_alone(void) {
   static float gradient[kSmall], sum[kSmall], copy[kSmall];
@@ -326,6 +389,7 @@ static void misuse(void) {
   FAILS(phub_push_then(worker, 0, 0, NULL, NULL), PHUB_INVALID, "completion");
   FAILS(phub_broadcast(worker, NULL, 5), PHUB_INVALID, "initial is null");
   FAILS(phub_set_hyper(worker, NULL, NULL, 1, NULL), PHUB_INVALID, "names");
+  FAILS(phub_get_state(worker, &key, 1, NULL, NULL, NULL), PHUB_INVALID, "arrays is null");
   FAILS(phub_worker_info(worker, &info), PHUB_INVALID, "sizeof");
   info.size = sizeof(size_t) + sizeof(uint32_t); /* an older program */
   info.incarnation = 77;
@@ -369,6 +433,7 @@ int main(int argc, char** argv) {
   start_server(argv[1]);
   each_rank(kRanks, train);
   exchange_alone();
+  states();
   misuse();
   check_threads();
   check_geeps();

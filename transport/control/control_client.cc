@@ -29,6 +29,10 @@ std::string part_path(const Credential& who) {
   return fmt::format("/part/{}/{}/{}", who.rank, who.incarnation, who.epoch);
 }
 
+std::string piece_path(const Credential& who, uint64_t offset) {
+  return fmt::format("/state/{}/{}/{}/{}", who.rank, who.incarnation, who.epoch, offset);
+}
+
 }  // namespace
 
 std::string ControlClient::call(std::string_view method, const std::string& job,
@@ -79,6 +83,43 @@ void ControlClient::send_part(const Credential& who, uint64_t round, std::string
 
 std::string ControlClient::restored_part(const Credential& who, uint32_t timeout_ms) {
   return call("GET", who.job, part_path(who), who.ticket, "", timeout_ms);
+}
+
+StateReply ControlClient::begin_state(const Credential& who, StateRequest request,
+                                      uint32_t timeout_ms) {
+  request.rank = who.rank;
+  request.incarnation = who.incarnation;
+  request.epoch = who.epoch;
+  http_.disconnect();  // one that is sent twice would be two
+  return parse_state_reply(
+      call("POST", who.job, "/state", who.ticket, to_json(request), timeout_ms));
+}
+
+std::string ControlClient::read_state(const Credential& who, uint64_t offset, uint32_t timeout_ms) {
+  return call("GET", who.job, piece_path(who, offset), who.ticket, "", timeout_ms);
+}
+
+void ControlClient::write_state(const Credential& who, uint64_t offset, std::string_view piece,
+                                uint32_t timeout_ms) {
+  call("POST", who.job, piece_path(who, offset), who.ticket, piece, timeout_ms, kBytesType);
+}
+
+uint64_t ControlClient::apply_state(const Credential& who, uint32_t timeout_ms) {
+  http_.disconnect();  // one that is sent twice would be two
+  return parse_hyper_reply(
+             call("POST", who.job, "/state/apply", who.ticket, to_json(who), timeout_ms))
+      .round;
+}
+
+void ControlClient::end_state(const Credential& who, uint32_t timeout_ms) {
+  call("POST", who.job, "/state/end", who.ticket, to_json(who), timeout_ms);
+}
+
+CheckpointReply ControlClient::checkpoint(const Credential& who, uint64_t round,
+                                          uint32_t timeout_ms) {
+  const CheckpointRequest request{who.rank, who.incarnation, who.epoch, round};
+  return parse_checkpoint_reply(
+      call("POST", who.job, "/checkpoint", who.ticket, to_json(request), timeout_ms));
 }
 
 std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeout_ms) {

@@ -11,6 +11,7 @@
 
 #include "transport/control/http_client.h"
 #include "transport/control/messages.h"
+#include "transport/control/state_messages.h"
 
 namespace phub {
 
@@ -38,6 +39,20 @@ class ControlClient {
                  uint32_t timeout_ms = kPartTimeoutMs);
   // That of the checkpoint that the rank goes on from. kNotFound: there is none.
   std::string restored_part(const Credential& who, uint32_t timeout_ms = kPartTimeoutMs);
+  // Begins to read or to set the state of keys; `who` replaces the request's. Then its bytes, a
+  // piece at a time: those from `offset` on. A set is applied when all are there: returns the round
+  // before whose end it is.
+  StateReply begin_state(const Credential& who, StateRequest request,
+                         uint32_t timeout_ms = kPartTimeoutMs);
+  std::string read_state(const Credential& who, uint64_t offset,
+                         uint32_t timeout_ms = kPartTimeoutMs);
+  void write_state(const Credential& who, uint64_t offset, std::string_view piece,
+                   uint32_t timeout_ms = kPartTimeoutMs);
+  uint64_t apply_state(const Credential& who, uint32_t timeout_ms = kPartTimeoutMs);
+  void end_state(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // Asks for a checkpoint, or, with the `round` of an earlier answer, how that is doing.
+  CheckpointReply checkpoint(const Credential& who, uint64_t round,
+                             uint32_t timeout_ms = kPartTimeoutMs);
   // All pages. Throws Error(kFull) when the server has dropped the first ones.
   std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
   LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);

@@ -185,6 +185,17 @@ std::optional<uint64_t> elements_in(std::span<const uint64_t> shape) {
   return elements;
 }
 
+std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
+  const std::string& optimizer = spec.optimizer;
+  if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};
+  if (optimizer == "adam" || optimizer == "adamw") return {"exp_avg", "exp_avg_sq"};
+  if (optimizer == "adagrad") return {"sum"};
+  if (optimizer != "rmsprop") return {};
+  const auto momentum = spec.hyper.find("rmsprop_momentum");
+  if (momentum == spec.hyper.end() || momentum->second == 0) return {"square_avg"};
+  return {"square_avg", "momentum_buffer"};
+}
+
 void validate(const JobSpec& spec) {
   check_job_name(spec.name);
   check_keys(spec.keys);

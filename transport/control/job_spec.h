@@ -80,6 +80,10 @@ std::optional<uint64_t> elements_in(std::span<const uint64_t> shape);
 // server, which knows them.)
 void validate(const JobSpec& spec);
 
+// The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;
+// none: it keeps none, or is unknown.
+std::vector<std::string_view> optimizer_states(const JobSpec& spec);
+
 // The part of validate() that a path of the control port needs: 1 to 255 letters, digits, '.', '_'
 // or '-'.
 void check_job_name(std::string_view name);

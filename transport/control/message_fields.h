@@ -4,12 +4,13 @@
 
 #include "transport/control/json_codec.h"
 #include "transport/control/messages.h"
+#include "transport/control/state_messages.h"
 
 namespace phub {
 
 template <>
-inline constexpr std::string_view kWords<LogRecord::Kind>[] = {"admitted", "lost",     "left",
-                                                               "hyper",    "excluded", "failed"};
+inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
+    "admitted", "lost", "left", "hyper", "excluded", "failed", "set"};
 
 inline constexpr uint64_t kMaxWordBytes = 64;    // names of optimizers, formats, hyperparameters
 inline constexpr uint64_t kMaxHyperValues = 64;  // in one change
@@ -298,6 +299,34 @@ void fields(A& a, const HyperRequest*) {
   a.optional("round", &HyperRequest::round);
   a.required("values", &HyperRequest::values, {1, kMaxHyperValues});
   a.optional("epoch", &HyperRequest::epoch);
+}
+
+template <class A>
+void fields(A& a, const StateRequest*) {
+  a.required("rank", &StateRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &StateRequest::incarnation);
+  a.optional("epoch", &StateRequest::epoch);
+  a.optional("set", &StateRequest::set);
+  a.optional("keys", &StateRequest::keys, {0, kMaxKeys});
+  a.optional("steps", &StateRequest::steps, {0, kMaxKeys});
+}
+template <class A>
+void fields(A& a, const StateReply*) {
+  a.optional("round", &StateReply::round);
+  a.required("bytes", &StateReply::bytes);
+  a.optional("steps", &StateReply::steps, {0, kMaxKeys});
+}
+template <class A>
+void fields(A& a, const CheckpointRequest*) {
+  a.required("rank", &CheckpointRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &CheckpointRequest::incarnation);
+  a.optional("epoch", &CheckpointRequest::epoch);
+  a.optional("round", &CheckpointRequest::round);
+}
+template <class A>
+void fields(A& a, const CheckpointReply*) {
+  a.required("round", &CheckpointReply::round);
+  a.optional("durable", &CheckpointReply::durable);
 }
 
 // An error as it travels (RFC 9457). The title of a problem of this type is the phrase of its

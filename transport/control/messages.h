@@ -117,15 +117,15 @@ struct ChunkRange {  // chunks [first, last] took part for the last time in `rou
   friend bool operator==(const ChunkRange&, const ChunkRange&) = default;
 };
 struct LogRecord {
-  enum class Kind { kAdmitted, kLost, kLeft, kHyper, kExcluded, kFailed };
+  enum class Kind { kAdmitted, kLost, kLeft, kHyper, kExcluded, kFailed, kSet };
   Kind kind = Kind::kAdmitted;
-  uint64_t round = 0;  // admitted: first round; hyper: from; excluded: first round; else 0
+  uint64_t round = 0;  // admitted, excluded: first round; hyper, set: from; else 0
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   std::string reason;                    // lost, failed
   std::vector<ChunkRange> last_rounds;   // lost, left: participation, all chunks in order
   uint64_t last_round = 0;               // excluded: from these chunks in all rounds up to this one
-  std::vector<ChunkSpan> chunks;         // excluded: ascending
+  std::vector<ChunkSpan> chunks;         // excluded, ascending; set, whose state
   std::map<std::string, double> values;  // hyper
 
   friend bool operator==(const LogRecord&, const LogRecord&) = default;

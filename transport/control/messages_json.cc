@@ -84,6 +84,23 @@ HyperReply parse_hyper_reply(std::string_view text) {
   return json::decode<HyperReply>(text, "answer to hyper");
 }
 
+std::string to_json(const StateRequest& request) { return json::encode(request); }
+StateRequest parse_state_request(std::string_view text) {
+  return json::decode<StateRequest>(text, "state request");
+}
+std::string to_json(const StateReply& reply) { return json::encode(reply); }
+StateReply parse_state_reply(std::string_view text) {
+  return json::decode<StateReply>(text, "answer to state");
+}
+std::string to_json(const CheckpointRequest& request) { return json::encode(request); }
+CheckpointRequest parse_checkpoint_request(std::string_view text) {
+  return json::decode<CheckpointRequest>(text, "checkpoint request");
+}
+std::string to_json(const CheckpointReply& reply) { return json::encode(reply); }
+CheckpointReply parse_checkpoint_reply(std::string_view text) {
+  return json::decode<CheckpointReply>(text, "answer to checkpoint");
+}
+
 std::string to_json(const Pulse& pulse) { return json::encode(pulse); }
 Pulse parse_pulse(std::string_view text) {
   return json::decode<Pulse>(text, "answer to heartbeat");

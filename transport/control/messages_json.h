@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/control/messages.h"
+#include "transport/control/state_messages.h"
 
 namespace phub {
 
@@ -38,6 +39,15 @@ std::string hyper_json(const Credential& who, const HyperChange& change);
 std::pair<Credential, HyperChange> parse_hyper(std::string_view text);
 std::string to_json(const HyperReply& reply);
 HyperReply parse_hyper_reply(std::string_view text);
+
+std::string to_json(const StateRequest& request);
+StateRequest parse_state_request(std::string_view text);
+std::string to_json(const StateReply& reply);
+StateReply parse_state_reply(std::string_view text);
+std::string to_json(const CheckpointRequest& request);
+CheckpointRequest parse_checkpoint_request(std::string_view text);
+std::string to_json(const CheckpointReply& reply);
+CheckpointReply parse_checkpoint_reply(std::string_view text);
 
 std::string to_json(const Pulse& pulse);
 Pulse parse_pulse(std::string_view text);

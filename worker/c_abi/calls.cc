@@ -55,6 +55,25 @@ size_t key_in_range(const Worker& worker, size_t key) {
   return key;
 }
 
+// What the caller's pointers mean.
+std::vector<KeyState> key_states(const Worker& worker, const size_t* keys, size_t count,
+                                 const float* const* arrays) {
+  need(keys, "keys");
+  need(arrays, "arrays");
+  const size_t of_key = 1 + worker.state_names().size();
+  std::vector<KeyState> states(count);
+  for (size_t i = 0; i < count; ++i) {
+    states[i].key = key_in_range(worker, keys[i]);
+    const uint64_t elements = worker.spec().keys[keys[i]].elements;
+    for (size_t a = 0; a < of_key; ++a) {
+      const float* array = arrays[i * of_key + a];
+      need(array, "an array");
+      states[i].arrays.emplace_back(const_cast<float*>(array), elements);
+    }
+  }
+  return states;
+}
+
 JobStatus find_job(const char* server, const char* name) {
   need(server, "server");
   need(name, "job");
@@ -288,6 +307,50 @@ phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const do
     const uint64_t got = w.set_hyper(all, round == nullptr ? 0 : *round);
     if (round != nullptr) *round = got;
   });
+}
+
+phub_code phub_state_name(const phub_worker* worker, size_t state, const char** name) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(name, "name");
+    const auto names = optimizer_states(w.spec());  // literals
+    if (state >= names.size()) {
+      throw Refusal(PHUB_NOT_FOUND, fmt::format("optimizer {} keeps {} states of a key",
+                                                w.spec().optimizer, names.size()));
+    }
+    *name = names[state].data();
+  });
+}
+
+phub_code phub_get_state(phub_worker* worker, const size_t* keys, size_t count,
+                         float* const* arrays, uint64_t* steps, uint64_t* round) {
+  return waiting(__func__, worker, [&](Worker& w) {
+    auto states = key_states(w, keys, count, arrays);
+    const uint64_t got = w.get_state(states);
+    for (size_t i = 0; i < count && steps != nullptr; ++i) steps[i] = states[i].step;
+    if (round != nullptr) *round = got;
+  });
+}
+
+phub_code phub_set_state(phub_worker* worker, const size_t* keys, size_t count,
+                         const float* const* arrays, const uint64_t* steps, uint64_t* round) {
+  return waiting(__func__, worker, [&](Worker& w) {
+    need(steps, "steps");
+    auto states = key_states(w, keys, count, arrays);
+    for (size_t i = 0; i < count; ++i) states[i].step = steps[i];
+    const uint64_t from = w.set_state(states);
+    if (round != nullptr) *round = from;
+  });
+}
+
+phub_code phub_checkpoint(phub_worker* worker, uint64_t* round) {
+  return waiting(__func__, worker, [&](Worker& w) {
+    need(round, "round");
+    *round = w.checkpoint();
+  });
+}
+
+phub_code phub_await_checkpoint(phub_worker* worker, uint64_t round, uint32_t timeout_ms) {
+  return waiting(__func__, worker, [&](Worker& w) { w.await_checkpoint(round, timeout_ms); });
 }
 
 phub_code phub_barrier(phub_worker* worker) {

@@ -1,0 +1,64 @@
+// The chunks of a core that something is still to be done with between two rounds.
+//
+// Before round R every chunk is after the rounds before R and before R itself. A chunk that is
+// still in an earlier round is awaited; one that has come to R is due. What is to be done happens
+// at the latest before the core closes R. Nothing allocates after construction.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "phub/core/chunk_table.h"
+#include "phub/core/index_set.h"
+#include "transport/error.h"
+
+namespace phub {
+
+class DueChunks {
+ public:
+  explicit DueChunks(const ChunkTable& table)
+      : table_(table), awaited_(table.size()), due_(table.size()) {}
+  static constexpr uint64_t bytes(uint64_t chunks) {  // held
+    return 2 * (IndexSet::bytes(chunks) - sizeof(IndexSet));
+  }
+
+  // At a boundary, of the chunks for which concerns(chunk). REQUIRES: what began before is
+  // complete.
+  template <typename Concerns>
+  void begin(uint64_t round, const Concerns& concerns) {
+    PHUB_CHECK(!under_way_);
+    round_ = round;
+    under_way_ = true;
+    for (uint32_t i = 0; i < table_.size(); ++i) {
+      if (!concerns(table_[i])) continue;
+      IndexSet& set = table_[i].round >= round ? due_ : awaited_;
+      set.insert(i);
+    }
+  }
+  // The chunk has begun another round.
+  void reached(uint32_t index) {
+    if (!awaited_.empty() && awaited_.contains(index) && table_[index].round >= round_) {
+      awaited_.erase(index);
+      due_.insert(index);
+    }
+  }
+
+  bool any_due() const { return !due_.empty(); }
+  bool is_due(uint32_t index) const { return any_due() && due_.contains(index); }
+  uint32_t next() const { return due_.lowest(); }  // REQUIRES: any_due()
+  void done(uint32_t index) { due_.erase(index); }
+
+  // Nothing is left to do, and nobody has taken that yet.
+  bool is_complete() const { return under_way_ && due_.empty() && awaited_.empty(); }
+  bool take_complete() { return is_complete() && std::exchange(under_way_, false); }
+  uint64_t round() const { return round_; }
+
+ private:
+  const ChunkTable& table_;
+  IndexSet awaited_;
+  IndexSet due_;
+  uint64_t round_ = 0;
+  bool under_way_ = false;
+};
+
+}  // namespace phub

@@ -1,0 +1,236 @@
+// A running job: what its members get and set of the state of keys.
+//
+// One rank at a time, so that the memory for it is bounded: as much as the keys have. A set is over
+// for its rank when its round is known; every core takes it before it closes that round
+// (core/key_states.h), and until then there is no other set.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "phub/job/running_job.h"
+#include "phub/job/state_transfer.h"
+
+namespace phub {
+
+using Stage = StateTransfer::Stage;
+
+void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> reply) {
+  const JobSpec& spec = job_->spec();
+  if (!can_snapshot(spec)) {
+    fail(ErrorCode::kInvalid,
+         "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "
+         "has consistency {}, optimizer {}",
+         spec.name, spec.consistency, spec.optimizer);
+  }
+  if (request.set && set_state_) {
+    fail(ErrorCode::kTaken,
+         "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes "
+         "the keys of that round first",
+         set_state_->round, spec.name);
+  }
+  const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;
+  if (state_ && !is_mine) {
+    fail(ErrorCode::kTaken, "rank {} {} the state of job '{}': try again when it is done",
+         state_->rank, state_->sets ? "sets" : "reads", spec.name);
+  }
+  auto transfer = std::make_shared<StateTransfer>(*job_, request);
+  drop(state_);
+  count_growth();
+  if (!host_.budget.has_room(transfer->bytes)) {
+    fail(ErrorCode::kFull,
+         "the state has {} bytes, for which the server has no room now: ask for fewer keys at a "
+         "time, or raise --memory-limit",
+         transfer->bytes);
+  }
+  transfer->begun = std::move(reply);
+  state_ = transfer;
+  count_growth();
+  run_beside(
+      host_.builder, [this, transfer] { transfer->allocate(*job_); },
+      [this, transfer](const std::optional<Error>& failed) { state_made(transfer, failed); });
+}
+
+void RunningJob::state_made(const std::shared_ptr<StateTransfer>& transfer,
+                            const std::optional<Error>& failed) {
+  if (ending_) return;
+  if (failed || transfer->is_over) {
+    refuse_state(failed ? failed->code() : ErrorCode::kFenced,
+                 failed ? failed->what() : "the rank is gone");
+  } else if (transfer->sets) {
+    transfer->stage = Stage::kOpen;
+    std::exchange(transfer->begun, nullptr)(StateReply{.bytes = transfer->bytes});
+  } else {
+    decide_state();
+  }
+  carry_out();
+}
+
+// At a boundary of its own, or with what waits for one.
+void RunningJob::decide_state() {
+  state_->stage = Stage::kDeciding;
+  if (membership_.move_state()) return;
+  refuse_state(ErrorCode::kInvalid,
+               fmt::format("job '{}' has not begun: its ranks and initial parameters come first",
+                           job_->spec().name));
+}
+
+void RunningJob::refuse_state(ErrorCode code, const std::string& why) {
+  if (state_) state_->refuse(code, why);
+  drop(state_);
+}
+
+// Memory is given back beside this thread.
+void RunningJob::drop(std::shared_ptr<StateTransfer>& transfer) {
+  if (!transfer) return;
+  host_.builder.run([rest = std::move(transfer)]() mutable -> Background::End {
+    rest.reset();
+    return nullptr;
+  });
+  transfer.reset();
+}
+
+// What the boundary has for the cores.
+void RunningJob::place_state(Boundary& boundary) {
+  if (!state_ || state_->stage != Stage::kDeciding) return;
+  if (state_->is_over) return drop(state_);
+  StateTransfer& transfer = *state_;
+  transfer.round = boundary.round;
+  transfer.stage = Stage::kCopying;
+  if (!transfer.sets) {
+    boundary.get_state = &transfer.where;
+    for (const uint32_t key : transfer.keys) {
+      const int64_t offset = step_offsets(boundary.round)[key];
+      transfer.steps.push_back(boundary.round - 1 + static_cast<uint64_t>(offset));
+    }
+    return;
+  }
+  set_step_offsets_ = job_->step_offsets();
+  for (size_t i = 0; i < transfer.keys.size(); ++i) {
+    set_step_offsets_[transfer.keys[i]] =
+        static_cast<int64_t>(transfer.steps[i] + 1 - boundary.round);
+  }
+  LogRecord record{.kind = LogRecord::Kind::kSet,
+                   .round = boundary.round,
+                   .rank = transfer.rank,
+                   .incarnation = transfer.incarnation};
+  for (uint32_t i = 0; i < transfer.where.places.size(); ++i) {
+    KeyStateMemory::Place& place = transfer.where.places[i];
+    if (place.first == KeyStateMemory::kNowhere) continue;
+    place.step_offset = set_step_offsets_[job_->plan().chunks[i].key];
+    if (record.chunks.empty() || record.chunks.back().last + 1 != i)
+      record.chunks.push_back({i, i});
+    record.chunks.back().last = i;
+  }
+  membership_.log().add(std::move(record));
+  boundary.set_state = &transfer.where;
+  set_state_ = std::exchange(state_, nullptr);
+  std::exchange(set_state_->decided, nullptr)(HyperReply{.round = boundary.round});
+}
+
+// By how much each key's steps differ from the job's rounds, in this round.
+const std::vector<int64_t>& RunningJob::step_offsets(uint64_t round) const {
+  return set_state_ && set_state_->round <= round ? set_step_offsets_ : job_->step_offsets();
+}
+
+void RunningJob::state_copied(const CoreReport& report) {
+  const bool was_set = report.type == CoreReport::kSetState;
+  const std::shared_ptr<StateTransfer> transfer = was_set ? set_state_ : state_;
+  if (++transfer->cores < job_->cores()) return;
+  if (was_set) {
+    job_->step_offsets() = std::move(set_step_offsets_);
+    return drop(set_state_);
+  }
+  transfer->stage = Stage::kOpen;
+  if (transfer->is_over) return drop(state_);
+  std::exchange(transfer->begun, nullptr)(
+      StateReply{.round = transfer->round - 1, .bytes = transfer->bytes, .steps = transfer->steps});
+}
+
+// The rank's, which is open for it to be read or sent. Throws Error.
+std::shared_ptr<StateTransfer> RunningJob::open_state(uint32_t rank, bool sets) const {
+  if (!state_ || state_->rank != rank || state_->stage != Stage::kOpen || state_->sets != sets) {
+    fail(ErrorCode::kNotFound, "rank {} of job '{}' does not {} the state of keys now", rank,
+         job_->spec().name, sets ? "set" : "read");
+  }
+  return state_;
+}
+
+void RunningJob::read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
+  const auto transfer = open_state(rank, false);
+  const uint64_t size =
+      std::min(kStatePieceBytes, transfer->bytes - std::min(transfer->bytes, offset));
+  transfer->check_piece(offset, size);
+  const auto piece = std::make_shared<PartBytes>();
+  run_beside(
+      host_.coder,
+      [transfer, offset, size, piece] {
+        const auto bytes = transfer->memory.bytes().subspan(offset, size);
+        piece->bytes.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      },
+      [piece, reply](const std::optional<Error>& failed) {
+        if (failed) return reply({failed->code(), failed->what()});
+        reply(std::move(*piece));
+      });
+}
+
+void RunningJob::check_state_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const {
+  const auto transfer = open_state(rank, true);
+  transfer->check_piece(offset, bytes);
+  if (bytes > kStatePieceBytes || offset > transfer->received) {
+    fail(ErrorCode::kInvalid, "a piece has up to {} bytes, and comes behind the {} that are there",
+         kStatePieceBytes, transfer->received);
+  }
+}
+
+void RunningJob::write_state(uint32_t rank, uint64_t offset, std::string piece,
+                             std::shared_ptr<void> charge, Reply<Done> reply) {
+  check_state_piece(rank, offset, piece.size());
+  const auto transfer = open_state(rank, true);
+  const auto bytes = std::make_shared<const std::string>(std::move(piece));
+  run_beside(
+      host_.coder,
+      [transfer, offset, bytes] {
+        std::memcpy(transfer->memory.bytes().data() + offset, bytes->data(), bytes->size());
+      },
+      [transfer, offset, bytes, charge = std::move(charge),
+       reply](const std::optional<Error>& failed) {
+        if (failed) return reply({failed->code(), failed->what()});
+        transfer->received = std::max(transfer->received, offset + bytes->size());
+        reply(Done{});
+      });
+}
+
+void RunningJob::apply_state(uint32_t rank, Reply<HyperReply> reply) {
+  const auto transfer = open_state(rank, true);
+  if (transfer->received != transfer->bytes) {
+    fail(ErrorCode::kInvalid, "{} of the {} bytes of the state have come", transfer->received,
+         transfer->bytes);
+  }
+  transfer->decided = std::move(reply);
+  decide_state();
+  carry_out();
+}
+
+void RunningJob::end_state(uint32_t rank) {
+  if (!state_ || state_->rank != rank) return;
+  state_->refuse(ErrorCode::kFenced, fmt::format("rank {} has ended it", rank));
+  if (state_->stage != Stage::kOpen) {
+    state_->is_over = true;
+    return;
+  }
+  drop(state_);
+  count_growth();
+}
+
+uint64_t RunningJob::state_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& transfer : {state_, set_state_}) {
+    if (!transfer) continue;
+    bytes += transfer->bytes + job_->plan().chunks.size() * sizeof(KeyStateMemory::Place);
+  }
+  return bytes;
+}
+
+}  // namespace phub

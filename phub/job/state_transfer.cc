@@ -1,0 +1,79 @@
+#include "phub/job/state_transfer.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <utility>
+
+#include "transport/box_memory.h"
+#include "transport/error.h"
+
+namespace phub {
+
+StateTransfer::StateTransfer(const Job& job, const StateRequest& request)
+    : sets(request.set),
+      rank(request.rank),
+      incarnation(request.incarnation),
+      keys(request.keys),
+      steps(request.steps) {
+  const std::vector<KeySpec>& all = job.spec().keys;
+  if (keys.empty()) {
+    keys.resize(all.size());
+    std::iota(keys.begin(), keys.end(), 0);
+  }
+  std::vector<bool> seen(all.size());
+  uint64_t elements = 0;
+  for (const uint32_t key : keys) {
+    if (key >= all.size()) {
+      fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key,
+           job.spec().name, all.size());
+    }
+    if (seen[key]) fail(ErrorCode::kInvalid, "key '{}' is named twice", all[key].name);
+    seen[key] = true;
+    elements += all[key].elements;
+  }
+  if (steps.size() != (sets ? keys.size() : 0)) {
+    fail(ErrorCode::kInvalid, "there are {} steps for {} keys that are {}", steps.size(),
+         keys.size(), sets ? "set" : "only read");
+  }
+  for (const uint64_t step : steps) {
+    if (step > kMaxRound) fail(ErrorCode::kInvalid, "{} steps are more than {}", step, kMaxRound);
+  }
+  bytes = elements * job.saved_arrays() * sizeof(float);
+}
+
+void StateTransfer::allocate(const Job& job) {
+  memory = phub::allocate(bytes, job.plan().cores.front().os_node,
+                          fmt::format("the state of keys of job '{}'", job.spec().name));
+  numa::populate(memory.bytes());
+  where.floats = reinterpret_cast<float*>(memory.bytes().data());
+  where.places.resize(job.plan().chunks.size());
+  std::vector<uint64_t> first(job.spec().keys.size(), KeyStateMemory::kNowhere);
+  uint64_t at = 0;
+  for (const uint32_t key : keys) {
+    first[key] = at;
+    at += job.spec().keys[key].elements * job.saved_arrays();
+  }
+  for (size_t i = 0; i < where.places.size(); ++i) {
+    const ChunkLayout& chunk = job.plan().chunks[i];
+    if (first[chunk.key] == KeyStateMemory::kNowhere) continue;
+    where.places[i] = {.first = first[chunk.key] + chunk.key_element,
+                       .stride = job.spec().keys[chunk.key].elements};
+  }
+}
+
+void StateTransfer::refuse(ErrorCode code, const std::string& why) {
+  if (begun) std::exchange(begun, nullptr)({code, why});
+  if (decided) std::exchange(decided, nullptr)({code, why});
+}
+
+void StateTransfer::check_piece(uint64_t offset, uint64_t size) const {
+  if (offset % sizeof(float) == 0 && size % sizeof(float) == 0 && size > 0 && offset < bytes &&
+      size <= bytes - offset) {
+    return;
+  }
+  fail(ErrorCode::kInvalid, "{} bytes from byte {} on are no piece of the {} bytes of this state",
+       size, offset, bytes);
+}
+
+}  // namespace phub

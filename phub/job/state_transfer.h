@@ -1,0 +1,52 @@
+// The state of some keys on its way between the cores and one rank: what was asked for, and the
+// memory for it. A rank gets it when every core has copied its chunks; or it sends it piece by
+// piece, and then every core takes it. Plain data: control thread only, but for `memory` while it
+// is copied.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "numa/memory.h"
+#include "phub/core/key_states.h"
+#include "phub/job/job.h"
+#include "transport/control/state_messages.h"
+
+namespace phub {
+
+struct StateTransfer {
+  // Throws Error(kInvalid): a key that the job does not have or that is named twice; steps that are
+  // not one for each key, or too many.
+  StateTransfer(const Job& job, const StateRequest& request);
+
+  // Takes long. Throws Error(kFull).
+  void allocate(const Job& job);
+  // Answers the rank's call, if there is one that waits.
+  void refuse(ErrorCode code, const std::string& why);
+  // Throws Error(kInvalid) unless these are bytes of it, in whole floats.
+  void check_piece(uint64_t offset, uint64_t size) const;
+
+  enum class Stage {
+    kMaking,    // its memory is made
+    kOpen,      // the rank reads or sends pieces
+    kDeciding,  // until the boundary
+    kCopying,   // until every core has copied
+  };
+  Stage stage = Stage::kMaking;
+  const bool sets;
+  const uint32_t rank, incarnation;
+  std::vector<uint32_t> keys;
+  std::vector<uint64_t> steps;  // by keys: done before `round`
+  uint64_t bytes = 0;           // of parameters and states
+  uint64_t round = 0;           // every core copies before it closes this round
+  uint64_t received = 0;        // of a set: the bytes from the beginning that have come
+  bool is_over = false;         // nobody wants it any more, but a core or a thread has it
+  uint32_t cores = 0;           // that have copied
+  KeyStateMemory where;
+  numa::Memory memory;
+  Reply<StateReply> begun;    // until it is open
+  Reply<HyperReply> decided;  // of a set, until the boundary
+};
+
+}  // namespace phub

@@ -1,0 +1,207 @@
+// Checkpoints that a rank asks for: the server is a process, which is killed.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phub/checkpoint/store.h"
+#include "tests/worker/box.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+
+namespace phub::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kElements = 20'000;
+constexpr uint32_t kLongMs = 60'000;
+
+JobSpec spec_of(const std::string& name, uint32_t ranks = 1) {
+  JobSpec spec;
+  spec.name = name;
+  spec.world_size = ranks;
+  spec.optimizer = "adam";
+  spec.lease_ms = 30'000;  // nobody is to be lost for being slow
+  spec.keys = {{.name = "w", .elements = kElements}, {.name = "b", .elements = 7}};
+  return spec;
+}
+
+void train(Worker& worker, uint64_t rounds = 1) {
+  for (; rounds > 0; --rounds) {
+    for (size_t key = 0; key < worker.keys(); ++key) {
+      const std::span<float> gradient = worker.gradient(key);
+      for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>(i % 13) - 5;
+      worker.push(key);
+    }
+    worker.wait_all();
+  }
+}
+
+// Of key 0: parameters and states.
+struct State {
+  std::vector<std::vector<float>> memory{3, std::vector<float>(kElements)};
+  KeyState key{.key = 0, .arrays = {memory[0], memory[1], memory[2]}};
+};
+
+template <typename Body>
+void expect_error(ErrorCode code, const std::string& words, Body body) {
+  try {
+    body();
+    ADD_FAILURE() << "no error: " << words;
+  } catch (const Error& error) {
+    EXPECT_EQ(name_of(error.code()), name_of(code));
+    EXPECT_THAT(error.what(), HasSubstr(words));
+  }
+}
+
+class CheckpointCalls : public ::testing::Test {
+ protected:
+  // The server, for the first time or again.
+  void serve(const std::string& every = "1000000") {
+    if (server_) {
+      EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+    }
+    server_.emplace(PHUB_BINARY, std::vector<std::string>{"--checkpoints", folder(),
+                                                          "--checkpoint-every", every});
+  }
+  std::string folder() const { return directory_.path() + "/checkpoints"; }
+  uint64_t newest(const std::string& job) {
+    const auto all = Checkpoints(folder()).list(job);
+    return all.empty() ? 0 : all.front().round;
+  }
+
+  const TemporaryDirectory directory_;
+  std::optional<ServerProcess> server_;
+};
+
+TEST_F(CheckpointCalls, SaveWhatIsCompleteNow) {
+  serve();
+  Worker worker(server_->options(spec_of("now")));
+  for (const uint64_t rounds : {1, 1, 4}) {
+    train(worker, rounds);
+    const uint64_t round = worker.checkpoint();
+    EXPECT_EQ(round, worker.round(0));
+    worker.await_checkpoint(round, kLongMs);
+    EXPECT_EQ(newest("now"), round);
+  }
+  // Of the same round there is one already.
+  EXPECT_EQ(worker.checkpoint(), 6u);
+  worker.await_checkpoint(6, kLongMs);
+  worker.await_checkpoint(2);
+  expect_error(ErrorCode::kTimeout, "no checkpoint of round 7",
+               [&] { worker.await_checkpoint(7, 30); });
+}
+
+// The others go on meanwhile, and ask as well.
+TEST_F(CheckpointCalls, OfSeveralRanksAreOne) {
+  serve();
+  constexpr uint64_t kRounds = 40;
+  each_rank(3, [&](uint32_t rank) {
+    WorkerOptions options = server_->options(spec_of("several", 3));
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      train(worker);
+      if (round % 4 != rank) continue;
+      const uint64_t saved = worker.checkpoint();
+      EXPECT_GE(saved, round);
+      EXPECT_LE(saved, round + 1);
+      if (round % 3 == 0) worker.await_checkpoint(saved, kLongMs);
+    }
+    worker.barrier();
+    worker.await_checkpoint(worker.checkpoint(), kLongMs);
+  });
+  EXPECT_EQ(newest("several"), kRounds);
+}
+
+// Where the optimizer is in its steps is saved with the state that was set.
+TEST_F(CheckpointCalls, KeepTheStepsThatWereSet) {
+  serve();
+  auto worker = std::make_unique<Worker>(server_->options(spec_of("steps")));
+  train(*worker, 3);
+  State state;
+  EXPECT_EQ(worker->get_state({&state.key, 1}), 3u);
+  state.key.step = 1000;
+  EXPECT_EQ(worker->set_state({&state.key, 1}), 4u);
+  worker->await_checkpoint(worker->checkpoint(), kLongMs);  // of before it
+  EXPECT_EQ(newest("steps"), 3u);
+  train(*worker, 2);
+  worker->await_checkpoint(worker->checkpoint(), kLongMs);
+  EXPECT_EQ(newest("steps"), 5u);
+  State saved, restored;
+  EXPECT_EQ(worker->get_state({&saved.key, 1}), 5u);
+  EXPECT_EQ(saved.key.step, 1002u);
+  train(*worker, 2);
+  State later, again;
+  EXPECT_EQ(worker->get_state({&later.key, 1}), 7u);
+
+  serve();
+  expect_error(ErrorCode::kRewound, "", [&] {
+    for (;;) train(*worker);
+  });
+  WorkerOptions options = server_->options(spec_of("steps"));
+  worker = std::make_unique<Worker>(options);
+  EXPECT_EQ(worker->first_round(), 6u);
+  EXPECT_EQ(worker->get_state({&restored.key, 1}), 5u);
+  EXPECT_EQ(restored.key.step, 1002u);
+  EXPECT_EQ(restored.memory, saved.memory);
+  train(*worker, 2);
+  EXPECT_EQ(worker->get_state({&again.key, 1}), 7u);
+  EXPECT_EQ(again.key.step, 1004u);
+  EXPECT_EQ(again.memory, later.memory);
+}
+
+TEST_F(CheckpointCalls, WithRanksThatSaveAreOfTheirRounds) {
+  serve("5");
+  WorkerOptions options = server_->options(spec_of("savers"));
+  options.saver = [](uint64_t round) {
+    if (round >= 15) throw std::runtime_error("no state");
+    return RankState{{"round", std::vector<std::byte>(round)}};
+  };
+  options.spec.progress_limit_ms = 3000;
+  Worker worker(options);
+  train(worker, 2);
+  const uint64_t round = worker.checkpoint();
+  EXPECT_EQ(round, 5u);
+  expect_error(ErrorCode::kTimeout, "", [&] { worker.await_checkpoint(round, 30); });
+  train(worker, 3);
+  worker.await_checkpoint(round, kLongMs);
+  EXPECT_EQ(newest("savers"), 5u);
+  train(worker, 9);
+  const uint64_t lost = worker.checkpoint();
+  if (lost == 10) worker.await_checkpoint(lost, kLongMs);
+  EXPECT_TRUE(becomes([&] { return worker.checkpoint() == 15; }));
+  EXPECT_ANY_THROW(train(worker));
+  expect_error(ErrorCode::kRankLost, "the parts of ranks 0 have not come",
+               [&] { worker.await_checkpoint(15, kLongMs); });
+}
+
+TEST(CheckpointErrors, OfAServerOrJobThatIsNotSaved) {
+  {
+    Box box(1);
+    Worker worker(box.options(spec_of("none")));
+    expect_error(ErrorCode::kInvalid, "phub serve --checkpoints", [&] { worker.checkpoint(); });
+    expect_error(ErrorCode::kInvalid, "keeps no", [&] { worker.await_checkpoint(1); });
+  }
+  const TemporaryDirectory directory;
+  const ServerProcess server(PHUB_BINARY, {"--checkpoints", directory.path() + "/saved"});
+  JobSpec spec = spec_of("async");
+  spec.consistency = "async";
+  Worker async(server.options(spec));
+  expect_error(ErrorCode::kInvalid, "consistency async", [&] { async.checkpoint(); });
+  WorkerOptions options = server.options(spec_of("early", 2));
+  options.await_ranks = false;
+  Worker early(options);
+  expect_error(ErrorCode::kInvalid, "has not begun", [&] { early.checkpoint(); });
+}
+
+}  // namespace
+}  // namespace phub::testing

@@ -1,0 +1,451 @@
+// The state of keys, got and set while the job runs: to the bit what a process that trains alone
+// has, over shared memory and TCP, with several cores and chunks of a key.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "tests/oracle/reference.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "transport/control/control_client.h"
+
+namespace phub {
+namespace {
+
+using kernels::DType;
+using testing::Box;
+using testing::each_rank;
+using ::testing::HasSubstr;
+
+constexpr uint32_t kRanks = 2;
+constexpr uint64_t kElements[] = {5000, 7, 640};
+constexpr size_t kKeys = std::size(kElements);
+
+struct Kind {
+  const char* name;
+  const char* optimizer;
+  kernels::Optimizer rule;
+  const char* dtype;  // of gradients and of what is written back
+  DType type;
+};
+const Kind kKinds[] = {{"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
+                       {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
+                       {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
+                       {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
+                       {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
+
+JobSpec spec_of(const Kind& kind, const std::string& name) {
+  JobSpec spec;
+  spec.name = name;
+  for (size_t key = 0; key < kKeys; ++key) {
+    spec.keys.push_back({.name = fmt::format("k{}", key), .elements = kElements[key]});
+  }
+  spec.world_size = kRanks;
+  spec.chunk_elements = 96;
+  spec.optimizer = kind.optimizer;
+  spec.gradient_dtype = kind.dtype;
+  spec.parameter_dtype = kind.dtype;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
+  return spec;
+}
+
+// What a rank sends for a key in a round of the training, in the job's format.
+std::vector<std::byte> gradient(const Kind& kind, uint64_t round, uint32_t rank, size_t key) {
+  std::vector<std::byte> bytes(kElements[key] * kernels::bytes_of(kind.type));
+  std::minstd_rand random(static_cast<uint32_t>(1 + round * 97 + rank * 11 + key));
+  for (size_t i = 0; i < kElements[key]; ++i) {
+    const float value = static_cast<float>(random() % 2001) / 1000 - 1;
+    reference::store(bytes.data(), kind.type, i, value);
+  }
+  return bytes;
+}
+
+// One process that trains alone.
+struct Alone {
+  explicit Alone(const Kind& k) : kind(k) {
+    for (const uint64_t elements : kElements) {
+      models.emplace_back(kind.rule, kernels::default_hyper(kind.rule),
+                          std::vector<float>(elements));
+    }
+  }
+  void train(uint64_t round) {
+    for (size_t key = 0; key < kKeys; ++key) {
+      std::vector<std::vector<std::byte>> all;
+      std::vector<const void*> slots;
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        all.push_back(gradient(kind, round, rank, key));
+        slots.push_back(all.back().data());
+      }
+      models[key].round(slots, kind.type, 1);
+    }
+  }
+  const std::vector<float>& array(size_t key, size_t which) const {
+    const reference::Model& model = models[key];
+    return which == 0 ? model.params : which == 1 ? model.state0 : model.state1;
+  }
+  const Kind& kind;
+  std::vector<reference::Model> models;
+};
+
+// A round of the training by a rank, up to its last wait.
+void train(Worker& worker, const Kind& kind, uint64_t round) {
+  for (size_t key = 0; key < kKeys; ++key) {
+    const auto bytes = gradient(kind, round, worker.rank(), key);
+    std::ranges::copy(bytes, worker.gradient_bytes(key).begin());
+    worker.push(key);
+  }
+  worker.wait_all();
+}
+
+// Memory for the state of some keys.
+struct States {
+  States(const Worker& worker, const std::vector<size_t>& keys = {0, 1, 2}) {
+    const size_t arrays = 1 + worker.state_names().size();
+    memory.resize(keys.size() * arrays);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      all.push_back({.key = keys[i], .arrays = {}});
+      for (size_t a = 0; a < arrays; ++a) {
+        std::vector<float>& array = memory[i * arrays + a];
+        array.assign(kElements[keys[i]], -77);
+        all.back().arrays.emplace_back(array);
+      }
+    }
+  }
+  std::vector<std::vector<float>> memory;
+  std::vector<KeyState> all;
+};
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+void expect_state(const States& states, const Alone& alone, uint64_t steps) {
+  for (const KeyState& state : states.all) {
+    EXPECT_EQ(state.step, steps);
+    for (size_t a = 0; a < state.arrays.size(); ++a) {
+      EXPECT_TRUE(same_bits(state.arrays[a], alone.array(state.key, a)))
+          << "key " << state.key << ", array " << a << ", after step " << steps;
+    }
+  }
+}
+
+void expect_parameters(const Worker& worker, const Alone& alone) {
+  for (size_t key = 0; key < kKeys; ++key) {
+    std::vector<std::byte> expected(kElements[key] * kernels::bytes_of(alone.kind.type));
+    reference::convert(alone.array(key, 0).data(), DType::kF32, expected.data(), alone.kind.type,
+                       kElements[key]);
+    const auto got = worker.parameter_bytes(key);
+    EXPECT_TRUE(std::ranges::equal(got, expected)) << "rank " << worker.rank() << ", key " << key;
+  }
+}
+
+template <typename Body>
+void expect_error(ErrorCode code, const std::string& words, Body body) {
+  try {
+    body();
+    ADD_FAILURE() << "no error: " << words;
+  } catch (const Error& error) {
+    EXPECT_EQ(name_of(error.code()), name_of(code));
+    EXPECT_THAT(error.what(), HasSubstr(words));
+  }
+}
+
+class KeyStates : public ::testing::TestWithParam<Kind> {};
+
+// Rank 1 is up to a round ahead meanwhile.
+TEST_P(KeyStates, AreOfOneRound) {
+  const Kind& kind = GetParam();
+  Box box(2);
+  each_rank(kRanks, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec_of(kind, "job"));
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    Alone alone(kind);
+    for (uint64_t round = 1; round <= 8; ++round) {
+      train(worker, kind, round);
+      if (rank != 0) continue;
+      alone.train(round);
+      States states(worker,
+                    round % 2 == 0 ? std::vector<size_t>{2, 0} : std::vector<size_t>{0, 1, 2});
+      EXPECT_EQ(worker.get_state(states.all), round);
+      expect_state(states, alone, round);
+      expect_parameters(worker, alone);
+    }
+  });
+}
+
+// What is got of one job and set in another goes on as if nothing had happened.
+TEST_P(KeyStates, GoOnInAnotherJob) {
+  const Kind& kind = GetParam();
+  Box box(2);
+  Alone alone(kind);
+  States saved = [&] {
+    std::optional<States> got;
+    each_rank(kRanks, [&](uint32_t rank) {
+      WorkerOptions options = box.options(spec_of(kind, "first"));
+      options.rank = static_cast<int32_t>(rank);
+      Worker worker(options);
+      for (uint64_t round = 1; round <= 5; ++round) train(worker, kind, round);
+      if (rank != 0) return;
+      got.emplace(worker);
+      worker.get_state(got->all);
+    });
+    return std::move(*got);
+  }();
+  for (uint64_t round = 1; round <= 5; ++round) alone.train(round);
+  expect_state(saved, alone, 5);
+
+  constexpr uint64_t kBefore = 3, kAfter = 4;  // rounds of the second job
+  each_rank(kRanks, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec_of(kind, "second"));
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    for (uint64_t round = 1; round <= kBefore; ++round) train(worker, kind, 1000 + round);
+    worker.barrier();
+    if (rank == 1) {
+      EXPECT_EQ(worker.set_state(saved.all), kBefore + 1);
+      expect_error(ErrorCode::kTaken, "is not taken up yet", [&] { worker.set_state(saved.all); });
+    }
+    worker.barrier();
+    if (rank == 0) {  // before any core has taken it
+      States states(worker);
+      EXPECT_EQ(worker.get_state(states.all), kBefore);
+      expect_state(states, alone, 5);
+    }
+    worker.barrier();
+    Alone mine = alone;
+    for (uint64_t round = 6; round < 6 + kAfter; ++round) {
+      train(worker, kind, round);
+      mine.train(round);
+      expect_parameters(worker, mine);
+    }
+    worker.barrier();
+    if (rank == 0) {
+      States states(worker);
+      EXPECT_EQ(worker.get_state(states.all), kBefore + kAfter);
+      expect_state(states, mine, 5 + kAfter);
+    }
+    worker.barrier();
+  });
+  const auto log = box.log("second");
+  const auto set = std::ranges::find(log, LogRecord::Kind::kSet, &LogRecord::kind);
+  ASSERT_NE(set, log.end());
+  EXPECT_EQ(set->round, kBefore + 1);
+  EXPECT_EQ(set->rank, 1u);
+  ASSERT_EQ(set->chunks.size(), 1u);
+  EXPECT_EQ(set->chunks[0].first, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, KeyStates, ::testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return std::string(kind.param.name); });
+
+// Some keys are set, while rank 1 pushes and reads what it wants: at any time one result is whole.
+TEST(KeyStatesRace, ASetIsOfOneRoundForAllRanks) {
+  const Kind& kind = kKinds[0];
+  std::mt19937_64 random(testing::fresh_seeds(1).first);
+  constexpr uint64_t kRounds = 30;
+  Box box(2);
+  std::vector<std::vector<std::byte>> seen[kRanks];
+  std::vector<std::pair<uint64_t, uint64_t>> sets;  // round, which
+  const uint64_t pauses = random();
+  each_rank(kRanks, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec_of(kind, "race"));
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      train(worker, kind, round);
+      std::vector<std::byte> all;
+      for (size_t key = 0; key < kKeys; ++key) {
+        const auto bytes = worker.parameter_bytes(key);
+        all.insert(all.end(), bytes.begin(), bytes.end());
+      }
+      seen[rank].push_back(std::move(all));
+      if (rank != 0 || round % 3 != 0) continue;
+      if ((pauses >> round & 1) != 0) std::this_thread::yield();
+      States states(worker, {0, 2});
+      for (KeyState& state : states.all) {
+        for (const auto& array : state.arrays) {
+          std::ranges::fill(array, static_cast<float>(round) / 8);
+        }
+        state.step = round * 2;
+      }
+      sets.emplace_back(worker.set_state(states.all), round);
+    }
+  });
+  EXPECT_EQ(seen[0], seen[1]);
+  Alone alone(kind);
+  auto next = sets.begin();
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    if (next != sets.end() && next->first == round) {
+      for (const size_t key : {0, 2}) {
+        const float value = static_cast<float>(next->second) / 8;
+        reference::Model& model = alone.models[key];
+        for (auto* array : {&model.params, &model.state0, &model.state1}) {
+          std::ranges::fill(*array, value);
+        }
+        model.steps = next->second * 2;
+      }
+      ++next;
+    }
+    alone.train(round);
+    std::vector<std::byte> all;
+    for (size_t key = 0; key < kKeys; ++key) {
+      const auto bytes = std::as_bytes(std::span(alone.array(key, 0)));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    EXPECT_EQ(all, seen[0][round - 1]) << "round " << round;
+  }
+  EXPECT_GE(sets.size(), 9u);
+}
+
+// Rank 0 of a job of one, which the test plays call by call.
+struct Raw {
+  Raw(const Box& box, const JobSpec& spec) : client(box.address()) {
+    const JoinReply reply =
+        client.join({.spec = spec, .rank = 0, .transport = "tcp", .id = "raw"}, 60'000);
+    who = {spec.name, reply.rank, reply.incarnation, reply.offer.ticket, reply.epoch};
+  }
+  ControlClient client;
+  Credential who;
+};
+
+TEST(KeyStatesErrors, OfTheCalls) {
+  Box box(2);
+  JobSpec spec = spec_of(kKinds[0], "errors");
+  spec.world_size = 2;
+  WorkerOptions options = box.options(spec);
+  options.rank = 1;
+  options.transport = "tcp";
+  options.await_ranks = false;
+  Worker worker(options);
+  States states(worker);
+  expect_error(ErrorCode::kInvalid, "has not begun", [&] { worker.get_state(states.all); });
+  Raw raw(box, spec);
+  ControlClient& client = raw.client;
+  const Credential& who = raw.who;
+
+  States wrong(worker);
+  wrong.all[1].arrays[0] = wrong.all[1].arrays[0].first(6);
+  expect_error(ErrorCode::kInvalid, "key 'k1' has 7 elements, an array of 6 was given",
+               [&] { worker.get_state(wrong.all); });
+  wrong.all[1].arrays.pop_back();
+  expect_error(ErrorCode::kInvalid, "key 'k1' has 3 arrays", [&] { worker.set_state(wrong.all); });
+  wrong.all[1].key = 3;
+  expect_error(ErrorCode::kInvalid, "out of range", [&] { worker.get_state(wrong.all); });
+  expect_error(ErrorCode::kInvalid, "no key", [&] { worker.get_state({}); });
+
+  const auto begin = [&](StateRequest request) {
+    return client.begin_state(who, std::move(request));
+  };
+  expect_error(ErrorCode::kInvalid, "key 9 is out of range", [&] { begin({.keys = {0, 9}}); });
+  expect_error(ErrorCode::kInvalid, "'k1' is named twice", [&] { begin({.keys = {1, 1}}); });
+  expect_error(ErrorCode::kInvalid, "1 steps for 2 keys", [&] {
+    begin({.set = true, .keys = {0, 1}, .steps = {1}});
+  });
+  expect_error(ErrorCode::kInvalid, "1 steps for 1 keys",
+               [&] { begin({.keys = {1}, .steps = {1}}); });
+  expect_error(ErrorCode::kInvalid, "steps are more than",
+               [&] { begin({.set = true, .keys = {1}, .steps = {~uint64_t{0}}}); });
+  expect_error(ErrorCode::kNotFound, "does not set", [&] { client.apply_state(who); });
+  expect_error(ErrorCode::kNotFound, "does not read", [&] { client.read_state(who, 0); });
+  expect_error(ErrorCode::kNotFound, "does not set", [&] { client.write_state(who, 0, "1234"); });
+
+  EXPECT_EQ(begin({.set = true, .keys = {1}, .steps = {4}}).bytes, 7u * 3 * 4);
+  expect_error(ErrorCode::kTaken, "rank 0 sets the state of job 'errors'",
+               [&] { worker.get_state(states.all); });
+  const std::string whole(7 * 3 * 4, '\0');
+  expect_error(ErrorCode::kInvalid, "no piece",
+               [&] { client.write_state(who, 0, whole + "1234"); });
+  expect_error(ErrorCode::kInvalid, "no piece", [&] { client.write_state(who, 2, "1234"); });
+  expect_error(ErrorCode::kInvalid, "no piece", [&] { client.write_state(who, 0, "123"); });
+  expect_error(ErrorCode::kInvalid, "no piece",
+               [&] { client.write_state(who, whole.size(), "1234"); });
+  expect_error(ErrorCode::kInvalid, "no piece",
+               [&] { client.write_state(who, ~uint64_t{3}, "1234"); });
+  expect_error(ErrorCode::kInvalid, "behind the 0", [&] { client.write_state(who, 4, "1234"); });
+  client.write_state(who, 0, "1234");
+  expect_error(ErrorCode::kInvalid, "4 of the 84 bytes", [&] { client.apply_state(who); });
+  Credential stranger = who;
+  stranger.ticket = std::string(32, '0');
+  expect_error(ErrorCode::kUnauthorized, "ticket",
+               [&] { client.write_state(stranger, 4, "1234"); });
+  // Another one of the same rank takes its place; and what is ended holds up nobody.
+  const StateReply got = begin({.keys = {2}});
+  EXPECT_EQ(got.steps, std::vector<uint64_t>{0});
+  EXPECT_EQ(client.read_state(who, 0).size(), 640u * 3 * 4);
+  expect_error(ErrorCode::kInvalid, "no piece", [&] { client.read_state(who, got.bytes); });
+  client.end_state(who);
+  EXPECT_EQ(worker.get_state(states.all), 0u);
+  // A rank that is lost takes with it what it had begun.
+  begin({.set = true, .keys = {1}, .steps = {4}});
+  client.leave(who);
+  EXPECT_EQ(worker.get_state(states.all), 0u);
+}
+
+TEST(KeyStatesErrors, OfTheJob) {
+  Box box(2);
+  const auto refused = [&](const std::string& name, auto change) {
+    JobSpec spec = spec_of(kKinds[0], name);
+    spec.world_size = 1;
+    change(spec);
+    Worker worker(box.options(spec));
+    States states(worker);
+    expect_error(ErrorCode::kInvalid, "in jobs in lock-step with an optimizer",
+                 [&] { worker.get_state(states.all); });
+    expect_error(ErrorCode::kInvalid, "in jobs in lock-step with an optimizer",
+                 [&] { worker.set_state(states.all); });
+  };
+  refused("async", [](JobSpec& spec) { spec.consistency = "async"; });
+  refused("ssp", [](JobSpec& spec) { spec.consistency = "ssp", spec.slack = 2; });
+  refused("sums", [](JobSpec& spec) { spec.optimizer = "none"; });
+}
+
+TEST(KeyStatesErrors, OfAServerWithoutMemory) {
+  JobSpec spec = spec_of(kKinds[0], "large");
+  spec.world_size = 1;
+  spec.keys = {{.name = "w", .elements = 1'000'000}};
+  spec.chunk_elements = 8192;
+  Box box(1, uint64_t{22} << 20);
+  Worker worker(box.options(spec));
+  std::vector<float> memory(3'000'000);
+  const std::span<float> all(memory);
+  KeyState state{
+      .key = 0,
+      .arrays = {all.first(1'000'000), all.subspan(1'000'000, 1'000'000), all.subspan(2'000'000)}};
+  expect_error(ErrorCode::kFull, "raise --memory-limit", [&] { worker.get_state({&state, 1}); });
+  worker.push(0);
+  worker.wait(0);
+}
+
+TEST(StateNames, AreAsManyAsTheOptimizerHasStates) {
+  Box box(1);
+  for (const char* optimizer :
+       {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "rmsprop+"}) {
+    SCOPED_TRACE(optimizer);
+    JobSpec spec = spec_of(kKinds[0], "names");
+    spec.world_size = 1;
+    spec.optimizer = std::string(optimizer).substr(0, std::string(optimizer).find('+'));
+    if (spec.optimizer != optimizer) spec.hyper["rmsprop_momentum"] = 0.9;
+    {
+      Worker worker(box.options(spec));
+      States states(worker);
+      EXPECT_EQ(worker.get_state(states.all), 0u);  // the sizes are the server's
+    }
+    ASSERT_TRUE(box.becomes_empty());
+  }
+}
+
+}  // namespace
+}  // namespace phub

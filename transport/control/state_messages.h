@@ -1,0 +1,42 @@
+// The messages of the calls that get and set the state of keys, and that ask for a checkpoint.
+// transport/README.md documents them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace phub {
+
+inline constexpr uint64_t kStatePieceBytes = uint64_t{4} << 20;  // at most, of a state in pieces
+
+// POST …/state: a rank begins to read or to set the state of keys.
+struct StateRequest {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t epoch = 0;
+  bool set = false;
+  std::vector<uint32_t> keys;   // by their numbers; none: all
+  std::vector<uint64_t> steps;  // set: of the optimizer, that each of the keys has made
+};
+
+// The state is read or sent as `bytes` of f32: key by key as they were named, of each its
+// parameters and then the optimizer's states in the order of optimizer_states().
+struct StateReply {
+  uint64_t round = 0;  // get: it is as it was after this round
+  uint64_t bytes = 0;
+  std::vector<uint64_t> steps;  // get: that each of the keys had made then
+};
+
+// POST …/checkpoint.
+struct CheckpointRequest {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t epoch = 0;
+  uint64_t round = 0;  // of an earlier answer: how that one is doing; 0: another one is asked for
+};
+struct CheckpointReply {
+  uint64_t round = 0;    // after which the checkpoint is
+  bool durable = false;  // it, or one of a later round, survives the server
+};
+
+}  // namespace phub
