@@ -354,7 +354,7 @@ PHUB_API phub_code phub_set_state(phub_worker* worker, const size_t* keys, size_
 /* Asks for a checkpoint as soon as possible. *round: of the checkpoint; the latest round that is
  * complete, or, if ranks save their own state, the next one that they save. A server that is taking
  * one anyway takes no other. PHUB_INVALID: the server keeps no checkpoints, or the job is not saved
- * (it is not in lock-step, has no optimizer, or has not begun). */
+ * (it is not in lock-step, or has no optimizer), or no round is complete. */
 PHUB_API phub_code phub_checkpoint(phub_worker* worker, uint64_t* round);
 /* Returns when a checkpoint of `round` or a later one survives the server. PHUB_TIMEOUT: not within
  * timeout_ms (0: no limit). Otherwise it was not written, and the one before stands:

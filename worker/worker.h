@@ -252,8 +252,8 @@ class Worker {
   uint64_t set_state(std::span<const KeyState> states);
   // Asks for a checkpoint as soon as possible. Returns its round: the latest that is complete; or,
   // if ranks save their own state, the next one that they save. A server that is taking one anyway
-  // takes no other. Throws Error(kInvalid): the server keeps no checkpoints, or the job is not
-  // saved.
+  // takes no other. Throws Error(kInvalid): the server keeps no checkpoints, the job is not saved,
+  // or no round is complete.
   uint64_t checkpoint();
   // Returns when a checkpoint of `round` or a later one survives the server. Throws Error: kTimeout
   // after `timeout_ms` (0: no limit); or why it was not written: kRankLost, a rank was lost that

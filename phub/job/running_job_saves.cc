@@ -72,7 +72,10 @@ void RunningJob::choose_saved_round(Boundary& boundary) {
   } else {
     parts_.end();
   }
-  answer_checkpoints(CheckpointReply{.round = copying_round_});
+  if (copying_round_ > 0) return answer_checkpoints(CheckpointReply{.round = copying_round_});
+  answer_checkpoints({ErrorCode::kInvalid,
+                      fmt::format("no round of job '{}' is complete: there is nothing to save yet",
+                                  job_->spec().name)});
 }
 
 // What is complete now is in the snapshot that some core still copies, as no round is complete
@@ -160,6 +163,7 @@ void RunningJob::write_snapshot() {
       [this, saved, also](const std::optional<Error>& failed) {
         if (!also->empty()) note_save(*also);
         snapshot_written(saved->round, failed);
+        carry_out();
       });
 }
 

@@ -133,7 +133,12 @@ class Calls {
         return make_options(options_[in_.take() % 3]);
       case 1:
         return phub_options_destroy(options());
-      case 2:
+      case 2: {
+        const std::array<uint64_t, 9> shape = {
+            in_.choose(kElements), in_.take(), 1, 1, 1, 1, 1, 1, 1};
+        return phub_options_add_shaped_key(options(), in_.choose(kNames), shape.data(),
+                                           in_.take() % 11);
+      }
       case 3:
         return phub_options_set(options(), in_.choose(kNames), in_.choose(kValues));
       case 4:

@@ -85,6 +85,8 @@ class CheckpointCalls : public ::testing::Test {
 TEST_F(CheckpointCalls, SaveWhatIsCompleteNow) {
   serve();
   Worker worker(server_->options(spec_of("now")));
+  expect_error(ErrorCode::kInvalid, "no round of job 'now' is complete",
+               [&] { worker.checkpoint(); });
   for (const uint64_t rounds : {1, 1, 4}) {
     train(worker, rounds);
     const uint64_t round = worker.checkpoint();
