@@ -745,7 +745,7 @@ MUTANTS = [
            "if (false) {", ("phub/core_job_test",)),
     Mutant("state-copied: a chunk is closed before its state is copied", CORE,
            "if (states_.get.is_due(index)) {",
-           "if (false) {", ("worker/key_states_test",)),
+           "if (false) {", ("phub/core_job_test",)),
     Mutant("state-steps: the optimizer goes on with its own steps", "phub/core/key_states.cc",
            "chunk.step_offset = place.step_offset;",
            "", ("worker/key_states_test",)),

@@ -216,5 +216,29 @@ TEST(CoreJobKeyStates, AreSetWhenTheirRoundIsClosed) {
   }
 }
 
+// What comes before the core is idle is closed after the copy.
+TEST(CoreJobKeyStates, AreCopiedBeforeTheirRoundIsClosed) {
+  Rig rig(options()), before(options());
+  for (uint64_t round = 1; round <= 2; ++round) {
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      for (Rig* each : {&rig, &before}) push_round(*each, chunk, round);
+    }
+    rig.run();
+    before.run();
+  }
+  StateMemory to(-1, -1);
+  const uint64_t round = rig.job->hold().round;
+  rig.job->commit({.round = round, .get_state = &to.memory});
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, round);
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("got @3"));
+  for (uint32_t chunk = 1; chunk < kChunks; ++chunk) {  // the id of chunk 0 is the last
+    const size_t first = size_t{chunk} * StateMemory::kElements;
+    const size_t copy = 2 * StateMemory::kElements * (kChunks - 1 - chunk);
+    EXPECT_EQ(to.floats[copy], before.result(chunk)) << chunk;
+    EXPECT_EQ(to.floats[copy + StateMemory::kElements], before.state[first]) << chunk;
+  }
+}
+
 }  // namespace
 }  // namespace phub
