@@ -14,10 +14,15 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <set>
+#include <sstream>
+#include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "tests/worker/digits_reference.h"
 #include "tests/worker/process.h"
+#include "transport/control/control_client.h"
 #include "transport/control/messages_json.h"
 
 namespace phub::digits {
@@ -39,10 +44,7 @@ class DigitsRun : public ::testing::Test {
   void SetUp() override {
     folder_ = ::testing::TempDir() + "digits_run_XXXXXX";
     ASSERT_NE(mkdtemp(folder_.data()), nullptr) << std::strerror(errno);
-    server_ = std::make_unique<Process>(
-        std::vector<std::string>{PHUB_BIN "/phub", "serve", "--listen", "127.0.0.1:0"},
-        folder_ + "/server");
-    address_ = server_->listening_address();
+    serve("127.0.0.1:0");
   }
   void TearDown() override {
     ranks_.clear();
@@ -53,6 +55,27 @@ class DigitsRun : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
+  void serve(const std::string& listen) {
+    server_ = std::make_unique<Process>(
+        std::vector<std::string>{PHUB_BIN "/phub", "serve", "--listen", listen, "--checkpoints",
+                                 folder_ + "/checkpoints", "--checkpoint-every", "50"},
+        folder_ + "/server");
+    address_ = server_->listening_address();
+  }
+  // Killed, and started again where it was.
+  void server_dies() {
+    server_->send(SIGKILL);
+    ASSERT_EQ(server_->wait(kLimit), -SIGKILL);
+    for (;;) {
+      try {
+        return serve(address_);
+      } catch (const std::runtime_error& error) {  // for a moment the port may be somebody else's
+        if (std::string(error.what()).find("is in use") == std::string::npos) throw;
+      }
+      std::this_thread::sleep_for(100ms);
+    }
+  }
+
   // A process for `rank`; its files are called `name`.
   std::unique_ptr<Process> start(const std::string& name, int rank, bool replace = false) {
     std::vector<std::string> command = {PHUB_BIN "/digits", "--server", address_, "--data",
@@ -60,6 +83,7 @@ class DigitsRun : public ::testing::Test {
     auto add = [&](const char* option, auto value) {
       command.insert(command.end(), {option, fmt::format("{}", value)});
     };
+    add("--job", job_);
     add("--rank", rank);
     add("--out", file_of(name));
     add("--delay-ms", delay_ms_);
@@ -100,6 +124,15 @@ class DigitsRun : public ::testing::Test {
       EXPECT_TRUE(read_file(file_of(name)) == bytes) << name << " has other parameters";
     }
   }
+  // What rank 0 has reported. A round that was done twice counts once if both reports are the same.
+  std::set<std::string> reports() const {
+    std::set<std::string> reports;
+    std::istringstream output(ranks_.at("rank0")->output());
+    for (std::string line; std::getline(output, line);) {
+      if (line.starts_with("round ")) reports.insert(line);
+    }
+    return reports;
+  }
   size_t records(LogRecord::Kind kind) const {
     size_t count = 0;
     for (const LogRecord& record : parse_log_page(read_file(folder_ + "/log")).records) {
@@ -111,6 +144,7 @@ class DigitsRun : public ::testing::Test {
   static constexpr uint64_t kReportEvery = 20;
   const Training training_ = {.world = 3, .rounds = 800, .hidden = 64, .chunk_elements = 256};
   uint32_t delay_ms_ = 2;  // of a round, at least
+  std::string job_ = "digits";
   std::string folder_;
   std::string address_;
   std::unique_ptr<Process> server_;
@@ -162,6 +196,34 @@ TEST_F(DigitsRun, AStoppedRankIsReplacedAndChangesNothingWhenItGoesOn) {
   ranks_["new1"] = std::move(ranks_["rank1"]);
   ranks_.erase("rank1");
   expect_reference();
+}
+
+// Twice; the ranks wait for it, and end as those to whom nothing happened.
+TEST_F(DigitsRun, TheServerIsKilledAndStartedAgain) {
+  delay_ms_ = 0;
+  start_all();
+  expect_reference();
+  const std::set<std::string> undisturbed = reports();
+  EXPECT_EQ(undisturbed.size(), training_.rounds / kReportEvery);
+  const std::string parameters = read_file(file_of("rank0"));
+  ranks_.clear();
+  job_ = "disturbed";
+  delay_ms_ = 4;  // the server must die before the last round
+  start_all();
+  for (const uint64_t round : {200, 500}) {
+    ASSERT_TRUE(reached(round));
+    while (ControlClient(address_).job_status(job_).durable_round == 0) {
+      std::this_thread::sleep_for(5ms);
+    }
+    server_dies();
+  }
+  expect_reference();
+  EXPECT_EQ(reports(), undisturbed);
+  EXPECT_TRUE(read_file(file_of("rank0")) == parameters);
+  for (auto& [name, process] : ranks_) {
+    EXPECT_THAT(process->output(), HasSubstr("the server is gone; waiting for it")) << name;
+    EXPECT_THAT(process->output(), HasSubstr("joins in round ")) << name;
+  }
 }
 
 }  // namespace

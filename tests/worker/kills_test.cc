@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -17,6 +18,8 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,11 +31,11 @@
 namespace phub::testing {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
-constexpr int32_t kRanks = 3;
+constexpr size_t kRanks = 3;
 constexpr const char* kDataPort = "7718";  // in a network namespace of its own
 constexpr const char* kTable = "phub_kills";
 
@@ -66,7 +69,7 @@ class Chaos {
   void disturb() {
     const uint64_t dice = random_() % 20;
     if (!started_) {
-      if (dice < 3) return kill_box(SIGKILL, "idle");
+      if (dice < 3) return kill_box(SIGKILL, state());
       if (dice < 9) return kill_soon(dice < 6 ? "" : "assembling");
       start_workers();
     }
@@ -84,8 +87,8 @@ class Chaos {
     if (!started_) start_workers();
     EXPECT_TRUE(settles());
     note_first_round();
-    for (Process* worker : now_) worker->send(SIGTERM);
-    for (Process* worker : now_) EXPECT_TRUE(left(*worker)) << worker->output();
+    for (const Rank& rank : ranks_) rank.worker->send(SIGTERM);
+    for (const Rank& rank : ranks_) EXPECT_TRUE(left(*rank.worker)) << rank.worker->output();
     training_->check();
   }
 
@@ -106,56 +109,96 @@ class Chaos {
     return flags;
   }
 
+  // For the first time, or again where workers look for it.
   void serve() {
-    server_.emplace(PHUB_BINARY, flags_);
-    if (training_) {
-      training_->move_to(server_->address());
-    } else {
+    const auto begins = [&](const std::string& listen) {
+      try {
+        server_.emplace(PHUB_BINARY, flags_, listen);
+        return true;
+      } catch (const std::runtime_error& error) {  // for a moment the port may be somebody else's
+        if (std::string(error.what()).find("is in use") == std::string::npos) throw;
+        return false;
+      }
+    };
+    if (!training_) {
+      ASSERT_TRUE(begins("127.0.0.1:0"));
       training_.emplace(server_->address(), spec_);
+    } else {
+      training_->end_lives();
+      ASSERT_TRUE(becomes([&, at = server_->address()] { return begins(at); }));
     }
     first_round_ = ~uint64_t{0};
     started_ = false;
   }
-  void start_workers(size_t count = kRanks) {
-    while (now_.size() < count) {
-      now_.push_back(&training_->start(static_cast<int32_t>(now_.size())));
+  // Ranks without a worker get one, up to `but`, which are left out.
+  void start_workers(size_t but = 0) {
+    size_t missing = missing_workers();
+    for (size_t rank = 0; rank < kRanks && missing > but; ++rank) {
+      if (ranks_[rank].worker != nullptr) continue;
+      start(rank, {"--rejoin", "--patient"});
+      --missing;
     }
     started_ = true;
   }
+  size_t missing_workers() const {
+    return static_cast<size_t>(
+        std::ranges::count_if(ranks_, [](const Rank& rank) { return rank.worker == nullptr; }));
+  }
   void start_again(size_t rank) {
     note_first_round();
-    now_[rank] = &training_->start(static_cast<int32_t>(rank), {"--replace", "--patient"});
+    start(rank, {"--rejoin", "--patient", "--replace"});
+  }
+  void start(size_t rank, const Flags& flags) {
+    ranks_[rank] = {.worker = &training_->start(static_cast<int32_t>(rank), flags)};
   }
 
-  // The lowest round that anybody of this life begins with is the one after what was restored.
-  void note_first_round() {
-    for (const Process* worker : now_) {
+  // The rounds with which a worker has begun: of its first life, and of those after it rejoined.
+  static std::vector<uint64_t> beginnings(const Process& worker) {
+    std::vector<uint64_t> rounds;
+    std::istringstream output(worker.output());
+    for (std::string line; std::getline(output, line);) {
       unsigned rank = 0, incarnation = 0;
       unsigned long long round = 0;
-      if (std::sscanf(worker->output().c_str(), "joined rank %u incarnation %u round %llu", &rank,
-                      &incarnation, &round) == 3) {
-        first_round_ = std::min<uint64_t>(first_round_, round);
+      if (std::sscanf(line.c_str(), "joined rank %u incarnation %u round %llu", &rank, &incarnation,
+                      &round) == 3) {
+        rounds.push_back(round);
       }
+    }
+    return rounds;
+  }
+  // The lowest round that anybody of this life begins with is the one after what was restored.
+  void note_first_round() {
+    for (const Rank& rank : ranks_) {
+      if (rank.worker == nullptr) continue;
+      const std::vector<uint64_t> rounds = beginnings(*rank.worker);
+      if (rounds.size() > rank.before) first_round_ = std::min(first_round_, rounds[rank.before]);
     }
     training_->undo_from(first_round_);
   }
 
-  // Everybody has joined, and the job goes on. Who ended because somebody else was killed before
-  // the job had begun is started again.
+  // Everybody has joined, and the job goes on.
   bool settles() {
     const bool all = becomes(
         [&] {
           bool joined = true;
-          for (size_t rank = 0; rank < now_.size(); ++rank) {
-            const bool ended = now_[rank]->wait(milliseconds(0)).has_value();
-            if (ended) start_again(rank);
-            joined &= !ended && now_[rank]->output().find("joined") != std::string::npos;
+          for (size_t rank = 0; rank < kRanks; ++rank) {
+            const bool ended = ranks_[rank].worker->wait(milliseconds(0)).has_value();
+            if (ended) {
+              expect_good_end(*ranks_[rank].worker);
+              start_again(rank);
+            }
+            joined &= !ended && beginnings(*ranks_[rank].worker).size() > ranks_[rank].before;
           }
-          return joined;
+          return joined || ::testing::Test::HasFailure();
         },
         2 * kLong);
     note_first_round();
     return all && training_->goes_on(2);
+  }
+  // Nobody has ended this worker: it may end only because the job did.
+  static void expect_good_end(Process& worker) {
+    EXPECT_EQ(worker.wait(milliseconds(0)), 3) << worker.output();
+    EXPECT_THAT(worker.output(), HasSubstr("rank_lost: ")) << "it ended for another reason";
   }
 
   bool folder_has(const std::function<bool(const std::filesystem::path&)>& what) const {
@@ -180,7 +223,7 @@ class Chaos {
   }
   std::string state() const {
     const JobStatus job = training_->status();
-    if (job.name.empty()) return started_ ? "restoring" : "idle";
+    if (job.name.empty()) return missing_workers() < kRanks ? "restoring" : "idle";
     if (job.state != "running") return job.state;
     if (is_naming()) return "naming";
     if (is_writing()) return "writing";
@@ -207,7 +250,6 @@ class Chaos {
 
   void kill_box(int signal, std::string state) {
     note_first_round();
-    // Workers learn that their box is gone elsewhere (restore_test); here they go with it.
     if (signal == SIGTERM) {
       const bool ended_well = server_->end(SIGTERM) == 0;
       // A machine that is busy with other things may not save it in time.
@@ -219,17 +261,30 @@ class Chaos {
       if (is_naming()) state = "naming";
     }
     note(signal == SIGTERM ? "term" : "kill-9", "box", state);
-    for (Process* worker : now_) worker->send(SIGKILL);
-    for (Process* worker : now_) EXPECT_TRUE(worker->wait(kLong));
+    // Workers go with it, all or some; who is left waits for the next one.
+    const uint64_t dice = random_() % 4;
+    for (Rank& rank : ranks_) {
+      if (rank.worker == nullptr) continue;
+      const bool goes = dice == 0 || (dice == 1 && random_() % 2);
+      rank.worker->send(goes ? SIGKILL : SIGCONT);
+      if (goes) {
+        EXPECT_TRUE(rank.worker->wait(kLong));
+      }
+    }
     note_first_round();
-    now_.clear();
+    for (Rank& rank : ranks_) {
+      if (rank.worker == nullptr) continue;
+      rank.before = beginnings(*rank.worker).size();
+      if (rank.worker->wait(milliseconds(0)) == -SIGKILL) rank = {};
+    }
     stopped_.clear();
     serve();
   }
   void kill_worker(const std::string& state) {
-    const size_t rank = random_() % now_.size();
-    now_[rank]->send(SIGKILL);
-    EXPECT_TRUE(now_[rank]->wait(kLong));
+    size_t rank = random_() % kRanks;
+    while (ranks_[rank].worker == nullptr) rank = (rank + 1) % kRanks;
+    ranks_[rank].worker->send(SIGKILL);
+    EXPECT_TRUE(ranks_[rank].worker->wait(kLong));
     note("kill-9", "worker", state);
     // Policy wait: whoever is killed now finds the job paused.
     if (spec_.on_loss == "wait" && random_() % 2 &&
@@ -241,8 +296,9 @@ class Chaos {
   bool state_is(const std::string& wanted) const { return state() == wanted; }
   // Somebody is killed while the job is being restored, or one of its workers is not there yet.
   void kill_soon(const std::string& wanted) {
-    start_workers(wanted.empty() ? kRanks : kRanks - 1);
-    if (wanted.empty()) {
+    const bool assembles = !wanted.empty() && missing_workers() > 0;
+    start_workers(assembles ? 1 : 0);
+    if (!assembles) {
       std::this_thread::sleep_for(microseconds(random_() % 15'000));
     } else {
       becomes([&] { return state_is(wanted); });
@@ -266,7 +322,7 @@ class Chaos {
   // while all wait.
   void stop_worker() {
     const size_t rank = random_() % kRanks;
-    Process& old = *now_[rank];
+    Process& old = *ranks_[rank].worker;
     const std::string before = wait_a_while();
     old.send(SIGSTOP);
     stopped_.push_back(&old);
@@ -331,8 +387,12 @@ class Chaos {
   const Flags flags_;
   std::optional<ServerProcess> server_;
   std::optional<Training> training_;
-  std::vector<Process*> now_;  // of each rank, once they are started
-  bool started_ = false;
+  struct Rank {
+    Process* worker = nullptr;  // null: it has none now
+    size_t before = 0;          // beginnings of it before this life of the box
+  };
+  std::array<Rank, kRanks> ranks_;
+  bool started_ = false;  // in this life of the box
   std::vector<Process*> stopped_;
   uint64_t first_round_ = ~uint64_t{0};  // of this life of the box
   std::vector<std::string> done_;

@@ -55,7 +55,7 @@ class Training {
                                         at + ".notes",  "--rank",       std::to_string(rank)};
     command.insert(command.end(), flags.begin(), flags.end());
     notes_.push_back(at + ".notes");
-    undone_.push_back(~uint64_t{0});
+    undone_.emplace_back();
     return workers_.emplace_back(command, at + ".out");
   }
 
@@ -85,24 +85,38 @@ class Training {
       EXPECT_TRUE(worker.wait(kLong).has_value()) << "hangs: " << worker.output();
     }
   }
+  // The server is dead: the lives of all workers end, and those that go on begin another.
+  void end_lives() {
+    for (size_t i = 0; i < notes_.size(); ++i) {
+      while (std::filesystem::exists(notes_of(i, undone_[i].size()))) {
+        undone_[i].push_back(~uint64_t{0});
+      }
+    }
+  }
+  // What was seen of this round and later ones in lives that have ended has been undone.
+  void undo_from(uint64_t round) {
+    for (std::vector<uint64_t>& lives : undone_) {
+      for (uint64_t& undone : lives) undone = std::min(undone, round);
+    }
+  }
   // From now on workers start at this server.
   void move_to(std::string server) {
     server_ = std::move(server);
-    before_move_ = notes_.size();
-  }
-  // What those before the move saw of this round and later ones has been undone.
-  void undo_from(uint64_t round) {
-    for (size_t i = 0; i < before_move_; ++i) undone_[i] = std::min(undone_[i], round);
+    end_lives();
   }
   // What everybody saw is what the log says.
   void check() const {
     std::vector<Sight> sights;
     size_t seen = 0;
     for (size_t i = 0; i < notes_.size(); ++i) {
-      std::vector<Sight> lives = lives_of(notes_[i]);
-      uint64_t undone = undone_[i];
+      std::vector<Sight> lives;
+      while (lives.empty() || std::filesystem::exists(notes_of(i, lives.size()))) {
+        lives.push_back(read_sight(notes_of(i, lives.size()), chunks_of(spec_).size()));
+      }
+      uint64_t undone = ~uint64_t{0};
       for (size_t life = lives.size(); life-- > 0;) {
         Sight& sight = lives[life];
+        if (life < undone_[i].size()) undone = std::min(undone, undone_[i][life]);
         std::erase_if(sight.rounds, [undone](const Seen& seen) { return seen.round >= undone; });
         seen += sight.rounds.size();
         if (sight.first_round > 0) undone = std::min(undone, sight.first_round);
@@ -114,12 +128,8 @@ class Training {
   }
 
  private:
-  std::vector<Sight> lives_of(const std::string& notes) const {
-    std::vector<Sight> lives = {read_sight(notes, chunks_of(spec_).size())};
-    for (int life = 1; std::filesystem::exists(notes_of_life(notes, life)); ++life) {
-      lives.push_back(read_sight(notes_of_life(notes, life), chunks_of(spec_).size()));
-    }
-    return lives;
+  std::string notes_of(size_t worker, size_t life) const {
+    return notes_of_life(notes_[worker], static_cast<int>(life));
   }
 
   std::string server_;
@@ -127,8 +137,7 @@ class Training {
   const TemporaryDirectory directory_;
   std::deque<Process> workers_;
   std::vector<std::string> notes_;
-  std::vector<uint64_t> undone_;  // for each of them
-  size_t before_move_ = 0;
+  std::vector<std::vector<uint64_t>> undone_;  // for each of them, by its lives that have ended
 };
 
 // It ended as it should.

@@ -5,6 +5,9 @@
 //
 // The layers are exchanged while others are computed: a layer is pushed as soon as its gradient is
 // there, last layer first, and waited for just before it is used again, first layer first.
+//
+// A rank that loses its server waits for it and joins again. It goes on as if nothing had happened:
+// its batches follow from the round, and what it has summed up of them is saved with the job.
 
 #include <fmt/format.h>
 
@@ -15,6 +18,7 @@
 #include <exception>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <thread>
 
 #include "transport/control/control_client.h"
@@ -85,6 +89,12 @@ void write_file(const std::string& path, const std::string& bytes) {
   if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
 }
 
+// Of this rank's batches since the last report.
+struct Losses {
+  double sum = 0;
+  uint64_t batches = 0;
+};
+
 // One rank's training loop.
 class Trainer {
  public:
@@ -93,19 +103,16 @@ class Trainer {
         training_(options.training),
         data_(data),
         network_(network(options.training)),
-        worker_(std::make_unique<Worker>(options.worker)) {}
+        worker_(std::make_unique<Worker>(options_with_saver())) {}
 
   void run() {
-    while (!runs_to_the_end()) {
-      worker_ = worker_->rejoin();
-      loss_ = 0;
-      losses_ = 0;
-    }
+    while (!runs_to_the_end()) worker_ = worker_->rejoin();
   }
 
  private:
   // From the job's present round on. False: its server died, and the job goes on from a checkpoint.
   bool runs_to_the_end() try {
+    restore();
     worker_->broadcast(worker_->rank() == 0 ? network_.initial(training_.seed)
                                             : std::vector<float>());
     report_join();
@@ -130,6 +137,28 @@ class Trainer {
     return false;
   }
 
+  // What a checkpoint has of this rank, beside the job's parameters.
+  WorkerOptions options_with_saver() {
+    WorkerOptions options = options_.worker;
+    options.saver = [this](uint64_t) {
+      const auto bytes = std::as_bytes(std::span(&losses_, 1));
+      return RankState{{"losses", {bytes.begin(), bytes.end()}}};
+    };
+    return options;
+  }
+  void restore() {
+    losses_ = {};
+    const auto saved = worker_->restored("losses");
+    if (!saved) return;  // the job begins, or is in progress
+    if (saved->size() != sizeof losses_) {
+      fail(ErrorCode::kInvalid,
+           "the checkpoint of job '{}' has {} bytes of 'losses' of rank {}, not {}: another "
+           "program saved it",
+           options_.job, saved->size(), worker_->rank(), sizeof losses_);
+    }
+    std::memcpy(&losses_, saved->data(), sizeof losses_);
+  }
+
   void train(uint64_t round) {
     if (options_.delay_ms > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(options_.delay_ms));
@@ -137,8 +166,9 @@ class Trainer {
     const Samples batch = digits::batch(data_.train, training_.seed, worker_->rank(),
                                         training_.world, round, training_.batch);
     forward(batch.images);
-    loss_ += network_.loss(batch.labels);
-    ++losses_;
+    if ((round - 1) % options_.report_every == 0) losses_ = {};
+    losses_.sum += network_.loss(batch.labels);
+    ++losses_.batches;
     for (size_t layer = network_.layers(); layer-- > 0;) {
       const size_t weights = Network::weights_key(layer);
       const size_t bias = Network::bias_key(layer);
@@ -174,11 +204,9 @@ class Trainer {
     forward(data_.test.images);
     const double accuracy = 100.0 * static_cast<double>(network_.correct(data_.test.labels)) /
                             static_cast<double>(data_.test.size());
-    fmt::print("round {:>6}   loss {:.4f}   test accuracy {:.1f}%\n", round, loss_ / losses_,
-               accuracy);
+    fmt::print("round {:>6}   loss {:.4f}   test accuracy {:.1f}%\n", round,
+               losses_.sum / static_cast<double>(losses_.batches), accuracy);
     std::fflush(stdout);
-    loss_ = 0;
-    losses_ = 0;
   }
 
   std::string parameters() {
@@ -194,9 +222,8 @@ class Trainer {
   const Training& training_;
   const Dataset& data_;
   Network network_;
+  Losses losses_;
   std::unique_ptr<Worker> worker_;
-  double loss_ = 0;  // of this rank's batches since the last report
-  int losses_ = 0;
 };
 
 }  // namespace
