@@ -1,5 +1,8 @@
 #include "worker/completions.h"
 
+#include <fmt/format.h>
+
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -48,6 +51,7 @@ void Completions::run() {
       return;  // the worker has failed, and no push is left
     }
     if (!one || one->tag == nullptr) continue;  // woken, or not a push of this class
+    if (one->saver_error) fmt::print(stderr, "phub: {}\n", one->saver_error->what());
     const std::unique_ptr<Callback> due(static_cast<Callback*>(one->tag));
     calling_back = true;
     try {

@@ -166,9 +166,10 @@ PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t r
  * it, or in the first phub_push of the next round, if that comes before. It gives the state with
  * which the next round begins to phub_save, and returns PHUB_OK: then the checkpoint of this round
  * has it, and phub_restored gives it back. With another code there is no checkpoint of this round,
- * and the call that called it is PHUB_INVALID. It must neither push nor wait. Before its first push
- * of the next round the program must have pushed every key. For jobs in lock-step, and not with a
- * phub_geeps. Null: none. `user_data` must be valid as long as a worker that was made with it. */
+ * and the call that called it is PHUB_INVALID; a completion is not: stderr says it. It must neither
+ * push nor wait. Before its first push of the next round the program must have pushed every key.
+ * For jobs in lock-step, and not with a phub_geeps. Null: none. `user_data` must be valid as long
+ * as a worker that was made with it. */
 typedef struct phub_state phub_state;
 typedef phub_code (*phub_saver)(void* user_data, uint64_t round, phub_state* state);
 PHUB_API phub_code phub_options_set_saver(phub_options* options, phub_saver saver, void* user_data);

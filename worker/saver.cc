@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -14,6 +15,9 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr milliseconds kBetweenAttempts{100};
+
+// One that the box writes to its disk, and one that asks whether the box wants it.
+constexpr size_t kMostDeliveries = 2;
 
 uint64_t first_due(const JoinReply& reply) {
   const uint64_t every = reply.save_every;
@@ -98,15 +102,18 @@ void Saver::take(uint64_t round) {
   send(round, std::move(part));
 }
 
-// One at a time: that of the round before is usually there long since.
 void Saver::send(uint64_t round, std::string part) {
   std::unique_lock lock(sending_mutex_);
-  sent_.wait(lock, [this] { return !is_sending_; });
+  sent_.wait(lock, [this] {
+    deliveries_.remove_if([](const Delivery& delivery) { return delivery.is_over; });
+    return deliveries_.size() < kMostDeliveries;
+  });
   if (finished_) return;
-  sender_ = {};  // it has nothing left to do
-  sender_ = keeper_.start(
-      "phub-saver", [this, round, bytes = std::make_shared<const std::string>(std::move(part))](
-                        const std::stop_token& stop) {
+  Delivery& mine = deliveries_.emplace_back();
+  mine.thread = keeper_.start(
+      "phub-saver",
+      [this, &mine, round,
+       bytes = std::make_shared<const std::string>(std::move(part))](const std::stop_token& stop) {
         try {
           deliver(round, *bytes, stop);
         } catch (const std::exception& error) {
@@ -114,10 +121,10 @@ void Saver::send(uint64_t round, std::string part) {
                      keeper_.reply().rank, round, error.what());
         }
         const std::lock_guard done(sending_mutex_);
-        is_sending_ = false;
+        mine.is_over = true;
         sent_.notify_all();
       });
-  is_sending_ = true;  // the thread cannot say that it is over before this one lets go
+  mine.is_over = false;  // the thread cannot say that it is before this one lets go
 }
 
 void Saver::deliver(uint64_t round, const std::string& part, const std::stop_token& stop) {
@@ -141,10 +148,11 @@ void Saver::deliver(uint64_t round, const std::string& part, const std::stop_tok
 void Saver::finish(milliseconds limit) noexcept {
   std::unique_lock lock(sending_mutex_);
   finished_ = true;
-  if (!sent_.wait_for(lock, limit, [this] { return !is_sending_; })) keeper_.cancel_calls();
-  std::jthread rest = std::move(sender_);
+  const auto all_sent = [this] { return std::ranges::all_of(deliveries_, &Delivery::is_over); };
+  if (!sent_.wait_for(lock, limit, all_sent)) keeper_.cancel_calls();
+  std::list<Delivery> rest = std::move(deliveries_);
   lock.unlock();
-  rest.request_stop();
+  for (Delivery& delivery : rest) delivery.thread.request_stop();
 }
 
 }  // namespace phub

@@ -11,7 +11,8 @@
 //
 // When. A round is over for the caller when every key's result of it was returned to it, by the
 // order of its own calls and not by that of the network: so the same program is asked at the same
-// place in every run. The state is taken on that thread; it is sent on another.
+// place in every run. The state is taken on that thread; it is sent on others: while the box's disk
+// is behind with one part, the box answers at once that it does not want the next.
 #pragma once
 
 #include <atomic>
@@ -19,6 +20,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -78,9 +80,12 @@ class Saver {
 
   std::mutex sending_mutex_;  // guards what follows
   std::condition_variable_any sent_;
-  bool is_sending_ = false;
   bool finished_ = false;
-  std::jthread sender_;
+  struct Delivery {
+    bool is_over = true;
+    std::jthread thread;
+  };
+  std::list<Delivery> deliveries_;
 };
 
 }  // namespace phub

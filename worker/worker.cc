@@ -425,17 +425,22 @@ std::optional<Completion> Worker::wait_any() {
     impl_->saver.check_not_within();
     const auto ended = impl_->sleeper.wait_any();
     if (!ended) return std::nullopt;
-    Completion completion{.pushed = ended->pushed, .tag = ended->tag, .error = std::nullopt};
+    Completion completion{.pushed = ended->pushed, .tag = ended->tag};
     try {
       if (ended->end == CompletionQueue::End::kFailed) impl_->keeper.check();
       if (ended->end == CompletionQueue::End::kLate) {
         completion.error = impl_->stalls.timeout_of(ended->pushed.key);
       } else {
         impl_->copy_out(ended->pushed.key);
-        impl_->saver.received(ended->pushed.key, ended->pushed.round);
       }
     } catch (...) {
       completion.error.emplace(error_in_flight());
+    }
+    if (completion.error) return completion;
+    try {
+      impl_->saver.received(ended->pushed.key, ended->pushed.round);
+    } catch (...) {
+      completion.saver_error.emplace(error_in_flight());
     }
     return completion;
   });

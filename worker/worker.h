@@ -72,7 +72,8 @@ struct WorkerOptions {
   // restored(). Called after some rounds (the server's --checkpoint-every), if the server saves the
   // job: by the wait, test or wait_any that returns the last key's result of the round, on its
   // thread; or by the first push of the next round, if that comes before. It must neither push nor
-  // wait; what it throws, that call throws, and then there is no checkpoint of this round.
+  // wait; what it throws, that call throws (wait_any() returns it in the completion), and then
+  // there is no checkpoint of this round.
   // REQUIRES: before its first push of the next round the program has pushed every key in this one.
   // For jobs in lock-step; not for a worker with a geeps::Cache.
   std::function<RankState(uint64_t round)> saver;
@@ -127,6 +128,7 @@ struct Completion {
   Pushed pushed;
   void* tag = nullptr;
   std::optional<Error> error;
+  std::optional<Error> saver_error;  // what the saver threw, which this result's round was due to
 };
 
 // The state of a key at the server: f32, whatever the job's formats are.

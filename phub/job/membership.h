@@ -66,6 +66,10 @@ class Membership {
   // ended.
   bool take_snapshot();
   bool move_state();  // the same for the state of keys that is read or set
+  // It is wanted, and its boundary is not made yet: it will have all rounds that are complete now.
+  bool awaits_snapshot() const {
+    return snapshot_wanted_ || (boundary_.snapshot && phase_ == Phase::kHolding);
+  }
   // What a checkpoint keeps of the members, once every core has copied its chunks as they were
   // after `round`: what was decided since then is void when it is restored.
   Manifest saved(uint64_t round);

@@ -34,7 +34,8 @@ void RunningJob::tick_save(uint64_t now) {
 
 void RunningJob::save() {
   last_save_ = true;
-  if (saving_ && parts_.round() > 0) return;  // it is the next one that can be taken
+  // The one under way is as good as one that is taken now.
+  if (saving_ && (parts_.round() > 0 || membership_.awaits_snapshot())) return;
   if (saving_) {
     save_again_ = true;
     return;

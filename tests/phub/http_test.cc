@@ -4,7 +4,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <boost/asio/completion_condition.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/read_until.hpp>
 #include <boost/asio/write.hpp>
 #include <fstream>
 #include <future>
@@ -12,6 +15,7 @@
 #include "phub/control/router.h"
 #include "tests/phub/http_rig.h"
 #include "transport/control/control_client.h"
+#include "transport/control/messages_json.h"
 
 namespace phub {
 namespace {
@@ -626,6 +630,45 @@ TEST(Client, ABarrierIsSentOnce) {
   EXPECT_EQ(barriers, 1);
   EXPECT_EQ(code_of([&] { client.leave(kWho, 5000); }), ErrorCode::kUnavailable);
   other.join();
+}
+
+TEST(Client, APartIsSentWhenTheServerWantsIt) {
+  boost::asio::io_context io;
+  using boost::asio::ip::tcp;
+  tcp::acceptor acceptor(io, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0));
+  const std::string part(100'000, 'x');
+  std::string not_wanted, wanted;
+  const auto read_head = [](tcp::socket& socket, std::string& text) {
+    const size_t head =
+        boost::asio::read_until(socket, boost::asio::dynamic_buffer(text), "\r\n\r\n");
+    EXPECT_THAT(text.substr(0, head), HasSubstr("Expect: 100-continue\r\n"));
+    text.erase(0, head);
+  };
+  const auto answer = [](tcp::socket& socket, const std::string& status, const std::string& body) {
+    boost::asio::write(
+        socket, boost::asio::buffer(fmt::format("HTTP/1.1 {}\r\nContent-Length: {}\r\n\r\n{}",
+                                                status, body.size(), body)));
+  };
+  std::thread other([&] {
+    tcp::socket first = acceptor.accept();
+    read_head(first, not_wanted);
+    answer(first, "404 Not Found", error_json(ErrorCode::kNotFound, "nobody wants it"));
+    boost::system::error_code gone;  // it closes the connection, which could be kept
+    boost::asio::read(first, boost::asio::dynamic_buffer(not_wanted), gone);
+    tcp::socket second = acceptor.accept();
+    read_head(second, wanted);
+    boost::asio::write(second, boost::asio::buffer(std::string("HTTP/1.1 100 Continue\r\n\r\n")));
+    boost::asio::read(second, boost::asio::dynamic_buffer(wanted),
+                      boost::asio::transfer_exactly(part.size() - wanted.size()), gone);
+    answer(second, "200 OK", "{}");
+  });
+  ControlClient client(fmt::format("127.0.0.1:{}", acceptor.local_endpoint().port()));
+  EXPECT_EQ(code_of([&] { client.send_part(kWho, 40, part); }, "nobody wants it"),
+            ErrorCode::kNotFound);
+  client.send_part(kWho, 41, part);
+  other.join();
+  EXPECT_EQ(not_wanted, "");
+  EXPECT_EQ(wanted, part);
 }
 
 TEST(Client, CancelEndsARequestFromAnotherThread) {

@@ -28,13 +28,15 @@ struct Box::Running {
 Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
     : Box("pack:1 core:" + std::to_string(cores) + " pu:1", memory_limit_bytes, wrap) {}
 
-Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& wrap)
+Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& wrap,
+         const CheckpointOptions& checkpoints)
     : running_(std::make_unique<Running>()) {
   Running& box = *running_;
   ServerOptions options;
   options.topology = numa::from_synthetic(topology);
   options.pin = false;
   options.memory_limit_bytes = memory_limit_bytes;
+  options.checkpoints = checkpoints;
   std::vector<std::unique_ptr<Transport>> transports;
   transports.push_back(make_shm_transport());
   transports.push_back(make_tcp_transport());

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "phub/checkpoint/options.h"
 #include "tests/worker/options.h"
 #include "transport/control/messages.h"
 
@@ -28,7 +29,7 @@ class Box {
   explicit Box(uint32_t cores = 2, uint64_t memory_limit_bytes = uint64_t{1} << 33,
                const Wrap& wrap = {});
   explicit Box(const std::string& topology, uint64_t memory_limit_bytes = uint64_t{1} << 33,
-               const Wrap& wrap = {});
+               const Wrap& wrap = {}, const CheckpointOptions& checkpoints = {});
   ~Box();
 
   const std::string& address() const;

@@ -558,6 +558,27 @@ TEST_F(Steps, TheSaverIsCalledOnceBetweenTwoRounds) {
   }
 }
 
+TEST_F(Steps, WhatTheSaverThrowsIsNotTheEndOfThePush) {
+  begin(spec_of("announced", 2), 1);
+  on_save_[0] = [](uint64_t) { fail(ErrorCode::kInvalid, "cannot save"); };
+  for (size_t key = 0; key < kKeys; ++key) {
+    workers_[0]->push(key, {.null = true, .announced = true});
+  }
+  push(*workers_[1]);
+  for (size_t i = 1; i <= kKeys; ++i) {
+    const std::optional<Completion> here = workers_[0]->wait_any();
+    ASSERT_TRUE(here);
+    EXPECT_FALSE(here->error) << here->error->what();
+    EXPECT_EQ(here->saver_error.has_value(), i == kKeys);
+    if (here->saver_error) {
+      EXPECT_THAT(here->saver_error->what(), HasSubstr("cannot save"));
+    }
+  }
+  workers_[1]->wait_all();
+  on_save_[0] = {};
+  step();
+}
+
 // --- what is refused -----------------------------------------------------------------------------
 
 class Parts : public SaverTest {

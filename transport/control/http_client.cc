@@ -244,29 +244,55 @@ struct HttpClient::Impl {
 
   enum class Outcome { kAnswered, kLost, kLostInAnswer };
 
-  Outcome exchange(const http::request<http::string_body>& request, Clock::time_point deadline,
-                   HttpAnswer& answer, error_code& error) {
+  using Request = http::request<http::string_body>;
+
+  Outcome exchange(const Request& request, Clock::time_point deadline, HttpAnswer& answer,
+                   error_code& error) {
     PHUB_CHECK(tls.has_value() == address.tls);  // no secret goes out in plain text
     return tls ? exchange_over(*tls, request, deadline, answer, error)
                : exchange_over(*stream, request, deadline, answer, error);
   }
 
   template <typename Stream>
-  Outcome exchange_over(Stream& over, const http::request<http::string_body>& request,
-                        Clock::time_point deadline, HttpAnswer& answer, error_code& error) {
+  Outcome exchange_over(Stream& over, const Request& request, Clock::time_point deadline,
+                        HttpAnswer& answer, error_code& error) {
+    http::request_serializer<http::string_body> writer(request);
     bool done = false;
     const auto finish = [&](const error_code& ec, size_t) {
       error = ec;
       done = true;
     };
-    http::async_write(over, request, finish);
+    const bool asks_first = request.count(http::field::expect) > 0;
+    if (asks_first) {
+      http::async_write_header(over, writer, finish);
+      run(done, deadline, "sending a request to");
+      const Outcome outcome = read_answer(over, deadline, answer, error);
+      if (outcome != Outcome::kAnswered) return outcome;
+      if (answer.status != static_cast<unsigned>(http::status::continue_)) {
+        drop();  // the body is not sent, and what comes next must not be taken for it
+        return outcome;
+      }
+      done = false;
+    }
+    http::async_write(over, writer, finish);
     run(done, deadline, "sending a request to");
-    // A server that refuses a long body answers and closes before it has read all of it.
+    const Outcome outcome = read_answer(over, deadline, answer, error);
+    return asks_first && outcome == Outcome::kLost ? Outcome::kLostInAnswer : outcome;
+  }
+
+  // `error`: of writing the request. A server that refuses a long body answers and closes before it
+  // has read all of it.
+  template <typename Stream>
+  Outcome read_answer(Stream& over, Clock::time_point deadline, HttpAnswer& answer,
+                      error_code& error) {
     const error_code write_error = error;
     http::response_parser<http::string_body> parser;
     parser.body_limit(kMaxAnswerBytes);
-    done = false;
-    http::async_read(over, buffer, parser, finish);
+    bool done = false;
+    http::async_read(over, buffer, parser, [&](const error_code& ec, size_t) {
+      error = ec;
+      done = true;
+    });
     run(done, deadline, "waiting for an answer of");
     if (error) {
       const bool begun = parser.got_some();
@@ -330,6 +356,7 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
   if (!body.empty()) {
     request.set(http::field::content_type,
                 beast::string_view(content_type.data(), content_type.size()));
+    if (content_type == kBytesType) request.set(http::field::expect, "100-continue");
   }
   request.body() = body;
   request.prepare_payload();

@@ -38,7 +38,8 @@ class HttpClient {
   // Resolves, connects, writes and reads within timeout_ms (0: waits for the answer for ever;
   // connecting has a limit of its own). `bearer` goes into the Authorization header unless empty. A
   // kept connection that the server has closed is replaced; the request is sent again only if no
-  // byte of an answer had come.
+  // byte of an answer had come. A body of kBytesType, which may be long, is sent once the server
+  // has answered to its header that it wants it (Expect: 100-continue).
   HttpAnswer request(std::string_view method, std::string_view target, std::string_view bearer,
                      std::string_view body, uint32_t timeout_ms,
                      std::string_view content_type = kJsonType);
