@@ -6,7 +6,7 @@ more, to the same bits, with a server that is killed and started again.
 """
 import json, os, re, subprocess, sys, tempfile, time, urllib.request
 
-RANKS, ROUNDS, LEAST_PERCENT, LIMIT_S = 3, 1500, 90, 120
+RANKS, ROUNDS, LEAST_PERCENT, LIMIT_S = 3, 3000, 90, 120
 phub, library, digits = sys.argv[1:]
 try:
     import numpy
@@ -29,7 +29,7 @@ def serve(folder, listen="127.0.0.1:0"):
 
 def durable_round(address):
     with urllib.request.urlopen(f"http://{address}/v1/status", timeout=LIMIT_S) as answer:
-        return max([job["durable_round"] for job in json.load(answer)["jobs"]], default=0)
+        return max([job.get("durable_round", 0) for job in json.load(answer)["jobs"]], default=0)
 
 
 def train(server_dies):
