@@ -73,7 +73,7 @@ void LinkKeeper::connect(std::function<void()> on_failure) {
   // Heartbeats come first: connecting may take longer than the lease.
   heartbeat_ =
       start("phub-heartbeat", [this](const std::stop_token& stop) { heartbeat_loop(stop); });
-  link_ = connect_link(control_, options_, joined_, credential_);
+  link_ = unless_gone([this] { return connect_link(control_, options_, joined_, credential_); });
   linked_ = true;
 }
 

@@ -73,16 +73,7 @@ class LinkKeeper {
   // kUnavailable is thrown only if the server answers heartbeats.
   template <typename Body>
   auto ask_server(Body body) {
-    try {
-      return ask(body);
-    } catch (const Error& error) {
-      const uint64_t enough = answers_ + 2;  // one may have been on its way
-      while (error.code() == ErrorCode::kUnavailable && reply().epoch > 0 && answers_ < enough) {
-        check();
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-      throw;
-    }
+    return unless_gone([&] { return ask(body); });
   }
   void cancel_calls() { calls_.cancel(); }  // those of ask(), and every later one
   // Starts a thread. An exception that `body` throws becomes the worker's failure.
@@ -112,6 +103,19 @@ class LinkKeeper {
   void tell_server(uint32_t timeout_ms);  // reports that this rank leaves
 
  private:
+  template <typename Call>
+  auto unless_gone(Call call) {
+    try {
+      return call();
+    } catch (const Error& error) {
+      const uint64_t enough = answers_ + 2;  // one may have been on its way
+      while (error.code() == ErrorCode::kUnavailable && reply().epoch > 0 && answers_ < enough) {
+        check();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      throw;
+    }
+  }
   void heartbeat_loop(const std::stop_token& stop);
   void no_answer(const Error& error, std::chrono::steady_clock::duration silence);
   void fail_without_server(ErrorCode code, const std::string& message);
