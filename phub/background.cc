@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -24,8 +25,8 @@ bool take(std::deque<T>& from, T& out) {
 
 }  // namespace
 
-Background::Background(const char* name)
-    : name_(name), event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+Background::Background(const char* name, int nice)
+    : name_(name), nice_(nice), event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (event_fd_ < 0) {
     fail(ErrorCode::kFull, "eventfd: {}; raise ulimit -n", std::strerror(errno));
   }
@@ -39,6 +40,7 @@ Background::~Background() {
 void Background::start() {
   thread_ = std::jthread([this](const std::stop_token& stop) {
     pthread_setname_np(pthread_self(), name_);
+    if (nice_ != 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), nice_);
     work(stop);
   });
 }

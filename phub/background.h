@@ -40,7 +40,8 @@ class Background {
   using End = std::function<void()>;
   using Task = std::function<End()>;  // must not throw
 
-  explicit Background(const char* name = "phub-background");  // the name of the thread
+  // `name`: the thread's. `nice`: how far it steps back for other threads, as nice(1) has it.
+  explicit Background(const char* name = "phub-background", int nice = 0);
   // Tasks and ends that have not run are dropped.
   ~Background();
   Background(const Background&) = delete;
@@ -59,6 +60,7 @@ class Background {
   void work(const std::stop_token& stop);
 
   const char* const name_;
+  const int nice_;
   int event_fd_ = -1;
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any given_;

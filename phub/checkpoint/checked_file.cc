@@ -8,49 +8,32 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
-
-constexpr size_t kGatheredBytes = 256
-                                  << 10;   // fits a core's cache: checksum and write read it once
-constexpr size_t kDirectBytes = 64 << 10;  // pieces from this size on are not copied
-
-}  // namespace
-
 CheckedOutput::CheckedOutput(Files& files, const std::string& path, std::string name)
     : file_(files.create(path)) {
   entry_.name = std::move(name);
-  gathered_.reserve(kGatheredBytes);
 }
 
 void CheckedOutput::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const uint64_t to_checksum = kChecksumBytes - entry_.bytes % kChecksumBytes;
-    const auto piece = bytes.first(std::min<uint64_t>({bytes.size(), to_checksum, kGatheredBytes}));
-    checksum_ = crc32c(checksum_, piece);
-    put(piece);
-    entry_.bytes += piece.size();
-    if (piece.size() == to_checksum) entry_.checksums.push_back(std::exchange(checksum_, 0));
+    const auto piece = bytes.first(std::min(bytes.size(), kChecksumBytes - gathered_));
+    std::memcpy(block_->bytes.data() + gathered_, piece.data(), piece.size());
+    gathered_ += piece.size();
+    if (gathered_ == kChecksumBytes) write_gathered();
     bytes = bytes.subspan(piece.size());
   }
 }
 
-void CheckedOutput::put(std::span<const std::byte> bytes) {
-  const bool direct = gathered_.empty() && bytes.size() >= kDirectBytes;
-  if (direct) {
-    file_->write(bytes);
-    return;
-  }
-  if (gathered_.size() + bytes.size() > kGatheredBytes) {
-    file_->write(gathered_);
-    gathered_.clear();
-  }
-  gathered_.insert(gathered_.end(), bytes.begin(), bytes.end());
+void CheckedOutput::write_gathered() {
+  const auto gathered = std::span<const std::byte>(block_->bytes).first(gathered_);
+  entry_.checksums.push_back(crc32c(0, gathered));
+  entry_.bytes += gathered_;
+  file_->write(gathered);
+  gathered_ = 0;
 }
 
 void CheckedOutput::finish() {
-  if (!gathered_.empty()) file_->write(gathered_);
-  gathered_ = {};
-  if (entry_.bytes % kChecksumBytes != 0) entry_.checksums.push_back(checksum_);
+  if (gathered_ > 0) write_gathered();
+  block_.reset();
 }
 
 void CheckedOutput::sync_and_close() {

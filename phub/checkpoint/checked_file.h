@@ -2,6 +2,7 @@
 // read.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,7 +15,11 @@
 
 namespace phub {
 
-// Gathers small pieces into larger writes.
+struct alignas(kDirectAlignment) DirectBlock {
+  std::array<std::byte, kChecksumBytes> bytes;
+};
+
+// Writes whole MiBs, from memory that suits a direct write.
 class CheckedOutput {
  public:
   // `name`: the file's, in the manifest. Creates `path`.
@@ -27,12 +32,12 @@ class CheckedOutput {
   const CheckpointFile& entry() const { return entry_; }  // complete after finish()
 
  private:
-  void put(std::span<const std::byte> bytes);
+  void write_gathered();
 
   std::unique_ptr<OutputFile> file_;
   CheckpointFile entry_;
-  uint32_t checksum_ = 0;  // of the MiB that is not complete
-  std::vector<std::byte> gathered_;
+  std::unique_ptr<DirectBlock> block_ = std::make_unique<DirectBlock>();  // what is not written yet
+  size_t gathered_ = 0;                                                   // bytes of it
 };
 
 class CheckedInput {

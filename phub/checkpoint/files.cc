@@ -54,6 +54,11 @@ int open_file(const std::string& path, int flags) {
   return fd;
 }
 
+bool is_aligned(std::span<const std::byte> bytes) {
+  return reinterpret_cast<uintptr_t>(bytes.data()) % kDirectAlignment == 0 &&
+         bytes.size() % kDirectAlignment == 0;
+}
+
 class SystemOutput final : public OutputFile {
  public:
   explicit SystemOutput(std::string path)
@@ -67,14 +72,20 @@ class SystemOutput final : public OutputFile {
   SystemOutput& operator=(const SystemOutput&) = delete;
 
   void write(std::span<const std::byte> bytes) override {
+    set_direct(direct_works_ && is_aligned(bytes) && written_ % kDirectAlignment == 0);
     while (!bytes.empty()) {
       const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
       if (written < 0 && errno == EINTR) continue;
+      if (written < 0 && errno == EINVAL && direct_) {
+        direct_works_ = false;
+        set_direct(false);
+        continue;
+      }
       if (written < 0) fail_file("write", path_, errno);
       bytes = bytes.subspan(static_cast<size_t>(written));
       written_ += static_cast<uint64_t>(written);
     }
-    if (written_ - started_ < kWriteBehindBytes) return;
+    if (direct_ || written_ - started_ < kWriteBehindBytes) return;
     // Not every file system can do this; those that cannot write when it is synced.
     sync_file_range(fd_, static_cast<off64_t>(started_), static_cast<off64_t>(written_ - started_),
                     SYNC_FILE_RANGE_WRITE);
@@ -90,8 +101,23 @@ class SystemOutput final : public OutputFile {
   }
 
  private:
+  void set_direct(bool direct) {
+    if (direct == direct_) return;
+    const int flags = fcntl(fd_, F_GETFL);
+    if (flags < 0) fail_file("fcntl", path_, errno);
+    if (fcntl(fd_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0) {
+      direct_ = direct;
+    } else if (direct) {
+      direct_works_ = false;
+    } else {
+      fail_file("fcntl", path_, errno);
+    }
+  }
+
   std::string path_;
   int fd_;
+  bool direct_ = false;
+  bool direct_works_ = true;
   uint64_t written_ = 0;
   uint64_t started_ = 0;  // up to here the kernel was told to write
 };

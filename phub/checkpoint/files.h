@@ -16,6 +16,11 @@
 
 namespace phub {
 
+// Bytes in memory aligned to this, and as many as a multiple of it, are written past the kernel's
+// cache where the file system can: a checkpoint is not read again, and copying it costs the
+// processors that rounds need.
+inline constexpr size_t kDirectAlignment = 4096;
+
 // A file that is being written, from its beginning to its end. Destroyed before close(): closed as
 // it is, and what it holds is worth nothing.
 class OutputFile {

@@ -41,7 +41,7 @@ struct JobHost {
   Background coder{"phub-background"};          // decodes and encodes
   Background builder{"phub-builder"};           // plans, makes and frees
   std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
-  Background writer{"phub-writer"};             // writes them
+  Background writer{"phub-writer", 10};         // writes them; rounds go first
 };
 
 // How a job begins.

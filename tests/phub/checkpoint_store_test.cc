@@ -10,9 +10,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <random>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "phub/checkpoint/checked_file.h"
 #include "tests/phub/checkpoint_rig.h"
 #include "tests/seeds.h"
 
@@ -65,6 +68,36 @@ TEST_F(CheckpointFiles, LieInFoldersOfTheirJob) {
   const auto reader = readers.newest_whole(kJob, refused);
   ASSERT_NE(reader, nullptr);
   EXPECT_EQ(difference(*reader, content), "");
+}
+
+// Whole MiBs go past the kernel's cache where the file system can, what is left does not.
+TEST_F(CheckpointFiles, HoldWhatWasWrittenWhateverItsSize) {
+  const Seeds seeds = fresh_seeds(20);
+  for (const char* folder : {root_.c_str(), "/dev/shm"}) {
+    for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+      SCOPED_TRACE(fmt::format("PHUB_SEED={} in {}", seed, folder));
+      std::mt19937_64 random(seed);
+      const std::vector<size_t> near = {0, 1, kDirectAlignment, kChecksumBytes, 3 * kChecksumBytes};
+      const std::vector<std::byte> bytes = bytes_for(seed, near[random() % 5] + random() % 5'000);
+      const std::string path = fmt::format("{}/phub-checkpoint-{}", folder, getpid());
+      CheckedOutput output(system_files(), path, "file");
+      for (std::span<const std::byte> rest = bytes; !rest.empty();) {
+        const size_t some = std::min<size_t>(rest.size(), 1 + random() % 200'000);
+        output.write(rest.first(some));
+        rest = rest.subspan(some);
+      }
+      output.finish();
+      output.sync_and_close();
+
+      std::vector<std::byte> read(bytes.size());
+      const std::unique_ptr<InputFile> file = system_files().open(path);
+      ASSERT_EQ(file->bytes(), bytes.size());
+      file->read(0, read);
+      EXPECT_TRUE(read == bytes);
+      CheckedInput(system_files(), path, output.entry()).verify();
+      system_files().remove(path);
+    }
+  }
 }
 
 TEST_F(CheckpointFiles, TheLastOnesAreKept) {
