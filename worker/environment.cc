@@ -1,4 +1,6 @@
 // Options from the environment that launchers set: server, job, rank and world size.
+#include <fmt/format.h>
+
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -14,11 +16,21 @@ namespace phub {
 namespace {
 
 // The first launcher that sets both counts.
-constexpr std::array<std::pair<const char*, const char*>, 3> kLaunchers = {{
+constexpr std::array<std::pair<const char*, const char*>, 4> kLaunchers = {{
+    {"PHUB_RANK", "PHUB_WORLD_SIZE"},
     {"RANK", "WORLD_SIZE"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     {"SLURM_PROCID", "SLURM_NTASKS"},
 }};
+
+// The job's name: ours, or what the launcher calls all processes that it started together.
+std::string job_name() {
+  if (const char* job = std::getenv("PHUB_JOB")) return job;
+  const char* run = std::getenv("TORCHELASTIC_RUN_ID");
+  if (run != nullptr && std::string_view(run) != "none") return run;  // torchrun without --rdzv-id
+  if (const char* job = std::getenv("SLURM_JOB_ID")) return fmt::format("slurm-{}", job);
+  return {};
+}
 
 uint32_t number(const char* variable, std::string_view text) {
   uint32_t value = 0;
@@ -35,7 +47,7 @@ WorkerOptions options_from_environment() {
   WorkerOptions options;
   if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
   options.token = token_from_environment();
-  if (const char* job = std::getenv("PHUB_JOB")) options.spec.name = job;
+  options.spec.name = job_name();
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   if (const char* ranks = std::getenv("PHUB_MIN_RANKS")) {
     options.spec.min_ranks = number("PHUB_MIN_RANKS", ranks);

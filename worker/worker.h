@@ -79,11 +79,11 @@ struct WorkerOptions {
   std::function<RankState(uint64_t round)> saver;
 };
 
-// PHUB_SERVER, PHUB_JOB, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE; the token from
-// PHUB_TOKEN or the file of mode 0600 that PHUB_TOKEN_FILE names; rank and world size from
-// RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE or SLURM_PROCID/SLURM_NTASKS, in this order; the
-// ranks on this host from LOCAL_WORLD_SIZE or OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) if
-// a value is not a number, or the rank is outside the world.
+// The launcher's environment: PHUB_SERVER, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE;
+// PHUB_TOKEN, or PHUB_TOKEN_FILE of mode 0600; the job's name, rank and world size from PHUB_JOB,
+// PHUB_RANK and PHUB_WORLD_SIZE, else torchrun's (RANK …), Open MPI's or Slurm's; the ranks on this
+// host from LOCAL_WORLD_SIZE or OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) if a value is
+// not a number, or the rank is outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {

@@ -1,0 +1,166 @@
+"""Finds and loads libphub_worker.so, and declares the functions of worker/phub.h that are used."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any
+
+from phub import errors
+
+ABI_VERSION = 0  # PHUB_ABI_VERSION of the header that the declarations below are of
+_NAME = "libphub_worker.so.0"
+_PACKAGE = Path(__file__).resolve().parent
+_BUILD_TREE = _PACKAGE.parents[2] / "build/release"
+
+
+class Info(ctypes.Structure):
+    """phub_info."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("rank", c_uint32),
+        ("incarnation", c_uint32),
+        ("world_size", c_uint32),
+        ("initial_counts", c_uint32),
+        ("first_round", c_uint64),
+        ("keys", c_size_t),
+    )
+
+
+class Stats(ctypes.Structure):
+    """phub_stats."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("pushes", c_uint64),
+        ("chunks_pushed", c_uint64),
+        ("chunks_received", c_uint64),
+        ("bytes_copied", c_uint64),
+        ("sleeps", c_uint64),
+        ("reconnections", c_uint64),
+    )
+
+
+class KeyMemory(ctypes.Structure):
+    """phub_key_memory."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("gradient", c_void_p),
+        ("parameters", c_void_p),
+        ("gradient_dtype", c_char_p),
+        ("parameter_dtype", c_char_p),
+        ("gradient_scale", c_float),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "options_from_environment": (POINTER(c_void_p),),
+    "options_destroy": (c_void_p,),
+    "options_set": (c_void_p, c_char_p, c_char_p),
+    "options_set_number": (c_void_p, c_char_p, c_int64),
+    "options_add_key": (c_void_p, c_char_p, c_uint64),
+    "options_tune_key": (c_void_p, c_size_t, c_int32, c_double, c_double),
+    "options_set_hyper": (c_void_p, c_char_p, c_double),
+    "worker_create": (c_void_p, POINTER(c_void_p)),
+    "rejoin": (c_void_p, POINTER(c_uint64)),
+    "worker_destroy": (c_void_p,),
+    "leave": (c_void_p,),
+    "worker_info": (c_void_p, POINTER(Info)),
+    "worker_connection": (c_void_p, c_char_p, c_size_t),
+    "gradient": (c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t)),
+    "parameters": (c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t)),
+    "register_memory": (c_void_p, c_size_t, POINTER(KeyMemory)),
+    "broadcast_keys": (c_void_p, POINTER(c_void_p), c_size_t),
+    "push": (c_void_p, c_size_t, c_int32),
+    "push_null": (c_void_p, c_size_t),
+    "wait": (c_void_p, c_size_t),
+    "wait_all": (c_void_p,),
+    "try_wait": (c_void_p, c_size_t, POINTER(c_int)),
+    "poll": (c_void_p, POINTER(c_size_t)),
+    "pull": (c_void_p, c_size_t, c_void_p, c_size_t),
+    "round": (c_void_p, c_size_t, POINTER(c_uint64)),
+    "set_hyper": (c_void_p, POINTER(c_char_p), POINTER(c_double), c_size_t, POINTER(c_uint64)),
+    "waits_for": (c_void_p, c_char_p, c_size_t),
+    "barrier": (c_void_p,),
+    "worker_stats": (c_void_p, POINTER(Stats)),
+}
+
+
+def find_library() -> str:
+    """What to load: PHUB_LIBRARY, the package's own, a build tree's around it, an installed one."""
+    if named := os.environ.get("PHUB_LIBRARY"):
+        return named
+    places = (_PACKAGE / _NAME, _BUILD_TREE / "worker" / _NAME)
+    return next((str(place) for place in places if place.is_file()), _NAME)
+
+
+def find_program() -> str:
+    """The box's program: PHUB_PROGRAM, else found as the library is. Raises LibraryError."""
+    if named := os.environ.get("PHUB_PROGRAM"):
+        return named
+    for place in (_PACKAGE / "bin/phub", _BUILD_TREE / "bin/phub", *_in_path("phub")):
+        if os.access(place, os.X_OK):
+            return str(place)
+    raise errors.LibraryError(
+        "the box's program is not there: set PHUB_PROGRAM to the file `phub` (an installation of "
+        "phub has it in bin/), or give the address of a box that runs elsewhere (PHUB_SERVER)"
+    )
+
+
+def _in_path(name: str) -> Iterator[Path]:
+    """Programs of this name, without scripts: this package's own command is one."""
+    for folder in os.get_exec_path():
+        program = Path(folder, name)
+        if program.is_file() and program.read_bytes()[:4] == b"\x7fELF":
+            yield program
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, loaded at the first use. Raises LibraryError."""
+    path = find_library()
+    try:
+        loaded = ctypes.CDLL(path)
+        loaded.phub_last_error.restype = c_char_p
+        loaded.phub_version.restype = c_char_p
+        abi = loaded.phub_abi_version()
+        for name, arguments in _FUNCTIONS.items():
+            getattr(loaded, f"phub_{name}").argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise errors.LibraryError(
+            f"phub's library cannot be used: {error}. Set PHUB_LIBRARY to the file {_NAME} of ABI "
+            f"{ABI_VERSION} (an installation of phub has it in lib/), or build it: cmake --preset "
+            "release && cmake --build --preset release --target phub_worker_shared phub"
+        ) from error
+    if abi != ABI_VERSION:
+        raise errors.LibraryError(
+            f"{path} is of ABI {abi} (version {loaded.phub_version().decode()}), and this package "
+            f"of ABI {ABI_VERSION}: install the two of one version"
+        )
+    return loaded
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Calls phub_`function`. Raises the Error of its code, with the library's message."""
+    loaded = library()
+    code = getattr(loaded, f"phub_{function}")(*arguments)
+    if code:
+        raise errors.of_code(code, loaded.phub_last_error().decode(errors="replace"))

@@ -1,0 +1,244 @@
+"""PyTorch's DistributedDataParallel (DDP) through a box, as a communication hook.
+
+The box sums and averages gradients; optimizer, clipping, GradScaler and `no_sync` are the program's
+own, as with DDP. A key of the job is a parameter's name, never a bucket's number: DDP makes its
+buckets anew after the first step.
+"""
+
+# No `from __future__ import annotations`: DDP compares the hook's annotations with classes.
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import distributed, nn
+from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined]
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from phub.errors import InvalidError
+from phub.worker import Memory, Option, Worker
+
+_FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@dataclass
+class _Bucket:
+    """Gradients whose results DDP waits for."""
+
+    keys: list[str]
+    buffer: torch.Tensor
+    future: Future[torch.Tensor]
+    done: threading.Event = field(default_factory=threading.Event)
+    error: Optional[Exception] = None
+
+
+def _complete(worker: Worker, buckets: "queue.SimpleQueue[Optional[_Bucket]]") -> None:
+    """The thread that ends the futures, in the order of the buckets."""
+    while (bucket := buckets.get()) is not None:
+        try:
+            for key in bucket.keys:
+                worker.wait(key)
+            bucket.future.set_result(bucket.buffer)
+        except Exception as error:
+            bucket.error = error
+            bucket.future.set_exception(error)  # type: ignore[arg-type]  # what it takes
+        bucket.done.set()
+
+
+def _memory_of(tensor: torch.Tensor) -> Memory:
+    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+class DDPState:
+    """What `ddp_hook` needs: a worker whose keys are the module's parameters.
+
+    `ddp.register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook)`. Every rank makes it, with
+    the same module; it returns when all have. Errors of the box are raised by `backward()`, and
+    after one the state cannot be used any more.
+    """
+
+    def __init__(self, module: nn.Module, **options: Option) -> None:
+        """Joins the job.
+
+        module: with dense parameters of float32, bfloat16 or float16 on the CPU. Those that require
+            no gradient are not exchanged. Raises InvalidError, which names the parameter.
+        options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
+            "pass": a GradScaler sees infinities itself, as with DDP.
+        """
+        self._parameters = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        format_of_job = _format_of_job(self._parameters)
+        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
+        given: dict[str, Option] = {
+            "reduction": "mean",
+            "on_nonfinite": "pass",
+            "gradient_dtype": format_of_job,
+            "parameter_dtype": format_of_job,
+            **options,
+        }
+        self.worker = Worker(
+            {name: p.numel() for name, p in self._parameters.items()}, hyper=None, **given
+        )
+        self._registered: dict[str, int] = {}
+        self._outstanding: list[_Bucket] = []
+        self._buckets: queue.SimpleQueue[Optional[_Bucket]] = queue.SimpleQueue()
+        threading.Thread(
+            target=_complete, args=(self.worker, self._buckets), name="phub-ddp", daemon=True
+        ).start()
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is, from 0."""
+        return self.worker.rank
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of the job when it began."""
+        return self.worker.world_size
+
+    def close(self) -> None:
+        """Leaves the job. The others go on without this rank."""
+        self._buckets.put(None)
+        self.worker.close()
+
+    def broadcast_parameters(self) -> None:
+        """Gives the module rank 0's parameters, before the first step (initial="broadcast")."""
+        if self.worker.first_round > 1:
+            raise InvalidError(
+                f"the job is in round {self.worker.first_round}: the box sums gradients and has no "
+                "model, so a rank cannot join later. Start all ranks again, from the program's own "
+                "checkpoint, and under another job's name if the others go on"
+            )
+        initial = {
+            name: _memory_of(parameter.detach().float().contiguous())
+            for name, parameter in self._parameters.items()
+        }
+        self.worker.broadcast(initial)
+        if self.rank == 0:
+            return
+        for name, parameter in self._parameters.items():
+            received = torch.empty(parameter.shape, dtype=self._dtype_of_job())
+            self.worker.pull(name, _memory_of(received))
+            with torch.no_grad():
+                parameter.copy_(received)
+
+    def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.
+
+        For the last bucket of a step it returns when all results are here, so that an error of the
+        box is raised by `backward()` with its own type, and so is Ctrl-C's KeyboardInterrupt.
+        """
+        keys = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            key = self._key_of(parameter)
+            self._register(key, gradient)
+            self.worker.push(key)
+            keys.append(key)
+        sent = _Bucket(keys, bucket.buffer(), Future())
+        self._outstanding.append(sent)
+        self._buckets.put(sent)
+        if bucket.is_last():
+            self._wait()
+        return sent.future
+
+    def _wait(self) -> None:
+        step, self._outstanding = self._outstanding, []
+        for bucket in step:
+            bucket.done.wait()
+            if bucket.error is not None:
+                raise bucket.error
+
+    def _key_of(self, parameter: torch.Tensor) -> str:
+        key = self._name_of.get(id(parameter))
+        if key is None:
+            raise InvalidError(
+                f"a parameter of shape {tuple(parameter.shape)} is not in the module that DDPState "
+                "was made of: make it of the module that DDP has (ddp.module)"
+            )
+        return key
+
+    def _register(self, key: str, gradient: torch.Tensor) -> None:
+        address = gradient.data_ptr()
+        if self._registered.get(key) == address:
+            return
+        if gradient.layout != torch.strided or gradient.device.type != "cpu":
+            raise InvalidError(
+                f"the gradient of '{key}' is {gradient.layout} on {gradient.device}: phub "
+                "exchanges dense gradients on the CPU"
+            )
+        memory, kind = _memory_of(gradient), _FORMATS[gradient.dtype]
+        self.worker.register_memory(key, memory, memory, gradient_dtype=kind, parameter_dtype=kind)
+        self._registered[key] = address
+
+    def _dtype_of_job(self) -> torch.dtype:
+        kind = _format_of_job(self._parameters)
+        return next(dtype for dtype, name in _FORMATS.items() if name == kind)
+
+
+def _format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
+    """The parameters' format if all have the same, else f32: the library converts."""
+    if not parameters:
+        raise InvalidError("no parameter of the module requires a gradient")
+    for name, parameter in parameters.items():
+        if parameter.dtype not in _FORMATS or parameter.device.type != "cpu":
+            raise InvalidError(
+                f"parameter '{name}' is {parameter.dtype} on {parameter.device}: phub exchanges "
+                "float32, bfloat16 and float16 on the CPU"
+            )
+    kinds = {_FORMATS[parameter.dtype] for parameter in parameters.values()}
+    return kinds.pop() if len(kinds) == 1 else "f32"
+
+
+def ddp_hook(state: DDPState, bucket: GradBucket) -> Future[torch.Tensor]:
+    """The hook for `DistributedDataParallel.register_comm_hook`; `state` is a `DDPState`."""
+    return state.exchange(bucket)
+
+
+def ddp(
+    module: nn.Module, *, ddp_options: Optional[Mapping[str, Any]] = None, **options: Option
+) -> DistributedDataParallel:
+    """DDP whose only connection to other ranks is the box.
+
+    Its process group has this rank alone, so no collective of PyTorch hangs or fails when another
+    rank dies: the job's policy (on_loss) decides. All ranks begin with rank 0's parameters. Buffers
+    (BatchNorm's statistics) are each rank's own.
+
+    module: see `DDPState`.
+    ddp_options: arguments of DistributedDataParallel. find_unused_parameters is refused: with a
+        group of one, DDP would not know what the other ranks used.
+    options: see `DDPState`.
+    Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
+    and `close()`.
+    """
+    arguments = {"gradient_as_bucket_view": True, **(ddp_options or {})}
+    if arguments.get("find_unused_parameters"):
+        raise InvalidError(
+            "find_unused_parameters: phub.ddp cannot know which parameters other ranks used; use "
+            "DDP over all ranks with phub.ddp_hook"
+        )
+    state = DDPState(module, **{"initial": "broadcast", **options})
+    state.broadcast_parameters()
+    wrapped = DistributedDataParallel(module, process_group=_group_of_one(), **arguments)
+    wrapped.register_comm_hook(state, ddp_hook)
+    wrapped.phub = state  # type: ignore[assignment]
+    return wrapped
+
+
+def _group_of_one() -> distributed.ProcessGroup:
+    """A group of this rank alone, which is nobody's default: that is the program's."""
+    store = HashStore()
+    options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    backend = distributed.ProcessGroupGloo(store, 0, 1, options)
+    group = distributed.ProcessGroup(store, 0, 1)
+    gloo = distributed.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(gloo)
+    group._register_backend(torch.device("cpu"), gloo, backend)
+    return group

@@ -1,0 +1,382 @@
+"""A worker: one rank of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Union
+
+from phub import _library, errors
+from phub._library import call
+from phub._waiting import waiting_call
+
+Option = Union[str, int, bool]
+_DESCRIPTION_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the model: `elements` numbers that are exchanged as one.
+
+    Keys with a higher `priority` overtake others that wait. `lr_scale` and `decay_scale` multiply
+    the job's learning rate and weight decay.
+    """
+
+    elements: int
+    priority: int = 0
+    lr_scale: float = 1.0
+    decay_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the caller: `bytes` bytes from `address`, which `owner` keeps alive."""
+
+    address: int
+    bytes: int
+    owner: object = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of a worker since its start."""
+
+    pushes: int
+    chunks_pushed: int
+    chunks_received: int
+    bytes_copied: int  # between the caller's memory and the library's
+    sleeps: int  # how often a wait slept
+    reconnections: int
+
+
+class _Handle:
+    """A phub_worker. Destroyed, and its memory unmapped, when the last view of it is gone."""
+
+    def __init__(self, options: c_void_p) -> None:
+        self.value = c_void_p()
+        waiting_call("worker_create", options, byref(self.value))
+        self.destroy = weakref.finalize(self, _destroy, self.value, os.getpid())
+
+
+def _destroy(handle: c_void_p, owner: int) -> None:
+    # A child of fork() has the object, but not the worker. A process that ends with an exception
+    # has not left: the box sees at once that it is gone, and the job's policy decides.
+    if os.getpid() == owner and getattr(sys, "last_value", None) is None:
+        with contextlib.suppress(errors.Error):
+            call("worker_destroy", handle)
+
+
+def _set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
+    for name, value in given.items():
+        if isinstance(value, str):
+            call("options_set", options, name.encode(), value.encode())
+        else:
+            call("options_set_number", options, name.encode(), int(value))
+
+
+def _add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
+    for index, (name, given) in enumerate(keys.items()):
+        key = given if isinstance(given, Key) else Key(given)
+        if key.elements < 1:
+            raise errors.InvalidError(f"key '{name}' has {key.elements} elements: at least 1")
+        call("options_add_key", options, name.encode(), key.elements)
+        call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
+
+
+class Worker:
+    """One rank of a job: pushes gradients to the box, and has the box's results.
+
+    Any thread may call any method; calls for one key must be in the order push, wait. Errors are
+    `phub.Error`s. Where a method waits, Ctrl-C ends it in the main thread. After fork() the child
+    must make a worker of its own.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, int | Key],
+        *,
+        hyper: Mapping[str, float] | None = None,
+        **options: Option,
+    ) -> None:
+        """Joins the job; the first rank creates it. Returns when all ranks have joined.
+
+        keys: elements by name, or a `Key`; the same in the same order on every rank.
+        hyper: the optimizer's values, such as {"lr": 0.1}.
+        options: those of phub_options_set in worker/phub.h: job, server, rank, world_size,
+            transport, optimizer, reduction, on_loss, lease_ms … What is not given comes from the
+            launcher's environment: PHUB_SERVER, PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, or RANK
+            and WORLD_SIZE …
+        """
+        made = c_void_p()
+        call("options_from_environment", byref(made))
+        try:
+            _set_options(made, options)
+            _add_keys(made, keys)
+            for name, value in (hyper or {}).items():
+                call("options_set_hyper", made, name.encode(), value)
+            self._handle = _Handle(made)
+        finally:
+            call("options_destroy", made)
+        self.keys = tuple(keys)
+        self._index = {name: index for index, name in enumerate(self.keys)}
+        self._elements = [key.elements if isinstance(key, Key) else key for key in keys.values()]
+        self._gradient_dtype = str(options.get("gradient_dtype", "f32"))
+        self._parameter_dtype = str(options.get("parameter_dtype", "f32"))
+        self._owners: dict[int, tuple[object, object]] = {}
+
+    # ---- The job.
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is, from 0."""
+        return int(self._info().rank)
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of the job when it began."""
+        return int(self._info().world_size)
+
+    @property
+    def first_round(self) -> int:
+        """The first round in which this worker takes part: 1, unless it joined later."""
+        return int(self._info().first_round)
+
+    @property
+    def initial_counts(self) -> bool:
+        """Whether the job begins with the parameters that this worker broadcasts."""
+        return bool(self._info().initial_counts)
+
+    @property
+    def connection(self) -> str:
+        """The transport with its devices and memory, for people."""
+        return self._text("worker_connection")
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the start."""
+        found = _library.Stats(size=ctypes.sizeof(_library.Stats))
+        call("worker_stats", self._worker, byref(found))
+        return Stats(*(getattr(found, name) for name in Stats.__dataclass_fields__))
+
+    def waits_for(self) -> str:
+        """Which ranks and keys hold the job up, if a wait has lasted long; else ""."""
+        return self._text("waits_for")
+
+    # ---- Memory.
+
+    def gradient(self, key: str) -> memoryview:
+        """The key's gradient in the library's memory: write it, then push.
+
+        Shape (elements,), of float32; of uint16 (the bits) if gradient_dtype is bf16 or f16. Over
+        shared memory the box sums this memory. Not to be written from push to wait.
+        `numpy.asarray` and `torch.frombuffer` take it as it is. A view keeps the memory mapped,
+        also after `close`.
+        """
+        return self._view("gradient", key, self._gradient_dtype)
+
+    def parameters(self, key: str) -> memoryview:
+        """The key's parameters (optimizer none: the sum or mean); shape as `gradient`, read-only.
+
+        Valid from wait to the key's next push.
+        """
+        return self._view("parameters", key, self._parameter_dtype).toreadonly()
+
+    def register_memory(
+        self,
+        key: str,
+        gradient: Any = None,
+        parameters: Any = None,
+        *,
+        gradient_dtype: str | None = None,
+        parameter_dtype: str | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """From its next push on, sends the key from `gradient`; wait leaves it in `parameters`.
+
+        Both are contiguous buffers (NumPy arrays, memoryviews) or a `Memory`, of `elements` numbers
+        in their format (f32, bf16 or f16; None: the job's); they may be the same. None: the
+        library's memory. The gradient is multiplied by `scale`. The worker keeps both alive until
+        they are replaced. Over TCP the gradient is sent in place; otherwise it is copied once.
+        """
+        index = self._at(key)
+        formats = (gradient_dtype or self._gradient_dtype, parameter_dtype or self._parameter_dtype)
+        source = self._memory(key, gradient, formats[0])
+        target = self._memory(key, parameters, formats[1])
+        memory = _library.KeyMemory(
+            size=ctypes.sizeof(_library.KeyMemory),
+            gradient=source.address or None,
+            parameters=target.address or None,
+            gradient_dtype=formats[0].encode(),
+            parameter_dtype=formats[1].encode(),
+            gradient_scale=scale,
+        )
+        waiting_call("register_memory", self._worker, index, byref(memory))
+        self._owners[index] = (source, target)
+
+    # ---- The exchange.
+
+    def broadcast(self, initial: Mapping[str, Any] | None = None) -> None:
+        """Sets the job's initial parameters: rank 0's count (option initial="broadcast").
+
+        initial: by key a contiguous float32 buffer or a `Memory`; the other ranks may pass None.
+        Returns when this worker has all keys, in `parameters` (also in registered memory).
+        """
+        if initial is None:
+            waiting_call("broadcast_keys", self._worker, None, 0)
+            return
+        missing = [key for key in self.keys if key not in initial]
+        if missing:
+            raise errors.InvalidError(f"broadcast: there is nothing for key '{missing[0]}'")
+        memories = [self._memory(key, initial[key], "f32") for key in self.keys]
+        addresses = (c_void_p * len(memories))(*(memory.address for memory in memories))
+        waiting_call("broadcast_keys", self._worker, addresses, len(memories))
+
+    def push(self, key: str, priority: int = 0) -> None:
+        """Starts the exchange of a key; its gradient is lent until wait.
+
+        Every rank pushes every key once a round. Waits only if the key's previous result is not
+        here. `priority` is added to the key's, for this push.
+        """
+        call("push", self._worker, self._at(key), priority)
+
+    def push_null(self, key: str) -> None:
+        """Pushes a gradient of zero: nothing is sent, and this rank counts as having taken part."""
+        call("push_null", self._worker, self._at(key))
+
+    def wait(self, key: str) -> None:
+        """Returns when the key's result is here; at once if it was not pushed since."""
+        if not self.ready(key):
+            waiting_call("wait", self._worker, self._at(key))
+
+    def wait_all(self) -> None:
+        """Returns when the results of all keys are here."""
+        waiting_call("wait_all", self._worker)
+
+    def ready(self, key: str) -> bool:
+        """Whether `wait` would return at once. Makes progress."""
+        found = c_int()
+        call("try_wait", self._worker, self._at(key), byref(found))
+        return bool(found.value)
+
+    def poll(self) -> int:
+        """Makes progress without waiting. Returns the number of keys whose result is not here."""
+        found = c_size_t()
+        call("poll", self._worker, byref(found))
+        return found.value
+
+    def pull(self, key: str, into: Any) -> None:
+        """Waits, and copies the key's parameters to a contiguous buffer, in the job's format."""
+        memory = self._memory(key, into, self._parameter_dtype)
+        waiting_call("pull", self._worker, self._at(key), memory.address, memory.bytes)
+
+    def round(self, key: str) -> int:
+        """The latest round whose result is here."""
+        found = c_uint64()
+        call("round", self._worker, self._at(key), byref(found))
+        return found.value
+
+    def set_hyper(self, values: Mapping[str, float], round: int = 0) -> int:  # noqa: A002
+        """Changes hyperparameters from `round` on (0: the next); rank 0 only. Returns the round."""
+        names = (c_char_p * len(values))(*(name.encode() for name in values))
+        numbers = (c_double * len(values))(*values.values())
+        at = c_uint64(round)
+        call("set_hyper", self._worker, names, numbers, len(values), byref(at))
+        return at.value
+
+    def barrier(self) -> None:
+        """Waits for all live ranks."""
+        waiting_call("barrier", self._worker)
+
+    # ---- The end.
+
+    def rejoin(self) -> int:
+        """After RewoundError: waits for a server that goes on with the job. Returns the next round.
+
+        That round may be earlier than what this rank has seen, and the parameters are those of the
+        round before: call `broadcast`. Views of the worker's memory become invalid: drop them.
+        """
+        found = c_uint64()
+        waiting_call("rejoin", self._worker, byref(found))
+        return found.value
+
+    def close(self) -> None:
+        """Leaves the job; later calls raise BadHandleError. The others go on without this rank."""
+        handle = self.__dict__.pop("_handle", None)
+        if handle is None:
+            return
+        with contextlib.suppress(errors.Error):  # then the box notices by itself
+            call("leave", handle.value)
+        self._owners.clear()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- Inside.
+
+    @property
+    def _worker(self) -> c_void_p:
+        handle: _Handle | None = self.__dict__.get("_handle")
+        if handle is None:
+            raise errors.BadHandleError("the worker was closed")
+        return handle.value
+
+    def _at(self, key: str) -> int:
+        try:
+            return self._index[key]
+        except KeyError:
+            raise errors.NotFoundError(f"the job has no key '{key}'") from None
+
+    def _info(self) -> _library.Info:
+        info = _library.Info(size=ctypes.sizeof(_library.Info))
+        call("worker_info", self._worker, byref(info))
+        return info
+
+    def _text(self, function: str) -> str:
+        text = ctypes.create_string_buffer(_DESCRIPTION_BYTES)
+        call(function, self._worker, text, len(text))
+        return text.value.decode(errors="replace")
+
+    def _view(self, function: str, key: str, dtype: str) -> memoryview:
+        address, size = c_void_p(), c_size_t()
+        call(function, self._worker, self._at(key), byref(address), byref(size))
+        memory = (ctypes.c_ubyte * size.value).from_address(address.value or 0)
+        memory.handle = self._handle  # type: ignore[attr-defined]  # for as long as there is a view
+        return memoryview(memory).cast("B").cast("f" if dtype == "f32" else "H")  # type: ignore[return-value]
+
+    def _memory(self, key: str, given: Any, dtype: str) -> Memory:
+        if given is None:
+            return Memory(0, 0)
+        memory = given if isinstance(given, Memory) else _memory_of(key, given)
+        needed = self._elements[self._at(key)] * (4 if dtype == "f32" else 2)
+        if memory.bytes != needed:
+            raise errors.InvalidError(
+                f"key '{key}': the memory has {memory.bytes} bytes, and "
+                f"{self._elements[self._at(key)]} elements of {dtype} are {needed}"
+            )
+        return memory
+
+
+def _memory_of(key: str, given: Any) -> Memory:
+    try:
+        view = memoryview(given)
+        return Memory(ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes, view)
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidError(
+            f"key '{key}': the memory must be a writable contiguous buffer (a NumPy array, a "
+            f"memoryview) or a phub.Memory: {error}"
+        ) from None

@@ -1,0 +1,138 @@
+"""A box for the tests, and ranks that are forked from the process of the tests."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from phub import _library
+
+LIMIT_S = 120  # of a whole test's ranks, on a loaded machine
+LAUNCHERS = ("PHUB_", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_", "TORCHELASTIC_")
+
+
+class Box:
+    """A server of its own process."""
+
+    def __init__(self):
+        command = [_library.find_program(), "serve", "--listen", "127.0.0.1:0", "--pin", "false"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.address = next(
+            line.split()[-1] for line in self.process.stdout if line.startswith("listening on")
+        )
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Ranks:
+    """A process per rank, each forked, which calls body(rank, *arguments)."""
+
+    def __init__(self, body, world, *arguments, **environment):
+        context = multiprocessing.get_context("fork")
+        self.pipes, self.processes = [], []
+        for rank in range(world):
+            here, there = context.Pipe(duplex=False)
+            given = {"PHUB_RANK": str(rank), "PHUB_WORLD_SIZE": str(world), **environment}
+            process = context.Process(target=_rank, args=(there, body, rank, arguments, given))
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def kill(self, rank, number=signal.SIGKILL):
+        os.kill(self.processes[rank].pid, number)
+
+    def result(self, rank):
+        """What the rank's body returned; raises what it raised."""
+        if not self.pipes[rank].poll(LIMIT_S):
+            pytest.fail(f"rank {rank} has not ended within {LIMIT_S} s")
+        try:
+            value, error, trace = pickle.loads(self.pipes[rank].recv_bytes())
+        except EOFError:
+            pytest.fail(f"rank {rank} died without an answer")
+        if error is not None:
+            print(f"rank {rank}:\n{trace}")
+            raise error
+        return value
+
+    def results(self):
+        return [self.result(rank) for rank in range(len(self.processes))]
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _rank(pipe, body, rank, arguments, environment):
+    os.environ.update(environment)
+    answer = None, None, ""
+    try:
+        answer = body(rank, *arguments), None, ""
+    except BaseException as error:
+        answer = None, error, traceback.format_exc()
+    pipe.send_bytes(pickle.dumps(answer))
+    pipe.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(LAUNCHERS) and name not in ("PHUB_LIBRARY", "PHUB_PROGRAM"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def own_box():
+    """A box that the test may kill."""
+    box = Box()
+    yield box
+    box.kill()
+
+
+@pytest.fixture(scope="session")
+def _shared_box():
+    box = Box()
+    yield box
+    box.kill()
+
+
+@pytest.fixture
+def box(_shared_box, monkeypatch, request):
+    """The box of all tests; the test's jobs have its name."""
+    monkeypatch.setenv("PHUB_SERVER", _shared_box.address)
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    monkeypatch.setenv("PHUB_JOB", name)
+    return _shared_box
+
+
+@pytest.fixture
+def start():
+    """start(body, world, *arguments, **environment): Ranks that end with the test."""
+    started = []
+
+    def ranks(body, world, *arguments, **environment):
+        started.append(Ranks(body, world, *arguments, **environment))
+        return started[-1]
+
+    yield ranks
+    for each in started:
+        each.end()
+
+
+def wait_until(condition, what, limit_s=LIMIT_S):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {limit_s} s: {what}"
+        time.sleep(0.02)

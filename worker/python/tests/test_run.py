@@ -1,0 +1,171 @@
+"""`phub run`: environment, prefixes, and how ranks end together."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+
+import phub
+
+PACKAGE = Path(phub.__file__).parents[1]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "phub", "run", *arguments]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(PACKAGE)}
+
+
+def run(*arguments, **more):
+    return subprocess.run(
+        command(*arguments),
+        env={**environment(), **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def of_python(script):
+    return ["--", sys.executable, "-c", script]
+
+
+SUMS = """
+import os, phub
+with phub.Worker({"key": 4}) as worker:
+    worker.gradient("key")[0] = worker.rank + 1
+    worker.push("key")
+    worker.wait("key")
+    print(f"{worker.rank} of {worker.world_size}: {worker.parameters('key')[0]}")
+"""
+
+
+def test_ranks_find_a_box_and_each_other():
+    done = run("-n", "3", *of_python(SUMS), RANK="7", WORLD_SIZE="9")
+    assert sorted(done.stdout.splitlines()) == [f"{r}| {r} of 3: 6.0" for r in range(3)]
+    assert done.returncode == 0
+
+
+def test_a_box_that_runs_is_used(box):
+    done = run(
+        "-n",
+        "2",
+        "--server",
+        box.address,
+        "--job",
+        "named",
+        *of_python("import os; print(os.environ['PHUB_SERVER'], os.environ['PHUB_JOB'])"),
+    )
+    assert sorted(done.stdout.splitlines()) == [f"{r}| {box.address} named" for r in range(2)]
+
+
+FAILS = """
+import os, sys, time
+if os.environ["PHUB_RANK"] == "1":
+    print("it fails", file=sys.stderr)
+    END
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "how"),
+    [
+        ("sys.exit(3)", 3, "exited with status 3"),
+        ("os.kill(os.getpid(), 9)", 137, "was killed by signal 9"),
+    ],
+)
+def test_when_one_fails_the_others_end(end, status, how):
+    begin = time.monotonic()
+    done = run("-n", "3", *of_python(FAILS.replace("END", end)))
+    assert done.returncode == status
+    assert done.stdout == "1| it fails\n"
+    assert f"rank 1 {how}" in done.stderr
+    assert time.monotonic() - begin < 60
+
+
+def test_keep_going_lets_the_others_end_by_themselves():
+    script = FAILS.replace("END", "sys.exit(3)").replace("time.sleep(600)", "print('done')")
+    done = run("-n", "3", "--keep-going", *of_python(script))
+    assert done.returncode == 3
+    assert sorted(done.stdout.splitlines()) == ["0| done", "1| it fails", "2| done"]
+
+
+def alive(processes):
+    return [
+        p
+        for p in processes
+        if Path(f"/proc/{p}").exists() and "State:\tZ" not in Path(f"/proc/{p}/status").read_text()
+    ]
+
+
+SLEEPS = """
+import os, subprocess
+child = subprocess.Popen(["sleep", "600"])
+print("processes", os.getpid(), child.pid)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_ranks_and_their_children_end_with_it(number):
+    with subprocess.Popen(
+        command("-n", "2", *of_python(SLEEPS)), env=environment(), stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        lines = [launcher.stdout.readline() for _ in range(2)]
+        processes = [int(each) for line in lines for each in re.findall(r" (\d+)", line)]
+        assert len(processes) == 4
+        launcher.send_signal(number)
+        assert launcher.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
+    if number == signal.SIGKILL:  # nobody is left to end the children's children
+        processes = processes[::2]
+    wait_until(lambda: not alive(processes), f"the end of {processes}", 30)
+
+
+def test_a_command_that_is_not_there_is_named():
+    done = run("--", "/nowhere/train")
+    assert done.returncode == 127
+    assert "/nowhere/train" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "0", "--", "true"], "-n 0: from 1 to 1024"),
+        ([], "required: command"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_box_that_cannot_start_is_an_error(tmp_path):
+    program = tmp_path / "phub"
+    program.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
+    program.chmod(0o755)
+    done = run("--", "true", PHUB_PROGRAM=str(program))
+    assert done.returncode == 1
+    assert "no memory" in done.stderr
+    assert "the box did not start" in done.stderr
+
+
+def test_every_other_command_is_the_boxs():
+    done = subprocess.run(
+        [sys.executable, "-m", "phub", "--help"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "serve" in done.stdout, done.stderr

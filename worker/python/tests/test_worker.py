@@ -1,0 +1,340 @@
+"""The core: a job's options, memory, exchange and errors, without PyTorch."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import wait_until
+
+import phub
+
+PACKAGE = Path(phub.__file__).parents[1]
+
+
+def sums(rank, transport, rounds):
+    keys = {"a": 1000, "b": phub.Key(70_001, priority=1)}
+    with phub.Worker(keys, transport=transport) as worker:
+        for round_ in range(1, rounds + 1):
+            for key in reversed(worker.keys):
+                gradient = np.asarray(worker.gradient(key))
+                gradient[:] = np.arange(len(gradient)) % 97 + rank * round_
+                worker.push(key)
+            worker.wait_all()
+        assert worker.round("a") == rounds
+        assert worker.stats.pushes == 2 * rounds
+        return [np.array(worker.parameters(key)) for key in worker.keys], worker.connection
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_sums_are_those_of_all_ranks(box, start, transport):
+    for (a, b), connection in start(sums, 3, transport, 5).results():
+        assert connection.startswith(transport)
+        for got in (a, b):
+            assert np.array_equal(got, (np.arange(len(got)) % 97 * 3 + 15).astype(np.float32))
+
+
+def with_own_memory(rank, transport):
+    with phub.Worker({"key": 5000}, transport=transport, reduction="mean") as worker:
+        gradient = np.full(5000, rank + 1, np.float32)
+        result = np.zeros(5000, np.float32)
+        worker.register_memory("key", gradient, result, scale=2.0)
+        worker.push("key")
+        worker.wait("key")
+        pulled = np.zeros(5000, np.float32)
+        worker.pull("key", pulled)
+        assert np.array_equal(pulled, result)
+        half = np.full(5000, rank, np.float16)
+        worker.register_memory("key", half, half, gradient_dtype="f16", parameter_dtype="f16")
+        worker.push("key")
+        worker.wait("key")
+        return result, half
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_own_memory_is_sent_scaled_and_converted(box, start, transport):
+    for result, half in start(with_own_memory, 2, transport).results():
+        assert (result == 3.0).all()
+        assert (half == 0.5).all()
+
+
+def broadcasts(rank):
+    with phub.Worker({"a": 3, "b": 2}, initial="broadcast") as worker:
+        mine = {"a": np.array([1, 2, 3], np.float32), "b": np.array([4, 5], np.float32)}
+        worker.broadcast(mine if rank == 0 else None)
+        return worker.initial_counts, worker.parameters("a").tolist() + worker.parameters(
+            "b"
+        ).tolist()
+
+
+def test_broadcast_gives_rank_0s_parameters(box, start):
+    assert start(broadcasts, 2).results() == [(True, [1, 2, 3, 4, 5]), (False, [1, 2, 3, 4, 5])]
+
+
+def learns(rank):
+    with phub.Worker({"w": 4}, optimizer="sgd", hyper={"lr": 0.5}, initial="zeros") as worker:
+        np.asarray(worker.gradient("w"))[:] = 1
+        worker.push("w")
+        worker.wait("w")
+        first = worker.parameters("w").tolist()
+        if rank == 0:
+            worker.set_hyper({"lr": 0.25})
+        worker.barrier()
+        worker.push("w")
+        worker.wait("w")
+        return first, worker.parameters("w").tolist()
+
+
+def test_the_box_applies_an_optimizer(box, start):
+    assert start(learns, 2).results() == [([-1.0] * 4, [-1.5] * 4)] * 2
+
+
+def test_what_is_not_pushed_is_there_at_once(box):
+    with phub.Worker({"key": 8}) as worker:
+        assert worker.ready("key")
+        worker.wait("key")
+        worker.push_null("key")
+        worker.wait("key")
+        assert worker.poll() == 0
+        assert worker.parameters("key").tolist() == [0] * 8
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimiser": "sgd"}, phub.InvalidError, "'optimizer'"),
+        ({"optimizer": "sdg"}, phub.InvalidError, "sdg"),
+        (
+            {"server": "127.0.0.1:1", "connect_timeout_ms": 100},
+            phub.UnavailableError,
+            "127.0.0.1:1",
+        ),
+        ({"world_size": "two"}, phub.InvalidError, "two"),
+        ({"rank": 7, "world_size": 2}, phub.Error, "7"),
+    ],
+)
+def test_wrong_options_are_named(box, options, error, message):
+    with pytest.raises(error, match=message):
+        phub.Worker({"key": 8}, **options)
+
+
+def test_wrong_keys_and_memory_are_named(box):
+    with pytest.raises(phub.InvalidError, match="key 'none' has 0 elements"):
+        phub.Worker({"none": 0})
+    with phub.Worker({"key": 8}, initial="broadcast") as worker:
+        with pytest.raises(phub.NotFoundError, match="no key 'kee'"):
+            worker.push("kee")
+        with pytest.raises(phub.InvalidError, match="'key'.*28 bytes.*8 elements of f32 are 32"):
+            worker.register_memory("key", np.zeros(7, np.float32))
+        with pytest.raises(phub.InvalidError, match="writable contiguous"):
+            worker.register_memory("key", np.zeros(16, np.float32)[::2])
+        with pytest.raises(phub.InvalidError, match="writable contiguous"):
+            worker.register_memory("key", "text")
+        with pytest.raises(phub.InvalidError, match="nothing for key 'key'"):
+            worker.broadcast({})
+        with pytest.raises(TypeError, match="read-only"):
+            worker.parameters("key")[0] = 1
+
+
+def test_after_close_calls_are_errors_and_views_are_not(box):
+    worker = phub.Worker({"key": 8})
+    gradient, parameters = worker.gradient("key"), worker.parameters("key")
+    worker.close()
+    worker.close()
+    with pytest.raises(phub.BadHandleError, match="closed"):
+        worker.push("key")
+    del worker
+    gradient[3] = 5.0  # a SIGSEGV if it were unmapped
+    assert parameters[3] == 0
+
+
+def shared_mappings():
+    return Path("/proc/self/maps").read_text().count("memfd:")
+
+
+def test_the_last_view_unmaps_the_memory(box):
+    before = shared_mappings()
+    worker = phub.Worker({"key": 8}, transport="shm")
+    view = worker.gradient("key")
+    worker.close()
+    del worker
+    assert shared_mappings() > before
+    del view
+    assert shared_mappings() == before
+
+
+def waits(rank, ready):
+    worker = phub.Worker({"key": 8})
+    if rank == 1:
+        time.sleep(600)
+    worker.push("key")
+    ready.set()
+    try:
+        worker.wait("key")
+    except KeyboardInterrupt:
+        begin = time.monotonic()
+        worker.close()
+        return time.monotonic() - begin
+    raise AssertionError("the wait ended")
+
+
+def test_ctrl_c_ends_a_wait(box, start):
+    import multiprocessing
+
+    ready = multiprocessing.get_context("fork").Event()
+    ranks = start(waits, 2, ready)
+    assert ready.wait(60)
+    time.sleep(0.3)  # so that it probably waits; it is right either way
+    ranks.kill(0, signal.SIGINT)
+    assert ranks.result(0) < 10
+
+
+def test_other_threads_wait_too(box):
+    with phub.Worker({"key": 8}) as worker:
+        worker.push("key")
+        thread = threading.Thread(target=worker.wait, args=("key",))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_child_of_fork_is_refused_and_ends_nothing(box):
+    with phub.Worker({"key": 8}) as worker:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                worker.push("key")
+            except phub.WrongThreadError:
+                status = 0
+            del worker
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        worker.push("key")
+        worker.wait("key")
+
+
+def dies(rank, on_loss):
+    worker = phub.Worker({"key": 8}, on_loss=on_loss)
+    worker.push("key")
+    worker.wait("key")
+    if rank == 1:
+        os._exit(0)
+    for _ in range(3):  # the round in which it is lost ends with the others' gradients
+        worker.push("key")
+        worker.wait("key")
+
+
+def test_a_lost_rank_is_named_where_the_job_fails(box, start):
+    with pytest.raises(phub.RankLostError, match="rank 1"):
+        start(dies, 2, "fail").result(0)
+
+
+def test_a_lost_rank_costs_the_others_nothing_where_the_job_shrinks(box, start):
+    start(dies, 2, "shrink").result(0)
+
+
+SCRIPT = """
+import phub
+worker = phub.Worker({"key": 8}, on_loss="fail")
+worker.push("key"); worker.wait("key")
+END
+"""
+
+
+@pytest.mark.parametrize(("end", "fails"), [("", False), ("raise ValueError", True)])
+def test_a_script_that_ends_well_has_left_and_one_with_an_exception_is_lost(
+    box, monkeypatch, end, fails
+):
+    """Nothing closes the worker."""
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
+    monkeypatch.setenv("PHUB_WORLD_SIZE", "2")
+    script = [sys.executable, "-c", SCRIPT.replace("END", end)]
+    other = subprocess.Popen(script, env={**os.environ, "PHUB_RANK": "1"}, stderr=subprocess.PIPE)
+    monkeypatch.setenv("PHUB_RANK", "0")
+    with phub.Worker({"key": 8}, on_loss="fail") as worker:
+        worker.push("key")
+        worker.wait("key")
+        _, said = other.communicate(timeout=60)
+        assert other.returncode == (1 if fails else 0), said
+        with pytest.raises(phub.RankLostError) if fails else contextlib.nullcontext():
+            for _ in range(3):
+                worker.push("key")
+                worker.wait("key")
+
+
+# ---- Loading.
+
+
+def python(script, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_import_needs_neither_torch_nor_numpy():
+    said = python(
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "import phub; phub.Worker; print('ok')"
+    )
+    assert said.stdout == "ok\n", said.stderr
+
+
+def test_a_library_that_is_not_there_is_named():
+    said = python("import phub; phub.Worker({'key': 1})", PHUB_LIBRARY="/nowhere/lib.so")
+    assert "LibraryError: phub's library cannot be used: /nowhere/lib.so" in said.stderr
+    assert "Set PHUB_LIBRARY" in said.stderr
+
+
+def test_a_library_that_is_not_phubs_is_named(tmp_path):
+    libc = next(
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libc.so" in line
+    )
+    said = python("import phub; phub.Worker({'key': 1})", PHUB_LIBRARY=libc)
+    assert "undefined symbol: phub_last_error. Set PHUB_LIBRARY" in said.stderr
+
+
+def test_a_library_of_another_abi_is_refused(tmp_path):
+    source, library = tmp_path / "other.c", tmp_path / "other.so"
+    from phub import _library
+
+    names = [f"phub_{name}" for name in _library._FUNCTIONS]
+    source.write_text(
+        'const char* phub_last_error(void) { return ""; }\n'
+        'const char* phub_version(void) { return "9.1"; }\n'
+        "int phub_abi_version(void) { return 7; }\n"
+        + "".join(f"int {name}(void) {{ return 0; }}\n" for name in names)
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    said = python("import phub; phub.Worker({'key': 1})", PHUB_LIBRARY=str(library))
+    assert f"{library} is of ABI 7 (version 9.1)" in said.stderr
+
+
+def test_the_declarations_are_those_of_the_header():
+    from phub import _library, errors
+
+    header = (PACKAGE.parents[0] / "phub.h").read_text()
+    for name, arguments in _library._FUNCTIONS.items():
+        declared = header.split(f" phub_{name}(")[1].split(");")[0]
+        assert declared.count(",") + 1 == len(arguments), name
+    codes = header.split("typedef enum phub_code {")[1].split("}")[0]
+    for number, kind in enumerate(errors.BY_CODE, 1):
+        assert f"PHUB_{kind.code.upper()} = {number}" in codes
+
+
+def test_waits_for_is_empty_while_nothing_is_late(box):
+    with phub.Worker({"key": 8}) as worker:
+        assert worker.waits_for() == ""
+        wait_until(lambda: worker.first_round == 1, "the first round")
