@@ -70,7 +70,7 @@ def _box() -> Iterator[str]:
     """A box that serves this machine alone. Yields its address, HOST:PORT."""
     program = _library.find_program()
     command = [program, "serve", "--listen", "127.0.0.1:0", "--pin", "false"]
-    box = _start(command, os.environ, errors_to=None)
+    box = _start(command, {"PHUB_LOG_LEVEL": "warn", **os.environ}, errors_to=None)
     try:
         assert box.stdout is not None
         address = next((line.split()[-1] for line in box.stdout if line.startswith(_READY)), None)

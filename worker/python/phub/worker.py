@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
 import weakref
 from collections.abc import Mapping
@@ -62,13 +61,13 @@ class _Handle:
     def __init__(self, options: c_void_p) -> None:
         self.value = c_void_p()
         waiting_call("worker_create", options, byref(self.value))
-        self.destroy = weakref.finalize(self, _destroy, self.value, os.getpid())
+        self.destroy = weakref.finalize(self, _destroy, self.value)
 
 
-def _destroy(handle: c_void_p, owner: int) -> None:
-    # A child of fork() has the object, but not the worker. A process that ends with an exception
-    # has not left: the box sees at once that it is gone, and the job's policy decides.
-    if os.getpid() == owner and getattr(sys, "last_value", None) is None:
+def _destroy(handle: c_void_p) -> None:
+    # A process that ends with an exception has not left: the box sees at once that it is gone, and
+    # the job's policy decides. In a child of fork() the library refuses.
+    if getattr(sys, "last_value", None) is None:
         with contextlib.suppress(errors.Error):
             call("worker_destroy", handle)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,17 @@ def test_own_memory_is_sent_scaled_and_converted(box, start, transport):
     for result, half in start(with_own_memory, 2, transport).results():
         assert (result == 3.0).all()
         assert (half == 0.5).all()
+
+
+def test_registered_memory_lives_until_it_is_replaced(box):
+    with phub.Worker({"key": 8}) as worker:
+        memory = np.zeros(8, np.float32)
+        there = weakref.ref(memory)
+        worker.register_memory("key", memory, memory)
+        del memory
+        assert there() is not None
+        worker.register_memory("key")
+        assert there() is None
 
 
 def broadcasts(rank):
@@ -191,8 +203,10 @@ def test_ctrl_c_ends_a_wait(box, start):
     ranks = start(waits, 2, ready)
     assert ready.wait(60)
     time.sleep(0.3)  # so that it probably waits; it is right either way
+    begin = time.monotonic()
     ranks.kill(0, signal.SIGINT)
     assert ranks.result(0) < 10
+    assert time.monotonic() - begin < 30  # the box ends the wait after 60 s
 
 
 def test_other_threads_wait_too(box):
