@@ -72,15 +72,11 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.pc.in packages/phub.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.pc
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
-# ---- The example, in C++ as a program and in Python as a text to begin with, beside the package that
-# it needs; benchmarks.
+# ---- The example, in C++ as a program and in Python as a text to begin with; benchmarks.
 set(phub_programs_dir ${CMAKE_INSTALL_LIBEXECDIR}/phub)
 install(TARGETS digits DESTINATION ${phub_programs_dir} COMPONENT bench)
 install(FILES worker/examples/digits.py
   DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libphub-dev/examples COMPONENT dev)
-install(DIRECTORY worker/python/phub
-  DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libphub-dev/examples COMPONENT dev
-  FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
 if(PHUB_BENCH)
   install(TARGETS zerocompute COMPONENT bench)
   install(TARGETS kernels_bench DESTINATION ${phub_programs_dir} COMPONENT bench)

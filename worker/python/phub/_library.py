@@ -77,6 +77,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "options_set": (c_void_p, c_char_p, c_char_p),
     "options_set_number": (c_void_p, c_char_p, c_int64),
     "options_add_key": (c_void_p, c_char_p, c_uint64),
+    "options_add_shaped_key": (c_void_p, c_char_p, POINTER(c_uint64), c_size_t),
     "options_tune_key": (c_void_p, c_size_t, c_int32, c_double, c_double),
     "options_set_hyper": (c_void_p, c_char_p, c_double),
     "worker_create": (c_void_p, POINTER(c_void_p)),

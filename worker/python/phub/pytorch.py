@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from phub.errors import InvalidError
-from phub.worker import Memory, Option, Worker
+from phub.worker import MAX_DIMENSIONS, Key, Memory, Option, Worker
 
 _FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -47,6 +47,12 @@ def _complete(worker: Worker, buckets: "queue.SimpleQueue[Optional[_Bucket]]") -
             bucket.error = error
             bucket.future.set_exception(error)  # type: ignore[arg-type]  # what it takes
         bucket.done.set()
+
+
+def _key_for(parameter: nn.Parameter) -> Key:
+    """With the parameter's shape, where the box has as many dimensions."""
+    shape = tuple(parameter.shape) if parameter.dim() <= MAX_DIMENSIONS else ()
+    return Key(parameter.numel(), shape=shape)
 
 
 def _memory_of(tensor: torch.Tensor) -> Memory:
@@ -84,7 +90,7 @@ class DDPState:
             **options,
         }
         self.worker = Worker(
-            {name: p.numel() for name, p in self._parameters.items()}, hyper=None, **given
+            {name: _key_for(p) for name, p in self._parameters.items()}, hyper=None, **given
         )
         self._registered: dict[str, int] = {}
         self._outstanding: list[_Bucket] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 import weakref
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from phub._library import call
 from phub._waiting import waiting_call
 
 Option = Union[str, int, bool]
+MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
 _DESCRIPTION_BYTES = 4096
 
 
@@ -25,13 +27,15 @@ class Key:
     """A key of the model: `elements` numbers that are exchanged as one.
 
     Keys with a higher `priority` overtake others that wait. `lr_scale` and `decay_scale` multiply
-    the job's learning rate and weight decay.
+    the job's learning rate and weight decay. `shape`, which checkpoints have, is 1 to
+    MAX_DIMENSIONS dimensions, the last varying fastest, whose product is `elements`; (): none.
     """
 
     elements: int
     priority: int = 0
     lr_scale: float = 1.0
     decay_scale: float = 1.0
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,21 @@ def _add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
         key = given if isinstance(given, Key) else Key(given)
         if key.elements < 1:
             raise errors.InvalidError(f"key '{name}' has {key.elements} elements: at least 1")
-        call("options_add_key", options, name.encode(), key.elements)
+        _add_key(options, name, key)
         call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
+
+
+def _add_key(options: c_void_p, name: str, key: Key) -> None:
+    if not key.shape:
+        call("options_add_key", options, name.encode(), key.elements)
+        return
+    if min(key.shape) < 1 or math.prod(key.shape) != key.elements:
+        raise errors.InvalidError(
+            f"key '{name}': the product of the shape {key.shape} must be the number of elements, "
+            f"which is {key.elements}"
+        )
+    shape = (c_uint64 * len(key.shape))(*key.shape)
+    call("options_add_shaped_key", options, name.encode(), shape, len(shape))
 
 
 class Worker:

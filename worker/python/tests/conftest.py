@@ -23,8 +23,9 @@ LAUNCHERS = ("PHUB_", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_
 class Box:
     """A server of its own process."""
 
-    def __init__(self):
+    def __init__(self, *arguments):
         command = [_library.find_program(), "serve", "--listen", "127.0.0.1:0", "--pin", "false"]
+        command.extend(arguments)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.address = next(
             line.split()[-1] for line in self.process.stdout if line.startswith("listening on")

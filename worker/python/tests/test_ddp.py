@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -335,6 +336,23 @@ def test_a_rank_that_joins_later_is_told_why_it_cannot(box, start):
 def test_modules_that_cannot_be_exchanged_are_refused(module, message):
     with pytest.raises(phub.InvalidError, match=message):
         phub.ddp(module)
+
+
+def test_keys_have_the_shapes_of_parameters(monkeypatch):
+    worker = Mock()
+    monkeypatch.setattr("phub.pytorch.Worker", worker)
+    model = nn.Sequential(nn.Linear(4, 3), nn.PReLU())
+    model.deep = nn.Parameter(torch.zeros((2,) * 9))  # more dimensions than a key may have
+    model.single = nn.Parameter(torch.tensor(1.0))
+    phub.DDPState(model).close()
+    shapes = {name: key.shape for name, key in worker.call_args.args[0].items()}
+    assert shapes == {
+        "0.weight": (3, 4),
+        "0.bias": (3,),
+        "1.weight": (1,),
+        "deep": (),
+        "single": (),
+    }
 
 
 def test_unused_parameters_are_refused(box):

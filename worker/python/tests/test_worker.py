@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import wait_until
+from conftest import Box, wait_until
 
 import phub
+from phub._library import find_program
 
 PACKAGE = Path(phub.__file__).parents[1]
 
@@ -107,6 +108,27 @@ def test_the_box_applies_an_optimizer(box, start):
     assert start(learns, 2).results() == [([-1.0] * 4, [-1.5] * 4)] * 2
 
 
+def test_checkpoints_have_the_shapes_of_keys(tmp_path):
+    saving = Box("--checkpoints", str(tmp_path), "--checkpoint-every", "1")
+    try:
+        keys = {"w": phub.Key(600, shape=(3, 4, 50)), "b": 10}
+        with phub.Worker(keys, server=saving.address, job="shapes", optimizer="sgd") as worker:
+
+            def saved_after_another_round():
+                for key in worker.keys:
+                    worker.push_null(key)
+                worker.wait_all()
+                return list(tmp_path.glob("shapes/round-*/manifest.json"))
+
+            wait_until(saved_after_another_round, "a checkpoint")
+    finally:
+        saving.kill()
+    command = [find_program(), "checkpoint", "show", str(tmp_path), "shapes"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "F32 [3, 4, 50]  w" in shown
+    assert "F32 [10]  b" in shown
+
+
 def test_what_is_not_pushed_is_there_at_once(box):
     with phub.Worker({"key": 8}) as worker:
         assert worker.ready("key")
@@ -139,6 +161,10 @@ def test_wrong_options_are_named(box, options, error, message):
 def test_wrong_keys_and_memory_are_named(box):
     with pytest.raises(phub.InvalidError, match="key 'none' has 0 elements"):
         phub.Worker({"none": 0})
+    with pytest.raises(phub.InvalidError, match=r"'key'.*shape \(2, 3\).*elements, which is 8"):
+        phub.Worker({"key": phub.Key(8, shape=(2, 3))})
+    with pytest.raises(phub.InvalidError, match="'key'.*1 to 8 dimensions, not 9"):
+        phub.Worker({"key": phub.Key(1, shape=(1,) * 9)})
     with phub.Worker({"key": 8}, initial="broadcast") as worker:
         with pytest.raises(phub.NotFoundError, match="no key 'kee'"):
             worker.push("kee")
