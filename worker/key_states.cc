@@ -68,10 +68,16 @@ class Transfer {
       request.keys.push_back(static_cast<uint32_t>(state.key));
       if (set) request.steps.push_back(state.step);
     }
-    reply = keeper_.ask_server(
-        [&](ControlClient& client) { return client.begin_state(keeper_.credential(), request); });
+    try {
+      reply = keeper_.ask_server(
+          [&](ControlClient& client) { return client.begin_state(keeper_.credential(), request); });
+    } catch (...) {
+      end();  // the server may have begun it all the same
+      throw;
+    }
   }
-  ~Transfer() {
+  ~Transfer() { end(); }
+  void end() noexcept {
     try {
       keeper_.ask([&](ControlClient& client) { client.end_state(keeper_.credential()); });
     } catch (...) {  // NOLINT(bugprone-empty-catch): the server drops it with this rank

@@ -32,7 +32,7 @@ namespace phub {
 namespace {
 
 constexpr std::chrono::seconds kFinishSaving{2};
-constexpr std::chrono::milliseconds kBetweenQuestions{10};
+constexpr std::chrono::milliseconds kBetweenQuestions{50};
 
 void check_f32(const JobSpec& spec, const std::string& dtype, const char* what) {
   if (dtype == "f32") return;
@@ -89,6 +89,7 @@ struct Worker::Impl {
   std::stop_source over;  // ends rejoin()
   std::mutex rejoining;
   bool replaced = false;  // guarded by rejoining
+  std::mutex states;      // a rank gets or sets states once at a time
   std::mutex leaving;
   bool left = false;  // guarded by leaving
 };
@@ -498,11 +499,17 @@ std::vector<std::string> Worker::state_names() const {
 }
 
 uint64_t Worker::get_state(std::span<KeyState> states) {
-  return only_errors([&] { return phub::get_state(impl_->keeper, states); });
+  return only_errors([&] {
+    const std::lock_guard lock(impl_->states);
+    return phub::get_state(impl_->keeper, states);
+  });
 }
 
 uint64_t Worker::set_state(std::span<const KeyState> states) {
-  return only_errors([&] { return phub::set_state(impl_->keeper, states); });
+  return only_errors([&] {
+    const std::lock_guard lock(impl_->states);
+    return phub::set_state(impl_->keeper, states);
+  });
 }
 
 uint64_t Worker::checkpoint() {

@@ -73,6 +73,7 @@ void RunningJob::choose_saved_round(Boundary& boundary) {
   } else {
     parts_.end();
   }
+  if (failed_round_ >= copying_round_) failed_round_ = 0;  // it is tried again
   if (copying_round_ > 0) return answer_checkpoints(CheckpointReply{.round = copying_round_});
   answer_checkpoints({ErrorCode::kInvalid,
                       fmt::format("no round of job '{}' is complete: there is nothing to save yet",

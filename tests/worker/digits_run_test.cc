@@ -208,7 +208,7 @@ TEST_F(DigitsRun, TheServerIsKilledAndStartedAgain) {
   const std::string parameters = read_file(file_of("rank0"));
   ranks_.clear();
   job_ = "disturbed";
-  delay_ms_ = 4;  // the server must die before the last round
+  delay_ms_ = 20;  // the server must die before the last round
   start_all();
   for (const uint64_t round : {200, 500}) {
     ASSERT_TRUE(reached(round));

@@ -272,6 +272,7 @@ struct HttpClient::Impl {
         drop();  // the body is not sent, and what comes next must not be taken for it
         return outcome;
       }
+      if (!stream) return Outcome::kLostInAnswer;  // told to go on, and closed
       done = false;
     }
     http::async_write(over, writer, finish);
