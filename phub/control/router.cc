@@ -195,13 +195,18 @@ void restored_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
   call.handler.restored_part(who, call.bytes_reply());
 }
-void begin_state(Call& call) {
-  const StateRequest request = parse_state_request(call.request.body);
+// Who asks, but for the job and the ticket.
+template <typename Request>
+Credential rank_in(const Request& request) {
   Credential who;
   who.rank = request.rank;
   who.incarnation = request.incarnation;
   who.epoch = request.epoch;
-  call.handler.begin_state(call.complete(who), request, call.reply<StateReply>());
+  return who;
+}
+void begin_state(Call& call) {
+  const StateRequest request = parse_state_request(call.request.body);
+  call.handler.begin_state(call.complete(rank_in(request)), request, call.reply<StateReply>());
 }
 void read_state(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
@@ -222,11 +227,8 @@ void end_state(Call& call) {
 }
 void checkpoint(Call& call) {
   const CheckpointRequest request = parse_checkpoint_request(call.request.body);
-  Credential who;
-  who.rank = request.rank;
-  who.incarnation = request.incarnation;
-  who.epoch = request.epoch;
-  call.handler.checkpoint(call.complete(who), request.round, call.reply<CheckpointReply>());
+  call.handler.checkpoint(call.complete(rank_in(request)), request.round,
+                          call.reply<CheckpointReply>());
 }
 void log(Call& call) {
   const uint64_t from = call.numbers.empty() ? 0 : call.numbers.front();

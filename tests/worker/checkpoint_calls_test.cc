@@ -1,6 +1,5 @@
 // Checkpoints that a rank asks for: the server is a process, which is killed.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -16,13 +15,12 @@
 
 #include "phub/checkpoint/store.h"
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 
 namespace phub::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr size_t kElements = 20'000;
 constexpr uint32_t kLongMs = 60'000;
@@ -53,17 +51,6 @@ struct State {
   std::vector<std::vector<float>> memory{3, std::vector<float>(kElements)};
   KeyState key{.key = 0, .arrays = {memory[0], memory[1], memory[2]}};
 };
-
-template <typename Body>
-void expect_error(ErrorCode code, const std::string& words, Body body) {
-  try {
-    body();
-    ADD_FAILURE() << "no error: " << words;
-  } catch (const Error& error) {
-    EXPECT_EQ(name_of(error.code()), name_of(code));
-    EXPECT_THAT(error.what(), HasSubstr(words));
-  }
-}
 
 class CheckpointCalls : public ::testing::Test {
  protected:

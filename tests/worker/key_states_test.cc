@@ -1,7 +1,6 @@
 // The state of keys, got and set while the job runs: to the bit what a process that trains alone
 // has, over shared memory and TCP, with several cores and chunks of a key.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "tests/oracle/reference.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "transport/control/control_client.h"
 
 namespace phub {
@@ -27,7 +27,7 @@ namespace {
 using kernels::DType;
 using testing::Box;
 using testing::each_rank;
-using ::testing::HasSubstr;
+using testing::expect_error;
 
 constexpr uint32_t kRanks = 2;
 constexpr uint64_t kElements[] = {5000, 7, 640};
@@ -148,17 +148,6 @@ void expect_parameters(const Worker& worker, const Alone& alone) {
                        kElements[key]);
     const auto got = worker.parameter_bytes(key);
     EXPECT_TRUE(std::ranges::equal(got, expected)) << "rank " << worker.rank() << ", key " << key;
-  }
-}
-
-template <typename Body>
-void expect_error(ErrorCode code, const std::string& words, Body body) {
-  try {
-    body();
-    ADD_FAILURE() << "no error: " << words;
-  } catch (const Error& error) {
-    EXPECT_EQ(name_of(error.code()), name_of(code));
-    EXPECT_THAT(error.what(), HasSubstr(words));
   }
 }
 
