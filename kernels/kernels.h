@@ -69,7 +69,7 @@ struct Step {
   float momentum = 0;
   float one_minus_dampening = 1;
   float weight_decay = 0;
-  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+  float one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
   float eps = 0;
   float sqrt_bias_correction2 = 1;
   float step_size = 0;     // adam: -lr/bias_correction1; adagrad: -clr; others: -lr

@@ -11,7 +11,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// m = β1·m + (1−β1)·g; v = β2·v + ((1−β2)·g)·g; p −= (lr/bc1·m) / (√v/√bc2 + ε), where
+// m = lerp(m, g, 1−β1); v = β2·v + ((1−β2)·g)·g; p −= (lr/bc1·m) / (√v/√bc2 + ε), where
 // bc = 1 − β^t.
 struct Adam : Rule<Adam, 2> {
   static constexpr std::string_view kName = "adam";
@@ -24,7 +24,6 @@ struct Adam : Rule<Adam, 2> {
   static void prepare(const Hyper& h, uint64_t t, Step& step) {
     const auto steps = static_cast<double>(t);
     step.weight_decay = static_cast<float>(h.weight_decay);
-    step.beta1 = static_cast<float>(h.beta1);
     step.one_minus_beta1 = static_cast<float>(1 - h.beta1);
     step.beta2 = static_cast<float>(h.beta2);
     step.one_minus_beta2 = static_cast<float>(1 - h.beta2);
@@ -33,10 +32,18 @@ struct Adam : Rule<Adam, 2> {
     step.step_size = static_cast<float>(-(h.lr / (1 - std::pow(h.beta1, steps))));
   }
 
+  // PyTorch's lerp, which begins at the nearer end: m + w·(g − m), or g − (g − m)·(1 − w).
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V lerp(D d, V m, V g, float weight) {
+    const V way = hn::Sub(g, m);
+    if (weight < 0.5f) return hn::Add(m, hn::Mul(hn::Set(d, weight), way));
+    return hn::Sub(g, hn::Mul(way, hn::Set(d, 1.0f - weight)));
+  }
+
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE void update(D d, const Step& step, V g, V& p, V& m, V& v) {
     g = with_weight_decay(d, step, g, p);
-    m = hn::Add(hn::Mul(hn::Set(d, step.beta1), m), hn::Mul(hn::Set(d, step.one_minus_beta1), g));
+    m = lerp(d, m, g, step.one_minus_beta1);
     v = hn::Add(hn::Mul(hn::Set(d, step.beta2), v),
                 hn::Mul(hn::Mul(hn::Set(d, step.one_minus_beta2), g), g));
     const V denominator =

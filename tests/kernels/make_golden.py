@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Writes golden.txt: what PyTorch's optimizers compute, bit for bit.
 
-The file is committed, so that only who changes the configurations needs PyTorch (1.13):
+The file is committed, so that only who changes the configurations needs PyTorch. The environment
+that tests/scripts/python_test makes has it:
 
-    apt-get install python3-torch
-    ATEN_CPU_CAPABILITY=default /usr/bin/python3 tests/kernels/make_golden.py
+    ATEN_CPU_CAPABILITY=default build/python/bin/python tests/kernels/make_golden.py
 
-`default` is PyTorch's code path without fused multiply-adds. Gradients and initial parameters come
-from a generator that golden_test.cc has too. Per configuration the file holds a hash of all
-parameters' bits after every step, and the bits of the last ones.
+`default` is PyTorch's code path without fused multiply-adds, and foreach=False its loop over single
+tensors. Roots are NumPy's: those of a PyTorch with MKL may be off by one unit in the last place.
+Gradients and initial parameters come from a generator that golden_test.cc has too. Per
+configuration the file holds a hash of all parameters' bits after every step, and the bits of the
+last ones.
 """
 
 import os
@@ -41,6 +43,8 @@ CONFIGS = [
     ("rmsprop", "rmsprop", dict(lr=0.01)),
     ("rmsprop_momentum", "rmsprop",
      dict(lr=5e-3, alpha=0.9, eps=1e-7, rmsprop_momentum=0.7, weight_decay=1e-4)),
+    ("adam_small_beta", "adam", dict(lr=1e-3, beta1=0.3)),
+    ("adamw_half_beta", "adamw", dict(lr=2e-3, beta1=0.5, beta2=0.9)),
 ]
 
 
@@ -69,6 +73,7 @@ def fnv1a(data):
 
 def make_optimizer(torch, kind, hyper, params):
     kwargs = {k: hyper[k] for k in ("lr", "weight_decay") if k in hyper}
+    kwargs["foreach"] = False
     if kind in ("sgd", "momentum", "nesterov"):
         for name in ("momentum", "dampening"):
             if name in hyper:
@@ -106,8 +111,10 @@ def run(torch, number, name, kind, hyper, out):
 def main():
     if os.environ.get("ATEN_CPU_CAPABILITY") != "default":
         sys.exit("set ATEN_CPU_CAPABILITY=default: other code paths use fused multiply-adds")
+    import numpy
     import torch
 
+    torch.Tensor.sqrt = lambda x: torch.from_numpy(numpy.sqrt(x.numpy()))
     path = pathlib.Path(__file__).with_name("golden.txt")
     with path.open("w") as out:
         out.write(f"# make_golden.py, PyTorch {torch.__version__}, {STEPS} steps of {VALUES} values\n")

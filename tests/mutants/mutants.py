@@ -464,6 +464,9 @@ MUTANTS = [
            "const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);",
            "const auto rounded = hn::Add(bits, hn::Set(du, 0x8000));\n    (void)odd;", ("kernels/convert_test",),
            ("kernels/sum.cc",)),
+    Mutant("lerp: Adam's first moment always begins at the old one", "kernels/optimizers/adam-inl.h",
+           "if (weight < 0.5f) return", "if (weight < 2.0f) return", ("kernels/golden_test",),
+           ("kernels/optimize.cc",)),
 
     # Clocks.
     Mutant("slowest: the first rank's clock is taken for the slowest", CLOCK_TABLE,

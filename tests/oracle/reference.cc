@@ -86,13 +86,21 @@ void momentum(const Hyper& h, bool first, bool nesterov, float grad, Element e) 
   }
 }
 
+float lerp(float start, float end, float weight) {
+  const float distance = end - start;
+  if (weight < 0.5f) {
+    const float forward = weight * distance;
+    return start + forward;
+  }
+  const float back = distance * (1.0f - weight);
+  return end - back;
+}
+
 void adam(const Hyper& h, uint64_t t, float grad, Element e) {
   const double bias_correction1 = 1.0 - std::pow(h.beta1, double(t));
   const double bias_correction2 = 1.0 - std::pow(h.beta2, double(t));
   const double step_size = h.lr / bias_correction1;
-  const float kept = float(h.beta1) * e.state0;
-  const float added = float(1.0 - h.beta1) * grad;
-  e.state0 = kept + added;
+  e.state0 = lerp(e.state0, grad, float(1.0 - h.beta1));
   const float kept_square = float(h.beta2) * e.state1;
   const float scaled = float(1.0 - h.beta2) * grad;
   const float added_square = scaled * grad;
