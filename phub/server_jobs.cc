@@ -40,9 +40,10 @@ void check_hyper_of(const Manifest& saved) {
 }  // namespace
 
 // While one more checkpoint is written, none is removed.
-Quota Server::needed_of(const JobSpec& spec, const NodeMemory& memory) const {
+Quota Server::needed_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const {
   return {.jobs = 1,
           .ranks = spec.max_ranks,
+          .connections = uint64_t{spec.max_ranks} * plan.queues.size(),
           .keys = spec.keys.size(),
           .memory = memory.total(),
           .checkpoints = memory.snapshot * (uint64_t{options_.checkpoints.keep} + 1)};
@@ -189,7 +190,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
                          .load = std::move(load)});
   const bool snapshots = host_.checkpoints != nullptr;
   const NodeMemory memory = total_memory(plan, spec, snapshots);
-  const Quota needed = needed_of(spec, memory);
+  const Quota needed = needed_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
       return host_.checkpoints ? host_.checkpoints->kept_bytes(request.caller.id)

@@ -229,6 +229,10 @@ PHUB_API phub_code phub_worker_info(const phub_worker* worker, phub_info* info);
 PHUB_API phub_code phub_restored(const phub_worker* worker, const char* name, const void** bytes,
                                  size_t* size);
 
+/* Of the worker that created the job, where the server asks for tokens: a token that joins, shows
+ * and deletes this job, and nothing else; else "". It belongs to the worker. */
+PHUB_API phub_code phub_job_token(const phub_worker* worker, const char** token);
+
 /* The transport with its devices and memory: a sentence for people, cut to `size` bytes. */
 PHUB_API phub_code phub_worker_connection(const phub_worker* worker, char* text, size_t size);
 

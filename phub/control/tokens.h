@@ -7,7 +7,8 @@
 //   jobs = ["alice-*", "shared"]   # patterns of job names: * and ?; without it: all jobs
 //   sha256 = "64 hexadecimal digits"
 //   expires = 2027-06-30T12:00:00Z # optional: a date, or a time (UTC without an offset)
-//   quota = {jobs = 4, ranks = 64, keys = 10000, memory = "8G", checkpoints = "50G"}  # optional
+//   quota = {jobs = 4, ranks = 64, connections = 512, keys = 10000, memory = "8G",
+//   checkpoints = "50G"}           # optional; in one line
 #pragma once
 
 #include <array>
@@ -35,7 +36,8 @@ std::string_view name_of(Role role);
 struct Quota {
   static constexpr uint64_t kNone = ~uint64_t{0};  // no limit
   uint64_t jobs = kNone;
-  uint64_t ranks = kNone;  // the jobs' max_ranks
+  uint64_t ranks = kNone;        // the jobs' max_ranks
+  uint64_t connections = kNone;  // for data, or queue pairs: one per rank and queue of the plan
   uint64_t keys = kNone;
   uint64_t memory = kNone;       // bytes of the box, as `phub plan` counts them
   uint64_t checkpoints = kNone;  // bytes on the disk
@@ -49,6 +51,7 @@ struct QuotaField {
 };
 inline constexpr QuotaField kQuotaFields[] = {{"jobs", &Quota::jobs, false},
                                               {"ranks", &Quota::ranks, false},
+                                              {"connections", &Quota::connections, false},
                                               {"keys", &Quota::keys, false},
                                               {"memory", &Quota::memory, true},
                                               {"checkpoints", &Quota::checkpoints, true}};

@@ -233,6 +233,8 @@ class Calls {
     std::array<char, 20> text = {};
     phub_worker* handle = worker();
     phub_worker_connection(handle, text.data(), in_.take() % text.size());
+    const char* token = nullptr;
+    if (phub_job_token(handle, &token) == PHUB_OK) read_ = read_ + static_cast<uint8_t>(token[0]);
     phub_worker_stats(handle, &stats);
     return phub_worker_info(handle, &info);
   }

@@ -24,6 +24,7 @@
 #include "transport/control/http_client.h"
 #include "transport/control/messages_json.h"
 #include "transport/shm/transport.h"
+#include "worker/phub.h"
 
 namespace phub {
 namespace {
@@ -286,6 +287,38 @@ TEST(Access, ARepeatedJoinGetsAnotherJobTokenAndTheFirstIsVoid) {
   ControlClient(box.address, again.job_token).remove("alice-1", kMs);
 }
 
+TEST(Access, TheCreatorOfAJobHasItsTokenInCToo) {
+  GatedBox box;
+  phub_options* options = nullptr;
+  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
+           {"server", box.address}, {"job", "alice-1"}, {"token", box.token("alice")}}) {
+    ASSERT_EQ(phub_options_set(options, name.c_str(), value.c_str()), PHUB_OK) << phub_last_error();
+  }
+  ASSERT_EQ(phub_options_add_key(options, "w", 100), PHUB_OK);
+  phub_options_set_number(options, "max_ranks", 2);
+  phub_worker* creator = nullptr;
+  ASSERT_EQ(phub_worker_create(options, &creator), PHUB_OK) << phub_last_error();
+  const char* token = nullptr;
+  ASSERT_EQ(phub_job_token(creator, &token), PHUB_OK);
+  const std::string job_token = token;
+  ASSERT_NE(job_token, "");
+
+  // Another member joins with it, and gets none.
+  ASSERT_EQ(phub_options_set(options, "token", token), PHUB_OK);
+  phub_worker* member = nullptr;
+  ASSERT_EQ(phub_worker_create(options, &member), PHUB_OK) << phub_last_error();
+  ASSERT_EQ(phub_job_token(member, &token), PHUB_OK);
+  EXPECT_EQ(std::string(token), "");
+  EXPECT_EQ(phub_job_token(member, nullptr), PHUB_INVALID);
+  phub_leave(member);
+  phub_leave(creator);
+  phub_worker_destroy(member);
+  phub_worker_destroy(creator);
+  phub_options_destroy(options);
+  EXPECT_THROW(ControlClient(box.address, box.token("bob")).remove("alice-1", kMs), Error);
+}
+
 // A token that is removed, expires or is for other jobs now ends its ranks and its jobs' tokens.
 TEST(Access, ARevokedTokenEndsItsRanks) {
   for (const std::string how : {"removed", "expired", "other jobs", "other role"}) {
@@ -366,6 +399,8 @@ TEST(Access, AQuotaBoundsWhatIsCreatedWithAToken) {
   // Each job has room for 4 ranks, and one key.
   set_quota({.ranks = 7});
   EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("7 ranks, and 3 ranks are free"));
+  set_quota({.connections = 7});
+  EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("7 connections, and 3 connections are free"));
   set_quota({.keys = 1});
   EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("1 keys, and 0 keys are free"));
   const uint64_t bytes =

@@ -43,11 +43,11 @@ class QuotasTest : public ::testing::Test {
 };
 
 TEST_F(QuotasTest, EveryAmountIsAddedUpAndTheLastUnitFits) {
-  quotas.add(job(1), kAlice.id, "a", {1, 10, 100, 1000, 10'000});
-  quotas.add(job(2), kAlice.id, "b", {1, 20, 200, 2000, 20'000});
-  quotas.add(job(3), kBob, "c", {1, 99, 999, 9999, 99'999});
-  const Quota needed{1, 5, 50, 500, 5000};
-  const Quota all{3, 35, 350, 3500, 35'000};
+  quotas.add(job(1), kAlice.id, "a", {1, 10, 40, 100, 1000, 10'000});
+  quotas.add(job(2), kAlice.id, "b", {1, 20, 80, 200, 2000, 20'000});
+  quotas.add(job(3), kBob, "c", {1, 99, 99, 999, 9999, 99'999});
+  const Quota needed{1, 5, 20, 50, 500, 5000};
+  const Quota all{3, 35, 140, 350, 3500, 35'000};
   EXPECT_EQ(check(all, needed), "");
   for (const QuotaField& field : kQuotaFields) {
     Quota less = all;
@@ -59,7 +59,8 @@ TEST_F(QuotasTest, EveryAmountIsAddedUpAndTheLastUnitFits) {
     none.*field.amount = 0;
     EXPECT_NE(check(none, needed), "") << "0 is a limit";
   }
-  EXPECT_EQ(check({}, {9, 999'999, 999'999, ~uint64_t{0}, ~uint64_t{0}}), "") << "no limits";
+  EXPECT_EQ(check({}, {9, 999'999, 999'999, 999'999, ~uint64_t{0}, ~uint64_t{0}}), "")
+      << "no limits";
   quotas.remove(job(2));
   Quota without = all;
   for (const QuotaField& field : kQuotaFields) without.*field.amount -= field.is_bytes ? 2000 : 1;

@@ -133,13 +133,15 @@ TEST(ParseTokens, ReadsEveryField) {
 }
 
 TEST(ParseTokens, ReadsQuotas) {
-  const std::vector<Token> tokens = parse_tokens(
-      entry("all", "quota = {jobs = 0, ranks = 64, keys = 10000, memory = '1.5G', checkpoints = 7}",
-            std::string(64, '1')) +
-          entry("some", "quota = {ranks = 3}", std::string(64, '2')) +
-          entry("none", "", std::string(64, '3')),
-      "t");
-  EXPECT_EQ(tokens[0].quota, (Quota{0, 64, 10'000, uint64_t{3} << 29, 7}));
+  const std::vector<Token> tokens =
+      parse_tokens(entry("all",
+                         "quota = {jobs = 0, ranks = 64, connections = 512, keys = 10000, "
+                         "memory = '1.5G', checkpoints = 7}",
+                         std::string(64, '1')) +
+                       entry("some", "quota = {ranks = 3}", std::string(64, '2')) +
+                       entry("none", "", std::string(64, '3')),
+                   "t");
+  EXPECT_EQ(tokens[0].quota, (Quota{0, 64, 512, 10'000, uint64_t{3} << 29, 7}));
   EXPECT_EQ(tokens[1].quota, (Quota{.ranks = 3}));
   EXPECT_EQ(tokens[2].quota, Quota{});
   EXPECT_EQ(Quota{}.jobs, Quota::kNone);

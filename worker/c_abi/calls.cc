@@ -309,6 +309,13 @@ phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const do
   });
 }
 
+phub_code phub_job_token(const phub_worker* worker, const char** token) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(token, "token");
+    *token = w.job_token().c_str();
+  });
+}
+
 phub_code phub_state_name(const phub_worker* worker, size_t state, const char** name) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(name, "name");
