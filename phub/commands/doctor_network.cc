@@ -180,9 +180,9 @@ void judge_rdma(const HostFacts& facts, std::vector<Finding>& findings) {
     if (usable || known) continue;
     findings.push_back({"RDMA", Severity::kError,
                         fmt::format("{}: the kernel has it, but phub cannot open it", device),
-                        "install ibverbs-providers, modprobe ib_uverbs, allow access to "
-                        "/dev/infiniband/uverbs*, and build phub with libibverbs-dev and "
-                        "librdmacm-dev"});
+                        "install ibverbs-providers and librdmacm1, modprobe ib_uverbs, allow "
+                        "access to /dev/infiniband/uverbs*, and build phub with libibverbs-dev "
+                        "and librdmacm-dev"});
   }
   judge_ports(facts, findings);
   for (const VerbsFinding& problem : facts.rdma_problems) {

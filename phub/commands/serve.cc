@@ -32,6 +32,7 @@
 #include "transport/text.h"
 #include "transport/tls/server.h"
 #include "transport/trace.h"
+#include "transport/verbs/library.h"
 #include "transport/verbs/transport.h"
 
 namespace phub {
@@ -86,6 +87,7 @@ std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
   if (!findings.empty()) spdlog::warn("RDMA: not used: {}", findings);
   if (!ports.empty()) return make_verbs_transport({.ports = ports, .port = config.data_port});
   if (asked) {
+    if (findings.empty()) findings = verbs_library_problem();
     fail(ErrorCode::kUnavailable, "transport verbs: no usable RDMA device: {}",
          findings.empty() ? "this host has none (ibv_devices lists them)" : findings);
   }

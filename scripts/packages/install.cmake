@@ -62,10 +62,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub-config.cmake
   DESTINATION ${cmake_dir} COMPONENT dev)
 
 # pkg-config phub; paths that move with the file.
-set(phub_private_libs "-lhwy -lhwloc -lssl -lcrypto")
-if(RDMA_FOUND)
-  string(APPEND phub_private_libs " -lrdmacm -libverbs")
-endif()
+set(phub_private_libs "-lhwy -lhwloc -lssl -lcrypto -ldl")
 file(RELATIVE_PATH phub_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" phub_pc_prefix "${phub_pc_prefix}")
 configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.pc.in packages/phub.pc @ONLY)

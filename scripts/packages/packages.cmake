@@ -24,13 +24,16 @@ set(CPACK_COMPONENT_SERVER_DESCRIPTION "Workers push the gradient of every key o
 the order of the ranks, applies the optimizer, and hands every worker the new
 parameters, over RDMA, TCP or shared memory. This package has the server, its
 configuration and a systemd service: systemctl enable --now phub")
-set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS "ibverbs-providers")
+# RDMA's libraries are opened at run time (transport/verbs/library.h).
+set(rdma_packages "libibverbs1, librdmacm1, ibverbs-providers")
+set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS ${rdma_packages})
 set(CPACK_DEBIAN_SERVER_PACKAGE_CONTROL_EXTRA
   ${CMAKE_CURRENT_LIST_DIR}/server/conffiles ${CMAKE_CURRENT_LIST_DIR}/server/postinst
   ${CMAKE_CURRENT_LIST_DIR}/server/prerm ${CMAKE_CURRENT_LIST_DIR}/server/postrm)
 
 set(CPACK_DEBIAN_WORKER_PACKAGE_NAME libphub-worker0)
 set(CPACK_DEBIAN_WORKER_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS ${rdma_packages})
 set(CPACK_COMPONENT_WORKER_DESCRIPTION "The client library: what a training process
 links or loads, from C++, C or any language that can call C.")
 # What dpkg-shlibdeps writes into the packages of programs that link the library.
@@ -43,7 +46,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_NAME libphub-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libphub-worker0 (= ${PROJECT_VERSION}), libfmt-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_SUGGESTS
-  "cmake, libhwy-dev, libhwloc-dev, libibverbs-dev, librdmacm-dev, libssl-dev")
+  "cmake, libhwy-dev, libhwloc-dev, libssl-dev")
 set(CPACK_COMPONENT_DEV_DESCRIPTION "What programs in C++20 and C need to be built
 with libphub_worker, by CMake (find_package) or pkg-config, shared or static,
 and an example in Python.")

@@ -7,6 +7,7 @@ One case per test, so that each can say that it was skipped (exit status 77)."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -236,8 +237,22 @@ def time_to_loss_refuses(folder, binaries):
     return 0
 
 
+# --- bench/strangers
+
+def strangers_cost_little(_, binaries):
+    text = run(BENCH / "strangers", "--build", binaries.parent, "--count", "600", "--turns", "1",
+               "--seconds", "0.5", "--model", "alexnet", "--workers", "1")
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines] == ["plain", "TLS"], text
+    for line in lines:
+        opened, grown = (float(re.search(rf"([0-9.]+) {word}", line)[1])
+                         for word in ("opened", "MB more"))
+        assert opened >= 600 and grown <= 64, line
+    return 0
+
+
 CASES = {name: case for name, case in list(globals().items())
-         if callable(case) and name.split("_")[0] in ("plot", "peers", "time", "baseline")}
+         if callable(case) and name.split("_")[0] in ("plot", "peers", "time", "baseline", "strangers")}
 
 
 def main():

@@ -18,6 +18,7 @@
 
 #include "transport/error.h"
 #include "transport/text.h"
+#include "transport/verbs/library.h"
 #include "transport/verbs/resources.h"
 
 namespace phub {
@@ -172,7 +173,7 @@ std::optional<VerbsPort> best_of(ibv_context* context, uint8_t port, std::option
 std::vector<ibv_context*> contexts() {
   static const std::vector<ibv_context*> all = [] {
     std::vector<ibv_context*> found;
-    prepare_fork();
+    prepare_verbs();
     // Kept for the life of the process: without it librdmacm closes contexts that nobody uses.
     static int count = 0;
     static ibv_context** const list = rdma_get_devices(&count);
@@ -230,6 +231,10 @@ std::vector<VerbsPort> choose_verbs_ports(std::span<const VerbsChoice> choices,
                                           std::span<const std::string> listen,
                                           std::vector<VerbsFinding>& passed_over) {
   std::vector<VerbsPort> ports;
+  if (!verbs_library_problem().empty()) {
+    if (!choices.empty()) fail(ErrorCode::kUnavailable, "RDMA: {}", verbs_library_problem());
+    return ports;
+  }
   for (const VerbsChoice& choice : choices) add_choice(choice, listen, ports);
   if (!choices.empty()) return ports;
   for (ibv_context* context : contexts()) {

@@ -15,7 +15,7 @@ namespace phub {
 
 VerbsDialer::VerbsDialer(const Offer& offer, uint32_t timeout_ms)
     : deadline_(Clock::now() + std::chrono::milliseconds(timeout_ms)) {
-  prepare_fork();
+  prepare_verbs();
   channel_.reset(rdma_create_event_channel());
   if (channel_ == nullptr) {
     fail(ErrorCode::kUnavailable,

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "transport/verbs/library.h"
+
 namespace phub {
 namespace {
 
@@ -71,8 +73,12 @@ void check_locked_memory(uint64_t bytes, const std::string& what) {
        locked_memory_limit());
 }
 
-// Too late if the application has registered memory through libibverbs before.
-void prepare_fork() { static_cast<void>(fork_problem()); }
+// Too late for fork() if the application has registered memory through libibverbs before.
+void prepare_verbs() {
+  const std::string& problem = verbs_library_problem();
+  if (!problem.empty()) fail(ErrorCode::kUnavailable, "no RDMA in this process: {}", problem);
+  static_cast<void>(fork_problem());
+}
 
 std::string fork_problem() {
   static const int error = ibv_fork_init();

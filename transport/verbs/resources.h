@@ -55,11 +55,12 @@ void check_locked_memory(uint64_t bytes, const std::string& what);
 
 void make_nonblocking(int fd);
 
-// Before anything else of libibverbs: a process may fork() (a data loader does) without its
+// Before anything else of libibverbs and librdmacm, which it opens: throws Error(kUnavailable) if
+// they are not there (library.h). Then a process may fork() (a data loader does) without its
 // children taking registered pages away from the NIC. Where kernels copy such pages at the fork it
 // changes nothing; else children do not see registered memory at all. Any thread, any number of
 // times.
-void prepare_fork();
+void prepare_verbs();
 // For people, where that failed: "; fork() is not safe: …". Usually empty.
 std::string fork_problem();
 

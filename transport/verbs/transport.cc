@@ -61,7 +61,7 @@ class VerbsTransport final : public Transport {
 VerbsTransport::VerbsTransport(const VerbsOptions& options) {
   PHUB_CHECK(!options.ports.empty());
   registry_.most_cqe = options.most_cqe;
-  prepare_fork();
+  prepare_verbs();
   registry_.events.reset(rdma_create_event_channel());
   if (registry_.events == nullptr) {
     fail(ErrorCode::kUnavailable,
