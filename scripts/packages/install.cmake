@@ -69,6 +69,14 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/phub.pc.in packages/phub.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.pc
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
+# ---- The Python package (pyproject.toml): what it loads and runs, beside its modules.
+install(FILES $<TARGET_FILE:phub_worker_shared> DESTINATION phub RENAME libphub_worker.so.0
+  COMPONENT python EXCLUDE_FROM_ALL)
+install(PROGRAMS $<TARGET_FILE:phub> DESTINATION phub/bin COMPONENT python EXCLUDE_FROM_ALL)
+if(PHUB_BENCH)
+  install(PROGRAMS $<TARGET_FILE:zerocompute> DESTINATION phub/bin COMPONENT python EXCLUDE_FROM_ALL)
+endif()
+
 # ---- The example, in C++ as a program and in Python as a text to begin with; benchmarks.
 set(phub_programs_dir ${CMAKE_INSTALL_LIBEXECDIR}/phub)
 install(TARGETS digits DESTINATION ${phub_programs_dir} COMPONENT bench)

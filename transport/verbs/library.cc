@@ -114,9 +114,9 @@ const std::string& verbs_library_problem() { return libraries().problem(); }
 }  // namespace phub
 
 // Weak, so that a test may have its own.
-#define PHUB_FORWARD(RESULT, NAME, PARAMETERS, ARGUMENTS)                                      \
-  extern "C" __attribute__((weak)) RESULT NAME PARAMETERS {                                    \
-    static const auto call = reinterpret_cast<decltype(&NAME)>(phub::libraries().find(#NAME)); \
-    return call ARGUMENTS;                                                                     \
+#define PHUB_FORWARD(RESULT, NAME, PARAMETERS, ARGUMENTS)                                        \
+  extern "C" __attribute__((weak)) RESULT NAME PARAMETERS {                                      \
+    static const auto call = reinterpret_cast<decltype(&(NAME))>(phub::libraries().find(#NAME)); \
+    return call ARGUMENTS;                                                                       \
   }
 PHUB_VERBS_CALLS(PHUB_FORWARD)

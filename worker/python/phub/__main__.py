@@ -22,5 +22,15 @@ def main() -> int:
     return os.execv(program, [program, *arguments])
 
 
+def zerocompute() -> int:
+    """The benchmark of the same name, with the same arguments."""
+    try:
+        program = _library.find_program("zerocompute")
+    except errors.Error as error:
+        print(f"zerocompute: {error}", file=sys.stderr)
+        return 1
+    return os.execv(program, [program, *sys.argv[1:]])
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -113,16 +113,16 @@ def find_library() -> str:
     return next((str(place) for place in places if place.is_file()), _NAME)
 
 
-def find_program() -> str:
-    """The box's program: PHUB_PROGRAM, else found as the library is. Raises LibraryError."""
-    if named := os.environ.get("PHUB_PROGRAM"):
+def find_program(name: str = "phub") -> str:
+    """A program: for the box's PHUB_PROGRAM, else found as the library is. Raises LibraryError."""
+    if name == "phub" and (named := os.environ.get("PHUB_PROGRAM")):
         return named
-    for place in (_PACKAGE / "bin/phub", _BUILD_TREE / "bin/phub", *_in_path("phub")):
+    for place in (_PACKAGE / "bin" / name, _BUILD_TREE / "bin" / name, *_in_path(name)):
         if os.access(place, os.X_OK):
             return str(place)
     raise errors.LibraryError(
-        "the box's program is not there: set PHUB_PROGRAM to the file `phub` (an installation of "
-        "phub has it in bin/), or give the address of a box that runs elsewhere (PHUB_SERVER)"
+        f"the program `{name}` is not there: put it in PATH (an installation of phub has it in "
+        "bin/); for the box's, PHUB_PROGRAM may name the file, or PHUB_SERVER a box elsewhere"
     )
 
 
