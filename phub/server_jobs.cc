@@ -29,7 +29,7 @@ std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
 // As set_hyper() checks them: what is in a file may have been changed.
 void check_hyper_of(const Manifest& saved) {
   for (const HyperChange& change : saved.hyper) {
-    check_hyper(change.values);
+    check_hyper(change.values, hyper_groups(saved.spec));
     if (change.values.contains("rmsprop_momentum")) {
       fail(ErrorCode::kInvalid, "the checkpoint of job '{}' changes rmsprop_momentum",
            saved.spec.name);

@@ -144,7 +144,11 @@ PHUB_API phub_code phub_options_add_shaped_key(phub_options* options, const char
 PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int32_t priority,
                                          double lr_scale, double decay_scale);
 
-/* Sets a hyperparameter from round 1 on, or from `round` on, by ascending round. Names are checked
+/* Puts a key into a group, 0 to 255, with hyperparameters of its own; 0 is the default. */
+PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t group);
+
+/* Sets a hyperparameter from round 1 on, or from `round` on, by ascending round. "lr" is the value
+ * of all groups, "lr@2" that of group 2, which wins over "lr" of the same round. Names are checked
  * when the job is made; one that the optimizer does not use has no effect.
  *   lr                  all                                 0.01; adam, adamw: 0.001
  *   weight_decay        all                                 0; adamw: 0.01
@@ -153,7 +157,7 @@ PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int3
  *   beta1, beta2        adam, adamw                         0.9, 0.999
  *   eps                 adam, adamw, adagrad, rmsprop       1e-8; adagrad: 1e-10
  *   alpha               rmsprop                             0.99
- *   rmsprop_momentum    rmsprop; cannot change later        0
+ *   rmsprop_momentum    rmsprop; cannot change later, or have groups   0
  *   lr_decay            adagrad                             0
  *   grad_scale          gradients arrive multiplied by it   1 */
 PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* name, double value);
@@ -327,9 +331,11 @@ PHUB_API phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t
 /* The latest round whose result is here. */
 PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round);
 
-/* Changes hyperparameters from *round on, for all keys. `round` NULL, or *round 0: from the first
- * round in which this rank has pushed no key. *round becomes the round from which they hold: a
- * later one if chunks of it are complete already, or a later change exists. Rank 0 only. */
+/* Changes hyperparameters from *round on, by names as in phub_options_set_hyper. `round` NULL, or
+ * *round 0: from the first round in which this rank has pushed no key. *round becomes the round
+ * from which they hold: a later one if chunks of it are complete already, or a later change exists.
+ * It is for all ranks. Any rank may call it, one or all of them: what several set for one round
+ * must be the same (PHUB_MISMATCH), and is one change. */
 PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
                                   const double* values, size_t count, uint64_t* round);
 

@@ -232,9 +232,10 @@ class Worker {
 
   uint64_t round(size_t key) const;  // the latest round whose result is here
 
-  // Changes hyperparameters (training.md has their names) from `round` on, for all keys; 0: from
+  // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from
   // the first round in which this rank has pushed no key. Returns the round from which they hold:
-  // later than `round` if chunks of it are complete already, or a later change exists. Rank 0 only.
+  // later than `round` if chunks of it are complete already, or a later change exists. Any rank may
+  // call it, one or all of them: what several set for one round must be the same (kMismatch).
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
   // What the optimizer keeps of each key beside its parameters: "momentum_buffer"; "exp_avg",
   // "exp_avg_sq"; … The names of the files of a checkpoint.

@@ -17,7 +17,7 @@
 
 namespace phub {
 
-inline constexpr uint32_t kManifestVersion = 2;                // 2: keys may have shapes
+inline constexpr uint32_t kManifestVersion = 2;                // 2: keys may have shapes and groups
 inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxOwnerBytes = 255;

@@ -137,7 +137,7 @@ bool needs_ticket(const RouteInfo& route) {
   return route.need == Need::kNothing && (route.method == "POST" || of_rank);
 }
 
-// Hyperparameters are set by rank 0, or by somebody who is no rank.
+// Hyperparameters are set by a rank, or by somebody who is no rank.
 bool takes_admin_too(const RouteInfo& route) { return route.body == "HyperRequest"; }
 
 std::string_view what_is_needed(const RouteInfo& route) {
@@ -153,7 +153,7 @@ std::string_view what_is_needed(const RouteInfo& route) {
     case Need::kNothing:
       break;
   }
-  if (takes_admin_too(route)) return "Needs the ticket of rank 0, or a token of role admin.";
+  if (takes_admin_too(route)) return "Needs the ticket of the rank, or a token of role admin.";
   return needs_ticket(route) ? "Needs the ticket of the rank." : "";
 }
 

@@ -264,7 +264,7 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 26> kRoutes = {{
       "Wait until every live rank is here."},
      barrier},
     {{"POST", "/v1/jobs/{job}/hyper", Need::kNothing, "HyperRequest", "HyperReply",
-      "Change hyperparameters: rank 0, or an admin."},
+      "Change hyperparameters: a rank, or an admin."},
      set_hyper},
     {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
       "Get an offer for another data connection."},

@@ -1,58 +1,79 @@
 #include "phub/core/hyper.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <iterator>
+#include <optional>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "transport/error.h"
+#include "transport/text.h"
 
 namespace phub {
 namespace {
 
 using kernels::Hyper;
 
-void apply(Hyper& hyper, const std::map<std::string, double>& values) {
+// Sets the values from `round` on: those of all groups first, as the map has them ("lr", "lr@1").
+void apply(std::span<HyperVersion> groups, uint64_t round,
+           const std::map<std::string, double>& values) {
+  for (HyperVersion& version : groups) version.from_round = round;
   for (const auto& [name, value] : values) {
-    const std::string problem = kernels::set(hyper, name, value);
-    if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
+    const std::optional<HyperName> parts = parse_hyper_name(name);
+    if (!parts || (parts->group && *parts->group >= groups.size())) {
+      fail(ErrorCode::kInvalid, "hyperparameter '{}': the keys are of groups 0 to {}",
+           printable(name), groups.size() - 1);
+    }
+    const std::string field(parts->field);
+    const size_t first = parts->group.value_or(0);
+    for (HyperVersion& version : groups.subspan(first, parts->group ? 1 : groups.size())) {
+      const std::string problem = kernels::set(version.values, field, value);
+      if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
+      version.since[kernels::hyper_field(field)] = round;
+    }
   }
 }
 
-// The latest version up to the round. REQUIRES: there is one.
-const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t round) {
+// The group's latest version up to the round. REQUIRES: there is one.
+const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t round, uint32_t groups,
+                           uint32_t group) {
   const auto after = std::upper_bound(
       versions.begin(), versions.end(), round,
       [](uint64_t r, const HyperVersion& version) { return r < version.from_round; });
-  return *std::prev(after);
-}
-
-HyperVersion changed(HyperVersion version, uint64_t round,
-                     const std::map<std::string, double>& values) {
-  apply(version.values, values);
-  version.from_round = round;
-  for (const auto& [name, value] : values) version.since[kernels::hyper_field(name)] = round;
-  return version;
+  return *(after - groups + group);
 }
 
 }  // namespace
 
-void check_hyper(const std::map<std::string, double>& values) {
-  Hyper hyper;
-  apply(hyper, values);
+void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
+  for (const auto& [name, value] : values) {
+    const std::optional<HyperName> parts = parse_hyper_name(name);
+    if (parts && parts->group && parts->field == "rmsprop_momentum") {
+      fail(ErrorCode::kInvalid,
+           "'{}': rmsprop_momentum is the same for all groups: it decides how much state there is",
+           name);
+    }
+  }
+  std::vector<HyperVersion> versions(groups);
+  apply(versions, 0, values);
 }
 
 KeyClasses key_classes(const JobSpec& spec) {
   KeyClasses out;
-  std::map<std::pair<double, double>, uint16_t> seen;
+  out.groups = hyper_groups(spec);
+  std::map<std::tuple<uint32_t, double, double>, uint16_t> seen;
   for (const KeySpec& key : spec.keys) {
-    auto [at, is_new] = seen.try_emplace({key.lr_scale, key.decay_scale},
+    auto [at, is_new] = seen.try_emplace({key.group, key.lr_scale, key.decay_scale},
                                          static_cast<uint16_t>(out.classes.size()));
     if (is_new) {
       if (out.classes.size() == 65535) {
         fail(ErrorCode::kInvalid,
-             "job '{}': more than 65535 different pairs of lr_scale and decay_scale", spec.name);
+             "job '{}': more than 65535 different triples of group, lr_scale and decay_scale",
+             spec.name);
       }
-      out.classes.push_back({key.lr_scale, key.decay_scale});
+      out.classes.push_back({key.lr_scale, key.decay_scale, key.group});
     }
     out.of_key.push_back(at->second);
   }
@@ -60,69 +81,85 @@ KeyClasses key_classes(const JobSpec& spec) {
 }
 
 kernels::Hyper HyperView::of(uint64_t round, size_t key_class) const {
-  const HyperVersion& planned = latest(schedule, round);
+  const KeyScales& scale = scales[key_class];
+  const HyperVersion& planned = latest(schedule, round, groups, scale.group);
   Hyper hyper = planned.values;
   if (!changes.empty() && changes.front().from_round <= round) {
-    const HyperVersion& set = latest(changes, round);
+    const HyperVersion& set = latest(changes, round, groups, scale.group);
     for (size_t f = 0; f < kernels::kHyperFields.size(); ++f) {
       const auto member = kernels::kHyperFields[f].member;
       if (set.since[f] >= planned.since[f]) hyper.*member = set.values.*member;
     }
   }
-  hyper.lr *= scales[key_class].lr;
-  hyper.weight_decay *= scales[key_class].decay;
+  hyper.lr *= scale.lr;
+  hyper.weight_decay *= scale.decay;
   return hyper;
 }
 
 HyperTable::HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes)
-    : scales_(classes.classes), base_(kernels::default_hyper(optimizer)) {
-  apply(base_, spec.hyper);
-  schedule_.reserve(spec.schedule.size() + 1);
-  schedule_.push_back({.from_round = 0, .values = base_});
-  for (const HyperChange& change : spec.schedule) {
-    schedule_.push_back(changed(schedule_.back(), change.round, change.values));
-  }
+    : scales_(classes.classes),
+      base_(classes.groups, {.values = kernels::default_hyper(optimizer)}) {
+  apply(base_, 0, spec.hyper);
+  schedule_.reserve((spec.schedule.size() + 1) * base_.size());
+  schedule_ = base_;
+  for (const HyperChange& change : spec.schedule) add(schedule_, base_, change);
+}
+
+// Appends a version per group: the list's last ones, or else those of `before`, and the change.
+void HyperTable::add(std::vector<HyperVersion>& list, std::span<const HyperVersion> before,
+                     const HyperChange& change) {
+  const size_t groups = before.size();
+  const std::span last = list.empty() ? before : std::span(list).last(groups);
+  std::vector<HyperVersion> next(last.begin(), last.end());
+  apply(next, change.round, change.values);
+  list.insert(list.end(), next.begin(), next.end());
 }
 
 HyperView HyperTable::view() const {
-  return {.schedule = schedule_, .changes = std::span(changes_).subspan(first_), .scales = scales_};
+  return {.schedule = schedule_,
+          .changes = std::span(changes_).subspan(first_),
+          .scales = scales_,
+          .groups = static_cast<uint32_t>(base_.size())};
 }
 
 void HyperTable::forget(uint64_t lowest) {
-  while (first_ + 1 < changes_.size() && changes_[first_ + 1].from_round <= lowest) ++first_;
+  const size_t groups = base_.size();
+  while (first_ + groups < changes_.size() && changes_[first_ + groups].from_round <= lowest) {
+    first_ += groups;
+  }
 }
 
 HyperView HyperTable::change(std::span<const HyperChange> changes, uint64_t lowest) {
   forget(lowest);
-  if (changes_.capacity() - changes_.size() < changes.size()) {
+  const size_t added = changes.size() * base_.size();
+  if (changes_.capacity() - changes_.size() < added) {
     const auto live = view().changes;
     std::vector<HyperVersion> moved;
-    moved.reserve(std::max<size_t>(16, 2 * (live.size() + changes.size())));
+    moved.reserve(std::max<size_t>(16, 2 * (live.size() + added)));
     moved.assign(live.begin(), live.end());
     retired_ = std::exchange(changes_, std::move(moved));
     first_ = 0;
   }
-  for (const HyperChange& change : changes) {
-    const HyperVersion before =
-        changes_.empty() ? HyperVersion{.from_round = 0, .values = base_} : changes_.back();
-    changes_.push_back(changed(before, change.round, change.values));
-  }
+  for (const HyperChange& change : changes) add(changes_, base_, change);
   return view();
 }
 
 std::vector<HyperChange> HyperTable::needed_from(uint64_t round) const {
   std::map<uint64_t, HyperChange> needed;  // by round
   const auto live = view().changes;
+  const size_t groups = base_.size();
   for (size_t v = 0; v < live.size(); ++v) {
     const HyperVersion& version = live[v];
-    const bool is_over = v + 1 < live.size() && live[v + 1].from_round <= round;
+    const bool is_over = v + groups < live.size() && live[v + groups].from_round <= round;
     if (is_over) continue;
     for (size_t f = 0; f < kernels::kHyperFields.size(); ++f) {
       const uint64_t since = version.since[f];
       if (since == 0) continue;
       const auto& field = kernels::kHyperFields[f];
+      const bool is_for_all = groups == 1 || field.name == std::string_view("rmsprop_momentum");
       needed[since].round = since;
-      needed[since].values[std::string(field.name)] = version.values.*field.member;
+      needed[since].values[is_for_all ? field.name : fmt::format("{}@{}", field.name, v % groups)] =
+          version.values.*field.member;
     }
   }
   std::vector<HyperChange> changes;
@@ -136,7 +173,8 @@ uint64_t HyperTable::bytes() const {
 
 uint64_t spec_memory(const JobSpec& spec, uint64_t classes) {
   constexpr uint64_t kValueBytes = 112;  // a name and a number in a tree
-  uint64_t bytes = (spec.schedule.size() + 1) * (sizeof(HyperVersion) + sizeof(HyperChange));
+  const uint64_t versions = sizeof(HyperVersion) * hyper_groups(spec);
+  uint64_t bytes = (spec.schedule.size() + 1) * (versions + sizeof(HyperChange)) + versions;
   for (const HyperChange& change : spec.schedule) bytes += change.values.size() * kValueBytes;
   for (const KeySpec& key : spec.keys) {
     bytes += sizeof(KeySpec) + key.name.size() + sizeof(uint64_t) + sizeof(uint16_t) +

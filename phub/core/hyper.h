@@ -15,20 +15,24 @@
 
 namespace phub {
 
-// Throws Error(kInvalid) that lists the known names, or says which value is out of range.
-void check_hyper(const std::map<std::string, double>& values);
+// Values for a job whose keys are of so many groups. Throws Error(kInvalid) that lists the known
+// names, or says which value or group is out of range.
+void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 
-// Keys with the same learning-rate and decay scales share a class.
+// Keys of one group and with the same learning-rate and decay scales share a class.
 struct KeyScales {
   double lr = 1, decay = 1;
+  uint32_t group = 0;
 };
 struct KeyClasses {
   std::vector<KeyScales> classes;
   std::vector<uint16_t> of_key;
+  uint32_t groups = 1;
 };
 KeyClasses key_classes(const JobSpec& spec);  // throws kInvalid beyond 65,535 classes
 
-// What was decided from `from_round` on, until the next version of the same list.
+// What was decided for one group from `from_round` on, until the next version of the same list. A
+// list has a version per group for each of its rounds, one after the other.
 struct HyperVersion {
   uint64_t from_round = 0;
   kernels::Hyper values;
@@ -41,6 +45,7 @@ struct HyperView {
   std::span<const HyperVersion> schedule;  // ascending, the first from round 0 on
   std::span<const HyperVersion> changes;   // made while the job runs, ascending; may be empty
   std::span<const KeyScales> scales;       // by key class
+  uint32_t groups = 1;
 
   // A field has the value of the latest change up to the round, whichever list that is in; of one
   // round's, that which was made while the job ran.
@@ -51,7 +56,8 @@ struct HyperView {
 // holds memory only as long as a chunk may be in a round that needs it. Control thread.
 class HyperTable {
  public:
-  static constexpr size_t kMostChanges = 1u << 14;  // that some chunk may still need
+  // That some chunk may still need, times the groups.
+  static constexpr size_t kMostChanges = 1u << 14;
 
   HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes);
 
@@ -72,10 +78,12 @@ class HyperTable {
 
  private:
   void forget(uint64_t lowest);  // what no round from there on needs
+  static void add(std::vector<HyperVersion>& list, std::span<const HyperVersion> before,
+                  const HyperChange& change);
 
   std::vector<HyperVersion> schedule_;
   std::vector<KeyScales> scales_;
-  kernels::Hyper base_;
+  std::vector<HyperVersion> base_;  // from round 0 on, by group
   // Appended to in place while there is room, so that the cores may read what is before; then what
   // is still needed moves to a new array.
   std::vector<HyperVersion> changes_;

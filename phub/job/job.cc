@@ -83,10 +83,11 @@ void complete_spec(JobSpec& spec) {
   validate(spec);
   if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
   const Choices choices = choices_of(spec);
-  check_hyper(spec.hyper);
+  const uint32_t groups = hyper_groups(spec);
+  check_hyper(spec.hyper, groups);
   const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
   for (const HyperChange& change : spec.schedule) {
-    check_hyper(change.values);
+    check_hyper(change.values, groups);
     if (states_vary && change.values.contains("rmsprop_momentum")) {
       fail(ErrorCode::kInvalid, "schedule: rmsprop_momentum cannot change after round 1");
     }

@@ -193,8 +193,8 @@ void Membership::check_barrier() {
   for (const auto& [rank, token] : std::exchange(barrier_, {})) reply(token);
 }
 
-void Membership::set_hyper(uint64_t token, const HyperChange& change) {
-  hypers_.push_back({token, change});
+void Membership::set_hyper(uint64_t token, uint32_t rank, const HyperChange& change) {
+  hypers_.push_back({token, rank, change});
   advance();
 }
 

@@ -60,8 +60,9 @@ class Membership {
   void barrier(uint64_t token, uint32_t rank);
   void leave_barrier(uint32_t rank);  // it waits there no more, if it did
   // From `round` on, if it is given, or the first round after it that no chunk has completed and
-  // that no change was made beyond.
-  void set_hyper(uint64_t token, const HyperChange& change);
+  // that no change was made beyond. What other ranks have set for that round must be the same, and
+  // is then one change.
+  void set_hyper(uint64_t token, uint32_t rank, const HyperChange& change);
   // At a boundary of its own, or with what waits for one. False: the job has not begun, or has
   // ended.
   bool take_snapshot();
@@ -141,7 +142,13 @@ class Membership {
   };
   struct Hyper {
     uint64_t token;
+    uint32_t rank;
     HyperChange change;
+    bool is_new = true;  // something of it was not set by another rank
+  };
+  struct SetValue {
+    double value;
+    uint32_t rank;  // that set it; kSeveral: more than one
   };
 
   // membership_boundary.cc
@@ -149,6 +156,8 @@ class Membership {
   void advance();
   void build_boundary();
   void place_changes();
+  std::string difference_of(const Hyper& hyper) const;
+  void remember(Hyper& hyper);
   uint64_t expected_again(const Loss& loss) const;
   void finish_losses();
   void finish_joins(Ms now);
@@ -203,8 +212,9 @@ class Membership {
   std::vector<Hyper> current_hypers_;
   std::vector<std::vector<uint64_t>> last_rounds_;
 
-  uint64_t last_change_ = 0;              // the round that the latest change holds from
-  std::map<uint32_t, uint64_t> barrier_;  // rank → token
+  uint64_t last_change_ = 0;                        // the round that the latest change holds from
+  std::map<std::string, SetValue> of_last_change_;  // all that was set from that round on
+  std::map<uint32_t, uint64_t> barrier_;            // rank → token
   uint64_t min_round_ = 0;
   std::vector<uint64_t> waited_for_;
   bool assembled_ = false;

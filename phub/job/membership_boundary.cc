@@ -10,6 +10,7 @@ namespace phub {
 namespace {
 
 constexpr uint64_t kFarthestChange = uint64_t{1} << 20;  // rounds ahead
+constexpr uint32_t kSeveral = ~uint32_t{0};
 
 }  // namespace
 
@@ -80,10 +81,13 @@ void Membership::held(const CoreReport& report, Ms now) {
   if (++answers_ < cores_) return;
   build_boundary();
   place_changes();
+  if (held_min_round_ != kNever) min_round_ = std::max(min_round_, held_min_round_);
   phase_ = Phase::kCommitting;
   answers_ = 0;
   MembershipAction commit{.type = MembershipAction::kCommit, .lowest_round = held_min_round_};
-  for (const Hyper& hyper : current_hypers_) commit.hyper.push_back(hyper.change);
+  for (const Hyper& hyper : current_hypers_) {
+    if (hyper.is_new) commit.hyper.push_back(hyper.change);
+  }
   actions_.push_back(std::move(commit));
 }
 
@@ -139,9 +143,43 @@ void Membership::place_changes() {
                             hyper.change.round, spec_.name, boundary_.round, kFarthestChange));
     return true;
   });
-  for (Hyper& hyper : current_hypers_) {
+  std::erase_if(current_hypers_, [this](Hyper& hyper) {
     hyper.change.round = std::max({hyper.change.round, boundary_.round, last_change_});
+    if (hyper.change.round > last_change_) of_last_change_.clear();
     last_change_ = hyper.change.round;
+    const std::string difference = difference_of(hyper);
+    if (difference.empty()) {
+      remember(hyper);
+      return false;
+    }
+    reply_error(hyper.token, ErrorCode::kMismatch, difference);
+    return true;
+  });
+}
+
+// "" if no other rank has set another value for the same round.
+std::string Membership::difference_of(const Hyper& hyper) const {
+  for (const auto& [name, value] : hyper.change.values) {
+    const auto found = of_last_change_.find(name);
+    if (found == of_last_change_.end()) continue;
+    const auto& [set, rank] = found->second;
+    if (set == value || rank == hyper.rank) continue;
+    return fmt::format(
+        "rank {} sets {} to {} from round {} on, and {} to {}: the ranks of a job set the same",
+        hyper.rank, name, value, hyper.change.round,
+        rank == kSeveral ? "other ranks" : fmt::format("rank {}", rank), set);
+  }
+  return "";
+}
+
+void Membership::remember(Hyper& hyper) {
+  hyper.is_new = false;
+  for (const auto& [name, value] : hyper.change.values) {
+    const auto [found, is_new] = of_last_change_.try_emplace(name, SetValue{value, hyper.rank});
+    SetValue& known = found->second;
+    hyper.is_new = hyper.is_new || is_new || known.rank == hyper.rank;
+    if (known.rank != hyper.rank) known.rank = kSeveral;
+    known.value = value;
   }
 }
 
@@ -160,9 +198,11 @@ void Membership::committed(const CoreReport& report, Ms now) {
   finish_losses();
   finish_joins(now);
   for (const Hyper& hyper : current_hypers_) {
-    log_.add({.kind = LogRecord::Kind::kHyper,
-              .round = hyper.change.round,
-              .values = hyper.change.values});
+    if (hyper.is_new) {
+      log_.add({.kind = LogRecord::Kind::kHyper,
+                .round = hyper.change.round,
+                .values = hyper.change.values});
+    }
     actions_.push_back({.type = MembershipAction::kReply,
                         .token = hyper.token,
                         .first_round = hyper.change.round});

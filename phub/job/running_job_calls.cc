@@ -87,10 +87,7 @@ void RunningJob::leave_barrier(const Credential& who) {
 }
 
 void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply) {
-  if (rank != 0) {
-    fail(ErrorCode::kUnauthorized, "hyperparameters are set by rank 0, not by rank {}", rank);
-  }
-  check_hyper(change.values);
+  check_hyper(change.values, hyper_groups(job_->spec()));
   if (change.values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
@@ -104,7 +101,7 @@ void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<Hyper
   }
   membership_.set_hyper(expect(answer_with<HyperReply>(
                             std::move(reply), [](uint64_t from) { return HyperReply{from}; })),
-                        change);
+                        rank, change);
   carry_out();
 }
 

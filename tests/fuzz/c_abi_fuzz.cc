@@ -146,6 +146,7 @@ class Calls {
       case 5:
         return phub_options_add_key(options(), in_.choose(kNames), in_.choose(kElements));
       case 6:
+        if (in_.take() % 4 == 0) return phub_options_set_group(options(), key(), in_.take() % 5);
         return phub_options_tune_key(options(), key(), in_.take<int8_t>(), in_.choose(kNumbers),
                                      in_.choose(kNumbers));
       case 7:

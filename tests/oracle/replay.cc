@@ -11,8 +11,12 @@
 namespace phub {
 namespace {
 
-void apply(const std::map<std::string, double>& values, reference::Hyper& hyper) {
-  for (const auto& [name, value] : values) {
+// Those of all groups come before the group's own, as a map has them.
+void apply(const std::map<std::string, double>& values, uint32_t group, reference::Hyper& hyper) {
+  for (const auto& [full_name, value] : values) {
+    const size_t at = full_name.find('@');
+    if (at != full_name.npos && full_name.substr(at + 1) != std::to_string(group)) continue;
+    const std::string name = full_name.substr(0, at);
     if (name == "lr") {
       hyper.lr = value;
     } else if (name == "momentum") {
@@ -57,9 +61,10 @@ HyperHistory::HyperHistory(const JobSpec& spec, std::span<const LogRecord> log)
 
 reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
   reference::Hyper hyper = kernels::default_hyper(*kernels::parse_optimizer(spec_.optimizer));
-  apply(spec_.hyper, hyper);
+  const uint32_t group = spec_.keys[key].group;
+  apply(spec_.hyper, group, hyper);
   for (const HyperChange& change : changes_) {
-    if (change.round <= round) apply(change.values, hyper);
+    if (change.round <= round) apply(change.values, group, hyper);
   }
   hyper.lr *= spec_.keys[key].lr_scale;
   hyper.weight_decay *= spec_.keys[key].decay_scale;

@@ -24,6 +24,17 @@ JobSpec spec_of(std::vector<HyperChange> schedule, uint32_t classes = 1) {
   return spec;
 }
 
+// What is said for all groups, then what is said for this one.
+void apply(const Values& values, uint32_t group, kernels::Hyper& hyper) {
+  for (const auto& [name, value] : values) {
+    if (name.find('@') == name.npos) kernels::set(hyper, name, value);
+  }
+  const std::string own = fmt::format("@{}", group);
+  for (const auto& [name, value] : values) {
+    if (name.ends_with(own)) kernels::set(hyper, name.substr(0, name.size() - own.size()), value);
+  }
+}
+
 // What the changes say when they are carried out one after the other: by round; of one round, the
 // schedule's first, then the others as they were made.
 kernels::Hyper replayed(const JobSpec& spec, const std::vector<HyperChange>& made, uint64_t round,
@@ -33,10 +44,10 @@ kernels::Hyper replayed(const JobSpec& spec, const std::vector<HyperChange>& mad
   std::stable_sort(all.begin(), all.end(),
                    [](const HyperChange& a, const HyperChange& b) { return a.round < b.round; });
   kernels::Hyper hyper = kernels::default_hyper(kernels::Optimizer::kMomentum);
-  for (const auto& [name, value] : spec.hyper) kernels::set(hyper, name, value);
+  apply(spec.hyper, key.group, hyper);
   for (const HyperChange& change : all) {
     if (change.round > round) break;
-    for (const auto& [name, value] : change.values) kernels::set(hyper, name, value);
+    apply(change.values, key.group, hyper);
   }
   hyper.lr *= key.lr_scale;
   hyper.weight_decay *= key.decay_scale;
@@ -56,17 +67,23 @@ TEST(HyperTable, EveryRoundHasWhatTheChangesUpToItSay) {
     return std::uniform_int_distribution<uint32_t>(0, n - 1)(random);
   };
   const char* const names[] = {"lr", "momentum", "weight_decay", "grad_scale"};
+  uint32_t groups = 1;
   const auto values = [&] {
     Values v;
-    for (uint32_t i = 0; i <= below(2); ++i) v[names[below(4)]] = 1 + below(1000);
+    for (uint32_t i = 0; i <= below(2); ++i) {
+      const char* const name = names[below(4)];
+      v[below(2) == 0 ? name : fmt::format("{}@{}", name, below(groups))] = 1 + below(1000);
+    }
     return v;
   };
-  for (int run = 0; run < 30; ++run) {
+  for (int run = 0; run < 60; ++run) {
+    groups = run % 2 == 0 ? 1 : 3;
     std::vector<HyperChange> schedule;
     uint64_t at = 0;
     for (uint32_t i = 0; i < below(20); ++i) schedule.push_back({at += 1 + below(20), values()});
     JobSpec spec = spec_of(std::move(schedule), 3);
     spec.keys[2].decay_scale = 0.5;
+    spec.keys[0].group = groups - 1, spec.keys[1].group = groups / 2;
     spec.hyper = values();
     const KeyClasses classes = key_classes(spec);
     HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
@@ -91,6 +108,30 @@ TEST(HyperTable, EveryRoundHasWhatTheChangesUpToItSay) {
           << "run " << run << " step " << step << " round " << round << " from " << lowest;
     }
   }
+}
+
+TEST(HyperTable, GroupsShareNoValueThatWasSetForOne) {
+  JobSpec spec = spec_of({}, 1);
+  spec.keys.push_back({.name = "other", .elements = 1, .group = 255});
+  spec.hyper = {{"lr@255", 0.5}};
+  EXPECT_NO_THROW(check_hyper(spec.hyper, hyper_groups(spec)));
+  const KeyClasses classes = key_classes(spec);
+  ASSERT_EQ(classes.classes.size(), 2u);
+  HyperTable table(spec, kernels::Optimizer::kMomentum, classes);
+  EXPECT_EQ(table.view().of(1, classes.of_key[0]).lr, 0.01);
+  EXPECT_EQ(table.view().of(1, classes.of_key[1]).lr, 0.5);
+  EXPECT_THROW(check_hyper({{"lr@255", 1}}, 255), Error);
+  EXPECT_THROW(check_hyper({{"lrr@1", 1}}, 2), Error);
+  EXPECT_THROW(check_hyper({{"lr@1", -1}}, 2), Error);
+  EXPECT_THROW(check_hyper({{"rmsprop_momentum@1", 0.5}}, 2), Error);
+  // As many groups, as many fewer changes that are still needed.
+  uint64_t round = 1;
+  for (; !table.full(1); ++round) {
+    const HyperChange change{round, {{"lr", static_cast<double>(round)}}};
+    table.change({&change, 1}, 1);
+  }
+  EXPECT_EQ(round, HyperTable::kMostChanges / 256 + 1);
+  EXPECT_LE(table.bytes(), 4 * HyperTable::kMostChanges * sizeof(HyperVersion));
 }
 
 // A rate for every step: what is held stays what two rounds need.

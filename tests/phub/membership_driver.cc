@@ -36,10 +36,11 @@ uint64_t MembershipDriver::barrier(uint32_t rank) {
   return token;
 }
 
-uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values, uint64_t round) {
+uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values, uint64_t round,
+                                 uint32_t rank) {
   const uint64_t token = next_token_++;
   open_.insert(token);
-  membership_.set_hyper(token, {.round = round, .values = values});
+  membership_.set_hyper(token, rank, {.round = round, .values = values});
   carry_out();
   return token;
 }

@@ -779,6 +779,38 @@ TEST(Membership, HyperparametersTakeEffectFromTheBoundaryOn) {
   EXPECT_EQ(m.wrong(), "");
 }
 
+TEST(Membership, RanksThatSetTheSameMakeOneChange) {
+  Assembled m(spec_of(3));
+  m.cores_at(12, 12, 12);
+  m.hyper({{"lr", 0.5}}, 12, 1);
+  m.settle();
+  const uint64_t same = m.hyper({{"lr", 0.5}}, 12, 0);
+  const uint64_t more = m.hyper({{"lr", 0.5}, {"momentum", 0.75}}, 12, 2);
+  const uint64_t other = m.hyper({{"momentum", 0.25}}, 12, 1);
+  const uint64_t changed = m.hyper({{"lr", 0.25}}, 12, 1);
+  m.settle();
+  EXPECT_EQ(m.answered(same), "ok");
+  EXPECT_EQ(m.answered(more), "ok");
+  EXPECT_EQ(m.answered(other),
+            "mismatch: rank 1 sets momentum to 0.25 from round 12 on, and rank 2 to 0.75: the "
+            "ranks of a job set the same");
+  EXPECT_EQ(m.answered(changed),
+            "mismatch: rank 1 sets lr to 0.25 from round 12 on, and other ranks to 0.5: the ranks "
+            "of a job set the same");
+  const uint64_t own = m.hyper({{"momentum", 0.125}}, 12, 2);  // nobody else has set it
+  m.settle();
+  EXPECT_EQ(m.answered(own), "ok");
+  EXPECT_THAT(m.take_trace(),
+              ElementsAre("hold", "commit 12: lr=0.5", "hold", "commit 12:", "hold",
+                          "commit 12: lr=0.5 momentum=0.75", "hold", "commit 12: momentum=0.125"));
+  EXPECT_EQ(m.records().size(), 6u);  // three ranks, three changes
+  m.cores_at(13, 13, 13);
+  const uint64_t next = m.hyper({{"lr", 0.25}}, 13, 0);
+  m.settle();
+  EXPECT_EQ(m.answered(next), "ok");
+  EXPECT_EQ(m.wrong(), "");
+}
+
 TEST(Membership, OneBoundaryTakesAllThatWaits) {
   Assembled m(spec_of(4, 6));
   m.cores_at(7, 7, 6);

@@ -27,6 +27,7 @@ std::vector<KeySpec> some_keys(SimRandom& random, uint32_t chunk_elements, bool 
     key.priority = random.chance(0.3) ? static_cast<int32_t>(random.below(3)) : 0;
     if (random.chance(0.2)) key.lr_scale = 0.5;
     if (random.chance(0.2)) key.decay_scale = 0;
+    if (random.chance(0.2)) key.group = static_cast<uint32_t>(random.below(4));
     keys.push_back(std::move(key));
   }
   return keys;
@@ -42,6 +43,12 @@ std::map<std::string, double> some_hyper(SimRandom& random, const std::string& o
   return hyper;
 }
 
+// Of all keys, or of one group.
+std::string some_rate(SimRandom& random, const JobSpec& spec) {
+  const uint32_t groups = hyper_groups(spec);
+  return groups == 1 || random.chance(0.5) ? "lr" : fmt::format("lr@{}", random.below(groups));
+}
+
 JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   JobSpec spec;
   spec.name = fmt::format("job{}", index);
@@ -55,6 +62,7 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   spec.optimizer = pick<std::string>(random, {"none", "none", "none", "sgd", "momentum", "nesterov",
                                               "adam", "adamw", "adagrad", "rmsprop"});
   spec.hyper = some_hyper(random, spec.optimizer);
+  if (random.chance(0.5)) spec.hyper[some_rate(random, spec)] = 0.02;
   if (random.chance(0.7)) {
     spec.gradient_dtype = spec.parameter_dtype = "f32";
   } else {
@@ -69,7 +77,8 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   spec.progress_limit_ms = 200;
   spec.wait_limit_ms = 300;
   spec.join_limit_ms = 300;
-  if (random.chance(0.2)) spec.schedule.push_back({random.between(2, 6), {{"lr", 0.05}}});
+  if (random.chance(0.2))
+    spec.schedule.push_back({random.between(2, 6), {{some_rate(random, spec), 0.05}}});
   return spec;
 }
 
@@ -138,8 +147,9 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   job.fixed_ranks = random.chance(0.6);
   job.null_chance = random.chance(0.4) ? 0.2 : 0;
   while (random.chance(0.4) && job.hyper_calls.size() < 3) {
-    job.hyper_calls.push_back({random.below(job.rounds * spec.keys.size()),
-                               {{"lr", 0.001 * static_cast<double>(random.between(1, 500))}}});
+    job.hyper_calls.push_back(
+        {random.below(job.rounds * spec.keys.size()),
+         {{some_rate(random, spec), 0.001 * static_cast<double>(random.between(1, 500))}}});
   }
   if (!clean) add_trouble(random, job);
   return job;

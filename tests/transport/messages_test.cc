@@ -67,6 +67,7 @@ class Random {
       if (coin()) key.lr_scale = real();
       if (coin()) key.decay_scale = real();
       if (coin() && key.elements % 2 == 0) key.shape = {key.elements / 2, 1, 2};
+      if (coin()) key.group = static_cast<uint32_t>(below(kMaxHyperGroups));
       spec.keys.push_back(key);
     }
     spec.world_size = 1 + static_cast<uint32_t>(below(16));
@@ -361,6 +362,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(R"({"name":"w","elements":1,"shape":[1,0]})"), "the product of [1, 0]"},
       {join_with(R"({"name":"w","elements":1,"shape":[4294967296,4294967296]})"),
        "the product of [4294967296, 4294967296]"},
+      {join_with(R"({"name":"w","elements":1,"group":256})"), "keys[0].group: must be"},
       {join_with(R"({"name":"w","elements":1,"priority":2147483648})"),
        "spec.keys[0].priority: must be an integer of 32 bits, got 2147483648"},
       {join_with(R"({"name":"w","elements":1,"lr_scale":"x"})"),
@@ -391,6 +393,13 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"hyper":{"lr":null})"), "spec.hyper.lr: must be a number, got null"},
       {join_with(key, R"(,"hyper":{"lr":1,"lr":2})"), "field \"lr\" is given twice"},
       {join_with(key, R"(,"hyper":{"":1})"), "hyper: '' is not the name"},
+      {join_with(key, R"(,"hyper":{"lr@1":1})"), "hyper.lr@1: the keys are of groups 0 to 0"},
+      {join_with(key, R"(,"hyper":{"lr@":1})"), "hyper: 'lr@' is not the name"},
+      {join_with(key, R"(,"hyper":{"lr@00":1})"), "hyper: 'lr@00' is not the name"},
+      {join_with(key, R"(,"hyper":{"lr@0@0":1})"), "hyper: 'lr@0@0' is not the name"},
+      {join_with(key, R"(,"hyper":{"lr@-1":1})"), "hyper: 'lr@-1' is not the name"},
+      {join_with(key, R"(,"hyper":{"lr@4294967296":1})"), "hyper: 'lr@4294967296' is not"},
+      {join_with(key, R"(,"hyper":{"@0":1})"), "hyper: '@0' is not the name"},
       {join_with(key, R"(,"hyper":[])"), "spec.hyper: must be an object, got a list"},
       {join_with(key, R"(,"schedule":[{"round":0,"values":{}}])"),
        "spec.schedule[0].round: must be a positive integer, got 0"},
@@ -407,6 +416,19 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
     EXPECT_THAT(message_of([&text = text] { parse_join_request(text); }), HasSubstr(expected))
         << text.substr(0, 200);
   }
+}
+
+TEST(BadInput, AScheduleForManyGroupsIsBounded) {
+  JobSpec spec;
+  spec.name = "job";
+  spec.keys = {{.name = "w", .elements = 1, .group = kMaxHyperGroups - 1}};
+  for (uint64_t round = 1; round <= 1024; ++round) {
+    spec.schedule.push_back({round, {{"lr@255", 1}}});
+  }
+  validate(spec);
+  spec.schedule.push_back({1025, {{"lr", 1}}});
+  EXPECT_THAT(message_of([&] { validate(spec); }),
+              HasSubstr("schedule: number of entries: must be from 0 to 1024, got 1025"));
 }
 
 TEST(BadInput, JobNamesAreWhatAPathCanHold) {
@@ -426,10 +448,10 @@ TEST(BadInput, OtherMessages) {
   EXPECT_THAT(message_of([] { parse_hyper(R"({"rank":0,"incarnation":1,"values":{}})"); }),
               HasSubstr("values: must have at least 1 entries"));
   std::string many;
-  for (int i = 0; i < 65; ++i) many += fmt::format("{}\"h{}\":1", i == 0 ? "" : ",", i);
+  for (int i = 0; i < 4097; ++i) many += fmt::format("{}\"h{}\":1", i == 0 ? "" : ",", i);
   EXPECT_THAT(
       message_of([&] { parse_hyper(R"({"rank":0,"incarnation":1,"values":{)" + many + "}}"); }),
-      HasSubstr("more than 64 entries"));
+      HasSubstr("more than 4096 entries"));
   EXPECT_THAT(message_of([] { parse_offer(R"({"transport":"shm","address":"/x","ticket":""})"); }),
               HasSubstr("ticket: must be a string of 1 to 255 bytes"));
   EXPECT_THAT(message_of([] {
@@ -499,6 +521,8 @@ TEST(Difference, NamesTheFirstOne) {
             "key 1 is 'fc' here and 'fc.weight' in the job");
   EXPECT_EQ(with([](JobSpec& s) { s.keys[0].lr_scale = 2; }),
             "key 0 'conv': lr_scale is 2 here and 1 in the job");
+  EXPECT_EQ(with([](JobSpec& s) { s.keys[0].group = 2; }),
+            "key 0 'conv': group is 2 here and 0 in the job");
   EXPECT_EQ(with([](JobSpec& s) {
               s.keys[1].shape = {3, 4};
             }),

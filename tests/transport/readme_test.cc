@@ -189,6 +189,8 @@ TEST(Readme, LimitsAndDefaultsAreThoseOfTheCode) {
            fmt::format("| jobs | {} |", Core::kMaxJobs),
            fmt::format("| entries of a schedule, hyperparameters in one of them | {}, {} |",
                        kMaxScheduleEntries, kMaxHyperValues),
+           fmt::format("| groups of keys, these times entries of a schedule | {}, {} |",
+                       kMaxHyperGroups, kMaxGroupEntries),
            fmt::format("| `version` | {} |", kProtocolVersion),
        }) {
     EXPECT_THAT(text, HasSubstr(line));

@@ -134,6 +134,7 @@ phub_options* options_of(const char* job, int rank, int ranks) {
   OK(phub_options_add_key(options, "small", kSmall));
   OK(phub_options_add_shaped_key(options, "large", shape, 2));
   OK(phub_options_tune_key(options, 1, -1, 0.5, 1.0));
+  OK(phub_options_set_group(options, 1, 1));
   return options;
 }
 
@@ -377,6 +378,8 @@ static void misuse(void) {
   FAILS(phub_options_add_shaped_key(options, "s", shape, 9), PHUB_INVALID, "not 9");
   FAILS(phub_options_add_shaped_key(options, "s", shape, 3), PHUB_INVALID, "[7, 2, 0] has no");
   FAILS(phub_options_tune_key(options, 2, 0, 1, 1), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_group(options, 2, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_group(options, 1, 256), PHUB_INVALID, "groups 0 to 255");
   FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
   OK(phub_worker_create(options, &worker));
   FAILS(phub_worker_create(options, &other), PHUB_TAKEN, "rank 0");

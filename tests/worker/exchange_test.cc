@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cmath>
@@ -476,8 +477,57 @@ TEST(Exchange, HyperparametersTakeEffectInTheNextRound) {
       want -= round < 7 ? lr : lr / 2;
       for (float p : worker.parameters(0)) ASSERT_EQ(p, want) << "round " << round;
     }
-    // Not by rank 1, and not by a name that is not known.
-    EXPECT_THROW(worker.set_hyper({{r == 1 ? "lr" : "learning_rate", 1.0}}), Error);
+    EXPECT_THROW(worker.set_hyper({{"learning_rate", 1.0}}), Error);
+    EXPECT_THROW(worker.set_hyper({{"lr@1", 1.0}}), Error);  // there is one group
+    worker.barrier();
+  });
+}
+
+// What every rank sets for its next round is one change; what only one rank sets holds as well.
+TEST(Exchange, GroupsOfKeysHaveValuesOfTheirOwn) {
+  Box box;
+  JobSpec spec = spec_of({.optimizer = "sgd", .reduction = "sum"}, "groups");
+  spec.keys = {{.name = "a", .elements = 20000},
+               {.name = "b", .elements = 64, .lr_scale = 0.5, .group = 2},
+               {.name = "c", .elements = 64, .group = 1}};
+  spec.hyper = {{"lr", 1}, {"lr@2", 4}};
+  spec.schedule = {{.round = 3, .values = {{"lr", 0.5}, {"lr@1", 8}}}};
+  spec.initial = "zeros";
+  spec.world_size = 2;
+  each_rank(2, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    std::vector<float> want(3, 0);
+    for (uint64_t round = 1; round <= 8; ++round) {
+      if (round == 5) {
+        EXPECT_EQ(worker.set_hyper({{"lr@0", 0.125}, {"lr@2", 16}}, round), round);
+      }
+      if (round == 6 && r == 1) {
+        EXPECT_EQ(worker.set_hyper({{"lr", 2}}, round), round);
+      }
+      const std::vector<float> rates = round < 3    ? std::vector<float>{1, 2, 1}
+                                       : round < 5  ? std::vector<float>{0.5, 0.25, 8}
+                                       : round == 5 ? std::vector<float>{0.125, 8, 8}
+                                                    : std::vector<float>{2, 1, 2};
+      for (size_t key = 0; key < 3; ++key) {
+        for (float& g : worker.gradient(key)) g = 1;
+        worker.push(key);
+      }
+      worker.wait_all();
+      for (size_t key = 0; key < 3; ++key) {
+        want[key] -= 2 * rates[key];
+        for (float p : worker.parameters(key)) {
+          ASSERT_EQ(p, want[key]) << "round " << round << " key " << key;
+        }
+      }
+    }
+    worker.barrier();
+    if (r == 0) {
+      EXPECT_EQ(std::ranges::count(box.log("groups"), LogRecord::Kind::kHyper, &LogRecord::kind),
+                2);
+    }
     worker.barrier();
   });
 }

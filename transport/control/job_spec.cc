@@ -1,6 +1,7 @@
 #include "transport/control/job_spec.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <string_view>
 #include <unordered_set>
@@ -17,6 +18,12 @@ constexpr uint32_t kMinLeaseMs = 10, kMaxLeaseMs = 3600 * 1000;
 constexpr uint32_t kMaxLimitMs = 7u * 24 * 3600 * 1000;
 constexpr std::string_view kNameCharacters =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+
+void check_number(std::string_view field, uint64_t value, uint64_t min, uint64_t max) {
+  if (value < min || value > max) {
+    fail(ErrorCode::kInvalid, "{}: must be from {} to {}, got {}", field, min, max, value);
+  }
+}
 
 void check_key_name(const std::string& name, size_t i) {
   if (name.empty()) fail(ErrorCode::kInvalid, "keys[{}].name: must not be empty", i);
@@ -65,18 +72,13 @@ void check_keys(const std::vector<KeySpec>& keys) {
     }
     total += key.elements;
     check_shape(key, i);
+    check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
     for (const auto& [field, value] :
          {std::pair{"lr_scale", key.lr_scale}, std::pair{"decay_scale", key.decay_scale}}) {
       if (!std::isfinite(value)) {
         fail(ErrorCode::kInvalid, "keys[{}].{}: must be finite, got {}", i, field, value);
       }
     }
-  }
-}
-
-void check_number(std::string_view field, uint64_t value, uint64_t min, uint64_t max) {
-  if (value < min || value > max) {
-    fail(ErrorCode::kInvalid, "{}: must be from {} to {}, got {}", field, min, max, value);
   }
 }
 
@@ -88,13 +90,18 @@ void check_dtype(std::string_view field, const std::string& value) {
   }
 }
 
-void check_values(const std::string& field, const std::map<std::string, double>& values) {
+void check_values(const std::string& field, const std::map<std::string, double>& values,
+                  uint32_t groups) {
   check_number(field + ": number of values", values.size(), 0, kMaxHyperValues);
   for (const auto& [name, value] : values) {
-    if (name.empty() || name.size() > kMaxWordBytes ||
-        name.find_first_not_of(kNameCharacters) != name.npos) {
+    const std::optional<HyperName> parts = parse_hyper_name(name);
+    if (!parts || parts->field.empty() || name.size() > kMaxWordBytes ||
+        parts->field.find_first_not_of(kNameCharacters) != name.npos) {
       fail(ErrorCode::kInvalid, "{}: '{}' is not the name of a hyperparameter", field,
            printable(name));
+    }
+    if (parts->group && *parts->group >= groups) {
+      fail(ErrorCode::kInvalid, "{}.{}: the keys are of groups 0 to {}", field, name, groups - 1);
     }
     if (!std::isfinite(value)) {
       fail(ErrorCode::kInvalid, "{}.{}: must be finite, got {}", field, name, value);
@@ -102,8 +109,9 @@ void check_values(const std::string& field, const std::map<std::string, double>&
   }
 }
 
-void check_schedule(const std::vector<HyperChange>& schedule) {
-  check_number("schedule: number of entries", schedule.size(), 0, kMaxScheduleEntries);
+void check_schedule(const std::vector<HyperChange>& schedule, uint32_t groups) {
+  check_number("schedule: number of entries", schedule.size(), 0,
+               std::min(kMaxScheduleEntries, kMaxGroupEntries / groups));
   uint64_t previous = 0;
   for (size_t i = 0; i < schedule.size(); ++i) {
     if (schedule[i].round <= previous) {
@@ -111,7 +119,7 @@ void check_schedule(const std::vector<HyperChange>& schedule) {
            schedule[i].round, previous);
     }
     previous = schedule[i].round;
-    check_values(fmt::format("schedule[{}].values", i), schedule[i].values);
+    check_values(fmt::format("schedule[{}].values", i), schedule[i].values, groups);
   }
 }
 
@@ -185,6 +193,24 @@ std::optional<uint64_t> elements_in(std::span<const uint64_t> shape) {
   return elements;
 }
 
+std::optional<HyperName> parse_hyper_name(std::string_view name) {
+  const size_t at = name.find('@');
+  if (at == name.npos) return HyperName{name, std::nullopt};
+  const std::string_view digits = name.substr(at + 1);
+  uint32_t group = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), group);
+  const bool fits = error == std::errc() && end == digits.data() + digits.size() &&
+                    group < kMaxHyperGroups && digits.size() == fmt::formatted_size("{}", group);
+  if (!fits) return std::nullopt;
+  return HyperName{name.substr(0, at), group};
+}
+
+uint32_t hyper_groups(const JobSpec& spec) {
+  uint32_t last = 0;
+  for (const KeySpec& key : spec.keys) last = std::max(last, key.group);
+  return last + 1;
+}
+
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
   const std::string& optimizer = spec.optimizer;
   if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};
@@ -211,8 +237,9 @@ void validate(const JobSpec& spec) {
     fail(ErrorCode::kInvalid, "optimizer: must be a name, or \"none\", got '{}'",
          printable(spec.optimizer));
   }
-  check_values("hyper", spec.hyper);
-  check_schedule(spec.schedule);
+  const uint32_t groups = hyper_groups(spec);
+  check_values("hyper", spec.hyper, groups);
+  check_schedule(spec.schedule, groups);
   check_dtype("gradient_dtype", spec.gradient_dtype);
   check_dtype("parameter_dtype", spec.parameter_dtype);
   parse_choice<Reduction>("reduction", spec.reduction);

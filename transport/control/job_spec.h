@@ -23,9 +23,19 @@ struct KeySpec {
   // As the caller sees the elements, the last dimension varying fastest; what is saved has it.
   // Their product is `elements`. Empty: [elements].
   std::vector<uint64_t> shape = {};
+  uint32_t group = 0;  // of hyperparameters: values may be of one group (HyperName)
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
+
+// A hyperparameter's name in a map of values: "lr" is of all groups of keys, "lr@2" of group 2.
+// Where a map has both, the group's own counts.
+struct HyperName {
+  std::string_view field;
+  std::optional<uint32_t> group;
+};
+// Nothing: what is behind the '@' is not a number below kMaxHyperGroups as 12 is written.
+std::optional<HyperName> parse_hyper_name(std::string_view name);
 
 // From this round on, these hyperparameters have these values ("lr": 0.1, …).
 struct HyperChange {
@@ -70,14 +80,19 @@ inline constexpr size_t kMaxKeys = 1u << 20;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
+inline constexpr uint32_t kMaxHyperGroups = 256;
+inline constexpr size_t kMaxGroupEntries = 1u << 18;  // of a schedule, times the groups
 
 // The product of the dimensions; nothing: one is 0, or it is more than kMaxElements.
 std::optional<uint64_t> elements_in(std::span<const uint64_t> shape);
 
+// The groups that its keys are of: from 0 to one below this.
+uint32_t hyper_groups(const JobSpec& spec);
+
 // Throws Error(kInvalid) that names the field and the value: empty or duplicate names, zero or too
-// many elements, a shape that has another number of them, unknown words, ranks or limits out of
-// range, unordered schedule. (Whether hyperparameter names fit the optimizer is checked by the
-// server, which knows them.)
+// many elements, a shape that has another number of them, unknown words, ranks, limits or groups
+// out of range, unordered schedule. (Whether names of hyperparameters fit the optimizer is checked
+// by the server, which knows them.)
 void validate(const JobSpec& spec);
 
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;

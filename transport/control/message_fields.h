@@ -12,8 +12,8 @@ template <>
 inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
     "admitted", "lost", "left", "hyper", "excluded", "failed", "set"};
 
-inline constexpr uint64_t kMaxWordBytes = 64;    // names of optimizers, formats, hyperparameters
-inline constexpr uint64_t kMaxHyperValues = 64;  // in one change
+inline constexpr uint64_t kMaxWordBytes = 64;      // names of optimizers, formats, hyperparameters
+inline constexpr uint64_t kMaxHyperValues = 4096;  // in one change
 inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
 inline constexpr json::Bounds kWord{0, kMaxWordBytes};
 inline constexpr json::Bounds kReason{0, uint64_t{64} << 10};  // why something ended: for people
@@ -28,6 +28,7 @@ void fields(A& a, const KeySpec*) {
   a.optional("lr_scale", &KeySpec::lr_scale);
   a.optional("decay_scale", &KeySpec::decay_scale);
   a.optional("shape", &KeySpec::shape, {0, kMaxKeyDimensions});
+  a.optional("group", &KeySpec::group, {0, kMaxHyperGroups - 1});
 }
 
 template <class A>

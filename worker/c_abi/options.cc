@@ -123,6 +123,12 @@ void set_text(WorkerOptions& options, const Option& option, std::string_view val
   }
 }
 
+void check_key(const WorkerOptions& options, size_t key) {
+  if (key < options.spec.keys.size()) return;
+  throw Refusal(PHUB_INVALID, fmt::format("key {} is out of range: {} keys were added", key,
+                                          options.spec.keys.size()));
+}
+
 void add_key(WorkerOptions& options, KeySpec key) {
   if (options.spec.keys.size() == kMaxKeys) {
     throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
@@ -215,12 +221,20 @@ phub_code phub_options_add_shaped_key(phub_options* options, const char* name,
 phub_code phub_options_tune_key(phub_options* options, size_t key, int32_t priority,
                                 double lr_scale, double decay_scale) {
   return change(__func__, options, [&](WorkerOptions& all) {
-    if (key >= all.spec.keys.size()) {
-      throw Refusal(PHUB_INVALID, fmt::format("key {} is out of range: {} keys were added", key,
-                                              all.spec.keys.size()));
-    }
+    check_key(all, key);
     KeySpec& spec = all.spec.keys[key];
     spec.priority = priority, spec.lr_scale = lr_scale, spec.decay_scale = decay_scale;
+  });
+}
+
+phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t group) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    check_key(all, key);
+    if (group >= kMaxHyperGroups) {
+      throw Refusal(PHUB_INVALID, fmt::format("group {} is out of range: there are groups 0 to {}",
+                                              group, kMaxHyperGroups - 1));
+    }
+    all.spec.keys[key].group = group;
   });
 }
 

@@ -33,6 +33,10 @@ JobSpec checked(JobSpec spec) {
     fail(ErrorCode::kInvalid, "job '{}' is for {} workers, which need a server", spec.name,
          spec.world_size);
   }
+  if (hyper_groups(spec) > 1) {
+    fail(ErrorCode::kInvalid, "job '{}' has groups of hyperparameters, which need a server",
+         spec.name);
+  }
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
   }
