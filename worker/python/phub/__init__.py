@@ -1,12 +1,17 @@
-"""phub: sums gradients through a box. `phub.ddp` trains a PyTorch model; `phub.Worker` is the core.
+"""phub: trains PyTorch models through a box.
+
+`phub.DistributedOptimizer` leaves the optimizer to the box, `phub.ddp` only sums gradients;
+`phub.Worker` is the core of both.
 
 Neither PyTorch nor NumPy is needed to import this; what needs PyTorch loads it at its first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
+from phub._options import Key
 from phub.errors import (
     BadHandleError,
     Error,
@@ -26,17 +31,24 @@ from phub.errors import (
     UnavailableError,
     WrongThreadError,
 )
-from phub.worker import Key, Memory, Stats, Worker
+from phub.worker import Memory, Stats, Worker
 
 if TYPE_CHECKING:
+    from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
 
 __version__ = "0.1.0"
-_OF_PYTORCH = ("DDPState", "ddp", "ddp_hook")
+_OF_PYTORCH = {
+    "DDPState": "pytorch",
+    "DistributedOptimizer": "optimizer",
+    "ddp": "pytorch",
+    "ddp_hook": "pytorch",
+}
 
 __all__ = [
     "BadHandleError",
     "DDPState",
+    "DistributedOptimizer",
     "Error",
     "FencedError",
     "FullError",
@@ -64,7 +76,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _OF_PYTORCH:
-        from phub import pytorch
-
-        return getattr(pytorch, name)
+        return getattr(importlib.import_module(f"phub.{_OF_PYTORCH[name]}"), name)
     raise AttributeError(f"module 'phub' has no attribute '{name}'")

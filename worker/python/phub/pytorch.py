@@ -19,10 +19,12 @@ from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from phub._options import MAX_DIMENSIONS, Key, Option
 from phub.errors import InvalidError
-from phub.worker import MAX_DIMENSIONS, Key, Memory, Option, Worker
+from phub.worker import Memory, Worker
 
 _FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
 
 
 @dataclass
@@ -55,7 +57,8 @@ def _key_for(parameter: nn.Parameter) -> Key:
     return Key(parameter.numel(), shape=shape)
 
 
-def _memory_of(tensor: torch.Tensor) -> Memory:
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """For the worker."""
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
@@ -80,13 +83,13 @@ class DDPState:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        format_of_job = _format_of_job(self._parameters)
+        job_format = format_of_job(self._parameters)
         self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
         given: dict[str, Option] = {
             "reduction": "mean",
             "on_nonfinite": "pass",
-            "gradient_dtype": format_of_job,
-            "parameter_dtype": format_of_job,
+            "gradient_dtype": job_format,
+            "parameter_dtype": job_format,
             **options,
         }
         self.worker = Worker(
@@ -123,7 +126,7 @@ class DDPState:
                 "checkpoint, and under another job's name if the others go on"
             )
         initial = {
-            name: _memory_of(parameter.detach().float().contiguous())
+            name: memory_of(parameter.detach().float().contiguous())
             for name, parameter in self._parameters.items()
         }
         self.worker.broadcast(initial)
@@ -131,7 +134,7 @@ class DDPState:
             return
         for name, parameter in self._parameters.items():
             received = torch.empty(parameter.shape, dtype=self._dtype_of_job())
-            self.worker.pull(name, _memory_of(received))
+            self.worker.pull(name, memory_of(received))
             with torch.no_grad():
                 parameter.copy_(received)
 
@@ -179,16 +182,15 @@ class DDPState:
                 f"the gradient of '{key}' is {gradient.layout} on {gradient.device}: phub "
                 "exchanges dense gradients on the CPU"
             )
-        memory, kind = _memory_of(gradient), _FORMATS[gradient.dtype]
+        memory, kind = memory_of(gradient), _FORMATS[gradient.dtype]
         self.worker.register_memory(key, memory, memory, gradient_dtype=kind, parameter_dtype=kind)
         self._registered[key] = address
 
     def _dtype_of_job(self) -> torch.dtype:
-        kind = _format_of_job(self._parameters)
-        return next(dtype for dtype, name in _FORMATS.items() if name == kind)
+        return DTYPES[format_of_job(self._parameters)]
 
 
-def _format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
+def format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
     """The parameters' format if all have the same, else f32: the library converts."""
     if not parameters:
         raise InvalidError("no parameter of the module requires a gradient")

@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Union
+from typing import Any
 
 from phub import _library, errors
 from phub._library import call
+from phub._options import Key, Option, add_keys, set_options
 from phub._waiting import waiting_call
 
-Option = Union[str, int, bool]
-MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
 _DESCRIPTION_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key of the model: `elements` numbers that are exchanged as one.
-
-    Keys with a higher `priority` overtake others that wait. `lr_scale` and `decay_scale` multiply
-    the job's learning rate and weight decay. `shape`, which checkpoints have, is 1 to
-    MAX_DIMENSIONS dimensions, the last varying fastest, whose product is `elements`; (): none.
-    """
-
-    elements: int
-    priority: int = 0
-    lr_scale: float = 1.0
-    decay_scale: float = 1.0
-    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,36 +58,6 @@ def _destroy(handle: c_void_p) -> None:
             call("worker_destroy", handle)
 
 
-def _set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
-    for name, value in given.items():
-        if isinstance(value, str):
-            call("options_set", options, name.encode(), value.encode())
-        else:
-            call("options_set_number", options, name.encode(), int(value))
-
-
-def _add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
-    for index, (name, given) in enumerate(keys.items()):
-        key = given if isinstance(given, Key) else Key(given)
-        if key.elements < 1:
-            raise errors.InvalidError(f"key '{name}' has {key.elements} elements: at least 1")
-        _add_key(options, name, key)
-        call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
-
-
-def _add_key(options: c_void_p, name: str, key: Key) -> None:
-    if not key.shape:
-        call("options_add_key", options, name.encode(), key.elements)
-        return
-    if min(key.shape) < 1 or math.prod(key.shape) != key.elements:
-        raise errors.InvalidError(
-            f"key '{name}': the product of the shape {key.shape} must be the number of elements, "
-            f"which is {key.elements}"
-        )
-    shape = (c_uint64 * len(key.shape))(*key.shape)
-    call("options_add_shaped_key", options, name.encode(), shape, len(shape))
-
-
 class Worker:
     """One rank of a job: pushes gradients to the box, and has the box's results.
 
@@ -133,8 +85,8 @@ class Worker:
         made = c_void_p()
         call("options_from_environment", byref(made))
         try:
-            _set_options(made, options)
-            _add_keys(made, keys)
+            set_options(made, options)
+            add_keys(made, keys)
             for name, value in (hyper or {}).items():
                 call("options_set_hyper", made, name.encode(), value)
             self._handle = _Handle(made)
@@ -299,11 +251,50 @@ class Worker:
         return found.value
 
     def set_hyper(self, values: Mapping[str, float], round: int = 0) -> int:  # noqa: A002
-        """Changes hyperparameters from `round` on (0: the next); rank 0 only. Returns the round."""
+        """Changes hyperparameters of the job from `round` on (0: the next). Returns the round.
+
+        Any rank may call it, one or all of them: what several set for one round must be the same.
+        """
         names = (c_char_p * len(values))(*(name.encode() for name in values))
         numbers = (c_double * len(values))(*values.values())
         at = c_uint64(round)
         call("set_hyper", self._worker, names, numbers, len(values), byref(at))
+        return at.value
+
+    # ---- The state at the box, between rounds. TakenError: another rank reads or sets it.
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the optimizer keeps of a key: "exp_avg", "exp_avg_sq" … beside its parameters."""
+        names: list[str] = []
+        found = c_char_p()
+        with contextlib.suppress(errors.NotFoundError):
+            while True:
+                call("state_name", self._worker, len(names), byref(found))
+                names.append((found.value or b"").decode())
+        return tuple(names)
+
+    def get_state(self, into: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+        """Copies the state of these keys: of each the parameters, then what `state_names` says.
+
+        Each array is a contiguous float32 buffer or a `Memory`. Returns the steps that the
+        optimizer has made on each key. For jobs in lock-step with an optimizer, when this rank has
+        all results and has pushed no key since.
+        """
+        steps = (c_uint64 * len(into))()
+        indices, arrays = self._state_arrays(into)
+        waiting_call("get_state", self._worker, indices, len(into), arrays, steps, None)
+        return dict(zip(into, steps, strict=True))
+
+    def set_state(self, arrays: Mapping[str, Sequence[Any]], steps: Mapping[str, int]) -> int:
+        """Sets the state of these keys for all ranks, as `get_state` gets it; one rank calls it.
+
+        Returns the round from which on the optimizer works on it.
+        """
+        numbers = (c_uint64 * len(arrays))(*(steps[key] for key in arrays))
+        indices, addresses = self._state_arrays(arrays)
+        at = c_uint64()
+        waiting_call("set_state", self._worker, indices, len(arrays), addresses, numbers, byref(at))
         return at.value
 
     def barrier(self) -> None:
@@ -373,6 +364,18 @@ class Worker:
         memory = (ctypes.c_ubyte * size.value).from_address(address.value or 0)
         memory.handle = self._handle  # type: ignore[attr-defined]  # for as long as there is a view
         return memoryview(memory).cast("B").cast("f" if dtype == "f32" else "H")  # type: ignore[return-value]
+
+    def _state_arrays(self, given: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
+        needed = 1 + len(self.state_names)
+        for key, arrays in given.items():
+            if len(arrays) != needed:
+                raise errors.InvalidError(
+                    f"key '{key}': the state is {needed} arrays (parameters, "
+                    f"{', '.join(self.state_names)}), not {len(arrays)}"
+                )
+        addresses = [self._memory(key, a, "f32").address for key in given for a in given[key]]
+        indices = (c_size_t * len(given))(*(self._at(key) for key in given))
+        return indices, (c_void_p * len(addresses))(*addresses)
 
     def _memory(self, key: str, given: Any, dtype: str) -> Memory:
         if given is None:

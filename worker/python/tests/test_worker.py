@@ -378,3 +378,42 @@ def test_waits_for_is_empty_while_nothing_is_late(box):
     with phub.Worker({"key": 8}) as worker:
         assert worker.waits_for() == ""
         wait_until(lambda: worker.first_round == 1, "the first round")
+
+
+# ---- Groups, and the state at the box.
+
+
+def sets_its_group_and_state(rank):
+    keys = {"a": 4, "b": phub.Key(6, group=1)}
+    with phub.Worker(keys, optimizer="momentum", hyper={"lr": 1, "lr@1": 0.5}) as worker:
+        assert worker.state_names == ("momentum_buffer",)
+        worker.wait_all()
+        for step in range(2):
+            if step:
+                worker.set_hyper({"lr@1": 0.25})
+            for key in keys:
+                np.asarray(worker.gradient(key))[:] = 1
+                worker.push(key)
+            worker.wait_all()
+        parameters = [float(np.asarray(worker.parameters(key))[0]) for key in keys]
+        arrays = {key: [np.zeros(n, np.float32) for _ in range(2)] for key, n in (("b", 6),)}
+        if rank == 0:
+            steps = worker.get_state(arrays)
+            assert steps == {"b": 2}
+            assert [a[0] for a in arrays["b"]] == [np.float32(parameters[1]), np.float32(3.8)]
+            with pytest.raises(phub.InvalidError, match="2 arrays .parameters, momentum_buffer."):
+                worker.get_state({"b": arrays["b"][:1]})
+            arrays["b"][0][:], arrays["b"][1][:] = 100, 0
+            assert worker.set_state(arrays, steps) == 3
+        for key in keys:
+            np.asarray(worker.gradient(key))[:] = 1
+            worker.push(key)
+        worker.wait_all()
+        return [*parameters, float(np.asarray(worker.parameters("b"))[0])]
+
+
+def test_groups_and_state(box, start):
+    for first, second, after in start(sets_its_group_and_state, 2).results():
+        assert first == pytest.approx(-2 - 3.8)
+        assert second == pytest.approx(-2 * 0.5 - 3.8 * 0.25)
+        assert after == pytest.approx(100 - 2 * 0.25)

@@ -1,0 +1,178 @@
+"""A parameter of a DistributedOptimizer, on its way to the box and back."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from phub import _rules
+from phub._options import Option
+from phub.errors import TakenError
+from phub.pytorch import DTYPES, memory_of
+from phub.worker import Worker
+
+_STATE_LIMIT_S = 60.0  # for which other ranks may read the state
+_T = TypeVar("_T")
+
+
+@dataclass(eq=False)
+class Exchanged:
+    """A parameter that is exchanged, and where it is in its step."""
+
+    worker: Worker
+    name: str
+    tensor: nn.Parameter
+    slot: torch.Tensor  # the gradient that the box reads
+    result: torch.Tensor  # the new parameters, or the mean of the gradients
+    is_mean: bool
+    backwards: int = 0  # of this step
+    pushed: bool = False
+    gradient: torch.Tensor | None = None  # that was pushed; None: there was none
+    version: int = 0  # of the gradient when it was pushed
+    waits: bool = False  # its result is not copied yet
+    written: int = 0  # the parameter's version after its result was copied
+
+    @classmethod
+    def of(
+        cls, worker: Worker, name: str, tensor: nn.Parameter, options: Mapping[str, Option]
+    ) -> Exchanged:
+        """With views of the worker's memory."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to the result
+            slot, result = (
+                torch.frombuffer(view, dtype=DTYPES[str(options[kind])]).view(tensor.shape)
+                for view, kind in (
+                    (worker.gradient(name), "gradient_dtype"),
+                    (worker.parameters(name), "parameter_dtype"),
+                )
+            )
+        return cls(worker, name, tensor, slot, result, options["optimizer"] == "none")
+
+    def push(self) -> None:
+        """Copies the gradient to the slot, in its format, and pushes it."""
+        if self.waits:
+            raise RuntimeError(
+                f"parameter '{self.name}' was used before its new value was there: its module's "
+                "forward() was not called. Call synchronize() before such a use, or use "
+                'overlap="backward"'
+            )
+        if not self.is_mean and self.tensor._version != self.written:
+            raise RuntimeError(
+                f"parameter '{self.name}' was changed by the program, and the box has the old "
+                "value: change it before DistributedOptimizer is made, call load_state_dict() "
+                "after loading a model, or use server=False"
+            )
+        gradient = self.tensor.grad
+        if gradient is None:
+            self.worker.push_null(self.name)
+        else:
+            if gradient.layout != torch.strided:
+                raise RuntimeError(
+                    f"the gradient of '{self.name}' is {gradient.layout}: phub exchanges dense "
+                    "gradients (sparse=False)"
+                )
+            with torch.no_grad():
+                self.slot.copy_(gradient)
+            self.version = gradient._version
+            self.worker.push(self.name)
+        self.gradient = gradient
+        self.pushed = True
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError if the gradient is not the one that was pushed."""
+        found = self.tensor.grad
+        if found is None and self.gradient is not None:
+            raise RuntimeError(
+                f"the gradient of '{self.name}' is gone, and was pushed already: zero_grad() came "
+                "between backward() and step(). Call it after step(), or use overlap=False"
+            )
+        if found is not self.gradient or (found is not None and found._version != self.version):
+            raise RuntimeError(
+                f"the gradient of '{self.name}' was changed after it was pushed (zero_grad, "
+                "clip_grad_norm_, unscale_): use overlap=False to change this rank's gradients "
+                "before step(), or server=False and synchronize() to change the mean"
+            )
+
+    def take(self) -> None:
+        """Waits for the result, and copies it to the parameter, or a mean to its gradient."""
+        self.worker.wait(self.name)
+        with torch.no_grad():
+            if not self.is_mean:
+                self.tensor.copy_(self.result)
+            elif self.tensor.grad is None:
+                self.tensor.grad = self.result.to(self.tensor.dtype, copy=True)
+            else:
+                self.tensor.grad.copy_(self.result)
+        self.waits = False
+        self.written = self.tensor._version
+
+    def end_step(self) -> None:
+        """The next backward() is of the next step."""
+        self.backwards, self.pushed, self.gradient = 0, False, None
+        self.written = self.tensor._version
+
+
+# ---- The optimizer's state at the box, as PyTorch has it: by parameter.
+
+
+def fetch_state(
+    worker: Worker, parameters: Sequence[Exchanged], rule: str
+) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """Of those of which the optimizer has made a step."""
+    names = worker.state_names
+    arrays = {
+        each.name: [torch.empty(each.tensor.shape) for _ in range(1 + len(names))]
+        for each in parameters
+    }
+    steps = _when_free(lambda: worker.get_state(_memories_of(arrays)))
+    states = {
+        each.tensor: _rules.torch_state(
+            rule, steps[each.name], dict(zip(names, arrays[each.name][1:], strict=True))
+        )
+        for each in parameters
+    }
+    return {tensor: state for tensor, state in states.items() if state}
+
+
+def send_state(
+    worker: Worker, parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, Any]]
+) -> None:
+    """With the parameters as they are now."""
+    arrays, steps = {}, {}
+    for each in parameters:
+        steps[each.name], kept = _rules.box_state(
+            worker.state_names, each.tensor, state.get(each.tensor, {})
+        )
+        arrays[each.name] = [each.tensor.detach().float().contiguous(), *kept]
+    _when_free(lambda: worker.set_state(_memories_of(arrays), steps))
+
+
+def has_steps(parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """Whether the optimizer has made any."""
+    of_them = (state.get(each.tensor, {}) for each in parameters)
+    return any(
+        int(each["step"]) > 0 if "step" in each else each.get("momentum_buffer") is not None
+        for each in of_them
+    )
+
+
+def _memories_of(arrays: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[Any]]:
+    return {key: [memory_of(tensor) for tensor in tensors] for key, tensors in arrays.items()}
+
+
+def _when_free(action: Callable[[], _T]) -> _T:
+    """While another rank reads or sets the state, tries again."""
+    limit = time.monotonic() + _STATE_LIMIT_S
+    while True:
+        try:
+            return action()
+        except TakenError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,64 @@
+"""The options of a worker and the keys of its job, as the library takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from ctypes import c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Union
+
+from phub import errors
+from phub._library import call
+
+Option = Union[str, int, bool]
+MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the model: `elements` numbers that are exchanged as one.
+
+    Keys with a higher `priority` overtake others that wait. `lr_scale` and `decay_scale` multiply
+    the job's learning rate and weight decay. `shape`, which checkpoints have, is 1 to
+    MAX_DIMENSIONS dimensions, the last varying fastest, whose product is `elements`; (): none.
+    `group`, 0 to 255: hyperparameters of a name such as "lr@2" are those of group 2.
+    """
+
+    elements: int
+    priority: int = 0
+    lr_scale: float = 1.0
+    decay_scale: float = 1.0
+    shape: tuple[int, ...] = ()
+    group: int = 0
+
+
+def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
+    for name, value in given.items():
+        if isinstance(value, str):
+            call("options_set", options, name.encode(), value.encode())
+        else:
+            call("options_set_number", options, name.encode(), int(value))
+
+
+def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
+    for index, (name, given) in enumerate(keys.items()):
+        key = given if isinstance(given, Key) else Key(given)
+        if key.elements < 1:
+            raise errors.InvalidError(f"key '{name}' has {key.elements} elements: at least 1")
+        _add_key(options, name, key)
+        call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
+        call("options_set_group", options, index, key.group)
+
+
+def _add_key(options: c_void_p, name: str, key: Key) -> None:
+    if not key.shape:
+        call("options_add_key", options, name.encode(), key.elements)
+        return
+    if min(key.shape) < 1 or math.prod(key.shape) != key.elements:
+        raise errors.InvalidError(
+            f"key '{name}': the product of the shape {key.shape} must be the number of elements, "
+            f"which is {key.elements}"
+        )
+    shape = (c_uint64 * len(key.shape))(*key.shape)
+    call("options_add_shaped_key", options, name.encode(), shape, len(shape))

@@ -1,0 +1,105 @@
+"""What PyTorch's optimizers are at the box: their names, the values of a group, their state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+
+from phub.errors import InvalidError
+
+WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
+_REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
+_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop)
+
+
+def name_of(optimizer: Optimizer) -> str:
+    """The box's name of the optimizer. Raises InvalidError if the box does not make its steps."""
+    kind = type(optimizer)
+    if kind not in _KINDS:
+        known = ", ".join(each.__name__ for each in _KINDS)
+        raise InvalidError(f"the box makes the steps of {known}, not of {kind.__name__}: {WAY_OUT}")
+    for number, group in enumerate(optimizer.param_groups):
+        for flag in _REFUSED:
+            if group.get(flag):
+                raise InvalidError(
+                    f"group {number} has {flag}={group[flag]}, which the box does not do: {WAY_OUT}"
+                )
+        if group.get("initial_accumulator_value"):
+            raise InvalidError(
+                f"group {number} has an initial_accumulator_value, and at the box sums begin at 0: "
+                f"{WAY_OUT}"
+            )
+    names = [_name_in(kind, group) for group in optimizer.param_groups]
+    for number, name in enumerate(names):
+        if name != names[0]:
+            raise InvalidError(
+                f"group 0 is {names[0]} and group {number} is {name}, and the box makes one kind "
+                f"of step: {WAY_OUT}"
+            )
+    return names[0]
+
+
+def _name_in(kind: type[Optimizer], group: Mapping[str, Any]) -> str:
+    if kind is SGD:
+        if not group["momentum"]:
+            return "sgd"
+        return "nesterov" if group["nesterov"] else "momentum"
+    if issubclass(kind, Adam):
+        return "adamw" if group.get("decoupled_weight_decay", kind is AdamW) else "adam"
+    return kind.__name__.lower()
+
+
+def fixed_values(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The hyperparameters that the job begins with and that cannot change."""
+    if name != "rmsprop":
+        return {}
+    momenta = {float(group["momentum"]) for group in groups}
+    if len(momenta) > 1:
+        raise InvalidError(f"RMSprop's groups have momenta {sorted(momenta)}: {WAY_OUT}")
+    return {"rmsprop_momentum": momenta.pop()}
+
+
+def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
+    """The hyperparameters of a group, by the box's names."""
+    fields = {"lr": "lr", "weight_decay": "weight_decay"}
+    if name in ("momentum", "nesterov"):
+        fields |= {"momentum": "momentum", "dampening": "dampening"}
+    if name in ("adam", "adamw", "adagrad", "rmsprop"):
+        fields["eps"] = "eps"
+    if name == "adagrad":
+        fields["lr_decay"] = "lr_decay"
+    if name == "rmsprop":
+        fields["alpha"] = "alpha"
+    values = {ours: float(group[theirs]) for ours, theirs in fields.items()}
+    if "betas" in group:
+        values["beta1"], values["beta2"] = (float(beta) for beta in group["betas"])
+    return values
+
+
+def torch_state(
+    name: str, steps: int, arrays: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """A parameter's state as PyTorch's optimizer has it after so many steps; {}: none yet."""
+    if steps == 0 and name != "adagrad":
+        return {}
+    counted = (
+        {} if name in ("sgd", "momentum", "nesterov") else {"step": torch.tensor(float(steps))}
+    )
+    return {**counted, **arrays}
+
+
+def box_state(
+    states: Sequence[str], parameter: torch.Tensor, state: Mapping[str, Any]
+) -> tuple[int, list[torch.Tensor]]:
+    """Steps and arrays for the box, of a parameter's state in PyTorch's optimizer."""
+    given = [state.get(each) for each in states]
+    # SGD does not count: what matters is whether there is a buffer.
+    steps = int(state["step"]) if "step" in state else int(any(each is not None for each in given))
+    arrays = [
+        torch.zeros(parameter.shape) if each is None else each.detach().float().contiguous()
+        for each in given
+    ]
+    return steps, arrays

@@ -1,0 +1,459 @@
+"""Trainings whose steps the box makes, compared with PyTorch's optimizers in one process."""
+
+import copy
+import os
+import secrets
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+
+import phub
+
+SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
+OPTIMIZERS = {
+    "sgd": (SGD, {"lr": 0.05}),
+    "momentum": (SGD, {"lr": 0.02, "momentum": 0.9, "dampening": 0.1}),
+    "nesterov": (SGD, {"lr": 0.02, "momentum": 0.9, "nesterov": True}),
+    "adam": (Adam, {"lr": 1e-2, "betas": (0.3, 0.98), "eps": 1e-7}),
+    "adamw": (AdamW, {"lr": 1e-2}),
+    "adagrad": (Adagrad, {"lr": 0.05, "lr_decay": 0.01}),
+    "rmsprop": (RMSprop, {"lr": 1e-3, "alpha": 0.9}),
+    "rmsprop_momentum": (RMSprop, {"lr": 1e-3, "momentum": 0.7}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    print(f"PHUB_SEED={SEED}")
+
+
+def make_net():
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    net = nn.Sequential(nn.Linear(12, 33), nn.Tanh(), nn.Linear(33, 5), nn.PReLU())
+    net[0].bias.requires_grad_(requires_grad=False)
+    return net
+
+
+def loss_of(net, rank, step):
+    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+    inputs = torch.randn(8, 12, generator=random)
+    labels = torch.randint(5, (8,), generator=random)
+    return nn.functional.cross_entropy(net(inputs), labels)
+
+
+def plain(kind, net):
+    """Two groups: matrices with decay, and the rest with another rate."""
+    make, options = OPTIMIZERS[kind]
+    matrices = [p for p in net.parameters() if p.dim() > 1]
+    others = [p for p in net.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.004}]
+    return make(groups, **options, foreach=False)
+
+
+def schedule_of(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
+
+
+def unscheduled(optimizer):
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+
+
+def gradients_of(net):
+    return {n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}
+
+
+def parameters_of(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def job(name):
+    return f"{os.environ['PHUB_JOB']}-{name}"[:200]
+
+
+def trains(rank, kinds, transport, steps, options):
+    results = {}
+    for kind in kinds:
+        net = make_net()
+        with torch.no_grad():
+            net[2].weight.add_(rank)  # rank 0's count
+        optimizer = phub.DistributedOptimizer(
+            plain(kind, net), net, accumulate=2, transport=transport, job=job(kind), **options
+        )
+        assert optimizer.worker.connection.startswith(transport)
+        assert "0.bias" not in optimizer.worker.keys
+        schedule = schedule_of(optimizer)
+        gradients = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            for part in range(2):
+                loss_of(net, rank, 2 * step + part).backward()
+            gradients.append(gradients_of(net))
+            optimizer.step()
+            schedule.step()
+        optimizer.synchronize()
+        results[kind] = gradients, parameters_of(net), optimizer.state_dict()
+        optimizer.worker.barrier()
+        optimizer.close()
+    return results
+
+
+def exact_sqrt(tensor):
+    return torch.from_numpy(np.sqrt(tensor.numpy()))
+
+
+def mean(gradients):
+    """In rank order, times float(1/n)."""
+    total = gradients[0].clone()
+    for gradient in gradients[1:]:
+        total += gradient
+    return total * torch.tensor(1 / len(gradients), dtype=torch.float32)
+
+
+def replay(gradients_of_ranks, net, optimizer, schedule):
+    """One process, with the gradients of all ranks."""
+    assert torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    with patch.object(torch.Tensor, "sqrt", exact_sqrt):  # MKL's may be off by a unit
+        for steps in zip(*gradients_of_ranks, strict=True):
+            for name, parameter in net.named_parameters():
+                if name in steps[0]:
+                    parameter.grad = mean([step[name] for step in steps])
+            optimizer.step()
+            schedule.step()
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def assert_same_state(one, other):
+    assert one["param_groups"] == other["param_groups"]
+    ours = {key: value for key, value in one["state"].items() if value}
+    theirs = {
+        key: {n: v for n, v in s.items() if v is not None} for key, s in other["state"].items()
+    }
+    theirs = {key: value for key, value in theirs.items() if value}
+    assert ours.keys() == theirs.keys()
+    for key, state in ours.items():
+        assert_same_bits(state, theirs[key])
+
+
+def check(results, kinds):
+    for kind in kinds:
+        gradients, parameters, states = zip(*(result[kind] for result in results), strict=True)
+        net = make_net()
+        optimizer = plain(kind, net)
+        replay(gradients, net, optimizer, schedule_of(optimizer))
+        for each, state in zip(parameters, states, strict=True):
+            assert_same_bits(each, parameters_of(net))
+            assert_same_state(state, optimizer.state_dict())
+        if len(results) > 1:  # or the ranks had the same batches
+            assert not torch.equal(gradients[0][0]["2.weight"], gradients[1][0]["2.weight"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_parameters_and_state_are_those_of_pytorch_to_the_bit(box, start, transport, world):
+    results = start(trains, world, tuple(OPTIMIZERS), transport, 50, {}).results()
+    check(results, OPTIMIZERS)
+
+
+@pytest.mark.parametrize("overlap", ["forward", False])
+def test_any_overlap_gives_the_same_bits(box, start, overlap):
+    kinds = ("momentum", "adamw")
+    results = start(trains, 2, kinds, "shm", 12, {"overlap": overlap}).results()
+    check(results, kinds)
+
+
+def test_gradients_are_converted_on_their_way(box, start):
+    options = {"gradient_dtype": "bf16"}
+    results = start(trains, 2, ("adam",), "tcp", 5, options).results()
+    for result in results:
+        gradients = result["adam"][0]
+        gradients[:] = [{n: g.bfloat16().float() for n, g in step.items()} for step in gradients]
+    check(results, ("adam",))
+
+
+# ---- Accumulation and state.
+
+
+def accumulates_without_sync(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net)
+    for step in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            loss_of(net, rank, 2 * step).backward()
+            assert not any(mine.pushed for mine in optimizer._mine)
+        loss_of(net, rank, 2 * step + 1).backward()
+        assert all(mine.pushed for mine in optimizer._mine)
+        optimizer.step()
+    return optimizer.worker.round("0.weight")
+
+
+def test_no_sync_accumulates(box, start):
+    assert start(accumulates_without_sync, 2).results() == [3, 3]
+
+
+def goes_on(rank, kind):
+    """Three steps at the box, three in plain PyTorch, three at another job."""
+    net = make_net()
+    gradients = []
+
+    def train(optimizer, first):
+        for step in range(first, first + 3):
+            optimizer.zero_grad()
+            loss_of(net, rank, step).backward()
+            gradients.append(gradients_of(net))
+            optimizer.step()
+
+    one = phub.DistributedOptimizer(plain(kind, net), net, job=job("one"))
+    train(one, 0)
+    local = plain(kind, net)
+    local.load_state_dict(one.state_dict())
+    one.close()
+    with patch.object(torch.Tensor, "sqrt", exact_sqrt):
+        train(local, 3)
+    two = phub.DistributedOptimizer(local, net, job=job("two"))
+    train(two, 6)
+    saved, model = copy.deepcopy(two.state_dict()), copy.deepcopy(net.state_dict())
+    train(two, 9)  # in vain
+    del gradients[9:]
+    net.load_state_dict(model)
+    two.load_state_dict(saved)
+    assert two.optimizer.param_groups is two.param_groups
+    train(two, 9)
+    state = two.state_dict()
+    two.close()
+    return gradients, parameters_of(net), state
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_state_goes_to_pytorch_and_back(box, start, kind):
+    ((gradients, parameters, state),) = start(goes_on, 1, kind).results()
+    net = make_net()
+    optimizer = plain(kind, net)
+    replay([gradients], net, optimizer, unscheduled(optimizer))
+    assert_same_bits(parameters, parameters_of(net))
+    state["param_groups"] = optimizer.state_dict()["param_groups"]  # without a schedule's
+    assert_same_state(state, optimizer.state_dict())
+
+
+# ---- Guards.
+
+
+def pushed(rank, net=None, **options):
+    net = net or make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net, **options)
+    loss_of(net, rank, 0).backward()
+    return net, optimizer
+
+
+def clips(rank):
+    net, optimizer = pushed(rank)
+    nn.utils.clip_grad_norm_(net.parameters(), 1e9)
+    optimizer.step()
+
+
+def zeroes(rank):
+    _, optimizer = pushed(rank)
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def zeroes_in_place(rank):
+    _, optimizer = pushed(rank)
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+
+
+def schedules_early(rank):
+    _, optimizer = pushed(rank)
+    optimizer.param_groups[1]["lr"] = 0.5
+    optimizer.step()
+
+
+def pushes_twice(rank):
+    net, _ = pushed(rank)
+    loss_of(net, rank, 1).backward()
+
+
+def changes_parameters(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net)
+    with torch.no_grad():
+        net[2].weight.clamp_(-0.1, 0.1)
+    loss_of(net, rank, 0).backward()
+    optimizer.step()
+
+
+def uses_early(rank):
+    net, optimizer = pushed(rank, overlap="forward")
+    optimizer.step()
+    nn.functional.linear(torch.ones(1, 12), net[0].weight).sum().backward()
+
+
+def reads_state_early(rank):
+    _, optimizer = pushed(rank)
+    optimizer.state_dict()
+
+
+def has_closure(rank):
+    net, optimizer = pushed(rank)
+    optimizer.step(lambda: loss_of(net, rank, 0))
+
+
+def adds_group(rank):
+    _, optimizer = pushed(rank)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (clips, "the gradient of '.*' was changed after it was pushed.*server=False"),
+        (zeroes, "the gradient of '.*' is gone.*zero_grad.*after step"),
+        (zeroes_in_place, "the gradient of '.*' was changed after it was pushed.*zero_grad"),
+        (schedules_early, "lr of group 1 was changed between backward.* from 0.004 to 0.5.*after"),
+        (pushes_twice, "the gradient of '.*' was pushed already.*2 times.*accumulate=2.*no_sync"),
+        (changes_parameters, "'2.weight' was changed by the program.*load_state_dict"),
+        (uses_early, "'0.weight' was used before its new value.*synchronize"),
+        (reads_state_early, "state_dict.. between.*after step"),
+        (has_closure, "no closure.*loss = closure"),
+        (adds_group, "keys of a job cannot change"),
+    ],
+)
+def test_guards(box, start, body, message):
+    with pytest.raises(RuntimeError, match=message):
+        start(body, 1).results()
+
+
+def gradients_may_change_before_step(rank):
+    net, optimizer = pushed(rank, overlap=False)
+    nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    optimizer.param_groups[0]["lr"] = 0.5
+    clipped = gradients_of(net)
+    optimizer.step()
+    assert_same_bits(gradients_of(net), clipped)  # they stay
+    return [clipped], parameters_of(net)
+
+
+def test_without_overlap_gradients_may_change(box, start):
+    ((gradients, parameters),) = start(gradients_may_change_before_step, 1).results()
+    net = make_net()
+    optimizer = plain("adamw", net)
+    optimizer.param_groups[0]["lr"] = 0.5
+    replay([gradients], net, optimizer, schedule_of(optimizer))
+    assert_same_bits(parameters, parameters_of(net))
+
+
+class Own(AdamW):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: Own(p), "not of Own.*server=False"),
+        (lambda p: torch.optim.NAdam(p), "not of NAdam.*server=False"),
+        (lambda p: AdamW(p, amsgrad=True), "group 0 has amsgrad=True.*server=False"),
+        (lambda p: SGD(p, 0.1, maximize=True), "maximize=True"),
+        (lambda p: RMSprop(p, centered=True), "centered=True"),
+        (lambda p: Adagrad(p, initial_accumulator_value=1), "initial_accumulator_value"),
+        (lambda p: SGD([{"params": p[:1], "momentum": 0.9}, {"params": p[1:]}], 0.1), "group 1 is"),
+        (lambda p: RMSprop([{"params": p[:1], "momentum": 0.9}, {"params": p[1:]}]), "momenta"),
+        (lambda p: SGD([*p, nn.Parameter(torch.zeros(3))], 0.1), "shape .3,. that is not the mod"),
+    ],
+)
+def test_what_the_box_cannot_do_is_refused(make, message):
+    net = make_net()
+    with pytest.raises(phub.InvalidError, match=message):
+        phub.DistributedOptimizer(make(list(net.parameters())), net)
+
+
+def test_wrong_options_are_refused():
+    net = make_net()
+    for wrong in ({"overlap": "both"}, {"accumulate": 0}, {"overlap": "forward", "server": False}):
+        with pytest.raises(phub.InvalidError, match="overlap"):
+            phub.DistributedOptimizer(plain("adamw", net), net, **wrong)
+
+
+def test_jobs_out_of_lock_step_are_refused():
+    net = make_net()
+    with pytest.raises(phub.InvalidError, match="consistency must be bsp"):
+        phub.DistributedOptimizer(plain("adamw", net), net, consistency="async")
+
+
+def sets_another_rate(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net)
+    optimizer.param_groups[0]["lr"] = 0.5 + rank
+    loss_of(net, rank, 0).backward()
+    optimizer.step()
+
+
+def test_ranks_with_different_rates_are_told(box, start):
+    ranks = start(sets_another_rate, 2, PHUB_JOB="rates")
+    with pytest.raises(phub.MismatchError, match="sets lr@0 to .*the ranks of a job set the same"):
+        ranks.results()
+
+
+# ---- Steps of the ranks' own.
+
+
+def steps_itself(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(Own(net.parameters(), foreach=False), net, server=False)
+    gradients, norms = [], []
+    with patch.object(torch.Tensor, "sqrt", exact_sqrt):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(net, rank, step).backward()
+            gradients.append(gradients_of(net))
+            if step % 2:
+                optimizer.synchronize()
+                norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), 1e9)))
+            optimizer.step()
+    return gradients, parameters_of(net), optimizer.state_dict(), norms
+
+
+def test_ranks_make_any_step_themselves(box, start):
+    gradients, parameters, states, norms = zip(*start(steps_itself, 2).results(), strict=True)
+    net = make_net()
+    optimizer = Own(net.parameters(), foreach=False)
+    replay(gradients, net, optimizer, unscheduled(optimizer))
+    for each, state in zip(parameters, states, strict=True):
+        assert_same_bits(each, parameters_of(net))
+        assert state["state"].keys() == optimizer.state_dict()["state"].keys()
+    assert norms[0] == norms[1]  # of the mean
+
+
+# ---- When a rank dies.
+
+
+def dies(rank, steps):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net)
+    schedule = schedule_of(optimizer)
+    for step in range(steps):
+        if rank == 0 and step == 4:
+            os._exit(1)
+        optimizer.zero_grad()
+        loss_of(net, rank, step).backward()
+        optimizer.step()
+        schedule.step()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return rates, parameters_of(net)
+
+
+def test_the_others_go_on_and_set_the_rates(box, start):
+    ranks = start(dies, 3, 10)
+    one, other = ranks.result(1), ranks.result(2)
+    assert one[0] == other[0] != [1e-2, 0.004]
+    assert_same_bits(one[1], other[1])
