@@ -173,8 +173,8 @@ PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t r
  * has it, and phub_restored gives it back. With another code there is no checkpoint of this round,
  * and the call that called it is PHUB_INVALID; a completion is not: stderr says it. It must neither
  * push nor wait. Before its first push of the next round the program must have pushed every key.
- * For jobs in lock-step, and not with a phub_geeps. Null: none. `user_data` must be valid as long
- * as a worker that was made with it. */
+ * For jobs in lock-step. With a phub_geeps phub_geeps_save_point calls it. Null: none. `user_data`
+ * must be valid as long as a worker that was made with it. */
 typedef struct phub_state phub_state;
 typedef phub_code (*phub_saver)(void* user_data, uint64_t round, phub_state* state);
 PHUB_API phub_code phub_options_set_saver(phub_options* options, phub_saver saver, void* user_data);
@@ -480,6 +480,10 @@ PHUB_API phub_code phub_geeps_options_add_local(phub_geeps_options* options, con
 PHUB_API phub_code phub_geeps_options_tune_table(phub_geeps_options* options, uint32_t table,
                                                  int read_my_writes, uint32_t max_staleness);
 
+/* This table of local data is not saved (phub_geeps_save_point): no iteration needs it from the one
+ * before. PHUB_INVALID: it is a table of parameters, or there is none. */
+PHUB_API phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table);
+
 /* Adds a key to the job for every table of parameters, in their order. The job has no other keys.
  */
 PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables);
@@ -487,7 +491,8 @@ PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_gee
 /* Makes a cache of the parameters of the worker's job. From now on only the cache pushes keys:
  * phub_push, phub_use_memory and phub_register_memory of the worker are PHUB_INVALID. The options
  * may be changed and destroyed afterwards. PHUB_INVALID: the job's keys are not those of the
- * tables; PHUB_TAKEN: the worker has a cache. */
+ * tables, or the worker has a saver and the local tables are too large to be saved; PHUB_TAKEN: the
+ * worker has a cache; PHUB_MISMATCH: a local table was saved with other rows. */
 PHUB_API phub_code phub_geeps_create(phub_device* device, phub_worker* worker,
                                      const phub_geeps_options* options, phub_geeps** geeps);
 /* The same without a server, for one process: a thread of the library applies the optimizer. Only
@@ -543,6 +548,14 @@ PHUB_API phub_code phub_geeps_discard(phub_geeps* geeps, uint64_t handle);
 PHUB_API phub_code phub_geeps_table_clock(phub_geeps* geeps, uint32_t table);
 /* Waits until all clocked updates are pushed and their results are here. */
 PHUB_API phub_code phub_geeps_wait_all(phub_geeps* geeps);
+/* For a worker with a saver: call it at the end of every iteration, when each table of parameters
+ * was clocked once and no local buffer is in use. If the rank's state is to be saved after this
+ * round, it waits for the round's results, calls the saver, and saves the local tables beside what
+ * the saver gave, as "geeps/NAME" (but not those of phub_geeps_options_set_scratch). They come back
+ * in the phub_geeps that a restored rank creates. PHUB_INVALID: a buffer is in use, or updates were
+ * not clocked; or the saver failed: then there is no checkpoint of this round. PHUB_TIMEOUT:
+ * results are missing, call it again. */
+PHUB_API phub_code phub_geeps_save_point(phub_geeps* geeps);
 
 typedef struct phub_geeps_counters {
   size_t size; /* set it to sizeof(phub_geeps_counters) */

@@ -77,14 +77,37 @@ void Saver::received(size_t key, uint64_t round) {
   if (round <= received_[key]) return;  // a completion that was collected late
   const uint64_t before = std::exchange(received_[key], round);
   if (before >= due_ || round < due_ || --missing_ > 0) return;
-  const uint64_t over = due_;
-  // Before the call: what it throws must not make it due again.
-  due_ = over + every_;
-  missing_ = received_.size();
-  take(over);
+  if (!by_call_) take({});
 }
 
-void Saver::take(uint64_t round) {
+void Saver::set_by_call(bool by_call) {
+  if (!is_active()) return;
+  const std::lock_guard lock(mutex_);
+  by_call_ = by_call;
+  if (!by_call && missing_ == 0) next_due();
+}
+
+void Saver::save(RankState more) {
+  check_not_within();
+  const std::lock_guard lock(mutex_);
+  if (!is_active() || !by_call_) {
+    fail(ErrorCode::kInvalid, "save: this worker's state is not saved by calls");
+  }
+  if (missing_ > 0) {
+    fail(ErrorCode::kInvalid, "save: the results of round {} are missing for {} keys", due_.load(),
+         missing_);
+  }
+  take(std::move(more));
+}
+
+void Saver::next_due() {
+  due_ += every_;
+  missing_ = received_.size();
+}
+
+void Saver::take(RankState more) {
+  const uint64_t round = due_;
+  next_due();  // before the call: what it throws must not make it due again
   struct Within {
     explicit Within(std::atomic<std::thread::id>& thread) : id(thread) {
       id = std::this_thread::get_id();
@@ -97,7 +120,12 @@ void Saver::take(uint64_t round) {
   std::string part;
   {
     const Within within(within_);
-    part = pack(saver_(round));
+    RankState state = saver_(round);
+    state.merge(more);
+    if (!more.empty()) {
+      fail(ErrorCode::kInvalid, "saver: '{}' is the name of another entry", more.begin()->first);
+    }
+    part = pack(state);
   }
   send(round, std::move(part));
 }

@@ -12,7 +12,8 @@
 // When. A round is over for the caller when every key's result of it was returned to it, by the
 // order of its own calls and not by that of the network: so the same program is asked at the same
 // place in every run. The state is taken on that thread; it is sent on others: while the box's disk
-// is behind with one part, the box answers at once that it does not want the next.
+// is behind with one part, the box answers at once that it does not want the next. Where results
+// are returned to a thread that knows nothing of the caller's state, the caller asks by save().
 #pragma once
 
 #include <atomic>
@@ -53,6 +54,12 @@ class Saver {
   void check_not_within() const;
   // The caller has got the key's result of this round. Calls its saver if it was the last one.
   void received(size_t key, uint64_t round);
+  // Whether only save() calls the saver. A round that ended meanwhile without it is left out.
+  void set_by_call(bool by_call);
+  bool is_by_call() const { return by_call_; }
+  // Calls the saver for due(), and sends `more` with its state. Throws Error(kInvalid) if results
+  // of that round are missing, or two entries have the same name.
+  void save(RankState more);
   // Before a push of this round: whether the state of an earlier one must be taken first, which
   // needs the results of all keys.
   bool is_due_before(uint64_t round) const { return is_active() && due_ < round; }
@@ -63,7 +70,8 @@ class Saver {
   void finish(std::chrono::milliseconds limit) noexcept;
 
  private:
-  void take(uint64_t round);
+  void next_due();
+  void take(RankState more);
   void send(uint64_t round, std::string part);
   void deliver(uint64_t round, const std::string& part, const std::stop_token& stop);
 
@@ -71,6 +79,7 @@ class Saver {
   const std::function<RankState(uint64_t round)>& saver_;
   const uint64_t every_;       // 0: nothing is saved
   std::atomic<uint64_t> due_;  // the next round that is saved
+  std::atomic<bool> by_call_ = false;
   RankState restored_;
 
   std::mutex mutex_;  // held while the caller's saver runs

@@ -202,6 +202,11 @@ void Worker::Impl::save_before_push(size_t key) {
   Lock lock = sleeper.lock();
   const uint64_t next = session->round(key) + 1;
   if (!saver.is_due_before(next)) return;
+  if (saver.is_by_call()) {
+    fail(ErrorCode::kInvalid,
+         "key '{}' is pushed in round {}, before save() of the state after round {}",
+         keeper.spec().keys[key].name, next, saver.due());
+  }
   lock.unlock();
   wait(Session::kAllKeys);
   for (size_t k = 0; k < keeper.spec().keys.size(); ++k) received(k);
@@ -270,6 +275,11 @@ std::optional<std::span<const std::byte>> Worker::restored(std::string_view name
   return impl_->saver.restored(name);
 }
 bool Worker::saves() const { return impl_->saver.is_active(); }
+void Worker::save_by_call(bool by_call) { impl_->saver.set_by_call(by_call); }
+uint64_t Worker::next_saved() const { return saves() ? impl_->saver.due() : 0; }
+void Worker::save(RankState more) {
+  only_errors([&] { impl_->saver.save(std::move(more)); });
+}
 const std::string& Worker::server() const { return impl_->keeper.server(); }
 const std::string& Worker::job_token() const { return impl_->keeper.reply().job_token; }
 const JobSpec& Worker::spec() const { return impl_->keeper.spec(); }

@@ -75,7 +75,7 @@ struct WorkerOptions {
   // wait; what it throws, that call throws (wait_any() returns it in the completion), and then
   // there is no checkpoint of this round.
   // REQUIRES: before its first push of the next round the program has pushed every key in this one.
-  // For jobs in lock-step; not for a worker with a geeps::Cache.
+  // For jobs in lock-step. With a geeps::Cache it is called by Cache::save_point() only.
   std::function<RankState(uint64_t round)> saver;
 };
 
@@ -168,6 +168,14 @@ class Worker {
   // follows from first_round().
   std::optional<std::span<const std::byte>> restored(std::string_view name) const;
   bool saves() const;  // it has a saver, and the server saves the job
+  // For what waits for results on threads of its own (geeps::WorkerExchange): while it is set, only
+  // save() calls the saver, and a push beyond next_saved() throws kInvalid.
+  void save_by_call(bool by_call);
+  uint64_t next_saved() const;  // the round after which the state is saved next; 0: not saves()
+  // Calls the saver for next_saved(), and sends what it returns together with `more`. Throws
+  // Error(kInvalid): not save_by_call(), a result of that round is not here, or both have an entry
+  // of the same name; and what the saver throws.
+  void save(RankState more);
   const JobSpec& spec() const;
   // Of the worker that created the job, where the server asks for tokens: a token that joins and
   // deletes this job, and nothing else; else "".

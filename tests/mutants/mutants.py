@@ -61,6 +61,7 @@ TLS_DOOR = "transport/tcp/tls_door.cc"
 SAVES = "phub/job/running_job_saves.cc"
 SAVER = ("worker/saver_test",)
 SEEDED = ("geeps/cache_seeded_test",)
+TABLES = ("geeps/saved_tables_test",)
 
 MUTANTS = [
     Mutant("dedup: a contribution counts again when it is sent again", LOCK_STEP_H,
@@ -791,6 +792,14 @@ MUTANTS = [
     Mutant("part-asks: a part is sent before the box has said that it wants it", "transport/control/http_client.cc",
            'if (content_type == kBytesType) request.set(http::field::expect, "100-continue");',
            "", ("phub/http_test",)),
+    Mutant("tables-restored: a restored rank's local tables begin with zeros", "worker/geeps/cache_save.cc",
+           "std::memcpy(table.own_rows.floats().data(), saved->data(), bytes);",
+           "", TABLES),
+    Mutant("tables-pinned: local rows in device memory are not saved", "worker/geeps/cache_save.cc",
+           "  store_dirty();\n", "", TABLES),
+    Mutant("tables-point: a round is clocked before the state of the one before is saved",
+           "worker/geeps/cache_save.cc",
+           "if (table.clocks < mover_.exchange.saved_after(table.key)) return;", "return;", TABLES),
     Mutant("save-twice: a second signal takes one more snapshot", SAVES,
            "if (saving_ && (parts_.round() > 0 || membership_.awaits_snapshot())) return;",
            "if (saving_ && parts_.round() > 0) return;", ("worker/saver_disk_test",)),

@@ -271,6 +271,10 @@ phub_code phub_geeps_wait_all(phub_geeps* geeps) {
   return with(__func__, geeps, [](Cache& cache, auto&) { cache.wait_all(); });
 }
 
+phub_code phub_geeps_save_point(phub_geeps* geeps) {
+  return with(__func__, geeps, [](Cache& cache, auto&) { cache.save_point(); });
+}
+
 phub_code phub_geeps_stats(phub_geeps* geeps, phub_geeps_counters* counters) {
   return with(__func__, geeps, [&](Cache& cache, auto&) {
     need_struct(counters, "counters");

@@ -156,6 +156,17 @@ phub_code phub_geeps_options_tune_table(phub_geeps_options* options, uint32_t ta
   });
 }
 
+phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table) {
+  return change(__func__, options, [&](GeepsOptionsObject& all) {
+    if (table >= all.tables.size() || !all.tables[table].local) {
+      throw Refusal(PHUB_INVALID, fmt::format("table {} is no table of local data: {} tables were "
+                                              "added",
+                                              table, all.tables.size()));
+    }
+    all.tables[table].scratch = true;
+  });
+}
+
 phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables) {
   return call(__func__, [&] {
     const auto job = object_of<OptionsObject>(options);

@@ -68,6 +68,8 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
       mover_(device, exchange, options_, specs_),
       work_(device, options.compute),
       own_lane_{.kind = Lane::Kind::kFetch, .stream = device.make_stream("geeps"), .rows = {}} {
+  check_saved_size();
+  restore_local();
   const DeviceStats use = device_.stats();
   budget_ = options_.budget_bytes > 0 ? options_.budget_bytes : use.budget_bytes - use.used_bytes;
   budget_ = budget_ / Arena::kAlignment * Arena::kAlignment;
@@ -252,6 +254,10 @@ void Cache::discard(uint64_t handle) {
   impl_->guarded([&] { impl_->release(Call::kUpdate, handle, false); });
 }
 void Cache::wait_all() { impl_->wait_all(); }
+void Cache::save_point() {
+  std::optional<RankState> tables = impl_->guarded([&] { return impl_->local_state(); });
+  if (tables) impl_->mover_.exchange.save(std::move(*tables));
+}
 std::span<const TableSpec> Cache::tables() const { return impl_->specs_; }
 const Placement& Cache::placement() const {
   if (!impl_->mover_.schedule) {

@@ -70,6 +70,7 @@ struct TableSpec {
   // The largest staleness, in clocks, that a read of this table may request. If it exceeds the
   // job's slack, the table is kept twice.
   uint32_t max_staleness = 0;
+  bool scratch = false;  // local data that no iteration needs from the one before: it is not saved
 };
 
 std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
@@ -127,7 +128,8 @@ struct CacheStats {
 class Cache {
  public:
   // REQUIRES: the exchange's keys are those of the tables of parameters, in their order; device,
-  // exchange and stream outlive the cache.
+  // exchange and stream outlive the cache. kInvalid: the local tables are too large to be saved.
+  // kMismatch: a local table was saved with other rows.
   Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
         CacheOptions options = {});
   // For tests: with another driver (driver.h) of the background work than threads.
@@ -157,6 +159,17 @@ class Cache {
 
   void discard(uint64_t handle);  // releases any buffer, without an update or save
   void wait_all();                // waits until the results of all clocked updates are here
+
+  // For a worker with a saver: the end of an iteration, with which all tables of parameters are
+  // clocked equally often, and nothing was updated since. If the state of the rank is to be saved
+  // after this round, it waits for the round's results, calls the saver in this thread, and adds
+  // the rows of the local tables that are not scratch, as "geeps/NAME". A restored rank's cache
+  // begins with these rows. In other rounds it costs nothing. Without it the TableClock after a
+  // round that is to be saved is kInvalid. kInvalid: a local buffer or one for an update is in use,
+  // or there are updates that were not clocked. kTimeout: results are missing, call it again. What
+  // the saver throws is thrown here; then there is no checkpoint of the round, and the cache goes
+  // on.
+  void save_point();
 
   std::span<const TableSpec> tables() const;
   const Placement& placement() const;  // after finish_sequence()

@@ -93,7 +93,16 @@ struct Cache::Impl {
   Placement place_anew(const Sequence& sequence, SequenceDemand& demand) const;
   void install(Sequence sequence);
   std::vector<bool> save_dirty();
+  void store_dirty();
   void load_pinned(const std::vector<bool>& unclocked);
+
+  // cache_save.cc
+  void check_saved_size() const;
+  void restore_local();
+  void check_may_clock(const Table& table) const;
+  bool must_save() const;
+  void check_at_save_point();
+  std::optional<RankState> local_state();  // nothing: this round is not saved
 
   // cache.cc
   template <class Run>

@@ -38,6 +38,9 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
     const bool saves = use || found->call != Call::kLocalAccess;
     recorder_->release(release_of(found->call), *found->recorded, saves);
   }
+  // While recording, finish_sequence() clocks the table.
+  const bool clocks = use && found->last_update && inferred_[found->table] && !recorder_;
+  if (clocks) check_may_clock(table_of(*found));
   Held held = std::move(*found);
   held_.erase(found);
   if (!held.planned) held.keys = held.own_keys;
@@ -51,12 +54,11 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
     };
     work_.in_stream() ? work_.stream()->call(add) : add();
   }
-  // While recording, finish_sequence() clocks the table.
-  const bool clocks = use && held.last_update && inferred_[table] && !recorder_;
   Lock lock(*this);
   mover_.throw_if_failed();
   ++mover_.stats.calls;
   table_of(held).clocked_last = false;
+  if (use && call == Call::kUpdate) table_of(held).unclocked = true;
   give_back(lock, std::move(held), use);
   lock.unlock();
   if (clocks) table_clock(table);
@@ -125,6 +127,7 @@ void Cache::Impl::table_clock(uint32_t number) {
     fail(ErrorCode::kInvalid, "TableClock of '{}' twice, with no other call for it in between",
          table.spec.name);
   }
+  check_may_clock(table);
   if (recorder_) recorder_->table_clock(number);
   ++mover_.stats.calls;
   clock(number);
@@ -134,6 +137,7 @@ void Cache::Impl::table_clock(uint32_t number) {
 void Cache::Impl::clock(uint32_t number) {
   Table& table = mover_.tables[number];
   table.clocked_last = true;
+  table.unclocked = false;
   Task task{.kind = Task::Kind::kClock, .table = number};
   if (mover_.schedule) {
     for (const uint32_t entry : mover_.schedule->table_entries[number]) {

@@ -38,9 +38,13 @@ void Cache::Impl::finish_sequence() {
   if (!virtual_) {
     const Lock lock(*this);
     mover_.throw_if_failed();
+    std::vector<uint32_t> clocks;
     for (uint32_t table = 0; table < mover_.tables.size(); ++table) {
-      if (inferred[table] && updated[table] && !mover_.tables[table].clocked_last) clock(table);
+      if (!inferred[table] || !updated[table] || mover_.tables[table].clocked_last) continue;
+      check_may_clock(mover_.tables[table]);
+      clocks.push_back(table);
     }
+    for (const uint32_t table : clocks) clock(table);
   }
   wait_all();  // after a timeout the caller may try again
   Sequence sequence = recorder_->finish();
@@ -123,14 +127,20 @@ std::vector<bool> Cache::Impl::save_dirty() {
     unclocked.push_back(!mover_.tables[table].spec.local &&
                         !mover_.complete_log(*own_lane_.rows, table, used_logs));
   }
-  if (!mover_.schedule) return unclocked;
+  store_dirty();
+  return unclocked;
+}
+
+// Copies local rows that are newer in device memory to host memory. REQUIRES: the compute stream is
+// synchronized.
+void Cache::Impl::store_dirty() {
+  if (!mover_.schedule) return;
   for (PlacedEntry& entry : mover_.schedule->entries) {
     if (!std::exchange(entry.dirty, false)) continue;
     const Table& table = mover_.tables[entry.table];
     own_lane_.rows->store(entry.rows, table.own_rows.floats().data(), entry.runs, table.row_floats);
   }
   own_lane_.stream->synchronize();
-  return unclocked;
 }
 
 // `unclocked`: by table, whether its log holds updates.

@@ -48,6 +48,9 @@ class DeviceGroup::Member final : public Exchange {
   std::vector<uint32_t> missing_ranks() override;
   uint32_t rank() const override;
   uint32_t world_size() const override;
+  uint64_t saved_after(size_t key) const override;
+  void save(RankState tables) override;
+  std::optional<std::span<const std::byte>> restored(const std::string& name) const override;
 
   KeyQueue& here() { return here_; }
 
@@ -122,6 +125,13 @@ DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
     : downstream_(downstream),
       factor_(options.mean ? static_cast<float>(1.0 / options.members) : 1.0f) {
   if (options.members == 0) fail(ErrorCode::kInvalid, "a device group needs a member");
+  for (size_t key = 0; options.members > 1 && key < downstream_.keys(); ++key) {
+    if (downstream_.saved_after(key) == Exchange::kNever) continue;
+    fail(ErrorCode::kInvalid,
+         "a group of {} devices over a worker with a saver: devices have no common point at which "
+         "it could be called; join without it, or use one device",
+         options.members);
+  }
   for (uint32_t i = 0; i < options.members; ++i) {
     members_.push_back(std::make_unique<Member>(*this, i));
   }
@@ -327,6 +337,17 @@ uint32_t DeviceGroup::Member::rank() const {
 }
 uint32_t DeviceGroup::Member::world_size() const {
   return group_.downstream().world_size() * group_.members();
+}
+
+// The group has one member, or nothing is saved.
+uint64_t DeviceGroup::Member::saved_after(size_t key) const {
+  return group_.downstream().saved_after(key);
+}
+void DeviceGroup::Member::save(RankState tables) { group_.downstream().save(std::move(tables)); }
+std::optional<std::span<const std::byte>> DeviceGroup::Member::restored(
+    const std::string& name) const {
+  if (group_.members() > 1) return std::nullopt;
+  return group_.downstream().restored(name);
 }
 
 DeviceGroup::DeviceGroup(Exchange& downstream, const DeviceGroupOptions& options)

@@ -34,7 +34,8 @@ struct DeviceGroupOptions {
 class DeviceGroup {
  public:
   // From now on only the group may call push(), next() and stop() of the downstream. REQUIRES: no
-  // push is in progress there; the downstream outlives this.
+  // push is in progress there; the downstream outlives this. Throws Error(kInvalid) if the
+  // downstream's worker has a saver, unless there is one member: several have no common save point.
   DeviceGroup(Exchange& downstream, const DeviceGroupOptions& options);
   ~DeviceGroup();  // stops the downstream. REQUIRES: no member is in use
   DeviceGroup(const DeviceGroup&) = delete;

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/worker.h"
+
 namespace phub::geeps {
 
 // Thread-safe, but only one thread may call next(). Errors are phub::Error; after one, every call
@@ -45,6 +47,18 @@ class Exchange {
   // The number of clocks by which other workers' updates may be missing in the parameters: 0 for
   // BSP, the slack for SSP, nothing for async.
   virtual std::optional<uint32_t> slack() const = 0;
+  // This rank's own state in the checkpoints of its job (WorkerOptions::saver). The state is saved
+  // next after so many pushes of the key since the start of this exchange; kNever: it is not saved.
+  static constexpr uint64_t kNever = ~uint64_t{0};
+  virtual uint64_t saved_after(size_t /*key*/) const { return kNever; }
+  // Calls the saver, and saves `tables` beside what it returns. REQUIRES: every key was pushed
+  // saved_after() times, and is here.
+  virtual void save(RankState /*tables*/) {}
+  // See Worker::restored().
+  virtual std::optional<std::span<const std::byte>> restored(const std::string& /*name*/) const {
+    return std::nullopt;
+  }
+
   // The ranks that the exchange waits for, if known. For messages only: it may take a second.
   virtual std::vector<uint32_t> missing_ranks() { return {}; }
   virtual uint32_t rank() const = 0;

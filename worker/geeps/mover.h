@@ -69,6 +69,7 @@ struct Table {
   uint64_t regular_from = 0;      // local: before this iteration calls deviated from the sequence
   uint64_t changes = 0;           // local: saves by calls outside the sequence
   bool clocked_last = false;      // the table's latest call was TableClock
+  bool unclocked = false;         // it was updated since then
 
   uint64_t pushed_ns = 0;  // with a trace
 

@@ -62,6 +62,10 @@ void check(std::span<const TableSpec> tables) {
       fail(ErrorCode::kInvalid, "table '{}': {} rows of {} floats are more than {} elements",
            table.name, table.keys.size(), table.row_floats, kMaxElements);
     }
+    if (table.scratch && !table.local) {
+      fail(ErrorCode::kInvalid, "table '{}' of parameters is scratch: only local data can be",
+           table.name);
+    }
     check_keys(table);
   }
 }
@@ -88,11 +92,15 @@ std::vector<KeySpec> keys_of(std::span<const TableSpec> tables) {
   return keys;
 }
 
-std::string key_name(const TableSpec& table) {
+uint64_t digest_of(const TableSpec& table) {
   Digest digest;
   digest.add(table.row_floats);
   for (const uint64_t key : table.keys) digest.add(key);
-  return fmt::format("{}{}{:0{}x}", table.name, kBeforeDigest, digest.value(), kDigestDigits);
+  return digest.value();
+}
+
+std::string key_name(const TableSpec& table) {
+  return fmt::format("{}{}{:0{}x}", table.name, kBeforeDigest, digest_of(table), kDigestDigits);
 }
 
 std::string table_name(std::string_view key_name) {

@@ -18,9 +18,11 @@ namespace phub::geeps {
 // duplicate key, more elements than a job may have.
 void check(std::span<const TableSpec> tables);
 
-// A table's key is named "layer1 #c8f5a3d2e1907b64": its name, and a digest of its row_floats and
-// its keys in their order. A server compares names when a worker joins, so workers whose rows
-// differ cannot meet in a job.
+// Of its row_floats and its keys in their order.
+uint64_t digest_of(const TableSpec& table);
+
+// A table's key is named "layer1 #c8f5a3d2e1907b64": its name and its digest. A server compares
+// names when a worker joins, so workers whose rows differ cannot meet in a job.
 std::string key_name(const TableSpec& table);
 std::string table_name(std::string_view key_name);  // without a digest, if it has one
 

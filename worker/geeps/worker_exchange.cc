@@ -6,10 +6,6 @@ namespace phub::geeps {
 
 WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables)
     : worker_(worker), away_(worker.keys()) {
-  if (worker.saves()) {
-    fail(ErrorCode::kInvalid,
-         "the worker has a saver, which a cache would call on a thread of its own: leave it out");
-  }
   const std::vector<KeySpec> expected = keys_of(tables);
   const std::vector<KeySpec>& keys = worker_.spec().keys;
   for (size_t k = 0; k < expected.size(); ++k) {
@@ -36,6 +32,8 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
   }
   check_formats(worker_.spec());
   worker_.wait_all();
+  worker_.save_by_call(true);
+  for (size_t k = 0; k < names_.size(); ++k) begun_.push_back(worker_.round(k));
 }
 
 void WorkerExchange::push(size_t key, const PushOptions& how) {
@@ -88,6 +86,10 @@ void WorkerExchange::stop() {
     stopped_ = true;
   }
   worker_.wake();
+}
+
+uint64_t WorkerExchange::saved_after(size_t key) const {
+  return worker_.saves() ? worker_.next_saved() - begun_.at(key) : kNever;
 }
 
 std::optional<uint32_t> WorkerExchange::slack() const { return slack_of(worker_.spec()); }

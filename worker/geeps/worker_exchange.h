@@ -1,10 +1,12 @@
 // An exchange with the box: the tables of parameters are the keys of a job (keys_of()). Gradients
-// and parameters are the worker's library memory, nothing is copied here.
+// and parameters are the worker's library memory, nothing is copied here. The worker's saver is
+// called by save().
 #pragma once
 
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/geeps/cache.h"
@@ -22,7 +24,10 @@ class WorkerExchange final : public Exchange {
   // nothing else pushes to it or calls its wait_any().
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
   // Nobody is told of pushes in progress. REQUIRES: no next() is in progress.
-  ~WorkerExchange() override { worker_.forget_announced(); }
+  ~WorkerExchange() override {
+    worker_.forget_announced();
+    worker_.save_by_call(false);
+  }
   WorkerExchange(const WorkerExchange&) = delete;
   WorkerExchange& operator=(const WorkerExchange&) = delete;
 
@@ -37,6 +42,12 @@ class WorkerExchange final : public Exchange {
   std::optional<size_t> next() override;
   void stop() override;
 
+  uint64_t saved_after(size_t key) const override;
+  void save(RankState tables) override { worker_.save(std::move(tables)); }
+  std::optional<std::span<const std::byte>> restored(const std::string& name) const override {
+    return worker_.restored(name);
+  }
+
   std::optional<uint32_t> slack() const override;
   std::vector<uint32_t> missing_ranks() override { return worker_.missing_ranks(); }
   uint32_t rank() const override { return worker_.rank(); }
@@ -48,6 +59,7 @@ class WorkerExchange final : public Exchange {
 
   Worker& worker_;
   std::vector<std::string> names_;  // of the tables
+  std::vector<uint64_t> begun_;     // by key: the round before the first push
 
   std::mutex mutex_;        // guards what follows
   std::vector<bool> away_;  // by key: pushed and not yet returned by next()
