@@ -95,7 +95,7 @@ class Exchanged:
         if found is not self.gradient or (found is not None and found._version != self.version):
             raise RuntimeError(
                 f"the gradient of '{self.name}' was changed after it was pushed (zero_grad, "
-                "clip_grad_norm_, unscale_): use overlap=False to change this rank's gradients "
+                "clip_grad_norm_): use overlap=False to change this rank's gradients "
                 "before step(), or server=False and synchronize() to change the mean"
             )
 

@@ -30,6 +30,10 @@ class DistributedOptimizer(Optimizer):
     Gradients stay each rank's own. After an error make everything anew.
     """
 
+    # A GradScaler then calls step() with `found_inf` set, however it was used. What it does to the
+    # gradients does not change their version.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -133,6 +137,11 @@ class DistributedOptimizer(Optimizer):
             raise RuntimeError(
                 "DistributedOptimizer.step() takes no closure: a step has one exchange. Call the "
                 "closure before, loss = closure(), and then step()"
+            )
+        if "found_inf" in self.__dict__:
+            raise RuntimeError(
+                "DistributedOptimizer works without GradScaler: the gradients that the box has are "
+                "the scaled ones. Use bfloat16, which needs no scaling, or phub.ddp"
             )
         self._finish_round()
         for mine in self._mine:

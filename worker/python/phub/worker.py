@@ -277,9 +277,8 @@ class Worker:
     def get_state(self, into: Mapping[str, Sequence[Any]]) -> dict[str, int]:
         """Copies the state of these keys: of each the parameters, then what `state_names` says.
 
-        Each array is a contiguous float32 buffer or a `Memory`. Returns the steps that the
-        optimizer has made on each key. For jobs in lock-step with an optimizer, when this rank has
-        all results and has pushed no key since.
+        Each array is a contiguous float32 buffer or a `Memory`. Returns the optimizer's steps of
+        each key. For jobs in lock-step, when this rank has all results and has pushed no key since.
         """
         steps = (c_uint64 * len(into))()
         indices, arrays = self._state_arrays(into)

@@ -180,6 +180,65 @@ def test_gradients_are_converted_on_their_way(box, start):
     check(results, ("adam",))
 
 
+def trains_in_bfloat16(rank):
+    net = make_net().bfloat16()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net)
+    gradients = []
+    for step in range(4):
+        optimizer.zero_grad()
+        net(torch.full((2, 12), step + 0.5, dtype=torch.bfloat16)).float().square().sum().backward()
+        gradients.append({n: g.float() for n, g in gradients_of(net).items()})
+        optimizer.step()
+    return gradients, parameters_of(net)
+
+
+def test_the_box_keeps_float32_for_parameters_of_16_bits(box, start):
+    ((gradients, parameters),) = start(trains_in_bfloat16, 1).results()
+    net = make_net().bfloat16().float()
+    optimizer = plain("adamw", net)
+    replay([gradients], net, optimizer, unscheduled(optimizer))
+    assert_same_bits(parameters, {n: p.bfloat16() for n, p in parameters_of(net).items()})
+
+
+def joins_late(rank):
+    nets, gradients = [make_net(), make_net()], []
+    with torch.no_grad():
+        nets[1][2].weight.zero_()
+
+    def train(optimizers, step):
+        for each, (net, optimizer) in enumerate(zip(nets, optimizers, strict=False)):
+            optimizer.zero_grad()
+            loss_of(net, each, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        gradients.append([gradients_of(net) for net in nets[: len(optimizers)]])
+
+    def made_of(net, rank):
+        return phub.DistributedOptimizer(plain("adamw", net), net, max_ranks=2, rank=rank)
+
+    first = made_of(nets[0], 0)
+    train([first], 0)
+    first.param_groups[0]["lr"] = 0.02
+    train([first], 1)
+    second = made_of(nets[1], 1)
+    assert_same_bits(parameters_of(nets[0]), parameters_of(nets[1]))
+    train([first, second], 2)
+    first.param_groups[0]["lr"] = second.param_groups[0]["lr"] = 0.005
+    train([first, second], 3)
+    assert_same_bits(parameters_of(nets[0]), parameters_of(nets[1]))
+    return gradients, parameters_of(nets[0])
+
+
+def test_a_rank_that_joins_later_takes_what_the_job_has(box, start):
+    ((gradients, parameters),) = start(joins_late, 1).results()
+    net = make_net()
+    optimizer = plain("adamw", net)
+    for of_ranks, rate in zip(gradients, (1e-2, 0.02, 0.02, 0.005), strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        replay([[of_rank] for of_rank in of_ranks], net, optimizer, unscheduled(optimizer))
+    assert_same_bits(parameters, parameters_of(net))
+
+
 # ---- Accumulation and state.
 
 
@@ -261,6 +320,24 @@ def clips(rank):
     optimizer.step()
 
 
+def scales(rank, unscales=False, **options):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(loss_of(net, rank, 0)).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+
+
+def unscales(rank):
+    scales(rank, unscales=True)
+
+
+def scales_for_its_own_step(rank):
+    scales(rank, unscales=True, server=False)
+
+
 def zeroes(rank):
     _, optimizer = pushed(rank)
     optimizer.zero_grad()
@@ -318,6 +395,9 @@ def adds_group(rank):
     ("body", "message"),
     [
         (clips, "the gradient of '.*' was changed after it was pushed.*server=False"),
+        (scales, "without GradScaler.*bfloat16.*phub.ddp"),
+        (unscales, "without GradScaler"),
+        (scales_for_its_own_step, "without GradScaler"),
         (zeroes, "the gradient of '.*' is gone.*zero_grad.*after step"),
         (zeroes_in_place, "the gradient of '.*' was changed after it was pushed.*zero_grad"),
         (schedules_early, "lr of group 1 was changed between backward.* from 0.004 to 0.5.*after"),
