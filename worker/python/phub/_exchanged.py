@@ -68,6 +68,11 @@ class Exchanged:
                 "value: change it before DistributedOptimizer is made, call load_state_dict() "
                 "after loading a model, or use server=False"
             )
+        if not self.tensor.requires_grad:
+            raise RuntimeError(
+                f"parameter '{self.name}' was frozen, and its steps would go on: freeze it before "
+                "DistributedOptimizer is made, or give its group lr=0"
+            )
         gradient = self.tensor.grad
         if gradient is None:
             self.worker.push_null(self.name)

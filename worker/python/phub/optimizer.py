@@ -246,6 +246,7 @@ class DistributedOptimizer(Optimizer):
                         f"{tuple(p.shape)} that is not the model's: give the model whose "
                         "parameters() the optimizer was made of"
                     )
+        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
         return {name: p for name, p in named.items() if p.requires_grad}
 
     def _keys(self, named: Mapping[str, nn.Parameter]) -> dict[str, int | Key]:
@@ -334,6 +335,12 @@ class DistributedOptimizer(Optimizer):
         """Checks what was pushed, and pushes the rest."""
         if self._synchronized:
             return
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise RuntimeError(
+                    f"parameter '{name}' requires a gradient now, and the job has no key for it: "
+                    "make a new DistributedOptimizer, with another job's name"
+                )
         for mine in self._mine:
             if mine.pushed:
                 mine.check_unchanged()

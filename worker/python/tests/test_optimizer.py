@@ -370,6 +370,23 @@ def changes_parameters(rank):
     optimizer.step()
 
 
+def freezes(rank):
+    net, optimizer = pushed(rank)
+    optimizer.step()
+    optimizer.zero_grad()
+    net[2].weight.requires_grad_(requires_grad=False)
+    loss_of(net, rank, 0).backward()
+    optimizer.step()
+
+
+def unfreezes(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net)
+    net[0].bias.requires_grad_(requires_grad=True)
+    loss_of(net, rank, 0).backward()
+    optimizer.step()
+
+
 def uses_early(rank):
     net, optimizer = pushed(rank, overlap="forward")
     optimizer.step()
@@ -403,6 +420,8 @@ def adds_group(rank):
         (schedules_early, "lr of group 1 was changed between backward.* from 0.004 to 0.5.*after"),
         (pushes_twice, "the gradient of '.*' was pushed already.*2 times.*accumulate=2.*no_sync"),
         (changes_parameters, "'2.weight' was changed by the program.*load_state_dict"),
+        (freezes, "'2.weight' was frozen"),
+        (unfreezes, "'0.bias' requires a gradient now"),
         (uses_early, "'0.weight' was used before its new value.*synchronize"),
         (reads_state_early, "state_dict.. between.*after step"),
         (has_closure, "no closure.*loss = closure"),
