@@ -56,6 +56,8 @@ class Exchanged:
 
     def push(self) -> None:
         """Copies the gradient to the slot, in its format, and pushes it."""
+        if self.waits and self.tensor.grad is None:
+            self.take()  # its module is not used
         if self.waits:
             raise RuntimeError(
                 f"parameter '{self.name}' was used before its new value was there: its module's "

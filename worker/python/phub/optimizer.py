@@ -98,6 +98,8 @@ class DistributedOptimizer(Optimizer):
             send_state(self.worker, self._mine, optimizer.state)
         if server:
             self._keep_others(optimizer.state)
+        else:
+            self.state = optimizer.state
         self._hooks = list(self._hooks_on(model))
         self._complete = True
 

@@ -239,6 +239,26 @@ def test_a_rank_that_joins_later_takes_what_the_job_has(box, start):
     assert_same_bits(parameters, parameters_of(net))
 
 
+def has_an_unused_module(rank, overlap):
+    net = make_net()
+    net.unused = nn.Linear(2, 2)
+    net.forward = lambda x: net[2](net[1](net[0](x)))
+    optimizer = SGD(net.parameters(), 0.1)
+    optimizer = phub.DistributedOptimizer(optimizer, net, overlap=overlap, job=job(overlap))
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(net, rank, step).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    return parameters_of(net)
+
+
+def test_modules_may_be_unused(box, start):
+    one, other = (start(has_an_unused_module, 2, o).results() for o in ("backward", "forward"))
+    for each in (*one, *other):
+        assert_same_bits(each, one[0])
+
+
 # ---- Accumulation and state.
 
 
