@@ -133,7 +133,7 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
   }
   if (!host_.checkpoints) return std::nullopt;
   if (request.epoch > 0) host_.checkpoints->check_goes_on(spec.name, request.epoch);
-  if (can_snapshot(spec)) SavedJobs::check(spec);
+  if (box_has_state(spec)) SavedJobs::check(spec);
   std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, passed_over);
   if (!saved) return saved;
   JobSpec expected = saved->spec;
@@ -188,8 +188,10 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
                          .shared_memory = link_transport.shares_memory(),
                          .gradient_bytes = element_bytes(spec).gradient,
                          .load = std::move(load)});
-  const bool snapshots = host_.checkpoints != nullptr;
-  const NodeMemory memory = total_memory(plan, spec, snapshots);
+  // What the box has nothing of is saved if its ranks save.
+  const bool snapshots =
+      host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
+  const NodeMemory memory = total_memory(plan, spec, snapshots, saved ? saved->ranks.size() : 0);
   const Quota needed = needed_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {

@@ -173,7 +173,7 @@ PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t r
  * has it, and phub_restored gives it back. With another code there is no checkpoint of this round,
  * and the call that called it is PHUB_INVALID; a completion is not: stderr says it. It must neither
  * push nor wait. Before its first push of the next round the program must have pushed every key.
- * For jobs in lock-step. With a phub_geeps phub_geeps_save_point calls it. Null: none. `user_data`
+ * With a phub_geeps only phub_geeps_save_point calls it, in lock-step. Null: none. `user_data`
  * must be valid as long as a worker that was made with it. */
 typedef struct phub_state phub_state;
 typedef phub_code (*phub_saver)(void* user_data, uint64_t round, phub_state* state);
@@ -366,7 +366,7 @@ PHUB_API phub_code phub_set_state(phub_worker* worker, const size_t* keys, size_
 /* Asks for a checkpoint as soon as possible. *round: of the checkpoint; the latest round that is
  * complete, or, if ranks save their own state, the next one that they save. A server that is taking
  * one anyway takes no other. PHUB_INVALID: the server keeps no checkpoints, or the job is not saved
- * (it is not in lock-step, or has no optimizer), or no round is complete. */
+ * (it has no optimizer, and no saver), or no round is complete. */
 PHUB_API phub_code phub_checkpoint(phub_worker* worker, uint64_t* round);
 /* Returns when a checkpoint of `round` or a later one survives the server. PHUB_TIMEOUT: not within
  * timeout_ms (0: no limit). Otherwise it was not written, and the one before stands:

@@ -75,7 +75,7 @@ struct WorkerOptions {
   // wait; what it throws, that call throws (wait_any() returns it in the completion), and then
   // there is no checkpoint of this round.
   // REQUIRES: before its first push of the next round the program has pushed every key in this one.
-  // For jobs in lock-step. With a geeps::Cache it is called by Cache::save_point() only.
+  // With a geeps::Cache it is called by Cache::save_point() only, in lock-step.
   std::function<RankState(uint64_t round)> saver;
 };
 

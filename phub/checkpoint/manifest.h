@@ -17,7 +17,8 @@
 
 namespace phub {
 
-inline constexpr uint32_t kManifestVersion = 2;                // 2: keys may have shapes and groups
+// 2: keys may have shapes and groups. 3: jobs may be out of lock-step, or without an optimizer.
+inline constexpr uint32_t kManifestVersion = 3;
 inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxOwnerBytes = 255;
@@ -46,7 +47,7 @@ struct SavedRank {
 
 struct Manifest {
   JobSpec spec;
-  uint64_t round = 0;  // completed by every chunk; everything in the files is as of this round
+  uint64_t round = 0;  // completed by every chunk: of the slowest rank, out of lock-step
   uint64_t epoch = 1;  // rises with every restore
   std::string owner;   // SHA-256 of the token that the job was created with; empty: of none
   std::vector<uint32_t> live_ranks;

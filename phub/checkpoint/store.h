@@ -5,6 +5,7 @@
 //   DIR/resnet50%2Ev2/ended                      the last epoch that nobody is to go on from
 //   DIR/resnet50%2Ev2/round-000000000123.epoch-4/
 //       parameters.safetensors  state-exp_avg.safetensors  rank-7/position  manifest.json
+//       clocks.safetensors (of a job that is not in lock-step)
 //
 // A checkpoint is written to a folder "writing-…", which is renamed when all in it is on the disk.
 // Then manifest.json gets its name: that is the moment from which the checkpoint exists. Nothing is
@@ -37,6 +38,9 @@ namespace phub {
 
 inline constexpr std::string_view kManifestFile = "manifest.json";
 inline constexpr std::string_view kParametersFile = "parameters.safetensors";
+// Of a job that is not in lock-step: "steps" of the optimizer on each chunk, and "clocks", by chunk
+// and rank the round of the rank's last update that the chunk has.
+inline constexpr std::string_view kClocksFile = "clocks.safetensors";
 // Of a slot of the optimizer's state: "state-exp_avg.safetensors".
 std::string state_file(std::string_view slot);
 

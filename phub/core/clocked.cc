@@ -6,9 +6,11 @@ namespace phub {
 
 Clocked::Clocked(const Stages& stages)
     : Way(stages), clocks_(stages.table.size(), stages.table.max_ranks(), stages.parameters.slack) {
+  const uint64_t first = stages.parameters.first_round;
   for (uint32_t i = 0; i < stages.table.size(); ++i) {
     for (uint32_t r = 0; r < stages.table.max_ranks(); ++r) {
-      if (stages.table.rank(r).first_round != kNever) clocks_.set(i, r, 0);
+      if (stages.table.rank(r).first_round == kNever) continue;
+      clocks_.set(i, r, first > 0 ? first - 1 : 0);
     }
   }
 }
@@ -33,11 +35,16 @@ Way::Closed Clocked::close(uint32_t index) {
   return all ? Closed::kDone : Closed::kNotNow;
 }
 
-// False: it cannot be done now.
+// Of a job that went on from a checkpoint, the chunk may have the update since before that: then it
+// counts as done. False: it cannot be done now.
 bool Clocked::apply(uint32_t rank, uint32_t index) {
-  if (!stages_.table.is_null(rank, index) &&
-      !stages_.reducer.update(rank, index, clocks_.of(index, rank) + 1, clocks_.steps(index))) {
-    return false;
+  const uint64_t round = clocks_.of(index, rank) + 1;
+  if (round > clocks_.latest(index, rank)) {
+    if (!stages_.table.is_null(rank, index) &&
+        !stages_.reducer.update(rank, index, round, clocks_.steps(index))) {
+      return false;
+    }
+    clocks_.set_latest(index, rank, round);
   }
   stages_.table.unmark(rank, index);
   clocks_.tick(index, rank);
@@ -103,6 +110,12 @@ void Clocked::resend(uint32_t rank, uint32_t index) {
     release(index);  // the slowest may have come closer meanwhile
   } else {
     Way::resend(rank, index);
+  }
+}
+
+void Clocked::restore(const SavedClocks& from) {
+  for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+    clocks_.restore(i, from, stages_.table[i].id);
   }
 }
 

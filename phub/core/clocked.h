@@ -12,7 +12,8 @@ namespace phub {
 
 class Clocked final : public Way {
  public:
-  // Everybody who is expected begins with clock 0.
+  // Everybody who is expected begins with clock 0; in a job that goes on, with the round before its
+  // first.
   explicit Clocked(const Stages& stages);
 
   Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) override;
@@ -35,6 +36,10 @@ class Clocked final : public Way {
   void lose(const Boundary::Lost& lost) override;
   void admit(const Boundary::Admitted& admitted) override;
   void resend(uint32_t rank, uint32_t index) override;
+  void save(uint32_t index, const SavedClocks& to) const override {
+    clocks_.save(index, to, stages_.table[index].id);
+  }
+  void restore(const SavedClocks& from) override;
   bool anyone_waits(uint32_t index) const override;
   uint64_t lacking(uint32_t index, uint32_t word) const override;
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "phub/core/job_parameters.h"
 #include "phub/core/messages.h"
 
 namespace phub {
@@ -18,11 +19,12 @@ class CoreClocks {
       : ranks_(ranks),
         slack_(slack),
         clocks_(chunks * ranks, kNever),
+        latest_(chunks * ranks),
         withheld_(chunks * ranks),
         steps_(chunks) {}
 
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {  // held
-    return chunks * (ranks * (sizeof(uint64_t) + sizeof(uint8_t)) + sizeof(uint64_t));
+    return chunks * (ranks * (2 * sizeof(uint64_t) + sizeof(uint8_t)) + sizeof(uint64_t));
   }
 
   // kNever: the rank does not take part.
@@ -43,6 +45,13 @@ class CoreClocks {
     return most;
   }
 
+  // Of the rank's updates that the chunk has, the round of the last; 0: it has none. In a job that
+  // went on from a checkpoint a rank may be behind it.
+  uint64_t latest(uint32_t chunk, uint32_t rank) const { return latest_[at(chunk, rank)]; }
+  void set_latest(uint32_t chunk, uint32_t rank, uint64_t round) {
+    latest_[at(chunk, rank)] = round;
+  }
+
   bool withheld(uint32_t chunk, uint32_t rank) const { return withheld_[at(chunk, rank)] != 0; }
   void withhold(uint32_t chunk, uint32_t rank, bool yes) { withheld_[at(chunk, rank)] = yes; }
   // Whether the slowest rank is close enough for the result of `clock`.
@@ -53,12 +62,23 @@ class CoreClocks {
   // Of the optimizer, taken on the chunk for anybody.
   uint64_t& steps(uint32_t chunk) { return steps_[chunk]; }
 
+  // Chunk `id` of the job is `chunk` here.
+  void save(uint32_t chunk, const SavedClocks& to, uint32_t id) const {
+    to.steps[id] = steps_[chunk];
+    std::copy_n(&latest_[at(chunk, 0)], ranks_, to.of(id));
+  }
+  void restore(uint32_t chunk, const SavedClocks& from, uint32_t id) {
+    steps_[chunk] = from.steps[id];
+    std::copy_n(from.of(id), ranks_, &latest_[at(chunk, 0)]);
+  }
+
  private:
   size_t at(uint32_t chunk, uint32_t rank) const { return size_t{chunk} * ranks_ + rank; }
 
   const uint32_t ranks_;
   const uint64_t slack_;
   std::vector<uint64_t> clocks_;   // [chunk][rank]
+  std::vector<uint64_t> latest_;   // [chunk][rank]
   std::vector<uint8_t> withheld_;  // [chunk][rank]
   std::vector<uint64_t> steps_;    // per chunk
 };

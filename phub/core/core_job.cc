@@ -197,7 +197,7 @@ bool CoreJob::copy_when_idle(uint64_t& bytes) {
   if (snapshot_.chunks.any_due()) {
     const uint32_t index = snapshot_.chunks.next();
     bytes += snapshot_.cost(table_[index]);
-    snapshot_.copy(index);
+    snapshot_.copy(index, *way_);
     return true;
   }
   if (!states_.get.any_due()) return false;
@@ -213,7 +213,7 @@ uint64_t CoreJob::copy_before_close(uint32_t index) {
   uint64_t cost = 0;
   if (snapshot_.chunks.is_due(index)) {
     cost += snapshot_.cost(table_[index]);
-    snapshot_.copy(index);
+    snapshot_.copy(index, *way_);
   }
   if (states_.set.is_due(index)) {
     cost += states_.cost(table_[index]);

@@ -57,6 +57,9 @@ class CoreJob {
   };
   static uint64_t bytes(const Size& size);
 
+  // Of a job that goes on from a checkpoint, and is not in lock-step. Before the core gets the job.
+  void restore(const SavedClocks& clocks) { way_->restore(clocks); }
+
   // From here on what happens is written to `log`, with `job` as this job's number in it. Before
   // the core gets the job.
   void trace(TraceLog& log, uint32_t core, uint32_t job) {

@@ -27,12 +27,25 @@ struct JobParameters {
   uint64_t first_round = 0;  // with what the arrays hold; 0: the job's beginning
 };
 
+// Of a job that is not in lock-step: what a checkpoint keeps of its clocks, by chunk of the job.
+struct SavedClocks {
+  uint64_t* steps = nullptr;   // [chunk]: of the optimizer
+  uint64_t* latest = nullptr;  // [chunk][ranks]: round of a rank's last update that it has; 0: none
+  uint32_t ranks = 0;          // the job's, and those that it had when it had more
+
+  uint64_t* of(uint32_t chunk) const { return latest + size_t{chunk} * ranks; }
+  static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {
+    return chunks * (ranks + 1) * sizeof(uint64_t);
+  }
+};
+
 // Where snapshots go: f32 arrays, laid out as those that they are copies of. Null: none are taken
 // of that array.
 struct SnapshotArrays {
   float* parameters = nullptr;
   float* state0 = nullptr;
   float* state1 = nullptr;
+  SavedClocks clocks = {};
 };
 
 // Arrays of the whole job, laid out as the box's memory (offsets in elements); a core touches only

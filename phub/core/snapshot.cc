@@ -9,9 +9,10 @@ Snapshot::Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreT
   for (const float* copy : {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1}) {
     if (copy) bytes_per_element_ += 2 * sizeof(float);
   }
+  if (arrays.copy.clocks.latest) bytes_per_chunk_ = 2 * SavedClocks::bytes(1, table.max_ranks());
 }
 
-void Snapshot::copy(uint32_t index) {
+void Snapshot::copy(uint32_t index, const Way& way) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("snapshot", chunk);
   const auto copy = [&chunk](const float* from, float* to) {
@@ -20,6 +21,7 @@ void Snapshot::copy(uint32_t index) {
   copy(arrays_.parameters, arrays_.copy.parameters);
   copy(arrays_.state0, arrays_.copy.state0);
   copy(arrays_.state1, arrays_.copy.state1);
+  if (arrays_.copy.clocks.latest) way.save(index, arrays_.copy.clocks);
   chunks.done(index);
 }
 

@@ -11,6 +11,7 @@
 #include "phub/core/due_chunks.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/trace.h"
+#include "phub/core/way.h"
 
 namespace phub {
 
@@ -23,8 +24,11 @@ class Snapshot {
   void begin(uint64_t round) {
     chunks.begin(round, [](const CoreChunk&) { return true; });
   }
-  void copy(uint32_t index);  // REQUIRES: chunks.is_due(index)
-  uint64_t cost(const CoreChunk& chunk) const { return chunk.elements * bytes_per_element_; }
+  // With what the way has of it. REQUIRES: chunks.is_due(index)
+  void copy(uint32_t index, const Way& way);
+  uint64_t cost(const CoreChunk& chunk) const {
+    return chunk.elements * bytes_per_element_ + bytes_per_chunk_;
+  }
 
   DueChunks chunks;
 
@@ -32,7 +36,7 @@ class Snapshot {
   const JobArrays arrays_;
   const ChunkTable& table_;
   const CoreTrace& trace_;
-  uint64_t bytes_per_element_ = 0;  // read and written
+  uint64_t bytes_per_element_ = 0, bytes_per_chunk_ = 0;  // read and written
 };
 
 }  // namespace phub

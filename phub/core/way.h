@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "phub/core/chunk_table.h"
+#include "phub/core/job_parameters.h"
 #include "phub/core/messages.h"
 #include "phub/core/outbox.h"
 #include "phub/core/reducer.h"
@@ -78,6 +79,11 @@ class Way {
   // it is asked for by a contribution that is sent again: the first result of a rank that has just
   // joined is not.
   virtual void resend(uint32_t rank, uint32_t index);
+
+  // What a checkpoint keeps of the chunk beside its arrays; and of all chunks, before the job
+  // begins.
+  virtual void save(uint32_t /*index*/, const SavedClocks& /*to*/) const {}
+  virtual void restore(const SavedClocks& /*from*/) {}
 
   virtual bool anyone_waits(uint32_t index) const = 0;
   // Of 64 ranks, those that have to contribute before the chunk goes on.

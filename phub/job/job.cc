@@ -54,6 +54,11 @@ float* array_of(const Arrays& arrays, size_t array) {
   return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
 }
 
+uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
+  const size_t saved = restored ? restored->ranks.size() : 0;
+  return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
+}
+
 std::vector<int64_t> step_offsets_of(const JobSpec& spec, const Manifest* restored) {
   std::vector<int64_t> offsets(spec.keys.size());
   if (restored == nullptr || restored->steps.empty()) return offsets;
@@ -99,14 +104,15 @@ Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store st
     : spec_(spec),
       plan_(std::move(plan)),
       choices_(choices_of(spec)),
-      memory_(total_memory(plan_, spec, snapshots)),
+      memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored))),
       classes_(key_classes(spec)),
       hyper_(spec, choices_.optimizer, classes_),
       step_offsets_(step_offsets_of(spec, restored)),
+      takes_snapshots_(snapshots),
       link_(transport.open_job(link_layout(spec, plan_))),
       membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
-                  static_cast<uint32_t>(plan_.chunks.size()), restored) {
-  make_arrays(snapshots);
+                  static_cast<uint32_t>(plan_.chunks.size())) {
+  make_arrays(saved_ranks_of(spec_, restored));
   const uint64_t first_round = restored ? restored->round + 1 : 0;
   if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
   std::vector<uint32_t> expected;
@@ -121,7 +127,7 @@ Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store st
   }
 }
 
-void Job::make_arrays(bool snapshots) {
+void Job::make_arrays(uint32_t saved_ranks) {
   const uint32_t node = plan_.cores.front().os_node;
   const std::vector<NodeRun> runs = node_runs(plan_);
   // Before anything is touched: each chunk's pages go to the node of the core that handles it.
@@ -144,15 +150,22 @@ void Job::make_arrays(bool snapshots) {
   }
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
-  if (!snapshots || !can_snapshot(spec_)) return;
+  if (!takes_snapshots_ || !box_has_state(spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
   if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
   // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
   for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
+  if (choices_.lock_step()) return;
+  const size_t chunks = plan_.chunks.size();
+  memory_of_clocks_ = allocate(SavedClocks::bytes(chunks, saved_ranks), node,
+                               fmt::format("clocks of job '{}'", spec_.name));
+  numa::populate(memory_of_clocks_.bytes());
+  auto* const steps = reinterpret_cast<uint64_t*>(memory_of_clocks_.bytes().data());
+  arrays_.copy.clocks = {.steps = steps, .latest = steps + chunks, .ranks = saved_ranks};
 }
 
-size_t Job::saved_arrays() const { return 1 + states_of(spec_); }
+size_t Job::saved_arrays() const { return box_has_state(spec_) ? 1 + states_of(spec_) : 0; }
 
 void Job::for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const {
   for_each_part_of(plan_, array_of(arrays_.copy, array), key, visit);
@@ -162,10 +175,16 @@ void Job::for_each_part(size_t array, size_t key, const VisitPart& visit) {
   for_each_part_of(plan_, array_of(arrays_, array), key, visit);
 }
 
-// What is sent in 16 bits is made of the parameters as the optimizer makes it.
-void Job::publish_restored() {
+// What is sent in 16 bits is made of the parameters as the optimizer makes it; results of their own
+// are made for ranks when they come.
+void Job::publish_restored(const Manifest& saved) {
+  membership_.restore(saved, saved_clocks());
+  if (saved_clocks().latest) {
+    for (const auto& core_job : core_jobs_) core_job->restore(saved_clocks());
+    return;
+  }
   const void* parameters = arrays_.parameters;
-  if (parameters == arrays_.results) return;
+  if (parameters == nullptr || parameters == arrays_.results) return;
   for (const ChunkLayout& chunk : plan_.chunks) {
     const uint64_t offset = chunk.box_offset;
     kernels::convert(arrays_.parameters + offset, kernels::DType::kF32,

@@ -33,9 +33,9 @@ void complete_spec(JobSpec& spec);
 
 class Job {
  public:
-  // `snapshots`: with memory for them, if can_snapshot(spec). A job that goes on from a checkpoint
-  // (`restored`; null: it begins) gets its arrays' values before a core has it. REQUIRES:
-  // complete_spec(spec), as many restored.ranks as max_ranks. Throws Error.
+  // `snapshots`: takes them, with memory for what the box has. A job that goes on from a checkpoint
+  // (`restored`; null: it begins) gets its values before a core has it: SavedJobs::load().
+  // REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks. Throws Error.
   Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
       bool snapshots = false, const Manifest* restored = nullptr);
 
@@ -51,17 +51,19 @@ class Job {
 
   HyperTable& hyper() { return hyper_; }
 
+  bool takes_snapshots() const { return takes_snapshots_; }
   // What a checkpoint keeps of every element: the parameters and the optimizer's states, f32.
   static constexpr size_t kMostArrays = 3;
-  bool takes_snapshots() const { return arrays_.copy.parameters != nullptr; }
-  size_t saved_arrays() const;  // 1 to kMostArrays
+  size_t saved_arrays() const;  // up to kMostArrays; 0: the box has no state
+  // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
+  const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
   // Of one array and key: calls visit(elements) for its parts in order, of the snapshot's copy, or
   // of the job's own arrays.
   using VisitPart = std::function<void(std::span<float> elements)>;
   void for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const;
   void for_each_part(size_t array, size_t key, const VisitPart& visit);
-  // After the job's arrays got their values, and before a core has the job.
-  void publish_restored();
+  // After the job's arrays and clocks got their values, and before a core has the job.
+  void publish_restored(const Manifest& saved);
   // By how much the optimizer's steps on each key differ from the job's rounds. Control thread.
   std::vector<int64_t>& step_offsets() { return step_offsets_; }
   // What has grown since it was made: the log, and changes of hyperparameters.
@@ -71,7 +73,7 @@ class Job {
   std::string where(uint32_t chunk) const;
 
  private:
-  void make_arrays(bool snapshots);
+  void make_arrays(uint32_t saved_ranks);
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;
@@ -81,9 +83,11 @@ class Job {
   const KeyClasses classes_;
   HyperTable hyper_;
   std::vector<int64_t> step_offsets_;
+  const bool takes_snapshots_;
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;
   std::array<numa::Memory, kMostArrays> memory_of_copies_;
+  numa::Memory memory_of_clocks_;
   JobArrays arrays_;
   std::vector<std::unique_ptr<CoreJob>> core_jobs_;
   Membership membership_;

@@ -22,8 +22,7 @@ std::string named(const std::vector<uint32_t>& ranks) {
 
 }  // namespace
 
-Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
-                       const Manifest* restored)
+Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks)
     : spec_(spec),
       choices_(choices_of(spec)),
       cores_(cores),
@@ -31,57 +30,10 @@ Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
       ranks_(spec.max_ranks),
       log_(chunks) {
   min_round_ = choices_.initial == Initial::kBroadcast ? 0 : 1;
-  if (restored) {
-    restore(*restored);
-    return;
-  }
   for (uint32_t r = 0; r < spec.world_size; ++r) {
     ranks_[r].expected = true;
     ranks_[r].first = true;
     ranks_[r].first_round = 1;
-  }
-}
-
-// What was said of later rounds than the checkpoint's is void.
-void Membership::restore(const Manifest& saved) {
-  const uint64_t last = saved.round;
-  restored_ = true;
-  min_round_ = last + 1;
-  for (LogRecord record : saved.log) {
-    const bool of_round =
-        record.kind == LogRecord::Kind::kExcluded || record.kind == LogRecord::Kind::kSet;
-    if (of_round && record.round > last) continue;
-    record.last_round = std::min(record.last_round, last);
-    for (ChunkRange& range : record.last_rounds) range.round = std::min(range.round, last);
-    if (record.kind == LogRecord::Kind::kHyper) last_change_ = std::max(last_change_, record.round);
-    log_.add(record);
-  }
-  for (const HyperChange& change : saved.hyper) last_change_ = std::max(last_change_, change.round);
-  for (const uint32_t rank : saved.live_ranks) {
-    if (rank >= saved.ranks.size()) continue;
-    log_.add({.kind = LogRecord::Kind::kLost,
-              .rank = rank,
-              .incarnation = saved.ranks[rank].incarnation,
-              .reason = "the job went on from its checkpoint",
-              .last_rounds = ranges_of(std::vector<uint64_t>(chunks_, last))});
-  }
-  const size_t known = std::min(ranks_.size(), saved.ranks.size());
-  for (uint32_t r = 0; r < known; ++r) {
-    const SavedRank& was = saved.ranks[r];
-    Rank& rank = ranks_[r];
-    rank.incarnation = was.incarnation;
-    rank.first_round = last + 1;
-    const bool was_live = std::ranges::find(saved.live_ranks, r) != saved.live_ranks.end();
-    rank.last_round = was_live ? last : std::min(was.last_round, last);
-    rank.expected = was.expected;
-    rank.first = was.expected;
-    if (was.incarnation == 0) continue;
-    rank.state = State::kLost;
-    rank.reason = "it has not come back since the job went on from its checkpoint";
-  }
-  for (size_t r = known; r < saved.ranks.size(); ++r) {
-    beyond_.push_back(saved.ranks[r]);
-    beyond_.back().expected = false;
   }
 }
 

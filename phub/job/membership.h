@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "phub/checkpoint/manifest.h"
+#include "phub/core/job_parameters.h"
 #include "phub/core/messages.h"
 #include "phub/job/membership_log.h"
 #include "phub/plan/choices.h"
@@ -49,10 +50,11 @@ class Membership {
  public:
   using Ms = uint64_t;  // monotonic milliseconds
 
-  // The first join begins the time in which all first ranks must come (join_limit_ms). A job that
-  // goes on from a checkpoint has the ranks that it names as expected for its first.
-  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
-             const Manifest* restored = nullptr);
+  // The first join begins the time in which all first ranks must come (join_limit_ms).
+  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks);
+  // The job goes on from a checkpoint: the ranks that it names as expected are its first. `clocks`:
+  // what its chunks have of each rank, if it is not in lock-step. Before anything else is called.
+  void restore(const Manifest& saved, const SavedClocks& clocks = {});
 
   // Requests; `token` comes back in a kReply.
   void join(uint64_t token, int32_t rank, bool replace, Ms now);
@@ -110,6 +112,8 @@ class Membership {
   // The highest that an incarnation of the rank which is lost took part in; 0: none.
   uint64_t last_round(uint32_t rank) const { return ranks_[rank].last_round; }
   bool assembled() const { return assembled_; }  // all first ranks were there at one time
+  // Of the boundary that is committed: the highest round that any contribution had come for.
+  uint64_t started() const { return started_; }
 
  private:
   enum class State { kAbsent, kJoining, kLive, kLost, kLeft };
@@ -165,8 +169,11 @@ class Membership {
   void after_losses(Ms now);
   void check_abandoned();
 
+  // membership_saved.cc
+  void restore_log(const Manifest& saved, const SavedClocks& clocks);
+  void restore_excluded(LogRecord record, const SavedClocks& clocks);
+
   // membership.cc
-  void restore(const Manifest& saved);
   void lose(uint32_t rank, const std::string& reason, bool left = false, uint64_t token = 0);
   void forget(uint32_t rank, const std::string& reason);
   void check_join_limit(Ms now);

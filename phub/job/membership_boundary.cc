@@ -113,25 +113,6 @@ void Membership::build_boundary() {
   }
 }
 
-Manifest Membership::saved(uint64_t round) {
-  Manifest saved;
-  saved.round = round;
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    const Rank& rank = ranks_[r];
-    if (rank.state == State::kLive) saved.live_ranks.push_back(r);
-    saved.ranks.push_back({.incarnation = rank.incarnation,
-                           .last_round = rank.last_round,
-                           .expected = rank.expected});
-  }
-  saved.ranks.insert(saved.ranks.end(), beyond_.begin(), beyond_.end());
-  for (LogPage page{.more = true}; page.more;) {
-    page = log_.page(page.first + page.records.size());
-    if (saved.log.empty()) saved.log_first = page.first;
-    saved.log.insert(saved.log.end(), page.records.begin(), page.records.end());
-  }
-  return saved;
-}
-
 // The round that each change gets: what is complete stays as it was, and so does what was decided
 // before.
 void Membership::place_changes() {

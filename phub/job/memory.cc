@@ -21,16 +21,17 @@ constexpr uint64_t kPlanBytes = sizeof(ChunkLayout) + sizeof(uint32_t);  // of a
 
 }  // namespace
 
-bool can_snapshot(const JobSpec& spec) {
-  return choices_of(spec).lock_step() && element_bytes(spec).optimized;
+bool box_has_state(const JobSpec& spec) {
+  return !choices_of(spec).lock_step() || element_bytes(spec).optimized;
 }
 
-std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots) {
+std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots,
+                                      uint64_t saved_ranks) {
   const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
   const uint64_t classes = key_classes(spec).classes.size();
   const bool lock_step = choices_of(spec).lock_step();
-  const bool copies = snapshots && can_snapshot(spec);
+  const bool copies = snapshots && box_has_state(spec);
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
@@ -61,6 +62,10 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .largest_chunk = largest_chunk,
                                                     .lock_step = lock_step});
   }
+  if (copies && !lock_step) {
+    nodes[plan.cores.front().node].snapshot +=
+        SavedClocks::bytes(plan.chunks.size(), std::max(ranks, saved_ranks));
+  }
   // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
@@ -72,9 +77,10 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   return result;
 }
 
-NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots) {
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots,
+                        uint64_t saved_ranks) {
   NodeMemory total;
-  for (const NodeMemory& node : memory_needed(plan, spec, snapshots)) {
+  for (const NodeMemory& node : memory_needed(plan, spec, snapshots, saved_ranks)) {
     total.slots += node.slots;
     total.parameters += node.parameters;
     total.master += node.master;

@@ -17,21 +17,23 @@ struct NodeMemory {
   uint64_t parameters = 0;   // what is written back
   uint64_t master = 0;       // f32 parameters, where what is written back has 16 bits
   uint64_t state = 0;        // of the optimizer
-  uint64_t snapshot = 0;     // a copy of f32 parameters and state, where snapshots are taken
+  uint64_t snapshot = 0;     // a copy of f32 parameters, state and clocks, for snapshots
   uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
   uint64_t total() const { return slots + parameters + master + state + snapshot + bookkeeping; }
 };
 
 // Whether the box has anything of the job to save: without an optimizer, sums in lock-step are the
-// workers' own. (Out of lock-step no snapshots are taken yet.)
-bool can_snapshot(const JobSpec& spec);
+// workers' own, and so is the model.
+bool box_has_state(const JobSpec& spec);
 
-// One entry per node in use, ascending. `snapshots`: whether the server takes them. Throws
-// Error(kInvalid) on words of `spec` that are unknown.
-std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec,
-                                      bool snapshots = false);
+// One entry per node in use, ascending. `snapshots`: whether the server takes them.
+// `saved_ranks`: of the checkpoint that the job goes on from, which may be more than it has now.
+// Throws Error(kInvalid) on words of `spec` that are unknown.
+std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots = false,
+                                      uint64_t saved_ranks = 0);
 // The sum of all nodes.
-NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false,
+                        uint64_t saved_ranks = 0);
 
 // For people: a table, with a line per node.
 std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);

@@ -5,7 +5,9 @@
 // from the reply to their join (worker/saver.h). No chunk has closed that round when the cores
 // learn of it, so nobody has its results yet: no part can have come before the box knows that it
 // wants it. The boundary is made as soon as the snapshot before is written, long before it is
-// needed.
+// needed. Out of lock-step some ranks are further than others: it is a round that none has begun.
+//
+// Without an optimizer, in lock-step, the model is the workers' own: a checkpoint has only parts.
 //
 // A part is needed of every rank that saves and took part in the round to its end. One that is lost
 // before it has sent its part makes the snapshot void, unless it took no part in the round: then
@@ -46,6 +48,7 @@ void RunningJob::save() {
 
 void RunningJob::take_snapshot() {
   if (!host_.checkpoints || !job_->takes_snapshots() || ending_) return;
+  if (job_->saved_arrays() == 0 && !any_saves()) return;
   saving_ = membership_.take_snapshot();
 }
 
@@ -62,12 +65,22 @@ bool RunningJob::any_saves() const {
 }
 
 void RunningJob::choose_saved_round(Boundary& boundary) {
-  copying_round_ = boundary.round - 1;
   const bool joins = std::ranges::any_of(
       boundary.admitted, [this](const auto& admitted) { return seats_[admitted.rank].saves; });
-  if (joins || any_saves()) {
+  const bool has_parts = joins || any_saves();
+  if (!has_parts && job_->saved_arrays() == 0) {  // those that save have gone meanwhile
+    boundary.snapshot = saving_ = false;
+    return answer_checkpoints(
+        {ErrorCode::kInvalid,
+         fmt::format("no rank of job '{}' saves any more", job_->spec().name)});
+  }
+  copying_round_ = boundary.round - 1;
+  if (has_parts) {
     const uint64_t every = host_.checkpoints->every();
-    copying_round_ = (boundary.round + every - 1) / every * every;
+    const uint64_t first = job_->choices().lock_step()
+                               ? boundary.round
+                               : std::max(boundary.round, membership_.started() + 1);
+    copying_round_ = (first + every - 1) / every * every;
     boundary.snapshot_round = copying_round_ + 1;
     parts_.begin(copying_round_);
   } else {
@@ -90,9 +103,9 @@ void RunningJob::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   }
   if (!job_->takes_snapshots()) {
     fail(ErrorCode::kInvalid,
-         "job '{}' is not saved: only jobs in lock-step with an optimizer are, and it has "
-         "consistency {}, optimizer {}",
-         name, job_->spec().consistency, job_->spec().optimizer);
+         "job '{}' is not saved: without an optimizer its model is the workers' own, and the rank "
+         "that created it has no saver",
+         name);
   }
   if (round > 0) {
     const bool durable = durable_round_ >= round;
@@ -105,7 +118,8 @@ void RunningJob::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   if (copying_round_ > 0) return reply(CheckpointReply{.round = copying_round_});
   if (!saving_) take_snapshot();
   if (!saving_) {
-    fail(ErrorCode::kInvalid, "job '{}' has not begun: there is nothing to save yet", name);
+    fail(ErrorCode::kInvalid, "job '{}' has not begun{}: there is nothing to save yet", name,
+         job_->saved_arrays() == 0 ? ", or no rank of it saves" : "");
   }
   checkpoints_asked_.push_back(std::move(reply));
   carry_out();
@@ -137,6 +151,9 @@ void RunningJob::snapped(uint64_t round) {
   std::vector<uint32_t> needed;
   for (uint32_t rank = 0; rank < seats_.size() && parts_.round() > 0; ++rank) {
     if (saves(rank) && seats_[rank].first_round <= round) needed.push_back(rank);
+  }
+  if (job_->saved_arrays() == 0 && needed.empty()) {
+    parts_.make_void("no rank that was in the round saves");
   }
   parts_.need(std::move(needed));
   parts_until_ms_ = host_.time.now_ms() + job_->spec().progress_limit_ms;

@@ -18,7 +18,7 @@ using Stage = StateTransfer::Stage;
 
 void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> reply) {
   const JobSpec& spec = job_->spec();
-  if (!can_snapshot(spec)) {
+  if (!job_->choices().lock_step() || !box_has_state(spec)) {
     fail(ErrorCode::kInvalid,
          "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "
          "has consistency {}, optimizer {}",

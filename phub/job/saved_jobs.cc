@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -52,6 +53,42 @@ class PartsOfKeys {
   size_t next_ = 0;
 };
 
+// `ranks`: those of the checkpoint.
+std::vector<TensorInfo> clock_tensors(uint64_t chunks, uint64_t ranks) {
+  return {{"steps", TensorType::kI64, {chunks}}, {"clocks", TensorType::kI64, {chunks, ranks}}};
+}
+
+void write_clocks(const SavedClocks& clocks, uint64_t chunks, CheckpointWriter& writer) {
+  const std::span<const uint64_t> steps(clocks.steps, chunks);
+  const std::span<const uint64_t> latest(clocks.latest, chunks * clocks.ranks);
+  writer.add_tensors(std::string(kClocksFile), clock_tensors(chunks, clocks.ranks),
+                     [steps, latest](size_t tensor, uint64_t offset) {
+                       return std::as_bytes(tensor == 0 ? steps : latest).subspan(offset);
+                     },
+                     {{"format", "pt"}});
+}
+
+void read_clocks(CheckpointReader& reader, uint64_t chunks, const SavedClocks& clocks) {
+  const TensorTable& table = reader.tensors(kClocksFile);
+  const std::vector<uint64_t> shape =
+      table.tensors.size() == 2 ? table.tensors[1].shape : std::vector<uint64_t>();
+  const uint64_t ranks = shape.size() == 2 ? shape[1] : 0;
+  if (ranks > clocks.ranks || table.tensors != clock_tensors(chunks, ranks)) {
+    fail(ErrorCode::kInvalid, "{}/{} does not have {} chunks of the {} ranks of its manifest",
+         reader.folder(), kClocksFile, chunks, clocks.ranks);
+  }
+  const auto read = [&](size_t tensor, uint64_t first, std::span<uint64_t> into) {
+    reader.read_tensor(kClocksFile, tensor, first * sizeof(uint64_t), std::as_writable_bytes(into));
+    if (std::ranges::all_of(into, [](uint64_t n) { return n <= kMaxRound; })) return;
+    fail(ErrorCode::kInvalid, "{}/{} has a number above {}", reader.folder(), kClocksFile,
+         kMaxRound);
+  };
+  read(0, 0, {clocks.steps, chunks});
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    read(1, chunk * ranks, {clocks.of(chunk), ranks});
+  }
+}
+
 void write_tensors(const Job& job, const JobSpec& spec, CheckpointWriter& writer) {
   const std::vector<TensorInfo> tensors = tensors_of(spec);
   for (size_t array = 0; array < job.saved_arrays(); ++array) {
@@ -60,6 +97,8 @@ void write_tensors(const Job& job, const JobSpec& spec, CheckpointWriter& writer
                        [&parts](size_t key, uint64_t offset) { return parts.at(key, offset); },
                        {{"format", "pt"}});
   }
+  const SavedClocks& clocks = job.saved_clocks();
+  if (clocks.latest) write_clocks(clocks, job.plan().chunks.size(), writer);
   writer.sync();
 }
 
@@ -150,7 +189,9 @@ void SavedJobs::load(const Manifest& saved, Job& job) {
       });
     }
   }
-  job.publish_restored();
+  const SavedClocks& clocks = job.saved_clocks();
+  if (clocks.latest) read_clocks(*reader, job.plan().chunks.size(), clocks);
+  job.publish_restored(saved);
 }
 
 uint64_t SavedJobs::begin_life(const std::string& job) {

@@ -39,7 +39,7 @@ class SavedJobs {
   // What the job goes on from; nothing: it begins. Damaged ones are passed over, with a line for
   // each. Throws Error if all are, or if it cannot be read.
   std::optional<Manifest> newest(const std::string& job, std::vector<std::string>& passed_over);
-  // Gives the arrays of `job` the values of that checkpoint. Throws Error: they have no values.
+  // Gives `job` the values of that checkpoint. Throws Error: then it cannot be used.
   void load(const Manifest& saved, Job& job);
   // A job begins, or goes on. Returns its epoch, which is higher than any before.
   uint64_t begin_life(const std::string& job);

@@ -32,6 +32,7 @@ USES_WAYS = ("phub/core/core_job.cc", "phub/core/lock_step.cc", "phub/core/clock
 HYPER = "phub/core/hyper.cc"
 MEMBERS = "phub/job/membership.cc"
 MEMBERS_BOUNDARY = "phub/job/membership_boundary.cc"
+MEMBERS_SAVED = "phub/job/membership_saved.cc"
 CALLS = "phub/job/running_job_calls.cc"
 MEMORY = "phub/job/memory.cc"
 SESSION = "worker/session.cc"
@@ -508,12 +509,32 @@ MUTANTS = [
     Mutant("restored-state: only the parameters are loaded", "phub/job/saved_jobs.cc",
            "for (size_t array = 0; array < job.saved_arrays(); ++array) {\n    const std::string file",
            "for (size_t array = 0; array < 1; ++array) {\n    const std::string file", ("worker/restore_test:*IsKilled*",)),
-    Mutant("restored-lost: the log does not say that everybody was lost", MEMBERS,
+    Mutant("restored-lost: the log does not say that everybody was lost", MEMBERS_SAVED,
            "    if (rank >= saved.ranks.size()) continue;",
            "    if (rank < saved.ranks.size()) continue;", ("worker/restore_test:*IsKilled*",)),
     Mutant("restored-alone: a job whose first ranks do not come together again has ended", MEMBERS_BOUNDARY,
            "if (restored_ && !assembled_) {",
            "if (false) {", ("worker/restore_test:*IsAbandoned*",)),
+    Mutant("snap-clocks: clocks are not copied with their chunk", "phub/core/snapshot.cc",
+           "if (arrays_.copy.clocks.latest) way.save(index, arrays_.copy.clocks);",
+           "", ("phub/core_job_clocks_test", "racks")),
+    Mutant("restored-again: an update that the checkpoint has is applied again", CLOCKED,
+           "if (round > clocks_.latest(index, rank)) {",
+           "{", ("phub/core_job_clocks_test", "racks", "worker/restored_runs_test:*ssp*")),
+    Mutant("restored-steps: the optimizer's steps begin anew", CLOCK_TABLE,
+           "steps_[chunk] = from.steps[id];",
+           "", ("phub/core_job_clocks_test", "worker/restored_runs_test:*async_steps*"),
+           ("phub/core/clocked.cc", "phub/core/core_job.cc")),
+    Mutant("restored-clocks: what chunks have of each rank is not restored", CLOCK_TABLE,
+           "std::copy_n(from.of(id), ranks_, &latest_[at(chunk, 0)]);",
+           "", ("phub/core_job_clocks_test", "racks"),
+           ("phub/core/clocked.cc", "phub/core/core_job.cc")),
+    Mutant("restored-first: who was lost further on than the checkpoint begins with the others", MEMBERS_SAVED,
+           "rank.last_round = std::min(was.last_round, r < latest.size() ? latest[r] : last);",
+           "rank.last_round = std::min(was.last_round, last);", ("phub/membership_test",)),
+    Mutant("restored-log: the log forgets what chunks have beyond the checkpoint's round", MEMBERS_SAVED,
+           "const uint64_t round = std::min(range.round, latest);",
+           "const uint64_t round = std::min({range.round, latest, last});", ("phub/membership_test", "racks")),
     Mutant("ended: a job that has ended goes on", "phub/checkpoint/store.cc",
            "return epoch <= ended_epoch(job);",
            "return false;", ("worker/restore_test:*BeginsAnew*",)),
@@ -707,6 +728,9 @@ MUTANTS = [
     Mutant("part-early: the rounds in which ranks are saved begin before the boundary", SAVES,
            "    boundary.snapshot_round = copying_round_ + 1;\n",
            "", SAVER),
+    Mutant("part-ahead: out of lock-step, a round that some ranks have begun is saved with parts", SAVES,
+           ": std::max(boundary.round, membership_.started() + 1);",
+           ": boundary.round;", ("worker/restored_runs_test:*ssp_parts*",)),
     Mutant("part-needed: a checkpoint is written without the part of a rank", SAVES,
            "if (parts_.complete()) write_snapshot();",
            "write_snapshot();", SAVER),

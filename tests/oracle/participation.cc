@@ -1,10 +1,17 @@
 #include "tests/oracle/participation.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 #include "transport/error.h"
 
 namespace phub {
+namespace {
+
+constexpr std::string_view kWentOn = "the job went on from its checkpoint";
+
+}  // namespace
 
 Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
   for (size_t i = 0; i < log.size(); ++i) {
@@ -39,6 +46,7 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
 }
 
 void Participation::begin(const LogRecord& record, uint32_t chunks) {
+  std::vector<uint64_t> before(chunks);
   for (const Stay& stay : stays_) {
     if (stay.rank != record.rank) continue;
     if (stay.last.empty()) {
@@ -46,14 +54,16 @@ void Participation::begin(const LogRecord& record, uint32_t chunks) {
            record.rank, stay.incarnation);
     }
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-      if (stay.last[chunk] >= record.round) {
+      if (stay.until_checkpoint) {
+        before[chunk] = std::max(before[chunk], stay.last[chunk]);
+      } else if (stay.last[chunk] >= record.round) {
         fail(ErrorCode::kInvalid,
              "rank {} is admitted for round {}, but its incarnation {} is in round {} of chunk {}",
              record.rank, record.round, stay.incarnation, stay.last[chunk], chunk);
       }
     }
   }
-  stays_.push_back({{record.rank, record.incarnation}, record.round, {}});
+  stays_.push_back({{record.rank, record.incarnation}, record.round, {}, std::move(before)});
 }
 
 void Participation::end(const LogRecord& record, uint32_t chunks) {
@@ -82,6 +92,7 @@ void Participation::end(const LogRecord& record, uint32_t chunks) {
          record.rank, last.size(), chunks);
   }
   stay->last = std::move(last);
+  stay->until_checkpoint = record.reason == kWentOn;
 }
 
 std::vector<Member> Participation::members(uint64_t round, uint32_t chunk) const {

@@ -25,15 +25,21 @@ class Participation {
   // One incarnation's time in the job.
   struct Stay : Member {
     uint64_t first = 0;
-    std::vector<uint64_t> last;  // of each chunk; empty: it is still there
+    std::vector<uint64_t> last;     // of each chunk; empty: it is still there
+    std::vector<uint64_t> before;   // of each chunk: what it did again up to this round was there
+    bool until_checkpoint = false;  // it ended because the job went on from one
     bool covers(uint64_t round, uint32_t chunk) const {
-      return round >= first && (last.empty() || round <= last[chunk]);
+      return round >= first && round > before[chunk] && (last.empty() || round <= last[chunk]);
+    }
+    bool repeats(uint64_t round, uint32_t chunk) const {
+      return round >= first && round <= before[chunk];
     }
   };
 
   // Throws Error(kInvalid) with the record's number where the log contradicts itself: a rank that
   // is lost without having been admitted, two incarnations that took part in the same round, ranges
-  // that do not cover the chunks 0 … chunks-1 in order.
+  // that do not cover the chunks 0 … chunks-1 in order. Who comes back after a checkpoint may do
+  // rounds again that some chunks have: these are its predecessor's.
   Participation(std::span<const LogRecord> log, uint32_t chunks);
 
   // Those that a chunk's round heard of, ascending by rank. Any round from 1 on.

@@ -91,6 +91,27 @@ TEST(Participation, ExclusionIsOfOneRankChunkAndRound) {
   EXPECT_THAT(ranks(participation, 2, 2), ElementsAre(0, 1));
 }
 
+// A chunk keeps what it had when its job went on from a checkpoint; that is not counted again.
+TEST(Participation, RoundsThatAreDoneAgainAreThePredecessors) {
+  std::vector<LogRecord> log = {admitted(0, 1, 1), gone(Kind::kLost, 0, 1, {{0, 2, 7}, {3, 3, 9}}),
+                                admitted(0, 2, 8), gone(Kind::kLost, 0, 2, {{0, 3, 8}}),
+                                admitted(0, 3, 9)};
+  EXPECT_THAT(error_of(log), HasSubstr("incarnation 1 is in round 9 of chunk 3"));
+  log[1].reason = "the job went on from its checkpoint";
+  const Participation participation(log, 4);
+  const auto incarnation = [&](uint64_t round, uint32_t chunk) {
+    const std::vector<Member> members = participation.members(round, chunk);
+    return members.size() == 1 ? members[0].incarnation : 0;
+  };
+  EXPECT_EQ(incarnation(7, 0), 1u);
+  EXPECT_EQ(incarnation(8, 0), 2u);
+  EXPECT_EQ(incarnation(9, 0), 3u);
+  for (const uint64_t round : {7, 8, 9}) EXPECT_EQ(incarnation(round, 3), 1u) << round;
+  EXPECT_EQ(incarnation(10, 3), 3u);
+  EXPECT_TRUE(participation.stays()[1].repeats(8, 3));
+  EXPECT_FALSE(participation.stays()[1].repeats(8, 0));
+}
+
 TEST(Participation, AContradictionIsNamed) {
   EXPECT_EQ(error_of({admitted(0, 1, 1)}), "no error");
   EXPECT_THAT(error_of({admitted(0, 1, 1), admitted(0, 2, 5)}),

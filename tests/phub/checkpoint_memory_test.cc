@@ -46,8 +46,9 @@ class CheckpointMemory : public ::testing::Test {
   CheckpointMemory() {
     EXPECT_NE(mkdtemp(directory_.data()), nullptr);
     for (const Content& content : {kOld, kNew}) {
-      for (size_t i = 0; i < content.tensors().size(); ++i) {
-        content.tensor(std::string(kParametersFile), i), content.tensor(kMomentum, i);
+      for (const std::string file :
+           {kParametersFile.data(), kMomentum.data(), kClocksFile.data()}) {
+        for (size_t i = 0; i < content.tensors(file).size(); ++i) content.tensor(file, i);
       }
     }
   }

@@ -20,7 +20,8 @@ except ImportError as missing:
 ROUND, EPOCH = 123, 4
 FILES = {"parameters.safetensors": 0, "state-momentum.safetensors": 1}
 SHAPES = {"fc.weight": ("F32", (10, 7)), "empty": ("F32", (0, 3)), "größe": ("BF16", (5,)), "scalar": ("F32", ())}
-TYPES = {"F32": numpy.dtype("<f4"), "BF16": numpy.dtype("<u2")}
+CLOCKS = {"steps": ("I64", (4,)), "clocks": ("I64", (4, 2))}
+TYPES = {"F32": numpy.dtype("<f4"), "BF16": numpy.dtype("<u2"), "I64": numpy.dtype("<i8")}
 
 
 def read(path):
@@ -56,9 +57,9 @@ def crc32c(data):
     return state ^ 0xFFFFFFFF
 
 
-def check(tensors, slot):
-    assert set(tensors) == set(SHAPES), tensors.keys()
-    for index, (name, (word, shape)) in enumerate(SHAPES.items()):
+def check(tensors, slot, shapes=SHAPES):
+    assert set(tensors) == set(shapes), tensors.keys()
+    for index, (name, (word, shape)) in enumerate(shapes.items()):
         tensor = tensors[name]
         assert tensor.shape == shape and tensor.dtype == TYPES[word], name
         seed = ROUND * 1000 + EPOCH * 100 + index * 10 + slot
@@ -68,10 +69,11 @@ def check(tensors, slot):
 def check_with_numpy(folder):
     for name, slot in FILES.items():
         check(read(folder / name), slot)
+    check(read(folder / "clocks.safetensors"), 2, CLOCKS)
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     envelope = json.loads(text)
     assert int(envelope["checksum"], 16) == crc32c(text.split(",", 1)[1].encode())
-    assert envelope["version"] == 2
+    assert envelope["version"] == 3
     manifest = envelope["manifest"]
     assert (manifest["round"], manifest["epoch"], manifest["spec"]["name"]) == (ROUND, EPOCH, "digits.v2")
     assert [key.get("shape") for key in manifest["spec"]["keys"]] == [[10, 7], None]
@@ -79,7 +81,7 @@ def check_with_numpy(folder):
         data = (folder / entry["name"]).read_bytes()
         assert len(data) == entry["bytes"] and [crc32c(data)] == entry["checksums"], entry["name"]
     assert {entry["name"] for entry in manifest["files"]} == {
-        *FILES, "rank-1/%2E%2E%2F%2E%2E%2Fposition", "rank-12/random"}
+        *FILES, "clocks.safetensors", "rank-1/%2E%2E%2F%2E%2E%2Fposition", "rank-12/random"}
 
 
 def check_with_safetensors(folder):
@@ -89,6 +91,8 @@ def check_with_safetensors(folder):
             tensors = {key: opened.get_tensor(key) for key in SHAPES if SHAPES[key][0] != "BF16"}
         tensors["größe"] = read(folder / name)["größe"]  # numpy has no such type
         check(tensors, slot)
+    with safetensors.safe_open(folder / "clocks.safetensors", framework="numpy") as opened:
+        check({key: opened.get_tensor(key) for key in opened.keys()}, 2, CLOCKS)
 
 
 def main():

@@ -36,14 +36,19 @@ inline std::vector<std::byte> bytes_for(uint64_t seed, uint64_t count) {
 }
 
 // What a checkpoint holds. `extra` elements make its files larger than one checksum covers. Without
-// `shapes` its job's keys have none, as in version 1.
+// `shapes` its job's keys have none, as in version 1; without `clocks` it is in lock-step, as in
+// version 2.
 struct Content {
   uint64_t round = 0, epoch = 1;
   uint64_t extra = 0;
   bool shapes = true;
+  bool clocks = true;
 
   CheckpointId id() const { return {.epoch = epoch, .round = round}; }
-  std::vector<TensorInfo> tensors() const {
+  std::vector<TensorInfo> tensors(const std::string& file) const {
+    if (file == kClocksFile) {
+      return {{"steps", TensorType::kI64, {4}}, {"clocks", TensorType::kI64, {4, 2}}};
+    }
     std::vector<TensorInfo> tensors = {{"fc.weight", TensorType::kF32, {10, 7}},
                                        {"empty", TensorType::kF32, {0, 3}},
                                        {"größe", TensorType::kBF16, {5}},
@@ -53,9 +58,10 @@ struct Content {
   }
   const std::vector<std::byte>& tensor(const std::string& file, size_t index) const {
     static std::map<uint64_t, std::vector<std::byte>> made;
-    const uint64_t seed = round * 1000 + epoch * 100 + index * 10 + (file == kMomentum ? 1 : 0);
+    const uint64_t slot = file == kMomentum ? 1 : file == kClocksFile ? 2 : 0;
+    const uint64_t seed = round * 1000 + epoch * 100 + index * 10 + slot;
     std::vector<std::byte>& bytes = made[seed];
-    const uint64_t count = bytes_of(tensors()[index]);
+    const uint64_t count = bytes_of(tensors(file)[index]);
     if (bytes.size() != count) bytes = bytes_for(seed, count);
     return bytes;
   }
@@ -67,6 +73,7 @@ struct Content {
     manifest.spec.name = kJob;
     manifest.spec.keys = {{"fc.weight", 70}, {"größe", 5}};
     if (shapes) manifest.spec.keys[0].shape = {10, 7};
+    if (clocks) manifest.spec.consistency = "ssp";
     manifest.spec.world_size = 2;
     manifest.spec.optimizer = "momentum";
     manifest.round = round;
@@ -91,7 +98,7 @@ inline void write_tensors(CheckpointWriter& writer, const Content& content,
     const uint64_t left = bytes.size() - offset;
     return bytes.subspan(offset, std::min<uint64_t>(left, offset % 2 == 0 ? 111 : 100'000));
   };
-  writer.add_tensors(file, content.tensors(), source, {{"format", "pt"}});
+  writer.add_tensors(file, content.tensors(file), source, {{"format", "pt"}});
 }
 
 // Returns what commit() does.
@@ -100,6 +107,7 @@ inline std::string write_checkpoint(CheckpointStore& store, const Content& conte
   write_tensors(*writer, content, std::string(kParametersFile));
   const auto first = writer->add_part(1, "../../position");
   write_tensors(*writer, content, kMomentum);
+  if (content.clocks) write_tensors(*writer, content, std::string(kClocksFile));
   const auto second = writer->add_part(12, "random");
   for (const auto& [part, rank] : {std::pair(first.get(), 1u), std::pair(second.get(), 12u)}) {
     const std::vector<std::byte> bytes = content.part(rank);
@@ -117,9 +125,11 @@ inline std::string difference(CheckpointReader& reader, const Content& content) 
   Manifest manifest = reader.manifest();
   manifest.files.clear();
   if (!(manifest == content.manifest())) return "the manifest";
-  for (const std::string& file : {std::string(kParametersFile), kMomentum}) {
+  std::vector<std::string> files = {std::string(kParametersFile), kMomentum};
+  if (content.clocks) files.emplace_back(kClocksFile);
+  for (const std::string& file : files) {
     const TensorTable& table = reader.tensors(file);
-    if (!(table.tensors == content.tensors())) return file + ": the tensors";
+    if (!(table.tensors == content.tensors(file))) return file + ": the tensors";
     if (table.metadata != std::map<std::string, std::string>{{"format", "pt"}}) return "metadata";
     for (size_t i = 0; i < table.tensors.size(); ++i) {
       const std::vector<std::byte>& expected = content.tensor(file, i);

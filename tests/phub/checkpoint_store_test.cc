@@ -52,9 +52,10 @@ TEST_F(CheckpointFiles, LieInFoldersOfTheirJob) {
   const Content content{.round = 123, .epoch = 4, .extra = 600'000};
   EXPECT_EQ(write_checkpoint(store, content), "");
   const std::string folder = directory_ + "/digits%2Ev2/round-000000000123.epoch-4";
-  EXPECT_THAT(below(folder), ElementsAre("manifest.json", "parameters.safetensors", "rank-1",
-                                         "rank-1/%2E%2E%2F%2E%2E%2Fposition", "rank-12",
-                                         "rank-12/random", "state-momentum.safetensors"));
+  EXPECT_THAT(below(folder),
+              ElementsAre("clocks.safetensors", "manifest.json", "parameters.safetensors", "rank-1",
+                          "rank-1/%2E%2E%2F%2E%2E%2Fposition", "rank-12", "rank-12/random",
+                          "state-momentum.safetensors"));
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
     struct stat info = {};
     ASSERT_EQ(lstat(entry.path().c_str(), &info), 0);
@@ -264,7 +265,8 @@ TEST(CheckpointGolden, EveryVersionStaysReadable) {
     const auto reader = checkpoints.newest_whole(kJob, refused);
     EXPECT_THAT(refused, IsEmpty());
     ASSERT_NE(reader, nullptr);
-    EXPECT_EQ(difference(*reader, {.round = 123, .epoch = 4, .shapes = version > 1}), "");
+    const Content content{.round = 123, .epoch = 4, .shapes = version > 1, .clocks = version > 2};
+    EXPECT_EQ(difference(*reader, content), "");
   }
 }
 

@@ -2,10 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
+#include "tests/seeds.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -331,6 +337,132 @@ TEST(CoreClocks, AReconnectionBringsWhatMayHaveBeenLost) {
   rig.job->detach(0);
   rig.job->reattach(0, 1);
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@0"));
+}
+
+// Every update of rank r takes 64^r: a chunk's parameter says how many of each it has.
+float weight(uint32_t rank) { return static_cast<float>(1u << (6 * rank)); }
+
+TEST(CoreClocks, ASnapshotSaysWhichUpdatesItsChunksHave) {
+  const testing::Seeds seeds = testing::fresh_seeds(100);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    std::mt19937_64 random(seed);
+    JobParameters parameters = ssp(random() % 2 == 0 ? 3 : kNever);
+    parameters.optimizer = kernels::Optimizer::kSgd;
+    constexpr uint32_t kChunks = 5;
+    Rig rig({.parameters = parameters, .chunks = kChunks, .snapshots = true});
+    std::vector<uint64_t> clocks(size_t{kChunks} * 3);
+    std::set<std::pair<uint32_t, uint32_t>> on_their_way;
+    uint64_t round = 0;
+    size_t snapshots = 0;
+    for (int i = 0; i < 400; ++i) {
+      const auto chunk = static_cast<uint32_t>(random() % kChunks);
+      const auto rank = static_cast<uint32_t>(random() % 3);
+      uint64_t* const of_chunk = &clocks[size_t{chunk} * 3];
+      const uint64_t slowest = *std::min_element(of_chunk, of_chunk + 3);
+      if (on_their_way.contains({chunk, rank})) {
+        rig.run();
+        on_their_way.clear();
+      }
+      if (of_chunk[rank] < 60 && of_chunk[rank] < slowest + 4) {
+        rig.push(rank, chunk, ++of_chunk[rank], weight(rank));
+        on_their_way.insert({chunk, rank});
+      }
+      if (round == 0 && random() % 20 == 0) {
+        round = rig.job->hold().round;
+        rig.job->commit({.round = round, .snapshot = true});
+      }
+      for (uint64_t steps = random() % 3; steps > 0; --steps) rig.job->step();
+      const std::vector<std::string> reports = rig.take_reports();
+      if (reports.empty()) continue;
+      ASSERT_THAT(reports, ElementsAre(fmt::format("snapped @{}", round)));
+      for (uint32_t c = 0; c < kChunks; ++c) {
+        const uint32_t id = kChunks - 1 - c;
+        const uint64_t* const latest = &rig.copy_clocks[size_t{id} * 3];
+        float sum = 0;
+        uint64_t updates = 0;
+        for (uint32_t r = 0; r < 3; ++r) {
+          EXPECT_GE(latest[r] + 1, round);
+          sum += static_cast<float>(latest[r]) * weight(r);
+          updates += latest[r];
+        }
+        EXPECT_EQ(rig.copy_parameters[size_t{c} * 64], -sum) << "chunk " << c;
+        EXPECT_EQ(rig.copy_steps[id], updates);
+      }
+      round = 0;
+      ++snapshots;
+    }
+    EXPECT_GT(snapshots, 0u);
+  }
+}
+
+// A job of two ranks that goes on after round 3; its only chunk has rank 0's updates up to round 5.
+struct Restored : Rig {
+  Restored()
+      : Rig({.parameters = parameters_from(4),
+             .chunks = 1,
+             .expected = {0, 1},
+             .admit = false,
+             .snapshots = true}) {
+    copy_steps = {8};
+    copy_clocks = {5, 3};
+    job->restore(saved_clocks());
+    parameters.assign(parameters.size(), -40);
+    job->hold();
+    job->commit({.round = 4, .admitted = {admission(0, 2, 4), admission(1, 2, 4)}});
+    run();
+    EXPECT_THAT(take_posts(), ElementsAre("0:0@3", "1:0@3"));
+    EXPECT_EQ(result_of(0, 0), -40);
+  }
+  static JobParameters parameters_from(uint64_t round) {
+    JobParameters parameters = ssp(3);
+    parameters.max_ranks = 2;
+    parameters.optimizer = kernels::Optimizer::kSgd;
+    parameters.first_round = round;
+    return parameters;
+  }
+};
+
+TEST(CoreClocks, WhatAChunkHasSinceTheCheckpointIsAcknowledged) {
+  Restored rig;
+  for (uint64_t round = 4; round <= 6; ++round) {
+    rig.push(0, 0, round, 1);
+    rig.run();
+    EXPECT_THAT(rig.take_posts(), ElementsAre(fmt::format("0:0@{}", round)));
+    EXPECT_EQ(rig.result_of(0, 0), round < 6 ? -40 : -41) << round;
+  }
+  rig.push(1, 0, 4, 1);
+  rig.run();
+  EXPECT_EQ(rig.result_of(1, 0), -42);
+  const uint64_t round = rig.job->hold().round;
+  EXPECT_EQ(round, 5u);
+  rig.job->commit({.round = round, .snapshot = true});
+  rig.run();
+  EXPECT_THAT(rig.copy_steps, ElementsAre(10));
+  EXPECT_THAT(rig.copy_clocks, ElementsAre(6, 4));
+}
+
+// The log tells what the incarnation did; the chunk has its predecessor's until a round that is
+// new.
+TEST(CoreClocks, WhoComesAfterOneThatWasDoingRoundsAgainDoesTheRest) {
+  Restored rig;
+  rig.push(0, 0, 4, 1);
+  rig.run();
+  rig.job->hold();
+  std::vector<uint64_t> last(1);
+  rig.job->commit({.round = 4, .lost = {{.rank = 0, .last_rounds = last}}, .snapshot = true});
+  rig.run();
+  EXPECT_EQ(last[0], 4u);
+  EXPECT_THAT(rig.copy_clocks, ElementsAre(5, 3)) << "also of a rank that is lost";
+  rig.take_reports();
+  rig.job->hold();
+  rig.job->commit({.round = 4, .admitted = {rig.admission(0, 3, 5)}});
+  rig.push(0, 0, 5, 1);
+  rig.run();
+  EXPECT_EQ(rig.result_of(0, 0), -40);
+  rig.push(0, 0, 6, 1);
+  rig.run();
+  EXPECT_EQ(rig.result_of(0, 0), -41);
 }
 
 // Reports that nobody takes hold up chunks, and nothing else: a rank may break at any time.

@@ -103,6 +103,9 @@ struct BasicCoreJobRig {
       chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;
       chunks.push_back(chunk);
     }
+    const bool clocks = options_.snapshots && !p.lock_step;
+    copy_steps.assign(clocks ? options_.chunks : 0, 0);
+    copy_clocks.assign(copy_steps.size() * p.max_ranks, 0);
     const bool in_results = p.lock_step && p.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
@@ -112,7 +115,8 @@ struct BasicCoreJobRig {
             .parameters = in_results ? reinterpret_cast<float*>(results.data()) : parameters.data(),
             .state0 = state.data(),
             .copy = {.parameters = options_.snapshots ? copy_parameters.data() : nullptr,
-                     .state0 = options_.snapshots ? copy_state.data() : nullptr}},
+                     .state0 = options_.snapshots ? copy_state.data() : nullptr,
+                     .clocks = clocks ? saved_clocks() : SavedClocks()}},
         std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step);
     if (!options_.admit) return;
     job->hold();
@@ -129,6 +133,12 @@ struct BasicCoreJobRig {
   }
   HyperView view(const std::vector<HyperVersion>& versions) const {
     return {.schedule = versions, .changes = {}, .scales = scales};
+  }
+  // Of snapshots, if the job is not in lock-step.
+  SavedClocks saved_clocks() {
+    return {.steps = copy_steps.data(),
+            .latest = copy_clocks.data(),
+            .ranks = options_.parameters.max_ranks};
   }
   void arrive(uint32_t rank, const Imm& imm) {
     endpoint.inbox.push_back({.rank = rank, .imm = encode(imm)});
@@ -198,6 +208,7 @@ struct BasicCoreJobRig {
   std::vector<std::byte> results;
   std::vector<float> parameters, state;
   std::vector<float> copy_parameters, copy_state;  // snapshots
+  std::vector<uint64_t> copy_steps, copy_clocks;
   std::vector<HyperVersion> hyper;
   std::vector<KeyScales> scales = {{}};
   std::unique_ptr<CoreJob> job;

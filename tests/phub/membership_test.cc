@@ -927,6 +927,69 @@ TEST(Membership, ExclusionsAreLogged) {
   EXPECT_EQ(m.records().back().chunks, (std::vector<ChunkSpan>{{2, 2}}));
 }
 
+// Of a job that goes on after round 37, the chunks have later updates of some ranks, too.
+struct GoesOn : MembershipDriver {
+  explicit GoesOn(std::vector<uint64_t> latest, const std::vector<LogRecord>& records = {})
+      : MembershipDriver(ssp()), clocks(std::move(latest)) {
+    Manifest saved;
+    saved.round = 37;
+    saved.log = {
+        {.kind = Kind::kAdmitted, .round = 1, .rank = 0, .incarnation = 1},
+        {.kind = Kind::kAdmitted, .round = 1, .rank = 1, .incarnation = 1},
+        {.kind = Kind::kAdmitted, .round = 1, .rank = 2, .incarnation = 1},
+        {.kind = Kind::kLost, .rank = 1, .incarnation = 1, .last_rounds = {{0, 0, 40}, {1, 2, 41}}},
+        {.kind = Kind::kLost, .rank = 2, .incarnation = 1, .last_rounds = {{0, 2, 38}}},
+        {.kind = Kind::kAdmitted, .round = 39, .rank = 2, .incarnation = 2}};
+    saved.log.insert(saved.log.end(), records.begin(), records.end());
+    saved.live_ranks = {0, 2};
+    saved.ranks = {{.incarnation = 1, .expected = true},
+                   {.incarnation = 1, .last_round = 41, .expected = false},
+                   {.incarnation = 2, .last_round = 38, .expected = true}};
+    (*this)->restore(saved, {.latest = clocks.data(), .ranks = 4});
+    cores_at(38, 0, 38);
+    for (const int32_t rank : {0, 1, 2}) tokens.push_back(join(rank));
+    settle();
+  }
+  static JobSpec ssp() {
+    JobSpec spec = spec_of(3);
+    spec.consistency = "ssp";
+    spec.slack = 4;
+    return spec;
+  }
+  std::vector<uint64_t> clocks;  // [kChunks][4]
+  std::vector<uint64_t> tokens;
+};
+
+// Who was there begins with the round after the checkpoint's; others, after the last that any chunk
+// has of them. So nobody's first updates are taken for another one's.
+TEST(Membership, OutOfLockStepRanksGoOnAfterTheRoundsOfOthers) {
+  GoesOn m({40, 39, 39, 0, 38, 40, 38, 0, 37, 41, 38, 0});
+  EXPECT_EQ(m.reply(m.tokens[0]).first_round, 38u);
+  EXPECT_EQ(m.reply(m.tokens[1]).first_round, 42u);
+  EXPECT_EQ(m.reply(m.tokens[2]).first_round, 39u) << "its predecessor was in round 38";
+  EXPECT_THAT(log_of(m), ElementsAre("admitted 0.1 @1", "admitted 1.1 @1", "admitted 2.1 @1",
+                                     "lost 1.1 @0 0-0:39 1-1:40 2-2:41", "lost 2.1 @0 0-2:38",
+                                     "admitted 2.2 @39", "lost 0.1 @0 0-0:40 1-1:38 2-2:37",
+                                     "lost 2.2 @0 0-0:39 1-2:38", "admitted 0.2 @38",
+                                     "admitted 1.2 @42", "admitted 2.3 @39"));
+}
+
+TEST(Membership, OutOfLockStepExclusionsCountWhereTheChunkHasTheRound) {
+  GoesOn m({40, 39, 39, 0, 38, 40, 38, 0, 37, 41, 38, 0}, {{.kind = Kind::kExcluded,
+                                                            .round = 38,
+                                                            .rank = 0,
+                                                            .incarnation = 1,
+                                                            .last_round = 39,
+                                                            .chunks = {{0, 2}}}});
+  std::vector<LogRecord> excluded = m.records();
+  std::erase_if(excluded, [](const LogRecord& r) { return r.kind != Kind::kExcluded; });
+  ASSERT_EQ(excluded.size(), 2u);  // of chunk 2 it has neither
+  EXPECT_EQ(excluded[0].chunks, (std::vector<ChunkSpan>{{1, 1}}));
+  EXPECT_EQ(excluded[0].last_round, 38u);
+  EXPECT_EQ(excluded[1].chunks, (std::vector<ChunkSpan>{{0, 0}}));
+  EXPECT_EQ(excluded[1].last_round, 39u);
+}
+
 // Anything in any order: the driver's rules hold, everybody is answered, and once nobody gives a
 // sign of life any more the job is over within its limits.
 class RandomMembership {

@@ -142,6 +142,8 @@ void Oracle::undo_from(uint64_t round) {
   for (auto& seen : seen_) seen.erase(seen.lower_bound(round), seen.end());
   std::erase_if(witnessed_,
                 [round](const Witness& witness) { return std::get<2>(witness) >= round; });
+  // They may have seen updates of others that are void, and that their makers do again.
+  for (auto& seen : seen_out_of_step_) seen.clear();
 }
 
 std::string Oracle::check(const std::vector<LogRecord>& log) {
@@ -169,7 +171,7 @@ void Oracle::check_witnesses(const Participation& participation) const {
     const bool counted = std::ranges::any_of(
         participation.stays(),
         [&who = who, &chunk = chunk, &round = round](const Participation::Stay& stay) {
-          return stay == who && stay.covers(round, chunk);
+          return stay == who && (stay.covers(round, chunk) || stay.repeats(round, chunk));
         });
     if (counted) continue;
     fail(ErrorCode::kInvalid,

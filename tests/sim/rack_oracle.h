@@ -39,7 +39,8 @@ class Oracle {
   std::string saw(const Contribution& by, uint32_t key, std::span<const std::byte> result,
                   bool pushed);
 
-  // The job goes on from a checkpoint: what was seen of `round` and later ones is void.
+  // The job goes on from a checkpoint: what was seen of `round` and later ones is void, and
+  // everything if it is not in lock-step.
   void undo_from(uint64_t round);
 
   // After the job's end: recomputes everything that was seen. Returns what is wrong, or "".

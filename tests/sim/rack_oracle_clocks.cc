@@ -27,6 +27,7 @@ Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk,
     const uint64_t last = stay.last.empty() ? job_.rounds : stay.last[chunk];
     for (uint64_t round = stay.first; stay.rank == rank && round <= last; ++round) {
       const Contribution from{stay, round};
+      if (!stay.covers(round, chunk)) continue;  // it was there already
       if (is_null(from, plan_.chunks[chunk].key)) continue;
       fill_chunk(from, chunk, reinterpret_cast<std::byte*>(update.data()));
       history.updates.push_back(from);

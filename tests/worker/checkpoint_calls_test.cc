@@ -230,10 +230,11 @@ TEST(CheckpointErrors, OfAServerOrJobThatIsNotSaved) {
   }
   const TemporaryDirectory directory;
   const ServerProcess server(PHUB_BINARY, {"--checkpoints", directory.path() + "/saved"});
-  JobSpec spec = spec_of("async");
-  spec.consistency = "async";
-  Worker async(server.options(spec));
-  expect_error(ErrorCode::kInvalid, "consistency async", [&] { async.checkpoint(); });
+  JobSpec spec = spec_of("sums");
+  spec.optimizer = "none";
+  Worker sums(server.options(spec));
+  train(sums);
+  expect_error(ErrorCode::kInvalid, "has no saver", [&] { sums.checkpoint(); });
   WorkerOptions options = server.options(spec_of("early", 2));
   options.await_ranks = false;
   Worker early(options);

@@ -1,4 +1,5 @@
-// bin/phub serve with two cores, in a process of its own that can be stopped.
+// bin/phub serve, with two cores if not said otherwise, in a process of its own that can be
+// stopped.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,13 +23,14 @@ class ServerProcess {
  public:
   // REQUIRES: `program` is the path of phub. PHUB_BINARY, if it is set, goes before it
   // (tests/mutants/run). `flags`: more of phub serve. `listen`: on a free port, or where another
-  // one listened.
+  // one listened. `topology`: of the box, in hwloc's synthetic form.
   explicit ServerProcess(const std::string& program, const std::vector<std::string>& flags = {},
-                         const std::string& listen = "127.0.0.1:0")
+                         const std::string& listen = "127.0.0.1:0",
+                         const std::string& topology = "pack:1 core:2 pu:1")
       : folder_(std::filesystem::temp_directory_path() /
                 ("phub-server-" + std::to_string(getpid()) + "-" + std::to_string(next_++))),
         made_(std::filesystem::create_directory(folder_)),
-        process_(command(binary(program), flags, listen), folder_ / "output") {
+        process_(command(binary(program), flags, listen, topology), folder_ / "output") {
     address_ = process_.listening_address();
   }
   ~ServerProcess() {
@@ -61,9 +63,9 @@ class ServerProcess {
   }
   static std::vector<std::string> command(const std::string& program,
                                           const std::vector<std::string>& flags,
-                                          const std::string& listen) {
-    std::vector<std::string> command = {
-        program, "serve", "--listen", listen, "--topology", "pack:1 core:2 pu:1", "--pin", "false"};
+                                          const std::string& listen, const std::string& topology) {
+    std::vector<std::string> command = {program,      "serve",  "--listen", listen,
+                                        "--topology", topology, "--pin",    "false"};
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }

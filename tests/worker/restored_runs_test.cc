@@ -1,0 +1,287 @@
+// Jobs whose box is killed, and that go on from their checkpoint on another box: with other cores
+// and nodes, over another transport, in every number format, in lock-step or not. In the end every
+// key has what one process computes that adds all updates once.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/oracle/reference.h"
+#include "tests/transport/shm_rig.h"
+#include "tests/worker/box.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+
+namespace phub::testing {
+namespace {
+
+constexpr uint64_t kMoreRounds = 20;  // after the checkpoint
+constexpr uint64_t kMostLead = 10;    // of a rank, with any slack
+constexpr uint32_t kChunkElements = 256;
+
+struct Place {
+  std::string topology = "pack:1 core:2 pu:1", transport = "shm";
+};
+
+struct Scenario {
+  std::string name;
+  Place before, after;
+  uint32_t ranks = 3;
+  std::string consistency = "bsp", optimizer = "adam", gradient_dtype = "f32",
+              parameter_dtype = "f32";
+  std::string on_loss = "shrink", on_nonfinite = "stop";
+  bool whole_numbers = false;  // whose sum is exact in any order
+  bool saves = false;          // ranks have parts
+};
+void PrintTo(const Scenario& run, std::ostream* out) { *out << run.name; }
+
+JobSpec spec_of(const Scenario& run) {
+  JobSpec spec;
+  spec.name = run.name;
+  spec.keys = {{.name = "a", .elements = 1},
+               {.name = "b", .elements = 33},
+               {.name = "c", .elements = 5001},
+               {.name = "d", .elements = 512}};
+  spec.chunk_elements = kChunkElements;
+  spec.world_size = run.ranks;
+  spec.consistency = run.consistency;
+  if (run.consistency == "ssp") spec.slack = 4;
+  spec.optimizer = run.optimizer;
+  spec.gradient_dtype = run.gradient_dtype;
+  spec.parameter_dtype = run.parameter_dtype;
+  spec.on_loss = run.on_loss;
+  spec.on_nonfinite = run.on_nonfinite;
+  spec.lease_ms = 30'000;  // nobody is to be lost for being slow
+  if (run.whole_numbers && run.optimizer != "none") spec.hyper = {{"lr", 1.0}};
+  return spec;
+}
+
+bool is_bad(const Scenario& run, uint32_t rank, uint64_t round, size_t key) {
+  return run.on_nonfinite == "exclude" && key == 2 && (rank + round) % 5 == 0;
+}
+
+std::vector<std::byte> gradient_of(const Scenario& run, uint32_t rank, uint64_t round, size_t key,
+                                   uint64_t elements) {
+  const auto dtype = *kernels::parse_dtype(run.gradient_dtype);
+  std::vector<std::byte> gradient(elements * kernels::bytes_of(dtype));
+  for (uint64_t i = 0; i < elements; ++i) {
+    const uint64_t hash = (rank * 7919 + round * 104729 + key * 31 + i * 17 + 1) * 2654435761u;
+    const auto small = static_cast<float>((hash >> 12) % 15) - 7;
+    reference::store(gradient.data(), dtype, i, run.whole_numbers ? small : small / 11);
+  }
+  for (uint64_t i = 0; i < elements && is_bad(run, rank, round, key); i += kChunkElements) {
+    reference::store(gradient.data(), dtype, i, std::numeric_limits<float>::quiet_NaN());
+  }
+  return gradient;
+}
+
+// What a key holds after these rounds of all ranks. Out of lock-step every update is a step.
+std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t elements,
+                                   uint64_t rounds) {
+  const auto dtype = *kernels::parse_dtype(run.gradient_dtype);
+  const auto optimizer = *kernels::parse_optimizer(run.optimizer);
+  const bool lock_step = run.consistency == "bsp";
+  const bool adds = !lock_step && run.optimizer == "none";
+  reference::Hyper hyper = kernels::default_hyper(adds ? kernels::Optimizer::kSgd : optimizer);
+  if (run.whole_numbers) hyper.lr = adds ? -1 : 1;
+  reference::Model model(adds ? kernels::Optimizer::kSgd : optimizer, hyper,
+                         std::vector<float>(elements));
+  for (uint64_t round = 1; round <= rounds; ++round) {
+    std::vector<std::vector<std::byte>> gradients;
+    for (uint32_t rank = 0; rank < run.ranks; ++rank) {
+      if (is_bad(run, rank, round, key)) continue;
+      gradients.push_back(gradient_of(run, rank, round, key, elements));
+    }
+    std::vector<const void*> slots;
+    for (const auto& gradient : gradients) slots.push_back(gradient.data());
+    if (lock_step) {
+      model.round(slots, dtype, 1);
+    } else {
+      for (const void*& slot : slots) model.round({&slot, 1}, dtype, 1);
+    }
+  }
+  const auto parameter_dtype = *kernels::parse_dtype(run.parameter_dtype);
+  std::vector<std::byte> result(elements * kernels::bytes_of(parameter_dtype));
+  reference::convert(model.params.data(), kernels::DType::kF32, result.data(), parameter_dtype,
+                     elements);
+  return result;
+}
+
+class RestoredRuns : public ::testing::TestWithParam<Scenario> {
+ protected:
+  void serve(const Place& place) {
+    server_.emplace(PHUB_BINARY,
+                    std::vector<std::string>{"--checkpoints", directory_.path() + "/checkpoints",
+                                             "--checkpoint-every", "3"},
+                    "127.0.0.1:0", place.topology);
+  }
+  std::unique_ptr<Worker> join(const Place& place, uint32_t rank) const {
+    WorkerOptions options = server_->options(spec_of(GetParam()));
+    options.transport = place.transport;
+    options.rank = static_cast<int32_t>(rank);
+    if (GetParam().saves) {
+      options.saver = [](uint64_t round) {
+        const std::string text = std::to_string(round);
+        const auto bytes = std::as_bytes(std::span(text));
+        return RankState{{"round", {bytes.begin(), bytes.end()}}};
+      };
+    }
+    return std::make_unique<Worker>(options);
+  }
+  // Some ranks are slower than others, but by less than the rounds after the checkpoint.
+  void train(Worker& worker, uint64_t until) {
+    const Scenario& run = GetParam();
+    worker.broadcast({});
+    for (uint64_t round = worker.first_round(); round <= until; ++round) {
+      done_.at(worker.rank()) = round - 1;
+      while (run.consistency == "async" && round > slowest() + kMostLead) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        const auto gradient =
+            gradient_of(run, worker.rank(), round, key, worker.spec().keys[key].elements);
+        std::memcpy(worker.gradient_bytes(key).data(), gradient.data(), gradient.size());
+        worker.push(key);
+        if (key == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1 + worker.rank()));
+      }
+      worker.wait_all();
+    }
+  }
+  uint64_t durable_round() const {
+    const ServerStatus status = ControlClient(server_->address()).status();
+    return status.jobs.empty() ? 0 : status.jobs.front().durable_round;
+  }
+
+  uint64_t slowest() const {
+    return *std::min_element(done_.begin(), done_.begin() + GetParam().ranks);
+  }
+
+  const TemporaryDirectory directory_;
+  std::optional<ServerProcess> server_;
+  std::array<std::atomic<uint64_t>, 3> done_ = {};  // by rank
+};
+
+TEST_P(RestoredRuns, EndAsOneProcessThatAddsEverythingOnce) {
+  const Scenario& run = GetParam();
+  const JobSpec spec = spec_of(run);
+  serve(run.before);
+  {
+    std::vector<std::jthread> ranks;
+    for (uint32_t rank = 0; rank < run.ranks; ++rank) {
+      ranks.emplace_back([&, rank] {
+        try {
+          train(*join(run.before, rank), std::numeric_limits<uint64_t>::max());
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+        }
+        done_.at(rank) = std::numeric_limits<uint64_t>::max() - kMostLead;  // nobody waits for it
+      });
+    }
+    EXPECT_TRUE(becomes([&] { return durable_round() >= 6; }));
+    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+  }
+  for (auto& done : done_) done = std::numeric_limits<uint64_t>::max() - kMostLead;
+  serve(run.after);
+  std::mutex mutex;
+  uint64_t first_round = 0;
+  each_rank(run.ranks, [&](uint32_t rank) {
+    const std::unique_ptr<Worker> worker = join(run.after, rank);
+    {
+      const std::lock_guard lock(mutex);
+      if (first_round == 0) first_round = worker->first_round();
+    }
+    EXPECT_GT(first_round, 6u);
+    EXPECT_EQ(worker->first_round(), first_round);
+    const auto part = worker->restored("round");
+    ASSERT_EQ(part.has_value(), run.saves);
+    if (part) {
+      EXPECT_EQ(std::string(reinterpret_cast<const char*>(part->data()), part->size()),
+                std::to_string(first_round - 1));
+    }
+    const uint64_t last = first_round + kMoreRounds;
+    train(*worker, last);
+    worker->barrier();
+    for (size_t key = 0; key < worker->keys(); ++key) {
+      if (run.consistency != "bsp") {  // an update of nothing brings what the others did
+        worker->push_null(key);
+        worker->wait(key);
+      }
+      const auto bytes = worker->parameter_bytes(key);
+      const auto expected = expected_of(run, key, spec.keys[key].elements, last);
+      EXPECT_TRUE(std::ranges::equal(bytes, expected)) << "key " << key << ", rank " << rank;
+    }
+    worker->leave();
+  });
+}
+
+const Place kTwoCores, kTcp{.transport = "tcp"};
+INSTANTIATE_TEST_SUITE_P(
+    All, RestoredRuns,
+    ::testing::Values(
+        Scenario{.name = "more_cores",
+                 .before = {"pack:1 core:1 pu:1"},
+                 .after = {"pack:1 core:3 pu:1"}},
+        Scenario{.name = "fewer_cores",
+                 .before = {"pack:1 core:4 pu:1"},
+                 .after = {"pack:1 core:1 pu:1"}},
+        Scenario{.name = "more_nodes", .before = kTwoCores, .after = {"pack:2 core:2 pu:1"}},
+        Scenario{.name = "fewer_nodes", .before = {"pack:4 core:1 pu:1"}, .after = kTwoCores},
+        Scenario{.name = "to_tcp", .before = kTwoCores, .after = kTcp},
+        Scenario{.name = "from_tcp", .before = kTcp, .after = kTwoCores},
+        Scenario{.name = "f16", .gradient_dtype = "f16", .parameter_dtype = "f16"},
+        Scenario{.name = "bf16",
+                 .optimizer = "nesterov",
+                 .gradient_dtype = "bf16",
+                 .parameter_dtype = "bf16"},
+        Scenario{.name = "f16_gradients", .after = kTcp, .gradient_dtype = "f16"},
+        Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
+        Scenario{.name = "excludes", .on_nonfinite = "exclude"},
+        Scenario{.name = "only_parts", .after = kTcp, .optimizer = "none", .saves = true},
+        // Out of lock-step.
+        Scenario{.name = "ssp",
+                 .after = {"pack:2 core:2 pu:1"},
+                 .consistency = "ssp",
+                 .optimizer = "sgd",
+                 .whole_numbers = true},
+        Scenario{.name = "ssp_adds",
+                 .consistency = "ssp",
+                 .optimizer = "none",
+                 .on_loss = "wait",
+                 .whole_numbers = true},
+        Scenario{.name = "ssp_parts",
+                 .before = kTcp,
+                 .consistency = "ssp",
+                 .optimizer = "sgd",
+                 .whole_numbers = true,
+                 .saves = true},
+        Scenario{.name = "async",
+                 .after = kTcp,
+                 .consistency = "async",
+                 .optimizer = "sgd",
+                 .parameter_dtype = "bf16",
+                 .whole_numbers = true},
+        Scenario{.name = "async_parts",
+                 .consistency = "async",
+                 .optimizer = "none",
+                 .whole_numbers = true,
+                 .saves = true},
+        Scenario{.name = "async_steps",
+                 .after = {"pack:1 core:3 pu:1"},
+                 .ranks = 1,
+                 .consistency = "async"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace phub::testing
