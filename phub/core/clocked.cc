@@ -121,6 +121,7 @@ void Clocked::restore(const SavedClocks& from) {
 
 // A result is withheld from a rank that is there. Who has not joined yet waits for nothing.
 bool Clocked::anyone_waits(uint32_t index) const {
+  if (stages_.table[index].round == 0) return false;  // for initial parameters: nobody can push
   for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
     if (clocks_.withheld(index, rank) && stages_.table.rank(rank).attached) return true;
   }
