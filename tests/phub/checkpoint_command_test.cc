@@ -62,8 +62,8 @@ class CheckpointCommand : public ::testing::Test {
 TEST_F(CheckpointCommand, Lists) {
   const std::string text = run({"list", directory_});
   EXPECT_THAT(text, ContainsRegex("EPOCH +ROUND +FILES +SIZE +RANKS +JOB\n"
-                                  " +1 +20 +4 +[0-9.]+ KiB +2 +digits.v2\n"
-                                  " +1 +10 +4 +[0-9.]+ KiB +2 +digits.v2\n"));
+                                  " +1 +20 +5 +[0-9.]+ KiB +2 +digits.v2\n"
+                                  " +1 +10 +5 +[0-9.]+ KiB +2 +digits.v2\n"));
   EXPECT_THAT(run({"list", directory_, "other"}), Not(HasSubstr("digits")));
   EXPECT_THAT(run({"list", root_ + "/none"}), HasSubstr("error: list of " + root_ + "/none"));
 }

@@ -219,8 +219,10 @@ TEST(Manifest, RefusesWhatDoesNotFit) {
     return error_of([&] { parse_manifest(changed(text, from, to)); });
   };
   EXPECT_EQ(refusal("rank-3/a", "rank-3/b"), "no error");
-  EXPECT_THAT(refusal("\"version\":2", "\"version\":3"), HasSubstr("a newer phub wrote it"));
-  EXPECT_THAT(refusal("\"version\":2", "\"version\":0"), HasSubstr("positive"));
+  const auto version = [](uint32_t number) { return fmt::format("\"version\":{}", number); };
+  EXPECT_THAT(refusal(version(kManifestVersion), version(kManifestVersion + 1)),
+              HasSubstr("a newer phub wrote it"));
+  EXPECT_THAT(refusal(version(kManifestVersion), version(0)), HasSubstr("positive"));
   EXPECT_THAT(refusal("rank-3/a", "../../a"), HasSubstr("not the name of a file"));
   EXPECT_THAT(refusal("rank-3/a", "parameters.safetensors"), HasSubstr("twice"));
   EXPECT_THAT(refusal("[7,8]", "[7]"), HasSubstr("it needs 2"));
