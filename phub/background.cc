@@ -15,15 +15,19 @@
 namespace phub {
 namespace {
 
+const Error kOutOfMemory(ErrorCode::kFull, "the server is out of memory");
+
+// The first one, in a list of its own; none: an empty list.
 template <typename T>
-bool take(std::deque<T>& from, T& out) {
-  if (from.empty()) return false;
-  out = std::move(from.front());
-  from.pop_front();
-  return true;
+std::list<T> take(std::list<T>& from) {
+  std::list<T> first;
+  if (!from.empty()) first.splice(first.begin(), from, from.begin());
+  return first;
 }
 
 }  // namespace
+
+const Error& out_of_memory() { return kOutOfMemory; }
 
 Background::Background(const char* name, int nice)
     : name_(name), nice_(nice), event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -51,22 +55,25 @@ void Background::stop() {
   thread_.join();
 }
 
-void Background::run(Task task) {
+void Background::run(Work work, End end) {
   const std::lock_guard lock(mutex_);
-  tasks_.push_back(std::move(task));
+  tasks_.push_back({.work = std::move(work), .end = std::move(end)});
   given_.notify_one();
+}
+
+void Background::carry_out(Task& task) {
+  task.failed = error_of([&task] { task.work(); });
+  task.work = nullptr;  // with what it holds, which may be large
 }
 
 void Background::work(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   while (given_.wait(lock, stop, [this] { return !tasks_.empty(); }) && !stop.stop_requested()) {
-    Task task;
-    take(tasks_, task);
+    std::list<Task> task = take(tasks_);
     lock.unlock();
-    End end = task();
-    task = nullptr;  // with what it holds, which may be large
+    carry_out(task.front());
     lock.lock();
-    ends_.push_back(std::move(end));
+    ended_.splice(ended_.end(), task);
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(event_fd_, &one, sizeof one);
   }
@@ -77,21 +84,23 @@ bool Background::finish() {
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t bytes = read(event_fd_, &count, sizeof count);
   for (;;) {
-    Task task;
-    End end;
+    std::list<Task> task;
     {
       const std::lock_guard lock(mutex_);
-      if (!take(ends_, end) && (thread_.joinable() || !take(tasks_, task))) return any;
+      task = take(ended_);
+      if (task.empty() && !thread_.joinable()) task = take(tasks_);
     }
+    if (task.empty()) return any;
     any = true;
-    if (task) end = task();
-    if (end) end();
+    Task& first = task.front();
+    if (first.work) carry_out(first);
+    if (first.end) first.end(first.failed);
   }
 }
 
 void Background::drop() {
   stop();
-  ends_.clear();
+  ended_.clear();
   tasks_.clear();
 }
 

@@ -2,15 +2,16 @@
 // server has three: one decodes and encodes large messages, one plans, makes and frees jobs and
 // memory, one writes checkpoints. All may take seconds.
 //
-// Tasks run in the order of run(). A task returns a function, its end, that finish() calls on the
-// control thread. Without start() finish() runs the tasks as well, so that a simulated run is
-// deterministic.
+// Tasks run in the order of run(). The work of each is followed by its end, which finish() calls on
+// the control thread with what the work threw. Beside the work the thread allocates nothing, so an
+// end comes however little memory there is. Without start() finish() does the work as well, so that
+// a simulated run is deterministic.
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -20,15 +21,18 @@
 
 namespace phub {
 
+// kFull. Made when the program begins: a copy takes no memory.
+const Error& out_of_memory();
+
 // Calls `work`. Returns what it threw as an Error, or nothing if it returned.
 template <typename Work>
 std::optional<Error> error_of(Work work) {
   try {
     work();
   } catch (const Error& error) {
-    return Error(error.code(), error.what());
+    return error;
   } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kFull, "the server is out of memory");
+    return out_of_memory();
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInternal, error.what());
   }
@@ -37,8 +41,8 @@ std::optional<Error> error_of(Work work) {
 
 class Background {
  public:
-  using End = std::function<void()>;
-  using Task = std::function<End()>;  // must not throw
+  using Work = std::function<void()>;
+  using End = std::function<void(const std::optional<Error>& failed)>;
 
   // `name`: the thread's. `nice`: how far it steps back for other threads, as nice(1) has it.
   explicit Background(const char* name = "phub-background", int nice = 0);
@@ -50,13 +54,19 @@ class Background {
   // Control thread.
   void start();
   void stop();  // waits for the task that is running
-  void run(Task task);
+  void run(Work work, End end = nullptr);
   // Calls the ends of completed tasks, until none is left. Returns whether there were any.
   bool finish();
   void drop();                                // drops the tasks and ends that have not run
   int event_fd() const { return event_fd_; }  // readable while ends wait for finish()
 
  private:
+  struct Task {
+    Work work;
+    End end;
+    std::optional<Error> failed = {};
+  };
+  static void carry_out(Task& task);
   void work(const std::stop_token& stop);
 
   const char* const name_;
@@ -64,8 +74,8 @@ class Background {
   int event_fd_ = -1;
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any given_;
-  std::deque<Task> tasks_;
-  std::deque<End> ends_;
+  std::list<Task> tasks_;
+  std::list<Task> ended_;
   std::jthread thread_;
 };
 

@@ -293,6 +293,10 @@ void Server::connection_ended(const Credential& who) {
   if (RunningJob* job = find(who.job)) job->connection_ended(who);
 }
 
+void Server::join_unanswered(const Credential& who) {
+  if (RunningJob* job = find(who.job)) job->join_unanswered(who);
+}
+
 void Server::log(const std::string& name, uint64_t from, Reply<LogPage> reply) {
   RunningJob* job = find(name);
   reply(job ? job->log(from) : host_.ended.log(name, from));
@@ -302,15 +306,16 @@ void Server::remove(const std::string& name, Reply<Done> reply) {
   if (RunningJob* job = find(name)) return job->remove(std::move(reply));
   if (!host_.checkpoints) fail(ErrorCode::kNotFound, "there is no job '{}'", name);
   // One that does not run may have checkpoints to go on from.
-  host_.builder.run([this, name, reply = std::move(reply)]() -> Background::End {
-    bool ended = false;
-    const std::optional<Error> failed = error_of([&] { ended = host_.checkpoints->end(name); });
-    return [name, reply, failed, ended] {
-      if (failed) return reply({failed->code(), failed->what()});
-      if (!ended) return reply({ErrorCode::kNotFound, fmt::format("there is no job '{}'", name)});
-      reply(Done{});
-    };
-  });
+  const auto ended = std::make_shared<bool>(false);
+  host_.builder.run(
+      [this, name, ended] { *ended = host_.checkpoints->end(name); },
+      [name, reply = std::move(reply), ended](const std::optional<Error>& failed) {
+        if (failed) return reply({failed->code(), failed->what()});
+        if (!*ended) {
+          return reply({ErrorCode::kNotFound, fmt::format("there is no job '{}'", name)});
+        }
+        reply(Done{});
+      });
 }
 
 JobStatus Server::job_status(const std::string& name) {

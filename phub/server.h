@@ -88,6 +88,7 @@ class Server final : public ControlHandler {
   const JobOwner* owner(const std::string& job) const override;
   void expel(const WhyNot& why_not) override;
   void connection_ended(const Credential& who) override;
+  void join_unanswered(const Credential& who) override;
 
   // Saves every job that has something to save, once more: is_saving() until that is done.
   void save_all();

@@ -93,32 +93,34 @@ void Server::create(const Join& join) {
   if (options_.quota_of) join->quota = options_.quota_of(join->request.caller);
   numa::Topology topology = topology_;
   topology.nics = ports_of(transport_named(join->request.transport));
-  host_.builder.run([this, join, topology = std::move(topology)]() -> Background::End {
+  struct Made {
     std::shared_ptr<RunningJob> job;
     std::vector<std::string> passed_over;
-    const std::optional<Error> refused = error_of([&] {
-      complete_spec(join->request.spec);
-      job = make(*join, topology, passed_over);
-    });
-    return [this, join, job = std::move(job), refused, passed_over = std::move(passed_over)] {
-      for (const std::string& line : passed_over) host_.notes.add(clock_.now_ms(), line);
-      const std::vector<Join> others =
-          std::move(creating_.extract(join->request.spec.name).mapped());
-      if (!refused) {
-        add(job);
-        const JoinRequest& request = join->request;
-        if (!request.caller.id.empty()) {
-          owners_[request.spec.name] = {.creator = request.caller, .join_id = request.id};
+  };
+  const auto made = std::make_shared<Made>();
+  host_.builder.run(
+      [this, join, made, topology = std::move(topology)] {
+        complete_spec(join->request.spec);
+        made->job = make(*join, topology, made->passed_over);
+      },
+      [this, join, made](const std::optional<Error>& refused) {
+        for (const std::string& line : made->passed_over) host_.notes.add(clock_.now_ms(), line);
+        const std::vector<Join> others =
+            std::move(creating_.extract(join->request.spec.name).mapped());
+        if (!refused) {
+          add(made->job);
+          const JoinRequest& request = join->request;
+          if (!request.caller.id.empty()) {
+            owners_[request.spec.name] = {.creator = request.caller, .join_id = request.id};
+          }
+          made->job->join(request, with_job_token(join));
+        } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
+          waiting_.push_back(join);  // until the memory of ended jobs is free
+        } else {
+          join->reply({refused->code(), refused->what()});
         }
-        job->join(request, with_job_token(join));
-      } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
-        waiting_.push_back(join);  // until the memory of ended jobs is free
-      } else {
-        join->reply({refused->code(), refused->what()});
-      }
-      for (const Join& other : others) place(other);
-    };
-  });
+        for (const Join& other : others) place(other);
+      });
 }
 
 // What the job goes on from; nothing: it begins. Workers may ask for other numbers of ranks than it
@@ -216,25 +218,28 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
       life.epoch = host_.checkpoints->begin_life(spec.name);
       life.ended = host_.checkpoints->ended_epoch(spec.name);
     }
+    std::vector<uint32_t> cores;
+    for (const CorePlan& core : job->plan().cores) {
+      const auto at = std::find(core_cpus_.begin(), core_cpus_.end(), core.os_cpu);
+      cores.push_back(static_cast<uint32_t>(at - core_cpus_.begin()));
+    }
+    if (trace_) {
+      const uint32_t number = trace_->add_job(*job);
+      for (uint32_t i = 0; i < cores.size(); ++i) {
+        job->core_job(i).trace(trace_->log(cores[i]), cores[i], number);
+      }
+    }
+    loads_[job.get()] = load_of(job->plan(), spec);
+    if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
+    return std::make_shared<RunningJob>(job, request.transport, std::move(cores), host_,
+                                        std::move(life));
   } catch (...) {
+    loads_.erase(job.get());
+    quotas_.remove(job.get());
+    job.reset();
     host_.budget.release(memory.total());
     throw;
   }
-  std::vector<uint32_t> cores;
-  for (const CorePlan& core : job->plan().cores) {
-    const auto at = std::find(core_cpus_.begin(), core_cpus_.end(), core.os_cpu);
-    cores.push_back(static_cast<uint32_t>(at - core_cpus_.begin()));
-  }
-  if (trace_) {
-    const uint32_t number = trace_->add_job(*job);
-    for (uint32_t i = 0; i < cores.size(); ++i) {
-      job->core_job(i).trace(trace_->log(cores[i]), cores[i], number);
-    }
-  }
-  loads_[job.get()] = load_of(job->plan(), spec);
-  if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
-  return std::make_shared<RunningJob>(std::move(job), request.transport, std::move(cores), host_,
-                                      std::move(life));
 }
 
 void Server::add(const std::shared_ptr<RunningJob>& job) {
@@ -290,28 +295,30 @@ void Server::retire(RunningJob& gone) {
   for (uint32_t i = 0; i < gone.job().cores(); ++i) by_core_job_.erase(&gone.job().core_job(i));
   RunningJob::Remains remains = gone.finish();
   ++freeing_;
-  host_.builder.run([this, name, remains = std::move(remains)]() mutable -> Background::End {
-    std::optional<Error> not_ended;
-    if (remains.over && remains.job->takes_snapshots()) {
-      not_ended = error_of([&] { host_.checkpoints->end(name); });
-    }
-    const uint64_t bytes = remains.job->memory().total();
-    loads_.erase(remains.job.get());
-    quotas_.remove(remains.job.get());
-    remains.job.reset();
-    host_.budget.release(bytes);
-    return [this, name, not_ended, removals = std::move(remains.removals)] {
-      --freeing_;
-      if (not_ended) {
-        host_.notes.add(clock_.now_ms(),
-                        fmt::format("job '{}' has ended, but the next of its name would go on from "
-                                    "its checkpoint: {}",
-                                    name, not_ended->what()));
-      }
-      for (const Reply<Done>& reply : removals) reply(Done{});
-      for (const Join& join : std::exchange(waiting_, {})) place(join);
-    };
-  });
+  host_.builder.run(
+      [this, name, over = remains.over, job = std::move(remains.job)]() mutable {
+        std::optional<Error> not_ended;
+        if (over && job->takes_snapshots()) {
+          not_ended = error_of([&] { host_.checkpoints->end(name); });
+        }
+        const uint64_t bytes = job->memory().total();
+        loads_.erase(job.get());
+        quotas_.remove(job.get());
+        job.reset();
+        host_.budget.release(bytes);
+        if (not_ended) throw Error(*not_ended);
+      },
+      [this, name, removals = std::move(remains.removals)](const std::optional<Error>& not_ended) {
+        --freeing_;
+        if (not_ended) {
+          host_.notes.add(clock_.now_ms(),
+                          fmt::format("job '{}' has ended, but the next of its name would go on "
+                                      "from its checkpoint: {}",
+                                      name, not_ended->what()));
+        }
+        for (const Reply<Done>& reply : removals) reply(Done{});
+        for (const Join& join : std::exchange(waiting_, {})) place(join);
+      });
   jobs_.erase(name);
   owners_.erase(name);
   find_tick();

@@ -36,6 +36,8 @@ class ControlHandler {
   // By an admin, who is no rank of the job.
   virtual void set_hyper(const std::string& job, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
+  // The answer to the join of this incarnation could not be made: nobody will use it.
+  virtual void join_unanswered(const Credential& /*who*/) {}
   // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
   // connection only; calls of this interface still need the ticket of the join.
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;

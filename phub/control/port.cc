@@ -176,11 +176,8 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
     give_back_.async_wait([weak = weak_from_this()](const error_code& error) {
       const auto self = weak.lock();
       if (error || !self || self->handler == nullptr) return;
-      const auto trim = [] {
-        malloc_trim(0);
-        return Background::End();
-      };
-      self->options.background ? self->options.background->run(trim) : void(trim());
+      const auto trim = [] { malloc_trim(0); };
+      self->options.background ? self->options.background->run(trim) : trim();
     });
 #endif
   }

@@ -78,16 +78,23 @@ struct Call {
   // The same for long results: they are encoded beside the control thread.
   template <typename T>
   Reply<T> long_reply() {
-    return [answer = answer, background = background](Result<T> result) {
+    return [answer = answer, background = background, &handler = handler](Result<T> result) {
       if (!result) return answer(error_response(result.code, result.message));
       const auto value = std::make_shared<T>(std::move(*result.value));
-      run(background, [answer, value]() -> Background::End {
-        const auto response = std::make_shared<HttpResponse>(encoded(*value));
-        if constexpr (std::is_same_v<T, JoinReply>) {
-          response->about = member(value->rank, value->incarnation);
-        }
-        return [answer, response] { answer(std::move(*response)); };
-      });
+      const auto response = std::make_shared<HttpResponse>();
+      run(
+          background,
+          [value, response] {
+            response->body = to_json(*value);
+            if constexpr (std::is_same_v<T, JoinReply>) {
+              response->about = member(value->rank, value->incarnation);
+            }
+          },
+          [answer, value, response, &handler](const std::optional<Error>& failed) {
+            if (!failed) return answer(std::move(*response));
+            forget(handler, *value);
+            answer(error_response(failed->code(), failed->what()));
+          });
     };
   }
   Reply<PartBytes> bytes_reply() const {
@@ -95,6 +102,16 @@ struct Call {
       if (!result) return answer(error_response(result.code, result.message));
       answer({.body = std::move(result.value->bytes), .content_type = "application/octet-stream"});
     };
+  }
+  static void forget(ControlHandler& /*handler*/, const LogPage& /*value*/) {}
+  static void forget(ControlHandler& handler, const JoinReply& joined) {
+    Credential who;
+    who.job = joined.spec.name;
+    who.rank = joined.rank;
+    who.incarnation = joined.incarnation;
+    who.ticket = joined.offer.ticket;
+    who.epoch = joined.epoch;
+    static_cast<void>(error_of([&] { handler.join_unanswered(who); }));
   }
   static std::string member(uint32_t rank, uint32_t incarnation) {
     return fmt::format("rank={} incarnation={}", rank, incarnation);
@@ -105,9 +122,10 @@ struct Call {
     const auto failed = error_of([&] { response.body = to_json(value); });
     return failed ? error_response(ErrorCode::kInternal, failed->what()) : response;
   }
-  static void run(Background* background, const Background::Task& task) {
-    if (background) return background->run(task);
-    task()();
+  static void run(Background* background, const Background::Work& work,
+                  const Background::End& end) {
+    if (background) return background->run(work, end);
+    end(error_of(work));
   }
 
   // Adds the fields that are not in the body.
@@ -137,32 +155,32 @@ struct Call {
 void join(Call& call) {
   const bool may_replace = call.gate == nullptr || call.request.caller.may_replace;
   const auto text = std::make_shared<HttpRequest>(std::move(call.request));
-  Call::run(call.background,
-            [&handler = call.handler, job = call.job, text, answer = call.answer, may_replace,
-             reply = call.long_reply<JoinReply>()]() -> Background::End {
-              const auto request = std::make_shared<JoinRequest>();
-              std::optional<Error> refused = error_of([&] {
-                *request = parse_join_request(text->body);
-                if (request->spec.name != job) {
-                  fail(ErrorCode::kInvalid,
-                       "join request: spec.name: is '{}', but the path names the job '{}'",
-                       request->spec.name, job);
-                }
-              });
-              text->body = {};
-              request->caller = text->caller;
-              return [&handler, text, request, answer, reply, refused, may_replace]() mutable {
-                text->charge.reset();
-                if (!refused && request->replace && !may_replace) {
-                  return answer(error_response(
-                      403, ErrorCode::kUnauthorized,
-                      "replace takes a rank from a process that may be alive: it needs the job's "
-                      "token, or a token of role admin"));
-                }
-                if (!refused) refused = error_of([&] { handler.join(std::move(*request), reply); });
-                if (refused) answer(error_response(refused->code(), refused->what()));
-              };
-            });
+  const auto request = std::make_shared<JoinRequest>();
+  Call::run(
+      call.background,
+      [job = call.job, text, request] {
+        *request = parse_join_request(text->body);
+        if (request->spec.name != job) {
+          fail(ErrorCode::kInvalid,
+               "join request: spec.name: is '{}', but the path names the job '{}'",
+               request->spec.name, job);
+        }
+        text->body = {};
+        request->caller = text->caller;
+      },
+      [&handler = call.handler, text, request, answer = call.answer, may_replace,
+       reply = call.long_reply<JoinReply>()](std::optional<Error> refused) {
+        text->body = {};
+        text->charge.reset();
+        if (!refused && request->replace && !may_replace) {
+          return answer(error_response(
+              403, ErrorCode::kUnauthorized,
+              "replace takes a rank from a process that may be alive: it needs the job's token, or "
+              "a token of role admin"));
+        }
+        if (!refused) refused = error_of([&] { handler.join(std::move(*request), reply); });
+        if (refused) answer(error_response(refused->code(), refused->what()));
+      });
 }
 void heartbeat(Call& call) {
   call.routed.beats = call.who();

@@ -103,11 +103,9 @@ void RunningJob::tick(uint64_t now) {
 
 void RunningJob::run_beside(Background& thread, std::function<void()> work, End end) {
   ++tasks_;
-  thread.run([this, work = std::move(work), end = std::move(end)]() -> Background::End {
-    return [this, end, failed = error_of(work)] {
-      end(failed);
-      --tasks_;
-    };
+  thread.run(std::move(work), [this, end = std::move(end)](const std::optional<Error>& failed) {
+    end(failed);
+    --tasks_;
   });
 }
 
@@ -338,10 +336,7 @@ void RunningJob::commit(const MembershipAction& action) {
 void RunningJob::revoke(uint32_t rank) {
   BoxLink::Rest rest = job_->link().revoke(rank);
   if (!rest) return;
-  host_.builder.run([rest = std::move(rest)]() mutable -> Background::End {
-    rest.reset();
-    return nullptr;
-  });
+  host_.builder.run([rest = std::move(rest)]() mutable { rest.reset(); });
 }
 
 void RunningJob::broadcast(CoreMessage message) {

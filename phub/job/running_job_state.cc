@@ -84,10 +84,7 @@ void RunningJob::refuse_state(ErrorCode code, const std::string& why) {
 // Memory is given back beside this thread.
 void RunningJob::drop(std::shared_ptr<StateTransfer>& transfer) {
   if (!transfer) return;
-  host_.builder.run([rest = std::move(transfer)]() mutable -> Background::End {
-    rest.reset();
-    return nullptr;
-  });
+  host_.builder.run([rest = std::move(transfer)]() mutable { rest.reset(); });
   transfer.reset();
 }
 

@@ -198,15 +198,15 @@ TEST(Joins, AnAnswerMayTakeLongerThanALease) {
   Box box;
   Background* background = nullptr;
   std::atomic<bool> busy = true;
-  const std::function<Background::End()> sleep = [&]() -> Background::End {
-    std::this_thread::sleep_for(milliseconds(1500));
-    return [&] {
-      if (busy) background->run(sleep);
-    };
+  const std::function<void()> sleep = [&] {
+    background->run([] { std::this_thread::sleep_for(milliseconds(1500)); },
+                    [&](const std::optional<Error>&) {
+                      if (busy) sleep();
+                    });
   };
   box.on_control([&](Server& server) {
     background = &server.background();
-    background->run(sleep);  // and so on, behind each part of the answer
+    sleep();  // and so on, behind each part of the answer
   });
   JobSpec spec = spec_of("slow", 1);
   spec.lease_ms = 1000;
