@@ -12,6 +12,7 @@
 #include "tests/device/strict_pages.h"
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
@@ -24,6 +25,7 @@ namespace {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
+using phub::testing::error_of;
 using ::testing::ElementsAre;
 using testing::expected;
 using testing::gradient_of;
@@ -115,17 +117,6 @@ class Recorder : public Exchange {
   std::string refusal_;
   bool open_ = true;
 };
-
-template <typename Call>
-std::string error_of(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 // Members from threads of their own, each in an order of its own; every key is pushed once per
 // round, with the sum in the order of the members.

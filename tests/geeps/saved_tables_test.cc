@@ -21,6 +21,7 @@
 
 #include "tests/seeds.h"
 #include "tests/transport/shm_rig.h"
+#include "tests/worker/expect_error.h"
 #include "tests/worker/options.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
@@ -35,6 +36,7 @@ namespace phub::geeps {
 namespace {
 
 using phub::testing::becomes;
+using phub::testing::error_of;
 using phub::testing::fresh_seeds;
 using phub::testing::options_of;
 using phub::testing::ServerProcess;
@@ -85,19 +87,6 @@ std::vector<std::byte> bytes_of(std::string_view text) {
 }
 std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// What it says when `call` fails with this code.
-template <class Call>
-std::string error_of(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
 }
 
 // A training whose updates depend on what its local tables have collected, and on random numbers.

@@ -9,12 +9,14 @@
 #include "kernels/kernels.h"
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "worker/geeps/worker_exchange.h"
 
 namespace phub::geeps {
 namespace {
 
+using phub::testing::error_of;
 using testing::expected;
 using ::testing::HasSubstr;
 using testing::initial_of;
@@ -47,17 +49,6 @@ Parameters on_the_box(phub::testing::Box& box, const JobSpec& spec, uint64_t see
   WorkerExchange exchange(worker, tables());
   testing::run(exchange, seed, 0, kRounds, std::mt19937_64(seed + 1));
   return parameters_of(exchange);
-}
-
-template <typename Call>
-std::string error_of(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(StandaloneExchange, EveryOptimizerGivesTheBitsOfTheOracle) {

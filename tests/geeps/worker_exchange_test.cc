@@ -10,6 +10,7 @@
 
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "worker/completions.h"
 #include "worker/device/host_device.h"
@@ -19,6 +20,7 @@ namespace {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
+using phub::testing::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::expected;
@@ -34,17 +36,6 @@ WorkerOptions options_of(const Box& box, const JobSpec& spec, uint32_t rank) {
   WorkerOptions options = box.options(spec);
   options.rank = static_cast<int32_t>(rank);
   return options;
-}
-
-template <typename Call>
-std::string error_of(ErrorCode code, Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(WorkerExchange, EveryWorkerSeesTheBitsOfOneProcess) {
