@@ -233,6 +233,17 @@ PHUB_API phub_code phub_worker_info(const phub_worker* worker, phub_info* info);
 PHUB_API phub_code phub_restored(const phub_worker* worker, const char* name, const void** bytes,
                                  size_t* size);
 
+/* For programs whose state is whole only some time after the round's last result: from the first
+ * call on only this calls the saver. Call it after every round, before any part of the state
+ * changes for the next one: with the round that this rank has done, in which it has pushed every
+ * key. If the state after this round is to be saved, it waits for the round's results, and calls
+ * the saver. PHUB_INVALID: the saver failed, or keys were not pushed; and so is a push beyond a
+ * round that is to be saved and was not given. Within a phub_geeps use phub_geeps_save_point. */
+PHUB_API phub_code phub_save_point(phub_worker* worker, uint64_t round);
+
+/* The job's name. It belongs to the worker. */
+PHUB_API phub_code phub_job_name(const phub_worker* worker, const char** name);
+
 /* Of the worker that created the job, where the server asks for tokens: a token that joins, shows
  * and deletes this job, and nothing else; else "". It belongs to the worker. */
 PHUB_API phub_code phub_job_token(const phub_worker* worker, const char** token);

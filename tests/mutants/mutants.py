@@ -834,4 +834,8 @@ MUTANTS = [
     Mutant("save-twice: a second signal takes one more snapshot", SAVES,
            "if (saving_ && (parts_.round() > 0 || membership_.awaits_snapshot())) return;",
            "if (saving_ && parts_.round() > 0) return;", ("worker/saver_disk_test",)),
+    Mutant("save-point: it does not wait for the round's results", "worker/c_abi/saver.cc",
+           "saving.wait_all();", "", SAVER),
+    Mutant("save-point-alone: the saver is also called without it", "worker/c_abi/saver.cc",
+           "saving.save_by_call(true);", "", SAVER),
 ]

@@ -404,6 +404,42 @@ TEST_F(SaverTest, OverTheCInterface) {
   EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
 }
 
+phub_code count_as_c(void* user_data, uint64_t, phub_state*) {
+  ++*static_cast<int*>(user_data);
+  return PHUB_OK;
+}
+
+TEST_F(SaverTest, OverTheCInterfaceWhenTheProgramSaysSo) {
+  serve(2);
+  int asked = 0;
+  phub_options* options = nullptr;
+  phub_worker* worker = nullptr;
+  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+  phub_options_set(options, "server", server_->address().c_str());
+  phub_options_set(options, "job", "c");
+  phub_options_set(options, "optimizer", "sgd");
+  phub_options_add_key(options, "w", 100);
+  ASSERT_EQ(phub_options_set_saver(options, count_as_c, &asked), PHUB_OK);
+  ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  const char* name = nullptr;
+  ASSERT_EQ(phub_job_name(worker, &name), PHUB_OK);
+  EXPECT_STREQ(name, "c");
+  for (uint64_t round = 0; round <= 4; ++round) {
+    ASSERT_EQ(phub_save_point(worker, round), PHUB_OK) << phub_last_error();
+    EXPECT_EQ(asked, static_cast<int>(round / 2)) << round;
+    ASSERT_EQ(phub_push_null(worker, 0), PHUB_OK);
+    if (round % 3 == 0) {
+      ASSERT_EQ(phub_wait(worker, 0), PHUB_OK);  // otherwise the save point waits
+    }
+  }
+  ASSERT_EQ(phub_push_null(worker, 0), PHUB_OK);
+  EXPECT_EQ(phub_push_null(worker, 0), PHUB_INVALID);  // without a save point after round 6
+  EXPECT_THAT(phub_last_error(), HasSubstr("of the state after round 6"));
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(phub_worker_destroy(worker), PHUB_OK);
+  EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
+}
+
 // Two ranks in lock-step with this test: nobody goes on before it says so.
 class Steps : public SaverTest {
  protected:

@@ -309,6 +309,13 @@ phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const do
   });
 }
 
+phub_code phub_job_name(const phub_worker* worker, const char** name) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(name, "name");
+    *name = w.spec().name.c_str();
+  });
+}
+
 phub_code phub_job_token(const phub_worker* worker, const char** token) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(token, "token");

@@ -90,3 +90,18 @@ phub_code phub_restored(const phub_worker* worker, const char* name, const void*
     *size = found->size();
   });
 }
+
+phub_code phub_save_point(phub_worker* worker, uint64_t round) {
+  return call(__func__, [&] {
+    const auto object = object_of<WorkerObject>(worker);
+    check_may_wait();
+    if (object->has_cache) {
+      throw Refusal(PHUB_INVALID, "the worker has a phub_geeps: call phub_geeps_save_point");
+    }
+    Worker& saving = object->worker;
+    saving.save_by_call(true);
+    if (!saving.saves() || round < saving.next_saved()) return;
+    saving.wait_all();
+    saving.save({});
+  });
+}
