@@ -1,6 +1,6 @@
 """What the tests must notice: one thing that is broken on purpose in each, and the tests that ought to
 catch it. "racks" are the simulated ones; others are tests/NAME.cc, with a filter behind a colon and "tcp/" before
-those that are run over TCP."""
+those that are run over TCP; "python/" are those of worker/python/tests."""
 import typing
 
 
@@ -63,6 +63,11 @@ SAVES = "phub/job/running_job_saves.cc"
 SAVER = ("worker/saver_test",)
 SEEDED = ("geeps/cache_seeded_test",)
 TABLES = ("geeps/saved_tables_test",)
+EXCHANGED = "worker/python/phub/_exchanged.py"
+OPTIMIZER = "worker/python/phub/optimizer.py"
+OWN_STATE = "worker/python/phub/_own_state.py"
+GUARDS = ("python/test_optimizer.py:test_guards",)
+REJOIN = ("python/test_rejoin.py:boxs_death and backward-shm-False",)
 
 MUTANTS = [
     Mutant("dedup: a contribution counts again when it is sent again", LOCK_STEP_H,
@@ -838,4 +843,27 @@ MUTANTS = [
            "saving.wait_all();", "", SAVER),
     Mutant("save-point-alone: the saver is also called without it", "worker/c_abi/saver.cc",
            "saving.save_by_call(true);", "", SAVER),
+    Mutant("py-changed: gradients may change after they were pushed", EXCHANGED,
+           "(found is not None and found._version != self.version)", "False", GUARDS),
+    Mutant("py-gone: gradients may be gone after they were pushed", EXCHANGED,
+           "if found is None and self.gradient is not None:", "if False:", GUARDS),
+    Mutant("py-values: values of groups may change between backward() and step()",
+           "worker/python/phub/_values.py", "if before is None or before == now:", "if True:", GUARDS),
+    Mutant("py-twice: a second backward() is not seen", OPTIMIZER,
+           "if mine.pushed:\n            raise RuntimeError(", "if False:\n            raise RuntimeError(", GUARDS),
+    Mutant("py-graph: a gradient with a graph may lose its parameter", EXCHANGED,
+           "if self.zero_copy and gradient.requires_grad:", "if False:", GUARDS),
+    Mutant("py-view-marked: what still needs a parameter that was pushed is not seen", EXCHANGED,
+           "increment_version(self.tensor)  # what still needs the present value is an error", "pass", GUARDS),
+    Mutant("py-view-loaded: a model is loaded into the box's memory", OPTIMIZER,
+           "def _hold_all(parameters: list[Exchanged]) -> None:\n    for mine in parameters:",
+           "def _hold_all(parameters: list[Exchanged]) -> None:\n    for mine in []:",
+           ("python/test_optimizer.py:not_copied_can_be_loaded",)),
+    Mutant("py-random: random numbers do not go on", OWN_STATE,
+           'torch.set_rng_state(state["torch"])', "pass", REJOIN),
+    Mutant("py-buffers: buffers are those of a later step", OWN_STATE,
+           'buffer.copy_(state["buffers"][name])', "pass", REJOIN),
+    Mutant("py-kept: what the program keeps is that of a later step", OWN_STATE,
+           'each.load_state_dict(state["kept"][name])', "pass", REJOIN),
+    Mutant("py-rates: rates are those of a later step", OWN_STATE, "group.update(values)", "pass", REJOIN),
 ]

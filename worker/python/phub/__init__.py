@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from phub._memory import Memory
 from phub._options import Key
 from phub.errors import (
     BadHandleError,
@@ -31,7 +32,7 @@ from phub.errors import (
     UnavailableError,
     WrongThreadError,
 )
-from phub.worker import Memory, Stats, Worker
+from phub.worker import Stats, Worker
 
 if TYPE_CHECKING:
     from phub.optimizer import DistributedOptimizer

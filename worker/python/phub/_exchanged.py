@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from phub import _rules
 from phub._options import Option
@@ -28,9 +29,9 @@ class Exchanged:
     worker: Worker
     name: str
     tensor: nn.Parameter
-    slot: torch.Tensor  # the gradient that the box reads
-    result: torch.Tensor  # the new parameters, or the mean of the gradients
-    is_mean: bool
+    options: Mapping[str, Option]  # of the job
+    is_mean: bool  # what comes back is the mean of the gradients
+    zero_copy: bool = False  # the parameter is a view of what comes back
     backwards: int = 0  # of this step
     pushed: bool = False
     gradient: torch.Tensor | None = None  # that was pushed; None: there was none
@@ -38,21 +39,25 @@ class Exchanged:
     waits: bool = False  # its result is not copied yet
     written: int = 0  # the parameter's version after its result was copied
 
-    @classmethod
-    def of(
-        cls, worker: Worker, name: str, tensor: nn.Parameter, options: Mapping[str, Option]
-    ) -> Exchanged:
-        """With views of the worker's memory."""
+    slot: torch.Tensor = field(init=False)  # the gradient that the box reads
+    result: torch.Tensor = field(init=False)  # the new parameters, or the mean of the gradients
+
+    def __post_init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Makes views of the worker's memory, which is another after it has joined again."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to the result
-            slot, result = (
-                torch.frombuffer(view, dtype=DTYPES[str(options[kind])]).view(tensor.shape)
+            self.slot, self.result = (
+                torch.frombuffer(view, dtype=DTYPES[str(self.options[kind])]).view(
+                    self.tensor.shape
+                )
                 for view, kind in (
-                    (worker.gradient(name), "gradient_dtype"),
-                    (worker.parameters(name), "parameter_dtype"),
+                    (self.worker.gradient(self.name), "gradient_dtype"),
+                    (self.worker.parameters(self.name), "parameter_dtype"),
                 )
             )
-        return cls(worker, name, tensor, slot, result, options["optimizer"] == "none")
 
     def push(self) -> None:
         """Copies the gradient to the slot, in its format, and pushes it."""
@@ -84,10 +89,17 @@ class Exchanged:
                     f"the gradient of '{self.name}' is {gradient.layout}: phub exchanges dense "
                     "gradients (sparse=False)"
                 )
+            if self.zero_copy and gradient.requires_grad:
+                raise RuntimeError(
+                    f"the gradient of '{self.name}' has a graph (create_graph=True), which needs "
+                    "the parameter's present value: with zero_copy the next one takes its place"
+                )
             with torch.no_grad():
                 self.slot.copy_(gradient)
             self.version = gradient._version
             self.worker.push(self.name)
+        if self.zero_copy:
+            increment_version(self.tensor)  # what still needs the present value is an error
         self.gradient = gradient
         self.pushed = True
 
@@ -109,15 +121,41 @@ class Exchanged:
     def take(self) -> None:
         """Waits for the result, and copies it to the parameter, or a mean to its gradient."""
         self.worker.wait(self.name)
-        with torch.no_grad():
-            if not self.is_mean:
-                self.tensor.copy_(self.result)
-            elif self.tensor.grad is None:
-                self.tensor.grad = self.result.to(self.tensor.dtype, copy=True)
-            else:
-                self.tensor.grad.copy_(self.result)
+        if self.is_mean:
+            self._take_mean()
+        else:
+            self.show()
         self.waits = False
+
+    @torch.no_grad()
+    def _take_mean(self) -> None:
+        if self.tensor.grad is None:
+            self.tensor.grad = self.result.to(self.tensor.dtype, copy=True)
+        else:
+            self.tensor.grad.copy_(self.result)
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Sets the parameter to the result."""
+        if not self.zero_copy:
+            self.tensor.copy_(self.result)
+        else:
+            if self.tensor.data_ptr() != self.result.data_ptr():
+                self.tensor.data = self.result
+            increment_version(self.tensor)
         self.written = self.tensor._version
+
+    def hold(self) -> None:
+        """Gives the parameter memory of its own, as it has without zero_copy."""
+        if self.zero_copy and self.tensor.data_ptr() == self.result.data_ptr():
+            self.tensor.data = self.result.clone()
+
+    def look_away(self) -> None:
+        """Before that memory becomes invalid. What is under way counts no more."""
+        self.hold()
+        self.slot = self.result = torch.empty(0)
+        self.waits = False
+        self.end_step()
 
     def end_step(self) -> None:
         """The next backward() is of the next step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from ctypes import (
     POINTER,
@@ -81,11 +82,16 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "options_tune_key": (c_void_p, c_size_t, c_int32, c_double, c_double),
     "options_set_group": (c_void_p, c_size_t, c_uint32),
     "options_set_hyper": (c_void_p, c_char_p, c_double),
+    "options_set_saver": (c_void_p, c_void_p, c_void_p),
+    "save": (c_void_p, c_char_p, c_char_p, c_size_t),
     "worker_create": (c_void_p, POINTER(c_void_p)),
     "rejoin": (c_void_p, POINTER(c_uint64)),
     "worker_destroy": (c_void_p,),
     "leave": (c_void_p,),
     "worker_info": (c_void_p, POINTER(Info)),
+    "restored": (c_void_p, c_char_p, POINTER(c_void_p), POINTER(c_size_t)),
+    "save_point": (c_void_p, c_uint64),
+    "job_name": (c_void_p, POINTER(c_char_p)),
     "worker_connection": (c_void_p, c_char_p, c_size_t),
     "gradient": (c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t)),
     "parameters": (c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t)),
@@ -163,9 +169,16 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+callback = threading.local()  # its `error` is what a callback raised that the library called
+
+
 def call(function: str, *arguments: Any) -> None:
     """Calls phub_`function`. Raises the Error of its code, with the library's message."""
     loaded = library()
     code = getattr(loaded, f"phub_{function}")(*arguments)
     if code:
-        raise errors.of_code(code, loaded.phub_last_error().decode(errors="replace"))
+        error = errors.of_code(code, loaded.phub_last_error().decode(errors="replace"))
+        cause = callback.__dict__.pop("error", None)
+        if cause is None:
+            raise error
+        raise error from cause

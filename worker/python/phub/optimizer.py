@@ -6,19 +6,20 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from phub import _rules
 from phub._exchanged import Exchanged, fetch_state, has_steps, send_state
-from phub._options import MAX_DIMENSIONS, Key, Option
-from phub.errors import InvalidError
-from phub.pytorch import format_of_job, memory_of
+from phub._model import check_format, formats_of, keys_of, named_parameters
+from phub._options import Option
+from phub._own_state import OwnState, Stateful
+from phub._steps import Steps
+from phub._values import Values
+from phub.errors import Error, InvalidError, RewoundError
+from phub.pytorch import memory_of
 from phub.worker import Worker
-
-_VALUES_IN_A_CALL = 256  # a request of the control port has 16 KiB
 
 
 class DistributedOptimizer(Optimizer):
@@ -27,7 +28,8 @@ class DistributedOptimizer(Optimizer):
     `opt = phub.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 3e-4), model)`, then the
     usual loop. It shares `param_groups` with the optimizer that it was made of; schedulers are made
     of this one. A parameter's key is its name. All ranks begin with rank 0's parameters.
-    Gradients stay each rank's own. After an error make everything anew.
+    Gradients stay each rank's own. After a RewoundError call `rejoin`; after another error make
+    everything anew.
     """
 
     # A GradScaler then calls step() with `found_inf` set, however it was used. What it does to the
@@ -42,6 +44,7 @@ class DistributedOptimizer(Optimizer):
         overlap: Literal["backward", "forward", False] = "backward",
         accumulate: int = 1,
         server: bool = True,
+        zero_copy: bool = False,
         **options: Option,
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
@@ -55,6 +58,8 @@ class DistributedOptimizer(Optimizer):
         accumulate: so many backward() for a step.
         server: False: the box averages the gradients, and step() calls the optimizer, of any kind,
             with the mean in `.grad`.
+        zero_copy: the parameters are views of the memory that results come in, read-only until
+            `close`; needs parameters of one format.
         options: of `Worker`. Unlike there, the default of reduction is "mean".
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
@@ -67,6 +72,8 @@ class DistributedOptimizer(Optimizer):
             raise InvalidError("a step is a round of all ranks: consistency must be bsp")
         if overlap == "forward" and not server:
             raise InvalidError('overlap="forward" is for steps of the box (server=True)')
+        if zero_copy and not server:
+            raise InvalidError("zero_copy is for steps of the box (server=True)")
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
@@ -75,7 +82,6 @@ class DistributedOptimizer(Optimizer):
         self._accumulate = accumulate
         self._rule = _rules.name_of(optimizer) if server else "none"
         self._syncs = True
-        self._round_values: dict[str, float] | None = None  # of the round that has begun
         self._synchronized = False
         given: dict[str, Option] = {
             "reduction": "mean",
@@ -83,18 +89,29 @@ class DistributedOptimizer(Optimizer):
             **options,
             "optimizer": self._rule,
         }
-        named = self._named(model)
-        given = {**_formats(named), **given}
+        found = named_parameters(model, self.param_groups)
+        named = {name: p for name, p in found.items() if p.requires_grad}
+        self._frozen = {name: p for name, p in found.items() if not p.requires_grad}
+        given = {**formats_of(named), **given}
+        if zero_copy:
+            check_format(named, str(given["parameter_dtype"]))
+        keys = keys_of(
+            named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
+        )
         fixed = _rules.fixed_values(self._rule, self.param_groups)
-        self.worker = Worker(self._keys(named), hyper=fixed, **given)
+        self._steps = Steps(OwnState(model, self))
+        saver = self._steps.save if server else None
+        self.worker = Worker(keys, hyper=fixed, saver=saver, **given)
         self._mine = [
-            Exchanged.of(self.worker, name, tensor, given) for name, tensor in named.items()
+            Exchanged(self.worker, name, tensor, given, not server, zero_copy)
+            for name, tensor in named.items()
         ]
-        self._broadcast()
-        # Whoever joins later takes the values that the job has.
-        self._sent = {} if self.worker.first_round == 1 else self._values()
+        self._begin()
+        self._values = Values(self.worker, self._rule, self)
+        if self._steps.restored:
+            self._values.forget()
         if server and self.worker.initial_counts and has_steps(self._mine, optimizer.state):
-            self._send_values()
+            self._values.send()
             send_state(self.worker, self._mine, optimizer.state)
         if server:
             self._keep_others(optimizer.state)
@@ -117,6 +134,10 @@ class DistributedOptimizer(Optimizer):
         """Leaves the job, and the model's hooks. The others go on without this rank."""
         for hook in self._hooks:
             hook.remove()
+        with contextlib.suppress(Error):  # then they are as they are
+            self._take_all(self._mine)
+        for mine in self._mine:
+            mine.hold()
         self.worker.close()
 
     @contextlib.contextmanager
@@ -154,8 +175,9 @@ class DistributedOptimizer(Optimizer):
             self.optimizer.step()
         for mine in self._mine:
             mine.end_step()
-        self._round_values = None
+        self._values.end_round()
         self._synchronized = False
+        self._steps.end_step()
 
     def synchronize(self) -> None:
         """Waits for results that are under way.
@@ -181,6 +203,52 @@ class DistributedOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
+    # ---- Going on after the box's death.
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps the job has made."""
+        return self._steps.done
+
+    def steps(self, until: int, **kept: Stateful) -> Iterator[int]:
+        """Counts the job's steps: from `steps_done` to `until`, which the job then has made.
+
+        Call step() once in each. What a rank has for itself is saved before each step of which the
+        box keeps a checkpoint, and is given back if the job goes on from there: the values of the
+        parameter groups, the model's buffers, the random numbers of torch and random, and `kept`:
+        schedulers, data loaders and others with state_dict() and load_state_dict(). It ends when
+        all ranks have made the steps.
+        """
+        return self._steps.count(until, kept)
+
+    def rejoin(self) -> None:
+        """After RewoundError: waits for a box that goes on with the job, from its checkpoint.
+
+        The parameters are those of the checkpoint, and `steps_done` the steps that it has. Call
+        steps() again.
+        """
+        for mine in self._mine:
+            mine.look_away()
+        while True:
+            with contextlib.suppress(RewoundError):  # that box is gone as well
+                self._go_on()
+                break
+        self._values.forget()
+        self._synchronized = False
+
+    def _go_on(self) -> None:
+        self.worker.rejoin()
+        if self.worker.first_round == 1:
+            job = self.worker.job
+            self.close()
+            raise InvalidError(
+                f"the box of job '{job}' was gone before its first checkpoint: there is nothing to "
+                "go on from. Make model and DistributedOptimizer anew"
+            )
+        for mine in self._mine:
+            mine.look()
+        self._begin()
+
     # ---- State, in PyTorch's layout.
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,7 +257,7 @@ class DistributedOptimizer(Optimizer):
             return self.optimizer.state_dict()
         self._refuse_in_round("state_dict()")
         self.synchronize()
-        self._send_values()  # from then on the box knows that the job has begun
+        self._values.send()  # from then on the box knows that the job has begun
         self.state.update(self.optimizer.state)  # of parameters that are not exchanged
         self.state.update(fetch_state(self.worker, self._mine, self._rule))
         try:
@@ -211,7 +279,7 @@ class DistributedOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         self.optimizer.param_groups = self.param_groups
         if self.rank == 0:
-            self._send_values()
+            self._values.send()
             send_state(self.worker, self._mine, self.state)
         self._keep_others(self.state)
         for mine in self._mine:
@@ -235,35 +303,8 @@ class DistributedOptimizer(Optimizer):
 
     # ---- Making it.
 
-    def _named(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters of the optimizer that require a gradient, in the model's order."""
-        wanted = {id(p) for group in self.param_groups for p in group["params"]}
-        named = {name: p for name, p in model.named_parameters() if id(p) in wanted}
-        foreign = wanted - {id(p) for p in named.values()}
-        for number, group in enumerate(self.param_groups):
-            for p in group["params"]:
-                if id(p) in foreign:
-                    raise InvalidError(
-                        f"group {number} of the optimizer has a parameter of shape "
-                        f"{tuple(p.shape)} that is not the model's: give the model whose "
-                        "parameters() the optimizer was made of"
-                    )
-        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
-        return {name: p for name, p in named.items() if p.requires_grad}
-
-    def _keys(self, named: Mapping[str, nn.Parameter]) -> dict[str, int | Key]:
-        group_of = {id(p): n for n, group in enumerate(self.param_groups) for p in group["params"]}
-        return {
-            name: Key(
-                p.numel(),
-                priority=len(named) - number if self._overlap == "forward" else 0,
-                shape=tuple(p.shape) if p.dim() <= MAX_DIMENSIONS else (),
-                group=0 if self._rule == "none" else group_of[id(p)],
-            )
-            for number, (name, p) in enumerate(named.items())
-        }
-
-    def _broadcast(self) -> None:
+    def _begin(self) -> None:
+        """Takes the job's parameters, and gives it rank 0's where it begins."""
         if self._rule == "none" and self.worker.first_round > 1:
             raise InvalidError(
                 f"the job is in round {self.worker.first_round}: with server=False the box has no "
@@ -272,10 +313,10 @@ class DistributedOptimizer(Optimizer):
         initial = {m.name: m.tensor.detach().float().contiguous() for m in self._mine}
         self.worker.broadcast({name: memory_of(tensor) for name, tensor in initial.items()})
         for mine in self._mine:
-            with torch.no_grad():
-                if not self.worker.initial_counts:
-                    mine.tensor.copy_(mine.result)
+            if mine.zero_copy or not self.worker.initial_counts:
+                mine.show()
             mine.written = mine.tensor._version
+        self._steps.begin(self.worker)
 
     def _hooks_on(self, model: nn.Module) -> Iterator[RemovableHandle]:
         of = {id(mine.tensor): mine for mine in self._mine}
@@ -284,11 +325,15 @@ class DistributedOptimizer(Optimizer):
                 yield mine.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda _, mine=mine: self._on_gradient(mine)
                 )
+        for module in model.modules():
+            own = [of[id(p)] for p in module.parameters(recurse=False) if id(p) in of]
+            if own and self._overlap == "forward":
+                yield module.register_forward_pre_hook(lambda *_, own=own: self._take_all(own))
+            if any(mine.zero_copy for mine in own):
+                yield module.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                    lambda *_, own=own: _hold_all(own)
+                )
         if self._overlap == "forward":
-            for module in model.modules():
-                own = [of[id(p)] for p in module.parameters(recurse=False) if id(p) in of]
-                if own:
-                    yield module.register_forward_pre_hook(lambda *_, own=own: self._take_all(own))
             yield model.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
                 lambda *_: self.synchronize()
             )
@@ -306,32 +351,8 @@ class DistributedOptimizer(Optimizer):
                 f"accumulate={mine.backwards}, or no_sync() around all backward() but the last"
             )
         if mine.backwards == self._accumulate:
-            self._begin_round()
+            self._values.begin_round()
             mine.push()
-
-    def _begin_round(self) -> None:
-        """Before the first push of a round its hyperparameters go out, if they are new."""
-        if self._round_values is None:
-            self._round_values = self._send_values()
-
-    def _send_values(self) -> dict[str, float]:
-        values = self._values()
-        changed = {name: value for name, value in values.items() if self._sent.get(name) != value}
-        names = list(changed)
-        for at in range(0, len(names), _VALUES_IN_A_CALL):
-            self.worker.set_hyper({n: changed[n] for n in names[at : at + _VALUES_IN_A_CALL]})
-        self._sent = values
-        return values
-
-    def _values(self) -> dict[str, float]:
-        if self._rule == "none":
-            return {}
-        return {
-            f"{name}@{number}": value
-            for number, group in enumerate(self.param_groups)
-            if any(p.requires_grad for p in group["params"])
-            for name, value in _rules.values_of(self._rule, group).items()
-        }
 
     def _finish_round(self) -> None:
         """Checks what was pushed, and pushes the rest."""
@@ -346,16 +367,8 @@ class DistributedOptimizer(Optimizer):
         for mine in self._mine:
             if mine.pushed:
                 mine.check_unchanged()
-        before, now = self._round_values, self._values()
-        if before is not None and before != now:
-            name = next(name for name, value in before.items() if now.get(name) != value)
-            field, group = name.split("@")
-            raise RuntimeError(
-                f"{field} of group {group} was changed between backward() and step(), from "
-                f"{before[name]} to {now.get(name)}: change it (scheduler.step()) after step(), or "
-                "use overlap=False"
-            )
-        self._begin_round()
+        self._values.check_unchanged()
+        self._values.begin_round()
         for mine in self._mine:
             if not mine.pushed:
                 mine.push()
@@ -366,6 +379,6 @@ class DistributedOptimizer(Optimizer):
                 mine.take()
 
 
-def _formats(named: Mapping[str, nn.Parameter]) -> dict[str, Option]:
-    kind = format_of_job(named)
-    return {"gradient_dtype": kind, "parameter_dtype": kind}
+def _hold_all(parameters: list[Exchanged]) -> None:
+    for mine in parameters:
+        mine.hold()

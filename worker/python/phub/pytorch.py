@@ -19,9 +19,10 @@ from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option
 from phub.errors import InvalidError
-from phub.worker import Memory, Worker
+from phub.worker import Worker
 
 _FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
@@ -93,7 +94,10 @@ class DDPState:
             **options,
         }
         self.worker = Worker(
-            {name: _key_for(p) for name, p in self._parameters.items()}, hyper=None, **given
+            {name: _key_for(p) for name, p in self._parameters.items()},
+            hyper=None,
+            saver=None,
+            **given,
         )
         self._registered: dict[str, int] = {}
         self._outstanding: list[_Bucket] = []

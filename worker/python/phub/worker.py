@@ -9,24 +9,16 @@ import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from phub import _library, errors
 from phub._library import call
+from phub._memory import Memory, memory_of_key
 from phub._options import Key, Option, add_keys, set_options
+from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
 _DESCRIPTION_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of the caller: `bytes` bytes from `address`, which `owner` keeps alive."""
-
-    address: int
-    bytes: int
-    owner: object = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,8 @@ class Stats:
 class _Handle:
     """A phub_worker. Destroyed, and its memory unmapped, when the last view of it is gone."""
 
-    def __init__(self, options: c_void_p) -> None:
+    def __init__(self, options: c_void_p, used: object) -> None:
+        self.used = used  # by the library
         self.value = c_void_p()
         waiting_call("worker_create", options, byref(self.value))
         self.destroy = weakref.finalize(self, _destroy, self.value)
@@ -71,12 +64,15 @@ class Worker:
         keys: Mapping[str, int | Key],
         *,
         hyper: Mapping[str, float] | None = None,
+        saver: Saver | None = None,
         **options: Option,
     ) -> None:
         """Joins the job; the first rank creates it. Returns when all ranks have joined.
 
         keys: elements by name, or a `Key`; the same in the same order on every rank.
         hyper: the optimizer's values, such as {"lr": 0.1}.
+        saver: what this rank has for itself: called with a round that the box saves, returns bytes
+            by name, which `restored` gives back. It neither pushes nor waits.
         options: those of phub_options_set in worker/phub.h: job, server, rank, world_size,
             transport, optimizer, reduction, on_loss, lease_ms … What is not given comes from the
             launcher's environment: PHUB_SERVER, PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, or RANK
@@ -89,7 +85,8 @@ class Worker:
             add_keys(made, keys)
             for name, value in (hyper or {}).items():
                 call("options_set_hyper", made, name.encode(), value)
-            self._handle = _Handle(made)
+            used = set_saver(made, saver) if saver else None
+            self._handle = _Handle(made, used)
         finally:
             call("options_destroy", made)
         self.keys = tuple(keys)
@@ -120,6 +117,13 @@ class Worker:
     def initial_counts(self) -> bool:
         """Whether the job begins with the parameters that this worker broadcasts."""
         return bool(self._info().initial_counts)
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        found = c_char_p()
+        call("job_name", self._worker, byref(found))
+        return (found.value or b"").decode()
 
     @property
     def connection(self) -> str:
@@ -296,6 +300,24 @@ class Worker:
         waiting_call("set_state", self._worker, indices, len(arrays), addresses, numbers, byref(at))
         return at.value
 
+    # ---- This rank's own state, if the worker was made with a saver.
+
+    def restored(self, name: str) -> bytes | None:
+        """What the saver saved after the round before `first_round`, if the job goes on from there.
+
+        None: there is nothing of this name; the job begins, or this rank joined it in progress.
+        """
+        found, size = c_void_p(), c_size_t()
+        try:
+            call("restored", self._worker, name.encode(), byref(found), byref(size))
+        except errors.NotFoundError:
+            return None
+        return ctypes.string_at(found, size.value)
+
+    def save_point(self, round: int) -> None:  # noqa: A002
+        """After `round`, when the state is whole: from now on only this calls the saver."""
+        waiting_call("save_point", self._worker, round)
+
     def barrier(self) -> None:
         """Waits for all live ranks."""
         waiting_call("barrier", self._worker)
@@ -324,12 +346,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- Inside.
@@ -377,24 +394,4 @@ class Worker:
         return indices, (c_void_p * len(addresses))(*addresses)
 
     def _memory(self, key: str, given: Any, dtype: str) -> Memory:
-        if given is None:
-            return Memory(0, 0)
-        memory = given if isinstance(given, Memory) else _memory_of(key, given)
-        needed = self._elements[self._at(key)] * (4 if dtype == "f32" else 2)
-        if memory.bytes != needed:
-            raise errors.InvalidError(
-                f"key '{key}': the memory has {memory.bytes} bytes, and "
-                f"{self._elements[self._at(key)]} elements of {dtype} are {needed}"
-            )
-        return memory
-
-
-def _memory_of(key: str, given: Any) -> Memory:
-    try:
-        view = memoryview(given)
-        return Memory(ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes, view)
-    except (TypeError, ValueError) as error:
-        raise errors.InvalidError(
-            f"key '{key}': the memory must be a writable contiguous buffer (a NumPy array, a "
-            f"memoryview) or a phub.Memory: {error}"
-        ) from None
+        return memory_of_key(key, given, self._elements[self._at(key)], dtype)

@@ -1,5 +1,6 @@
 """A box for the tests, and ranks that are forked from the process of the tests."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -25,17 +27,35 @@ LAUNCHERS = ("PHUB_", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_
 class Box:
     """A server of its own process."""
 
-    def __init__(self, *arguments):
-        command = [_library.find_program(), "serve", "--listen", "127.0.0.1:0", "--pin", "false"]
+    def __init__(self, *arguments, listen="127.0.0.1:0"):
+        command = [_library.find_program(), "serve", "--listen", listen, "--pin", "false"]
         command.extend(arguments)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.address = next(
             line.split()[-1] for line in self.process.stdout if line.startswith("listening on")
         )
 
+    def status(self, job):
+        """What the box says of a job; {}: it has none of this name."""
+        with urllib.request.urlopen(f"http://{self.address}/v1/status", timeout=LIMIT_S) as answer:
+            jobs = json.load(answer)["jobs"]
+        return next((each for each in jobs if each["name"] == job), {})
+
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+class SavingBox(Box):
+    """One that keeps checkpoints, and comes back from them."""
+
+    def __init__(self, folder, every, **more):
+        self.folder, self.every = folder, every
+        super().__init__("--checkpoints", str(folder), "--checkpoint-every", str(every), **more)
+
+    def die_and_come_back(self):
+        self.kill()
+        SavingBox.__init__(self, self.folder, self.every, listen=self.address)
 
 
 class Ranks:
@@ -44,14 +64,24 @@ class Ranks:
     def __init__(self, body, world, *arguments, **environment):
         context = multiprocessing.get_context("fork")
         self.pipes, self.processes = [], []
+        self._make = context, body, world, arguments, environment
         for rank in range(world):
-            here, there = context.Pipe(duplex=False)
-            given = {"PHUB_RANK": str(rank), "PHUB_WORLD_SIZE": str(world), **environment}
-            process = context.Process(target=_rank, args=(there, body, rank, arguments, given))
-            process.start()
-            there.close()
-            self.pipes.append(here)
-            self.processes.append(process)
+            self._start(rank)
+
+    def _start(self, rank):
+        context, body, world, arguments, environment = self._make
+        here, there = context.Pipe(duplex=False)
+        given = {"PHUB_RANK": str(rank), "PHUB_WORLD_SIZE": str(world), **environment}
+        process = context.Process(target=_rank, args=(there, body, rank, arguments, given))
+        process.start()
+        there.close()
+        self.pipes[rank:] = [here, *self.pipes[rank + 1 :]]
+        self.processes[rank:] = [process, *self.processes[rank + 1 :]]
+
+    def replace(self, rank):
+        """Another process takes the place of one that was killed."""
+        self.processes[rank].join()
+        self._start(rank)
 
     def kill(self, rank, number=signal.SIGKILL):
         os.kill(self.processes[rank].pid, number)

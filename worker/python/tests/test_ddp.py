@@ -275,10 +275,11 @@ def started(start, world, on_loss, steps, **environment):
     return ranks
 
 
-def test_the_others_go_on_when_a_rank_is_killed(box, start):
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_go_on_when_a_rank_is_killed_or_hangs(box, start, end):
     ranks = started(start, 4, "shrink", 6)
     begin = time.monotonic()
-    ranks.kill(1)
+    ranks.kill(1, end)
     results = [ranks.result(rank) for rank in (0, 2, 3)]
     assert time.monotonic() - begin < 60
     assert_same_bits(results[0], results[1])

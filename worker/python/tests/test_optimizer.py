@@ -85,6 +85,7 @@ def trains(rank, kinds, transport, steps, options):
             plain(kind, net), net, accumulate=2, transport=transport, job=job(kind), **options
         )
         assert optimizer.worker.connection.startswith(transport)
+        assert is_view(net[2].weight, optimizer) == options.get("zero_copy", False)
         assert "0.bias" not in optimizer.worker.keys
         schedule = schedule_of(optimizer)
         gradients = []
@@ -99,7 +100,14 @@ def trains(rank, kinds, transport, steps, options):
         results[kind] = gradients, parameters_of(net), optimizer.state_dict()
         optimizer.worker.barrier()
         optimizer.close()
+        with torch.no_grad():
+            net[2].weight.zero_()  # it is the program's own again
     return results
+
+
+def is_view(parameter, optimizer):
+    there = torch.frombuffer(optimizer.worker.parameters("2.weight"), dtype=torch.float32)
+    return parameter.data_ptr() == there.data_ptr()
 
 
 def exact_sqrt(tensor):
@@ -169,6 +177,14 @@ def test_any_overlap_gives_the_same_bits(box, start, overlap):
     kinds = ("momentum", "adamw")
     results = start(trains, 2, kinds, "shm", 12, {"overlap": overlap}).results()
     check(results, kinds)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("overlap", ["backward", "forward", False])
+def test_parameters_that_are_not_copied_have_the_same_bits(box, start, transport, overlap):
+    options = {"overlap": overlap, "zero_copy": True}
+    results = start(trains, 2, tuple(OPTIMIZERS), transport, 12, options).results()
+    check(results, OPTIMIZERS)
 
 
 def test_gradients_are_converted_on_their_way(box, start):
@@ -280,7 +296,7 @@ def test_no_sync_accumulates(box, start):
     assert start(accumulates_without_sync, 2).results() == [3, 3]
 
 
-def goes_on(rank, kind):
+def goes_on(rank, kind, **options):
     """Three steps at the box, three in plain PyTorch, three at another job."""
     net = make_net()
     gradients = []
@@ -292,14 +308,14 @@ def goes_on(rank, kind):
             gradients.append(gradients_of(net))
             optimizer.step()
 
-    one = phub.DistributedOptimizer(plain(kind, net), net, job=job("one"))
+    one = phub.DistributedOptimizer(plain(kind, net), net, job=job("one"), **options)
     train(one, 0)
     local = plain(kind, net)
     local.load_state_dict(one.state_dict())
     one.close()
     with patch.object(torch.Tensor, "sqrt", exact_sqrt):
         train(local, 3)
-    two = phub.DistributedOptimizer(local, net, job=job("two"))
+    two = phub.DistributedOptimizer(local, net, job=job("two"), **options)
     train(two, 6)
     saved, model = copy.deepcopy(two.state_dict()), copy.deepcopy(net.state_dict())
     train(two, 9)  # in vain
@@ -322,6 +338,18 @@ def test_state_goes_to_pytorch_and_back(box, start, kind):
     assert_same_bits(parameters, parameters_of(net))
     state["param_groups"] = optimizer.state_dict()["param_groups"]  # without a schedule's
     assert_same_state(state, optimizer.state_dict())
+
+
+def goes_on_without_copies(rank):
+    return goes_on(rank, "adamw", zero_copy=True)
+
+
+def test_models_whose_parameters_are_not_copied_can_be_loaded(box, start):
+    ((gradients, parameters, _),) = start(goes_on_without_copies, 1).results()
+    net = make_net()
+    optimizer = plain("adamw", net)
+    replay([gradients], net, optimizer, unscheduled(optimizer))
+    assert_same_bits(parameters, parameters_of(net))
 
 
 # ---- Guards.
@@ -413,6 +441,22 @@ def uses_early(rank):
     nn.functional.linear(torch.ones(1, 12), net[0].weight).sum().backward()
 
 
+def has_a_graph(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain("adamw", net), net, zero_copy=True)
+    loss_of(net, rank, 0).backward(create_graph=True)
+    optimizer.step()
+
+
+def uses_the_past(rank):
+    """A backward() that needs a parameter after its gradient was pushed."""
+    net = make_net()
+    phub.DistributedOptimizer(plain("adamw", net), net, zero_copy=True)
+    inputs = torch.ones(2, 12, requires_grad=True)
+    late = nn.functional.linear(inputs.square(), net[0].weight.detach())
+    net(late[:, :12]).sum().backward()
+
+
 def reads_state_early(rank):
     _, optimizer = pushed(rank)
     optimizer.state_dict()
@@ -443,6 +487,8 @@ def adds_group(rank):
         (freezes, "'2.weight' was frozen"),
         (unfreezes, "'0.bias' requires a gradient now"),
         (uses_early, "'0.weight' was used before its new value.*synchronize"),
+        (has_a_graph, "the gradient of '.*' has a graph .create_graph=True.*zero_copy"),
+        (uses_the_past, "modified by an inplace operation"),
         (reads_state_early, "state_dict.. between.*after step"),
         (has_closure, "no closure.*loss = closure"),
         (adds_group, "keys of a job cannot change"),
@@ -501,6 +547,15 @@ def test_wrong_options_are_refused():
     for wrong in ({"overlap": "both"}, {"accumulate": 0}, {"overlap": "forward", "server": False}):
         with pytest.raises(phub.InvalidError, match="overlap"):
             phub.DistributedOptimizer(plain("adamw", net), net, **wrong)
+
+
+def test_parameters_that_cannot_be_views_are_refused():
+    net = make_net()
+    with pytest.raises(phub.InvalidError, match="zero_copy is for steps of the box"):
+        phub.DistributedOptimizer(plain("adamw", net), net, zero_copy=True, server=False)
+    net[2].bfloat16()
+    with pytest.raises(phub.InvalidError, match="'2.weight' is torch.bfloat16.*torch.float32"):
+        phub.DistributedOptimizer(plain("adamw", net), net, zero_copy=True)
 
 
 def test_jobs_out_of_lock_step_are_refused():

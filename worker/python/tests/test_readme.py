@@ -16,11 +16,13 @@ COMMANDS = re.findall(r"^phub run .*$", (PACKAGE / "README.md").read_text(), re.
 
 
 def test_there_are_listings():
-    assert len(LISTINGS) == 3
+    assert len(LISTINGS) == 5
     assert COMMANDS == ["phub run -n 4 -- python train.py"]
 
 
-@pytest.mark.parametrize("listing", LISTINGS, ids=["ddp", "optimizer", "core"])
+@pytest.mark.parametrize(
+    "listing", LISTINGS, ids=["ddp", "optimizer", "rejoin", "ddp-again", "core"]
+)
 def test_listing(listing, tmp_path):
     (tmp_path / "train.py").write_text(listing)
     words = COMMANDS[0].replace("phub", f"{sys.executable} -m phub", 1).split()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Box, wait_until
+from conftest import Box, SavingBox, wait_until
 
 import phub
+from phub import _library
 from phub._library import find_program
 
 PACKAGE = Path(phub.__file__).parents[1]
@@ -417,3 +418,62 @@ def test_groups_and_state(box, start):
         assert first == pytest.approx(-2 - 3.8)
         assert second == pytest.approx(-2 * 0.5 - 3.8 * 0.25)
         assert after == pytest.approx(100 - 2 * 0.25)
+
+
+# ---- What a rank has for itself.
+
+
+def test_a_saver_that_fails_is_the_cause_of_the_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHUB_JOB", "fails")
+    box = SavingBox(tmp_path, 1)
+
+    def saver(round_):
+        if round_ == 1:
+            raise KeyError("state")
+        return {"round": str(round_).encode()}
+
+    try:
+        options = {"server": box.address, "optimizer": "sgd", "saver": saver}
+        with phub.Worker({"key": 8}, **options) as worker:
+            assert worker.job == "fails"
+            worker.push_null("key")
+            with pytest.raises(phub.InvalidError, match="no checkpoint of round 1") as raised:
+                worker.wait("key")
+            assert isinstance(raised.value.__cause__, KeyError)
+            worker.push_null("key")
+            worker.wait("key")
+            with pytest.raises(phub.InvalidError, match="out of range") as raised:
+                _library.call("push_null", worker._worker, 8)
+            assert raised.value.__cause__ is None
+    finally:
+        box.kill()
+
+
+def saves_and_rejoins(rank):
+    kept = {"round": b"0"}
+    with phub.Worker({"key": 8}, optimizer="sgd", saver=lambda _: dict(kept)) as worker:
+        assert worker.restored("round") is None
+
+        def train(first):
+            for round_ in range(first, 10_000):
+                worker.push_null("key")
+                worker.wait("key")
+                kept["round"] = str(round_).encode()
+                worker.save_point(round_)
+
+        with pytest.raises(phub.RewoundError):
+            train(1)
+        first = worker.rejoin()
+        assert worker.restored("round") == str(first - 1).encode()
+        assert worker.restored("other") is None
+
+
+def test_what_is_saved_at_save_points_comes_back(tmp_path, start):
+    box = SavingBox(tmp_path, 3)
+    try:
+        ranks = start(saves_and_rejoins, 2, PHUB_SERVER=box.address, PHUB_JOB="saves")
+        wait_until(lambda: box.status("saves").get("durable_round", 0) > 5, "a checkpoint")
+        box.die_and_come_back()
+        ranks.results()
+    finally:
+        box.kill()

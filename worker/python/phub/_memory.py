@@ -1,0 +1,43 @@
+"""Memory of the caller, as the library takes it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from phub import errors
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the caller: `bytes` bytes from `address`, which `owner` keeps alive."""
+
+    address: int
+    bytes: int
+    owner: object = None
+
+
+def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
+    """Of a contiguous buffer or a Memory; None: no memory. Raises InvalidError for other sizes."""
+    if given is None:
+        return Memory(0, 0)
+    memory = given if isinstance(given, Memory) else _of_buffer(key, given)
+    needed = elements * (4 if dtype == "f32" else 2)
+    if memory.bytes != needed:
+        raise errors.InvalidError(
+            f"key '{key}': the memory has {memory.bytes} bytes, and {elements} elements of {dtype} "
+            f"are {needed}"
+        )
+    return memory
+
+
+def _of_buffer(key: str, given: Any) -> Memory:
+    try:
+        view = memoryview(given)
+        return Memory(ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes, view)
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidError(
+            f"key '{key}': the memory must be a writable contiguous buffer (a NumPy array, a "
+            f"memoryview) or a phub.Memory: {error}"
+        ) from None

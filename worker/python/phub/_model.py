@@ -1,0 +1,66 @@
+"""What of a model a DistributedOptimizer exchanges: its parameters, as keys of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from phub._options import MAX_DIMENSIONS, Key, Option
+from phub.errors import InvalidError
+from phub.pytorch import DTYPES, format_of_job
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+def named_parameters(model: nn.Module, groups: Groups) -> dict[str, nn.Parameter]:
+    """Those of the groups, in the model's order. Raises InvalidError if one is not the model's."""
+    wanted = {id(p) for group in groups for p in group["params"]}
+    named = {name: p for name, p in model.named_parameters() if id(p) in wanted}
+    foreign = wanted - {id(p) for p in named.values()}
+    for number, group in enumerate(groups):
+        for p in group["params"]:
+            if id(p) in foreign:
+                raise InvalidError(
+                    f"group {number} of the optimizer has a parameter of shape "
+                    f"{tuple(p.shape)} that is not the model's: give the model whose "
+                    "parameters() the optimizer was made of"
+                )
+    return named
+
+
+def keys_of(
+    named: Mapping[str, nn.Parameter], groups: Groups, *, has_groups: bool, first_goes_first: bool
+) -> dict[str, int | Key]:
+    """A key per parameter, with its shape.
+
+    has_groups: the box has hyperparameters of each group.
+    first_goes_first: the first layers' results are needed first.
+    """
+    group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+    return {
+        name: Key(
+            p.numel(),
+            priority=len(named) - number if first_goes_first else 0,
+            shape=tuple(p.shape) if p.dim() <= MAX_DIMENSIONS else (),
+            group=group_of[id(p)] if has_groups else 0,
+        )
+        for number, (name, p) in enumerate(named.items())
+    }
+
+
+def formats_of(named: Mapping[str, nn.Parameter]) -> dict[str, Option]:
+    """The job's, for parameters in these formats."""
+    kind = format_of_job(named)
+    return {"gradient_dtype": kind, "parameter_dtype": kind}
+
+
+def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
+    """Raises InvalidError if a parameter is not in the job's format."""
+    for name, p in named.items():
+        if p.dtype != DTYPES[job_format]:
+            raise InvalidError(
+                f"zero_copy: parameter '{name}' is {p.dtype}, and the job's results are "
+                f"{DTYPES[job_format]}: they must be the same"
+            )

@@ -1,0 +1,86 @@
+"""What a rank has beside the parameters at the box: saved with them, and given back."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from phub.errors import InvalidError
+
+
+class Stateful(Protocol):
+    """Schedulers, data loaders and others that can be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, strings, tensors, and lists, tuples and dicts of these."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """The same, given back."""
+
+
+class OwnState:
+    """The values of the groups, the model's buffers, random numbers, and what the program keeps."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        saved = model.state_dict().keys()
+        self._buffers = {name: b for name, b in model.named_buffers() if name in saved}
+        self._kept: Mapping[str, Stateful] = {}
+        self._optimizer = optimizer
+
+    def keep(self, kept: Mapping[str, Stateful]) -> None:
+        """Saves these as well. Raises InvalidError if one cannot be given back."""
+        self._kept = kept
+        self._load_as_saved(self.saved())
+
+    def saved(self) -> bytes:
+        """As it is now."""
+        content = io.BytesIO()
+        state = {
+            "groups": [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in self._optimizer.param_groups
+            ],
+            "buffers": self._buffers,
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "kept": {name: each.state_dict() for name, each in self._kept.items()},
+        }
+        torch.save(state, content)
+        return content.getvalue()
+
+    def load(self, saved: bytes) -> None:
+        """Makes it as it was."""
+        state = self._load_as_saved(saved)
+        if state["kept"].keys() != self._kept.keys():
+            raise InvalidError(
+                f"the checkpoint has the state of {sorted(state['kept'])}, and steps() is given "
+                f"{sorted(self._kept)}: give it the same"
+            )
+        for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
+            group.update(values)
+        with torch.no_grad():
+            for name, buffer in self._buffers.items():
+                buffer.copy_(state["buffers"][name])
+        for name, each in self._kept.items():
+            each.load_state_dict(state["kept"][name])
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+
+    @staticmethod
+    def _load_as_saved(saved: bytes) -> dict[str, Any]:
+        """Runs no code, whatever the bytes are."""
+        try:
+            state: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise InvalidError(
+                "what steps() keeps must have states of numbers, strings, tensors, and lists, "
+                f"tuples and dicts of these: {error}"
+            ) from None
+        return state

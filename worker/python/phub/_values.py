@@ -1,0 +1,70 @@
+"""The hyperparameters of an optimizer's groups, and what the box has of them."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from phub import _rules
+from phub.worker import Worker
+
+_IN_A_CALL = 256  # a request of the control port has 16 KiB
+
+
+class Values:
+    """Sends what a schedule has changed, before the first push of a round."""
+
+    def __init__(self, worker: Worker, rule: str, optimizer: Optimizer) -> None:
+        """The job has the values of the optimizer's groups, unless it begins now."""
+        self._worker = worker
+        self._rule = rule
+        self._optimizer = optimizer
+        # Whoever joins later takes the values that the job has.
+        self._sent = {} if worker.first_round == 1 else self._now()
+        self._of_round: dict[str, float] | None = None  # of the round that has begun
+
+    def send(self) -> dict[str, float]:
+        """Those that are new go out, for the next round. Returns all."""
+        values = self._now()
+        changed = {name: value for name, value in values.items() if self._sent.get(name) != value}
+        names = list(changed)
+        for at in range(0, len(names), _IN_A_CALL):
+            self._worker.set_hyper({n: changed[n] for n in names[at : at + _IN_A_CALL]})
+        self._sent = values
+        return values
+
+    def forget(self) -> None:
+        """The box may have others: all go out before the next push."""
+        self._sent = {}
+        self._of_round = None
+
+    def begin_round(self) -> None:
+        """Before its first push; later calls do nothing."""
+        if self._of_round is None:
+            self._of_round = self.send()
+
+    def end_round(self) -> None:
+        """They may change again."""
+        self._of_round = None
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError if they are not those that the round began with."""
+        before, now = self._of_round, self._now()
+        if before is None or before == now:
+            return
+        name = next(name for name, value in before.items() if now.get(name) != value)
+        field, group = name.split("@")
+        raise RuntimeError(
+            f"{field} of group {group} was changed between backward() and step(), from "
+            f"{before[name]} to {now.get(name)}: change it (scheduler.step()) after step(), or "
+            "use overlap=False"
+        )
+
+    def _now(self) -> dict[str, float]:
+        if self._rule == "none":
+            return {}
+        return {
+            f"{name}@{number}": value
+            for number, group in enumerate(self._optimizer.param_groups)
+            if any(p.requires_grad for p in group["params"])
+            for name, value in _rules.values_of(self._rule, group).items()
+        }

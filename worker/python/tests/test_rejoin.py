@@ -1,0 +1,339 @@
+"""Boxes and ranks that die in a training, which goes on: to the bit as if nothing had died."""
+
+import multiprocessing
+import os
+import random
+import secrets
+import signal
+import time
+
+import pytest
+import torch
+from conftest import SavingBox, wait_until
+from torch import nn
+
+import phub
+
+SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
+EVERY = 5
+STEPS = 60
+JOB = "rejoins"
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    print(f"PHUB_SEED={SEED}")
+
+
+@pytest.fixture
+def saving_box(tmp_path, monkeypatch):
+    box = SavingBox(tmp_path / "checkpoints", EVERY)
+    monkeypatch.setenv("PHUB_SERVER", box.address)
+    yield box
+    box.kill()
+
+
+def make_net():
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    return nn.Sequential(
+        nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.3), nn.Linear(24, 5)
+    )
+
+
+class Batches:
+    """In an order of its own, in which it can go on."""
+
+    def __init__(self, rank):
+        self.random = torch.Generator().manual_seed(SEED + rank)
+
+    def __next__(self):
+        inputs = torch.randn(8, 12, generator=self.random)
+        return inputs, torch.randint(5, (8,), generator=self.random)
+
+    def state_dict(self):
+        return {"random": self.random.get_state()}
+
+    def load_state_dict(self, state):
+        self.random.set_state(state["random"])
+
+
+class Death:
+    """Of the box, which rank 1 asks for in a step. Nobody ends before."""
+
+    def __init__(self, step, place):
+        self.step, self.place = step, place
+        self.due, self.over = FORK.Event(), FORK.Event()
+
+    def at(self, rank, step, place):
+        if (rank, step, place) == (1, self.step, self.place):
+            self.due.set()
+        if step == STEPS - 1 and self.due.is_set():
+            assert self.over.wait(60)
+
+
+class NoDeath:
+    def at(self, rank, step, place):
+        pass
+
+
+def learn(model, optimizer, schedule, batch, here):
+    """A step; here(place) is called in it."""
+    here(0)
+    optimizer.zero_grad()
+    inputs, labels = batch
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    here(1)
+    optimizer.step()
+    here(2)
+    schedule.step()
+
+
+def result_of(net, optimizer):
+    return net.state_dict(), optimizer.state_dict()
+
+
+def assert_same_results(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+# ---- The box makes the steps.
+
+
+def trains(rank, overlap, transport, zero_copy, job, death):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(
+        torch.optim.AdamW(net.parameters(), 1e-2, foreach=False),
+        net,
+        overlap=overlap,
+        transport=transport,
+        zero_copy=zero_copy,
+        job=job,
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.8)
+    batches = Batches(rank)
+    torch.manual_seed(SEED + rank)  # for the dropout
+    lives = 1
+    while True:
+        try:
+            for step in optimizer.steps(STEPS, schedule=schedule, batches=batches):
+                learn(
+                    net,
+                    optimizer,
+                    schedule,
+                    next(batches),
+                    lambda place, step=step: death.at(rank, step, place),
+                )
+            break
+        except phub.RewoundError:
+            lives += 1
+            optimizer.rejoin()
+    optimizer.synchronize()
+    result = result_of(net, optimizer)
+    optimizer.worker.barrier()
+    return lives, result
+
+
+@pytest.mark.parametrize(
+    ("overlap", "transport", "zero_copy"),
+    [
+        ("backward", "shm", False),
+        ("backward", "tcp", False),
+        ("forward", "shm", False),
+        ("backward", "shm", True),
+    ],
+)
+def test_a_training_goes_on_after_the_boxs_death(saving_box, start, overlap, transport, zero_copy):
+    how = overlap, transport, zero_copy
+    calm = start(trains, 2, *how, "calm", NoDeath()).results()
+    draw = random.Random(f"{SEED} {how}")
+    death = Death(draw.randrange(STEPS), draw.randrange(3))
+    print(f"the box dies in step {death.step} at {death.place}")
+    ranks = start(trains, 2, *how, JOB, death)
+    assert death.due.wait(60)
+    wait_until(lambda: saving_box.status(JOB).get("durable_round", 0) > 0, "a checkpoint")
+    saving_box.die_and_come_back()
+    death.over.set()
+    for (lives, result), (_, expected) in zip(ranks.results(), calm, strict=True):
+        assert lives == 2
+        assert_same_results(result, expected)
+
+
+class DeathOfAll:
+    """While all ranks wait before the last step."""
+
+    def __init__(self, over):
+        self.over = over
+
+    def at(self, rank, step, place):
+        while step == STEPS - 1 and not self.over.exists():
+            time.sleep(0.02)
+
+
+def test_programs_that_are_started_again_go_on(saving_box, start, tmp_path):
+    """After all have died: box and ranks."""
+    ((_, expected), *_) = start(trains, 2, "backward", "shm", False, "calm", NoDeath()).results()
+    over = tmp_path / "over"
+    ranks = start(trains, 2, "backward", "shm", False, JOB, DeathOfAll(over))
+    wait_until(lambda: saving_box.status(JOB).get("durable_round", 0) > 0, "a checkpoint")
+    saving_box.kill()
+    ranks.end()
+    saving_box.die_and_come_back()
+    over.touch()
+    (lives, result), _ = start(trains, 2, "backward", "shm", False, JOB, DeathOfAll(over)).results()
+    assert lives == 1
+    assert_same_results(result, expected)
+
+
+def loses_the_box_early(rank, begun, gone):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, job=JOB)
+
+    def train():
+        for _ in optimizer.steps(STEPS):
+            net(torch.ones(2, 12)).sum().backward()
+            optimizer.step()
+            begun.set()
+            assert gone.wait(60)
+
+    with pytest.raises(phub.RewoundError):
+        train()
+    optimizer.rejoin()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path, start):
+    box = SavingBox(tmp_path, 1000)
+    begun, gone = FORK.Event(), FORK.Event()
+    ranks = start(loses_the_box_early, 1, begun, gone, PHUB_SERVER=box.address)
+    try:
+        assert begun.wait(60)
+        box.die_and_come_back()
+        gone.set()
+        with pytest.raises(phub.InvalidError, match="gone before its first checkpoint"):
+            ranks.result(0)
+    finally:
+        box.kill()
+
+
+def misuses_steps(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net)
+
+    class Unsafe:
+        def state_dict(self):
+            return {"net": net}
+
+    with pytest.raises(phub.InvalidError, match="numbers, strings, tensors"):
+        next(optimizer.steps(3, unsafe=Unsafe()))
+    assert next(iter(optimizer.steps(1))) == 0
+    with pytest.raises(RuntimeError, match="step 0 of steps.. was not made"):
+        for _ in optimizer.steps(2):
+            pass
+    other = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, job="other")
+    other.step()
+    with pytest.raises(RuntimeError, match="before steps"):
+        next(other.steps(3))
+
+
+def test_steps_are_made_once_each_and_all_of_them(box, start):
+    start(misuses_steps, 1).results()
+
+
+# ---- A rank dies.
+
+
+def trains_on(rank, begun, joined, steps):
+    net = make_net().eval()  # without dropout: whatever the rank, its state follows from the step
+    optimizer = phub.DistributedOptimizer(
+        torch.optim.AdamW(net.parameters(), 1e-2), net, lease_ms=2000
+    )
+    if optimizer.steps_done:
+        joined.set()
+    for step in optimizer.steps(steps):
+        if step == 3 and rank == 1:
+            begun.set()
+            signal.pause()
+        if step == steps - 1:
+            assert joined.wait(60)
+        inputs = torch.full((4, 12), 0.1 * step + rank)
+        net(inputs).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters_of(net)
+
+
+def parameters_of(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_go_on_without_a_rank_and_with_its_successor(box, start, end):
+    begun, joined = FORK.Event(), FORK.Event()
+    ranks = start(trains_on, 4, begun, joined, 12, PHUB_JOB=f"successor-{end}")
+    assert begun.wait(60)
+    ranks.kill(1, end)
+    job = f"successor-{end}"
+    wait_until(lambda: box.status(job)["completed_round"] > 4, "a step without the rank")
+    ranks.kill(1)
+    ranks.replace(1)
+    results = ranks.results()
+    for each in results[1:]:
+        assert_same_results([each], results[:1])
+
+
+# ---- The ranks make the steps themselves: their own file has all.
+
+
+def lives_on(rank, file, job, death):
+    """The lives of a program as in README.md."""
+    lives = 0
+    while True:
+        lives += 1
+        net = make_net()
+        model = phub.ddp(net, job=job, connect_timeout_ms=60_000)
+        try:
+            return lives, lives_once(rank, file, net, model, death)
+        except (phub.UnavailableError, phub.NotFoundError):
+            pass
+        finally:
+            model.phub.close()
+
+
+def lives_once(rank, file, net, model, death):
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, foreach=False)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.8)
+    kept = {"model": net, "optimizer": optimizer, "schedule": schedule}
+    first = 0
+    if file.exists():  # all ranks are here, so rank 0 does not write it any more
+        saved = torch.load(file)
+        first = saved["step"]
+        for name, each in kept.items():
+            each.load_state_dict(saved[name])
+    for step in range(first, STEPS):
+        if rank == 0 and step % EVERY == 0:
+            states = {name: each.state_dict() for name, each in kept.items()}
+            torch.save({"step": step, **states}, file.with_suffix(".new"))
+            file.with_suffix(".new").replace(file)
+        torch.manual_seed(SEED + 1000 * step + rank)
+        batch = torch.randn(8, 12), torch.randint(5, (8,))
+        learn(
+            model, optimizer, schedule, batch, lambda place, step=step: death.at(rank, step, place)
+        )
+    model.phub.worker.barrier()  # nobody leaves before all have made the last step
+    return parameters_of(net), optimizer.state_dict()
+
+
+def test_ddp_goes_on_from_the_programs_own_checkpoint(saving_box, start, tmp_path):
+    calm = start(lives_on, 2, tmp_path / "calm.pt", "calm", NoDeath()).results()
+    draw = random.Random(SEED)
+    death = Death(draw.randrange(STEPS), draw.randrange(3))
+    print(f"the box dies in step {death.step} at {death.place}")
+    ranks = start(lives_on, 2, tmp_path / "training.pt", JOB, death)
+    assert death.due.wait(60)
+    saving_box.die_and_come_back()
+    death.over.set()
+    for (lives, result), (_, expected) in zip(ranks.results(), calm, strict=True):
+        assert lives == 2
+        assert_same_results(result, expected)
