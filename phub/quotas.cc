@@ -24,23 +24,29 @@ std::string amount(const QuotaField& field, uint64_t value) {
 }  // namespace
 
 void Quotas::check(const Caller& creator, const Quota& quota, const std::string& job,
-                   const Quota& needed, const std::function<BytesOfJobs()>& kept) const {
+                   const Needs& needed, const std::function<BytesOfJobs()>& kept) const {
   for (const QuotaField& field : kQuotaFields) {
     const uint64_t limit = quota.*field.amount;
     if (limit == Quota::kNone) continue;
     const bool on_disk = field.amount == &Quota::checkpoints;
     BytesOfJobs has = on_disk ? kept() : BytesOfJobs();
-    const uint64_t needs = std::max(needed.*field.amount, has[job]);
+    uint64_t needs = std::max(needed.amounts.*field.amount, has[job]);
     has.erase(job);  // those of an earlier job of this name stay until new ones take their places
     for (const auto& [of, held] : held_) {
       if (held.creator != creator.id) continue;
-      has[held.name] = std::max(has[held.name], held.has.*field.amount);
+      has[held.name] = std::max(has[held.name], held.has.amounts.*field.amount);
     }
     std::vector<std::pair<uint64_t, std::string>> by;
     uint64_t used = 0;
     for (const auto& [name, value] : has) {
       used += value;
       if (value > 0) by.emplace_back(value, name);
+    }
+    if (field.amount == &Quota::cores) {
+      std::set<uint32_t> cpus = cpus_of(creator.id);
+      used = cpus.size();
+      cpus.insert(needed.cpus.begin(), needed.cpus.end());
+      needs = cpus.size() - used;
     }
     const uint64_t free = limit - std::min(limit, used);
     if (needs <= free) continue;
@@ -60,9 +66,16 @@ void Quotas::check(const Caller& creator, const Quota& quota, const std::string&
   }
 }
 
-void Quotas::add(const Job* job, const std::string& creator, const std::string& name,
-                 const Quota& has) {
-  held_[job] = {creator, name, has};
+void Quotas::add(const Job* job, const std::string& creator, const std::string& name, Needs has) {
+  held_[job] = {creator, name, std::move(has)};
+}
+
+std::set<uint32_t> Quotas::cpus_of(const std::string& creator) const {
+  std::set<uint32_t> cpus;
+  for (const auto& [job, held] : held_) {
+    if (held.creator == creator) cpus.insert(held.has.cpus.begin(), held.has.cpus.end());
+  }
+  return cpus;
 }
 
 }  // namespace phub

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "phub/control/tokens.h"
@@ -17,22 +18,28 @@ class Job;
 class Quotas {
  public:
   using BytesOfJobs = std::map<std::string, uint64_t>;
+  struct Needs {
+    Quota amounts;
+    std::set<uint32_t> cpus =
+        {};  // of the cores of its plan, which jobs share; amounts has how many
+  };
 
   // Whether `creator` may create a job that needs this. `kept`: the bytes of checkpoints on the
   // disk, by job, of jobs that run and that do not; asked for only if there is a limit. Of a job
-  // that runs counts what it needs, or what is there if that is more. Throws Error(kFull) that says
-  // what is free, and which jobs have the rest.
-  void check(const Caller& creator, const Quota& quota, const std::string& job, const Quota& needed,
+  // that runs counts what it needs, or what is there if that is more. A core counts once, however
+  // many jobs have it. Throws Error(kFull) that says what is free, and which jobs have the rest.
+  void check(const Caller& creator, const Quota& quota, const std::string& job, const Needs& needed,
              const std::function<BytesOfJobs()>& kept) const;
   // `creator`: its token's id.
-  void add(const Job* job, const std::string& creator, const std::string& name, const Quota& has);
+  void add(const Job* job, const std::string& creator, const std::string& name, Needs has);
+  std::set<uint32_t> cpus_of(const std::string& creator) const;
   void remove(const Job* job) { held_.erase(job); }
 
  private:
   struct Held {
     std::string creator;  // its token's id
     std::string name;
-    Quota has;
+    Needs has;
   };
   std::map<const Job*, Held> held_;
 };

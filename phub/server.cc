@@ -294,7 +294,7 @@ void Server::connection_ended(const Credential& who) {
 }
 
 void Server::join_unanswered(const Credential& who) {
-  if (RunningJob* job = find(who.job)) job->join_unanswered(who);
+  if (RunningJob* job = find(who.job)) job->join_unanswered(who.rank, who.incarnation);
 }
 
 void Server::log(const std::string& name, uint64_t from, Reply<LogPage> reply) {

@@ -121,7 +121,7 @@ class Server final : public ControlHandler {
                                    std::vector<std::string>& passed_over);
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
                                             std::vector<std::string>& passed_over);
-  Quota needed_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;
+  Quotas::Needs needs_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;
   void add(const std::shared_ptr<RunningJob>& job);
   void retire(RunningJob& gone);
   Transport& transport_named(const std::string& name);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "phub/control/tokens.h"
@@ -40,13 +41,17 @@ void check_hyper_of(const Manifest& saved) {
 }  // namespace
 
 // While one more checkpoint is written, none is removed.
-Quota Server::needed_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const {
-  return {.jobs = 1,
-          .ranks = spec.max_ranks,
-          .connections = uint64_t{spec.max_ranks} * plan.queues.size(),
-          .keys = spec.keys.size(),
-          .memory = memory.total(),
-          .checkpoints = memory.snapshot * (uint64_t{options_.checkpoints.keep} + 1)};
+Quotas::Needs Server::needs_of(const JobSpec& spec, const Plan& plan,
+                               const NodeMemory& memory) const {
+  Quotas::Needs needs{{.jobs = 1,
+                       .ranks = spec.max_ranks,
+                       .connections = uint64_t{spec.max_ranks} * plan.queues.size(),
+                       .keys = spec.keys.size(),
+                       .memory = memory.total(),
+                       .checkpoints = memory.snapshot * (uint64_t{options_.checkpoints.keep} + 1),
+                       .cores = plan.cores.size()}};
+  for (const CorePlan& core : plan.cores) needs.cpus.insert(core.os_cpu);
+  return needs;
 }
 
 Transport& Server::transport_named(const std::string& name) {
@@ -184,8 +189,12 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   Transport& link_transport = transport_named(request.transport);
   std::vector<PlanLoad> load;
   for (const auto& [job, of_job] : loads_) load.insert(load.end(), of_job.begin(), of_job.end());
+  const std::set<uint32_t> cpus = quotas_.cpus_of(request.caller.id);
+  const uint64_t most_cores = std::clamp<uint64_t>(join.quota.cores, 1, ~uint32_t{0});
   Plan plan = make_plan(topology, spec.keys,
-                        {.ranks = spec.max_ranks,
+                        {.most_cores = static_cast<uint32_t>(most_cores),
+                         .preferred_cpus = {cpus.begin(), cpus.end()},
+                         .ranks = spec.max_ranks,
                          .chunk_elements = spec.chunk_elements,
                          .shared_memory = link_transport.shares_memory(),
                          .gradient_bytes = element_bytes(spec).gradient,
@@ -194,7 +203,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
   const NodeMemory memory = total_memory(plan, spec, snapshots, saved ? saved->ranks.size() : 0);
-  const Quota needed = needed_of(spec, plan, memory);
+  const Quotas::Needs needed = needs_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
       return host_.checkpoints ? host_.checkpoints->kept_bytes(request.caller.id)

@@ -8,7 +8,7 @@
 //   sha256 = "64 hexadecimal digits"
 //   expires = 2027-06-30T12:00:00Z # optional: a date, or a time (UTC without an offset)
 //   quota = {jobs = 4, ranks = 64, connections = 512, keys = 10000, memory = "8G",
-//   checkpoints = "50G"}           # optional; in one line
+//   checkpoints = "50G", cores = 2}  # optional; in one line
 #pragma once
 
 #include <array>
@@ -41,6 +41,7 @@ struct Quota {
   uint64_t keys = kNone;
   uint64_t memory = kNone;       // bytes of the box, as `phub plan` counts them
   uint64_t checkpoints = kNone;  // bytes on the disk
+  uint64_t cores = kNone;        // which they share
 
   friend bool operator==(const Quota&, const Quota&) = default;
 };
@@ -54,7 +55,8 @@ inline constexpr QuotaField kQuotaFields[] = {{"jobs", &Quota::jobs, false},
                                               {"connections", &Quota::connections, false},
                                               {"keys", &Quota::keys, false},
                                               {"memory", &Quota::memory, true},
-                                              {"checkpoints", &Quota::checkpoints, true}};
+                                              {"checkpoints", &Quota::checkpoints, true},
+                                              {"cores", &Quota::cores, false}};
 
 struct Token {
   std::string name;

@@ -102,7 +102,7 @@ class RunningJob {
 
   void leave_barrier(const Credential& who);
   void connection_ended(const Credential& who);  // that of its heartbeats
-  void join_unanswered(const Credential& who);
+  void join_unanswered(uint32_t rank, uint32_t incarnation);  // its answer could not be made
   // Loses the ranks for which `why_not` has a reason.
   void expel(const std::function<std::string(const Caller& caller)>& why_not);
   LogPage log(uint64_t from);
@@ -220,7 +220,6 @@ class RunningJob {
   uint64_t expect(Reply<uint64_t> reply);
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
-  void unanswered(uint32_t rank, uint32_t incarnation);
   void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
   void continue_reconnection(uint32_t rank);
 

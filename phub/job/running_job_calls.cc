@@ -129,10 +129,8 @@ void RunningJob::expel(const std::function<std::string(const Caller& caller)>& w
   carry_out();
 }
 
-void RunningJob::join_unanswered(const Credential& who) { unanswered(who.rank, who.incarnation); }
-
 // A loss, not a leave: a job whose ranks are lost goes on later.
-void RunningJob::unanswered(uint32_t rank, uint32_t incarnation) {
+void RunningJob::join_unanswered(uint32_t rank, uint32_t incarnation) {
   if (ending_) return;
   lose(rank, incarnation, "the answer to its join could not be made: no memory is left");
   carry_out();
@@ -221,7 +219,7 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
     answer->spec = job_->spec();
   };
   run_beside(host_.coder, compose, [=, this](const std::optional<Error>& failed) {
-    if (failed) unanswered(rank, answer->incarnation);
+    if (failed) join_unanswered(rank, answer->incarnation);
     for (const Reply<JoinReply>& reply : replies) {
       if (failed) {
         reply({failed->code(), failed->what()});

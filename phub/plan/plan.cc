@@ -50,15 +50,33 @@ std::vector<Site> sites_of(const numa::Topology& topology) {
   return sites;
 }
 
-// Keeps `wanted` cores: first one for each site, so that every NIC is used, then the others in
-// proportion to NICs (highest averages). Sites without a core are removed.
-void keep_cores(std::vector<Site>& sites, uint32_t wanted) {
+std::map<uint32_t, uint64_t> load_of_cpus(const PlanOptions& options) {
+  std::map<uint32_t, uint64_t> bytes;
+  for (const PlanLoad& load : options.load) bytes[load.os_cpu] += load.bytes;
+  return bytes;
+}
+
+// Keeps `wanted` cores: first those that are preferred, then one for each site, so that every NIC
+// is used, then the others in proportion to NICs (highest averages); of equals the least loaded.
+// Sites without a core are removed.
+void keep_cores(const numa::Topology& topology, const PlanOptions& options, uint32_t wanted,
+                std::vector<Site>& sites) {
+  std::map<uint32_t, uint64_t> load = load_of_cpus(options);
+  const auto claim = [&](uint32_t core) {  // the least goes first
+    const uint32_t cpu = topology.cores[core].os_cpu;
+    const bool preferred = std::ranges::count(options.preferred_cpus, cpu) > 0;
+    return std::pair(!preferred, load[cpu]);
+  };
+  for (Site& site : sites) std::ranges::stable_sort(site.cores, {}, claim);
   std::vector<size_t> kept(sites.size(), 0);
   const auto goes_before = [&](size_t a, size_t b) {  // whether a's claim to a core beats b's
+    const auto [others_a, load_a] = claim(sites[a].cores[kept[a]]);
+    const auto [others_b, load_b] = claim(sites[b].cores[kept[b]]);
+    if (others_a != others_b) return !others_a;
     if ((kept[a] == 0) != (kept[b] == 0)) return kept[a] == 0;
-    const uint64_t nics_a = std::max<size_t>(1, sites[a].nics.size());
-    const uint64_t nics_b = std::max<size_t>(1, sites[b].nics.size());
-    return nics_a * (kept[b] + 1) > nics_b * (kept[a] + 1);
+    const uint64_t nics_a = std::max<size_t>(1, sites[a].nics.size()) * (kept[b] + 1);
+    const uint64_t nics_b = std::max<size_t>(1, sites[b].nics.size()) * (kept[a] + 1);
+    return nics_a != nics_b ? nics_a > nics_b : load_a < load_b;
   };
   for (uint32_t i = 0; i < wanted; i++) {
     size_t best = sites.size();
@@ -166,12 +184,9 @@ uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candi
 void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
               const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
   const uint64_t bytes = options.gradient_bytes * options.ranks;
-  std::map<uint32_t, uint64_t> of_cpu;
+  const std::map<uint32_t, uint64_t> of_cpu = load_of_cpus(options);
   std::map<std::string_view, uint64_t> of_nic;
-  for (const PlanLoad& load : options.load) {
-    of_cpu[load.os_cpu] += load.bytes;
-    of_nic[load.nic] += load.bytes;
-  }
+  for (const PlanLoad& load : options.load) of_nic[load.nic] += load.bytes;
   const auto elements = [bytes](const auto& loads, const auto& of) {
     const auto at = loads.find(of);
     return at == loads.end() ? 0 : (at->second + bytes - 1) / bytes;
@@ -304,7 +319,11 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
          topology.source, usable,
          usable < topology.cores.size() ? " (the others are on NUMA nodes without a NIC)" : "");
   }
-  keep_cores(sites, options.cores == 0 ? static_cast<uint32_t>(usable) : options.cores);
+  if (options.most_cores == 0) fail(ErrorCode::kInvalid, "a plan needs a core, and may have none");
+  const auto asked = options.cores == 0 ? static_cast<uint32_t>(usable) : options.cores;
+  if (const uint32_t wanted = std::min(asked, options.most_cores); wanted < usable) {
+    keep_cores(topology, options, wanted, sites);
+  }
 
   Plan plan;
   std::vector<double> queue_share;

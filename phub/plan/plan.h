@@ -36,6 +36,9 @@ struct PlanLoad {
 
 struct PlanOptions {
   uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
+  // Of these or of all, at most so many: those of `preferred_cpus` first, then the least loaded.
+  uint32_t most_cores = ~uint32_t{0};
+  std::vector<uint32_t> preferred_cpus = {};
   uint32_t ranks = 1;  // the job's max_ranks; decides about queue pairs and memory
   uint32_t chunk_elements = 8192;
   bool shared_memory = true;    // the box's memory is laid out as the workers', by keys

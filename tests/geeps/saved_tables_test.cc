@@ -22,9 +22,7 @@
 #include "tests/seeds.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/expect_error.h"
-#include "tests/worker/options.h"
-#include "tests/worker/server_process.h"
-#include "tests/worker/training.h"
+#include "tests/worker/saved_box.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
@@ -38,8 +36,6 @@ namespace {
 using phub::testing::becomes;
 using phub::testing::error_of;
 using phub::testing::fresh_seeds;
-using phub::testing::options_of;
-using phub::testing::ServerProcess;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -203,25 +199,8 @@ struct Rig {
   Cache cache;
 };
 
-class SavedTables : public ::testing::Test {
+class SavedTables : public phub::testing::SavedBoxTest {
  protected:
-  void serve(uint64_t every = kEvery, const std::string& listen = "127.0.0.1:0") {
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", directory_.path() + "/checkpoints",
-                                             "--checkpoint-every", std::to_string(every)},
-                    listen);
-  }
-  void die_and_come_back(uint64_t every = kEvery) {
-    const std::string address = server_->address();
-    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
-    serve(every, address);
-  }
-  WorkerOptions options(const JobSpec& spec, int32_t rank) const {
-    WorkerOptions options = options_of(server_->address(), spec);
-    options.rank = rank;
-    options.connect_timeout_ms = 60'000;
-    return options;
-  }
   // A job of one rank, which saves the round. Not yet over the cache's table.
   std::unique_ptr<Worker> alone(const std::string& name) {
     WorkerOptions mine = options(spec_of(name, 1), 0);
@@ -233,13 +212,6 @@ class SavedTables : public ::testing::Test {
     worker->broadcast({});
     return worker;
   }
-  JobStatus status(const std::string& job) const {
-    for (JobStatus& status : ControlClient(server_->address()).status().jobs) {
-      if (status.name == job) return status;
-    }
-    return {};
-  }
-
   // All ranks in threads, until `rounds` are done, whatever happens to the server; none goes beyond
   // round `allowed`. `anew`: a rank that lost the server begins as a new process would. Returns
   // what each rank has at the end.
@@ -254,63 +226,34 @@ class SavedTables : public ::testing::Test {
           EXPECT_EQ(program.position(), round);
           return program.state();
         };
-        const auto join = [&] {  // the server may be dead, or have the rank's old incarnation
-          for (;;) {
-            try {
-              return std::make_unique<Worker>(mine);
-            } catch (const Error& error) {
-              if (!may_pass(error.code())) throw;
+        through_rewinds(mine, anew, [&](Worker& worker) {
+          program.load(worker, rank);
+          worker.broadcast({});
+          Rig rig(worker, way);
+          while (program.position() < rounds) {
+            if (program.position() < allowed) {
+              program.train(rig.cache, rig.stream.get());
+            } else {
+              worker.poll();  // notices that the server is gone
             }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
           }
-        };
-        std::unique_ptr<Worker> worker = join();
-        for (;;) {
-          try {
-            program.load(*worker, rank);
-            worker->broadcast({});
-            Rig rig(*worker, way);
-            while (program.position() < rounds) {
-              if (program.position() < allowed) {
-                program.train(rig.cache, rig.stream.get());
-              } else {
-                worker->poll();  // notices that the server is gone
-              }
-              std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            }
-            results[rank] = rig.contents();
-            worker->barrier();
-            return worker->leave();
-          } catch (const Error& error) {
-            if (error.code() != ErrorCode::kRewound) {
-              ADD_FAILURE() << "rank " << rank << ": " << error.what();
-              return;
-            }
-          }
-          if (anew) {
-            worker.reset();
-            worker = join();
-          } else {
-            worker = worker->rejoin();
-          }
-        }
+          results[rank] = rig.contents();
+          worker.barrier();
+          worker.leave();
+        });
       });
     }
     return ranks.clear(), results;
   }
-  static bool may_pass(ErrorCode code) {
-    return code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout ||
-           code == ErrorCode::kRewound || code == ErrorCode::kTaken || code == ErrorCode::kRankLost;
-  }
 
-  const TemporaryDirectory directory_;
-  std::optional<ServerProcess> server_;
   std::function<void(uint64_t round)> on_save_;
 };
 
 TEST_F(SavedTables, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
   constexpr uint64_t kRounds = 150;
   std::mt19937_64 random(fresh_seeds(1).first);
-  serve();
+  serve(kEvery);
   const std::vector<std::string> expected =
       run(spec_of("undisturbed", 2), kRounds, std::atomic<uint64_t>(kRounds), kAllPinned, false);
   ASSERT_FALSE(expected[0].empty());
@@ -336,7 +279,7 @@ TEST_F(SavedTables, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
       allow(allowed + random() % 8);
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
       durable = std::max(durable, status(spec.name).durable_round);
-      die_and_come_back();
+      die_and_come_back(kEvery);
     }
     allowed = kRounds;
     training.join();

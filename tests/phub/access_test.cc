@@ -9,6 +9,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,7 +36,7 @@ constexpr uint32_t kMs = 20'000;
 
 class GatedBox {
  public:
-  GatedBox() {
+  explicit GatedBox(const std::string& topology = "pack:1 core:1 pu:1") {
     for (const auto& [name, role, jobs] : std::vector<std::tuple<std::string, Role, std::string>>{
              {"alice", Role::kTrain, "alice-*"},
              {"bob", Role::kTrain, "bob-*"},
@@ -51,7 +52,7 @@ class GatedBox {
     gate.emplace(tokens, [this] { return now_s; });
     ServerOptions options;
     options.quota_of = [this](const Caller& creator) { return gate->quota_of(creator); };
-    options.topology = numa::from_synthetic("pack:1 core:1 pu:1");
+    options.topology = numa::from_synthetic(topology);
     options.pin = false;
     options.note = [this](const std::string& line) { notes.push_back(line); };
     std::vector<std::unique_ptr<Transport>> nics;
@@ -409,6 +410,28 @@ TEST(Access, AQuotaBoundsWhatIsCreatedWithAToken) {
   EXPECT_THAT(refusal("alice-2", "alice"), HasSubstr("of memory are free (alice-1 "));
   set_quota({.ranks = 8, .keys = 2, .memory = 3 * bytes});
   EXPECT_EQ(refusal("alice-2", "alice"), "");
+}
+
+// However many jobs a token creates, they share the cores that its quota has.
+TEST(Access, AQuotaOfCoresIsSharedByTheJobsOfAToken) {
+  GatedBox box("pack:1 core:4 pu:1");
+  box.on_control([&] {
+    for (Token& token : box.tokens) {
+      if (token.name == "alice") token.quota.cores = 2;
+    }
+    box.gate->replace(box.tokens);
+  });
+  const auto cores_of = [&box](const std::string& job, const std::string& token) {
+    box.join(job, token, job);
+    std::set<uint32_t> cores;
+    const JobStatus status = box.on_control([&] { return box.server->job_status(job); });
+    for (const JobCoreStatus& core : status.cores) cores.insert(core.core);
+    return cores;
+  };
+  const std::set<uint32_t> of_alice = cores_of("alice-1", "alice");
+  EXPECT_EQ(of_alice.size(), 2u);
+  EXPECT_EQ(cores_of("bob-1", "bob").size(), 4u);
+  for (const char* job : {"alice-2", "alice-3"}) EXPECT_EQ(cores_of(job, "alice"), of_alice);
 }
 
 // Who, from where, what, and how it ended; and nothing secret.

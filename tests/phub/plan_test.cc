@@ -333,6 +333,29 @@ TEST(Plan, CoresFollowTheNics) {
       << "no more than there are";
 }
 
+// A job that may not have all cores: those that its owner has, else those with the least to do.
+TEST(Plan, FewCoresAreThePreferredThenTheLeastLoaded) {
+  const std::vector<KeySpec> keys = make_keys({100000});
+  const numa::Topology topology = make_topology({{4, 1}, {4, 1}});  // CPUs 1, 3, 5, … 15
+  const auto cpus = [&](PlanOptions options) {
+    std::set<uint32_t> used;
+    const Plan plan = make_plan(topology, keys, options);
+    for (const CorePlan& core : plan.cores) used.insert(core.os_cpu);
+    return used;
+  };
+  const std::vector<PlanLoad> load = {{1, "n0", 10}, {3, "n0", 20}, {5, "n0", 5}, {9, "n1", 1}};
+  using Cpus = std::set<uint32_t>;
+  EXPECT_EQ(cpus({.most_cores = 1}), (Cpus{1}));
+  EXPECT_EQ(cpus({.most_cores = 1, .load = load}), (Cpus{7}));
+  EXPECT_EQ(cpus({.most_cores = 2, .load = load}), (Cpus{7, 11})) << "one for each NIC";
+  EXPECT_EQ(cpus({.most_cores = 6, .load = load}), (Cpus{1, 5, 7, 11, 13, 15}));
+  EXPECT_EQ(cpus({.most_cores = 2, .preferred_cpus = {3, 9, 1}, .load = load}), (Cpus{1, 9}));
+  EXPECT_EQ(cpus({.most_cores = 3, .preferred_cpus = {3, 1}, .load = load}), (Cpus{1, 3, 11}));
+  EXPECT_EQ(cpus({.cores = 2, .most_cores = 5}).size(), 2u);
+  EXPECT_EQ(cpus({.most_cores = 100}).size(), 8u);
+  EXPECT_THAT(message_of(topology, keys, {.most_cores = 0}), ::testing::HasSubstr("needs a core"));
+}
+
 TEST(Plan, DealsTheLargestFirst) {
   const std::vector<KeySpec> keys = make_keys({100, 100, 200});
   EXPECT_EQ(core_imbalance(make_plan(make_topology({{2, 1}}), keys, {})), 1.0);

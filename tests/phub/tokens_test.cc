@@ -136,12 +136,12 @@ TEST(ParseTokens, ReadsQuotas) {
   const std::vector<Token> tokens =
       parse_tokens(entry("all",
                          "quota = {jobs = 0, ranks = 64, connections = 512, keys = 10000, "
-                         "memory = '1.5G', checkpoints = 7}",
+                         "memory = '1.5G', checkpoints = 7, cores = 2}",
                          std::string(64, '1')) +
                        entry("some", "quota = {ranks = 3}", std::string(64, '2')) +
                        entry("none", "", std::string(64, '3')),
                    "t");
-  EXPECT_EQ(tokens[0].quota, (Quota{0, 64, 512, 10'000, uint64_t{3} << 29, 7}));
+  EXPECT_EQ(tokens[0].quota, (Quota{0, 64, 512, 10'000, uint64_t{3} << 29, 7, 2}));
   EXPECT_EQ(tokens[1].quota, (Quota{.ranks = 3}));
   EXPECT_EQ(tokens[2].quota, Quota{});
   EXPECT_EQ(Quota{}.jobs, Quota::kNone);
@@ -179,8 +179,8 @@ TEST(ParseTokens, SaysWhatIsWrongAndWhere) {
       {entry("a", "expires = 12:00:00"), "expires must be"},
       {entry("a", "expires = 2027-02-30"), "t:5:"},
       {entry("a", "quota = 7"), "t:5:9: quota must be a table such as {jobs = 4}"},
-      {entry("a", "quota = {cores = 7}"),
-       "a quota has no 'cores'; there are jobs, ranks, connections"},
+      {entry("a", "quota = {cpus = 7}"),
+       "a quota has no 'cpus'; there are jobs, ranks, connections"},
       {entry("a", "quota = {jobs = -1}"), "jobs must be a number, or 0"},
       {entry("a", "quota = {jobs = '4'}"), "jobs must be a number"},
       {entry("a", "quota = {memory = '4X'}"), "memory must be a number of bytes such as 512M"},

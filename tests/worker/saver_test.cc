@@ -22,9 +22,7 @@
 #include <vector>
 
 #include "tests/seeds.h"
-#include "tests/worker/options.h"
-#include "tests/worker/server_process.h"
-#include "tests/worker/training.h"
+#include "tests/worker/saved_box.h"
 #include "worker/phub.h"
 #include "worker/rank_state.h"
 
@@ -103,36 +101,8 @@ std::string parameters_of(const Worker& worker) {
   return all;
 }
 
-class SaverTest : public ::testing::Test {
+class SaverTest : public SavedBoxTest {
  protected:
-  void serve(uint64_t every = kEvery, const std::string& listen = "127.0.0.1:0") {
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
-                                             std::to_string(every)},
-                    listen);
-  }
-  std::string folder() const { return directory_.path() + "/checkpoints"; }
-  void die_and_come_back(uint64_t every = kEvery) {
-    const std::string address = server_->address();
-    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
-    serve(every, address);
-  }
-  WorkerOptions options(const JobSpec& spec, int32_t rank) const {
-    WorkerOptions options = options_of(server_->address(), spec);
-    options.rank = rank;
-    options.connect_timeout_ms = 60'000;
-    return options;
-  }
-  JobStatus status(const std::string& job) const {
-    for (JobStatus& status : ControlClient(server_->address()).status().jobs) {
-      if (status.name == job) return status;
-    }
-    return {};
-  }
-  bool becomes_status(const std::string& job,
-                      const std::function<bool(const JobStatus& status)>& condition) const {
-    return becomes([&] { return condition(status(job)); }, std::chrono::seconds(120));
-  }
   bool has_checkpoint(const std::string& job, uint64_t round) const {
     const std::string begin = fmt::format("round-{:012}.", round);
     for (const auto& entry : std::filesystem::directory_iterator(folder() + "/" + job)) {
@@ -164,60 +134,28 @@ class SaverTest : public ::testing::Test {
           EXPECT_EQ(program.position, round);
           return program.state();
         };
-        const auto join = [&] {  // the server may be dead, or have the rank's old incarnation
-          for (;;) {
-            try {
-              return std::make_unique<Worker>(mine);
-            } catch (const Error& error) {
-              const bool passes = error.code() == ErrorCode::kTaken || may_pass(error) ||
-                                  error.code() == ErrorCode::kRankLost;
-              if (!passes) throw;
-            }
+        through_rewinds(mine, anew, [&](Worker& worker) {
+          program.load(worker, rank);
+          worker.broadcast({});
+          while (program.position < rounds) {
+            if (program.position < allowed) program.train(worker);
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
           }
-        };
-        std::unique_ptr<Worker> worker = join();
-        for (;;) {
-          try {
-            program.load(*worker, rank);
-            worker->broadcast({});
-            while (program.position < rounds) {
-              if (program.position < allowed) program.train(*worker);
-              std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            }
-            worker->barrier();
-            if (rank == 0) result = parameters_of(*worker);
-            worker->barrier();
-            return worker->leave();
-          } catch (const Error& error) {
-            if (error.code() != ErrorCode::kRewound) {
-              ADD_FAILURE() << "rank " << rank << ": " << error.what();
-              return;
-            }
-          }
-          if (anew) {
-            worker.reset();
-            worker = join();
-          } else {
-            worker = worker->rejoin();
-          }
-        }
+          worker.barrier();
+          if (rank == 0) result = parameters_of(worker);
+          worker.barrier();
+          worker.leave();
+        });
       });
     }
     return ranks.clear(), result;
   }
-  static bool may_pass(const Error& error) {
-    return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout ||
-           error.code() == ErrorCode::kRewound;
-  }
-
-  const TemporaryDirectory directory_;
-  std::optional<ServerProcess> server_;
 };
 
 TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
   constexpr uint64_t kRounds = 300;
   std::mt19937_64 random(fresh_seeds(1).first);
-  serve();
+  serve(kEvery);
   const std::string expected = run(options_of_all(spec_of("undisturbed", 3)), kRounds,
                                    std::atomic<uint64_t>(kRounds), false);
   ASSERT_FALSE(expected.empty());
@@ -243,7 +181,7 @@ TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
       durable = std::max(durable, status(spec.name).durable_round);
       EXPECT_EQ(durable % kEvery, 0u);
-      die_and_come_back();
+      die_and_come_back(kEvery);
       allow(allowed + 1);  // who waits for nothing would notice it late
     }
     allowed = kRounds;
@@ -255,7 +193,7 @@ TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
 // With another period, and other ranks: rank r gets what rank r saved, and a new one nothing.
 TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
   constexpr uint64_t kRounds = 1500;
-  serve();
+  serve(kEvery);
   const std::string expected =
       run(options_of_all(spec_of("untold", 3)), kRounds, std::atomic<uint64_t>(kRounds), false);
   const JobSpec spec = spec_of("told", 3);

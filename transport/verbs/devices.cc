@@ -231,10 +231,7 @@ std::vector<VerbsPort> choose_verbs_ports(std::span<const VerbsChoice> choices,
                                           std::span<const std::string> listen,
                                           std::vector<VerbsFinding>& passed_over) {
   std::vector<VerbsPort> ports;
-  if (!verbs_library_problem().empty()) {
-    if (!choices.empty()) fail(ErrorCode::kUnavailable, "RDMA: {}", verbs_library_problem());
-    return ports;
-  }
+  if (choices.empty() && !verbs_library_problem().empty()) return ports;
   for (const VerbsChoice& choice : choices) add_choice(choice, listen, ports);
   if (!choices.empty()) return ports;
   for (ibv_context* context : contexts()) {

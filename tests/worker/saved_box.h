@@ -1,0 +1,97 @@
+// A server that saves its jobs, in a process that is killed, and ranks that live through it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/worker/options.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+#include "transport/control/control_client.h"
+#include "worker/worker.h"
+
+namespace phub::testing {
+
+class SavedBoxTest : public ::testing::Test {
+ protected:
+  void serve(uint64_t every, const std::string& listen = "127.0.0.1:0") {
+    server_.emplace(PHUB_BINARY,
+                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
+                                             std::to_string(every)},
+                    listen);
+  }
+  std::string folder() const { return directory_.path() + "/checkpoints"; }
+  void die_and_come_back(uint64_t every) {
+    const std::string address = server_->address();
+    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+    serve(every, address);
+  }
+  WorkerOptions options(const JobSpec& spec, int32_t rank) const {
+    WorkerOptions options = options_of(server_->address(), spec);
+    options.rank = rank;
+    options.connect_timeout_ms = 60'000;
+    return options;
+  }
+  JobStatus status(const std::string& job) const {
+    for (JobStatus& status : ControlClient(server_->address()).status().jobs) {
+      if (status.name == job) return status;
+    }
+    return {};
+  }
+  bool becomes_status(const std::string& job,
+                      const std::function<bool(const JobStatus& status)>& condition) const {
+    return becomes([&] { return condition(status(job)); }, std::chrono::seconds(120));
+  }
+
+  // Trains until `train` returns, whatever happens to the server: after each rewind it is called
+  // again, with a worker that joined again. `anew`: as that of a new process would.
+  static void through_rewinds(const WorkerOptions& options, bool anew,
+                              const std::function<void(Worker& worker)>& train) {
+    std::unique_ptr<Worker> worker = join(options);
+    for (;;) {
+      try {
+        return train(*worker);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kRewound) {
+          ADD_FAILURE() << "rank " << options.rank << ": " << error.what();
+          return;
+        }
+      }
+      if (anew) {
+        worker.reset();
+        worker = join(options);
+      } else {
+        worker = worker->rejoin();
+      }
+    }
+  }
+
+  const TemporaryDirectory directory_;
+  std::optional<ServerProcess> server_;
+
+ private:
+  // The server may be dead, or have the rank's old incarnation.
+  static std::unique_ptr<Worker> join(const WorkerOptions& options) {
+    for (;;) {
+      try {
+        return std::make_unique<Worker>(options);
+      } catch (const Error& error) {
+        const ErrorCode code = error.code();
+        const bool passes = code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout ||
+                            code == ErrorCode::kRewound || code == ErrorCode::kTaken ||
+                            code == ErrorCode::kRankLost;
+        if (!passes) throw;
+      }
+    }
+  }
+};
+
+}  // namespace phub::testing
