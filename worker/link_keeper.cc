@@ -30,6 +30,12 @@ bool is_silence(const Error& error) {
          error.code() == ErrorCode::kFull;
 }
 
+// What the control port says of a rank that is out, or whose server began anew.
+bool is_of_this_rank(const Error& error) {
+  return error.code() == ErrorCode::kRewound || error.code() == ErrorCode::kRankLost ||
+         error.code() == ErrorCode::kFenced;
+}
+
 // A connection may break during set-up; then the server offers another, if the transport can. Over
 // shared memory it cannot; but when it gave up waiting for the ticket, that ticket is still good.
 std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOptions& options,
@@ -46,6 +52,7 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
       if (as_safe) return connect(options, joined.server, offer, link_layout_of(reply));
     } catch (const Error& error) {
       if (!first) first = error;
+      if (is_of_this_rank(error)) throw;  // why the connection was refused
       if (!may_pass(error) || now() > give_up) throw Error(*first);
       ticket_unseen = offer.transport == "shm" && error.code() == ErrorCode::kTimeout;
     }

@@ -23,10 +23,10 @@ namespace phub::testing {
 class SavedBoxTest : public ::testing::Test {
  protected:
   void serve(uint64_t every, const std::string& listen = "127.0.0.1:0") {
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
-                                             std::to_string(every)},
-                    listen);
+    std::vector<std::string> flags = {"--checkpoints", folder(), "--checkpoint-every",
+                                      std::to_string(every)};
+    flags.insert(flags.end(), more_flags_.begin(), more_flags_.end());
+    server_.emplace(PHUB_BINARY, flags, listen);
   }
   std::string folder() const { return directory_.path() + "/checkpoints"; }
   void die_and_come_back(uint64_t every) {
@@ -74,6 +74,7 @@ class SavedBoxTest : public ::testing::Test {
     }
   }
 
+  std::vector<std::string> more_flags_;  // of phub serve
   const TemporaryDirectory directory_;
   std::optional<ServerProcess> server_;
 

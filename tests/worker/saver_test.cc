@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,7 +25,10 @@
 #include <vector>
 
 #include "tests/seeds.h"
+#include "tests/worker/expect_error.h"
 #include "tests/worker/saved_box.h"
+#include "worker/join.h"
+#include "worker/link_keeper.h"
 #include "worker/phub.h"
 #include "worker/rank_state.h"
 
@@ -94,6 +100,18 @@ struct Program {
     for (size_t key = 0; key < kKeys; ++key) worker.wait(key);
   }
 };
+
+// Free now, and likely to be so a moment later.
+uint16_t free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in here = {};
+  here.sin_family = AF_INET;
+  socklen_t bytes = sizeof here;
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&here), bytes), 0);
+  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&here), &bytes), 0);
+  close(fd);
+  return ntohs(here.sin_port);
+}
 
 std::string parameters_of(const Worker& worker) {
   std::string all;
@@ -188,6 +206,18 @@ TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
     training.join();
     EXPECT_EQ(result, expected);
   }
+}
+
+// The server refuses the ticket of its life before at the data port; the control port knows why.
+TEST_F(SaverTest, AServerThatDiesBetweenJoinAndConnectionRewinds) {
+  more_flags_ = {"--data-port", std::to_string(free_port())};
+  serve(kEvery);
+  WorkerOptions mine = options(spec_of("between", 1), 0);
+  mine.transport = "tcp";
+  const Joined joined = join(mine);
+  die_and_come_back(kEvery);
+  LinkKeeper keeper(mine, joined);
+  expect_error(ErrorCode::kRewound, "goes on from its checkpoint", [&] { keeper.connect([] {}); });
 }
 
 // With another period, and other ranks: rank r gets what rank r saved, and a new one nothing.
