@@ -101,7 +101,7 @@ class RunningJob {
   void reconnect(const Credential& who, Reply<Offer> reply);
 
   void leave_barrier(const Credential& who);
-  void connection_ended(const Credential& who);  // that of its heartbeats
+  void connection_ended(const Credential& who);               // that of its heartbeats
   void join_unanswered(uint32_t rank, uint32_t incarnation);  // its answer could not be made
   // Loses the ranks for which `why_not` has a reason.
   void expel(const std::function<std::string(const Caller& caller)>& why_not);

@@ -214,7 +214,7 @@ TEST_F(SaverTest, AServerThatDiesBetweenJoinAndConnectionRewinds) {
   serve(kEvery);
   WorkerOptions mine = options(spec_of("between", 1), 0);
   mine.transport = "tcp";
-  const Joined joined = join(mine);
+  const Joined joined = phub::join(mine);
   die_and_come_back(kEvery);
   LinkKeeper keeper(mine, joined);
   expect_error(ErrorCode::kRewound, "goes on from its checkpoint", [&] { keeper.connect([] {}); });
