@@ -2,8 +2,8 @@
 // between them is cut. All that anybody saw is compared with the replay of the log.
 //
 // PHUB_TEST_SCALE multiplies the number of kills. PHUB_KILLS_FILE: a file that gets a line for
-// each, once the job that it was in has been found whole. PHUB_KILLS_NETWORK=1: this is a network
-// namespace of its own, where nftables may drop what it likes (scripts/proof kills).
+// each, once the job that it was in has been found whole. PHUB_KILLS_NETWORK=1: box and workers are
+// hosts of the network of kills_network, and this process forwards between them what it likes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "tests/seeds.h"
+#include "tests/worker/network.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 
@@ -36,10 +37,6 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
 constexpr size_t kRanks = 3;
-constexpr const char* kDataPort = "7718";  // in a network namespace of its own
-constexpr const char* kTable = "phub_kills";
-
-bool has_network() { return std::getenv("PHUB_KILLS_NETWORK") != nullptr; }
 
 // What goes on when somebody is killed, as one sees it from outside.
 //   idle        the box has no workers
@@ -74,7 +71,7 @@ class Chaos {
       start_workers();
     }
     EXPECT_TRUE(settles());
-    if (has_network() && random_() % 4 == 0) cut_network();
+    if (has_network() && random_() % 2 == 0) cut_network();
     if (dice < 4) return stop_box();
     if (dice < 7) return stop_worker();
     const std::string state = dice < 14 ? wait_for_rarest() : wait_a_while();
@@ -105,7 +102,7 @@ class Chaos {
   static Flags server_flags(const std::string& folder, uint64_t every) {
     Flags flags = {"--checkpoints", folder + "/checkpoints", "--checkpoint-every",
                    std::to_string(every)};
-    if (has_network()) flags.insert(flags.end(), {"--data-port", kDataPort});
+    if (has_network()) flags.emplace_back("--insecure");
     return flags;
   }
 
@@ -113,7 +110,7 @@ class Chaos {
   void serve() {
     const auto begins = [&](const std::string& listen) {
       try {
-        server_.emplace(PHUB_BINARY, flags_, listen);
+        server_.emplace(PHUB_BINARY, flags_, listen, "pack:1 core:2 pu:1", on_host(kBoxHost));
         return true;
       } catch (const std::runtime_error& error) {  // for a moment the port may be somebody else's
         if (std::string(error.what()).find("is in use") == std::string::npos) throw;
@@ -121,7 +118,7 @@ class Chaos {
       }
     };
     if (!training_) {
-      ASSERT_TRUE(begins("127.0.0.1:0"));
+      ASSERT_TRUE(begins(has_network() ? kBoxAddress + std::string(":0") : "127.0.0.1:0"));
       training_.emplace(server_->address(), spec_);
     } else {
       training_->end_lives();
@@ -149,7 +146,8 @@ class Chaos {
     start(rank, {"--rejoin", "--patient", "--replace"});
   }
   void start(size_t rank, const Flags& flags) {
-    ranks_[rank] = {.worker = &training_->start(static_cast<int32_t>(rank), flags)};
+    ranks_[rank] = {
+        .worker = &training_->start(static_cast<int32_t>(rank), flags, on_host(hosts_[rank]))};
   }
 
   // The rounds with which a worker has begun: of its first life, and of those after it rejoined.
@@ -245,6 +243,7 @@ class Chaos {
 
   void note(const std::string& what, const std::string& whom, const std::string& state) {
     ++counts()[state];
+    ++counts()[what + " " + whom];
     done_.push_back(fmt::format("{} {} {}", what, whom, state));
   }
 
@@ -340,40 +339,49 @@ class Chaos {
     }
   }
 
+  // Nothing, or not everything, comes through one way or both, of one worker or of all. One that is
+  // cut off may be replaced by a worker on another host, before its lease is over or after: what it
+  // sends when it is back changes nothing.
   void cut_network() {
-    static constexpr const char* kCuts[] = {"sport", "dport", "both"};
-    const std::string how = kCuts[random_() % 3], now = wait_a_while();
-    const std::string ports = fmt::format("{{ {}, {} }}", server_->port(), kDataPort);
-    const auto drop = [&](const std::string& side, const std::string& which) {
-      return fmt::format("add rule inet {} out tcp {} {} {} drop\n", kTable, side, ports, which);
-    };
-    std::string rules = fmt::format(
-        "add table inet {0}\n"
-        "add chain inet {0} out {{ type filter hook output priority 0; }}\n",
-        kTable);
-    if (how == "both") {
-      rules +=
-          drop("sport", "numgen random mod 100 < 20") + drop("dport", "numgen random mod 100 < 20");
+    static const std::array<Cut, 4> cuts = {{{"cut-to-box", true, false},
+                                             {"cut-from-box", false, true},
+                                             {"cut-both-ways", true, true},
+                                             {"lose-20%", true, true, "numgen random mod 5 == 0"}}};
+    const Cut& cut = cuts[random_() % cuts.size()];
+    const size_t rank = random_() % kRanks;
+    const bool one = random_() % 3 > 0;
+    const uint64_t dice = one && cut.which.empty() ? random_() % 4 : 0;
+    const std::string now = wait_a_while();
+    CutWire wire(cut, one ? hosts_[rank] : kBoxHost);
+    EXPECT_TRUE(becomes([&] { return wire.dropped_packets() > 0; })) << cut.name << " hit nothing";
+    if (dice < 2) {
+      std::this_thread::sleep_for(milliseconds(50 + random_() % 1'000));
+      wire.heal();
     } else {
-      rules += drop(how, "");
+      replace_behind(wire, rank, dice == 3);
     }
-    nft(rules);
-    std::this_thread::sleep_for(milliseconds(50 + random_() % 1'000));
-    nft(fmt::format("delete table inet {}\n", kTable));
-    note(how == "both"    ? "lose-20%"
-         : how == "sport" ? "cut-from-box"
-                          : "cut-to-box",
-         "network", now);
+    note(cut.name, !one ? "all" : dice < 2 ? "one" : dice < 3 ? "replaced" : "lost", now);
     EXPECT_TRUE(settles());
   }
-  void nft(const std::string& rules) const {
-    const std::string path = directory_.path() + "/rules";
-    std::ofstream(path) << rules;
-    EXPECT_EQ(std::system(("nft -f " + path).c_str()), 0) << rules;
+  void replace_behind(CutWire& wire, size_t rank, bool when_lost) {
+    Process& old = *ranks_[rank].worker;
+    const size_t before = expired_leases_of(rank);
+    EXPECT_TRUE(!when_lost || becomes([&] { return expired_leases_of(rank) > before; }));
+    std::swap(hosts_[rank], spare_host_);
+    start_again(rank);
+    EXPECT_TRUE(settles());
+    wire.heal();
+    EXPECT_EQ(old.wait(kLong), 3) << old.output();
+  }
+  size_t expired_leases_of(size_t rank) const {
+    return static_cast<size_t>(
+        std::ranges::count_if(training_->log(), [&](const LogRecord& record) {
+          return record.rank == rank && record.reason.starts_with("its lease of ");
+        }));
   }
 
  public:
-  // How often each state was hit in this process.
+  // How often each state was hit in this process, and how often each of what was done hit.
   static std::map<std::string, uint64_t>& counts() {
     static std::map<std::string, uint64_t> counts;
     return counts;
@@ -392,6 +400,8 @@ class Chaos {
     size_t before = 0;          // beginnings of it before this life of the box
   };
   std::array<Rank, kRanks> ranks_;
+  std::array<std::string, kRanks> hosts_ = {"worker0", "worker1", "worker2"};  // of the ranks
+  std::string spare_host_ = "worker3";
   bool started_ = false;  // in this life of the box
   std::vector<Process*> stopped_;
   uint64_t first_round_ = ~uint64_t{0};  // of this life of the box
@@ -424,9 +434,8 @@ TEST(Kills, OfWorkersAndTheirBox) {
     chaos.finish();
     if (!::testing::Test::HasFailure()) add_to_file(chaos.done());
   }
-  for (const std::string& state : kStates) {
-    fmt::print("{:12} {}\n", state, Chaos::counts()[state]);
-  }
+  for (const std::string& state : kStates) Chaos::counts()[state];
+  for (const auto& [what, count] : Chaos::counts()) fmt::print("{:26} {}\n", what, count);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ Process::Process(const std::vector<std::string>& command, const std::string& out
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(file, STDOUT_FILENO);
     dup2(file, STDERR_FILENO);
-    execv(argv[0], argv.data());
+    execvp(argv[0], argv.data());
     _exit(127);
   }
   close(file);

@@ -23,14 +23,16 @@ class ServerProcess {
  public:
   // REQUIRES: `program` is the path of phub. PHUB_BINARY, if it is set, goes before it
   // (tests/mutants/run). `flags`: more of phub serve. `listen`: on a free port, or where another
-  // one listened. `topology`: of the box, in hwloc's synthetic form.
+  // one listened. `topology`: of the box, in hwloc's synthetic form. `launcher`: the words before
+  // the command, of a program that becomes it.
   explicit ServerProcess(const std::string& program, const std::vector<std::string>& flags = {},
                          const std::string& listen = "127.0.0.1:0",
-                         const std::string& topology = "pack:1 core:2 pu:1")
+                         const std::string& topology = "pack:1 core:2 pu:1",
+                         const std::vector<std::string>& launcher = {})
       : folder_(std::filesystem::temp_directory_path() /
                 ("phub-server-" + std::to_string(getpid()) + "-" + std::to_string(next_++))),
         made_(std::filesystem::create_directory(folder_)),
-        process_(command(binary(program), flags, listen, topology), folder_ / "output") {
+        process_(command(launcher, binary(program), flags, listen, topology), folder_ / "output") {
     address_ = process_.listening_address();
   }
   ~ServerProcess() {
@@ -61,11 +63,12 @@ class ServerProcess {
     const char* other = std::getenv("PHUB_BINARY");
     return other ? other : program;
   }
-  static std::vector<std::string> command(const std::string& program,
+  static std::vector<std::string> command(std::vector<std::string> command,
+                                          const std::string& program,
                                           const std::vector<std::string>& flags,
                                           const std::string& listen, const std::string& topology) {
-    std::vector<std::string> command = {program,      "serve",  "--listen", listen,
-                                        "--topology", topology, "--pin",    "false"};
+    command.insert(command.end(), {program, "serve", "--listen", listen, "--topology", topology,
+                                   "--pin", "false"});
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }

@@ -47,12 +47,13 @@ class Training {
  public:
   Training(std::string server, JobSpec spec) : server_(std::move(server)), spec_(std::move(spec)) {}
 
-  // A worker for a rank (-1: any).
-  Process& start(int32_t rank, const Flags& flags = {}) {
+  // A worker for a rank (-1: any). `launcher`: the words before its command, of a program that
+  // becomes it.
+  Process& start(int32_t rank, const Flags& flags = {}, const Flags& launcher = {}) {
     const std::string at = directory_.path() + "/" + std::to_string(workers_.size());
-    std::vector<std::string> command = {fault_worker(), "--server",     server_,
-                                        "--job",        to_json(spec_), "--notes",
-                                        at + ".notes",  "--rank",       std::to_string(rank)};
+    std::vector<std::string> command = launcher;
+    command.insert(command.end(), {fault_worker(), "--server", server_, "--job", to_json(spec_),
+                                   "--notes", at + ".notes", "--rank", std::to_string(rank)});
     command.insert(command.end(), flags.begin(), flags.end());
     notes_.push_back(at + ".notes");
     undone_.emplace_back();
