@@ -68,6 +68,7 @@ OPTIMIZER = "worker/python/phub/optimizer.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
 GUARDS = ("python/test_optimizer.py:test_guards",)
 REJOIN = ("python/test_rejoin.py:boxs_death and backward-shm-False",)
+AROUND = ("python/test_around.py:checkpoints",)
 
 MUTANTS = [
     Mutant("dedup: a contribution counts again when it is sent again", LOCK_STEP_H,
@@ -861,9 +862,8 @@ MUTANTS = [
            "if self.zero_copy and gradient.requires_grad:", "if False:", GUARDS),
     Mutant("py-view-marked: what still needs a parameter that was pushed is not seen", EXCHANGED,
            "increment_version(self.tensor)  # what still needs the present value is an error", "pass", GUARDS),
-    Mutant("py-view-loaded: a model is loaded into the box's memory", OPTIMIZER,
-           "def _hold_all(parameters: list[Exchanged]) -> None:\n    for mine in parameters:",
-           "def _hold_all(parameters: list[Exchanged]) -> None:\n    for mine in []:",
+    Mutant("py-view-loaded: a model is loaded into the box's memory", "worker/python/phub/_hooks.py",
+           "        each.hold()", "        pass",
            ("python/test_optimizer.py:not_copied_can_be_loaded",)),
     Mutant("py-random: random numbers do not go on", OWN_STATE,
            'torch.set_rng_state(state["torch"])', "pass", REJOIN),
@@ -872,4 +872,11 @@ MUTANTS = [
     Mutant("py-kept: what the program keeps is that of a later step", OWN_STATE,
            'each.load_state_dict(state["kept"][name])', "pass", REJOIN),
     Mutant("py-rates: rates are those of a later step", OWN_STATE, "group.update(values)", "pass", REJOIN),
+    Mutant("py-view-copied: what state_dict() has is the box's memory", "worker/python/phub/_hooks.py",
+           "yield module.register_state_dict_post_hook(_copy_views)", "pass", AROUND),
+    Mutant("py-bogus: torch.distributed.checkpoint makes a step", OPTIMIZER,
+           "        return True", "        return False", AROUND),
+    Mutant("py-loaded-late: the box takes the parameters that a model had before it was loaded", OPTIMIZER,
+           "        self._keep_others(self.state)\n\n    def _send_loaded",
+           "        self._send_loaded()\n        self._keep_others(self.state)\n\n    def _send_loaded", AROUND),
 ]

@@ -163,6 +163,13 @@ class Exchanged:
         self.written = self.tensor._version
 
 
+def take_waiting(parameters: Sequence[Exchanged]) -> None:
+    """Waits for results that are not copied yet."""
+    for each in parameters:
+        if each.waits:
+            each.take()
+
+
 # ---- The optimizer's state at the box, as PyTorch has it: by parameter.
 
 

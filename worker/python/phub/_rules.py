@@ -82,9 +82,10 @@ def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
 def torch_state(
     name: str, steps: int, arrays: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """A parameter's state as PyTorch's optimizer has it after so many steps; {}: none yet."""
-    if steps == 0 and name != "adagrad":
-        return {}
+    """A parameter's state as PyTorch's optimizer has it after so many steps.
+
+    Before the first one it is zeros: torch.distributed.checkpoint loads only into what is there.
+    """
     counted = (
         {} if name in ("sgd", "momentum", "nesterov") else {"step": torch.tensor(float(steps))}
     )
@@ -96,8 +97,12 @@ def box_state(
 ) -> tuple[int, list[torch.Tensor]]:
     """Steps and arrays for the box, of a parameter's state in PyTorch's optimizer."""
     given = [state.get(each) for each in states]
-    # SGD does not count: what matters is whether there is a buffer.
-    steps = int(state["step"]) if "step" in state else int(any(each is not None for each in given))
+    # SGD does not count: what matters is whether there is a buffer with something in it.
+    steps = (
+        int(state["step"])
+        if "step" in state
+        else int(any(e is not None and e.any() for e in given))
+    )
     arrays = [
         torch.zeros(parameter.shape) if each is None else each.detach().float().contiguous()
         for each in given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from phub import _rules
-from phub._exchanged import Exchanged, fetch_state, has_steps, send_state
+from phub._exchanged import Exchanged, fetch_state, has_steps, send_state, take_waiting
+from phub._hooks import forward_hooks, gradient_hooks, hold_all, view_hooks
 from phub._model import check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
@@ -20,6 +22,13 @@ from phub._values import Values
 from phub.errors import Error, InvalidError, RewoundError
 from phub.pytorch import memory_of
 from phub.worker import Worker
+
+
+class _StateAtTheBox(defaultdict[Any, Any]):
+    """Empty, and yet true: torch.distributed.checkpoint makes a step of its own where none is."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class DistributedOptimizer(Optimizer):
@@ -83,6 +92,7 @@ class DistributedOptimizer(Optimizer):
         self._rule = _rules.name_of(optimizer) if server else "none"
         self._syncs = True
         self._synchronized = False
+        self._loaded: Mapping[Any, Any] | None = None  # by load_state_dict(), for the box
         given: dict[str, Option] = {
             "reduction": "mean",
             "initial": "broadcast",
@@ -117,7 +127,7 @@ class DistributedOptimizer(Optimizer):
             self._keep_others(optimizer.state)
         else:
             self.state = optimizer.state
-        self._hooks = list(self._hooks_on(model))
+        self._hooks = list(self._hooks_on(model, zero_copy))
         self._complete = True
 
     @property
@@ -135,9 +145,8 @@ class DistributedOptimizer(Optimizer):
         for hook in self._hooks:
             hook.remove()
         with contextlib.suppress(Error):  # then they are as they are
-            self._take_all(self._mine)
-        for mine in self._mine:
-            mine.hold()
+            take_waiting(self._mine)
+        hold_all(self._mine)
         self.worker.close()
 
     @contextlib.contextmanager
@@ -190,9 +199,7 @@ class DistributedOptimizer(Optimizer):
             for mine in self._mine:
                 mine.take()
             self._synchronized = True
-        for mine in self._mine:
-            if mine.waits:
-                mine.take()
+        take_waiting(self._mine)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError: a job's keys cannot change."""
@@ -234,6 +241,7 @@ class DistributedOptimizer(Optimizer):
                 self._go_on()
                 break
         self._values.forget()
+        self._loaded = None
         self._synchronized = False
 
     def _go_on(self) -> None:
@@ -257,6 +265,7 @@ class DistributedOptimizer(Optimizer):
             return self.optimizer.state_dict()
         self._refuse_in_round("state_dict()")
         self.synchronize()
+        self._send_loaded()
         self._values.send()  # from then on the box knows that the job has begun
         self.state.update(self.optimizer.state)  # of parameters that are not exchanged
         self.state.update(fetch_state(self.worker, self._mine, self._rule))
@@ -268,7 +277,8 @@ class DistributedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Between steps, on all ranks; what rank 0 loads is what the box takes.
 
-        The box takes the model's parameters, too: load the model first.
+        The box takes it with the next push, and the model's parameters as they are then: load the
+        model before or afterwards.
         """
         if self._rule == "none":
             self.optimizer.load_state_dict(state_dict)
@@ -278,10 +288,16 @@ class DistributedOptimizer(Optimizer):
         self.synchronize()
         super().load_state_dict(state_dict)
         self.optimizer.param_groups = self.param_groups
+        self._loaded = dict(self.state)
+        self._keep_others(self.state)
+
+    def _send_loaded(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
         if self.rank == 0:
             self._values.send()
-            send_state(self.worker, self._mine, self.state)
-        self._keep_others(self.state)
+            send_state(self.worker, self._mine, loaded)
         for mine in self._mine:
             mine.written = mine.tensor._version
 
@@ -289,7 +305,7 @@ class DistributedOptimizer(Optimizer):
         """Leaves to the optimizer the state of parameters that are not exchanged."""
         mine = {mine.tensor for mine in self._mine}
         others = {tensor: each for tensor, each in state.items() if tensor not in mine}
-        self.state.clear()
+        self.state = _StateAtTheBox(dict)
         self.optimizer.state.clear()
         self.optimizer.state.update(others)
 
@@ -318,25 +334,13 @@ class DistributedOptimizer(Optimizer):
             mine.written = mine.tensor._version
         self._steps.begin(self.worker)
 
-    def _hooks_on(self, model: nn.Module) -> Iterator[RemovableHandle]:
-        of = {id(mine.tensor): mine for mine in self._mine}
+    def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:
         if self._overlap:
-            for mine in self._mine:
-                yield mine.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _, mine=mine: self._on_gradient(mine)
-                )
-        for module in model.modules():
-            own = [of[id(p)] for p in module.parameters(recurse=False) if id(p) in of]
-            if own and self._overlap == "forward":
-                yield module.register_forward_pre_hook(lambda *_, own=own: self._take_all(own))
-            if any(mine.zero_copy for mine in own):
-                yield module.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                    lambda *_, own=own: _hold_all(own)
-                )
+            yield from gradient_hooks(self._mine, self._on_gradient)
         if self._overlap == "forward":
-            yield model.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                lambda *_: self.synchronize()
-            )
+            yield from forward_hooks(model, self._mine)
+        if zero_copy:
+            yield from view_hooks(model, self._mine)
 
     # ---- A round.
 
@@ -351,8 +355,13 @@ class DistributedOptimizer(Optimizer):
                 f"accumulate={mine.backwards}, or no_sync() around all backward() but the last"
             )
         if mine.backwards == self._accumulate:
-            self._values.begin_round()
+            self._begin_round()
             mine.push()
+
+    def _begin_round(self) -> None:
+        """Before the first push of a round; later calls do nothing."""
+        self._send_loaded()
+        self._values.begin_round()
 
     def _finish_round(self) -> None:
         """Checks what was pushed, and pushes the rest."""
@@ -368,17 +377,7 @@ class DistributedOptimizer(Optimizer):
             if mine.pushed:
                 mine.check_unchanged()
         self._values.check_unchanged()
-        self._values.begin_round()
+        self._begin_round()
         for mine in self._mine:
             if not mine.pushed:
                 mine.push()
-
-    def _take_all(self, parameters: list[Exchanged]) -> None:
-        for mine in parameters:
-            if mine.waits:
-                mine.take()
-
-
-def _hold_all(parameters: list[Exchanged]) -> None:
-    for mine in parameters:
-        mine.hold()

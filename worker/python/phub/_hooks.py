@@ -1,0 +1,58 @@
+"""Where a DistributedOptimizer takes part in what the program does with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from phub._exchanged import Exchanged, take_waiting
+
+# mypy: disable-error-code="no-untyped-call"
+
+
+def gradient_hooks(
+    parameters: Sequence[Exchanged], on_gradient: Callable[[Exchanged], None]
+) -> Iterator[RemovableHandle]:
+    """Called when backward() has a gradient."""
+    for each in parameters:
+        yield each.tensor.register_post_accumulate_grad_hook(lambda _, each=each: on_gradient(each))
+
+
+def forward_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
+    """A module waits for its parameters before forward(); so does the model before state_dict()."""
+    for module, own in _by_module(model, parameters):
+        yield module.register_forward_pre_hook(lambda *_, own=own: take_waiting(own))
+    yield model.register_state_dict_pre_hook(lambda *_: take_waiting(parameters))
+
+
+def view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
+    """Parameters that are views cannot be written to, as those of a model that is loaded are."""
+    for module, own in _by_module(model, parameters):
+        yield module.register_load_state_dict_pre_hook(lambda *_, own=own: hold_all(own))
+        yield module.register_state_dict_post_hook(_copy_views)
+
+
+def hold_all(parameters: Sequence[Exchanged]) -> None:
+    """Gives them memory of their own."""
+    for each in parameters:
+        each.hold()
+
+
+def _by_module(
+    model: nn.Module, parameters: Sequence[Exchanged]
+) -> Iterator[tuple[nn.Module, list[Exchanged]]]:
+    of = {id(each.tensor): each for each in parameters}
+    for module in model.modules():
+        own = [of[id(p)] for p in module.parameters(recurse=False) if id(p) in of]
+        if own:
+            yield module, own
+
+
+def _copy_views(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """A state_dict() does not change with the parameters, and may be written to."""
+    for name, _ in module.named_parameters(recurse=False):
+        if prefix + name in state:
+            state[prefix + name] = state[prefix + name].clone()
