@@ -64,3 +64,20 @@ def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
                 f"zero_copy: parameter '{name}' is {p.dtype}, and the job's results are "
                 f"{DTYPES[job_format]}: they must be the same"
             )
+
+
+def check_form(
+    overlap: object, accumulate: int, server: bool, zero_copy: bool, options: Mapping[str, Option]
+) -> None:
+    """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
+    if overlap not in ("backward", "forward", False) or accumulate < 1:
+        raise InvalidError(
+            f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
+            "or False, and accumulate at least 1"
+        )
+    if options.get("consistency", "bsp") != "bsp":
+        raise InvalidError("a step is a round of all ranks: consistency must be bsp")
+    if overlap == "forward" and not server:
+        raise InvalidError('overlap="forward" is for steps of the box (server=True)')
+    if zero_copy and not server:
+        raise InvalidError("zero_copy is for steps of the box (server=True)")

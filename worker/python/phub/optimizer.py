@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from phub import _rules
+from phub._buffers import Buffers
 from phub._exchanged import Exchanged, fetch_state, has_steps, send_state, take_waiting
 from phub._hooks import forward_hooks, gradient_hooks, hold_all, view_hooks
-from phub._model import check_format, formats_of, keys_of, named_parameters
+from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
 from phub._steps import Steps
@@ -72,17 +73,7 @@ class DistributedOptimizer(Optimizer):
         options: of `Worker`. Unlike there, the default of reduction is "mean".
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
-        if overlap not in ("backward", "forward", False) or accumulate < 1:
-            raise InvalidError(
-                f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
-                "or False, and accumulate at least 1"
-            )
-        if options.get("consistency", "bsp") != "bsp":
-            raise InvalidError("a step is a round of all ranks: consistency must be bsp")
-        if overlap == "forward" and not server:
-            raise InvalidError('overlap="forward" is for steps of the box (server=True)')
-        if zero_copy and not server:
-            raise InvalidError("zero_copy is for steps of the box (server=True)")
+        check_form(overlap, accumulate, server, zero_copy, options)
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
@@ -109,6 +100,8 @@ class DistributedOptimizer(Optimizer):
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
         fixed = _rules.fixed_values(self._rule, self.param_groups)
+        self._model, self._options = model, options
+        self._buffers: Buffers | None = None  # from the first sync_buffers() on
         self._steps = Steps(OwnState(model, self))
         saver = self._steps.save if server else None
         self.worker = Worker(keys, hyper=fixed, saver=saver, **given)
@@ -147,6 +140,8 @@ class DistributedOptimizer(Optimizer):
         with contextlib.suppress(Error):  # then they are as they are
             take_waiting(self._mine)
         hold_all(self._mine)
+        if self._buffers:
+            self._buffers.close()
         self.worker.close()
 
     @contextlib.contextmanager
@@ -201,6 +196,15 @@ class DistributedOptimizer(Optimizer):
             self._synchronized = True
         take_waiting(self._mine)
 
+    def sync_buffers(self) -> None:
+        """Makes the model's buffers (BatchNorm's statistics) the same on all ranks.
+
+        Those with a fraction become the mean, in float32; others are rank 0's. All ranks call it
+        after the same step. The first call joins a job of its own, JOB-buffers, with all ranks.
+        """
+        self._buffers = self._buffers or Buffers(self._model, self.worker, self._options)
+        self._buffers.sync()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError: a job's keys cannot change."""
         if self.__dict__.get("_complete"):
@@ -236,6 +240,7 @@ class DistributedOptimizer(Optimizer):
         """
         for mine in self._mine:
             mine.look_away()
+        self._buffers = None  # that job is gone with the box
         while True:
             with contextlib.suppress(RewoundError):  # that box is gone as well
                 self._go_on()

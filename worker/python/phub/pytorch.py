@@ -19,6 +19,7 @@ from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from phub._buffers import Buffers
 from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option
 from phub.errors import InvalidError
@@ -99,6 +100,8 @@ class DDPState:
             saver=None,
             **given,
         )
+        self._module, self._options = module, options
+        self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
         self._outstanding: list[_Bucket] = []
         self._buckets: queue.SimpleQueue[Optional[_Bucket]] = queue.SimpleQueue()
@@ -119,6 +122,8 @@ class DDPState:
     def close(self) -> None:
         """Leaves the job. The others go on without this rank."""
         self._buckets.put(None)
+        if self._buffers:
+            self._buffers.close()
         self.worker.close()
 
     def broadcast_parameters(self) -> None:
@@ -141,6 +146,11 @@ class DDPState:
             self.worker.pull(name, memory_of(received))
             with torch.no_grad():
                 parameter.copy_(received)
+
+    def sync_buffers(self) -> None:
+        """Makes the module's buffers the same: see DistributedOptimizer.sync_buffers."""
+        self._buffers = self._buffers or Buffers(self._module, self.worker, self._options)
+        self._buffers.sync()
 
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.

@@ -1,5 +1,6 @@
-"""What people use around an optimizer: torch.compile and torch.distributed.checkpoint."""
+"""What people use around an optimizer: torch.compile, checkpoints, and the model's buffers."""
 
+import copy
 import os
 
 import pytest
@@ -104,3 +105,59 @@ def test_blocks_may_be_compiled(box, start, zero_copy):
     assert rounds == 4
     for compiled, plain in zip(losses[::2], losses[1::2], strict=True):
         assert abs(compiled - plain) < 1e-4
+
+
+# ---- Buffers.
+
+
+def with_buffers(rank):
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model.register_buffer("flags", torch.tensor([rank == 0, rank == 1]))
+    model.register_buffer("whole", torch.tensor(2**40 + rank))
+    return model
+
+
+def syncs(rank, form):
+    model = with_buffers(rank)
+    if form == "ddp":
+        state = phub.ddp(model).phub
+    else:
+        state = phub.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    seen = []
+    for step in range(2):
+        model[1](torch.randn(8, 4))
+        if rank == 0 and step == 1:
+            model[1](torch.randn(8, 4))
+        before = {name: b.clone() for name, b in model.named_buffers()}
+        state.sync_buffers()
+        seen.append((before, copy.deepcopy(dict(model.named_buffers()))))
+    state.worker.barrier()
+    state.close()
+    return seen
+
+
+@pytest.mark.parametrize("form", ["ddp", "optimizer"])
+def test_buffers_are_made_the_same(box, start, form):
+    ranks = start(syncs, 3, form).results()
+    for step in range(2):
+        befores, afters = zip(*(rank[step] for rank in ranks), strict=True)
+        assert_same(afters[1], afters[0])
+        assert_same(afters[2], afters[0])
+        for name in ("1.running_mean", "1.running_var"):
+            total = befores[0][name] + befores[1][name] + befores[2][name]
+            assert_same(afters[0][name], total * torch.tensor(1 / 3))
+        for name in ("1.num_batches_tracked", "flags", "whole"):
+            assert_same(afters[0][name], befores[0][name])
+    assert ranks[1][1][0]["1.num_batches_tracked"] == 2
+    assert ranks[1][1][1]["1.num_batches_tracked"] == 3
+
+
+def has_no_buffers(rank):
+    _, optimizer = made("adamw")
+    with pytest.raises(phub.InvalidError, match="no buffers"):
+        optimizer.sync_buffers()
+
+
+def test_without_buffers_there_is_nothing_to_make_the_same(box, start):
+    start(has_no_buffers, 1).results()

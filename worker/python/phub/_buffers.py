@@ -1,0 +1,76 @@
+"""A model's buffers (BatchNorm's statistics), which each rank has for itself, made the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from phub._options import Key, Option
+from phub.errors import InvalidError
+from phub.worker import Worker
+
+# What a job that exchanges gradients has, and this one has not.
+_OTHERS = ("gradient_dtype", "parameter_dtype", "initial", "on_nonfinite", "optimizer", "job")
+
+
+class Buffers:
+    """The job in which ranks exchange them: the box has no optimizer in it."""
+
+    def __init__(self, model: nn.Module, beside: Worker, options: Mapping[str, Option]) -> None:
+        """Joins, and returns when all ranks have.
+
+        beside: this rank's worker in the job of the training, which `options` are of.
+        """
+        self._buffers = dict(model.named_buffers())
+        if not self._buffers:
+            raise InvalidError("sync_buffers(): the model has no buffers")
+        given = {name: value for name, value in options.items() if name not in _OTHERS}
+        given |= {"rank": beside.rank, "world_size": beside.world_size, "reduction": "mean"}
+        keys = {name: Key(_elements(buffer)) for name, buffer in self._buffers.items()}
+        job = f"{beside.job}-buffers"
+        self._worker = Worker(keys, hyper=None, saver=None, job=job, **given)
+        if self._worker.first_round > 1:
+            self.close()
+            raise InvalidError(
+                "sync_buffers(): the other ranks did so before this one joined, and it cannot join "
+                "them: start all ranks again"
+            )
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._worker.close()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Numbers with a fraction become the mean of the ranks', others rank 0's."""
+        for name, buffer in self._buffers.items():
+            slot = torch.frombuffer(self._worker.gradient(name), dtype=torch.float32)
+            if buffer.is_floating_point():
+                slot.copy_(buffer.flatten())
+            else:
+                slot[:-1] = buffer.flatten().view(torch.uint8)
+                slot[-1] = 1
+            if buffer.is_floating_point() or self._worker.rank == 0:
+                self._worker.push(name)
+            else:
+                self._worker.push_null(name)
+        self._worker.wait_all()
+        for name, buffer in self._buffers.items():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*not writable.*")
+                result = torch.frombuffer(self._worker.parameters(name), dtype=torch.float32)
+            if buffer.is_floating_point():
+                buffer.copy_(result.view(buffer.shape))
+            elif result[-1] > 0:  # 1 divided by the ranks: rank 0 took part
+                whole = (result[:-1] / result[-1]).round().to(torch.uint8)
+                buffer.copy_(whole.view(buffer.dtype).view(buffer.shape))
+
+
+def _elements(buffer: torch.Tensor) -> int:
+    """Of its key: its numbers; or, as float32 has no large whole ones, its bytes, and a 1."""
+    if buffer.is_floating_point():
+        return buffer.numel()
+    return buffer.numel() * buffer.element_size() + 1
