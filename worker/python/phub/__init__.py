@@ -35,6 +35,7 @@ from phub.errors import (
 from phub.worker import Stats, Worker
 
 if TYPE_CHECKING:
+    from phub.fsdp import FSDPState
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
 
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 _OF_PYTORCH = {
     "DDPState": "pytorch",
     "DistributedOptimizer": "optimizer",
+    "FSDPState": "fsdp",
     "ddp": "pytorch",
     "ddp_hook": "pytorch",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "DDPState",
     "DistributedOptimizer",
     "Error",
+    "FSDPState",
     "FencedError",
     "FullError",
     "InternalError",

@@ -1,0 +1,127 @@
+"""PyTorch's FSDP2 within replicas, and a box between them: an all-reduce hook."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from phub._memory import Memory
+from phub._options import Option
+from phub.errors import InvalidError
+from phub.pytorch import memory_of
+from phub.worker import Worker
+
+
+class FSDPState:
+    """What the replicas of a sharded model exchange: a key for each call of fully_shard()."""
+
+    def __init__(self, model: nn.Module, **options: Option) -> None:
+        """Joins the job, and returns when all replicas have, with the parameters of the first.
+
+        model: fully_shard() was called for it, over a mesh of one dimension: the processes of one
+            replica. Its parameters are float32 or bfloat16 on the CPU.
+        options: of `Worker`, of which rank and world_size are the replica's. With several processes
+            in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD".
+        """
+        self._parameters = _by_module(model)
+        self._elements = {
+            key: sum(_shard_of(p) for p in parameters)
+            for key, parameters in self._parameters.items()
+        }
+        given: dict[str, Option] = {"on_nonfinite": "pass", **options}
+        given |= {"reduction": "mean", "initial": "broadcast"}
+        self.worker = Worker(self._elements, hyper=None, saver=None, **given)
+        self._broadcast()
+        for name, module in model.named_modules():
+            if (name or "model") in self._parameters and isinstance(module, FSDPModule):
+                module.set_all_reduce_hook(functools.partial(self._exchange, name or "model"))
+
+    def close(self) -> None:
+        """Leaves the job. The others go on without this replica."""
+        self.worker.close()
+
+    @torch.no_grad()
+    def _broadcast(self) -> None:
+        if self.worker.first_round > 1:
+            raise InvalidError(
+                f"the job is in round {self.worker.first_round}: the box has no model, so a "
+                "replica cannot join later. Start all ranks again"
+            )
+        initial: dict[str, Memory] = {}
+        for key, parameters in self._parameters.items():
+            flat = torch.zeros(self._elements[key])
+            for at, p in zip(_places(parameters), parameters, strict=True):
+                flat[at : at + p.to_local().numel()] = p.to_local().flatten()
+            initial[key] = memory_of(flat)
+        self.worker.broadcast(initial)
+        for key, parameters in self._parameters.items():
+            result = self._result(key)
+            for at, p in zip(_places(parameters), parameters, strict=True):
+                mine = p.to_local()
+                mine.copy_(result[at : at + mine.numel()].view(mine.shape))
+
+    def _exchange(self, key: str, gradients: torch.Tensor) -> None:
+        """The hook: the shards' gradients, one after another, become the mean of the replicas'."""
+        if gradients.numel() != self._elements[key]:
+            raise RuntimeError(
+                f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "
+                f"{self._elements[key]}: every parameter must have a gradient in every step"
+            )
+        torch.frombuffer(self.worker.gradient(key), dtype=torch.float32).copy_(gradients)
+        self.worker.push(key)
+        self.worker.wait(key)
+        gradients.copy_(self._result(key))
+
+    def _result(self, key: str) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*not writable.*")
+            return torch.frombuffer(self.worker.parameters(key), dtype=torch.float32)
+
+
+def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:
+    """The parameters that each call of fully_shard() has, without those of calls for its parts."""
+    found: dict[str, list[DTensor]] = {}
+    taken: set[int] = set()
+    modules = [(n, m) for n, m in model.named_modules() if isinstance(m, FSDPModule)]
+    for name, module in reversed(modules):  # parts come after what they are in
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
+        taken.update(id(p) for p in parameters)
+        if parameters:
+            found[name or "model"] = [_checked(name, p) for p in parameters]
+    if not found:
+        raise InvalidError("no parameter of the model is sharded: call fully_shard() before")
+    return dict(reversed(found.items()))
+
+
+def _checked(name: str, parameter: nn.Parameter) -> DTensor:
+    if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim != 1:
+        raise InvalidError(
+            f"a parameter of '{name}' of shape {tuple(parameter.shape)} is not sharded over a mesh "
+            "of one dimension: the box takes the place of the other one"
+        )
+    if parameter.device.type != "cpu":
+        raise InvalidError(f"a parameter of '{name}' is on {parameter.device}: phub needs the CPU")
+    return parameter
+
+
+def _shard_of(parameter: DTensor) -> int:
+    """The elements of a process's part, with FSDP's padding."""
+    (placement,) = parameter.placements
+    dimension = placement.dim if isinstance(placement, Shard) else 0
+    rows = parameter.shape[dimension]
+    return math.ceil(rows / parameter.device_mesh.size()) * (parameter.numel() // max(rows, 1))
+
+
+def _places(parameters: list[DTensor]) -> list[int]:
+    """Where each begins."""
+    places, at = [], 0
+    for p in parameters:
+        places.append(at)
+        at += _shard_of(p)
+    return places

@@ -1,0 +1,75 @@
+"""FSDP2 within replicas and the box between them, compared with DDP through the box."""
+
+import os
+
+import pytest
+import torch
+from models import GPT, text_batch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import phub
+
+STEPS = 4
+
+
+def model_of(rank):
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # the first one's count
+    return GPT(width=48, blocks=2)
+
+
+def train(model, wrapped, batch_of):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        wrapped(batch_of(step)).backward()
+        optimizer.step()
+
+
+def with_ddp(replica):
+    model = model_of(replica)
+    train(model, phub.ddp(model), lambda step: text_batch(replica, step))
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def with_fsdp(rank, shards, store):
+    """Replica `rank // shards`. All processes of a replica have its batch."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    replica, shard = divmod(rank, shards)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}-{replica}", rank=shard, world_size=shards
+    )
+    mesh = init_device_mesh("cpu", (shards,))
+    model = model_of(replica)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    job = f"{os.environ['PHUB_JOB']}-{shard}"
+    state = phub.FSDPState(model, rank=replica, world_size=2, job=job)
+    assert state.worker.keys == ("model", "blocks.0", "blocks.1")
+    train(model, model, lambda step: text_batch(replica, step))
+    result = {name: p.full_tensor() for name, p in model.named_parameters()}
+    state.worker.barrier()
+    state.close()
+    distributed.destroy_process_group()
+    return result
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_parameters_are_those_of_ddp(box, start, tmp_path, shards):
+    expected = start(with_ddp, 2).results()[0]
+    results = start(with_fsdp, 2 * shards, shards, tmp_path / "store").results()
+    for result in results:
+        assert result.keys() == expected.keys()
+        for name, parameter in result.items():
+            if shards == 1:
+                assert torch.equal(parameter, expected[name]), name
+            else:
+                torch.testing.assert_close(parameter, expected[name])
+
+
+def test_a_model_that_is_not_sharded_is_refused():
+    with pytest.raises(phub.InvalidError, match="call fully_shard"):
+        phub.FSDPState(model_of(0))
