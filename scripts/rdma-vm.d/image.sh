@@ -8,7 +8,7 @@ readonly image_cache=$rdma_vm_root/build/rdma-vm
 # crc32_generic, and asks for it by a name that modprobe does not follow.
 readonly image_modules=(
   virtio_pci 9pnet_virtio 9p overlay virtio_console
-  virtio_net dummy veth sch_netem crc32_generic rdma_rxe ib_uverbs rdma_ucm
+  virtio_net dummy veth sch_netem crc32_generic rdma_rxe ib_uverbs rdma_ucm loop ext4
 )
 
 # lacking WHAT: ends the run with status 77 ("not available"), which test runners show as skipped.
