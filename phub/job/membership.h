@@ -73,8 +73,11 @@ class Membership {
   bool awaits_snapshot() const {
     return snapshot_wanted_ || (boundary_.snapshot && phase_ == Phase::kHolding);
   }
+  // Some cores may be behind the boundary under way already: what it changes is not in the log yet.
+  bool is_committing() const { return phase_ == Phase::kCommitting; }
   // What a checkpoint keeps of the members, once every core has copied its chunks as they were
   // after `round`: what was decided since then is void when it is restored.
+  // REQUIRES: !is_committing()
   Manifest saved(uint64_t round);
 
   // Renews the lease. REQUIRES: is_current(rank, incarnation).

@@ -132,6 +132,7 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kCommitted:
       membership_.committed(report, now);
+      finish_copy();
       break;
     case CoreReport::kProbed:
       if (--probes_out_ == 0) collect_probes();
@@ -141,7 +142,8 @@ void RunningJob::handle(const CoreReport& report) {
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
-      if (++cores_snapped_ == job_->cores()) snapped(report.round - 1);
+      ++cores_snapped_;
+      finish_copy();
       break;
     case CoreReport::kGotState:
     case CoreReport::kSetState:

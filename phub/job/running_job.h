@@ -191,7 +191,7 @@ class RunningJob {
   void tick_save(uint64_t now);
   void take_snapshot();
   void choose_saved_round(Boundary& boundary);
-  void snapped(uint64_t round);
+  void finish_copy();
   void continue_snapshot();
   void write_snapshot();
   void snapshot_written(uint64_t round, const std::optional<Error>& failed);
@@ -252,11 +252,12 @@ class RunningJob {
   bool saving_ = false;
   bool save_again_ = false;
   uint32_t cores_snapped_ = 0;
-  uint64_t next_save_;                 // when this round is complete
-  uint64_t durable_round_;             // the last of the newest checkpoint; 0: there is none
-  bool last_save_ = false;             // the server ends
-  RankParts parts_;                    // of the snapshot under way
-  std::shared_ptr<Manifest> snapped_;  // it is copied, and waits for parts until then
+  std::vector<int64_t> copied_step_offsets_;  // if some were set for a later round; else empty
+  uint64_t next_save_;                        // when this round is complete
+  uint64_t durable_round_;                    // the last of the newest checkpoint; 0: there is none
+  bool last_save_ = false;                    // the server ends
+  RankParts parts_;                           // of the snapshot under way
+  std::shared_ptr<Manifest> snapped_;         // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
   uint64_t void_snapshots_ = 0;
 

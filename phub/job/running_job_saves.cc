@@ -115,7 +115,8 @@ void RunningJob::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
     }
     return reply(CheckpointReply{.round = round, .durable = durable});
   }
-  if (copying_round_ > 0) return reply(CheckpointReply{.round = copying_round_});
+  const bool copied = cores_snapped_ == job_->cores();  // and waits for a boundary
+  if (copying_round_ > 0 && !copied) return reply(CheckpointReply{.round = copying_round_});
   if (!saving_) take_snapshot();
   if (!saving_) {
     fail(ErrorCode::kInvalid, "job '{}' has not begun{}: there is nothing to save yet", name,
@@ -129,10 +130,15 @@ void RunningJob::answer_checkpoints(const Result<CheckpointReply>& answer) {
   for (const auto& reply : std::exchange(checkpoints_asked_, {})) reply(answer);
 }
 
-// Every core has copied its chunks; the copy is free for the next snapshot when it is written.
-void RunningJob::snapped(uint64_t round) {
+// Once every core has copied its chunks. The copy is free for the next snapshot when it is written.
+// Where a boundary is under way, some cores have closed the round with what it decided (a rank is
+// lost, values are set): the manifest says so only when the boundary is over.
+void RunningJob::finish_copy() {
+  if (cores_snapped_ < job_->cores() || membership_.is_committing()) return;
+  const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
+  const std::vector<int64_t> set_later = std::exchange(copied_step_offsets_, {});
   if (round == durable_round_) {
     drop_parts();
     return snapshot_written(round, std::nullopt);
@@ -140,7 +146,7 @@ void RunningJob::snapped(uint64_t round) {
   snapped_ = std::make_shared<Manifest>(membership_.saved(round));
   snapped_->spec = job_->spec();
   snapped_->hyper = job_->hyper().needed_from(round + 1);
-  const std::vector<int64_t>& offsets = step_offsets(round);
+  const std::vector<int64_t>& offsets = set_later.empty() ? step_offsets(round) : set_later;
   if (std::ranges::any_of(offsets, [](int64_t offset) { return offset != 0; })) {
     for (const int64_t offset : offsets) {
       snapped_->steps.push_back(round + static_cast<uint64_t>(offset));

@@ -103,6 +103,9 @@ void RunningJob::place_state(Boundary& boundary) {
     }
     return;
   }
+  if (copying_round_ > 0 && copying_round_ < boundary.round && copied_step_offsets_.empty()) {
+    copied_step_offsets_ = job_->step_offsets();
+  }
   set_step_offsets_ = job_->step_offsets();
   for (size_t i = 0; i < transfer.keys.size(); ++i) {
     set_step_offsets_[transfer.keys[i]] =
