@@ -19,20 +19,10 @@ constexpr milliseconds kBetweenAttempts{100};
 // One that the box writes to its disk, and one that asks whether the box wants it.
 constexpr size_t kMostDeliveries = 2;
 
-uint64_t first_due(const JoinReply& reply) {
-  const uint64_t every = reply.save_every;
-  return every == 0 ? 0 : (reply.first_round + every - 1) / every * every;
-}
-
 }  // namespace
 
 Saver::Saver(LinkKeeper& keeper)
-    : keeper_(keeper),
-      saver_(keeper.options().saver),
-      every_(saver_ ? keeper.reply().save_every : 0),
-      due_(first_due(keeper.reply())),
-      received_(keeper.spec().keys.size(), keeper.reply().first_round - 1),
-      missing_(received_.size()) {}
+    : keeper_(keeper), saver_(keeper.options().saver), rounds_(keeper.reply(), saver_ != nullptr) {}
 
 Saver::~Saver() { finish(milliseconds(0)); }
 
@@ -74,17 +64,14 @@ void Saver::check_not_within() const {
 void Saver::received(size_t key, uint64_t round) {
   if (!is_active()) return;
   const std::lock_guard lock(mutex_);
-  if (round <= received_[key]) return;  // a completion that was collected late
-  const uint64_t before = std::exchange(received_[key], round);
-  if (before >= due_ || round < due_ || --missing_ > 0) return;
-  if (!by_call_) take({});
+  if (rounds_.received(key, round) && !by_call_) take({});
 }
 
 void Saver::set_by_call(bool by_call) {
   if (!is_active()) return;
   const std::lock_guard lock(mutex_);
   by_call_ = by_call;
-  if (!by_call && missing_ == 0) next_due();
+  if (!by_call && rounds_.missing() == 0) rounds_.next();
 }
 
 void Saver::save(RankState more) {
@@ -93,21 +80,16 @@ void Saver::save(RankState more) {
   if (!is_active() || !by_call_) {
     fail(ErrorCode::kInvalid, "save: this worker's state is not saved by calls");
   }
-  if (missing_ > 0) {
-    fail(ErrorCode::kInvalid, "save: the results of round {} are missing for {} keys", due_.load(),
-         missing_);
+  if (rounds_.missing() > 0) {
+    fail(ErrorCode::kInvalid, "save: the results of round {} are missing for {} keys",
+         rounds_.due(), rounds_.missing());
   }
   take(std::move(more));
 }
 
-void Saver::next_due() {
-  due_ += every_;
-  missing_ = received_.size();
-}
-
 void Saver::take(RankState more) {
-  const uint64_t round = due_;
-  next_due();  // before the call: what it throws must not make it due again
+  const uint64_t round = rounds_.due();
+  rounds_.next();  // before the call: what it throws must not make it due again
   struct Within {
     explicit Within(std::atomic<std::thread::id>& thread) : id(thread) {
       id = std::this_thread::get_id();
@@ -163,11 +145,9 @@ void Saver::deliver(uint64_t round, const std::string& part, const std::stop_tok
           [&](ControlClient& client) { client.send_part(keeper_.credential(), round, part); });
     } catch (const Error& error) {
       if (keeper_.failed() || stop.stop_requested()) return;
-      // It was left out, or the answer of an earlier attempt was lost.
-      if (error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kTaken) return;
-      const bool may_pass =
-          error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout;
-      if (!may_pass || now() > give_up) throw;
+      const PartEnd end = end_of_part(error.code());
+      if (end == PartEnd::kOver) return;
+      if (end == PartEnd::kFailed || now() > give_up) throw;
     }
     std::this_thread::sleep_for(kBetweenAttempts);
   }

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "worker/link_keeper.h"
+#include "worker/saved_rounds.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -49,7 +50,7 @@ class Saver {
   void restore();
   std::optional<std::span<const std::byte>> restored(std::string_view name) const;
 
-  bool is_active() const { return every_ > 0; }
+  bool is_active() const { return rounds_.any(); }
   // Throws Error(kInvalid) within the caller's saver, which would wait for itself.
   void check_not_within() const;
   // The caller has got the key's result of this round. Calls its saver if it was the last one.
@@ -62,30 +63,26 @@ class Saver {
   void save(RankState more);
   // Before a push of this round: whether the state of an earlier one must be taken first, which
   // needs the results of all keys.
-  bool is_due_before(uint64_t round) const { return is_active() && due_ < round; }
-  uint64_t due() const { return due_; }
+  bool is_due_before(uint64_t round) const { return rounds_.is_due_before(round); }
+  uint64_t due() const { return rounds_.due(); }
 
   // Waits until what was taken is sent; after the limit all calls to the control port are
   // cancelled. Afterwards nothing is sent.
   void finish(std::chrono::milliseconds limit) noexcept;
 
  private:
-  void next_due();
   void take(RankState more);
   void send(uint64_t round, std::string part);
   void deliver(uint64_t round, const std::string& part, const std::stop_token& stop);
 
   LinkKeeper& keeper_;
   const std::function<RankState(uint64_t round)>& saver_;
-  const uint64_t every_;       // 0: nothing is saved
-  std::atomic<uint64_t> due_;  // the next round that is saved
   std::atomic<bool> by_call_ = false;
   RankState restored_;
 
   std::mutex mutex_;  // held while the caller's saver runs
   std::atomic<std::thread::id> within_ = {};
-  std::vector<uint64_t> received_;  // guarded by mutex_; by key
-  size_t missing_;                  // guarded by mutex_: keys whose result of due_ is not here
+  SavedRounds rounds_;  // guarded by mutex_, but for due()
 
   std::mutex sending_mutex_;  // guards what follows
   std::condition_variable_any sent_;

@@ -111,8 +111,26 @@ void Replay::next_round() {
     fail(ErrorCode::kInvalid, "round {}: rank {} is {}excluded in the log", round_, rank,
          excluded ? "not " : "");
   }
-  model_.steps = round_ - 1;
+  model_.steps = round_ - 1 + steps_offset_;
   model_.step(sum);
+}
+
+void Replay::set(State state) {
+  steps_offset_ = state.steps - round_;
+  model_.params = std::move(state.parameters);
+  model_.state0 = std::move(state.state0);
+  model_.state1 = std::move(state.state1);
+  model_.state0.resize(model_.params.size());
+  model_.state1.resize(model_.params.size());
+}
+
+Replay::State Replay::state() const {
+  const size_t arrays = optimizer_states(spec_).size();
+  State state{
+      .parameters = model_.params, .state0 = {}, .state1 = {}, .steps = round_ + steps_offset_};
+  if (arrays > 0) state.state0 = model_.state0;
+  if (arrays > 1) state.state1 = model_.state1;
+  return state;
 }
 
 // The sum of those counted, times `factor`. False: it is not finite.

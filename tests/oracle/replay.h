@@ -51,9 +51,18 @@ class Replay {
   // when the round could not complete, or the log excludes others than those that had to be.
   void next_round();
 
+  // A rank has set this state: it is the one before the next round, of which the optimizer has made
+  // so many steps.
+  struct State {
+    std::vector<float> parameters, state0, state1;  // those that the optimizer has
+    uint64_t steps = 0;
+  };
+  void set(State state);
+
   uint64_t round() const { return round_; }  // the latest
   const std::vector<Member>& counted() const { return counted_; }
   const std::vector<float>& parameters() const { return model_.params; }
+  State state() const;
   std::vector<std::byte> result() const;  // the parameters in the format that workers get
 
  private:
@@ -69,6 +78,7 @@ class Replay {
   const Gradient gradient_;
   reference::Model model_;
   uint64_t round_ = 0;
+  uint64_t steps_offset_ = 0;  // steps - round_, modulo 2^64
   std::vector<Member> counted_;
 };
 

@@ -29,6 +29,8 @@ struct RackResult {
   uint64_t observations = 0;  // chunk results that were compared
   uint64_t lost = 0, admitted = 0, failed_jobs = 0, dead_devices = 0;
   uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
+  uint64_t parts_restored = 0, void_snapshots = 0;
+  uint64_t states = 0;  // of chunks, that were compared
   SimStats net;
   std::vector<std::string> text;
 };
@@ -39,11 +41,12 @@ RackResult run_rack(const RackPlan& plan, bool verbose = false);
 // A job as the harness sees it.
 struct JobRun {
   JobRun(const JobPlan& job, const Plan& chunks)
-      : plan(job), layout(chunks), oracle(plan, layout) {}
+      : plan(job), layout(chunks), oracle(plan, layout), spec(job.spec) {}
 
   const JobPlan& plan;
   const Plan layout;
   Oracle oracle;
+  JobSpec spec;  // as workers that come now ask for it
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<bool> fault_done;
   std::set<uint32_t> taken_over;  // ranks that somebody joined with replace
@@ -57,6 +60,9 @@ struct JobRun {
   bool log_lost = false;  // it ended when the box died: nobody came back
   uint64_t life = 0;      // of the box, in which it was seen
   uint64_t restored = 0;
+  uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
+  uint64_t parts_restored = 0, void_snapshots = 0;
+  size_t restarts = 0;   // by other workers
   uint64_t durable = 0;  // the last round that a worker was told to be
   std::vector<LogRecord> log;
 };
@@ -77,6 +83,7 @@ class Rack {
   void pushed(JobRun& job, Trainer& trainer);
   void joining(JobRun& job) { ++job.starting; }
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
+  size_t sets_in_log(const JobRun& job);          // REQUIRES: the box lives
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
   void fail(const std::string& what);
 
@@ -96,6 +103,7 @@ class Rack {
   void kill_server(const BoxFault& fault);
   void kill_server_in_time();
   void harm_box_in_time();
+  void restart_workers(JobRun& job, uint64_t delay_ms);
   void make_room_after(uint64_t ms);
   void start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns);
   void apply(JobRun& job, Trainer& trainer, const Fault& fault);
@@ -109,6 +117,7 @@ class Rack {
   size_t entities() const { return 1 + cores_.size() + trainers_.size(); }
   void wake_all() { hot_.assign(entities(), true); }
   void watch_jobs();
+  std::vector<LogRecord> log_of(const JobRun& job);
   bool finished() const;
   uint64_t limit_ns() const;
   std::string status_text();

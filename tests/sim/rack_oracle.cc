@@ -7,24 +7,11 @@
 #include <cstring>
 #include <limits>
 
+#include "tests/sim/values.h"
 #include "transport/error.h"
 
 namespace phub::sim {
 namespace {
-
-uint64_t mix(uint64_t a, uint64_t b) {
-  uint64_t z = a * 0x9e3779b97f4a7c15ull + b + 0x632be59bd9b4e019ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-
-// Spread over some binary orders of magnitude, so that another order of additions gives other bits.
-float value_of(uint64_t hash) {
-  const auto fraction = static_cast<float>(hash >> 40) * 0x1p-24f;
-  const int exponent = static_cast<int>(hash & 15) - 9;
-  return std::ldexp((hash & 16) ? 1 + fraction : -1 - fraction, exponent);
-}
 
 // Exact in any sum of a run.
 float whole_value_of(uint64_t hash) { return static_cast<float>(hash & 15) - 8; }
@@ -44,7 +31,8 @@ Oracle::Oracle(const JobPlan& job, const Plan& plan)
       gradient_dtype_(*kernels::parse_dtype(job.spec.gradient_dtype)),
       parameter_dtype_(*kernels::parse_dtype(job.spec.parameter_dtype)),
       seen_(plan.chunks.size()),
-      seen_out_of_step_(plan.chunks.size()) {
+      seen_out_of_step_(plan.chunks.size()),
+      seen_states_(plan.chunks.size()) {
   for (uint32_t c = 0; c < plan.chunks.size(); ++c) {
     if (plan.chunks[c].key_element == 0) first_chunk_.push_back(c);
   }
@@ -122,6 +110,11 @@ std::string Oracle::saw(const Contribution& by, uint32_t key, std::span<const st
     auto bytes = result.subspan(chunk.key_element * element, chunk.elements * element);
     if (pushed) {
       witnessed_.insert({by, c, by.round});
+    } else if (by.round > 0 && by.round == restored_ && job_.spec.optimizer == "none" &&
+               job_.lock_step()) {
+      if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) continue;
+      return fmt::format("{} round {}: rank {} sees a sum, which no checkpoint has",
+                         name_of_chunk(job_, plan_, c), by.round, by.rank);
     }
     if (!job_.lock_step()) {
       seen_out_of_step_[c].push_back({by, {bytes.begin(), bytes.end()}});
@@ -139,9 +132,16 @@ std::string Oracle::saw(const Contribution& by, uint32_t key, std::span<const st
 }
 
 void Oracle::undo_from(uint64_t round) {
+  restored_ = round - 1;
+  std::erase_if(parts_, [round](const auto& part) { return part.first.round >= round; });
   for (auto& seen : seen_) seen.erase(seen.lower_bound(round), seen.end());
   std::erase_if(witnessed_,
                 [round](const Witness& witness) { return std::get<2>(witness) >= round; });
+  // A get of the round before may have seen what was set for this one.
+  for (auto& seen : seen_states_) {
+    std::erase_if(seen, [round](const SeenState& state) { return state.round + 1 >= round; });
+  }
+  std::erase_if(sets_, [round](const SetCall& call) { return call.round && *call.round >= round; });
   // They may have seen updates of others that are void, and that their makers do again.
   for (auto& seen : seen_out_of_step_) seen.clear();
 }
@@ -150,12 +150,14 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
   try {
     const Participation participation(log, static_cast<uint32_t>(plan_.chunks.size()));
     check_witnesses(participation);
+    check_parts(participation);
     const HyperHistory hyper(job_.spec, log);
+    const std::vector<SetCall> sets = sets_in(log);
     for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
       if (!job_.lock_step()) {
         check_clocks(c, participation);
       } else if (!seen_[c].empty()) {
-        check_rounds(c, participation, hyper);
+        check_rounds(c, participation, hyper, sets);
       }
     }
   } catch (const Error& error) {
@@ -181,7 +183,7 @@ void Oracle::check_witnesses(const Participation& participation) const {
 }
 
 void Oracle::check_rounds(uint32_t chunk, const Participation& participation,
-                          const HyperHistory& hyper) const {
+                          const HyperHistory& hyper, const std::vector<SetCall>& sets) const {
   const ChunkLayout& c = plan_.chunks[chunk];
   const auto begin = initial_[c.key].begin() + static_cast<ptrdiff_t>(c.key_element);
   Replay replay(job_.spec, participation, hyper, chunk, {begin, begin + c.elements},
@@ -191,26 +193,38 @@ void Oracle::check_rounds(uint32_t chunk, const Participation& participation,
                   fill_chunk(contribution, chunk, out);
                   return true;
                 });
-  for (const auto& [round, seen] : seen_[chunk]) {
+  std::set<uint64_t> rounds;
+  for (const auto& [round, seen] : seen_[chunk]) rounds.insert(round);
+  for (const SeenState& seen : seen_states_[chunk]) rounds.insert(seen.round);
+  for (const uint64_t round : rounds) {
     while (replay.round() < round) {
+      set_before_next(replay, chunk, sets);
       try {
         replay.next_round();
       } catch (const Error& error) {
         fail(ErrorCode::kInvalid, "{} {}", name_of_chunk(job_, plan_, chunk), error.what());
       }
     }
-    const std::vector<std::byte> result = replay.result();
-    if (seen != result) {
-      const auto element =
-          static_cast<size_t>(std::ranges::mismatch(seen, result).in1 - seen.begin()) /
-          kernels::bytes_of(parameter_dtype_);
-      fail(ErrorCode::kInvalid, "{} round {}: element {} is {}, the reference has {}",
-           name_of_chunk(job_, plan_, chunk), round, element,
-           reference::load(seen.data(), parameter_dtype_, element),
-           reference::load(result.data(), parameter_dtype_, element));
-    }
-    if (job_.digits && round > 0) check_digits_of(chunk, replay, seen);
+    check_round(chunk, replay);
+    check_states(chunk, replay, sets);
   }
+}
+
+void Oracle::check_round(uint32_t chunk, const Replay& replay) const {
+  const auto at = seen_[chunk].find(replay.round());
+  if (at == seen_[chunk].end()) return;
+  const auto& [round, seen] = *at;
+  const std::vector<std::byte> result = replay.result();
+  if (seen != result) {
+    const auto element =
+        static_cast<size_t>(std::ranges::mismatch(seen, result).in1 - seen.begin()) /
+        kernels::bytes_of(parameter_dtype_);
+    fail(ErrorCode::kInvalid, "{} round {}: element {} is {}, the reference has {}",
+         name_of_chunk(job_, plan_, chunk), round, element,
+         reference::load(seen.data(), parameter_dtype_, element),
+         reference::load(result.data(), parameter_dtype_, element));
+  }
+  if (job_.digits && round > 0) check_digits_of(chunk, replay, seen);
 }
 
 // Read from the result alone: who was counted, and how often.

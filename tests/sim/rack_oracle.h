@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "tests/oracle/replay.h"
 #include "tests/sim/rack_plan.h"
 #include "transport/control/messages.h"
+#include "transport/control/state_messages.h"
 
 namespace phub::sim {
 
@@ -39,14 +42,39 @@ class Oracle {
   std::string saw(const Contribution& by, uint32_t key, std::span<const std::byte> result,
                   bool pushed);
 
-  // The job goes on from a checkpoint: what was seen of `round` and later ones is void, and
-  // everything if it is not in lock-step.
+  // The job goes on from a checkpoint of the round before: what was seen of `round` and later ones
+  // is void, and everything if it is not in lock-step.
   void undo_from(uint64_t round);
+
+  // A rank's incarnation; in a life that is taken back there may have been one of the same number.
+  // What each that saves has of its own after a round is a function of both.
+  void joined(const Member& who, bool saves);
+  std::string part_of(const Contribution& by) const;
+  // A rank goes on from a checkpoint, with its first round right behind; `part` is what it got.
+  void restored(const Contribution& with, std::optional<std::string> part);
+
+  // The state of keys. What a rank sets is a function of who it is and which of its calls this is.
+  struct SetCall {
+    Member who;
+    uint32_t nth = 0;
+    std::vector<uint32_t> keys;
+    std::optional<uint64_t> round;  // from which it holds, if it was told
+
+    uint64_t steps(uint32_t key) const { return (who.incarnation * 31 + nth * 7 + key) % 50; }
+  };
+  std::vector<float> state_of(const SetCall& call) const;  // as it is sent
+  // It may be carried out from now on. There may be one call of a rank whose round is not told.
+  void may_set(const SetCall& call) { sets_.push_back(call); }
+  void did_set(const SetCall& call, uint64_t round);
+  // The answer to a get, which came when so many sets were in the log.
+  void got(const std::vector<uint32_t>& keys, const StateReply& reply, std::string_view bytes,
+           size_t sets);
 
   // After the job's end: recomputes everything that was seen. Returns what is wrong, or "".
   std::string check(const std::vector<LogRecord>& log);
 
   uint64_t observations() const { return observations_; }
+  uint64_t states() const { return states_; }  // of chunks, that were compared
 
  private:
   using Witness = std::tuple<Member, uint32_t, uint64_t>;  // who, chunk, round
@@ -56,8 +84,22 @@ class Oracle {
 
   // These throw Error that says what is wrong.
   void check_witnesses(const Participation& participation) const;
-  void check_rounds(uint32_t chunk, const Participation& participation,
-                    const HyperHistory& hyper) const;
+  void check_parts(const Participation& participation) const;
+  void check_rounds(uint32_t chunk, const Participation& participation, const HyperHistory& hyper,
+                    const std::vector<SetCall>& sets) const;
+  void check_round(uint32_t chunk, const Replay& replay) const;
+
+  // rack_oracle_states.cc
+  struct SeenState {  // of a chunk, by a get
+    uint64_t round = 0;
+    size_t sets = 0;
+    Replay::State state;
+  };
+  std::vector<SetCall> sets_in(const std::vector<LogRecord>& log) const;
+  Replay::State state_of(const SetCall& call, uint32_t chunk) const;
+  void set_before_next(Replay& replay, uint32_t chunk, const std::vector<SetCall>& sets) const;
+  void check_states(uint32_t chunk, const Replay& replay, const std::vector<SetCall>& sets) const;
+  Replay::State slice(uint32_t chunk, std::span<const float> key) const;
   void check_digits_of(uint32_t chunk, const Replay& replay, std::span<const std::byte> seen) const;
 
   // Of jobs that are not in lock-step.
@@ -76,7 +118,13 @@ class Oracle {
   // Of jobs that are not in lock-step, per chunk: who had what.
   std::vector<std::vector<std::pair<Contribution, std::vector<std::byte>>>> seen_out_of_step_;
   std::set<Witness> witnessed_;
-  uint64_t observations_ = 0;
+  uint64_t restored_ = 0;  // the round of the checkpoint that it goes on from
+  std::map<Member, bool> saves_;
+  // Who went on after a round, and with what.
+  std::vector<std::pair<Contribution, std::optional<std::string>>> parts_;
+  std::vector<SetCall> sets_;
+  std::vector<std::vector<SeenState>> seen_states_;  // by chunk
+  uint64_t observations_ = 0, states_ = 0;
 };
 
 }  // namespace phub::sim

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <iterator>
 
 namespace phub::sim {
 namespace {
@@ -170,18 +168,37 @@ void leave_lock_step(SimRandom& random, JobPlan& job) {
   job.bad.clear();
 }
 
-// The box dies once or more. Workers join again by themselves, and all that they lose is the box:
-// of their own faults only those stay that nobody is lost by.
+// Workers that die with the box are followed by others, in another number.
+void begin_again(SimRandom& random, RackPlan& plan) {
+  for (BoxFault& fault : plan.box_faults) fault.with_workers = random.chance(0.5);
+  for (JobPlan& job : plan.jobs) {
+    for (size_t i = 0; i < plan.box_faults.size(); ++i) {
+      const auto ranks = static_cast<uint32_t>(random.between(1, job.spec.max_ranks));
+      job.later_ranks.push_back(
+          {ranks, static_cast<uint32_t>(random.between(ranks, job.spec.max_ranks))});
+    }
+  }
+}
+
+// The box dies once or more. Workers join again by themselves; of their own faults crashes stay, at
+// most.
 void kill_box(SimRandom& random, RackPlan& plan) {
   uint64_t pushes = 0;
   for (JobPlan& job : plan.jobs) {
-    if (job.lock_step() && job.spec.optimizer == "none") job.spec.optimizer = "momentum";
+    // All-reduce goes on with what its ranks saved, if all did.
+    if (random.chance(0.5)) job.saver_chance = random.chance(0.7) ? 1 : 0.5;
+    if (job.lock_step() && job.spec.optimizer == "none" && job.saver_chance < 1) {
+      job.spec.optimizer = "momentum";
+    }
     job.digits = false;
     job.bad.clear();
     job.late_ranks = 0;
     job.device_fault.reset();
-    std::erase_if(job.faults, [](const Fault& fault) {
-      return fault.kind != Fault::kBreak && fault.kind != Fault::kStraggle;
+    const bool loses = random.chance(0.3);
+    std::erase_if(job.faults, [loses](Fault& fault) {
+      if (fault.successor == Fault::kEager) fault.successor = Fault::kPatient;
+      const bool crash = fault.kind == Fault::kCrash || fault.kind == Fault::kSilentCrash;
+      return fault.kind != Fault::kBreak && fault.kind != Fault::kStraggle && !(crash && loses);
     });
     job.rounds += random.between(20, 60);
     pushes += job.rounds * job.spec.keys.size() * job.spec.world_size;
@@ -196,6 +213,7 @@ void kill_box(SimRandom& random, RackPlan& plan) {
                                .restart_ms = random.below(50)});
   }
   std::ranges::sort(plan.box_faults, {}, &BoxFault::after_pushes);
+  if (random.chance(0.4)) begin_again(random, plan);
   using Kind = testing::SimulatedDisk::Fault;
   for (uint64_t i = random.below(4); i > 0; --i) {
     plan.disk_faults.push_back({.after_pushes = random.below(pushes),
@@ -204,6 +222,12 @@ void kill_box(SimRandom& random, RackPlan& plan) {
                                 .room_ms = random.below(100)});
   }
   std::ranges::sort(plan.disk_faults, {}, &DiskFault::after_pushes);
+}
+
+// Checkpoints are written beside everything else that happens; nobody needs them.
+void save(SimRandom& random, RackPlan& plan) {
+  plan.checkpoint_every = random.between(1, 3);
+  for (JobPlan& job : plan.jobs) job.saver_chance = pick(random, {0.0, 0.5, 1.0, 1.0});
 }
 
 // The network of a worker works in one direction only, for a while.
@@ -218,14 +242,24 @@ void cut_off(SimRandom& random, JobPlan& job) {
   job.look_again = false;  // whose barrier's answer is lost enters another one
 }
 
-}  // namespace
-
-std::string_view name_of(Fault::Kind kind) {
-  constexpr std::string_view kNames[] = {"crash",    "silent crash", "hang",    "beating hang",
-                                         "straggle", "break",        "replace", "leave",
-                                         "mute",     "deaf"};
-  return kNames[kind];
+void move_states(SimRandom& random, JobPlan& job) {
+  if (!job.lock_step() || job.spec.optimizer == "none") return;
+  const size_t keys = job.spec.keys.size();
+  for (uint64_t i = random.between(1, 8); i > 0; --i) {
+    StateCall call{.rank = static_cast<uint32_t>(random.below(job.spec.world_size)),
+                   .after_pushes = random.below(job.rounds * keys),
+                   .sets = random.chance(0.5)};
+    for (uint32_t key = 0; key < keys; ++key) {
+      const auto at = static_cast<ptrdiff_t>(random.below(call.keys.size() + 1));
+      if (random.chance(0.6)) call.keys.insert(call.keys.begin() + at, key);
+    }
+    if (call.keys.empty()) call.keys.push_back(static_cast<uint32_t>(random.below(keys)));
+    job.state_calls.push_back(std::move(call));
+  }
+  std::ranges::stable_sort(job.state_calls, {}, &StateCall::after_pushes);
 }
+
+}  // namespace
 
 RackPlan make_rack_plan(uint64_t seed) {
   SimRandom random(seed ^ 0x7261636bull);
@@ -280,66 +314,16 @@ RackPlan make_rack_plan(uint64_t seed) {
     if (!plan.clock_jumps.empty()) job.spec.lease_ms += 100;
   }
   SimRandom box(seed ^ 0x626f78ull);
-  if (!plan.clean && box.chance(0.4)) kill_box(box, plan);
+  if (!plan.clean && box.chance(0.4)) {
+    kill_box(box, plan);
+  } else if (box.chance(0.3)) {
+    save(box, plan);
+  }
+  SimRandom states(seed ^ 0x737461746573ull);
+  for (JobPlan& job : plan.jobs) {
+    if (states.chance(0.4)) move_states(states, job);
+  }
   return plan;
-}
-
-std::string describe(const RackPlan& plan) {
-  std::string text = fmt::format(
-      "seed {}: {} cores on {} nodes, {}, delay {} ns, depth {}, loss {}, breaks {}, control loss "
-      "{}{}\n",
-      plan.seed, plan.cores, plan.nodes, plan.net.shared_memory ? "shared memory" : "network",
-      plan.net.max_delay_ns, plan.net.send_depth, plan.net.loss, plan.net.break_chance,
-      plan.control_loss, plan.clean ? ", clean" : "");
-  auto out = std::back_inserter(text);
-  for (const LossWindow& w : plan.windows) {
-    fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
-  }
-  for (const BoxFault& f : plan.box_faults) {
-    fmt::format_to(out, "  the box dies after {} pushes, {}{}, back after {} ms\n", f.after_pushes,
-                   f.disk_call > 0 ? fmt::format("in call {} to its disk", f.disk_call)
-                                   : fmt::format("{} ns later", f.delay_ns),
-                   f.power ? ", without power" : "", f.restart_ms);
-  }
-  for (const DiskFault& f : plan.disk_faults) {
-    constexpr std::string_view kKinds[] = {"crashes", "fails", "fails, though it is done",
-                                           "and all after it find the disk full"};
-    fmt::format_to(out, "  after {} pushes call {} to the disk {} ({} ms)\n", f.after_pushes,
-                   f.call, kKinds[static_cast<int>(f.kind)], f.room_ms);
-  }
-  for (const ClockJump& j : plan.clock_jumps) {
-    fmt::format_to(out, "  after {} pushes the box stands still for {} ms\n", j.after_pushes, j.ms);
-  }
-  for (const JobPlan& job : plan.jobs) {
-    const JobSpec& s = job.spec;
-    fmt::format_to(out,
-                   "  {}: {} of {} ranks, {} keys, chunks of {}, {} rounds, {} {} {}/{}, initial "
-                   "{}, loss {}, nonfinite {}, lease {} ms, {}{}{}{}{}\n",
-                   s.name, s.world_size, s.max_ranks, s.keys.size(), s.chunk_elements, job.rounds,
-                   s.optimizer, s.reduction, s.gradient_dtype, s.parameter_dtype, s.initial,
-                   s.on_loss, s.on_nonfinite, s.lease_ms, s.consistency,
-                   s.slack > 0 ? fmt::format(" slack {}", s.slack) : "",
-                   job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
-                   job.fixed_ranks ? "" : ", any rank");
-    for (const Fault& f : job.faults) {
-      fmt::format_to(out, "    rank {} after {} pushes: {} ({} ms), successor {} after {} ms\n",
-                     f.rank, f.after_pushes, name_of(f.kind), f.hang_ms,
-                     f.successor == Fault::kNobody  ? "none"
-                     : f.successor == Fault::kEager ? "eager"
-                                                    : "patient",
-                     f.successor_ms);
-    }
-    for (const BadGradient& b : job.bad) {
-      fmt::format_to(out, "    rank {} round {} key {}: bad gradient {}\n", b.rank, b.round, b.key,
-                     static_cast<int>(b.kind));
-    }
-    if (const auto& fault = job.device_fault) {
-      fmt::format_to(out, "    the device of core {} dies after {} pushes{}\n", fault->core,
-                     fault->after_pushes, fault->said ? ", as its NIC says" : "");
-    }
-    if (job.late_ranks > 0) fmt::format_to(out, "    {} ranks join later\n", job.late_ranks);
-  }
-  return text;
 }
 
 }  // namespace phub::sim

@@ -62,6 +62,14 @@ struct HyperCall {  // by rank 0
   std::map<std::string, double> values;
 };
 
+// A rank gets or sets the state of some keys.
+struct StateCall {
+  uint32_t rank = 0;
+  uint64_t after_pushes = 0;
+  bool sets = false;
+  std::vector<uint32_t> keys;
+};
+
 struct JobPlan {
   JobSpec spec;
   uint64_t seed = 0;  // of its gradients
@@ -72,12 +80,18 @@ struct JobPlan {
   bool look_again = false;  // after the barrier: when all is quiet
   bool fixed_ranks = true;  // ranks ask for their number; else the server chooses
   double null_chance = 0;
+  double saver_chance = 0;                  // that a worker has state of its own, which it saves
   uint32_t late_ranks = 0;                  // new ranks that join in the middle
   std::vector<uint64_t> late_after_pushes;  // of the whole job, for each late rank
   std::vector<Fault> faults;
   std::optional<DeviceFault> device_fault;
   std::vector<BadGradient> bad;
   std::vector<HyperCall> hyper_calls;
+  std::vector<StateCall> state_calls;  // by ascending pushes
+  struct Ranks {
+    uint32_t world_size = 1, max_ranks = 1;
+  };
+  std::vector<Ranks> later_ranks;  // of each time that it is begun again by other workers
 
   bool lock_step() const { return spec.consistency == "bsp"; }
 };
@@ -89,6 +103,8 @@ struct BoxFault {
   uint64_t disk_call = 0;     // or in this call to the disk from then on, if it is not 0
   bool power = false;         // its disk loses some of what was not synced
   uint64_t restart_ms = 0;
+  // With it all workers of every job die; others come, as many as the job's `later_ranks` say.
+  bool with_workers = false;
 };
 
 // The box's disk fails once, or is full for a while.

@@ -42,6 +42,7 @@ struct Options {
 struct Totals {
   uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
   uint64_t writes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
+  uint64_t parts_restored = 0, void_snapshots = 0, states = 0;
 };
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
@@ -68,6 +69,9 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.steps += result.steps;
   totals.box_deaths += result.box_deaths;
   totals.restored += result.restored;
+  totals.states += result.states;
+  totals.parts_restored += result.parts_restored;
+  totals.void_snapshots += result.void_snapshots;
   if (result.failure.empty()) return true;
   ++totals.failures;
   fmt::print("seed {}: {}\n  replay: rack_sim --seed {} --verbose\n", seed, result.failure, seed);
@@ -81,13 +85,14 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
     if (!run_one(seed, options, totals) && options.stop) break;
   }
   fmt::print(
-      "{} racks, {} failures; {} results compared, {} ranks admitted, {} lost, {} jobs failed as "
+      "{} racks, {} failures; {} results and {} states of chunks compared, {} ranks admitted, {} "
+      "lost, {} jobs failed as "
       "they "
       "should, {} writes, {} queue pairs broken, {} steps; {} boxes died, {} jobs went on from a "
-      "checkpoint\n",
-      totals.racks, totals.failures, totals.observations, totals.admitted, totals.lost,
-      totals.failed_jobs, totals.writes, totals.breaks, totals.steps, totals.box_deaths,
-      totals.restored);
+      "checkpoint, {} ranks with a part of it; {} snapshots were void\n",
+      totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
+      totals.lost, totals.failed_jobs, totals.writes, totals.breaks, totals.steps,
+      totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots);
   return totals.failures == 0 ? 0 : 1;
 }
 

@@ -77,6 +77,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.dead_devices += result.dead_devices;
     all.box_deaths += result.box_deaths;
     all.restored += result.restored;
+    all.states += result.states;
+    all.parts_restored += result.parts_restored;
   }
   if (seeds.count < 100) return;
   // The racks are no idle ones.
@@ -87,6 +89,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.dead_devices, 0u);
   EXPECT_GT(all.box_deaths, seeds.count / 10);
   EXPECT_GT(all.restored, 0u);
+  EXPECT_GT(all.states, 0u);
+  EXPECT_GT(all.parts_restored, 0u);
 }
 INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 10));
 

@@ -17,7 +17,12 @@ constexpr uint64_t kPatienceNs = 700 * kMs;  // longer than any limit of a job t
 }  // namespace
 
 Trainer::Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start)
-    : rack_(rack), job_(job), id_(id), start_(start), started_ns_(rack.net().now_ns()) {
+    : rack_(rack),
+      job_(job),
+      id_(id),
+      start_(start),
+      saves_(rack.random().chance(job.plan.saver_chance)),
+      started_ns_(rack.net().now_ns()) {
   join();
 }
 
@@ -38,12 +43,13 @@ bool Trainer::runnable() const {
 }
 
 void Trainer::join() {
-  JoinRequest request{.spec = job_.plan.spec,
+  JoinRequest request{.spec = job_.spec,
                       .rank = lost_ ? static_cast<int32_t>(lost_->rank) : start_.rank,
                       .replace = start_.replace && !lost_,
                       .transport = "sim",
                       .id = fmt::format("trainer-{}-{}", id_, joins_),
-                      .epoch = lost_ ? lost_->epoch : 0};
+                      .epoch = lost_ ? lost_->epoch : 0,
+                      .saves = saves_};
   rack_.control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { rack_.server().join(request, reply); },
@@ -70,6 +76,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   if (job_.ended) return crash(true);  // the server made another job of the same name
   reply_ = *result.value;
   life_ = rack_.life();
+  job_.oracle.joined({reply_->rank, reply_->incarnation}, saves_);
   try {
     link_ = rack_.net().connect(reply_->offer);
     session_ = std::make_unique<Session>(*reply_, *link_);
@@ -77,6 +84,11 @@ void Trainer::on_join(const Result<JoinReply>& result) {
     return ask_why(Error(error.code(), error.what()));
   }
   collected_.assign(session_->keys(), 0);
+  saved_rounds_ = std::make_unique<SavedRounds>(*reply_, saves_);
+  parts_.clear();
+  parts_out_ = 0;
+  transfer_ = nullptr;
+  sets_unsure_ = false;
   state_ = State::kRunning;
   broadcasting_ = reply_->send_initial;
   if (broadcasting_) {
@@ -84,6 +96,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
         [this](size_t key) { return job_.oracle.initial(static_cast<uint32_t>(key)).data(); });
   }
   set_timer();
+  restore();
 }
 
 void Trainer::beat(std::function<void(Result<Pulse>)> done) {
@@ -271,122 +284,10 @@ void Trainer::reconnect() {
       });
 }
 
-bool Trainer::train() {
-  if (state_ != State::kRunning) return false;
-  if (std::exchange(broadcasting_, broadcasting_ && !session_->all_ready())) return false;
-  if (looking_again_) return look_again();
-  return job_.plan.lockstep ? train_in_step() : train_freely();
-}
-
-// One more round that changes nothing, when nobody trains any more.
-bool Trainer::look_again() {
-  if (!session_->all_ready()) return false;
-  const auto keys = static_cast<uint32_t>(session_->keys());
-  const bool pushed = session_->round(0) > job_.plan.rounds;
-  for (uint32_t key = 0; key < keys; ++key) {
-    if (pushed) {
-      collect(key);
-    } else {
-      session_->push(key, 0, true);
-    }
-  }
-  if (pushed) leave();
-  return true;
-}
-
-// Every key of a round is pushed in any order, and waited for in the order of the keys.
-bool Trainer::train_in_step() {
-  const auto keys = static_cast<uint32_t>(session_->keys());
-  bool moved = false;
-  while (to_push_.empty() && wait_key_ < keys && session_->ready(wait_key_)) {
-    collect(wait_key_++);
-    moved = true;
-  }
-  if (to_push_.empty()) {
-    if (wait_key_ < keys) return moved;
-    if (leaving_early_ || session_->round(0) >= job_.plan.rounds) {
-      finish();
-      return moved;
-    }
-    for (uint32_t k = 0; k < keys; ++k) {
-      to_push_.insert(to_push_.begin() + static_cast<ptrdiff_t>(rack_.random().below(k + 1)), k);
-    }
-    wait_key_ = 0;
-  }
-  while (!to_push_.empty() && !hung() && state_ == State::kRunning && !session_->broken()) {
-    const uint32_t key = to_push_.back();
-    to_push_.pop_back();
-    push(key);
-  }
-  return true;
-}
-
-// Every key on its own: some get far ahead of others.
-bool Trainer::train_freely() {
-  const auto keys = static_cast<uint32_t>(session_->keys());
-  const auto first = static_cast<uint32_t>(rack_.random().below(keys));
-  bool moved = false, all = true;
-  for (uint32_t i = 0; i < keys; ++i) {
-    const uint32_t key = (first + i) % keys;
-    if (!session_->ready(key)) {
-      all = false;
-      continue;
-    }
-    collect(key);
-    if (leaving_early_ || session_->round(key) >= job_.plan.rounds) continue;
-    push(key);
-    moved = true;
-    all = false;
-    if (done() || hung() || state_ != State::kRunning) return true;
-    if (rack_.random().chance(0.3)) return true;
-  }
-  if (all) finish();
-  return moved;
-}
-
-void Trainer::collect(uint32_t key) {
-  const uint64_t round = session_->round(key);
-  if (collected_[key] > round) return;
-  collected_[key] = round + 1;
-  if (life_ != rack_.life()) return;  // it is void, and will be done again
-  // Over shared memory a fenced worker looks at parameters that are not its own any more.
-  if (link_->zero_copy() && SimNet::closed_by_box(*link_)) return;
-  const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,
-                                            session_->result(key), round >= reply_->first_round);
-  if (!wrong.empty()) rack_.fail(wrong);
-}
-
-void Trainer::push(uint32_t key) {
-  const Contribution from{reply_->rank, reply_->incarnation, session_->round(key) + 1};
-  const bool null = job_.oracle.is_null(from, key);
-  if (!null) job_.oracle.fill_key(from, key, session_->gradient(key));
-  session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null);
-  ++pushes_;
-  rack_.net().trace("push", id_, key, from.round);
-  call_hyper();
-  rack_.pushed(job_, *this);
-}
-
-void Trainer::call_hyper() {
-  if (reply_->rank != 0) return;
-  while (hyper_calls_ < job_.plan.hyper_calls.size() &&
-         job_.plan.hyper_calls[hyper_calls_].after_pushes <= pushes_) {
-    // Every other one for a round of its own.
-    const HyperChange change{.round = hyper_calls_ % 2 == 0 ? 0 : session_->next_round(),
-                             .values = job_.plan.hyper_calls[hyper_calls_].values};
-    ++hyper_calls_;
-    rack_.control().call<HyperReply>(
-        "hyper", mail_,
-        [this, who = credential(), change](const Reply<HyperReply>& reply) {
-          rack_.server().set_hyper(who, change, reply);
-        },
-        [](const Result<HyperReply>&) {});
-  }
-}
-
 void Trainer::finish() {
   finished_rounds_ = finished_rounds_ || !leaving_early_;
   if (!leaving_early_ && !rack_.may_leave(job_)) return;
+  if (parts_out_ > 0 && !leaving_early_) return;
   if (!job_.plan.barrier || leaving_early_) return leave();
   state_ = State::kBarrier;
   rack_.control().call<Done>(
@@ -420,18 +321,11 @@ void Trainer::leave() {
       });
 }
 
-void Trainer::sleep() {
-  if (state_ != State::kRunning || !job_.plan.lockstep || session_->all_ready()) return;
-  if (broadcasting_ || wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
-  const bool all = rack_.random().chance(0.5);
-  asleep_ = session_->arm(all ? Session::kAllKeys : wait_key_);
-  if (!asleep_) session_->disarm();
-}
-
 std::string Trainer::describe() const {
   std::string text = fmt::format("trainer {}", id_);
   if (reply_) text += fmt::format(" (rank {}, incarnation {})", reply_->rank, reply_->incarnation);
-  constexpr const char* kStates[] = {"joining", "running", "in the barrier", "leaving", "done"};
+  constexpr const char* kStates[] = {"joining",        "restoring", "running",
+                                     "in the barrier", "leaving",   "done"};
   text += fmt::format(": {}, {} pushes", kStates[static_cast<int>(state_)], pushes_);
   if (hung()) text += ", hung";
   if (crashed_) text += ", crashed";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "tests/sim/rack_plan.h"
 #include "transport/control/messages.h"
 #include "transport/transport.h"
+#include "worker/saved_rounds.h"
 #include "worker/session.h"
 
 namespace phub::sim {
@@ -60,7 +62,7 @@ class Trainer {
   std::string describe() const;
 
  private:
-  enum class State { kJoining, kRunning, kBarrier, kLeaving, kDone };
+  enum class State { kJoining, kRestoring, kRunning, kBarrier, kLeaving, kDone };
 
   void join();
   void on_join(const Result<JoinReply>& result);
@@ -83,6 +85,26 @@ class Trainer {
   void finish();
   void leave();
   void misbehave();
+
+  // trainer_parts.cc
+  void restore();
+  void on_restored(const Result<PartBytes>& result);
+  void save(uint64_t round);
+  void send_part(uint64_t round);
+  void part_ended();
+
+  // trainer_states.cc
+  struct StateTransfer;
+  using Transfer = std::shared_ptr<StateTransfer>;
+  void call_state();
+  void begin_state(const Transfer& transfer);
+  void state_begun(const Transfer& transfer, const Result<StateReply>& result);
+  void read_state(const Transfer& transfer);
+  void write_state(const Transfer& transfer);
+  void apply_state(const Transfer& transfer);
+  void end_state(const Transfer& transfer);
+  template <typename T>
+  bool has_failed(const Transfer& transfer, const Result<T>& result);
   void sleep();
   bool hung() const;
   Credential credential() const;
@@ -91,6 +113,7 @@ class Trainer {
   JobRun& job_;
   const uint32_t id_;
   const Start start_;
+  const bool saves_;
   uint64_t started_ns_;
   std::optional<JoinReply> lost_;  // when it had its rank before, in another life of the job
   uint64_t life_ = 0;              // of the box, in which it joined
@@ -101,6 +124,9 @@ class Trainer {
   std::optional<JoinReply> reply_;
   std::unique_ptr<WorkerLink> link_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<SavedRounds> saved_rounds_;
+  uint32_t parts_out_ = 0;           // that are being sent
+  std::deque<uint64_t> parts_;       // rounds, of those that wait until fewer are
   std::vector<uint64_t> collected_;  // per key: one past the last round that was recorded
   std::vector<uint32_t> to_push_;    // in step: what is left of this round
   uint32_t wait_key_ = 0;            // and then the key that is waited for
@@ -116,6 +142,10 @@ class Trainer {
   bool finished_rounds_ = false, disturbed_ = false, crashed_ = false, left_ = false;
   uint64_t pushes_ = 0;
   size_t hyper_calls_ = 0;
+  size_t state_calls_ = 0;    // that are done, or not this rank's
+  uint32_t transfers_ = 0;    // that this process began
+  Transfer transfer_;         // under way
+  bool sets_unsure_ = false;  // a set may have been carried out, or not
   std::optional<Error> error_;
 };
 

@@ -1,0 +1,88 @@
+// A rack's plan in words.
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "tests/sim/rack_plan.h"
+
+namespace phub::sim {
+
+std::string_view name_of(Fault::Kind kind) {
+  constexpr std::string_view kNames[] = {"crash",    "silent crash", "hang",    "beating hang",
+                                         "straggle", "break",        "replace", "leave",
+                                         "mute",     "deaf"};
+  return kNames[kind];
+}
+
+std::string describe(const RackPlan& plan) {
+  std::string text = fmt::format(
+      "seed {}: {} cores on {} nodes, {}, delay {} ns, depth {}, loss {}, breaks {}, control loss "
+      "{}{}\n",
+      plan.seed, plan.cores, plan.nodes, plan.net.shared_memory ? "shared memory" : "network",
+      plan.net.max_delay_ns, plan.net.send_depth, plan.net.loss, plan.net.break_chance,
+      plan.control_loss, plan.clean ? ", clean" : "");
+  auto out = std::back_inserter(text);
+  for (const LossWindow& w : plan.windows) {
+    fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
+  }
+  if (plan.checkpoint_every > 0) {
+    fmt::format_to(out, "  a checkpoint every {} rounds\n", plan.checkpoint_every);
+  }
+  for (const BoxFault& f : plan.box_faults) {
+    fmt::format_to(out, "  the box dies after {} pushes, {}{}{}, back after {} ms\n",
+                   f.after_pushes,
+                   f.disk_call > 0 ? fmt::format("in call {} to its disk", f.disk_call)
+                                   : fmt::format("{} ns later", f.delay_ns),
+                   f.power ? ", without power" : "",
+                   f.with_workers ? ", and all workers with it" : "", f.restart_ms);
+  }
+  for (const DiskFault& f : plan.disk_faults) {
+    constexpr std::string_view kKinds[] = {"crashes", "fails", "fails, though it is done",
+                                           "and all after it find the disk full"};
+    fmt::format_to(out, "  after {} pushes call {} to the disk {} ({} ms)\n", f.after_pushes,
+                   f.call, kKinds[static_cast<int>(f.kind)], f.room_ms);
+  }
+  for (const ClockJump& j : plan.clock_jumps) {
+    fmt::format_to(out, "  after {} pushes the box stands still for {} ms\n", j.after_pushes, j.ms);
+  }
+  for (const JobPlan& job : plan.jobs) {
+    const JobSpec& s = job.spec;
+    fmt::format_to(out,
+                   "  {}: {} of {} ranks, {} keys, chunks of {}, {} rounds, {} {} {}/{}, initial "
+                   "{}, loss {}, nonfinite {}, lease {} ms, {}{}{}{}{}{}\n",
+                   s.name, s.world_size, s.max_ranks, s.keys.size(), s.chunk_elements, job.rounds,
+                   s.optimizer, s.reduction, s.gradient_dtype, s.parameter_dtype, s.initial,
+                   s.on_loss, s.on_nonfinite, s.lease_ms, s.consistency,
+                   s.slack > 0 ? fmt::format(" slack {}", s.slack) : "",
+                   job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
+                   job.fixed_ranks ? "" : ", any rank",
+                   job.saver_chance > 0 ? fmt::format(", savers {}", job.saver_chance) : "");
+    for (const JobPlan::Ranks& ranks : job.later_ranks) {
+      fmt::format_to(out, "    later {} of {} ranks\n", ranks.world_size, ranks.max_ranks);
+    }
+    for (const Fault& f : job.faults) {
+      fmt::format_to(out, "    rank {} after {} pushes: {} ({} ms), successor {} after {} ms\n",
+                     f.rank, f.after_pushes, name_of(f.kind), f.hang_ms,
+                     f.successor == Fault::kNobody  ? "none"
+                     : f.successor == Fault::kEager ? "eager"
+                                                    : "patient",
+                     f.successor_ms);
+    }
+    for (const StateCall& c : job.state_calls) {
+      fmt::format_to(out, "    rank {} after {} pushes: {} the state of keys {}\n", c.rank,
+                     c.after_pushes, c.sets ? "sets" : "gets", fmt::join(c.keys, ", "));
+    }
+    for (const BadGradient& b : job.bad) {
+      fmt::format_to(out, "    rank {} round {} key {}: bad gradient {}\n", b.rank, b.round, b.key,
+                     static_cast<int>(b.kind));
+    }
+    if (const auto& fault = job.device_fault) {
+      fmt::format_to(out, "    the device of core {} dies after {} pushes{}\n", fault->core,
+                     fault->after_pushes, fault->said ? ", as its NIC says" : "");
+    }
+    if (job.late_ranks > 0) fmt::format_to(out, "    {} ranks join later\n", job.late_ranks);
+  }
+  return text;
+}
+
+}  // namespace phub::sim

@@ -1,0 +1,139 @@
+// How a rack ends: when it is over, and whether everything that happened is explained.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tests/sim/rack.h"
+
+namespace phub::sim {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+
+}  // namespace
+
+bool Rack::finished() const {
+  if (!server_) return false;
+  if (!std::ranges::all_of(trainers_, &Trainer::done)) return false;
+  return std::ranges::all_of(jobs_,
+                             [](const auto& job) { return job->starting == 0 && job->ended; }) &&
+         server_->status().jobs.empty() && server_->status().memory_bytes == 0;
+}
+
+// Far more than any run needs in which every wait has its bound.
+uint64_t Rack::limit_ns() const {
+  uint64_t ms = 5'000;
+  for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
+  ms += 1'500 * plan_.box_faults.size();
+  return ms * kMs;
+}
+
+std::string Rack::status_text() {
+  std::string text;
+  for (const auto& job : jobs_) {
+    text += fmt::format("  {}: {}, {} starting, {} pushes\n", job->plan.spec.name,
+                        job->ended ? "ended" : "not ended", job->starting, job->pushes);
+  }
+  if (!server_) return text + "  the box is dead\n";
+  for (const JobStatus& job : server_->status().jobs) {
+    text += fmt::format("  {}: {}, round {} complete", job.name, job.state, job.completed_round);
+    for (uint32_t rank : job.waiting_for) text += fmt::format(", waits for {}", rank);
+    for (const RankStatus& rank : job.ranks) {
+      text += fmt::format("\n    rank {}.{}: {} from {} {}", rank.rank, rank.incarnation,
+                          rank.state, rank.first_round, rank.reason);
+    }
+    text += "\n";
+  }
+  for (const Trainer* t : trainers_) text += "  " + t->describe() + "\n";
+  return text;
+}
+
+void Rack::check_end(RackResult& result) {
+  for (auto& job : jobs_) {
+    result.observations += job->oracle.observations();
+    result.states += job->oracle.states();
+    for (const LogRecord& record : job->log) {
+      result.lost += record.kind == LogRecord::Kind::kLost;
+      result.admitted += record.kind == LogRecord::Kind::kAdmitted;
+      result.failed_jobs += record.kind == LogRecord::Kind::kFailed;
+      result.dead_devices += record.reason.find("simulated device") != std::string::npos;
+    }
+    result.restored += job->restored;
+    result.parts_restored += job->parts_restored;
+    result.void_snapshots += job->void_snapshots;
+    if (!failure_.empty()) continue;
+    if (!job->log_lost) fail(job->oracle.check(job->log));
+    if (failure_.empty()) fail(check_outcomes(*job));
+  }
+  result.box_deaths = life_ - 1;
+  if (failure_.empty() && control_.unanswered() != 0) {
+    fail(fmt::format("{} control requests were never answered", control_.unanswered()));
+  }
+}
+
+std::string Rack::check_outcomes(const JobRun& job) const {
+  const bool failed = std::ranges::any_of(
+      job.log, [](const LogRecord& r) { return r.kind == LogRecord::Kind::kFailed; });
+  for (const auto& trainer : job.trainers) {
+    if (trainer->error()) {
+      if (std::string wrong = check_error(job, *trainer, failed); !wrong.empty()) return wrong;
+    } else if (!trainer->left() && !trainer->crashed()) {
+      return job.plan.spec.name + ": not done: " + trainer->describe();
+    } else if (trainer->left() && !trainer->disturbed() && !trainer->finished_rounds()) {
+      return job.plan.spec.name + ": left too early: " + trainer->describe();
+    }
+  }
+  if (plan_.clean && (failed || job.log.size() < 2 * job.plan.spec.world_size)) {
+    return job.plan.spec.name + ": nothing was wrong, and yet it did not end well";
+  }
+  return "";
+}
+
+// An error must be of a kind that something which happened explains, and name the rank.
+std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool failed) const {
+  const Error& error = *trainer.error();
+  const std::string what = error.what();
+  const bool control = plan_.control_loss > 0 || plan_.control_duplicate > 0;
+  const bool out = trainer.disturbed() || job.taken_over.contains(trainer.rank());
+  bool explained = false;
+  switch (error.code()) {
+    case ErrorCode::kFenced:
+      explained = out || control || failed;
+      break;
+    case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
+      explained = out || failed;
+      break;
+    case ErrorCode::kRankLost:
+      explained = failed && (what.find("rank ") != what.npos || life_ > 1);
+      break;
+    case ErrorCode::kNonFinite:
+      explained = std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
+        return bad.kind == BadGradient::kOverflow ||
+               what.find(fmt::format("rank {} ", bad.rank)) != what.npos;
+      });
+      break;
+    case ErrorCode::kTaken:
+    case ErrorCode::kFull:
+    case ErrorCode::kNotFound:
+      explained = !trainer.joined() || out || control || failed || life_ > 1;
+      break;
+    case ErrorCode::kInternal:
+      if (!trainer.joined() && what.find("Input/output error") != what.npos) {
+        return plan_.disk_faults.empty() ? "the disk failed: " + trainer.describe() : "";
+      }
+      explained = failed && job.device_failed && what.find("simulated device") != what.npos;
+      break;
+    case ErrorCode::kUnavailable:
+      explained = !trainer.joined() && life_ > 1;
+      break;
+    case ErrorCode::kTimeout:
+      explained = !trainer.joined() && control;
+      break;
+    default:
+      break;
+  }
+  if (explained && !plan_.clean) return "";
+  return fmt::format("{}: nothing explains the end of {}", job.plan.spec.name, trainer.describe());
+}
+
+}  // namespace phub::sim

@@ -1,0 +1,51 @@
+// What ranks save of their own, and get back: after a restore, each the part that it sent after
+// exactly the checkpoint's round.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tests/sim/rack_oracle.h"
+#include "transport/error.h"
+
+namespace phub::sim {
+
+void Oracle::joined(const Member& who, bool saves) {
+  saves_[who] = saves;
+  std::erase_if(sets_, [&who](const SetCall& call) { return call.who == who; });
+}
+
+std::string Oracle::part_of(const Contribution& by) const {
+  std::string part = fmt::format("rank {}.{} after round {}:", by.rank, by.incarnation, by.round);
+  part.append((job_.seed + 7 * by.round + by.rank) % 3000, static_cast<char>('a' + by.round % 26));
+  return part;
+}
+
+void Oracle::restored(const Contribution& with, std::optional<std::string> part) {
+  parts_.emplace_back(with, std::move(part));
+}
+
+// The checkpoint of a round has a part of every rank that saves and took part in it, and of no
+// other. Who had a rank in a round is the latest that was admitted by then: those before it were in
+// a life that was taken back.
+void Oracle::check_parts(const Participation& participation) const {
+  for (const auto& [who, part] : parts_) {
+    const Participation::Stay* from = nullptr;
+    for (const Participation::Stay& stay : participation.stays()) {
+      const bool took_part = stay.last.empty() || std::ranges::max(stay.last) >= who.round;
+      if (stay.rank != who.rank || stay.first > who.round || !took_part) continue;
+      if (from == nullptr || stay.incarnation > from->incarnation) from = &stay;
+    }
+    std::optional<std::string> expected;
+    if (from != nullptr && saves_.at(*from)) expected = part_of({*from, who.round});
+    if (part == expected) continue;
+    constexpr size_t kShown = 40;
+    const auto shown = [](const std::optional<std::string>& text) {
+      return text ? "'" + text->substr(0, kShown) + "'" : "nothing";
+    };
+    fail(ErrorCode::kInvalid, "{}: rank {} (incarnation {}) went on after round {} with {}, not {}",
+         job_.spec.name, who.rank, who.incarnation, who.round, shown(part), shown(expected));
+  }
+}
+
+}  // namespace phub::sim

@@ -1,0 +1,109 @@
+// What a simulated process saves of its own: its parts of checkpoints, as worker/saver.h sends
+// them.
+#include <fmt/format.h>
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "tests/sim/rack.h"
+#include "tests/sim/trainer.h"
+#include "worker/rank_state.h"
+
+namespace phub::sim {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint32_t kMostPartsOut = 2;
+constexpr const char* kEntry = "state";
+
+}  // namespace
+
+// What it goes on from, before it trains.
+void Trainer::restore() {
+  const bool goes_on = job_.restored_round > 0 && reply_->first_round == job_.restored_round + 1;
+  if (reply_->part_bytes == 0) {
+    if (goes_on) {
+      job_.oracle.restored({{reply_->rank, reply_->incarnation}, job_.restored_round}, {});
+    }
+    return;
+  }
+  if (!goes_on) {
+    return rack_.fail(fmt::format("rank {} begins with round {}, and has a part of round {}",
+                                  reply_->rank, reply_->first_round, job_.restored_round));
+  }
+  state_ = State::kRestoring;
+  rack_.control().call<PartBytes>(
+      "restored part", mail_,
+      [this, who = credential()](const Reply<PartBytes>& reply) {
+        rack_.server().restored_part(who, reply);
+      },
+      [this](const Result<PartBytes>& result) { on_restored(result); });
+}
+
+void Trainer::on_restored(const Result<PartBytes>& result) {
+  if (done()) return;
+  if (!result && result.code == ErrorCode::kTimeout) return restore();
+  if (!result) return on_error(result.code, result.message);
+  RankState state = unpack(result.value->bytes);
+  const std::span bytes(state[kEntry]);
+  job_.oracle.restored({{reply_->rank, reply_->incarnation}, reply_->first_round - 1},
+                       std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  ++job_.parts_restored;
+  state_ = State::kRunning;
+}
+
+// All results of the round are here: its part is sent before anything else is pushed.
+void Trainer::save(uint64_t round) {
+  saved_rounds_->next();
+  if (parts_out_ < kMostPartsOut) return send_part(round);
+  parts_.push_back(round);
+}
+
+void Trainer::send_part(uint64_t round) {
+  ++parts_out_;
+  const std::string text = job_.oracle.part_of({{reply_->rank, reply_->incarnation}, round});
+  const auto bytes = std::as_bytes(std::span(text));
+  std::string part = pack({{kEntry, {bytes.begin(), bytes.end()}}});
+  rack_.net().trace("part", id_, round);
+  rack_.control().call<Done>(
+      "part", mail_,
+      [this, who = credential(), round, part](const Reply<Done>& reply) {
+        // Its bytes come later than the question whether they are wanted.
+        rack_.server().check_part(who, round, part.size());
+        rack_.net().after(rack_.random().below(kMs / 10),
+                          [this, who, round, part, reply, life = rack_.life()] {
+                            if (life != rack_.life()) return;
+                            try {
+                              rack_.server().take_part(who, round, part, nullptr, reply);
+                            } catch (const Error& error) {
+                              reply({error.code(), error.what()});
+                            }
+                          });
+      },
+      [this, round](const Result<Done>& result) {
+        if (done() || state_ == State::kLeaving) return;
+        if (!result && result.code == ErrorCode::kRewound) {
+          return on_error(result.code, result.message);
+        }
+        if (result || end_of_part(result.code) != PartEnd::kAgain) return part_ended();
+        std::weak_ptr<Mail> mail = mail_;
+        rack_.net().after(kMs, [this, mail, round] {
+          auto open = mail.lock();
+          if (open == nullptr) return;
+          open->push_back([this, round] {
+            --parts_out_;
+            send_part(round);
+          });
+        });
+      });
+}
+
+void Trainer::part_ended() {
+  --parts_out_;
+  if (parts_.empty()) return;
+  send_part(parts_.front());
+  parts_.pop_front();
+}
+
+}  // namespace phub::sim

@@ -1,0 +1,141 @@
+// A simulated process trains: what it pushes, waits for, and checks.
+#include <algorithm>
+#include <utility>
+
+#include "tests/sim/rack.h"
+#include "tests/sim/trainer.h"
+
+namespace phub::sim {
+
+bool Trainer::train() {
+  if (state_ != State::kRunning) return false;
+  if (std::exchange(broadcasting_, broadcasting_ && !session_->all_ready())) return false;
+  if (!parts_.empty()) return false;
+  if (looking_again_) return look_again();
+  return job_.plan.lockstep ? train_in_step() : train_freely();
+}
+
+// One more round that changes nothing, when nobody trains any more.
+bool Trainer::look_again() {
+  if (!session_->all_ready()) return false;
+  const auto keys = static_cast<uint32_t>(session_->keys());
+  const bool pushed = session_->round(0) > job_.plan.rounds;
+  for (uint32_t key = 0; key < keys; ++key) {
+    if (pushed) {
+      collect(key);
+    } else {
+      session_->push(key, 0, true);
+    }
+  }
+  if (pushed && parts_out_ > 0) return false;
+  if (pushed) leave();
+  return true;
+}
+
+// Every key of a round is pushed in any order, and waited for in the order of the keys.
+bool Trainer::train_in_step() {
+  const auto keys = static_cast<uint32_t>(session_->keys());
+  bool moved = false;
+  while (to_push_.empty() && wait_key_ < keys && session_->ready(wait_key_)) {
+    collect(wait_key_++);
+    moved = true;
+  }
+  if (to_push_.empty()) {
+    if (wait_key_ < keys) return moved;
+    if (leaving_early_ || session_->round(0) >= job_.plan.rounds) {
+      finish();
+      return moved;
+    }
+    for (uint32_t k = 0; k < keys; ++k) {
+      to_push_.insert(to_push_.begin() + static_cast<ptrdiff_t>(rack_.random().below(k + 1)), k);
+    }
+    wait_key_ = 0;
+  }
+  while (!to_push_.empty() && !hung() && state_ == State::kRunning && !session_->broken()) {
+    const uint32_t key = to_push_.back();
+    to_push_.pop_back();
+    push(key);
+  }
+  return true;
+}
+
+// Every key on its own: some get far ahead of others.
+bool Trainer::train_freely() {
+  const auto keys = static_cast<uint32_t>(session_->keys());
+  const auto first = static_cast<uint32_t>(rack_.random().below(keys));
+  bool moved = false, all = true;
+  for (uint32_t i = 0; i < keys; ++i) {
+    const uint32_t key = (first + i) % keys;
+    if (!session_->ready(key)) {
+      all = false;
+      continue;
+    }
+    collect(key);
+    if (!parts_.empty()) return true;
+    if (leaving_early_ || session_->round(key) >= job_.plan.rounds) continue;
+    if (saved_rounds_->is_due_before(session_->round(key) +
+                                     1)) {  // which has others' results first
+      all = false;
+      continue;
+    }
+    push(key);
+    moved = true;
+    all = false;
+    if (done() || hung() || state_ != State::kRunning) return true;
+    if (rack_.random().chance(0.3)) return true;
+  }
+  if (all) finish();
+  return moved;
+}
+
+void Trainer::collect(uint32_t key) {
+  const uint64_t round = session_->round(key);
+  if (collected_[key] > round) return;
+  collected_[key] = round + 1;
+  if (saved_rounds_->received(key, round)) save(round);
+  if (life_ != rack_.life()) return;  // it is void, and will be done again
+  // Over shared memory a fenced worker looks at parameters that are not its own any more.
+  if (link_->zero_copy() && SimNet::closed_by_box(*link_)) return;
+  const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,
+                                            session_->result(key), round >= reply_->first_round);
+  if (!wrong.empty()) rack_.fail(wrong);
+}
+
+void Trainer::push(uint32_t key) {
+  const Contribution from{reply_->rank, reply_->incarnation, session_->round(key) + 1};
+  const bool null = job_.oracle.is_null(from, key);
+  if (!null) job_.oracle.fill_key(from, key, session_->gradient(key));
+  session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null);
+  ++pushes_;
+  rack_.net().trace("push", id_, key, from.round);
+  call_hyper();
+  call_state();
+  rack_.pushed(job_, *this);
+}
+
+void Trainer::call_hyper() {
+  if (reply_->rank != 0) return;
+  while (hyper_calls_ < job_.plan.hyper_calls.size() &&
+         job_.plan.hyper_calls[hyper_calls_].after_pushes <= pushes_) {
+    // Every other one for a round of its own.
+    const HyperChange change{.round = hyper_calls_ % 2 == 0 ? 0 : session_->next_round(),
+                             .values = job_.plan.hyper_calls[hyper_calls_].values};
+    ++hyper_calls_;
+    rack_.control().call<HyperReply>(
+        "hyper", mail_,
+        [this, who = credential(), change](const Reply<HyperReply>& reply) {
+          rack_.server().set_hyper(who, change, reply);
+        },
+        [](const Result<HyperReply>&) {});
+  }
+}
+
+void Trainer::sleep() {
+  if (state_ != State::kRunning || !job_.plan.lockstep || session_->all_ready()) return;
+  if (broadcasting_ || wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
+  const bool all = rack_.random().chance(0.5);
+  asleep_ = session_->arm(all ? Session::kAllKeys : wait_key_);
+  if (!asleep_) session_->disarm();
+}
+
+}  // namespace phub::sim
