@@ -118,7 +118,8 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained = !trainer.joined() || out || control || failed || life_ > 1;
       break;
     case ErrorCode::kInternal:
-      if (!trainer.joined() && what.find("Input/output error") != what.npos) {
+      if ((!trainer.joined() || trainer.lacks_part()) &&
+          what.find("Input/output error") != what.npos) {
         return plan_.disk_faults.empty() ? "the disk failed: " + trainer.describe() : "";
       }
       explained = failed && job.device_failed && what.find("simulated device") != what.npos;

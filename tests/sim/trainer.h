@@ -49,6 +49,7 @@ class Trainer {
   bool done() const { return state_ == State::kDone; }
   bool joined() const { return reply_.has_value(); }
   bool left() const { return left_; }
+  bool lacks_part() const { return lacks_part_; }  // the box could not read what it saved
   bool crashed() const { return crashed_; }
   bool disturbed() const { return disturbed_; }
   bool finished_rounds() const { return finished_rounds_; }
@@ -140,6 +141,7 @@ class Trainer {
   bool asleep_ = false;
   bool closed_seen_ = false;
   bool finished_rounds_ = false, disturbed_ = false, crashed_ = false, left_ = false;
+  bool lacks_part_ = false;
   uint64_t pushes_ = 0;
   size_t hyper_calls_ = 0;
   size_t state_calls_ = 0;    // that are done, or not this rank's

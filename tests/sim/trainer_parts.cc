@@ -44,6 +44,7 @@ void Trainer::restore() {
 void Trainer::on_restored(const Result<PartBytes>& result) {
   if (done()) return;
   if (!result && result.code == ErrorCode::kTimeout) return restore();
+  lacks_part_ = !result;
   if (!result) return on_error(result.code, result.message);
   RankState state = unpack(result.value->bytes);
   const std::span bytes(state[kEntry]);
