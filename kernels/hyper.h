@@ -13,9 +13,10 @@ struct HyperField {
   const char* name;
   double Hyper::*member;
   double at_least;
-  double below;  // exclusive
+  double below;         // exclusive
+  bool of_job = false;  // the same for all groups of keys
 };
-inline constexpr std::array<HyperField, 11> kHyperFields = {{
+inline constexpr std::array<HyperField, 12> kHyperFields = {{
     {"lr", &Hyper::lr, 0, HUGE_VAL},
     {"momentum", &Hyper::momentum, 0, HUGE_VAL},
     {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL},
@@ -24,9 +25,10 @@ inline constexpr std::array<HyperField, 11> kHyperFields = {{
     {"beta2", &Hyper::beta2, 0, 1},
     {"eps", &Hyper::eps, 0, HUGE_VAL},
     {"alpha", &Hyper::alpha, 0, HUGE_VAL},
-    {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL},
+    {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL, true},
     {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL},
     {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL},
+    {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true},
 }};
 static_assert(sizeof(Hyper) == kHyperFields.size() * sizeof(double));
 

@@ -55,6 +55,7 @@ struct Hyper {
   double rmsprop_momentum = 0.0;
   double lr_decay = 0.0;    // adagrad
   double grad_scale = 1.0;  // gradients arrive multiplied by this (loss scaling); undone in the sum
+  double max_norm = 0.0;    // the norm that all gradients together are clipped to; 0: none
 };
 Hyper default_hyper(Optimizer o);  // PyTorch's defaults
 
@@ -92,6 +93,11 @@ inline constexpr Store kDefaultStore = Store::kStreaming;
 // Returns true if every result is finite. Slots and out need no alignment beyond their element's.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
          size_t elements);
+
+// The sum of the squares of all elements, in double. Element i is added to lane i % kSquareLanes,
+// in ascending order; then the lanes are added in theirs. Not finite if an element is not.
+inline constexpr size_t kSquareLanes = 16;
+double sum_of_squares(const float* g, size_t elements);
 
 // Index of the first slot that holds a NaN or an infinity, or -1 (then the sum overflowed).
 int find_nonfinite(std::span<const void* const> slots, DType dtype, size_t elements);

@@ -123,7 +123,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   slack               ssp: how many rounds a rank may be ahead               0
  *   initial             zeros, or broadcast: rank 0 calls phub_broadcast       zeros
  *   on_loss             shrink, wait or fail, when a rank is lost              shrink
- *   on_nonfinite        stop, exclude or pass                                  stop
+ *   on_nonfinite        stop, exclude, pass or skip (the round, on all ranks)  stop
  *   lease_ms            a rank without heartbeats for so long is lost          3000
  *   progress_limit_ms   so is one that others wait for so long                 60000
  *   wait_limit_ms       on_loss wait: how long the job pauses                  60000
@@ -159,7 +159,9 @@ PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uin
  *   alpha               rmsprop                             0.99
  *   rmsprop_momentum    rmsprop; cannot change later, or have groups   0
  *   lr_decay            adagrad                             0
- *   grad_scale          gradients arrive multiplied by it   1 */
+ *   grad_scale          gradients arrive multiplied by it   1
+ *   max_norm            all; norm of all keys together to which they are clipped, 0: none; no
+ *                       groups, may change if it was set before round 1   0 */
 PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* name, double value);
 PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
                                                const char* name, double value);
@@ -341,6 +343,16 @@ PHUB_API phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t
 
 /* The latest round whose result is here. */
 PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round);
+
+/* In a job with gated rounds (max_norm, or on_nonfinite skip): what became of the latest round of
+ * which a result is here. The same on all ranks. */
+typedef struct phub_round_verdict {
+  size_t size;      /* set it to sizeof(phub_round_verdict) */
+  uint64_t round;   /* 0: there is none yet, or the job is another */
+  double norm;      /* of the gradient before it was clipped */
+  uint32_t skipped; /* 1: it is not finite, and changed nothing */
+} phub_round_verdict;
+PHUB_API phub_code phub_verdict(const phub_worker* worker, phub_round_verdict* verdict);
 
 /* Changes hyperparameters from *round on, by names as in phub_options_set_hyper. `round` NULL, or
  * *round 0: from the first round in which this rank has pushed no key. *round becomes the round

@@ -77,6 +77,7 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
   for (const auto& chunks : queues_) {
     queue_outstanding_.push_back(static_cast<uint32_t>(chunks.size()));
   }
+  verdict_readers_.resize(queues_.size());
   wake_after_.assign(queues_.size(), 0);
   waiting_.reserve(chunks_.size());
   completed_.reserve(keys_.size());
@@ -209,6 +210,11 @@ void Session::handle(const Arrival& arrival) {
     return;
   }
   const Imm imm = decode(arrival.imm);
+  if (imm.kind == ImmKind::kControl && arrival.queue < queues_.size()) {
+    if (verdict_readers_[arrival.queue].read(imm)) return;
+    return violation(
+        fmt::format("the server sent part {} of a verdict, which does not exist", imm.round));
+  }
   if (arrival.queue >= queues_.size() || imm.chunk >= queues_[arrival.queue].size()) {
     return violation(fmt::format("the server named chunk {} of queue {}, which does not exist",
                                  imm.chunk, arrival.queue));
@@ -237,6 +243,8 @@ void Session::handle(const Arrival& arrival) {
 
 void Session::complete(Chunk& chunk) {
   ++chunks_received_;
+  const VerdictReader& reader = verdict_readers_[chunk.queue];
+  if (reader.complete()) verdict_ = reader.verdict(chunk.awaited);
   chunk.outstanding = false;
   chunk.pushed = false;
   --queue_outstanding_[chunk.queue];

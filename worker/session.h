@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "transport/control/messages.h"
 #include "transport/trace.h"
 #include "transport/transport.h"
+#include "transport/verdict.h"
 
 namespace phub {
 
@@ -34,6 +36,10 @@ class Session {
   size_t outstanding() const { return keys_outstanding_; }  // keys that are not ready
   // The latest round whose result is here.
   uint64_t round(size_t key) const { return keys_[key].round; }
+
+  // Of a job with gated rounds: that on the latest round of which a result is here. Nothing: there
+  // is none.
+  const std::optional<RoundVerdict>& verdict() const { return verdict_; }
 
   // Pushes a key. Chunks that wait for room in a queue are sent in the order of key priority +
   // `priority`. REQUIRES: ready(key); and if send_initial() was called, all_ready() once since
@@ -141,6 +147,8 @@ class Session {
   uint64_t sequence_ = 0;
   size_t keys_outstanding_ = 0;
   uint64_t next_round_ = 1;
+  std::vector<VerdictReader> verdict_readers_;  // by queue: after a reconnection they differ
+  std::optional<RoundVerdict> verdict_;
   bool broken_ = false;
   bool protocol_violation_ = false;
   bool needs_initial_;

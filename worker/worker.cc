@@ -490,6 +490,11 @@ uint64_t Worker::round(size_t key) const {
   return impl_->session->round(key);
 }
 
+std::optional<RoundVerdict> Worker::verdict() const {
+  const Impl::Lock lock = impl_->sleeper.lock();
+  return impl_->session->verdict();
+}
+
 uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {
   return only_errors([&] {
     HyperChange change{.round = round, .values = values};

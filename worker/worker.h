@@ -34,6 +34,7 @@
 
 #include "transport/control/messages.h"
 #include "transport/tls/client_options.h"
+#include "transport/verdict.h"
 
 namespace phub {
 
@@ -239,6 +240,10 @@ class Worker {
   void pull(size_t key, std::span<std::byte> into);
 
   uint64_t round(size_t key) const;  // the latest round whose result is here
+  // In a job with gated rounds (max_norm, on_nonfinite skip), what became of the latest round of
+  // which a result is here: the norm of its gradient, before it was clipped, and whether it was
+  // skipped. The same on all ranks. Nothing: other jobs, and before the first round of this worker.
+  std::optional<RoundVerdict> verdict() const;
 
   // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from
   // the first round in which this rank has pushed no key. Returns the round from which they hold:

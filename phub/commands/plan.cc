@@ -14,6 +14,7 @@
 #include "phub/job/memory.h"
 #include "phub/plan/limits.h"
 #include "phub/plan/models.h"
+#include "transport/control/choices.h"
 #include "transport/error.h"
 #include "transport/text.h"
 
@@ -28,6 +29,7 @@ struct PlanArguments {
   JobSpec spec;
   std::string parameter_dtype;  // empty: that of the gradients
   bool checkpoints = false;
+  bool gated = false;
   LimitInputs limits;
   bool json = false;
 };
@@ -120,6 +122,7 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
                              {"parameters", memory.parameters},
                              {"master", memory.master},
                              {"optimizer_state", memory.state},
+                             {"gated_sums", memory.sums},
                              {"snapshot", memory.snapshot},
                              {"bookkeeping", memory.bookkeeping},
                              {"total", memory.total()}});
@@ -136,6 +139,7 @@ void run(PlanArguments arguments) {
   spec.chunk_elements = arguments.options.chunk_elements;
   spec.parameter_dtype =
       arguments.parameter_dtype.empty() ? spec.gradient_dtype : arguments.parameter_dtype;
+  if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
 
   numa::Topology topology = load_topology(arguments.topology);
   if (arguments.nics) numa::set_nics(topology, *arguments.nics);
@@ -217,6 +221,8 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--checkpoints", arguments->checkpoints,
                     "With the copy that 'phub serve --checkpoints' takes of parameters and state");
+  command->add_flag("--gated", arguments->gated,
+                    "Rounds are applied as a whole: with max_norm, or on_nonfinite skip");
   command->add_option("--parameter-dtype", arguments->parameter_dtype,
                       "Format that is written back (default: that of the gradients)");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");

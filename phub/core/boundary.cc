@@ -68,6 +68,7 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
   table_.rank(rank).incarnation = incarnation;
   table_.rank(rank).attached = true;
   table_.rank(rank).broken = false;
+  outbox_.attached(rank);
   table_.attached_end = std::max(table_.attached_end, rank + 1);
 }
 

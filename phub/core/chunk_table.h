@@ -124,7 +124,8 @@ class ChunkTable {
 
   // Between hold and commit of a boundary no chunk completes this round or a later one.
   uint64_t hold_from = kNever;
-  uint32_t attached_end = 0;  // one past the highest rank that was ever attached
+  uint64_t closes_up_to = kNever;  // behind a gate, chunks close this round and earlier ones
+  uint32_t attached_end = 0;       // one past the highest rank that was ever attached
 
  private:
   size_t at(uint32_t index, uint32_t word) const { return size_t{index} * words_ + word; }

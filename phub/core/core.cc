@@ -194,13 +194,16 @@ void Core::carry_out(const CoreMessage& message, CoreReport& report) {
       awake_.push_back(&job);
       job.turn.awake = true;
       watch(epoll_fd_, job.wake_fd(), &job);
+      watch(epoll_fd_, job.way_fd(), &job);
       break;
     case CoreMessage::kRemoveJob:
       report.type = CoreReport::kRemoved;
       forward_reports();
       std::erase(jobs_, &job);
       std::erase(awake_, &job);
-      if (job.wake_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, job.wake_fd(), nullptr);
+      for (const int fd : {job.wake_fd(), job.way_fd()}) {
+        if (fd >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
+      }
       job.detach_all();
       break;
     case CoreMessage::kHold:
@@ -271,6 +274,10 @@ bool Core::arm(int& timeout_ms) {
     if (job.owes()) timeout_ms = 1;  // a full queue: nobody rings when it has room
   }
   return nothing_to_do;
+}
+
+bool Core::is_called() const {
+  return !mailbox_.empty() || std::ranges::any_of(jobs_, &CoreJob::is_called);
 }
 
 void Core::disarm() {

@@ -55,7 +55,8 @@ class Core {
   // woken).
   bool arm(int& timeout_ms);
   void disarm();
-  bool has_mail() const { return !mailbox_.empty(); }
+  // Whether another thread has something for it: mail, or what a job waits for.
+  bool is_called() const;
 
   CoreUsage usage() const;  // any thread
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "phub/core/clocked.h"
+#include "phub/core/gated.h"
 #include "phub/core/lock_step.h"
 #include "transport/error.h"
 #include "transport/layout.h"
@@ -34,7 +35,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       outbox_(parameters_, arrays, endpoint, table_, trace_),
       snapshot_(arrays, table_, trace_),
       states_(arrays, table_, trace_),
-      way_(way_of({parameters_, table_, reducer_, outbox_, trace_}, make_lock_step)),
+      way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_}, make_lock_step)),
       core_(core),
       wake_after_(parameters.max_ranks) {
   for (uint32_t i = 0; i < table_.size(); ++i) {
@@ -45,11 +46,13 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
 
 uint64_t CoreJob::bytes(const Size& size) {
   return sizeof(CoreJob) + ChunkTable::bytes(size.chunks, size.queues, size.max_ranks) +
-         ReadyChunks::bytes(size.chunks) + Outbox::bytes(size.chunks, size.max_ranks) +
+         ReadyChunks::bytes(size.chunks) +
+         Outbox::bytes({size.chunks, size.queues, size.max_ranks, size.gated}) +
          DueChunks::bytes(size.chunks) + KeyStates::bytes(size.chunks) +
          Reports::most(size.max_ranks) * sizeof(CoreReport) +
          Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
+         (size.gated ? Gated::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
 }
 
@@ -73,6 +76,7 @@ bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   uint64_t spent = 0;
   if (!reducer_.stopped()) {
     while (spent < kPassBytes && finish_pending(way, spent)) ++handled;
+    if (way.moved_on()) insert_ready();
     while (spent < kPassBytes && close_ready(way, spent)) ++handled;
   }
   bytes += spent;
@@ -156,6 +160,12 @@ uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
   constexpr uint64_t kHandling = 4096;
   return kHandling + ranks * kernels::slot_bytes(parameters_.gradient_dtype, chunk.elements) +
          kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
+}
+
+void CoreJob::insert_ready() {
+  for (uint32_t i = 0; i < table_.size(); ++i) {
+    if (way_->ready(i)) ready_.insert(i);
+  }
 }
 
 // False: there is none, or it cannot be closed now.
@@ -267,6 +277,7 @@ bool CoreJob::arm() {
   if (snapshot_.chunks.is_complete() || states_.get.is_complete() || states_.set.is_complete()) {
     return false;
   }
+  if (!way_->arm()) return false;
   const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
   const uint32_t only =
       quiet || reducer_.stopped() ? CoreReport::kNoRank : way_->indispensable_rank();

@@ -37,7 +37,7 @@ class LockStep;
 
 class CoreJob {
  public:
-  // Of a job in lock-step: its way, if that is another than LockStep itself.
+  // Of a job in lock-step: its way, if that is another than LockStep itself (gated.h).
   using MakeLockStep = std::function<std::unique_ptr<LockStep>(const Stages&)>;
 
   // `chunks` queue after queue, each in the order of their index in it. What `hyper` refers to
@@ -54,6 +54,7 @@ class CoreJob {
     uint64_t classes = 1;        // of keys
     uint64_t largest_chunk = 0;  // elements
     bool lock_step = true;
+    bool gated = false;
   };
   static uint64_t bytes(const Size& size);
 
@@ -110,6 +111,9 @@ class CoreJob {
   bool waits_for_one() const { return waits_for_one_; }
   void disarm() { endpoint_.disarm(); }
   int wake_fd() const { return endpoint_.wake_fd(); }
+  // By which other cores wake it; -1: they do not. Whether they have called.
+  int way_fd() const { return way_->wake_fd(); }
+  bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
   // Results wait for room in a queue: nobody rings when there is.
@@ -127,6 +131,7 @@ class CoreJob {
   bool close_ready(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
   void finish(TheWay& way, uint32_t index);
+  void insert_ready();
   bool copy_when_idle(uint64_t& bytes);
   uint64_t copy_before_close(uint32_t index);
   void reached(uint32_t index) {  // the chunk has begun another round

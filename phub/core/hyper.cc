@@ -50,10 +50,10 @@ const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t roun
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
   for (const auto& [name, value] : values) {
     const std::optional<HyperName> parts = parse_hyper_name(name);
-    if (parts && parts->group && parts->field == "rmsprop_momentum") {
-      fail(ErrorCode::kInvalid,
-           "'{}': rmsprop_momentum is the same for all groups: it decides how much state there is",
-           name);
+    if (!parts || !parts->group) continue;
+    const size_t field = kernels::hyper_field(std::string(parts->field));
+    if (field < kernels::kHyperFields.size() && kernels::kHyperFields[field].of_job) {
+      fail(ErrorCode::kInvalid, "'{}': {} is the same for all groups", name, parts->field);
     }
   }
   std::vector<HyperVersion> versions(groups);
@@ -156,7 +156,7 @@ std::vector<HyperChange> HyperTable::needed_from(uint64_t round) const {
       const uint64_t since = version.since[f];
       if (since == 0) continue;
       const auto& field = kernels::kHyperFields[f];
-      const bool is_for_all = groups == 1 || field.name == std::string_view("rmsprop_momentum");
+      const bool is_for_all = groups == 1 || field.of_job;
       needed[since].round = since;
       needed[since].values[is_for_all ? field.name : fmt::format("{}@{}", field.name, v % groups)] =
           version.values.*field.member;

@@ -21,6 +21,7 @@ struct JobParameters {
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
   Work work = Work::kAll;
   bool slots_belong_to_worker = false;
+  bool gated = false;       // rounds are applied as a whole, or not at all (gated.h)
   bool lock_step = true;    // BSP; else every contribution is an update of its own (clocked.h)
   uint64_t slack = kNever;  // then: how far a rank may be ahead of the slowest
   kernels::Store store = kernels::kDefaultStore;
@@ -56,6 +57,7 @@ struct JobArrays {
   float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
   float* state0 = nullptr;
   float* state1 = nullptr;
+  float* sums = nullptr;  // f32; of a gated job's round; null: it is not gated
   SnapshotArrays copy = {};
 };
 

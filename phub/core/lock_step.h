@@ -1,9 +1,9 @@
 // Lock-step (BSP): a chunk completes a round when everybody who is expected has arrived. The sum in
 // rank order is its result, and the same for all.
 //
-// A way whose chunks close like this, but whose results come from elsewhere, derives from it. It
-// has its own close(), which may answer kPending, and its own next_done(); arrivals, boundaries and
-// losses are the same.
+// A way whose chunks close like this, but whose results depend on more, derives from it (gated.h).
+// It has its own close(), which may answer kPending, and its own next_done(); arrivals, boundaries
+// and losses are the same.
 #pragma once
 
 #include "phub/core/way.h"
@@ -18,7 +18,7 @@ class LockStep : public Way {
   bool ready(uint32_t index) const final {
     const CoreChunk& chunk = stages_.table[index];
     return chunk.missing == 0 && chunk.arrived > 0 && !chunk.closed &&
-           chunk.round < stages_.table.hold_from;
+           chunk.round < stages_.table.hold_from && chunk.round <= stages_.table.closes_up_to;
   }
   Closed close(uint32_t index) override {
     return stages_.reducer.reduce(index) ? Closed::kDone : Closed::kNotNow;
@@ -31,14 +31,14 @@ class LockStep : public Way {
     return stages_.table[index].round - 1;
   }
 
-  void begin(uint32_t index) final { begin_round(index, stages_.table.next_round(index, 0)); }
+  void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
   uint64_t started(uint32_t index) const final {
     return stages_.table[index].arrived > 0 ? stages_.table[index].round : 0;
   }
   void lose(const Boundary::Lost& lost) final;
   void admit(const Boundary::Admitted& admitted) final;
-  void settle(uint32_t index) final;
-  bool anyone_waits(uint32_t index) const final {
+  void settle(uint32_t index) override;
+  bool anyone_waits(uint32_t index) const override {
     return stages_.table[index].arrived > 0 && stages_.table[index].missing > 0;
   }
   uint64_t lacking(uint32_t index, uint32_t word) const final {

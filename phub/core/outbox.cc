@@ -16,7 +16,8 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
       trace_(trace),
       result_bytes_(static_cast<uint32_t>(kernels::bytes_of(parameters.parameter_dtype))),
       result_stride_(arrays.result_stride),
-      owed_(table.max_ranks(), IndexSet(table.size())) {}
+      owed_(table.max_ranks(), IndexSet(table.size())),
+      told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0) {}
 
 // False: there is nothing that the rank should receive.
 bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const {
@@ -36,18 +37,34 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
 }
 
 // False: the queue has no room.
-bool Outbox::post(uint32_t rank, uint32_t index, const Write& write) {
+bool Outbox::post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write) {
   const CoreChunk& chunk = table_[index];
-  if (!endpoint_.post({chunk.queue, rank}, write)) return false;
+  const QueuePair to{chunk.queue, rank};
+  if (!tell(to, completed) || !endpoint_.post(to, write)) return false;
   if (write.bytes > 0) table_.counters()[chunk.queue].elements_out += chunk.elements;
   return true;
+}
+
+// What the rank does not know yet of the verdict on this round. False: the queue has no room.
+bool Outbox::tell(QueuePair to, uint64_t completed) {
+  if (!verdict_ || verdict_->round != completed) return true;
+  Told& told = told_[size_t{to.queue} * table_.max_ranks() + to.rank];
+  if (told.round != completed) told = {.round = completed};
+  for (; told.parts < kVerdictParts; ++told.parts) {
+    if (!endpoint_.post(to, {.imm = verdict_imm(*verdict_, told.parts)})) return false;
+  }
+  return true;
+}
+
+void Outbox::attached(uint32_t rank) {
+  for (size_t at = rank; at < told_.size(); at += table_.max_ranks()) told_[at] = {};
 }
 
 void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
   Write write;
   if (table_.rank(rank).broken || !write_of(rank, index, completed, write)) return;
   IndexSet& owed = owed_[rank];
-  if (owed.empty() && post(rank, index, write)) return;
+  if (owed.empty() && post(rank, index, completed, write)) return;
   owed_total_ -= owed.size();
   owed.insert(index);
   owed_total_ += owed.size();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "phub/core/chunk_table.h"
@@ -10,6 +11,7 @@
 #include "phub/core/job_parameters.h"
 #include "phub/core/trace.h"
 #include "transport/transport.h"
+#include "transport/verdict.h"
 
 namespace phub {
 
@@ -18,8 +20,13 @@ class Outbox {
   Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoint& endpoint,
          ChunkTable& table, const CoreTrace& trace);
 
-  static constexpr uint64_t bytes(uint64_t chunks, uint64_t max_ranks) {  // held
-    return max_ranks * IndexSet::bytes(chunks);
+  struct Size {
+    uint64_t chunks = 0, queues = 1, max_ranks = 1;
+    bool gated = false;
+  };
+  static constexpr uint64_t bytes(const Size& size) {  // held
+    return size.max_ranks *
+           (IndexSet::bytes(size.chunks) + (size.gated ? size.queues * sizeof(Told) : 0));
   }
 
   // Sends a rank the chunk's result of round `completed`, if the rank is to receive that; kNever:
@@ -35,6 +42,12 @@ class Outbox {
   bool owes() const { return owed_total_ > 0; }
   void forget(uint32_t rank);  // what is owed to it
 
+  // Of a gated job: from here on goes ahead of the first result of its round, on every queue and to
+  // every rank.
+  void announce(const RoundVerdict& verdict) { verdict_ = verdict; }
+  // The rank has new queues: nothing went through them.
+  void attached(uint32_t rank);
+
   // At the end of a pass: rings the doorbells when nothing else is to be done, or for enough
   // results at once. `moved`: the pass found something. True: the doorbells rang.
   bool flush_if_due(bool moved, size_t completed);
@@ -42,7 +55,13 @@ class Outbox {
 
  private:
   bool write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const;
-  bool post(uint32_t rank, uint32_t index, const Write& write);
+  bool post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write);
+  bool tell(QueuePair to, uint64_t completed);
+
+  struct Told {  // of a verdict, on a queue to a rank
+    uint64_t round = kNever;
+    uint32_t parts = 0;
+  };
 
   Endpoint& endpoint_;
   ChunkTable& table_;
@@ -52,6 +71,9 @@ class Outbox {
   uint32_t unflushed_ = 0;        // chunks completed since the last flush
   std::vector<IndexSet> owed_;    // of each rank: chunks
   size_t owed_total_ = 0;
+  std::optional<RoundVerdict>
+      verdict_;             // the latest; nothing: the job is not gated, or none is there
+  std::vector<Told> told_;  // [queue][rank] of a gated job
 };
 
 template <typename Completed>
@@ -65,7 +87,8 @@ bool Outbox::pay(const Completed& completed) {
       const uint32_t index = owed.lowest();
       Write write;
       tried = true;
-      if (write_of(rank, index, completed(rank, index), write) && !post(rank, index, write)) break;
+      const uint64_t round = completed(rank, index);
+      if (write_of(rank, index, round, write) && !post(rank, index, round, write)) break;
       owed.erase(index);
       --owed_total_;
     }

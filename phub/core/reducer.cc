@@ -56,27 +56,65 @@ void Reducer::gather(uint32_t index) {
   });
 }
 
+// False: it cannot be summed now.
+bool Reducer::sum(uint32_t index, float* to) {
+  const CoreChunk& chunk = table_[index];
+  gather(index);
+  const bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
+                                   factor_of(chunk, chunk.arrived), to, chunk.elements);
+  const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
+                      parameters_.on_nonfinite == OnNonFinite::kSkip;
+  return finite || passes || resolve_nonfinite(index, to);
+}
+
+// Where results lie beside the parameters; null: they are the same memory.
+void* Reducer::separate_result(const CoreChunk& chunk) const {
+  std::byte* result = result_of(chunk.offset);
+  const bool same =
+      arrays_.parameters && static_cast<void*>(arrays_.parameters + chunk.offset) == result;
+  return same ? nullptr : result;
+}
+
 bool Reducer::reduce(uint32_t index) {
   if (parameters_.work == Work::kNone) return true;
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("sum and optimize", chunk);
-  gather(index);
-
-  std::byte* result = result_of(chunk.offset);
   const bool in_place = parameters_.optimizer == kernels::Optimizer::kNone &&
                         parameters_.parameter_dtype == kernels::DType::kF32;
-  float* sum = in_place ? reinterpret_cast<float*>(result) : scratch_.data();
-  const bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
-                                   factor_of(chunk, chunk.arrived), sum, chunk.elements);
-  if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass && !resolve_nonfinite(index, sum)) {
-    return false;
-  }
+  float* to = in_place ? reinterpret_cast<float*>(result_of(chunk.offset)) : scratch_.data();
+  if (!sum(index, to)) return false;
   if (in_place || parameters_.work == Work::kSumOnly) return true;
-
-  const bool separate =
-      !arrays_.parameters || static_cast<void*>(arrays_.parameters + chunk.offset) != result;
-  optimize(step_of(chunk).step, chunk, sum, separate ? result : nullptr, parameters_.store);
+  optimize(step_of(chunk).step, chunk, to, separate_result(chunk), parameters_.store);
   return true;
+}
+
+bool Reducer::sum_for_gate(uint32_t index, double& square) {
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("sum", chunk);
+  float* to = arrays_.sums + chunk.offset;
+  if (!sum(index, to)) return false;
+  square = kernels::sum_of_squares(to, chunk.elements);
+  return true;
+}
+
+void Reducer::apply(uint32_t index, float factor) {
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("optimize", chunk);
+  const float* gradient = arrays_.sums + chunk.offset;
+  if (factor != 1) {
+    const void* slot = gradient;
+    kernels::sum({&slot, 1}, kernels::DType::kF32, factor, scratch_.data(), chunk.elements);
+    gradient = scratch_.data();
+  }
+  optimize(step_of(chunk).step, chunk, gradient, separate_result(chunk), parameters_.store);
+}
+
+void Reducer::publish(uint32_t index) {
+  const CoreChunk& chunk = table_[index];
+  if (void* result = separate_result(chunk)) {
+    kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32, result,
+                     parameters_.parameter_dtype, chunk.elements);
+  }
 }
 
 // `out`: where the new parameters go as well; null: nowhere.

@@ -28,6 +28,15 @@ class Reducer {
   // done now, because reports are waiting to be read or the job has stopped.
   bool reduce(uint32_t index);
 
+  // The two halves of reduce() in a gated job. The sum goes to the job's arena; its squares are
+  // added up. False: as above.
+  bool sum_for_gate(uint32_t index, double& square);
+  // Applies the sum times `factor`, and writes the round's result.
+  void apply(uint32_t index, float factor);
+  // Writes the parameters as the round's result.
+  void publish(uint32_t index);
+  double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
+
   // Applies one rank's contribution of `round` alone: a step of the optimizer, or plain addition.
   // `steps` counts the optimizer's steps on this chunk. False: as above.
   bool update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps);
@@ -53,6 +62,8 @@ class Reducer {
   const CachedStep& step_of(const CoreChunk& chunk);
   float factor_of(const CoreChunk& chunk, uint32_t participants);
   void gather(uint32_t index);
+  bool sum(uint32_t index, float* to);
+  void* separate_result(const CoreChunk& chunk) const;
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);

@@ -1,11 +1,11 @@
-// The way in which the chunks of a job complete: in lock-step (lock_step.h), or by clocks
-// (clocked.h).
+// The way in which the chunks of a job complete: in lock-step (lock_step.h), perhaps with a gate
+// (gated.h), or by clocks (clocked.h).
 //
 // A chunk is *ready* when it can be closed. It *closes* when its participants are fixed and their
 // slots are read; from then on boundaries and lost ranks change nothing of this round. It is *done*
 // when its result is there; then it is *finished*: the next round begins, and the result goes to
-// its readers. Between closed and done its result is *pending*, if it comes from elsewhere. Both
-// ways of today are done as soon as they have closed; lock_step.h says how one may wait.
+// its readers. Between closed and done its result is *pending*, if it depends on others than the
+// chunk's own ranks: on the other chunks of the round, behind a gate.
 //
 // The functions that are called for every arrival are called on the class of the way, not through
 // this one: CoreJob::step() chooses once per pass.
@@ -18,6 +18,7 @@
 #include "phub/core/messages.h"
 #include "phub/core/outbox.h"
 #include "phub/core/reducer.h"
+#include "phub/core/reports.h"
 #include "phub/core/trace.h"
 #include "transport/wire.h"
 
@@ -30,6 +31,7 @@ struct Stages {
   Reducer& reducer;
   Outbox& outbox;
   CoreTrace& trace;
+  Reports& reports;
 };
 
 class Way {
@@ -54,9 +56,17 @@ class Way {
   virtual Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) = 0;
   virtual bool ready(uint32_t index) const = 0;
   virtual Closed close(uint32_t index) = 0;  // REQUIRES: ready(index)
-  // Of the chunks that are pending, one that is done now; kNoChunk: none. Asked in every pass. What
-  // brings the results wakes the core.
+  // Of the chunks that are pending, one that is done now; kNoChunk: none. Asked in every pass.
   virtual uint32_t next_done() { return kNoChunk; }
+  // Whether chunks may have become ready, since this was asked, by what is neither an arrival nor a
+  // boundary. Asked in every pass, after next_done().
+  virtual bool moved_on() { return false; }
+  // Whether what next_done() waited for is there. Any time, by the core's thread.
+  virtual bool is_called() const { return false; }
+  // Before the core sleeps: what next_done() waits for will wake it, by this descriptor (eventfd,
+  // edge triggered; -1: there is none). False: it is there already.
+  virtual bool arm() { return true; }
+  virtual int wake_fd() const { return -1; }
   virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
 
   // The latest round of which the rank may have the result now; kNever: none.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "phub/core/gated.h"
 #include "transport/box_memory.h"
 #include "transport/error.h"
 
@@ -39,6 +40,7 @@ JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const B
           .on_nonfinite = choices.on_nonfinite,
           .work = choices.work,
           .slots_belong_to_worker = link.slots_belong_to_worker(),
+          .gated = choices.gated,
           .lock_step = choices.lock_step(),
           .slack = choices.consistency == Consistency::kSsp ? spec.slack : kNever,
           .store = store,
@@ -82,12 +84,34 @@ void for_each_part_of(const Plan& plan, float* array, size_t key, const Job::Vis
   }
 }
 
+// Rounds that are applied as a whole need all their chunks, and an optimizer to apply them.
+void check_gated(const JobSpec& spec, const Choices& choices) {
+  if (!choices.gated) return;
+  const std::string_view what =
+      choices.on_nonfinite == OnNonFinite::kSkip ? "on_nonfinite 'skip'" : "max_norm";
+  if (!choices.lock_step()) {
+    fail(ErrorCode::kInvalid,
+         "{} is of a whole round, and with consistency '{}' there are none: it must be bsp", what,
+         spec.consistency);
+  }
+  if (choices.optimizer == kernels::Optimizer::kNone) {
+    fail(ErrorCode::kInvalid,
+         "{} is applied by the server's optimizer, and this job has none: choose one, or clip the "
+         "sums that it returns",
+         what);
+  }
+  if (choices.work != Work::kAll) {
+    fail(ErrorCode::kInvalid, "{}: work must be 'all', not '{}'", what, spec.work);
+  }
+}
+
 }  // namespace
 
 void complete_spec(JobSpec& spec) {
   validate(spec);
   if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
   const Choices choices = choices_of(spec);
+  check_gated(spec, choices);
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
   const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
@@ -107,12 +131,13 @@ Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store st
       memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored))),
       classes_(key_classes(spec)),
       hyper_(spec, choices_.optimizer, classes_),
-      step_offsets_(step_offsets_of(spec, restored)),
+      steps_(step_offsets_of(spec, restored)),
       takes_snapshots_(snapshots),
       link_(transport.open_job(link_layout(spec, plan_))),
       membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
                   static_cast<uint32_t>(plan_.chunks.size())) {
   make_arrays(saved_ranks_of(spec_, restored));
+  const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
   const uint64_t first_round = restored ? restored->round + 1 : 0;
   if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
   std::vector<uint32_t> expected;
@@ -120,10 +145,20 @@ Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store st
     if (restored ? restored->ranks[r].expected : r < spec_.world_size) expected.push_back(r);
   }
   const JobParameters parameters = parameters_of(spec_, choices_, *link_, store, first_round);
-  for (uint32_t core = 0; core < plan_.cores.size(); ++core) {
+  if (choices_.gated) {
+    gate_ = std::make_unique<RoundGate>(cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
+                                        choices_.on_nonfinite == OnNonFinite::kSkip);
+  }
+  for (uint32_t core = 0; core < cores_of_plan; ++core) {
+    CoreJob::MakeLockStep make_lock_step;
+    if (gate_) {
+      make_lock_step = [this, core](const Stages& stages) {
+        return std::make_unique<Gated>(stages, *gate_, core);
+      };
+    }
     core_jobs_.push_back(std::make_unique<CoreJob>(
         core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
-        static_cast<uint32_t>(plan_.cores[core].queues.size())));
+        static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step));
   }
 }
 
@@ -150,6 +185,7 @@ void Job::make_arrays(uint32_t saved_ranks) {
   }
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
+  if (choices_.gated) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
   if (!takes_snapshots_ || !box_has_state(spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
@@ -208,7 +244,7 @@ std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];
-      c.step_offset = step_offsets_[chunk.key];
+      c.step_offset = steps_.offset(chunk.key);
       out.push_back(c);
     }
   }

@@ -18,8 +18,10 @@
 #include "phub/checkpoint/manifest.h"
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
+#include "phub/core/round_gate.h"
 #include "phub/job/membership.h"
 #include "phub/job/memory.h"
+#include "phub/job/steps.h"
 #include "phub/plan/choices.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
@@ -64,10 +66,11 @@ class Job {
   void for_each_part(size_t array, size_t key, const VisitPart& visit);
   // After the job's arrays and clocks got their values, and before a core has the job.
   void publish_restored(const Manifest& saved);
-  // By how much the optimizer's steps on each key differ from the job's rounds. Control thread.
-  std::vector<int64_t>& step_offsets() { return step_offsets_; }
-  // What has grown since it was made: the log, and changes of hyperparameters.
-  uint64_t grown_bytes() const { return membership_.log().bytes() + hyper_.bytes(); }
+  Steps& steps() { return steps_; }  // control thread
+  // What has grown since it was made: the log, changes of hyperparameters, skipped rounds.
+  uint64_t grown_bytes() const {
+    return membership_.log().bytes() + hyper_.bytes() + steps_.bytes();
+  }
 
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
@@ -82,13 +85,15 @@ class Job {
   const NodeMemory memory_;
   const KeyClasses classes_;
   HyperTable hyper_;
-  std::vector<int64_t> step_offsets_;
+  Steps steps_;
   const bool takes_snapshots_;
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;
   std::array<numa::Memory, kMostArrays> memory_of_copies_;
   numa::Memory memory_of_clocks_;
+  numa::Memory memory_of_sums_;
   JobArrays arrays_;
+  std::unique_ptr<RoundGate> gate_;  // null: rounds are not gated
   std::vector<std::unique_ptr<CoreJob>> core_jobs_;
   Membership membership_;
 };

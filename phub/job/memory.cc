@@ -7,6 +7,7 @@
 
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
+#include "phub/core/round_gate.h"
 #include "phub/job/membership_log.h"
 #include "phub/plan/choices.h"
 #include "phub/text_table.h"
@@ -30,7 +31,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
   const uint64_t classes = key_classes(spec).classes.size();
-  const bool lock_step = choices_of(spec).lock_step();
+  const Choices choices = choices_of(spec);
+  const bool lock_step = choices.lock_step();
   const bool copies = snapshots && box_has_state(spec);
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
@@ -42,6 +44,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     node.parameters += (lock_step ? 1 : ranks) * element.parameter * elements;
     node.master += element.master * elements;
     node.state += element.state * elements;
+    if (choices.gated) node.sums += sizeof(float) * elements;
     if (copies) node.snapshot += (sizeof(float) + element.state) * elements;
     node.bookkeeping += kPlanBytes;
     largest_chunk = std::max(largest_chunk, elements);
@@ -60,7 +63,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .max_ranks = ranks,
                                                     .classes = classes,
                                                     .largest_chunk = largest_chunk,
-                                                    .lock_step = lock_step});
+                                                    .lock_step = lock_step,
+                                                    .gated = choices.gated});
   }
   if (copies && !lock_step) {
     nodes[plan.cores.front().node].snapshot +=
@@ -69,7 +73,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
-  if (choices_of(spec).on_nonfinite == OnNonFinite::kExclude) {
+  if (choices.gated) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
+  if (choices.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
   }
   std::vector<NodeMemory> result;
@@ -85,6 +90,7 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots,
     total.parameters += node.parameters;
     total.master += node.master;
     total.state += node.state;
+    total.sums += node.sums;
     total.snapshot += node.snapshot;
     total.bookkeeping += node.bookkeeping;
   }
@@ -92,12 +98,12 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots,
 }
 
 std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots) {
-  TextTable table({"node", "gradient slots", "parameters", "f32 master", "optimizer", "snapshot",
-                   "bookkeeping", "total"});
+  TextTable table({"node", "gradient slots", "parameters", "f32 master", "optimizer", "gated sums",
+                   "snapshot", "bookkeeping", "total"});
   const auto add = [&](const std::string& name, const NodeMemory& m) {
     table.add({name, human_bytes(m.slots), human_bytes(m.parameters), human_bytes(m.master),
-               human_bytes(m.state), human_bytes(m.snapshot), human_bytes(m.bookkeeping),
-               human_bytes(m.total())});
+               human_bytes(m.state), human_bytes(m.sums), human_bytes(m.snapshot),
+               human_bytes(m.bookkeeping), human_bytes(m.total())});
   };
   const std::vector<NodeMemory> nodes = memory_needed(plan, spec, snapshots);
   for (const NodeMemory& m : nodes) add(fmt::to_string(m.os_node), m);
@@ -111,13 +117,15 @@ void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
     constexpr double kMiB = 1 << 20;
     fail(ErrorCode::kFull,
          "job '{}' needs {:.1f} MiB (gradients of {} ranks {:.1f}, parameters {:.1f}, optimizer "
-         "state {:.1f}, snapshot {:.1f}, bookkeeping {:.1f}); {:.1f} of {:.1f} MiB are in use: end "
+         "state {:.1f}, gated sums {:.1f}, snapshot {:.1f}, bookkeeping {:.1f}); {:.1f} of {:.1f} "
+         "MiB are in use: end "
          "another job, "
          "lower max_ranks, or raise --memory-limit",
          spec.name, static_cast<double>(memory.total()) / kMiB, spec.max_ranks,
          static_cast<double>(memory.slots) / kMiB,
          static_cast<double>(memory.parameters + memory.master) / kMiB,
-         static_cast<double>(memory.state) / kMiB, static_cast<double>(memory.snapshot) / kMiB,
+         static_cast<double>(memory.state) / kMiB, static_cast<double>(memory.sums) / kMiB,
+         static_cast<double>(memory.snapshot) / kMiB,
          static_cast<double>(memory.bookkeeping) / kMiB, static_cast<double>(used_) / kMiB,
          static_cast<double>(limit_) / kMiB);
   }

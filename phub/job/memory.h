@@ -17,9 +17,12 @@ struct NodeMemory {
   uint64_t parameters = 0;   // what is written back
   uint64_t master = 0;       // f32 parameters, where what is written back has 16 bits
   uint64_t state = 0;        // of the optimizer
+  uint64_t sums = 0;         // of a round that is gated, f32
   uint64_t snapshot = 0;     // a copy of f32 parameters, state and clocks, for snapshots
   uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
-  uint64_t total() const { return slots + parameters + master + state + snapshot + bookkeeping; }
+  uint64_t total() const {
+    return slots + parameters + master + state + sums + snapshot + bookkeeping;
+  }
 };
 
 // Whether the box has anything of the job to save: without an optimizer, sums in lock-step are the

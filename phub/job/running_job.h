@@ -213,7 +213,7 @@ class RunningJob {
   void place_state(Boundary& boundary);
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
-  const std::vector<int64_t>& step_offsets(uint64_t round) const;
+  const Steps& steps(uint64_t round) const;
   uint64_t state_bytes() const;
 
   // running_job_calls.cc
@@ -252,12 +252,12 @@ class RunningJob {
   bool saving_ = false;
   bool save_again_ = false;
   uint32_t cores_snapped_ = 0;
-  std::vector<int64_t> copied_step_offsets_;  // if some were set for a later round; else empty
-  uint64_t next_save_;                        // when this round is complete
-  uint64_t durable_round_;                    // the last of the newest checkpoint; 0: there is none
-  bool last_save_ = false;                    // the server ends
-  RankParts parts_;                           // of the snapshot under way
-  std::shared_ptr<Manifest> snapped_;         // it is copied, and waits for parts until then
+  std::optional<Steps> copied_steps_;  // if some were set for a later round
+  uint64_t next_save_;                 // when this round is complete
+  uint64_t durable_round_;             // the last of the newest checkpoint; 0: there is none
+  bool last_save_ = false;             // the server ends
+  RankParts parts_;                    // of the snapshot under way
+  std::shared_ptr<Manifest> snapped_;  // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
   uint64_t void_snapshots_ = 0;
 
@@ -268,7 +268,7 @@ class RunningJob {
 
   // The state that a rank reads or sets; that which the cores have not taken up yet.
   std::shared_ptr<StateTransfer> state_, set_state_;
-  std::vector<int64_t> set_step_offsets_;  // from set_state_'s round on
+  std::optional<Steps> set_steps_;  // from set_state_'s round on
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

@@ -91,6 +91,11 @@ void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<Hyper
   if (change.values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
+  if (change.values.contains("max_norm") && !job_->choices().gated) {
+    fail(ErrorCode::kInvalid,
+         "max_norm can be set in a job that began with one (0: none, at first): job '{}' did not",
+         job_->spec().name);
+  }
   if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
   const uint64_t round = membership_.completed_round() + 1;
   if (job_->hyper().full(round)) {

@@ -97,19 +97,14 @@ void RunningJob::place_state(Boundary& boundary) {
   transfer.stage = Stage::kCopying;
   if (!transfer.sets) {
     boundary.get_state = &transfer.where;
-    for (const uint32_t key : transfer.keys) {
-      const int64_t offset = step_offsets(boundary.round)[key];
-      transfer.steps.push_back(boundary.round - 1 + static_cast<uint64_t>(offset));
-    }
     return;
   }
-  if (copying_round_ > 0 && copying_round_ < boundary.round && copied_step_offsets_.empty()) {
-    copied_step_offsets_ = job_->step_offsets();
+  if (copying_round_ > 0 && copying_round_ < boundary.round && !copied_steps_) {
+    copied_steps_ = job_->steps();
   }
-  set_step_offsets_ = job_->step_offsets();
+  set_steps_ = job_->steps();
   for (size_t i = 0; i < transfer.keys.size(); ++i) {
-    set_step_offsets_[transfer.keys[i]] =
-        static_cast<int64_t>(transfer.steps[i] + 1 - boundary.round);
+    set_steps_->set(transfer.keys[i], boundary.round, transfer.steps[i]);
   }
   LogRecord record{.kind = LogRecord::Kind::kSet,
                    .round = boundary.round,
@@ -118,7 +113,7 @@ void RunningJob::place_state(Boundary& boundary) {
   for (uint32_t i = 0; i < transfer.where.places.size(); ++i) {
     KeyStateMemory::Place& place = transfer.where.places[i];
     if (place.first == KeyStateMemory::kNowhere) continue;
-    place.step_offset = set_step_offsets_[job_->plan().chunks[i].key];
+    place.step_offset = set_steps_->offset(job_->plan().chunks[i].key);
     if (record.chunks.empty() || record.chunks.back().last + 1 != i)
       record.chunks.push_back({i, i});
     record.chunks.back().last = i;
@@ -129,9 +124,9 @@ void RunningJob::place_state(Boundary& boundary) {
   std::exchange(set_state_->decided, nullptr)(HyperReply{.round = boundary.round});
 }
 
-// By how much each key's steps differ from the job's rounds, in this round.
-const std::vector<int64_t>& RunningJob::step_offsets(uint64_t round) const {
-  return set_state_ && set_state_->round <= round ? set_step_offsets_ : job_->step_offsets();
+// As they are known of this round.
+const Steps& RunningJob::steps(uint64_t round) const {
+  return set_state_ && set_state_->round <= round ? *set_steps_ : job_->steps();
 }
 
 void RunningJob::state_copied(const CoreReport& report) {
@@ -139,11 +134,14 @@ void RunningJob::state_copied(const CoreReport& report) {
   const std::shared_ptr<StateTransfer> transfer = was_set ? set_state_ : state_;
   if (++transfer->cores < job_->cores()) return;
   if (was_set) {
-    job_->step_offsets() = std::move(set_step_offsets_);
+    job_->steps() = *std::exchange(set_steps_, std::nullopt);
     return drop(set_state_);
   }
   transfer->stage = Stage::kOpen;
   if (transfer->is_over) return drop(state_);
+  for (const uint32_t key : transfer->keys) {  // what was skipped before its round is known by now
+    transfer->steps.push_back(steps(transfer->round).before(key, transfer->round));
+  }
   std::exchange(transfer->begun, nullptr)(
       StateReply{.round = transfer->round - 1, .bytes = transfer->bytes, .steps = transfer->steps});
 }

@@ -21,6 +21,7 @@ READY = "phub/core/ready_chunks.h"
 REDUCER = "phub/core/reducer.cc"
 LOCK_STEP = "phub/core/lock_step.cc"
 LOCK_STEP_H = "phub/core/lock_step.h"
+GATED = "phub/core/gated.cc"
 CLOCKED = "phub/core/clocked.cc"
 CLOCKED_H = "phub/core/clocked.h"
 CLOCK_TABLE = "phub/core/clocks.h"
@@ -28,7 +29,7 @@ WAY = "phub/core/way.h"
 OUTBOX = "phub/core/outbox.cc"
 OUTBOX_H = "phub/core/outbox.h"
 BOUNDARY = "phub/core/boundary.cc"
-USES_WAYS = ("phub/core/core_job.cc", "phub/core/lock_step.cc", "phub/core/clocked.cc")
+USES_WAYS = ("phub/core/core_job.cc", "phub/core/lock_step.cc", "phub/core/gated.cc", "phub/core/clocked.cc")
 HYPER = "phub/core/hyper.cc"
 MEMBERS = "phub/job/membership.cc"
 MEMBERS_BOUNDARY = "phub/job/membership_boundary.cc"
@@ -91,8 +92,8 @@ MUTANTS = [
            "if (null) null_[at(index, rank / 64)] |= bit;",
            "", RACKS, USES_WAYS),
     Mutant("owe: a result that found a full queue is forgotten", OUTBOX,
-           "if (owed.empty() && post(rank, index, write)) return;",
-           "return (void)post(rank, index, write);", RACKS),
+           "if (owed.empty() && post(rank, index, completed, write)) return;",
+           "return (void)post(rank, index, completed, write);", RACKS),
     Mutant("hyper: new hyperparameters apply to rounds before theirs", HYPER,
            "return *(after - groups + group);",
            "return after != versions.end() ? *(after + group) : *(after - groups + group);", RACKS),
@@ -208,8 +209,8 @@ MUTANTS = [
            "if (completed == kNever || completed < from || from == kNever) return false;",
            "if (completed == kNever || from == kNever) return false;", ("phub/core_job_test", "racks")),
     Mutant("debt: what is owed is paid once, however little room there is", OUTBOX_H,
-           "!post(rank, index, write)) break;",
-           "post(rank, index, write)) continue;", ("phub/core_job_test", "racks"), ("phub/core/core_job.cc",)),
+           "!post(rank, index, round, write)) break;",
+           "post(rank, index, round, write)) continue;", ("phub/core_job_test", "racks"), ("phub/core/core_job.cc",)),
     Mutant("doorbell: the last results of a burst wait for the next one", OUTBOX,
            "if (unflushed_ == 0 || (moved && unflushed_ < kFlushAfter)) return false;",
            "if (unflushed_ < kFlushAfter) return false;", ("phub/core_job_test", "racks")),
@@ -800,8 +801,8 @@ MUTANTS = [
            "if (cached.round != chunk.round || cached.step_offset != chunk.step_offset) {",
            "if (cached.round != chunk.round) {", ("worker/key_states_test",)),
     Mutant("state-saved: a checkpoint forgets the steps that were set", SAVES,
-           "if (std::ranges::any_of(offsets, [](int64_t offset) { return offset != 0; })) {",
-           "if (false) {", ("worker/checkpoint_calls_test",)),
+           "if (std::ranges::all_of(snapped_->steps, is_round)) snapped_->steps.clear();",
+           "snapped_->steps.clear();", ("worker/checkpoint_calls_test",)),
     Mutant("state-whole: a state is applied that has not come as a whole", "phub/job/running_job_state.cc",
            "if (transfer->received != transfer->bytes) {",
            "if (false) {", ("worker/key_states_test",)),
@@ -882,4 +883,24 @@ MUTANTS = [
     Mutant("py-loaded-late: the box takes the parameters that a model had before it was loaded", OPTIMIZER,
            "        self._keep_others(self.state)\n\n    def _send_loaded",
            "        self._send_loaded()\n        self._keep_others(self.state)\n\n    def _send_loaded", AROUND),
+    Mutant("gate-waits: a core applies its chunks before the others have closed theirs", GATED,
+           "if (!gate_.has_decided(round())) return kNoChunk;", "", RACKS),
+    Mutant("gate-skips: a round that is not finite is applied", "phub/core/round_gate.cc",
+           "skips_ && !std::isfinite(sum);", "false;", RACKS),
+    Mutant("gate-clips: the norm clips nothing", "phub/core/round_gate.cc",
+           "return factor > 1 ? 1 : static_cast<float>(factor);", "return 1;", RACKS),
+    Mutant("gate-steps: a round that was skipped is one of the optimizer's steps", GATED,
+           "if (!decision_.skipped) return;", "return;", RACKS),
+    Mutant("gate-saved: a checkpoint counts rounds that were skipped as steps", "phub/job/running_job.cc",
+           "      job_->steps().skip(report.round);\n", "", RACKS),
+    Mutant("gate-passed: chunks that a boundary moved on are waited for", GATED,
+           "  LockStep::settle(index);\n  recount_ = true;", "  LockStep::settle(index);", RACKS),
+    Mutant("gate-told: new queues are not told the verdict again", BOUNDARY,
+           "  outbox_.attached(rank);\n", "", RACKS),
+    Mutant("gate-stuck: who left out a key is not found", GATED,
+           "return chunk.round > 0 && chunk.missing > 0 && gate_.has_begun(chunk.round);",
+           "return false;", ("worker/gated_test:Gated.AKeyThatIsLeftOut*",)),
+    Mutant("norm-order: the lanes of a norm are added in another order", "kernels/norm.cc",
+           "sums[v] = hn::Add(sums[v], hn::Mul(x, x));", "sums[0] = hn::Add(sums[0], hn::Mul(x, x));",
+           ("kernels/norm_test",)),
 ]

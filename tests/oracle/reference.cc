@@ -197,6 +197,27 @@ bool sum(std::span<const void* const> slots, DType type, float factor, float* ou
   return finite;
 }
 
+double sum_of_squares(std::span<const float> gradient) {
+  double total = 0;
+  for (size_t lane = 0; lane < 16; ++lane) {
+    double sum = 0;
+    for (size_t i = lane; i < gradient.size(); i += 16) {
+      const double value = gradient[i];
+      const double square = value * value;
+      sum = sum + square;
+    }
+    total = total + sum;
+  }
+  return total;
+}
+
+float clip_factor(double max_norm, double norm) {
+  if (max_norm == 0) return 1;
+  const double factor = max_norm / (norm + 1e-6);
+  if (std::isnan(factor)) return std::numeric_limits<float>::quiet_NaN();
+  return static_cast<float>(std::min(factor, 1.0));
+}
+
 void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
           float* state0, float* state1, size_t n) {
   if (t == 0) throw std::invalid_argument("reference::step: steps are numbered from 1");

@@ -29,6 +29,13 @@ void convert(const void* from, DType from_type, void* to, DType to_type, size_t 
 // in the list. True if all results are finite. No slots give zeros.
 bool sum(std::span<const void* const> slots, DType type, float factor, float* out, size_t n);
 
+// Of a gradient: element i adds its square to lane i mod 16, and the lanes are added in order.
+double sum_of_squares(std::span<const float> gradient);
+
+// What a gradient is multiplied by, so that its norm is max_norm at most: torch's clip_grad_norm_.
+// 0: none.
+float clip_factor(double max_norm, double norm);
+
 // Step number t (from 1) of an optimizer: updates params and state in place. With Optimizer::kNone
 // the parameters become the gradient. Unused state may be null.
 void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,

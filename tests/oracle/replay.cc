@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -27,6 +28,8 @@ void apply(const std::map<std::string, double>& values, uint32_t group, referenc
       hyper.grad_scale = value;
     } else if (name == "rmsprop_momentum") {
       hyper.rmsprop_momentum = value;
+    } else if (name == "max_norm") {
+      hyper.max_norm = value;
     } else {
       fail(ErrorCode::kInvalid, "the oracle does not know the hyperparameter '{}'", name);
     }
@@ -86,7 +89,13 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
 }
 
 void Replay::next_round() {
+  sum_round();
+  apply_round(1);
+}
+
+void Replay::sum_round() {
   ++round_;
+  sum_.clear();
   counted_ = participation_.members(round_, chunk_);
   if (counted_.empty()) return;
   model_.hyper = hyper_.of(place_.key, round_);
@@ -111,12 +120,21 @@ void Replay::next_round() {
     fail(ErrorCode::kInvalid, "round {}: rank {} is {}excluded in the log", round_, rank,
          excluded ? "not " : "");
   }
-  model_.steps = round_ - 1 + steps_offset_;
-  model_.step(sum);
+  sum_ = std::move(sum);
+}
+
+void Replay::apply_round(float factor) {
+  if (sum_.empty()) return;
+  if (factor != 1) {
+    const void* slot = sum_.data();
+    reference::sum({&slot, 1}, kernels::DType::kF32, factor, sum_.data(), sum_.size());
+  }
+  model_.steps = round_ - 1 + steps_offset_ - skipped_;
+  model_.step(sum_);
 }
 
 void Replay::set(State state) {
-  steps_offset_ = state.steps - round_;
+  steps_offset_ = state.steps - round_ + skipped_;
   model_.params = std::move(state.parameters);
   model_.state0 = std::move(state.state0);
   model_.state1 = std::move(state.state1);
@@ -126,8 +144,10 @@ void Replay::set(State state) {
 
 Replay::State Replay::state() const {
   const size_t arrays = optimizer_states(spec_).size();
-  State state{
-      .parameters = model_.params, .state0 = {}, .state1 = {}, .steps = round_ + steps_offset_};
+  State state{.parameters = model_.params,
+              .state0 = {},
+              .state1 = {},
+              .steps = round_ + steps_offset_ - skipped_};
   if (arrays > 0) state.state0 = model_.state0;
   if (arrays > 1) state.state1 = model_.state1;
   return state;
@@ -159,6 +179,34 @@ std::vector<std::byte> Replay::result() const {
   reference::convert(model_.params.data(), kernels::DType::kF32, result.data(), result_dtype_,
                      place_.elements);
   return result;
+}
+
+bool GatedReplay::is_gated(const JobSpec& spec) {
+  const auto clips = [](const HyperChange& change) { return change.values.contains("max_norm"); };
+  return spec.on_nonfinite == "skip" || spec.hyper.contains("max_norm") ||
+         std::ranges::any_of(spec.schedule, clips);
+}
+
+GatedReplay::GatedReplay(const JobSpec& spec, const HyperHistory& hyper, std::vector<Replay> chunks)
+    : spec_(spec), hyper_(hyper), chunks_(std::move(chunks)) {}
+
+void GatedReplay::next_round() {
+  double squares = 0;
+  for (Replay& chunk : chunks_) {
+    chunk.sum_round();
+    squares = squares + reference::sum_of_squares(chunk.gradient());
+  }
+  const uint64_t round = chunks_.front().round();
+  const bool finite = std::isfinite(squares);
+  verdict_ = {round, std::sqrt(squares), spec_.on_nonfinite == "skip" && !finite};
+  const float factor = reference::clip_factor(hyper_.of(0, round).max_norm, verdict_.norm);
+  for (Replay& chunk : chunks_) {
+    if (verdict_.skipped) {
+      chunk.skip_round();
+    } else {
+      chunk.apply_round(factor);
+    }
+  }
 }
 
 std::string check_digits(float sum, uint32_t first, uint32_t ranks,

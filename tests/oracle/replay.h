@@ -1,4 +1,4 @@
-// One chunk of a job in lock-step, recomputed round by round from the job's membership log:
+// A job in lock-step, chunk by chunk, recomputed round by round from the job's membership log:
 // gradients are functions of who sent them, the arithmetic is reference.h's, and one process adds
 // in rank order.
 #pragma once
@@ -14,6 +14,7 @@
 #include "tests/oracle/reference.h"
 #include "transport/control/job_spec.h"
 #include "transport/control/messages.h"
+#include "transport/verdict.h"
 
 namespace phub {
 
@@ -50,6 +51,12 @@ class Replay {
   // A round without members (everybody who knew it is gone) changes nothing. Throws Error(kInvalid)
   // when the round could not complete, or the log excludes others than those that had to be.
   void next_round();
+  // The same in two halves: first the gradient is summed up; then it is applied, times a factor, or
+  // the round is skipped.
+  void sum_round();
+  const std::vector<float>& gradient() const { return sum_; }  // empty: there were no members
+  void apply_round(float factor);
+  void skip_round() { ++skipped_; }
 
   // A rank has set this state: it is the one before the next round, of which the optimizer has made
   // so many steps.
@@ -78,8 +85,29 @@ class Replay {
   const Gradient gradient_;
   reference::Model model_;
   uint64_t round_ = 0;
-  uint64_t steps_offset_ = 0;  // steps - round_, modulo 2^64
+  uint64_t steps_offset_ = 0;  // steps - round_ + skipped_, modulo 2^64
+  uint64_t skipped_ = 0;       // rounds
+  std::vector<float> sum_;
   std::vector<Member> counted_;
+};
+
+// All chunks of a job whose rounds are gated, in step.
+class GatedReplay {
+ public:
+  static bool is_gated(const JobSpec& spec);
+
+  // `chunks` in order. References outlive the replay.
+  GatedReplay(const JobSpec& spec, const HyperHistory& hyper, std::vector<Replay> chunks);
+
+  void next_round();  // throws as Replay does
+  const Replay& chunk(uint32_t chunk) const { return chunks_[chunk]; }
+  const RoundVerdict& verdict() const { return verdict_; }  // on the latest round
+
+ private:
+  const JobSpec& spec_;
+  const HyperHistory& hyper_;
+  std::vector<Replay> chunks_;
+  RoundVerdict verdict_;
 };
 
 // The base-4 oracle, which owes nothing to the arithmetic above: every rank sends 4^(rank - first),

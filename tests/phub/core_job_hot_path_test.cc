@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "phub/core/gated.h"
 #include "tests/phub/core_job_rig.h"
 #include "tests/worker/allocation_trap.h"
 
@@ -40,6 +41,7 @@ std::vector<Case> cases() {
   };
   const auto plain = [](JobParameters&) {};
   const auto free = [](JobParameters& p) { p.lock_step = false, p.slack = 2; };
+  const auto gated = [](JobParameters& p) { p.gated = true, p.optimizer = Optimizer::kSgd; };
   const auto twice = [](Case one) {
     one.again = true;
     return one;
@@ -65,6 +67,13 @@ std::vector<Case> cases() {
       bad({"NaN that pass", with([](auto& p) { p.on_nonfinite = OnNonFinite::kPass; })}),
       full({"a full queue", with(plain)}),
       twice({"everything twice", with(plain)}),
+      {"gated rounds", with(gated)},
+      bad({"rounds that are skipped", with([&](auto& p) {
+             gated(p);
+             p.on_nonfinite = OnNonFinite::kSkip;
+           })}),
+      full({"gated rounds, a full queue", with(gated)}),
+      twice({"gated rounds, everything twice", with(gated)}),
       {"ssp", with(free)},
       nulls({"ssp, null contributions", with(free)}),
       full({"ssp, a full queue", with(free)}),
@@ -90,7 +99,14 @@ void push_round(Rig& rig, const Case& one, uint64_t round) {
 
 // In a thread that has the name of a core's. Returns how many results went out.
 size_t run_case(const Case& one, uint64_t& calls) {
-  Rig rig({.parameters = one.parameters, .chunks = kChunks});
+  RoundGate gate(1, kChunks, one.parameters.on_nonfinite == OnNonFinite::kSkip);
+  Rig::Options options{.parameters = one.parameters, .chunks = kChunks};
+  if (one.parameters.gated) {
+    options.make_lock_step = [&gate](const Stages& stages) {
+      return std::make_unique<Gated>(stages, gate, 0);
+    };
+  }
+  Rig rig(std::move(options));
   size_t results = 0;
   for (uint64_t round = 1; round <= kRounds; ++round) {
     push_round(rig, one, round);

@@ -92,6 +92,7 @@ struct BasicCoreJobRig {
     results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
     for (auto* array : {&state, &copy_parameters, &copy_state}) array->assign(total, 0);
+    sums.assign(p.gated ? total : 0, 0);
     hyper = {{.from_round = 0, .values = kernels::default_hyper(p.optimizer)}};
     hyper.front().values.lr = 1;
     std::vector<CoreChunk> chunks;
@@ -114,6 +115,7 @@ struct BasicCoreJobRig {
             .result_stride = p.lock_step ? 0 : total * kernels::bytes_of(p.parameter_dtype),
             .parameters = in_results ? reinterpret_cast<float*>(results.data()) : parameters.data(),
             .state0 = state.data(),
+            .sums = sums.data(),
             .copy = {.parameters = options_.snapshots ? copy_parameters.data() : nullptr,
                      .state0 = options_.snapshots ? copy_state.data() : nullptr,
                      .clocks = clocks ? saved_clocks() : SavedClocks()}},
@@ -182,8 +184,8 @@ struct BasicCoreJobRig {
     static const std::map<CoreReport::Type, std::string> kNames = {
         {CoreReport::kBroken, "broken"},       {CoreReport::kViolation, "violation"},
         {CoreReport::kNonFinite, "nonfinite"}, {CoreReport::kExcluded, "excluded"},
-        {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
-        {CoreReport::kSetState, "set"}};
+        {CoreReport::kSkipped, "skipped"},     {CoreReport::kSnapped, "snapped"},
+        {CoreReport::kGotState, "got"},        {CoreReport::kSetState, "set"}};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {
@@ -206,7 +208,7 @@ struct BasicCoreJobRig {
   TheEndpoint endpoint;
   std::vector<std::vector<std::byte>> slots;
   std::vector<std::byte> results;
-  std::vector<float> parameters, state;
+  std::vector<float> parameters, state, sums;
   std::vector<float> copy_parameters, copy_state;  // snapshots
   std::vector<uint64_t> copy_steps, copy_clocks;
   std::vector<HyperVersion> hyper;

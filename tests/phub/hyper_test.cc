@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -15,6 +16,7 @@
 
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
+#include "phub/core/round_gate.h"
 
 namespace phub {
 namespace {
@@ -94,6 +96,10 @@ std::vector<float> train(Optimizer optimizer, const Hyper& hyper) {
     kernels::sum({&slot, 1}, kernels::DType::kF32, static_cast<float>(1 / hyper.grad_scale),
                  sum.data(), 4);
     if (optimizer == Optimizer::kNone) return sum;
+    const void* clipped = sum.data();
+    kernels::sum({&clipped, 1}, kernels::DType::kF32,
+                 clip_factor(hyper.max_norm, std::sqrt(kernels::sum_of_squares(sum.data(), 4))),
+                 sum.data(), 4);
     kernels::optimize(kernels::make_step(optimizer, hyper, round), sum.data(), parameters.data(),
                       state0.data(), state1.data(), 4, nullptr, kernels::DType::kF32,
                       kernels::Store::kCached);

@@ -108,6 +108,10 @@ TEST(PlanCommand, JsonAddsUp) {
   json = nlohmann::json::parse(output_of(words));
   EXPECT_EQ(sum("memory", "snapshot"), 3 * 4 * padded);
   EXPECT_EQ(sum("memory", "total"), total + 3 * 4 * padded);
+  // And the sums of a round.
+  words.push_back("--gated");
+  json = nlohmann::json::parse(output_of(words));
+  EXPECT_EQ(sum("memory", "gated_sums"), 4 * padded);
   words.erase(std::ranges::find(words, "--json"));
   EXPECT_THAT(output_of(words), HasSubstr("snapshot"));
 }

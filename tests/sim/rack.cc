@@ -125,7 +125,7 @@ bool Rack::runnable(size_t entity) const {
     const auto core = static_cast<uint32_t>(entity - 1);
     if (net_.now_ns() < cores_[core].paused_until_ns) return false;
     return !cores_[core].asleep || net_.now_ns() >= cores_[core].wake_ns ||
-           server_->core(core).has_mail() || net_.core_awake(core);
+           server_->core(core).is_called() || net_.core_awake(core);
   }
   return trainer(entity).runnable();
 }
@@ -160,6 +160,9 @@ bool Rack::step_core(uint32_t index) {
   }
   if (core.step()) {
     hot_[0] = true;
+    for (uint32_t other = 0; other < server_->cores(); ++other) {
+      if (server_->core(other).is_called()) hot_[1 + other] = true;
+    }
     return true;
   }
   int timeout_ms = -1;

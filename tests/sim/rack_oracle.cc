@@ -23,6 +23,12 @@ std::string name_of_chunk(const JobPlan& job, const Plan& plan, uint32_t chunk) 
   return fmt::format("{} chunk {} (key {} from {})", job.spec.name, chunk, c.key, c.key_element);
 }
 
+// NaN is NaN, whatever its bits.
+bool is_same(const RoundVerdict& a, const RoundVerdict& b) {
+  const bool norm = a.norm == b.norm || (std::isnan(a.norm) && std::isnan(b.norm));
+  return norm && a.round == b.round && a.skipped == b.skipped;
+}
+
 }  // namespace
 
 Oracle::Oracle(const JobPlan& job, const Plan& plan)
@@ -131,10 +137,28 @@ std::string Oracle::saw(const Contribution& by, uint32_t key, std::span<const st
   return "";
 }
 
+std::string Oracle::was_told(const Contribution& by, const std::optional<RoundVerdict>& verdict,
+                             bool pushed) {
+  if (!GatedReplay::is_gated(job_.spec)) {
+    return verdict ? job_.spec.name + ": a verdict in a job without gated rounds" : "";
+  }
+  if (!verdict && !pushed) return "";
+  if (verdict && verdict->round == by.round) {
+    const auto [at, is_new] = told_.try_emplace(by.round, *verdict);
+    if (is_new || is_same(at->second, *verdict)) return "";
+  }
+  return fmt::format("{} round {}: rank {} (incarnation {}) is told {}", job_.spec.name, by.round,
+                     by.rank, by.incarnation,
+                     verdict ? fmt::format("of round {} norm {}{}", verdict->round, verdict->norm,
+                                           verdict->skipped ? ", skipped" : "")
+                             : "nothing");
+}
+
 void Oracle::undo_from(uint64_t round) {
   restored_ = round - 1;
   std::erase_if(parts_, [round](const auto& part) { return part.first.round >= round; });
   for (auto& seen : seen_) seen.erase(seen.lower_bound(round), seen.end());
+  told_.erase(told_.lower_bound(round), told_.end());
   std::erase_if(witnessed_,
                 [round](const Witness& witness) { return std::get<2>(witness) >= round; });
   // A get of the round before may have seen what was set for this one.
@@ -152,12 +176,20 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
     check_witnesses(participation);
     check_parts(participation);
     const HyperHistory hyper(job_.spec, log);
+    if (GatedReplay::is_gated(job_.spec)) {
+      std::vector<Replay> chunks;
+      for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
+        chunks.push_back(replay_of(c, participation, hyper));
+      }
+      check_gated_rounds({job_.spec, hyper, std::move(chunks)});
+      return "";
+    }
     const std::vector<SetCall> sets = sets_in(log);
     for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
       if (!job_.lock_step()) {
         check_clocks(c, participation);
       } else if (!seen_[c].empty()) {
-        check_rounds(c, participation, hyper, sets);
+        check_rounds(replay_of(c, participation, hyper), c, sets);
       }
     }
   } catch (const Error& error) {
@@ -182,17 +214,24 @@ void Oracle::check_witnesses(const Participation& participation) const {
   }
 }
 
-void Oracle::check_rounds(uint32_t chunk, const Participation& participation,
-                          const HyperHistory& hyper, const std::vector<SetCall>& sets) const {
+Replay Oracle::replay_of(uint32_t chunk, const Participation& participation,
+                         const HyperHistory& hyper) const {
   const ChunkLayout& c = plan_.chunks[chunk];
   const auto begin = initial_[c.key].begin() + static_cast<ptrdiff_t>(c.key_element);
-  Replay replay(job_.spec, participation, hyper, chunk, {begin, begin + c.elements},
-                [&](const Member& from, uint64_t round, std::byte* out) {
-                  const Contribution contribution{from, round};
-                  if (is_null(contribution, c.key)) return false;
-                  fill_chunk(contribution, chunk, out);
-                  return true;
-                });
+  return {job_.spec,
+          participation,
+          hyper,
+          chunk,
+          {begin, begin + c.elements},
+          [this, chunk, key = c.key](const Member& from, uint64_t round, std::byte* out) {
+            const Contribution contribution{from, round};
+            if (is_null(contribution, key)) return false;
+            fill_chunk(contribution, chunk, out);
+            return true;
+          }};
+}
+
+void Oracle::check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets) const {
   std::set<uint64_t> rounds;
   for (const auto& [round, seen] : seen_[chunk]) rounds.insert(round);
   for (const SeenState& seen : seen_states_[chunk]) rounds.insert(seen.round);
@@ -207,6 +246,27 @@ void Oracle::check_rounds(uint32_t chunk, const Participation& participation,
     }
     check_round(chunk, replay);
     check_states(chunk, replay, sets);
+  }
+}
+
+// All chunks go on together.
+void Oracle::check_gated_rounds(GatedReplay replay) const {
+  uint64_t last = 0;
+  for (const auto& seen : seen_) {
+    if (!seen.empty()) last = std::max(last, seen.rbegin()->first);
+  }
+  for (uint64_t round = 0;; replay.next_round(), ++round) {
+    for (uint32_t chunk = 0; chunk < seen_.size(); ++chunk) {
+      check_round(chunk, replay.chunk(chunk));
+    }
+    const auto told = told_.find(round);
+    const RoundVerdict& is = replay.verdict();
+    if (told != told_.end() && !is_same(told->second, is)) {
+      fail(ErrorCode::kInvalid, "{} round {}: norm {}{} was told, the reference has {}{}",
+           job_.spec.name, round, told->second.norm, told->second.skipped ? ", skipped" : "",
+           is.norm, is.skipped ? ", skipped" : "");
+    }
+    if (round == last) return;
   }
 }
 

@@ -41,6 +41,9 @@ class Oracle {
   // Returns what is wrong, or "": in lock-step every worker must see the same bytes.
   std::string saw(const Contribution& by, uint32_t key, std::span<const std::byte> result,
                   bool pushed);
+  // And what it was told of the round.
+  std::string was_told(const Contribution& by, const std::optional<RoundVerdict>& verdict,
+                       bool pushed);
 
   // The job goes on from a checkpoint of the round before: what was seen of `round` and later ones
   // is void, and everything if it is not in lock-step.
@@ -85,8 +88,10 @@ class Oracle {
   // These throw Error that says what is wrong.
   void check_witnesses(const Participation& participation) const;
   void check_parts(const Participation& participation) const;
-  void check_rounds(uint32_t chunk, const Participation& participation, const HyperHistory& hyper,
-                    const std::vector<SetCall>& sets) const;
+  Replay replay_of(uint32_t chunk, const Participation& participation,
+                   const HyperHistory& hyper) const;
+  void check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets) const;
+  void check_gated_rounds(GatedReplay replay) const;
   void check_round(uint32_t chunk, const Replay& replay) const;
 
   // rack_oracle_states.cc
@@ -118,7 +123,8 @@ class Oracle {
   // Of jobs that are not in lock-step, per chunk: who had what.
   std::vector<std::vector<std::pair<Contribution, std::vector<std::byte>>>> seen_out_of_step_;
   std::set<Witness> witnessed_;
-  uint64_t restored_ = 0;  // the round of the checkpoint that it goes on from
+  std::map<uint64_t, RoundVerdict> told_;  // of gated rounds
+  uint64_t restored_ = 0;                  // the round of the checkpoint that it goes on from
   std::map<Member, bool> saves_;
   // Who went on after a round, and with what.
   std::vector<std::pair<Contribution, std::optional<std::string>>> parts_;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tests/oracle/replay.h"
+
 namespace phub::sim {
 namespace {
 
@@ -168,6 +170,26 @@ void leave_lock_step(SimRandom& random, JobPlan& job) {
   job.bad.clear();
 }
 
+// Rounds are clipped, skipped, or both.
+void gate_rounds(SimRandom& random, JobPlan& job, bool clean) {
+  JobSpec& spec = job.spec;
+  if (spec.optimizer == "none") spec.optimizer = random.chance(0.5) ? "adam" : "sgd";
+  job.digits = false;
+  if (random.chance(0.5)) spec.on_nonfinite = "skip";
+  if (spec.on_nonfinite != "skip" || random.chance(0.6)) {
+    spec.hyper["max_norm"] =
+        random.chance(0.2) ? 0 : 0.1 * static_cast<double>(random.between(1, 300));
+    if (!job.hyper_calls.empty()) job.hyper_calls.back().values["max_norm"] = 1.5;
+  }
+  if (clean && spec.on_nonfinite != "skip") return;
+  for (uint64_t i = random.below(4); i > 0; --i) {
+    job.bad.push_back({.kind = pick(random, {BadGradient::kNan, BadGradient::kOverflow}),
+                       .rank = static_cast<uint32_t>(random.below(spec.world_size)),
+                       .key = static_cast<uint32_t>(random.below(spec.keys.size())),
+                       .round = random.between(1, job.rounds)});
+  }
+}
+
 // Workers that die with the box are followed by others, in another number.
 void begin_again(SimRandom& random, RackPlan& plan) {
   for (BoxFault& fault : plan.box_faults) fault.with_workers = random.chance(0.5);
@@ -191,7 +213,7 @@ void kill_box(SimRandom& random, RackPlan& plan) {
       job.spec.optimizer = "momentum";
     }
     job.digits = false;
-    job.bad.clear();
+    if (job.spec.on_nonfinite != "skip") job.bad.clear();
     job.late_ranks = 0;
     job.device_fault.reset();
     const bool loses = random.chance(0.3);
@@ -313,6 +335,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   for (JobPlan& job : plan.jobs) {
     if (!plan.clock_jumps.empty()) job.spec.lease_ms += 100;
   }
+  SimRandom gate(seed ^ 0x67617465ull);
+  for (JobPlan& job : plan.jobs) {
+    if (job.lock_step() && gate.chance(0.3)) gate_rounds(gate, job, plan.clean);
+  }
   SimRandom box(seed ^ 0x626f78ull);
   if (!plan.clean && box.chance(0.4)) {
     kill_box(box, plan);
@@ -321,7 +347,7 @@ RackPlan make_rack_plan(uint64_t seed) {
   }
   SimRandom states(seed ^ 0x737461746573ull);
   for (JobPlan& job : plan.jobs) {
-    if (states.chance(0.4)) move_states(states, job);
+    if (states.chance(0.4) && !GatedReplay::is_gated(job.spec)) move_states(states, job);
   }
   return plan;
 }

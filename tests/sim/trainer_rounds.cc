@@ -99,6 +99,10 @@ void Trainer::collect(uint32_t key) {
   const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,
                                             session_->result(key), round >= reply_->first_round);
   if (!wrong.empty()) rack_.fail(wrong);
+  const std::string misled =
+      job_.oracle.was_told({reply_->rank, reply_->incarnation, round}, session_->verdict(),
+                           round >= reply_->first_round);
+  if (!misled.empty()) rack_.fail(misled);
 }
 
 void Trainer::push(uint32_t key) {

@@ -4,6 +4,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tests/worker/c_abi_program.h"
 
+#include <math.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -355,6 +356,37 @@ static void exchange_alone(void) {
 }
 
 /* What a wrong call gets. */
+/* Rounds that are applied as a whole: the second one is not finite. */
+static void gated(void) {
+  phub_options* options = options_of("gated", 0, 1);
+  phub_round_verdict verdict = {sizeof verdict, 9, 9, 9};
+  phub_worker* worker;
+  double square;
+  int round;
+  OK(phub_options_set(options, "optimizer", "sgd"));
+  OK(phub_options_set(options, "on_nonfinite", "skip"));
+  OK(phub_options_set_hyper(options, "lr", 1));
+  OK(phub_options_set_hyper(options, "max_norm", 1e9));
+  worker = join(options);
+  OK(phub_verdict(worker, &verdict));
+  CHECK(verdict.round == 0 && verdict.norm == 0 && verdict.skipped == 0);
+  for (round = 1; round <= 2; ++round) {
+    fill(worker, 0, round == 1 ? 1 : HUGE_VALF);
+    fill(worker, 1, 0);
+    OK(phub_push(worker, 0, 0));
+    OK(phub_push(worker, 1, 0));
+    OK(phub_wait_all(worker));
+    OK(phub_verdict(worker, &verdict));
+    CHECK(verdict.round == (uint64_t)round && verdict.skipped == (round == 2));
+    square = verdict.norm * verdict.norm / kSmall;
+    if (round == 1) CHECK(square > 1 - 1e-9 && square < 1 + 1e-9);
+    expect(worker, 0, -1);
+  }
+  verdict.size = 0;
+  FAILS(phub_verdict(worker, &verdict), PHUB_INVALID, "sizeof");
+  OK(phub_worker_destroy(worker));
+}
+
 static void misuse(void) {
   static const uint64_t shape[9] = {kSmall, 2, 0};
   phub_options* options = options_of("misuse", 0, 1);
@@ -437,6 +469,7 @@ int main(int argc, char** argv) {
   each_rank(kRanks, train);
   exchange_alone();
   states();
+  gated();
   misuse();
   check_threads();
   check_geeps();

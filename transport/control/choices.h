@@ -23,7 +23,7 @@ enum class Reduction : uint8_t { kSum, kMean };
 enum class Work : uint8_t { kAll, kSumOnly, kNone };  // less than all: only to measure the tax
 enum class Initial : uint8_t { kZeros, kBroadcast };
 enum class OnLoss : uint8_t { kShrink, kWait, kFail };
-enum class OnNonFinite : uint8_t { kStop, kExclude, kPass };
+enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
 
 // The words of an enum, in the order of its values, which begin at 0.
 template <class E>
@@ -39,7 +39,7 @@ inline constexpr std::string_view kWords<Initial>[] = {"zeros", "broadcast"};
 template <>
 inline constexpr std::string_view kWords<OnLoss>[] = {"shrink", "wait", "fail"};
 template <>
-inline constexpr std::string_view kWords<OnNonFinite>[] = {"stop", "exclude", "pass"};
+inline constexpr std::string_view kWords<OnNonFinite>[] = {"stop", "exclude", "pass", "skip"};
 
 template <class E>
 constexpr std::string_view word_of(E value) {

@@ -66,7 +66,7 @@ struct JobSpec {
   uint32_t slack = 0;
   std::string initial = "zeros";      // or "broadcast": rank 0 sends them before round 1
   std::string on_loss = "shrink";     // "wait", "fail"
-  std::string on_nonfinite = "stop";  // "exclude", "pass"
+  std::string on_nonfinite = "stop";  // "exclude", "pass", "skip"
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank

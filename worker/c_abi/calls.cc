@@ -287,6 +287,15 @@ phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t bytes) {
   });
 }
 
+phub_code phub_verdict(const phub_worker* worker, phub_round_verdict* verdict) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need_struct(verdict, "verdict");
+    const RoundVerdict latest = w.verdict().value_or(RoundVerdict());
+    copy_struct(verdict,
+                {.size = 0, .round = latest.round, .norm = latest.norm, .skipped = latest.skipped});
+  });
+}
+
 phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(round, "round");

@@ -37,6 +37,11 @@ JobSpec checked(JobSpec spec) {
     fail(ErrorCode::kInvalid, "job '{}' has groups of hyperparameters, which need a server",
          spec.name);
   }
+  if (spec.on_nonfinite == "skip" || spec.hyper.contains("max_norm")) {
+    fail(ErrorCode::kInvalid,
+         "job '{}': a norm of all keys (max_norm), and rounds that are skipped, need a server",
+         spec.name);
+  }
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
   }
@@ -114,6 +119,7 @@ void HyperSchedule::change(uint64_t round, const std::map<std::string, double>& 
 void HyperSchedule::check(const std::map<std::string, double>& values) const {
   kernels::Hyper changed = first_;
   set(changed, values);
+  if (values.contains("max_norm")) fail(ErrorCode::kInvalid, "max_norm needs a server");
   if (optimizer_ == kernels::Optimizer::kRmsprop && values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
