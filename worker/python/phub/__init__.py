@@ -32,7 +32,7 @@ from phub.errors import (
     UnavailableError,
     WrongThreadError,
 )
-from phub.worker import Stats, Worker
+from phub.worker import Stats, Verdict, Worker
 
 if TYPE_CHECKING:
     from phub.fsdp import FSDPState
@@ -71,6 +71,7 @@ __all__ = [
     "TimeoutError",
     "UnauthorizedError",
     "UnavailableError",
+    "Verdict",
     "Worker",
     "WrongThreadError",
     "ddp",

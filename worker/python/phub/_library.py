@@ -59,6 +59,17 @@ class Stats(ctypes.Structure):
     )
 
 
+class RoundVerdict(ctypes.Structure):
+    """phub_round_verdict."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("round", c_uint64),
+        ("norm", c_double),
+        ("skipped", c_uint32),
+    )
+
+
 class KeyMemory(ctypes.Structure):
     """phub_key_memory."""
 
@@ -105,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "poll": (c_void_p, POINTER(c_size_t)),
     "pull": (c_void_p, c_size_t, c_void_p, c_size_t),
     "round": (c_void_p, c_size_t, POINTER(c_uint64)),
+    "verdict": (c_void_p, POINTER(RoundVerdict)),
     "set_hyper": (c_void_p, POINTER(c_char_p), POINTER(c_double), c_size_t, POINTER(c_uint64)),
     "state_name": (c_void_p, c_size_t, POINTER(c_char_p)),
     "get_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),

@@ -55,6 +55,7 @@ class DistributedOptimizer(Optimizer):
         accumulate: int = 1,
         server: bool = True,
         zero_copy: bool = False,
+        max_norm: float = 0.0,
         **options: Option,
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
@@ -70,10 +71,18 @@ class DistributedOptimizer(Optimizer):
             with the mean in `.grad`.
         zero_copy: the parameters are views of the memory that results come in, read-only until
             `close`; needs parameters of one format.
-        options: of `Worker`. Unlike there, the default of reduction is "mean".
+        max_norm: the box clips the gradient of all parameters together to this norm, as
+            clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
+        options: of `Worker`. Unlike there, the default of reduction is "mean". With
+            on_nonfinite="skip" a step with a NaN or an infinity is left out by all ranks: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         check_form(overlap, accumulate, server, zero_copy, options)
+        if not server and (max_norm or options.get("on_nonfinite") == "skip"):
+            raise InvalidError(
+                "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
+                "server=False call clip_grad_norm_ between synchronize() and step()"
+            )
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
@@ -100,6 +109,8 @@ class DistributedOptimizer(Optimizer):
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
         fixed = _rules.fixed_values(self._rule, self.param_groups)
+        if max_norm:
+            fixed["max_norm"] = max_norm
         self._model, self._options = model, options
         self._buffers: Buffers | None = None  # from the first sync_buffers() on
         self._steps = Steps(OwnState(model, self))
@@ -132,6 +143,22 @@ class DistributedOptimizer(Optimizer):
     def world_size(self) -> int:
         """The ranks of the job when it began."""
         return self.worker.world_size
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the latest step's gradient, before it was clipped. None: it is not known.
+
+        It is known after a step with max_norm or on_nonfinite="skip"; with overlap="forward", once
+        a parameter's new value is there.
+        """
+        verdict = self.worker.verdict
+        return None if verdict is None else verdict.norm
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the latest step was left out, on all ranks, because it is not finite."""
+        verdict = self.worker.verdict
+        return verdict is not None and verdict.skipped
 
     def close(self) -> None:
         """Leaves the job, and the model's hooks. The others go on without this rank."""

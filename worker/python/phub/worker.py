@@ -33,6 +33,15 @@ class Stats:
     reconnections: int
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a gated round, on all ranks."""
+
+    round: int
+    norm: float  # of the gradient of all keys, before it was clipped
+    skipped: bool  # it is not finite, and changed nothing
+
+
 class _Handle:
     """A phub_worker. Destroyed, and its memory unmapped, when the last view of it is gone."""
 
@@ -253,6 +262,19 @@ class Worker:
         found = c_uint64()
         call("round", self._worker, self._at(key), byref(found))
         return found.value
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """On the latest round of which a result is here, in a job with gated rounds.
+
+        Rounds are gated with the hyperparameter max_norm, or on_nonfinite="skip". None: in other
+        jobs, and before the first round.
+        """
+        found = _library.RoundVerdict(size=ctypes.sizeof(_library.RoundVerdict))
+        call("verdict", self._worker, byref(found))
+        if not found.round:
+            return None
+        return Verdict(found.round, found.norm, bool(found.skipped))
 
     def set_hyper(self, values: Mapping[str, float], round: int = 0) -> int:  # noqa: A002
         """Changes hyperparameters of the job from `round` on (0: the next). Returns the round.

@@ -1,0 +1,111 @@
+"""Steps that the box clips or leaves out, compared with PyTorch's clip_grad_norm_ and optimizers."""
+
+import os
+import secrets
+
+import pytest
+import torch
+from torch import nn
+
+import phub
+
+SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
+RANKS = 2
+STEPS = 8
+BAD_STEP = 3
+MAX_NORM = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    print(f"PHUB_SEED={SEED}")
+
+
+def make_net():
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    return nn.Sequential(nn.Linear(12, 33), nn.Tanh(), nn.Linear(33, 5))
+
+
+def plain(net):
+    return torch.optim.AdamW(net.parameters(), 1e-2, foreach=False)
+
+
+def backward(net, rank, step):
+    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+    loss = nn.functional.cross_entropy(
+        net(torch.randn(8, 12, generator=random)), torch.randint(5, (8,), generator=random)
+    )
+    (loss * (float("inf") if step == BAD_STEP and rank == 1 else 1)).backward()
+
+
+def trains(rank, overlap, options):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(
+        plain(net), net, overlap=overlap, on_nonfinite="skip", **options
+    )
+    assert optimizer.grad_norm is None
+    assert not optimizer.skipped
+    seen = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, rank, step)
+        gradients = [p.grad.clone() for p in net.parameters()]
+        optimizer.step()
+        optimizer.synchronize()
+        parameters = [p.detach().clone() for p in net.parameters()]
+        seen.append((gradients, parameters, optimizer.grad_norm, optimizer.skipped))
+    steps = [int(s["step"]) for s in optimizer.state_dict()["state"].values()]
+    optimizer.worker.barrier()
+    optimizer.close()
+    return seen, steps
+
+
+@pytest.mark.parametrize("overlap", ["backward", "forward"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_steps_are_clipped_and_skipped_as_pytorch_does(box, start, transport, overlap):
+    options = {"max_norm": MAX_NORM, "transport": transport}
+    results = start(trains, RANKS, overlap, options).results()
+    net = make_net()
+    optimizer = plain(net)
+    clipped = 0
+    for step in range(STEPS):
+        seen = [ranks[0][step] for ranks in results]
+        for index, parameter in enumerate(net.parameters()):
+            parameter.grad = (seen[0][0][index] + seen[1][0][index]) / RANKS
+        norm = nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM, foreach=False)
+        skipped = not torch.isfinite(norm)
+        if not skipped:
+            optimizer.step()
+        clipped += bool(norm > MAX_NORM)
+        for _, parameters, grad_norm, was_skipped in seen:
+            assert was_skipped == (step == BAD_STEP) == skipped
+            assert skipped or grad_norm == pytest.approx(norm.item(), rel=1e-6)
+            for one, other in zip(parameters, net.parameters(), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert all(a.equal(b) for a, b in zip(seen[0][1], seen[1][1], strict=True))
+    assert clipped > 0
+    for _, steps in results:
+        assert set(steps) == {STEPS - 1}
+
+
+def tells(rank):
+    with phub.Worker({"w": 4}, optimizer="sgd", hyper={"lr": 1, "max_norm": 1}) as worker:
+        assert worker.verdict is None
+        worker.gradient("w")[:] = memoryview(torch.full((4,), 2.0).numpy())
+        worker.push("w")
+        worker.wait("w")
+        return worker.verdict, list(worker.parameters("w"))
+
+
+def test_a_worker_is_told_the_norm(box, start):
+    [(verdict, parameters)] = start(tells, 1).results()
+    assert verdict == phub.Verdict(round=1, norm=4.0, skipped=False)
+    assert parameters == pytest.approx([-0.5] * 4)
+
+
+def test_clipping_at_the_box_is_for_its_own_steps():
+    net = make_net()
+    for wrong in ({"max_norm": 1.0}, {"on_nonfinite": "skip"}):
+        with pytest.raises(phub.InvalidError, match="for steps of the box"):
+            phub.DistributedOptimizer(plain(net), net, server=False, **wrong)
