@@ -154,7 +154,8 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"a rank that cannot be", kInvalid, "rank", [](auto& o) { o.rank = 5000; }},
       {"another", kInvalid, "rank", [](auto& o) { o.rank = -2; }},
       {"more memory than there is", ErrorCode::kFull,
-       "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, snapshot 0.0, "
+       "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, gated sums 0.0, "
+       "snapshot 0.0, "
        "bookkeeping",
        [](auto& o) {
          o.spec.keys = {{.name = "w", .elements = 4 << 20}};
