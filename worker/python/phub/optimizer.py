@@ -74,7 +74,7 @@ class DistributedOptimizer(Optimizer):
         max_norm: the box clips the gradient of all parameters together to this norm, as
             clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
         options: of `Worker`. Unlike there, the default of reduction is "mean". With
-            on_nonfinite="skip" a step with a NaN or an infinity is left out by all ranks: `skipped`.
+            on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         check_form(overlap, accumulate, server, zero_copy, options)

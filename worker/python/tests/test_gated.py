@@ -1,4 +1,4 @@
-"""Steps that the box clips or leaves out, compared with PyTorch's clip_grad_norm_ and optimizers."""
+"""Steps that the box clips or leaves out, against PyTorch's clip_grad_norm_ and optimizers."""
 
 import os
 import secrets
