@@ -25,7 +25,7 @@ set(phub_public_headers
   worker/device/arena.h worker/device/host_pages.h worker/device/kernel.h kernels/kernels.h
   transport/control/control_client.h transport/error.h transport/control/http_client.h transport/control/job_spec.h
   transport/layout.h transport/control/messages.h transport/control/state_messages.h transport/tls/client_options.h
-  transport/transport.h transport/wire.h)
+  transport/transport.h transport/verdict.h transport/wire.h)
 foreach(header ${phub_public_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/phub/${folder} COMPONENT dev)

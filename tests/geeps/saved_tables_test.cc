@@ -201,6 +201,7 @@ struct Rig {
 
 class SavedTables : public phub::testing::SavedBoxTest {
  protected:
+  SavedTables() : SavedBoxTest(PHUB_BINARY) {}
   // A job of one rank, which saves the round. Not yet over the cache's table.
   std::unique_ptr<Worker> alone(const std::string& name) {
     WorkerOptions mine = options(spec_of(name, 1), 0);

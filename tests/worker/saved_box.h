@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/worker/options.h"
@@ -22,11 +23,12 @@ namespace phub::testing {
 
 class SavedBoxTest : public ::testing::Test {
  protected:
+  explicit SavedBoxTest(std::string program) : program_(std::move(program)) {}  // path of phub
   void serve(uint64_t every, const std::string& listen = "127.0.0.1:0") {
     std::vector<std::string> flags = {"--checkpoints", folder(), "--checkpoint-every",
                                       std::to_string(every)};
     flags.insert(flags.end(), more_flags_.begin(), more_flags_.end());
-    server_.emplace(PHUB_BINARY, flags, listen);
+    server_.emplace(program_, flags, listen);
   }
   std::string folder() const { return directory_.path() + "/checkpoints"; }
   void die_and_come_back(uint64_t every) {
@@ -74,6 +76,7 @@ class SavedBoxTest : public ::testing::Test {
     }
   }
 
+  const std::string program_;
   std::vector<std::string> more_flags_;  // of phub serve
   const TemporaryDirectory directory_;
   std::optional<ServerProcess> server_;

@@ -121,6 +121,7 @@ std::string parameters_of(const Worker& worker) {
 
 class SaverTest : public SavedBoxTest {
  protected:
+  SaverTest() : SavedBoxTest(PHUB_BINARY) {}
   bool has_checkpoint(const std::string& job, uint64_t round) const {
     const std::string begin = fmt::format("round-{:012}.", round);
     for (const auto& entry : std::filesystem::directory_iterator(folder() + "/" + job)) {
