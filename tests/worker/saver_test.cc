@@ -122,6 +122,19 @@ std::string parameters_of(const Worker& worker) {
 class SaverTest : public SavedBoxTest {
  protected:
   SaverTest() : SavedBoxTest(PHUB_BINARY) {}
+  void join_over_c(phub_saver saver, void* user_data, phub_options*& options,
+                   phub_worker*& worker) const {
+    ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+    phub_options_set(options, "server", server_->address().c_str());
+    phub_options_set(options, "job", "c");
+    phub_options_set(options, "optimizer", "sgd");
+    if (const char* transport = std::getenv("PHUB_TRANSPORT")) {
+      phub_options_set(options, "transport", transport);
+    }
+    phub_options_add_key(options, "w", 100);
+    ASSERT_EQ(phub_options_set_saver(options, saver, user_data), PHUB_OK);
+    ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  }
   bool has_checkpoint(const std::string& job, uint64_t round) const {
     const std::string begin = fmt::format("round-{:012}.", round);
     for (const auto& entry : std::filesystem::directory_iterator(folder() + "/" + job)) {
@@ -329,16 +342,7 @@ TEST_F(SaverTest, OverTheCInterface) {
   std::pair<uint64_t, phub_state*> last;
   phub_options* options = nullptr;
   phub_worker* worker = nullptr;
-  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
-  phub_options_set(options, "server", server_->address().c_str());
-  phub_options_set(options, "job", "c");
-  phub_options_set(options, "optimizer", "sgd");
-  if (const char* transport = std::getenv("PHUB_TRANSPORT")) {
-    phub_options_set(options, "transport", transport);
-  }
-  phub_options_add_key(options, "w", 100);
-  ASSERT_EQ(phub_options_set_saver(options, save_round_as_c, &last), PHUB_OK);
-  ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  ASSERT_NO_FATAL_FAILURE(join_over_c(save_round_as_c, &last, options, worker));
   const void* bytes = nullptr;
   size_t size = 0;
   EXPECT_EQ(phub_restored(worker, "round", &bytes, &size), PHUB_NOT_FOUND);
@@ -383,13 +387,7 @@ TEST_F(SaverTest, OverTheCInterfaceWhenTheProgramSaysSo) {
   int asked = 0;
   phub_options* options = nullptr;
   phub_worker* worker = nullptr;
-  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
-  phub_options_set(options, "server", server_->address().c_str());
-  phub_options_set(options, "job", "c");
-  phub_options_set(options, "optimizer", "sgd");
-  phub_options_add_key(options, "w", 100);
-  ASSERT_EQ(phub_options_set_saver(options, count_as_c, &asked), PHUB_OK);
-  ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  ASSERT_NO_FATAL_FAILURE(join_over_c(count_as_c, &asked, options, worker));
   const char* name = nullptr;
   ASSERT_EQ(phub_job_name(worker, &name), PHUB_OK);
   EXPECT_STREQ(name, "c");
