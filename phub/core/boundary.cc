@@ -20,7 +20,11 @@ CoreReport CoreJob::hold() {
 
 uint64_t CoreJob::commit(const Boundary& boundary) {
   note_activity();
-  for (const Boundary::Lost& lost : boundary.lost) detach(lost.rank);  // whatever fails afterwards
+  // Whatever fails afterwards: what the lost ranks took part in is known, and they are detached.
+  for (const Boundary::Lost& lost : boundary.lost) {
+    for (uint32_t i = 0; i < table_.size(); ++i) way_->note_last_round(lost, i);
+  }
+  for (const Boundary::Lost& lost : boundary.lost) detach(lost.rank);
   for (const Boundary::Lost& lost : boundary.lost) lose(lost);
   for (const uint32_t rank : boundary.forgotten) lose({.rank = rank});
   for (const Boundary::Admitted& admitted : boundary.admitted) admit(admitted);

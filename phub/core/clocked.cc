@@ -89,11 +89,10 @@ void Clocked::lose(const Boundary::Lost& lost) {
         stages_.table.unmark(lost.rank, i);
       }
     }
-    const uint64_t last = clocks_.of(i, lost.rank);
+    note_last_round(lost, i);
     clocks_.withhold(i, lost.rank, false);
     clocks_.set(i, lost.rank, lost.expected_again == kNever ? kNever : lost.expected_again - 1);
     release(i);
-    note_last_round(lost, i, last == kNever ? 0 : last);
   }
 }
 

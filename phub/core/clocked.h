@@ -33,6 +33,10 @@ class Clocked final : public Way {
   uint64_t started(uint32_t index) const override {
     return clocks_.fastest(index) + (stages_.table[index].arrived > 0 ? 1 : 0);
   }
+  uint64_t last_round(uint32_t rank, uint32_t index) const override {
+    const uint64_t clock = clocks_.of(index, rank);
+    return clock == kNever ? 0 : clock;
+  }
   void lose(const Boundary::Lost& lost) override;
   void admit(const Boundary::Admitted& admitted) override;
   void resend(uint32_t rank, uint32_t index) override;

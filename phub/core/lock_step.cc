@@ -5,15 +5,12 @@ namespace phub {
 void LockStep::lose(const Boundary::Lost& lost) {
   ChunkTable& table = stages_.table;
   for (uint32_t i = 0; i < table.size(); ++i) {
-    const uint64_t round = table[i].round;
-    bool took_part = table.has(lost.rank, i);
     // Of a chunk that is not closed, its slot is still to be read, and may change until then.
-    if (took_part && stages_.parameters.slots_belong_to_worker && !table[i].closed &&
+    if (table.has(lost.rank, i) && stages_.parameters.slots_belong_to_worker && !table[i].closed &&
         !table.is_null(lost.rank, i)) {
       table.unmark(lost.rank, i);
-      took_part = false;
     }
-    note_last_round(lost, i, took_part ? round : round == 0 ? 0 : round - 1);
+    note_last_round(lost, i);
   }
 }
 

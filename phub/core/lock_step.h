@@ -35,6 +35,10 @@ class LockStep : public Way {
   uint64_t started(uint32_t index) const final {
     return stages_.table[index].arrived > 0 ? stages_.table[index].round : 0;
   }
+  uint64_t last_round(uint32_t rank, uint32_t index) const final {
+    const uint64_t round = stages_.table[index].round;
+    return stages_.table.has(rank, index) || round == 0 ? round : round - 1;
+  }
   void lose(const Boundary::Lost& lost) final;
   void admit(const Boundary::Admitted& admitted) final;
   void settle(uint32_t index) override;

@@ -77,6 +77,8 @@ class Way {
 
   // At a boundary: the highest round that any contribution to the chunk has arrived for.
   virtual uint64_t started(uint32_t index) const = 0;
+  // The last round of the chunk that the rank takes part in, as it stands; 0: none.
+  virtual uint64_t last_round(uint32_t rank, uint32_t index) const = 0;
   // The rank is expected in its old rounds still. What it sent and can be relied on counts;
   // notes the last round that it took part in. REQUIRES: it is detached.
   virtual void lose(const Boundary::Lost& lost) = 0;
@@ -101,14 +103,17 @@ class Way {
   // A rank without whose next arrival no chunk can complete; kNoRank: there is none.
   virtual uint32_t indispensable_rank() const { return CoreReport::kNoRank; }
 
+  // For the log: the last round of a rank that is lost.
+  void note_last_round(const Boundary::Lost& lost, uint32_t index) const {
+    if (lost.last_rounds.empty()) return;
+    const uint64_t first = stages_.table.rank(lost.rank).first_round;
+    const uint64_t last = last_round(lost.rank, index);
+    lost.last_rounds[stages_.table[index].id] = last >= first ? last : 0;
+  }
+
  protected:
   void send(uint32_t rank, uint32_t index) {
     stages_.outbox.send(rank, index, completed(rank, index));
-  }
-  void note_last_round(const Boundary::Lost& lost, uint32_t index, uint64_t last) const {
-    if (lost.last_rounds.empty()) return;
-    const uint64_t first = stages_.table.rank(lost.rank).first_round;
-    lost.last_rounds[stages_.table[index].id] = last >= first ? last : 0;
   }
 
   const Stages stages_;

@@ -274,26 +274,50 @@ TEST(CoreClocks, WhoHasNotComeWaitsForNobody) {
   EXPECT_EQ(probe.waited_for[0], 0b010u);
 }
 
-// However a boundary ends, nobody writes to the memory of those that it takes out.
+// However a boundary ends, nobody writes to the memory of those that it takes out, and the log has
+// what they took part in.
+struct Failing : testing::FakeEndpoint {
+  bool post(QueuePair to, const Write& write) override {
+    if (posts_fail) fail(ErrorCode::kInternal, "the device is gone");
+    return FakeEndpoint::post(to, write);
+  }
+  void detach(uint32_t rank) override {
+    FakeEndpoint::detach(rank);
+    if (detaches_fail) fail(ErrorCode::kInternal, "the device is gone");
+  }
+  bool posts_fail = false, detaches_fail = false;
+};
+
 TEST(CoreClocks, WhoIsLostIsLetGoOfEvenIfTheDeviceFails) {
-  struct Failing : testing::FakeEndpoint {
-    bool post(QueuePair to, const Write& write) override {
-      if (posts_fail) fail(ErrorCode::kInternal, "the device is gone");
-      return FakeEndpoint::post(to, write);
-    }
-    bool posts_fail = false;
-  };
-  testing::BasicCoreJobRig<Failing> rig({.parameters = ssp(0), .chunks = 1});
-  rig.push(0, 0, 1, 1);
-  rig.push(2, 0, 1, 16);
+  for (const bool at_once : {false, true}) {
+    SCOPED_TRACE(at_once);
+    testing::BasicCoreJobRig<Failing> rig({.parameters = ssp(0), .chunks = 1});
+    rig.push(0, 0, 1, 1);
+    rig.push(2, 0, 1, 16);
+    rig.run();
+    rig.job->hold();
+    std::vector<uint64_t> last1(1), last2(1);
+    Boundary boundary{.round = 1};
+    boundary.lost.push_back({.rank = 1, .expected_again = kNever, .last_rounds = last1});
+    boundary.lost.push_back({.rank = 2, .expected_again = kNever, .last_rounds = last2});
+    rig.endpoint.posts_fail = true;
+    rig.endpoint.detaches_fail = at_once;
+    EXPECT_THROW(rig.job->commit(boundary), Error);  // the loss of rank 1 lets the result of 0 go
+    if (!at_once) EXPECT_THAT(rig.endpoint.attached, ElementsAre(0u)) << "the last is let go of";
+    EXPECT_EQ(last1[0], 0u);
+    EXPECT_EQ(last2[0], 1u);
+  }
+}
+
+TEST(CoreJob, WhatALostRankTookPartInIsKnownEvenIfTheDeviceFails) {
+  testing::BasicCoreJobRig<Failing> rig({.parameters = {.max_ranks = 3}, .chunks = 2});
+  for (const uint32_t rank : {0u, 1u, 2u}) rig.push(rank, 1, 1, 1);
   rig.run();
   rig.job->hold();
-  Boundary boundary{.round = 1};
-  boundary.lost.push_back({.rank = 1, .expected_again = kNever, .last_rounds = {}});
-  boundary.lost.push_back({.rank = 2, .expected_again = kNever, .last_rounds = {}});
-  rig.endpoint.posts_fail = true;
-  EXPECT_THROW(rig.job->commit(boundary), Error);  // the loss of rank 1 lets the result of 0 go
-  EXPECT_THAT(rig.endpoint.attached, ElementsAre(0u));
+  std::vector<uint64_t> last(2);
+  rig.endpoint.detaches_fail = true;
+  EXPECT_THROW(rig.job->commit({.round = 2, .lost = {{.rank = 1, .last_rounds = last}}}), Error);
+  EXPECT_THAT(last, ElementsAre(1u, 0u)) << "the chunks' numbers are not their indexes";
 }
 
 TEST(CoreClocks, NaNIsLeftOutOrStopsTheJob) {
