@@ -303,7 +303,9 @@ TEST(CoreClocks, WhoIsLostIsLetGoOfEvenIfTheDeviceFails) {
     rig.endpoint.posts_fail = true;
     rig.endpoint.detaches_fail = at_once;
     EXPECT_THROW(rig.job->commit(boundary), Error);  // the loss of rank 1 lets the result of 0 go
-    if (!at_once) EXPECT_THAT(rig.endpoint.attached, ElementsAre(0u)) << "the last is let go of";
+    if (!at_once) {
+      EXPECT_THAT(rig.endpoint.attached, ElementsAre(0u));
+    }
     EXPECT_EQ(last1[0], 0u);
     EXPECT_EQ(last2[0], 1u);
   }
