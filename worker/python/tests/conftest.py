@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from phub import _library
 
+SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
 LIMIT_S = 120  # of a whole test's ranks, on a loaded machine
 LAUNCHERS = ("PHUB_", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_", "TORCHELASTIC_")
 
@@ -117,6 +119,11 @@ def _rank(pipe, body, rank, arguments, environment):
         answer = None, error, traceback.format_exc()
     pipe.send_bytes(pickle.dumps(answer))
     pipe.close()
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    print(f"PHUB_SEED={SEED}")
 
 
 @pytest.fixture(autouse=True)

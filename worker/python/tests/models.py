@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from conftest import SEED
 from torch import nn
 from torch.nn import functional
 
@@ -89,3 +90,19 @@ def image_batch(rank, step, rows=4):
     random = torch.Generator().manual_seed(1000 * step + rank)
     images = torch.randn(rows, 1, 16, 16, generator=random)
     return images, torch.randint(10, (rows,), generator=random)
+
+
+def make_net():
+    """For loss_of; one parameter is frozen."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    net = nn.Sequential(nn.Linear(12, 33), nn.Tanh(), nn.Linear(33, 5), nn.PReLU())
+    net[0].bias.requires_grad_(requires_grad=False)
+    return net
+
+
+def loss_of(net, rank, step):
+    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+    inputs = torch.randn(8, 12, generator=random)
+    labels = torch.randint(5, (8,), generator=random)
+    return functional.cross_entropy(net(inputs), labels)

@@ -3,25 +3,18 @@
 import copy
 import multiprocessing
 import os
-import secrets
 import signal
 import time
 from unittest.mock import Mock
 
 import pytest
 import torch
+from conftest import SEED
 from models import GPT, ResNet, image_batch, text_batch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
-
-SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    print(f"PHUB_SEED={SEED}")
 
 
 def model_of(kind):

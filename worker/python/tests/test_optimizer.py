@@ -2,18 +2,17 @@
 
 import copy
 import os
-import secrets
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from models import loss_of, make_net
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 import phub
 
-SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
 OPTIMIZERS = {
     "sgd": (SGD, {"lr": 0.05}),
     "momentum": (SGD, {"lr": 0.02, "momentum": 0.9, "dampening": 0.1}),
@@ -24,26 +23,6 @@ OPTIMIZERS = {
     "rmsprop": (RMSprop, {"lr": 1e-3, "alpha": 0.9}),
     "rmsprop_momentum": (RMSprop, {"lr": 1e-3, "momentum": 0.7}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    print(f"PHUB_SEED={SEED}")
-
-
-def make_net():
-    torch.set_num_threads(1)
-    torch.manual_seed(SEED)
-    net = nn.Sequential(nn.Linear(12, 33), nn.Tanh(), nn.Linear(33, 5), nn.PReLU())
-    net[0].bias.requires_grad_(requires_grad=False)
-    return net
-
-
-def loss_of(net, rank, step):
-    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
-    inputs = torch.randn(8, 12, generator=random)
-    labels = torch.randint(5, (8,), generator=random)
-    return nn.functional.cross_entropy(net(inputs), labels)
 
 
 def plain(kind, net):

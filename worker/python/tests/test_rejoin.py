@@ -1,29 +1,21 @@
 """Boxes and ranks that die in a training, which goes on: to the bit as if nothing had died."""
 
 import multiprocessing
-import os
 import random
-import secrets
 import signal
 import time
 
 import pytest
 import torch
-from conftest import SavingBox, wait_until
+from conftest import SEED, SavingBox, wait_until
 from torch import nn
 
 import phub
 
-SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
 EVERY = 5
 STEPS = 60
 JOB = "rejoins"
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    print(f"PHUB_SEED={SEED}")
 
 
 @pytest.fixture
@@ -60,17 +52,43 @@ class Batches:
 
 
 class Death:
-    """Of the box, which rank 1 asks for in a step. Nobody ends before."""
+    """Of the box, when rank 1 is at a place of a step. No step begins that is not allowed."""
 
     def __init__(self, step, place):
         self.step, self.place = step, place
-        self.due, self.over = FORK.Event(), FORK.Event()
+        self.due, self.allowed = FORK.Event(), FORK.Value("i", 0, lock=False)
 
     def at(self, rank, step, place):
+        while step >= self.allowed.value:
+            time.sleep(0.001)
         if (rank, step, place) == (1, self.step, self.place):
             self.due.set()
-        if step == STEPS - 1 and self.due.is_set():
-            assert self.over.wait(60)
+
+    def allow(self, steps):
+        self.allowed.value = steps
+
+    def allow_a_checkpoint(self, box):
+        """However fast the steps are, they do not leave the round behind that the box saves."""
+
+        def is_there():
+            status = box.status(JOB)
+            durable = status.get("durable_round", 0)
+            if not durable:
+                self.allow(min(STEPS - 1, status.get("next_saved_round", 0) + 3))
+            return durable > 0
+
+        wait_until(is_there, "a checkpoint")
+        self.allow(STEPS - 1)  # nobody ends before the box dies
+
+    def await_due(self):
+        assert self.due.wait(60)
+
+
+def death_anywhere(how=""):
+    draw = random.Random(f"{SEED} {how}")
+    death = Death(draw.randrange(STEPS - 1), draw.randrange(3))
+    print(f"the box dies in step {death.step} at {death.place}")
+    return death
 
 
 class NoDeath:
@@ -148,41 +166,29 @@ def trains(rank, overlap, transport, zero_copy, job, death):
 def test_a_training_goes_on_after_the_boxs_death(saving_box, start, overlap, transport, zero_copy):
     how = overlap, transport, zero_copy
     calm = start(trains, 2, *how, "calm", NoDeath()).results()
-    draw = random.Random(f"{SEED} {how}")
-    death = Death(draw.randrange(STEPS), draw.randrange(3))
-    print(f"the box dies in step {death.step} at {death.place}")
+    death = death_anywhere(how)
     ranks = start(trains, 2, *how, JOB, death)
-    assert death.due.wait(60)
-    wait_until(lambda: saving_box.status(JOB).get("durable_round", 0) > 0, "a checkpoint")
+    death.allow_a_checkpoint(saving_box)
+    death.await_due()
     saving_box.die_and_come_back()
-    death.over.set()
+    death.allow(STEPS)
     for (lives, result), (_, expected) in zip(ranks.results(), calm, strict=True):
         assert lives == 2
         assert_same_results(result, expected)
 
 
-class DeathOfAll:
-    """While all ranks wait before the last step."""
-
-    def __init__(self, over):
-        self.over = over
-
-    def at(self, rank, step, place):
-        while step == STEPS - 1 and not self.over.exists():
-            time.sleep(0.02)
-
-
-def test_programs_that_are_started_again_go_on(saving_box, start, tmp_path):
+def test_programs_that_are_started_again_go_on(saving_box, start):
     """After all have died: box and ranks."""
-    ((_, expected), *_) = start(trains, 2, "backward", "shm", False, "calm", NoDeath()).results()
-    over = tmp_path / "over"
-    ranks = start(trains, 2, "backward", "shm", False, JOB, DeathOfAll(over))
-    wait_until(lambda: saving_box.status(JOB).get("durable_round", 0) > 0, "a checkpoint")
+    how = "backward", "shm", False
+    ((_, expected), *_) = start(trains, 2, *how, "calm", NoDeath()).results()
+    death = death_anywhere("of all")
+    ranks = start(trains, 2, *how, JOB, death)
+    death.allow_a_checkpoint(saving_box)
+    death.await_due()
     saving_box.kill()
     ranks.end()
     saving_box.die_and_come_back()
-    over.touch()
-    (lives, result), _ = start(trains, 2, "backward", "shm", False, JOB, DeathOfAll(over)).results()
+    (lives, result), _ = start(trains, 2, *how, JOB, NoDeath()).results()
     assert lives == 1
     assert_same_results(result, expected)
 
@@ -327,13 +333,12 @@ def lives_once(rank, file, net, model, death):
 
 def test_ddp_goes_on_from_the_programs_own_checkpoint(saving_box, start, tmp_path):
     calm = start(lives_on, 2, tmp_path / "calm.pt", "calm", NoDeath()).results()
-    draw = random.Random(SEED)
-    death = Death(draw.randrange(STEPS), draw.randrange(3))
-    print(f"the box dies in step {death.step} at {death.place}")
+    death = death_anywhere()
+    death.allow(STEPS - 1)
     ranks = start(lives_on, 2, tmp_path / "training.pt", JOB, death)
-    assert death.due.wait(60)
+    death.await_due()
     saving_box.die_and_come_back()
-    death.over.set()
+    death.allow(STEPS)
     for (lives, result), (_, expected) in zip(ranks.results(), calm, strict=True):
         assert lives == 2
         assert_same_results(result, expected)
