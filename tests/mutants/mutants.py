@@ -66,9 +66,11 @@ SEEDED = ("geeps/cache_seeded_test",)
 TABLES = ("geeps/saved_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
 OPTIMIZER = "worker/python/phub/optimizer.py"
+BOX_STATE = "worker/python/phub/_box_state.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
 GUARDS = ("python/test_optimizer.py:test_guards",)
 REJOIN = ("python/test_rejoin.py:boxs_death and backward-shm-False",)
+AMP = ("python/test_amp.py:steps_and_scales",)
 AROUND = ("python/test_around.py:checkpoints",)
 
 MUTANTS = [
@@ -881,11 +883,17 @@ MUTANTS = [
     Mutant("py-rates: rates are those of a later step", OWN_STATE, "group.update(values)", "pass", REJOIN),
     Mutant("py-view-copied: what state_dict() has is the box's memory", "worker/python/phub/_hooks.py",
            "yield module.register_state_dict_post_hook(_copy_views)", "pass", AROUND),
-    Mutant("py-bogus: torch.distributed.checkpoint makes a step", OPTIMIZER,
+    Mutant("py-bogus: torch.distributed.checkpoint makes a step", BOX_STATE,
            "        return True", "        return False", AROUND),
-    Mutant("py-loaded-late: the box takes the parameters that a model had before it was loaded", OPTIMIZER,
-           "        self._keep_others(self.state)\n\n    def _send_loaded",
-           "        self._send_loaded()\n        self._keep_others(self.state)\n\n    def _send_loaded", AROUND),
+    Mutant("py-loaded-late: the box takes the parameters that a model had before it was loaded", BOX_STATE,
+           "        self._loaded = dict(state)", "        self._loaded = dict(state)\n        self.send_loaded()", AROUND),
+    Mutant("py-scale: the box does not divide by the scale", "worker/python/phub/_values.py",
+           "if self._scale else {}", "if False else {}", AMP),
+    Mutant("py-scale-late: the scale follows the step before", OPTIMIZER,
+           "        take_waiting(self._mine[:1])\n        return", "        return", AMP),
+    Mutant("py-scale-lost: a rank that joins later guesses the scale", OPTIMIZER,
+           "if self.worker.first_round > 1 and self._steps.restored is None:", "if False:",
+           ("python/test_amp.py:joins_later",)),
     Mutant("gate-waits: a core applies its chunks before the others have closed theirs", GATED,
            "if (!gate_.has_decided(round())) return kNoChunk;", "", RACKS),
     Mutant("gate-skips: a round that is not finite is applied", "phub/core/round_gate.cc",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from phub._facts import Stats, Verdict
 from phub._memory import Memory
 from phub._options import Key
 from phub.errors import (
@@ -32,9 +33,10 @@ from phub.errors import (
     UnavailableError,
     WrongThreadError,
 )
-from phub.worker import Stats, Verdict, Worker
+from phub.worker import Worker
 
 if TYPE_CHECKING:
+    from phub.amp import GradScaler
     from phub.fsdp import FSDPState
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
@@ -44,6 +46,7 @@ _OF_PYTORCH = {
     "DDPState": "pytorch",
     "DistributedOptimizer": "optimizer",
     "FSDPState": "fsdp",
+    "GradScaler": "amp",
     "ddp": "pytorch",
     "ddp_hook": "pytorch",
 }
@@ -56,6 +59,7 @@ __all__ = [
     "FSDPState",
     "FencedError",
     "FullError",
+    "GradScaler",
     "InternalError",
     "InvalidError",
     "Key",

@@ -70,6 +70,10 @@ def check_form(
     overlap: object, accumulate: int, server: bool, zero_copy: bool, options: Mapping[str, Option]
 ) -> None:
     """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
+    if not isinstance(server, bool):
+        raise InvalidError(
+            f"server={server!r}: it is True or False. The box's address is box='HOST:PORT'"
+        )
     if overlap not in ("backward", "forward", False) or accumulate < 1:
         raise InvalidError(
             f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "

@@ -34,7 +34,9 @@ class Key:
 
 
 def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
-    for name, value in given.items():
+    for given_name, value in given.items():
+        # DistributedOptimizer has an argument `server`, which is no address.
+        name = "server" if given_name == "box" else given_name
         if isinstance(value, str):
             call("options_set", options, name.encode(), value.encode())
         else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch.optim import Optimizer
 
 from phub import _rules
 from phub.worker import Worker
 
+_SCALE = "grad_scale"  # by which gradients were multiplied, and the box divides
 _IN_A_CALL = 256  # a request of the control port has 16 KiB
 
 
@@ -18,9 +21,14 @@ class Values:
         self._worker = worker
         self._rule = rule
         self._optimizer = optimizer
+        self._scale: Callable[[], float] | None = None
         # Whoever joins later takes the values that the job has.
         self._sent = {} if worker.first_round == 1 else self._now()
         self._of_round: dict[str, float] | None = None  # of the round that has begun
+
+    def use_scale(self, scale: Callable[[], float]) -> None:
+        """Gradients are scaled by what it returns."""
+        self._scale = scale
 
     def send(self) -> dict[str, float]:
         """Those that are new go out, for the next round. Returns all."""
@@ -52,17 +60,22 @@ class Values:
         if before is None or before == now:
             return
         name = next(name for name, value in before.items() if now.get(name) != value)
-        field, group = name.split("@")
+        field, _, group = name.partition("@")
+        what, how = (
+            (f"{field} of group {group}", "scheduler.step()")
+            if group
+            else ("the scale of the gradients", "scaler.update()")
+        )
         raise RuntimeError(
-            f"{field} of group {group} was changed between backward() and step(), from "
-            f"{before[name]} to {now.get(name)}: change it (scheduler.step()) after step(), or "
-            "use overlap=False"
+            f"{what} was changed between backward() and step(), from {before[name]} to "
+            f"{now.get(name)}: change it ({how}) after step(), or use overlap=False"
         )
 
     def _now(self) -> dict[str, float]:
         if self._rule == "none":
             return {}
-        return {
+        scale = {_SCALE: self._scale()} if self._scale else {}
+        return scale | {
             f"{name}@{number}": value
             for number, group in enumerate(self._optimizer.param_groups)
             if any(p.requires_grad for p in group["params"])

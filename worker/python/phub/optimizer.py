@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from torch import nn
@@ -12,8 +11,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from phub import _rules
+from phub._box_state import BoxState
 from phub._buffers import Buffers
-from phub._exchanged import Exchanged, fetch_state, has_steps, send_state, take_waiting
+from phub._exchanged import Exchanged, take_waiting
 from phub._hooks import forward_hooks, gradient_hooks, hold_all, view_hooks
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
@@ -23,13 +23,6 @@ from phub._values import Values
 from phub.errors import Error, InvalidError, RewoundError
 from phub.pytorch import memory_of
 from phub.worker import Worker
-
-
-class _StateAtTheBox(defaultdict[Any, Any]):
-    """Empty, and yet true: torch.distributed.checkpoint makes a step of its own where none is."""
-
-    def __bool__(self) -> bool:
-        return True
 
 
 class DistributedOptimizer(Optimizer):
@@ -43,7 +36,7 @@ class DistributedOptimizer(Optimizer):
     """
 
     # A GradScaler then calls step() with `found_inf` set, however it was used. What it does to the
-    # gradients does not change their version.
+    # gradients does not change their version. phub.GradScaler does not set it.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -92,7 +85,6 @@ class DistributedOptimizer(Optimizer):
         self._rule = _rules.name_of(optimizer) if server else "none"
         self._syncs = True
         self._synchronized = False
-        self._loaded: Mapping[Any, Any] | None = None  # by load_state_dict(), for the box
         given: dict[str, Option] = {
             "reduction": "mean",
             "initial": "broadcast",
@@ -124,11 +116,10 @@ class DistributedOptimizer(Optimizer):
         self._values = Values(self.worker, self._rule, self)
         if self._steps.restored:
             self._values.forget()
-        if server and self.worker.initial_counts and has_steps(self._mine, optimizer.state):
-            self._values.send()
-            send_state(self.worker, self._mine, optimizer.state)
+        self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer, self._values)
         if server:
-            self._keep_others(optimizer.state)
+            self._at_box.send_first()
+            self.state = self._at_box.leave_others(optimizer.state)
         else:
             self.state = optimizer.state
         self._hooks = list(self._hooks_on(model, zero_copy))
@@ -159,6 +150,26 @@ class DistributedOptimizer(Optimizer):
         """Whether the latest step was left out, on all ranks, because it is not finite."""
         verdict = self.worker.verdict
         return verdict is not None and verdict.skipped
+
+    def await_skipped(self) -> bool:
+        """`skipped`, once it is known: a gated round has no result before it is."""
+        take_waiting(self._mine[:1])
+        return self.skipped
+
+    def use_scale(self, scale: Callable[[], float]) -> None:
+        """Gradients are multiplied by what it returns, and the box divides: for GradScaler."""
+        if self._rule == "none" or self._options.get("on_nonfinite") != "skip":
+            raise InvalidError(
+                "phub.GradScaler needs a DistributedOptimizer with on_nonfinite='skip' and "
+                "server=True: all ranks leave out the steps that overflow"
+            )
+        if self.worker.first_round > 1 and self._steps.restored is None:
+            raise InvalidError(
+                f"the job is in round {self.worker.first_round}, and this rank does not know the "
+                "scale of the others: with a GradScaler a rank cannot join later, and a job that "
+                "goes on from a checkpoint needs steps(n, scaler=scaler), which gives it back"
+            )
+        self._values.use_scale(scale)
 
     def close(self) -> None:
         """Leaves the job, and the model's hooks. The others go on without this rank."""
@@ -194,8 +205,8 @@ class DistributedOptimizer(Optimizer):
             )
         if "found_inf" in self.__dict__:
             raise RuntimeError(
-                "DistributedOptimizer works without GradScaler: the gradients that the box has are "
-                "the scaled ones. Use bfloat16, which needs no scaling, or phub.ddp"
+                "the box has the scaled gradients, and torch's GradScaler does not tell it: use "
+                "phub.GradScaler(optimizer), or phub.ddp, or bfloat16, which needs no scaling"
             )
         self._finish_round()
         for mine in self._mine:
@@ -273,7 +284,7 @@ class DistributedOptimizer(Optimizer):
                 self._go_on()
                 break
         self._values.forget()
-        self._loaded = None
+        self._at_box.forget_loaded()
         self._synchronized = False
 
     def _go_on(self) -> None:
@@ -295,12 +306,10 @@ class DistributedOptimizer(Optimizer):
         """As the optimizer's own would be, with which it can be loaded. Between steps."""
         if self._rule == "none":
             return self.optimizer.state_dict()
-        self._refuse_in_round("state_dict()")
+        self._at_box.refuse_in_round("state_dict()")
         self.synchronize()
-        self._send_loaded()
-        self._values.send()  # from then on the box knows that the job has begun
-        self.state.update(self.optimizer.state)  # of parameters that are not exchanged
-        self.state.update(fetch_state(self.worker, self._mine, self._rule))
+        self._at_box.send_loaded()
+        self.state.update(self._at_box.fetch())
         try:
             return super().state_dict()
         finally:
@@ -316,38 +325,12 @@ class DistributedOptimizer(Optimizer):
             self.optimizer.load_state_dict(state_dict)
             self.param_groups = self.optimizer.param_groups
             return
-        self._refuse_in_round("load_state_dict()")
+        self._at_box.refuse_in_round("load_state_dict()")
         self.synchronize()
         super().load_state_dict(state_dict)
         self.optimizer.param_groups = self.param_groups
-        self._loaded = dict(self.state)
-        self._keep_others(self.state)
-
-    def _send_loaded(self) -> None:
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
-        if self.rank == 0:
-            self._values.send()
-            send_state(self.worker, self._mine, loaded)
-        for mine in self._mine:
-            mine.written = mine.tensor._version
-
-    def _keep_others(self, state: Mapping[Any, Any]) -> None:
-        """Leaves to the optimizer the state of parameters that are not exchanged."""
-        mine = {mine.tensor for mine in self._mine}
-        others = {tensor: each for tensor, each in state.items() if tensor not in mine}
-        self.state = _StateAtTheBox(dict)
-        self.optimizer.state.clear()
-        self.optimizer.state.update(others)
-
-    def _refuse_in_round(self, what: str) -> None:
-        for mine in self._mine:
-            if mine.pushed:
-                raise RuntimeError(
-                    f"{what} between backward() and step(): the gradient of '{mine.name}' is under "
-                    "way. Call it after step()"
-                )
+        self._at_box.load(self.state)
+        self.state = self._at_box.leave_others(self.state)
 
     # ---- Making it.
 
@@ -392,7 +375,7 @@ class DistributedOptimizer(Optimizer):
 
     def _begin_round(self) -> None:
         """Before the first push of a round; later calls do nothing."""
-        self._send_loaded()
+        self._at_box.send_loaded()
         self._values.begin_round()
 
     def _finish_round(self) -> None:

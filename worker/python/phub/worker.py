@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 from phub import _library, errors
+from phub._facts import Stats, Verdict
+from phub._handle import Handle
 from phub._library import call
 from phub._memory import Memory, memory_of_key
 from phub._options import Key, Option, add_keys, set_options
@@ -19,45 +18,6 @@ from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
 _DESCRIPTION_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counters of a worker since its start."""
-
-    pushes: int
-    chunks_pushed: int
-    chunks_received: int
-    bytes_copied: int  # between the caller's memory and the library's
-    sleeps: int  # how often a wait slept
-    reconnections: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a gated round, on all ranks."""
-
-    round: int
-    norm: float  # of the gradient of all keys, before it was clipped
-    skipped: bool  # it is not finite, and changed nothing
-
-
-class _Handle:
-    """A phub_worker. Destroyed, and its memory unmapped, when the last view of it is gone."""
-
-    def __init__(self, options: c_void_p, used: object) -> None:
-        self.used = used  # by the library
-        self.value = c_void_p()
-        waiting_call("worker_create", options, byref(self.value))
-        self.destroy = weakref.finalize(self, _destroy, self.value)
-
-
-def _destroy(handle: c_void_p) -> None:
-    # A process that ends with an exception has not left: the box sees at once that it is gone, and
-    # the job's policy decides. In a child of fork() the library refuses.
-    if getattr(sys, "last_value", None) is None:
-        with contextlib.suppress(errors.Error):
-            call("worker_destroy", handle)
 
 
 class Worker:
@@ -82,10 +42,11 @@ class Worker:
         hyper: the optimizer's values, such as {"lr": 0.1}.
         saver: what this rank has for itself: called with a round that the box saves, returns bytes
             by name, which `restored` gives back. It neither pushes nor waits.
-        options: those of phub_options_set in worker/phub.h: job, server, rank, world_size,
-            transport, optimizer, reduction, on_loss, lease_ms … What is not given comes from the
-            launcher's environment: PHUB_SERVER, PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, or RANK
-            and WORLD_SIZE …
+        options: those of phub_options_set in worker/phub.h: job, rank, world_size, transport,
+            optimizer, reduction, on_loss, lease_ms …, and `box`, its `server`: the box's address,
+            HOST:PORT, or several with commas. What is not given comes from the launcher's
+            environment: PHUB_SERVER, PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, or RANK and
+            WORLD_SIZE …
         """
         made = c_void_p()
         call("options_from_environment", byref(made))
@@ -95,7 +56,7 @@ class Worker:
             for name, value in (hyper or {}).items():
                 call("options_set_hyper", made, name.encode(), value)
             used = set_saver(made, saver) if saver else None
-            self._handle = _Handle(made, used)
+            self._handle = Handle(made, used)
         finally:
             call("options_destroy", made)
         self.keys = tuple(keys)
@@ -375,7 +336,7 @@ class Worker:
 
     @property
     def _worker(self) -> c_void_p:
-        handle: _Handle | None = self.__dict__.get("_handle")
+        handle: Handle | None = self.__dict__.get("_handle")
         if handle is None:
             raise errors.BadHandleError("the worker was closed")
         return handle.value

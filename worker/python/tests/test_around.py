@@ -1,4 +1,4 @@
-"""What people use around an optimizer: torch.compile, checkpoints, and the model's buffers."""
+"""What people use around an optimizer: torch.compile, checkpoints, buffers, and the address."""
 
 import copy
 import os
@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from models import GPT, text_batch
+from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as states
 
@@ -161,3 +162,33 @@ def has_no_buffers(rank):
 
 def test_without_buffers_there_is_nothing_to_make_the_same(box, start):
     start(has_no_buffers, 1).results()
+
+
+# ---- Where the box is.
+
+
+def makes(rank, kind, box):
+    """With the box's address as an option."""
+    net = nn.Linear(3, 2)
+    if kind == "ddp":
+        state = phub.ddp(net, box=box).phub
+    elif kind == "DistributedOptimizer":
+        state = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, box=box)
+    else:
+        state = phub.Worker({"w": 3}, box=box)
+    ranks = state.world_size
+    state.close()
+    return ranks
+
+
+@pytest.mark.parametrize("kind", ["ddp", "DistributedOptimizer", "Worker"])
+def test_the_boxs_address_may_be_an_option(box, start, kind):
+    several = f"127.0.0.1:1,{box.address}"
+    elsewhere = "127.0.0.1:1"  # the option counts
+    assert start(makes, 2, kind, several, PHUB_SERVER=elsewhere).results() == [2, 2]
+
+
+def test_an_address_in_the_place_of_server_is_refused():
+    net = nn.Linear(3, 2)
+    with pytest.raises(phub.InvalidError, match="server='host:7717'.*box='HOST:PORT'"):
+        phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, server="host:7717")

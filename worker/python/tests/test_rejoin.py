@@ -1,5 +1,6 @@
 """Boxes and ranks that die in a training, which goes on: to the bit as if nothing had died."""
 
+import functools
 import multiprocessing
 import random
 import signal
@@ -15,6 +16,7 @@ import phub
 EVERY = 5
 STEPS = 60
 JOB = "rejoins"
+NO_SCALER = torch.amp.GradScaler(enabled=False)
 FORK = multiprocessing.get_context("fork")
 
 
@@ -96,20 +98,21 @@ class NoDeath:
         pass
 
 
-def learn(model, optimizer, schedule, batch, here):
+def learn(model, optimizer, scaler, schedule, batch, here):
     """A step; here(place) is called in it."""
     here(0)
     optimizer.zero_grad()
     inputs, labels = batch
-    nn.functional.cross_entropy(model(inputs), labels).backward()
+    scaler.scale(nn.functional.cross_entropy(model(inputs), labels)).backward()
     here(1)
-    optimizer.step()
+    scaler.step(optimizer)
     here(2)
+    scaler.update()
     schedule.step()
 
 
-def result_of(net, optimizer):
-    return net.state_dict(), optimizer.state_dict()
+def result_of(net, optimizer, scaler):
+    return net.state_dict(), optimizer.state_dict(), scaler.state_dict()
 
 
 def assert_same_results(one, other):
@@ -120,7 +123,7 @@ def assert_same_results(one, other):
 # ---- The box makes the steps.
 
 
-def trains(rank, overlap, transport, zero_copy, job, death):
+def trains(rank, overlap, transport, zero_copy, scaled, job, death):
     net = make_net()
     optimizer = phub.DistributedOptimizer(
         torch.optim.AdamW(net.parameters(), 1e-2, foreach=False),
@@ -128,43 +131,47 @@ def trains(rank, overlap, transport, zero_copy, job, death):
         overlap=overlap,
         transport=transport,
         zero_copy=zero_copy,
+        on_nonfinite="skip" if scaled else "stop",
         job=job,
     )
+    scaler = phub.GradScaler(optimizer, growth_interval=4, enabled=scaled)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.8)
     batches = Batches(rank)
     torch.manual_seed(SEED + rank)  # for the dropout
     lives = 1
     while True:
         try:
-            for step in optimizer.steps(STEPS, schedule=schedule, batches=batches):
+            kept = {"schedule": schedule, "batches": batches, "scaler": scaler}
+            for step in optimizer.steps(STEPS, **kept):
                 learn(
                     net,
                     optimizer,
+                    scaler,
                     schedule,
                     next(batches),
-                    lambda place, step=step: death.at(rank, step, place),
+                    functools.partial(death.at, rank, step),
                 )
             break
         except phub.RewoundError:
             lives += 1
             optimizer.rejoin()
     optimizer.synchronize()
-    result = result_of(net, optimizer)
+    result = result_of(net, optimizer, scaler)
     optimizer.worker.barrier()
     return lives, result
 
 
 @pytest.mark.parametrize(
-    ("overlap", "transport", "zero_copy"),
+    "how",
     [
-        ("backward", "shm", False),
-        ("backward", "tcp", False),
-        ("forward", "shm", False),
-        ("backward", "shm", True),
+        ("backward", "shm", False, False),
+        ("backward", "tcp", False, True),
+        ("forward", "shm", False, True),
+        ("backward", "shm", True, False),
     ],
+    ids=lambda how: "-".join(map(str, how)),
 )
-def test_a_training_goes_on_after_the_boxs_death(saving_box, start, overlap, transport, zero_copy):
-    how = overlap, transport, zero_copy
+def test_a_training_goes_on_after_the_boxs_death(saving_box, start, how):
     calm = start(trains, 2, *how, "calm", NoDeath()).results()
     death = death_anywhere(how)
     ranks = start(trains, 2, *how, JOB, death)
@@ -179,7 +186,7 @@ def test_a_training_goes_on_after_the_boxs_death(saving_box, start, overlap, tra
 
 def test_programs_that_are_started_again_go_on(saving_box, start):
     """After all have died: box and ranks."""
-    how = "backward", "shm", False
+    how = "backward", "shm", False, True
     ((_, expected), *_) = start(trains, 2, *how, "calm", NoDeath()).results()
     death = death_anywhere("of all")
     ranks = start(trains, 2, *how, JOB, death)
@@ -324,9 +331,8 @@ def lives_once(rank, file, net, model, death):
             file.with_suffix(".new").replace(file)
         torch.manual_seed(SEED + 1000 * step + rank)
         batch = torch.randn(8, 12), torch.randint(5, (8,))
-        learn(
-            model, optimizer, schedule, batch, lambda place, step=step: death.at(rank, step, place)
-        )
+        here = functools.partial(death.at, rank, step)
+        learn(model, optimizer, NO_SCALER, schedule, batch, here)
     model.phub.worker.barrier()  # nobody leaves before all have made the last step
     return parameters_of(net), optimizer.state_dict()
 

@@ -1,0 +1,26 @@
+"""What a worker tells of itself and its rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of a worker since its start."""
+
+    pushes: int
+    chunks_pushed: int
+    chunks_received: int
+    bytes_copied: int  # between the caller's memory and the library's
+    sleeps: int  # how often a wait slept
+    reconnections: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a gated round, on all ranks."""
+
+    round: int
+    norm: float  # of the gradient of all keys, before it was clipped
+    skipped: bool  # it is not finite, and changed nothing
