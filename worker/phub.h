@@ -124,6 +124,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   initial             zeros, or broadcast: rank 0 calls phub_broadcast       zeros
  *   on_loss             shrink, wait or fail, when a rank is lost              shrink
  *   on_nonfinite        stop, exclude, pass or skip (the round, on all ranks)  stop
+ *   unused              zero; skip: what all ranks push null of is no step     zero
  *   lease_ms            a rank without heartbeats for so long is lost          3000
  *   progress_limit_ms   so is one that others wait for so long                 60000
  *   wait_limit_ms       on_loss wait: how long the job pauses                  60000

@@ -54,7 +54,8 @@ struct Manifest {
   std::vector<SavedRank> ranks;  // max_ranks, or more: of those that it once had
   uint64_t log_first = 0;        // number of the first record below; those before it were dropped
   std::vector<LogRecord> log;
-  std::vector<uint64_t> steps;     // of the optimizer: by key, or one for all; none: the round
+  // Of the optimizer in lock-step: by chunk, by key, or one for all; none: the round.
+  std::vector<uint64_t> steps;
   std::vector<HyperChange> hyper;  // hyperparameters by ascending round
   std::map<std::string, uint64_t> seeds;
   std::vector<CheckpointFile> files;

@@ -33,6 +33,12 @@ struct CoreChunk {
   uint16_t queue = 0;         // of the core's
   uint8_t initial_parts = 0;  // parts of the initial parameters that have arrived
   bool closed = false;        // this round: its result is pending
+  bool unused = false;        // this round: nobody has sent a gradient, nothing is applied
+
+  uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
+  void set_steps_before(uint64_t r, uint64_t steps) {
+    step_offset = static_cast<int64_t>(steps + 1 - r);
+  }
 };
 
 struct CoreRank {

@@ -40,7 +40,7 @@ class Clocked final : public Way {
   void lose(const Boundary::Lost& lost) override;
   void admit(const Boundary::Admitted& admitted) override;
   void resend(uint32_t rank, uint32_t index) override;
-  void save(uint32_t index, const SavedClocks& to) const override {
+  void save(uint32_t index, uint64_t /*round*/, const SavedClocks& to) const override {
     clocks_.save(index, to, stages_.table[index].id);
   }
   void restore(const SavedClocks& from) override;

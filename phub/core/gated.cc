@@ -37,11 +37,8 @@ uint32_t Gated::next_done() {
   for (;;) {
     if (stage_ == Stage::kClosing) {
       if (std::exchange(recount_, false)) open_ = count_open();
-      if (open_ > 0 || stages_.reports.has_skipped()) return kNoChunk;
-      const bool decided = gate_.close(core_, round(), stages_.reducer.max_norm(round()));
-      if (decided && gate_.decision().skipped) {
-        stages_.reports.add(CoreReport::kSkipped, CoreReport::kNoRank).round = round();
-      }
+      if (open_ > 0) return kNoChunk;
+      gate_.close(core_, round(), stages_.reducer.max_norm(round()));
       stage_ = Stage::kWaiting;
     }
     if (stage_ == Stage::kWaiting) {
@@ -58,12 +55,15 @@ uint32_t Gated::next_done() {
   return index;
 }
 
-// A round that was skipped is none of the optimizer's steps, on any chunk.
+// A round that was skipped is none of the optimizer's steps, on any chunk that was in it.
 void Gated::take(const Decision& decision) {
   decision_ = decision;
   stages_.outbox.announce(decision_);
   if (!decision_.skipped) return;
-  for (uint32_t i = 0; i < stages_.table.size(); ++i) --stages_.table[i].step_offset;
+  for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+    CoreChunk& chunk = stages_.table[i];
+    if (chunk.closed && chunk.round == round()) --chunk.step_offset;
+  }
 }
 
 void Gated::apply(uint32_t index) {

@@ -19,6 +19,7 @@ struct JobParameters {
   bool mean = false;
   bool initial_broadcast = false;
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
+  Unused unused = Unused::kZero;
   Work work = Work::kAll;
   bool slots_belong_to_worker = false;
   bool gated = false;       // rounds are applied as a whole, or not at all (gated.h)
@@ -28,11 +29,11 @@ struct JobParameters {
   uint64_t first_round = 0;  // with what the arrays hold; 0: the job's beginning
 };
 
-// Of a job that is not in lock-step: what a checkpoint keeps of its clocks, by chunk of the job.
+// What a checkpoint keeps of where a job is, by chunk of the job.
 struct SavedClocks {
-  uint64_t* steps = nullptr;   // [chunk]: of the optimizer
+  uint64_t* steps = nullptr;   // [chunk]: that the optimizer has made
   uint64_t* latest = nullptr;  // [chunk][ranks]: round of a rank's last update that it has; 0: none
-  uint32_t ranks = 0;          // the job's, and those that it had when it had more
+  uint32_t ranks = 0;          // the job's, and those that it had when it had more; lock-step: 0
 
   uint64_t* of(uint32_t chunk) const { return latest + size_t{chunk} * ranks; }
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {

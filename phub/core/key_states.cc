@@ -14,8 +14,10 @@ KeyStates::KeyStates(const JobArrays& arrays, ChunkTable& table, const CoreTrace
 void KeyStates::copy_out(uint32_t index) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("get state", chunk);
-  const KeyStateMemory::Place& to = to_->places[chunk.id];
+  KeyStateMemory::Place& to = to_->places[chunk.id];
   const bool was_set = set.is_due(index);
+  to.steps = was_set ? from_->places[chunk.id].steps + get.round() - set.round()
+                     : chunk.steps_before(get.round());
   uint64_t nth = 0;
   for (const float* array : {arrays_.parameters, arrays_.state0, arrays_.state1}) {
     if (!array) continue;
@@ -41,7 +43,7 @@ void KeyStates::copy_in(uint32_t index) {
                 chunk.elements * sizeof(float));
     ++nth;
   }
-  chunk.step_offset = place.step_offset;
+  chunk.set_steps_before(set.round(), place.steps);
   set.done(index);
 }
 

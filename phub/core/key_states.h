@@ -18,14 +18,14 @@
 
 namespace phub {
 
-// Where the chunks' state lies in memory of its own. The control thread owns it; it does not change
-// while cores have it, but for what a get writes.
+// The chunks' state in memory of its own. The control thread owns it; while cores have it, it does
+// not change but for what a get writes.
 struct KeyStateMemory {
   static constexpr uint64_t kNowhere = ~uint64_t{0};
   struct Place {                // of a chunk; in floats
     uint64_t first = kNowhere;  // where its parameters begin
     uint64_t stride = 0;        // from there to its first state, and on to the next
-    int64_t step_offset = 0;    // set: of the chunk from then on (CoreChunk)
+    uint64_t steps = 0;         // that the optimizer has made before the round
   };
   std::vector<Place> places;  // by chunk of the job
   float* floats = nullptr;
@@ -38,7 +38,7 @@ class KeyStates {
 
   // At a boundary. REQUIRES: the get or set before it is complete; no get is under way. The memory
   // lives until it is complete.
-  void begin_get(const KeyStateMemory& to, uint64_t round) { begin(get, to_ = &to, round); }
+  void begin_get(KeyStateMemory& to, uint64_t round) { begin(get, to_ = &to, round); }
   void begin_set(const KeyStateMemory& from, uint64_t round) { begin(set, from_ = &from, round); }
   void reached(uint32_t index) {
     get.reached(index);
@@ -61,7 +61,7 @@ class KeyStates {
   const JobArrays arrays_;
   ChunkTable& table_;
   const CoreTrace& trace_;
-  const KeyStateMemory* to_ = nullptr;
+  KeyStateMemory* to_ = nullptr;
   const KeyStateMemory* from_ = nullptr;
   uint64_t bytes_per_element_ = 0;  // read and written
 };

@@ -28,6 +28,13 @@ void LockStep::settle(uint32_t index) {
   if (next > chunk.round) begin_round(index, next);
 }
 
+void LockStep::restore(const SavedClocks& from) {
+  for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+    CoreChunk& chunk = stages_.table[i];
+    chunk.set_steps_before(stages_.parameters.first_round, from.steps[chunk.id]);
+  }
+}
+
 // A rank that has sent nothing that is still open: no chunk completes without it, so its first
 // arrival is early enough to wake for. That is one wake-up a round, not one per rank.
 uint32_t LockStep::indispensable_rank() const {

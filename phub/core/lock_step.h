@@ -42,6 +42,11 @@ class LockStep : public Way {
   void lose(const Boundary::Lost& lost) final;
   void admit(const Boundary::Admitted& admitted) final;
   void settle(uint32_t index) override;
+  void save(uint32_t index, uint64_t round, const SavedClocks& to) const final {
+    const CoreChunk& chunk = stages_.table[index];
+    to.steps[chunk.id] = chunk.steps_before(round);
+  }
+  void restore(const SavedClocks& from) final;
   bool anyone_waits(uint32_t index) const override {
     return stages_.table[index].arrived > 0 && stages_.table[index].missing > 0;
   }

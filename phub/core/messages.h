@@ -50,7 +50,7 @@ struct Boundary {
   bool snapshot = false;            // copy every chunk as it is before R, or a later round:
   uint64_t snapshot_round = 0;      // that one; up to R: before R
   bool moves_state = false;         // gets or sets the state of some keys, before R:
-  const KeyStateMemory* get_state = nullptr;
+  KeyStateMemory* get_state = nullptr;
   const KeyStateMemory* set_state = nullptr;
 };
 
@@ -110,7 +110,6 @@ struct CoreReport {
     kViolation,  // protocol violation by a rank
     kNonFinite,  // the job's policy is to stop; rank == kNoRank: the sum overflowed
     kExcluded,   // a rank was left out of a chunk for its NaN or Inf
-    kSkipped,    // the round was skipped on all cores for its NaN or Inf; one core says so
     kFailed,     // the job cannot go on on this core: CoreJob::failure()
     kSnapped,    // every chunk is copied as it was before `round`
     kGotState,   // so is the state of the keys that was asked for
@@ -131,10 +130,9 @@ struct CoreReport {
   CoreJob* job = nullptr;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
-  uint32_t chunk = 0;  // of the job
-  uint64_t said = 0;   // kViolation: the number that the rank sent
-  uint64_t round =
-      0;  // kHeld: highest in progress; kNonFinite, kExcluded, kSkipped, kSnapped: that one
+  uint32_t chunk = 0;      // of the job
+  uint64_t said = 0;       // kViolation: the number that the rank sent
+  uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped: that one
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
   uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress
 };

@@ -8,7 +8,7 @@
 namespace phub {
 
 Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
-                 const ChunkTable& table, Reports& reports, const CoreTrace& trace)
+                 ChunkTable& table, Reports& reports, const CoreTrace& trace)
     : parameters_(parameters),
       arrays_(arrays),
       table_(table),
@@ -58,13 +58,15 @@ void Reducer::gather(uint32_t index) {
 
 // False: it cannot be summed now.
 bool Reducer::sum(uint32_t index, float* to) {
-  const CoreChunk& chunk = table_[index];
+  CoreChunk& chunk = table_[index];
   gather(index);
   const bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
                                    factor_of(chunk, chunk.arrived), to, chunk.elements);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
-  return finite || passes || resolve_nonfinite(index, to);
+  if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
+  chunk.unused = parameters_.unused == Unused::kSkip && slots_.empty();
+  return true;
 }
 
 // Where results lie beside the parameters; null: they are the same memory.
@@ -84,6 +86,7 @@ bool Reducer::reduce(uint32_t index) {
   float* to = in_place ? reinterpret_cast<float*>(result_of(chunk.offset)) : scratch_.data();
   if (!sum(index, to)) return false;
   if (in_place || parameters_.work == Work::kSumOnly) return true;
+  if (chunk.unused) return leave_out(index), true;
   optimize(step_of(chunk).step, chunk, to, separate_result(chunk), parameters_.store);
   return true;
 }
@@ -99,6 +102,7 @@ bool Reducer::sum_for_gate(uint32_t index, double& square) {
 
 void Reducer::apply(uint32_t index, float factor) {
   const CoreChunk& chunk = table_[index];
+  if (chunk.unused) return leave_out(index);
   const TraceSpan span = trace_.span("optimize", chunk);
   const float* gradient = arrays_.sums + chunk.offset;
   if (factor != 1) {
@@ -115,6 +119,12 @@ void Reducer::publish(uint32_t index) {
     kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32, result,
                      parameters_.parameter_dtype, chunk.elements);
   }
+}
+
+// The round is none of the optimizer's steps on this chunk.
+void Reducer::leave_out(uint32_t index) {
+  --table_[index].step_offset;
+  publish(index);
 }
 
 // `out`: where the new parameters go as well; null: nowhere.

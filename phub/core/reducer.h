@@ -18,7 +18,7 @@ namespace phub {
 class Reducer {
  public:
   Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
-          const ChunkTable& table, Reports& reports, const CoreTrace& trace);
+          ChunkTable& table, Reports& reports, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk) {
     return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
            largest_chunk * sizeof(float);  // held
@@ -63,6 +63,7 @@ class Reducer {
   float factor_of(const CoreChunk& chunk, uint32_t participants);
   void gather(uint32_t index);
   bool sum(uint32_t index, float* to);
+  void leave_out(uint32_t index);
   void* separate_result(const CoreChunk& chunk) const;
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
@@ -76,7 +77,7 @@ class Reducer {
 
   const JobParameters& parameters_;
   const JobArrays arrays_;
-  const ChunkTable& table_;
+  ChunkTable& table_;
   Reports& reports_;
   const CoreTrace& trace_;
   HyperView hyper_;

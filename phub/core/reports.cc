@@ -35,7 +35,6 @@ CoreReport& Reports::add(CoreReport::Type type, uint32_t rank, uint32_t index) {
     if (older != reports_.end()) return *older = report;
   }
   if (type == CoreReport::kExcluded) ++exclusions_;
-  if (type == CoreReport::kSkipped) skipped_ = true;
   PHUB_CHECK(reports_.size() < reports_.capacity());
   return reports_.emplace_back(report);
 }
@@ -44,7 +43,6 @@ bool Reports::next(CoreReport& out) {
   if (reports_.empty()) return false;
   out = reports_.front();
   if (out.type == CoreReport::kExcluded) --exclusions_;
-  if (out.type == CoreReport::kSkipped) skipped_ = false;
   reports_.erase(reports_.begin());
   return true;
 }

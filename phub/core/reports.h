@@ -1,7 +1,6 @@
 // What a job on a core has to tell the control thread, until the core forwards it: at most one
-// report of each rank whose connection is lost, one of the sum, one of a round that was skipped,
-// which delays the next, and exclusions, which delay their chunk when there are too many. Nothing
-// allocates after construction.
+// report of each rank whose connection is lost, one of the sum, and exclusions, which delay their
+// chunk when there are too many. Nothing allocates after construction.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +18,13 @@ class Reports {
 
   static constexpr size_t most_exclusions(size_t max_ranks) { return max_ranks + 64; }
   static constexpr size_t most(size_t max_ranks) {
-    return max_ranks + 2 + most_exclusions(max_ranks);
+    return max_ranks + 1 + most_exclusions(max_ranks);
   }
 
   // Valid until the next call.
   CoreReport& add(CoreReport::Type type, uint32_t rank, uint32_t index = kNoChunk);
   bool next(CoreReport& out);
   bool empty() const { return reports_.empty(); }
-  bool has_skipped() const { return skipped_; }
 
   bool room_for_exclusions(size_t count) const { return exclusions_ + count <= most_exclusions_; }
   size_t size() const { return reports_.size(); }
@@ -39,7 +37,6 @@ class Reports {
   const ChunkTable& table_;
   const size_t most_exclusions_;
   size_t exclusions_ = 0;            // in reports_
-  bool skipped_ = false;             // kSkipped is
   std::vector<CoreReport> reports_;  // fixed capacity
 };
 

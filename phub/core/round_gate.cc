@@ -38,8 +38,8 @@ RoundGate::~RoundGate() {
   for (uint32_t core = 0; core < cores_; ++core) ::close(bells_[core].fd);
 }
 
-bool RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
-  if (open_.fetch_sub(1, std::memory_order_acq_rel) > 1) return false;
+void RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   decide(round, max_norm);
   open_.store(cores_, std::memory_order_relaxed);
   decided_.store(round, std::memory_order_seq_cst);
@@ -49,7 +49,6 @@ bool RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(bells_[other].fd, &one, sizeof one);
   }
-  return true;
 }
 
 // The squares of finite gradients cannot overflow: the sum is finite exactly if they are.

@@ -41,9 +41,9 @@ class RoundGate {
   void begin(uint64_t round) { begun_.store(round, std::memory_order_relaxed); }
   bool has_begun(uint64_t round) const { return begun_.load(std::memory_order_relaxed) >= round; }
 
-  // The core has closed all its chunks of the round. True: it was the last, and has decided.
-  // REQUIRES: it knows the verdict on the round before.
-  bool close(uint32_t core, uint64_t round, double max_norm);
+  // The core has closed all its chunks of the round; the last one decides. REQUIRES: it knows the
+  // verdict on the round before.
+  void close(uint32_t core, uint64_t round, double max_norm);
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_acquire) >= round;
   }

@@ -9,7 +9,8 @@ Snapshot::Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreT
   for (const float* copy : {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1}) {
     if (copy) bytes_per_element_ += 2 * sizeof(float);
   }
-  if (arrays.copy.clocks.latest) bytes_per_chunk_ = 2 * SavedClocks::bytes(1, table.max_ranks());
+  const SavedClocks& clocks = arrays.copy.clocks;
+  if (clocks.steps) bytes_per_chunk_ = 2 * SavedClocks::bytes(1, clocks.ranks);
 }
 
 void Snapshot::copy(uint32_t index, const Way& way) {
@@ -21,7 +22,7 @@ void Snapshot::copy(uint32_t index, const Way& way) {
   copy(arrays_.parameters, arrays_.copy.parameters);
   copy(arrays_.state0, arrays_.copy.state0);
   copy(arrays_.state1, arrays_.copy.state1);
-  if (arrays_.copy.clocks.latest) way.save(index, arrays_.copy.clocks);
+  if (arrays_.copy.clocks.steps) way.save(index, chunks.round(), arrays_.copy.clocks);
   chunks.done(index);
 }
 

@@ -92,10 +92,10 @@ class Way {
   // joined is not.
   virtual void resend(uint32_t rank, uint32_t index);
 
-  // What a checkpoint keeps of the chunk beside its arrays; and of all chunks, before the job
-  // begins.
-  virtual void save(uint32_t /*index*/, const SavedClocks& /*to*/) const {}
-  virtual void restore(const SavedClocks& /*from*/) {}
+  // What a checkpoint of before `round` keeps of the chunk beside its arrays; and of all chunks,
+  // before the job begins with its first round.
+  virtual void save(uint32_t index, uint64_t round, const SavedClocks& to) const = 0;
+  virtual void restore(const SavedClocks& from) = 0;
 
   virtual bool anyone_waits(uint32_t index) const = 0;
   // Of 64 ranks, those that have to contribute before the chunk goes on.

@@ -38,6 +38,7 @@ JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const B
           .mean = choices.reduction == Reduction::kMean,
           .initial_broadcast = choices.initial == Initial::kBroadcast,
           .on_nonfinite = choices.on_nonfinite,
+          .unused = choices.unused,
           .work = choices.work,
           .slots_belong_to_worker = link.slots_belong_to_worker(),
           .gated = choices.gated,
@@ -59,20 +60,6 @@ float* array_of(const Arrays& arrays, size_t array) {
 uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
   const size_t saved = restored ? restored->ranks.size() : 0;
   return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
-}
-
-std::vector<int64_t> step_offsets_of(const JobSpec& spec, const Manifest* restored) {
-  std::vector<int64_t> offsets(spec.keys.size());
-  if (restored == nullptr || restored->steps.empty()) return offsets;
-  const std::vector<uint64_t>& steps = restored->steps;
-  if (steps.size() != 1 && steps.size() != offsets.size()) {
-    fail(ErrorCode::kInvalid, "the checkpoint of job '{}' has {} steps for {} keys", spec.name,
-         steps.size(), offsets.size());
-  }
-  for (size_t key = 0; key < offsets.size(); ++key) {
-    offsets[key] = static_cast<int64_t>(steps[steps.size() == 1 ? 0 : key] - restored->round);
-  }
-  return offsets;
 }
 
 // The chunks of a key lie one after another in the plan.
@@ -105,6 +92,23 @@ void check_gated(const JobSpec& spec, const Choices& choices) {
   }
 }
 
+// Without the box's optimizer there are no steps that could be left out.
+void check_unused(const JobSpec& spec, const Choices& choices) {
+  if (choices.unused == Unused::kZero) return;
+  if (!choices.lock_step()) {
+    fail(ErrorCode::kInvalid,
+         "unused 'skip' is of a whole round, and with consistency '{}' there are none: it must be "
+         "bsp",
+         spec.consistency);
+  }
+  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
+    fail(ErrorCode::kInvalid,
+         "unused 'skip' leaves out steps of the server's optimizer, and this job has optimizer "
+         "'{}', work '{}'",
+         spec.optimizer, spec.work);
+  }
+}
+
 }  // namespace
 
 void complete_spec(JobSpec& spec) {
@@ -112,6 +116,7 @@ void complete_spec(JobSpec& spec) {
   if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
   const Choices choices = choices_of(spec);
   check_gated(spec, choices);
+  check_unused(spec, choices);
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
   const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
@@ -131,7 +136,6 @@ Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store st
       memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored))),
       classes_(key_classes(spec)),
       hyper_(spec, choices_.optimizer, classes_),
-      steps_(step_offsets_of(spec, restored)),
       takes_snapshots_(snapshots),
       link_(transport.open_job(link_layout(spec, plan_))),
       membership_(spec, static_cast<uint32_t>(plan_.cores.size()),
@@ -192,13 +196,14 @@ void Job::make_arrays(uint32_t saved_ranks) {
   if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
   // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
   for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
-  if (choices_.lock_step()) return;
   const size_t chunks = plan_.chunks.size();
-  memory_of_clocks_ = allocate(SavedClocks::bytes(chunks, saved_ranks), node,
+  const uint32_t ranks = choices_.lock_step() ? 0 : saved_ranks;
+  memory_of_clocks_ = allocate(SavedClocks::bytes(chunks, ranks), node,
                                fmt::format("clocks of job '{}'", spec_.name));
   numa::populate(memory_of_clocks_.bytes());
   auto* const steps = reinterpret_cast<uint64_t*>(memory_of_clocks_.bytes().data());
-  arrays_.copy.clocks = {.steps = steps, .latest = steps + chunks, .ranks = saved_ranks};
+  arrays_.copy.clocks = {
+      .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
 }
 
 size_t Job::saved_arrays() const { return box_has_state(spec_) ? 1 + states_of(spec_) : 0; }
@@ -215,10 +220,11 @@ void Job::for_each_part(size_t array, size_t key, const VisitPart& visit) {
 // are made for ranks when they come.
 void Job::publish_restored(const Manifest& saved) {
   membership_.restore(saved, saved_clocks());
-  if (saved_clocks().latest) {
+  if (choices_.lock_step()) take_steps(saved);
+  if (saved_clocks().steps) {
     for (const auto& core_job : core_jobs_) core_job->restore(saved_clocks());
-    return;
   }
+  if (!choices_.lock_step()) return;
   const void* parameters = arrays_.parameters;
   if (parameters == nullptr || parameters == arrays_.results) return;
   for (const ChunkLayout& chunk : plan_.chunks) {
@@ -226,6 +232,38 @@ void Job::publish_restored(const Manifest& saved) {
     kernels::convert(arrays_.parameters + offset, kernels::DType::kF32,
                      arrays_.results + offset * kernels::bytes_of(choices_.parameter_dtype),
                      choices_.parameter_dtype, chunk.elements);
+  }
+}
+
+// Out of lock-step they have a file of their own, with the clocks.
+std::vector<uint64_t> Job::saved_steps(uint64_t round) const {
+  const uint64_t* const steps = saved_clocks().steps;
+  if (steps == nullptr || !choices_.lock_step()) return {};
+  const std::vector<ChunkLayout>& chunks = plan_.chunks;
+  std::vector<uint64_t> of_chunks(steps, steps + chunks.size()), of_keys(spec_.keys.size());
+  if (std::ranges::all_of(of_chunks, [round](uint64_t n) { return n == round; })) return {};
+  bool is_of_keys = true;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    uint64_t& of_key = of_keys[chunks[i].key];
+    if (chunks[i].key_element == 0) of_key = of_chunks[i];
+    is_of_keys = is_of_keys && of_key == of_chunks[i];
+  }
+  return is_of_keys ? of_keys : of_chunks;
+}
+
+// REQUIRES: the job is in lock-step. Throws Error(kInvalid).
+void Job::take_steps(const Manifest& saved) {
+  uint64_t* const steps = saved_clocks().steps;
+  if (steps == nullptr) return;
+  const std::vector<uint64_t>& from = saved.steps;
+  const size_t chunks = plan_.chunks.size();
+  if (from.size() > 1 && from.size() != spec_.keys.size() && from.size() != chunks) {
+    fail(ErrorCode::kInvalid, "the checkpoint of job '{}' has {} steps for {} keys in {} chunks",
+         spec_.name, from.size(), spec_.keys.size(), chunks);
+  }
+  for (size_t i = 0; i < chunks; ++i) {
+    const size_t at = from.size() == chunks ? i : from.size() == 1 ? 0 : plan_.chunks[i].key;
+    steps[i] = from.empty() ? saved.round : from[at];
   }
 }
 
@@ -244,7 +282,6 @@ std::vector<CoreChunk> Job::chunks_of(uint32_t core) const {
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];
-      c.step_offset = steps_.offset(chunk.key);
       out.push_back(c);
     }
   }

@@ -21,7 +21,6 @@
 #include "phub/core/round_gate.h"
 #include "phub/job/membership.h"
 #include "phub/job/memory.h"
-#include "phub/job/steps.h"
 #include "phub/plan/choices.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
@@ -59,6 +58,7 @@ class Job {
   size_t saved_arrays() const;  // up to kMostArrays; 0: the box has no state
   // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
   const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
+  std::vector<uint64_t> saved_steps(uint64_t round) const;  // as its manifest has them
   // Of one array and key: calls visit(elements) for its parts in order, of the snapshot's copy, or
   // of the job's own arrays.
   using VisitPart = std::function<void(std::span<float> elements)>;
@@ -66,17 +66,15 @@ class Job {
   void for_each_part(size_t array, size_t key, const VisitPart& visit);
   // After the job's arrays and clocks got their values, and before a core has the job.
   void publish_restored(const Manifest& saved);
-  Steps& steps() { return steps_; }  // control thread
-  // What has grown since it was made: the log, changes of hyperparameters, skipped rounds.
-  uint64_t grown_bytes() const {
-    return membership_.log().bytes() + hyper_.bytes() + steps_.bytes();
-  }
+  // What has grown since it was made: the log, changes of hyperparameters.
+  uint64_t grown_bytes() const { return membership_.log().bytes() + hyper_.bytes(); }
 
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
 
  private:
   void make_arrays(uint32_t saved_ranks);
+  void take_steps(const Manifest& saved);
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;
@@ -85,7 +83,6 @@ class Job {
   const NodeMemory memory_;
   const KeyClasses classes_;
   HyperTable hyper_;
-  Steps steps_;
   const bool takes_snapshots_;
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;

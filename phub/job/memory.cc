@@ -66,9 +66,9 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .lock_step = lock_step,
                                                     .gated = choices.gated});
   }
-  if (copies && !lock_step) {
+  if (copies) {
     nodes[plan.cores.front().node].snapshot +=
-        SavedClocks::bytes(plan.chunks.size(), std::max(ranks, saved_ranks));
+        SavedClocks::bytes(plan.chunks.size(), lock_step ? 0 : std::max(ranks, saved_ranks));
   }
   // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;

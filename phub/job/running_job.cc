@@ -127,11 +127,6 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kRemoved:
     case CoreReport::kExcluded:
       break;
-    case CoreReport::kSkipped:
-      job_->steps().skip(report.round);
-      if (set_steps_) set_steps_->skip(report.round);
-      if (copied_steps_) copied_steps_->skip(report.round);
-      break;
     case CoreReport::kHeld:
       membership_.held(report, now);
       break;

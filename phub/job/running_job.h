@@ -213,7 +213,6 @@ class RunningJob {
   void place_state(Boundary& boundary);
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
-  const Steps& steps(uint64_t round) const;
   uint64_t state_bytes() const;
 
   // running_job_calls.cc
@@ -252,7 +251,6 @@ class RunningJob {
   bool saving_ = false;
   bool save_again_ = false;
   uint32_t cores_snapped_ = 0;
-  std::optional<Steps> copied_steps_;  // if some were set for a later round
   uint64_t next_save_;                 // when this round is complete
   uint64_t durable_round_;             // the last of the newest checkpoint; 0: there is none
   bool last_save_ = false;             // the server ends
@@ -268,7 +266,6 @@ class RunningJob {
 
   // The state that a rank reads or sets; that which the cores have not taken up yet.
   std::shared_ptr<StateTransfer> state_, set_state_;
-  std::optional<Steps> set_steps_;  // from set_state_'s round on
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

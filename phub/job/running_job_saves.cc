@@ -138,7 +138,6 @@ void RunningJob::finish_copy() {
   const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
-  const std::optional<Steps> set_later = std::exchange(copied_steps_, std::nullopt);
   if (round == durable_round_) {
     drop_parts();
     return snapshot_written(round, std::nullopt);
@@ -146,12 +145,7 @@ void RunningJob::finish_copy() {
   snapped_ = std::make_shared<Manifest>(membership_.saved(round));
   snapped_->spec = job_->spec();
   snapped_->hyper = job_->hyper().needed_from(round + 1);
-  const Steps& of_round = set_later ? *set_later : steps(round);
-  for (size_t key = 0; key < job_->spec().keys.size(); ++key) {
-    snapped_->steps.push_back(of_round.before(key, round + 1));
-  }
-  const auto is_round = [round](uint64_t step) { return step == round; };
-  if (std::ranges::all_of(snapped_->steps, is_round)) snapped_->steps.clear();
+  snapped_->steps = job_->saved_steps(round);
   snapped_->epoch = life_.epoch;
   snapped_->owner = life_.owner;
   std::vector<uint32_t> needed;

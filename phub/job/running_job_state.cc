@@ -99,21 +99,12 @@ void RunningJob::place_state(Boundary& boundary) {
     boundary.get_state = &transfer.where;
     return;
   }
-  if (copying_round_ > 0 && copying_round_ < boundary.round && !copied_steps_) {
-    copied_steps_ = job_->steps();
-  }
-  set_steps_ = job_->steps();
-  for (size_t i = 0; i < transfer.keys.size(); ++i) {
-    set_steps_->set(transfer.keys[i], boundary.round, transfer.steps[i]);
-  }
   LogRecord record{.kind = LogRecord::Kind::kSet,
                    .round = boundary.round,
                    .rank = transfer.rank,
                    .incarnation = transfer.incarnation};
   for (uint32_t i = 0; i < transfer.where.places.size(); ++i) {
-    KeyStateMemory::Place& place = transfer.where.places[i];
-    if (place.first == KeyStateMemory::kNowhere) continue;
-    place.step_offset = set_steps_->offset(job_->plan().chunks[i].key);
+    if (transfer.where.places[i].first == KeyStateMemory::kNowhere) continue;
     if (record.chunks.empty() || record.chunks.back().last + 1 != i)
       record.chunks.push_back({i, i});
     record.chunks.back().last = i;
@@ -124,26 +115,16 @@ void RunningJob::place_state(Boundary& boundary) {
   std::exchange(set_state_->decided, nullptr)(HyperReply{.round = boundary.round});
 }
 
-// As they are known of this round.
-const Steps& RunningJob::steps(uint64_t round) const {
-  return set_state_ && set_state_->round <= round ? *set_steps_ : job_->steps();
-}
-
 void RunningJob::state_copied(const CoreReport& report) {
   const bool was_set = report.type == CoreReport::kSetState;
   const std::shared_ptr<StateTransfer> transfer = was_set ? set_state_ : state_;
   if (++transfer->cores < job_->cores()) return;
-  if (was_set) {
-    job_->steps() = *std::exchange(set_steps_, std::nullopt);
-    return drop(set_state_);
-  }
+  if (was_set) return drop(set_state_);
   transfer->stage = Stage::kOpen;
   if (transfer->is_over) return drop(state_);
-  for (const uint32_t key : transfer->keys) {  // what was skipped before its round is known by now
-    transfer->steps.push_back(steps(transfer->round).before(key, transfer->round));
-  }
-  std::exchange(transfer->begun, nullptr)(
-      StateReply{.round = transfer->round - 1, .bytes = transfer->bytes, .steps = transfer->steps});
+  std::exchange(transfer->begun, nullptr)(StateReply{.round = transfer->round - 1,
+                                                     .bytes = transfer->bytes,
+                                                     .steps = transfer->steps_of_keys(*job_)});
 }
 
 // The rank's, which is open for it to be read or sent. Throws Error.

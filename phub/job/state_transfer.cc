@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -49,17 +50,31 @@ void StateTransfer::allocate(const Job& job) {
   where.floats = reinterpret_cast<float*>(memory.bytes().data());
   where.places.resize(job.plan().chunks.size());
   std::vector<uint64_t> first(job.spec().keys.size(), KeyStateMemory::kNowhere);
+  std::vector<uint64_t> steps_of(first.size());
   uint64_t at = 0;
-  for (const uint32_t key : keys) {
-    first[key] = at;
-    at += job.spec().keys[key].elements * job.saved_arrays();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    first[keys[i]] = at;
+    if (sets) steps_of[keys[i]] = steps[i];
+    at += job.spec().keys[keys[i]].elements * job.saved_arrays();
   }
   for (size_t i = 0; i < where.places.size(); ++i) {
     const ChunkLayout& chunk = job.plan().chunks[i];
     if (first[chunk.key] == KeyStateMemory::kNowhere) continue;
     where.places[i] = {.first = first[chunk.key] + chunk.key_element,
-                       .stride = job.spec().keys[chunk.key].elements};
+                       .stride = job.spec().keys[chunk.key].elements,
+                       .steps = steps_of[chunk.key]};
   }
+}
+
+std::vector<uint64_t> StateTransfer::steps_of_keys(const Job& job) const {
+  std::vector<uint64_t> most(job.spec().keys.size());
+  for (size_t i = 0; i < where.places.size(); ++i) {
+    uint64_t& of_key = most[job.plan().chunks[i].key];
+    of_key = std::max(of_key, where.places[i].steps);
+  }
+  std::vector<uint64_t> result;
+  for (const uint32_t key : keys) result.push_back(most[key]);
+  return result;
 }
 
 void StateTransfer::refuse(ErrorCode code, const std::string& why) {

@@ -26,6 +26,8 @@ struct StateTransfer {
   void refuse(ErrorCode code, const std::string& why);
   // Throws Error(kInvalid) unless these are bytes of it, in whole floats.
   void check_piece(uint64_t offset, uint64_t size) const;
+  // Of a get that every core has copied: of each key the most that any of its chunks has made.
+  std::vector<uint64_t> steps_of_keys(const Job& job) const;
 
   enum class Stage {
     kMaking,    // its memory is made
@@ -37,7 +39,7 @@ struct StateTransfer {
   const bool sets;
   const uint32_t rank, incarnation;
   std::vector<uint32_t> keys;
-  std::vector<uint64_t> steps;  // by keys: done before `round`
+  std::vector<uint64_t> steps;  // of a set, by keys: made before `round`
   uint64_t bytes = 0;           // of parameters and states
   uint64_t round = 0;           // every core copies before it closes this round
   uint64_t received = 0;        // of a set: the bytes from the beginning that have come

@@ -34,6 +34,7 @@ Choices choices_of(const JobSpec& spec) {
                   .initial = parse_choice<Initial>("initial", spec.initial),
                   .on_loss = parse_choice<OnLoss>("on_loss", spec.on_loss),
                   .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite),
+                  .unused = parse_choice<Unused>("unused", spec.unused),
                   .gated = false};
   choices.gated = choices.on_nonfinite == OnNonFinite::kSkip || spec.hyper.contains("max_norm") ||
                   std::ranges::any_of(spec.schedule, [](const HyperChange& change) {

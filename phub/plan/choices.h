@@ -16,6 +16,7 @@ struct Choices {
   Initial initial;
   OnLoss on_loss;
   OnNonFinite on_nonfinite;
+  Unused unused;
   bool gated;  // rounds are applied as a whole: max_norm is given, or rounds may be skipped
 
   bool lock_step() const { return consistency == Consistency::kBsp; }

@@ -125,6 +125,7 @@ void Replay::sum_round() {
 
 void Replay::apply_round(float factor) {
   if (sum_.empty()) return;
+  if (unused_ && spec_.unused == "skip") return skip_round();
   if (factor != 1) {
     const void* slot = sum_.data();
     reference::sum({&slot, 1}, kernels::DType::kF32, factor, sum_.data(), sum_.size());
@@ -163,6 +164,7 @@ bool Replay::add(float factor, std::vector<float>& sum) {
   }
   std::vector<const void*> slots;
   for (const auto& gradient : gradients) slots.push_back(gradient.data());
+  unused_ = slots.empty();
   return reference::sum(slots, gradient_dtype_, factor, sum.data(), sum.size());
 }
 

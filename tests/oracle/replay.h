@@ -56,7 +56,7 @@ class Replay {
   void sum_round();
   const std::vector<float>& gradient() const { return sum_; }  // empty: there were no members
   void apply_round(float factor);
-  void skip_round() { ++skipped_; }
+  void skip_round() { skipped_ += sum_.empty() ? 0 : 1; }
 
   // A rank has set this state: it is the one before the next round, of which the optimizer has made
   // so many steps.
@@ -88,6 +88,7 @@ class Replay {
   uint64_t steps_offset_ = 0;  // steps - round_ + skipped_, modulo 2^64
   uint64_t skipped_ = 0;       // rounds
   std::vector<float> sum_;
+  bool unused_ = false;  // by those who are counted in it
   std::vector<Member> counted_;
 };
 

@@ -104,9 +104,8 @@ struct BasicCoreJobRig {
       chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;
       chunks.push_back(chunk);
     }
-    const bool clocks = options_.snapshots && !p.lock_step;
-    copy_steps.assign(clocks ? options_.chunks : 0, 0);
-    copy_clocks.assign(copy_steps.size() * p.max_ranks, 0);
+    copy_steps.assign(options_.snapshots ? options_.chunks : 0, 0);
+    copy_clocks.assign(p.lock_step ? 0 : copy_steps.size() * p.max_ranks, 0);
     const bool in_results = p.lock_step && p.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
@@ -118,7 +117,7 @@ struct BasicCoreJobRig {
             .sums = sums.data(),
             .copy = {.parameters = options_.snapshots ? copy_parameters.data() : nullptr,
                      .state0 = options_.snapshots ? copy_state.data() : nullptr,
-                     .clocks = clocks ? saved_clocks() : SavedClocks()}},
+                     .clocks = options_.snapshots ? saved_clocks() : SavedClocks()}},
         std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step);
     if (!options_.admit) return;
     job->hold();
@@ -136,8 +135,9 @@ struct BasicCoreJobRig {
   HyperView view(const std::vector<HyperVersion>& versions) const {
     return {.schedule = versions, .changes = {}, .scales = scales};
   }
-  // Of snapshots, if the job is not in lock-step.
+  // Of snapshots.
   SavedClocks saved_clocks() {
+    if (options_.parameters.lock_step) return {.steps = copy_steps.data()};
     return {.steps = copy_steps.data(),
             .latest = copy_clocks.data(),
             .ranks = options_.parameters.max_ranks};
@@ -184,8 +184,8 @@ struct BasicCoreJobRig {
     static const std::map<CoreReport::Type, std::string> kNames = {
         {CoreReport::kBroken, "broken"},       {CoreReport::kViolation, "violation"},
         {CoreReport::kNonFinite, "nonfinite"}, {CoreReport::kExcluded, "excluded"},
-        {CoreReport::kSkipped, "skipped"},     {CoreReport::kSnapped, "snapped"},
-        {CoreReport::kGotState, "got"},        {CoreReport::kSetState, "set"}};
+        {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
+        {CoreReport::kSetState, "set"}};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {

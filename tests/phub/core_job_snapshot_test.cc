@@ -12,6 +12,7 @@
 namespace phub {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Rig = testing::CoreJobRig;
@@ -46,6 +47,7 @@ void expect_copy_of(const Rig& rig, uint64_t rounds) {
   }
   EXPECT_EQ(rig.copy_parameters, parameters_of(other)) << "before round " << rounds + 1;
   EXPECT_EQ(rig.copy_state, other.state) << "before round " << rounds + 1;
+  EXPECT_THAT(rig.copy_steps, Each(rounds));
 }
 
 uint64_t snapshot(Rig& rig) {
@@ -159,7 +161,7 @@ struct StateMemory {
     memory.floats = floats.data();
     memory.places.resize(kChunks);
     for (uint32_t id = 0; id + 1 < kChunks; ++id) {
-      memory.places[id] = {.first = 2 * kElements * id, .stride = kElements, .step_offset = 40};
+      memory.places[id] = {.first = 2 * kElements * id, .stride = kElements, .steps = 40};
       std::fill_n(floats.begin() + 2 * kElements * id, kElements, parameter);
       std::fill_n(floats.begin() + 2 * kElements * id + kElements, kElements, state);
     }
@@ -184,6 +186,7 @@ TEST(CoreJobKeyStates, AreSetWhenTheirRoundIsClosed) {
 
   const StateMemory from(5, 2);
   StateMemory to(-1, -1), untouched(-1, -1);
+  for (KeyStateMemory::Place& place : to.memory.places) place.steps = 0;
   ASSERT_EQ(rig.job->hold().round, 3u);
   rig.job->commit({.round = 3, .snapshot = true, .set_state = &from.memory});
   ASSERT_EQ(rig.job->hold().round, 3u);
@@ -201,6 +204,7 @@ TEST(CoreJobKeyStates, AreSetWhenTheirRoundIsClosed) {
   EXPECT_EQ(parameters_of(rig), rig.copy_parameters);
   EXPECT_EQ(rig.state, rig.copy_state);
   EXPECT_EQ(to.floats, from.floats);
+  for (uint32_t id = 0; id + 1 < kChunks; ++id) EXPECT_EQ(to.memory.places[id].steps, 40u) << id;
 
   for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 3);
   rig.run();
@@ -232,6 +236,7 @@ TEST(CoreJobKeyStates, AreCopiedBeforeTheirRoundIsClosed) {
   for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, round);
   rig.run();
   EXPECT_THAT(rig.take_reports(), ElementsAre("got @3"));
+  for (uint32_t id = 0; id + 1 < kChunks; ++id) EXPECT_EQ(to.memory.places[id].steps, 2u) << id;
   for (uint32_t chunk = 1; chunk < kChunks; ++chunk) {  // the id of chunk 0 is the last
     const size_t first = size_t{chunk} * StateMemory::kElements;
     const size_t copy = 2 * StateMemory::kElements * (kChunks - 1 - chunk);

@@ -234,6 +234,33 @@ TEST(CoreJob, ALostRanksContributions) {
   }
 }
 
+// What nobody has a gradient of stays as it is, and the optimizer makes no step on it.
+TEST(CoreJob, UnusedChunksAreLeftOut) {
+  for (const bool skips : {false, true}) {
+    SCOPED_TRACE(skips);
+    Rig rig({.parameters = {.max_ranks = 3,
+                            .optimizer = kernels::Optimizer::kMomentum,
+                            .unused = skips ? Unused::kSkip : Unused::kZero}});
+    rig.hyper.front().values.momentum = 0.5;
+    const auto round = [&](uint64_t r, uint32_t of_gradients) {
+      for (const uint32_t rank : kRanks) {
+        if (rank < of_gradients) {
+          rig.push(rank, 1, r, 1);
+        } else {
+          rig.arrive(rank, {1, static_cast<uint32_t>(r), ImmKind::kNull});
+        }
+      }
+      rig.run();
+      EXPECT_THAT(rig.take_posts(), SizeIs(3)) << "round " << r;
+      return rig.result(1);
+    };
+    EXPECT_EQ(round(1, 3), -3);
+    EXPECT_EQ(round(2, 0), skips ? -3 : -4.5) << "momentum";
+    EXPECT_EQ(round(3, 1), skips ? -5.5 : -6.25) << "one has a gradient";
+    EXPECT_EQ(round(4, 0), skips ? -5.5 : -7.125);
+  }
+}
+
 TEST(CoreJob, OneOfManyIsLostTwiceOver) {
   // More ranks than a word has bits, and a boundary in which several go.
   std::vector<uint32_t> ranks(70);

@@ -49,10 +49,10 @@ std::string describe(const RackPlan& plan) {
     const JobSpec& s = job.spec;
     fmt::format_to(out,
                    "  {}: {} of {} ranks, {} keys, chunks of {}, {} rounds, {} {} {}/{}, initial "
-                   "{}, loss {}, nonfinite {}, lease {} ms, {}{}{}{}{}{}\n",
+                   "{}, loss {}, nonfinite {}, unused {}, lease {} ms, {}{}{}{}{}{}\n",
                    s.name, s.world_size, s.max_ranks, s.keys.size(), s.chunk_elements, job.rounds,
                    s.optimizer, s.reduction, s.gradient_dtype, s.parameter_dtype, s.initial,
-                   s.on_loss, s.on_nonfinite, s.lease_ms, s.consistency,
+                   s.on_loss, s.on_nonfinite, s.unused, s.lease_ms, s.consistency,
                    s.slack > 0 ? fmt::format(" slack {}", s.slack) : "",
                    job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
                    job.fixed_ranks ? "" : ", any rank",

@@ -155,6 +155,13 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   return job;
 }
 
+// Keys that no rank has a gradient of are left out.
+void leave_out_unused(SimRandom& random, JobPlan& job) {
+  if (job.spec.optimizer == "none") return;
+  job.spec.unused = "skip";
+  job.null_chance = random.chance(0.5) ? 0.9 : 0.5;
+}
+
 // SSP or async: what is added, and in which numbers, is such that any order gives the same bits,
 // and every chunk has an element for each rank.
 void leave_lock_step(SimRandom& random, JobPlan& job) {
@@ -348,6 +355,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom states(seed ^ 0x737461746573ull);
   for (JobPlan& job : plan.jobs) {
     if (states.chance(0.4) && !GatedReplay::is_gated(job.spec)) move_states(states, job);
+  }
+  SimRandom unused(seed ^ 0x756e75736564ull);
+  for (JobPlan& job : plan.jobs) {
+    if (job.lock_step() && unused.chance(0.4)) leave_out_unused(unused, job);
   }
   return plan;
 }

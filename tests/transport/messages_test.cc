@@ -85,6 +85,7 @@ class Random {
     if (coin()) spec.initial = "broadcast";
     if (coin()) spec.on_loss = coin() ? "wait" : "fail";
     if (coin()) spec.on_nonfinite = coin() ? "exclude" : "pass";
+    if (coin()) spec.unused = "skip";
     if (coin()) spec.lease_ms = 10 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.progress_limit_ms = 1 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.wait_limit_ms = 1 + static_cast<uint32_t>(below(100000));
@@ -382,6 +383,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"initial":"ones")"), "initial: must be one of"},
       {join_with(key, R"(,"on_loss":"panic")"), "on_loss: must be one of shrink, wait, fail"},
       {join_with(key, R"(,"on_nonfinite":"")"), "on_nonfinite: must be one of"},
+      {join_with(key, R"(,"unused":"none")"), "unused: must be one of zero, skip, got 'none'"},
       {join_with(key, R"(,"world_size":0)"),
        "world_size: must be an integer from 1 to 1024, got 0"},
       {join_with(key, R"(,"world_size":1025)"), "got 1025"},

@@ -67,6 +67,11 @@ void fill(const Training& run, uint32_t rank, uint64_t round, size_t key,
   }
 }
 
+// Of key c: in every third round nobody has a gradient, in the others one rank.
+bool is_null(const Training& run, uint32_t rank, uint64_t round, size_t key) {
+  return run.spec.unused == "skip" && key == 2 && round % 3 != rank + 1;
+}
+
 struct Seen {
   std::vector<std::vector<std::byte>> results;  // by key
   std::optional<RoundVerdict> verdict;
@@ -83,6 +88,7 @@ std::vector<Seen> alone(const Training& run, std::span<const LogRecord> log) {
     chunks.emplace_back(
         run.spec, participation, hyper, chunk, std::vector<float>(place.elements),
         [&run, place](const Member& from, uint64_t round, std::byte* out) {
+          if (is_null(run, from.rank, round, place.key)) return false;
           const size_t element = kernels::bytes_of(*kernels::parse_dtype(run.spec.gradient_dtype));
           std::vector<std::byte> key(run.spec.keys[place.key].elements * element);
           fill(run, from.rank, round, place.key, key);
@@ -131,6 +137,10 @@ std::vector<Seen> train(Box& box, const Training& run) {
     EXPECT_FALSE(worker.verdict().has_value());
     for (uint64_t round = 1; round <= run.rounds; ++round) {
       for (size_t key = run.spec.keys.size(); key-- > 0;) {
+        if (is_null(run, r, round, key)) {
+          worker.push_null(key);
+          continue;
+        }
         fill(run, r, round, key, worker.gradient_bytes(key));
         worker.push(key);
       }
@@ -223,6 +233,40 @@ TEST(Gated, StepsThatWereSkippedAreNotCounted) {
     if (round != 3) continue;
     state.step = 40;
     worker.set_state({&state, 1});
+  }
+}
+
+// What nobody has a gradient of is none of the optimizer's steps, also behind a gate, and in rounds
+// that are skipped.
+TEST(Gated, UnusedKeysAreLeftOut) {
+  Box box(2);
+  for (const bool skips : {false, true}) {
+    Training run{.spec = spec_of(fmt::format("unused{}", skips), 2),
+                 .rounds = 9,
+                 .bad_round = skips ? 1u : 0u};
+    run.spec.unused = "skip";
+    run.spec.hyper["max_norm"] = 20;
+    if (skips) run.spec.on_nonfinite = "skip";
+    train(box, run);
+
+    run.spec.name += "-steps";
+    run.spec.world_size = 1;
+    WorkerOptions options = box.options(run.spec);
+    Worker worker(options);
+    worker.wait_all();
+    for (uint64_t round = 1, steps = 0; round <= run.rounds; ++round) {
+      const bool null = is_null(run, 0, round, 2);
+      for (size_t key = 0; key < 3; ++key) {
+        fill(run, 0, round, key, worker.gradient_bytes(key));
+        key == 2 && null ? worker.push_null(key) : worker.push(key);
+      }
+      worker.wait_all();
+      if (!null && round != run.bad_round) ++steps;
+      std::vector<float> p(640), m(640), v(640);
+      KeyState state{.key = 2, .arrays = {p, m, v}};
+      EXPECT_EQ(worker.get_state({&state, 1}), round);
+      EXPECT_EQ(state.step, steps) << "round " << round;
+    }
   }
 }
 

@@ -41,7 +41,7 @@ struct Scenario {
   uint32_t ranks = 3;
   std::string consistency = "bsp", optimizer = "adam", gradient_dtype = "f32",
               parameter_dtype = "f32";
-  std::string on_loss = "shrink", on_nonfinite = "stop";
+  std::string on_loss = "shrink", on_nonfinite = "stop", unused = "zero";
   bool whole_numbers = false;  // whose sum is exact in any order
   bool saves = false;          // ranks have parts
 };
@@ -63,6 +63,7 @@ JobSpec spec_of(const Scenario& run) {
   spec.parameter_dtype = run.parameter_dtype;
   spec.on_loss = run.on_loss;
   spec.on_nonfinite = run.on_nonfinite;
+  spec.unused = run.unused;
   spec.lease_ms = 30'000;  // nobody is to be lost for being slow
   if (run.whole_numbers && run.optimizer != "none") spec.hyper = {{"lr", 1.0}};
   return spec;
@@ -70,6 +71,12 @@ JobSpec spec_of(const Scenario& run) {
 
 bool is_bad(const Scenario& run, uint32_t rank, uint64_t round, size_t key) {
   return run.on_nonfinite == "exclude" && key == 2 && (rank + round) % 5 == 0;
+}
+
+// By the rank. Key c is used by one of them at most, and d by nobody in every third round.
+bool is_null(const Scenario& run, uint32_t rank, uint64_t round, size_t key) {
+  if (run.unused == "zero") return false;
+  return key == 2 ? round % 4 != rank : key == 3 && round % 3 == 0;
 }
 
 std::vector<std::byte> gradient_of(const Scenario& run, uint32_t rank, uint64_t round, size_t key,
@@ -101,11 +108,12 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
   for (uint64_t round = 1; round <= rounds; ++round) {
     std::vector<std::vector<std::byte>> gradients;
     for (uint32_t rank = 0; rank < run.ranks; ++rank) {
-      if (is_bad(run, rank, round, key)) continue;
+      if (is_bad(run, rank, round, key) || is_null(run, rank, round, key)) continue;
       gradients.push_back(gradient_of(run, rank, round, key, elements));
     }
     std::vector<const void*> slots;
     for (const auto& gradient : gradients) slots.push_back(gradient.data());
+    if (slots.empty() && run.unused == "skip") continue;
     if (lock_step) {
       model.round(slots, dtype, 1);
     } else {
@@ -150,6 +158,10 @@ class RestoredRuns : public ::testing::TestWithParam<Scenario> {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       for (size_t key = 0; key < worker.keys(); ++key) {
+        if (is_null(run, worker.rank(), round, key)) {
+          worker.push_null(key);
+          continue;
+        }
         const auto gradient =
             gradient_of(run, worker.rank(), round, key, worker.spec().keys[key].elements);
         std::memcpy(worker.gradient_bytes(key).data(), gradient.data(), gradient.size());
@@ -248,6 +260,11 @@ INSTANTIATE_TEST_SUITE_P(
         Scenario{.name = "f16_gradients", .after = kTcp, .gradient_dtype = "f16"},
         Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
         Scenario{.name = "excludes", .on_nonfinite = "exclude"},
+        Scenario{.name = "unused",
+                 .after = kTcp,
+                 .optimizer = "adamw",
+                 .parameter_dtype = "bf16",
+                 .unused = "skip"},
         Scenario{.name = "only_parts", .after = kTcp, .optimizer = "none", .saves = true},
         // Out of lock-step.
         Scenario{.name = "ssp",

@@ -24,6 +24,7 @@ enum class Work : uint8_t { kAll, kSumOnly, kNone };  // less than all: only to 
 enum class Initial : uint8_t { kZeros, kBroadcast };
 enum class OnLoss : uint8_t { kShrink, kWait, kFail };
 enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
+enum class Unused : uint8_t { kZero, kSkip };
 
 // The words of an enum, in the order of its values, which begin at 0.
 template <class E>
@@ -40,6 +41,8 @@ template <>
 inline constexpr std::string_view kWords<OnLoss>[] = {"shrink", "wait", "fail"};
 template <>
 inline constexpr std::string_view kWords<OnNonFinite>[] = {"stop", "exclude", "pass", "skip"};
+template <>
+inline constexpr std::string_view kWords<Unused>[] = {"zero", "skip"};
 
 template <class E>
 constexpr std::string_view word_of(E value) {

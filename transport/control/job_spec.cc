@@ -256,6 +256,7 @@ void validate(const JobSpec& spec) {
   parse_choice<Initial>("initial", spec.initial);
   parse_choice<OnLoss>("on_loss", spec.on_loss);
   parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite);
+  parse_choice<Unused>("unused", spec.unused);
   check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);

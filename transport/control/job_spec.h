@@ -67,6 +67,7 @@ struct JobSpec {
   std::string initial = "zeros";      // or "broadcast": rank 0 sends them before round 1
   std::string on_loss = "shrink";     // "wait", "fail"
   std::string on_nonfinite = "stop";  // "exclude", "pass", "skip"
+  std::string unused = "zero";        // "skip": what nobody has a gradient of stays as it is
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank

@@ -57,6 +57,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("initial", &JobSpec::initial, kWord);
   a.optional("on_loss", &JobSpec::on_loss, kWord);
   a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);
+  a.optional("unused", &JobSpec::unused, kWord);
   a.optional("lease_ms", &JobSpec::lease_ms);
   a.optional("progress_limit_ms", &JobSpec::progress_limit_ms);
   a.optional("wait_limit_ms", &JobSpec::wait_limit_ms);

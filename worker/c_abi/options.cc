@@ -51,7 +51,7 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 33> kOptions = {{
+constexpr std::array<Option, 34> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "token", .text = &WorkerOptions::token},
     {.name = "job", .job_text = &JobSpec::name},
@@ -81,6 +81,7 @@ constexpr std::array<Option, 33> kOptions = {{
     {.name = "initial", .job_text = &JobSpec::initial},
     {.name = "on_loss", .job_text = &JobSpec::on_loss},
     {.name = "on_nonfinite", .job_text = &JobSpec::on_nonfinite},
+    {.name = "unused", .job_text = &JobSpec::unused},
     {.name = "lease_ms", .job_limit = &JobSpec::lease_ms},
     {.name = "progress_limit_ms", .job_limit = &JobSpec::progress_limit_ms},
     {.name = "wait_limit_ms", .job_limit = &JobSpec::wait_limit_ms},
