@@ -2,7 +2,7 @@
 
 import copy
 import os
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -234,6 +234,56 @@ def test_modules_may_be_unused(box, start):
     one, other = (start(has_an_unused_module, 2, o).results() for o in ("backward", "forward"))
     for each in (*one, *other):
         assert_same_bits(each, one[0])
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.branches = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, inputs, used):
+        return sum(self.branches[branch](inputs) for branch in used)
+
+
+# By step and rank. Nobody uses branch 1 in the first step and the last, nor branch 2 in most.
+USED = [((0,), (0,)), ((0, 1), (1,)), ((0,), (1, 2)), ((1,), (1,)), ((0, 1), (0,)), ((0,), (0,))]
+
+
+def uses_some_branches(rank, kinds):
+    results = []
+    for kind in kinds:
+        net = Branches()
+        optimizer = phub.DistributedOptimizer(plain(kind, net), net, unused="skip", job=job(kind))
+        random = torch.Generator().manual_seed(rank)
+        gradients = []
+        for used in USED:
+            optimizer.zero_grad()
+            net(torch.randn(5, 4, generator=random), used[rank]).square().sum().backward()
+            gradients.append(gradients_of(net))
+            optimizer.step()
+        results.append((gradients, parameters_of(net), optimizer.state_dict()))
+        optimizer.worker.barrier()
+        optimizer.close()
+    return results
+
+
+def test_what_no_rank_uses_is_left_out(box, start):
+    kinds = ["momentum", "adamw", "rmsprop"]
+    ranks = start(uses_some_branches, 2, kinds).results()
+    for kind, *of_ranks in zip(kinds, *ranks, strict=True):
+        net = Branches()
+        optimizer = plain(kind, net)
+        zeros = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        for steps in zip(*(gradients for gradients, _, _ in of_ranks), strict=True):
+            for p in net.parameters():
+                p.grad = None
+            used = set().union(*steps)
+            whole = [{n: step.get(n, zeros[n]) for n in used} for step in steps]
+            replay([[step] for step in whole], net, optimizer, Mock())
+        for _, parameters, state in of_ranks:
+            assert_same_bits(parameters, parameters_of(net))
+            assert_same_state(state, optimizer.state_dict())
 
 
 # ---- Accumulation and state.
