@@ -2,6 +2,7 @@
 //   rack_sim --seeds 1..10000 [--jobs 2] [--replay-check]
 //   rack_sim --seed 42 --verbose
 #include <fmt/format.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,7 @@ using phub::sim::RackResult;
 
 uint64_t current_seed = 0;
 
-// A broken invariant aborts, an endless loop runs into the alarm: both must say which seed.
+// A broken invariant aborts, an endless loop uses up its time: both must say which seed.
 extern "C" void on_signal(int number) {
   std::fprintf(stderr, "signal %d in seed %llu; replay: rack_sim --seed %llu --verbose\n", number,
                static_cast<unsigned long long>(current_seed),
@@ -47,7 +48,8 @@ struct Totals {
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   current_seed = seed;
-  alarm(120);
+  const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = 120, .tv_usec = 0}};
+  setitimer(ITIMER_PROF, &limit, nullptr);  // of the CPU: the machine may be busy
   const RackPlan plan = phub::sim::make_rack_plan(seed);
   if (options.verbose) fmt::print("{}", describe(plan));
   RackResult result = run_rack(plan, options.verbose);
@@ -127,7 +129,7 @@ int main(int argc, char** argv) {
   app.add_flag("--replay-check", options.replay, "run every seed twice and compare the traces");
   app.add_flag("--stop", options.stop, "end with the first failure");
   CLI11_PARSE(app, argc, argv);
-  for (int number : {SIGABRT, SIGSEGV, SIGALRM, SIGFPE}) std::signal(number, on_signal);
+  for (int number : {SIGABRT, SIGSEGV, SIGPROF, SIGFPE}) std::signal(number, on_signal);
 
   uint64_t first = options.seed, last = options.seed;
   if (!options.range.empty() &&
