@@ -184,12 +184,16 @@ def library() -> ctypes.CDLL:
 callback = threading.local()  # its `error` is what a callback raised that the library called
 
 
+@functools.cache
+def _function(name: str) -> Any:
+    return getattr(library(), f"phub_{name}")
+
+
 def call(function: str, *arguments: Any) -> None:
     """Calls phub_`function`. Raises the Error of its code, with the library's message."""
-    loaded = library()
-    code = getattr(loaded, f"phub_{function}")(*arguments)
+    code = _function(function)(*arguments)
     if code:
-        error = errors.of_code(code, loaded.phub_last_error().decode(errors="replace"))
+        error = errors.of_code(code, library().phub_last_error().decode(errors="replace"))
         cause = callback.__dict__.pop("error", None)
         if cause is None:
             raise error

@@ -308,7 +308,7 @@ def lives_on(rank, file, job, death):
         model = phub.ddp(net, job=job, connect_timeout_ms=60_000)
         try:
             return lives, lives_once(rank, file, net, model, death)
-        except (phub.UnavailableError, phub.NotFoundError):
+        except (phub.UnavailableError, phub.NotFoundError, phub.FencedError):
             pass
         finally:
             model.phub.close()
