@@ -605,6 +605,55 @@ typedef struct phub_placement {
 /* PHUB_INVALID before phub_geeps_finish. */
 PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* placement);
 
+/* ---- Keys in the memory of a device: gradients are taken from there and results are put there on
+ * its streams, and no call waits for a stream or for the server. worker/device_keys.h is the same
+ * for C++.
+ *
+ *   phub_device_open_cuda(0, PHUB_DEVICE_KEYS_BYTES, &device);
+ *   phub_device_keys_create(worker, device, &keys);       // after phub_broadcast
+ *   phub_push_device(keys, 0, gradient, NULL, 1, 0, stream);
+ *   phub_pull_device(keys, 0, parameters, NULL, stream);  // later work of `stream` has the result
+ *
+ * With a device of phub_device_open_host the calling thread takes the place of the stream: data
+ * pointers are memory of the process, `stream` is null, and phub_pull_device waits.
+ *
+ * Threads. Any thread may call any function. Pushes and pulls of one key take effect in the order
+ * of the calls. Memory is lent from phub_push_device until its stream is behind the key's next
+ * pull, and from phub_pull_device until its stream is behind that.
+ *
+ * Errors. PHUB_INVALID, a wrong call, which changes nothing. When the worker or the device fails,
+ * results that are not here yet become bytes of 0xFF (NaN), streams go on at once, and every later
+ * call is what the worker or the device failed with. ---- */
+
+typedef struct phub_device_keys phub_device_keys;
+
+/* What a device must have left of its budget. */
+#define PHUB_DEVICE_KEYS_BYTES 16777216
+
+/* From now on only these functions exchange the worker's keys: phub_push, phub_use_memory and
+ * phub_register_memory are PHUB_INVALID, and registered memory is registered no more. Before
+ * phub_save_point, phub_get_state and phub_set_state call phub_wait_device; before phub_rejoin
+ * destroy the phub_device_keys. If the job needs initial parameters, phub_broadcast comes first.
+ * PHUB_TAKEN: the worker has a phub_geeps or phub_device_keys; PHUB_FULL: memory of the device, or
+ * pinned memory of the host; PHUB_UNAVAILABLE: the driver is older than CUDA 12's. */
+PHUB_API phub_code phub_device_keys_create(phub_worker* worker, phub_device* device,
+                                           phub_device_keys** keys);
+/* Waits until what was pushed is sent. Results that are not here yet become bytes of 0xFF. */
+PHUB_API phub_code phub_device_keys_destroy(phub_device_keys* keys);
+
+/* Takes part in the key's next round, as phub_push: when `stream` (a cudaStream_t, also 0) comes
+ * here, the key's elements at `gradient`, memory of the device in the format `dtype` (null: the
+ * job's), are multiplied by `scale` (0 means 1), converted to the job's format, and sent. Null: a
+ * gradient of zero. PHUB_INVALID: it is not memory of this device. */
+PHUB_API phub_code phub_push_device(phub_device_keys* keys, size_t key, const void* gradient,
+                                    const char* dtype, float scale, int32_t priority, void* stream);
+/* Later work of `stream` waits until the result of the latest push (none: the present parameters)
+ * is at `result`, in the format `dtype` (null: the job's). It may be the gradient's memory. */
+PHUB_API phub_code phub_pull_device(phub_device_keys* keys, size_t key, void* result,
+                                    const char* dtype, void* stream);
+/* Returns when the results of all pushes are here, and in their place if they were pulled. */
+PHUB_API phub_code phub_wait_device(phub_device_keys* keys);
+
 /* ---- Jobs, from outside. `server` is HOST:PORT; PHUB_TOKEN or PHUB_TOKEN_FILE has
  * the token, if it asks for one. A call takes up to 10 s. ---- */
 

@@ -1,10 +1,10 @@
 #include "worker/registered_memory.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 
+#include "kernels/convert_scaled.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -19,21 +19,6 @@ DType dtype_of(const std::string& name, const char* what) {
 }
 
 }  // namespace
-
-void convert_scaled(const void* from, DType from_dtype, float scale, void* to, DType to_dtype,
-                    uint64_t elements) {
-  if (scale == 1) return kernels::convert(from, from_dtype, to, to_dtype, elements);
-  constexpr uint64_t kBlock = 4096;  // stays in the cache
-  std::array<float, kBlock> block;
-  for (uint64_t at = 0; at < elements; at += kBlock) {
-    const uint64_t count = std::min(kBlock, elements - at);
-    const void* source = static_cast<const std::byte*>(from) + at * kernels::bytes_of(from_dtype);
-    void* target = static_cast<std::byte*>(to) + at * kernels::bytes_of(to_dtype);
-    float* scaled = to_dtype == DType::kF32 ? static_cast<float*>(target) : block.data();
-    kernels::sum({&source, 1}, from_dtype, scale, scaled, count);
-    if (to_dtype != DType::kF32) kernels::convert(scaled, DType::kF32, target, to_dtype, count);
-  }
-}
 
 RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link)
     : spec_(spec),
@@ -149,8 +134,8 @@ bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   if (ended_ || !entry.gradient || sends_in_place(entry)) return false;
   const std::span<std::byte> slot = session_.gradient(key);
   unlocked(entry, slot.size(), lock, [&, entry] {
-    convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
-                   gradient_dtype_, elements(key));
+    kernels::convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
+                            gradient_dtype_, elements(key));
   });
   return true;
 }
@@ -167,8 +152,8 @@ void RegisteredMemory::copy_out(size_t key, Lock& lock) {
   const std::span<const std::byte> result = session_.result(key);
   entry.copied_round = session_.round(key);
   unlocked(entry, result.size(), lock, [&, entry] {
-    convert_scaled(result.data(), parameter_dtype_, 1, entry.parameters, entry.parameter_dtype,
-                   elements(key));
+    kernels::convert_scaled(result.data(), parameter_dtype_, 1, entry.parameters,
+                            entry.parameter_dtype, elements(key));
   });
 }
 

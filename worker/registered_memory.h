@@ -85,9 +85,4 @@ class RegisteredMemory {
   std::condition_variable copied_;
 };
 
-// to[i] = from[i] * scale, rounded once to f32 and once to `to_dtype`. A scale of 1 changes
-// nothing.
-void convert_scaled(const void* from, kernels::DType from_dtype, float scale, void* to,
-                    kernels::DType to_dtype, uint64_t elements);
-
 }  // namespace phub

@@ -18,7 +18,7 @@ install(TARGETS phub_worker_shared EXPORT phub
 
 # The headers that phub.h, worker.h, control_client.h and those of the caches are made of.
 set(phub_public_headers
-  worker/phub.h worker/worker.h
+  worker/phub.h worker/worker.h worker/device_keys.h
   worker/geeps/cache.h worker/geeps/exchange.h worker/geeps/placement.h worker/geeps/key_queue.h
   worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
   worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h
@@ -33,7 +33,7 @@ endforeach()
 
 # To be linked statically: the library and what it needs of the other folders, as one archive.
 set(archive ${CMAKE_CURRENT_BINARY_DIR}/packages/libphub_worker.a)
-set(parts phub_geeps_c phub_geeps phub_device phub_worker phub_transport phub_kernels phub_numa)
+set(parts phub_geeps_c phub_geeps phub_device_keys phub_device phub_worker phub_transport phub_kernels phub_numa)
 set(script "create ${archive}\n")
 foreach(part ${parts})
   string(APPEND script "addlib $<TARGET_FILE:${part}>\n")

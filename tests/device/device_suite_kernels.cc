@@ -175,5 +175,30 @@ TEST_P(DeviceSuite, ConvertGivesTheBitsOfTheKernels) {
   }
 }
 
+TEST_P(DeviceSuite, ConvertMultipliesBeforeItRounds) {
+  constexpr std::array<DType, 3> kTypes = {DType::kF32, DType::kBF16, DType::kF16};
+  const size_t elements = 10'001;
+  const std::vector<float> values = random_floats(elements);
+  const float factor = random_floats(1)[0];
+  for (const DType from_dtype : kTypes) {
+    std::vector<uint8_t> given(elements * kernels::bytes_of(from_dtype));
+    kernels::convert(values.data(), DType::kF32, given.data(), from_dtype, elements);
+    const DeviceMemory from = memory(given.size());
+    device_->write(from.data(), given.data(), given.size());
+    for (const DType to_dtype : kTypes) {
+      std::vector<uint8_t> expected(elements * kernels::bytes_of(to_dtype));
+      std::vector<float> scaled(elements);
+      kernels::convert(given.data(), from_dtype, scaled.data(), DType::kF32, elements);
+      for (float& value : scaled) value *= factor;
+      kernels::convert(scaled.data(), DType::kF32, expected.data(), to_dtype, elements);
+      const DeviceMemory to = memory(expected.size());
+      stream_->convert(from.data(), from_dtype, to.data(), to_dtype, elements, factor);
+      stream_->synchronize();
+      ASSERT_EQ(bytes(to.data(), expected.size()), expected)
+          << kernels::name_of(from_dtype) << " to " << kernels::name_of(to_dtype);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace phub

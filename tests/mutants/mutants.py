@@ -60,6 +60,8 @@ TLS_SERVER = "transport/tls/server.cc"
 TLS_OPENING = "transport/tls/opening.cc"
 TCP_TLS = "transport/tcp/tls.cc"
 TLS_DOOR = "transport/tcp/tls_door.cc"
+DEVICE_KEYS = "worker/device_keys.cc"
+KEYS = ("worker/device_keys_test",)
 SAVES = "phub/job/running_job_saves.cc"
 SAVER = ("worker/saver_test",)
 SEEDED = ("geeps/cache_seeded_test",)
@@ -205,6 +207,14 @@ MUTANTS = [
     Mutant("unseen: a worker whose ticket was not seen gives up", "worker/link_keeper.cc",
            'ticket_unseen = offer.transport == "shm" && error.code() == ErrorCode::kTimeout;',
            "", ("worker/thread_errors_test:HalfOpen*",)),
+    Mutant("device-early: a result goes to the device before it is here", DEVICE_KEYS,
+           "    out_->wait(*signals_, key, pulled.pushes);\n", "", KEYS),
+    Mutant("device-behind: the caller's stream does not wait for what it pulls", DEVICE_KEYS,
+           "    stream.wait(*pulled.pulled);\n", "", KEYS),
+    Mutant("device-taken: a gradient is pushed before it has come from the device", DEVICE_KEYS,
+           "  push.taken->wait();\n", "", KEYS),
+    Mutant("device-poison: after a failure streams go on with what was there", "worker/device/host_kernels.cc",
+           "!= 0) poison(k.to, k.count);", "== 12345) poison(k.to, k.count);", KEYS),
     Mutant("why-lost: the reason of the last loss is not told", MEMBERS_BOUNDARY,
            "last->rank, last->reason));",
            "last->rank, std::string()));", ("phub/membership_test",)),

@@ -473,6 +473,7 @@ int main(int argc, char** argv) {
   misuse();
   check_threads();
   check_geeps();
+  check_device();
   stop_server();
   puts("ok");
   return 0;

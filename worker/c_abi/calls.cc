@@ -35,12 +35,13 @@ phub_code waiting(const char* function, const phub_worker* handle, Body body) {
   });
 }
 
-// Refuses calls that are the cache's, if the worker has one.
+// Refuses calls that are those of the worker's phub_geeps or phub_device_keys, if it has one.
 template <typename Body>
 phub_code exchanging(const char* function, const phub_worker* handle, Body body) {
   return with(function, handle, [&](Worker& worker, WorkerObject& object) {
-    if (object.has_cache) {
-      throw Refusal(PHUB_INVALID, "the keys of this worker are exchanged by its phub_geeps");
+    if (const Type other = object.exchanger; other != Type::kWorker) {
+      throw Refusal(PHUB_INVALID,
+                    fmt::format("the keys of this worker are exchanged by its {}", name_of(other)));
     }
     body(worker, object);
   });
@@ -111,9 +112,10 @@ phub_code phub_rejoin(phub_worker* worker, uint64_t* first_round) {
     if (object_of<WorkerObject>(worker) != lost) {
       throw Refusal(PHUB_INVALID, "another thread has called phub_rejoin for this worker");
     }
-    if (lost->has_cache) {
+    if (const Type other = lost->exchanger; other != Type::kWorker) {
       throw Refusal(PHUB_INVALID,
-                    "the worker has a phub_geeps: destroy it first, and make another");
+                    fmt::format("the worker has a {}: destroy it first, and make another after",
+                                name_of(other)));
     }
     const auto next = std::make_shared<WorkerObject>(lost->worker.rejoin());
     lost->completions.stop();  // before: what they push is of the old worker

@@ -20,27 +20,12 @@
 
 namespace phub::c_abi {
 
-KeysOfWorker::KeysOfWorker(std::shared_ptr<WorkerObject> object) : object_(std::move(object)) {
-  if (object_->has_completions) {
-    throw Refusal(PHUB_INVALID, "the worker's results are waited for by its completions");
-  }
-  if (object_->has_cache.exchange(true)) {
-    throw Refusal(PHUB_TAKEN, "the worker has a phub_geeps already");
-  }
-}
-
 namespace {
 
 using geeps::Buffer;
 using geeps::Cache;
 using geeps::Fetch;
 using geeps::Save;
-
-template <typename Handle>
-Handle* handle_of(std::shared_ptr<Object> object, Type type) {
-  const void* handle = Handles::instance().add(type, std::move(object));
-  return static_cast<Handle*>(const_cast<void*>(handle));
-}
 
 std::unique_lock<std::mutex> only_thread_in(GeepsObject& object) {
   std::unique_lock lock(object.call, std::try_to_lock);
@@ -147,7 +132,8 @@ phub_code phub_device_open_host(uint64_t budget_bytes, double copy_bytes_per_sec
     auto object = std::make_shared<DeviceObject>();
     object->device = make_host_device({.budget_bytes = budget_bytes,
                                        .copy_bytes_per_second = copy_bytes_per_second,
-                                       .copy_latency = std::chrono::nanoseconds(copy_latency_ns)});
+                                       .copy_latency = std::chrono::nanoseconds(copy_latency_ns),
+                                       .holds_all_memory = true});
     *device = handle_of<phub_device>(std::move(object), Type::kDevice);
   });
 }
@@ -184,7 +170,7 @@ phub_code phub_device_memory(const phub_device* device, phub_memory* memory) {
 phub_code phub_geeps_create(phub_device* device, phub_worker* worker,
                             const phub_geeps_options* options, phub_geeps** geeps) {
   return create(__func__, device, options, geeps, [&](GeepsObject& object, const auto& tables) {
-    object.keys = std::make_unique<KeysOfWorker>(object_of<WorkerObject>(worker));
+    object.keys = std::make_unique<KeysOfWorker>(object_of<WorkerObject>(worker), Type::kGeeps);
     object.exchange = std::make_unique<geeps::WorkerExchange>(object.keys->worker(), tables);
   });
 }

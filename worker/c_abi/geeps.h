@@ -25,19 +25,6 @@ struct GeepsOptionsObject : Object {
   std::vector<geeps::TableSpec> tables;
 };
 
-// A cache's exclusive use of its worker's keys, for as long as this lives.
-class KeysOfWorker {
- public:
-  explicit KeysOfWorker(std::shared_ptr<WorkerObject> object);  // throws Refusal(PHUB_TAKEN)
-  ~KeysOfWorker() { object_->has_cache = false; }
-  KeysOfWorker(const KeysOfWorker&) = delete;
-  KeysOfWorker& operator=(const KeysOfWorker&) = delete;
-  Worker& worker() const { return object_->worker; }
-
- private:
-  std::shared_ptr<WorkerObject> object_;
-};
-
 // Calls are serialised by `call`. Members are destroyed from the last to the first.
 struct GeepsObject : Object {
   static constexpr Type kType = Type::kGeeps;

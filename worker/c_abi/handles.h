@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "worker/phub.h"
 
@@ -30,7 +31,17 @@ struct Object {
   virtual ~Object() = default;
 };
 
-enum class Type : uint8_t { kOptions = 1, kWorker, kDevice, kGeepsOptions, kGeeps, kState };
+enum class Type : uint8_t {
+  kOptions = 1,
+  kWorker,
+  kDevice,
+  kGeepsOptions,
+  kGeeps,
+  kState,
+  kDeviceKeys
+};
+// "phub_worker".
+const char* name_of(Type type);
 
 // Thread-safe. The only instance is made at its first use and never destroyed, since threads of the
 // library may outlive main().
@@ -60,5 +71,12 @@ class Handles {
   uint64_t last_ = 0;
   uint32_t forks_ = 0;  // from the process that loaded the library to this one
 };
+
+// Adds the object, as the caller sees it.
+template <typename Handle>
+Handle* handle_of(std::shared_ptr<Object> object, Type type) {
+  const void* handle = Handles::instance().add(type, std::move(object));
+  return static_cast<Handle*>(const_cast<void*>(handle));
+}
 
 }  // namespace phub::c_abi

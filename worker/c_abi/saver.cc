@@ -95,7 +95,7 @@ phub_code phub_save_point(phub_worker* worker, uint64_t round) {
   return call(__func__, [&] {
     const auto object = object_of<WorkerObject>(worker);
     check_may_wait();
-    if (object->has_cache) {
+    if (object->exchanger == Type::kGeeps) {
       throw Refusal(PHUB_INVALID, "the worker has a phub_geeps: call phub_geeps_save_point");
     }
     Worker& saving = object->worker;

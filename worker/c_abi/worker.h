@@ -1,6 +1,8 @@
 // The object behind phub_worker.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -19,9 +21,33 @@ struct WorkerObject : Object {
   const std::unique_ptr<Worker> owned;
   Worker& worker;
   Completions completions;
-  std::atomic<bool> has_cache = false;        // a phub_geeps pushes its keys
+  // Who pushes its keys: its caller, a phub_geeps or a phub_device_keys.
+  std::atomic<Type> exchanger = Type::kWorker;
   std::atomic<bool> has_completions = false;  // phub_push_then was called
   std::mutex rejoining;
+};
+
+// The exclusive use of a worker's keys by a phub_geeps or phub_device_keys, for as long as this
+// lives.
+class KeysOfWorker {
+ public:
+  KeysOfWorker(std::shared_ptr<WorkerObject> object, Type exchanger)  // throws Refusal(PHUB_TAKEN)
+      : object_(std::move(object)) {
+    if (object_->has_completions) {
+      throw Refusal(PHUB_INVALID, "the worker's results are waited for by its completions");
+    }
+    Type before = Type::kWorker;
+    if (!object_->exchanger.compare_exchange_strong(before, exchanger)) {
+      throw Refusal(PHUB_TAKEN, fmt::format("the worker has a {} already", name_of(before)));
+    }
+  }
+  ~KeysOfWorker() { object_->exchanger = Type::kWorker; }
+  KeysOfWorker(const KeysOfWorker&) = delete;
+  KeysOfWorker& operator=(const KeysOfWorker&) = delete;
+  Worker& worker() const { return object_->worker; }
+
+ private:
+  std::shared_ptr<WorkerObject> object_;
 };
 
 // Throws Refusal(PHUB_WRONG_THREAD) within a completion, which would wait for its own thread.

@@ -79,6 +79,12 @@ class CudaDevice : public Device {
   std::unique_ptr<Event> make_event() override {
     return std::make_unique<CudaEvent>(*this, state_);
   }
+  std::unique_ptr<Signals> make_signals(size_t count) override {
+    return std::make_unique<CudaSignals>(*this, count);
+  }
+  std::unique_ptr<Stream> adopt_stream(void* stream, std::string name) override {
+    return std::make_unique<CudaStream>(*this, state_, name, static_cast<CUstream_st*>(stream));
+  }
 
  private:
   CudaCurrent use() const {
@@ -97,6 +103,20 @@ class CudaDevice : public Device {
     must(cudaStreamSynchronize(nullptr), ErrorCode::kInternal, name());
   }
 
+  // Looks at both ends: CUDA does not say which allocation they are in.
+  bool holds_of_others(const void* memory, size_t bytes) const override {
+    const CudaCurrent current(state_.ordinal());
+    const auto is_here = [this](const void* at) {
+      cudaPointerAttributes found{};
+      if (cudaPointerGetAttributes(&found, at) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+      }
+      return (found.type == cudaMemoryTypeDevice && found.device == state_.ordinal()) ||
+             found.type == cudaMemoryTypeManaged;
+    };
+    return is_here(memory) && is_here(static_cast<const std::byte*>(memory) + bytes - 1);
+  }
   void do_allocated(void* memory, size_t bytes) override {
     const CudaCurrent current = use();
     must(poison_all(memory, bytes), ErrorCode::kInternal, name());

@@ -4,7 +4,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "worker/device/cuda_kernels.h"
+#include "worker/device/poison.h"
 
 namespace phub {
 namespace {
@@ -13,6 +16,7 @@ using kernels::DType;
 
 constexpr unsigned kThreads = 256;
 constexpr size_t kMaxBlocks = 4096;  // enough for every GPU; threads stride over the rest
+constexpr size_t kPoisonThreads = 32 * kThreads;
 
 // Answers with the error of this launch, not with one that the application has not asked for yet.
 template <class... Parameters, class... Arguments>
@@ -97,8 +101,16 @@ __device__ void store(float value, __half* to) {
 }
 
 template <class From, class To>
-__global__ void convert(const From* from, To* to, size_t elements) {
-  for (size_t i = first(); i < elements; i += stride()) store(load(from + i), to + i);
+__global__ void convert(const From* from, float factor, To* to, size_t elements) {
+  for (size_t i = first(); i < elements; i += stride()) {
+    store(__fmul_rn(load(from + i), factor), to + i);  // exact if the factor is 1
+  }
+}
+
+// `flag` is in host memory: few threads read it.
+__global__ void poison_if(const volatile unsigned* flag, unsigned char* to, size_t bytes) {
+  if (*flag == 0) return;
+  for (size_t i = first(); i < bytes; i += stride()) to[i] = kPoison;
 }
 
 template <class From>
@@ -106,14 +118,14 @@ cudaError_t launch_convert(const Kernel& k, cudaStream_t stream) {
   const auto* from = static_cast<const From*>(k.from);
   switch (k.to_dtype) {
     case DType::kF32:
-      return launch(convert<From, float>, k.count, stream, from, static_cast<float*>(k.to),
-                    k.count);
+      return launch(convert<From, float>, k.count, stream, from, k.factor,
+                    static_cast<float*>(k.to), k.count);
     case DType::kBF16:
-      return launch(convert<From, __nv_bfloat16>, k.count, stream, from,
+      return launch(convert<From, __nv_bfloat16>, k.count, stream, from, k.factor,
                     static_cast<__nv_bfloat16*>(k.to), k.count);
     case DType::kF16:
-      return launch(convert<From, __half>, k.count, stream, from, static_cast<__half*>(k.to),
-                    k.count);
+      return launch(convert<From, __half>, k.count, stream, from, k.factor,
+                    static_cast<__half*>(k.to), k.count);
   }
   return cudaErrorInvalidValue;
 }
@@ -162,6 +174,10 @@ int launch_on_cuda(const Kernel& k, cudaStream_t stream) {
       return launch(fill, k.count, stream, k.factor, to, k.count);
     case Kernel::Kind::kConvert:
       return launch_convert(k, stream);
+    case Kernel::Kind::kPoisonIf:
+      return launch(poison_if, std::min(k.count, kPoisonThreads), stream,
+                    static_cast<const unsigned*>(k.from), static_cast<unsigned char*>(k.to),
+                    k.count);
     case Kernel::Kind::kCopy:
       break;
   }

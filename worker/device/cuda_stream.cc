@@ -5,30 +5,44 @@
 
 #include <utility>
 
+#include "transport/error.h"
 #include "worker/device/cuda_kernels.h"
 
 namespace phub {
 
 namespace {
 
+// A function of the driver as it is since this version of CUDA; null if the driver is older.
+void* driver_function(const char* name, unsigned since) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  const bool there = cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault,
+                                                      &result) == cudaSuccess &&
+                     result == cudaDriverEntryPointSuccess;
+  if (!there) cudaGetLastError();
+  return there ? found : nullptr;
+}
+
 // Whether the application uses the device: to make it current would make it so, which takes memory
 // of it. If the driver does not say, no.
 bool in_use(int ordinal) {
   using Answer = int(int device, unsigned* flags, int* active);  // cuDevicePrimaryCtxGetState
-  static Answer* const ask = [] {
-    constexpr unsigned kSince = 7000;  // CUDA 7.0
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const bool there =
-        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, kSince,
-                                         cudaEnableDefault, &result) == cudaSuccess &&
-        result == cudaDriverEntryPointSuccess;
-    if (!there) cudaGetLastError();
-    return there ? reinterpret_cast<Answer*>(found) : nullptr;
-  }();
+  constexpr unsigned kSince = 7000;                              // CUDA 7.0
+  static auto* const ask =
+      reinterpret_cast<Answer*>(driver_function("cuDevicePrimaryCtxGetState", kSince));
   unsigned flags = 0;
   int active = 0;
   return ask != nullptr && ask(ordinal, &flags, &active) == 0 && active != 0;
+}
+
+// Its results are numbers that cudaError_t has, too.
+using WaitValue = int(CUstream_st* stream, unsigned long long address, uint32_t value,  // NOLINT
+                      unsigned flags);
+WaitValue* wait_value() {
+  constexpr unsigned kSince = 12000;  // CUDA 12.0, from which on every GPU can
+  static auto* const found =
+      reinterpret_cast<WaitValue*>(driver_function("cuStreamWaitValue32", kSince));
+  return found;
 }
 
 }  // namespace
@@ -103,6 +117,7 @@ CudaStream::CudaStream(Device& device, const CudaState& state, const std::string
 }
 
 CudaStream::~CudaStream() {
+  if (!is_ours_) return;
   const CudaCurrent current(state_.ordinal());
   cudaStreamSynchronize(stream_);
   cudaStreamDestroy(stream_);
@@ -165,6 +180,23 @@ void CudaStream::do_synchronize() {
   CudaEvent reached(device(), state_);
   do_record(reached);
   reached.wait();
+}
+
+// Pinned memory has one address for host and device.
+void CudaStream::do_wait_for(const uint32_t* word, uint32_t number) {
+  constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ, which counts modulo 2^32
+  const CudaCurrent current = state_.enter(name());
+  state_.check(wait_value()(stream_, reinterpret_cast<uintptr_t>(word), number, kAtLeast),
+               "cuStreamWaitValue32", name());
+}
+
+CudaSignals::CudaSignals(Device& device, size_t count) : Signals(device, count) {
+  if (wait_value() != nullptr) return;
+  phub::fail(
+      ErrorCode::kUnavailable,
+      "{}: its streams cannot wait for the host: the driver has no cuStreamWaitValue32; install "
+      "the driver of CUDA 12 or later",
+      device.name());
 }
 
 }  // namespace phub

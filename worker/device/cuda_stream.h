@@ -67,6 +67,9 @@ class CudaEvent : public Event {
 class CudaStream : public Stream {
  public:
   CudaStream(Device& device, const CudaState& state, const std::string& name);
+  // Somebody else's, who destroys it.
+  CudaStream(Device& device, const CudaState& state, const std::string& name, CUstream_st* stream)
+      : Stream(device, name), state_(state), stream_(stream), is_ours_(false) {}
   ~CudaStream() override;
   CUstream_st* handle() const { return stream_; }
 
@@ -79,9 +82,21 @@ class CudaStream : public Stream {
   void do_record(Event& event) override;
   void do_wait(const Event& event) override;
   void do_synchronize() override;
+  void do_wait_for(const uint32_t* word, uint32_t number) override;
 
   const CudaState& state_;
   CUstream_st* stream_ = nullptr;
+  bool is_ours_ = true;
+};
+
+// Streams wait for words in pinned memory of the host.
+class CudaSignals : public Signals {
+ public:
+  // Throws Error(kUnavailable) if the driver lacks that.
+  CudaSignals(Device& device, size_t count);
+
+ private:
+  void do_raised() override {}
 };
 
 }  // namespace phub

@@ -122,13 +122,25 @@ void Device::read(void* to, const void* from, size_t bytes) {
   if (bytes > 0) do_read(to, from, bytes);
 }
 
-void Device::check_device(const char* what, const void* memory, size_t bytes) const {
-  if (bytes == 0) return;
+std::unique_ptr<Signals> Device::make_signals(size_t /*count*/) {
+  fail(ErrorCode::kUnavailable, "{}: this device has no signals", name_);
+}
+
+std::unique_ptr<Stream> Device::adopt_stream(void* /*stream*/, std::string /*name*/) {
+  fail(ErrorCode::kUnavailable, "{}: this device takes no streams of others", name_);
+}
+
+bool Device::holds(const void* memory, size_t bytes) const {
   const auto offset = reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(memory_);
   {
     const std::lock_guard lock(mutex_);
-    if (arena_.holds(offset, bytes)) return;
+    if (arena_.holds(offset, bytes)) return true;
   }
+  return memory != nullptr && holds_of_others(memory, bytes);
+}
+
+void Device::check_device(const char* what, const void* memory, size_t bytes) const {
+  if (bytes == 0 || holds(memory, bytes)) return;
   fail(ErrorCode::kInvalid,
        "{}: {} {} bytes at {}, which are not inside one allocation of this device", name_, what,
        bytes, memory);

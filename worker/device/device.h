@@ -144,6 +144,36 @@ class Event {
   Device& device_;
 };
 
+// Numbers that the host raises, 0 at first, and that streams wait for: so the work behind an event
+// of the host can be enqueued before it happens. They count modulo 2^32. REQUIRES: a wait is for
+// less than 2^30 more than the number is; this outlives the work that waits for it.
+class Signals {
+ public:
+  virtual ~Signals() = default;
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  Device& device() const { return device_; }
+  size_t size() const { return size_; }
+
+  // None of these blocks. Called by one thread at a time.
+  void raise(size_t index, uint32_t number);  // REQUIRES: it is higher than before
+  void fail();  // ends all waits, also later ones, and lets poison_if_failed() poison
+
+ protected:
+  Signals(Device& device, size_t count);
+
+ private:
+  friend class Stream;
+
+  virtual void do_raised() = 0;
+
+  Device& device_;
+  size_t size_;
+  HostMemory memory_;
+  bool has_failed_ = false;
+  uint32_t* words_;  // whether they have failed; then the numbers
+};
+
 // Runs work in order. All calls return at once. REQUIRES: memory stays valid and unchanged until
 // the work is done.
 class Stream {
@@ -170,8 +200,9 @@ class Stream {
   void add_scaled(float factor, const float* from, float* to, size_t elements);
   void fill(float* to, float value, size_t elements);
   // Rounds to nearest even; every NaN becomes the same one, as in kernels::convert.
+  // With a factor as kernels::convert_scaled.
   void convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
-               size_t elements);
+               size_t elements, float factor = 1);
 
   // Calls `callback` in a thread of the device. REQUIRES: it does not throw, and calls no function
   // of a device.
@@ -183,6 +214,11 @@ class Stream {
   void wait(const Event& event);  // later work waits for the event's latest record() so far
   void synchronize();             // blocks the caller until all work is done
 
+  // Later work waits until this number is at least `number`.
+  void wait(const Signals& signals, size_t index, uint32_t number);
+  // Writes bytes of 0xFF if the signals have failed when the stream comes here.
+  void poison_if_failed(const Signals& signals, void* memory, size_t bytes);
+
  private:
   // `what` is for errors. The kernel reads and writes so many bytes.
   void launch(const char* what, const Kernel& kernel, size_t from_bytes, size_t to_bytes);
@@ -191,6 +227,7 @@ class Stream {
   void scatter(const char* what, Kernel::Kind kind, const float* from, const RowIndex& index,
                Rows to);
   void check_index(const char* what, const RowIndex& index, ConstRows table) const;
+  void check_signals(const Signals& signals) const;
 
   virtual void do_copy_to_device(void* to, const void* from, size_t bytes) = 0;
   virtual void do_copy_to_host(void* to, const void* from, size_t bytes) = 0;
@@ -200,6 +237,7 @@ class Stream {
   virtual void do_record(Event& event) = 0;
   virtual void do_wait(const Event& event) = 0;
   virtual void do_synchronize() = 0;
+  virtual void do_wait_for(const uint32_t* word, uint32_t number);
 
   Device& device_;
   std::string name_;
@@ -238,6 +276,15 @@ class Device {
 
   virtual std::unique_ptr<Stream> make_stream(std::string name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
+  // Throws Error(kUnavailable) if the device has no such thing.
+  virtual std::unique_ptr<Signals> make_signals(size_t count);
+  // A stream that others made (CUDA: a cudaStream_t, which is null for the default one), and keep
+  // until this and its work are gone. Its destructor does not wait.
+  virtual std::unique_ptr<Stream> adopt_stream(void* stream, std::string name);
+
+  // Whether work can use all of this as device memory: it is inside one allocation of this device;
+  // or the device can reach it, though others allocated it (CUDA: memory of the same GPU).
+  bool holds(const void* memory, size_t bytes) const;
 
   size_t budget_bytes() const { return budget_; }
   // Whether device memory is host memory, in which the calling thread may compute.
@@ -263,6 +310,7 @@ class Device {
   void check_host(const char* what, const void* memory, size_t bytes, HostUse use) const;
   HostRange take_host_range(const void* memory, bool ours);
 
+  virtual bool holds_of_others(const void* /*memory*/, size_t /*bytes*/) const { return false; }
   virtual void do_allocated(void* memory, size_t bytes) = 0;  // poisons
   virtual void do_released(void* memory, size_t bytes) = 0;   // poisons
   virtual void* do_allocate_host(size_t bytes) = 0;

@@ -50,9 +50,23 @@ class HostStream : public Stream {
     scheduler_.enqueue_wait(queue_, static_cast<const HostEvent&>(event).point);
   }
   void do_synchronize() override { scheduler_.synchronize(queue_); }
+  void do_wait_for(const uint32_t* word, uint32_t number) override {
+    scheduler_.enqueue(queue_, HostNumber{word, number});
+  }
 
   HostScheduler& scheduler_;
   HostQueue& queue_;
+};
+
+class HostSignals : public Signals {
+ public:
+  HostSignals(Device& device, HostScheduler& scheduler, size_t count)
+      : Signals(device, count), scheduler_(scheduler) {}
+
+ private:
+  void do_raised() override { scheduler_.raised(); }
+
+  HostScheduler& scheduler_;
 };
 
 class HostDeviceImpl : public HostDevice {
@@ -60,6 +74,7 @@ class HostDeviceImpl : public HostDevice {
   explicit HostDeviceImpl(const HostDeviceOptions& options)
       : HostDevice(options.name, options.budget_bytes),
         numa_node_(options.numa_node),
+        holds_all_memory_(options.holds_all_memory),
         pages_(options.pages),
         host_budget_(options.host_budget_bytes),
         arena_memory_(options.budget_bytes, options.numa_node),
@@ -77,11 +92,17 @@ class HostDeviceImpl : public HostDevice {
   std::unique_ptr<Event> make_event() override {
     return std::make_unique<HostEvent>(*this, scheduler_);
   }
+  std::unique_ptr<Signals> make_signals(size_t count) override {
+    return std::make_unique<HostSignals>(*this, scheduler_, count);
+  }
   void fail_copy(Direction direction, uint64_t copies, size_t bytes) override {
     scheduler_.engine(direction == Direction::kToDevice).inject_failure(copies, bytes);
   }
 
  private:
+  bool holds_of_others(const void* /*memory*/, size_t /*bytes*/) const override {
+    return holds_all_memory_;
+  }
   void do_allocated(void* memory, size_t bytes) override {
     permit(memory, bytes);
     poison(memory, bytes);
@@ -116,6 +137,7 @@ class HostDeviceImpl : public HostDevice {
   void do_read(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
 
   uint32_t numa_node_;
+  bool holds_all_memory_;
   HostPages* pages_;
   size_t host_budget_;
   numa::Memory arena_memory_;

@@ -21,6 +21,8 @@ struct HostDeviceOptions {
   // Costs a pass over the destination.
   bool poison_copies = false;
   uint32_t numa_node = 0;  // of the memory
+  // All memory of the process counts as memory that others allocated on this device.
+  bool holds_all_memory = false;
   // For tests: a driver for pin_host(), which outlives the device (null: it accepts all memory),
   // and the limit of allocate_host() (0: none).
   HostPages* pages = nullptr;

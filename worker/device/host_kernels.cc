@@ -1,9 +1,12 @@
 // Rows are copied by the run: neighbours in an index that are neighbours in the table are one copy,
 // and the rows that come next are asked for ahead.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
+#include "kernels/convert_scaled.h"
 #include "worker/device/kernel.h"
+#include "worker/device/poison.h"
 #include "worker/device/row_copy.h"
 
 namespace phub {
@@ -112,10 +115,15 @@ void run_on_host(const Kernel& k) {
       std::fill_n(static_cast<float*>(k.to), k.count, k.factor);
       return;
     case Kernel::Kind::kConvert:
-      return kernels::convert(k.from, k.from_dtype, k.to, k.to_dtype, k.count);
+      return kernels::convert_scaled(k.from, k.from_dtype, k.factor, k.to, k.to_dtype, k.count);
     case Kernel::Kind::kCopy:
       std::memcpy(k.to, k.from, k.count);
       return;
+    case Kernel::Kind::kPoisonIf: {
+      auto* failed = static_cast<uint32_t*>(const_cast<void*>(k.from));
+      if (std::atomic_ref(*failed).load(std::memory_order_acquire) != 0) poison(k.to, k.count);
+      return;
+    }
   }
 }
 

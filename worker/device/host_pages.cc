@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "transport/error.h"
@@ -22,6 +23,25 @@ uintptr_t end_of(const void* memory, size_t bytes) {
 size_t host_page_bytes() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
+}
+
+PageRange pages_of(std::span<const std::byte> memory, HostUse use) {
+  return {begin_of(memory.data()), end_of(memory.data(), memory.size()), use};
+}
+
+std::vector<PageRange> merged(std::vector<PageRange> ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const PageRange& a, const PageRange& b) { return a.begin < b.begin; });
+  std::vector<PageRange> merged;
+  for (const PageRange& range : ranges) {
+    if (merged.empty() || range.begin >= merged.back().end) {
+      merged.push_back(range);
+      continue;
+    }
+    merged.back().end = std::max(merged.back().end, range.end);
+    if (range.use == HostUse::kReadWrite) merged.back().use = range.use;
+  }
+  return merged;
 }
 
 void HostPages::pin(const void* memory, size_t bytes, HostUse use, std::string_view what) {

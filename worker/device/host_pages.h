@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string_view>
+#include <vector>
 
 namespace phub {
 
@@ -13,6 +15,16 @@ namespace phub {
 enum class HostUse : bool { kRead, kReadWrite };
 
 size_t host_page_bytes();
+
+// Whole pages, which copies use in one way.
+struct PageRange {
+  uintptr_t begin, end;
+  HostUse use;
+};
+PageRange pages_of(std::span<const std::byte> memory, HostUse use);
+// Ranges that share pages become one range, which is written if a part of it is. Ranges that only
+// touch stay apart: they may be mapped differently, and a driver registers one kind at a time.
+std::vector<PageRange> merged(std::vector<PageRange> ranges);
 
 // The registrations of a process with one driver. A driver registers whole pages, each once for all
 // devices, and read-only pages only if it is told so. Devices that pin the same pages share a

@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "transport/error.h"
@@ -32,6 +33,15 @@ struct HostQueue {
     failed_at = completed;
   }
 };
+
+namespace {
+
+bool is_reached(const HostNumber& wanted) {
+  const auto word = std::atomic_ref(*const_cast<uint32_t*>(wanted.word));
+  return static_cast<int32_t>(word.load(std::memory_order_acquire) - wanted.number) >= 0;
+}
+
+}  // namespace
 
 HostScheduler::HostScheduler(std::string device, const CopyEngineOptions& copies)
     : device_(std::move(device)), to_device_(copies), to_host_(copies) {
@@ -141,6 +151,15 @@ void HostScheduler::synchronize(HostQueue& queue) {
   if (queue.failure != nullptr) queue.failure->raise(device_, queue.name);
 }
 
+// The lock orders this after a start_next() that has read an old number, or before it.
+void HostScheduler::raised() {
+  const std::lock_guard lock(mutex_);
+  for (HostQueue* queue : std::exchange(unsignalled_, {})) {
+    queue->ready_at = std::max(queue->ready_at, Clock::now());
+    advance(*queue);
+  }
+}
+
 void HostScheduler::serve(Lane lane) {
   prctl(PR_SET_TIMERSLACK, 1000);  // ns; the usual 50 µs are more than a copy's latency
   std::unique_lock lock(mutex_);
@@ -240,6 +259,15 @@ void HostScheduler::start_next(HostQueue& queue) {
         queue.pending.pop_front();
         ++queue.completed;
       }
+      continue;
+    }
+    if (const auto* raised = std::get_if<HostNumber>(&head)) {
+      if (!is_reached(*raised)) {
+        unsignalled_.push_back(&queue);
+        return;
+      }
+      queue.pending.pop_front();
+      ++queue.completed;
       continue;
     }
     if (const auto* time = std::get_if<std::chrono::nanoseconds>(&head)) {

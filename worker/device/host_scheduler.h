@@ -34,9 +34,15 @@ struct HostPoint {
   uint64_t position = 0;
 };
 
-// A HostPoint makes the queue wait for it.
-using HostWork =
-    std::variant<Kernel, HostCopy, std::function<void()>, std::chrono::nanoseconds, HostPoint>;
+// A word of Signals, and how far it must be raised.
+struct HostNumber {
+  const uint32_t* word;
+  uint32_t number;
+};
+
+// A HostPoint or a HostNumber makes the queue wait for it.
+using HostWork = std::variant<Kernel, HostCopy, std::function<void()>, std::chrono::nanoseconds,
+                              HostPoint, HostNumber>;
 
 // Thread-safe. REQUIRES: all queues are closed before it is destroyed.
 class HostScheduler {
@@ -56,6 +62,7 @@ class HostScheduler {
   bool is_done(const HostPoint& point);
   void wait(const HostPoint& point);
   void synchronize(HostQueue& queue);
+  void raised();  // some words of Signals are
 
   CopyEngine& engine(bool to_device) { return to_device ? to_device_ : to_host_; }
 
@@ -89,6 +96,7 @@ class HostScheduler {
   std::mutex mutex_;  // guards all that follows
   std::deque<HostQueue> queues_;
   std::vector<HostQueue*> closed_;
+  std::vector<HostQueue*> unsignalled_;  // whose head is a HostNumber that is not reached
   std::array<LaneState, kLanes> lanes_;
   std::set<std::pair<Clock::time_point, HostQueue*>> timers_;
   std::condition_variable timer_wake_;

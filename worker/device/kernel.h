@@ -16,8 +16,9 @@ struct Kernel {
     kGatherAdd,   // to row i += from row index[i]
     kAddScaled,   // to[i] += factor · from[i], two roundings
     kFill,        // to[i] = factor
-    kConvert,     // to[i] = from[i] in another number format, as kernels::convert
+    kConvert,     // to[i] = factor · from[i] in another format, as kernels::convert_scaled
     kCopy,        // bytes
+    kPoisonIf,    // bytes become poison if the number at `from`, in pinned memory, is not 0
   };
   Kind kind;
   const void* from = nullptr;

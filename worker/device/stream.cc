@@ -133,8 +133,8 @@ void Stream::fill(float* to, float value, size_t elements) {
 }
 
 void Stream::convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
-                     size_t elements) {
-  if (from_dtype == to_dtype) {
+                     size_t elements, float factor) {
+  if (from_dtype == to_dtype && factor == 1) {
     return copy_on_device(to, from, bytes_of(elements, kernels::bytes_of(to_dtype)));
   }
   launch("convert",
@@ -142,6 +142,7 @@ void Stream::convert(const void* from, kernels::DType from_dtype, void* to, kern
           .from = from,
           .to = to,
           .count = elements,
+          .factor = factor,
           .from_dtype = from_dtype,
           .to_dtype = to_dtype},
          bytes_of(elements, kernels::bytes_of(from_dtype)),
@@ -174,5 +175,53 @@ void Stream::wait(const Event& event) {
 }
 
 void Stream::synchronize() { do_synchronize(); }
+
+void Stream::wait(const Signals& signals, size_t index, uint32_t number) {
+  check_signals(signals);
+  if (index >= signals.size()) {
+    fail(ErrorCode::kInvalid, "{}: wait for signal {} of {}", device_.name(), index,
+         signals.size());
+  }
+  do_wait_for(signals.words_ + 1 + index, number);
+}
+
+void Stream::poison_if_failed(const Signals& signals, void* memory, size_t bytes) {
+  check_signals(signals);
+  launch("poison",
+         {.kind = Kernel::Kind::kPoisonIf, .from = signals.words_, .to = memory, .count = bytes}, 0,
+         bytes);
+}
+
+void Stream::check_signals(const Signals& signals) const {
+  if (&signals.device() == &device_) return;
+  fail(ErrorCode::kInvalid, "{}: signals of another device, {}", device_.name(),
+       signals.device().name());
+}
+
+void Stream::do_wait_for(const uint32_t* /*word*/, uint32_t /*number*/) {
+  fail(ErrorCode::kUnavailable, "{}: this device has no signals", device_.name());
+}
+
+Signals::Signals(Device& device, size_t count)
+    : device_(device),
+      size_(count),
+      memory_(device, (1 + count) * sizeof(uint32_t), "signals"),
+      words_(static_cast<uint32_t*>(memory_.data())) {}
+
+void Signals::raise(size_t index, uint32_t number) {
+  if (has_failed_) return;  // no wait is left
+  std::atomic_ref(words_[1 + index]).store(number, std::memory_order_release);
+  do_raised();
+}
+
+void Signals::fail() {
+  if (std::exchange(has_failed_, true)) return;
+  constexpr uint32_t kBeyondAllWaits = 1u << 30;
+  std::atomic_ref(words_[0]).store(1, std::memory_order_release);
+  for (size_t i = 1; i <= size_; ++i) {
+    std::atomic_ref(words_[i]).fetch_add(kBeyondAllWaits, std::memory_order_release);
+  }
+  do_raised();
+}
 
 }  // namespace phub

@@ -16,35 +16,6 @@ namespace {
 
 constexpr uint32_t kMostPartitions = 256;  // three threads each
 
-struct Pages {
-  uintptr_t begin, end;
-  HostUse use;
-};
-
-Pages pages(std::span<const float> memory, HostUse use) {
-  const uintptr_t page = host_page_bytes();
-  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
-  const uintptr_t end = begin + memory.size_bytes();
-  return {begin / page * page, (end + page - 1) / page * page, use};
-}
-
-// Ranges that share pages become one range, which is written if a part of it is. Ranges that only
-// touch stay apart: they may be mapped differently, and a driver registers one kind at a time.
-std::vector<Pages> merged(std::vector<Pages> ranges) {
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Pages& a, const Pages& b) { return a.begin < b.begin; });
-  std::vector<Pages> merged;
-  for (const Pages& range : ranges) {
-    if (merged.empty() || range.begin >= merged.back().end) {
-      merged.push_back(range);
-      continue;
-    }
-    merged.back().end = std::max(merged.back().end, range.end);
-    if (range.use == HostUse::kReadWrite) merged.back().use = range.use;
-  }
-  return merged;
-}
-
 CacheOptions checked(const CacheOptions& options) {
   if (options.partitions == 0 || options.partitions > kMostPartitions) {
     fail(ErrorCode::kInvalid, "a cache of {} partitions: there are 1 to {}", options.partitions,
@@ -79,12 +50,12 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
   own_lane_.rows = std::make_unique<HostRows>(device_, *own_lane_.stream);
   // Tables that are kept twice are included: other caches of the process may copy them, and
   // neighbours that share a page are pinned together.
-  std::vector<Pages> exchanged;
+  std::vector<PageRange> exchanged;
   for (size_t key = 0; key < exchange.keys(); ++key) {
-    exchanged.push_back(pages(exchange.parameters(key), HostUse::kRead));
-    exchanged.push_back(pages(exchange.gradient(key), HostUse::kReadWrite));
+    exchanged.push_back(pages_of(std::as_bytes(exchange.parameters(key)), HostUse::kRead));
+    exchanged.push_back(pages_of(std::as_bytes(exchange.gradient(key)), HostUse::kReadWrite));
   }
-  for (const Pages& range : merged(std::move(exchanged))) {
+  for (const PageRange& range : merged(std::move(exchanged))) {
     pinned_.emplace_back(device_, reinterpret_cast<const void*>(range.begin),
                          range.end - range.begin, range.use, "memory of the exchange");
   }

@@ -1,0 +1,479 @@
+// Keys on a device: the bits of the same job without one; no call waits; whatever ends, streams go
+// on.
+#include "worker/device_keys.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/convert_scaled.h"
+#include "tests/device/device_suite.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "transport/error.h"
+#include "worker/device/cuda_device.h"
+#include "worker/device/host_device.h"
+
+namespace phub::testing {
+namespace {
+
+using kernels::DType;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Bytes = std::vector<std::byte>;
+using Direction = HostDevice::Direction;
+
+constexpr size_t kBudget = DeviceKeys::kDeviceBytes + (64 << 20);
+
+// A driver that takes no memory of others.
+class NoPages final : public HostPages {
+  void do_register(void* /*begin*/, size_t /*bytes*/, HostUse /*use*/,
+                   std::string_view what) override {
+    fail(ErrorCode::kFull, "refused: {}", what);
+  }
+  void do_unregister(void* /*begin*/) noexcept override {}
+};
+
+std::unique_ptr<Device> make_host(size_t budget) {
+  return make_host_device({.budget_bytes = budget});
+}
+std::unique_ptr<Device> make_slow(size_t budget) {
+  return make_host_device({.name = "slow",
+                           .budget_bytes = budget,
+                           .copy_bytes_per_second = 2e9,
+                           .copy_latency = std::chrono::microseconds(200),
+                           .poison_copies = true});
+}
+std::unique_ptr<Device> make_staged(size_t budget) {
+  static NoPages pages;
+  return make_host_device({.name = "staged", .budget_bytes = budget, .pages = &pages});
+}
+std::unique_ptr<Device> make_cuda(size_t budget) {
+  return make_cuda_device({.ordinal = 0, .budget_bytes = budget});
+}
+std::string none() { return ""; }
+std::string no_cuda() {
+  const CudaDevices found = cuda_devices();
+  return found.devices.empty() ? "no CUDA device: " + found.none_because : "";
+}
+
+JobSpec spec_of(const std::string& name, uint32_t ranks) {
+  JobSpec spec;
+  spec.name = name;
+  spec.keys = {{.name = "a", .elements = 5000},
+               {.name = "b", .elements = 7},
+               {.name = "c", .elements = 33'000}};
+  spec.world_size = ranks;
+  spec.optimizer = "adam";
+  spec.reduction = "mean";
+  spec.hyper = {{"lr", 0.01}};
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
+  return spec;
+}
+
+WorkerOptions options_of_rank(const Box& box, const JobSpec& spec, uint32_t rank) {
+  WorkerOptions options = box.options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return options;
+}
+
+// What one program computes with.
+struct Formats {
+  std::string job_gradient = "f32", job_parameter = "f32";
+  DType gradient = DType::kF32, parameter = DType::kF32;
+  float scale = 1;
+};
+
+Bytes gradient_of(const Formats& formats, uint32_t seed, uint64_t elements) {
+  std::minstd_rand random(seed);
+  std::vector<float> values(elements);
+  for (float& value : values) value = static_cast<float>(random() % 2001) / 1000 - 1;
+  Bytes bytes(elements * kernels::bytes_of(formats.gradient));
+  kernels::convert(values.data(), DType::kF32, bytes.data(), formats.gradient, elements);
+  return bytes;
+}
+
+uint32_t seed_of(uint32_t seed, uint32_t rank, uint64_t round, size_t key) {
+  return static_cast<uint32_t>(seed + 1000 * round + 100 * rank + 10 * key + 1);
+}
+
+class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
+ protected:
+  void SetUp() override {
+    const std::string missing = GetParam().missing();
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+
+  // The results of all rounds and keys, as rank 0 has them, in the program's formats.
+  std::vector<Bytes> without_device(const JobSpec& spec, const Formats& formats, uint32_t seed,
+                                    uint64_t rounds) {
+    std::vector<Bytes> results;
+    each_rank(spec.world_size, [&](uint32_t rank) {
+      Worker worker(options_of_rank(*box_, spec, rank));
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          const uint64_t elements = spec.keys[key].elements;
+          const Bytes from = gradient_of(formats, seed_of(seed, rank, round, key), elements);
+          kernels::convert_scaled(from.data(), formats.gradient, formats.scale,
+                                  worker.gradient_bytes(key).data(),
+                                  *kernels::parse_dtype(spec.gradient_dtype), elements);
+          worker.push(key);
+        }
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          worker.wait(key);
+          const uint64_t elements = spec.keys[key].elements;
+          Bytes result(elements * kernels::bytes_of(formats.parameter));
+          kernels::convert(worker.parameter_bytes(key).data(),
+                           *kernels::parse_dtype(spec.parameter_dtype), result.data(),
+                           formats.parameter, elements);
+          if (rank == 0) results.push_back(std::move(result));
+        }
+      }
+    });
+    return results;
+  }
+
+  // The same with keys on a device. All calls are made before any work of the first round begins.
+  std::vector<Bytes> with_device(const JobSpec& spec, const Formats& formats, uint32_t seed,
+                                 uint64_t rounds) {
+    std::vector<Bytes> results;
+    each_rank(spec.world_size, [&](uint32_t rank) {
+      const auto device = GetParam().make(kBudget);
+      Worker worker(options_of_rank(*box_, spec, rank));
+      {
+        const auto stream = device->make_stream("program");
+        std::vector<DeviceMemory> pushed, pulled;
+        DeviceKeys keys(worker, *device);
+        std::minstd_rand random(seed + rank);
+        for (uint64_t round = 1; round <= rounds; ++round) {
+          for (size_t key = 0; key < worker.keys(); ++key) {
+            const Bytes from =
+                gradient_of(formats, seed_of(seed, rank, round, key), spec.keys[key].elements);
+            pushed.emplace_back(*device, from.size(), "gradient");
+            device->write(pushed.back().data(), from.data(), from.size());
+            pulled.emplace_back(
+                *device, spec.keys[key].elements * kernels::bytes_of(formats.parameter), "result");
+          }
+        }
+        Gate gate;
+        gate.close(*stream);
+        std::vector<size_t> order(worker.keys());
+        std::iota(order.begin(), order.end(), 0);
+        for (uint64_t round = 0; round < rounds; ++round) {
+          std::shuffle(order.begin(), order.end(), random);
+          for (const size_t key : order) {
+            keys.push(key, pushed[round * order.size() + key].data(), *stream,
+                      {.dtype = formats.gradient, .scale = formats.scale});
+          }
+          std::shuffle(order.begin(), order.end(), random);
+          for (const size_t key : order) {
+            keys.pull(key, pulled[round * order.size() + key].data(), *stream, formats.parameter);
+          }
+        }
+        gate.open();
+        stream->synchronize();
+        keys.wait();
+        if (rank == 0) {
+          for (const DeviceMemory& each : pulled) {
+            results.emplace_back(each.bytes());
+            device->read(results.back().data(), each.data(), each.bytes());
+          }
+        }
+      }
+      worker.leave();
+    });
+    return results;
+  }
+
+  void expect_same_bits(JobSpec spec, const Formats& formats, uint64_t rounds) {
+    const auto seed = static_cast<uint32_t>(fresh_seeds(1).first);
+    SCOPED_TRACE(::testing::Message() << "PHUB_SEED=" << seed);
+    spec.gradient_dtype = formats.job_gradient;
+    spec.parameter_dtype = formats.job_parameter;
+    const std::string name = spec.name;
+    spec.name = name + "-plain";
+    const auto plain = without_device(spec, formats, seed, rounds);
+    spec.name = name + "-device";
+    const auto device = with_device(spec, formats, seed, rounds);
+    ASSERT_EQ(plain.size(), device.size());
+    for (size_t i = 0; i < plain.size(); ++i) {
+      ASSERT_TRUE(plain[i] == device[i])
+          << "round " << i / spec.keys.size() + 1 << ", key " << i % spec.keys.size();
+    }
+  }
+
+  std::unique_ptr<Box> box_ = std::make_unique<Box>();
+};
+
+TEST_P(DeviceKeysTest, ResultsAreTheBitsOfAJobWithoutADevice) {
+  expect_same_bits(spec_of("f32", 2), {}, 4);
+}
+
+TEST_P(DeviceKeysTest, SoTheyAreInOtherFormatsAndScaled) {
+  expect_same_bits(
+      spec_of("bf16", 2),
+      {.job_gradient = "bf16", .gradient = DType::kF32, .parameter = DType::kF16, .scale = 0.375f},
+      3);
+  expect_same_bits(spec_of("f16", 2),
+                   {.job_gradient = "f32",
+                    .job_parameter = "bf16",
+                    .gradient = DType::kF16,
+                    .parameter = DType::kF32},
+                   3);
+  expect_same_bits(spec_of("scaled", 1), {.scale = 3}, 2);
+}
+
+TEST_P(DeviceKeysTest, KeysAreConvertedPieceByPiece) {
+  JobSpec spec = spec_of("pieces", 1);
+  spec.keys[1].elements = DeviceKeys::kPieceBytes / 4 + 1001;
+  expect_same_bits(spec, {.gradient = DType::kBF16, .parameter = DType::kBF16}, 2);
+}
+
+TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
+  JobSpec spec = spec_of("null", 1);
+  spec.optimizer = "none";
+  spec.reduction = "sum";
+  const auto device = GetParam().make(kBudget);
+  Worker worker(options_of_rank(*box_, spec, 0));
+  const auto stream = device->make_stream("program");
+  const DeviceMemory memory(*device, spec.keys[1].elements * sizeof(float), "values");
+  DeviceKeys keys(worker, *device);
+  stream->fill(memory.floats(), 2.0f, spec.keys[1].elements);
+  const auto values = [&] {
+    stream->synchronize();
+    std::vector<float> read(spec.keys[1].elements);
+    device->read(read.data(), memory.data(), memory.bytes());
+    return read;
+  };
+  keys.push(1, memory.data(), *stream, {.scale = 4});
+  keys.pull(1, memory.data(), *stream);  // in place
+  EXPECT_EQ(values(), std::vector<float>(spec.keys[1].elements, 8.0f));
+  keys.push(1, nullptr, *stream);
+  keys.pull(1, memory.data(), *stream);
+  EXPECT_EQ(values(), std::vector<float>(spec.keys[1].elements, 0.0f));
+  EXPECT_EQ(worker.round(1), 2u);
+}
+
+TEST_P(DeviceKeysTest, AStreamWaitsForTheOtherRanks) {
+  const JobSpec spec = spec_of("waits", 2);
+  std::unique_ptr<Worker> workers[2];
+  each_rank(2, [&](uint32_t rank) {
+    workers[rank] = std::make_unique<Worker>(options_of_rank(*box_, spec, rank));
+  });
+  const auto device = GetParam().make(kBudget);
+  const auto stream = device->make_stream("program");
+  const auto event = device->make_event();
+  const DeviceMemory memory(*device, spec.keys[1].elements * sizeof(float), "values");
+  DeviceKeys keys(*workers[0], *device);
+  stream->fill(memory.floats(), 1.0f, spec.keys[1].elements);
+  keys.push(1, memory.data(), *stream);
+  keys.pull(1, memory.data(), *stream);
+  stream->record(*event);
+  EXPECT_FALSE(event->done()) << "rank 1 has not pushed";
+  workers[1]->push_null(1);
+  event->wait();
+  keys.wait();
+  EXPECT_EQ(workers[0]->round(1), 1u);
+}
+
+// What ends while rank 0's stream waits for a result: it goes on, with poison.
+class DeviceKeysEndTest : public DeviceKeysTest {
+ protected:
+  void SetUp() override {
+    DeviceKeysTest::SetUp();
+    if (IsSkipped()) return;
+    each_rank(2, [&](uint32_t rank) {
+      workers_[rank] = std::make_unique<Worker>(options_of_rank(*box_, spec_, rank));
+    });
+    device_ = GetParam().make(kBudget);
+    stream_ = device_->make_stream("program");
+    memory_ = DeviceMemory(*device_, spec_.keys[0].elements * sizeof(float), "values");
+    keys_ = std::make_unique<DeviceKeys>(*workers_[0], *device_);
+    stream_->fill(memory_.floats(), 1.0f, spec_.keys[0].elements);
+    keys_->push(0, memory_.data(), *stream_);
+    keys_->pull(0, memory_.data(), *stream_);
+  }
+  void TearDown() override {
+    keys_.reset();
+    stream_.reset();
+  }
+
+  void expect_poison() {
+    stream_->synchronize();
+    std::vector<uint8_t> bytes(memory_.bytes());
+    device_->read(bytes.data(), memory_.data(), bytes.size());
+    EXPECT_TRUE(is_poisoned(bytes));
+  }
+  void expect_all_calls_fail(ErrorCode code, const std::string& words) {
+    for (const auto& call :
+         std::vector<std::function<void()>>{[&] { keys_->push(1, memory_.data(), *stream_); },
+                                            [&] { keys_->pull(1, memory_.data(), *stream_); },
+                                            [&] { keys_->wait(); }, [&] { keys_->check(); }}) {
+      std::string what;
+      EXPECT_EQ(code_of(call, &what), code);
+      EXPECT_THAT(what, HasSubstr(words));
+    }
+  }
+
+  const JobSpec spec_ = [] {
+    JobSpec spec = spec_of("ends", 2);
+    spec.lease_ms = 5000;  // for so long a worker tries to reach a box that is gone
+    return spec;
+  }();
+  std::unique_ptr<Worker> workers_[2];
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  DeviceMemory memory_;
+  std::unique_ptr<DeviceKeys> keys_;
+};
+
+TEST_P(DeviceKeysEndTest, TheWorker) {
+  workers_[0]->end("enough");
+  expect_poison();
+  expect_all_calls_fail(ErrorCode::kFenced, "enough");
+}
+
+TEST_P(DeviceKeysEndTest, TheBox) {
+  box_.reset();
+  expect_poison();
+  expect_all_calls_fail(ErrorCode::kUnavailable, "");
+}
+
+TEST_P(DeviceKeysEndTest, TheKeys) {
+  keys_.reset();
+  expect_poison();
+  workers_[1]->push_null(0);
+  workers_[0]->wait(0);  // it was sent
+  EXPECT_EQ(workers_[0]->round(0), 1u);
+  workers_[0]->push(1);  // by the worker itself again
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysTest,
+                         ::testing::Values(DeviceFactory{"host", make_host, none},
+                                           DeviceFactory{"slow", make_slow, none},
+                                           DeviceFactory{"staged", make_staged, none},
+                                           DeviceFactory{"cuda", make_cuda, no_cuda}),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysEndTest,
+                         ::testing::Values(DeviceFactory{"host", make_host, none},
+                                           DeviceFactory{"slow", make_slow, none},
+                                           DeviceFactory{"staged", make_staged, none},
+                                           DeviceFactory{"cuda", make_cuda, no_cuda}),
+                         [](const auto& info) { return info.param.name; });
+
+class HostDeviceKeysTest : public ::testing::Test {
+ protected:
+  const JobSpec spec_ = spec_of("host", 1);
+  Box box_;
+  Worker worker_{options_of_rank(box_, spec_, 0)};
+  std::unique_ptr<HostDevice> device_ = make_host_device({.name = "dev0", .budget_bytes = kBudget});
+  std::unique_ptr<Stream> stream_ = device_->make_stream("program");
+  DeviceMemory memory_{*device_, spec_.keys[0].elements * sizeof(float), "values"};
+};
+
+TEST_F(HostDeviceKeysTest, ACopyThatFailsEndsThem) {
+  DeviceKeys keys(worker_, *device_);
+  const auto other = device_->make_stream("other");
+  const DeviceMemory result(*device_, spec_.keys[1].elements * sizeof(float), "result");
+  device_->fail_copy(Direction::kToHost, 0, 20);
+  Gate gate;
+  gate.close(*stream_);
+  keys.push(1, memory_.data(), *stream_);
+  keys.pull(1, result.data(), *other);
+  gate.open();
+  other->synchronize();
+  std::vector<uint8_t> bytes(result.bytes());
+  device_->read(bytes.data(), result.data(), bytes.size());
+  EXPECT_TRUE(is_poisoned(bytes));
+  std::string what;
+  EXPECT_EQ(code_of([&] { keys.wait(); }, &what), ErrorCode::kInternal);
+  EXPECT_THAT(what, AllOf(HasSubstr("dev0"), HasSubstr("failed after 20 bytes")));
+  EXPECT_EQ(code_of([&] { keys.pull(0, memory_.data(), *other); }), ErrorCode::kInternal);
+}
+
+TEST_F(HostDeviceKeysTest, AStreamOfTheCallersThatFailedEndsThem) {
+  DeviceKeys keys(worker_, *device_);
+  const HostMemory host(*device_, 64, "host");
+  device_->fail_copy(Direction::kToDevice, 0, 20);
+  stream_->copy_to_device(memory_.data(), host.data(), host.bytes());
+  EXPECT_EQ(code_of([&] { stream_->synchronize(); }), ErrorCode::kInternal);
+  EXPECT_EQ(code_of([&] { keys.push(0, memory_.data(), *stream_); }), ErrorCode::kUnavailable);
+  EXPECT_EQ(code_of([&] { keys.wait(); }), ErrorCode::kUnavailable);
+}
+
+TEST_F(HostDeviceKeysTest, WrongCallsNameTheKeyAndChangeNothing) {
+  DeviceKeys keys(worker_, *device_);
+  const auto push = [&](size_t key, const void* memory, Stream& stream, float scale = 1) {
+    std::string what;
+    EXPECT_EQ(code_of([&] { keys.push(key, memory, stream, {.scale = scale}); }, &what),
+              ErrorCode::kInvalid);
+    return what;
+  };
+  std::vector<float> host(5000);
+  const auto other = make_host_device({.name = "dev1", .budget_bytes = 4096});
+  const auto others = other->make_stream("far");
+  EXPECT_THAT(push(3, memory_.data(), *stream_), HasSubstr("key 3 is out of range"));
+  EXPECT_THAT(push(0, host.data(), *stream_),
+              AllOf(HasSubstr("push of key 'a': 20000 bytes (5000 elements of f32)"),
+                    HasSubstr("not inside memory of dev0")));
+  EXPECT_THAT(push(0, memory_.floats() + 1, *stream_), HasSubstr("key 'a'")) << "too short";
+  EXPECT_THAT(push(2, memory_.data(), *stream_), HasSubstr("key 'c'")) << "too short";
+  EXPECT_THAT(push(0, memory_.data(), *others), HasSubstr("stream 'far' is of dev1"));
+  EXPECT_THAT(push(0, memory_.data(), *stream_, std::numeric_limits<float>::quiet_NaN()),
+              HasSubstr("not finite"));
+  std::string what;
+  EXPECT_EQ(code_of([&] { keys.pull(0, host.data(), *stream_); }, &what), ErrorCode::kInvalid);
+  EXPECT_THAT(what, HasSubstr("pull of key 'a'"));
+  EXPECT_EQ(code_of([&] { keys.pull(0, nullptr, *stream_); }), ErrorCode::kInvalid);
+  EXPECT_EQ(worker_.round(0), 0u);
+  stream_->fill(memory_.floats(), 1.0f, spec_.keys[0].elements);
+  keys.push(0, memory_.data(), *stream_);
+  keys.pull(0, memory_.data(), *stream_);
+  keys.wait();
+  EXPECT_EQ(worker_.round(0), 1u);
+}
+
+TEST_F(HostDeviceKeysTest, NeedMemoryOfTheDevice) {
+  const auto small = make_host_device({.budget_bytes = DeviceKeys::kDeviceBytes - 1});
+  EXPECT_EQ(code_of([&] { DeviceKeys(worker_, *small); }), ErrorCode::kFull);
+  const auto enough = make_host_device({.budget_bytes = DeviceKeys::kDeviceBytes});
+  DeviceKeys(worker_, *enough).wait();
+}
+
+TEST_F(HostDeviceKeysTest, MemoryOfOthersIsTakenWhereTheDeviceHasIt) {
+  const auto all =
+      make_host_device({.budget_bytes = DeviceKeys::kDeviceBytes, .holds_all_memory = true});
+  const auto stream = all->make_stream("program");
+  std::vector<float> host(5000, 1.0f), result(5000);
+  DeviceKeys keys(worker_, *all);
+  keys.push(0, host.data(), *stream);
+  keys.pull(0, result.data(), *stream);
+  keys.wait();
+  EXPECT_TRUE(std::memcmp(result.data(), worker_.parameters(0).data(), 20'000) == 0);
+}
+
+// Events of pushes are used again, and none is made while a program is in its course.
+TEST_F(HostDeviceKeysTest, TheWorkersOwnMemoryIsWhatIsCopied) {
+  DeviceKeys keys(worker_, *device_);
+  stream_->fill(memory_.floats(), 1.0f, spec_.keys[0].elements);
+  for (int round = 0; round < 3; ++round) {
+    keys.push(0, memory_.data(), *stream_);
+    keys.pull(0, memory_.data(), *stream_);
+  }
+  keys.wait();
+  EXPECT_EQ(worker_.stats().bytes_copied, 0u);
+  const DeviceStats stats = device_->stats();
+  EXPECT_EQ(stats.bytes_to_host, 3 * memory_.bytes());
+  EXPECT_EQ(stats.bytes_to_device, 3 * memory_.bytes());
+}
+
+}  // namespace
+}  // namespace phub::testing

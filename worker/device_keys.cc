@@ -1,0 +1,302 @@
+#include "worker/device_keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "worker/c_abi/any_error.h"
+
+namespace phub {
+namespace {
+
+using kernels::DType;
+
+template <typename Byte>
+std::span<Byte> part(std::span<Byte> all, size_t offset, size_t bytes) {
+  return all.subspan(offset, bytes);
+}
+
+}  // namespace
+
+DeviceKeys::DeviceKeys(Worker& worker, Device& device)
+    : worker_(worker),
+      device_(device),
+      gradient_dtype_(*kernels::parse_dtype(worker.spec().gradient_dtype)),
+      parameter_dtype_(*kernels::parse_dtype(worker.spec().parameter_dtype)),
+      in_piece_(device, kPieceBytes, "gradients that are converted"),
+      out_piece_(device, kPieceBytes, "results that are converted"),
+      keys_(worker.keys()),
+      ready_(device.make_event()),
+      signals_(device.make_signals(worker.keys())),
+      in_(device.make_stream("phub in")),
+      out_(device.make_stream("phub out")) {
+  std::vector<std::span<const std::byte>> gradients, results;
+  for (size_t key = 0; key < keys_.size(); ++key) {
+    worker_.register_memory(key, {});
+    worker_.wait(key);
+    keys_[key].gradient = worker_.gradient_bytes(key);
+    keys_[key].result = worker_.parameter_bytes(key);
+    keys_[key].pulled = device_.make_event();
+    gradients.emplace_back(keys_[key].gradient);
+    results.emplace_back(keys_[key].result);
+  }
+  const auto bytes_of_all = [](const auto& memory) {
+    size_t bytes = 0;
+    for (const auto& each : memory) bytes += each.size();
+    return bytes;
+  };
+  if (!pin(gradients, HostUse::kReadWrite)) {
+    staged_gradients_ = HostMemory(device_, bytes_of_all(gradients), "gradients");
+    auto* place = static_cast<std::byte*>(staged_gradients_.data());
+    for (Key& key : keys_) {
+      key.gradient = {place, key.gradient.size()};
+      place += key.gradient.size();
+    }
+  }
+  if (!pin(results, HostUse::kRead)) {
+    staged_results_ = HostMemory(device_, bytes_of_all(results), "results");
+    auto* place = static_cast<std::byte*>(staged_results_.data());
+    for (Key& key : keys_) {
+      std::memcpy(place, key.result.data(), key.result.size());
+      key.result = {place, key.result.size()};
+      place += key.result.size();
+    }
+  }
+  sender_ = start_thread("phub-send", [this](const std::stop_token& stop) { send(stop); });
+  receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
+}
+
+DeviceKeys::~DeviceKeys() {
+  sender_.request_stop();
+  sender_.join();
+  receiver_.request_stop();
+  worker_.wake();
+  receiver_.join();
+  worker_.forget_announced();
+  const std::lock_guard lock(mutex_);
+  fail(Error(ErrorCode::kFenced, "the keys are not on a device any more"));
+}
+
+// Whether the driver takes it: over shared memory, results are pages that cannot be written.
+bool DeviceKeys::pin(const std::vector<std::span<const std::byte>>& memory, HostUse use) {
+  std::vector<PageRange> ranges;
+  for (const auto& each : memory) ranges.push_back(pages_of(each, use));
+  std::vector<PinnedMemory> pinned;
+  try {
+    for (const PageRange& range : merged(std::move(ranges))) {
+      pinned.emplace_back(device_, reinterpret_cast<const void*>(range.begin),
+                          range.end - range.begin, range.use, "memory of the worker");
+    }
+  } catch (const Error&) {
+    return false;
+  }
+  std::move(pinned.begin(), pinned.end(), std::back_inserter(pinned_));
+  return true;
+}
+
+void DeviceKeys::check_call(size_t key, const char* what, const void* memory, DType dtype,
+                            const Stream& stream) const {
+  const JobSpec& spec = worker_.spec();
+  if (key >= keys_.size()) {
+    phub::fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key, spec.name,
+               keys_.size());
+  }
+  const KeySpec& of = spec.keys[key];
+  if (&stream.device() != &device_) {
+    phub::fail(ErrorCode::kInvalid, "{} of key '{}': stream '{}' is of {}, and the keys are on {}",
+               what, of.name, stream.name(), stream.device().name(), device_.name());
+  }
+  const size_t bytes = kernels::slot_bytes(dtype, of.elements);
+  if (!device_.holds(memory, bytes)) {
+    phub::fail(ErrorCode::kInvalid,
+               "{} of key '{}': {} bytes ({} elements of {}) at {} are not inside memory of {}",
+               what, of.name, bytes, of.elements, kernels::name_of(dtype), memory, device_.name());
+  }
+}
+
+void DeviceKeys::check_alive() const {
+  if (failure_) throw Error(failure_->code(), failure_->what());
+}
+
+// Calls `work` with the lock. What it throws is the device's failure: arguments were checked.
+template <typename Work>
+void DeviceKeys::enqueue(Work work) {
+  const std::lock_guard lock(mutex_);
+  check_alive();
+  try {
+    work();
+  } catch (...) {
+    fail(error_in_flight());
+    check_alive();
+  }
+}
+
+void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const DevicePush& how) {
+  const DType dtype = how.dtype.value_or(gradient_dtype_);
+  const bool null = gradient == nullptr;
+  check_call(key, "push", null ? in_piece_.data() : gradient, dtype, stream);
+  if (!std::isfinite(how.scale)) {
+    phub::fail(ErrorCode::kInvalid, "push of key '{}': the scale {} is not finite",
+               worker_.spec().keys[key].name, how.scale);
+  }
+  enqueue([&] {
+    Key& pushed = keys_[key];
+    Push push{.key = key, .priority = how.priority, .null = null, .taken = nullptr};
+    if (spare_.empty()) {
+      push.taken = device_.make_event();
+    } else {
+      push.taken = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    stream.record(*ready_);
+    in_->wait(*ready_);
+    in_->wait(*signals_, key, pushed.pushes);  // the gradient's memory is ours again
+    in_->wait(*pushed.pulled);                 // and the result may be replaced
+    if (!null) copy_in(pushed, gradient, dtype, how.scale);
+    in_->record(*push.taken);
+    to_send_.push_back(std::move(push));
+    ++pushed.pushes;
+    ++outstanding_;
+    changed_.notify_all();
+  });
+}
+
+void DeviceKeys::pull(size_t key, void* result, Stream& stream, std::optional<DType> given) {
+  const DType dtype = given.value_or(parameter_dtype_);
+  check_call(key, "pull", result, dtype, stream);
+  enqueue([&] {
+    const Key& pulled = keys_[key];
+    stream.record(*ready_);
+    out_->wait(*ready_);
+    out_->wait(*signals_, key, pulled.pushes);
+    copy_out(pulled, result, dtype);
+    out_->poison_if_failed(*signals_, result,
+                           kernels::slot_bytes(dtype, worker_.spec().keys[key].elements));
+    out_->record(*pulled.pulled);
+    stream.wait(*pulled.pulled);
+  });
+}
+
+void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scale) {
+  const std::span<std::byte> to = key.gradient;
+  if (dtype == gradient_dtype_ && scale == 1) {
+    return in_->copy_to_host(to.data(), gradient, to.size());
+  }
+  const size_t elements = to.size() / kernels::bytes_of(gradient_dtype_);
+  const size_t step = kPieceBytes / kernels::bytes_of(gradient_dtype_);
+  for (size_t at = 0; at < elements; at += step) {
+    const size_t count = std::min(step, elements - at);
+    const size_t bytes = kernels::slot_bytes(gradient_dtype_, count);
+    in_->convert(static_cast<const std::byte*>(gradient) + kernels::slot_bytes(dtype, at), dtype,
+                 in_piece_.data(), gradient_dtype_, count, scale);
+    in_->copy_to_host(part(to, kernels::slot_bytes(gradient_dtype_, at), bytes).data(),
+                      in_piece_.data(), bytes);
+  }
+}
+
+void DeviceKeys::copy_out(const Key& key, void* result, DType dtype) {
+  const std::span<const std::byte> from = key.result;
+  if (dtype == parameter_dtype_) {
+    return out_->copy_to_device(result, from.data(), from.size());
+  }
+  const size_t elements = from.size() / kernels::bytes_of(parameter_dtype_);
+  const size_t step = kPieceBytes / kernels::bytes_of(parameter_dtype_);
+  for (size_t at = 0; at < elements; at += step) {
+    const size_t count = std::min(step, elements - at);
+    const size_t bytes = kernels::slot_bytes(parameter_dtype_, count);
+    out_->copy_to_device(out_piece_.data(),
+                         part(from, kernels::slot_bytes(parameter_dtype_, at), bytes).data(),
+                         bytes);
+    out_->convert(out_piece_.data(), parameter_dtype_,
+                  static_cast<std::byte*>(result) + kernels::slot_bytes(dtype, at), dtype, count);
+  }
+}
+
+void DeviceKeys::wait() {
+  only_errors([&] {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return failure_ || outstanding_ == 0; });
+      check_alive();
+    }
+    out_->synchronize();
+    check();
+  });
+}
+
+void DeviceKeys::check() {
+  const std::lock_guard lock(mutex_);
+  check_alive();
+}
+
+// The thread that pushes, in the order of the calls.
+void DeviceKeys::send(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (changed_.wait(lock, stop, [&] { return !to_send_.empty(); })) {
+    Push push = std::move(to_send_.front());
+    to_send_.pop_front();
+    lock.unlock();
+    std::optional<Error> error;
+    try {
+      send(push);
+    } catch (...) {
+      error.emplace(error_in_flight());
+    }
+    lock.lock();
+    if (error) fail(*error);
+    spare_.push_back(std::move(push.taken));
+  }
+}
+
+void DeviceKeys::send(const Push& push) {
+  push.taken->wait();
+  if (!push.null && staged_gradients_.bytes() > 0) {
+    const std::span<const std::byte> from = keys_[push.key].gradient;
+    std::memcpy(worker_.gradient_bytes(push.key).data(), from.data(), from.size());
+  }
+  worker_.push(push.key, {.priority = push.priority, .null = push.null, .announced = true});
+}
+
+// The thread that lets the streams go on.
+void DeviceKeys::receive(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    std::optional<Completion> one;
+    std::optional<Error> error;
+    try {
+      one = worker_.wait_any();
+      if (one) error = one->error;
+    } catch (...) {
+      error.emplace(error_in_flight());
+    }
+    if (!one && !error) continue;  // woken
+    if (one && one->saver_error) fmt::print(stderr, "phub: {}\n", one->saver_error->what());
+    if (!error && staged_results_.bytes() > 0) {
+      const std::span<const std::byte> from = worker_.parameter_bytes(one->pushed.key);
+      const auto offset = keys_[one->pushed.key].result.data() -
+                          static_cast<const std::byte*>(staged_results_.data());
+      std::memcpy(static_cast<std::byte*>(staged_results_.data()) + offset, from.data(),
+                  from.size());
+    }
+    const std::lock_guard lock(mutex_);
+    if (error) return fail(*error);
+    Key& key = keys_[one->pushed.key];
+    signals_->raise(one->pushed.key, ++key.here);
+    --outstanding_;
+    changed_.notify_all();
+  }
+}
+
+// REQUIRES: the lock is held.
+void DeviceKeys::fail(const Error& error) {
+  if (failure_) return;
+  failure_.emplace(error);
+  to_send_.clear();
+  signals_->fail();
+  changed_.notify_all();
+}
+
+}  // namespace phub

@@ -1,0 +1,127 @@
+// Keys whose gradients and results are in the memory of a device, where they come and go on its
+// streams: no call waits, neither for the caller's stream nor for the box.
+//
+//   DeviceKeys keys(worker, *device);
+//   keys.push(0, gradient, stream);      // taken when `stream` comes here
+//   keys.pull(0, parameters, stream);    // later work of `stream` has the result
+//   keys.wait();                         // for what must be known here: all is sent and received
+//
+// push: a stream of phub's waits for the caller's, converts the gradient to the job's format on the
+// device, and copies it to pinned memory, the worker's own if that can be pinned. A thread pushes
+// it when the copy is done. pull: another stream waits until a second thread has the result,
+// converts it and copies it back, and the caller's stream waits for that.
+//
+//   caller's ──▶ in: convert, copy ──▶ phub-send: push ──▶ box ──▶ phub-receive: raise
+//   caller's ◀── out: copy, convert ◀── waits for the key's signal ◀───────────┘
+//
+// Threads. Any thread may call anything, except that the destructor comes last. A push takes the
+// gradient in the order of its stream; pushes and pulls of one key take effect in the order of the
+// calls. The caller's memory is lent from push (pull) until its stream is behind the key's next
+// pull (this pull).
+//
+// Errors are phub::Error. kInvalid, a wrong call, which changes nothing: the message names the key.
+// If the worker or the device fails, results that are not here yet become bytes of 0xFF (NaN),
+// streams go on at once, and every later call throws what the worker or device threw.
+//
+// Streams of a GPU may share its hardware's queues, so that a stream that waits for a result holds
+// another one up. Ranks that push their keys in the same order cannot block each other by that.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "transport/error.h"
+#include "worker/device/device.h"
+#include "worker/worker.h"
+
+namespace phub {
+
+struct DevicePush {
+  std::optional<kernels::DType> dtype;  // of the gradient; nothing: the job's
+  float scale = 1;                      // multiplies every element
+  int32_t priority = 0;                 // as PushOptions
+};
+
+class DeviceKeys {
+ public:
+  // Of each of two buffers, in which keys are converted piece by piece.
+  static constexpr size_t kPieceBytes = 8 << 20;
+  static constexpr size_t kDeviceBytes = 2 * kPieceBytes;  // what the device must have left
+
+  // From now on only this pushes to the worker and calls its wait_any(); registered memory is
+  // registered no more. Throws Error: kFull, too little memory on the device, or pinned memory of
+  // the host; kUnavailable, its streams cannot wait for the host. REQUIRES: both outlive this; if
+  // the job needs initial parameters, Worker::broadcast() was called.
+  DeviceKeys(Worker& worker, Device& device);
+  // Waits until what was pushed is sent. Results that are not here yet become bytes of 0xFF.
+  ~DeviceKeys();
+  DeviceKeys(const DeviceKeys&) = delete;
+  DeviceKeys& operator=(const DeviceKeys&) = delete;
+
+  // Takes part in the key's next round, with the key's elements at `gradient`, which is memory of
+  // the device; null: with a gradient of zero. REQUIRES: `stream` is the device's.
+  void push(size_t key, const void* gradient, Stream& stream, const DevicePush& how = {});
+  // Leaves the result of the latest push (none: the present parameters) at `result`, in this format
+  // (nothing: the job's). It may be the gradient's memory.
+  void pull(size_t key, void* result, Stream& stream, std::optional<kernels::DType> dtype = {});
+  // Returns when the results of all pushes are here, and those that were pulled are in their place.
+  void wait();
+  void check();  // throws what the worker or the device has failed with
+
+ private:
+  struct Key {
+    std::span<std::byte> gradient;      // where phub's streams copy to
+    std::span<const std::byte> result;  // and from
+    std::unique_ptr<Event> pulled;      // by the latest pull
+    uint32_t pushes = 0, here = 0;      // counted modulo 2^32
+  };
+  struct Push {
+    size_t key = 0;
+    int32_t priority = 0;
+    bool null = false;
+    std::unique_ptr<Event> taken;
+  };
+
+  bool pin(const std::vector<std::span<const std::byte>>& memory, HostUse use);
+  void check_call(size_t key, const char* what, const void* memory, kernels::DType dtype,
+                  const Stream& stream) const;
+  void check_alive() const;
+  template <typename Work>
+  void enqueue(Work work);
+  void copy_in(Key& key, const void* gradient, kernels::DType dtype, float scale);
+  void copy_out(const Key& key, void* result, kernels::DType dtype);
+  void send(const std::stop_token& stop);
+  void send(const Push& push);
+  void receive(const std::stop_token& stop);
+  void fail(const Error& error);
+
+  Worker& worker_;
+  Device& device_;
+  const kernels::DType gradient_dtype_, parameter_dtype_;  // the job's
+  std::vector<PinnedMemory> pinned_;                       // the worker's memory
+  HostMemory staged_gradients_, staged_results_;           // empty: the worker's is pinned
+  DeviceMemory in_piece_, out_piece_;
+
+  std::mutex mutex_;  // guards what follows, and that a call's work is enqueued together
+  std::condition_variable_any changed_;
+  std::vector<Key> keys_;
+  std::unique_ptr<Event> ready_;      // the caller's stream is, in the call in progress
+  std::unique_ptr<Signals> signals_;  // by key: how many results are here
+  std::deque<Push> to_send_;
+  std::vector<std::unique_ptr<Event>> spare_;  // for pushes
+  uint64_t outstanding_ = 0;                   // pushes whose result is not here
+  std::optional<Error> failure_;
+  std::unique_ptr<Stream> in_, out_;  // destroyed before what their work uses
+
+  std::jthread sender_, receiver_;
+};
+
+}  // namespace phub
