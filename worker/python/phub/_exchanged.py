@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from phub import _rules
+from phub._device import DeviceKeys
 from phub._options import Option
 from phub.errors import TakenError
 from phub.pytorch import DTYPES, memory_of
@@ -38,6 +39,7 @@ class Exchanged:
     version: int = 0  # of the gradient when it was pushed
     waits: bool = False  # its result is not copied yet
     written: int = 0  # the parameter's version after its result was copied
+    lent: torch.Tensor | None = None  # on a GPU: what it may still read
 
     slot: torch.Tensor = field(init=False)  # the gradient that the box reads
     result: torch.Tensor = field(init=False)  # the new parameters, or the mean of the gradients
@@ -82,7 +84,7 @@ class Exchanged:
             )
         gradient = self.tensor.grad
         if gradient is None:
-            self.worker.push_null(self.name)
+            self._send(None)
         else:
             if gradient.layout != torch.strided:
                 raise RuntimeError(
@@ -94,14 +96,23 @@ class Exchanged:
                     f"the gradient of '{self.name}' has a graph (create_graph=True), which needs "
                     "the parameter's present value: with zero_copy the next one takes its place"
                 )
-            with torch.no_grad():
-                self.slot.copy_(gradient)
             self.version = gradient._version
-            self.worker.push(self.name)
+            self._send(gradient)
         if self.zero_copy:
             increment_version(self.tensor)  # what still needs the present value is an error
         self.gradient = gradient
         self.pushed = True
+
+    @torch.no_grad()
+    def _send(self, gradient: torch.Tensor | None) -> None:
+        if self.worker.on_device:
+            self.lent = None if gradient is None else gradient.contiguous()
+            self.worker.on_device.push(self.name, self.lent)
+        elif gradient is None:
+            self.worker.push_null(self.name)
+        else:
+            self.slot.copy_(gradient)
+            self.worker.push(self.name)
 
     def check_unchanged(self) -> None:
         """Raises RuntimeError if the gradient is not the one that was pushed."""
@@ -119,13 +130,32 @@ class Exchanged:
             )
 
     def take(self) -> None:
-        """Waits for the result, and copies it to the parameter, or a mean to its gradient."""
+        """Waits for the result, and copies it to the parameter, or a mean to its gradient.
+
+        On a GPU its stream waits.
+        """
+        if self.worker.on_device:
+            self._take_on_device(self.worker.on_device)
+            self.waits = False
+            return
         self.worker.wait(self.name)
         if self.is_mean:
             self._take_mean()
         else:
             self.show()
         self.waits = False
+
+    @torch.no_grad()
+    def _take_on_device(self, keys: DeviceKeys) -> None:
+        into: torch.Tensor = self.tensor
+        if self.is_mean:
+            if self.tensor.grad is None:
+                self.tensor.grad = torch.empty_like(self.tensor)
+            into = self.tensor.grad
+        keys.pull(self.name, into.detach())
+        increment_version(into)
+        self.written = self.tensor._version
+        self.lent = None
 
     @torch.no_grad()
     def _take_mean(self) -> None:
@@ -185,7 +215,12 @@ def fetch_state(
     steps = _when_free(lambda: worker.get_state(_memories_of(arrays)))
     states = {
         each.tensor: _rules.torch_state(
-            rule, steps[each.name], dict(zip(names, arrays[each.name][1:], strict=True))
+            rule,
+            steps[each.name],
+            {
+                name: array.to(each.tensor.device)
+                for name, array in zip(names, arrays[each.name][1:], strict=True)
+            },
         )
         for each in parameters
     }
@@ -201,7 +236,8 @@ def send_state(
         steps[each.name], kept = _rules.box_state(
             worker.state_names, each.tensor, state.get(each.tensor, {})
         )
-        arrays[each.name] = [each.tensor.detach().float().contiguous(), *kept]
+        mine = each.tensor.detach().float()
+        arrays[each.name] = [array.cpu().contiguous() for array in (mine, *kept)]
     _when_free(lambda: worker.set_state(_memories_of(arrays), steps))
 
 

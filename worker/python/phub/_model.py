@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from phub import _device
 from phub._options import MAX_DIMENSIONS, Key, Option
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, format_of_job
@@ -57,8 +58,12 @@ def formats_of(named: Mapping[str, nn.Parameter]) -> dict[str, Option]:
 
 
 def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
-    """Raises InvalidError if a parameter is not in the job's format."""
+    """For zero_copy: raises InvalidError if a parameter is not in the job's format, on the CPU."""
     for name, p in named.items():
+        if _device.is_gpu(p.device):
+            raise InvalidError(
+                f"zero_copy is for parameters on the CPU, and '{name}' is on {p.device}"
+            )
         if p.dtype != DTYPES[job_format]:
             raise InvalidError(
                 f"zero_copy: parameter '{name}' is {p.dtype}, and the job's results are "

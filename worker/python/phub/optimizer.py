@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from phub import _rules
+from phub import _device, _rules
 from phub._box_state import BoxState
 from phub._buffers import Buffers
 from phub._exchanged import Exchanged, take_waiting
@@ -54,8 +54,8 @@ class DistributedOptimizer(Optimizer):
         """Joins the job. Returns when all ranks have joined.
 
         optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad or RMSprop, over parameters of
-            the model, which are float32, bfloat16 or float16 on the CPU. Those that require no
-            gradient are not exchanged. If it has state, rank 0's is what the box begins with.
+            the model, which are float32, bfloat16 or float16 on the CPU, or all on one GPU. Those
+            that require no gradient are not exchanged. If it has state, the box takes rank 0's.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
             the new parameters. "forward": the next forward() waits, module by module. False:
             everything is in step(), and gradients may be changed before.
@@ -341,12 +341,13 @@ class DistributedOptimizer(Optimizer):
                 f"the job is in round {self.worker.first_round}: with server=False the box has no "
                 "model, so a rank cannot join later. Start all ranks again"
             )
-        initial = {m.name: m.tensor.detach().float().contiguous() for m in self._mine}
+        initial = {m.name: m.tensor.detach().float().cpu().contiguous() for m in self._mine}
         self.worker.broadcast({name: memory_of(tensor) for name, tensor in initial.items()})
         for mine in self._mine:
             if mine.zero_copy or not self.worker.initial_counts:
                 mine.show()
             mine.written = mine.tensor._version
+        _device.exchange_on(self._mine[0].tensor.device, self.worker)
         self._steps.begin(self.worker)
 
     def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:

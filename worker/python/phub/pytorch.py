@@ -19,6 +19,7 @@ from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from phub import _device
 from phub._buffers import Buffers
 from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option
@@ -75,8 +76,9 @@ class DDPState:
     def __init__(self, module: nn.Module, **options: Option) -> None:
         """Joins the job.
 
-        module: with dense parameters of float32, bfloat16 or float16 on the CPU. Those that require
-            no gradient are not exchanged. Raises InvalidError, which names the parameter.
+        module: with dense parameters of float32, bfloat16 or float16 on the CPU, or all on one GPU.
+            Those that require no gradient are not exchanged. Raises InvalidError, which names the
+            parameter.
         options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
             "pass": a GradScaler sees infinities itself, as with DDP.
         """
@@ -135,7 +137,7 @@ class DDPState:
                 "checkpoint, and under another job's name if the others go on"
             )
         initial = {
-            name: memory_of(parameter.detach().float().contiguous())
+            name: memory_of(parameter.detach().float().cpu().contiguous())
             for name, parameter in self._parameters.items()
         }
         self.worker.broadcast(initial)
@@ -156,8 +158,12 @@ class DDPState:
         """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.
 
         For the last bucket of a step it returns when all results are here, so that an error of the
-        box is raised by `backward()` with its own type, and so is Ctrl-C's KeyboardInterrupt.
+        box is raised by `backward()` with its own type, and so is Ctrl-C's KeyboardInterrupt. On a
+        GPU it never waits: the next `backward()` raises the error, and until then gradients are
+        NaN.
         """
+        if _device.is_gpu(bucket.buffer().device):
+            return self._exchange_on_device(bucket)
         keys = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             key = self._key_of(parameter)
@@ -170,6 +176,15 @@ class DDPState:
         if bucket.is_last():
             self._wait()
         return sent.future
+
+    def _exchange_on_device(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        _device.exchange_on(bucket.buffer().device, self.worker)
+        on_device: _device.DeviceKeys = self.worker.on_device
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        gradients = {self._key_of(parameter): gradient for parameter, gradient in pairs}
+        for key, gradient in gradients.items():
+            on_device.push(key, gradient)
+        return on_device.pull_later(gradients, bucket.buffer())
 
     def _wait(self) -> None:
         step, self._outstanding = self._outstanding, []
@@ -209,11 +224,19 @@ def format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
     if not parameters:
         raise InvalidError("no parameter of the module requires a gradient")
     for name, parameter in parameters.items():
-        if parameter.dtype not in _FORMATS or parameter.device.type != "cpu":
+        known = parameter.device.type == "cpu" or _device.is_gpu(parameter.device)
+        if parameter.dtype not in _FORMATS or not known:
             raise InvalidError(
                 f"parameter '{name}' is {parameter.dtype} on {parameter.device}: phub exchanges "
-                "float32, bfloat16 and float16 on the CPU"
+                "float32, bfloat16 and float16 on the CPU or a GPU"
             )
+    places = {str(parameter.device): name for name, parameter in parameters.items()}
+    if len(places) > 1:
+        found = ", ".join(f"'{name}' on {place}" for place, name in places.items())
+        raise InvalidError(
+            f"parameters are on several devices ({found}): a rank exchanges those of one; use a "
+            "rank per GPU"
+        )
     kinds = {_FORMATS[parameter.dtype] for parameter in parameters.values()}
     return kinds.pop() if len(kinds) == 1 else "f32"
 

@@ -65,6 +65,7 @@ class Worker:
         self._gradient_dtype = str(options.get("gradient_dtype", "f32"))
         self._parameter_dtype = str(options.get("parameter_dtype", "f32"))
         self._owners: dict[int, tuple[object, object]] = {}
+        self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
 
     # ---- The job.
 
@@ -231,6 +232,7 @@ class Worker:
         Rounds are gated with the hyperparameter max_norm, or on_nonfinite="skip". None: in other
         jobs, and before the first round.
         """
+        self._settle()
         found = _library.RoundVerdict(size=ctypes.sizeof(_library.RoundVerdict))
         call("verdict", self._worker, byref(found))
         if not found.round:
@@ -242,6 +244,7 @@ class Worker:
 
         Any rank may call it, one or all of them: what several set for one round must be the same.
         """
+        self._settle()
         names = (c_char_p * len(values))(*(name.encode() for name in values))
         numbers = (c_double * len(values))(*values.values())
         at = c_uint64(round)
@@ -267,6 +270,7 @@ class Worker:
         Each array is a contiguous float32 buffer or a `Memory`. Returns the optimizer's steps of
         each key. For jobs in lock-step, when this rank has all results and has pushed no key since.
         """
+        self._settle()
         steps = (c_uint64 * len(into))()
         indices, arrays = self._state_arrays(into)
         waiting_call("get_state", self._worker, indices, len(into), arrays, steps, None)
@@ -277,6 +281,7 @@ class Worker:
 
         Returns the round from which on the optimizer works on it.
         """
+        self._settle()
         numbers = (c_uint64 * len(arrays))(*(steps[key] for key in arrays))
         indices, addresses = self._state_arrays(arrays)
         at = c_uint64()
@@ -299,6 +304,7 @@ class Worker:
 
     def save_point(self, round: int) -> None:  # noqa: A002
         """After `round`, when the state is whole: from now on only this calls the saver."""
+        self._settle()
         waiting_call("save_point", self._worker, round)
 
     def barrier(self) -> None:
@@ -313,6 +319,7 @@ class Worker:
         That round may be earlier than what this rank has seen, and the parameters are those of the
         round before: call `broadcast`. Views of the worker's memory become invalid: drop them.
         """
+        self._leave_device()
         found = c_uint64()
         waiting_call("rejoin", self._worker, byref(found))
         return found.value
@@ -324,6 +331,7 @@ class Worker:
             return
         with contextlib.suppress(errors.Error):  # then the box notices by itself
             call("leave", handle.value)
+        self._leave_device()
         self._owners.clear()
 
     def __enter__(self) -> Worker:
@@ -333,6 +341,16 @@ class Worker:
         self.close()
 
     # ---- Inside.
+
+    def _settle(self) -> None:
+        """Before a call for the time between rounds: what streams have not pushed yet, is."""
+        if self.on_device:
+            self.on_device.wait()
+
+    def _leave_device(self) -> None:
+        on_device, self.on_device = self.on_device, None
+        if on_device:
+            on_device.close()
 
     @property
     def _worker(self) -> c_void_p:

@@ -1,0 +1,203 @@
+"""The way of a GPU's parameters, here over a device of host memory: the bits of the usual way."""
+
+import copy
+import os
+import secrets
+from ctypes import byref, c_void_p
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+import phub
+from phub import _device
+from phub._library import call
+
+SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    print(f"PHUB_SEED={SEED}")
+
+
+def open_host(_device_of_torch):
+    opened = c_void_p()
+    call("device_open_host", _device._DEVICE_BYTES, 0.0, 0, byref(opened))
+    return opened
+
+
+def take_the_way_of_a_gpu():
+    """Of this process, a rank: a device of host memory has the calling thread as its stream."""
+    _device.is_gpu = lambda device: device.type == "cpu"
+    _device.open_device = open_host
+    _device.stream_of = lambda _: None
+
+
+def make_net(rank):
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 4 * 4, 7), nn.PReLU())
+    net = net.to(memory_format=torch.channels_last)  # parameters that are not contiguous
+    assert not net[0].weight.is_contiguous()
+    with torch.no_grad():
+        net[2].weight.add_(rank)  # rank 0's count
+    return net
+
+
+def loss_of(net, rank, step):
+    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+    inputs = torch.randn(8, 3, 6, 6, generator=random)
+    return nn.functional.cross_entropy(net(inputs), torch.randint(7, (8,), generator=random))
+
+
+def bits_of(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def job(on_gpu):
+    return f"{os.environ['PHUB_JOB']}-{on_gpu}"
+
+
+def trains_ddp(rank, on_gpu, transport):
+    if on_gpu:
+        take_the_way_of_a_gpu()
+    net = make_net(rank)
+    wrapped = phub.ddp(net, job=job(on_gpu), transport=transport)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    gradients = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped, rank, step).backward()
+        gradients.append({n: p.grad.clone() for n, p in net.named_parameters()})
+        optimizer.step()
+    assert (wrapped.phub.worker.on_device is not None) == on_gpu
+    wrapped.phub.close()
+    return gradients, bits_of(net)
+
+
+def equal(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ddp_has_the_same_bits(box, start, transport):
+    usual, gpu = (start(trains_ddp, 2, way, transport).results() for way in (False, True))
+    assert equal(usual, gpu)
+    assert equal(gpu[0], gpu[1])
+
+
+def trains_optimizer(rank, on_gpu, options):
+    if on_gpu:
+        take_the_way_of_a_gpu()
+    net = make_net(rank)
+    plain = torch.optim.AdamW(net.parameters(), 1e-2, foreach=False)
+    optimizer = phub.DistributedOptimizer(plain, net, job=job(on_gpu), **options)
+    assert (optimizer.worker.on_device is not None) == on_gpu
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(options.get("accumulate", 1)):
+            inputs_of = 10 * step + part
+            loss = loss_of(net, rank, inputs_of)
+            if step == 2:
+                loss = loss * 0 + net[2].weight.sum()
+            loss.backward()
+        if step == 2 and options.get("overlap") is False:
+            net[0].weight.grad = None  # it counts as zero
+        optimizer.step()
+        norms.append(optimizer.grad_norm)
+        schedule.step()
+        if step == 1:
+            loaded = copy.deepcopy(optimizer.state_dict())
+            optimizer.load_state_dict(loaded)
+    optimizer.synchronize()
+    state = optimizer.state_dict()
+    optimizer.close()
+    return bits_of(net), state, norms
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": "forward", "transport": "tcp"},
+        {"overlap": False, "accumulate": 2},
+        {"server": False},
+        {"max_norm": 0.5, "gradient_dtype": "bf16"},
+    ],
+    ids=["backward", "forward", "accumulate", "mean", "clipped"],
+)
+def test_distributed_optimizer_has_the_same_bits(box, start, options):
+    usual, gpu = (start(trains_optimizer, 2, way, options).results() for way in (False, True))
+    assert equal(usual, gpu)
+    assert equal(gpu[0][0], gpu[1][0])
+
+
+def loses_its_worker(_rank):
+    take_the_way_of_a_gpu()
+    net = make_net(0)
+    optimizer = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net)
+    loss_of(net, 0, 0).backward()
+    optimizer.step()
+    call("leave", optimizer.worker._worker)
+    with pytest.raises(phub.FencedError, match="has left"):
+        loss_of(net, 0, 1).backward()
+    optimizer.close()
+    return True
+
+
+def test_a_failure_is_the_error_of_the_next_call(box, start):
+    assert start(loses_its_worker, 1).results() == [True]
+
+
+def test_a_gpu_has_no_zero_copy():
+    net = make_net(0)
+    with patch.object(_device, "is_gpu", lambda _: True):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with pytest.raises(phub.InvalidError, match="parameters on the CPU"):
+            phub.DistributedOptimizer(optimizer, net, zero_copy=True)
+
+
+def test_parameters_are_on_one_device_that_is_known():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(phub.InvalidError, match=r"'1.weight' is torch.float32 on meta"):
+        phub.DDPState(net)
+    with (
+        patch.object(_device, "is_gpu", lambda device: device.type == "meta"),
+        pytest.raises(phub.InvalidError, match=r"'0.bias' on cpu, '1.bias' on meta.*rank per GPU"),
+    ):
+        phub.DDPState(net)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
+def test_a_gpu(box, start):
+    """What has never run: there was no GPU."""
+    assert start(trains_on_a_gpu, 1).results() == [True]
+
+
+def trains_on_a_gpu(_rank):
+    usual, gpu = make_net(0), make_net(0).cuda()
+    ours = phub.DistributedOptimizer(torch.optim.SGD(gpu.parameters(), 0.1), gpu)
+    theirs = torch.optim.SGD(usual.parameters(), 0.1)
+    for step in range(STEPS):
+        for net, optimizer in ((usual, theirs), (gpu, ours)):
+            optimizer.zero_grad()
+            random = torch.Generator().manual_seed(SEED + step)
+            inputs = torch.randn(8, 3, 6, 6, generator=random).to(net[0].weight.device)
+            net(inputs).square().mean().backward()
+            optimizer.step()
+    for one, other in zip(usual.parameters(), gpu.parameters(), strict=True):
+        torch.testing.assert_close(other.cpu(), one)
+    ours.close()
+    return True
