@@ -64,8 +64,13 @@ def completed_round(name):
     return status.get("completed_round", 0) if status else 0
 
 
+# Limits end what hangs; on a machine that is busy, all takes longer than on one at rest.
+PATIENCE = 5
+
+
 def until(condition, seconds, what):
     """The condition's first true value."""
+    seconds *= PATIENCE
     give_up = time.monotonic() + seconds
     while True:
         value = condition()
@@ -107,6 +112,7 @@ def refused_packets():
 
 def end(processes, seconds=60):
     """Waits for processes; kills what hangs."""
+    seconds *= PATIENCE
     give_up = time.monotonic() + seconds
     for process in processes:
         try:
