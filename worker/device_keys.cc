@@ -254,6 +254,7 @@ void DeviceKeys::send(const std::stop_token& stop) {
 
 void DeviceKeys::send(const Push& push) {
   push.taken->wait();
+  check();  // after a failure a result may have taken the gradient's place while it was copied
   if (!push.null && staged_gradients_.bytes() > 0) {
     const std::span<const std::byte> from = keys_[push.key].gradient;
     std::memcpy(worker_.gradient_bytes(push.key).data(), from.data(), from.size());

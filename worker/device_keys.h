@@ -21,7 +21,8 @@
 //
 // Errors are phub::Error. kInvalid, a wrong call, which changes nothing: the message names the key.
 // If the worker or the device fails, results that are not here yet become bytes of 0xFF (NaN),
-// streams go on at once, and every later call throws what the worker or device threw.
+// streams go on at once, and every later call throws what the worker or device threw. What is lent
+// then stays so until the destructor: copies may be under way still.
 //
 // Streams of a GPU may share its hardware's queues, so that a stream that waits for a result holds
 // another one up. Ranks that push their keys in the same order cannot block each other by that.

@@ -295,10 +295,11 @@ class DeviceKeysEndTest : public DeviceKeysTest {
     });
     device_ = GetParam().make(kBudget);
     stream_ = device_->make_stream("program");
-    memory_ = DeviceMemory(*device_, spec_.keys[0].elements * sizeof(float), "values");
+    memory_ = DeviceMemory(*device_, spec_.keys[0].elements * sizeof(float), "results");
+    gradient_ = DeviceMemory(*device_, spec_.keys[0].elements * sizeof(float), "gradients");
     keys_ = std::make_unique<DeviceKeys>(*workers_[0], *device_);
-    stream_->fill(memory_.floats(), 1.0f, spec_.keys[0].elements);
-    keys_->push(0, memory_.data(), *stream_);
+    stream_->fill(gradient_.floats(), 1.0f, spec_.keys[0].elements);
+    keys_->push(0, gradient_.data(), *stream_);
     keys_->pull(0, memory_.data(), *stream_);
   }
   void TearDown() override {
@@ -331,7 +332,7 @@ class DeviceKeysEndTest : public DeviceKeysTest {
   std::unique_ptr<Worker> workers_[2];
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
-  DeviceMemory memory_;
+  DeviceMemory memory_, gradient_;
   std::unique_ptr<DeviceKeys> keys_;
 };
 
