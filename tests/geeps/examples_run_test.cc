@@ -30,7 +30,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-constexpr auto kLimit = 120s;
+constexpr auto kLimit = 400s;
 using Words = std::vector<std::string>;
 
 Words operator+(Words words, const Words& more) {
