@@ -623,7 +623,7 @@ PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* place
  *
  * Errors. PHUB_INVALID, a wrong call, which changes nothing. When the worker or the device fails,
  * results that are not here yet become bytes of 0xFF (NaN), streams go on at once, and every later
- * call is what the worker or the device failed with. ---- */
+ * call is what the worker or the device failed with; memory stays lent until the end. ---- */
 
 typedef struct phub_device_keys phub_device_keys;
 

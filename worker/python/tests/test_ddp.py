@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import SEED
+from exact import assert_same_bits, mean
 from models import GPT, ResNet, image_batch, text_batch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -84,20 +85,6 @@ def replay(kind, gradients_of_ranks):
         optimizer.step()
         schedule.step()
     return parameters_of(model)
-
-
-def mean(gradients):
-    """In rank order, times float(1/n)."""
-    total = gradients[0].clone()
-    for gradient in gradients[1:]:
-        total += gradient
-    return total * torch.tensor(1 / len(gradients), dtype=torch.float32)
-
-
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
