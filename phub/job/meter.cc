@@ -16,6 +16,16 @@ Flow rates_of(Flow flow) {
   return flow;
 }
 
+// Who lacks in a later round only may wait for its results of an earlier one, as everybody does:
+// for those that lack there.
+void keep_oldest(Probe& probe) {
+  uint64_t oldest = kNever;
+  for (const Lack& lack : probe.lacks) oldest = std::min(oldest, lack.round);
+  for (size_t r = 0; r < probe.lacks.size(); ++r) {
+    if (probe.lacks[r].round != oldest) probe.waited_for[r / 64] &= ~(uint64_t{1} << r % 64);
+  }
+}
+
 }  // namespace
 
 JobMeter::JobMeter(const Plan& plan, const JobSpec& spec, std::string transport,
@@ -51,6 +61,7 @@ Probe JobMeter::collect(uint64_t now_ms) {
     }
     for (size_t w = 0; w < all.waited_for.size(); ++w) all.waited_for[w] |= probe.waited_for[w];
   }
+  keep_oldest(all);
   for (size_t i = 0; i < probes_.size(); ++i) core_endpoints_[i] = probes_[i].endpoint;
   endpoints_ = all.endpoint;
   chunks_completed_ = all.chunks_completed;

@@ -38,7 +38,8 @@ class JobMeter {
            std::vector<uint32_t> cores, BoxMeters& box, uint64_t now_ms);
 
   Probe& probe(uint32_t core) { return probes_[core]; }  // of the plan: it fills this in
-  // What all cores together said in answer to the last probe.
+  // What all cores together said in answer to the last probe. Waited for is who lacks in the lowest
+  // round in which anybody does.
   Probe collect(uint64_t now_ms);
   // Adds what the queues did since the last time to the meters of the box.
   void count_flow();

@@ -937,4 +937,6 @@ MUTANTS = [
     Mutant("norm-order: the lanes of a norm are added in another order", "kernels/norm.cc",
            "sums[v] = hn::Add(sums[v], hn::Mul(x, x));", "sums[0] = hn::Add(sums[0], hn::Mul(x, x));",
            ("kernels/norm_test",)),
+    Mutant("waits-itself: a rank is waited for that waits itself", "phub/job/meter.cc",
+           "  keep_oldest(all);\n", "", ("phub/meter_test",)),
 ]
