@@ -6,6 +6,8 @@
 //   Memory/…  sum and optimizer chunk by chunk, as the server does, over far more than the caches
 //             hold: "of_memory" is its share of the bandwidth of a plain mix of the same reads and
 //             writes (goal: 0.90).
+//   Groups/…  the same with 8 ranks that are added in groups: "vs_flat" is the time over that of
+//             rank order.
 //   Cache/…   8 slots of 32 KiB in the L2 cache: "vs_by_hand" is the time over that of intrinsics
 //             (goal: 1.15).
 //   Store/…   the write-back with streaming stores, "streaming_vs_cached" of the time with cached
@@ -19,6 +21,7 @@
 #include <cstring>
 #include <ctime>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -27,6 +30,7 @@
 
 #include "bench/kernels_baseline.h"
 #include "kernels/kernels.h"
+#include "phub/core/tree_sum.h"
 
 namespace phub::bench {
 namespace {
@@ -132,15 +136,18 @@ struct Job {
   size_t read_bytes() const { return memory.size() * elements() * sizeof(float); }
   size_t written_bytes() const { return updated.size() * elements() * sizeof(float); }
 
-  double kernel() const {
+  double kernel(const RankTree& tree = {}) const {
     const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
     return on_threads(threads, [&](size_t thread) {
       alignas(64) float scratch[kChunk];
+      TreeSum sum(tree, DType::kF32, kChunk);
       std::vector<const void*> chunk(slots.size());
+      std::vector<uint32_t> ranks(slots.size());
+      std::iota(ranks.begin(), ranks.end(), 0u);
       const size_t share = elements() / threads;
       for (size_t at = thread * share; at < (thread + 1) * share; at += kChunk) {
         for (size_t s = 0; s < slots.size(); ++s) chunk[s] = slots[s] + at;
-        kernels::sum(chunk, DType::kF32, 1.0f / 4, scratch, kChunk);
+        sum.add(chunk, ranks, 1.0f / 4, scratch, kChunk);
         kernels::optimize(step, scratch, updated[0] + at, states > 0 ? updated[1] + at : nullptr,
                           states > 1 ? updated[2] + at : nullptr, kChunk, nullptr, DType::kF32,
                           Store::kCached);
@@ -178,6 +185,16 @@ void memory_bound(benchmark::State& state, Optimizer optimizer, size_t ranks, si
   state.counters["GB/s"] = bytes / turns.a() * 1e-9;
   state.counters["mix_GB/s"] = bytes / turns.b() * 1e-9;
   state.counters["of_memory"] = 1 / turns.ratio();
+}
+
+void in_groups(benchmark::State& state, const char* groups) {
+  constexpr uint32_t kRanks = 8;
+  const Job job(Optimizer::kNesterov, kRanks, 1, tiny ? size_t{1} << 20 : size_t{5} << 28);
+  const RankTree tree(groups, kRanks);
+  Turns turns;
+  turns.run(
+      state, [&] { return job.kernel(tree); }, [&] { return job.kernel(); });
+  state.counters["vs_flat"] = turns.ratio();
 }
 
 void in_cache(benchmark::State& state, Sum8 by_hand, const char* target) {
@@ -264,6 +281,9 @@ void register_all() {
           add(name, memory_bound, o, ranks, threads);
         }
       }
+    }
+    for (const char* groups : {"4,4", "2,2,2,2", "(2,2),(2,2)"}) {
+      add(std::string("Groups/") + groups, in_groups, groups);
     }
     add("Cache/AVX2", in_cache, sum8_avx2, "AVX2");
   }

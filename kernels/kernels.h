@@ -91,6 +91,7 @@ inline constexpr Store kDefaultStore = Store::kStreaming;
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
 // is one rounding after all additions; a factor of exactly 1 changes nothing.
 // Returns true if every result is finite. Slots and out need no alignment beyond their element's.
+// The first slot may be `out` itself, if it is f32.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
          size_t elements);
 

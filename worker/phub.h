@@ -118,6 +118,9 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   gradient_dtype      f32, bf16 or f16                                       f32
  *   parameter_dtype     f32, bf16 or f16: the format of results                f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
+ *   groups              "4,4": gradients are added within two groups of four
+ *                       ranks, then the groups' sums; "(2,2),(2,2)": groups of
+ *                       groups; of all max_ranks; "": by ascending ranks
  *   work                all, sum or none (benchmarks)                          all
  *   consistency         bsp (rounds), ssp or async (applied as they come)      bsp
  *   slack               ssp: how many rounds a rank may be ahead               0

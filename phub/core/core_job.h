@@ -53,6 +53,7 @@ class CoreJob {
     uint64_t chunks = 0, queues = 1, max_ranks = 1;
     uint64_t classes = 1;        // of keys
     uint64_t largest_chunk = 0;  // elements
+    uint64_t levels = 1;         // of the tree of ranks
     bool lock_step = true;
     bool gated = false;
   };

@@ -174,7 +174,8 @@ uint64_t HyperTable::bytes() const {
 uint64_t spec_memory(const JobSpec& spec, uint64_t classes) {
   constexpr uint64_t kValueBytes = 112;  // a name and a number in a tree
   const uint64_t versions = sizeof(HyperVersion) * hyper_groups(spec);
-  uint64_t bytes = (spec.schedule.size() + 1) * (versions + sizeof(HyperChange)) + versions;
+  uint64_t bytes = spec.groups.size();
+  bytes += (spec.schedule.size() + 1) * (versions + sizeof(HyperChange)) + versions;
   for (const HyperChange& change : spec.schedule) bytes += change.values.size() * kValueBytes;
   for (const KeySpec& key : spec.keys) {
     bytes += sizeof(KeySpec) + key.name.size() + sizeof(uint64_t) + sizeof(uint16_t) +

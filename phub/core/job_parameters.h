@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 #include "phub/core/messages.h"
 #include "transport/control/choices.h"
+#include "transport/control/rank_tree.h"
 
 namespace phub {
 
@@ -16,6 +17,7 @@ struct JobParameters {
   kernels::DType gradient_dtype = kernels::DType::kF32;
   kernels::DType parameter_dtype = kernels::DType::kF32;
   kernels::Optimizer optimizer = kernels::Optimizer::kNone;
+  RankTree tree = {};  // the order of additions
   bool mean = false;
   bool initial_broadcast = false;
   OnNonFinite on_nonfinite = OnNonFinite::kStop;

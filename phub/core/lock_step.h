@@ -1,5 +1,5 @@
 // Lock-step (BSP): a chunk completes a round when everybody who is expected has arrived. The sum in
-// rank order is its result, and the same for all.
+// the order of ranks and groups is its result, and the same for all.
 //
 // A way whose chunks close like this, but whose results depend on more, derives from it (gated.h).
 // It has its own close(), which may answer kPending, and its own next_done(); arrivals, boundaries

@@ -6,6 +6,15 @@
 #include "transport/layout.h"
 
 namespace phub {
+namespace {
+
+size_t largest_of(std::span<const CoreChunk> chunks) {
+  uint32_t elements = 0;
+  for (const CoreChunk& chunk : chunks) elements = std::max(elements, chunk.elements);
+  return elements;
+}
+
+}  // namespace
 
 Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
                  ChunkTable& table, Reports& reports, const CoreTrace& trace)
@@ -15,12 +24,11 @@ Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const
       reports_(reports),
       trace_(trace),
       hyper_(hyper),
-      steps_(hyper.scales.size()) {
+      steps_(hyper.scales.size()),
+      scratch_(largest_of(table.chunks())),
+      tree_sum_(parameters.tree, parameters.gradient_dtype, scratch_.size()) {
   slots_.reserve(parameters.max_ranks);
   slot_ranks_.reserve(parameters.max_ranks);
-  uint32_t largest = 0;
-  for (const CoreChunk& chunk : table.chunks()) largest = std::max(largest, chunk.elements);
-  scratch_.resize(largest);
 }
 
 void Reducer::set_hyper(const HyperView& hyper) {
@@ -60,8 +68,8 @@ void Reducer::gather(uint32_t index) {
 bool Reducer::sum(uint32_t index, float* to) {
   CoreChunk& chunk = table_[index];
   gather(index);
-  const bool finite = kernels::sum(slots_, parameters_.gradient_dtype,
-                                   factor_of(chunk, chunk.arrived), to, chunk.elements);
+  const bool finite =
+      tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, chunk.arrived), to, chunk.elements);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
@@ -156,8 +164,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
     slots_.erase(slots_.begin() + at);
     slot_ranks_.erase(slot_ranks_.begin() + at);
     --participants;
-    if (kernels::sum(slots_, parameters_.gradient_dtype, factor_of(chunk, participants), sum,
-                     chunk.elements)) {
+    if (tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, participants), sum, chunk.elements)) {
       return true;
     }
   }

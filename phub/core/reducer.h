@@ -1,5 +1,5 @@
-// From the slots of a chunk to its result: the sum in rank order, then the optimizer, one pass over
-// memory. Nothing allocates after construction.
+// From the slots of a chunk to its result: the sum in the order of the job, then the optimizer, one
+// pass over memory. Nothing allocates after construction.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include "phub/core/job_parameters.h"
 #include "phub/core/reports.h"
 #include "phub/core/trace.h"
+#include "phub/core/tree_sum.h"
 
 namespace phub {
 
@@ -19,9 +20,10 @@ class Reducer {
  public:
   Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
           ChunkTable& table, Reports& reports, const CoreTrace& trace);
-  static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk) {
+  static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk,
+                                  uint64_t levels) {
     return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
-           largest_chunk * sizeof(float);  // held
+           largest_chunk * sizeof(float) + TreeSum::bytes(levels, largest_chunk);  // held
   }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
@@ -85,6 +87,7 @@ class Reducer {
   std::vector<const void*> slots_;  // of the chunk being summed, in rank order
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
+  TreeSum tree_sum_;
   bool stopped_ = false;
 };
 

@@ -35,6 +35,7 @@ JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const B
           .gradient_dtype = choices.gradient_dtype,
           .parameter_dtype = choices.parameter_dtype,
           .optimizer = choices.optimizer,
+          .tree = RankTree(spec.groups, spec.max_ranks),
           .mean = choices.reduction == Reduction::kMean,
           .initial_broadcast = choices.initial == Initial::kBroadcast,
           .on_nonfinite = choices.on_nonfinite,
@@ -109,6 +110,14 @@ void check_unused(const JobSpec& spec, const Choices& choices) {
   }
 }
 
+// They order what is added in a round.
+void check_groups(const JobSpec& spec, const Choices& choices) {
+  if (spec.groups.empty() || choices.lock_step()) return;
+  fail(ErrorCode::kInvalid,
+       "groups order the sum of a round, and with consistency '{}' there are none: it must be bsp",
+       spec.consistency);
+}
+
 }  // namespace
 
 void complete_spec(JobSpec& spec) {
@@ -117,6 +126,7 @@ void complete_spec(JobSpec& spec) {
   const Choices choices = choices_of(spec);
   check_gated(spec, choices);
   check_unused(spec, choices);
+  check_groups(spec, choices);
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
   const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;

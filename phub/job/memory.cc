@@ -31,6 +31,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
   const uint64_t classes = key_classes(spec).classes.size();
+  const uint32_t levels = RankTree(spec.groups, static_cast<uint32_t>(ranks)).levels();
   const Choices choices = choices_of(spec);
   const bool lock_step = choices.lock_step();
   const bool copies = snapshots && box_has_state(spec);
@@ -63,6 +64,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .max_ranks = ranks,
                                                     .classes = classes,
                                                     .largest_chunk = largest_chunk,
+                                                    .levels = levels,
                                                     .lock_step = lock_step,
                                                     .gated = choices.gated});
   }

@@ -177,6 +177,25 @@ TEST(Sum, OfNoSlotsIsZero) {
   });
 }
 
+// A sum can go on in place.
+TEST(Sum, TheFirstSlotMayBeTheOutput) {
+  std::mt19937_64 random(test::seed());
+  test::for_each_target([&random] {
+    for (const size_t count : {1, 2, 8, 9, 20}) {
+      std::vector<std::vector<float>> values(count, std::vector<float>(5003));
+      std::vector<const void*> slots;
+      for (auto& slot : values) {
+        for (float& value : slot) value = test::make_value(random, Values::kOrdinary);
+        slots.push_back(slot.data());
+      }
+      std::vector<float> expected(5003);
+      reference::sum(slots, DType::kF32, 0.25f, expected.data(), expected.size());
+      ASSERT_TRUE(sum(slots, DType::kF32, 0.25f, values[0].data(), values[0].size()));
+      ASSERT_EQ(values[0], expected) << count << " slots, PHUB_SEED " << test::seed();
+    }
+  });
+}
+
 // The first slot is assigned, not added to +0.
 TEST(Sum, KeepsNegativeZero) {
   test::for_each_target([] {

@@ -19,6 +19,8 @@ CHUNKS = "phub/core/chunk_table.cc"
 CHUNKS_H = "phub/core/chunk_table.h"
 READY = "phub/core/ready_chunks.h"
 REDUCER = "phub/core/reducer.cc"
+TREE_SUM = "phub/core/tree_sum.cc"
+RANK_TREE = "transport/control/rank_tree.cc"
 LOCK_STEP = "phub/core/lock_step.cc"
 LOCK_STEP_H = "phub/core/lock_step.h"
 GATED = "phub/core/gated.cc"
@@ -88,6 +90,30 @@ MUTANTS = [
     Mutant("order: the sum is not in rank order", REDUCER,
            "slots_.push_back(slot_of(rank, chunk));",
            "slots_.insert(slots_.begin(), slot_of(rank, chunk));", RACKS),
+    Mutant("groups-ignored: gradients are added in the order of the ranks", "phub/job/job.cc",
+           ".tree = RankTree(spec.groups, spec.max_ranks),", "", ("worker/groups_test", "racks")),
+    Mutant("groups-end: a group goes on in the next one", TREE_SUM,
+           "while (next < slots && chunk.ranks[next] < end) ++next;",
+           "while (next < slots && chunk.ranks[next] <= end) ++next;", ("phub/tree_sum_test",)),
+    Mutant("groups-levels: groups of groups are groups", TREE_SUM,
+           "next = add_group(chunk, level + 1, first, to);\n  while (next < slots && chunk.ranks[next] < end) {",
+           "next = add_group(chunk, level + 1, first, to);\n  while (next < slots && chunk.ranks[next] < 1024) {",
+           ("phub/tree_sum_test",)),
+    Mutant("groups-factor: the first group is multiplied too", TREE_SUM,
+           "to == chunk.out && next == chunk.slots.size()", "to == chunk.out", ("phub/tree_sum_test",)),
+    Mutant("groups-finite: a part that is finite speaks for the sum", TREE_SUM,
+           "chunk.finite = kernels::sum(", "chunk.finite |= kernels::sum(", ("phub/tree_sum_test",)),
+    Mutant("groups-excluded: without those that are not finite, others are in the groups", REDUCER,
+           "slot_ranks_.erase(slot_ranks_.begin() + at);", "slot_ranks_.pop_back();",
+           ("phub/core_job_test", "racks")),
+    Mutant("groups-depth: a group that is less deep than others ends where they do", RANK_TREE,
+           "for (; level < ends_.size(); ++level) {", "for (; level < levels_; ++level) {",
+           ("transport/rank_tree_test",)),
+    Mutant("groups-sum: there may be ranks without a place", RANK_TREE,
+           "if (next_rank_ < ranks_) refuse_sum(std::to_string(next_rank_));", "",
+           ("transport/rank_tree_test",)),
+    Mutant("groups-ssp: groups where there are no rounds", "phub/job/job.cc",
+           "  check_groups(spec, choices);\n  const", "  const", ("worker/groups_test",)),
     Mutant("stale: now and then the result of the round before goes out", LOCK_STEP_H,
            "return stages_.reducer.reduce(index) ?",
            "return stages_.table[index].round % 5 == 3 || stages_.reducer.reduce(index) ?", RACKS,

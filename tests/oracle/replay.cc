@@ -36,6 +36,8 @@ void apply(const std::map<std::string, double>& values, uint32_t group, referenc
   }
 }
 
+uint32_t ranks_of(const JobSpec& spec) { return std::max(spec.max_ranks, spec.world_size); }
+
 bool contains(const std::vector<Member>& members, uint32_t rank) {
   return std::ranges::find(members, rank, &Member::rank) != members.end();
 }
@@ -81,6 +83,7 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
       hyper_(hyper),
       chunk_(chunk),
       place_(chunks_of(spec)[chunk]),
+      groups_(reference::parse_groups(spec.groups, ranks_of(spec))),
       gradient_dtype_(*kernels::parse_dtype(spec.gradient_dtype)),
       result_dtype_(*kernels::parse_dtype(spec.parameter_dtype)),
       gradient_(std::move(gradient)),
@@ -114,7 +117,7 @@ void Replay::sum_round() {
     if (!add_all())
       fail(ErrorCode::kInvalid, "round {} cannot complete: its sum overflows", round_);
   }
-  for (uint32_t rank = 0; rank < std::max(spec_.max_ranks, spec_.world_size); ++rank) {
+  for (uint32_t rank = 0; rank < ranks_of(spec_); ++rank) {
     const bool excluded = contains(members, rank) && !contains(counted_, rank);
     if (excluded == participation_.excluded(round_, chunk_, rank)) continue;
     fail(ErrorCode::kInvalid, "round {}: rank {} is {}excluded in the log", round_, rank,
@@ -157,15 +160,20 @@ Replay::State Replay::state() const {
 // The sum of those counted, times `factor`. False: it is not finite.
 bool Replay::add(float factor, std::vector<float>& sum) {
   const size_t bytes = place_.elements * kernels::bytes_of(gradient_dtype_);
-  std::vector<std::vector<std::byte>> gradients;
+  std::map<uint32_t, std::vector<std::byte>> gradients;  // by rank
   for (const Member& from : counted_) {
-    gradients.emplace_back(bytes);
-    if (!gradient_(from, round_, gradients.back().data())) gradients.pop_back();
+    std::vector<std::byte> gradient(bytes);
+    if (gradient_(from, round_, gradient.data())) gradients[from.rank] = std::move(gradient);
   }
-  std::vector<const void*> slots;
-  for (const auto& gradient : gradients) slots.push_back(gradient.data());
-  unused_ = slots.empty();
-  return reference::sum(slots, gradient_dtype_, factor, sum.data(), sum.size());
+  unused_ = gradients.empty();
+  const bool has_groups = !spec_.groups.empty();
+  std::vector<const void*> slots(has_groups ? ranks_of(spec_) : 0);
+  for (const auto& [rank, gradient] : gradients) {
+    (has_groups ? slots[rank] : slots.emplace_back()) = gradient.data();
+  }
+  const kernels::DType type = gradient_dtype_;
+  return has_groups ? reference::sum(groups_, slots, type, factor, sum.data(), sum.size())
+                    : reference::sum(slots, type, factor, sum.data(), sum.size());
 }
 
 bool Replay::is_finite(const Member& from) const {

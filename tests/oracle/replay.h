@@ -1,6 +1,6 @@
 // A job in lock-step, chunk by chunk, recomputed round by round from the job's membership log:
 // gradients are functions of who sent them, the arithmetic is reference.h's, and one process adds
-// in rank order.
+// in rank order, or in that of the job's groups.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/oracle/groups.h"
 #include "tests/oracle/participation.h"
 #include "tests/oracle/reference.h"
 #include "transport/control/job_spec.h"
@@ -81,6 +82,7 @@ class Replay {
   const HyperHistory& hyper_;
   const uint32_t chunk_;
   const ChunkPlace place_;
+  const reference::Group groups_;  // of all ranks that the job may have
   const reference::DType gradient_dtype_, result_dtype_;
   const Gradient gradient_;
   reference::Model model_;

@@ -7,6 +7,7 @@
 
 #include <limits>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -62,6 +63,7 @@ std::vector<Case> cases() {
       {"a sum", with(plain)},
       {"a mean", with([](auto& p) { p.mean = true; })},
       {"an optimizer", with([](auto& p) { p.optimizer = Optimizer::kSgd; })},
+      nulls({"groups", with([](auto& p) { p.tree = RankTree("(1,1),1", 3); })}),
       nulls({"null contributions", with(plain)}),
       bad({"an exclusion", with([](auto& p) { p.on_nonfinite = OnNonFinite::kExclude; })}),
       bad({"NaN that pass", with([](auto& p) { p.on_nonfinite = OnNonFinite::kPass; })}),
@@ -151,19 +153,22 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
         CoreJob::Size{.chunks = 70, .max_ranks = 1024},
         CoreJob::Size{.chunks = 5000, .max_ranks = 4, .lock_step = false},
         CoreJob::Size{.chunks = 70, .max_ranks = 1024, .lock_step = false},
-        CoreJob::Size{.chunks = 9, .classes = 5000, .largest_chunk = 1 << 20}}) {
+        CoreJob::Size{.chunks = 9, .classes = 5000, .largest_chunk = 1 << 20},
+        CoreJob::Size{.chunks = 9, .max_ranks = 1024, .largest_chunk = 1 << 18, .levels = 3}}) {
     SCOPED_TRACE(fmt::format("{} chunks, {} ranks, lock-step {}", size.chunks, size.max_ranks,
                              size.lock_step));
     testing::FakeEndpoint endpoint;
     const std::vector<HyperVersion> hyper(1);
     const std::vector<KeyScales> scales(size.classes);
     const std::vector<uint32_t> expected = {0};
+    const std::string groups = size.levels == 3 ? "(1000,20),4" : "";
     const struct mallinfo2 before = mallinfo2();
     std::vector<CoreChunk> chunks(size.chunks);
     for (CoreChunk& chunk : chunks) chunk.elements = static_cast<uint32_t>(size.largest_chunk);
     const auto job =
         std::make_unique<CoreJob>(0,
                                   JobParameters{.max_ranks = static_cast<uint32_t>(size.max_ranks),
+                                                .tree = RankTree(groups, 1024),
                                                 .lock_step = size.lock_step},
                                   JobArrays{}, std::move(chunks), endpoint,
                                   HyperView{.schedule = hyper, .changes = {}, .scales = scales},

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -258,6 +259,38 @@ TEST(CoreJob, UnusedChunksAreLeftOut) {
     EXPECT_EQ(round(2, 0), skips ? -3 : -4.5) << "momentum";
     EXPECT_EQ(round(3, 1), skips ? -5.5 : -6.25) << "one has a gradient";
     EXPECT_EQ(round(4, 0), skips ? -5.5 : -7.125);
+  }
+}
+
+// What is too small to change 1 alone does so together with its group, whoever of it is there.
+TEST(CoreJob, GroupsOrderTheSum) {
+  constexpr float kSmall = 0x1p-24f, kNext = 1 + 0x1p-23f;
+  const std::vector<uint32_t> four = {0, 1, 2, 3};
+  for (const char* groups : {"", "2,2", "1,(1,2)"}) {
+    SCOPED_TRACE(groups);
+    const bool has_groups = groups[0] != 0;
+    Rig rig({.parameters = {.max_ranks = 4,
+                            .tree = RankTree(groups, 4),
+                            .on_nonfinite = OnNonFinite::kExclude},
+             .expected = four});
+    rig.push(0, 0, 1, 0);
+    for (const uint32_t rank : {1, 2, 3}) rig.push(rank, 0, 1, rank == 1 ? 1 : kSmall);
+    rig.run();
+    EXPECT_EQ(rig.result(0), has_groups ? kNext : 1);
+    rig.arrive(0, {1, 1, ImmKind::kNull});
+    for (const uint32_t rank : {1, 2, 3}) rig.push(rank, 1, 1, rank == 1 ? 1 : kSmall);
+    rig.run();
+    EXPECT_EQ(rig.result(1), has_groups ? kNext : 1) << "one of them is null";
+    for (const uint32_t rank : four) {
+      rig.push(rank, 2, 1, rank == 0 ? NAN : rank == 1 ? 1 : kSmall);
+    }
+    rig.run();
+    EXPECT_EQ(rig.result(2), has_groups ? kNext : 1) << "one of them is excluded";
+    rig.job->hold();
+    rig.job->commit({.round = 2, .lost = {{.rank = 0}}});
+    for (const uint32_t rank : {1, 2, 3}) rig.push(rank, 0, 2, rank == 1 ? 1 : kSmall);
+    rig.run();
+    EXPECT_EQ(rig.result(0), has_groups ? kNext : 1) << "one of them is gone";
   }
 }
 

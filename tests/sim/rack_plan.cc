@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tests/oracle/groups.h"
 #include "tests/oracle/replay.h"
 
 namespace phub::sim {
@@ -197,6 +198,13 @@ void gate_rounds(SimRandom& random, JobPlan& job, bool clean) {
   }
 }
 
+// Gradients are added in groups of ranks; then the job may have as many ranks in all its lives.
+void add_in_groups(SimRandom& random, JobPlan& job) {
+  job.spec.groups =
+      reference::some_groups(job.spec.max_ranks, [&random](uint64_t n) { return random.below(n); });
+  for (JobPlan::Ranks& ranks : job.later_ranks) ranks.max_ranks = job.spec.max_ranks;
+}
+
 // Workers that die with the box are followed by others, in another number.
 void begin_again(SimRandom& random, RackPlan& plan) {
   for (BoxFault& fault : plan.box_faults) fault.with_workers = random.chance(0.5);
@@ -359,6 +367,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom unused(seed ^ 0x756e75736564ull);
   for (JobPlan& job : plan.jobs) {
     if (job.lock_step() && unused.chance(0.4)) leave_out_unused(unused, job);
+  }
+  SimRandom groups(seed ^ 0x67726f757073ull);
+  for (JobPlan& job : plan.jobs) {
+    if (job.lock_step() && groups.chance(0.4)) add_in_groups(groups, job);
   }
   return plan;
 }

@@ -81,6 +81,12 @@ class Random {
     if (coin()) spec.gradient_dtype = coin() ? "bf16" : "f16";
     if (coin()) spec.parameter_dtype = coin() ? "bf16" : "f16";
     if (coin()) spec.reduction = "mean";
+    if (coin()) {
+      const uint32_t ranks = std::max(spec.max_ranks, spec.world_size);
+      const uint64_t first = 1 + below(ranks);
+      spec.groups =
+          first == ranks ? fmt::format("({})", ranks) : fmt::format("{},{}", first, ranks - first);
+    }
     if (coin()) spec.work = coin() ? "sum" : "none";
     if (coin()) spec.initial = "broadcast";
     if (coin()) spec.on_loss = coin() ? "wait" : "fail";
@@ -384,6 +390,12 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"on_loss":"panic")"), "on_loss: must be one of shrink, wait, fail"},
       {join_with(key, R"(,"on_nonfinite":"")"), "on_nonfinite: must be one of"},
       {join_with(key, R"(,"unused":"none")"), "unused: must be one of zero, skip, got 'none'"},
+      {join_with(key, R"(,"groups":"1,1")"), "groups: '1,1' has more than 1 ranks"},
+      {join_with(key, R"(,"world_size":2,"max_ranks":5,"groups":"1,1")"),
+       "groups: '1,1' has 2 ranks, and max_ranks is 5"},
+      {join_with(key, R"(,"world_size":2,"groups":"1;1")"), "groups: expected ',' or the end"},
+      {join_with(key, R"(,"groups":[1])"), "spec.groups: must be a string"},
+      {join_with(key, R"(,"groups":")" + std::string(6145, '1') + R"(")"), "(6145 bytes)"},
       {join_with(key, R"(,"world_size":0)"),
        "world_size: must be an integer from 1 to 1024, got 0"},
       {join_with(key, R"(,"world_size":1025)"), "got 1025"},

@@ -413,6 +413,9 @@ static void misuse(void) {
   FAILS(phub_options_set_group(options, 2, 0), PHUB_INVALID, "out of range");
   FAILS(phub_options_set_group(options, 1, 256), PHUB_INVALID, "groups 0 to 255");
   FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
+  OK(phub_options_set(options, "groups", "1,1"));
+  FAILS(phub_worker_create(options, &other), PHUB_INVALID, "groups: '1,1' has more than 1 ranks");
+  OK(phub_options_set(options, "groups", "1"));
   OK(phub_worker_create(options, &worker));
   FAILS(phub_worker_create(options, &other), PHUB_TAKEN, "rank 0");
   CHECK(other == NULL);

@@ -192,6 +192,39 @@ TEST_F(Restore, WhatDiffersIsRefusedUntilTheJobIsDeleted) {
   anew.end();
 }
 
+// Places in groups are those of all ranks that a job may have: it goes on with fewer ranks, but not
+// with other groups.
+TEST_F(Restore, WithTheSameGroups) {
+  serve();
+  JobSpec spec = fault_spec("groups", 4, "adam");
+  spec.max_ranks = 4;
+  spec.groups = "1,3";
+  Training training(server_->address(), spec);
+  std::vector<Process*> workers = start(training, 4);
+  ASSERT_TRUE(saved(training, 1));
+  end_server(SIGKILL, workers);
+  serve();
+  JobSpec other = spec;
+  other.groups = "2,2";
+  Training refused(server_->address(), other);
+  EXPECT_EQ(refused.start(0).wait(kLong), 3);
+  other = fault_spec("groups", 3, "adam");
+  other.groups = "1,2";
+  Training fewer_places(server_->address(), other);
+  Process& worker = fewer_places.start(0);
+  EXPECT_EQ(worker.wait(kLong), 3);
+  EXPECT_THAT(worker.output(), HasSubstr("groups is '1,2' here and '1,3' in the job"));
+
+  spec.world_size = 3;
+  Training fewer(server_->address(), spec);
+  workers.clear();
+  for (int32_t rank = 0; rank < 3; ++rank) workers.push_back(&fewer.start(rank));
+  EXPECT_GT(first_round_of(*workers[0]), 1u);
+  ASSERT_TRUE(fewer.goes_on(10));
+  fewer.end();
+  fewer.check();
+}
+
 TEST_F(Restore, NoCheckpointIsWhole) {
   serve();
   Training training(server_->address(), fault_spec("broken", 2, "adam"));

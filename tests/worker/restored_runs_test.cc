@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/oracle/groups.h"
 #include "tests/oracle/reference.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
@@ -41,7 +42,7 @@ struct Scenario {
   uint32_t ranks = 3;
   std::string consistency = "bsp", optimizer = "adam", gradient_dtype = "f32",
               parameter_dtype = "f32";
-  std::string on_loss = "shrink", on_nonfinite = "stop", unused = "zero";
+  std::string on_loss = "shrink", on_nonfinite = "stop", unused = "zero", groups = "";
   bool whole_numbers = false;  // whose sum is exact in any order
   bool saves = false;          // ranks have parts
 };
@@ -64,6 +65,7 @@ JobSpec spec_of(const Scenario& run) {
   spec.on_loss = run.on_loss;
   spec.on_nonfinite = run.on_nonfinite;
   spec.unused = run.unused;
+  spec.groups = run.groups;
   spec.lease_ms = 30'000;  // nobody is to be lost for being slow
   if (run.whole_numbers && run.optimizer != "none") spec.hyper = {{"lr", 1.0}};
   return spec;
@@ -114,7 +116,12 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
     std::vector<const void*> slots;
     for (const auto& gradient : gradients) slots.push_back(gradient.data());
     if (slots.empty() && run.unused == "skip") continue;
-    if (lock_step) {
+    if (!run.groups.empty()) {
+      std::vector<float> sum(elements);
+      reference::sum(reference::parse_groups(run.groups, run.ranks), slots, dtype, 1, sum.data(),
+                     elements);
+      model.step(sum);
+    } else if (lock_step) {
       model.round(slots, dtype, 1);
     } else {
       for (const void*& slot : slots) model.round({&slot, 1}, dtype, 1);
@@ -260,6 +267,7 @@ INSTANTIATE_TEST_SUITE_P(
         Scenario{.name = "f16_gradients", .after = kTcp, .gradient_dtype = "f16"},
         Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
         Scenario{.name = "excludes", .on_nonfinite = "exclude"},
+        Scenario{.name = "groups", .after = kTcp, .groups = "1,2"},
         Scenario{.name = "unused",
                  .after = kTcp,
                  .optimizer = "adamw",

@@ -8,6 +8,7 @@
 
 #include "transport/control/choices.h"
 #include "transport/control/message_fields.h"
+#include "transport/control/rank_tree.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -243,6 +244,7 @@ void validate(const JobSpec& spec) {
   check_dtype("gradient_dtype", spec.gradient_dtype);
   check_dtype("parameter_dtype", spec.parameter_dtype);
   parse_choice<Reduction>("reduction", spec.reduction);
+  static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   const auto work = parse_choice<Work>("work", spec.work);
   const auto consistency = parse_choice<Consistency>("consistency", spec.consistency);
   if (spec.slack > 0 && consistency != Consistency::kSsp) {

@@ -58,7 +58,10 @@ struct JobSpec {
   std::string gradient_dtype = "f32";
   std::string parameter_dtype = "f32";  // what is written back
   std::string reduction = "sum";        // or "mean"
-  std::string work = "all";             // "sum": no optimizer; "none": only completes (benchmarks)
+  // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
+  // All of max_ranks, in lock-step. "": ascending ranks.
+  std::string groups;
+  std::string work = "all";  // "sum": no optimizer; "none": only completes (benchmarks)
   // "bsp": a round sums all gradients, then everyone goes on. "ssp", "async": each gradient is
   // applied when it comes (one step of the optimizer, or with "none" plain addition to the
   // parameters), and a rank may be `slack` rounds ahead of the slowest, or as far as it likes.
@@ -92,8 +95,8 @@ uint32_t hyper_groups(const JobSpec& spec);
 
 // Throws Error(kInvalid) that names the field and the value: empty or duplicate names, zero or too
 // many elements, a shape that has another number of them, unknown words, ranks, limits or groups
-// out of range, unordered schedule. (Whether names of hyperparameters fit the optimizer is checked
-// by the server, which knows them.)
+// out of range, groups of other ranks, unordered schedule. (Whether names of hyperparameters fit
+// the optimizer is checked by the server, which knows them.)
 void validate(const JobSpec& spec);
 
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;

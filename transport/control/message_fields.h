@@ -4,6 +4,7 @@
 
 #include "transport/control/json_codec.h"
 #include "transport/control/messages.h"
+#include "transport/control/rank_tree.h"
 #include "transport/control/state_messages.h"
 
 namespace phub {
@@ -51,6 +52,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("gradient_dtype", &JobSpec::gradient_dtype, kWord);
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
+  a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});
   a.optional("work", &JobSpec::work, kWord);
   a.optional("consistency", &JobSpec::consistency, kWord);
   a.optional("slack", &JobSpec::slack);

@@ -51,7 +51,7 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 34> kOptions = {{
+constexpr std::array<Option, 35> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "token", .text = &WorkerOptions::token},
     {.name = "job", .job_text = &JobSpec::name},
@@ -75,6 +75,7 @@ constexpr std::array<Option, 34> kOptions = {{
     {.name = "gradient_dtype", .job_text = &JobSpec::gradient_dtype},
     {.name = "parameter_dtype", .job_text = &JobSpec::parameter_dtype},
     {.name = "reduction", .job_text = &JobSpec::reduction},
+    {.name = "groups", .job_text = &JobSpec::groups},
     {.name = "work", .job_text = &JobSpec::work},
     {.name = "consistency", .job_text = &JobSpec::consistency},
     {.name = "slack", .job_limit = &JobSpec::slack},

@@ -43,6 +43,19 @@ def test_sums_are_those_of_all_ranks(box, start, transport):
             assert np.array_equal(got, (np.arange(len(got)) % 97 * 3 + 15).astype(np.float32))
 
 
+def adds_in_groups(rank, groups):
+    with phub.Worker({"key": 8}, groups=groups) as worker:
+        np.asarray(worker.gradient("key"))[:] = 1 if rank == 0 else 2**-24
+        worker.push("key")
+        worker.wait("key")
+        return float(np.asarray(worker.parameters("key"))[0])
+
+
+@pytest.mark.parametrize(("groups", "total"), [("", 1), ("1,2", 1 + 2**-23)])
+def test_groups_order_the_sum(box, start, groups, total):
+    assert start(adds_in_groups, 3, groups).results() == [total] * 3
+
+
 def with_own_memory(rank, transport):
     with phub.Worker({"key": 5000}, transport=transport, reduction="mean") as worker:
         gradient = np.full(5000, rank + 1, np.float32)
@@ -151,6 +164,7 @@ def test_what_is_not_pushed_is_there_at_once(box):
             "127.0.0.1:1",
         ),
         ({"world_size": "two"}, phub.InvalidError, "two"),
+        ({"world_size": 4, "groups": "2;2"}, phub.InvalidError, "at character 2 of '2;2'"),
         ({"rank": 7, "world_size": 2}, phub.Error, "7"),
     ],
 )

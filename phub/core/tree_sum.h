@@ -1,0 +1,55 @@
+// The sum of a chunk's gradients in the order of additions of the job: ascending ranks, or group by
+// group. A group's sum begins with its first part that has a gradient; a group without any is left
+// out.
+//
+// Of a core's thread. Nothing allocates after construction: every level of the tree but the last
+// has room for the sum of a part, which stays in cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "transport/control/rank_tree.h"
+
+namespace phub {
+
+class TreeSum {
+ public:
+  // The tree outlives this.
+  TreeSum(const RankTree& tree, kernels::DType dtype, size_t largest_chunk)
+      : tree_(tree),
+        dtype_(dtype),
+        largest_chunk_(largest_chunk),
+        parts_((tree.levels() - 1) * largest_chunk) {}
+  static constexpr uint64_t bytes(uint64_t levels, uint64_t largest_chunk) {
+    return (levels - 1) * largest_chunk * sizeof(float);
+  }
+
+  // As kernels::sum(). `ranks`: whose the slots are, ascending.
+  bool add(std::span<const void* const> slots, std::span<const uint32_t> ranks, float factor,
+           float* out, size_t elements);
+
+ private:
+  // A sum in the making.
+  struct Chunk {
+    std::span<const void* const> slots;
+    std::span<const uint32_t> ranks;
+    const float factor;
+    float* const out;
+    const size_t elements;
+    bool finite = true;
+  };
+  size_t add_group(Chunk& chunk, uint32_t level, size_t first, float* to);
+  static void add_slots(Chunk& chunk, std::span<const void* const> slots, kernels::DType dtype,
+                        float* to, size_t next);
+
+  const RankTree& tree_;
+  const kernels::DType dtype_;
+  const size_t largest_chunk_;
+  std::vector<float> parts_;  // [level][largest_chunk_]
+};
+
+}  // namespace phub
