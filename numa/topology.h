@@ -21,6 +21,7 @@ struct NicInfo {
 struct Node {
   uint32_t os_node = 0;
   uint64_t memory_bytes = 0;
+  uint32_t box = 0;  // of several machines that serve together: which one
 };
 
 struct Topology {

@@ -2,13 +2,10 @@
 #include "phub/server.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "numa/memory.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -23,57 +20,26 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
     : options_(std::move(options)),
       clock_(clock),
       started_ms_(clock.now_ms()),
-      transports_(std::move(transports)),
+      machine_(options_, std::move(transports)),
       host_{.clock = clock,
-            .mail = CoreMail(cores_),
+            .mail = CoreMail(machine_.all_cores()),
             .budget = MemoryBudget(options_.memory_limit_bytes),
             .notes = Notes(options_.note)} {
   if (!options_.checkpoints.folder.empty()) {
     host_.checkpoints = std::make_unique<SavedJobs>(options_.checkpoints);
   }
-  // Which cores a plan uses depends on topology and options only, so any key table shows them. Few
-  // cores go to nodes with NICs first; a job over one transport may leave some out.
-  const std::vector<KeySpec> any_key = {{.name = "key", .elements = 1}};
-  numa::Topology topology = options_.topology;
-  topology.nics.clear();
-  for (const auto& transport : transports_) {
-    for (const numa::NicInfo& port : ports_of(*transport)) topology.nics.push_back(port);
-  }
-  if (options_.cores == 0) topology.nics.clear();
-  const Plan plan = make_plan(topology, any_key, {.cores = options_.cores});
-  std::vector<numa::Core> used;
-  for (const CorePlan& core : plan.cores) {
-    cores_.push_back(std::make_unique<Core>(static_cast<uint32_t>(cores_.size())));
-    core_cpus_.push_back(core.os_cpu);
-    used.push_back({core.node, core.os_cpu});
-  }
-  topology_ = options_.topology;
-  topology_.cores = std::move(used);
   host_.meters.cores.resize(cores());
   if (options_.trace_events == 0) return;
   trace_ = std::make_unique<ServerTrace>(cores(), options_.trace_events);
-  for (uint32_t i = 0; i < cores(); ++i) cores_[i]->trace(trace_->log(i));
-}
-
-// The NICs over which a plan may send with this transport, each with its node.
-std::vector<numa::NicInfo> Server::ports_of(const Transport& transport) const {
-  std::vector<numa::NicInfo> ports;
-  for (const NicPort& port : transport.ports()) {
-    uint32_t node = 0;
-    for (uint32_t n = 0; n < options_.topology.nodes.size(); ++n) {
-      if (options_.topology.nodes[n].os_node == port.os_node) node = n;
-    }
-    ports.push_back({node, port.name});
-  }
-  std::stable_sort(ports.begin(), ports.end(),
-                   [](const auto& a, const auto& b) { return a.node < b.node; });
-  return ports;
+  for (uint32_t i = 0; i < cores(); ++i) core(i).trace(trace_->log(i));
 }
 
 Server::~Server() {
   stop_threads();
   host_.builder.drop();  // its tasks hold parts of ranks, which go before their links
   for (auto& [name, job] : jobs_) job->detach_all();
+  for (auto& [number, job] : by_number_) job->detach_all();  // also those that are being made
+  by_number_.clear();
   jobs_.clear();  // links before their transports
 }
 
@@ -81,32 +47,18 @@ void Server::start_threads() {
   host_.coder.start();
   host_.builder.start();
   host_.writer.start();
-  const auto cpus = static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_ONLN));
-  const int spin_us = options_.spin_us >= 0 ? options_.spin_us : cpus > cores() ? 20 : 0;
-  for (uint32_t i = 0; i < cores(); ++i) {
-    threads_.emplace_back([this, i, spin_us](const std::stop_token& stop) {
-      pthread_setname_np(pthread_self(), fmt::format("phub-core-{}", i % 1000).c_str());
-      if (options_.pin) numa::pin_thread(core_cpus_[i]);
-      cores_[i]->run(stop, spin_us);
-    });
-  }
+  machine_.start_threads();
 }
 
 void Server::stop_threads() {
   host_.coder.stop();
   host_.builder.stop();
   host_.writer.stop();
-  for (std::jthread& thread : threads_) thread.request_stop();
-  for (auto& core : cores_) core->wake();
-  threads_.clear();
+  machine_.stop_threads();
 }
 
 std::vector<int> Server::event_fds() const {
-  std::vector<int> fds;
-  for (const auto& core : cores_) fds.push_back(core->report_fd());
-  for (const auto& transport : transports_) {
-    if (transport->event_fd() >= 0) fds.push_back(transport->event_fd());
-  }
+  std::vector<int> fds = machine_.event_fds();
   fds.push_back(host_.coder.event_fd());
   fds.push_back(host_.builder.event_fd());
   fds.push_back(host_.writer.event_fd());
@@ -137,7 +89,7 @@ void Server::poll() {
   const uint64_t now = host_.time.now_ms();
   host_.mail.flush();
   sample_cores(clock_.now_ms());
-  for (auto& core : cores_) {
+  for (const auto& core : machine_.all_cores()) {
     core->clear_report_fd();
     CoreReport report;
     while (core->receive(report)) {
@@ -150,13 +102,16 @@ void Server::poll() {
   } while (host_.builder.finish());  // its ends may give the coder a task
   host_.writer.finish();
   events_.clear();
-  for (auto& transport : transports_) transport->handle_events(events_);
+  for (const auto& transport : machine_.transports()) transport->handle_events(events_);
   for (const TransportEvent& event : events_) handle(event);
 
   // Jobs act on events when they happen; ticks are for limits only. So idle jobs cost nothing.
   if (now >= next_tick_ms_) {
     next_tick_ms_ = now + tick_ms_;
     for (auto& [name, job] : jobs_) job->tick(now);
+    for (const ShardBox& lost : host_.shards.tick(now)) {
+      lose_shard(lost, fmt::format("no mail came for {} ms", Shards::kLeaseMs));
+    }
   }
   if (host_.ending == 0) return;
   std::vector<RunningJob*> gone;
@@ -295,6 +250,43 @@ void Server::connection_ended(const Credential& who) {
 
 void Server::join_unanswered(const Credential& who) {
   if (RunningJob* job = find(who.job)) job->join_unanswered(who.rank, who.incarnation);
+}
+
+void Server::join_shard(ShardHello hello, Reply<ShardWelcome> reply) {
+  if (host_.checkpoints) {
+    fail(ErrorCode::kInvalid,
+         "this server saves its jobs, and what other boxes have of a job cannot be saved: start it "
+         "without --checkpoints, or this box as a server of its own");
+  }
+  const std::string name = hello.name;
+  const size_t cores_there = hello.cores.size();
+  reply(host_.shards.join(std::move(hello), host_.time.now_ms()));
+  host_.notes.add(clock_.now_ms(), fmt::format("the box '{}' serves under this server: {} cores",
+                                               name, cores_there));
+}
+
+// A job may end, and go, by what it is told.
+void Server::take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply) {
+  const std::vector<ShardReport> reports =
+      host_.shards.mail(shard, std::move(mail), std::move(reply), host_.time.now_ms());
+  for (const ShardReport& report : reports) {
+    const auto at = by_number_.find(report.job);
+    if (at == by_number_.end()) continue;
+    const std::shared_ptr<RunningJob> job = at->second;
+    const std::optional<Error> nonsense = error_of([&] { job->handle(shard, report); });
+    if (!nonsense) continue;
+    for (const ShardBox& box : host_.shards.boxes()) {
+      if (box.id == shard) lose_shard(box, nonsense->what());
+    }
+    host_.shards.remove(shard);
+    return;
+  }
+}
+
+void Server::lose_shard(const ShardBox& shard, const std::string& why) {
+  host_.notes.add(clock_.now_ms(), fmt::format("the box '{}' is lost: {}", shard.about.name, why));
+  const auto jobs = by_number_;
+  for (const auto& [number, job] : jobs) job->lose_shard(shard.id);
 }
 
 void Server::log(const std::string& name, uint64_t from, Reply<LogPage> reply) {

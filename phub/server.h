@@ -12,16 +12,14 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "numa/topology.h"
 #include "phub/background.h"
 #include "phub/clock.h"
 #include "phub/control/handler.h"
-#include "phub/core/core.h"
 #include "phub/job/running_job.h"
+#include "phub/machine.h"
 #include "phub/notes.h"
 #include "phub/quotas.h"
 #include "phub/server_trace.h"
@@ -29,11 +27,7 @@
 
 namespace phub {
 
-struct ServerOptions {
-  numa::Topology topology;
-  uint32_t cores = 0;  // 0: all of the topology
-  bool pin = true;
-  int32_t spin_us = -1;  // how long an idle core spins; -1: 20 if more CPUs than cores are there
+struct ServerOptions : MachineOptions {
   uint64_t memory_limit_bytes = ~0ull;
   kernels::Store store = kernels::kDefaultStore;
   size_t trace_events = 0;  // so many of the latest are kept per core, for write_trace(); 0: none
@@ -89,6 +83,8 @@ class Server final : public ControlHandler {
   void expel(const WhyNot& why_not) override;
   void connection_ended(const Credential& who) override;
   void join_unanswered(const Credential& who) override;
+  void join_shard(ShardHello hello, Reply<ShardWelcome> reply) override;
+  void take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply) override;
 
   // Saves every job that has something to save, once more: is_saving() until that is done.
   void save_all();
@@ -100,9 +96,9 @@ class Server final : public ControlHandler {
   std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
 
   Background& background() { return host_.coder; }  // decodes and encodes long messages
-  uint32_t cores() const { return static_cast<uint32_t>(cores_.size()); }
-  Core& core(uint32_t i) { return *cores_[i]; }
-  std::string describe() const;
+  uint32_t cores() const { return machine_.cores(); }
+  Core& core(uint32_t i) { return machine_.core(i); }
+  std::string describe() const { return machine_.describe(); }
 
  private:
   struct PendingJoin {
@@ -115,22 +111,26 @@ class Server final : public ControlHandler {
   // server_jobs.cc
   void place(const Join& join);
   void create(const Join& join);
+  void created(const Join& join, const std::shared_ptr<RunningJob>& job,
+               const std::optional<Error>& refused);
   void compare(RunningJob& job, const Join& join);
   Reply<JoinReply> with_job_token(const Join& join);
   std::shared_ptr<RunningJob> make(const PendingJoin& join, const numa::Topology& topology,
+                                   std::vector<ShardBox> shards,
                                    std::vector<std::string>& passed_over);
+  Plan plan_for(const PendingJoin& join, const Transport& transport, const numa::Topology& topology,
+                std::vector<ShardBox>& shards) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
                                             std::vector<std::string>& passed_over);
   Quotas::Needs needs_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;
   void add(const std::shared_ptr<RunningJob>& job);
   void retire(RunningJob& gone);
-  Transport& transport_named(const std::string& name);
-
-  std::vector<numa::NicInfo> ports_of(const Transport& transport) const;
   RunningJob* find(const std::string& job);
   RunningJob* find(const BoxLink* link);
   RunningJob& authenticate(const Credential& who);
   void handle(const TransportEvent& event);
+  void lose_shard(const ShardBox& shard, const std::string& why);
+  void discard(std::shared_ptr<RunningJob> job);
   void find_tick();
   void sample_cores(uint64_t now);
   std::vector<NodeStatus> status_of_nodes() const;
@@ -138,14 +138,11 @@ class Server final : public ControlHandler {
   const ServerOptions options_;
   const Clock& clock_;
   const uint64_t started_ms_;
-  std::vector<std::unique_ptr<Transport>> transports_;
-  std::vector<std::unique_ptr<Core>> cores_;
-  std::vector<uint32_t> core_cpus_;
-  numa::Topology topology_;             // reduced to the cores in use
   std::unique_ptr<ServerTrace> trace_;  // outlives threads and jobs; null: no trace
-  std::vector<std::jthread> threads_;
+  Machine machine_;
   std::map<std::string, std::shared_ptr<RunningJob>> jobs_;
   std::unordered_map<const CoreJob*, RunningJob*> by_core_job_;
+  std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // that have parts elsewhere
   std::map<std::string, JobOwner> owners_;  // of those of jobs_ that were made with a token
   std::map<std::string, std::vector<Join>> creating_;  // more joins of a job that is being made
   std::vector<Join> waiting_;   // until a job has ended: they need its name, or its memory
@@ -155,7 +152,11 @@ class Server final : public ControlHandler {
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;
   // What each job that has memory puts on cores and NICs per round. Owned by the builder's thread.
-  std::map<const Job*, std::vector<PlanLoad>> loads_;
+  struct Load {
+    std::vector<uint64_t> shards;  // the second box of the plan, and further ones
+    std::vector<PlanLoad> of_plan;
+  };
+  std::map<const Job*, Load> loads_;
   Quotas quotas_;  // what the jobs of each creator have; the builder's, too
   JobHost host_;   // last: its threads use the members above
 };

@@ -19,7 +19,8 @@ std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
   const uint64_t bytes = element_bytes(spec).gradient * spec.max_ranks;
   for (size_t q = 0; q < plan.queues.size(); ++q) {
     const QueuePlan& queue = plan.queues[q];
-    load.push_back({plan.cores[queue.core].os_cpu, plan.nics[queue.nic].name, 0});
+    const CorePlan& core = plan.cores[queue.core];
+    load.push_back({core.box, core.os_cpu, plan.nics[queue.nic].name, 0});
     for (const uint32_t chunk : plan.queue_chunks[q]) {
       load.back().bytes += plan.chunks[chunk].elements * bytes;
     }
@@ -54,22 +55,12 @@ Quotas::Needs Server::needs_of(const JobSpec& spec, const Plan& plan,
   return needs;
 }
 
-Transport& Server::transport_named(const std::string& name) {
-  std::string known;
-  for (auto& transport : transports_) {
-    if (transport->name() == name) return *transport;
-    known += (known.empty() ? "" : ", ") + std::string(transport->name());
-  }
-  fail(ErrorCode::kInvalid, "this server does not offer transport '{}'; it offers: {}",
-       printable(name), known);
-}
-
 void Server::join(JoinRequest request, Reply<JoinReply> reply) {
   if (request.version != kProtocolVersion) {
     fail(ErrorCode::kInvalid, "this server speaks protocol version {}, the worker version {}",
          kProtocolVersion, request.version);
   }
-  transport_named(request.transport);
+  machine_.transport_named(request.transport);
   place(std::make_shared<PendingJoin>(PendingJoin{std::move(request), std::move(reply)}));
 }
 
@@ -96,36 +87,58 @@ void Server::create(const Join& join) {
   }
   creating_[join->request.spec.name];
   if (options_.quota_of) join->quota = options_.quota_of(join->request.caller);
-  numa::Topology topology = topology_;
-  topology.nics = ports_of(transport_named(join->request.transport));
+  numa::Topology topology =
+      machine_.topology_for(machine_.transport_named(join->request.transport));
   struct Made {
     std::shared_ptr<RunningJob> job;
     std::vector<std::string> passed_over;
   };
   const auto made = std::make_shared<Made>();
   host_.builder.run(
-      [this, join, made, topology = std::move(topology)] {
+      [this, join, made, topology = std::move(topology), shards = host_.shards.boxes()] {
         complete_spec(join->request.spec);
-        made->job = make(*join, topology, made->passed_over);
+        made->job = make(*join, topology, shards, made->passed_over);
       },
       [this, join, made](const std::optional<Error>& refused) {
         for (const std::string& line : made->passed_over) host_.notes.add(clock_.now_ms(), line);
-        const std::vector<Join> others =
-            std::move(creating_.extract(join->request.spec.name).mapped());
-        if (!refused) {
-          add(made->job);
-          const JoinRequest& request = join->request;
-          if (!request.caller.id.empty()) {
-            owners_[request.spec.name] = {.creator = request.caller, .join_id = request.id};
-          }
-          made->job->join(request, with_job_token(join));
-        } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
-          waiting_.push_back(join);  // until the memory of ended jobs is free
-        } else {
-          join->reply({refused->code(), refused->what()});
-        }
-        for (const Join& other : others) place(other);
+        if (refused || !made->job->has_remote_parts()) return created(join, made->job, refused);
+        by_number_[made->job->number()] = made->job;
+        made->job->make_remote_parts([this, join, made](const std::optional<Error>& failed) {
+          created(join, made->job, failed);
+        });
       });
+}
+
+void Server::created(const Join& join, const std::shared_ptr<RunningJob>& job,
+                     const std::optional<Error>& refused) {
+  const JoinRequest& request = join->request;
+  const std::vector<Join> others = std::move(creating_.extract(request.spec.name).mapped());
+  if (!refused) {
+    add(job);
+    if (!request.caller.id.empty()) {
+      owners_[request.spec.name] = {.creator = request.caller, .join_id = request.id};
+    }
+    job->join(request, with_job_token(join));
+  } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
+    waiting_.push_back(join);  // until the memory of ended jobs is free
+  } else {
+    join->reply({refused->code(), refused->what()});
+  }
+  if (refused && job) discard(job);
+  for (const Join& other : others) place(other);
+}
+
+// One whose parts elsewhere could not be made.
+void Server::discard(std::shared_ptr<RunningJob> job) {
+  job->drop_remote_parts();
+  by_number_.erase(job->number());
+  host_.builder.run([this, job = std::move(job)]() mutable {
+    const uint64_t bytes = job->job().memory().total();
+    loads_.erase(&job->job());
+    quotas_.remove(&job->job());
+    job.reset();
+    host_.budget.release(bytes);
+  });
 }
 
 // What the job goes on from; nothing: it begins. Workers may ask for other numbers of ranks than it
@@ -180,29 +193,65 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
   return saved;
 }
 
+// Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
+// its rounds are applied as a whole, it is saved, its creator may have some cores only, or it is so
+// small that one of them would have nothing. Then `shards` is empty. On the builder's thread.
+Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
+                      const numa::Topology& topology, std::vector<ShardBox>& shards) const {
+  const JobSpec& spec = join.request.spec;
+  std::erase_if(shards, [&](const ShardBox& shard) {
+    return std::ranges::count(shard.about.transports, transport.name()) == 0;
+  });
+  if (transport.shares_memory() || choices_of(spec).gated || host_.checkpoints ||
+      join.quota.cores != Quota::kNone) {
+    shards.clear();
+  }
+  const std::set<uint32_t> cpus = quotas_.cpus_of(join.request.caller.id);
+  const uint64_t most_cores = std::clamp<uint64_t>(join.quota.cores, 1, ~uint32_t{0});
+  PlanOptions options{.most_cores = static_cast<uint32_t>(most_cores),
+                      .preferred_cpus = {cpus.begin(), cpus.end()},
+                      .ranks = spec.max_ranks,
+                      .chunk_elements = spec.chunk_elements,
+                      .shared_memory = transport.shares_memory(),
+                      .gradient_bytes = element_bytes(spec).gradient};
+  numa::Topology all = topology;
+  for (uint32_t i = 0; i < shards.size(); ++i) {
+    add_box(all, shards[i].about, transport.name(), i + 1);
+  }
+  for (const auto& [job, of_job] : loads_) {
+    for (PlanLoad load : of_job.of_plan) {
+      if (load.box > 0) {
+        const auto at = std::ranges::find(shards, of_job.shards[load.box - 1], &ShardBox::id);
+        if (at == shards.end()) continue;
+        load.box = static_cast<uint32_t>(at - shards.begin()) + 1;
+      }
+      options.load.push_back(std::move(load));
+    }
+  }
+  Plan plan = make_plan(all, spec.keys, options);
+  std::vector<bool> has_chunks(shards.size() + 1);
+  for (const CorePlan& core : plan.cores) {
+    if (core.elements > 0) has_chunks[core.box] = true;
+  }
+  if (std::ranges::count(has_chunks, false) == 0) return plan;
+  shards.clear();
+  return plan_for(join, transport, topology, shards);
+}
+
 // On the builder's thread.
 std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::Topology& topology,
+                                         std::vector<ShardBox> shards,
                                          std::vector<std::string>& passed_over) {
   const JoinRequest& request = join.request;
   const JobSpec& spec = request.spec;
   const std::optional<Manifest> saved = newest_checkpoint(request, passed_over);
-  Transport& link_transport = transport_named(request.transport);
-  std::vector<PlanLoad> load;
-  for (const auto& [job, of_job] : loads_) load.insert(load.end(), of_job.begin(), of_job.end());
-  const std::set<uint32_t> cpus = quotas_.cpus_of(request.caller.id);
-  const uint64_t most_cores = std::clamp<uint64_t>(join.quota.cores, 1, ~uint32_t{0});
-  Plan plan = make_plan(topology, spec.keys,
-                        {.most_cores = static_cast<uint32_t>(most_cores),
-                         .preferred_cpus = {cpus.begin(), cpus.end()},
-                         .ranks = spec.max_ranks,
-                         .chunk_elements = spec.chunk_elements,
-                         .shared_memory = link_transport.shares_memory(),
-                         .gradient_bytes = element_bytes(spec).gradient,
-                         .load = std::move(load)});
+  Transport& link_transport = machine_.transport_named(request.transport);
+  Plan plan = plan_for(join, link_transport, topology, shards);
   // What the box has nothing of is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
-  const NodeMemory memory = total_memory(plan, spec, snapshots, saved ? saved->ranks.size() : 0);
+  const NodeMemory memory = total_memory(shards.empty() ? plan : part_of(plan, 0), spec, snapshots,
+                                         saved ? saved->ranks.size() : 0);
   const Quotas::Needs needed = needs_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
@@ -229,8 +278,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
     }
     std::vector<uint32_t> cores;
     for (const CorePlan& core : job->plan().cores) {
-      const auto at = std::find(core_cpus_.begin(), core_cpus_.end(), core.os_cpu);
-      cores.push_back(static_cast<uint32_t>(at - core_cpus_.begin()));
+      cores.push_back(machine_.core_at(core.os_cpu));
     }
     if (trace_) {
       const uint32_t number = trace_->add_job(*job);
@@ -238,10 +286,11 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
         job->core_job(i).trace(trace_->log(cores[i]), cores[i], number);
       }
     }
-    loads_[job.get()] = load_of(job->plan(), spec);
+    Load& load = loads_[job.get()] = {.shards = {}, .of_plan = load_of(job->whole_plan(), spec)};
+    for (const ShardBox& shard : shards) load.shards.push_back(shard.id);
     if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
     return std::make_shared<RunningJob>(job, request.transport, std::move(cores), host_,
-                                        std::move(life));
+                                        std::move(life), std::move(shards));
   } catch (...) {
     loads_.erase(job.get());
     quotas_.remove(job.get());
@@ -302,6 +351,7 @@ void Server::compare(RunningJob& job, const Join& join) {
 void Server::retire(RunningJob& gone) {
   const std::string name = gone.job().spec().name;
   for (uint32_t i = 0; i < gone.job().cores(); ++i) by_core_job_.erase(&gone.job().core_job(i));
+  by_number_.erase(gone.number());
   RunningJob::Remains remains = gone.finish();
   ++freeing_;
   host_.builder.run(

@@ -13,7 +13,7 @@ void Server::sample_cores(uint64_t now) {
   const double ns = static_cast<double>(now - sampled_ms_) * 1e6;
   for (uint32_t i = 0; i < cores(); ++i) {
     CoreMeter& meter = host_.meters.cores[i];
-    const uint64_t asleep_ns = cores_[i]->usage().asleep_ns;
+    const uint64_t asleep_ns = machine_.core(i).usage().asleep_ns;
     const double asleep = static_cast<double>(asleep_ns - meter.asleep_ns) / ns;
     meter.awake = sampled_ms_ == 0 ? 0 : std::clamp(1 - asleep, 0.0, 1.0);
     meter.asleep_ns = asleep_ns;
@@ -21,16 +21,10 @@ void Server::sample_cores(uint64_t now) {
   sampled_ms_ = now;
 }
 
-std::string Server::describe() const {
-  std::string text = fmt::format("{} cores", cores());
-  for (const auto& transport : transports_) text.append("\n").append(transport->describe());
-  return text;
-}
-
 ServerStatus Server::status() {
   ServerStatus status;
   status.topology = options_.topology.source;
-  for (const auto& transport : transports_) {
+  for (const auto& transport : machine_.transports()) {
     status.transports.emplace_back(transport->name());
     status.nics.push_back(transport->describe());
   }
@@ -40,13 +34,16 @@ ServerStatus Server::status() {
   status.uptime_s = static_cast<double>(clock_.now_ms() - started_ms_) / 1000;
   for (const auto& [name, job] : jobs_) status.jobs.push_back(job->status());
   status.nodes = status_of_nodes();
+  for (const ShardBox& shard : host_.shards.boxes()) {
+    status.shards.push_back({shard.about.name, static_cast<uint32_t>(shard.about.cores.size())});
+  }
   return status;
 }
 
 // The nodes that have a core or a NIC in use. Totals are of all jobs so far, rates of present jobs.
 std::vector<NodeStatus> Server::status_of_nodes() const {
   BoxMeters meters = host_.meters;
-  for (const auto& transport : transports_) {
+  for (const auto& transport : machine_.transports()) {
     for (const NicPort& port : transport->ports()) {
       meters.nics.try_emplace({std::string(transport->name()), port.name},
                               NicMeter{port.os_node, {}});
@@ -54,14 +51,14 @@ std::vector<NodeStatus> Server::status_of_nodes() const {
   }
   for (const auto& [name, job] : jobs_) job->meter().add_rates(meters);
   std::vector<NodeStatus> nodes;
-  for (uint32_t n = 0; n < topology_.nodes.size(); ++n) {
-    NodeStatus node{.node = topology_.nodes[n].os_node,
-                    .memory_bytes = topology_.nodes[n].memory_bytes};
+  for (uint32_t n = 0; n < machine_.topology().nodes.size(); ++n) {
+    NodeStatus node{.node = machine_.topology().nodes[n].os_node,
+                    .memory_bytes = machine_.topology().nodes[n].memory_bytes};
     for (uint32_t i = 0; i < cores(); ++i) {
-      if (topology_.cores[i].node != n) continue;
-      const CoreUsage usage = cores_[i]->usage();
+      if (machine_.topology().cores[i].node != n) continue;
+      const CoreUsage usage = machine_.core(i).usage();
       CoreStatus core{.core = i,
-                      .cpu = core_cpus_[i],
+                      .cpu = machine_.cpu(i),
                       .busy_passes = usage.busy_passes,
                       .idle_passes = usage.idle_passes,
                       .sleeps = usage.sleeps,

@@ -98,7 +98,8 @@ Offer AdmissionLink::admit(uint32_t rank, uint32_t incarnation) {
 
 Offer AdmissionLink::open_with_ticket(Incarnation& incarnation) {
   Offer offer = open(incarnation);
-  offer.ticket = admissions_.new_ticket();
+  offer.ticket = std::exchange(next_ticket_, {});
+  if (offer.ticket.empty()) offer.ticket = admissions_.new_ticket();
   incarnation.ticket = offer.ticket;
   incarnation.ended = false;
   return offer;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "transport/fd.h"
@@ -69,6 +70,7 @@ class AdmissionLink : public BoxLink {
  public:
   Offer admit(uint32_t rank, uint32_t incarnation) final;
   Rest revoke(uint32_t rank) final;
+  void use_ticket(std::string ticket) final { next_ticket_ = std::move(ticket); }
   void close() override;
 
   // A core's endpoint, on its thread: what it attaches, until it detaches.
@@ -104,6 +106,7 @@ class AdmissionLink : public BoxLink {
   Offer open_with_ticket(Incarnation& incarnation);
 
   bool listed_ = false;                                     // in admissions_
+  std::string next_ticket_;                                 // empty: a new one
   std::vector<std::unique_ptr<Incarnation>> incarnations_;  // by rank
   std::vector<std::atomic<Incarnation*>> present_;          // the same, for the cores
 };

@@ -138,10 +138,14 @@ struct NodeRun {
 // The sizes of a job's memory and queues, as both sides of a link compute them (layout.h).
 struct LinkLayout {
   uint32_t max_ranks = 0;
-  uint32_t cores = 0;                   // endpoints on the box
-  std::vector<uint32_t> queue_chunks;   // chunks of each queue
-  std::vector<uint32_t> queue_core;     // core of each queue, ascending; empty: queue q is core q's
-  std::vector<std::string> queue_nic;   // Transport::ports() of each queue; empty: the NIC has none
+  uint32_t cores = 0;                  // endpoints on the box
+  std::vector<uint32_t> queue_chunks;  // chunks of each queue
+  std::vector<uint32_t> queue_core;    // core of each queue, ascending; empty: queue q is core q's
+  std::vector<std::string> queue_nic;  // Transport::ports() of each queue; empty: the NIC has none
+  // Of a box that has a part of the job's queues: how many there are in all, and the number that
+  // workers know its first one by. all_queues 0: those above are all.
+  uint32_t all_queues = 0;
+  uint32_t first_queue = 0;
   uint64_t slots_bytes = 0;             // at the box: the slots of one rank
   uint64_t results_bytes = 0;           // at the box: the results, one copy
   uint64_t worker_gradients_bytes = 0;  // at the worker: its gradients; 0: as at the box
@@ -153,6 +157,11 @@ struct LinkLayout {
   uint32_t result_bytes = 4;
   std::vector<NodeRun> runs;  // the box's memory, ascending; empty: one node
 
+  size_t queues_in_all() const { return all_queues == 0 ? queue_chunks.size() : all_queues; }
+  // This box has the queue that workers know by this number.
+  bool has_queue(uint32_t number) const {
+    return number >= first_queue && number - first_queue < queue_chunks.size();
+  }
   uint64_t all_results_bytes() const { return results_bytes * result_copies; }
   uint64_t gradients_at_worker() const {
     return worker_gradients_bytes == 0 ? slots_bytes : worker_gradients_bytes;
@@ -206,6 +215,10 @@ class BoxLink {
   // for it. Throws Error when memory or descriptors run out. The cores attach() it afterwards; the
   // offer goes to the worker once all of them have.
   virtual Offer admit(uint32_t rank, uint32_t incarnation) = 0;
+
+  // The next admit() or reconnect() gives out this ticket, as another box that has a part of the
+  // job did.
+  virtual void use_ticket(std::string ticket) = 0;
 
   // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). Where
   // slots do not belong to the worker they are the same memory for every incarnation of a rank: a

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "phub/text_table.h"
+#include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/text.h"
 #include "transport/verbs/devices.h"
@@ -74,13 +75,20 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 22> kOptions = {{
+constexpr std::array<Option, 23> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        for (const std::string& value : values) parse_host_port(value);
        config.listen = values;
+     }},
+    {"join", "HOST:PORT", Kind::kText,
+     "Serve under this server: this box gets a part of the chunks of its jobs over tcp and verbs. "
+     "--listen then says where data is taken; the token is PHUB_TOKEN's, of role admin. [alone]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       parse_server_address(values[0]);
+       config.join = values[0];
      }},
     {"tokens", "FILE", Kind::kText,
      "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "

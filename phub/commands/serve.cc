@@ -1,7 +1,5 @@
 #include <fmt/format.h>
-#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -21,40 +19,19 @@
 #include "numa/topology.h"
 #include "phub/commands/commands.h"
 #include "phub/commands/config.h"
+#include "phub/commands/serve_setup.h"
 #include "phub/control/gate.h"
 #include "phub/control/port.h"
 #include "phub/control/tls_front.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
 #include "transport/error.h"
-#include "transport/shm/transport.h"
-#include "transport/tcp/transport.h"
 #include "transport/text.h"
 #include "transport/tls/server.h"
 #include "transport/trace.h"
-#include "transport/verbs/library.h"
-#include "transport/verbs/transport.h"
 
 namespace phub {
 namespace {
-
-numa::Topology find_topology(const std::string& text) {
-  if (text == "this") return numa::this_machine();
-  const bool is_file = text.find('/') != text.npos || text.ends_with(".xml");
-  return is_file ? numa::from_xml(text) : numa::from_synthetic(text);
-}
-
-// Start-up information goes to stdout, later messages to stderr.
-void start_log(const std::string& level) {
-  auto logger = spdlog::stderr_logger_st("phub");
-  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
-  logger->set_level(spdlog::level::from_str(level == "warn" ? "warning" : level));
-  spdlog::set_default_logger(std::move(logger));
-}
-
-void print_lines(const std::string& text) {
-  fmt::print("{}{}", escaped_lines(text), text.ends_with('\n') ? "" : "\n");
-}
 
 // A wrong option is an error of the command line, also if a variable or the file has it.
 ServeConfig configuration(const GivenOptions& given) {
@@ -64,73 +41,6 @@ ServeConfig configuration(const GivenOptions& given) {
     if (error.code() != ErrorCode::kInvalid) throw;
     throw CLI::ValidationError(error.what());
   }
-}
-
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
-// The RDMA transport; null if there is no usable device, or none is wanted.
-std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
-                                      const std::vector<std::string>& hosts, bool asked) {
-  std::vector<VerbsChoice> choices;
-  for (const std::string& device : config.devices) choices.push_back(parse_verbs_choice(device));
-  const bool local = std::all_of(hosts.begin(), hosts.end(), is_loopback);
-  if (choices.empty() && local && !asked) return nullptr;
-  std::vector<VerbsFinding> passed_over;
-  const std::vector<VerbsPort> ports = choose_verbs_ports(choices, hosts, passed_over);
-  std::string findings;
-  for (const VerbsFinding& finding : passed_over) {
-    findings += fmt::format("{}{} port {} {}", findings.empty() ? "" : "; ", finding.device,
-                            finding.port, finding.problem);
-  }
-  if (!findings.empty()) spdlog::warn("RDMA: not used: {}", findings);
-  if (!ports.empty()) return make_verbs_transport({.ports = ports, .port = config.data_port});
-  if (asked) {
-    if (findings.empty()) findings = verbs_library_problem();
-    fail(ErrorCode::kUnavailable, "transport verbs: no usable RDMA device: {}",
-         findings.empty() ? "this host has none (ibv_devices lists them)" : findings);
-  }
-  return nullptr;
-}
-
-std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config,
-                                                        const TlsServerContext* tls) {
-  std::vector<std::string> hosts;
-  for (const std::string& listen : config.listen) hosts.push_back(parse_host_port(listen).host);
-  const auto wanted = [&](std::string_view name) {
-    return std::find(config.transports.begin(), config.transports.end(), name) !=
-           config.transports.end();
-  };
-  const bool all = config.transports.empty();
-  std::vector<std::unique_ptr<Transport>> nics;
-  if (all || wanted("shm")) nics.push_back(make_shm_transport({.socket_dir = config.socket_dir}));
-  if (all || wanted("tcp")) {
-    nics.push_back(make_tcp_transport(
-        {.addresses = tcp_data_addresses(hosts), .port = config.data_port, .tls = tls}));
-  }
-  if (all || wanted("verbs")) {
-    const bool asked = wanted("verbs") || !config.devices.empty();
-    if (auto nic = find_verbs(config, hosts, asked)) {
-      if (tls != nullptr) {
-        spdlog::warn(
-            "--tls-data: what goes over RDMA is not encrypted; --transports shm,tcp leaves "
-            "it out");
-      }
-      nics.push_back(std::move(nic));
-    }
-  } else if (!config.devices.empty()) {
-    fail(ErrorCode::kInvalid, "--devices needs verbs among --transports");
-  }
-  return nics;
-}
-
-// Raises the soft limit of descriptors, which connections and ranks need, to the hard limit.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // Whether only this machine reaches the address, as HttpServer::addresses() writes it.
@@ -155,21 +65,6 @@ void check_exposed(const ServeConfig& config, const HttpServer& port) {
          "the network is trusted",
          address, fmt::join(open, ", "));
   }
-}
-
-TlsServerFiles tls_files(const ServeConfig& config) {
-  return {config.tls_cert, config.tls_key, config.tls_client_ca};
-}
-
-void check_tls_options(const ServeConfig& config) {
-  if (config.tls_cert.empty() != config.tls_key.empty()) {
-    fail(ErrorCode::kInvalid, "--tls-cert and --tls-key go together: a certificate, and its key");
-  }
-  if (!config.tls_cert.empty()) return;
-  if (!config.tls_client_ca.empty()) {
-    fail(ErrorCode::kInvalid, "--tls-client-ca needs --tls-cert and --tls-key");
-  }
-  if (config.tls_data) fail(ErrorCode::kInvalid, "--tls-data needs --tls-cert and --tls-key");
 }
 
 std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {
@@ -355,7 +250,10 @@ void add_serve_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("serve", "Runs the server until SIGTERM or Ctrl-C");
   const auto given = std::make_shared<GivenOptions>();
   add_serve_options(*command, *given);
-  command->callback([given] { serve(configuration(*given)); });
+  command->callback([given] {
+    const ServeConfig config = configuration(*given);
+    config.join.empty() ? serve(config) : serve_under(config);
+  });
 }
 
 }  // namespace phub

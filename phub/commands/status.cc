@@ -197,6 +197,9 @@ std::string describe(const ServerStatus& status) {
                   status.cores, bytes(status.memory_bytes), bytes(status.memory_limit_bytes),
                   fmt::join(status.transports, ", "), duration(status.uptime_s));
   for (const std::string& nic : status.nics) out += nic + '\n';
+  for (const ShardStatus& shard : status.shards) {
+    out += fmt::format("with it serves {}: {} cores\n", shard.name, shard.cores);
+  }
   if (status.jobs.empty()) return escaped_lines(out + "no jobs\n" + box_tables(status.nodes));
   std::vector<Row> rows = {{"JOB", "STATE", "OVER", "RANKS", "ROUND", "SAVED", "ROUNDS/S",
                             "CHUNKS/S", "IN", "OUT", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"}};

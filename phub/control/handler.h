@@ -8,7 +8,9 @@
 #include <string>
 
 #include "transport/control/messages.h"
+#include "transport/control/shard_messages.h"
 #include "transport/control/state_messages.h"
+#include "transport/error.h"
 
 namespace phub {
 
@@ -71,6 +73,13 @@ class ControlHandler {
   // Ends the ranks for which `why_not` has a reason; "": the rank may stay.
   using WhyNot = std::function<std::string(const Caller& caller, const std::string& job)>;
   virtual void expel(const WhyNot& /*why_not*/) {}
+  // A box comes to serve under this server; then its mail (transport/control/shard_messages.h).
+  virtual void join_shard(ShardHello /*hello*/, Reply<ShardWelcome> /*reply*/) {
+    fail(ErrorCode::kInvalid, "nobody serves under this server");
+  }
+  virtual void take_mail(uint64_t /*shard*/, ShardMail /*mail*/, Reply<ShardOrders> /*reply*/) {
+    fail(ErrorCode::kInvalid, "nobody serves under this server");
+  }
   // The last connection with heartbeats of this incarnation was closed by its process, or because
   // its process ended.
   virtual void connection_ended(const Credential& /*who*/) {}

@@ -9,7 +9,7 @@
 #include <typeinfo>
 
 #include "phub/control/router.h"
-#include "transport/control/message_fields.h"
+#include "transport/control/shard_fields.h"
 
 namespace phub {
 namespace {
@@ -118,6 +118,10 @@ Json all_schemas() {
   schemas.of<CheckpointReply>();
   schemas.of<LogPage>();
   schemas.of<ServerStatus>();
+  schemas.of<ShardHello>();
+  schemas.of<ShardWelcome>();
+  schemas.of<ShardMail>();
+  schemas.of<ShardOrders>();
   schemas.of<Problem>();
   schemas.by_name["JobList"] = {{"type", "object"},
                                 {"properties", {{"jobs", schemas.of<std::vector<JobStatus>>()}}},
@@ -185,6 +189,7 @@ Json parameters_of(std::string_view pattern) {
   add("epoch", number("uint64", ~uint64_t{0}));
   add("round", number("uint64", ~uint64_t{0}));
   add("offset", number("uint64", ~uint64_t{0}));
+  add("shard", number("uint64", ~uint64_t{0}));
   return parameters;
 }
 

@@ -27,6 +27,8 @@ constexpr std::string_view kPartOfRound =
     "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{round}";
 constexpr std::string_view kStatePiece =
     "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
+constexpr std::string_view kShards = "/v1/shards/";
+constexpr std::string_view kMail = "/v1/shards/{shard}/mail";
 constexpr std::string_view kBearer = "Bearer ";
 constexpr size_t kMaxTicketBytes = 256;
 
@@ -104,6 +106,7 @@ struct Call {
     };
   }
   static void forget(ControlHandler& /*handler*/, const LogPage& /*value*/) {}
+  static void forget(ControlHandler& /*handler*/, const ShardOrders& /*value*/) {}
   static void forget(ControlHandler& handler, const JoinReply& joined) {
     Credential who;
     who.job = joined.spec.name;
@@ -252,6 +255,15 @@ void log(Call& call) {
   const uint64_t from = call.numbers.empty() ? 0 : call.numbers.front();
   call.handler.log(call.job, from, call.long_reply<LogPage>());
 }
+void join_shard(Call& call) {
+  ShardHello hello = parse_shard_hello(call.request.body);
+  call.about = fmt::format("shard={}", printable(hello.name));
+  call.handler.join_shard(std::move(hello), call.reply<ShardWelcome>());
+}
+void take_mail(Call& call) {
+  call.handler.take_mail(call.numbers.front(), parse_shard_mail(call.request.body),
+                         call.long_reply<ShardOrders>());
+}
 void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }
 void status(Call& call) { call.answer({.body = to_json(call.visible_status())}); }
 void metrics(Call& call) {
@@ -268,7 +280,7 @@ void page(Call& call) {
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 26> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 28> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -323,6 +335,12 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 26> kRoutes = {{
     {{"GET", "/v1/jobs/{job}", Need::kSee, "", "JobStatus", "How a job is doing."}, job},
     {{"GET", "/v1/jobs", Need::kObserve, "", "JobList", "How all jobs are doing."}, jobs},
     {{"GET", "/v1/status", Need::kObserve, "", "ServerStatus", "How the box is doing."}, status},
+    {{"POST", "/v1/shards", Need::kOwn, "ShardHello", "ShardWelcome",
+      "Serve under this server: with a part of the chunks of its jobs."},
+     join_shard},
+    {{"POST", kMail, Need::kOwn, "ShardMail", "ShardOrders",
+      "What a shard reports; or, when it waits, the server's orders to it."},
+     take_mail},
     {{"GET", "/v1/openapi.json", Need::kNothing, "", "application/json", "This document."},
      openapi},
     {{"GET", "/healthz", Need::kNothing, "", "text/plain", "Whether the server answers."}, healthz},
@@ -366,6 +384,12 @@ std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
 
 Target parse_target(std::string_view target) {
   target = path_of(target);
+  if (target.starts_with(kShards) && target.ends_with("/mail")) {
+    target.remove_prefix(kShards.size());
+    target.remove_suffix(std::string_view("/mail").size());
+    auto number = numbers_in(target);
+    if (number && number->size() == 1) return {std::string(kMail), {}, std::move(*number)};
+  }
   if (!target.starts_with(kJobs)) return {std::string(target), {}};
   const std::string_view rest = target.substr(kJobs.size());
   const size_t slash = rest.find('/');
@@ -398,8 +422,8 @@ void dispatch(Call& call, std::string_view& path) {
     if (call.request.target.starts_with(kJobs)) {
       check_job_name(target.job);  // the handler gets valid names only
       call.job = target.job;
-      call.numbers = target.numbers;
     }
+    call.numbers = target.numbers;
     return handle(call);
   }
   if (allowed.empty()) {
@@ -433,6 +457,8 @@ uint64_t body_limit(std::string_view method, std::string_view target) {
   if (pattern == kPartOfRound) return kMaxPartBytes;
   if (pattern == kStatePiece) return kStatePieceBytes;
   if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
+  if (pattern == kMail) return kMaxJoinBytes;
+  if (pattern == "/v1/shards") return kMaxShardBytes;
   return pattern == "/v1/jobs/{job}/join" ? kMaxJoinBytes : kMaxBodyBytes;
 }
 

@@ -48,6 +48,7 @@ std::span<const RouteInfo> http_routes();
 inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
 static_assert(kMaxPartBytes <= kMaxJoinBytes);                 // which is the most of any body
 inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
+inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;  // cores and NICs of a box
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;  // everything else
 
 // The largest body of such a request.

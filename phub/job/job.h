@@ -1,97 +1,42 @@
-// A job on the box: its plan, memory, link, the cores' parts of it, and its membership. Control
-// thread, but for what the cores were handed; it is made and freed beside that thread, which takes
-// long. All memory is there when the constructor returns.
+// A job on the box: the box's part of it, the plan over all boxes that serve it, and its
+// membership. Control thread; it is made and freed as its part is.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
-#include "kernels/kernels.h"
-#include "numa/memory.h"
-#include "numa/topology.h"
-#include "phub/checkpoint/manifest.h"
-#include "phub/core/core_job.h"
-#include "phub/core/hyper.h"
-#include "phub/core/round_gate.h"
+#include "phub/job/job_part.h"
 #include "phub/job/membership.h"
-#include "phub/job/memory.h"
-#include "phub/plan/choices.h"
-#include "phub/plan/plan.h"
-#include "transport/control/job_spec.h"
-#include "transport/transport.h"
 
 namespace phub {
 
-// Fills in what follows from the rest (max_ranks) and checks the words that validate() cannot know:
-// optimizer, formats, hyperparameters. Throws Error(kInvalid).
-void complete_spec(JobSpec& spec);
-
-class Job {
+class Job : public JobPart {
  public:
-  // `snapshots`: takes them, with memory for what the box has. A job that goes on from a checkpoint
-  // (`restored`; null: it begins) gets its values before a core has it: SavedJobs::load().
-  // REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks. Throws Error.
+  // As JobPart; `plan` is for all boxes, of which this is the first.
   Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
       bool snapshots = false, const Manifest* restored = nullptr);
 
-  const JobSpec& spec() const { return spec_; }
-  const Choices& choices() const { return choices_; }
-  const Plan& plan() const { return plan_; }
-  const NodeMemory& memory() const { return memory_; }
-  BoxLink& link() { return *link_; }
+  // Of all boxes; plan() is this box's part of it.
+  const Plan& whole_plan() const { return whole_ ? *whole_ : plan(); }
+  uint32_t boxes() const { return boxes_of(whole_plan()); }
+  uint32_t all_cores() const { return static_cast<uint32_t>(whole_plan().cores.size()); }
   Membership& membership() { return membership_; }
-  // The parts of the job by core of the plan, which may leave cores of the server out.
-  CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
-  uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
 
-  HyperTable& hyper() { return hyper_; }
-
-  bool takes_snapshots() const { return takes_snapshots_; }
-  // What a checkpoint keeps of every element: the parameters and the optimizer's states, f32.
-  static constexpr size_t kMostArrays = 3;
-  size_t saved_arrays() const;  // up to kMostArrays; 0: the box has no state
-  // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
-  const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
-  std::vector<uint64_t> saved_steps(uint64_t round) const;  // as its manifest has them
-  // Of one array and key: calls visit(elements) for its parts in order, of the snapshot's copy, or
-  // of the job's own arrays.
-  using VisitPart = std::function<void(std::span<float> elements)>;
-  void for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const;
-  void for_each_part(size_t array, size_t key, const VisitPart& visit);
   // After the job's arrays and clocks got their values, and before a core has the job.
   void publish_restored(const Manifest& saved);
   // What has grown since it was made: the log, changes of hyperparameters.
-  uint64_t grown_bytes() const { return membership_.log().bytes() + hyper_.bytes(); }
-
-  // "key 'conv1.weight', elements 0 to 8191": for error messages.
-  std::string where(uint32_t chunk) const;
+  uint64_t grown_bytes() { return membership_.log().bytes() + hyper().bytes(); }
 
  private:
-  void make_arrays(uint32_t saved_ranks);
-  void take_steps(const Manifest& saved);
-  std::vector<CoreChunk> chunks_of(uint32_t core) const;
+  struct Split {
+    explicit Split(Plan plan);
+    std::unique_ptr<Plan> whole;  // null: the part is all
+    Plan part;
+  };
+  Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store, bool snapshots,
+      const Manifest* restored);
 
-  const JobSpec spec_;
-  const Plan plan_;
-  const Choices choices_;
-  const NodeMemory memory_;
-  const KeyClasses classes_;
-  HyperTable hyper_;
-  const bool takes_snapshots_;
-  std::unique_ptr<BoxLink> link_;
-  std::array<numa::Memory, kMostArrays> memory_of_arrays_;
-  std::array<numa::Memory, kMostArrays> memory_of_copies_;
-  numa::Memory memory_of_clocks_;
-  numa::Memory memory_of_sums_;
-  JobArrays arrays_;
-  std::unique_ptr<RoundGate> gate_;  // null: rounds are not gated
-  std::vector<std::unique_ptr<CoreJob>> core_jobs_;
+  const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
   Membership membership_;
 };
 

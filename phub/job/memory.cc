@@ -39,6 +39,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
   for (const ChunkLayout& chunk : plan.chunks) {
+    if (chunk.queue == kElsewhere) continue;
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
     const uint64_t elements = slot_elements(chunk.elements);
     node.slots += ranks * element.gradient * elements;

@@ -36,9 +36,9 @@ JobMeter::JobMeter(const Plan& plan, const JobSpec& spec, std::string transport,
       transport_(std::move(transport)),
       cores_(std::move(cores)),
       box_(box),
-      probes_(cores_.size()),
+      probes_(plan.cores.size()),
       queues_(plan.queues.size()),
-      core_endpoints_(cores_.size()),
+      core_endpoints_(plan.cores.size()),
       rate_ms_(now_ms) {
   for (size_t i = 0; i < probes_.size(); ++i) {
     probes_[i].arrivals.resize(spec.max_ranks);
@@ -86,6 +86,7 @@ void JobMeter::count_flow() {
           .bytes_out = (now.elements_out - meter.seen.elements_out) * bytes_.parameter};
       meter.seen = now;
       meter.flow += more;
+      if (i >= cores_.size()) continue;
       box_.cores[cores_[i]].flow += more;
       nic_meter(box_, plan_.queues[queues[k]]).flow += more;
     }
@@ -117,6 +118,7 @@ void JobMeter::measure_rates(uint64_t chunks_completed, double seconds) {
 
 void JobMeter::add_rates(BoxMeters& to) const {
   for (size_t q = 0; q < plan_.queues.size(); ++q) {
+    if (plan_.queues[q].core >= cores_.size()) continue;
     const Flow rates = rates_of(queues_[q].flow);
     to.cores[cores_[plan_.queues[q].core]].flow += rates;
     nic_meter(to, plan_.queues[q]).flow += rates;
@@ -129,7 +131,9 @@ void JobMeter::add_to(JobStatus& status) const {
   status.transport = transport_;
   status.counters = endpoints_;
   for (size_t i = 0; i < plan_.cores.size(); ++i) {
-    JobCoreStatus core{.core = cores_[i], .counters = core_endpoints_[i]};
+    JobCoreStatus core{.core = i < cores_.size() ? cores_[i] : static_cast<uint32_t>(i),
+                       .box = plan_.cores[i].box,
+                       .counters = core_endpoints_[i]};
     for (const uint32_t queue : plan_.cores[i].queues) {
       const Flow& flow = queues_[queue].flow;
       status.flow += flow;

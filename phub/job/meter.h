@@ -33,7 +33,8 @@ struct BoxMeters {
 
 class JobMeter {
  public:
-  // `cores`: of the server, by core of the plan. Plan, spec and meters of the box outlive this.
+  // `cores`: of the server, by core of the plan; further ones are other boxes'. Plan, spec and
+  // meters of the box outlive this.
   JobMeter(const Plan& plan, const JobSpec& spec, std::string transport,
            std::vector<uint32_t> cores, BoxMeters& box, uint64_t now_ms);
 

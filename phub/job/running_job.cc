@@ -64,19 +64,21 @@ void check_descriptors(int any) {
 }  // namespace
 
 RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
-                       JobHost& host, SavedLife life)
+                       JobHost& host, SavedLife life, std::vector<ShardBox> shards)
     : host_(host),
       job_(std::move(job)),
       membership_(job_->membership()),
       transport_(std::move(transport)),
       cores_(std::move(cores)),
-      meter_(job_->plan(), job_->spec(), transport_, cores_, host.meters, host.clock.now_ms()),
+      meter_(job_->whole_plan(), job_->spec(), transport_, cores_, host.meters,
+             host.clock.now_ms()),
+      remote_(host.shards, host.next_job++, job_->whole_plan(), std::move(shards)),
       seats_(job_->spec().max_ranks),
       activity_(cores_.size()),
       life_(std::move(life)),
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
-      cores_left_(job_->cores()) {}
+      cores_left_(job_->all_cores()) {}
 
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
@@ -218,13 +220,15 @@ void RunningJob::probe(uint64_t now) {
     const uint64_t activity = job_->core_job(i).activity();
     if (std::exchange(activity_[i], activity) != activity) active_ms_ = now;
   }
+  if (remote_.active) active_ms_ = now;
   if (active_ms_ != now) {  // what they said last still holds
     const bool rates_fade = now - active_ms_ < kRatesFadeMs;
     if (rates_fade || !membership_.waiting_for().empty()) collect_probes();
     return;
   }
   next_probe_ms_ = now + walk_ms(*job_);
-  probes_out_ = job_->cores();
+  probes_out_ = job_->all_cores();
+  remote_.send(ShardDo::kProbe);
   for (uint32_t i = 0; i < job_->cores(); ++i) {
     host_.mail.send(
         cores_[i],
@@ -318,6 +322,19 @@ void RunningJob::admitted(uint32_t rank, uint32_t incarnation, bool saves,
     });
     if (refused) admitted_.erase(rank);
   }
+  if (refused || remote_.empty()) return finish_admission(rank, refused);
+  remote_.admit(rank, incarnation, seats_[rank].offer,
+                [this, rank](const std::optional<Error>& failed) {
+                  if (ending_) return;
+                  if (failed) {
+                    admitted_.erase(rank);
+                    revoke(rank);
+                  }
+                  finish_admission(rank, failed);
+                });
+}
+
+void RunningJob::finish_admission(uint32_t rank, const std::optional<Error>& refused) {
   membership_.admitted(rank, !refused, refused ? refused->what() : "");
 }
 
@@ -331,11 +348,13 @@ void RunningJob::commit(const MembershipAction& action) {
   }
   if (boundary.snapshot) choose_saved_round(boundary);
   if (boundary.moves_state) place_state(boundary);
+  remote_.commit(boundary, action);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 
 // What a rank had is given back beside this thread, before its successor's memory is prepared.
 void RunningJob::revoke(uint32_t rank) {
+  remote_.send(ShardDo::kRevoke, rank);
   BoxLink::Rest rest = job_->link().revoke(rank);
   if (!rest) return;
   host_.builder.run([rest = std::move(rest)]() mutable { rest.reset(); });
@@ -346,6 +365,7 @@ void RunningJob::broadcast(CoreMessage message) {
     message.job = &job_->core_job(i);
     host_.mail.send(cores_[i], message);
   }
+  order(message);
 }
 
 // --- the end -------------------------------------------------------------------------------------
@@ -399,6 +419,7 @@ RunningJob::Remains RunningJob::finish() {
 }
 
 void RunningJob::detach_all() {
+  remote_.forget();
   for (uint32_t i = 0; i < job_->cores(); ++i) job_->core_job(i).detach_all();
 }
 

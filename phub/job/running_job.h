@@ -22,7 +22,9 @@
 #include "phub/job/job.h"
 #include "phub/job/meter.h"
 #include "phub/job/rank_parts.h"
+#include "phub/job/remote_parts.h"
 #include "phub/job/saved_jobs.h"
+#include "phub/job/shards.h"
 #include "phub/job/state_transfer.h"
 #include "phub/notes.h"
 
@@ -42,6 +44,8 @@ struct JobHost {
   Background builder{"phub-builder"};           // plans, makes and frees
   std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
   Background writer{"phub-writer", 10};         // writes them; rounds go first
+  Shards shards = {};                           // boxes that serve under this server
+  uint64_t next_job = 1;                        // by which they know it
 };
 
 // How a job begins.
@@ -56,14 +60,19 @@ struct SavedLife {
 
 class RunningJob {
  public:
-  // `cores`: of the server, by core of the job's plan. The host outlives this.
+  // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts. The
+  // host outlives this.
   RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
-             JobHost& host, SavedLife life = {});
+             JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {});
 
   Job& job() { return *job_; }
   const JobMeter& meter() const { return meter_; }
   JobStatus status() const;
 
+  // The shards make their parts; then `done` is called, at once if there are none. Before start().
+  void make_remote_parts(RemoteParts::Done done);
+  bool has_remote_parts() const { return !remote_.empty(); }
+  void drop_remote_parts();  // in its stead
   void start();
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the interval in which tick() has something to do
@@ -78,7 +87,8 @@ class RunningJob {
     std::vector<Reply<Done>> removals;
   };
   Remains finish();
-  void detach_all();  // in the cores' stead: their threads have ended
+  // The server ends; in the cores' stead, whose threads have ended.
+  void detach_all();
 
   // Runs `work` on that thread, then `end` on this one with what `work` failed with.
   using End = std::function<void(const std::optional<Error>& failed)>;
@@ -110,6 +120,10 @@ class RunningJob {
 
   void handle(const CoreReport& report);
   void handle(const TransportEvent& event);
+  // Of the job's remote part there (running_job_shards.cc).
+  uint64_t number() const { return remote_.job(); }
+  void handle(uint64_t shard, const ShardReport& report);
+  void lose_shard(uint64_t shard);
 
   // A part of a checkpoint of this round, from a rank that saves. check_part throws why it may not
   // come: kInvalid, the rank does not save, or the size is wrong; or what RankParts::check throws.
@@ -186,6 +200,11 @@ class RunningJob {
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
   void broadcast(CoreMessage message);
+  void finish_admission(uint32_t rank, const std::optional<Error>& refused);
+  void attach_again(uint32_t rank);
+
+  // running_job_shards.cc
+  void order(const CoreMessage& message);
 
   // running_job_saves.cc
   void tick_save(uint64_t now);
@@ -228,6 +247,7 @@ class RunningJob {
   const std::string transport_;
   const std::vector<uint32_t> cores_;  // of the server, by core of the job
   JobMeter meter_;
+  RemoteParts remote_;  // of other boxes
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;

@@ -220,7 +220,7 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
                                                             .part_bytes = part_bytes_of(rank)});
   if (seat.saves && job_->takes_snapshots()) answer->save_every = host_.checkpoints->every();
   const auto compose = [this, answer] {
-    answer->layout = routes_of(job_->plan());
+    answer->layout = routes_of(job_->whole_plan());
     answer->spec = job_->spec();
   };
   run_beside(host_.coder, compose, [=, this](const std::optional<Error>& failed) {
@@ -263,7 +263,7 @@ void RunningJob::reconnect(const Credential& who, Reply<Offer> reply) {
 
 void RunningJob::continue_reconnection(uint32_t rank) {
   auto at = reconnections_.find(rank);
-  if (at == reconnections_.end() || ++at->second.answers < job_->cores()) return;
+  if (at == reconnections_.end() || ++at->second.answers < job_->all_cores()) return;
   Reconnection& reconnection = at->second;
   auto finish = [&](Result<Offer> result) {
     Reply<Offer> reply = std::move(reconnection.reply);
@@ -279,6 +279,19 @@ void RunningJob::continue_reconnection(uint32_t rank) {
   const std::optional<Error> failed =
       error_of([&] { reconnection.offer = job_->link().reconnect(rank); });
   if (failed) return finish({failed->code(), failed->what()});
+  if (remote_.empty()) return attach_again(rank);
+  remote_.reconnect(rank, reconnection.offer, [this, rank](const std::optional<Error>& refused) {
+    const auto waiting = reconnections_.find(rank);
+    if (waiting == reconnections_.end()) return;
+    if (!refused) return attach_again(rank);
+    const Reply<Offer> reply = std::move(waiting->second.reply);
+    reconnections_.erase(waiting);
+    reply({refused->code(), refused->what()});
+  });
+}
+
+void RunningJob::attach_again(uint32_t rank) {
+  Reconnection& reconnection = reconnections_[rank];
   reconnection.attaching = true;
   reconnection.answers = 0;
   seats_[rank].data_ended = false;

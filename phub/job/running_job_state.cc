@@ -24,6 +24,11 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
          "has consistency {}, optimizer {}",
          spec.name, spec.consistency, spec.optimizer);
   }
+  if (has_remote_parts()) {
+    fail(ErrorCode::kInvalid,
+         "the state of keys cannot be read or set in job '{}': other boxes have parts of it",
+         spec.name);
+  }
   if (request.set && set_state_) {
     fail(ErrorCode::kTaken,
          "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes "

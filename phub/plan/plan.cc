@@ -50,9 +50,10 @@ std::vector<Site> sites_of(const numa::Topology& topology) {
   return sites;
 }
 
-std::map<uint32_t, uint64_t> load_of_cpus(const PlanOptions& options) {
-  std::map<uint32_t, uint64_t> bytes;
-  for (const PlanLoad& load : options.load) bytes[load.os_cpu] += load.bytes;
+using LoadOfCpus = std::map<std::pair<uint32_t, uint32_t>, uint64_t>;  // by box and CPU
+LoadOfCpus load_of_cpus(const PlanOptions& options) {
+  LoadOfCpus bytes;
+  for (const PlanLoad& load : options.load) bytes[{load.box, load.os_cpu}] += load.bytes;
   return bytes;
 }
 
@@ -61,11 +62,12 @@ std::map<uint32_t, uint64_t> load_of_cpus(const PlanOptions& options) {
 // Sites without a core are removed.
 void keep_cores(const numa::Topology& topology, const PlanOptions& options, uint32_t wanted,
                 std::vector<Site>& sites) {
-  std::map<uint32_t, uint64_t> load = load_of_cpus(options);
+  LoadOfCpus load = load_of_cpus(options);
   const auto claim = [&](uint32_t core) {  // the least goes first
     const uint32_t cpu = topology.cores[core].os_cpu;
-    const bool preferred = std::ranges::count(options.preferred_cpus, cpu) > 0;
-    return std::pair(!preferred, load[cpu]);
+    const uint32_t box = topology.nodes[topology.cores[core].node].box;
+    const bool preferred = box == 0 && std::ranges::count(options.preferred_cpus, cpu) > 0;
+    return std::pair(!preferred, load[{box, cpu}]);
   };
   for (Site& site : sites) std::ranges::stable_sort(site.cores, {}, claim);
   std::vector<size_t> kept(sites.size(), 0);
@@ -125,10 +127,11 @@ void check(const numa::Topology& topology, std::span<const KeySpec> keys,
 void add_site(const numa::Topology& topology, const Site& site, Plan& plan,
               std::vector<double>& queue_share) {
   const uint32_t os_node = topology.nodes[site.node].os_node;
+  const uint32_t box = topology.nodes[site.node].box;
   const auto first_core = static_cast<uint32_t>(plan.cores.size());
   const auto first_nic = static_cast<uint32_t>(plan.nics.size());
   for (uint32_t c : site.cores) {
-    plan.cores.push_back({site.node, os_node, topology.cores[c].os_cpu, 0, {}});
+    plan.cores.push_back({site.node, box, os_node, topology.cores[c].os_cpu, 0, {}});
   }
   for (uint32_t n : site.nics) plan.nics.push_back({site.node, topology.nics[n].name, 0});
   if (site.nics.empty()) plan.nics.push_back({site.node, fmt::format("mem{}", os_node), 0});
@@ -184,21 +187,23 @@ uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candi
 void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
               const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
   const uint64_t bytes = options.gradient_bytes * options.ranks;
-  const std::map<uint32_t, uint64_t> of_cpu = load_of_cpus(options);
-  std::map<std::string_view, uint64_t> of_nic;
-  for (const PlanLoad& load : options.load) of_nic[load.nic] += load.bytes;
+  const LoadOfCpus of_cpu = load_of_cpus(options);
+  std::map<std::pair<uint32_t, std::string_view>, uint64_t> of_nic;  // by box and name
+  for (const PlanLoad& load : options.load) of_nic[{load.box, load.nic}] += load.bytes;
   const auto elements = [bytes](const auto& loads, const auto& of) {
     const auto at = loads.find(of);
     return at == loads.end() ? 0 : (at->second + bytes - 1) / bytes;
   };
   for (size_t s = 0; s < site_cores.size(); s++) {
     for (const uint32_t c : site_cores[s]) {
-      cores[c].elements = elements(of_cpu, plan.cores[c].os_cpu);
+      cores[c].elements = elements(of_cpu, std::pair(plan.cores[c].box, plan.cores[c].os_cpu));
       sites[s].elements += cores[c].elements;
     }
   }
   for (size_t q = 0; q < queues.size(); q++) {
-    queues[q].elements = elements(of_nic, std::string_view(plan.nics[plan.queues[q].nic].name));
+    const QueuePlan& queue = plan.queues[q];
+    queues[q].elements = elements(
+        of_nic, std::pair(plan.cores[queue.core].box, std::string_view(plan.nics[queue.nic].name)));
   }
 }
 
@@ -285,12 +290,19 @@ std::vector<std::vector<uint32_t>> chunks_of_queues(const Plan& plan) {
   return queues;
 }
 
-void lay_out_box(Plan& plan, bool shared_memory) {
+// The memory of every box begins at 0.
+void lay_out_boxes(Plan& plan, bool shared_memory) {
   std::vector<std::vector<uint32_t>> chunks = chunks_of_queues(plan);
   std::vector<uint32_t> node;
   for (const QueuePlan& queue : plan.queues) node.push_back(plan.cores[queue.core].node);
   std::vector<uint64_t> offsets;
-  if (!shared_memory) offsets = offsets_of_queues(plan, chunks, node);
+  for (uint32_t box = 0; box < boxes_of(plan) && !shared_memory; ++box) {
+    const size_t first = offsets.size(), end = first_queue_of(plan, box + 1);
+    const std::vector<uint64_t> of_box =
+        offsets_of_queues(plan, std::span(chunks).subspan(first, end - first),
+                          std::span(node).subspan(first, end - first));
+    offsets.insert(offsets.end(), of_box.begin(), of_box.end());
+  }
   lay_out_queues(plan, std::move(chunks), std::move(offsets));
 }
 
@@ -331,8 +343,51 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   check_chunk_count(keys, options, plan.queues.size());
   static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements);
   deal(sites, queue_share, options, plan);
-  lay_out_box(plan, options.shared_memory);
+  lay_out_boxes(plan, options.shared_memory);
   return plan;
+}
+
+uint32_t boxes_of(const Plan& plan) { return plan.cores.back().box + 1; }
+
+uint32_t first_core_of(const Plan& plan, uint32_t box) {
+  const auto first = std::ranges::lower_bound(plan.cores, box, {}, &CorePlan::box);
+  return static_cast<uint32_t>(first - plan.cores.begin());
+}
+
+uint32_t first_queue_of(const Plan& plan, uint32_t box) {
+  const uint32_t core = first_core_of(plan, box);
+  return core == plan.cores.size() ? static_cast<uint32_t>(plan.queues.size())
+                                   : plan.cores[core].queues.front();
+}
+
+Plan part_of(const Plan& plan, uint32_t box) {
+  const uint32_t first_core = first_core_of(plan, box), end_core = first_core_of(plan, box + 1);
+  const uint32_t first = first_queue_of(plan, box), end = first_queue_of(plan, box + 1);
+  PHUB_CHECK(first_core < end_core);
+  Plan part;
+  static_cast<Layout&>(part) = plan;
+  part.cores.assign(plan.cores.begin() + first_core, plan.cores.begin() + end_core);
+  for (CorePlan& core : part.cores) {
+    for (uint32_t& queue : core.queues) queue -= first;
+  }
+  const uint32_t first_nic = plan.queues[first].nic, end_nic = plan.queues[end - 1].nic + 1;
+  part.nics.assign(plan.nics.begin() + first_nic, plan.nics.begin() + end_nic);
+  for (uint32_t q = first; q < end; ++q) {
+    part.queues.push_back({plan.queues[q].core - first_core, plan.queues[q].nic - first_nic});
+  }
+  part.queue_chunks.assign(plan.queue_chunks.begin() + first, plan.queue_chunks.begin() + end);
+  if (!plan.queue_offset.empty()) {
+    part.queue_offset.assign(plan.queue_offset.begin() + first, plan.queue_offset.begin() + end);
+    part.box_elements = 0;
+  }
+  for (ChunkLayout& chunk : part.chunks) {
+    const bool here = chunk.queue >= first && chunk.queue < end;
+    chunk.queue = here ? chunk.queue - first : kElsewhere;
+    if (!here) continue;
+    part.box_elements =
+        std::max(part.box_elements, chunk.box_offset + slot_elements(chunk.elements));
+  }
+  return part;
 }
 
 std::vector<NodeRun> node_runs(const Plan& plan) {
@@ -344,6 +399,7 @@ std::vector<NodeRun> node_runs(const Plan& plan) {
   std::vector<NodeRun> runs;
   for (uint32_t c : order) {
     const ChunkLayout& chunk = plan.chunks[c];
+    if (chunk.queue == kElsewhere) continue;
     const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
     if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.box_offset, 0});
     runs.back().count = chunk.box_offset + chunk.elements - runs.back().first;

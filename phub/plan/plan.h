@@ -10,7 +10,10 @@
 // cores and NICs are spread alike, both are balanced; otherwise the largest load is as small as it
 // can be.
 //
-// In the box's memory chunks are ordered by node, queue, and place in the queue; each node's begin
+// Several boxes are planned for at once: their nodes follow each other in the topology. Queues of a
+// box follow each other, too.
+//
+// In a box's memory chunks are ordered by node, queue, and place in the queue; each node's begin
 // on a page. Over shared memory the box sums from the workers' memory, which is laid out by keys;
 // there the pages of each chunk are placed one by one.
 #pragma once
@@ -29,6 +32,7 @@ namespace phub {
 
 // What a queue already carries for other jobs.
 struct PlanLoad {
+  uint32_t box = 0;
   uint32_t os_cpu = 0;
   std::string nic;
   uint64_t bytes = 0;  // gradients of all ranks in a round
@@ -36,7 +40,8 @@ struct PlanLoad {
 
 struct PlanOptions {
   uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
-  // Of these or of all, at most so many: those of `preferred_cpus` first, then the least loaded.
+  // Of these or of all, at most so many: those of `preferred_cpus` (of the first box) first, then
+  // the least loaded.
   uint32_t most_cores = ~uint32_t{0};
   std::vector<uint32_t> preferred_cpus = {};
   uint32_t ranks = 1;  // the job's max_ranks; decides about queue pairs and memory
@@ -52,6 +57,7 @@ struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per 
 };
 struct CorePlan {
   uint32_t node = 0;  // index into the topology's nodes
+  uint32_t box = 0;
   uint32_t os_node = 0;
   uint32_t os_cpu = 0;
   uint64_t elements = 0;
@@ -75,6 +81,15 @@ struct Plan : Layout {
 // pseudo-NIC "memN" per node, so that each core has exactly one queue.
 Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
                const PlanOptions& options);
+
+// What one box has of it, as a plan of its own: that box's cores, NICs and queues, renumbered from
+// 0; all chunks, of which those of other boxes are in no queue (kElsewhere). REQUIRES: the box has
+// queues.
+inline constexpr uint32_t kElsewhere = ~uint32_t{0};
+Plan part_of(const Plan& plan, uint32_t box);
+uint32_t boxes_of(const Plan& plan);                      // how many have a part
+uint32_t first_queue_of(const Plan& plan, uint32_t box);  // in the numbers of the whole plan
+uint32_t first_core_of(const Plan& plan, uint32_t box);
 
 // The parts of the box's arrays and their nodes, ascending; empty if all cores are on one node.
 std::vector<NodeRun> node_runs(const Plan& plan);

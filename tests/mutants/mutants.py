@@ -1,6 +1,6 @@
 """What the tests must notice: one thing that is broken on purpose in each, and the tests that ought to
-catch it. "racks" are the simulated ones; others are tests/NAME.cc, with a filter behind a colon and "tcp/" before
-those that are run over TCP; "python/" are those of worker/python/tests."""
+catch it. "racks" are the simulated ones; others are tests/NAME.cc, with a filter behind a colon; "tcp/" before
+those that are run over TCP, "shards/" over several boxes; "python/" are those of worker/python/tests."""
 import typing
 
 
@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant("order: the sum is not in rank order", REDUCER,
            "slots_.push_back(slot_of(rank, chunk));",
            "slots_.insert(slots_.begin(), slot_of(rank, chunk));", RACKS),
-    Mutant("groups-ignored: gradients are added in the order of the ranks", "phub/job/job.cc",
+    Mutant("groups-ignored: gradients are added in the order of the ranks", "phub/job/job_part.cc",
            ".tree = RankTree(spec.groups, spec.max_ranks),", "", ("worker/groups_test", "racks")),
     Mutant("groups-end: a group goes on in the next one", TREE_SUM,
            "while (next < slots && chunk.ranks[next] < end) ++next;",
@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant("groups-sum: there may be ranks without a place", RANK_TREE,
            "if (next_rank_ < ranks_) refuse_sum(std::to_string(next_rank_));", "",
            ("transport/rank_tree_test",)),
-    Mutant("groups-ssp: groups where there are no rounds", "phub/job/job.cc",
+    Mutant("groups-ssp: groups where there are no rounds", "phub/job/job_part.cc",
            "  check_groups(spec, choices);\n  const", "  const", ("worker/groups_test",)),
     Mutant("stale: now and then the result of the round before goes out", LOCK_STEP_H,
            "return stages_.reducer.reduce(index) ?",
@@ -219,7 +219,7 @@ MUTANTS = [
            "  log_.exclude(rank, incarnation, chunk, round);",
            "  if (chunk == 0) log_.exclude(rank, incarnation, chunk, round);", ("phub/membership_test", "racks")),
     Mutant("attach: only the first core answers for a reconnection", CALLS,
-           "++at->second.answers < job_->cores()) return;",
+           "++at->second.answers < job_->all_cores()) return;",
            "++at->second.answers < 1) return;", RACKS),
     Mutant("resend: the worker sends nothing again after a reconnection", SESSION,
            "if (chunks_[c].pushed) enqueue(c, 0, false);",
@@ -383,7 +383,7 @@ MUTANTS = [
            "worker/link_keeper.cc", "      if (is_of_this_rank(error)) throw;", "      if (false) throw;",
            ("worker/saver_test",)),
     Mutant("quota-cores: each job of a token has the cores that have the least to do",
-           "phub/server_jobs.cc", "                         .preferred_cpus = {cpus.begin(), cpus.end()},\n", "",
+           "phub/server_jobs.cc", "                      .preferred_cpus = {cpus.begin(), cpus.end()},\n", "",
            ("phub/access_test",)),
     Mutant("readable: a tokens file that others can read is taken", TOKENS,
            "(facts.st_mode & (S_IWGRP | S_IRWXO)) != 0",
@@ -561,7 +561,7 @@ MUTANTS = [
     Mutant("snap-sleep: a core sleeps with chunks to copy", CORE,
            "if (snapshot_.chunks.any_due() || states_.get.any_due()) return false;",
            "", ("phub/core_job_test",)),
-    Mutant("restored-round: a job that goes on begins with round 1", "phub/job/job.cc",
+    Mutant("restored-round: a job that goes on begins with round 1", "phub/job/job_part.cc",
            "const uint64_t first_round = restored ? restored->round + 1 : 0;",
            "const uint64_t first_round = restored ? 1 : 0;", ("worker/restore_test:*WithOtherRanks*",)),
     Mutant("restored-state: only the parameters are loaded", "phub/job/saved_jobs.cc",
@@ -848,7 +848,7 @@ MUTANTS = [
            "snapped_->steps = job_->saved_steps(round);", "",
            ("worker/checkpoint_calls_test", "worker/restored_runs_test")),
     Mutant("state-chunks: of a key that was lost in the middle, a checkpoint has one number of steps",
-           "phub/job/job.cc",
+           "phub/job/job_part.cc",
            "return is_of_keys ? of_keys : of_chunks;", "return of_keys;", RACKS),
     Mutant("unused-applied: decay and momentum go on where nobody has a gradient", REDUCER,
            "if (chunk.unused) return leave_out(index), true;", "", ("phub/core_job_test",)),
@@ -965,4 +965,25 @@ MUTANTS = [
            ("kernels/norm_test",)),
     Mutant("waits-itself: a rank is waited for that waits itself", "phub/job/meter.cc",
            "  keep_oldest(all);\n", "", ("phub/meter_test",)),
+    Mutant("shard-orders: an order is not sent again", "phub/job/shards.cc",
+           "for (; shard.first < mail.received; ++shard.first) shard.orders.pop_front();",
+           "shard.first += shard.orders.size(), shard.orders.clear();", ("phub/shards_test",)),
+    Mutant("shard-twice: a report that comes again counts again", "phub/job/shards.cc",
+           "std::min<uint64_t>(shard.reports - mail.first, mail.reports.size());", "0;", ("phub/shards_test",)),
+    Mutant("shard-waits: an order waits for the next mail", "phub/job/shards.cc",
+           "  at->orders.push_back(std::move(order));\n  answer_waiting(*at);",
+           "  at->orders.push_back(std::move(order));", ("phub/shards_test",)),
+    Mutant("shard-lost: who waits for ever is never lost", "phub/job/shards.cc",
+           "if (!shard.waits && now_ms > shard.heard_ms + kLeaseMs)", "if (false)", ("phub/shards_test",)),
+    Mutant("shard-memory: the boxes' memory is laid out as that of one", "phub/plan/plan.cc",
+           "box < boxes_of(plan) && !shared_memory; ++box)", "box < 1 && !shared_memory; ++box)",
+           ("phub/plan_test",)),
+    Mutant("shard-rounds: what a lost rank took part in elsewhere is not in the log", "phub/job/remote_parts.cc",
+           "if (queue < part->queues) lost->last_rounds[c] = range.round;", "static_cast<void>(queue);",
+           ("shards/worker/faults_test:Faults.AWorkerKilledInMidRound*",)),
+    Mutant("shard-cores: a lost box's cores keep the job for ever", "phub/job/running_job_shards.cc",
+           "  cores_left_ -= lost->cores;\n", "", ("worker/shards_test:ShardsTest.AShardThatIsKilled*",)),
+    Mutant("shard-alone: a job with gated rounds is spread over boxes", "phub/server_jobs.cc",
+           "transport.shares_memory() || choices_of(spec).gated ||", "transport.shares_memory() ||",
+           ("worker/shards_test:ShardsTest.AJobWithGated*",)),
 ]

@@ -261,6 +261,71 @@ TEST(Plan, HoldsOnRandomTopologiesAndKeyTables) {
   EXPECT_GT(planned, 3000);
 }
 
+// The parts of all boxes are the plan, and the memory of each begins at 0 and is its own.
+TEST(Plan, IsDividedIntoThePartsOfItsBoxes) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](uint64_t from, uint64_t to) {
+    return std::uniform_int_distribution<uint64_t>(from, to)(random);
+  };
+  for (int i = 0; i < 500; i++) {
+    const bool nics = pick(0, 1) == 0;
+    std::vector<Shape> shapes(pick(2, 6));
+    for (Shape& s : shapes) {
+      s = {static_cast<uint32_t>(pick(1, 6)), static_cast<uint32_t>(nics ? pick(1, 4) : 0)};
+    }
+    numa::Topology topology = make_topology(shapes);
+    uint32_t boxes = 1;
+    for (size_t n = 1; n < topology.nodes.size(); ++n) {
+      if (pick(0, 1) == 0) ++boxes;
+      topology.nodes[n].box = boxes - 1;
+    }
+    const Plan plan =
+        make_plan(topology, make_keys({pick(1, 1u << 20), pick(1, 5000), pick(1, 99)}),
+                  {.chunk_elements = 1024, .shared_memory = false});
+    ASSERT_EQ(boxes_of(plan), boxes);
+    std::vector<bool> seen(plan.chunks.size());
+    size_t queues = 0, cores = 0, parts_nics = 0;
+    for (uint32_t box = 0; box < boxes; ++box) {
+      const Plan part = part_of(plan, box);
+      ASSERT_EQ(queues, first_queue_of(plan, box));
+      ASSERT_EQ(cores, first_core_of(plan, box));
+      std::vector<std::pair<uint64_t, uint64_t>> used;
+      for (uint32_t q = 0; q < part.queues.size(); ++q) {
+        const QueuePlan& whole = plan.queues[queues + q];
+        const CorePlan& core = part.cores[part.queues[q].core];
+        ASSERT_EQ(core.box, box);
+        ASSERT_EQ(core.os_cpu, plan.cores[whole.core].os_cpu);
+        ASSERT_EQ(part.nics[part.queues[q].nic].name, plan.nics[whole.nic].name);
+        ASSERT_EQ(part.queue_chunks[q], plan.queue_chunks[queues + q]);
+        ASSERT_EQ(part.queue_offset[q], plan.queue_offset[queues + q]);
+        for (uint32_t index = 0; index < part.queue_chunks[q].size(); ++index) {
+          const uint32_t id = part.queue_chunks[q][index];
+          const ChunkLayout& chunk = part.chunks[id];
+          ASSERT_FALSE(seen[id]);
+          seen[id] = true;
+          ASSERT_EQ(chunk.queue, q);
+          ASSERT_EQ(chunk.index, index);
+          ASSERT_EQ(chunk.box_offset, plan.chunks[id].box_offset);
+          ASSERT_LE(chunk.box_offset + chunk.elements, part.box_elements);
+          used.emplace_back(chunk.box_offset, chunk.box_offset + chunk.elements);
+        }
+      }
+      std::ranges::sort(used);
+      for (size_t k = 1; k < used.size(); ++k) ASSERT_LE(used[k - 1].second, used[k].first);
+      if (!used.empty()) {
+        ASSERT_EQ(used.front().first, 0u);
+      }
+      queues += part.queues.size(), cores += part.cores.size(), parts_nics += part.nics.size();
+    }
+    ASSERT_EQ(queues, plan.queues.size());
+    ASSERT_EQ(cores, plan.cores.size());
+    ASSERT_EQ(parts_nics, plan.nics.size());
+    ASSERT_TRUE(std::ranges::all_of(seen, std::identity()));
+  }
+}
+
 TEST(Plan, PBoxIsBalanced) {
   const numa::Topology topology = make_topology(kPBox);
   for (std::string_view name : model_names()) {
@@ -343,7 +408,8 @@ TEST(Plan, FewCoresAreThePreferredThenTheLeastLoaded) {
     for (const CorePlan& core : plan.cores) used.insert(core.os_cpu);
     return used;
   };
-  const std::vector<PlanLoad> load = {{1, "n0", 10}, {3, "n0", 20}, {5, "n0", 5}, {9, "n1", 1}};
+  const std::vector<PlanLoad> load = {
+      {0, 1, "n0", 10}, {0, 3, "n0", 20}, {0, 5, "n0", 5}, {0, 9, "n1", 1}, {1, 7, "n0", 99}};
   using Cpus = std::set<uint32_t>;
   EXPECT_EQ(cpus({.most_cores = 1}), (Cpus{1}));
   EXPECT_EQ(cpus({.most_cores = 1, .load = load}), (Cpus{7}));
@@ -451,7 +517,7 @@ TEST(Plan, TakesIntoAccountWhatTheBoxCarries) {
     EXPECT_EQ(plan.chunks.size(), 1u);
     const QueuePlan& queue = plan.queues[plan.chunks[0].queue];
     ++jobs[plan.cores[queue.core].os_cpu];
-    load.push_back({plan.cores[queue.core].os_cpu, plan.nics[queue.nic].name, 100 * 4 * 2});
+    load.push_back({0, plan.cores[queue.core].os_cpu, plan.nics[queue.nic].name, 100 * 4 * 2});
     // The same input gives the same plan.
     const Plan again = make_plan(topology, keys, {.ranks = 2, .load = load});
     const Plan twice = make_plan(topology, keys, {.ranks = 2, .load = load});
@@ -464,9 +530,9 @@ TEST(Plan, TakesIntoAccountWhatTheBoxCarries) {
   const std::vector<KeySpec> large = {{.name = "w", .elements = 8192 * 400}};
   const Plan empty = make_plan(topology, large, {.ranks = 2});
   const uint32_t busy = empty.cores[0].os_cpu;
-  const Plan around =
-      make_plan(topology, large,
-                {.ranks = 2, .load = {{busy, empty.nics[0].name, uint64_t{8192} * 100 * 4 * 2}}});
+  const Plan around = make_plan(
+      topology, large,
+      {.ranks = 2, .load = {{0, busy, empty.nics[0].name, uint64_t{8192} * 100 * 4 * 2}}});
   uint64_t least = ~uint64_t{0}, most = 0;
   for (const CorePlan& core : around.cores) {
     const uint64_t all = core.elements + (core.os_cpu == busy ? 8192 * 100 : 0);

@@ -86,7 +86,10 @@ Rack::Rack(const RackPlan& plan, bool verbose)
 void Rack::start_server() {
   std::vector<std::unique_ptr<Transport>> nics;
   nics.push_back(std::make_unique<BorrowedTransport>(net_.transport()));
-  ServerOptions options{.topology = topology_of(plan_), .cores = plan_.cores, .pin = false};
+  ServerOptions options;
+  options.topology = topology_of(plan_);
+  options.cores = plan_.cores;
+  options.pin = false;
   if (plan_.checkpoint_every > 0) {
     options.checkpoints = {
         .folder = "/checkpoints", .every = plan_.checkpoint_every, .keep = 2, .files = &disk_};

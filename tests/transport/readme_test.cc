@@ -13,6 +13,7 @@
 #include "phub/core/core.h"
 #include "transport/control/message_fields.h"
 #include "transport/control/messages_json.h"
+#include "transport/control/shard_fields.h"
 
 namespace phub {
 namespace {
@@ -69,6 +70,10 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
      [](const std::string& text) { return to_json(parse_checkpoint_request(text)); }},
     {"CheckpointReply",
      [](const std::string& text) { return to_json(parse_checkpoint_reply(text)); }},
+    {"ShardHello", [](const std::string& text) { return to_json(parse_shard_hello(text)); }},
+    {"ShardWelcome", [](const std::string& text) { return to_json(parse_shard_welcome(text)); }},
+    {"ShardMail", [](const std::string& text) { return to_json(parse_shard_mail(text)); }},
+    {"ShardOrders", [](const std::string& text) { return to_json(parse_shard_orders(text)); }},
     {"LogPage", [](const std::string& text) { return to_json(parse_log_page(text)); }},
     {"ServerStatus", [](const std::string& text) { return to_json(parse_status(text)); }},
     {"Problem", reencode_error},
@@ -127,6 +132,25 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const CheckpointRequest*>(nullptr));
   fields(all, static_cast<const CheckpointReply*>(nullptr));
   fields(all, static_cast<const ChunkSpan*>(nullptr));
+  fields(all, static_cast<const ShardHello*>(nullptr));
+  fields(all, static_cast<const ShardNode*>(nullptr));
+  fields(all, static_cast<const ShardCore*>(nullptr));
+  fields(all, static_cast<const ShardNic*>(nullptr));
+  fields(all, static_cast<const ShardWelcome*>(nullptr));
+  fields(all, static_cast<const ShardMail*>(nullptr));
+  fields(all, static_cast<const ShardReport*>(nullptr));
+  fields(all, static_cast<const ShardProbe*>(nullptr));
+  fields(all, static_cast<const ShardLack*>(nullptr));
+  fields(all, static_cast<const ShardQueueCounters*>(nullptr));
+  fields(all, static_cast<const ShardRounds*>(nullptr));
+  fields(all, static_cast<const ShardOrders*>(nullptr));
+  fields(all, static_cast<const ShardOrder*>(nullptr));
+  fields(all, static_cast<const ShardPart*>(nullptr));
+  fields(all, static_cast<const ShardQueue*>(nullptr));
+  fields(all, static_cast<const ShardBoundary*>(nullptr));
+  fields(all, static_cast<const ShardLost*>(nullptr));
+  fields(all, static_cast<const ShardAdmitted*>(nullptr));
+  fields(all, static_cast<const ShardStatus*>(nullptr));
   fields(all, static_cast<const LogRecord*>(nullptr));
   fields(all, static_cast<const LogPage*>(nullptr));
   fields(all, static_cast<const RankStatus*>(nullptr));

@@ -2,6 +2,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <cstdlib>
 #include <exception>
 #include <thread>
 
@@ -9,11 +10,62 @@
 #include "phub/control/port.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
+#include "phub/shard/shard_link.h"
+#include "phub/shard/shard_loop.h"
+#include "phub/shard/shard_server.h"
 #include "transport/control/control_client.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 
 namespace phub::testing {
+
+namespace {
+
+// A box that serves under the server at `address`.
+class Shard {
+ public:
+  Shard(const numa::Topology& topology, const std::string& address)
+      : server_(options(topology), transports(), clock_),
+        link_({.server = address, .note = [](const std::string&) {}}, server_.hello()),
+        loop_(std::make_unique<ShardLoop>(server_, link_, io_)) {
+    server_.start_threads();
+    thread_ = std::thread([this] { io_.run(); });
+  }
+  ~Shard() {
+    io_.stop();
+    thread_.join();
+    loop_.reset();
+    server_.stop_threads();
+  }
+
+ private:
+  static ShardServerOptions options(const numa::Topology& topology) {
+    ShardServerOptions options;
+    options.topology = topology;
+    options.pin = false;
+    options.name = "a shard of the test";
+    return options;
+  }
+  static std::vector<std::unique_ptr<Transport>> transports() {
+    std::vector<std::unique_ptr<Transport>> transports;
+    transports.push_back(make_tcp_transport());
+    return transports;
+  }
+
+  SteadyClock clock_;
+  boost::asio::io_context io_{1};
+  ShardServer server_;
+  ShardLink link_;
+  std::unique_ptr<ShardLoop> loop_;
+  std::thread thread_;
+};
+
+size_t shards_wanted() {
+  const char* text = std::getenv("PHUB_TEST_SHARDS");
+  return text ? std::stoul(text) : 0;
+}
+
+}  // namespace
 
 struct Box::Running {
   SteadyClock clock;
@@ -23,6 +75,7 @@ struct Box::Running {
   std::unique_ptr<HttpServer> port;
   std::string address;
   std::thread thread;
+  std::vector<std::unique_ptr<Shard>> shards;
 };
 
 Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
@@ -53,9 +106,17 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   box.address = box.port->addresses().front();
   box.server->start_threads();
   box.thread = std::thread([&box] { box.io.run(); });
+  const size_t wanted = checkpoints.folder.empty() ? shards_wanted() : 0;
+  while (box.shards.size() < wanted) {
+    box.shards.push_back(std::make_unique<Shard>(numa::from_synthetic(topology), box.address));
+    while (status().shards.size() < box.shards.size()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    }
+  }
 }
 
 Box::~Box() {
+  running_->shards.clear();
   running_->io.stop();
   running_->thread.join();
   running_->port.reset();

@@ -1,5 +1,5 @@
 // A whole box in the test's process: production server, cores' threads, control port. Workers use
-// shared memory, or what PHUB_TRANSPORT says.
+// shared memory, or what PHUB_TRANSPORT says. PHUB_TEST_SHARDS: so many boxes serve under it.
 #pragma once
 
 #include <cstdint>

@@ -161,6 +161,17 @@ ServerStatus ControlClient::status(uint32_t timeout_ms) {
   return parse_status(checked(http_.request("GET", "/v1/status", token_, "", timeout_ms)));
 }
 
+ShardWelcome ControlClient::join_shard(const ShardHello& hello, uint32_t timeout_ms) {
+  return parse_shard_welcome(
+      checked(http_.request("POST", "/v1/shards", token_, to_json(hello), timeout_ms)));
+}
+
+ShardOrders ControlClient::mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms) {
+  const std::string target = fmt::format("/v1/shards/{}/mail", shard);
+  return parse_shard_orders(
+      checked(http_.request("POST", target, token_, to_json(mail), timeout_ms)));
+}
+
 JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {
   return parse_job_status(call("GET", job, "", token_, "", timeout_ms));
 }

@@ -11,6 +11,7 @@
 
 #include "transport/control/http_client.h"
 #include "transport/control/messages.h"
+#include "transport/control/shard_messages.h"
 #include "transport/control/state_messages.h"
 
 namespace phub {
@@ -60,6 +61,10 @@ class ControlClient {
   ServerStatus status(uint32_t timeout_ms = kTimeoutMs);
   void ping(uint32_t timeout_ms);  // returns when the server answers
   JobStatus job_status(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+
+  // Of a box that serves under the server.
+  ShardWelcome join_shard(const ShardHello& hello, uint32_t timeout_ms = kTimeoutMs);
+  ShardOrders mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms = kTimeoutMs);
 
   void cancel() { http_.cancel(); }
 

@@ -217,6 +217,7 @@ void fields(A& a, const QueueStatus*) {
 template <class A>
 void fields(A& a, const JobCoreStatus*) {
   a.required("core", &JobCoreStatus::core);
+  a.optional("box", &JobCoreStatus::box);
   a.optional("counters", &JobCoreStatus::counters);
   a.optional("queues", &JobCoreStatus::queues, {0, 1u << 16});
 }
@@ -275,6 +276,12 @@ void fields(A& a, const JobStatus*) {
 }
 
 template <class A>
+void fields(A& a, const ShardStatus*) {
+  a.required("name", &ShardStatus::name, {1, kMaxNameBytes});
+  a.required("cores", &ShardStatus::cores);
+}
+
+template <class A>
 void fields(A& a, const ServerStatus*) {
   a.required("version", &ServerStatus::version, {kProtocolVersion, kProtocolVersion});
   a.required("topology", &ServerStatus::topology);
@@ -285,6 +292,7 @@ void fields(A& a, const ServerStatus*) {
   a.required("memory_limit_bytes", &ServerStatus::memory_limit_bytes);
   a.required("uptime_s", &ServerStatus::uptime_s);
   a.optional("nodes", &ServerStatus::nodes, {0, 1u << 16});
+  a.optional("shards", &ServerStatus::shards, {0, 1u << 12});
   a.required("jobs", &ServerStatus::jobs);
 }
 

@@ -175,7 +175,8 @@ struct QueueStatus {
   friend bool operator==(const QueueStatus&, const QueueStatus&) = default;
 };
 struct JobCoreStatus {  // what one core does for a job
-  uint32_t core = 0;
+  uint32_t core = 0;    // of the server; of another box: of the job
+  uint32_t box = 0;     // 0: the server; then the boxes that serve under it
   EndpointCounters counters;
   std::vector<QueueStatus> queues;
 
@@ -230,6 +231,12 @@ struct NodeStatus {
 
   friend bool operator==(const NodeStatus&, const NodeStatus&) = default;
 };
+struct ShardStatus {  // a box that serves under the server
+  std::string name;
+  uint32_t cores = 0;
+
+  friend bool operator==(const ShardStatus&, const ShardStatus&) = default;
+};
 struct ServerStatus {
   uint32_t version = kProtocolVersion;
   std::string topology;
@@ -239,6 +246,7 @@ struct ServerStatus {
   uint64_t memory_bytes = 0, memory_limit_bytes = 0;
   double uptime_s = 0;
   std::vector<NodeStatus> nodes;
+  std::vector<ShardStatus> shards;
   std::vector<JobStatus> jobs;
 };
 

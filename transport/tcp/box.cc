@@ -108,7 +108,8 @@ TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
 void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket,
                          std::unique_ptr<TcpTls>& tls) {
   check_tcp_hello(hello, layout_);
-  TcpConnection& connection = incarnation.queues[hello.queue];
+  const uint32_t queue = hello.queue - layout_.first_queue;
+  TcpConnection& connection = incarnation.queues[queue];
   if (connection.socket) {
     fail(ErrorCode::kUnauthorized, "rank {}: this ticket was used already for queue {}; join again",
          incarnation.rank, hello.queue);
@@ -117,8 +118,8 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
   if (same_host(local_address(socket.get()), peer_address(socket.get()))) {
     tune_for_this_machine(socket.get());
   }
-  TcpCoreEndpoint& core = *endpoints_[layout_.core_of(hello.queue)];
-  const QueuePair pair = core.pair_of(incarnation.rank, hello.queue);
+  TcpCoreEndpoint& core = *endpoints_[layout_.core_of(queue)];
+  const QueuePair pair = core.pair_of(incarnation.rank, queue);
   core.watch(socket.get(), pair);
   // The socket stays open until revoke() or reconnect(), which the cores come before.
   admissions_.adopt(incarnation, socket.get(), EPOLLRDHUP);

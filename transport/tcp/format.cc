@@ -40,12 +40,13 @@ TcpHello parse_tcp_hello(std::span<const std::byte> message) {
 }
 
 void check_tcp_hello(const TcpHello& hello, const LinkLayout& layout) {
-  check_same("queues", hello.queues, layout.queue_chunks.size());
-  if (hello.queue >= layout.queue_chunks.size()) {
-    fail(ErrorCode::kInvalid, "hello: queue {} of {}", hello.queue, layout.queue_chunks.size());
+  check_same("queues", hello.queues, layout.queues_in_all());
+  if (!layout.has_queue(hello.queue)) {
+    fail(ErrorCode::kInvalid, "hello: queue {} of {}; this box has {} from queue {} on",
+         hello.queue, layout.queues_in_all(), layout.queue_chunks.size(), layout.first_queue);
   }
   check_same(fmt::format("chunks of queue {}", hello.queue), hello.queue_chunks,
-             layout.queue_chunks[hello.queue]);
+             layout.queue_chunks[hello.queue - layout.first_queue]);
   check_same("bytes of gradients", hello.gradient_bytes, layout.gradients_at_worker());
   check_same("bytes of results", hello.result_bytes, layout.results_at_worker());
 }

@@ -227,10 +227,12 @@ QueuePair VerbsBoxLink::pair_of(const VerbsConnection& connection) const {
 
 void VerbsBoxLink::accept(VerbsIncarnation& incarnation, const VerbsHello& hello, rdma_cm_id* id) {
   const uint32_t rank = incarnation.rank;
-  if (hello.queue >= queues_.size()) {
-    fail(ErrorCode::kInvalid, "queue {}: this job has {}", hello.queue, queues_.size());
+  if (!layout_.has_queue(hello.queue)) {
+    fail(ErrorCode::kInvalid, "queue {}: this box has {} of the job's {}, from queue {} on",
+         hello.queue, queues_.size(), layout_.queues_in_all(), layout_.first_queue);
   }
-  if (incarnation.connections[hello.queue] != nullptr) {
+  const uint32_t number = hello.queue - layout_.first_queue;
+  if (incarnation.connections[number] != nullptr) {
     fail(ErrorCode::kUnauthorized, "rank {} queue {}: this ticket was used already; join again",
          rank, hello.queue);
   }
@@ -239,9 +241,9 @@ void VerbsBoxLink::accept(VerbsIncarnation& incarnation, const VerbsHello& hello
   }
   // The completion queue has room for one queue pair of each rank.
   std::erase_if(leaving_, [&](const Leaving& leaving) {
-    return leaving.connection->rank == rank && leaving.connection->queue == hello.queue;
+    return leaving.connection->rank == rank && leaving.connection->queue == number;
   });
-  const Queue& queue = queues_[hello.queue];
+  const Queue& queue = queues_[number];
   const Device& device = devices_[queue.device];
   if (id->verbs != device.listener->port.context) {
     fail(ErrorCode::kInvalid, "queue {} is on {}, the request came in on {}", hello.queue,
@@ -250,7 +252,7 @@ void VerbsBoxLink::accept(VerbsIncarnation& incarnation, const VerbsHello& hello
   auto connection = std::make_unique<VerbsConnection>();
   connection->link = this;
   connection->rank = rank;
-  connection->queue = hello.queue;
+  connection->queue = number;
 
   ibv_qp_init_attr attributes = {};
   attributes.qp_context = connection.get();
@@ -278,7 +280,7 @@ void VerbsBoxLink::accept(VerbsIncarnation& incarnation, const VerbsHello& hello
   connection->id.reset(id);
   // The core comes first: what the peer sends right after the answer must find its queue pair.
   endpoints_[queue.core]->hand_over(pair_of(*connection), &pair);
-  incarnation.connections[hello.queue] = std::move(connection);
+  incarnation.connections[number] = std::move(connection);
   rdma_conn_param parameters = {};
   parameters.rnr_retry_count = 7;  // for ever
   if (rdma_accept(id, &parameters) != 0) {

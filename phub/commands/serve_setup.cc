@@ -1,0 +1,121 @@
+#include "phub/commands/serve_setup.h"
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/error.h"
+#include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
+#include "transport/text.h"
+#include "transport/verbs/library.h"
+#include "transport/verbs/transport.h"
+
+namespace phub {
+namespace {
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// The RDMA transport; null if there is no usable device, or none is wanted.
+std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
+                                      const std::vector<std::string>& hosts, bool asked) {
+  std::vector<VerbsChoice> choices;
+  for (const std::string& device : config.devices) choices.push_back(parse_verbs_choice(device));
+  const bool local = std::all_of(hosts.begin(), hosts.end(), is_loopback);
+  if (choices.empty() && local && !asked) return nullptr;
+  std::vector<VerbsFinding> passed_over;
+  const std::vector<VerbsPort> ports = choose_verbs_ports(choices, hosts, passed_over);
+  std::string findings;
+  for (const VerbsFinding& finding : passed_over) {
+    findings += fmt::format("{}{} port {} {}", findings.empty() ? "" : "; ", finding.device,
+                            finding.port, finding.problem);
+  }
+  if (!findings.empty()) spdlog::warn("RDMA: not used: {}", findings);
+  if (!ports.empty()) return make_verbs_transport({.ports = ports, .port = config.data_port});
+  if (asked) {
+    if (findings.empty()) findings = verbs_library_problem();
+    fail(ErrorCode::kUnavailable, "transport verbs: no usable RDMA device: {}",
+         findings.empty() ? "this host has none (ibv_devices lists them)" : findings);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+numa::Topology find_topology(const std::string& text) {
+  if (text == "this") return numa::this_machine();
+  const bool is_file = text.find('/') != text.npos || text.ends_with(".xml");
+  return is_file ? numa::from_xml(text) : numa::from_synthetic(text);
+}
+
+void start_log(const std::string& level) {
+  auto logger = spdlog::stderr_logger_st("phub");
+  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  logger->set_level(spdlog::level::from_str(level == "warn" ? "warning" : level));
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void print_lines(const std::string& text) {
+  fmt::print("{}{}", escaped_lines(text), text.ends_with('\n') ? "" : "\n");
+}
+
+std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config,
+                                                        const TlsServerContext* tls) {
+  std::vector<std::string> hosts;
+  for (const std::string& listen : config.listen) hosts.push_back(parse_host_port(listen).host);
+  const auto wanted = [&](std::string_view name) {
+    return std::find(config.transports.begin(), config.transports.end(), name) !=
+           config.transports.end();
+  };
+  const bool all = config.transports.empty();
+  std::vector<std::unique_ptr<Transport>> nics;
+  if (all || wanted("shm")) nics.push_back(make_shm_transport({.socket_dir = config.socket_dir}));
+  if (all || wanted("tcp")) {
+    nics.push_back(make_tcp_transport(
+        {.addresses = tcp_data_addresses(hosts), .port = config.data_port, .tls = tls}));
+  }
+  if (all || wanted("verbs")) {
+    const bool asked = wanted("verbs") || !config.devices.empty();
+    if (auto nic = find_verbs(config, hosts, asked)) {
+      if (tls != nullptr) {
+        spdlog::warn(
+            "--tls-data: what goes over RDMA is not encrypted; --transports shm,tcp leaves "
+            "it out");
+      }
+      nics.push_back(std::move(nic));
+    }
+  } else if (!config.devices.empty()) {
+    fail(ErrorCode::kInvalid, "--devices needs verbs among --transports");
+  }
+  return nics;
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+TlsServerFiles tls_files(const ServeConfig& config) {
+  return {config.tls_cert, config.tls_key, config.tls_client_ca};
+}
+
+void check_tls_options(const ServeConfig& config) {
+  if (config.tls_cert.empty() != config.tls_key.empty()) {
+    fail(ErrorCode::kInvalid, "--tls-cert and --tls-key go together: a certificate, and its key");
+  }
+  if (!config.tls_cert.empty()) return;
+  if (!config.tls_client_ca.empty()) {
+    fail(ErrorCode::kInvalid, "--tls-client-ca needs --tls-cert and --tls-key");
+  }
+  if (config.tls_data) fail(ErrorCode::kInvalid, "--tls-data needs --tls-cert and --tls-key");
+}
+
+}  // namespace phub

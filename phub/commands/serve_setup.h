@@ -1,0 +1,31 @@
+// What every `phub serve` begins with.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "numa/topology.h"
+#include "phub/commands/config.h"
+#include "transport/tls/files.h"
+#include "transport/tls/server.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+numa::Topology find_topology(const std::string& text);
+// Start-up information goes to stdout, later messages to stderr.
+void start_log(const std::string& level);
+void print_lines(const std::string& text);
+// Throws Error: one that was asked for cannot be had.
+std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config,
+                                                        const TlsServerContext* tls);
+// The soft limit of descriptors, which connections and ranks need, becomes the hard limit.
+void raise_descriptor_limit();
+TlsServerFiles tls_files(const ServeConfig& config);
+void check_tls_options(const ServeConfig& config);
+
+// `phub serve --join`: serves under another server until SIGTERM or Ctrl-C.
+void serve_under(const ServeConfig& config);
+
+}  // namespace phub

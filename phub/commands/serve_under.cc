@@ -1,0 +1,89 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "phub/commands/serve_setup.h"
+#include "phub/shard/shard_link.h"
+#include "phub/shard/shard_loop.h"
+#include "phub/shard/shard_server.h"
+#include "transport/control/token.h"
+#include "transport/error.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+namespace asio = boost::asio;
+
+std::string host_name() {
+  std::array<char, 256> name = {};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "a box without a name";
+}
+
+void check_options(const ServeConfig& config) {
+  const auto refuse = [](bool given, std::string_view option) {
+    if (given)
+      fail(ErrorCode::kInvalid,
+           "--join and {} do not go together: the other server has "
+           "the jobs",
+           option);
+  };
+  refuse(!config.tokens.empty(), "--tokens");
+  refuse(!config.checkpoints.folder.empty(), "--checkpoints");
+  refuse(!config.trace.empty(), "--trace");
+}
+
+}  // namespace
+
+void serve_under(const ServeConfig& config) {
+  start_log(config.log_level);
+  raise_descriptor_limit();
+  check_options(config);
+  check_tls_options(config);
+  std::optional<TlsServerContext> tls_of_data;
+  if (config.tls_data) tls_of_data.emplace(tls_files(config), TlsServerContext::Use::kData);
+  std::vector<std::unique_ptr<Transport>> nics =
+      make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
+
+  ShardServerOptions options;
+  options.topology = find_topology(config.topology);
+  options.cores = config.cores;
+  options.pin = config.pin;
+  options.spin_us = config.spin_us;
+  options.name = host_name();
+  options.memory_limit_bytes = config.memory_limit_bytes;
+  options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
+  const SteadyClock clock;
+  ShardServer shard(options, std::move(nics), clock);
+
+  asio::io_context io(1);
+  std::signal(SIGPIPE, SIG_IGN);
+  asio::signal_set signals(io, SIGINT, SIGTERM);
+  signals.async_wait([&io](const boost::system::error_code& error, int) {
+    if (!error) io.stop();
+  });
+  ShardLink link({.server = config.join,
+                  .token = token_from_environment(),
+                  .tls = client_tls_from_environment(),
+                  .note = [](const std::string& line) { spdlog::info("{}", escaped(line)); }},
+                 shard.hello());
+  shard.start_threads();
+  print_lines(shard.describe());
+  fmt::print("serving under {}\n", config.join);
+  std::fflush(stdout);
+  {
+    const ShardLoop loop(shard, link, io);
+    io.run();
+  }
+  shard.stop_threads();
+}
+
+}  // namespace phub

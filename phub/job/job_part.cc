@@ -1,0 +1,306 @@
+#include "phub/job/job_part.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "phub/core/gated.h"
+#include "transport/box_memory.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeof(float); }
+
+LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues) {
+  const Choices choices = choices_of(spec);
+  LinkLayout layout = phub::link_layout(
+      plan, spec.max_ranks, kernels::bytes_of(choices.gradient_dtype),
+      kernels::bytes_of(choices.parameter_dtype), choices.lock_step() ? 1 : spec.max_ranks);
+  layout.first_queue = queues.first;
+  layout.all_queues = queues.all;
+  layout.cores = static_cast<uint32_t>(plan.cores.size());
+  for (const QueuePlan& queue : plan.queues) {
+    layout.queue_core.push_back(queue.core);
+    layout.queue_nic.push_back(plan.nics[queue.nic].name);
+  }
+  for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
+  layout.runs = node_runs(plan);
+  return layout;
+}
+
+JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const BoxLink& link,
+                            kernels::Store store, uint64_t first_round) {
+  return {.max_ranks = spec.max_ranks,
+          .gradient_dtype = choices.gradient_dtype,
+          .parameter_dtype = choices.parameter_dtype,
+          .optimizer = choices.optimizer,
+          .tree = RankTree(spec.groups, spec.max_ranks),
+          .mean = choices.reduction == Reduction::kMean,
+          .initial_broadcast = choices.initial == Initial::kBroadcast,
+          .on_nonfinite = choices.on_nonfinite,
+          .unused = choices.unused,
+          .work = choices.work,
+          .slots_belong_to_worker = link.slots_belong_to_worker(),
+          .gated = choices.gated,
+          .lock_step = choices.lock_step(),
+          .slack = choices.consistency == Consistency::kSsp ? spec.slack : kNever,
+          .store = store,
+          .first_round = first_round};
+}
+
+float* floats(const numa::Memory& memory) {
+  return reinterpret_cast<float*>(memory.bytes().data());
+}
+
+template <typename Arrays>
+float* array_of(const Arrays& arrays, size_t array) {
+  return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
+}
+
+uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
+  const size_t saved = restored ? restored->ranks.size() : 0;
+  return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
+}
+
+// The chunks of a key lie one after another in the plan.
+void for_each_part_of(const Plan& plan, float* array, size_t key, const JobPart::VisitPart& visit) {
+  auto chunk = std::lower_bound(plan.chunks.begin(), plan.chunks.end(), key,
+                                [](const ChunkLayout& c, size_t k) { return c.key < k; });
+  for (; chunk != plan.chunks.end() && chunk->key == key; ++chunk) {
+    visit({array + chunk->box_offset, chunk->elements});
+  }
+}
+
+// Rounds that are applied as a whole need all their chunks, and an optimizer to apply them.
+void check_gated(const JobSpec& spec, const Choices& choices) {
+  if (!choices.gated) return;
+  const std::string_view what =
+      choices.on_nonfinite == OnNonFinite::kSkip ? "on_nonfinite 'skip'" : "max_norm";
+  if (!choices.lock_step()) {
+    fail(ErrorCode::kInvalid,
+         "{} is of a whole round, and with consistency '{}' there are none: it must be bsp", what,
+         spec.consistency);
+  }
+  if (choices.optimizer == kernels::Optimizer::kNone) {
+    fail(ErrorCode::kInvalid,
+         "{} is applied by the server's optimizer, and this job has none: choose one, or clip the "
+         "sums that it returns",
+         what);
+  }
+  if (choices.work != Work::kAll) {
+    fail(ErrorCode::kInvalid, "{}: work must be 'all', not '{}'", what, spec.work);
+  }
+}
+
+// Without the box's optimizer there are no steps that could be left out.
+void check_unused(const JobSpec& spec, const Choices& choices) {
+  if (choices.unused == Unused::kZero) return;
+  if (!choices.lock_step()) {
+    fail(ErrorCode::kInvalid,
+         "unused 'skip' is of a whole round, and with consistency '{}' there are none: it must be "
+         "bsp",
+         spec.consistency);
+  }
+  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
+    fail(ErrorCode::kInvalid,
+         "unused 'skip' leaves out steps of the server's optimizer, and this job has optimizer "
+         "'{}', work '{}'",
+         spec.optimizer, spec.work);
+  }
+}
+
+// They order what is added in a round.
+void check_groups(const JobSpec& spec, const Choices& choices) {
+  if (spec.groups.empty() || choices.lock_step()) return;
+  fail(ErrorCode::kInvalid,
+       "groups order the sum of a round, and with consistency '{}' there are none: it must be bsp",
+       spec.consistency);
+}
+
+}  // namespace
+
+void complete_spec(JobSpec& spec) {
+  validate(spec);
+  if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
+  const Choices choices = choices_of(spec);
+  check_gated(spec, choices);
+  check_unused(spec, choices);
+  check_groups(spec, choices);
+  const uint32_t groups = hyper_groups(spec);
+  check_hyper(spec.hyper, groups);
+  const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
+  for (const HyperChange& change : spec.schedule) {
+    check_hyper(change.values, groups);
+    if (states_vary && change.values.contains("rmsprop_momentum")) {
+      fail(ErrorCode::kInvalid, "schedule: rmsprop_momentum cannot change after round 1");
+    }
+  }
+}
+
+JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
+                 bool snapshots, const Manifest* restored, QueueNumbers queues)
+    : spec_(spec),
+      plan_(std::move(plan)),
+      choices_(choices_of(spec)),
+      memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored))),
+      classes_(key_classes(spec)),
+      hyper_(spec, choices_.optimizer, classes_),
+      takes_snapshots_(snapshots),
+      link_(transport.open_job(link_layout(spec, plan_, queues))) {
+  make_arrays(saved_ranks_of(spec_, restored));
+  const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
+  const uint64_t first_round = restored ? restored->round + 1 : 0;
+  if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
+  std::vector<uint32_t> expected;
+  for (uint32_t r = 0; r < spec_.max_ranks; ++r) {
+    if (restored ? restored->ranks[r].expected : r < spec_.world_size) expected.push_back(r);
+  }
+  const JobParameters parameters = parameters_of(spec_, choices_, *link_, store, first_round);
+  if (choices_.gated) {
+    gate_ = std::make_unique<RoundGate>(cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
+                                        choices_.on_nonfinite == OnNonFinite::kSkip);
+  }
+  for (uint32_t core = 0; core < cores_of_plan; ++core) {
+    CoreJob::MakeLockStep make_lock_step;
+    if (gate_) {
+      make_lock_step = [this, core](const Stages& stages) {
+        return std::make_unique<Gated>(stages, *gate_, core);
+      };
+    }
+    core_jobs_.push_back(std::make_unique<CoreJob>(
+        core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
+        static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step));
+  }
+}
+
+void JobPart::make_arrays(uint32_t saved_ranks) {
+  const uint32_t node = plan_.cores.front().os_node;
+  const std::vector<NodeRun> runs = node_runs(plan_);
+  // Before anything is touched: each chunk's pages go to the node of the core that handles it.
+  const auto make = [&](numa::Memory& memory, const char* what) {
+    memory = allocate(plan_.box_elements * sizeof(float), node,
+                      fmt::format("{} of job '{}'", what, spec_.name));
+    place(memory.bytes(), sizeof(float), runs);
+    return floats(memory);
+  };
+  const size_t states = states_of(spec_);
+  std::byte* results = link_->results().data();
+  const bool f32 = choices_.parameter_dtype == kernels::DType::kF32;
+  arrays_.results = results;
+  arrays_.result_stride =
+      choices_.lock_step() ? 0 : plan_.box_elements * kernels::bytes_of(choices_.parameter_dtype);
+  if (memory_.master > 0) {
+    arrays_.parameters = make(memory_of_arrays_[0], "parameters");
+  } else if (f32) {
+    arrays_.parameters = reinterpret_cast<float*>(results);
+  }
+  if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
+  if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
+  if (choices_.gated) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
+  if (!takes_snapshots_ || !box_has_state(spec_)) return;
+  arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
+  if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
+  if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
+  // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
+  for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
+  const size_t chunks = plan_.chunks.size();
+  const uint32_t ranks = choices_.lock_step() ? 0 : saved_ranks;
+  memory_of_clocks_ = allocate(SavedClocks::bytes(chunks, ranks), node,
+                               fmt::format("clocks of job '{}'", spec_.name));
+  numa::populate(memory_of_clocks_.bytes());
+  auto* const steps = reinterpret_cast<uint64_t*>(memory_of_clocks_.bytes().data());
+  arrays_.copy.clocks = {
+      .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
+}
+
+size_t JobPart::saved_arrays() const { return box_has_state(spec_) ? 1 + states_of(spec_) : 0; }
+
+void JobPart::for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const {
+  for_each_part_of(plan_, array_of(arrays_.copy, array), key, visit);
+}
+
+void JobPart::for_each_part(size_t array, size_t key, const VisitPart& visit) {
+  for_each_part_of(plan_, array_of(arrays_, array), key, visit);
+}
+
+// What is sent in 16 bits is made of the parameters as the optimizer makes it; results of their own
+// are made for ranks when they come.
+void JobPart::publish_restored(const Manifest& saved) {
+  if (choices_.lock_step()) take_steps(saved);
+  if (saved_clocks().steps) {
+    for (const auto& core_job : core_jobs_) core_job->restore(saved_clocks());
+  }
+  if (!choices_.lock_step()) return;
+  const void* parameters = arrays_.parameters;
+  if (parameters == nullptr || parameters == arrays_.results) return;
+  for (const ChunkLayout& chunk : plan_.chunks) {
+    const uint64_t offset = chunk.box_offset;
+    kernels::convert(arrays_.parameters + offset, kernels::DType::kF32,
+                     arrays_.results + offset * kernels::bytes_of(choices_.parameter_dtype),
+                     choices_.parameter_dtype, chunk.elements);
+  }
+}
+
+// Out of lock-step they have a file of their own, with the clocks.
+std::vector<uint64_t> JobPart::saved_steps(uint64_t round) const {
+  const uint64_t* const steps = saved_clocks().steps;
+  if (steps == nullptr || !choices_.lock_step()) return {};
+  const std::vector<ChunkLayout>& chunks = plan_.chunks;
+  std::vector<uint64_t> of_chunks(steps, steps + chunks.size()), of_keys(spec_.keys.size());
+  if (std::ranges::all_of(of_chunks, [round](uint64_t n) { return n == round; })) return {};
+  bool is_of_keys = true;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    uint64_t& of_key = of_keys[chunks[i].key];
+    if (chunks[i].key_element == 0) of_key = of_chunks[i];
+    is_of_keys = is_of_keys && of_key == of_chunks[i];
+  }
+  return is_of_keys ? of_keys : of_chunks;
+}
+
+// REQUIRES: the job is in lock-step. Throws Error(kInvalid).
+void JobPart::take_steps(const Manifest& saved) {
+  uint64_t* const steps = saved_clocks().steps;
+  if (steps == nullptr) return;
+  const std::vector<uint64_t>& from = saved.steps;
+  const size_t chunks = plan_.chunks.size();
+  if (from.size() > 1 && from.size() != spec_.keys.size() && from.size() != chunks) {
+    fail(ErrorCode::kInvalid, "the checkpoint of job '{}' has {} steps for {} keys in {} chunks",
+         spec_.name, from.size(), spec_.keys.size(), chunks);
+  }
+  for (size_t i = 0; i < chunks; ++i) {
+    const size_t at = from.size() == chunks ? i : from.size() == 1 ? 0 : plan_.chunks[i].key;
+    steps[i] = from.empty() ? saved.round : from[at];
+  }
+}
+
+std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
+  std::vector<CoreChunk> out;
+  const std::vector<uint32_t>& queues = plan_.cores[core].queues;
+  out.reserve(chunks_on(plan_, plan_.cores[core]));
+  for (size_t q = 0; q < queues.size(); ++q) {
+    for (uint32_t id : plan_.queue_chunks[queues[q]]) {
+      const ChunkLayout& chunk = plan_.chunks[id];
+      CoreChunk c;
+      c.queue = static_cast<uint16_t>(q);
+      c.offset = chunk.box_offset;
+      c.worker_offset = chunk.offset;
+      c.elements = chunk.elements;
+      c.id = id;
+      c.priority = spec_.keys[chunk.key].priority;
+      c.hyper_class = classes_.of_key[chunk.key];
+      out.push_back(c);
+    }
+  }
+  return out;
+}
+
+std::string JobPart::where(uint32_t chunk) const {
+  const ChunkLayout& c = plan_.chunks[chunk];
+  return fmt::format("key '{}', elements {} to {}", spec_.keys[c.key].name, c.key_element,
+                     c.key_element + c.elements - 1);
+}
+
+}  // namespace phub

@@ -1,0 +1,229 @@
+#include "phub/job/remote_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace phub {
+namespace {
+
+// A core's report by what a shard calls it; nothing: it is about the part.
+std::optional<CoreReport::Type> type_of(ShardSays what) {
+  switch (what) {
+    case ShardSays::kHeld:
+      return CoreReport::kHeld;
+    case ShardSays::kCommitted:
+      return CoreReport::kCommitted;
+    case ShardSays::kProbed:
+      return CoreReport::kProbed;
+    case ShardSays::kDetached:
+      return CoreReport::kDetached;
+    case ShardSays::kAttached:
+      return CoreReport::kAttached;
+    case ShardSays::kRemoved:
+      return CoreReport::kRemoved;
+    case ShardSays::kBroken:
+      return CoreReport::kBroken;
+    case ShardSays::kViolation:
+      return CoreReport::kViolation;
+    case ShardSays::kNonFinite:
+      return CoreReport::kNonFinite;
+    case ShardSays::kExcluded:
+      return CoreReport::kExcluded;
+    default:
+      return std::nullopt;
+  }
+}
+
+[[noreturn]] void nonsense(std::string_view what) {
+  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
+}
+
+void take_probe(const ShardProbe& said, Probe& probe) {
+  if (said.arrivals.size() != probe.arrivals.size() ||
+      said.waited_for.size() != probe.waited_for.size() ||
+      said.queues.size() != probe.queues.size()) {
+    nonsense("the sizes of a probe");
+  }
+  probe.chunks_completed = said.chunks_completed;
+  probe.endpoint = said.endpoint;
+  probe.arrivals = said.arrivals;
+  probe.waited_for = said.waited_for;
+  std::ranges::fill(probe.lacks, Lack());
+  for (const ShardLack& lack : said.lacks) {
+    if (lack.rank >= probe.lacks.size()) nonsense("a rank");
+    probe.lacks[lack.rank] = {.chunks = lack.chunks, .chunk = lack.chunk, .round = lack.round};
+  }
+  for (size_t q = 0; q < said.queues.size(); ++q) {
+    const ShardQueueCounters& queue = said.queues[q];
+    probe.queues[q] = {queue.chunks, queue.elements_in, queue.elements_out};
+  }
+}
+
+}  // namespace
+
+RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
+                         std::vector<ShardBox> boxes)
+    : shards_(shards), job_(job), plan_(plan) {
+  for (uint32_t i = 0; i < boxes.size(); ++i) {
+    const uint32_t box = i + 1, core = first_core_of(plan, box), queue = first_queue_of(plan, box);
+    parts_.push_back({.shard = boxes[i].id,
+                      .name = boxes[i].about.name,
+                      .box = box,
+                      .first_core = core,
+                      .cores = first_core_of(plan, box + 1) - core,
+                      .first_queue = queue,
+                      .queues = first_queue_of(plan, box + 1) - queue});
+  }
+}
+
+void RemoteParts::ask(Asked& asked, Offer* offer, Done done) {
+  asked = {.offer = offer, .done = std::move(done)};
+  if (offer != nullptr) offer->queues.resize(plan_.queues.size());
+}
+
+void RemoteParts::order(ShardOrder order) {
+  order.job = job_;
+  for (const Part& part : parts_) shards_.send(part.shard, order);
+}
+
+void RemoteParts::make(const JobSpec& spec, const std::string& transport, Done done) {
+  ask(making_, nullptr, std::move(done));
+  for (const Part& part : parts_) {
+    const Plan plan = part_of(plan_, part.box);
+    ShardPart made{.spec = spec,
+                   .transport = transport,
+                   .queue_chunks = plan.queue_chunks,
+                   .queue_offset = plan.queue_offset,
+                   .first_queue = part.first_queue,
+                   .all_queues = static_cast<uint32_t>(plan_.queues.size())};
+    for (const CorePlan& core : plan.cores) made.cpus.push_back(core.os_cpu);
+    for (const QueuePlan& queue : plan.queues) {
+      made.queues.push_back({queue.core, plan.nics[queue.nic].name});
+    }
+    ShardOrder order{.kind = ShardDo::kMake, .job = job_};
+    order.part.push_back(std::move(made));
+    shards_.send(part.shard, std::move(order));
+  }
+}
+
+void RemoteParts::admit(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done) {
+  ask(offers_[rank], &offer, std::move(done));
+  order(
+      {.kind = ShardDo::kAdmit, .rank = rank, .incarnation = incarnation, .ticket = offer.ticket});
+}
+
+void RemoteParts::reconnect(uint32_t rank, Offer& offer, Offered done) {
+  ask(offers_[rank], &offer, std::move(done));
+  order({.kind = ShardDo::kReconnect, .rank = rank, .ticket = offer.ticket});
+}
+
+void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
+  if (what == ShardDo::kStart) {
+    for (Part& part : parts_) part.cores_left = part.cores;
+  }
+  if (what == ShardDo::kProbe) active = false;
+  order({.kind = what, .rank = rank, .incarnation = incarnation});
+}
+
+void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action) {
+  if (empty()) return;
+  ShardBoundary sent{.round = boundary.round,
+                     .forgotten = boundary.forgotten,
+                     .hyper = action.hyper,
+                     .lowest_round = action.lowest_round};
+  for (const Boundary::Lost& lost : boundary.lost) {
+    sent.lost.push_back({lost.rank, lost.expected_again});
+  }
+  for (const Boundary::Admitted& admitted : boundary.admitted) {
+    sent.admitted.push_back({admitted.rank, admitted.incarnation, admitted.first_round});
+  }
+  for (Part& part : parts_) part.committing = part.cores;
+  ShardOrder commit{.kind = ShardDo::kCommit};
+  commit.boundary.push_back(std::move(sent));
+  order(std::move(commit));
+}
+
+void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& report) {
+  if (!asked.done) return;
+  if (report.refused && !asked.failed) {
+    asked.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
+  }
+  if (!report.refused && asked.offer != nullptr) {
+    if (report.queues.size() != part.queues || report.tls != asked.offer->tls) {
+      nonsense("an offer");
+    }
+    std::ranges::copy(report.queues, asked.offer->queues.begin() + part.first_queue);
+  }
+  if (++asked.answers < parts_.size()) return;
+  const Done done = std::exchange(asked.done, nullptr);
+  const std::optional<Error> failed = asked.failed;
+  done(failed);
+}
+
+std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& report,
+                                            const ProbeOf& probe_of, Boundary& boundary) {
+  const auto part = std::ranges::find(parts_, shard, &Part::shard);
+  if (part == parts_.end()) return std::nullopt;
+  if (report.kind == ShardSays::kActive) active = true;
+  if (report.kind == ShardSays::kMade) answered(making_, *part, report);
+  if (report.kind == ShardSays::kOffered) {
+    const auto offer = offers_.find(report.rank);
+    if (offer != offers_.end()) answered(offer->second, *part, report);
+  }
+  const std::optional<CoreReport::Type> type = type_of(report.kind);
+  if (!type) return std::nullopt;
+  if (report.core >= part->cores) nonsense("a core");
+  if (report.chunk >= plan_.chunks.size()) nonsense("a chunk");
+  if (report.violation > CoreReport::kPlace) nonsense("a violation");
+  const uint32_t core = part->first_core + report.core;
+  if (type == CoreReport::kRemoved && part->cores_left-- == 0) nonsense("a core that is gone");
+  if (type == CoreReport::kCommitted && part->committing-- == 0) nonsense("a commit");
+  if (type == CoreReport::kProbed) {
+    if (report.probe.empty()) nonsense("a probe without an answer");
+    take_probe(report.probe.front(), probe_of(core));
+    probe_of(core).min_round = report.min_round;
+  }
+  for (const ShardRounds& rounds : report.last_rounds) {
+    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
+    if (lost == boundary.lost.end()) nonsense("a rank that is not lost");
+    for (const ChunkRange& range : rounds.rounds) {
+      if (range.last >= plan_.chunks.size()) nonsense("a range of chunks");
+      for (uint32_t c = range.first; c <= range.last; ++c) {
+        const uint32_t queue = plan_.chunks[c].queue - part->first_queue;
+        if (queue < part->queues) lost->last_rounds[c] = range.round;
+      }
+    }
+  }
+  CoreReport out;
+  out.type = *type;
+  out.violation = static_cast<CoreReport::Violation>(report.violation);
+  out.core = core;
+  out.rank = report.rank;
+  out.incarnation = report.incarnation;
+  out.chunk = report.chunk;
+  out.said = report.said;
+  out.round = report.round;
+  out.started = report.started;
+  out.min_round = report.min_round;
+  return out;
+}
+
+void RemoteParts::forget() {
+  making_ = {};
+  offers_.clear();
+}
+
+std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
+  const auto part = std::ranges::find(parts_, shard, &Part::shard);
+  if (part == parts_.end()) return std::nullopt;
+  const Lost lost{part->name, std::exchange(part->cores_left, 0),
+                  std::exchange(part->committing, 0)};
+  ShardReport gone{.refused = true,
+                   .code = ErrorCode::kUnavailable,
+                   .text = "it serves no more: its mail does not come"};
+  answered(making_, *part, gone);
+  for (auto& [rank, asked] : offers_) answered(asked, *part, gone);
+  return lost;
+}
+
+}  // namespace phub

@@ -1,0 +1,89 @@
+// What other boxes have of a job: the orders to them, and who of them has answered. A remote core
+// is one with a longer mailbox: its messages and reports are those of core/messages.h. Control
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phub/core/messages.h"
+#include "phub/job/membership.h"
+#include "phub/job/shards.h"
+#include "phub/plan/plan.h"
+#include "transport/error.h"
+
+namespace phub {
+
+class RemoteParts {
+ public:
+  // `plan` of all boxes, whose second and further are `boxes`, and which outlives this. `job`: its
+  // number at this server.
+  RemoteParts(Shards& shards, uint64_t job, const Plan& plan, std::vector<ShardBox> boxes);
+
+  bool empty() const { return parts_.empty(); }
+  uint64_t job() const { return job_; }
+
+  using Done = std::function<void(const std::optional<Error>& failed)>;
+  using Offered = std::function<void(const std::optional<Error>& failed)>;
+  // All boxes make their parts; `done` is called once, when all have answered.
+  void make(const JobSpec& spec, const std::string& transport, Done done);
+  // They make memory and queue pairs of the rank, or queue pairs only; then `offer`, whose ticket
+  // is theirs, has theirs too, and `done` is called.
+  void admit(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done);
+  void reconnect(uint32_t rank, Offer& offer, Offered done);
+  // kStart, kRevoke and what a core gets, but for kCommit.
+  void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);
+  void commit(const Boundary& boundary, const MembershipAction& action);
+
+  // Of a box: what it says, as one of its cores would say it here, with the core's number in the
+  // plan of all. Nothing: it is no core's report, or nobody here asked. `probe_of(core)`: where its
+  // answer to a probe goes; `boundary`: that which is committed. Throws Error(kInvalid): no shard
+  // says that.
+  using ProbeOf = std::function<Probe&(uint32_t core)>;
+  std::optional<CoreReport> take(uint64_t shard, const ShardReport& report, const ProbeOf& probe_of,
+                                 Boundary& boundary);
+  // Nothing: it has no part here.
+  struct Lost {
+    std::string name;
+    uint32_t cores = 0;       // that have not let go of the job
+    uint32_t committing = 0;  // that have not answered the last kCommit
+  };
+  std::optional<Lost> lose(uint64_t shard);
+
+  void forget();  // whoever waits for an answer: the server ends
+
+  bool active = false;  // something has happened there since the last probe
+
+ private:
+  struct Part {
+    uint64_t shard = 0;
+    std::string name;
+    uint32_t box = 0;
+    uint32_t first_core = 0, cores = 0;
+    uint32_t first_queue = 0, queues = 0;
+    uint32_t cores_left = 0;
+    uint32_t committing = 0;
+  };
+  struct Asked {  // all parts, and some have not answered
+    uint32_t answers = 0;
+    std::optional<Error> failed;
+    Offer* offer = nullptr;
+    Done done;
+  };
+  void ask(Asked& asked, Offer* offer, Done done);
+  void answered(Asked& asked, const Part& part, const ShardReport& report);
+  void order(ShardOrder order);
+
+  Shards& shards_;
+  const uint64_t job_;
+  const Plan& plan_;
+  std::vector<Part> parts_;
+  Asked making_;
+  std::map<uint32_t, Asked> offers_;  // by rank
+};
+
+}  // namespace phub

@@ -1,0 +1,116 @@
+#include "phub/job/shards.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+constexpr size_t kMostOrders = 4096;  // in one answer
+
+uint64_t random_id() {
+  std::random_device source;
+  return (uint64_t{source()} << 32 | source()) >> 12;  // as JSON's readers take it
+}
+
+}  // namespace
+
+ShardWelcome Shards::join(ShardHello hello, uint64_t now_ms) {
+  if (shards_.size() >= kMost) {
+    fail(ErrorCode::kFull, "{} boxes serve under this server, which is the limit", kMost);
+  }
+  Shard& shard = shards_.emplace_back();
+  shard.box = {.id = random_id(), .about = std::move(hello)};
+  shard.heard_ms = now_ms;
+  return {.shard = shard.box.id, .lease_ms = kLeaseMs};
+}
+
+void Shards::answer(Shard& shard, const Reply<ShardOrders>& reply) {
+  const auto end =
+      shard.orders.begin() + static_cast<ptrdiff_t>(std::min(shard.orders.size(), kMostOrders));
+  reply(ShardOrders{.first = shard.first, .orders = {shard.orders.begin(), end}});
+}
+
+void Shards::answer_waiting(Shard& shard) {
+  if (!shard.waits) return;
+  const Reply<ShardOrders> reply = std::move(*shard.waits);
+  shard.waits.reset();
+  answer(shard, reply);
+}
+
+std::vector<ShardReport> Shards::mail(uint64_t id, ShardMail mail, Reply<ShardOrders> reply,
+                                      uint64_t now_ms) {
+  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
+  if (at == shards_.end()) {
+    fail(ErrorCode::kNotFound, "this server does not know the shard {}: join again", id);
+  }
+  Shard& shard = *at;
+  if (mail.first > shard.reports || mail.received > shard.first + shard.orders.size()) {
+    fail(ErrorCode::kInvalid,
+         "mail: reports from number {} on, orders up to {}; this server has {} reports and gave {} "
+         "orders",
+         mail.first, mail.received, shard.reports, shard.first + shard.orders.size());
+  }
+  shard.heard_ms = now_ms;
+  for (; shard.first < mail.received; ++shard.first) shard.orders.pop_front();
+  const size_t known = std::min<uint64_t>(shard.reports - mail.first, mail.reports.size());
+  mail.reports.erase(mail.reports.begin(), mail.reports.begin() + static_cast<ptrdiff_t>(known));
+  shard.reports += mail.reports.size();
+  if (mail.wait) {
+    answer_waiting(shard);  // its connection broke
+    shard.waits = std::move(reply);
+    shard.waits_until_ms = now_ms + kLeaseMs / 3;
+    if (!shard.orders.empty()) answer_waiting(shard);
+  } else {
+    reply(ShardOrders{.first = shard.first});
+  }
+  return std::move(mail.reports);
+}
+
+void Shards::remove(uint64_t id) {
+  std::erase_if(shards_, [id](const Shard& shard) { return shard.box.id == id; });
+}
+
+void Shards::send(uint64_t id, ShardOrder order) {
+  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
+  if (at == shards_.end()) return;
+  at->orders.push_back(std::move(order));
+  answer_waiting(*at);
+}
+
+std::vector<ShardBox> Shards::tick(uint64_t now_ms) {
+  std::vector<ShardBox> lost;
+  for (Shard& shard : shards_) {
+    if (shard.waits && now_ms >= shard.waits_until_ms) answer_waiting(shard);
+    if (!shard.waits && now_ms > shard.heard_ms + kLeaseMs) lost.push_back(shard.box);
+  }
+  std::erase_if(shards_, [&](const Shard& shard) {
+    return std::ranges::count(lost, shard.box.id, &ShardBox::id) > 0;
+  });
+  return lost;
+}
+
+std::vector<ShardBox> Shards::boxes() const {
+  std::vector<ShardBox> boxes;
+  for (const Shard& shard : shards_) boxes.push_back(shard.box);
+  return boxes;
+}
+
+void add_box(numa::Topology& topology, const ShardHello& hello, std::string_view transport,
+             uint32_t box) {
+  const auto first = static_cast<uint32_t>(topology.nodes.size());
+  for (const ShardNode& node : hello.nodes) {
+    topology.nodes.push_back({node.node, node.memory_bytes, box});
+  }
+  for (const ShardCore& core : hello.cores) {
+    topology.cores.push_back({first + core.node, core.cpu});
+  }
+  for (const ShardNic& nic : hello.nics) {
+    if (nic.transport == transport) topology.nics.push_back({first + nic.node, nic.name});
+  }
+}
+
+}  // namespace phub

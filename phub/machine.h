@@ -1,0 +1,61 @@
+// The machine that a server runs on: its cores with their threads, and its transports.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "numa/topology.h"
+#include "phub/core/core.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+struct MachineOptions {
+  numa::Topology topology;
+  uint32_t cores = 0;  // 0: all of the topology
+  bool pin = true;
+  int32_t spin_us = -1;  // how long an idle core spins; -1: 20 if more CPUs than cores are there
+};
+
+class Machine {
+ public:
+  Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports);
+
+  // A thread for each core, pinned. Without them the caller steps the cores.
+  void start_threads();
+  void stop_threads();
+
+  uint32_t cores() const { return static_cast<uint32_t>(cores_.size()); }
+  Core& core(uint32_t i) { return *cores_[i]; }
+  const Core& core(uint32_t i) const { return *cores_[i]; }
+  const std::vector<std::unique_ptr<Core>>& all_cores() const { return cores_; }
+  uint32_t cpu(uint32_t core) const { return cpus_[core]; }
+  uint32_t core_at(uint32_t os_cpu) const;  // REQUIRES: it is one's
+  const std::vector<std::unique_ptr<Transport>>& transports() const { return transports_; }
+  // Throws Error(kInvalid) that names those that are there.
+  Transport& transport_named(std::string_view name) const;
+
+  // With the cores in use only, and the NICs over which a plan may send with this transport.
+  numa::Topology topology_for(const Transport& transport) const;
+  const numa::Topology& topology() const { return topology_; }  // without NICs
+
+  std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
+  std::string describe() const;
+
+ private:
+  std::vector<numa::NicInfo> ports_of(const Transport& transport) const;
+
+  const bool pin_;
+  const int32_t spin_us_;
+  numa::Topology topology_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<Core>> cores_;
+  std::vector<uint32_t> cpus_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace phub

@@ -1,0 +1,190 @@
+#include "phub/shard/shard_link.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+
+#include "phub/background.h"
+#include "transport/error.h"
+#include "transport/fd.h"
+
+namespace phub {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+constexpr milliseconds kBetweenAttempts{200};
+
+void ring(int fd) {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = write(fd, &one, sizeof one);
+}
+
+}  // namespace
+
+ShardLink::ShardLink(Options options, ShardHello hello)
+    : options_(std::move(options)),
+      hello_(std::move(hello)),
+      event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      waiting_(options_.server, options_.token, options_.tls),
+      sending_(options_.server, options_.token, options_.tls) {
+  if (event_fd_ < 0) fail_system("eventfd", errno);
+  receiver_ = std::jthread([this](const std::stop_token& stop) {
+    pthread_setname_np(pthread_self(), "phub-orders");
+    receive(stop);
+  });
+  sender_ = std::jthread([this](const std::stop_token& stop) {
+    pthread_setname_np(pthread_self(), "phub-reports");
+    deliver(stop);
+  });
+}
+
+ShardLink::~ShardLink() {
+  receiver_.request_stop();
+  sender_.request_stop();
+  waiting_.cancel();
+  sending_.cancel();
+  receiver_ = {};
+  sender_ = {};
+  close(event_fd_);
+}
+
+ShardLink::News ShardLink::take() {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t n = read(event_fd_, &count, sizeof count);
+  const std::lock_guard lock(mutex_);
+  return std::exchange(news_, {});
+}
+
+void ShardLink::send(std::vector<ShardReport> reports) {
+  if (reports.empty()) return;
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::kJoined) return;
+  for (ShardReport& report : reports) unsent_.push_back(std::move(report));
+  changed_.notify_all();
+}
+
+void ShardLink::rejoin() {
+  const std::lock_guard lock(mutex_);
+  state_ = State::kApart;
+  changed_.notify_all();
+}
+
+void ShardLink::lose(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kJoined) return;
+    state_ = State::kLost;
+    news_ = {.lost = true};
+    unsent_.clear();
+    changed_.notify_all();
+  }
+  options_.note(fmt::format("the server at {} is lost: {}", options_.server, why));
+  ring(event_fd_);
+}
+
+bool ShardLink::join(const std::stop_token& stop) {
+  std::string said;
+  while (!stop.stop_requested()) {
+    ShardWelcome welcome;
+    const std::optional<Error> refused = error_of([&] { welcome = waiting_.join_shard(hello_); });
+    if (!refused) {
+      const std::lock_guard lock(mutex_);
+      state_ = State::kJoined;
+      welcome_ = welcome;
+      orders_ = reports_ = 0;
+      unsent_.clear();
+      changed_.notify_all();
+      break;
+    }
+    if (stop.stop_requested()) return false;
+    if (said != refused->what()) {
+      said = refused->what();
+      options_.note(fmt::format("not serving under {} yet: {}", options_.server, said));
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, stop, kBetweenAttempts, [] { return false; });
+  }
+  options_.note(fmt::format("serving under {}", options_.server));
+  return !stop.stop_requested();
+}
+
+bool ShardLink::exchange(ControlClient& client, const std::stop_token& stop, const ShardWelcome& as,
+                         const ShardMail& mail, ShardOrders& orders) {
+  const Clock::time_point give_up = Clock::now() + milliseconds(as.lease_ms);
+  for (;;) {
+    const std::optional<Error> failed =
+        error_of([&] { orders = client.mail(as.shard, mail, as.lease_ms); });
+    if (!failed) return true;
+    if (stop.stop_requested()) return false;
+    const bool may_pass =
+        failed->code() == ErrorCode::kUnavailable || failed->code() == ErrorCode::kTimeout;
+    if (!may_pass || Clock::now() > give_up) {
+      lose(failed->what());
+      return false;
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, stop, kBetweenAttempts, [this] { return state_ != State::kJoined; });
+    if (state_ != State::kJoined) return false;
+  }
+}
+
+void ShardLink::receive(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, stop, [this] { return state_ != State::kLost; });
+      if (stop.stop_requested()) return;
+      if (state_ == State::kApart) {
+        lock.unlock();
+        if (!join(stop)) return;
+      }
+    }
+    ShardMail mail{.wait = true};
+    ShardWelcome as;
+    {
+      const std::lock_guard lock(mutex_);
+      mail.received = orders_;
+      mail.first = reports_;
+      as = welcome_;
+    }
+    ShardOrders came;
+    if (!exchange(waiting_, stop, as, mail, came)) continue;
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kJoined || welcome_.shard != as.shard) continue;
+    for (size_t i = 0; i < came.orders.size(); ++i) {
+      if (came.first + i != orders_) continue;  // it came before
+      news_.orders.push_back(std::move(came.orders[i]));
+      ++orders_;
+    }
+    if (!news_.orders.empty()) ring(event_fd_);
+  }
+}
+
+void ShardLink::deliver(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    ShardMail mail;
+    ShardWelcome as;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, stop, [this] { return state_ == State::kJoined && !unsent_.empty(); });
+      if (stop.stop_requested()) return;
+      mail.first = reports_;
+      mail.reports = unsent_;
+      as = welcome_;
+    }
+    ShardOrders none;
+    if (!exchange(sending_, stop, as, mail, none)) continue;
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kJoined || welcome_.shard != as.shard) continue;
+    const auto sent = static_cast<ptrdiff_t>(mail.reports.size());
+    unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
+    reports_ += mail.reports.size();
+  }
+}
+
+}  // namespace phub

@@ -1,0 +1,67 @@
+// A shard's connection to its server: one thread waits for orders, one sends reports. What a broken
+// connection lost is sent again. The server is lost when it has not answered for a lease, or does
+// not know the shard any more; then this joins it anew, once the shard has ended its parts.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/control/control_client.h"
+#include "transport/control/shard_messages.h"
+
+namespace phub {
+
+class ShardLink {
+ public:
+  struct Options {
+    std::string server;  // HOST:PORT, with https:// before it over TLS
+    std::string token;
+    ClientTls tls;
+    std::function<void(const std::string& line)> note;  // any thread
+  };
+  ShardLink(Options options, ShardHello hello);
+  ~ShardLink();
+  ShardLink(const ShardLink&) = delete;
+  ShardLink& operator=(const ShardLink&) = delete;
+
+  // Control thread. What came since the last call.
+  struct News {
+    bool lost = false;  // the server; reports are dropped until rejoin()
+    std::vector<ShardOrder> orders;
+  };
+  News take();
+  void send(std::vector<ShardReport> reports);
+  void rejoin();                              // after `lost`: all parts have ended
+  int event_fd() const { return event_fd_; }  // readable when there is news
+
+ private:
+  void receive(const std::stop_token& stop);
+  void deliver(const std::stop_token& stop);
+  bool join(const std::stop_token& stop);
+  void lose(const std::string& why);
+  // Asks until there is an answer; false: the server is lost, or stop was requested.
+  bool exchange(ControlClient& client, const std::stop_token& stop, const ShardWelcome& as,
+                const ShardMail& mail, ShardOrders& orders);
+
+  const Options options_;
+  const ShardHello hello_;
+  int event_fd_ = -1;
+  ControlClient waiting_, sending_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable_any changed_;
+  enum class State { kApart, kJoined, kLost } state_ = State::kApart;
+  ShardWelcome welcome_;
+  uint64_t orders_ = 0;   // that came
+  uint64_t reports_ = 0;  // number of the first of unsent_
+  std::vector<ShardReport> unsent_;
+  News news_;
+  std::jthread receiver_, sender_;  // last
+};
+
+}  // namespace phub

@@ -1,0 +1,466 @@
+#include "phub/shard/shard_server.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "phub/core/index_set.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+std::optional<ShardSays> word_of_report(CoreReport::Type type) {
+  switch (type) {
+    case CoreReport::kHeld:
+      return ShardSays::kHeld;
+    case CoreReport::kCommitted:
+      return ShardSays::kCommitted;
+    case CoreReport::kProbed:
+      return ShardSays::kProbed;
+    case CoreReport::kDetached:
+      return ShardSays::kDetached;
+    case CoreReport::kAttached:
+      return ShardSays::kAttached;
+    case CoreReport::kRemoved:
+      return ShardSays::kRemoved;
+    case CoreReport::kBroken:
+      return ShardSays::kBroken;
+    case CoreReport::kViolation:
+      return ShardSays::kViolation;
+    case CoreReport::kNonFinite:
+      return ShardSays::kNonFinite;
+    case CoreReport::kExcluded:
+      return ShardSays::kExcluded;
+    case CoreReport::kFailed:
+      return ShardSays::kFailed;
+    default:
+      return std::nullopt;
+  }
+}
+
+[[noreturn]] void nonsense(std::string_view what) {
+  fail(ErrorCode::kInvalid, "the server orders a part that does not fit together: {}", what);
+}
+
+// The plan that the server's order comes to on this machine.
+Plan plan_of(const ShardPart& order, const Machine& machine) {
+  const size_t queues = order.queues.size();
+  if (order.queue_chunks.size() != queues || order.queue_offset.size() != queues) {
+    nonsense("queues");
+  }
+  if (order.spec.chunk_elements == 0 || order.spec.chunk_elements % kChunkAlignment != 0) {
+    nonsense("the size of a chunk");
+  }
+  Plan plan;
+  static_cast<Layout&>(plan) = lay_out_keys(order.spec.keys, order.spec.chunk_elements);
+  for (const uint32_t cpu : order.cpus) {
+    const numa::Topology& topology = machine.topology();
+    const auto core = std::ranges::find(topology.cores, cpu, &numa::Core::os_cpu);
+    if (core == topology.cores.end()) nonsense("a CPU");
+    plan.cores.push_back({core->node, 0, topology.nodes[core->node].os_node, cpu, 0, {}});
+  }
+  for (ChunkLayout& chunk : plan.chunks) chunk.queue = kElsewhere;
+  for (uint32_t q = 0; q < queues; ++q) {
+    const ShardQueue& queue = order.queues[q];
+    if (queue.core >= plan.cores.size() || (q > 0 && queue.core < order.queues[q - 1].core)) {
+      nonsense("a queue's core");
+    }
+    auto nic = std::ranges::find(plan.nics, queue.nic, &NicPlan::name);
+    if (nic == plan.nics.end()) {
+      nic = plan.nics.insert(nic, {plan.cores[queue.core].node, queue.nic, 0});
+    }
+    plan.queues.push_back({queue.core, static_cast<uint32_t>(nic - plan.nics.begin())});
+    plan.cores[queue.core].queues.push_back(q);
+    uint64_t at = order.queue_offset[q];
+    if (at > kMaxElements || order.queue_chunks[q].size() > kMaxChunksPerQueue) nonsense("a queue");
+    for (uint32_t i = 0; i < order.queue_chunks[q].size(); ++i) {
+      const uint32_t id = order.queue_chunks[q][i];
+      if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) nonsense("a chunk");
+      ChunkLayout& chunk = plan.chunks[id];
+      chunk.queue = q, chunk.index = i, chunk.box_offset = at;
+      at += slot_elements(chunk.elements);
+      plan.cores[queue.core].elements += chunk.elements;
+      plan.nics[plan.queues[q].nic].elements += chunk.elements;
+    }
+    plan.box_elements = std::max(plan.box_elements, at);
+  }
+  if (std::ranges::any_of(plan.cores, [](const CorePlan& core) { return core.queues.empty(); })) {
+    nonsense("a core without a queue");
+  }
+  plan.queue_chunks = order.queue_chunks;
+  plan.queue_offset = order.queue_offset;
+  return plan;
+}
+
+}  // namespace
+
+ShardServer::ShardServer(ShardServerOptions options,
+                         std::vector<std::unique_ptr<Transport>> transports, const Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      machine_(options_, std::move(transports)),
+      mail_(machine_.all_cores()),
+      budget_(options_.memory_limit_bytes),
+      notes_(options_.note) {}
+
+ShardServer::~ShardServer() {
+  stop_threads();
+  builder_.drop();
+  for (auto& [number, part] : parts_) {
+    for (uint32_t i = 0; part.job && i < part.job->cores(); ++i) part.job->core_job(i).detach_all();
+  }
+  parts_.clear();  // links before their transports
+}
+
+void ShardServer::start_threads() {
+  builder_.start();
+  machine_.start_threads();
+}
+
+void ShardServer::stop_threads() {
+  builder_.stop();
+  machine_.stop_threads();
+}
+
+std::vector<int> ShardServer::event_fds() const {
+  std::vector<int> fds = machine_.event_fds();
+  fds.push_back(builder_.event_fd());
+  return fds;
+}
+
+ShardHello ShardServer::hello() const {
+  ShardHello hello{.name = options_.name};
+  const numa::Topology& topology = machine_.topology();
+  for (const numa::Node& node : topology.nodes) {
+    hello.nodes.push_back({node.os_node, node.memory_bytes});
+  }
+  for (const numa::Core& core : topology.cores) hello.cores.push_back({core.node, core.os_cpu});
+  for (const auto& transport : machine_.transports()) {
+    const std::string name(transport->name());
+    hello.transports.push_back(name);
+    for (const numa::NicInfo& nic : machine_.topology_for(*transport).nics) {
+      hello.nics.push_back({name, nic.name, nic.node});
+    }
+  }
+  return hello;
+}
+
+ShardReport& ShardServer::report(ShardSays what, uint64_t number) {
+  return reports_.emplace_back(ShardReport{.kind = what, .job = number});
+}
+
+// --- orders --------------------------------------------------------------------------------------
+
+void ShardServer::handle(const ShardOrder& order) {
+  if (order.kind == ShardDo::kMake) {
+    if (!order.part.empty() && !parts_.contains(order.job)) make(order.job, order.part.front());
+    return;
+  }
+  const auto at = parts_.find(order.job);
+  if (at == parts_.end()) return;  // it could not be made, or has ended
+  Part& part = at->second;
+  if (order.kind == ShardDo::kRemove) return begin_end(part);
+  if (!part.job || part.ending || order.rank >= part.job->spec().max_ranks) return;
+  switch (order.kind) {
+    case ShardDo::kMake:
+    case ShardDo::kRemove:
+      break;
+    case ShardDo::kAdmit:
+    case ShardDo::kReconnect:
+      return offer(order.job, part, order);
+    case ShardDo::kRevoke:
+      return revoke(part, order.rank);
+    case ShardDo::kStart:
+      part.started = true;
+      part.cores_left = part.job->cores();
+      return broadcast(part, {.type = CoreMessage::kAddJob});
+    case ShardDo::kHold:
+      return broadcast(part, {.type = CoreMessage::kHold});
+    case ShardDo::kCommit:
+      if (!order.boundary.empty()) commit(part, order.boundary.front());
+      return;
+    case ShardDo::kProbe:
+      part.told_active = false;
+      part.activity = 0;
+      for (uint32_t i = 0; i < part.job->cores(); ++i) {
+        part.activity += part.job->core_job(i).activity();
+        mail_.send(
+            part.cores[i],
+            {.type = CoreMessage::kProbe, .job = &part.job->core_job(i), .probe = &part.probes[i]});
+      }
+      return;
+    case ShardDo::kDetach:
+      return broadcast(part, {.type = CoreMessage::kDetach, .rank = order.rank});
+    case ShardDo::kAttach:
+      return broadcast(
+          part,
+          {.type = CoreMessage::kAttach, .rank = order.rank, .incarnation = order.incarnation});
+  }
+}
+
+void ShardServer::broadcast(Part& part, CoreMessage message) {
+  for (uint32_t i = 0; i < part.job->cores(); ++i) {
+    message.job = &part.job->core_job(i);
+    mail_.send(part.cores[i], message);
+  }
+}
+
+// On the builder's thread.
+std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order) {
+  validate(order.spec);
+  Transport& transport = machine_.transport_named(order.transport);
+  if (transport.shares_memory()) nonsense("memory that is shared");
+  if (choices_of(order.spec).gated) nonsense("rounds that are applied as a whole");
+  if (order.first_queue > order.all_queues ||
+      order.queues.size() > order.all_queues - order.first_queue) {
+    nonsense("the numbers of queues");
+  }
+  Plan plan = plan_of(order, machine_);
+  const NodeMemory memory = total_memory(plan, order.spec);
+  budget_.reserve(order.spec, memory);
+  try {
+    return std::make_shared<JobPart>(order.spec, std::move(plan), transport, options_.store, false,
+                                     nullptr, QueueNumbers{order.first_queue, order.all_queues});
+  } catch (...) {
+    budget_.release(memory.total());
+    throw;
+  }
+}
+
+void ShardServer::make(uint64_t number, const ShardPart& order) {
+  Part& part = parts_[number];
+  ++part.tasks;
+  const auto work =
+      std::make_shared<std::pair<ShardPart, std::shared_ptr<JobPart>>>(order, nullptr);
+  builder_.run([this, work] { work->second = made(work->first); },
+               [this, number, work](const std::optional<Error>& refused) {
+                 Part& part = parts_[number];
+                 --part.tasks;
+                 ShardReport& answer = report(ShardSays::kMade, number);
+                 if (refused) {
+                   answer.refused = true;
+                   answer.code = refused->code();
+                   answer.text = refused->what();
+                   parts_.erase(number);
+                   return;
+                 }
+                 part.job = std::move(work->second);
+                 answer.memory_bytes = part.job->memory().total();
+                 for (const CorePlan& core : part.job->plan().cores) {
+                   const auto index = static_cast<uint32_t>(part.cores.size());
+                   by_core_job_[&part.job->core_job(index)] = {number, index};
+                   part.cores.push_back(machine_.core_at(core.os_cpu));
+                   Probe& probe = part.probes.emplace_back();
+                   const uint32_t ranks = part.job->spec().max_ranks;
+                   probe.arrivals.resize(ranks);
+                   probe.waited_for.resize(bit_words(ranks));
+                   probe.lacks.resize(ranks);
+                   probe.queues.resize(core.queues.size());
+                 }
+               });
+}
+
+void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
+  const uint32_t rank = order.rank;
+  const bool again = order.kind == ShardDo::kReconnect;
+  if (again != part.incarnations.contains(rank)) return;
+  const auto open = [this, number, rank, again, incarnation = order.incarnation,
+                     ticket = order.ticket](const std::optional<Error>& refused) {
+    Part& part = parts_[number];
+    if (!again) --part.tasks;
+    if (part.ending) return;
+    ShardReport& answer = report(ShardSays::kOffered, number);
+    answer.rank = rank;
+    std::optional<Error> failed = refused;
+    if (!failed) {
+      failed = error_of([&] {
+        BoxLink& link = part.job->link();
+        link.use_ticket(ticket);
+        const Offer offer = again ? link.reconnect(rank) : link.admit(rank, incarnation);
+        answer.queues = offer.queues;
+        answer.tls = offer.tls;
+      });
+    }
+    if (!failed) {
+      if (!again) part.incarnations[rank] = incarnation;
+      return;
+    }
+    answer.refused = true;
+    answer.code = failed->code();
+    answer.text = failed->what();
+  };
+  if (again) return open({});
+  ++part.tasks;
+  builder_.run([job = part.job, rank] { job->link().prepare(rank); }, open);
+}
+
+void ShardServer::revoke(Part& part, uint32_t rank) {
+  if (part.incarnations.erase(rank) == 0) return;
+  BoxLink::Rest rest = part.job->link().revoke(rank);
+  if (!rest) return;
+  builder_.run([rest = std::move(rest)]() mutable { rest.reset(); });
+}
+
+void ShardServer::commit(Part& part, const ShardBoundary& order) {
+  const uint32_t ranks = part.job->spec().max_ranks;
+  Boundary& boundary = part.boundary = {.round = order.round};
+  part.last_rounds.assign(order.lost.size(), std::vector<uint64_t>(part.job->plan().chunks.size()));
+  for (size_t i = 0; i < order.lost.size(); ++i) {
+    if (order.lost[i].rank >= ranks) return;
+    boundary.lost.push_back({.rank = order.lost[i].rank,
+                             .expected_again = order.lost[i].expected_again,
+                             .last_rounds = part.last_rounds[i]});
+  }
+  for (const ShardAdmitted& admitted : order.admitted) {
+    if (!part.incarnations.contains(admitted.rank)) return;
+    boundary.admitted.push_back({.rank = admitted.rank,
+                                 .incarnation = admitted.incarnation,
+                                 .first_round = admitted.first_round,
+                                 .slots = part.job->link().slots(admitted.rank)});
+  }
+  for (const uint32_t rank : order.forgotten) {
+    if (rank < ranks) boundary.forgotten.push_back(rank);
+  }
+  if (!order.hyper.empty()) {
+    boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
+  }
+  broadcast(part, {.type = CoreMessage::kCommit, .boundary = &boundary});
+}
+
+// --- what happens --------------------------------------------------------------------------------
+
+void ShardServer::poll() {
+  mail_.flush();
+  for (const auto& core : machine_.all_cores()) {
+    core->clear_report_fd();
+    CoreReport said;
+    while (core->receive(said)) {
+      const auto at = by_core_job_.find(said.job);
+      if (at != by_core_job_.end()) handle(at->second, said);
+    }
+  }
+  builder_.finish();
+  events_.clear();
+  for (const auto& transport : machine_.transports()) transport->handle_events(events_);
+  for (const TransportEvent& event : events_) handle(event);
+  std::vector<uint64_t> gone;
+  for (auto& [number, part] : parts_) {
+    if (part.ending && part.cores_left == 0 && part.tasks == 0) gone.push_back(number);
+    if (!part.started || part.ending || part.told_active) continue;
+    uint64_t activity = 0;
+    for (uint32_t i = 0; i < part.job->cores(); ++i) activity += part.job->core_job(i).activity();
+    if (std::exchange(part.activity, activity) == activity) continue;
+    part.told_active = true;
+    report(ShardSays::kActive, number);
+  }
+  for (const uint64_t number : gone) free(number, parts_[number]);
+}
+
+void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
+  Part& part = parts_[from.part];
+  if (said.type == CoreReport::kRemoved) --part.cores_left;
+  const std::optional<ShardSays> what = word_of_report(said.type);
+  if (!what) return;
+  ShardReport out{.kind = *what, .job = from.part};
+  out.core = from.core;
+  out.rank = said.rank == CoreReport::kNoRank ? 0 : said.rank;
+  out.incarnation = said.incarnation;
+  out.violation = said.violation;
+  out.chunk = said.chunk;
+  out.said = said.said;
+  out.round = said.round;
+  out.started = said.started;
+  out.min_round = said.min_round;
+  if (said.type == CoreReport::kFailed) {
+    out.text = said.job->failure();
+  }
+  if (said.type == CoreReport::kProbed) {
+    out.probe.push_back(probe_of(part, out.core));
+    out.min_round = part.probes[out.core].min_round;
+  }
+  if (said.type != CoreReport::kCommitted) {
+    reports_.push_back(std::move(out));
+    return;
+  }
+  part.committed.push_back(std::move(out));
+  if (part.committed.size() == part.job->cores()) committed(part);
+}
+
+// Where a rank took part last is told with the first core's answer, for all chunks of this part.
+void ShardServer::committed(Part& part) {
+  const std::vector<ChunkLayout>& chunks = part.job->plan().chunks;
+  for (size_t i = 0; i < part.boundary.lost.size(); ++i) {
+    ShardRounds rounds{.rank = part.boundary.lost[i].rank};
+    for (uint32_t c = 0; c < chunks.size(); ++c) {
+      if (chunks[c].queue == kElsewhere) continue;
+      const uint64_t round = part.last_rounds[i][c];
+      if (!rounds.rounds.empty() && rounds.rounds.back().round == round) {
+        rounds.rounds.back().last = c;
+      } else {
+        rounds.rounds.push_back({c, c, round});
+      }
+    }
+    part.committed.front().last_rounds.push_back(std::move(rounds));
+  }
+  for (ShardReport& report : part.committed) reports_.push_back(std::move(report));
+  part.committed.clear();
+}
+
+ShardProbe ShardServer::probe_of(const Part& part, uint32_t core) const {
+  const Probe& probe = part.probes[core];
+  ShardProbe out{.chunks_completed = probe.chunks_completed,
+                 .endpoint = probe.endpoint,
+                 .arrivals = probe.arrivals,
+                 .waited_for = probe.waited_for};
+  for (uint32_t rank = 0; rank < probe.lacks.size(); ++rank) {
+    const Lack& lack = probe.lacks[rank];
+    if (lack.chunks > 0) out.lacks.push_back({rank, lack.chunks, lack.chunk, lack.round});
+  }
+  for (const QueueCounters& queue : probe.queues) {
+    out.queues.push_back({queue.chunks, queue.elements_in, queue.elements_out});
+  }
+  return out;
+}
+
+void ShardServer::handle(const TransportEvent& event) {
+  if (event.kind == TransportEvent::kRefused) return notes_.add(clock_.now_ms(), event.reason);
+  for (auto& [number, part] : parts_) {
+    if (!part.job || &part.job->link() != event.link || part.ending) continue;
+    const bool failed = event.kind == TransportEvent::kFailed;
+    ShardReport& said = report(failed ? ShardSays::kFailed : ShardSays::kDisconnected, number);
+    said.core = failed ? ShardReport::kNoCore : 0;
+    said.rank = event.rank;
+    said.incarnation = event.incarnation;
+    said.text = event.reason;
+  }
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+void ShardServer::begin_end(Part& part) {
+  if (std::exchange(part.ending, true) || !part.started) return;
+  broadcast(part, {.type = CoreMessage::kRemoveJob});
+}
+
+void ShardServer::end_all() {
+  for (auto& [number, part] : parts_) begin_end(part);
+  reports_.clear();
+}
+
+void ShardServer::free(uint64_t number, Part& part) {
+  if (part.job) {
+    while (!part.incarnations.empty()) revoke(part, part.incarnations.begin()->first);
+    part.job->link().close();
+    for (uint32_t i = 0; i < part.job->cores(); ++i) by_core_job_.erase(&part.job->core_job(i));
+    builder_.run([this, job = std::move(part.job)]() mutable {
+      const uint64_t bytes = job->memory().total();
+      job.reset();
+      budget_.release(bytes);
+    });
+  }
+  parts_.erase(number);
+}
+
+}  // namespace phub

@@ -1,0 +1,120 @@
+// The mail between a server and its shards: nothing is lost, and nothing counts twice.
+#include "phub/job/shards.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class ShardsTest : public ::testing::Test {
+ protected:
+  struct Answer {
+    std::optional<ShardOrders> orders;
+    std::vector<uint64_t> jobs() const {
+      std::vector<uint64_t> jobs;
+      for (const ShardOrder& order : orders->orders) jobs.push_back(order.job);
+      return jobs;
+    }
+  };
+  uint64_t join(const char* name = "box", uint64_t now = 0) {
+    ShardHello hello;
+    hello.name = name;
+    return shards_.join(hello, now).shard;
+  }
+  static ShardReport report(uint64_t job) { return {.kind = ShardSays::kActive, .job = job}; }
+  // The numbers of the jobs of the reports that are new.
+  std::vector<uint64_t> mail(uint64_t shard, ShardMail mail, Answer* answer = nullptr,
+                             uint64_t now = 0) {
+    std::vector<uint64_t> jobs;
+    const auto reply = [answer](Result<ShardOrders> result) {
+      ASSERT_TRUE(result);
+      if (answer == nullptr) return;
+      ASSERT_FALSE(answer->orders) << "answered twice";
+      answer->orders = *result.value;
+    };
+    for (const ShardReport& report : shards_.mail(shard, std::move(mail), reply, now)) {
+      jobs.push_back(report.job);
+    }
+    return jobs;
+  }
+
+  Shards shards_;
+};
+
+TEST_F(ShardsTest, OrdersComeUntilTheyWereReceived) {
+  const uint64_t box = join();
+  for (uint64_t job = 1; job <= 3; ++job) shards_.send(box, {.kind = ShardDo::kHold, .job = job});
+  Answer first, again, rest;
+  mail(box, {.wait = true}, &first);
+  EXPECT_THAT(first.jobs(), ElementsAre(1, 2, 3));
+  mail(box, {.received = 0, .wait = true}, &again);  // the answer was lost
+  EXPECT_THAT(again.jobs(), ElementsAre(1, 2, 3));
+  mail(box, {.received = 2, .wait = true}, &rest);
+  EXPECT_EQ(rest.orders->first, 2u);
+  EXPECT_THAT(rest.jobs(), ElementsAre(3));
+}
+
+TEST_F(ShardsTest, WhoWaitsIsAnsweredByTheNextOrderOrInTime) {
+  const uint64_t box = join();
+  Answer order, nothing;
+  mail(box, {.wait = true}, &order);
+  EXPECT_FALSE(order.orders);
+  shards_.send(box, {.kind = ShardDo::kHold, .job = 7});
+  ASSERT_TRUE(order.orders);
+  EXPECT_THAT(order.jobs(), ElementsAre(7));
+  mail(box, {.received = 1, .wait = true}, &nothing, 1000);
+  EXPECT_THAT(shards_.tick(1000 + Shards::kLeaseMs / 3 - 1), IsEmpty());
+  EXPECT_FALSE(nothing.orders);
+  EXPECT_THAT(shards_.tick(1000 + Shards::kLeaseMs / 3), IsEmpty());
+  ASSERT_TRUE(nothing.orders);
+  EXPECT_THAT(nothing.jobs(), IsEmpty());
+}
+
+TEST_F(ShardsTest, AReportCountsOnce) {
+  const uint64_t box = join();
+  EXPECT_THAT(mail(box, {.reports = {report(1), report(2)}}), ElementsAre(1, 2));
+  EXPECT_THAT(mail(box, {.reports = {report(1), report(2), report(3)}}), ElementsAre(3));
+  EXPECT_THAT(mail(box, {.first = 3, .reports = {report(4)}}), ElementsAre(4));
+  EXPECT_THAT(mail(box, {.first = 1, .reports = {report(2)}}), IsEmpty());
+}
+
+TEST_F(ShardsTest, MailThatLacksSomethingIsRefused) {
+  const uint64_t box = join();
+  const auto code = [&](uint64_t shard, const ShardMail& mail) -> std::optional<ErrorCode> {
+    try {
+      shards_.mail(
+          shard, mail, [](const Result<ShardOrders>&) {}, 0);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return std::nullopt;
+  };
+  EXPECT_EQ(code(box, {.first = 1, .reports = {report(1)}}), ErrorCode::kInvalid);
+  EXPECT_EQ(code(box, {.received = 1}), ErrorCode::kInvalid);
+  EXPECT_EQ(code(box + 1, {}), ErrorCode::kNotFound);
+  EXPECT_EQ(code(box, {}), std::nullopt);
+}
+
+TEST_F(ShardsTest, WhoSendsNoMailForALeaseIsLost) {
+  const uint64_t quiet = join("quiet", 0), talks = join("talks", 0);
+  mail(talks, {}, nullptr, Shards::kLeaseMs);
+  const std::vector<ShardBox> lost = shards_.tick(Shards::kLeaseMs + 1);
+  ASSERT_THAT(lost, SizeIs(1));
+  EXPECT_EQ(lost.front().id, quiet);
+  EXPECT_THAT(shards_.boxes(), SizeIs(1));
+  shards_.send(quiet, {.kind = ShardDo::kHold});  // nobody is there
+  EXPECT_THROW(mail(quiet, {}), Error);
+}
+
+}  // namespace
+}  // namespace phub

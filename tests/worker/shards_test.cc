@@ -1,0 +1,176 @@
+// Boxes that serve under a server, as processes: what they have of its jobs, and what happens when
+// one of them dies. (Most of what jobs do runs over shards, too: ctest's tests shards/….)
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "tests/worker/box.h"
+#include "tests/worker/fault_oracle.h"
+#include "tests/worker/process.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+#include "transport/control/control_client.h"
+
+namespace phub::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::Gt;
+using ::testing::HasSubstr;
+
+class ShardProcess {
+ public:
+  explicit ShardProcess(const std::string& server)
+      : process_({PHUB_BINARY, "serve", "--join", server, "--listen", "127.0.0.1:0", "--transports",
+                  "tcp", "--topology", "pack:1 core:2 pu:1", "--pin", "false"},
+                 directory_.path() + "/output") {}
+  void end(int signal) {
+    process_.send(signal);
+    EXPECT_TRUE(process_.wait(kLong).has_value()) << process_.output();
+  }
+  void stop() { process_.send(SIGSTOP); }
+  void go_on() { process_.send(SIGCONT); }
+  std::string output() const { return process_.output(); }
+
+ private:
+  const TemporaryDirectory directory_;
+  Process process_;
+};
+
+class ShardsTest : public ::testing::Test {
+ protected:
+  ServerStatus status() const { return ControlClient(server_.address()).status(); }
+  ::testing::AssertionResult becomes_of(size_t shards) const {
+    if (becomes([&] { return status().shards.size() == shards; })) {
+      return ::testing::AssertionSuccess();
+    }
+    return ::testing::AssertionFailure() << status().shards.size() << " shards, not " << shards;
+  }
+  static JobSpec spec(const std::string& name) {
+    JobSpec spec = fault_spec(name, 2, "adam");
+    spec.on_loss = "shrink";
+    return spec;
+  }
+  // How many arrivals each box has had for it.
+  std::vector<uint64_t> arrivals(const std::string& job) const {
+    std::vector<uint64_t> of_box;
+    for (const JobStatus& one : status().jobs) {
+      if (one.name != job) continue;
+      for (const JobCoreStatus& core : one.cores) {
+        of_box.resize(std::max<size_t>(of_box.size(), core.box + 1));
+        of_box[core.box] += core.counters.receives;
+      }
+    }
+    return of_box;
+  }
+
+  const ServerProcess server_{PHUB_BINARY, {"--transports", "tcp"}};
+  const Flags tcp_ = {"--transport", "tcp"};
+};
+
+TEST_F(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
+  const ShardProcess one(server_.address()), two(server_.address());
+  ASSERT_TRUE(becomes_of(2));
+  Training training(server_.address(), spec("spread"));
+  training.start(0, tcp_);
+  training.start(1, tcp_);
+  ASSERT_TRUE(training.goes_on(30));
+  ASSERT_TRUE(becomes([&] { return arrivals("spread").size() == 3; }));
+  EXPECT_THAT(arrivals("spread"), Each(Gt(0u)));
+  training.end();
+  training.check();
+}
+
+TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
+  auto shard = std::make_unique<ShardProcess>(server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  Training training(server_.address(), spec("killed"));
+  Process& worker = training.start(0, tcp_);
+  training.start(1, tcp_);
+  ASSERT_TRUE(training.goes_on(10));
+  shard->end(SIGKILL);
+  ASSERT_TRUE(worker.wait(kLong).has_value());
+  ASSERT_TRUE(becomes_of(0));
+  ASSERT_TRUE(becomes([&] { return status().jobs.empty(); })) << "its cores there count as gone";
+  training.end();
+
+  Training next(server_.address(), spec("next"));
+  next.start(0, tcp_);
+  next.start(1, tcp_);
+  ASSERT_TRUE(next.goes_on(10));
+  EXPECT_EQ(arrivals("next").size(), 1u);
+  next.end();
+  next.check();
+
+  shard = std::make_unique<ShardProcess>(server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  Training last(server_.address(), spec("last"));
+  last.start(0, tcp_);
+  last.start(1, tcp_);
+  ASSERT_TRUE(last.goes_on(10));
+  EXPECT_EQ(arrivals("last").size(), 2u);
+  last.end();
+  last.check();
+}
+
+// It finds out that it is lost, ends what it had, and serves again.
+TEST_F(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
+  ShardProcess shard(server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  Training training(server_.address(), spec("hangs"));
+  Process& worker = training.start(0, tcp_);
+  training.start(1, tcp_);
+  ASSERT_TRUE(training.goes_on(10));
+  shard.stop();
+  ASSERT_TRUE(becomes_of(0));
+  ASSERT_TRUE(worker.wait(kLong).has_value());
+  EXPECT_THAT(worker.output(), HasSubstr("had a part of it, and is lost"));
+  shard.go_on();
+  ASSERT_TRUE(becomes_of(1)) << shard.output();
+  Training next(server_.address(), spec("next"));
+  next.start(0, tcp_);
+  next.start(1, tcp_);
+  ASSERT_TRUE(next.goes_on(10));
+  EXPECT_EQ(arrivals("next").size(), 2u);
+  next.end();
+  next.check();
+}
+
+TEST_F(ShardsTest, AServerThatSavesItsJobsTakesNoShards) {
+  const TemporaryDirectory folder;
+  const ServerProcess saves(PHUB_BINARY, {"--checkpoints", folder.path() + "/checkpoints"});
+  const ShardProcess shard(saves.address());
+  EXPECT_TRUE(becomes([&] {
+    return shard.output().find("what other boxes have of a job cannot be saved") !=
+           std::string::npos;
+  })) << shard.output();
+}
+
+// Rounds that are applied as a whole need all chunks at one box.
+TEST_F(ShardsTest, AJobWithGatedRoundsStaysAtTheServer) {
+  const ShardProcess shard(server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  JobSpec gated = spec("gated");
+  gated.hyper["max_norm"] = 1;
+  gated.initial = "zeros";
+  WorkerOptions options = options_of(server_.address(), gated);
+  options.transport = "tcp";
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions mine = options;
+    mine.rank = static_cast<int32_t>(rank);
+    Worker worker(mine);
+    for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+    worker.wait_all();
+    if (rank == 0) {
+      EXPECT_EQ(arrivals("gated").size(), 1u);
+    }
+    worker.leave();
+  });
+}
+
+}  // namespace
+}  // namespace phub::testing

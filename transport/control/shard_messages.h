@@ -1,0 +1,212 @@
+// What a server and the boxes that serve under it say to each other. Such a box, a *shard*, has a
+// part of the chunks of the server's jobs; the server alone has their members. JSON on the wire;
+// transport/README.md documents every field.
+//
+// The shard sends requests, the server's orders come with the answers: POST /v1/shards once, then
+// POST /v1/shards/{shard}/mail again and again, with what has happened (reports) or to wait for
+// orders. Orders and reports are numbered from 0. What was lost with a connection is sent again,
+// and counts once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/control/messages.h"
+
+namespace phub {
+
+// A word for each of what follows (ShardOrder::kind, ShardReport::kind).
+enum class ShardDo : uint8_t {
+  kMake,       // a part of a job: report kMade
+  kAdmit,      // memory and queue pairs of a rank: kOffered
+  kReconnect,  // new queue pairs of a rank: kOffered
+  kRevoke,     // close the connections of a rank
+  kStart,      // the cores get the part
+  kHold,       // as the messages to a core (phub/core/messages.h): kHeld …
+  kCommit,
+  kProbe,
+  kDetach,
+  kAttach,
+  kRemove,
+};
+enum class ShardSays : uint8_t {
+  kMade,  // or, with a code, that it could not be made; so kOffered
+  kOffered,
+  kHeld,  // from here on as a core's reports
+  kCommitted,
+  kProbed,
+  kDetached,
+  kAttached,
+  kRemoved,
+  kBroken,
+  kViolation,
+  kNonFinite,
+  kExcluded,
+  kFailed,        // a core can do no more for the job; core kNoCore: the device of its link
+  kDisconnected,  // the connections of a rank ended
+  kActive,        // something has happened since the last probe
+};
+
+struct ShardNode {    // of NUMA
+  uint32_t node = 0;  // as the operating system counts
+  uint64_t memory_bytes = 0;
+
+  friend bool operator==(const ShardNode&, const ShardNode&) = default;
+};
+struct ShardCore {
+  uint32_t node = 0;  // in the list of nodes
+  uint32_t cpu = 0;   // as the operating system counts
+
+  friend bool operator==(const ShardCore&, const ShardCore&) = default;
+};
+struct ShardNic {
+  std::string transport;
+  std::string name;
+  uint32_t node = 0;  // in the list of nodes
+
+  friend bool operator==(const ShardNic&, const ShardNic&) = default;
+};
+struct ShardHello {
+  uint32_t version = kProtocolVersion;
+  std::string name;  // for people: the host
+  std::vector<ShardNode> nodes;
+  std::vector<ShardCore> cores;
+  std::vector<std::string> transports;
+  std::vector<ShardNic> nics;
+};
+struct ShardWelcome {
+  uint64_t shard = 0;     // by which it is known: chosen at random
+  uint32_t lease_ms = 0;  // without mail for so long it is lost, and so are its jobs
+};
+
+// A part of a job: what the shard's plan comes to.
+struct ShardQueue {
+  uint32_t core = 0;  // in the list of CPUs
+  std::string nic;
+
+  friend bool operator==(const ShardQueue&, const ShardQueue&) = default;
+};
+struct ShardPart {
+  JobSpec spec;
+  std::string transport;
+  std::vector<uint32_t> cpus;  // of the cores of this part
+  std::vector<ShardQueue> queues;
+  std::vector<std::vector<uint32_t>> queue_chunks;  // as in JobLayout
+  std::vector<uint64_t> queue_offset;
+  uint32_t first_queue = 0, all_queues = 0;  // as workers count them
+
+  friend bool operator==(const ShardPart&, const ShardPart&) = default;
+};
+
+struct ShardLost {
+  uint32_t rank = 0;
+  uint64_t expected_again = 0;
+
+  friend bool operator==(const ShardLost&, const ShardLost&) = default;
+};
+struct ShardAdmitted {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t first_round = 0;
+
+  friend bool operator==(const ShardAdmitted&, const ShardAdmitted&) = default;
+};
+struct ShardBoundary {
+  uint64_t round = 0;
+  std::vector<ShardLost> lost;
+  std::vector<ShardAdmitted> admitted;
+  std::vector<uint32_t> forgotten;
+  std::vector<HyperChange> hyper;
+  uint64_t lowest_round = 0;  // that a chunk is in
+
+  friend bool operator==(const ShardBoundary&, const ShardBoundary&) = default;
+};
+
+struct ShardOrder {
+  ShardDo kind = ShardDo::kMake;
+  uint64_t job = 0;  // its number at the server
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  std::string ticket;                   // kAdmit, kReconnect
+  std::vector<ShardPart> part;          // kMake: one
+  std::vector<ShardBoundary> boundary;  // kCommit: one
+
+  friend bool operator==(const ShardOrder&, const ShardOrder&) = default;
+};
+
+struct ShardLack {
+  uint32_t rank = 0;
+  uint32_t chunks = 0;
+  uint32_t chunk = 0;
+  uint64_t round = 0;
+
+  friend bool operator==(const ShardLack&, const ShardLack&) = default;
+};
+struct ShardQueueCounters {
+  uint64_t chunks = 0;
+  uint64_t elements_in = 0, elements_out = 0;
+
+  friend bool operator==(const ShardQueueCounters&, const ShardQueueCounters&) = default;
+};
+struct ShardProbe {
+  uint64_t chunks_completed = 0;
+  EndpointCounters endpoint;
+  std::vector<uint64_t> arrivals;    // per rank
+  std::vector<uint64_t> waited_for;  // bit per rank
+  std::vector<ShardLack> lacks;
+  std::vector<ShardQueueCounters> queues;
+
+  friend bool operator==(const ShardProbe&, const ShardProbe&) = default;
+};
+struct ShardRounds {  // a lost rank's last rounds in the chunks of a core
+  uint32_t rank = 0;
+  std::vector<ChunkRange> rounds;
+
+  friend bool operator==(const ShardRounds&, const ShardRounds&) = default;
+};
+struct ShardReport {
+  static constexpr uint32_t kNoCore = ~uint32_t{0};
+
+  ShardSays kind = ShardSays::kMade;
+  uint64_t job = 0;
+  uint32_t core = 0;  // of the part
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint32_t violation = 0;
+  uint32_t chunk = 0;
+  uint64_t said = 0, round = 0, started = 0, min_round = 0;
+  bool refused = false;  // kMade, kOffered: could not be, and why
+  ErrorCode code = ErrorCode::kInternal;
+  std::string text;                      // why
+  std::vector<QueueOffer> queues;        // kOffered
+  bool tls = false;                      // kOffered
+  uint64_t memory_bytes = 0;             // kMade: of the part
+  std::vector<ShardProbe> probe;         // kProbed: one
+  std::vector<ShardRounds> last_rounds;  // kCommitted
+
+  friend bool operator==(const ShardReport&, const ShardReport&) = default;
+};
+
+struct ShardMail {
+  uint64_t received = 0;  // orders so far: those before this number are not sent again
+  uint64_t first = 0;     // number of the first of the reports
+  std::vector<ShardReport> reports;
+  bool wait = false;  // for an order, for a third of the lease at most
+};
+struct ShardOrders {
+  uint64_t first = 0;  // number of the first of them
+  std::vector<ShardOrder> orders;
+};
+
+std::string to_json(const ShardHello& hello);
+ShardHello parse_shard_hello(std::string_view text);
+std::string to_json(const ShardWelcome& welcome);
+ShardWelcome parse_shard_welcome(std::string_view text);
+std::string to_json(const ShardMail& mail);
+ShardMail parse_shard_mail(std::string_view text);
+std::string to_json(const ShardOrders& orders);
+ShardOrders parse_shard_orders(std::string_view text);
+
+}  // namespace phub
