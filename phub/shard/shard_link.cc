@@ -15,11 +15,11 @@
 namespace phub {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 constexpr milliseconds kBetweenAttempts{200};
 
-void ring(int fd) {
+void ring_bell(int fd) {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = write(fd, &one, sizeof one);
 }
@@ -84,7 +84,7 @@ void ShardLink::lose(const std::string& why) {
     changed_.notify_all();
   }
   options_.note(fmt::format("the server at {} is lost: {}", options_.server, why));
-  ring(event_fd_);
+  ring_bell(event_fd_);
 }
 
 bool ShardLink::join(const std::stop_token& stop) {
@@ -115,7 +115,7 @@ bool ShardLink::join(const std::stop_token& stop) {
 
 bool ShardLink::exchange(ControlClient& client, const std::stop_token& stop, const ShardWelcome& as,
                          const ShardMail& mail, ShardOrders& orders) {
-  const Clock::time_point give_up = Clock::now() + milliseconds(as.lease_ms);
+  const Steady::time_point give_up = Steady::now() + milliseconds(as.lease_ms);
   for (;;) {
     const std::optional<Error> failed =
         error_of([&] { orders = client.mail(as.shard, mail, as.lease_ms); });
@@ -123,7 +123,7 @@ bool ShardLink::exchange(ControlClient& client, const std::stop_token& stop, con
     if (stop.stop_requested()) return false;
     const bool may_pass =
         failed->code() == ErrorCode::kUnavailable || failed->code() == ErrorCode::kTimeout;
-    if (!may_pass || Clock::now() > give_up) {
+    if (!may_pass || Steady::now() > give_up) {
       lose(failed->what());
       return false;
     }
@@ -161,7 +161,7 @@ void ShardLink::receive(const std::stop_token& stop) {
       news_.orders.push_back(std::move(came.orders[i]));
       ++orders_;
     }
-    if (!news_.orders.empty()) ring(event_fd_);
+    if (!news_.orders.empty()) ring_bell(event_fd_);
   }
 }
 

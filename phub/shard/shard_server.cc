@@ -40,7 +40,7 @@ std::optional<ShardSays> word_of_report(CoreReport::Type type) {
   }
 }
 
-[[noreturn]] void nonsense(std::string_view what) {
+[[noreturn]] void misfit(std::string_view what) {
   fail(ErrorCode::kInvalid, "the server orders a part that does not fit together: {}", what);
 }
 
@@ -48,24 +48,24 @@ std::optional<ShardSays> word_of_report(CoreReport::Type type) {
 Plan plan_of(const ShardPart& order, const Machine& machine) {
   const size_t queues = order.queues.size();
   if (order.queue_chunks.size() != queues || order.queue_offset.size() != queues) {
-    nonsense("queues");
+    misfit("queues");
   }
   if (order.spec.chunk_elements == 0 || order.spec.chunk_elements % kChunkAlignment != 0) {
-    nonsense("the size of a chunk");
+    misfit("the size of a chunk");
   }
   Plan plan;
   static_cast<Layout&>(plan) = lay_out_keys(order.spec.keys, order.spec.chunk_elements);
   for (const uint32_t cpu : order.cpus) {
     const numa::Topology& topology = machine.topology();
     const auto core = std::ranges::find(topology.cores, cpu, &numa::Core::os_cpu);
-    if (core == topology.cores.end()) nonsense("a CPU");
+    if (core == topology.cores.end()) misfit("a CPU");
     plan.cores.push_back({core->node, 0, topology.nodes[core->node].os_node, cpu, 0, {}});
   }
   for (ChunkLayout& chunk : plan.chunks) chunk.queue = kElsewhere;
   for (uint32_t q = 0; q < queues; ++q) {
     const ShardQueue& queue = order.queues[q];
     if (queue.core >= plan.cores.size() || (q > 0 && queue.core < order.queues[q - 1].core)) {
-      nonsense("a queue's core");
+      misfit("a queue's core");
     }
     auto nic = std::ranges::find(plan.nics, queue.nic, &NicPlan::name);
     if (nic == plan.nics.end()) {
@@ -74,10 +74,10 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     plan.queues.push_back({queue.core, static_cast<uint32_t>(nic - plan.nics.begin())});
     plan.cores[queue.core].queues.push_back(q);
     uint64_t at = order.queue_offset[q];
-    if (at > kMaxElements || order.queue_chunks[q].size() > kMaxChunksPerQueue) nonsense("a queue");
+    if (at > kMaxElements || order.queue_chunks[q].size() > kMaxChunksPerQueue) misfit("a queue");
     for (uint32_t i = 0; i < order.queue_chunks[q].size(); ++i) {
       const uint32_t id = order.queue_chunks[q][i];
-      if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) nonsense("a chunk");
+      if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) misfit("a chunk");
       ChunkLayout& chunk = plan.chunks[id];
       chunk.queue = q, chunk.index = i, chunk.box_offset = at;
       at += slot_elements(chunk.elements);
@@ -87,7 +87,7 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     plan.box_elements = std::max(plan.box_elements, at);
   }
   if (std::ranges::any_of(plan.cores, [](const CorePlan& core) { return core.queues.empty(); })) {
-    nonsense("a core without a queue");
+    misfit("a core without a queue");
   }
   plan.queue_chunks = order.queue_chunks;
   plan.queue_offset = order.queue_offset;
@@ -211,11 +211,11 @@ void ShardServer::broadcast(Part& part, CoreMessage message) {
 std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order) {
   validate(order.spec);
   Transport& transport = machine_.transport_named(order.transport);
-  if (transport.shares_memory()) nonsense("memory that is shared");
-  if (choices_of(order.spec).gated) nonsense("rounds that are applied as a whole");
+  if (transport.shares_memory()) misfit("memory that is shared");
+  if (choices_of(order.spec).gated) misfit("rounds that are applied as a whole");
   if (order.first_queue > order.all_queues ||
       order.queues.size() > order.all_queues - order.first_queue) {
-    nonsense("the numbers of queues");
+    misfit("the numbers of queues");
   }
   Plan plan = plan_of(order, machine_);
   const NodeMemory memory = total_memory(plan, order.spec);

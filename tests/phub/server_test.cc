@@ -51,6 +51,7 @@ class ScriptedLink final : public BoxLink {
     if (script_.admit_finds_no_memory) throw std::bad_alloc();
     return link_->admit(rank, incarnation);
   }
+  void use_ticket(std::string ticket) override { link_->use_ticket(std::move(ticket)); }
   std::span<const std::byte> slots(uint32_t rank) override { return link_->slots(rank); }
   Rest revoke(uint32_t rank) override {
     return {&script_, [rest = link_->revoke(rank), &script = script_](void*) {

@@ -127,6 +127,7 @@ class SlowLink final : public BoxLink {
   Offer admit(uint32_t rank, uint32_t incarnation) override {
     return link_->admit(rank, incarnation);
   }
+  void use_ticket(std::string ticket) override { link_->use_ticket(std::move(ticket)); }
   std::span<const std::byte> slots(uint32_t rank) override { return link_->slots(rank); }
   Rest revoke(uint32_t rank) override { return link_->revoke(rank); }
   void close() override { link_->close(); }
