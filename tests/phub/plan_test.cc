@@ -314,9 +314,7 @@ TEST(Plan, IsDividedIntoThePartsOfItsBoxes) {
       }
       std::ranges::sort(used);
       for (size_t k = 1; k < used.size(); ++k) ASSERT_LE(used[k - 1].second, used[k].first);
-      if (!used.empty()) {
-        ASSERT_EQ(used.front().first, 0u);
-      }
+      ASSERT_EQ(part.queue_offset.front(), 0u);
       queues += part.queues.size(), cores += part.cores.size(), parts_nics += part.nics.size();
     }
     ASSERT_EQ(queues, plan.queues.size());
