@@ -374,7 +374,8 @@ PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
 PHUB_API phub_code phub_state_name(const phub_worker* worker, size_t state, const char** name);
 /* Copies the state of `count` keys to `arrays`: of each key in turn its 1 + n arrays of the key's
  * elements, the parameters first. steps (null: not wanted) gets the number of steps that the
- * optimizer has made on each key, *round (null: not wanted) the round after which all this was so.
+ * optimizer has made on each key (with unused=skip, where a rank was lost in the middle of a key:
+ * on the part with the most), *round (null: not wanted) the round after which all this was so.
  * Call it between rounds: when this rank has the results of all keys, and has pushed none since.
  * For jobs in lock-step with an optimizer. PHUB_TAKEN: another rank reads or sets it: try again.
  * PHUB_FULL: the server has no memory for it: ask for fewer keys. */

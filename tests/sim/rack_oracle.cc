@@ -185,13 +185,15 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
       return "";
     }
     const std::vector<SetCall> sets = sets_in(log);
+    MostSteps most_steps;
     for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
       if (!job_.lock_step()) {
         check_clocks(c, participation);
       } else if (!seen_[c].empty()) {
-        check_rounds(replay_of(c, participation, hyper), c, sets);
+        check_rounds(replay_of(c, participation, hyper), c, sets, most_steps);
       }
     }
+    check_steps(most_steps);
   } catch (const Error& error) {
     return error.what();
   }
@@ -231,7 +233,8 @@ Replay Oracle::replay_of(uint32_t chunk, const Participation& participation,
           }};
 }
 
-void Oracle::check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets) const {
+void Oracle::check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets,
+                          MostSteps& most_steps) const {
   std::set<uint64_t> rounds;
   for (const auto& [round, seen] : seen_[chunk]) rounds.insert(round);
   for (const SeenState& seen : seen_states_[chunk]) rounds.insert(seen.round);
@@ -245,7 +248,7 @@ void Oracle::check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCa
       }
     }
     check_round(chunk, replay);
-    check_states(chunk, replay, sets);
+    check_states(chunk, replay, sets, most_steps);
   }
 }
 

@@ -90,7 +90,9 @@ class Oracle {
   void check_parts(const Participation& participation) const;
   Replay replay_of(uint32_t chunk, const Participation& participation,
                    const HyperHistory& hyper) const;
-  void check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets) const;
+  using MostSteps = std::map<size_t, uint64_t>;  // of a key's chunks, by SeenState::key
+  void check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets,
+                    MostSteps& most_steps) const;
   void check_gated_rounds(GatedReplay replay) const;
   void check_round(uint32_t chunk, const Replay& replay) const;
 
@@ -98,12 +100,15 @@ class Oracle {
   struct SeenState {  // of a chunk, by a get
     uint64_t round = 0;
     size_t sets = 0;
+    size_t key = 0;  // counts keys in all gets
     Replay::State state;
   };
   std::vector<SetCall> sets_in(const std::vector<LogRecord>& log) const;
   Replay::State state_of(const SetCall& call, uint32_t chunk) const;
   void set_before_next(Replay& replay, uint32_t chunk, const std::vector<SetCall>& sets) const;
-  void check_states(uint32_t chunk, const Replay& replay, const std::vector<SetCall>& sets) const;
+  void check_states(uint32_t chunk, const Replay& replay, const std::vector<SetCall>& sets,
+                    MostSteps& most_steps) const;
+  void check_steps(const MostSteps& most_steps) const;
   Replay::State slice(uint32_t chunk, std::span<const float> key) const;
   void check_digits_of(uint32_t chunk, const Replay& replay, std::span<const std::byte> seen) const;
 
@@ -130,6 +135,7 @@ class Oracle {
   std::vector<std::pair<Contribution, std::optional<std::string>>> parts_;
   std::vector<SetCall> sets_;
   std::vector<std::vector<SeenState>> seen_states_;  // by chunk
+  size_t seen_keys_ = 0;
   uint64_t observations_ = 0, states_ = 0;
 };
 
