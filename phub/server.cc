@@ -275,11 +275,7 @@ void Server::take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply)
     const std::shared_ptr<RunningJob> job = at->second;
     const std::optional<Error> nonsense = error_of([&] { job->handle(shard, report); });
     if (!nonsense) continue;
-    for (const ShardBox& box : host_.shards.boxes()) {
-      if (box.id == shard) lose_shard(box, nonsense->what());
-    }
-    host_.shards.remove(shard);
-    return;
+    return lose_shard(host_.shards.remove(shard), nonsense->what());
   }
 }
 

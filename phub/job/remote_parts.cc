@@ -3,36 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "phub/job/shard_words.h"
+
 namespace phub {
 namespace {
-
-// A core's report by what a shard calls it; nothing: it is about the part.
-std::optional<CoreReport::Type> type_of(ShardSays what) {
-  switch (what) {
-    case ShardSays::kHeld:
-      return CoreReport::kHeld;
-    case ShardSays::kCommitted:
-      return CoreReport::kCommitted;
-    case ShardSays::kProbed:
-      return CoreReport::kProbed;
-    case ShardSays::kDetached:
-      return CoreReport::kDetached;
-    case ShardSays::kAttached:
-      return CoreReport::kAttached;
-    case ShardSays::kRemoved:
-      return CoreReport::kRemoved;
-    case ShardSays::kBroken:
-      return CoreReport::kBroken;
-    case ShardSays::kViolation:
-      return CoreReport::kViolation;
-    case ShardSays::kNonFinite:
-      return CoreReport::kNonFinite;
-    case ShardSays::kExcluded:
-      return CoreReport::kExcluded;
-    default:
-      return std::nullopt;
-  }
-}
 
 [[noreturn]] void nonsense(std::string_view what) {
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
@@ -170,8 +144,8 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
     const auto offer = offers_.find(report.rank);
     if (offer != offers_.end()) answered(offer->second, *part, report);
   }
-  const std::optional<CoreReport::Type> type = type_of(report.kind);
-  if (!type) return std::nullopt;
+  const std::optional<CoreReport::Type> type = report_of(report.kind);
+  if (!type || type == CoreReport::kFailed) return std::nullopt;
   if (report.core >= part->cores) nonsense("a core");
   if (report.chunk >= plan_.chunks.size()) nonsense("a chunk");
   if (report.violation > CoreReport::kPlace) nonsense("a violation");

@@ -70,8 +70,12 @@ std::vector<ShardReport> Shards::mail(uint64_t id, ShardMail mail, Reply<ShardOr
   return std::move(mail.reports);
 }
 
-void Shards::remove(uint64_t id) {
-  std::erase_if(shards_, [id](const Shard& shard) { return shard.box.id == id; });
+ShardBox Shards::remove(uint64_t id) {
+  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
+  PHUB_CHECK(at != shards_.end());
+  ShardBox box = std::move(at->box);
+  shards_.erase(at);
+  return box;
 }
 
 void Shards::send(uint64_t id, ShardOrder order) {

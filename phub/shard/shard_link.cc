@@ -155,7 +155,7 @@ void ShardLink::receive(const std::stop_token& stop) {
     ShardOrders came;
     if (!exchange(waiting_, stop, as, mail, came)) continue;
     const std::lock_guard lock(mutex_);
-    if (state_ != State::kJoined || welcome_.shard != as.shard) continue;
+    if (!serves_as(as)) continue;
     for (size_t i = 0; i < came.orders.size(); ++i) {
       if (came.first + i != orders_) continue;  // it came before
       news_.orders.push_back(std::move(came.orders[i]));
@@ -180,7 +180,7 @@ void ShardLink::deliver(const std::stop_token& stop) {
     ShardOrders none;
     if (!exchange(sending_, stop, as, mail, none)) continue;
     const std::lock_guard lock(mutex_);
-    if (state_ != State::kJoined || welcome_.shard != as.shard) continue;
+    if (!serves_as(as)) continue;
     const auto sent = static_cast<ptrdiff_t>(mail.reports.size());
     unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
     reports_ += mail.reports.size();

@@ -53,6 +53,11 @@ class ShardLink {
   int event_fd_ = -1;
   ControlClient waiting_, sending_;
 
+  // What it joined as holds still. REQUIRES: mutex_ is locked.
+  bool serves_as(const ShardWelcome& as) const {
+    return state_ == State::kJoined && welcome_.shard == as.shard;
+  }
+
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   enum class State { kApart, kJoined, kLost } state_ = State::kApart;

@@ -6,39 +6,11 @@
 #include <utility>
 
 #include "phub/core/index_set.h"
+#include "phub/job/shard_words.h"
 #include "transport/error.h"
 
 namespace phub {
 namespace {
-
-std::optional<ShardSays> word_of_report(CoreReport::Type type) {
-  switch (type) {
-    case CoreReport::kHeld:
-      return ShardSays::kHeld;
-    case CoreReport::kCommitted:
-      return ShardSays::kCommitted;
-    case CoreReport::kProbed:
-      return ShardSays::kProbed;
-    case CoreReport::kDetached:
-      return ShardSays::kDetached;
-    case CoreReport::kAttached:
-      return ShardSays::kAttached;
-    case CoreReport::kRemoved:
-      return ShardSays::kRemoved;
-    case CoreReport::kBroken:
-      return ShardSays::kBroken;
-    case CoreReport::kViolation:
-      return ShardSays::kViolation;
-    case CoreReport::kNonFinite:
-      return ShardSays::kNonFinite;
-    case CoreReport::kExcluded:
-      return ShardSays::kExcluded;
-    case CoreReport::kFailed:
-      return ShardSays::kFailed;
-    default:
-      return std::nullopt;
-  }
-}
 
 [[noreturn]] void misfit(std::string_view what) {
   fail(ErrorCode::kInvalid, "the server orders a part that does not fit together: {}", what);
@@ -247,7 +219,6 @@ void ShardServer::make(uint64_t number, const ShardPart& order) {
                    return;
                  }
                  part.job = std::move(work->second);
-                 answer.memory_bytes = part.job->memory().total();
                  for (const CorePlan& core : part.job->plan().cores) {
                    const auto index = static_cast<uint32_t>(part.cores.size());
                    by_core_job_[&part.job->core_job(index)] = {number, index};
@@ -361,7 +332,7 @@ void ShardServer::poll() {
 void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
   Part& part = parts_[from.part];
   if (said.type == CoreReport::kRemoved) --part.cores_left;
-  const std::optional<ShardSays> what = word_of_report(said.type);
+  const std::optional<ShardSays> what = word_of(said.type);
   if (!what) return;
   ShardReport out{.kind = *what, .job = from.part};
   out.core = from.core;

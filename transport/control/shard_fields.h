@@ -139,7 +139,6 @@ void fields(A& a, const ShardReport*) {
   a.optional("text", &ShardReport::text, kReason);
   a.optional("queues", &ShardReport::queues, {0, 1u << 16});
   a.optional("tls", &ShardReport::tls);
-  a.optional("memory_bytes", &ShardReport::memory_bytes);
   a.optional("probe", &ShardReport::probe, {0, 1});
   a.optional("last_rounds", &ShardReport::last_rounds, {0, kMaxRanks});
 }

@@ -182,7 +182,6 @@ struct ShardReport {
   std::string text;                      // why
   std::vector<QueueOffer> queues;        // kOffered
   bool tls = false;                      // kOffered
-  uint64_t memory_bytes = 0;             // kMade: of the part
   std::vector<ShardProbe> probe;         // kProbed: one
   std::vector<ShardRounds> last_rounds;  // kCommitted
 
