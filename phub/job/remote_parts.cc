@@ -138,6 +138,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
                                             const ProbeOf& probe_of, Boundary& boundary) {
   const auto part = std::ranges::find(parts_, shard, &Part::shard);
   if (part == parts_.end()) return std::nullopt;
+  if (being_made() && report.kind != ShardSays::kMade) nonsense("it is being made");
   if (report.kind == ShardSays::kActive) active = true;
   if (report.kind == ShardSays::kMade) answered(making_, *part, report);
   if (report.kind == ShardSays::kOffered) {

@@ -25,6 +25,7 @@ class RemoteParts {
   RemoteParts(Shards& shards, uint64_t job, const Plan& plan, std::vector<ShardBox> boxes);
 
   bool empty() const { return parts_.empty(); }
+  bool being_made() const { return static_cast<bool>(making_.done); }
   uint64_t job() const { return job_; }
 
   using Done = std::function<void(const std::optional<Error>& failed)>;

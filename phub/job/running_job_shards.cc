@@ -59,8 +59,9 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
 
 // The job's memory there is gone, and so is the job.
 void RunningJob::lose_shard(uint64_t shard) {
+  const bool being_made = remote_.being_made();  // then it is not, and no core has it
   const std::optional<RemoteParts::Lost> lost = remote_.lose(shard);
-  if (!lost) return;
+  if (!lost || being_made) return;
   cores_left_ -= lost->cores;
   if (ending_) return;
   membership_.failed(fmt::format("the box '{}' had a part of it, and is lost", lost->name));

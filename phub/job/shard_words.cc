@@ -6,35 +6,35 @@
 namespace phub {
 namespace {
 
-struct Word {
+struct ReportWord {
   CoreReport::Type report;
   ShardSays word;
 };
-constexpr std::array kWords = {
-    Word{CoreReport::kHeld, ShardSays::kHeld},
-    Word{CoreReport::kCommitted, ShardSays::kCommitted},
-    Word{CoreReport::kProbed, ShardSays::kProbed},
-    Word{CoreReport::kDetached, ShardSays::kDetached},
-    Word{CoreReport::kAttached, ShardSays::kAttached},
-    Word{CoreReport::kRemoved, ShardSays::kRemoved},
-    Word{CoreReport::kBroken, ShardSays::kBroken},
-    Word{CoreReport::kViolation, ShardSays::kViolation},
-    Word{CoreReport::kNonFinite, ShardSays::kNonFinite},
-    Word{CoreReport::kExcluded, ShardSays::kExcluded},
-    Word{CoreReport::kFailed, ShardSays::kFailed},
+constexpr std::array kReportWords = {
+    ReportWord{CoreReport::kHeld, ShardSays::kHeld},
+    ReportWord{CoreReport::kCommitted, ShardSays::kCommitted},
+    ReportWord{CoreReport::kProbed, ShardSays::kProbed},
+    ReportWord{CoreReport::kDetached, ShardSays::kDetached},
+    ReportWord{CoreReport::kAttached, ShardSays::kAttached},
+    ReportWord{CoreReport::kRemoved, ShardSays::kRemoved},
+    ReportWord{CoreReport::kBroken, ShardSays::kBroken},
+    ReportWord{CoreReport::kViolation, ShardSays::kViolation},
+    ReportWord{CoreReport::kNonFinite, ShardSays::kNonFinite},
+    ReportWord{CoreReport::kExcluded, ShardSays::kExcluded},
+    ReportWord{CoreReport::kFailed, ShardSays::kFailed},
 };
 
 }  // namespace
 
 std::optional<ShardSays> word_of(CoreReport::Type report) {
-  const auto* const at = std::ranges::find(kWords, report, &Word::report);
-  if (at == kWords.end()) return std::nullopt;
+  const auto* const at = std::ranges::find(kReportWords, report, &ReportWord::report);
+  if (at == kReportWords.end()) return std::nullopt;
   return at->word;
 }
 
 std::optional<CoreReport::Type> report_of(ShardSays word) {
-  const auto* const at = std::ranges::find(kWords, word, &Word::word);
-  if (at == kWords.end()) return std::nullopt;
+  const auto* const at = std::ranges::find(kReportWords, word, &ReportWord::word);
+  if (at == kReportWords.end()) return std::nullopt;
   return at->report;
 }
 

@@ -5,7 +5,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "phub/background.h"
@@ -64,7 +66,7 @@ void ShardLink::send(std::vector<ShardReport> reports) {
   if (reports.empty()) return;
   const std::lock_guard lock(mutex_);
   if (state_ != State::kJoined) return;
-  for (ShardReport& report : reports) unsent_.push_back(std::move(report));
+  post_.add(std::move(reports));
   changed_.notify_all();
 }
 
@@ -80,7 +82,7 @@ void ShardLink::lose(const std::string& why) {
     if (state_ != State::kJoined) return;
     state_ = State::kLost;
     news_ = {.lost = true};
-    unsent_.clear();
+    post_.drop_reports();
     changed_.notify_all();
   }
   options_.note(fmt::format("the server at {} is lost: {}", options_.server, why));
@@ -95,9 +97,7 @@ bool ShardLink::join(const std::stop_token& stop) {
     if (!refused) {
       const std::lock_guard lock(mutex_);
       state_ = State::kJoined;
-      welcome_ = welcome;
-      orders_ = reports_ = 0;
-      unsent_.clear();
+      post_.begin(welcome);
       changed_.notify_all();
       break;
     }
@@ -144,23 +144,18 @@ void ShardLink::receive(const std::stop_token& stop) {
         if (!join(stop)) return;
       }
     }
-    ShardMail mail{.wait = true};
+    ShardMail mail;
     ShardWelcome as;
     {
       const std::lock_guard lock(mutex_);
-      mail.received = orders_;
-      mail.first = reports_;
-      as = welcome_;
+      mail = post_.asking();
+      as = post_.welcome();
     }
     ShardOrders came;
     if (!exchange(waiting_, stop, as, mail, came)) continue;
     const std::lock_guard lock(mutex_);
     if (!serves_as(as)) continue;
-    for (size_t i = 0; i < came.orders.size(); ++i) {
-      if (came.first + i != orders_) continue;  // it came before
-      news_.orders.push_back(std::move(came.orders[i]));
-      ++orders_;
-    }
+    std::ranges::move(post_.take(std::move(came)), std::back_inserter(news_.orders));
     if (!news_.orders.empty()) ring_bell(event_fd_);
   }
 }
@@ -171,19 +166,16 @@ void ShardLink::deliver(const std::stop_token& stop) {
     ShardWelcome as;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, stop, [this] { return state_ == State::kJoined && !unsent_.empty(); });
+      changed_.wait(lock, stop, [this] { return state_ == State::kJoined && post_.has_reports(); });
       if (stop.stop_requested()) return;
-      mail.first = reports_;
-      mail.reports = unsent_;
-      as = welcome_;
+      mail = post_.reporting();
+      as = post_.welcome();
     }
     ShardOrders none;
     if (!exchange(sending_, stop, as, mail, none)) continue;
     const std::lock_guard lock(mutex_);
     if (!serves_as(as)) continue;
-    const auto sent = static_cast<ptrdiff_t>(mail.reports.size());
-    unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
-    reports_ += mail.reports.size();
+    post_.delivered(mail);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "phub/shard/shard_post.h"
 #include "transport/control/control_client.h"
 #include "transport/control/shard_messages.h"
 
@@ -55,16 +56,13 @@ class ShardLink {
 
   // What it joined as holds still. REQUIRES: mutex_ is locked.
   bool serves_as(const ShardWelcome& as) const {
-    return state_ == State::kJoined && welcome_.shard == as.shard;
+    return state_ == State::kJoined && post_.welcome().shard == as.shard;
   }
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   enum class State { kApart, kJoined, kLost } state_ = State::kApart;
-  ShardWelcome welcome_;
-  uint64_t orders_ = 0;   // that came
-  uint64_t reports_ = 0;  // number of the first of unsent_
-  std::vector<ShardReport> unsent_;
+  ShardPost post_;
   News news_;
   std::jthread receiver_, sender_;  // last
 };

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "phub/control/handler.h"
@@ -53,8 +54,8 @@ class ControlNet {
   }
   void server_started() { up_ = true; }
 
-  // Requests that the server has taken and not answered. An answer to one that it answered already
-  // stops the program.
+  // Requests that the server has taken and not answered, but for a shard's for orders: it waits. An
+  // answer to one that it answered already stops the program.
   uint64_t unanswered() const { return unanswered_; }
 
  private:
@@ -71,13 +72,13 @@ class ControlNet {
     net_.after(delay(), [this, name, process, request, deliver, answer_lost, life = life_] {
       if (!up_ || life != life_) return deliver({ErrorCode::kUnavailable, "no server"});
       net_.trace(name);
-      ++unanswered_;
+      unanswered_ += kCounts<T>;
       // The end of the server drops it, and with it the connection.
       const auto connection = std::make_shared<Connection<T>>(*this, deliver);
       Reply<T> reply = [this, name, process, connection, answer_lost, life](Result<T> result) {
         if (life != life_) return;
         PHUB_CHECK(!std::exchange(connection->answered, true));
-        --unanswered_;
+        unanswered_ -= kCounts<T>;
         net_.trace(name, 1, static_cast<uint64_t>(result.code), result ? 1 : 0);
         if (answer_lost) return;
         if (is_cut(process, false)) {
@@ -121,6 +122,8 @@ class ControlNet {
     return at != cuts_.end() && at->second.requests == requests &&
            net_.now_ns() < at->second.until_ns;
   }
+  template <typename T>
+  static constexpr uint64_t kCounts = std::is_same_v<T, ShardOrders> ? 0 : 1;
   uint64_t delay() { return net_.random().between(1'000, max_delay_ns_); }
 
   static constexpr uint64_t kTimeoutNs = 4'000'000;

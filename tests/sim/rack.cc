@@ -13,11 +13,11 @@ namespace {
 constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kPassNs = 20'000;  // how long a thread that could run may have to wait at least
 
-numa::Topology topology_of(const RackPlan& plan) {
+numa::Topology topology_of(uint32_t nodes, uint32_t cores) {
   numa::Topology topology;
   topology.source = "simulated";
-  for (uint32_t n = 0; n < plan.nodes; ++n) topology.nodes.push_back({n, 1ull << 34});
-  for (uint32_t i = 0; i < plan.cores; ++i) topology.cores.push_back({i % plan.nodes, i});
+  for (uint32_t n = 0; n < nodes; ++n) topology.nodes.push_back({n, 1ull << 34});
+  for (uint32_t i = 0; i < cores; ++i) topology.cores.push_back({i % nodes, i});
   return topology;
 }
 
@@ -62,8 +62,9 @@ Rack::Rack(const RackPlan& plan, bool verbose)
       control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns),
       losses_(plan.seed) {
   net_.keep_text(verbose);
-  const numa::Topology topology = topology_of(plan);
+  const numa::Topology topology = topology_of(plan.nodes, plan.cores);
   start_server();
+  start_shards();
   for (const JobPlan& job : plan.jobs) {
     jobs_.push_back(
         std::make_unique<JobRun>(job, make_plan(topology, job.spec.keys,
@@ -87,7 +88,7 @@ void Rack::start_server() {
   std::vector<std::unique_ptr<Transport>> nics;
   nics.push_back(std::make_unique<BorrowedTransport>(net_.transport()));
   ServerOptions options;
-  options.topology = topology_of(plan_);
+  options.topology = topology_of(plan_.nodes, plan_.cores);
   options.cores = plan_.cores;
   options.pin = false;
   if (plan_.checkpoint_every > 0) {
@@ -95,7 +96,31 @@ void Rack::start_server() {
         .folder = "/checkpoints", .every = plan_.checkpoint_every, .keep = 2, .files = &disk_};
   }
   server_ = std::make_unique<Server>(std::move(options), std::move(nics), clock_);
-  cores_.assign(plan_.cores, {});
+  if (boxes_.empty()) boxes_.emplace_back();
+  boxes_.front().cores.assign(plan_.cores, {});
+  wake_all();
+}
+
+void Rack::start_shards() {
+  for (uint32_t i = 0; i < plan_.shards.size(); ++i) {
+    const uint32_t box = i + 1;
+    BoxState& state = boxes_.emplace_back();
+    state.number = box;
+    state.first = boxes_[i].first + 1 + boxes_[i].cores.size();
+    state.cores.resize(plan_.shards[i]);
+    const auto make = [this, box, cores = plan_.shards[i]] {
+      std::vector<std::unique_ptr<Transport>> nics;
+      nics.push_back(std::make_unique<BorrowedTransport>(net_.transport(box)));
+      ShardServerOptions options;
+      options.name = fmt::format("box{}", box);
+      options.topology = topology_of(1, cores);
+      options.cores = cores;
+      options.pin = false;
+      return std::make_unique<ShardServer>(std::move(options), std::move(nics), clock_);
+    };
+    shards_.push_back(std::make_unique<Shard>(
+        net_, control_, clock_, [this]() -> ControlHandler& { return *server_; }, make));
+  }
   wake_all();
 }
 
@@ -122,19 +147,41 @@ void Rack::start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns) {
 }
 
 bool Rack::runnable(size_t entity) const {
-  if (entity <= cores_.size() && !server_) return false;
-  if (entity == 0) return true;
-  if (entity <= cores_.size()) {
-    const auto core = static_cast<uint32_t>(entity - 1);
-    if (net_.now_ns() < cores_[core].paused_until_ns) return false;
-    return !cores_[core].asleep || net_.now_ns() >= cores_[core].wake_ns ||
-           server_->core(core).is_called() || net_.core_awake(core);
+  const BoxState* const box = box_of(entity);
+  if (box == nullptr) return trainer(entity).runnable();
+  if (entity == box->first) {
+    return box->number == 0 ? server_ != nullptr : shards_[box->number - 1]->runnable();
   }
-  return trainer(entity).runnable();
+  const auto index = static_cast<uint32_t>(entity - box->first - 1);
+  const Core* const core = core_of(*box, index);
+  const CoreState& state = box->cores[index];
+  if (core == nullptr || net_.now_ns() < state.paused_until_ns) return false;
+  return !state.asleep || net_.now_ns() >= state.wake_ns || core->is_called() ||
+         net_.core_awake(index, box->number);
+}
+
+const Rack::BoxState* Rack::box_of(size_t entity) const {
+  if (entity >= first_trainer()) return nullptr;
+  return &*std::prev(std::ranges::upper_bound(boxes_, entity, {}, &BoxState::first));
+}
+
+Core* Rack::core_of(const BoxState& box, uint32_t core) const {
+  if (box.number == 0) return server_ ? &server_->core(core) : nullptr;
+  ShardServer* const shard = shards_[box.number - 1]->server();
+  return shard ? &shard->core(core) : nullptr;
 }
 
 bool Rack::step_entity(size_t entity) {
-  if (entity == 0) {
+  const BoxState* const box = box_of(entity);
+  if (box == nullptr) return trainer(entity).poll();
+  if (entity == box->first) return step_control(box->number);
+  return step_core(boxes_[box->number], static_cast<uint32_t>(entity - box->first - 1));
+}
+
+bool Rack::step_control(uint32_t number) {
+  if (number > 0) {
+    shards_[number - 1]->poll();
+  } else {
     server_->poll();
     if (disk_.crashed()) {
       watch_jobs();
@@ -143,17 +190,16 @@ bool Rack::step_entity(size_t entity) {
     }
     set_server_timer();
     watch_jobs();
-    for (uint32_t core = 0; core < server_->cores(); ++core) hot_[1 + core] = true;
-    return false;
   }
-  if (entity <= cores_.size()) return step_core(static_cast<uint32_t>(entity - 1));
-  return trainer(entity).poll();
+  const BoxState& box = boxes_[number];
+  for (size_t core = 0; core < box.cores.size(); ++core) hot_[box.first + 1 + core] = true;
+  return false;
 }
 
 // As Core::run() does, but for the sleep itself.
-bool Rack::step_core(uint32_t index) {
-  CoreState& state = cores_[index];
-  Core& core = server_->core(index);
+bool Rack::step_core(BoxState& box, uint32_t index) {
+  CoreState& state = box.cores[index];
+  Core& core = *core_of(box, index);
   if (std::exchange(state.asleep, false)) core.disarm();
   if (random().chance(plan_.core_pause_chance)) {
     const uint64_t pause = random().below(3 * kMs);
@@ -162,9 +208,9 @@ bool Rack::step_core(uint32_t index) {
     return false;
   }
   if (core.step()) {
-    hot_[0] = true;
-    for (uint32_t other = 0; other < server_->cores(); ++other) {
-      if (server_->core(other).is_called()) hot_[1 + other] = true;
+    hot_[box.first] = true;
+    for (uint32_t other = 0; other < box.cores.size(); ++other) {
+      if (core_of(box, other)->is_called()) hot_[box.first + 1 + other] = true;
     }
     return true;
   }
@@ -220,6 +266,7 @@ void Rack::watch_jobs() {
       job->restored += at->durable_round > 0;
       job->restored_round = at->durable_round;
     }
+    if (there) job->spread |= std::ranges::any_of(at->cores, &JobCoreStatus::box);
     if (there) job->void_snapshots = std::max(job->void_snapshots, at->void_snapshots);
     const bool not_made = job->life > 0 ? job->life != life_ : disk_faults_ > 0;
     if (!there && !job->seen && not_made && job->starting == 0 &&
@@ -275,6 +322,7 @@ RackResult Rack::run() {
   }
   trainers_.clear();
   for (auto& job : jobs_) job->trainers.clear();  // their links, before the server's
+  shards_.clear();
   server_.reset();
   return result;
 }

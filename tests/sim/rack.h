@@ -16,6 +16,7 @@
 #include "tests/sim/control_net.h"
 #include "tests/sim/rack_oracle.h"
 #include "tests/sim/rack_plan.h"
+#include "tests/sim/shard.h"
 #include "tests/sim/trainer.h"
 #include "transport/sim/net.h"
 
@@ -30,7 +31,9 @@ struct RackResult {
   uint64_t lost = 0, admitted = 0, failed_jobs = 0, dead_devices = 0;
   uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
   uint64_t parts_restored = 0, void_snapshots = 0;
-  uint64_t states = 0;  // of chunks, that were compared
+  uint64_t states = 0;        // of chunks, that were compared
+  uint64_t spread_jobs = 0;   // over several boxes
+  uint64_t ended_shards = 0;  // jobs that ended with a box that had a part
   SimStats net;
   std::vector<std::string> text;
 };
@@ -58,6 +61,7 @@ struct JobRun {
   bool ended = false;     // and has failed, or is no more
   bool gone = false;      // and is no more
   bool log_lost = false;  // it ended when the box died: nobody came back
+  bool spread = false;    // over several boxes
   uint64_t life = 0;      // of the box, in which it was seen
   uint64_t restored = 0;
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
@@ -100,6 +104,8 @@ class Rack {
   };
 
   void start_server();
+  void start_shards();
+  void harm_shards_in_time();
   void kill_server(const BoxFault& fault);
   void kill_server_in_time();
   void harm_box_in_time();
@@ -111,10 +117,16 @@ class Rack {
   void set_server_timer();
   void step();
   bool step_entity(size_t entity);
-  bool step_core(uint32_t core);
+  struct BoxState;
+  bool step_control(uint32_t box);
+  bool step_core(BoxState& box, uint32_t core);
   bool runnable(size_t entity) const;
-  Trainer& trainer(size_t entity) const { return *trainers_[entity - 1 - cores_.size()]; }
-  size_t entities() const { return 1 + cores_.size() + trainers_.size(); }
+  // Entities are the control thread of each box with its cores behind it, then the trainers.
+  const BoxState* box_of(size_t entity) const;              // null: it is a trainer
+  Core* core_of(const BoxState& box, uint32_t core) const;  // null: the box is dead
+  size_t first_trainer() const { return boxes_.back().first + 1 + boxes_.back().cores.size(); }
+  Trainer& trainer(size_t entity) const { return *trainers_[entity - first_trainer()]; }
+  size_t entities() const { return first_trainer() + trainers_.size(); }
   void wake_all() { hot_.assign(entities(), true); }
   void watch_jobs();
   std::vector<LogRecord> log_of(const JobRun& job);
@@ -145,7 +157,14 @@ class Rack {
     bool asleep = false;
     uint64_t wake_ns = 0;  // at the latest
   };
-  std::vector<CoreState> cores_;
+  struct BoxState {
+    uint32_t number = 0;
+    size_t first = 0;  // entity
+    std::vector<CoreState> cores;
+  };
+  std::vector<BoxState> boxes_;  // the server's, then the shards'
+  std::vector<std::unique_ptr<Shard>> shards_;
+  size_t shard_faults_ = 0;  // that have begun
   uint64_t server_timer_ns_ = 0;
   std::string failure_;
   uint64_t steps_ = 0;

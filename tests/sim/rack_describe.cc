@@ -45,6 +45,13 @@ std::string describe(const RackPlan& plan) {
   for (const ClockJump& j : plan.clock_jumps) {
     fmt::format_to(out, "  after {} pushes the box stands still for {} ms\n", j.after_pushes, j.ms);
   }
+  if (!plan.shards.empty()) {
+    fmt::format_to(out, "  under it boxes of {} cores\n", fmt::join(plan.shards, ", "));
+  }
+  for (const ShardFault& f : plan.shard_faults) {
+    fmt::format_to(out, "  after {} pushes box {} {} for {} ms\n", f.after_pushes,
+                   1 + f.shard % plan.shards.size(), f.hangs ? "hangs" : "is dead", f.ms);
+  }
   for (const JobPlan& job : plan.jobs) {
     const JobSpec& s = job.spec;
     fmt::format_to(out,

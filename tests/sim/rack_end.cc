@@ -14,6 +14,7 @@ constexpr uint64_t kMs = 1'000'000;
 
 bool Rack::finished() const {
   if (!server_) return false;
+  if (!std::ranges::all_of(shards_, [](const auto& shard) { return shard->idle(); })) return false;
   if (!std::ranges::all_of(trainers_, &Trainer::done)) return false;
   return std::ranges::all_of(jobs_,
                              [](const auto& job) { return job->starting == 0 && job->ended; }) &&
@@ -24,7 +25,7 @@ bool Rack::finished() const {
 uint64_t Rack::limit_ns() const {
   uint64_t ms = 5'000;
   for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
-  ms += 1'500 * plan_.box_faults.size();
+  ms += 1'500 * plan_.box_faults.size() + 30'000 * plan_.shard_faults.size();
   return ms * kMs;
 }
 
@@ -59,6 +60,10 @@ void Rack::check_end(RackResult& result) {
       result.dead_devices += record.reason.find("simulated device") != std::string::npos;
     }
     result.restored += job->restored;
+    result.spread_jobs += job->spread;
+    result.ended_shards += std::ranges::any_of(job->log, [](const LogRecord& r) {
+      return r.reason.find("the box 'box") != r.reason.npos;
+    });
     result.parts_restored += job->parts_restored;
     result.void_snapshots += job->void_snapshots;
     if (!failure_.empty()) continue;
@@ -95,19 +100,21 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   const std::string what = error.what();
   const bool control = plan_.control_loss > 0 || plan_.control_duplicate > 0;
   const bool out = trainer.disturbed() || job.taken_over.contains(trainer.rank());
-  bool explained = false;
+  const bool of_shard =
+      what.find("box 'box") != what.npos || what.find("it serves no more") != what.npos;
+  bool explained = of_shard && !plan_.shard_faults.empty();
   switch (error.code()) {
     case ErrorCode::kFenced:
-      explained = out || control || failed;
+      explained |= out || control || failed;
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
-      explained = out || failed;
+      explained |= out || failed;
       break;
     case ErrorCode::kRankLost:
-      explained = failed && (what.find("rank ") != what.npos || life_ > 1);
+      explained |= failed && (what.find("rank ") != what.npos || life_ > 1);
       break;
     case ErrorCode::kNonFinite:
-      explained = std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
+      explained |= std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
         return bad.kind == BadGradient::kOverflow ||
                what.find(fmt::format("rank {} ", bad.rank)) != what.npos;
       });
@@ -115,20 +122,20 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
     case ErrorCode::kTaken:
     case ErrorCode::kFull:
     case ErrorCode::kNotFound:
-      explained = !trainer.joined() || out || control || failed || life_ > 1;
+      explained |= !trainer.joined() || out || control || failed || life_ > 1;
       break;
     case ErrorCode::kInternal:
       if ((!trainer.joined() || trainer.lacks_part()) &&
           what.find("Input/output error") != what.npos) {
         return plan_.disk_faults.empty() ? "the disk failed: " + trainer.describe() : "";
       }
-      explained = failed && job.device_failed && what.find("simulated device") != what.npos;
+      explained |= failed && job.device_failed && what.find("simulated device") != what.npos;
       break;
     case ErrorCode::kUnavailable:
-      explained = !trainer.joined() && life_ > 1;
+      explained |= !trainer.joined() && life_ > 1;
       break;
     case ErrorCode::kTimeout:
-      explained = !trainer.joined() && control;
+      explained |= !trainer.joined() && control;
       break;
     default:
       break;

@@ -83,6 +83,25 @@ void Rack::harm_box_in_time() {
   }
 }
 
+void Rack::harm_shards_in_time() {
+  for (; shard_faults_ < plan_.shard_faults.size() &&
+         plan_.shard_faults[shard_faults_].after_pushes < pushes_;
+       ++shard_faults_) {
+    const ShardFault& fault = plan_.shard_faults[shard_faults_];
+    Shard& shard = *shards_[fault.shard % shards_.size()];
+    if (shard.server() == nullptr) continue;
+    net_.trace(fault.hangs ? "a shard hangs" : "a shard dies", fault.shard);
+    if (fault.hangs) {
+      shard.hang(fault.ms * kMs);
+    } else {
+      net_.after(0, [&shard] { shard.crash(); });
+    }
+    net_.after(fault.ms * kMs, [&shard] {
+      if (shard.server() == nullptr) shard.start();
+    });
+  }
+}
+
 // Once it is full; a box that dies finds room.
 void Rack::make_room_after(uint64_t ms) {
   net_.after(ms * kMs, [this, ms, life = life_] {
@@ -104,6 +123,7 @@ void Rack::pushed(JobRun& job, Trainer& trainer) {
   ++pushes_;
   kill_server_in_time();
   harm_box_in_time();
+  harm_shards_in_time();
   while (job.late_started < job.plan.late_ranks &&
          job.plan.late_after_pushes[job.late_started] < job.pushes) {
     ++job.late_started;

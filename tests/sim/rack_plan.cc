@@ -296,6 +296,24 @@ void move_states(SimRandom& random, JobPlan& job) {
   std::ranges::stable_sort(job.state_calls, {}, &StateCall::after_pushes);
 }
 
+// Other boxes have parts of the jobs. Who serves under a server saves nothing, and gives away no
+// states; over shared memory they have nothing to do.
+void add_shards(SimRandom& random, RackPlan& plan) {
+  if (plan.net.shared_memory || plan.checkpoint_every > 0 || !random.chance(0.5)) return;
+  for (uint64_t i = random.between(1, 3); i > 0; --i) {
+    plan.shards.push_back(static_cast<uint32_t>(random.between(1, 4)));
+  }
+  for (JobPlan& job : plan.jobs) job.state_calls.clear();
+  if (plan.clean || !random.chance(0.3)) return;
+  for (uint64_t i = random.between(1, 2); i > 0; --i) {
+    plan.shard_faults.push_back({.after_pushes = random.below(300),
+                                 .shard = random.below(3),
+                                 .hangs = random.chance(0.4),
+                                 .ms = random.between(1, random.chance(0.5) ? 100 : 15'000)});
+  }
+  std::ranges::sort(plan.shard_faults, {}, &ShardFault::after_pushes);
+}
+
 }  // namespace
 
 RackPlan make_rack_plan(uint64_t seed) {
@@ -372,6 +390,8 @@ RackPlan make_rack_plan(uint64_t seed) {
   for (JobPlan& job : plan.jobs) {
     if (job.lock_step() && groups.chance(0.4)) add_in_groups(groups, job);
   }
+  SimRandom shards(seed ^ 0x736861726473ull);
+  add_shards(shards, plan);
   return plan;
 }
 

@@ -121,6 +121,14 @@ struct ClockJump {
   uint64_t ms = 0;
 };
 
+// A box that serves under the server dies, or its control thread stands still.
+struct ShardFault {
+  uint64_t after_pushes = 0;  // of all jobs
+  uint64_t shard = 0;         // modulo their number
+  bool hangs = false;
+  uint64_t ms = 0;  // until it is started again, or goes on
+};
+
 struct LossWindow {
   uint64_t from_ns = 0, to_ns = 0;
   double loss = 0;
@@ -140,6 +148,8 @@ struct RackPlan {
   std::vector<BoxFault> box_faults;
   std::vector<DiskFault> disk_faults;
   std::vector<ClockJump> clock_jumps;
+  std::vector<uint32_t> shards;  // boxes that serve under the server: their cores
+  std::vector<ShardFault> shard_faults;
   uint64_t checkpoint_every = 0;  // rounds; 0: none are written
   std::vector<JobPlan> jobs;
 };

@@ -43,7 +43,7 @@ struct Options {
 struct Totals {
   uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
   uint64_t writes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
-  uint64_t parts_restored = 0, void_snapshots = 0, states = 0;
+  uint64_t parts_restored = 0, void_snapshots = 0, states = 0, spread_jobs = 0, ended_shards = 0;
 };
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
@@ -72,6 +72,8 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.box_deaths += result.box_deaths;
   totals.restored += result.restored;
   totals.states += result.states;
+  totals.spread_jobs += result.spread_jobs;
+  totals.ended_shards += result.ended_shards;
   totals.parts_restored += result.parts_restored;
   totals.void_snapshots += result.void_snapshots;
   if (result.failure.empty()) return true;
@@ -88,13 +90,15 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
   }
   fmt::print(
       "{} racks, {} failures; {} results and {} states of chunks compared, {} ranks admitted, {} "
-      "lost, {} jobs failed as "
-      "they "
-      "should, {} writes, {} queue pairs broken, {} steps; {} boxes died, {} jobs went on from a "
-      "checkpoint, {} ranks with a part of it; {} snapshots were void\n",
+      "lost, {} jobs failed as they should, {} writes, {} queue pairs broken, {} steps; {} boxes "
+      "died, {} jobs went on from a "
+      "checkpoint, {} ranks with a part of it; {} snapshots were void; {} jobs were spread over "
+      "boxes, "
+      "{} ended with one\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.breaks, totals.steps,
-      totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots);
+      totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,
+      totals.spread_jobs, totals.ended_shards);
   return totals.failures == 0 ? 0 : 1;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "transport/greeting.h"
 #include "transport/sim/transport.h"
 
 namespace phub {
@@ -43,8 +44,7 @@ bool SimRandom::chance(double probability) {
   return static_cast<double>(next() >> 11) * 0x1p-53 < probability;
 }
 
-SimNet::SimNet(const SimOptions& options)
-    : options_(options), random_(options.seed), transport_(std::make_unique<SimTransport>(*this)) {}
+SimNet::SimNet(const SimOptions& options) : options_(options), random_(options.seed) {}
 
 SimNet::~SimNet() = default;
 
@@ -69,10 +69,28 @@ void SimNet::advance(uint64_t ns) {
   now_ns_ = end;
 }
 
-Transport& SimNet::transport() { return *transport_; }
+Transport& SimNet::transport(uint32_t box) {
+  while (transports_.size() <= box) {
+    const auto next = static_cast<uint32_t>(transports_.size());
+    transports_.push_back(std::make_unique<SimTransport>(*this, next));
+  }
+  return *transports_[box];
+}
+
+// Of each box that the offer has queues of; they have given the same ticket.
+std::vector<SimIncarnation*> SimNet::find(const Offer& offer) const {
+  check_offer(offer, "sim", nullptr);
+  std::vector<SimIncarnation*> found;
+  for (const auto& box : transports_) {
+    if (std::ranges::count(offer.queues, box->address(), &QueueOffer::address) == 0) continue;
+    found.push_back(&box->find(offer.ticket));
+  }
+  if (found.empty()) fail(ErrorCode::kUnauthorized, "the offer has no queues");
+  return found;
+}
 
 std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer) {
-  return transport_->connect(offer);
+  return std::make_unique<SimWorkerLink>(*this, find(offer));
 }
 
 void SimNet::crash(WorkerLink& worker, bool silent) {
@@ -84,20 +102,29 @@ bool SimNet::break_queue_pair(WorkerLink& worker) {
 }
 
 bool SimNet::fail_device(WorkerLink& worker, uint32_t core, bool said) {
-  SimBoxLink* box = dynamic_cast<SimWorkerLink&>(worker).box();
-  if (box != nullptr) box->fail_device(core, said);
-  return box != nullptr;
+  return dynamic_cast<SimWorkerLink&>(worker).fail_device(core, said);
 }
 
 bool SimNet::closed_by_box(WorkerLink& worker) {
   return dynamic_cast<SimWorkerLink&>(worker).closed_by_box();
 }
 
+SimMemory SimNet::garbage(uint64_t bytes) {
+  auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+  for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+    const uint64_t word = random_.next();
+    std::memcpy(memory->data() + i, &word, std::min<uint64_t>(sizeof(word), bytes - i));
+  }
+  return memory;
+}
+
 bool SimNet::awake(const Endpoint& endpoint) {
   return dynamic_cast<const SimEndpoint&>(endpoint).awake();
 }
 
-bool SimNet::core_awake(uint32_t core) const { return transport_->core_awake(core); }
+bool SimNet::core_awake(uint32_t core, uint32_t box) const {
+  return transports_[box]->core_awake(core);
+}
 
 void SimNet::trace(std::string_view what, uint64_t a, uint64_t b, uint64_t c) {
   for (uint64_t word : {now_ns_, static_cast<uint64_t>(what.size()), a, b, c}) {

@@ -10,8 +10,9 @@
 // With `shared_memory` the same network behaves as the shm transport: the box reads the workers'
 // memory, workers read the box's, only immediates move, and queue pairs do not break.
 //
-//   SimNet ── transport() ──▶ open_job() ──▶ BoxLink, one Endpoint per core
-//          └─ connect(offer) ──▶ WorkerLink, one Endpoint
+//   SimNet ── transport(box) ──▶ open_job() ──▶ BoxLink, one Endpoint per core
+//          └─ connect(offer) ──▶ WorkerLink, one Endpoint, with queue pairs to all boxes of the
+//          offer
 //
 // Source memory is read when a write lands, not when it is posted, and what has no defined content
 // is filled with garbage: whoever writes too early or reads too early is found out.
@@ -29,6 +30,8 @@
 #include "transport/transport.h"
 
 namespace phub {
+
+using SimMemory = std::shared_ptr<std::vector<std::byte>>;
 
 // xoshiro256**, seeded with splitmix64: the same numbers on every machine.
 class SimRandom {
@@ -62,6 +65,7 @@ struct SimStats {
 };
 
 class SimTransport;
+struct SimIncarnation;
 
 class SimNet {
  public:
@@ -78,7 +82,7 @@ class SimNet {
   void run_next();            // REQUIRES: !idle()
   void advance(uint64_t ns);  // moves the clock by `ns` and runs everything that is due
 
-  Transport& transport();
+  Transport& transport(uint32_t box = 0);
   // Throws Error(kUnauthorized) when the ticket was never given, was used, or has been revoked.
   std::unique_ptr<WorkerLink> connect(const Offer& offer);
 
@@ -89,8 +93,8 @@ class SimNet {
   // Breaks one of its queue pairs. False: it has none that is whole, or this is shared memory.
   bool break_queue_pair(WorkerLink& worker);
   void set_loss(double loss) { options_.loss = loss; }
-  // The box's device that serves a core of this worker's job dies: either the NIC says so, or the
-  // core's next call fails. False: the box has let go of the worker.
+  // The device that serves a core of this worker's job, counted over its boxes, dies: either the
+  // NIC says so, or the core's next call fails. False: the boxes have let go of the worker.
   bool fail_device(WorkerLink& worker, uint32_t core, bool said);
 
   // Whether the box has closed its end of one of the worker's queue pairs.
@@ -99,7 +103,8 @@ class SimNet {
   // Whether something has come for an endpoint of this network that was armed, since the last
   // disarm(). An endpoint that was never armed is always awake.
   static bool awake(const Endpoint& endpoint);
-  bool core_awake(uint32_t core) const;  // any of the box's endpoints of this core
+  // Any endpoint of this core of a box.
+  bool core_awake(uint32_t core, uint32_t box = 0) const;
 
   const SimOptions& options() const { return options_; }
   SimRandom& random() { return random_; }
@@ -118,6 +123,11 @@ class SimNet {
   uint64_t some_delay();
   uint64_t flight_ns();
 
+  // For its worker links. Throws Error(kUnauthorized) as connect() does.
+  std::vector<SimIncarnation*> find(const Offer& offer) const;
+  SimMemory garbage(uint64_t bytes);
+  uint32_t next_pair_id() { return pairs_made_++; }
+
  private:
   struct Event {
     uint64_t time;
@@ -135,9 +145,10 @@ class SimNet {
   uint64_t order_ = 0;
   uint64_t hash_ = 0xcbf29ce484222325ull;
   bool keep_text_ = false;
+  uint32_t pairs_made_ = 0;
   std::vector<std::string> text_;
-  std::vector<Event> events_;  // a heap by time and order
-  std::unique_ptr<SimTransport> transport_;
+  std::vector<Event> events_;                              // a heap by time and order
+  std::vector<std::unique_ptr<SimTransport>> transports_;  // by box
 };
 
 }  // namespace phub

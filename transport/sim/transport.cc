@@ -121,36 +121,54 @@ void SimCoreEndpoint::detach(uint32_t rank) {
   net_.trace("detach", core_, rank);
 }
 
-SimWorkerLink::SimWorkerLink(SimTransport& transport, SimBoxLink* box, uint32_t rank,
-                             SimMemory gradients, SimMemory results, uint32_t queues)
-    : transport_(transport),
-      box_(box),
-      rank_(rank),
-      gradients_(std::move(gradients)),
-      results_(std::move(results)),
-      results_bytes_(results_->size()),
-      endpoint_(transport.net(), kSimWorker, queues) {}
+SimWorkerLink::SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations)
+    : net_(net),
+      rank_(incarnations.front()->rank),
+      endpoint_(net, kSimWorker,
+                static_cast<uint32_t>(incarnations.front()->box().layout().queues_in_all())) {
+  const SimBoxLink& box = incarnations.front()->box();
+  const LinkLayout& layout = box.layout();
+  gradients_ = zero_copy() ? box.slots_of(rank_) : net.garbage(layout.gradients_at_worker());
+  results_ = zero_copy() ? box.results_of_box() : net.garbage(layout.results_at_worker());
+  results_bytes_ = results_->size();
+  if (zero_copy() && layout.result_copies > 1) {  // the one that is this rank's
+    results_first_ = rank_ * layout.results_bytes, results_bytes_ = layout.results_bytes;
+  }
+  for (SimIncarnation* incarnation : incarnations) incarnation->use(nullptr);
+  for (SimIncarnation* incarnation : incarnations) boxes_.push_back(&incarnation->box());
+  welcome(incarnations);
+}
 
 SimWorkerLink::~SimWorkerLink() { die(false); }
 
-bool SimWorkerLink::zero_copy() const { return transport_.net().options().shared_memory; }
+bool SimWorkerLink::zero_copy() const { return net_.options().shared_memory; }
 
 void SimWorkerLink::reconnect(const Offer& offer) {
   if (zero_copy()) WorkerLink::reconnect(offer);
-  SimIncarnation& incarnation = transport_.find(offer);
-  if (incarnation.link != box_ || incarnation.rank != rank_) {
-    fail(ErrorCode::kUnauthorized, "rank {}: the offer is for another rank or job", rank_);
+  const std::vector<SimIncarnation*> incarnations = net_.find(offer);
+  for (const SimIncarnation* incarnation : incarnations) {
+    if (std::ranges::count(boxes_, &incarnation->box()) == 0 || incarnation->rank != rank_) {
+      fail(ErrorCode::kUnauthorized, "rank {}: the offer is for another rank or job", rank_);
+    }
   }
-  incarnation.use(this);
-  box_->welcome(incarnation, *this);
+  for (SimIncarnation* incarnation : incarnations) incarnation->use(this);
+  welcome(incarnations);
 }
 
-void SimWorkerLink::take_pairs(std::span<const std::shared_ptr<SimPair>> pairs) {
+void SimWorkerLink::welcome(const std::vector<SimIncarnation*>& incarnations) {
+  for (SimIncarnation* incarnation : incarnations) {
+    take_pairs(incarnation->box().layout().first_queue, incarnation->pairs);
+    incarnation->box().welcome(*incarnation, *this);
+  }
+}
+
+void SimWorkerLink::take_pairs(uint32_t first_queue,
+                               std::span<const std::shared_ptr<SimPair>> pairs) {
   for (uint32_t q = 0; q < pairs.size(); ++q) {
     SimPair::End& end = pairs[q]->end(kSimWorker);
     end.source = gradients_;
     if (!zero_copy()) end.target = results_;
-    endpoint_.take_over(q, pairs[q]);
+    endpoint_.take_over(first_queue + q, pairs[q]);
   }
 }
 
@@ -161,13 +179,24 @@ void SimWorkerLink::die(bool silent) {
     endpoint_.pair(q)->crash(silent);
     endpoint_.release(q);
   }
-  if (box_ != nullptr) box_->worker_ended(rank_, this, silent);
-  box_ = nullptr;
+  for (SimBoxLink*& box : boxes_) {
+    if (box != nullptr) std::exchange(box, nullptr)->worker_ended(rank_, this, silent);
+  }
 }
 
-void SimWorkerLink::box_closed() {
-  transport_.net().after(transport_.net().some_delay(), [flag = connected_] { *flag = false; });
-  box_ = nullptr;
+void SimWorkerLink::box_closed(const AdmissionLink* box) {
+  net_.after(net_.some_delay(), [flag = connected_] { *flag = false; });
+  std::ranges::replace(boxes_, box, nullptr);
+}
+
+bool SimWorkerLink::fail_device(uint32_t core, bool said) {
+  for (SimBoxLink* const box : boxes_) {
+    if (box == nullptr) return false;
+    const uint32_t cores = box->layout().cores;
+    if (core < cores) return box->fail_device(core, said), true;
+    core -= cores;
+  }
+  return false;
 }
 
 bool SimWorkerLink::break_one() {
@@ -179,7 +208,7 @@ bool SimWorkerLink::break_one() {
     }
   }
   if (whole.empty()) return false;
-  whole[transport_.net().random().below(whole.size())]->break_now();
+  whole[net_.random().below(whole.size())]->break_now();
   return true;
 }
 
@@ -191,8 +220,10 @@ bool SimWorkerLink::closed_by_box() const {
 }
 
 SimIncarnation::~SimIncarnation() {
-  if (worker != nullptr) worker->box_closed();
+  if (worker != nullptr) worker->box_closed(link);
 }
+
+SimBoxLink& SimIncarnation::box() const { return static_cast<SimBoxLink&>(*link); }
 
 void SimIncarnation::use(const SimWorkerLink* by) {
   if (used || worker != by) {
@@ -224,7 +255,7 @@ SimBoxLink::~SimBoxLink() {
 std::unique_ptr<Incarnation> SimBoxLink::make(uint32_t rank) {
   // The box's own slots are the same for every incarnation; in shared memory each brings new ones.
   if (slots_[rank] == nullptr || slots_belong_to_worker()) {
-    slots_[rank] = transport_.garbage(layout_.slots_bytes);
+    slots_[rank] = transport_.net().garbage(layout_.slots_bytes);
   }
   transport_.net().trace("admit", rank);
   return std::make_unique<SimIncarnation>();
@@ -232,17 +263,19 @@ std::unique_ptr<Incarnation> SimBoxLink::make(uint32_t rank) {
 
 Offer SimBoxLink::open(Incarnation& opened) {
   auto& incarnation = static_cast<SimIncarnation&>(opened);
+  Offer offer{.transport = "sim"};
   incarnation.pairs.clear();
   incarnation.used = false;
   for (uint32_t core = 0; core < layout_.cores; ++core) {
-    auto pair = std::make_shared<SimPair>(transport_.net(), transport_.next_pair_id());
+    auto pair = std::make_shared<SimPair>(transport_.net(), transport_.net().next_pair_id());
     SimPair::End& end = pair->end(kSimBox);
     end.source = results_;
     if (!slots_belong_to_worker()) end.target = slots_[incarnation.rank];
     incarnation.pairs.push_back(std::move(pair));
+    offer.queues.push_back({.address = transport_.address()});
   }
   transport_.net().trace("open", incarnation.rank, incarnation.incarnation);
-  return {.transport = "sim"};
+  return offer;
 }
 
 void SimBoxLink::disconnect(Incarnation& disconnected) {
@@ -273,20 +306,6 @@ void SimBoxLink::fail_device(uint32_t core, bool said) {
   transport_.raised().push_back({.kind = TransportEvent::kFailed, .link = this, .reason = reason});
 }
 
-std::unique_ptr<WorkerLink> SimBoxLink::connect(SimIncarnation& incarnation) {
-  const uint32_t rank = incarnation.rank;
-  const bool shared = slots_belong_to_worker();
-  auto worker = std::make_unique<SimWorkerLink>(
-      transport_, this, rank,
-      shared ? slots_[rank] : transport_.garbage(layout_.gradients_at_worker()),
-      shared ? results_ : transport_.garbage(layout_.results_at_worker()), layout_.cores);
-  if (shared && layout_.result_copies > 1) {
-    worker->narrow_results(rank * layout_.results_bytes, layout_.results_bytes);
-  }
-  welcome(incarnation, *worker);
-  return worker;
-}
-
 SimIncarnation* SimBoxLink::find(uint32_t rank, uint32_t incarnation) const {
   auto* found = static_cast<SimIncarnation*>(current(rank));
   return found != nullptr && found->incarnation == incarnation ? found : nullptr;
@@ -294,7 +313,6 @@ SimIncarnation* SimBoxLink::find(uint32_t rank, uint32_t incarnation) const {
 
 void SimBoxLink::welcome(SimIncarnation& incarnation, SimWorkerLink& worker) {
   incarnation.worker = &worker;
-  worker.take_pairs(incarnation.pairs);
   std::weak_ptr<SimBoxLink*> self = self_;
   transport_.net().after(
       transport_.net().some_delay(),
@@ -325,7 +343,8 @@ void SimBoxLink::worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent)
 }
 
 // Tickets come from the seed, as everything does.
-SimTransport::SimTransport(SimNet& net) : net_(net) {
+SimTransport::SimTransport(SimNet& net, uint32_t box)
+    : net_(net), address_(fmt::format("box {}", box)) {
   admissions_.new_ticket = [this] {
     return fmt::format("{:016x}{:016x}", net_.random().next(), net_.random().next());
   };
@@ -344,15 +363,8 @@ void SimTransport::handle_events(std::vector<TransportEvent>& out) {
   raised_.clear();
 }
 
-SimIncarnation& SimTransport::find(const Offer& offer) const {
-  check_offer(offer, "sim", nullptr);
-  return static_cast<SimIncarnation&>(admissions_.find_ticket(offer.ticket));
-}
-
-std::unique_ptr<WorkerLink> SimTransport::connect(const Offer& offer) {
-  SimIncarnation& incarnation = find(offer);
-  incarnation.use(nullptr);
-  return static_cast<SimBoxLink&>(*incarnation.link).connect(incarnation);
+SimIncarnation& SimTransport::find(std::string_view ticket) const {
+  return static_cast<SimIncarnation&>(admissions_.find_ticket(ticket));
 }
 
 bool SimTransport::core_awake(uint32_t core) const {
@@ -362,15 +374,6 @@ bool SimTransport::core_awake(uint32_t core) const {
 void SimTransport::forget(const SimBoxLink* link) {
   std::erase(links_, link);
   std::erase_if(raised_, [&](const TransportEvent& event) { return event.link == link; });
-}
-
-SimMemory SimTransport::garbage(uint64_t bytes) {
-  auto memory = std::make_shared<std::vector<std::byte>>(bytes);
-  for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-    const uint64_t word = net_.random().next();
-    std::memcpy(memory->data() + i, &word, std::min<uint64_t>(sizeof(word), bytes - i));
-  }
-  return memory;
 }
 
 }  // namespace phub

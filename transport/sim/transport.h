@@ -18,8 +18,6 @@ class SimBoxLink;
 class SimEndpoint;
 class SimWorkerLink;
 
-using SimMemory = std::shared_ptr<std::vector<std::byte>>;
-
 enum SimSide : uint8_t { kSimBox = 0, kSimWorker = 1 };
 
 // A queue pair with both its ends. Kept alive by the endpoints and by its scheduled events.
@@ -129,12 +127,8 @@ class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
 
 class SimWorkerLink : public WorkerLink {
  public:
-  SimWorkerLink(SimTransport& transport, SimBoxLink* box, uint32_t rank, SimMemory gradients,
-                SimMemory results, uint32_t queues);
-  // Of results that are the box's memory, the copy that is this rank's.
-  void narrow_results(uint64_t first, uint64_t bytes) {
-    results_first_ = first, results_bytes_ = bytes;
-  }
+  // Of each box that has queues of the job, the incarnation: uses their tickets. Throws Error.
+  SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations);
   ~SimWorkerLink() override;
 
   std::span<std::byte> gradients() override { return *gradients_; }
@@ -149,13 +143,15 @@ class SimWorkerLink : public WorkerLink {
   void die(bool silent);
   bool break_one();
   bool closed_by_box() const;
-  void take_pairs(std::span<const std::shared_ptr<SimPair>> pairs);
-  void box_closed();  // the worker notices after a while
-  SimBoxLink* box() const { return box_; }
+  bool fail_device(uint32_t core, bool said);  // false: its box closed the connection
+  void box_closed(const AdmissionLink* box);   // the worker notices after a while
 
  private:
-  SimTransport& transport_;
-  SimBoxLink* box_;  // null: the box closed the connection
+  void take_pairs(uint32_t first_queue, std::span<const std::shared_ptr<SimPair>> pairs);
+  void welcome(const std::vector<SimIncarnation*>& incarnations);
+
+  SimNet& net_;
+  std::vector<SimBoxLink*> boxes_;  // null: it closed the connection
   const uint32_t rank_;
   SimMemory gradients_, results_;
   uint64_t results_first_ = 0, results_bytes_ = 0;
@@ -164,6 +160,7 @@ class SimWorkerLink : public WorkerLink {
 };
 
 struct SimIncarnation final : Incarnation {
+  SimBoxLink& box() const;
   ~SimIncarnation() override;  // the worker, if there is one, sees the end of its connection
   // Uses its ticket. Throws Error(kUnauthorized) when it was used, or by another worker than the
   // one that is there (null: none).
@@ -188,9 +185,12 @@ class SimBoxLink final : public AdmissionLink {
 
   bool core_awake(uint32_t core) const { return endpoints_[core]->awake(); }
   void fail_device(uint32_t core, bool said);
-  // For a worker that used the incarnation's ticket.
-  std::unique_ptr<WorkerLink> connect(SimIncarnation& incarnation);
+  // A worker has used the incarnation's ticket.
   void welcome(SimIncarnation& incarnation, SimWorkerLink& worker);
+  // What the worker's memory is, or is as large as.
+  const LinkLayout& layout() const { return layout_; }
+  const SimMemory& slots_of(uint32_t rank) const { return slots_[rank]; }
+  const SimMemory& results_of_box() const { return results_; }
   void worker_ended(uint32_t rank, SimWorkerLink* worker, bool silent);
 
  private:
@@ -209,7 +209,7 @@ class SimBoxLink final : public AdmissionLink {
 
 class SimTransport : public Transport {
  public:
-  explicit SimTransport(SimNet& net);
+  SimTransport(SimNet& net, uint32_t box);
 
   std::string_view name() const override { return "sim"; }
   std::string describe() const override;
@@ -219,8 +219,8 @@ class SimTransport : public Transport {
   void handle_events(std::vector<TransportEvent>& out) override;
 
   // There are no half-open connections here: whoever connects shows a ticket at once.
-  SimIncarnation& find(const Offer& offer) const;  // throws Error
-  std::unique_ptr<WorkerLink> connect(const Offer& offer);
+  SimIncarnation& find(std::string_view ticket) const;  // throws Error
+  const std::string& address() const { return address_; }
 
   // For its links.
   SimNet& net() { return net_; }
@@ -229,15 +229,13 @@ class SimTransport : public Transport {
   void remember(const SimBoxLink* link) { links_.push_back(link); }
   void forget(const SimBoxLink* link);
   bool core_awake(uint32_t core) const;
-  uint32_t next_pair_id() { return pairs_made_++; }
-  SimMemory garbage(uint64_t bytes);
 
  private:
   SimNet& net_;
+  const std::string address_;
   Admissions admissions_;
   std::vector<const SimBoxLink*> links_;
   std::vector<TransportEvent> raised_;
-  uint32_t pairs_made_ = 0;
 };
 
 }  // namespace phub
