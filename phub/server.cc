@@ -270,6 +270,9 @@ void Server::take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply)
   const std::vector<ShardReport> reports =
       host_.shards.mail(shard, std::move(mail), std::move(reply), host_.time.now_ms());
   for (const ShardReport& report : reports) {
+    if (report.kind == ShardSays::kLeaves) {
+      return lose_shard(host_.shards.remove(shard), "it was ended");
+    }
     const auto at = by_number_.find(report.job);
     if (at == by_number_.end()) continue;
     const std::shared_ptr<RunningJob> job = at->second;

@@ -83,6 +83,7 @@ void serve_under(const ServeConfig& config) {
     const ShardLoop loop(shard, link, io);
     io.run();
   }
+  link.leave();
   shard.stop_threads();
 }
 

@@ -193,9 +193,7 @@ std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
   if (part == parts_.end()) return std::nullopt;
   const Lost lost{part->name, std::exchange(part->cores_left, 0),
                   std::exchange(part->committing, 0)};
-  ShardReport gone{.refused = true,
-                   .code = ErrorCode::kUnavailable,
-                   .text = "it serves no more: its mail does not come"};
+  ShardReport gone{.refused = true, .code = ErrorCode::kUnavailable, .text = "it serves no more"};
   answered(making_, *part, gone);
   for (auto& [rank, asked] : offers_) answered(asked, *part, gone);
   return lost;

@@ -35,7 +35,7 @@ class Shards {
   // there; kInvalid, reports are missing.
   std::vector<ShardReport> mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply,
                                 uint64_t now_ms);
-  // It has sent nonsense: from now on it is not known. REQUIRES: it is there.
+  // It has sent nonsense, or leaves: from now on it is not known. REQUIRES: it is there.
   ShardBox remove(uint64_t shard);
   // Nothing happens if it is lost.
   void send(uint64_t shard, ShardOrder order);

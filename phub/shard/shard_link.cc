@@ -20,6 +20,7 @@ namespace {
 using Steady = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 constexpr milliseconds kBetweenAttempts{200};
+constexpr milliseconds kMostForLeaving{1000};
 
 void ring_bell(int fd) {
   const uint64_t one = 1;
@@ -74,6 +75,15 @@ void ShardLink::rejoin() {
   const std::lock_guard lock(mutex_);
   state_ = State::kApart;
   changed_.notify_all();
+}
+
+void ShardLink::leave() {
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kJoined) return;
+  post_.add({ShardReport{.kind = ShardSays::kLeaves}});
+  changed_.notify_all();
+  changed_.wait_for(lock, kMostForLeaving,
+                    [this] { return state_ != State::kJoined || !post_.has_reports(); });
 }
 
 void ShardLink::lose(const std::string& why) {
@@ -176,6 +186,7 @@ void ShardLink::deliver(const std::stop_token& stop) {
     const std::lock_guard lock(mutex_);
     if (!serves_as(as)) continue;
     post_.delivered(mail);
+    changed_.notify_all();
   }
 }
 

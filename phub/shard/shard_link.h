@@ -37,7 +37,10 @@ class ShardLink {
   };
   News take();
   void send(std::vector<ShardReport> reports);
-  void rejoin();                              // after `lost`: all parts have ended
+  void rejoin();  // after `lost`: all parts have ended
+  // This shard ends: tells the server, so that it need not wait for a lease. Blocks until the
+  // server has answered, at most for a second.
+  void leave();
   int event_fd() const { return event_fd_; }  // readable when there is news
 
  private:

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <memory>
@@ -115,6 +116,22 @@ TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   EXPECT_EQ(arrivals("last").size(), 2u);
   last.end();
   last.check();
+}
+
+TEST_F(ShardsTest, AShardThatIsEndedSaysSo) {
+  ShardProcess shard(server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  Training training(server_.address(), spec("ended"));
+  Process& worker = training.start(0, tcp_);
+  training.start(1, tcp_);
+  ASSERT_TRUE(training.goes_on(10));
+  const auto begin = std::chrono::steady_clock::now();
+  shard.end(SIGTERM);
+  ASSERT_TRUE(becomes_of(0));
+  ASSERT_TRUE(worker.wait(kLong).has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << "half a lease";
+  EXPECT_THAT(worker.output(), HasSubstr("had a part of it, and is lost"));
+  EXPECT_TRUE(becomes([&] { return status().jobs.empty(); }));
 }
 
 // It finds out that it is lost, ends what it had, and serves again.

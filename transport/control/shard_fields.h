@@ -12,9 +12,9 @@ inline constexpr std::string_view kWords<ShardDo>[] = {"make",   "admit",  "reco
                                                        "detach", "attach", "remove"};
 template <>
 inline constexpr std::string_view kWords<ShardSays>[] = {
-    "made",       "offered",  "held",    "committed",    "probed",
-    "detached",   "attached", "removed", "broken",       "violation",
-    "non_finite", "excluded", "failed",  "disconnected", "active"};
+    "made",     "offered",      "held",   "committed", "probed",     "detached",
+    "attached", "removed",      "broken", "violation", "non_finite", "excluded",
+    "failed",   "disconnected", "active", "leaves"};
 
 inline constexpr uint64_t kMaxShardCores = 1u << 12;
 

@@ -47,6 +47,7 @@ enum class ShardSays : uint8_t {
   kFailed,        // a core can do no more for the job; core kNoCore: the device of its link
   kDisconnected,  // the connections of a rank ended
   kActive,        // something has happened since the last probe
+  kLeaves,        // the last report: the shard ends
 };
 
 struct ShardNode {    // of NUMA
