@@ -14,6 +14,7 @@
 #include "phub/job/memory.h"
 #include "phub/plan/limits.h"
 #include "phub/plan/models.h"
+#include "phub/plan/placement.h"
 #include "transport/control/choices.h"
 #include "transport/error.h"
 #include "transport/text.h"
@@ -31,6 +32,9 @@ struct PlanArguments {
   bool checkpoints = false;
   bool gated = false;
   LimitInputs limits;
+  std::string cluster;  // a file; empty: one box is planned, no placements are compared
+  PlacementOptions placement;
+  bool ranks_given = false;
   bool json = false;
 };
 
@@ -130,6 +134,22 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
   return out;
 }
 
+void compare(PlanArguments& arguments) {
+  if (arguments.ranks_given) {
+    if (arguments.options.ranks == 0) fail(ErrorCode::kInvalid, "--ranks is 0");
+    arguments.placement.ranks = arguments.options.ranks;
+  }
+  if (arguments.limits.images_per_s.value_or(1) <= 0 || arguments.limits.batch.value_or(1) <= 0) {
+    fail(ErrorCode::kInvalid, "--images-per-s and --batch must be positive numbers");
+  }
+  const Cluster cluster = load_cluster(arguments.cluster);
+  const Placements placements = compare_placements(cluster, arguments.spec, arguments.options,
+                                                   arguments.limits, arguments.placement);
+  const std::string text = arguments.json ? to_json(placements, cluster) + "\n"
+                                          : escaped_lines(describe(placements, cluster));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
 void run(PlanArguments arguments) {
   JobSpec& spec = arguments.spec;
   KeyTable table = model_or_file(arguments.model);
@@ -140,6 +160,8 @@ void run(PlanArguments arguments) {
   spec.parameter_dtype =
       arguments.parameter_dtype.empty() ? spec.gradient_dtype : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
+
+  if (!arguments.cluster.empty()) return compare(arguments);
 
   numa::Topology topology = load_topology(arguments.topology);
   if (arguments.nics) numa::set_nics(topology, *arguments.nics);
@@ -187,6 +209,32 @@ void add_limit_options(CLI::App* command, LimitInputs& inputs) {
       ->group("Limits of the hardware");
 }
 
+// What a cluster file says of each kind of host, and what was not asked with one.
+void add_placement_options(CLI::App* command, PlanArguments& arguments, CLI::Option* ranks) {
+  const char* group = "Placements";
+  CLI::Option* cluster = command->add_option("--cluster", arguments.cluster,
+                                             "TOML file of hosts: compare placements on them");
+  cluster->type_name("FILE")->group(group);
+  for (const char* name :
+       {"--topology", "--nics", "--cores", "--checkpoints", "--link-gbps", "--pcie-gbps",
+        "--pcie-node-gbps", "--memory-gbps", "--core-gbps", "--worker-link-gbps"}) {
+    cluster->excludes(command->get_option(name));
+  }
+  command
+      ->add_option("--placement", arguments.placement.placement,
+                   fmt::format("all, {}", fmt::join(kPlacements, ", ")))
+      ->capture_default_str()
+      ->needs(cluster)
+      ->group(group);
+  command
+      ->add_option("--boxes", arguments.placement.boxes,
+                   "Hosts that serve, of dedicated-sharded (default: all of role box)")
+      ->check(CLI::Range(1, 4096))
+      ->needs(cluster)
+      ->group(group);
+  ranks->each([&arguments](const std::string&) { arguments.ranks_given = true; });
+}
+
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
@@ -197,7 +245,8 @@ void add_plan_command(CLI::App& app) {
       ->add_option("model", arguments->model,
                    fmt::format("{}, or a JSON file of keys", fmt::join(model_names(), ", ")))
       ->required();
-  command->add_option("--ranks", arguments->options.ranks, "Workers")->capture_default_str();
+  CLI::Option* ranks =
+      command->add_option("--ranks", arguments->options.ranks, "Workers")->capture_default_str();
   command
       ->add_option(
           "--topology", arguments->topology,
@@ -227,6 +276,7 @@ void add_plan_command(CLI::App& app) {
                       "Format that is written back (default: that of the gradients)");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
+  add_placement_options(command, *arguments, ranks);
   command->callback([arguments] { run(*arguments); });
 }
 

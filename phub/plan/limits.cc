@@ -69,51 +69,93 @@ std::vector<std::string> missing_of(const LimitInputs& inputs) {
   return missing;
 }
 
-// The part with the most elements. All parts of a kind are equally fast, so it is the slowest.
+// What crosses a part of a host in a round, in elements of the model.
+struct Share {
+  double served = 0;   // of the chunks that it serves: gradients in and parameters out per worker
+  double own = 0;      // of those, what a worker on the host exchanges without its NICs
+  double carried = 0;  // of what that worker exchanges with other boxes
+};
+
+// The part with the most bytes. All parts of a kind are equally fast, so it is the slowest.
 struct Part {
   std::string where;
-  double elements = 0;
-  void keep_larger(const std::string& name, double count) {
-    if (where.empty() || count > elements) where = name, elements = count;
+  Share share;
+  void keep_larger(const std::string& name, const Share& other) {
+    if (where.empty() || other.served > share.served) where = name, share = other;
   }
 };
 
 struct Parts {
   Part nic, node, core;
-  double all = 0;
+  double all = 0;     // elements of the model
+  double served = 0;  // by these boxes
 };
 
-Parts parts_of(const Plan& plan) {
+// Of one host, or, without one, of all boxes of the plan.
+Parts parts_of(const Plan& plan, const Host* host) {
   Parts parts;
-  std::map<uint32_t, double> nodes;  // elements by the system's number
-  for (const NicPlan& nic : plan.nics) {
-    parts.nic.keep_larger(nic.name, static_cast<double>(nic.elements));
-  }
+  const auto is_here = [&](const CorePlan& core) {
+    return host == nullptr || host->box == core.box;
+  };
+  const double own = host != nullptr && host->worker ? 1 : 0;
+  std::map<uint32_t, std::pair<double, uint32_t>> nodes;  // elements, the system's number
   for (const CorePlan& core : plan.cores) {
     const auto elements = static_cast<double>(core.elements);
-    parts.core.keep_larger(fmt::format("CPU {}", core.os_cpu), elements);
-    nodes[core.os_node] += elements;
     parts.all += elements;
+    if (!is_here(core)) continue;
+    parts.served += elements;
+    parts.core.keep_larger(fmt::format("CPU {}", core.os_cpu), {elements, elements * own, 0});
+    nodes[core.node].first += elements;
+    nodes[core.node].second = core.os_node;
   }
-  for (const auto& [node, elements] : nodes) {
-    parts.node.keep_larger(fmt::format("node {}", node), elements);
+  const double carried = (parts.all - parts.served) * own;
+  const double by_nic = host != nullptr ? carried / host->nics : 0;
+  const double by_node = host != nullptr ? carried / host->nodes : 0;
+  for (const QueuePlan& queue : plan.queues) {
+    if (!is_here(plan.cores[queue.core])) continue;
+    const NicPlan& nic = plan.nics[queue.nic];
+    const auto elements = static_cast<double>(nic.elements);
+    parts.nic.keep_larger(nic.name, {elements, elements * own, by_nic});
+  }
+  for (const auto& [node, load] : nodes) {
+    parts.node.keep_larger(fmt::format("node {}", load.second),
+                           {load.first, load.first * own, by_node});
+  }
+  if (nodes.empty()) {  // only the worker
+    parts.nic.keep_larger("any NIC", {0, 0, by_nic});
+    parts.node.keep_larger("any node", {0, 0, by_node});
   }
   return parts;
+}
+
+// What NICs carry: each worker's gradients in and parameters out, but for a worker on the host,
+// which has it the other way round with other boxes.
+struct Exchange {
+  Traffic per_worker, fixed;
+};
+Exchange exchanged(const Share& share, const Element& element) {
+  return {{element.gradient * share.served, element.parameter * share.served},
+          {element.parameter * share.carried - element.gradient * share.own,
+           element.gradient * share.carried - element.parameter * share.own}};
 }
 
 // A node's memory. NICs write gradients and cores read them; cores write results and NICs read them
 // once per worker. With DDIO all of that stays in the cache, but for the results that cores write
 // back. Over shared memory the workers take the place of the NICs; the time in which they read
-// results is not counted.
+// results is not counted. From a worker's memory gradients are read, and parameters written there;
+// this includes what it exchanges with its own host.
 Limit memory_limit(const Part& part, const Element& element, const LimitInputs& inputs) {
   Limit limit{.resource = "memory", .where = part.where};
+  const Share& share = part.share;
+  limit.fixed = {element.written * share.served, element.read * share.served};
   if (!inputs.nics) {
-    limit.per_worker.out = element.gradient * part.elements;
+    limit.per_worker.out = element.gradient * share.served;
   } else if (!inputs.ddio) {
-    limit.per_worker.in = element.gradient * part.elements;
-    limit.per_worker.out = (element.gradient + element.parameter) * part.elements;
+    limit.per_worker.in = element.gradient * share.served;
+    limit.per_worker.out = (element.gradient + element.parameter) * share.served;
+    limit.fixed.in += element.parameter * (share.carried + share.own);
+    limit.fixed.out += element.gradient * (share.carried + share.own);
   }
-  limit.fixed = {element.written * part.elements, element.read * part.elements};
   limit.bytes_per_s = *inputs.memory_gb_s * 1e9;
   return limit;
 }
@@ -122,40 +164,25 @@ constexpr double bytes_per_s(double gbit_s) { return gbit_s * 1e9 / 8; }
 
 std::vector<Limit> limits_of(const Parts& parts, const Element& element,
                              const LimitInputs& inputs) {
-  const auto exchanged = [&](double elements) {
-    return Traffic{element.gradient * elements, element.parameter * elements};
-  };
   std::vector<Limit> all;
+  const auto add_nics = [&](const char* resource, const Part& part, double rate, bool duplex) {
+    const Exchange bytes = exchanged(part.share, element);
+    all.push_back({resource, part.where, bytes.per_worker, bytes.fixed, rate, duplex});
+  };
   if (inputs.nics && inputs.link_gbit_s) {
-    all.push_back({"links",
-                   parts.nic.where,
-                   exchanged(parts.nic.elements),
-                   {},
-                   bytes_per_s(*inputs.link_gbit_s),
-                   true});
+    add_nics("links", parts.nic, bytes_per_s(*inputs.link_gbit_s), true);
   }
-  if (inputs.nics && inputs.pcie_gb_s) {
-    all.push_back({"PCIe",
-                   parts.nic.where,
-                   exchanged(parts.nic.elements),
-                   {},
-                   *inputs.pcie_gb_s * 1e9,
-                   true});
-  }
+  if (inputs.nics && inputs.pcie_gb_s) add_nics("PCIe", parts.nic, *inputs.pcie_gb_s * 1e9, true);
   if (inputs.nics && inputs.pcie_node_gb_s) {
-    all.push_back({"PCIe of a node",
-                   parts.node.where,
-                   exchanged(parts.node.elements),
-                   {},
-                   *inputs.pcie_node_gb_s * 1e9,
-                   false});
+    add_nics("PCIe of a node", parts.node, *inputs.pcie_node_gb_s * 1e9, false);
   }
   if (inputs.memory_gb_s) all.push_back(memory_limit(parts.node, element, inputs));
-  if (inputs.core_gb_s) {
+  if (inputs.core_gb_s && !parts.core.where.empty()) {
+    const double elements = parts.core.share.served;
     all.push_back({"cores",
                    parts.core.where,
-                   {element.gradient * parts.core.elements, 0},
-                   {element.read * parts.core.elements, element.written * parts.core.elements},
+                   {element.gradient * elements, 0},
+                   {element.read * elements, element.written * elements},
                    *inputs.core_gb_s * 1e9,
                    false});
   }
@@ -214,11 +241,14 @@ std::optional<uint64_t> Limit::workers_within(double seconds) const {
   return static_cast<uint64_t>(std::min(most * (1 + kRounding), kMost));
 }
 
-Limits find_limits(const Plan& plan, const JobSpec& spec, const LimitInputs& inputs) {
+namespace {
+
+Limits find_limits_of(const Plan& plan, const Host* host, const JobSpec& spec,
+                      const LimitInputs& inputs) {
   check(inputs);
   Limits limits;
-  limits.workers = std::max({spec.max_ranks, spec.world_size, 1u});
-  limits.all = limits_of(parts_of(plan), element_of(spec), inputs);
+  limits.workers = ranks_of(spec);
+  limits.all = limits_of(parts_of(plan, host), element_of(spec), inputs);
   limits.missing = missing_of(inputs);
   const auto workers = static_cast<double>(limits.workers);
   for (size_t i = 0; i < limits.all.size(); i++) {
@@ -227,6 +257,29 @@ Limits find_limits(const Plan& plan, const JobSpec& spec, const LimitInputs& inp
   }
   feed(inputs, limits);
   return limits;
+}
+
+}  // namespace
+
+Limits find_limits(const Plan& plan, const JobSpec& spec, const LimitInputs& inputs) {
+  return find_limits_of(plan, nullptr, spec, inputs);
+}
+
+Limits find_limits(const Plan& plan, const Host& host, const JobSpec& spec,
+                   const LimitInputs& inputs) {
+  LimitInputs of_host = inputs;
+  of_host.worker_link_gbit_s.reset();  // the worker's bytes are on the host's own links
+  return find_limits_of(plan, &host, spec, of_host);
+}
+
+Traffic nic_traffic(const Plan& plan, const Host& host, const JobSpec& spec) {
+  const Parts parts = parts_of(plan, &host);
+  const double own = host.worker ? parts.served : 0;
+  const double carried = host.worker ? parts.all - parts.served : 0;
+  const Exchange bytes = exchanged({parts.served, own, carried}, element_of(spec));
+  const auto workers = static_cast<double>(ranks_of(spec));
+  return {bytes.per_worker.in * workers + bytes.fixed.in,
+          bytes.per_worker.out * workers + bytes.fixed.out};
 }
 
 }  // namespace phub

@@ -47,7 +47,7 @@ struct Limit {
   std::string resource;  // "links", "PCIe", "PCIe of a node", "memory", "cores", "worker links"
   std::string where;     // the part with the most bytes: "nic3", "node 1", "CPU 5", "a worker"
   Traffic per_worker;    // for each worker
-  Traffic fixed;         // whatever the number of workers
+  Traffic fixed;         // whatever the number of workers; below 0: a worker that is on the host
   double bytes_per_s = 0;
   bool duplex = false;  // bytes_per_s holds for each direction; false: for the sum of both
 
@@ -72,8 +72,24 @@ struct Limits {
 };
 
 // Throws Error(kInvalid), which names the option, if an input is not a positive number or a word of
-// `spec` is unknown.
+// `spec` is unknown. Of a plan for several boxes: of each resource, the worst part of any box.
 Limits find_limits(const Plan& plan, const JobSpec& spec, const LimitInputs& inputs);
+
+// A host of those that exchange a job: it serves a part, or a worker runs on it, or both. The
+// worker reaches the part on its own host without NICs, and spreads everything else evenly over
+// them.
+struct Host {
+  std::optional<uint32_t> box;  // of the plan; nothing: it serves nothing
+  bool worker = false;
+  uint32_t nics = 1;   // that the worker uses
+  uint32_t nodes = 1;  // that have these NICs
+};
+// What that host allows: a resource has the bytes of the box and those of the worker.
+// inputs.worker_link_gbit_s is not used. REQUIRES: inputs.nics.
+Limits find_limits(const Plan& plan, const Host& host, const JobSpec& spec,
+                   const LimitInputs& inputs);
+// The bytes that cross all of the host's NICs in a round.
+Traffic nic_traffic(const Plan& plan, const Host& host, const JobSpec& spec);
 
 // As text: inputs, the table, the answer, and the assumptions.
 std::string describe(const Limits& limits, const LimitInputs& inputs);

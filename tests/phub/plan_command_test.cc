@@ -170,6 +170,39 @@ TEST(PlanCommand, PrintsTheExampleOfTheReadme) {
   EXPECT_THAT(readme, HasSubstr(shown));
 }
 
+// … and a cluster: the file of the example, and what is printed.
+TEST(PlanCommand, ComparesThePlacementsOfTheReadme) {
+  std::ifstream file(PHUB_README);
+  const std::string readme(std::istreambuf_iterator<char>(file), {});
+  const size_t begin = readme.find("[[host]]\nkind"), end = readme.find("```", begin);
+  ASSERT_NE(end, readme.npos);
+  const std::string path = testing::TempDir() + "plan_command_test_cluster.toml";
+  std::ofstream(path) << readme.substr(begin, end - begin);
+  std::vector<std::string> arguments = {"resnet50", "--optimizer", "nesterov", "--cluster",
+                                        path,       "--batch",     "32"};
+  std::istringstream lines(output_of(arguments));
+  std::string shown;
+  for (std::string line; std::getline(lines, line);) shown += "    " + line + '\n';
+  EXPECT_THAT(readme, HasSubstr(shown));
+
+  for (const char* word : {"--json", "--placement", "dedicated-sharded", "--ranks", "3"}) {
+    arguments.emplace_back(word);
+  }
+  const auto json = nlohmann::json::parse(output_of(arguments));
+  EXPECT_EQ(json.at("ranks"), 3);
+  EXPECT_EQ(json.at("recommended"), "dedicated-sharded");
+  EXPECT_EQ(json.at("placements").size(), 1u);
+  arguments.back() = "0";
+  EXPECT_THAT(error_of(arguments), HasSubstr("--ranks is 0"));
+  arguments.back() = "99";
+  EXPECT_THAT(error_of(arguments), HasSubstr("--ranks is 99, and the cluster has 8"));
+  arguments.insert(arguments.end(), {"--nics", "3"});
+  EXPECT_THAT(error_of(arguments), HasSubstr("--nics excludes --cluster"));
+  EXPECT_THAT(error_of({"vgg19", "--cluster", "nowhere.toml"}),
+              HasSubstr("nowhere.toml: No such file"));
+  EXPECT_THAT(error_of({"vgg19", "--boxes", "2"}), HasSubstr("--boxes requires --cluster"));
+}
+
 TEST(PlanMemory, HoldsWhatTheJobNeeds) {
   numa::Topology topology = numa::from_synthetic("pack:1 core:2 pu:1");
   JobSpec spec{.name = "m", .keys = {{.name = "a", .elements = 32 * 1000}}, .max_ranks = 3};

@@ -1,0 +1,67 @@
+// Where a parameter server's parts may run, and what each choice allows on a cluster: the plan over
+// the hosts that serve (plan.h), and the limits of every host (limits.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phub/plan/cluster.h"
+#include "phub/plan/limits.h"
+#include "phub/plan/plan.h"
+
+namespace phub {
+
+// Bytes of a serving host and direction, for W workers, M bytes and S boxes:
+// dedicated-central W·M, dedicated-sharded W·M/S, colocated-central (W-1)·M, colocated-sharded
+// 2(W-1)/W·M.
+inline constexpr std::array<std::string_view, 4> kPlacements = {
+    "dedicated-central", "dedicated-sharded", "colocated-central", "colocated-sharded"};
+
+struct PlacementOptions {
+  std::string placement = "all";  // or one of kPlacements
+  uint32_t ranks = 0;             // workers; 0: one on each host of a worker kind
+  uint32_t boxes = 0;             // of dedicated-sharded; 0: all
+};
+
+struct HostLoad {
+  uint32_t kind = 0;  // of Cluster::kinds
+  Host host;
+  Traffic bytes;       // of all NICs of the host
+  double seconds = 0;  // of a round
+  std::string resource, where;
+};
+
+struct Placement {
+  std::string name;
+  uint32_t boxes = 0;            // that serve
+  uint32_t dedicated = 0;        // of these, hosts without a worker
+  std::vector<HostLoad> hosts;   // boxes in the order of the plan, then the others
+  size_t busiest = 0;            // of hosts: the slowest, of these the one with the most bytes
+  double seconds = 0;            // of a round
+  std::optional<double> images;  // images/s of all workers, if it is known how fast they are
+};
+
+struct Placements {
+  uint32_t ranks = 0;
+  std::vector<Placement> all;
+  std::vector<std::string> left_out;  // placements that the cluster does not allow, and why
+  size_t recommended = 0;             // of all
+  std::string reason;                 // a sentence
+};
+
+// images_per_s, batch and ddio of `inputs` hold for all hosts; a kind's images_per_s is its own.
+// spec.max_ranks is replaced by the number of workers. Throws Error(kInvalid), which names the
+// option.
+Placements compare_placements(const Cluster& cluster, const JobSpec& spec,
+                              const PlanOptions& plan_options, const LimitInputs& inputs,
+                              const PlacementOptions& options);
+
+std::string describe(const Placements& placements, const Cluster& cluster);
+std::string to_json(const Placements& placements, const Cluster& cluster);
+
+}  // namespace phub
