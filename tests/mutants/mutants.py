@@ -511,7 +511,7 @@ MUTANTS = [
     Mutant("both: a worker's memory is not counted where a shard is, too", LIMITS,
            "limit.fixed.in += element.parameter * (share.carried + share.own);",
            "limit.fixed.in += element.parameter * share.carried;", ("phub/placement_test",)),
-    Mutant("own: a worker reaches the part on its own host over the NICs", LIMITS,
+    Mutant("home: a worker reaches the part on its own host over the NICs", LIMITS,
            "const double own = host.worker ? parts.served : 0;",
            "const double own = 0;", ("phub/placement_test",)),
     Mutant("dearest: of placements that are as fast the one with the most boxes is recommended",
