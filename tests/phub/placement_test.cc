@@ -63,8 +63,10 @@ TEST(Placement, BytesAreThoseOfTheTable) {
       double sum = 0;
       for (const HostLoad& load : p.hosts) {
         EXPECT_DOUBLE_EQ(load.bytes.in, load.bytes.out) << name;
-        if (!load.host.box) EXPECT_DOUBLE_EQ(load.bytes.in, kModel) << name << ", a worker's";
-        if (!load.host.box) continue;
+        if (!load.host.box) {
+          EXPECT_DOUBLE_EQ(load.bytes.in, kModel) << name << ", a worker's";
+          continue;
+        }
         EXPECT_NEAR(load.bytes.in, each, each * within + 1e-3) << name;
         sum += load.bytes.in;
       }
