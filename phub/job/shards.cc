@@ -55,6 +55,7 @@ std::vector<ShardReport> Shards::mail(uint64_t id, ShardMail mail, Reply<ShardOr
          mail.first, mail.received, shard.reports, shard.first + shard.orders.size());
   }
   shard.heard_ms = now_ms;
+  shard.serves = true;
   for (; shard.first < mail.received; ++shard.first) shard.orders.pop_front();
   const size_t known = std::min<uint64_t>(shard.reports - mail.first, mail.reports.size());
   mail.reports.erase(mail.reports.begin(), mail.reports.begin() + static_cast<ptrdiff_t>(known));
@@ -87,19 +88,20 @@ void Shards::send(uint64_t id, ShardOrder order) {
 
 std::vector<ShardBox> Shards::tick(uint64_t now_ms) {
   std::vector<ShardBox> lost;
-  for (Shard& shard : shards_) {
+  std::erase_if(shards_, [&](Shard& shard) {
     if (shard.waits && now_ms >= shard.waits_until_ms) answer_waiting(shard);
-    if (!shard.waits && now_ms > shard.heard_ms + kLeaseMs) lost.push_back(shard.box);
-  }
-  std::erase_if(shards_, [&](const Shard& shard) {
-    return std::ranges::count(lost, shard.box.id, &ShardBox::id) > 0;
+    if (shard.waits || now_ms <= shard.heard_ms + kLeaseMs) return false;
+    if (shard.serves) lost.push_back(shard.box);
+    return true;
   });
   return lost;
 }
 
 std::vector<ShardBox> Shards::boxes() const {
   std::vector<ShardBox> boxes;
-  for (const Shard& shard : shards_) boxes.push_back(shard.box);
+  for (const Shard& shard : shards_) {
+    if (shard.serves) boxes.push_back(shard.box);
+  }
   return boxes;
 }
 

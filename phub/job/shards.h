@@ -3,7 +3,8 @@
 //
 // Orders wait here until the shard has said that it received them, its reports count once, so a
 // connection that breaks loses nothing. A shard that sends no mail for kLeaseMs is lost, with what
-// it has of every job.
+// it has of every job. One that has sent none yet gets no part: perhaps it does not know that it
+// has joined.
 #pragma once
 
 #include <cstdint>
@@ -42,13 +43,13 @@ class Shards {
   // Answers those that have waited long enough, and returns those that are lost since.
   std::vector<ShardBox> tick(uint64_t now_ms);
 
-  std::vector<ShardBox> boxes() const;  // in the order in which they came
-  bool empty() const { return shards_.empty(); }
+  std::vector<ShardBox> boxes() const;  // that have sent mail, in the order in which they joined
 
  private:
   struct Shard {
     ShardBox box;
     uint64_t heard_ms = 0;
+    bool serves = false;   // it has sent mail
     uint64_t reports = 0;  // that were taken
     uint64_t first = 0;    // number of the first of the orders
     std::deque<ShardOrder> orders;

@@ -107,6 +107,7 @@ TEST_F(ShardsTest, MailThatLacksSomethingIsRefused) {
 
 TEST_F(ShardsTest, WhoSendsNoMailForALeaseIsLost) {
   const uint64_t quiet = join("quiet", 0), talks = join("talks", 0);
+  mail(quiet, {}, nullptr, 0);
   mail(talks, {}, nullptr, Shards::kLeaseMs);
   const std::vector<ShardBox> lost = shards_.tick(Shards::kLeaseMs + 1);
   ASSERT_THAT(lost, SizeIs(1));
@@ -114,6 +115,16 @@ TEST_F(ShardsTest, WhoSendsNoMailForALeaseIsLost) {
   EXPECT_THAT(shards_.boxes(), SizeIs(1));
   shards_.send(quiet, {.kind = ShardDo::kHold});  // nobody is there
   EXPECT_THROW(mail(quiet, {}), Error);
+}
+
+TEST_F(ShardsTest, WhoHasSentNoMailServesNotYetAndIsForgottenAfterALease) {
+  const uint64_t box = join();
+  EXPECT_THAT(shards_.boxes(), IsEmpty());
+  EXPECT_THAT(shards_.tick(Shards::kLeaseMs + 1), IsEmpty());
+  EXPECT_THROW(mail(box, {}), Error);
+  const uint64_t again = join("box", Shards::kLeaseMs + 1);
+  mail(again, {}, nullptr, Shards::kLeaseMs + 1);
+  EXPECT_THAT(shards_.boxes(), SizeIs(1));
 }
 
 }  // namespace
