@@ -282,11 +282,14 @@ void RunningJob::continue_reconnection(uint32_t rank) {
   if (remote_.empty()) return attach_again(rank);
   remote_.reconnect(rank, reconnection.offer, [this, rank](const std::optional<Error>& refused) {
     const auto waiting = reconnections_.find(rank);
-    if (waiting == reconnections_.end()) return;
-    if (!refused) return attach_again(rank);
+    if (waiting == reconnections_.end() || ending_) return;
+    const uint32_t incarnation = waiting->second.incarnation;
+    const bool secure = membership_.is_secure(rank, incarnation);
+    if (!refused && secure) return attach_again(rank);
     const Reply<Offer> reply = std::move(waiting->second.reply);
     reconnections_.erase(waiting);
-    reply({refused->code(), refused->what()});
+    if (refused) return reply({refused->code(), refused->what()});
+    reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
   });
 }
 
