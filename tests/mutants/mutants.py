@@ -1001,8 +1001,6 @@ MUTANTS = [
     Mutant("shard-made: a box that is lost ends a job that no core has yet",
            "phub/job/running_job_shards.cc", "if (!lost || being_made) return;", "if (!lost) return;",
            ("sim/rack_test:*SeedsThatStay*",)),
-    Mutant("shard-again: an order that comes again counts again", "phub/shard/shard_post.h",
-           "if (came.first + i != orders_) continue;", "", ("sim/rack_test", "worker/shards_test")),
     Mutant("shard-leaves: a shard's goodbye is not heard", "phub/server.cc",
            "if (report.kind == ShardSays::kLeaves) {", "if (false) {",
            ("worker/shards_test:ShardsTest.AShardThatIsEnded*",)),
