@@ -234,7 +234,7 @@ TEST_F(VerbsBadInputTest, HellosThatAreRefused) {
   for (const uint16_t queue : {1, 2, 65535}) {
     hello = good, hello.queue = queue;
     expect(bytes_of(hello), ErrorCode::kInvalid,
-           "queue " + std::to_string(queue) + ": this job has 1");
+           "queue " + std::to_string(queue) + ": this box has 1 of the job's 1, from queue 0 on");
   }
   for (const TransportEvent& event : rig_->events()) {  // for the server's log
     EXPECT_EQ(event.kind, TransportEvent::kRefused);
