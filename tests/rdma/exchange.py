@@ -13,31 +13,73 @@ import threading
 import time
 
 from machines import (BIN, NICS, SERVER, TESTS, Failure, completed_round, end, expect, figure, get,
-                      job, on_box, refused_packets, request, run_cases, until, wire_bytes)
+                      job, on_box, refused_packets, request, run_cases, until, wait_for_server, wire_bytes)
 
 ROUNDS = 300  # of the digits, as in run
 MIB = 1 << 20
 PACKET = 4096 + 58  # bytes on the wire
 
 
-def digits():
+def train_digits(port, check):
+    """The training ends with the parameters of shared memory; check(status) sees it while it goes on."""
     folder = sys.argv[1]
     begin = time.monotonic()
     workers = [
-        subprocess.Popen([f"{BIN}/digits", "--server", SERVER, "--job", "digits", "--world", "4",
+        subprocess.Popen([f"{BIN}/digits", "--server", f"10.77.0.1:{port}", "--job", "digits", "--world", "4",
                           "--rounds", str(ROUNDS), "--rank", str(rank), "--out", f"/tmp/digits{rank}"],
                          env=os.environ | {"PHUB_TRANSPORT": "verbs"})
         for rank in range(4)
     ]
-    status = until(lambda: job("digits"), 20, "the job is there")
-    expect(status["transport"] == "verbs", f"the job goes over {status['transport']}")
-    end(workers, 150)
+    try:
+        check(until(lambda: (s := job("digits", port)) and s.get("completed_round", 0) > 1 and s, 60,
+                    "the job goes on"))
+    finally:
+        end(workers, 150)
     for rank, worker in enumerate(workers):
         expect(worker.returncode == 0, f"rank {rank} ended with status {worker.returncode}")
         expect(filecmp.cmp(f"/tmp/digits{rank}", f"{folder}/digits", shallow=False),
                f"rank {rank} has other parameters than over shared memory")
-    figure(f"digits: 4 ranks x {ROUNDS} rounds in {time.monotonic() - begin:.0f} s, "
+    return time.monotonic() - begin
+
+
+def digits():
+    def check(status):
+        expect(status["transport"] == "verbs", f"the job goes over {status['transport']}")
+
+    seconds = train_digits(7717, check)
+    figure(f"digits: 4 ranks x {ROUNDS} rounds in {seconds:.0f} s, "
            f"all parameters equal those over shared memory")
+
+
+def shards():
+    """A box under a server, each with a NIC of both nodes."""
+    port, boxes = 7727, {0: ("rxe0", "rxe2"), 1: ("rxe1", "rxe3")}
+    started = []
+    for box, nics in boxes.items():
+        role = "--join 10.77.0.1:7727 --listen 10.77.0.1:0" if box else "--listen '*:7727'"
+        started.append(on_box(f"{BIN}/phub serve {role} --insecure --transports verbs --devices {','.join(nics)} "
+                              f"--cores 2 --pin false >/tmp/serve{box} 2>&1 & echo $!").strip())
+        if box == 0:
+            wait_for_server(port)
+    try:
+        until(lambda: get("/v1/status", port).get("shards"), 30, "a box serves under the server")
+        before = wire_bytes()
+
+        def check(status):
+            queues = [(core.get("box", 0), queue["nic"]) for core in status["cores"] for queue in core["queues"]]
+            expect(sorted(set(queues)) == [(box, nic) for box, nics in boxes.items() for nic in nics],
+                   f"queues of every NIC of both boxes: {queues}")
+
+        seconds = train_digits(port, check)
+        wires = [after[0] - b[0] for after, b in zip(wire_bytes(), before)]
+        expect(max(wires) < 2 * min(wires), f"bytes to the boxes, on each wire: {wires}")
+        figure(f"shards: 4 ranks x {ROUNDS} rounds in {seconds:.0f} s at two boxes of two NICs, "
+               f"all parameters equal those over shared memory; bytes to the boxes on each wire: {wires}")
+    except Exception:
+        print(on_box("cat /tmp/serve[01]"), flush=True)
+        raise
+    finally:
+        on_box(f"kill {' '.join(reversed(started))}")
 
 
 class Load:
@@ -274,4 +316,4 @@ def numa():
            f"{on_node['1'] / MIB:.1f} MiB on node 1, none elsewhere; {allowed}")
 
 
-run_cases({"digits": digits, "zerocompute": zerocompute, "numa": numa}, sys.argv[2:])
+run_cases({"digits": digits, "shards": shards, "zerocompute": zerocompute, "numa": numa}, sys.argv[2:])

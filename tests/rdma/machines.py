@@ -38,11 +38,11 @@ def on_box(command):
     return output
 
 
-def request(method, path, body=None):
+def request(method, path, body=None, port=7717):
     """A request of the control port."""
     sent = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("10.77.0.1", 7717), timeout=30) as connection:
+    with socket.create_connection(("10.77.0.1", port), timeout=30) as connection:
         connection.sendall(head.encode() + sent)
         with connection.makefile("rb") as answer:
             head, _, body = answer.read().partition(b"\r\n\r\n")
@@ -50,13 +50,13 @@ def request(method, path, body=None):
     return json.loads(body)
 
 
-def get(path):
-    return request("GET", path)
+def get(path, port=7717):
+    return request("GET", path, port=port)
 
 
-def job(name):
+def job(name, port=7717):
     """The status of a job, or None."""
-    return next((j for j in get("/v1/status")["jobs"] if j["name"] == name), None)
+    return next((j for j in get("/v1/status", port)["jobs"] if j["name"] == name), None)
 
 
 def completed_round(name):
@@ -80,10 +80,10 @@ def until(condition, seconds, what):
         time.sleep(0.1)
 
 
-def wait_for_server():
+def wait_for_server(port=7717):
     def answers():
         try:
-            return get("/v1/status")
+            return get("/v1/status", port)
         except OSError:
             return None
 
