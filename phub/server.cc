@@ -65,7 +65,12 @@ std::vector<int> Server::event_fds() const {
   return fds;
 }
 
+void Server::check_ready() {
+  if (draining_) fail(ErrorCode::kUnavailable, "this server is about to end: it saves its jobs");
+}
+
 void Server::save_all() {
+  draining_ = true;
   for (auto& [name, job] : jobs_) job->save();
 }
 

@@ -77,6 +77,7 @@ class Server final : public ControlHandler {
   void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
+  void check_ready() override;
   ServerStatus status() override;
   JobStatus job_status(const std::string& job) override;
   const JobOwner* owner(const std::string& job) const override;
@@ -86,7 +87,8 @@ class Server final : public ControlHandler {
   void join_shard(ShardHello hello, Reply<ShardWelcome> reply) override;
   void take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply) override;
 
-  // Saves every job that has something to save, once more: is_saving() until that is done.
+  // The server is about to end: saves every job that has something to save, once more. is_saving()
+  // until that is done; from now on it is not ready.
   void save_all();
   bool is_saving() const;
 
@@ -148,6 +150,7 @@ class Server final : public ControlHandler {
   std::vector<Join> waiting_;   // until a job has ended: they need its name, or its memory
   uint32_t freeing_ = 0;        // jobs that have ended but still hold memory
   uint64_t tick_ms_ = kIdleMs;  // the shortest of the jobs' intervals
+  bool draining_ = false;       // save_all() was called
   uint64_t next_tick_ms_ = 0;
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;

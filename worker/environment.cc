@@ -16,11 +16,12 @@ namespace phub {
 namespace {
 
 // The first launcher that sets both counts.
-constexpr std::array<std::pair<const char*, const char*>, 4> kLaunchers = {{
+constexpr std::array<std::pair<const char*, const char*>, 5> kLaunchers = {{
     {"PHUB_RANK", "PHUB_WORLD_SIZE"},
     {"RANK", "WORLD_SIZE"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     {"SLURM_PROCID", "SLURM_NTASKS"},
+    {"JOB_COMPLETION_INDEX", "WORLD_SIZE"},  // an indexed Job of Kubernetes
 }};
 
 // The job's name: ours, or what the launcher calls all processes that it started together.

@@ -78,14 +78,15 @@ std::vector<std::string> split_list(std::string_view text) {
 constexpr std::array<Option, 23> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
-     "addresses of this machine. [127.0.0.1:7717]",
+     "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        for (const std::string& value : values) parse_host_port(value);
        config.listen = values;
      }},
     {"join", "HOST:PORT", Kind::kText,
      "Serve under this server: this box gets a part of the chunks of its jobs over tcp and verbs. "
-     "--listen then says where data is taken; the token is PHUB_TOKEN's, of role admin. [alone]",
+     "--listen then says where data is taken, and where /healthz and /readyz are; the token is "
+     "PHUB_TOKEN's, of role admin. [alone]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        parse_server_address(values[0]);
        config.join = values[0];

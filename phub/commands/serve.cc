@@ -67,16 +67,6 @@ void check_exposed(const ServeConfig& config, const HttpServer& port) {
   }
 }
 
-std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {
-  if (config.tls_cert.empty()) return nullptr;
-  TlsOptions options;
-  options.files = tls_files(config);
-  options.note = [&io](const std::string& line) {
-    boost::asio::post(io, [line] { spdlog::info("{}", escaped(line)); });
-  };
-  return std::make_unique<TlsFront>(std::move(options));
-}
-
 // Reads tokens, keys and certificates again on SIGHUP, and ends the ranks whose token is no longer
 // good. Without them SIGHUP does nothing, but would end the server.
 class SecretsWatch {

@@ -118,4 +118,14 @@ void check_tls_options(const ServeConfig& config) {
   if (config.tls_data) fail(ErrorCode::kInvalid, "--tls-data needs --tls-cert and --tls-key");
 }
 
+std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {
+  if (config.tls_cert.empty()) return nullptr;
+  TlsOptions options;
+  options.files = tls_files(config);
+  options.note = [&io](const std::string& line) {
+    boost::asio::post(io, [line] { spdlog::info("{}", escaped(line)); });
+  };
+  return std::make_unique<TlsFront>(std::move(options));
+}
+
 }  // namespace phub

@@ -7,9 +7,14 @@
 
 #include "numa/topology.h"
 #include "phub/commands/config.h"
+#include "phub/control/tls_front.h"
 #include "transport/tls/files.h"
 #include "transport/tls/server.h"
 #include "transport/transport.h"
+
+namespace boost::asio {
+class io_context;
+}
 
 namespace phub {
 
@@ -24,6 +29,8 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
 void raise_descriptor_limit();
 TlsServerFiles tls_files(const ServeConfig& config);
 void check_tls_options(const ServeConfig& config);
+// Of the control port. Null: it is plain HTTP.
+std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io);
 
 // `phub serve --join`: serves under another server until SIGTERM or Ctrl-C.
 void serve_under(const ServeConfig& config);

@@ -7,10 +7,13 @@
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "phub/commands/serve_setup.h"
+#include "phub/commands/shard_health.h"
+#include "phub/control/port.h"
 #include "phub/shard/shard_link.h"
 #include "phub/shard/shard_loop.h"
 #include "phub/shard/shard_server.h"
@@ -75,14 +78,26 @@ void serve_under(const ServeConfig& config) {
                   .tls = client_tls_from_environment(),
                   .note = [](const std::string& line) { spdlog::info("{}", escaped(line)); }},
                  shard.hello());
+  ShardHealth health(config.join, [&link] { return link.has_joined(); });
+  const std::unique_ptr<TlsFront> tls = make_tls(config, io);
+  HttpOptions http;
+  http.listen = config.listen;
+  // That of the server, which may be on this machine.
+  if (http.listen == ServeConfig{}.listen) http.listen = {"127.0.0.1:0"};
+  http.tls = tls.get();
+  HttpServer port(io, health, http);
   shard.start_threads();
   print_lines(shard.describe());
   fmt::print("serving under {}\n", config.join);
+  for (const std::string& address : port.addresses()) {
+    fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
+  }
   std::fflush(stdout);
   {
     const ShardLoop loop(shard, link, io);
     io.run();
   }
+  port.stop();
   link.leave();
   shard.stop_threads();
 }

@@ -278,9 +278,13 @@ void page(Call& call) {
   call.answer({.body = std::string(file.text), .content_type = file.content_type});
 }
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
+void readyz(Call& call) {
+  call.handler.check_ready();
+  call.answer({.body = "ready\n", .content_type = "text/plain"});
+}
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 28> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 29> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -344,6 +348,9 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 28> kRoutes = {{
     {{"GET", "/v1/openapi.json", Need::kNothing, "", "application/json", "This document."},
      openapi},
     {{"GET", "/healthz", Need::kNothing, "", "text/plain", "Whether the server answers."}, healthz},
+    {{"GET", "/readyz", Need::kNothing, "", "text/plain",
+      "Whether the server takes jobs; of a box under a server: whether it has joined that."},
+     readyz},
     {{"GET", "/metrics", Need::kObserve, "", "text/plain", "For Prometheus."}, metrics},
     {{"GET", "/", Need::kNothing, "", "text/html", "A page for people."}, page},
     {{"GET", "/page.css", Need::kNothing, "", "text/css", "Its looks."}, page},

@@ -77,6 +77,11 @@ void ShardLink::rejoin() {
   changed_.notify_all();
 }
 
+bool ShardLink::has_joined() {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kJoined;
+}
+
 void ShardLink::leave() {
   std::unique_lock lock(mutex_);
   if (state_ != State::kJoined) return;

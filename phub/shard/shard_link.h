@@ -41,6 +41,7 @@ class ShardLink {
   // This shard ends: tells the server, so that it need not wait for a lease. Blocks until the
   // server has answered, at most for a second.
   void leave();
+  bool has_joined();
   int event_fd() const { return event_fd_; }  // readable when there is news
 
  private:

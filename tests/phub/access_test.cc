@@ -266,11 +266,11 @@ TEST(Access, EveryRouteSaysWhatItNeeds) {
     const bool by_ticket = of_rank || (route.method == "POST" && !route.pattern.ends_with("/join"));
     if (route.need == Need::kNothing && !by_ticket) {
       ++open;
-      EXPECT_THAT(route.pattern,
-                  ::testing::AnyOf("/", "/page.css", "/page.js", "/healthz", "/v1/openapi.json"));
+      EXPECT_THAT(route.pattern, ::testing::AnyOf("/", "/page.css", "/page.js", "/healthz",
+                                                  "/readyz", "/v1/openapi.json"));
     }
   }
-  EXPECT_EQ(open, 5u);
+  EXPECT_EQ(open, 6u);
 }
 
 TEST(Access, ARepeatedJoinGetsAnotherJobTokenAndTheFirstIsVoid) {

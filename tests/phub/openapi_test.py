@@ -124,7 +124,7 @@ def check_answers(port):
     assert port.call("GET", "/v1/jobs/{job}", **job)["ranks"]
     assert len(port.call("GET", "/v1/jobs")["jobs"]) == 1
     assert port.call("GET", "/v1/status")["jobs"][0]["name"] == JOB["name"]
-    for pattern in ("/healthz", "/metrics", "/", "/page.css", "/page.js", "/v1/openapi.json"):
+    for pattern in ("/healthz", "/readyz", "/metrics", "/", "/page.css", "/page.js", "/v1/openapi.json"):
         assert port.call("GET", pattern)
     assert port.call("POST", "/v1/jobs/{job}/heartbeat", who, "0" * 32, status=401, **job)["code"] == "unauthorized"
     assert port.call("GET", "/v1/jobs/{job}", job="nobody", status=404)["code"] == "not_found"

@@ -16,14 +16,16 @@ using Variables = std::map<std::string, std::string>;
 
 const Variables kPhub = {{"PHUB_RANK", "1"}, {"PHUB_WORLD_SIZE", "3"}};
 const Variables kTorchrun = {{"RANK", "4"}, {"WORLD_SIZE", "8"}};
+const Variables kKubernetes = {{"JOB_COMPLETION_INDEX", "2"}, {"WORLD_SIZE", "4"}};
 const Variables kSlurm = {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "6"}};
 
 class Environment : public testing::Test {
  protected:
   Environment() {
-    for (const char* name : {"PHUB_RANK", "PHUB_WORLD_SIZE", "RANK", "WORLD_SIZE", "SLURM_PROCID",
-                             "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                             "PHUB_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
+    for (const char* name :
+         {"PHUB_RANK", "PHUB_WORLD_SIZE", "RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
+          "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX", "PHUB_JOB",
+          "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
       unsetenv(name);
     }
   }
@@ -34,6 +36,9 @@ class Environment : public testing::Test {
 
 TEST_F(Environment, OurOwnRankWinsOverALaunchers) {
   EXPECT_EQ(options_from_environment().rank, -1);
+  set(kKubernetes);
+  EXPECT_EQ(options_from_environment().rank, 2);
+  EXPECT_EQ(options_from_environment().spec.world_size, 4u);
   set(kSlurm);
   EXPECT_EQ(options_from_environment().rank, 5);
   set(kTorchrun);

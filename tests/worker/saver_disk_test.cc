@@ -17,6 +17,7 @@
 #include "phub/server.h"
 #include "tests/worker/box.h"
 #include "tests/worker/training.h"
+#include "transport/control/http_client.h"
 #include "worker/worker.h"
 
 namespace phub::testing {
@@ -112,10 +113,14 @@ TEST_F(SavedBox, WhatIsAboutToBeSavedIsNotSavedTwice) {
   begin(1'000'000'000);
   Worker worker(box_->options(spec()));
   for (int round = 1; round <= 20; ++round) step(worker);
+  HttpClient probe(box_->address());
+  EXPECT_EQ(probe.request("GET", "/readyz", "", "", 30000).status, 200u);
   box_->on_control([](Server& server) {
     server.save_all();
     server.save_all();
   });
+  EXPECT_EQ(probe.request("GET", "/readyz", "", "", 30000).status, 503u) << "it is about to end";
+  EXPECT_EQ(probe.request("GET", "/healthz", "", "", 30000).status, 200u);
   bool saving = true;
   EXPECT_TRUE(becomes([&] {
     step(worker);

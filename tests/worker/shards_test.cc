@@ -15,6 +15,7 @@
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
+#include "transport/control/http_client.h"
 
 namespace phub::testing {
 namespace {
@@ -36,6 +37,10 @@ class ShardProcess {
   void stop() { process_.send(SIGSTOP); }
   void go_on() { process_.send(SIGCONT); }
   std::string output() const { return process_.output(); }
+  // The status of GET `path` at its own control port.
+  unsigned answers(const std::string& path) {
+    return HttpClient(process_.listening_address()).request("GET", path, "", "", 30000).status;
+  }
 
  private:
   const TemporaryDirectory directory_;
@@ -165,6 +170,19 @@ TEST_F(ShardsTest, AServerThatSavesItsJobsTakesNoShards) {
     return shard.output().find("what other boxes have of a job cannot be saved") !=
            std::string::npos;
   })) << shard.output();
+}
+
+TEST_F(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
+  auto server = std::make_unique<ServerProcess>(PHUB_BINARY);
+  ShardProcess shard(server->address());
+  EXPECT_TRUE(becomes([&] { return shard.answers("/readyz") == 200; })) << shard.output();
+  EXPECT_EQ(shard.answers("/healthz"), 200u);
+  EXPECT_EQ(shard.answers("/v1/status"), 404u) << "jobs are the server's";
+  EXPECT_EQ(server->end(SIGTERM), 0);
+  EXPECT_TRUE(becomes([&] { return shard.answers("/readyz") == 503; })) << shard.output();
+  EXPECT_EQ(shard.answers("/healthz"), 200u);
+  const ServerProcess next(PHUB_BINARY, {}, server->address());
+  EXPECT_TRUE(becomes([&] { return shard.answers("/readyz") == 200; })) << shard.output();
 }
 
 // Rounds that are applied as a whole need all chunks at one box.
