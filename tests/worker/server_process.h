@@ -51,6 +51,12 @@ class ServerProcess {
   }
   std::string output() const { return process_.output(); }
 
+  // The program that is run for `program`.
+  static std::string binary(const std::string& program) {
+    const char* other = std::getenv("PHUB_BINARY");
+    return other ? other : program;
+  }
+
   const std::string& address() const { return address_; }
   std::string port() const { return address_.substr(address_.rfind(':') + 1); }
   pid_t pid() const { return process_.pid(); }
@@ -59,10 +65,6 @@ class ServerProcess {
   WorkerOptions options(JobSpec spec) const { return options_of(address_, std::move(spec)); }
 
  private:
-  static std::string binary(const std::string& program) {
-    const char* other = std::getenv("PHUB_BINARY");
-    return other ? other : program;
-  }
   static std::vector<std::string> command(std::vector<std::string> command,
                                           const std::string& program,
                                           const std::vector<std::string>& flags,

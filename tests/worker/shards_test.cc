@@ -27,8 +27,9 @@ using ::testing::HasSubstr;
 class ShardProcess {
  public:
   explicit ShardProcess(const std::string& server)
-      : process_({PHUB_BINARY, "serve", "--join", server, "--listen", "127.0.0.1:0", "--transports",
-                  "tcp", "--topology", "pack:1 core:2 pu:1", "--pin", "false"},
+      : process_({ServerProcess::binary(PHUB_BINARY), "serve", "--join", server, "--listen",
+                  "127.0.0.1:0", "--transports", "tcp", "--topology", "pack:1 core:2 pu:1", "--pin",
+                  "false"},
                  directory_.path() + "/output") {}
   void end(int signal) {
     process_.send(signal);
