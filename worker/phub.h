@@ -86,7 +86,8 @@ PHUB_API phub_code phub_options_create(phub_options** options);
 /* The same, with values from the launcher's environment: PHUB_SERVER, PHUB_TRANSPORT,
  * PHUB_MIN_RANKS, PHUB_WORKER_TRACE; rank and world size from the first of these pairs:
  * PHUB_RANK/PHUB_WORLD_SIZE, RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE, SLURM_PROCID/
- * SLURM_NTASKS, JOB_COMPLETION_INDEX/WORLD_SIZE (Kubernetes); the job from PHUB_JOB, TORCHELASTIC_RUN_ID (unless it is "none"), or SLURM_JOB_ID
+ * SLURM_NTASKS, JOB_COMPLETION_INDEX/WORLD_SIZE (Kubernetes); the job from PHUB_JOB,
+ * TORCHELASTIC_RUN_ID (unless it is "none"), or SLURM_JOB_ID
  * ("slurm-ID"). PHUB_INVALID: a value is not a number, or the rank is outside the world. */
 PHUB_API phub_code phub_options_from_environment(phub_options** options);
 
