@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -136,6 +137,23 @@ TEST_F(TlsServe, ATrainingOverItEndsWell) {
     for (Process* worker : {&zero, &one, &next}) EXPECT_TRUE(left(*worker)) << worker->output();
     training.check();
   }
+}
+
+TEST_F(TlsServe, ATrainingOverItAtTwoBoxesEndsWell) {
+  const Words secret = flags({"--tls-data", "--transports", "tcp"});
+  ServerProcess server(PHUB_BINARY, secret);
+  ServerProcess shard(PHUB_BINARY,
+                      flags({"--tls-data", "--transports", "tcp", "--join", server.address()}));
+  ASSERT_TRUE(becomes([&] { return ControlClient(server.address()).status().shards.size() == 1; }))
+      << shard.output();
+  EXPECT_THAT(shard.output(), HasSubstr("; with TLS;"));
+  Training training(server.address(), fault_spec("two-boxes", 3, "adam"));
+  for (uint32_t rank = 0; rank < 3; ++rank) training.start(rank, {"--transport", "tcp"});
+  ASSERT_TRUE(training.goes_on(10));
+  const JobStatus job = ControlClient(server.address()).status().jobs.at(0);
+  EXPECT_TRUE(std::ranges::any_of(job.cores, [](const auto& core) { return core.box == 1; }));
+  training.end();
+  training.check();
 }
 
 // In a network of its own, where what goes to 10.9.0.1 comes from another address, as from another
