@@ -117,6 +117,7 @@ void Server::poll() {
     for (const ShardBox& lost : host_.shards.tick(now)) {
       lose_shard(lost, fmt::format("no mail came for {} ms", Shards::kLeaseMs));
     }
+    if (!awaited_.empty()) await_no_longer();
   }
   if (host_.ending == 0) return;
   std::vector<RunningJob*> gone;
@@ -258,11 +259,6 @@ void Server::join_unanswered(const Credential& who) {
 }
 
 void Server::join_shard(ShardHello hello, Reply<ShardWelcome> reply) {
-  if (host_.checkpoints) {
-    fail(ErrorCode::kInvalid,
-         "this server saves its jobs, and what other boxes have of a job cannot be saved: start it "
-         "without --checkpoints, or this box as a server of its own");
-  }
   const std::string name = hello.name;
   const size_t cores_there = hello.cores.size();
   reply(host_.shards.join(std::move(hello), host_.time.now_ms()));
@@ -287,10 +283,48 @@ void Server::take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply)
   }
 }
 
+RunningJob& Server::find_part(uint64_t number) {
+  const auto at = by_number_.find(number);
+  if (at == by_number_.end()) {
+    fail(ErrorCode::kNotFound, "there is no job of number {} that other boxes have a part of",
+         number);
+  }
+  return *at->second;
+}
+
+void Server::read_copy(uint64_t shard, const CopyPlace& place, Reply<PartBytes> reply) {
+  reply(find_part(place.job).read_copy(shard, place));
+}
+
+void Server::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) {
+  find_part(place.job).check_copy(shard, place, bytes);
+}
+
+void Server::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
+                        Reply<Done> reply) {
+  find_part(place.job).write_copy(shard, place, piece);
+  reply(Done{});
+}
+
 void Server::lose_shard(const ShardBox& shard, const std::string& why) {
   host_.notes.add(clock_.now_ms(), fmt::format("the box '{}' is lost: {}", shard.about.name, why));
   const auto jobs = by_number_;
-  for (const auto& [number, job] : jobs) job->lose_shard(shard.id);
+  for (const auto& [number, job] : jobs) {
+    const size_t awaited = job->lose_shard(shard.id);
+    if (awaited == 0) continue;
+    const JobSpec& spec = job->job().spec();
+    awaited_[spec.name] = {awaited, clock_.now_ms() + spec.wait_limit_ms};
+  }
+}
+
+// The boxes are there, or the time is over.
+void Server::await_no_longer() {
+  const size_t there = host_.shards.boxes().size();
+  const size_t gone = std::erase_if(awaited_, [&](const auto& awaited) {
+    return there >= awaited.second.shards || clock_.now_ms() > awaited.second.until_ms;
+  });
+  if (gone == 0) return;
+  for (const Join& join : std::exchange(waiting_, {})) place(join);
 }
 
 void Server::log(const std::string& name, uint64_t from, Reply<LogPage> reply) {

@@ -86,6 +86,10 @@ class Server final : public ControlHandler {
   void join_unanswered(const Credential& who) override;
   void join_shard(ShardHello hello, Reply<ShardWelcome> reply) override;
   void take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply) override;
+  void read_copy(uint64_t shard, const CopyPlace& place, Reply<PartBytes> reply) override;
+  void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) override;
+  void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
+                  Reply<Done> reply) override;
 
   // The server is about to end: saves every job that has something to save, once more. is_saving()
   // until that is done; from now on it is not ready.
@@ -129,9 +133,11 @@ class Server final : public ControlHandler {
   void retire(RunningJob& gone);
   RunningJob* find(const std::string& job);
   RunningJob* find(const BoxLink* link);
+  RunningJob& find_part(uint64_t number);
   RunningJob& authenticate(const Credential& who);
   void handle(const TransportEvent& event);
   void lose_shard(const ShardBox& shard, const std::string& why);
+  void await_no_longer();
   void discard(std::shared_ptr<RunningJob> job);
   void find_tick();
   void sample_cores(uint64_t now);
@@ -147,10 +153,17 @@ class Server final : public ControlHandler {
   std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // that have parts elsewhere
   std::map<std::string, JobOwner> owners_;  // of those of jobs_ that were made with a token
   std::map<std::string, std::vector<Join>> creating_;  // more joins of a job that is being made
-  std::vector<Join> waiting_;   // until a job has ended: they need its name, or its memory
+  // Until a job has ended, as they need its name or its memory; or until boxes are there again.
+  std::vector<Join> waiting_;
   uint32_t freeing_ = 0;        // jobs that have ended but still hold memory
   uint64_t tick_ms_ = kIdleMs;  // the shortest of the jobs' intervals
-  bool draining_ = false;       // save_all() was called
+  // Jobs that have lost a box, and go on when so many others are there, or at that time.
+  struct AwaitedShards {
+    size_t shards = 0;
+    uint64_t until_ms = 0;
+  };
+  std::map<std::string, AwaitedShards> awaited_;
+  bool draining_ = false;  // save_all() was called
   uint64_t next_tick_ms_ = 0;
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;

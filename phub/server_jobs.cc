@@ -39,6 +39,18 @@ void check_hyper_of(const Manifest& saved) {
   }
 }
 
+// What other boxes need to know of it.
+ShardRestored restored_elsewhere(const Manifest& saved) {
+  ShardRestored restored{.round = saved.round,
+                         .ranks = static_cast<uint32_t>(saved.ranks.size()),
+                         .steps = saved.steps,
+                         .hyper = saved.hyper};
+  for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
+    if (saved.ranks[rank].expected) restored.expected.push_back(rank);
+  }
+  return restored;
+}
+
 }  // namespace
 
 // While one more checkpoint is written, none is removed.
@@ -85,6 +97,7 @@ void Server::create(const Join& join) {
         {ErrorCode::kFull,
          fmt::format("this server has {} jobs, which is the limit; remove one", Core::kMaxJobs)});
   }
+  if (awaited_.contains(join->request.spec.name)) return waiting_.push_back(join);
   creating_[join->request.spec.name];
   if (options_.quota_of) join->quota = options_.quota_of(join->request.caller);
   numa::Topology topology =
@@ -194,16 +207,15 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 }
 
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
-// its rounds are applied as a whole, it is saved, its creator may have some cores only, or it is so
-// small that one of them would have nothing. Then `shards` is empty. On the builder's thread.
+// its rounds are applied as a whole, its creator may have some cores only, or it is so small that
+// one of them would have nothing. Then `shards` is empty. On the builder's thread.
 Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
                       const numa::Topology& topology, std::vector<ShardBox>& shards) const {
   const JobSpec& spec = join.request.spec;
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
-  if (transport.shares_memory() || choices_of(spec).gated || host_.checkpoints ||
-      join.quota.cores != Quota::kNone) {
+  if (transport.shares_memory() || choices_of(spec).gated || join.quota.cores != Quota::kNone) {
     shards.clear();
   }
   const std::set<uint32_t> cpus = quotas_.cpus_of(join.request.caller.id);
@@ -250,8 +262,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   // What the box has nothing of is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
-  const NodeMemory memory = total_memory(shards.empty() ? plan : part_of(plan, 0), spec, snapshots,
-                                         saved ? saved->ranks.size() : 0);
+  const NodeMemory memory = Job::memory_for(plan, spec, snapshots, saved ? saved->ranks.size() : 0);
   const Quotas::Needs needed = needs_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
@@ -266,6 +277,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   if (saved) {
     life.from = {.epoch = saved->epoch, .round = saved->round};
     life.part_bytes = SavedJobs::parts_of(*saved);
+    life.elsewhere.push_back(restored_elsewhere(*saved));
   }
   std::shared_ptr<Job> job;
   try {

@@ -39,7 +39,8 @@ std::vector<std::string> servers_of(std::string_view text) {
 enum class Next { kStop, kOtherServer, kAgain };
 
 Next after_join(ErrorCode code, bool several) {
-  if (code == ErrorCode::kUnavailable) return Next::kAgain;
+  // kRewound: the job goes on from its checkpoint right now.
+  if (code == ErrorCode::kUnavailable || code == ErrorCode::kRewound) return Next::kAgain;
   return code == ErrorCode::kTimeout && several ? Next::kAgain : Next::kStop;
 }
 
@@ -47,6 +48,7 @@ Next after_rejoin(ErrorCode code, bool several) {
   switch (code) {
     case ErrorCode::kUnavailable:
     case ErrorCode::kTimeout:
+    case ErrorCode::kRewound:
     case ErrorCode::kTaken:  // the server has not noticed yet that this rank's connection broke
       return Next::kAgain;
     case ErrorCode::kFenced:

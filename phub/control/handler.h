@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "transport/control/messages.h"
 #include "transport/control/shard_messages.h"
@@ -81,6 +82,19 @@ class ControlHandler {
   }
   virtual void take_mail(uint64_t /*shard*/, ShardMail /*mail*/, Reply<ShardOrders> /*reply*/) {
     fail(ErrorCode::kInvalid, "nobody serves under this server");
+  }
+  // A piece of what a shard has of a job's checkpoint of that round: the job goes on from it, or it
+  // is to be written. As with a rank's part, one that comes is checked before its bytes are read.
+  virtual void read_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
+                         Reply<PartBytes> /*reply*/) {
+    fail(ErrorCode::kNotFound, "nobody serves under this server");
+  }
+  virtual void check_copy(uint64_t /*shard*/, const CopyPlace& /*place*/, uint64_t /*bytes*/) {
+    fail(ErrorCode::kNotFound, "nobody serves under this server");
+  }
+  virtual void write_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
+                          std::string_view /*piece*/, Reply<Done> /*reply*/) {
+    fail(ErrorCode::kNotFound, "nobody serves under this server");
   }
   // The last connection with heartbeats of this incarnation was closed by its process, or because
   // its process ended.

@@ -1,5 +1,6 @@
 #include "phub/control/router.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <memory>
@@ -29,6 +30,7 @@ constexpr std::string_view kStatePiece =
     "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
 constexpr std::string_view kShards = "/v1/shards/";
 constexpr std::string_view kMail = "/v1/shards/{shard}/mail";
+constexpr std::string_view kCopy = "/v1/shards/{shard}/copies/{part}/{round}/{offset}";
 constexpr std::string_view kBearer = "Bearer ";
 constexpr size_t kMaxTicketBytes = 256;
 
@@ -264,6 +266,17 @@ void take_mail(Call& call) {
   call.handler.take_mail(call.numbers.front(), parse_shard_mail(call.request.body),
                          call.long_reply<ShardOrders>());
 }
+// /copies/{part}/{round}/{offset}, behind the shard's number.
+CopyPlace copy_place_in(const std::vector<uint64_t>& numbers) {
+  return {.job = numbers[1], .round = numbers[2], .offset = numbers[3]};
+}
+void read_copy(Call& call) {
+  call.handler.read_copy(call.numbers[0], copy_place_in(call.numbers), call.bytes_reply());
+}
+void write_copy(Call& call) {
+  call.handler.write_copy(call.numbers[0], copy_place_in(call.numbers), call.request.body,
+                          call.reply<Done>());
+}
 void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }
 void status(Call& call) { call.answer({.body = to_json(call.visible_status())}); }
 void metrics(Call& call) {
@@ -284,7 +297,7 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 29> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 31> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -345,6 +358,12 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 29> kRoutes = {{
     {{"POST", kMail, Need::kOwn, "ShardMail", "ShardOrders",
       "What a shard reports; or, when it waits, the server's orders to it."},
      take_mail},
+    {{"GET", kCopy, Need::kOwn, "", "application/octet-stream",
+      "Read a piece of what a shard has of the checkpoint that a job goes on from."},
+     read_copy},
+    {{"POST", kCopy, Need::kOwn, "application/octet-stream", "Done",
+      "Send a piece of what a shard has of the snapshot that is being taken."},
+     write_copy},
     {{"GET", "/v1/openapi.json", Need::kNothing, "", "application/json", "This document."},
      openapi},
     {{"GET", "/healthz", Need::kNothing, "", "text/plain", "Whether the server answers."}, healthz},
@@ -389,13 +408,25 @@ std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
   }
 }
 
+// What is behind /v1/shards/; nothing: there is no such path.
+std::optional<Target> shard_target(std::string_view rest) {
+  const size_t slash = std::min(rest.find('/'), rest.size());
+  auto numbers = numbers_in(rest.substr(0, slash));
+  if (!numbers || numbers->size() != 1) return std::nullopt;
+  rest.remove_prefix(slash);
+  if (rest == "/mail") return Target{std::string(kMail), {}, std::move(*numbers)};
+  constexpr std::string_view kCopies = "/copies/";
+  if (!rest.starts_with(kCopies)) return std::nullopt;
+  const auto place = numbers_in(rest.substr(kCopies.size()));
+  if (!place || place->size() != 3) return std::nullopt;
+  numbers->insert(numbers->end(), place->begin(), place->end());
+  return Target{std::string(kCopy), {}, std::move(*numbers)};
+}
+
 Target parse_target(std::string_view target) {
   target = path_of(target);
-  if (target.starts_with(kShards) && target.ends_with("/mail")) {
-    target.remove_prefix(kShards.size());
-    target.remove_suffix(std::string_view("/mail").size());
-    auto number = numbers_in(target);
-    if (number && number->size() == 1) return {std::string(kMail), {}, std::move(*number)};
+  if (target.starts_with(kShards)) {
+    if (auto parsed = shard_target(target.substr(kShards.size()))) return std::move(*parsed);
   }
   if (!target.starts_with(kJobs)) return {std::string(target), {}};
   const std::string_view rest = target.substr(kJobs.size());
@@ -465,6 +496,7 @@ uint64_t body_limit(std::string_view method, std::string_view target) {
   if (pattern == kStatePiece) return kStatePieceBytes;
   if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
   if (pattern == kMail) return kMaxJoinBytes;
+  if (pattern == kCopy) return kCopyPieceBytes;
   if (pattern == "/v1/shards") return kMaxShardBytes;
   return pattern == "/v1/jobs/{job}/join" ? kMaxJoinBytes : kMaxBodyBytes;
 }
@@ -472,7 +504,7 @@ uint64_t body_limit(std::string_view method, std::string_view target) {
 bool takes_bytes(std::string_view method, std::string_view target) {
   if (method != "POST") return false;
   const std::string pattern = parse_target(target).pattern;
-  return pattern == kPartOfRound || pattern == kStatePiece;
+  return pattern == kPartOfRound || pattern == kStatePiece || pattern == kCopy;
 }
 
 std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_view target,
@@ -481,6 +513,9 @@ std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_vie
   if (!takes_bytes(method, target)) return std::nullopt;
   const std::optional<Error> refused = error_of([&] {
     const Target parsed = parse_target(target);
+    if (parsed.pattern == kCopy) {
+      return handler.check_copy(parsed.numbers[0], copy_place_in(parsed.numbers), bytes);
+    }
     check_job_name(parsed.job);
     Credential who = credential_in(parsed.numbers);
     who.job = parsed.job;

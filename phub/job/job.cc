@@ -1,5 +1,8 @@
 #include "phub/job/job.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace phub {
@@ -30,11 +33,86 @@ Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store s
     : JobPart(spec, std::move(plan.part), transport, store, snapshots, restored,
               numbers_of(plan.whole.get())),
       whole_(std::move(plan.whole)),
-      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size())) {}
+      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size())) {
+  if (!snapshots || saved_arrays() == 0) return;
+  for (uint32_t box = 1; box < boxes(); ++box) {
+    copies_.emplace_back(
+        RemoteCopy::size_of(whole_plan(), box, spec, restored ? restored->ranks.size() : 0),
+        whole_plan().cores.front().os_node,
+        fmt::format("what another box has of job '{}'", spec.name));
+  }
+}
+
+NodeMemory Job::memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
+                           uint64_t saved_ranks) {
+  const uint32_t boxes = boxes_of(plan);
+  if (boxes == 1) return total_memory(plan, spec, snapshots, saved_ranks);
+  NodeMemory memory = total_memory(part_of(plan, 0), spec, snapshots, saved_ranks);
+  for (uint32_t box = 1; box < boxes && snapshots && box_has_state(spec); ++box) {
+    memory.snapshot += RemoteCopy::size_of(plan, box, spec, saved_ranks).bytes();
+  }
+  return memory;
+}
+
+NodeMemory Job::memory() const {
+  NodeMemory memory = JobPart::memory();
+  for (const RemoteCopy& copy : copies_) memory.snapshot += copy.image().bytes();
+  return memory;
+}
+
+uint32_t Job::box_of(const ChunkLayout& chunk) const {
+  const Plan& plan = whole_plan();
+  return plan.cores[plan.queues[chunk.queue].core].box;
+}
+
+// The chunks of a key lie one after another in the plan. array_of(box): as that box has it.
+template <typename ArrayOf>
+void Job::visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const {
+  const std::vector<ChunkLayout>& chunks = whole_plan().chunks;
+  auto chunk = std::lower_bound(chunks.begin(), chunks.end(), key,
+                                [](const ChunkLayout& c, size_t k) { return c.key < k; });
+  for (; chunk != chunks.end() && chunk->key == key; ++chunk) {
+    visit({array_of(box_of(*chunk)) + chunk->box_offset, chunk->elements});
+  }
+}
+
+void Job::for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const {
+  const auto array_of = [&](uint32_t box) {
+    return box == 0 ? copied_array(array) : copies_[box - 1].array(array);
+  };
+  visit_parts(key, array_of, visit);
+}
+
+void Job::for_each_part(size_t array, size_t key, const VisitPart& visit) {
+  const auto array_of = [&](uint32_t box) {
+    return box == 0 ? own_array(array) : copies_[box - 1].array(array);
+  };
+  visit_parts(key, array_of, visit);
+}
 
 void Job::publish_restored(const Manifest& saved) {
   membership_.restore(saved, saved_clocks());
   JobPart::publish_restored(saved);
+  const SavedClocks& all = saved_clocks();
+  const size_t numbers = whole_plan().chunks.size() * (size_t{all.ranks} + 1);
+  for (const RemoteCopy& copy : copies_) std::copy_n(all.steps, numbers, copy.clocks().steps);
+}
+
+SavedImage Job::image_of(uint32_t box) const {
+  return copies_.empty() ? SavedImage() : copies_[box - 1].image();
+}
+
+void Job::take_clocks_of_others() {
+  if (copies_.empty()) return;
+  const SavedClocks& all = saved_clocks();
+  const std::vector<ChunkLayout>& chunks = whole_plan().chunks;
+  for (uint32_t id = 0; id < chunks.size(); ++id) {
+    const uint32_t box = box_of(chunks[id]);
+    if (box == 0) continue;
+    const SavedClocks from = copies_[box - 1].clocks();
+    all.steps[id] = from.steps[id];
+    if (all.latest) std::copy_n(from.of(id), all.ranks, all.of(id));
+  }
 }
 
 }  // namespace phub

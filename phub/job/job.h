@@ -2,11 +2,16 @@
 // membership. Control thread; it is made and freed as its part is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "phub/job/job_part.h"
 #include "phub/job/membership.h"
+#include "phub/job/remote_copy.h"
 
 namespace phub {
 
@@ -16,14 +21,28 @@ class Job : public JobPart {
   Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
       bool snapshots = false, const Manifest* restored = nullptr);
 
+  // What it will take here: as JobPart, and what other boxes have of its checkpoints.
+  static NodeMemory memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
+                               uint64_t saved_ranks);
+  NodeMemory memory() const;
+
   // Of all boxes; plan() is this box's part of it.
   const Plan& whole_plan() const { return whole_ ? *whole_ : plan(); }
   uint32_t boxes() const { return boxes_of(whole_plan()); }
   uint32_t all_cores() const { return static_cast<uint32_t>(whole_plan().cores.size()); }
   Membership& membership() { return membership_; }
 
-  // After the job's arrays and clocks got their values, and before a core has the job.
+  // Of one array and key, wherever its chunks are: calls visit(elements) for its parts in order, of
+  // the snapshot's copies, or of what the job goes on from.
+  using VisitPart = std::function<void(std::span<float> elements)>;
+  void for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const;
+  void for_each_part(size_t array, size_t key, const VisitPart& visit);
+  // What the job's arrays and clocks have is what it goes on from. Before a core or another box
+  // has the job.
   void publish_restored(const Manifest& saved);
+  // Of another box, from 1 on; empty: there is nothing to save.
+  SavedImage image_of(uint32_t box) const;
+  void take_clocks_of_others();  // from their copies, which are complete
   // What has grown since it was made: the log, changes of hyperparameters.
   uint64_t grown_bytes() { return membership_.log().bytes() + hyper().bytes(); }
 
@@ -36,7 +55,12 @@ class Job : public JobPart {
   Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store, bool snapshots,
       const Manifest* restored);
 
+  template <typename ArrayOf>
+  void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;
+  uint32_t box_of(const ChunkLayout& chunk) const;
+
   const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
+  std::vector<RemoteCopy> copies_;           // of the second box and further ones
   Membership membership_;
 };
 

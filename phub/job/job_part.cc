@@ -55,23 +55,9 @@ float* floats(const numa::Memory& memory) {
   return reinterpret_cast<float*>(memory.bytes().data());
 }
 
-template <typename Arrays>
-float* array_of(const Arrays& arrays, size_t array) {
-  return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
-}
-
 uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
   const size_t saved = restored ? restored->ranks.size() : 0;
   return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
-}
-
-// The chunks of a key lie one after another in the plan.
-void for_each_part_of(const Plan& plan, float* array, size_t key, const JobPart::VisitPart& visit) {
-  auto chunk = std::lower_bound(plan.chunks.begin(), plan.chunks.end(), key,
-                                [](const ChunkLayout& c, size_t k) { return c.key < k; });
-  for (; chunk != plan.chunks.end() && chunk->key == key; ++chunk) {
-    visit({array + chunk->box_offset, chunk->elements});
-  }
 }
 
 // Rounds that are applied as a whole need all their chunks, and an optimizer to apply them.
@@ -216,15 +202,23 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
 }
 
-size_t JobPart::saved_arrays() const { return box_has_state(spec_) ? 1 + states_of(spec_) : 0; }
+size_t JobPart::saved_arrays() const { return saved_arrays_of(spec_); }
 
-void JobPart::for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const {
-  for_each_part_of(plan_, array_of(arrays_.copy, array), key, visit);
+template <typename Arrays>
+SavedImage JobPart::image_of(const Arrays& arrays) const {
+  std::vector<std::span<std::byte>> memory;
+  for (size_t array = 0; array < saved_arrays() && takes_snapshots_; ++array) {
+    memory.push_back(
+        std::as_writable_bytes(std::span(array_of(arrays, array), plan_.box_elements)));
+  }
+  if (saved_clocks().steps) {
+    memory.push_back(memory_of_clocks_.bytes().first(
+        SavedClocks::bytes(plan_.chunks.size(), saved_clocks().ranks)));
+  }
+  return SavedImage(std::move(memory));
 }
-
-void JobPart::for_each_part(size_t array, size_t key, const VisitPart& visit) {
-  for_each_part_of(plan_, array_of(arrays_, array), key, visit);
-}
+template SavedImage JobPart::image_of(const JobArrays& arrays) const;
+template SavedImage JobPart::image_of(const SnapshotArrays& arrays) const;
 
 // What is sent in 16 bits is made of the parameters as the optimizer makes it; results of their own
 // are made for ranks when they come.
@@ -237,6 +231,7 @@ void JobPart::publish_restored(const Manifest& saved) {
   const void* parameters = arrays_.parameters;
   if (parameters == nullptr || parameters == arrays_.results) return;
   for (const ChunkLayout& chunk : plan_.chunks) {
+    if (chunk.queue == kElsewhere) continue;
     const uint64_t offset = chunk.box_offset;
     kernels::convert(arrays_.parameters + offset, kernels::DType::kF32,
                      arrays_.results + offset * kernels::bytes_of(choices_.parameter_dtype),

@@ -21,6 +21,7 @@
 #include "phub/core/hyper.h"
 #include "phub/core/round_gate.h"
 #include "phub/job/memory.h"
+#include "phub/job/saved_image.h"
 #include "phub/plan/choices.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
@@ -64,19 +65,24 @@ class JobPart {
   // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
   const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
   std::vector<uint64_t> saved_steps(uint64_t round) const;  // as its manifest has them
-  // Of one array and key: calls visit(elements) for its parts in order, of the snapshot's copy, or
-  // of the job's own arrays.
-  using VisitPart = std::function<void(std::span<float> elements)>;
-  void for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const;
-  void for_each_part(size_t array, size_t key, const VisitPart& visit);
+  // The snapshot's copy; the values that the job goes on from. Both end with the clocks.
+  SavedImage image_of_copy() const { return image_of(arrays_.copy); }
+  SavedImage image_of_values() const { return image_of(arrays_); }
+  // Of saved_arrays(), in the layout of the box's memory: the job's own, and the snapshot's copy.
+  float* own_array(size_t array) { return array_of(arrays_, array); }
+  float* copied_array(size_t array) const { return array_of(arrays_.copy, array); }
+  // After the arrays and clocks got their values, and before a core has the job.
+  void publish_restored(const Manifest& saved);
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
 
- protected:
-  // After the arrays and clocks got their values, and before a core has the job.
-  void publish_restored(const Manifest& saved);
-
  private:
+  template <typename Arrays>
+  static float* array_of(const Arrays& arrays, size_t array) {
+    return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
+  }
+  template <typename Arrays>
+  SavedImage image_of(const Arrays& arrays) const;
   void make_arrays(uint32_t saved_ranks);
   void take_steps(const Manifest& saved);
   std::vector<CoreChunk> chunks_of(uint32_t core) const;

@@ -215,8 +215,8 @@ void Membership::excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, u
   log_.exclude(rank, incarnation, chunk, round);
 }
 
-void Membership::failed(const std::string& reason) {
-  fail_job(ErrorCode::kInternal, fmt::format("job '{}' ended: {}", spec_.name, reason));
+void Membership::failed(const std::string& reason, ErrorCode code) {
+  fail_job(code, fmt::format("job '{}' ended: {}", spec_.name, reason));
 }
 
 void Membership::remove() { fail_job(ErrorCode::kNotFound, "the job was deleted"); }

@@ -91,7 +91,8 @@ class Membership {
   // What happens to ranks and cores.
   void admitted(uint32_t rank, bool ok, const std::string& message);
   void disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason);
-  void failed(const std::string& reason);  // a core or a device can do no more for the job
+  // A core, a device or a box can do no more for the job.
+  void failed(const std::string& reason, ErrorCode code = ErrorCode::kInternal);
   void held(const CoreReport& report, Ms now);
   void committed(const CoreReport& report, Ms now);
   void non_finite(uint32_t rank, const std::string& where);

@@ -26,6 +26,10 @@ bool box_has_state(const JobSpec& spec) {
   return !choices_of(spec).lock_step() || element_bytes(spec).optimized;
 }
 
+size_t saved_arrays_of(const JobSpec& spec) {
+  return box_has_state(spec) ? 1 + element_bytes(spec).state / sizeof(float) : 0;
+}
+
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots,
                                       uint64_t saved_ranks) {
   const ElementBytes element = element_bytes(spec);

@@ -28,6 +28,8 @@ struct NodeMemory {
 // Whether the box has anything of the job to save: without an optimizer, sums in lock-step are the
 // workers' own, and so is the model.
 bool box_has_state(const JobSpec& spec);
+// The f32 arrays of it: the parameters and the optimizer's states; 0: it has none.
+size_t saved_arrays_of(const JobSpec& spec);
 
 // One entry per node in use, ascending. `snapshots`: whether the server takes them.
 // `saved_ranks`: of the checkpoint that the job goes on from, which may be more than it has now.

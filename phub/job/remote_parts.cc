@@ -60,16 +60,15 @@ void RemoteParts::order(ShardOrder order) {
   for (const Part& part : parts_) shards_.send(part.shard, order);
 }
 
-void RemoteParts::make(const JobSpec& spec, const std::string& transport, Done done) {
+void RemoteParts::make(const ShardPart& like, Done done) {
   ask(making_, nullptr, std::move(done));
   for (const Part& part : parts_) {
     const Plan plan = part_of(plan_, part.box);
-    ShardPart made{.spec = spec,
-                   .transport = transport,
-                   .queue_chunks = plan.queue_chunks,
-                   .queue_offset = plan.queue_offset,
-                   .first_queue = part.first_queue,
-                   .all_queues = static_cast<uint32_t>(plan_.queues.size())};
+    ShardPart made = like;
+    made.queue_chunks = plan.queue_chunks;
+    made.queue_offset = plan.queue_offset;
+    made.first_queue = part.first_queue;
+    made.all_queues = static_cast<uint32_t>(plan_.queues.size());
     for (const CorePlan& core : plan.cores) made.cpus.push_back(core.os_cpu);
     for (const QueuePlan& queue : plan.queues) {
       made.queues.push_back({queue.core, plan.nics[queue.nic].name});
@@ -104,14 +103,19 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
   ShardBoundary sent{.round = boundary.round,
                      .forgotten = boundary.forgotten,
                      .hyper = action.hyper,
-                     .lowest_round = action.lowest_round};
+                     .lowest_round = action.lowest_round,
+                     .snapshot = boundary.snapshot,
+                     .snapshot_round = boundary.snapshot_round};
   for (const Boundary::Lost& lost : boundary.lost) {
     sent.lost.push_back({lost.rank, lost.expected_again});
   }
   for (const Boundary::Admitted& admitted : boundary.admitted) {
     sent.admitted.push_back({admitted.rank, admitted.incarnation, admitted.first_round});
   }
-  for (Part& part : parts_) part.committing = part.cores;
+  for (Part& part : parts_) {
+    part.committing = part.cores;
+    if (boundary.snapshot) part.copied = 0;
+  }
   ShardOrder commit{.kind = ShardDo::kCommit};
   commit.boundary.push_back(std::move(sent));
   order(std::move(commit));
@@ -182,6 +186,19 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   out.min_round = report.min_round;
   return out;
 }
+
+const RemoteParts::Part& RemoteParts::part_of_shard(uint64_t shard) const {
+  const auto part = std::ranges::find(parts_, shard, &Part::shard);
+  if (part == parts_.end()) fail(ErrorCode::kNotFound, "this box has no part of that job");
+  return *part;
+}
+
+RemoteParts::Place RemoteParts::at(uint64_t shard) const {
+  const Part& part = part_of_shard(shard);
+  return {part.box, part.copied};
+}
+
+void RemoteParts::copied(uint64_t shard, uint64_t bytes) { part_of_shard(shard).copied += bytes; }
 
 void RemoteParts::forget() {
   making_ = {};

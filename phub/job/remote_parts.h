@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phub/core/messages.h"
@@ -30,8 +31,8 @@ class RemoteParts {
 
   using Done = std::function<void(const std::optional<Error>& failed)>;
   using Offered = std::function<void(const std::optional<Error>& failed)>;
-  // All boxes make their parts; `done` is called once, when all have answered.
-  void make(const JobSpec& spec, const std::string& transport, Done done);
+  // All boxes make their parts of a job like `part`; `done` is called once, when all have answered.
+  void make(const ShardPart& part, Done done);
   // They make memory and queue pairs of the rank, or queue pairs only; then `offer`, whose ticket
   // is theirs, has theirs too, and `done` is called.
   void admit(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done);
@@ -55,6 +56,15 @@ class RemoteParts {
   };
   std::optional<Lost> lose(uint64_t shard);
 
+  // Which box of the plan it is, and how much of the present snapshot's copy came from it. Throw
+  // Error(kNotFound): it has no part here.
+  struct Place {
+    uint32_t box = 0;
+    uint64_t copied = 0;
+  };
+  Place at(uint64_t shard) const;
+  void copied(uint64_t shard, uint64_t bytes);  // further ones
+
   void forget();  // whoever waits for an answer: the server ends
 
   bool active = false;  // something has happened there since the last probe
@@ -68,7 +78,12 @@ class RemoteParts {
     uint32_t first_queue = 0, queues = 0;
     uint32_t cores_left = 0;
     uint32_t committing = 0;
+    uint64_t copied = 0;  // bytes of the present snapshot
   };
+  const Part& part_of_shard(uint64_t shard) const;
+  Part& part_of_shard(uint64_t shard) {
+    return const_cast<Part&>(std::as_const(*this).part_of_shard(shard));
+  }
   struct Asked {  // all parts, and some have not answered
     uint32_t answers = 0;
     std::optional<Error> failed;

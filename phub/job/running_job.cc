@@ -383,7 +383,11 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
                     fmt::format("job '{}' ended: {}", job_->spec().name, error));
   }
   for (auto& [rank, reconnection] : reconnections_) {
-    reconnection.reply({ErrorCode::kFenced, "the job has ended"});
+    if (error.empty()) {
+      reconnection.reply({ErrorCode::kFenced, "the job has ended"});
+    } else {
+      reconnection.reply({code, error});
+    }
   }
   drop_parts();
   broadcast({.type = CoreMessage::kRemoveJob});

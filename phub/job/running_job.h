@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,7 @@ struct SavedLife {
   std::string owner = {};      // the creator's token, by its hash; "": nobody's
   CheckpointId from = {};      // the checkpoint that it goes on from
   std::map<uint32_t, uint64_t> part_bytes = {};  // in it, by rank
+  std::vector<ShardRestored> elsewhere = {};     // what other boxes hear of it; none: it begins
 };
 
 class RunningJob {
@@ -123,7 +125,15 @@ class RunningJob {
   // Of the job's remote part there (running_job_shards.cc).
   uint64_t number() const { return remote_.job(); }
   void handle(uint64_t shard, const ShardReport& report);
-  void lose_shard(uint64_t shard);
+  // Returns how many other boxes are to be there again before the job goes on from its checkpoint;
+  // 0: it does not wait for them, or has no part there.
+  size_t lose_shard(uint64_t shard);
+  // A piece of what it has of the checkpoint that the job goes on from, or of the snapshot that is
+  // being taken. Throw Error(kNotFound), or kInvalid: there is nothing at that place, or it is not
+  // wanted now.
+  PartBytes read_copy(uint64_t shard, const CopyPlace& place) const;
+  void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
+  void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
 
   // A part of a checkpoint of this round, from a rank that saves. check_part throws why it may not
   // come: kInvalid, the rank does not save, or the size is wrong; or what RankParts::check throws.
@@ -205,6 +215,7 @@ class RunningJob {
 
   // running_job_shards.cc
   void order(const CoreMessage& message);
+  void check_snapped(uint64_t shard, const ShardReport& report) const;
 
   // running_job_saves.cc
   void tick_save(uint64_t now);

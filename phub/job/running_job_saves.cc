@@ -115,7 +115,7 @@ void RunningJob::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
     }
     return reply(CheckpointReply{.round = round, .durable = durable});
   }
-  const bool copied = cores_snapped_ == job_->cores();  // and waits for a boundary
+  const bool copied = cores_snapped_ == job_->all_cores();  // and waits for a boundary
   if (copying_round_ > 0 && !copied) return reply(CheckpointReply{.round = copying_round_});
   if (!saving_) take_snapshot();
   if (!saving_) {
@@ -134,7 +134,7 @@ void RunningJob::answer_checkpoints(const Result<CheckpointReply>& answer) {
 // Where a boundary is under way, some cores have closed the round with what it decided (a rank is
 // lost, values are set): the manifest says so only when the boundary is over.
 void RunningJob::finish_copy() {
-  if (cores_snapped_ < job_->cores() || membership_.is_committing()) return;
+  if (cores_snapped_ < job_->all_cores() || membership_.is_committing()) return;
   const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
@@ -142,6 +142,7 @@ void RunningJob::finish_copy() {
     drop_parts();
     return snapshot_written(round, std::nullopt);
   }
+  job_->take_clocks_of_others();
   snapped_ = std::make_shared<Manifest>(membership_.saved(round));
   snapped_->spec = job_->spec();
   snapped_->hyper = job_->hyper().needed_from(round + 1);

@@ -1,6 +1,7 @@
 // A running job: the parts of it that other boxes have.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "phub/job/running_job.h"
@@ -31,7 +32,11 @@ std::optional<ShardDo> order_of(CoreMessage::Type type) {
 
 void RunningJob::make_remote_parts(RemoteParts::Done done) {
   if (remote_.empty()) return done({});
-  remote_.make(job_->spec(), transport_, std::move(done));
+  remote_.make({.spec = job_->spec(),
+                .transport = transport_,
+                .saved = job_->takes_snapshots(),
+                .restored = life_.elsewhere},
+               std::move(done));
 }
 
 void RunningJob::drop_remote_parts() { remote_.send(ShardDo::kRemove); }
@@ -42,6 +47,7 @@ void RunningJob::order(const CoreMessage& message) {
 }
 
 void RunningJob::handle(uint64_t shard, const ShardReport& report) {
+  if (report.kind == ShardSays::kSnapped && !ending_) check_snapped(shard, report);
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
       membership_.boundary());
@@ -57,14 +63,59 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
   carry_out();
 }
 
-// The job's memory there is gone, and so is the job.
-void RunningJob::lose_shard(uint64_t shard) {
+// What goes on is known only when the copy is here.
+void RunningJob::check_snapped(uint64_t shard, const ShardReport& report) const {
+  const RemoteParts::Place part = remote_.at(shard);
+  const bool complete = part.copied == job_->image_of(part.box).bytes();
+  if (copying_round_ + 1 == report.round && complete) return;
+  fail(ErrorCode::kInvalid,
+       "mail: a report does not fit its job: a snapshot of round {}, of which {} bytes came",
+       report.round, part.copied);
+}
+
+PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
+  const SavedImage image = job_->image_of(remote_.at(shard).box);
+  const std::span<std::byte> piece = image.piece(place.offset, kCopyPieceBytes);
+  if (!remote_.being_made() || place.round != life_.from.round || piece.empty()) {
+    fail(ErrorCode::kInvalid, "a part of job '{}' goes on from no checkpoint of round {}, byte {}",
+         job_->spec().name, place.round, place.offset);
+  }
+  return {.bytes = {reinterpret_cast<const char*>(piece.data()), piece.size()}};
+}
+
+void RunningJob::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const {
+  const RemoteParts::Place part = remote_.at(shard);
+  const SavedImage image = job_->image_of(part.box);
+  const bool wanted =
+      !ending_ && saving_ && copying_round_ == place.round && place.offset <= part.copied;
+  if (wanted && bytes > 0 && bytes == image.piece(place.offset, kCopyPieceBytes).size()) return;
+  fail(ErrorCode::kInvalid,
+       "{} bytes of round {} from byte {} on are no piece of what job '{}' "
+       "wants of this box now",
+       bytes, place.round, place.offset, job_->spec().name);
+}
+
+// What came before is here already, and may be being written.
+void RunningJob::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece) {
+  check_copy(shard, place, piece.size());
+  const RemoteParts::Place part = remote_.at(shard);
+  if (place.offset < part.copied) return;
+  const SavedImage image = job_->image_of(part.box);
+  std::ranges::copy(std::as_bytes(std::span(piece)),
+                    image.piece(place.offset, piece.size()).begin());
+  remote_.copied(shard, piece.size());
+}
+
+// The job's memory there is gone, and so is the job. If it is saved, its ranks may join again: then
+// it goes on from its checkpoint, over the boxes that are there.
+size_t RunningJob::lose_shard(uint64_t shard) {
   const bool being_made = remote_.being_made();  // then it is not, and no core has it
   const std::optional<RemoteParts::Lost> lost = remote_.lose(shard);
-  if (!lost || being_made) return;
+  if (!lost || being_made) return 0;
   cores_left_ -= lost->cores;
-  if (ending_) return;
-  membership_.failed(fmt::format("the box '{}' had a part of it, and is lost", lost->name));
+  if (ending_) return 0;
+  membership_.failed(fmt::format("the box '{}' had a part of it, and is lost", lost->name),
+                     life_.epoch > 0 ? ErrorCode::kRewound : ErrorCode::kInternal);
   for (uint32_t i = 0; i < lost->committing; ++i) {  // what they did is not known
     membership_.committed({.type = CoreReport::kCommitted,
                            .round = membership_.boundary().round,
@@ -72,6 +123,8 @@ void RunningJob::lose_shard(uint64_t shard) {
                           host_.time.now_ms());
   }
   carry_out();
+  const bool waits = life_.epoch > 0 && job_->choices().on_loss == OnLoss::kWait;
+  return waits ? job_->boxes() - 1 : 0;
 }
 
 }  // namespace phub

@@ -17,6 +17,7 @@ constexpr std::array kReportWords = {
     ReportWord{CoreReport::kDetached, ShardSays::kDetached},
     ReportWord{CoreReport::kAttached, ShardSays::kAttached},
     ReportWord{CoreReport::kRemoved, ShardSays::kRemoved},
+    ReportWord{CoreReport::kSnapped, ShardSays::kSnapped},
     ReportWord{CoreReport::kBroken, ShardSays::kBroken},
     ReportWord{CoreReport::kViolation, ShardSays::kViolation},
     ReportWord{CoreReport::kNonFinite, ShardSays::kNonFinite},

@@ -34,7 +34,8 @@ ShardLink::ShardLink(Options options, ShardHello hello)
       hello_(std::move(hello)),
       event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       waiting_(options_.server, options_.token, options_.tls),
-      sending_(options_.server, options_.token, options_.tls) {
+      sending_(options_.server, options_.token, options_.tls),
+      moving_(options_.server, options_.token, options_.tls) {
   if (event_fd_ < 0) fail_system("eventfd", errno);
   receiver_ = std::jthread([this](const std::stop_token& stop) {
     pthread_setname_np(pthread_self(), "phub-orders");
@@ -44,15 +45,22 @@ ShardLink::ShardLink(Options options, ShardHello hello)
     pthread_setname_np(pthread_self(), "phub-reports");
     deliver(stop);
   });
+  mover_ = std::jthread([this](const std::stop_token& stop) {
+    pthread_setname_np(pthread_self(), "phub-copies");
+    move_pieces(stop);
+  });
 }
 
 ShardLink::~ShardLink() {
   receiver_.request_stop();
   sender_.request_stop();
+  mover_.request_stop();
   waiting_.cancel();
   sending_.cancel();
+  moving_.cancel();
   receiver_ = {};
   sender_ = {};
+  mover_ = {};
   close(event_fd_);
 }
 
@@ -69,6 +77,17 @@ void ShardLink::send(std::vector<ShardReport> reports) {
   if (state_ != State::kJoined) return;
   post_.add(std::move(reports));
   changed_.notify_all();
+}
+
+void ShardLink::move(const ShardPiece& piece) {
+  const std::lock_guard lock(mutex_);
+  piece_ = piece;
+  changed_.notify_all();
+}
+
+bool ShardLink::is_moving() {
+  const std::lock_guard lock(mutex_);
+  return piece_ || news_.moved;
 }
 
 void ShardLink::rejoin() {
@@ -91,12 +110,13 @@ void ShardLink::leave() {
                     [this] { return state_ != State::kJoined || !post_.has_reports(); });
 }
 
-void ShardLink::lose(const std::string& why) {
+void ShardLink::lose(const ShardWelcome& as, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (state_ != State::kJoined) return;
+    if (!serves_as(as)) return;
     state_ = State::kLost;
-    news_ = {.lost = true};
+    news_.lost = true;
+    news_.orders.clear();
     post_.drop_reports();
     changed_.notify_all();
   }
@@ -128,24 +148,61 @@ bool ShardLink::join(const std::stop_token& stop) {
   return !stop.stop_requested();
 }
 
-bool ShardLink::exchange(ControlClient& client, const std::stop_token& stop, const ShardWelcome& as,
-                         const ShardMail& mail, ShardOrders& orders) {
+std::optional<Error> ShardLink::attempt(const std::stop_token& stop, const ShardWelcome& as,
+                                        const std::function<void()>& call) {
   const Steady::time_point give_up = Steady::now() + milliseconds(as.lease_ms);
   for (;;) {
-    const std::optional<Error> failed =
-        error_of([&] { orders = client.mail(as.shard, mail, as.lease_ms); });
-    if (!failed) return true;
-    if (stop.stop_requested()) return false;
+    std::optional<Error> failed = error_of(call);
+    if (!failed) return failed;
     const bool may_pass =
         failed->code() == ErrorCode::kUnavailable || failed->code() == ErrorCode::kTimeout;
-    if (!may_pass || Steady::now() > give_up) {
-      lose(failed->what());
-      return false;
-    }
+    if (!may_pass || stop.stop_requested() || Steady::now() > give_up) return failed;
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, stop, kBetweenAttempts, [this] { return state_ != State::kJoined; });
-    if (state_ != State::kJoined) return false;
+    changed_.wait_for(lock, stop, kBetweenAttempts, [&] { return !serves_as(as); });
+    if (!serves_as(as)) return failed;
   }
+}
+
+bool ShardLink::exchange(ControlClient& client, const std::stop_token& stop, const ShardWelcome& as,
+                         const ShardMail& mail, ShardOrders& orders) {
+  const std::optional<Error> failed =
+      attempt(stop, as, [&] { orders = client.mail(as.shard, mail, as.lease_ms); });
+  if (failed && !stop.stop_requested()) lose(as, failed->what());
+  return !failed;
+}
+
+void ShardLink::move_pieces(const std::stop_token& stop) {
+  for (;;) {
+    ShardPiece piece;
+    ShardWelcome as;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, stop, [this] { return piece_ && !news_.moved; });
+      if (stop.stop_requested()) return;
+      piece = *piece_;
+      as = post_.welcome();
+    }
+    const std::optional<Error> failed = attempt(stop, as, [&] { move_once(as, piece); });
+    const std::lock_guard lock(mutex_);
+    piece_.reset();
+    news_.moved = {piece, failed};
+    ring_bell(event_fd_);
+  }
+}
+
+void ShardLink::move_once(const ShardWelcome& as, const ShardPiece& piece) {
+  const CopyPlace& at = piece.place;
+  const std::string_view here(reinterpret_cast<const char*>(piece.bytes.data()),
+                              piece.bytes.size());
+  if (piece.to_server) {
+    return moving_.write_copy(as.shard, at.job, at.round, at.offset, here, as.lease_ms);
+  }
+  const std::string came = moving_.read_copy(as.shard, at.job, at.round, at.offset, as.lease_ms);
+  if (came.size() != here.size()) {
+    fail(ErrorCode::kInternal, "the server sent {} bytes of a checkpoint, not {}", came.size(),
+         here.size());
+  }
+  std::ranges::copy(std::as_bytes(std::span(came)), piece.bytes.begin());
 }
 
 void ShardLink::receive(const std::stop_token& stop) {

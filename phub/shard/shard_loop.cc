@@ -36,7 +36,11 @@ void ShardLoop::poll() {
   if (!ending_) {
     for (const ShardOrder& order : news.orders) shard_.handle(order);
   }
+  if (news.moved) shard_.moved(news.moved->piece, news.moved->failed);
   shard_.poll();
+  if (!link_.is_moving()) {
+    if (const auto piece = shard_.next_piece()) link_.move(*piece);
+  }
   std::vector<ShardReport> reports = shard_.take_reports();
   if (!ending_) link_.send(std::move(reports));
   if (ending_ && shard_.empty()) {

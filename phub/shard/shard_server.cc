@@ -66,6 +66,19 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
   return plan;
 }
 
+// What a part needs of the checkpoint that its job goes on from.
+Manifest manifest_of(const ShardRestored& restored, const JobSpec& spec) {
+  if (restored.ranks < spec.max_ranks) misfit("the ranks of a checkpoint");
+  Manifest manifest{.spec = spec, .round = restored.round, .steps = restored.steps};
+  manifest.hyper = restored.hyper;
+  manifest.ranks.resize(restored.ranks);
+  for (const uint32_t rank : restored.expected) {
+    if (rank >= restored.ranks) misfit("a rank that is expected");
+    manifest.ranks[rank].expected = true;
+  }
+  return manifest;
+}
+
 }  // namespace
 
 ShardServer::ShardServer(ShardServerOptions options,
@@ -179,8 +192,8 @@ void ShardServer::broadcast(Part& part, CoreMessage message) {
   }
 }
 
-// On the builder's thread.
-std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order) {
+// On the builder's thread. `restored`: out.
+std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order, Manifest& restored) {
   validate(order.spec);
   Transport& transport = machine_.transport_named(order.transport);
   if (transport.shares_memory()) misfit("memory that is shared");
@@ -189,12 +202,15 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order) {
       order.queues.size() > order.all_queues - order.first_queue) {
     misfit("the numbers of queues");
   }
+  const bool goes_on = !order.restored.empty();
+  if (goes_on) restored = manifest_of(order.restored.front(), order.spec);
   Plan plan = plan_of(order, machine_);
-  const NodeMemory memory = total_memory(plan, order.spec);
+  const NodeMemory memory = total_memory(plan, order.spec, order.saved, restored.ranks.size());
   budget_.reserve(order.spec, memory);
   try {
-    return std::make_shared<JobPart>(order.spec, std::move(plan), transport, options_.store, false,
-                                     nullptr, QueueNumbers{order.first_queue, order.all_queues});
+    return std::make_shared<JobPart>(order.spec, std::move(plan), transport, options_.store,
+                                     order.saved, goes_on ? &restored : nullptr,
+                                     QueueNumbers{order.first_queue, order.all_queues});
   } catch (...) {
     budget_.release(memory.total());
     throw;
@@ -204,33 +220,52 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order) {
 void ShardServer::make(uint64_t number, const ShardPart& order) {
   Part& part = parts_[number];
   ++part.tasks;
-  const auto work =
-      std::make_shared<std::pair<ShardPart, std::shared_ptr<JobPart>>>(order, nullptr);
-  builder_.run([this, work] { work->second = made(work->first); },
+  struct Work {
+    ShardPart order;
+    Manifest restored;
+    std::shared_ptr<JobPart> job;
+  };
+  const auto work = std::make_shared<Work>(Work{.order = order, .restored = {}, .job = nullptr});
+  builder_.run([this, work] { work->job = made(work->order, work->restored); },
                [this, number, work](const std::optional<Error>& refused) {
                  Part& part = parts_[number];
                  --part.tasks;
-                 ShardReport& answer = report(ShardSays::kMade, number);
                  if (refused) {
-                   answer.refused = true;
-                   answer.code = refused->code();
-                   answer.text = refused->what();
+                   refuse(number, *refused);
                    parts_.erase(number);
                    return;
                  }
-                 part.job = std::move(work->second);
-                 for (const CorePlan& core : part.job->plan().cores) {
-                   const auto index = static_cast<uint32_t>(part.cores.size());
-                   by_core_job_[&part.job->core_job(index)] = {number, index};
-                   part.cores.push_back(machine_.core_at(core.os_cpu));
-                   Probe& probe = part.probes.emplace_back();
-                   const uint32_t ranks = part.job->spec().max_ranks;
-                   probe.arrivals.resize(ranks);
-                   probe.waited_for.resize(bit_words(ranks));
-                   probe.lacks.resize(ranks);
-                   probe.queues.resize(core.queues.size());
-                 }
+                 part.restored = std::move(work->restored);
+                 take(number, part, std::move(work->job));
                });
+}
+
+void ShardServer::refuse(uint64_t number, const Error& why) {
+  ShardReport& answer = report(ShardSays::kMade, number);
+  answer.refused = true;
+  answer.code = why.code();
+  answer.text = why.what();
+}
+
+void ShardServer::take(uint64_t number, Part& part, std::shared_ptr<JobPart> job) {
+  part.job = std::move(job);
+  for (const CorePlan& core : part.job->plan().cores) {
+    const auto index = static_cast<uint32_t>(part.cores.size());
+    by_core_job_[&part.job->core_job(index)] = {number, index};
+    part.cores.push_back(machine_.core_at(core.os_cpu));
+    Probe& probe = part.probes.emplace_back();
+    const uint32_t ranks = part.job->spec().max_ranks;
+    probe.arrivals.resize(ranks);
+    probe.waited_for.resize(bit_words(ranks));
+    probe.lacks.resize(ranks);
+    probe.queues.resize(core.queues.size());
+  }
+  if (part.ending) return;
+  if (part.restored.ranks.empty()) {
+    report(ShardSays::kMade, number);
+  } else {
+    begin_move(number, part, Part::Moving::kDown, part.restored.round);
+  }
 }
 
 void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
@@ -294,6 +329,8 @@ void ShardServer::commit(Part& part, const ShardBoundary& order) {
   for (const uint32_t rank : order.forgotten) {
     if (rank < ranks) boundary.forgotten.push_back(rank);
   }
+  boundary.snapshot = order.snapshot && part.job->takes_snapshots();
+  boundary.snapshot_round = order.snapshot_round;
   if (!order.hyper.empty()) {
     boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
   }
@@ -351,6 +388,12 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
     out.probe.push_back(probe_of(part, out.core));
     out.min_round = part.probes[out.core].min_round;
   }
+  if (said.type == CoreReport::kSnapped) {
+    if (++part.cores_snapped == part.job->cores()) {
+      begin_move(from.part, part, Part::Moving::kUp, said.round - 1);
+    }
+    return;
+  }
   if (said.type != CoreReport::kCommitted) {
     reports_.push_back(std::move(out));
     return;
@@ -377,6 +420,76 @@ void ShardServer::committed(Part& part) {
   }
   for (ShardReport& report : part.committed) reports_.push_back(std::move(report));
   part.committed.clear();
+}
+
+// --- checkpoints ---------------------------------------------------------------------------------
+
+void ShardServer::begin_move(uint64_t number, Part& part, Part::Moving moving, uint64_t round) {
+  part.moving = moving;
+  part.image =
+      moving == Part::Moving::kUp ? part.job->image_of_copy() : part.job->image_of_values();
+  part.image_round = round;
+  part.image_offset = 0;
+  if (part.image.bytes() == 0) all_moved(number, part);
+}
+
+std::optional<ShardPiece> ShardServer::next_piece() {
+  for (auto& [number, part] : parts_) {
+    if (part.moving == Part::Moving::kNothing || part.piece_under_way || part.ending) continue;
+    part.piece_under_way = true;
+    ++part.tasks;
+    return ShardPiece{.place = {number, part.image_round, part.image_offset},
+                      .to_server = part.moving == Part::Moving::kUp,
+                      .bytes = part.image.piece(part.image_offset, kCopyPieceBytes)};
+  }
+  return std::nullopt;
+}
+
+void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& failed) {
+  const uint64_t number = piece.place.job;
+  Part& part = parts_[number];
+  --part.tasks;
+  part.piece_under_way = false;
+  if (part.ending) return;
+  if (!failed) {
+    part.image_offset += piece.bytes.size();
+    if (part.image_offset == part.image.bytes()) all_moved(number, part);
+    return;
+  }
+  part.moving = Part::Moving::kNothing;
+  if (!piece.to_server) {
+    refuse(number, *failed);
+    return begin_end(part);
+  }
+  ShardReport& said = report(ShardSays::kFailed, number);
+  said.core = ShardReport::kNoCore;
+  said.text = failed->what();
+}
+
+void ShardServer::all_moved(uint64_t number, Part& part) {
+  if (std::exchange(part.moving, Part::Moving::kNothing) == Part::Moving::kUp) {
+    part.cores_snapped = 0;
+    for (uint32_t core = 0; core < part.job->cores(); ++core) {
+      ShardReport& said = report(ShardSays::kSnapped, number);
+      said.core = core;
+      said.round = part.image_round + 1;
+    }
+    return;
+  }
+  ++part.tasks;
+  builder_.run(
+      [job = part.job, restored = std::move(part.restored)] { job->publish_restored(restored); },
+      [this, number](const std::optional<Error>& refused) {
+        Part& part = parts_[number];
+        --part.tasks;
+        if (part.ending) return;
+        if (!refused) {
+          report(ShardSays::kMade, number);
+          return;
+        }
+        refuse(number, *refused);
+        begin_end(part);
+      });
 }
 
 ShardProbe ShardServer::probe_of(const Part& part, uint32_t core) const {

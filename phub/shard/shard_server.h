@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "phub/job/memory.h"
 #include "phub/machine.h"
 #include "phub/notes.h"
+#include "phub/shard/shard_piece.h"
 #include "transport/control/shard_messages.h"
 
 namespace phub {
@@ -48,6 +50,9 @@ class ShardServer {
   void poll();
   // What happened since the last call, for the server.
   std::vector<ShardReport> take_reports() { return std::exchange(reports_, {}); }
+  // What is to move between here and the server, if anything is; then, what became of it.
+  std::optional<ShardPiece> next_piece();
+  void moved(const ShardPiece& piece, const std::optional<Error>& failed);
   // The server is gone, or knows this shard no more: ends all parts, and with them the connections
   // of their ranks.
   void end_all();
@@ -72,6 +77,13 @@ class ShardServer {
     std::vector<std::vector<uint64_t>> last_rounds;
     std::vector<ShardReport> committed;
     std::map<uint32_t, uint32_t> incarnations;  // of the ranks that the link has
+    Manifest restored;                          // what the part goes on from, until it has that
+    // What moves of a checkpoint: to the server when all cores have copied, or from it.
+    enum class Moving : uint8_t { kNothing, kUp, kDown } moving = Moving::kNothing;
+    bool piece_under_way = false;
+    SavedImage image;
+    uint64_t image_round = 0, image_offset = 0;
+    uint32_t cores_snapped = 0;
   };
 
   struct CoreOfPart {
@@ -80,7 +92,11 @@ class ShardServer {
   };
 
   void make(uint64_t number, const ShardPart& order);
-  std::shared_ptr<JobPart> made(const ShardPart& order);
+  std::shared_ptr<JobPart> made(const ShardPart& order, Manifest& restored);
+  void take(uint64_t number, Part& part, std::shared_ptr<JobPart> job);
+  void refuse(uint64_t number, const Error& why);
+  void begin_move(uint64_t number, Part& part, Part::Moving moving, uint64_t round);
+  void all_moved(uint64_t number, Part& part);
   void offer(uint64_t number, Part& part, const ShardOrder& order);
   void commit(Part& part, const ShardBoundary& order);
   void broadcast(Part& part, CoreMessage message);

@@ -250,6 +250,11 @@ void Rack::step() {
   net_.advance(cost);
 }
 
+// It has lost a box, and goes on from its checkpoint without that.
+bool Rack::is_rewound(const JobStatus& job) const {
+  return plan_.checkpoint_every > 0 && job.error.find("the box 'box") != job.error.npos;
+}
+
 // Takes the log of a job when it ends: what comes under its name afterwards is another job.
 void Rack::watch_jobs() {
   const ServerStatus status = server_->status();
@@ -257,8 +262,16 @@ void Rack::watch_jobs() {
     const auto at = std::ranges::find(status.jobs, job->plan.spec.name, &JobStatus::name);
     const bool there = at != status.jobs.end();
     const bool failed = there && at->state == "failed";
-    if (there && !job->ended && std::exchange(job->life, life_) != life_) {
-      if (at->durable_round < job->durable) {
+    if (failed && !job->ended && is_rewound(*at)) {
+      if (!std::exchange(job->rewinding, true)) ++job->rewinds;
+      job->seen = false;
+      continue;
+    }
+    if (there) job->rewinding = false;
+    if (there && !job->ended && std::exchange(job->life, life(*job)) != life(*job)) {
+      // What a box that lives reads may hit a fault of the disk: then it takes the one before.
+      const bool unreadable = job->rewinds > 0 && !plan_.disk_faults.empty();
+      if (at->durable_round < job->durable && !unreadable) {
         fail(fmt::format("{}: round {} was said to be durable, and the job goes on after {}",
                          job->plan.spec.name, job->durable, at->durable_round));
       }
@@ -268,7 +281,7 @@ void Rack::watch_jobs() {
     }
     if (there) job->spread |= std::ranges::any_of(at->cores, &JobCoreStatus::box);
     if (there) job->void_snapshots = std::max(job->void_snapshots, at->void_snapshots);
-    const bool not_made = job->life > 0 ? job->life != life_ : disk_faults_ > 0;
+    const bool not_made = job->life > 0 ? job->life != life(*job) : disk_faults_ > 0;
     if (!there && !job->seen && not_made && job->starting == 0 &&
         std::ranges::all_of(job->trainers, [](const auto& t) { return t->done(); })) {
       job->ended = job->gone = job->log_lost = true;

@@ -34,6 +34,7 @@ struct RackResult {
   uint64_t states = 0;        // of chunks, that were compared
   uint64_t spread_jobs = 0;   // over several boxes
   uint64_t ended_shards = 0;  // jobs that ended with a box that had a part
+  uint64_t rewinds = 0;       // jobs that went on from a checkpoint without one
   SimStats net;
   std::vector<std::string> text;
 };
@@ -62,7 +63,9 @@ struct JobRun {
   bool gone = false;      // and is no more
   bool log_lost = false;  // it ended when the box died: nobody came back
   bool spread = false;    // over several boxes
-  uint64_t life = 0;      // of the box, in which it was seen
+  uint64_t life = 0;      // Rack::life(), in which it was seen
+  uint64_t rewinds = 0;   // it goes on from its checkpoint without the box that it lost
+  bool rewinding = false;
   uint64_t restored = 0;
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
   uint64_t parts_restored = 0, void_snapshots = 0;
@@ -81,8 +84,10 @@ class Rack {
   SimRandom& random() { return net_.random(); }
   ControlHandler& server() {
     return *server_;
-  }                                        // REQUIRES: it lives, as for all requests that arrive
-  uint64_t life() const { return life_; }  // of the box, which a new one has after each death
+  }  // REQUIRES: it lives, as for all requests that arrive
+  uint64_t box_life() const { return life_; }  // a new one after each death of the box
+  // Of the job, which has a new one after each death of the box, and of another that has a part.
+  uint64_t life(const JobRun& job) const { return life_ + job.rewinds; }
   ControlNet& control() { return control_; }
   void pushed(JobRun& job, Trainer& trainer);
   void joining(JobRun& job) { ++job.starting; }
@@ -105,6 +110,7 @@ class Rack {
 
   void start_server();
   void start_shards();
+  bool is_rewound(const JobStatus& job) const;
   void harm_shards_in_time();
   void kill_server(const BoxFault& fault);
   void kill_server_in_time();

@@ -65,6 +65,7 @@ void Rack::check_end(RackResult& result) {
     }
     result.restored += job->restored;
     result.spread_jobs += job->spread;
+    result.rewinds += job->rewinds;
     result.parts_restored += job->parts_restored;
     result.void_snapshots += job->void_snapshots;
     if (!failure_.empty()) continue;
@@ -85,7 +86,9 @@ std::string Rack::check_outcomes(const JobRun& job) const {
       job.log, [](const LogRecord& r) { return r.kind == LogRecord::Kind::kFailed; });
   for (const auto& trainer : job.trainers) {
     if (trainer->error()) {
-      if (std::string wrong = check_error(job, *trainer, failed); !wrong.empty()) return wrong;
+      const bool lived_on = job.rewinds > 0;  // its earlier lives failed
+      const std::string wrong = check_error(job, *trainer, failed || lived_on);
+      if (!wrong.empty()) return wrong;
     } else if (!trainer->left() && !trainer->crashed()) {
       return job.plan.spec.name + ": not done: " + trainer->describe();
     } else if (trainer->left() && !trainer->disturbed() && !trainer->finished_rounds()) {

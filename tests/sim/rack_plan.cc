@@ -296,10 +296,10 @@ void move_states(SimRandom& random, JobPlan& job) {
   std::ranges::stable_sort(job.state_calls, {}, &StateCall::after_pushes);
 }
 
-// Other boxes have parts of the jobs. Who serves under a server saves nothing, and gives away no
-// states; over shared memory they have nothing to do.
+// Other boxes have parts of the jobs. The state of keys is the server's own; over shared memory
+// they have nothing to do.
 void add_shards(SimRandom& random, RackPlan& plan) {
-  if (plan.net.shared_memory || plan.checkpoint_every > 0 || !random.chance(0.5)) return;
+  if (plan.net.shared_memory || !random.chance(0.5)) return;
   for (uint64_t i = random.between(1, 3); i > 0; --i) {
     plan.shards.push_back(static_cast<uint32_t>(random.between(1, 4)));
   }

@@ -43,7 +43,8 @@ struct Options {
 struct Totals {
   uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
   uint64_t writes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
-  uint64_t parts_restored = 0, void_snapshots = 0, states = 0, spread_jobs = 0, ended_shards = 0;
+  uint64_t parts_restored = 0, void_snapshots = 0, states = 0, spread_jobs = 0, ended_shards = 0,
+           rewinds = 0;
 };
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
@@ -74,6 +75,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.states += result.states;
   totals.spread_jobs += result.spread_jobs;
   totals.ended_shards += result.ended_shards;
+  totals.rewinds += result.rewinds;
   totals.parts_restored += result.parts_restored;
   totals.void_snapshots += result.void_snapshots;
   if (result.failure.empty()) return true;
@@ -94,11 +96,11 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "died, {} jobs went on from a "
       "checkpoint, {} ranks with a part of it; {} snapshots were void; {} jobs were spread over "
       "boxes, "
-      "{} ended with one\n",
+      "{} ended with one, {} went on without one\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,
-      totals.spread_jobs, totals.ended_shards);
+      totals.spread_jobs, totals.ended_shards, totals.rewinds);
   return totals.failures == 0 ? 0 : 1;
 }
 

@@ -1,5 +1,8 @@
 #include "tests/sim/shard.h"
 
+#include <cstring>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace phub::sim {
@@ -23,7 +26,7 @@ void Shard::start() {
   server_ = make_();
   mail_ = std::make_shared<Mail>();
   state_ = State::kApart;
-  joining_ = asking_ = reporting_ = false;
+  joining_ = asking_ = reporting_ = moving_ = false;
   failing_since_ms_ = timer_ns_ = hangs_until_ns_ = 0;
 }
 
@@ -52,6 +55,9 @@ void Shard::poll() {
   if (state_ == State::kApart && !joining_) join();
   if (state_ == State::kJoined && !asking_) ask();
   if (state_ == State::kJoined && !reporting_ && post_.has_reports()) report();
+  if (!moving_) {
+    if (const auto piece = server_->next_piece()) move(*piece);
+  }
   set_timer();
 }
 
@@ -118,6 +124,43 @@ void Shard::report() {
         reporting_ = false;
         if (arrived(as, result)) post_.delivered(*mail);
       });
+}
+
+// As ShardLink does: again and again while it serves under that server.
+void Shard::move(const ShardPiece& piece) {
+  moving_ = true;
+  const uint64_t as = post_.welcome().shard;
+  const auto ended = [this, as, piece](const std::optional<Error>& failed) {
+    moving_ = false;
+    const bool may_pass = failed && (failed->code() == ErrorCode::kUnavailable ||
+                                     failed->code() == ErrorCode::kTimeout);
+    if (may_pass && state_ == State::kJoined && post_.welcome().shard == as) return move(piece);
+    server_->moved(piece, failed);
+  };
+  const auto error_in = [](const auto& result) {
+    return result ? std::nullopt : std::optional<Error>(std::in_place, result.code, result.message);
+  };
+  if (!piece.to_server) {
+    return control_.call<PartBytes>(
+        "read copy", mail_,
+        [this, as, piece](const Reply<PartBytes>& reply) {
+          handler_().read_copy(as, piece.place, reply);
+        },
+        [ended, error_in, piece](const Result<PartBytes>& result) {
+          if (result && result.value->bytes.size() == piece.bytes.size()) {
+            std::memcpy(piece.bytes.data(), result.value->bytes.data(), piece.bytes.size());
+          }
+          ended(error_in(result));
+        });
+  }
+  const std::string bytes(reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size());
+  control_.call<Done>(
+      "write copy", mail_,
+      [this, as, piece, bytes](const Reply<Done>& reply) {
+        handler_().check_copy(as, piece.place, bytes.size());
+        handler_().write_copy(as, piece.place, bytes, reply);
+      },
+      [ended, error_in](const Result<Done>& result) { ended(error_in(result)); });
 }
 
 }  // namespace phub::sim

@@ -36,6 +36,7 @@ class Shard {
   void join();
   void ask();
   void report();
+  void move(const ShardPiece& piece);
   // Whether mail came through; if not, whether to try again is known when this is called next.
   template <typename T>
   bool arrived(uint64_t as, const Result<T>& result);
@@ -53,7 +54,7 @@ class Shard {
 
   enum class State : uint8_t { kApart, kJoined, kEnding } state_ = State::kApart;
   ShardPost post_;
-  bool joining_ = false, asking_ = false, reporting_ = false;
+  bool joining_ = false, asking_ = false, reporting_ = false, moving_ = false;
   uint64_t failing_since_ms_ = 0;  // 0: mail comes through
 };
 

@@ -59,9 +59,9 @@ void Trainer::join() {
 void Trainer::on_join(const Result<JoinReply>& result) {
   if (!result) {
     const bool patient = start_.patient || start_.replace || lost_;
-    const bool again = result.code == ErrorCode::kTimeout ||
-                       result.code == ErrorCode::kUnavailable ||
-                       (result.code == ErrorCode::kTaken && patient);
+    const bool again =
+        result.code == ErrorCode::kTimeout || result.code == ErrorCode::kUnavailable ||
+        result.code == ErrorCode::kRewound || (result.code == ErrorCode::kTaken && patient);
     if (again && !job_.ended && rack_.net().now_ns() < started_ns_ + kPatienceNs) {
       std::weak_ptr<Mail> mail = mail_;
       rack_.net().after(2 * kMs, [this, mail] {
@@ -75,7 +75,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   rack_.resolved(job_);
   if (job_.ended) return crash(true);  // the server made another job of the same name
   reply_ = *result.value;
-  life_ = rack_.life();
+  life_ = rack_.life(job_);
   job_.oracle.joined({reply_->rank, reply_->incarnation}, saves_);
   try {
     link_ = rack_.net().connect(reply_->offer);

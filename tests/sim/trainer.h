@@ -117,7 +117,7 @@ class Trainer {
   const bool saves_;
   uint64_t started_ns_;
   std::optional<JoinReply> lost_;  // when it had its rank before, in another life of the job
-  uint64_t life_ = 0;              // of the box, in which it joined
+  uint64_t life_ = 0;              // of the job, in which it joined
   uint32_t joins_ = 0;
   State state_ = State::kJoining;
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();

@@ -73,8 +73,8 @@ void Trainer::send_part(uint64_t round) {
         // Its bytes come later than the question whether they are wanted.
         rack_.server().check_part(who, round, part.size());
         rack_.net().after(rack_.random().below(kMs / 10),
-                          [this, who, round, part, reply, life = rack_.life()] {
-                            if (life != rack_.life()) return;
+                          [this, who, round, part, reply, life = rack_.box_life()] {
+                            if (life != rack_.box_life()) return;
                             try {
                               rack_.server().take_part(who, round, part, nullptr, reply);
                             } catch (const Error& error) {

@@ -93,7 +93,7 @@ void Trainer::collect(uint32_t key) {
   if (collected_[key] > round) return;
   collected_[key] = round + 1;
   if (saved_rounds_->received(key, round)) save(round);
-  if (life_ != rack_.life()) return;  // it is void, and will be done again
+  if (life_ != rack_.life(job_)) return;  // it is void, and will be done again
   // Over shared memory a fenced worker looks at parameters that are not its own any more.
   if (link_->zero_copy() && SimNet::closed_by_box(*link_)) return;
   const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,

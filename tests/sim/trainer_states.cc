@@ -54,8 +54,10 @@ void Trainer::begin_state(const Transfer& transfer) {
       "begin state", mail_,
       [this, who = credential(), request, transfer](const Reply<StateReply>& reply) {
         rack_.server().begin_state(
-            who, request, [this, transfer, reply, life = rack_.life()](Result<StateReply> result) {
-              if (result && life == rack_.life()) transfer->sets_before = rack_.sets_in_log(job_);
+            who, request,
+            [this, transfer, reply, life = rack_.life(job_)](Result<StateReply> result) {
+              if (result && life == rack_.life(job_))
+                transfer->sets_before = rack_.sets_in_log(job_);
               reply(std::move(result));
             });
       },
@@ -102,7 +104,7 @@ void Trainer::read_state(const Transfer& transfer) {
         if (has_failed(transfer, result) || done()) return;
         transfer->bytes += result.value->bytes;
         if (transfer->bytes.size() < transfer->reply.bytes) return read_state(transfer);
-        if (life_ == rack_.life()) {
+        if (life_ == rack_.life(job_)) {
           job_.oracle.got(transfer->call.keys, transfer->reply, transfer->bytes,
                           transfer->sets_before);
         }
@@ -141,7 +143,7 @@ void Trainer::apply_state(const Transfer& transfer) {
       },
       [this, transfer](const Result<HyperReply>& result) {
         if (has_failed(transfer, result) || done()) return;
-        if (life_ == rack_.life()) {
+        if (life_ == rack_.life(job_)) {
           job_.oracle.did_set(transfer->set, result.value->round);
           sets_unsure_ = false;
         }

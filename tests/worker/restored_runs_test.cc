@@ -1,6 +1,7 @@
 // Jobs whose box is killed, and that go on from their checkpoint on another box: with other cores
-// and nodes, over another transport, in every number format, in lock-step or not. In the end every
-// key has what one process computes that adds all updates once.
+// and nodes, over another transport, over more boxes or fewer, in every number format, in lock-step
+// or not; and jobs of several boxes of which one is killed. In the end every key has what one
+// process computes that adds all updates once.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/server_process.h"
+#include "tests/worker/shard_process.h"
 #include "tests/worker/training.h"
 
 namespace phub::testing {
@@ -34,6 +37,7 @@ constexpr uint32_t kChunkElements = 256;
 
 struct Place {
   std::string topology = "pack:1 core:2 pu:1", transport = "shm";
+  uint32_t shards = 0;  // boxes that serve under the server
 };
 
 struct Scenario {
@@ -137,10 +141,24 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
 class RestoredRuns : public ::testing::TestWithParam<Scenario> {
  protected:
   void serve(const Place& place) {
+    shards_.clear();
     server_.emplace(PHUB_BINARY,
                     std::vector<std::string>{"--checkpoints", directory_.path() + "/checkpoints",
                                              "--checkpoint-every", "3"},
                     "127.0.0.1:0", place.topology);
+    for (uint32_t i = 0; i < place.shards; ++i) {
+      shards_.push_back(std::make_unique<ShardProcess>(PHUB_BINARY, server_->address()));
+    }
+    ASSERT_TRUE(becomes([&] { return status().shards.size() == place.shards; }));
+  }
+  ServerStatus status() const { return ControlClient(server_->address()).status(); }
+  // How many boxes have a part of the job.
+  size_t boxes() const {
+    std::set<uint32_t> boxes;
+    for (const JobStatus& job : status().jobs) {
+      for (const JobCoreStatus& core : job.cores) boxes.insert(core.box);
+    }
+    return boxes.size();
   }
   std::unique_ptr<Worker> join(const Place& place, uint32_t rank) const {
     WorkerOptions options = server_->options(spec_of(GetParam()));
@@ -178,9 +196,34 @@ class RestoredRuns : public ::testing::TestWithParam<Scenario> {
       worker.wait_all();
     }
   }
+  void train_until_rewound(Worker& worker) {
+    try {
+      train(worker, std::numeric_limits<uint64_t>::max());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+    }
+    done_.at(worker.rank()) = std::numeric_limits<uint64_t>::max() - kMostLead;  // not waited for
+  }
+  // Of a rank that trains until then: what it has in the end.
+  void train_and_check(Worker& worker, uint64_t last) {
+    const Scenario& run = GetParam();
+    train(worker, last);
+    worker.barrier();
+    for (size_t key = 0; key < worker.keys(); ++key) {
+      if (run.consistency != "bsp") {  // an update of nothing brings what the others did
+        worker.push_null(key);
+        worker.wait(key);
+      }
+      const auto bytes = worker.parameter_bytes(key);
+      const auto expected = expected_of(run, key, worker.spec().keys[key].elements, last);
+      EXPECT_TRUE(std::ranges::equal(bytes, expected))
+          << "key " << key << ", rank " << worker.rank();
+    }
+    worker.leave();
+  }
   uint64_t durable_round() const {
-    const ServerStatus status = ControlClient(server_->address()).status();
-    return status.jobs.empty() ? 0 : status.jobs.front().durable_round;
+    const std::vector<JobStatus> jobs = status().jobs;
+    return jobs.empty() ? 0 : jobs.front().durable_round;
   }
 
   uint64_t slowest() const {
@@ -189,29 +232,22 @@ class RestoredRuns : public ::testing::TestWithParam<Scenario> {
 
   const TemporaryDirectory directory_;
   std::optional<ServerProcess> server_;
+  std::vector<std::unique_ptr<ShardProcess>> shards_;
   std::array<std::atomic<uint64_t>, 3> done_ = {};  // by rank
 };
 
 TEST_P(RestoredRuns, EndAsOneProcessThatAddsEverythingOnce) {
   const Scenario& run = GetParam();
-  const JobSpec spec = spec_of(run);
   serve(run.before);
   {
     std::vector<std::jthread> ranks;
     for (uint32_t rank = 0; rank < run.ranks; ++rank) {
-      ranks.emplace_back([&, rank] {
-        try {
-          train(*join(run.before, rank), std::numeric_limits<uint64_t>::max());
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
-        }
-        done_.at(rank) = std::numeric_limits<uint64_t>::max() - kMostLead;  // nobody waits for it
-      });
+      ranks.emplace_back([&, rank] { train_until_rewound(*join(run.before, rank)); });
     }
     EXPECT_TRUE(becomes([&] { return durable_round() >= 6; }));
+    EXPECT_EQ(boxes(), run.before.shards + 1);
     EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
   }
-  for (auto& done : done_) done = std::numeric_limits<uint64_t>::max() - kMostLead;
   serve(run.after);
   std::mutex mutex;
   uint64_t first_round = 0;
@@ -229,23 +265,56 @@ TEST_P(RestoredRuns, EndAsOneProcessThatAddsEverythingOnce) {
       EXPECT_EQ(std::string(reinterpret_cast<const char*>(part->data()), part->size()),
                 std::to_string(first_round - 1));
     }
-    const uint64_t last = first_round + kMoreRounds;
-    train(*worker, last);
-    worker->barrier();
-    for (size_t key = 0; key < worker->keys(); ++key) {
-      if (run.consistency != "bsp") {  // an update of nothing brings what the others did
-        worker->push_null(key);
-        worker->wait(key);
-      }
-      const auto bytes = worker->parameter_bytes(key);
-      const auto expected = expected_of(run, key, spec.keys[key].elements, last);
-      EXPECT_TRUE(std::ranges::equal(bytes, expected)) << "key " << key << ", rank " << rank;
-    }
-    worker->leave();
+    EXPECT_EQ(boxes(), run.after.shards + 1);
+    train_and_check(*worker, first_round + kMoreRounds);
   });
 }
 
+using ShardDies = RestoredRuns;
+
+// Over the other boxes, or, with on_loss wait, over as many as before.
+TEST_P(ShardDies, AndTheRanksGoOnFromTheCheckpoint) {
+  const Scenario& run = GetParam();
+  serve(run.before);
+  std::vector<std::jthread> ranks;
+  for (uint32_t rank = 0; rank < run.ranks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      std::unique_ptr<Worker> worker = join(run.before, rank);
+      train_until_rewound(*worker);
+      worker = worker->rejoin();
+      EXPECT_GT(worker->first_round(), 6u);
+      train_and_check(*worker, worker->first_round() + kMoreRounds);
+    });
+  }
+  EXPECT_TRUE(becomes([&] { return durable_round() >= 6; }));
+  EXPECT_EQ(boxes(), run.before.shards + 1);
+  shards_.front()->end(SIGKILL);
+  const bool waits = run.on_loss == "wait";
+  if (waits) {
+    ASSERT_TRUE(becomes([&] { return status().jobs.empty(); }));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    EXPECT_TRUE(status().jobs.empty()) << "it waits for that box";
+    shards_.front() = std::make_unique<ShardProcess>(PHUB_BINARY, server_->address());
+  }
+  EXPECT_TRUE(becomes([&] { return boxes() == run.before.shards + waits; }));
+}
+
 const Place kTwoCores, kTcp{.transport = "tcp"};
+const Place kTwoBoxes{.transport = "tcp", .shards = 1};
+const Place kThreeBoxes{.topology = "pack:2 core:2 pu:1", .transport = "tcp", .shards = 2};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ShardDies,
+    ::testing::Values(Scenario{.name = "of_two", .before = kTwoBoxes},
+                      Scenario{.name = "waits", .before = kTwoBoxes, .on_loss = "wait"},
+                      Scenario{.name = "of_three",
+                               .before = kThreeBoxes,
+                               .gradient_dtype = "bf16",
+                               .parameter_dtype = "f16",
+                               .unused = "skip",
+                               .saves = true}),
+    [](const auto& info) { return info.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(
     All, RestoredRuns,
     ::testing::Values(
@@ -259,6 +328,27 @@ INSTANTIATE_TEST_SUITE_P(
         Scenario{.name = "fewer_nodes", .before = {"pack:4 core:1 pu:1"}, .after = kTwoCores},
         Scenario{.name = "to_tcp", .before = kTwoCores, .after = kTcp},
         Scenario{.name = "from_tcp", .before = kTcp, .after = kTwoCores},
+        Scenario{.name = "more_boxes", .before = kTwoBoxes, .after = kThreeBoxes},
+        Scenario{.name = "fewer_boxes",
+                 .before = kThreeBoxes,
+                 .after = kTwoCores,
+                 .unused = "skip",
+                 .saves = true},
+        Scenario{
+            .name = "to_boxes", .before = kTwoCores, .after = kTwoBoxes, .parameter_dtype = "bf16"},
+        Scenario{.name = "boxes_in_ssp",
+                 .before = kTwoBoxes,
+                 .after = kThreeBoxes,
+                 .consistency = "ssp",
+                 .optimizer = "sgd",
+                 .whole_numbers = true},
+        Scenario{.name = "boxes_async",
+                 .before = kThreeBoxes,
+                 .after = kTwoBoxes,
+                 .consistency = "async",
+                 .optimizer = "none",
+                 .whole_numbers = true,
+                 .saves = true},
         Scenario{.name = "f16", .gradient_dtype = "f16", .parameter_dtype = "f16"},
         Scenario{.name = "bf16",
                  .optimizer = "nesterov",

@@ -1,18 +1,18 @@
 // Boxes that serve under a server, as processes: what they have of its jobs, and what happens when
 // one of them dies. (Most of what jobs do runs over shards, too: ctest's tests shards/….)
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "tests/worker/box.h"
 #include "tests/worker/fault_oracle.h"
-#include "tests/worker/process.h"
 #include "tests/worker/server_process.h"
+#include "tests/worker/shard_process.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
 #include "transport/control/http_client.h"
@@ -23,30 +23,6 @@ namespace {
 using ::testing::Each;
 using ::testing::Gt;
 using ::testing::HasSubstr;
-
-class ShardProcess {
- public:
-  explicit ShardProcess(const std::string& server)
-      : process_({ServerProcess::binary(PHUB_BINARY), "serve", "--join", server, "--listen",
-                  "127.0.0.1:0", "--transports", "tcp", "--topology", "pack:1 core:2 pu:1", "--pin",
-                  "false"},
-                 directory_.path() + "/output") {}
-  void end(int signal) {
-    process_.send(signal);
-    EXPECT_TRUE(process_.wait(kLong).has_value()) << process_.output();
-  }
-  void stop() { process_.send(SIGSTOP); }
-  void go_on() { process_.send(SIGCONT); }
-  std::string output() const { return process_.output(); }
-  // The status of GET `path` at its own control port.
-  unsigned answers(const std::string& path) {
-    return HttpClient(process_.listening_address()).request("GET", path, "", "", 30000).status;
-  }
-
- private:
-  const TemporaryDirectory directory_;
-  Process process_;
-};
 
 class ShardsTest : public ::testing::Test {
  protected:
@@ -80,7 +56,7 @@ class ShardsTest : public ::testing::Test {
 };
 
 TEST_F(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
-  const ShardProcess one(server_.address()), two(server_.address());
+  const ShardProcess one(PHUB_BINARY, server_.address()), two(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(2));
   Training training(server_.address(), spec("spread"));
   training.start(0, tcp_);
@@ -93,7 +69,7 @@ TEST_F(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
 }
 
 TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
-  auto shard = std::make_unique<ShardProcess>(server_.address());
+  auto shard = std::make_unique<ShardProcess>(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("killed"));
   Process& worker = training.start(0, tcp_);
@@ -113,7 +89,7 @@ TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   next.end();
   next.check();
 
-  shard = std::make_unique<ShardProcess>(server_.address());
+  shard = std::make_unique<ShardProcess>(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training last(server_.address(), spec("last"));
   last.start(0, tcp_);
@@ -125,7 +101,7 @@ TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
 }
 
 TEST_F(ShardsTest, AShardThatIsEndedSaysSo) {
-  ShardProcess shard(server_.address());
+  ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("ended"));
   Process& worker = training.start(0, tcp_);
@@ -142,7 +118,7 @@ TEST_F(ShardsTest, AShardThatIsEndedSaysSo) {
 
 // It finds out that it is lost, ends what it had, and serves again.
 TEST_F(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
-  ShardProcess shard(server_.address());
+  ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("hangs"));
   Process& worker = training.start(0, tcp_);
@@ -163,19 +139,39 @@ TEST_F(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
   next.check();
 }
 
-TEST_F(ShardsTest, AServerThatSavesItsJobsTakesNoShards) {
-  const TemporaryDirectory folder;
-  const ServerProcess saves(PHUB_BINARY, {"--checkpoints", folder.path() + "/checkpoints"});
-  const ShardProcess shard(saves.address());
-  EXPECT_TRUE(becomes([&] {
-    return shard.output().find("what other boxes have of a job cannot be saved") !=
-           std::string::npos;
-  })) << shard.output();
+// By a box that has no part of the job that it names.
+TEST_F(ShardsTest, CopiesThatNobodyWantsAreRefused) {
+  const ShardProcess shard(PHUB_BINARY, server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  Training training(server_.address(), spec("copied"));
+  training.start(0, tcp_);
+  training.start(1, tcp_);
+  ASSERT_TRUE(training.goes_on(10));
+  ASSERT_EQ(arrivals("copied").size(), 2u);
+  ControlClient stranger(server_.address());
+  const ShardHello hello{
+      .name = "stranger", .nodes = {{}}, .cores = {{}}, .transports = {"tcp"}, .nics = {}};
+  const uint64_t self = stranger.join_shard(hello).shard;
+  HttpClient http(server_.address());
+  const auto status_of = [&](std::string_view method, const std::string& place, size_t bytes) {
+    const std::string target = fmt::format("/v1/shards/{}/copies/{}", self, place);
+    return http.request(method, target, "", std::string(bytes, 'x'), 30000, kBytesType).status;
+  };
+  for (const std::string job : {"1", "2", "3", "99"}) {
+    EXPECT_EQ(status_of("GET", job + "/0/0", 0), 404u) << job;
+    EXPECT_EQ(status_of("POST", job + "/0/0", 64), 404u) << job;
+  }
+  EXPECT_EQ(status_of("POST", "1/0/0", kCopyPieceBytes + 1), 413u);
+  EXPECT_EQ(status_of("GET", "1/0", 0), 404u);
+  EXPECT_EQ(status_of("DELETE", "1/0/0", 0), 405u);
+  ASSERT_TRUE(training.goes_on(20));
+  training.end();
+  training.check();
 }
 
 TEST_F(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
   auto server = std::make_unique<ServerProcess>(PHUB_BINARY);
-  ShardProcess shard(server->address());
+  ShardProcess shard(PHUB_BINARY, server->address());
   EXPECT_TRUE(becomes([&] { return shard.answers("/readyz") == 200; })) << shard.output();
   EXPECT_EQ(shard.answers("/healthz"), 200u);
   EXPECT_EQ(shard.answers("/v1/status"), 404u) << "jobs are the server's";
@@ -188,7 +184,7 @@ TEST_F(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
 
 // Rounds that are applied as a whole need all chunks at one box.
 TEST_F(ShardsTest, AJobWithGatedRoundsStaysAtTheServer) {
-  const ShardProcess shard(server_.address());
+  const ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   JobSpec gated = spec("gated");
   gated.hyper["max_norm"] = 1;

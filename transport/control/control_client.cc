@@ -33,6 +33,10 @@ std::string piece_path(const Credential& who, uint64_t offset) {
   return fmt::format("/state/{}/{}/{}/{}", who.rank, who.incarnation, who.epoch, offset);
 }
 
+std::string copy_target(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset) {
+  return fmt::format("/v1/shards/{}/copies/{}/{}/{}", shard, job, round, offset);
+}
+
 }  // namespace
 
 std::string ControlClient::call(std::string_view method, const std::string& job,
@@ -170,6 +174,18 @@ ShardOrders ControlClient::mail(uint64_t shard, const ShardMail& mail, uint32_t 
   const std::string target = fmt::format("/v1/shards/{}/mail", shard);
   return parse_shard_orders(
       checked(http_.request("POST", target, token_, to_json(mail), timeout_ms)));
+}
+
+std::string ControlClient::read_copy(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset,
+                                     uint32_t timeout_ms) {
+  return checked(
+      http_.request("GET", copy_target(shard, job, round, offset), token_, "", timeout_ms));
+}
+
+void ControlClient::write_copy(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset,
+                               std::string_view piece, uint32_t timeout_ms) {
+  checked(http_.request("POST", copy_target(shard, job, round, offset), token_, piece, timeout_ms,
+                        kBytesType));
 }
 
 JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {

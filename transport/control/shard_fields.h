@@ -12,9 +12,9 @@ inline constexpr std::string_view kWords<ShardDo>[] = {"make",   "admit",  "reco
                                                        "detach", "attach", "remove"};
 template <>
 inline constexpr std::string_view kWords<ShardSays>[] = {
-    "made",     "offered",      "held",   "committed", "probed",     "detached",
-    "attached", "removed",      "broken", "violation", "non_finite", "excluded",
-    "failed",   "disconnected", "active", "leaves"};
+    "made",     "offered", "held",         "committed", "probed",    "detached",
+    "attached", "removed", "snapped",      "broken",    "violation", "non_finite",
+    "excluded", "failed",  "disconnected", "active",    "leaves"};
 
 inline constexpr uint64_t kMaxShardCores = 1u << 12;
 
@@ -54,6 +54,14 @@ void fields(A& a, const ShardQueue*) {
   a.required("nic", &ShardQueue::nic, {0, kMaxNameBytes});
 }
 template <class A>
+void fields(A& a, const ShardRestored*) {
+  a.required("round", &ShardRestored::round, {0, uint64_t{1} << 62});
+  a.required("ranks", &ShardRestored::ranks, {1, 1u << 20});
+  a.optional("expected", &ShardRestored::expected, {0, kMaxRanks});
+  a.optional("steps", &ShardRestored::steps);
+  a.optional("hyper", &ShardRestored::hyper, {0, kMaxScheduleEntries});
+}
+template <class A>
 void fields(A& a, const ShardPart*) {
   a.required("spec", &ShardPart::spec);
   a.required("transport", &ShardPart::transport, kWord);
@@ -63,6 +71,8 @@ void fields(A& a, const ShardPart*) {
   a.optional("queue_offset", &ShardPart::queue_offset, {0, 1u << 16});
   a.required("first_queue", &ShardPart::first_queue);
   a.required("all_queues", &ShardPart::all_queues);
+  a.optional("saved", &ShardPart::saved);
+  a.optional("restored", &ShardPart::restored, {0, 1});
 }
 template <class A>
 void fields(A& a, const ShardLost*) {
@@ -83,6 +93,8 @@ void fields(A& a, const ShardBoundary*) {
   a.optional("forgotten", &ShardBoundary::forgotten, {0, kMaxRanks});
   a.optional("hyper", &ShardBoundary::hyper, {0, kMaxScheduleEntries});
   a.required("lowest_round", &ShardBoundary::lowest_round);
+  a.optional("snapshot", &ShardBoundary::snapshot);
+  a.optional("snapshot_round", &ShardBoundary::snapshot_round);
 }
 template <class A>
 void fields(A& a, const ShardOrder*) {

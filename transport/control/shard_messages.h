@@ -6,6 +6,9 @@
 // POST /v1/shards/{shard}/mail again and again, with what has happened (reports) or to wait for
 // orders. Orders and reports are numbered from 0. What was lost with a connection is sent again,
 // and counts once.
+//
+// What a shard has of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to
+// the server after each snapshot, from it if the job goes on from one.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +43,7 @@ enum class ShardSays : uint8_t {
   kDetached,
   kAttached,
   kRemoved,
+  kSnapped,  // and the server has what the core copied
   kBroken,
   kViolation,
   kNonFinite,
@@ -89,6 +93,15 @@ struct ShardQueue {
 
   friend bool operator==(const ShardQueue&, const ShardQueue&) = default;
 };
+struct ShardRestored {  // of the checkpoint that a job goes on from
+  uint64_t round = 0;   // its
+  uint32_t ranks = 0;   // that it knows: max_ranks or more
+  std::vector<uint32_t> expected;
+  std::vector<uint64_t> steps;  // as the manifest has them
+  std::vector<HyperChange> hyper;
+
+  friend bool operator==(const ShardRestored&, const ShardRestored&) = default;
+};
 struct ShardPart {
   JobSpec spec;
   std::string transport;
@@ -97,6 +110,8 @@ struct ShardPart {
   std::vector<std::vector<uint32_t>> queue_chunks;  // as in JobLayout
   std::vector<uint64_t> queue_offset;
   uint32_t first_queue = 0, all_queues = 0;  // as workers count them
+  bool saved = false;                        // snapshots are taken of it
+  std::vector<ShardRestored> restored;       // one, or none: the job begins
 
   friend bool operator==(const ShardPart&, const ShardPart&) = default;
 };
@@ -121,6 +136,8 @@ struct ShardBoundary {
   std::vector<uint32_t> forgotten;
   std::vector<HyperChange> hyper;
   uint64_t lowest_round = 0;  // that a chunk is in
+  bool snapshot = false;      // as Boundary has it
+  uint64_t snapshot_round = 0;
 
   friend bool operator==(const ShardBoundary&, const ShardBoundary&) = default;
 };
@@ -198,6 +215,15 @@ struct ShardMail {
 struct ShardOrders {
   uint64_t first = 0;  // number of the first of them
   std::vector<ShardOrder> orders;
+};
+
+inline constexpr uint64_t kCopyPieceBytes = uint64_t{1} << 20;  // at most
+
+// Where a piece of a checkpoint belongs.
+struct CopyPlace {
+  uint64_t job = 0;  // its number at the server
+  uint64_t round = 0;
+  uint64_t offset = 0;  // in what the shard has of it
 };
 
 std::string to_json(const ShardHello& hello);

@@ -1,0 +1,47 @@
+#include "phub/job/remote_copy.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "phub/job/memory.h"
+#include "phub/plan/choices.h"
+#include "transport/box_memory.h"
+
+namespace phub {
+
+RemoteCopy::Size RemoteCopy::size_of(const Plan& plan, uint32_t box, const JobSpec& spec,
+                                     uint64_t saved_ranks) {
+  const uint64_t ranks = std::max<uint64_t>(spec.max_ranks, saved_ranks);
+  Size size{.arrays = saved_arrays_of(spec),
+            .chunks = plan.chunks.size(),
+            .clock_ranks = choices_of(spec).lock_step() ? 0 : static_cast<uint32_t>(ranks)};
+  for (const ChunkLayout& chunk : plan.chunks) {  // as part_of() counts them
+    if (plan.cores[plan.queues[chunk.queue].core].box != box) continue;
+    size.elements = std::max(size.elements, chunk.box_offset + slot_elements(chunk.elements));
+  }
+  return size;
+}
+
+RemoteCopy::RemoteCopy(const Size& size, uint32_t os_node, std::string_view what)
+    : size_(size), memory_(allocate(size.bytes(), os_node, what)) {}
+
+SavedClocks RemoteCopy::clocks() const {
+  auto* const steps = reinterpret_cast<uint64_t*>(array(size_.arrays));
+  return {.steps = steps,
+          .latest = size_.clock_ranks > 0 ? steps + size_.chunks : nullptr,
+          .ranks = size_.clock_ranks};
+}
+
+SavedImage RemoteCopy::image() const {
+  std::span<std::byte> rest = memory_.bytes().first(size_.bytes());
+  std::vector<std::span<std::byte>> memory;
+  for (size_t array = 0; array < size_.arrays; ++array) {
+    memory.push_back(rest.first(size_.elements * sizeof(float)));
+    rest = rest.subspan(memory.back().size());
+  }
+  memory.push_back(rest);
+  return SavedImage(std::move(memory));
+}
+
+}  // namespace phub

@@ -1,0 +1,46 @@
+// What another box has of a job's checkpoint, here: a copy of its part of the snapshot, which it
+// sends before it is written, or of what the job goes on from, until the box has fetched it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "numa/memory.h"
+#include "phub/core/job_parameters.h"
+#include "phub/job/saved_image.h"
+#include "phub/plan/plan.h"
+
+namespace phub {
+
+class RemoteCopy {
+ public:
+  // How much there is of it.
+  struct Size {
+    uint64_t elements = 0;  // of an array
+    size_t arrays = 0;
+    uint64_t chunks = 0;  // of the job
+    uint32_t clock_ranks = 0;
+
+    uint64_t bytes() const {
+      return elements * arrays * sizeof(float) + SavedClocks::bytes(chunks, clock_ranks);
+    }
+  };
+  // Of `box` in the plan of all boxes. `saved_ranks`: of the checkpoint that the job goes on from.
+  static Size size_of(const Plan& plan, uint32_t box, const JobSpec& spec, uint64_t saved_ranks);
+
+  // Throws Error(kFull) that names `what`.
+  RemoteCopy(const Size& size, uint32_t os_node, std::string_view what);
+
+  float* array(size_t array) const {
+    return reinterpret_cast<float*>(memory_.bytes().data()) + array * size_.elements;
+  }
+  SavedClocks clocks() const;
+  SavedImage image() const;  // as its part has it
+
+ private:
+  Size size_;
+  numa::Memory memory_;
+};
+
+}  // namespace phub
