@@ -79,8 +79,6 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   note_activity();
   attach(rank, incarnation);
-  for (uint32_t i = 0; i < table_.size(); ++i) way_->resend(rank, i);
-  endpoint_.flush();
 }
 
 void CoreJob::detach(uint32_t rank) {
