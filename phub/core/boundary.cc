@@ -62,6 +62,7 @@ void CoreJob::admit(const Boundary::Admitted& admitted) {
   rank.results_from = admitted.first_round - 1;
   rank.slots = admitted.slots.data();
   attach(admitted.rank, admitted.incarnation);
+  table_.joined(admitted.rank);
   table_.expect(admitted.rank, admitted.first_round);
   way_->admit(admitted);
   endpoint_.flush();
@@ -79,6 +80,7 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   note_activity();
   attach(rank, incarnation);
+  table_.reconnected(rank);
 }
 
 void CoreJob::detach(uint32_t rank) {

@@ -100,6 +100,7 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   if (index == kNoChunk) return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
   if (!fits(arrival, rank, index, imm)) return;
   ++from.arrivals;
+  table_.hear(rank, index);
   if (imm.kind == ImmKind::kInitial) return receive_initial(rank, index, imm.round);
   if (imm.kind == ImmKind::kControl) {
     // Later results are asked for by the contribution.

@@ -17,8 +17,7 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
       result_bytes_(static_cast<uint32_t>(kernels::bytes_of(parameters.parameter_dtype))),
       result_stride_(arrays.result_stride),
       owed_(table.max_ranks(), IndexSet(table.size())),
-      told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0),
-      sent_(size_t{table.size()} * table.words()) {}
+      told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0) {}
 
 // False: there is nothing that the rank should receive.
 bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const {
@@ -61,25 +60,18 @@ bool Outbox::tell(QueuePair to, uint64_t completed) {
 
 void Outbox::attached(uint32_t rank) {
   forget(rank);
-  const uint64_t others = ~(uint64_t{1} << (rank % 64));
-  for (size_t at = rank / 64; at < sent_.size(); at += table_.words()) sent_[at] &= others;
   for (size_t at = rank; at < told_.size(); at += table_.max_ranks()) told_[at] = {};
 }
 
 void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
   Write write;
-  if (table_.rank(rank).broken || !write_of(rank, index, completed, write)) return;
-  if (write.bytes > 0) sent_[sent_at(rank, index)] |= uint64_t{1} << (rank % 64);
+  if (table_.rank(rank).broken || !table_.is_heard(rank, index)) return;
+  if (!write_of(rank, index, completed, write)) return;
   IndexSet& owed = owed_[rank];
   if (owed.empty() && post(rank, index, completed, write)) return;
   owed_total_ -= owed.size();
   owed.insert(index);
   owed_total_ += owed.size();
-}
-
-void Outbox::send_again(uint32_t rank, uint32_t index, uint64_t completed) {
-  const bool sent = ((sent_[sent_at(rank, index)] >> (rank % 64)) & 1) != 0;
-  if (!sent) send(rank, index, completed);
 }
 
 void Outbox::send_to_all(uint32_t index, uint64_t completed) {

@@ -26,17 +26,13 @@ class Outbox {
   };
   static constexpr uint64_t bytes(const Size& size) {  // held
     return size.max_ranks *
-               (IndexSet::bytes(size.chunks) + (size.gated ? size.queues * sizeof(Told) : 0)) +
-           size.chunks * bit_words(size.max_ranks) * sizeof(uint64_t);
+           (IndexSet::bytes(size.chunks) + (size.gated ? size.queues * sizeof(Told) : 0));
   }
 
   // Sends a rank the chunk's result of round `completed`, if the rank is to receive that; kNever:
   // there is no such result. While initial parameters arrive, the result is the acknowledgement of
   // the last part.
   void send(uint32_t rank, uint32_t index, uint64_t completed);
-  // The same, if it may have been lost with the rank's former queues: through the present ones no
-  // result goes twice. Nothing orders two writes, so the second could land on the next result.
-  void send_again(uint32_t rank, uint32_t index, uint64_t completed);
   void send_to_all(uint32_t index, uint64_t completed);
 
   // Posts what is owed, as far as there is room now. completed(rank, index) is the round of the
@@ -49,7 +45,7 @@ class Outbox {
   // Of a gated job: from here on goes out with the first result of its round, on every queue and to
   // every rank that was to take part in it.
   void announce(const RoundVerdict& verdict) { verdict_ = verdict; }
-  // The rank has new queues: nothing went through them, and what it lacks it asks for.
+  // The rank has new queues: nothing went through them, and nothing is owed.
   void attached(uint32_t rank);
 
   // At the end of a pass: rings the doorbells when nothing else is to be done, or for enough
@@ -61,9 +57,6 @@ class Outbox {
   bool write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const;
   bool post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write);
   bool tell(QueuePair to, uint64_t completed);
-  size_t sent_at(uint32_t rank, uint32_t index) const {
-    return size_t{index} * table_.words() + rank / 64;
-  }
 
   struct Told {  // of a verdict, on a queue to a rank
     uint64_t round = kNever;
@@ -79,9 +72,8 @@ class Outbox {
   std::vector<IndexSet> owed_;    // of each rank: chunks
   size_t owed_total_ = 0;
   std::optional<RoundVerdict>
-      verdict_;                 // the latest; nothing: the job is not gated, or none is there
-  std::vector<Told> told_;      // [queue][rank] of a gated job
-  std::vector<uint64_t> sent_;  // [chunk][words of ranks]: the latest result went to the rank
+      verdict_;             // the latest; nothing: the job is not gated, or none is there
+  std::vector<Told> told_;  // [queue][rank] of a gated job
 };
 
 template <typename Completed>

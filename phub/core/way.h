@@ -87,8 +87,7 @@ class Way {
   // After all that changed.
   virtual void settle(uint32_t /*index*/) {}
 
-  // The rank, which has reconnected, lacks the result that it may have: sends it, unless it is
-  // under way already.
+  // The rank, which has reconnected, lacks the result that it may have: sends it.
   virtual void resend(uint32_t rank, uint32_t index);
 
   // What a checkpoint of before `round` keeps of the chunk beside its arrays; and of all chunks,
@@ -119,8 +118,8 @@ class Way {
 };
 
 inline void Way::resend(uint32_t rank, uint32_t index) {
-  if (stages_.table[index].round == 0) return;  // it will be sent to all
-  stages_.outbox.send_again(rank, index, completed(rank, index));
+  if (stages_.table[index].round == 0) return;  // comes to all
+  send(rank, index);
 }
 
 }  // namespace phub
