@@ -10,7 +10,7 @@ enum class ImmKind : uint32_t {
   kData = 0,     // to the box: this rank's gradient; to the worker: the chunk's result
   kNull = 1,     // to the box: this rank's gradient is zero: it took part, nothing was written
   kInitial = 2,  // to the box: initial parameters, part `round` of them; to the worker: part taken
-  kControl = 3,  // to the worker: part `round` of a verdict (verdict.h)
+  kControl = 3,  // to the worker: part of a verdict (verdict.h); to the box: it lacks this result
 };
 
 inline constexpr uint32_t kMaxChunksPerQueue = 1u << 22;

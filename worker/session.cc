@@ -42,6 +42,7 @@ LinkLayout link_layout_of(const JoinReply& reply) {
 Session::Session(const JoinReply& reply, WorkerLink& link)
     : link_(link),
       gathers_(link.needs_polling()),
+      gated_(is_gated(reply.spec)),
       gradient_bytes_(element_bytes(reply.spec.gradient_dtype)),
       result_bytes_(element_bytes(reply.spec.parameter_dtype)) {
   Layout layout = layout_of(reply);
@@ -73,11 +74,12 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
     ++key.outstanding;
   }
   keys_outstanding_ = keys_.size();
-  queues_ = std::move(layout.queue_chunks);
-  for (const auto& chunks : queues_) {
-    queue_outstanding_.push_back(static_cast<uint32_t>(chunks.size()));
+  for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
+    Queue& queue = queues_.emplace_back();
+    queue.outstanding = static_cast<uint32_t>(chunks.size());
+    if (gated_) queue.early.reserve(chunks.size());
+    queue.chunks = std::move(chunks);
   }
-  verdict_readers_.resize(queues_.size());
   wake_after_.assign(queues_.size(), 0);
   waiting_.reserve(chunks_.size());
   completed_.reserve(keys_.size());
@@ -103,8 +105,8 @@ void Session::push(size_t key_index, int32_t priority, bool null) {
     chunk.outstanding = true;
     chunk.pushed = true;
     chunk.null = null;
-    ++queue_outstanding_[chunk.queue];
-    enqueue(c, priority, false);
+    ++queues_[chunk.queue].outstanding;
+    enqueue(c, priority, ImmKind::kData);
   }
   key.outstanding = key.chunks;
   next_round_ = std::max(next_round_, key.round + 2);
@@ -120,7 +122,7 @@ void Session::send_initial(const std::function<const float*(size_t key)>& of_key
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
     if (!chunks_[c].outstanding) continue;
     stage_initial(c, 0);
-    enqueue(c, 0, true);
+    enqueue(c, 0, ImmKind::kInitial);
   }
   post_waiting();
   flush();
@@ -135,17 +137,21 @@ void Session::stage_initial(uint32_t c, uint32_t part) {
   chunk.initial_part = static_cast<uint8_t>(part);
 }
 
-void Session::enqueue(uint32_t chunk, int64_t priority, bool initial) {
-  waiting_.push_back({keys_[chunks_[chunk].key].priority + priority, sequence_++, chunk, initial});
+void Session::enqueue(uint32_t chunk, int64_t priority, ImmKind kind) {
+  waiting_.push_back({keys_[chunks_[chunk].key].priority + priority, sequence_++, chunk, kind});
   std::push_heap(waiting_.begin(), waiting_.end());
 }
 
 bool Session::post(const Waiting& waiting) {
   const Chunk& chunk = chunks_[waiting.chunk];
-  Imm imm{chunk.index, low8(chunk.awaited), chunk.null ? ImmKind::kNull : ImmKind::kData};
-  uint64_t bytes = chunk.null ? 0 : uint64_t{chunk.elements} * gradient_bytes_;
-  if (waiting.initial) {
-    imm = {chunk.index, chunk.initial_part, ImmKind::kInitial};
+  Imm imm{chunk.index, low8(chunk.awaited), waiting.kind};
+  uint64_t bytes = 0;
+  if (waiting.kind == ImmKind::kData) {
+    if (chunk.null) imm.kind = ImmKind::kNull;
+    bytes = chunk.null ? 0 : uint64_t{chunk.elements} * gradient_bytes_;
+  }
+  if (waiting.kind == ImmKind::kInitial) {
+    imm.round = chunk.initial_part;
     bytes = initial_part(chunk.elements, gradient_bytes_, chunk.initial_part).count * sizeof(float);
   }
   return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.offset * gradient_bytes_,
@@ -211,15 +217,14 @@ void Session::handle(const Arrival& arrival) {
   }
   const Imm imm = decode(arrival.imm);
   if (imm.kind == ImmKind::kControl && arrival.queue < queues_.size()) {
-    if (verdict_readers_[arrival.queue].read(imm)) return;
-    return violation(
-        fmt::format("the server sent part {} of a verdict, which does not exist", imm.round));
+    return read_verdict(queues_[arrival.queue], imm);
   }
-  if (arrival.queue >= queues_.size() || imm.chunk >= queues_[arrival.queue].size()) {
+  if (arrival.queue >= queues_.size() || imm.chunk >= queues_[arrival.queue].chunks.size()) {
     return violation(fmt::format("the server named chunk {} of queue {}, which does not exist",
                                  imm.chunk, arrival.queue));
   }
-  const uint32_t id = queues_[arrival.queue][imm.chunk];
+  Queue& queue = queues_[arrival.queue];
+  const uint32_t id = queue.chunks[imm.chunk];
   Chunk& chunk = chunks_[id];
   const uint64_t bytes =
       imm.kind == ImmKind::kInitial ? 0 : uint64_t{chunk.elements} * result_bytes_;
@@ -231,23 +236,38 @@ void Session::handle(const Arrival& arrival) {
   if (imm.kind == ImmKind::kInitial) {
     if (!chunk.outstanding || initial_.empty() || imm.round != chunk.initial_part) return;
     stage_initial(id, chunk.initial_part + 1u);
-    return enqueue(id, 0, true);
+    return enqueue(id, 0, ImmKind::kInitial);
   }
-  if (!chunk.outstanding || imm.round != low8(chunk.awaited)) {
-    if (imm.round == low8(chunk.awaited - (chunk.outstanding ? 1 : 0))) return;  // sent twice
-    return violation(fmt::format("the server sent round {} (mod 256) of chunk {}, awaited is {}",
-                                 imm.round, id, chunk.awaited));
+  // No result comes twice: the second could land on the one after it.
+  if (!chunk.outstanding || chunk.early || imm.round != low8(chunk.awaited)) {
+    return violation(fmt::format("the server sent round {} (mod 256) of chunk {}, {} is {}",
+                                 imm.round, id, chunk.outstanding ? "awaited" : "already here",
+                                 chunk.awaited));
+  }
+  if (gated_ && chunk.pushed && !queue.verdict.has(chunk.awaited)) {
+    chunk.early = true;
+    return queue.early.push_back(id);
   }
   complete(chunk);
 }
 
+void Session::read_verdict(Queue& queue, const Imm& imm) {
+  if (!gated_) return violation("the server sent a verdict, and no round of this job has one");
+  if (!queue.verdict.read(imm)) {
+    return violation(
+        fmt::format("the server sent part {} of a verdict, which does not exist", imm.round & 3));
+  }
+  if (queue.early.empty() || !queue.verdict.has(chunks_[queue.early.front()].awaited)) return;
+  for (const uint32_t id : queue.early) complete(chunks_[id]);
+  queue.early.clear();
+}
+
 void Session::complete(Chunk& chunk) {
   ++chunks_received_;
-  const VerdictReader& reader = verdict_readers_[chunk.queue];
-  if (reader.complete()) verdict_ = reader.verdict(chunk.awaited);
-  chunk.outstanding = false;
-  chunk.pushed = false;
-  --queue_outstanding_[chunk.queue];
+  Queue& queue = queues_[chunk.queue];
+  if (gated_ && chunk.pushed) verdict_ = queue.verdict.verdict(chunk.awaited);
+  chunk.outstanding = chunk.pushed = chunk.early = false;
+  --queue.outstanding;
   Key& key = keys_[chunk.key];
   if (--key.outstanding > 0) return;
   key.round = chunk.awaited;
@@ -264,34 +284,38 @@ void Session::complete(Chunk& chunk) {
 }
 
 // Chunks without a result may or may not have arrived. They are sent again byte-identical, and
-// count once.
+// count once. A result that is awaited without a push before it is asked for.
 void Session::resend() {
   broken_ = false;
   waiting_.clear();
+  for (Queue& queue : queues_) queue.early.clear();
+  const ImmKind before_pushes = initial_.empty() ? ImmKind::kControl : ImmKind::kInitial;
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
-    if (!chunks_[c].outstanding) continue;
-    if (chunks_[c].pushed) enqueue(c, 0, false);
-    if (!chunks_[c].pushed && !initial_.empty()) enqueue(c, 0, true);
+    Chunk& chunk = chunks_[c];
+    chunk.early = false;
+    if (chunk.outstanding) enqueue(c, 0, chunk.pushed ? ImmKind::kData : before_pushes);
   }
   post_waiting();
   flush();
 }
 
 // The missing chunks of all queues are needed, so one wake-up is enough: when the queue that misses
-// most of them has got them.
+// most of them has got them. (Where a result waits for its verdict, less may come.)
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;
   if (!waiting_.empty() || key_index == kAnyKey) return link_.endpoint().arm({});
   if (key_index == kAllKeys) {
-    auto most = std::max_element(queue_outstanding_.begin(), queue_outstanding_.end());
-    wake_after_[static_cast<size_t>(most - queue_outstanding_.begin())] = *most;
+    const auto most = std::ranges::max_element(queues_, {}, &Queue::outstanding);
+    const auto at = static_cast<size_t>(most - queues_.begin());
+    wake_after_[at] = most->early.empty() ? most->outstanding : 1;
   } else {
     const Key& key = keys_[key_index];
     for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
       if (chunks_[c].outstanding) ++wake_after_[chunks_[c].queue];
     }
     auto most = std::max_element(wake_after_.begin(), wake_after_.end());
+    if (!queues_[static_cast<size_t>(most - wake_after_.begin())].early.empty()) *most = 1;
     for (uint32_t& count : wake_after_) {
       if (&count != &*most) count = 0;
     }

@@ -38,7 +38,7 @@ class Session {
   uint64_t round(size_t key) const { return keys_[key].round; }
 
   // Of a job with gated rounds: that on the latest round of which a result is here. Nothing: there
-  // is none.
+  // is none, as before the first push.
   const std::optional<RoundVerdict>& verdict() const { return verdict_; }
 
   // Pushes a key. Chunks that wait for room in a queue are sent in the order of key priority +
@@ -102,6 +102,7 @@ class Session {
     bool outstanding = false;  // that result has not come yet
     bool pushed = false;       // it follows a push, which may have to be sent again
     bool null = false;
+    bool early = false;        // the result is here, the verdict on its round is not
     uint8_t initial_part = 0;  // the part of the initial parameters that is being sent
   };
   struct Key {
@@ -111,20 +112,27 @@ class Session {
     int32_t priority = 0;
     uint64_t round = 0;
   };
+  struct Queue {
+    std::vector<uint32_t> chunks;
+    uint32_t outstanding = 0;     // results
+    VerdictReader verdict;        // of a gated job
+    std::vector<uint32_t> early;  // chunks
+  };
   struct Waiting {     // to be posted
     int64_t priority;  // with that of the key
     uint64_t sequence;
     uint32_t chunk;
-    bool initial;
+    ImmKind kind;                                 // kData: a push, which may be null
     bool operator<(const Waiting& other) const {  // of a max-heap
       return priority != other.priority ? priority < other.priority : sequence > other.sequence;
     }
   };
 
   void handle(const Arrival& arrival);
+  void read_verdict(Queue& queue, const Imm& imm);
   void complete(Chunk& chunk);
   void violation(std::string problem);
-  void enqueue(uint32_t chunk, int64_t priority, bool initial);
+  void enqueue(uint32_t chunk, int64_t priority, ImmKind kind);
   bool post(const Waiting& waiting);
   void post_waiting();
   void stage_initial(uint32_t chunk, uint32_t part);
@@ -134,12 +142,12 @@ class Session {
   uint32_t gathered_ = 0;
   uint64_t gathered_bytes_ = 0;
   std::chrono::steady_clock::time_point flushed_;
+  const bool gated_;
   uint32_t gradient_bytes_;  // of an element
   uint32_t result_bytes_;
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
-  std::vector<std::vector<uint32_t>> queues_;
-  std::vector<uint32_t> queue_outstanding_;
+  std::vector<Queue> queues_;
   std::vector<uint32_t> wake_after_;
   std::vector<Waiting> waiting_;  // heap
   std::vector<uint32_t> completed_;
@@ -147,7 +155,6 @@ class Session {
   uint64_t sequence_ = 0;
   size_t keys_outstanding_ = 0;
   uint64_t next_round_ = 1;
-  std::vector<VerdictReader> verdict_readers_;  // by queue: after a reconnection they differ
   std::optional<RoundVerdict> verdict_;
   bool broken_ = false;
   bool protocol_violation_ = false;

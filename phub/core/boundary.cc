@@ -62,6 +62,7 @@ void CoreJob::admit(const Boundary::Admitted& admitted) {
   rank.results_from = admitted.first_round - 1;
   rank.slots = admitted.slots.data();
   attach(admitted.rank, admitted.incarnation);
+  table_.joined(admitted.rank);
   table_.expect(admitted.rank, admitted.first_round);
   way_->admit(admitted);
   endpoint_.flush();
@@ -79,8 +80,7 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   note_activity();
   attach(rank, incarnation);
-  for (uint32_t i = 0; i < table_.size(); ++i) way_->resend(rank, i);
-  endpoint_.flush();
+  table_.reconnected(rank);
 }
 
 void CoreJob::detach(uint32_t rank) {

@@ -15,6 +15,7 @@ ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t 
       arrived_(chunks_.size() * words_),
       null_(chunks_.size() * words_),
       expected_(chunks_.size() * words_),
+      unheard_(chunks_.size() * words_),
       counters_(queues) {
   for (uint32_t i = 0; i < size(); ++i) {
     while (queue_first_.size() <= chunks_[i].queue) queue_first_.push_back(i);
@@ -32,6 +33,16 @@ void ChunkTable::unmark(uint32_t rank, uint32_t index) {
   --chunks_[index].arrived;
   ++chunks_[index].missing;
   --ranks_[rank].open;
+}
+
+void ChunkTable::reconnected(uint32_t rank) {
+  for (uint32_t i = 0; i < size(); ++i) unheard_[at(i, rank / 64)] |= uint64_t{1} << (rank % 64);
+  ranks_[rank].unheard = size();
+}
+
+void ChunkTable::joined(uint32_t rank) {
+  for (uint32_t i = 0; i < size(); ++i) unheard_[at(i, rank / 64)] &= ~(uint64_t{1} << (rank % 64));
+  ranks_[rank].unheard = 0;
 }
 
 void ChunkTable::begin_round(uint32_t index, uint64_t round) {

@@ -47,7 +47,8 @@ struct CoreRank {
   uint64_t arrivals = 0;           // ever
   const std::byte* slots = nullptr;
   uint32_t incarnation = 0;
-  uint32_t open = 0;  // its contributions in chunks that are not complete
+  uint32_t open = 0;     // its contributions in chunks that are not complete
+  uint32_t unheard = 0;  // chunks on which nothing of it has come since it reconnected
   bool attached = false;
   bool broken = false;  // its connection; ignored until a boundary or a reconnection
 };
@@ -59,9 +60,9 @@ class ChunkTable {
   ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
              std::span<const uint32_t> expected);
 
-  // What a table holds, beside itself. Chunks and their arrived, null and expected ranks are most.
+  // What a table holds, beside itself. Chunks and their words of ranks are most.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
-    return chunks * (sizeof(CoreChunk) + 3 * sizeof(uint64_t) * bit_words(max_ranks)) +
+    return chunks * (sizeof(CoreChunk) + 4 * sizeof(uint64_t) * bit_words(max_ranks)) +
            max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
   }
 
@@ -100,6 +101,19 @@ class ChunkTable {
     for (uint32_t w = 0; w < words_; ++w) {
       for_each_bit(arrived_[at(index, w)] & ~null_[at(index, w)], w, visit);
     }
+  }
+
+  // After a reconnection a rank sends again what was not answered. Until that of a chunk is here,
+  // no result of the chunk goes to the rank: what it sends next could overtake what it sent again.
+  void reconnected(uint32_t rank);
+  void joined(uint32_t rank);  // nothing of it is under way
+  bool is_heard(uint32_t rank, uint32_t index) const {
+    return ranks_[rank].unheard == 0 || !bit(unheard_, rank, index);
+  }
+  void hear(uint32_t rank, uint32_t index) {
+    if (is_heard(rank, index)) return;
+    unheard_[at(index, rank / 64)] &= ~(uint64_t{1} << (rank % 64));
+    --ranks_[rank].unheard;
   }
 
   // Rounds.
@@ -147,6 +161,7 @@ class ChunkTable {
   std::vector<uint64_t> arrived_;        // [chunk][words_]
   std::vector<uint64_t> null_;           // [chunk][words_]
   std::vector<uint64_t> expected_;       // [chunk][words_], in the chunk's round
+  std::vector<uint64_t> unheard_;        // [chunk][words_]
   std::vector<uint32_t> queue_first_;    // where each queue's chunks begin in chunks_, and the end
   std::vector<QueueCounters> counters_;  // per queue
   uint64_t chunks_completed_ = 0;

@@ -100,8 +100,11 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   if (index == kNoChunk) return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
   if (!fits(arrival, rank, index, imm)) return;
   ++from.arrivals;
+  table_.hear(rank, index);
   if (imm.kind == ImmKind::kInitial) return receive_initial(rank, index, imm.round);
   if (imm.kind == ImmKind::kControl) {
+    // Later results are asked for by the contribution.
+    if (imm.round == low8(from.first_round - 1)) return way.resend(rank, index);
     return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(imm.kind));
   }
   switch (way.accept(rank, index, imm)) {
@@ -111,7 +114,7 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
     case Way::Verdict::kDuplicate:
       return;
     case Way::Verdict::kComplete:
-      return outbox_.send(rank, index, way.completed(rank, index));
+      return way.resend(rank, index);
     case Way::Verdict::kWrongRound:
       return violation(rank, index, CoreReport::kRound, imm.round);
   }
@@ -151,8 +154,9 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
       way_->begin(index);
       return reached(index);
     }
+    return outbox_.send(rank, index, kNever);  // the part was taken
   }
-  outbox_.send(rank, index, way_->completed(rank, index));
+  way_->resend(rank, index);
 }
 
 // Of a chunk of which `ranks` gradients are read: those, the result, and as much as handling it

@@ -1,6 +1,7 @@
 // Sets of small numbers, as bits in words of 64.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -51,7 +52,9 @@ class IndexSet {
     return word * 64 + static_cast<uint32_t>(__builtin_ctzll(words_[word]));
   }
   void clear() {
-    while (!empty()) erase(lowest());
+    std::ranges::fill(words_, 0);
+    std::ranges::fill(summary_, 0);
+    size_ = 0;
   }
 
  private:

@@ -45,9 +45,11 @@ bool Outbox::post(uint32_t rank, uint32_t index, uint64_t completed, const Write
   return true;
 }
 
-// What the rank does not know yet of the verdict on this round. False: the queue has no room.
+// What the rank does not know yet of the verdict on this round, if it was to take part in it.
+// False: the queue has no room.
 bool Outbox::tell(QueuePair to, uint64_t completed) {
   if (!verdict_ || verdict_->round != completed) return true;
+  if (completed < table_.rank(to.rank).first_round) return true;
   Told& told = told_[size_t{to.queue} * table_.max_ranks() + to.rank];
   if (told.round != completed) told = {.round = completed};
   for (; told.parts < kVerdictParts; ++told.parts) {
@@ -57,12 +59,14 @@ bool Outbox::tell(QueuePair to, uint64_t completed) {
 }
 
 void Outbox::attached(uint32_t rank) {
+  forget(rank);
   for (size_t at = rank; at < told_.size(); at += table_.max_ranks()) told_[at] = {};
 }
 
 void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
   Write write;
-  if (table_.rank(rank).broken || !write_of(rank, index, completed, write)) return;
+  if (table_.rank(rank).broken || !table_.is_heard(rank, index)) return;
+  if (!write_of(rank, index, completed, write)) return;
   IndexSet& owed = owed_[rank];
   if (owed.empty() && post(rank, index, completed, write)) return;
   owed_total_ -= owed.size();

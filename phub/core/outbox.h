@@ -42,10 +42,10 @@ class Outbox {
   bool owes() const { return owed_total_ > 0; }
   void forget(uint32_t rank);  // what is owed to it
 
-  // Of a gated job: from here on goes ahead of the first result of its round, on every queue and to
-  // every rank.
+  // Of a gated job: from here on goes out with the first result of its round, on every queue and to
+  // every rank that was to take part in it.
   void announce(const RoundVerdict& verdict) { verdict_ = verdict; }
-  // The rank has new queues: nothing went through them.
+  // The rank has new queues: nothing went through them, and nothing is owed.
   void attached(uint32_t rank);
 
   // At the end of a pass: rings the doorbells when nothing else is to be done, or for enough

@@ -87,9 +87,7 @@ class Way {
   // After all that changed.
   virtual void settle(uint32_t /*index*/) {}
 
-  // After a reconnection: sends again what may have been lost with the old connection. Not all of
-  // it is asked for by a contribution that is sent again: the first result of a rank that has just
-  // joined is not.
+  // The rank, which has reconnected, lacks the result that it may have: sends it.
   virtual void resend(uint32_t rank, uint32_t index);
 
   // What a checkpoint of before `round` keeps of the chunk beside its arrays; and of all chunks,
@@ -120,7 +118,8 @@ class Way {
 };
 
 inline void Way::resend(uint32_t rank, uint32_t index) {
-  if (stages_.table[index].round > 0 && !stages_.table.has(rank, index)) send(rank, index);
+  if (stages_.table[index].round == 0) return;  // comes to all
+  send(rank, index);
 }
 
 }  // namespace phub

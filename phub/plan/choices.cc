@@ -24,23 +24,18 @@ kernels::DType dtype(std::string_view field, std::string_view word) {
 }  // namespace
 
 Choices choices_of(const JobSpec& spec) {
-  Choices choices{.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
-                                             kernels::Optimizer::kRmsprop),
-                  .gradient_dtype = dtype("gradient_dtype", spec.gradient_dtype),
-                  .parameter_dtype = dtype("parameter_dtype", spec.parameter_dtype),
-                  .consistency = parse_choice<Consistency>("consistency", spec.consistency),
-                  .reduction = parse_choice<Reduction>("reduction", spec.reduction),
-                  .work = parse_choice<Work>("work", spec.work),
-                  .initial = parse_choice<Initial>("initial", spec.initial),
-                  .on_loss = parse_choice<OnLoss>("on_loss", spec.on_loss),
-                  .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite),
-                  .unused = parse_choice<Unused>("unused", spec.unused),
-                  .gated = false};
-  choices.gated = choices.on_nonfinite == OnNonFinite::kSkip || spec.hyper.contains("max_norm") ||
-                  std::ranges::any_of(spec.schedule, [](const HyperChange& change) {
-                    return change.values.contains("max_norm");
-                  });
-  return choices;
+  return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
+                                     kernels::Optimizer::kRmsprop),
+          .gradient_dtype = dtype("gradient_dtype", spec.gradient_dtype),
+          .parameter_dtype = dtype("parameter_dtype", spec.parameter_dtype),
+          .consistency = parse_choice<Consistency>("consistency", spec.consistency),
+          .reduction = parse_choice<Reduction>("reduction", spec.reduction),
+          .work = parse_choice<Work>("work", spec.work),
+          .initial = parse_choice<Initial>("initial", spec.initial),
+          .on_loss = parse_choice<OnLoss>("on_loss", spec.on_loss),
+          .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite),
+          .unused = parse_choice<Unused>("unused", spec.unused),
+          .gated = is_gated(spec)};
 }
 
 }  // namespace phub

@@ -16,11 +16,12 @@ std::string_view name_of(Fault::Kind kind) {
 
 std::string describe(const RackPlan& plan) {
   std::string text = fmt::format(
-      "seed {}: {} cores on {} nodes, {}, delay {} ns, depth {}, loss {}, breaks {}, control loss "
-      "{}{}\n",
+      "seed {}: {} cores on {} nodes, {}, delay {} ns, depth {}, loss {}, breaks {}, overtaking "
+      "{}, "
+      "control loss {}{}\n",
       plan.seed, plan.cores, plan.nodes, plan.net.shared_memory ? "shared memory" : "network",
       plan.net.max_delay_ns, plan.net.send_depth, plan.net.loss, plan.net.break_chance,
-      plan.control_loss, plan.clean ? ", clean" : "");
+      plan.net.overtake, plan.control_loss, plan.clean ? ", clean" : "");
   auto out = std::back_inserter(text);
   for (const LossWindow& w : plan.windows) {
     fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);

@@ -392,6 +392,8 @@ RackPlan make_rack_plan(uint64_t seed) {
   }
   SimRandom shards(seed ^ 0x736861726473ull);
   add_shards(shards, plan);
+  SimRandom order(seed ^ 0x6f72646572ull);
+  plan.net.overtake = pick(order, {0.0, 0.0, 0.05, 0.5, 1.0});
   return plan;
 }
 

@@ -42,7 +42,7 @@ struct Options {
 
 struct Totals {
   uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
-  uint64_t writes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
+  uint64_t writes = 0, overtakes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
   uint64_t parts_restored = 0, void_snapshots = 0, states = 0, spread_jobs = 0, ended_shards = 0,
            rewinds = 0;
 };
@@ -68,6 +68,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.admitted += result.admitted;
   totals.failed_jobs += result.failed_jobs;
   totals.writes += result.net.writes;
+  totals.overtakes += result.net.overtakes;
   totals.breaks += result.net.breaks;
   totals.steps += result.steps;
   totals.box_deaths += result.box_deaths;
@@ -92,13 +93,14 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
   }
   fmt::print(
       "{} racks, {} failures; {} results and {} states of chunks compared, {} ranks admitted, {} "
-      "lost, {} jobs failed as they should, {} writes, {} queue pairs broken, {} steps; {} boxes "
+      "lost, {} jobs failed as they should, {} writes, {} out of order, {} queue pairs broken, {} "
+      "steps; {} boxes "
       "died, {} jobs went on from a "
       "checkpoint, {} ranks with a part of it; {} snapshots were void; {} jobs were spread over "
       "boxes, "
       "{} ended with one, {} went on without one\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
-      totals.lost, totals.failed_jobs, totals.writes, totals.breaks, totals.steps,
+      totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,
       totals.spread_jobs, totals.ended_shards, totals.rewinds);
   return totals.failures == 0 ? 0 : 1;

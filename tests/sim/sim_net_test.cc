@@ -384,6 +384,42 @@ TEST(SimNet, ADeviceThatDiesIsAnErrorOfItsEndpointAndOfNoOther) {
   link.box->revoke(1);
 }
 
+// Both ways; each arrives once, with its payload, however they overtake each other.
+TEST(SimNet, WritesOfOneQueuePairMayOvertakeEachOther) {
+  uint64_t overtakes = 0;
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(seed);
+    Link link({.seed = seed, .loss = 0.3, .early = 0.5, .retry_limit = 60, .overtake = 0.5});
+    link.fill(std::byte{static_cast<uint8_t>(seed)});
+    std::vector<uint32_t> to_box, to_worker;
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      ASSERT_TRUE(link.worker->endpoint().post({0}, Link::chunk(0, i)));
+      ASSERT_TRUE(link.box->endpoint(0).post({.rank = 1}, Link::chunk(0, i)));
+    }
+    link.worker->endpoint().flush();
+    link.box->endpoint(0).flush();
+    while (!link.net.idle()) {
+      link.net.run_next();
+      for (const Arrival& arrival : poll_all(link.box->endpoint(0))) {
+        ASSERT_TRUE(arrival.ok);
+        EXPECT_TRUE(link.landed(0, arrival.imm));
+        to_box.push_back(arrival.imm);
+      }
+      for (const Arrival& arrival : poll_all(link.worker->endpoint())) {
+        to_worker.push_back(arrival.imm);
+      }
+    }
+    for (std::vector<uint32_t>* seen : {&to_box, &to_worker}) {
+      ASSERT_EQ(seen->size(), kChunks);
+      EXPECT_FALSE(std::ranges::is_sorted(*seen));
+      std::ranges::sort(*seen);
+      EXPECT_EQ(std::ranges::adjacent_find(*seen), seen->end());
+    }
+    overtakes += link.net.stats().overtakes;
+  }
+  EXPECT_GT(overtakes, 500u);
+}
+
 uint64_t busy_trace(uint64_t seed) {
   Link link({.seed = seed, .loss = 0.1, .duplicate = 0.1, .break_chance = 0.01});
   for (uint32_t i = 0; i < 200; ++i) {

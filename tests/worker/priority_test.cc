@@ -6,66 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "tests/worker/session_rig.h"
 #include "transport/error.h"
-#include "transport/wire.h"
-#include "worker/session.h"
 
 namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// Remembers the order of what is posted, while there is room.
-class Wire final : public WorkerLink, private Endpoint {
- public:
-  explicit Wire(size_t gradients = 4096, size_t results = 4096)
-      : gradients_(gradients), results_(results) {}
-
-  std::vector<Arrival> arrivals;
-  std::vector<uint32_t> posted;  // chunks
-  bool room = false;
-
-  std::span<std::byte> gradients() override { return gradients_; }
-  std::span<const std::byte> results() override { return results_; }
-  Endpoint& endpoint() override { return *this; }
-  bool connected() override { return true; }
-  bool zero_copy() const override { return true; }
-
- private:
-  size_t poll(std::span<Arrival> out) override {
-    const size_t count = std::min(out.size(), arrivals.size());
-    std::copy_n(arrivals.begin(), count, out.begin());
-    arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(count));
-    return count;
-  }
-  bool post(QueuePair, const Write& write) override {
-    if (room) posted.push_back(decode(write.imm).chunk);
-    return room;
-  }
-  void flush() override {}
-  bool arm(std::span<const uint32_t>) override { return true; }
-  void disarm() override {}
-  int wake_fd() const override { return -1; }
-
-  std::vector<std::byte> gradients_, results_;
-};
-
-// Keys of one chunk each, all in one queue: key k is chunk k.
-JoinReply reply_of(const std::vector<int32_t>& priorities) {
-  JoinReply reply;
-  reply.spec.name = "job";
-  reply.spec.chunk_elements = 32;
-  reply.layout.queue_chunks.emplace_back();
-  for (uint32_t k = 0; k < priorities.size(); ++k) {
-    reply.spec.keys.push_back(
-        {.name = std::to_string(k), .elements = 32, .priority = priorities[k]});
-    reply.layout.key_offset.push_back(uint64_t{k} * 32);
-    reply.layout.queue_chunks[0].push_back(k);
-  }
-  reply.layout.total_elements = priorities.size() * 32;
-  return reply;
-}
+using testing::reply_of;
+using testing::Wire;
 
 void answer(Wire& wire, Session& session, uint32_t keys, uint32_t round) {
   for (uint32_t k = 0; k < keys; ++k) {

@@ -212,6 +212,12 @@ uint32_t hyper_groups(const JobSpec& spec) {
   return last + 1;
 }
 
+bool is_gated(const JobSpec& spec) {
+  const auto clips = [](const HyperChange& change) { return change.values.contains("max_norm"); };
+  return spec.on_nonfinite == "skip" || spec.hyper.contains("max_norm") ||
+         std::ranges::any_of(spec.schedule, clips);
+}
+
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
   const std::string& optimizer = spec.optimizer;
   if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};

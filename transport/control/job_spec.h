@@ -99,6 +99,9 @@ uint32_t hyper_groups(const JobSpec& spec);
 // the optimizer is checked by the server, which knows them.)
 void validate(const JobSpec& spec);
 
+// Whether its rounds are applied as a whole: the gradient's norm may be clipped, or rounds skipped.
+bool is_gated(const JobSpec& spec);
+
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;
 // none: it keeps none, or is unknown.
 std::vector<std::string_view> optimizer_states(const JobSpec& spec);

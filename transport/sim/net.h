@@ -1,11 +1,12 @@
 // The simulated network: one process, one thread, virtual time, everything random from one seed.
 //
-// It behaves as reliable connections do. Writes of one queue pair arrive in order, their payload
-// before their immediate; queue pairs overtake each other. A lost packet costs a retransmission and
-// a duplicate is filtered; too many losses in a row, or a fault that the test asks for, break the
-// queue pair. Then every write in flight has arrived, or has landed without its immediate (the last
-// one perhaps by half), or never happened, and nobody is told which: both ends only see ok ==
-// false, once. What the receiver has detached can change nothing any more.
+// It behaves as reliable connections do. The payload of a write arrives before its immediate; queue
+// pairs overtake each other, and with `overtake` the writes of one queue pair do, in both
+// directions. A lost packet costs a retransmission and a duplicate is filtered; too many losses in
+// a row, or a fault that the test asks for, break the queue pair. Then every write in flight has
+// arrived, or has landed without its immediate (one of them perhaps by half), or never happened,
+// and nobody is told which: both ends only see ok == false, once. What the receiver has detached
+// can change nothing any more.
 //
 // With `shared_memory` the same network behaves as the shm transport: the box reads the workers'
 // memory, workers read the box's, only immediates move, and queue pairs do not break.
@@ -56,12 +57,14 @@ struct SimOptions {
   double duplicate = 0;              // of each write that arrives
   double early = 0.1;                // of each write: part of its payload lands before the rest
   double break_chance = 0;           // of each write
+  double overtake = 0;               // of each write: it waits for none before it on its queue pair
   uint32_t retry_limit = 7;          // losses in a row that break a queue pair
   uint32_t send_depth = 64;          // writes of a queue pair that may be unacknowledged
 };
 
 struct SimStats {
   uint64_t writes = 0, delivered = 0, lost = 0, duplicates = 0, breaks = 0, refused = 0;
+  uint64_t overtakes = 0;  // writes that arrived before an earlier one of their queue pair
 };
 
 class SimTransport;

@@ -56,27 +56,31 @@ void SimPair::flush(SimSide side) {
 void SimPair::launch(SimSide side, const Write& write) {
   End& end = ends_[side];
   const uint64_t now = net_.now_ns();
-  const uint64_t previous = std::max(end.last_arrival, now);
+  const bool in_order = !net_.random().chance(net_.options().overtake);
+  const uint64_t previous = in_order ? std::max(end.last_arrival, now) : now;
   const uint64_t flight = net_.flight_ns();
+  const uint64_t number = end.launched++;
   auto self = shared_from_this();
-  end.in_flight.push_back(write);
+  end.in_flight.push_back({write, number});
   if (flight == SimNet::kLost) {
-    // Packets behind a lost one are not taken: nothing more arrives before the break.
-    end.last_arrival = previous + net_.options().retransmit_ns * net_.options().retry_limit;
-    net_.after(end.last_arrival - now, [self] { self->break_now(); });
+    // Packets behind a lost one that keep their order are not taken before the break.
+    const uint64_t lost = previous + net_.options().retransmit_ns * net_.options().retry_limit;
+    if (in_order) end.last_arrival = lost;
+    net_.after(lost - now, [self] { self->break_now(); });
     return;
   }
-  end.last_arrival = std::max(previous + 1, now + flight);
+  const uint64_t arrival = std::max(previous + 1, now + flight);
+  if (in_order) end.last_arrival = arrival;
   if (write.bytes > 0 && net_.random().chance(net_.options().early)) {
-    const uint64_t early = net_.random().between(previous, end.last_arrival);
+    const uint64_t early = net_.random().between(previous, arrival);
     const size_t bytes = net_.random().between(1, write.bytes);
-    if (early > previous && early < end.last_arrival) {
+    if (early > previous && early < arrival) {
       net_.after(early - now, [self, write, side, bytes] {
         if (!self->dead_) self->land_part(write, side, bytes);
       });
     }
   }
-  net_.after(end.last_arrival - now, [self, side] { self->land(side); });
+  net_.after(arrival - now, [self, side, number] { self->land(side, number); });
 }
 
 bool SimPair::lands_inside(const Write& write, SimSide from) const {
@@ -91,11 +95,17 @@ void SimPair::land_part(const Write& write, SimSide from, size_t bytes) {
   std::memcpy(target->data() + write.remote_offset, end.source->data() + write.local_offset, bytes);
 }
 
-void SimPair::land(SimSide from) {
+void SimPair::land(SimSide from, uint64_t number) {
   if (dead_) return;
   End& end = ends_[from];
-  const Write write = end.in_flight.front();
-  end.in_flight.pop_front();
+  const auto at = std::ranges::find(end.in_flight, number, &Flying::number);
+  const auto overtaken = static_cast<uint64_t>(at - end.in_flight.begin());
+  const Write write = *at;
+  end.in_flight.erase(at);
+  if (overtaken > 0) {
+    ++net_.stats().overtakes;
+    net_.trace("overtakes", id_, overtaken, write.imm);
+  }
   if (!lands_inside(write, from)) {
     break_now();  // remote access error
     return;
@@ -147,6 +157,9 @@ void SimPair::settle(SimSide from, bool immediates) {
   End& end = ends_[from];
   SimRandom& random = net_.random();
   const size_t n = end.in_flight.size();
+  for (size_t i = n; net_.options().overtake > 0 && i > 1; --i) {
+    std::swap(end.in_flight[i - 1], end.in_flight[random.below(i)]);
+  }
   const size_t arriving = immediates ? random.below(n + 1) : 0;
   const size_t landing = arriving + random.below(n - arriving + 1);
   for (size_t i = 0; i < landing; ++i) {

@@ -25,6 +25,10 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
  public:
   SimPair(SimNet& net, uint32_t id) : net_(net), id_(id) {}
 
+  struct Flying : Write {
+    uint64_t number = 0;  // among those of its end
+  };
+
   // What one end has. A write posted at an end is read from its `source` and lands in the other
   // end's `target`; without a target only the immediate moves.
   struct End {
@@ -32,9 +36,10 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
     QueuePair name;                   // and what it calls this queue pair
     SimMemory source;
     SimMemory target;
-    std::deque<Write> posted;     // not flushed
-    std::deque<Write> in_flight;  // flushed, not landed
-    uint64_t last_arrival = 0;
+    std::deque<Write> posted;      // not flushed
+    std::deque<Flying> in_flight;  // flushed, not landed
+    uint64_t launched = 0;
+    uint64_t last_arrival = 0;  // of those that keep their order
     uint32_t unacknowledged = 0;
     std::deque<Arrival> inbox;
     bool refused = false;   // a post found no room: the end wants to know when there is some
@@ -60,7 +65,7 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   void launch(SimSide side, const Write& write);
   bool lands_inside(const Write& write, SimSide from) const;
   void land_part(const Write& write, SimSide from, size_t bytes);
-  void land(SimSide from);
+  void land(SimSide from, uint64_t number);
   void arrive(SimSide from, const Write& write);
   void settle(SimSide from, bool immediates);
   void acknowledge(SimSide side);

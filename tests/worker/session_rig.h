@@ -1,0 +1,70 @@
+// A session over a link without a box: what arrives, and what is posted.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "transport/transport.h"
+#include "transport/wire.h"
+#include "worker/session.h"
+
+namespace phub::testing {
+
+// A link of one queue that remembers what is posted, while there is room.
+class Wire final : public WorkerLink, private Endpoint {
+ public:
+  explicit Wire(size_t gradients = 4096, size_t results = 4096)
+      : gradients_(gradients), results_(results) {}
+
+  std::vector<Arrival> arrivals;
+  std::vector<uint32_t> posted;  // chunks
+  std::vector<Imm> imms;         // with all that travels
+  std::vector<uint32_t> wake_after;
+  bool room = false;
+
+  std::span<std::byte> gradients() override { return gradients_; }
+  std::span<const std::byte> results() override { return results_; }
+  Endpoint& endpoint() override { return *this; }
+  bool connected() override { return true; }
+  bool zero_copy() const override { return true; }
+
+ private:
+  size_t poll(std::span<Arrival> out) override {
+    const size_t count = std::min(out.size(), arrivals.size());
+    std::copy_n(arrivals.begin(), count, out.begin());
+    arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  bool post(QueuePair, const Write& write) override {
+    if (room) posted.push_back(decode(write.imm).chunk), imms.push_back(decode(write.imm));
+    return room;
+  }
+  void flush() override {}
+  bool arm(std::span<const uint32_t> after) override {
+    wake_after.assign(after.begin(), after.end());
+    return true;
+  }
+  void disarm() override {}
+  int wake_fd() const override { return -1; }
+
+  std::vector<std::byte> gradients_, results_;
+};
+
+// Keys of one chunk each, all in one queue: key k is chunk k.
+inline JoinReply reply_of(const std::vector<int32_t>& priorities) {
+  JoinReply reply;
+  reply.spec.name = "job";
+  reply.spec.chunk_elements = 32;
+  reply.layout.queue_chunks.emplace_back();
+  for (uint32_t k = 0; k < priorities.size(); ++k) {
+    reply.spec.keys.push_back(
+        {.name = std::to_string(k), .elements = 32, .priority = priorities[k]});
+    reply.layout.key_offset.push_back(uint64_t{k} * 32);
+    reply.layout.queue_chunks[0].push_back(k);
+  }
+  reply.layout.total_elements = priorities.size() * 32;
+  return reply;
+}
+
+}  // namespace phub::testing
