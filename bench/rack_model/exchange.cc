@@ -78,8 +78,10 @@ class Server {
   }
 
   void add_rank(RankEnds rank) { ranks_.push_back({std::move(rank), {}, {}}); }
-  // A server below sends sums up with it, and gets the answer with finish().
-  void set_parent(std::function<void(const UnitPlan&)> parent) { parent_ = std::move(parent); }
+  // A server below sends sums up with it, and those of its twins; the answer comes with finish().
+  void add_parent(std::function<void(const UnitPlan&)> parent) {
+    parents_.push_back(std::move(parent));
+  }
 
   // After all ranks: makes everything that the round will use, as the grid takes no more then.
   void connect() {
@@ -190,7 +192,10 @@ class Server {
     const double compute = rate ? unit.elements * (gradients + update) / (*rate * 1e9) : 0;
     const double moved = unit.elements * (update + (scene_.nics && scene_.ddio ? 0 : gradients));
     core.thread.run(compute + unit.chunks * scene_.costs.sum_chunk_ns * 1e-9, memory(unit), moved,
-                    [this, &unit] { parent_ ? parent_(unit) : finish(unit); });
+                    [this, &unit] {
+                      for (const auto& parent : parents_) parent(unit);
+                      if (parents_.empty()) finish(unit);
+                    });
   }
 
   Grid& grid_;
@@ -204,7 +209,7 @@ class Server {
   std::vector<std::unique_ptr<Core>> cores_;
   std::deque<Rank> ranks_;
   std::vector<uint32_t> arrived_;
-  std::function<void(const UnitPlan&)> parent_;
+  std::vector<std::function<void(const UnitPlan&)>> parents_;
 };
 
 // Which NIC of a worker's host carries which of the server's queues: evenly by bytes.
@@ -260,7 +265,9 @@ class Exchange {
     Server* child = servers_[child_index].get();
     const uint32_t host = child->plan().boxes.front();
     const auto rank = children_++;
-    child->set_parent([&parent, rank](const UnitPlan& unit) { parent.send(rank, unit); });
+    const uint32_t sums_of = child->plan().twin_of.value_or(child_index);
+    servers_[sums_of]->add_parent(
+        [&parent, rank](const UnitPlan& unit) { parent.send(rank, unit); });
     parent.add_rank(
         {.end = [child, &parent](const UnitPlan& unit,
                                  uint32_t) { return child->end(unit, parent.host_of(unit)); },

@@ -34,12 +34,6 @@ struct Row {
   double took_s = 0;  // to simulate
 };
 
-uint32_t ranks_of(const Scene& scene) {
-  size_t ranks = 0;
-  for (const SceneServer& server : scene.servers) ranks += server.workers.size();
-  return static_cast<uint32_t>(ranks);
-}
-
 uint32_t boxes_of(const Scene& scene) {
   size_t boxes = 0;
   for (const SceneServer& server : scene.servers) boxes += server.boxes.size();
@@ -50,7 +44,7 @@ std::string table_of(const std::vector<Row>& rows) {
   TextTable table(
       {"what", "workers", "boxes", "round", "limit", "busiest", "busy", "flows", "took"});
   for (const Row& row : rows) {
-    table.add({row.scene.name, fmt::to_string(ranks_of(row.scene)),
+    table.add({row.scene.name, fmt::to_string(row.scene.workers),
                fmt::to_string(boxes_of(row.scene)),
                fmt::format("{:.2f} ms", row.outcome.seconds * 1e3),
                fmt::format("{:.2f} ms", row.scene.limit_s * 1e3), row.outcome.busiest,
@@ -66,7 +60,7 @@ nlohmann::ordered_json json_of(const Arguments& arguments, const std::vector<Row
                                 {"bundle", arguments.scene.bundle}};
   for (const Row& row : rows) {
     out["rows"].push_back({{"what", row.scene.name},
-                           {"workers", ranks_of(row.scene)},
+                           {"workers", row.scene.workers},
                            {"boxes", boxes_of(row.scene)},
                            {"racks", arguments.scene.racks},
                            {"seconds", row.outcome.seconds},
@@ -127,6 +121,8 @@ void add_options(CLI::App& app, Arguments& a) {
   app.add_option("--racks", a.scene.racks,
                  "Workers are in so many racks; the box, the cluster's last, is beside them");
   app.add_flag("--parent", a.scene.parent, "Each rack has a box, too, which sums for that one");
+  app.add_flag("--every-rack", a.scene.every_rack,
+               "With --parent: simulate all workers, though their racks are alike");
   app.add_option("--uplink-gbps", a.uplink_gbit_s, "Of each rack, each way (default: no limit)");
   app.add_flag("--shm", a.scene.shared_memory,
                "All workers on one host of the first kind, over shared memory");

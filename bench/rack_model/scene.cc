@@ -52,6 +52,7 @@ Scene scene_of(const Inputs& inputs, const Placement& placement) {
     if (load.host.box) server.boxes.push_back(host);
     if (load.host.worker) server.workers.push_back(host);
   }
+  scene.workers = static_cast<uint32_t>(server.workers.size());
   scene.servers.push_back(std::move(server));
   scene.limit_s = placement.seconds;
   return scene;
@@ -77,6 +78,7 @@ Scene shared_memory_scene(const Inputs& inputs) {
                      .element = element_traffic(inputs.spec),
                      .boxes = {0}};
   server.workers.assign(ranks, 0);
+  scene.workers = ranks;
   LimitInputs rates = inputs.rates_of(0);
   rates.nics = false;
   scene.limit_s = find_limits(server.plan, inputs.job(ranks), rates).seconds;
@@ -160,6 +162,12 @@ double limit_of(const Inputs& inputs, const Racks& racks, const Scene& scene, ui
   return limit;
 }
 
+bool are_alike(const Racks& racks, uint32_t count) {
+  return racks.workers.size() % count == 0 &&
+         std::ranges::count(racks.workers, racks.workers.front()) ==
+             static_cast<std::ptrdiff_t>(racks.workers.size());
+}
+
 Scene rack_scene(const Inputs& inputs) {
   const SceneOptions& options = inputs.options;
   const Racks racks = find_racks(inputs);
@@ -182,12 +190,18 @@ Scene rack_scene(const Inputs& inputs) {
     top.children.push_back(r + 1);
     scene.hosts.push_back({racks.boxes[r], r});
   }
+  const bool twins = !options.every_rack && are_alike(racks, options.racks);
   for (uint32_t i = 0; i < ranks; i++) {
     const auto rack = static_cast<uint32_t>(uint64_t{i} * options.racks / ranks);
-    (leaves.empty() ? top : leaves[rack])
-        .workers.push_back(static_cast<uint32_t>(scene.hosts.size()));
+    if (twins && !leaves.empty() && rack > 0) {
+      leaves[rack].twin_of = 1;
+      continue;
+    }
+    std::vector<uint32_t>& workers = leaves.empty() ? top.workers : leaves[rack].workers;
+    workers.push_back(static_cast<uint32_t>(scene.hosts.size()));
     scene.hosts.push_back({racks.workers[i], rack});
   }
+  scene.workers = ranks;
   scene.servers.push_back(std::move(top));
   for (SceneServer& leaf : leaves) scene.servers.push_back(std::move(leaf));
   scene.limit_s = limit_of(inputs, racks, scene, most);

@@ -27,6 +27,9 @@ struct SceneServer {
   std::vector<uint32_t> boxes;     // hosts, in the plan's order
   std::vector<uint32_t> workers;   // hosts
   std::vector<uint32_t> children;  // servers, which have workers and plans that are alike
+  // Server with such a plan and such workers: this one's own are left out, and its sums are ready
+  // when that one's are.
+  std::optional<uint32_t> twin_of;
 };
 
 struct Scene {
@@ -39,7 +42,8 @@ struct Scene {
   std::optional<double> uplink_gbit_s;  // of each rack, each way
   uint32_t bundle = 1;                  // chunks of a queue that travel as one
   Costs costs;
-  double limit_s = 0;  // a round takes at least so long (phub/plan/limits.h)
+  uint32_t workers = 0;  // those that are left out, too
+  double limit_s = 0;    // a round takes at least so long (phub/plan/limits.h)
 };
 
 struct SceneOptions {
@@ -47,6 +51,7 @@ struct SceneOptions {
   uint32_t racks = 0;  // with them: one box, or with `parent` one in each rack and one above
   bool parent = false;
   std::optional<double> uplink_gbit_s;
+  bool every_rack = false;     // else, of racks that are alike, the workers of one are simulated
   bool shared_memory = false;  // all ranks and the server on one host of the first kind
   bool ddio = false;
   uint32_t bundle = 1;
