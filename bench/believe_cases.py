@@ -4,6 +4,7 @@ product that says how long a round took."""
 import dataclasses
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ class Case:
 
     @property
     def file(self):
-        return self.name.replace(" ", "-").replace(",", "")
+        return re.sub("[^0-9A-Za-z]+", "-", self.name)
 
 
 def checked(row):
