@@ -8,18 +8,10 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
 
-// Bytes per element of the model.
-struct Element {
-  double gradient = 4, parameter = 4;
-  // Memory traffic of a core per round and element that does not depend on the number of workers.
-  double read = 0, written = 0;
-};
-
-Element element_of(const JobSpec& spec) {
+ElementTraffic element_traffic(const JobSpec& spec) {
   const ElementBytes bytes = element_bytes(spec);
-  Element element;
+  ElementTraffic element;
   element.gradient = static_cast<double>(bytes.gradient);
   element.parameter = static_cast<double>(bytes.parameter);
   if (!bytes.optimized) {
@@ -31,6 +23,8 @@ Element element_of(const JobSpec& spec) {
   element.written = element.read + (bytes.master > 0 ? element.parameter : 0);
   return element;
 }
+
+namespace {
 
 void check(std::optional<double> value, const char* option) {
   if (value && !(*value > 0 && std::isfinite(*value))) {
@@ -133,7 +127,7 @@ Parts parts_of(const Plan& plan, const Host* host) {
 struct Exchange {
   Traffic per_worker, fixed;
 };
-Exchange exchanged(const Share& share, const Element& element) {
+Exchange exchanged(const Share& share, const ElementTraffic& element) {
   return {{element.gradient * share.served, element.parameter * share.served},
           {element.parameter * share.carried - element.gradient * share.own,
            element.gradient * share.carried - element.parameter * share.own}};
@@ -144,7 +138,7 @@ Exchange exchanged(const Share& share, const Element& element) {
 // back. Over shared memory the workers take the place of the NICs; the time in which they read
 // results is not counted. From a worker's memory gradients are read, and parameters written there;
 // this includes what it exchanges with its own host.
-Limit memory_limit(const Part& part, const Element& element, const LimitInputs& inputs) {
+Limit memory_limit(const Part& part, const ElementTraffic& element, const LimitInputs& inputs) {
   Limit limit{.resource = "memory", .where = part.where};
   const Share& share = part.share;
   limit.fixed = {element.written * share.served, element.read * share.served};
@@ -162,7 +156,7 @@ Limit memory_limit(const Part& part, const Element& element, const LimitInputs& 
 
 constexpr double bytes_per_s(double gbit_s) { return gbit_s * 1e9 / 8; }
 
-std::vector<Limit> limits_of(const Parts& parts, const Element& element,
+std::vector<Limit> limits_of(const Parts& parts, const ElementTraffic& element,
                              const LimitInputs& inputs) {
   std::vector<Limit> all;
   const auto add_nics = [&](const char* resource, const Part& part, double rate, bool duplex) {
@@ -248,7 +242,7 @@ Limits find_limits_of(const Plan& plan, const Host* host, const JobSpec& spec,
   check(inputs);
   Limits limits;
   limits.workers = ranks_of(spec);
-  limits.all = limits_of(parts_of(plan, host), element_of(spec), inputs);
+  limits.all = limits_of(parts_of(plan, host), element_traffic(spec), inputs);
   limits.missing = missing_of(inputs);
   const auto workers = static_cast<double>(limits.workers);
   for (size_t i = 0; i < limits.all.size(); i++) {
@@ -276,7 +270,7 @@ Traffic nic_traffic(const Plan& plan, const Host& host, const JobSpec& spec) {
   const Parts parts = parts_of(plan, &host);
   const double own = host.worker ? parts.served : 0;
   const double carried = host.worker ? parts.all - parts.served : 0;
-  const Exchange bytes = exchanged({parts.served, own, carried}, element_of(spec));
+  const Exchange bytes = exchanged({parts.served, own, carried}, element_traffic(spec));
   const auto workers = static_cast<double>(ranks_of(spec));
   return {bytes.per_worker.in * workers + bytes.fixed.in,
           bytes.per_worker.out * workers + bytes.fixed.out};

@@ -71,6 +71,15 @@ struct Limits {
   std::optional<double> images_per_worker;  // at most, images/s of each of `workers`
 };
 
+// Bytes of a round per element of the model: of a gradient and of a result, and what a core reads
+// and writes besides, whatever the number of workers: parameters and state.
+struct ElementTraffic {
+  double gradient = 4, parameter = 4;
+  double read = 0, written = 0;
+};
+// Throws Error(kInvalid) if a word of `spec` is unknown.
+ElementTraffic element_traffic(const JobSpec& spec);
+
 // Throws Error(kInvalid), which names the option, if an input is not a positive number or a word of
 // `spec` is unknown. Of a plan for several boxes: of each resource, the worst part of any box.
 Limits find_limits(const Plan& plan, const JobSpec& spec, const LimitInputs& inputs);

@@ -68,7 +68,7 @@ struct Comparison {
     for (uint32_t box = 0; box < serving.size(); box++) {
       append(cluster.kinds[serving[box]].topology, box, topology);
     }
-    const Plan plan = make_plan(topology, spec.keys, plan_options);
+    Plan plan = make_plan(topology, spec.keys, plan_options);
     if (plan.chunks.size() < serving.size()) {
       fail(ErrorCode::kInvalid, "{}: the model has {} chunks, and there are {} boxes", name,
            plan.chunks.size(), serving.size());
@@ -92,6 +92,7 @@ struct Comparison {
     }
     placement.seconds = placement.hosts[placement.busiest].seconds;
     placement.images = images_of(placement);
+    placement.plan = std::move(plan);
     return placement;
   }
 

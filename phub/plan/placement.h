@@ -38,6 +38,7 @@ struct HostLoad {
 
 struct Placement {
   std::string name;
+  Plan plan;                     // over the boxes
   uint32_t boxes = 0;            // that serve
   uint32_t dedicated = 0;        // of these, hosts without a worker
   std::vector<HostLoad> hosts;   // boxes in the order of the plan, then the others

@@ -80,6 +80,91 @@ def plot_refuses(folder, _):
     return 0
 
 
+# --- rack_model, bench/believe, bench/plot_model
+
+CLUSTER = """[[host]]
+kind = "worker"
+role = "worker"
+count = 4
+topology = "pack:1 core:2 pu:1"
+nics = 1
+link_gbps = 1
+
+[[host]]
+kind = "box"
+role = "box"
+count = 3
+topology = "pack:1 core:2 pu:1"
+nics = 4
+link_gbps = 1
+"""
+
+
+def rack_model_reports(folder, binaries):
+    if not (binaries / "rack_model").exists():
+        return SKIPPED
+    cluster, out, costs = folder / "cluster.toml", folder / "out.json", folder / "costs.toml"
+    cluster.write_text(CLUSTER)
+    command = [binaries / "rack_model", "resnet18", "--cluster", cluster, "--bundle", "4"]
+    expect(run(*command, "--json", out), "dedicated-central", "colocated-sharded")
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["boxes"] for row in rows] == [1, 3, 1, 4], rows
+    assert all(row["limit_s"] <= row["seconds"] <= 1.1 * row["limit_s"] for row in rows), rows
+    costs.write_text("framing = 1.5\n")
+    run(*command, "--costs", costs, "--json", out)
+    framed = json.loads(out.read_text())["rows"]
+    assert 1.45 < framed[0]["seconds"] / rows[0]["seconds"] < 1.55, (framed[0], rows[0])
+    expect(run(*command, "--racks", "2", "--parent", "--uplink-gbps", "0.5"),
+           "2 racks, a box in each below one", "uplink")
+    expect(run(*command, "--shm", "--ranks", "8"), "shared memory")
+    costs.write_text("framing = 0\n")
+    expect(run(*command, "--costs", costs, status=1), "costs.toml:1:", "framing must be")
+    expect(run(*command, "--racks", "9", status=1), "--racks is 9")
+    expect(run(*command, "--json", folder / "no" / "out.json", status=1), "cannot be written")
+    expect(run(binaries / "rack_model", "resnet18", status=2), "--cluster is required")
+    return 0
+
+
+def believe_predicts_before_it_measures(folder, binaries):
+    if not (binaries / "rack_model").exists():
+        return SKIPPED
+    believe = [BENCH / "believe", "--quick", "--runs", "1", "--build", binaries.parent, "--out", folder]
+    run(*believe, "--only", "shm, 4", "--predict")
+    said = json.loads((folder / "predictions.json").read_text())
+    predicted = said["predictions"]["shm, 4 workers"]
+    assert not (folder / "results.json").exists()
+    assert predicted["seconds"] >= predicted["limit_s"] > 0, said
+    expect((folder / "costs-shm.toml").read_text(), "wakeup_us = ", "shared_cores = ")
+    expect(run(*believe, "--only", "nothing", status=1), "no case is called 'nothing'")
+    return 0
+
+
+def plot_model_draws(folder, binaries):
+    if not (binaries / "rack_model").exists() or subprocess.run(
+            ["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True,
+            check=False).returncode != 0:
+        return SKIPPED
+    draw = [BENCH / "plot_model", "--out", folder, "--build", binaries.parent]
+    run(*draw, "--only", "uplink", "--quick")
+    rows = json.loads((folder / "uplink.json").read_text())
+    few, many = (next(row for row in rows if row["parent"] and row["workers"] == workers)
+                 for workers in (8, 64))
+    assert many["seconds"] < 1.5 * few["seconds"], (few, many)  # the uplink carries one stream
+    picture = folder / "uplink.png"
+    picture.unlink()
+    run(*draw, "--only", "uplink", "--draw")
+    assert picture.stat().st_size > 5000
+    results = {"cores": 2, "began": "now", "load_at_calibration": 1.0, "results": [
+        {"case": "shm, 4 workers", "predicted_s": 0.1, "limit_s": 0.09, "runs": [0.1, 0.12], "load": 9}]}
+    (folder / "results.json").write_text(json.dumps(results))
+    run(*draw, "--results", folder / "results.json")
+    assert (folder / "believe.png").stat().st_size > 5000
+    (folder / "results.json").write_text("{}")
+    expect(run(*draw, "--results", folder / "results.json", status=1), "is no results.json")
+    expect(run(*draw, "--only", "thousand", "--draw", status=1), "No such file")
+    return 0
+
+
 # --- bench/peers: a peer that computes something else is noticed, whoever it is
 
 def case_and_host(binaries):
@@ -252,7 +337,8 @@ def strangers_cost_little(_, binaries):
 
 
 CASES = {name: case for name, case in list(globals().items())
-         if callable(case) and name.split("_")[0] in ("plot", "peers", "time", "baseline", "strangers")}
+         if callable(case) and name.split("_")[0] in (
+             "plot", "peers", "time", "baseline", "strangers", "rack", "believe")}
 
 
 def main():
