@@ -34,6 +34,7 @@ struct CoreChunk {
   uint8_t initial_parts = 0;  // parts of the initial parameters that have arrived
   bool closed = false;        // this round: its result is pending
   bool unused = false;        // this round: nobody has sent a gradient, nothing is applied
+  bool vacant = false;        // this round: nobody is in it, and it is completed all the same
 
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {
@@ -61,7 +62,8 @@ class ChunkTable {
 
   // What a table holds, beside itself. Chunks and their arrived, null and expected ranks are most.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
-    return chunks * (sizeof(CoreChunk) + 3 * sizeof(uint64_t) * bit_words(max_ranks)) +
+    return chunks * (sizeof(CoreChunk) + sizeof(uint32_t) +
+                     3 * sizeof(uint64_t) * bit_words(max_ranks)) +
            max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
   }
 
@@ -100,6 +102,14 @@ class ChunkTable {
     for (uint32_t w = 0; w < words_; ++w) {
       for_each_bit(arrived_[at(index, w)] & ~null_[at(index, w)], w, visit);
     }
+  }
+
+  // How many ranks of the training took part in what has arrived. Those of racks are counted once
+  // count_rack_ranks() was called; else every rank is one.
+  void count_rack_ranks() { participants_.resize(chunks_.size()); }
+  void add_participants(uint32_t index, uint32_t count) { participants_[index] += count; }
+  uint32_t participants(uint32_t index) const {
+    return participants_.empty() ? chunks_[index].arrived : participants_[index];
   }
 
   // Rounds.
@@ -147,6 +157,7 @@ class ChunkTable {
   std::vector<uint64_t> arrived_;        // [chunk][words_]
   std::vector<uint64_t> null_;           // [chunk][words_]
   std::vector<uint64_t> expected_;       // [chunk][words_], in the chunk's round
+  std::vector<uint32_t> participants_;   // [chunk]; empty: ranks are not racks
   std::vector<uint32_t> queue_first_;    // where each queue's chunks begin in chunks_, and the end
   std::vector<QueueCounters> counters_;  // per queue
   uint64_t chunks_completed_ = 0;
@@ -165,5 +176,7 @@ inline void ChunkTable::mark(uint32_t rank, uint32_t index, bool null) {
   --chunk.missing;
   ++ranks_[rank].open;
 }
+
+static_assert(sizeof(CoreChunk) == 64, "a cache line");
 
 }  // namespace phub

@@ -42,6 +42,9 @@ std::string violation_text(const Job& job, const CoreReport& report) {
           fmt::format("round (or part) {} (mod 256) in round {}", report.said, report.round));
     case CoreReport::kBytes:
       return sent(fmt::format("{} bytes, not as many as belong there,", report.said));
+    case CoreReport::kParticipants:
+      return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,
+                              job.spec().rack_ranks[report.rank]));
     case CoreReport::kPlace:
       return sent(fmt::format("a payload to offset {}, where it does not lie,", report.said));
   }
@@ -64,7 +67,8 @@ void check_descriptors(int any) {
 }  // namespace
 
 RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
-                       JobHost& host, SavedLife life, std::vector<ShardBox> shards)
+                       JobHost& host, SavedLife life, std::vector<ShardBox> shards,
+                       std::shared_ptr<Uplink> uplink)
     : host_(host),
       job_(std::move(job)),
       membership_(job_->membership()),
@@ -73,12 +77,15 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       meter_(job_->whole_plan(), job_->spec(), transport_, cores_, host.meters,
              host.clock.now_ms()),
       remote_(host.shards, host.next_job++, job_->whole_plan(), std::move(shards)),
+      uplink_(std::move(uplink)),
       seats_(job_->spec().max_ranks),
       activity_(cores_.size()),
       life_(std::move(life)),
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
-      cores_left_(job_->all_cores()) {}
+      cores_left_(job_->all_cores()) {
+  if (uplink_) follow_parent();
+}
 
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
@@ -164,7 +171,15 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kViolation:
       lose(report.rank, report.incarnation, violation_text(*job_, report));
       break;
+    case CoreReport::kParentBroke:
+      parent_broke();
+      break;
     case CoreReport::kNonFinite:
+      if (uplink_) {
+        nonfinite_ = Membership::non_finite_text(
+            report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
+        break;
+      }
       membership_.non_finite(
           report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
       break;
@@ -386,6 +401,7 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
     reconnection.reply({ErrorCode::kFenced, "the job has ended"});
   }
   drop_parts();
+  end_at_parent();
   broadcast({.type = CoreMessage::kRemoveJob});
 }
 

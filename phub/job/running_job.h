@@ -26,6 +26,7 @@
 #include "phub/job/saved_jobs.h"
 #include "phub/job/shards.h"
 #include "phub/job/state_transfer.h"
+#include "phub/job/uplink.h"
 #include "phub/notes.h"
 
 namespace phub {
@@ -60,10 +61,11 @@ struct SavedLife {
 
 class RunningJob {
  public:
-  // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts. The
-  // host outlives this.
+  // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts;
+  // `uplink`: of a rack, null: there is no parent. The host outlives this.
   RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
-             JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {});
+             JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {},
+             std::shared_ptr<Uplink> uplink = nullptr);
 
   Job& job() { return *job_; }
   const JobMeter& meter() const { return meter_; }
@@ -203,6 +205,12 @@ class RunningJob {
   void finish_admission(uint32_t rank, const std::optional<Error>& refused);
   void attach_again(uint32_t rank);
 
+  // running_job_rack.cc
+  void follow_parent();
+  void end_at_parent();
+  void parent_broke();
+  Reply<Done> after_parents_barrier(Reply<Done> reply);
+
   // running_job_shards.cc
   void order(const CoreMessage& message);
 
@@ -247,7 +255,9 @@ class RunningJob {
   const std::string transport_;
   const std::vector<uint32_t> cores_;  // of the server, by core of the job
   JobMeter meter_;
-  RemoteParts remote_;  // of other boxes
+  RemoteParts remote_;                    // of other boxes
+  const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
+  std::string nonfinite_;  // what a rank of this rack sent, for which the parent ends the job
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;

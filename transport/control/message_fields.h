@@ -53,6 +53,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
   a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});
+  a.optional("rack_ranks", &JobSpec::rack_ranks, {0, kMaxRanks});
   a.optional("work", &JobSpec::work, kWord);
   a.optional("consistency", &JobSpec::consistency, kWord);
   a.optional("slack", &JobSpec::slack);

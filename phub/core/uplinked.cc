@@ -1,0 +1,168 @@
+#include "phub/core/uplinked.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/error.h"
+#include "transport/layout.h"
+
+namespace phub {
+
+Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
+    : LockStep(stages),
+      uplink_(std::move(uplink)),
+      result_bytes_(static_cast<uint32_t>(kernels::bytes_of(stages.parameters.parameter_dtype))),
+      sent_(stages.table.size(), kNothing),
+      unposted_(stages.table.size()) {
+  for (uint32_t i = 0; i < uplink_.places.size(); ++i) {
+    const CoreUplink::Place& place = uplink_.places[i];
+    if (by_queue_.size() <= place.queue) by_queue_.resize(place.queue + 1);
+    std::vector<uint32_t>& chunks = by_queue_[place.queue];
+    if (chunks.size() <= place.index) chunks.resize(place.index + 1, kNoChunk);
+    chunks[place.index] = i;
+  }
+}
+
+Way::Closed Uplinked::close(uint32_t index) {
+  const CoreChunk& chunk = stages_.table[index];
+  std::byte* const slot = uplink_.slots.data() + uplink_.places[index].slot;
+  uint32_t participants = 0;
+  bool null = true;
+  if (!chunk.vacant || chunk.arrived > 0) {
+    const auto sum = stages_.reducer.sum_for_parent(index, reinterpret_cast<float*>(slot));
+    if (!sum) return Closed::kNotNow;
+    participants = sum->participants;
+    null = sum->null;
+  }
+  std::memcpy(slot + chunk.elements * sizeof(float), &participants, sizeof participants);
+  post(index, null ? ImmKind::kNull : ImmKind::kData);
+  return Closed::kPending;
+}
+
+void Uplinked::post(uint32_t index, ImmKind kind) {
+  sent_[index] = kind;
+  if (!unposted_.empty() || !post_again(index)) unposted_.insert(index);
+}
+
+// False: there is no room.
+bool Uplinked::post_again(uint32_t index) {
+  if (broken_) return false;
+  const CoreChunk& chunk = stages_.table[index];
+  const CoreUplink::Place& place = uplink_.places[index];
+  const uint32_t gradient = chunk.elements * static_cast<uint32_t>(sizeof(float));
+  constexpr uint32_t kTrailer = kTrailerElements * sizeof(float);
+  Write write{.local_offset = place.slot,
+              .remote_offset = place.slot,
+              .bytes = gradient,
+              .imm = encode({place.index, low8(chunk.round), sent_[index]})};
+  switch (sent_[index]) {
+    case ImmKind::kData:
+      write.bytes += kTrailer;
+      break;
+    case ImmKind::kNull:  // its trailer alone
+      write.local_offset += gradient;
+      write.remote_offset += gradient;
+      write.bytes = kTrailer;
+      break;
+    case ImmKind::kInitial:
+      write.imm = encode({place.index, 0, ImmKind::kInitial});
+      break;
+    case ImmKind::kControl:
+      return true;
+  }
+  if (!uplink_.endpoint->post({place.queue}, write)) return false;
+  unflushed_ = true;
+  return true;
+}
+
+uint32_t Uplinked::next_done() {
+  if (broken_) return kNoChunk;
+  while (!unposted_.empty() && post_again(unposted_.lowest())) unposted_.erase(unposted_.lowest());
+  if (std::exchange(unflushed_, false)) uplink_.endpoint->flush();
+  for (;;) {
+    if (taken_ == arrived_) {
+      taken_ = 0;
+      arrived_ = uplink_.endpoint->poll(arrivals_);
+      if (arrived_ == 0) return kNoChunk;
+    }
+    const uint32_t index = take(arrivals_[taken_++]);
+    if (index != kNoChunk) return index;
+    if (broken_) return kNoChunk;
+  }
+}
+
+// The chunk whose result came. kNoChunk: it came before, or the connection broke. Throws Error.
+uint32_t Uplinked::take(const Arrival& arrival) {
+  if (!arrival.ok) {
+    if (arrival.violation) fail(ErrorCode::kInternal, "the parent violates the protocol");
+    broken_ = true;
+    taken_ = arrived_ = 0;
+    stages_.reports.add(CoreReport::kParentBroke, CoreReport::kNoRank);
+    return kNoChunk;
+  }
+  const Imm imm = decode(arrival.imm);
+  const bool known =
+      arrival.queue < by_queue_.size() && imm.chunk < by_queue_[arrival.queue].size();
+  const uint32_t index = known ? by_queue_[arrival.queue][imm.chunk] : kNoChunk;
+  if (index == kNoChunk) {
+    fail(ErrorCode::kInternal, "the parent sent chunk {} of queue {}, which is not of this core",
+         imm.chunk, arrival.queue);
+  }
+  if (imm.kind == ImmKind::kInitial) return kNoChunk;  // the result follows
+  const CoreChunk& chunk = stages_.table[index];
+  const CoreUplink::Place& place = uplink_.places[index];
+  const uint64_t bytes = uint64_t{chunk.elements} * result_bytes_;
+  if (imm.kind != ImmKind::kData || !arrival.fits(bytes, place.result)) {
+    fail(ErrorCode::kInternal, "the parent sent kind {} with {} bytes to {}, not {} bytes to {}",
+         static_cast<uint32_t>(imm.kind), arrival.bytes, arrival.offset, bytes, place.result);
+  }
+  if (!chunk.closed || imm.round != low8(chunk.round)) {
+    if (imm.round == low8(chunk.round - 1)) return kNoChunk;  // sent twice
+    fail(ErrorCode::kInternal, "the parent sent round {} (mod 256) of a chunk in round {}",
+         imm.round, chunk.round);
+  }
+  std::memcpy(uplink_.rack_results + chunk.offset * result_bytes_,
+              uplink_.results.data() + place.result, bytes);
+  sent_[index] = kNothing;
+  return index;
+}
+
+void Uplinked::finish(uint32_t index) {
+  const uint64_t round = stages_.table[index].round;
+  if (round >= stages_.parameters.first_round) stages_.table.count_completed(index);
+  begin_round(index, round + 1);
+  find_vacant(index);
+}
+
+void Uplinked::find_vacant(uint32_t index) {
+  CoreChunk& chunk = stages_.table[index];
+  const bool empty = !chunk.closed && chunk.arrived == 0 && chunk.missing == 0;
+  if (!empty || stages_.table.next_round(index, chunk.round - 1) == chunk.round) return;
+  chunk.vacant = true;
+  moved_on_ = true;
+}
+
+void Uplinked::store_initial(uint32_t index, uint32_t part) {
+  if (sent_[index] == ImmKind::kInitial) return;  // a successor of rank 0 sends them once more
+  const CoreChunk& chunk = stages_.table[index];
+  const auto [begin, count] =
+      initial_part(chunk.elements, kernels::bytes_of(stages_.parameters.gradient_dtype), part);
+  std::memcpy(uplink_.slots.data() + uplink_.places[index].slot + begin * sizeof(float),
+              stages_.table.rank(0).slots +
+                  kernels::slot_bytes(stages_.parameters.gradient_dtype, chunk.offset),
+              count * sizeof(float));
+}
+
+void Uplinked::begin(uint32_t index) {
+  if (sent_[index] != ImmKind::kInitial) post(index, ImmKind::kInitial);
+}
+
+void Uplinked::settle(uint32_t index) { find_vacant(index); }
+
+bool Uplinked::arm() {
+  if (broken_) return true;
+  if (unflushed_ || !unposted_.empty() || taken_ < arrived_) return false;
+  return uplink_.endpoint->arm({});
+}
+
+}  // namespace phub

@@ -1,0 +1,166 @@
+#include "phub/job/uplink.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace phub {
+namespace {
+
+constexpr uint64_t kBetweenJoinsMs = 50;
+
+bool may_pass(ErrorCode code) {
+  return code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout;
+}
+
+}  // namespace
+
+Uplink::Uplink(Parent& parent, const Clock& clock, JoinRequest request)
+    : parent_(parent),
+      clock_(clock),
+      request_(std::move(request)),
+      lease_ms_(request_.spec.lease_ms) {}
+
+Uplink::~Uplink() { abandon(); }
+
+Credential Uplink::who() const {
+  return {.job = request_.spec.name,
+          .rank = admission_.rank,
+          .incarnation = admission_.incarnation,
+          .ticket = admission_.offer.ticket,
+          .epoch = admission_.epoch};
+}
+
+template <typename T>
+Reply<T> Uplink::guarded(std::function<void(Result<T>)> reply) {
+  return [weak = weak_from_this(), reply = std::move(reply)](Result<T> result) {
+    const std::shared_ptr<Uplink> alive = weak.lock();
+    if (alive && !alive->ended_) reply(std::move(result));
+  };
+}
+
+// --- joining -------------------------------------------------------------------------------------
+
+void Uplink::join(Reply<Done> done) {
+  joined_ = std::move(done);
+  join_until_ms_ = clock_.now_ms() + uint64_t{2} * lease_ms_;
+  try_to_join();
+}
+
+void Uplink::try_to_join() {
+  join_at_ms_ = 0;
+  parent_.join(request_, guarded<JoinReply>([this](Result<JoinReply> result) {
+                 const uint64_t now = clock_.now_ms();
+                 if (!result && result.code == ErrorCode::kTaken && now < join_until_ms_) {
+                   join_at_ms_ = now + kBetweenJoinsMs;
+                   return;
+                 }
+                 const Reply<Done> done = std::exchange(joined_, nullptr);
+                 if (!result) {
+                   ended_ = true;
+                   return done({result.code, fmt::format("the parent at {}: {}", parent_.name(),
+                                                         result.message)});
+                 }
+                 admission_ = std::move(*result.value);
+                 in_ = true;
+                 answered_ms_ = now;
+                 beat_at_ms_ = now + lease_ms_ / 4;
+                 done(Done{});
+               }));
+}
+
+// --- its lease -----------------------------------------------------------------------------------
+
+void Uplink::tick() {
+  const uint64_t now = clock_.now_ms();
+  if (ended_) return;
+  if (!in_) {
+    if (join_at_ms_ > 0 && now >= join_at_ms_) try_to_join();
+    return;
+  }
+  if (now - answered_ms_ > uint64_t{2} * lease_ms_) {
+    return end(ErrorCode::kUnavailable,
+               fmt::format("it has not answered for {} ms", now - answered_ms_));
+  }
+  if (!beating_ && now >= beat_at_ms_) beat(nullptr);
+}
+
+void Uplink::check(std::function<void()> done) {
+  if (!in_ || ended_) return;
+  if (beating_) return checks_.push_back(std::move(done));  // an answer that is on its way is older
+  beat(std::move(done));
+}
+
+void Uplink::beat(std::function<void()> done) {
+  beating_ = true;
+  parent_.heartbeat(who(), lease_ms_,
+                    guarded<Pulse>([this, done = std::move(done)](const Result<Pulse>& result) {
+                      beating_ = false;
+                      answered(result);
+                      if (ended_) return;
+                      if (result && done) done();
+                      if (!result && done) checks_.push_back(done);
+                      if (checks_.empty()) return;
+                      beat([checks = std::exchange(checks_, {})] {
+                        for (const auto& check : checks) check();
+                      });
+                    }));
+}
+
+void Uplink::answered(const Result<Pulse>& result) {
+  const uint64_t now = clock_.now_ms();
+  beat_at_ms_ = now + lease_ms_ / 4;
+  if (result) {
+    answered_ms_ = now;
+    pulse_ = *result.value;
+  } else if (!may_pass(result.code)) {
+    end(result.code, result.message);
+  } else {
+    beat_at_ms_ = now + std::min<uint64_t>(kBetweenJoinsMs, lease_ms_ / 4);
+  }
+}
+
+void Uplink::end(ErrorCode code, const std::string& why) {
+  if (ended_) return;
+  const Error error(code, fmt::format("the parent at {}: {}", parent_.name(), why));
+  abandon();
+  for (const Reply<Done>& reply : std::exchange(barrier_, {})) reply({code, error.what()});
+  if (const auto call = std::exchange(on_end_, nullptr)) call(error);
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+void Uplink::barrier(Reply<Done> reply) {
+  if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  barrier_.push_back(std::move(reply));
+  if (barrier_.size() > 1) return;
+  parent_.barrier(who(), guarded<Done>([this](const Result<Done>& result) {
+                    for (const Reply<Done>& waiting : std::exchange(barrier_, {})) waiting(result);
+                  }));
+}
+
+void Uplink::set_hyper(const HyperChange& change, Reply<HyperReply> reply) {
+  if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  parent_.set_hyper(who(), change, guarded<HyperReply>(std::move(reply)));
+}
+
+void Uplink::reconnect(Reply<Offer> reply) {
+  if (!ended_) parent_.reconnect(who(), guarded<Offer>(std::move(reply)));
+}
+
+void Uplink::leave() {
+  if (ended_) return;
+  ended_ = true;
+  if (!in_) return;
+  parent_.leave(who(),
+                [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
+}
+
+void Uplink::abandon() {
+  joined_ = nullptr;
+  if (std::exchange(ended_, true) || !in_) return;
+  parent_.forget(who());
+}
+
+}  // namespace phub
