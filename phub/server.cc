@@ -37,7 +37,7 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
 Server::~Server() {
   stop_threads();
   for (const std::weak_ptr<Uplink>& uplink : uplinks_) {
-    if (const std::shared_ptr<Uplink> alive = uplink.lock()) alive->abandon();
+    if (const std::shared_ptr<Uplink> alive = uplink.lock()) alive->drop();
   }
   host_.builder.drop();  // its tasks hold parts of ranks, which go before their links
   for (auto& [name, job] : jobs_) job->detach_all();
@@ -175,6 +175,11 @@ RunningJob& Server::authenticate(const Credential& who) {
 
 void Server::heartbeat(const Credential& who, Reply<Pulse> reply) {
   reply(authenticate(who).heartbeat(who.rank));
+}
+
+void Server::take_news(const Credential& who, RackNews news, Reply<Done> reply) {
+  authenticate(who).take_news(who.rank, std::move(news));
+  reply(Done{});
 }
 
 void Server::leave(const Credential& who, Reply<Done> reply) {

@@ -56,6 +56,7 @@ class Server final : public ControlHandler {
 
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
+  void take_news(const Credential& who, RackNews news, Reply<Done> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
   void leave_barrier(const Credential& who) override;

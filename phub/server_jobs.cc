@@ -40,6 +40,7 @@ Rack rack_of(const JobSpec& spec, const std::shared_ptr<Uplink>& uplink) {
   return {.ranks = ranks_below(spec, admission.rank),
           .above = layout_of(admission),
           .first_round = admission.first_round,
+          .incarnation = admission.incarnation,
           .connect = [uplink](const LinkLayout& layout) { return uplink->connect(layout); }};
 }
 

@@ -178,10 +178,10 @@ std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
     fail(ErrorCode::kInvalid,
          "--parent and --checkpoints do not go together: the parent has what there is to save");
   }
-  return std::make_unique<ParentClient>(
-      ParentClient::Options{.server = config.parent,
-                            .token = token_from_environment(),
-                            .tls = client_tls_from_environment()});
+  return std::make_unique<ParentClient>(ParentClient::Options{.server = config.parent,
+                                                              .token = token_from_environment(),
+                                                              .tls = client_tls_from_environment(),
+                                                              .rack_name = host_name()});
 }
 
 void serve(const ServeConfig& config) {

@@ -78,12 +78,14 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   note_activity();
+  if (rank == CoreReport::kNoRank) return way_->resume_parent();
   attach(rank, incarnation);
   for (uint32_t i = 0; i < table_.size(); ++i) way_->resend(rank, i);
   endpoint_.flush();
 }
 
 void CoreJob::detach(uint32_t rank) {
+  if (rank == CoreReport::kNoRank) return way_->suspend_parent();
   if (!table_.rank(rank).attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   table_.rank(rank).attached = false;

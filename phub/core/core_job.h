@@ -94,7 +94,7 @@ class CoreJob {
   CoreReport hold();
   uint64_t commit(const Boundary& boundary);  // the lowest round in progress after it
   void probe(Probe& out) const;
-  void detach(uint32_t rank);
+  void detach(uint32_t rank);  // CoreReport::kNoRank: the parent
   void detach_all();
   void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
 

@@ -159,6 +159,19 @@ void Uplinked::begin(uint32_t index) {
 
 void Uplinked::settle(uint32_t index) { find_vacant(index); }
 
+void Uplinked::suspend_parent() {
+  broken_ = true;
+  unflushed_ = false;
+  taken_ = arrived_ = 0;
+}
+
+void Uplinked::resume_parent() {
+  broken_ = false;
+  for (uint32_t i = 0; i < sent_.size(); ++i) {
+    if (sent_[i] != kNothing) unposted_.insert(i);
+  }
+}
+
 bool Uplinked::arm() {
   if (broken_) return true;
   if (unflushed_ || !unposted_.empty() || taken_ < arrived_) return false;

@@ -53,8 +53,12 @@ class Uplinked final : public LockStep {
   void store_initial(uint32_t index, uint32_t part) override;
   void begin(uint32_t index) override;
   void settle(uint32_t index) override;
+  void suspend_parent() override;
+  void resume_parent() override;
   bool arm() override;
-  void disarm() override { uplink_.endpoint->disarm(); }
+  void disarm() override {
+    if (!broken_) uplink_.endpoint->disarm();
+  }
   int wake_fd() const override { return uplink_.endpoint->wake_fd(); }
 
  private:

@@ -100,6 +100,11 @@ class Way {
   virtual void save(uint32_t index, uint64_t round, const SavedClocks& to) const = 0;
   virtual void restore(const SavedClocks& from) = 0;
 
+  // Of the connection to a parent: what another thread does to it now, this one does not see. Then
+  // it is a new one, and what was not answered is sent again.
+  virtual void suspend_parent() {}
+  virtual void resume_parent() {}
+
   virtual bool anyone_waits(uint32_t index) const = 0;
   // Of 64 ranks, those that have to contribute before the chunk goes on.
   virtual uint64_t lacking(uint32_t index, uint32_t word) const = 0;

@@ -30,7 +30,9 @@ Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store s
     : JobPart(spec, std::move(plan.part), transport, store, snapshots, restored,
               numbers_of(plan.whole.get()), rack),
       whole_(std::move(plan.whole)),
-      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {}
+      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
+  if (rack) membership_.begin_life(rack->incarnation);
+}
 
 void Job::publish_restored(const Manifest& saved) {
   membership_.restore(saved, saved_clocks());

@@ -57,6 +57,9 @@ class JobPart {
   const NodeMemory& memory() const { return memory_; }
   BoxLink& link() { return *link_; }
   const RankRange& ranks() const { return ranks_; }  // that the box serves
+  // To the parent. Makes its connections anew; the cores must not use it meanwhile. Any thread.
+  // REQUIRES: there is a parent. Throws Error.
+  void reconnect(const Offer& offer) { uplink_->reconnect(offer); }
   // By core of the plan, which may leave cores of the server out.
   CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }

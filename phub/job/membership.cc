@@ -39,6 +39,11 @@ Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
   }
 }
 
+void Membership::begin_life(uint32_t incarnation) {
+  constexpr uint32_t kOfOneLife = 1024;
+  for (Rank& rank : ranks_) rank.incarnation = (incarnation - 1) * kOfOneLife;
+}
+
 bool Membership::take_snapshot() {
   if (!has_begun()) return false;
   snapshot_wanted_ = true;

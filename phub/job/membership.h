@@ -59,6 +59,10 @@ class Membership {
   // what its chunks have of each rank, if it is not in lock-step. Before anything else is called.
   void restore(const Manifest& saved, const SavedClocks& clocks = {});
 
+  // Of a rack, which is this incarnation at its parent: its ranks are others than those of its
+  // incarnations before, and have higher numbers. Before anything else is called.
+  void begin_life(uint32_t incarnation);
+
   // Requests; `token` comes back in a kReply.
   void join(uint64_t token, int32_t rank, bool replace, Ms now);
   void leave(uint64_t token, uint32_t rank);

@@ -18,9 +18,11 @@ class Parent {
   virtual ~Parent() = default;
   virtual std::string name() const = 0;       // its address, for messages
   virtual std::string transport() const = 0;  // over which gradients go there
+  virtual std::string rack_name() const = 0;  // this box's, for people
 
   virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
   virtual void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) = 0;
+  virtual void tell(const Credential& who, RackNews news, Reply<Done> reply) = 0;
   virtual void leave(const Credential& who, Reply<Done> reply) = 0;
   virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
   virtual void set_hyper(const Credential& who, const HyperChange& change,

@@ -24,6 +24,7 @@ struct Rack {
   RankRange ranks;           // of the job, which it serves
   Layout above;              // of the parent's job
   uint64_t first_round = 1;  // the parent's, in which the rack begins
+  uint32_t incarnation = 1;  // the rack's at the parent
   // The connection to the parent, over the sizes and threads of this layout. Builder's thread.
   std::function<std::unique_ptr<WorkerLink>(const LinkLayout& layout)> connect;
 };

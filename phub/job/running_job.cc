@@ -105,6 +105,7 @@ void RunningJob::tick(uint64_t now) {
     if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
   }
   membership_.tick(now);
+  if (uplink_) tell_parent();
   tick_save(now);
   probe(now);
   carry_out();
@@ -148,6 +149,10 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kDetached:
     case CoreReport::kAttached:
+      if (report.rank == CoreReport::kNoRank) {
+        parent_changed(report.type);
+        break;
+      }
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
@@ -456,6 +461,10 @@ JobStatus RunningJob::status() const {
   status.void_snapshots = void_snapshots_;
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.ranks();
+  for (RankStatus& rank : status.ranks) {
+    rank.rack = seats_[rank.rank].rack.name;
+    rank.rack_live = seats_[rank.rank].rack.live;
+  }
   std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
   status.missing = membership_.missing();
   status.waiting_for = membership_.waiting_for();

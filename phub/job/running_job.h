@@ -107,6 +107,7 @@ class RunningJob {
   void authenticate(const Credential& who);
   // REQUIRES: authenticate(who), for `rank` and `who`.
   Pulse heartbeat(uint32_t rank);
+  void take_news(uint32_t rank, RackNews news);  // throws Error(kInvalid): it is no rack
   void leave(uint32_t rank, Reply<Done> reply);
   void barrier(uint32_t rank, Reply<Done> reply);
   void set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
@@ -172,6 +173,7 @@ class RunningJob {
     uint64_t first_round = 0;
     bool send_initial = false;
     bool saves = false;  // its part belongs to checkpoints
+    RackNews rack = {};  // the latest, where the rank is a rack
   };
   struct WaitingJoin {
     std::string id;
@@ -209,6 +211,9 @@ class RunningJob {
   void follow_parent();
   void end_at_parent();
   void parent_broke();
+  void parent_changed(CoreReport::Type type);
+  void connect_parent_again();
+  void tell_parent();
   Reply<Done> after_parents_barrier(Reply<Done> reply);
 
   // running_job_shards.cc
@@ -257,7 +262,9 @@ class RunningJob {
   JobMeter meter_;
   RemoteParts remote_;                    // of other boxes
   const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
-  std::string nonfinite_;  // what a rank of this rack sent, for which the parent ends the job
+  enum class ParentLink { kFine, kStopping, kMissing, kResuming } parent_link_ = ParentLink::kFine;
+  uint32_t parent_answers_ = 0;  // of cores, which stop using the link or go on
+  std::string nonfinite_;        // what a rank of this rack sent, for which the parent ends the job
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;

@@ -23,19 +23,77 @@ void RunningJob::end_at_parent() {
   if (error_.empty()) {
     uplink_->leave();
   } else {
-    uplink_->abandon();
+    uplink_->abandon(error_);
   }
 }
 
-// The parent's job may have ended: then it says why. Else only the connection is broken.
+// The parent's job may have ended: then the answer says why. Else the connection is made again:
+// the cores stop using it, there is a new offer, and they go on.
 void RunningJob::parent_broke() {
+  if (parent_link_ != ParentLink::kFine) return;
+  parent_link_ = ParentLink::kStopping;
   uplink_->check([this] {
     if (ending_) return;
-    membership_.parent_ended(
-        ErrorCode::kUnavailable,
-        fmt::format("the connection to the parent at {} broke", uplink_->parent()));
-    carry_out();
+    parent_answers_ = 0;
+    broadcast({.type = CoreMessage::kDetach, .rank = CoreReport::kNoRank});
   });
+}
+
+void RunningJob::parent_changed(CoreReport::Type type) {
+  if (++parent_answers_ < job_->cores()) return;
+  if (type == CoreReport::kAttached) {
+    parent_link_ = ParentLink::kFine;
+  } else {
+    connect_parent_again();
+  }
+}
+
+void RunningJob::connect_parent_again() {
+  parent_link_ = ParentLink::kResuming;
+  uplink_->reconnect([this](const Result<Offer>& offer) {
+    if (ending_) return;
+    if (!offer) {  // the next tick asks again, until the parent says that it is over
+      parent_link_ = ParentLink::kMissing;
+      return;
+    }
+    run_beside(
+        host_.builder, [this, offer = *offer.value] { job_->reconnect(offer); },
+        [this](const std::optional<Error>& failed) {
+          if (ending_) return;
+          if (failed) {
+            parent_link_ = ParentLink::kMissing;
+            return;
+          }
+          host_.notes.add(host_.clock.now_ms(),
+                          fmt::format("job '{}': the connection to the parent at {} broke, and is "
+                                      "there again",
+                                      job_->spec().name, uplink_->parent()));
+          parent_answers_ = 0;
+          broadcast({.type = CoreMessage::kAttach, .rank = CoreReport::kNoRank});
+        });
+  });
+}
+
+// And what else is to be done at the parent from time to time.
+void RunningJob::tell_parent() {
+  if (parent_link_ == ParentLink::kMissing) connect_parent_again();
+  std::vector<uint32_t> live;
+  for (const RankStatus& rank : membership_.ranks()) {
+    if (rank.state == "live") live.push_back(rank.rank);
+  }
+  uplink_->tell(std::move(live));
+}
+
+void RunningJob::take_news(uint32_t rank, RackNews news) {
+  if (job_->spec().rack_ranks.empty()) {
+    fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_->spec().name);
+  }
+  Seat& seat = seats_[rank];
+  const std::string failure = std::exchange(news.failure, "");
+  seat.rack = std::move(news);
+  if (failure.empty()) return;
+  lose(rank, seat.incarnation, fmt::format("rack '{}': {}", seat.rack.name, failure));
+  carry_out();
 }
 
 Reply<Done> RunningJob::after_parents_barrier(Reply<Done> reply) {

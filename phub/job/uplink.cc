@@ -22,7 +22,7 @@ Uplink::Uplink(Parent& parent, const Clock& clock, JoinRequest request)
       request_(std::move(request)),
       lease_ms_(request_.spec.lease_ms) {}
 
-Uplink::~Uplink() { abandon(); }
+Uplink::~Uplink() { drop(); }
 
 Credential Uplink::who() const {
   return {.job = request_.spec.name,
@@ -124,7 +124,7 @@ void Uplink::answered(const Result<Pulse>& result) {
 void Uplink::end(ErrorCode code, const std::string& why) {
   if (ended_) return;
   const Error error(code, fmt::format("the parent at {}: {}", parent_.name(), why));
-  abandon();
+  drop();
   for (const Reply<Done>& reply : std::exchange(barrier_, {})) reply({code, error.what()});
   if (const auto call = std::exchange(on_end_, nullptr)) call(error);
 }
@@ -149,6 +149,16 @@ void Uplink::reconnect(Reply<Offer> reply) {
   if (!ended_) parent_.reconnect(who(), guarded<Offer>(std::move(reply)));
 }
 
+void Uplink::tell(std::vector<uint32_t> live) {
+  RackNews news{.name = parent_.rack_name(), .live = std::move(live)};
+  if (!in_ || ended_ || is_telling_ || news.same_news(news_)) return;
+  is_telling_ = true;
+  parent_.tell(who(), news, guarded<Done>([this, news](const Result<Done>& result) {
+                 is_telling_ = false;
+                 if (result) news_ = news;
+               }));
+}
+
 void Uplink::leave() {
   if (ended_) return;
   ended_ = true;
@@ -157,7 +167,14 @@ void Uplink::leave() {
                 [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
 }
 
-void Uplink::abandon() {
+void Uplink::abandon(const std::string& why) {
+  if (ended_ || !in_) return drop();
+  ended_ = true;
+  parent_.tell(who(), {.name = parent_.rack_name(), .live = {}, .failure = why},
+               [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
+}
+
+void Uplink::drop() {
   joined_ = nullptr;
   if (std::exchange(ended_, true) || !in_) return;
   parent_.forget(who());

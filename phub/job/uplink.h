@@ -51,7 +51,12 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // All ranks have left. Nothing is asked of the parent after this.
   void leave();
   // It cannot go on: the parent loses it.
-  void abandon();
+  void abandon(const std::string& why);
+  // The server ends, as if its process had died.
+  void drop();
+
+  // What the parent's status shows of this rack.
+  void tell(std::vector<uint32_t> live);
 
  private:
   Credential who() const;
@@ -75,6 +80,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   uint64_t beat_at_ms_ = 0, answered_ms_ = 0;
   std::vector<std::function<void()>> checks_;  // behind the next answer
   Pulse pulse_;
+  RackNews news_;  // the latest that the parent was told
+  bool is_telling_ = false;
   std::vector<Reply<Done>> barrier_;
   std::function<void(const Error& why)> on_end_;
 };

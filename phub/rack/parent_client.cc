@@ -157,6 +157,16 @@ void ParentClient::heartbeat(const Credential& who, uint32_t timeout_ms, Reply<P
       std::move(reply));
 }
 
+void ParentClient::tell(const Credential& who, RackNews news, Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "lease"),
+      [who, news = std::move(news)](ControlClient& client) {
+        client.tell(who, news);
+        return Done{};
+      },
+      std::move(reply));
+}
+
 void ParentClient::leave(const Credential& who, Reply<Done> reply) {
   call<Done>(
       lane_of(who, "lease"),

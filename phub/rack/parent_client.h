@@ -21,6 +21,7 @@ class ParentClient final : public Parent {
     std::string server;  // HOST:PORT, with https:// before it over TLS
     std::string token;
     ClientTls tls;
+    std::string rack_name = "a rack";  // this box's, for people
   };
   explicit ParentClient(Options options);
   ~ParentClient() override;
@@ -29,8 +30,10 @@ class ParentClient final : public Parent {
 
   std::string name() const override { return options_.server; }
   std::string transport() const override { return "tcp"; }
+  std::string rack_name() const override { return options_.rack_name; }
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;
+  void tell(const Credential& who, RackNews news, Reply<Done> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
   void set_hyper(const Credential& who, const HyperChange& change,
