@@ -290,7 +290,7 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 29> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 30> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},

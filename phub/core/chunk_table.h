@@ -62,8 +62,7 @@ class ChunkTable {
 
   // What a table holds, beside itself. Chunks and their arrived, null and expected ranks are most.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
-    return chunks * (sizeof(CoreChunk) + sizeof(uint32_t) +
-                     3 * sizeof(uint64_t) * bit_words(max_ranks)) +
+    return chunks * (sizeof(CoreChunk) + 3 * sizeof(uint64_t) * bit_words(max_ranks)) +
            max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
   }
 
@@ -107,6 +106,7 @@ class ChunkTable {
   // How many ranks of the training took part in what has arrived. Those of racks are counted once
   // count_rack_ranks() was called; else every rank is one.
   void count_rack_ranks() { participants_.resize(chunks_.size()); }
+  static constexpr uint64_t rack_bytes(uint64_t chunks) { return chunks * sizeof(uint32_t); }
   void add_participants(uint32_t index, uint32_t count) { participants_[index] += count; }
   uint32_t participants(uint32_t index) const {
     return participants_.empty() ? chunks_[index].arrived : participants_[index];

@@ -60,6 +60,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          RankTree::bytes(size.levels, size.max_ranks) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +
+         (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
          (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
 }

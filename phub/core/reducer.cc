@@ -127,9 +127,7 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
       }
       break;
     }
-    reports_.add(CoreReport::kExcluded, rank, index);
-    slots_.erase(slots_.begin() + at);
-    slot_ranks_.erase(slot_ranks_.begin() + at);
+    exclude(at, index);
     --sum.participants;
   }
   sum.null = slots_.empty();
@@ -188,14 +186,19 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
                    at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
       return false;
     }
-    reports_.add(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], index);
-    slots_.erase(slots_.begin() + at);
-    slot_ranks_.erase(slot_ranks_.begin() + at);
+    exclude(at, index);
     --participants;
     if (tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, participants), sum, chunk.elements)) {
       return true;
     }
   }
+}
+
+// Leaves a rank out of the sum, which is recorded.
+void Reducer::exclude(int at, uint32_t index) {
+  reports_.add(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], index);
+  slots_.erase(slots_.begin() + at);
+  slot_ranks_.erase(slot_ranks_.begin() + at);
 }
 
 bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps) {

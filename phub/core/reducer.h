@@ -75,6 +75,7 @@ class Reducer {
   bool sum(uint32_t index, float* to);
   void leave_out(uint32_t index);
   void* separate_result(const CoreChunk& chunk) const;
+  void exclude(int at, uint32_t index);
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);

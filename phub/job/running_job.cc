@@ -83,13 +83,12 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       life_(std::move(life)),
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
-      cores_left_(job_->all_cores()) {
-  if (uplink_) follow_parent();
-}
+      cores_left_(job_->all_cores()) {}
 
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
   count_growth();
+  if (uplink_) follow_parent();
 }
 
 uint64_t RunningJob::tick_ms() const {

@@ -8,14 +8,16 @@
 namespace phub {
 
 void RunningJob::follow_parent() {
-  uplink_->on_end([this](const Error& why) {
+  const auto end = [this](const Error& why) {
     if (ending_) return;
     const std::string found = std::exchange(nonfinite_, "");
     const bool explains = why.code() == ErrorCode::kNonFinite && !found.empty();
     membership_.parent_ended(why.code(),
                              explains ? fmt::format("{} ({})", found, why.what()) : why.what());
     carry_out();
-  });
+  };
+  uplink_->on_end(end);
+  if (const std::optional<Error>& already = uplink_->ended()) end(*already);
 }
 
 void RunningJob::end_at_parent() {

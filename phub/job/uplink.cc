@@ -83,47 +83,52 @@ void Uplink::tick() {
     return end(ErrorCode::kUnavailable,
                fmt::format("it has not answered for {} ms", now - answered_ms_));
   }
-  if (!beating_ && now >= beat_at_ms_) beat(nullptr);
+  if (!beating_ && now >= beat_at_ms_) beat();
 }
 
+// An answer that is on its way is older than the question.
 void Uplink::check(std::function<void()> done) {
   if (!in_ || ended_) return;
-  if (beating_) return checks_.push_back(std::move(done));  // an answer that is on its way is older
-  beat(std::move(done));
+  checks_.push_back(std::move(done));
+  if (!beating_) beat();
 }
 
-void Uplink::beat(std::function<void()> done) {
+void Uplink::beat() {
   beating_ = true;
-  parent_.heartbeat(who(), lease_ms_,
-                    guarded<Pulse>([this, done = std::move(done)](const Result<Pulse>& result) {
-                      beating_ = false;
-                      answered(result);
-                      if (ended_) return;
-                      if (result && done) done();
-                      if (!result && done) checks_.push_back(done);
-                      if (checks_.empty()) return;
-                      beat([checks = std::exchange(checks_, {})] {
-                        for (const auto& check : checks) check();
-                      });
-                    }));
+  parent_.heartbeat(
+      who(), lease_ms_,
+      guarded<Pulse>([this, asked = std::exchange(checks_, {})](Result<Pulse> result) {
+        beating_ = false;
+        const bool is_fine = answered(result);
+        if (ended_) return;
+        if (!is_fine) checks_.insert(checks_.begin(), asked.begin(), asked.end());
+        if (!is_fine) return;  // the next tick asks again
+        for (const auto& done : asked) done();
+        if (!checks_.empty() && !beating_ && !ended_) beat();
+      }));
 }
 
-void Uplink::answered(const Result<Pulse>& result) {
+// False: there is none, or it is the end.
+bool Uplink::answered(const Result<Pulse>& result) {
   const uint64_t now = clock_.now_ms();
   beat_at_ms_ = now + lease_ms_ / 4;
   if (result) {
     answered_ms_ = now;
     pulse_ = *result.value;
-  } else if (!may_pass(result.code)) {
-    end(result.code, result.message);
+    return true;
+  }
+  if (!may_pass(result.code)) {
+    end(result.code == ErrorCode::kFenced ? ErrorCode::kRankLost : result.code, result.message);
   } else {
     beat_at_ms_ = now + std::min<uint64_t>(kBetweenJoinsMs, lease_ms_ / 4);
   }
+  return false;
 }
 
 void Uplink::end(ErrorCode code, const std::string& why) {
   if (ended_) return;
   const Error error(code, fmt::format("the parent at {}: {}", parent_.name(), why));
+  end_ = error;
   drop();
   for (const Reply<Done>& reply : std::exchange(barrier_, {})) reply({code, error.what()});
   if (const auto call = std::exchange(on_end_, nullptr)) call(error);

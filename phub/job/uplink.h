@@ -40,7 +40,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
 
   // The parent's job has ended, or goes on without this rack: called once, with the reason.
   void on_end(std::function<void(const Error& why)> call) { on_end_ = std::move(call); }
-  bool has_ended() const { return ended_; }
+  const std::optional<Error>& ended() const { return end_; }
 
   // A heartbeat at once; then `done`, unless this has ended by it.
   void check(std::function<void()> done);
@@ -61,8 +61,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
  private:
   Credential who() const;
   void try_to_join();
-  void beat(std::function<void()> done);
-  void answered(const Result<Pulse>& result);
+  void beat();
+  bool answered(const Result<Pulse>& result);
   void end(ErrorCode code, const std::string& why);
   // A reply that does nothing when this is gone, or has ended.
   template <typename T>
@@ -76,6 +76,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   uint64_t join_at_ms_ = 0, join_until_ms_ = 0;  // 0: a join is under way
   JoinReply admission_;
   bool in_ = false, ended_ = false;
+  std::optional<Error> end_;  // why, if it was the parent's
   bool beating_ = false;
   uint64_t beat_at_ms_ = 0, answered_ms_ = 0;
   std::vector<std::function<void()>> checks_;  // behind the next answer

@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/oracle/groups.h"
@@ -200,6 +204,102 @@ TEST(Racks, InitialParametersOfRankZeroComeToAll) {
       worker.barrier();
     });
   }
+}
+
+// Joins a rank at the box of its rack.
+std::unique_ptr<Worker> join(Racks& racks, const JobSpec& spec, uint32_t rank) {
+  WorkerOptions options = racks.of(rank).options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return std::make_unique<Worker>(options);
+}
+
+TEST(Racks, ABarrierIsForTheRanksOfAllRacks) {
+  Racks racks("2,2", 4);
+  std::atomic<uint32_t> arrived = 0;
+  testing::each_rank(4, [&](uint32_t rank) {
+    const auto worker = join(racks, grouped_spec("barrier", 4, "2,2"), rank);
+    for (uint32_t time = 1; time <= 3; ++time) {
+      if (rank == 3) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ++arrived;
+      worker->barrier();
+      EXPECT_GE(arrived, time * 4);
+      worker->barrier();
+    }
+  });
+}
+
+TEST(Racks, HyperparametersAreSetAtTheRoot) {
+  Racks racks("2,1", 3);
+  JobSpec spec = grouped_spec("hyper", 3, "2,1");
+  spec.optimizer = "sgd";
+  spec.hyper = {{"lr", 1}};
+  testing::each_rank(3, [&](uint32_t rank) {
+    const auto worker = join(racks, spec, rank);
+    worker->wait_all();
+    const auto round = [&] {
+      for (size_t key = 0; key < worker->keys(); ++key) {
+        std::ranges::fill(worker->gradient(key), 1.0f);
+        worker->push(key);
+      }
+      worker->wait_all();
+      return worker->parameters(0)[0];
+    };
+    EXPECT_EQ(round(), -3);
+    worker->barrier();
+    if (rank == 1) {
+      EXPECT_EQ(worker->set_hyper({{"lr", 10}}), 2u);
+    }
+    worker->barrier();
+    EXPECT_EQ(round(), -33);
+    worker->barrier();
+  });
+}
+
+// The rack of the rank names it, the others their root's reason.
+TEST(Racks, ANaNEndsTheJobEverywhere) {
+  Racks racks("2,2", 4);
+  testing::each_rank(4, [&](uint32_t rank) {
+    const auto worker = join(racks, grouped_spec("nan", 4, "2,2"), rank);
+    worker->wait_all();
+    const char* const why = rank < 2
+                                ? "rank 1 sent a NaN or an infinity in key 'b', elements 0 to 6"
+                                : "rank 0 sent a NaN or an infinity in key 'b'";
+    testing::expect_error(ErrorCode::kNonFinite, why, [&] {
+      worker->gradient(1)[3] = rank == 1 ? NAN : 1;
+      worker->push(1);
+      worker->wait(1);
+    });
+  });
+}
+
+TEST(Racks, WhoIsExcludedInARackIsNotCounted) {
+  Racks racks("2,2", 4);
+  JobSpec spec = grouped_spec("exclude", 4, "2,2");
+  spec.on_nonfinite = "exclude";
+  spec.reduction = "mean";
+  testing::each_rank(4, [&](uint32_t rank) {
+    const auto worker = join(racks, spec, rank);
+    worker->wait_all();
+    std::ranges::fill(worker->gradient(1), rank == 1 ? NAN : static_cast<float>(rank));
+    worker->push(1);
+    worker->wait(1);
+    EXPECT_EQ(worker->parameters(1)[0], 5 * static_cast<float>(1.0 / 3));
+    worker->barrier();
+  });
+}
+
+TEST(Racks, TheStateOfKeysIsTheRoots) {
+  Racks racks("1", 1);
+  JobSpec spec = grouped_spec("state", 1, "1");
+  spec.optimizer = "adam";
+  const auto worker = join(racks, spec, 0);
+  worker->wait_all();
+  std::vector<std::vector<float>> arrays(3, std::vector<float>(5000));
+  KeyState state{.key = 0, .arrays = {arrays[0], arrays[1], arrays[2]}};
+  testing::expect_error(ErrorCode::kInvalid, "this box has a parent, which has the parameters",
+                        [&] { worker->get_state({&state, 1}); });
+  testing::expect_error(ErrorCode::kInvalid, "a checkpoint cannot be asked for here",
+                        [&] { worker->checkpoint(); });
 }
 
 TEST(Racks, WhatNoRackCanDoIsRefused) {
