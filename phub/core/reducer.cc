@@ -121,7 +121,8 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
     const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
     if (at < 0 || parameters_.on_nonfinite != OnNonFinite::kExclude) {
-      const bool stops = parameters_.on_nonfinite != OnNonFinite::kPass;
+      const bool stops = parameters_.on_nonfinite == OnNonFinite::kStop ||
+                         parameters_.on_nonfinite == OnNonFinite::kExclude;
       if (stops && !std::exchange(nonfinite_reported_, true)) {
         reports_.add(CoreReport::kNonFinite, rank, index);
       }

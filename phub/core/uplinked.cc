@@ -21,6 +21,7 @@ Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
     if (chunks.size() <= place.index) chunks.resize(place.index + 1, kNoChunk);
     chunks[place.index] = i;
   }
+  verdicts_.resize(by_queue_.size());
 }
 
 Way::Closed Uplinked::close(uint32_t index) {
@@ -101,6 +102,13 @@ uint32_t Uplinked::take(const Arrival& arrival) {
     return kNoChunk;
   }
   const Imm imm = decode(arrival.imm);
+  const bool is_verdict = imm.kind == ImmKind::kControl && stages_.parameters.gated;
+  if (is_verdict && arrival.queue < verdicts_.size()) {
+    if (!verdicts_[arrival.queue].read(imm)) {
+      fail(ErrorCode::kInternal, "the parent sent part {} of a verdict", imm.round);
+    }
+    return kNoChunk;
+  }
   const bool known =
       arrival.queue < by_queue_.size() && imm.chunk < by_queue_[arrival.queue].size();
   const uint32_t index = known ? by_queue_[arrival.queue][imm.chunk] : kNoChunk;
@@ -124,7 +132,15 @@ uint32_t Uplinked::take(const Arrival& arrival) {
   std::memcpy(uplink_.rack_results + chunk.offset * result_bytes_,
               uplink_.results.data() + place.result, bytes);
   sent_[index] = kNothing;
+  if (stages_.parameters.gated) pass_verdict_on(place.queue, chunk.round);
   return index;
+}
+
+// Whichever queue has it first: it is the same on all.
+void Uplinked::pass_verdict_on(uint32_t queue, uint64_t round) {
+  if (round == verdict_round_ || !verdicts_[queue].complete()) return;
+  verdict_round_ = round;
+  stages_.outbox.announce(verdicts_[queue].verdict(round));
 }
 
 void Uplinked::finish(uint32_t index) {

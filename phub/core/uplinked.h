@@ -6,6 +6,8 @@
 // is what the parent has of the chunk, which it sends to who joins. A round that no rank of this
 // rack is in any more, while others come later, is completed all the same: with a null of nobody.
 //
+// Where rounds are gated, the gate is the root's: its verdict is passed on with the results.
+//
 // The connection may break. Then this says so once, and goes on when it is made again: what was
 // not answered is sent again, byte for byte.
 #pragma once
@@ -20,6 +22,7 @@
 #include "phub/core/index_set.h"
 #include "phub/core/lock_step.h"
 #include "transport/transport.h"
+#include "transport/verdict.h"
 
 namespace phub {
 
@@ -69,11 +72,14 @@ class Uplinked final : public LockStep {
   bool post_again(uint32_t index);
   uint32_t take(const Arrival& arrival);
   void find_vacant(uint32_t index);
+  void pass_verdict_on(uint32_t queue, uint64_t round);
 
   const CoreUplink uplink_;
   const uint32_t result_bytes_;                  // per element
   std::vector<std::vector<uint32_t>> by_queue_;  // [queue][index] = chunk of the core
   std::vector<ImmKind> sent_;                    // by chunk: what the parent has not answered
+  std::vector<VerdictReader> verdicts_;          // by queue; of a gated job
+  uint64_t verdict_round_ = kNever;              // of the latest that ranks are told
   IndexSet unposted_;                            // of these, what found no room
   std::array<Arrival, kArrivals> arrivals_;
   size_t taken_ = 0, arrived_ = 0;  // of them

@@ -168,7 +168,7 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
   }
   const JobParameters parameters =
       parameters_of(spec_, choices_, *link_, store, first_round, has_parent_);
-  if (choices_.gated) {
+  if (choices_.gated && !has_parent_) {
     gate_ = std::make_unique<RoundGate>(cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
                                         choices_.on_nonfinite == OnNonFinite::kSkip);
   }
@@ -247,7 +247,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   }
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
-  if (choices_.gated) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
+  if (choices_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
   if (!takes_snapshots_ || !box_has_state(spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");

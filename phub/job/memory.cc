@@ -50,7 +50,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     node.parameters += (lock_step ? 1 : ranks) * element.parameter * elements;
     node.master += element.master * elements;
     node.state += element.state * elements;
-    if (choices.gated) node.sums += sizeof(float) * elements;
+    if (choices.gated && !rack) node.sums += sizeof(float) * elements;
     if (rack) {
       const uint64_t above = rack->above.box_slot(chunk);
       node.sums += (sizeof(float) + element.parameter) * above;
@@ -92,7 +92,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
-  if (choices.gated) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
+  if (choices.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
   if (choices.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
   }

@@ -34,9 +34,6 @@ void check_below_parent(const JobSpec& spec) {
          fmt::format("this box has a parent, which sums a round of all racks, and with consistency "
                      "'{}' there are no rounds",
                      spec.consistency));
-  refuse(choices_of(spec).gated,
-         "rounds that are clipped or skipped as a whole (max_norm, on_nonfinite 'skip') cannot be "
-         "below a parent");
   refuse(spec.work != "all",
          fmt::format("work '{}' measures one box, and this one has a parent", spec.work));
   refuse(spec.min_ranks != 0,
@@ -92,8 +89,6 @@ JobSpec spec_above(const JobSpec& spec) {
 
 JobSpec spec_of_sums(JobSpec spec) {
   spec.optimizer = "none";
-  spec.hyper.clear();
-  spec.schedule.clear();
   spec.reduction = "sum";
   spec.unused = "zero";
   spec.groups.clear();

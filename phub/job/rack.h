@@ -41,7 +41,7 @@ RankRange ranks_below(const JobSpec& spec, uint32_t rank_above);
 // What the parent's job is. REQUIRES: check_below_parent(spec).
 JobSpec spec_above(const JobSpec& spec);
 
-// What is left to do for a rack itself: sums.
+// What is left to do for a rack itself: sums. (Whether rounds are gated can still be seen in it.)
 JobSpec spec_of_sums(JobSpec spec);
 
 }  // namespace phub

@@ -105,6 +105,13 @@ void check(Racks& racks, const GroupedTraining& run) {
   }
 }
 
+// Joins a rank at the box of its rack.
+std::unique_ptr<Worker> join(Racks& racks, const JobSpec& spec, uint32_t rank) {
+  WorkerOptions options = racks.of(rank).options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return std::make_unique<Worker>(options);
+}
+
 TEST(Racks, TwoRacksGiveTheBytesOfOneBox) {
   Racks racks("2,2", 4);
   check(racks, {.spec = grouped_spec("two", 4, "2,2")});
@@ -148,6 +155,37 @@ TEST(Racks, AnyTreeFormatAndReduction) {
     Racks racks(groups, ranks);
     check(racks, run);
   }
+}
+
+TEST(Racks, TheGateIsTheRoots) {
+  Racks racks("(2,1),(1,1)", 5);
+  GroupedTraining run{.spec = grouped_spec("gated", 5, "(2,1),(1,1)"), .seed = 9};
+  run.spec.optimizer = "adam";
+  run.spec.hyper = {{"max_norm", 10}};
+  run.spec.on_nonfinite = "skip";
+  check(racks, run);
+}
+
+// Of a round with a NaN nothing is applied, and every rank is told.
+TEST(Racks, ASkippedRoundIsSkippedEverywhere) {
+  Racks racks("2,1", 3);
+  JobSpec spec = grouped_spec("skipped", 3, "2,1");
+  spec.optimizer = "sgd";
+  spec.on_nonfinite = "skip";
+  testing::each_rank(3, [&](uint32_t rank) {
+    const auto worker = join(racks, spec, rank);
+    worker->wait_all();
+    for (uint64_t round = 1; round <= 2; ++round) {
+      for (size_t key = 0; key < worker->keys(); ++key) {
+        std::ranges::fill(worker->gradient(key), round == 1 && rank == 1 ? INFINITY : 1.0f);
+        worker->push(key);
+      }
+      worker->wait_all();
+      EXPECT_EQ(worker->parameters(0)[0], round == 1 ? 0 : -0.03f) << "round " << round;
+      EXPECT_EQ(worker->round_skipped(), round == 1) << "rank " << rank;
+    }
+    worker->barrier();
+  });
 }
 
 // A chunk's uplink is one gradient, whatever the number of ranks; and its result comes once.
@@ -204,13 +242,6 @@ TEST(Racks, InitialParametersOfRankZeroComeToAll) {
       worker.barrier();
     });
   }
-}
-
-// Joins a rank at the box of its rack.
-std::unique_ptr<Worker> join(Racks& racks, const JobSpec& spec, uint32_t rank) {
-  WorkerOptions options = racks.of(rank).options(spec);
-  options.rank = static_cast<int32_t>(rank);
-  return std::make_unique<Worker>(options);
 }
 
 TEST(Racks, ABarrierIsForTheRanksOfAllRacks) {
@@ -297,7 +328,9 @@ TEST(Racks, TheStateOfKeysIsTheRoots) {
   std::vector<std::vector<float>> arrays(3, std::vector<float>(5000));
   KeyState state{.key = 0, .arrays = {arrays[0], arrays[1], arrays[2]}};
   testing::expect_error(ErrorCode::kInvalid, "this box has a parent, which has the parameters",
-                        [&] { worker->get_state({&state, 1}); });
+                        [&] {
+                          worker->get_state({&state, 1});
+                        });
   testing::expect_error(ErrorCode::kInvalid, "a checkpoint cannot be asked for here",
                         [&] { worker->checkpoint(); });
 }
@@ -315,10 +348,6 @@ TEST(Racks, WhatNoRackCanDoIsRefused) {
           [](WorkerOptions& options) { options.spec.groups = ""; });
   refused(ErrorCode::kInvalid, "with consistency 'async' there are none",
           [](WorkerOptions& options) { options.spec.consistency = "async"; });
-  refused(ErrorCode::kInvalid, "cannot be below a parent", [](WorkerOptions& options) {
-    options.spec.optimizer = "sgd";
-    options.spec.on_nonfinite = "skip";
-  });
   refused(ErrorCode::kInvalid, "work 'none' measures one box",
           [](WorkerOptions& options) { options.spec.work = "none"; });
   refused(ErrorCode::kInvalid, "min_ranks, which counts ranks, must be 0",
