@@ -25,15 +25,16 @@ Job::Split::Split(Plan plan) {
 }
 
 Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store, bool snapshots,
-         const Manifest* restored)
-    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored) {}
+         const Manifest* restored, const Rack* rack)
+    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored, rack) {}
 
 Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store,
-         bool snapshots, const Manifest* restored)
+         bool snapshots, const Manifest* restored, const Rack* rack)
     : JobPart(spec, std::move(plan.part), transport, store, snapshots, restored,
-              numbers_of(plan.whole.get())),
+              numbers_of(plan.whole.get()), rack),
       whole_(std::move(plan.whole)),
-      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size())) {
+      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
+  if (rack) membership_.begin_life(rack->incarnation);
   if (!snapshots || saved_arrays() == 0) return;
   for (uint32_t box = 1; box < boxes(); ++box) {
     copies_.emplace_back(
@@ -44,9 +45,9 @@ Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store s
 }
 
 NodeMemory Job::memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
-                           uint64_t saved_ranks) {
+                           uint64_t saved_ranks, const Rack* rack) {
   const uint32_t boxes = boxes_of(plan);
-  if (boxes == 1) return total_memory(plan, spec, snapshots, saved_ranks);
+  if (boxes == 1) return total_memory(plan, spec, snapshots, saved_ranks, rack);
   NodeMemory memory = total_memory(part_of(plan, 0), spec, snapshots, saved_ranks);
   for (uint32_t box = 1; box < boxes && snapshots && box_has_state(spec); ++box) {
     memory.snapshot += RemoteCopy::size_of(plan, box, spec, saved_ranks).bytes();

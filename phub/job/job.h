@@ -19,11 +19,11 @@ class Job : public JobPart {
  public:
   // As JobPart; `plan` is for all boxes, of which this is the first.
   Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-      bool snapshots = false, const Manifest* restored = nullptr);
+      bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr);
 
   // What it will take here: as JobPart, and what other boxes have of its checkpoints.
   static NodeMemory memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
-                               uint64_t saved_ranks);
+                               uint64_t saved_ranks, const Rack* rack = nullptr);
   NodeMemory memory() const;
 
   // Of all boxes; plan() is this box's part of it.
@@ -53,7 +53,7 @@ class Job : public JobPart {
     Plan part;
   };
   Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store, bool snapshots,
-      const Manifest* restored);
+      const Manifest* restored, const Rack* rack);
 
   template <typename ArrayOf>
   void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;
