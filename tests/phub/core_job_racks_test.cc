@@ -28,9 +28,9 @@ constexpr uint32_t kElements = 64, kStride = 96;
 class ParentRig : public testing::CoreJobRig {
  public:
   explicit ParentRig(bool mean = true)
-      : CoreJobRig({.parameters = {.max_ranks = 3, .rack_ranks = {2, 4, 1}, .mean = mean},
-                    .elements = kElements,
-                    .stride = kStride}) {}
+      : BasicCoreJobRig({.parameters = {.max_ranks = 3, .rack_ranks = {2, 4, 1}, .mean = mean},
+                         .elements = kElements,
+                         .stride = kStride}) {}
 
   void push_sum(uint32_t rank, uint32_t chunk, uint64_t round, float value, uint32_t participants) {
     auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * kStride;
@@ -148,7 +148,7 @@ struct HasUplink {
 class RackRig : public HasUplink, public testing::CoreJobRig {
  public:
   explicit RackRig(JobParameters parameters = {}, std::vector<uint32_t> expected = {0, 1, 2})
-      : CoreJobRig(with_uplink(*this, std::move(parameters), std::move(expected))) {}
+      : BasicCoreJobRig(with_uplink(*this, std::move(parameters), std::move(expected))) {}
 
   // The parent has the result of the chunk's round.
   void answer(uint32_t chunk, uint64_t round, float value) {
