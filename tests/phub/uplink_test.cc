@@ -92,6 +92,7 @@ class UplinkTest : public ::testing::Test {
     reply.offer.ticket = "ticket";
     take(parent_.joins)(reply);
     ASSERT_EQ(joined_, "joined");
+    take(parent_.beats)(Pulse{});  // over the connection whose end is the rack's
     uplink_->on_end([this](const Error& why) {
       ended_ = std::string(name_of(why.code())) + ": " + why.what();
     });
