@@ -65,7 +65,7 @@ void Uplink::try_to_join() {
                  admission_ = std::move(*result.value);
                  in_ = true;
                  answered_ms_ = now;
-                 beat_at_ms_ = now + lease_ms_ / 4;
+                 beat();  // at once: when this connection ends, so has the rack
                  done(Done{});
                }));
 }

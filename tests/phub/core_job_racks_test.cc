@@ -29,8 +29,8 @@ class ParentRig : public testing::CoreJobRig {
  public:
   explicit ParentRig(bool mean = true)
       : BasicCoreJobRig({.parameters = {.max_ranks = 3, .rack_ranks = {2, 4, 1}, .mean = mean},
-                    .elements = kElements,
-                    .stride = kStride}) {}
+                         .elements = kElements,
+                         .stride = kStride}) {}
 
   void push_sum(uint32_t rank, uint32_t chunk, uint64_t round, float value, uint32_t participants) {
     auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * kStride;

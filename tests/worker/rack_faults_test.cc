@@ -54,19 +54,23 @@ class RackFaults : public ::testing::Test {
   std::vector<std::unique_ptr<ServerProcess>> racks_;
 };
 
-// What the logs of all boxes say of the training's ranks. `racks`: the records of every life of
-// every rack; where the root lost a rack, its ranks that were there took part as it did.
+// What the logs of all boxes say of the training's ranks. `lives`: of a rack each; when the root
+// lost it, those of its ranks that were there took part as it did.
 std::vector<LogRecord> merged(const std::vector<LogRecord>& root,
-                              const std::vector<std::vector<LogRecord>>& racks) {
+                              const std::vector<std::vector<LogRecord>>& lives) {
   std::vector<LogRecord> all;
-  for (const std::vector<LogRecord>& life : racks) all.insert(all.end(), life.begin(), life.end());
-  for (const LogRecord& record : root) {
-    if (record.kind == LogRecord::Kind::kHyper) all.push_back(record);
-    if (record.kind != LogRecord::Kind::kLost) continue;
-    for (uint32_t rank = record.rank * kOfRack; rank < (record.rank + 1) * kOfRack; ++rank) {
-      all.push_back(record);
-      all.back().rank = rank;
-      all.back().incarnation = (record.incarnation - 1) * 1024 + 1;
+  for (const std::vector<LogRecord>& life : lives) {
+    const uint32_t rack = life.front().rank / kOfRack;
+    const uint32_t before = life.front().incarnation - 1;  // incarnations
+    all.insert(all.end(), life.begin(), life.end());
+    for (const LogRecord& record : root) {
+      const bool lost = record.kind == LogRecord::Kind::kLost && record.rank == rack &&
+                        (record.incarnation - 1) * 1024 == before;
+      for (uint32_t rank = rack * kOfRack; lost && rank < (rack + 1) * kOfRack; ++rank) {
+        all.push_back(record);
+        all.back().rank = rank;
+        all.back().incarnation = before + 1;
+      }
     }
   }
   return all;

@@ -181,8 +181,8 @@ TEST(Racks, ASkippedRoundIsSkippedEverywhere) {
         worker->push(key);
       }
       worker->wait_all();
-      EXPECT_EQ(worker->parameters(0)[0], round == 1 ? 0 : -0.03f) << "round " << round;
-      EXPECT_EQ(worker->round_skipped(), round == 1) << "rank " << rank;
+      EXPECT_FLOAT_EQ(worker->parameters(0)[0], round == 1 ? 0 : -0.03f) << "round " << round;
+      EXPECT_EQ(worker->verdict().value().skipped, round == 1) << "rank " << rank;
     }
     worker->barrier();
   });
