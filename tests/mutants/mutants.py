@@ -1031,9 +1031,6 @@ MUTANTS = [
            "return costs_.window_bytes <= 0 ||", "return true ||", ("bench/rack_model_test",)),
     Mutant("model-uplink: no flow crosses an uplink", "bench/rack_model/fabric.cc",
            "far = far && rack && scene_.uplink_gbit_s;", "far = false;", ("bench/rack_model_test",)),
-    Mutant("model-order: a core sums the last of its chunks first", "bench/rack_model/exchange.cc",
-           "std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>>", "std::priority_queue<uint32_t>",
-           ("bench/rack_model_test",)),
     Mutant("model-costs: frames may be smaller than what they carry", "bench/rack_model/costs.cc",
            '{"framing", &Costs::framing, 1}', '{"framing", &Costs::framing, 0}', ("bench/rack_model_test",)),
 ]
