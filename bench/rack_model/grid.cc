@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <simgrid/s4u.hpp>
 
@@ -108,7 +109,7 @@ void Grid::flow(PortId from, PortId to, double bytes, Then then) {
   }
   ++flows_;
   const sg::CommPtr comm = sg::Comm::sendto_init(source.host, target.host);
-  comm->set_payload_size(static_cast<uint64_t>(bytes + 0.5));
+  comm->set_payload_size(static_cast<uint64_t>(std::llround(bytes)));
   engine_->start(comm, std::move(then));
 }
 
