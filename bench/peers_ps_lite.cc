@@ -7,9 +7,9 @@
 // one process per role: a scheduler, servers and workers, as ps-lite's own variables say. STORE is
 // a folder, empty before, in which the workers leave their times.
 //
-// The model is cut into pieces of 1 MiB, which are dealt out to the servers. A piece is pushed and
-// pulled in one request, which the server answers when it has the sum of all workers: fewer
-// messages than with a push and a pull of its own.
+// The model is cut into pieces of 1 MiB at most, which are dealt out to the servers. A piece is
+// pushed and pulled in one request, which the server answers when it has the sum of all workers:
+// fewer messages than with a push and a pull of its own.
 #include <ps/ps.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@
 namespace phub {
 namespace {
 
-constexpr uint64_t kPieceElements = 1 << 18;
+constexpr uint64_t kMostElements = 1 << 18;  // of a piece
 
 struct Options {
   std::string store;
@@ -80,9 +80,11 @@ struct Piece {
 
 std::vector<Piece> cut(const Options& o, std::vector<float>& gradient, std::vector<float>& sum) {
   const std::vector<ps::Range>& ranges = ps::Postoffice::Get()->GetServerKeyRanges();
+  const uint64_t share = (o.elements + ranges.size() - 1) / ranges.size();  // every server has one
+  const uint64_t most = std::min(kMostElements, share);
   std::vector<Piece> pieces;
-  for (uint64_t first = 0; first < o.elements; first += kPieceElements) {
-    const uint64_t n = std::min(kPieceElements, o.elements - first);
+  for (uint64_t first = 0; first < o.elements; first += most) {
+    const uint64_t n = std::min(most, o.elements - first);
     const size_t index = pieces.size();
     Piece piece;
     piece.key.push_back(ranges[index % ranges.size()].begin() + index);
