@@ -45,6 +45,19 @@ class Placement:
         other = 0 if self.colocated and self.boxes > 1 else model
         return max(self.bytes_of_server(workers, model) / self.nics(workers), other)
 
+    def bytes_of_uplink(self, workers, model, racks):
+        """Over the busiest link between racks, each way. scripts/rack deals hosts out in their order."""
+        rack_of_worker = [worker * racks // workers for worker in range(workers)]
+        rack_of_box = (rack_of_worker[:self.boxes] if self.colocated else
+                       [box * racks // self.boxes for box in range(self.boxes)])
+        # Gradients of the rack's workers that go elsewhere, and results that its boxes send elsewhere.
+        pairs = [(worker, box) for worker in rack_of_worker for box in rack_of_box if worker != box]
+        return max(sum(rack in pair for pair in pairs) for rack in range(racks)) * model / self.boxes
+
+    def floor_us(self, workers, model, network):
+        return max(self.bytes_of_link(workers, model) * 8e6 / bits_per_s(network.rate),
+                   self.bytes_of_uplink(workers, model, network.racks) * 8e6 / bits_per_s(network.uplink))
+
     def bytes_of_run(self, workers, model, rounds):
         """(received, sent) by a host that serves: the first parameters have no gradients before them."""
         one = self.bytes_of_server(workers, model)
@@ -70,15 +83,32 @@ def placements(names, workers, boxes):
     return [Placement(name, number[name], name.startswith("colocated")) for name in names]
 
 
+@dataclasses.dataclass(frozen=True)
+class Network:
+    rate: str    # of a host's link, as tc says it
+    racks: int
+    uplink: str  # the rate between racks
+    cubic: bool
+
+    def options(self):
+        return ["--rate", self.rate, "--racks", str(self.racks), "--uplink", self.uplink,
+                *(["--cubic"] if self.cubic else [])]
+
+    def allreduce_floor_us(self, workers, model):
+        """No all-reduce takes less, nor does ps-lite: of each link, and of what a rack alone has of the sum."""
+        link_us = 2 * (workers - 1) / workers * model * 8e6 / bits_per_s(self.rate)
+        return max(link_us, model * 8e6 / bits_per_s(self.uplink) if self.racks > 1 else 0)
+
+
 class Rack:
     """What all sides run in."""
 
-    def __init__(self, host, rate, options):
-        self.host, self.rate, self.options = host, rate, options
+    def __init__(self, host, network):
+        self.host, self.network = host, network
 
     def run(self, case, box_command, worker_command, *options):
-        return run([str(ROOT / "scripts" / "rack"), "--workers", str(case.workers), "--rate", self.rate,
-                    *self.options, *options, "--", box_command, worker_command])
+        return run([str(ROOT / "scripts" / "rack"), "--workers", str(case.workers), *self.network.options(),
+                    *options, "--", box_command, worker_command])
 
 
 def rows_of(output):
@@ -218,8 +248,3 @@ def peer_runs(available, rack, case):
     if "peers_ps_lite" in available:
         runs["ps-lite"] = lambda kept: run_ps_lite(rack, case)
     return runs
-
-
-def allreduce_bytes(workers, model):
-    """Over each link, in each direction, of an all-reduce and of ps-lite: no fewer do."""
-    return 2 * (workers - 1) / workers * model

@@ -129,7 +129,7 @@ def peers_torch_is_checked(_, binaries):
 
 def peers_placements_are_the_tables(_, __):
     """phub/README.md, "Where the parts run": of 8 workers with links of 1 Gbit/s, for ResNet-50."""
-    from peers_rack import PLACEMENTS, check_counted, placements
+    from peers_rack import PLACEMENTS, Network, check_counted, placements
     from peers_runs import Case, Failure
     model = 102_228_128
     case = Case("ResNet-50", (), model // 4, 8, 2)
@@ -140,6 +140,12 @@ def peers_placements_are_the_tables(_, __):
     for placement in placements(PLACEMENTS, 8, 2):
         assert placement.bytes_of_server(8, model) == times_model[placement.name] * model
         assert round(placement.bytes_of_link(8, model) * 8e-9, 2) == seconds[placement.name]
+        # Half of the workers in another rack, or half of the parts: 4 models cross, each way.
+        assert placement.bytes_of_uplink(8, model, 1) == 0
+        assert placement.bytes_of_uplink(8, model, 2) == 4 * model
+        thin = Network("1gbit", 2, "500mbit", False)
+        assert round(placement.floor_us(8, model, thin) * 1e-6, 2) == 6.54
+        assert round(thin.allreduce_floor_us(8, model) * 1e-6, 2) == 1.64
         run_bytes = placement.bytes_of_run(8, model, 3)
         assert sum(run_bytes) == times_model[placement.name] * model * 7
         assert check_counted(case, placement, {"box": run_bytes}) == 1
