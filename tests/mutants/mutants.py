@@ -170,7 +170,7 @@ MUTANTS = [
     Mutant("again: a reconnected rank does not get lost results again", WAY,
            "if (stages_.table[index].round == 0) return;", "return;", RACKS, USES_WAYS),
     Mutant("unheard: results go to a reconnected rank before it is heard of", BOUNDARY,
-           "  table_.reconnected(rank);\n", "", RACKS),
+           "  table_.reconnected(rank);\n", "", ("phub/core_job_test", "racks")),
     Mutant("asks: a worker asks for no result that it awaits without a push", SESSION,
            "if (chunk.outstanding) enqueue(",
            "if (chunk.pushed || before_pushes == ImmKind::kInitial) enqueue(",
