@@ -247,7 +247,7 @@ MUTANTS = [
            "if (!chunk.pushed && chunk.outstanding) enqueue(", RACKS),
     Mutant("any: the worker takes a result of any round", SESSION,
            "if (!chunk.outstanding || chunk.early || imm.round != low8(chunk.awaited)) {",
-           "if (!chunk.outstanding || chunk.early) {", RACKS),
+           "if (!chunk.outstanding || chunk.early) {", ("worker/session_order_test",)),
     Mutant("here: a push is late although its result is here", "worker/sleeper.cc",
            "  if (can_poll()) move();  // what is here",
            "  // what is here", ("worker/completion_queue_test:*AResultThatIsHere*",)),
