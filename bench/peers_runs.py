@@ -11,7 +11,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RUN_LIMIT_S = 600
 WARMUP = 3
-RACK_WARMUP = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,37 +163,6 @@ def run_phub(host, case, transport, variant):
                    str(case.workers), "--transport", transport, "-w", str(WARMUP), "-n",
                    str(case.rounds), "--no-limit", "--quiet", "--json", file.name]
         run(command + (["--copy"] if variant == "copy" else []))
-        return checked_us("phub", case, json.load(file)["rows"][0])
-
-
-# --- in a rack
-
-def run_in_rack(case, rate, options, box_command, worker_command):
-    return run([str(ROOT / "scripts" / "rack"), "--workers", str(case.workers), "--rate", rate,
-                *options, "--", box_command, worker_command])
-
-
-def run_gloo_in_rack(host, case, rate, options):
-    """Median by algorithm."""
-    with tempfile.TemporaryDirectory() as store:
-        output = run_in_rack(case, rate, options, "", " ".join(
-            [host.binary("peers_gloo"), store, "$RACK_ADDRESS", ",".join(GLOO_ALGORITHMS),
-             str(case.elements), str(RACK_WARMUP), str(case.rounds)]))
-    mark = "worker 0| "
-    rows = [json.loads(line.removeprefix(mark)) for line in output.splitlines()
-            if line.startswith(mark + "{")]
-    if len(rows) != len(GLOO_ALGORITHMS):
-        raise Failure(f"gloo in the rack reported {len(rows)} algorithms:\n{output}")
-    return {row["algorithm"]: checked_us("gloo", case, row) for row in rows}
-
-
-def run_phub_in_rack(host, case, rate, options):
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        run_in_rack(case, rate, options,
-                    f"exec {host.binary('phub')} serve --listen 0.0.0.0:7717 --insecure --transports tcp",
-                    " ".join([host.binary("zerocompute"), "--one-rank", *case.model,
-                              "--transport", "tcp", "-w", str(RACK_WARMUP), "-n",
-                              str(case.rounds), "--quiet", "--json", file.name]))
         return checked_us("phub", case, json.load(file)["rows"][0])
 
 

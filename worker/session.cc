@@ -288,7 +288,10 @@ void Session::complete(Chunk& chunk) {
 void Session::resend() {
   broken_ = false;
   waiting_.clear();
-  for (Queue& queue : queues_) queue.early.clear();
+  for (Queue& queue : queues_) {
+    queue.early.clear();
+    queue.verdict = {};  // or parts that the box sends once more would meet those of the next round
+  }
   const ImmKind before_pushes = initial_.empty() ? ImmKind::kControl : ImmKind::kInitial;
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
     Chunk& chunk = chunks_[c];

@@ -212,6 +212,37 @@ def peers_torch_is_checked(_, binaries):
     return noticed(lambda: run_torch(host, case, python))
 
 
+def peers_placements_are_the_tables(_, __):
+    """phub/README.md, "Where the parts run": of 8 workers with links of 1 Gbit/s, for ResNet-50."""
+    from peers_rack import PLACEMENTS, Network, check_counted, placements
+    from peers_runs import Case, Failure
+    model = 102_228_128
+    case = Case("ResNet-50", (), model // 4, 8, 2)
+    times_model = {"dedicated-central": 8, "dedicated-sharded": 4, "colocated-central": 7,
+                   "colocated-sharded": 1.75}
+    seconds = {"dedicated-central": 0.82, "dedicated-sharded": 0.82, "colocated-central": 5.72,
+               "colocated-sharded": 1.43}
+    for placement in placements(PLACEMENTS, 8, 2):
+        assert placement.bytes_of_server(8, model) == times_model[placement.name] * model
+        assert round(placement.bytes_of_link(8, model) * 8e-9, 2) == seconds[placement.name]
+        # Half of the workers in another rack, or half of the parts: 4 models cross, each way.
+        assert placement.bytes_of_uplink(8, model, 1) == 0
+        assert placement.bytes_of_uplink(8, model, 2) == 4 * model
+        thin = Network("1gbit", 2, "500mbit", False)
+        assert round(placement.floor_us(8, model, thin) * 1e-6, 2) == 6.54
+        assert round(thin.allreduce_floor_us(8, model) * 1e-6, 2) == 1.64
+        run_bytes = placement.bytes_of_run(8, model, 3)
+        assert sum(run_bytes) == times_model[placement.name] * model * 7
+        assert check_counted(case, placement, {"box": run_bytes}) == 1
+        for wrong in (0.93, 1.07):
+            try:
+                check_counted(case, placement, {"box": (run_bytes[0], run_bytes[1] * wrong)})
+            except Failure:
+                continue
+            raise AssertionError(f"{placement.name}: {wrong} of what was to be sent is taken")
+    return 0
+
+
 def peers_refuse_other_work(_, __):
     """A row that is wrong, or about another amount of work, is not compared."""
     from peers_runs import Case, Failure, checked_us

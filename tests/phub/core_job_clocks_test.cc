@@ -118,6 +118,10 @@ TEST(CoreClocks, AResultThatWasDueWhileNobodyWasAttachedComesAfterAReconnection)
   rig.run();
   EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1", "2:0@1"));
   rig.job->reattach(0, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+  rig.push(0, 0, 1, 1);  // once more
+  rig.run();
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
   EXPECT_EQ(rig.result_of(0, 0), 21);
 }
@@ -362,6 +366,9 @@ TEST(CoreClocks, AReconnectionBringsWhatMayHaveBeenLost) {
   rig.run();
   rig.job->detach(0);
   rig.job->reattach(0, 1);
+  rig.push(0, 0, 1, 1);
+  rig.arrive(0, {1, 0, ImmKind::kControl});  // it awaits the first result of this one
+  rig.run();
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@0"));
 }
 

@@ -519,6 +519,27 @@ TEST(CoreJob, InitialParametersThatCompleteBetweenHoldAndCommitAreThere) {
   EXPECT_EQ(rig.job->commit({.round = 1, .lost = {{.rank = 0}}}), 1u);
 }
 
+// What a rank sends next could overtake what it sent again: a result of the chunk must not come
+// before that is here, though the box had the contribution.
+TEST(CoreJob, AfterAReconnectionAResultFollowsWhatIsSentAgain) {
+  Rig rig({});
+  rig.push(1, 0, 1, Rig::digit(1));
+  rig.run();
+  rig.job->detach(1);
+  rig.job->reattach(1, 1);
+  rig.push_all(std::vector<uint32_t>{0, 2}, 0, 1);
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "2:0@1"));
+  rig.push(1, 0, 1, Rig::digit(1));
+  rig.arrive(1, {2, 0, ImmKind::kControl});  // lacks the result of the round before its first
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1", "1:2@0"));
+  rig.push_all(kRanks, 0, 2);  // as ever
+  rig.run();
+  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+}
+
 // It takes the place of an older report of its rank, however many came after that one.
 TEST(CoreJob, AViolationAfterAReconnectionIsToldOfItsOwnRank) {
   Rig rig({});

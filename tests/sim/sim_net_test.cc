@@ -389,7 +389,7 @@ TEST(SimNet, WritesOfOneQueuePairMayOvertakeEachOther) {
   uint64_t overtakes = 0;
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     SCOPED_TRACE(seed);
-    Link link({.seed = seed, .loss = 0.3, .early = 0.5, .retry_limit = 60, .overtake = 0.5});
+    Link link({.seed = seed, .loss = 0.3, .early = 0.5, .overtake = 0.5, .retry_limit = 60});
     link.fill(std::byte{static_cast<uint8_t>(seed)});
     std::vector<uint32_t> to_box, to_worker;
     for (uint32_t i = 0; i < kChunks; ++i) {

@@ -19,6 +19,9 @@ INSTANTIATE_TEST_SUITE_P(
                                SimOptions{.seed = 4, .loss = 0.1, .duplicate = 0.1});
                          }},
         TransportFactory{
+            "sim_unordered",
+            [] { return std::make_unique<SimRig>(SimOptions{.seed = 6, .overtake = 0.5}); }},
+        TransportFactory{
             "sim_shared",
             [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }},
         TransportFactory{"tcp", [] { return std::make_unique<TcpRig>(); }},

@@ -102,6 +102,25 @@ TEST(SessionOrder, EarlyResultsAreForgottenWithTheirQueue) {
 }
 
 // By the round before the first, as no contribution asks for it.
+// The box tells the verdict once more on the new queue: what is late of that must not come after
+// the verdict on the next round.
+TEST(SessionOrder, VerdictsAreForgottenWithTheirQueue) {
+  Worker worker(gated());
+  const RoundVerdict verdict{1, 2.5, false};
+  for (uint32_t part = 0; part < kVerdictParts; ++part) {
+    worker.arrive({{.imm = verdict_imm(verdict, part)}});
+  }
+  worker.arrive({result(0, 1), result(2, 1), {.ok = false}});
+  worker.session.resend();
+  worker.arrive({result(1, 1)});
+  for (const uint32_t part : {2u, 0u, 1u}) {
+    EXPECT_EQ(worker.session.outstanding(), 1u);
+    worker.arrive({{.imm = verdict_imm(verdict, part)}});
+  }
+  EXPECT_TRUE(worker.session.all_ready());
+  EXPECT_EQ(worker.session.verdict(), verdict);
+}
+
 TEST(SessionOrder, AfterAReconnectionFirstResultsAreAskedFor) {
   Wire wire;
   wire.room = true;

@@ -1,0 +1,250 @@
+"""The exchange between the hosts of an emulated rack (scripts/rack): phub where its parts may run, and its peers."""
+
+import dataclasses
+import json
+import re
+import shlex
+import tempfile
+from pathlib import Path
+
+from peers_runs import GLOO_ALGORITHMS, ROOT, Failure, algorithm, checked_us, mca, run
+
+WARMUP = 1
+# What crosses a host's NICs beside gradients and parameters: the control port, and what was sent again.
+COUNTED_TOLERANCE, COUNTED_SLACK_BYTES = 0.05, 1 << 20
+
+
+def bits_per_s(rate):
+    number, unit = re.fullmatch(r"([0-9.]+)([kmg]?)bit", rate).groups()
+    return float(number) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[unit]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a parameter server's boxes are: phub/README.md, "Where the parts run"."""
+    name: str
+    boxes: int
+    colocated: bool
+
+    def options(self):
+        return ["--boxes", str(self.boxes), *(["--colocated"] if self.colocated else [])]
+
+    def nics(self, workers):
+        return 1 if self.colocated else max(1, workers // self.boxes)
+
+    def bytes_of_server(self, workers, model):
+        """In each direction over the NICs of a host that serves, in a round."""
+        if not self.colocated:
+            return workers * model / self.boxes
+        if self.boxes == 1:
+            return (workers - 1) * model
+        return 2 * (workers - 1) / workers * model
+
+    def bytes_of_link(self, workers, model):
+        """Over the busiest link."""
+        other = 0 if self.colocated and self.boxes > 1 else model
+        return max(self.bytes_of_server(workers, model) / self.nics(workers), other)
+
+    def bytes_of_uplink(self, workers, model, racks):
+        """Over the busiest link between racks, each way. scripts/rack deals hosts out in their order."""
+        rack_of_worker = [worker * racks // workers for worker in range(workers)]
+        rack_of_box = (rack_of_worker[:self.boxes] if self.colocated else
+                       [box * racks // self.boxes for box in range(self.boxes)])
+        # Gradients of the rack's workers that go elsewhere, and results that its boxes send elsewhere.
+        pairs = [(worker, box) for worker in rack_of_worker for box in rack_of_box if worker != box]
+        return max(sum(rack in pair for pair in pairs) for rack in range(racks)) * model / self.boxes
+
+    def floor_us(self, workers, model, network):
+        return max(self.bytes_of_link(workers, model) * 8e6 / bits_per_s(network.rate),
+                   self.bytes_of_uplink(workers, model, network.racks) * 8e6 / bits_per_s(network.uplink))
+
+    def bytes_of_run(self, workers, model, rounds):
+        """(received, sent) by a host that serves: the first parameters have no gradients before them."""
+        one = self.bytes_of_server(workers, model)
+        if self.colocated and self.boxes > 1:
+            return one * (rounds + 0.5), one * (rounds + 0.5)
+        return one * rounds, one * (rounds + 1)
+
+    def servers(self):
+        if self.colocated:
+            return [f"worker{box}" for box in range(self.boxes)]
+        return ["box"] + [f"box{box}" for box in range(1, self.boxes)]
+
+
+PLACEMENTS = ("dedicated-central", "dedicated-sharded", "colocated-central", "colocated-sharded")
+
+
+def placements(names, workers, boxes):
+    number = {"dedicated-central": 1, "dedicated-sharded": boxes, "colocated-central": 1,
+              "colocated-sharded": workers}
+    for name in names:
+        if name not in number:
+            raise Failure(f"--placements: '{name}' is not one of {', '.join(PLACEMENTS)}")
+    return [Placement(name, number[name], name.startswith("colocated")) for name in names]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    rate: str    # of a host's link, as tc says it
+    racks: int
+    uplink: str  # the rate between racks
+    cubic: bool
+
+    def options(self):
+        return ["--rate", self.rate, "--racks", str(self.racks), "--uplink", self.uplink,
+                *(["--cubic"] if self.cubic else [])]
+
+    def allreduce_floor_us(self, workers, model):
+        """No all-reduce takes less, nor does ps-lite: of each link, and of what a rack alone has of the sum."""
+        link_us = 2 * (workers - 1) / workers * model * 8e6 / bits_per_s(self.rate)
+        return max(link_us, model * 8e6 / bits_per_s(self.uplink) if self.racks > 1 else 0)
+
+
+class Rack:
+    """What all sides run in."""
+
+    def __init__(self, host, network):
+        self.host, self.network = host, network
+
+    def run(self, case, box_command, worker_command, *options):
+        return run([str(ROOT / "scripts" / "rack"), "--workers", str(case.workers), *self.network.options(),
+                    *options, "--", box_command, worker_command])
+
+
+def rows_of(output):
+    """The lines of JSON that rank 0 has printed."""
+    lines = (line.removeprefix("worker 0| ") for line in output.splitlines())
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+# --- phub
+
+def phub_commands(host, case, placement, file):
+    phub = host.binary("phub")
+    options = "--insecure --transports tcp --pin false"
+    box = (f"if ((BOX)); then exec {phub} serve --join $PHUB_SERVER --listen 0.0.0.0:0 {options}; "
+           f"else exec {phub} serve --listen 0.0.0.0:7717 {options}; fi")
+    # Jobs that are created when all boxes serve have a part at each.
+    ready = (f"{phub} status --server $PHUB_SERVER 2>/dev/null | "
+             f"awk '/^with it serves /{{n++}} END{{exit !(NR && n == {placement.boxes - 1})}}'")
+    exchange = " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", "tcp",
+                         "-w", str(WARMUP), "-n", str(case.rounds), "--quiet", "--json", file])
+    return box, f"until {ready}; do sleep 0.1; done; exec {exchange}"
+
+
+def counted(output, servers):
+    """Bytes of TCP payload (received, sent) over all NICs of each host that serves."""
+    totals = {name: [0, 0] for name in servers}
+    for name, received, sent in re.findall(r"^(\w+) eth\d+ payload received (\d+) sent (\d+) bytes$",
+                                           output, re.MULTILINE):
+        if name in totals:
+            totals[name][0] += int(received)
+            totals[name][1] += int(sent)
+    return totals
+
+
+def check_counted(case, placement, totals):
+    """What has crossed the NICs, as parts of what the table says; the one furthest from it."""
+    expected = placement.bytes_of_run(case.workers, case.bytes, WARMUP + case.rounds)
+    ratios = []
+    for name, ways in totals.items():
+        for way, is_bytes, should in zip(("received", "sent"), ways, expected):
+            if abs(is_bytes - should) > COUNTED_TOLERANCE * should + COUNTED_SLACK_BYTES:
+                raise Failure(f"{placement.name}, {case.name}: {name} {way} {is_bytes} bytes of payload, "
+                              f"and {should:.0f} were to come")
+            ratios.append(is_bytes / should)
+    return max(ratios, key=lambda ratio: abs(ratio - 1))
+
+
+def run_phub(rack, case, placement):
+    """(µs, counted bytes in terms of the expected ones)"""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        commands = phub_commands(rack.host, case, placement, file.name)
+        # Rank 0 alone writes the file.
+        output = rack.run(case, *commands, *placement.options(), "--counters")
+        us = checked_us("phub", case, json.load(file)["rows"][0])
+    return us, check_counted(case, placement, counted(output, placement.servers()))
+
+
+# --- peers, on the workers' hosts alone. Each returns µs by setting.
+
+ALONE = ("--nics", "1")
+
+
+def run_gloo(rack, case):
+    with tempfile.TemporaryDirectory() as store:
+        output = rack.run(case, "", " ".join(
+            [rack.host.binary("peers_gloo"), store, "$RACK_ADDRESS", ",".join(GLOO_ALGORITHMS),
+             str(case.elements), str(WARMUP), str(case.rounds)]), *ALONE)
+    rows = rows_of(output)
+    if len(rows) != len(GLOO_ALGORITHMS):
+        raise Failure(f"gloo in the rack reported {len(rows)} algorithms:\n{output}")
+    return {f"gloo, {row['algorithm']}": checked_us("gloo", case, row) for row in rows}
+
+
+MPI_SETTINGS = {
+    "default": [],
+    "ring": algorithm(4),
+    "segmented ring": algorithm(5),
+    "Rabenseifner": algorithm(6),
+    "han": mca(coll_han_priority=100),
+}
+# What Open MPI uses as its ssh: the name of a host, and a command for it.
+AGENT = """#!/bin/bash
+host=$1
+shift
+exec ip netns exec "$host" unshare --uts --ipc bash -c \
+  'printf %s "$0" >/proc/sys/kernel/hostname && mount -t tmpfs shm /dev/shm && exec bash -c "$1"' "$host" "$*"
+"""
+
+
+def run_mpi(rack, case, settings):
+    hosts = ",".join(f"worker{rank}:1" for rank in range(case.workers))
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder) / "agent"
+        agent.write_text(AGENT)
+        agent.chmod(0o755)
+        nic = "10.77.0.0/24"
+        fixed = mca(plm_rsh_agent=agent, plm_rsh_no_tree_spawn=1, pml="ob1", btl="tcp,self",
+                    btl_tcp_if_include=nic, oob_tcp_if_include=nic, mpi_yield_when_idle=1)
+        for name in settings:
+            command = ["mpirun", "--allow-run-as-root", "-np", str(case.workers), "--host", hosts, "--bind-to",
+                       "none", *fixed, *MPI_SETTINGS[name], rack.host.binary("peers_mpi"),
+                       str(case.elements), str(WARMUP), str(case.rounds)]
+            rows = rows_of(rack.run(case, "", f"((RANK)) || exec {shlex.join(command)}", *ALONE))
+            if len(rows) != 1:
+                raise Failure(f"Open MPI in the rack reported {len(rows)} rows")
+            found[f"Open MPI, {name}"] = checked_us("Open MPI", case, rows[0])
+    return found
+
+
+def run_ps_lite(rack, case):
+    """A server beside every worker."""
+    with tempfile.TemporaryDirectory() as store:
+        program = " ".join([rack.host.binary("peers_ps_lite"), store, str(case.elements), str(WARMUP),
+                            str(case.rounds)])
+        command = (f"export DMLC_NUM_WORKER={case.workers} DMLC_NUM_SERVER={case.workers} "
+                   "DMLC_PS_ROOT_URI=10.77.0.2 DMLC_PS_ROOT_PORT=7720 DMLC_NODE_HOST=$RACK_ADDRESS\n"
+                   f"((RANK)) || DMLC_ROLE=scheduler {program} &\n"
+                   f"DMLC_ROLE=server {program} &\n"
+                   f"DMLC_ROLE=worker {program} && wait")
+        # Whichever worker ps-lite calls the first prints.
+        output = re.sub(r"^worker \d+\| ", "worker 0| ", rack.run(case, "", command, *ALONE), flags=re.M)
+    rows = rows_of(output)
+    if len(rows) != 1:
+        raise Failure(f"ps-lite in the rack reported {len(rows)} rows:\n{output}")
+    return {"ps-lite, colocated-sharded": checked_us("ps-lite", case, rows[0])}
+
+
+def peer_runs(available, rack, case):
+    """By kind of peer, what measures all its settings, or the named ones only."""
+    runs = {}
+    if "peers_gloo" in available:
+        runs["gloo"] = lambda kept: run_gloo(rack, case)
+    if "peers_mpi" in available:
+        runs["Open MPI"] = lambda kept: run_mpi(
+            rack, case, [name.removeprefix("Open MPI, ") for name in kept] if kept else MPI_SETTINGS)
+    if "peers_ps_lite" in available:
+        runs["ps-lite"] = lambda kept: run_ps_lite(rack, case)
+    return runs
