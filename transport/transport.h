@@ -1,4 +1,4 @@
-// The one contract that every transport (verbs, shm, tcp, sim) implements.
+// The one contract that every transport (verbs, shm, tcp, ofi, sim) implements.
 //
 //   box                                                 worker
 //   Transport ── open_job() ──▶ BoxLink (one per job)   connect_…(offer) ──▶ WorkerLink
@@ -188,11 +188,12 @@ struct QueueOffer {
   friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
 };
 struct Offer {
-  std::string transport;           // "shm", "tcp", "verbs", "sim"
+  std::string transport;           // "shm", "tcp", "verbs", "ofi", "sim"
   std::string address;             // shm: path of the Unix socket
   std::string ticket;              // 32 hex digits, for this rank and incarnation only
-  std::vector<QueueOffer> queues;  // tcp, verbs: where to connect each queue pair
+  std::vector<QueueOffer> queues;  // not shm: where to connect each queue pair
   bool tls = false;                // tcp: its connections speak TLS
+  std::string provider;            // ofi: of libfabric, which both sides use
 };
 
 // The box's side of one job on one transport. Made on any thread: its NIC knows it from the first

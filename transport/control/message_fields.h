@@ -92,6 +92,7 @@ void fields(A& a, const Offer*) {
   a.required("ticket", &Offer::ticket, {1, kMaxNameBytes});
   a.optional("queues", &Offer::queues, {0, 1u << 16});
   a.optional("tls", &Offer::tls);
+  a.optional("provider", &Offer::provider, {0, kMaxNameBytes});
 }
 
 template <class A>
