@@ -184,6 +184,7 @@ struct QueueOffer {
   std::string address;  // "10.0.0.1:7718"
   uint64_t base = 0;    // verbs: where the rank's slots begin, and their remote key on this NIC
   uint32_t key = 0;
+  std::string provider = {};  // ofi: of libfabric, which both sides use
 
   friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
 };
@@ -193,7 +194,6 @@ struct Offer {
   std::string ticket;              // 32 hex digits, for this rank and incarnation only
   std::vector<QueueOffer> queues;  // not shm: where to connect each queue pair
   bool tls = false;                // tcp: its connections speak TLS
-  std::string provider;            // ofi: of libfabric, which both sides use
 };
 
 // The box's side of one job on one transport. Made on any thread: its NIC knows it from the first

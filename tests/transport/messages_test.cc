@@ -100,7 +100,7 @@ class Random {
   }
   Offer offer() {
     return {word(), text(), fmt::format("{:032x}", u64()), list<QueueOffer>([&] {
-              return QueueOffer{word(), coin() ? u64() : 0, coin() ? u32() : 0};
+              return QueueOffer{word(), coin() ? u64() : 0, coin() ? u32() : 0, coin() ? word() : ""};
             }),
             coin()};
   }

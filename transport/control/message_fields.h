@@ -83,6 +83,7 @@ void fields(A& a, const QueueOffer*) {
   a.required("address", &QueueOffer::address, {1, kMaxNameBytes});
   a.optional("base", &QueueOffer::base);
   a.optional("key", &QueueOffer::key);
+  a.optional("provider", &QueueOffer::provider, {0, kMaxNameBytes});
 }
 
 template <class A>
@@ -92,7 +93,6 @@ void fields(A& a, const Offer*) {
   a.required("ticket", &Offer::ticket, {1, kMaxNameBytes});
   a.optional("queues", &Offer::queues, {0, 1u << 16});
   a.optional("tls", &Offer::tls);
-  a.optional("provider", &Offer::provider, {0, kMaxNameBytes});
 }
 
 template <class A>

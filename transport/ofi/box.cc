@@ -76,14 +76,14 @@ std::unique_ptr<Incarnation> OfiBoxLink::make(uint32_t) {
 // Neighbouring queues of a rank, and equal queues of neighbouring ranks, get different addresses.
 Offer OfiBoxLink::open(Incarnation& opened) {
   auto& incarnation = static_cast<OfiIncarnation&>(opened);
-  Offer offer = {.transport = "ofi", .provider = places_.provider};
+  Offer offer = {.transport = "ofi"};
   std::vector<OfiConnection> queues(queues_);
   for (uint32_t q = 0; q < queues_; ++q) {
     const size_t place = place_of(incarnation.rank, q);
     queues[q].pair =
         std::make_unique<OfiPair>(domains_[layout_.core_of(q)][place], memory_.results(),
                                   memory_.slots(incarnation.rank), layout_.queue_chunks[q]);
-    offer.queues.push_back({.address = places_.addresses[place]});
+    offer.queues.push_back({.address = places_.addresses[place], .provider = places_.provider});
   }
   incarnation.queues = std::move(queues);
   return offer;

@@ -186,8 +186,8 @@ std::vector<Connection> OfiWorkerLink::connect_all(const Offer& offer) {
   std::vector<Connection> connections(all.size());
   for (uint32_t q = 0; q < all.size(); ++q) {
     connections[q].pair =
-        std::make_unique<OfiPair>(domain(offer.provider, all[q].reach()), gradients_.bytes(),
-                                  results_.writable(), layout_.queue_chunks[q]);
+        std::make_unique<OfiPair>(domain(offer.queues[q].provider, all[q].reach()),
+                                  gradients_.bytes(), results_.writable(), layout_.queue_chunks[q]);
     hello.queue = q;
     hello.queue_chunks = layout_.queue_chunks[q];
     hello.results = connections[q].pair->here();

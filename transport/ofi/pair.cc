@@ -2,6 +2,7 @@
 
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <bit>
@@ -74,14 +75,25 @@ void OfiPair::open_endpoint() {
   here_.name_bytes = static_cast<uint32_t>(bytes);
 }
 
-void OfiPair::connect(const OfiTarget& there) {
-  const std::lock_guard lock(closing_);
-  if (endpoint_ == nullptr) fail(ErrorCode::kUnauthorized, "the rank is being fenced: join again");
-  // A name that ends in the middle of an address must not be read beyond its end.
-  if (there.name_bytes != here_.name_bytes && domain_->info().addr_format != FI_ADDR_STR) {
+// A provider believes that a name is one of its own: it must not read beyond the end, nor take it
+// for an address of another family.
+void OfiPair::check_name(const OfiTarget& there) const {
+  const uint32_t format = domain_->info().addr_format;
+  if (there.name_bytes != here_.name_bytes && format != FI_ADDR_STR) {
     fail(ErrorCode::kInvalid, "an endpoint's name of {} bytes; those of provider {} have {}",
          there.name_bytes, domain_->provider(), here_.name_bytes);
   }
+  if (has_ip_addresses(domain_->info()) &&
+      std::memcmp(there.name.data(), here_.name.data(), sizeof(sa_family_t)) != 0) {
+    fail(ErrorCode::kInvalid, "an endpoint's name that is no address of the family of {}'s",
+         domain_->provider());
+  }
+}
+
+void OfiPair::connect(const OfiTarget& there) {
+  const std::lock_guard lock(closing_);
+  if (endpoint_ == nullptr) fail(ErrorCode::kUnauthorized, "the rank is being fenced: join again");
+  check_name(there);
   std::array<std::byte, kOfiMaxNameBytes + 1> name = {};
   std::memcpy(name.data(), there.name.data(), there.name_bytes);
   if (fi_av_insert(addresses_.get(), name.data(), 1, &peer_, 0, nullptr) != 1) {

@@ -52,6 +52,7 @@ class OfiPair {
  private:
   void open_queue(uint32_t chunks);
   void open_endpoint();
+  void check_name(const OfiTarget& there) const;  // throws Error(kInvalid)
 
   const std::shared_ptr<const OfiDomain> domain_;
   const std::span<const std::byte> source_;

@@ -13,12 +13,9 @@ constexpr std::array kOrder = {"cxi",           "efa", "opx", "psm2",        "ps
                                "verbs;ofi_rxm", "tcp", "net", "tcp;ofi_rxm", "shm"};
 
 OfiProvider provider_of(const std::string& name, const fi_info& info) {
-  const auto format = info.addr_format;
   return {.name = name,
-          .domains = {info.domain_attr->name},
-          .needs_addresses =
-              format == FI_SOCKADDR_IN || format == FI_SOCKADDR_IN6 || format == FI_SOCKADDR,
-          .sleeps = name != "shm"};
+          .domain = has_ip_addresses(info) ? "" : info.domain_attr->name,
+          .this_host = name == "shm"};
 }
 
 }  // namespace

@@ -10,10 +10,9 @@ namespace phub {
 // A provider of this host that has what the transport needs: reliable datagrams, writes with
 // remote data, and an address of its own on at least one network.
 struct OfiProvider {
-  std::string name;                  // "tcp;ofi_rxm", "verbs;ofi_rxm", "efa"
-  std::vector<std::string> domains;  // "eth0", "rdmap0s6"
-  bool needs_addresses = false;      // its endpoints have IP addresses
-  bool sleeps = false;               // can wake a sleeper by itself
+  std::string name;        // "tcp;ofi_rxm", "verbs;ofi_rxm", "efa"
+  std::string domain;      // "rdmap0s6": what is used; "": whatever has the box's IP address
+  bool this_host = false;  // no other host can reach it
 };
 
 // All of them, in the order in which the transport prefers them: fabrics that write without a

@@ -53,6 +53,11 @@ void fail_ofi(std::string_view provider, const std::string& call, int64_t error)
        fi_strerror(static_cast<int>(error < 0 ? -error : error)));
 }
 
+bool has_ip_addresses(const fi_info& info) {
+  const uint32_t format = info.addr_format;
+  return format == FI_SOCKADDR || format == FI_SOCKADDR_IN || format == FI_SOCKADDR_IN6;
+}
+
 // Keys of our own, and offsets in place of addresses, are asked for first: a peer then knows no
 // address of ours, and shm copies at the receiver, where the end of an endpoint ends the copying.
 OfiInfo get_ofi_info(const std::string& provider, const std::string& source) {
@@ -76,9 +81,7 @@ OfiInfo get_ofi_info(const std::string& provider, const std::string& source) {
     // A provider whose addresses are not IP's knows nothing of the source.
     OfiInfo any = find(nullptr);
     if (any == nullptr) continue;
-    const bool ip = any->addr_format == FI_SOCKADDR_IN || any->addr_format == FI_SOCKADDR_IN6 ||
-                    any->addr_format == FI_SOCKADDR;
-    if (!ip || source.empty()) return any;
+    if (!has_ip_addresses(*any) || source.empty()) return any;
     return find(source.c_str());
   }
   return nullptr;

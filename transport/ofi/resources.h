@@ -34,6 +34,8 @@ using OfiOwned = std::unique_ptr<T, OfiDeleter<T>>;
 // positive or negative.
 [[noreturn]] void fail_ofi(std::string_view provider, const std::string& call, int64_t error);
 
+bool has_ip_addresses(const fi_info& info);
+
 // What the transport asks a provider for. `provider` "": any. `source`: an IP address that
 // endpoints are to have; "": any. Null: there is no such provider, or not at that address.
 OfiInfo get_ofi_info(const std::string& provider, const std::string& source);

@@ -36,7 +36,7 @@ std::string choose(const std::string& wanted) {
   if (!problem.empty()) fail(ErrorCode::kUnavailable, "no libfabric in this process: {}", problem);
   if (!wanted.empty()) return wanted;
   for (const OfiProvider& provider : find_ofi_providers()) {
-    if (provider.name != "shm") return provider.name;
+    if (!provider.this_host) return provider.name;
   }
   fail(ErrorCode::kUnavailable,
        "libfabric here has no provider with reliable datagrams and remote writes that other hosts "
