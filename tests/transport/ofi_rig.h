@@ -47,6 +47,10 @@ class OfiRig final : public TransportRig {
     done.get();
   }
   void pump() override { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
+  void drive(Endpoint& endpoint) override {
+    endpoint.arm({});
+    endpoint.disarm();
+  }
   // The kernel closes what a process had; so does the link's end.
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 

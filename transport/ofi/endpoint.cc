@@ -106,7 +106,11 @@ bool OfiEndpoint::post(QueuePair to, const Write& write) {
   const uint32_t qp = index_of(to);
   PHUB_CHECK(qp < pairs_.size());
   Pair& pair = pairs_[qp];
-  if (pair.status != Status::kLive || !pair.connected.pair->push(write)) return false;
+  if (pair.status != Status::kLive) return false;
+  if (!pair.connected.pair->push(write)) {
+    if (pair.taken == pair.landed.size()) fetch(pair);  // sends may have completed
+    if (pair.status != Status::kLive || !pair.connected.pair->push(write)) return false;
+  }
   if (!pair.dirty) dirty_.push_back(qp);
   pair.dirty = true;
   ++counters_.sends;
