@@ -8,7 +8,7 @@
 namespace phub {
 namespace {
 
-constexpr size_t kMaxNameBytes = 64;
+constexpr size_t kMaxProviderBytes = 64;
 
 }  // namespace
 
@@ -16,7 +16,7 @@ void check_ofi_provider_name(std::string_view name) {
   const auto fits = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == ';' || c == '_' || c == '-';
   };
-  if (!name.empty() && name.size() <= kMaxNameBytes &&
+  if (!name.empty() && name.size() <= kMaxProviderBytes &&
       std::all_of(name.begin(), name.end(), fits)) {
     return;
   }

@@ -14,17 +14,17 @@
 namespace phub {
 namespace {
 
-constexpr size_t kEventsAtOnce = 64;
+constexpr size_t kOfiEventsAtOnce = 64;
 constexpr size_t kFetchAtOnce = 64;
 constexpr uint32_t kPollsBetweenEvents = 64;  // a busy endpoint also looks for what has ended
 constexpr int64_t kBlockedNs = 1'000'000;     // until a write that waits is tried again
-constexpr uint32_t kSocketEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-constexpr uint32_t kEndEvents = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+constexpr uint32_t kOfiSocketEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+constexpr uint32_t kOfiEndEvents = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
 // What an event's number is of: a queue pair's socket, its completion queue, or the timer.
 constexpr uint64_t kCompletions = uint64_t{1} << 32;
-constexpr uint64_t kTimer = ~uint64_t{0};
+constexpr uint64_t kTimerNumber = ~uint64_t{0};
 
-epoll_event event_of(uint64_t number, uint32_t events) {
+epoll_event numbered_event(uint64_t number, uint32_t events) {
   epoll_event event = {};
   event.events = events;
   event.data.u64 = number;
@@ -32,7 +32,7 @@ epoll_event event_of(uint64_t number, uint32_t events) {
 }
 
 // Bytes that only wake. True: the peer has ended the connection.
-bool drain(int socket) {
+bool drain_bytes(int socket) {
   std::array<std::byte, 4096> bytes;
   for (;;) {
     const ssize_t got = recv(socket, bytes.data(), bytes.size(), MSG_DONTWAIT);
@@ -49,7 +49,7 @@ OfiEndpoint::OfiEndpoint(uint32_t queues, uint32_t ranks)
       live_(pairs_.size()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
-  epoll_event event = event_of(kTimer, EPOLLIN | EPOLLET);
+  epoll_event event = numbered_event(kTimerNumber, EPOLLIN | EPOLLET);
   if (!epoll_ || !timer_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
     fail_system("epoll and timer of an endpoint", errno);
   }
@@ -141,7 +141,7 @@ void OfiEndpoint::ring(const Pair& pair) {
 
 void OfiEndpoint::take_events() {
   polls_without_events_ = 0;
-  std::array<epoll_event, kEventsAtOnce> events;
+  std::array<epoll_event, kOfiEventsAtOnce> events;
   int count = 0;
   do {
     ++counters_.system_calls;
@@ -151,15 +151,15 @@ void OfiEndpoint::take_events() {
         take_event(static_cast<uint32_t>(events[i].data.u64), events[i].events);
       }
     }
-  } while (count == static_cast<int>(kEventsAtOnce));
+  } while (count == static_cast<int>(kOfiEventsAtOnce));
 }
 
 void OfiEndpoint::take_event(uint32_t qp, uint32_t events) {
   Pair& pair = pairs_[qp];
   if (pair.status == Status::kListed) connection_announced(pair.name);
   if (pair.status != Status::kLive) return;
-  if ((events & kEndEvents) != 0) pair.ending = true;
-  if ((events & EPOLLIN) != 0 && drain(pair.connected.socket)) pair.ending = true;
+  if ((events & kOfiEndEvents) != 0) pair.ending = true;
+  if ((events & EPOLLIN) != 0 && drain_bytes(pair.connected.socket)) pair.ending = true;
 }
 
 // Only trying again shows whether a write can go on.
@@ -199,7 +199,7 @@ void OfiEndpoint::set_timer() {
 }
 
 void OfiEndpoint::watch(int socket, QueuePair pair) {
-  epoll_event event = event_of(index_of(pair), EPOLLET);
+  epoll_event event = numbered_event(index_of(pair), EPOLLET);
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) != 0) {
     fail_system("epoll_ctl of a connection", errno);
   }
@@ -208,7 +208,7 @@ void OfiEndpoint::watch(int socket, QueuePair pair) {
 // The owner may have found the connection by itself and closed it again: then it is no longer
 // watched.
 void OfiEndpoint::announce(int socket, QueuePair pair) {
-  epoll_event event = event_of(index_of(pair), kSocketEvents);
+  epoll_event event = numbered_event(index_of(pair), kOfiSocketEvents);
   const int error = epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0 ? 0 : errno;
   PHUB_CHECK(error == 0 || error == ENOENT);
 }
@@ -235,7 +235,7 @@ void OfiEndpoint::open(QueuePair name, const OfiConnected& connected) {
   announce(connected.socket, name);
   const int completions = connected.pair->wake_fd();
   if (completions < 0) return;
-  epoll_event event = event_of(kCompletions | qp, EPOLLIN | EPOLLET);
+  epoll_event event = numbered_event(kCompletions | qp, EPOLLIN | EPOLLET);
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, completions, &event) != 0) {
     fail_system("epoll_ctl of a completion queue", errno);
   }

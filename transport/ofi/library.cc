@@ -21,16 +21,16 @@
 namespace phub {
 namespace {
 
-#define PHUB_NAME(RESULT, NAME, PARAMETERS, ARGUMENTS) #NAME,
-constexpr std::array kCalls = {PHUB_OFI_CALLS(PHUB_NAME)};
-#undef PHUB_NAME
+#define PHUB_OFI_NAME(RESULT, NAME, PARAMETERS, ARGUMENTS) #NAME,
+constexpr std::array kOfiCalls = {PHUB_OFI_CALLS(PHUB_OFI_NAME)};
+#undef PHUB_OFI_NAME
 
 // Open for the life of the process.
 class Fabrics {
  public:
   Fabrics() : handle_(dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL)) {
     if (handle_ == nullptr) problem_ = dlerror();
-    for (const char* call : kCalls) {
+    for (const char* call : kOfiCalls) {
       if (problem_.empty() && find(call) == nullptr) {
         problem_ = fmt::format("libfabric.so.1 here has no {}", call);
       }
@@ -60,9 +60,9 @@ const std::string& ofi_library_problem() { return fabrics().problem(); }
 }  // namespace phub
 
 // Weak, so that a test may have its own.
-#define PHUB_FORWARD(RESULT, NAME, PARAMETERS, ARGUMENTS)                                      \
+#define PHUB_OFI_FORWARD(RESULT, NAME, PARAMETERS, ARGUMENTS)                                  \
   extern "C" __attribute__((weak)) RESULT NAME PARAMETERS {                                    \
     static const auto call = reinterpret_cast<decltype(&(NAME))>(phub::fabrics().find(#NAME)); \
     return call ARGUMENTS;                                                                     \
   }
-PHUB_OFI_CALLS(PHUB_FORWARD)
+PHUB_OFI_CALLS(PHUB_OFI_FORWARD)

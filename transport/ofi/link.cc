@@ -27,15 +27,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-uint32_t present_node() {
+uint32_t node_of_this_thread() {
   unsigned cpu = 0, node = 0;
   return getcpu(&cpu, &node) == 0 ? node : 0;
 }
 
 // One connection that is being made. Throws Error, as all that is below.
-class Dialing {
+class OfiDialing {
  public:
-  Dialing(std::string address, Clock::time_point deadline)
+  OfiDialing(std::string address, Clock::time_point deadline)
       : address_(std::move(address)), deadline_(deadline) {
     const HostPort where = parse_host_port(address_);
     int error = 0;
@@ -57,13 +57,13 @@ class Dialing {
   Fd socket_;
 };
 
-void Dialing::fail_to_connect(int error) const {
+void OfiDialing::fail_to_connect(int error) const {
   fail(ErrorCode::kUnavailable,
        "no server at {} ({}); is it running, and is that address reachable from this machine?",
        address_, std::strerror(error));
 }
 
-void Dialing::wait(short events) const {
+void OfiDialing::wait(short events) const {
   pollfd wanted = {socket_.get(), events, 0};
   for (;;) {
     const auto left =
@@ -76,7 +76,7 @@ void Dialing::wait(short events) const {
   }
 }
 
-std::string Dialing::reach() {
+std::string OfiDialing::reach() {
   wait(POLLOUT);
   int error = 0;
   socklen_t size = sizeof(error);
@@ -85,7 +85,7 @@ std::string Dialing::reach() {
   return parse_host_port(to_string(local_address(socket_.get()))).host;
 }
 
-void Dialing::say(const OfiHello& hello) {
+void OfiDialing::say(const OfiHello& hello) {
   const int error = send_greeting(socket_.get(), std::as_bytes(std::span(&hello, 1)));
   // Refused already: the reason can still be received.
   if (error != 0 && error != EPIPE && error != ECONNRESET) {
@@ -94,7 +94,7 @@ void Dialing::say(const OfiHello& hello) {
 }
 
 // Reads the answer, and no byte of what follows it.
-OfiWelcome Dialing::listen() {
+OfiWelcome OfiDialing::listen() {
   std::vector<std::byte> answer;
   for (;;) {
     size_t wanted = sizeof(OfiHeader);
@@ -112,7 +112,7 @@ OfiWelcome Dialing::listen() {
 }
 
 // A queue pair that a box has welcomed.
-struct Connection {
+struct WelcomedQueue {
   Fd socket;
   std::unique_ptr<OfiPair> pair;
 };
@@ -134,7 +134,7 @@ class OfiWorkerLink final : public WorkerLink {
 
  private:
   void disconnect();
-  std::vector<Connection> connect_all(const Offer& offer);
+  std::vector<WelcomedQueue> connect_all(const Offer& offer);
   std::shared_ptr<const OfiDomain> domain(const std::string& provider, const std::string& source);
 
   const LinkLayout layout_;
@@ -145,7 +145,7 @@ class OfiWorkerLink final : public WorkerLink {
   OfiEndpoint endpoint_;
 
   mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
-  std::vector<Connection> connections_;  // by queue; empty: not connected
+  std::vector<WelcomedQueue> connections_;  // by queue; empty: not connected
   std::vector<ClosedOnFork> not_in_children_;
   std::vector<pollfd> ends_;  // the same, for poll()
 };
@@ -153,8 +153,9 @@ class OfiWorkerLink final : public WorkerLink {
 OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
     : layout_(layout),
       timeout_ms_(timeout_ms),
-      gradients_(allocate(layout.gradients_at_worker(), present_node(), "memory for gradients")),
-      results_(layout.results_at_worker(), present_node()),
+      gradients_(
+          allocate(layout.gradients_at_worker(), node_of_this_thread(), "memory for gradients")),
+      results_(layout.results_at_worker(), node_of_this_thread()),
       endpoint_(static_cast<uint32_t>(layout.queue_chunks.size()), 1) {}
 
 OfiWorkerLink::~OfiWorkerLink() {
@@ -171,10 +172,10 @@ std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provid
   return found;
 }
 
-std::vector<Connection> OfiWorkerLink::connect_all(const Offer& offer) {
+std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   check_offer(offer, "ofi", &layout_);
   const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
-  std::vector<Dialing> all;
+  std::vector<OfiDialing> all;
   all.reserve(offer.queues.size());
   for (const QueueOffer& queue : offer.queues) all.emplace_back(queue.address, deadline);
 
@@ -183,7 +184,7 @@ std::vector<Connection> OfiWorkerLink::connect_all(const Offer& offer) {
   hello.queues = static_cast<uint32_t>(offer.queues.size());
   hello.gradient_bytes = layout_.gradients_at_worker();
   hello.result_bytes = layout_.results_at_worker();
-  std::vector<Connection> connections(all.size());
+  std::vector<WelcomedQueue> connections(all.size());
   for (uint32_t q = 0; q < all.size(); ++q) {
     connections[q].pair =
         std::make_unique<OfiPair>(domain(offer.queues[q].provider, all[q].reach()),
@@ -202,14 +203,14 @@ std::vector<Connection> OfiWorkerLink::connect_all(const Offer& offer) {
 
 void OfiWorkerLink::reconnect(const Offer& offer) {
   disconnect();
-  std::vector<Connection> connections = connect_all(offer);
+  std::vector<WelcomedQueue> connections = connect_all(offer);
   for (uint32_t q = 0; q < connections.size(); ++q) {
     endpoint_.watch(connections[q].socket.get(), {q});
   }
   {
     const std::lock_guard lock(mutex_);
     connections_ = std::move(connections);
-    for (const Connection& connection : connections_) {
+    for (const WelcomedQueue& connection : connections_) {
       ends_.push_back({connection.socket.get(), POLLRDHUP, 0});
       not_in_children_.emplace_back(connection.socket.get());
     }

@@ -13,8 +13,8 @@
 namespace phub {
 namespace {
 
-constexpr uint32_t kRingSlack = 16;        // posted writes beyond the queue's chunks
-constexpr uint32_t kMostSends = 64;        // that a provider has at once: 2 MiB of chunks
+constexpr uint32_t kSlack = 16;            // posted writes beyond the queue's chunks
+constexpr uint32_t kMostOutstanding = 64;  // that a provider has at once: 2 MiB of chunks
 constexpr size_t kMostArrivals = 1 << 16;  // that a completion queue has room for
 constexpr size_t kReadAtOnce = 64;
 
@@ -22,9 +22,9 @@ constexpr size_t kReadAtOnce = 64;
 
 OfiPair::OfiPair(std::shared_ptr<const OfiDomain> domain, std::span<const std::byte> source,
                  std::span<std::byte> target, uint32_t chunks)
-    : domain_(std::move(domain)), source_(source), ring_(std::bit_ceil(chunks + kRingSlack)) {
+    : domain_(std::move(domain)), source_(source), ring_(std::bit_ceil(chunks + kSlack)) {
   const size_t sends = std::min<size_t>(
-      {kMostSends, ring_.size(), std::max<size_t>(domain_->info().tx_attr->size, 1)});
+      {kMostOutstanding, ring_.size(), std::max<size_t>(domain_->info().tx_attr->size, 1)});
   contexts_.resize(sends);
   for (fi_context2& context : contexts_) free_.push_back(&context);
   open_queue(chunks);
@@ -37,7 +37,7 @@ OfiPair::OfiPair(std::shared_ptr<const OfiDomain> domain, std::span<const std::b
 
 void OfiPair::open_queue(uint32_t chunks) {
   fi_cq_attr attributes = {};
-  attributes.size = contexts_.size() + std::min<size_t>(size_t{chunks} + kRingSlack, kMostArrivals);
+  attributes.size = contexts_.size() + std::min<size_t>(size_t{chunks} + kSlack, kMostArrivals);
   attributes.format = FI_CQ_FORMAT_DATA;
   attributes.wait_obj = FI_WAIT_FD;
   fid_cq* queue = nullptr;

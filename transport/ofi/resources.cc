@@ -13,13 +13,13 @@
 namespace phub {
 namespace {
 
-constexpr double kMiB = 1 << 20;
+constexpr double kMebibyte = 1 << 20;
 constexpr uint32_t kApi = FI_VERSION(1, 14);
 
-std::string locked_memory_limit() {
+std::string locking_limit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "unlimited";
-  return fmt::format("{:.1f} MiB", static_cast<double>(limit.rlim_cur) / kMiB);
+  return fmt::format("{:.1f} MiB", static_cast<double>(limit.rlim_cur) / kMebibyte);
 }
 
 // Random, so that only who was told it can write. `bytes`: as many as a key of the provider has.
@@ -132,8 +132,8 @@ OfiRegion OfiDomain::register_memory(std::span<const std::byte> memory, uint64_t
     fail(ErrorCode::kFull,
          "fi_mr_reg of {:.1f} MiB of libfabric's provider {}: {}; the limit of locked memory is "
          "{}: raise it with ulimit -l or LimitMEMLOCK=infinity",
-         static_cast<double>(memory.size()) / kMiB, provider(), fi_strerror(std::abs(error)),
-         locked_memory_limit());
+         static_cast<double>(memory.size()) / kMebibyte, provider(), fi_strerror(std::abs(error)),
+         locking_limit());
   }
   region.key = fi_mr_key(mr);
   region.base = has_mode(FI_MR_VIRT_ADDR) ? reinterpret_cast<uint64_t>(memory.data()) : 0;

@@ -17,7 +17,7 @@ namespace {
 constexpr int kReadsAtMost = 10'000;  // much more than what a socket's buffers hold
 
 // Whether the socket's name, as `call` tells it, is that of the endpoint.
-bool is_of(int fd, int (*call)(int, sockaddr*, socklen_t*), const OfiTarget& endpoint) {
+bool has_name(int fd, int (*call)(int, sockaddr*, socklen_t*), const OfiTarget& endpoint) {
   sockaddr_storage name = {};
   socklen_t size = sizeof(name);
   return call(fd, reinterpret_cast<sockaddr*>(&name), &size) == 0 && size == endpoint.name_bytes &&
@@ -25,7 +25,7 @@ bool is_of(int fd, int (*call)(int, sockaddr*, socklen_t*), const OfiTarget& end
 }
 
 // Connections of this process to or from the endpoint `here`, and from it to `there`.
-std::vector<int> connections(const OfiTarget& here, const OfiTarget& there) {
+std::vector<int> connections_between(const OfiTarget& here, const OfiTarget& there) {
   std::vector<int> found;
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir("/proc/self/fd"), closedir);
   if (all == nullptr) return found;
@@ -37,7 +37,7 @@ std::vector<int> connections(const OfiTarget& here, const OfiTarget& there) {
         getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) {
       continue;  // no socket, or not connected
     }
-    if (is_of(fd, getsockname, here) || is_of(fd, getpeername, there)) found.push_back(fd);
+    if (has_name(fd, getsockname, here) || has_name(fd, getpeername, there)) found.push_back(fd);
   }
   return found;
 }
@@ -59,7 +59,7 @@ void end_sockets_below(const OfiDomain& domain, fid_cq& completions, const OfiTa
     fi_cq_err_entry error = {};
     fi_cq_readerr(&completions, &error, 0);
   };
-  for (const int fd : connections(here, there)) {
+  for (const int fd : connections_between(here, there)) {
     shutdown(fd, SHUT_RDWR);
     for (int reads = 0; reads < kReadsAtMost && !has_ended(fd); ++reads) read();
     read();  // now the provider has seen the end

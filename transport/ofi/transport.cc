@@ -30,7 +30,7 @@ void ask_for_small_endpoints() {
   for (const auto& [name, value] : kSmall) setenv(name, value, /*replace=*/0);
 }
 
-std::string choose(const std::string& wanted) {
+std::string choose_provider(const std::string& wanted) {
   ask_for_small_endpoints();
   const std::string& problem = ofi_library_problem();
   if (!problem.empty()) fail(ErrorCode::kUnavailable, "no libfabric in this process: {}", problem);
@@ -84,7 +84,7 @@ OfiTransport::OfiTransport(const OfiOptions& options)
   if (options.addresses.empty()) {
     fail(ErrorCode::kInvalid, "the ofi transport needs an address to listen at");
   }
-  places_.provider = choose(options.provider);
+  places_.provider = choose_provider(options.provider);
   for (const std::string& host : options.addresses) {
     const OfiDomain tried(places_.provider, host);  // throws now, not when the first job comes
     Fd listener = listen_on(tcp_address(host, options.port));
