@@ -59,7 +59,7 @@ class SocketTransport : public Transport {
     uint64_t id = 0;
     Fd socket;
     Clock::time_point deadline;
-    std::array<std::byte, 128> hello = {};
+    std::array<std::byte, 256> hello = {};
     size_t bytes = 0;  // of it
   };
 

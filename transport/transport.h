@@ -1,4 +1,4 @@
-// The one contract that every transport (verbs, shm, tcp, sim) implements.
+// The one contract that every transport (verbs, shm, tcp, ofi, sim) implements.
 //
 //   box                                                 worker
 //   Transport ── open_job() ──▶ BoxLink (one per job)   connect_…(offer) ──▶ WorkerLink
@@ -193,14 +193,15 @@ struct QueueOffer {
   std::string address;  // "10.0.0.1:7718"
   uint64_t base = 0;    // verbs: where the rank's slots begin, and their remote key on this NIC
   uint32_t key = 0;
+  std::string provider = {};  // ofi: of libfabric, which both sides use
 
   friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
 };
 struct Offer {
-  std::string transport;           // "shm", "tcp", "verbs", "sim"
+  std::string transport;           // "shm", "tcp", "verbs", "ofi", "sim"
   std::string address;             // shm: path of the Unix socket
   std::string ticket;              // 32 hex digits, for this rank and incarnation only
-  std::vector<QueueOffer> queues;  // tcp, verbs: where to connect each queue pair
+  std::vector<QueueOffer> queues;  // not shm: where to connect each queue pair
   bool tls = false;                // tcp: its connections speak TLS
 };
 

@@ -13,6 +13,7 @@
 #include "transport/control/name_lookup.h"
 #include "transport/control/server_address.h"
 #include "transport/error.h"
+#include "transport/ofi/transport.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
@@ -82,7 +83,8 @@ std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::str
                        {.host = parse_server_address(server).host, .tls = options.tls});
   }
   if (offer.transport == "verbs") return connect_verbs(offer, layout, timeout_ms);
-  fail(ErrorCode::kInvalid, "transport '{}' is not in this library; there are shm, tcp, verbs",
+  if (offer.transport == "ofi") return connect_ofi(offer, layout, timeout_ms);
+  fail(ErrorCode::kInvalid, "transport '{}' is not in this library; there are shm, tcp, verbs, ofi",
        printable(offer.transport));
 }
 

@@ -98,7 +98,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   server              HOST:PORT, or several with commas: one has the job     127.0.0.1:7717
  *   token               for a server that asks for one
  *   job                 letters, digits, '.', '_', '-'
- *   transport           auto, shm, tcp or verbs; the same for all ranks        auto
+ *   transport           auto, shm, tcp, verbs or ofi; the same for all ranks   auto
  *   rank                -1: the server chooses                                 -1
  *   replace             1: take the rank over from who has it now              0
  *   await_ranks         0: phub_worker_create does not wait for other ranks    1

@@ -53,7 +53,7 @@ struct WorkerOptions {
   // least min_ranks; with fewer it throws kRankLost, which names the missing ranks. False: it
   // returns at once, and the first wait() waits for them.
   bool await_ranks = true;
-  std::string transport = "auto";  // shm, tcp or verbs; auto: see choose_transport()
+  std::string transport = "auto";  // shm, tcp, verbs or ofi; auto: see choose_transport()
   uint32_t connect_timeout_ms = 5000;
   uint32_t wait_timeout_ms = 0;  // limit of wait() and barrier(); 0: none but the job's policy
   uint32_t rejoin_limit_ms = 600'000;  // how long rejoin() waits for a server

@@ -84,7 +84,7 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
       "and WORLD_SIZE (or Open MPI's or Slurm's) say which; PHUB_JOB names the job. Rank 0 "
       "reports");
   app.add_option("--transport", o.transport,
-                 "How workers and server talk: shm, tcp, verbs (default shm)");
+                 "How workers and server talk: shm, tcp, verbs, ofi (default shm)");
   app.add_option("--optimizer", raw.optimizer,
                  "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop "
                  "(default nesterov)");

@@ -119,7 +119,7 @@ void Child::send(int signal) {
 OwnServer::OwnServer(const std::string& binary, const std::string& transport,
                      const std::string& arguments) {
   std::vector<std::string> words{binary, "serve", "--listen", "127.0.0.1:0"};
-  if (transport == "tcp" || transport == "verbs") {
+  if (transport == "tcp" || transport == "verbs" || transport == "ofi") {
     words.insert(words.end(), {"--transports", transport});
   }
   std::istringstream more(arguments);

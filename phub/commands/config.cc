@@ -15,6 +15,7 @@
 #include "phub/text_table.h"
 #include "transport/control/server_address.h"
 #include "transport/error.h"
+#include "transport/ofi/providers.h"
 #include "transport/text.h"
 #include "transport/verbs/devices.h"
 
@@ -132,10 +133,10 @@ constexpr std::array<Option, 24> kOptions = {{
        config.insecure = parse_switch(values[0]);
      }},
     {"transports", "NAME", Kind::kTexts,
-     "shm, tcp or verbs; may be given several times. [all that are available: tcp at the --listen "
-     "addresses, verbs unless these are loopback]",
+     "shm, tcp, verbs or ofi; may be given several times. [all that are available, but ofi: tcp at "
+     "the --listen addresses, verbs unless these are loopback]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
-       for (const std::string& value : values) parse_word(value, {"shm", "tcp", "verbs"});
+       for (const std::string& value : values) parse_word(value, {"shm", "tcp", "verbs", "ofi"});
        config.transports = values;
      }},
     {"devices", "DEVICE[:PORT[:GID]]", Kind::kTexts,
@@ -150,9 +151,16 @@ constexpr std::array<Option, 24> kOptions = {{
          }
        }
      }},
+    {"ofi-provider", "NAME", Kind::kText,
+     "The provider of libfabric that ofi uses, by libfabric's name, such as efa or 'tcp;ofi_rxm'. "
+     "[the first of those that 'phub doctor' lists]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       check_ofi_provider_name(values[0]);
+       config.ofi_provider = values[0];
+     }},
     {"data-port", "PORT", Kind::kInteger,
-     "Port for the workers' tcp and verbs connections, to be opened in a firewall; 0: any free "
-     "port. [0]",
+     "Port for the workers' tcp and verbs connections, to be opened in a firewall; those of ofi "
+     "have the next one. 0: any free port. [0]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
      }},

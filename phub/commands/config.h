@@ -28,9 +28,10 @@ struct ServeConfig {
   std::string tls_client_ca;            // PEM file; empty: clients need no certificate
   bool tls_data = false;                // data over tcp speaks TLS, too
   bool insecure = false;                // other hosts may reach the port without tokens and TLS
-  std::vector<std::string> transports;  // "shm", "tcp", "verbs"; empty: all that are available
+  std::vector<std::string> transports;  // "shm", "tcp", "verbs", "ofi"; empty: all but ofi
   std::vector<std::string> devices;     // for verbs: parse_verbs_choice(); empty: all usable
-  uint16_t data_port = 0;               // of tcp and verbs; 0: any free port
+  std::string ofi_provider;             // of libfabric; empty: chosen
+  uint16_t data_port = 0;               // of tcp and verbs, ofi has the next; 0: any free port
   uint32_t cores = 0;                   // for the data path; 0: all
   bool pin = true;                      // one thread per core, pinned to it
   uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes 80% of the memory available at start

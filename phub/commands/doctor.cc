@@ -160,6 +160,7 @@ void judge_processors(const HostFacts& facts, std::vector<Finding>& findings) {
 std::vector<Finding> judge(const HostFacts& facts) {
   std::vector<Finding> findings;
   judge_rdma(facts, findings);
+  judge_libfabric(facts, findings);
   judge_network(facts, findings);
   judge_memory(facts, findings);
   judge_processors(facts, findings);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/ofi/providers.h"
 #include "transport/verbs/devices.h"
 
 namespace phub {
@@ -52,7 +53,9 @@ struct HostFacts {
   std::vector<std::string> rdma_devices;  // known to the kernel
   std::vector<RdmaPortFacts> rdma_ports;
   std::vector<VerbsFinding> rdma_problems;
-  bool rdma_cm = false;  // /dev/infiniband/rdma_cm
+  bool rdma_cm = false;                // /dev/infiniband/rdma_cm
+  std::vector<OfiProvider> providers;  // of libfabric
+  std::string no_libfabric;            // why there is none, and what to do; "": it is there
   std::vector<NodeFacts> nodes;
   std::vector<uint32_t> allowed_cpus;     // of this process
   std::optional<uint64_t> locked_memory;  // limit in bytes; nothing: none
@@ -77,6 +80,8 @@ struct FactSources {
   std::vector<InterfaceAddress> addresses;
   std::vector<VerbsPort> ports;
   std::vector<VerbsFinding> passed_over;
+  std::vector<OfiProvider> providers;
+  std::string no_libfabric;
   std::optional<uint64_t> locked_memory;
   uint64_t open_files = 0;
 };
@@ -91,7 +96,7 @@ enum class Severity {
   kError,  // does not work
 };
 struct Finding {
-  std::string group;  // "RDMA", "network", "memory and limits", "processors"
+  std::string group;  // "RDMA", "libfabric", "network", "memory and limits", "processors"
   Severity severity = Severity::kOk;
   std::string what;
   std::string todo;  // "" if nothing
@@ -101,6 +106,7 @@ std::string_view name_of(Severity severity);
 std::vector<Finding> judge(const HostFacts& facts);  // by group
 // Its parts.
 void judge_rdma(const HostFacts& facts, std::vector<Finding>& findings);
+void judge_libfabric(const HostFacts& facts, std::vector<Finding>& findings);
 void judge_network(const HostFacts& facts, std::vector<Finding>& findings);
 void judge_memory(const HostFacts& facts, std::vector<Finding>& findings);
 void judge_processors(const HostFacts& facts, std::vector<Finding>& findings);

@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "phub/commands/doctor.h"
+#include "transport/ofi/library.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -231,6 +232,8 @@ FactSources this_host() {
   FactSources sources;
   sources.addresses = own_addresses();
   sources.ports = choose_verbs_ports({}, {}, sources.passed_over);
+  sources.no_libfabric = ofi_library_problem();
+  sources.providers = find_ofi_providers();
   sources.locked_memory = limit_of(RLIMIT_MEMLOCK, false);
   sources.open_files = limit_of(RLIMIT_NOFILE, true).value_or(UINT64_MAX);
   return sources;
@@ -247,6 +250,8 @@ HostFacts gather_facts(const FactSources& sources) {
   facts.rdma_devices = names_in(root + "/sys/class/infiniband");
   for (const VerbsPort& port : sources.ports) facts.rdma_ports.push_back(port_of(sources, port));
   facts.rdma_problems = sources.passed_over;
+  facts.providers = sources.providers;
+  facts.no_libfabric = sources.no_libfabric;
   facts.rdma_cm = exists(root + "/dev/infiniband/rdma_cm");
   gather_nodes(root, facts);
   gather_status(root, facts);

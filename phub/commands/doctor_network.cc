@@ -195,6 +195,30 @@ void judge_rdma(const HostFacts& facts, std::vector<Finding>& findings) {
   }
 }
 
+// Nobody has to have it: without one that writes past the kernel, tcp does the same with less.
+void judge_libfabric(const HostFacts& facts, std::vector<Finding>& findings) {
+  if (!facts.no_libfabric.empty()) {
+    findings.push_back({"libfabric", Severity::kNote,
+                        "not here, so there is no transport ofi: " + facts.no_libfabric, ""});
+    return;
+  }
+  if (facts.providers.empty()) {
+    findings.push_back(
+        {"libfabric", Severity::kNote,
+         "no provider with reliable datagrams and remote writes: no transport ofi",
+         "if the host has a NIC of one, install that provider (fi_info lists them)"});
+  }
+  for (const OfiProvider& provider : facts.providers) {
+    findings.push_back(
+        {"libfabric", Severity::kOk,
+         fmt::format("{}: {}", provider.name,
+                     provider.this_host        ? "within this host, used only if it is named"
+                     : provider.domain.empty() ? "at the addresses of --listen"
+                                               : provider.domain),
+         ""});
+  }
+}
+
 void judge_network(const HostFacts& facts, std::vector<Finding>& findings) {
   std::vector<const NicFacts*> usable, with_arp;
   for (const NicFacts& nic : facts.nics) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "transport/ofi/transport.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
@@ -94,6 +95,16 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
     }
   } else if (!config.devices.empty()) {
     fail(ErrorCode::kInvalid, "--devices needs verbs among --transports");
+  }
+  if (wanted("ofi")) {
+    if (tls != nullptr) {
+      spdlog::warn("--tls-data: what goes over ofi is not encrypted by phub");
+    }
+    const auto port = static_cast<uint16_t>(config.data_port == 0 ? 0 : config.data_port + 1);
+    nics.push_back(make_ofi_transport(
+        {.addresses = tcp_data_addresses(hosts), .port = port, .provider = config.ofi_provider}));
+  } else if (!config.ofi_provider.empty()) {
+    fail(ErrorCode::kInvalid, "--ofi-provider needs ofi among --transports");
   }
   return nics;
 }

@@ -172,7 +172,7 @@ void RunningJob::check_same(const JobSpec& spec, const std::string& transport) c
   if (transport_ == transport) return;
   fail(ErrorCode::kMismatch,
        "job '{}' runs over {}, this worker asks for {}: where some workers are on the server's "
-       "host and some are not, set PHUB_TRANSPORT to the same (tcp or verbs) for all",
+       "host and some are not, set PHUB_TRANSPORT to the same (tcp, verbs or ofi) for all",
        spec.name, transport_, transport);
 }
 

@@ -27,6 +27,8 @@ configuration and a systemd service: systemctl enable --now phub")
 # RDMA's libraries are opened at run time (transport/verbs/library.h).
 set(rdma_packages "libibverbs1, librdmacm1, ibverbs-providers")
 set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS ${rdma_packages})
+# So is libfabric (transport/ofi/library.h), which only the transport ofi needs.
+set(CPACK_DEBIAN_SERVER_PACKAGE_SUGGESTS libfabric1)
 set(CPACK_DEBIAN_SERVER_PACKAGE_CONTROL_EXTRA
   ${CMAKE_CURRENT_LIST_DIR}/server/conffiles ${CMAKE_CURRENT_LIST_DIR}/server/postinst
   ${CMAKE_CURRENT_LIST_DIR}/server/prerm ${CMAKE_CURRENT_LIST_DIR}/server/postrm)
@@ -34,6 +36,7 @@ set(CPACK_DEBIAN_SERVER_PACKAGE_CONTROL_EXTRA
 set(CPACK_DEBIAN_WORKER_PACKAGE_NAME libphub-worker0)
 set(CPACK_DEBIAN_WORKER_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS ${rdma_packages})
+set(CPACK_DEBIAN_WORKER_PACKAGE_SUGGESTS libfabric1)
 set(CPACK_COMPONENT_WORKER_DESCRIPTION "The client library: what a training process
 links or loads, from C++, C or any language that can call C.")
 # What dpkg-shlibdeps writes into the packages of programs that link the library.

@@ -155,7 +155,7 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--spin-us", "-2"}), HasSubstr("from -1 to 1000000"));
   EXPECT_THAT(error_of({"--cores", "1", "--cores", "2"}), HasSubstr("--cores"));
   EXPECT_THAT(error_of({"--transports", "pigeon"}),
-              HasSubstr("--transports: must be one of shm, tcp, verbs, got 'pigeon'"));
+              HasSubstr("--transports: must be one of shm, tcp, verbs, ofi, got 'pigeon'"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0:x"}),
               HasSubstr("--devices: must be DEVICE, DEVICE:PORT or DEVICE:PORT:GID"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0,"}), HasSubstr("--devices: must be DEVICE"));

@@ -99,10 +99,11 @@ class Random {
     return spec;
   }
   Offer offer() {
-    return {word(), text(), fmt::format("{:032x}", u64()), list<QueueOffer>([&] {
-              return QueueOffer{word(), coin() ? u64() : 0, coin() ? u32() : 0};
-            }),
-            coin()};
+    return {
+        word(), text(), fmt::format("{:032x}", u64()), list<QueueOffer>([&] {
+          return QueueOffer{word(), coin() ? u64() : 0, coin() ? u32() : 0, coin() ? word() : ""};
+        }),
+        coin()};
   }
 
  private:

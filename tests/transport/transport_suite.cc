@@ -63,7 +63,7 @@ void TransportSuite::join(uint32_t rank, uint32_t incarnation) {
   const Offer offer = box_->admit(rank, incarnation);
   for (uint32_t core = 0; core < cores(); ++core) box_->endpoint(core).attach(rank, incarnation);
   workers_[rank] = rig_->connect(offer, layout_);
-  rig_->pump();
+  pump();
   for (uint32_t core = 0; core < cores(); ++core) box_->endpoint(core).poll({});  // it is open now
 }
 
@@ -81,6 +81,18 @@ uint64_t TransportSuite::offset_of(uint32_t queue, uint32_t chunk) const {
 Write TransportSuite::write_of(uint32_t queue, uint32_t chunk, uint32_t round) const {
   const uint64_t offset = offset_of(queue, chunk);
   return {offset, offset, kChunkBytes, encode({chunk, round, ImmKind::kData})};
+}
+
+void TransportSuite::pump() {
+  rig_->pump();
+  const auto drive = [this](Endpoint& endpoint) {
+    if (&endpoint != asleep_) rig_->drive(endpoint);
+  };
+  for (uint32_t core = 0; box_ != nullptr && core < cores(); ++core) drive(box_->endpoint(core));
+  for (const auto& worker : workers_) {
+    if (worker != nullptr) drive(worker->endpoint());
+  }
+  for (Endpoint* other : others_) drive(*other);
 }
 
 void TransportSuite::post_surely(Endpoint& endpoint, QueuePair to, const Write& write) {
@@ -106,7 +118,7 @@ bool TransportSuite::eventually(const std::function<bool()>& condition) {
   const auto deadline = Clock::now() + std::chrono::seconds(60);
   for (;;) {
     if (condition()) return true;
-    rig_->pump();
+    pump();
     rig_->transport().handle_events(rig_->events());
     if (Clock::now() > deadline) return condition();
   }
@@ -158,7 +170,7 @@ TEST_P(TransportSuite, EveryChunkArrivesOnceWithItsPayload) {
       }
       ASSERT_EQ(seen.size(), kRanks * chunks);
       std::array<Arrival, 4> more;
-      rig_->pump();
+      pump();
       ASSERT_EQ(endpoint.poll(more), 0u);
 
       for (uint32_t i = chunks; i-- > 0;) {  // any order; each worker sees the same
@@ -223,7 +235,7 @@ TEST_P(TransportSuite, NothingArrivesBeforeTheFlush) {
   join(0, 1);
   Endpoint& worker = workers_[0]->endpoint();
   ASSERT_TRUE(worker.post({0}, write_of(0, 3, 1)));
-  rig_->pump();
+  pump();
   std::array<Arrival, 4> some;
   EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
   worker.flush();
@@ -243,7 +255,7 @@ TEST_P(TransportSuite, PollingIsFair) {
     ASSERT_TRUE(workers_[rank]->endpoint().post({0}, write_of(0, 7, 1)));
     workers_[rank]->endpoint().flush();
   }
-  for (int i = 0; i < 100; ++i) rig_->pump();
+  for (int i = 0; i < 100; ++i) pump();
   std::array<Arrival, 48> some;
   const size_t taken = box_->endpoint(0).poll(some);
   const auto quiet = [](const Arrival& arrival) { return arrival.rank != 1; };
@@ -275,12 +287,14 @@ TEST_P(TransportSuite, ASleeperIsWokenAtItsThreshold) {
       std::vector<uint32_t> wake_after(2, 0);
       wake_after[sleepers] = wanted;
       ASSERT_TRUE(sleeper.arm(wake_after));
+      asleep_ = &sleeper;
       for (uint32_t i = 0; i < wanted; ++i) {
         post_surely(peer, to, write_of(0, i, round));
         if (i % 3 == 0) peer.flush();
       }
       peer.flush();
       ASSERT_TRUE(eventually([&] { return woken(sleeper); })) << "wanted " << wanted;
+      asleep_ = nullptr;
       sleeper.disarm();
       ASSERT_EQ(poll_for(sleeper, wanted).size(), wanted);
     }

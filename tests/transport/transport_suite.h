@@ -27,6 +27,10 @@ class TransportRig {
   // Lets what was posted arrive: simulated time passes here, real time passes by itself.
   virtual void pump() {}
 
+  // What an owner's thread does for an endpoint that it neither polls nor sleeps on: where bytes
+  // move only while somebody polls, both ends must.
+  virtual void drive(Endpoint& /*endpoint*/) {}
+
   // Whether arrivals come in the order in which they reached the NIC, whoever sent them.
   virtual bool is_fifo() const { return false; }
 
@@ -68,6 +72,8 @@ class TransportSuite : public ::testing::TestWithParam<TransportFactory> {
   Write write_of(uint32_t queue, uint32_t chunk, uint32_t round) const;
   uint32_t cores() const { return layout_.cores; }
 
+  // Pumps, and drives every endpoint but the one that sleeps.
+  void pump();
   // Posts, flushing and pumping while there is no room.
   void post_surely(Endpoint& endpoint, QueuePair to, const Write& write);
   // Polls the endpoint, pumping, until `count` arrivals are there or ten seconds have passed.
@@ -79,6 +85,8 @@ class TransportSuite : public ::testing::TestWithParam<TransportFactory> {
   std::unique_ptr<TransportRig> rig_;
   std::unique_ptr<BoxLink> box_;
   std::vector<std::unique_ptr<WorkerLink>> workers_;  // by rank
+  std::vector<Endpoint*> others_;                     // that a test has besides
+  Endpoint* asleep_ = nullptr;
 };
 
 }  // namespace phub

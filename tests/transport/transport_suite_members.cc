@@ -20,7 +20,7 @@ TEST_P(TransportSuite, APostToARankThatIsNotAttachedIsRefused) {
   EXPECT_FALSE(box_->endpoint(0).post({.rank = 1}, write_of(0, 0, 1)));
   std::array<Arrival, 4> some;
   for (int i = 0; i < 10; ++i) {
-    rig_->pump();
+    pump();
     EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
   }
 }
@@ -52,7 +52,7 @@ TEST_P(TransportSuite, AReplacedWorkerChangesNothing) {
       old->endpoint().post({queue}, write_of(queue, chunk, 7));
   }
   old->endpoint().flush();
-  for (int i = 0; i < 200; ++i) rig_->pump();
+  for (int i = 0; i < 200; ++i) pump();
   std::array<Arrival, 16> some;
   for (uint32_t core = 0; core < cores(); ++core) EXPECT_EQ(box_->endpoint(core).poll(some), 0u);
   for (const std::byte byte : box_->slots(0)) ASSERT_EQ(byte, std::byte{0x11});
@@ -81,7 +81,7 @@ TEST_P(TransportSuite, TheDeathOfAWorkerIsAnEvent) {
   rig_->kill(std::move(workers_[1]));
   EXPECT_TRUE(eventually([&] { return seen(TransportEvent::kDisconnected, 1, 6) == 1; }));
   for (int i = 0; i < 50; ++i) {
-    rig_->pump();
+    pump();
     rig_->transport().handle_events(rig_->events());
   }
   EXPECT_EQ(seen(TransportEvent::kDisconnected, 1, 6), 1) << "once";
@@ -142,6 +142,7 @@ TEST_P(TransportSuite, JobsDoNotMeet) {
   const Offer offer = other->admit(0, 1);
   other->endpoint(0).attach(0, 1);
   std::unique_ptr<WorkerLink> stranger = rig_->connect(offer, layout_);
+  others_ = {&other->endpoint(0), &stranger->endpoint()};
   std::memset(stranger->gradients().data(), 0x33, layout_.slots_bytes);
   post_surely(stranger->endpoint(), {0}, write_of(0, 6, 1));
   stranger->endpoint().flush();
@@ -149,6 +150,7 @@ TEST_P(TransportSuite, JobsDoNotMeet) {
   std::array<Arrival, 4> some;
   EXPECT_EQ(box_->endpoint(0).poll(some), 0u);
   EXPECT_TRUE(std::equal(before.begin(), before.end(), box_->slots(0).begin()));
+  others_.clear();
   other->endpoint(0).detach(0);
   other->revoke(0);
   EXPECT_TRUE(workers_[0]->connected());

@@ -1,9 +1,10 @@
-// The formats of TCP and RDMA, on the page and in the code, are one.
+// The formats of TCP, RDMA and libfabric, on the page and in the code, are one.
 #include <gtest/gtest.h>
 
 #include <cstddef>
 
 #include "tests/transport/page.h"
+#include "transport/ofi/format.h"
 #include "transport/tcp/format.h"
 #include "transport/verbs/format.h"
 
@@ -40,6 +41,26 @@ TEST(WireFormatTest, ThePageHasTheCodesOffsets) {
   PHUB_EXPECT_OFFSET(VerbsHello, results_bytes);
   PHUB_EXPECT_OFFSET(VerbsHello, results_key);
   PHUB_EXPECT_OFFSET(VerbsHello, reserved);
+  PHUB_EXPECT_OFFSET(OfiHeader, magic);
+  PHUB_EXPECT_OFFSET(OfiHeader, version);
+  PHUB_EXPECT_OFFSET(OfiHeader, type);
+  PHUB_EXPECT_OFFSET(OfiHeader, bytes);
+  PHUB_EXPECT_OFFSET(OfiHello, ticket);
+  PHUB_EXPECT_OFFSET(OfiHello, queue);
+  PHUB_EXPECT_OFFSET(OfiHello, queues);
+  PHUB_EXPECT_OFFSET(OfiHello, queue_chunks);
+  PHUB_EXPECT_OFFSET(OfiHello, reserved);
+  PHUB_EXPECT_OFFSET(OfiHello, gradient_bytes);
+  PHUB_EXPECT_OFFSET(OfiHello, result_bytes);
+  PHUB_EXPECT_OFFSET(OfiHello, results);
+  PHUB_EXPECT_OFFSET(OfiWelcome, rank);
+  PHUB_EXPECT_OFFSET(OfiWelcome, incarnation);
+  PHUB_EXPECT_OFFSET(OfiWelcome, slots);
+  PHUB_EXPECT_OFFSET(OfiTarget, base);
+  PHUB_EXPECT_OFFSET(OfiTarget, key);
+  PHUB_EXPECT_OFFSET(OfiTarget, name_bytes);
+  PHUB_EXPECT_OFFSET(OfiTarget, reserved);
+  PHUB_EXPECT_OFFSET(OfiTarget, name);
 #undef PHUB_EXPECT_OFFSET
 }
 
@@ -49,6 +70,9 @@ TEST(WireFormatTest, ThePageHasTheCodesConstants) {
   EXPECT_EQ(kTcpMaxBatch, 32u);
   EXPECT_EQ(kVerbsMagic, 0x56485550u);
   EXPECT_EQ(kVerbsVersion, 1u);
+  EXPECT_EQ(kOfiMagic, 0x4f554850u);
+  EXPECT_EQ(kOfiVersion, 1u);
+  EXPECT_EQ(kOfiMaxNameBytes, 128u);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "phub/shard/shard_loop.h"
 #include "phub/shard/shard_server.h"
 #include "transport/control/control_client.h"
+#include "transport/ofi/transport.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 
@@ -61,10 +62,17 @@ class Shard {
   std::thread thread_;
 };
 
-size_t shards_wanted() {
-  const char* text = std::getenv("PHUB_TEST_SHARDS");
-  return text ? std::stoul(text) : 0;
+std::string text_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text ? text : "";
 }
+
+size_t shards_wanted() {
+  const std::string text = text_of("PHUB_TEST_SHARDS");
+  return text.empty() ? 0 : std::stoul(text);
+}
+
+bool is_ofi_wanted() { return text_of("PHUB_TRANSPORT") == "ofi"; }
 
 }  // namespace
 
@@ -99,6 +107,9 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   std::vector<std::unique_ptr<Transport>> transports;
   transports.push_back(make_shm_transport());
   transports.push_back(make_tcp_transport());
+  if (is_ofi_wanted()) {
+    transports.push_back(make_ofi_transport({.provider = text_of("PHUB_OFI_PROVIDER")}));
+  }
   for (auto& transport : transports) {
     if (wrap) transport = wrap(std::move(transport));
   }

@@ -84,6 +84,7 @@ void fields(A& a, const QueueOffer*) {
   a.required("address", &QueueOffer::address, {1, kMaxNameBytes});
   a.optional("base", &QueueOffer::base);
   a.optional("key", &QueueOffer::key);
+  a.optional("provider", &QueueOffer::provider, {0, kMaxNameBytes});
 }
 
 template <class A>

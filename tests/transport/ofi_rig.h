@@ -1,0 +1,61 @@
+// The ofi transport for the suite, over a provider of libfabric: box and workers are in one
+// process, connecting in a thread.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "tests/transport/transport_suite.h"
+#include "transport/error.h"
+#include "transport/ofi/providers.h"
+#include "transport/ofi/transport.h"
+
+namespace phub {
+
+class OfiRig final : public TransportRig {
+ public:
+  explicit OfiRig(const OfiOptions& options) : transport_(make_ofi_transport(options)) {}
+
+  // Null, and the test is skipped, where this host has no such provider.
+  static std::unique_ptr<OfiRig> over(const std::string& provider) {
+    try {
+      return std::make_unique<OfiRig>(OfiOptions{.provider = provider});
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) throw;
+      [&] { GTEST_SKIP() << error.what(); }();
+      return nullptr;
+    }
+  }
+
+  Transport& transport() override { return *transport_; }
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
+    auto link = std::async(std::launch::async, [&] { return connect_ofi(offer, layout, 10000); });
+    while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      transport_->handle_events(events());
+    }
+    return link.get();
+  }
+  void reconnect(WorkerLink& worker, const Offer& offer) {
+    auto done = std::async(std::launch::async, [&] { worker.reconnect(offer); });
+    while (done.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      transport_->handle_events(events());
+    }
+    done.get();
+  }
+  void pump() override { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
+  void drive(Endpoint& endpoint) override {
+    endpoint.arm({});
+    endpoint.disarm();
+  }
+  // The kernel closes what a process had; so does the link's end.
+  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+};
+
+}  // namespace phub

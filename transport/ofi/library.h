@@ -1,0 +1,14 @@
+// libfabric is opened at run time, when the ofi transport is first asked for: a program that was
+// built with it runs on hosts without it, and uses the host's own, with its providers. The calls
+// of it that phub makes are defined in library.cc, and go on to it; all others are inline.
+#pragma once
+
+#include <string>
+
+namespace phub {
+
+// Why there is no libfabric in this process, and what to do; "": it is open. The first call opens
+// it. Any thread. Whoever calls into it asks first.
+const std::string& ofi_library_problem();
+
+}  // namespace phub

@@ -1,0 +1,256 @@
+// The worker's side: opens a connection for each queue, shows its ticket on it, and tells where it
+// wants its results.
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "transport/box_memory.h"
+#include "transport/error.h"
+#include "transport/ofi/endpoint.h"
+#include "transport/ofi/format.h"
+#include "transport/ofi/pair.h"
+#include "transport/ofi/transport.h"
+#include "transport/tcp/socket.h"
+#include "transport/text.h"
+#include "transport/worker_memory.h"
+
+namespace phub {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+uint32_t node_of_this_thread() {
+  unsigned cpu = 0, node = 0;
+  return getcpu(&cpu, &node) == 0 ? node : 0;
+}
+
+// One connection that is being made. Throws Error, as all that is below.
+class OfiDialing {
+ public:
+  OfiDialing(std::string address, Clock::time_point deadline)
+      : address_(std::move(address)), deadline_(deadline) {
+    const HostPort where = parse_host_port(address_);
+    int error = 0;
+    socket_ = begin_connect(tcp_address(where.host, where.port), error);
+    if (error != 0) fail_to_connect(error);
+  }
+  // Waits until the server is reached. Returns the address of this host that it is reached from.
+  std::string reach();
+  void say(const OfiHello& hello);
+  OfiWelcome listen();
+  Fd take() { return std::move(socket_); }
+
+ private:
+  [[noreturn]] void fail_to_connect(int error) const;
+  void wait(short events) const;
+
+  const std::string address_;
+  const Clock::time_point deadline_;
+  Fd socket_;
+};
+
+void OfiDialing::fail_to_connect(int error) const {
+  fail(ErrorCode::kUnavailable,
+       "no server at {} ({}); is it running, and is that address reachable from this machine?",
+       address_, std::strerror(error));
+}
+
+void OfiDialing::wait(short events) const {
+  pollfd wanted = {socket_.get(), events, 0};
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+    if (left <= 0) {
+      fail(ErrorCode::kTimeout, "{}: the server does not answer; is that address reachable?",
+           address_);
+    }
+    if (::poll(&wanted, 1, static_cast<int>(std::min<int64_t>(left, 1000))) > 0) return;
+  }
+}
+
+std::string OfiDialing::reach() {
+  wait(POLLOUT);
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) fail_to_connect(error);
+  return parse_host_port(to_string(local_address(socket_.get()))).host;
+}
+
+void OfiDialing::say(const OfiHello& hello) {
+  const int error = send_greeting(socket_.get(), std::as_bytes(std::span(&hello, 1)));
+  // Refused already: the reason can still be received.
+  if (error != 0 && error != EPIPE && error != ECONNRESET) {
+    fail_system(fmt::format("sending to {}", address_), error);
+  }
+}
+
+// Reads the answer, and no byte of what follows it.
+OfiWelcome OfiDialing::listen() {
+  std::vector<std::byte> answer;
+  for (;;) {
+    size_t wanted = sizeof(OfiHeader);
+    if (answer.size() >= wanted) wanted += parse_ofi_header(answer, "welcome").bytes;
+    const size_t have = answer.size();
+    if (have >= sizeof(OfiHeader) && have == wanted) return parse_ofi_answer(answer);
+    answer.resize(wanted);
+    wait(POLLIN);
+    const ssize_t got = recv(socket_.get(), answer.data() + have, wanted - have, MSG_DONTWAIT);
+    answer.resize(have + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) continue;
+    fail(ErrorCode::kUnavailable, "{}: the server closed the connection{}", address_,
+         got < 0 ? fmt::format(" ({})", std::strerror(errno)) : "");
+  }
+}
+
+// A queue pair that a box has welcomed.
+struct WelcomedQueue {
+  Fd socket;
+  std::unique_ptr<OfiPair> pair;
+};
+
+class OfiWorkerLink final : public WorkerLink {
+ public:
+  OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms);
+  ~OfiWorkerLink() override;
+
+  std::span<std::byte> gradients() override { return gradients_.bytes(); }
+  std::span<const std::byte> results() override { return results_.readable(); }
+  Endpoint& endpoint() override { return endpoint_; }
+  bool connected() override;
+  bool zero_copy() const override { return false; }
+  bool needs_polling() const override { return true; }
+  std::string describe() const override;
+  void reconnect(const Offer& offer) override;
+  bool can_reconnect() const override { return true; }
+
+ private:
+  void disconnect();
+  std::vector<WelcomedQueue> connect_all(const Offer& offer);
+  std::shared_ptr<const OfiDomain> domain(const std::string& provider, const std::string& source);
+
+  const LinkLayout layout_;
+  const uint32_t timeout_ms_;
+  numa::Memory gradients_;
+  ResultMemory results_;
+  std::map<std::string, std::shared_ptr<const OfiDomain>> domains_;  // by provider and address
+  OfiEndpoint endpoint_;
+
+  mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
+  std::vector<WelcomedQueue> connections_;  // by queue; empty: not connected
+  std::vector<ClosedOnFork> not_in_children_;
+  std::vector<pollfd> ends_;  // the same, for poll()
+};
+
+OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
+    : layout_(layout),
+      timeout_ms_(timeout_ms),
+      gradients_(
+          allocate(layout.gradients_at_worker(), node_of_this_thread(), "memory for gradients")),
+      results_(layout.results_at_worker(), node_of_this_thread()),
+      endpoint_(static_cast<uint32_t>(layout.queue_chunks.size()), 1) {}
+
+OfiWorkerLink::~OfiWorkerLink() {
+  disconnect();
+  domains_.clear();
+  bury(std::move(gradients_));
+  results_.bury();
+}
+
+std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provider,
+                                                       const std::string& source) {
+  auto& found = domains_[provider + " " + source];
+  if (found == nullptr) found = std::make_shared<const OfiDomain>(provider, source);
+  return found;
+}
+
+std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
+  check_offer(offer, "ofi", &layout_);
+  const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
+  std::vector<OfiDialing> all;
+  all.reserve(offer.queues.size());
+  for (const QueueOffer& queue : offer.queues) all.emplace_back(queue.address, deadline);
+
+  OfiHello hello;
+  std::memcpy(hello.ticket.data(), offer.ticket.data(), hello.ticket.size());
+  hello.queues = static_cast<uint32_t>(offer.queues.size());
+  hello.gradient_bytes = layout_.gradients_at_worker();
+  hello.result_bytes = layout_.results_at_worker();
+  std::vector<WelcomedQueue> connections(all.size());
+  for (uint32_t q = 0; q < all.size(); ++q) {
+    connections[q].pair =
+        std::make_unique<OfiPair>(domain(offer.queues[q].provider, all[q].reach()),
+                                  gradients_.bytes(), results_.writable(), layout_.queue_chunks[q]);
+    hello.queue = q;
+    hello.queue_chunks = layout_.queue_chunks[q];
+    hello.results = connections[q].pair->here();
+    all[q].say(hello);
+  }
+  for (uint32_t q = 0; q < all.size(); ++q) {
+    connections[q].pair->connect(all[q].listen().slots);
+    connections[q].socket = all[q].take();
+  }
+  return connections;
+}
+
+void OfiWorkerLink::reconnect(const Offer& offer) {
+  disconnect();
+  std::vector<WelcomedQueue> connections = connect_all(offer);
+  for (uint32_t q = 0; q < connections.size(); ++q) {
+    endpoint_.watch(connections[q].socket.get(), {q});
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    connections_ = std::move(connections);
+    for (const WelcomedQueue& connection : connections_) {
+      ends_.push_back({connection.socket.get(), POLLRDHUP, 0});
+      not_in_children_.emplace_back(connection.socket.get());
+    }
+  }
+  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_.list({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) {
+    endpoint_.open({q}, {connections_[q].socket.get(), connections_[q].pair.get()});
+  }
+}
+
+void OfiWorkerLink::disconnect() {
+  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_.close({q});
+  const std::lock_guard lock(mutex_);
+  not_in_children_.clear();
+  connections_.clear();
+  ends_.clear();
+}
+
+std::string OfiWorkerLink::describe() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> over;
+  for (const auto& [name, domain] : domains_) {
+    over.push_back(fmt::format("{} ({})", domain->provider(), domain->info().domain_attr->name));
+  }
+  return fmt::format("{} queue pairs over libfabric's {}", connections_.size(),
+                     fmt::join(over, ", "));
+}
+
+bool OfiWorkerLink::connected() {
+  const std::lock_guard lock(mutex_);
+  return !ends_.empty() && ::poll(ends_.data(), ends_.size(), 0) == 0;
+}
+
+}  // namespace
+
+std::unique_ptr<WorkerLink> connect_ofi(const Offer& offer, const LinkLayout& layout,
+                                        uint32_t timeout_ms) {
+  auto link = std::make_unique<OfiWorkerLink>(layout, timeout_ms);
+  link->reconnect(offer);
+  return link;
+}
+
+}  // namespace phub

@@ -1,0 +1,77 @@
+// One queue pair over libfabric: an endpoint of its own at either end, with a completion queue, and
+// the ring of writes that are waiting. A completion does not say who wrote, but that an endpoint of
+// this incarnation and queue was written to does. Closing it is the fence.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "transport/ofi/format.h"
+#include "transport/ofi/resources.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+// Made and connected by whoever sets up (the control thread of a box), then used by the thread that
+// polls it. close() is any thread's, connect() may come at the same time.
+class OfiPair {
+ public:
+  // `target`: where the peer writes. `chunks`: of the queue. Throws Error(kFull).
+  OfiPair(std::shared_ptr<const OfiDomain> domain, std::span<const std::byte> source,
+          std::span<std::byte> target, uint32_t chunks);
+  ~OfiPair() { close(); }
+
+  // What the peer must know.
+  OfiTarget here() const { return here_; }
+  // Throws Error: kInvalid, no endpoint has that name; kUnauthorized, it is closed.
+  void connect(const OfiTarget& there);
+  // Nothing that the peer writes arrives any more. Closed and open are all that there is.
+  void close() noexcept;
+
+  // The rest is the owner's, while it is connected and not closed.
+  bool push(const Write& write);  // false: no room
+  void publish() { published_ = tail_; }
+  // Hands over what was published, as far as the provider takes it.
+  void send();
+  // Takes arrivals from the completion queue, as many as fit, and what has been sent. False: the
+  // pair is broken.
+  bool receive(std::span<uint32_t> imms, size_t& count);
+
+  bool waiting() const { return head_ != published_; }  // for the provider to take more
+  bool outstanding() const { return free_.size() < contexts_.size(); }
+  uint64_t sent() const { return head_count_; }
+  uint64_t posted_batches() const { return batches_; }
+  int wake_fd() const { return wake_fd_; }  // -1: the provider cannot wake anybody
+  // Whether the owner may sleep on wake_fd(): there is nothing to receive.
+  bool may_sleep() const;
+
+ private:
+  void open_queue(uint32_t chunks);
+  void open_endpoint();
+  void check_name(const OfiTarget& there) const;  // throws Error(kInvalid)
+
+  const std::shared_ptr<const OfiDomain> domain_;
+  const std::span<const std::byte> source_;
+  OfiTarget here_, there_;
+  fi_addr_t peer_ = FI_ADDR_UNSPEC;
+
+  std::mutex closing_;  // against connect()
+  OfiOwned<fid_av> addresses_;
+  OfiOwned<fid_cq> completions_;
+  OfiOwned<fid_ep> endpoint_;
+  OfiRegion target_region_, source_region_;
+  int wake_fd_ = -1;
+
+  std::vector<Write> ring_;                       // a power of two
+  uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32
+  std::vector<fi_context2> contexts_;             // of writes that the provider has
+  std::vector<fi_context2*> free_;
+  uint64_t head_count_ = 0, batches_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace phub

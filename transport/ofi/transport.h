@@ -1,0 +1,36 @@
+// libfabric: whatever network has a provider with reliable datagrams and remote writes (EFA,
+// Slingshot, Omni-Path, RDMA, TCP). A worker writes its gradients into its slots on the box with
+// fi_writedata(), and the box its results into the worker's memory. What the two need to know of
+// each other goes over a TCP connection for each queue, whose end also tells that a peer is gone.
+// transport/README.md ("libfabric") has its messages, and what providers do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace phub {
+
+struct OfiOptions {
+  std::vector<std::string> addresses = {"127.0.0.1"};  // numbers: tcp_data_addresses()
+  uint16_t port = 0;                                   // of each address; 0: any that is free
+  std::string provider;           // libfabric's name; "": the first of find_ofi_providers()
+  uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
+  uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
+};
+
+// Listens on every address. Throws Error: kUnavailable without libfabric or the provider, else as
+// make_tcp_transport(). Must outlive its links.
+std::unique_ptr<Transport> make_ofi_transport(const OfiOptions& options = {});
+
+// Connects the worker that `offer` was made for, over the provider that it names. Throws Error:
+// kUnavailable (no server there; this host has no libfabric, or not that provider), kTimeout,
+// kUnauthorized (the ticket), kFull (endpoints, memory that may be registered), or what the box
+// answers. Blocks up to `timeout_ms`.
+std::unique_ptr<WorkerLink> connect_ofi(const Offer& offer, const LinkLayout& layout,
+                                        uint32_t timeout_ms);
+
+}  // namespace phub
