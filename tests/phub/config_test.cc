@@ -130,7 +130,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
       "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
       "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
-      "data_port = 7718\nparent = '10.0.0.9:7717'\ntokens = \"/t\"\ninsecure = true\ntls_cert = '/c'\ntls_key = '/k'\n"
+      "data_port = 7718\nparent = '10.0.0.9:7717'\ntokens = \"/t\"\ninsecure = true\ntls_cert = "
+      "'/c'\ntls_key = '/k'\n"
       "tls_client_ca = '/a'\ntls_data = true\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
