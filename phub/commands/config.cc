@@ -76,7 +76,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 24> kOptions = {{
+constexpr std::array<Option, 25> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
