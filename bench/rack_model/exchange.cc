@@ -268,33 +268,33 @@ class Exchange {
     servers_[sums_of]->add_parent(
         [&parent, rank](const UnitPlan& unit) { parent.send(rank, unit); });
     parent.add_rank(
-        {
-      .end = [child, &parent](const UnitPlan& unit,
-                              uint32_t) { return child->end(unit, parent.host_of(unit)); },
-      .result = [child](const UnitPlan& unit) { child->finish(unit); },
-      .stream = [](const UnitPlan& unit) { return unit.queue; }, .host = host,
+        {.end = [child, &parent](const UnitPlan& unit,
+                                 uint32_t) { return child->end(unit, parent.host_of(unit)); },
+         .result = [child](const UnitPlan& unit) { child->finish(unit); },
+         .stream = [](const UnitPlan& unit) { return unit.queue; },
+         .host = host});
   }
 
   void add_workers(Server& server, const SceneServer& plan) {
-      uint32_t rank = 0;
-      for (const uint32_t host : plan.workers) {
-        threads_.push_back(std::make_unique<Thread>(grid_, fabric_.new_cpu()));
-        Thread* thread = threads_.back().get();
-        const numa::Topology& topology = scene_.kinds[scene_.hosts[host].kind].topology;
-        const auto nics = nics_of_queues(units_, plan.plan.queues.size(),
-                                         std::max<uint32_t>(1, topology.nics.size()));
-        server.add_rank(
-            {.end =
-                 [this, thread, host, nics](const UnitPlan& unit, uint32_t box_host) {
-                   if (!scene_.nics || box_host == host) return Pipe::End{thread, 0};
-                   const bool far = scene_.hosts[host].rack != scene_.hosts[box_host].rack;
-                   return Pipe::End{thread, fabric_.nic_port(host, nics[unit.queue], far)};
-                 },
-             .result = [this](const UnitPlan&) { last_ = grid_.now(), ++results_; },
-             .stream = [](const UnitPlan&) { return 0; },
-             .host = host});
-        workers_.push_back({&server, rank++});
-      }
+    uint32_t rank = 0;
+    for (const uint32_t host : plan.workers) {
+      threads_.push_back(std::make_unique<Thread>(grid_, fabric_.new_cpu()));
+      Thread* thread = threads_.back().get();
+      const numa::Topology& topology = scene_.kinds[scene_.hosts[host].kind].topology;
+      const auto nics = nics_of_queues(units_, plan.plan.queues.size(),
+                                       std::max<uint32_t>(1, topology.nics.size()));
+      server.add_rank(
+          {.end =
+               [this, thread, host, nics](const UnitPlan& unit, uint32_t box_host) {
+                 if (!scene_.nics || box_host == host) return Pipe::End{thread, 0};
+                 const bool far = scene_.hosts[host].rack != scene_.hosts[box_host].rack;
+                 return Pipe::End{thread, fabric_.nic_port(host, nics[unit.queue], far)};
+               },
+           .result = [this](const UnitPlan&) { last_ = grid_.now(), ++results_; },
+           .stream = [](const UnitPlan&) { return 0; },
+           .host = host});
+      workers_.push_back({&server, rank++});
+    }
   }
 
   const Scene& scene_;
@@ -307,19 +307,18 @@ class Exchange {
   uint32_t children_ = 0;
   uint64_t results_ = 0;
   double last_ = 0;
-  };
+};
 
-  // What a child process hands back.
-  struct Report {
-    double seconds = 0, busy = 0;
-    uint64_t flows = 0;
-    std::array<char, 128> busiest = {};
-  };
+// What a child process hands back.
+struct Report {
+  double seconds = 0, busy = 0;
+  uint64_t flows = 0;
+  std::array<char, 128> busiest = {};
+};
 
 }  // namespace
 
-Outcome
-simulate(const Scene& scene) {
+Outcome simulate(const Scene& scene) {
   void* memory =
       mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) fail(ErrorCode::kFull, "mmap of a page: out of memory");
