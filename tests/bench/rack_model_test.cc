@@ -90,25 +90,51 @@ TEST(RackModel, MoreNicsScale) {
   }
 }
 
-// The round takes at least what the limits say, and hardly more where nothing queues.
+// Random workers and NICs; `rates` are those of all hosts.
+std::string any_cluster(std::mt19937_64& random, double link, const std::string& rates) {
+  const auto workers = static_cast<uint32_t>(2 + random() % 7);
+  const auto nics = static_cast<uint32_t>(1 + random() % 4);
+  const auto own = static_cast<uint32_t>(1 + random() % 2);
+  return host("w", "worker", workers, own, link, rates) + host("b", "box", 2, nics, link, rates);
+}
+
+// Where one kind of resource binds nothing queues: the round takes hardly more than the limits say.
 TEST(RackModel, AgreesWithTheLimits) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
-  for (int i = 0; i < 2; i++) {
-    const auto workers = static_cast<uint32_t>(2 + random() % 7);
-    const auto nics = static_cast<uint32_t>(1 + random() % 4);
-    const auto own = static_cast<uint32_t>(1 + random() % 2);
-    const double link = 1 + static_cast<double>(random() % 40);
-    const std::string rates = fmt::format("memory_gbps = {}\npcie_gbps = {}\npcie_node_gbps = {}",
-                                          5 + random() % 60, 1 + random() % 8, 2 + random() % 20);
-    const std::string cluster =
-        host("w", "worker", workers, own, link, rates) + host("b", "box", 2, nics, link, rates);
-    for (const Scene& scene : scenes(cluster, placed("all"))) {
+  const auto rate = [&](const char* name) {
+    return fmt::format("core_gbps = 1000\n{} = {}", name, 1 + random() % 20);
+  };
+  const std::pair<double, std::string> rates[] = {
+      {1 + static_cast<double>(random() % 40), "core_gbps = 1000"},
+      {8000, rate("memory_gbps")},
+      {8000, rate("pcie_gbps")},
+      {8000, rate("pcie_node_gbps")}};
+  for (const auto& [link, others] : rates) {
+    const std::string cluster = any_cluster(random, link, others);
+    for (const Scene& scene : scenes(cluster, placed("all"), job("resnet18"))) {
       const double s = simulate(scene).seconds;
       EXPECT_GE(s, scene.limit_s * 0.9999) << scene.name << "\n" << cluster;
       EXPECT_LE(s, scene.limit_s * 1.1) << scene.name << "\n" << cluster;
     }
+  }
+}
+
+// Where several are close to their limits they take turns: gradients come in first, results go out
+// last. No round is faster than the limits.
+TEST(RackModel, IsNeverFasterThanTheLimits) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const std::string rates =
+      fmt::format("core_gbps = {}\nmemory_gbps = {}\npcie_gbps = {}\npcie_node_gbps = {}",
+                  5 + random() % 20, 5 + random() % 60, 1 + random() % 8, 2 + random() % 20);
+  const std::string cluster = any_cluster(random, 1 + static_cast<double>(random() % 40), rates);
+  for (const Scene& scene : scenes(cluster, placed("all"), job("resnet18"))) {
+    const double s = simulate(scene).seconds;
+    EXPECT_GE(s, scene.limit_s * 0.9999) << scene.name << "\n" << cluster;
+    EXPECT_LE(s, scene.limit_s * 2) << scene.name << "\n" << cluster;
   }
 }
 
