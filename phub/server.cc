@@ -36,6 +36,9 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
 
 Server::~Server() {
   stop_threads();
+  for (const std::weak_ptr<Uplink>& uplink : uplinks_) {
+    if (const std::shared_ptr<Uplink> alive = uplink.lock()) alive->drop();
+  }
   host_.builder.drop();  // its tasks hold parts of ranks, which go before their links
   for (auto& [name, job] : jobs_) job->detach_all();
   for (auto& [number, job] : by_number_) job->detach_all();  // also those that are being made
@@ -62,6 +65,9 @@ std::vector<int> Server::event_fds() const {
   fds.push_back(host_.coder.event_fd());
   fds.push_back(host_.builder.event_fd());
   fds.push_back(host_.writer.event_fd());
+  if (options_.parent && options_.parent->event_fd() >= 0) {
+    fds.push_back(options_.parent->event_fd());
+  }
   return fds;
 }
 
@@ -106,6 +112,13 @@ void Server::poll() {
     host_.coder.finish();
   } while (host_.builder.finish());  // its ends may give the coder a task
   host_.writer.finish();
+  if (options_.parent) {
+    options_.parent->poll();
+    std::erase_if(uplinks_, [](const std::weak_ptr<Uplink>& uplink) { return uplink.expired(); });
+    for (const std::weak_ptr<Uplink>& uplink : std::vector(uplinks_)) {
+      if (const std::shared_ptr<Uplink> alive = uplink.lock()) alive->tick();
+    }
+  }
   events_.clear();
   for (const auto& transport : machine_.transports()) transport->handle_events(events_);
   for (const TransportEvent& event : events_) handle(event);
@@ -162,6 +175,11 @@ RunningJob& Server::authenticate(const Credential& who) {
 
 void Server::heartbeat(const Credential& who, Reply<Pulse> reply) {
   reply(authenticate(who).heartbeat(who.rank));
+}
+
+void Server::take_news(const Credential& who, RackNews news, Reply<Done> reply) {
+  authenticate(who).take_news(who.rank, std::move(news));
+  reply(Done{});
 }
 
 void Server::leave(const Credential& who, Reply<Done> reply) {
@@ -258,6 +276,11 @@ void Server::join_unanswered(const Credential& who) {
 }
 
 void Server::join_shard(ShardHello hello, Reply<ShardWelcome> reply) {
+  if (options_.parent) {
+    fail(ErrorCode::kInvalid,
+         "this server has a parent, and a rack is one box: start the other one as a rack of its "
+         "own, or under the parent");
+  }
   if (host_.checkpoints) {
     fail(ErrorCode::kInvalid,
          "this server saves its jobs, and what other boxes have of a job cannot be saved: start it "

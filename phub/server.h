@@ -18,6 +18,7 @@
 #include "phub/background.h"
 #include "phub/clock.h"
 #include "phub/control/handler.h"
+#include "phub/job/parent.h"
 #include "phub/job/running_job.h"
 #include "phub/machine.h"
 #include "phub/notes.h"
@@ -33,6 +34,7 @@ struct ServerOptions : MachineOptions {
   size_t trace_events = 0;  // so many of the latest are kept per core, for write_trace(); 0: none
   Notes::Print note;        // is told of closed and refused connections; null: nobody is
   CheckpointOptions checkpoints;
+  Parent* parent = nullptr;  // this box is a rack of it; outlives the server. Null: there is none
   // What the jobs of who creates one may have. Control thread. Null: there are no limits.
   std::function<Quota(const Caller& creator)> quota_of;
 };
@@ -54,6 +56,7 @@ class Server final : public ControlHandler {
 
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
+  void take_news(const Credential& who, RackNews news, Reply<Done> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
   void leave_barrier(const Credential& who) override;
@@ -113,15 +116,18 @@ class Server final : public ControlHandler {
   // server_jobs.cc
   void place(const Join& join);
   void create(const Join& join);
+  void join_parent(const Join& join);
+  void build(const Join& join, const std::shared_ptr<Uplink>& uplink);
   void created(const Join& join, const std::shared_ptr<RunningJob>& job,
                const std::optional<Error>& refused);
   void compare(RunningJob& job, const Join& join);
   Reply<JoinReply> with_job_token(const Join& join);
   std::shared_ptr<RunningJob> make(const PendingJoin& join, const numa::Topology& topology,
                                    std::vector<ShardBox> shards,
-                                   std::vector<std::string>& passed_over);
+                                   std::vector<std::string>& passed_over,
+                                   const std::shared_ptr<Uplink>& uplink);
   Plan plan_for(const PendingJoin& join, const Transport& transport, const numa::Topology& topology,
-                std::vector<ShardBox>& shards) const;
+                std::vector<ShardBox>& shards, const Rack* rack) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
                                             std::vector<std::string>& passed_over);
   Quotas::Needs needs_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;
@@ -147,6 +153,7 @@ class Server final : public ControlHandler {
   std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // that have parts elsewhere
   std::map<std::string, JobOwner> owners_;  // of those of jobs_ that were made with a token
   std::map<std::string, std::vector<Join>> creating_;  // more joins of a job that is being made
+  std::vector<std::weak_ptr<Uplink>> uplinks_;         // of jobs, and of those that are being made
   std::vector<Join> waiting_;   // until a job has ended: they need its name, or its memory
   uint32_t freeing_ = 0;        // jobs that have ended but still hold memory
   uint64_t tick_ms_ = kIdleMs;  // the shortest of the jobs' intervals

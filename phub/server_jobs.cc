@@ -9,6 +9,7 @@
 #include "phub/control/tokens.h"
 #include "phub/server.h"
 #include "transport/error.h"
+#include "transport/greeting.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -26,6 +27,21 @@ std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
     }
   }
   return load;
+}
+
+// On the builder's thread. Throws Error: the parent's answer makes no sense.
+Rack rack_of(const JobSpec& spec, const std::shared_ptr<Uplink>& uplink) {
+  const JoinReply& admission = uplink->admission();
+  const std::string other = difference(spec_above(spec), admission.spec);
+  if (!other.empty()) {
+    fail(ErrorCode::kInternal, "the answer of the parent at {} is about another job: {}",
+         uplink->parent(), other);
+  }
+  return {.ranks = ranks_below(spec, admission.rank),
+          .above = layout_of(admission),
+          .first_round = admission.first_round,
+          .incarnation = admission.incarnation,
+          .connect = [uplink](const LinkLayout& layout) { return uplink->connect(layout); }};
 }
 
 // As set_hyper() checks them: what is in a file may have been changed.
@@ -87,6 +103,41 @@ void Server::create(const Join& join) {
   }
   creating_[join->request.spec.name];
   if (options_.quota_of) join->quota = options_.quota_of(join->request.caller);
+  options_.parent ? join_parent(join) : build(join, nullptr);
+}
+
+// A rack's job is made when the parent has admitted the rack: its plan and its first round follow
+// from the parent's.
+void Server::join_parent(const Join& join) {
+  const auto request = std::make_shared<JoinRequest>();
+  host_.coder.run(
+      [join, request, parent = options_.parent] {
+        const JoinRequest& of_worker = join->request;
+        complete_spec(join->request.spec);
+        check_below_parent(of_worker.spec);
+        if (of_worker.saves) {
+          fail(ErrorCode::kInvalid,
+               "this box has a parent, and a rank's own state cannot be saved below one: join "
+               "without a saver");
+        }
+        *request = {.spec = spec_above(of_worker.spec),
+                    .rank = rank_above(of_worker.spec, of_worker.rank),
+                    .transport = parent->transport(),
+                    .id = make_ticket(),
+                    .epoch = of_worker.epoch};
+      },
+      [this, join, request](const std::optional<Error>& refused) {
+        if (refused) return created(join, nullptr, refused);
+        const auto uplink = std::make_shared<Uplink>(*options_.parent, clock_, std::move(*request));
+        uplinks_.push_back(uplink);
+        uplink->join([this, join, uplink](const Result<Done>& joined) {
+          if (joined) return build(join, uplink);
+          created(join, nullptr, Error(joined.code, joined.message));
+        });
+      });
+}
+
+void Server::build(const Join& join, const std::shared_ptr<Uplink>& uplink) {
   numa::Topology topology =
       machine_.topology_for(machine_.transport_named(join->request.transport));
   struct Made {
@@ -95,11 +146,12 @@ void Server::create(const Join& join) {
   };
   const auto made = std::make_shared<Made>();
   host_.builder.run(
-      [this, join, made, topology = std::move(topology), shards = host_.shards.boxes()] {
+      [this, join, made, topology = std::move(topology), shards = host_.shards.boxes(), uplink] {
         complete_spec(join->request.spec);
-        made->job = make(*join, topology, shards, made->passed_over);
+        made->job = make(*join, topology, shards, made->passed_over, uplink);
       },
-      [this, join, made](const std::optional<Error>& refused) {
+      [this, join, made, uplink](const std::optional<Error>& refused) {
+        if (refused && uplink) uplink->leave();
         for (const std::string& line : made->passed_over) host_.notes.add(clock_.now_ms(), line);
         if (refused || !made->job->has_remote_parts()) return created(join, made->job, refused);
         by_number_[made->job->number()] = made->job;
@@ -197,7 +249,8 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 // its rounds are applied as a whole, it is saved, its creator may have some cores only, or it is so
 // small that one of them would have nothing. Then `shards` is empty. On the builder's thread.
 Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
-                      const numa::Topology& topology, std::vector<ShardBox>& shards) const {
+                      const numa::Topology& topology, std::vector<ShardBox>& shards,
+                      const Rack* rack) const {
   const JobSpec& spec = join.request.spec;
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
@@ -213,7 +266,11 @@ Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
                       .ranks = spec.max_ranks,
                       .chunk_elements = spec.chunk_elements,
                       .shared_memory = transport.shares_memory(),
+                      .trailer_elements = trailer_of(spec),
                       .gradient_bytes = element_bytes(spec).gradient};
+  if (rack) {
+    for (const ChunkLayout& chunk : rack->above.chunks) options.units.push_back(chunk.queue);
+  }
   numa::Topology all = topology;
   for (uint32_t i = 0; i < shards.size(); ++i) {
     add_box(all, shards[i].about, transport.name(), i + 1);
@@ -235,23 +292,31 @@ Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
   }
   if (std::ranges::count(has_chunks, false) == 0) return plan;
   shards.clear();
-  return plan_for(join, transport, topology, shards);
+  return plan_for(join, transport, topology, shards, rack);
 }
 
 // On the builder's thread.
 std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::Topology& topology,
                                          std::vector<ShardBox> shards,
-                                         std::vector<std::string>& passed_over) {
+                                         std::vector<std::string>& passed_over,
+                                         const std::shared_ptr<Uplink>& uplink) {
   const JoinRequest& request = join.request;
   const JobSpec& spec = request.spec;
-  const std::optional<Manifest> saved = newest_checkpoint(request, passed_over);
+  std::optional<Manifest> saved;
+  if (!uplink) saved = newest_checkpoint(request, passed_over);
+  std::optional<Rack> below;
+  if (uplink) below = rack_of(spec, uplink);
+  const Rack* const rack = below ? &*below : nullptr;
   Transport& link_transport = machine_.transport_named(request.transport);
-  Plan plan = plan_for(join, link_transport, topology, shards);
+  if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
+    fail(ErrorCode::kInvalid, "racks send over tcp, not over '{}'", request.transport);
+  }
+  Plan plan = plan_for(join, link_transport, topology, shards, rack);
   // What the box has nothing of is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
   const NodeMemory memory = total_memory(shards.empty() ? plan : part_of(plan, 0), spec, snapshots,
-                                         saved ? saved->ranks.size() : 0);
+                                         saved ? saved->ranks.size() : 0, rack);
   const Quotas::Needs needed = needs_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
@@ -267,10 +332,11 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
     life.from = {.epoch = saved->epoch, .round = saved->round};
     life.part_bytes = SavedJobs::parts_of(*saved);
   }
+  if (uplink) life.epoch = uplink->admission().epoch;
   std::shared_ptr<Job> job;
   try {
     job = std::make_shared<Job>(spec, std::move(plan), link_transport, options_.store, snapshots,
-                                saved ? &*saved : nullptr);
+                                saved ? &*saved : nullptr, rack);
     if (saved) host_.checkpoints->load(*saved, *job);
     if (job->takes_snapshots()) {
       life.epoch = host_.checkpoints->begin_life(spec.name);
@@ -290,7 +356,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
     for (const ShardBox& shard : shards) load.shards.push_back(shard.id);
     if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
     return std::make_shared<RunningJob>(job, request.transport, std::move(cores), host_,
-                                        std::move(life), std::move(shards));
+                                        std::move(life), std::move(shards), uplink);
   } catch (...) {
     loads_.erase(job.get());
     quotas_.remove(job.get());

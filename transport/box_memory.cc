@@ -25,6 +25,8 @@ const LinkLayout& checked(const LinkLayout& layout, std::string_view transport) 
   };
   const size_t queues = layout.queue_chunks.size();
   expect(layout.max_ranks >= 1 && layout.max_ranks <= kMaxRanks, "max_ranks", layout.max_ranks);
+  expect(layout.first_rank <= layout.ranks_end() && layout.ranks_end() <= layout.max_ranks,
+         "end of the box's ranks", layout.ranks_end());
   expect(layout.cores >= 1, "cores", layout.cores);
   expect(queues >= 1, "number of queues", queues);
   if (layout.queue_core.empty()) {
@@ -63,20 +65,20 @@ numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what) {
 }
 
 BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
-    : slots_bytes_(checked(layout, transport).slots_bytes) {
+    : slots_bytes_(checked(layout, transport).slots_bytes), first_rank_(layout.first_rank) {
   const uint32_t node = layout.core_node.empty() ? 0 : layout.core_node.front();
   const std::string what = fmt::format("{} job of {} ranks", transport, layout.max_ranks);
   results_ = allocate(layout.all_results_bytes(), node, what);
   place_results(results(), layout);
-  for (uint32_t rank = 0; rank < layout.max_ranks; ++rank) {
+  for (uint32_t rank = first_rank_; rank < layout.ranks_end(); ++rank) {
     slots_.push_back(allocate(skew_of(rank) + slots_bytes_, node, what));
     place(slots(rank), layout.gradient_bytes, layout.runs);
   }
 }
 
 std::span<std::byte> BoxMemory::slots(uint32_t rank) const {
-  PHUB_CHECK(rank < slots_.size());
-  return slots_[rank].bytes().subspan(skew_of(rank), slots_bytes_);
+  PHUB_CHECK(rank >= first_rank_ && rank - first_rank_ < slots_.size());
+  return slots_[rank - first_rank_].bytes().subspan(skew_of(rank), slots_bytes_);
 }
 
 }  // namespace phub

@@ -56,7 +56,7 @@ void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chu
       chunk.queue = q;
       chunk.index = i;
       chunk.box_offset = as_worker ? chunk.offset : at;
-      at += slot_elements(chunk.elements);
+      at += layout.box_slot(chunk);
     }
     if (!as_worker) layout.box_elements = std::max(layout.box_elements, at);
   }
@@ -78,7 +78,7 @@ std::vector<uint64_t> offsets_of_queues(const Layout& layout,
       at = (at + kNodeAlignment - 1) / kNodeAlignment * kNodeAlignment + kNodeAlignment;
     }
     offsets.push_back(at);
-    for (const uint32_t id : queue_chunks[q]) at += slot_elements(layout.chunks[id].elements);
+    for (const uint32_t id : queue_chunks[q]) at += layout.box_slot(layout.chunks[id]);
   }
   return offsets;
 }
@@ -101,6 +101,7 @@ Layout layout_of(const JoinReply& reply) {
       layout.total_elements != reply.layout.total_elements) {
     malformed("keys and where they begin");
   }
+  layout.trailer_elements = trailer_of(reply.spec);
   try {
     lay_out_queues(layout, reply.layout.queue_chunks, reply.layout.queue_offset);
   } catch (const Error& error) {
@@ -121,7 +122,9 @@ LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t gradie
   link.result_bytes = result_bytes;
   link.slots_bytes = layout.box_elements * gradient_bytes;
   link.results_bytes = layout.box_elements * result_bytes;
-  link.worker_gradients_bytes = layout.total_elements * gradient_bytes;
+  // A rack keeps its sums as the box has them.
+  const bool as_box = layout.trailer_elements > 0;
+  link.worker_gradients_bytes = as_box ? 0 : layout.total_elements * gradient_bytes;
   link.worker_results_bytes = layout.total_elements * result_bytes;
   link.result_copies = copies;
   return link;

@@ -19,6 +19,13 @@ constexpr uint64_t slot_elements(uint64_t elements) {
   return (elements + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
 }
 
+// Behind the gradient of a rank that is a rack: how many ranks took part in it, a uint32. Here in
+// elements of f32, which is a rack's format.
+inline constexpr uint32_t kTrailerElements = 1;
+inline uint32_t trailer_of(const JobSpec& spec) {
+  return spec.rack_ranks.empty() ? 0 : kTrailerElements;
+}
+
 struct ChunkLayout {  // offsets in elements
   uint32_t key = 0;
   uint32_t elements = 0;
@@ -37,11 +44,17 @@ struct Layout {
   // Where each queue's chunks begin at the box. Empty: the box's memory is laid out as the
   // worker's.
   std::vector<uint64_t> queue_offset;
-  uint64_t box_elements = 0;  // the box's: with the padding between nodes
+  uint64_t box_elements = 0;      // the box's: with the padding between nodes
+  uint32_t trailer_elements = 0;  // at the box, behind each chunk: kTrailerElements below racks
+
+  // What a chunk takes of the box's memory.
+  uint64_t box_slot(const ChunkLayout& chunk) const {
+    return slot_elements(uint64_t{chunk.elements} + trailer_elements);
+  }
 };
 
 // The worker's side: keys one after another, each in whole slots, and cut into chunks. REQUIRES:
-// at most 2^32 - 1 chunks.
+// at most 2^32 - 1 chunks. (Where the ranks are racks, set trailer_elements before what follows.)
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements);
 
 // The box's side. Throws Error(kInvalid) unless every chunk is in one queue exactly and the number

@@ -31,6 +31,11 @@ Offer BoxLink::reconnect(uint32_t rank) {
   fail(ErrorCode::kFenced, "rank {}: this transport cannot make a broken connection again", rank);
 }
 
+Endpoint& WorkerLink::endpoint_of(uint32_t thread) {
+  PHUB_CHECK(thread == 0);
+  return endpoint();
+}
+
 void WorkerLink::reconnect(const Offer& offer) {
   fail(ErrorCode::kFenced, "transport '{}' cannot make a broken connection again", offer.transport);
 }

@@ -138,9 +138,14 @@ struct NodeRun {
 // The sizes of a job's memory and queues, as both sides of a link compute them (layout.h).
 struct LinkLayout {
   uint32_t max_ranks = 0;
-  uint32_t cores = 0;                  // endpoints on the box
-  std::vector<uint32_t> queue_chunks;  // chunks of each queue
-  std::vector<uint32_t> queue_core;    // core of each queue, ascending; empty: queue q is core q's
+  uint32_t first_rank = 0, end_rank = 0;  // the box has slots of these only; both 0: of all
+  uint32_t cores = 0;                     // endpoints on the box
+  std::vector<uint32_t> queue_chunks;     // chunks of each queue
+  std::vector<uint32_t> queue_core;  // core of each queue, ascending; empty: queue q is core q's
+  // At a worker whose queues are polled by several threads: how many, and which one's each is;
+  // empty: by one.
+  uint32_t threads = 1;
+  std::vector<uint32_t> queue_thread;
   std::vector<std::string> queue_nic;  // Transport::ports() of each queue; empty: the NIC has none
   // Of a box that has a part of the job's queues: how many there are in all, and the number that
   // workers know its first one by. all_queues 0: those above are all.
@@ -157,6 +162,7 @@ struct LinkLayout {
   uint32_t result_bytes = 4;
   std::vector<NodeRun> runs;  // the box's memory, ascending; empty: one node
 
+  uint32_t ranks_end() const { return end_rank == 0 ? max_ranks : end_rank; }
   size_t queues_in_all() const { return all_queues == 0 ? queue_chunks.size() : all_queues; }
   // This box has the queue that workers know by this number.
   bool has_queue(uint32_t number) const {
@@ -168,6 +174,9 @@ struct LinkLayout {
   }
   uint64_t results_at_worker() const {
     return worker_results_bytes == 0 ? results_bytes : worker_results_bytes;
+  }
+  uint32_t thread_of(uint32_t queue) const {
+    return queue_thread.empty() ? 0 : queue_thread[queue];
   }
   uint32_t core_of(uint32_t queue) const { return queue_core.empty() ? queue : queue_core[queue]; }
 };
@@ -291,6 +300,9 @@ class WorkerLink {
   // reads and writes in place; null: this transport cannot. The same until the link goes.
   virtual InPlace* in_place() { return nullptr; }
   virtual Endpoint& endpoint() = 0;
+  // That of a thread, where the layout says that there are several (queue_thread). Each names
+  // queues as the plan does, and has its own.
+  virtual Endpoint& endpoint_of(uint32_t thread);
   // False once the box closed the connection or died. Any thread, never blocks.
   virtual bool connected() = 0;
   // Whether results() is the box's own memory (shm) or a copy of this worker's.

@@ -75,7 +75,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 23> kOptions = {{
+constexpr std::array<Option, 24> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -90,6 +90,13 @@ constexpr std::array<Option, 23> kOptions = {{
      [](ServeConfig& config, const std::vector<std::string>& values) {
        parse_server_address(values[0]);
        config.join = values[0];
+     }},
+    {"parent", "HOST:PORT", Kind::kText,
+     "This box is a rack of that server: it sums the gradients of one group of a job's ranks, and "
+     "sends the sum there over tcp; the token is PHUB_TOKEN's, of role train. [alone]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       parse_server_address(values[0]);
+       config.parent = values[0];
      }},
     {"tokens", "FILE", Kind::kText,
      "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "

@@ -21,6 +21,7 @@ namespace phub {
 
 struct ServeConfig {
   std::vector<std::string> listen = {"127.0.0.1:7717"};
+  std::string parent;                   // a server whose rack this is; empty: it has none
   std::string join;                     // a server to serve under; empty: on its own
   std::string tokens;                   // file; empty: whoever reaches the port may use it
   std::string tls_cert, tls_key;        // PEM files; empty: plain HTTP

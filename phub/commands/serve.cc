@@ -23,8 +23,10 @@
 #include "phub/control/gate.h"
 #include "phub/control/port.h"
 #include "phub/control/tls_front.h"
+#include "phub/rack/parent_client.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
+#include "transport/control/token.h"
 #include "transport/error.h"
 #include "transport/text.h"
 #include "transport/tls/server.h"
@@ -169,6 +171,19 @@ class SavingEnd {
   boost::asio::steady_timer timer_;
 };
 
+// Null: the box has none.
+std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
+  if (config.parent.empty()) return nullptr;
+  if (!config.checkpoints.folder.empty()) {
+    fail(ErrorCode::kInvalid,
+         "--parent and --checkpoints do not go together: the parent has what there is to save");
+  }
+  return std::make_unique<ParentClient>(ParentClient::Options{.server = config.parent,
+                                                              .token = token_from_environment(),
+                                                              .tls = client_tls_from_environment(),
+                                                              .rack_name = host_name()});
+}
+
 void serve(const ServeConfig& config) {
   start_log(config.log_level);
   raise_descriptor_limit();
@@ -198,6 +213,8 @@ void serve(const ServeConfig& config) {
     gate.emplace(config.tokens);
     options.quota_of = [&gate](const Caller& creator) { return gate->quota_of(creator); };
   }
+  const std::unique_ptr<ParentClient> parent = make_parent(config);
+  options.parent = parent.get();
   const SteadyClock clock;
   Server server(options, std::move(nics), clock);
 
@@ -221,6 +238,7 @@ void serve(const ServeConfig& config) {
   server.start_threads();
   print_lines(numa::describe(options.topology));
   print_lines(server.describe());
+  if (parent) fmt::print("a rack of {}\n", config.parent);
   for (const std::string& address : port.addresses()) {
     fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
   }
@@ -242,6 +260,11 @@ void add_serve_command(CLI::App& app) {
   add_serve_options(*command, *given);
   command->callback([given] {
     const ServeConfig config = configuration(*given);
+    if (!config.join.empty() && !config.parent.empty()) {
+      fail(ErrorCode::kInvalid,
+           "--join and --parent do not go together: a box has a part of a server's jobs, or is a "
+           "rack of it");
+    }
     config.join.empty() ? serve(config) : serve_under(config);
   });
 }

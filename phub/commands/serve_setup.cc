@@ -4,8 +4,10 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "transport/error.h"
@@ -116,6 +118,11 @@ void check_tls_options(const ServeConfig& config) {
     fail(ErrorCode::kInvalid, "--tls-client-ca needs --tls-cert and --tls-key");
   }
   if (config.tls_data) fail(ErrorCode::kInvalid, "--tls-data needs --tls-cert and --tls-key");
+}
+
+std::string host_name() {
+  std::array<char, 256> name = {};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "a box without a name";
 }
 
 std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io) {

@@ -29,6 +29,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
 void raise_descriptor_limit();
 TlsServerFiles tls_files(const ServeConfig& config);
 void check_tls_options(const ServeConfig& config);
+std::string host_name();  // as people know this box
 // Of the control port. Null: it is plain HTTP.
 std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io);
 

@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
-#include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
@@ -25,11 +23,6 @@ namespace phub {
 namespace {
 
 namespace asio = boost::asio;
-
-std::string host_name() {
-  std::array<char, 256> name = {};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "a box without a name";
-}
 
 void check_options(const ServeConfig& config) {
   const auto refuse = [](bool given, std::string_view option) {

@@ -106,6 +106,10 @@ std::string job_notes(const JobStatus& job) {
       if (!rank.reason.empty()) text += ": " + printable(rank.reason);
       ranks.push_back(std::move(text));
     }
+    if (rank.state == "live" && !rank.rack.empty()) {
+      ranks.push_back(fmt::format("rank {} is rack '{}' with ranks {}", rank.rank,
+                                  printable(rank.rack), fmt::join(rank.rack_live, ", ")));
+    }
     if (std::count(job.waiting_for.begin(), job.waiting_for.end(), rank.rank) > 0) {
       waits.push_back(waiting(rank));
     }

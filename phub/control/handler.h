@@ -28,6 +28,10 @@ class ControlHandler {
   virtual ~ControlHandler() = default;
   virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
   virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
+  // From a rank that is a rack.
+  virtual void take_news(const Credential& /*who*/, RackNews /*news*/, Reply<Done> reply) {
+    reply(Done{});
+  }
   virtual void leave(const Credential& who, Reply<Done> reply) = 0;
   virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
   // The connection over which this incarnation waits in a barrier has ended.

@@ -109,6 +109,7 @@ Json all_schemas() {
   schemas.of<JoinRequest>();
   schemas.of<JoinReply>();
   schemas.of<Credential>();
+  schemas.of<RackNews>();
   schemas.of<Pulse>();
   schemas.of<HyperRequest>();
   schemas.of<HyperReply>();

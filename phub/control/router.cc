@@ -189,6 +189,12 @@ void heartbeat(Call& call) {
   call.routed.beats = call.who();
   call.handler.heartbeat(*call.routed.beats, call.reply<Pulse>());
 }
+void take_news(Call& call) {
+  RackNews news = parse_rack_news(call.request.body);
+  const Credential who =
+      call.complete({.rank = news.rank, .incarnation = news.incarnation, .epoch = news.epoch});
+  call.handler.take_news(who, std::move(news), call.reply<Done>());
+}
 void leave(Call& call) {
   const Credential who = call.who();
   call.handler.leave(who, call.reply<Done>());
@@ -284,13 +290,16 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 29> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 30> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
     {{"POST", "/v1/jobs/{job}/heartbeat", Need::kNothing, "Credential", "Pulse",
       "Say that a rank is alive."},
      heartbeat},
+    {{"POST", "/v1/jobs/{job}/rack", Need::kNothing, "RackNews", "Done",
+      "Say which ranks a rank that is a rack has, or why it cannot go on."},
+     take_news},
     {{"POST", "/v1/jobs/{job}/leave", Need::kNothing, "Credential", "Done",
       "Leave the job. The answer comes when the others can do without the rank."},
      leave},

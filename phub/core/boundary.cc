@@ -79,11 +79,13 @@ void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
 
 void CoreJob::reattach(uint32_t rank, uint32_t incarnation) {
   note_activity();
+  if (rank == CoreReport::kNoRank) return way_->resume_parent();
   attach(rank, incarnation);
   table_.reconnected(rank);
 }
 
 void CoreJob::detach(uint32_t rank) {
+  if (rank == CoreReport::kNoRank) return way_->suspend_parent();
   if (!table_.rank(rank).attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   table_.rank(rank).attached = false;

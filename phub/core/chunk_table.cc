@@ -55,6 +55,8 @@ void ChunkTable::begin_round(uint32_t index, uint64_t round) {
   const bool some_may_begin = chunk.round < all_from_;
   chunk.round = round;
   chunk.closed = false;
+  chunk.vacant = false;
+  if (!participants_.empty()) participants_[index] = 0;
   chunk.arrived = 0;
   chunk.missing = chunk.expected;
   if (!some_may_begin) return;

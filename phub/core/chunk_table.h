@@ -34,6 +34,7 @@ struct CoreChunk {
   uint8_t initial_parts = 0;  // parts of the initial parameters that have arrived
   bool closed = false;        // this round: its result is pending
   bool unused = false;        // this round: nobody has sent a gradient, nothing is applied
+  bool vacant = false;        // this round: nobody is in it, and it is completed all the same
 
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {
@@ -115,12 +116,20 @@ class ChunkTable {
     unheard_[at(index, rank / 64)] &= ~(uint64_t{1} << (rank % 64));
     --ranks_[rank].unheard;
   }
+  // How many ranks of the training took part in what has arrived. Those of racks are counted once
+  // count_rack_ranks() was called; else every rank is one.
+  void count_rack_ranks() { participants_.resize(chunks_.size()); }
+  static constexpr uint64_t rack_bytes(uint64_t chunks) { return chunks * sizeof(uint32_t); }
+  void add_participants(uint32_t index, uint32_t count) { participants_[index] += count; }
+  uint32_t participants(uint32_t index) const {
+    return participants_.empty() ? chunks_[index].arrived : participants_[index];
+  }
 
   // Rounds.
   void begin_round(uint32_t index, uint64_t round);
   // The first round after `round` that somebody is expected in at the chunk. Where everybody who
-  // knew a round is gone and the others begin later, nobody will ever take part in it: such rounds
-  // are skipped, and change nothing.
+  // knew a round is gone and the others begin later, nobody will ever take part in it: such
+  // rounds are skipped, and change nothing.
   uint64_t next_round(uint32_t index, uint64_t round) const;
   void count_completed(uint32_t index, uint64_t rounds = 1) {
     chunks_completed_ += rounds;
@@ -162,6 +171,7 @@ class ChunkTable {
   std::vector<uint64_t> null_;           // [chunk][words_]
   std::vector<uint64_t> expected_;       // [chunk][words_], in the chunk's round
   std::vector<uint64_t> unheard_;        // [chunk][words_]
+  std::vector<uint32_t> participants_;   // [chunk]; empty: ranks are not racks
   std::vector<uint32_t> queue_first_;    // where each queue's chunks begin in chunks_, and the end
   std::vector<QueueCounters> counters_;  // per queue
   uint64_t chunks_completed_ = 0;
@@ -180,5 +190,7 @@ inline void ChunkTable::mark(uint32_t rank, uint32_t index, bool null) {
   --chunk.missing;
   ++ranks_[rank].open;
 }
+
+static_assert(sizeof(CoreChunk) == 64, "a cache line");
 
 }  // namespace phub

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "phub/core/clocked.h"
 #include "phub/core/gated.h"
 #include "phub/core/lock_step.h"
+#include "phub/core/uplinked.h"
 #include "transport/error.h"
 #include "transport/layout.h"
 
@@ -38,9 +40,13 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_}, make_lock_step)),
       core_(core),
       wake_after_(parameters.max_ranks) {
+  if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
+  // Of the round before the first the result is to come, where it comes from a parent.
+  const uint64_t beginning = parameters_.initial_broadcast ? 0 : 1;
+  const uint64_t first = parameters_.first_round > 0 ? parameters_.first_round : beginning;
   for (uint32_t i = 0; i < table_.size(); ++i) {
-    const uint64_t beginning = parameters_.initial_broadcast ? 0 : 1;
-    table_.begin_round(i, parameters_.first_round > 0 ? parameters_.first_round : beginning);
+    table_.begin_round(i, parameters_.has_parent ? parameters_.first_round - 1 : first);
+    table_[i].closed = parameters_.has_parent;
   }
 }
 
@@ -54,6 +60,8 @@ uint64_t CoreJob::bytes(const Size& size) {
          RankTree::bytes(size.levels, size.max_ranks) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +
+         (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
+         (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
 }
 
@@ -99,6 +107,11 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   const uint32_t index = table_.find(arrival.queue, imm.chunk);
   if (index == kNoChunk) return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
   if (!fits(arrival, rank, index, imm)) return;
+  const bool of_racks = !parameters_.rack_ranks.empty() && imm.kind <= ImmKind::kNull;
+  const uint32_t participants = of_racks ? participants_of(rank, index) : 1;
+  if (of_racks && !may_take_part(rank, participants, imm)) {
+    return violation(rank, index, CoreReport::kParticipants, participants);
+  }
   ++from.arrivals;
   table_.hear(rank, index);
   if (imm.kind == ImmKind::kInitial) return receive_initial(rank, index, imm.round);
@@ -109,6 +122,7 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   }
   switch (way.accept(rank, index, imm)) {
     case Way::Verdict::kAccepted:
+      if (of_racks) table_.add_participants(index, participants);
       if (way.ready(index)) ready_.insert(index);
       return;
     case Way::Verdict::kDuplicate:
@@ -127,14 +141,36 @@ bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const 
   const kernels::DType dtype = parameters_.gradient_dtype;
   uint64_t bytes = 0;
   if (imm.kind == ImmKind::kData) bytes = kernels::slot_bytes(dtype, chunk.elements);
+  uint64_t place = kernels::slot_bytes(dtype, chunk.offset);
+  if (!parameters_.rack_ranks.empty() && imm.kind <= ImmKind::kNull) {
+    // A null is its trailer alone.
+    if (imm.kind == ImmKind::kNull) place += chunk.elements * sizeof(float);
+    bytes += kTrailerElements * sizeof(float);
+  }
   if (imm.kind == ImmKind::kInitial) {
     bytes = initial_part(chunk.elements, kernels::bytes_of(dtype), imm.round).count * sizeof(float);
   }
-  if (arrival.fits(bytes, kernels::slot_bytes(dtype, chunk.offset))) return true;
+  if (arrival.fits(bytes, place)) return true;
   const bool wrong_bytes = arrival.bytes != bytes;
   violation(rank, index, wrong_bytes ? CoreReport::kBytes : CoreReport::kPlace,
             wrong_bytes ? arrival.bytes : arrival.offset);
   return false;
+}
+
+// Of a rank that is a rack: how many of its ranks it says took part.
+uint32_t CoreJob::participants_of(uint32_t rank, uint32_t index) const {
+  const CoreChunk& chunk = table_[index];
+  uint32_t participants = 0;
+  std::memcpy(&participants,
+              table_.rank(rank).slots + (chunk.offset + chunk.elements) * sizeof(float),
+              sizeof participants);
+  return participants;
+}
+
+// Nobody may have taken part: the rack waits for the ranks of a later round.
+bool CoreJob::may_take_part(uint32_t rank, uint32_t participants, const Imm& imm) const {
+  const bool some = participants > 0 || imm.kind == ImmKind::kNull;
+  return some && participants <= parameters_.rack_ranks[rank];
 }
 
 void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
@@ -144,9 +180,10 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
     return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(ImmKind::kInitial));
   }
   if (chunk.round == 0) {
+    if (chunk.initial_parts == parts) return;  // a parent has them, and has not answered yet
     if (part > chunk.initial_parts) return violation(rank, index, CoreReport::kRound, part);
     if (part == chunk.initial_parts) {
-      reducer_.store_initial(chunk, part);
+      way_->store_initial(index, part);
       ++chunk.initial_parts;
       table_.counters()[chunk.queue].elements_in += chunk.elements;
     }

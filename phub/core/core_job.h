@@ -56,6 +56,8 @@ class CoreJob {
     uint64_t levels = 1;         // of the tree of ranks
     bool lock_step = true;
     bool gated = false;
+    bool of_racks = false;
+    bool has_parent = false;
   };
   static uint64_t bytes(const Size& size);
 
@@ -93,7 +95,7 @@ class CoreJob {
   CoreReport hold();
   uint64_t commit(const Boundary& boundary);  // the lowest round in progress after it
   void probe(Probe& out) const;
-  void detach(uint32_t rank);
+  void detach(uint32_t rank);  // CoreReport::kNoRank: the parent
   void detach_all();
   void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
 
@@ -110,7 +112,10 @@ class CoreJob {
   bool arm();
   // Armed for one rank alone: somebody has to look now and then whether others wait for it.
   bool waits_for_one() const { return waits_for_one_; }
-  void disarm() { endpoint_.disarm(); }
+  void disarm() {
+    endpoint_.disarm();
+    way_->disarm();
+  }
   int wake_fd() const { return endpoint_.wake_fd(); }
   // By which other cores wake it; -1: they do not. Whether they have called.
   int way_fd() const { return way_->wake_fd(); }
@@ -140,6 +145,8 @@ class CoreJob {
     states_.reached(index);
   }
   bool fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm);
+  uint32_t participants_of(uint32_t rank, uint32_t index) const;
+  bool may_take_part(uint32_t rank, uint32_t participants, const Imm& imm) const;
   uint64_t cost_of(const CoreChunk& chunk, uint32_t ranks) const;
 
   void receive_initial(uint32_t rank, uint32_t index, uint32_t part);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "phub/core/messages.h"
@@ -14,6 +15,7 @@ namespace phub {
 // The same on every core of a job.
 struct JobParameters {
   uint32_t max_ranks = 1;
+  std::vector<uint32_t> rack_ranks = {};  // the ranks are racks with so many ranks each; else empty
   kernels::DType gradient_dtype = kernels::DType::kF32;
   kernels::DType parameter_dtype = kernels::DType::kF32;
   kernels::Optimizer optimizer = kernels::Optimizer::kNone;
@@ -29,6 +31,8 @@ struct JobParameters {
   uint64_t slack = kNever;  // then: how far a rank may be ahead of the slowest
   kernels::Store store = kernels::kDefaultStore;
   uint64_t first_round = 0;  // with what the arrays hold; 0: the job's beginning
+  bool has_parent =
+      false;  // results come from above; what was before first_round, too (uplinked.h)
 };
 
 // What a checkpoint keeps of where a job is, by chunk of the job.

@@ -17,13 +17,13 @@ class LockStep : public Way {
   Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) final;
   bool ready(uint32_t index) const final {
     const CoreChunk& chunk = stages_.table[index];
-    return chunk.missing == 0 && chunk.arrived > 0 && !chunk.closed &&
+    return chunk.missing == 0 && (chunk.arrived > 0 || chunk.vacant) && !chunk.closed &&
            chunk.round < stages_.table.hold_from && chunk.round <= stages_.table.closes_up_to;
   }
   Closed close(uint32_t index) override {
     return stages_.reducer.reduce(index) ? Closed::kDone : Closed::kNotNow;
   }
-  void finish(uint32_t index) final {
+  void finish(uint32_t index) override {
     stages_.table.count_completed(index);
     begin_round(index, stages_.table.next_round(index, stages_.table[index].round));
   }
@@ -55,7 +55,7 @@ class LockStep : public Way {
   }
   uint32_t indispensable_rank() const final;
 
- private:
+ protected:
   // The rounds before are complete: their result goes to everybody.
   void begin_round(uint32_t index, uint64_t round) {
     stages_.table.begin_round(index, round);

@@ -106,22 +106,24 @@ struct CoreReport {
     kProbed,
     kDetached,
     kAttached,
-    kBroken,     // a queue pair broke
-    kViolation,  // protocol violation by a rank
-    kNonFinite,  // the job's policy is to stop; rank == kNoRank: the sum overflowed
-    kExcluded,   // a rank was left out of a chunk for its NaN or Inf
-    kFailed,     // the job cannot go on on this core: CoreJob::failure()
-    kSnapped,    // every chunk is copied as it was before `round`
-    kGotState,   // so is the state of the keys that was asked for
-    kSetState,   // the keys have the state that was set
+    kBroken,       // a queue pair broke
+    kViolation,    // protocol violation by a rank
+    kNonFinite,    // the job's policy is to stop; rank == kNoRank: the sum overflowed
+    kExcluded,     // a rank was left out of a chunk for its NaN or Inf
+    kFailed,       // the job cannot go on on this core: CoreJob::failure()
+    kSnapped,      // every chunk is copied as it was before `round`
+    kGotState,     // so is the state of the keys that was asked for
+    kSetState,     // the keys have the state that was set
+    kParentBroke,  // the connection to the parent broke; once
   };
   enum Violation : uint8_t {
-    kStream,  // a malformed frame
-    kChunk,   // a chunk that the queue does not have
-    kKind,    // an unknown kind, or initial parameters that the job does not take
-    kRound,   // another round than the chunk's
-    kBytes,   // another size than the chunk's
-    kPlace,   // another place than the chunk's
+    kStream,        // a malformed frame
+    kChunk,         // a chunk that the queue does not have
+    kKind,          // an unknown kind, or initial parameters that the job does not take
+    kRound,         // another round than the chunk's
+    kBytes,         // another size than the chunk's
+    kPlace,         // another place than the chunk's
+    kParticipants,  // a rack without ranks that took part, or with more than it has
   };
   static constexpr uint32_t kNoRank = ~0u;
   Type type = kAdded;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "transport/layout.h"
 
@@ -68,12 +69,14 @@ void Reducer::gather(uint32_t index) {
 bool Reducer::sum(uint32_t index, float* to) {
   CoreChunk& chunk = table_[index];
   gather(index);
+  const uint32_t participants = std::max(table_.participants(index), 1u);
   const bool finite =
-      tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, chunk.arrived), to, chunk.elements);
+      tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, participants), to, chunk.elements);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
-  chunk.unused = parameters_.unused == Unused::kSkip && slots_.empty();
+  chunk.unused =
+      (parameters_.unused == Unused::kSkip && slots_.empty()) || table_.participants(index) == 0;
   return true;
 }
 
@@ -106,6 +109,30 @@ bool Reducer::sum_for_gate(uint32_t index, double& square) {
   if (!sum(index, to)) return false;
   square = kernels::sum_of_squares(to, chunk.elements);
   return true;
+}
+
+std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float* to) {
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("sum", chunk);
+  if (!reports_.room_for_exclusions(chunk.arrived)) return std::nullopt;  // they are read soon
+  gather(index);
+  PartialSum sum{.participants = table_.participants(index)};
+  while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, 1, to, chunk.elements)) {
+    const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
+    const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
+    if (at < 0 || parameters_.on_nonfinite != OnNonFinite::kExclude) {
+      const bool stops = parameters_.on_nonfinite == OnNonFinite::kStop ||
+                         parameters_.on_nonfinite == OnNonFinite::kExclude;
+      if (stops && !std::exchange(nonfinite_reported_, true)) {
+        reports_.add(CoreReport::kNonFinite, rank, index);
+      }
+      break;
+    }
+    exclude(at, index);
+    --sum.participants;
+  }
+  sum.null = slots_.empty();
+  return sum;
 }
 
 void Reducer::apply(uint32_t index, float factor) {
@@ -160,14 +187,19 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
                    at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
       return false;
     }
-    reports_.add(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], index);
-    slots_.erase(slots_.begin() + at);
-    slot_ranks_.erase(slot_ranks_.begin() + at);
+    exclude(at, index);
     --participants;
     if (tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, participants), sum, chunk.elements)) {
       return true;
     }
   }
+}
+
+// Leaves a rank out of the sum, which is recorded.
+void Reducer::exclude(int at, uint32_t index) {
+  reports_.add(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], index);
+  slots_.erase(slots_.begin() + at);
+  slot_ranks_.erase(slot_ranks_.begin() + at);
 }
 
 bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -35,6 +36,13 @@ class Reducer {
   bool sum_for_gate(uint32_t index, double& square);
   // Applies the sum times `factor`, and writes the round's result.
   void apply(uint32_t index, float factor);
+  // Below a parent: the sum as it is, of so many ranks; null: nobody sent a gradient. What is not
+  // finite goes up, where it stops the job; of whom it comes is reported. Nothing: as above.
+  struct PartialSum {
+    uint32_t participants = 0;
+    bool null = false;
+  };
+  std::optional<PartialSum> sum_for_parent(uint32_t index, float* to);
   // Writes the parameters as the round's result.
   void publish(uint32_t index);
   double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
@@ -67,6 +75,7 @@ class Reducer {
   bool sum(uint32_t index, float* to);
   void leave_out(uint32_t index);
   void* separate_result(const CoreChunk& chunk) const;
+  void exclude(int at, uint32_t index);
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);
@@ -89,6 +98,7 @@ class Reducer {
   std::vector<float> scratch_;
   TreeSum tree_sum_;
   bool stopped_ = false;
+  bool nonfinite_reported_ = false;  // below a parent
 };
 
 }  // namespace phub

@@ -1,11 +1,11 @@
 // The way in which the chunks of a job complete: in lock-step (lock_step.h), perhaps with a gate
-// (gated.h), or by clocks (clocked.h).
+// (gated.h) or a parent (uplinked.h), or by clocks (clocked.h).
 //
 // A chunk is *ready* when it can be closed. It *closes* when its participants are fixed and their
 // slots are read; from then on boundaries and lost ranks change nothing of this round. It is *done*
 // when its result is there; then it is *finished*: the next round begins, and the result goes to
 // its readers. Between closed and done its result is *pending*, if it depends on others than the
-// chunk's own ranks: on the other chunks of the round, behind a gate.
+// chunk's own ranks: on the other chunks of the round, behind a gate, or on other racks.
 //
 // The functions that are called for every arrival are called on the class of the way, not through
 // this one: CoreJob::step() chooses once per pass.
@@ -66,12 +66,15 @@ class Way {
   // Before the core sleeps: what next_done() waits for will wake it, by this descriptor (eventfd,
   // edge triggered; -1: there is none). False: it is there already.
   virtual bool arm() { return true; }
+  virtual void disarm() {}
   virtual int wake_fd() const { return -1; }
   virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
 
   // The latest round of which the rank may have the result now; kNever: none.
   virtual uint64_t completed(uint32_t rank, uint32_t index) const = 0;
 
+  // Stores a part of the initial parameters, which lies at the beginning of rank 0's slot.
+  virtual void store_initial(uint32_t index, uint32_t part);
   // The initial parameters of a chunk are complete.
   virtual void begin(uint32_t index) = 0;
 
@@ -95,6 +98,11 @@ class Way {
   virtual void save(uint32_t index, uint64_t round, const SavedClocks& to) const = 0;
   virtual void restore(const SavedClocks& from) = 0;
 
+  // Of the connection to a parent: what another thread does to it now, this one does not see. Then
+  // it is a new one, and what was not answered is sent again.
+  virtual void suspend_parent() {}
+  virtual void resume_parent() {}
+
   virtual bool anyone_waits(uint32_t index) const = 0;
   // Of 64 ranks, those that have to contribute before the chunk goes on.
   virtual uint64_t lacking(uint32_t index, uint32_t word) const = 0;
@@ -116,6 +124,10 @@ class Way {
 
   const Stages stages_;
 };
+
+inline void Way::store_initial(uint32_t index, uint32_t part) {
+  stages_.reducer.store_initial(stages_.table[index], part);
+}
 
 inline void Way::resend(uint32_t rank, uint32_t index) {
   if (stages_.table[index].round == 0) return;  // comes to all

@@ -22,15 +22,17 @@ Job::Split::Split(Plan plan) {
 }
 
 Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store, bool snapshots,
-         const Manifest* restored)
-    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored) {}
+         const Manifest* restored, const Rack* rack)
+    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored, rack) {}
 
 Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store,
-         bool snapshots, const Manifest* restored)
+         bool snapshots, const Manifest* restored, const Rack* rack)
     : JobPart(spec, std::move(plan.part), transport, store, snapshots, restored,
-              numbers_of(plan.whole.get())),
+              numbers_of(plan.whole.get()), rack),
       whole_(std::move(plan.whole)),
-      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size())) {}
+      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
+  if (rack) membership_.begin_life(rack->incarnation);
+}
 
 void Job::publish_restored(const Manifest& saved) {
   membership_.restore(saved, saved_clocks());

@@ -14,7 +14,7 @@ class Job : public JobPart {
  public:
   // As JobPart; `plan` is for all boxes, of which this is the first.
   Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-      bool snapshots = false, const Manifest* restored = nullptr);
+      bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr);
 
   // Of all boxes; plan() is this box's part of it.
   const Plan& whole_plan() const { return whole_ ? *whole_ : plan(); }
@@ -34,7 +34,7 @@ class Job : public JobPart {
     Plan part;
   };
   Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store, bool snapshots,
-      const Manifest* restored);
+      const Manifest* restored, const Rack* rack);
 
   const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
   Membership membership_;

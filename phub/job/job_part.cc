@@ -14,11 +14,14 @@ namespace {
 
 size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeof(float); }
 
-LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues) {
+LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues,
+                       const RankRange& ranks) {
   const Choices choices = choices_of(spec);
   LinkLayout layout = phub::link_layout(
       plan, spec.max_ranks, kernels::bytes_of(choices.gradient_dtype),
       kernels::bytes_of(choices.parameter_dtype), choices.lock_step() ? 1 : spec.max_ranks);
+  layout.first_rank = ranks.first;
+  layout.end_rank = ranks.end;
   layout.first_queue = queues.first;
   layout.all_queues = queues.all;
   layout.cores = static_cast<uint32_t>(plan.cores.size());
@@ -32,12 +35,13 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
 }
 
 JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const BoxLink& link,
-                            kernels::Store store, uint64_t first_round) {
+                            kernels::Store store, uint64_t first_round, bool has_parent) {
   return {.max_ranks = spec.max_ranks,
+          .rack_ranks = spec.rack_ranks,
           .gradient_dtype = choices.gradient_dtype,
           .parameter_dtype = choices.parameter_dtype,
           .optimizer = choices.optimizer,
-          .tree = RankTree(spec.groups, spec.max_ranks),
+          .tree = has_parent ? RankTree() : RankTree(spec.groups, spec.max_ranks),
           .mean = choices.reduction == Reduction::kMean,
           .initial_broadcast = choices.initial == Initial::kBroadcast,
           .on_nonfinite = choices.on_nonfinite,
@@ -48,7 +52,8 @@ JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const B
           .lock_step = choices.lock_step(),
           .slack = choices.consistency == Consistency::kSsp ? spec.slack : kNever,
           .store = store,
-          .first_round = first_round};
+          .first_round = first_round,
+          .has_parent = has_parent};
 }
 
 float* floats(const numa::Memory& memory) {
@@ -141,25 +146,29 @@ void complete_spec(JobSpec& spec) {
 }
 
 JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-                 bool snapshots, const Manifest* restored, QueueNumbers queues)
+                 bool snapshots, const Manifest* restored, QueueNumbers queues, const Rack* rack)
     : spec_(spec),
       plan_(std::move(plan)),
-      choices_(choices_of(spec)),
-      memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored))),
+      choices_(choices_of(rack ? spec_of_sums(spec) : spec)),
+      ranks_(rack ? rack->ranks : RankRange{0, spec.max_ranks}),
+      has_parent_(rack != nullptr),
+      memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored), rack)),
       classes_(key_classes(spec)),
       hyper_(spec, choices_.optimizer, classes_),
       takes_snapshots_(snapshots),
-      link_(transport.open_job(link_layout(spec, plan_, queues))) {
+      link_(transport.open_job(link_layout(spec, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(spec_, restored));
+  if (rack) connect(*rack);
   const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
-  const uint64_t first_round = restored ? restored->round + 1 : 0;
+  const uint64_t first_round = restored ? restored->round + 1 : rack ? rack->first_round : 0;
   if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
   std::vector<uint32_t> expected;
-  for (uint32_t r = 0; r < spec_.max_ranks; ++r) {
+  for (uint32_t r = ranks_.first; r < ranks_.end; ++r) {
     if (restored ? restored->ranks[r].expected : r < spec_.world_size) expected.push_back(r);
   }
-  const JobParameters parameters = parameters_of(spec_, choices_, *link_, store, first_round);
-  if (choices_.gated) {
+  const JobParameters parameters =
+      parameters_of(spec_, choices_, *link_, store, first_round, has_parent_);
+  if (choices_.gated && !has_parent_) {
     gate_ = std::make_unique<RoundGate>(cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
                                         choices_.on_nonfinite == OnNonFinite::kSkip);
   }
@@ -170,10 +179,49 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
         return std::make_unique<Gated>(stages, *gate_, core);
       };
     }
+    if (rack) {
+      make_lock_step = [this, core, rack](const Stages& stages) {
+        return std::make_unique<Uplinked>(stages, uplink_of(core, *rack));
+      };
+    }
     core_jobs_.push_back(std::make_unique<CoreJob>(
         core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
         static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step));
   }
+}
+
+// A queue of the parent's is polled by the core that has its chunks.
+void JobPart::connect(const Rack& rack) {
+  LinkLayout layout = phub::link_layout(rack.above, 1, sizeof(float),
+                                        kernels::bytes_of(choices_.parameter_dtype), 1);
+  for (const std::vector<uint32_t>& chunks : rack.above.queue_chunks) {
+    uint32_t& core = layout.queue_thread.emplace_back(0);
+    if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;
+    for (const uint32_t id : chunks) {
+      PHUB_CHECK(plan_.queues[plan_.chunks[id].queue].core == core);
+    }
+  }
+  layout.threads = static_cast<uint32_t>(plan_.cores.size());
+  uplink_ = rack.connect(layout);
+}
+
+CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
+  const uint64_t result_bytes = kernels::bytes_of(choices_.parameter_dtype);
+  CoreUplink uplink{.endpoint = &uplink_->endpoint_of(core),
+                    .slots = uplink_->gradients(),
+                    .results = uplink_->results(),
+                    .places = {},
+                    .rack_results = arrays_.results};
+  for (const uint32_t queue : plan_.cores[core].queues) {
+    for (const uint32_t id : plan_.queue_chunks[queue]) {
+      const ChunkLayout& above = rack.above.chunks[id];
+      uplink.places.push_back({.slot = above.box_offset * sizeof(float),
+                               .result = above.offset * result_bytes,
+                               .queue = above.queue,
+                               .index = above.index});
+    }
+  }
+  return uplink;
 }
 
 void JobPart::make_arrays(uint32_t saved_ranks) {
@@ -186,7 +234,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
     place(memory.bytes(), sizeof(float), runs);
     return floats(memory);
   };
-  const size_t states = states_of(spec_);
+  const size_t states = has_parent_ ? 0 : states_of(spec_);
   std::byte* results = link_->results().data();
   const bool f32 = choices_.parameter_dtype == kernels::DType::kF32;
   arrays_.results = results;
@@ -199,7 +247,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   }
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
-  if (choices_.gated) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
+  if (choices_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
   if (!takes_snapshots_ || !box_has_state(spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");

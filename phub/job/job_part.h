@@ -20,7 +20,9 @@
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
 #include "phub/core/round_gate.h"
+#include "phub/core/uplinked.h"
 #include "phub/job/memory.h"
+#include "phub/job/rack.h"
 #include "phub/plan/choices.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
@@ -43,14 +45,21 @@ class JobPart {
   // `snapshots`: takes them, with memory for what the box has. A job that goes on from a checkpoint
   // (`restored`; null: it begins) gets its values before a core has it: SavedJobs::load().
   // REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks. Throws Error.
+  // `rack`: what a box with a parent needs; null: it has none. Then the plan's units are the
+  // parent's queues.
   JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-          bool snapshots = false, const Manifest* restored = nullptr, QueueNumbers queues = {});
+          bool snapshots = false, const Manifest* restored = nullptr, QueueNumbers queues = {},
+          const Rack* rack = nullptr);
 
   const JobSpec& spec() const { return spec_; }
   const Choices& choices() const { return choices_; }
   const Plan& plan() const { return plan_; }
   const NodeMemory& memory() const { return memory_; }
   BoxLink& link() { return *link_; }
+  const RankRange& ranks() const { return ranks_; }  // that the box serves
+  // To the parent. Makes its connections anew; the cores must not use it meanwhile. Any thread.
+  // REQUIRES: there is a parent. Throws Error.
+  void reconnect(const Offer& offer) { uplink_->reconnect(offer); }
   // By core of the plan, which may leave cores of the server out.
   CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
@@ -78,12 +87,16 @@ class JobPart {
 
  private:
   void make_arrays(uint32_t saved_ranks);
+  void connect(const Rack& rack);
+  CoreUplink uplink_of(uint32_t core, const Rack& rack);
   void take_steps(const Manifest& saved);
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;
   const Plan plan_;
-  const Choices choices_;
+  const Choices choices_;  // of what is done here
+  const RankRange ranks_;
+  const bool has_parent_;
   const NodeMemory memory_;
   const KeyClasses classes_;
   HyperTable hyper_;
@@ -94,7 +107,8 @@ class JobPart {
   numa::Memory memory_of_clocks_;
   numa::Memory memory_of_sums_;
   JobArrays arrays_;
-  std::unique_ptr<RoundGate> gate_;  // null: rounds are not gated
+  std::unique_ptr<RoundGate> gate_;     // null: rounds are not gated
+  std::unique_ptr<WorkerLink> uplink_;  // to the parent; null: there is none
   std::vector<std::unique_ptr<CoreJob>> core_jobs_;
 };
 

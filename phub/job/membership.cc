@@ -22,19 +22,26 @@ std::string named(const std::vector<uint32_t>& ranks) {
 
 }  // namespace
 
-Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks)
+Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
+                       const RankRange& served)
     : spec_(spec),
       choices_(choices_of(spec)),
       cores_(cores),
       chunks_(chunks),
+      served_(served),
       ranks_(spec.max_ranks),
       log_(chunks) {
   min_round_ = choices_.initial == Initial::kBroadcast ? 0 : 1;
-  for (uint32_t r = 0; r < spec.world_size; ++r) {
+  for (uint32_t r = served.first; r < std::min(served.end, spec.world_size); ++r) {
     ranks_[r].expected = true;
     ranks_[r].first = true;
     ranks_[r].first_round = 1;
   }
+}
+
+void Membership::begin_life(uint32_t incarnation) {
+  constexpr uint32_t kOfOneLife = 1024;
+  for (Rank& rank : ranks_) rank.incarnation = (incarnation - 1) * kOfOneLife;
 }
 
 bool Membership::take_snapshot() {
@@ -66,6 +73,14 @@ void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
     reply_error(token, ErrorCode::kFull,
                 fmt::format("rank {} is out of range: job '{}' has max_ranks {}", rank, spec_.name,
                             spec_.max_ranks));
+    return check_abandoned();
+  }
+  if (!served_.contains(rank)) {
+    reply_error(
+        token, ErrorCode::kInvalid,
+        fmt::format("rank {} is of another group of job '{}': this box sums ranks {} to {}, "
+                    "which joined it first",
+                    rank, spec_.name, served_.first, served_.end - 1));
     return check_abandoned();
   }
   Rank& r = ranks_[rank];
@@ -103,7 +118,7 @@ int32_t Membership::choose_rank() const {
     }
   }
   auto first = [&](State state, uint32_t begin, uint32_t end) -> int32_t {
-    for (uint32_t r = begin; r < end; ++r) {
+    for (uint32_t r = std::max(begin, served_.first); r < std::min(end, served_.end); ++r) {
       if (ranks_[r].state == state && !is_joining(r)) return static_cast<int32_t>(r);
     }
     return -1;
@@ -204,11 +219,14 @@ void Membership::forget(uint32_t rank, const std::string& reason) {
   }
 }
 
+std::string Membership::non_finite_text(uint32_t rank, const std::string& where) {
+  return rank == CoreReport::kNoRank
+             ? fmt::format("the sum of finite gradients overflowed in {}", where)
+             : fmt::format("rank {} sent a NaN or an infinity in {}", rank, where);
+}
+
 void Membership::non_finite(uint32_t rank, const std::string& where) {
-  fail_job(ErrorCode::kNonFinite,
-           rank == CoreReport::kNoRank
-               ? fmt::format("the sum of finite gradients overflowed in {}", where)
-               : fmt::format("rank {} sent a NaN or an infinity in {}", rank, where));
+  fail_job(ErrorCode::kNonFinite, non_finite_text(rank, where));
 }
 
 void Membership::excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round) {

@@ -51,10 +51,17 @@ class Membership {
   using Ms = uint64_t;  // monotonic milliseconds
 
   // The first join begins the time in which all first ranks must come (join_limit_ms).
-  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks);
+  // `served`: the ranks that this box has; the others are at other racks.
+  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks, const RankRange& served);
+  Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks)
+      : Membership(spec, cores, chunks, {0, spec.max_ranks}) {}
   // The job goes on from a checkpoint: the ranks that it names as expected are its first. `clocks`:
   // what its chunks have of each rank, if it is not in lock-step. Before anything else is called.
   void restore(const Manifest& saved, const SavedClocks& clocks = {});
+
+  // Of a rack, which is this incarnation at its parent: its ranks are others than those of its
+  // incarnations before, and have higher numbers. Before anything else is called.
+  void begin_life(uint32_t incarnation);
 
   // Requests; `token` comes back in a kReply.
   void join(uint64_t token, int32_t rank, bool replace, Ms now);
@@ -95,12 +102,15 @@ class Membership {
   void held(const CoreReport& report, Ms now);
   void committed(const CoreReport& report, Ms now);
   void non_finite(uint32_t rank, const std::string& where);
+  static std::string non_finite_text(uint32_t rank, const std::string& where);
   void excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
   // After every core answered a probe: the lowest round in progress, arrivals and missing ranks.
   void probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
               const std::vector<uint64_t>& waited_for, Ms now);
   void tick(Ms now);
   void remove();  // somebody deleted the job
+  // The parent's job has ended, or this rack is no longer in it.
+  void parent_ended(ErrorCode code, const std::string& reason) { fail_job(code, reason); }
 
   std::deque<MembershipAction>& actions() { return actions_; }
   Boundary& boundary() { return boundary_; }
@@ -195,6 +205,7 @@ class Membership {
   const Choices choices_;
   const uint32_t cores_;
   const uint32_t chunks_;
+  const RankRange served_;
   std::vector<Rank> ranks_;
   MembershipLog log_;
   std::deque<MembershipAction> actions_;

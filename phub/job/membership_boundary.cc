@@ -240,7 +240,8 @@ void Membership::finish_joins(Ms now) {
                         .incarnation = r.incarnation,
                         .token = join.token,
                         .first_round = r.first_round,
-                        .send_initial = join.rank == 0 && committed_min_round_ == 0});
+                        .send_initial = choices_.initial == Initial::kBroadcast && join.rank == 0 &&
+                                        committed_min_round_ == 0});
   }
   current_joins_.clear();
 }

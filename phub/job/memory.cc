@@ -27,9 +27,13 @@ bool box_has_state(const JobSpec& spec) {
 }
 
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots,
-                                      uint64_t saved_ranks) {
+                                      uint64_t saved_ranks, const Rack* rack) {
+  if (rack != nullptr && spec.optimizer != "none") {
+    return memory_needed(plan, spec_of_sums(spec), snapshots, saved_ranks, rack);
+  }
   const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
+  const uint64_t ranks_here = rack ? rack->ranks.size() : ranks;
   const uint64_t classes = key_classes(spec).classes.size();
   const uint32_t levels = RankTree(spec.groups, static_cast<uint32_t>(ranks)).levels();
   const Choices choices = choices_of(spec);
@@ -41,12 +45,16 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   for (const ChunkLayout& chunk : plan.chunks) {
     if (chunk.queue == kElsewhere) continue;
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
-    const uint64_t elements = slot_elements(chunk.elements);
-    node.slots += ranks * element.gradient * elements;
+    const uint64_t elements = plan.box_slot(chunk);
+    node.slots += ranks_here * element.gradient * elements;
     node.parameters += (lock_step ? 1 : ranks) * element.parameter * elements;
     node.master += element.master * elements;
     node.state += element.state * elements;
-    if (choices.gated) node.sums += sizeof(float) * elements;
+    if (choices.gated && !rack) node.sums += sizeof(float) * elements;
+    if (rack) {
+      const uint64_t above = rack->above.box_slot(chunk);
+      node.sums += (sizeof(float) + element.parameter) * above;
+    }
     if (copies) node.snapshot += (sizeof(float) + element.state) * elements;
     node.bookkeeping += kPlanBytes;
     largest_chunk = std::max(largest_chunk, elements);
@@ -57,7 +65,13 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     const auto chunks = static_cast<uint32_t>(plan.queue_chunks[q].size());
     static_assert(sizeof(Write) >= 2 * sizeof(uint32_t) && kTcpRingSlack >= kShmRingSlack);
     nodes[plan.cores[plan.queues[q].core].node].bookkeeping +=
-        ranks * tcp_ring_entries(chunks) * sizeof(Write);
+        ranks_here * tcp_ring_entries(chunks) * sizeof(Write);
+  }
+  if (rack) {
+    for (const std::vector<uint32_t>& chunks : rack->above.queue_chunks) {
+      nodes.begin()->second.bookkeeping +=
+          tcp_ring_entries(static_cast<uint32_t>(chunks.size())) * sizeof(Write);
+    }
   }
   for (const CorePlan& core : plan.cores) {
     nodes[core.node].bookkeeping += CoreJob::bytes({.chunks = chunks_on(plan, core),
@@ -67,7 +81,9 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .largest_chunk = largest_chunk,
                                                     .levels = levels,
                                                     .lock_step = lock_step,
-                                                    .gated = choices.gated});
+                                                    .gated = choices.gated,
+                                                    .of_racks = !spec.rack_ranks.empty(),
+                                                    .has_parent = rack != nullptr});
   }
   if (copies) {
     nodes[plan.cores.front().node].snapshot +=
@@ -76,7 +92,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
-  if (choices.gated) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
+  if (choices.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
   if (choices.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
   }
@@ -85,10 +101,10 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   return result;
 }
 
-NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots,
-                        uint64_t saved_ranks) {
+NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots, uint64_t saved_ranks,
+                        const Rack* rack) {
   NodeMemory total;
-  for (const NodeMemory& node : memory_needed(plan, spec, snapshots, saved_ranks)) {
+  for (const NodeMemory& node : memory_needed(plan, spec, snapshots, saved_ranks, rack)) {
     total.slots += node.slots;
     total.parameters += node.parameters;
     total.master += node.master;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "phub/job/rack.h"
 #include "phub/plan/plan.h"
 
 namespace phub {
@@ -17,7 +18,7 @@ struct NodeMemory {
   uint64_t parameters = 0;   // what is written back
   uint64_t master = 0;       // f32 parameters, where what is written back has 16 bits
   uint64_t state = 0;        // of the optimizer
-  uint64_t sums = 0;         // of a round that is gated, f32
+  uint64_t sums = 0;         // of a round that is gated, f32; to a parent, with the results from it
   uint64_t snapshot = 0;     // a copy of f32 parameters, state and clocks, for snapshots
   uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
   uint64_t total() const {
@@ -31,12 +32,13 @@ bool box_has_state(const JobSpec& spec);
 
 // One entry per node in use, ascending. `snapshots`: whether the server takes them.
 // `saved_ranks`: of the checkpoint that the job goes on from, which may be more than it has now.
+// `rack`: of a box with a parent, null: it has none.
 // Throws Error(kInvalid) on words of `spec` that are unknown.
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots = false,
-                                      uint64_t saved_ranks = 0);
+                                      uint64_t saved_ranks = 0, const Rack* rack = nullptr);
 // The sum of all nodes.
 NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false,
-                        uint64_t saved_ranks = 0);
+                        uint64_t saved_ranks = 0, const Rack* rack = nullptr);
 
 // For people: a table, with a line per node.
 std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);

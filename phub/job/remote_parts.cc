@@ -149,7 +149,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   if (!type || type == CoreReport::kFailed) return std::nullopt;
   if (report.core >= part->cores) nonsense("a core");
   if (report.chunk >= plan_.chunks.size()) nonsense("a chunk");
-  if (report.violation > CoreReport::kPlace) nonsense("a violation");
+  if (report.violation > CoreReport::kParticipants) nonsense("a violation");
   const uint32_t core = part->first_core + report.core;
   if (type == CoreReport::kRemoved && part->cores_left-- == 0) nonsense("a core that is gone");
   if (type == CoreReport::kCommitted && part->committing-- == 0) nonsense("a commit");

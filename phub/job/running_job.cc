@@ -42,6 +42,9 @@ std::string violation_text(const Job& job, const CoreReport& report) {
           fmt::format("round (or part) {} (mod 256) in round {}", report.said, report.round));
     case CoreReport::kBytes:
       return sent(fmt::format("{} bytes, not as many as belong there,", report.said));
+    case CoreReport::kParticipants:
+      return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,
+                              job.spec().rack_ranks[report.rank]));
     case CoreReport::kPlace:
       return sent(fmt::format("a payload to offset {}, where it does not lie,", report.said));
   }
@@ -64,7 +67,8 @@ void check_descriptors(int any) {
 }  // namespace
 
 RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
-                       JobHost& host, SavedLife life, std::vector<ShardBox> shards)
+                       JobHost& host, SavedLife life, std::vector<ShardBox> shards,
+                       std::shared_ptr<Uplink> uplink)
     : host_(host),
       job_(std::move(job)),
       membership_(job_->membership()),
@@ -73,6 +77,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       meter_(job_->whole_plan(), job_->spec(), transport_, cores_, host.meters,
              host.clock.now_ms()),
       remote_(host.shards, host.next_job++, job_->whole_plan(), std::move(shards)),
+      uplink_(std::move(uplink)),
       seats_(job_->spec().max_ranks),
       activity_(cores_.size()),
       life_(std::move(life)),
@@ -83,6 +88,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
   count_growth();
+  if (uplink_) follow_parent();
 }
 
 uint64_t RunningJob::tick_ms() const {
@@ -98,6 +104,7 @@ void RunningJob::tick(uint64_t now) {
     if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
   }
   membership_.tick(now);
+  if (uplink_) tell_parent();
   tick_save(now);
   probe(now);
   carry_out();
@@ -141,6 +148,10 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kDetached:
     case CoreReport::kAttached:
+      if (report.rank == CoreReport::kNoRank) {
+        parent_changed(report.type);
+        break;
+      }
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
@@ -164,7 +175,15 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kViolation:
       lose(report.rank, report.incarnation, violation_text(*job_, report));
       break;
+    case CoreReport::kParentBroke:
+      parent_broke();
+      break;
     case CoreReport::kNonFinite:
+      if (uplink_) {
+        nonfinite_ = Membership::non_finite_text(
+            report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
+        break;
+      }
       membership_.non_finite(
           report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
       break;
@@ -386,6 +405,7 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
     reconnection.reply({ErrorCode::kFenced, "the job has ended"});
   }
   drop_parts();
+  end_at_parent();
   broadcast({.type = CoreMessage::kRemoveJob});
 }
 
@@ -440,6 +460,10 @@ JobStatus RunningJob::status() const {
   status.void_snapshots = void_snapshots_;
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.ranks();
+  for (RankStatus& rank : status.ranks) {
+    rank.rack = seats_[rank.rank].rack.name;
+    rank.rack_live = seats_[rank.rank].rack.live;
+  }
   std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
   status.missing = membership_.missing();
   status.waiting_for = membership_.waiting_for();

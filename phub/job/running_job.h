@@ -26,6 +26,7 @@
 #include "phub/job/saved_jobs.h"
 #include "phub/job/shards.h"
 #include "phub/job/state_transfer.h"
+#include "phub/job/uplink.h"
 #include "phub/notes.h"
 
 namespace phub {
@@ -60,10 +61,11 @@ struct SavedLife {
 
 class RunningJob {
  public:
-  // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts. The
-  // host outlives this.
+  // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts;
+  // `uplink`: of a rack, null: there is no parent. The host outlives this.
   RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
-             JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {});
+             JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {},
+             std::shared_ptr<Uplink> uplink = nullptr);
 
   Job& job() { return *job_; }
   const JobMeter& meter() const { return meter_; }
@@ -105,6 +107,7 @@ class RunningJob {
   void authenticate(const Credential& who);
   // REQUIRES: authenticate(who), for `rank` and `who`.
   Pulse heartbeat(uint32_t rank);
+  void take_news(uint32_t rank, RackNews news);  // throws Error(kInvalid): it is no rack
   void leave(uint32_t rank, Reply<Done> reply);
   void barrier(uint32_t rank, Reply<Done> reply);
   void set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
@@ -170,6 +173,7 @@ class RunningJob {
     uint64_t first_round = 0;
     bool send_initial = false;
     bool saves = false;  // its part belongs to checkpoints
+    RackNews rack = {};  // the latest, where the rank is a rack
   };
   struct WaitingJoin {
     std::string id;
@@ -202,6 +206,15 @@ class RunningJob {
   void broadcast(CoreMessage message);
   void finish_admission(uint32_t rank, const std::optional<Error>& refused);
   void attach_again(uint32_t rank);
+
+  // running_job_rack.cc
+  void follow_parent();
+  void end_at_parent();
+  void parent_broke();
+  void parent_changed(CoreReport::Type type);
+  void connect_parent_again();
+  void tell_parent();
+  Reply<Done> after_parents_barrier(Reply<Done> reply);
 
   // running_job_shards.cc
   void order(const CoreMessage& message);
@@ -247,7 +260,11 @@ class RunningJob {
   const std::string transport_;
   const std::vector<uint32_t> cores_;  // of the server, by core of the job
   JobMeter meter_;
-  RemoteParts remote_;  // of other boxes
+  RemoteParts remote_;                    // of other boxes
+  const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
+  enum class ParentLink { kFine, kStopping, kMissing, kResuming } parent_link_ = ParentLink::kFine;
+  uint32_t parent_answers_ = 0;  // of cores, which stop using the link or go on
+  std::string nonfinite_;        // what a rank of this rack sent, for which the parent ends the job
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;

@@ -60,7 +60,7 @@ void RunningJob::authenticate(const Credential& who) {
 Pulse RunningJob::heartbeat(uint32_t rank) {
   membership_.heartbeat(rank, host_.time.now_ms());
   return {.completed_round = membership_.completed_round(),
-          .durable_round = durable_round_,
+          .durable_round = uplink_ ? uplink_->pulse().durable_round : durable_round_,
           .missing = membership_.missing(),
           .assembling = !membership_.assembled()};
 }
@@ -76,7 +76,7 @@ void RunningJob::leave(uint32_t rank, Reply<Done> reply) {
 }
 
 void RunningJob::barrier(uint32_t rank, Reply<Done> reply) {
-  membership_.barrier(expect(answer_done(std::move(reply))), rank);
+  membership_.barrier(expect(answer_done(after_parents_barrier(std::move(reply)))), rank);
   carry_out();
 }
 
@@ -91,6 +91,7 @@ void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<Hyper
   if (change.values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
+  if (uplink_) return uplink_->set_hyper(change, std::move(reply));
   if (change.values.contains("max_norm") && !job_->choices().gated) {
     fail(ErrorCode::kInvalid,
          "max_norm can be set in a job that began with one (0: none, at first): job '{}' did not",

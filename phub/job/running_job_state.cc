@@ -18,6 +18,12 @@ using Stage = StateTransfer::Stage;
 
 void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> reply) {
   const JobSpec& spec = job_->spec();
+  if (uplink_) {
+    fail(ErrorCode::kInvalid,
+         "the state of keys cannot be read or set in job '{}' here: this box has a parent, which "
+         "has the parameters",
+         spec.name);
+  }
   if (!job_->choices().lock_step() || !box_has_state(spec)) {
     fail(ErrorCode::kInvalid,
          "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -172,7 +173,7 @@ struct Bin {
 // The candidate whose load, relative to its share, is least after it gets the chunk; the first of
 // equals.
 uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candidates,
-                      uint32_t elements) {
+                      uint64_t elements) {
   uint32_t best = candidates.front();
   double least = std::numeric_limits<double>::infinity();
   for (uint32_t i : candidates) {
@@ -227,6 +228,24 @@ size_t run_length(const Plan& plan, std::span<const uint32_t> order, size_t firs
   return length;
 }
 
+// The chunks of each unit; the largest unit first, of equals in their order.
+std::vector<std::vector<uint32_t>> units_of(const PlanOptions& options, const Plan& plan) {
+  PHUB_CHECK(options.units.size() == plan.chunks.size());
+  std::vector<std::pair<uint64_t, std::vector<uint32_t>>> units(std::ranges::max(options.units) +
+                                                                size_t{1});
+  for (uint32_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
+    auto& [elements, chunks] = units[options.units[chunk]];
+    elements += plan.chunks[chunk].elements;
+    chunks.push_back(chunk);
+  }
+  std::ranges::stable_sort(units, std::greater<>(), [](const auto& unit) { return unit.first; });
+  std::vector<std::vector<uint32_t>> out;
+  for (auto& [elements, chunks] : units) {
+    if (elements > 0) out.push_back(std::move(chunks));
+  }
+  return out;
+}
+
 // Longest processing time first: the largest remaining chunk, or the run that begins with it, goes
 // to the site with the least load for its share, there to such a core, there to such a queue. Equal
 // chunks go in their order, so that the chunks of one key are spread over the whole box.
@@ -250,6 +269,28 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
   for (size_t q = 0; q < queue_bins.size(); q++) queue_bins[q].share = queue_share[q];
   add_load(options, site_cores, plan, site_bins, core_bins, queue_bins);
 
+  // All to one core; there each by itself, or all to one queue.
+  const auto put = [&](std::span<const uint32_t> chunks, bool to_one_queue) {
+    uint64_t elements = 0;
+    for (const uint32_t chunk : chunks) elements += plan.chunks[chunk].elements;
+    const uint32_t s = least_loaded(site_bins, all_sites, elements);
+    const uint32_t k = least_loaded(core_bins, site_cores[s], elements);
+    site_bins[s].elements += elements;
+    core_bins[k].elements += elements;
+    plan.cores[k].elements += elements;
+    uint32_t queue = least_loaded(queue_bins, plan.cores[k].queues, elements);
+    for (const uint32_t chunk : chunks) {
+      const uint32_t size = plan.chunks[chunk].elements;
+      if (!to_one_queue) queue = least_loaded(queue_bins, plan.cores[k].queues, size);
+      plan.chunks[chunk].queue = queue;
+      queue_bins[queue].elements += size;
+      plan.nics[plan.queues[queue].nic].elements += size;
+    }
+  };
+  if (!options.units.empty()) {
+    for (const std::vector<uint32_t>& unit : units_of(options, plan)) put(unit, false);
+    return;
+  }
   std::vector<uint32_t> order(plan.chunks.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
@@ -261,16 +302,7 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
   const size_t runs_end = no_links ? order.size() - order.size() / kSinglePart : 0;
   for (size_t first = 0, length = 0; first < order.size(); first += length) {
     length = first < runs_end ? run_length(plan, order, first, longest) : 1;
-    const uint32_t elements = plan.chunks[order[first]].elements * static_cast<uint32_t>(length);
-    const uint32_t s = least_loaded(site_bins, all_sites, elements);
-    const uint32_t k = least_loaded(core_bins, site_cores[s], elements);
-    const uint32_t q = least_loaded(queue_bins, plan.cores[k].queues, elements);
-    site_bins[s].elements += elements;
-    core_bins[k].elements += elements;
-    queue_bins[q].elements += elements;
-    for (size_t i = 0; i < length; ++i) plan.chunks[order[first + i]].queue = q;
-    plan.cores[k].elements += elements;
-    plan.nics[plan.queues[q].nic].elements += elements;
+    put(std::span(order).subspan(first, length), true);
   }
 }
 
@@ -342,6 +374,7 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   for (const Site& site : sites) add_site(topology, site, plan, queue_share);
   check_chunk_count(keys, options, plan.queues.size());
   static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements);
+  plan.trailer_elements = options.trailer_elements;
   deal(sites, queue_share, options, plan);
   lay_out_boxes(plan, options.shared_memory);
   return plan;
@@ -384,8 +417,7 @@ Plan part_of(const Plan& plan, uint32_t box) {
     const bool here = chunk.queue >= first && chunk.queue < end;
     chunk.queue = here ? chunk.queue - first : kElsewhere;
     if (!here) continue;
-    part.box_elements =
-        std::max(part.box_elements, chunk.box_offset + slot_elements(chunk.elements));
+    part.box_elements = std::max(part.box_elements, chunk.box_offset + part.box_slot(chunk));
   }
   return part;
 }

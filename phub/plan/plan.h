@@ -46,8 +46,11 @@ struct PlanOptions {
   std::vector<uint32_t> preferred_cpus = {};
   uint32_t ranks = 1;  // the job's max_ranks; decides about queue pairs and memory
   uint32_t chunk_elements = 8192;
-  bool shared_memory = true;    // the box's memory is laid out as the workers', by keys
-  uint64_t gradient_bytes = 4;  // per element, to compare with `load`
+  bool shared_memory = true;  // the box's memory is laid out as the workers', by keys
+  // By chunk: the chunks of one unit go to one core. Empty: each goes where it likes.
+  std::vector<uint32_t> units = {};
+  uint32_t trailer_elements = 0;  // behind each chunk (Layout)
+  uint64_t gradient_bytes = 4;    // per element, to compare with `load`
   std::vector<PlanLoad> load = {};
 };
 

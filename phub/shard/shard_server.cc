@@ -27,6 +27,7 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
   }
   Plan plan;
   static_cast<Layout&>(plan) = lay_out_keys(order.spec.keys, order.spec.chunk_elements);
+  plan.trailer_elements = trailer_of(order.spec);
   for (const uint32_t cpu : order.cpus) {
     const numa::Topology& topology = machine.topology();
     const auto core = std::ranges::find(topology.cores, cpu, &numa::Core::os_cpu);
@@ -52,7 +53,7 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
       if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) misfit("a chunk");
       ChunkLayout& chunk = plan.chunks[id];
       chunk.queue = q, chunk.index = i, chunk.box_offset = at;
-      at += slot_elements(chunk.elements);
+      at += plan.box_slot(chunk);
       plan.cores[queue.core].elements += chunk.elements;
       plan.nics[plan.queues[q].nic].elements += chunk.elements;
     }

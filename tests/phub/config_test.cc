@@ -83,6 +83,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.topology, "pack:2 core:4 pu:1");
     EXPECT_EQ(config.spin_us, 50);
     EXPECT_EQ(config.log_level, "debug");
+    EXPECT_EQ(config.parent, "10.0.0.9:7717");
     EXPECT_EQ(config.tokens, "/t");
     EXPECT_EQ(config.tls_cert + config.tls_key + config.tls_client_ca, "/c/k/a");
     EXPECT_TRUE(config.insecure && config.tls_data);
@@ -100,6 +101,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "--transports",    "verbs",
               "--devices",       "mlx5_0:1:3,mlx5_1",
               "--data-port",     "7718",
+              "--parent",        "10.0.0.9:7717",
               "--tokens",        "/t",
               "--tls-cert",      "/c",
               "--tls-key",       "/k",
@@ -115,6 +117,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_TRANSPORTS", "tcp,verbs"},
                   {"PHUB_DEVICES", "mlx5_0:1:3,mlx5_1"},
                   {"PHUB_DATA_PORT", "7718"},
+                  {"PHUB_PARENT", "10.0.0.9:7717"},
                   {"PHUB_TOKENS", "/t"},
                   {"PHUB_TLS_CERT", "/c"},
                   {"PHUB_TLS_KEY", "/k"},
@@ -127,7 +130,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
       "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
       "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
-      "data_port = 7718\ntokens = \"/t\"\ninsecure = true\ntls_cert = '/c'\ntls_key = '/k'\n"
+      "data_port = 7718\nparent = '10.0.0.9:7717'\ntokens = \"/t\"\ninsecure = true\ntls_cert = '/c'\ntls_key = '/k'\n"
       "tls_client_ca = '/a'\ntls_data = true\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));

@@ -77,6 +77,7 @@ struct BasicCoreJobRig {
     JobParameters parameters = {.max_ranks = 3};
     uint32_t chunks = 4;
     uint32_t elements = 64;  // of each chunk
+    uint32_t stride = 0;     // elements from one chunk to the next; 0: those of a chunk
     std::vector<uint32_t> expected = {0, 1, 2};
     std::vector<int32_t> priorities = {};
     bool admit = true;  // everyone who is expected
@@ -86,7 +87,7 @@ struct BasicCoreJobRig {
 
   explicit BasicCoreJobRig(Options options) : options_(std::move(options)) {
     const JobParameters& p = options_.parameters;
-    const size_t total = size_t{options_.chunks} * options_.elements;
+    const size_t total = size_t{options_.chunks} * stride();
     slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(p.gradient_dtype)));
     const size_t copies = p.lock_step ? 1 : p.max_ranks;
     results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
@@ -98,7 +99,7 @@ struct BasicCoreJobRig {
     std::vector<CoreChunk> chunks;
     for (uint32_t i = 0; i < options_.chunks; ++i) {
       CoreChunk chunk;
-      chunk.offset = uint64_t{i} * options_.elements;
+      chunk.offset = uint64_t{i} * stride();
       chunk.elements = options_.elements;
       chunk.id = options_.chunks - 1 - i;  // not its index in the queue
       chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;
@@ -147,7 +148,7 @@ struct BasicCoreJobRig {
   }
   // The gradient of the rank's chunk becomes `value`, and is announced.
   void push(uint32_t rank, uint32_t chunk, uint64_t round, float value) {
-    auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * options_.elements;
+    auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * stride();
     std::fill_n(slot, options_.elements, value);
     arrive(rank, {chunk, static_cast<uint32_t>(round), ImmKind::kData});
   }
@@ -162,8 +163,9 @@ struct BasicCoreJobRig {
     }
   }
   float result(uint32_t chunk) {
-    return reinterpret_cast<const float*>(results.data())[chunk * options_.elements];
+    return reinterpret_cast<const float*>(results.data())[chunk * stride()];
   }
+  uint32_t stride() const { return options_.stride > 0 ? options_.stride : options_.elements; }
   // What was written back to a rank, where each has results of its own.
   float result_of(uint32_t rank, uint32_t chunk) {
     const size_t total = size_t{options_.chunks} * options_.elements;
@@ -185,7 +187,7 @@ struct BasicCoreJobRig {
         {CoreReport::kBroken, "broken"},       {CoreReport::kViolation, "violation"},
         {CoreReport::kNonFinite, "nonfinite"}, {CoreReport::kExcluded, "excluded"},
         {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
-        {CoreReport::kSetState, "set"}};
+        {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"}};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {

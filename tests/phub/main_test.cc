@@ -135,6 +135,8 @@ TEST(Main, ErrorsWhileItRunsAreOneLineAndOne) {
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"status", "--server", "127.0.0.1:1"},
         {"serve", "--listen", "192.0.2.1:0"},
+        {"serve", "--parent", "127.0.0.1:1", "--join", "127.0.0.1:1"},
+        {"serve", "--parent", "127.0.0.1:1", "--checkpoints", "/does/not/exist"},
         {"serve", "--listen", "127.0.0.1:0", "--topology", "/does/not/exist.xml"}}) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, 1) << outcome.err;

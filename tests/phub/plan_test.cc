@@ -438,6 +438,25 @@ TEST(Plan, EveryLargeKeyIsSpreadOverAllCores) {
   }
 }
 
+// As the queues of a parent: each is of one core, and the cores have equal parts.
+TEST(Plan, TheChunksOfAUnitGoToOneCore) {
+  const numa::Topology topology = make_topology({{3, 2}, {2, 1}});
+  const std::vector<KeySpec> keys = make_keys({500'000, 90'000, 7, 300'000, 1});
+  const Plan alone = make_plan(topology, keys, {.shared_memory = false});
+  PlanOptions options{.shared_memory = false};
+  for (size_t chunk = 0; chunk < alone.chunks.size(); ++chunk) {
+    options.units.push_back(static_cast<uint32_t>(chunk * 7919 % 20));
+  }
+  const Plan plan = make_plan(topology, keys, options);
+  std::map<uint32_t, std::set<uint32_t>> cores_of_unit;
+  for (size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
+    cores_of_unit[options.units[chunk]].insert(plan.queues[plan.chunks[chunk].queue].core);
+  }
+  ASSERT_EQ(cores_of_unit.size(), 20u);
+  for (const auto& [unit, cores] : cores_of_unit) EXPECT_EQ(cores.size(), 1u) << unit;
+  for (const CorePlan& core : plan.cores) EXPECT_GT(core.elements, 0u);
+}
+
 TEST(Plan, BadInputIsNamed) {
   const numa::Topology box = make_topology(kPBox);
   const std::vector<KeySpec> keys = make_keys({10, 20});

@@ -56,6 +56,16 @@ class TlsServe : public ::testing::Test {
     return run({"status", "--server", server}, expected);
   }
 
+  struct Secret {
+    std::string token, file;  // and the server's file that has its hash
+  };
+  Secret secret(const std::string& name) {
+    const std::string made = run({"token", "new", "--name", name, "--role", "train"}, 0);
+    const size_t begin = made.find("phub-");
+    return {made.substr(begin, made.find('\n', begin) - begin),
+            files_.write(name + ".toml", made.substr(made.find("[[token]]")))};
+  }
+
   const Files files_;
   const Authority ca_{"the authority"}, other_{"another authority"};
   const Setting trusted_{"PHUB_CA", files_.write("ca.pem", ca_.pem())};
@@ -154,6 +164,44 @@ TEST_F(TlsServe, ATrainingOverItAtTwoBoxesEndsWell) {
   EXPECT_TRUE(std::ranges::any_of(job.cores, [](const auto& core) { return core.box == 1; }));
   training.end();
   training.check();
+}
+
+// Every level asks for a token of its own, and everything goes over TLS: the workers' gradients,
+// and their sum.
+TEST_F(TlsServe, ATrainingOverItBelowAParentEndsWell) {
+  const Secret at_root = secret("root"), at_rack = secret("rack");
+  ServerProcess root(PHUB_BINARY, flags({"--tls-data", "--tokens", at_root.file}));
+  const Words as_rack = flags({"--tls-data", "--tokens", at_rack.file, "--parent", root.address()});
+  const Words with_root = {"/usr/bin/env", "PHUB_TOKEN=" + at_root.token};
+  const Words with_rack = {"/usr/bin/env", "PHUB_TOKEN=" + at_rack.token};
+  ServerProcess rack(PHUB_BINARY, as_rack, "127.0.0.1:0", "pack:1 core:2 pu:1", with_root);
+  ServerProcess other(PHUB_BINARY, as_rack, "127.0.0.1:0", "pack:1 core:2 pu:1", with_rack);
+  JobSpec spec = fault_spec("below", 2, "adam");
+  spec.groups = "2";
+  Training training(root.address(), spec);
+  Process& refused = training.start_at(other.address(), 0, {"--transport", "tcp"}, with_rack);
+  ASSERT_TRUE(refused.wait(kLong).has_value());
+  EXPECT_THAT(refused.output(), HasSubstr("the parent at " + root.address()));
+  EXPECT_THAT(refused.output(), HasSubstr("unauthorized: "));
+
+  Training below(rack.address(), spec);
+  Process& worker = below.start(0, {"--transport", "tcp"}, with_rack);
+  below.start(1, {"--transport", "tcp"}, with_rack);
+  const auto round = [&] {
+    return ControlClient(rack.address(), at_rack.token).job_status("below").completed_round;
+  };
+  ASSERT_TRUE(becomes([&] {
+    try {
+      return round() > 10;
+    } catch (const Error&) {
+      return false;
+    }
+  })) << worker.output();
+  const JobStatus above = ControlClient(root.address(), at_root.token).job_status("below");
+  EXPECT_EQ(above.ranks.size(), 1u);
+  EXPECT_EQ(above.transport, "tcp");
+  below.end();
+  below.check(ControlClient(rack.address(), at_rack.token).log("below"));
 }
 
 // In a network of its own, where what goes to 10.9.0.1 comes from another address, as from another

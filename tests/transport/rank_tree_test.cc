@@ -25,6 +25,20 @@ TEST(RankTree, WithoutGroupsHasOneLevel) {
   EXPECT_EQ(RankTree("", 7).levels(), 1u);
 }
 
+// What is left when each group of the last level is one rank.
+TEST(RankTree, AboveItsLastGroups) {
+  const auto above = [](const char* groups, uint32_t ranks) {
+    return RankTree(groups, ranks).above_last_groups();
+  };
+  EXPECT_EQ(above("4,4", 8), "");
+  EXPECT_EQ(above("(2,1),(1,2)", 6), "2,2");
+  EXPECT_EQ(above("2,(1,2)", 5), "1,2");
+  EXPECT_EQ(above("((1,1),(2)),((1,1,1))", 7), "(2,1),(3)");
+  EXPECT_EQ(above("((1,1),2),3", 7), "(2,1),(1)");
+  EXPECT_THAT(RankTree("2,(1,2)", 5).last_groups(),
+              ElementsAre(RankRange{0, 2}, RankRange{2, 3}, RankRange{3, 5}));
+}
+
 TEST(RankTree, GroupsOfRanks) {
   const RankTree tree("3,1,2", 6);
   ASSERT_EQ(tree.levels(), 2u);

@@ -61,6 +61,7 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
     {"JoinRequest", [](const std::string& text) { return to_json(parse_join_request(text)); }},
     {"JoinReply", [](const std::string& text) { return to_json(parse_join_reply(text)); }},
     {"Credential", [](const std::string& text) { return to_json(parse_credential(text)); }},
+    {"RackNews", [](const std::string& text) { return to_json(parse_rack_news(text)); }},
     {"Pulse", [](const std::string& text) { return to_json(parse_pulse(text)); }},
     {"HyperRequest", reencode_hyper},
     {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
@@ -124,6 +125,7 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const JobLayout*>(nullptr));
   fields(all, static_cast<const JoinReply*>(nullptr));
   fields(all, static_cast<const Credential*>(nullptr));
+  fields(all, static_cast<const RackNews*>(nullptr));
   fields(all, static_cast<const Pulse*>(nullptr));
   fields(all, static_cast<const ChunkRange*>(nullptr));
   fields(all, static_cast<const HyperReply*>(nullptr));

@@ -8,6 +8,7 @@
 
 #include "numa/topology.h"
 #include "phub/control/port.h"
+#include "phub/rack/parent_client.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
 #include "phub/shard/shard_link.h"
@@ -70,6 +71,7 @@ size_t shards_wanted() {
 struct Box::Running {
   SteadyClock clock;
   boost::asio::io_context io{1};
+  std::unique_ptr<ParentClient> parent;  // null: there is none
   std::unique_ptr<Server> server;
   std::unique_ptr<ServerLoop> loop;
   std::unique_ptr<HttpServer> port;
@@ -82,7 +84,7 @@ Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
     : Box("pack:1 core:" + std::to_string(cores) + " pu:1", memory_limit_bytes, wrap) {}
 
 Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& wrap,
-         const CheckpointOptions& checkpoints)
+         const CheckpointOptions& checkpoints, const std::string& parent)
     : running_(std::make_unique<Running>()) {
   Running& box = *running_;
   ServerOptions options;
@@ -90,6 +92,10 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.pin = false;
   options.memory_limit_bytes = memory_limit_bytes;
   options.checkpoints = checkpoints;
+  if (!parent.empty()) {
+    box.parent = std::make_unique<ParentClient>(ParentClient::Options{.server = parent});
+    options.parent = box.parent.get();
+  }
   std::vector<std::unique_ptr<Transport>> transports;
   transports.push_back(make_shm_transport());
   transports.push_back(make_tcp_transport());
@@ -106,7 +112,7 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   box.address = box.port->addresses().front();
   box.server->start_threads();
   box.thread = std::thread([&box] { box.io.run(); });
-  const size_t wanted = checkpoints.folder.empty() ? shards_wanted() : 0;
+  const size_t wanted = checkpoints.folder.empty() && parent.empty() ? shards_wanted() : 0;
   while (box.shards.size() < wanted) {
     box.shards.push_back(std::make_unique<Shard>(numa::from_synthetic(topology), box.address));
     while (status().shards.size() < box.shards.size()) {

@@ -28,8 +28,10 @@ class Box {
 
   explicit Box(uint32_t cores = 2, uint64_t memory_limit_bytes = uint64_t{1} << 33,
                const Wrap& wrap = {});
+  // `parent`: the address of a box whose rack this is.
   explicit Box(const std::string& topology, uint64_t memory_limit_bytes = uint64_t{1} << 33,
-               const Wrap& wrap = {}, const CheckpointOptions& checkpoints = {});
+               const Wrap& wrap = {}, const CheckpointOptions& checkpoints = {},
+               const std::string& parent = "");
   ~Box();
 
   const std::string& address() const;

@@ -8,7 +8,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,34 +30,37 @@ uint16_t port_of(const sockaddr_storage& address) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-// A connected TCP socket, either end, that is not of the control port.
-bool is_data_connection(int fd, uint16_t control_port) {
+using Ports = std::set<uint16_t>;
+
+// A connected TCP socket, either end, that is not of a control port.
+bool is_data_connection(int fd, const Ports& control) {
   sockaddr_storage own = {}, peer = {};
   socklen_t own_size = sizeof own, peer_size = sizeof peer;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) return false;
   if (own.ss_family != AF_INET) return false;
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) return false;
-  return port_of(own) != control_port && port_of(peer) != control_port;
+  return !control.contains(port_of(own)) && !control.contains(port_of(peer));
 }
 
-std::vector<int> data_connections(uint16_t control_port) {
+std::vector<int> data_connections(const Ports& control) {
   std::vector<int> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::stoi(entry.path().filename());
-    if (is_data_connection(fd, control_port)) found.push_back(fd);
+    if (is_data_connection(fd, control)) found.push_back(fd);
   }
   return found;
 }
 
+constexpr uint32_t kRanks = 3;
+
 // The base-4 oracle: rank r pushes a multiple of 4^r, so that a contribution that counted twice, or
-// not at all, shows in its digit.
-TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
-  constexpr uint32_t kRanks = 3, kRounds = 400;
+// not at all, shows in its digit. Returns how often workers reconnected.
+uint64_t exchange_while_connections_break(JobSpec spec, const Ports& control,
+                                          const std::function<Box&(uint32_t rank)>& box_of) {
+  constexpr uint32_t kRounds = 400;
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   setenv("PHUB_TRANSPORT", "tcp", 1);
-  Box box(2);
-  JobSpec spec;
   spec.name = "broken";
   spec.keys = {{.name = "large", .elements = 300'000}, {.name = "small", .elements = 5}};
   spec.world_size = kRanks;
@@ -63,7 +69,6 @@ TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
   std::atomic<uint64_t> reconnections = 0, broken = 0;
   std::thread breaker([&] {
     std::mt19937_64 random(seed);
-    const uint16_t control = parse_host_port(box.address()).port;
     while (ranks_done < kRanks) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
       const std::vector<int> fds = data_connections(control);
@@ -80,7 +85,7 @@ TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
         std::atomic<uint32_t>& count;
         ~Done() { ++count; }
       } done{ranks_done};
-      WorkerOptions options = box.options(spec);
+      WorkerOptions options = box_of(rank).options(spec);
       options.rank = static_cast<int32_t>(rank);
       Worker worker(options);
       worker.wait_all();
@@ -114,10 +119,39 @@ TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
   unsetenv("PHUB_TRANSPORT");
   if (failure) std::rethrow_exception(failure);
   EXPECT_GT(broken, 3u);
-  EXPECT_GT(reconnections, 3u);
+  return reconnections;
+}
+
+void expect_no_loss(Box& box) {
   for (const LogRecord& record : box.log("broken")) {
     EXPECT_NE(record.kind, LogRecord::Kind::kLost) << record.reason;
   }
+}
+
+uint16_t control_port(const Box& box) { return parse_host_port(box.address()).port; }
+
+TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
+  Box box(2);
+  EXPECT_GT(exchange_while_connections_break({}, {control_port(box)},
+                                             [&](uint32_t) -> Box& { return box; }),
+            3u);
+  expect_no_loss(box);
+}
+
+// Those between a rack and its parent, too.
+TEST(Reconnect, BelowAParent) {
+  Box root(2);
+  const auto rack = [&] {
+    return std::make_unique<Box>("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap{},
+                                 CheckpointOptions{}, root.address());
+  };
+  const std::unique_ptr<Box> racks[] = {rack(), rack()};
+  JobSpec spec;
+  spec.groups = "2,1";
+  exchange_while_connections_break(
+      spec, {control_port(root), control_port(*racks[0]), control_port(*racks[1])},
+      [&](uint32_t rank) -> Box& { return *racks[rank / 2]; });
+  for (Box* box : {&root, racks[0].get(), racks[1].get()}) expect_no_loss(*box);
 }
 
 // The thread that moves bytes meanwhile meets the failure first; who waits later gets the error.

@@ -50,9 +50,14 @@ class Training {
   // A worker for a rank (-1: any). `launcher`: the words before its command, of a program that
   // becomes it.
   Process& start(int32_t rank, const Flags& flags = {}, const Flags& launcher = {}) {
+    return start_at(server_, rank, flags, launcher);
+  }
+  // At another server than that whose status and log are looked at.
+  Process& start_at(const std::string& server, int32_t rank, const Flags& flags = {},
+                    const Flags& launcher = {}) {
     const std::string at = directory_.path() + "/" + std::to_string(workers_.size());
     std::vector<std::string> command = launcher;
-    command.insert(command.end(), {fault_worker(), "--server", server_, "--job", to_json(spec_),
+    command.insert(command.end(), {fault_worker(), "--server", server, "--job", to_json(spec_),
                                    "--notes", at + ".notes", "--rank", std::to_string(rank)});
     command.insert(command.end(), flags.begin(), flags.end());
     notes_.push_back(at + ".notes");
@@ -106,7 +111,8 @@ class Training {
     end_lives();
   }
   // What everybody saw is what the log says.
-  void check() const {
+  void check() const { check(log()); }
+  void check(const std::vector<LogRecord>& log) const {
     std::vector<Sight> sights;
     size_t seen = 0;
     for (size_t i = 0; i < notes_.size(); ++i) {
@@ -125,7 +131,7 @@ class Training {
       }
     }
     EXPECT_GT(seen, 0u);
-    EXPECT_EQ(check_sights(spec_, log(), std::move(sights)), "");
+    EXPECT_EQ(check_sights(spec_, log, std::move(sights)), "");
   }
 
  private:

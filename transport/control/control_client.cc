@@ -60,6 +60,13 @@ Pulse ControlClient::heartbeat(const Credential& who, uint32_t timeout_ms) {
   return parse_pulse(call("POST", who.job, "/heartbeat", who.ticket, to_json(who), timeout_ms));
 }
 
+void ControlClient::tell(const Credential& who, RackNews news, uint32_t timeout_ms) {
+  news.rank = who.rank;
+  news.incarnation = who.incarnation;
+  news.epoch = who.epoch;
+  call("POST", who.job, "/rack", who.ticket, to_json(news), timeout_ms);
+}
+
 void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
   call("POST", who.job, "/leave", who.ticket, to_json(who), timeout_ms);
 }

@@ -28,6 +28,8 @@ class ControlClient {
   void barrier(const Credential& who, uint32_t timeout_ms);
 
   Pulse heartbeat(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // Of a rank that is a rack; `who` replaces the rank of `news`.
+  void tell(const Credential& who, RackNews news, uint32_t timeout_ms = kTimeoutMs);
   void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
   // Returns the round that the values hold from; `change.round` 0: the next one that no chunk has
   // completed yet.

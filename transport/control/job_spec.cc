@@ -124,6 +124,31 @@ void check_schedule(const std::vector<HyperChange>& schedule, uint32_t groups) {
   }
 }
 
+// What racks send up is what a round of theirs comes to.
+void check_racks(const JobSpec& spec, uint32_t ranks) {
+  if (spec.rack_ranks.empty()) return;
+  if (spec.rack_ranks.size() != ranks) {
+    fail(ErrorCode::kInvalid, "rack_ranks: {} racks, and max_ranks is {}", spec.rack_ranks.size(),
+         ranks);
+  }
+  uint64_t total = 0;
+  for (const uint32_t of_rack : spec.rack_ranks) {
+    check_number("rack_ranks: ranks of a rack", of_rack, 1, kMaxRanks);
+    total += of_rack;
+  }
+  check_number("rack_ranks: ranks of all racks", total, 1, kMaxRanks);
+  const auto expect = [](std::string_view field, const std::string& value, std::string_view only) {
+    if (value == only) return;
+    fail(ErrorCode::kInvalid, "{}: ranks that are racks need '{}', got '{}'", field, only, value);
+  };
+  expect("gradient_dtype", spec.gradient_dtype, "f32");
+  expect("consistency", spec.consistency, "bsp");
+  expect("work", spec.work, "all");
+  if (spec.on_nonfinite == "exclude") {
+    fail(ErrorCode::kInvalid, "on_nonfinite: 'exclude' leaves ranks out, and these are racks");
+  }
+}
+
 // Finds the first field in which two structs differ.
 template <class T>
 class Differ {
@@ -251,6 +276,7 @@ void validate(const JobSpec& spec) {
   check_dtype("parameter_dtype", spec.parameter_dtype);
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
+  check_racks(spec, max_ranks(spec));
   const auto work = parse_choice<Work>("work", spec.work);
   const auto consistency = parse_choice<Consistency>("consistency", spec.consistency);
   if (spec.slack > 0 && consistency != Consistency::kSsp) {

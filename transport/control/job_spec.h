@@ -61,6 +61,9 @@ struct JobSpec {
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
   // All of max_ranks, in lock-step. "": ascending ranks.
   std::string groups;
+  // The ranks are racks (boxes with a parent), each the sum of so many of the training's ranks.
+  // Their gradients are f32, and say how many of these took part. Empty: they are the training's.
+  std::vector<uint32_t> rack_ranks;
   std::string work = "all";  // "sum": no optimizer; "none": only completes (benchmarks)
   // "bsp": a round sums all gradients, then everyone goes on. "ssp", "async": each gradient is
   // applied when it comes (one step of the optimizer, or with "none" plain addition to the

@@ -53,6 +53,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
   a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});
+  a.optional("rack_ranks", &JobSpec::rack_ranks, {0, kMaxRanks});
   a.optional("work", &JobSpec::work, kWord);
   a.optional("consistency", &JobSpec::consistency, kWord);
   a.optional("slack", &JobSpec::slack);
@@ -126,6 +127,16 @@ void fields(A& a, const Credential*) {
 }
 
 template <class A>
+void fields(A& a, const RackNews*) {
+  a.required("rank", &RackNews::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &RackNews::incarnation);
+  a.optional("epoch", &RackNews::epoch);
+  a.optional("name", &RackNews::name, {0, kMaxNameBytes});
+  a.optional("live", &RackNews::live, {0, kMaxRanks});
+  a.optional("failure", &RackNews::failure, kReason);
+}
+
+template <class A>
 void fields(A& a, const Pulse*) {
   a.required("completed_round", &Pulse::completed_round);
   a.optional("durable_round", &Pulse::durable_round);
@@ -184,6 +195,8 @@ void fields(A& a, const RankStatus*) {
   a.optional("waited_chunks", &RankStatus::waited_chunks);
   a.optional("waited_round", &RankStatus::waited_round);
   a.optional("waited_key", &RankStatus::waited_key, {0, kMaxNameBytes});
+  a.optional("rack", &RankStatus::rack, {0, kMaxNameBytes});
+  a.optional("rack_live", &RankStatus::rack_live, {0, kMaxRanks});
 }
 
 template <class A>

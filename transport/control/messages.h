@@ -91,6 +91,20 @@ struct Credential {
   uint64_t epoch = 0;
 };
 
+// POST …/rack: what a rank that is a rack says of itself.
+struct RackNews {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t epoch = 0;
+  std::string name;            // of its box
+  std::vector<uint32_t> live;  // of its ranks, those that are there
+  std::string failure;         // why it cannot go on: then the rank is lost; "": it can
+
+  bool same_news(const RackNews& other) const {
+    return name == other.name && live == other.live && failure == other.failure;
+  }
+};
+
 // Answer to a heartbeat: how the job is doing.
 struct Pulse {
   uint64_t completed_round = 0;   // completed for every chunk
@@ -144,13 +158,15 @@ struct RankStatus {
   uint32_t incarnation = 0;
   std::string state;  // "joining", "live", "lost", "left", "absent"
   uint64_t first_round = 0;
-  std::string reason;          // lost
-  uint64_t contributions = 0;  // of chunks, ever
-  double lease_age_s = 0;      // since its last heartbeat, while it is live
-  double waited_s = 0;         // while others wait for it: since it sent anything
-  uint64_t waited_chunks = 0;  // that others have sent and it has not
-  uint64_t waited_round = 0;   // of the oldest of them; 0: the initial parameters
-  std::string waited_key;      // whose chunk that is
+  std::string reason;               // lost
+  uint64_t contributions = 0;       // of chunks, ever
+  double lease_age_s = 0;           // since its last heartbeat, while it is live
+  double waited_s = 0;              // while others wait for it: since it sent anything
+  uint64_t waited_chunks = 0;       // that others have sent and it has not
+  uint64_t waited_round = 0;        // of the oldest of them; 0: the initial parameters
+  std::string waited_key;           // whose chunk that is
+  std::string rack;                 // the name of its box, where the rank is a rack
+  std::vector<uint32_t> rack_live;  // and those of the rack's own ranks that are there
 };
 
 // Chunks and their bytes, as seen from the box: completed, gradients in, results out; the rates are

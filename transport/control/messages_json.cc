@@ -67,6 +67,11 @@ Credential parse_credential(std::string_view text) {
   return json::decode<Credential>(text, "request");
 }
 
+std::string to_json(const RackNews& news) { return json::encode(news); }
+RackNews parse_rack_news(std::string_view text) {
+  return json::decode<RackNews>(text, "news of a rack");
+}
+
 std::string hyper_json(const Credential& who, const HyperChange& change) {
   return json::encode(
       HyperRequest{who.rank, who.incarnation, change.round, change.values, who.epoch});

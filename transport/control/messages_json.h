@@ -34,6 +34,9 @@ Offer parse_offer(std::string_view text);
 std::string to_json(const Credential& who);
 Credential parse_credential(std::string_view text);
 
+std::string to_json(const RackNews& news);
+RackNews parse_rack_news(std::string_view text);
+
 // POST …/hyper: rank, incarnation, round (0: not given) and values.
 std::string hyper_json(const Credential& who, const HyperChange& change);
 std::pair<Credential, HyperChange> parse_hyper(std::string_view text);

@@ -98,4 +98,37 @@ RankTree::RankTree(std::string_view groups, uint32_t ranks) {
   if (!groups.empty()) ends_ = Parser(groups, ranks).parse();
 }
 
+std::vector<RankRange> RankTree::last_groups() const {
+  std::vector<RankRange> groups;
+  const Ends& ends = ends_.back();
+  for (uint32_t first = 0; first < ends.size(); first = ends[first]) {
+    groups.push_back({first, ends[first]});
+  }
+  return groups;
+}
+
+std::string RankTree::above_last_groups() const {
+  const std::vector<RankRange> groups = last_groups();
+  const uint32_t above = levels() - 1;  // of what is left
+  if (above == 1) return "";
+  std::string text;
+  for (size_t g = 0; g < groups.size();) {
+    // The levels between the first and the last one are in parentheses.
+    const auto begins = [&](uint32_t level) {
+      const uint32_t rank = groups[g].first;
+      return rank == 0 || end(level, rank - 1) == rank;
+    };
+    if (!text.empty()) text += ',';
+    for (uint32_t level = 1; level + 1 < above; ++level) text += begins(level) ? "(" : "";
+    const uint32_t group_end = end(above - 1, groups[g].first);
+    size_t size = 0;
+    for (; g < groups.size() && groups[g].first < group_end; ++g) ++size;
+    text += std::to_string(size);
+    for (uint32_t level = above - 1; level-- > 1;) {
+      text += end(level, group_end - 1) == group_end ? ")" : "";
+    }
+  }
+  return text;
+}
+
 }  // namespace phub

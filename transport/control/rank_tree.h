@@ -12,12 +12,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "transport/wire.h"
 
 namespace phub {
+
+struct RankRange {  // [first, end)
+  uint32_t first = 0, end = 0;
+
+  uint32_t size() const { return end - first; }
+  bool contains(uint32_t rank) const { return rank >= first && rank < end; }
+  friend bool operator==(const RankRange&, const RankRange&) = default;
+};
 
 // Level 0 is all ranks; the groups of a level are parts of those of the level before. The ranks of
 // a group of the last level are added one after another.
@@ -37,6 +46,11 @@ class RankTree {
   uint32_t levels() const { return ends_.empty() ? 1 : static_cast<uint32_t>(ends_.size()); }
   // One past the last rank of the group that the rank is in. REQUIRES: there are groups.
   uint32_t end(uint32_t level, uint32_t rank) const { return ends_[level][rank]; }
+  // The groups of the last level, in order: all ranks are in one of them. REQUIRES: there are
+  // groups.
+  std::vector<RankRange> last_groups() const;
+  // As text, the tree that is left when each of these is one rank.
+  std::string above_last_groups() const;
 
  private:
   using Ends = std::vector<uint16_t>;

@@ -240,7 +240,11 @@ class TcpWorkerLink final : public WorkerLink {
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
   std::span<const std::byte> results() override { return results_.readable(); }
   InPlace* in_place() override { return &in_place_; }
-  Endpoint& endpoint() override { return endpoint_; }
+  Endpoint& endpoint() override { return *endpoints_.front(); }
+  Endpoint& endpoint_of(uint32_t thread) override {
+    PHUB_CHECK(thread < endpoints_.size());
+    return *endpoints_[thread];
+  }
   bool connected() override;
   bool zero_copy() const override { return false; }
   bool needs_polling() const override { return true; }
@@ -250,6 +254,7 @@ class TcpWorkerLink final : public WorkerLink {
 
  private:
   void disconnect();
+  TcpEndpoint& endpoint_of_queue(uint32_t queue) { return *endpoints_[layout_.thread_of(queue)]; }
   TlsContext context_of(const Offer& offer);
 
   const LinkLayout layout_;
@@ -259,8 +264,8 @@ class TcpWorkerLink final : public WorkerLink {
   numa::Memory gradients_;
   ResultMemory results_;
   InPlace in_place_;
-  TcpEndpoint endpoint_;
-  std::vector<std::vector<Write>> rings_;  // by queue
+  std::vector<std::unique_ptr<TcpEndpoint>> endpoints_;  // by thread
+  std::vector<std::vector<Write>> rings_;                // by queue
 
   mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
   std::vector<Connection> connections_;  // by queue; empty: not connected
@@ -273,8 +278,11 @@ TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpT
       timeout_ms_(timeout_ms),
       trust_(std::move(trust)),
       gradients_(allocate(layout.gradients_at_worker(), present_node(), "memory for gradients")),
-      results_(layout.results_at_worker(), present_node()),
-      endpoint_(static_cast<uint32_t>(layout.queue_chunks.size()), 1) {
+      results_(layout.results_at_worker(), present_node()) {
+  const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
+  for (uint32_t thread = 0; thread < layout.threads; ++thread) {
+    endpoints_.push_back(std::make_unique<TcpEndpoint>(queues, 1));
+  }
   for (const uint32_t chunks : layout.queue_chunks) rings_.emplace_back(tcp_ring_entries(chunks));
 }
 
@@ -309,15 +317,16 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
       connect_all(offer, layout_, context_of(offer), trust_.host,
                   Clock::now() + std::chrono::milliseconds(timeout_ms_));
   for (uint32_t q = 0; q < connections.size(); ++q) {
-    endpoint_.watch(connections[q].socket.get(), {q});
+    endpoint_of_queue(q).watch(connections[q].socket.get(), {q});
   }
   for (uint32_t q = 0; q < connections.size(); ++q) {
-    endpoint_.list({q});
-    endpoint_.open({q}, {.stream = {connections[q].socket.get(), connections[q].tls.get()},
-                         .ring = rings_[q],
-                         .source = gradients_.bytes(),
-                         .target = results_.writable(),
-                         .in_place = &in_place_});
+    TcpEndpoint& endpoint = endpoint_of_queue(q);
+    endpoint.list({q});
+    endpoint.open({q}, {.stream = {connections[q].socket.get(), connections[q].tls.get()},
+                        .ring = rings_[q],
+                        .source = gradients_.bytes(),
+                        .target = results_.writable(),
+                        .in_place = &in_place_});
   }
   const std::lock_guard lock(mutex_);
   connections_ = std::move(connections);
@@ -328,7 +337,7 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
 }
 
 void TcpWorkerLink::disconnect() {
-  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_.close({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_of_queue(q).close({q});
   const std::lock_guard lock(mutex_);
   not_in_children_.clear();
   connections_.clear();

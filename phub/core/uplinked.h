@@ -1,0 +1,98 @@
+// Lock-step below a parent: this box is a rack, one rank of the parent's job. A chunk closes when
+// its sum is in the slot that the parent has of this rack, and is pending until the parent's result
+// is there. The parent has the optimizer; here are neither parameters nor state.
+//
+// The rounds are the parent's. Every chunk begins in the round before the first, closed: its result
+// is what the parent has of the chunk, which it sends to who joins. A round that no rank of this
+// rack is in any more, while others come later, is completed all the same: with a null of nobody.
+//
+// Where rounds are gated, the gate is the root's: its verdict is passed on with the results.
+//
+// The connection may break. Then this says so once, and goes on when it is made again: what was
+// not answered is sent again, byte for byte.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "phub/core/index_set.h"
+#include "phub/core/lock_step.h"
+#include "transport/transport.h"
+#include "transport/verdict.h"
+
+namespace phub {
+
+// What a core has of the connection to the parent. All of it outlives the core job.
+struct CoreUplink {
+  struct Place {
+    uint64_t slot = 0;    // bytes, in `slots` and at the parent
+    uint64_t result = 0;  // bytes, in `results`
+    uint32_t queue = 0;   // of the parent's plan
+    uint32_t index = 0;   // in the queue
+  };
+  Endpoint* endpoint = nullptr;
+  std::span<std::byte> slots;          // this rack's, as the parent has them
+  std::span<const std::byte> results;  // where the parent's results land
+  std::vector<Place> places;           // by chunk of the core
+  std::byte* rack_results = nullptr;   // those of this rack's job (JobArrays)
+};
+
+class Uplinked final : public LockStep {
+ public:
+  Uplinked(const Stages& stages, CoreUplink uplink);
+  static constexpr uint64_t bytes(uint64_t chunks) {
+    return sizeof(Uplinked) + IndexSet::bytes(chunks) +
+           chunks * (sizeof(CoreUplink::Place) + 3 * sizeof(uint32_t) + sizeof(ImmKind));
+  }
+
+  Closed close(uint32_t index) override;
+  uint32_t next_done() override;
+  bool moved_on() override { return std::exchange(moved_on_, false); }
+  void finish(uint32_t index) override;
+  void store_initial(uint32_t index, uint32_t part) override;
+  void begin(uint32_t index) override;
+  void settle(uint32_t index) override;
+  void suspend_parent() override;
+  void resume_parent() override;
+  bool arm() override;
+  void disarm() override {
+    if (!broken_) uplink_.endpoint->disarm();
+  }
+  int wake_fd() const override { return uplink_.endpoint->wake_fd(); }
+
+ private:
+  static constexpr size_t kArrivals = 64;
+  static constexpr ImmKind kNothing = ImmKind::kControl;  // sent of this chunk
+
+  void post(uint32_t index, ImmKind kind);
+  bool post_again(uint32_t index);
+  uint32_t take(const Arrival& arrival);
+  void read_verdict(uint32_t queue, const Imm& imm);
+  uint32_t take_result(uint32_t index);
+  void find_vacant(uint32_t index);
+  void pass_verdict_on(uint32_t queue, uint64_t round);
+
+  const CoreUplink uplink_;
+  const uint32_t result_bytes_;    // per element
+  struct Queue {                   // of the parent's plan
+    std::vector<uint32_t> chunks;  // [index] = chunk of the core
+    VerdictReader verdict;         // of a gated job
+    std::vector<uint32_t> early;   // whose results came before the verdict on their round
+  };
+  std::vector<Queue> queues_;
+  std::vector<ImmKind> sent_;        // by chunk: what the parent has not answered
+  std::vector<uint32_t> done_;       // results whose verdict has come
+  uint64_t verdict_round_ = kNever;  // of the latest that ranks are told
+  IndexSet unposted_;                // of these, what found no room
+  std::array<Arrival, kArrivals> arrivals_;
+  size_t taken_ = 0, arrived_ = 0;  // of them
+  bool unflushed_ = false;
+  bool moved_on_ = false;
+  bool broken_ = false;  // the connection
+};
+
+}  // namespace phub

@@ -1,0 +1,98 @@
+#include "phub/job/rack.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+RankTree tree_of(const JobSpec& spec) { return {spec.groups, spec.max_ranks}; }
+
+uint32_t clamped(uint64_t ms) {
+  constexpr uint64_t kMost = uint64_t{7} * 24 * 3600 * 1000;  // as a spec may have it
+  return static_cast<uint32_t>(std::min(ms, kMost));
+}
+
+}  // namespace
+
+void check_below_parent(const JobSpec& spec) {
+  const auto refuse = [&spec](bool condition, std::string_view what) {
+    if (condition) {
+      fail(ErrorCode::kInvalid,
+           "job '{}': {}; join the parent itself, or a server without --parent", spec.name, what);
+    }
+  };
+  refuse(spec.groups.empty(),
+         "this box has a parent, and sums one group of a job's ranks: the job needs 'groups', with "
+         "a group for each rack");
+  refuse(spec.consistency != "bsp",
+         fmt::format("this box has a parent, which sums a round of all racks, and with consistency "
+                     "'{}' there are no rounds",
+                     spec.consistency));
+  refuse(spec.work != "all",
+         fmt::format("work '{}' measures one box, and this one has a parent", spec.work));
+  refuse(spec.min_ranks != 0,
+         "this box has a parent, which counts racks: min_ranks, which counts ranks, must be 0");
+}
+
+int32_t rank_above(const JobSpec& spec, int32_t rank) {
+  if (rank < 0) return -1;
+  const std::vector<RankRange> groups = tree_of(spec).last_groups();
+  const auto group = std::ranges::find_if(
+      groups, [rank](const RankRange& g) { return g.contains(static_cast<uint32_t>(rank)); });
+  if (group == groups.end()) {
+    fail(ErrorCode::kFull, "rank {} is out of range: job '{}' has max_ranks {}", rank, spec.name,
+         spec.max_ranks);
+  }
+  return static_cast<int32_t>(group - groups.begin());
+}
+
+RankRange ranks_below(const JobSpec& spec, uint32_t rank_above) {
+  const std::vector<RankRange> groups = tree_of(spec).last_groups();
+  if (rank_above >= groups.size()) {
+    fail(ErrorCode::kInternal, "the parent's answer is about rank {} of {}", rank_above,
+         groups.size());
+  }
+  return groups[rank_above];
+}
+
+// The parent gives a rack more time than the rack gives its ranks: it is to find out first which of
+// them is missing.
+JobSpec spec_above(const JobSpec& spec) {
+  const RankTree tree = tree_of(spec);
+  JobSpec above = spec;
+  above.rack_ranks.clear();
+  above.world_size = 0;
+  for (const RankRange& group : tree.last_groups()) {
+    uint32_t leaves = group.size();
+    if (!spec.rack_ranks.empty()) {
+      leaves = 0;
+      for (uint32_t r = group.first; r < group.end; ++r) leaves += spec.rack_ranks[r];
+    }
+    above.rack_ranks.push_back(leaves);
+    if (group.first < spec.world_size) ++above.world_size;
+  }
+  above.max_ranks = static_cast<uint32_t>(above.rack_ranks.size());
+  above.groups = tree.above_last_groups();
+  above.gradient_dtype = "f32";
+  // Whose gradient it was is found, and left out, where gradients are.
+  if (spec.on_nonfinite == "exclude") above.on_nonfinite = "stop";
+  const uint64_t pause = spec.on_loss == "wait" ? spec.wait_limit_ms : 0;
+  above.progress_limit_ms = clamped(uint64_t{2} * spec.progress_limit_ms + pause);
+  return above;
+}
+
+JobSpec spec_of_sums(JobSpec spec) {
+  spec.optimizer = "none";
+  spec.reduction = "sum";
+  spec.unused = "zero";
+  spec.groups.clear();
+  return spec;
+}
+
+}  // namespace phub

@@ -1,0 +1,90 @@
+// A rack's membership in the job of its parent: it joins, keeps its lease, and learns of its end.
+// A state machine apart from threads and sockets, which the parent's client has (parent.h).
+// Control thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phub/clock.h"
+#include "phub/job/parent.h"
+#include "transport/control/messages.h"
+#include "transport/error.h"
+
+namespace phub {
+
+class Uplink : public std::enable_shared_from_this<Uplink> {
+ public:
+  // The parent and the clock outlive this. `request`: as the parent gets it.
+  Uplink(Parent& parent, const Clock& clock, JoinRequest request);
+  ~Uplink();
+  Uplink(const Uplink&) = delete;
+  Uplink& operator=(const Uplink&) = delete;
+
+  // Asks again while the rank is taken: by an incarnation of this rack that the parent still has.
+  // `done` is called once.
+  void join(Reply<Done> done);
+  void tick();
+
+  // Once it has joined.
+  const JoinReply& admission() const { return admission_; }
+  std::unique_ptr<WorkerLink> connect(const LinkLayout& layout) const {  // any thread
+    return parent_.connect(admission_.offer, layout);
+  }
+  std::string parent() const { return parent_.name(); }
+  const Pulse& pulse() const { return pulse_; }  // the latest
+
+  // The parent's job has ended, or goes on without this rack: called once, with the reason.
+  void on_end(std::function<void(const Error& why)> call) { on_end_ = std::move(call); }
+  const std::optional<Error>& ended() const { return end_; }
+
+  // A heartbeat at once; then `done`, unless this has ended by it.
+  void check(std::function<void()> done);
+  // Answered when the ranks of all racks are there. Those that ask before the answer are one.
+  void barrier(Reply<Done> reply);
+  void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
+  void reconnect(Reply<Offer> reply);
+  // All ranks have left. Nothing is asked of the parent after this.
+  void leave();
+  // It cannot go on: the parent loses it.
+  void abandon(const std::string& why);
+  // The server ends, as if its process had died.
+  void drop();
+
+  // What the parent's status shows of this rack.
+  void tell(std::vector<uint32_t> live);
+
+ private:
+  Credential who() const;
+  void try_to_join();
+  void beat();
+  bool answered(const Result<Pulse>& result);
+  void end(ErrorCode code, const std::string& why);
+  // A reply that does nothing when this is gone, or has ended.
+  template <typename T>
+  Reply<T> guarded(std::function<void(Result<T>)> reply);
+
+  Parent& parent_;
+  const Clock& clock_;
+  JoinRequest request_;
+  const uint32_t lease_ms_;
+  Reply<Done> joined_;                           // null: it has joined, or was refused
+  uint64_t join_at_ms_ = 0, join_until_ms_ = 0;  // 0: a join is under way
+  JoinReply admission_;
+  bool in_ = false, ended_ = false;
+  std::optional<Error> end_;  // why, if it was the parent's
+  bool beating_ = false;
+  uint64_t beat_at_ms_ = 0, answered_ms_ = 0;
+  std::vector<std::function<void()>> checks_;  // behind the next answer
+  Pulse pulse_;
+  RackNews news_;  // the latest that the parent was told
+  bool is_telling_ = false;
+  std::vector<Reply<Done>> barrier_;
+  std::function<void(const Error& why)> on_end_;
+};
+
+}  // namespace phub

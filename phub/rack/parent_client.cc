@@ -1,0 +1,218 @@
+#include "phub/rack/parent_client.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "phub/background.h"
+#include "transport/control/control_client.h"
+#include "transport/control/server_address.h"
+#include "transport/error.h"
+#include "transport/fd.h"
+#include "transport/tcp/transport.h"
+
+namespace phub {
+namespace {
+
+constexpr uint32_t kConnectMs = 10000;
+constexpr uint32_t kJoinMs = 60000;  // it plans, and makes memory
+
+}  // namespace
+
+// A connection to the parent, and the thread that asks over it, one call after another.
+class ParentClient::Lane {
+ public:
+  explicit Lane(const Options& options)
+      : client_(options.server, options.token, options.tls),
+        thread_([this](const std::stop_token& stop) {
+          pthread_setname_np(pthread_self(), "phub-parent");
+          work(stop);
+        }) {}
+  ~Lane() { stop(); }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  void run(std::function<void(ControlClient&)> call) {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(call));
+    changed_.notify_all();
+  }
+  void stop() {
+    thread_.request_stop();
+    client_.cancel();
+  }
+  bool has_ended() const { return ended_; }
+
+ private:
+  void work(const std::stop_token& stop) {
+    for (;;) {
+      std::function<void(ControlClient&)> call;
+      {
+        std::unique_lock lock(mutex_);
+        if (!changed_.wait(lock, stop, [this] { return !calls_.empty(); })) break;
+        call = std::move(calls_.front());
+        calls_.pop_front();
+      }
+      call(client_);
+    }
+    ended_ = true;
+  }
+
+  ControlClient client_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable_any changed_;
+  std::deque<std::function<void(ControlClient&)>> calls_;
+  std::atomic<bool> ended_ = false;
+  std::jthread thread_;  // last
+};
+
+ParentClient::ParentClient(Options options)
+    : options_(std::move(options)), event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (event_fd_ < 0) fail_system("eventfd", errno);
+  static_cast<void>(ControlClient(options_.server, options_.token, options_.tls));  // is it one?
+}
+
+ParentClient::~ParentClient() {
+  for (auto& [name, lane] : lanes_) lane->stop();
+  lanes_.clear();
+  over_.clear();
+  close(event_fd_);
+}
+
+ParentClient::Lane& ParentClient::lane(const std::string& name) {
+  std::unique_ptr<Lane>& lane = lanes_[name];
+  if (!lane) lane = std::make_unique<Lane>(options_);
+  return *lane;
+}
+
+void ParentClient::answer(Call reply) {
+  {
+    const std::lock_guard lock(mutex_);
+    answers_.push_back(std::move(reply));
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = write(event_fd_, &one, sizeof one);
+}
+
+void ParentClient::poll() {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t n = read(event_fd_, &count, sizeof count);
+  std::vector<Call> answers;
+  {
+    const std::lock_guard lock(mutex_);
+    answers.swap(answers_);
+  }
+  for (const Call& call : answers) call();
+  std::erase_if(over_, [](const std::unique_ptr<Lane>& lane) { return lane->has_ended(); });
+}
+
+template <typename T, typename Ask>
+void ParentClient::call(const std::string& lane_name, Ask ask, Reply<T> reply) {
+  lane(lane_name).run(
+      [this, ask = std::move(ask), reply = std::move(reply)](ControlClient& client) {
+        Result<T> result(ErrorCode::kInternal, "");
+        const std::optional<Error> failed = error_of([&] { result = Result<T>(ask(client)); });
+        if (failed) result = Result<T>(failed->code(), failed->what());
+        answer([reply, result = std::move(result)]() mutable { reply(std::move(result)); });
+      });
+}
+
+// It has a thread of its own, as it knows no rank yet.
+void ParentClient::join(JoinRequest request, Reply<JoinReply> reply) {
+  const std::string name = fmt::format("join {}", joins_++);
+  const uint32_t timeout_ms = kJoinMs + request.spec.join_limit_ms;
+  call<JoinReply>(
+      name,
+      [request = std::move(request), timeout_ms](ControlClient& client) {
+        return client.join(request, timeout_ms);
+      },
+      [this, name, reply = std::move(reply)](Result<JoinReply> result) {
+        auto lane = lanes_.extract(name);
+        lane.mapped()->stop();
+        over_.push_back(std::move(lane.mapped()));
+        reply(std::move(result));
+      });
+}
+
+namespace {
+
+std::string lane_of(const Credential& who, const char* what) {
+  return fmt::format("{} {} of {}", what, who.incarnation, who.job);
+}
+
+}  // namespace
+
+void ParentClient::heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) {
+  call<Pulse>(
+      lane_of(who, "lease"),
+      [who, timeout_ms](ControlClient& client) { return client.heartbeat(who, timeout_ms); },
+      std::move(reply));
+}
+
+void ParentClient::tell(const Credential& who, RackNews news, Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "lease"),
+      [who, news = std::move(news)](ControlClient& client) {
+        client.tell(who, news);
+        return Done{};
+      },
+      std::move(reply));
+}
+
+void ParentClient::leave(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "lease"),
+      [who](ControlClient& client) {
+        client.leave(who);
+        return Done{};
+      },
+      std::move(reply));
+}
+
+void ParentClient::barrier(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "barrier"),
+      [who](ControlClient& client) {
+        client.barrier(who, 0);
+        return Done{};
+      },
+      std::move(reply));
+}
+
+void ParentClient::set_hyper(const Credential& who, const HyperChange& change,
+                             Reply<HyperReply> reply) {
+  call<HyperReply>(
+      lane_of(who, "calls"),
+      [who, change](ControlClient& client) { return HyperReply{client.set_hyper(who, change)}; },
+      std::move(reply));
+}
+
+void ParentClient::reconnect(const Credential& who, Reply<Offer> reply) {
+  call<Offer>(
+      lane_of(who, "calls"), [who](ControlClient& client) { return client.reconnect(who); },
+      std::move(reply));
+}
+
+void ParentClient::forget(const Credential& who) {
+  for (const char* what : {"lease", "barrier", "calls"}) {
+    auto lane = lanes_.extract(lane_of(who, what));
+    if (lane.empty()) continue;
+    lane.mapped()->stop();
+    over_.push_back(std::move(lane.mapped()));
+  }
+}
+
+std::unique_ptr<WorkerLink> ParentClient::connect(const Offer& offer, const LinkLayout& layout) {
+  return connect_tcp(offer, layout, kConnectMs,
+                     {.host = parse_server_address(options_.server).host, .tls = options_.tls});
+}
+
+}  // namespace phub

@@ -1,0 +1,66 @@
+// The calls to a parent's control port, over HTTP: a thread for each kind of call of a job, as each
+// may wait for others. Gradients go over TCP.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "phub/job/parent.h"
+#include "transport/tls/client_options.h"
+
+namespace phub {
+
+class ParentClient final : public Parent {
+ public:
+  struct Options {
+    std::string server;  // HOST:PORT, with https:// before it over TLS
+    std::string token;
+    ClientTls tls;
+    std::string rack_name = "a rack";  // this box's, for people
+  };
+  explicit ParentClient(Options options);
+  ~ParentClient() override;
+  ParentClient(const ParentClient&) = delete;
+  ParentClient& operator=(const ParentClient&) = delete;
+
+  std::string name() const override { return options_.server; }
+  std::string transport() const override { return "tcp"; }
+  std::string rack_name() const override { return options_.rack_name; }
+  void join(JoinRequest request, Reply<JoinReply> reply) override;
+  void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;
+  void tell(const Credential& who, RackNews news, Reply<Done> reply) override;
+  void leave(const Credential& who, Reply<Done> reply) override;
+  void barrier(const Credential& who, Reply<Done> reply) override;
+  void set_hyper(const Credential& who, const HyperChange& change,
+                 Reply<HyperReply> reply) override;
+  void reconnect(const Credential& who, Reply<Offer> reply) override;
+  void forget(const Credential& who) override;
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override;
+  void poll() override;
+  int event_fd() const override { return event_fd_; }
+
+ private:
+  class Lane;
+  using Call = std::function<void()>;
+
+  Lane& lane(const std::string& name);
+  void answer(Call reply);  // any thread
+  template <typename T, typename Ask>
+  void call(const std::string& lane_name, Ask ask, Reply<T> reply);
+
+  const Options options_;
+  const int event_fd_;
+  uint64_t joins_ = 0;
+  std::map<std::string, std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Lane>> over_;  // until their thread has ended
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<Call> answers_;
+};
+
+}  // namespace phub

@@ -1,0 +1,96 @@
+// The job of a rack's parent, as it follows from that of the rack's workers.
+#include "phub/job/rack.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "phub/job/job_part.h"
+#include "tests/worker/expect_error.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::expect_error;
+
+JobSpec spec_of(const std::string& groups, uint32_t world_size, uint32_t max_ranks) {
+  JobSpec spec;
+  spec.name = "job";
+  spec.keys = {{.name = "key", .elements = 100}};
+  spec.groups = groups;
+  spec.world_size = world_size;
+  spec.max_ranks = max_ranks;
+  complete_spec(spec);
+  return spec;
+}
+
+TEST(RackSpec, EveryGroupIsARank) {
+  JobSpec spec = spec_of("(3,2),(1,4)", 6, 10);
+  spec.gradient_dtype = "bf16";
+  spec.on_nonfinite = "exclude";
+  spec.reduction = "mean";
+  JobSpec above = spec_above(spec);
+  EXPECT_EQ(above.groups, "2,2");
+  EXPECT_THAT(above.rack_ranks, ElementsAre(3, 2, 1, 4));
+  EXPECT_EQ(above.max_ranks, 4u);
+  EXPECT_EQ(above.world_size, 3u) << "nobody of the last group is there at first";
+  EXPECT_EQ(above.gradient_dtype, "f32");
+  EXPECT_EQ(above.on_nonfinite, "stop");
+  EXPECT_EQ(above.reduction, "mean");
+  EXPECT_EQ(above.progress_limit_ms, 2 * spec.progress_limit_ms);
+  complete_spec(above);
+
+  JobSpec top = spec_above(above);
+  EXPECT_EQ(top.groups, "");
+  EXPECT_THAT(top.rack_ranks, ElementsAre(5, 5)) << "ranks of the training, not racks";
+  EXPECT_EQ(top.world_size, 2u);
+  complete_spec(top);
+  expect_error(ErrorCode::kInvalid, "the job needs 'groups'", [&] { check_below_parent(top); });
+}
+
+TEST(RackSpec, ARackHasTheRanksOfItsGroup) {
+  const JobSpec spec = spec_of("(3,2),(1,4)", 10, 10);
+  EXPECT_EQ(rank_above(spec, -1), -1);
+  EXPECT_EQ(rank_above(spec, 0), 0);
+  EXPECT_EQ(rank_above(spec, 4), 1);
+  EXPECT_EQ(rank_above(spec, 6), 3);
+  EXPECT_EQ(ranks_below(spec, 3), (RankRange{6, 10}));
+  expect_error(ErrorCode::kFull, "rank 10 is out of range", [&] { rank_above(spec, 10); });
+  expect_error(ErrorCode::kInternal, "about rank 4 of 4", [&] { ranks_below(spec, 4); });
+}
+
+TEST(RackSpec, APausedRackIsNotOneThatHangs) {
+  JobSpec spec = spec_of("1,1", 2, 2);
+  spec.on_loss = "wait";
+  EXPECT_EQ(spec_above(spec).progress_limit_ms, 2 * spec.progress_limit_ms + spec.wait_limit_ms);
+  spec.progress_limit_ms = spec.wait_limit_ms = 7u * 24 * 3600 * 1000;
+  validate(spec_above(spec));
+}
+
+// What says that it is a job of racks is checked as everything else.
+TEST(RackSpec, NonsenseIsRefused) {
+  const auto refused = [](const char* what, void (*change)(JobSpec&)) {
+    JobSpec spec = spec_of("", 2, 2);
+    spec.rack_ranks = {2, 3};
+    change(spec);
+    expect_error(ErrorCode::kInvalid, what, [&] { complete_spec(spec); });
+  };
+  refused("rack_ranks: 3 racks, and max_ranks is 2",
+          [](JobSpec& spec) { spec.rack_ranks.push_back(1); });
+  refused("rack_ranks: ranks of a rack: must be from 1 to 1024, got 0",
+          [](JobSpec& spec) { spec.rack_ranks[1] = 0; });
+  refused("rack_ranks: ranks of all racks: must be from 1 to 1024", [](JobSpec& spec) {
+    spec.rack_ranks = {1000, 25};
+  });
+  refused("gradient_dtype: ranks that are racks need 'f32', got 'bf16'",
+          [](JobSpec& spec) { spec.gradient_dtype = "bf16"; });
+  refused("consistency: ranks that are racks need 'bsp'",
+          [](JobSpec& spec) { spec.consistency = "async"; });
+  refused("on_nonfinite: 'exclude' leaves ranks out",
+          [](JobSpec& spec) { spec.on_nonfinite = "exclude"; });
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,268 @@
+// A rack's membership at its parent, whose answers the test gives.
+#include "phub/job/uplink.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class SetClock final : public Clock {
+ public:
+  uint64_t now_ms() const override { return now; }
+  uint64_t now = 1000;
+};
+
+template <typename T>
+T take(std::deque<T>& from) {
+  EXPECT_FALSE(from.empty());
+  T first = std::move(from.front());
+  from.pop_front();
+  return first;
+}
+
+class FakeParent final : public Parent {
+ public:
+  std::string name() const override { return "root:7717"; }
+  std::string transport() const override { return "tcp"; }
+  std::string rack_name() const override { return "rack-1"; }
+  void join(JoinRequest request, Reply<JoinReply> reply) override {
+    ids.push_back(request.id);
+    joins.push_back(std::move(reply));
+  }
+  void heartbeat(const Credential& who, uint32_t, Reply<Pulse> reply) override {
+    EXPECT_EQ(who.ticket, "ticket");
+    beats.push_back(std::move(reply));
+  }
+  void tell(const Credential&, RackNews news, Reply<Done> reply) override {
+    told.push_back(std::move(news));
+    tells.push_back(std::move(reply));
+  }
+  void leave(const Credential&, Reply<Done> reply) override { leaves.push_back(std::move(reply)); }
+  void barrier(const Credential&, Reply<Done> reply) override {
+    barriers.push_back(std::move(reply));
+  }
+  void set_hyper(const Credential&, const HyperChange&, Reply<HyperReply> reply) override {
+    hypers.push_back(std::move(reply));
+  }
+  void reconnect(const Credential&, Reply<Offer> reply) override {
+    offers.push_back(std::move(reply));
+  }
+  void forget(const Credential& who) override { forgotten.push_back(who.incarnation); }
+  std::unique_ptr<WorkerLink> connect(const Offer&, const LinkLayout&) override { return nullptr; }
+  void poll() override {}
+  int event_fd() const override { return -1; }
+
+  std::vector<std::string> ids;
+  std::deque<Reply<JoinReply>> joins;
+  std::deque<Reply<Pulse>> beats;
+  std::vector<RackNews> told;
+  std::deque<Reply<Done>> tells, leaves, barriers;
+  std::deque<Reply<HyperReply>> hypers;
+  std::deque<Reply<Offer>> offers;
+  std::vector<uint32_t> forgotten;
+};
+
+class UplinkTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kLease = 400;
+
+  UplinkTest() {
+    JoinRequest request{.id = "one"};
+    request.spec.name = "job";
+    request.spec.lease_ms = kLease;
+    uplink_ = std::make_shared<Uplink>(parent_, clock_, request);
+    uplink_->join([this](const Result<Done>& result) {
+      joined_ = result ? "joined" : std::string(name_of(result.code)) + ": " + result.message;
+    });
+  }
+  void admit() {
+    JoinReply reply{.rank = 1, .incarnation = 3, .first_round = 7};
+    reply.offer.ticket = "ticket";
+    take(parent_.joins)(reply);
+    ASSERT_EQ(joined_, "joined");
+    take(parent_.beats)(Pulse{});  // over the connection whose end is the rack's
+    uplink_->on_end([this](const Error& why) {
+      ended_ = std::string(name_of(why.code())) + ": " + why.what();
+    });
+  }
+  void pass(uint64_t ms) {
+    clock_.now += ms;
+    uplink_->tick();
+  }
+
+  SetClock clock_;
+  FakeParent parent_;
+  std::shared_ptr<Uplink> uplink_;
+  std::string joined_, ended_;
+};
+
+TEST_F(UplinkTest, ARankThatIsStillTakenIsAskedForAgainWithTheSameId) {
+  take(parent_.joins)({ErrorCode::kTaken, "taken"});
+  EXPECT_EQ(joined_, "");
+  pass(10);
+  EXPECT_TRUE(parent_.joins.empty());
+  pass(50);
+  admit();
+  EXPECT_THAT(parent_.ids, ElementsAre("one", "one"));
+  EXPECT_EQ(uplink_->admission().first_round, 7u);
+}
+
+TEST_F(UplinkTest, OneThatStaysTakenIsRefused) {
+  for (uint32_t i = 0; i < 100 && joined_.empty(); ++i) {
+    take(parent_.joins)({ErrorCode::kTaken, "taken"});
+    pass(50);
+  }
+  EXPECT_EQ(joined_, "taken: the parent at root:7717: taken");
+  EXPECT_LE(clock_.now, 1000 + 2 * kLease + 100);
+}
+
+TEST_F(UplinkTest, ARefusalIsPassedOn) {
+  take(parent_.joins)({ErrorCode::kMismatch, "another job"});
+  EXPECT_EQ(joined_, "mismatch: the parent at root:7717: another job");
+  pass(10 * kLease);
+  EXPECT_TRUE(parent_.joins.empty());
+  EXPECT_THAT(parent_.forgotten, IsEmpty());
+}
+
+TEST_F(UplinkTest, ItKeepsItsLease) {
+  admit();
+  pass(kLease / 4 - 1);
+  EXPECT_TRUE(parent_.beats.empty());
+  pass(1);
+  ASSERT_EQ(parent_.beats.size(), 1u);
+  pass(kLease);
+  EXPECT_EQ(parent_.beats.size(), 1u) << "one at a time";
+  take(parent_.beats)(Pulse{.durable_round = 12});
+  EXPECT_EQ(uplink_->pulse().durable_round, 12u);
+  pass(kLease / 4);
+  EXPECT_EQ(parent_.beats.size(), 1u);
+}
+
+TEST_F(UplinkTest, AParentThatIsSilentForTwoLeasesIsLost) {
+  admit();
+  for (uint32_t i = 0; i < 100 && ended_.empty(); ++i) {
+    pass(20);
+    if (!parent_.beats.empty()) take(parent_.beats)({ErrorCode::kUnavailable, "nobody there"});
+  }
+  EXPECT_THAT(ended_, HasSubstr("unavailable: the parent at root:7717: it has not answered for"));
+  EXPECT_LE(clock_.now, 1000 + 2 * kLease + 40);
+  EXPECT_THAT(parent_.forgotten, ElementsAre(3u));
+}
+
+TEST_F(UplinkTest, WhatTheParentsJobEndedWithIsPassedOn) {
+  admit();
+  pass(kLease / 4);
+  take(parent_.beats)({ErrorCode::kRankLost, "rank 2 was lost"});
+  EXPECT_EQ(ended_, "rank_lost: the parent at root:7717: rank 2 was lost");
+  EXPECT_EQ(std::string(uplink_->ended()->what()), "the parent at root:7717: rank 2 was lost");
+  pass(kLease);
+  EXPECT_TRUE(parent_.beats.empty());
+}
+
+TEST_F(UplinkTest, ARackThatIsOutIsLost) {
+  admit();
+  pass(kLease / 4);
+  take(parent_.beats)({ErrorCode::kFenced, "rank 1 is out"});
+  EXPECT_THAT(ended_, HasSubstr("rank_lost: "));
+}
+
+TEST_F(UplinkTest, ACheckIsAnsweredByAHeartbeatThatFollowsIt) {
+  admit();
+  pass(kLease / 4);
+  int checked = 0;
+  uplink_->check([&] { ++checked; });
+  take(parent_.beats)(Pulse{});  // it was on its way before
+  EXPECT_EQ(checked, 0);
+  take(parent_.beats)({ErrorCode::kTimeout, "later"});
+  EXPECT_EQ(checked, 0);
+  EXPECT_TRUE(parent_.beats.empty()) << "not again at once";
+  pass(50);
+  take(parent_.beats)(Pulse{});
+  EXPECT_EQ(checked, 1);
+  uplink_->check([&] { ++checked; });
+  take(parent_.beats)({ErrorCode::kNonFinite, "a NaN"});
+  EXPECT_EQ(checked, 1);
+  EXPECT_THAT(ended_, HasSubstr("a NaN"));
+}
+
+TEST_F(UplinkTest, TheBarrierOfAllItsRanksIsOneOfTheParents) {
+  admit();
+  int passed = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    uplink_->barrier([&](const Result<Done>& result) { passed += result ? 1 : 100; });
+  }
+  EXPECT_EQ(parent_.barriers.size(), 1u);
+  take(parent_.barriers)(Done{});
+  EXPECT_EQ(passed, 3);
+  uplink_->barrier([&](const Result<Done>& result) { passed += result ? 1 : 100; });
+  pass(kLease / 4);
+  take(parent_.beats)({ErrorCode::kNotFound, "gone"});
+  EXPECT_EQ(passed, 103) << "whoever waits when it ends is told";
+}
+
+TEST_F(UplinkTest, NewsAreToldOnce) {
+  admit();
+  uplink_->tell({4, 5});
+  uplink_->tell({4});
+  ASSERT_EQ(parent_.told.size(), 1u) << "one at a time";
+  EXPECT_EQ(parent_.told[0].name, "rack-1");
+  EXPECT_THAT(parent_.told[0].live, ElementsAre(4, 5));
+  take(parent_.tells)(Done{});
+  uplink_->tell({4, 5});
+  EXPECT_EQ(parent_.told.size(), 1u);
+  uplink_->tell({4});
+  EXPECT_EQ(parent_.told.size(), 2u);
+  take(parent_.tells)({ErrorCode::kTimeout, "lost"});
+  uplink_->tell({4});
+  EXPECT_EQ(parent_.told.size(), 3u) << "it may not have come";
+}
+
+TEST_F(UplinkTest, ItLeavesAndIsForgotten) {
+  admit();
+  uplink_->leave();
+  EXPECT_THAT(parent_.forgotten, IsEmpty());
+  take(parent_.leaves)(Done{});
+  EXPECT_THAT(parent_.forgotten, ElementsAre(3u));
+  uplink_.reset();
+  EXPECT_EQ(parent_.forgotten.size(), 1u);
+}
+
+TEST_F(UplinkTest, WhyItCannotGoOnIsTold) {
+  admit();
+  uplink_->abandon("rank 5 was lost");
+  uplink_.reset();
+  ASSERT_EQ(parent_.told.size(), 1u);
+  EXPECT_EQ(parent_.told[0].failure, "rank 5 was lost");
+  EXPECT_THAT(parent_.forgotten, IsEmpty());
+  take(parent_.tells)(Done{});
+  EXPECT_THAT(parent_.forgotten, ElementsAre(3u));
+}
+
+// Its job is gone: nobody is there to be told.
+TEST_F(UplinkTest, AnswersThatComeTooLateChangeNothing) {
+  admit();
+  pass(kLease / 4);
+  bool answered = false;
+  uplink_->set_hyper({}, [&](const Result<HyperReply>&) { answered = true; });
+  uplink_.reset();
+  EXPECT_THAT(parent_.forgotten, ElementsAre(3u));
+  take(parent_.beats)({ErrorCode::kRankLost, "too late"});
+  take(parent_.hypers)(HyperReply{});
+  EXPECT_FALSE(answered);
+  EXPECT_EQ(ended_, "");
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,119 @@
+#include "tests/worker/grouped_training.h"
+
+#include <cmath>
+#include <random>
+
+#include "kernels/kernels.h"
+#include "tests/worker/box.h"
+
+namespace phub::testing {
+
+using kernels::DType;
+
+JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string& groups) {
+  JobSpec spec;
+  spec.name = name;
+  spec.keys = {{.name = "a", .elements = 5000}, {.name = "b", .elements = 7}};
+  spec.world_size = ranks;
+  spec.chunk_elements = 96;
+  spec.groups = groups;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
+  return spec;
+}
+
+void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& place,
+                           std::byte* out) const {
+  const DType type = *kernels::parse_dtype(spec.gradient_dtype);
+  std::minstd_rand random(
+      static_cast<uint32_t>(seed + round * 9973 + rank * 1103 + place.key * 17 + place.begin));
+  for (uint32_t i = 0; i < place.elements; ++i) {
+    const float value = static_cast<float>(random() % 2001) / 1000 - 1;
+    reference::store(out, type, i, std::ldexp(value, -static_cast<int>(random() % 20)));
+  }
+}
+
+void GroupedTraining::fill_key(uint32_t rank, uint64_t round, size_t key,
+                               std::span<std::byte> gradient) const {
+  const size_t element = gradient.size() / spec.keys[key].elements;
+  for (const ChunkPlace& place : chunks_of(spec)) {
+    if (place.key == key) fill(rank, round, place, gradient.data() + place.begin * element);
+  }
+}
+
+Results results_of(const Worker& worker) {
+  Results results;
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    const auto bytes = worker.parameter_bytes(key);
+    results.emplace_back(bytes.begin(), bytes.end());
+  }
+  return results;
+}
+
+std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
+                           std::span<const LogRecord> log) {
+  const std::vector<ChunkPlace> places = chunks_of(spec);
+  const Participation participation(log, static_cast<uint32_t>(places.size()));
+  const HyperHistory hyper(spec, log);
+  std::vector<Replay> chunks;
+  for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
+    const ChunkPlace& place = places[chunk];
+    chunks.emplace_back(spec, participation, hyper, chunk, std::vector<float>(place.elements),
+                        [&run, place](const Member& from, uint64_t round, std::byte* out) {
+                          if (run.is_null(from.rank, round, place.key)) return false;
+                          run.fill(from.rank, round, place, out);
+                          return true;
+                        });
+  }
+  std::vector<Results> all;
+  const auto take = [&](const std::function<const Replay&(uint32_t)>& chunk_of) {
+    Results& results = all.emplace_back(spec.keys.size());
+    for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
+      const std::vector<std::byte> result = chunk_of(chunk).result();
+      auto& key = results[places[chunk].key];
+      key.insert(key.end(), result.begin(), result.end());
+    }
+  };
+  if (GatedReplay::is_gated(spec)) {
+    GatedReplay replay(spec, hyper, std::move(chunks));
+    while (all.size() < run.rounds) {
+      replay.next_round();
+      take([&](uint32_t chunk) -> const Replay& { return replay.chunk(chunk); });
+    }
+    return all;
+  }
+  while (all.size() < run.rounds) {
+    for (Replay& chunk : chunks) chunk.next_round();
+    take([&](uint32_t chunk) -> const Replay& { return chunks[chunk]; });
+  }
+  return all;
+}
+
+void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round) {
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    if (run.is_null(rank, round, key)) {
+      worker.push_null(key);
+      continue;
+    }
+    run.fill_key(rank, round, key, worker.gradient_bytes(key));
+    worker.push(key);
+  }
+  worker.wait_all();
+}
+
+std::vector<std::vector<Results>> train(const GroupedTraining& run, const OptionsOf& options_of) {
+  std::vector<std::vector<Results>> seen(run.spec.world_size);
+  each_rank(run.spec.world_size, [&](uint32_t rank) {
+    WorkerOptions options = options_of(rank);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    for (uint64_t round = 1; round <= run.rounds; ++round) {
+      train_round(run, worker, rank, round);
+      seen[rank].push_back(results_of(worker));
+    }
+    worker.barrier();
+  });
+  return seen;
+}
+
+}  // namespace phub::testing

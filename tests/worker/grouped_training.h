@@ -1,0 +1,47 @@
+// A job whose gradients are added in groups of ranks, what its workers see, and what one process
+// that adds them in this order sees alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/oracle/replay.h"
+#include "transport/control/messages.h"
+#include "worker/worker.h"
+
+namespace phub::testing {
+
+struct GroupedTraining {
+  JobSpec spec;
+  uint64_t seed = 1;
+  bool has_nulls = false;
+  uint64_t rounds = 6;
+
+  bool is_null(uint32_t rank, uint64_t round, size_t key) const {
+    return has_nulls && (seed + rank * 5 + round * 3 + key) % 4 == 0;
+  }
+  // Writes these elements of a gradient: large and small ones, whose sums are rounded in any
+  // format.
+  void fill(uint32_t rank, uint64_t round, const ChunkPlace& place, std::byte* out) const;
+  void fill_key(uint32_t rank, uint64_t round, size_t key, std::span<std::byte> gradient) const;
+};
+
+JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string& groups);
+
+using Results = std::vector<std::vector<std::byte>>;  // by key
+Results results_of(const Worker& worker);
+
+// What one process computes, round by round, in the order that `spec` says.
+std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
+                           std::span<const LogRecord> log);
+// Pushes the gradients of a round, and waits for its results.
+void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round);
+// All ranks train, in a thread each. What each saw, by rank and round.
+using OptionsOf = std::function<WorkerOptions(uint32_t rank)>;
+std::vector<std::vector<Results>> train(const GroupedTraining& run, const OptionsOf& options_of);
+
+}  // namespace phub::testing

@@ -1,0 +1,368 @@
+// Boxes below a parent, with workers: every rank sees the bytes of a process that adds in the order
+// of the job's groups alone, as of one box.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/oracle/groups.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+#include "tests/worker/grouped_training.h"
+#include "tests/worker/training.h"
+#include "transport/control/rank_tree.h"
+
+namespace phub {
+namespace {
+
+using testing::Box;
+using testing::grouped_spec;
+using testing::GroupedTraining;
+using testing::Results;
+
+// A root and a rack for each group of the last level of a tree, with levels between them.
+class Racks {
+ public:
+  // `levels`: of racks, up to those of the tree.
+  explicit Racks(const std::string& groups, uint32_t ranks,
+                 uint32_t levels = RankTree::kMaxLevels) {
+    add(groups, ranks, levels);
+  }
+
+  Box& root() { return root_; }
+  Box& of(uint32_t rank) {
+    for (Leaf& leaf : leaves_) {
+      if (leaf.ranks.contains(rank)) return *leaf.box;
+    }
+    throw std::out_of_range("no such rank");
+  }
+  Flow flow_at_root(const std::string& job) {
+    for (const JobStatus& one : root_.status().jobs) {
+      if (one.name == job) return one.flow;
+    }
+    return {};
+  }
+  // The log of the training's ranks: every rack has that of its own.
+  std::vector<LogRecord> log(const std::string& job) {
+    std::vector<LogRecord> all;
+    for (Leaf& leaf : leaves_) {
+      for (LogRecord& record : leaf.box->log(job)) all.push_back(std::move(record));
+    }
+    return all;
+  }
+
+ private:
+  struct Leaf {
+    RankRange ranks;
+    std::unique_ptr<Box> box;
+  };
+
+  static std::unique_ptr<Box> below(const std::string& parent) {
+    return std::make_unique<Box>("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap{},
+                                 CheckpointOptions{}, parent);
+  }
+  // Boxes of the upper levels first: each of the last one has a parent among them.
+  void add(const std::string& groups, uint32_t ranks, uint32_t levels) {
+    const RankTree tree(groups, ranks);
+    std::vector<std::string> parent_of(ranks, root_.address());  // by the training's rank
+    const uint32_t first_level = tree.levels() - std::min(levels, tree.levels() - 1);
+    for (uint32_t level = first_level; level < tree.levels(); ++level) {
+      for (uint32_t first = 0; first < ranks; first = tree.end(level, first)) {
+        std::unique_ptr<Box> box = below(parent_of[first]);
+        for (uint32_t r = first; r < tree.end(level, first); ++r) parent_of[r] = box->address();
+        if (level + 1 == tree.levels()) {
+          leaves_.push_back({{first, tree.end(level, first)}, std::move(box)});
+        } else {
+          between_.push_back(std::move(box));
+        }
+      }
+    }
+  }
+
+  Box root_{2};
+  std::vector<std::unique_ptr<Box>> between_;
+  std::vector<Leaf> leaves_;
+};
+
+void check(Racks& racks, const GroupedTraining& run) {
+  SCOPED_TRACE(
+      fmt::format("{}, groups {}, PHUB_SEED={}", run.spec.name, run.spec.groups, run.seed));
+  const auto seen = train(run, [&](uint32_t rank) { return racks.of(rank).options(run.spec); });
+  const std::vector<Results> want = alone(run, run.spec, racks.log(run.spec.name));
+  for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
+    EXPECT_TRUE(seen[rank] == want) << "rank " << rank;
+  }
+}
+
+// Joins a rank at the box of its rack.
+std::unique_ptr<Worker> join(Racks& racks, const JobSpec& spec, uint32_t rank) {
+  WorkerOptions options = racks.of(rank).options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return std::make_unique<Worker>(options);
+}
+
+TEST(Racks, TwoRacksGiveTheBytesOfOneBox) {
+  Racks racks("2,2", 4);
+  check(racks, {.spec = grouped_spec("two", 4, "2,2")});
+}
+
+TEST(Racks, ThreeLevels) {
+  Racks racks("(2,1),(1,2)", 6);
+  GroupedTraining run{.spec = grouped_spec("three", 6, "(2,1),(1,2)"), .seed = 7};
+  check(racks, run);
+  run.spec.name = "three-means";
+  run.spec.reduction = "mean";
+  run.spec.optimizer = "adam";
+  run.has_nulls = true;
+  check(racks, run);
+}
+
+// The root adds the racks' sums as one box with the rest of the tree would.
+TEST(Racks, ATreeOfThreeLevelsOverRacksOfOneLevel) {
+  Racks racks("(2,1),(1,2)", 6, 1);
+  check(racks, {.spec = grouped_spec("flat", 6, "(2,1),(1,2)"), .seed = 8});
+}
+
+TEST(Racks, AnyTreeFormatAndReduction) {
+  const auto seeds = testing::fresh_seeds(6);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    std::mt19937_64 random(seed);
+    const auto ranks = static_cast<uint32_t>(3 + random() % 4);
+    const std::string groups =
+        reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
+    if (RankTree(groups, ranks).levels() == 1) continue;
+    GroupedTraining run{.spec = grouped_spec(fmt::format("tree{}", seed), ranks, groups),
+                        .seed = seed,
+                        .has_nulls = random() % 2 == 0};
+    const char* const kOptimizers[] = {"none", "adam", "nesterov"};
+    run.spec.optimizer = kOptimizers[random() % 3];
+    if (random() % 2 == 0) run.spec.reduction = "mean";
+    if (run.spec.optimizer != "none" && random() % 2 == 0) run.spec.unused = "skip";
+    const char* const kTypes[] = {"f32", "bf16", "f16"};
+    run.spec.gradient_dtype = kTypes[random() % 3];
+    run.spec.parameter_dtype = kTypes[random() % 3];
+    Racks racks(groups, ranks);
+    check(racks, run);
+  }
+}
+
+TEST(Racks, TheGateIsTheRoots) {
+  Racks racks("(2,1),(1,1)", 5);
+  GroupedTraining run{.spec = grouped_spec("gated", 5, "(2,1),(1,1)"), .seed = 9};
+  run.spec.optimizer = "adam";
+  run.spec.hyper = {{"max_norm", 10}};
+  run.spec.on_nonfinite = "skip";
+  check(racks, run);
+}
+
+// Of a round with a NaN nothing is applied, and every rank is told.
+TEST(Racks, ASkippedRoundIsSkippedEverywhere) {
+  Racks racks("2,1", 3);
+  JobSpec spec = grouped_spec("skipped", 3, "2,1");
+  spec.optimizer = "sgd";
+  spec.on_nonfinite = "skip";
+  testing::each_rank(3, [&](uint32_t rank) {
+    const auto worker = join(racks, spec, rank);
+    worker->wait_all();
+    for (uint64_t round = 1; round <= 2; ++round) {
+      for (size_t key = 0; key < worker->keys(); ++key) {
+        std::ranges::fill(worker->gradient(key), round == 1 && rank == 1 ? INFINITY : 1.0f);
+        worker->push(key);
+      }
+      worker->wait_all();
+      EXPECT_FLOAT_EQ(worker->parameters(0)[0], round == 1 ? 0 : -0.03f) << "round " << round;
+      EXPECT_EQ(worker->verdict().value().skipped, round == 1) << "rank " << rank;
+    }
+    worker->barrier();
+  });
+}
+
+// A chunk's uplink is one gradient, whatever the number of ranks; and its result comes once.
+TEST(Racks, TheBytesThatGoUpAreThoseOfOneGradient) {
+  Racks racks("3,3", 6);
+  const GroupedTraining run{.spec = grouped_spec("bytes", 6, "3,3")};
+  uint64_t elements = 0;
+  for (const KeySpec& key : run.spec.keys) elements += key.elements;
+  std::vector<Flow> flows;
+  testing::each_rank(6, [&](uint32_t rank) {
+    WorkerOptions options = racks.of(rank).options(run.spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    for (uint64_t round = 1; round <= run.rounds; ++round) train_round(run, worker, rank, round);
+    worker.barrier();
+    if (rank == 0) {
+      const uint64_t bytes = run.rounds * elements * sizeof(float);
+      EXPECT_TRUE(
+          testing::becomes([&] { return racks.flow_at_root("bytes").bytes_in >= 2 * bytes; }));
+      EXPECT_EQ(racks.flow_at_root("bytes").bytes_in, 2 * bytes) << "of 2 racks";
+    }
+    worker.barrier();
+  });
+}
+
+TEST(Racks, InitialParametersOfRankZeroComeToAll) {
+  for (const char* type : {"f32", "bf16"}) {
+    Racks racks("2,2", 4);
+    GroupedTraining run{.spec = grouped_spec(fmt::format("initial-{}", type), 4, "2,2")};
+    run.spec.optimizer = "sgd";
+    run.spec.initial = "broadcast";
+    run.spec.gradient_dtype = type;
+    testing::each_rank(4, [&](uint32_t rank) {
+      WorkerOptions options = racks.of(rank).options(run.spec);
+      options.rank = static_cast<int32_t>(rank);
+      Worker worker(options);
+      std::vector<std::vector<float>> initial;
+      std::vector<const float*> pointers;
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        auto& values = initial.emplace_back(run.spec.keys[key].elements);
+        for (size_t i = 0; i < values.size(); ++i) {
+          values[i] = static_cast<float>(i % 1000) + static_cast<float>(key) / 3;
+        }
+        pointers.push_back(values.data());
+      }
+      worker.broadcast_keys(pointers);
+      worker.wait_all();
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        const auto parameters = worker.parameters(key);
+        EXPECT_TRUE(std::equal(parameters.begin(), parameters.end(), initial[key].begin()))
+            << "rank " << rank << " key " << key;
+      }
+      worker.barrier();
+    });
+  }
+}
+
+TEST(Racks, ABarrierIsForTheRanksOfAllRacks) {
+  Racks racks("2,2", 4);
+  std::atomic<uint32_t> arrived = 0;
+  testing::each_rank(4, [&](uint32_t rank) {
+    const auto worker = join(racks, grouped_spec("barrier", 4, "2,2"), rank);
+    for (uint32_t time = 1; time <= 3; ++time) {
+      if (rank == 3) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ++arrived;
+      worker->barrier();
+      EXPECT_GE(arrived, time * 4);
+      worker->barrier();
+    }
+  });
+}
+
+TEST(Racks, HyperparametersAreSetAtTheRoot) {
+  Racks racks("2,1", 3);
+  JobSpec spec = grouped_spec("hyper", 3, "2,1");
+  spec.optimizer = "sgd";
+  spec.hyper = {{"lr", 1}};
+  testing::each_rank(3, [&](uint32_t rank) {
+    const auto worker = join(racks, spec, rank);
+    worker->wait_all();
+    const auto round = [&] {
+      for (size_t key = 0; key < worker->keys(); ++key) {
+        std::ranges::fill(worker->gradient(key), 1.0f);
+        worker->push(key);
+      }
+      worker->wait_all();
+      return worker->parameters(0)[0];
+    };
+    EXPECT_EQ(round(), -3);
+    worker->barrier();
+    if (rank == 1) {
+      EXPECT_EQ(worker->set_hyper({{"lr", 10}}), 2u);
+    }
+    worker->barrier();
+    EXPECT_EQ(round(), -33);
+    worker->barrier();
+  });
+}
+
+// The rack of the rank names it, the others their root's reason.
+TEST(Racks, ANaNEndsTheJobEverywhere) {
+  Racks racks("2,2", 4);
+  testing::each_rank(4, [&](uint32_t rank) {
+    const auto worker = join(racks, grouped_spec("nan", 4, "2,2"), rank);
+    worker->wait_all();
+    const char* const why = rank < 2
+                                ? "rank 1 sent a NaN or an infinity in key 'b', elements 0 to 6"
+                                : "rank 0 sent a NaN or an infinity in key 'b'";
+    testing::expect_error(ErrorCode::kNonFinite, why, [&] {
+      worker->gradient(1)[3] = rank == 1 ? NAN : 1;
+      worker->push(1);
+      worker->wait(1);
+    });
+  });
+}
+
+TEST(Racks, WhoIsExcludedInARackIsNotCounted) {
+  Racks racks("2,2", 4);
+  JobSpec spec = grouped_spec("exclude", 4, "2,2");
+  spec.on_nonfinite = "exclude";
+  spec.reduction = "mean";
+  testing::each_rank(4, [&](uint32_t rank) {
+    const auto worker = join(racks, spec, rank);
+    worker->wait_all();
+    std::ranges::fill(worker->gradient(1), rank == 1 ? NAN : static_cast<float>(rank));
+    worker->push(1);
+    worker->wait(1);
+    EXPECT_EQ(worker->parameters(1)[0], 5 * static_cast<float>(1.0 / 3));
+    worker->barrier();
+  });
+}
+
+TEST(Racks, TheStateOfKeysIsTheRoots) {
+  Racks racks("1", 1);
+  JobSpec spec = grouped_spec("state", 1, "1");
+  spec.optimizer = "adam";
+  const auto worker = join(racks, spec, 0);
+  worker->wait_all();
+  std::vector<std::vector<float>> arrays(3, std::vector<float>(5000));
+  KeyState state{.key = 0, .arrays = {arrays[0], arrays[1], arrays[2]}};
+  testing::expect_error(ErrorCode::kInvalid, "this box has a parent, which has the parameters",
+                        [&] {
+                          worker->get_state({&state, 1});
+                        });
+  testing::expect_error(ErrorCode::kInvalid, "a checkpoint cannot be asked for here",
+                        [&] { worker->checkpoint(); });
+}
+
+TEST(Racks, WhatNoRackCanDoIsRefused) {
+  Racks racks("2,2", 4);
+  const auto refused = [&](ErrorCode code, const char* what,
+                           const std::function<void(WorkerOptions&)>& change) {
+    WorkerOptions options = racks.of(0).options(grouped_spec("refused", 4, "2,2"));
+    options.rank = 0;
+    change(options);
+    testing::expect_error(code, what, [&] { Worker worker(options); });
+  };
+  refused(ErrorCode::kInvalid, "the job needs 'groups', with a group for each rack",
+          [](WorkerOptions& options) { options.spec.groups = ""; });
+  refused(ErrorCode::kInvalid, "with consistency 'async' there are none",
+          [](WorkerOptions& options) { options.spec.consistency = "async"; });
+  refused(ErrorCode::kInvalid, "work 'none' measures one box",
+          [](WorkerOptions& options) { options.spec.work = "none"; });
+  refused(ErrorCode::kInvalid, "min_ranks, which counts ranks, must be 0",
+          [](WorkerOptions& options) { options.spec.min_ranks = 2; });
+
+  // The first rank decides which group a box serves.
+  JobSpec spec = grouped_spec("agreed", 1, "2,2");
+  spec.max_ranks = 4;
+  WorkerOptions options = racks.of(0).options(spec);
+  options.rank = 0;
+  const Worker worker(options);
+  options.rank = 3;
+  testing::expect_error(ErrorCode::kInvalid, "rank 3 is of another group of job 'agreed': this box",
+                        [&] { Worker other(options); });
+}
+
+}  // namespace
+}  // namespace phub
