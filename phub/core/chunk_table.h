@@ -116,7 +116,6 @@ class ChunkTable {
     unheard_[at(index, rank / 64)] &= ~(uint64_t{1} << (rank % 64));
     --ranks_[rank].unheard;
   }
-
   // How many ranks of the training took part in what has arrived. Those of racks are counted once
   // count_rack_ranks() was called; else every rank is one.
   void count_rack_ranks() { participants_.resize(chunks_.size()); }
@@ -129,8 +128,8 @@ class ChunkTable {
   // Rounds.
   void begin_round(uint32_t index, uint64_t round);
   // The first round after `round` that somebody is expected in at the chunk. Where everybody who
-  // knew a round is gone and the others begin later, nobody will ever take part in it: such rounds
-  // are skipped, and change nothing.
+  // knew a round is gone and the others begin later, nobody will ever take part in it: such
+  // rounds are skipped, and change nothing.
   uint64_t next_round(uint32_t index, uint64_t round) const;
   void count_completed(uint32_t index, uint64_t rounds = 1) {
     chunks_completed_ += rounds;

@@ -16,15 +16,14 @@ Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
       unposted_(stages.table.size()) {
   for (uint32_t i = 0; i < uplink_.places.size(); ++i) {
     const CoreUplink::Place& place = uplink_.places[i];
-    if (by_queue_.size() <= place.queue) by_queue_.resize(place.queue + 1);
-    std::vector<uint32_t>& chunks = by_queue_[place.queue];
+    if (queues_.size() <= place.queue) queues_.resize(place.queue + 1);
+    std::vector<uint32_t>& chunks = queues_[place.queue].chunks;
     if (chunks.size() <= place.index) chunks.resize(place.index + 1, kNoChunk);
     chunks[place.index] = i;
   }
-  verdicts_.resize(by_queue_.size());
-  if (!stages.parameters.gated) return;
-  for (size_t q = 0; q < by_queue_.size(); ++q) verdicts_[q].early.reserve(by_queue_[q].size());
-  done_.reserve(sent_.size());
+  if (!stages_.parameters.gated) return;
+  for (Queue& queue : queues_) queue.early.reserve(queue.chunks.size());
+  done_.reserve(uplink_.places.size());
 }
 
 Way::Closed Uplinked::close(uint32_t index) {
@@ -71,7 +70,8 @@ bool Uplinked::post_again(uint32_t index) {
     case ImmKind::kInitial:
       write.imm = encode({place.index, 0, ImmKind::kInitial});
       break;
-    case ImmKind::kControl:  // asks for the first result
+    case ImmKind::kControl:  // the result of the round before the first is awaited
+      if (!chunk.closed) return true;
       write.bytes = 0;
       break;
   }
@@ -81,28 +81,27 @@ bool Uplinked::post_again(uint32_t index) {
 }
 
 uint32_t Uplinked::next_done() {
-  if (!done_.empty()) {
-    const uint32_t index = done_.back();
-    done_.pop_back();
-    return taken(index);
-  }
   if (broken_) return kNoChunk;
   while (!unposted_.empty() && post_again(unposted_.lowest())) unposted_.erase(unposted_.lowest());
   if (std::exchange(unflushed_, false)) uplink_.endpoint->flush();
   for (;;) {
+    if (!done_.empty()) {
+      const uint32_t index = done_.back();
+      done_.pop_back();
+      return take_result(index);
+    }
     if (taken_ == arrived_) {
       taken_ = 0;
       arrived_ = uplink_.endpoint->poll(arrivals_);
       if (arrived_ == 0) return kNoChunk;
     }
     const uint32_t index = take(arrivals_[taken_++]);
-    if (index != kNoChunk) return taken(index);
+    if (index != kNoChunk) return index;
     if (broken_) return kNoChunk;
   }
 }
 
-// The chunk whose result is there, with the verdict on its round. kNoChunk: none is, or the
-// connection broke. Throws Error.
+// The chunk whose result came. kNoChunk: it came before, or the connection broke. Throws Error.
 uint32_t Uplinked::take(const Arrival& arrival) {
   if (!arrival.ok) {
     if (arrival.violation) fail(ErrorCode::kInternal, "the parent violates the protocol");
@@ -113,10 +112,13 @@ uint32_t Uplinked::take(const Arrival& arrival) {
   }
   const Imm imm = decode(arrival.imm);
   const bool is_verdict = imm.kind == ImmKind::kControl && stages_.parameters.gated;
-  if (is_verdict && arrival.queue < verdicts_.size()) return take_verdict(arrival.queue, imm);
+  if (is_verdict && arrival.queue < queues_.size()) {
+    read_verdict(arrival.queue, imm);
+    return kNoChunk;
+  }
   const bool known =
-      arrival.queue < by_queue_.size() && imm.chunk < by_queue_[arrival.queue].size();
-  const uint32_t index = known ? by_queue_[arrival.queue][imm.chunk] : kNoChunk;
+      arrival.queue < queues_.size() && imm.chunk < queues_[arrival.queue].chunks.size();
+  const uint32_t index = known ? queues_[arrival.queue].chunks[imm.chunk] : kNoChunk;
   if (index == kNoChunk) {
     fail(ErrorCode::kInternal, "the parent sent chunk {} of queue {}, which is not of this core",
          imm.chunk, arrival.queue);
@@ -130,49 +132,45 @@ uint32_t Uplinked::take(const Arrival& arrival) {
          static_cast<uint32_t>(imm.kind), arrival.bytes, arrival.offset, bytes, place.result);
   }
   if (!chunk.closed || imm.round != low8(chunk.round)) {
-    if (imm.round == low8(chunk.round - 1)) return kNoChunk;  // sent twice
     fail(ErrorCode::kInternal, "the parent sent round {} (mod 256) of a chunk in round {}",
          imm.round, chunk.round);
   }
-  if (has_verdict(chunk) && !verdicts_[place.queue].reader.has(chunk.round)) {
-    verdicts_[place.queue].early.push_back(index);
+  // A round that this rack took part in has a verdict, which may come later.
+  Queue& queue = queues_[place.queue];
+  const bool has_verdict = stages_.parameters.gated && sent_[index] <= ImmKind::kNull;
+  if (has_verdict && !queue.verdict.has(chunk.round)) {
+    queue.early.push_back(index);
     return kNoChunk;
   }
-  return index;
+  return take_result(index);
 }
 
-// The round is one of those that this rack takes part in: the parent tells it the verdict.
-bool Uplinked::has_verdict(const CoreChunk& chunk) const {
-  return stages_.parameters.gated && chunk.round >= stages_.parameters.first_round;
-}
-
-uint32_t Uplinked::take_verdict(uint32_t queue, const Imm& imm) {
-  Verdicts& verdicts = verdicts_[queue];
-  if (!verdicts.reader.read(imm)) {
+void Uplinked::read_verdict(uint32_t number, const Imm& imm) {
+  Queue& queue = queues_[number];
+  if (!queue.verdict.read(imm)) {
     fail(ErrorCode::kInternal, "the parent sent part {} of a verdict", imm.round & 3);
   }
-  if (verdicts.early.empty()) return kNoChunk;
-  if (!verdicts.reader.has(stages_.table[verdicts.early.front()].round)) return kNoChunk;
-  const uint32_t index = verdicts.early.back();
-  verdicts.early.pop_back();
-  done_.insert(done_.end(), verdicts.early.begin(), verdicts.early.end());
-  verdicts.early.clear();
-  return index;
+  if (queue.early.empty()) return;
+  if (!queue.verdict.has(stages_.table[queue.early.front()].round)) return;
+  done_.insert(done_.end(), queue.early.begin(), queue.early.end());
+  queue.early.clear();
 }
 
-// Its result goes on to the ranks, and the verdict with it: whichever queue has that first, it is
-// the same on all.
-uint32_t Uplinked::taken(uint32_t index) {
+uint32_t Uplinked::take_result(uint32_t index) {
   const CoreChunk& chunk = stages_.table[index];
   const CoreUplink::Place& place = uplink_.places[index];
   std::memcpy(uplink_.rack_results + chunk.offset * result_bytes_,
               uplink_.results.data() + place.result, uint64_t{chunk.elements} * result_bytes_);
+  if (stages_.parameters.gated) pass_verdict_on(place.queue, chunk.round);
   sent_[index] = kNothing;
-  if (has_verdict(chunk) && chunk.round != verdict_round_) {
-    verdict_round_ = chunk.round;
-    stages_.outbox.announce(verdicts_[place.queue].reader.verdict(chunk.round));
-  }
   return index;
+}
+
+// Whichever queue has it first: it is the same on all.
+void Uplinked::pass_verdict_on(uint32_t queue, uint64_t round) {
+  if (round == verdict_round_ || !queues_[queue].verdict.has(round)) return;
+  verdict_round_ = round;
+  stages_.outbox.announce(queues_[queue].verdict.verdict(round));
 }
 
 void Uplinked::finish(uint32_t index) {
@@ -213,25 +211,21 @@ void Uplinked::suspend_parent() {
   taken_ = arrived_ = 0;
 }
 
-// A result that no push asked for is asked for.
 void Uplinked::resume_parent() {
   broken_ = false;
-  for (Verdicts& verdicts : verdicts_) {
-    verdicts.reader = {};  // or parts that come once more would meet those of the next round
-    verdicts.early.clear();
+  done_.clear();
+  for (Queue& queue : queues_) {
+    queue.early.clear();
+    queue.verdict = {};
   }
   for (uint32_t i = 0; i < sent_.size(); ++i) {
-    const CoreChunk& chunk = stages_.table[i];
-    const bool awaits_first = chunk.closed && chunk.round < stages_.parameters.first_round;
-    const bool is_done = std::ranges::find(done_, i) != done_.end();
-    if ((sent_[i] != kNothing || awaits_first) && !is_done) unposted_.insert(i);
+    if (sent_[i] != kNothing || stages_.table[i].closed) unposted_.insert(i);
   }
 }
 
 bool Uplinked::arm() {
-  if (!done_.empty()) return false;
   if (broken_) return true;
-  if (unflushed_ || !unposted_.empty() || taken_ < arrived_) return false;
+  if (unflushed_ || !unposted_.empty() || !done_.empty() || taken_ < arrived_) return false;
   return uplink_.endpoint->arm({});
 }
 

@@ -6,8 +6,7 @@
 // is what the parent has of the chunk, which it sends to who joins. A round that no rank of this
 // rack is in any more, while others come later, is completed all the same: with a null of nobody.
 //
-// Where rounds are gated, the gate is the root's: its verdict is passed on with the results, which
-// wait for it.
+// Where rounds are gated, the gate is the root's: its verdict is passed on with the results.
 //
 // The connection may break. Then this says so once, and goes on when it is made again: what was
 // not answered is sent again, byte for byte.
@@ -72,21 +71,21 @@ class Uplinked final : public LockStep {
   void post(uint32_t index, ImmKind kind);
   bool post_again(uint32_t index);
   uint32_t take(const Arrival& arrival);
-  uint32_t take_verdict(uint32_t queue, const Imm& imm);
-  uint32_t taken(uint32_t index);
-  bool has_verdict(const CoreChunk& chunk) const;
+  void read_verdict(uint32_t queue, const Imm& imm);
+  uint32_t take_result(uint32_t index);
   void find_vacant(uint32_t index);
+  void pass_verdict_on(uint32_t queue, uint64_t round);
 
   const CoreUplink uplink_;
-  const uint32_t result_bytes_;                  // per element
-  std::vector<std::vector<uint32_t>> by_queue_;  // [queue][index] = chunk of the core
-  std::vector<ImmKind> sent_;                    // by chunk: what the parent has not answered
-  struct Verdicts {
-    VerdictReader reader;
-    std::vector<uint32_t> early;  // chunks whose results came before the verdict on their round
+  const uint32_t result_bytes_;    // per element
+  struct Queue {                   // of the parent's plan
+    std::vector<uint32_t> chunks;  // [index] = chunk of the core
+    VerdictReader verdict;         // of a gated job
+    std::vector<uint32_t> early;   // whose results came before the verdict on their round
   };
-  std::vector<Verdicts> verdicts_;   // by queue; of a gated job
-  std::vector<uint32_t> done_;       // such chunks, once it came
+  std::vector<Queue> queues_;
+  std::vector<ImmKind> sent_;        // by chunk: what the parent has not answered
+  std::vector<uint32_t> done_;       // results whose verdict has come
   uint64_t verdict_round_ = kNever;  // of the latest that ranks are told
   IndexSet unposted_;                // of these, what found no room
   std::array<Arrival, kArrivals> arrivals_;
