@@ -8,8 +8,7 @@
 //
 // An Endpoint is what one thread owns of a job: a completion queue and its queue pairs. A write
 // that is posted arrives once, and its payload has landed before its immediate is seen; writes may
-// overtake each other. A queue pair that breaks says so once, and then nothing of it lands any
-// more.
+// overtake each other. A queue pair that breaks says so once; then nothing of it lands any more.
 //
 // An incarnation of a rank, from its admission to its end, in this order:
 //
