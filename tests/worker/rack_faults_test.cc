@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <csignal>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ class RackFaults : public ::testing::Test {
   static JobSpec spec(const std::string& name, const std::string& on_loss) {
     JobSpec spec = fault_spec(name, kRanks, "adam");
     spec.groups = "2,2";
+    spec.lease_ms = 10'000;  // on a machine with other things to do
     spec.reduction = "mean";
     spec.on_loss = on_loss;
     return spec;
@@ -169,6 +171,38 @@ TEST_F(RackFaults, TheRootsDeathEndsTheRacksJobs) {
   EXPECT_THAT(worker.output(), HasSubstr("the parent at " + address));
   EXPECT_TRUE(becomes([&] { return ControlClient(rack.address()).status().jobs.empty(); }));
   training.end();
+}
+
+// Workers below racks come back as those of the root itself would.
+TEST_F(RackFaults, ARootThatSavesItsJobsIsKilledAndGoesOn) {
+  const TemporaryDirectory folder;
+  const Flags saves = {"--checkpoints", folder.path() + "/checkpoints", "--checkpoint-every", "5"};
+  std::optional<ServerProcess> root;
+  root.emplace(PHUB_BINARY, saves);
+  const std::string address = root->address();
+  for (auto& rack : racks_) {
+    rack = std::make_unique<ServerProcess>(PHUB_BINARY, Flags{"--parent", address});
+  }
+  Training training(address, spec("saved", "shrink"));
+  for (uint32_t rank = 0; rank < kRanks; ++rank) start(training, rank, {"--rejoin"});
+  ASSERT_TRUE(training.goes_on(20));
+  ASSERT_TRUE(becomes([&] { return training.status().durable_round >= 10; }));
+  const std::vector<LogRecord> first[] = {log_of(0, "saved"), log_of(1, "saved")};
+  root->end(SIGKILL);
+  training.end_lives();
+  ASSERT_TRUE(becomes([&] {
+    try {
+      root.emplace(PHUB_BINARY, saves, address);
+      return true;
+    } catch (const std::exception&) {  // for a moment the port may be somebody else's
+      return false;
+    }
+  }));
+  ASSERT_TRUE(becomes([&] { return training.round() > 0; }));
+  ASSERT_TRUE(training.goes_on(20));
+  training.end();
+  training.check(
+      merged(training.log(), {first[0], first[1], log_of(0, "saved"), log_of(1, "saved")}));
 }
 
 // When all have left, so has their rack.
