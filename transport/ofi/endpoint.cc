@@ -162,11 +162,12 @@ void OfiEndpoint::take_event(uint32_t qp, uint32_t events) {
   if ((events & EPOLLIN) != 0 && drain_bytes(pair.connected.socket)) pair.ending = true;
 }
 
-// Only trying again shows whether a write can go on.
+// Only trying again shows whether a write can go on: a provider need not wake who has half sent
+// one.
 bool OfiEndpoint::is_blocked(const Pair& pair) const {
   if (pair.status != Status::kLive) return false;
   const OfiPair& fabric = *pair.connected.pair;
-  return fabric.waiting() || (fabric.wake_fd() < 0 && fabric.outstanding());
+  return fabric.waiting() || fabric.outstanding();
 }
 
 bool OfiEndpoint::arm(std::span<const uint32_t>) {

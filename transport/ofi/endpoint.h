@@ -2,8 +2,8 @@
 // turns with the others, and the TCP connection that it was set up over: its end is the pair's.
 //
 // To sleep, a thread waits for the descriptors of its completion queues and connections in one
-// epoll. Where a provider has no such descriptor (shm), a byte over the connection follows every
-// batch of writes, and a timer runs while writes wait for either side to go on.
+// epoll, and for a timer while writes are on their way. Where a provider has no such descriptor
+// (shm), a byte over the connection follows every batch of writes.
 #pragma once
 
 #include <cstdint>
