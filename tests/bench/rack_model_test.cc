@@ -104,13 +104,13 @@ TEST(RackModel, AgreesWithTheLimits) {
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   const auto rate = [&](const char* name) {
-    return fmt::format("core_gbps = 1000\n{} = {}", name, 1 + random() % 20);
+    return fmt::format("core_gbps = 100\n{} = {}", name, 1 + random() % 20);
   };
   const std::pair<double, std::string> rates[] = {
-      {1 + static_cast<double>(random() % 40), "core_gbps = 1000"},
-      {8000, rate("memory_gbps")},
-      {8000, rate("pcie_gbps")},
-      {8000, rate("pcie_node_gbps")}};
+      {1 + static_cast<double>(random() % 40), "core_gbps = 100"},
+      {400, rate("memory_gbps")},
+      {400, rate("pcie_gbps")},
+      {400, rate("pcie_node_gbps")}};
   for (const auto& [link, others] : rates) {
     const std::string cluster = any_cluster(random, link, others);
     for (const Scene& scene : scenes(cluster, placed("all"), job("resnet18"))) {
