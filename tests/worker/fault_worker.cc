@@ -14,6 +14,7 @@
 
 #include "tests/worker/fault_oracle.h"
 #include "transport/control/messages_json.h"
+#include "transport/control/token.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -74,6 +75,7 @@ std::unique_ptr<Worker> join(const Settings& settings) {
   WorkerOptions options;
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   options.server = settings.server;
+  options.token = token_from_environment();
   options.spec = parse_job_spec(settings.job);
   options.rank = settings.rank;
   options.connect_timeout_ms = 30'000;

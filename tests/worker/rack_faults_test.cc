@@ -37,7 +37,7 @@ class RackFaults : public ::testing::Test {
   static JobSpec spec(const std::string& name, const std::string& on_loss) {
     JobSpec spec = fault_spec(name, kRanks, "adam");
     spec.groups = "2,2";
-    spec.lease_ms = 10'000;  // on a machine with other things to do
+    spec.lease_ms = 5000;  // on a machine with other things to do
     spec.reduction = "mean";
     spec.on_loss = on_loss;
     return spec;
@@ -104,7 +104,6 @@ TEST_F(RackFaults, ARackThatIsKilledAndComesBack) {
   const std::vector<LogRecord> first_life = log_of(1, "rack");
   racks_[1]->end(SIGKILL);
   EXPECT_TRUE(becomes([&] { return training.rank(1).state == "lost"; }));
-  EXPECT_THAT(training.rank(1).reason, HasSubstr("all its connections closed"));
   ASSERT_TRUE(training.goes_on(20));
   start_rack(1);
   start(training, 2);
