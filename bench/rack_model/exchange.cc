@@ -211,9 +211,11 @@ class Server {
   std::vector<std::function<void(const UnitPlan&)>> parents_;
 };
 
-// Which NIC of a worker's host carries which of the server's queues: evenly by bytes.
-std::vector<uint32_t> nics_of_queues(const std::vector<UnitPlan>& units, size_t queues,
-                                     uint32_t nics) {
+// Which NIC of a worker's host carries which of the server's queues: evenly by bytes. Those of a
+// box on the host itself need none.
+std::vector<uint32_t> nics_of_queues(const std::vector<UnitPlan>& units, const SceneServer& server,
+                                     uint32_t host, uint32_t nics) {
+  const size_t queues = server.plan.queues.size();
   std::vector<std::pair<double, uint32_t>> order(queues);
   for (uint32_t q = 0; q < queues; q++) order[q] = {0, q};
   for (const UnitPlan& unit : units) order[unit.queue].first -= unit.elements;
@@ -221,6 +223,7 @@ std::vector<uint32_t> nics_of_queues(const std::vector<UnitPlan>& units, size_t 
   std::vector<double> load(nics, 0);
   std::vector<uint32_t> nic_of(queues, 0);
   for (const auto& [elements, queue] : order) {
+    if (server.boxes[server.plan.cores[server.plan.queues[queue].core].box] == host) continue;
     const auto least = std::min_element(load.begin(), load.end());
     nic_of[queue] = static_cast<uint32_t>(least - load.begin());
     *least -= elements;
@@ -281,8 +284,8 @@ class Exchange {
       threads_.push_back(std::make_unique<Thread>(grid_, fabric_.new_cpu()));
       Thread* thread = threads_.back().get();
       const numa::Topology& topology = scene_.kinds[scene_.hosts[host].kind].topology;
-      const auto nics = nics_of_queues(units_, plan.plan.queues.size(),
-                                       std::max<uint32_t>(1, topology.nics.size()));
+      const auto nics =
+          nics_of_queues(units_, plan, host, std::max<uint32_t>(1, topology.nics.size()));
       server.add_rank(
           {.end =
                [this, thread, host, nics](const UnitPlan& unit, uint32_t box_host) {
