@@ -175,7 +175,7 @@ TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"cores = 1\nlissten = \"x\"",
        "phub.toml:2:1: unknown option 'lissten'; did you mean 'listen'?"},
-      {"password = 1", "unknown option 'password'; there are listen, join, tokens"},
+      {"password = 1", "unknown option 'password'; there are listen, join, parent, tokens"},
       {"memory-limit = 1", "did you mean 'memory_limit'?"},
       {"cores = ", "phub.toml:1:"},
       {"cores = 1\n\ncores = 2", "phub.toml:3:"},
