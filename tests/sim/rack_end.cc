@@ -115,7 +115,8 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained |= out || control || failed;
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
-      explained |= out || failed;
+      // Or at a box that has died, of which the server did not hear before it died, too.
+      explained |= out || failed || (life_ > 1 && !plan_.shard_faults.empty());
       break;
     case ErrorCode::kRankLost:
       explained |= failed && (what.find("rank ") != what.npos || life_ > 1);
