@@ -18,7 +18,8 @@ namespace phub {
 
 class OfiRig final : public TransportRig {
  public:
-  explicit OfiRig(const OfiOptions& options) : transport_(make_ofi_transport(options)) {}
+  explicit OfiRig(const OfiOptions& options)
+      : provider_(options.provider), transport_(make_ofi_transport(options)) {}
 
   // Null, and the test is skipped, where this host has no such provider.
   static std::unique_ptr<OfiRig> over(const std::string& provider) {
@@ -51,10 +52,15 @@ class OfiRig final : public TransportRig {
     endpoint.arm({});
     endpoint.disarm();
   }
+  std::string against_many_ranks() const override {
+    if (provider_ != "tcp;ofi_rxm") return "";
+    return "256 endpoints of ofi_rxm take two minutes";
+  }
   // The kernel closes what a process had; so does the link's end.
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
+  const std::string provider_;
   std::unique_ptr<Transport> transport_;
 };
 

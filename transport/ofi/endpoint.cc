@@ -118,6 +118,7 @@ bool OfiEndpoint::post(QueuePair to, const Write& write) {
 }
 
 void OfiEndpoint::flush() {
+  bool blocked = false;
   for (const uint32_t qp : dirty_) {
     Pair& pair = pairs_[qp];
     pair.dirty = false;
@@ -126,8 +127,10 @@ void OfiEndpoint::flush() {
     pair.connected.pair->send();
     ++counters_.doorbells;
     ring(pair);
+    blocked |= is_blocked(pair);
   }
   dirty_.clear();
+  if (armed_ && blocked) set_timer();  // the owner sleeps, and another thread flushes for it
 }
 
 // Wakes a peer whose provider cannot. A full socket holds bytes that wake it already.
@@ -189,6 +192,7 @@ bool OfiEndpoint::arm(std::span<const uint32_t>) {
     }
   }
   if (idle && blocked) set_timer();
+  armed_ = idle;
   return idle;
 }
 

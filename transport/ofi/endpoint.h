@@ -35,7 +35,7 @@ class OfiEndpoint : public virtual Endpoint {
   bool post(QueuePair to, const Write& write) final;
   void flush() final;
   bool arm(std::span<const uint32_t> wake_after) final;
-  void disarm() final {}
+  void disarm() final { armed_ = false; }
   int wake_fd() const final { return epoll_.get(); }
   EndpointCounters counters() const final { return counters_; }
 
@@ -86,6 +86,7 @@ class OfiEndpoint : public virtual Endpoint {
   Turns live_;                   // all but the closed
   std::vector<uint32_t> dirty_;  // posted to since the last flush
   uint32_t polls_without_events_ = 0;
+  bool armed_ = false;  // and may be asleep
   EndpointCounters counters_;
   Fd epoll_, timer_;
 };

@@ -5,6 +5,7 @@
 #include <rdma/fabric.h>
 
 #include <array>
+#include <cstdlib>
 
 // What phub calls: result, name, parameters, and how they are handed on. The compiler holds them
 // against the headers.
@@ -28,7 +29,7 @@ constexpr std::array kOfiCalls = {PHUB_OFI_CALLS(PHUB_OFI_NAME)};
 // Open for the life of the process.
 class Fabrics {
  public:
-  Fabrics() : handle_(dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL)) {
+  Fabrics() : handle_(open()) {
     if (handle_ == nullptr) problem_ = dlerror();
     for (const char* call : kOfiCalls) {
       if (problem_.empty() && find(call) == nullptr) {
@@ -44,6 +45,13 @@ class Fabrics {
   void* find(const char* call) const { return dlsym(handle_, call); }
 
  private:
+  // A library of PSM that it is linked to would take SIGTERM, SIGINT and others for itself, and end
+  // the process when one comes.
+  static void* open() {
+    setenv("IPATH_NO_BACKTRACE", "1", /*replace=*/0);
+    return dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+  }
+
   std::string problem_;
   void* const handle_;
 };
