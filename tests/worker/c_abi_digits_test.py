@@ -6,7 +6,7 @@ more, to the same bits, with a server that is killed and started again.
 """
 import json, os, re, subprocess, sys, tempfile, time, urllib.request
 
-RANKS, ROUNDS, LEAST_PERCENT, LIMIT_S = 3, 3000, 90, 120
+RANKS, ROUNDS, LEAST_PERCENT, LIMIT_S = 3, 12000, 90, 120
 phub, library, digits = sys.argv[1:]
 try:
     import numpy
