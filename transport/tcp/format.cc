@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "transport/hello_sizes.h"
+
 namespace phub {
 namespace {
 
@@ -40,15 +42,7 @@ TcpHello parse_tcp_hello(std::span<const std::byte> message) {
 }
 
 void check_tcp_hello(const TcpHello& hello, const LinkLayout& layout) {
-  check_same("queues", hello.queues, layout.queues_in_all());
-  if (!layout.has_queue(hello.queue)) {
-    fail(ErrorCode::kInvalid, "hello: queue {} of {}; this box has {} from queue {} on",
-         hello.queue, layout.queues_in_all(), layout.queue_chunks.size(), layout.first_queue);
-  }
-  check_same(fmt::format("chunks of queue {}", hello.queue), hello.queue_chunks,
-             layout.queue_chunks[hello.queue - layout.first_queue]);
-  check_same("bytes of gradients", hello.gradient_bytes, layout.gradients_at_worker());
-  check_same("bytes of results", hello.result_bytes, layout.results_at_worker());
+  check_hello_sizes(hello, layout);
 }
 
 TcpWelcome parse_tcp_answer(std::span<const std::byte> message) {
