@@ -126,10 +126,16 @@ void Rack::start_shards() {
 
 // The server's loop sleeps no longer than it says.
 void Rack::set_server_timer() {
-  const uint64_t next = net_.now_ns() + server_->poll_interval_ms() * kMs;
-  if (net_.now_ns() < server_timer_ns_ && server_timer_ns_ <= next) return;
-  server_timer_ns_ = next;
-  net_.after(next - net_.now_ns(), [] {});
+  set_timer(server_timer_ns_, net_.now_ns() + server_->poll_interval_ms() * kMs);
+}
+
+// Whatever happens in the network wakes everybody, so that an event for each timer of each pass
+// would bring forth ever more of them. One that comes sooner will do: whoever it wakes sets the
+// next.
+void Rack::set_timer(uint64_t& pending_ns, uint64_t at_ns) {
+  if (net_.now_ns() < pending_ns && pending_ns <= at_ns) return;
+  pending_ns = at_ns;
+  net_.after(at_ns - net_.now_ns(), [] {});
 }
 
 void Rack::fail(const std::string& what) {
@@ -220,7 +226,7 @@ bool Rack::step_core(BoxState& box, uint32_t index) {
   state.wake_ns = ~0ull;
   if (state.asleep && timeout_ms >= 0) {
     state.wake_ns = net_.now_ns() + static_cast<uint64_t>(timeout_ms) * kMs;
-    net_.after(state.wake_ns - net_.now_ns(), [] {});
+    set_timer(state.timer_ns, state.wake_ns);
   }
   return !state.asleep;
 }

@@ -121,6 +121,7 @@ class Rack {
   void apply(JobRun& job, Trainer& trainer, const Fault& fault);
   void schedule_windows();
   void set_server_timer();
+  void set_timer(uint64_t& pending_ns, uint64_t at_ns);
   void step();
   bool step_entity(size_t entity);
   struct BoxState;
@@ -162,6 +163,7 @@ class Rack {
     uint64_t paused_until_ns = 0;
     bool asleep = false;
     uint64_t wake_ns = 0;  // at the latest
+    uint64_t timer_ns = 0;
   };
   struct BoxState {
     uint32_t number = 0;
