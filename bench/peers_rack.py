@@ -26,8 +26,9 @@ class Placement:
     boxes: int
     colocated: bool
 
-    def options(self):
-        return ["--boxes", str(self.boxes), *(["--colocated"] if self.colocated else [])]
+    def options(self, workers):
+        return ["--boxes", str(self.boxes),
+                *(["--colocated"] if self.colocated else ["--nics", str(self.nics(workers))])]
 
     def nics(self, workers):
         return 1 if self.colocated else max(1, workers // self.boxes)
@@ -59,11 +60,10 @@ class Placement:
                    self.bytes_of_uplink(workers, model, network.racks) * 8e6 / bits_per_s(network.uplink))
 
     def bytes_of_run(self, workers, model, rounds):
-        """(received, sent) by a host that serves: the first parameters have no gradients before them."""
+        """What (received, sent) each NIC or host that is counted; the first parameters have no gradients before them."""
         one = self.bytes_of_server(workers, model)
-        if self.colocated and self.boxes > 1:
-            return one * (rounds + 0.5), one * (rounds + 0.5)
-        return one * rounds, one * (rounds + 1)
+        ways = (rounds + 0.5, rounds + 0.5) if self.colocated and self.boxes > 1 else (rounds, rounds + 1)
+        return {name: tuple(one * way for way in ways) for name in self.servers()}
 
     def servers(self):
         if self.colocated:
@@ -71,16 +71,45 @@ class Placement:
         return ["box"] + [f"box{box}" for box in range(1, self.boxes)]
 
 
+class TwoLevels(Placement):
+    """A box in every rack, which adds its workers' gradients. The first one's host has the root, too. A box has
+    one NIC more than its rack has workers, for the others."""
+
+    def nics(self, workers):
+        return workers // self.boxes + 1
+
+    def bytes_of_server(self, workers, model):
+        return (workers // self.boxes + 1) * model
+
+    def bytes_of_uplink(self, workers, model, racks):
+        return (racks - 1) * model
+
+    def bytes_of_run(self, workers, model, rounds):
+        others = self.boxes - 1
+        of_workers = [workers // self.boxes * model * way for way in (rounds, rounds + 1)]
+        down, up = model * (rounds + 1), model * rounds
+        root = (of_workers[0] + others * up, of_workers[1] + others * down)
+        rack = (of_workers[0] + down, of_workers[1] + up)
+        hosts = {name: rack for name in self.servers()} | {"box": root}
+        uplinks = {f"switch{number}": (down, up) for number in range(self.boxes)}
+        return hosts | uplinks | {"switch0": (others * up, others * down)}
+
+
 PLACEMENTS = ("dedicated-central", "dedicated-sharded", "colocated-central", "colocated-sharded")
+TWO_LEVELS = "two-levels"
 
 
-def placements(names, workers, boxes):
+def placements(names, workers, boxes, racks):
     number = {"dedicated-central": 1, "dedicated-sharded": boxes, "colocated-central": 1,
-              "colocated-sharded": workers}
+              "colocated-sharded": workers, TWO_LEVELS: racks}
     for name in names:
         if name not in number:
-            raise Failure(f"--placements: '{name}' is not one of {', '.join(PLACEMENTS)}")
-    return [Placement(name, number[name], name.startswith("colocated")) for name in names]
+            raise Failure(f"--placements: '{name}' is not one of {', '.join(number)}")
+    if TWO_LEVELS in names and (racks < 2 or workers % racks):
+        raise Failure(f"--placements: {TWO_LEVELS} needs --racks, with as many workers in each: "
+                      f"{workers} workers in {racks} racks are not")
+    return [(TwoLevels if name == TWO_LEVELS else Placement)(name, number[name], name.startswith("colocated"))
+            for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,23 +148,40 @@ def rows_of(output):
 
 # --- phub
 
+SERVE = "--insecure --transports tcp --pin false"
+
+
+def exchange(host, case, file, *options):
+    return " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", "tcp",
+                     "-w", str(WARMUP), "-n", str(case.rounds), *options, "--quiet", "--json", file])
+
+
 def phub_commands(host, case, placement, file):
     phub = host.binary("phub")
-    options = "--insecure --transports tcp --pin false"
-    box = (f"if ((BOX)); then exec {phub} serve --join $PHUB_SERVER --listen 0.0.0.0:0 {options}; "
-           f"else exec {phub} serve --listen 0.0.0.0:7717 {options}; fi")
+    box = (f"if ((BOX)); then exec {phub} serve --join $PHUB_SERVER --listen 0.0.0.0:0 {SERVE}; "
+           f"else exec {phub} serve --listen 0.0.0.0:7717 {SERVE}; fi")
     # Jobs that are created when all boxes serve have a part at each.
     ready = (f"{phub} status --server $PHUB_SERVER 2>/dev/null | "
              f"awk '/^with it serves /{{n++}} END{{exit !(NR && n == {placement.boxes - 1})}}'")
-    exchange = " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", "tcp",
-                         "-w", str(WARMUP), "-n", str(case.rounds), "--quiet", "--json", file])
-    return box, f"until {ready}; do sleep 0.1; done; exec {exchange}"
+    return box, f"until {ready}; do sleep 0.1; done; exec {exchange(host, case, file)}"
 
 
-def counted(output, servers):
-    """Bytes of TCP payload (received, sent) over all NICs of each host that serves."""
-    totals = {name: [0, 0] for name in servers}
-    for name, received, sent in re.findall(r"^(\w+) eth\d+ payload received (\d+) sent (\d+) bytes$",
+def two_level_commands(host, case, placement, file):
+    """The root has port 7717, and the box of each rack 7718."""
+    phub = host.binary("phub")
+    answers = f"{phub} status --server $PHUB_SERVER >/dev/null 2>&1"
+    box = (f"((BOX)) || {phub} serve --listen 0.0.0.0:7717 {SERVE} & "
+           f"until {answers}; do sleep 0.1; done; "
+           f"exec {phub} serve --listen 0.0.0.0:7718 --parent $PHUB_SERVER {SERVE}")
+    groups = ",".join([str(case.workers // placement.boxes)] * placement.boxes)
+    return box, (f"export PHUB_SERVER=$RACK_BOXES:7718; until {answers}; do sleep 0.1; done; "
+                 f"exec {exchange(host, case, file, '--groups', groups)}")
+
+
+def counted(output, names):
+    """Bytes of TCP payload (received, sent) over all NICs of each host, and over each rack's uplink."""
+    totals = {name: [0, 0] for name in names}
+    for name, received, sent in re.findall(r"^(\w+) (?:eth|up)\d+ payload received (\d+) sent (\d+) bytes$",
                                            output, re.MULTILINE):
         if name in totals:
             totals[name][0] += int(received)
@@ -148,7 +194,7 @@ def check_counted(case, placement, totals):
     expected = placement.bytes_of_run(case.workers, case.bytes, WARMUP + case.rounds)
     ratios = []
     for name, ways in totals.items():
-        for way, is_bytes, should in zip(("received", "sent"), ways, expected):
+        for way, is_bytes, should in zip(("received", "sent"), ways, expected[name]):
             if abs(is_bytes - should) > COUNTED_TOLERANCE * should + COUNTED_SLACK_BYTES:
                 raise Failure(f"{placement.name}, {case.name}: {name} {way} {is_bytes} bytes of payload, "
                               f"and {should:.0f} were to come")
@@ -159,11 +205,13 @@ def check_counted(case, placement, totals):
 def run_phub(rack, case, placement):
     """(µs, counted bytes in terms of the expected ones)"""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        commands = phub_commands(rack.host, case, placement, file.name)
+        of = two_level_commands if placement.name == TWO_LEVELS else phub_commands
+        commands = of(rack.host, case, placement, file.name)
         # Rank 0 alone writes the file.
-        output = rack.run(case, *commands, *placement.options(), "--counters")
+        output = rack.run(case, *commands, *placement.options(case.workers), "--counters")
         us = checked_us("phub", case, json.load(file)["rows"][0])
-    return us, check_counted(case, placement, counted(output, placement.servers()))
+    names = placement.bytes_of_run(case.workers, case.bytes, 0).keys()
+    return us, check_counted(case, placement, counted(output, names))
 
 
 # --- peers, on the workers' hosts alone. Each returns µs by setting.

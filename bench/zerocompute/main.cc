@@ -64,6 +64,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   job.work = options.sum ? "all" : "none";
   job.gradient_dtype = job.parameter_dtype = kernels::name_of(options.dtype);
   job.on_loss = "fail";
+  job.groups = options.groups;
   validate(job);
   return spec;
 }
@@ -87,6 +88,7 @@ std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec
                     .transport = options.transport,
                     .optimizer = std::string(kernels::name_of(options.optimizer)),
                     .dtype = std::string(kernels::name_of(options.dtype)),
+                    .groups = options.groups,
                     .work = work_of(options),
                     .copy = options.copy,
                     .workers = spec.workers,

@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "transport/control/messages.h"
+#include "transport/control/rank_tree.h"
 #include "transport/error.h"
 #include "worker/worker.h"
 
@@ -85,6 +86,9 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
       "reports");
   app.add_option("--transport", o.transport,
                  "How workers and server talk: shm, tcp, verbs, ofi (default shm)");
+  app.add_option("--groups", o.groups,
+                 "Order of additions, as groups of ranks: 4,4. With a box in each rack, each "
+                 "group is added in its rack (default: the order of the ranks)");
   app.add_option("--optimizer", raw.optimizer,
                  "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop "
                  "(default nesterov)");
@@ -205,6 +209,7 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
     fail(ErrorCode::kInvalid, "--link-gbps: {} is not a rate above 0", o.link_gbps);
   }
   if (o.one_rank) resolve_one_rank(raw, o);
+  for (const uint32_t count : o.workers) RankTree(o.groups, count);  // refuses what does not fit
   resolve_models(raw, o);
   resolve_chunks(raw, o);
 }

@@ -20,6 +20,7 @@ struct ZerocomputeOptions {
   uint32_t rank = 0;      // with one_rank
   std::string job;        // with one_rank: the prefix of the jobs' names on the server
   std::string transport = "shm";
+  std::string groups;  // the jobs' order of additions (transport/control/rank_tree.h)
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep

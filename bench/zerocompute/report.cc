@@ -146,6 +146,7 @@ nlohmann::json to_json(std::span<const ReportRow> rows) {
                           {"transport", row.transport},
                           {"optimizer", row.optimizer},
                           {"dtype", row.dtype},
+                          {"groups", row.groups},
                           {"work", row.work},
                           {"copy", row.copy},
                           {"bytes", r.bytes},

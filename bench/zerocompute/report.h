@@ -15,7 +15,7 @@ namespace phub {
 
 // A row: a measurement and its result.
 struct ReportRow {
-  std::string model, transport, optimizer, dtype;
+  std::string model, transport, optimizer, dtype, groups;
   std::string work;  // "all", "sum" (not optimized) or "none" (neither)
   bool copy = false;
   uint32_t workers = 0;

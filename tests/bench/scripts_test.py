@@ -214,32 +214,42 @@ def peers_torch_is_checked(_, binaries):
 
 def peers_placements_are_the_tables(_, __):
     """phub/README.md, "Where the parts run": of 8 workers with links of 1 Gbit/s, for ResNet-50."""
-    from peers_rack import PLACEMENTS, Network, check_counted, placements
+    from peers_rack import PLACEMENTS, TWO_LEVELS, Network, check_counted, placements
     from peers_runs import Case, Failure
     model = 102_228_128
     case = Case("ResNet-50", (), model // 4, 8, 2)
     times_model = {"dedicated-central": 8, "dedicated-sharded": 4, "colocated-central": 7,
-                   "colocated-sharded": 1.75}
+                   "colocated-sharded": 1.75, "two-levels": 5}
     seconds = {"dedicated-central": 0.82, "dedicated-sharded": 0.82, "colocated-central": 5.72,
-               "colocated-sharded": 1.43}
-    for placement in placements(PLACEMENTS, 8, 2):
+               "colocated-sharded": 1.43, "two-levels": 0.82}
+    for placement in placements([*PLACEMENTS, TWO_LEVELS], 8, 2, 2):
         assert placement.bytes_of_server(8, model) == times_model[placement.name] * model
         assert round(placement.bytes_of_link(8, model) * 8e-9, 2) == seconds[placement.name]
-        # Half of the workers in another rack, or half of the parts: 4 models cross, each way.
+        # Half of the workers in another rack, or half of the parts: 4 models cross, each way. With a box in
+        # each rack it is one.
+        crossing = 1 if placement.name == TWO_LEVELS else 4
         assert placement.bytes_of_uplink(8, model, 1) == 0
-        assert placement.bytes_of_uplink(8, model, 2) == 4 * model
+        assert placement.bytes_of_uplink(8, model, 2) == crossing * model
         thin = Network("1gbit", 2, "500mbit", False)
-        assert round(placement.floor_us(8, model, thin) * 1e-6, 2) == 6.54
+        assert round(placement.floor_us(8, model, thin) * 1e-6, 2) == (1.64 if crossing == 1 else 6.54)
         assert round(thin.allreduce_floor_us(8, model) * 1e-6, 2) == 1.64
         run_bytes = placement.bytes_of_run(8, model, 3)
-        assert sum(run_bytes) == times_model[placement.name] * model * 7
-        assert check_counted(case, placement, {"box": run_bytes}) == 1
-        for wrong in (0.93, 1.07):
-            try:
-                check_counted(case, placement, {"box": (run_bytes[0], run_bytes[1] * wrong)})
-            except Failure:
-                continue
-            raise AssertionError(f"{placement.name}: {wrong} of what was to be sent is taken")
+        assert check_counted(case, placement, run_bytes) == 1
+        for name, (received, sent) in run_bytes.items():
+            times = 1 if name.startswith("switch") else times_model[placement.name]
+            assert received + sent == times * model * 7
+            for wrong in (0.93, 1.07):
+                try:
+                    check_counted(case, placement, run_bytes | {name: (received, sent * wrong)})
+                except Failure:
+                    continue
+                raise AssertionError(f"{placement.name}, {name}: {wrong} of what was to be sent is taken")
+    for racks, workers in ((1, 8), (3, 8)):
+        try:
+            placements([TWO_LEVELS], workers, 2, racks)
+        except Failure:
+            continue
+        raise AssertionError(f"two levels of {workers} workers in {racks} racks are taken")
     return 0
 
 

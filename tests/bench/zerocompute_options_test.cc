@@ -130,6 +130,8 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--workers", "-1"}), HasSubstr("-1"));
   EXPECT_THAT(refusal({"--jobs", "0"}), HasSubstr("--jobs: 0"));
   EXPECT_THAT(refusal({"-D", "0"}), HasSubstr("-D"));
+  EXPECT_THAT(refusal({"--workers", "4,5", "--groups", "2,2"}), HasSubstr("groups"));
+  EXPECT_THAT(refusal({"--groups", "2,x"}), HasSubstr("groups"));
   EXPECT_THAT(refusal({"-n", "many"}), HasSubstr("many"));
   EXPECT_THAT(refusal({"-e", "4K"}), HasSubstr("-b"));
   EXPECT_THAT(refusal({"-b", "6", "--dtype", "f32"}), HasSubstr("6 bytes"));

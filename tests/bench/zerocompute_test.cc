@@ -87,6 +87,14 @@ TEST(ZerocomputeTest, EveryOptimizerIsRight) {
   }
 }
 
+TEST(ZerocomputeTest, Groups) {
+  const TemporaryFile json(".json");
+  const Outcome outcome = zerocompute(
+      "-b 1M --workers 4 --groups '(1,2),(1)' -w 1 -n 5 --no-limit --json " + json.path());
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  EXPECT_EQ(rows_of(json)[0]["groups"], "(1,2),(1)");
+}
+
 TEST(ZerocomputeTest, SwitchesAndCopy) {
   for (const char* switches : {"--no-sum", "--no-optimize", "--copy", "-D 0.2"}) {
     const Outcome outcome =
