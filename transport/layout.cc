@@ -67,6 +67,15 @@ void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chu
   layout.queue_offset = std::move(queue_offset);
 }
 
+std::vector<uint64_t> offsets_of_sums(const Layout& layout) {
+  std::vector<uint64_t> offsets{0};
+  offsets.reserve(layout.chunks.size() + 1);
+  for (const ChunkLayout& chunk : layout.chunks) {
+    offsets.push_back(offsets.back() + layout.box_slot(chunk));
+  }
+  return offsets;
+}
+
 std::vector<uint64_t> offsets_of_queues(const Layout& layout,
                                         std::span<const std::vector<uint32_t>> queue_chunks,
                                         std::span<const uint32_t> queue_node) {
@@ -122,9 +131,9 @@ LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t gradie
   link.result_bytes = result_bytes;
   link.slots_bytes = layout.box_elements * gradient_bytes;
   link.results_bytes = layout.box_elements * result_bytes;
-  // A rack keeps its sums as the box has them.
-  const bool as_box = layout.trailer_elements > 0;
-  link.worker_gradients_bytes = as_box ? 0 : layout.total_elements * gradient_bytes;
+  const bool of_racks = layout.trailer_elements > 0;
+  link.worker_gradients_bytes =
+      (of_racks ? offsets_of_sums(layout).back() : layout.total_elements) * gradient_bytes;
   link.worker_results_bytes = layout.total_elements * result_bytes;
   link.result_copies = copies;
   return link;

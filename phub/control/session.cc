@@ -245,8 +245,8 @@ void HttpSession::end_waiting() {
   if (who && shared_->handler != nullptr) shared_->handler->leave_barrier(*who);
 }
 
-// What changes something, and what strangers try. Heartbeats, news of racks, barriers, checkpoints
-// and their parts, and what is only shown, are not of interest.
+// What changes something, and what strangers try. Heartbeats, news of racks, a shard's mail,
+// barriers, checkpoints and their parts, and what is only shown, are not of interest.
 void HttpSession::audit(const HttpResponse& response) {
   if (!shared_->done) return;
   const unsigned status = response.status;
@@ -254,9 +254,10 @@ void HttpSession::audit(const HttpResponse& response) {
   const bool changes =
       asked_.starts_with("DELETE ") ||
       (asked_.starts_with("POST ") && !response.path.ends_with("/heartbeat") &&
-       !response.path.ends_with("/rack") && !response.path.ends_with("/barrier") &&
-       !response.path.ends_with("/state") && !response.path.ends_with("/state/end") &&
-       !response.path.ends_with("/checkpoint") && !takes_part_);
+       !response.path.ends_with("/rack") && !response.path.ends_with("/mail") &&
+       !response.path.ends_with("/barrier") && !response.path.ends_with("/state") &&
+       !response.path.ends_with("/state/end") && !response.path.ends_with("/checkpoint") &&
+       !takes_part_);
   if (!refused && !changes) return;
   using namespace std::chrono;
   const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();

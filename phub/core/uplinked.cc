@@ -28,16 +28,16 @@ Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
 
 Way::Closed Uplinked::close(uint32_t index) {
   const CoreChunk& chunk = stages_.table[index];
-  std::byte* const slot = uplink_.slots.data() + uplink_.places[index].slot;
+  std::byte* const to = uplink_.sums.data() + uplink_.places[index].sum;
   uint32_t participants = 0;
   bool null = true;
   if (!chunk.vacant || chunk.arrived > 0) {
-    const auto sum = stages_.reducer.sum_for_parent(index, reinterpret_cast<float*>(slot));
+    const auto sum = stages_.reducer.sum_for_parent(index, reinterpret_cast<float*>(to));
     if (!sum) return Closed::kNotNow;
     participants = sum->participants;
     null = sum->null;
   }
-  std::memcpy(slot + chunk.elements * sizeof(float), &participants, sizeof participants);
+  std::memcpy(to + chunk.elements * sizeof(float), &participants, sizeof participants);
   post(index, null ? ImmKind::kNull : ImmKind::kData);
   return Closed::kPending;
 }
@@ -54,7 +54,7 @@ bool Uplinked::post_again(uint32_t index) {
   const CoreUplink::Place& place = uplink_.places[index];
   const uint32_t gradient = chunk.elements * static_cast<uint32_t>(sizeof(float));
   constexpr uint32_t kTrailer = kTrailerElements * sizeof(float);
-  Write write{.local_offset = place.slot,
+  Write write{.local_offset = place.sum,
               .remote_offset = place.slot,
               .bytes = gradient,
               .imm = encode({place.index, low8(chunk.round), sent_[index]})};
@@ -193,7 +193,7 @@ void Uplinked::store_initial(uint32_t index, uint32_t part) {
   const CoreChunk& chunk = stages_.table[index];
   const auto [begin, count] =
       initial_part(chunk.elements, kernels::bytes_of(stages_.parameters.gradient_dtype), part);
-  std::memcpy(uplink_.slots.data() + uplink_.places[index].slot + begin * sizeof(float),
+  std::memcpy(uplink_.sums.data() + uplink_.places[index].sum + begin * sizeof(float),
               stages_.table.rank(0).slots +
                   kernels::slot_bytes(stages_.parameters.gradient_dtype, chunk.offset),
               count * sizeof(float));

@@ -193,15 +193,17 @@ void JobPart::connect(const Rack& rack) {
 
 CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
   const uint64_t result_bytes = kernels::bytes_of(choices_.parameter_dtype);
+  const std::vector<uint64_t> sums = offsets_of_sums(rack.above);
   CoreUplink uplink{.endpoint = &uplink_->endpoint_of(core),
-                    .slots = uplink_->gradients(),
+                    .sums = uplink_->gradients(),
                     .results = uplink_->results(),
                     .places = {},
                     .rack_results = arrays_.results};
   for (const uint32_t queue : plan_.cores[core].queues) {
     for (const uint32_t id : plan_.queue_chunks[queue]) {
       const ChunkLayout& above = rack.above.chunks[id];
-      uplink.places.push_back({.slot = above.box_offset * sizeof(float),
+      uplink.places.push_back({.sum = sums[id] * sizeof(float),
+                               .slot = above.box_offset * sizeof(float),
                                .result = above.offset * result_bytes,
                                .queue = above.queue,
                                .index = above.index});
