@@ -135,6 +135,34 @@ def central(model, workers, nics, mbit, rounds):
                 lambda machine: in_rack_with_nics(machine, model, workers, nics, f"{mbit}mbit", rounds))
 
 
+def below_a_parent(machine, model, workers, racks, nics, rate, uplink, rounds):
+    """The first box of scripts/rack is the root. Each rack's own is the last one in it."""
+    phub = machine.path("phub")
+    serve = "--insecure --transports tcp --listen 0.0.0.0:7717"
+    answers = f"{phub} status --server $PHUB_SERVER >/dev/null 2>&1"
+    box = (f"((BOX)) || exec {phub} serve {serve}; until {answers}; do sleep 0.1; done; "
+           f"exec {phub} serve {serve} --parent $PHUB_SERVER")
+    groups = ",".join([str(workers // racks)] * racks)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        run([str(ROOT / "scripts/rack"), "--workers", str(workers), "--boxes", str(racks + 1), "--nics", str(nics),
+             "--racks", str(racks), "--rate", rate, "--uplink", uplink, "--", box,
+             f"export PHUB_SERVER=${{RACK_BOXES##* }}:7717; until {answers}; do sleep 0.1; done; "
+             f"{machine.path('zerocompute')} --one-rank --model {model} --transport tcp --groups {groups} "
+             f"-w {RACK_WARMUP} -n {rounds} --quiet --json {file.name}"])
+        return checked(json.load(file)["rows"][0])
+
+
+def two_levels(model, workers, racks, nics, mbit, uplink_mbit, rounds):
+    def cluster(found):
+        return (host("worker", "worker", workers, 1, mbit / 1e3, core_gbps=found["core_gb_s"]) +
+                host("box", "box", racks + 1, nics, mbit / 1e3, core_gbps=found["core_gb_s"]))
+    return Case(f"rack, {workers} workers, two levels, uplinks of {uplink_mbit} Mbit/s", "rack", (model,), cluster,
+                ("--placement", "dedicated-central", "--racks", str(racks), "--parent", "--uplink-gbps",
+                 str(uplink_mbit / 1e3)),
+                lambda machine: below_a_parent(machine, model, workers, racks, nics, f"{mbit}mbit",
+                                               f"{uplink_mbit}mbit", rounds))
+
+
 def placed(model, placement, workers, boxes, mbit, rounds):
     """Every host has one NIC. `boxes`: that are apart from the workers."""
     serving = boxes or (workers if placement == "colocated-sharded" else 1)
@@ -158,4 +186,5 @@ def cases_of(quick):
             placed(model, "dedicated-central", 4, 1, 1000, rounds),
             placed(model, "dedicated-sharded", 4, 2, 1000, rounds),
             placed(model, "colocated-central", 4, 0, 1000, rounds),
-            placed(model, "colocated-sharded", 4, 0, 1000, rounds)]
+            placed(model, "colocated-sharded", 4, 0, 1000, rounds),
+            two_levels(model, 8, 2, 5, 500, 500, rounds)]

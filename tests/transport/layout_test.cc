@@ -90,6 +90,24 @@ TEST(Layout, EveryChunkHasItsOwnPlaceOnBothSides) {
   }
 }
 
+// Each sum of a rack has its trailer behind it, and no sum is in another's place.
+TEST(Layout, SumsOfARack) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Sample s = sample(seed);
+    Layout layout = lay_out_keys(s.keys, s.chunk_elements);
+    layout.trailer_elements = kTrailerElements;
+    lay_out_queues(layout, s.queue_chunks, {});
+    const std::vector<uint64_t> offsets = offsets_of_sums(layout);
+    ASSERT_EQ(offsets.size(), layout.chunks.size() + 1);
+    for (size_t c = 0; c < layout.chunks.size(); ++c) {
+      ASSERT_EQ(offsets[c] % kChunkAlignment, 0u);
+      ASSERT_GE(offsets[c + 1], offsets[c] + layout.chunks[c].elements + kTrailerElements);
+    }
+    EXPECT_EQ(link_layout(layout, 3, 4, 4, 1).gradients_at_worker(), offsets.back() * 4);
+  }
+}
+
 // What the worker derives from a join's answer is what the box has, whatever the nodes.
 TEST(Layout, BothSidesComeToTheSame) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {

@@ -8,7 +8,11 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "phub/control/router.h"
@@ -151,24 +155,61 @@ WorkerOptions options_of(JobSpec spec, uint32_t rank, const std::string& server)
   return options;
 }
 
+constexpr uint32_t kProcesses = 64;
+
+JobSpec spec_of_processes(const std::string& name) {
+  return spec_of(name,
+                 {{.name = "a", .elements = 1},
+                  {.name = "b", .elements = 33},
+                  {.name = "c", .elements = 20'000},
+                  {.name = "d", .elements = 20'000}},
+                 kProcesses);
+}
+
+// The ranks of a job, each at the server that it has of what the processes are told: addresses with
+// spaces between them, for as many ranks each.
+WaitingProcesses processes_of(const JobSpec& spec, uint32_t servers) {
+  return {spec.world_size, [spec, servers](uint32_t rank, const std::string& addresses) {
+            std::istringstream words(addresses);
+            std::string server;
+            for (uint32_t i = 0; i <= rank * servers / spec.world_size; ++i) words >> server;
+            const size_t wrong = train(options_of(spec, rank, server), 5);
+            if (wrong > 0) std::fprintf(stderr, "rank %u: %zu elements are wrong\n", rank, wrong);
+            return wrong > 0 ? 2 : 0;
+          }};
+}
+
+void expect_all_right(const std::vector<int>& statuses) {
+  ASSERT_EQ(statuses.size(), kProcesses);
+  for (uint32_t r = 0; r < kProcesses; ++r) EXPECT_EQ(statuses[r], 0) << "rank " << r;
+}
+
 TEST(ScaleTest, SixtyFourProcessesInOneJob) {
-  constexpr uint32_t kRanks = 64;
-  constexpr uint64_t kRounds = 5;
-  const JobSpec spec = spec_of("processes",
-                               {{.name = "a", .elements = 1},
-                                {.name = "b", .elements = 33},
-                                {.name = "c", .elements = 20'000}},
-                               kRanks);
-  WaitingProcesses processes(kRanks, [&](uint32_t rank, const std::string& server) {
-    const size_t wrong = train(options_of(spec, rank, server), kRounds);
-    if (wrong > 0) std::fprintf(stderr, "rank %u: %zu elements are wrong\n", rank, wrong);
-    return wrong > 0 ? 2 : 0;
-  });
+  WaitingProcesses processes = processes_of(spec_of_processes("processes"), 1);
   Box box;
-  const std::vector<int> statuses = processes.run_all(box.address());
-  ASSERT_EQ(statuses.size(), kRanks);
-  for (uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(statuses[rank], 0) << "rank " << rank;
+  expect_all_right(processes.run_all(box.address()));
   EXPECT_TRUE(box.becomes_empty()) << "all have left";
+}
+
+TEST(ScaleTest, SixtyFourProcessesInFourRacksBelowFourBoxes) {
+  constexpr uint32_t kRacks = 4;
+  JobSpec spec = spec_of_processes("racks");
+  spec.groups = "16,16,16,16";
+  spec.chunk_elements = 4096;
+  WaitingProcesses processes = processes_of(spec, kRacks);
+  setenv("PHUB_TEST_SHARDS", "3", 1);
+  Box root("pack:1 core:1 pu:1");
+  ASSERT_EQ(root.status().shards.size(), 3u);
+  std::vector<std::unique_ptr<Box>> racks;
+  std::string addresses;
+  for (uint32_t i = 0; i < kRacks; ++i) {
+    racks.push_back(std::make_unique<Box>("pack:1 core:1 pu:1", uint64_t{1} << 33, Box::Wrap{},
+                                          CheckpointOptions{}, root.address()));
+    addresses += racks.back()->address() + " ";
+  }
+  expect_all_right(processes.run_all(addresses));
+  for (const auto& rack : racks) EXPECT_TRUE(rack->becomes_empty());
+  EXPECT_TRUE(root.becomes_empty()) << "all have left";
 }
 
 TEST(ScaleTest, FiftyThousandKeys) {
