@@ -83,6 +83,15 @@ std::vector<uint64_t> offsets_of_queues(const Layout& layout,
   return offsets;
 }
 
+std::vector<uint64_t> slots_at_rack(const Layout& layout) {
+  std::vector<uint64_t> slots{0};
+  slots.reserve(layout.chunks.size() + 1);
+  for (const ChunkLayout& chunk : layout.chunks) {
+    slots.push_back(slots.back() + layout.box_slot(chunk));
+  }
+  return slots;
+}
+
 JobLayout routes_of(const Layout& layout) {
   return {.key_offset = layout.key_offset,
           .queue_chunks = layout.queue_chunks,
@@ -122,9 +131,9 @@ LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t gradie
   link.result_bytes = result_bytes;
   link.slots_bytes = layout.box_elements * gradient_bytes;
   link.results_bytes = layout.box_elements * result_bytes;
-  // A rack keeps its sums as the box has them.
-  const bool as_box = layout.trailer_elements > 0;
-  link.worker_gradients_bytes = as_box ? 0 : layout.total_elements * gradient_bytes;
+  const bool is_rack = layout.trailer_elements > 0;
+  const uint64_t sent = is_rack ? slots_at_rack(layout).back() : layout.total_elements;
+  link.worker_gradients_bytes = sent * gradient_bytes;
   link.worker_results_bytes = layout.total_elements * result_bytes;
   link.result_copies = copies;
   return link;

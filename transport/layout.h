@@ -67,6 +67,10 @@ std::vector<uint64_t> offsets_of_queues(const Layout& layout,
                                         std::span<const std::vector<uint32_t>> queue_chunks,
                                         std::span<const uint32_t> queue_node);
 
+// Elements: where a rack keeps its sum of each chunk, one after another, whichever boxes above have
+// the chunks; and behind them how many there are in all. REQUIRES: trailer_elements is set.
+std::vector<uint64_t> slots_at_rack(const Layout& layout);
+
 // Of a 16-bit format a slot takes the f32 of the initial parameters in two parts.
 struct InitialPart {
   uint32_t first = 0;  // of the chunk's elements

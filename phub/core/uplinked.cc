@@ -55,7 +55,7 @@ bool Uplinked::post_again(uint32_t index) {
   const uint32_t gradient = chunk.elements * static_cast<uint32_t>(sizeof(float));
   constexpr uint32_t kTrailer = kTrailerElements * sizeof(float);
   Write write{.local_offset = place.slot,
-              .remote_offset = place.slot,
+              .remote_offset = place.above,
               .bytes = gradient,
               .imm = encode({place.index, low8(chunk.round), sent_[index]})};
   switch (sent_[index]) {

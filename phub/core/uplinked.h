@@ -29,13 +29,14 @@ namespace phub {
 // What a core has of the connection to the parent. All of it outlives the core job.
 struct CoreUplink {
   struct Place {
-    uint64_t slot = 0;    // bytes, in `slots` and at the parent
+    uint64_t slot = 0;    // bytes, in `slots`
+    uint64_t above = 0;   // bytes, in this rack's slots at the parent
     uint64_t result = 0;  // bytes, in `results`
     uint32_t queue = 0;   // of the parent's plan
     uint32_t index = 0;   // in the queue
   };
   Endpoint* endpoint = nullptr;
-  std::span<std::byte> slots;          // this rack's, as the parent has them
+  std::span<std::byte> slots;          // sums, with what the parent has behind each
   std::span<const std::byte> results;  // where the parent's results land
   std::vector<Place> places;           // by chunk of the core
   std::byte* rack_results = nullptr;   // those of this rack's job (JobArrays)

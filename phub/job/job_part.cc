@@ -193,6 +193,7 @@ void JobPart::connect(const Rack& rack) {
 
 CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
   const uint64_t result_bytes = kernels::bytes_of(choices_.parameter_dtype);
+  const std::vector<uint64_t> slots = slots_at_rack(rack.above);
   CoreUplink uplink{.endpoint = &uplink_->endpoint_of(core),
                     .slots = uplink_->gradients(),
                     .results = uplink_->results(),
@@ -201,7 +202,8 @@ CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
   for (const uint32_t queue : plan_.cores[core].queues) {
     for (const uint32_t id : plan_.queue_chunks[queue]) {
       const ChunkLayout& above = rack.above.chunks[id];
-      uplink.places.push_back({.slot = above.box_offset * sizeof(float),
+      uplink.places.push_back({.slot = slots[id] * sizeof(float),
+                               .above = above.box_offset * sizeof(float),
                                .result = above.offset * result_bytes,
                                .queue = above.queue,
                                .index = above.index});
