@@ -22,6 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr uint32_t kElements = 64, kStride = 96;
+constexpr uint64_t kAbove = 4096;  // where its slots begin at the parent
 
 // --- the parent ----------------------------------------------------------------------------------
 
@@ -188,6 +189,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
         out.push_back(fmt::format("{}?{}", 3 - at, imm.round));
       } else {
         EXPECT_EQ(write.local_offset, at * kStride * 4);
+        EXPECT_EQ(write.remote_offset, kAbove + at * kStride * 4);
         EXPECT_EQ(write.bytes, kElements * 4 + 4);
         out.push_back(fmt::format("{}@{}={}/{}", 3 - at, imm.round, slot[0], participants));
       }
@@ -214,7 +216,11 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
               for (uint32_t chunk = 0; chunk < 4; ++chunk) {
                 const uint32_t at = 3 - chunk;
                 uplink.places.push_back(
-                    {at * kStride * uint64_t{4}, at * kStride * uint64_t{4}, at / 2, at % 2});
+                    {.sum = at * kStride * uint64_t{4},
+                     .slot = kAbove + at * kStride * uint64_t{4},
+                     .result = at * kStride * uint64_t{4},
+                     .queue = at / 2,
+                     .index = at % 2});
               }
               uplink.rack_results = static_cast<RackRig&>(up).results.data();
               return std::make_unique<Uplinked>(stages, std::move(uplink));

@@ -42,6 +42,18 @@ class ControlNet {
     for (int copy = 0; copy < copies; ++copy) send<T>(name, mail, request, deliver);
   }
 
+  // Tells the server, which does not answer.
+  void tell(const char* name, std::function<void()> news) {
+    net_.after(delay(), [this, name, news = std::move(news), life = life_] {
+      if (!up_ || life != life_) return;
+      net_.trace(name);
+      if (on_request_) on_request_();
+      news();
+    });
+  }
+  // Is called before the server takes a request.
+  void on_request(std::function<void()> call) { on_request_ = std::move(call); }
+
   // What this process sends (`requests`), or is sent, is lost for so long.
   void cut(const std::shared_ptr<Mail>& mail, bool requests, uint64_t ns) {
     cuts_[mail] = {requests, net_.now_ns() + ns};
@@ -72,6 +84,7 @@ class ControlNet {
     net_.after(delay(), [this, name, process, request, deliver, answer_lost, life = life_] {
       if (!up_ || life != life_) return deliver({ErrorCode::kUnavailable, "no server"});
       net_.trace(name);
+      if (on_request_) on_request_();
       unanswered_ += kCounts<T>;
       // The end of the server drops it, and with it the connection.
       const auto connection = std::make_shared<Connection<T>>(*this, deliver);
@@ -135,6 +148,7 @@ class ControlNet {
     uint64_t until_ns = 0;
   };
   std::map<std::weak_ptr<Mail>, Cut, std::owner_less<>> cuts_;  // by process
+  std::function<void()> on_request_;
   uint64_t unanswered_ = 0;
   uint64_t life_ = 0;  // of the server
   bool up_ = true;

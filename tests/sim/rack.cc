@@ -65,6 +65,7 @@ Rack::Rack(const RackPlan& plan, bool verbose)
   const numa::Topology topology = topology_of(plan.nodes, plan.cores);
   start_server();
   start_shards();
+  start_below();
   for (const JobPlan& job : plan.jobs) {
     jobs_.push_back(
         std::make_unique<JobRun>(job, make_plan(topology, job.spec.keys,
@@ -84,19 +85,31 @@ Rack::Rack(const RackPlan& plan, bool verbose)
   set_server_timer();
 }
 
-void Rack::start_server() {
+std::unique_ptr<Server> Rack::make_server(uint32_t box, uint32_t nodes, uint32_t cores,
+                                          ServerOptions options, const Clock& clock) {
   std::vector<std::unique_ptr<Transport>> nics;
-  nics.push_back(std::make_unique<BorrowedTransport>(net_.transport()));
-  ServerOptions options;
-  options.topology = topology_of(plan_.nodes, plan_.cores);
-  options.cores = plan_.cores;
+  nics.push_back(std::make_unique<BorrowedTransport>(net_.transport(box)));
+  options.topology = topology_of(nodes, cores);
+  options.cores = cores;
   options.pin = false;
+  return std::make_unique<Server>(std::move(options), std::move(nics), clock);
+}
+
+void Rack::add_box(uint32_t cores) {
+  BoxState state{.number = static_cast<uint32_t>(boxes_.size())};
+  if (!boxes_.empty()) state.first = boxes_.back().first + 1 + boxes_.back().cores.size();
+  state.cores.resize(cores);
+  boxes_.push_back(std::move(state));
+}
+
+void Rack::start_server() {
+  ServerOptions options;
   if (plan_.checkpoint_every > 0) {
     options.checkpoints = {
         .folder = "/checkpoints", .every = plan_.checkpoint_every, .keep = 2, .files = &disk_};
   }
-  server_ = std::make_unique<Server>(std::move(options), std::move(nics), clock_);
-  if (boxes_.empty()) boxes_.emplace_back();
+  server_ = make_server(0, plan_.nodes, plan_.cores, std::move(options), clock_);
+  if (boxes_.empty()) add_box(plan_.cores);
   boxes_.front().cores.assign(plan_.cores, {});
   wake_all();
 }
@@ -104,10 +117,7 @@ void Rack::start_server() {
 void Rack::start_shards() {
   for (uint32_t i = 0; i < plan_.shards.size(); ++i) {
     const uint32_t box = i + 1;
-    BoxState& state = boxes_.emplace_back();
-    state.number = box;
-    state.first = boxes_[i].first + 1 + boxes_[i].cores.size();
-    state.cores.resize(plan_.shards[i]);
+    add_box(plan_.shards[i]);
     const auto make = [this, box, cores = plan_.shards[i]] {
       std::vector<std::unique_ptr<Transport>> nics;
       nics.push_back(std::make_unique<BorrowedTransport>(net_.transport(box)));
@@ -142,8 +152,9 @@ void Rack::fail(const std::string& what) {
   if (failure_.empty()) failure_ = what;
 }
 
-void Rack::start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns) {
+void Rack::start(JobRun& job, Trainer::Start how, uint64_t delay_ns) {
   ++job.starting;
+  if (!job.plan.box_of.empty()) how.box = job.plan.box_of.at(static_cast<uint32_t>(how.rank));
   net_.after(delay_ns, [this, &job, how, restarts = job.restarts] {
     if (job.ended || job.restarts != restarts) return resolved(job);
     job.trainers.push_back(
@@ -156,7 +167,9 @@ bool Rack::runnable(size_t entity) const {
   const BoxState* const box = box_of(entity);
   if (box == nullptr) return trainer(entity).runnable();
   if (entity == box->first) {
-    return box->number == 0 ? server_ != nullptr : shards_[box->number - 1]->runnable();
+    if (box->number == 0) return server_ != nullptr && net_.now_ns() >= root_hangs_until_ns_;
+    const RackBox* const rack = below(*box);
+    return rack ? rack->runnable() : shards_[box->number - 1]->runnable();
   }
   const auto index = static_cast<uint32_t>(entity - box->first - 1);
   const Core* const core = core_of(*box, index);
@@ -171,8 +184,16 @@ const Rack::BoxState* Rack::box_of(size_t entity) const {
   return &*std::prev(std::ranges::upper_bound(boxes_, entity, {}, &BoxState::first));
 }
 
+RackBox* Rack::below(const BoxState& box) const {
+  return box.number > shards_.size() ? below_[box.number - shards_.size() - 1].get() : nullptr;
+}
+
 Core* Rack::core_of(const BoxState& box, uint32_t core) const {
-  if (box.number == 0) return server_ ? &server_->core(core) : nullptr;
+  const RackBox* const rack = below(box);
+  if (box.number == 0 || rack) {
+    Server* const server = rack ? rack->server() : server_.get();
+    return server ? &server->core(core) : nullptr;
+  }
   ShardServer* const shard = shards_[box.number - 1]->server();
   return shard ? &shard->core(core) : nullptr;
 }
@@ -185,7 +206,11 @@ bool Rack::step_entity(size_t entity) {
 }
 
 bool Rack::step_control(uint32_t number) {
-  if (number > 0) {
+  RackBox* const rack = below(boxes_[number]);
+  if (rack) {
+    rack->poll();
+    watch_below(static_cast<uint32_t>(number - shards_.size()));
+  } else if (number > 0) {
     shards_[number - 1]->poll();
   } else {
     server_->poll();
@@ -215,6 +240,7 @@ bool Rack::step_core(BoxState& box, uint32_t index) {
   }
   if (core.step()) {
     hot_[box.first] = true;
+    if (RackBox* const rack = below(box)) rack->wake();
     for (uint32_t other = 0; other < box.cores.size(); ++other) {
       if (core_of(box, other)->is_called()) hot_[box.first + 1 + other] = true;
     }
@@ -303,11 +329,11 @@ void Rack::watch_jobs() {
   }
 }
 
-std::vector<LogRecord> Rack::log_of(const JobRun& job) {
+std::vector<LogRecord> Rack::log_at(Server& server, const JobRun& job) {
   std::vector<LogRecord> log;
   for (bool more = true; more;) {
     more = false;
-    server_->log(job.plan.spec.name, log.size(), [&](const Result<LogPage>& page) {
+    server.log(job.plan.spec.name, log.size(), [&](const Result<LogPage>& page) {
       if (!page) return;
       more = page.value->more;
       std::ranges::copy(page.value->records, std::back_inserter(log));
@@ -341,6 +367,7 @@ RackResult Rack::run() {
   }
   trainers_.clear();
   for (auto& job : jobs_) job->trainers.clear();  // their links, before the server's
+  below_.clear();
   shards_.clear();
   server_.reset();
   return result;

@@ -9,15 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "phub/clock.h"
 #include "phub/plan/plan.h"
 #include "phub/server.h"
 #include "tests/phub/simulated_disk.h"
 #include "tests/sim/control_net.h"
+#include "tests/sim/rack_box.h"
+#include "tests/sim/rack_logs.h"
 #include "tests/sim/rack_oracle.h"
 #include "tests/sim/rack_plan.h"
 #include "tests/sim/shard.h"
 #include "tests/sim/trainer.h"
+#include "tests/sim/virtual_clock.h"
 #include "transport/sim/net.h"
 
 namespace phub::sim {
@@ -35,6 +37,9 @@ struct RackResult {
   uint64_t spread_jobs = 0;   // over several boxes
   uint64_t ended_shards = 0;  // jobs that ended with a box that had a part
   uint64_t rewinds = 0;       // jobs that went on from a checkpoint without one
+  uint64_t racked_jobs = 0;   // with boxes below the root
+  uint64_t racks_lost = 0, racks_admitted = 0;  // by the boxes above them
+  uint64_t boxes_below_died = 0;
   SimStats net;
   std::vector<std::string> text;
 };
@@ -72,6 +77,8 @@ struct JobRun {
   size_t restarts = 0;   // by other workers
   uint64_t durable = 0;  // the last round that a worker was told to be
   std::vector<LogRecord> log;
+  std::set<uint32_t> at_boxes;     // below the root, where it runs
+  std::vector<BoxLog> logs_below;  // of its lives there
 };
 
 class Rack {
@@ -82,13 +89,13 @@ class Rack {
   // For the trainers.
   SimNet& net() { return net_; }
   SimRandom& random() { return net_.random(); }
-  ControlHandler& server() {
-    return *server_;
-  }  // REQUIRES: it lives, as for all requests that arrive
+  // Of a box below the root by 1 + its number in the plan; 0: the root. REQUIRES: it lives, as for
+  // all requests that arrive.
+  ControlHandler& server(uint32_t box) const;
+  ControlNet& control(uint32_t box);
   uint64_t box_life() const { return life_; }  // a new one after each death of the box
   // Of the job, which has a new one after each death of the box, and of another that has a part.
   uint64_t life(const JobRun& job) const { return life_ + job.rewinds; }
-  ControlNet& control() { return control_; }
   void pushed(JobRun& job, Trainer& trainer);
   void joining(JobRun& job) { ++job.starting; }
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
@@ -97,34 +104,47 @@ class Rack {
   void fail(const std::string& what);
 
  private:
-  class VirtualClock final : public Clock {
-   public:
-    explicit VirtualClock(const SimNet& net) : net_(net) {}
-    uint64_t now_ms() const override { return 1000 + jumped_ms_ + net_.now_ns() / 1'000'000; }
-    void jump(uint64_t ms) { jumped_ms_ += ms; }
-
-   private:
-    uint64_t jumped_ms_ = 0;
-    const SimNet& net_;
+  struct CoreState {
+    uint64_t paused_until_ns = 0;
+    bool asleep = false;
+    uint64_t wake_ns = 0;  // at the latest
+    uint64_t timer_ns = 0;
+  };
+  struct BoxState {
+    uint32_t number = 0;
+    size_t first = 0;  // entity
+    std::vector<CoreState> cores;
   };
 
+  std::unique_ptr<Server> make_server(uint32_t box, uint32_t nodes, uint32_t cores,
+                                      ServerOptions options, const Clock& clock);
+  void add_box(uint32_t cores);
   void start_server();
   void start_shards();
   bool is_rewound(const JobStatus& job) const;
   void harm_shards_in_time();
+  // rack_below.cc
+  void start_below();
+  void watch_below(uint32_t box);
+  void take_log(JobRun& job, uint32_t box);
+  bool has_exact_logs(uint32_t box);
+  void kill_box_below(uint32_t box, bool silent, uint64_t ms, uint32_t tries);
+  void harm_below_in_time();
+  void harm_below(const RackFault& fault, uint32_t box);
+  void replace_ranks(JobRun& job, const RackFault& fault, uint32_t box);
+  RackBox* below(const BoxState& box) const;  // null: it is the root, or a shard
   void kill_server(const BoxFault& fault);
   void kill_server_in_time();
   void harm_box_in_time();
   void restart_workers(JobRun& job, uint64_t delay_ms);
   void make_room_after(uint64_t ms);
-  void start(JobRun& job, const Trainer::Start& how, uint64_t delay_ns);
+  void start(JobRun& job, Trainer::Start how, uint64_t delay_ns);
   void apply(JobRun& job, Trainer& trainer, const Fault& fault);
   void schedule_windows();
   void set_server_timer();
   void set_timer(uint64_t& pending_ns, uint64_t at_ns);
   void step();
   bool step_entity(size_t entity);
-  struct BoxState;
   bool step_control(uint32_t box);
   bool step_core(BoxState& box, uint32_t core);
   bool runnable(size_t entity) const;
@@ -136,11 +156,13 @@ class Rack {
   size_t entities() const { return first_trainer() + trainers_.size(); }
   void wake_all() { hot_.assign(entities(), true); }
   void watch_jobs();
-  std::vector<LogRecord> log_of(const JobRun& job);
+  std::vector<LogRecord> log_of(const JobRun& job) { return log_at(*server_, job); }
+  std::vector<LogRecord> log_at(Server& server, const JobRun& job);
   bool finished() const;
   uint64_t limit_ns() const;
   std::string status_text();
   void check_end(RackResult& result);
+  void join_logs_of(JobRun& job, RackResult& result);
   std::string check_outcomes(const JobRun& job) const;
   std::string check_error(const JobRun& job, const Trainer& trainer, bool failed) const;
 
@@ -159,20 +181,12 @@ class Rack {
   std::vector<std::unique_ptr<JobRun>> jobs_;
   std::vector<Trainer*> trainers_;
   std::vector<bool> hot_;
-  struct CoreState {
-    uint64_t paused_until_ns = 0;
-    bool asleep = false;
-    uint64_t wake_ns = 0;  // at the latest
-    uint64_t timer_ns = 0;
-  };
-  struct BoxState {
-    uint32_t number = 0;
-    size_t first = 0;  // entity
-    std::vector<CoreState> cores;
-  };
-  std::vector<BoxState> boxes_;  // the server's, then the shards'
+  std::vector<BoxState> boxes_;  // the server's, then the shards', then those below
   std::vector<std::unique_ptr<Shard>> shards_;
-  size_t shard_faults_ = 0;  // that have begun
+  std::vector<std::unique_ptr<RackBox>> below_;
+  size_t shard_faults_ = 0, rack_faults_ = 0;  // that have begun
+  uint64_t box_deaths_below_ = 0;
+  uint64_t root_hangs_until_ns_ = 0;
   uint64_t server_timer_ns_ = 0;
   std::string failure_;
   uint64_t steps_ = 0;

@@ -14,6 +14,18 @@ std::string_view name_of(Fault::Kind kind) {
   return kNames[kind];
 }
 
+std::string_view name_of(RackFault::Kind kind) {
+  constexpr std::string_view kNames[] = {"is dead",
+                                         "is silently dead",
+                                         "hangs",
+                                         "stands still",
+                                         "loses a queue pair above",
+                                         "is mute above",
+                                         "is deaf above",
+                                         "is fine, but the root hangs"};
+  return kNames[kind];
+}
+
 std::string describe(const RackPlan& plan) {
   std::string text = fmt::format(
       "seed {}: {} cores on {} nodes, {}, delay {} ns, depth {}, loss {}, breaks {}, overtaking "
@@ -53,6 +65,15 @@ std::string describe(const RackPlan& plan) {
     fmt::format_to(out, "  after {} pushes box {} {} for {} ms\n", f.after_pushes,
                    1 + f.shard % plan.shards.size(), f.hangs ? "hangs" : "is dead", f.ms);
   }
+  for (size_t i = 0; i < plan.racks.size(); ++i) {
+    fmt::format_to(out, "  rack {} of {} cores below {}\n", i + 1, plan.racks[i].cores,
+                   plan.racks[i].above == 0 ? "the root"
+                                            : fmt::format("rack {}", plan.racks[i].above));
+  }
+  for (const RackFault& f : plan.rack_faults) {
+    fmt::format_to(out, "  after {} pushes rack {} {} for {} ms\n", f.after_pushes,
+                   1 + f.box % plan.racks.size(), name_of(f.kind), f.ms);
+  }
   for (const JobPlan& job : plan.jobs) {
     const JobSpec& s = job.spec;
     fmt::format_to(out,
@@ -66,6 +87,9 @@ std::string describe(const RackPlan& plan) {
                    job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
                    job.fixed_ranks ? "" : ", any rank",
                    job.saver_chance > 0 ? fmt::format(", savers {}", job.saver_chance) : "");
+    if (!job.box_of.empty()) {
+      fmt::format_to(out, "    at racks {}\n", fmt::join(job.box_of, ", "));
+    }
     for (const JobPlan::Ranks& ranks : job.later_ranks) {
       fmt::format_to(out, "    later {} of {} ranks\n", ranks.world_size, ranks.max_ranks);
     }

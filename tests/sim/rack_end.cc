@@ -20,6 +20,11 @@ bool Rack::finished() const {
   if (!server_) return false;
   if (!std::ranges::all_of(shards_, [](const auto& shard) { return shard->idle(); })) return false;
   if (!std::ranges::all_of(trainers_, &Trainer::done)) return false;
+  for (const auto& rack : below_) {
+    if (rack->server() == nullptr) return false;
+    const ServerStatus status = rack->server()->status();
+    if (!status.jobs.empty() || status.memory_bytes != 0) return false;
+  }
   return std::ranges::all_of(jobs_,
                              [](const auto& job) { return job->starting == 0 && job->ended; }) &&
          server_->status().jobs.empty() && server_->status().memory_bytes == 0;
@@ -30,6 +35,7 @@ uint64_t Rack::limit_ns() const {
   uint64_t ms = 5'000;
   for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
   ms += 1'500 * plan_.box_faults.size() + 30'000 * plan_.shard_faults.size();
+  ms += 5'000 * plan_.rack_faults.size();
   return ms * kMs;
 }
 
@@ -57,6 +63,7 @@ void Rack::check_end(RackResult& result) {
   for (auto& job : jobs_) {
     result.observations += job->oracle.observations();
     result.states += job->oracle.states();
+    if (!job->plan.box_of.empty()) join_logs_of(*job, result);
     for (const LogRecord& record : job->log) {
       result.lost += record.kind == LogRecord::Kind::kLost;
       result.admitted += record.kind == LogRecord::Kind::kAdmitted;
@@ -76,14 +83,35 @@ void Rack::check_end(RackResult& result) {
     if (failure_.empty()) fail(check_outcomes(*job));
   }
   result.box_deaths = life_ - 1;
-  if (failure_.empty() && control_.unanswered() != 0) {
-    fail(fmt::format("{} control requests were never answered", control_.unanswered()));
+  result.boxes_below_died = box_deaths_below_;
+  uint64_t unanswered = control_.unanswered();
+  for (const auto& rack : below_) unanswered += rack->control().unanswered();
+  if (failure_.empty() && unanswered != 0) {
+    fail(fmt::format("{} control requests were never answered", unanswered));
+  }
+}
+
+// What happened to the ranks is in the logs of their boxes.
+void Rack::join_logs_of(JobRun& job, RackResult& result) {
+  ++result.racked_jobs;
+  for (const LogRecord& record : job.log) {
+    result.racks_lost += record.kind == LogRecord::Kind::kLost;
+    result.racks_admitted += record.kind == LogRecord::Kind::kAdmitted;
+  }
+  try {
+    job.log = join_logs(job.plan.spec, levels_of(plan_, job.plan), job.log, job.logs_below);
+  } catch (const Error& error) {
+    fail(job.plan.spec.name + ": " + error.what());
   }
 }
 
 std::string Rack::check_outcomes(const JobRun& job) const {
-  const bool failed = std::ranges::any_of(
-      job.log, [](const LogRecord& r) { return r.kind == LogRecord::Kind::kFailed; });
+  const auto is_failure = [](const LogRecord& r) { return r.kind == LogRecord::Kind::kFailed; };
+  const bool failed =
+      std::ranges::any_of(job.log, is_failure) ||
+      std::ranges::any_of(job.logs_below, [&](const BoxLog& log) {
+        return std::ranges::any_of(log.records, is_failure);
+      });
   for (const auto& trainer : job.trainers) {
     if (trainer->error()) {
       const bool lived_on = job.rewinds > 0;  // its earlier lives failed
@@ -110,16 +138,17 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   const bool of_shard =
       what.find("box 'box") != what.npos || what.find("it serves no more") != what.npos;
   bool explained = of_shard && !plan_.shard_faults.empty();
+  const bool rack_lost = !job.plan.box_of.empty() && !plan_.rack_faults.empty();
   switch (error.code()) {
     case ErrorCode::kFenced:
-      explained |= out || control || failed;
+      explained |= out || control || failed || rack_lost;
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
       // Or at a box that has died, of which the server did not hear before it died, too.
       explained |= out || failed || (life_ > 1 && !plan_.shard_faults.empty());
       break;
     case ErrorCode::kRankLost:
-      explained |= failed && (what.find("rank ") != what.npos || life_ > 1);
+      explained |= failed && (what.find("rank ") != what.npos || life_ > 1 || rack_lost);
       break;
     case ErrorCode::kNonFinite:
       explained |= std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
@@ -130,7 +159,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
     case ErrorCode::kTaken:
     case ErrorCode::kFull:
     case ErrorCode::kNotFound:
-      explained |= !trainer.joined() || out || control || failed || life_ > 1;
+      explained |= !trainer.joined() || out || control || failed || life_ > 1 || rack_lost;
       break;
     case ErrorCode::kInternal:
       if ((!trainer.joined() || trainer.lacks_part()) &&
@@ -140,10 +169,10 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained |= failed && job.device_failed && what.find("simulated device") != what.npos;
       break;
     case ErrorCode::kUnavailable:
-      explained |= !trainer.joined() && life_ > 1;
+      explained |= (!trainer.joined() && life_ > 1) || rack_lost;
       break;
     case ErrorCode::kTimeout:
-      explained |= !trainer.joined() && control;
+      explained |= !trainer.joined() && (control || rack_lost);
       break;
     default:
       break;

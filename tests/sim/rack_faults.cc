@@ -124,14 +124,22 @@ void Rack::pushed(JobRun& job, Trainer& trainer) {
   kill_server_in_time();
   harm_box_in_time();
   harm_shards_in_time();
+  harm_below_in_time();
   while (job.late_started < job.plan.late_ranks &&
          job.plan.late_after_pushes[job.late_started] < job.pushes) {
     ++job.late_started;
-    start(job, {}, random().below(kMs));
+    const uint32_t rank = job.plan.spec.world_size + job.late_started - 1;
+    if (job.plan.box_of.empty()) {
+      start(job, {}, random().below(kMs));
+    } else {
+      start(job, {.rank = static_cast<int32_t>(rank), .patient = true}, random().below(kMs));
+    }
   }
   const auto& device = job.plan.device_fault;
   if (device && !job.device_failed && job.pushes > device->after_pushes) {
-    const auto core = static_cast<uint32_t>(device->core % job.layout.cores.size());
+    const size_t cores = trainer.box() > 0 ? plan_.racks[trainer.box() - 1].cores
+                                           : job.layout.cores.size();
+    const auto core = static_cast<uint32_t>(device->core % cores);
     job.device_failed = net_.fail_device(*trainer.link(), core, device->said);
   }
   for (size_t i = 0; i < job.plan.faults.size(); ++i) {

@@ -394,6 +394,8 @@ RackPlan make_rack_plan(uint64_t seed) {
   add_shards(shards, plan);
   SimRandom order(seed ^ 0x6f72646572ull);
   plan.net.overtake = pick(order, {0.0, 0.0, 0.05, 0.5, 1.0});
+  SimRandom racks(seed ^ 0x7261636b73ull);
+  add_racks(racks, plan);
   return plan;
 }
 

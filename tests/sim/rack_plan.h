@@ -92,6 +92,8 @@ struct JobPlan {
     uint32_t world_size = 1, max_ranks = 1;
   };
   std::vector<Ranks> later_ranks;  // of each time that it is begun again by other workers
+  // By rank the box below the root where it joins, 1 + its number in the plan; empty: the root.
+  std::vector<uint32_t> box_of;
 
   bool lock_step() const { return spec.consistency == "bsp"; }
 };
@@ -129,6 +131,31 @@ struct ShardFault {
   uint64_t ms = 0;  // until it is started again, or goes on
 };
 
+// A box below the root sums what a group of a job's ranks sends.
+struct RackBoxPlan {
+  uint32_t above = 0;  // 0: the root, else 1 + the number of a box before this one
+  uint32_t cores = 1;
+};
+
+// What happens to such a box, or to the root.
+struct RackFault {
+  enum Kind {
+    kDies,         // the process ends, and is started again
+    kDiesSilently,
+    kHangs,        // its control thread stands still
+    kStandsStill,  // its clock goes on without it
+    kBreaks,       // a queue pair to the box above breaks
+    kMute,         // for a while nothing arrives that it sends to the box above, or
+    kDeaf,         // nothing of what that answers
+    kRootHangs,
+  };
+  Kind kind = kDies;
+  uint64_t after_pushes = 0;  // of all jobs
+  uint64_t box = 0;           // modulo their number
+  uint64_t ms = 0;            // until it is over
+};
+std::string_view name_of(RackFault::Kind kind);
+
 struct LossWindow {
   uint64_t from_ns = 0, to_ns = 0;
   double loss = 0;
@@ -150,11 +177,25 @@ struct RackPlan {
   std::vector<ClockJump> clock_jumps;
   std::vector<uint32_t> shards;  // boxes that serve under the server: their cores
   std::vector<ShardFault> shard_faults;
+  std::vector<RackBoxPlan> racks;
+  std::vector<RackFault> rack_faults;
   uint64_t checkpoint_every = 0;  // rounds; 0: none are written
   std::vector<JobPlan> jobs;
 };
 
 RackPlan make_rack_plan(uint64_t seed);
+
+// Boxes below the root (rack_plan_below.cc), by 1 + their number; 0: the root.
+//
+// Ranks of the job join at racks, with racks above them up to so many levels. REQUIRES: it has
+// groups.
+void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& plan);
+void add_racks(SimRandom& random, RackPlan& plan);
+uint32_t levels_of(const RackPlan& plan, const JobPlan& job);  // 0: all ranks join at the root
+bool is_below(const RackPlan& plan, uint32_t box, uint32_t above);  // or is the same
+// How many boxes are between this one and those where ranks join. REQUIRES: the job is there.
+uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above);
+
 std::string describe(const RackPlan& plan);
 
 }  // namespace phub::sim

@@ -31,6 +31,9 @@ Credential Trainer::credential() const {
           reply_->epoch};
 }
 
+ControlNet& Trainer::control() const { return rack_.control(start_.box); }
+ControlHandler& Trainer::server() const { return rack_.server(start_.box); }
+
 bool Trainer::hung() const { return rack_.net().now_ns() < hung_until_ns_; }
 
 bool Trainer::runnable() const {
@@ -50,9 +53,9 @@ void Trainer::join() {
                       .id = fmt::format("trainer-{}-{}", id_, joins_),
                       .epoch = lost_ ? lost_->epoch : 0,
                       .saves = saves_};
-  rack_.control().call<JoinReply>(
+  control().call<JoinReply>(
       "join", mail_,
-      [this, request](const Reply<JoinReply>& reply) { rack_.server().join(request, reply); },
+      [this, request](const Reply<JoinReply>& reply) { server().join(request, reply); },
       [this](const Result<JoinReply>& result) { on_join(result); });
 }
 
@@ -100,10 +103,10 @@ void Trainer::on_join(const Result<JoinReply>& result) {
 }
 
 void Trainer::beat(std::function<void(Result<Pulse>)> done) {
-  rack_.control().call<Pulse>(
+  control().call<Pulse>(
       "heartbeat", mail_,
       [this, who = credential()](const Reply<Pulse>& reply) {
-        rack_.server().heartbeat(who, reply);
+        server().heartbeat(who, reply);
       },
       std::move(done));
 }
@@ -208,7 +211,7 @@ void Trainer::hang(uint64_t ms, bool beating) {
 // cut.
 void Trainer::cut_off(bool mute, uint64_t ms) {
   rack_.net().trace("cut off", id_, mute, ms);
-  rack_.control().cut(mail_, mute, ms * kMs);
+  control().cut(mail_, mute, ms * kMs);
   while (link_ != nullptr && rack_.net().break_queue_pair(*link_)) {
   }
 }
@@ -256,10 +259,10 @@ void Trainer::notice_closed() {
 
 void Trainer::reconnect() {
   if (std::exchange(reconnecting_, true)) return;
-  rack_.control().call<Offer>(
+  control().call<Offer>(
       "reconnect", mail_,
       [this, who = credential()](const Reply<Offer>& reply) {
-        rack_.server().reconnect(who, reply);
+        server().reconnect(who, reply);
       },
       [this](const Result<Offer>& result) {
         if (done() || state_ == State::kLeaving) return;
@@ -290,9 +293,9 @@ void Trainer::finish() {
   if (parts_out_ > 0 && !leaving_early_) return;
   if (!job_.plan.barrier || leaving_early_) return leave();
   state_ = State::kBarrier;
-  rack_.control().call<Done>(
+  control().call<Done>(
       "barrier", mail_,
-      [this, who = credential()](const Reply<Done>& reply) { rack_.server().barrier(who, reply); },
+      [this, who = credential()](const Reply<Done>& reply) { server().barrier(who, reply); },
       [this](const Result<Done>& result) {
         if (!result && result.code != ErrorCode::kTimeout) {
           return on_error(result.code, result.message);
@@ -307,9 +310,9 @@ void Trainer::finish() {
 void Trainer::leave() {
   const bool again = state_ == State::kLeaving;
   state_ = State::kLeaving;
-  rack_.control().call<Done>(
+  control().call<Done>(
       "leave", mail_,
-      [this, who = credential()](const Reply<Done>& reply) { rack_.server().leave(who, reply); },
+      [this, who = credential()](const Reply<Done>& reply) { server().leave(who, reply); },
       [this, again](const Result<Done>& result) {
         if (done()) return;
         if (!result && result.code == ErrorCode::kTimeout) return leave();

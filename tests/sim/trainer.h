@@ -28,6 +28,7 @@ class Trainer {
     int32_t rank = -1;
     bool replace = false;
     bool patient = false;  // asks again while the rank is taken
+    uint32_t box = 0;      // where it joins: Rack::server()
   };
   Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start);
 
@@ -54,7 +55,12 @@ class Trainer {
   bool disturbed() const { return disturbed_; }
   bool finished_rounds() const { return finished_rounds_; }
   uint32_t id() const { return id_; }
+  uint32_t box() const { return start_.box; }
   bool has_rank(uint32_t rank) const { return reply_ && reply_->rank == rank; }
+  // Whether it has this rank, or is about to get it.
+  bool is_of(uint32_t rank) const {
+    return !done() && (reply_ ? reply_->rank == rank : start_.rank == static_cast<int32_t>(rank));
+  }
   uint32_t rank() const { return reply_ ? reply_->rank : ~0u; }
   uint32_t incarnation() const { return reply_ ? reply_->incarnation : 0; }
   uint64_t pushes() const { return pushes_; }
@@ -109,6 +115,8 @@ class Trainer {
   void sleep();
   bool hung() const;
   Credential credential() const;
+  ControlNet& control() const;
+  ControlHandler& server() const;
 
   Rack& rack_;
   JobRun& job_;

@@ -33,10 +33,10 @@ void Trainer::restore() {
                                   reply_->rank, reply_->first_round, job_.restored_round));
   }
   state_ = State::kRestoring;
-  rack_.control().call<PartBytes>(
+  control().call<PartBytes>(
       "restored part", mail_,
       [this, who = credential()](const Reply<PartBytes>& reply) {
-        rack_.server().restored_part(who, reply);
+        server().restored_part(who, reply);
       },
       [this](const Result<PartBytes>& result) { on_restored(result); });
 }
@@ -67,16 +67,16 @@ void Trainer::send_part(uint64_t round) {
   const auto bytes = std::as_bytes(std::span(text));
   std::string part = pack({{kEntry, {bytes.begin(), bytes.end()}}});
   rack_.net().trace("part", id_, round);
-  rack_.control().call<Done>(
+  control().call<Done>(
       "part", mail_,
       [this, who = credential(), round, part](const Reply<Done>& reply) {
         // Its bytes come later than the question whether they are wanted.
-        rack_.server().check_part(who, round, part.size());
+        server().check_part(who, round, part.size());
         rack_.net().after(rack_.random().below(kMs / 10),
                           [this, who, round, part, reply, life = rack_.box_life()] {
                             if (life != rack_.box_life()) return;
                             try {
-                              rack_.server().take_part(who, round, part, nullptr, reply);
+                              server().take_part(who, round, part, nullptr, reply);
                             } catch (const Error& error) {
                               reply({error.code(), error.what()});
                             }

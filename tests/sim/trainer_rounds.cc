@@ -125,10 +125,10 @@ void Trainer::call_hyper() {
     const HyperChange change{.round = hyper_calls_ % 2 == 0 ? 0 : session_->next_round(),
                              .values = job_.plan.hyper_calls[hyper_calls_].values};
     ++hyper_calls_;
-    rack_.control().call<HyperReply>(
+    control().call<HyperReply>(
         "hyper", mail_,
         [this, who = credential(), change](const Reply<HyperReply>& reply) {
-          rack_.server().set_hyper(who, change, reply);
+          server().set_hyper(who, change, reply);
         },
         [](const Result<HyperReply>&) {});
   }

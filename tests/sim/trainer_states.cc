@@ -50,10 +50,10 @@ void Trainer::begin_state(const Transfer& transfer) {
   for (const uint32_t key : request.keys) {
     if (request.set) request.steps.push_back(transfer->set.steps(key));
   }
-  rack_.control().call<StateReply>(
+  control().call<StateReply>(
       "begin state", mail_,
       [this, who = credential(), request, transfer](const Reply<StateReply>& reply) {
-        rack_.server().begin_state(
+        server().begin_state(
             who, request,
             [this, transfer, reply, life = rack_.life(job_)](Result<StateReply> result) {
               if (result && life == rack_.life(job_))
@@ -95,10 +95,10 @@ void Trainer::state_begun(const Transfer& transfer, const Result<StateReply>& re
 }
 
 void Trainer::read_state(const Transfer& transfer) {
-  rack_.control().call<PartBytes>(
+  control().call<PartBytes>(
       "read state", mail_,
       [this, who = credential(), at = transfer->bytes.size()](const Reply<PartBytes>& reply) {
-        rack_.server().read_state(who, at, reply);
+        server().read_state(who, at, reply);
       },
       [this, transfer](const Result<PartBytes>& result) {
         if (has_failed(transfer, result) || done()) return;
@@ -118,11 +118,11 @@ void Trainer::write_state(const Transfer& transfer) {
   const size_t rest = (transfer->bytes.size() - transfer->sent) / sizeof(float);
   const size_t floats = rack_.random().between(1, rest);
   std::string piece = transfer->bytes.substr(transfer->sent, floats * sizeof(float));
-  rack_.control().call<Done>(
+  control().call<Done>(
       "write state", mail_,
       [this, who = credential(), at = transfer->sent, piece](const Reply<Done>& reply) {
-        rack_.server().check_state_piece(who, at, piece.size());
-        rack_.server().write_state(who, at, piece, nullptr, reply);
+        server().check_state_piece(who, at, piece.size());
+        server().write_state(who, at, piece, nullptr, reply);
       },
       [this, transfer, bytes = piece.size()](const Result<Done>& result) {
         if (has_failed(transfer, result) || done()) return;
@@ -136,10 +136,10 @@ void Trainer::write_state(const Transfer& transfer) {
 void Trainer::apply_state(const Transfer& transfer) {
   job_.oracle.may_set(transfer->set);
   sets_unsure_ = true;
-  rack_.control().call<HyperReply>(
+  control().call<HyperReply>(
       "apply state", mail_,
       [this, who = credential()](const Reply<HyperReply>& reply) {
-        rack_.server().apply_state(who, reply);
+        server().apply_state(who, reply);
       },
       [this, transfer](const Result<HyperReply>& result) {
         if (has_failed(transfer, result) || done()) return;
@@ -153,10 +153,10 @@ void Trainer::apply_state(const Transfer& transfer) {
 }
 
 void Trainer::end_state(const Transfer& transfer) {
-  rack_.control().call<Done>(
+  control().call<Done>(
       "end state", mail_,
       [this, who = credential()](const Reply<Done>& reply) {
-        rack_.server().end_state(who, reply);
+        server().end_state(who, reply);
       },
       [this](const Result<Done>&) { transfer_ = nullptr; });
   static_cast<void>(transfer);

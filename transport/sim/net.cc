@@ -90,7 +90,18 @@ std::vector<SimIncarnation*> SimNet::find(const Offer& offer) const {
 }
 
 std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer) {
-  return std::make_unique<SimWorkerLink>(*this, find(offer));
+  return std::make_unique<SimWorkerLink>(*this, find(offer), LinkLayout{}, nullptr);
+}
+
+std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer, const LinkLayout& layout,
+                                            uint32_t below) {
+  static_cast<void>(transport(below));
+  return std::make_unique<SimWorkerLink>(*this, find(offer), layout, transports_[below].get());
+}
+
+std::vector<WorkerLink*> SimNet::links_from(uint32_t box) const {
+  const std::vector<SimWorkerLink*>& links = transports_[box]->links_above();
+  return {links.begin(), links.end()};
 }
 
 void SimNet::crash(WorkerLink& worker, bool silent) {
@@ -125,6 +136,8 @@ bool SimNet::awake(const Endpoint& endpoint) {
 bool SimNet::core_awake(uint32_t core, uint32_t box) const {
   return transports_[box]->core_awake(core);
 }
+
+bool SimNet::has_events(uint32_t box) const { return !transports_[box]->raised().empty(); }
 
 void SimNet::trace(std::string_view what, uint64_t a, uint64_t b, uint64_t c) {
   for (uint64_t word : {now_ns_, static_cast<uint64_t>(what.size()), a, b, c}) {

@@ -88,6 +88,9 @@ class SimNet {
   Transport& transport(uint32_t box = 0);
   // Throws Error(kUnauthorized) when the ticket was never given, was used, or has been revoked.
   std::unique_ptr<WorkerLink> connect(const Offer& offer);
+  // From a box below it: threads of the layout are cores of `below`, which its core_awake() counts.
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout, uint32_t below);
+  std::vector<WorkerLink*> links_from(uint32_t box) const;
 
   // Faults. `worker` is a link made by connect().
   // The process of a worker ends: what it posted arrives up to some point. With `silent` its host
@@ -108,6 +111,7 @@ class SimNet {
   static bool awake(const Endpoint& endpoint);
   // Any endpoint of this core of a box.
   bool core_awake(uint32_t core, uint32_t box = 0) const;
+  bool has_events(uint32_t box) const;  // of its transport, that were not handled
 
   const SimOptions& options() const { return options_; }
   SimRandom& random() { return random_; }

@@ -121,25 +121,43 @@ void SimCoreEndpoint::detach(uint32_t rank) {
   net_.trace("detach", core_, rank);
 }
 
-SimWorkerLink::SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations)
+SimWorkerLink::SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations,
+                             const LinkLayout& layout, SimTransport* below)
     : net_(net),
       rank_(incarnations.front()->rank),
-      endpoint_(net, kSimWorker,
-                static_cast<uint32_t>(incarnations.front()->box().layout().queues_in_all())) {
+      below_(below),
+      queue_thread_(layout.queue_thread) {
   const SimBoxLink& box = incarnations.front()->box();
-  const LinkLayout& layout = box.layout();
-  gradients_ = zero_copy() ? box.slots_of(rank_) : net.garbage(layout.gradients_at_worker());
-  results_ = zero_copy() ? box.results_of_box() : net.garbage(layout.results_at_worker());
+  const LinkLayout& there = box.layout();
+  for (uint32_t thread = 0; thread < layout.threads; ++thread) {
+    endpoints_.push_back(std::make_unique<SimEndpoint>(
+        net, kSimWorker, static_cast<uint32_t>(there.queues_in_all())));
+  }
+  const LinkLayout& here = below == nullptr ? there : layout;
+  gradients_ = zero_copy() ? box.slots_of(rank_) : net.garbage(here.gradients_at_worker());
+  results_ = zero_copy() ? box.results_of_box() : net.garbage(here.results_at_worker());
   results_bytes_ = results_->size();
-  if (zero_copy() && layout.result_copies > 1) {  // the one that is this rank's
-    results_first_ = rank_ * layout.results_bytes, results_bytes_ = layout.results_bytes;
+  if (zero_copy() && there.result_copies > 1) {  // the one that is this rank's
+    results_first_ = rank_ * there.results_bytes, results_bytes_ = there.results_bytes;
   }
   for (SimIncarnation* incarnation : incarnations) incarnation->use(nullptr);
   for (SimIncarnation* incarnation : incarnations) boxes_.push_back(&incarnation->box());
   welcome(incarnations);
+  if (below_ != nullptr) below_->links_above().push_back(this);
 }
 
-SimWorkerLink::~SimWorkerLink() { die(false); }
+SimWorkerLink::~SimWorkerLink() {
+  die(false);
+  if (below_ != nullptr) std::erase(below_->links_above(), this);
+}
+
+SimEndpoint& SimWorkerLink::endpoint_for(uint32_t queue) const {
+  return *endpoints_[queue_thread_.empty() ? 0 : queue_thread_[queue]];
+}
+
+bool SimWorkerLink::thread_woken(uint32_t thread) const {
+  return thread < endpoints_.size() && endpoints_[thread]->woken();
+}
 
 bool SimWorkerLink::zero_copy() const { return net_.options().shared_memory; }
 
@@ -168,16 +186,16 @@ void SimWorkerLink::take_pairs(uint32_t first_queue,
     SimPair::End& end = pairs[q]->end(kSimWorker);
     end.source = gradients_;
     if (!zero_copy()) end.target = results_;
-    endpoint_.take_over(first_queue + q, pairs[q]);
+    endpoint_for(first_queue + q).take_over(first_queue + q, pairs[q]);
   }
 }
 
 void SimWorkerLink::die(bool silent) {
   *connected_ = false;
-  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
-    if (endpoint_.pair(q) == nullptr) continue;
-    endpoint_.pair(q)->crash(silent);
-    endpoint_.release(q);
+  for (uint32_t q = 0; q < queues(); ++q) {
+    if (pair(q) == nullptr) continue;
+    pair(q)->crash(silent);
+    endpoint_for(q).release(q);
   }
   for (SimBoxLink*& box : boxes_) {
     if (box != nullptr) std::exchange(box, nullptr)->worker_ended(rank_, this, silent);
@@ -202,10 +220,8 @@ bool SimWorkerLink::fail_device(uint32_t core, bool said) {
 bool SimWorkerLink::break_one() {
   if (zero_copy()) return false;
   std::vector<SimPair*> whole;
-  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
-    if (endpoint_.pair(q) != nullptr && endpoint_.pair(q)->whole()) {
-      whole.push_back(endpoint_.pair(q).get());
-    }
+  for (uint32_t q = 0; q < queues(); ++q) {
+    if (pair(q) != nullptr && pair(q)->whole()) whole.push_back(pair(q).get());
   }
   if (whole.empty()) return false;
   whole[net_.random().below(whole.size())]->break_now();
@@ -213,8 +229,8 @@ bool SimWorkerLink::break_one() {
 }
 
 bool SimWorkerLink::closed_by_box() const {
-  for (uint32_t q = 0; q < endpoint_.qps(); ++q) {
-    if (endpoint_.pair(q) == nullptr || endpoint_.pair(q)->end(kSimBox).closed) return true;
+  for (uint32_t q = 0; q < queues(); ++q) {
+    if (pair(q) == nullptr || pair(q)->end(kSimBox).closed) return true;
   }
   return false;
 }
@@ -368,7 +384,9 @@ SimIncarnation& SimTransport::find(std::string_view ticket) const {
 }
 
 bool SimTransport::core_awake(uint32_t core) const {
-  return std::ranges::any_of(links_, [core](const SimBoxLink* l) { return l->core_awake(core); });
+  return std::ranges::any_of(links_, [core](const SimBoxLink* l) { return l->core_awake(core); }) ||
+         std::ranges::any_of(links_above_,
+                             [core](const SimWorkerLink* l) { return l->thread_woken(core); });
 }
 
 void SimTransport::forget(const SimBoxLink* link) {

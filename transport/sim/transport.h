@@ -100,6 +100,7 @@ class SimEndpoint : public virtual Endpoint {
   uint32_t qps() const { return static_cast<uint32_t>(pairs_.size()); }
   void wake_if_armed(const SimPair& pair, bool always);
   bool awake() const { return !armed_ || woken_; }
+  bool woken() const { return armed_ && woken_; }
   void die(std::string reason) { failure_ = std::move(reason), woken_ = true; }
 
  protected:
@@ -133,14 +134,18 @@ class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
 class SimWorkerLink : public WorkerLink {
  public:
   // Of each box that has queues of the job, the incarnation: uses their tickets. Throws Error.
-  SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations);
+  // `below`: the worker is this box, with the layout's threads. Null: it is a process.
+  SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations,
+                const LinkLayout& layout, SimTransport* below);
   ~SimWorkerLink() override;
 
   std::span<std::byte> gradients() override { return *gradients_; }
   std::span<const std::byte> results() override {
     return std::span<const std::byte>(*results_).subspan(results_first_, results_bytes_);
   }
-  Endpoint& endpoint() override { return endpoint_; }
+  Endpoint& endpoint() override { return *endpoints_.front(); }
+  Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_[thread]; }
+  bool thread_woken(uint32_t thread) const;
   bool connected() override { return *connected_; }
   bool zero_copy() const override;
   void reconnect(const Offer& offer) override;
@@ -152,15 +157,22 @@ class SimWorkerLink : public WorkerLink {
   void box_closed(const AdmissionLink* box);   // the worker notices after a while
 
  private:
+  uint32_t queues() const { return endpoints_.front()->qps(); }
+  SimEndpoint& endpoint_for(uint32_t queue) const;
+  const std::shared_ptr<SimPair>& pair(uint32_t queue) const {
+    return endpoint_for(queue).pair(queue);
+  }
   void take_pairs(uint32_t first_queue, std::span<const std::shared_ptr<SimPair>> pairs);
   void welcome(const std::vector<SimIncarnation*>& incarnations);
 
   SimNet& net_;
   std::vector<SimBoxLink*> boxes_;  // null: it closed the connection
   const uint32_t rank_;
+  SimTransport* const below_;
+  const std::vector<uint32_t> queue_thread_;  // empty: there is one thread
   SimMemory gradients_, results_;
   uint64_t results_first_ = 0, results_bytes_ = 0;
-  SimEndpoint endpoint_;
+  std::vector<std::unique_ptr<SimEndpoint>> endpoints_;  // by thread
   std::shared_ptr<bool> connected_ = std::make_shared<bool>(true);
 };
 
@@ -233,6 +245,8 @@ class SimTransport : public Transport {
   std::vector<TransportEvent>& raised() { return raised_; }
   void remember(const SimBoxLink* link) { links_.push_back(link); }
   void forget(const SimBoxLink* link);
+  // Of this box as a worker of boxes above it.
+  std::vector<SimWorkerLink*>& links_above() { return links_above_; }
   bool core_awake(uint32_t core) const;
 
  private:
@@ -240,6 +254,7 @@ class SimTransport : public Transport {
   const std::string address_;
   Admissions admissions_;
   std::vector<const SimBoxLink*> links_;
+  std::vector<SimWorkerLink*> links_above_;
   std::vector<TransportEvent> raised_;
 };
 

@@ -1,0 +1,162 @@
+#include "tests/sim/rack_box.h"
+
+#include <algorithm>
+
+namespace phub::sim {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+
+}  // namespace
+
+// What was asked for is not answered once the process is gone.
+template <typename T>
+void SimParent::call(const char* name,
+                     std::function<void(ControlHandler&, const Reply<T>&)> request, Reply<T> reply,
+                     bool may_come_twice) {
+  control_.call<T>(
+      name, mail_,
+      [handler = handler_, request = std::move(request)](const Reply<T>& answer) {
+        request(handler(), answer);
+      },
+      std::move(reply), may_come_twice);
+}
+
+void SimParent::join(JoinRequest request, Reply<JoinReply> reply) {
+  call<JoinReply>(
+      "rack joins",
+      [request = std::move(request)](ControlHandler& above, const Reply<JoinReply>& answer) {
+        above.join(request, answer);
+      },
+      std::move(reply));
+}
+
+void SimParent::heartbeat(const Credential& who, uint32_t /*timeout_ms*/, Reply<Pulse> reply) {
+  leases_[{who.job, who.incarnation}] = who;
+  call<Pulse>(
+      "rack beats",
+      [who](ControlHandler& above, const Reply<Pulse>& answer) { above.heartbeat(who, answer); },
+      std::move(reply));
+}
+
+void SimParent::tell(const Credential& who, RackNews news, Reply<Done> reply) {
+  call<Done>(
+      "rack tells",
+      [who, news = std::move(news)](ControlHandler& above, const Reply<Done>& answer) {
+        above.take_news(who, news, answer);
+      },
+      std::move(reply));
+}
+
+void SimParent::leave(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      "rack leaves",
+      [who](ControlHandler& above, const Reply<Done>& answer) { above.leave(who, answer); },
+      std::move(reply));
+}
+
+void SimParent::barrier(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      "rack's barrier",
+      [who](ControlHandler& above, const Reply<Done>& answer) { above.barrier(who, answer); },
+      std::move(reply), false);
+}
+
+void SimParent::set_hyper(const Credential& who, const HyperChange& change,
+                          Reply<HyperReply> reply) {
+  call<HyperReply>(
+      "rack's hyper",
+      [who, change](ControlHandler& above, const Reply<HyperReply>& answer) {
+        above.set_hyper(who, change, answer);
+      },
+      std::move(reply));
+}
+
+void SimParent::reconnect(const Credential& who, Reply<Offer> reply) {
+  call<Offer>(
+      "rack reconnects",
+      [who](ControlHandler& above, const Reply<Offer>& answer) { above.reconnect(who, answer); },
+      std::move(reply));
+}
+
+// The connection of its heartbeats ends, which the parent hears of.
+void SimParent::close(const Credential& who) {
+  control_.tell("rack is gone", [handler = handler_, who] { handler().connection_ended(who); });
+}
+
+void SimParent::forget(const Credential& who) {
+  if (leases_.erase({who.job, who.incarnation}) > 0) close(who);
+}
+
+void SimParent::die(bool silent) {
+  for (const auto& [name, who] : leases_) {
+    if (!silent) close(who);
+  }
+  leases_.clear();
+  mail_ = std::make_shared<Mail>();
+}
+
+void SimParent::poll() {
+  while (!mail_->empty()) {
+    auto action = std::move(mail_->front());
+    mail_->pop_front();
+    action();
+  }
+}
+
+RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
+                 SimParent::Handler handler, MakeServer make)
+    : net_(net),
+      box_(box),
+      clock_(net),
+      control_(std::move(control)),
+      above_(above),
+      handler_(std::move(handler)),
+      make_(std::move(make)) {
+  control_->on_request([this] { wake(); });
+  start();
+}
+
+RackBox::~RackBox() = default;
+
+void RackBox::start() {
+  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_);
+  server_ = make_(*parent_, clock_);
+  hangs_until_ns_ = timer_ns_ = due_ns_ = 0;
+  control_->server_started();
+  wake();
+}
+
+void RackBox::crash(bool silent) {
+  control_->server_died();
+  parent_->die(silent);
+  for (WorkerLink* link : net_.links_from(box_)) net_.crash(*link, silent);
+  server_.reset();
+}
+
+void RackBox::hang(uint64_t ns) {
+  hangs_until_ns_ = net_.now_ns() + ns;
+  net_.after(ns, [] {});
+}
+
+bool RackBox::runnable() const {
+  if (server_ == nullptr || net_.now_ns() < hangs_until_ns_) return false;
+  return passes_ > 0 || net_.now_ns() >= due_ns_ || parent_->has_mail() || net_.has_events(box_);
+}
+
+void RackBox::poll() {
+  if (passes_ > 0) --passes_;
+  if (parent_->has_mail() || net_.has_events(box_)) wake();
+  server_->poll();
+  set_timer();
+}
+
+// Its loop sleeps no longer than it says.
+void RackBox::set_timer() {
+  due_ns_ = net_.now_ns() + server_->poll_interval_ms() * kMs;
+  if (net_.now_ns() < timer_ns_ && timer_ns_ <= due_ns_) return;
+  timer_ns_ = due_ns_;
+  net_.after(due_ns_ - net_.now_ns(), [] {});
+}
+
+}  // namespace phub::sim

@@ -1,0 +1,25 @@
+// The log of a job over racks, as one box with the same ranks would have it: each rack's box has
+// that of its own ranks, and the box above says which of their rounds counted.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "transport/control/job_spec.h"
+#include "transport/control/messages.h"
+
+namespace phub::sim {
+
+// Of one life of the job at one box.
+struct BoxLog {
+  uint32_t level = 0;  // 0: its ranks are those of the job; 1: they are boxes of level 0; …
+  std::vector<LogRecord> records;
+};
+
+// `levels`: of boxes below the root. `below`: those of a box in their order. Throws Error(kInvalid)
+// where the logs contradict each other.
+std::vector<LogRecord> join_logs(const JobSpec& spec, uint32_t levels,
+                                 const std::vector<LogRecord>& root,
+                                 const std::vector<BoxLog>& below);
+
+}  // namespace phub::sim

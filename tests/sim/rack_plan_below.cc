@@ -1,0 +1,102 @@
+// The boxes below the root of a plan, which ranks of a job with groups join.
+#include <algorithm>
+#include <map>
+
+#include "tests/oracle/groups.h"
+#include "tests/sim/rack_plan.h"
+#include "transport/control/rank_tree.h"
+
+namespace phub::sim {
+namespace {
+
+// Boxes by their place: the place of the box above, and which of its racks they are. Jobs share
+// them.
+using Places = std::map<std::pair<uint32_t, uint32_t>, uint32_t>;
+
+}  // namespace
+
+void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& plan) {
+  Places places;
+  std::map<uint32_t, uint32_t> racks_of;  // by box
+  for (uint32_t i = 0; i < plan.racks.size(); ++i) {
+    const uint32_t above = plan.racks[i].above;
+    places[{above, racks_of[above]++}] = i + 1;
+  }
+  const uint32_t ranks = job.spec.max_ranks;
+  const RankTree tree(job.spec.groups, ranks);
+  job.box_of.assign(ranks, 0);
+  for (uint32_t level = tree.levels() - std::min(levels, tree.levels() - 1); level < tree.levels();
+       ++level) {
+    std::map<uint32_t, uint32_t> next;  // by box above
+    for (uint32_t first = 0; first < ranks;) {
+      const uint32_t above = job.box_of[first];
+      uint32_t& box = places[{above, next[above]++}];
+      if (box == 0) {
+        plan.racks.push_back({above, cores});
+        box = static_cast<uint32_t>(plan.racks.size());
+      }
+      const uint32_t end = tree.end(level, first);
+      std::fill(job.box_of.begin() + first, job.box_of.begin() + end, box);
+      first = end;
+    }
+  }
+}
+
+uint32_t levels_of(const RackPlan& plan, const JobPlan& job) {
+  uint32_t levels = 0;
+  for (uint32_t box = job.box_of.empty() ? 0 : job.box_of.front(); box > 0;
+       box = plan.racks[box - 1].above) {
+    ++levels;
+  }
+  return levels;
+}
+
+bool is_below(const RackPlan& plan, uint32_t box, uint32_t above) {
+  while (box > 0 && box != above) box = plan.racks[box - 1].above;
+  return box == above;
+}
+
+uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
+  uint32_t level = 0;
+  const auto leaf = std::ranges::find_if(
+      job.box_of, [&](uint32_t box) { return is_below(plan, box, above); });
+  for (uint32_t box = leaf == job.box_of.end() ? above : *leaf; box != above;
+       box = plan.racks[box - 1].above) {
+    ++level;
+  }
+  return level;
+}
+
+void add_racks(SimRandom& random, RackPlan& plan) {
+  if (plan.net.shared_memory || !plan.box_faults.empty() || plan.checkpoint_every > 0) return;
+  if (!random.chance(0.4)) return;
+  const auto levels = static_cast<uint32_t>(random.chance(0.6) ? 1 : 2);
+  for (JobPlan& job : plan.jobs) {
+    JobSpec& spec = job.spec;
+    if (!job.lock_step() || !random.chance(0.85)) continue;
+    if (RankTree(spec.groups, spec.max_ranks).levels() < 2 || random.chance(0.3)) {
+      spec.groups = reference::some_groups(spec.max_ranks,
+                                           [&random](uint64_t n) { return random.below(n); });
+    }
+    if (RankTree(spec.groups, spec.max_ranks).levels() < 2) continue;
+    put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
+    job.fixed_ranks = true;
+    job.state_calls.clear();
+    job.saver_chance = 0;
+  }
+  if (plan.racks.empty() || plan.clean || !random.chance(0.6)) return;
+  using Kind = RackFault;
+  constexpr RackFault::Kind kKinds[] = {Kind::kDies,        Kind::kDies,   Kind::kDiesSilently,
+                                        Kind::kHangs,       Kind::kBreaks, Kind::kBreaks,
+                                        Kind::kStandsStill, Kind::kMute,   Kind::kDeaf,
+                                        Kind::kRootHangs};
+  for (uint64_t i = random.between(1, 3); i > 0; --i) {
+    plan.rack_faults.push_back({.kind = kKinds[random.below(std::size(kKinds))],
+                                .after_pushes = random.below(200),
+                                .box = random.below(8),
+                                .ms = random.between(1, random.chance(0.5) ? 30 : 300)});
+  }
+  std::ranges::sort(plan.rack_faults, {}, &RackFault::after_pushes);
+}
+
+}  // namespace phub::sim
