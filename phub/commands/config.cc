@@ -76,7 +76,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 25> kOptions = {{
+constexpr std::array<Option, 26> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -94,10 +94,16 @@ constexpr std::array<Option, 25> kOptions = {{
      }},
     {"parent", "HOST:PORT", Kind::kText,
      "This box is a rack of that server: it sums the gradients of one group of a job's ranks, and "
-     "sends the sum there over tcp; the token is PHUB_TOKEN's, of role train. [alone]",
+     "sends the sum there; the token is PHUB_TOKEN's, of role train. [alone]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        parse_server_address(values[0]);
        config.parent = values[0];
+     }},
+    {"parent-transport", "NAME", Kind::kText,
+     "With --parent: over what gradients go there, tcp or verbs. [tcp]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       parse_word(values[0], {"tcp", "verbs"});
+       config.parent_transport = values[0];
      }},
     {"tokens", "FILE", Kind::kText,
      "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "

@@ -180,6 +180,7 @@ std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
   }
   return std::make_unique<ParentClient>(ParentClient::Options{.server = config.parent,
                                                               .token = token_from_environment(),
+                                                              .transport = config.parent_transport,
                                                               .tls = client_tls_from_environment(),
                                                               .rack_name = host_name()});
 }

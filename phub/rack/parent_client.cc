@@ -18,6 +18,7 @@
 #include "transport/error.h"
 #include "transport/fd.h"
 #include "transport/tcp/transport.h"
+#include "transport/verbs/transport.h"
 
 namespace phub {
 namespace {
@@ -211,6 +212,7 @@ void ParentClient::forget(const Credential& who) {
 }
 
 std::unique_ptr<WorkerLink> ParentClient::connect(const Offer& offer, const LinkLayout& layout) {
+  if (options_.transport == "verbs") return connect_verbs(offer, layout, kConnectMs);
   return connect_tcp(offer, layout, kConnectMs,
                      {.host = parse_server_address(options_.server).host, .tls = options_.tls});
 }

@@ -1,5 +1,5 @@
 // The calls to a parent's control port, over HTTP: a thread for each kind of call of a job, as each
-// may wait for others. Gradients go over TCP.
+// may wait for others.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ class ParentClient final : public Parent {
   struct Options {
     std::string server;  // HOST:PORT, with https:// before it over TLS
     std::string token;
+    std::string transport = "tcp";  // of gradients: tcp, verbs
     ClientTls tls;
     std::string rack_name = "a rack";  // this box's, for people
   };
@@ -29,7 +30,7 @@ class ParentClient final : public Parent {
   ParentClient& operator=(const ParentClient&) = delete;
 
   std::string name() const override { return options_.server; }
-  std::string transport() const override { return "tcp"; }
+  std::string transport() const override { return options_.transport; }
   std::string rack_name() const override { return options_.rack_name; }
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;

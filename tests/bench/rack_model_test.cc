@@ -9,6 +9,7 @@
 #include "bench/rack_model/exchange.h"
 #include "bench/rack_model/scene.h"
 #include "phub/plan/models.h"
+#include "tests/seeds.h"
 #include "transport/error.h"
 
 namespace phub::rack_model {
@@ -100,8 +101,7 @@ std::string any_cluster(std::mt19937_64& random, double link, const std::string&
 
 // Where one kind of resource binds nothing queues: the round takes hardly more than the limits say.
 TEST(RackModel, AgreesWithTheLimits) {
-  const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const uint64_t seed = testing::fresh_seeds(1).first;
   std::mt19937_64 random(seed);
   const auto rate = [&](const char* name) {
     return fmt::format("core_gbps = 100\n{} = {}", name, 1 + random() % 20);
@@ -124,8 +124,7 @@ TEST(RackModel, AgreesWithTheLimits) {
 // Where several are close to their limits they take turns: gradients come in first, results go out
 // last. No round is faster than the limits.
 TEST(RackModel, IsNeverFasterThanTheLimits) {
-  const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const uint64_t seed = testing::fresh_seeds(1).first;
   std::mt19937_64 random(seed);
   const std::string rates =
       fmt::format("core_gbps = {}\nmemory_gbps = {}\npcie_gbps = {}\npcie_node_gbps = {}",

@@ -84,29 +84,51 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.spin_us, 50);
     EXPECT_EQ(config.log_level, "debug");
     EXPECT_EQ(config.parent, "10.0.0.9:7717");
+    EXPECT_EQ(config.parent_transport, "verbs");
     EXPECT_EQ(config.tokens, "/t");
     EXPECT_EQ(config.tls_cert + config.tls_key + config.tls_client_ca, "/c/k/a");
     EXPECT_TRUE(config.insecure && config.tls_data);
   };
-  check(load({"--listen",        "10.0.0.1:80",
-              "--listen",        "[::1]:0",
-              "--cores",         "12",
-              "--pin",           "false",
-              "--memory-limit",  "3G",
-              "--socket-dir",    "/run/x",
-              "--topology",      "pack:2 core:4 pu:1",
-              "--spin-us",       "50",
-              "--log-level",     "debug",
-              "--transports",    "tcp",
-              "--transports",    "verbs",
-              "--devices",       "mlx5_0:1:3,mlx5_1",
-              "--data-port",     "7718",
-              "--parent",        "10.0.0.9:7717",
-              "--tokens",        "/t",
-              "--tls-cert",      "/c",
-              "--tls-key",       "/k",
-              "--tls-client-ca", "/a",
-              "--tls-data",      "--insecure"}));
+  check(load({"--listen",
+              "10.0.0.1:80",
+              "--listen",
+              "[::1]:0",
+              "--cores",
+              "12",
+              "--pin",
+              "false",
+              "--memory-limit",
+              "3G",
+              "--socket-dir",
+              "/run/x",
+              "--topology",
+              "pack:2 core:4 pu:1",
+              "--spin-us",
+              "50",
+              "--log-level",
+              "debug",
+              "--transports",
+              "tcp",
+              "--transports",
+              "verbs",
+              "--devices",
+              "mlx5_0:1:3,mlx5_1",
+              "--data-port",
+              "7718",
+              "--parent",
+              "10.0.0.9:7717",
+              "--parent-transport",
+              "verbs",
+              "--tokens",
+              "/t",
+              "--tls-cert",
+              "/c",
+              "--tls-key",
+              "/k",
+              "--tls-client-ca",
+              "/a",
+              "--tls-data",
+              "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
                   {"PHUB_PIN", "no"},
@@ -118,6 +140,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_DEVICES", "mlx5_0:1:3,mlx5_1"},
                   {"PHUB_DATA_PORT", "7718"},
                   {"PHUB_PARENT", "10.0.0.9:7717"},
+                  {"PHUB_PARENT_TRANSPORT", "verbs"},
                   {"PHUB_TOKENS", "/t"},
                   {"PHUB_TLS_CERT", "/c"},
                   {"PHUB_TLS_KEY", "/k"},
@@ -130,7 +153,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
       "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
       "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
-      "data_port = 7718\nparent = '10.0.0.9:7717'\ntokens = \"/t\"\ninsecure = true\ntls_cert = "
+      "data_port = 7718\nparent = '10.0.0.9:7717'\nparent_transport = 'verbs'\ntokens = "
+      "\"/t\"\ninsecure = true\ntls_cert = "
       "'/c'\ntls_key = '/k'\n"
       "tls_client_ca = '/a'\ntls_data = true\n");
   check(load({"--config", path}));
@@ -157,6 +181,8 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--cores", "1", "--cores", "2"}), HasSubstr("--cores"));
   EXPECT_THAT(error_of({"--transports", "pigeon"}),
               HasSubstr("--transports: must be one of shm, tcp, verbs, ofi, got 'pigeon'"));
+  EXPECT_THAT(error_of({"--parent-transport", "shm"}),
+              HasSubstr("--parent-transport: must be one of tcp, verbs, got 'shm'"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0:x"}),
               HasSubstr("--devices: must be DEVICE, DEVICE:PORT or DEVICE:PORT:GID"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0,"}), HasSubstr("--devices: must be DEVICE"));
@@ -175,7 +201,8 @@ TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"cores = 1\nlissten = \"x\"",
        "phub.toml:2:1: unknown option 'lissten'; did you mean 'listen'?"},
-      {"password = 1", "unknown option 'password'; there are listen, join, parent, tokens"},
+      {"password = 1",
+       "unknown option 'password'; there are listen, join, parent, parent_transport"},
       {"memory-limit = 1", "did you mean 'memory_limit'?"},
       {"cores = ", "phub.toml:1:"},
       {"cores = 1\n\ncores = 2", "phub.toml:3:"},

@@ -141,7 +141,7 @@ class FakeUplink : public Endpoint {
 
 struct HasUplink {
   FakeUplink uplink;
-  std::vector<std::byte> up_slots = std::vector<std::byte>(4 * kStride * 4);
+  std::vector<std::byte> up_sums = std::vector<std::byte>(4 * kStride * 4);
   std::vector<std::byte> up_results = std::vector<std::byte>(4 * kStride * 4);
 };
 
@@ -173,7 +173,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
     for (const auto& [queue, write] : std::exchange(uplink.posted, {})) {
       const Imm imm = decode(write.imm);
       const uint32_t at = queue * 2 + imm.chunk;
-      const auto* slot = reinterpret_cast<const float*>(up_slots.data()) + at * kStride;
+      const auto* slot = reinterpret_cast<const float*>(up_sums.data()) + at * kStride;
       uint32_t participants = 0;
       std::memcpy(&participants, slot + kElements, sizeof participants);
       EXPECT_EQ(write.local_offset, write.remote_offset);
@@ -209,7 +209,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
             .expected = std::move(expected),
             .make_lock_step = [&up](const Stages& stages) {
               CoreUplink uplink{.endpoint = &up.uplink,
-                                .slots = up.up_slots,
+                                .sums = up.up_sums,
                                 .results = up.up_results,
                                 .places = {},
                                 .rack_results = nullptr};

@@ -15,6 +15,12 @@ namespace {
 
 constexpr uint32_t kReconnectMs = 1500;
 
+[[noreturn]] void fail_changed(ibv_context* context) {
+  fail(ErrorCode::kUnavailable,
+       "the route to the server changed to {}, which this worker did not use before; join again",
+       device_name(context));
+}
+
 }  // namespace
 
 VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms)
@@ -23,17 +29,18 @@ VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, u
   VerbsDialer dialer(offer, timeout_ms);
   dialer.resolve();
   make_devices(dialer);
-  std::vector<VerbsLane*> lanes;
-  for (const Device& device : devices_) lanes.push_back(device.lane.get());
-  endpoint_ = std::make_unique<VerbsEndpoint>(static_cast<uint32_t>(dialer.queues()), 1, lanes);
+  for (uint32_t thread = 0; thread < layout_.threads; ++thread) {
+    endpoints_.push_back(std::make_unique<VerbsEndpoint>(static_cast<uint32_t>(dialer.queues()), 1,
+                                                         lanes_of(thread)));
+  }
   connect(dialer, offer);
 }
 
 VerbsWorkerLink::~VerbsWorkerLink() {
   for (const VerbsId& id : ids_) rdma_disconnect(id.get());
-  for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_->close({q});
+  for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_of_queue(q).close({q});
   ids_.clear();
-  endpoint_.reset();
+  endpoints_.clear();
   pairs_.clear();
   devices_.clear();  // what is registered there is not any more
   bury(std::move(gradients_));
@@ -58,42 +65,60 @@ void VerbsWorkerLink::make_devices(const VerbsDialer& dialer) {
   results_ = ResultMemory(layout_.results_at_worker(), node);
   gradients_ = allocate(layout_.gradients_at_worker(), node, "memory for gradients");
   for (Device& device : devices_) {
-    uint64_t pairs = 0, arrivals = 0;
-    uint32_t chunks = 0;
-    for (size_t q = 0; q < dialer.queues(); ++q) {
-      if (dialer.context(q) != device.context) continue;
-      ++pairs;
-      arrivals += layout_.queue_chunks[q] + 1;
-      chunks = std::max(chunks, layout_.queue_chunks[q]);
-    }
     device.pd.reset(ibv_alloc_pd(device.context));
     if (device.pd == nullptr) fail_verbs(device.context, "ibv_alloc_pd", errno);
     device.gradients = register_memory(device.pd.get(), gradients_.bytes(), 0);
     device.results = register_memory(device.pd.get(), results_.writable(),
                                      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-    device.lane = std::make_unique<VerbsLane>(
-        device.context, device.pd.get(), verbs_depth(device.context, pairs, arrivals, chunks, 0));
+    for (uint32_t thread = 0; thread < layout_.threads; ++thread) {
+      device.lanes.push_back(make_lane(dialer, device, thread));
+    }
   }
+}
+
+std::unique_ptr<VerbsLane> VerbsWorkerLink::make_lane(const VerbsDialer& dialer,
+                                                      const Device& device, uint32_t thread) const {
+  uint64_t pairs = 0, arrivals = 0;
+  uint32_t chunks = 0;
+  for (uint32_t q = 0; q < dialer.queues(); ++q) {
+    if (dialer.context(q) != device.context || layout_.thread_of(q) != thread) continue;
+    ++pairs;
+    arrivals += layout_.queue_chunks[q] + 1;
+    chunks = std::max(chunks, layout_.queue_chunks[q]);
+  }
+  if (pairs == 0) return nullptr;
+  return std::make_unique<VerbsLane>(device.context, device.pd.get(),
+                                     verbs_depth(device.context, pairs, arrivals, chunks, 0));
+}
+
+// In the order of the devices.
+std::vector<VerbsLane*> VerbsWorkerLink::lanes_of(uint32_t thread) const {
+  std::vector<VerbsLane*> lanes;
+  for (const Device& device : devices_) {
+    if (device.lanes[thread]) lanes.push_back(device.lanes[thread].get());
+  }
+  return lanes;
 }
 
 uint32_t VerbsWorkerLink::device_of(ibv_context* context) const {
   for (uint32_t d = 0; d < devices_.size(); ++d) {
     if (devices_[d].context == context) return d;
   }
-  fail(ErrorCode::kUnavailable,
-       "the route to the server changed to {}, which this worker did not use before; join again",
-       device_name(context));
+  fail_changed(context);
 }
 
 void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
   std::vector<std::unique_ptr<VerbsPair>> pairs;
   for (uint32_t q = 0; q < dialer.queues(); ++q) {
-    const uint32_t d = device_of(dialer.context(q));
-    Device& device = devices_[d];
+    const uint32_t thread = layout_.thread_of(q);
+    Device& device = devices_[device_of(dialer.context(q))];
+    VerbsLane* const lane = device.lanes[thread].get();
+    if (lane == nullptr) fail_changed(device.context);
+    const std::vector<VerbsLane*> lanes = lanes_of(thread);
     ibv_qp_init_attr attributes = {};
-    attributes.send_cq = attributes.recv_cq = device.lane->cq.get();
-    attributes.srq = device.lane->srq.get();
-    attributes.cap.max_send_wr = device.lane->depth.sends;
+    attributes.send_cq = attributes.recv_cq = lane->cq.get();
+    attributes.srq = lane->srq.get();
+    attributes.cap.max_send_wr = lane->depth.sends;
     attributes.cap.max_send_sge = 1;
     attributes.qp_type = IBV_QPT_RC;
     if (rdma_create_qp(dialer.id(q), device.pd.get(), &attributes) != 0) {
@@ -101,12 +126,12 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
     }
     auto pair = std::make_unique<VerbsPair>();
     pair->qp = dialer.id(q)->qp;
-    pair->lane = d;
+    pair->lane = static_cast<uint32_t>(std::ranges::find(lanes, lane) - lanes.begin());
     pair->local_key = device.gradients->lkey;
     pair->local_base = reinterpret_cast<uint64_t>(gradients_.bytes().data());
     pair->remote_key = offer.queues[q].key;
     pair->remote_base = offer.queues[q].base;
-    pair->send_depth = device.lane->depth.sends;
+    pair->send_depth = lane->depth.sends;
     pairs.push_back(std::move(pair));
   }
   const auto ticket = ticket_bytes(offer.ticket);
@@ -116,7 +141,7 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
     hello.ticket = ticket;
     hello.results_base = reinterpret_cast<uint64_t>(results_.writable().data());
     hello.results_bytes = results_.writable().size();
-    hello.results_key = devices_[pairs[q]->lane].results->rkey;
+    hello.results_key = devices_[device_of(dialer.context(q))].results->rkey;
     return hello;
   });
   const std::lock_guard lock(events_mutex_);
@@ -126,9 +151,10 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
   for (uint32_t q = 0; q < pairs_.size(); ++q) {
     restrict_pair(pairs_[q]->qp);
     pairs_[q]->established.store(true, std::memory_order_relaxed);
-    endpoint_->open({q}, *pairs_[q]);
+    endpoint_of_queue(q).open({q}, *pairs_[q]);
   }
-  endpoint_->watch(events_->fd);  // a sleeper also learns that the box is gone
+  // A sleeper also learns that the box is gone.
+  for (const auto& endpoint : endpoints_) endpoint->watch(events_->fd);
   closed_.store(false, std::memory_order_relaxed);
 }
 
@@ -136,7 +162,7 @@ void VerbsWorkerLink::reconnect(const Offer& offer) {
   {
     const std::lock_guard lock(events_mutex_);
     for (const VerbsId& id : ids_) rdma_disconnect(id.get());
-    for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_->close({q});
+    for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_of_queue(q).close({q});
     ids_.clear();
     pairs_.clear();
     events_.reset();
@@ -160,7 +186,9 @@ bool VerbsWorkerLink::connected() {
     rdma_ack_cm_event(event);
     if (type != RDMA_CM_EVENT_DISCONNECTED && type != RDMA_CM_EVENT_DEVICE_REMOVAL) continue;
     closed_.store(true, std::memory_order_relaxed);
-    if (at != ids_.end()) endpoint_->announce_break({static_cast<uint32_t>(at - ids_.begin())});
+    if (at == ids_.end()) continue;
+    const auto queue = static_cast<uint32_t>(at - ids_.begin());
+    endpoint_of_queue(queue).announce_break({queue});
   }
   return !closed_.load(std::memory_order_relaxed);
 }

@@ -61,7 +61,8 @@ class VerbsWorkerLink final : public WorkerLink {
 
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
   std::span<const std::byte> results() override { return results_.readable(); }
-  Endpoint& endpoint() override { return *endpoint_; }
+  Endpoint& endpoint() override { return *endpoints_.front(); }
+  Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   bool connected() override;
   bool zero_copy() const override { return false; }
   void reconnect(const Offer& offer) override;
@@ -73,11 +74,15 @@ class VerbsWorkerLink final : public WorkerLink {
     ibv_context* context = nullptr;
     VerbsPd pd;
     VerbsMr gradients, results;
-    std::unique_ptr<VerbsLane> lane;
+    std::vector<std::unique_ptr<VerbsLane>> lanes;  // by thread; null: it has no queue here
     uint32_t os_node = 0;
   };
   void make_devices(const VerbsDialer& dialer);
+  std::unique_ptr<VerbsLane> make_lane(const VerbsDialer& dialer, const Device& device,
+                                       uint32_t thread) const;
+  std::vector<VerbsLane*> lanes_of(uint32_t thread) const;
   uint32_t device_of(ibv_context* context) const;
+  VerbsEndpoint& endpoint_of_queue(uint32_t queue) { return *endpoints_[layout_.thread_of(queue)]; }
   void connect(VerbsDialer& dialer, const Offer& offer);
 
   const LinkLayout layout_;
@@ -85,8 +90,8 @@ class VerbsWorkerLink final : public WorkerLink {
   numa::Memory gradients_;
   ResultMemory results_;
   std::vector<Device> devices_;
-  std::unique_ptr<VerbsEndpoint> endpoint_;
-  std::vector<std::unique_ptr<VerbsPair>> pairs_;  // by queue
+  std::vector<std::unique_ptr<VerbsEndpoint>> endpoints_;  // by thread
+  std::vector<std::unique_ptr<VerbsPair>> pairs_;          // by queue
 
   std::mutex events_mutex_;
   VerbsEventChannel events_;
