@@ -130,8 +130,13 @@ void Uplink::end(ErrorCode code, const std::string& why) {
   const Error error(code, fmt::format("the parent at {}: {}", parent_.name(), why));
   end_ = error;
   drop();
-  for (const Reply<Done>& reply : std::exchange(barrier_, {})) reply({code, error.what()});
+  refuse_waiting(code, error.what());
   if (const auto call = std::exchange(on_end_, nullptr)) call(error);
+}
+
+void Uplink::refuse_waiting(ErrorCode code, const std::string& why) {
+  for (const Reply<Done>& reply : std::exchange(barrier_, {})) reply({code, why});
+  for (const auto& [number, reply] : std::exchange(hypers_, {})) reply({code, why});
 }
 
 // --- calls ---------------------------------------------------------------------------------------
@@ -147,7 +152,12 @@ void Uplink::barrier(Reply<Done> reply) {
 
 void Uplink::set_hyper(const HyperChange& change, Reply<HyperReply> reply) {
   if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
-  parent_.set_hyper(who(), change, guarded<HyperReply>(std::move(reply)));
+  const uint64_t number = next_hyper_++;
+  hypers_[number] = std::move(reply);
+  parent_.set_hyper(who(), change,
+                    guarded<HyperReply>([this, number](const Result<HyperReply>& result) {
+                      hypers_.extract(number).mapped()(result);
+                    }));
 }
 
 void Uplink::reconnect(Reply<Offer> reply) {
@@ -167,6 +177,7 @@ void Uplink::tell(std::vector<uint32_t> live) {
 void Uplink::leave() {
   if (ended_) return;
   ended_ = true;
+  refuse_waiting(ErrorCode::kNotFound, "the job has ended");
   if (!in_) return;
   parent_.leave(who(),
                 [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
@@ -175,6 +186,7 @@ void Uplink::leave() {
 void Uplink::abandon(const std::string& why) {
   if (ended_ || !in_) return drop();
   ended_ = true;
+  refuse_waiting(ErrorCode::kUnavailable, why);
   parent_.tell(who(), {.name = parent_.rack_name(), .live = {}, .failure = why},
                [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
 }

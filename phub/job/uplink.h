@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,6 +48,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // Answered when the ranks of all racks are there. Those that ask before the answer are one.
   void barrier(Reply<Done> reply);
   void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
+  // (What both have not answered when this ends or leaves is refused then.)
   void reconnect(Reply<Offer> reply);
   // All ranks have left. Nothing is asked of the parent after this.
   void leave();
@@ -64,6 +66,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   void beat();
   bool answered(const Result<Pulse>& result);
   void end(ErrorCode code, const std::string& why);
+  void refuse_waiting(ErrorCode code, const std::string& why);
   // A reply that does nothing when this is gone, or has ended.
   template <typename T>
   Reply<T> guarded(std::function<void(Result<T>)> reply);
@@ -84,6 +87,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   RackNews news_;  // the latest that the parent was told
   bool is_telling_ = false;
   std::vector<Reply<Done>> barrier_;
+  uint64_t next_hyper_ = 0;
+  std::map<uint64_t, Reply<HyperReply>> hypers_;  // that the parent has not answered
   std::function<void(const Error& why)> on_end_;
 };
 

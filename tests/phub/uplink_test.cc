@@ -264,5 +264,26 @@ TEST_F(UplinkTest, AnswersThatComeTooLateChangeNothing) {
   EXPECT_EQ(ended_, "");
 }
 
+// Whoever asked waits for an answer.
+TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedAtTheEnd) {
+  admit();
+  std::vector<std::string> answers;
+  uplink_->set_hyper({}, [&](const Result<HyperReply>& r) { answers.push_back(r.message); });
+  pass(kLease / 4);
+  take(parent_.beats)({ErrorCode::kRankLost, "over"});
+  EXPECT_THAT(answers, ElementsAre(HasSubstr("over")));
+  take(parent_.hypers)(HyperReply{});
+  EXPECT_EQ(answers.size(), 1u);
+}
+
+TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedWhenAllHaveLeft) {
+  admit();
+  std::vector<ErrorCode> answers;
+  uplink_->set_hyper({}, [&](const Result<HyperReply>& r) { answers.push_back(r.code); });
+  uplink_->barrier([&](const Result<Done>& r) { answers.push_back(r.code); });
+  uplink_->leave();
+  EXPECT_THAT(answers, ElementsAre(ErrorCode::kNotFound, ErrorCode::kNotFound));
+}
+
 }  // namespace
 }  // namespace phub

@@ -50,7 +50,7 @@ void Rack::watch_below(uint32_t box) {
     const bool there =
         std::ranges::find(status.jobs, job->plan.spec.name, &JobStatus::name) != status.jobs.end();
     if (there) {
-      job->at_boxes.insert(box);
+      if (!job->ended) job->at_boxes.insert(box);  // else it is another one of that name
     } else if (job->at_boxes.erase(box) > 0) {
       take_log(*job, box);
     }

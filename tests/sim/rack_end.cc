@@ -152,7 +152,8 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       break;
     case ErrorCode::kNonFinite:
       explained |= std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
-        return bad.kind == BadGradient::kOverflow ||
+        // Of other racks a rank hears by their number.
+        return bad.kind == BadGradient::kOverflow || !job.plan.box_of.empty() ||
                what.find(fmt::format("rank {} ", bad.rank)) != what.npos;
       });
       break;

@@ -82,6 +82,10 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.states += result.states;
     all.parts_restored += result.parts_restored;
     all.spread_jobs += result.spread_jobs;
+    all.racked_jobs += result.racked_jobs;
+    all.racks_admitted += result.racks_admitted;
+    all.racks_lost += result.racks_lost;
+    all.boxes_below_died += result.boxes_below_died;
   }
   if (seeds.count < 100) return;
   // The racks are no idle ones.
@@ -96,6 +100,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.states, 0u);
   EXPECT_GT(all.parts_restored, 0u);
   EXPECT_GT(all.spread_jobs, 0u);
+  EXPECT_GT(all.racked_jobs, 0u);
+  EXPECT_GT(all.racks_admitted, 0u);
 }
 INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 10));
 

@@ -181,7 +181,8 @@ void Trainer::misbehave() {
     const ChunkLayout& c = job_.layout.chunks[chunk];
     const size_t element = job_.plan.spec.gradient_dtype == "f32" ? 4 : 2;
     const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
-    link_->endpoint().post({c.queue}, {.local_offset = c.offset * element,
+    const auto queues = static_cast<uint32_t>(reply_->layout.queue_chunks.size());
+    link_->endpoint().post({c.queue % queues}, {.local_offset = c.offset * element,
                                        .remote_offset = c.box_offset * element,
                                        .bytes = static_cast<uint32_t>(c.elements * element),
                                        .imm = encode(imm)});
