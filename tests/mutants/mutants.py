@@ -1088,6 +1088,8 @@ MUTANTS = [
     Mutant("rack-mean: a mean counts racks, not their ranks", REDUCER,
            "const uint32_t participants = std::max(table_.participants(index), 1u);",
            "const uint32_t participants = chunk.arrived;", ("phub/core_job_test:Parent*", "worker/racks_test")),
+    Mutant("rack-places: sums lie where the boxes above have them, one over the other", "phub/job/job_part.cc",
+           ".sum = sums[id] * sizeof(float)", ".sum = above.box_offset * sizeof(float)", ("shards/worker/racks_test",)),
     Mutant("rack-participants: a rack may say that it had any number of ranks", CORE,
            "return some && participants <= parameters_.rack_ranks[rank];", "return some;",
            ("phub/core_job_test:Parent*",)),

@@ -176,7 +176,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
       const auto* slot = reinterpret_cast<const float*>(up_sums.data()) + at * kStride;
       uint32_t participants = 0;
       std::memcpy(&participants, slot + kElements, sizeof participants);
-      EXPECT_EQ(write.local_offset, write.remote_offset);
+      EXPECT_EQ(write.remote_offset, kAbove + write.local_offset);
       if (imm.kind == ImmKind::kInitial) {
         EXPECT_EQ(write.bytes, kElements * 4);
         out.push_back(fmt::format("{}i={}", 3 - at, slot[0]));
@@ -189,7 +189,6 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
         out.push_back(fmt::format("{}?{}", 3 - at, imm.round));
       } else {
         EXPECT_EQ(write.local_offset, at * kStride * 4);
-        EXPECT_EQ(write.remote_offset, kAbove + at * kStride * 4);
         EXPECT_EQ(write.bytes, kElements * 4 + 4);
         out.push_back(fmt::format("{}@{}={}/{}", 3 - at, imm.round, slot[0], participants));
       }
@@ -215,12 +214,11 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
                                 .rack_results = nullptr};
               for (uint32_t chunk = 0; chunk < 4; ++chunk) {
                 const uint32_t at = 3 - chunk;
-                uplink.places.push_back(
-                    {.sum = at * kStride * uint64_t{4},
-                     .slot = kAbove + at * kStride * uint64_t{4},
-                     .result = at * kStride * uint64_t{4},
-                     .queue = at / 2,
-                     .index = at % 2});
+                uplink.places.push_back({.sum = at * kStride * uint64_t{4},
+                                         .slot = kAbove + at * kStride * uint64_t{4},
+                                         .result = at * kStride * uint64_t{4},
+                                         .queue = at / 2,
+                                         .index = at % 2});
               }
               uplink.rack_results = static_cast<RackRig&>(up).results.data();
               return std::make_unique<Uplinked>(stages, std::move(uplink));
