@@ -9,6 +9,7 @@
 #include <string>
 
 #include "transport/control/messages.h"
+#include "transport/control/state_messages.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -27,6 +28,7 @@ class Parent {
   virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
   virtual void set_hyper(const Credential& who, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
+  virtual void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) = 0;
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
   // Closes its connections. What it has asked for is not answered any more.
   virtual void forget(const Credential& who) = 0;

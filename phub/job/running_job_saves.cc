@@ -97,13 +97,7 @@ void RunningJob::choose_saved_round(Boundary& boundary) {
 // without all of them. One that is being written may be older: then the next one is meant.
 void RunningJob::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   const std::string& name = job_->spec().name;
-  if (uplink_) {
-    fail(
-        ErrorCode::kInvalid,
-        "this box has a parent, which saves job '{}' in its own time: a checkpoint cannot be asked "
-        "for here",
-        name);
-  }
+  if (uplink_) return uplink_->checkpoint(round, std::move(reply));
   if (!host_.checkpoints) {
     fail(ErrorCode::kInvalid,
          "this server keeps no checkpoints: start it with 'phub serve --checkpoints DIR'");

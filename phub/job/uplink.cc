@@ -40,6 +40,16 @@ Reply<T> Uplink::guarded(std::function<void(Result<T>)> reply) {
   };
 }
 
+template <typename T>
+Reply<T> Uplink::or_refused(Reply<T> reply) {
+  const uint64_t number = next_call_++;
+  calls_[number] = [reply](ErrorCode code, const std::string& why) { reply({code, why}); };
+  return guarded<T>([this, number, reply = std::move(reply)](Result<T> result) {
+    calls_.erase(number);
+    reply(std::move(result));
+  });
+}
+
 // --- joining -------------------------------------------------------------------------------------
 
 void Uplink::join(Reply<Done> done) {
@@ -136,7 +146,7 @@ void Uplink::end(ErrorCode code, const std::string& why) {
 
 void Uplink::refuse_waiting(ErrorCode code, const std::string& why) {
   for (const Reply<Done>& reply : std::exchange(barrier_, {})) reply({code, why});
-  for (const auto& [number, reply] : std::exchange(hypers_, {})) reply({code, why});
+  for (const auto& [number, refuse] : std::exchange(calls_, {})) refuse(code, why);
 }
 
 // --- calls ---------------------------------------------------------------------------------------
@@ -152,12 +162,12 @@ void Uplink::barrier(Reply<Done> reply) {
 
 void Uplink::set_hyper(const HyperChange& change, Reply<HyperReply> reply) {
   if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
-  const uint64_t number = next_hyper_++;
-  hypers_[number] = std::move(reply);
-  parent_.set_hyper(who(), change,
-                    guarded<HyperReply>([this, number](const Result<HyperReply>& result) {
-                      hypers_.extract(number).mapped()(result);
-                    }));
+  parent_.set_hyper(who(), change, or_refused(std::move(reply)));
+}
+
+void Uplink::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
+  if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  parent_.checkpoint(who(), round, or_refused(std::move(reply)));
 }
 
 void Uplink::reconnect(Reply<Offer> reply) {

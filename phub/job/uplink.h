@@ -48,7 +48,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // Answered when the ranks of all racks are there. Those that ask before the answer are one.
   void barrier(Reply<Done> reply);
   void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
-  // (What both have not answered when this ends or leaves is refused then.)
+  void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
+  // (What these have not answered when this ends or leaves is refused then.)
   void reconnect(Reply<Offer> reply);
   // All ranks have left. Nothing is asked of the parent after this.
   void leave();
@@ -70,6 +71,9 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // A reply that does nothing when this is gone, or has ended.
   template <typename T>
   Reply<T> guarded(std::function<void(Result<T>)> reply);
+  // One that is refused when this ends, or has left.
+  template <typename T>
+  Reply<T> or_refused(Reply<T> reply);
 
   Parent& parent_;
   const Clock& clock_;
@@ -87,8 +91,9 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   RackNews news_;  // the latest that the parent was told
   bool is_telling_ = false;
   std::vector<Reply<Done>> barrier_;
-  uint64_t next_hyper_ = 0;
-  std::map<uint64_t, Reply<HyperReply>> hypers_;  // that the parent has not answered
+  using Refuse = std::function<void(ErrorCode code, const std::string& why)>;
+  uint64_t next_call_ = 0;
+  std::map<uint64_t, Refuse> calls_;  // that the parent has not answered
   std::function<void(const Error& why)> on_end_;
 };
 

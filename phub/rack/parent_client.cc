@@ -196,6 +196,13 @@ void ParentClient::set_hyper(const Credential& who, const HyperChange& change,
       std::move(reply));
 }
 
+void ParentClient::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
+  call<CheckpointReply>(
+      lane_of(who, "calls"),
+      [who, round](ControlClient& client) { return client.checkpoint(who, round); },
+      std::move(reply));
+}
+
 void ParentClient::reconnect(const Credential& who, Reply<Offer> reply) {
   call<Offer>(
       lane_of(who, "calls"), [who](ControlClient& client) { return client.reconnect(who); },

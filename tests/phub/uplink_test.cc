@@ -56,6 +56,9 @@ class FakeParent final : public Parent {
   void set_hyper(const Credential&, const HyperChange&, Reply<HyperReply> reply) override {
     hypers.push_back(std::move(reply));
   }
+  void checkpoint(const Credential&, uint64_t, Reply<CheckpointReply> reply) override {
+    checkpoints.push_back(std::move(reply));
+  }
   void reconnect(const Credential&, Reply<Offer> reply) override {
     offers.push_back(std::move(reply));
   }
@@ -70,6 +73,7 @@ class FakeParent final : public Parent {
   std::vector<RackNews> told;
   std::deque<Reply<Done>> tells, leaves, barriers;
   std::deque<Reply<HyperReply>> hypers;
+  std::deque<Reply<CheckpointReply>> checkpoints;
   std::deque<Reply<Offer>> offers;
   std::vector<uint32_t> forgotten;
 };
@@ -269,11 +273,13 @@ TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedAtTheEnd) {
   admit();
   std::vector<std::string> answers;
   uplink_->set_hyper({}, [&](const Result<HyperReply>& r) { answers.push_back(r.message); });
+  uplink_->checkpoint(0, [&](const Result<CheckpointReply>& r) { answers.push_back(r.message); });
   pass(kLease / 4);
   take(parent_.beats)({ErrorCode::kRankLost, "over"});
-  EXPECT_THAT(answers, ElementsAre(HasSubstr("over")));
+  EXPECT_THAT(answers, ElementsAre(HasSubstr("over"), HasSubstr("over")));
   take(parent_.hypers)(HyperReply{});
-  EXPECT_EQ(answers.size(), 1u);
+  take(parent_.checkpoints)(CheckpointReply{});
+  EXPECT_EQ(answers.size(), 2u);
 }
 
 TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedWhenAllHaveLeft) {

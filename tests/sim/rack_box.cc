@@ -72,6 +72,15 @@ void SimParent::set_hyper(const Credential& who, const HyperChange& change,
       std::move(reply));
 }
 
+void SimParent::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
+  call<CheckpointReply>(
+      "rack asks for a checkpoint",
+      [who, round](ControlHandler& above, const Reply<CheckpointReply>& answer) {
+        above.checkpoint(who, round, answer);
+      },
+      std::move(reply));
+}
+
 void SimParent::reconnect(const Credential& who, Reply<Offer> reply) {
   call<Offer>(
       "rack reconnects",

@@ -37,6 +37,7 @@ class SimParent final : public Parent {
   void barrier(const Credential& who, Reply<Done> reply) override;
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
+  void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void forget(const Credential& who) override;
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {

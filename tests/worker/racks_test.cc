@@ -17,6 +17,7 @@
 
 #include "tests/oracle/groups.h"
 #include "tests/seeds.h"
+#include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -331,8 +332,25 @@ TEST(Racks, TheStateOfKeysIsTheRoots) {
                         [&] {
                           worker->get_state({&state, 1});
                         });
-  testing::expect_error(ErrorCode::kInvalid, "a checkpoint cannot be asked for here",
+  testing::expect_error(ErrorCode::kInvalid, "this server keeps no checkpoints",
                         [&] { worker->checkpoint(); });
+}
+
+TEST(Racks, ACheckpointThatARankAsksForIsTheRoots) {
+  const TemporaryDirectory folder;
+  Box root("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {.folder = folder.path()});
+  Box rack("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {}, root.address());
+  JobSpec spec = grouped_spec("asked", 1, "1");
+  spec.optimizer = "adam";
+  Worker worker(rack.options(spec));
+  worker.wait_all();
+  for (uint64_t round = 1; round <= 3; ++round) {
+    for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+    worker.wait_all();
+  }
+  EXPECT_EQ(worker.checkpoint(), 3u);
+  worker.await_checkpoint(3);
+  EXPECT_EQ(root.status().jobs.at(0).durable_round, 3u);
 }
 
 TEST(Racks, WhatNoRackCanDoIsRefused) {
