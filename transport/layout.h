@@ -22,6 +22,8 @@ constexpr uint64_t slot_elements(uint64_t elements) {
 // Behind the gradient of a rank that is a rack: how many ranks took part in it, a uint32. Here in
 // elements of f32, which is a rack's format.
 inline constexpr uint32_t kTrailerElements = 1;
+// With a null, instead of that number: all of them sent a NaN or an infinity, and are left out.
+inline constexpr uint32_t kNoneLeft = ~uint32_t{0};
 inline uint32_t trailer_of(const JobSpec& spec) {
   return spec.rack_ranks.empty() ? 0 : kTrailerElements;
 }

@@ -8,11 +8,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "phub/core/index_set.h"
 #include "phub/core/messages.h"
+#include "transport/layout.h"
 
 namespace phub {
 
@@ -120,9 +122,17 @@ class ChunkTable {
   // count_rack_ranks() was called; else every rank is one.
   void count_rack_ranks() { participants_.resize(chunks_.size()); }
   static constexpr uint64_t rack_bytes(uint64_t chunks) { return chunks * sizeof(uint32_t); }
-  void add_participants(uint32_t index, uint32_t count) { participants_[index] += count; }
+  void add_participants(uint32_t index, uint32_t rack, uint32_t count) {
+    uint32_t& all = participants_[index];
+    all = count == kNoneLeft ? (rack + 1) << 16 | (all & kCounted) : all + count;
+  }
   uint32_t participants(uint32_t index) const {
-    return participants_.empty() ? chunks_[index].arrived : participants_[index];
+    return participants_.empty() ? chunks_[index].arrived : participants_[index] & kCounted;
+  }
+  // Nobody took part, as this rack had to leave out all of its ranks. Nothing: it is not so.
+  std::optional<uint32_t> left_out_rack(uint32_t index) const {
+    if (participants_.empty() || participants(index) > 0 || participants_[index] == 0) return {};
+    return (participants_[index] >> 16) - 1;
   }
 
   // Rounds.
@@ -171,7 +181,10 @@ class ChunkTable {
   std::vector<uint64_t> null_;           // [chunk][words_]
   std::vector<uint64_t> expected_;       // [chunk][words_], in the chunk's round
   std::vector<uint64_t> unheard_;        // [chunk][words_]
-  std::vector<uint32_t> participants_;   // [chunk]; empty: ranks are not racks
+  static constexpr uint32_t kCounted = 0xffff;
+  // [chunk]: their number, and above it 1 + a rack that left out all of its own. Empty: ranks are
+  // not racks.
+  std::vector<uint32_t> participants_;
   std::vector<uint32_t> queue_first_;    // where each queue's chunks begin in chunks_, and the end
   std::vector<QueueCounters> counters_;  // per queue
   uint64_t chunks_completed_ = 0;

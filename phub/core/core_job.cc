@@ -122,7 +122,7 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   }
   switch (way.accept(rank, index, imm)) {
     case Way::Verdict::kAccepted:
-      if (of_racks) table_.add_participants(index, participants);
+      if (of_racks) table_.add_participants(index, rank, participants);
       if (way.ready(index)) ready_.insert(index);
       return;
     case Way::Verdict::kDuplicate:
@@ -169,7 +169,9 @@ uint32_t CoreJob::participants_of(uint32_t rank, uint32_t index) const {
 
 // Nobody may have taken part: the rack waits for the ranks of a later round.
 bool CoreJob::may_take_part(uint32_t rank, uint32_t participants, const Imm& imm) const {
-  const bool some = participants > 0 || imm.kind == ImmKind::kNull;
+  const bool null = imm.kind == ImmKind::kNull;
+  if (null && participants == kNoneLeft) return true;
+  const bool some = participants > 0 || null;
   return some && participants <= parameters_.rack_ranks[rank];
 }
 

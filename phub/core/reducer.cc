@@ -68,6 +68,10 @@ void Reducer::gather(uint32_t index) {
 // False: it cannot be summed now.
 bool Reducer::sum(uint32_t index, float* to) {
   CoreChunk& chunk = table_[index];
+  if (const auto rack = table_.left_out_rack(index)) {
+    if (reports_.room_for_exclusions(1)) stop(*rack, index);
+    return false;
+  }
   gather(index);
   const uint32_t participants = std::max(table_.participants(index), 1u);
   const bool finite =
@@ -117,6 +121,7 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   if (!reports_.room_for_exclusions(chunk.arrived)) return std::nullopt;  // they are read soon
   gather(index);
   PartialSum sum{.participants = table_.participants(index)};
+  bool excluded = false;
   while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, 1, to, chunk.elements)) {
     const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
@@ -129,9 +134,12 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
       break;
     }
     exclude(at, index);
+    excluded = true;
     --sum.participants;
   }
   sum.null = slots_.empty();
+  const bool none_left = excluded || table_.left_out_rack(index);
+  if (sum.participants == 0 && none_left) sum.participants = kNoneLeft;
   return sum;
 }
 
@@ -182,9 +190,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
     const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
     if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
       reports_.withdraw(reports_before);
-      stopped_ = true;
-      reports_.add(CoreReport::kNonFinite,
-                   at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
+      stop(at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
       return false;
     }
     exclude(at, index);
@@ -193,6 +199,11 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
       return true;
     }
   }
+}
+
+void Reducer::stop(uint32_t rank, uint32_t index) {
+  stopped_ = true;
+  reports_.add(CoreReport::kNonFinite, rank, index);
 }
 
 // Leaves a rank out of the sum, which is recorded.

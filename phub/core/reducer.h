@@ -39,7 +39,7 @@ class Reducer {
   // Below a parent: the sum as it is, of so many ranks; null: nobody sent a gradient. What is not
   // finite goes up, where it stops the job; of whom it comes is reported. Nothing: as above.
   struct PartialSum {
-    uint32_t participants = 0;
+    uint32_t participants = 0;  // or kNoneLeft
     bool null = false;
   };
   std::optional<PartialSum> sum_for_parent(uint32_t index, float* to);
@@ -75,6 +75,7 @@ class Reducer {
   bool sum(uint32_t index, float* to);
   void leave_out(uint32_t index);
   void* separate_result(const CoreChunk& chunk) const;
+  void stop(uint32_t rank, uint32_t index);
   void exclude(int at, uint32_t index);
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,

@@ -88,6 +88,28 @@ TEST(Parent, NobodysRoundChangesNothing) {
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
 }
 
+// As in one box, where the last rank's NaN ends the job.
+TEST(Parent, ARoundOfWhichAllAreLeftOutStopsTheJob) {
+  ParentRig rig;
+  rig.push_null(0, 0, 1, 0);
+  rig.push_null(1, 0, 1, kNoneLeft);
+  rig.push_null(2, 0, 1, 0);
+  const std::optional<CoreReport> report = rig.violation();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->type, CoreReport::kNonFinite);
+  EXPECT_EQ(report->rank, 1u);
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+}
+
+TEST(Parent, OthersGoOnWithoutARackOfWhichAllAreLeftOut) {
+  ParentRig rig;
+  rig.push_null(1, 0, 1, kNoneLeft);
+  rig.push_sum(0, 0, 1, 6, 2);
+  rig.push_null(2, 0, 1, 1);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 6 * static_cast<float>(1.0 / 3));
+}
+
 TEST(Parent, NumbersOfRanksThatCannotBeAreViolations) {
   for (const uint32_t participants : {0u, 3u, ~0u}) {
     ParentRig rig;
@@ -309,7 +331,7 @@ TEST(Rack, WhoseGradientsAreExcludedIsNotCounted) {
   rig.push(1, 0, 1, INFINITY);
   rig.push(2, 0, 1, 16);
   for (const uint32_t rank : kRanks) rig.push(rank, 1, 1, NAN);
-  EXPECT_THAT(rig.take_sent(), ElementsAre("0@1=17/2", "1@1n/0"));
+  EXPECT_THAT(rig.take_sent(), ElementsAre("0@1=17/2", fmt::format("1@1n/{}", kNoneLeft)));
 }
 
 TEST(Rack, InitialParametersGoUpOnce) {

@@ -69,7 +69,7 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
 
 void add_racks(SimRandom& random, RackPlan& plan) {
   if (plan.net.shared_memory || !plan.box_faults.empty() || plan.checkpoint_every > 0) return;
-  if (!random.chance(0.4)) return;
+  if (!random.chance(0.6)) return;
   const auto levels = static_cast<uint32_t>(random.chance(0.6) ? 1 : 2);
   for (JobPlan& job : plan.jobs) {
     JobSpec& spec = job.spec;
@@ -84,13 +84,13 @@ void add_racks(SimRandom& random, RackPlan& plan) {
     job.state_calls.clear();
     job.saver_chance = 0;
   }
-  if (plan.racks.empty() || plan.clean || !random.chance(0.6)) return;
+  if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
   using Kind = RackFault;
   constexpr RackFault::Kind kKinds[] = {Kind::kDies,        Kind::kDies,   Kind::kDiesSilently,
                                         Kind::kHangs,       Kind::kBreaks, Kind::kBreaks,
                                         Kind::kStandsStill, Kind::kMute,   Kind::kDeaf,
                                         Kind::kRootHangs};
-  for (uint64_t i = random.between(1, 3); i > 0; --i) {
+  for (uint64_t i = random.between(1, 4); i > 0; --i) {
     plan.rack_faults.push_back({.kind = kKinds[random.below(std::size(kKinds))],
                                 .after_pushes = random.below(200),
                                 .box = random.below(8),

@@ -38,6 +38,7 @@ struct Options {
   bool verbose = false;
   bool replay = false;
   bool stop = false;
+  bool racks = false;
 };
 
 struct Totals {
@@ -53,6 +54,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = 120, .tv_usec = 0}};
   setitimer(ITIMER_PROF, &limit, nullptr);  // of the CPU: the machine may be busy
   const RackPlan plan = phub::sim::make_rack_plan(seed);
+  if (options.racks && plan.racks.empty()) return true;
   if (options.verbose) fmt::print("{}", describe(plan));
   RackResult result = run_rack(plan, options.verbose);
   if (options.verbose) {
@@ -143,6 +145,7 @@ int main(int argc, char** argv) {
   app.add_option("--jobs", options.processes, "processes")->check(CLI::Range(1, 256));
   app.add_flag("--verbose", options.verbose, "print plan and trace");
   app.add_flag("--replay-check", options.replay, "run every seed twice and compare the traces");
+  app.add_flag("--racks", options.racks, "leave out seeds without racks below the root");
   app.add_flag("--stop", options.stop, "end with the first failure");
   CLI11_PARSE(app, argc, argv);
   for (int number : {SIGABRT, SIGSEGV, SIGPROF, SIGFPE}) std::signal(number, on_signal);
