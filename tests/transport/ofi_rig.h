@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -18,8 +19,11 @@ namespace phub {
 
 class OfiRig final : public TransportRig {
  public:
-  explicit OfiRig(const OfiOptions& options)
-      : provider_(options.provider), transport_(make_ofi_transport(options)) {}
+  // PHUB_OFI_ADDRESS: where the box listens, for a provider that loopback does not have.
+  explicit OfiRig(OfiOptions options) : provider_(options.provider) {
+    if (const char* address = std::getenv("PHUB_OFI_ADDRESS")) options.addresses = {address};
+    transport_ = make_ofi_transport(options);
+  }
 
   // Null, and the test is skipped, where this host has no such provider.
   static std::unique_ptr<OfiRig> over(const std::string& provider) {
