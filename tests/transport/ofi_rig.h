@@ -20,7 +20,7 @@ namespace phub {
 class OfiRig final : public TransportRig {
  public:
   // PHUB_OFI_ADDRESS: where the box listens, for a provider that loopback does not have.
-  explicit OfiRig(OfiOptions options) : provider_(options.provider) {
+  explicit OfiRig(OfiOptions options) {
     if (const char* address = std::getenv("PHUB_OFI_ADDRESS")) options.addresses = {address};
     transport_ = make_ofi_transport(options);
   }
@@ -56,15 +56,10 @@ class OfiRig final : public TransportRig {
     endpoint.arm({});
     endpoint.disarm();
   }
-  std::string against_many_ranks() const override {
-    if (provider_ != "tcp;ofi_rxm") return "";
-    return "256 endpoints of ofi_rxm take two minutes";
-  }
   // The kernel closes what a process had; so does the link's end.
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
-  const std::string provider_;
   std::unique_ptr<Transport> transport_;
 };
 
