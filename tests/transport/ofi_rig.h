@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/transport/transport_suite.h"
 #include "transport/error.h"
@@ -16,6 +17,18 @@
 #include "transport/ofi/transport.h"
 
 namespace phub {
+
+// Of libfabric's providers, those that every host with it has. PHUB_OFI_PROVIDER: that one alone.
+inline std::vector<const char*> providers_to_test() {
+  if (const char* one = std::getenv("PHUB_OFI_PROVIDER")) return {one};
+  return {"net", "tcp;ofi_rxm", "shm"};
+}
+
+inline std::string name_of_provider(const testing::TestParamInfo<const char*>& instance) {
+  std::string name = instance.param;
+  std::replace(name.begin(), name.end(), ';', '_');
+  return name;
+}
 
 class OfiRig final : public TransportRig {
  public:

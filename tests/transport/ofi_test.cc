@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -405,17 +404,7 @@ TEST_P(OfiTest, SleepersCostNothingAndWake) {
   core.join();
 }
 
-// PHUB_OFI_PROVIDER: that one, for those that only some hosts have.
-std::vector<const char*> providers() {
-  if (const char* one = std::getenv("PHUB_OFI_PROVIDER")) return {one};
-  return {"net", "tcp;ofi_rxm", "shm"};
-}
-
-INSTANTIATE_TEST_SUITE_P(Every, OfiTest, testing::ValuesIn(providers()), [](const auto& instance) {
-  std::string name = instance.param;
-  std::replace(name.begin(), name.end(), ';', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Every, OfiTest, testing::ValuesIn(providers_to_test()), name_of_provider);
 
 TEST(OfiProviders, NoSuchProvider) {
   EXPECT_THAT(error_of([] { make_ofi_transport({.provider = "carrier_pigeon"}); }),
