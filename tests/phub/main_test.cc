@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "transport/control/control_client.h"
+#include "transport/ofi/providers.h"
 
 namespace phub {
 namespace {
@@ -257,6 +258,20 @@ TEST(Main, TokensFromFileToStatus) {
   }
   EXPECT_EQ(server.err().find(token), std::string::npos);
   std::filesystem::remove_all(folder);
+}
+
+// libfabric loads libraries of its providers, and one of them would take the signals.
+TEST(Main, EndsWhenToldOverLibfabric) {
+  if (find_ofi_providers().empty()) GTEST_SKIP() << "no libfabric, or no provider";
+  unsetenv("IPATH_NO_BACKTRACE");  // the server has to see to it
+  for (const int number : {SIGTERM, SIGINT}) {
+    Process server({"serve", "--listen", "127.0.0.1:0", "--transports", "ofi"});
+    ControlClient idle(server.address());
+    EXPECT_THAT(idle.status().transports, testing::ElementsAre("ofi"));
+    server.signal(number);
+    EXPECT_EQ(server.exit_code(20000), 0) << number;
+    EXPECT_EQ(server.err(), "");
+  }
 }
 
 // A request that is being answered, a half request and an idle connection do not hold it up.

@@ -20,14 +20,14 @@ MIB = 1 << 20
 PACKET = 4096 + 58  # bytes on the wire
 
 
-def train_digits(port, check):
+def train_digits(port, check, transport="verbs"):
     """The training ends with the parameters of shared memory; check(status) sees it while it goes on."""
     folder = sys.argv[1]
     begin = time.monotonic()
     workers = [
         subprocess.Popen([f"{BIN}/digits", "--server", f"10.77.0.1:{port}", "--job", "digits", "--world", "4",
                           "--rounds", str(ROUNDS), "--rank", str(rank), "--out", f"/tmp/digits{rank}"],
-                         env=os.environ | {"PHUB_TRANSPORT": "verbs"})
+                         env=os.environ | {"PHUB_TRANSPORT": transport})
         for rank in range(4)
     ]
     try:
@@ -80,6 +80,47 @@ def shards():
         raise
     finally:
         on_box(f"kill {' '.join(reversed(started))}")
+
+
+def exchange_over_ofi(port):
+    workers = [
+        subprocess.Popen([f"{BIN}/zerocompute", "--one-rank", "--server", f"10.77.0.1:{port}", "--transport",
+                          "ofi", "-b", "4M", "-n", "20", "--no-limit", "--quiet", "--json", f"/tmp/ofi{rank}.json"],
+                         env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "PHUB_JOB": "ofi"})
+        for rank in range(2)
+    ]
+    end(workers, 120)
+    for worker in workers:
+        expect(worker.returncode == 0, f"zerocompute ended with status {worker.returncode}")
+    with open("/tmp/ofi0.json") as file:
+        for row in json.load(file)["rows"]:
+            expect(row["wrong"] == 0 and row["checked"] > 0, f"over libfabric: {row}")
+
+
+def ofi():
+    """libfabric over the same devices: a training, and the exchange of a larger model."""
+    port = 7737
+    listen = " ".join(f"--listen 10.77.{nic}.1:{port}" for nic in NICS)
+    server = on_box(f"{BIN}/phub serve {listen} --insecure --transports ofi --ofi-provider 'verbs;ofi_rxm' "
+                    f"--pin false >/tmp/serve_ofi 2>&1 & echo $!").strip()
+    try:
+        wait_for_server(port)
+        before = wire_bytes()
+
+        def check(status):
+            expect(status["transport"] == "ofi", f"the job goes over {status['transport']}")
+
+        seconds = train_digits(port, check, "ofi")
+        exchange_over_ofi(port)
+        wires = [after[0] - b[0] for after, b in zip(wire_bytes(), before)]
+        expect(min(wires) > 20 * 2 * 4 * MIB / len(NICS), f"bytes to the box, on each wire: {wires}")
+        figure(f"ofi: 4 ranks x {ROUNDS} rounds in {seconds:.0f} s over verbs;ofi_rxm, all parameters equal "
+               f"those over shared memory; bytes to the box on each wire: {wires}")
+    except Exception:
+        print(on_box("cat /tmp/serve_ofi"), flush=True)
+        raise
+    finally:
+        on_box(f"kill {server}; timeout 60 tail --pid={server} -f /dev/null")
 
 
 class Load:
@@ -316,4 +357,4 @@ def numa():
            f"{on_node['1'] / MIB:.1f} MiB on node 1, none elsewhere; {allowed}")
 
 
-run_cases({"digits": digits, "shards": shards, "zerocompute": zerocompute, "numa": numa}, sys.argv[2:])
+run_cases({"digits": digits, "shards": shards, "ofi": ofi, "zerocompute": zerocompute, "numa": numa}, sys.argv[2:])

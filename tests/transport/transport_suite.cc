@@ -322,8 +322,6 @@ TEST_P(TransportSuite, ArmSaysWhenThereIsWorkAlready) {
 
 TEST_P(TransportSuite, SixtyFourRanks) {
   constexpr uint32_t kRanks = 64;
-  const std::string reason = rig_->against_many_ranks();
-  if (!reason.empty()) GTEST_SKIP() << reason;
   open(kRanks, {16, 17});
   for (uint32_t rank = 0; rank < kRanks; ++rank) join(rank, 1);
   for (uint32_t round = 1; round <= 3; ++round) {

@@ -34,9 +34,6 @@ class TransportRig {
   // Whether arrivals come in the order in which they reached the NIC, whoever sent them.
   virtual bool is_fifo() const { return false; }
 
-  // Why a test cannot have 64 ranks in one process; empty: it can.
-  virtual std::string against_many_ranks() const { return ""; }
-
   // The worker's process ends without a word.
   virtual void kill(std::unique_ptr<WorkerLink> worker) = 0;
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <utility>
 
 // What phub calls: result, name, parameters, and how they are handed on. The compiler holds them
 // against the headers.
@@ -26,6 +27,26 @@ namespace {
 constexpr std::array kOfiCalls = {PHUB_OFI_CALLS(PHUB_OFI_NAME)};
 #undef PHUB_OFI_NAME
 
+// What libfabric takes from its environment alone, when it is opened. What is set already stays.
+constexpr std::array<std::pair<const char*, const char*>, 9> kOfiEnvironment = {{
+    // A library of PSM that it is linked to would take SIGTERM, SIGINT and others for itself, and
+    // end the process when one comes.
+    {"IPATH_NO_BACKTRACE", "1"},
+    // ofi_rxm has buffers for messages, 70 MB for each endpoint, and no messages come here. Both
+    // ends need the same BUFFER_SIZE.
+    {"FI_OFI_RXM_BUFFER_SIZE", "1024"},
+    {"FI_OFI_RXM_RX_SIZE", "64"},
+    {"FI_OFI_RXM_TX_SIZE", "64"},
+    {"FI_OFI_RXM_MSG_RX_SIZE", "16"},
+    {"FI_OFI_RXM_MSG_TX_SIZE", "128"},
+    {"FI_OFI_RXM_USE_SRX", "0"},
+    // An endpoint here has one peer. For 256 of them ofi_rxm wants a completion queue of more
+    // entries than soft-RoCE has.
+    {"FI_UNIVERSE_SIZE", "4"},
+    // A registration that is closed ends at once, and no call of the C library is intercepted.
+    {"FI_MR_CACHE_MAX_COUNT", "0"},
+}};
+
 // Open for the life of the process.
 class Fabrics {
  public:
@@ -45,10 +66,8 @@ class Fabrics {
   void* find(const char* call) const { return dlsym(handle_, call); }
 
  private:
-  // A library of PSM that it is linked to would take SIGTERM, SIGINT and others for itself, and end
-  // the process when one comes.
   static void* open() {
-    setenv("IPATH_NO_BACKTRACE", "1", /*replace=*/0);
+    for (const auto& [name, value] : kOfiEnvironment) setenv(name, value, /*replace=*/0);
     return dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   }
 

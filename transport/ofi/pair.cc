@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <string_view>
 
 #include "transport/ofi/sockets_below.h"
 
@@ -17,6 +19,10 @@ constexpr uint32_t kSlack = 16;            // posted writes beyond the queue's c
 constexpr uint32_t kMostOutstanding = 64;  // that a provider has at once: 2 MiB of chunks
 constexpr size_t kMostArrivals = 1 << 16;  // that a completion queue has room for
 constexpr size_t kReadAtOnce = 64;
+// More than a provider sends without looking at the registration.
+constexpr size_t kUnregisteredBytes = 4096;
+constexpr auto kCutOffTime = std::chrono::milliseconds(20);
+constexpr int kReadsBehindTheCut = 32;
 
 }  // namespace
 
@@ -103,10 +109,38 @@ void OfiPair::connect(const OfiTarget& there) {
   there_ = there;
 }
 
+// ofi_rxm over verbs posts receives for what it finds unread when it closes an endpoint, to a queue
+// pair that is gone by then, and crashes. A write from memory that is not registered fails here,
+// whatever the peer does, and takes the queue pair into its error state: nothing comes over it any
+// more, and what came before can be read.
+void OfiPair::cut_off_peer() noexcept {
+  if (std::string_view(domain_->provider()) != "verbs;ofi_rxm" || peer_ == FI_ADDR_UNSPEC) return;
+  fi_context2 cut = {};
+  bool posted = false, is_cut = false;
+  const auto* const beyond =
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(source_.data()) + source_.size());
+  const auto until = std::chrono::steady_clock::now() + kCutOffTime;
+  int reads = 0;
+  while (reads < kReadsBehindTheCut && std::chrono::steady_clock::now() < until) {
+    if (!posted) {
+      posted =
+          fi_writedata(endpoint_.get(), beyond, kUnregisteredBytes, source_region_.descriptor(), 0,
+                       peer_, there_.base, there_.key, &cut) == 0;
+    }
+    std::array<fi_cq_data_entry, kReadAtOnce> entries;
+    if (is_cut) ++reads;
+    if (fi_cq_read(completions_.get(), entries.data(), entries.size()) != -FI_EAVAIL) continue;
+    fi_cq_err_entry error = {};
+    fi_cq_readerr(completions_.get(), &error, 0);
+    if (error.op_context == &cut) is_cut = true;
+  }
+}
+
 void OfiPair::close() noexcept {
   const std::lock_guard lock(closing_);
   if (endpoint_ == nullptr) return;
   target_region_.mr.reset();
+  cut_off_peer();
   end_sockets_below(*domain_, *completions_, here_, there_);
   endpoint_.reset();
   source_region_.mr.reset();

@@ -53,6 +53,7 @@ class OfiPair {
   void open_queue(uint32_t chunks);
   void open_endpoint();
   void check_name(const OfiTarget& there) const;  // throws Error(kInvalid)
+  void cut_off_peer() noexcept;
 
   const std::shared_ptr<const OfiDomain> domain_;
   const std::span<const std::byte> source_;

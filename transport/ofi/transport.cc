@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 #include <sys/epoll.h>
 
-#include <array>
-#include <cstdlib>
 #include <utility>
 
 #include "transport/ofi/box.h"
@@ -18,20 +16,7 @@
 namespace phub {
 namespace {
 
-// ofi_rxm has buffers for messages, 70 MB for each endpoint, and no messages come here. They are
-// chosen by its environment alone, when libfabric is opened.
-void ask_for_small_endpoints() {
-  constexpr std::array<std::pair<const char*, const char*>, 5> kSmall = {
-      {{"FI_OFI_RXM_RX_SIZE", "64"},
-       {"FI_OFI_RXM_TX_SIZE", "64"},
-       {"FI_OFI_RXM_MSG_RX_SIZE", "16"},
-       {"FI_OFI_RXM_MSG_TX_SIZE", "128"},
-       {"FI_OFI_RXM_USE_SRX", "0"}}};
-  for (const auto& [name, value] : kSmall) setenv(name, value, /*replace=*/0);
-}
-
 std::string choose_provider(const std::string& wanted) {
-  ask_for_small_endpoints();
   const std::string& problem = ofi_library_problem();
   if (!problem.empty()) fail(ErrorCode::kUnavailable, "no libfabric in this process: {}", problem);
   if (!wanted.empty()) return wanted;
