@@ -198,7 +198,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
       const auto* slot = reinterpret_cast<const float*>(up_slots.data()) + at * kStride;
       uint32_t participants = 0;
       std::memcpy(&participants, slot + kElements, sizeof participants);
-      EXPECT_EQ(write.local_offset, write.remote_offset);
+      EXPECT_EQ(write.remote_offset, kAbove + write.local_offset);
       if (imm.kind == ImmKind::kInitial) {
         EXPECT_EQ(write.bytes, kElements * 4);
         out.push_back(fmt::format("{}i={}", 3 - at, slot[0]));
@@ -211,7 +211,6 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
         out.push_back(fmt::format("{}?{}", 3 - at, imm.round));
       } else {
         EXPECT_EQ(write.local_offset, at * kStride * 4);
-        EXPECT_EQ(write.remote_offset, kAbove + at * kStride * 4);
         EXPECT_EQ(write.bytes, kElements * 4 + 4);
         out.push_back(fmt::format("{}@{}={}/{}", 3 - at, imm.round, slot[0], participants));
       }
