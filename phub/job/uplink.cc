@@ -16,9 +16,9 @@ bool may_pass(ErrorCode code) {
 
 }  // namespace
 
-Uplink::Uplink(Parent& parent, const Clock& clock, JoinRequest request)
+Uplink::Uplink(Parent& parent, const ServedTime& time, JoinRequest request)
     : parent_(parent),
-      clock_(clock),
+      time_(time),
       request_(std::move(request)),
       lease_ms_(request_.spec.lease_ms) {}
 
@@ -54,14 +54,14 @@ Reply<T> Uplink::or_refused(Reply<T> reply) {
 
 void Uplink::join(Reply<Done> done) {
   joined_ = std::move(done);
-  join_until_ms_ = clock_.now_ms() + uint64_t{2} * lease_ms_;
+  join_until_ms_ = time_.now_ms() + uint64_t{2} * lease_ms_;
   try_to_join();
 }
 
 void Uplink::try_to_join() {
   join_at_ms_ = 0;
   parent_.join(request_, guarded<JoinReply>([this](Result<JoinReply> result) {
-                 const uint64_t now = clock_.now_ms();
+                 const uint64_t now = time_.now_ms();
                  if (!result && result.code == ErrorCode::kTaken && now < join_until_ms_) {
                    join_at_ms_ = now + kBetweenJoinsMs;
                    return;
@@ -83,7 +83,7 @@ void Uplink::try_to_join() {
 // --- its lease -----------------------------------------------------------------------------------
 
 void Uplink::tick() {
-  const uint64_t now = clock_.now_ms();
+  const uint64_t now = time_.now_ms();
   if (ended_) return;
   if (!in_) {
     if (join_at_ms_ > 0 && now >= join_at_ms_) try_to_join();
@@ -120,7 +120,7 @@ void Uplink::beat() {
 
 // False: there is none, or it is the end.
 bool Uplink::answered(const Result<Pulse>& result) {
-  const uint64_t now = clock_.now_ms();
+  const uint64_t now = time_.now_ms();
   beat_at_ms_ = now + lease_ms_ / 4;
   if (result) {
     answered_ms_ = now;

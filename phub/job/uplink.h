@@ -20,8 +20,8 @@ namespace phub {
 
 class Uplink : public std::enable_shared_from_this<Uplink> {
  public:
-  // The parent and the clock outlive this. `request`: as the parent gets it.
-  Uplink(Parent& parent, const Clock& clock, JoinRequest request);
+  // The parent and the time outlive this. `request`: as the parent gets it.
+  Uplink(Parent& parent, const ServedTime& time, JoinRequest request);
   ~Uplink();
   Uplink(const Uplink&) = delete;
   Uplink& operator=(const Uplink&) = delete;
@@ -76,7 +76,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   Reply<T> or_refused(Reply<T> reply);
 
   Parent& parent_;
-  const Clock& clock_;
+  // In which this box stands still no answer is missed.
+  const ServedTime& time_;
   JoinRequest request_;
   const uint32_t lease_ms_;
   Reply<Done> joined_;                           // null: it has joined, or was refused

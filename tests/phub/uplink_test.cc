@@ -80,13 +80,14 @@ class FakeParent final : public Parent {
 
 class UplinkTest : public ::testing::Test {
  protected:
-  static constexpr uint64_t kLease = 400;
+  static constexpr uint64_t kLease = 400, kLongestRound = 20 * kLease;
 
   UplinkTest() {
     JoinRequest request{.id = "one"};
     request.spec.name = "job";
     request.spec.lease_ms = kLease;
-    uplink_ = std::make_shared<Uplink>(parent_, clock_, request);
+    time_.begin_round(kLongestRound);
+    uplink_ = std::make_shared<Uplink>(parent_, time_, request);
     uplink_->join([this](const Result<Done>& result) {
       joined_ = result ? "joined" : std::string(name_of(result.code)) + ": " + result.message;
     });
@@ -103,10 +104,12 @@ class UplinkTest : public ::testing::Test {
   }
   void pass(uint64_t ms) {
     clock_.now += ms;
+    time_.begin_round(kLongestRound);
     uplink_->tick();
   }
 
   SetClock clock_;
+  ServedTime time_{clock_};
   FakeParent parent_;
   std::shared_ptr<Uplink> uplink_;
   std::string joined_, ended_;
@@ -265,6 +268,18 @@ TEST_F(UplinkTest, AnswersThatComeTooLateChangeNothing) {
   take(parent_.beats)({ErrorCode::kRankLost, "too late"});
   take(parent_.hypers)(HyperReply{});
   EXPECT_FALSE(answered);
+  EXPECT_EQ(ended_, "");
+}
+
+// A virtual machine that is moved to another host: the parent knows whether it has lost the rack.
+TEST_F(UplinkTest, ABoxThatStandsStillAsksFirst) {
+  admit();
+  time_.begin_round(kLease / 2);
+  clock_.now += 1000 * kLease;
+  time_.begin_round(kLease / 2);
+  uplink_->tick();
+  EXPECT_EQ(ended_, "");
+  take(parent_.beats)(Pulse{});
   EXPECT_EQ(ended_, "");
 }
 

@@ -1,5 +1,6 @@
-// A whole rack in one process: the production server with its cores and membership, and production
-// sessions, over the simulated network. One seeded scheduler decides what steps next.
+// A whole rack in one process: the production server with its cores and membership, boxes under it
+// (shard.h) and below it (rack_box.h), and production sessions, over the simulated network. One
+// seeded scheduler decides what steps next.
 #pragma once
 
 #include <cstdint>

@@ -138,7 +138,8 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   const bool of_shard =
       what.find("box 'box") != what.npos || what.find("it serves no more") != what.npos;
   bool explained = of_shard && !plan_.shard_faults.empty();
-  const bool rack_lost = !job.plan.box_of.empty() && !plan_.rack_faults.empty();
+  const bool rack_may_go = !job.plan.box_of.empty();
+  const bool rack_lost = rack_may_go && !plan_.rack_faults.empty();
   switch (error.code()) {
     case ErrorCode::kFenced:
       explained |= out || control || failed || rack_lost;
@@ -170,7 +171,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained |= failed && job.device_failed && what.find("simulated device") != what.npos;
       break;
     case ErrorCode::kUnavailable:
-      explained |= (!trainer.joined() && life_ > 1) || rack_lost;
+      explained |= (!trainer.joined() && life_ > 1) || rack_lost || (control && rack_may_go);
       break;
     case ErrorCode::kTimeout:
       explained |= !trainer.joined() && (control || rack_lost);

@@ -68,7 +68,9 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
 }
 
 void add_racks(SimRandom& random, RackPlan& plan) {
-  if (plan.net.shared_memory || !plan.box_faults.empty() || plan.checkpoint_every > 0) return;
+  // Racks send over a network. Which life of the root a result is from, a rank of a rack cannot say.
+  const bool may_rewind = plan.checkpoint_every > 0 && !plan.shard_faults.empty();
+  if (plan.net.shared_memory || !plan.box_faults.empty() || may_rewind) return;
   if (!random.chance(0.6)) return;
   const auto levels = static_cast<uint32_t>(random.chance(0.6) ? 1 : 2);
   for (JobPlan& job : plan.jobs) {
