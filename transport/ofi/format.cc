@@ -1,23 +1,9 @@
 #include "transport/ofi/format.h"
 
-#include <string>
-
-#include "transport/hello_sizes.h"
+#include "transport/hello.h"
 
 namespace phub {
 namespace {
-
-bool is_possible(const OfiHeader& header) {
-  switch (header.type) {
-    case OfiMessage::kHello:
-      return header.bytes == sizeof(OfiHello) - sizeof(OfiHeader);
-    case OfiMessage::kWelcome:
-      return header.bytes == sizeof(OfiWelcome) - sizeof(OfiHeader);
-    case OfiMessage::kRefusal:
-      return header.bytes <= kMaxRefusalBytes;
-  }
-  return false;
-}
 
 void check_target(const char* name, const OfiTarget& target) {
   if (target.name_bytes >= 1 && target.name_bytes <= kOfiMaxNameBytes) return;
@@ -28,22 +14,11 @@ void check_target(const char* name, const OfiTarget& target) {
 }  // namespace
 
 OfiHeader parse_ofi_header(std::span<const std::byte> message, const char* name) {
-  const auto header = read_header<OfiHeader>(name, message);
-  if (!is_possible(header)) {
-    fail(ErrorCode::kInvalid, "{}: message type {} with {} bytes", name,
-         static_cast<uint32_t>(header.type), header.bytes);
-  }
-  return header;
+  return parse_greeting_header<OfiHello, OfiWelcome>(message, name);
 }
 
 OfiHello parse_ofi_hello(std::span<const std::byte> message) {
-  const OfiHeader header = parse_ofi_header(message, "hello");
-  if (header.type != OfiMessage::kHello || message.size() != sizeof(OfiHello)) {
-    fail(ErrorCode::kInvalid, "hello: message type {} with {} bytes",
-         static_cast<uint32_t>(header.type), message.size());
-  }
-  const auto hello = read_as<OfiHello>(message);
-  check_ticket(hello.ticket);
+  const auto hello = parse_hello<OfiHello, OfiWelcome>(message);
   check_target("hello", hello.results);
   return hello;
 }
@@ -53,22 +28,13 @@ void check_ofi_hello(const OfiHello& hello, const LinkLayout& layout) {
 }
 
 OfiWelcome parse_ofi_answer(std::span<const std::byte> message) {
-  const OfiHeader header = parse_ofi_header(message, "welcome");
-  if (header.type == OfiMessage::kHello || message.size() != sizeof(OfiHeader) + header.bytes) {
-    fail(ErrorCode::kInvalid, "welcome: message type {} with {} bytes",
-         static_cast<uint32_t>(header.type), message.size());
-  }
-  if (header.type == OfiMessage::kRefusal) throw parse_refusal(message.subspan(sizeof(OfiHeader)));
-  const auto welcome = read_as<OfiWelcome>(message);
+  const auto welcome = parse_answer<OfiHello, OfiWelcome>(message);
   check_target("welcome", welcome.slots);
   return welcome;
 }
 
 std::vector<std::byte> make_ofi_refusal(ErrorCode code, std::string_view reason) {
-  const std::string text = refusal_text(code, reason);
-  const OfiHeader header = {.type = OfiMessage::kRefusal,
-                            .bytes = static_cast<uint32_t>(text.size())};
-  return make_message(header, std::as_bytes(std::span(text)));
+  return make_refusal<OfiHeader>(code, reason);
 }
 
 }  // namespace phub

@@ -32,18 +32,27 @@ uint32_t node_of_this_thread() {
   return getcpu(&cpu, &node) == 0 ? node : 0;
 }
 
+TcpAddress address_of(const std::string& text) {
+  const HostPort where = parse_host_port(text);
+  return tcp_address(where.host, where.port);
+}
+
+// The address of this host that the box is reached from; "": a connection will tell that it is not.
+std::string host_towards(const std::string& address) {
+  const TcpAddress source = source_towards(address_of(address));
+  return source.size == 0 ? "" : parse_host_port(to_string(source)).host;
+}
+
 // One connection that is being made. Throws Error, as all that is below.
 class OfiDialing {
  public:
   OfiDialing(std::string address, Clock::time_point deadline)
       : address_(std::move(address)), deadline_(deadline) {
-    const HostPort where = parse_host_port(address_);
     int error = 0;
-    socket_ = begin_connect(tcp_address(where.host, where.port), error);
+    socket_ = begin_connect(address_of(address_), error);
     if (error != 0) fail_to_connect(error);
   }
-  // Waits until the server is reached. Returns the address of this host that it is reached from.
-  std::string reach();
+  void reach();  // waits until the server is reached
   void say(const OfiHello& hello);
   OfiWelcome listen();
   Fd take() { return std::move(socket_); }
@@ -76,13 +85,12 @@ void OfiDialing::wait(short events) const {
   }
 }
 
-std::string OfiDialing::reach() {
+void OfiDialing::reach() {
   wait(POLLOUT);
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) fail_to_connect(error);
-  return parse_host_port(to_string(local_address(socket_.get()))).host;
 }
 
 void OfiDialing::say(const OfiHello& hello) {
@@ -172,8 +180,16 @@ std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provid
   return found;
 }
 
+// Endpoints come first: making them can take a provider longer than a connection may be half open.
 std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   check_offer(offer, "ofi", &layout_);
+  std::vector<WelcomedQueue> connections(offer.queues.size());
+  for (uint32_t q = 0; q < connections.size(); ++q) {
+    const QueueOffer& queue = offer.queues[q];
+    connections[q].pair =
+        std::make_unique<OfiPair>(domain(queue.provider, host_towards(queue.address)),
+                                  gradients_.bytes(), results_.writable(), layout_.queue_chunks[q]);
+  }
   const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
   std::vector<OfiDialing> all;
   all.reserve(offer.queues.size());
@@ -184,11 +200,8 @@ std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   hello.queues = static_cast<uint32_t>(offer.queues.size());
   hello.gradient_bytes = layout_.gradients_at_worker();
   hello.result_bytes = layout_.results_at_worker();
-  std::vector<WelcomedQueue> connections(all.size());
   for (uint32_t q = 0; q < all.size(); ++q) {
-    connections[q].pair =
-        std::make_unique<OfiPair>(domain(offer.queues[q].provider, all[q].reach()),
-                                  gradients_.bytes(), results_.writable(), layout_.queue_chunks[q]);
+    all[q].reach();
     hello.queue = q;
     hello.queue_chunks = layout_.queue_chunks[q];
     hello.results = connections[q].pair->here();

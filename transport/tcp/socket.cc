@@ -87,13 +87,18 @@ bool same_host(const TcpAddress& a, const TcpAddress& b) {
 TcpAddress local_address(int socket) { return name_of(socket, getsockname); }
 TcpAddress peer_address(int socket) { return name_of(socket, getpeername); }
 
-// The kernel sends to an address of its own from that address. Connecting a datagram socket asks
-// for the route and sends nothing.
+// Connecting a datagram socket asks for the route and sends nothing.
+TcpAddress source_towards(const TcpAddress& address) {
+  const Fd probe(socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!probe || connect(probe.get(), address.get(), address.size) != 0) return {};
+  return local_address(probe.get());
+}
+
+// The kernel sends to an address of its own from that address.
 bool is_own(const TcpAddress& address) {
   if (address.is_loopback()) return true;
-  const Fd probe(socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return probe && connect(probe.get(), address.get(), address.size) == 0 &&
-         same_host(local_address(probe.get()), address);
+  const TcpAddress source = source_towards(address);
+  return source.size != 0 && same_host(source, address);
 }
 
 Fd listen_on(const TcpAddress& address) {

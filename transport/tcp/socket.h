@@ -28,6 +28,8 @@ std::string to_string(const TcpAddress& address);
 bool same_host(const TcpAddress& a, const TcpAddress& b);
 TcpAddress local_address(int socket);
 TcpAddress peer_address(int socket);
+// The address of this machine that packets to `address` leave from; with size 0 if none do.
+TcpAddress source_towards(const TcpAddress& address);
 // Whether packets to `address` stay on this machine.
 bool is_own(const TcpAddress& address);
 
