@@ -86,6 +86,13 @@ TEST(Parent, NobodysRoundChangesNothing) {
   rig.run();
   EXPECT_EQ(rig.result(0), 0);
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
+  rig.push_sum(0, 0, 2, 6, 2);
+  for (uint32_t rank = 1; rank < 3; ++rank) rig.push_null(rank, 0, 2, 0);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 3);
+  for (uint32_t rank = 0; rank < 3; ++rank) rig.push_null(rank, 0, 3, 0);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 3);
 }
 
 // As in one box, where the last rank's NaN ends the job.
@@ -236,12 +243,11 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
                                 .rack_results = nullptr};
               for (uint32_t chunk = 0; chunk < 4; ++chunk) {
                 const uint32_t at = 3 - chunk;
-                uplink.places.push_back(
-                    {.slot = at * kStride * uint64_t{4},
-                     .above = kAbove + at * kStride * uint64_t{4},
-                     .result = at * kStride * uint64_t{4},
-                     .queue = at / 2,
-                     .index = at % 2});
+                uplink.places.push_back({.slot = at * kStride * uint64_t{4},
+                                         .above = kAbove + at * kStride * uint64_t{4},
+                                         .result = at * kStride * uint64_t{4},
+                                         .queue = at / 2,
+                                         .index = at % 2});
               }
               uplink.rack_results = static_cast<RackRig&>(up).results.data();
               return std::make_unique<Uplinked>(stages, std::move(uplink));
