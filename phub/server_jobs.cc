@@ -141,7 +141,8 @@ void Server::join_parent(const Join& join) {
       },
       [this, join, request](const std::optional<Error>& refused) {
         if (refused) return created(join, nullptr, refused);
-        const auto uplink = std::make_shared<Uplink>(*options_.parent, host_.time, std::move(*request));
+        const auto uplink =
+            std::make_shared<Uplink>(*options_.parent, host_.time, std::move(*request));
         uplinks_.push_back(uplink);
         uplink->join([this, join, uplink](const Result<Done>& joined) {
           if (joined) return build(join, uplink);

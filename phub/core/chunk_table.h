@@ -177,10 +177,10 @@ class ChunkTable {
   std::vector<CoreChunk> chunks_;
   std::vector<CoreRank> ranks_;
   const uint32_t words_;
-  std::vector<uint64_t> arrived_;        // [chunk][words_]
-  std::vector<uint64_t> null_;           // [chunk][words_]
-  std::vector<uint64_t> expected_;       // [chunk][words_], in the chunk's round
-  std::vector<uint64_t> unheard_;        // [chunk][words_]
+  std::vector<uint64_t> arrived_;   // [chunk][words_]
+  std::vector<uint64_t> null_;      // [chunk][words_]
+  std::vector<uint64_t> expected_;  // [chunk][words_], in the chunk's round
+  std::vector<uint64_t> unheard_;   // [chunk][words_]
   static constexpr uint32_t kCounted = 0xffff;
   // [chunk]: their number, and above it 1 + a rack that left out all of its own. Empty: ranks are
   // not racks.

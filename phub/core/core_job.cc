@@ -113,8 +113,11 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
     return violation(rank, index, CoreReport::kParticipants, participants);
   }
   ++from.arrivals;
+  const bool heard_before = table_.is_heard(rank, index);
   table_.hear(rank, index);
-  if (imm.kind == ImmKind::kInitial) return receive_initial(rank, index, imm.round);
+  if (imm.kind == ImmKind::kInitial) {
+    return receive_initial(rank, index, imm.round, heard_before);
+  }
   if (imm.kind == ImmKind::kControl) {
     // Later results are asked for by the contribution.
     if (imm.round == low8(from.first_round - 1)) return way.resend(rank, index);
@@ -175,7 +178,7 @@ bool CoreJob::may_take_part(uint32_t rank, uint32_t participants, const Imm& imm
   return some && participants <= parameters_.rack_ranks[rank];
 }
 
-void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
+void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool heard_before) {
   CoreChunk& chunk = table_[index];
   const uint32_t parts = initial_parts(kernels::bytes_of(parameters_.gradient_dtype));
   if (!parameters_.initial_broadcast || rank != 0 || part >= parts) {
@@ -195,7 +198,8 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part) {
     }
     return outbox_.send(rank, index, kNever);  // the part was taken
   }
-  way_->resend(rank, index);
+  // Who has come after another that sent them got the result when it was admitted: not twice.
+  if (!heard_before) way_->resend(rank, index);
 }
 
 // Of a chunk of which `ranks` gradients are read: those, the result, and as much as handling it

@@ -149,7 +149,7 @@ class CoreJob {
   bool may_take_part(uint32_t rank, uint32_t participants, const Imm& imm) const;
   uint64_t cost_of(const CoreChunk& chunk, uint32_t ranks) const;
 
-  void receive_initial(uint32_t rank, uint32_t index, uint32_t part);
+  void receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool heard_before);
   void lose_connection(uint32_t rank, bool by_violation);
   void violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said);
   void lose(const Boundary::Lost& lost);

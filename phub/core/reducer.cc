@@ -95,6 +95,11 @@ void* Reducer::separate_result(const CoreChunk& chunk) const {
 bool Reducer::reduce(uint32_t index) {
   if (parameters_.work == Work::kNone) return true;
   const CoreChunk& chunk = table_[index];
+  if (table_.participants(index) == 0 && !table_.left_out_rack(index)) {
+    // Nobody is in this round of any rack: what there is stays, as where it is skipped.
+    if (parameters_.optimizer != kernels::Optimizer::kNone) leave_out(index);
+    return true;
+  }
   const TraceSpan span = trace_.span("sum and optimize", chunk);
   const bool in_place = parameters_.optimizer == kernels::Optimizer::kNone &&
                         parameters_.parameter_dtype == kernels::DType::kF32;

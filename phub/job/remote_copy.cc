@@ -18,7 +18,7 @@ RemoteCopy::Size RemoteCopy::size_of(const Plan& plan, uint32_t box, const JobSp
             .clock_ranks = choices_of(spec).lock_step() ? 0 : static_cast<uint32_t>(ranks)};
   for (const ChunkLayout& chunk : plan.chunks) {  // as part_of() counts them
     if (plan.cores[plan.queues[chunk.queue].core].box != box) continue;
-    size.elements = std::max(size.elements, chunk.box_offset + slot_elements(chunk.elements));
+    size.elements = std::max(size.elements, chunk.box_offset + plan.box_slot(chunk));
   }
   return size;
 }

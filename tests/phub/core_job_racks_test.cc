@@ -86,6 +86,13 @@ TEST(Parent, NobodysRoundChangesNothing) {
   rig.run();
   EXPECT_EQ(rig.result(0), 0);
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
+  rig.push_sum(0, 0, 2, 6, 2);
+  for (uint32_t rank = 1; rank < 3; ++rank) rig.push_null(rank, 0, 2, 0);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 3);
+  for (uint32_t rank = 0; rank < 3; ++rank) rig.push_null(rank, 0, 3, 0);
+  rig.run();
+  EXPECT_EQ(rig.result(0), 3);
 }
 
 // As in one box, where the last rank's NaN ends the job.

@@ -18,9 +18,7 @@ ControlHandler& Rack::server(uint32_t box) const {
   return box == 0 ? *server_ : *below_[box - 1]->server();
 }
 
-ControlNet& Rack::control(uint32_t box) {
-  return box == 0 ? control_ : below_[box - 1]->control();
-}
+ControlNet& Rack::control(uint32_t box) { return box == 0 ? control_ : below_[box - 1]->control(); }
 
 void Rack::start_below() {
   for (uint32_t i = 0; i < plan_.racks.size(); ++i) {
@@ -36,8 +34,8 @@ void Rack::start_below() {
         net_, number,
         std::make_unique<ControlNet>(net_, plan_.control_loss, plan_.control_duplicate,
                                      plan_.control_delay_ns),
-        control(box.above), [this, above = box.above]() -> ControlHandler& { return server(above); },
-        make));
+        control(box.above),
+        [this, above = box.above]() -> ControlHandler& { return server(above); }, make));
   }
   wake_all();
 }
@@ -58,11 +56,12 @@ void Rack::watch_below(uint32_t box) {
 }
 
 void Rack::take_log(JobRun& job, uint32_t box) {
-  job.logs_below.push_back({level_of(plan_, job.plan, box), log_at(*below_[box - 1]->server(), job)});
+  job.logs_below.push_back(
+      {level_of(plan_, job.plan, box), log_at(*below_[box - 1]->server(), job)});
 }
 
-// What the box's cores have done is in its logs. What they do in a boundary is not until it is over;
-// then they have closed somebody's queue pairs.
+// What the box's cores have done is in its logs. What they do in a boundary is not until it is
+// over; then they have closed somebody's queue pairs.
 bool Rack::has_exact_logs(uint32_t box) {
   size_t live = 0;
   for (const JobStatus& job : below_[box - 1]->server()->status().jobs) {
@@ -87,8 +86,7 @@ void Rack::kill_box_below(uint32_t box, bool silent, uint64_t ms, uint32_t tries
   if (dying.server() == nullptr) return;
   const bool exact = has_exact_logs(box);
   if (!exact && tries > 0) {
-    return net_.after(kBetweenTriesNs,
-                      [=, this] { kill_box_below(box, silent, ms, tries - 1); });
+    return net_.after(kBetweenTriesNs, [=, this] { kill_box_below(box, silent, ms, tries - 1); });
   }
   net_.trace("a box below dies", box, silent, exact);
   for (auto& job : jobs_) {

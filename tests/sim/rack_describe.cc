@@ -15,14 +15,10 @@ std::string_view name_of(Fault::Kind kind) {
 }
 
 std::string_view name_of(RackFault::Kind kind) {
-  constexpr std::string_view kNames[] = {"is dead",
-                                         "is silently dead",
-                                         "hangs",
-                                         "stands still",
-                                         "loses a queue pair above",
-                                         "is mute above",
-                                         "is deaf above",
-                                         "is fine, but the root hangs"};
+  constexpr std::string_view kNames[] = {
+      "is dead",       "is silently dead",           "hangs",
+      "stands still",  "loses a queue pair above",   "is mute above",
+      "is deaf above", "is fine, but the root hangs"};
   return kNames[kind];
 }
 
@@ -66,9 +62,9 @@ std::string describe(const RackPlan& plan) {
                    1 + f.shard % plan.shards.size(), f.hangs ? "hangs" : "is dead", f.ms);
   }
   for (size_t i = 0; i < plan.racks.size(); ++i) {
-    fmt::format_to(out, "  rack {} of {} cores below {}\n", i + 1, plan.racks[i].cores,
-                   plan.racks[i].above == 0 ? "the root"
-                                            : fmt::format("rack {}", plan.racks[i].above));
+    fmt::format_to(
+        out, "  rack {} of {} cores below {}\n", i + 1, plan.racks[i].cores,
+        plan.racks[i].above == 0 ? "the root" : fmt::format("rack {}", plan.racks[i].above));
   }
   for (const RackFault& f : plan.rack_faults) {
     fmt::format_to(out, "  after {} pushes rack {} {} for {} ms\n", f.after_pushes,

@@ -107,11 +107,10 @@ void Rack::join_logs_of(JobRun& job, RackResult& result) {
 
 std::string Rack::check_outcomes(const JobRun& job) const {
   const auto is_failure = [](const LogRecord& r) { return r.kind == LogRecord::Kind::kFailed; };
-  const bool failed =
-      std::ranges::any_of(job.log, is_failure) ||
-      std::ranges::any_of(job.logs_below, [&](const BoxLog& log) {
-        return std::ranges::any_of(log.records, is_failure);
-      });
+  const bool failed = std::ranges::any_of(job.log, is_failure) ||
+                      std::ranges::any_of(job.logs_below, [&](const BoxLog& log) {
+                        return std::ranges::any_of(log.records, is_failure);
+                      });
   for (const auto& trainer : job.trainers) {
     if (trainer->error()) {
       const bool lived_on = job.rewinds > 0;  // its earlier lives failed
@@ -146,7 +145,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
       // Or at a box that has died, of which the server did not hear before it died, too.
-      explained |= out || failed || (life_ > 1 && !plan_.shard_faults.empty());
+      explained |= out || failed || rack_lost || (life_ > 1 && !plan_.shard_faults.empty());
       break;
     case ErrorCode::kRankLost:
       explained |= failed && (what.find("rank ") != what.npos || life_ > 1 || rack_lost);

@@ -137,8 +137,8 @@ void Rack::pushed(JobRun& job, Trainer& trainer) {
   }
   const auto& device = job.plan.device_fault;
   if (device && !job.device_failed && job.pushes > device->after_pushes) {
-    const size_t cores = trainer.box() > 0 ? plan_.racks[trainer.box() - 1].cores
-                                           : job.layout.cores.size();
+    const size_t cores =
+        trainer.box() > 0 ? plan_.racks[trainer.box() - 1].cores : job.layout.cores.size();
     const auto core = static_cast<uint32_t>(device->core % cores);
     job.device_failed = net_.fail_device(*trainer.link(), core, device->said);
   }

@@ -60,8 +60,8 @@ class Join {
 
  private:
   const Stay& rack_of(const Member& who) const {
-    const auto group = std::ranges::find_if(
-        groups_, [&who](const RankRange& g) { return g.contains(who.rank); });
+    const auto group =
+        std::ranges::find_if(groups_, [&who](const RankRange& g) { return g.contains(who.rank); });
     const Member rack{static_cast<uint32_t>(group - groups_.begin()),
                       (who.incarnation - 1) / kOfOneLife + 1};
     const auto at = above_.find(rack);
@@ -102,13 +102,15 @@ class Join {
   }
 
   void add_excluded(const LogRecord& record, const std::vector<Stay>& stays) {
-    const auto stay = std::ranges::find_if(stays, [&record](const Stay& s) {
-      return s.rank == record.rank && s.incarnation == record.incarnation;
-    });
+    const auto counts = [&](uint64_t round, uint32_t chunk) {
+      return std::ranges::any_of(stays, [&](const Stay& stay) {
+        return stay.rank == record.rank && stay.covers(round, chunk);
+      });
+    };
     for (uint64_t round = record.round; round <= record.last_round; ++round) {
       for (const ChunkSpan& span : record.chunks) {
         for (uint32_t chunk = span.first; chunk <= span.last; ++chunk) {
-          if (stay == stays.end() || !stay->covers(round, chunk)) continue;
+          if (!counts(round, chunk)) continue;
           LogRecord one = record;
           one.round = one.last_round = round;
           one.chunks = {{chunk, chunk}};

@@ -140,7 +140,7 @@ struct RackBoxPlan {
 // What happens to such a box, or to the root.
 struct RackFault {
   enum Kind {
-    kDies,         // the process ends, and is started again
+    kDies,  // the process ends, and is started again
     kDiesSilently,
     kHangs,        // its control thread stands still
     kStandsStill,  // its clock goes on without it
@@ -191,7 +191,7 @@ RackPlan make_rack_plan(uint64_t seed);
 // groups.
 void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& plan);
 void add_racks(SimRandom& random, RackPlan& plan);
-uint32_t levels_of(const RackPlan& plan, const JobPlan& job);  // 0: all ranks join at the root
+uint32_t levels_of(const RackPlan& plan, const JobPlan& job);       // 0: all ranks join at the root
 bool is_below(const RackPlan& plan, uint32_t box, uint32_t above);  // or is the same
 // How many boxes are between this one and those where ranks join. REQUIRES: the job is there.
 uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above);

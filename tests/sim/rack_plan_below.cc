@@ -58,8 +58,8 @@ bool is_below(const RackPlan& plan, uint32_t box, uint32_t above) {
 
 uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
   uint32_t level = 0;
-  const auto leaf = std::ranges::find_if(
-      job.box_of, [&](uint32_t box) { return is_below(plan, box, above); });
+  const auto leaf =
+      std::ranges::find_if(job.box_of, [&](uint32_t box) { return is_below(plan, box, above); });
   for (uint32_t box = leaf == job.box_of.end() ? above : *leaf; box != above;
        box = plan.racks[box - 1].above) {
     ++level;
@@ -68,7 +68,8 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
 }
 
 void add_racks(SimRandom& random, RackPlan& plan) {
-  // Racks send over a network. Which life of the root a result is from, a rank of a rack cannot say.
+  // Racks send over a network. Which life of the root a result is from, a rank of a rack cannot
+  // say.
   const bool may_rewind = plan.checkpoint_every > 0 && !plan.shard_faults.empty();
   if (plan.net.shared_memory || !plan.box_faults.empty() || may_rewind) return;
   if (!random.chance(0.6)) return;
@@ -77,8 +78,8 @@ void add_racks(SimRandom& random, RackPlan& plan) {
     JobSpec& spec = job.spec;
     if (!job.lock_step() || !random.chance(0.85)) continue;
     if (RankTree(spec.groups, spec.max_ranks).levels() < 2 || random.chance(0.3)) {
-      spec.groups = reference::some_groups(spec.max_ranks,
-                                           [&random](uint64_t n) { return random.below(n); });
+      spec.groups =
+          reference::some_groups(spec.max_ranks, [&random](uint64_t n) { return random.below(n); });
     }
     if (RankTree(spec.groups, spec.max_ranks).levels() < 2) continue;
     put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
@@ -88,10 +89,9 @@ void add_racks(SimRandom& random, RackPlan& plan) {
   }
   if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
   using Kind = RackFault;
-  constexpr RackFault::Kind kKinds[] = {Kind::kDies,        Kind::kDies,   Kind::kDiesSilently,
-                                        Kind::kHangs,       Kind::kBreaks, Kind::kBreaks,
-                                        Kind::kStandsStill, Kind::kMute,   Kind::kDeaf,
-                                        Kind::kRootHangs};
+  constexpr RackFault::Kind kKinds[] = {
+      Kind::kDies,   Kind::kDies,        Kind::kDiesSilently, Kind::kHangs, Kind::kBreaks,
+      Kind::kBreaks, Kind::kStandsStill, Kind::kMute,         Kind::kDeaf,  Kind::kRootHangs};
   for (uint64_t i = random.between(1, 4); i > 0; --i) {
     plan.rack_faults.push_back({.kind = kKinds[random.below(std::size(kKinds))],
                                 .after_pushes = random.below(200),

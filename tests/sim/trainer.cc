@@ -105,9 +105,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
 void Trainer::beat(std::function<void(Result<Pulse>)> done) {
   control().call<Pulse>(
       "heartbeat", mail_,
-      [this, who = credential()](const Reply<Pulse>& reply) {
-        server().heartbeat(who, reply);
-      },
+      [this, who = credential()](const Reply<Pulse>& reply) { server().heartbeat(who, reply); },
       std::move(done));
 }
 
@@ -182,10 +180,11 @@ void Trainer::misbehave() {
     const size_t element = job_.plan.spec.gradient_dtype == "f32" ? 4 : 2;
     const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
     const auto queues = static_cast<uint32_t>(reply_->layout.queue_chunks.size());
-    link_->endpoint().post({c.queue % queues}, {.local_offset = c.offset * element,
-                                       .remote_offset = c.box_offset * element,
-                                       .bytes = static_cast<uint32_t>(c.elements * element),
-                                       .imm = encode(imm)});
+    link_->endpoint().post({c.queue % queues},
+                           {.local_offset = c.offset * element,
+                            .remote_offset = c.box_offset * element,
+                            .bytes = static_cast<uint32_t>(c.elements * element),
+                            .imm = encode(imm)});
   }
   link_->endpoint().flush();
 }
@@ -262,9 +261,7 @@ void Trainer::reconnect() {
   if (std::exchange(reconnecting_, true)) return;
   control().call<Offer>(
       "reconnect", mail_,
-      [this, who = credential()](const Reply<Offer>& reply) {
-        server().reconnect(who, reply);
-      },
+      [this, who = credential()](const Reply<Offer>& reply) { server().reconnect(who, reply); },
       [this](const Result<Offer>& result) {
         if (done() || state_ == State::kLeaving) return;
         if (!result && result.code != ErrorCode::kTaken && result.code != ErrorCode::kTimeout) {

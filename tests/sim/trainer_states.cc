@@ -155,9 +155,7 @@ void Trainer::apply_state(const Transfer& transfer) {
 void Trainer::end_state(const Transfer& transfer) {
   control().call<Done>(
       "end state", mail_,
-      [this, who = credential()](const Reply<Done>& reply) {
-        server().end_state(who, reply);
-      },
+      [this, who = credential()](const Reply<Done>& reply) { server().end_state(who, reply); },
       [this](const Result<Done>&) { transfer_ = nullptr; });
   static_cast<void>(transfer);
 }
