@@ -115,7 +115,6 @@ void OfiPair::connect(const OfiTarget& there) {
 // more, and what came before can be read.
 void OfiPair::cut_off_peer() noexcept {
   if (std::string_view(domain_->provider()) != "verbs;ofi_rxm" || peer_ == FI_ADDR_UNSPEC) return;
-  fi_context2 cut = {};
   bool posted = false, is_cut = false;
   const auto* const beyond =
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(source_.data()) + source_.size());
@@ -125,14 +124,14 @@ void OfiPair::cut_off_peer() noexcept {
     if (!posted) {
       posted =
           fi_writedata(endpoint_.get(), beyond, kUnregisteredBytes, source_region_.descriptor(), 0,
-                       peer_, there_.base, there_.key, &cut) == 0;
+                       peer_, there_.base, there_.key, &cut_) == 0;
     }
     std::array<fi_cq_data_entry, kReadAtOnce> entries;
     if (is_cut) ++reads;
     if (fi_cq_read(completions_.get(), entries.data(), entries.size()) != -FI_EAVAIL) continue;
     fi_cq_err_entry error = {};
     fi_cq_readerr(completions_.get(), &error, 0);
-    if (error.op_context == &cut) is_cut = true;
+    if (error.op_context == &cut_) is_cut = true;
   }
 }
 

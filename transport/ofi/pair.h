@@ -71,6 +71,7 @@ class OfiPair {
   uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32
   std::vector<fi_context2> contexts_;             // of writes that the provider has
   std::vector<fi_context2*> free_;
+  fi_context2 cut_ = {};  // of the write that cuts off the peer
   uint64_t head_count_ = 0, batches_ = 0;
   bool broken_ = false;
 };
