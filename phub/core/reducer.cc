@@ -169,9 +169,10 @@ void Reducer::publish(uint32_t index) {
   }
 }
 
-// The round is none of the optimizer's steps on this chunk.
+// The round is none of the optimizer's steps on this chunk. One that nobody is in counts as one, as
+// those that are passed over do.
 void Reducer::leave_out(uint32_t index) {
-  --table_[index].step_offset;
+  if (table_.participants(index) > 0) --table_[index].step_offset;
   publish(index);
 }
 

@@ -196,7 +196,7 @@ void Uplink::leave() {
 void Uplink::abandon(const std::string& why) {
   if (ended_ || !in_) return drop();
   ended_ = true;
-  refuse_waiting(ErrorCode::kUnavailable, why);
+  refuse_waiting(ErrorCode::kRankLost, why);
   parent_.tell(who(), {.name = parent_.rack_name(), .live = {}, .failure = why},
                [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
 }
