@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -405,6 +406,15 @@ TEST_P(OfiTest, SleepersCostNothingAndWake) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, OfiTest, testing::ValuesIn(providers_to_test()), name_of_provider);
+
+TEST(OfiProviders, LeaveTheSignalsToTheProcess) {
+  find_ofi_providers();  // opens libfabric, with all that it is linked to
+  for (const int number : {SIGTERM, SIGINT, SIGSEGV, SIGABRT}) {
+    struct sigaction now = {};
+    ASSERT_EQ(sigaction(number, nullptr, &now), 0);
+    EXPECT_EQ(now.sa_handler, SIG_DFL) << number;
+  }
+}
 
 TEST(OfiProviders, NoSuchProvider) {
   EXPECT_THAT(error_of([] { make_ofi_transport({.provider = "carrier_pigeon"}); }),
