@@ -64,8 +64,8 @@ Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements);
 void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
                     std::vector<uint64_t> queue_offset);
 
-// Where a rack has its sums: chunk after chunk, each with its trailer, whatever boxes they go to. In
-// elements, by chunk, and at last where they end.
+// Where a rack has its sums: chunk after chunk, each with its trailer, whatever boxes they go to.
+// In elements, by chunk, and at last where they end.
 std::vector<uint64_t> offsets_of_sums(const Layout& layout);
 
 // Where queues of these nodes begin at the box: one after another, each node on pages of its own.
