@@ -39,15 +39,16 @@ Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Tran
   topology_.nics.clear();
 }
 
-// Each with its node.
+// Each with its node, or once for each node.
 std::vector<numa::NicInfo> Machine::ports_of(const Transport& transport) const {
   std::vector<numa::NicInfo> ports;
   for (const NicPort& port : transport.ports()) {
-    uint32_t node = 0;
+    const size_t before = ports.size();
     for (uint32_t n = 0; n < topology_.nodes.size(); ++n) {
-      if (topology_.nodes[n].os_node == port.os_node) node = n;
+      const bool here = topology_.nodes[n].os_node == port.os_node;
+      if (here || port.os_node == NicPort::kEveryNode) ports.push_back({n, port.name});
     }
-    ports.push_back({node, port.name});
+    if (ports.size() == before) ports.push_back({0, port.name});
   }
   std::stable_sort(ports.begin(), ports.end(),
                    [](const auto& a, const auto& b) { return a.node < b.node; });

@@ -44,9 +44,10 @@ ServerStatus Server::status() {
 std::vector<NodeStatus> Server::status_of_nodes() const {
   BoxMeters meters = host_.meters;
   for (const auto& transport : machine_.transports()) {
-    for (const NicPort& port : transport->ports()) {
-      meters.nics.try_emplace({std::string(transport->name()), port.name},
-                              NicMeter{port.os_node, {}});
+    const numa::Topology topology = machine_.topology_for(*transport);
+    for (const numa::NicInfo& nic : topology.nics) {
+      meters.nics.try_emplace({std::string(transport->name()), nic.name},
+                              NicMeter{topology.nodes[nic.node].os_node, {}});
     }
   }
   for (const auto& [name, job] : jobs_) job->meter().add_rates(meters);

@@ -259,7 +259,9 @@ class BoxLink {
 };
 
 struct NicPort {
-  std::string name;  // "mlx5_0", "mlx5_0:2" (its second port)
+  static constexpr uint32_t kEveryNode = ~uint32_t{0};  // cores of any node may use it alike
+
+  std::string name;  // "mlx5_0", "mlx5_0:2" (its second port); tcp: an address
   uint32_t os_node = 0;
 };
 

@@ -208,7 +208,7 @@ TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   const Fd here(ends[0]);
   Fd there(ends[1]);
   std::vector<std::byte> memory(8);
-  std::vector<Write> ring(16);
+  std::vector<TcpPosted> ring(16);
   TcpEndpoint endpoint(1, 1);
   endpoint.watch(here.get(), {});
   endpoint.list({});

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "transport/error.h"
@@ -72,15 +73,23 @@ std::unique_ptr<Incarnation> TcpBoxLink::make(uint32_t rank) {
   return std::make_unique<TcpIncarnation>();
 }
 
-// Neighbouring queues of a rank, and equal queues of neighbouring ranks, get different addresses.
+// A queue's address is that of its NIC in the plan. Where it has none, neighbouring queues of a
+// rank, and equal queues of neighbouring ranks, get different ones.
+const std::string& TcpBoxLink::address_of(uint32_t rank, uint32_t queue) const {
+  if (!layout_.queue_nic.empty()) {
+    const auto named = std::ranges::find(addresses_, layout_.queue_nic[queue]);
+    if (named != addresses_.end()) return *named;
+  }
+  return addresses_[(size_t{rank} * queues_ + queue) % addresses_.size()];
+}
+
 Offer TcpBoxLink::open(Incarnation& opened) {
   auto& incarnation = static_cast<TcpIncarnation&>(opened);
   Offer offer = {.transport = "tcp", .tls = tls_};
   std::vector<TcpConnection> queues(queues_);
   for (uint32_t q = 0; q < queues_; ++q) {
     queues[q].ring.resize(tcp_ring_entries(layout_.queue_chunks[q]));
-    const size_t at = (size_t{incarnation.rank} * queues_ + q) % addresses_.size();
-    offer.queues.push_back({.address = addresses_[at]});
+    offer.queues.push_back({.address = address_of(incarnation.rank, q)});
   }
   incarnation.queues = std::move(queues);
   return offer;

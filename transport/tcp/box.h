@@ -23,7 +23,7 @@ class TcpBoxLink;
 struct TcpConnection {
   Fd socket;                    // outlives what speaks over it
   std::unique_ptr<TcpTls> tls;  // null: plain
-  std::vector<Write> ring;
+  std::vector<TcpPosted> ring;
   std::atomic<bool> handed_over = false;
 };
 
@@ -79,6 +79,7 @@ class TcpBoxLink final : public AdmissionLink {
   std::unique_ptr<Incarnation> make(uint32_t rank) override;
   Offer open(Incarnation& incarnation) override;
   void disconnect(Incarnation& incarnation) override;
+  const std::string& address_of(uint32_t rank, uint32_t queue) const;
 
   const std::vector<std::string>& addresses_;
   const bool tls_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "transport/error.h"
 
@@ -118,7 +119,8 @@ bool TcpEndpoint::post(QueuePair to, const Write& write) {
   const uint32_t qp = index_of(to);
   PHUB_CHECK(qp < pairs_.size());
   Pair& pair = pairs_[qp];
-  if (pair.status != Status::kLive || !pair.sender.push(write)) return false;
+  if (pair.status != Status::kLive || !pair.sender.push(write, posted_bytes_)) return false;
+  posted_bytes_ += write.bytes;
   if (!pair.dirty) dirty_.push_back(qp);
   pair.dirty = true;
   ++counters_.posted;
@@ -134,11 +136,40 @@ void TcpEndpoint::flush() {
     if (pair.writable) send(pair);
   }
   dirty_.clear();
+  send_held();
+}
+
+// What connections may begin: writes that fewer bytes were posted before.
+uint64_t TcpEndpoint::limit() const {
+  if (lead_bytes_ == kNoLimit) return kNoLimit;
+  uint64_t first = posted_bytes_;
+  for (const uint32_t qp : live_) {
+    const Pair& pair = pairs_[qp];
+    const bool sends = pair.status == Status::kLive && !pair.ending && pair.sender.pending();
+    if (sends) first = std::min(first, pair.sender.before());
+  }
+  return first + lead_bytes_;
+}
+
+// What was held back goes on when those before it are sent.
+void TcpEndpoint::send_held() {
+  bool moves = true;
+  while (moves && std::exchange(held_, false)) {
+    const uint64_t before = counters_.chunks_sent;
+    for (const uint32_t qp : live_) {
+      Pair& pair = pairs_[qp];
+      if (pair.status == Status::kLive && pair.writable && pair.sender.pending()) send(pair);
+    }
+    moves = counters_.chunks_sent != before;
+  }
 }
 
 void TcpEndpoint::send(Pair& pair) {
-  switch (pair.sender.send(pair.stream, counters_)) {
+  switch (pair.sender.send(pair.stream, limit(), counters_)) {
     case TcpSender::Result::kSent:
+      break;
+    case TcpSender::Result::kHeld:
+      held_ = true;
       break;
     case TcpSender::Result::kFull:
       pair.writable = false;
@@ -156,6 +187,7 @@ bool TcpEndpoint::take_events() {
   ++counters_.waits;
   const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
   for (int i = 0; i < count; ++i) take_event(events[i].data.u32, events[i].events);
+  if (count > 0) send_held();
   counters_.empty += count <= 0;
   return count > 0;
 }

@@ -16,7 +16,7 @@ namespace phub {
 // What a connected queue pair works on; all of it outlives close().
 struct TcpQueuePair {
   TcpStream stream;
-  std::span<Write> ring;
+  std::span<TcpPosted> ring;
   std::span<const std::byte> source;  // what is sent from
   std::span<std::byte> target;        // where frames land
   const InPlace* in_place = nullptr;  // the worker's: parts of source and target that lie elsewhere
@@ -29,6 +29,10 @@ class TcpEndpoint : public virtual Endpoint {
   // A queue pair for each of `queues` and `ranks` (1 at the worker), none listed. Throws
   // Error(kFull) when descriptors run out.
   TcpEndpoint(uint32_t queues, uint32_t ranks);
+
+  // Keeps the connections in step: none begins a write that was posted so many bytes after the
+  // first that is not sent.
+  void limit_lead(uint64_t bytes) { lead_bytes_ = bytes; }
 
   size_t poll(std::span<Arrival> out) final;
   bool post(QueuePair to, const Write& write) final;
@@ -55,6 +59,7 @@ class TcpEndpoint : public virtual Endpoint {
   virtual void connection_announced(QueuePair) {}
 
  private:
+  static constexpr uint64_t kNoLimit = ~uint64_t{0};
   enum class Status : uint8_t {
     kClosed,
     kListed,
@@ -82,12 +87,17 @@ class TcpEndpoint : public virtual Endpoint {
   static bool waits_for_room(const Pair& pair);
   void receive(Pair& pair, uint64_t& bytes);
   void send(Pair& pair);
+  uint64_t limit() const;
+  void send_held();
   void break_off(Pair& pair);
 
   const uint32_t ranks_;
   std::vector<Pair> pairs_;      // by index_of()
   Turns live_;                   // all but the closed
   std::vector<uint32_t> dirty_;  // posted to since the last flush
+  uint64_t lead_bytes_ = kNoLimit;
+  uint64_t posted_bytes_ = 0;
+  bool held_ = false;  // something could be sent, but for that limit
   TcpCounters counters_;
   Fd epoll_;
 };

@@ -232,6 +232,11 @@ uint32_t present_node() {
   return getcpu(&cpu, &node) == 0 ? node : 0;
 }
 
+// How far a connection may be ahead of the others. They share the way to the box unevenly, and a
+// chunk is summed when the last worker's is there: without a limit the workers' chunks would come
+// in orders of their own, and most sums late.
+constexpr uint64_t kLeadBytes = 2 << 20;
+
 class TcpWorkerLink final : public WorkerLink {
  public:
   TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpTrust trust);
@@ -265,7 +270,7 @@ class TcpWorkerLink final : public WorkerLink {
   ResultMemory results_;
   InPlace in_place_;
   std::vector<std::unique_ptr<TcpEndpoint>> endpoints_;  // by thread
-  std::vector<std::vector<Write>> rings_;                // by queue
+  std::vector<std::vector<TcpPosted>> rings_;            // by queue
 
   mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
   std::vector<Connection> connections_;  // by queue; empty: not connected
@@ -282,6 +287,7 @@ TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpT
   const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
   for (uint32_t thread = 0; thread < layout.threads; ++thread) {
     endpoints_.push_back(std::make_unique<TcpEndpoint>(queues, 1));
+    endpoints_.back()->limit_lead(kLeadBytes);
   }
   for (const uint32_t chunks : layout.queue_chunks) rings_.emplace_back(tcp_ring_entries(chunks));
 }

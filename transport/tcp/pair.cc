@@ -146,7 +146,7 @@ TcpFrame TcpReceiver::take() {
   return frame;
 }
 
-void TcpSender::start(std::span<Write> ring, std::span<const std::byte> source,
+void TcpSender::start(std::span<TcpPosted> ring, std::span<const std::byte> source,
                       const MovedRanges* moved) {
   PHUB_CHECK(std::has_single_bit(ring.size()));
   *this = {};
@@ -155,20 +155,29 @@ void TcpSender::start(std::span<Write> ring, std::span<const std::byte> source,
   moved_ = moved;
 }
 
-bool TcpSender::push(const Write& write) {
+bool TcpSender::push(const Write& write, uint64_t before) {
   PHUB_CHECK(write.bytes <= source_.size() && write.local_offset <= source_.size() - write.bytes);
   if (tail_ - head_ == ring_.size()) return false;
-  ring_[tail_++ & (ring_.size() - 1)] = write;
+  ring_[tail_++ & (ring_.size() - 1)] = {write, before};
   return true;
 }
 
-TcpSender::Result TcpSender::send(const TcpStream& stream, TcpCounters& counters) {
+// How many writes it has.
+uint32_t TcpSender::next_batch(uint64_t limit) const {
+  const uint32_t most = std::min<uint32_t>(published_ - head_, kTcpMaxBatch);
+  uint32_t writes = 0;
+  while (writes < most && at(head_ + writes).before < limit) ++writes;
+  return writes;
+}
+
+TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCounters& counters) {
   TcpBatch header;
   std::array<TcpFrame, kTcpMaxBatch> table;
   std::array<iovec, kTcpMaxBatch + 2> parts;
   while (pending()) {
     // The header at the beginning of a batch says how many writes it has: it grows no more.
-    if (batch_ == 0) batch_ = std::min<uint32_t>(published_ - head_, kTcpMaxBatch);
+    if (batch_ == 0) batch_ = next_batch(limit);
+    if (batch_ == 0) return Result::kHeld;
     size_t count = 0, asked = 0, skip = batch_sent_;
     const auto add = [&](const void* data, size_t bytes) {
       const size_t skipped = std::min(skip, bytes);
@@ -179,14 +188,14 @@ TcpSender::Result TcpSender::send(const TcpStream& stream, TcpCounters& counters
       asked += bytes - skipped;
     };
     for (uint32_t i = 0; i < batch_; ++i) {
-      const Write& write = at(head_ + i);
+      const Write& write = at(head_ + i).write;
       table[i] = {write.imm, write.bytes, write.remote_offset};
     }
     header = {.more = batch_ - 1, .first = table[0]};
     add(&header, sizeof(header));
     add(&table[1], header.more * sizeof(TcpFrame));
     for (uint32_t i = 0; i < batch_; ++i) {
-      const Write& write = at(head_ + i);
+      const Write& write = at(head_ + i).write;
       add(place_of(write, source_.data(), moved_), write.bytes);
     }
     ssize_t sent = 0;

@@ -76,27 +76,38 @@ class TcpReceiver {
   std::array<TcpFrame, kTcpMaxBatch> batch_ = {};
 };
 
+struct TcpPosted {
+  Write write;
+  uint64_t before = 0;  // bytes that were posted to the endpoint before it
+};
+
 // A ring of posted writes, sent from `source` as far as the socket takes them.
 class TcpSender {
  public:
   enum class Result {
     kSent,   // all that was published
+    kHeld,   // all of it that was posted before the limit
     kFull,   // the socket takes no more now
     kEnded,  // an error of the connection
   };
 
   // `ring` has a power of two of entries and lives as long as the queue pair, as `moved`, which
   // may be null.
-  void start(std::span<Write> ring, std::span<const std::byte> source, const MovedRanges* moved);
-  bool push(const Write& write);  // false: no room
+  void start(std::span<TcpPosted> ring, std::span<const std::byte> source,
+             const MovedRanges* moved);
+  bool push(const Write& write, uint64_t before);  // false: no room
   void publish() { published_ = tail_; }
   bool pending() const { return head_ != published_; }
-  Result send(const TcpStream& stream, TcpCounters& counters);
+  // Of the first that is not sent. REQUIRES: pending().
+  uint64_t before() const { return at(head_).before; }
+  // `limit`: writes with as much before them, or more, do not begin.
+  Result send(const TcpStream& stream, uint64_t limit, TcpCounters& counters);
 
  private:
-  const Write& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }
+  const TcpPosted& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }
+  uint32_t next_batch(uint64_t limit) const;
 
-  std::span<Write> ring_;
+  std::span<TcpPosted> ring_;
   std::span<const std::byte> source_;
   const MovedRanges* moved_ = nullptr;
   uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32

@@ -22,6 +22,7 @@ constexpr int kBacklog = 4096;
 // computes may read nothing for minutes.
 constexpr int kUserTimeoutMs = 300'000;
 constexpr int kLocalBufferBytes = 256 << 10;  // the kernel doubles it
+constexpr int kUnsentBytes = 128 << 10;       // in each connection
 constexpr int kKeepIdleSeconds = 60;
 constexpr int kKeepIntervalSeconds = 30;
 
@@ -122,7 +123,11 @@ Fd begin_connect(const TcpAddress& address, int& error) {
   Fd connecting(
       socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
   if (!connecting) fail_system(fmt::format("socket for {}", to_string(address)), errno);
-  if (is_own(address)) tune_for_this_machine(connecting.get());
+  if (is_own(address)) {
+    tune_for_this_machine(connecting.get());
+  } else {
+    tune_for_a_network(connecting.get());
+  }
   tune(connecting.get());
   error = connect(connecting.get(), address.get(), address.size) == 0 ? 0 : errno;
   if (error == EINPROGRESS) error = 0;
@@ -136,6 +141,8 @@ void tune(int socket) {
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
 }
+
+void tune_for_a_network(int socket) { set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes); }
 
 // Between processes of one machine no congestion control should pace, and what is on its way should
 // fit into the caches: large buffers cost a trip through memory each way.

@@ -39,6 +39,9 @@ Fd listen_on(const TcpAddress& address);
 Fd begin_connect(const TcpAddress& address, int& error);
 // What every connection gets: small frames leave at once, a dead machine is noticed.
 void tune(int socket);
+// Over a network: the kernel takes little ahead of what it can send, so that who sends decides
+// until late what goes next.
+void tune_for_a_network(int socket);
 // Within one machine: congestion control that does not pace, buffers that fit into the caches. Best
 // before it is connected.
 void tune_for_this_machine(int socket);

@@ -19,6 +19,7 @@ class TcpTransport final : public SocketTransport {
 
   std::string_view name() const override { return "tcp"; }
   std::string describe() const override;
+  std::vector<NicPort> ports() const override;
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
     return std::make_unique<TcpBoxLink>(admissions_, addresses_, door_ != nullptr, layout);
   }
@@ -84,6 +85,14 @@ void TcpTransport::finish_others(std::vector<TransportEvent>& out) {
       end_gently(guest.socket.get());
     }
   }
+}
+
+// The kernel moves what they carry, so no core is nearer to one than another.
+std::vector<NicPort> TcpTransport::ports() const {
+  std::vector<NicPort> ports;
+  if (addresses_.size() < 2) return ports;  // nothing to choose from
+  for (const std::string& address : addresses_) ports.push_back({address, NicPort::kEveryNode});
+  return ports;
 }
 
 std::string TcpTransport::describe() const {

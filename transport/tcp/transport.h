@@ -1,6 +1,7 @@
 // TCP, for commodity Ethernet. A worker has one connection for each queue of the plan, owned by the
 // core that the queue is of, and payload moves straight between a socket and the memory of
-// gradients and results. The connections are spread over all of the box's addresses.
+// gradients and results. The plan spreads queues over all of the box's addresses, by
+// bytes.
 #pragma once
 
 #include <cstdint>
