@@ -12,6 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
 struct F32 {
+  static constexpr DType kType = DType::kF32;
   static constexpr uint32_t kExponent = 0x7F800000;
   using T = float;
   template <class D>

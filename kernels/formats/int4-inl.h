@@ -1,0 +1,79 @@
+// int4: whole multiples of a scale, -7 to 7; two in a byte, the first in the low half.
+#if defined(PHUB_KERNELS_FORMATS_INT4_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PHUB_KERNELS_FORMATS_INT4_INL_H_
+#undef PHUB_KERNELS_FORMATS_INT4_INL_H_
+#else
+#define PHUB_KERNELS_FORMATS_INT4_INL_H_
+#endif
+
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/formats/scaled-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+// Vectors of more than one element begin at an even one.
+struct Int4 {
+  static constexpr DType kType = DType::kInt4;
+  static constexpr float kLargest = 7;
+  static constexpr int kMostExponent = 125;
+  static constexpr size_t kCodesPerByte = 2;
+  static float scale(float largest) { return largest / kLargest; }
+
+  template <class D, class Round>
+  static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
+    const auto codes = hn::ConvertTo(I32<D>(), round(d, v, i));
+    return {codes, hn::ConvertTo(d, codes)};
+  }
+
+  template <class D>
+  static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
+    if constexpr (hn::MaxLanes(d) == 1) {
+      const int code = codes[i / 2] >> (i % 2 * 4) & 15;
+      return hn::Set(d, static_cast<float>((code ^ 8) - 8));
+    } else {
+#if HWY_TARGET != HWY_SCALAR
+      // Each byte twice; of the second, the high half comes down.
+      constexpr size_t kLanes = hn::MaxLanes(d);
+      using Word = std::conditional_t<kLanes >= 8, uint64_t,
+                                      std::conditional_t<kLanes == 4, uint32_t, uint16_t>>;
+      Word bytes = 0;
+      std::memcpy(&bytes, codes + i / 2, kLanes / 2);
+      const U8<D> d8;
+      const auto both = hn::BitCast(d8, hn::Set(hn::Repartition<Word, decltype(d8)>(), bytes));
+      const hn::Repartition<uint16_t, decltype(d8)> d16;
+      const auto high = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, both)));
+      const I32<D> di;
+      // The four bits to the top of a lane, and down with their sign.
+      const auto wide =
+          hn::BitCast(di, hn::PromoteTo(U32<D>(), hn::InterleaveLower(d8, both, high)));
+      return hn::ConvertTo(d, hn::ShiftRight<28>(hn::ShiftLeft<28>(wide)));
+#endif
+    }
+  }
+
+  template <class D>
+  static HWY_INLINE void pack(D /*d*/, hn::Vec<I32<D>> v, uint8_t* codes, size_t i) {
+    if constexpr (hn::MaxLanes(D()) == 1) {
+      const auto code = static_cast<uint8_t>(hn::GetLane(v) & 15);
+      codes[i / 2] = i % 2 == 0 ? code : static_cast<uint8_t>(codes[i / 2] | code << 4);
+    } else {
+#if HWY_TARGET != HWY_SCALAR
+      const U8<D> d8;
+      const hn::Repartition<int16_t, decltype(d8)> d16;
+      const hn::Rebind<uint8_t, decltype(d16)> pairs;
+      const auto low = hn::And(v, hn::Set(I32<D>(), 15));
+      const auto bytes = hn::BitCast(d16, hn::DemoteTo(d8, low));
+      const auto both = hn::And(hn::Or(bytes, hn::ShiftRight<4>(bytes)), hn::Set(d16, 255));
+      hn::StoreU(hn::DemoteTo(pairs, both), pairs, codes + i / 2);
+#endif
+    }
+  }
+};
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
