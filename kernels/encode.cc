@@ -33,6 +33,11 @@ struct Input {
   HWY_INLINE void keep(D d, hn::Vec<D> rest, size_t i) const {
     if constexpr (kResidual) hn::StoreU(rest, d, residual + i);
   }
+  // What usually comes next, while this chunk is being computed on.
+  HWY_INLINE void prefetch_next(size_t i, size_t bytes) const {
+    HWY_NAMESPACE::prefetch<0, 2>(gradient + n + i, bytes);
+    if constexpr (kResidual) HWY_NAMESPACE::prefetch<0, 2>(residual + n + i, bytes);
+  }
   HWY_INLINE void prefetch(size_t i, size_t bytes) const {
     HWY_NAMESPACE::prefetch<2048, 3>(gradient + i, bytes);
     if constexpr (kResidual) HWY_NAMESPACE::prefetch<2048, 3>(residual + i, bytes);
@@ -99,6 +104,7 @@ bool encode_scaled(const Input<kResidual>& in, const Rounding& rounding, void* s
     const size_t lanes = hn::Lanes(d);
     size_t i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      in.prefetch_next(i, 2 * lanes * sizeof(float));
       encoder.one(d, i);
       encoder.one(d, i + lanes);
     }

@@ -65,11 +65,27 @@ HWY_INLINE hn::Vec<I32<D>> widen(D /*d*/, hn::Vec<U16<D>> v) {
   return hn::PromoteTo(I32<D>(), v);
 }
 
+// The slot of a plain format, to be read. (Of a scaled one: formats/scaled-inl.h.)
+template <class Format>
+struct PlainSlot {
+  PlainSlot() = default;
+  PlainSlot(const void* slot, size_t /*n*/) : from(static_cast<const typename Format::T*>(slot)) {}
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
+    return Format::load(d, from + i);
+  }
+  HWY_INLINE const void* address(size_t i) const { return from + i; }
+  static constexpr size_t bytes(size_t n) { return n * sizeof(typename Format::T); }
+
+  const typename Format::T* from;
+};
+
 // What formats of 16 bits share; they differ in pack and unpack, and in the bits of their exponent.
 // pack rounds to nearest even; its input holds no NaN but the canonical one.
 template <class Format>
 struct Format16 {
   using T = uint16_t;
+  using Slot = PlainSlot<Format>;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const T* from) {
     return Format::unpack(d, hn::LoadU(U16<D>(), from));

@@ -12,11 +12,25 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
+// Of numbers below 2^22. A zero is +0.
+template <class D>
+struct Whole {
+  hn::Vec<I32<D>> integers;
+  hn::Vec<D> values;
+};
+
+// Added to a number it leaves no bits for a fraction: the addition rounds, to even in a tie, and
+// the integer is in the lower bits.
+constexpr float kWholes = 0x1.8p23f;
+
 struct Nearest {
   explicit Nearest(const Rounding& /*rounding*/) {}
   template <class D>
-  HWY_INLINE hn::Vec<D> operator()(D /*d*/, hn::Vec<D> v, size_t /*i*/) const {
-    return hn::Round(v);
+  HWY_INLINE Whole<D> operator()(D d, hn::Vec<D> v, size_t /*i*/) const {
+    const I32<D> di;
+    const auto wholes = hn::Set(d, kWholes);
+    const auto sum = hn::Add(v, wholes);
+    return {hn::Sub(hn::BitCast(di, sum), hn::BitCast(di, wholes)), hn::Sub(sum, wholes)};
   }
   // What is added to a magnitude's bits before the lower 16 are cut off.
   uint32_t before_cut(uint32_t bits, size_t /*i*/) const { return 0x7FFF + (bits >> 16 & 1); }
@@ -32,12 +46,15 @@ class Stochastic {
     high_ = static_cast<uint32_t>(key >> 32);
   }
   template <class D>
-  HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v, size_t i) const {
+  HWY_INLINE Whole<D> operator()(D d, hn::Vec<D> v, size_t i) const {
+    const I32<D> di;
+    const auto wholes = hn::Set(d, kWholes);
     const auto below = hn::Floor(v);
     const auto upper = hn::ShiftRight<8>(random(d, i));
     const auto u = hn::Mul(hn::ConvertTo(d, hn::BitCast(I32<D>(), upper)), hn::Set(d, 0x1p-24f));
     const auto up = hn::IfThenElseZero(hn::Lt(u, hn::Sub(v, below)), hn::Set(d, 1.0f));
-    return hn::Add(below, up);
+    const auto value = hn::Add(below, up);
+    return {hn::Sub(hn::BitCast(di, hn::Add(value, wholes)), hn::BitCast(di, wholes)), value};
   }
   uint32_t before_cut(uint32_t /*bits*/, size_t i) const {
     const hn::CappedTag<float, 1> d;
@@ -61,7 +78,7 @@ class Stochastic {
   template <class D>
   HWY_INLINE hn::Vec<U32<D>> random(D /*d*/, size_t i) const {
     const U32<D> du;
-    const auto element = hn::Iota(du, first_ + static_cast<uint32_t>(i));
+    const auto element = hn::Add(hn::Iota(du, 0), hn::Set(du, first_ + static_cast<uint32_t>(i)));
     const auto half = mix(du, hn::Xor(element, hn::Set(du, low_)));
     return mix(du, hn::Xor(half, hn::Set(du, high_)));
   }

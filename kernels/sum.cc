@@ -26,32 +26,13 @@ constexpr size_t kPiece = 4096;  // elements: 16 KiB of f32
 // again).
 HWY_INLINE void prefetch_slot(const void* from, size_t bytes) { prefetch<1024, 3>(from, bytes); }
 
-// The slot of a plain format, to be read. (Of a scaled one: scaled-inl.h.)
-template <class Format>
-struct PlainSlot {
-  PlainSlot() = default;
-  PlainSlot(const void* slot, size_t /*n*/) : from(static_cast<const typename Format::T*>(slot)) {}
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
-    return Format::load(d, from + i);
-  }
-  HWY_INLINE const void* address(size_t i) const { return from + i; }
-  static constexpr size_t bytes(size_t n) { return n * sizeof(typename Format::T); }
-
-  const typename Format::T* from;
-};
-
 template <class Format>
 constexpr Coding kCoding = format_of(Format::kType).coding;
-template <class Format>
-using SlotOf =
-    std::conditional_t<kCoding<Format> == Coding::kPlain, PlainSlot<Format>, ScaledSlot<Format>>;
-
 // Adds slots [0, kSlots) from element `i` on; kResume continues the sums that are in `out`. What is
 // accumulated in `largest` tells later whether all results were finite.
 template <class Format, size_t kSlots, bool kResume>
 struct Adder {
-  using Slot = SlotOf<Format>;
+  using Slot = typename Format::Slot;
 
   template <class D>
   HWY_INLINE hn::Vec<D> start(D d, size_t i) const {
@@ -111,7 +92,7 @@ template <class Format, size_t kSlots, bool kResume>
 bool add_group(const void* const* slots, size_t n, size_t begin, size_t end, float factor,
                float* out) {
   Adder<Format, kSlots, kResume> adder;
-  for (size_t s = 0; s < kSlots; ++s) adder.slots[s] = SlotOf<Format>(slots[s], n);
+  for (size_t s = 0; s < kSlots; ++s) adder.slots[s] = typename Format::Slot(slots[s], n);
   adder.factor = factor;
   adder.out = out;
 
@@ -221,7 +202,7 @@ bool has_nonfinite(const void* slot, size_t n) {
     using Bits = std::remove_const_t<decltype(Format::kExponent)>;
     return has_exponent<Bits>(static_cast<const Bits*>(slot), Format::kExponent, n);
   } else if constexpr (kCoding<Format> == Coding::kScaled) {
-    return has_nonfinite_value(ScaledSlot<Format>(slot, n), n);
+    return has_nonfinite_value(typename Format::Slot(slot, n), n);
   } else {
     return Format::has_nonfinite(slot, n);
   }

@@ -45,9 +45,9 @@ struct Fp8 {
     const auto per_unit = hn::Sub(hn::Set(di, (254 + kFraction) << 23), exponent);
     const auto unit = hn::Sub(exponent, hn::Set(di, kFraction << 23));
     const auto units = round(d, hn::Mul(hn::BitCast(d, magnitude), hn::BitCast(d, per_unit)), i);
-    const auto value = hn::Mul(units, hn::BitCast(d, unit));
+    const auto value = hn::Mul(units.values, hn::BitCast(d, unit));
     const auto above = hn::Sub(exponent, hn::Set(di, (127 + kLowest) << 23));
-    const auto code = hn::Add(hn::ShiftRight<23 - kFraction>(above), hn::ConvertTo(di, units));
+    const auto code = hn::Add(hn::ShiftRight<23 - kFraction>(above), units.integers);
     const auto sign_bit = hn::BitCast(di, hn::ShiftRight<24>(hn::BitCast(U32<D>(), sign)));
     return {hn::Or(code, sign_bit), hn::BitCast(d, hn::Or(hn::BitCast(di, value), sign))};
   }
@@ -56,32 +56,32 @@ struct Fp8 {
   static HWY_INLINE void pack(D /*d*/, hn::Vec<I32<D>> v, uint8_t* codes, size_t i) {
     hn::StoreU(hn::DemoteTo(U8<D>(), v), U8<D>(), codes + i);
   }
-
- protected:
-  template <class D>
-  static HWY_INLINE hn::Vec<U16<D>> load16(D /*d*/, const uint8_t* codes, size_t i) {
-    return hn::PromoteTo(U16<D>(), hn::LoadU(U8<D>(), codes + i));
-  }
 };
 
 struct Fp8E4M3 : Fp8<DType::kFp8E4M3, 3, -6, 8> {
+  using Slot = ScaledSlot<Fp8E4M3>;
+
+  // The only NaN is all ones, and carries into the exponent's highest bit, which makes it an f16's.
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
+    const hn::Rebind<int8_t, D> d8;
+    const hn::Rebind<int16_t, D> d16;
     const U16<D> du;
-    const auto bits = load16(d, codes, i);
-    const auto magnitude = hn::And(bits, hn::Set(du, 0x7F));
-    const auto nan =
-        hn::And(hn::VecFromMask(du, hn::Eq(magnitude, hn::Set(du, 0x7F))), hn::Set(du, 0x7C00));
-    const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(du, 0x80)));
-    const auto half = hn::Or(hn::Or(hn::ShiftLeft<7>(magnitude), sign), nan);
-    return hn::Mul(F16::unpack(d, half), hn::Set(d, 256.0f));
+    const auto bytes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(codes + i));
+    const auto bits = hn::BitCast(du, hn::PromoteTo(d16, bytes));
+    const auto half = hn::And(hn::ShiftLeft<7>(bits), hn::Set(du, 0xBF80));
+    const auto nan = hn::And(hn::Add(half, hn::Set(du, 0x80)), hn::Set(du, 0x4000));
+    return hn::Mul(F16::unpack(d, hn::Or(half, nan)), hn::Set(d, 256.0f));
   }
 };
 
 struct Fp8E5M2 : Fp8<DType::kFp8E5M2, 2, -14, 15> {
+  using Slot = ScaledSlot<Fp8E5M2>;
+
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
-    return F16::unpack(d, hn::ShiftLeft<8>(load16(d, codes, i)));
+    const auto bits = hn::PromoteTo(U16<D>(), hn::LoadU(U8<D>(), codes + i));
+    return F16::unpack(d, hn::ShiftLeft<8>(bits));
   }
 };
 

@@ -14,8 +14,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
+struct Int4Slot;
+
 // Vectors of more than one element begin at an even one.
 struct Int4 {
+  using Slot = Int4Slot;
   static constexpr DType kType = DType::kInt4;
   static constexpr float kLargest = 7;
   static constexpr int kMostExponent = 125;
@@ -24,9 +27,27 @@ struct Int4 {
 
   template <class D, class Round>
   static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
-    const auto codes = hn::ConvertTo(I32<D>(), round(d, v, i));
-    return {codes, hn::ConvertTo(d, codes)};
+    const auto whole = round(d, v, i);
+    return {whole.integers, whole.values};
   }
+
+#if HWY_TARGET != HWY_SCALAR
+  // The codes from element i on are in the lower four bits. What is above does not count.
+  template <class D>
+  static HWY_INLINE hn::Vec<I32<D>> load_codes(D d, const uint8_t* codes, size_t i) {
+    constexpr size_t kLanes = hn::MaxLanes(d);
+    using Word = std::conditional_t<kLanes >= 8, uint64_t,
+                                    std::conditional_t<kLanes == 4, uint32_t, uint16_t>>;
+    Word bytes = 0;
+    std::memcpy(&bytes, codes + i / 2, kLanes / 2);
+    // Each byte twice; of the second, the high half comes down.
+    const U8<D> d8;
+    const hn::Repartition<uint16_t, decltype(d8)> d16;
+    const auto both = hn::BitCast(d8, hn::Set(hn::Repartition<Word, decltype(d8)>(), bytes));
+    const auto high = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, both)));
+    return hn::BitCast(I32<D>(), hn::PromoteTo(U32<D>(), hn::InterleaveLower(d8, both, high)));
+  }
+#endif
 
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
@@ -35,21 +56,9 @@ struct Int4 {
       return hn::Set(d, static_cast<float>((code ^ 8) - 8));
     } else {
 #if HWY_TARGET != HWY_SCALAR
-      // Each byte twice; of the second, the high half comes down.
-      constexpr size_t kLanes = hn::MaxLanes(d);
-      using Word = std::conditional_t<kLanes >= 8, uint64_t,
-                                      std::conditional_t<kLanes == 4, uint32_t, uint16_t>>;
-      Word bytes = 0;
-      std::memcpy(&bytes, codes + i / 2, kLanes / 2);
-      const U8<D> d8;
-      const auto both = hn::BitCast(d8, hn::Set(hn::Repartition<Word, decltype(d8)>(), bytes));
-      const hn::Repartition<uint16_t, decltype(d8)> d16;
-      const auto high = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, both)));
-      const I32<D> di;
-      // The four bits to the top of a lane, and down with their sign.
-      const auto wide =
-          hn::BitCast(di, hn::PromoteTo(U32<D>(), hn::InterleaveLower(d8, both, high)));
-      return hn::ConvertTo(d, hn::ShiftRight<28>(hn::ShiftLeft<28>(wide)));
+      // To the top of a lane, and down with their sign.
+      const auto top = hn::ShiftLeft<28>(load_codes(d, codes, i));
+      return hn::ConvertTo(d, hn::ShiftRight<28>(top));
 #endif
     }
   }
@@ -71,6 +80,27 @@ struct Int4 {
 #endif
     }
   }
+};
+
+// Vectors of 16 elements look them up, multiplied already.
+struct Int4Slot : ScaledSlot<Int4> {
+  Int4Slot() = default;
+  Int4Slot(const void* slot, size_t n) : ScaledSlot<Int4>(slot, n) {
+    for (int code = 0; code < 16; ++code) table[code] = static_cast<float>((code ^ 8) - 8) * scale;
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (hn::MaxLanes(d) == 16) {
+      const I32<D> di;
+      const auto code = hn::And(Int4::load_codes(d, codes, i), hn::Set(di, 15));
+      return hn::TableLookupLanes(hn::Load(d, table), hn::IndicesFromVec(d, code));
+    }
+#endif
+    return ScaledSlot<Int4>::load(d, i);
+  }
+
+  HWY_ALIGN float table[16];
 };
 
 }  // namespace phub::kernels::HWY_NAMESPACE

@@ -12,6 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
 struct Int8 {
+  using Slot = ScaledSlot<Int8>;
   static constexpr DType kType = DType::kInt8;
   static constexpr float kLargest = 127;
   static constexpr int kMostExponent = 121;
@@ -20,8 +21,8 @@ struct Int8 {
 
   template <class D, class Round>
   static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
-    const auto codes = hn::ConvertTo(I32<D>(), round(d, v, i));
-    return {codes, hn::ConvertTo(d, codes)};
+    const auto whole = round(d, v, i);
+    return {whole.integers, whole.values};
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {

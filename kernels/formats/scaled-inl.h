@@ -1,8 +1,9 @@
 // What scaled formats share: codes, and behind them the f32 that they are multiples of.
 //
-// Such a format has kType; kLargest, the largest value of a code; kMostExponent, of a scale;
-// kCodesPerByte; kScale, the scale of a chunk before it is limited; quantize() of a vector of
-// values within ±kLargest; unpack(), the values of a vector of codes; and pack().
+// Such a format has kType; Slot, how it is read; kLargest, the largest value of a code;
+// kMostExponent, of a scale; kCodesPerByte; scale(), that of a chunk before it is limited;
+// quantize() of a vector of values within ±kLargest; unpack(), the values of a vector of codes; and
+// pack().
 #if defined(PHUB_KERNELS_FORMATS_SCALED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PHUB_KERNELS_FORMATS_SCALED_INL_H_
 #undef PHUB_KERNELS_FORMATS_SCALED_INL_H_
