@@ -223,6 +223,27 @@ TEST(Encode, EveryMagnitude) {
   }
 }
 
+TEST(Encode, AroundTheBordersOfScales) {
+  std::mt19937_64 random(test::seed());
+  for (const DType type : kScaled) {
+    const float largest = type == DType::kFp8E4M3   ? 448
+                          : type == DType::kFp8E5M2 ? 57344
+                          : type == DType::kInt8    ? 127
+                                                    : 7;
+    for (int exponent = -149; exponent < 128; ++exponent) {
+      const float border = std::ldexp(largest, exponent);
+      if (!std::isfinite(border)) break;
+      for (const float x :
+           {std::nextafter(border, 0.0f), border, std::nextafter(border, kInfinity)}) {
+        Case c{.type = type, .gradient = {x, -x / 3, x / 2, x / 1000}};
+        if (!std::isfinite(x)) continue;
+        c.check(random);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(Encode, LargeChunks) {
   std::mt19937_64 random(test::seed());
   for (const DType type : kCoded) {
