@@ -238,8 +238,8 @@ constexpr std::array<EncodeChunk, sizeof...(Coded)> encoders_of(
 // In the order of enum DType.
 constexpr auto kEncoders = encoders_of(CodedFormats());
 
-bool Encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
-            void* slot, size_t n) {
+bool encode_slot(const float* gradient, float* residual, DType format, const Rounding& rounding,
+                 void* slot, size_t n) {
   return kEncoders[static_cast<size_t>(format) - kPlainFormats]({gradient, residual, n}, rounding,
                                                                 slot);
 }
@@ -250,12 +250,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace phub::kernels {
 
-HWY_EXPORT(Encode);
+HWY_EXPORT(encode_slot);
 
 bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
             void* slot, size_t elements) {
   if (is_plain(format) || (format == DType::kTopK && elements > kTopKElements)) std::abort();
-  return HWY_DYNAMIC_DISPATCH(Encode)(gradient, residual, format, rounding, slot, elements);
+  return HWY_DYNAMIC_DISPATCH(encode_slot)(gradient, residual, format, rounding, slot, elements);
 }
 
 void decode(const void* slot, DType format, float* out, size_t elements) {

@@ -34,7 +34,7 @@ struct Int4 {
 #if HWY_TARGET != HWY_SCALAR
   // The codes from element i on are in the lower four bits. What is above does not count.
   template <class D>
-  static HWY_INLINE hn::Vec<I32<D>> load_codes(D d, const uint8_t* codes, size_t i) {
+  static HWY_INLINE hn::Vec<U8<D>> load_codes(D d, const uint8_t* codes, size_t i) {
     constexpr size_t kLanes = hn::MaxLanes(d);
     using Word = std::conditional_t<kLanes >= 8, uint64_t,
                                     std::conditional_t<kLanes == 4, uint32_t, uint16_t>>;
@@ -45,7 +45,7 @@ struct Int4 {
     const hn::Repartition<uint16_t, decltype(d8)> d16;
     const auto both = hn::BitCast(d8, hn::Set(hn::Repartition<Word, decltype(d8)>(), bytes));
     const auto high = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, both)));
-    return hn::BitCast(I32<D>(), hn::PromoteTo(U32<D>(), hn::InterleaveLower(d8, both, high)));
+    return hn::InterleaveLower(d8, both, high);
   }
 #endif
 
@@ -57,7 +57,8 @@ struct Int4 {
     } else {
 #if HWY_TARGET != HWY_SCALAR
       // To the top of a lane, and down with their sign.
-      const auto top = hn::ShiftLeft<28>(load_codes(d, codes, i));
+      const auto wide = hn::PromoteTo(U32<D>(), load_codes(d, codes, i));
+      const auto top = hn::BitCast(I32<D>(), hn::ShiftLeft<28>(wide));
       return hn::ConvertTo(d, hn::ShiftRight<28>(top));
 #endif
     }
@@ -92,9 +93,9 @@ struct Int4Slot : ScaledSlot<Int4> {
   HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
 #if HWY_TARGET != HWY_SCALAR
     if constexpr (hn::MaxLanes(d) == 16) {
-      const I32<D> di;
-      const auto code = hn::And(Int4::load_codes(d, codes, i), hn::Set(di, 15));
-      return hn::TableLookupLanes(hn::Load(d, table), hn::IndicesFromVec(d, code));
+      const auto code = hn::And(Int4::load_codes(d, codes, i), hn::Set(U8<D>(), 15));
+      const auto index = hn::PromoteTo(I32<D>(), code);
+      return hn::TableLookupLanes(hn::Load(d, table), hn::IndicesFromVec(d, index));
     }
 #endif
     return ScaledSlot<Int4>::load(d, i);

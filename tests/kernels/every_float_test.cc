@@ -42,8 +42,7 @@ void check(DType type, const std::vector<float>& x) {
   ASSERT_EQ(scale, reference::scale_of(type, x[0]));
   for (size_t i = 0; i < n; ++i) {
     const uint8_t expected = reference::code_of(type, x[i], scale, nullptr);
-    uint8_t code = slot[i];
-    if (type == DType::kInt4) code = slot[i / 2] >> (i % 2 * 4) & 15;
+    const uint8_t code = type == DType::kInt4 ? slot[i / 2] >> (i % 2 * 4) & 15 : slot[i];
     ASSERT_EQ(int{code}, type == DType::kInt4 ? expected & 15 : int{expected})
         << name_of(type) << " of " << x[i] << ", scale " << scale;
     const float sent = reference::value_of_code(type, code) * scale;

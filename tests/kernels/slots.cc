@@ -35,14 +35,26 @@ float largest_value(DType type) {
   return value_of_code(type, small(type).largest);
 }
 
+// The values of all codes up to the largest, which are in the order of the codes.
+std::vector<double> values_of(DType type) {
+  std::vector<double> values;
+  for (int code = 0; code <= small(type).largest; ++code) {
+    values.push_back(value_of_code(type, static_cast<uint8_t>(code)));
+  }
+  return values;
+}
+
 uint8_t float_code(DType type, float y, const uint32_t* upper24) {
+  static const std::vector<double> e4m3 = values_of(DType::kFp8E4M3);
+  static const std::vector<double> e5m2 = values_of(DType::kFp8E5M2);
+  const std::vector<double>& values = type == DType::kFp8E4M3 ? e4m3 : e5m2;
   const uint8_t sign = std::signbit(y) ? 0x80 : 0;
   const double magnitude = std::fabs(static_cast<double>(y));
-  uint8_t below = 0;  // the last code whose value is not above: codes are in the order of values
-  while (below < small(type).largest && value_of_code(type, below + 1) <= magnitude) ++below;
-  const double low = value_of_code(type, below);
+  const auto above = std::upper_bound(values.begin(), values.end(), magnitude);
+  const auto below = static_cast<uint8_t>(above - values.begin() - 1);
+  const double low = values[below];
   if (below == small(type).largest || low == magnitude) return sign | below;
-  const double fraction = (magnitude - low) / (value_of_code(type, below + 1) - low);
+  const double fraction = (magnitude - low) / (*above - low);
   bool up = fraction > 0.5 || (fraction == 0.5 && below % 2 == 1);
   if (upper24 != nullptr) up = std::ldexp(double(*upper24), -24) < static_cast<float>(fraction);
   return sign | static_cast<uint8_t>(below + (up ? 1 : 0));
