@@ -35,12 +35,8 @@ struct Input {
   }
   // What usually comes next, while this chunk is being computed on.
   HWY_INLINE void prefetch_next(size_t i, size_t bytes) const {
-    HWY_NAMESPACE::prefetch<0, 2>(gradient + n + i, bytes);
-    if constexpr (kResidual) HWY_NAMESPACE::prefetch<0, 2>(residual + n + i, bytes);
-  }
-  HWY_INLINE void prefetch(size_t i, size_t bytes) const {
-    HWY_NAMESPACE::prefetch<2048, 3>(gradient + i, bytes);
-    if constexpr (kResidual) HWY_NAMESPACE::prefetch<2048, 3>(residual + i, bytes);
+    prefetch_ahead<2>(gradient + i, n * sizeof(float), bytes);
+    if constexpr (kResidual) prefetch_ahead<2>(residual + i, n * sizeof(float), bytes);
   }
 
   const float* gradient;
@@ -59,7 +55,6 @@ int32_t largest_of(const In& in) {
   int32_t largest = 0;
   size_t i = 0;
   for (; i + 2 * lanes <= in.n; i += 2 * lanes) {
-    in.prefetch(i, 2 * lanes * sizeof(float));
     m0 = hn::Max(m0, absolute_bits(d, in.load(d, i)));
     m1 = hn::Max(m1, absolute_bits(d, in.load(d, i + lanes)));
   }
@@ -129,7 +124,6 @@ int32_t store_magnitudes(const In& in, int32_t* magnitudes) {
   int32_t largest = 0;
   size_t i = 0;
   for (; i + lanes <= in.n; i += lanes) {
-    in.prefetch(i, lanes * sizeof(float));
     const auto magnitude = absolute_bits(d, canonical_nan(d, in.load(d, i)));
     hn::Store(magnitude, di, magnitudes + i);
     most = hn::Max(most, magnitude);
@@ -204,7 +198,10 @@ bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* s
   const hn::CappedTag<float, 1> d1;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
-  for (; i + lanes <= in.n; i += lanes) encoder.one(d, i);
+  for (; i + lanes <= in.n; i += lanes) {
+    in.prefetch_next(i, lanes * sizeof(float));
+    encoder.one(d, i);
+  }
   for (; i < in.n; ++i) encoder.one(d1, i);
   return finite;
 }

@@ -31,12 +31,16 @@ using U16 = hn::Rebind<uint16_t, D>;
 // for what lies a little ahead keeps the memory busy. At a chunk's end it is the next chunk that is
 // asked for, which usually comes next. (A prefetch never faults.) For a loop that takes `bytes` at
 // `from` in one iteration. kLocality 3 is the L1 cache, 2 the L2.
-template <uintptr_t kAheadBytes, int kLocality>
-HWY_INLINE void prefetch(const void* from, size_t bytes) {
-  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + kAheadBytes;
+template <int kLocality>
+HWY_INLINE void prefetch_ahead(const void* from, uintptr_t ahead_bytes, size_t bytes) {
+  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + ahead_bytes;
   for (size_t line = 0; line < bytes; line += 64) {
     __builtin_prefetch(reinterpret_cast<const void*>(ahead + line), 0, kLocality);
   }
+}
+template <uintptr_t kAheadBytes, int kLocality>
+HWY_INLINE void prefetch(const void* from, size_t bytes) {
+  prefetch_ahead<kLocality>(from, kAheadBytes, bytes);
 }
 
 // Bits of the absolute value: at least kInfinityBits means infinity or NaN.
