@@ -341,7 +341,7 @@ TEST(Encode, SentAndResidualAreWhatCameIn) {
 
 // The mean of what is sent is the element, over each of what the random numbers depend on.
 TEST(Encode, StochasticRoundingIsUnbiased) {
-  const size_t draws = 20000;
+  const size_t draws = 200000;
   for (const DType type : kCoded) {
     for (const int over : {0, 1, 2, 3}) {
       const size_t n = type == DType::kTopK ? 1 : 6;
