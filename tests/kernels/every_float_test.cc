@@ -35,7 +35,7 @@ uint64_t blocks_wanted() {
 void check(DType type, const std::vector<float>& x) {
   const size_t n = x.size();
   std::vector<uint8_t> slot(slot_bytes(type, n));
-  std::vector<float> residual(n);
+  std::vector<float> residual(n, -0.0f);  // leaves x as it is, -0 too
   ASSERT_TRUE(encode(x.data(), residual.data(), type, {}, slot.data(), n));
   float scale;
   std::memcpy(&scale, slot.data() + slot.size() - 4, 4);
@@ -72,6 +72,7 @@ void check_all(DType type, float largest) {
   if (wanted < kBlocks) {
     for (uint64_t i = 0; i < wanted; i += 2) sample[i] = 0x3800 + random() % 0x0C00;
     sample[0] = 0;
+    sample[1] = kBlocks / 2;  // -0
   }
   std::vector<std::jthread> threads;
   for (unsigned t = 0; t < std::max(1u, std::thread::hardware_concurrency()); ++t) {
