@@ -78,6 +78,30 @@ void mix_streams(std::span<const float* const> reads, std::span<float* const> up
   (has_avx512() ? kAvx512 : kAvx2)[index](reads.data(), updates.data(), n);
 }
 
+[[gnu::target("avx2")]] void mix_bytes(std::span<const MixStream> reads,
+                                       std::span<const MixStream> updates,
+                                       std::span<const MixStream> writes, size_t elements) {
+  __m256i a = _mm256_setzero_si256();
+  for (size_t block = 0; block < elements / kMixElements; ++block) {
+    for (const MixStream& stream : reads) {
+      const auto* from = reinterpret_cast<const __m256i*>(stream.data + block * stream.bytes);
+      for (size_t i = 0; i < stream.bytes / 32; ++i) {
+        a = _mm256_add_epi32(a, _mm256_loadu_si256(from + i));
+      }
+    }
+    for (const MixStream& stream : updates) {
+      auto* at = reinterpret_cast<__m256i*>(stream.data + block * stream.bytes);
+      for (size_t i = 0; i < stream.bytes / 32; ++i) {
+        _mm256_storeu_si256(at + i, _mm256_add_epi32(a, _mm256_loadu_si256(at + i)));
+      }
+    }
+    for (const MixStream& stream : writes) {
+      auto* to = reinterpret_cast<__m256i*>(stream.data + block * stream.bytes);
+      for (size_t i = 0; i < stream.bytes / 32; ++i) _mm256_storeu_si256(to + i, a);
+    }
+  }
+}
+
 [[gnu::target("avx512f")]] bool sum8_avx512(const float* const* slots, float factor, float* out,
                                             size_t n) {
   const float *s0 = slots[0], *s1 = slots[1], *s2 = slots[2], *s3 = slots[3];

@@ -13,6 +13,10 @@
 //   Store/…   the write-back with streaming stores, "streaming_vs_cached" of the time with cached
 //             ones; with a reader afterwards, as the workers are, or without.
 //
+//   Encode/…  gradient and residual into slots of a coded format, chunk by chunk, and
+//   Decode/…  the sum of such slots: "of_memory" as above, of all bytes read and written
+//             (goal: 0.90), "f32_GB/s" of the gradient alone.
+//
 // --tiny runs everything small, to see that it works.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -29,6 +33,7 @@
 #include <vector>
 
 #include "bench/kernels_baseline.h"
+#include "kernels/encode.h"
 #include "kernels/kernels.h"
 #include "phub/core/tree_sum.h"
 
@@ -264,6 +269,98 @@ void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, si
   state.counters["streaming_vs_cached"] = turns.ratio();
 }
 
+// Gradients of one model, a residual, and its slots in a coded format, of which each chunk's begins
+// behind the one before.
+struct CodedJob {
+  CodedJob(DType format, size_t ranks, size_t elements)
+      : format(format),
+        elements(std::max(elements / kChunk, size_t{1}) * kChunk),
+        gradient(this->elements),
+        residual(this->elements) {
+    uint32_t random = 1;
+    for (size_t i = 0; i < this->elements; ++i) {
+      random = random * 1664525 + 1013904223;
+      const float x = static_cast<float>(static_cast<int32_t>(random)) * 0x1p-31f;
+      gradient.get()[i] = x * x * x;  // of many magnitudes
+      residual.get()[i] = 0;
+    }
+    for (size_t r = 0; r < ranks; ++r) {
+      slots.emplace_back(this->elements / kChunk * stride() / sizeof(float) + r * 80);
+    }
+    encode({});
+    for (Floats& slot : slots)
+      std::memcpy(at(slot), at(slots[0]), this->elements / kChunk * stride());
+  }
+
+  // The scale fits into a cache line of its own, as if the slots were aligned.
+  size_t stride() const { return (slot_bytes(format, kChunk) + 63) / 64 * 64; }
+  std::byte* at(const Floats& slot) const { return reinterpret_cast<std::byte*>(slot.get()); }
+
+  void encode(const kernels::Rounding& rounding) const {
+    for (size_t chunk = 0; chunk < elements / kChunk; ++chunk) {
+      const size_t first = chunk * kChunk;
+      benchmark::DoNotOptimize(kernels::encode(gradient.get() + first, residual.get() + first,
+                                               format, rounding, at(slots[0]) + chunk * stride(),
+                                               kChunk));
+    }
+  }
+  void sum() const {
+    std::vector<const void*> chunk(slots.size());
+    for (size_t c = 0; c < elements / kChunk; ++c) {
+      for (size_t s = 0; s < slots.size(); ++s) chunk[s] = at(slots[s]) + c * stride();
+      benchmark::DoNotOptimize(
+          kernels::sum(chunk, format, 0.25f, residual.get() + c * kChunk, kChunk));
+    }
+  }
+
+  DType format;
+  size_t elements;
+  Floats gradient, residual;
+  std::vector<Floats> slots;
+};
+
+constexpr size_t kMixFloats = kMixElements * sizeof(float);
+
+void report(benchmark::State& state, const Turns& turns, double bytes, double gradient_bytes) {
+  state.counters["GB/s"] = bytes / turns.a() * 1e-9;
+  state.counters["mix_GB/s"] = bytes / turns.b() * 1e-9;
+  state.counters["of_memory"] = 1 / turns.ratio();
+  state.counters["f32_GB/s"] = gradient_bytes / turns.a() * 1e-9;
+}
+
+void encode_chunks(benchmark::State& state, DType format, bool stochastic) {
+  const CodedJob job(format, 1, tiny ? kChunk : size_t{1} << 26);
+  const size_t slot_bytes = kernels::slot_bytes(format, kMixElements) / 32 * 32;
+  const MixStream reads[] = {{job.at(job.gradient), kMixFloats}};
+  const MixStream updates[] = {{job.at(job.residual), kMixFloats}};
+  const MixStream writes[] = {{job.at(job.slots[0]), slot_bytes}};
+  Turns turns;
+  turns.run(
+      state, [&] { return seconds([&] { job.encode({.stochastic = stochastic}); }); },
+      [&] {
+        const double time = seconds([&] { mix_bytes(reads, updates, writes, job.elements); });
+        std::memset(job.residual.get(), 0, job.elements * sizeof(float));
+        return time;
+      });
+  const auto n = static_cast<double>(job.elements);
+  report(state, turns, n * (12 + static_cast<double>(slot_bytes) / kMixElements), n * 4);
+}
+
+void sum_coded(benchmark::State& state, DType format, size_t ranks) {
+  const CodedJob job(format, ranks, tiny ? kChunk : size_t{1} << 26);
+  const size_t slot_bytes = kernels::slot_bytes(format, kMixElements) / 32 * 32;
+  std::vector<MixStream> reads;
+  for (const Floats& slot : job.slots) reads.push_back({job.at(slot), slot_bytes});
+  const MixStream writes[] = {{job.at(job.residual), kMixFloats}};
+  Turns turns;
+  turns.run(
+      state, [&] { return seconds([&] { job.sum(); }); },
+      [&] { return seconds([&] { mix_bytes(reads, {}, writes, job.elements); }); });
+  const auto n = static_cast<double>(job.elements);
+  const double read = static_cast<double>(ranks * slot_bytes) / kMixElements;
+  report(state, turns, n * (4 + read), n * 4);
+}
+
 void register_all() {
   const auto add = [](const std::string& name, auto... arguments) {
     auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), arguments...);
@@ -284,6 +381,15 @@ void register_all() {
     }
     for (const char* groups : {"4,4", "2,2,2,2", "(2,2),(2,2)"}) {
       add(std::string("Groups/") + groups, in_groups, groups);
+    }
+    for (size_t format = kernels::kPlainFormats; format < kernels::kFormats.size(); ++format) {
+      const auto type = static_cast<DType>(format);
+      const std::string name(name_of(type));
+      add("Encode/" + name, encode_chunks, type, false);
+      add("Encode/" + name + "/stochastic", encode_chunks, type, true);
+      for (const size_t ranks : {1, 2, 4, 8}) {
+        add("Decode/" + name + "/ranks:" + std::to_string(ranks), sum_coded, type, ranks);
+      }
     }
     add("Cache/AVX2", in_cache, sum8_avx2, "AVX2");
   }

@@ -9,25 +9,69 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <span>
 #include <string_view>
 
 namespace phub::kernels {
 
-// Format of a gradient slot or of written-back parameters. Sums and state are always f32.
-enum class DType : uint8_t { kF32, kBF16, kF16 };
+// Format of a gradient slot. Sums and state are always f32, and results are written in plain
+// formats only. What the bytes of the coded formats mean is said in encode.h.
+enum class DType : uint8_t { kF32, kBF16, kF16, kFp8E4M3, kFp8E5M2, kInt8, kInt4, kTopK };
+enum class Coding : uint8_t {
+  kPlain,   // an array of elements
+  kScaled,  // an array of codes, then the f32 that they are multiples of
+  kSparse,  // some of the elements, each with its index
+};
 struct Format {
   std::string_view name;
-  size_t element_bytes;
+  Coding coding;
+  size_t bits;  // of an element, a code, or an entry with its index
 };
-inline constexpr std::array<Format, 3> kFormats = {{{"f32", 4}, {"bf16", 2}, {"f16", 2}}};
+inline constexpr std::array<Format, 8> kFormats = {{{"f32", Coding::kPlain, 32},
+                                                    {"bf16", Coding::kPlain, 16},
+                                                    {"f16", Coding::kPlain, 16},
+                                                    {"fp8-e4m3", Coding::kScaled, 8},
+                                                    {"fp8-e5m2", Coding::kScaled, 8},
+                                                    {"int8", Coding::kScaled, 8},
+                                                    {"int4", Coding::kScaled, 4},
+                                                    {"topk", Coding::kSparse, 32}}};
+inline constexpr size_t kPlainFormats = 3;  // they come first
 
-constexpr size_t bytes_of(DType t) { return kFormats[static_cast<size_t>(t)].element_bytes; }
+constexpr const Format& format_of(DType t) { return kFormats[static_cast<size_t>(t)]; }
+constexpr std::string_view name_of(DType t) { return format_of(t).name; }
+std::optional<DType> parse_dtype(std::string_view name);  // any of kFormats
+constexpr bool is_plain(DType t) { return format_of(t).coding == Coding::kPlain; }
+
+// Of one element. REQUIRES: is_plain(t); stops the program otherwise.
+constexpr size_t bytes_of(DType t) {
+  if (!is_plain(t)) std::abort();
+  return format_of(t).bits / 8;
+}
+
+// "topk" sends one element in kTopKShare, rounded up, of at most kTopKElements.
+inline constexpr size_t kTopKShare = 32;
+inline constexpr size_t kTopKElements = 65536;
+constexpr size_t top_k(size_t elements) { return (elements + kTopKShare - 1) / kTopKShare; }
+
+// Where the scale of a scaled format lies in a slot: behind the codes, at a multiple of 4 bytes.
+constexpr size_t scale_offset(DType t, size_t elements) {
+  return (elements * format_of(t).bits + 31) / 32 * 4;
+}
+
 // Of a chunk's slot. A pure function of the plan: both sides compute it.
-constexpr size_t slot_bytes(DType t, size_t elements) { return elements * bytes_of(t); }
-constexpr std::string_view name_of(DType t) { return kFormats[static_cast<size_t>(t)].name; }
-std::optional<DType> parse_dtype(std::string_view name);  // "f32", "bf16", "f16"
+constexpr size_t slot_bytes(DType t, size_t elements) {
+  switch (format_of(t).coding) {
+    case Coding::kScaled:
+      return scale_offset(t, elements) + sizeof(float);
+    case Coding::kSparse:
+      return top_k(elements) * sizeof(uint32_t);
+    case Coding::kPlain:
+      break;
+  }
+  return elements * bytes_of(t);
+}
 
 enum class Optimizer : uint8_t {
   kNone,  // all-reduce: the sum (or mean) itself is written back
@@ -90,8 +134,10 @@ inline constexpr Store kDefaultStore = Store::kStreaming;
 // out[i] = (slots[0][i] + slots[1][i] + …, in this order) · factor, as f32.
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
 // is one rounding after all additions; a factor of exactly 1 changes nothing.
-// Returns true if every result is finite. Slots and out need no alignment beyond their element's.
-// The first slot may be `out` itself, if it is f32.
+// Of a coded format, what is added is the decoded value (encode.h); the sum of "topk" begins at +0,
+// and what a slot lacks is not added. Returns true if every result is finite.
+// Slots and out need no alignment beyond their element's, 4 bytes for coded formats. Whatever bytes
+// a slot holds, nothing else is read or written. The first slot may be `out` itself, if it is f32.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
          size_t elements);
 
@@ -100,17 +146,18 @@ bool sum(std::span<const void* const> slots, DType dtype, float factor, float* o
 inline constexpr size_t kSquareLanes = 16;
 double sum_of_squares(const float* g, size_t elements);
 
-// Index of the first slot that holds a NaN or an infinity, or -1 (then the sum overflowed).
+// Index of the first slot that decodes to a NaN or an infinity, or -1 (then the sum overflowed).
 int find_nonfinite(std::span<const void* const> slots, DType dtype, size_t elements);
 
 // One optimizer step over `elements` parameters with gradient g (f32). Updates params and state in
 // place; if `out` is not null also writes the new parameters there as `out_dtype`.
 // For Optimizer::kNone, `params` may be null and `out` receives g. REQUIRES: state arrays as
-// state_arrays() says (unused ones may be null); params != out.
+// state_arrays() says (unused ones may be null); params != out; is_plain(out_dtype).
 void optimize(const Step& step, const float* g, float* params, float* state0, float* state1,
               size_t elements, void* out, DType out_dtype, Store store);
 
 // Converts n elements between formats (round to nearest even); within a format, copies the bytes.
+// REQUIRES: both are plain. (For the others: encode.h.)
 void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t elements);
 
 // Instruction sets that this machine can run, best first ("AVX3", "AVX2", "SSE4", …), and a way for

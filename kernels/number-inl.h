@@ -31,12 +31,16 @@ using U16 = hn::Rebind<uint16_t, D>;
 // for what lies a little ahead keeps the memory busy. At a chunk's end it is the next chunk that is
 // asked for, which usually comes next. (A prefetch never faults.) For a loop that takes `bytes` at
 // `from` in one iteration. kLocality 3 is the L1 cache, 2 the L2.
-template <uintptr_t kAheadBytes, int kLocality>
-HWY_INLINE void prefetch(const void* from, size_t bytes) {
-  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + kAheadBytes;
+template <int kLocality>
+HWY_INLINE void prefetch_ahead(const void* from, uintptr_t ahead_bytes, size_t bytes) {
+  const uintptr_t ahead = reinterpret_cast<uintptr_t>(from) + ahead_bytes;
   for (size_t line = 0; line < bytes; line += 64) {
     __builtin_prefetch(reinterpret_cast<const void*>(ahead + line), 0, kLocality);
   }
+}
+template <uintptr_t kAheadBytes, int kLocality>
+HWY_INLINE void prefetch(const void* from, size_t bytes) {
+  prefetch_ahead<kLocality>(from, kAheadBytes, bytes);
 }
 
 // Bits of the absolute value: at least kInfinityBits means infinity or NaN.
@@ -65,11 +69,27 @@ HWY_INLINE hn::Vec<I32<D>> widen(D /*d*/, hn::Vec<U16<D>> v) {
   return hn::PromoteTo(I32<D>(), v);
 }
 
+// The slot of a plain format, to be read. (Of a scaled one: formats/scaled-inl.h.)
+template <class Format>
+struct PlainSlot {
+  PlainSlot() = default;
+  PlainSlot(const void* slot, size_t /*n*/) : from(static_cast<const typename Format::T*>(slot)) {}
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
+    return Format::load(d, from + i);
+  }
+  HWY_INLINE const void* address(size_t i) const { return from + i; }
+  static constexpr size_t bytes(size_t n) { return n * sizeof(typename Format::T); }
+
+  const typename Format::T* from;
+};
+
 // What formats of 16 bits share; they differ in pack and unpack, and in the bits of their exponent.
 // pack rounds to nearest even; its input holds no NaN but the canonical one.
 template <class Format>
 struct Format16 {
   using T = uint16_t;
+  using Slot = PlainSlot<Format>;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const T* from) {
     return Format::unpack(d, hn::LoadU(U16<D>(), from));

@@ -26,18 +26,20 @@ constexpr size_t kPiece = 4096;  // elements: 16 KiB of f32
 // again).
 HWY_INLINE void prefetch_slot(const void* from, size_t bytes) { prefetch<1024, 3>(from, bytes); }
 
+template <class Format>
+constexpr Coding kCoding = format_of(Format::kType).coding;
 // Adds slots [0, kSlots) from element `i` on; kResume continues the sums that are in `out`. What is
 // accumulated in `largest` tells later whether all results were finite.
 template <class Format, size_t kSlots, bool kResume>
 struct Adder {
-  using T = typename Format::T;
+  using Slot = typename Format::Slot;
 
   template <class D>
   HWY_INLINE hn::Vec<D> start(D d, size_t i) const {
     if constexpr (kResume) {
       return hn::LoadU(d, out + i);
     } else {
-      return Format::load(d, slots[0] + i);
+      return slots[0].load(d, i);
     }
   }
 
@@ -52,27 +54,27 @@ struct Adder {
   HWY_INLINE void one(D d, size_t i, hn::Vec<I32<D>>& largest) const {
     auto a = start(d, i);
     HWY_UNROLL(8)
-    for (size_t s = kResume ? 0 : 1; s < kSlots; ++s) a = hn::Add(a, Format::load(d, slots[s] + i));
+    for (size_t s = kResume ? 0 : 1; s < kSlots; ++s) a = hn::Add(a, slots[s].load(d, i));
     finish(d, a, i, largest);
   }
 
   template <class D>
   HWY_INLINE void four(D d, size_t i, hn::Vec<I32<D>>& largest) const {
     const size_t n = hn::Lanes(d);
-    const size_t bytes = 4 * n * sizeof(T);
-    if constexpr (!kResume) prefetch_slot(slots[0] + i, bytes);
+    const size_t bytes = Slot::bytes(4 * n);
+    if constexpr (!kResume) prefetch_slot(slots[0].address(i), bytes);
     auto a0 = start(d, i);
     auto a1 = start(d, i + n);
     auto a2 = start(d, i + 2 * n);
     auto a3 = start(d, i + 3 * n);
     HWY_UNROLL(8)
     for (size_t s = kResume ? 0 : 1; s < kSlots; ++s) {
-      const T* from = slots[s] + i;
-      prefetch_slot(from, bytes);
-      a0 = hn::Add(a0, Format::load(d, from));
-      a1 = hn::Add(a1, Format::load(d, from + n));
-      a2 = hn::Add(a2, Format::load(d, from + 2 * n));
-      a3 = hn::Add(a3, Format::load(d, from + 3 * n));
+      const Slot& from = slots[s];
+      prefetch_slot(from.address(i), bytes);
+      a0 = hn::Add(a0, from.load(d, i));
+      a1 = hn::Add(a1, from.load(d, i + n));
+      a2 = hn::Add(a2, from.load(d, i + 2 * n));
+      a3 = hn::Add(a3, from.load(d, i + 3 * n));
     }
     finish(d, a0, i, largest);
     finish(d, a1, i + n, largest);
@@ -80,17 +82,17 @@ struct Adder {
     finish(d, a3, i + 3 * n, largest);
   }
 
-  const T* slots[kSlots];
+  Slot slots[kSlots];
   float factor;
   float* out;
 };
 
-// Returns true if every result is finite.
+// Elements [begin, end) of slots of n. Returns true if every result is finite.
 template <class Format, size_t kSlots, bool kResume>
-bool add_group(const void* const* slots, size_t offset, float factor, float* out, size_t n) {
-  using T = typename Format::T;
+bool add_group(const void* const* slots, size_t n, size_t begin, size_t end, float factor,
+               float* out) {
   Adder<Format, kSlots, kResume> adder;
-  for (size_t s = 0; s < kSlots; ++s) adder.slots[s] = static_cast<const T*>(slots[s]) + offset;
+  for (size_t s = 0; s < kSlots; ++s) adder.slots[s] = typename Format::Slot(slots[s], n);
   adder.factor = factor;
   adder.out = out;
 
@@ -99,44 +101,51 @@ bool add_group(const void* const* slots, size_t offset, float factor, float* out
   const size_t lanes = hn::Lanes(d);
   auto largest = hn::Zero(I32<decltype(d)>());
   auto largest1 = hn::Zero(I32<decltype(d1)>());
-  size_t i = 0;
-  for (; i + 4 * lanes <= n; i += 4 * lanes) adder.four(d, i, largest);
-  for (; i + lanes <= n; i += lanes) adder.one(d, i, largest);
-  for (; i < n; ++i) adder.one(d1, i, largest1);
+  size_t i = begin;
+  for (; i + 4 * lanes <= end; i += 4 * lanes) adder.four(d, i, largest);
+  for (; i + lanes <= end; i += lanes) adder.one(d, i, largest);
+  for (; i < end; ++i) adder.one(d1, i, largest1);
   return hn::AllTrue(I32<decltype(d)>(),
                      hn::Lt(largest, hn::Set(I32<decltype(d)>(), kInfinityBits))) &&
          hn::GetLane(largest1) < kInfinityBits;
 }
 
-using AddGroup = bool (*)(const void* const*, size_t, float, float*, size_t);
+using AddGroup = bool (*)(const void* const*, size_t, size_t, size_t, float, float*);
 
 template <class Format, bool kResume>
-bool add_up_to_eight(size_t count, const void* const* slots, size_t offset, float factor,
-                     float* out, size_t n) {
+bool add_up_to_eight(size_t count, const void* const* slots, size_t n, size_t begin, size_t end,
+                     float factor, float* out) {
   static constexpr AddGroup kTable[kGroup] = {
       add_group<Format, 1, kResume>, add_group<Format, 2, kResume>, add_group<Format, 3, kResume>,
       add_group<Format, 4, kResume>, add_group<Format, 5, kResume>, add_group<Format, 6, kResume>,
       add_group<Format, 7, kResume>, add_group<Format, 8, kResume>};
-  return kTable[count - 1](slots, offset, factor, out, n);
+  return kTable[count - 1](slots, n, begin, end, factor, out);
 }
 
 // The multiplication by the factor belongs to the last group. An infinity or NaN of an earlier
 // group is still one in the end.
 template <class Format>
 bool sum_slots(const void* const* slots, size_t count, float factor, float* out, size_t n) {
-  if (count <= kGroup) return add_up_to_eight<Format, false>(count, slots, 0, factor, out, n);
+  if (count <= kGroup) return add_up_to_eight<Format, false>(count, slots, n, 0, n, factor, out);
   bool finite = true;
   for (size_t begin = 0; begin < n; begin += kPiece) {
-    const size_t piece = std::min(kPiece, n - begin);
-    float* to = out + begin;
-    finite &= add_up_to_eight<Format, false>(kGroup, slots, begin, 1.0f, to, piece);
+    const size_t end = std::min(begin + kPiece, n);
+    finite &= add_up_to_eight<Format, false>(kGroup, slots, n, begin, end, 1.0f, out);
     for (size_t done = kGroup; done < count; done += kGroup) {
       const size_t group = std::min(kGroup, count - done);
       const float last = done + group == count ? factor : 1.0f;
-      finite &= add_up_to_eight<Format, true>(group, slots + done, begin, last, to, piece);
+      finite &= add_up_to_eight<Format, true>(group, slots + done, n, begin, end, last, out);
     }
   }
   return finite;
+}
+
+template <>
+bool sum_slots<TopK>(const void* const* slots, size_t count, float factor, float* out, size_t n) {
+  std::fill_n(out, n, 0.0f);
+  for (size_t s = 0; s < count; ++s) TopK::add(slots[s], out, n);
+  const void* total = out;
+  return sum_slots<F32>(&total, 1, factor, out, n);
 }
 
 void make_nans_canonical(float* values, size_t n) {
@@ -173,10 +182,30 @@ bool has_exponent(const T* values, T exponent, size_t n) {
   return false;
 }
 
+template <class Slot>
+bool has_nonfinite_value(const Slot& slot, size_t n) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    if (!hn::AllTrue(d, hn::IsFinite(slot.load(d, i)))) return true;
+  }
+  for (; i < n; ++i) {
+    if (!hn::AllTrue(d1, hn::IsFinite(slot.load(d1, i)))) return true;
+  }
+  return false;
+}
+
 template <class Format>
-bool has_nonfinite(const void* values, size_t n) {
-  using Bits = std::remove_const_t<decltype(Format::kExponent)>;
-  return has_exponent<Bits>(static_cast<const Bits*>(values), Format::kExponent, n);
+bool has_nonfinite(const void* slot, size_t n) {
+  if constexpr (kCoding<Format> == Coding::kPlain) {
+    using Bits = std::remove_const_t<decltype(Format::kExponent)>;
+    return has_exponent<Bits>(static_cast<const Bits*>(slot), Format::kExponent, n);
+  } else if constexpr (kCoding<Format> == Coding::kScaled) {
+    return has_nonfinite_value(typename Format::Slot(slot, n), n);
+  } else {
+    return Format::has_nonfinite(slot, n);
+  }
 }
 
 template <class From, class To>
@@ -198,20 +227,26 @@ void convert_all(const void* from, void* to, size_t n) {
 // What is done with the slots of one format.
 struct Entry {
   bool (*sum)(const void* const* slots, size_t count, float factor, float* out, size_t n);
-  bool (*has_nonfinite)(const void* values, size_t n);
-  std::array<void (*)(const void* from, void* to, size_t n), kFormats.size()> convert_to;
+  bool (*has_nonfinite)(const void* slot, size_t n);
 };
-
-template <class Format, class... To>
-constexpr Entry entry_of(const std::tuple<To...>& /*all*/) {
-  return {sum_slots<Format>, has_nonfinite<Format>, {convert_all<Format, To>...}};
-}
 template <class... Format>
-constexpr std::array<Entry, sizeof...(Format)> table_of(const std::tuple<Format...>& all) {
-  return {entry_of<Format>(all)...};
+constexpr std::array<Entry, sizeof...(Format)> table_of(const std::tuple<Format...>& /*all*/) {
+  return {Entry{sum_slots<Format>, has_nonfinite<Format>}...};
 }
 // In the order of enum DType.
 constexpr auto kTable = table_of(Formats());
+
+using ConvertTo = void (*)(const void* from, void* to, size_t n);
+template <class From, class... To>
+constexpr std::array<ConvertTo, kPlainFormats> conversions_of(const std::tuple<To...>& /*all*/) {
+  return {convert_all<From, To>...};
+}
+template <class... From>
+constexpr std::array<std::array<ConvertTo, kPlainFormats>, kPlainFormats> conversions(
+    const std::tuple<From...>& all) {
+  return {conversions_of<From>(all)...};
+}
+constexpr auto kConversions = conversions(PlainFormats());
 
 constexpr const Entry& entry(DType type) { return kTable[static_cast<size_t>(type)]; }
 
@@ -221,12 +256,12 @@ bool Sum(const void* const* slots, size_t count, DType type, float factor, float
   return finite;
 }
 
-bool HasNonfinite(const void* values, DType type, size_t n) {
-  return entry(type).has_nonfinite(values, n);
+bool HasNonfinite(const void* slot, DType type, size_t n) {
+  return entry(type).has_nonfinite(slot, n);
 }
 
 void Convert(const void* from, DType from_type, void* to, DType to_type, size_t n) {
-  entry(from_type).convert_to[static_cast<size_t>(to_type)](from, to, n);
+  kConversions[static_cast<size_t>(from_type)][static_cast<size_t>(to_type)](from, to, n);
 }
 
 }  // namespace phub::kernels::HWY_NAMESPACE
@@ -241,7 +276,7 @@ HWY_EXPORT(Convert);
 
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
          size_t elements) {
-  if (slots.empty()) {
+  if (slots.empty() || elements == 0) {
     std::fill_n(out, elements, 0.0f);
     return true;
   }

@@ -134,7 +134,7 @@ void update_in(const std::tuple<Format...>& /*all*/, const Step& step, const Arr
 template <class Rule>
 void update(const Step& step, const Arrays& a) {
   if (a.out == nullptr) return update_all<Rule>(step, a, NoOut{});
-  update_in<Rule>(Formats(), step, a);
+  update_in<Rule>(PlainFormats(), step, a);
 }
 
 // What every rule starts from; see optimizers/.

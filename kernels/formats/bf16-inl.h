@@ -12,6 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
 struct Bf16 : Format16<Bf16> {
+  static constexpr DType kType = DType::kBF16;
   static constexpr uint16_t kExponent = 0x7F80;
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, hn::Vec<U16<D>> v) {

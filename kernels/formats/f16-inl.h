@@ -14,6 +14,7 @@ namespace phub::kernels::HWY_NAMESPACE {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 
 struct F16 : Format16<F16> {
+  static constexpr DType kType = DType::kF16;
   static constexpr uint16_t kExponent = 0x7C00;
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, hn::Vec<U16<D>> v) {
@@ -29,6 +30,7 @@ struct F16 : Format16<F16> {
 
 // Without F16C. (Highway's own emulation truncates, and knows neither infinity nor NaN.)
 struct F16 : Format16<F16> {
+  static constexpr DType kType = DType::kF16;
   static constexpr uint16_t kExponent = 0x7C00;
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, hn::Vec<U16<D>> v) {

@@ -12,8 +12,10 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
 struct F32 {
+  static constexpr DType kType = DType::kF32;
   static constexpr uint32_t kExponent = 0x7F800000;
   using T = float;
+  using Slot = PlainSlot<F32>;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const T* from) {
     return hn::LoadU(d, from);

@@ -11,13 +11,21 @@
 #include "kernels/formats/bf16-inl.h"
 #include "kernels/formats/f16-inl.h"
 #include "kernels/formats/f32-inl.h"
+#include "kernels/formats/fp8-inl.h"
+#include "kernels/formats/int4-inl.h"
+#include "kernels/formats/int8-inl.h"
+#include "kernels/formats/topk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// In the order of enum DType. A format has a type T of its elements, load() and store() of a vector
-// of f32, stream_two() of two, and kExponent, the bits of T that are all set in a NaN or infinity.
-using Formats = std::tuple<F32, Bf16, F16>;
+// In the order of enum DType. Every format has kType. A plain one has a type T of its elements,
+// load() and store() of a vector of f32, stream_two() of two, and kExponent, the bits of T that are
+// all set in a NaN or infinity. What a scaled one has is said in scaled-inl.h.
+using PlainFormats = std::tuple<F32, Bf16, F16>;
+static_assert(std::tuple_size_v<PlainFormats> == kPlainFormats);
+using CodedFormats = std::tuple<Fp8E4M3, Fp8E5M2, Int8, Int4, TopK>;
+using Formats = decltype(std::tuple_cat(PlainFormats(), CodedFormats()));
 static_assert(std::tuple_size_v<Formats> == kFormats.size());
 
 }  // namespace phub::kernels::HWY_NAMESPACE

@@ -126,8 +126,9 @@ cudaError_t launch_convert(const Kernel& k, cudaStream_t stream) {
     case DType::kF16:
       return launch(convert<From, __half>, k.count, stream, from, k.factor,
                     static_cast<__half*>(k.to), k.count);
+    default:  // only plain formats are converted
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 cudaError_t launch_convert(const Kernel& k, cudaStream_t stream) {
@@ -138,8 +139,9 @@ cudaError_t launch_convert(const Kernel& k, cudaStream_t stream) {
       return launch_convert<__nv_bfloat16>(k, stream);
     case DType::kF16:
       return launch_convert<__half>(k, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 __device__ uint64_t nanoseconds_now() {

@@ -1,0 +1,263 @@
+// encode and decode. A chunk is read twice, the second time from the cache: what an element becomes
+// depends on the largest, or on all.
+#include "kernels/encode.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <tuple>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/encode.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/formats/formats-inl.h"
+#include "kernels/rounding-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+// gradient + residual, if there is one.
+template <bool kResidual>
+struct Input {
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
+    const auto g = hn::LoadU(d, gradient + i);
+    if constexpr (kResidual) return hn::Add(g, hn::LoadU(d, residual + i));
+    return g;
+  }
+  template <class D>
+  HWY_INLINE void keep(D d, hn::Vec<D> rest, size_t i) const {
+    if constexpr (kResidual) hn::StoreU(rest, d, residual + i);
+  }
+  // What usually comes next, while this chunk is being computed on.
+  HWY_INLINE void prefetch_next(size_t i, size_t bytes) const {
+    prefetch_ahead<2>(gradient + i, n * sizeof(float), bytes);
+    if constexpr (kResidual) prefetch_ahead<2>(residual + i, n * sizeof(float), bytes);
+  }
+
+  const float* gradient;
+  float* residual;
+  size_t n;
+};
+
+// The largest magnitude, as bits.
+template <class In>
+int32_t largest_of(const In& in) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const I32<decltype(d)> di;
+  const size_t lanes = hn::Lanes(d);
+  auto m0 = hn::Zero(di), m1 = hn::Zero(di);
+  int32_t largest = 0;
+  size_t i = 0;
+  for (; i + 2 * lanes <= in.n; i += 2 * lanes) {
+    m0 = hn::Max(m0, absolute_bits(d, in.load(d, i)));
+    m1 = hn::Max(m1, absolute_bits(d, in.load(d, i + lanes)));
+  }
+  for (; i < in.n; ++i) largest = std::max(largest, hn::GetLane(absolute_bits(d1, in.load(d1, i))));
+  return std::max(largest, hn::GetLane(hn::MaxOfLanes(di, hn::Max(m0, m1))));
+}
+
+// One vector of codes, and what they leave of it.
+template <class Format, class Round, class In>
+struct ScaledEncoder {
+  template <class D>
+  HWY_INLINE void one(D d, size_t i) const {
+    const auto x = in.load(d, i);
+    auto y = hn::Mul(x, hn::Set(d, inverse));
+    y = hn::Clamp(y, hn::Set(d, -Format::kLargest), hn::Set(d, Format::kLargest));
+    const Quantized<D> q = Format::quantize(d, y, round, i);
+    Format::pack(d, q.codes, codes, i);
+    in.keep(d, hn::Sub(x, hn::Mul(q.values, hn::Set(d, scale))), i);
+  }
+
+  In in;
+  Round round;
+  float scale, inverse;
+  uint8_t* codes;
+};
+
+template <class Format, class Round, bool kResidual>
+bool encode_scaled(const Input<kResidual>& in, const Rounding& rounding, void* slot) {
+  auto* codes = static_cast<uint8_t*>(slot);
+  const size_t n = in.n;
+  const size_t behind = scale_offset(Format::kType, n);
+  const int32_t largest = largest_of(in);
+  const bool finite = largest < kInfinityBits;
+  float scale = std::numeric_limits<float>::quiet_NaN();
+  if (n > 0) std::memset(codes + behind - sizeof(float), 0, sizeof(float));
+  if (finite) {
+    scale = scale_of<Format>(std::bit_cast<float>(largest));
+    const ScaledEncoder<Format, Round, Input<kResidual>> encoder{in, Round(rounding), scale,
+                                                                 scale == 0 ? 0 : 1 / scale, codes};
+    const hn::ScalableTag<float> d;
+    const hn::CappedTag<float, 1> d1;
+    const size_t lanes = hn::Lanes(d);
+    size_t i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      in.prefetch_next(i, 2 * lanes * sizeof(float));
+      encoder.one(d, i);
+      encoder.one(d, i + lanes);
+    }
+    for (; i + lanes <= n; i += lanes) encoder.one(d, i);
+    for (; i < n; ++i) encoder.one(d1, i);
+  } else {
+    std::memset(codes, 0, behind);
+  }
+  std::memcpy(codes + behind, &scale, sizeof(scale));
+  return finite;
+}
+
+// The largest magnitude, as bits; magnitudes of NaN are all the same. Fills up to whole vectors
+// with -1.
+template <class In>
+int32_t store_magnitudes(const In& in, int32_t* magnitudes) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const I32<decltype(d)> di;
+  const size_t lanes = hn::Lanes(d);
+  auto most = hn::Zero(di);
+  int32_t largest = 0;
+  size_t i = 0;
+  for (; i + lanes <= in.n; i += lanes) {
+    const auto magnitude = absolute_bits(d, canonical_nan(d, in.load(d, i)));
+    hn::Store(magnitude, di, magnitudes + i);
+    most = hn::Max(most, magnitude);
+  }
+  for (; i < in.n; ++i) {
+    magnitudes[i] = hn::GetLane(absolute_bits(d1, canonical_nan(d1, in.load(d1, i))));
+    largest = std::max(largest, magnitudes[i]);
+  }
+  for (; i % lanes != 0; ++i) magnitudes[i] = -1;
+  return std::max(largest, hn::GetLane(hn::MaxOfLanes(di, most)));
+}
+
+// The upper half of an f32, which is a bf16; of a finite one not more than the largest.
+template <class Round>
+uint32_t bf16_of(float x, const Round& round, size_t i) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > kInfinityBits) return 0x7FC00000;
+  if (magnitude == kInfinityBits) return bits;
+  const uint32_t rounded = (magnitude + round.before_cut(magnitude, i)) & 0xFFFF0000;
+  return std::min(rounded, uint32_t{0x7F7F0000}) | (bits & 0x80000000);
+}
+
+// All of it goes into the residual first; what is sent is taken out again.
+template <class Round, class In>
+struct SparseEncoder {
+  template <class D>
+  HWY_INLINE void one(D d, size_t i) {
+    const I32<D> di;
+    const auto x = in.load(d, i);
+    if (finite) in.keep(d, x, i);
+    const auto some = hn::Gt(hn::Load(di, magnitudes + i), hn::Set(di, choice.threshold - 1));
+    if (hn::AllFalse(di, some)) return;
+    uint64_t lanes = 0;
+    hn::StoreMaskBits(di, some, reinterpret_cast<uint8_t*>(&lanes));
+    HWY_ALIGN float values[hn::MaxLanes(d)];
+    hn::Store(x, d, values);
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int lane = std::countr_zero(lanes);
+      send(i + lane, values[lane]);
+    }
+  }
+
+  HWY_INLINE void send(size_t i, float x) {
+    if (magnitudes[i] == choice.threshold && i >= choice.ties_end) return;
+    const uint32_t value = bf16_of(x, round, i);
+    const uint32_t entry = value | static_cast<uint32_t>(i);
+    std::memcpy(to, &entry, sizeof(entry));
+    to += sizeof(entry);
+    const hn::CappedTag<float, 1> d1;
+    if (finite) in.keep(d1, hn::Set(d1, x - std::bit_cast<float>(value)), i);
+  }
+
+  In in;
+  Round round;
+  const int32_t* magnitudes;
+  TopKChoice choice;
+  bool finite;
+  char* to;
+};
+
+template <class Round, bool kResidual>
+bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* slot) {
+  if (in.n == 0) return true;
+  HWY_ALIGN int32_t magnitudes[kTopKElements];
+  const int32_t largest = store_magnitudes(in, magnitudes);
+  const TopKChoice choice = TopKChooser(magnitudes, in.n).choose(top_k(in.n), largest);
+  const bool finite = largest < kInfinityBits;
+  SparseEncoder<Round, Input<kResidual>> encoder{in,     Round(rounding), magnitudes,
+                                                 choice, finite,          static_cast<char*>(slot)};
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= in.n; i += lanes) {
+    in.prefetch_next(i, lanes * sizeof(float));
+    encoder.one(d, i);
+  }
+  for (; i < in.n; ++i) encoder.one(d1, i);
+  return finite;
+}
+
+template <class Format, class Round, bool kResidual>
+bool encode_as(const Input<kResidual>& in, const Rounding& rounding, void* slot) {
+  if constexpr (Format::kType == DType::kTopK) {
+    return encode_sparse<Round>(in, rounding, slot);
+  } else {
+    return encode_scaled<Format, Round>(in, rounding, slot);
+  }
+}
+
+template <class Format>
+bool encode_chunk(const Input<true>& in, const Rounding& rounding, void* slot) {
+  const Input<false> alone{in.gradient, nullptr, in.n};
+  if (rounding.stochastic) {
+    return in.residual != nullptr ? encode_as<Format, Stochastic>(in, rounding, slot)
+                                  : encode_as<Format, Stochastic>(alone, rounding, slot);
+  }
+  return in.residual != nullptr ? encode_as<Format, Nearest>(in, rounding, slot)
+                                : encode_as<Format, Nearest>(alone, rounding, slot);
+}
+
+using EncodeChunk = bool (*)(const Input<true>&, const Rounding&, void*);
+template <class... Coded>
+constexpr std::array<EncodeChunk, sizeof...(Coded)> encoders_of(
+    const std::tuple<Coded...>& /*coded*/) {
+  return {encode_chunk<Coded>...};
+}
+// In the order of enum DType.
+constexpr auto kEncoders = encoders_of(CodedFormats());
+
+bool encode_slot(const float* gradient, float* residual, DType format, const Rounding& rounding,
+                 void* slot, size_t n) {
+  return kEncoders[static_cast<size_t>(format) - kPlainFormats]({gradient, residual, n}, rounding,
+                                                                slot);
+}
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace phub::kernels {
+
+HWY_EXPORT(encode_slot);
+
+bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
+            void* slot, size_t elements) {
+  if (is_plain(format) || (format == DType::kTopK && elements > kTopKElements)) std::abort();
+  return HWY_DYNAMIC_DISPATCH(encode_slot)(gradient, residual, format, rounding, slot, elements);
+}
+
+void decode(const void* slot, DType format, float* out, size_t elements) {
+  sum({&slot, 1}, format, 1.0f, out, elements);
+}
+
+}  // namespace phub::kernels
+#endif

@@ -1,0 +1,73 @@
+// Gradients into slots of a coded format, with error feedback: what a format cannot hold is kept in
+// a residual and added to the next round's gradient (Seide et al., 1-bit SGD, Interspeech 2014;
+// Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
+//
+// Scaled formats: fp8-e4m3, fp8-e5m2, int8, int4
+//
+// A slot of n elements holds n codes, zeros up to a multiple of 4 bytes, and the scale, an f32.
+// An element decodes to code · scale, rounded once to f32. With M the largest |x| of the chunk:
+//
+//             values of a code                                   scale
+//   fp8-e4m3  OCP 8-bit floating point: no infinity, S.1111.111  the smallest power of two with
+//             is NaN, largest 448                                M ≤ 448 · scale
+//   fp8-e5m2  the same: as IEEE 754, largest 57,344              … with M ≤ 57,344 · scale
+//   int8      two's complement; −128 is never sent               M / 127
+//   int4      two's complement; −8 is never sent. Element 2i     M / 7
+//             lies in the low half of byte i, 2i + 1 in the high
+//
+// The scale is at least 2^-126, and at most 2^119, 2^112, 2^121, 2^125 in the order above, so that
+// scale, 1 / scale and largest · scale are finite and normal. It is 0 if M is. An element's code is
+// that of x · (1 / scale), both in f32, after it is limited to ±largest.
+//
+// topk
+//
+// A slot holds the top_k(n) elements of the largest magnitude (of equal ones those that come
+// first), in ascending order, each as 32 bits: the index in the lower 16, the value as bf16 in the
+// upper. A finite value stays finite: it is limited to ±the largest bf16. An entry whose index is
+// not below n, which no encoder writes, decodes to NaN for the last element.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace phub::kernels {
+
+// To the nearest code, to the even one in a tie; or up or down at random, so that the mean of what
+// is sent is the element. What a code can hold is sent as it is in both.
+//
+// The random number of an element is a pure function of job, rank, round and element (mod 2^32), so
+// that whoever knows these four can repeat it, in any order. It is 32 bits: with
+//   mix(h): h ^= h >> 16, h *= 0x7FEB352D, h ^= h >> 15, h *= 0x846CA68B, h ^= h >> 16
+//   mix64(h): h ^= h >> 30, h *= 0xBF58476D1CE4E5B9, h ^= h >> 27, h *= 0x94D049BB133111EB,
+//             h ^= h >> 31
+//   key = mix64(mix64(mix64(job + C) + rank + C) + round + C), C = 0x9E3779B97F4A7C15
+// it is mix(mix(element ^ lower half of key) ^ upper half of key). Its upper 24 bits as a fraction
+// of 1 are u, and f is the fraction between two codes that an element lies at: it becomes the upper
+// one if u < f. (topk: if the lower 16 bits of |x| and the upper 16 random ones carry.)
+struct Rounding {
+  bool stochastic = false;
+  uint64_t job = 0;
+  uint64_t rank = 0;
+  uint64_t round = 0;
+  uint64_t element = 0;  // the chunk's first
+};
+
+// With x = gradient + residual (f32; null: x = gradient): writes the slot of x, and x − decoded
+// into the residual. Returns whether all x are finite. If not, the slot says so (its scale is NaN;
+// topk sends what is not finite), and the residual stays as it was.
+//
+// What is sent and the new residual together are exactly gradient + residual wherever neither
+// gradient + residual nor x − decoded is rounded. That is so for integers below 2^24 whose M is the
+// largest code times a power of two, all of these times any power of two.
+//
+// REQUIRES: !is_plain(format); topk: elements <= kTopKElements. slot has slot_bytes(format,
+// elements), all of which are written, at a multiple of 4 bytes.
+bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
+            void* slot, size_t elements);
+
+// out[i] = what the slot holds, in any format. It is sum() of one slot.
+void decode(const void* slot, DType format, float* out, size_t elements);
+
+}  // namespace phub::kernels

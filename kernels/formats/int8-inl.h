@@ -1,0 +1,43 @@
+// int8: whole multiples of a scale, -127 to 127.
+#if defined(PHUB_KERNELS_FORMATS_INT8_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PHUB_KERNELS_FORMATS_INT8_INL_H_
+#undef PHUB_KERNELS_FORMATS_INT8_INL_H_
+#else
+#define PHUB_KERNELS_FORMATS_INT8_INL_H_
+#endif
+
+#include "kernels/formats/scaled-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+struct Int8 {
+  using Slot = ScaledSlot<Int8>;
+  static constexpr DType kType = DType::kInt8;
+  static constexpr float kLargest = 127;
+  static constexpr int kMostExponent = 121;
+  static constexpr size_t kCodesPerByte = 1;
+  static float scale(float largest) { return largest / kLargest; }
+
+  template <class D, class Round>
+  static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
+    const auto whole = round(d, v, i);
+    return {whole.integers, whole.values};
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
+    const hn::Rebind<int8_t, D> d8;
+    const auto bytes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(codes + i));
+    return hn::ConvertTo(d, hn::PromoteTo(I32<D>(), bytes));
+  }
+  template <class D>
+  static HWY_INLINE void pack(D /*d*/, hn::Vec<I32<D>> v, uint8_t* codes, size_t i) {
+    const hn::Rebind<int8_t, D> d8;
+    hn::StoreU(hn::DemoteTo(d8, v), d8, reinterpret_cast<int8_t*>(codes + i));
+  }
+};
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

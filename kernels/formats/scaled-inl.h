@@ -1,0 +1,63 @@
+// What scaled formats share: codes, and behind them the f32 that they are multiples of.
+//
+// Such a format has kType; Slot, how it is read; kLargest, the largest value of a code;
+// kMostExponent, of a scale; kCodesPerByte; scale(), that of a chunk before it is limited;
+// quantize() of a vector of values within ±kLargest; unpack(), the values of a vector of codes; and
+// pack().
+#if defined(PHUB_KERNELS_FORMATS_SCALED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PHUB_KERNELS_FORMATS_SCALED_INL_H_
+#undef PHUB_KERNELS_FORMATS_SCALED_INL_H_
+#else
+#define PHUB_KERNELS_FORMATS_SCALED_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "kernels/number-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+template <class D>
+using U8 = hn::Rebind<uint8_t, D>;
+
+template <class D>
+struct Quantized {
+  hn::Vec<I32<D>> codes;
+  hn::Vec<D> values;  // before they are scaled
+};
+
+// The slot of a scaled format, to be read.
+template <class Format>
+struct ScaledSlot {
+  ScaledSlot() = default;
+  ScaledSlot(const void* slot, size_t n) : codes(static_cast<const uint8_t*>(slot)) {
+    std::memcpy(&scale, codes + scale_offset(Format::kType, n), sizeof(scale));
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
+    return hn::Mul(Format::unpack(d, codes, i), hn::Set(d, scale));
+  }
+  HWY_INLINE const void* address(size_t i) const { return codes + i / Format::kCodesPerByte; }
+  static constexpr size_t bytes(size_t n) { return n / Format::kCodesPerByte; }
+
+  const uint8_t* codes;
+  float scale;
+};
+
+constexpr float kSmallestNormal = 0x1p-126f;
+
+// Of a chunk whose largest magnitude is given.
+template <class Format>
+float scale_of(float largest) {
+  constexpr float kMost =
+      std::bit_cast<float>(static_cast<uint32_t>(Format::kMostExponent + 127) << 23);
+  return largest == 0 ? 0 : std::clamp(Format::scale(largest), kSmallestNormal, kMost);
+}
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,286 @@
+#include "tests/kernels/slots.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+namespace phub::reference {
+namespace {
+
+using kernels::DType;
+using kernels::Rounding;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// A format of 8 bits: bits of the fraction, the bias of the exponent, the code of the largest
+// value.
+struct Small {
+  int fraction_bits;
+  int bias;
+  uint8_t largest;
+  bool has_infinity;
+};
+Small small(DType type) {
+  return type == DType::kFp8E4M3 ? Small{3, 7, 0x7E, false} : Small{2, 15, 0x7B, true};
+}
+
+bool is_float(DType type) { return type == DType::kFp8E4M3 || type == DType::kFp8E5M2; }
+
+float largest_value(DType type) {
+  if (type == DType::kInt8) return 127;
+  if (type == DType::kInt4) return 7;
+  return value_of_code(type, small(type).largest);
+}
+
+// The values of all codes up to the largest, which are in the order of the codes.
+std::vector<double> values_of(DType type) {
+  std::vector<double> values;
+  for (int code = 0; code <= small(type).largest; ++code) {
+    values.push_back(value_of_code(type, static_cast<uint8_t>(code)));
+  }
+  return values;
+}
+
+uint8_t float_code(DType type, float y, const uint32_t* upper24) {
+  static const std::vector<double> e4m3 = values_of(DType::kFp8E4M3);
+  static const std::vector<double> e5m2 = values_of(DType::kFp8E5M2);
+  const std::vector<double>& values = type == DType::kFp8E4M3 ? e4m3 : e5m2;
+  const uint8_t sign = std::signbit(y) ? 0x80 : 0;
+  const double magnitude = std::fabs(static_cast<double>(y));
+  const auto above = std::upper_bound(values.begin(), values.end(), magnitude);
+  const auto below = static_cast<uint8_t>(above - values.begin() - 1);
+  const double low = values[below];
+  if (below == small(type).largest || low == magnitude) return sign | below;
+  const double fraction = (magnitude - low) / (*above - low);
+  bool up = fraction > 0.5 || (fraction == 0.5 && below % 2 == 1);
+  if (upper24 != nullptr) up = std::ldexp(double(*upper24), -24) < static_cast<float>(fraction);
+  return sign | static_cast<uint8_t>(below + (up ? 1 : 0));
+}
+
+int int_code(float y, const uint32_t* upper24) {
+  if (upper24 == nullptr) return static_cast<int>(std::nearbyint(y));
+  const float below = std::floor(y);
+  const float fraction = y - below;
+  return static_cast<int>(below) + (std::ldexp(double(*upper24), -24) < fraction ? 1 : 0);
+}
+
+uint64_t mix64(uint64_t h) {
+  h ^= h >> 30;
+  h *= 0xBF58476D1CE4E5B9u;
+  h ^= h >> 27;
+  h *= 0x94D049BB133111EBu;
+  h ^= h >> 31;
+  return h;
+}
+
+uint32_t mix32(uint32_t h) {
+  h ^= h >> 16;
+  h *= 0x7FEB352Du;
+  h ^= h >> 15;
+  h *= 0x846CA68Bu;
+  h ^= h >> 16;
+  return h;
+}
+
+uint16_t bf16_of(float x, const uint32_t* random) {
+  if (std::isnan(x)) return 0x7FC0;
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const auto upper = static_cast<uint16_t>(bits >> 16);
+  if (std::isinf(x)) return upper;
+  const uint32_t lower = bits & 0xFFFF;
+  bool up = lower > 0x8000 || (lower == 0x8000 && upper % 2 == 1);
+  if (random != nullptr) up = lower + (*random >> 16) >= 0x10000;
+  return up && (upper & 0x7FFF) != 0x7F7F ? upper + 1 : upper;
+}
+
+void encode_sparse(std::span<const float> x, const Rounding& rounding, void* slot) {
+  std::vector<size_t> order(x.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto rank = [&](size_t i) {
+    return std::isnan(x[i])   ? std::numeric_limits<double>::infinity()
+           : std::isinf(x[i]) ? 1e300
+                              : std::fabs(static_cast<double>(x[i]));
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return rank(a) > rank(b); });
+  order.resize((x.size() + 31) / 32);
+  std::sort(order.begin(), order.end());
+  auto* to = static_cast<uint8_t*>(slot);
+  for (const size_t i : order) {
+    const uint32_t random = random_of(rounding, i);
+    const uint16_t value = bf16_of(x[i], rounding.stochastic ? &random : nullptr);
+    *to++ = static_cast<uint8_t>(i);
+    *to++ = static_cast<uint8_t>(i >> 8);
+    *to++ = static_cast<uint8_t>(value);
+    *to++ = static_cast<uint8_t>(value >> 8);
+  }
+}
+
+void encode_scaled(std::span<const float> x, bool finite, DType type, const Rounding& rounding,
+                   void* slot) {
+  auto* codes = static_cast<uint8_t*>(slot);
+  std::memset(slot, 0, kernels::slot_bytes(type, x.size()));
+  float largest = 0;
+  for (const float v : x) largest = std::max(largest, std::fabs(v));
+  const float scale = finite ? scale_of(type, largest) : kNaN;
+  for (size_t i = 0; finite && i < x.size(); ++i) {
+    const uint32_t upper24 = random_of(rounding, i) >> 8;
+    const uint8_t code = code_of(type, x[i], scale, rounding.stochastic ? &upper24 : nullptr);
+    if (type == DType::kInt4) {
+      codes[i / 2] |= static_cast<uint8_t>((code & 15) << (i % 2 * 4));
+    } else {
+      codes[i] = code;
+    }
+  }
+  std::memcpy(codes + kernels::slot_bytes(type, x.size()) - 4, &scale, 4);
+}
+
+struct Entry {
+  size_t index;
+  float value;
+};
+Entry entry_of(const void* slot, size_t i, size_t elements) {
+  const auto* bytes = static_cast<const uint8_t*>(slot) + 4 * i;
+  const size_t index = bytes[0] + 256u * bytes[1];
+  if (index >= elements) return {elements - 1, kNaN};
+  return {index, std::bit_cast<float>(uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24)};
+}
+
+float canonical(float v) { return std::isnan(v) ? std::bit_cast<float>(0x7FC00000u) : v; }
+
+}  // namespace
+
+float value_of_code(DType type, uint8_t code) {
+  if (type == DType::kInt8) return code < 128 ? code : code - 256;
+  if (type == DType::kInt4) return code % 16 < 8 ? code % 16 : code % 16 - 16;
+  const Small f = small(type);
+  const int magnitude = code & 0x7F;
+  if (magnitude > f.largest) {
+    if (!f.has_infinity || magnitude > f.largest + 1) return kNaN;
+    const float infinity = std::numeric_limits<float>::infinity();
+    return code & 0x80 ? -infinity : infinity;
+  }
+  const int exponent = magnitude >> f.fraction_bits;
+  const int fraction = magnitude % (1 << f.fraction_bits);
+  const float value = exponent == 0 ? std::ldexp(float(fraction), 1 - f.bias - f.fraction_bits)
+                                    : std::ldexp(1 + std::ldexp(float(fraction), -f.fraction_bits),
+                                                 exponent - f.bias);
+  return code & 0x80 ? -value : value;
+}
+
+float scale_of(DType type, float largest) {
+  if (largest == 0) return 0;
+  float scale;
+  if (is_float(type)) {
+    // Down from far above, as long as half of it still holds the largest.
+    double power = std::ldexp(1.0, 200);
+    while (largest <= double{largest_value(type)} * power / 2) power /= 2;
+    scale = static_cast<float>(power);
+  } else {
+    scale = largest / largest_value(type);
+  }
+  const int most = type == DType::kFp8E4M3   ? 119
+                   : type == DType::kFp8E5M2 ? 112
+                   : type == DType::kInt8    ? 121
+                                             : 125;
+  return std::min(std::max(scale, std::ldexp(1.0f, -126)), std::ldexp(1.0f, most));
+}
+
+uint8_t code_of(DType type, float x, float scale, const uint32_t* upper24) {
+  const float inverse = scale == 0 ? 0 : 1 / scale;
+  const float limit = largest_value(type);
+  const float y = std::max(std::min(x * inverse, limit), -limit);
+  if (is_float(type)) return float_code(type, y, upper24);
+  return static_cast<uint8_t>(int_code(y, upper24));
+}
+
+uint32_t random_of(const Rounding& r, size_t i) {
+  constexpr uint64_t kC = 0x9E3779B97F4A7C15u;
+  const uint64_t key = mix64(mix64(mix64(r.job + kC) + r.rank + kC) + r.round + kC);
+  const auto element = static_cast<uint32_t>(r.element + i);
+  return mix32(mix32(element ^ static_cast<uint32_t>(key)) ^ static_cast<uint32_t>(key >> 32));
+}
+
+bool encode(std::span<const float> gradient, std::span<float> residual, DType type,
+            const Rounding& rounding, void* slot) {
+  std::vector<float> x(gradient.begin(), gradient.end());
+  bool finite = true;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (!residual.empty()) x[i] = x[i] + residual[i];
+    finite = finite && std::isfinite(x[i]);
+  }
+  if (type == DType::kTopK) {
+    encode_sparse(x, rounding, slot);
+  } else {
+    encode_scaled(x, finite, type, rounding, slot);
+  }
+  if (!finite || residual.empty()) return finite;
+  std::copy(x.begin(), x.end(), residual.begin());
+  if (type == DType::kTopK) {
+    for (size_t e = 0; e < (x.size() + 31) / 32; ++e) {
+      const Entry sent = entry_of(slot, e, x.size());
+      residual[sent.index] = x[sent.index] - sent.value;
+    }
+  } else {
+    const std::vector<float> sent = decode(slot, type, x.size());
+    for (size_t i = 0; i < x.size(); ++i) residual[i] = x[i] - sent[i];
+  }
+  return true;
+}
+
+std::vector<float> decode(const void* slot, DType type, size_t elements) {
+  std::vector<float> out(elements);
+  const auto* codes = static_cast<const uint8_t*>(slot);
+  if (type == DType::kTopK) {
+    for (size_t e = 0; e < (elements + 31) / 32; ++e) {
+      const Entry sent = entry_of(slot, e, elements);
+      out[sent.index] = out[sent.index] + sent.value;
+    }
+    return out;
+  }
+  float scale;
+  std::memcpy(&scale, codes + kernels::slot_bytes(type, elements) - 4, 4);
+  for (size_t i = 0; i < elements; ++i) {
+    const uint8_t code = type == DType::kInt4 ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i];
+    out[i] = value_of_code(type, code) * scale;
+  }
+  return out;
+}
+
+bool sum_coded(std::span<const void* const> slots, DType type, float factor, float* out, size_t n) {
+  std::vector<float> total(n);
+  for (size_t s = 0; s < slots.size(); ++s) {
+    if (type == DType::kTopK) {
+      for (size_t e = 0; e < (n + 31) / 32; ++e) {
+        const Entry sent = entry_of(slots[s], e, n);
+        total[sent.index] = total[sent.index] + sent.value;
+      }
+    } else {
+      const std::vector<float> values = decode(slots[s], type, n);
+      for (size_t i = 0; i < n; ++i) total[i] = s == 0 ? values[i] : total[i] + values[i];
+    }
+  }
+  bool finite = true;
+  for (size_t i = 0; i < n; ++i) {
+    out[i] = canonical(total[i] * factor);
+    finite = finite && std::isfinite(out[i]);
+  }
+  return finite;
+}
+
+bool is_finite(const void* slot, DType type, size_t elements) {
+  if (type == DType::kTopK) {
+    bool finite = true;
+    for (size_t e = 0; e < (elements + 31) / 32; ++e) {
+      finite = finite && std::isfinite(entry_of(slot, e, elements).value);
+    }
+    return finite;
+  }
+  const std::vector<float> values = decode(slot, type, elements);
+  return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+}
+
+}  // namespace phub::reference
