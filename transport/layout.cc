@@ -77,8 +77,8 @@ Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
 void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks) {
   uint64_t at = layout.queue_offset[queue];
   if (at > kMaxElements) fail(ErrorCode::kInvalid, "queue {} begins at element {}", queue, at);
-  uint64_t slot = layout.queue_slots.empty() ? at * element_bytes_of_all(layout)
-                                             : layout.queue_slots[queue];
+  uint64_t slot =
+      layout.queue_slots.empty() ? at * element_bytes_of_all(layout) : layout.queue_slots[queue];
   if (slot > kMaxSlotsBytes) {
     fail(ErrorCode::kInvalid, "the slots of queue {} begin at byte {}", queue, slot);
   }
@@ -153,13 +153,11 @@ QueueOffsets offsets_of_queues(const Layout& layout,
                                std::span<const std::vector<uint32_t>> queue_chunks,
                                std::span<const uint32_t> queue_node) {
   QueueOffsets offsets;
-  offsets.elements = begins_of(queue_chunks, queue_node, kNodeAlignment, [&](uint32_t id) {
-    return layout.box_slot(layout.chunks[id]);
-  });
+  offsets.elements = begins_of(queue_chunks, queue_node, kNodeAlignment,
+                               [&](uint32_t id) { return layout.box_slot(layout.chunks[id]); });
   if (element_bytes_of_all(layout) > 0) return offsets;
-  offsets.slots = begins_of(queue_chunks, queue_node, kPageBytes, [&](uint32_t id) {
-    return layout.slot_room_of(layout.chunks[id]);
-  });
+  offsets.slots = begins_of(queue_chunks, queue_node, kPageBytes,
+                            [&](uint32_t id) { return layout.slot_room_of(layout.chunks[id]); });
   return offsets;
 }
 

@@ -52,11 +52,11 @@ struct ChunkLayout {
 };
 
 struct Layout {
-  std::vector<ChunkLayout> chunks;                  // key by key, ascending
-  std::vector<uint64_t> key_offset;                 // in the worker's results, elements
-  std::vector<const SlotFormat*> key_format;        // of its gradients
-  uint64_t total_elements = 0;   // the worker's results: with the padding between keys
-  uint64_t gradients_bytes = 0;  // the worker's gradients, the same
+  std::vector<ChunkLayout> chunks;            // key by key, ascending
+  std::vector<uint64_t> key_offset;           // in the worker's results, elements
+  std::vector<const SlotFormat*> key_format;  // of its gradients
+  uint64_t total_elements = 0;                // the worker's results: with the padding between keys
+  uint64_t gradients_bytes = 0;               // the worker's gradients, the same
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk
   // Where each queue's chunks begin at the box, in elements. Empty: the box's memory is laid out as
   // the worker's.
@@ -98,9 +98,9 @@ struct QueueOffsets {
 void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
                     QueueOffsets offsets);
 
-// The chunks of a queue, one after another from its offsets on: what lay_out_queues() does for each.
-// REQUIRES: layout.queue_offset[queue], and queue_slots[queue] unless that is empty; the chunks
-// exist. Throws Error(kInvalid): the offsets are out of range.
+// The chunks of a queue, one after another from its offsets on: what lay_out_queues() does for
+// each. REQUIRES: layout.queue_offset[queue], and queue_slots[queue] unless that is empty; the
+// chunks exist. Throws Error(kInvalid): the offsets are out of range.
 void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks);
 
 // Where a rack has its sums: chunk after chunk, each with its trailer, whatever boxes they go to.

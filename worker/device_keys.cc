@@ -196,8 +196,8 @@ void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scal
     const size_t bytes = kernels::slot_bytes(of_key, count);
     in_->convert(static_cast<const std::byte*>(gradient) + kernels::slot_bytes(dtype, at), dtype,
                  in_piece_.data(), of_key, count, scale);
-    in_->copy_to_host(part(to, kernels::slot_bytes(of_key, at), bytes).data(),
-                      in_piece_.data(), bytes);
+    in_->copy_to_host(part(to, kernels::slot_bytes(of_key, at), bytes).data(), in_piece_.data(),
+                      bytes);
   }
 }
 

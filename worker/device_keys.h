@@ -107,9 +107,9 @@ class DeviceKeys {
 
   Worker& worker_;
   Device& device_;
-  const kernels::DType parameter_dtype_;  // the job's
-  std::vector<PinnedMemory> pinned_;                       // the worker's memory
-  HostMemory staged_gradients_, staged_results_;           // empty: the worker's is pinned
+  const kernels::DType parameter_dtype_;          // the job's
+  std::vector<PinnedMemory> pinned_;              // the worker's memory
+  HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
   DeviceMemory in_piece_, out_piece_;
 
   std::mutex mutex_;  // guards what follows, and that a call's work is enqueued together

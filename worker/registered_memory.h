@@ -78,7 +78,7 @@ class RegisteredMemory {
   const JobSpec& spec_;
   Session& session_;
   WorkerLink& link_;
-  InPlace* const in_place_;  // null: the transport does not support it
+  InPlace* const in_place_;                      // null: the transport does not support it
   std::vector<kernels::DType> gradient_dtypes_;  // the keys'
   const kernels::DType parameter_dtype_;         // the job's
   std::vector<Entry> entries_;

@@ -33,8 +33,8 @@ LinkLayout link_layout_of(const JoinReply& reply) {
          reply.spec.max_ranks);
   }
   LinkLayout layout =
-      link_layout(layout_of(reply), reply.spec.max_ranks,
-                  element_bytes(reply.spec.parameter_dtype), lock_step ? 1 : reply.spec.max_ranks);
+      link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.parameter_dtype),
+                  lock_step ? 1 : reply.spec.max_ranks);
   if (!lock_step) layout.result_copy = reply.rank;
   return layout;
 }
@@ -155,7 +155,8 @@ bool Session::post(const Waiting& waiting) {
   }
   if (waiting.kind == ImmKind::kInitial) {
     imm.round = chunk.initial_part;
-    bytes = initial_part(chunk.elements, chunk.slot_bytes, chunk.initial_part).count * sizeof(float);
+    bytes =
+        initial_part(chunk.elements, chunk.slot_bytes, chunk.initial_part).count * sizeof(float);
   }
   return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.gradient_offset,
                                                .remote_offset = chunk.slot_offset,

@@ -28,7 +28,7 @@ struct CoreChunk {
   int64_t step_offset = 0;        // its optimizer's step in a round is the round plus this
   uint64_t slot_offset : 48 = 0;  // in the slots of a rank, bytes
   kernels::DType dtype = kernels::DType::kF32;  // of its gradients
-  uint8_t initial_parts = 0;  // parts of the initial parameters that have arrived
+  uint8_t initial_parts = 0;                    // parts of the initial parameters that have arrived
   uint32_t elements = 0;
   uint32_t id = 0;  // in the plan
   int32_t priority = 0;
@@ -36,7 +36,7 @@ struct CoreChunk {
   uint16_t missing = 0;   // of those, ranks that have not arrived
   uint16_t arrived = 0;   // contributions that have arrived, null ones included
   uint16_t hyper_class = 0;
-  uint16_t queue = 0;    // of the core's
+  uint16_t queue = 0;       // of the core's
   bool closed : 1 = false;  // this round: its result is pending
   bool unused : 1 = false;  // this round: nobody has sent a gradient, nothing is applied
   bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same

@@ -162,8 +162,7 @@ bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const 
 uint32_t CoreJob::participants_of(uint32_t rank, uint32_t index) const {
   const CoreChunk& chunk = table_[index];
   uint32_t participants = 0;
-  std::memcpy(&participants,
-              table_.rank(rank).slots + chunk.slot_offset + chunk.slot_bytes(),
+  std::memcpy(&participants, table_.rank(rank).slots + chunk.slot_offset + chunk.slot_bytes(),
               sizeof participants);
   return participants;
 }
@@ -188,7 +187,8 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
     if (part == chunk.initial_parts) {
       way_->store_initial(index, part);
       ++chunk.initial_parts;
-      table_.counters()[chunk.queue].bytes_in += initial_part(chunk.elements, chunk.slot_bytes(), part).count * sizeof(float);
+      table_.counters()[chunk.queue].bytes_in +=
+          initial_part(chunk.elements, chunk.slot_bytes(), part).count * sizeof(float);
     }
     if (chunk.initial_parts == parts) {
       way_->begin(index);

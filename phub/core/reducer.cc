@@ -74,9 +74,8 @@ bool Reducer::sum(uint32_t index, float* to) {
   }
   gather(index);
   const uint32_t participants = std::max(table_.participants(index), 1u);
-  const bool finite =
-      tree_sum_.add(slots_, slot_ranks_, chunk.dtype, factor_of(chunk, participants), to,
-                    chunk.elements);
+  const bool finite = tree_sum_.add(slots_, slot_ranks_, chunk.dtype,
+                                    factor_of(chunk, participants), to, chunk.elements);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
@@ -128,7 +127,8 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   gather(index);
   PartialSum sum{.participants = table_.participants(index)};
   bool excluded = false;
-  while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, chunk.dtype, 1, to, chunk.elements)) {
+  while (!slots_.empty() &&
+         !tree_sum_.add(slots_, slot_ranks_, chunk.dtype, 1, to, chunk.elements)) {
     const int at = kernels::find_nonfinite(slots_, chunk.dtype, chunk.elements);
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
     if (at < 0 || parameters_.on_nonfinite != OnNonFinite::kExclude) {
@@ -254,8 +254,7 @@ void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk) {
 }
 
 void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
-  const auto [begin, count] =
-      initial_part(chunk.elements, chunk.slot_bytes(), part);
+  const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
   const std::byte* slot = slot_of(0, chunk);
   if (arrays_.parameters) {
     std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));

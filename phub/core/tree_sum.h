@@ -20,9 +20,7 @@ class TreeSum {
  public:
   // The tree outlives this.
   TreeSum(const RankTree& tree, size_t largest_chunk)
-      : tree_(tree),
-        largest_chunk_(largest_chunk),
-        parts_((tree.levels() - 1) * largest_chunk) {}
+      : tree_(tree), largest_chunk_(largest_chunk), parts_((tree.levels() - 1) * largest_chunk) {}
   static constexpr uint64_t bytes(uint64_t levels, uint64_t largest_chunk) {
     return (levels - 1) * largest_chunk * sizeof(float);
   }

@@ -17,9 +17,9 @@ size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeo
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues,
                        const RankRange& ranks) {
   const Choices choices = choices_of(spec);
-  LinkLayout layout = phub::link_layout(
-      plan, spec.max_ranks, kernels::bytes_of(choices.parameter_dtype),
-      choices.lock_step() ? 1 : spec.max_ranks);
+  LinkLayout layout =
+      phub::link_layout(plan, spec.max_ranks, kernels::bytes_of(choices.parameter_dtype),
+                        choices.lock_step() ? 1 : spec.max_ranks);
   layout.first_rank = ranks.first;
   layout.end_rank = ranks.end;
   layout.first_queue = queues.first;
@@ -179,7 +179,8 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
 
 // A queue of the parent's is polled by the core that has its chunks.
 void JobPart::connect(const Rack& rack) {
-  LinkLayout layout = phub::link_layout(rack.above, 1, kernels::bytes_of(choices_.parameter_dtype), 1);
+  LinkLayout layout =
+      phub::link_layout(rack.above, 1, kernels::bytes_of(choices_.parameter_dtype), 1);
   for (const std::vector<uint32_t>& chunks : rack.above.queue_chunks) {
     uint32_t& core = layout.queue_thread.emplace_back(0);
     if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;

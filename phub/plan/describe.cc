@@ -106,9 +106,8 @@ std::string describe(const Plan& plan, const JobSpec& spec) {
       "{}: {} in {}, {} of up to {} elements; {} per gradient\n"
       "{}, optimizer {}, gradients {}, parameters {}\n",
       spec.name, counted(elements, "element"), counted(plan.key_offset.size(), "key"),
-      counted(plan.chunks.size(), "chunk"), grouped(largest),
-      human_bytes(bytes), counted(ranks, "rank"), spec.optimizer,
-      gradient_formats(spec), spec.parameter_dtype);
+      counted(plan.chunks.size(), "chunk"), grouped(largest), human_bytes(bytes),
+      counted(ranks, "rank"), spec.optimizer, gradient_formats(spec), spec.parameter_dtype);
   text += fmt::format("\nNICs (largest {:.3f} x mean)\n", nic_imbalance(plan));
   text += describe_nics(plan, element, ranks);
   text += fmt::format("\nCores (largest {:.3f} x mean)\n", core_imbalance(plan));

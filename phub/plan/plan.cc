@@ -183,8 +183,8 @@ uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candi
   return best;
 }
 
-// The load of other jobs, in gradients of one rank of this job. A core's load counts for any NIC, since jobs
-// over another transport have other NICs.
+// The load of other jobs, in gradients of one rank of this job. A core's load counts for any NIC,
+// since jobs over another transport have other NICs.
 void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
               const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
   const LoadOfCpus of_cpu = load_of_cpus(options);
@@ -335,8 +335,7 @@ void lay_out_boxes(Plan& plan, bool shared_memory) {
     const QueueOffsets of_box =
         offsets_of_queues(plan, std::span(chunks).subspan(first, end - first),
                           std::span(node).subspan(first, end - first));
-    offsets.elements.insert(offsets.elements.end(), of_box.elements.begin(),
-                            of_box.elements.end());
+    offsets.elements.insert(offsets.elements.end(), of_box.elements.begin(), of_box.elements.end());
     offsets.slots.insert(offsets.slots.end(), of_box.slots.begin(), of_box.slots.end());
   }
   lay_out_queues(plan, std::move(chunks), std::move(offsets));

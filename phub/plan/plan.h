@@ -49,7 +49,7 @@ struct PlanOptions {
   bool shared_memory = true;  // the box's memory is laid out as the workers', by keys
   // By chunk: the chunks of one unit go to one core. Empty: each goes where it likes.
   std::vector<uint32_t> units = {};
-  uint32_t trailer_elements = 0;  // behind each chunk (Layout)
+  uint32_t trailer_elements = 0;       // behind each chunk (Layout)
   std::string gradient_dtype = "f32";  // of keys without a format of their own
   std::vector<PlanLoad> load = {};
 };

@@ -76,9 +76,9 @@ struct BasicCoreJobRig {
   struct Options {
     JobParameters parameters = {.max_ranks = 3};
     uint32_t chunks = 4;
-    uint32_t elements = 64;  // of each chunk
+    uint32_t elements = 64;                       // of each chunk
     kernels::DType dtype = kernels::DType::kF32;  // of gradients
-    uint32_t stride = 0;     // elements from one chunk to the next; 0: those of a chunk
+    uint32_t stride = 0;  // elements from one chunk to the next; 0: those of a chunk
     std::vector<uint32_t> expected = {0, 1, 2};
     std::vector<int32_t> priorities = {};
     bool admit = true;  // everyone who is expected

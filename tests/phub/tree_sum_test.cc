@@ -132,7 +132,8 @@ TEST(TreeSum, IsTheReferences) {
     std::vector<float> sum(elements, 99), expected(elements), flat(elements);
     const bool finite = reference::sum(reference::parse_groups(groups, ranks), gradients.by_rank,
                                        type, factor, expected.data(), elements);
-    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, type, factor, sum.data(), elements), finite);
+    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, type, factor, sum.data(), elements),
+              finite);
     EXPECT_EQ(bits_of(sum), bits_of(expected));
     reference::sum(gradients.slots, type, factor, flat.data(), elements);
     if (bits_of(flat) != bits_of(expected)) ++other_than_flat;

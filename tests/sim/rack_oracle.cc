@@ -77,8 +77,7 @@ void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out
       mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
   for (uint32_t i = 0; i < c.elements; ++i) {
     const uint64_t hash = mix(stream, i);
-    reference::store(out, dtype, i,
-                     job_.lock_step() ? value_of(hash) : whole_value_of(hash));
+    reference::store(out, dtype, i, job_.lock_step() ? value_of(hash) : whole_value_of(hash));
   }
   if (!job_.lock_step()) {
     for (uint32_t rank = 0; rank < job_.spec.max_ranks; ++rank) {

@@ -69,7 +69,8 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   } else {
     spec.gradient_dtype = pick<std::string>(random, {"f32", "bf16", "f16"});
     spec.parameter_dtype = pick<std::string>(random, {"f32", "bf16", "f16"});
-    for (KeySpec& key : spec.keys) key.format = pick<std::string>(random, {"", "f32", "bf16", "f16"});
+    for (KeySpec& key : spec.keys)
+      key.format = pick<std::string>(random, {"", "f32", "bf16", "f16"});
   }
   spec.reduction = random.chance(0.3) ? "mean" : "sum";
   spec.initial = random.chance(0.4) ? "broadcast" : "zeros";

@@ -179,11 +179,10 @@ void Trainer::misbehave() {
     const ChunkLayout& c = job_.layout.chunks[chunk];
     const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
     const auto queues = static_cast<uint32_t>(reply_->layout.queue_chunks.size());
-    link_->endpoint().post({c.queue % queues},
-                           {.local_offset = c.gradient_offset,
-                            .remote_offset = c.slot_offset,
-                            .bytes = c.slot_bytes,
-                            .imm = encode(imm)});
+    link_->endpoint().post({c.queue % queues}, {.local_offset = c.gradient_offset,
+                                                .remote_offset = c.slot_offset,
+                                                .bytes = c.slot_bytes,
+                                                .imm = encode(imm)});
   }
   link_->endpoint().flush();
 }

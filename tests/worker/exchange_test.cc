@@ -170,8 +170,8 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
           worker.push_null(k);
           continue;
         }
-        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k),
-             format_of(spec, k), seed, r, round, k);
+        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k), format_of(spec, k),
+             seed, r, round, k);
         worker.push(k, static_cast<int32_t>(k));
         if (copies) copied += worker.gradient_bytes(k).size();
       }
@@ -223,7 +223,8 @@ TEST(Exchange, EveryFormatGivesTheBytesOfOneProcess) {
   }
 }
 
-// Any mix, in any order, with and without an optimizer, in the workers' memory and in the library's.
+// Any mix, in any order, with and without an optimizer, in the workers' memory and in the
+// library's.
 TEST(Exchange, EveryKeyMayHaveAFormatOfItsOwn) {
   Box box(3);
   const std::vector<std::vector<std::string>> mixes = {

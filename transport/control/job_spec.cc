@@ -95,7 +95,6 @@ void check_keys(const std::vector<KeySpec>& keys) {
   }
 }
 
-
 void check_values(const std::string& field, const std::map<std::string, double>& values,
                   uint32_t groups) {
   check_number(field + ": number of values", values.size(), 0, kMaxHyperValues);
