@@ -17,13 +17,12 @@ namespace {
 
 std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
   std::vector<PlanLoad> load;
-  const uint64_t bytes = element_bytes(spec).gradient * spec.max_ranks;
   for (size_t q = 0; q < plan.queues.size(); ++q) {
     const QueuePlan& queue = plan.queues[q];
     const CorePlan& core = plan.cores[queue.core];
     load.push_back({core.box, core.os_cpu, plan.nics[queue.nic].name, 0});
     for (const uint32_t chunk : plan.queue_chunks[q]) {
-      load.back().bytes += plan.chunks[chunk].elements * bytes;
+      load.back().bytes += uint64_t{plan.chunks[chunk].slot_bytes} * spec.max_ranks;
     }
   }
   return load;
@@ -280,7 +279,7 @@ Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
                       .chunk_elements = spec.chunk_elements,
                       .shared_memory = transport.shares_memory(),
                       .trailer_elements = trailer_of(spec),
-                      .gradient_bytes = element_bytes(spec).gradient};
+                      .gradient_dtype = spec.gradient_dtype};
   if (rack) {
     for (const ChunkLayout& chunk : rack->above.chunks) options.units.push_back(chunk.queue);
   }

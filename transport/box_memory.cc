@@ -49,9 +49,12 @@ const LinkLayout& checked(const LinkLayout& layout, std::string_view transport) 
   expect(layout.result_copies == 1 || layout.result_copies == layout.max_ranks, "result_copies",
          layout.result_copies);
   for (const NodeRun& run : layout.runs) {
-    expect((run.first + run.count) * layout.gradient_bytes <= layout.slots_bytes &&
-               (run.first + run.count) * layout.result_bytes <= layout.results_bytes,
+    expect((run.first + run.count) * layout.result_bytes <= layout.results_bytes,
            "end of a node's elements", run.first + run.count);
+  }
+  for (const NodeRun& run : layout.slot_runs) {
+    expect(run.first + run.count <= layout.slots_bytes, "end of a node's slots",
+           run.first + run.count);
   }
   return layout;
 }
@@ -72,7 +75,7 @@ BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
   place_results(results(), layout);
   for (uint32_t rank = first_rank_; rank < layout.ranks_end(); ++rank) {
     slots_.push_back(allocate(skew_of(rank) + slots_bytes_, node, what));
-    place(slots(rank), layout.gradient_bytes, layout.runs);
+    place(slots(rank), 1, layout.slot_runs);
   }
 }
 

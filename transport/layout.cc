@@ -10,85 +10,154 @@ namespace {
 
 // A node begins on a page whatever an element's size, and a page behind the end of the one before:
 // slots are shifted by less than a page for the sake of the cache (box_memory.cc).
-constexpr uint64_t kNodeAlignment = 4096 / 2;
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kNodeAlignment = kPageBytes / 2;  // elements
+constexpr uint64_t kMaxSlotsBytes = kMaxElements * sizeof(float);
+
+const SlotFormat& format_of(const KeySpec& key, std::string_view gradient_dtype) {
+  const std::string_view name = key.format.empty() ? gradient_dtype : key.format;
+  const SlotFormat* format = find_slot_format(name);
+  if (!format) fail(ErrorCode::kInvalid, "key '{}': there is no format '{}'", key.name, name);
+  return *format;
+}
+
+// Where queues begin whose chunks take so much.
+template <typename RoomOf>
+std::vector<uint64_t> begins_of(std::span<const std::vector<uint32_t>> queue_chunks,
+                                std::span<const uint32_t> queue_node, uint64_t node_alignment,
+                                RoomOf room_of) {
+  std::vector<uint64_t> begins;
+  begins.reserve(queue_chunks.size());
+  uint64_t at = 0;
+  for (size_t q = 0; q < queue_chunks.size(); ++q) {
+    if (q > 0 && queue_node[q] != queue_node[q - 1]) {
+      at = (at + node_alignment - 1) / node_alignment * node_alignment + node_alignment;
+    }
+    begins.push_back(at);
+    for (const uint32_t id : queue_chunks[q]) at += room_of(id);
+  }
+  return begins;
+}
 
 }  // namespace
 
-Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements) {
+uint32_t element_bytes_of_all(const Layout& layout) {
+  const SlotFormat* first = layout.key_format.empty() ? nullptr : layout.key_format.front();
+  const bool same = std::ranges::all_of(layout.key_format,
+                                        [first](const SlotFormat* each) { return each == first; });
+  return first && same && first->is_plain() ? first->unit_bytes : 0;
+}
+
+Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
+                    std::string_view gradient_dtype) {
   Layout layout;
   layout.key_offset.reserve(keys.size());
+  layout.key_format.reserve(keys.size());
   for (uint32_t k = 0; k < keys.size(); ++k) {
+    const SlotFormat& format = format_of(keys[k], gradient_dtype);
     layout.key_offset.push_back(layout.total_elements);
+    layout.key_format.push_back(&format);
     for (uint64_t at = 0; at < keys[k].elements; at += chunk_elements) {
       const auto elements =
           static_cast<uint32_t>(std::min<uint64_t>(chunk_elements, keys[k].elements - at));
       layout.chunks.push_back({.key = k,
                                .elements = elements,
                                .key_element = at,
-                               .offset = layout.total_elements + at});
+                               .offset = layout.total_elements + at,
+                               .gradient_offset = layout.gradients_bytes,
+                               .slot_bytes = static_cast<uint32_t>(format.bytes(elements))});
+      // The elements of a chunk that is not a key's last fill its room.
+      layout.gradients_bytes += slot_room(format, elements);
     }
     layout.total_elements += slot_elements(keys[k].elements);
   }
   return layout;
 }
 
-void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
-                    std::vector<uint64_t> queue_offset) {
-  const bool as_worker = queue_offset.empty();
-  if (!as_worker && queue_offset.size() != queue_chunks.size()) {
-    fail(ErrorCode::kInvalid, "{} queues have {} offsets", queue_chunks.size(),
-         queue_offset.size());
+void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks) {
+  uint64_t at = layout.queue_offset[queue];
+  if (at > kMaxElements) fail(ErrorCode::kInvalid, "queue {} begins at element {}", queue, at);
+  uint64_t slot =
+      layout.queue_slots.empty() ? at * element_bytes_of_all(layout) : layout.queue_slots[queue];
+  if (slot > kMaxSlotsBytes) {
+    fail(ErrorCode::kInvalid, "the slots of queue {} begin at byte {}", queue, slot);
   }
+  for (uint32_t i = 0; i < chunks.size(); ++i) {
+    ChunkLayout& chunk = layout.chunks[chunks[i]];
+    chunk.queue = queue;
+    chunk.index = i;
+    chunk.box_offset = at;
+    chunk.slot_offset = slot;
+    at += layout.box_slot(chunk);
+    slot += layout.slot_room_of(chunk);
+  }
+  layout.box_elements = std::max(layout.box_elements, at);
+  layout.slots_bytes = std::max(layout.slots_bytes, slot);
+}
+
+void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
+                    QueueOffsets offsets) {
+  const bool as_worker = offsets.elements.empty();
+  const auto expect_offsets = [&](const std::vector<uint64_t>& given) {
+    if (given.size() == queue_chunks.size()) return;
+    fail(ErrorCode::kInvalid, "{} queues have {} offsets", queue_chunks.size(), given.size());
+  };
+  if (!as_worker) expect_offsets(offsets.elements);
+  const bool slots_follow = as_worker || element_bytes_of_all(layout) > 0;
+  if (!slots_follow || !offsets.slots.empty()) expect_offsets(offsets.slots);
   std::vector<bool> routed(layout.chunks.size());
   uint64_t count = 0;
-  layout.box_elements = as_worker ? layout.total_elements : 0;
   for (uint32_t q = 0; q < queue_chunks.size(); ++q) {
-    uint64_t at = as_worker ? 0 : queue_offset[q];
-    if (at > kMaxElements) fail(ErrorCode::kInvalid, "queue {} begins at element {}", q, at);
-    for (uint32_t i = 0; i < queue_chunks[q].size(); ++i, ++count) {
-      const uint32_t id = queue_chunks[q][i];
+    for (const uint32_t id : queue_chunks[q]) {
       if (id >= layout.chunks.size() || routed[id]) {
         fail(ErrorCode::kInvalid, "queue {}: chunk {} does not exist or is in another queue", q,
              id);
       }
       routed[id] = true;
-      ChunkLayout& chunk = layout.chunks[id];
-      chunk.queue = q;
-      chunk.index = i;
-      chunk.box_offset = as_worker ? chunk.offset : at;
-      at += layout.box_slot(chunk);
+      ++count;
     }
-    if (!as_worker) layout.box_elements = std::max(layout.box_elements, at);
   }
   if (count != layout.chunks.size()) {
     fail(ErrorCode::kInvalid, "{} of {} chunks have a queue", count, layout.chunks.size());
   }
+  layout.queue_offset = std::move(offsets.elements);
+  layout.queue_slots = std::move(offsets.slots);
+  layout.box_elements = as_worker ? layout.total_elements : 0;
+  layout.slots_bytes = as_worker ? layout.gradients_bytes : 0;
+  for (uint32_t q = 0; q < queue_chunks.size(); ++q) {
+    if (!as_worker) {
+      lay_out_queue(layout, q, queue_chunks[q]);
+      continue;
+    }
+    for (uint32_t i = 0; i < queue_chunks[q].size(); ++i) {
+      ChunkLayout& chunk = layout.chunks[queue_chunks[q][i]];
+      chunk.queue = q;
+      chunk.index = i;
+      chunk.box_offset = chunk.offset;
+      chunk.slot_offset = chunk.gradient_offset;
+    }
+  }
   layout.queue_chunks = std::move(queue_chunks);
-  layout.queue_offset = std::move(queue_offset);
 }
 
 std::vector<uint64_t> offsets_of_sums(const Layout& layout) {
   std::vector<uint64_t> offsets{0};
   offsets.reserve(layout.chunks.size() + 1);
   for (const ChunkLayout& chunk : layout.chunks) {
-    offsets.push_back(offsets.back() + layout.box_slot(chunk));
+    offsets.push_back(offsets.back() + layout.slot_room_of(chunk));
   }
   return offsets;
 }
 
-std::vector<uint64_t> offsets_of_queues(const Layout& layout,
-                                        std::span<const std::vector<uint32_t>> queue_chunks,
-                                        std::span<const uint32_t> queue_node) {
-  std::vector<uint64_t> offsets;
-  offsets.reserve(queue_chunks.size());
-  uint64_t at = 0;
-  for (size_t q = 0; q < queue_chunks.size(); ++q) {
-    if (q > 0 && queue_node[q] != queue_node[q - 1]) {
-      at = (at + kNodeAlignment - 1) / kNodeAlignment * kNodeAlignment + kNodeAlignment;
-    }
-    offsets.push_back(at);
-    for (const uint32_t id : queue_chunks[q]) at += layout.box_slot(layout.chunks[id]);
-  }
+QueueOffsets offsets_of_queues(const Layout& layout,
+                               std::span<const std::vector<uint32_t>> queue_chunks,
+                               std::span<const uint32_t> queue_node) {
+  QueueOffsets offsets;
+  offsets.elements = begins_of(queue_chunks, queue_node, kNodeAlignment,
+                               [&](uint32_t id) { return layout.box_slot(layout.chunks[id]); });
+  if (element_bytes_of_all(layout) > 0) return offsets;
+  offsets.slots = begins_of(queue_chunks, queue_node, kPageBytes,
+                            [&](uint32_t id) { return layout.slot_room_of(layout.chunks[id]); });
   return offsets;
 }
 
@@ -96,7 +165,8 @@ JobLayout routes_of(const Layout& layout) {
   return {.key_offset = layout.key_offset,
           .queue_chunks = layout.queue_chunks,
           .total_elements = layout.total_elements,
-          .queue_offset = layout.queue_offset};
+          .queue_offset = layout.queue_offset,
+          .queue_slots = layout.queue_slots};
 }
 
 Layout layout_of(const JoinReply& reply) {
@@ -104,36 +174,36 @@ Layout layout_of(const JoinReply& reply) {
     fail(ErrorCode::kInternal, "the server's answer does not fit together: {}", what);
   };
   const uint32_t chunk_elements = reply.spec.chunk_elements;
-  if (chunk_elements == 0 || reply.first_round == 0) malformed("chunks and rounds");
-  Layout layout = lay_out_keys(reply.spec.keys, chunk_elements);
+  const bool fits = chunk_elements > 0 && chunk_elements % kChunkAlignment == 0;
+  if (!fits || reply.first_round == 0) malformed("chunks and rounds");
+  Layout layout = lay_out_keys(reply.spec.keys, chunk_elements, reply.spec.gradient_dtype);
   if (layout.key_offset != reply.layout.key_offset ||
       layout.total_elements != reply.layout.total_elements) {
     malformed("keys and where they begin");
   }
   layout.trailer_elements = trailer_of(reply.spec);
   try {
-    lay_out_queues(layout, reply.layout.queue_chunks, reply.layout.queue_offset);
+    lay_out_queues(layout, reply.layout.queue_chunks,
+                   {reply.layout.queue_offset, reply.layout.queue_slots});
   } catch (const Error& error) {
     malformed(error.what());
   }
   return layout;
 }
 
-LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t gradient_bytes,
-                       uint32_t result_bytes, uint32_t copies) {
+LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t result_bytes,
+                       uint32_t copies) {
   LinkLayout link;
   link.max_ranks = max_ranks;
   link.cores = static_cast<uint32_t>(layout.queue_chunks.size());
   for (const auto& chunks : layout.queue_chunks) {
     link.queue_chunks.push_back(static_cast<uint32_t>(chunks.size()));
   }
-  link.gradient_bytes = gradient_bytes;
   link.result_bytes = result_bytes;
-  link.slots_bytes = layout.box_elements * gradient_bytes;
+  link.slots_bytes = layout.slots_bytes;
   link.results_bytes = layout.box_elements * result_bytes;
   const bool of_racks = layout.trailer_elements > 0;
-  link.worker_gradients_bytes =
-      (of_racks ? offsets_of_sums(layout).back() : layout.total_elements) * gradient_bytes;
+  link.worker_gradients_bytes = of_racks ? offsets_of_sums(layout).back() : layout.gradients_bytes;
   link.worker_results_bytes = layout.total_elements * result_bytes;
   link.result_copies = copies;
   return link;

@@ -9,14 +9,22 @@
 #include <vector>
 
 #include "transport/control/job_spec.h"
+#include "transport/slot_format.h"
 #include "transport/transport.h"
 
 namespace phub {
 
-// Elements. A chunk lies in a slot of this many, or a multiple: 128 bytes of f32.
+// Elements. In arrays of elements a chunk has the place of this many, or a multiple: 128 bytes of
+// f32.
 inline constexpr uint64_t kChunkAlignment = 32;
 constexpr uint64_t slot_elements(uint64_t elements) {
   return (elements + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
+}
+// Bytes. Where gradients lie, the same: whole cache lines for whole multiples of 32 elements.
+inline constexpr uint64_t kSlotAlignment = 64;
+constexpr uint64_t slot_room(const SlotFormat& format, uint64_t elements) {
+  const uint64_t bytes = format.bytes(slot_elements(elements));
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 // Behind the gradient of a rank that is a rack: how many ranks took part in it, a uint32. Here in
@@ -28,66 +36,101 @@ inline uint32_t trailer_of(const JobSpec& spec) {
   return spec.rack_ranks.empty() ? 0 : kTrailerElements;
 }
 
-struct ChunkLayout {  // offsets in elements
+// Arrays of elements (results, at the box also parameters and state) are laid out in elements,
+// gradients in bytes: each key's have a format.
+struct ChunkLayout {
   uint32_t key = 0;
   uint32_t elements = 0;
-  uint64_t key_element = 0;  // where the chunk begins within its key
-  uint64_t offset = 0;       // in the worker's memory
-  uint64_t box_offset = 0;   // in the box's
+  uint64_t key_element = 0;      // where the chunk begins within its key
+  uint64_t offset = 0;           // in the worker's results, elements
+  uint64_t box_offset = 0;       // in the box's arrays, elements
+  uint64_t gradient_offset = 0;  // in the worker's gradients, bytes
+  uint64_t slot_offset = 0;      // in a rank's slots at the box, bytes
+  uint32_t slot_bytes = 0;       // of its gradient, which are on the wire
   uint32_t queue = 0;
   uint32_t index = 0;  // within its queue: what the immediate carries
 };
 
 struct Layout {
-  std::vector<ChunkLayout> chunks;                  // key by key, ascending
-  std::vector<uint64_t> key_offset;                 // in the worker's memory
-  uint64_t total_elements = 0;                      // the worker's: with the padding between keys
+  std::vector<ChunkLayout> chunks;            // key by key, ascending
+  std::vector<uint64_t> key_offset;           // in the worker's results, elements
+  std::vector<const SlotFormat*> key_format;  // of its gradients
+  uint64_t total_elements = 0;                // the worker's results: with the padding between keys
+  uint64_t gradients_bytes = 0;               // the worker's gradients, the same
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk
-  // Where each queue's chunks begin at the box. Empty: the box's memory is laid out as the
-  // worker's.
+  // Where each queue's chunks begin at the box, in elements. Empty: the box's memory is laid out as
+  // the worker's.
   std::vector<uint64_t> queue_offset;
-  uint64_t box_elements = 0;      // the box's: with the padding between nodes
+  // And their slots, in bytes. Empty: where all keys have one plain format, as the arrays.
+  std::vector<uint64_t> queue_slots;
+  uint64_t box_elements = 0;      // the box's arrays: with the padding between nodes
+  uint64_t slots_bytes = 0;       // the box's slots of one rank, the same
   uint32_t trailer_elements = 0;  // at the box, behind each chunk: kTrailerElements below racks
 
-  // What a chunk takes of the box's memory.
+  // What a chunk takes of the box's arrays, in elements, and of its slots, in bytes.
   uint64_t box_slot(const ChunkLayout& chunk) const {
     return slot_elements(uint64_t{chunk.elements} + trailer_elements);
   }
+  uint64_t slot_room_of(const ChunkLayout& chunk) const {
+    return slot_room(*key_format[chunk.key], uint64_t{chunk.elements} + trailer_elements);
+  }
 };
 
-// The worker's side: keys one after another, each in whole slots, and cut into chunks. REQUIRES:
-// at most 2^32 - 1 chunks. (Where the ranks are racks, set trailer_elements before what follows.)
-Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements);
+// Where all keys have one plain format: the bytes of an element; else 0.
+uint32_t element_bytes_of_all(const Layout& layout);
+
+// The worker's side: keys one after another, each in whole slots, and cut into chunks. The
+// gradients of a key in a plain format are one piece; in a coded one each chunk has its own room.
+// `gradient_dtype`: of keys without a format of their own. Throws Error(kInvalid): there is no such
+// format. REQUIRES: at most 2^32 - 1 chunks. (Where the ranks are racks, set trailer_elements
+// before what follows.)
+Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
+                    std::string_view gradient_dtype = "f32");
+
+// Where queues begin at the box. Layout::queue_offset, queue_slots.
+struct QueueOffsets {
+  std::vector<uint64_t> elements;
+  std::vector<uint64_t> slots;
+};
 
 // The box's side. Throws Error(kInvalid) unless every chunk is in one queue exactly and the number
 // of offsets is that of the queues, or 0.
 void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
-                    std::vector<uint64_t> queue_offset);
+                    QueueOffsets offsets);
+
+// The chunks of a queue, one after another from its offsets on: what lay_out_queues() does for
+// each. REQUIRES: layout.queue_offset[queue], and queue_slots[queue] unless that is empty; the
+// chunks exist. Throws Error(kInvalid): the offsets are out of range.
+void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks);
 
 // Where a rack has its sums: chunk after chunk, each with its trailer, whatever boxes they go to.
-// In elements, by chunk, and at last where they end.
+// In bytes, by chunk, and at last where they end.
 std::vector<uint64_t> offsets_of_sums(const Layout& layout);
 
 // Where queues of these nodes begin at the box: one after another, each node on pages of its own.
-std::vector<uint64_t> offsets_of_queues(const Layout& layout,
-                                        std::span<const std::vector<uint32_t>> queue_chunks,
-                                        std::span<const uint32_t> queue_node);
+QueueOffsets offsets_of_queues(const Layout& layout,
+                               std::span<const std::vector<uint32_t>> queue_chunks,
+                               std::span<const uint32_t> queue_node);
 
-// Of a 16-bit format a slot takes the f32 of the initial parameters in two parts.
+// Initial parameters are f32. Where a chunk's gradient takes fewer bytes, its slot takes them in
+// parts of about equal size. (A part never has more bytes than the slot has room for.)
 struct InitialPart {
   uint32_t first = 0;  // of the chunk's elements
   uint32_t count = 0;
 };
-constexpr uint32_t initial_parts(uint32_t gradient_bytes) { return gradient_bytes == 4 ? 1 : 2; }
-constexpr InitialPart initial_part(uint32_t elements, uint32_t gradient_bytes, uint32_t part) {
-  if (gradient_bytes == 4) return {0, elements};
-  const uint32_t half = elements / 2;
-  return part == 0 ? InitialPart{0, half} : InitialPart{half, elements - half};
+constexpr uint32_t initial_parts(uint32_t elements, uint64_t slot_bytes) {
+  return static_cast<uint32_t>((uint64_t{elements} * sizeof(float) + slot_bytes - 1) / slot_bytes);
+}
+constexpr InitialPart initial_part(uint32_t elements, uint64_t slot_bytes, uint32_t part) {
+  const uint64_t parts = initial_parts(elements, slot_bytes);
+  const auto begin = static_cast<uint32_t>(uint64_t{elements} * part / parts);
+  const auto end = static_cast<uint32_t>(uint64_t{elements} * (part + 1) / parts);
+  return {begin, end - begin};
 }
 
-// The sizes of both sides of a link, for elements of so many bytes. `copies`: of the results, at
-// the box.
-LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t gradient_bytes,
-                       uint32_t result_bytes, uint32_t copies);
+// The sizes of both sides of a link, for results of so many bytes per element. `copies`: of the
+// results, at the box.
+LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t result_bytes,
+                       uint32_t copies);
 
 }  // namespace phub

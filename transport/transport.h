@@ -128,7 +128,8 @@ class BoxEndpoint : public virtual Endpoint {
   virtual void detach(uint32_t rank) = 0;
 };
 
-// Elements [first, first + count) of a job's arrays on the box are handled by cores of this node.
+// [first, first + count) of a job's memory on the box, in elements of its arrays or in bytes of a
+// rank's slots, are handled by cores of this node.
 struct NodeRun {
   uint32_t os_node = 0;
   uint64_t first = 0;
@@ -158,9 +159,10 @@ struct LinkLayout {
   uint32_t result_copies = 1;           // 1, or one for each rank
   uint32_t result_copy = 0;             // at the worker: which one is its own
   std::vector<uint32_t> core_node;      // NUMA node of each core
-  uint32_t gradient_bytes = 4;          // per element
-  uint32_t result_bytes = 4;
-  std::vector<NodeRun> runs;  // the box's memory, ascending; empty: one node
+  uint32_t result_bytes = 4;            // per element
+  // The box's memory, ascending; empty: one node.
+  std::vector<NodeRun> runs;       // of results, in elements
+  std::vector<NodeRun> slot_runs;  // of a rank's slots, in bytes
 
   uint32_t ranks_end() const { return end_rank == 0 ? max_ranks : end_rank; }
   size_t queues_in_all() const { return all_queues == 0 ? queue_chunks.size() : all_queues; }

@@ -25,7 +25,6 @@ std::span<Byte> part(std::span<Byte> all, size_t offset, size_t bytes) {
 DeviceKeys::DeviceKeys(Worker& worker, Device& device)
     : worker_(worker),
       device_(device),
-      gradient_dtype_(*kernels::parse_dtype(worker.spec().gradient_dtype)),
       parameter_dtype_(*kernels::parse_dtype(worker.spec().parameter_dtype)),
       in_piece_(device, kPieceBytes, "gradients that are converted"),
       out_piece_(device, kPieceBytes, "results that are converted"),
@@ -38,6 +37,8 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
   for (size_t key = 0; key < keys_.size(); ++key) {
     worker_.register_memory(key, {});
     worker_.wait(key);
+    keys_[key].gradient_dtype =
+        *kernels::parse_dtype(gradient_format(worker_.spec(), worker_.spec().keys[key]));
     keys_[key].gradient = worker_.gradient_bytes(key);
     keys_[key].result = worker_.parameter_bytes(key);
     keys_[key].pulled = device_.make_event();
@@ -136,8 +137,9 @@ void DeviceKeys::enqueue(Work work) {
 }
 
 void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const DevicePush& how) {
-  const DType dtype = how.dtype.value_or(gradient_dtype_);
   const bool null = gradient == nullptr;
+  const DType of_key = key < keys_.size() ? keys_[key].gradient_dtype : DType::kF32;
+  const DType dtype = how.dtype.value_or(of_key);
   check_call(key, "push", null ? in_piece_.data() : gradient, dtype, stream);
   if (!std::isfinite(how.scale)) {
     phub::fail(ErrorCode::kInvalid, "push of key '{}': the scale {} is not finite",
@@ -183,18 +185,19 @@ void DeviceKeys::pull(size_t key, void* result, Stream& stream, std::optional<DT
 
 void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scale) {
   const std::span<std::byte> to = key.gradient;
-  if (dtype == gradient_dtype_ && scale == 1) {
+  const DType of_key = key.gradient_dtype;
+  if (dtype == of_key && scale == 1) {
     return in_->copy_to_host(to.data(), gradient, to.size());
   }
-  const size_t elements = to.size() / kernels::bytes_of(gradient_dtype_);
-  const size_t step = kPieceBytes / kernels::bytes_of(gradient_dtype_);
+  const size_t elements = to.size() / kernels::bytes_of(of_key);
+  const size_t step = kPieceBytes / kernels::bytes_of(of_key);
   for (size_t at = 0; at < elements; at += step) {
     const size_t count = std::min(step, elements - at);
-    const size_t bytes = kernels::slot_bytes(gradient_dtype_, count);
+    const size_t bytes = kernels::slot_bytes(of_key, count);
     in_->convert(static_cast<const std::byte*>(gradient) + kernels::slot_bytes(dtype, at), dtype,
-                 in_piece_.data(), gradient_dtype_, count, scale);
-    in_->copy_to_host(part(to, kernels::slot_bytes(gradient_dtype_, at), bytes).data(),
-                      in_piece_.data(), bytes);
+                 in_piece_.data(), of_key, count, scale);
+    in_->copy_to_host(part(to, kernels::slot_bytes(of_key, at), bytes).data(), in_piece_.data(),
+                      bytes);
   }
 }
 

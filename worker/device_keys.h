@@ -6,7 +6,7 @@
 //   keys.pull(0, parameters, stream);    // later work of `stream` has the result
 //   keys.wait();                         // for what must be known here: all is sent and received
 //
-// push: a stream of phub's waits for the caller's, converts the gradient to the job's format on the
+// push: a stream of phub's waits for the caller's, converts the gradient to the key's format on the
 // device, and copies it to pinned memory, the worker's own if that can be pinned. A thread pushes
 // it when the copy is done. pull: another stream waits until a second thread has the result,
 // converts it and copies it back, and the caller's stream waits for that.
@@ -46,7 +46,7 @@
 namespace phub {
 
 struct DevicePush {
-  std::optional<kernels::DType> dtype;  // of the gradient; nothing: the job's
+  std::optional<kernels::DType> dtype;  // of the gradient; nothing: the key's
   float scale = 1;                      // multiplies every element
   int32_t priority = 0;                 // as PushOptions
 };
@@ -79,6 +79,7 @@ class DeviceKeys {
 
  private:
   struct Key {
+    kernels::DType gradient_dtype = {};
     std::span<std::byte> gradient;      // where phub's streams copy to
     std::span<const std::byte> result;  // and from
     std::unique_ptr<Event> pulled;      // by the latest pull
@@ -106,9 +107,9 @@ class DeviceKeys {
 
   Worker& worker_;
   Device& device_;
-  const kernels::DType gradient_dtype_, parameter_dtype_;  // the job's
-  std::vector<PinnedMemory> pinned_;                       // the worker's memory
-  HostMemory staged_gradients_, staged_results_;           // empty: the worker's is pinned
+  const kernels::DType parameter_dtype_;          // the job's
+  std::vector<PinnedMemory> pinned_;              // the worker's memory
+  HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
   DeviceMemory in_piece_, out_piece_;
 
   std::mutex mutex_;  // guards what follows, and that a call's work is enqueued together

@@ -25,14 +25,17 @@ RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, Worker
       session_(session),
       link_(link),
       in_place_(link.in_place()),
-      gradient_dtype_(dtype_of(spec.gradient_dtype, "gradient_dtype")),
       parameter_dtype_(dtype_of(spec.parameter_dtype, "parameter_dtype")),
-      entries_(spec.keys.size()) {}
+      entries_(spec.keys.size()) {
+  for (const KeySpec& key : spec.keys) {
+    gradient_dtypes_.push_back(dtype_of(gradient_format(spec, key), "gradient_dtype"));
+  }
+}
 
 void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
   Entry entry{.gradient = memory.gradient,
               .parameters = memory.parameters,
-              .gradient_dtype = gradient_dtype_,
+              .gradient_dtype = gradient_dtypes_[key],
               .parameter_dtype = parameter_dtype_,
               .gradient_scale = memory.gradient_scale,
               .in_place = memory.in_place && in_place_ != nullptr};
@@ -74,12 +77,13 @@ bool RegisteredMemory::overlap(size_t key, const Entry& entry) const {
 
 bool RegisteredMemory::is_lent(size_t key) const {
   const Entry& entry = entries_[key];
-  return !session_.ready(key) && (sends_in_place(entry) || entry.result_lent);
+  return !session_.ready(key) && (sends_in_place(key) || entry.result_lent);
 }
 
-bool RegisteredMemory::sends_in_place(const Entry& entry) const {
+bool RegisteredMemory::sends_in_place(size_t key) const {
+  const Entry& entry = entries_[key];
   return entry.in_place && entry.gradient && entry.gradient_scale == 1 &&
-         entry.gradient_dtype == gradient_dtype_;
+         entry.gradient_dtype == gradient_dtypes_[key];
 }
 
 bool RegisteredMemory::receives_in_place(const Entry& entry) const {
@@ -92,7 +96,7 @@ void RegisteredMemory::lend(size_t key) {
   if (!entry.in_place) return;
   const auto* gradient = static_cast<const std::byte*>(entry.gradient);
   auto* result = static_cast<std::byte*>(entry.parameters);
-  const bool sends = sends_in_place(entry);
+  const bool sends = sends_in_place(key);
   // After a reconnection the result of the round before comes again. It must not overwrite a
   // gradient that is still to be sent.
   entry.result_lent = receives_in_place(entry) && !(sends && overlap(key, entry));
@@ -131,11 +135,11 @@ std::span<const std::byte> RegisteredMemory::result(size_t key) const {
 bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   Entry& entry = entries_[key];
   await_copies(key, lock);
-  if (ended_ || !entry.gradient || sends_in_place(entry)) return false;
+  if (ended_ || !entry.gradient || sends_in_place(key)) return false;
   const std::span<std::byte> slot = session_.gradient(key);
   unlocked(entry, slot.size(), lock, [&, entry] {
     kernels::convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
-                            gradient_dtype_, elements(key));
+                            gradient_dtypes_[key], elements(key));
   });
   return true;
 }

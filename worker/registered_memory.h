@@ -71,15 +71,16 @@ class RegisteredMemory {
   uint64_t result_offset(size_t key) const;
   void take_back(size_t key);
   bool overlap(size_t key, const Entry& entry) const;  // of gradient and result
-  bool sends_in_place(const Entry& entry) const;
+  bool sends_in_place(size_t key) const;
   bool receives_in_place(const Entry& entry) const;
   uint64_t elements(size_t key) const { return spec_.keys[key].elements; }
 
   const JobSpec& spec_;
   Session& session_;
   WorkerLink& link_;
-  InPlace* const in_place_;  // null: the transport does not support it
-  const kernels::DType gradient_dtype_, parameter_dtype_;  // the job's
+  InPlace* const in_place_;                      // null: the transport does not support it
+  std::vector<kernels::DType> gradient_dtypes_;  // the keys'
+  const kernels::DType parameter_dtype_;         // the job's
   std::vector<Entry> entries_;
   bool ended_ = false;  // the memory is the caller's again, who may free it
   std::condition_variable copied_;

@@ -33,8 +33,8 @@ LinkLayout link_layout_of(const JoinReply& reply) {
          reply.spec.max_ranks);
   }
   LinkLayout layout =
-      link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.gradient_dtype),
-                  element_bytes(reply.spec.parameter_dtype), lock_step ? 1 : reply.spec.max_ranks);
+      link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.parameter_dtype),
+                  lock_step ? 1 : reply.spec.max_ranks);
   if (!lock_step) layout.result_copy = reply.rank;
   return layout;
 }
@@ -43,10 +43,9 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
     : link_(link),
       gathers_(link.needs_polling()),
       gated_(is_gated(reply.spec)),
-      gradient_bytes_(element_bytes(reply.spec.gradient_dtype)),
       result_bytes_(element_bytes(reply.spec.parameter_dtype)) {
   Layout layout = layout_of(reply);
-  if (link_.gradients().size() < layout.total_elements * gradient_bytes_ ||
+  if (link_.gradients().size() < layout.gradients_bytes ||
       link_.results().size() < layout.total_elements * result_bytes_) {
     fail(ErrorCode::kInternal,
          "the server's answer contradicts itself: {} bytes of gradients and {} of results for "
@@ -70,7 +69,11 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
     chunk.outstanding = true;
     chunks_.push_back(chunk);
     Key& key = keys_[chunk.key];
-    if (key.chunks++ == 0) key.first_chunk = c;
+    if (key.chunks++ == 0) {
+      key.first_chunk = c;
+      key.gradient_begin = chunk.gradient_offset;
+    }
+    key.gradient_end = chunk.gradient_offset + chunk.slot_bytes;
     ++key.outstanding;
   }
   keys_outstanding_ = keys_.size();
@@ -86,8 +89,8 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
 }
 
 std::span<std::byte> Session::gradient(size_t key) {
-  return link_.gradients().subspan(keys_[key].offset * gradient_bytes_,
-                                   keys_[key].elements * gradient_bytes_);
+  return link_.gradients().subspan(keys_[key].gradient_begin,
+                                   keys_[key].gradient_end - keys_[key].gradient_begin);
 }
 
 std::span<const std::byte> Session::result(size_t key) const {
@@ -131,8 +134,8 @@ void Session::send_initial(const std::function<const float*(size_t key)>& of_key
 
 void Session::stage_initial(uint32_t c, uint32_t part) {
   Chunk& chunk = chunks_[c];
-  const auto [first, count] = initial_part(chunk.elements, gradient_bytes_, part);
-  std::memcpy(link_.gradients().data() + chunk.offset * gradient_bytes_,
+  const auto [first, count] = initial_part(chunk.elements, chunk.slot_bytes, part);
+  std::memcpy(link_.gradients().data() + chunk.gradient_offset,
               initial_[chunk.key] + chunk.key_element + first, count * sizeof(float));
   chunk.initial_part = static_cast<uint8_t>(part);
 }
@@ -148,14 +151,15 @@ bool Session::post(const Waiting& waiting) {
   uint64_t bytes = 0;
   if (waiting.kind == ImmKind::kData) {
     if (chunk.null) imm.kind = ImmKind::kNull;
-    bytes = chunk.null ? 0 : uint64_t{chunk.elements} * gradient_bytes_;
+    bytes = chunk.null ? 0 : chunk.slot_bytes;
   }
   if (waiting.kind == ImmKind::kInitial) {
     imm.round = chunk.initial_part;
-    bytes = initial_part(chunk.elements, gradient_bytes_, chunk.initial_part).count * sizeof(float);
+    bytes =
+        initial_part(chunk.elements, chunk.slot_bytes, chunk.initial_part).count * sizeof(float);
   }
-  return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.offset * gradient_bytes_,
-                                               .remote_offset = chunk.box_offset * gradient_bytes_,
+  return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.gradient_offset,
+                                               .remote_offset = chunk.slot_offset,
                                                .bytes = static_cast<uint32_t>(bytes),
                                                .imm = encode(imm)});
 }
@@ -164,7 +168,7 @@ bool Session::post(const Waiting& waiting) {
 void Session::post_waiting() {
   while (!waiting_.empty() && !broken_ && post(waiting_.front())) {
     const Chunk& chunk = chunks_[waiting_.front().chunk];
-    if (!chunk.null) gathered_bytes_ += uint64_t{chunk.elements} * gradient_bytes_;
+    if (!chunk.null) gathered_bytes_ += chunk.slot_bytes;
     ++gathered_;
     std::pop_heap(waiting_.begin(), waiting_.end());
     waiting_.pop_back();

@@ -107,6 +107,7 @@ class Session {
   };
   struct Key {
     uint64_t offset = 0, elements = 0;
+    uint64_t gradient_begin = 0, gradient_end = 0;  // bytes
     uint32_t first_chunk = 0, chunks = 0;
     uint32_t outstanding = 0;
     int32_t priority = 0;
@@ -143,8 +144,7 @@ class Session {
   uint64_t gathered_bytes_ = 0;
   std::chrono::steady_clock::time_point flushed_;
   const bool gated_;
-  uint32_t gradient_bytes_;  // of an element
-  uint32_t result_bytes_;
+  uint32_t result_bytes_;  // of an element
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
   std::vector<Queue> queues_;

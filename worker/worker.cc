@@ -297,8 +297,8 @@ std::span<std::byte> Worker::gradient_bytes(size_t key) {
 }
 
 std::span<float> Worker::gradient(size_t key) {
-  check_f32(spec(), spec().gradient_dtype, "gradient");
   std::span<std::byte> bytes = gradient_bytes(key);
+  check_f32(spec(), gradient_format(spec(), spec().keys[key]), "gradient");
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 

@@ -87,6 +87,7 @@ void run(Arguments& arguments) {
   arguments.spec.keys = std::move(table.keys);
   arguments.spec.parameter_dtype = arguments.spec.gradient_dtype;
   arguments.spec.chunk_elements = arguments.plan.chunk_elements;
+  arguments.plan.gradient_dtype = arguments.spec.gradient_dtype;
   if (arguments.uplink_gbit_s != 0) arguments.scene.uplink_gbit_s = arguments.uplink_gbit_s;
   const Costs costs = arguments.costs.empty() ? Costs{} : load_costs(arguments.costs);
   const Cluster cluster = load_cluster(arguments.cluster);

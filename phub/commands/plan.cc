@@ -157,6 +157,7 @@ void run(PlanArguments arguments) {
   spec.keys = std::move(table.keys);
   spec.world_size = spec.max_ranks = arguments.options.ranks;
   spec.chunk_elements = arguments.options.chunk_elements;
+  arguments.options.gradient_dtype = spec.gradient_dtype;
   spec.parameter_dtype =
       arguments.parameter_dtype.empty() ? spec.gradient_dtype : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);

@@ -82,7 +82,7 @@ void ChunkTable::set_expected(uint32_t rank, uint32_t index, bool yes) {
   if (bit(expected_, rank, index) == yes) return;
   CoreChunk& chunk = chunks_[index];
   expected_[at(index, rank / 64)] ^= uint64_t{1} << (rank % 64);
-  const uint32_t change = yes ? 1 : -1u;
+  const auto change = static_cast<uint16_t>(yes ? 1 : -1);
   chunk.expected += change;
   if (!has(rank, index)) chunk.missing += change;
 }

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "phub/core/index_set.h"
 #include "phub/core/messages.h"
 #include "transport/layout.h"
@@ -24,20 +25,24 @@ struct CoreChunk {
   uint64_t round = 0;   // in progress; 0: initial parameters are awaited
   uint64_t offset = 0;  // in the box's arrays, elements
   uint64_t worker_offset = 0;
-  int64_t step_offset = 0;  // its optimizer's step in a round is the round plus this
+  int64_t step_offset = 0;        // its optimizer's step in a round is the round plus this
+  uint64_t slot_offset : 48 = 0;  // in the slots of a rank, bytes
+  kernels::DType dtype = kernels::DType::kF32;  // of its gradients
+  uint8_t initial_parts = 0;                    // parts of the initial parameters that have arrived
   uint32_t elements = 0;
-  uint32_t expected = 0;  // ranks in this round (lock-step only)
-  uint32_t missing = 0;   // of those, ranks that have not arrived
-  uint32_t arrived = 0;   // contributions that have arrived, null ones included
-  uint32_t id = 0;        // in the plan
+  uint32_t id = 0;  // in the plan
   int32_t priority = 0;
+  uint16_t expected = 0;  // ranks in this round (lock-step only)
+  uint16_t missing = 0;   // of those, ranks that have not arrived
+  uint16_t arrived = 0;   // contributions that have arrived, null ones included
   uint16_t hyper_class = 0;
-  uint16_t queue = 0;         // of the core's
-  uint8_t initial_parts = 0;  // parts of the initial parameters that have arrived
-  bool closed = false;        // this round: its result is pending
-  bool unused = false;        // this round: nobody has sent a gradient, nothing is applied
-  bool vacant = false;        // this round: nobody is in it, and it is completed all the same
+  uint16_t queue = 0;       // of the core's
+  bool closed : 1 = false;  // this round: its result is pending
+  bool unused : 1 = false;  // this round: nobody has sent a gradient, nothing is applied
+  bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same
 
+  // Of a gradient, which are on the wire.
+  uint64_t slot_bytes() const { return kernels::slot_bytes(dtype, elements); }
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {
     step_offset = static_cast<int64_t>(steps + 1 - r);
@@ -198,12 +203,13 @@ inline void ChunkTable::mark(uint32_t rank, uint32_t index, bool null) {
   const uint64_t bit = uint64_t{1} << (rank % 64);
   arrived_[at(index, rank / 64)] |= bit;
   if (null) null_[at(index, rank / 64)] |= bit;
-  if (!null) counters_[chunk.queue].elements_in += chunk.elements;
+  if (!null) counters_[chunk.queue].bytes_in += chunk.slot_bytes();
   ++chunk.arrived;
   --chunk.missing;
   ++ranks_[rank].open;
 }
 
 static_assert(sizeof(CoreChunk) == 64, "a cache line");
+static_assert(kMaxRanks <= 0xffff, "ranks are counted in 16 bits");
 
 }  // namespace phub

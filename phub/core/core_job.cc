@@ -141,17 +141,15 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
 // summed as if they had arrived.
 bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm) {
   const CoreChunk& chunk = table_[index];
-  const kernels::DType dtype = parameters_.gradient_dtype;
-  uint64_t bytes = 0;
-  if (imm.kind == ImmKind::kData) bytes = kernels::slot_bytes(dtype, chunk.elements);
-  uint64_t place = kernels::slot_bytes(dtype, chunk.offset);
+  uint64_t bytes = imm.kind == ImmKind::kData ? chunk.slot_bytes() : 0;
+  uint64_t place = chunk.slot_offset;
   if (!parameters_.rack_ranks.empty() && imm.kind <= ImmKind::kNull) {
     // A null is its trailer alone.
     if (imm.kind == ImmKind::kNull) place += chunk.elements * sizeof(float);
     bytes += kTrailerElements * sizeof(float);
   }
   if (imm.kind == ImmKind::kInitial) {
-    bytes = initial_part(chunk.elements, kernels::bytes_of(dtype), imm.round).count * sizeof(float);
+    bytes = initial_part(chunk.elements, chunk.slot_bytes(), imm.round).count * sizeof(float);
   }
   if (arrival.fits(bytes, place)) return true;
   const bool wrong_bytes = arrival.bytes != bytes;
@@ -164,8 +162,7 @@ bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const 
 uint32_t CoreJob::participants_of(uint32_t rank, uint32_t index) const {
   const CoreChunk& chunk = table_[index];
   uint32_t participants = 0;
-  std::memcpy(&participants,
-              table_.rank(rank).slots + (chunk.offset + chunk.elements) * sizeof(float),
+  std::memcpy(&participants, table_.rank(rank).slots + chunk.slot_offset + chunk.slot_bytes(),
               sizeof participants);
   return participants;
 }
@@ -180,7 +177,7 @@ bool CoreJob::may_take_part(uint32_t rank, uint32_t participants, const Imm& imm
 
 void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool heard_before) {
   CoreChunk& chunk = table_[index];
-  const uint32_t parts = initial_parts(kernels::bytes_of(parameters_.gradient_dtype));
+  const uint32_t parts = initial_parts(chunk.elements, chunk.slot_bytes());
   if (!parameters_.initial_broadcast || rank != 0 || part >= parts) {
     return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(ImmKind::kInitial));
   }
@@ -190,7 +187,8 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
     if (part == chunk.initial_parts) {
       way_->store_initial(index, part);
       ++chunk.initial_parts;
-      table_.counters()[chunk.queue].elements_in += chunk.elements;
+      table_.counters()[chunk.queue].bytes_in +=
+          initial_part(chunk.elements, chunk.slot_bytes(), part).count * sizeof(float);
     }
     if (chunk.initial_parts == parts) {
       way_->begin(index);
@@ -206,7 +204,7 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
 // costs.
 uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
   constexpr uint64_t kHandling = 4096;
-  return kHandling + ranks * kernels::slot_bytes(parameters_.gradient_dtype, chunk.elements) +
+  return kHandling + ranks * chunk.slot_bytes() +
          kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
 }
 

@@ -16,7 +16,6 @@ namespace phub {
 struct JobParameters {
   uint32_t max_ranks = 1;
   std::vector<uint32_t> rack_ranks = {};  // the ranks are racks with so many ranks each; else empty
-  kernels::DType gradient_dtype = kernels::DType::kF32;
   kernels::DType parameter_dtype = kernels::DType::kF32;
   kernels::Optimizer optimizer = kernels::Optimizer::kNone;
   RankTree tree = {};  // the order of additions

@@ -27,7 +27,7 @@ Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const
       hyper_(hyper),
       steps_(hyper.scales.size()),
       scratch_(largest_of(table.chunks())),
-      tree_sum_(parameters.tree, parameters.gradient_dtype, scratch_.size()) {
+      tree_sum_(parameters.tree, scratch_.size()) {
   slots_.reserve(parameters.max_ranks);
   slot_ranks_.reserve(parameters.max_ranks);
 }
@@ -74,8 +74,8 @@ bool Reducer::sum(uint32_t index, float* to) {
   }
   gather(index);
   const uint32_t participants = std::max(table_.participants(index), 1u);
-  const bool finite =
-      tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, participants), to, chunk.elements);
+  const bool finite = tree_sum_.add(slots_, slot_ranks_, chunk.dtype,
+                                    factor_of(chunk, participants), to, chunk.elements);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
@@ -127,8 +127,9 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   gather(index);
   PartialSum sum{.participants = table_.participants(index)};
   bool excluded = false;
-  while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, 1, to, chunk.elements)) {
-    const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
+  while (!slots_.empty() &&
+         !tree_sum_.add(slots_, slot_ranks_, chunk.dtype, 1, to, chunk.elements)) {
+    const int at = kernels::find_nonfinite(slots_, chunk.dtype, chunk.elements);
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
     if (at < 0 || parameters_.on_nonfinite != OnNonFinite::kExclude) {
       const bool stops = parameters_.on_nonfinite == OnNonFinite::kStop ||
@@ -193,7 +194,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
   if (!reports_.room_for_exclusions(participants)) return false;  // they are read soon: again
   const size_t reports_before = reports_.size();
   for (;;) {
-    const int at = kernels::find_nonfinite(slots_, parameters_.gradient_dtype, chunk.elements);
+    const int at = kernels::find_nonfinite(slots_, chunk.dtype, chunk.elements);
     if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
       reports_.withdraw(reports_before);
       stop(at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
@@ -201,7 +202,8 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
     }
     exclude(at, index);
     --participants;
-    if (tree_sum_.add(slots_, slot_ranks_, factor_of(chunk, participants), sum, chunk.elements)) {
+    if (tree_sum_.add(slots_, slot_ranks_, chunk.dtype, factor_of(chunk, participants), sum,
+                      chunk.elements)) {
       return true;
     }
   }
@@ -228,7 +230,7 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& st
       1.0 / (hyper.grad_scale * (parameters_.mean ? table_.expected_count() : 1)));
   const void* slot = slot_of(rank, chunk);
   const bool finite =
-      kernels::sum({&slot, 1}, parameters_.gradient_dtype, factor, scratch_.data(), chunk.elements);
+      kernels::sum({&slot, 1}, chunk.dtype, factor, scratch_.data(), chunk.elements);
   if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass) {
     if (!reports_.room_for_exclusions(1)) return false;  // they are read soon: again
     stopped_ = parameters_.on_nonfinite == OnNonFinite::kStop;
@@ -252,8 +254,7 @@ void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk) {
 }
 
 void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
-  const auto [begin, count] =
-      initial_part(chunk.elements, kernels::bytes_of(parameters_.gradient_dtype), part);
+  const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
   const std::byte* slot = slot_of(0, chunk);
   if (arrays_.parameters) {
     std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));

@@ -81,7 +81,7 @@ class Reducer {
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);
   const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
-    return table_.rank(rank).slots + kernels::slot_bytes(parameters_.gradient_dtype, chunk.offset);
+    return table_.rank(rank).slots + chunk.slot_offset;
   }
   std::byte* result_of(uint64_t element) const {
     return arrays_.results + kernels::slot_bytes(parameters_.parameter_dtype, element);

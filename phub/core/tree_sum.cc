@@ -4,12 +4,12 @@
 
 namespace phub {
 
-bool TreeSum::add(std::span<const void* const> slots, std::span<const uint32_t> ranks, float factor,
-                  float* out, size_t elements) {
+bool TreeSum::add(std::span<const void* const> slots, std::span<const uint32_t> ranks,
+                  kernels::DType dtype, float factor, float* out, size_t elements) {
   if (tree_.levels() == 1 || slots.empty()) {
-    return kernels::sum(slots, dtype_, factor, out, elements);
+    return kernels::sum(slots, dtype, factor, out, elements);
   }
-  Chunk chunk{slots, ranks, factor, out, elements};
+  Chunk chunk{slots, ranks, dtype, factor, out, elements};
   add_group(chunk, 0, 0, out);
   return chunk.finite;
 }
@@ -22,7 +22,7 @@ size_t TreeSum::add_group(Chunk& chunk, uint32_t level, size_t first, float* to)
   size_t next = first;
   if (level + 1 == tree_.levels()) {
     while (next < slots && chunk.ranks[next] < end) ++next;
-    add_slots(chunk, chunk.slots.subspan(first, next - first), dtype_, to, next);
+    add_slots(chunk, chunk.slots.subspan(first, next - first), chunk.dtype, to, next);
     return next;
   }
   float* const part = parts_.data() + level * largest_chunk_;

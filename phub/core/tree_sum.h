@@ -19,24 +19,22 @@ namespace phub {
 class TreeSum {
  public:
   // The tree outlives this.
-  TreeSum(const RankTree& tree, kernels::DType dtype, size_t largest_chunk)
-      : tree_(tree),
-        dtype_(dtype),
-        largest_chunk_(largest_chunk),
-        parts_((tree.levels() - 1) * largest_chunk) {}
+  TreeSum(const RankTree& tree, size_t largest_chunk)
+      : tree_(tree), largest_chunk_(largest_chunk), parts_((tree.levels() - 1) * largest_chunk) {}
   static constexpr uint64_t bytes(uint64_t levels, uint64_t largest_chunk) {
     return (levels - 1) * largest_chunk * sizeof(float);
   }
 
   // As kernels::sum(). `ranks`: whose the slots are, ascending.
-  bool add(std::span<const void* const> slots, std::span<const uint32_t> ranks, float factor,
-           float* out, size_t elements);
+  bool add(std::span<const void* const> slots, std::span<const uint32_t> ranks,
+           kernels::DType dtype, float factor, float* out, size_t elements);
 
  private:
   // A sum in the making.
   struct Chunk {
     std::span<const void* const> slots;
     std::span<const uint32_t> ranks;
+    const kernels::DType dtype;
     const float factor;
     float* const out;
     const size_t elements;
@@ -47,7 +45,6 @@ class TreeSum {
                         float* to, size_t next);
 
   const RankTree& tree_;
-  const kernels::DType dtype_;
   const size_t largest_chunk_;
   std::vector<float> parts_;  // [level][largest_chunk_]
 };

@@ -191,12 +191,9 @@ void Uplinked::find_vacant(uint32_t index) {
 void Uplinked::store_initial(uint32_t index, uint32_t part) {
   if (sent_[index] == ImmKind::kInitial) return;  // a successor of rank 0 sends them once more
   const CoreChunk& chunk = stages_.table[index];
-  const auto [begin, count] =
-      initial_part(chunk.elements, kernels::bytes_of(stages_.parameters.gradient_dtype), part);
+  const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
   std::memcpy(uplink_.sums.data() + uplink_.places[index].sum + begin * sizeof(float),
-              stages_.table.rank(0).slots +
-                  kernels::slot_bytes(stages_.parameters.gradient_dtype, chunk.offset),
-              count * sizeof(float));
+              stages_.table.rank(0).slots + chunk.slot_offset, count * sizeof(float));
 }
 
 void Uplinked::begin(uint32_t index) {

@@ -17,9 +17,9 @@ size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeo
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues,
                        const RankRange& ranks) {
   const Choices choices = choices_of(spec);
-  LinkLayout layout = phub::link_layout(
-      plan, spec.max_ranks, kernels::bytes_of(choices.gradient_dtype),
-      kernels::bytes_of(choices.parameter_dtype), choices.lock_step() ? 1 : spec.max_ranks);
+  LinkLayout layout =
+      phub::link_layout(plan, spec.max_ranks, kernels::bytes_of(choices.parameter_dtype),
+                        choices.lock_step() ? 1 : spec.max_ranks);
   layout.first_rank = ranks.first;
   layout.end_rank = ranks.end;
   layout.first_queue = queues.first;
@@ -31,6 +31,7 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
   }
   for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
   layout.runs = node_runs(plan);
+  layout.slot_runs = slot_runs(plan);
   return layout;
 }
 
@@ -38,7 +39,6 @@ JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const B
                             kernels::Store store, uint64_t first_round, bool has_parent) {
   return {.max_ranks = spec.max_ranks,
           .rack_ranks = spec.rack_ranks,
-          .gradient_dtype = choices.gradient_dtype,
           .parameter_dtype = choices.parameter_dtype,
           .optimizer = choices.optimizer,
           .tree = has_parent ? RankTree() : RankTree(spec.groups, spec.max_ranks),
@@ -117,6 +117,7 @@ void complete_spec(JobSpec& spec) {
   validate(spec);
   if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
   const Choices choices = choices_of(spec);
+  for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);
   check_gated(spec, choices);
   check_unused(spec, choices);
   check_groups(spec, choices);
@@ -178,8 +179,8 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
 
 // A queue of the parent's is polled by the core that has its chunks.
 void JobPart::connect(const Rack& rack) {
-  LinkLayout layout = phub::link_layout(rack.above, 1, sizeof(float),
-                                        kernels::bytes_of(choices_.parameter_dtype), 1);
+  LinkLayout layout =
+      phub::link_layout(rack.above, 1, kernels::bytes_of(choices_.parameter_dtype), 1);
   for (const std::vector<uint32_t>& chunks : rack.above.queue_chunks) {
     uint32_t& core = layout.queue_thread.emplace_back(0);
     if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;
@@ -202,8 +203,8 @@ CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
   for (const uint32_t queue : plan_.cores[core].queues) {
     for (const uint32_t id : plan_.queue_chunks[queue]) {
       const ChunkLayout& above = rack.above.chunks[id];
-      uplink.places.push_back({.sum = sums[id] * sizeof(float),
-                               .slot = above.box_offset * sizeof(float),
+      uplink.places.push_back({.sum = sums[id],
+                               .slot = above.slot_offset,
                                .result = above.offset * result_bytes,
                                .queue = above.queue,
                                .index = above.index});
@@ -332,6 +333,8 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.queue = static_cast<uint16_t>(q);
       c.offset = chunk.box_offset;
       c.worker_offset = chunk.offset;
+      c.slot_offset = chunk.slot_offset;
+      c.dtype = gradient_dtype(spec_, spec_.keys[chunk.key]);
       c.elements = chunk.elements;
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;

@@ -50,7 +50,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     if (chunk.queue == kElsewhere) continue;
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
     const uint64_t elements = plan.box_slot(chunk);
-    node.slots += ranks_here * element.gradient * elements;
+    node.slots += ranks_here * plan.slot_room_of(chunk);
     node.parameters += (lock_step ? 1 : ranks) * element.parameter * elements;
     node.master += element.master * elements;
     node.state += element.state * elements;

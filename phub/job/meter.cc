@@ -82,7 +82,7 @@ void JobMeter::count_flow() {
       const QueueCounters& now = probes_[i].queues[k];
       const Flow more = {
           .chunks = now.chunks - meter.seen.chunks,
-          .bytes_in = (now.elements_in - meter.seen.elements_in) * bytes_.gradient,
+          .bytes_in = now.bytes_in - meter.seen.bytes_in,
           .bytes_out = (now.elements_out - meter.seen.elements_out) * bytes_.parameter};
       meter.seen = now;
       meter.flow += more;
@@ -108,8 +108,7 @@ void JobMeter::measure_rates(uint64_t chunks_completed, double seconds) {
     const QueueCounters& now = meter.seen;
     const QueueCounters& before = meter.before;
     meter.flow.chunks_per_s = per_second(now.chunks, before.chunks, seconds);
-    meter.flow.bytes_in_per_s = per_second(now.elements_in, before.elements_in, seconds) *
-                                static_cast<double>(bytes_.gradient);
+    meter.flow.bytes_in_per_s = per_second(now.bytes_in, before.bytes_in, seconds);
     meter.flow.bytes_out_per_s = per_second(now.elements_out, before.elements_out, seconds) *
                                  static_cast<double>(bytes_.parameter);
     meter.before = now;

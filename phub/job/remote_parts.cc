@@ -29,7 +29,7 @@ void take_probe(const ShardProbe& said, Probe& probe) {
   }
   for (size_t q = 0; q < said.queues.size(); ++q) {
     const ShardQueueCounters& queue = said.queues[q];
-    probe.queues[q] = {queue.chunks, queue.elements_in, queue.elements_out};
+    probe.queues[q] = {queue.chunks, queue.bytes_in, queue.elements_out};
   }
 }
 
@@ -67,6 +67,7 @@ void RemoteParts::make(const ShardPart& like, Done done) {
     ShardPart made = like;
     made.queue_chunks = plan.queue_chunks;
     made.queue_offset = plan.queue_offset;
+    made.queue_slots = plan.queue_slots;
     made.first_queue = part.first_queue;
     made.all_queues = static_cast<uint32_t>(plan_.queues.size());
     for (const CorePlan& core : plan.cores) made.cpus.push_back(core.os_cpu);

@@ -26,7 +26,6 @@ kernels::DType dtype(std::string_view field, std::string_view word) {
 Choices choices_of(const JobSpec& spec) {
   return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
                                      kernels::Optimizer::kRmsprop),
-          .gradient_dtype = dtype("gradient_dtype", spec.gradient_dtype),
           .parameter_dtype = dtype("parameter_dtype", spec.parameter_dtype),
           .consistency = parse_choice<Consistency>("consistency", spec.consistency),
           .reduction = parse_choice<Reduction>("reduction", spec.reduction),
@@ -36,6 +35,10 @@ Choices choices_of(const JobSpec& spec) {
           .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite),
           .unused = parse_choice<Unused>("unused", spec.unused),
           .gated = is_gated(spec)};
+}
+
+kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
+  return dtype(key.format.empty() ? "gradient_dtype" : "format", gradient_format(spec, key));
 }
 
 }  // namespace phub

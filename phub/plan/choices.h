@@ -9,7 +9,7 @@ namespace phub {
 
 struct Choices {
   kernels::Optimizer optimizer;
-  kernels::DType gradient_dtype, parameter_dtype;
+  kernels::DType parameter_dtype;
   Consistency consistency;
   Reduction reduction;
   Work work;
@@ -24,5 +24,7 @@ struct Choices {
 
 // Throws Error(kInvalid), which names the field, the allowed words and the given one.
 Choices choices_of(const JobSpec& spec);
+// The format of a key's gradients. Throws likewise.
+kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
 
 }  // namespace phub

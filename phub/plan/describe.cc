@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "phub/plan/plan.h"
 #include "phub/text_table.h"
@@ -21,9 +22,9 @@ std::string counted(uint64_t n, std::string_view noun) {
 }
 
 template <typename Part>
-double mean_elements(const std::vector<Part>& parts) {
+double mean_bytes(const std::vector<Part>& parts) {
   double sum = 0;
-  for (const Part& part : parts) sum += static_cast<double>(part.elements);
+  for (const Part& part : parts) sum += static_cast<double>(part.gradient_bytes);
   return sum / static_cast<double>(parts.size());
 }
 
@@ -43,20 +44,20 @@ std::string describe_nics(const Plan& plan, const ElementBytes& element, uint64_
     use[queue.nic].cores++;
     use[queue.nic].os_node = plan.cores[queue.core].os_node;
   }
-  const double mean = mean_elements(plan.nics);
+  const double mean = mean_bytes(plan.nics);
   TextTable table({"NIC", "node", "cores", "chunks", "in/round", "out/round", "of mean"});
   for (size_t n = 0; n < plan.nics.size(); n++) {
     const NicPlan& nic = plan.nics[n];
     table.add({nic.name, fmt::to_string(use[n].os_node), grouped(use[n].cores),
-               grouped(use[n].chunks), human_bytes(nic.elements * element.gradient * ranks),
+               grouped(use[n].chunks), human_bytes(nic.gradient_bytes * ranks),
                human_bytes(nic.elements * element.parameter * ranks),
-               percent_of(nic.elements, mean)});
+               percent_of(nic.gradient_bytes, mean)});
   }
   return table.text();
 }
 
-std::string describe_cores(const Plan& plan, const ElementBytes& element) {
-  const double mean = mean_elements(plan.cores);
+std::string describe_cores(const Plan& plan) {
+  const double mean = mean_bytes(plan.cores);
   TextTable table({"core", "CPU", "node", "chunks", "bytes", "of mean", "queues (NIC: chunks)"},
                   true);
   for (size_t c = 0; c < plan.cores.size(); c++) {
@@ -70,10 +71,23 @@ std::string describe_cores(const Plan& plan, const ElementBytes& element) {
                             plan.nics[plan.queues[q].nic].name, grouped(count));
     }
     table.add({fmt::to_string(c), fmt::to_string(core.os_cpu), fmt::to_string(core.os_node),
-               grouped(chunks), human_bytes(core.elements * element.gradient),
-               percent_of(core.elements, mean), queues});
+               grouped(chunks), human_bytes(core.gradient_bytes),
+               percent_of(core.gradient_bytes, mean), queues});
   }
   return table.text();
+}
+
+// "bf16", or "bf16 (3 keys), f32 (1 key)".
+std::string gradient_formats(const JobSpec& spec) {
+  std::map<std::string_view, uint64_t> keys;
+  for (const KeySpec& key : spec.keys) ++keys[gradient_format(spec, key)];
+  if (keys.empty()) return spec.gradient_dtype;
+  if (keys.size() == 1) return std::string(keys.begin()->first);
+  std::string text;
+  for (const auto& [format, count] : keys) {
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", format, counted(count, "key"));
+  }
+  return text;
 }
 
 }  // namespace
@@ -81,23 +95,23 @@ std::string describe_cores(const Plan& plan, const ElementBytes& element) {
 std::string describe(const Plan& plan, const JobSpec& spec) {
   const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
-  uint64_t elements = 0;
+  uint64_t elements = 0, bytes = 0;
   uint32_t largest = 0;
   for (const ChunkLayout& chunk : plan.chunks) {
     elements += chunk.elements;
+    bytes += chunk.slot_bytes;
     largest = std::max(largest, chunk.elements);
   }
   std::string text = fmt::format(
       "{}: {} in {}, {} of up to {} elements; {} per gradient\n"
       "{}, optimizer {}, gradients {}, parameters {}\n",
       spec.name, counted(elements, "element"), counted(plan.key_offset.size(), "key"),
-      counted(plan.chunks.size(), "chunk"), grouped(largest),
-      human_bytes(elements * element.gradient), counted(ranks, "rank"), spec.optimizer,
-      spec.gradient_dtype, spec.parameter_dtype);
+      counted(plan.chunks.size(), "chunk"), grouped(largest), human_bytes(bytes),
+      counted(ranks, "rank"), spec.optimizer, gradient_formats(spec), spec.parameter_dtype);
   text += fmt::format("\nNICs (largest {:.3f} x mean)\n", nic_imbalance(plan));
   text += describe_nics(plan, element, ranks);
   text += fmt::format("\nCores (largest {:.3f} x mean)\n", core_imbalance(plan));
-  text += describe_cores(plan, element);
+  text += describe_cores(plan);
   return text;
 }
 

@@ -5,14 +5,37 @@
 #include <limits>
 #include <map>
 
+#include "phub/plan/choices.h"
 #include "transport/error.h"
 
 namespace phub {
 
+namespace {
+
+// The mean over all keys.
+double gradient_bytes_per_element(const JobSpec& spec) {
+  const auto bytes = [&spec](const KeySpec& key, uint64_t elements) {
+    return static_cast<double>(kernels::slot_bytes(gradient_dtype(spec, key), elements));
+  };
+  double all = 0, elements = 0;
+  for (const KeySpec& key : spec.keys) {
+    for (uint64_t chunk : {key.elements / spec.chunk_elements * spec.chunk_elements,
+                           key.elements % spec.chunk_elements}) {
+      if (chunk == 0) continue;
+      const uint64_t chunks = std::max<uint64_t>(chunk / spec.chunk_elements, 1);
+      all += static_cast<double>(chunks) * bytes(key, chunk / chunks);
+    }
+    elements += static_cast<double>(key.elements);
+  }
+  return elements > 0 ? all / elements : bytes({}, 1);
+}
+
+}  // namespace
+
 ElementTraffic element_traffic(const JobSpec& spec) {
   const ElementBytes bytes = element_bytes(spec);
   ElementTraffic element;
-  element.gradient = static_cast<double>(bytes.gradient);
+  element.gradient = gradient_bytes_per_element(spec);
   element.parameter = static_cast<double>(bytes.parameter);
   if (!bytes.optimized) {
     element.written = element.parameter;  // streaming stores read no old lines

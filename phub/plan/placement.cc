@@ -221,6 +221,7 @@ Placements compare_placements(const Cluster& cluster, const JobSpec& spec,
   comparison.spec.world_size = comparison.spec.max_ranks = placements.ranks;
   comparison.plan_options.ranks = placements.ranks;
   comparison.plan_options.shared_memory = false;
+  comparison.plan_options.gradient_dtype = spec.gradient_dtype;
   for (const std::string_view name : kPlacements) {
     if (!all && name != options.placement) continue;
     const std::string why = obstacle(name, comparison);

@@ -132,10 +132,10 @@ void add_site(const numa::Topology& topology, const Site& site, Plan& plan,
   const auto first_core = static_cast<uint32_t>(plan.cores.size());
   const auto first_nic = static_cast<uint32_t>(plan.nics.size());
   for (uint32_t c : site.cores) {
-    plan.cores.push_back({site.node, box, os_node, topology.cores[c].os_cpu, 0, {}});
+    plan.cores.push_back({site.node, box, os_node, topology.cores[c].os_cpu});
   }
-  for (uint32_t n : site.nics) plan.nics.push_back({site.node, topology.nics[n].name, 0});
-  if (site.nics.empty()) plan.nics.push_back({site.node, fmt::format("mem{}", os_node), 0});
+  for (uint32_t n : site.nics) plan.nics.push_back({site.node, topology.nics[n].name});
+  if (site.nics.empty()) plan.nics.push_back({site.node, fmt::format("mem{}", os_node)});
 
   const uint64_t cores = site.cores.size();
   const uint64_t nics = plan.nics.size() - first_nic;
@@ -167,43 +167,42 @@ void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options
 // A candidate for chunks: a site, a core or a queue.
 struct Bin {
   double share = 1;
-  uint64_t elements = 0;
+  uint64_t bytes = 0;  // of one rank's gradients
 };
 
 // The candidate whose load, relative to its share, is least after it gets the chunk; the first of
 // equals.
 uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candidates,
-                      uint64_t elements) {
+                      uint64_t bytes) {
   uint32_t best = candidates.front();
   double least = std::numeric_limits<double>::infinity();
   for (uint32_t i : candidates) {
-    const double load = static_cast<double>(bins[i].elements + elements) / bins[i].share;
+    const double load = static_cast<double>(bins[i].bytes + bytes) / bins[i].share;
     if (load < least) best = i, least = load;
   }
   return best;
 }
 
-// The load of other jobs, in elements of this job. A core's load counts for any NIC, since jobs
-// over another transport have other NICs.
+// The load of other jobs, in gradients of one rank of this job. A core's load counts for any NIC,
+// since jobs over another transport have other NICs.
 void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
               const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
-  const uint64_t bytes = options.gradient_bytes * options.ranks;
   const LoadOfCpus of_cpu = load_of_cpus(options);
   std::map<std::pair<uint32_t, std::string_view>, uint64_t> of_nic;  // by box and name
   for (const PlanLoad& load : options.load) of_nic[{load.box, load.nic}] += load.bytes;
-  const auto elements = [bytes](const auto& loads, const auto& of) {
+  const auto bytes = [ranks = options.ranks](const auto& loads, const auto& of) {
     const auto at = loads.find(of);
-    return at == loads.end() ? 0 : (at->second + bytes - 1) / bytes;
+    return at == loads.end() ? 0 : (at->second + ranks - 1) / ranks;
   };
   for (size_t s = 0; s < site_cores.size(); s++) {
     for (const uint32_t c : site_cores[s]) {
-      cores[c].elements = elements(of_cpu, std::pair(plan.cores[c].box, plan.cores[c].os_cpu));
-      sites[s].elements += cores[c].elements;
+      cores[c].bytes = bytes(of_cpu, std::pair(plan.cores[c].box, plan.cores[c].os_cpu));
+      sites[s].bytes += cores[c].bytes;
     }
   }
   for (size_t q = 0; q < queues.size(); q++) {
     const QueuePlan& queue = plan.queues[q];
-    queues[q].elements = elements(
+    queues[q].bytes = bytes(
         of_nic, std::pair(plan.cores[queue.core].box, std::string_view(plan.nics[queue.nic].name)));
   }
 }
@@ -234,14 +233,14 @@ std::vector<std::vector<uint32_t>> units_of(const PlanOptions& options, const Pl
   std::vector<std::pair<uint64_t, std::vector<uint32_t>>> units(std::ranges::max(options.units) +
                                                                 size_t{1});
   for (uint32_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
-    auto& [elements, chunks] = units[options.units[chunk]];
-    elements += plan.chunks[chunk].elements;
+    auto& [bytes, chunks] = units[options.units[chunk]];
+    bytes += plan.chunks[chunk].slot_bytes;
     chunks.push_back(chunk);
   }
   std::ranges::stable_sort(units, std::greater<>(), [](const auto& unit) { return unit.first; });
   std::vector<std::vector<uint32_t>> out;
-  for (auto& [elements, chunks] : units) {
-    if (elements > 0) out.push_back(std::move(chunks));
+  for (auto& [bytes, chunks] : units) {
+    if (bytes > 0) out.push_back(std::move(chunks));
   }
   return out;
 }
@@ -271,20 +270,23 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
 
   // All to one core; there each by itself, or all to one queue.
   const auto put = [&](std::span<const uint32_t> chunks, bool to_one_queue) {
-    uint64_t elements = 0;
-    for (const uint32_t chunk : chunks) elements += plan.chunks[chunk].elements;
-    const uint32_t s = least_loaded(site_bins, all_sites, elements);
-    const uint32_t k = least_loaded(core_bins, site_cores[s], elements);
-    site_bins[s].elements += elements;
-    core_bins[k].elements += elements;
-    plan.cores[k].elements += elements;
-    uint32_t queue = least_loaded(queue_bins, plan.cores[k].queues, elements);
-    for (const uint32_t chunk : chunks) {
-      const uint32_t size = plan.chunks[chunk].elements;
-      if (!to_one_queue) queue = least_loaded(queue_bins, plan.cores[k].queues, size);
-      plan.chunks[chunk].queue = queue;
-      queue_bins[queue].elements += size;
-      plan.nics[plan.queues[queue].nic].elements += size;
+    uint64_t bytes = 0;
+    for (const uint32_t chunk : chunks) bytes += plan.chunks[chunk].slot_bytes;
+    const uint32_t s = least_loaded(site_bins, all_sites, bytes);
+    const uint32_t k = least_loaded(core_bins, site_cores[s], bytes);
+    site_bins[s].bytes += bytes;
+    core_bins[k].bytes += bytes;
+    plan.cores[k].gradient_bytes += bytes;
+    uint32_t queue = least_loaded(queue_bins, plan.cores[k].queues, bytes);
+    for (const uint32_t id : chunks) {
+      ChunkLayout& chunk = plan.chunks[id];
+      if (!to_one_queue) queue = least_loaded(queue_bins, plan.cores[k].queues, chunk.slot_bytes);
+      chunk.queue = queue;
+      queue_bins[queue].bytes += chunk.slot_bytes;
+      NicPlan& nic = plan.nics[plan.queues[queue].nic];
+      nic.gradient_bytes += chunk.slot_bytes;
+      nic.elements += chunk.elements;
+      plan.cores[k].elements += chunk.elements;
     }
   };
   if (!options.units.empty()) {
@@ -294,7 +296,7 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
   std::vector<uint32_t> order(plan.chunks.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return plan.chunks[a].elements > plan.chunks[b].elements;
+    return plan.chunks[a].slot_bytes > plan.chunks[b].slot_bytes;
   });
   const bool no_links = options.shared_memory && sites.front().nics.empty();
   const size_t longest =
@@ -327,23 +329,43 @@ void lay_out_boxes(Plan& plan, bool shared_memory) {
   std::vector<std::vector<uint32_t>> chunks = chunks_of_queues(plan);
   std::vector<uint32_t> node;
   for (const QueuePlan& queue : plan.queues) node.push_back(plan.cores[queue.core].node);
-  std::vector<uint64_t> offsets;
+  QueueOffsets offsets;
   for (uint32_t box = 0; box < boxes_of(plan) && !shared_memory; ++box) {
-    const size_t first = offsets.size(), end = first_queue_of(plan, box + 1);
-    const std::vector<uint64_t> of_box =
+    const size_t first = offsets.elements.size(), end = first_queue_of(plan, box + 1);
+    const QueueOffsets of_box =
         offsets_of_queues(plan, std::span(chunks).subspan(first, end - first),
                           std::span(node).subspan(first, end - first));
-    offsets.insert(offsets.end(), of_box.begin(), of_box.end());
+    offsets.elements.insert(offsets.elements.end(), of_box.elements.begin(), of_box.elements.end());
+    offsets.slots.insert(offsets.slots.end(), of_box.slots.begin(), of_box.slots.end());
   }
   lay_out_queues(plan, std::move(chunks), std::move(offsets));
+}
+
+std::vector<NodeRun> runs_of(const Plan& plan, uint64_t ChunkLayout::*offset,
+                             uint32_t ChunkLayout::*size) {
+  std::vector<uint32_t> order(plan.chunks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return plan.chunks[a].*offset < plan.chunks[b].*offset;
+  });
+  std::vector<NodeRun> runs;
+  for (uint32_t c : order) {
+    const ChunkLayout& chunk = plan.chunks[c];
+    if (chunk.queue == kElsewhere) continue;
+    const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
+    if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.*offset, 0});
+    runs.back().count = chunk.*offset + chunk.*size - runs.back().first;
+  }
+  if (runs.size() == 1) runs.clear();
+  return runs;
 }
 
 template <typename Part>
 double imbalance(const std::vector<Part>& parts) {
   uint64_t largest = 0, sum = 0;
   for (const Part& part : parts) {
-    largest = std::max(largest, part.elements);
-    sum += part.elements;
+    largest = std::max(largest, part.gradient_bytes);
+    sum += part.gradient_bytes;
   }
   if (sum == 0) return 1;
   return static_cast<double>(largest) * static_cast<double>(parts.size()) /
@@ -373,7 +395,7 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   std::vector<double> queue_share;
   for (const Site& site : sites) add_site(topology, site, plan, queue_share);
   check_chunk_count(keys, options, plan.queues.size());
-  static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements);
+  static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements, options.gradient_dtype);
   plan.trailer_elements = options.trailer_elements;
   deal(sites, queue_share, options, plan);
   lay_out_boxes(plan, options.shared_memory);
@@ -411,33 +433,27 @@ Plan part_of(const Plan& plan, uint32_t box) {
   part.queue_chunks.assign(plan.queue_chunks.begin() + first, plan.queue_chunks.begin() + end);
   if (!plan.queue_offset.empty()) {
     part.queue_offset.assign(plan.queue_offset.begin() + first, plan.queue_offset.begin() + end);
-    part.box_elements = 0;
+    part.box_elements = part.slots_bytes = 0;
+  }
+  if (!plan.queue_slots.empty()) {
+    part.queue_slots.assign(plan.queue_slots.begin() + first, plan.queue_slots.begin() + end);
   }
   for (ChunkLayout& chunk : part.chunks) {
     const bool here = chunk.queue >= first && chunk.queue < end;
     chunk.queue = here ? chunk.queue - first : kElsewhere;
     if (!here) continue;
     part.box_elements = std::max(part.box_elements, chunk.box_offset + part.box_slot(chunk));
+    part.slots_bytes = std::max(part.slots_bytes, chunk.slot_offset + part.slot_room_of(chunk));
   }
   return part;
 }
 
 std::vector<NodeRun> node_runs(const Plan& plan) {
-  std::vector<uint32_t> order(plan.chunks.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return plan.chunks[a].box_offset < plan.chunks[b].box_offset;
-  });
-  std::vector<NodeRun> runs;
-  for (uint32_t c : order) {
-    const ChunkLayout& chunk = plan.chunks[c];
-    if (chunk.queue == kElsewhere) continue;
-    const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
-    if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.box_offset, 0});
-    runs.back().count = chunk.box_offset + chunk.elements - runs.back().first;
-  }
-  if (runs.size() == 1) runs.clear();
-  return runs;
+  return runs_of(plan, &ChunkLayout::box_offset, &ChunkLayout::elements);
+}
+
+std::vector<NodeRun> slot_runs(const Plan& plan) {
+  return runs_of(plan, &ChunkLayout::slot_offset, &ChunkLayout::slot_bytes);
 }
 
 double core_imbalance(const Plan& plan) { return imbalance(plan.cores); }
@@ -459,7 +475,6 @@ ElementBytes element_bytes(const JobSpec& spec) {
   if (momentum != spec.hyper.end()) hyper.rmsprop_momentum = momentum->second;
 
   ElementBytes bytes;
-  bytes.gradient = kernels::bytes_of(choices.gradient_dtype);
   bytes.parameter = kernels::bytes_of(choices.parameter_dtype);
   bytes.optimized = choices.optimizer != kernels::Optimizer::kNone;
   // In SSP and async a copy is written back.

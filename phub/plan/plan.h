@@ -49,8 +49,8 @@ struct PlanOptions {
   bool shared_memory = true;  // the box's memory is laid out as the workers', by keys
   // By chunk: the chunks of one unit go to one core. Empty: each goes where it likes.
   std::vector<uint32_t> units = {};
-  uint32_t trailer_elements = 0;  // behind each chunk (Layout)
-  uint64_t gradient_bytes = 4;    // per element, to compare with `load`
+  uint32_t trailer_elements = 0;       // behind each chunk (Layout)
+  std::string gradient_dtype = "f32";  // of keys without a format of their own
   std::vector<PlanLoad> load = {};
 };
 
@@ -64,12 +64,14 @@ struct CorePlan {
   uint32_t os_node = 0;
   uint32_t os_cpu = 0;
   uint64_t elements = 0;
+  uint64_t gradient_bytes = 0;  // of one rank
   std::vector<uint32_t> queues;
 };
 struct NicPlan {
   uint32_t node = 0;
   std::string name;
   uint64_t elements = 0;
+  uint64_t gradient_bytes = 0;  // of one rank
 };
 
 // Where every chunk lies, and who handles it.
@@ -96,6 +98,8 @@ uint32_t first_core_of(const Plan& plan, uint32_t box);
 
 // The parts of the box's arrays and their nodes, ascending; empty if all cores are on one node.
 std::vector<NodeRun> node_runs(const Plan& plan);
+// The same of a rank's slots, in bytes.
+std::vector<NodeRun> slot_runs(const Plan& plan);
 
 // The largest load in bytes over the mean, of cores and of NICs; 1.0 is perfect.
 double core_imbalance(const Plan& plan);
@@ -103,10 +107,10 @@ double nic_imbalance(const Plan& plan);
 
 // Bytes that a job holds per element.
 struct ElementBytes {
-  uint64_t gradient = 4, parameter = 4;  // in the formats of the wire
-  uint64_t master = 0;                   // f32 parameters, if those of the wire have 16 bits
-  uint64_t state = 0;                    // of the optimizer
-  bool optimized = false;                // false: the sum itself is written back
+  uint64_t parameter = 4;  // in the format of the wire
+  uint64_t master = 0;     // f32 parameters, if those of the wire have 16 bits
+  uint64_t state = 0;      // of the optimizer
+  bool optimized = false;  // false: the sum itself is written back
 };
 // Throws Error(kInvalid) if a word of `spec` is unknown.
 ElementBytes element_bytes(const JobSpec& spec);

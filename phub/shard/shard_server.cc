@@ -26,13 +26,17 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     misfit("the size of a chunk");
   }
   Plan plan;
-  static_cast<Layout&>(plan) = lay_out_keys(order.spec.keys, order.spec.chunk_elements);
+  static_cast<Layout&>(plan) =
+      lay_out_keys(order.spec.keys, order.spec.chunk_elements, order.spec.gradient_dtype);
   plan.trailer_elements = trailer_of(order.spec);
+  plan.queue_offset = order.queue_offset;
+  plan.queue_slots = order.queue_slots;
+  if (plan.queue_slots.size() != (element_bytes_of_all(plan) > 0 ? 0 : queues)) misfit("slots");
   for (const uint32_t cpu : order.cpus) {
     const numa::Topology& topology = machine.topology();
     const auto core = std::ranges::find(topology.cores, cpu, &numa::Core::os_cpu);
     if (core == topology.cores.end()) misfit("a CPU");
-    plan.cores.push_back({core->node, 0, topology.nodes[core->node].os_node, cpu, 0, {}});
+    plan.cores.push_back({core->node, 0, topology.nodes[core->node].os_node, cpu});
   }
   for (ChunkLayout& chunk : plan.chunks) chunk.queue = kElsewhere;
   for (uint32_t q = 0; q < queues; ++q) {
@@ -42,28 +46,26 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     }
     auto nic = std::ranges::find(plan.nics, queue.nic, &NicPlan::name);
     if (nic == plan.nics.end()) {
-      nic = plan.nics.insert(nic, {plan.cores[queue.core].node, queue.nic, 0});
+      nic = plan.nics.insert(nic, {plan.cores[queue.core].node, queue.nic});
     }
     plan.queues.push_back({queue.core, static_cast<uint32_t>(nic - plan.nics.begin())});
     plan.cores[queue.core].queues.push_back(q);
-    uint64_t at = order.queue_offset[q];
-    if (at > kMaxElements || order.queue_chunks[q].size() > kMaxChunksPerQueue) misfit("a queue");
-    for (uint32_t i = 0; i < order.queue_chunks[q].size(); ++i) {
-      const uint32_t id = order.queue_chunks[q][i];
+    if (order.queue_chunks[q].size() > kMaxChunksPerQueue) misfit("a queue");
+    for (const uint32_t id : order.queue_chunks[q]) {
       if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) misfit("a chunk");
-      ChunkLayout& chunk = plan.chunks[id];
-      chunk.queue = q, chunk.index = i, chunk.box_offset = at;
-      at += plan.box_slot(chunk);
+      const ChunkLayout& chunk = plan.chunks[id];
+      plan.chunks[id].queue = q;
       plan.cores[queue.core].elements += chunk.elements;
+      plan.cores[queue.core].gradient_bytes += chunk.slot_bytes;
       plan.nics[plan.queues[q].nic].elements += chunk.elements;
+      plan.nics[plan.queues[q].nic].gradient_bytes += chunk.slot_bytes;
     }
-    plan.box_elements = std::max(plan.box_elements, at);
+    lay_out_queue(plan, q, order.queue_chunks[q]);
   }
   if (std::ranges::any_of(plan.cores, [](const CorePlan& core) { return core.queues.empty(); })) {
     misfit("a core without a queue");
   }
   plan.queue_chunks = order.queue_chunks;
-  plan.queue_offset = order.queue_offset;
   return plan;
 }
 
@@ -504,7 +506,7 @@ ShardProbe ShardServer::probe_of(const Part& part, uint32_t core) const {
     if (lack.chunks > 0) out.lacks.push_back({rank, lack.chunks, lack.chunk, lack.round});
   }
   for (const QueueCounters& queue : probe.queues) {
-    out.queues.push_back({queue.chunks, queue.elements_in, queue.elements_out});
+    out.queues.push_back({queue.chunks, queue.bytes_in, queue.elements_out});
   }
   return out;
 }

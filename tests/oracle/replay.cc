@@ -84,7 +84,7 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
       chunk_(chunk),
       place_(chunks_of(spec)[chunk]),
       groups_(reference::parse_groups(spec.groups, ranks_of(spec))),
-      gradient_dtype_(*kernels::parse_dtype(spec.gradient_dtype)),
+      gradient_dtype_(*kernels::parse_dtype(gradient_format(spec, spec.keys[place_.key]))),
       result_dtype_(*kernels::parse_dtype(spec.parameter_dtype)),
       gradient_(std::move(gradient)),
       model_(*kernels::parse_optimizer(spec.optimizer), {}, std::move(initial)) {

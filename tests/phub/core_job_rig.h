@@ -76,8 +76,9 @@ struct BasicCoreJobRig {
   struct Options {
     JobParameters parameters = {.max_ranks = 3};
     uint32_t chunks = 4;
-    uint32_t elements = 64;  // of each chunk
-    uint32_t stride = 0;     // elements from one chunk to the next; 0: those of a chunk
+    uint32_t elements = 64;                       // of each chunk
+    kernels::DType dtype = kernels::DType::kF32;  // of gradients
+    uint32_t stride = 0;  // elements from one chunk to the next; 0: those of a chunk
     std::vector<uint32_t> expected = {0, 1, 2};
     std::vector<int32_t> priorities = {};
     bool admit = true;  // everyone who is expected
@@ -88,7 +89,7 @@ struct BasicCoreJobRig {
   explicit BasicCoreJobRig(Options options) : options_(std::move(options)) {
     const JobParameters& p = options_.parameters;
     const size_t total = size_t{options_.chunks} * stride();
-    slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(p.gradient_dtype)));
+    slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(options_.dtype)));
     const size_t copies = p.lock_step ? 1 : p.max_ranks;
     results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
@@ -100,6 +101,8 @@ struct BasicCoreJobRig {
     for (uint32_t i = 0; i < options_.chunks; ++i) {
       CoreChunk chunk;
       chunk.offset = uint64_t{i} * stride();
+      chunk.slot_offset = kernels::slot_bytes(options_.dtype, chunk.offset);
+      chunk.dtype = options_.dtype;
       chunk.elements = options_.elements;
       chunk.id = options_.chunks - 1 - i;  // not its index in the queue
       chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;

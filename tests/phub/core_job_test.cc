@@ -486,11 +486,11 @@ TEST(CoreJob, InitialParametersOfFullWidthComeInOnePart) {
 
 TEST(CoreJob, InitialParametersOfHalfWidthComeInTwoParts) {
   Rig rig({.parameters = {.max_ranks = 3,
-                          .gradient_dtype = DType::kBF16,
                           .parameter_dtype = DType::kF32,
                           .optimizer = kernels::Optimizer::kSgd,
                           .initial_broadcast = true},
-           .chunks = 2});
+           .chunks = 2,
+           .dtype = DType::kBF16});
   auto* slot = reinterpret_cast<float*>(rig.slots[0].data());
   const auto part = [&](uint32_t number, float value) {
     std::fill_n(slot, 32, value);
@@ -615,11 +615,11 @@ TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {
   for (const uint32_t part : {0u, 1u}) {
     for (const uint64_t bytes : {16u * 4u, 17u * 4u}) {
       Rig rig({.parameters = {.max_ranks = 3,
-                              .gradient_dtype = DType::kF16,
                               .optimizer = kernels::Optimizer::kSgd,
                               .initial_broadcast = true},
                .chunks = 2,
-               .elements = 33});
+               .elements = 33,
+               .dtype = DType::kF16});
       if (part == 1) rig.arrive(0, {0, 0, ImmKind::kInitial});
       rig.endpoint.inbox.push_back(
           {.rank = 0, .imm = encode({0, part, ImmKind::kInitial}), .bytes = bytes, .offset = 0});
@@ -632,12 +632,12 @@ TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {
 
 TEST(CoreJob, ASuccessorSendsTheInitialParametersFromTheStart) {
   Rig rig({.parameters = {.max_ranks = 3,
-                          .gradient_dtype = DType::kF16,
                           .parameter_dtype = DType::kF32,
                           .optimizer = kernels::Optimizer::kSgd,
                           .initial_broadcast = true,
                           .slots_belong_to_worker = true},
-           .chunks = 1});
+           .chunks = 1,
+           .dtype = DType::kF16});
   rig.arrive(0, {0, 0, ImmKind::kInitial});
   rig.run();
   rig.job->hold();

@@ -29,6 +29,7 @@ JobSpec spec_of(const std::string& groups, uint32_t world_size, uint32_t max_ran
 TEST(RackSpec, EveryGroupIsARank) {
   JobSpec spec = spec_of("(3,2),(1,4)", 6, 10);
   spec.gradient_dtype = "bf16";
+  spec.keys[0].format = "f16";
   spec.on_nonfinite = "exclude";
   spec.reduction = "mean";
   JobSpec above = spec_above(spec);
@@ -37,6 +38,7 @@ TEST(RackSpec, EveryGroupIsARank) {
   EXPECT_EQ(above.max_ranks, 4u);
   EXPECT_EQ(above.world_size, 3u) << "nobody of the last group is there at first";
   EXPECT_EQ(above.gradient_dtype, "f32");
+  for (const KeySpec& key : above.keys) EXPECT_EQ(key.format, "");
   EXPECT_EQ(above.on_nonfinite, "stop");
   EXPECT_EQ(above.reduction, "mean");
   EXPECT_EQ(above.progress_limit_ms, 2 * spec.progress_limit_ms);

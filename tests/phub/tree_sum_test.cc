@@ -46,7 +46,7 @@ std::vector<uint32_t> bits_of(const std::vector<float>& values) {
 float sum_of(const std::string& groups, const std::vector<std::optional<float>>& values) {
   const auto ranks = static_cast<uint32_t>(values.size());
   const RankTree tree(groups, ranks);
-  TreeSum sum(tree, DType::kF32, 1);
+  TreeSum sum(tree, 1);
   std::vector<const void*> slots;
   std::vector<uint32_t> who;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -55,7 +55,7 @@ float sum_of(const std::string& groups, const std::vector<std::optional<float>>&
     who.push_back(rank);
   }
   float out = 77;
-  sum.add(slots, who, 1, &out, 1);
+  sum.add(slots, who, DType::kF32, 1, &out, 1);
   return out;
 }
 
@@ -128,11 +128,12 @@ TEST(TreeSum, IsTheReferences) {
       gradients.add(std::move(gradient));
     }
     const RankTree tree(groups, ranks);
-    TreeSum tree_sum(tree, type, largest);
+    TreeSum tree_sum(tree, largest);
     std::vector<float> sum(elements, 99), expected(elements), flat(elements);
     const bool finite = reference::sum(reference::parse_groups(groups, ranks), gradients.by_rank,
                                        type, factor, expected.data(), elements);
-    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, factor, sum.data(), elements), finite);
+    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, type, factor, sum.data(), elements),
+              finite);
     EXPECT_EQ(bits_of(sum), bits_of(expected));
     reference::sum(gradients.slots, type, factor, flat.data(), elements);
     if (bits_of(flat) != bits_of(expected)) ++other_than_flat;

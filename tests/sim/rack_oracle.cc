@@ -34,7 +34,6 @@ bool is_same(const RoundVerdict& a, const RoundVerdict& b) {
 Oracle::Oracle(const JobPlan& job, const Plan& plan)
     : job_(job),
       plan_(plan),
-      gradient_dtype_(*kernels::parse_dtype(job.spec.gradient_dtype)),
       parameter_dtype_(*kernels::parse_dtype(job.spec.parameter_dtype)),
       seen_(plan.chunks.size()),
       seen_out_of_step_(plan.chunks.size()),
@@ -73,23 +72,23 @@ bool Oracle::has_bad(const Contribution& from, uint32_t key) const {
 
 void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const {
   const ChunkLayout& c = plan_.chunks[chunk];
+  const kernels::DType dtype = gradient_dtype(c.key);
   const uint64_t stream =
       mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
   for (uint32_t i = 0; i < c.elements; ++i) {
     const uint64_t hash = mix(stream, i);
-    reference::store(out, gradient_dtype_, i,
-                     job_.lock_step() ? value_of(hash) : whole_value_of(hash));
+    reference::store(out, dtype, i, job_.lock_step() ? value_of(hash) : whole_value_of(hash));
   }
   if (!job_.lock_step()) {
     for (uint32_t rank = 0; rank < job_.spec.max_ranks; ++rank) {
-      reference::store(out, gradient_dtype_, rank, rank == from.rank ? 1.0f : 0.0f);
+      reference::store(out, dtype, rank, rank == from.rank ? 1.0f : 0.0f);
     }
   }
   if (job_.digits) {
     const uint32_t element = from.rank / kDigitsPerElement;
     for (uint32_t i = 0; i < std::min(2u, c.elements); ++i) {
       const float one = std::ldexp(1.0f, static_cast<int>(2 * (from.rank % kDigitsPerElement)));
-      reference::store(out, gradient_dtype_, i, i == element ? one : 0.0f);
+      reference::store(out, dtype, i, i == element ? one : 0.0f);
     }
   }
   for (const BadGradient& bad : job_.bad) {
@@ -97,12 +96,12 @@ void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out
     if (bad.rank != from.rank && bad.kind != BadGradient::kOverflow) continue;
     constexpr float kValues[] = {std::numeric_limits<float>::quiet_NaN(),
                                  -std::numeric_limits<float>::infinity(), 3.3e38f};
-    reference::store(out, gradient_dtype_, c.elements / 2, kValues[bad.kind]);
+    reference::store(out, dtype, c.elements / 2, kValues[bad.kind]);
   }
 }
 
 void Oracle::fill_key(const Contribution& from, uint32_t key, std::span<std::byte> out) const {
-  const size_t element = kernels::bytes_of(gradient_dtype_);
+  const size_t element = kernels::bytes_of(gradient_dtype(key));
   for (uint32_t c = first_chunk_[key]; c < first_chunk_[key + 1]; ++c) {
     fill_chunk(from, c, out.data() + plan_.chunks[c].key_element * element);
   }

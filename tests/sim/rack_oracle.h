@@ -121,7 +121,11 @@ class Oracle {
 
   const JobPlan& job_;
   const Plan& plan_;
-  kernels::DType gradient_dtype_, parameter_dtype_;
+  kernels::DType gradient_dtype(uint32_t key) const {
+    return *kernels::parse_dtype(gradient_format(job_.spec, job_.spec.keys[key]));
+  }
+
+  kernels::DType parameter_dtype_;
   std::vector<std::vector<float>> initial_;                       // per key
   std::vector<uint32_t> first_chunk_;                             // per key, and one past the last
   std::vector<std::map<uint64_t, std::vector<std::byte>>> seen_;  // per chunk: round → result

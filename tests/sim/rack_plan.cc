@@ -69,6 +69,8 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   } else {
     spec.gradient_dtype = pick<std::string>(random, {"f32", "bf16", "f16"});
     spec.parameter_dtype = pick<std::string>(random, {"f32", "bf16", "f16"});
+    for (KeySpec& key : spec.keys)
+      key.format = pick<std::string>(random, {"", "f32", "bf16", "f16"});
   }
   spec.reduction = random.chance(0.3) ? "mean" : "sum";
   spec.initial = random.chance(0.4) ? "broadcast" : "zeros";
@@ -140,8 +142,9 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   job.seed = random.next();
   job.rounds = tiny ? random.between(258, 300) : random.between(1, 10);
   const JobSpec& spec = job.spec;
+  const auto is_f32 = [&](const KeySpec& key) { return gradient_format(spec, key) == "f32"; };
   job.digits = spec.optimizer == "none" && spec.reduction == "sum" &&
-               spec.gradient_dtype == "f32" && spec.parameter_dtype == "f32" &&
+               spec.parameter_dtype == "f32" && std::ranges::all_of(spec.keys, is_f32) &&
                !spec.hyper.contains("grad_scale");
   job.lockstep = random.chance(0.5);
   job.barrier = random.chance(0.3);
@@ -173,7 +176,10 @@ void leave_lock_step(SimRandom& random, JobPlan& job) {
   spec.reduction = "sum";
   spec.gradient_dtype = spec.parameter_dtype = "f32";
   spec.hyper.clear();
-  for (KeySpec& key : spec.keys) key.elements = (key.elements + 31) / 32 * 32;
+  for (KeySpec& key : spec.keys) {
+    key.elements = (key.elements + 31) / 32 * 32;
+    key.format.clear();
+  }
   job.digits = false;
   job.bad.clear();
 }

@@ -177,14 +177,12 @@ void Trainer::misbehave() {
   for (int i = 0; i < 20; ++i) {
     const auto chunk = static_cast<uint32_t>(random.below(job_.layout.chunks.size()));
     const ChunkLayout& c = job_.layout.chunks[chunk];
-    const size_t element = job_.plan.spec.gradient_dtype == "f32" ? 4 : 2;
     const Imm imm{c.index, static_cast<uint32_t>(random.below(256)), ImmKind::kData};
     const auto queues = static_cast<uint32_t>(reply_->layout.queue_chunks.size());
-    link_->endpoint().post({c.queue % queues},
-                           {.local_offset = c.offset * element,
-                            .remote_offset = c.box_offset * element,
-                            .bytes = static_cast<uint32_t>(c.elements * element),
-                            .imm = encode(imm)});
+    link_->endpoint().post({c.queue % queues}, {.local_offset = c.gradient_offset,
+                                                .remote_offset = c.slot_offset,
+                                                .bytes = c.slot_bytes,
+                                                .imm = encode(imm)});
   }
   link_->endpoint().flush();
 }

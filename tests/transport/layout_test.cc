@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/kernels.h"
 #include "transport/control/messages.h"
 #include "transport/error.h"
 
@@ -21,6 +22,7 @@ struct Sample {
   std::vector<uint32_t> queue_node;
 };
 
+// Three of four samples's keys have formats of their own, coded ones among them.
 Sample sample(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&](uint64_t n) { return random() % n; };
@@ -29,6 +31,8 @@ Sample sample(uint64_t seed) {
   const uint64_t keys = 1 + below(8);
   for (uint64_t k = 0; k < keys; ++k) {
     s.keys.push_back({.name = "k" + std::to_string(k), .elements = 1 + below(2000)});
+    if (seed % 4 == 0) continue;
+    s.keys.back().format = kSlotFormats[below(kSlotFormats.size())].name;
   }
   const uint64_t queues = 1 + below(6);
   s.queue_chunks.resize(queues);
@@ -43,10 +47,46 @@ Sample sample(uint64_t seed) {
 
 Layout layout_of(const Sample& s, bool by_keys) {
   Layout layout = lay_out_keys(s.keys, s.chunk_elements);
-  std::vector<uint64_t> offsets;
+  QueueOffsets offsets;
   if (!by_keys) offsets = offsets_of_queues(layout, s.queue_chunks, s.queue_node);
   lay_out_queues(layout, s.queue_chunks, offsets);
   return layout;
+}
+
+// The same of gradients, whose keys have formats: in bytes. A key of a plain format is one piece.
+void expect_own_slots(const Sample& s, const Layout& layout, bool by_keys) {
+  std::vector<int> worker(layout.gradients_bytes / kSlotAlignment, -1);
+  std::vector<int> box(layout.slots_bytes / kSlotAlignment, -1);
+  ASSERT_EQ(worker.size() * kSlotAlignment, layout.gradients_bytes);
+  for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
+    const ChunkLayout& chunk = layout.chunks[c];
+    const SlotFormat& format = *layout.key_format[chunk.key];
+    ASSERT_EQ(chunk.slot_bytes, format.bytes(chunk.elements));
+    if (format.is_plain() && chunk.key_element > 0) {
+      const ChunkLayout& before = layout.chunks[c - 1];
+      ASSERT_EQ(chunk.gradient_offset, before.gradient_offset + before.slot_bytes);
+    }
+    for (const auto& [memory, at] :
+         {std::pair{&worker, chunk.gradient_offset}, {&box, chunk.slot_offset}}) {
+      ASSERT_EQ(at % kSlotAlignment, 0u);
+      for (uint64_t b = 0; b < chunk.slot_bytes; b += kSlotAlignment) {
+        const uint64_t unit = (at + b) / kSlotAlignment;
+        ASSERT_LT(unit, memory->size());
+        ASSERT_EQ((*memory)[unit], -1) << "chunk " << c;
+        (*memory)[unit] = static_cast<int>(s.queue_node[chunk.queue]);
+      }
+      for (uint32_t part = 0; part < initial_parts(chunk.elements, chunk.slot_bytes); ++part) {
+        const InitialPart p = initial_part(chunk.elements, chunk.slot_bytes, part);
+        ASSERT_LE(p.count * sizeof(float), layout.slot_room_of(chunk)) << format.name;
+      }
+    }
+  }
+  constexpr size_t kPage = 4096 / kSlotAlignment;
+  for (size_t i = 0; i < box.size() && !by_keys; ++i) {
+    for (size_t j = i + 1; j < std::min(box.size(), i + kPage); ++j) {
+      ASSERT_TRUE(box[i] == box[j] || box[i] == -1 || box[j] == -1);
+    }
+  }
 }
 
 // Neither at the worker nor at the box do two slots overlap, or one lie outside; at the box, nodes
@@ -57,6 +97,7 @@ TEST(Layout, EveryChunkHasItsOwnPlaceOnBothSides) {
     const Sample s = sample(seed);
     const bool by_keys = seed % 3 == 0;
     const Layout layout = layout_of(s, by_keys);
+    expect_own_slots(s, layout, by_keys);
     std::vector<int> worker(layout.total_elements / kChunkAlignment, -1);
     std::vector<int> box(layout.box_elements / kChunkAlignment, -1);
     std::vector<uint64_t> key_elements(s.keys.size());
@@ -101,10 +142,10 @@ TEST(Layout, SumsOfARack) {
     const std::vector<uint64_t> offsets = offsets_of_sums(layout);
     ASSERT_EQ(offsets.size(), layout.chunks.size() + 1);
     for (size_t c = 0; c < layout.chunks.size(); ++c) {
-      ASSERT_EQ(offsets[c] % kChunkAlignment, 0u);
-      ASSERT_GE(offsets[c + 1], offsets[c] + layout.chunks[c].elements + kTrailerElements);
+      ASSERT_EQ(offsets[c] % (kChunkAlignment * 4), 0u);
+      ASSERT_GE(offsets[c + 1], offsets[c] + (layout.chunks[c].elements + kTrailerElements) * 4);
     }
-    EXPECT_EQ(link_layout(layout, 3, 4, 4, 1).gradients_at_worker(), offsets.back() * 4);
+    EXPECT_EQ(link_layout(layout, 3, 4, 1).gradients_at_worker(), offsets.back());
   }
 }
 
@@ -125,12 +166,20 @@ TEST(Layout, BothSidesComeToTheSame) {
     for (size_t c = 0; c < box.chunks.size(); ++c) {
       ASSERT_EQ(worker.chunks[c].offset, box.chunks[c].offset);
       ASSERT_EQ(worker.chunks[c].box_offset, box.chunks[c].box_offset);
+      ASSERT_EQ(worker.chunks[c].gradient_offset, box.chunks[c].gradient_offset);
+      ASSERT_EQ(worker.chunks[c].slot_offset, box.chunks[c].slot_offset);
+      ASSERT_EQ(worker.chunks[c].slot_bytes, box.chunks[c].slot_bytes);
       ASSERT_EQ(worker.chunks[c].queue, box.chunks[c].queue);
       ASSERT_EQ(worker.chunks[c].index, box.chunks[c].index);
     }
-    const LinkLayout link = link_layout(box, 3, 2, 4, 1);
-    EXPECT_EQ(link.gradients_at_worker(), box.total_elements * 2);
-    EXPECT_EQ(link.slots_bytes, box.box_elements * 2);
+    const LinkLayout link = link_layout(box, 3, 4, 1);
+    EXPECT_EQ(link.gradients_at_worker(), box.gradients_bytes);
+    EXPECT_EQ(link.slots_bytes, box.slots_bytes);
+    if (const uint32_t element = element_bytes_of_all(box)) {
+      EXPECT_EQ(link.gradients_at_worker(), box.total_elements * element);
+      EXPECT_EQ(link.slots_bytes, box.box_elements * element);
+      EXPECT_TRUE(reply.layout.queue_slots.empty());
+    }
     EXPECT_EQ(link.results_at_worker(), box.total_elements * 4);
     EXPECT_EQ(link.results_bytes, box.box_elements * 4);
   }
@@ -173,19 +222,62 @@ TEST(Layout, AnAnswerThatDoesNotFitTogetherIsRefused) {
   EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_offset[full] = ~uint64_t{0}; }),
               HasSubstr("begins at element"));
   EXPECT_THAT(message([](JoinReply& r) { r.first_round = 0; }), HasSubstr("rounds"));
+  EXPECT_THAT(message([](JoinReply& r) { r.spec.chunk_elements += 1; }), HasSubstr("chunks"));
+  EXPECT_THAT(message([](JoinReply& r) { r.layout.queue_slots.clear(); }), HasSubstr("offsets"));
+  EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_slots[full] = ~uint64_t{0}; }),
+              HasSubstr("begin at byte"));
 }
 
-TEST(Layout, InitialParametersOf16BitsFitTheSlot) {
-  for (uint32_t n = 1; n <= 300; ++n) {
-    uint32_t next = 0;
-    for (uint32_t part = 0; part < initial_parts(2); ++part) {
-      const InitialPart p = initial_part(n, 2, part);
-      EXPECT_EQ(p.first, next);
-      EXPECT_LE(p.count * sizeof(float), slot_elements(n) * 2) << n;
-      next += p.count;
+TEST(Layout, InitialParametersFitTheSlotOfEveryFormat) {
+  for (const SlotFormat& format : kSlotFormats) {
+    for (uint32_t n = 1; n <= 300; ++n) {
+      const uint64_t bytes = format.bytes(n);
+      const uint32_t parts = initial_parts(n, bytes);
+      uint32_t next = 0;
+      for (uint32_t part = 0; part < parts; ++part) {
+        const InitialPart p = initial_part(n, bytes, part);
+        ASSERT_EQ(p.first, next);
+        ASSERT_LE(p.count * sizeof(float), slot_room(format, n)) << format.name << " " << n;
+        next += p.count;
+      }
+      ASSERT_EQ(next, n);
+      if (format.name == "f32") ASSERT_EQ(parts, 1u);
+      if (format.bits == 16) {  // as it always was
+        ASSERT_EQ(parts, 2u);
+        ASSERT_EQ(initial_part(n, bytes, 0).count, n / 2);
+      }
     }
-    EXPECT_EQ(next, n);
-    EXPECT_EQ(initial_part(n, 4, 0).count, n);
+  }
+}
+
+// The wire's sizes are those of the functions that read slots.
+TEST(Layout, SlotsAreOfTheSizeThatKernelsRead) {
+  for (const kernels::Format& format : kernels::kFormats) {
+    const SlotFormat* ours = find_slot_format(format.name);
+    ASSERT_TRUE(ours) << format.name;
+    const kernels::DType dtype = *kernels::parse_dtype(format.name);
+    for (uint64_t n = 1; n <= 1000; ++n) {
+      ASSERT_EQ(ours->bytes(n), kernels::slot_bytes(dtype, n)) << format.name << " " << n;
+    }
+  }
+  for (const SlotFormat& ours : kGradientFormats) {
+    EXPECT_TRUE(kernels::parse_dtype(ours.name)) << ours.name;
+  }
+}
+
+// Where all keys have one plain format, gradients lie as results do.
+TEST(Layout, OnePlainFormatLiesAsElementsDo) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    Sample s = sample(seed);
+    for (KeySpec& key : s.keys) key.format = seed % 2 ? "f32" : "bf16";
+    const uint64_t element = seed % 2 ? 4 : 2;
+    const Layout layout = layout_of(s, seed % 3 == 0);
+    ASSERT_EQ(element_bytes_of_all(layout), element);
+    for (const ChunkLayout& chunk : layout.chunks) {
+      ASSERT_EQ(chunk.gradient_offset, chunk.offset * element);
+      ASSERT_EQ(chunk.slot_offset, chunk.box_offset * element);
+      ASSERT_EQ(chunk.slot_bytes, chunk.elements * element);
+    }
   }
 }
 

@@ -79,6 +79,7 @@ class Random {
       spec.schedule.push_back({round += 1 + below(1u << 30), values(1)});
     }
     if (coin()) spec.gradient_dtype = coin() ? "bf16" : "f16";
+    for (KeySpec& key : spec.keys) key.format = coin() ? "" : coin() ? "bf16" : "f32";
     if (coin()) spec.parameter_dtype = coin() ? "bf16" : "f16";
     if (coin()) spec.reduction = "mean";
     if (coin()) {

@@ -116,6 +116,8 @@ TEST_F(BadInput, JobsThatCannotBe) {
        [](auto& o) { o.spec.optimizer = "sdg"; }},
       {"a gradient format", kInvalid, "gradient_dtype: must be one of f32",
        [](auto& o) { o.spec.gradient_dtype = "float32"; }},
+      {"a key's format", kInvalid, "keys[0].format: must be one of f32, bf16, f16, got 'int9'",
+       [](auto& o) { o.spec.keys[0].format = "int9"; }},
       {"a parameter format", kInvalid, "parameter_dtype: must be one of f32",
        [](auto& o) { o.spec.parameter_dtype = "f64"; }},
       {"a reduction", kInvalid, "reduction", [](auto& o) { o.spec.reduction = "max"; }},
@@ -207,6 +209,8 @@ TEST_F(BadInput, RanksThatDisagree) {
        [](auto& o) {
          o.spec.hyper = {{"lr", 0.5}};
        }},
+      {"a key's format", ErrorCode::kMismatch, "format is 'bf16' here and '' in the job",
+       [](auto& o) { o.spec.keys[0].format = "bf16"; }},
       {"the format", ErrorCode::kMismatch, "gradient_dtype is 'f16' here and 'f32' in the job",
        [](auto& o) { o.spec.gradient_dtype = "f16"; }},
       {"the number of ranks", ErrorCode::kMismatch, "world_size is 3 here and 2 in the job",

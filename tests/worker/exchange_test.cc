@@ -1,5 +1,6 @@
 // Workers, library, control port, shared memory and cores together: the bytes that come back are
 // those of a single process that adds in rank order.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -42,6 +43,7 @@ struct Case {
   std::string reduction = "mean";
   uint32_t ranks = 3;
   uint64_t rounds = 6;
+  std::vector<std::string> formats = {};  // of keys; those without one have the job's
 };
 
 JobSpec spec_of(const Case& c, std::string name) {
@@ -51,6 +53,7 @@ JobSpec spec_of(const Case& c, std::string name) {
                {.name = "b", .elements = 33, .priority = 3, .lr_scale = 0.5},
                {.name = "c", .elements = 5000, .decay_scale = 0},
                {.name = "d", .elements = 70000, .priority = -1}};
+  for (size_t k = 0; k < c.formats.size(); ++k) spec.keys[k].format = c.formats[k];
   spec.world_size = c.ranks;
   spec.optimizer = c.optimizer;
   spec.gradient_dtype = c.gradient_dtype;
@@ -60,6 +63,10 @@ JobSpec spec_of(const Case& c, std::string name) {
   spec.hyper = {{"lr", 0.05}};
   if (c.optimizer != "none") spec.hyper["weight_decay"] = 0.01;
   return spec;
+}
+
+DType format_of(const JobSpec& spec, size_t key) {
+  return *kernels::parse_dtype(gradient_format(spec, spec.keys[key]));
 }
 
 std::vector<float> initial_of(const JobSpec& spec) {
@@ -104,7 +111,7 @@ bool is_null(uint32_t rank, uint64_t round, size_t key) { return (rank + round +
 
 std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t seed, size_t key) {
   const auto optimizer = *kernels::parse_optimizer(c.optimizer);
-  const DType in = *kernels::parse_dtype(c.gradient_dtype);
+  const DType in = format_of(spec, key);
   const DType out = *kernels::parse_dtype(c.parameter_dtype);
   const size_t n = spec.keys[key].elements;
   kernels::Hyper hyper = kernels::default_hyper(optimizer);
@@ -136,7 +143,6 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
   const uint64_t seed = std::hash<std::string>{}(name);
   SCOPED_TRACE(name);
   const JobSpec spec = spec_of(c, name);
-  const DType in = *kernels::parse_dtype(c.gradient_dtype);
   std::vector<std::vector<std::vector<std::byte>>> seen(c.ranks);
   each_rank(c.ranks, [&](uint32_t r) {
     WorkerOptions options = box.options(spec);
@@ -164,7 +170,8 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
           worker.push_null(k);
           continue;
         }
-        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k), in, seed, r, round, k);
+        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k), format_of(spec, k),
+             seed, r, round, k);
         worker.push(k, static_cast<int32_t>(k));
         if (copies) copied += worker.gradient_bytes(k).size();
       }
@@ -212,6 +219,24 @@ TEST(Exchange, EveryFormatGivesTheBytesOfOneProcess) {
         run(box, c, name);
         run(box, c, name + "-own", true);
       }
+    }
+  }
+}
+
+// Any mix, in any order, with and without an optimizer, in the workers' memory and in the
+// library's.
+TEST(Exchange, EveryKeyMayHaveAFormatOfItsOwn) {
+  Box box(3);
+  const std::vector<std::vector<std::string>> mixes = {
+      {"f32", "bf16", "f16"}, {"", "f16", "f32", "bf16"}, {"bf16", "f32", "bf16", "f32"}};
+  for (const std::vector<std::string>& formats : mixes) {
+    for (const char* optimizer : {"none", "adam"}) {
+      const Case c{.optimizer = optimizer,
+                   .gradient_dtype = formats[0] == "bf16" ? "f16" : "f32",
+                   .formats = formats};
+      const std::string name = fmt::format("{}-{}", fmt::join(formats, "-"), optimizer);
+      run(box, c, name);
+      run(box, c, name + "-own", true);
     }
   }
 }

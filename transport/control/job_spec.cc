@@ -9,6 +9,7 @@
 #include "transport/control/choices.h"
 #include "transport/control/message_fields.h"
 #include "transport/control/rank_tree.h"
+#include "transport/slot_format.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -50,6 +51,14 @@ void check_shape(const KeySpec& key, size_t i) {
        fmt::join(key.shape, ", "), key.elements);
 }
 
+void check_format(std::string_view field, std::string_view value,
+                  std::span<const SlotFormat> formats) {
+  if (std::ranges::find(formats, value, &SlotFormat::name) != formats.end()) return;
+  std::vector<std::string_view> words;
+  for (const SlotFormat& format : formats) words.push_back(format.name);
+  refuse_word(field, value, words);
+}
+
 void check_keys(const std::vector<KeySpec>& keys) {
   if (keys.empty()) fail(ErrorCode::kInvalid, "keys: a job needs at least one key");
   if (keys.size() > kMaxKeys) {
@@ -74,20 +83,15 @@ void check_keys(const std::vector<KeySpec>& keys) {
     total += key.elements;
     check_shape(key, i);
     check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
+    if (!key.format.empty()) {
+      check_format(fmt::format("keys[{}].format", i), key.format, kGradientFormats);
+    }
     for (const auto& [field, value] :
          {std::pair{"lr_scale", key.lr_scale}, std::pair{"decay_scale", key.decay_scale}}) {
       if (!std::isfinite(value)) {
         fail(ErrorCode::kInvalid, "keys[{}].{}: must be finite, got {}", i, field, value);
       }
     }
-  }
-}
-
-// What an element can be on the wire.
-void check_dtype(std::string_view field, const std::string& value) {
-  static const std::vector<std::string_view> dtypes = {"f32", "bf16", "f16"};
-  if (std::find(dtypes.begin(), dtypes.end(), value) == dtypes.end()) {
-    refuse_word(field, value, dtypes);
   }
 }
 
@@ -142,6 +146,9 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
     fail(ErrorCode::kInvalid, "{}: ranks that are racks need '{}', got '{}'", field, only, value);
   };
   expect("gradient_dtype", spec.gradient_dtype, "f32");
+  for (size_t i = 0; i < spec.keys.size(); ++i) {
+    expect(fmt::format("keys[{}].format", i), gradient_format(spec, spec.keys[i]), "f32");
+  }
   expect("consistency", spec.consistency, "bsp");
   expect("work", spec.work, "all");
   if (spec.on_nonfinite == "exclude") {
@@ -272,8 +279,9 @@ void validate(const JobSpec& spec) {
   const uint32_t groups = hyper_groups(spec);
   check_values("hyper", spec.hyper, groups);
   check_schedule(spec.schedule, groups);
-  check_dtype("gradient_dtype", spec.gradient_dtype);
-  check_dtype("parameter_dtype", spec.parameter_dtype);
+  check_format("gradient_dtype", spec.gradient_dtype, kGradientFormats);
+  check_format("parameter_dtype", spec.parameter_dtype,
+               std::span(kSlotFormats).first(kPlainFormats));
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));

@@ -23,7 +23,8 @@ struct KeySpec {
   // As the caller sees the elements, the last dimension varying fastest; what is saved has it.
   // Their product is `elements`. Empty: [elements].
   std::vector<uint64_t> shape = {};
-  uint32_t group = 0;  // of hyperparameters: values may be of one group (HyperName)
+  uint32_t group = 0;       // of hyperparameters: values may be of one group (HyperName)
+  std::string format = "";  // of its gradients on the wire; "": the job's gradient_dtype
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
@@ -55,7 +56,7 @@ struct JobSpec {
   std::string optimizer = "none";
   std::map<std::string, double> hyper;  // what differs from the optimizer's defaults
   std::vector<HyperChange> schedule;    // by ascending round
-  std::string gradient_dtype = "f32";
+  std::string gradient_dtype = "f32";   // of keys without a format of their own
   std::string parameter_dtype = "f32";  // what is written back
   std::string reduction = "sum";        // or "mean"
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
@@ -101,6 +102,11 @@ uint32_t hyper_groups(const JobSpec& spec);
 // out of range, groups of other ranks, unordered schedule. (Whether names of hyperparameters fit
 // the optimizer is checked by the server, which knows them.)
 void validate(const JobSpec& spec);
+
+// The format of the key's gradients.
+inline const std::string& gradient_format(const JobSpec& spec, const KeySpec& key) {
+  return key.format.empty() ? spec.gradient_dtype : key.format;
+}
 
 // Whether its rounds are applied as a whole: the gradient's norm may be clipped, or rounds skipped.
 bool is_gated(const JobSpec& spec);

@@ -30,6 +30,7 @@ void fields(A& a, const KeySpec*) {
   a.optional("decay_scale", &KeySpec::decay_scale);
   a.optional("shape", &KeySpec::shape, {0, kMaxKeyDimensions});
   a.optional("group", &KeySpec::group, {0, kMaxHyperGroups - 1});
+  a.optional("format", &KeySpec::format, kWord);
 }
 
 template <class A>
@@ -102,6 +103,7 @@ void fields(A& a, const JobLayout*) {
   a.required("queue_chunks", &JobLayout::queue_chunks, {0, 1u << 16});
   a.required("total_elements", &JobLayout::total_elements);
   a.optional("queue_offset", &JobLayout::queue_offset, {0, 1u << 16});
+  a.optional("queue_slots", &JobLayout::queue_slots, {0, 1u << 16});
 }
 
 template <class A>

@@ -43,7 +43,7 @@ struct JoinRequest {
   Caller caller = {};  // not on the wire
 };
 
-// Where every key and chunk is. Offsets and sizes are in elements.
+// Where every key and chunk is. Offsets and sizes are in elements, but for queue_slots.
 struct JobLayout {
   std::vector<uint64_t> key_offset;                 // in the gradient memory and in the results
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk, numbered key by key
@@ -51,6 +51,7 @@ struct JobLayout {
   // Where each queue's chunks begin in the box's memory; there they lie one after another, each
   // at a multiple of kChunkAlignment. Empty: the box's memory is laid out as the worker's.
   std::vector<uint64_t> queue_offset;
+  std::vector<uint64_t> queue_slots;  // and their gradients, in bytes (Layout)
 
   friend bool operator==(const JobLayout&, const JobLayout&) = default;
 };

@@ -69,6 +69,7 @@ void fields(A& a, const ShardPart*) {
   a.required("queues", &ShardPart::queues, {1, 1u << 16});
   a.required("queue_chunks", &ShardPart::queue_chunks, {1, 1u << 16});
   a.optional("queue_offset", &ShardPart::queue_offset, {0, 1u << 16});
+  a.optional("queue_slots", &ShardPart::queue_slots, {0, 1u << 16});
   a.required("first_queue", &ShardPart::first_queue);
   a.required("all_queues", &ShardPart::all_queues);
   a.optional("saved", &ShardPart::saved);
@@ -116,7 +117,7 @@ void fields(A& a, const ShardLack*) {
 template <class A>
 void fields(A& a, const ShardQueueCounters*) {
   a.required("chunks", &ShardQueueCounters::chunks);
-  a.required("elements_in", &ShardQueueCounters::elements_in);
+  a.required("bytes_in", &ShardQueueCounters::bytes_in);
   a.required("elements_out", &ShardQueueCounters::elements_out);
 }
 template <class A>

@@ -109,6 +109,7 @@ struct ShardPart {
   std::vector<ShardQueue> queues;
   std::vector<std::vector<uint32_t>> queue_chunks;  // as in JobLayout
   std::vector<uint64_t> queue_offset;
+  std::vector<uint64_t> queue_slots;
   uint32_t first_queue = 0, all_queues = 0;  // as workers count them
   bool saved = false;                        // snapshots are taken of it
   std::vector<ShardRestored> restored;       // one, or none: the job begins
@@ -164,7 +165,7 @@ struct ShardLack {
 };
 struct ShardQueueCounters {
   uint64_t chunks = 0;
-  uint64_t elements_in = 0, elements_out = 0;
+  uint64_t bytes_in = 0, elements_out = 0;  // of gradients; of results
 
   friend bool operator==(const ShardQueueCounters&, const ShardQueueCounters&) = default;
 };

@@ -87,8 +87,7 @@ std::unique_ptr<Incarnation> ShmBoxLink::make(uint32_t rank) {
   made->gradients = SealedMemory::create(
       "phub-gradients", round_up_to_page(made->gradients_offset + layout_.slots_bytes),
       MemoryAccess::kRead, /*peers_write=*/true);
-  place(made->gradients.bytes().subspan(made->gradients_offset), layout_.gradient_bytes,
-        layout_.runs);
+  place(made->gradients.bytes().subspan(made->gradients_offset), 1, layout_.slot_runs);
   make_rings(*made);
 
   std::array<int, 2> ends = {-1, -1};

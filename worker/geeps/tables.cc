@@ -127,7 +127,7 @@ void check_formats(const JobSpec& spec) {
            format);
     }
   };
-  check_format("gradient_dtype", spec.gradient_dtype);
+  for (const KeySpec& key : spec.keys) check_format("gradient_dtype", gradient_format(spec, key));
   check_format("parameter_dtype", spec.parameter_dtype);
 }
 

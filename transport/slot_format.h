@@ -1,0 +1,46 @@
+// The formats of gradients, as far as the wire knows them: how many bytes the elements of a chunk
+// take. What the bytes mean is said in kernels/, which has the same names and sizes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace phub {
+
+struct SlotFormat {
+  std::string_view name;
+  uint32_t bits = 0;        // of an element, a code, or an element's share of what is sent
+  uint32_t unit_bytes = 0;  // those of all elements together are rounded up to this
+  uint32_t tail_bytes = 0;  // behind them: a scale
+
+  constexpr uint64_t bytes(uint64_t elements) const {
+    const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
+    return (elements * bits + unit_bits - 1) / unit_bits * unit_bytes + tail_bytes;
+  }
+  // An array of elements. A key of a plain format is one piece at the worker.
+  constexpr bool is_plain() const { return bits == unit_bytes * 8 && tail_bytes == 0; }
+};
+
+inline constexpr std::array<SlotFormat, 8> kSlotFormats = {{{"f32", 32, 4, 0},
+                                                            {"bf16", 16, 2, 0},
+                                                            {"f16", 16, 2, 0},
+                                                            {"fp8-e4m3", 8, 4, 4},
+                                                            {"fp8-e5m2", 8, 4, 4},
+                                                            {"int8", 8, 4, 4},
+                                                            {"int4", 4, 4, 4},
+                                                            {"topk", 1, 4, 0}}};
+inline constexpr size_t kPlainFormats = 3;  // they come first
+// Those that a job may have.
+inline constexpr std::span<const SlotFormat> kGradientFormats =
+    std::span(kSlotFormats).first(kPlainFormats);
+
+// Null: there is no such format.
+constexpr const SlotFormat* find_slot_format(std::string_view name) {
+  const auto at = std::ranges::find(kSlotFormats, name, &SlotFormat::name);
+  return at == kSlotFormats.end() ? nullptr : &*at;
+}
+
+}  // namespace phub
