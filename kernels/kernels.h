@@ -41,7 +41,8 @@ inline constexpr size_t kPlainFormats = 3;  // they come first
 
 constexpr const Format& format_of(DType t) { return kFormats[static_cast<size_t>(t)]; }
 constexpr std::string_view name_of(DType t) { return format_of(t).name; }
-std::optional<DType> parse_dtype(std::string_view name);  // any of kFormats
+std::optional<DType> parse_format(std::string_view name);  // any of kFormats
+std::optional<DType> parse_dtype(std::string_view name);   // the plain ones
 constexpr bool is_plain(DType t) { return format_of(t).coding == Coding::kPlain; }
 
 // Of one element. REQUIRES: is_plain(t); stops the program otherwise.

@@ -29,11 +29,16 @@ const std::vector<Target>& available() {
 
 }  // namespace
 
-std::optional<DType> parse_dtype(std::string_view name) {
+std::optional<DType> parse_format(std::string_view name) {
   for (size_t i = 0; i < kFormats.size(); ++i) {
     if (kFormats[i].name == name) return static_cast<DType>(i);
   }
   return std::nullopt;
+}
+
+std::optional<DType> parse_dtype(std::string_view name) {
+  const std::optional<DType> format = parse_format(name);
+  return format && is_plain(*format) ? format : std::nullopt;
 }
 
 std::span<const std::string_view> targets() {

@@ -76,12 +76,12 @@ std::vector<float> values(size_t n, Values kind, std::mt19937_64& random) {
 TEST(Formats, Names) {
   for (size_t i = 0; i < kFormats.size(); ++i) {
     const auto type = static_cast<DType>(i);
-    EXPECT_EQ(parse_dtype(name_of(type)), type);
+    EXPECT_EQ(parse_format(name_of(type)), type);
     EXPECT_EQ(is_plain(type), i < kPlainFormats);
   }
   for (const char* name : {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
-    ASSERT_TRUE(parse_dtype(name));
-    EXPECT_EQ(name_of(*parse_dtype(name)), name);
+    ASSERT_TRUE(parse_format(name));
+    EXPECT_EQ(name_of(*parse_format(name)), name);
   }
 }
 

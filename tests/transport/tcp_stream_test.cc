@@ -223,6 +223,52 @@ TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   EXPECT_TRUE(poll(endpoint, 0).empty());
 }
 
+// Nobody reads from one of two connections: the other gets no further ahead than it may.
+TEST_F(TcpStreamTest, ConnectionsStayInStep) {
+  constexpr uint32_t kBytes = 32 << 10, kWrites = 64;
+  constexpr uint64_t kLead = 8 * kBytes;
+  std::vector<std::byte> memory(kBytes);
+  std::vector<std::vector<TcpPosted>> rings(2, std::vector<TcpPosted>(kWrites));
+  std::vector<Fd> here, there;
+  TcpEndpoint endpoint(2, 1);
+  endpoint.limit_lead(kLead);
+  for (uint32_t q = 0; q < 2; ++q) {
+    std::array<int, 2> ends;
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+    here.emplace_back(ends[0]), there.emplace_back(ends[1]);
+    endpoint.watch(here[q].get(), {q});
+    endpoint.list({q});
+    endpoint.open(
+        {q}, {.stream = {here[q].get()}, .ring = rings[q], .source = memory, .target = memory});
+  }
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    for (uint32_t q = 0; q < 2; ++q) ASSERT_TRUE(endpoint.post({q}, {0, 0, kBytes, i}));
+  }
+  std::vector<std::byte> read(1 << 20);
+  const auto drain = [&](uint32_t q) {
+    uint64_t bytes = 0;
+    for (int idle = 0; idle < 3; ++idle) {
+      endpoint.flush();
+      poll(endpoint, 0);
+      for (ssize_t n = 0; (n = recv(there[q].get(), read.data(), read.size(), 0)) > 0; idle = 0) {
+        bytes += static_cast<uint64_t>(n);
+      }
+    }
+    return bytes;
+  };
+  const uint64_t ahead = drain(1);
+  // The other end's buffers hold some; both connections count for the lead.
+  int buffer = 0;
+  socklen_t size = sizeof buffer;
+  getsockopt(here[0].get(), SOL_SOCKET, SO_SNDBUF, &buffer, &size);
+  EXPECT_GE(ahead, kLead / 2);
+  EXPECT_LE(ahead, static_cast<uint64_t>(buffer) + kLead / 2 + 2 * kBytes);
+  uint64_t behind = 0, rest = 0;
+  for (int turn = 0; turn < 100; ++turn) behind += drain(0), rest += drain(1);
+  EXPECT_GE(behind, uint64_t{kWrites} * kBytes) << "what was held back goes on";
+  EXPECT_EQ(ahead + rest, behind);
+}
+
 TEST_F(TcpStreamTest, AChunkThatStopsHalfWayIsNeverAnnounced) {
   open(1, {8}, 1000);
   auto raw = join_raw(0, 1);

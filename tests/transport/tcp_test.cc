@@ -447,6 +447,30 @@ TEST_F(TcpTest, EveryAddressGetsAnEqualShare) {
   for (const auto& [where, connections] : shares) EXPECT_EQ(connections, 9) << where;
 }
 
+// As NICs in the plan, which then says where each queue is.
+TEST_F(TcpTest, AQueueIsAtTheAddressThatIsItsNic) {
+  start({.addresses = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}});
+  const std::vector<NicPort> ports = rig_->transport().ports();
+  ASSERT_EQ(ports.size(), 3u);
+  for (const NicPort& port : ports) EXPECT_EQ(port.os_node, NicPort::kEveryNode);
+  layout_ = {};
+  layout_.max_ranks = 2;
+  layout_.cores = 1;
+  layout_.queue_chunks = {8, 8, 8};
+  layout_.queue_core = {0, 0, 0};
+  layout_.queue_nic = {ports[2].name, ports[0].name, ports[2].name};
+  layout_.core_node = {0};
+  layout_.slots_bytes = layout_.results_bytes = 5000;
+  box_ = rig_->transport().open_job(layout_);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const Offer offer = box_->admit(rank, 1);
+    ASSERT_EQ(offer.queues.size(), 3u);
+    for (uint32_t q = 0; q < 3; ++q) EXPECT_EQ(offer.queues[q].address, layout_.queue_nic[q]);
+  }
+  start({.addresses = {"127.0.0.1"}});
+  EXPECT_TRUE(rig_->transport().ports().empty()) << "there is nothing to choose from";
+}
+
 TEST_F(TcpTest, DataAddresses) {
   EXPECT_EQ(tcp_data_addresses({"127.0.0.3", "127.0.0.3"}), std::vector<std::string>{"127.0.0.3"});
   EXPECT_THAT(tcp_data_addresses({"localhost"}),

@@ -1,13 +1,16 @@
 // Boxes of one, two and four NUMA nodes, over every transport that a machine without RDMA has: the
 // sums that come back are those of a loop over the ranks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <tuple>
 
 #include "kernels/kernels.h"
 #include "tests/worker/box.h"
+#include "transport/tcp/transport.h"
 
 namespace phub {
 namespace {
@@ -111,6 +114,38 @@ TEST_P(Topologies, EverySumIsRight) {
   run(box, transport, {.name = "sums"});
   run(box, transport, {.name = "parameters", .gradient_dtype = "f16", .optimizer = "sgd"});
   run(box, transport, {.name = "out-of-step", .consistency = "async"});
+}
+
+// A box with more addresses than cores: every worker's bytes are spread over all of them.
+TEST(Addresses, EachCarriesItsShare) {
+  const std::vector<std::string> addresses = {"127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4",
+                                              "127.0.0.5"};
+  Box box("pack:2 core:1 pu:1", uint64_t{1} << 33, [&](std::unique_ptr<Transport> transport) {
+    return transport->name() == "tcp" ? make_tcp_transport({.addresses = addresses})
+                                      : std::move(transport);
+  });
+  run(box, "tcp", {.name = "sums"});
+  JobSpec spec = spec_of({.name = "where"});
+  spec.world_size = 1;
+  WorkerOptions options = box.options(spec);
+  options.transport = "tcp";
+  Worker worker(options);
+  worker.broadcast({});
+  for (const std::string& address : addresses) {
+    EXPECT_THAT(worker.connection(), ::testing::HasSubstr(" to " + address + ":"));
+  }
+  for (size_t k = 0; k < spec.keys.size(); ++k) worker.push_pull(k);
+  std::vector<uint64_t> bytes;
+  for (const NodeStatus& node : box.status().nodes) {
+    for (const NicStatus& nic : node.nics) {
+      if (nic.transport == "tcp") bytes.push_back(nic.flow.bytes_in);
+    }
+  }
+  ASSERT_EQ(bytes.size(), addresses.size());
+  const auto [least, most] = std::ranges::minmax(bytes);
+  EXPECT_GT(least, 0u);
+  EXPECT_LE(most * 10, least * 11);
+  worker.leave();
 }
 
 INSTANTIATE_TEST_SUITE_P(
