@@ -72,7 +72,8 @@ Rack::Rack(const RackPlan& plan, bool verbose)
                                                 {.cores = plan.cores,
                                                  .ranks = job.spec.max_ranks,
                                                  .chunk_elements = job.spec.chunk_elements,
-                                                 .shared_memory = plan.net.shared_memory})));
+                                                 .shared_memory = plan.net.shared_memory,
+                                                 .gradient_dtype = job.spec.gradient_dtype})));
     JobRun& run = *jobs_.back();
     run.fault_done.resize(job.faults.size());
     const uint64_t begin = random().below(2 * kMs);
