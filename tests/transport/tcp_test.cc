@@ -467,6 +467,7 @@ TEST_F(TcpTest, AQueueIsAtTheAddressThatIsItsNic) {
     ASSERT_EQ(offer.queues.size(), 3u);
     for (uint32_t q = 0; q < 3; ++q) EXPECT_EQ(offer.queues[q].address, layout_.queue_nic[q]);
   }
+  box_.reset();
   start({.addresses = {"127.0.0.1"}});
   EXPECT_TRUE(rig_->transport().ports().empty()) << "there is nothing to choose from";
 }
