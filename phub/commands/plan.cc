@@ -12,6 +12,7 @@
 
 #include "phub/commands/commands.h"
 #include "phub/job/memory.h"
+#include "phub/plan/choices.h"
 #include "phub/plan/limits.h"
 #include "phub/plan/models.h"
 #include "phub/plan/placement.h"
@@ -161,6 +162,7 @@ void run(PlanArguments arguments) {
   spec.parameter_dtype =
       arguments.parameter_dtype.empty() ? spec.gradient_dtype : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
+  for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
 
   if (!arguments.cluster.empty()) return compare(arguments);
 

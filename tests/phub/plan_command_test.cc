@@ -206,9 +206,10 @@ TEST(PlanCommand, ComparesThePlacementsOfTheReadme) {
 TEST(PlanMemory, HoldsWhatTheJobNeeds) {
   numa::Topology topology = numa::from_synthetic("pack:1 core:2 pu:1");
   JobSpec spec{.name = "m", .keys = {{.name = "a", .elements = 32 * 1000}}, .max_ranks = 3};
-  const Plan plan = make_plan(topology, spec.keys, {.ranks = 3});
   const auto needed = [&](const char* optimizer, const char* gradient, const char* parameter) {
     spec.optimizer = optimizer, spec.gradient_dtype = gradient, spec.parameter_dtype = parameter;
+    const Plan plan =
+        make_plan(topology, spec.keys, {.ranks = 3, .gradient_dtype = spec.gradient_dtype});
     const std::vector<NodeMemory> nodes = memory_needed(plan, spec);
     EXPECT_EQ(nodes.size(), 1u);
     const NodeMemory& m = nodes.at(0);
