@@ -77,8 +77,9 @@ Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
 void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks) {
   uint64_t at = layout.queue_offset[queue];
   if (at > kMaxElements) fail(ErrorCode::kInvalid, "queue {} begins at element {}", queue, at);
-  uint64_t slot =
-      layout.queue_slots.empty() ? at * element_bytes_of_all(layout) : layout.queue_slots[queue];
+  // Without queue_slots all keys have the first one's format.
+  uint64_t slot = layout.queue_slots.empty() ? at * layout.key_format.front()->unit_bytes
+                                             : layout.queue_slots[queue];
   if (slot > kMaxSlotsBytes) {
     fail(ErrorCode::kInvalid, "the slots of queue {} begin at byte {}", queue, slot);
   }
