@@ -16,11 +16,10 @@
 namespace phub::kernels {
 namespace {
 
+using reference::kCoded;
 using test::Array;
 using test::Values;
 
-constexpr DType kCoded[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8, DType::kInt4,
-                            DType::kTopK};
 constexpr DType kScaled[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8, DType::kInt4};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();

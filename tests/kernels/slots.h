@@ -13,6 +13,10 @@
 
 namespace phub::reference {
 
+inline constexpr kernels::DType kCoded[] = {kernels::DType::kFp8E4M3, kernels::DType::kFp8E5M2,
+                                            kernels::DType::kInt8, kernels::DType::kInt4,
+                                            kernels::DType::kTopK};
+
 // The value of one code, before it is scaled. int4: the lower four bits of `code`.
 float value_of_code(kernels::DType type, uint8_t code);
 

@@ -13,11 +13,9 @@
 namespace phub::kernels {
 namespace {
 
+using reference::kCoded;
 using test::Array;
 using test::Values;
-
-constexpr DType kCoded[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8, DType::kInt4,
-                            DType::kTopK};
 
 void fill(Array& slot, DType type, size_t n, bool any_bytes, std::mt19937_64& random) {
   if (any_bytes) {
