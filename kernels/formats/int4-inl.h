@@ -17,19 +17,10 @@ namespace phub::kernels::HWY_NAMESPACE {
 struct Int4Slot;
 
 // Vectors of more than one element begin at an even one.
-struct Int4 {
+struct Int4 : WholeMultiples<DType::kInt4, 7> {
   using Slot = Int4Slot;
-  static constexpr DType kType = DType::kInt4;
-  static constexpr float kLargest = 7;
   static constexpr int kMostExponent = 125;
   static constexpr size_t kCodesPerByte = 2;
-  static float scale(float largest) { return largest / kLargest; }
-
-  template <class D, class Round>
-  static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
-    const auto whole = round(d, v, i);
-    return {whole.integers, whole.values};
-  }
 
 #if HWY_TARGET != HWY_SCALAR
   // The codes from element i on are in the lower four bits. What is above does not count.

@@ -11,19 +11,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-struct Int8 {
+struct Int8 : WholeMultiples<DType::kInt8, 127> {
   using Slot = ScaledSlot<Int8>;
-  static constexpr DType kType = DType::kInt8;
-  static constexpr float kLargest = 127;
   static constexpr int kMostExponent = 121;
   static constexpr size_t kCodesPerByte = 1;
-  static float scale(float largest) { return largest / kLargest; }
-
-  template <class D, class Round>
-  static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
-    const auto whole = round(d, v, i);
-    return {whole.integers, whole.values};
-  }
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
     const hn::Rebind<int8_t, D> d8;

@@ -47,6 +47,20 @@ struct ScaledSlot {
   float scale;
 };
 
+// What int8 and int4 share: codes are whole multiples of the scale, up to ±kMost.
+template <DType kTypeOf, int kMost>
+struct WholeMultiples {
+  static constexpr DType kType = kTypeOf;
+  static constexpr float kLargest = kMost;
+  static float scale(float largest) { return largest / kLargest; }
+
+  template <class D, class Round>
+  static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
+    const auto whole = round(d, v, i);
+    return {whole.integers, whole.values};
+  }
+};
+
 constexpr float kSmallestNormal = 0x1p-126f;
 
 // Of a chunk whose largest magnitude is given.
