@@ -33,9 +33,8 @@ inline constexpr std::array<SlotFormat, 8> kSlotFormats = {{{"f32", 32, 4, 0},
                                                             {"int4", 4, 4, 4},
                                                             {"topk", 1, 4, 0}}};
 inline constexpr size_t kPlainFormats = 3;  // they come first
-// Those that a job may have.
-inline constexpr std::span<const SlotFormat> kGradientFormats =
-    std::span(kSlotFormats).first(kPlainFormats);
+// The largest chunk of "topk", whose indices have 16 bits.
+inline constexpr uint32_t kTopKElements = 65536;
 
 // Null: there is no such format.
 constexpr const SlotFormat* find_slot_format(std::string_view name) {

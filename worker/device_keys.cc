@@ -38,7 +38,7 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
     worker_.register_memory(key, {});
     worker_.wait(key);
     keys_[key].gradient_dtype =
-        *kernels::parse_dtype(gradient_format(worker_.spec(), worker_.spec().keys[key]));
+        *kernels::parse_dtype(gradient_memory_format(worker_.spec(), worker_.spec().keys[key]));
     keys_[key].gradient = worker_.gradient_bytes(key);
     keys_[key].result = worker_.parameter_bytes(key);
     keys_[key].pulled = device_.make_event();

@@ -12,6 +12,7 @@
 #include "transport/error.h"
 #include "transport/greeting.h"
 #include "worker/connect.h"
+#include "worker/gradient_coder.h"
 
 namespace phub {
 namespace {
@@ -115,6 +116,10 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
 
 }  // namespace
 
+bool has_state(const WorkerOptions& options) {
+  return options.saver != nullptr || has_coded_keys(options.spec);
+}
+
 Joined join(const WorkerOptions& options) {
   validate(options.spec);
   if (options.silence_limit_ms == 0) {
@@ -126,7 +131,7 @@ Joined join(const WorkerOptions& options) {
                          .rank = options.rank,
                          .replace = options.replace,
                          .id = make_ticket(),
-                         .saves = options.saver != nullptr},
+                         .saves = has_state(options)},
                         Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
 }
 
@@ -142,7 +147,7 @@ Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_p
                          .rank = static_cast<int32_t>(lost.rank),
                          .id = make_ticket(),
                          .epoch = lost.epoch,
-                         .saves = options.saver != nullptr},
+                         .saves = has_state(options)},
                         give_up, after_rejoin, stop);
 }
 

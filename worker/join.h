@@ -16,6 +16,10 @@ struct Joined {
   JoinReply reply;
 };
 
+// Whether the rank has state of its own, which belongs to the job's checkpoints: what its saver
+// returns, or residuals.
+bool has_state(const WorkerOptions& options);
+
 // Throws Error: of the last server that was asked, if none answers within connect_timeout_ms.
 Joined join(const WorkerOptions& options);
 

@@ -20,15 +20,17 @@ DType dtype_of(const std::string& name, const char* what) {
 
 }  // namespace
 
-RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link)
+RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link,
+                                   GradientCoder& coder)
     : spec_(spec),
       session_(session),
       link_(link),
       in_place_(link.in_place()),
+      coder_(coder),
       parameter_dtype_(dtype_of(spec.parameter_dtype, "parameter_dtype")),
       entries_(spec.keys.size()) {
   for (const KeySpec& key : spec.keys) {
-    gradient_dtypes_.push_back(dtype_of(gradient_format(spec, key), "gradient_dtype"));
+    gradient_dtypes_.push_back(dtype_of(gradient_memory_format(spec, key), "gradient_dtype"));
   }
 }
 
@@ -83,7 +85,7 @@ bool RegisteredMemory::is_lent(size_t key) const {
 bool RegisteredMemory::sends_in_place(size_t key) const {
   const Entry& entry = entries_[key];
   return entry.in_place && entry.gradient && entry.gradient_scale == 1 &&
-         entry.gradient_dtype == gradient_dtypes_[key];
+         entry.gradient_dtype == gradient_dtypes_[key] && !coder_.codes(key);
 }
 
 bool RegisteredMemory::receives_in_place(const Entry& entry) const {
@@ -135,13 +137,28 @@ std::span<const std::byte> RegisteredMemory::result(size_t key) const {
 bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   Entry& entry = entries_[key];
   await_copies(key, lock);
-  if (ended_ || !entry.gradient || sends_in_place(key)) return false;
+  if (ended_ || sends_in_place(key)) return false;
+  if (coder_.codes(key)) return encode(key, lock), true;
+  if (!entry.gradient) return false;
   const std::span<std::byte> slot = session_.gradient(key);
   unlocked(entry, slot.size(), lock, [&, entry] {
     kernels::convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
                             gradient_dtypes_[key], elements(key));
   });
   return true;
+}
+
+void RegisteredMemory::encode(size_t key, Lock& lock) {
+  Entry& entry = entries_[key];
+  const uint64_t round = session_.round(key) + 1;
+  unlocked(entry, session_.gradient(key).size(), lock, [&, entry] {
+    if (entry.gradient) {
+      coder_.encode(session_, key, round, entry.gradient, entry.gradient_dtype,
+                    entry.gradient_scale);
+    } else {
+      coder_.encode(session_, key, round, coder_.gradient(key).data(), DType::kF32, 1);
+    }
+  });
 }
 
 bool RegisteredMemory::must_copy_out(size_t key) const {

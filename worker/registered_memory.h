@@ -2,7 +2,8 @@
 //
 // If the transport can and no conversion is needed, it reads and writes that memory in place.
 // Otherwise push() copies into the library's gradients and wait() copies out of its parameters,
-// once each, and the same pass converts and scales.
+// once each, and the same pass converts and scales. Gradients of keys with a coded format are always
+// encoded by push(), from the application's memory or from the library's for them.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 
 #include "kernels/kernels.h"
 #include "transport/in_place.h"
+#include "worker/gradient_coder.h"
 #include "worker/session.h"
 #include "worker/worker.h"
 
@@ -25,14 +27,14 @@ class RegisteredMemory {
  public:
   using Lock = std::unique_lock<std::mutex>;
   // REQUIRES: all outlive this.
-  RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link);
+  RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link, GradientCoder& coder);
 
   // Whether the transport may read or write the key's memory now.
   bool is_lent(size_t key) const;
   // Registers `memory` for the key. Throws Error(kInvalid) if a format is unknown or the scale is
   // not finite. REQUIRES: the key's memory is not lent, or the worker has failed.
   void set(size_t key, const KeyMemory& memory, Lock& lock);
-  // Copies the gradient, if that is needed, before a push that is not null. Returns whether bytes
+  // Copies or encodes the gradient, if that is needed, before a push that is not null. Returns whether bytes
   // were copied. REQUIRES: the key is ready. (Another thread may have pushed it when this returns.)
   bool copy_in(size_t key, Lock& lock);
   // Lends the key's memory to the transport. REQUIRES: called right before Session::push().
@@ -67,6 +69,7 @@ class RegisteredMemory {
   };
   template <typename Copy>
   void unlocked(Entry& entry, size_t bytes, Lock& lock, Copy copy);
+  void encode(size_t key, Lock& lock);
   uint64_t gradient_offset(size_t key) const;
   uint64_t result_offset(size_t key) const;
   void take_back(size_t key);
@@ -79,7 +82,8 @@ class RegisteredMemory {
   Session& session_;
   WorkerLink& link_;
   InPlace* const in_place_;                      // null: the transport does not support it
-  std::vector<kernels::DType> gradient_dtypes_;  // the keys'
+  GradientCoder& coder_;
+  std::vector<kernels::DType> gradient_dtypes_;  // the keys', in memory
   const kernels::DType parameter_dtype_;         // the job's
   std::vector<Entry> entries_;
   bool ended_ = false;  // the memory is the caller's again, who may free it

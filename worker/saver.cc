@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "worker/join.h"
 #include "worker/rank_state.h"
 
 namespace phub {
@@ -19,16 +20,29 @@ constexpr milliseconds kBetweenAttempts{100};
 // One that the box writes to its disk, and one that asks whether the box wants it.
 constexpr size_t kMostDeliveries = 2;
 
+// What a part has room for, beside a caller's small state.
+constexpr uint64_t kMostResidualBytes = kMaxPartBytes - (uint64_t{1} << 20);
+
 }  // namespace
 
-Saver::Saver(LinkKeeper& keeper)
-    : keeper_(keeper), saver_(keeper.options().saver), rounds_(keeper.reply(), saver_ != nullptr) {}
+Saver::Saver(LinkKeeper& keeper, GradientCoder& coder)
+    : keeper_(keeper),
+      coder_(coder),
+      saver_(keeper.options().saver),
+      rounds_(keeper.reply(), has_state(keeper.options())) {
+  if (is_active() && coder.residual_bytes() > kMostResidualBytes) {
+    fmt::print(stderr,
+               "phub: rank {}: its residuals have {} bytes, and checkpoints hold {} of a rank: "
+               "whoever goes on from one begins with zero\n",
+               keeper.reply().rank, coder.residual_bytes(), kMostResidualBytes);
+  }
+}
 
 Saver::~Saver() { finish(milliseconds(0)); }
 
 void Saver::restore() {
   const uint64_t bytes = keeper_.reply().part_bytes;
-  if (bytes == 0) return;
+  if (bytes == 0) return restore_residuals();
   const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
   for (;;) {
     try {
@@ -40,12 +54,24 @@ void Saver::restore() {
              part.size(), bytes);
       }
       restored_ = unpack(part);
-      return;
+      return restore_residuals();
     } catch (const Error& error) {
       // The box has many answers of this size under way.
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
     }
     std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
+void Saver::restore_residuals() {
+  if (coder_.residual_bytes() == 0) return;
+  const auto saved = restored_.find(std::string(GradientCoder::kStateName));
+  if (saved != restored_.end()) {
+    coder_.restore(saved->second);
+    restored_.erase(saved);
+  } else if (keeper_.reply().first_round > 1) {
+    fmt::print(stderr, "phub: rank {} begins in round {} with residuals of zero\n",
+               keeper_.reply().rank, keeper_.reply().first_round);
   }
 }
 
@@ -89,7 +115,12 @@ void Saver::save(RankState more) {
 
 void Saver::take(RankState more) {
   const uint64_t round = rounds_.due();
-  rounds_.next();  // before the call: what it throws must not make it due again
+  if (coder_.residual_bytes() > 0 && coder_.residual_bytes() <= kMostResidualBytes) {
+    more.emplace(GradientCoder::kStateName, coder_.residuals());
+  }
+  // Before the call: what it throws must not make it due again. After the residuals: now others may
+  // push.
+  rounds_.next();
   struct Within {
     explicit Within(std::atomic<std::thread::id>& thread) : id(thread) {
       id = std::this_thread::get_id();
@@ -102,7 +133,7 @@ void Saver::take(RankState more) {
   std::string part;
   {
     const Within within(within_);
-    RankState state = saver_(round);
+    RankState state = saver_ ? saver_(round) : RankState{};
     state.merge(more);
     if (!more.empty()) {
       fail(ErrorCode::kInvalid, "saver: '{}' is the name of another entry", more.begin()->first);

@@ -14,6 +14,9 @@
 // place in every run. The state is taken on that thread; it is sent on others: while the box's disk
 // is behind with one part, the box answers at once that it does not want the next. Where results
 // are returned to a thread that knows nothing of the caller's state, the caller asks by save().
+//
+// Residuals of coded gradients are saved with the state, and by themselves where the caller has no
+// saver. No push of the next round begins before they are taken.
 #pragma once
 
 #include <atomic>
@@ -30,6 +33,7 @@
 #include <thread>
 #include <vector>
 
+#include "worker/gradient_coder.h"
 #include "worker/link_keeper.h"
 #include "worker/saved_rounds.h"
 #include "worker/worker.h"
@@ -39,14 +43,14 @@ namespace phub {
 // Thread-safe, except for restore().
 class Saver {
  public:
-  // REQUIRES: `keeper` outlives this.
-  explicit Saver(LinkKeeper& keeper);
+  // REQUIRES: both outlive this.
+  Saver(LinkKeeper& keeper, GradientCoder& coder);
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Asks for the part of the checkpoint that the rank goes on from, if there is one. REQUIRES: the
-  // keeper is connected. Throws Error.
+  // Asks for the part of the checkpoint that the rank goes on from, if there is one, and takes the
+  // residuals from it. REQUIRES: the keeper is connected. Throws Error.
   void restore();
   std::optional<std::span<const std::byte>> restored(std::string_view name) const;
 
@@ -75,7 +79,10 @@ class Saver {
   void send(uint64_t round, std::string part);
   void deliver(uint64_t round, const std::string& part, const std::stop_token& stop);
 
+  void restore_residuals();
+
   LinkKeeper& keeper_;
+  GradientCoder& coder_;
   const std::function<RankState(uint64_t round)>& saver_;
   std::atomic<bool> by_call_ = false;
   RankState restored_;

@@ -91,6 +91,16 @@ class Session {
   bool arm(size_t key);
   void disarm() { link_.endpoint().disarm(); }
 
+  // Calls `work(const ChunkLayout&, size_t offset)` for the key's chunks in order; `offset` is that
+  // of the chunk's slot in gradient(key). For any thread.
+  template <typename Work>
+  void for_each_chunk(size_t key, Work work) const {
+    const Key& of = keys_[key];
+    for (uint32_t c = of.first_chunk; c < of.first_chunk + of.chunks; ++c) {
+      const ChunkLayout& chunk = chunks_[c];
+      work(chunk, static_cast<size_t>(chunk.gradient_offset - of.gradient_begin));
+    }
+  }
   std::span<std::byte> gradient(size_t key);
   std::span<const std::byte> result(size_t key) const;
   uint64_t chunks_pushed() const { return chunks_pushed_; }

@@ -20,6 +20,7 @@
 #include "worker/completion_queue.h"
 #include "worker/join.h"
 #include "worker/key_states.h"
+#include "worker/gradient_coder.h"
 #include "worker/link_keeper.h"
 #include "worker/registered_memory.h"
 #include "worker/saver.h"
@@ -48,7 +49,8 @@ struct Worker::Impl {
         keeper(options, std::move(joined)),
         stalls(keeper),
         sleeper(keeper, stalls),
-        saver(keeper) {}
+        coder(keeper.reply()),
+        saver(keeper, coder) {}
   ~Impl() {
     sleeper.stop();
     saver.finish(kFinishSaving);
@@ -75,6 +77,7 @@ struct Worker::Impl {
   LinkKeeper keeper;
   StallWatch stalls;
   Sleeper sleeper;
+  GradientCoder coder;
   Saver saver;
   std::unordered_map<std::string_view, size_t> key_by_name;
 
@@ -133,7 +136,7 @@ void Worker::Impl::start(const std::string& trace_file) {
     session->trace(trace->log());
   }
   for (size_t k = 0; k < reply.spec.keys.size(); ++k) key_by_name[reply.spec.keys[k].name] = k;
-  memory.emplace(reply.spec, *session, keeper.link());
+  memory.emplace(reply.spec, *session, keeper.link(), coder);
   completions.emplace(reply.spec.keys.size());
   sleeper.start(*session, *completions, *memory, trace.get());
 }
@@ -274,7 +277,7 @@ bool Worker::initial_counts() const { return impl_->keeper.reply().send_initial;
 std::optional<std::span<const std::byte>> Worker::restored(std::string_view name) const {
   return impl_->saver.restored(name);
 }
-bool Worker::saves() const { return impl_->saver.is_active(); }
+bool Worker::saves() const { return impl_->options.saver && impl_->saver.is_active(); }
 void Worker::save_by_call(bool by_call) { impl_->saver.set_by_call(by_call); }
 uint64_t Worker::next_saved() const { return saves() ? impl_->saver.due() : 0; }
 void Worker::save(RankState more) {
@@ -293,12 +296,13 @@ size_t Worker::key(std::string_view name) const {
 
 std::span<std::byte> Worker::gradient_bytes(size_t key) {
   impl_->check_key(key);
+  if (impl_->coder.codes(key)) return std::as_writable_bytes(impl_->coder.gradient(key));
   return impl_->session->gradient(key);
 }
 
 std::span<float> Worker::gradient(size_t key) {
   std::span<std::byte> bytes = gradient_bytes(key);
-  check_f32(spec(), gradient_format(spec(), spec().keys[key]), "gradient");
+  check_f32(spec(), gradient_memory_format(spec(), spec().keys[key]), "gradient");
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 

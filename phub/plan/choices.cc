@@ -17,16 +17,13 @@ E kernel_choice(std::string_view field, std::string_view word,
   refuse_word(field, word, words);
 }
 
-kernels::DType dtype(std::string_view field, std::string_view word) {
-  return kernel_choice(field, word, kernels::parse_dtype, kernels::DType::kF16);
-}
-
 }  // namespace
 
 Choices choices_of(const JobSpec& spec) {
   return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
                                      kernels::Optimizer::kRmsprop),
-          .parameter_dtype = dtype("parameter_dtype", spec.parameter_dtype),
+          .parameter_dtype = kernel_choice("parameter_dtype", spec.parameter_dtype,
+                                           kernels::parse_dtype, kernels::DType::kF16),
           .consistency = parse_choice<Consistency>("consistency", spec.consistency),
           .reduction = parse_choice<Reduction>("reduction", spec.reduction),
           .work = parse_choice<Work>("work", spec.work),
@@ -38,7 +35,8 @@ Choices choices_of(const JobSpec& spec) {
 }
 
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
-  return dtype(key.format.empty() ? "gradient_dtype" : "format", gradient_format(spec, key));
+  return kernel_choice(key.format.empty() ? "gradient_dtype" : "format",
+                       gradient_format(spec, key), kernels::parse_format, kernels::DType::kTopK);
 }
 
 }  // namespace phub

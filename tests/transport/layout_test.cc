@@ -261,8 +261,8 @@ TEST(Layout, SlotsAreOfTheSizeThatKernelsRead) {
       ASSERT_EQ(ours->bytes(n), kernels::slot_bytes(dtype, n)) << format.name << " " << n;
     }
   }
-  for (const SlotFormat& ours : kGradientFormats) {
-    EXPECT_TRUE(kernels::parse_dtype(ours.name)) << ours.name;
+  for (const SlotFormat& ours : kSlotFormats) {
+    EXPECT_TRUE(kernels::parse_format(ours.name)) << ours.name;
   }
 }
 

@@ -25,6 +25,7 @@ enum class Initial : uint8_t { kZeros, kBroadcast };
 enum class OnLoss : uint8_t { kShrink, kWait, kFail };
 enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
 enum class Unused : uint8_t { kZero, kSkip };
+enum class RoundingMode : uint8_t { kNearest, kStochastic };
 
 // The words of an enum, in the order of its values, which begin at 0.
 template <class E>
@@ -43,6 +44,8 @@ template <>
 inline constexpr std::string_view kWords<OnNonFinite>[] = {"stop", "exclude", "pass", "skip"};
 template <>
 inline constexpr std::string_view kWords<Unused>[] = {"zero", "skip"};
+template <>
+inline constexpr std::string_view kWords<RoundingMode>[] = {"nearest", "stochastic"};
 
 template <class E>
 constexpr std::string_view word_of(E value) {

@@ -1,5 +1,7 @@
 #include "transport/control/job_spec.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -59,7 +61,16 @@ void check_format(std::string_view field, std::string_view value,
   refuse_word(field, value, words);
 }
 
-void check_keys(const std::vector<KeySpec>& keys) {
+void check_gradient_format(std::string_view field, std::string_view value,
+                           uint32_t chunk_elements) {
+  check_format(field, value, kSlotFormats);
+  if (value == "topk" && chunk_elements > kTopKElements) {
+    fail(ErrorCode::kInvalid, "{}: topk is for chunks of at most {} elements, and these have {}",
+         field, kTopKElements, chunk_elements);
+  }
+}
+
+void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
   if (keys.empty()) fail(ErrorCode::kInvalid, "keys: a job needs at least one key");
   if (keys.size() > kMaxKeys) {
     fail(ErrorCode::kInvalid, "keys: at most {} keys, got {}", kMaxKeys, keys.size());
@@ -84,7 +95,7 @@ void check_keys(const std::vector<KeySpec>& keys) {
     check_shape(key, i);
     check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
     if (!key.format.empty()) {
-      check_format(fmt::format("keys[{}].format", i), key.format, kGradientFormats);
+      check_gradient_format(fmt::format("keys[{}].format", i), key.format, chunk_elements);
     }
     for (const auto& [field, value] :
          {std::pair{"lr_scale", key.lr_scale}, std::pair{"decay_scale", key.decay_scale}}) {
@@ -250,6 +261,23 @@ bool is_gated(const JobSpec& spec) {
          std::ranges::any_of(spec.schedule, clips);
 }
 
+size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format) {
+  size_t matching = 0;
+  for (KeySpec& key : spec.keys) {
+    if (fnmatch(pattern.c_str(), key.name.c_str(), 0) != 0) continue;
+    key.format = format;
+    ++matching;
+  }
+  return matching;
+}
+
+const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key) {
+  static const std::string kF32 = "f32";
+  const std::string& format = gradient_format(spec, key);
+  const SlotFormat* known = find_slot_format(format);
+  return known && !known->is_plain() ? kF32 : format;
+}
+
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
   const std::string& optimizer = spec.optimizer;
   if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};
@@ -263,7 +291,7 @@ std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
 
 void validate(const JobSpec& spec) {
   check_job_name(spec.name);
-  check_keys(spec.keys);
+  check_keys(spec.keys, spec.chunk_elements);
   check_number("world_size", spec.world_size, 1, kMaxRanks);
   check_number("min_ranks", spec.min_ranks, 0, spec.world_size);
   if (spec.max_ranks != 0) check_number("max_ranks", spec.max_ranks, spec.world_size, kMaxRanks);
@@ -279,7 +307,7 @@ void validate(const JobSpec& spec) {
   const uint32_t groups = hyper_groups(spec);
   check_values("hyper", spec.hyper, groups);
   check_schedule(spec.schedule, groups);
-  check_format("gradient_dtype", spec.gradient_dtype, kGradientFormats);
+  check_gradient_format("gradient_dtype", spec.gradient_dtype, spec.chunk_elements);
   check_format("parameter_dtype", spec.parameter_dtype,
                std::span(kSlotFormats).first(kPlainFormats));
   parse_choice<Reduction>("reduction", spec.reduction);
@@ -299,6 +327,7 @@ void validate(const JobSpec& spec) {
   parse_choice<OnLoss>("on_loss", spec.on_loss);
   parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite);
   parse_choice<Unused>("unused", spec.unused);
+  parse_choice<RoundingMode>("rounding", spec.rounding);
   check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);

@@ -75,6 +75,7 @@ struct JobSpec {
   std::string on_loss = "shrink";     // "wait", "fail"
   std::string on_nonfinite = "stop";  // "exclude", "pass", "skip"
   std::string unused = "zero";        // "skip": what nobody has a gradient of stays as it is
+  std::string rounding = "nearest";   // or "stochastic": of gradients in coded formats
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank
@@ -107,6 +108,14 @@ void validate(const JobSpec& spec);
 inline const std::string& gradient_format(const JobSpec& spec, const KeySpec& key) {
   return key.format.empty() ? spec.gradient_dtype : key.format;
 }
+
+// Gives the keys whose names match the pattern (fnmatch(3): "*.weight", "layer?.*") this format of
+// gradients. Returns how many there are. The last call that matches a key counts.
+size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format);
+
+// The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are
+// f32 there, and coded when they are pushed.
+const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key);
 
 // Whether its rounds are applied as a whole: the gradient's norm may be clipped, or rounds skipped.
 bool is_gated(const JobSpec& spec);

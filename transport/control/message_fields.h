@@ -62,6 +62,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("on_loss", &JobSpec::on_loss, kWord);
   a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);
   a.optional("unused", &JobSpec::unused, kWord);
+  a.optional("rounding", &JobSpec::rounding, kWord);
   a.optional("lease_ms", &JobSpec::lease_ms);
   a.optional("progress_limit_ms", &JobSpec::progress_limit_ms);
   a.optional("wait_limit_ms", &JobSpec::wait_limit_ms);

@@ -14,7 +14,7 @@
 
 #include "kernels/kernels.h"
 #include "transport/error.h"
-#include "worker/geeps/key_memory.h"
+#include "worker/key_arrays.h"
 #include "worker/geeps/key_queue.h"
 
 namespace phub::geeps {
@@ -57,7 +57,7 @@ class DeviceGroup::Member final : public Exchange {
  private:
   Impl& group_;
   const uint32_t number_;
-  KeyMemory gradients_;  // empty for a single member, which uses the downstream's memory
+  KeyArrays gradients_;  // empty for a single member, which uses the downstream's memory
   KeyQueue here_;
 };
 
@@ -307,7 +307,7 @@ void DeviceGroup::Member::leave() { group_.leave(number_); }
 DeviceGroup::Member::Member(Impl& group, uint32_t number) : group_(group), number_(number) {
   std::vector<size_t> elements;
   for (size_t key = 0; key < keys(); ++key) elements.push_back(this->elements(key));
-  gradients_ = KeyMemory(elements);
+  gradients_ = KeyArrays(elements);
 }
 
 size_t DeviceGroup::Member::keys() const { return group_.downstream().keys(); }

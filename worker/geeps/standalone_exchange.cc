@@ -16,7 +16,7 @@
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
 #include "transport/error.h"
-#include "worker/geeps/key_memory.h"
+#include "worker/key_arrays.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/geeps/tables.h"
 
@@ -166,7 +166,7 @@ struct StandaloneExchange::Impl {
   const Optimizer optimizer;
   const bool lock_step;
   std::vector<std::string> names;
-  KeyMemory gradients, parameters, state0, state1;
+  KeyArrays gradients, parameters, state0, state1;
   KeyQueue done;
 
   // Used by the thread only.
@@ -198,10 +198,10 @@ StandaloneExchange::Impl::Impl(const JobSpec& job, std::span<const float> initia
   }
   const std::vector<size_t> elements = elements_of(spec);
   const size_t states = kernels::state_arrays(optimizer, hyper.at(1));
-  gradients = KeyMemory(elements);
-  parameters = KeyMemory(elements);
-  if (states > 0) state0 = KeyMemory(elements);
-  if (states > 1) state1 = KeyMemory(elements);
+  gradients = KeyArrays(elements);
+  parameters = KeyArrays(elements);
+  if (states > 0) state0 = KeyArrays(elements);
+  if (states > 1) state1 = KeyArrays(elements);
   set_initial(initial);
   thread = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
@@ -279,7 +279,7 @@ void StandaloneExchange::Impl::apply(size_t key, bool null, const Round& round) 
     }
     float* const to = parameters[key].data() + at;
     const bool replaces = step.optimizer == Optimizer::kNone;  // the sum is the result
-    const auto state = [&](const KeyMemory& memory) {
+    const auto state = [&](const KeyArrays& memory) {
       return memory.keys() > 0 ? memory[key].data() + at : nullptr;
     };
     kernels::optimize(step, sum.data(), replaces ? nullptr : to, state(state0), state(state1),

@@ -7,12 +7,12 @@
 #include <span>
 #include <vector>
 
-namespace phub::geeps {
+namespace phub {
 
-class KeyMemory {
+class KeyArrays {
  public:
-  KeyMemory() = default;
-  explicit KeyMemory(std::span<const size_t> elements);  // by key; throws Error(kFull)
+  KeyArrays() = default;
+  explicit KeyArrays(std::span<const size_t> elements);  // by key; throws Error(kFull)
 
   size_t keys() const { return keys_.size(); }
   std::span<float> operator[](size_t key) const { return keys_[key]; }
@@ -26,4 +26,4 @@ class KeyMemory {
   std::vector<std::span<float>> keys_;
 };
 
-}  // namespace phub::geeps
+}  // namespace phub

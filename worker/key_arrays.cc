@@ -1,4 +1,4 @@
-#include "worker/geeps/key_memory.h"
+#include "worker/key_arrays.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 
 #include "transport/error.h"
 
-namespace phub::geeps {
+namespace phub {
 
-KeyMemory::KeyMemory(std::span<const size_t> elements) {
+KeyArrays::KeyArrays(std::span<const size_t> elements) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   std::vector<size_t> offsets;
   size_t bytes = 0;
@@ -18,7 +18,10 @@ KeyMemory::KeyMemory(std::span<const size_t> elements) {
     offsets.push_back(bytes);
     bytes += (count * sizeof(float) + page - 1) / page * page;
   }
-  if (bytes == 0) return;
+  if (bytes == 0) {
+    keys_.resize(elements.size());
+    return;
+  }
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     fail(ErrorCode::kFull, "mmap of {} bytes for {} keys: {}", bytes, elements.size(),
@@ -32,6 +35,6 @@ KeyMemory::KeyMemory(std::span<const size_t> elements) {
   }
 }
 
-void KeyMemory::Unmap::operator()(void* data) const { munmap(data, bytes); }
+void KeyArrays::Unmap::operator()(void* data) const { munmap(data, bytes); }
 
-}  // namespace phub::geeps
+}  // namespace phub

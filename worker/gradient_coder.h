@@ -1,0 +1,67 @@
+// Gradients of keys whose format is coded (fp8, int8, int4, topk): the library's f32 memory for
+// them, and what their formats could not hold so far, the residuals (kernels/encode.h), which are
+// state of this rank.
+//
+// A residual is zero when a rank begins. It changes when the key is pushed with a gradient whose
+// sum with it is finite; a null leaves it alone. A rank that takes over from one that was lost
+// begins with zero as well, unless the job goes on from a checkpoint: the residuals are a part of
+// the rank's state there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "transport/control/messages.h"
+#include "worker/key_arrays.h"
+#include "worker/session.h"
+#include "worker/worker.h"
+
+namespace phub {
+
+// FNV-1a, 64 bits: what stands for the job in the random numbers of its rounding.
+uint64_t rounding_seed(std::string_view job);
+
+// Whether gradients of any key are coded.
+bool has_coded_keys(const JobSpec& spec);
+
+// What a worker does at once for different keys is independent.
+class GradientCoder {
+ public:
+  // The name of the residuals in the rank's state: those of all keys one after another, f32.
+  static constexpr std::string_view kStateName = "phub.residuals";
+
+  // Throws Error(kFull): there is no memory for them.
+  explicit GradientCoder(const JoinReply& reply);
+
+  bool codes(size_t key) const { return !residuals_[key].empty(); }
+  // The library's memory for its gradient. REQUIRES: codes(key)
+  std::span<float> gradient(size_t key) const { return gradients_[key]; }
+  // Fills the key's slots in `session` for this round: the elements at `gradient`, which have this
+  // format and are multiplied by `scale`. REQUIRES: codes(key); the key is ready, and nobody else
+  // pushes it.
+  void encode(Session& session, size_t key, uint64_t round, const void* gradient,
+              kernels::DType dtype, float scale);
+
+  uint64_t residual_bytes() const { return residual_elements_ * sizeof(float); }
+  // REQUIRES of both: nothing is encoded meanwhile.
+  std::vector<std::byte> residuals() const;
+  // Throws Error(kInvalid): they have another size.
+  void restore(std::span<const std::byte> residuals);
+
+ private:
+  struct Random {
+    bool stochastic;
+    uint64_t job, rank;
+  };
+  const Random random_;
+  std::vector<kernels::DType> formats_;  // by key
+  KeyArrays gradients_, residuals_;      // of keys that are not coded: empty
+  uint64_t residual_elements_ = 0;
+};
+
+}  // namespace phub
