@@ -142,15 +142,16 @@ double now_us() {
 }  // namespace
 
 MemoryMix mix_of_exchange(uint64_t elements, uint32_t workers, kernels::Optimizer optimizer,
-                          const kernels::Hyper& hyper, kernels::DType dtype) {
+                          const kernels::Hyper& hyper, kernels::DType gradients,
+                          kernels::DType results) {
   MemoryMix mix{.elements = elements,
                 .gradients = workers,
-                .gradient_bytes = static_cast<uint32_t>(kernels::bytes_of(dtype))};
+                .gradient_bytes = static_cast<uint32_t>(kernels::bytes_of(gradients))};
   if (optimizer != kernels::Optimizer::kNone) {
     mix.updates = 1 + static_cast<uint32_t>(kernels::state_arrays(optimizer, hyper));
   }
-  if (optimizer == kernels::Optimizer::kNone || dtype != kernels::DType::kF32) {
-    mix.result_bytes = mix.gradient_bytes;
+  if (optimizer == kernels::Optimizer::kNone || results != kernels::DType::kF32) {
+    mix.result_bytes = static_cast<uint32_t>(kernels::bytes_of(results));
   }
   return mix;
 }

@@ -25,9 +25,10 @@ struct MemoryMix {
 };
 
 // What the server moves: parameters are updated in place when they come back as f32, and written
-// once more otherwise; without optimizer the sum is written.
+// once more otherwise; without optimizer the sum is written. REQUIRES: both formats are plain.
 MemoryMix mix_of_exchange(uint64_t elements, uint32_t workers, kernels::Optimizer optimizer,
-                          const kernels::Hyper& hyper, kernels::DType dtype);
+                          const kernels::Hyper& hyper, kernels::DType gradients,
+                          kernels::DType results);
 
 uint64_t bytes_moved(const MemoryMix& mix);  // read plus written
 

@@ -38,27 +38,55 @@ Mismatch compare(const std::byte* expected, const std::byte* found, uint64_t fir
   return result;
 }
 
+// Parameters and the optimizer's state, of the model's elements each.
+size_t parameter_arrays(const CheckerOptions& options) {
+  if (!options.computes || options.optimizer == kernels::Optimizer::kNone) return 0;
+  return 1 + kernels::state_arrays(options.optimizer, options.hyper);
+}
+
+size_t coded_floats(const CheckerOptions& options) {
+  if (!options.computes || kernels::is_plain(options.format)) return 0;
+  return CodedSums::floats(options.elements, options.ranks);
+}
+
 }  // namespace
 
 size_t Checker::reference_bytes(const CheckerOptions& options) {
-  if (!options.computes || options.optimizer == kernels::Optimizer::kNone) return 0;
-  return (1 + kernels::state_arrays(options.optimizer, options.hyper)) * options.elements *
-         sizeof(float);
+  return (parameter_arrays(options) * options.elements + coded_floats(options)) * sizeof(float);
 }
 
 Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : options_(options) {
   PHUB_CHECK(memory.size() >= reference_bytes(options));
-  if (reference_bytes(options) == 0) return;
-  params_ = reinterpret_cast<float*>(memory.data());
-  const size_t states = kernels::state_arrays(options.optimizer, options.hyper);
-  if (states > 0) state0_ = params_ + options.elements;
-  if (states > 1) state1_ = params_ + 2 * options.elements;
+  auto* floats = reinterpret_cast<float*>(memory.data());
+  const size_t arrays = parameter_arrays(options);
+  if (arrays > 0) params_ = floats;
+  if (arrays > 1) state0_ = params_ + options.elements;
+  if (arrays > 2) state1_ = params_ + 2 * options.elements;
+  if (coded_floats(options) == 0) return;
+  coded_.emplace(CodedSums::Options{.ranks = options.ranks,
+                                    .format = options.format,
+                                    .pattern_first = options.pattern_first,
+                                    .keys = options.keys,
+                                    .chunk_elements = options.chunk_elements},
+                 floats + arrays * options.elements);
+}
+
+void Checker::sums_of(uint64_t round, uint64_t first, size_t n, float* out) const {
+  if (coded_) {
+    std::copy_n(coded_->sums() + first, n, out);
+  } else {
+    sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, out);
+  }
+}
+
+void Checker::advance_sums(uint64_t round, uint64_t first, uint64_t n) {
+  if (coded_) coded_->advance(round, first, n);
 }
 
 void Checker::advance(uint64_t round, uint64_t first, size_t n) {
   if (params_ == nullptr) return;
   std::array<float, kBlock> sums;
-  sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, sums.data());
+  sums_of(round, first, n, sums.data());
   const kernels::Step step = kernels::make_step(options_.optimizer, options_.hyper, round);
   kernels::optimize(step, sums.data(), params_ + first, state0_ ? state0_ + first : nullptr,
                     state1_ ? state1_ + first : nullptr, n, nullptr, kernels::DType::kF32,
@@ -73,7 +101,7 @@ void Checker::expect(uint64_t round, uint64_t first, size_t n, void* out) const 
     kernels::convert(params_ + first, kernels::DType::kF32, out, dtype, n);
   } else {
     std::array<float, kBlock> sums;
-    sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, sums.data());
+    sums_of(round, first, n, sums.data());
     kernels::convert(sums.data(), kernels::DType::kF32, out, dtype, n);
   }
 }

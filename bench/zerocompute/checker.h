@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "bench/zerocompute/coded_sums.h"
 #include "kernels/kernels.h"
 
 namespace phub {
@@ -19,6 +21,10 @@ struct CheckerOptions {
   kernels::DType result_dtype = kernels::DType::kF32;
   uint64_t pattern_first = 0;  // this job's first element in the pattern; each job has another
   bool computes = true;        // false: the job moves notifications only, its results stay zero
+  // The gradients' format, of all keys. Where it is coded, the sums are of what the ranks send.
+  kernels::DType format = kernels::DType::kF32;
+  std::vector<KeySpec> keys;  // for a coded format
+  uint32_t chunk_elements = 8192;
 };
 
 // Where a result first differed.
@@ -39,15 +45,21 @@ struct Mismatch {
 // per round. Copies of a Checker over the same memory are the same reference.
 class Checker {
  public:
-  // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer.
+  // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer; and
+  // for a coded format an f32 for each element of each rank, and one for their sum.
   static size_t reference_bytes(const CheckerOptions& options);
 
   // REQUIRES: `memory` is zeroed, aligned for floats, and as large as reference_bytes() says.
   Checker(const CheckerOptions& options, std::span<std::byte> memory);
 
   // Advances elements [first, first + n) of the reference to `round` and compares them with
-  // `results`, which begins at element `first`. REQUIRES: they stand at round - 1.
+  // `results`, which begins at element `first`. REQUIRES: they stand at round - 1; for a coded
+  // format, advance_sums() was called for their chunks.
   Mismatch advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results);
+
+  // For a coded format: computes the round's sums of the chunks that begin in [first, first + n).
+  // For others, nothing.
+  void advance_sums(uint64_t round, uint64_t first, uint64_t n);
 
   // Compares again. REQUIRES: the elements stand at `round`.
   Mismatch check(uint64_t round, uint64_t first, size_t n, const void* results) const;
@@ -57,7 +69,10 @@ class Checker {
   // The expected results of one block, in the result's format.
   void expect(uint64_t round, uint64_t first, size_t n, void* out) const;
 
+  void sums_of(uint64_t round, uint64_t first, size_t n, float* out) const;
+
   CheckerOptions options_;
+  std::optional<CodedSums> coded_;
   float* params_ = nullptr;
   float* state0_ = nullptr;
   float* state1_ = nullptr;

@@ -45,13 +45,20 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
                  uint32_t chunk_elements, const std::string& server, const std::string& job_name) {
   const kernels::Optimizer optimizer =
       options.optimize ? options.optimizer : kernels::Optimizer::kNone;
-  CaseSpec spec{.table = table, .workers = workers, .dtype = options.dtype, .copy = options.copy};
+  CaseSpec spec{.table = table,
+                .workers = workers,
+                .dtype = options.dtype,
+                .format = options.format,
+                .copy = options.copy};
   spec.checker = {.ranks = workers,
                   .elements = total_elements(table),
                   .optimizer = optimizer,
                   .hyper = kernels::default_hyper(optimizer),
                   .result_dtype = options.dtype,
-                  .computes = options.sum};
+                  .computes = options.sum,
+                  .format = options.format,
+                  .keys = table.keys,
+                  .chunk_elements = chunk_elements};
   spec.worker.server = server;
   spec.worker.transport = options.transport;
   JobSpec& job = spec.worker.spec;
@@ -62,7 +69,8 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   job.optimizer = kernels::name_of(optimizer);
   job.lease_ms = kLeaseMs;
   job.work = options.sum ? "all" : "none";
-  job.gradient_dtype = job.parameter_dtype = kernels::name_of(options.dtype);
+  job.gradient_dtype = kernels::name_of(options.format);
+  job.parameter_dtype = kernels::name_of(options.dtype);
   job.on_loss = "fail";
   job.groups = options.groups;
   validate(job);
@@ -87,8 +95,9 @@ std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec
     rows.push_back({.model = spec.table.name,
                     .transport = options.transport,
                     .optimizer = std::string(kernels::name_of(options.optimizer)),
-                    .dtype = std::string(kernels::name_of(options.dtype)),
                     .groups = options.groups,
+                    .dtype = std::string(kernels::name_of(options.dtype)),
+                    .format = std::string(kernels::name_of(options.format)),
                     .work = work_of(options),
                     .copy = options.copy,
                     .workers = spec.workers,

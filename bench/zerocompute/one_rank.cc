@@ -6,17 +6,6 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
-
-CaseResult describe(const CaseSpec& spec) {
-  CaseResult result;
-  result.elements = total_elements(spec.table);
-  result.bytes = result.elements * kernels::bytes_of(spec.dtype);
-  result.keys = spec.table.keys.size();
-  return result;
-}
-
-}  // namespace
 
 CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress& progress) {
   PHUB_CHECK(spec.worker.rank >= 0 && schedule.rounds > 0);
@@ -35,8 +24,7 @@ CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress
     rank.check_part(round, 0, 1);
     progress.update(fmt::format("{} rounds done", round));
   }
-  CaseResult result = describe(spec);
-  result.chunks = rank.chunks();
+  CaseResult result = sizes_of(spec);
   result.rounds = round_us.size();
   result.us = summarize(round_us);
   result.exchanges_per_s = static_cast<double>(result.rounds) / (result.us.total / 1e6);
@@ -46,7 +34,7 @@ CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress
   result.stats = rank.worker().stats();
   result.measured = {.workers = spec.workers, .round_us = result.us.p50};
   if (schedule.link_gbps > 0) {
-    result.measured.network_us = static_cast<double>(result.bytes) * 8 / (schedule.link_gbps * 1e3);
+    result.measured.network_us = network_us(result, schedule.link_gbps);
   }
   rank.worker().leave();
   progress.clear();

@@ -34,6 +34,7 @@ constexpr const char* kExamples = R"(Examples:
   zerocompute -b 4K -e 256M -f 4 --optimizer none    all-reduce of one key, by size
   zerocompute --model my.json --dtype bf16           {"name": …, "keys": [{"name": …, "elements": …}]}
   zerocompute --chunk-sizes 4K,16K,64K,256K,1M       by the size of a chunk
+  zerocompute --format int8 --transport tcp          gradients of 8 bits, results of 32
   zerocompute --no-sum                               notifications only: what the rest costs
   zerocompute --server box:7717 -D 10 --json out.json
   mpirun -np 8 zerocompute --one-rank --server box:7717 --transport tcp -n 50
@@ -55,11 +56,17 @@ T parse_number(std::string_view text, std::string_view option) {
   return value;
 }
 
+std::vector<std::string_view> format_names() {
+  std::vector<std::string_view> names;
+  for (const kernels::Format& format : kernels::kFormats) names.push_back(format.name);
+  return names;
+}
+
 // The text that CLI11 reads. It is converted afterwards, so that messages name the choices.
 struct Raw {
   std::vector<std::string> models;
   std::vector<std::string> workers;
-  std::string optimizer = "nesterov", dtype = "f32", from, to;
+  std::string optimizer = "nesterov", dtype = "f32", format, from, to;
   std::string factor = "2";
   uint32_t chunk_elements = 8192;
   std::vector<std::string> chunk_sizes;
@@ -94,6 +101,9 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
                  "(default nesterov)");
   app.add_option("--dtype", raw.dtype,
                  "Format of gradients and of the parameters that come back: f32, bf16, f16");
+  app.add_option("--format", raw.format,
+                 fmt::format("Format of the gradients alone: {} (default: --dtype)",
+                             fmt::join(format_names(), ", ")));
   app.add_option("--chunk-elements", raw.chunk_elements, "Elements per chunk (default 8192)");
   app.add_option("--chunk-sizes", raw.chunk_sizes,
                  "Sweep: bytes of a chunk's gradient, several with commas (4K,32K,1M)")
@@ -177,7 +187,20 @@ void resolve_one_rank(const Raw& raw, ZerocomputeOptions& o) {
 void resolve(const Raw& raw, ZerocomputeOptions& o) {
   const auto dtype = kernels::parse_dtype(raw.dtype);
   if (!dtype) fail(ErrorCode::kInvalid, "--dtype: '{}' is not f32, bf16 or f16", raw.dtype);
-  o.dtype = *dtype;
+  o.dtype = o.format = *dtype;
+  if (!raw.format.empty()) {
+    const auto format = kernels::parse_format(raw.format);
+    if (!format) {
+      fail(ErrorCode::kInvalid, "--format: '{}' is not one of {}", raw.format,
+           fmt::join(format_names(), ", "));
+    }
+    o.format = *format;
+  }
+  if (!kernels::is_plain(o.format) && !o.groups.empty()) {
+    fail(ErrorCode::kInvalid,
+         "--groups: the sums of {} are checked in the order of the ranks only; leave it out",
+         raw.format);
+  }
   const auto optimizer = kernels::parse_optimizer(raw.optimizer);
   if (!optimizer) {
     fail(ErrorCode::kInvalid,
@@ -187,7 +210,8 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
   o.optimizer = *optimizer;
   o.sum = !raw.no_sum;
   o.optimize = !raw.no_optimize && !raw.no_sum;
-  o.limit = !raw.no_limit;
+  // How much memory coded gradients move depends on the encoder, not only on their bytes.
+  o.limit = !raw.no_limit && kernels::is_plain(o.format);
   if (!raw.workers.empty()) o.workers.clear();
   for (const std::string& text : raw.workers) {
     const uint32_t count = parse_number<uint32_t>(text, "--workers");

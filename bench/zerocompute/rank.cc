@@ -30,17 +30,21 @@ Rank::Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference)
       worker_(options_of(spec, rank)) {
   for (const KeySpec& key : spec.table.keys) {
     key_first_.push_back(elements_);
+    for (uint64_t done = 0; done < key.elements; done += chunk_elements()) {
+      chunk_first_.push_back(elements_ + done);
+    }
     elements_ += key.elements;
-    chunks_ += (key.elements + chunk_elements() - 1) / chunk_elements();
   }
   if (spec.copy) copy_.resize(elements_ * width_);
   worker_.wait_all();  // the parameters that the job begins with
 }
 
 void Rank::fill(uint64_t round) {
+  const kernels::DType memory_format =
+      kernels::is_plain(spec_.format) ? spec_.format : kernels::DType::kF32;
   for (size_t k = 0; k < key_first_.size(); ++k) {
     fill_gradients(rank_, round, spec_.checker.pattern_first + key_first_[k],
-                   spec_.table.keys[k].elements, spec_.dtype, worker_.gradient_bytes(k).data());
+                   spec_.table.keys[k].elements, memory_format, worker_.gradient_bytes(k).data());
   }
 }
 
@@ -64,8 +68,13 @@ const std::byte* Rank::results(size_t key) const {
 }
 
 void Rank::check_part(uint64_t round, uint64_t part, uint64_t parts) {
-  const uint64_t begin = elements_ * part / parts;
-  const uint64_t end = elements_ * (part + 1) / parts;
+  const auto first_of = [&](uint64_t piece) {  // whole chunks
+    const uint64_t chunk = chunks() * piece / parts;
+    return chunk < chunks() ? chunk_first_[chunk] : elements_;
+  };
+  const uint64_t begin = first_of(part);
+  const uint64_t end = first_of(part + 1);
+  checker_.advance_sums(round, begin, end - begin);
   for (size_t k = 0; k < key_first_.size(); ++k) {
     const uint64_t first = std::max(begin, key_first_[k]);
     const uint64_t last = std::min(end, key_first_[k] + spec_.table.keys[k].elements);

@@ -18,7 +18,8 @@ namespace phub {
 struct CaseSpec {
   KeyTable table;
   uint32_t workers = 1;
-  kernels::DType dtype = kernels::DType::kF32;
+  kernels::DType dtype = kernels::DType::kF32;   // of the parameters that come back
+  kernels::DType format = kernels::DType::kF32;  // of the gradients, on the wire
   CheckerOptions checker;
   bool copy = false;
   WorkerOptions worker;  // server and job; the rank is set by each process
@@ -30,7 +31,7 @@ class Rank {
   Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference);
 
   Worker& worker() { return worker_; }
-  uint64_t chunks() const { return chunks_; }
+  uint64_t chunks() const { return chunk_first_.size(); }
 
   // Writes this round's gradients, all of them, so that no cache holds old ones.
   void fill(uint64_t round);
@@ -56,8 +57,9 @@ class Rank {
   const size_t width_;
   Checker checker_;
   Worker worker_;
-  std::vector<uint64_t> key_first_;  // of the model's elements, without padding
-  uint64_t elements_ = 0, chunks_ = 0;
+  // Of the model's elements, without padding.
+  std::vector<uint64_t> key_first_, chunk_first_;
+  uint64_t elements_ = 0;
   std::vector<std::byte> copy_;
   uint64_t checked_ = 0, wrong_ = 0;
   std::string wrong_text_;

@@ -14,7 +14,7 @@ namespace phub {
 namespace {
 
 constexpr const char* kFormat =
-    "{:<16} {:>3} {:<5} {:<9} {:<5} {:>10} {:>6} {:>8} {:>7} {:>6} {:>10} {:>10} {:>10} {:>10} "
+    "{:<16} {:>3} {:<5} {:<9} {:<8} {:>10} {:>6} {:>8} {:>7} {:>6} {:>10} {:>10} {:>10} {:>10} "
     "{:>9} "
     "{:>8} {:>8} {:>6} {:>6}";
 
@@ -29,7 +29,8 @@ std::string optimizer_text(const ReportRow& row) {
 }
 
 uint64_t chunk_bytes(const ReportRow& row) {
-  return row.chunk_elements * (row.dtype == "f32" ? 4ull : 2ull);
+  const std::optional<kernels::DType> format = kernels::parse_format(row.format);
+  return format ? kernels::slot_bytes(*format, row.chunk_elements) : 0;
 }
 
 std::string model_text(const ReportRow& row) {
@@ -76,7 +77,8 @@ void add_measured(const ReportRow& row, nlohmann::json& out) {
 }  // namespace
 
 double worker_gbps(const ReportRow& row) {
-  return static_cast<double>(row.result.bytes) * 8 / (row.result.us.p50 * 1e3);
+  const uint64_t bytes = std::max(row.result.bytes, row.result.result_bytes);
+  return static_cast<double>(bytes) * 8 / (row.result.us.p50 * 1e3);
 }
 
 double server_gbps(const ReportRow& row) { return worker_gbps(row) * row.workers; }
@@ -128,7 +130,7 @@ std::string table_row(const ReportRow& row) {
   const CaseResult& r = row.result;
   return fmt::format(
       fmt::runtime(kFormat), model_text(row), row.workers, row.transport, optimizer_text(row),
-      row.dtype, r.bytes, r.keys, size_text(chunk_bytes(row)), r.chunks, r.rounds,
+      row.format, r.bytes, r.keys, size_text(chunk_bytes(row)), r.chunks, r.rounds,
       time_text(r.us.min), time_text(r.us.p50), time_text(r.us.p99), time_text(r.us.max),
       fmt::format("{:.1f}", r.exchanges_per_s), fmt::format("{:.1f}", worker_gbps(row)),
       fmt::format("{:.1f}", server_gbps(row)),
@@ -146,10 +148,12 @@ nlohmann::json to_json(std::span<const ReportRow> rows) {
                           {"transport", row.transport},
                           {"optimizer", row.optimizer},
                           {"dtype", row.dtype},
+                          {"format", row.format},
                           {"groups", row.groups},
                           {"work", row.work},
                           {"copy", row.copy},
                           {"bytes", r.bytes},
+                          {"result_bytes", r.result_bytes},
                           {"elements", r.elements},
                           {"keys", r.keys},
                           {"chunk_elements", row.chunk_elements},

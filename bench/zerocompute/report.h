@@ -15,7 +15,9 @@ namespace phub {
 
 // A row: a measurement and its result.
 struct ReportRow {
-  std::string model, transport, optimizer, dtype, groups;
+  std::string model, transport, optimizer, groups;
+  std::string dtype;   // of the parameters that come back
+  std::string format;  // of the gradients
   std::string work;  // "all", "sum" (not optimized) or "none" (neither)
   bool copy = false;
   uint32_t workers = 0;
@@ -25,7 +27,8 @@ struct ReportRow {
   CaseResult result;
 };
 
-// Gb/s in one direction at the median: a worker's gradients (as much comes back), and all workers'.
+// Gb/s in one direction at the median, of what is more: gradients, or the parameters that come
+// back. Of a worker, and of all.
 double worker_gbps(const ReportRow& row);
 double server_gbps(const ReportRow& row);
 // The memory's limit over the median round, in percent; 0 if the limit was not measured.
@@ -41,7 +44,7 @@ std::string table_row(const ReportRow& row);
 // verdict.
 std::string verdict_text(std::span<const ReportRow> rows);
 
-// {"rows": [{"model", "workers", "transport", "optimizer", "dtype", "bytes", "rounds",
+// {"rows": [{"model", "workers", "transport", "optimizer", "dtype", "format", "bytes", "rounds",
 // "exchanges_per_s", "p50_us", "p99_us", "wrong", …}]}; README.md describes the fields.
 nlohmann::json to_json(std::span<const ReportRow> rows);
 

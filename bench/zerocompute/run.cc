@@ -192,11 +192,7 @@ void run_parts(const Coordinators& jobs, const Schedule& schedule, Roofline* roo
 }
 
 CaseResult collect(const CaseSpec& spec, const SharedCase& shared) {
-  CaseResult result;
-  result.elements = total_elements(spec.table);
-  result.bytes = result.elements * kernels::bytes_of(spec.dtype);
-  result.keys = spec.table.keys.size();
-  result.chunks = shared.slots()[0].chunks;
+  CaseResult result = sizes_of(spec);
   result.rounds = shared.head().recorded.load();
   result.us = summarize(shared.round_us().first(result.rounds));
   result.exchanges_per_s = static_cast<double>(result.rounds) / (result.us.total / 1e6);
@@ -218,7 +214,7 @@ Measured measured_of(const CaseSpec& spec, const CaseResult& result, const Share
                      const Schedule& schedule, const std::vector<ThreadTimes>& cores) {
   Measured m{.workers = spec.workers, .round_us = result.us.p50};
   if (schedule.link_gbps > 0) {
-    m.network_us = static_cast<double>(result.bytes) * 8 / (schedule.link_gbps * 1e3);
+    m.network_us = network_us(result, schedule.link_gbps);
   }
   const double all_ns = result.us.total * 1e3;
   double run_ns = 0;
@@ -249,6 +245,25 @@ double now_s() { return static_cast<double>(monotonic_ns()) / 1e9; }
 
 }  // namespace
 
+CaseResult sizes_of(const CaseSpec& spec) {
+  CaseResult sizes;
+  sizes.elements = total_elements(spec.table);
+  sizes.keys = spec.table.keys.size();
+  sizes.result_bytes = sizes.elements * kernels::bytes_of(spec.dtype);
+  const uint64_t most = spec.worker.spec.chunk_elements;
+  for (const KeySpec& key : spec.table.keys) {
+    const uint64_t whole = key.elements / most, rest = key.elements % most;
+    sizes.chunks += whole + (rest > 0 ? 1 : 0);
+    sizes.bytes += whole * kernels::slot_bytes(spec.format, most);
+    if (rest > 0) sizes.bytes += kernels::slot_bytes(spec.format, rest);
+  }
+  return sizes;
+}
+
+double network_us(const CaseResult& sizes, double link_gbps) {
+  return static_cast<double>(std::max(sizes.bytes, sizes.result_bytes)) * 8 / (link_gbps * 1e3);
+}
+
 std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule& schedule,
                                  Progress& progress,
                                  const volatile std::sig_atomic_t& interrupted) {
@@ -261,7 +276,7 @@ std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule&
   const CaseSpec& first = jobs.front();
   if (schedule.limit_threads > 0 && first.checker.computes && jobs.size() == 1) {
     mix = mix_of_exchange(total_elements(first.table), first.workers, first.checker.optimizer,
-                          first.checker.hyper, first.dtype);
+                          first.checker.hyper, first.format, first.dtype);
     roofline = std::make_unique<Roofline>(mix, schedule.limit_threads);
   }
   CoreMeter cores(schedule.server_pid);

@@ -28,7 +28,9 @@ struct Schedule {
 };
 
 struct CaseResult {
-  uint64_t elements = 0, bytes = 0, keys = 0, chunks = 0;  // bytes: of one worker's gradient
+  uint64_t elements = 0, keys = 0, chunks = 0;
+  uint64_t bytes = 0;         // of one worker's gradient, as it is sent
+  uint64_t result_bytes = 0;  // of the parameters that come back
   uint64_t rounds = 0;
   Summary us;
   double exchanges_per_s = 0;
@@ -62,6 +64,12 @@ class Progress {
   std::string what_;
   double begun_s_ = 0, last_s_ = 0;
 };
+
+// The case in numbers, before anything was measured.
+CaseResult sizes_of(const CaseSpec& spec);
+
+// How long a worker's link takes for a round at this rate: both directions at once.
+double network_us(const CaseResult& sizes, double link_gbps);
 
 // Runs the jobs at the same time, each at its own pace, and returns a result for each. The limit is
 // measured only for a single job. Throws Error if a worker fails or dies, with its rank and

@@ -66,7 +66,6 @@ struct alignas(128) WorkerSlot {
   uint64_t wrong = 0;                               // elements, all rounds
   uint64_t checked = 0;                             // elements, all rounds
   WorkerStats stats;                                // at the end
-  uint64_t chunks = 0;
   // Of the first measured rounds, from the round's start. Written by rank 0.
   std::array<double, kLatenessRounds> pushed_us{}, done_us{};
   char wrong_text[384] = {};  // the first wrong element

@@ -31,7 +31,6 @@ class WorkerProcess {
         run_round(++round_);
       } while (!head_.stop.load(std::memory_order_acquire));
     }
-    slot_.chunks = rank_.chunks();
     slot_.checked = rank_.checked();
     slot_.wrong = rank_.wrong();
     set_text(slot_.wrong_text, rank_.wrong_text());

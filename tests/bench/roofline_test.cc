@@ -9,7 +9,7 @@ using kernels::DType;
 using kernels::Optimizer;
 
 MemoryMix mix_of(Optimizer optimizer, DType dtype, uint32_t workers) {
-  return mix_of_exchange(1000, workers, optimizer, kernels::default_hyper(optimizer), dtype);
+  return mix_of_exchange(1000, workers, optimizer, kernels::default_hyper(optimizer), dtype, dtype);
 }
 
 // In units of the model's bytes as f32: the traffic that the exchange cannot do without.
@@ -28,7 +28,7 @@ TEST(RooflineTest, MeasuresEveryMix) {
   for (Optimizer optimizer : {Optimizer::kNone, Optimizer::kNesterov, Optimizer::kAdam}) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       const MemoryMix mix =
-          mix_of_exchange(300'000, 3, optimizer, kernels::default_hyper(optimizer), dtype);
+          mix_of_exchange(300'000, 3, optimizer, kernels::default_hyper(optimizer), dtype, dtype);
       Roofline roofline(mix, 2);
       roofline.measure(2);
       EXPECT_GT(roofline.limit_us(), 0);

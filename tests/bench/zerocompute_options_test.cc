@@ -124,6 +124,9 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--model", "resnet5000"}), HasSubstr("resnet5000"));
   EXPECT_THAT(refusal({"--model", "/no/such.json"}), HasSubstr("/no/such.json"));
   EXPECT_THAT(refusal({"--dtype", "f64"}), HasSubstr("'f64' is not f32, bf16 or f16"));
+  EXPECT_THAT(refusal({"--dtype", "int8"}), HasSubstr("'int8' is not f32, bf16 or f16"));
+  EXPECT_THAT(refusal({"--format", "f64"}), HasSubstr("'f64' is not one of f32, bf16"));
+  EXPECT_THAT(refusal({"--format", "int8", "--groups", "2,2"}), HasSubstr("--groups"));
   EXPECT_THAT(refusal({"--optimizer", "magic"}), HasSubstr("magic"));
   EXPECT_THAT(refusal({"--workers", "0"}), HasSubstr("--workers: 0"));
   EXPECT_THAT(refusal({"--workers", "4x"}), HasSubstr("'4x' is not a number"));

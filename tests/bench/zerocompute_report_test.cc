@@ -13,6 +13,7 @@ ReportRow sample() {
                 .transport = "shm",
                 .optimizer = "nesterov",
                 .dtype = "f32",
+                .format = "f32",
                 .work = "all",
                 .workers = 4,
                 .warmup = 3};

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,27 @@ TEST(ZerocomputeTest, SweepIsRightInEveryFormat) {
       EXPECT_GE(row["checked"], 11 * row["elements"].get<uint64_t>());
       EXPECT_GT(row["limit_us"], 0.0);
       EXPECT_EQ(row["bytes_copied"], 0u);
+    }
+  }
+}
+
+TEST(ZerocomputeTest, FormatsOfGradients) {
+  // Keys of 1 to 70000 elements, in chunks of 8192 and less; residuals grow over the rounds.
+  const std::map<std::string, double> bytes_per_element = {
+      {"bf16", 2}, {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int8", 1}, {"int4", 0.5}, {"topk", 0.125}};
+  for (const auto& [format, expected] : bytes_per_element) {
+    const TemporaryFile json(".json");
+    const Outcome outcome = zerocompute("-b 4 -e 280K -f 265 --workers 1,3 -w 2 -n 5 --dtype " +
+                                        std::string(format == "int8" ? "bf16" : "f32") +
+                                        " --format " + format + " --json " + json.path());
+    ASSERT_EQ(outcome.status, 0) << outcome.output;
+    for (const nlohmann::json& row : rows_of(json)) {
+      EXPECT_EQ(row["wrong"], 0u) << outcome.output;
+      EXPECT_EQ(row["format"], format);
+      EXPECT_GE(row["checked"], 7 * row["elements"].get<uint64_t>());
+      const auto elements = row["elements"].get<double>();
+      const auto chunks = row["chunks"].get<double>();
+      EXPECT_NEAR(row["bytes"].get<double>(), expected * elements, 8 * chunks) << format;
     }
   }
 }
