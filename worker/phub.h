@@ -116,7 +116,9 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   max_ranks           ranks at a time, at most; 0: world_size                0
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
- *   gradient_dtype      f32, bf16 or f16                                       f32
+ *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
+ *                       fp8-e4m3, fp8-e5m2, int8, int4 or topk                 f32
+ *   rounding            of coded gradients: nearest or stochastic              nearest
  *   parameter_dtype     f32, bf16 or f16: the format of results                f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
  *   groups              "4,4": gradients are added within two groups of four
@@ -151,6 +153,22 @@ PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int3
 
 /* Puts a key into a group, 0 to 255, with hyperparameters of its own; 0 is the default. */
 PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t group);
+
+/* Gives the keys that were added so far and whose names match the pattern ("*.weight", "layer?.*":
+ * fnmatch(3), without flags) a format of their gradients, which wins over gradient_dtype. The last
+ * call that matches a key counts.
+ *   f32, bf16, f16        plain: the gradient's memory is in this format, and is sent as it is
+ *   fp8-e4m3, fp8-e5m2,   coded, with a scale for each chunk of chunk_elements: 8 bits or, int4, 4
+ *   int8, int4            an element
+ *   topk                  coded: the largest one in 32 of a chunk, as bf16, with its index; for
+ *                         chunk_elements of at most 65536
+ * Keys of coded formats have f32 memory (phub_gradient), and are coded when they are pushed. What
+ * the format cannot hold stays in a residual of this rank, which is added to the next gradient of
+ * the key; a null leaves it. It is zero when the rank begins, and again when a rank takes over from
+ * a lost one; where a job goes on from a checkpoint, it is as it was: it is saved with the rank's
+ * own state. PHUB_INVALID: there is no such format; PHUB_NOT_FOUND: no key matches. */
+PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pattern,
+                                           const char* format);
 
 /* Sets a hyperparameter from round 1 on, or from `round` on, by ascending round. "lr" is the value
  * of all groups, "lr@2" that of group 2, which wins over "lr" of the same round. Names are checked
@@ -265,9 +283,13 @@ PHUB_API phub_code phub_key_by_name(const phub_worker* worker, const char* name,
 PHUB_API phub_code phub_key_info(const phub_worker* worker, size_t key, const char** name,
                                  uint64_t* elements);
 
-/* The memory of a key's gradient: elements x the size of gradient_dtype, writable unless lent. The
- * same pointer until the worker is destroyed. Over shared memory the server sums this memory. */
+/* The memory of a key's gradient: elements x the size of phub_gradient_dtype, writable unless lent.
+ * The same pointer until the worker is destroyed. Over shared memory the server sums this memory,
+ * unless the key's format is coded. */
 PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes);
+/* The format of that memory: the key's own (phub_options_set_format), else the job's
+ * gradient_dtype; "f32" where that is coded. It belongs to the worker. */
+PHUB_API phub_code phub_gradient_dtype(const phub_worker* worker, size_t key, const char** dtype);
 /* A key's parameters (optimizer none: the sum or mean), in parameter_dtype. The same pointer until
  * the worker is destroyed; its contents are valid from phub_wait to the next push of the key.
  * Read-only with every transport: writing to it is a SIGSEGV. So is any access to it, or to a
@@ -276,9 +298,9 @@ PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const 
                                    size_t* bytes);
 
 /* The caller's own memory for a key: the next push sends from it, and its wait leaves the result in
- * it. Over TCP nothing is copied if formats are the job's and the scale is 1: from push to wait the
- * memory is read and written in place. Otherwise it is copied once each way, and the same pass
- * converts and scales. */
+ * it. Over TCP nothing is copied if formats are the key's, which is not coded, and the scale is 1:
+ * from push to wait the memory is read and written in place. Otherwise it is copied once each way,
+ * and the same pass converts, scales and codes. */
 typedef struct phub_key_memory {
   size_t size; /* set it to sizeof(phub_key_memory), and the rest to 0 first */
   /* Null: the memory of phub_gradient. */
@@ -286,8 +308,8 @@ typedef struct phub_key_memory {
   /* Null: the memory of phub_parameters, which otherwise may not have the result. May be the
    * gradient's memory: then only the results of later pushes are written here. */
   void* parameters;
-  const char* gradient_dtype;  /* f32, bf16 or f16; null: the job's */
-  const char* parameter_dtype; /* the same */
+  const char* gradient_dtype;  /* f32, bf16 or f16; null: phub_gradient_dtype */
+  const char* parameter_dtype; /* f32, bf16 or f16; null: the job's */
   float gradient_scale;        /* multiplies every element of the gradient; 0 means 1 */
 } phub_key_memory;
 /* Replaces the memory that was registered for the key before. The library uses the memory until a
@@ -295,7 +317,7 @@ typedef struct phub_key_memory {
  * unknown, or the scale is not finite. */
 PHUB_API phub_code phub_register_memory(phub_worker* worker, size_t key,
                                         const phub_key_memory* memory);
-/* The same with the job's formats and without a scale. phub_push reads the memory, phub_wait writes
+/* The same with the formats of null, and without a scale. phub_push reads the memory, phub_wait writes
  * it, and phub_parameters has the result as well. */
 PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
                                    void* parameters);

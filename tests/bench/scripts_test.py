@@ -34,7 +34,7 @@ def expect(text, *parts):
 
 
 def a_row(**fields):
-    return {"model": "m", "transport": "shm", "optimizer": "nesterov", "dtype": "f32",
+    return {"model": "m", "transport": "shm", "optimizer": "nesterov", "dtype": "f32", "format": "f32",
             "work": "all", "copy": False, "job": 0, "jobs": 1, "workers": 2, "p50_us": 1000.0,
             "server_gbps": 8.0, "chunk_bytes": 32768, "chunk_elements": 8192, "wrong": 0} | fields
 

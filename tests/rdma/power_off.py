@@ -15,7 +15,7 @@ from machines import NICS, expect, figure, get, job, run_cases, until, wait_for_
 from training import Training
 
 PORT = 7791
-LEASE_MS = 1000
+LEASE_MS = 3000
 
 
 def worker():
@@ -23,7 +23,7 @@ def worker():
     run = Training("power", 2, LEASE_MS)
     for rank in range(2):
         run.start(rank)
-    run.goes_on(3, 60)
+    run.goes_on(3, 30)
     with socket.create_server(("10.77.0.2", PORT)) as listener:
         listener.accept()
     with open("/proc/sysrq-trigger", "w") as trigger:
@@ -46,7 +46,7 @@ def answers(port):
 
 
 def power_off():
-    until(lambda: answers(PORT), 90, "the workers train")
+    until(lambda: answers(PORT), 40, "the workers train")
     before = len(queue_pairs())
     begin = time.monotonic()
     expect(before >= 2 * len(NICS), f"{before} queue pairs of 2 workers")

@@ -195,6 +195,13 @@ phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* 
   });
 }
 
+phub_code phub_gradient_dtype(const phub_worker* worker, size_t key, const char** dtype) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(dtype, "dtype");
+    *dtype = gradient_memory_format(w.spec(), w.spec().keys[key_in_range(w, key)]).c_str();
+  });
+}
+
 phub_code phub_parameters(const phub_worker* worker, size_t key, const void** memory,
                           size_t* bytes) {
   return with(__func__, worker, [&](Worker& w, auto&) {

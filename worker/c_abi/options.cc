@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "transport/control/choices.h"
+#include "transport/slot_format.h"
 #include "transport/text.h"
 #include "worker/c_abi/call.h"
 
@@ -51,7 +53,7 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 35> kOptions = {{
+constexpr std::array<Option, 36> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "token", .text = &WorkerOptions::token},
     {.name = "job", .job_text = &JobSpec::name},
@@ -83,6 +85,7 @@ constexpr std::array<Option, 35> kOptions = {{
     {.name = "on_loss", .job_text = &JobSpec::on_loss},
     {.name = "on_nonfinite", .job_text = &JobSpec::on_nonfinite},
     {.name = "unused", .job_text = &JobSpec::unused},
+    {.name = "rounding", .job_text = &JobSpec::rounding},
     {.name = "lease_ms", .job_limit = &JobSpec::lease_ms},
     {.name = "progress_limit_ms", .job_limit = &JobSpec::progress_limit_ms},
     {.name = "wait_limit_ms", .job_limit = &JobSpec::wait_limit_ms},
@@ -136,6 +139,13 @@ void add_key(WorkerOptions& options, KeySpec key) {
     throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
   }
   options.spec.keys.push_back(std::move(key));
+}
+
+void check_slot_format(std::string_view format) {
+  if (find_slot_format(format)) return;
+  std::vector<std::string_view> words;
+  for (const SlotFormat& known : kSlotFormats) words.push_back(known.name);
+  refuse_word("format", format, words);
 }
 
 // Calls `body(options)` with the handle's options, one thread at a time.
@@ -237,6 +247,18 @@ phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t gro
                                               group, kMaxHyperGroups - 1));
     }
     all.spec.keys[key].group = group;
+  });
+}
+
+phub_code phub_options_set_format(phub_options* options, const char* pattern, const char* format) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    need(pattern, "pattern");
+    need(format, "format");
+    check_slot_format(format);
+    if (set_format(all.spec, pattern, format) == 0) {
+      throw Refusal(PHUB_NOT_FOUND, fmt::format("no name of the {} keys that were added matches '{}'",
+                                                all.spec.keys.size(), printable(pattern)));
+    }
   });
 }
 

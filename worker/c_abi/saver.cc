@@ -99,8 +99,9 @@ phub_code phub_save_point(phub_worker* worker, uint64_t round) {
       throw Refusal(PHUB_INVALID, "the worker has a phub_geeps: call phub_geeps_save_point");
     }
     Worker& saving = object->worker;
+    if (!saving.saves()) return;
     saving.save_by_call(true);
-    if (!saving.saves() || round < saving.next_saved()) return;
+    if (round < saving.next_saved()) return;
     saving.wait_all();
     saving.save({});
   });
