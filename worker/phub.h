@@ -317,8 +317,8 @@ typedef struct phub_key_memory {
  * unknown, or the scale is not finite. */
 PHUB_API phub_code phub_register_memory(phub_worker* worker, size_t key,
                                         const phub_key_memory* memory);
-/* The same with the formats of null, and without a scale. phub_push reads the memory, phub_wait writes
- * it, and phub_parameters has the result as well. */
+/* The same with the formats of null, and without a scale. phub_push reads the memory, phub_wait
+ * writes it, and phub_parameters has the result as well. */
 PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
                                    void* parameters);
 

@@ -256,8 +256,9 @@ phub_code phub_options_set_format(phub_options* options, const char* pattern, co
     need(format, "format");
     check_slot_format(format);
     if (set_format(all.spec, pattern, format) == 0) {
-      throw Refusal(PHUB_NOT_FOUND, fmt::format("no name of the {} keys that were added matches '{}'",
-                                                all.spec.keys.size(), printable(pattern)));
+      throw Refusal(PHUB_NOT_FOUND,
+                    fmt::format("no name of the {} keys that were added matches '{}'",
+                                all.spec.keys.size(), printable(pattern)));
     }
   });
 }
