@@ -23,7 +23,7 @@ testing::Box& box() {
   return one;
 }
 
-constexpr std::array<const char*, 20> kNames = {"job",
+constexpr std::array<const char*, 22> kNames = {"job",
                                                 "transport",
                                                 "rank",
                                                 "world_size",
@@ -38,14 +38,17 @@ constexpr std::array<const char*, 20> kNames = {"job",
                                                 "work",
                                                 "replace",
                                                 "spin_us",
+                                                "rounding",
+                                                "[!w]",
                                                 "lr",
                                                 "w",
                                                 "",
                                                 "b\xff\x01",
                                                 nullptr};
-constexpr std::array<const char*, 20> kValues = {
-    "a",    "b",   "shm",  "tcp", "0",    "1",         "-1",   "2",     "32",    "sgd",
-    "adam", "f32", "bf16", "f16", "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
+constexpr std::array<const char*, 24> kValues = {
+    "a",    "b",          "shm",  "tcp",       "0",    "1",     "-1",    "2",
+    "32",   "sgd",        "adam", "f32",       "bf16", "f16",   "int8",  "fp8-e5m2",
+    "topk", "stochastic", "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
 constexpr std::array<const char*, 13> kCacheNames = {
     "budget_bytes", "reserved_bytes", "max_lead", "prefetch", "strict", "poison",
     "infer_clocks", "partitions",     "w",        "local",    "",       "\xff",
@@ -147,6 +150,9 @@ class Calls {
         return phub_options_add_key(options(), in_.choose(kNames), in_.choose(kElements));
       case 6:
         if (in_.take() % 4 == 0) return phub_options_set_group(options(), key(), in_.take() % 5);
+        if (in_.take() % 4 == 0) {
+          return phub_options_set_format(options(), in_.choose(kNames), in_.choose(kValues));
+        }
         return phub_options_tune_key(options(), key(), in_.take<int8_t>(), in_.choose(kNumbers),
                                      in_.choose(kNumbers));
       case 7:

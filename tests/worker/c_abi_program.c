@@ -477,6 +477,7 @@ int main(int argc, char** argv) {
   check_threads();
   check_geeps();
   check_device();
+  check_formats();
   stop_server();
   puts("ok");
   return 0;

@@ -77,5 +77,6 @@ void all_told_well(const struct told* told, size_t keys, uint64_t rounds);
 void check_threads(void); /* c_abi_threads.c */
 void check_geeps(void);   /* c_abi_geeps.c */
 void check_device(void);  /* c_abi_device.c */
+void check_formats(void); /* c_abi_formats.c */
 
 #endif /* PHUB_TESTS_WORKER_C_ABI_PROGRAM_H */
