@@ -95,13 +95,14 @@ struct WorkerStats {
 };
 
 // The caller's own memory for a key. Over TCP it is sent from and received into directly if formats
-// are the job's and the scale is 1. Otherwise it is copied, and converted in the same pass.
+// are the job's and the scale is 1. A gradient in a coded format is encoded from it. Otherwise it is copied, and converted in the same pass.
 struct KeyMemory {
   const void* gradient = nullptr;  // push() sends it; null: gradient()
   // wait() leaves the result here; null: only in parameters(). May be the gradient's memory: then
   // only the results of later pushes are written here, by copying.
   void* parameters = nullptr;
-  // Formats of this memory: f32, bf16 or f16; empty: the job's.
+  // Formats of this memory: f32, bf16 or f16; empty: the job's (for a gradient,
+  // gradient_memory_format()).
   std::string gradient_dtype, parameter_dtype;
   float gradient_scale = 1;  // multiplies every element of the gradient
   // True: the memory may be read and written at any time from push() to wait(), and parameters()
@@ -185,10 +186,11 @@ class Worker {
   size_t keys() const;
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
-  // The gradient memory of a key: elements × the job's gradient format. Writable unless lent.
-  // Library memory: a push from here copies nothing over shared memory.
+  // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
+  // are coded. Writable unless lent. Library memory: a push from here copies nothing over shared
+  // memory, but for what it encodes.
   std::span<std::byte> gradient_bytes(size_t key);
-  std::span<float> gradient(size_t key);  // REQUIRES: gradient_dtype f32
+  std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
   // The key's parameters (optimizer none: its sum or mean), in the job's parameter format. Valid
   // from wait() to the next push(). Read-only with every transport: writing to it is a SIGSEGV, and
   // so is any access to it, or to a gradient, after the worker's destructor.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -44,18 +45,6 @@ bool contains(const std::vector<Member>& members, uint32_t rank) {
 
 }  // namespace
 
-std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
-  std::vector<ChunkPlace> out;
-  for (uint32_t key = 0; key < spec.keys.size(); ++key) {
-    for (uint64_t at = 0; at < spec.keys[key].elements; at += spec.chunk_elements) {
-      const uint64_t left = spec.keys[key].elements - at;
-      out.push_back(
-          {key, at, static_cast<uint32_t>(std::min<uint64_t>(left, spec.chunk_elements))});
-    }
-  }
-  return out;
-}
-
 HyperHistory::HyperHistory(const JobSpec& spec, std::span<const LogRecord> log)
     : spec_(spec), changes_(spec.schedule) {
   for (const LogRecord& record : log) {
@@ -77,16 +66,19 @@ reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
 }
 
 Replay::Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
-               uint32_t chunk, std::vector<float> initial, Gradient gradient)
+               uint32_t chunk, std::vector<float> initial, Gradient gradient,
+               Heritage heritage)
     : spec_(spec),
       participation_(participation),
       hyper_(hyper),
       chunk_(chunk),
       place_(chunks_of(spec)[chunk]),
       groups_(reference::parse_groups(spec.groups, ranks_of(spec))),
-      gradient_dtype_(*kernels::parse_dtype(gradient_format(spec, spec.keys[place_.key]))),
+      coded_(is_coded(spec, place_.key)),
+      gradient_dtype_(memory_dtype(spec, place_.key)),
       result_dtype_(*kernels::parse_dtype(spec.parameter_dtype)),
       gradient_(std::move(gradient)),
+      heritage_(std::move(heritage)),
       model_(*kernels::parse_optimizer(spec.optimizer), {}, std::move(initial)) {
   PHUB_CHECK(model_.params.size() == place_.elements);
 }
@@ -102,6 +94,7 @@ void Replay::sum_round() {
   counted_ = participation_.members(round_, chunk_);
   if (counted_.empty()) return;
   model_.hyper = hyper_.of(place_.key, round_);
+  receive();
   std::vector<float> sum(place_.elements);
   const auto add_all = [&] {
     const double divisor = spec_.reduction == "mean" ? static_cast<double>(counted_.size()) : 1.0;
@@ -157,19 +150,40 @@ Replay::State Replay::state() const {
   return state;
 }
 
+// What the box gets of everyone in this round: coded gradients as it decodes them.
+void Replay::receive() {
+  gradients_.clear();
+  for (const Member& from : counted_) {
+    std::vector<std::byte> gradient(place_.elements * kernels::bytes_of(gradient_dtype_));
+    if (!gradient_(from, round_, gradient.data())) continue;
+    if (coded_) {
+      std::vector<float> pushed(place_.elements);
+      std::memcpy(pushed.data(), gradient.data(), gradient.size());
+      const std::vector<float> sent =
+          send_coded(spec_, place_, from.rank, round_, pushed, residual_of(from));
+      std::memcpy(gradient.data(), sent.data(), gradient.size());
+    }
+    gradients_[from] = std::move(gradient);
+  }
+}
+
+std::vector<float>& Replay::residual_of(const Member& who) {
+  const auto [at, is_new] = residuals_.try_emplace(who, place_.elements);
+  const auto before = is_new && heritage_ ? heritage_(who) : std::nullopt;
+  if (before) at->second = residual_of(*before);
+  return at->second;
+}
+
 // The sum of those counted, times `factor`. False: it is not finite.
 bool Replay::add(float factor, std::vector<float>& sum) {
-  const size_t bytes = place_.elements * kernels::bytes_of(gradient_dtype_);
-  std::map<uint32_t, std::vector<std::byte>> gradients;  // by rank
-  for (const Member& from : counted_) {
-    std::vector<std::byte> gradient(bytes);
-    if (gradient_(from, round_, gradient.data())) gradients[from.rank] = std::move(gradient);
-  }
-  unused_ = gradients.empty();
   const bool has_groups = !spec_.groups.empty();
   std::vector<const void*> slots(has_groups ? ranks_of(spec_) : 0);
-  for (const auto& [rank, gradient] : gradients) {
-    (has_groups ? slots[rank] : slots.emplace_back()) = gradient.data();
+  unused_ = true;
+  for (const Member& from : counted_) {
+    const auto gradient = gradients_.find(from);
+    if (gradient == gradients_.end()) continue;
+    unused_ = false;
+    (has_groups ? slots[from.rank] : slots.emplace_back()) = gradient->second.data();
   }
   const kernels::DType type = gradient_dtype_;
   return has_groups ? reference::sum(groups_, slots, type, factor, sum.data(), sum.size())
@@ -177,9 +191,9 @@ bool Replay::add(float factor, std::vector<float>& sum) {
 }
 
 bool Replay::is_finite(const Member& from) const {
-  std::vector<std::byte> gradient(place_.elements * kernels::bytes_of(gradient_dtype_));
-  if (!gradient_(from, round_, gradient.data())) return true;
-  const void* slot = gradient.data();
+  const auto gradient = gradients_.find(from);
+  if (gradient == gradients_.end()) return true;
+  const void* slot = gradient->second.data();
   std::vector<float> alone(place_.elements);
   return reference::sum({&slot, 1}, gradient_dtype_, 1, alone.data(), alone.size());
 }

@@ -6,10 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tests/oracle/coded.h"
 #include "tests/oracle/groups.h"
 #include "tests/oracle/participation.h"
 #include "tests/oracle/reference.h"
@@ -18,14 +21,6 @@
 #include "transport/verdict.h"
 
 namespace phub {
-
-struct ChunkPlace {
-  uint32_t key = 0;
-  uint64_t begin = 0;  // within the key, elements
-  uint32_t elements = 0;
-};
-// Numbered as in the plan: key by key.
-std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
 
 // The hyperparameters of each key and round: the job's, its schedule's, then those that the log
 // says were set; of the same round the later ones count.
@@ -41,13 +36,16 @@ class HyperHistory {
 
 class Replay {
  public:
-  // Writes the gradient of this chunk that `from` sent in `round`, in the job's format. False:
-  // null.
+  // Writes the gradient of this chunk that `from` pushed in `round`, in the format that it has in
+  // memory. False: null.
   using Gradient = std::function<bool(const Member& from, uint64_t round, std::byte* out)>;
+  // Whose residuals a member began with, as they were after its last round; nothing: with zero.
+  using Heritage = std::function<std::optional<Member>(const Member& who)>;
 
   // `initial`: the chunk's parameters before the first round. All references outlive the replay.
+  // Without `heritage` everyone begins with residuals of zero.
   Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
-         uint32_t chunk, std::vector<float> initial, Gradient gradient);
+         uint32_t chunk, std::vector<float> initial, Gradient gradient, Heritage heritage = {});
 
   // A round without members (everybody who knew it is gone) changes nothing. Throws Error(kInvalid)
   // when the round could not complete, or the log excludes others than those that had to be.
@@ -74,6 +72,8 @@ class Replay {
   std::vector<std::byte> result() const;  // the parameters in the format that workers get
 
  private:
+  void receive();
+  std::vector<float>& residual_of(const Member& who);
   bool add(float factor, std::vector<float>& sum);
   bool is_finite(const Member& from) const;
 
@@ -83,12 +83,16 @@ class Replay {
   const uint32_t chunk_;
   const ChunkPlace place_;
   const reference::Group groups_;  // of all ranks that the job may have
-  const reference::DType gradient_dtype_, result_dtype_;
+  const bool coded_;
+  const reference::DType gradient_dtype_, result_dtype_;  // that of gradients is in memory
   const Gradient gradient_;
+  const Heritage heritage_;
   reference::Model model_;
   uint64_t round_ = 0;
   uint64_t steps_offset_ = 0;  // steps - round_ + skipped_, modulo 2^64
   uint64_t skipped_ = 0;       // rounds
+  std::map<Member, std::vector<float>> residuals_;       // of a coded key
+  std::map<Member, std::vector<std::byte>> gradients_;  // of this round, those that are not null
   std::vector<float> sum_;
   bool unused_ = false;  // by those who are counted in it
   std::vector<Member> counted_;

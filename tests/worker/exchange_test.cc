@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "kernels/kernels.h"
+#include "tests/oracle/coded.h"
 #include "tests/oracle/reference.h"
 #include "tests/worker/box.h"
 
@@ -44,6 +45,7 @@ struct Case {
   uint32_t ranks = 3;
   uint64_t rounds = 6;
   std::vector<std::string> formats = {};  // of keys; those without one have the job's
+  std::string rounding = "nearest";
 };
 
 JobSpec spec_of(const Case& c, std::string name) {
@@ -59,14 +61,18 @@ JobSpec spec_of(const Case& c, std::string name) {
   spec.gradient_dtype = c.gradient_dtype;
   spec.parameter_dtype = c.parameter_dtype;
   spec.reduction = c.reduction;
+  spec.rounding = c.rounding;
   spec.initial = c.optimizer == "none" ? "zeros" : "broadcast";
   spec.hyper = {{"lr", 0.05}};
   if (c.optimizer != "none") spec.hyper["weight_decay"] = 0.01;
   return spec;
 }
 
-DType format_of(const JobSpec& spec, size_t key) {
-  return *kernels::parse_dtype(gradient_format(spec, spec.keys[key]));
+bool has_coded(const JobSpec& spec) {
+  for (uint32_t key = 0; key < spec.keys.size(); ++key) {
+    if (is_coded(spec, key)) return true;
+  }
+  return false;
 }
 
 std::vector<float> initial_of(const JobSpec& spec) {
@@ -109,9 +115,19 @@ void fill(std::span<std::byte> slot, DType type, uint64_t seed, uint32_t rank, u
 // What every rank must see of a key after `rounds`; null pushes of (rank + round + key) % 5 == 0.
 bool is_null(uint32_t rank, uint64_t round, size_t key) { return (rank + round + key) % 5 == 0; }
 
-std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t seed, size_t key) {
+// What the box decodes of a gradient.
+std::vector<std::byte> sent_of(CodedRank& sender, uint32_t key, uint64_t round,
+                               std::span<const std::byte> gradient) {
+  std::vector<float> elements(gradient.size() / sizeof(float));
+  std::memcpy(elements.data(), gradient.data(), gradient.size());
+  const std::vector<float> sent = sender.send(key, round, elements);
+  const auto bytes = std::as_bytes(std::span(sent));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t seed, uint32_t key) {
   const auto optimizer = *kernels::parse_optimizer(c.optimizer);
-  const DType in = format_of(spec, key);
+  const DType in = memory_dtype(spec, key);
   const DType out = *kernels::parse_dtype(c.parameter_dtype);
   const size_t n = spec.keys[key].elements;
   kernels::Hyper hyper = kernels::default_hyper(optimizer);
@@ -122,6 +138,8 @@ std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t see
     for (size_t e = 0; e < n; ++e) initial[e] = gradient_of(99, 0, 0, key, e);
   }
   reference::Model model(optimizer, hyper, initial);
+  std::vector<CodedRank> senders;
+  for (uint32_t rank = 0; rank < c.ranks; ++rank) senders.emplace_back(spec, rank);
   for (uint64_t round = 1; round <= c.rounds; ++round) {
     std::vector<std::vector<std::byte>> slots;
     std::vector<const void*> pointers;
@@ -129,6 +147,7 @@ std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t see
       if (is_null(rank, round, key)) continue;
       slots.emplace_back(n * kernels::bytes_of(in));
       fill(slots.back(), in, seed, rank, round, key);
+      if (is_coded(spec, key)) slots.back() = sent_of(senders[rank], key, round, slots.back());
     }
     for (auto& slot : slots) pointers.push_back(slot.data());
     const float factor = c.reduction == "mean" ? static_cast<float>(1.0 / c.ranks) : 1.0f;
@@ -170,8 +189,8 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
           worker.push_null(k);
           continue;
         }
-        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k), format_of(spec, k),
-             seed, r, round, k);
+        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k),
+             memory_dtype(spec, static_cast<uint32_t>(k)), seed, r, round, k);
         worker.push(k, static_cast<int32_t>(k));
         if (copies) copied += worker.gradient_bytes(k).size();
       }
@@ -189,11 +208,13 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
       }
       copied += bytes.size();
     }
-    EXPECT_EQ(worker.stats().bytes_copied, copied);
+    if (!has_coded(spec)) {
+      EXPECT_EQ(worker.stats().bytes_copied, copied);
+    }
     worker.barrier();
     worker.leave();
   });
-  for (size_t k = 0; k < spec.keys.size(); ++k) {
+  for (uint32_t k = 0; k < spec.keys.size(); ++k) {
     const std::vector<std::byte> want = expected(c, spec, seed, k);
     for (uint32_t r = 0; r < c.ranks; ++r) {
       EXPECT_TRUE(seen[r][k] == want) << "rank " << r << ", key " << k;
@@ -235,6 +256,43 @@ TEST(Exchange, EveryKeyMayHaveAFormatOfItsOwn) {
                    .gradient_dtype = formats[0] == "bf16" ? "f16" : "f32",
                    .formats = formats};
       const std::string name = fmt::format("{}-{}", fmt::join(formats, "-"), optimizer);
+      run(box, c, name);
+      run(box, c, name + "-own", true);
+    }
+  }
+}
+
+// What the formats cannot hold is in the rounds after: every rank keeps residuals of its own.
+TEST(Exchange, CodedFormatsGiveTheBytesOfOneProcessThatKeepsResiduals) {
+  Box box(3);
+  for (const char* format : {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
+    for (const char* rounding : {"nearest", "stochastic"}) {
+      const Case c{.optimizer = rounding[0] == 'n' ? "none" : "adam",
+                   .gradient_dtype = format,
+                   .parameter_dtype = rounding[0] == 'n' ? "f32" : "bf16",
+                   .rounding = rounding};
+      run(box, c, fmt::format("{}-{}", format, rounding));
+      run(box, c, fmt::format("{}-{}-own", format, rounding), true);
+    }
+  }
+}
+
+TEST(Exchange, CodedAndPlainKeysMayBeOfOneJob) {
+  Box box(3);
+  const std::vector<std::vector<std::string>> mixes = {
+      {"int4", "fp8-e4m3", "f16", "topk"},
+      {"topk", "int8", "", "fp8-e5m2"},
+      {"bf16", "topk", "int4", "f32"},
+      {"", "", "int8", ""},
+  };
+  for (const std::vector<std::string>& formats : mixes) {
+    for (const char* rounding : {"nearest", "stochastic"}) {
+      const Case c{.optimizer = "nesterov",
+                   .gradient_dtype = formats[0] == "bf16" ? "fp8-e4m3" : "f32",
+                   .ranks = 5,
+                   .formats = formats,
+                   .rounding = rounding};
+      const std::string name = fmt::format("{}-{}", fmt::join(formats, "-"), rounding);
       run(box, c, name);
       run(box, c, name + "-own", true);
     }
@@ -286,6 +344,43 @@ TEST(Exchange, RegisteredMemoryIsConvertedAndScaled) {
     }
     EXPECT_THROW(worker.register_memory(0, {.gradient_dtype = "f64"}), Error);
     EXPECT_THROW(worker.register_memory(0, {.gradient_scale = NAN}), Error);
+  }
+}
+
+// The scaled elements are what a coded format is of.
+TEST(Exchange, RegisteredMemoryIsScaledAndThenCoded) {
+  constexpr size_t kElements = 9001;
+  Box box;
+  for (const char* format : {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
+    JobSpec spec;
+    spec.name = format;
+    spec.keys = {{.name = "w", .elements = kElements}};
+    spec.gradient_dtype = format;
+    spec.rounding = "stochastic";
+    Worker worker(box.options(spec));
+    worker.wait_all();
+    EXPECT_EQ(worker.gradient_bytes(0).size(), kElements * sizeof(float));
+    CodedRank sender(spec, 0);
+    for (const std::string memory : {"f32", "bf16", "f16", "f32"}) {
+      for (const float scale : {1.0f, 0.375f, -3.3f}) {
+        SCOPED_TRACE(std::string(format) + " from " + memory + " times " + std::to_string(scale));
+        const DType outside = *kernels::parse_dtype(memory);
+        std::vector<std::byte> gradient(kElements * kernels::bytes_of(outside));
+        std::vector<float> result(kElements), pushed(kElements);
+        const uint64_t round = worker.round(0) + 1;
+        fill(gradient, outside, 5, 0, round, 0);
+        for (size_t e = 0; e < kElements; ++e) {
+          pushed[e] = reference::load(gradient.data(), outside, e) * scale;
+        }
+        worker.register_memory(0, {.gradient = gradient.data(),
+                                   .parameters = result.data(),
+                                   .gradient_dtype = memory,
+                                   .gradient_scale = scale});
+        worker.push_pull(0);
+        EXPECT_TRUE(result == sender.send(0, round, pushed));
+        worker.register_memory(0, {});
+      }
+    }
   }
 }
 

@@ -12,8 +12,16 @@ from phub._options import Key, Option
 from phub.errors import InvalidError
 from phub.worker import Worker
 
-# What a job that exchanges gradients has, and this one has not.
-_OTHERS = ("gradient_dtype", "parameter_dtype", "initial", "on_nonfinite", "optimizer", "job")
+# What a job that exchanges gradients has, and this one, whose numbers stay exact, has not.
+_OTHERS = (
+    "gradient_dtype",
+    "parameter_dtype",
+    "rounding",
+    "initial",
+    "on_nonfinite",
+    "optimizer",
+    "job",
+)
 
 
 class Buffers:
@@ -22,7 +30,8 @@ class Buffers:
     def __init__(self, model: nn.Module, beside: Worker, options: Mapping[str, Option]) -> None:
         """Joins, and returns when all ranks have.
 
-        beside: this rank's worker in the job of the training, which `options` are of.
+        beside: this rank's worker in the job of the training, which `options` are of. What that
+            job has for its gradients is not for buffers: they are exchanged in float32.
         """
         self._buffers = dict(model.named_buffers())
         if not self._buffers:

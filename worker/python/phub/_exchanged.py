@@ -52,12 +52,10 @@ class Exchanged:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to the result
             self.slot, self.result = (
-                torch.frombuffer(view, dtype=DTYPES[str(self.options[kind])]).view(
-                    self.tensor.shape
-                )
-                for view, kind in (
-                    (self.worker.gradient(self.name), "gradient_dtype"),
-                    (self.worker.parameters(self.name), "parameter_dtype"),
+                torch.frombuffer(view, dtype=DTYPES[dtype]).view(self.tensor.shape)
+                for view, dtype in (
+                    (self.worker.gradient(self.name), self.worker.gradient_dtype(self.name)),
+                    (self.worker.parameters(self.name), str(self.options["parameter_dtype"])),
                 )
             )
 

@@ -43,6 +43,12 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
             call("options_set_number", options, name.encode(), int(value))
 
 
+def set_formats(options: c_void_p, formats: Mapping[str, str]) -> None:
+    """After `add_keys`. Raises InvalidError or NotFoundError, which name the format or pattern."""
+    for pattern, name in formats.items():
+        call("options_set_format", options, pattern.encode(), name.encode())
+
+
 def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
     for index, (name, given) in enumerate(keys.items()):
         key = given if isinstance(given, Key) else Key(given)

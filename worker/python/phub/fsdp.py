@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -14,18 +15,22 @@ from torch.distributed.tensor import DTensor, Shard
 from phub._memory import Memory
 from phub._options import Option
 from phub.errors import InvalidError
-from phub.pytorch import memory_of
+from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
 
 
 class FSDPState:
     """What the replicas of a sharded model exchange: a key for each call of fully_shard()."""
 
-    def __init__(self, model: nn.Module, **options: Option) -> None:
+    def __init__(
+        self, model: nn.Module, *, formats: Mapping[str, str] | None = None, **options: Option
+    ) -> None:
         """Joins the job, and returns when all replicas have, with the parameters of the first.
 
         model: fully_shard() was called for it, over a mesh of one dimension: the processes of one
             replica. Its parameters are float32 or bfloat16 on the CPU.
+        formats: of gradients on the wire, by patterns of keys' names, which are those of the
+            modules that fully_shard() was called for, and "model": see `Worker`.
         options: of `Worker`, of which rank and world_size are the replica's. With several processes
             in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD".
         """
@@ -36,7 +41,7 @@ class FSDPState:
         }
         given: dict[str, Option] = {"on_nonfinite": "pass", **options}
         given |= {"reduction": "mean", "initial": "broadcast"}
-        self.worker = Worker(self._elements, hyper=None, saver=None, **given)
+        self.worker = Worker(self._elements, hyper=None, formats=formats, saver=None, **given)
         self._broadcast()
         for name, module in model.named_modules():
             if (name or "model") in self._parameters and isinstance(module, FSDPModule):
@@ -73,7 +78,10 @@ class FSDPState:
                 f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "
                 f"{self._elements[key]}: every parameter must have a gradient in every step"
             )
-        torch.frombuffer(self.worker.gradient(key), dtype=torch.float32).copy_(gradients)
+        slot = torch.frombuffer(
+            self.worker.gradient(key), dtype=DTYPES[self.worker.gradient_dtype(key)]
+        )
+        slot.copy_(gradients)
         self.worker.push(key)
         self.worker.wait(key)
         gradients.copy_(self._result(key))

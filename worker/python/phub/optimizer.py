@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from torch import nn
@@ -49,6 +49,7 @@ class DistributedOptimizer(Optimizer):
         server: bool = True,
         zero_copy: bool = False,
         max_norm: float = 0.0,
+        formats: Mapping[str, str] | None = None,
         **options: Option,
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
@@ -66,6 +67,8 @@ class DistributedOptimizer(Optimizer):
             `close`; needs parameters of one format.
         max_norm: the box clips the gradient of all parameters together to this norm, as
             clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
+        formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
+            have gradient_dtype, by default the parameters' format, or float32 if they have several.
         options: of `Worker`. Unlike there, the default of reduction is "mean". With
             on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
@@ -107,7 +110,7 @@ class DistributedOptimizer(Optimizer):
         self._buffers: Buffers | None = None  # from the first sync_buffers() on
         self._steps = Steps(OwnState(model, self))
         saver = self._steps.save if server else None
-        self.worker = Worker(keys, hyper=fixed, saver=saver, **given)
+        self.worker = Worker(keys, hyper=fixed, formats=formats, saver=saver, **given)
         self._mine = [
             Exchanged(self.worker, name, tensor, given, not server, zero_copy)
             for name, tensor in named.items()

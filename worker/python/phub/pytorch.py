@@ -73,12 +73,16 @@ class DDPState:
     after one the state cannot be used any more.
     """
 
-    def __init__(self, module: nn.Module, **options: Option) -> None:
+    def __init__(
+        self, module: nn.Module, *, formats: Optional[Mapping[str, str]] = None, **options: Option
+    ) -> None:
         """Joins the job.
 
         module: with dense parameters of float32, bfloat16 or float16 on the CPU, or all on one GPU.
             Those that require no gradient are not exchanged. Raises InvalidError, which names the
             parameter.
+        formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
+            have gradient_dtype, by default the parameters' format, or float32 if they have several.
         options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
             "pass": a GradScaler sees infinities itself, as with DDP.
         """
@@ -99,9 +103,11 @@ class DDPState:
         self.worker = Worker(
             {name: _key_for(p) for name, p in self._parameters.items()},
             hyper=None,
+            formats=formats,
             saver=None,
             **given,
         )
+        self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
         self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
@@ -144,7 +150,7 @@ class DDPState:
         if self.rank == 0:
             return
         for name, parameter in self._parameters.items():
-            received = torch.empty(parameter.shape, dtype=self._dtype_of_job())
+            received = torch.empty(parameter.shape, dtype=self._result_dtype)
             self.worker.pull(name, memory_of(received))
             with torch.no_grad():
                 parameter.copy_(received)
@@ -215,9 +221,6 @@ class DDPState:
         self.worker.register_memory(key, memory, memory, gradient_dtype=kind, parameter_dtype=kind)
         self._registered[key] = address
 
-    def _dtype_of_job(self) -> torch.dtype:
-        return DTYPES[format_of_job(self._parameters)]
-
 
 def format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
     """The parameters' format if all have the same, else f32: the library converts."""
@@ -247,7 +250,11 @@ def ddp_hook(state: DDPState, bucket: GradBucket) -> Future[torch.Tensor]:
 
 
 def ddp(
-    module: nn.Module, *, ddp_options: Optional[Mapping[str, Any]] = None, **options: Option
+    module: nn.Module,
+    *,
+    ddp_options: Optional[Mapping[str, Any]] = None,
+    formats: Optional[Mapping[str, str]] = None,
+    **options: Option,
 ) -> DistributedDataParallel:
     """DDP whose only connection to other ranks is the box.
 
@@ -258,7 +265,7 @@ def ddp(
     module: see `DDPState`.
     ddp_options: arguments of DistributedDataParallel. find_unused_parameters is refused: with a
         group of one, DDP would not know what the other ranks used.
-    options: see `DDPState`.
+    formats, options: see `DDPState`.
     Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
     and `close()`.
     """
@@ -268,7 +275,7 @@ def ddp(
             "find_unused_parameters: phub.ddp cannot know which parameters other ranks used; use "
             "DDP over all ranks with phub.ddp_hook"
         )
-    state = DDPState(module, **{"initial": "broadcast", **options})
+    state = DDPState(module, formats=formats, **{"initial": "broadcast", **options})
     state.broadcast_parameters()
     wrapped = DistributedDataParallel(module, process_group=_group_of_one(), **arguments)
     wrapped.register_comm_hook(state, ddp_hook)

@@ -13,7 +13,7 @@ from phub._facts import Stats, Verdict
 from phub._handle import Handle
 from phub._library import call
 from phub._memory import Memory, memory_of_key
-from phub._options import Key, Option, add_keys, set_options
+from phub._options import Key, Option, add_keys, set_formats, set_options
 from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
@@ -33,6 +33,7 @@ class Worker:
         keys: Mapping[str, int | Key],
         *,
         hyper: Mapping[str, float] | None = None,
+        formats: Mapping[str, str] | None = None,
         saver: Saver | None = None,
         **options: Option,
     ) -> None:
@@ -40,6 +41,9 @@ class Worker:
 
         keys: elements by name, or a `Key`; the same in the same order on every rank.
         hyper: the optimizer's values, such as {"lr": 0.1}.
+        formats: of gradients on the wire, by patterns of keys' names, such as {"*.weight": "int8"}:
+            those of phub_options_set_format in worker/phub.h. Where several patterns match a key,
+            the last counts; where none does, the option gradient_dtype. Each must match a key.
         saver: what this rank has for itself: called with a round that the box saves, returns bytes
             by name, which `restored` gives back. It neither pushes nor waits.
         options: those of phub_options_set in worker/phub.h: job, rank, world_size, transport,
@@ -53,6 +57,7 @@ class Worker:
         try:
             set_options(made, options)
             add_keys(made, keys)
+            set_formats(made, formats or {})
             for name, value in (hyper or {}).items():
                 call("options_set_hyper", made, name.encode(), value)
             used = set_saver(made, saver) if saver else None
@@ -62,7 +67,6 @@ class Worker:
         self.keys = tuple(keys)
         self._index = {name: index for index, name in enumerate(self.keys)}
         self._elements = [key.elements if isinstance(key, Key) else key for key in keys.values()]
-        self._gradient_dtype = str(options.get("gradient_dtype", "f32"))
         self._parameter_dtype = str(options.get("parameter_dtype", "f32"))
         self._owners: dict[int, tuple[object, object]] = {}
         self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
@@ -117,12 +121,19 @@ class Worker:
     def gradient(self, key: str) -> memoryview:
         """The key's gradient in the library's memory: write it, then push.
 
-        Shape (elements,), of float32; of uint16 (the bits) if gradient_dtype is bf16 or f16. Over
-        shared memory the box sums this memory. Not to be written from push to wait.
+        Shape (elements,), of float32; of uint16 (the bits) if `gradient_dtype` says bf16 or f16.
+        Over shared memory the box sums this memory, unless it is coded for the wire. Not to be
+        written from push to wait.
         `numpy.asarray` and `torch.frombuffer` take it as it is. A view keeps the memory mapped,
         also after `close`.
         """
-        return self._view("gradient", key, self._gradient_dtype)
+        return self._view("gradient", key, self.gradient_dtype(key))
+
+    def gradient_dtype(self, key: str) -> str:
+        """Of `gradient`: f32, bf16 or f16, as on the wire; f32 where that is a coded format."""
+        found = c_char_p()
+        call("gradient_dtype", self._worker, self._at(key), byref(found))
+        return (found.value or b"").decode()
 
     def parameters(self, key: str) -> memoryview:
         """The key's parameters (optimizer none: the sum or mean); shape as `gradient`, read-only.
@@ -144,12 +155,13 @@ class Worker:
         """From its next push on, sends the key from `gradient`; wait leaves it in `parameters`.
 
         Both are contiguous buffers (NumPy arrays, memoryviews) or a `Memory`, of `elements` numbers
-        in their format (f32, bf16 or f16; None: the job's); they may be the same. None: the
-        library's memory. The gradient is multiplied by `scale`. The worker keeps both alive until
-        they are replaced. Over TCP the gradient is sent in place; otherwise it is copied once.
+        in their format (f32, bf16 or f16; None: that of the library's memory); they may be the
+        same. None: the library's memory. The gradient is multiplied by `scale`. The worker keeps
+        both alive until they are replaced. Over TCP a gradient in its format on the wire is sent in
+        place; otherwise it is copied once.
         """
         index = self._at(key)
-        formats = (gradient_dtype or self._gradient_dtype, parameter_dtype or self._parameter_dtype)
+        formats = (gradient_dtype or self.gradient_dtype(key), parameter_dtype or self._parameter_dtype)
         source = self._memory(key, gradient, formats[0])
         target = self._memory(key, parameters, formats[1])
         memory = _library.KeyMemory(
