@@ -66,8 +66,7 @@ reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
 }
 
 Replay::Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
-               uint32_t chunk, std::vector<float> initial, Gradient gradient,
-               Heritage heritage)
+               uint32_t chunk, std::vector<float> initial, Gradient gradient, Heritage heritage)
     : spec_(spec),
       participation_(participation),
       hyper_(hyper),

@@ -89,9 +89,9 @@ class Replay {
   const Heritage heritage_;
   reference::Model model_;
   uint64_t round_ = 0;
-  uint64_t steps_offset_ = 0;  // steps - round_ + skipped_, modulo 2^64
-  uint64_t skipped_ = 0;       // rounds
-  std::map<Member, std::vector<float>> residuals_;       // of a coded key
+  uint64_t steps_offset_ = 0;                           // steps - round_ + skipped_, modulo 2^64
+  uint64_t skipped_ = 0;                                // rounds
+  std::map<Member, std::vector<float>> residuals_;      // of a coded key
   std::map<Member, std::vector<std::byte>> gradients_;  // of this round, those that are not null
   std::vector<float> sum_;
   bool unused_ = false;  // by those who are counted in it

@@ -1,0 +1,74 @@
+#include "tests/oracle/coded.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "tests/kernels/slots.h"
+
+namespace phub {
+namespace {
+
+constexpr uint64_t kAlignment = 32;  // of keys, elements
+
+// FNV-1a.
+uint64_t number_of(std::string_view job) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char letter : job) hash = (hash ^ static_cast<uint8_t>(letter)) * 1099511628211u;
+  return hash;
+}
+
+}  // namespace
+
+std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
+  std::vector<ChunkPlace> out;
+  uint64_t begin = 0;
+  for (uint32_t key = 0; key < spec.keys.size(); ++key) {
+    const uint64_t elements = spec.keys[key].elements;
+    for (uint64_t at = 0; at < elements; at += spec.chunk_elements) {
+      const auto size = std::min<uint64_t>(elements - at, spec.chunk_elements);
+      out.push_back({key, at, static_cast<uint32_t>(size), begin + at});
+    }
+    begin += (elements + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  return out;
+}
+
+bool is_coded(const JobSpec& spec, uint32_t key) {
+  return !kernels::is_plain(*kernels::parse_format(gradient_format(spec, spec.keys[key])));
+}
+
+reference::DType memory_dtype(const JobSpec& spec, uint32_t key) {
+  if (is_coded(spec, key)) return reference::DType::kF32;
+  return *kernels::parse_dtype(gradient_format(spec, spec.keys[key]));
+}
+
+std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
+                              uint64_t round, std::span<const float> gradient,
+                              std::span<float> residual) {
+  const auto format = *kernels::parse_format(gradient_format(spec, spec.keys[chunk.key]));
+  std::vector<std::byte> slot(kernels::slot_bytes(format, chunk.elements));
+  reference::encode(gradient, residual, format,
+                    {.stochastic = spec.rounding == "stochastic",
+                     .job = number_of(spec.name),
+                     .rank = rank,
+                     .round = round,
+                     .element = chunk.job_element},
+                    slot.data());
+  return reference::decode(slot.data(), format, chunk.elements);
+}
+
+std::vector<float> CodedRank::send(uint32_t key, uint64_t round, std::span<const float> gradient) {
+  std::vector<float>& residual = residuals_[key];
+  residual.resize(gradient.size());
+  std::vector<float> sent;
+  for (const ChunkPlace& chunk : chunks_of(spec_)) {
+    if (chunk.key != key) continue;
+    const std::vector<float> part =
+        send_coded(spec_, chunk, rank_, round, gradient.subspan(chunk.begin, chunk.elements),
+                   std::span(residual).subspan(chunk.begin, chunk.elements));
+    sent.insert(sent.end(), part.begin(), part.end());
+  }
+  return sent;
+}
+
+}  // namespace phub

@@ -1,0 +1,50 @@
+// What is sent of a rank's gradients in coded formats, as the box decodes it, and what is left of
+// them: the scalar reference of slots (tests/kernels/slots.h), chunk by chunk.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "tests/oracle/reference.h"
+#include "transport/control/job_spec.h"
+
+namespace phub {
+
+struct ChunkPlace {
+  uint32_t key = 0;
+  uint64_t begin = 0;  // within the key, elements
+  uint32_t elements = 0;
+  uint64_t job_element = 0;  // its first one, where every key begins at a multiple of 32
+};
+// Numbered as in the plan: key by key.
+std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
+
+bool is_coded(const JobSpec& spec, uint32_t key);
+// The format of a key's gradients in the memory of workers.
+reference::DType memory_dtype(const JobSpec& spec, uint32_t key);
+
+// What the box decodes of a chunk that `rank` pushes. REQUIRES: the key is coded; the residual has
+// as many elements as the gradient.
+std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
+                              uint64_t round, std::span<const float> gradient,
+                              std::span<float> residual);
+
+// A rank and its residuals.
+class CodedRank {
+ public:
+  // The spec outlives it.
+  CodedRank(const JobSpec& spec, uint32_t rank) : spec_(spec), rank_(rank) {}
+
+  // The whole key.
+  std::vector<float> send(uint32_t key, uint64_t round, std::span<const float> gradient);
+
+ private:
+  const JobSpec& spec_;
+  const uint32_t rank_;
+  std::map<uint32_t, std::vector<float>> residuals_;  // by key
+};
+
+}  // namespace phub
