@@ -40,7 +40,7 @@ class Buffers:
         given |= {"rank": beside.rank, "world_size": beside.world_size, "reduction": "mean"}
         keys = {name: Key(_elements(buffer)) for name, buffer in self._buffers.items()}
         job = f"{beside.job}-buffers"
-        self._worker = Worker(keys, hyper=None, saver=None, job=job, **given)
+        self._worker = Worker(keys, hyper=None, formats=None, saver=None, job=job, **given)
         if self._worker.first_round > 1:
             self.close()
             raise InvalidError(

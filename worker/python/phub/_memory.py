@@ -8,6 +8,8 @@ from typing import Any
 
 from phub import errors
 
+_BYTES = {"f32": 4, "bf16": 2, "f16": 2}  # of an element
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -19,11 +21,13 @@ class Memory:
 
 
 def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
-    """Of a contiguous buffer or a Memory; None: no memory. Raises InvalidError for other sizes."""
+    """Of a contiguous buffer or a Memory; None: no memory. Raises InvalidError for another size."""
+    if dtype not in _BYTES:
+        raise errors.InvalidError(f"key '{key}': memory is f32, bf16 or f16, not '{dtype}'")
     if given is None:
         return Memory(0, 0)
     memory = given if isinstance(given, Memory) else _of_buffer(key, given)
-    needed = elements * (4 if dtype == "f32" else 2)
+    needed = elements * _BYTES[dtype]
     if memory.bytes != needed:
         raise errors.InvalidError(
             f"key '{key}': the memory has {memory.bytes} bytes, and {elements} elements of {dtype} "

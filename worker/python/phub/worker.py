@@ -161,7 +161,10 @@ class Worker:
         place; otherwise it is copied once.
         """
         index = self._at(key)
-        formats = (gradient_dtype or self.gradient_dtype(key), parameter_dtype or self._parameter_dtype)
+        formats = (
+            gradient_dtype or self.gradient_dtype(key),
+            parameter_dtype or self._parameter_dtype,
+        )
         source = self._memory(key, gradient, formats[0])
         target = self._memory(key, parameters, formats[1])
         memory = _library.KeyMemory(

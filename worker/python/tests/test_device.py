@@ -135,8 +135,9 @@ def trains_optimizer(rank, on_gpu, options):
         {"overlap": False, "accumulate": 2},
         {"server": False},
         {"max_norm": 0.5, "gradient_dtype": "bf16"},
+        {"gradient_dtype": "int8", "formats": {"*bias": "topk", "3.weight": "f16"}},
     ],
-    ids=["backward", "forward", "accumulate", "mean", "clipped"],
+    ids=["backward", "forward", "accumulate", "mean", "clipped", "coded"],
 )
 def test_distributed_optimizer_has_the_same_bits(box, start, options):
     usual, gpu = (start(trains_optimizer, 2, way, options).results() for way in (False, True))

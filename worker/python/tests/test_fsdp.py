@@ -34,7 +34,7 @@ def with_ddp(replica):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def with_fsdp(rank, shards, store):
+def with_fsdp(rank, shards, store, formats=None):
     """Replica `rank // shards`. All processes of a replica have its batch."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     replica, shard = divmod(rank, shards)
@@ -47,7 +47,7 @@ def with_fsdp(rank, shards, store):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     job = f"{os.environ['PHUB_JOB']}-{shard}"
-    state = phub.FSDPState(model, rank=replica, world_size=2, job=job)
+    state = phub.FSDPState(model, rank=replica, world_size=2, job=job, formats=formats)
     assert state.worker.keys == ("model", "blocks.0", "blocks.1")
     train(model, model, lambda step: text_batch(replica, step))
     result = {name: p.full_tensor() for name, p in model.named_parameters()}
@@ -68,6 +68,16 @@ def test_parameters_are_those_of_ddp(box, start, tmp_path, shards):
                 assert torch.equal(parameter, expected[name]), name
             else:
                 torch.testing.assert_close(parameter, expected[name])
+
+
+def test_gradients_may_be_coded(box, start, tmp_path):
+    expected = start(with_ddp, 2).results()[0]
+    formats = {"*": "int8", "model": "bf16"}
+    one, other = start(with_fsdp, 2, 1, tmp_path / "store", formats).results()
+    assert any(not torch.equal(parameter, expected[name]) for name, parameter in one.items())
+    for name, parameter in one.items():
+        assert torch.equal(parameter, other[name]), name
+        torch.testing.assert_close(parameter, expected[name], rtol=0, atol=0.01)
 
 
 def test_a_model_that_is_not_sharded_is_refused():

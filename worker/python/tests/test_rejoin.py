@@ -123,7 +123,7 @@ def assert_same_results(one, other):
 # ---- The box makes the steps.
 
 
-def trains(rank, overlap, transport, zero_copy, scaled, job, death):
+def trains(rank, overlap, transport, zero_copy, scaled, gradient_dtype, job, death):
     net = make_net()
     optimizer = phub.DistributedOptimizer(
         torch.optim.AdamW(net.parameters(), 1e-2, foreach=False),
@@ -131,6 +131,7 @@ def trains(rank, overlap, transport, zero_copy, scaled, job, death):
         overlap=overlap,
         transport=transport,
         zero_copy=zero_copy,
+        gradient_dtype=gradient_dtype,
         on_nonfinite="skip" if scaled else "stop",
         job=job,
     )
@@ -164,10 +165,11 @@ def trains(rank, overlap, transport, zero_copy, scaled, job, death):
 @pytest.mark.parametrize(
     "how",
     [
-        ("backward", "shm", False, False),
-        ("backward", "tcp", False, True),
-        ("forward", "shm", False, True),
-        ("backward", "shm", True, False),
+        ("backward", "shm", False, False, "f32"),
+        ("backward", "tcp", False, True, "f32"),
+        ("forward", "shm", False, True, "f32"),
+        ("backward", "shm", True, False, "f32"),
+        ("backward", "tcp", False, False, "int4"),
     ],
     ids=lambda how: "-".join(map(str, how)),
 )
@@ -186,7 +188,7 @@ def test_a_training_goes_on_after_the_boxs_death(saving_box, start, how):
 
 def test_programs_that_are_started_again_go_on(saving_box, start):
     """After all have died: box and ranks."""
-    how = "backward", "shm", False, True
+    how = "backward", "shm", False, True, "topk"
     ((_, expected), *_) = start(trains, 2, *how, "calm", NoDeath()).results()
     death = death_anywhere("of all")
     ranks = start(trains, 2, *how, JOB, death)
