@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from coded import Sender, int8, topk
-from conftest import SEED
+from conftest import SEED, SavingBox, wait_until
 from exact import assert_same_bits, mean
 from models import ResNet, image_batch, loss_of, make_net
 
@@ -107,6 +107,23 @@ def test_rounding_may_be_stochastic(box, start):
     (sent,) = start(rounds_at_random, 1).results()
     assert set(sent[1:]) == {0, 1}
     assert abs(sent[1:].mean() - 0.3) < 0.05  # 7 standard deviations
+
+
+def test_residuals_are_saved_without_a_saver_at_save_points_too(tmp_path):
+    box = SavingBox(tmp_path, 2)
+    options = {"box": box.address, "job": "saved", "optimizer": "sgd", "gradient_dtype": "int8"}
+    try:
+        with phub.Worker({"w": 100}, **options) as worker:
+
+            def saved_after_another_round():
+                worker.push("w")
+                worker.wait("w")
+                worker.save_point(worker.round("w"))
+                return box.status("saved").get("durable_round", 0) > 2
+
+            wait_until(saved_after_another_round, "two checkpoints")
+    finally:
+        box.kill()
 
 
 @pytest.mark.parametrize(
