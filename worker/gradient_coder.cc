@@ -57,8 +57,8 @@ void GradientCoder::encode(Session& session, size_t key, uint64_t round, const v
   std::vector<float> scaled;  // of a chunk
   const std::span<std::byte> slots = session.gradient(key);
   session.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
-    const auto* from = static_cast<const std::byte*>(gradient) +
-                       chunk.key_element * kernels::bytes_of(dtype);
+    const auto* from =
+        static_cast<const std::byte*>(gradient) + chunk.key_element * kernels::bytes_of(dtype);
     if (!as_it_is) {
       scaled.resize(chunk.elements);
       kernels::convert_scaled(from, dtype, scale, scaled.data(), DType::kF32, chunk.elements);

@@ -117,7 +117,9 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
 }  // namespace
 
 bool has_state(const WorkerOptions& options) {
-  return options.saver != nullptr || has_coded_keys(options.spec);
+  const JobSpec& spec = options.spec;
+  const bool box_has_none = spec.optimizer == "none" && spec.consistency == "bsp";
+  return options.saver != nullptr || (has_coded_keys(spec) && !box_has_none);
 }
 
 Joined join(const WorkerOptions& options) {

@@ -2,8 +2,8 @@
 //
 // If the transport can and no conversion is needed, it reads and writes that memory in place.
 // Otherwise push() copies into the library's gradients and wait() copies out of its parameters,
-// once each, and the same pass converts and scales. Gradients of keys with a coded format are always
-// encoded by push(), from the application's memory or from the library's for them.
+// once each, and the same pass converts and scales. Gradients of keys with a coded format are
+// always encoded by push(), from the application's memory or from the library's for them.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,9 @@ class RegisteredMemory {
   // Registers `memory` for the key. Throws Error(kInvalid) if a format is unknown or the scale is
   // not finite. REQUIRES: the key's memory is not lent, or the worker has failed.
   void set(size_t key, const KeyMemory& memory, Lock& lock);
-  // Copies or encodes the gradient, if that is needed, before a push that is not null. Returns whether bytes
-  // were copied. REQUIRES: the key is ready. (Another thread may have pushed it when this returns.)
+  // Copies or encodes the gradient, if that is needed, before a push that is not null. Returns
+  // whether bytes were copied. REQUIRES: the key is ready. (Another thread may have pushed it when
+  // this returns.)
   bool copy_in(size_t key, Lock& lock);
   // Lends the key's memory to the transport. REQUIRES: called right before Session::push().
   void lend(size_t key);
@@ -81,7 +82,7 @@ class RegisteredMemory {
   const JobSpec& spec_;
   Session& session_;
   WorkerLink& link_;
-  InPlace* const in_place_;                      // null: the transport does not support it
+  InPlace* const in_place_;  // null: the transport does not support it
   GradientCoder& coder_;
   std::vector<kernels::DType> gradient_dtypes_;  // the keys', in memory
   const kernels::DType parameter_dtype_;         // the job's

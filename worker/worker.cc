@@ -18,9 +18,9 @@
 
 #include "worker/c_abi/any_error.h"
 #include "worker/completion_queue.h"
+#include "worker/gradient_coder.h"
 #include "worker/join.h"
 #include "worker/key_states.h"
-#include "worker/gradient_coder.h"
 #include "worker/link_keeper.h"
 #include "worker/registered_memory.h"
 #include "worker/saver.h"

@@ -45,8 +45,8 @@ struct Mismatch {
 // per round. Copies of a Checker over the same memory are the same reference.
 class Checker {
  public:
-  // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer; and
-  // for a coded format an f32 for each element of each rank, and one for their sum.
+  // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer;
+  // and for a coded format an f32 for each element of each rank, and one for their sum.
   static size_t reference_bytes(const CheckerOptions& options);
 
   // REQUIRES: `memory` is zeroed, aligned for floats, and as large as reference_bytes() says.

@@ -35,8 +35,8 @@ void CodedSums::advance(uint64_t round, uint64_t first, uint64_t n) {
 
 void CodedSums::advance(uint64_t round, const Chunk& chunk) {
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    fill_gradients(rank, round, pattern_first_ + chunk.first, chunk.elements,
-                   kernels::DType::kF32, gradient_.data());
+    fill_gradients(rank, round, pattern_first_ + chunk.first, chunk.elements, kernels::DType::kF32,
+                   gradient_.data());
     kernels::encode(gradient_.data(), residuals_ + rank * elements_ + chunk.first, format_, {},
                     slots_.data() + rank * slot_stride_, chunk.elements);
   }

@@ -22,8 +22,8 @@ struct ZerocomputeOptions {
   std::string transport = "shm";
   std::string groups;  // the jobs' order of additions (transport/control/rank_tree.h)
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
-  kernels::DType dtype = kernels::DType::kF32;   // of the parameters that come back
-  kernels::DType format = kernels::DType::kF32;  // of the gradients
+  kernels::DType dtype = kernels::DType::kF32;    // of the parameters that come back
+  kernels::DType format = kernels::DType::kF32;   // of the gradients
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
   bool sum = true;                                // --no-sum: notifications only
   bool optimize = true;                           // --no-optimize: sums come back

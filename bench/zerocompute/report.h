@@ -18,7 +18,7 @@ struct ReportRow {
   std::string model, transport, optimizer, groups;
   std::string dtype;   // of the parameters that come back
   std::string format;  // of the gradients
-  std::string work;  // "all", "sum" (not optimized) or "none" (neither)
+  std::string work;    // "all", "sum" (not optimized) or "none" (neither)
   bool copy = false;
   uint32_t workers = 0;
   uint32_t job = 0, jobs = 1;  // which of how many jobs at the same time

@@ -174,7 +174,8 @@ std::string_view advice(Bound bound) {
       return "Move fewer bytes: gradients of 16 bits (--dtype bf16), an optimizer with less state. "
              "Or more memory channels and NUMA nodes, each with NICs and cores of its own.";
     case Bound::kNetwork:
-      return "Faster links, or fewer bytes (--dtype bf16, --format int8). More NICs in the box do not "
+      return "Faster links, or fewer bytes (--dtype bf16, --format int8). More NICs in the box do "
+             "not "
              "help a worker whose own link is full.";
     case Bound::kStraggler:
       return "Look at that rank's host first: other processes, its clock rate, its link. Every "

@@ -159,8 +159,8 @@ void run(PlanArguments arguments) {
   spec.world_size = spec.max_ranks = arguments.options.ranks;
   spec.chunk_elements = arguments.options.chunk_elements;
   arguments.options.gradient_dtype = spec.gradient_dtype;
-  spec.parameter_dtype =
-      arguments.parameter_dtype.empty() ? gradient_memory_format(spec, {}) : arguments.parameter_dtype;
+  spec.parameter_dtype = arguments.parameter_dtype.empty() ? gradient_memory_format(spec, {})
+                                                           : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
 
@@ -277,9 +277,10 @@ void add_plan_command(CLI::App& app) {
                     "With the copy that 'phub serve --checkpoints' takes of parameters and state");
   command->add_flag("--gated", arguments->gated,
                     "Rounds are applied as a whole: with max_norm, or on_nonfinite skip");
-  command->add_option("--parameter-dtype", arguments->parameter_dtype,
-                      "Format that is written back: f32, bf16 or f16 (default: that of the gradients; f32 "
-                      "if theirs is none of these)");
+  command->add_option(
+      "--parameter-dtype", arguments->parameter_dtype,
+      "Format that is written back: f32, bf16 or f16 (default: that of the gradients; f32 "
+      "if theirs is none of these)");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
   add_placement_options(command, *arguments, ranks);

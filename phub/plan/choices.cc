@@ -35,8 +35,8 @@ Choices choices_of(const JobSpec& spec) {
 }
 
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
-  return kernel_choice(key.format.empty() ? "gradient_dtype" : "format",
-                       gradient_format(spec, key), kernels::parse_format, kernels::DType::kTopK);
+  return kernel_choice(key.format.empty() ? "gradient_dtype" : "format", gradient_format(spec, key),
+                       kernels::parse_format, kernels::DType::kTopK);
 }
 
 }  // namespace phub

@@ -16,9 +16,9 @@
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
 #include "transport/error.h"
-#include "worker/key_arrays.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/geeps/tables.h"
+#include "worker/key_arrays.h"
 
 namespace phub::geeps {
 namespace {
