@@ -70,6 +70,7 @@ DEVICE_KEYS = "worker/device_keys.cc"
 KEYS = ("worker/device_keys_test",)
 SAVES = "phub/job/running_job_saves.cc"
 SAVER = ("worker/saver_test",)
+CODER = "worker/gradient_coder.cc"
 SEEDED = ("geeps/cache_seeded_test",)
 TABLES = ("geeps/saved_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
@@ -543,6 +544,28 @@ MUTANTS = [
     Mutant("format: every chunk is summed as f32", "phub/job/job_part.cc",
            "c.dtype = gradient_dtype(spec_, spec_.keys[chunk.key]);", "",
            ("worker/exchange_test", "racks")),
+    Mutant("coded: what is left of a gradient is lost", CODER,
+           "residuals_[key].data() + chunk.key_element, formats_[key],", "nullptr, formats_[key],",
+           ("worker/exchange_test:*Coded*", "racks")),
+    Mutant("coded: chunks of all keys have the same random numbers", CODER,
+           ".element = chunk.offset},", ".element = chunk.key_element},",
+           ("worker/exchange_test:*Coded*",)),
+    Mutant("coded: ranks have the same random numbers", CODER, ".rank = reply.rank}", ".rank = 0}",
+           ("worker/exchange_test:*Coded*",)),
+    Mutant("coded: random numbers are those of the round before", "worker/registered_memory.cc",
+           "const uint64_t round = session_.round(key) + 1;", "const uint64_t round = session_.round(key);",
+           ("worker/exchange_test:*Coded*",)),
+    Mutant("coded: the caller's memory is not scaled", "worker/registered_memory.cc",
+           "                    entry.gradient_scale);\n    } else {", "                    1);\n    } else {",
+           ("worker/exchange_test:*ScaledAndThenCoded*",)),
+    Mutant("coded: residuals are not restored", "worker/saver.cc", "    coder_.restore(saved->second);\n", "",
+           ("worker/restored_runs_test:*int4*",)),
+    Mutant("coded: residuals are saved only beside a caller's state", "worker/join.cc",
+           "options.saver != nullptr || has_coded_keys(options.spec);", "options.saver != nullptr;",
+           ("worker/restored_runs_test:*int4*",)),
+    Mutant("coded: residuals of another size are taken", CODER,
+           "if (residuals.size() != residual_bytes()) {", "if (residuals.size() < residual_bytes()) {",
+           ("worker/coded_test:GradientCoder*",)),
     Mutant("format: a rack's parent gets its workers' formats", RACK,
            "for (KeySpec& key : above.keys) key.format.clear();", "", ("phub/rack_test",)),
     Mutant("format: initial parameters go in too few parts", "transport/layout.h",

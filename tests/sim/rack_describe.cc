@@ -1,7 +1,10 @@
 // A rack's plan in words.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <iterator>
+#include <ranges>
 
 #include "tests/sim/rack_plan.h"
 
@@ -83,6 +86,11 @@ std::string describe(const RackPlan& plan) {
                    job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
                    job.fixed_ranks ? "" : ", any rank",
                    job.saver_chance > 0 ? fmt::format(", savers {}", job.saver_chance) : "");
+    const auto has_format = [](const KeySpec& key) { return !key.format.empty(); };
+    if (std::ranges::any_of(s.keys, has_format)) {
+      fmt::format_to(out, "    formats of keys: {}; rounding {}\n",
+                     fmt::join(s.keys | std::views::transform(&KeySpec::format), ", "), s.rounding);
+    }
     if (!job.box_of.empty()) {
       fmt::format_to(out, "    at racks {}\n", fmt::join(job.box_of, ", "));
     }

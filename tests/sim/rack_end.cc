@@ -74,6 +74,8 @@ void Rack::check_end(RackResult& result) {
     result.spread_jobs += job->spread;
     result.rewinds += job->rewinds;
     result.parts_restored += job->parts_restored;
+    result.coded_jobs += has_coded_keys(job->spec);
+    result.residuals_restored += job->residuals_restored;
     result.void_snapshots += job->void_snapshots;
     if (!failure_.empty()) continue;
     // What a box that was lost did in its last boundary is not in the log.

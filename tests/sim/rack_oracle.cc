@@ -15,6 +15,8 @@ namespace {
 
 // Exact in any sum of a run.
 float whole_value_of(uint64_t hash) { return static_cast<float>(hash & 15) - 8; }
+// And this: what formats cannot hold of it they send later. No format's residual of it is above 1.
+float quarters_of(uint64_t hash) { return static_cast<float>(hash & 31) / 4 - 4; }
 
 constexpr uint32_t kDigitsPerElement = 12;
 
@@ -70,16 +72,30 @@ bool Oracle::has_bad(const Contribution& from, uint32_t key) const {
   });
 }
 
+// Of a job that is not in lock-step: what it adds up to does not depend on the order.
+float Oracle::exact_value(uint32_t key, uint64_t hash) const {
+  return is_coded(job_.spec, key) ? quarters_of(hash) : whole_value_of(hash);
+}
+
+// Whole numbers are codes of int8 and int4 as they are: the scale is 1.
+void Oracle::fix_scale(const ChunkLayout& chunk, std::byte* gradient) const {
+  const std::string& format = gradient_format(job_.spec, job_.spec.keys[chunk.key]);
+  const float largest = format == "int8" ? 127.0f : format == "int4" ? 7.0f : 0.0f;
+  if (largest == 0) return;
+  reference::store(gradient, kernels::DType::kF32, chunk.elements - 1, largest);
+}
+
 void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const {
   const ChunkLayout& c = plan_.chunks[chunk];
-  const kernels::DType dtype = gradient_dtype(c.key);
+  const kernels::DType dtype = memory_dtype(job_.spec, c.key);
   const uint64_t stream =
       mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
   for (uint32_t i = 0; i < c.elements; ++i) {
     const uint64_t hash = mix(stream, i);
-    reference::store(out, dtype, i, job_.lock_step() ? value_of(hash) : whole_value_of(hash));
+    reference::store(out, dtype, i, job_.lock_step() ? value_of(hash) : exact_value(c.key, hash));
   }
   if (!job_.lock_step()) {
+    fix_scale(c, out);
     for (uint32_t rank = 0; rank < job_.spec.max_ranks; ++rank) {
       reference::store(out, dtype, rank, rank == from.rank ? 1.0f : 0.0f);
     }
@@ -101,7 +117,7 @@ void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out
 }
 
 void Oracle::fill_key(const Contribution& from, uint32_t key, std::span<std::byte> out) const {
-  const size_t element = kernels::bytes_of(gradient_dtype(key));
+  const size_t element = kernels::bytes_of(memory_dtype(job_.spec, key));
   for (uint32_t c = first_chunk_[key]; c < first_chunk_[key + 1]; ++c) {
     fill_chunk(from, c, out.data() + plan_.chunks[c].key_element * element);
   }
@@ -229,7 +245,8 @@ Replay Oracle::replay_of(uint32_t chunk, const Participation& participation,
             if (is_null(contribution, key)) return false;
             fill_chunk(contribution, chunk, out);
             return true;
-          }};
+          },
+          [this, &participation](const Member& who) { return heritage(who, participation); }};
 }
 
 void Oracle::check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets,

@@ -83,11 +83,14 @@ class Oracle {
   using Witness = std::tuple<Member, uint32_t, uint64_t>;  // who, chunk, round
 
   void fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const;
+  float exact_value(uint32_t key, uint64_t hash) const;
+  void fix_scale(const ChunkLayout& chunk, std::byte* gradient) const;
   bool has_bad(const Contribution& from, uint32_t key) const;
 
   // These throw Error that says what is wrong.
   void check_witnesses(const Participation& participation) const;
   void check_parts(const Participation& participation) const;
+  std::optional<Member> heritage(const Member& who, const Participation& participation) const;
   Replay replay_of(uint32_t chunk, const Participation& participation,
                    const HyperHistory& hyper) const;
   using MostSteps = std::map<size_t, uint64_t>;  // of a key's chunks, by SeenState::key
@@ -121,10 +124,6 @@ class Oracle {
 
   const JobPlan& job_;
   const Plan& plan_;
-  kernels::DType gradient_dtype(uint32_t key) const {
-    return *kernels::parse_dtype(gradient_format(job_.spec, job_.spec.keys[key]));
-  }
-
   kernels::DType parameter_dtype_;
   std::vector<std::vector<float>> initial_;                       // per key
   std::vector<uint32_t> first_chunk_;                             // per key, and one past the last

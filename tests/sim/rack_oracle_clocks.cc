@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "tests/sim/rack_oracle.h"
 #include "transport/error.h"
@@ -20,16 +21,28 @@ struct Oracle::History {
 
 Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk,
                                    const Participation& participation) const {
+  const ChunkPlace place = chunks_of(job_.spec)[chunk];
+  const bool coded = is_coded(job_.spec, place.key);
   History history;
-  std::vector<float> update(plan_.chunks[chunk].elements);
+  std::vector<float> update(place.elements);
   history.sums.emplace_back(update.size());
+  std::map<Member, std::map<uint64_t, std::vector<float>>> residuals;  // after each round
   for (const Participation::Stay& stay : participation.stays()) {
+    if (stay.rank != rank) continue;
+    std::vector<float> residual(update.size());
+    if (const auto before = heritage(stay, participation); before && coded) {
+      residual = residuals.at(*before).at(stay.first - 1);
+    }
     const uint64_t last = stay.last.empty() ? job_.rounds : stay.last[chunk];
-    for (uint64_t round = stay.first; stay.rank == rank && round <= last; ++round) {
+    for (uint64_t round = stay.first; round <= last; ++round) {
       const Contribution from{stay, round};
-      if (!stay.covers(round, chunk)) continue;  // it was there already
-      if (is_null(from, plan_.chunks[chunk].key)) continue;
-      fill_chunk(from, chunk, reinterpret_cast<std::byte*>(update.data()));
+      const bool null = is_null(from, place.key);
+      if (!null) {
+        fill_chunk(from, chunk, reinterpret_cast<std::byte*>(update.data()));
+        if (coded) update = send_coded(job_.spec, place, rank, round, update, residual);
+      }
+      residuals[stay][round] = residual;
+      if (null || !stay.covers(round, chunk)) continue;  // or it was there already
       history.updates.push_back(from);
       std::vector<float> sum = history.sums.back();
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += update[i];

@@ -25,19 +25,38 @@ void Oracle::restored(const Contribution& with, std::optional<std::string> part)
   parts_.emplace_back(with, std::move(part));
 }
 
+namespace {
+
+// Who had a rank in a round is the latest that was admitted by then: those before it were in a life
+// that was taken back.
+std::optional<Member> holder_of(uint32_t rank, uint64_t round, const Participation& participation) {
+  std::optional<Member> holder;
+  for (const Participation::Stay& stay : participation.stays()) {
+    const bool took_part = stay.last.empty() || std::ranges::max(stay.last) >= round;
+    if (stay.rank != rank || stay.first > round || !took_part) continue;
+    if (!holder || stay.incarnation > holder->incarnation) holder = stay;
+  }
+  return holder;
+}
+
+}  // namespace
+
+// Who goes on from a checkpoint has the residuals of whoever had its rank.
+std::optional<Member> Oracle::heritage(const Member& who,
+                                       const Participation& participation) const {
+  const auto went_on =
+      std::ranges::find_if(parts_, [&who](const auto& part) { return part.first == who; });
+  if (went_on == parts_.end()) return std::nullopt;
+  return holder_of(who.rank, went_on->first.round, participation);
+}
+
 // The checkpoint of a round has a part of every rank that saves and took part in it, and of no
-// other. Who had a rank in a round is the latest that was admitted by then: those before it were in
-// a life that was taken back.
+// other.
 void Oracle::check_parts(const Participation& participation) const {
   for (const auto& [who, part] : parts_) {
-    const Participation::Stay* from = nullptr;
-    for (const Participation::Stay& stay : participation.stays()) {
-      const bool took_part = stay.last.empty() || std::ranges::max(stay.last) >= who.round;
-      if (stay.rank != who.rank || stay.first > who.round || !took_part) continue;
-      if (from == nullptr || stay.incarnation > from->incarnation) from = &stay;
-    }
+    const std::optional<Member> from = holder_of(who.rank, who.round, participation);
     std::optional<std::string> expected;
-    if (from != nullptr && saves_.at(*from)) expected = part_of({*from, who.round});
+    if (from && saves_.at(*from)) expected = part_of({*from, who.round});
     if (part == expected) continue;
     constexpr size_t kShown = 40;
     const auto shown = [](const std::optional<std::string>& text) {

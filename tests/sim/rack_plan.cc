@@ -159,6 +159,23 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   return job;
 }
 
+// Some keys have coded gradients, or all. Out of lock-step not those of which only the largest
+// elements are sent: they leave out what counts the updates.
+void code_keys(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  const auto some_format = [&] {
+    return pick<std::string>(
+        random, {"fp8-e4m3", "fp8-e5m2", "int8", "int4", job.lock_step() ? "topk" : "int8"});
+  };
+  if (random.chance(0.2)) spec.gradient_dtype = some_format();
+  spec.keys[random.below(spec.keys.size())].format = some_format();
+  for (KeySpec& key : spec.keys) {
+    if (random.chance(0.4)) key.format = some_format();
+  }
+  spec.rounding = random.chance(0.5) ? "stochastic" : "nearest";
+  job.digits = false;
+}
+
 // Keys that no rank has a gradient of are left out.
 void leave_out_unused(SimRandom& random, JobPlan& job) {
   if (job.spec.optimizer == "none") return;
@@ -402,6 +419,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   plan.net.overtake = pick(order, {0.0, 0.0, 0.05, 0.5, 1.0});
   SimRandom racks(seed ^ 0x7261636b73ull);
   add_racks(racks, plan);
+  SimRandom coded(seed ^ 0x636f646564ull);
+  for (JobPlan& job : plan.jobs) {
+    if (coded.chance(0.17)) code_keys(coded, job);
+  }
   return plan;
 }
 

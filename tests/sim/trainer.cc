@@ -52,7 +52,7 @@ void Trainer::join() {
                       .transport = "sim",
                       .id = fmt::format("trainer-{}-{}", id_, joins_),
                       .epoch = lost_ ? lost_->epoch : 0,
-                      .saves = saves_};
+                      .saves = saves_ || has_coded_keys(job_.spec)};
   control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { server().join(request, reply); },
@@ -83,11 +83,12 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   try {
     link_ = rack_.net().connect(reply_->offer);
     session_ = std::make_unique<Session>(*reply_, *link_);
+    coder_ = std::make_unique<GradientCoder>(*reply_);
   } catch (const Error& error) {
     return ask_why(Error(error.code(), error.what()));
   }
   collected_.assign(session_->keys(), 0);
-  saved_rounds_ = std::make_unique<SavedRounds>(*reply_, saves_);
+  saved_rounds_ = std::make_unique<SavedRounds>(*reply_, saves_ || coder_->residual_bytes() > 0);
   parts_.clear();
   parts_out_ = 0;
   transfer_ = nullptr;

@@ -14,12 +14,15 @@
 #include "tests/sim/rack_plan.h"
 #include "transport/control/messages.h"
 #include "transport/transport.h"
+#include "worker/gradient_coder.h"
+#include "worker/rank_state.h"
 #include "worker/saved_rounds.h"
 #include "worker/session.h"
 
 namespace phub::sim {
 
 class Rack;
+struct Contribution;
 struct JobRun;
 
 class Trainer {
@@ -88,6 +91,7 @@ class Trainer {
   bool look_again();
   void collect(uint32_t key);
   void push(uint32_t key);
+  void fill(const Contribution& from, uint32_t key);
   void call_hyper();
   void finish();
   void leave();
@@ -97,7 +101,12 @@ class Trainer {
   void restore();
   void on_restored(const Result<PartBytes>& result);
   void save(uint64_t round);
-  void send_part(uint64_t round);
+  std::string part_after(uint64_t round) const;
+  struct Part {
+    uint64_t round;
+    std::string bytes;
+  };
+  void send_part(const Part& part);
   void part_ended();
 
   // trainer_states.cc
@@ -122,7 +131,7 @@ class Trainer {
   JobRun& job_;
   const uint32_t id_;
   const Start start_;
-  const bool saves_;
+  const bool saves_;  // state of its own, beside residuals
   uint64_t started_ns_;
   std::optional<JoinReply> lost_;  // when it had its rank before, in another life of the job
   uint64_t life_ = 0;              // of the job, in which it joined
@@ -133,9 +142,10 @@ class Trainer {
   std::optional<JoinReply> reply_;
   std::unique_ptr<WorkerLink> link_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<GradientCoder> coder_;
   std::unique_ptr<SavedRounds> saved_rounds_;
   uint32_t parts_out_ = 0;           // that are being sent
-  std::deque<uint64_t> parts_;       // rounds, of those that wait until fewer are
+  std::deque<Part> parts_;           // that wait until fewer are
   std::vector<uint64_t> collected_;  // per key: one past the last round that was recorded
   std::vector<uint32_t> to_push_;    // in step: what is left of this round
   uint32_t wait_key_ = 0;            // and then the key that is waited for

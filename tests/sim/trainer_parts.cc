@@ -2,6 +2,7 @@
 // them.
 #include <fmt/format.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -46,10 +47,17 @@ void Trainer::on_restored(const Result<PartBytes>& result) {
   if (!result && result.code == ErrorCode::kTimeout) return restore();
   lacks_part_ = !result;
   if (!result) return on_error(result.code, result.message);
-  RankState state = unpack(result.value->bytes);
-  const std::span bytes(state[kEntry]);
-  job_.oracle.restored({{reply_->rank, reply_->incarnation}, reply_->first_round - 1},
-                       std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  const RankState state = unpack(result.value->bytes);
+  std::optional<std::string> own;
+  if (const auto entry = state.find(kEntry); entry != state.end()) {
+    own.emplace(reinterpret_cast<const char*>(entry->second.data()), entry->second.size());
+  }
+  job_.oracle.restored({{reply_->rank, reply_->incarnation}, reply_->first_round - 1}, own);
+  const auto residuals = state.find(std::string(GradientCoder::kStateName));
+  if (residuals != state.end()) {
+    coder_->restore(residuals->second);
+    ++job_.residuals_restored;
+  }
   ++job_.parts_restored;
   state_ = State::kRunning;
 }
@@ -57,44 +65,55 @@ void Trainer::on_restored(const Result<PartBytes>& result) {
 // All results of the round are here: its part is sent before anything else is pushed.
 void Trainer::save(uint64_t round) {
   saved_rounds_->next();
-  if (parts_out_ < kMostPartsOut) return send_part(round);
-  parts_.push_back(round);
+  Part part{round, part_after(round)};
+  if (parts_out_ < kMostPartsOut) return send_part(part);
+  parts_.push_back(std::move(part));
 }
 
-void Trainer::send_part(uint64_t round) {
+std::string Trainer::part_after(uint64_t round) const {
+  RankState state;
+  if (saves_) {
+    const std::string own = job_.oracle.part_of({{reply_->rank, reply_->incarnation}, round});
+    const auto bytes = std::as_bytes(std::span(own));
+    state[kEntry].assign(bytes.begin(), bytes.end());
+  }
+  if (coder_->residual_bytes() > 0) {
+    state[std::string(GradientCoder::kStateName)] = coder_->residuals();
+  }
+  return pack(state);
+}
+
+void Trainer::send_part(const Part& part) {
   ++parts_out_;
-  const std::string text = job_.oracle.part_of({{reply_->rank, reply_->incarnation}, round});
-  const auto bytes = std::as_bytes(std::span(text));
-  std::string part = pack({{kEntry, {bytes.begin(), bytes.end()}}});
-  rack_.net().trace("part", id_, round);
+  rack_.net().trace("part", id_, part.round);
   control().call<Done>(
       "part", mail_,
-      [this, who = credential(), round, part](const Reply<Done>& reply) {
+      [this, who = credential(), part](const Reply<Done>& reply) {
         // Its bytes come later than the question whether they are wanted.
-        server().check_part(who, round, part.size());
+        server().check_part(who, part.round, part.bytes.size());
         rack_.net().after(rack_.random().below(kMs / 10),
-                          [this, who, round, part, reply, life = rack_.box_life()] {
+                          [this, who, part, reply, life = rack_.box_life()] {
                             if (life != rack_.box_life()) return;
                             try {
-                              server().take_part(who, round, part, nullptr, reply);
+                              server().take_part(who, part.round, part.bytes, nullptr, reply);
                             } catch (const Error& error) {
                               reply({error.code(), error.what()});
                             }
                           });
       },
-      [this, round](const Result<Done>& result) {
+      [this, part](const Result<Done>& result) {
         if (done() || state_ == State::kLeaving) return;
         if (!result && result.code == ErrorCode::kRewound) {
           return on_error(result.code, result.message);
         }
         if (result || end_of_part(result.code) != PartEnd::kAgain) return part_ended();
         std::weak_ptr<Mail> mail = mail_;
-        rack_.net().after(kMs, [this, mail, round] {
+        rack_.net().after(kMs, [this, mail, part] {
           auto open = mail.lock();
           if (open == nullptr) return;
-          open->push_back([this, round] {
+          open->push_back([this, part] {
             --parts_out_;
-            send_part(round);
+            send_part(part);
           });
         });
       });
@@ -103,8 +122,9 @@ void Trainer::send_part(uint64_t round) {
 void Trainer::part_ended() {
   --parts_out_;
   if (parts_.empty()) return;
-  send_part(parts_.front());
+  const Part next = std::move(parts_.front());
   parts_.pop_front();
+  send_part(next);
 }
 
 }  // namespace phub::sim

@@ -1,5 +1,6 @@
 // A simulated process trains: what it pushes, waits for, and checks.
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "tests/sim/rack.h"
@@ -108,13 +109,20 @@ void Trainer::collect(uint32_t key) {
 void Trainer::push(uint32_t key) {
   const Contribution from{reply_->rank, reply_->incarnation, session_->round(key) + 1};
   const bool null = job_.oracle.is_null(from, key);
-  if (!null) job_.oracle.fill_key(from, key, session_->gradient(key));
+  if (!null) fill(from, key);
   session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null);
   ++pushes_;
   rack_.net().trace("push", id_, key, from.round);
   call_hyper();
   call_state();
   rack_.pushed(job_, *this);
+}
+
+void Trainer::fill(const Contribution& from, uint32_t key) {
+  if (!coder_->codes(key)) return job_.oracle.fill_key(from, key, session_->gradient(key));
+  const std::span<float> gradient = coder_->gradient(key);
+  job_.oracle.fill_key(from, key, std::as_writable_bytes(gradient));
+  coder_->encode(*session_, key, from.round, gradient.data(), kernels::DType::kF32, 1);
 }
 
 void Trainer::call_hyper() {

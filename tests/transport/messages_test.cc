@@ -79,7 +79,7 @@ class Random {
       spec.schedule.push_back({round += 1 + below(1u << 30), values(1)});
     }
     if (coin()) spec.gradient_dtype = coin() ? "bf16" : "f16";
-    for (KeySpec& key : spec.keys) key.format = coin() ? "" : coin() ? "bf16" : "f32";
+    for (KeySpec& key : spec.keys) key.format = coin() ? "" : coin() ? "int4" : "topk";
     if (coin()) spec.parameter_dtype = coin() ? "bf16" : "f16";
     if (coin()) spec.reduction = "mean";
     if (coin()) {
@@ -93,6 +93,7 @@ class Random {
     if (coin()) spec.on_loss = coin() ? "wait" : "fail";
     if (coin()) spec.on_nonfinite = coin() ? "exclude" : "pass";
     if (coin()) spec.unused = "skip";
+    if (coin()) spec.rounding = "stochastic";
     if (coin()) spec.lease_ms = 10 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.progress_limit_ms = 1 + static_cast<uint32_t>(below(100000));
     if (coin()) spec.wait_limit_ms = 1 + static_cast<uint32_t>(below(100000));
@@ -445,6 +446,84 @@ TEST(BadInput, AScheduleForManyGroupsIsBounded) {
   spec.schedule.push_back({1025, {{"lr", 1}}});
   EXPECT_THAT(message_of([&] { validate(spec); }),
               HasSubstr("schedule: number of entries: must be from 0 to 1024, got 1025"));
+}
+
+TEST(BadInput, FormatsOfGradients) {
+  JobSpec good;
+  good.name = "job";
+  good.keys = {{.name = "a", .elements = 100'000}, {.name = "b", .elements = 1}};
+  const auto message = [&good](const std::function<void(JobSpec&)>& change) {
+    JobSpec spec = good;
+    change(spec);
+    return message_of([&spec] { validate(spec); });
+  };
+  for (const char* format :
+       {"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
+    EXPECT_EQ(message([&](JobSpec& spec) { spec.gradient_dtype = format; }), "no error");
+    EXPECT_EQ(message([&](JobSpec& spec) { spec.keys[1].format = format; }), "no error");
+  }
+  for (const char* format : {"fp8", "INT8", "int8 ", "f64", "top-k"}) {
+    EXPECT_THAT(message([&](JobSpec& spec) { spec.gradient_dtype = format; }),
+                HasSubstr(fmt::format("gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, "
+                                      "fp8-e5m2, int8, int4, topk, got '{}'",
+                                      format)));
+    EXPECT_THAT(message([&](JobSpec& spec) { spec.keys[1].format = format; }),
+                HasSubstr("keys[1].format: must be one of f32, bf16"));
+  }
+  EXPECT_THAT(message([](JobSpec& spec) { spec.gradient_dtype = ""; }),
+              HasSubstr("gradient_dtype: must be one of"));
+  EXPECT_THAT(message([](JobSpec& spec) { spec.parameter_dtype = "int8"; }),
+              HasSubstr("parameter_dtype: must be one of f32, bf16, f16, got 'int8'"));
+  EXPECT_EQ(message([](JobSpec& spec) { spec.rounding = "stochastic"; }), "no error");
+  for (const char* word : {"", "random", "Nearest"}) {
+    EXPECT_THAT(
+        message([&](JobSpec& spec) { spec.rounding = word; }),
+        HasSubstr(fmt::format("rounding: must be one of nearest, stochastic, got '{}'", word)));
+  }
+}
+
+// An index has 16 bits.
+TEST(BadInput, TopKOfChunksThatAreTooLong) {
+  JobSpec spec;
+  spec.name = "job";
+  spec.keys = {{.name = "a", .elements = 100'000}, {.name = "b", .elements = 1}};
+  spec.keys[1].format = "topk";
+  spec.chunk_elements = 65'536;
+  validate(spec);
+  spec.chunk_elements += 32;
+  EXPECT_THAT(
+      message_of([&] { validate(spec); }),
+      HasSubstr("keys[1].format: topk is for chunks of at most 65536 elements, and these have "
+                "65568"));
+  spec.keys[1].format = "int4";
+  validate(spec);
+  spec.gradient_dtype = "topk";
+  EXPECT_THAT(message_of([&] { validate(spec); }), HasSubstr("gradient_dtype: topk is for chunks"));
+}
+
+TEST(JobSpec, FormatsAreSetByPatterns) {
+  JobSpec spec;
+  for (const char* name : {"layer1.weight", "layer1.bias", "layer2.weight", "layer10.weight"}) {
+    spec.keys.push_back({.name = name, .elements = 1});
+  }
+  const auto formats = [&spec] {
+    std::vector<std::string> all;
+    for (const KeySpec& key : spec.keys) all.push_back(gradient_format(spec, key));
+    return all;
+  };
+  using testing::ElementsAre;
+  EXPECT_EQ(set_format(spec, "*.weight", "int8"), 3u);
+  EXPECT_THAT(formats(), ElementsAre("int8", "f32", "int8", "int8"));
+  EXPECT_EQ(set_format(spec, "layer?.*", "topk"), 3u);  // the last one counts
+  EXPECT_THAT(formats(), ElementsAre("topk", "topk", "topk", "int8"));
+  EXPECT_EQ(set_format(spec, "layer2.weight", ""), 1u);  // again the job's
+  spec.gradient_dtype = "bf16";
+  EXPECT_THAT(formats(), ElementsAre("topk", "topk", "bf16", "int8"));
+  EXPECT_EQ(set_format(spec, "layer", "int4"), 0u);
+  EXPECT_EQ(set_format(spec, "[ab]*", "int4"), 0u);
+  EXPECT_THAT(formats(), ElementsAre("topk", "topk", "bf16", "int8"));
+  EXPECT_EQ(gradient_memory_format(spec, spec.keys[0]), "f32");
+  EXPECT_EQ(gradient_memory_format(spec, spec.keys[2]), "bf16");
 }
 
 TEST(BadInput, JobNamesAreWhatAPathCanHold) {

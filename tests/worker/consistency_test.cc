@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "tests/oracle/coded.h"
+#include "tests/oracle/reference.h"
 #include "tests/worker/box.h"
 
 namespace phub {
@@ -250,6 +252,60 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, OneByOne,
                                            Format{"nesterov", "f32", "bf16"},
                                            Format{"adam", "bf16", "f32"},
                                            Format{"adagrad", "f16", "f16"}));
+
+// Updates of coded gradients are steps of what is sent, and each rank has residuals of its own.
+TEST(Consistency, CodedUpdatesAreSteps) {
+  constexpr uint64_t kUpdates = 12, kElements = 20'001;
+  Box box(2);
+  for (const char* consistency : {"async", "ssp"}) {
+    for (const char* format : {"fp8-e4m3", "int4", "topk"}) {
+      SCOPED_TRACE(fmt::format("{} {}", consistency, format));
+      JobSpec spec;
+      spec.name = fmt::format("{}-{}", consistency, format);
+      spec.keys = {{.name = "plain", .elements = 100},
+                   {.name = "coded", .elements = kElements, .format = format}};
+      spec.world_size = 2;
+      spec.consistency = consistency;
+      if (spec.consistency == "ssp") spec.slack = 2;
+      spec.optimizer = "nesterov";
+      spec.rounding = "stochastic";
+      spec.hyper = {{"lr", 0.05}};
+      const auto gradient_of_update = [](uint64_t update) {
+        std::vector<float> gradient(kElements);
+        for (size_t i = 0; i < kElements; ++i) gradient[i] = gradient_of(update, i);
+        return gradient;
+      };
+      kernels::Hyper hyper = kernels::default_hyper(kernels::Optimizer::kNesterov);
+      hyper.lr = 0.05;
+      reference::Model model(kernels::Optimizer::kNesterov, hyper, std::vector<float>(kElements));
+      CodedRank senders[] = {{spec, 0}, {spec, 1}};
+      for (uint64_t update = 1; update <= kUpdates; ++update) {
+        const uint64_t round = (update + 1) / 2;
+        model.step(senders[(update + 1) % 2].send(1, round, gradient_of_update(update)));
+      }
+
+      std::atomic<uint64_t> turn = 1;
+      each_rank(2, [&](uint32_t rank) {
+        WorkerOptions options = box.options(spec);
+        options.rank = static_cast<int32_t>(rank);
+        Worker worker(options);
+        worker.wait_all();
+        for (uint64_t update = rank + 1; update <= kUpdates; update += 2) {
+          std::ranges::copy(gradient_of_update(update), worker.gradient(1).begin());
+          while (turn != update) std::this_thread::yield();
+          worker.push_null(0);
+          worker.push(1);
+          worker.wait_all();
+          if (update == kUpdates) {
+            EXPECT_TRUE(std::ranges::equal(worker.parameters(1), model.params));
+          }
+          ++turn;
+        }
+        worker.barrier();
+      });
+    }
+  }
+}
 
 TEST(ConsistencyBadInput, IsRefused) {
   Box box(1);

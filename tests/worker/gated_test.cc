@@ -53,7 +53,7 @@ JobSpec spec_of(const std::string& name, uint32_t ranks) {
 
 void fill(const Training& run, uint32_t rank, uint64_t round, size_t key,
           std::span<std::byte> out) {
-  const DType type = *kernels::parse_dtype(run.spec.gradient_dtype);
+  const DType type = memory_dtype(run.spec, static_cast<uint32_t>(key));
   std::minstd_rand random(static_cast<uint32_t>(run.seed + round * 97 + rank * 11 + key));
   const size_t elements = out.size() / kernels::bytes_of(type);
   for (size_t i = 0; i < elements; ++i) {
@@ -89,7 +89,7 @@ std::vector<Seen> alone(const Training& run, std::span<const LogRecord> log) {
         run.spec, participation, hyper, chunk, std::vector<float>(place.elements),
         [&run, place](const Member& from, uint64_t round, std::byte* out) {
           if (is_null(run, from.rank, round, place.key)) return false;
-          const size_t element = kernels::bytes_of(*kernels::parse_dtype(run.spec.gradient_dtype));
+          const size_t element = kernels::bytes_of(memory_dtype(run.spec, place.key));
           std::vector<std::byte> key(run.spec.keys[place.key].elements * element);
           fill(run, from.rank, round, place.key, key);
           std::memcpy(out, key.data() + place.begin * element, place.elements * element);
@@ -186,12 +186,13 @@ TEST(Gated, ARoundThatIsNotFiniteIsSkippedByAll) {
   Box box(2);
   for (const char* optimizer : {"sgd", "momentum", "adam"}) {
     for (const bool clips : {false, true}) {
-      for (const char* dtype : {"f32", "f16"}) {
+      for (const std::string dtype : {"f32", "f16", "int8"}) {
         Training run{.spec = spec_of(fmt::format("skip-{}-{}-{}", optimizer, clips, dtype), 3),
                      .bad_round = 3,
                      .seed = clips ? 2u : 1u};
         run.spec.optimizer = optimizer;
-        run.spec.gradient_dtype = run.spec.parameter_dtype = dtype;
+        run.spec.gradient_dtype = dtype;
+        run.spec.parameter_dtype = dtype == "int8" ? "f32" : dtype;
         run.spec.on_nonfinite = "skip";
         if (clips) run.spec.hyper["max_norm"] = 1;
         const std::vector<Seen> want = train(box, run);
@@ -201,6 +202,19 @@ TEST(Gated, ARoundThatIsNotFiniteIsSkippedByAll) {
         EXPECT_EQ(want[2].results, want[1].results) << "nothing changes";
       }
     }
+  }
+}
+
+// The norm is of what the box decodes.
+TEST(Gated, CodedGradientsAreClipped) {
+  Box box(2);
+  for (const char* rounding : {"nearest", "stochastic"}) {
+    Training run{.spec = spec_of(fmt::format("coded-{}", rounding), 3)};
+    run.spec.keys[0].format = "fp8-e4m3";
+    run.spec.keys[2].format = "topk";
+    run.spec.rounding = rounding;
+    run.spec.hyper["max_norm"] = 20;
+    train(box, run);
   }
 }
 

@@ -23,13 +23,14 @@ JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string&
 
 void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& place,
                            std::byte* out) const {
-  const DType type = *kernels::parse_dtype(spec.gradient_dtype);
+  const DType type = memory_dtype(spec, place.key);
   std::minstd_rand random(
       static_cast<uint32_t>(seed + round * 9973 + rank * 1103 + place.key * 17 + place.begin));
   for (uint32_t i = 0; i < place.elements; ++i) {
     const float value = static_cast<float>(random() % 2001) / 1000 - 1;
     reference::store(out, type, i, std::ldexp(value, -static_cast<int>(random() % 20)));
   }
+  if (is_bad(rank, round, place)) reference::store(out, type, place.elements / 2, NAN);
 }
 
 void GroupedTraining::fill_key(uint32_t rank, uint64_t round, size_t key,

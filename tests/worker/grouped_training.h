@@ -19,10 +19,15 @@ struct GroupedTraining {
   JobSpec spec;
   uint64_t seed = 1;
   bool has_nulls = false;
+  bool has_nans = false;
   uint64_t rounds = 6;
 
   bool is_null(uint32_t rank, uint64_t round, size_t key) const {
     return has_nulls && (seed + rank * 5 + round * 3 + key) % 4 == 0;
+  }
+  bool is_bad(uint32_t rank, uint64_t round, const ChunkPlace& place) const {
+    const uint64_t chunk = place.begin / spec.chunk_elements;
+    return has_nans && round % 2 == 0 && (seed + rank * 3 + round + chunk) % 5 == 0;
   }
   // Writes these elements of a gradient: large and small ones, whose sums are rounded in any
   // format.

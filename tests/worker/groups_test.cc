@@ -54,9 +54,10 @@ TEST(Groups, EveryTreeGivesTheBytesOfOneProcess) {
                         .has_nulls = random() % 2 == 0};
     if (random() % 2 == 0) run.spec.optimizer = "adam";
     if (random() % 2 == 0) run.spec.reduction = "mean";
-    const char* const kTypes[] = {"f32", "bf16", "f16"};
-    run.spec.gradient_dtype = kTypes[random() % 3];
+    const char* const kTypes[] = {"f32", "bf16", "f16", "fp8-e5m2", "int8", "int4"};
+    run.spec.gradient_dtype = kTypes[random() % 6];
     run.spec.parameter_dtype = kTypes[random() % 3];
+    if (random() % 2 == 0) run.spec.rounding = "stochastic";
     differs_from_flat(box, run);
   }
 }

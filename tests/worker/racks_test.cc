@@ -150,10 +150,30 @@ TEST(Racks, AnyTreeFormatAndReduction) {
     run.spec.optimizer = kOptimizers[random() % 3];
     if (random() % 2 == 0) run.spec.reduction = "mean";
     if (run.spec.optimizer != "none" && random() % 2 == 0) run.spec.unused = "skip";
-    const char* const kTypes[] = {"f32", "bf16", "f16"};
-    run.spec.gradient_dtype = kTypes[random() % 3];
+    const char* const kTypes[] = {"f32", "bf16", "f16", "fp8-e4m3", "int4", "topk"};
+    run.spec.gradient_dtype = kTypes[random() % 6];
     run.spec.parameter_dtype = kTypes[random() % 3];
+    if (random() % 2 == 0) run.spec.rounding = "stochastic";
     Racks racks(groups, ranks);
+    check(racks, run);
+  }
+}
+
+// Ranks send coded gradients to their racks' boxes, and these send f32 sums to the root.
+TEST(Racks, CodedGradientsAreThoseOfRanks) {
+  Racks racks("(2,1),(1,1)", 5);
+  for (const char* rounding : {"nearest", "stochastic"}) {
+    GroupedTraining run{.spec = grouped_spec(fmt::format("coded-{}", rounding), 5, "(2,1),(1,1)"),
+                        .seed = 10};
+    run.spec.keys[0].format = "int8";
+    run.spec.keys[1].format = "topk";
+    run.spec.rounding = rounding;
+    run.has_nulls = true;
+    check(racks, run);
+    run.spec.name += "-gated";
+    run.spec.optimizer = "adam";
+    run.spec.hyper = {{"max_norm", 10}};
+    run.spec.on_nonfinite = "skip";
     check(racks, run);
   }
 }

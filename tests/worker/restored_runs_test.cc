@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/oracle/coded.h"
 #include "tests/oracle/groups.h"
 #include "tests/oracle/reference.h"
 #include "tests/transport/shm_rig.h"
@@ -45,7 +46,7 @@ struct Scenario {
   Place before, after;
   uint32_t ranks = 3;
   std::string consistency = "bsp", optimizer = "adam", gradient_dtype = "f32",
-              parameter_dtype = "f32";
+              parameter_dtype = "f32", rounding = "nearest";
   std::string on_loss = "shrink", on_nonfinite = "stop", unused = "zero", groups = "";
   bool whole_numbers = false;  // whose sum is exact in any order
   bool saves = false;          // ranks have parts
@@ -66,6 +67,7 @@ JobSpec spec_of(const Scenario& run) {
   spec.optimizer = run.optimizer;
   spec.gradient_dtype = run.gradient_dtype;
   spec.parameter_dtype = run.parameter_dtype;
+  spec.rounding = run.rounding;
   spec.on_loss = run.on_loss;
   spec.on_nonfinite = run.on_nonfinite;
   spec.unused = run.unused;
@@ -87,12 +89,13 @@ bool is_null(const Scenario& run, uint32_t rank, uint64_t round, size_t key) {
 
 std::vector<std::byte> gradient_of(const Scenario& run, uint32_t rank, uint64_t round, size_t key,
                                    uint64_t elements) {
-  const auto dtype = *kernels::parse_dtype(run.gradient_dtype);
+  const auto dtype = memory_dtype(spec_of(run), static_cast<uint32_t>(key));
   std::vector<std::byte> gradient(elements * kernels::bytes_of(dtype));
   for (uint64_t i = 0; i < elements; ++i) {
     const uint64_t hash = (rank * 7919 + round * 104729 + key * 31 + i * 17 + 1) * 2654435761u;
     const auto small = static_cast<float>((hash >> 12) % 15) - 7;
-    reference::store(gradient.data(), dtype, i, run.whole_numbers ? small : small / 11);
+    // Codes of fp8-e5m2 are fewer than these whole numbers; what is left of them is one, too.
+    reference::store(gradient.data(), dtype, i, run.whole_numbers ? small * 9 : small / 11);
   }
   for (uint64_t i = 0; i < elements && is_bad(run, rank, round, key); i += kChunkElements) {
     reference::store(gradient.data(), dtype, i, std::numeric_limits<float>::quiet_NaN());
@@ -103,7 +106,8 @@ std::vector<std::byte> gradient_of(const Scenario& run, uint32_t rank, uint64_t 
 // What a key holds after these rounds of all ranks. Out of lock-step every update is a step.
 std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t elements,
                                    uint64_t rounds) {
-  const auto dtype = *kernels::parse_dtype(run.gradient_dtype);
+  const JobSpec spec = spec_of(run);
+  const auto dtype = memory_dtype(spec, static_cast<uint32_t>(key));
   const auto optimizer = *kernels::parse_optimizer(run.optimizer);
   const bool lock_step = run.consistency == "bsp";
   const bool adds = !lock_step && run.optimizer == "none";
@@ -111,11 +115,18 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
   if (run.whole_numbers) hyper.lr = adds ? -1 : 1;
   reference::Model model(adds ? kernels::Optimizer::kSgd : optimizer, hyper,
                          std::vector<float>(elements));
+  std::vector<CodedRank> senders;
+  for (uint32_t rank = 0; rank < run.ranks; ++rank) senders.emplace_back(spec, rank);
   for (uint64_t round = 1; round <= rounds; ++round) {
     std::vector<std::vector<std::byte>> gradients;
     for (uint32_t rank = 0; rank < run.ranks; ++rank) {
       if (is_bad(run, rank, round, key) || is_null(run, rank, round, key)) continue;
       gradients.push_back(gradient_of(run, rank, round, key, elements));
+      if (!is_coded(spec, static_cast<uint32_t>(key))) continue;
+      std::vector<float> pushed(elements);
+      std::memcpy(pushed.data(), gradients.back().data(), gradients.back().size());
+      const auto sent = senders[rank].send(static_cast<uint32_t>(key), round, pushed);
+      std::memcpy(gradients.back().data(), sent.data(), gradients.back().size());
     }
     std::vector<const void*> slots;
     for (const auto& gradient : gradients) slots.push_back(gradient.data());
@@ -306,6 +317,10 @@ const Place kThreeBoxes{.topology = "pack:2 core:2 pu:1", .transport = "tcp", .s
 INSTANTIATE_TEST_SUITE_P(
     All, ShardDies,
     ::testing::Values(Scenario{.name = "of_two", .before = kTwoBoxes},
+                      Scenario{.name = "coded",
+                               .before = kTwoBoxes,
+                               .gradient_dtype = "int4",
+                               .rounding = "stochastic"},
                       Scenario{.name = "waits", .before = kTwoBoxes, .on_loss = "wait"},
                       Scenario{.name = "of_three",
                                .before = kThreeBoxes,
@@ -355,6 +370,30 @@ INSTANTIATE_TEST_SUITE_P(
                  .gradient_dtype = "bf16",
                  .parameter_dtype = "bf16"},
         Scenario{.name = "f16_gradients", .after = kTcp, .gradient_dtype = "f16"},
+        // Residuals are parts of ranks, with and without others.
+        Scenario{.name = "int4", .gradient_dtype = "int4"},
+        Scenario{.name = "topk",
+                 .before = kTcp,
+                 .gradient_dtype = "topk",
+                 .parameter_dtype = "bf16",
+                 .saves = true},
+        Scenario{.name = "fp8_at_random",
+                 .after = kTwoBoxes,
+                 .optimizer = "nesterov",
+                 .gradient_dtype = "fp8-e4m3",
+                 .rounding = "stochastic",
+                 .unused = "skip"},
+        Scenario{.name = "int8_sums",
+                 .optimizer = "none",
+                 .gradient_dtype = "int8",
+                 .rounding = "stochastic",
+                 .saves = true},
+        Scenario{.name = "coded_ssp",
+                 .after = {"pack:2 core:2 pu:1"},
+                 .consistency = "ssp",
+                 .optimizer = "sgd",
+                 .gradient_dtype = "fp8-e5m2",
+                 .whole_numbers = true},
         Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
         Scenario{.name = "excludes", .on_nonfinite = "exclude"},
         Scenario{.name = "groups", .after = kTcp, .groups = "1,2"},

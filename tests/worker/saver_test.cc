@@ -582,6 +582,21 @@ TEST_F(Steps, WhatTheSaverThrowsIsNotTheEndOfThePush) {
   step();
 }
 
+// They are saved beside what the caller's saver returns.
+TEST_F(SaverTest, NoSaverMayNameAnEntryAsTheResiduals) {
+  serve(1);
+  JobSpec spec = spec_of("residuals", 1);
+  spec.keys[1].format = "int8";
+  WorkerOptions mine = options(spec, 0);
+  mine.saver = [](uint64_t) { return RankState{{"phub.residuals", bytes_of("mine")}}; };
+  Worker worker(mine);
+  worker.wait_all();
+  expect_error(ErrorCode::kInvalid, "saver: 'phub.residuals' is the name of another entry", [&] {
+    for (size_t key = 0; key < kKeys; ++key) worker.push(key);
+    for (size_t key = 0; key < kKeys; ++key) worker.wait(key);
+  });
+}
+
 // --- what is refused -----------------------------------------------------------------------------
 
 class Parts : public SaverTest {
