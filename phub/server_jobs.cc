@@ -127,7 +127,7 @@ void Server::join_parent(const Join& join) {
         const JoinRequest& of_worker = join->request;
         complete_spec(join->request.spec);
         check_below_parent(of_worker.spec);
-        if (of_worker.saves) {
+        if (of_worker.saves && !of_worker.residuals) {
           fail(ErrorCode::kInvalid,
                "this box has a parent, and a rank's own state cannot be saved below one: join "
                "without a saver");

@@ -133,7 +133,8 @@ Joined join(const WorkerOptions& options) {
                          .rank = options.rank,
                          .replace = options.replace,
                          .id = make_ticket(),
-                         .saves = has_state(options)},
+                         .saves = has_state(options),
+                         .residuals = has_state(options) && !options.saver},
                         Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
 }
 
@@ -149,7 +150,8 @@ Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_p
                          .rank = static_cast<int32_t>(lost.rank),
                          .id = make_ticket(),
                          .epoch = lost.epoch,
-                         .saves = has_state(options)},
+                         .saves = has_state(options),
+                         .residuals = has_state(options) && !options.saver},
                         give_up, after_rejoin, stop);
 }
 

@@ -79,6 +79,7 @@ void fields(A& a, const JoinRequest*) {
   a.optional("id", &JoinRequest::id, kWord);
   a.optional("epoch", &JoinRequest::epoch);
   a.optional("saves", &JoinRequest::saves);
+  a.optional("residuals", &JoinRequest::residuals);
 }
 
 template <class A>

@@ -39,8 +39,9 @@ struct JoinRequest {
   // That of the life of the job which this worker was in and lost; 0: it was in none. The job must
   // go on, as this life or a later one.
   uint64_t epoch = 0;
-  bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints
-  Caller caller = {};  // not on the wire
+  bool saves = false;      // this rank has state of its own, which belongs to the job's checkpoints
+  bool residuals = false;  // with `saves`: it is residuals alone, which may be left out
+  Caller caller = {};      // not on the wire
 };
 
 // Where every key and chunk is. Offsets and sizes are in elements, but for queue_slots.
