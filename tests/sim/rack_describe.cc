@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
+#include <string>
+#include <vector>
 
 #include "tests/sim/rack_plan.h"
 
@@ -88,8 +89,10 @@ std::string describe(const RackPlan& plan) {
                    job.saver_chance > 0 ? fmt::format(", savers {}", job.saver_chance) : "");
     const auto has_format = [](const KeySpec& key) { return !key.format.empty(); };
     if (std::ranges::any_of(s.keys, has_format)) {
-      fmt::format_to(out, "    formats of keys: {}; rounding {}\n",
-                     fmt::join(s.keys | std::views::transform(&KeySpec::format), ", "), s.rounding);
+      std::vector<std::string> formats;
+      for (const KeySpec& key : s.keys) formats.push_back(key.format);
+      fmt::format_to(out, "    formats of keys: {}; rounding {}\n", fmt::join(formats, ", "),
+                     s.rounding);
     }
     if (!job.box_of.empty()) {
       fmt::format_to(out, "    at racks {}\n", fmt::join(job.box_of, ", "));
