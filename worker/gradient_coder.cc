@@ -37,6 +37,11 @@ bool has_coded_keys(const JobSpec& spec) {
   });
 }
 
+bool saves_residuals(const JobSpec& spec) {
+  const bool box_has_none = spec.optimizer == "none" && spec.consistency == "bsp";
+  return has_coded_keys(spec) && !box_has_none;
+}
+
 GradientCoder::GradientCoder(const JoinReply& reply)
     : random_{.stochastic = reply.spec.rounding == "stochastic",
               .job = rounding_seed(reply.spec.name),

@@ -29,6 +29,10 @@ uint64_t rounding_seed(std::string_view job);
 // Whether gradients of any key are coded.
 bool has_coded_keys(const JobSpec& spec);
 
+// Whether the residuals of a rank are saved by themselves: where the box keeps no state, they do
+// not make the job a saved one.
+bool saves_residuals(const JobSpec& spec);
+
 // What a worker does at once for different keys is independent.
 class GradientCoder {
  public:

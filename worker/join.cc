@@ -117,9 +117,7 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
 }  // namespace
 
 bool has_state(const WorkerOptions& options) {
-  const JobSpec& spec = options.spec;
-  const bool box_has_none = spec.optimizer == "none" && spec.consistency == "bsp";
-  return options.saver != nullptr || (has_coded_keys(spec) && !box_has_none);
+  return options.saver != nullptr || saves_residuals(options.spec);
 }
 
 Joined join(const WorkerOptions& options) {

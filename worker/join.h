@@ -17,8 +17,7 @@ struct Joined {
 };
 
 // Whether the rank has state of its own, which belongs to the job's checkpoints: what its saver
-// returns, or residuals. Where the box keeps no state, residuals alone do not make the job a saved
-// one.
+// returns, or residuals.
 bool has_state(const WorkerOptions& options);
 
 // Throws Error: of the last server that was asked, if none answers within connect_timeout_ms.

@@ -561,7 +561,7 @@ MUTANTS = [
     Mutant("coded: residuals are not restored", "worker/saver.cc", "    coder_.restore(saved->second);\n", "",
            ("worker/restored_runs_test:*int4*",)),
     Mutant("coded: residuals are saved only beside a caller's state", "worker/join.cc",
-           "options.saver != nullptr || has_coded_keys(options.spec);", "options.saver != nullptr;",
+           "options.saver != nullptr || saves_residuals(options.spec);", "options.saver != nullptr;",
            ("worker/restored_runs_test:*int4*",)),
     Mutant("coded: residuals of another size are taken", CODER,
            "if (residuals.size() != residual_bytes()) {", "if (residuals.size() < residual_bytes()) {",

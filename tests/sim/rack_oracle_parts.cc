@@ -47,7 +47,9 @@ std::optional<Member> Oracle::heritage(const Member& who,
   const auto went_on =
       std::ranges::find_if(parts_, [&who](const auto& part) { return part.first == who; });
   if (went_on == parts_.end()) return std::nullopt;
-  return holder_of(who.rank, went_on->first.round, participation);
+  const auto holder = holder_of(who.rank, went_on->first.round, participation);
+  const bool saved = holder && (saves_.at(*holder) || saves_residuals(job_.spec));
+  return saved ? holder : std::nullopt;
 }
 
 // The checkpoint of a round has a part of every rank that saves and took part in it, and of no

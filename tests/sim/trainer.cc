@@ -52,7 +52,8 @@ void Trainer::join() {
                       .transport = "sim",
                       .id = fmt::format("trainer-{}-{}", id_, joins_),
                       .epoch = lost_ ? lost_->epoch : 0,
-                      .saves = saves_ || has_coded_keys(job_.spec)};
+                      .saves = saves_ || saves_residuals(job_.spec),
+                      .residuals = !saves_};
   control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { server().join(request, reply); },
@@ -88,7 +89,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
     return ask_why(Error(error.code(), error.what()));
   }
   collected_.assign(session_->keys(), 0);
-  saved_rounds_ = std::make_unique<SavedRounds>(*reply_, saves_ || coder_->residual_bytes() > 0);
+  saved_rounds_ = std::make_unique<SavedRounds>(*reply_, saves_ || saves_residuals(job_.spec));
   parts_.clear();
   parts_out_ = 0;
   transfer_ = nullptr;
