@@ -120,8 +120,12 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   }
   if (imm.kind == ImmKind::kControl) {
     // Later results are asked for by the contribution.
-    if (imm.round == low8(from.first_round - 1)) return way.resend(rank, index);
-    return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(imm.kind));
+    if (imm.round != low8(from.first_round - 1)) {
+      return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(imm.kind));
+    }
+    // A rack may have asked, and got initial parameters that overtook this: one answer is enough.
+    if (!heard_before) way.resend(rank, index);
+    return;
   }
   switch (way.accept(rank, index, imm)) {
     case Way::Verdict::kAccepted:
