@@ -15,7 +15,7 @@ namespace phub {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kBetweenAttempts{100};
+constexpr milliseconds kBetweenCalls{100};
 
 // One that the box writes to its disk, and one that asks whether the box wants it.
 constexpr size_t kMostDeliveries = 2;
@@ -59,7 +59,7 @@ void Saver::restore() {
       // The box has many answers of this size under way.
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
     }
-    std::this_thread::sleep_for(kBetweenAttempts);
+    std::this_thread::sleep_for(kBetweenCalls);
   }
 }
 
@@ -180,7 +180,7 @@ void Saver::deliver(uint64_t round, const std::string& part, const std::stop_tok
       if (end == PartEnd::kOver) return;
       if (end == PartEnd::kFailed || now() > give_up) throw;
     }
-    std::this_thread::sleep_for(kBetweenAttempts);
+    std::this_thread::sleep_for(kBetweenCalls);
   }
 }
 

@@ -272,10 +272,10 @@ size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& 
 }
 
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key) {
-  static const std::string kF32 = "f32";
+  static const std::string f32 = "f32";
   const std::string& format = gradient_format(spec, key);
   const SlotFormat* known = find_slot_format(format);
-  return known && !known->is_plain() ? kF32 : format;
+  return known && !known->is_plain() ? f32 : format;
 }
 
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
