@@ -171,7 +171,8 @@ std::string Oracle::was_told(const Contribution& by, const std::optional<RoundVe
 
 void Oracle::undo_from(uint64_t round) {
   restored_ = round - 1;
-  std::erase_if(parts_, [round](const auto& part) { return part.first.round >= round; });
+  // Also those of a life that had gone on from the same checkpoint.
+  std::erase_if(parts_, [round](const auto& part) { return part.first.round + 1 >= round; });
   for (auto& seen : seen_) seen.erase(seen.lower_bound(round), seen.end());
   told_.erase(told_.lower_bound(round), told_.end());
   std::erase_if(witnessed_,
