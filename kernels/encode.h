@@ -54,6 +54,9 @@ struct Rounding {
   uint64_t element = 0;  // the chunk's first
 };
 
+// In place of the rank, of what a job sends back to all ranks.
+inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
+
 // With x = gradient + residual (f32; null: x = gradient): writes the slot of x, and x − decoded
 // into the residual. Returns whether all x are finite. If not, the slot says so (its scale is NaN;
 // topk sends what is not finite), and the residual stays as it was.

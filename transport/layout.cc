@@ -192,7 +192,16 @@ Layout layout_of(const JoinReply& reply) {
   return layout;
 }
 
-LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t result_bytes,
+ResultFormat result_format(const JobSpec& spec) {
+  const SlotFormat* format = find_slot_format(spec.parameter_dtype);
+  if (!format) {
+    fail(ErrorCode::kInvalid, "parameter_dtype: there is no format '{}'", spec.parameter_dtype);
+  }
+  if (!format->is_plain()) return {.element_bytes = sizeof(float), .difference = format};
+  return {.element_bytes = format->unit_bytes};
+}
+
+LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, const ResultFormat& results,
                        uint32_t copies) {
   LinkLayout link;
   link.max_ranks = max_ranks;
@@ -200,12 +209,14 @@ LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t result
   for (const auto& chunks : layout.queue_chunks) {
     link.queue_chunks.push_back(static_cast<uint32_t>(chunks.size()));
   }
-  link.result_bytes = result_bytes;
+  link.result_bytes = results.element_bytes;
+  link.difference_bytes = results.difference_bytes();
   link.slots_bytes = layout.slots_bytes;
-  link.results_bytes = layout.box_elements * result_bytes;
+  const uint64_t element_bytes = results.element_bytes + results.difference_bytes();
+  link.results_bytes = layout.box_elements * element_bytes;
   const bool of_racks = layout.trailer_elements > 0;
   link.worker_gradients_bytes = of_racks ? offsets_of_sums(layout).back() : layout.gradients_bytes;
-  link.worker_results_bytes = layout.total_elements * result_bytes;
+  link.worker_results_bytes = layout.total_elements * element_bytes;
   link.result_copies = copies;
   return link;
 }

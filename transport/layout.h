@@ -128,9 +128,35 @@ constexpr InitialPart initial_part(uint32_t elements, uint64_t slot_bytes, uint3
   return {begin, end - begin};
 }
 
-// The sizes of both sides of a link, for results of so many bytes per element. `copies`: of the
-// results, at the box.
-LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, uint32_t result_bytes,
+// What results take. Where they come back as differences, the memory of the results is the view in
+// f32, and behind it every chunk has room for the difference of a round, which is what is sent.
+inline constexpr uint32_t kDifferenceBytes = 2;  // of an element; more than any coded format takes
+struct ResultFormat {
+  uint32_t element_bytes = 4;              // of a result, or of the view
+  const SlotFormat* difference = nullptr;  // null: results are sent as they are
+
+  uint32_t difference_bytes() const { return difference ? kDifferenceBytes : 0; }
+};
+// Throws Error(kInvalid): there is no such format.
+ResultFormat result_format(const JobSpec& spec);
+
+// Where a chunk's result, or its difference, lies in memory for `all` elements, and what is sent of
+// it. The chunk's elements begin at `offset`.
+struct ResultPlace {
+  uint64_t byte = 0;
+  uint32_t bytes = 0;
+};
+constexpr ResultPlace result_place(const ResultFormat& format, uint64_t offset, uint32_t elements) {
+  return {offset * format.element_bytes, elements * format.element_bytes};
+}
+constexpr ResultPlace difference_place(const ResultFormat& format, uint64_t all, uint64_t offset,
+                                       uint32_t elements) {
+  return {all * format.element_bytes + offset * kDifferenceBytes,
+          static_cast<uint32_t>(format.difference->bytes(elements))};
+}
+
+// The sizes of both sides of a link. `copies`: of the results, at the box.
+LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, const ResultFormat& results,
                        uint32_t copies);
 
 }  // namespace phub

@@ -21,9 +21,12 @@ void place(std::span<const std::byte> array, size_t element_bytes, std::span<con
 }
 
 void place_results(std::span<const std::byte> results, const LinkLayout& layout) {
+  const uint64_t element_bytes = layout.result_bytes + layout.difference_bytes;
+  const uint64_t own_bytes = layout.results_bytes / element_bytes * layout.result_bytes;
   for (uint32_t copy = 0; copy < layout.result_copies; ++copy) {
-    place(results.subspan(copy * layout.results_bytes, layout.results_bytes), layout.result_bytes,
-          layout.runs);
+    const auto of_copy = results.subspan(copy * layout.results_bytes, layout.results_bytes);
+    place(of_copy.first(own_bytes), layout.result_bytes, layout.runs);
+    place(of_copy.subspan(own_bytes), layout.difference_bytes, layout.runs);
   }
 }
 

@@ -160,6 +160,7 @@ struct LinkLayout {
   uint32_t result_copy = 0;             // at the worker: which one is its own
   std::vector<uint32_t> core_node;      // NUMA node of each core
   uint32_t result_bytes = 4;            // per element
+  uint32_t difference_bytes = 0;        // the same, behind the results: of their differences
   // The box's memory, ascending; empty: one node.
   std::vector<NodeRun> runs;       // of results, in elements
   std::vector<NodeRun> slot_runs;  // of a rank's slots, in bytes
@@ -301,6 +302,8 @@ class WorkerLink {
   virtual ~WorkerLink() = default;
   virtual std::span<std::byte> gradients() = 0;      // what push() sends from
   virtual std::span<const std::byte> results() = 0;  // where write-backs land
+  // The same memory, for differences to be added to it. Empty where it is the box's.
+  virtual std::span<std::byte> writable_results() { return {}; }
   // Ranges of the two arrays that lie in memory of the application's instead, which the transport
   // reads and writes in place; null: this transport cannot. The same until the link goes.
   virtual InPlace* in_place() { return nullptr; }

@@ -25,7 +25,7 @@ std::span<Byte> part(std::span<Byte> all, size_t offset, size_t bytes) {
 DeviceKeys::DeviceKeys(Worker& worker, Device& device)
     : worker_(worker),
       device_(device),
-      parameter_dtype_(*kernels::parse_dtype(worker.spec().parameter_dtype)),
+      parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(worker.spec()))),
       in_piece_(device, kPieceBytes, "gradients that are converted"),
       out_piece_(device, kPieceBytes, "results that are converted"),
       keys_(worker.keys()),

@@ -23,14 +23,6 @@ DType format_of(const JobSpec& spec, const KeySpec& key) {
 
 }  // namespace
 
-uint64_t rounding_seed(std::string_view job) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char byte : job) {
-    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
-  }
-  return hash;
-}
-
 bool has_coded_keys(const JobSpec& spec) {
   return std::ranges::any_of(spec.keys, [&spec](const KeySpec& key) {
     return gradient_memory_format(spec, key) != gradient_format(spec, key);

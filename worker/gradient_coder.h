@@ -23,9 +23,6 @@
 
 namespace phub {
 
-// FNV-1a, 64 bits: what stands for the job in the random numbers of its rounding.
-uint64_t rounding_seed(std::string_view job);
-
 // Whether gradients of any key are coded.
 bool has_coded_keys(const JobSpec& spec);
 

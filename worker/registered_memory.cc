@@ -27,7 +27,7 @@ RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, Worker
       link_(link),
       in_place_(link.in_place()),
       coder_(coder),
-      parameter_dtype_(dtype_of(spec.parameter_dtype, "parameter_dtype")),
+      parameter_dtype_(dtype_of(parameter_memory_format(spec), "parameter_dtype")),
       entries_(spec.keys.size()) {
   for (const KeySpec& key : spec.keys) {
     gradient_dtypes_.push_back(dtype_of(gradient_memory_format(spec, key), "gradient_dtype"));
@@ -89,7 +89,8 @@ bool RegisteredMemory::sends_in_place(size_t key) const {
 }
 
 bool RegisteredMemory::receives_in_place(const Entry& entry) const {
-  return entry.in_place && entry.parameters && entry.parameter_dtype == parameter_dtype_;
+  return entry.in_place && entry.parameters && entry.parameter_dtype == parameter_dtype_ &&
+         !difference_format(spec_);
 }
 
 void RegisteredMemory::lend(size_t key) {

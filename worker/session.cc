@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/kernels.h"
+#include "kernels/encode.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -18,10 +18,12 @@ constexpr uint32_t kGatheredWrites = 64;
 constexpr uint64_t kGatheredBytes = 32 << 10;
 constexpr std::chrono::microseconds kGatherFor{50};
 
-uint32_t element_bytes(const std::string& dtype) {
-  auto t = kernels::parse_dtype(dtype);
-  if (!t) fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'", dtype);
-  return kernels::bytes_of(*t);
+ResultFormat result_format_of(const JobSpec& spec) {
+  try {
+    return result_format(spec);
+  } catch (const Error& error) {
+    fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
+  }
 }
 
 }  // namespace
@@ -33,7 +35,7 @@ LinkLayout link_layout_of(const JoinReply& reply) {
          reply.spec.max_ranks);
   }
   LinkLayout layout =
-      link_layout(layout_of(reply), reply.spec.max_ranks, element_bytes(reply.spec.parameter_dtype),
+      link_layout(layout_of(reply), reply.spec.max_ranks, result_format_of(reply.spec),
                   lock_step ? 1 : reply.spec.max_ranks);
   if (!lock_step) layout.result_copy = reply.rank;
   return layout;
@@ -43,14 +45,23 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
     : link_(link),
       gathers_(link.needs_polling()),
       gated_(is_gated(reply.spec)),
-      result_bytes_(element_bytes(reply.spec.parameter_dtype)) {
+      result_format_(result_format_of(reply.spec)),
+      whole_round_(reply.first_round - 1) {
   Layout layout = layout_of(reply);
+  all_elements_ = layout.total_elements;
+  const uint64_t element_bytes = result_format_.element_bytes + result_format_.difference_bytes();
   if (link_.gradients().size() < layout.gradients_bytes ||
-      link_.results().size() < layout.total_elements * result_bytes_) {
+      link_.results().size() < layout.total_elements * element_bytes) {
     fail(ErrorCode::kInternal,
          "the server's answer contradicts itself: {} bytes of gradients and {} of results for "
          "{} elements",
          link_.gradients().size(), link_.results().size(), layout.total_elements);
+  }
+  if (result_format_.difference && !link_.zero_copy()) {
+    difference_ = kernels::parse_format(result_format_.difference->name);
+    uint32_t largest = 0;
+    for (const ChunkLayout& chunk : layout.chunks) largest = std::max(largest, chunk.elements);
+    decoded_.resize(largest);
   }
   next_round_ = reply.first_round;
   needs_initial_ = reply.send_initial;
@@ -94,8 +105,8 @@ std::span<std::byte> Session::gradient(size_t key) {
 }
 
 std::span<const std::byte> Session::result(size_t key) const {
-  return link_.results().subspan(keys_[key].offset * result_bytes_,
-                                 keys_[key].elements * result_bytes_);
+  const uint64_t bytes = result_format_.element_bytes;
+  return link_.results().subspan(keys_[key].offset * bytes, keys_[key].elements * bytes);
 }
 
 void Session::push(size_t key_index, int32_t priority, bool null) {
@@ -230,12 +241,11 @@ void Session::handle(const Arrival& arrival) {
   Queue& queue = queues_[arrival.queue];
   const uint32_t id = queue.chunks[imm.chunk];
   Chunk& chunk = chunks_[id];
-  const uint64_t bytes =
-      imm.kind == ImmKind::kInitial ? 0 : uint64_t{chunk.elements} * result_bytes_;
-  if (!arrival.fits(bytes, chunk.offset * result_bytes_)) {
+  const ResultPlace place = place_of_result(chunk);
+  const uint64_t bytes = imm.kind == ImmKind::kInitial ? 0 : place.bytes;
+  if (!arrival.fits(bytes, place.byte)) {
     return violation(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
-                                 arrival.bytes, arrival.offset, id, bytes,
-                                 chunk.offset * result_bytes_));
+                                 arrival.bytes, arrival.offset, id, bytes, place.byte));
   }
   if (imm.kind == ImmKind::kInitial) {
     if (!chunk.outstanding || initial_.empty() || imm.round != chunk.initial_part) return;
@@ -266,7 +276,25 @@ void Session::read_verdict(Queue& queue, const Imm& imm) {
   queue.early.clear();
 }
 
+ResultPlace Session::place_of_result(const Chunk& chunk) const {
+  if (!result_format_.difference || chunk.awaited == whole_round_) {
+    return result_place(result_format_, chunk.offset, chunk.elements);
+  }
+  return difference_place(result_format_, all_elements_, chunk.offset, chunk.elements);
+}
+
+void Session::add_difference(const Chunk& chunk) {
+  const std::span<std::byte> results = link_.writable_results();
+  auto* const view = reinterpret_cast<float*>(
+      results.data() + result_place(result_format_, chunk.offset, chunk.elements).byte);
+  kernels::decode(results.data() + place_of_result(chunk).byte, *difference_, decoded_.data(),
+                  chunk.elements);
+  const std::array<const void*, 2> added{view, decoded_.data()};
+  kernels::sum(added, kernels::DType::kF32, 1, view, chunk.elements);
+}
+
 void Session::complete(Chunk& chunk) {
+  if (difference_ && chunk.awaited != whole_round_) add_difference(chunk);
   ++chunks_received_;
   Queue& queue = queues_[chunk.queue];
   if (gated_ && chunk.pushed) verdict_ = queue.verdict.verdict(chunk.awaited);

@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "transport/control/messages.h"
+#include "transport/layout.h"
 #include "transport/trace.h"
 #include "transport/transport.h"
 #include "transport/verdict.h"
@@ -141,6 +143,8 @@ class Session {
 
   void handle(const Arrival& arrival);
   void read_verdict(Queue& queue, const Imm& imm);
+  ResultPlace place_of_result(const Chunk& chunk) const;
+  void add_difference(const Chunk& chunk);
   void complete(Chunk& chunk);
   void violation(std::string problem);
   void enqueue(uint32_t chunk, int64_t priority, ImmKind kind);
@@ -154,7 +158,12 @@ class Session {
   uint64_t gathered_bytes_ = 0;
   std::chrono::steady_clock::time_point flushed_;
   const bool gated_;
-  uint32_t result_bytes_;  // of an element
+  const ResultFormat result_format_;
+  // Where results come back as differences: their format, and the round whose result comes whole.
+  std::optional<kernels::DType> difference_;
+  uint64_t whole_round_ = 0;
+  uint64_t all_elements_ = 0;   // of the results
+  std::vector<float> decoded_;  // of the largest chunk
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
   std::vector<Queue> queues_;

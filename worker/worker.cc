@@ -312,7 +312,7 @@ std::span<const std::byte> Worker::parameter_bytes(size_t key) const {
 }
 
 std::span<const float> Worker::parameters(size_t key) const {
-  check_f32(spec(), spec().parameter_dtype, "parameter");
+  check_f32(spec(), parameter_memory_format(spec()), "parameter");
   std::span<const std::byte> bytes = parameter_bytes(key);
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }

@@ -38,6 +38,7 @@ namespace phub {
 
 inline constexpr std::string_view kManifestFile = "manifest.json";
 inline constexpr std::string_view kParametersFile = "parameters.safetensors";
+inline constexpr std::string_view kViewFile = "view.safetensors";  // what ranks have of them
 // Of a job that is not in lock-step: "steps" of the optimizer on each chunk, and "clocks", by chunk
 // and rank the round of the rank's last update that the chunk has.
 inline constexpr std::string_view kClocksFile = "clocks.safetensors";

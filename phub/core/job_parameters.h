@@ -3,20 +3,34 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "phub/core/messages.h"
 #include "transport/control/choices.h"
 #include "transport/control/rank_tree.h"
+#include "transport/layout.h"
 
 namespace phub {
+
+// Results that come back as differences: of the parameters from the view that all ranks have of
+// them, in a coded format. They are added to the view, so that what the format cannot hold is in
+// the next one.
+struct Differences {
+  kernels::DType format = kernels::DType::kInt8;
+  bool stochastic = false;
+  uint64_t job = 0;              // rounding_seed()
+  uint64_t box_elements = 0;     // of all results: at the box,
+  uint64_t worker_elements = 0;  // and at a worker
+};
 
 // The same on every core of a job.
 struct JobParameters {
   uint32_t max_ranks = 1;
   std::vector<uint32_t> rack_ranks = {};  // the ranks are racks with so many ranks each; else empty
-  kernels::DType parameter_dtype = kernels::DType::kF32;
+  kernels::DType parameter_dtype = kernels::DType::kF32;  // of results in memory
+  std::optional<Differences> differences = {};            // nothing: results are sent as they are
   kernels::Optimizer optimizer = kernels::Optimizer::kNone;
   RankTree tree = {};  // the order of additions
   bool mean = false;
@@ -33,6 +47,13 @@ struct JobParameters {
   bool has_parent =
       false;  // results come from above; what was before first_round, too (uplinked.h)
 };
+
+inline ResultFormat result_format(const JobParameters& parameters) {
+  const auto& differences = parameters.differences;
+  return {.element_bytes = static_cast<uint32_t>(kernels::bytes_of(parameters.parameter_dtype)),
+          .difference =
+              differences ? find_slot_format(kernels::name_of(differences->format)) : nullptr};
+}
 
 // What a checkpoint keeps of where a job is, by chunk of the job.
 struct SavedClocks {
@@ -52,6 +73,7 @@ struct SnapshotArrays {
   float* parameters = nullptr;
   float* state0 = nullptr;
   float* state1 = nullptr;
+  float* view = nullptr;
   SavedClocks clocks = {};
 };
 
@@ -63,6 +85,7 @@ struct JobArrays {
   float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
   float* state0 = nullptr;
   float* state1 = nullptr;
+  float* view = nullptr;  // f32: the results, if they come back as differences; else null
   float* sums = nullptr;  // f32; of a gated job's round; null: it is not gated
   SnapshotArrays copy = {};
 };

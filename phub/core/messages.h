@@ -56,8 +56,8 @@ struct Boundary {
 
 // What went through one queue of a core, ever.
 struct QueueCounters {
-  uint64_t chunks = 0;                      // completed
-  uint64_t bytes_in = 0, elements_out = 0;  // of gradients; of results
+  uint64_t chunks = 0;                   // completed
+  uint64_t bytes_in = 0, bytes_out = 0;  // of gradients; of results
 
   friend bool operator==(const QueueCounters&, const QueueCounters&) = default;
 };

@@ -14,7 +14,9 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
     : endpoint_(endpoint),
       table_(table),
       trace_(trace),
-      result_bytes_(static_cast<uint32_t>(kernels::bytes_of(parameters.parameter_dtype))),
+      result_format_(result_format(parameters)),
+      box_elements_(parameters.differences ? parameters.differences->box_elements : 0),
+      worker_elements_(parameters.differences ? parameters.differences->worker_elements : 0),
       result_stride_(arrays.result_stride),
       owed_(table.max_ranks(), IndexSet(table.size())),
       told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0) {}
@@ -29,9 +31,16 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
   }
   const uint64_t from = table_.rank(rank).results_from;
   if (completed == kNever || completed < from || from == kNever) return false;
-  write = {.local_offset = rank * result_stride_ + chunk.offset * result_bytes_,
-           .remote_offset = chunk.worker_offset * result_bytes_,
-           .bytes = chunk.elements * result_bytes_,
+  // The first result comes whole: the rank has no view yet.
+  const bool whole = !result_format_.difference || completed == from;
+  const auto place = [&](uint64_t all, uint64_t offset) {
+    return whole ? result_place(result_format_, offset, chunk.elements)
+                 : difference_place(result_format_, all, offset, chunk.elements);
+  };
+  const ResultPlace here = place(box_elements_, chunk.offset);
+  write = {.local_offset = rank * result_stride_ + here.byte,
+           .remote_offset = place(worker_elements_, chunk.worker_offset).byte,
+           .bytes = here.bytes,
            .imm = encode({in_queue, low8(completed), ImmKind::kData})};
   return true;
 }
@@ -41,7 +50,7 @@ bool Outbox::post(uint32_t rank, uint32_t index, uint64_t completed, const Write
   const CoreChunk& chunk = table_[index];
   const QueuePair to{chunk.queue, rank};
   if (!tell(to, completed) || !endpoint_.post(to, write)) return false;
-  if (write.bytes > 0) table_.counters()[chunk.queue].elements_out += chunk.elements;
+  table_.counters()[chunk.queue].bytes_out += write.bytes;
   return true;
 }
 

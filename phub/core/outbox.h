@@ -10,6 +10,7 @@
 #include "phub/core/index_set.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/trace.h"
+#include "transport/layout.h"
 #include "transport/transport.h"
 #include "transport/verdict.h"
 
@@ -66,10 +67,11 @@ class Outbox {
   Endpoint& endpoint_;
   ChunkTable& table_;
   const CoreTrace& trace_;
-  const uint32_t result_bytes_;   // per element
-  const uint64_t result_stride_;  // between the results of two ranks
-  uint32_t unflushed_ = 0;        // chunks completed since the last flush
-  std::vector<IndexSet> owed_;    // of each rank: chunks
+  const ResultFormat result_format_;
+  const uint64_t box_elements_, worker_elements_;  // of all results, where differences are sent
+  const uint64_t result_stride_;                   // between the results of two ranks
+  uint32_t unflushed_ = 0;                         // chunks completed since the last flush
+  std::vector<IndexSet> owed_;                     // of each rank: chunks
   size_t owed_total_ = 0;
   std::optional<RoundVerdict>
       verdict_;             // the latest; nothing: the job is not gated, or none is there

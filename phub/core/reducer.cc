@@ -1,9 +1,11 @@
 #include "phub/core/reducer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
+#include "kernels/encode.h"
 #include "transport/layout.h"
 
 namespace phub {
@@ -27,6 +29,8 @@ Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const
       hyper_(hyper),
       steps_(hyper.scales.size()),
       scratch_(largest_of(table.chunks())),
+      result_format_(result_format(parameters)),
+      decoded_(parameters.differences ? scratch_.size() : 0),
       tree_sum_(parameters.tree, scratch_.size()) {
   slots_.reserve(parameters.max_ranks);
   slot_ranks_.reserve(parameters.max_ranks);
@@ -84,8 +88,9 @@ bool Reducer::sum(uint32_t index, float* to) {
   return true;
 }
 
-// Where results lie beside the parameters; null: they are the same memory.
+// Where results lie beside the parameters; null: they are the same memory, or differences.
 void* Reducer::separate_result(const CoreChunk& chunk) const {
+  if (parameters_.differences) return nullptr;
   std::byte* result = result_of(chunk.offset);
   const bool same =
       arrays_.parameters && static_cast<void*>(arrays_.parameters + chunk.offset) == result;
@@ -164,6 +169,10 @@ void Reducer::apply(uint32_t index, float factor) {
 
 void Reducer::publish(uint32_t index) {
   const CoreChunk& chunk = table_[index];
+  if (parameters_.differences) {
+    // A round of nobody has a result for nobody.
+    return table_.participants(index) > 0 ? make_difference(chunk) : void();
+  }
   if (void* result = separate_result(chunk)) {
     kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32, result,
                      parameters_.parameter_dtype, chunk.elements);
@@ -183,6 +192,28 @@ void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const 
   const auto at = [&chunk](float* array) { return array ? array + chunk.offset : nullptr; };
   kernels::optimize(step, sum, at(arrays_.parameters), at(arrays_.state0), at(arrays_.state1),
                     chunk.elements, out, parameters_.parameter_dtype, store);
+  if (parameters_.differences) make_difference(chunk);
+}
+
+// The view becomes what the ranks make of it: with what they decode of the difference added.
+void Reducer::make_difference(const CoreChunk& chunk) {
+  const Differences& differences = *parameters_.differences;
+  const float* parameters = arrays_.parameters + chunk.offset;
+  float* view = arrays_.view + chunk.offset;
+  for (size_t i = 0; i < chunk.elements; ++i) scratch_[i] = parameters[i] - view[i];
+  std::byte* slot =
+      arrays_.results +
+      difference_place(result_format_, differences.box_elements, chunk.offset, chunk.elements).byte;
+  kernels::encode(scratch_.data(), nullptr, differences.format,
+                  {.stochastic = differences.stochastic,
+                   .job = differences.job,
+                   .rank = kernels::kRoundingOfResults,
+                   .round = chunk.round,
+                   .element = chunk.worker_offset},
+                  slot, chunk.elements);
+  kernels::decode(slot, differences.format, decoded_.data(), chunk.elements);
+  const std::array<const void*, 2> added{view, decoded_.data()};
+  kernels::sum(added, kernels::DType::kF32, 1, view, chunk.elements);
 }
 
 // The sum holds a NaN or an infinity. Stop: the job ends here, its parameters untouched. Exclude:
@@ -259,7 +290,8 @@ void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
   if (arrays_.parameters) {
     std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
   }
-  if (parameters_.parameter_dtype != kernels::DType::kF32 && parameters_.lock_step) {
+  const bool separate = parameters_.parameter_dtype != kernels::DType::kF32 || arrays_.view;
+  if (separate && parameters_.lock_step) {
     kernels::convert(slot, kernels::DType::kF32, result_of(chunk.offset + begin),
                      parameters_.parameter_dtype, count);
   }

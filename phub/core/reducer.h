@@ -24,7 +24,7 @@ class Reducer {
   static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk,
                                   uint64_t levels) {
     return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
-           largest_chunk * sizeof(float) + TreeSum::bytes(levels, largest_chunk);  // held
+           2 * largest_chunk * sizeof(float) + TreeSum::bytes(levels, largest_chunk);  // held
   }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
@@ -43,7 +43,7 @@ class Reducer {
     bool null = false;
   };
   std::optional<PartialSum> sum_for_parent(uint32_t index, float* to);
-  // Writes the parameters as the round's result.
+  // Writes the parameters, or their difference from the view, as the round's result.
   void publish(uint32_t index);
   double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
 
@@ -75,6 +75,7 @@ class Reducer {
   bool sum(uint32_t index, float* to);
   void leave_out(uint32_t index);
   void* separate_result(const CoreChunk& chunk) const;
+  void make_difference(const CoreChunk& chunk);
   void stop(uint32_t rank, uint32_t index);
   void exclude(int at, uint32_t index);
   bool resolve_nonfinite(uint32_t index, float* sum);
@@ -97,6 +98,8 @@ class Reducer {
   std::vector<const void*> slots_;  // of the chunk being summed, in rank order
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
+  const ResultFormat result_format_;
+  std::vector<float> decoded_;  // of a difference
   TreeSum tree_sum_;
   bool stopped_ = false;
   bool nonfinite_reported_ = false;  // below a parent

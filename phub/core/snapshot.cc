@@ -6,7 +6,8 @@ namespace phub {
 
 Snapshot::Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreTrace& trace)
     : chunks(table), arrays_(arrays), table_(table), trace_(trace) {
-  for (const float* copy : {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1}) {
+  for (const float* copy :
+       {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1, arrays.copy.view}) {
     if (copy) bytes_per_element_ += 2 * sizeof(float);
   }
   const SavedClocks& clocks = arrays.copy.clocks;
@@ -22,6 +23,7 @@ void Snapshot::copy(uint32_t index, const Way& way) {
   copy(arrays_.parameters, arrays_.copy.parameters);
   copy(arrays_.state0, arrays_.copy.state0);
   copy(arrays_.state1, arrays_.copy.state1);
+  copy(arrays_.view, arrays_.copy.view);
   if (arrays_.copy.clocks.steps) way.save(index, chunks.round(), arrays_.copy.clocks);
   chunks.done(index);
 }

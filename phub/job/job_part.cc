@@ -17,9 +17,8 @@ size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeo
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues,
                        const RankRange& ranks) {
   const Choices choices = choices_of(spec);
-  LinkLayout layout =
-      phub::link_layout(plan, spec.max_ranks, kernels::bytes_of(choices.parameter_dtype),
-                        choices.lock_step() ? 1 : spec.max_ranks);
+  LinkLayout layout = phub::link_layout(plan, spec.max_ranks, result_format(spec),
+                                        choices.lock_step() ? 1 : spec.max_ranks);
   layout.first_rank = ranks.first;
   layout.end_rank = ranks.end;
   layout.first_queue = queues.first;
@@ -35,11 +34,24 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
   return layout;
 }
 
-JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const BoxLink& link,
-                            kernels::Store store, uint64_t first_round, bool has_parent) {
+std::optional<Differences> differences_of(const JobSpec& spec, const Choices& choices,
+                                          const Plan& plan) {
+  if (!choices.difference) return std::nullopt;
+  return Differences{.format = *choices.difference,
+                     .stochastic = parse_choice<RoundingMode>("rounding", spec.rounding) ==
+                                   RoundingMode::kStochastic,
+                     .job = rounding_seed(spec.name),
+                     .box_elements = plan.box_elements,
+                     .worker_elements = plan.total_elements};
+}
+
+JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const Plan& plan,
+                            const BoxLink& link, kernels::Store store, uint64_t first_round,
+                            bool has_parent) {
   return {.max_ranks = spec.max_ranks,
           .rack_ranks = spec.rack_ranks,
           .parameter_dtype = choices.parameter_dtype,
+          .differences = differences_of(spec, choices, plan),
           .optimizer = choices.optimizer,
           .tree = has_parent ? RankTree() : RankTree(spec.groups, spec.max_ranks),
           .mean = choices.reduction == Reduction::kMean,
@@ -86,6 +98,23 @@ void check_gated(const JobSpec& spec, const Choices& choices) {
   }
 }
 
+// The box has parameters that differ from what the ranks have of them.
+void check_differences(const JobSpec& spec, const Choices& choices) {
+  if (!choices.difference) return;
+  if (!choices.lock_step()) {
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype '{}' sends the difference that a round makes, and with consistency '{}' "
+         "there are none: it must be bsp",
+         spec.parameter_dtype, spec.consistency);
+  }
+  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype '{}' sends what the server's optimizer has changed, and this job has "
+         "optimizer '{}', work '{}'",
+         spec.parameter_dtype, spec.optimizer, spec.work);
+  }
+}
+
 // Without the box's optimizer there are no steps that could be left out.
 void check_unused(const JobSpec& spec, const Choices& choices) {
   if (choices.unused == Unused::kZero) return;
@@ -119,6 +148,7 @@ void complete_spec(JobSpec& spec) {
   const Choices choices = choices_of(spec);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);
   check_gated(spec, choices);
+  check_differences(spec, choices);
   check_unused(spec, choices);
   check_groups(spec, choices);
   const uint32_t groups = hyper_groups(spec);
@@ -154,7 +184,7 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
     if (restored ? restored->ranks[r].expected : r < spec_.world_size) expected.push_back(r);
   }
   const JobParameters parameters =
-      parameters_of(spec_, choices_, *link_, store, first_round, has_parent_);
+      parameters_of(spec_, choices_, plan_, *link_, store, first_round, has_parent_);
   if (choices_.gated && !has_parent_) {
     gate_ = std::make_unique<RoundGate>(cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
                                         choices_.on_nonfinite == OnNonFinite::kSkip);
@@ -179,8 +209,7 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
 
 // A queue of the parent's is polled by the core that has its chunks.
 void JobPart::connect(const Rack& rack) {
-  LinkLayout layout =
-      phub::link_layout(rack.above, 1, kernels::bytes_of(choices_.parameter_dtype), 1);
+  LinkLayout layout = phub::link_layout(rack.above, 1, result_format(spec_), 1);
   for (const std::vector<uint32_t>& chunks : rack.above.queue_chunks) {
     uint32_t& core = layout.queue_thread.emplace_back(0);
     if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;
@@ -227,6 +256,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   std::byte* results = link_->results().data();
   const bool f32 = choices_.parameter_dtype == kernels::DType::kF32;
   arrays_.results = results;
+  if (choices_.difference) arrays_.view = reinterpret_cast<float*>(results);
   arrays_.result_stride =
       choices_.lock_step() ? 0 : plan_.box_elements * kernels::bytes_of(choices_.parameter_dtype);
   if (memory_.master > 0) {
@@ -241,6 +271,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
   if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
+  if (arrays_.view) arrays_.copy.view = make(memory_of_copies_[3], "snapshots");
   // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
   for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
   const size_t chunks = plan_.chunks.size();
@@ -280,7 +311,7 @@ void JobPart::publish_restored(const Manifest& saved) {
   }
   if (!choices_.lock_step()) return;
   const void* parameters = arrays_.parameters;
-  if (parameters == nullptr || parameters == arrays_.results) return;
+  if (parameters == nullptr || parameters == arrays_.results || arrays_.view) return;
   for (const ChunkLayout& chunk : plan_.chunks) {
     if (chunk.queue == kElsewhere) continue;
     const uint64_t offset = chunk.box_offset;

@@ -68,8 +68,9 @@ class JobPart {
   HyperTable& hyper() { return hyper_; }
 
   bool takes_snapshots() const { return takes_snapshots_; }
-  // What a checkpoint keeps of every element: the parameters and the optimizer's states, f32.
-  static constexpr size_t kMostArrays = 3;
+  // What a checkpoint keeps of every element, f32: the parameters, the optimizer's states, and the
+  // view.
+  static constexpr size_t kMostArrays = 4;
   size_t saved_arrays() const;  // up to kMostArrays; 0: the box has no state
   // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
   const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
@@ -88,7 +89,10 @@ class JobPart {
  private:
   template <typename Arrays>
   static float* array_of(const Arrays& arrays, size_t array) {
-    return std::array{arrays.parameters, arrays.state0, arrays.state1}[array];
+    for (float* each : {arrays.parameters, arrays.state0, arrays.state1, arrays.view}) {
+      if (each && array-- == 0) return each;
+    }
+    return nullptr;
   }
   template <typename Arrays>
   SavedImage image_of(const Arrays& arrays) const;

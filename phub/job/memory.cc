@@ -26,8 +26,13 @@ bool box_has_state(const JobSpec& spec) {
   return !choices_of(spec).lock_step() || element_bytes(spec).optimized;
 }
 
-size_t saved_arrays_of(const JobSpec& spec) {
+size_t optimized_arrays_of(const JobSpec& spec) {
   return box_has_state(spec) ? 1 + element_bytes(spec).state / sizeof(float) : 0;
+}
+
+size_t saved_arrays_of(const JobSpec& spec) {
+  const size_t views = choices_of(spec).difference ? 1 : 0;
+  return box_has_state(spec) ? optimized_arrays_of(spec) + views : 0;
 }
 
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots,
@@ -43,6 +48,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   const Choices choices = choices_of(spec);
   const bool lock_step = choices.lock_step();
   const bool copies = snapshots && box_has_state(spec);
+  const size_t saved = saved_arrays_of(spec);
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
@@ -51,7 +57,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
     const uint64_t elements = plan.box_slot(chunk);
     node.slots += ranks_here * plan.slot_room_of(chunk);
-    node.parameters += (lock_step ? 1 : ranks) * element.parameter * elements;
+    node.parameters +=
+        (lock_step ? 1 : ranks) * (element.parameter + element.difference) * elements;
     node.master += element.master * elements;
     node.state += element.state * elements;
     if (choices.gated && !rack) node.sums += sizeof(float) * elements;
@@ -59,7 +66,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
       const uint64_t above = rack->above.box_slot(chunk);
       node.sums += (sizeof(float) + element.parameter) * above;
     }
-    if (copies) node.snapshot += (sizeof(float) + element.state) * elements;
+    if (copies) node.snapshot += saved * sizeof(float) * elements;
     node.bookkeeping += kPlanBytes;
     largest_chunk = std::max(largest_chunk, elements);
   }

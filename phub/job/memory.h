@@ -15,11 +15,11 @@ namespace phub {
 struct NodeMemory {
   uint32_t os_node = 0;
   uint64_t slots = 0;        // gradients of max_ranks ranks; over shared memory, the workers' own
-  uint64_t parameters = 0;   // what is written back
-  uint64_t master = 0;       // f32 parameters, where what is written back has 16 bits
+  uint64_t parameters = 0;   // what is written back; the view, and differences from it
+  uint64_t master = 0;       // f32 parameters, where what is written back is not these
   uint64_t state = 0;        // of the optimizer
   uint64_t sums = 0;         // of a round that is gated, f32; to a parent, with the results from it
-  uint64_t snapshot = 0;     // a copy of f32 parameters, state and clocks, for snapshots
+  uint64_t snapshot = 0;     // a copy of what is saved (f32 arrays and clocks), for snapshots
   uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
   uint64_t total() const {
     return slots + parameters + master + state + sums + snapshot + bookkeeping;
@@ -29,7 +29,9 @@ struct NodeMemory {
 // Whether the box has anything of the job to save: without an optimizer, sums in lock-step are the
 // workers' own, and so is the model.
 bool box_has_state(const JobSpec& spec);
-// The f32 arrays of it: the parameters and the optimizer's states; 0: it has none.
+// The f32 arrays of it that the optimizer works on: the parameters and its states; 0: it has none.
+size_t optimized_arrays_of(const JobSpec& spec);
+// And those that a checkpoint keeps: at last the view, where results come back as differences.
 size_t saved_arrays_of(const JobSpec& spec);
 
 // One entry per node in use, ascending. `snapshots`: whether the server takes them.

@@ -32,7 +32,6 @@ JobMeter::JobMeter(const Plan& plan, const JobSpec& spec, std::string transport,
                    std::vector<uint32_t> cores, BoxMeters& box, uint64_t now_ms)
     : plan_(plan),
       spec_(spec),
-      bytes_(element_bytes(spec)),
       transport_(std::move(transport)),
       cores_(std::move(cores)),
       box_(box),
@@ -80,10 +79,9 @@ void JobMeter::count_flow() {
     for (size_t k = 0; k < queues.size(); ++k) {
       QueueMeter& meter = queues_[queues[k]];
       const QueueCounters& now = probes_[i].queues[k];
-      const Flow more = {
-          .chunks = now.chunks - meter.seen.chunks,
-          .bytes_in = now.bytes_in - meter.seen.bytes_in,
-          .bytes_out = (now.elements_out - meter.seen.elements_out) * bytes_.parameter};
+      const Flow more = {.chunks = now.chunks - meter.seen.chunks,
+                         .bytes_in = now.bytes_in - meter.seen.bytes_in,
+                         .bytes_out = now.bytes_out - meter.seen.bytes_out};
       meter.seen = now;
       meter.flow += more;
       if (i >= cores_.size()) continue;
@@ -109,8 +107,7 @@ void JobMeter::measure_rates(uint64_t chunks_completed, double seconds) {
     const QueueCounters& before = meter.before;
     meter.flow.chunks_per_s = per_second(now.chunks, before.chunks, seconds);
     meter.flow.bytes_in_per_s = per_second(now.bytes_in, before.bytes_in, seconds);
-    meter.flow.bytes_out_per_s = per_second(now.elements_out, before.elements_out, seconds) *
-                                 static_cast<double>(bytes_.parameter);
+    meter.flow.bytes_out_per_s = per_second(now.bytes_out, before.bytes_out, seconds);
     meter.before = now;
   }
 }

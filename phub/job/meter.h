@@ -59,7 +59,6 @@ class JobMeter {
 
   const Plan& plan_;
   const JobSpec& spec_;
-  const ElementBytes bytes_;
   const std::string transport_;
   const std::vector<uint32_t> cores_;
   BoxMeters& box_;

@@ -29,7 +29,7 @@ void take_probe(const ShardProbe& said, Probe& probe) {
   }
   for (size_t q = 0; q < said.queues.size(); ++q) {
     const ShardQueueCounters& queue = said.queues[q];
-    probe.queues[q] = {queue.chunks, queue.bytes_in, queue.elements_out};
+    probe.queues[q] = {queue.chunks, queue.bytes_in, queue.bytes_out};
   }
 }
 

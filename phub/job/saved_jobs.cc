@@ -17,7 +17,8 @@ namespace {
 // Of one of the arrays that a job saves.
 std::string file_of(const Job& job, size_t array) {
   if (array == 0) return std::string(kParametersFile);
-  return state_file(optimizer_states(job.spec()).at(array - 1));
+  const std::vector<std::string_view> states = optimizer_states(job.spec());
+  return array > states.size() ? std::string(kViewFile) : state_file(states[array - 1]);
 }
 
 std::vector<TensorInfo> tensors_of(const JobSpec& spec) {

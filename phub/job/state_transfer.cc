@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "phub/job/memory.h"
 #include "transport/box_memory.h"
 #include "transport/error.h"
 
@@ -40,7 +41,7 @@ StateTransfer::StateTransfer(const Job& job, const StateRequest& request)
   for (const uint64_t step : steps) {
     if (step > kMaxRound) fail(ErrorCode::kInvalid, "{} steps are more than {}", step, kMaxRound);
   }
-  bytes = elements * job.saved_arrays() * sizeof(float);
+  bytes = elements * optimized_arrays_of(job.spec()) * sizeof(float);
 }
 
 void StateTransfer::allocate(const Job& job) {
@@ -55,7 +56,7 @@ void StateTransfer::allocate(const Job& job) {
   for (size_t i = 0; i < keys.size(); ++i) {
     first[keys[i]] = at;
     if (sets) steps_of[keys[i]] = steps[i];
-    at += job.spec().keys[keys[i]].elements * job.saved_arrays();
+    at += job.spec().keys[keys[i]].elements * optimized_arrays_of(job.spec());
   }
   for (size_t i = 0; i < where.places.size(); ++i) {
     const ChunkLayout& chunk = job.plan().chunks[i];

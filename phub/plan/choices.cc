@@ -20,10 +20,13 @@ E kernel_choice(std::string_view field, std::string_view word,
 }  // namespace
 
 Choices choices_of(const JobSpec& spec) {
+  const kernels::DType parameters = kernel_choice("parameter_dtype", spec.parameter_dtype,
+                                                  kernels::parse_format, kernels::DType::kTopK);
+  const bool plain = kernels::is_plain(parameters);
   return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
                                      kernels::Optimizer::kRmsprop),
-          .parameter_dtype = kernel_choice("parameter_dtype", spec.parameter_dtype,
-                                           kernels::parse_dtype, kernels::DType::kF16),
+          .parameter_dtype = plain ? parameters : kernels::DType::kF32,
+          .difference = plain ? std::nullopt : std::optional(parameters),
           .consistency = parse_choice<Consistency>("consistency", spec.consistency),
           .reduction = parse_choice<Reduction>("reduction", spec.reduction),
           .work = parse_choice<Work>("work", spec.work),

@@ -1,6 +1,8 @@
 // The enumerated options of a job. Its spec holds them as words.
 #pragma once
 
+#include <optional>
+
 #include "kernels/kernels.h"
 #include "transport/control/choices.h"
 #include "transport/control/job_spec.h"
@@ -9,7 +11,8 @@ namespace phub {
 
 struct Choices {
   kernels::Optimizer optimizer;
-  kernels::DType parameter_dtype;
+  kernels::DType parameter_dtype;            // of results in memory
+  std::optional<kernels::DType> difference;  // results come back as differences in this format
   Consistency consistency;
   Reduction reduction;
   Work work;

@@ -32,9 +32,9 @@ std::string percent_of(uint64_t part, double mean) {
   return fmt::format("{:.1f}%", 100 * static_cast<double>(part) / mean);
 }
 
-std::string describe_nics(const Plan& plan, const ElementBytes& element, uint64_t ranks) {
+std::string describe_nics(const Plan& plan, const JobSpec& spec, uint64_t ranks) {
   struct Use {
-    uint64_t chunks = 0, cores = 0;
+    uint64_t chunks = 0, cores = 0, result_bytes = 0;
     uint32_t os_node = 0;
   };
   std::vector<Use> use(plan.nics.size());
@@ -44,14 +44,20 @@ std::string describe_nics(const Plan& plan, const ElementBytes& element, uint64_
     use[queue.nic].cores++;
     use[queue.nic].os_node = plan.cores[queue.core].os_node;
   }
+  const ResultFormat results = result_format(spec);
+  for (const ChunkLayout& chunk : plan.chunks) {
+    if (chunk.queue == kElsewhere) continue;
+    use[plan.queues[chunk.queue].nic].result_bytes +=
+        results.difference ? results.difference->bytes(chunk.elements)
+                           : uint64_t{chunk.elements} * results.element_bytes;
+  }
   const double mean = mean_bytes(plan.nics);
   TextTable table({"NIC", "node", "cores", "chunks", "in/round", "out/round", "of mean"});
   for (size_t n = 0; n < plan.nics.size(); n++) {
     const NicPlan& nic = plan.nics[n];
     table.add({nic.name, fmt::to_string(use[n].os_node), grouped(use[n].cores),
                grouped(use[n].chunks), human_bytes(nic.gradient_bytes * ranks),
-               human_bytes(nic.elements * element.parameter * ranks),
-               percent_of(nic.gradient_bytes, mean)});
+               human_bytes(use[n].result_bytes * ranks), percent_of(nic.gradient_bytes, mean)});
   }
   return table.text();
 }
@@ -93,7 +99,6 @@ std::string gradient_formats(const JobSpec& spec) {
 }  // namespace
 
 std::string describe(const Plan& plan, const JobSpec& spec) {
-  const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
   uint64_t elements = 0, bytes = 0;
   uint32_t largest = 0;
@@ -109,7 +114,7 @@ std::string describe(const Plan& plan, const JobSpec& spec) {
       counted(plan.chunks.size(), "chunk"), grouped(largest), human_bytes(bytes),
       counted(ranks, "rank"), spec.optimizer, gradient_formats(spec), spec.parameter_dtype);
   text += fmt::format("\nNICs (largest {:.3f} x mean)\n", nic_imbalance(plan));
-  text += describe_nics(plan, element, ranks);
+  text += describe_nics(plan, spec, ranks);
   text += fmt::format("\nCores (largest {:.3f} x mean)\n", core_imbalance(plan));
   text += describe_cores(plan);
   return text;

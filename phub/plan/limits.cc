@@ -12,22 +12,20 @@ namespace phub {
 
 namespace {
 
-// The mean over all keys.
-double gradient_bytes_per_element(const JobSpec& spec) {
-  const auto bytes = [&spec](const KeySpec& key, uint64_t elements) {
-    return static_cast<double>(kernels::slot_bytes(gradient_dtype(spec, key), elements));
-  };
+// The mean over all keys, whose chunks take bytes(key, elements).
+template <typename Bytes>
+double bytes_per_element(const JobSpec& spec, Bytes bytes) {
   double all = 0, elements = 0;
   for (const KeySpec& key : spec.keys) {
     for (uint64_t chunk : {key.elements / spec.chunk_elements * spec.chunk_elements,
                            key.elements % spec.chunk_elements}) {
       if (chunk == 0) continue;
       const uint64_t chunks = std::max<uint64_t>(chunk / spec.chunk_elements, 1);
-      all += static_cast<double>(chunks) * bytes(key, chunk / chunks);
+      all += static_cast<double>(chunks) * static_cast<double>(bytes(key, chunk / chunks));
     }
     elements += static_cast<double>(key.elements);
   }
-  return elements > 0 ? all / elements : bytes({}, 1);
+  return elements > 0 ? all / elements : static_cast<double>(bytes({}, 1));
 }
 
 }  // namespace
@@ -35,8 +33,13 @@ double gradient_bytes_per_element(const JobSpec& spec) {
 ElementTraffic element_traffic(const JobSpec& spec) {
   const ElementBytes bytes = element_bytes(spec);
   ElementTraffic element;
-  element.gradient = gradient_bytes_per_element(spec);
-  element.parameter = static_cast<double>(bytes.parameter);
+  element.gradient = bytes_per_element(spec, [&spec](const KeySpec& key, uint64_t elements) {
+    return kernels::slot_bytes(gradient_dtype(spec, key), elements);
+  });
+  const SlotFormat* difference = difference_format(spec);
+  element.parameter = bytes_per_element(spec, [&](const KeySpec&, uint64_t elements) {
+    return difference ? difference->bytes(elements) : bytes.parameter * elements;
+  });
   if (!bytes.optimized) {
     element.written = element.parameter;  // streaming stores read no old lines
     return element;
@@ -44,6 +47,10 @@ ElementTraffic element_traffic(const JobSpec& spec) {
   // f32 parameters and state are read and written back; 16-bit results are written besides.
   element.read = static_cast<double>(sizeof(float) + bytes.state);
   element.written = element.read + (bytes.master > 0 ? element.parameter : 0);
+  if (difference) {  // from the view, which they are added to
+    element.read += sizeof(float);
+    element.written += sizeof(float);
+  }
   return element;
 }
 

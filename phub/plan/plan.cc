@@ -477,9 +477,10 @@ ElementBytes element_bytes(const JobSpec& spec) {
   ElementBytes bytes;
   bytes.parameter = kernels::bytes_of(choices.parameter_dtype);
   bytes.optimized = choices.optimizer != kernels::Optimizer::kNone;
+  bytes.difference = choices.difference ? kDifferenceBytes : 0;
   // In SSP and async a copy is written back.
-  const bool has_master =
-      !choices.lock_step() || (bytes.optimized && choices.parameter_dtype != kernels::DType::kF32);
+  const bool is_view = choices.difference || choices.parameter_dtype != kernels::DType::kF32;
+  const bool has_master = !choices.lock_step() || (bytes.optimized && is_view);
   bytes.master = has_master ? sizeof(float) : 0;
   bytes.state = sizeof(float) * kernels::state_arrays(choices.optimizer, hyper);
   return bytes;

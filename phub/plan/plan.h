@@ -107,10 +107,11 @@ double nic_imbalance(const Plan& plan);
 
 // Bytes that a job holds per element.
 struct ElementBytes {
-  uint64_t parameter = 4;  // in the format of the wire
-  uint64_t master = 0;     // f32 parameters, if those of the wire have 16 bits
-  uint64_t state = 0;      // of the optimizer
-  bool optimized = false;  // false: the sum itself is written back
+  uint64_t parameter = 4;   // of results in memory
+  uint64_t difference = 0;  // of their differences, if that is what is sent
+  uint64_t master = 0;      // f32 parameters, if results are not these
+  uint64_t state = 0;       // of the optimizer
+  bool optimized = false;   // false: the sum itself is written back
 };
 // Throws Error(kInvalid) if a word of `spec` is unknown.
 ElementBytes element_bytes(const JobSpec& spec);

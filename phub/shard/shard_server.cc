@@ -506,7 +506,7 @@ ShardProbe ShardServer::probe_of(const Part& part, uint32_t core) const {
     if (lack.chunks > 0) out.lacks.push_back({rank, lack.chunks, lack.chunk, lack.round});
   }
   for (const QueueCounters& queue : probe.queues) {
-    out.queues.push_back({queue.chunks, queue.bytes_in, queue.elements_out});
+    out.queues.push_back({queue.chunks, queue.bytes_in, queue.bytes_out});
   }
   return out;
 }

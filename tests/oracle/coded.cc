@@ -57,6 +57,23 @@ std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint
   return reference::decode(slot.data(), format, chunk.elements);
 }
 
+void move_view(const JobSpec& spec, const ChunkPlace& chunk, uint64_t round,
+               std::span<const float> parameters, std::span<float> view) {
+  const auto format = *kernels::parse_format(spec.parameter_dtype);
+  std::vector<float> difference(chunk.elements);
+  for (uint32_t i = 0; i < chunk.elements; ++i) difference[i] = parameters[i] - view[i];
+  std::vector<std::byte> slot(kernels::slot_bytes(format, chunk.elements));
+  reference::encode(difference, {}, format,
+                    {.stochastic = spec.rounding == "stochastic",
+                     .job = number_of(spec.name),
+                     .rank = 0xffff'ffff'ffff'ffff,
+                     .round = round,
+                     .element = chunk.job_element},
+                    slot.data());
+  const std::vector<float> sent = reference::decode(slot.data(), format, chunk.elements);
+  for (uint32_t i = 0; i < chunk.elements; ++i) view[i] = view[i] + sent[i];
+}
+
 std::vector<float> CodedRank::send(uint32_t key, uint64_t round, std::span<const float> gradient) {
   std::vector<float>& residual = residuals_[key];
   residual.resize(gradient.size());

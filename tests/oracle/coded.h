@@ -32,6 +32,11 @@ std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint
                               uint64_t round, std::span<const float> gradient,
                               std::span<float> residual);
 
+// Results that come back as differences: what ranks have of a chunk's parameters becomes this after
+// a round. REQUIRES: the job's parameter_dtype is coded.
+void move_view(const JobSpec& spec, const ChunkPlace& chunk, uint64_t round,
+               std::span<const float> parameters, std::span<float> view);
+
 // A rank and its residuals.
 class CodedRank {
  public:

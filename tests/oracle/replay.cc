@@ -75,11 +75,12 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
       groups_(reference::parse_groups(spec.groups, ranks_of(spec))),
       coded_(is_coded(spec, place_.key)),
       gradient_dtype_(memory_dtype(spec, place_.key)),
-      result_dtype_(*kernels::parse_dtype(spec.parameter_dtype)),
+      result_dtype_(*kernels::parse_dtype(parameter_memory_format(spec))),
       gradient_(std::move(gradient)),
       heritage_(std::move(heritage)),
       model_(*kernels::parse_optimizer(spec.optimizer), {}, std::move(initial)) {
   PHUB_CHECK(model_.params.size() == place_.elements);
+  if (difference_format(spec)) view_ = model_.params;
 }
 
 void Replay::next_round() {
@@ -127,6 +128,17 @@ void Replay::apply_round(float factor) {
   }
   model_.steps = round_ - 1 + steps_offset_ - skipped_;
   model_.step(sum_);
+  send_difference();
+}
+
+void Replay::skip_round() {
+  if (sum_.empty()) return;
+  ++skipped_;
+  send_difference();
+}
+
+void Replay::send_difference() {
+  if (!view_.empty()) move_view(spec_, place_, round_, model_.params, view_);
 }
 
 void Replay::set(State state) {
@@ -199,7 +211,8 @@ bool Replay::is_finite(const Member& from) const {
 
 std::vector<std::byte> Replay::result() const {
   std::vector<std::byte> result(place_.elements * kernels::bytes_of(result_dtype_));
-  reference::convert(model_.params.data(), kernels::DType::kF32, result.data(), result_dtype_,
+  const std::vector<float>& values = view_.empty() ? model_.params : view_;
+  reference::convert(values.data(), kernels::DType::kF32, result.data(), result_dtype_,
                      place_.elements);
   return result;
 }

@@ -55,7 +55,7 @@ class Replay {
   void sum_round();
   const std::vector<float>& gradient() const { return sum_; }  // empty: there were no members
   void apply_round(float factor);
-  void skip_round() { skipped_ += sum_.empty() ? 0 : 1; }
+  void skip_round();
 
   // A rank has set this state: it is the one before the next round, of which the optimizer has made
   // so many steps.
@@ -69,10 +69,12 @@ class Replay {
   const std::vector<Member>& counted() const { return counted_; }
   const std::vector<float>& parameters() const { return model_.params; }
   State state() const;
-  std::vector<std::byte> result() const;  // the parameters in the format that workers get
+  // What workers have of the parameters, in its format.
+  std::vector<std::byte> result() const;
 
  private:
   void receive();
+  void send_difference();
   std::vector<float>& residual_of(const Member& who);
   bool add(float factor, std::vector<float>& sum);
   bool is_finite(const Member& from) const;
@@ -88,6 +90,7 @@ class Replay {
   const Gradient gradient_;
   const Heritage heritage_;
   reference::Model model_;
+  std::vector<float> view_;  // of workers, where results come back as differences; else empty
   uint64_t round_ = 0;
   uint64_t steps_offset_ = 0;                           // steps - round_ + skipped_, modulo 2^64
   uint64_t skipped_ = 0;                                // rounds

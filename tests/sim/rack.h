@@ -35,9 +35,10 @@ struct RackResult {
   uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
   uint64_t parts_restored = 0, void_snapshots = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0;  // of ranks
-  uint64_t states = 0;                              // of chunks, that were compared
-  uint64_t spread_jobs = 0;                         // over several boxes
-  uint64_t ended_shards = 0;                        // jobs that ended with a box that had a part
+  uint64_t jobs_of_differences = 0;
+  uint64_t states = 0;                          // of chunks, that were compared
+  uint64_t spread_jobs = 0;                     // over several boxes
+  uint64_t ended_shards = 0;                    // jobs that ended with a box that had a part
   uint64_t rewinds = 0;                         // jobs that went on from a checkpoint without one
   uint64_t racked_jobs = 0;                     // with boxes below the root
   uint64_t racks_lost = 0, racks_admitted = 0;  // by the boxes above them

@@ -36,7 +36,7 @@ bool is_same(const RoundVerdict& a, const RoundVerdict& b) {
 Oracle::Oracle(const JobPlan& job, const Plan& plan)
     : job_(job),
       plan_(plan),
-      parameter_dtype_(*kernels::parse_dtype(job.spec.parameter_dtype)),
+      parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(job.spec))),
       seen_(plan.chunks.size()),
       seen_out_of_step_(plan.chunks.size()),
       seen_states_(plan.chunks.size()) {

@@ -176,6 +176,16 @@ void code_keys(SimRandom& random, JobPlan& job) {
   job.digits = false;
 }
 
+// Results come back as differences.
+void send_differences(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || spec.optimizer == "none" || !job.box_of.empty()) return;
+  spec.parameter_dtype =
+      pick<std::string>(random, {"fp8-e4m3", "fp8-e5m2", "int8", "int8", "int4", "topk"});
+  spec.rounding = random.chance(0.5) ? "stochastic" : "nearest";
+  if (spec.on_nonfinite == "pass") job.bad.clear();  // it would stay in what ranks have
+}
+
 // Keys that no rank has a gradient of are left out.
 void leave_out_unused(SimRandom& random, JobPlan& job) {
   if (job.spec.optimizer == "none") return;
@@ -422,6 +432,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom coded(seed ^ 0x636f646564ull);
   for (JobPlan& job : plan.jobs) {
     if (coded.chance(0.17)) code_keys(coded, job);
+  }
+  SimRandom differences(seed ^ 0x76696577ull);
+  for (JobPlan& job : plan.jobs) {
+    if (differences.chance(0.3)) send_differences(differences, job);
   }
   return plan;
 }

@@ -46,7 +46,7 @@ struct Totals {
   uint64_t writes = 0, overtakes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
   uint64_t parts_restored = 0, void_snapshots = 0, states = 0, spread_jobs = 0, ended_shards = 0,
            rewinds = 0;
-  uint64_t coded_jobs = 0, residuals_restored = 0;
+  uint64_t coded_jobs = 0, residuals_restored = 0, jobs_of_differences = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
 };
 
@@ -87,6 +87,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.boxes_below_died += result.boxes_below_died;
   totals.parts_restored += result.parts_restored;
   totals.coded_jobs += result.coded_jobs;
+  totals.jobs_of_differences += result.jobs_of_differences;
   totals.residuals_restored += result.residuals_restored;
   totals.void_snapshots += result.void_snapshots;
   if (result.failure.empty()) return true;
@@ -110,13 +111,14 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "boxes, "
       "{} ended with one, {} went on without one; {} jobs were over racks, {} racks were admitted "
       "and {} "
-      "lost, {} boxes of racks died; {} jobs had coded gradients, {} ranks their residuals again\n",
+      "lost, {} boxes of racks died; {} jobs had coded gradients, {} ranks their residuals again; {} jobs had differences "
+      "for results\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,
       totals.spread_jobs, totals.ended_shards, totals.rewinds, totals.racked_jobs,
       totals.racks_admitted, totals.racks_lost, totals.boxes_below_died, totals.coded_jobs,
-      totals.residuals_restored);
+      totals.residuals_restored, totals.jobs_of_differences);
   return totals.failures == 0 ? 0 : 1;
 }
 

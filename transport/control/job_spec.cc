@@ -53,17 +53,12 @@ void check_shape(const KeySpec& key, size_t i) {
        fmt::join(key.shape, ", "), key.elements);
 }
 
-void check_format(std::string_view field, std::string_view value,
-                  std::span<const SlotFormat> formats) {
-  if (std::ranges::find(formats, value, &SlotFormat::name) != formats.end()) return;
-  std::vector<std::string_view> words;
-  for (const SlotFormat& format : formats) words.push_back(format.name);
-  refuse_word(field, value, words);
-}
-
-void check_gradient_format(std::string_view field, std::string_view value,
-                           uint32_t chunk_elements) {
-  check_format(field, value, kSlotFormats);
+void check_format(std::string_view field, std::string_view value, uint32_t chunk_elements) {
+  if (find_slot_format(value) == nullptr) {
+    std::vector<std::string_view> words;
+    for (const SlotFormat& format : kSlotFormats) words.push_back(format.name);
+    refuse_word(field, value, words);
+  }
   if (value == "topk" && chunk_elements > kTopKElements) {
     fail(ErrorCode::kInvalid, "{}: topk is for chunks of at most {} elements, and these have {}",
          field, kTopKElements, chunk_elements);
@@ -95,7 +90,7 @@ void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
     check_shape(key, i);
     check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
     if (!key.format.empty()) {
-      check_gradient_format(fmt::format("keys[{}].format", i), key.format, chunk_elements);
+      check_format(fmt::format("keys[{}].format", i), key.format, chunk_elements);
     }
     for (const auto& [field, value] :
          {std::pair{"lr_scale", key.lr_scale}, std::pair{"decay_scale", key.decay_scale}}) {
@@ -159,6 +154,11 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   expect("gradient_dtype", spec.gradient_dtype, "f32");
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     expect(fmt::format("keys[{}].format", i), gradient_format(spec, spec.keys[i]), "f32");
+  }
+  if (difference_format(spec)) {
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype: ranks that are racks get whole results, not differences in '{}'",
+         spec.parameter_dtype);
   }
   expect("consistency", spec.consistency, "bsp");
   expect("work", spec.work, "all");
@@ -278,6 +278,24 @@ const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& ke
   return known && !known->is_plain() ? f32 : format;
 }
 
+const SlotFormat* difference_format(const JobSpec& spec) {
+  const SlotFormat* format = find_slot_format(spec.parameter_dtype);
+  return format && !format->is_plain() ? format : nullptr;
+}
+
+const std::string& parameter_memory_format(const JobSpec& spec) {
+  static const std::string f32 = "f32";
+  return difference_format(spec) ? f32 : spec.parameter_dtype;
+}
+
+uint64_t rounding_seed(std::string_view job) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char byte : job) {
+    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+  }
+  return hash;
+}
+
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
   const std::string& optimizer = spec.optimizer;
   if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};
@@ -307,9 +325,8 @@ void validate(const JobSpec& spec) {
   const uint32_t groups = hyper_groups(spec);
   check_values("hyper", spec.hyper, groups);
   check_schedule(spec.schedule, groups);
-  check_gradient_format("gradient_dtype", spec.gradient_dtype, spec.chunk_elements);
-  check_format("parameter_dtype", spec.parameter_dtype,
-               std::span(kSlotFormats).first(kPlainFormats));
+  check_format("gradient_dtype", spec.gradient_dtype, spec.chunk_elements);
+  check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements);
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/slot_format.h"
 #include "transport/wire.h"
 
 namespace phub {
@@ -57,7 +58,7 @@ struct JobSpec {
   std::map<std::string, double> hyper;  // what differs from the optimizer's defaults
   std::vector<HyperChange> schedule;    // by ascending round
   std::string gradient_dtype = "f32";   // of keys without a format of their own
-  std::string parameter_dtype = "f32";  // what is written back
+  std::string parameter_dtype = "f32";  // what is written back; coded: differences
   std::string reduction = "sum";        // or "mean"
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
   // All of max_ranks, in lock-step. "": ascending ranks.
@@ -116,6 +117,15 @@ size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& 
 // The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are
 // f32 there, and coded when they are pushed.
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key);
+
+// Results come back as differences if the format of parameters is coded: what the worker has of
+// them, the view, is f32. Null: they come back as they are.
+const SlotFormat* difference_format(const JobSpec& spec);
+// The format of results in memory.
+const std::string& parameter_memory_format(const JobSpec& spec);
+
+// FNV-1a, 64 bits: what stands for the job in the random numbers of its rounding.
+uint64_t rounding_seed(std::string_view job);
 
 // Whether its rounds are applied as a whole: the gradient's norm may be clipped, or rounds skipped.
 bool is_gated(const JobSpec& spec);

@@ -132,6 +132,7 @@ class OfiWorkerLink final : public WorkerLink {
 
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
   std::span<const std::byte> results() override { return results_.readable(); }
+  std::span<std::byte> writable_results() override { return results_.writable(); }
   Endpoint& endpoint() override { return endpoint_; }
   bool connected() override;
   bool zero_copy() const override { return false; }

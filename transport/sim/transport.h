@@ -143,6 +143,9 @@ class SimWorkerLink : public WorkerLink {
   std::span<const std::byte> results() override {
     return std::span<const std::byte>(*results_).subspan(results_first_, results_bytes_);
   }
+  std::span<std::byte> writable_results() override {
+    return zero_copy() ? std::span<std::byte>() : std::span(*results_);
+  }
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_[thread]; }
   bool thread_woken(uint32_t thread) const;

@@ -244,6 +244,7 @@ class TcpWorkerLink final : public WorkerLink {
 
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
   std::span<const std::byte> results() override { return results_.readable(); }
+  std::span<std::byte> writable_results() override { return results_.writable(); }
   InPlace* in_place() override { return &in_place_; }
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override {

@@ -61,6 +61,7 @@ class VerbsWorkerLink final : public WorkerLink {
 
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
   std::span<const std::byte> results() override { return results_.readable(); }
+  std::span<std::byte> writable_results() override { return results_.writable(); }
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   bool connected() override;

@@ -128,7 +128,7 @@ void check_formats(const JobSpec& spec) {
     }
   };
   for (const KeySpec& key : spec.keys) check_format("gradient_dtype", gradient_format(spec, key));
-  check_format("parameter_dtype", spec.parameter_dtype);
+  check_format("parameter_dtype", parameter_memory_format(spec));
 }
 
 }  // namespace phub::geeps
