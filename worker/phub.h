@@ -119,7 +119,9 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
  *                       fp8-e4m3, fp8-e5m2, int8, int4 or topk                 f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
- *   parameter_dtype     f32, bf16 or f16: the format of results                f32
+ *   parameter_dtype     of results: f32, bf16 or f16; or coded, as gradients
+ *                       are: what comes back is the difference that a round
+ *                       has made, and parameters in memory are f32           f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
  *   groups              "4,4": gradients are added within two groups of four
  *                       ranks, then the groups' sums; "(2,2),(2,2)": groups of
@@ -290,8 +292,8 @@ PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory,
 /* The format of that memory: the key's own (phub_options_set_format), else the job's
  * gradient_dtype; "f32" where that is coded. It belongs to the worker. */
 PHUB_API phub_code phub_gradient_dtype(const phub_worker* worker, size_t key, const char** dtype);
-/* A key's parameters (optimizer none: the sum or mean), in parameter_dtype. The same pointer until
- * the worker is destroyed; its contents are valid from phub_wait to the next push of the key.
+/* A key's parameters (optimizer none: the sum or mean), in parameter_dtype; f32 where that is coded.
+ * The same pointer until the worker is destroyed; valid from phub_wait to the next push of the key.
  * Read-only with every transport: writing to it is a SIGSEGV. So is any access to it, or to a
  * gradient, after the worker was destroyed and the last call for it has returned. */
 PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const void** memory,

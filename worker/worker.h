@@ -192,11 +192,11 @@ class Worker {
   // memory, but for what it encodes.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
-  // The key's parameters (optimizer none: its sum or mean), in the job's parameter format. Valid
+  // The key's parameters (optimizer none: its sum or mean), in parameter_memory_format(). Valid
   // from wait() to the next push(). Read-only with every transport: writing to it is a SIGSEGV, and
   // so is any access to it, or to a gradient, after the worker's destructor.
   std::span<const std::byte> parameter_bytes(size_t key) const;
-  std::span<const float> parameters(size_t key) const;  // REQUIRES: parameter_dtype f32
+  std::span<const float> parameters(size_t key) const;  // REQUIRES: that format is f32
 
   // From its next push on the key uses `memory`; without pointers, the library's again. Returns
   // when the memory that was registered before is no longer used. REQUIRES: the memory is valid

@@ -49,10 +49,13 @@ size_t coded_floats(const CheckerOptions& options) {
   return CodedSums::floats(options.elements, options.ranks);
 }
 
+bool has_view(const CheckerOptions& options) { return !kernels::is_plain(options.difference); }
+
 }  // namespace
 
 size_t Checker::reference_bytes(const CheckerOptions& options) {
-  return (parameter_arrays(options) * options.elements + coded_floats(options)) * sizeof(float);
+  const size_t arrays = parameter_arrays(options) + (has_view(options) ? 1 : 0);
+  return (arrays * options.elements + coded_floats(options)) * sizeof(float);
 }
 
 Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : options_(options) {
@@ -62,13 +65,19 @@ Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : o
   if (arrays > 0) params_ = floats;
   if (arrays > 1) state0_ = params_ + options.elements;
   if (arrays > 2) state1_ = params_ + 2 * options.elements;
+  float* rest = floats + arrays * options.elements;
+  if (has_view(options)) {
+    PHUB_CHECK(params_ != nullptr && options.result_dtype == kernels::DType::kF32);
+    view_.emplace(options.difference, options.keys, options.chunk_elements, rest);
+    rest += options.elements;
+  }
   if (coded_floats(options) == 0) return;
   coded_.emplace(CodedSums::Options{.ranks = options.ranks,
                                     .format = options.format,
                                     .pattern_first = options.pattern_first,
                                     .keys = options.keys,
                                     .chunk_elements = options.chunk_elements},
-                 floats + arrays * options.elements);
+                 rest);
 }
 
 void Checker::sums_of(uint64_t round, uint64_t first, size_t n, float* out) const {
@@ -79,8 +88,15 @@ void Checker::sums_of(uint64_t round, uint64_t first, size_t n, float* out) cons
   }
 }
 
-void Checker::advance_sums(uint64_t round, uint64_t first, uint64_t n) {
+void Checker::advance_chunks(uint64_t round, uint64_t first, uint64_t n) {
   if (coded_) coded_->advance(round, first, n);
+  if (!view_) return;
+  view_->chunks().visit(first, n, [&](const ModelChunk& chunk) {
+    for (size_t done = 0; done < chunk.elements; done += kBlock) {
+      advance(round, chunk.first + done, std::min(kBlock, chunk.elements - done));
+    }
+    view_->advance(round, chunk, params_);
+  });
 }
 
 void Checker::advance(uint64_t round, uint64_t first, size_t n) {
@@ -98,7 +114,8 @@ void Checker::expect(uint64_t round, uint64_t first, size_t n, void* out) const 
   if (!options_.computes) {
     std::memset(out, 0, n * kernels::bytes_of(dtype));
   } else if (params_ != nullptr) {
-    kernels::convert(params_ + first, kernels::DType::kF32, out, dtype, n);
+    kernels::convert((view_ ? view_->values() : params_) + first, kernels::DType::kF32, out, dtype,
+                     n);
   } else {
     std::array<float, kBlock> sums;
     sums_of(round, first, n, sums.data());
@@ -111,7 +128,7 @@ Mismatch Checker::advance_and_check(uint64_t round, uint64_t first, size_t n, co
   Mismatch total;
   for (size_t done = 0; done < n; done += kBlock) {
     const size_t count = std::min(kBlock, n - done);
-    advance(round, first + done, count);
+    if (!view_) advance(round, first + done, count);
     total.add(
         check(round, first + done, count, static_cast<const std::byte*>(results) + done * width));
   }

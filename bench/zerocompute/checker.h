@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bench/zerocompute/coded_sums.h"
+#include "bench/zerocompute/view.h"
 #include "kernels/kernels.h"
 
 namespace phub {
@@ -23,7 +24,9 @@ struct CheckerOptions {
   bool computes = true;        // false: the job moves notifications only, its results stay zero
   // The gradients' format, of all keys. Where it is coded, the sums are of what the ranks send.
   kernels::DType format = kernels::DType::kF32;
-  std::vector<KeySpec> keys;  // for a coded format
+  // Where results come back as differences, theirs; result_dtype is f32 then.
+  kernels::DType difference = kernels::DType::kF32;
+  std::vector<KeySpec> keys;  // for coded formats
   uint32_t chunk_elements = 8192;
 };
 
@@ -46,20 +49,21 @@ struct Mismatch {
 class Checker {
  public:
   // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer;
-  // and for a coded format an f32 for each element of each rank, and one for their sum.
+  // for a coded format an f32 for each element of each rank, and one for their sum; and where
+  // results come back as differences, one for what the ranks have.
   static size_t reference_bytes(const CheckerOptions& options);
 
   // REQUIRES: `memory` is zeroed, aligned for floats, and as large as reference_bytes() says.
   Checker(const CheckerOptions& options, std::span<std::byte> memory);
 
   // Advances elements [first, first + n) of the reference to `round` and compares them with
-  // `results`, which begins at element `first`. REQUIRES: they stand at round - 1; for a coded
-  // format, advance_sums() was called for their chunks.
+  // `results`, which begins at element `first`. REQUIRES: they stand at round - 1, and
+  // advance_chunks() was called for their chunks, if a format is coded.
   Mismatch advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results);
 
-  // For a coded format: computes the round's sums of the chunks that begin in [first, first + n).
-  // For others, nothing.
-  void advance_sums(uint64_t round, uint64_t first, uint64_t n);
+  // For coded formats: advances the chunks that begin in [first, first + n), as far as these must
+  // be taken as a whole. For others, nothing.
+  void advance_chunks(uint64_t round, uint64_t first, uint64_t n);
 
   // Compares again. REQUIRES: the elements stand at `round`.
   Mismatch check(uint64_t round, uint64_t first, size_t n, const void* results) const;
@@ -73,6 +77,7 @@ class Checker {
 
   CheckerOptions options_;
   std::optional<CodedSums> coded_;
+  std::optional<View> view_;
   float* params_ = nullptr;
   float* state0_ = nullptr;
   float* state1_ = nullptr;

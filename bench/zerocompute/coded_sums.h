@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "bench/zerocompute/model_chunks.h"
 #include "kernels/kernels.h"
 #include "transport/control/job_spec.h"
 
@@ -36,17 +37,12 @@ class CodedSums {
   const float* sums() const { return sums_; }
 
  private:
-  struct Chunk {
-    uint64_t first;
-    size_t elements;
-  };
-  void advance(uint64_t round, const Chunk& chunk);
+  void advance(uint64_t round, const ModelChunk& chunk);
 
   uint32_t ranks_;
   kernels::DType format_;
   uint64_t pattern_first_;
-  uint64_t elements_ = 0;
-  std::vector<Chunk> chunks_;
+  ModelChunks chunks_;
   float* sums_;
   float* residuals_;  // rank after rank
   std::vector<float> gradient_;

@@ -49,6 +49,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
                 .workers = workers,
                 .dtype = options.dtype,
                 .format = options.format,
+                .results = options.results,
                 .copy = options.copy};
   spec.checker = {.ranks = workers,
                   .elements = total_elements(table),
@@ -57,6 +58,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
                   .result_dtype = options.dtype,
                   .computes = options.sum,
                   .format = options.format,
+                  .difference = options.results,
                   .keys = table.keys,
                   .chunk_elements = chunk_elements};
   spec.worker.server = server;
@@ -70,7 +72,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
   job.lease_ms = kLeaseMs;
   job.work = options.sum ? "all" : "none";
   job.gradient_dtype = kernels::name_of(options.format);
-  job.parameter_dtype = kernels::name_of(options.dtype);
+  job.parameter_dtype = kernels::name_of(options.results);
   job.on_loss = "fail";
   job.groups = options.groups;
   validate(job);
@@ -96,7 +98,7 @@ std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec
                     .transport = options.transport,
                     .optimizer = std::string(kernels::name_of(options.optimizer)),
                     .groups = options.groups,
-                    .dtype = std::string(kernels::name_of(options.dtype)),
+                    .dtype = std::string(kernels::name_of(options.results)),
                     .format = std::string(kernels::name_of(options.format)),
                     .work = work_of(options),
                     .copy = options.copy,

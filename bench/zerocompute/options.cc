@@ -62,11 +62,19 @@ std::vector<std::string_view> format_names() {
   return names;
 }
 
+std::vector<std::string_view> coded_names() {
+  std::vector<std::string_view> names;
+  for (const std::string_view name : format_names()) {
+    if (!kernels::is_plain(*kernels::parse_format(name))) names.push_back(name);
+  }
+  return names;
+}
+
 // The text that CLI11 reads. It is converted afterwards, so that messages name the choices.
 struct Raw {
   std::vector<std::string> models;
   std::vector<std::string> workers;
-  std::string optimizer = "nesterov", dtype = "f32", format, from, to;
+  std::string optimizer = "nesterov", dtype = "f32", format, results, from, to;
   std::string factor = "2";
   uint32_t chunk_elements = 8192;
   std::vector<std::string> chunk_sizes;
@@ -104,6 +112,10 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_option("--format", raw.format,
                  fmt::format("Format of the gradients alone: {} (default: --dtype)",
                              fmt::join(format_names(), ", ")));
+  app.add_option("--results", raw.results,
+                 fmt::format("Results come back as differences in this format: {} (default: "
+                             "--dtype)",
+                             fmt::join(coded_names(), ", ")));
   app.add_option("--chunk-elements", raw.chunk_elements, "Elements per chunk (default 8192)");
   app.add_option("--chunk-sizes", raw.chunk_sizes,
                  "Sweep: bytes of a chunk's gradient, several with commas (4K,32K,1M)")
@@ -184,6 +196,25 @@ void resolve_one_rank(const Raw& raw, ZerocomputeOptions& o) {
   o.limit = false;  // that of the server's machine would matter
 }
 
+void resolve_results(const Raw& raw, ZerocomputeOptions& o) {
+  o.results = o.dtype;
+  if (raw.results.empty()) return;
+  const auto results = kernels::parse_format(raw.results);
+  if (!results || kernels::is_plain(*results)) {
+    fail(ErrorCode::kInvalid, "--results: '{}' is not one of {}; plain ones are for --dtype",
+         raw.results, fmt::join(coded_names(), ", "));
+  }
+  if (o.dtype != kernels::DType::kF32) {
+    fail(ErrorCode::kInvalid, "--results: differences are added in f32; leave --dtype out");
+  }
+  if (raw.no_optimize || raw.no_sum || o.optimizer == kernels::Optimizer::kNone) {
+    fail(ErrorCode::kInvalid,
+         "--results: differences are of the parameters that the server's optimizer changes; leave "
+         "--no-optimize, --no-sum and --optimizer none out");
+  }
+  o.results = *results;
+}
+
 void resolve(const Raw& raw, ZerocomputeOptions& o) {
   const auto dtype = kernels::parse_dtype(raw.dtype);
   if (!dtype) fail(ErrorCode::kInvalid, "--dtype: '{}' is not f32, bf16 or f16", raw.dtype);
@@ -208,10 +239,11 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
          raw.optimizer);
   }
   o.optimizer = *optimizer;
+  resolve_results(raw, o);
   o.sum = !raw.no_sum;
   o.optimize = !raw.no_optimize && !raw.no_sum;
   // How much memory coded gradients move depends on the encoder, not only on their bytes.
-  o.limit = !raw.no_limit && kernels::is_plain(o.format);
+  o.limit = !raw.no_limit && kernels::is_plain(o.format) && kernels::is_plain(o.results);
   if (!raw.workers.empty()) o.workers.clear();
   for (const std::string& text : raw.workers) {
     const uint32_t count = parse_number<uint32_t>(text, "--workers");

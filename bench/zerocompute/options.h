@@ -24,6 +24,7 @@ struct ZerocomputeOptions {
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
   kernels::DType dtype = kernels::DType::kF32;    // of the parameters that come back
   kernels::DType format = kernels::DType::kF32;   // of the gradients
+  kernels::DType results = kernels::DType::kF32;  // what is sent back: dtype, or coded differences
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
   bool sum = true;                                // --no-sum: notifications only
   bool optimize = true;                           // --no-optimize: sums come back

@@ -74,7 +74,7 @@ void Rank::check_part(uint64_t round, uint64_t part, uint64_t parts) {
   };
   const uint64_t begin = first_of(part);
   const uint64_t end = first_of(part + 1);
-  checker_.advance_sums(round, begin, end - begin);
+  checker_.advance_chunks(round, begin, end - begin);
   for (size_t k = 0; k < key_first_.size(); ++k) {
     const uint64_t first = std::max(begin, key_first_[k]);
     const uint64_t last = std::min(end, key_first_[k] + spec_.table.keys[k].elements);

@@ -18,8 +18,9 @@ namespace phub {
 struct CaseSpec {
   KeyTable table;
   uint32_t workers = 1;
-  kernels::DType dtype = kernels::DType::kF32;   // of the parameters that come back
-  kernels::DType format = kernels::DType::kF32;  // of the gradients, on the wire
+  kernels::DType dtype = kernels::DType::kF32;    // of the parameters that come back
+  kernels::DType format = kernels::DType::kF32;   // of the gradients, on the wire
+  kernels::DType results = kernels::DType::kF32;  // of the parameters there: dtype, or differences
   CheckerOptions checker;
   bool copy = false;
   WorkerOptions worker;  // server and job; the rank is set by each process

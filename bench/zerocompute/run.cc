@@ -249,13 +249,16 @@ CaseResult sizes_of(const CaseSpec& spec) {
   CaseResult sizes;
   sizes.elements = total_elements(spec.table);
   sizes.keys = spec.table.keys.size();
-  sizes.result_bytes = sizes.elements * kernels::bytes_of(spec.dtype);
   const uint64_t most = spec.worker.spec.chunk_elements;
   for (const KeySpec& key : spec.table.keys) {
     const uint64_t whole = key.elements / most, rest = key.elements % most;
     sizes.chunks += whole + (rest > 0 ? 1 : 0);
-    sizes.bytes += whole * kernels::slot_bytes(spec.format, most);
-    if (rest > 0) sizes.bytes += kernels::slot_bytes(spec.format, rest);
+    const auto bytes = [&](kernels::DType format) {
+      return whole * kernels::slot_bytes(format, most) +
+             (rest > 0 ? kernels::slot_bytes(format, rest) : 0);
+    };
+    sizes.bytes += bytes(spec.format);
+    sizes.result_bytes += bytes(spec.results);
   }
   return sizes;
 }

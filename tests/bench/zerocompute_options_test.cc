@@ -127,6 +127,10 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--dtype", "int8"}), HasSubstr("'int8' is not f32, bf16 or f16"));
   EXPECT_THAT(refusal({"--format", "f64"}), HasSubstr("'f64' is not one of f32, bf16"));
   EXPECT_THAT(refusal({"--format", "int8", "--groups", "2,2"}), HasSubstr("--groups"));
+  EXPECT_THAT(refusal({"--results", "bf16"}), HasSubstr("'bf16' is not one of fp8-e4m3"));
+  EXPECT_THAT(refusal({"--results", "int8", "--dtype", "bf16"}), HasSubstr("added in f32"));
+  EXPECT_THAT(refusal({"--results", "int8", "--no-optimize"}), HasSubstr("--no-optimize"));
+  EXPECT_THAT(refusal({"--results", "int8", "--optimizer", "none"}), HasSubstr("optimizer"));
   EXPECT_THAT(refusal({"--optimizer", "magic"}), HasSubstr("magic"));
   EXPECT_THAT(refusal({"--workers", "0"}), HasSubstr("--workers: 0"));
   EXPECT_THAT(refusal({"--workers", "4x"}), HasSubstr("'4x' is not a number"));

@@ -101,6 +101,29 @@ TEST(ZerocomputeTest, FormatsOfGradients) {
   }
 }
 
+TEST(ZerocomputeTest, ResultsAsDifferences) {
+  const std::map<std::string, double> bytes_per_element = {
+      {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int8", 1}, {"int4", 0.5}, {"topk", 0.125}};
+  for (const char* transport : {"shm", "tcp"}) {
+    for (const auto& [results, expected] : bytes_per_element) {
+      const TemporaryFile json(".json");
+      const Outcome outcome =
+          zerocompute("-b 4 -e 280K -f 265 --workers 1,3 -w 2 -n 5 --transport " +
+                      std::string(transport) + " --results " + results +
+                      (results == "int8" ? " --format int4" : "") + " --json " + json.path());
+      ASSERT_EQ(outcome.status, 0) << outcome.output;
+      for (const nlohmann::json& row : rows_of(json)) {
+        EXPECT_EQ(row["wrong"], 0u) << outcome.output;
+        EXPECT_EQ(row["dtype"], results);
+        EXPECT_GE(row["checked"], 7 * row["elements"].get<uint64_t>());
+        const auto elements = row["elements"].get<double>();
+        const auto chunks = row["chunks"].get<double>();
+        EXPECT_NEAR(row["result_bytes"].get<double>(), expected * elements, 8 * chunks);
+      }
+    }
+  }
+}
+
 TEST(ZerocomputeTest, EveryOptimizerIsRight) {
   for (const char* optimizer : {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop"}) {
     const Outcome outcome = zerocompute(

@@ -98,6 +98,109 @@ TEST(Coded, WhoTakesOverARankBeginsWithoutResiduals) {
   }
 }
 
+// Differences are of what ranks have, whatever the round did: some of the chunks have no gradient,
+// some are left out, and some rounds are skipped or clipped.
+TEST(Differences, RanksHaveWhatTheDifferencesAddUpTo) {
+  const auto seeds = testing::fresh_seeds(1);
+  for (const char* transport : {"shm", "tcp"}) {
+    Box box(2);
+    for (const char* format : kFormats) {
+      for (const char* policy : {"stop", "exclude", "skip"}) {
+        GroupedTraining run{
+            .spec = grouped_spec(fmt::format("{}-{}-{}", format, policy, transport), 3, ""),
+            .seed = seeds.first,
+            .has_nulls = true,
+            .has_nans = policy[1] != 't',
+            .rounds = 10};
+        SCOPED_TRACE(fmt::format("{}, PHUB_SEED={}", run.spec.name, run.seed));
+        run.spec.parameter_dtype = format;
+        run.spec.gradient_dtype = run.seed % 3 == 0 ? "int8" : "f32";
+        run.spec.on_nonfinite = policy;
+        run.spec.unused = run.seed % 4 < 2 ? "zero" : "skip";
+        run.spec.rounding = run.seed % 2 == 0 ? "stochastic" : "nearest";
+        run.spec.optimizer = "momentum";
+        run.spec.hyper["lr"] = 0.1;
+        if (run.spec.on_nonfinite == "skip") run.spec.hyper["max_norm"] = 0.5;
+        const auto seen = train(run, [&](uint32_t) {
+          WorkerOptions options = box.options(run.spec);
+          options.transport = transport;
+          return options;
+        });
+        const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
+        for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
+          for (size_t i = 0; i < run.rounds; ++i) {
+            EXPECT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Who comes later gets what the others have, not the parameters.
+TEST(Differences, WhoJoinsLaterHasWhatTheOthersHave) {
+  for (const char* transport : {"shm", "tcp"}) {
+    Box box(2);
+    GroupedTraining run{.spec = grouped_spec("joins", 1, ""), .seed = 5, .rounds = 7};
+    run.spec.max_ranks = 2;
+    run.spec.parameter_dtype = "int4";
+    run.spec.optimizer = "adam";
+    const auto join = [&](uint32_t rank) {
+      WorkerOptions options = box.options(run.spec);
+      options.rank = static_cast<int32_t>(rank);
+      options.transport = transport;
+      return std::make_unique<Worker>(options);
+    };
+    const auto first = join(0);
+    first->wait_all();
+    for (uint64_t round = 1; round <= 3; ++round) train_round(run, *first, 0, round);
+    const auto second = join(1);
+    ASSERT_EQ(second->first_round(), 4u);
+    second->wait_all();
+    EXPECT_TRUE(results_of(*second) == results_of(*first));
+    std::vector<Results> seen[2];
+    each_rank(2, [&](uint32_t rank) {
+      Worker& worker = rank == 0 ? *first : *second;
+      for (uint64_t round = 4; round <= run.rounds; ++round) {
+        train_round(run, worker, rank, round);
+        seen[rank].push_back(results_of(worker));
+      }
+    });
+    const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
+    for (size_t i = 0; i < seen[0].size(); ++i) {
+      EXPECT_TRUE(seen[0][i] == want[i + 3]) << "round " << i + 4;
+      EXPECT_TRUE(seen[1][i] == want[i + 3]) << "round " << i + 4;
+    }
+  }
+}
+
+TEST(Differences, ParametersThatTheyCannotBeOfAreRefused) {
+  Box box(1);
+  const auto refused = [&](const std::string& what, const auto& change) {
+    WorkerOptions options = box.options(grouped_spec("refused", 1, ""));
+    options.rank = 0;
+    options.spec.optimizer = "sgd";
+    options.spec.parameter_dtype = "int8";
+    change(options.spec);
+    expect_error(ErrorCode::kInvalid, what, [&] { const Worker worker(options); });
+  };
+  refused(
+      "parameter_dtype 'int8' sends what the server's optimizer has changed, and this job has "
+      "optimizer 'none', work 'all'",
+      [](JobSpec& spec) { spec.optimizer = "none"; });
+  refused(
+      "parameter_dtype 'int8' sends the difference that a round makes, and with consistency "
+      "'async' there are none: it must be bsp",
+      [](JobSpec& spec) { spec.consistency = "async"; });
+  refused("parameter_dtype: ranks that are racks get whole results, not differences in 'int8'",
+          [](JobSpec& spec) { spec.rack_ranks = {1}; });
+  refused("parameter_dtype: topk is for chunks of at most 65536 elements, and these have 131072",
+          [](JobSpec& spec) {
+            spec.parameter_dtype = "topk";
+            spec.chunk_elements = 131072;
+          });
+}
+
 TEST(GradientCoder, RestoresWhatItSavedAndNothingElse) {
   JoinReply reply;
   reply.spec.name = "job";

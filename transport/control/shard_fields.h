@@ -118,7 +118,7 @@ template <class A>
 void fields(A& a, const ShardQueueCounters*) {
   a.required("chunks", &ShardQueueCounters::chunks);
   a.required("bytes_in", &ShardQueueCounters::bytes_in);
-  a.required("elements_out", &ShardQueueCounters::elements_out);
+  a.required("bytes_out", &ShardQueueCounters::bytes_out);
 }
 template <class A>
 void fields(A& a, const ShardProbe*) {

@@ -165,7 +165,7 @@ struct ShardLack {
 };
 struct ShardQueueCounters {
   uint64_t chunks = 0;
-  uint64_t bytes_in = 0, elements_out = 0;  // of gradients; of results
+  uint64_t bytes_in = 0, bytes_out = 0;  // of gradients; of results
 
   friend bool operator==(const ShardQueueCounters&, const ShardQueueCounters&) = default;
 };

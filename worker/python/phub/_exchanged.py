@@ -14,7 +14,6 @@ from torch.autograd.graph import increment_version
 
 from phub import _rules
 from phub._device import DeviceKeys
-from phub._options import Option
 from phub.errors import TakenError
 from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
@@ -30,7 +29,6 @@ class Exchanged:
     worker: Worker
     name: str
     tensor: nn.Parameter
-    options: Mapping[str, Option]  # of the job
     is_mean: bool  # what comes back is the mean of the gradients
     zero_copy: bool = False  # the parameter is a view of what comes back
     backwards: int = 0  # of this step
@@ -55,7 +53,7 @@ class Exchanged:
                 torch.frombuffer(view, dtype=DTYPES[dtype]).view(self.tensor.shape)
                 for view, dtype in (
                     (self.worker.gradient(self.name), self.worker.gradient_dtype(self.name)),
-                    (self.worker.parameters(self.name), str(self.options["parameter_dtype"])),
+                    (self.worker.parameters(self.name), self.worker.parameter_dtype),
                 )
             )
 

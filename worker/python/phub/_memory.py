@@ -20,6 +20,11 @@ class Memory:
     owner: object = None
 
 
+def format_in_memory(on_wire: str) -> str:
+    """Of results in this format: coded ones are float32 in memory."""
+    return on_wire if on_wire in _BYTES else "f32"
+
+
 def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
     """Of a contiguous buffer or a Memory; None: no memory. Raises InvalidError for another size."""
     if dtype not in _BYTES:

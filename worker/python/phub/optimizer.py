@@ -15,6 +15,7 @@ from phub._box_state import BoxState
 from phub._buffers import Buffers
 from phub._exchanged import Exchanged, take_waiting
 from phub._hooks import forward_hooks, gradient_hooks, hold_all, view_hooks
+from phub._memory import format_in_memory
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
@@ -99,7 +100,7 @@ class DistributedOptimizer(Optimizer):
         self._frozen = {name: p for name, p in found.items() if not p.requires_grad}
         given = {**formats_of(named), **given}
         if zero_copy:
-            check_format(named, str(given["parameter_dtype"]))
+            check_format(named, format_in_memory(str(given["parameter_dtype"])))
         keys = keys_of(
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
@@ -112,7 +113,7 @@ class DistributedOptimizer(Optimizer):
         saver = self._steps.save if server else None
         self.worker = Worker(keys, hyper=fixed, formats=formats, saver=saver, **given)
         self._mine = [
-            Exchanged(self.worker, name, tensor, given, not server, zero_copy)
+            Exchanged(self.worker, name, tensor, not server, zero_copy)
             for name, tensor in named.items()
         ]
         self._begin()

@@ -12,7 +12,7 @@ from phub import _library, errors
 from phub._facts import Stats, Verdict
 from phub._handle import Handle
 from phub._library import call
-from phub._memory import Memory, memory_of_key
+from phub._memory import Memory, format_in_memory, memory_of_key
 from phub._options import Key, Option, add_keys, set_formats, set_options
 from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
@@ -67,7 +67,7 @@ class Worker:
         self.keys = tuple(keys)
         self._index = {name: index for index, name in enumerate(self.keys)}
         self._elements = [key.elements if isinstance(key, Key) else key for key in keys.values()]
-        self._parameter_dtype = str(options.get("parameter_dtype", "f32"))
+        self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
         self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
 
@@ -134,6 +134,11 @@ class Worker:
         found = c_char_p()
         call("gradient_dtype", self._worker, self._at(key), byref(found))
         return (found.value or b"").decode()
+
+    @property
+    def parameter_dtype(self) -> str:
+        """Of `parameters`: f32, bf16 or f16, as on the wire; f32 where that is a coded format."""
+        return self._parameter_dtype
 
     def parameters(self, key: str) -> memoryview:
         """The key's parameters (optimizer none: the sum or mean); shape as `gradient`, read-only.

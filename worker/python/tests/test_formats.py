@@ -218,6 +218,58 @@ def test_the_boxs_steps_are_those_of_the_codes_to_the_bit(box, start, code):
     assert np.mean(losses[0][-4:]) < 0.7 * np.mean(losses[0][:4])
 
 
+def learns_with_differences(rank, code, steps, zero_copy):
+    net = make_net()
+    plain = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    optimizer = phub.DistributedOptimizer(plain, net, parameter_dtype=code, zero_copy=zero_copy)
+    assert optimizer.worker.parameter_dtype == "f32"
+    losses, gradients, parameters = [], [], []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(net, rank, step % 4)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(gradients_of(net))
+        optimizer.step()
+        parameters.append(parameters_of(net))
+    return losses, gradients, parameters
+
+
+class View:
+    """What ranks have of a parameter, by NumPy."""
+
+    def __init__(self, code, parameter):
+        self.code, self.values = code, parameter.detach().numpy().flatten()
+
+    def add_difference(self, parameter):
+        difference = parameter.detach().numpy().flatten() - self.values
+        assert len(difference) <= 8192
+        self.values = self.values + self.code(difference)
+        return torch.from_numpy(self.values).view(parameter.shape)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.parametrize("code", CODES)
+def test_results_are_what_differences_add_up_to(box, start, code, zero_copy):
+    steps = 60
+    losses, gradients, parameters = zip(
+        *start(learns_with_differences, 2, code, steps, zero_copy).results(), strict=True
+    )
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=False)
+    views = {name: View(CODES[code], p) for name, p in net.named_parameters()}
+    for step in range(steps):
+        for name, p in net.named_parameters():
+            own = [of_rank[step].get(name) for of_rank in gradients]
+            zero = torch.zeros_like(p)
+            p.grad = mean([zero if each is None else each for each in own])
+        optimizer.step()
+        expected = {name: views[name].add_difference(p) for name, p in net.named_parameters()}
+        for of_rank in parameters:
+            assert_same_bits(of_rank[step], expected)
+    assert np.mean(losses[0][-4:]) < 0.7 * np.mean(losses[0][:4])
+
+
 def learns_with_ddp(rank, code, kind, steps):
     net = make_net().to(kind)
     wrapped = phub.ddp(net, gradient_dtype=code)
