@@ -60,6 +60,7 @@ std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint
 void move_view(const JobSpec& spec, const ChunkPlace& chunk, uint64_t round,
                std::span<const float> parameters, std::span<float> view) {
   const auto format = *kernels::parse_format(spec.parameter_dtype);
+  if (kernels::is_plain(format)) return;
   std::vector<float> difference(chunk.elements);
   for (uint32_t i = 0; i < chunk.elements; ++i) difference[i] = parameters[i] - view[i];
   std::vector<std::byte> slot(kernels::slot_bytes(format, chunk.elements));
@@ -72,6 +73,15 @@ void move_view(const JobSpec& spec, const ChunkPlace& chunk, uint64_t round,
                     slot.data());
   const std::vector<float> sent = reference::decode(slot.data(), format, chunk.elements);
   for (uint32_t i = 0; i < chunk.elements; ++i) view[i] = view[i] + sent[i];
+}
+
+void move_view(const JobSpec& spec, uint32_t key, uint64_t round, std::span<const float> parameters,
+               std::span<float> view) {
+  for (const ChunkPlace& chunk : chunks_of(spec)) {
+    if (chunk.key != key) continue;
+    move_view(spec, chunk, round, parameters.subspan(chunk.begin, chunk.elements),
+              view.subspan(chunk.begin, chunk.elements));
+  }
 }
 
 std::vector<float> CodedRank::send(uint32_t key, uint64_t round, std::span<const float> gradient) {

@@ -32,10 +32,13 @@ std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint
                               uint64_t round, std::span<const float> gradient,
                               std::span<float> residual);
 
-// Results that come back as differences: what ranks have of a chunk's parameters becomes this after
-// a round. REQUIRES: the job's parameter_dtype is coded.
+// What ranks have of a chunk's parameters after a round, if results come back as differences; else
+// nothing happens.
 void move_view(const JobSpec& spec, const ChunkPlace& chunk, uint64_t round,
                std::span<const float> parameters, std::span<float> view);
+// The same of a whole key.
+void move_view(const JobSpec& spec, uint32_t key, uint64_t round, std::span<const float> parameters,
+               std::span<float> view);
 
 // A rank and its residuals.
 class CodedRank {

@@ -115,6 +115,7 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
   if (run.whole_numbers) hyper.lr = adds ? -1 : 1;
   reference::Model model(adds ? kernels::Optimizer::kSgd : optimizer, hyper,
                          std::vector<float>(elements));
+  std::vector<float> view(elements);
   std::vector<CodedRank> senders;
   for (uint32_t rank = 0; rank < run.ranks; ++rank) senders.emplace_back(spec, rank);
   for (uint64_t round = 1; round <= rounds; ++round) {
@@ -130,8 +131,9 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
     }
     std::vector<const void*> slots;
     for (const auto& gradient : gradients) slots.push_back(gradient.data());
-    if (slots.empty() && run.unused == "skip") continue;
-    if (!run.groups.empty()) {
+    if (slots.empty() && run.unused == "skip") {
+      // It is no step.
+    } else if (!run.groups.empty()) {
       std::vector<float> sum(elements);
       reference::sum(reference::parse_groups(run.groups, run.ranks), slots, dtype, 1, sum.data(),
                      elements);
@@ -141,11 +143,12 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
     } else {
       for (const void*& slot : slots) model.round({&slot, 1}, dtype, 1);
     }
+    move_view(spec, static_cast<uint32_t>(key), round, model.params, view);
   }
-  const auto parameter_dtype = *kernels::parse_dtype(run.parameter_dtype);
+  const auto parameter_dtype = *kernels::parse_dtype(parameter_memory_format(spec));
   std::vector<std::byte> result(elements * kernels::bytes_of(parameter_dtype));
-  reference::convert(model.params.data(), kernels::DType::kF32, result.data(), parameter_dtype,
-                     elements);
+  const std::vector<float>& seen = difference_format(spec) ? view : model.params;
+  reference::convert(seen.data(), kernels::DType::kF32, result.data(), parameter_dtype, elements);
   return result;
 }
 
@@ -394,6 +397,20 @@ INSTANTIATE_TEST_SUITE_P(
                  .optimizer = "sgd",
                  .gradient_dtype = "fp8-e5m2",
                  .whole_numbers = true},
+        // What ranks have is saved beside the parameters.
+        Scenario{.name = "differences", .parameter_dtype = "int4"},
+        Scenario{.name = "sparse_differences",
+                 .before = kTcp,
+                 .after = {"pack:1 core:3 pu:1", "tcp"},
+                 .gradient_dtype = "int8",
+                 .parameter_dtype = "topk",
+                 .rounding = "stochastic",
+                 .unused = "skip"},
+        Scenario{.name = "differences_of_boxes",
+                 .before = kTwoBoxes,
+                 .after = kThreeBoxes,
+                 .optimizer = "nesterov",
+                 .parameter_dtype = "fp8-e4m3"},
         Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
         Scenario{.name = "excludes", .on_nonfinite = "exclude"},
         Scenario{.name = "groups", .after = kTcp, .groups = "1,2"},
