@@ -288,8 +288,8 @@ MUTANTS = [
            "return chunks[a].priority > chunks[b].priority;",
            "return chunks[a].priority > chunks[a].priority;", ("phub/core_job_test",), ("phub/core/core_job.cc",)),
     Mutant("place: results go to where the box has them, not the worker", OUTBOX,
-           ".remote_offset = chunk.worker_offset * result_bytes_,",
-           ".remote_offset = chunk.offset * result_bytes_,", ("racks",)),
+           "place(worker_elements_, chunk.worker_offset).byte,",
+           "place(worker_elements_, chunk.offset).byte,", ("racks",)),
 
     # Boundaries.
     Mutant("promise: who is waited for again begins in a round that has started", MEMBERS_BOUNDARY,
