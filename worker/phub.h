@@ -292,12 +292,19 @@ PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory,
 /* The format of that memory: the key's own (phub_options_set_format), else the job's
  * gradient_dtype; "f32" where that is coded. It belongs to the worker. */
 PHUB_API phub_code phub_gradient_dtype(const phub_worker* worker, size_t key, const char** dtype);
-/* A key's parameters (optimizer none: the sum or mean), in parameter_dtype; f32 where that is coded.
- * The same pointer until the worker is destroyed; valid from phub_wait to the next push of the key.
- * Read-only with every transport: writing to it is a SIGSEGV. So is any access to it, or to a
- * gradient, after the worker was destroyed and the last call for it has returned. */
+/* A key's parameters (optimizer none: the sum or mean), in parameter_dtype; f32 where that is
+ * coded. The same pointer until the worker is destroyed; valid from phub_wait to the next push of
+ * the key. Read-only with every transport: writing to it is a SIGSEGV. So is any access to it, or
+ * to a gradient, after the worker was destroyed and the last call for it has returned. */
 PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const void** memory,
                                    size_t* bytes);
+
+/* For matrices whose factors are exchanged (worker/factors.h): adds the outer products of `samples`
+ * pairs of vectors, of `rows` and of `columns` elements and one after another, to a matrix, which
+ * lies row after row. Sample by sample, with one rounding each (fma): the same bits on every
+ * machine. Any thread; it does not wait. */
+PHUB_API phub_code phub_add_products(const float* left, const float* right, size_t samples,
+                                     size_t rows, size_t columns, float* out);
 
 /* The caller's own memory for a key: the next push sends from it, and its wait leaves the result in
  * it. Over TCP nothing is copied if formats are the key's, which is not coded, and the scale is 1:

@@ -56,7 +56,8 @@ uint64_t CoreJob::bytes(const Size& size) {
          Outbox::bytes({size.chunks, size.queues, size.max_ranks, size.gated}) +
          DueChunks::bytes(size.chunks) + KeyStates::bytes(size.chunks) +
          Reports::most(size.max_ranks) * sizeof(CoreReport) +
-         Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk, size.levels) +
+         Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk, size.levels,
+                        size.differences) +
          RankTree::bytes(size.levels, size.max_ranks) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +

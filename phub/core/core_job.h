@@ -56,6 +56,7 @@ class CoreJob {
     uint64_t levels = 1;         // of the tree of ranks
     bool lock_step = true;
     bool gated = false;
+    bool differences = false;
     bool of_racks = false;
     bool has_parent = false;
   };

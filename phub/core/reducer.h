@@ -22,9 +22,10 @@ class Reducer {
   Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
           ChunkTable& table, Reports& reports, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk,
-                                  uint64_t levels) {
+                                  uint64_t levels, bool differences) {
     return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
-           2 * largest_chunk * sizeof(float) + TreeSum::bytes(levels, largest_chunk);  // held
+           (differences ? 2 : 1) * largest_chunk * sizeof(float) +
+           TreeSum::bytes(levels, largest_chunk);  // held
   }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be

@@ -93,6 +93,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .levels = levels,
                                                     .lock_step = lock_step,
                                                     .gated = choices.gated,
+                                                    .differences = choices.difference.has_value(),
                                                     .of_racks = !spec.rack_ranks.empty(),
                                                     .has_parent = rack != nullptr});
   }

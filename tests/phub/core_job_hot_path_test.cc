@@ -154,6 +154,7 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
         CoreJob::Size{.chunks = 5000, .max_ranks = 4, .lock_step = false},
         CoreJob::Size{.chunks = 70, .max_ranks = 1024, .lock_step = false},
         CoreJob::Size{.chunks = 9, .classes = 5000, .largest_chunk = 1 << 20},
+        CoreJob::Size{.chunks = 9, .largest_chunk = 1 << 20, .differences = true},
         CoreJob::Size{.chunks = 9, .max_ranks = 1024, .largest_chunk = 1 << 18, .levels = 3}}) {
     SCOPED_TRACE(fmt::format("{} chunks, {} ranks, lock-step {}", size.chunks, size.max_ranks,
                              size.lock_step));
@@ -162,12 +163,14 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
     const std::vector<KeyScales> scales(size.classes);
     const std::vector<uint32_t> expected = {0};
     const std::string groups = size.levels == 3 ? "(1000,20),4" : "";
+    const auto differences = size.differences ? std::optional(Differences()) : std::nullopt;
     const struct mallinfo2 before = mallinfo2();
     std::vector<CoreChunk> chunks(size.chunks);
     for (CoreChunk& chunk : chunks) chunk.elements = static_cast<uint32_t>(size.largest_chunk);
     const auto job =
         std::make_unique<CoreJob>(0,
                                   JobParameters{.max_ranks = static_cast<uint32_t>(size.max_ranks),
+                                                .differences = differences,
                                                 .tree = RankTree(groups, 1024),
                                                 .lock_step = size.lock_step},
                                   JobArrays{}, std::move(chunks), endpoint,

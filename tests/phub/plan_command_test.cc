@@ -220,6 +220,7 @@ TEST(PlanMemory, HoldsWhatTheJobNeeds) {
   };
   using Bytes = std::vector<uint64_t>;
   EXPECT_EQ(needed("none", "f32", "f32"), (Bytes{12, 4, 0, 0}));
+  EXPECT_EQ(needed("adam", "f32", "int4"), (Bytes{12, 6, 4, 8}));  // the view, and differences
   EXPECT_EQ(needed("none", "f16", "f16"), (Bytes{6, 2, 0, 0})) << "a sum needs no master";
   EXPECT_EQ(needed("sgd", "bf16", "f32"), (Bytes{6, 4, 0, 0}));
   EXPECT_EQ(needed("sgd", "f32", "bf16"), (Bytes{12, 2, 4, 0}));
@@ -248,7 +249,8 @@ TEST(PlanCommand, BadInputIsNamed) {
               HasSubstr("gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, "
                         "int4, topk, got 'f64'"));
   EXPECT_THAT(error_of({"vgg19", "--parameter-dtype", "f8"}),
-              HasSubstr("parameter_dtype: must be one of f32, bf16, f16, got 'f8'"));
+              HasSubstr("parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, "
+                        "int4, topk, got 'f8'"));
   EXPECT_THAT(error_of({"vgg19", "--chunk-elements", "100"}), HasSubstr("multiple of 32"));
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -146,7 +147,7 @@ TEST(Layout, SumsOfARack) {
       ASSERT_EQ(offsets[c] % (kChunkAlignment * 4), 0u);
       ASSERT_GE(offsets[c + 1], offsets[c] + (layout.chunks[c].elements + kTrailerElements) * 4);
     }
-    EXPECT_EQ(link_layout(layout, 3, 4, 1).gradients_at_worker(), offsets.back());
+    EXPECT_EQ(link_layout(layout, 3, {}, 1).gradients_at_worker(), offsets.back());
   }
 }
 
@@ -173,7 +174,7 @@ TEST(Layout, BothSidesComeToTheSame) {
       ASSERT_EQ(worker.chunks[c].queue, box.chunks[c].queue);
       ASSERT_EQ(worker.chunks[c].index, box.chunks[c].index);
     }
-    const LinkLayout link = link_layout(box, 3, 4, 1);
+    const LinkLayout link = link_layout(box, 3, {}, 1);
     EXPECT_EQ(link.gradients_at_worker(), box.gradients_bytes);
     EXPECT_EQ(link.slots_bytes, box.slots_bytes);
     if (const uint32_t element = element_bytes_of_all(box)) {
@@ -183,6 +184,42 @@ TEST(Layout, BothSidesComeToTheSame) {
     }
     EXPECT_EQ(link.results_at_worker(), box.total_elements * 4);
     EXPECT_EQ(link.results_bytes, box.box_elements * 4);
+    const LinkLayout halves = link_layout(box, 3, {.element_bytes = 2}, 3);
+    EXPECT_EQ(halves.results_at_worker(), box.total_elements * 2);
+    EXPECT_EQ(halves.all_results_bytes(), box.box_elements * 6);
+  }
+}
+
+// Behind the view each chunk has room for its difference, which overlaps no other's.
+TEST(Layout, DifferencesHaveTheirOwnPlaces) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Sample s = sample(seed);
+    const Layout layout = layout_of(s, seed % 3 == 0);
+    for (const SlotFormat& format : kSlotFormats) {
+      JobSpec spec;
+      spec.parameter_dtype = format.name;
+      const ResultFormat results = result_format(spec);
+      EXPECT_EQ(results.element_bytes, format.is_plain() ? format.unit_bytes : 4);
+      const LinkLayout link = link_layout(layout, 3, results, 1);
+      EXPECT_EQ(link.results_bytes,
+                layout.box_elements * (results.element_bytes + (format.is_plain() ? 0 : 2)));
+      if (format.is_plain()) continue;
+      std::map<uint64_t, uint64_t> taken;  // where from, and where to
+      for (const ChunkLayout& chunk : layout.chunks) {
+        const ResultPlace place =
+            difference_place(results, layout.box_elements, chunk.box_offset, chunk.elements);
+        EXPECT_EQ(place.bytes, format.bytes(chunk.elements));
+        EXPECT_EQ(place.byte % kSlotAlignment, 0u);
+        EXPECT_GE(place.byte, layout.box_elements * 4);
+        EXPECT_LE(place.byte + place.bytes, link.results_bytes);
+        taken.emplace(place.byte, place.byte + place.bytes);
+      }
+      ASSERT_EQ(taken.size(), layout.chunks.size());
+      for (auto at = taken.begin(), next = std::next(at); next != taken.end(); ++at, ++next) {
+        ASSERT_LE(at->second, next->first);
+      }
+    }
   }
 }
 
@@ -242,7 +279,9 @@ TEST(Layout, InitialParametersFitTheSlotOfEveryFormat) {
         next += p.count;
       }
       ASSERT_EQ(next, n);
-      if (format.name == "f32") ASSERT_EQ(parts, 1u);
+      if (format.name == "f32") {
+        ASSERT_EQ(parts, 1u);
+      }
       if (format.bits == 16) {  // as it always was
         ASSERT_EQ(parts, 2u);
         ASSERT_EQ(initial_part(n, bytes, 0).count, n / 2);

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "kernels/products.h"
 #include "transport/control/control_client.h"
 #include "transport/control/token.h"
 #include "worker/c_abi/call.h"
@@ -209,6 +210,16 @@ phub_code phub_parameters(const phub_worker* worker, size_t key, const void** me
     const std::span<const std::byte> all = w.parameter_bytes(key);
     *memory = all.data();
     if (bytes != nullptr) *bytes = all.size();
+  });
+}
+
+phub_code phub_add_products(const float* left, const float* right, size_t samples, size_t rows,
+                            size_t columns, float* out) {
+  return call(__func__, [&] {
+    need(left, "left");
+    need(right, "right");
+    need(out, "out");
+    kernels::add_products(left, right, samples, rows, columns, out);
   });
 }
 

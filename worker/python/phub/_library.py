@@ -108,6 +108,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "gradient": (c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t)),
     "gradient_dtype": (c_void_p, c_size_t, POINTER(c_char_p)),
     "parameters": (c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_size_t)),
+    "add_products": (c_void_p, c_void_p, c_size_t, c_size_t, c_size_t, c_void_p),
     "register_memory": (c_void_p, c_size_t, POINTER(KeyMemory)),
     "broadcast_keys": (c_void_p, POINTER(c_void_p), c_size_t),
     "push": (c_void_p, c_size_t, c_int32),

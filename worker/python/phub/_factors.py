@@ -1,0 +1,268 @@
+"""Sufficient factors: of fully connected layers the ranks exchange what gradients are made of.
+
+The gradient of such a layer's weight is the sum, over the samples of a batch, of the outer product
+of the error of its output and its input (Xing et al. 2015; Poseidon, section 4.3.1). With K samples
+of a rank that is K (M + N) numbers in place of M N. Every rank has a key of the job for each layer, in
+which only it sends; the box passes it on, and all ranks add up the products themselves, in the order
+of ranks and samples: the same bits on all.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from ctypes import c_void_p
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from phub import _device
+from phub._library import call
+from phub._options import Key, Option
+from phub.errors import InvalidError, NotFoundError
+from phub.worker import Worker
+
+_RANKS = "ranks"  # the key that counts who takes part
+# What a job that exchanges gradients has, and this one has not.
+_OTHERS = ("gradient_dtype", "parameter_dtype", "rounding", "initial", "optimizer", "job")
+
+
+class Factors:
+    """Layers of a model whose weights' gradients are exchanged as factors, in a job of their own.
+
+    Their modules compute as before, but backward() pushes the factors, and at its end their weights
+    have the mean of all ranks' gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: Mapping[str, int],
+        *,
+        job: str,
+        rank: int,
+        world_size: int,
+        **options: Option,
+    ) -> None:
+        """Joins; returns when all ranks have, and all weights are rank 0's.
+
+        samples: by patterns of the weights' names, how many samples a rank has in a step at most.
+        """
+        layers = dict(_layers_of(model, samples))
+        given = {name: value for name, value in options.items() if name not in _OTHERS}
+        given |= {"rank": rank, "world_size": world_size, "max_ranks": world_size}
+        self._layers = [
+            Layer(name, module, samples_of, world_size)
+            for name, (module, samples_of) in layers.items()
+        ]
+        self._begin_alike(job, given)
+        keys = {_RANKS: Key(1)}
+        for layer in self._layers:
+            keys |= layer.keys
+        self._worker = _join(keys, f"{job}-factors", given)
+        self._pushed = False  # anything, in this backward()
+        for layer in self._layers:
+            layer.join(self, self._worker)
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._worker.close()
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The parameters that nothing else may exchange, by name."""
+        return tuple(layer.name for layer in self._layers)
+
+    def begin(self) -> None:
+        """A layer is about to push. At the end of backward() all are waited for."""
+        if self._pushed:
+            return
+        self._pushed = True
+        torch.frombuffer(self._worker.gradient(_RANKS), dtype=torch.float32).fill_(1)
+        self._worker.push(_RANKS)
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    def _finish(self) -> None:
+        self._pushed = False
+        for layer in self._layers:
+            layer.push_nothing()
+        self._worker.wait(_RANKS)
+        ranks = _floats(self._worker.parameters(_RANKS)).item()
+        for layer in self._layers:
+            layer.take(1 / ranks)
+
+    def _begin_alike(self, job: str, given: Mapping[str, Any]) -> None:
+        keys = {layer.name: Key(layer.weight.numel()) for layer in self._layers}
+        worker = _join(keys, f"{job}-weights", given)
+        with torch.no_grad():
+            for layer in self._layers:
+                if worker.rank == 0:
+                    torch.frombuffer(
+                        worker.gradient(layer.name), dtype=torch.float32
+                    ).copy_(layer.weight.flatten())
+                    worker.push(layer.name)
+                else:
+                    worker.push_null(layer.name)
+            for layer in self._layers:
+                worker.wait(layer.name)
+                values = _floats(worker.parameters(layer.name))
+                layer.weight.copy_(values.view(layer.weight.shape))
+        worker.close()
+
+
+class Layer:
+    """One of them: an nn.Linear."""
+
+    def __init__(self, name: str, module: nn.Linear, samples: int, ranks: int) -> None:
+        self.name, self._module, self._samples = name, module, samples
+        self.weight = module.weight
+        rows, columns = self.weight.shape
+        self._split = samples * rows
+        size = samples * (rows + columns) + 1  # at last the number of samples
+        self.keys = {f"{name}/factors/{rank}": Key(size) for rank in range(ranks)}
+        self._names = tuple(self.keys)
+        self._sent = False
+        self._all: Factors
+        self._worker: Worker
+        self._own: torch.Tensor  # of this rank, to be sent
+        self._factors: list[torch.Tensor]  # of all ranks
+
+    def join(self, of: Factors, worker: Worker) -> None:
+        self._all, self._worker = of, worker
+        self._own = torch.frombuffer(
+            worker.gradient(self._names[worker.rank]), dtype=torch.float32
+        )
+        self._factors = [_floats(worker.parameters(name)) for name in self._names]
+        self._module.forward = self._forward  # type: ignore[method-assign]
+
+    def _forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return functional.linear(input, self.weight, self._module.bias)
+        result: torch.Tensor = _Linear.apply(input, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def push(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Sends the factors of these samples; of the other ranks' keys, nothing."""
+        samples = len(left)
+        if samples > self._samples:
+            raise InvalidError(
+                f"factors: layer '{self.name}' has {samples} samples, and there is room for "
+                f"{self._samples}: give more in factors="
+            )
+        if self._sent:
+            raise InvalidError(
+                f"factors: layer '{self.name}' is used twice in a step, and has one set of factors"
+            )
+        self._all.begin()
+        own = self._own
+        own[: left.numel()].view(left.shape).copy_(left)
+        own[self._split : self._split + right.numel()].view(right.shape).copy_(right)
+        own[-1] = samples
+        self._push_all(null=False)
+
+    def push_nothing(self) -> None:
+        """Unless it was pushed in this step."""
+        if not self._sent:
+            self._push_all(null=True)
+
+    def take(self, factor: float) -> None:
+        """Waits for all ranks' factors; the gradient is added to the weight's."""
+        self._sent = False
+        rows, columns = self.weight.shape
+        gradient = torch.zeros(rows, columns)
+        for name, factors in zip(self._names, self._factors, strict=True):
+            self._worker.wait(name)
+            left, right = factors, factors[self._split :]
+            pointers = [c_void_p(tensor.data_ptr()) for tensor in (left, right, gradient)]
+            samples = int(factors[-1])
+            call("add_products", *pointers[:2], samples, rows, columns, pointers[2])
+        gradient = (gradient * torch.tensor(factor, dtype=torch.float32)).to(self.weight.dtype)
+        if self.weight.grad is None:
+            self.weight.grad = gradient
+        else:
+            self.weight.grad += gradient
+
+    def _push_all(self, null: bool) -> None:
+        self._sent = True
+        for rank, name in enumerate(self._names):
+            if null or rank != self._worker.rank:
+                self._worker.push_null(name)
+            else:
+                self._worker.push(name)
+
+
+class _Linear(torch.autograd.Function):
+    """functional.linear, whose backward() sends the factors of the weight's gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        layer: Layer,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.layer, ctx.has_bias = layer, bias is not None
+        return functional.linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, error: torch.Tensor) -> Any:  # type: ignore[override]
+        input, weight = ctx.saved_tensors
+        errors = error.reshape(-1, weight.shape[0])
+        ctx.layer.push(errors, input.reshape(-1, weight.shape[1]))
+        return (
+            error @ weight if ctx.needs_input_grad[0] else None,
+            None,
+            errors.sum(0) if ctx.has_bias else None,
+            None,
+        )
+
+
+def _layers_of(
+    model: nn.Module, samples: Mapping[str, int]
+) -> Iterator[tuple[str, tuple[nn.Linear, int]]]:
+    """By the weight's name: the module, and the samples of the last pattern that matches it."""
+    linear = {
+        f"{name}.weight" if name else "weight": module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module.weight.requires_grad
+    }
+    for pattern, count in samples.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidError(f"factors: {pattern!r} has {count!r} samples; at least 1")
+        if not any(fnmatchcase(name, pattern) for name in linear):
+            raise NotFoundError(
+                f"factors: none of the model's {len(linear)} weights of nn.Linear matches "
+                f"'{pattern}'"
+            )
+    for name, module in linear.items():
+        matching = [count for pattern, count in samples.items() if fnmatchcase(name, pattern)]
+        if not matching:
+            continue
+        if module.weight.dtype != torch.float32 or _device.is_gpu(module.weight.device):
+            raise InvalidError(
+                f"factors are float32 on the CPU, and '{name}' is {module.weight.dtype} on "
+                f"{module.weight.device}"
+            )
+        yield name, (module, matching[-1])
+
+
+def _join(keys: Mapping[str, Key], job: str, options: Mapping[str, Any]) -> Worker:
+    worker = Worker(keys, job=job, **{**options, "reduction": "sum"})
+    if worker.first_round > 1:
+        worker.close()
+        raise InvalidError(
+            "factors: the other ranks began before this one joined, and it cannot join them: start "
+            "all ranks again"
+        )
+    return worker
+
+
+def _floats(memory: memoryview) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to it
+        return torch.frombuffer(memory, dtype=torch.float32)
