@@ -13,6 +13,9 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr uint64_t kMostSamples = uint64_t{1} << 62;  // so that no sum of positions overflows
 
+// Of the numbers that are permuted. With fewer bits, 8 rounds do not make all orders as likely.
+constexpr uint32_t kLeastBits = 6;
+
 // A cursor as bytes.
 struct CursorBytes {
   std::array<char, 8> magic;
@@ -68,8 +71,9 @@ DataShards::DataShards(const DataOptions& options) : options_(options) {
          "{} samples are too few for {} ranks with drop_last: every epoch would be empty",
          options.samples, stride_);
   }
-  // Two halves, of at least one bit each, that hold every sample's number.
-  const auto bits = std::max(2u, static_cast<uint32_t>(std::bit_width(options.samples - 1)));
+  // Two halves that together hold every sample's number.
+  const auto bits =
+      std::max(kLeastBits, static_cast<uint32_t>(std::bit_width(options.samples - 1)));
   low_bits_ = bits / 2;
   high_bits_ = bits - low_bits_;
   begin(0, 0);
@@ -121,7 +125,8 @@ void DataShards::begin(uint64_t epoch, uint64_t position) {
 
 // A Feistel network over as many bits as the numbers have, and from a number that is no sample's on
 // to the next of the cycle (Black and Rogaway, 2002: "Ciphers with arbitrary finite domains"): a
-// permutation of the samples' numbers. At most half of the numbers are no sample's, but for 1.
+// permutation of the samples' numbers. With more than 32 samples, at least half of the numbers are
+// a sample's.
 uint64_t DataShards::sample_at(uint64_t position) const {
   uint64_t number = position % options_.samples;  // padding begins at the front again
   if (!options_.shuffle) return number;
