@@ -2,12 +2,13 @@
 // Poseidon (Zhang et al., 2015), section 4.4: data on a file system that all nodes share, or
 // partitions that are private to each node, and a restart that finds its position in the data.
 //
-//   phub::DataShards shards({.samples = 60'000, .rank = worker.rank(),
-//                            .world_size = worker.world_size()});
-//   options.saver: return {{"data", shards.cursor()}};
+//   phub::DataShards shards({.samples = 60'000, .rank = rank, .world_size = world_size});
+//   options.saver = [&](uint64_t) { return phub::RankState{{"data", shards.cursor()}}; };
+//   phub::Worker worker(options);
 //   if (const auto saved = worker.restored("data")) shards.restore(*saved);
 //   while (shards.epoch() < 3) {
-//     for (uint64_t sample : shards.next(32)) ...    // 0 to 59'999
+//     for (const uint64_t sample : shards.next(32)) ...   // 0 to 59'999
+//     ... push all keys, and wait for all: then the saver is called, between two batches ...
 //   }
 //
 // The order of an epoch is a pseudorandom permutation of the samples that is computed, not stored:
