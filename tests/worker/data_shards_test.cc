@@ -127,6 +127,15 @@ TEST(DataShards, PrivateSamplesAreEachRanksOwn) {
       orders.push_back(taken);
     }
   }
+  const auto same_count = [&](uint32_t rank) {
+    return order_of({.samples = 100,
+                     .rank = rank,
+                     .world_size = 3,
+                     .partition = Partition::kPrivate,
+                     .seed = seed},
+                    0);
+  };
+  EXPECT_NE(same_count(0), same_count(1));
   for (size_t i = 0; i < orders.size(); ++i) {
     for (size_t k = 0; k < i; ++k) EXPECT_NE(orders[i], orders[k]) << i << " and " << k;
   }
@@ -339,6 +348,7 @@ TEST(DataShards, GarbageIsNoCursor) {
       DataShards other({.samples = 1000, .world_size = 3, .seed = 8});
       other.restore(damaged);
       EXPECT_EQ(other.cursor(), damaged) << "another place of the same data";
+      EXPECT_LT(other.position(), 1000u);
       EXPECT_LT(other.next(1).at(0), 1000u);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalid);

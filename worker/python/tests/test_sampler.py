@@ -138,6 +138,7 @@ def test_private_data_is_each_ranks_own():
 def test_a_restart_goes_on_with_the_batches_that_were_not_taken(how):
     draw = random.Random(f"{SEED} {how}")
     samples, options = drawn(draw)
+    samples += 60  # several batches in an epoch
     rank = draw.randrange(options["world_size"])
 
     def make():
@@ -169,6 +170,18 @@ def test_a_restart_goes_on_with_the_batches_that_were_not_taken(how):
 
 
 def test_an_epoch_of_batches_is_one_of_the_sampler():
+    class Counted(phub.Sampler):
+        begun = 0
+
+        def __iter__(self):
+            self.begun += 1
+            return super().__iter__()
+
+    counted = Counted(range(103), rank=1, world_size=2)
+    loader = DataLoader(Numbers(103), batch_size=8, sampler=counted)
+    assert len(lists(counted.batches(loader, until=3))) == 3 * 7
+    assert counted.begun == 3
+
     sampler = phub.Sampler(range(103), rank=1, world_size=2, seed=SEED)
     loader = DataLoader(Numbers(103), batch_size=8, sampler=sampler, num_workers=1)
     for epoch in range(3):
@@ -243,6 +256,7 @@ def test_another_world_goes_on_in_the_middle_of_an_epoch():
                 sampler = phub.Sampler(range(samples), rank=rank, **options)
                 if state:
                     sampler.load_state_dict(state)
+                    assert sampler.left > 0
                 loader = DataLoader(Numbers(samples), batch_size=size, sampler=sampler)
                 loaded = sampler.batches(loader, until=2)
                 for _ in range(batches):
