@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string_view>
 
 #include "transport/error.h"
 
@@ -167,7 +168,7 @@ void DataShards::restore(std::span<const std::byte> cursor) {
       saved.drop_last > 1 || saved.zero != 0 || saved.position >= saved.samples) {
     fail(ErrorCode::kInvalid,
          "{} bytes are no cursor of data: it has {} bytes as cursor() makes them", cursor.size(),
-         kCursorBytes);
+         sizeof saved);
   }
   const auto check_same = [](std::string_view what, auto saved_value, auto my_value) {
     if (saved_value == my_value) return;

@@ -36,7 +36,7 @@ void try_to_restore(const DataOptions& options, std::span<const std::byte> curso
   }
   const auto mine = shards.cursor();
   shards.restore(mine);
-  PHUB_CHECK(shards.cursor() == mine && shards.left() > 0);
+  PHUB_CHECK(shards.cursor() == mine && shards.left() > 0 && shards.position() < options.samples);
   for (int batch = 0; batch < 3; ++batch) {
     for (const uint64_t sample : shards.next(5)) PHUB_CHECK(sample < options.samples);
   }
