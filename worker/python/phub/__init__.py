@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from phub.fsdp import FSDPState
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
+    from phub.sampler import Sampler
 
 __version__ = "0.1.0"
 _OF_PYTORCH = {
@@ -47,6 +48,7 @@ _OF_PYTORCH = {
     "DistributedOptimizer": "optimizer",
     "FSDPState": "fsdp",
     "GradScaler": "amp",
+    "Sampler": "sampler",
     "ddp": "pytorch",
     "ddp_hook": "pytorch",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "NotFoundError",
     "RankLostError",
     "RewoundError",
+    "Sampler",
     "Stats",
     "TakenError",
     "TimeoutError",

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from phub import _library
 
 SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
+EVERY = 5  # steps of a SavingBox between checkpoints
 LIMIT_S = 120  # of a whole test's ranks, on a loaded machine
 LAUNCHERS = ("PHUB_", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_", "TORCHELASTIC_")
 
@@ -137,6 +138,15 @@ def _no_launcher(monkeypatch):
 def own_box():
     """A box that the test may kill."""
     box = Box()
+    yield box
+    box.kill()
+
+
+@pytest.fixture
+def saving_box(tmp_path, monkeypatch):
+    """A box that keeps checkpoints, and that the test may kill."""
+    box = SavingBox(tmp_path / "checkpoints", EVERY)
+    monkeypatch.setenv("PHUB_SERVER", box.address)
     yield box
     box.kill()
 

@@ -1,31 +1,17 @@
 """Boxes and ranks that die in a training, which goes on: to the bit as if nothing had died."""
 
 import functools
-import multiprocessing
-import random
 import signal
-import time
 
 import pytest
 import torch
-from conftest import SEED, SavingBox, wait_until
+from conftest import EVERY, SEED, SavingBox, wait_until
+from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere
 from torch import nn
 
 import phub
 
-EVERY = 5
-STEPS = 60
-JOB = "rejoins"
 NO_SCALER = torch.amp.GradScaler(enabled=False)
-FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def saving_box(tmp_path, monkeypatch):
-    box = SavingBox(tmp_path / "checkpoints", EVERY)
-    monkeypatch.setenv("PHUB_SERVER", box.address)
-    yield box
-    box.kill()
 
 
 def make_net():
@@ -51,51 +37,6 @@ class Batches:
 
     def load_state_dict(self, state):
         self.random.set_state(state["random"])
-
-
-class Death:
-    """Of the box, when rank 1 is at a place of a step. No step begins that is not allowed."""
-
-    def __init__(self, step, place):
-        self.step, self.place = step, place
-        self.due, self.allowed = FORK.Event(), FORK.Value("i", 0, lock=False)
-
-    def at(self, rank, step, place):
-        while step >= self.allowed.value:
-            time.sleep(0.001)
-        if (rank, step, place) == (1, self.step, self.place):
-            self.due.set()
-
-    def allow(self, steps):
-        self.allowed.value = steps
-
-    def allow_a_checkpoint(self, box):
-        """However fast the steps are, they do not leave the round behind that the box saves."""
-
-        def is_there():
-            status = box.status(JOB)
-            durable = status.get("durable_round", 0)
-            if not durable:
-                self.allow(min(STEPS - 1, status.get("next_saved_round", 0) + 3))
-            return durable > 0
-
-        wait_until(is_there, "a checkpoint")
-        self.allow(STEPS - 1)  # nobody ends before the box dies
-
-    def await_due(self):
-        assert self.due.wait(60)
-
-
-def death_anywhere(how=""):
-    draw = random.Random(f"{SEED} {how}")
-    death = Death(draw.randrange(STEPS - 1), draw.randrange(3))
-    print(f"the box dies in step {death.step} at {death.place}")
-    return death
-
-
-class NoDeath:
-    def at(self, rank, step, place):
-        pass
 
 
 def learn(model, optimizer, scaler, schedule, batch, here):

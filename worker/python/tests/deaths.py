@@ -1,0 +1,56 @@
+"""When the box of a training dies: somewhere in a step, with a checkpoint before."""
+
+import multiprocessing
+import random
+import time
+
+from conftest import SEED, wait_until
+
+STEPS = 60
+JOB = "rejoins"
+FORK = multiprocessing.get_context("fork")
+
+
+class Death:
+    """Of the box, when rank 1 is at a place of a step. No step begins that is not allowed."""
+
+    def __init__(self, step, place):
+        self.step, self.place = step, place
+        self.due, self.allowed = FORK.Event(), FORK.Value("i", 0, lock=False)
+
+    def at(self, rank, step, place):
+        while step >= self.allowed.value:
+            time.sleep(0.001)
+        if (rank, step, place) == (1, self.step, self.place):
+            self.due.set()
+
+    def allow(self, steps):
+        self.allowed.value = steps
+
+    def allow_a_checkpoint(self, box):
+        """However fast the steps are, they do not leave the round behind that the box saves."""
+
+        def is_there():
+            status = box.status(JOB)
+            durable = status.get("durable_round", 0)
+            if not durable:
+                self.allow(min(STEPS - 1, status.get("next_saved_round", 0) + 3))
+            return durable > 0
+
+        wait_until(is_there, "a checkpoint")
+        self.allow(STEPS - 1)  # nobody ends before the box dies
+
+    def await_due(self):
+        assert self.due.wait(60)
+
+
+def death_anywhere(how=""):
+    draw = random.Random(f"{SEED} {how}")
+    death = Death(draw.randrange(STEPS - 1), draw.randrange(3))
+    print(f"the box dies in step {death.step} at {death.place}")
+    return death
+
+
+class NoDeath:
+    def at(self, rank, step, place):
+        pass

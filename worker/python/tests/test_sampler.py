@@ -1,0 +1,404 @@
+"""What ranks take of the data: each sample once an epoch; restarts in the middle of one."""
+
+import io
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SEED
+from deaths import JOB, STEPS, NoDeath, death_anywhere
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import phub
+
+ORDERS = Path(__file__).resolve().parents[3] / "tests/worker/data_orders.txt"
+
+
+class Numbers(Dataset):
+    """Each sample is its own number."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, number):
+        return number
+
+
+def drawn(draw):
+    world_size = draw.randint(1, 6)
+    return draw.randint(world_size, 90), {
+        "world_size": world_size,
+        "seed": draw.getrandbits(64),
+        "shuffle": draw.random() < 0.8,
+        "drop_last": draw.random() < 0.5,
+    }
+
+
+def state_after(sampler, batches, size):
+    sampler.skip(batches, size)
+    return sampler.state_dict()
+
+
+def lists(batches):
+    return [batch.tolist() for batch in batches]
+
+
+# ---- The order.
+
+
+def test_the_orders_are_those_of_cpp():
+    """data_shards_test.cc holds C++ to the same file."""
+    lines = [line.split() for line in ORDERS.read_text().splitlines() if line[0] != "#"]
+    assert len(lines) >= 10
+    for partition, *numbers in lines:
+        samples, rank, world_size, seed, shuffle, drop_last, epoch, position, *expected = map(
+            int, numbers
+        )
+        sampler = phub.Sampler(
+            range(samples),
+            rank=rank,
+            world_size=world_size,
+            private=partition == "private",
+            seed=seed,
+            shuffle=bool(shuffle),
+            drop_last=bool(drop_last),
+        )
+        begin = {"epoch": epoch, "position": position}
+        sampler.load_state_dict({**sampler.state_dict(), **begin})
+        assert list(itertools.islice(sampler, 20)) == expected
+        assert len(expected) == min(20, sampler.left)
+
+
+def test_without_shuffling_it_is_the_distributed_sampler():
+    draw = random.Random(SEED)
+    for _ in range(100):
+        samples, options = drawn(draw)
+        world_size, drop_last = options["world_size"], options["drop_last"]
+        for rank in range(world_size):
+            theirs = DistributedSampler(
+                range(samples), world_size, rank, shuffle=False, drop_last=drop_last
+            )
+            mine = phub.Sampler(range(samples), **{**options, "shuffle": False}, rank=rank)
+            assert list(mine) == list(theirs)
+            assert len(mine) == len(theirs)
+
+
+def test_an_epoch_has_each_sample_once_over_all_ranks():
+    draw = random.Random(SEED)
+    for _ in range(100):
+        samples, options = drawn(draw)
+        world_size = options["world_size"]
+        for epoch in range(3):
+            taken = []
+            for rank in range(world_size):
+                sampler = phub.Sampler(range(samples), rank=rank, **options)
+                sampler.set_epoch(epoch)
+                taken.extend(sampler)
+            once = range(samples)
+            if options["drop_last"]:
+                assert len(set(taken)) == len(taken) == samples // world_size * world_size
+                assert set(taken) <= set(once)
+            else:
+                assert set(taken) == set(once)
+                assert len(taken) == -(-samples // world_size) * world_size
+
+
+def test_private_data_is_each_ranks_own():
+    ranks = [phub.Sampler(range(50), rank=rank, world_size=2, private=True) for rank in range(2)]
+    assert [sorted(rank) for rank in ranks] == [list(range(50))] * 2
+    assert list(ranks[0]) != list(ranks[1])
+    ranks[0].skip(0, 1)
+    with pytest.raises(phub.InvalidError, match="its rank is 0, and that of this data is 1"):
+        ranks[1].load_state_dict(ranks[0].state_dict())
+    other = phub.Sampler(range(50), rank=0, world_size=9, private=True)
+    other.load_state_dict(state_after(ranks[0], 3, 7))
+    assert list(other) == list(ranks[0])
+
+
+# ---- Batches of a DataLoader.
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"drop_last": True},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+    ],
+    ids=["here", "drop_last", "workers", "persistent"],
+)
+def test_a_restart_goes_on_with_the_batches_that_were_not_taken(how):
+    draw = random.Random(f"{SEED} {how}")
+    samples, options = drawn(draw)
+    samples += 60  # several batches in an epoch
+    rank = draw.randrange(options["world_size"])
+
+    def make():
+        sampler = phub.Sampler(range(samples), rank=rank, **options)
+        size = 1 + len(sampler) // 5
+        return sampler, DataLoader(Numbers(samples), batch_size=size, sampler=sampler, **how)
+
+    sampler, loader = make()
+    states, taken = [], []
+    for batch in sampler.batches(loader, until=3):
+        taken.append(batch.tolist())
+        states.append(sampler.state_dict())
+    assert sampler.epoch == 3
+    for number in range(len(states)) if not how else draw.sample(range(len(states)), 4):
+        sampler, loader = make()
+        sampler.load_state_dict(json.loads(json.dumps(states[number])))
+        assert lists(sampler.batches(loader, until=3)) == taken[number + 1 :]
+    # The same iterator, after its sampler was set back.
+    sampler, loader = make()
+    batches = sampler.batches(loader, until=3)
+    assert lists(itertools.islice(batches, 4)) == taken[:4]
+    sampler.load_state_dict(states[1])
+    assert lists(itertools.islice(batches, 2)) == taken[2:4]
+    sampler.set_epoch(sampler.epoch)
+    assert next(batches).tolist() == taken[4]
+    sampler.set_epoch(3)
+    sampler.set_epoch(0)
+    assert lists(batches) == taken
+
+
+def test_an_epoch_of_batches_is_one_of_the_sampler():
+    class Counted(phub.Sampler):
+        begun = 0
+
+        def __iter__(self):
+            self.begun += 1
+            return super().__iter__()
+
+    counted = Counted(range(103), rank=1, world_size=2)
+    loader = DataLoader(Numbers(103), batch_size=8, sampler=counted)
+    assert len(lists(counted.batches(loader, until=3))) == 3 * 7
+    assert counted.begun == 3
+
+    sampler = phub.Sampler(range(103), rank=1, world_size=2, seed=SEED)
+    loader = DataLoader(Numbers(103), batch_size=8, sampler=sampler, num_workers=1)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        expected = list(sampler)
+        batches = lists(sampler.batches(loader, until=epoch + 1))
+        assert [len(batch) for batch in batches] == [8] * 6 + [4]
+        assert list(itertools.chain(*batches)) == expected
+    unbatched = DataLoader(Numbers(103), batch_size=None, sampler=sampler)
+    first = next(iter(sampler))
+    assert next(sampler.batches(unbatched)) == first
+    assert sampler.left == 51
+
+
+def test_samples_that_nobody_counts_are_no_state():
+    sampler = phub.Sampler(range(40), rank=0, world_size=2)
+    loader = DataLoader(Numbers(40), batch_size=4, sampler=sampler)
+    batch = next(iter(loader))
+    with pytest.raises(RuntimeError, match=r"iterate over sampler.batches\(loader\)"):
+        sampler.state_dict()
+    assert torch.equal(batch, next(sampler.batches(loader)))
+    assert sampler.state_dict()["position"] == 8
+    list(loader)
+    sampler.skip(1, 4)
+    assert sampler.state_dict()["position"] == 16
+
+
+def test_loaders_that_cannot_be_counted_are_refused():
+    sampler = phub.Sampler(range(40), rank=0, world_size=2)
+    other = phub.Sampler(range(40), rank=0, world_size=2)
+    with pytest.raises(phub.InvalidError, match="has another sampler"):
+        sampler.batches(DataLoader(Numbers(40), sampler=other))
+    loader = DataLoader(Numbers(40), sampler=sampler, num_workers=2, in_order=False)
+    with pytest.raises(phub.InvalidError, match="in_order=False"):
+        sampler.batches(loader)
+    loader = DataLoader(Numbers(40), sampler=sampler, batch_size=21, drop_last=True)
+    with pytest.raises(phub.InvalidError, match="20 samples for this rank, and the DataLoader"):
+        next(sampler.batches(loader))
+    sampler.skip(1, 5)  # what is left is no batch, and the next epoch has one
+    loader = DataLoader(Numbers(40), sampler=sampler, batch_size=20, drop_last=True)
+    assert len(next(sampler.batches(loader))) == 20
+    assert sampler.epoch == 2
+
+
+# ---- The state.
+
+
+def test_skipped_batches_are_those_that_would_have_come():
+    draw = random.Random(SEED)
+    for _ in range(50):
+        samples, options = drawn(draw)
+        one, other = (phub.Sampler(range(samples), rank=0, **options) for _ in range(2))
+        for _ in range(4):
+            size, batches = draw.randint(1, 20), draw.randint(0, 30)
+            loader = DataLoader(Numbers(samples), batch_size=size, sampler=one)
+            for _ in itertools.islice(one.batches(loader), batches):
+                pass
+            assert one.state_dict() == state_after(other, batches, size)
+
+
+def test_another_world_goes_on_in_the_middle_of_an_epoch():
+    draw = random.Random(SEED)
+    for _ in range(100):
+        samples, options = drawn(draw)
+        samples += 6  # not fewer than ranks
+        taken, state = {0: [], 1: [], 2: []}, None
+        while state is None or state["epoch"] < 2:
+            options["world_size"] = draw.randint(1, 6)
+            size, batches = draw.randint(1, 5), draw.randint(1, 3)
+            states = []
+            for rank in range(options["world_size"]):
+                sampler = phub.Sampler(range(samples), rank=rank, **options)
+                if state:
+                    sampler.load_state_dict(state)
+                    assert sampler.left > 0
+                loader = DataLoader(Numbers(samples), batch_size=size, sampler=sampler)
+                loaded = sampler.batches(loader, until=2)
+                for _ in range(batches):
+                    epoch = sampler.epoch
+                    taken[epoch].extend(itertools.chain(*lists(itertools.islice(loaded, 1))))
+                states.append(sampler.state_dict())
+            assert all(each == states[0] for each in states)
+            state = draw.choice(states)
+        for epoch in range(2):
+            if options["drop_last"]:
+                assert len(set(taken[epoch])) == len(taken[epoch]) > samples - 6
+            else:
+                assert set(taken[epoch]) == set(range(samples))
+                assert len(taken[epoch]) < samples + 6
+
+
+def test_states_of_other_data_are_refused():
+    options = {"rank": 0, "world_size": 2, "seed": 5}
+    sampler = phub.Sampler(range(100), **options)
+    before = state_after(sampler, 3, 8)
+    for words, data, change in [
+        ("samples is 101, and that of this data is 100", 101, {}),
+        ("seed is 6", 100, {"seed": 6}),
+        ("shuffle is False", 100, {"shuffle": False}),
+        ("drop_last is True", 100, {"drop_last": True}),
+        ("partition is private", 100, {"private": True}),
+    ]:
+        other = phub.Sampler(range(data), **{**options, **change})
+        with pytest.raises(phub.InvalidError, match=words):
+            sampler.load_state_dict(other.state_dict())
+    for words, change in [
+        ("no position 100 in epoch 0", {"position": 100}),
+        ("no position -1", {"position": -1}),
+        ("epoch -2", {"epoch": -2}),
+        ("no numbers", {"epoch": "0"}),
+        ("not what a phub.Sampler saved", {"more": 0}),
+    ]:
+        with pytest.raises(phub.InvalidError, match=words):
+            sampler.load_state_dict({**before, **change})
+    with pytest.raises(phub.InvalidError, match="not what a phub.Sampler saved"):
+        sampler.load_state_dict({})
+    assert sampler.state_dict() == before
+    content = io.BytesIO()
+    torch.save(before, content)
+    content.seek(0)
+    assert torch.load(content, weights_only=True) == before
+
+
+def test_bad_arguments_are_refused():
+    for words, data, options in [
+        ("0 samples", 0, {"rank": 0, "world_size": 1}),
+        ("rank 2 of the data is outside", 9, {"rank": 2, "world_size": 2}),
+        ("seed of the data is -1", 9, {"rank": 0, "world_size": 1, "seed": -1}),
+        ("too few for 10 ranks", 9, {"rank": 0, "world_size": 10, "drop_last": True}),
+    ]:
+        with pytest.raises(phub.InvalidError, match=words):
+            phub.Sampler(range(data), **options)
+    sampler = phub.Sampler(range(9), rank=0, world_size=1)
+    with pytest.raises(phub.InvalidError, match="cannot be skipped"):
+        sampler.skip(-1, 4)
+    with pytest.raises(phub.InvalidError, match="no epoch -1"):
+        sampler.set_epoch(-1)
+
+
+# ---- Trainings whose box is killed.
+
+SAMPLES, BATCH = 210, 4
+
+
+def trains(rank, world_size, workers, job, death):
+    """Returns what it took in each step, in how many lives, and the parameters."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    inputs, labels = torch.randn(SAMPLES, 12), torch.randint(5, (SAMPLES,))
+    net = nn.Linear(12, 5)
+    optimizer = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, job=job)
+    sampler = phub.Sampler(inputs, rank=rank, world_size=world_size, seed=SEED)
+    data = TensorDataset(inputs, labels, torch.arange(SAMPLES))
+    # A worker whose rank is killed while it starts would stay.
+    how = {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = DataLoader(data, batch_size=BATCH, sampler=sampler, **how)
+    batches = sampler.batches(loader)
+    taken, first, lives = {}, None, 1
+    while True:
+        try:
+            for step in optimizer.steps(STEPS, sampler=sampler):
+                first = step if first is None else first
+                death.at(rank, step, 0)
+                rows, answers, numbers = next(batches)
+                assert taken.setdefault(step, numbers.tolist()) == numbers.tolist()
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(rows), answers).backward()
+                death.at(rank, step, 1)
+                optimizer.step()
+                death.at(rank, step, 2)
+            break
+        except phub.RewoundError:
+            lives += 1
+            optimizer.rejoin()
+    return taken, first, lives, net.weight.detach().clone()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_goes_on_in_the_middle_of_an_epoch(saving_box, start, workers):
+    calm = start(trains, 2, 2, workers, "calm", NoDeath()).results()
+    epoch = [sample for each in calm for step in range(27) for sample in each[0][step]]
+    assert sorted(epoch) == list(range(SAMPLES))
+    death = death_anywhere(f"{workers} loaders")
+    ranks = start(trains, 2, 2, workers, JOB, death)
+    death.allow_a_checkpoint(saving_box)
+    death.await_due()
+    saving_box.die_and_come_back()
+    death.allow(STEPS)
+    for (taken, _, lives, weight), (expected, *_, same) in zip(ranks.results(), calm, strict=True):
+        assert lives == 2
+        assert taken == expected
+        assert torch.equal(weight, same)
+
+
+@pytest.mark.parametrize("world_size", [3, 2])
+def test_programs_that_are_started_again_go_on(saving_box, start, world_size):
+    """After all have died, box and ranks; 3 ranks before, perhaps fewer then."""
+    calm = start(trains, 3, 3, 2, "calm", NoDeath()).results()
+    death = death_anywhere(f"of all, {world_size}")
+    ranks = start(trains, 3, 3, 2, JOB, death)
+    death.allow_a_checkpoint(saving_box)
+    death.await_due()
+    saving_box.kill()
+    ranks.end()
+    saving_box.die_and_come_back()
+    results = start(trains, world_size, world_size, 2, JOB, NoDeath()).results()
+    first = results[0][1]
+    assert first > 0
+    before = [sample for step in range(first) for each in calm for sample in each[0][step]]
+    if world_size == 3:
+        for (taken, _, _, weight), (expected, *_, same) in zip(results, calm, strict=True):
+            assert taken == {step: expected[step] for step in range(first, STEPS)}
+            assert torch.equal(weight, same)
+    # Whatever the world, each epoch has each sample once, but for what fills up its end.
+    steps = [[each[0][step] for each in results] for step in range(first, STEPS)]
+    after = [sample for step in steps for batch in step for sample in batch]
+    rest = SAMPLES - len(before) % SAMPLES
+    epoch = before[len(before) // SAMPLES * SAMPLES :] + after[:rest]
+    assert len(set(epoch)) == len(epoch)
+    assert len(after) < rest or len(epoch) == SAMPLES
