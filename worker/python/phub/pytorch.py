@@ -143,11 +143,14 @@ class DDPState:
         self.powersgd = None if powersgd is None else PowerSGD(self._parameters, powersgd)
         if self.powersgd:
             check_options(options)
-            given.pop("initial", None)  # whole parameters are no keys: see broadcast_parameters
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
             keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
             keys |= self.powersgd.keys
             formats = self.powersgd.formats(formats or {})
+        # Whether the job's keys are all parameters, and its results have all of their bits.
+        self._is_exact = not self.powersgd and given["parameter_dtype"] in (job_format, "f32")
+        if not self._is_exact:
+            given.pop("initial", None)  # it is another job's: see broadcast_parameters
         self.worker = Worker(keys, hyper=None, formats=formats, saver=None, **given)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
         self._module, self._options = module, options
@@ -187,7 +190,7 @@ class DDPState:
                 "model, so a rank cannot join later. Start all ranks again, from the program's own "
                 "checkpoint, and under another job's name if the others go on"
             )
-        if not self.powersgd:
+        if self._is_exact:
             self._broadcast_in(self.worker, self._result_dtype)
             return
         keys = {name: _key_for(p) for name, p in self._parameters.items()}
