@@ -243,6 +243,31 @@ def test_only_factors_are_sent(box, start):
     assert start(counts_chunks, 2).results() == [sum(-(-size // 32) for size in sizes)] * 2
 
 
+def accumulates_in_another_order(rank):
+    """Of dimensions: a convolution's weight lies as its outputs, rows, columns and inputs."""
+    net = nn.Conv2d(8, 32, 3, bias=False).to(memory_format=torch.channels_last)
+    alone = nn.Conv2d(8, 32, 3, bias=False)
+    alone.load_state_dict(net.state_dict())
+    wrapped = phub.ddp(net, powersgd=4)
+    lost = torch.zeros(32, 8, 3, 3)
+    for step in range(3):
+        net.zero_grad()
+        inputs = torch.randn(2, 2, 8, 6, 6, generator=torch.Generator().manual_seed(SEED + step))
+        with wrapped.no_sync():
+            wrapped(inputs[0]).square().sum().backward()
+        wrapped(inputs[1]).square().sum().backward()
+        alone(inputs.flatten(0, 1)).square().sum().backward()
+        lost -= net.weight.grad
+    lost += alone.weight.grad
+    kept = wrapped.phub.powersgd.state_dict()["weight"]["residual"].view(32, 3, 3, 8)
+    assert lost.norm() > 0.1 * alone.weight.grad.norm()
+    assert torch.allclose(kept.permute(0, 3, 1, 2), lost, rtol=1e-3, atol=1e-4 * lost.norm())
+
+
+def test_gradients_may_accumulate_and_lie_in_another_order(box, start):
+    start(accumulates_in_another_order, 1).results()
+
+
 # ---- Ranks that differ.
 
 
