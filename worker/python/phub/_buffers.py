@@ -36,11 +36,8 @@ class Buffers:
         self._buffers = dict(model.named_buffers())
         if not self._buffers:
             raise InvalidError("sync_buffers(): the model has no buffers")
-        given = {name: value for name, value in options.items() if name not in _OTHERS}
-        given |= {"rank": beside.rank, "world_size": beside.world_size, "reduction": "mean"}
         keys = {name: Key(_elements(buffer)) for name, buffer in self._buffers.items()}
-        job = f"{beside.job}-buffers"
-        self._worker = Worker(keys, hyper=None, formats=None, saver=None, job=job, **given)
+        self._worker = worker_beside(beside, options, "buffers", keys, reduction="mean")
         if self._worker.first_round > 1:
             self.close()
             raise InvalidError(
@@ -76,6 +73,24 @@ class Buffers:
             elif result[-1] > 0:  # 1 divided by the ranks: rank 0 took part
                 whole = (result[:-1] / result[-1]).round().to(torch.uint8)
                 buffer.copy_(whole.view(buffer.dtype).view(buffer.shape))
+
+
+def worker_beside(
+    beside: Worker,
+    options: Mapping[str, Option],
+    name: str,
+    keys: Mapping[str, Key],
+    **others: Option,
+) -> Worker:
+    """The worker of this rank in a job JOB-NAME, all of whose numbers are float32.
+
+    beside: the worker in the job of the training, which `options` are of.
+    others: options that only the new job has.
+    """
+    given = {option: value for option, value in options.items() if option not in _OTHERS}
+    given |= {"rank": beside.rank, "world_size": beside.world_size, **others}
+    job = f"{beside.job}-{name}"
+    return Worker(keys, hyper=None, formats=None, saver=None, job=job, **given)
 
 
 def _elements(buffer: torch.Tensor) -> int:

@@ -9,7 +9,7 @@ buckets anew after the first step.
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -20,9 +20,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from phub import _device
-from phub._buffers import Buffers
+from phub._buffers import Buffers, worker_beside
 from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option
+from phub._powersgd import Matrix, PowerSGD, check_options
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -34,24 +35,55 @@ DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
 class _Bucket:
     """Gradients whose results DDP waits for."""
 
-    keys: list[str]
     buffer: torch.Tensor
-    future: Future[torch.Tensor]
+    keys: list[str] = field(default_factory=list)
+    matrices: list[Matrix] = field(default_factory=list)
+    future: Future[torch.Tensor] = field(default_factory=Future)
     done: threading.Event = field(default_factory=threading.Event)
     error: Optional[Exception] = None
 
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.future.set_exception(error)  # type: ignore[arg-type]  # what it takes
+        self.done.set()
 
-def _complete(worker: Worker, buckets: "queue.SimpleQueue[Optional[_Bucket]]") -> None:
+
+_Buckets = queue.SimpleQueue[Optional[_Bucket]]
+
+
+def _complete(worker: Worker, buckets: _Buckets) -> None:
     """The thread that ends the futures, in the order of the buckets."""
     while (bucket := buckets.get()) is not None:
         try:
             for key in bucket.keys:
                 worker.wait(key)
+            for matrix in bucket.matrices:
+                matrix.finish()
             bucket.future.set_result(bucket.buffer)
+            bucket.done.set()
         except Exception as error:
-            bucket.error = error
-            bucket.future.set_exception(error)  # type: ignore[arg-type]  # what it takes
-        bucket.done.set()
+            bucket.fail(error)
+
+
+def _answer(buckets: _Buckets, answered: _Buckets) -> None:
+    """The thread that pushes the second factors of PowerSGD, which waits only for the first ones.
+
+    If it waited for second ones, too, ranks whose buckets have another order would wait for each
+    other.
+    """
+    while (bucket := buckets.get()) is not None:
+        try:
+            for matrix in bucket.matrices:
+                matrix.answer()
+        except Exception as error:
+            bucket.fail(error)
+        else:
+            answered.put(bucket)
+    answered.put(None)
+
+
+def _start(thread: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=thread, args=arguments, name="phub-ddp", daemon=True).start()
 
 
 def _key_for(parameter: nn.Parameter) -> Key:
@@ -74,7 +106,12 @@ class DDPState:
     """
 
     def __init__(
-        self, module: nn.Module, *, formats: Optional[Mapping[str, str]] = None, **options: Option
+        self,
+        module: nn.Module,
+        *,
+        formats: Optional[Mapping[str, str]] = None,
+        powersgd: Optional[int] = None,
+        **options: Option,
     ) -> None:
         """Joins the job.
 
@@ -83,6 +120,8 @@ class DDPState:
             parameter.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
+        powersgd: exchanges the gradients of matrices as products of two with so many columns, in
+            float32, and all others as ever. Raises InvalidError where that cannot be: see PowerSGD.
         options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
             "pass": a GradScaler sees infinities itself, as with DDP.
         """
@@ -100,22 +139,31 @@ class DDPState:
             "parameter_dtype": job_format,
             **options,
         }
-        self.worker = Worker(
-            {name: _key_for(p) for name, p in self._parameters.items()},
-            hyper=None,
-            formats=formats,
-            saver=None,
-            **given,
-        )
+        keys = {name: _key_for(p) for name, p in self._parameters.items()}
+        self.powersgd = None if powersgd is None else PowerSGD(self._parameters, powersgd)
+        if self.powersgd:
+            check_options(options)
+            given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
+            keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
+            keys |= self.powersgd.keys
+            formats = self.powersgd.formats(formats or {})
+        # Whether the job's keys are all parameters, and its results have all of their bits.
+        self._is_exact = not self.powersgd and given["parameter_dtype"] in (job_format, "f32")
+        if not self._is_exact:
+            given.pop("initial", None)  # it is another job's: see broadcast_parameters
+        self.worker = Worker(keys, hyper=None, formats=formats, saver=None, **given)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
         self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
         self._outstanding: list[_Bucket] = []
-        self._buckets: queue.SimpleQueue[Optional[_Bucket]] = queue.SimpleQueue()
-        threading.Thread(
-            target=_complete, args=(self.worker, self._buckets), name="phub-ddp", daemon=True
-        ).start()
+        self._buckets: _Buckets = queue.SimpleQueue()
+        last = self._buckets
+        if self.powersgd:
+            self.powersgd.join(self.worker)
+            last = queue.SimpleQueue()
+            _start(_answer, self._buckets, last)
+        _start(_complete, self.worker, last)
 
     @property
     def rank(self) -> int:
@@ -142,16 +190,27 @@ class DDPState:
                 "model, so a rank cannot join later. Start all ranks again, from the program's own "
                 "checkpoint, and under another job's name if the others go on"
             )
+        if self._is_exact:
+            self._broadcast_in(self.worker, self._result_dtype)
+            return
+        keys = {name: _key_for(p) for name, p in self._parameters.items()}
+        with worker_beside(
+            self.worker, self._options, "initial", keys, initial="broadcast"
+        ) as worker:
+            self._broadcast_in(worker, torch.float32)
+            worker.barrier()  # nobody leaves before all have them
+
+    def _broadcast_in(self, worker: Worker, dtype: torch.dtype) -> None:
         initial = {
             name: memory_of(parameter.detach().float().cpu().contiguous())
             for name, parameter in self._parameters.items()
         }
-        self.worker.broadcast(initial)
+        worker.broadcast(initial)
         if self.rank == 0:
             return
         for name, parameter in self._parameters.items():
-            received = torch.empty(parameter.shape, dtype=self._result_dtype)
-            self.worker.pull(name, memory_of(received))
+            received = torch.empty(parameter.shape, dtype=dtype)
+            worker.pull(name, memory_of(received))
             with torch.no_grad():
                 parameter.copy_(received)
 
@@ -170,13 +229,16 @@ class DDPState:
         """
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
-        keys = []
+        sent = _Bucket(bucket.buffer())
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             key = self._key_of(parameter)
+            if matrix := self.powersgd and self.powersgd.get(key):
+                matrix.begin(gradient)
+                sent.matrices.append(matrix)
+                continue
             self._register(key, gradient)
             self.worker.push(key)
-            keys.append(key)
-        sent = _Bucket(keys, bucket.buffer(), Future())
+            sent.keys.append(key)
         self._outstanding.append(sent)
         self._buckets.put(sent)
         if bucket.is_last():
@@ -254,6 +316,7 @@ def ddp(
     *,
     ddp_options: Optional[Mapping[str, Any]] = None,
     formats: Optional[Mapping[str, str]] = None,
+    powersgd: Optional[int] = None,
     **options: Option,
 ) -> DistributedDataParallel:
     """DDP whose only connection to other ranks is the box.
@@ -265,7 +328,7 @@ def ddp(
     module: see `DDPState`.
     ddp_options: arguments of DistributedDataParallel. find_unused_parameters is refused: with a
         group of one, DDP would not know what the other ranks used.
-    formats, options: see `DDPState`.
+    formats, powersgd, options: see `DDPState`.
     Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
     and `close()`.
     """
@@ -275,7 +338,8 @@ def ddp(
             "find_unused_parameters: phub.ddp cannot know which parameters other ranks used; use "
             "DDP over all ranks with phub.ddp_hook"
         )
-    state = DDPState(module, formats=formats, **{"initial": "broadcast", **options})
+    everything: dict[str, Option] = {"initial": "broadcast", **options}
+    state = DDPState(module, formats=formats, powersgd=powersgd, **everything)
     state.broadcast_parameters()
     wrapped = DistributedDataParallel(module, process_group=_group_of_one(), **arguments)
     wrapped.register_comm_hook(state, ddp_hook)

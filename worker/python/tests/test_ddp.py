@@ -401,6 +401,26 @@ def test_other_formats_and_mixtures(box, start):
     start(in_other_formats, 2).results()
 
 
+def has_results_of_16_bits(rank):
+    model = model_of("gpt")
+    first = parameters_of(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(rank)  # rank 0's count
+    wrapped, gradients = recorded(model, parameter_dtype="bf16")
+    assert_same_bits(parameters_of(model), first)  # they are not results
+    wrapped(batch_of("gpt", rank, 0)).backward()
+    return gradients[0], {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_results_of_16_bits_leave_parameters_alone(box, start):
+    gradients, means = zip(*start(has_results_of_16_bits, 2).results(), strict=True)
+    for name, found in means[0].items():
+        expected = mean([each[name] for each in gradients]).bfloat16().float()
+        assert torch.equal(found, expected), name
+        assert torch.equal(means[1][name], expected), name
+
+
 # ---- Beside other processes and copies.
 
 

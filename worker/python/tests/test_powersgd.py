@@ -1,0 +1,509 @@
+"""PowerSGD through the box, compared with NumPy's and with PyTorch's own."""
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import SEED
+from exact import assert_same_bits, mean
+from models import GPT, text_batch
+from test_ddp import parameters_of, recorded
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import phub
+from phub._powersgd import orthonormal, product
+
+torch.set_num_threads(1)  # ranks are forked, and OpenMP's threads are not
+RANK = 2
+MATRICES = {"0.weight": (8, 9), "3.weight": (30, 128), "5.weight": (24, 30)}
+
+
+class Net(nn.Sequential):
+    """With a convolution, whose weight is a matrix too; the last one is too small."""
+
+    def __init__(self):
+        torch.manual_seed(SEED)
+        super().__init__(
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(128, 30),
+            nn.Tanh(),
+            nn.Linear(30, 24),
+            nn.Tanh(),
+            nn.Linear(24, 3),
+        )
+
+
+def is_matrix(name):
+    return name in MATRICES
+
+
+def loss_of(wrapped, rank, step, kind=torch.float32):
+    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+    inputs = torch.randn(6, 1, 8, 8, generator=random)
+    return (wrapped(inputs.to(kind)).float() - inputs.mean()).square().sum()
+
+
+def trains(rank, steps, options, spoilt=None, kind=torch.float32):
+    """(own gradients of each step, means, the first factors, residuals in the end, parameters)"""
+    net = Net().to(kind)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(rank)  # rank 0's count
+    wrapped, own = recorded(net, powersgd=RANK, **options)
+    factors = {name: part["q"] for name, part in wrapped.phub.powersgd.state_dict().items()}
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    means = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(wrapped, rank, step, kind)
+        if (rank, step) == spoilt:
+            loss = loss * math.inf
+        loss.backward()
+        means.append({name: p.grad.clone() for name, p in net.named_parameters()})
+        if step != (spoilt or (0, None))[1]:
+            optimizer.step()
+    state, worker = wrapped.phub.powersgd.state_dict(), wrapped.phub.worker
+    assert {worker.round(key) for key in worker.keys} == {steps}
+    wrapped.phub.close()
+    residuals = {name: part["residual"] for name, part in state.items()}
+    return own, means, factors, residuals, parameters_of(net)
+
+
+class Oracle:
+    """Algorithms 1 and 2 of the paper, in double precision, with NumPy's QR."""
+
+    def __init__(self, q, world):
+        self.q, self.residuals = q.numpy().T.astype(float), [0.0] * world
+
+    def step(self, gradients):
+        flat = [g.double().numpy().reshape(len(g), -1) for g in gradients]
+        if not np.isfinite(flat).all():
+            return np.full(flat[0].shape, math.nan)
+        deltas = [g + e for g, e in zip(flat, self.residuals, strict=True)]
+        p, _ = np.linalg.qr(sum(delta @ self.q for delta in deltas) / len(deltas))
+        qs = [delta.T @ p for delta in deltas]
+        self.residuals = [d - p @ q.T for d, q in zip(deltas, qs, strict=True)]
+        self.q = sum(qs) / len(qs)
+        return p @ self.q.T
+
+
+def assert_close(found, expected, tolerance=2e-4):
+    difference = found.double().numpy().reshape(expected.shape) - expected
+    assert np.linalg.norm(difference) <= tolerance * np.linalg.norm(expected)
+
+
+def check(results, steps, tolerance=2e-4):
+    """All gradients of all ranks."""
+    own, means, factors, residuals, parameters = zip(*results, strict=True)
+    oracles = {name: Oracle(q, len(results)) for name, q in factors[0].items()}
+    assert oracles.keys() == MATRICES.keys()
+    for step in range(steps):
+        for name, found in means[0][step].items():
+            gradients = [of_rank[step][name] for of_rank in own]
+            if is_matrix(name):
+                expected = oracles[name].step(gradients)
+                if np.isnan(expected).any():
+                    assert found.isnan().all(), (name, step)
+                else:
+                    assert_close(found, expected, tolerance)
+            elif found.isfinite().all():
+                expected = mean([g.float() for g in gradients])
+                assert_close(found, expected.double().numpy(), 1e-2)
+        for other in means[1:]:
+            for name, found in means[0][step].items():
+                assert torch.equal(found.nan_to_num(7), other[step][name].nan_to_num(7)), name
+    for each in parameters[1:]:
+        assert_same_bits(each, parameters[0])
+    for name, oracle in oracles.items():
+        for found, expected in zip(residuals, oracle.residuals, strict=True):
+            assert_close(found[name], expected, 20 * tolerance)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_gradients_are_those_of_the_paper(box, start, transport, world):
+    results = start(trains, world, 6, {"transport": transport}).results()
+    check(results, 6)
+    own, means = results[0][:2]
+    for step in range(6):  # plain keys are exact, and matrices are not the mean itself
+        for name, found in means[step].items():
+            exact = mean([each[0][step][name] for each in results])
+            assert torch.equal(found, exact) != is_matrix(name), name
+
+
+def test_other_keys_may_have_formats(box, start):
+    options = {"gradient_dtype": "topk", "formats": {"*": "f16", "*.bias": "bf16"}}
+    results = start(trains, 2, 4, options).results()
+    check(results, 4)
+    for name in ("0.bias", "7.weight"):
+        exact = mean([own[0][name] for own, *_ in results])
+        assert not torch.equal(results[0][1][0][name], exact), name
+
+
+def test_models_of_16_bits(box, start):
+    results = start(trains, 2, 4, {}, None, torch.bfloat16).results()
+    check(results, 4, 1e-2)
+
+
+def test_an_overflow_is_nan_on_all_ranks_and_leaves_no_trace(box, start):
+    results = start(trains, 3, 5, {}, (1, 2)).results()
+    check(results, 5)
+    for _, means, _, residuals, _ in results:
+        assert all(g.isnan().all() for name, g in means[2].items() if is_matrix(name))
+        assert all(g.isfinite().all() for g in means[3].values())
+        assert all(e.isfinite().all() for e in residuals.values())
+
+
+def test_a_rank_that_overflows_may_be_excluded(box, start):
+    results = start(trains, 2, 4, {"on_nonfinite": "exclude"}, (1, 1)).results()
+    for _, means, _, residuals, _ in results:
+        assert all(g.isfinite().all() for step in means for g in step.values())
+        assert all(e.isfinite().all() for e in residuals.values())
+    assert_same_bits(results[0][1][3], results[1][1][3])
+
+
+# ---- The parts.
+
+
+def test_columns_become_orthonormal():
+    random = np.random.default_rng(SEED)
+    for rows, length in ((1, 1), (1, 65), (3, 64), (4, 1000), (5, 4097)):
+        given = random.standard_normal((rows, length)) * 10.0 ** random.integers(-12, 12, (rows, 1))
+        given[-1] += 3000 * given[0]  # nearly the same
+        given = given.astype(np.float32)
+        found = orthonormal(torch.from_numpy(given.copy())).numpy().astype(float)
+        assert np.abs(found @ found.T - np.eye(rows)).max() < 1e-6
+        expected, _ = np.linalg.qr(given.T.astype(float))
+        assert np.abs(found.T @ found - expected @ expected.T).max() < 1e-5
+
+
+def test_what_others_have_already_is_zero():
+    given = torch.tensor([[3.0, 4, 0], [0, 0, 0], [-6, -8, 0], [1, 1, 1e-20], [0, 0, -1e-20]])
+    expected = torch.tensor([[0.6, 0.8, 0], [0, 0, 0], [0, 0, 0], [0.8, -0.6, 0], [0, 0, -1]])
+    assert torch.allclose(orthonormal(given), expected, atol=1e-6)
+    assert orthonormal(torch.tensor([[1.0, 2], [math.inf, 0]])) is None
+    assert orthonormal(torch.tensor([[1.0, math.nan], [1, 0]])) is None
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_products_add_in_order(kind):
+    random = torch.Generator().manual_seed(SEED)
+    left, right = torch.randn(5, 700, generator=random), torch.randn(5, 300, generator=random)
+    found = torch.empty(700, 300, dtype=kind)
+    product(left, right, found)
+    expected = np.zeros((700, 300), np.float32)
+    for p, q in zip(left.numpy(), right.numpy(), strict=True):
+        expected += np.outer(p, q)
+    assert torch.equal(found, torch.from_numpy(expected).to(kind))
+
+
+def has_a_gradient_of_rank_1(rank):
+    """Its second column comes back with the first gradient that needs it."""
+    net = nn.Linear(40, 30, bias=False)
+    wrapped = phub.ddp(net, powersgd=RANK)
+    results = []
+    for inputs in (torch.zeros(1, 40), torch.ones(1, 40), torch.eye(2, 40)):
+        net.zero_grad()
+        wrapped(inputs)[:, : len(inputs)].trace().backward()
+        results.append(net.weight.grad.clone())
+    wrapped.phub.worker.barrier()
+    return results
+
+
+def test_columns_that_were_not_needed_come_back(box, start):
+    for none, one, two in start(has_a_gradient_of_rank_1, 2).results():
+        assert not none.any()
+        expected = torch.zeros(30, 40)
+        expected[0] = 1
+        assert torch.allclose(one, expected, atol=1e-5)
+        expected[0] = 0
+        expected[0, 0] = expected[1, 1] = 1
+        assert torch.allclose(two, expected, atol=1e-4)
+
+
+def counts_chunks(rank):
+    wrapped = phub.ddp(Net(), powersgd=RANK, chunk_elements=32)
+    before = wrapped.phub.worker.stats.chunks_pushed
+    loss_of(wrapped, rank, 0).backward()
+    return wrapped.phub.worker.stats.chunks_pushed - before
+
+
+def test_only_factors_are_sent(box, start):
+    sizes = [RANK * size for shape in MATRICES.values() for size in shape]
+    sizes += [p.numel() for name, p in Net().named_parameters() if not is_matrix(name)]
+    assert start(counts_chunks, 2).results() == [sum(-(-size // 32) for size in sizes)] * 2
+
+
+def accumulates_in_another_order(rank):
+    """Of dimensions: a convolution's weight lies as its outputs, rows, columns and inputs."""
+    net = nn.Conv2d(8, 32, 3, bias=False).to(memory_format=torch.channels_last)
+    alone = nn.Conv2d(8, 32, 3, bias=False)
+    alone.load_state_dict(net.state_dict())
+    wrapped = phub.ddp(net, powersgd=4)
+    lost = torch.zeros(32, 8, 3, 3)
+    for step in range(3):
+        net.zero_grad()
+        inputs = torch.randn(2, 2, 8, 6, 6, generator=torch.Generator().manual_seed(SEED + step))
+        with wrapped.no_sync():
+            wrapped(inputs[0]).square().sum().backward()
+        wrapped(inputs[1]).square().sum().backward()
+        alone(inputs.flatten(0, 1)).square().sum().backward()
+        lost -= net.weight.grad
+    lost += alone.weight.grad
+    kept = wrapped.phub.powersgd.state_dict()["weight"]["residual"].view(32, 3, 3, 8)
+    assert lost.norm() > 0.1 * alone.weight.grad.norm()
+    assert torch.allclose(kept.permute(0, 3, 1, 2), lost, rtol=1e-3, atol=1e-4 * lost.norm())
+
+
+def test_gradients_may_accumulate_and_lie_in_another_order(box, start):
+    start(accumulates_in_another_order, 1).results()
+
+
+# ---- Ranks that differ.
+
+
+def begins_with_other_factors(rank):
+    wrapped, own = recorded(Net(), powersgd=RANK)
+    state = wrapped.phub.powersgd.state_dict()
+    for part in state.values():
+        part["q"] += rank
+    wrapped.phub.powersgd.load_state_dict(state)
+    results = []
+    for step in range(2):
+        wrapped.zero_grad()
+        loss_of(wrapped, rank, step).backward()
+        results.append({name: p.grad.clone() for name, p in wrapped.module.named_parameters()})
+    return own, results, wrapped.phub.powersgd.state_dict()
+
+
+def test_ranks_may_begin_with_other_factors(box, start):
+    """The result is of their mean; from then on factors are the same."""
+    one, other = start(begins_with_other_factors, 2).results()
+    for step in range(2):
+        assert_same_bits(one[1][step], other[1][step])
+    for name in MATRICES:
+        assert torch.equal(one[2][name]["q"], other[2][name]["q"])
+        sent = sum(each[1][step][name].flatten(1) for each in (one, other) for step in range(2)) / 2
+        kept = sum(each[2][name]["residual"] for each in (one, other)) / 2
+        own = sum(each[0][step][name].flatten(1) for each in (one, other) for step in range(2)) / 2
+        assert torch.allclose(sent + kept, own, rtol=1e-4, atol=1e-4)  # nothing is lost
+
+
+class Branches(nn.Module):
+    """Ranks have their gradients in another order."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.branches = nn.ModuleList(nn.Linear(40, 30) for _ in range(4))
+        self.order = [0, 1, 2, 3] if rank == 0 else [3, 1, 0, 2]
+
+    def forward(self, x):
+        return sum(self.branches[k](x) for k in self.order).square().mean()
+
+
+def has_its_own_order(rank):
+    wrapped = phub.ddp(Branches(rank), powersgd=1, ddp_options={"bucket_cap_mb": 1e-4})
+    for step in range(4):
+        wrapped.zero_grad()
+        wrapped(torch.full((2, 40), step + rank + 1.0)).backward()
+    return parameters_of(wrapped.module), {
+        name: p.grad.clone() for name, p in wrapped.module.named_parameters()
+    }
+
+
+def test_buckets_may_come_in_any_order(box, start):
+    one, other = start(has_its_own_order, 2).results()
+    assert_same_bits(one[1], other[1])
+
+
+# ---- Failures.
+
+
+def trains_on(rank, reports, on_loss, steps):
+    wrapped = phub.ddp(Net(), powersgd=RANK, on_loss=on_loss)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 1e-3)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(wrapped, rank, step).backward()
+        optimizer.step()
+        reports.put((rank, step))
+        if rank == 1 and step == 2:
+            time.sleep(600)
+    return parameters_of(wrapped.module)
+
+
+def started(start, world, on_loss, **environment):
+    """Ranks of which rank 1 has done 3 of 6 steps, and hangs."""
+    reports = multiprocessing.get_context("fork").Queue()
+    ranks = start(trains_on, world, reports, on_loss, 6, **environment)
+    while reports.get(timeout=120) != (1, 2):
+        pass
+    return ranks
+
+
+def test_the_others_go_on_when_a_rank_is_killed(box, start):
+    ranks = started(start, 3, "shrink")
+    ranks.kill(1)
+    assert_same_bits(ranks.result(0), ranks.result(2))
+
+
+def test_backward_raises_the_error_of_the_box(box, start):
+    ranks = started(start, 2, "fail")
+    ranks.kill(1)
+    with pytest.raises(phub.RankLostError, match="rank 1"):
+        ranks.result(0)
+
+
+def test_backward_raises_when_the_box_is_gone(own_box, start):
+    ranks = started(start, 2, "shrink", PHUB_SERVER=own_box.address, PHUB_JOB="gone")
+    own_box.kill()
+    with pytest.raises(phub.UnavailableError):
+        ranks.result(0)
+
+
+def test_ctrl_c_ends_backward(box, start):
+    ranks = started(start, 2, "shrink")
+    time.sleep(0.3)  # so that rank 0 probably waits for rank 1; it is right either way
+    ranks.kill(0, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.result(0)
+
+
+def joins_late(rank):
+    first = phub.ddp(Net(), powersgd=RANK, max_ranks=2)
+    loss_of(first, 0, 0).backward()
+    with pytest.raises(phub.InvalidError, match="cannot join later"):
+        phub.ddp(Net(), powersgd=RANK, max_ranks=2, rank=1)
+
+
+def test_a_rank_that_joins_later_is_told_why_it_cannot(box, start):
+    start(joins_late, 1).results()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"powersgd": 0}, "powersgd=0: .* at least 1"),
+        ({"powersgd": True}, "powersgd=True"),
+        ({"powersgd": "4"}, "powersgd='4'"),
+        ({"powersgd": 2.5}, "powersgd=2.5"),
+        ({"powersgd": 100}, "powersgd=100: no parameter .* smaller rank"),
+        ({"powersgd": 2, "consistency": "ssp"}, "consistency='ssp'"),
+    ],
+)
+def test_wrong_arguments_are_named(box, options, message):
+    with pytest.raises(phub.InvalidError, match=message):
+        phub.ddp(Net(), **options)
+
+
+def test_formats_of_matrices_are_none(box):
+    with pytest.raises(phub.NotFoundError, match="3.weight"):
+        phub.ddp(Net(), powersgd=RANK, formats={"3.weight": "int8"})
+
+
+def test_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr("phub._device.is_gpu", lambda device: True)
+    with pytest.raises(phub.InvalidError, match=r"'0.weight' is on cpu.*on the CPU"):
+        phub.ddp(Net(), powersgd=RANK)
+
+
+# ---- What a rank saves.
+
+
+def saves_and_goes_on(rank, broken):
+    net = Net()
+
+    def go_on(job, steps, state):
+        wrapped = phub.ddp(net, powersgd=RANK, job=f"{os.environ['PHUB_JOB']}-{job}")
+        if state:
+            wrapped.phub.powersgd.load_state_dict(state)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(wrapped, rank, step).backward()
+            optimizer.step()
+        wrapped.phub.worker.barrier()
+        state = wrapped.phub.powersgd.state_dict()
+        wrapped.phub.close()
+        return state
+
+    if not broken:
+        go_on("whole", range(5), None)
+        return parameters_of(net)
+    state = go_on("first", range(2), None)
+    go_on("second", range(2, 5), state)
+    return parameters_of(net)
+
+
+def test_a_training_goes_on_from_its_state_to_the_bit(box, start):
+    whole = start(saves_and_goes_on, 2, False).results()
+    again = start(saves_and_goes_on, 2, True).results()
+    assert_same_bits(whole[0], again[0])
+
+
+def loads_another_state(rank):
+    powersgd = phub.ddp(Net(), powersgd=RANK).phub.powersgd
+    state = powersgd.state_dict()
+    state["3.weight"]["q"] = state["3.weight"]["q"][:1]
+    with pytest.raises(phub.InvalidError, match=r"no q of \(2, 128\) for '3.weight'"):
+        powersgd.load_state_dict(state)
+    del state["0.weight"]
+    with pytest.raises(phub.InvalidError, match="the state is of 3.weight, 5.weight"):
+        powersgd.load_state_dict(state)
+
+
+def test_the_state_of_another_model_is_refused(box, start):
+    start(loads_another_state, 1).results()
+
+
+# ---- Beside PyTorch's own.
+
+
+def losses_of(rank, wrapped, steps):
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = wrapped(text_batch(rank, SEED + step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def small_gpt():
+    torch.manual_seed(SEED)
+    return GPT(width=48, blocks=2)
+
+
+def through_gloo(rank, store, steps):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    wrapped = DistributedDataParallel(small_gpt())
+    state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=2, min_compression_rate=2)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    losses = losses_of(rank, wrapped, steps)
+    distributed.destroy_process_group()
+    return losses
+
+
+def through_box(rank, steps, powersgd):
+    return losses_of(rank, phub.ddp(small_gpt(), powersgd=powersgd), steps)
+
+
+def test_it_learns_as_pytorchs_own(box, start, tmp_path):
+    steps = 60
+    theirs = np.mean(start(through_gloo, 2, tmp_path / "store", steps).results(), 0)
+    ours = np.mean(start(through_box, 2, steps, RANK).results(), 0)
+    assert np.mean(ours[-10:]) <= 1.03 * np.mean(theirs[-10:])
+    assert np.mean(ours[-10:]) < 0.8 * ours[0]
