@@ -2,15 +2,15 @@
 
 The gradient of such a layer's weight is the sum, over the samples of a batch, of the outer product
 of the error of its output and its input (Xing et al. 2015; Poseidon, section 4.3.1). With K samples
-of a rank that is K (M + N) numbers in place of M N. Every rank has a key of the job for each layer, in
-which only it sends; the box passes it on, and all ranks add up the products themselves, in the order
-of ranks and samples: the same bits on all.
+of a rank that is K (M + N) numbers in place of M N. Every rank has a key of the job for each layer,
+in which only it sends; the box passes it on, and all ranks add up the products themselves, in the
+order of ranks and samples: the same bits on all.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from ctypes import c_void_p
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,14 +20,13 @@ from torch import nn
 from torch.nn import functional
 
 from phub import _device
+from phub._buffers import worker_beside
 from phub._library import call
 from phub._options import Key, Option
 from phub.errors import InvalidError, NotFoundError
 from phub.worker import Worker
 
 _RANKS = "ranks"  # the key that counts who takes part
-# What a job that exchanges gradients has, and this one has not.
-_OTHERS = ("gradient_dtype", "parameter_dtype", "rounding", "initial", "optimizer", "job")
 
 
 class Factors:
@@ -37,33 +36,33 @@ class Factors:
     have the mean of all ranks' gradients.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: Mapping[str, int],
-        *,
-        job: str,
-        rank: int,
-        world_size: int,
-        **options: Option,
-    ) -> None:
-        """Joins; returns when all ranks have, and all weights are rank 0's.
+    def __init__(self, model: nn.Module, samples: Mapping[str, int]) -> None:
+        """Raises InvalidError, or NotFoundError for a pattern that matches no weight.
 
         samples: by patterns of the weights' names, how many samples a rank has in a step at most.
         """
-        layers = dict(_layers_of(model, samples))
-        given = {name: value for name, value in options.items() if name not in _OTHERS}
-        given |= {"rank": rank, "world_size": world_size, "max_ranks": world_size}
         self._layers = [
-            Layer(name, module, samples_of, world_size)
-            for name, (module, samples_of) in layers.items()
+            Layer(name, module, samples_of)
+            for name, (module, samples_of) in _layers_of(model, samples).items()
         ]
-        self._begin_alike(job, given)
+        self.accumulates = lambda: False  # whether this backward() is to be without an exchange
+        self._pushed = False  # anything, in this backward()
+        self._worker: Worker
+
+    def join(self, beside: Worker, options: Mapping[str, Option]) -> None:
+        """Joins; returns when all ranks have. Between the ranks' first step and this, nothing."""
         keys = {_RANKS: Key(1)}
         for layer in self._layers:
-            keys |= layer.keys
-        self._worker = _join(keys, f"{job}-factors", given)
-        self._pushed = False  # anything, in this backward()
+            keys |= layer.keys(beside.world_size)
+        self._worker = worker_beside(beside, options, "factors", keys, reduction="sum")
+        if self._worker.first_round > 1:
+            self.close()
+            raise InvalidError(
+                "factors: the other ranks began before this one joined, and it cannot join them: "
+                "start all ranks again"
+            )
+        self._is_there = torch.frombuffer(self._worker.gradient(_RANKS), dtype=torch.float32)
+        self._ranks = _floats(self._worker.parameters(_RANKS))
         for layer in self._layers:
             layer.join(self, self._worker)
 
@@ -80,68 +79,58 @@ class Factors:
         """A layer is about to push. At the end of backward() all are waited for."""
         if self._pushed:
             return
+        if self.accumulates():
+            raise InvalidError(
+                "factors: within no_sync() gradients are added up before they are exchanged, and "
+                "factors are of one step"
+            )
         self._pushed = True
-        torch.frombuffer(self._worker.gradient(_RANKS), dtype=torch.float32).fill_(1)
+        self._is_there.fill_(1)
         self._worker.push(_RANKS)
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._finish)  # type: ignore[no-untyped-call]
 
     def _finish(self) -> None:
         self._pushed = False
         for layer in self._layers:
             layer.push_nothing()
         self._worker.wait(_RANKS)
-        ranks = _floats(self._worker.parameters(_RANKS)).item()
+        factor = (1 / self._ranks).item()
         for layer in self._layers:
-            layer.take(1 / ranks)
-
-    def _begin_alike(self, job: str, given: Mapping[str, Any]) -> None:
-        keys = {layer.name: Key(layer.weight.numel()) for layer in self._layers}
-        worker = _join(keys, f"{job}-weights", given)
-        with torch.no_grad():
-            for layer in self._layers:
-                if worker.rank == 0:
-                    torch.frombuffer(
-                        worker.gradient(layer.name), dtype=torch.float32
-                    ).copy_(layer.weight.flatten())
-                    worker.push(layer.name)
-                else:
-                    worker.push_null(layer.name)
-            for layer in self._layers:
-                worker.wait(layer.name)
-                values = _floats(worker.parameters(layer.name))
-                layer.weight.copy_(values.view(layer.weight.shape))
-        worker.close()
+            layer.take(factor)
 
 
 class Layer:
     """One of them: an nn.Linear."""
 
-    def __init__(self, name: str, module: nn.Linear, samples: int, ranks: int) -> None:
+    def __init__(self, name: str, module: nn.Linear, samples: int) -> None:
         self.name, self._module, self._samples = name, module, samples
         self.weight = module.weight
-        rows, columns = self.weight.shape
-        self._split = samples * rows
-        size = samples * (rows + columns) + 1  # at last the number of samples
-        self.keys = {f"{name}/factors/{rank}": Key(size) for rank in range(ranks)}
-        self._names = tuple(self.keys)
+        self._split = samples * self.weight.shape[0]  # behind it the inputs
         self._sent = False
+        self._names: tuple[str, ...]
         self._all: Factors
         self._worker: Worker
         self._own: torch.Tensor  # of this rank, to be sent
         self._factors: list[torch.Tensor]  # of all ranks
 
-    def join(self, of: Factors, worker: Worker) -> None:
-        self._all, self._worker = of, worker
-        self._own = torch.frombuffer(
-            worker.gradient(self._names[worker.rank]), dtype=torch.float32
-        )
-        self._factors = [_floats(worker.parameters(name)) for name in self._names]
-        self._module.forward = self._forward  # type: ignore[method-assign]
+    def keys(self, ranks: int) -> dict[str, Key]:
+        """Of each rank: its factors, and at last how many samples they are of."""
+        size = self._samples * sum(self.weight.shape) + 1
+        return {f"{self.name}/factors/{rank}": Key(size) for rank in range(ranks)}
 
-    def _forward(self, input: torch.Tensor) -> torch.Tensor:
+    def join(self, of: Factors, worker: Worker) -> None:
+        """From now on the module's backward() pushes."""
+        self._names = tuple(self.keys(worker.world_size))
+        self._all, self._worker = of, worker
+        self._own = torch.frombuffer(worker.gradient(self._names[worker.rank]), dtype=torch.float32)
+        self._factors = [_floats(worker.parameters(name)) for name in self._names]
+        self._module.forward = self._forward  # type: ignore[assignment]
+
+    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return functional.linear(input, self.weight, self._module.bias)
-        result: torch.Tensor = _Linear.apply(input, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
+            return functional.linear(inputs, self.weight, self._module.bias)
+        result: torch.Tensor = _Linear.apply(inputs, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result
 
     def push(self, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -198,22 +187,22 @@ class _Linear(torch.autograd.Function):
     """functional.linear, whose backward() sends the factors of the weight's gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
-        input: torch.Tensor,
+        inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         layer: Layer,
     ) -> torch.Tensor:
-        ctx.save_for_backward(input, weight)
+        ctx.save_for_backward(inputs, weight)
         ctx.layer, ctx.has_bias = layer, bias is not None
-        return functional.linear(input, weight, bias)
+        return functional.linear(inputs, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, error: torch.Tensor) -> Any:  # type: ignore[override]
-        input, weight = ctx.saved_tensors
+    def backward(ctx: Any, error: torch.Tensor) -> Any:
+        inputs, weight = ctx.saved_tensors
         errors = error.reshape(-1, weight.shape[0])
-        ctx.layer.push(errors, input.reshape(-1, weight.shape[1]))
+        ctx.layer.push(errors, inputs.reshape(-1, weight.shape[1]))
         return (
             error @ weight if ctx.needs_input_grad[0] else None,
             None,
@@ -222,9 +211,7 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def _layers_of(
-    model: nn.Module, samples: Mapping[str, int]
-) -> Iterator[tuple[str, tuple[nn.Linear, int]]]:
+def _layers_of(model: nn.Module, samples: Mapping[str, int]) -> dict[str, tuple[nn.Linear, int]]:
     """By the weight's name: the module, and the samples of the last pattern that matches it."""
     linear = {
         f"{name}.weight" if name else "weight": module
@@ -239,6 +226,7 @@ def _layers_of(
                 f"factors: none of the model's {len(linear)} weights of nn.Linear matches "
                 f"'{pattern}'"
             )
+    layers = {}
     for name, module in linear.items():
         matching = [count for pattern, count in samples.items() if fnmatchcase(name, pattern)]
         if not matching:
@@ -248,18 +236,8 @@ def _layers_of(
                 f"factors are float32 on the CPU, and '{name}' is {module.weight.dtype} on "
                 f"{module.weight.device}"
             )
-        yield name, (module, matching[-1])
-
-
-def _join(keys: Mapping[str, Key], job: str, options: Mapping[str, Any]) -> Worker:
-    worker = Worker(keys, job=job, **{**options, "reduction": "sum"})
-    if worker.first_round > 1:
-        worker.close()
-        raise InvalidError(
-            "factors: the other ranks began before this one joined, and it cannot join them: start "
-            "all ranks again"
-        )
-    return worker
+        layers[name] = (module, matching[-1])
+    return layers
 
 
 def _floats(memory: memoryview) -> torch.Tensor:

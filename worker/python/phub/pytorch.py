@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phub import _device
 from phub._buffers import Buffers, worker_beside
+from phub._factors import Factors
 from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option
 from phub._powersgd import Matrix, PowerSGD, check_options
@@ -111,6 +112,7 @@ class DDPState:
         *,
         formats: Optional[Mapping[str, str]] = None,
         powersgd: Optional[int] = None,
+        factors: Optional[Mapping[str, int]] = None,
         **options: Option,
     ) -> None:
         """Joins the job.
@@ -122,6 +124,9 @@ class DDPState:
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
         powersgd: exchanges the gradients of matrices as products of two with so many columns, in
             float32, and all others as ever. Raises InvalidError where that cannot be: see PowerSGD.
+        factors: exchanges the gradients of these weights of nn.Linear, by patterns of their names,
+            as the inputs and errors that they are made of, of so many samples of a rank in a step
+            at most. Whatever else exchanges gradients must leave these weights alone.
         options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
             "pass": a GradScaler sees infinities itself, as with DDP.
         """
@@ -139,8 +144,12 @@ class DDPState:
             "parameter_dtype": job_format,
             **options,
         }
-        keys = {name: _key_for(p) for name, p in self._parameters.items()}
-        self.powersgd = None if powersgd is None else PowerSGD(self._parameters, powersgd)
+        self.factors = Factors(module, factors) if factors else None
+        exchanged = dict(self._parameters)
+        for name in self.factors.weights if self.factors else ():
+            del exchanged[name]
+        keys = {name: _key_for(p) for name, p in exchanged.items()}
+        self.powersgd = None if powersgd is None else PowerSGD(exchanged, powersgd)
         if self.powersgd:
             check_options(options)
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
@@ -148,10 +157,13 @@ class DDPState:
             keys |= self.powersgd.keys
             formats = self.powersgd.formats(formats or {})
         # Whether the job's keys are all parameters, and its results have all of their bits.
-        self._is_exact = not self.powersgd and given["parameter_dtype"] in (job_format, "f32")
+        whole = not self.powersgd and not self.factors
+        self._is_exact = whole and given["parameter_dtype"] in (job_format, "f32")
         if not self._is_exact:
             given.pop("initial", None)  # it is another job's: see broadcast_parameters
         self.worker = Worker(keys, hyper=None, formats=formats, saver=None, **given)
+        if self.factors:
+            self.factors.join(self.worker, options)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
         self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
@@ -178,8 +190,9 @@ class DDPState:
     def close(self) -> None:
         """Leaves the job. The others go on without this rank."""
         self._buckets.put(None)
-        if self._buffers:
-            self._buffers.close()
+        for other in (self._buffers, self.factors):
+            if other:
+                other.close()
         self.worker.close()
 
     def broadcast_parameters(self) -> None:
@@ -317,6 +330,7 @@ def ddp(
     ddp_options: Optional[Mapping[str, Any]] = None,
     formats: Optional[Mapping[str, str]] = None,
     powersgd: Optional[int] = None,
+    factors: Optional[Mapping[str, int]] = None,
     **options: Option,
 ) -> DistributedDataParallel:
     """DDP whose only connection to other ranks is the box.
@@ -328,7 +342,7 @@ def ddp(
     module: see `DDPState`.
     ddp_options: arguments of DistributedDataParallel. find_unused_parameters is refused: with a
         group of one, DDP would not know what the other ranks used.
-    formats, powersgd, options: see `DDPState`.
+    formats, powersgd, factors, options: see `DDPState`.
     Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
     and `close()`.
     """
@@ -339,11 +353,17 @@ def ddp(
             "DDP over all ranks with phub.ddp_hook"
         )
     everything: dict[str, Option] = {"initial": "broadcast", **options}
-    state = DDPState(module, formats=formats, powersgd=powersgd, **everything)
+    state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
     state.broadcast_parameters()
+    if state.factors:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            module, [name if "." in name else f".{name}" for name in state.factors.weights]
+        )
     wrapped = DistributedDataParallel(module, process_group=_group_of_one(), **arguments)
     wrapped.register_comm_hook(state, ddp_hook)
     wrapped.phub = state  # type: ignore[assignment]
+    if state.factors:
+        state.factors.accumulates = lambda: not wrapped.require_backward_grad_sync
     return wrapped
 
 
