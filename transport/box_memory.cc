@@ -49,7 +49,8 @@ const LinkLayout& checked(const LinkLayout& layout, std::string_view transport) 
   expect(layout.result_copies == 1 || layout.result_copies == layout.max_ranks, "result_copies",
          layout.result_copies);
   for (const NodeRun& run : layout.runs) {
-    expect((run.first + run.count) * layout.result_bytes <= layout.results_bytes,
+    const uint64_t element_bytes = layout.result_bytes + layout.difference_bytes;
+    expect((run.first + run.count) * element_bytes <= layout.results_bytes,
            "end of a node's elements", run.first + run.count);
   }
   for (const NodeRun& run : layout.slot_runs) {

@@ -27,16 +27,30 @@ uint32_t ranks_in(const JobSpec& spec) { return std::max(spec.max_ranks, spec.wo
 void check_whole_sums(const JobSpec& spec) {
   const bool fits =
       spec.optimizer == "none" && spec.reduction == "sum" && spec.consistency == "bsp";
-  if (fits) return;
-  fail(ErrorCode::kInvalid,
-       "factors are passed on as they are: the job needs optimizer none, reduction sum and "
-       "consistency bsp, and has {}, {} and {}",
-       spec.optimizer, spec.reduction, spec.consistency);
+  if (!fits) {
+    fail(ErrorCode::kInvalid,
+         "factors are passed on as they are: the job needs optimizer none, reduction sum and "
+         "consistency bsp, and has {}, {} and {}",
+         spec.optimizer, spec.reduction, spec.consistency);
+  }
+  const auto scales = [](const auto& values) { return values.contains("grad_scale"); };
+  if (scales(spec.hyper) || std::ranges::any_of(spec.schedule, scales, &HyperChange::values)) {
+    fail(ErrorCode::kInvalid,
+         "factors are passed on as they are: the job cannot have a grad_scale; scale the gradient");
+  }
+  if (spec.parameter_dtype != "f32" || spec.on_nonfinite == "exclude") {
+    fail(ErrorCode::kInvalid,
+         "factors are passed on as they are: the job needs parameter_dtype f32, and not "
+         "on_nonfinite exclude, and has {} and {}",
+         spec.parameter_dtype, spec.on_nonfinite);
+  }
 }
 
 void check_matrix(const FactorMatrix& matrix) {
+  constexpr uint32_t kMostSamples = 1 << 24;  // that an f32 counts
   const bool has_room = matrix.rows > 0 && matrix.columns > 0 && matrix.samples > 0;
   const bool fits = has_room && matrix.rows <= kMaxElements && matrix.columns <= kMaxElements &&
+                    matrix.samples <= kMostSamples &&
                     matrix.samples <= kMaxElements / (matrix.rows + matrix.columns);
   if (fits) return;
   fail(ErrorCode::kInvalid, "factors of '{}': {} samples of {} x {} are none, or too many",

@@ -7,7 +7,8 @@
 // Every rank has a key of the job for each matrix, in which only it sends; the server passes it on
 // to all ranks, which add up the outer products themselves, in the order of the ranks and of their
 // samples. All have the same bits, those of kernels/products.h. A rank sends K · (rows + columns)
-// elements, and receives as many of each rank. Who is lost, or has left, has no samples.
+// elements, and receives as many of each rank. Who is lost, or has left, has no samples in the
+// rounds that it did not push to.
 //
 //   std::vector<phub::FactorMatrix> matrices = {{"fc6", 4096, 9216, 32}};
 //   phub::add_factor_keys(options.spec, matrices);   // a job without an optimizer, of sums
@@ -35,8 +36,10 @@ struct FactorMatrix {
 };
 
 // Adds the keys to those of the job, "NAME/factors/RANK" for max_ranks ranks. Throws
-// Error(kInvalid): the job's optimizer is not none, its reduction not sum, or its rounds not in
-// lock-step; a matrix has no rows, columns or samples. REQUIRES: the spec's ranks are set.
+// Error(kInvalid): the job's optimizer is not none, its reduction not sum, its rounds not in
+// lock-step, its results not f32, it has a grad_scale, or excludes what is not finite; a matrix has
+// no rows, columns or samples. REQUIRES: the spec's ranks are set; set_hyper() does not set a
+// grad_scale.
 void add_factor_keys(JobSpec& spec, std::span<const FactorMatrix> matrices);
 
 // Calls for one matrix must be in the order push, wait; those for different ones may be on

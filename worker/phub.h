@@ -307,7 +307,7 @@ PHUB_API phub_code phub_add_products(const float* left, const float* right, size
                                      size_t rows, size_t columns, float* out);
 
 /* The caller's own memory for a key: the next push sends from it, and its wait leaves the result in
- * it. Over TCP nothing is copied if formats are the key's, which is not coded, and the scale is 1:
+ * it. Over TCP nothing is copied if formats are the key's, which are not coded, and the scale is 1:
  * from push to wait the memory is read and written in place. Otherwise it is copied once each way,
  * and the same pass converts, scales and codes. */
 typedef struct phub_key_memory {

@@ -95,8 +95,8 @@ struct WorkerStats {
 };
 
 // The caller's own memory for a key. Over TCP it is sent from and received into directly if formats
-// are the job's and the scale is 1. A gradient in a coded format is encoded from it. Otherwise it
-// is copied, and converted in the same pass.
+// are the job's, and not coded, and the scale is 1. A gradient in a coded format is encoded from
+// it. Otherwise it is copied, and converted in the same pass.
 struct KeyMemory {
   const void* gradient = nullptr;  // push() sends it; null: gradient()
   // wait() leaves the result here; null: only in parameters(). May be the gradient's memory: then

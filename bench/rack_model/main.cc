@@ -85,6 +85,10 @@ void run(Arguments& arguments) {
   KeyTable table = model_or_file(arguments.model);
   arguments.spec.name = std::move(table.name);
   arguments.spec.keys = std::move(table.keys);
+  if (!kernels::parse_dtype(arguments.spec.gradient_dtype)) {
+    fail(ErrorCode::kInvalid, "--dtype: '{}' is not f32, bf16 or f16",
+         arguments.spec.gradient_dtype);
+  }
   arguments.spec.parameter_dtype = arguments.spec.gradient_dtype;
   arguments.spec.chunk_elements = arguments.plan.chunk_elements;
   arguments.plan.gradient_dtype = arguments.spec.gradient_dtype;

@@ -163,6 +163,7 @@ void run(PlanArguments arguments) {
                                                            : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
+  check_differences(spec);
 
   if (!arguments.cluster.empty()) return compare(arguments);
 
@@ -280,7 +281,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option(
       "--parameter-dtype", arguments->parameter_dtype,
       "Format that is written back: f32, bf16 or f16 (default: that of the gradients; f32 "
-      "if theirs is none of these)");
+      "if theirs is none of these); or, as differences, one of the others");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
   add_placement_options(command, *arguments, ranks);

@@ -98,23 +98,6 @@ void check_gated(const JobSpec& spec, const Choices& choices) {
   }
 }
 
-// The box has parameters that differ from what the ranks have of them.
-void check_differences(const JobSpec& spec, const Choices& choices) {
-  if (!choices.difference) return;
-  if (!choices.lock_step()) {
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype '{}' sends the difference that a round makes, and with consistency '{}' "
-         "there are none: it must be bsp",
-         spec.parameter_dtype, spec.consistency);
-  }
-  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype '{}' sends what the server's optimizer has changed, and this job has "
-         "optimizer '{}', work '{}'",
-         spec.parameter_dtype, spec.optimizer, spec.work);
-  }
-}
-
 // Without the box's optimizer there are no steps that could be left out.
 void check_unused(const JobSpec& spec, const Choices& choices) {
   if (choices.unused == Unused::kZero) return;
@@ -148,7 +131,7 @@ void complete_spec(JobSpec& spec) {
   const Choices choices = choices_of(spec);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);
   check_gated(spec, choices);
-  check_differences(spec, choices);
+  check_differences(spec);
   check_unused(spec, choices);
   check_groups(spec, choices);
   const uint32_t groups = hyper_groups(spec);

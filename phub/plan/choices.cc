@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/error.h"
+
 namespace phub {
 namespace {
 
@@ -35,6 +37,23 @@ Choices choices_of(const JobSpec& spec) {
           .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite),
           .unused = parse_choice<Unused>("unused", spec.unused),
           .gated = is_gated(spec)};
+}
+
+void check_differences(const JobSpec& spec) {
+  const Choices choices = choices_of(spec);
+  if (!choices.difference) return;
+  if (!choices.lock_step()) {
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype '{}' sends the difference that a round makes, and with consistency '{}' "
+         "there are none: it must be bsp",
+         spec.parameter_dtype, spec.consistency);
+  }
+  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype '{}' sends what the server's optimizer has changed, and this job has "
+         "optimizer '{}', work '{}'",
+         spec.parameter_dtype, spec.optimizer, spec.work);
+  }
 }
 
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {

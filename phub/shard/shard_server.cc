@@ -200,6 +200,7 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order, Manifest& res
   validate(order.spec);
   Transport& transport = machine_.transport_named(order.transport);
   if (transport.shares_memory()) misfit("memory that is shared");
+  check_differences(order.spec);
   if (choices_of(order.spec).gated) misfit("rounds that are applied as a whole");
   if (order.first_queue > order.all_queues ||
       order.queues.size() > order.all_queues - order.first_queue) {

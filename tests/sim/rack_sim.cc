@@ -111,8 +111,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "boxes, "
       "{} ended with one, {} went on without one; {} jobs were over racks, {} racks were admitted "
       "and {} "
-      "lost, {} boxes of racks died; {} jobs had coded gradients, {} ranks their residuals again; {} jobs had differences "
-      "for results\n",
+      "lost, {} boxes of racks died; {} jobs had coded gradients, {} ranks their "
+      "residuals again; {} jobs had differences for results\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,

@@ -80,7 +80,7 @@ class Random {
     }
     if (coin()) spec.gradient_dtype = coin() ? "bf16" : "f16";
     for (KeySpec& key : spec.keys) key.format = coin() ? "" : coin() ? "int4" : "topk";
-    if (coin()) spec.parameter_dtype = coin() ? "bf16" : "f16";
+    if (coin()) spec.parameter_dtype = coin() ? "bf16" : coin() ? "f16" : "fp8-e4m3";
     if (coin()) spec.reduction = "mean";
     if (coin()) {
       const uint32_t ranks = std::max(spec.max_ranks, spec.world_size);
@@ -461,6 +461,7 @@ TEST(BadInput, FormatsOfGradients) {
   for (const char* format :
        {"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
     EXPECT_EQ(message([&](JobSpec& spec) { spec.gradient_dtype = format; }), "no error");
+    EXPECT_EQ(message([&](JobSpec& spec) { spec.parameter_dtype = format; }), "no error");
     EXPECT_EQ(message([&](JobSpec& spec) { spec.keys[1].format = format; }), "no error");
   }
   for (const char* format : {"fp8", "INT8", "int8 ", "f64", "top-k"}) {
@@ -473,8 +474,9 @@ TEST(BadInput, FormatsOfGradients) {
   }
   EXPECT_THAT(message([](JobSpec& spec) { spec.gradient_dtype = ""; }),
               HasSubstr("gradient_dtype: must be one of"));
-  EXPECT_THAT(message([](JobSpec& spec) { spec.parameter_dtype = "int8"; }),
-              HasSubstr("parameter_dtype: must be one of f32, bf16, f16, got 'int8'"));
+  EXPECT_THAT(message([](JobSpec& spec) { spec.parameter_dtype = "INT8"; }),
+              HasSubstr("parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, "
+                        "int4, topk, got 'INT8'"));
   EXPECT_EQ(message([](JobSpec& spec) { spec.rounding = "stochastic"; }), "no error");
   for (const char* word : {"", "random", "Nearest"}) {
     EXPECT_THAT(

@@ -162,6 +162,16 @@ TEST(Factors, WhatCannotBeIsRefused) {
   refused("and has sgd, sum and bsp", [](JobSpec& spec, auto&) { spec.optimizer = "sgd"; });
   refused("and has none, mean and bsp", [](JobSpec& spec, auto&) { spec.reduction = "mean"; });
   refused("and has none, sum and async", [](JobSpec& spec, auto&) { spec.consistency = "async"; });
+  refused("cannot have a grad_scale", [](JobSpec& spec, auto&) { spec.hyper["grad_scale"] = 2; });
+  refused("cannot have a grad_scale", [](JobSpec& spec, auto&) {
+    spec.schedule = {{3, {{"grad_scale", 2}}}};
+  });
+  refused("and has bf16 and stop", [](JobSpec& spec, auto&) { spec.parameter_dtype = "bf16"; });
+  refused("and has f32 and exclude", [](JobSpec& spec, auto&) { spec.on_nonfinite = "exclude"; });
+  refused("16777217 samples of 1 x 1 are none, or too many", [](JobSpec&, FactorMatrix& m) {
+    m.rows = m.columns = 1;
+    m.samples = (1 << 24) + 1;
+  });
   refused("factors of 'fc6': 0 samples of 130 x 71",
           [](JobSpec&, FactorMatrix& m) { m.samples = 0; });
   refused("factors of 'fc6': 5 samples of 130 x 0",

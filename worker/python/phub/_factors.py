@@ -10,7 +10,7 @@ order of ranks and samples: the same bits on all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from fnmatch import fnmatchcase
 from typing import Any
@@ -45,7 +45,8 @@ class Factors:
             Layer(name, module, samples_of)
             for name, (module, samples_of) in _layers_of(model, samples).items()
         ]
-        self.accumulates = lambda: False  # whether this backward() is to be without an exchange
+        # Whether this backward() is to be without an exchange.
+        self.accumulates: Callable[[], bool] = lambda: False
         self._pushed = False  # anything, in this backward()
         self._worker: Worker
 
@@ -88,7 +89,7 @@ class Factors:
         self._is_there.fill_(1)
         self._worker.push(_RANKS)
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._finish)  # type: ignore[no-untyped-call]
+        engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
         self._pushed = False
@@ -166,8 +167,13 @@ class Layer:
             self._worker.wait(name)
             left, right = factors, factors[self._split :]
             pointers = [c_void_p(tensor.data_ptr()) for tensor in (left, right, gradient)]
-            samples = int(factors[-1])
-            call("add_products", *pointers[:2], samples, rows, columns, pointers[2])
+            samples = factors[-1].item()
+            if samples not in range(self._samples + 1):
+                raise InvalidError(
+                    f"key '{name}' has factors of {samples} samples, and there is room for "
+                    f"{self._samples}"
+                )
+            call("add_products", *pointers[:2], int(samples), rows, columns, pointers[2])
         gradient = (gradient * torch.tensor(factor, dtype=torch.float32)).to(self.weight.dtype)
         if self.weight.grad is None:
             self.weight.grad = gradient
