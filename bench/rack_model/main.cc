@@ -85,7 +85,8 @@ void run(Arguments& arguments) {
   KeyTable table = model_or_file(arguments.model);
   arguments.spec.name = std::move(table.name);
   arguments.spec.keys = std::move(table.keys);
-  if (!kernels::parse_dtype(arguments.spec.gradient_dtype)) {
+  const SlotFormat* format = find_slot_format(arguments.spec.gradient_dtype);
+  if (format == nullptr || !format->is_plain()) {
     fail(ErrorCode::kInvalid, "--dtype: '{}' is not f32, bf16 or f16",
          arguments.spec.gradient_dtype);
   }
