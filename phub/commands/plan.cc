@@ -16,6 +16,7 @@
 #include "phub/plan/limits.h"
 #include "phub/plan/models.h"
 #include "phub/plan/placement.h"
+#include "phub/plan/ways.h"
 #include "transport/control/choices.h"
 #include "transport/error.h"
 #include "transport/text.h"
@@ -33,6 +34,8 @@ struct PlanArguments {
   bool checkpoints = false;
   bool gated = false;
   LimitInputs limits;
+  uint64_t samples = 0;  // 0: ways of matrices are not compared
+  double product_gflop_s = WayInputs().product_gflop_s;
   std::string cluster;  // a file; empty: one box is planned, no placements are compared
   PlacementOptions placement;
   bool ranks_given = false;
@@ -135,6 +138,38 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
   return out;
 }
 
+WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& topology) {
+  const LimitInputs& limits = arguments.limits;
+  if (!limits.link_gbit_s || !limits.worker_link_gbit_s || topology.nics.empty()) {
+    fail(ErrorCode::kInvalid,
+         "--samples compares times on links: it needs --link-gbps, --worker-link-gbps, and NICs "
+         "(--nics)");
+  }
+  return {.ranks = arguments.options.ranks,
+          .samples = arguments.samples,
+          .worker_gbit_s = *limits.worker_link_gbit_s,
+          .box_gbit_s = *limits.link_gbit_s * static_cast<double>(topology.nics.size()),
+          .product_gflop_s = arguments.product_gflop_s};
+}
+
+nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayInputs& inputs) {
+  nlohmann::ordered_json out;
+  out["samples"] = inputs.samples;
+  out["whole_seconds"] = ways.all_whole.seconds(inputs);
+  out["chosen_seconds"] = ways.chosen.seconds(inputs);
+  out["matrices"] = nlohmann::ordered_json::array();
+  for (const MatrixWays& matrix : ways.matrices) {
+    out["matrices"].push_back({{"key", spec.keys[matrix.key].name},
+                               {"rows", matrix.rows},
+                               {"columns", matrix.columns},
+                               {"whole_seconds", matrix.whole.seconds(inputs)},
+                               {"factors_seconds", matrix.factors.seconds(inputs)},
+                               {"product_seconds", matrix.factors.product_s},
+                               {"way", matrix.as_factors ? "factors" : "whole"}});
+  }
+  return out;
+}
+
 void compare(PlanArguments& arguments) {
   if (arguments.ranks_given) {
     if (arguments.options.ranks == 0) fail(ErrorCode::kInvalid, "--ranks is 0");
@@ -178,9 +213,18 @@ void run(PlanArguments arguments) {
   Limits limits;
   if (with_limits) limits = find_limits(plan, spec, inputs);
 
+  WayInputs way_inputs;
+  Ways ways;
+  const bool with_ways = arguments.samples > 0;
+  if (with_ways) {
+    way_inputs = way_inputs_of(arguments, topology);
+    ways = choose_ways(spec, way_inputs);
+  }
+
   std::string text;
   if (arguments.json) {
     nlohmann::ordered_json out = to_json(topology, plan, spec, arguments.checkpoints);
+    if (with_ways) out["ways"] = to_json(ways, spec, way_inputs);
     if (with_limits) out["limits"] = nlohmann::ordered_json::parse(to_json(limits, inputs));
     text = out.dump(2) + "\n";
   } else {
@@ -188,6 +232,7 @@ void run(PlanArguments arguments) {
                          describe(plan, spec) + describe_memory(plan, spec, arguments.checkpoints) +
                          too_small(topology, plan, spec, arguments.checkpoints));
     if (with_limits) text += "\n" + describe(limits, inputs);
+    if (with_ways) text += "\n" + escaped_lines(describe(ways, spec, way_inputs));
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
@@ -221,7 +266,7 @@ void add_placement_options(CLI::App* command, PlanArguments& arguments, CLI::Opt
   cluster->type_name("FILE")->group(group);
   for (const char* name :
        {"--topology", "--nics", "--cores", "--checkpoints", "--link-gbps", "--pcie-gbps",
-        "--pcie-node-gbps", "--memory-gbps", "--core-gbps", "--worker-link-gbps"}) {
+        "--pcie-node-gbps", "--memory-gbps", "--core-gbps", "--worker-link-gbps", "--samples"}) {
     cluster->excludes(command->get_option(name));
   }
   command
@@ -284,6 +329,16 @@ void add_plan_command(CLI::App& app) {
       "if theirs is none of these); or, as differences, one of the others");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
+  command
+      ->add_option("--samples", arguments->samples,
+                   "Of a rank in a round: compares exchanging matrices whole and as factors")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24))
+      ->group("Ways of matrices");
+  command
+      ->add_option("--product-gflops", arguments->product_gflop_s,
+                   "Of a rank's products of factors (bench/products measures them)")
+      ->capture_default_str()
+      ->group("Ways of matrices");
   add_placement_options(command, *arguments, ranks);
   command->callback([arguments] { run(*arguments); });
 }

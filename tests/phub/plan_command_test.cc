@@ -203,6 +203,33 @@ TEST(PlanCommand, ComparesThePlacementsOfTheReadme) {
   EXPECT_THAT(error_of({"vgg19", "--boxes", "2"}), HasSubstr("--boxes requires --cluster"));
 }
 
+// … and the ways of the matrices of VGG-16.
+TEST(PlanCommand, ComparesTheWaysOfTheReadme) {
+  std::ifstream file(PHUB_README);
+  const std::string readme(std::istreambuf_iterator<char>(file), {});
+  std::vector<std::string> arguments = {
+      "vgg16",  "--ranks",   "8",           "--topology", "pack:1 core:4 pu:1",
+      "--nics", "4",         "--link-gbps", "1",          "--worker-link-gbps",
+      "1",      "--samples", "32"};
+  const std::string all = output_of(arguments);
+  const size_t begin = all.find("Ways of matrices");
+  ASSERT_NE(begin, all.npos);
+  std::istringstream lines(all.substr(begin));
+  std::string shown;
+  for (std::string line; std::getline(lines, line);) shown += "    " + line + '\n';
+  EXPECT_THAT(readme, HasSubstr(shown));
+
+  arguments.emplace_back("--json");
+  const auto json = nlohmann::json::parse(output_of(arguments)).at("ways");
+  EXPECT_EQ(json.at("samples"), 32);
+  EXPECT_EQ(json.at("matrices").size(), 3u);
+  EXPECT_EQ(json.at("matrices")[0].at("way"), "factors");
+  EXPECT_LT(json.at("chosen_seconds"), json.at("whole_seconds"));
+  EXPECT_THAT(error_of({"vgg16", "--samples", "32"}),
+              HasSubstr("it needs --link-gbps, --worker-link-gbps, and NICs"));
+  EXPECT_THAT(error_of({"vgg16", "--samples", "0"}), HasSubstr("--samples"));
+}
+
 TEST(PlanMemory, HoldsWhatTheJobNeeds) {
   numa::Topology topology = numa::from_synthetic("pack:1 core:2 pu:1");
   JobSpec spec{.name = "m", .keys = {{.name = "a", .elements = 32 * 1000}}, .max_ranks = 3};

@@ -72,7 +72,7 @@ JobSpec spec_of(const Scenario& run) {
   spec.on_nonfinite = run.on_nonfinite;
   spec.unused = run.unused;
   spec.groups = run.groups;
-  spec.lease_ms = 30'000;  // nobody is to be lost for being slow
+  spec.lease_ms = 15'000;  // nobody is to be lost for being slow
   if (run.whole_numbers && run.optimizer != "none") spec.hyper = {{"lr", 1.0}};
   return spec;
 }
