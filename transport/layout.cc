@@ -14,6 +14,11 @@ constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kNodeAlignment = kPageBytes / 2;  // elements
 constexpr uint64_t kMaxSlotsBytes = kMaxElements * sizeof(float);
 
+static_assert(std::ranges::all_of(kSlotFormats, [](const SlotFormat& format) {
+  return format.is_plain() ||
+         format.bytes(kChunkAlignment) <= uint64_t{kDifferenceBytes} * kChunkAlignment;
+}));
+
 const SlotFormat& format_of(const KeySpec& key, std::string_view gradient_dtype) {
   const std::string_view name = key.format.empty() ? gradient_dtype : key.format;
   const SlotFormat* format = find_slot_format(name);
