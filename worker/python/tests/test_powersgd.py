@@ -1,4 +1,4 @@
-"""PowerSGD through the box, compared with NumPy's and with PyTorch's own."""
+"""PowerSGD through the box, compared with NumPy's QR and with whole gradients."""
 
 import math
 import multiprocessing
@@ -13,9 +13,7 @@ from conftest import SEED
 from exact import assert_same_bits, mean
 from models import GPT, text_batch
 from test_ddp import parameters_of, recorded
-from torch import distributed, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 import phub
 from phub._powersgd import orthonormal, product
@@ -466,7 +464,7 @@ def test_the_state_of_another_model_is_refused(box, start):
     start(loads_another_state, 1).results()
 
 
-# ---- Beside PyTorch's own.
+# ---- Beside whole gradients.
 
 
 def losses_of(rank, wrapped, steps):
@@ -486,24 +484,13 @@ def small_gpt():
     return GPT(width=48, blocks=2)
 
 
-def through_gloo(rank, store, steps):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    wrapped = DistributedDataParallel(small_gpt())
-    state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=2, min_compression_rate=2)
-    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    losses = losses_of(rank, wrapped, steps)
-    distributed.destroy_process_group()
-    return losses
-
-
 def through_box(rank, steps, powersgd):
     return losses_of(rank, phub.ddp(small_gpt(), powersgd=powersgd), steps)
 
 
-def test_it_learns_as_pytorchs_own(box, start, tmp_path):
+def test_it_learns_nearly_as_with_whole_gradients(box, start):
     steps = 60
-    theirs = np.mean(start(through_gloo, 2, tmp_path / "store", steps).results(), 0)
+    whole = np.mean(start(through_box, 2, steps, None).results(), 0)
     ours = np.mean(start(through_box, 2, steps, RANK).results(), 0)
-    assert np.mean(ours[-10:]) <= 1.03 * np.mean(theirs[-10:])
+    assert np.mean(ours[-10:]) <= 1.05 * np.mean(whole[-10:])
     assert np.mean(ours[-10:]) < 0.8 * ours[0]
