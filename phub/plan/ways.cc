@@ -154,8 +154,8 @@ std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inp
   size_t as_factors = 0;
   for (const MatrixWays& matrix : ways.matrices) {
     as_factors += matrix.as_factors ? 1 : 0;
-    table.add({fmt::to_string(matrix.key), fmt::to_string(matrix.rows), fmt::to_string(matrix.columns),
-               milliseconds(matrix.whole.seconds(inputs)),
+    table.add({fmt::to_string(matrix.key), fmt::to_string(matrix.rows),
+               fmt::to_string(matrix.columns), milliseconds(matrix.whole.seconds(inputs)),
                milliseconds(matrix.factors.seconds(inputs)), milliseconds(matrix.factors.product_s),
                matrix.as_factors ? "factors" : "whole", spec.keys[matrix.key].name});
   }
