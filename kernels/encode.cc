@@ -259,5 +259,11 @@ void decode(const void* slot, DType format, float* out, size_t elements) {
   sum({&slot, 1}, format, 1.0f, out, elements);
 }
 
+void add_decoded(const void* slot, DType format, float* decoded, float* to, size_t elements) {
+  decode(slot, format, decoded, elements);
+  const std::array<const void*, 2> added{to, decoded};
+  sum(added, DType::kF32, 1.0f, to, elements);
+}
+
 }  // namespace phub::kernels
 #endif

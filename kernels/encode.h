@@ -73,4 +73,7 @@ bool encode(const float* gradient, float* residual, DType format, const Rounding
 // out[i] = what the slot holds, in any format. It is sum() of one slot.
 void decode(const void* slot, DType format, float* out, size_t elements);
 
+// to[i] += what the slot holds, which `decoded` has afterwards. It is sum() of both.
+void add_decoded(const void* slot, DType format, float* decoded, float* to, size_t elements);
+
 }  // namespace phub::kernels

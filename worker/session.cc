@@ -287,10 +287,8 @@ void Session::add_difference(const Chunk& chunk) {
   const std::span<std::byte> results = link_.writable_results();
   auto* const view = reinterpret_cast<float*>(
       results.data() + result_place(result_format_, chunk.offset, chunk.elements).byte);
-  kernels::decode(results.data() + place_of_result(chunk).byte, *difference_, decoded_.data(),
-                  chunk.elements);
-  const std::array<const void*, 2> added{view, decoded_.data()};
-  kernels::sum(added, kernels::DType::kF32, 1, view, chunk.elements);
+  kernels::add_decoded(results.data() + place_of_result(chunk).byte, *difference_, decoded_.data(),
+                       view, chunk.elements);
 }
 
 void Session::complete(Chunk& chunk) {

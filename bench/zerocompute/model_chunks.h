@@ -29,6 +29,8 @@ class ModelChunks {
     }
   }
 
+  size_t size() const { return chunks_.size(); }
+  const ModelChunk& operator[](size_t chunk) const { return chunks_[chunk]; }
   uint64_t elements() const { return elements_; }
   size_t largest() const { return largest_; }
 

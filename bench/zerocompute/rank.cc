@@ -27,15 +27,14 @@ Rank::Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference)
       rank_(rank),
       width_(kernels::bytes_of(spec.dtype)),
       checker_(spec.checker, reference),
-      worker_(options_of(spec, rank)) {
+      worker_(options_of(spec, rank)),
+      chunks_(spec.table.keys, chunk_elements()) {
+  uint64_t elements = 0;
   for (const KeySpec& key : spec.table.keys) {
-    key_first_.push_back(elements_);
-    for (uint64_t done = 0; done < key.elements; done += chunk_elements()) {
-      chunk_first_.push_back(elements_ + done);
-    }
-    elements_ += key.elements;
+    key_first_.push_back(elements);
+    elements += key.elements;
   }
-  if (spec.copy) copy_.resize(elements_ * width_);
+  if (spec.copy) copy_.resize(elements * width_);
   worker_.wait_all();  // the parameters that the job begins with
 }
 
@@ -70,7 +69,7 @@ const std::byte* Rank::results(size_t key) const {
 void Rank::check_part(uint64_t round, uint64_t part, uint64_t parts) {
   const auto first_of = [&](uint64_t piece) {  // whole chunks
     const uint64_t chunk = chunks() * piece / parts;
-    return chunk < chunks() ? chunk_first_[chunk] : elements_;
+    return chunk < chunks() ? chunks_[chunk].first : chunks_.elements();
   };
   const uint64_t begin = first_of(part);
   const uint64_t end = first_of(part + 1);

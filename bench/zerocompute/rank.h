@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/zerocompute/checker.h"
+#include "bench/zerocompute/model_chunks.h"
 #include "phub/plan/models.h"
 #include "worker/worker.h"
 
@@ -32,7 +33,7 @@ class Rank {
   Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference);
 
   Worker& worker() { return worker_; }
-  uint64_t chunks() const { return chunk_first_.size(); }
+  uint64_t chunks() const { return chunks_.size(); }
 
   // Writes this round's gradients, all of them, so that no cache holds old ones.
   void fill(uint64_t round);
@@ -58,9 +59,8 @@ class Rank {
   const size_t width_;
   Checker checker_;
   Worker worker_;
-  // Of the model's elements, without padding.
-  std::vector<uint64_t> key_first_, chunk_first_;
-  uint64_t elements_ = 0;
+  const ModelChunks chunks_;
+  std::vector<uint64_t> key_first_;  // elements, as the chunks count them
   std::vector<std::byte> copy_;
   uint64_t checked_ = 0, wrong_ = 0;
   std::string wrong_text_;

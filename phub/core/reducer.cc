@@ -1,7 +1,6 @@
 #include "phub/core/reducer.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -211,9 +210,7 @@ void Reducer::make_difference(const CoreChunk& chunk) {
                    .round = chunk.round,
                    .element = chunk.worker_offset},
                   slot, chunk.elements);
-  kernels::decode(slot, differences.format, decoded_.data(), chunk.elements);
-  const std::array<const void*, 2> added{view, decoded_.data()};
-  kernels::sum(added, kernels::DType::kF32, 1, view, chunk.elements);
+  kernels::add_decoded(slot, differences.format, decoded_.data(), view, chunk.elements);
 }
 
 // The sum holds a NaN or an infinity. Stop: the job ends here, its parameters untouched. Exclude:

@@ -567,7 +567,7 @@ MUTANTS = [
            "if (residuals.size() != residual_bytes()) {", "if (residuals.size() < residual_bytes()) {",
            ("worker/coded_test:GradientCoder*",)),
     Mutant("differences: what was sent is not added to the view", "phub/core/reducer.cc",
-           "  kernels::sum(added, kernels::DType::kF32, 1, view, chunk.elements);\n", "",
+           "  kernels::add_decoded(slot, differences.format, decoded_.data(), view, chunk.elements);\n", "",
            ("worker/coded_test:Differences*",)),
     Mutant("differences: a skipped round has the one before again", "phub/core/reducer.cc",
            "return table_.participants(index) > 0 ? make_difference(chunk) : void();", "return;",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from phub._options import Key, Option
+from phub._views import tensor_over
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -37,13 +37,14 @@ class Buffers:
         if not self._buffers:
             raise InvalidError("sync_buffers(): the model has no buffers")
         keys = {name: Key(_elements(buffer)) for name, buffer in self._buffers.items()}
-        self._worker = worker_beside(beside, options, "buffers", keys, reduction="mean")
-        if self._worker.first_round > 1:
-            self.close()
-            raise InvalidError(
-                "sync_buffers(): the other ranks did so before this one joined, and it cannot join "
-                "them: start all ranks again"
-            )
+        self._worker = worker_beside(
+            beside,
+            options,
+            "buffers",
+            keys,
+            late="sync_buffers(): the other ranks did so",
+            reduction="mean",
+        )
 
     def close(self) -> None:
         """Leaves the job."""
@@ -53,7 +54,7 @@ class Buffers:
     def sync(self) -> None:
         """Numbers with a fraction become the mean of the ranks', others rank 0's."""
         for name, buffer in self._buffers.items():
-            slot = torch.frombuffer(self._worker.gradient(name), dtype=torch.float32)
+            slot = tensor_over(self._worker.gradient(name))
             if buffer.is_floating_point():
                 slot.copy_(buffer.flatten())
             else:
@@ -65,9 +66,7 @@ class Buffers:
                 self._worker.push_null(name)
         self._worker.wait_all()
         for name, buffer in self._buffers.items():
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*not writable.*")
-                result = torch.frombuffer(self._worker.parameters(name), dtype=torch.float32)
+            result = tensor_over(self._worker.parameters(name))
             if buffer.is_floating_point():
                 buffer.copy_(result.view(buffer.shape))
             elif result[-1] > 0:  # 1 divided by the ranks: rank 0 took part
@@ -80,17 +79,27 @@ def worker_beside(
     options: Mapping[str, Option],
     name: str,
     keys: Mapping[str, Key],
+    *,
+    late: str,
     **others: Option,
 ) -> Worker:
     """The worker of this rank in a job JOB-NAME, all of whose numbers are float32.
 
     beside: the worker in the job of the training, which `options` are of.
+    late: what the other ranks have done if the job has begun without this one.
     others: options that only the new job has.
+    Raises InvalidError then.
     """
     given = {option: value for option, value in options.items() if option not in _OTHERS}
     given |= {"rank": beside.rank, "world_size": beside.world_size, **others}
     job = f"{beside.job}-{name}"
-    return Worker(keys, hyper=None, formats=None, saver=None, job=job, **given)
+    worker = Worker(keys, hyper=None, formats=None, saver=None, job=job, **given)
+    if worker.first_round > 1:
+        worker.close()
+        raise InvalidError(
+            f"{late} before this one joined, and it cannot join them: start all ranks again"
+        )
+    return worker
 
 
 def _elements(buffer: torch.Tensor) -> int:

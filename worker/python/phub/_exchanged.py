@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from torch.autograd.graph import increment_version
 
 from phub import _rules
 from phub._device import DeviceKeys
+from phub._views import tensor_over
 from phub.errors import TakenError
 from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
@@ -47,15 +47,13 @@ class Exchanged:
 
     def look(self) -> None:
         """Makes views of the worker's memory, which is another after it has joined again."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to the result
-            self.slot, self.result = (
-                torch.frombuffer(view, dtype=DTYPES[dtype]).view(self.tensor.shape)
-                for view, dtype in (
-                    (self.worker.gradient(self.name), self.worker.gradient_dtype(self.name)),
-                    (self.worker.parameters(self.name), self.worker.parameter_dtype),
-                )
+        self.slot, self.result = (
+            tensor_over(view, DTYPES[dtype]).view(self.tensor.shape)
+            for view, dtype in (
+                (self.worker.gradient(self.name), self.worker.gradient_dtype(self.name)),
+                (self.worker.parameters(self.name), self.worker.parameter_dtype),
             )
+        )
 
     def push(self) -> None:
         """Copies the gradient to the slot, in its format, and pushes it."""

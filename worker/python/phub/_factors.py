@@ -9,7 +9,6 @@ order of ranks and samples: the same bits on all.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from fnmatch import fnmatchcase
@@ -23,6 +22,7 @@ from phub import _device
 from phub._buffers import worker_beside
 from phub._library import call
 from phub._options import Key, Option
+from phub._views import tensor_over
 from phub.errors import InvalidError, NotFoundError
 from phub.worker import Worker
 
@@ -51,19 +51,15 @@ class Factors:
         self._worker: Worker
 
     def join(self, beside: Worker, options: Mapping[str, Option]) -> None:
-        """Joins; returns when all ranks have. Between the ranks' first step and this, nothing."""
+        """Joins; returns when all ranks have."""
         keys = {_RANKS: Key(1)}
         for layer in self._layers:
             keys |= layer.keys(beside.world_size)
-        self._worker = worker_beside(beside, options, "factors", keys, reduction="sum")
-        if self._worker.first_round > 1:
-            self.close()
-            raise InvalidError(
-                "factors: the other ranks began before this one joined, and it cannot join them: "
-                "start all ranks again"
-            )
-        self._is_there = torch.frombuffer(self._worker.gradient(_RANKS), dtype=torch.float32)
-        self._ranks = _floats(self._worker.parameters(_RANKS))
+        self._worker = worker_beside(
+            beside, options, "factors", keys, late="factors: the other ranks began", reduction="sum"
+        )
+        self._is_there = tensor_over(self._worker.gradient(_RANKS))
+        self._ranks = tensor_over(self._worker.parameters(_RANKS))
         for layer in self._layers:
             layer.join(self, self._worker)
 
@@ -124,8 +120,8 @@ class Layer:
         """From now on the module's backward() pushes."""
         self._names = tuple(self.keys(worker.world_size))
         self._all, self._worker = of, worker
-        self._own = torch.frombuffer(worker.gradient(self._names[worker.rank]), dtype=torch.float32)
-        self._factors = [_floats(worker.parameters(name)) for name in self._names]
+        self._own = tensor_over(worker.gradient(self._names[worker.rank]))
+        self._factors = [tensor_over(worker.parameters(name)) for name in self._names]
         self._module.forward = self._forward  # type: ignore[assignment]
 
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -165,16 +161,18 @@ class Layer:
         gradient = torch.zeros(rows, columns)
         for name, factors in zip(self._names, self._factors, strict=True):
             self._worker.wait(name)
-            left, right = factors, factors[self._split :]
-            pointers = [c_void_p(tensor.data_ptr()) for tensor in (left, right, gradient)]
             samples = factors[-1].item()
             if samples not in range(self._samples + 1):
                 raise InvalidError(
                     f"key '{name}' has factors of {samples} samples, and there is room for "
                     f"{self._samples}"
                 )
-            call("add_products", *pointers[:2], int(samples), rows, columns, pointers[2])
-        gradient = (gradient * torch.tensor(factor, dtype=torch.float32)).to(self.weight.dtype)
+            left, right, out = (
+                c_void_p(tensor.data_ptr())
+                for tensor in (factors, factors[self._split :], gradient)
+            )
+            call("add_products", left, right, int(samples), rows, columns, out)
+        gradient *= factor
         if self.weight.grad is None:
             self.weight.grad = gradient
         else:
@@ -244,9 +242,3 @@ def _layers_of(model: nn.Module, samples: Mapping[str, int]) -> dict[str, tuple[
             )
         layers[name] = (module, matching[-1])
     return layers
-
-
-def _floats(memory: memoryview) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*not writable.*")  # nobody writes to it
-        return torch.frombuffer(memory, dtype=torch.float32)

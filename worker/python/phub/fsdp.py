@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from phub._memory import Memory
 from phub._options import Option
+from phub._views import tensor_over
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
@@ -78,18 +78,14 @@ class FSDPState:
                 f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "
                 f"{self._elements[key]}: every parameter must have a gradient in every step"
             )
-        slot = torch.frombuffer(
-            self.worker.gradient(key), dtype=DTYPES[self.worker.gradient_dtype(key)]
-        )
+        slot = tensor_over(self.worker.gradient(key), DTYPES[self.worker.gradient_dtype(key)])
         slot.copy_(gradients)
         self.worker.push(key)
         self.worker.wait(key)
         gradients.copy_(self._result(key))
 
     def _result(self, key: str) -> torch.Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*not writable.*")
-            return torch.frombuffer(self.worker.parameters(key), dtype=torch.float32)
+        return tensor_over(self.worker.parameters(key))
 
 
 def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:

@@ -208,7 +208,12 @@ class DDPState:
             return
         keys = {name: _key_for(p) for name, p in self._parameters.items()}
         with worker_beside(
-            self.worker, self._options, "initial", keys, initial="broadcast"
+            self.worker,
+            self._options,
+            "initial",
+            keys,
+            late="the other ranks got their first parameters",
+            initial="broadcast",
         ) as worker:
             self._broadcast_in(worker, torch.float32)
             worker.barrier()  # nobody leaves before all have them
