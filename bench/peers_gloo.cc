@@ -86,6 +86,7 @@ void barrier(const Context& context) {
 
 struct Measured {
   std::vector<double> round_us;
+  MachineUse machine;
   uint64_t wrong = 0;
 };
 
@@ -103,9 +104,11 @@ Measured measure(const Context& context, const std::string& name, uint64_t eleme
     fill_gradients(rank, round, 0, elements, kernels::DType::kF32, data.data());
     spoil_if_asked(rank, data.data());
     barrier(context);
+    measured.machine.start();
     int64_t times[2] = {-monotonic_ns(), 0};  // the start negated: one reduction finds both ends
     allreduce();
     times[1] = monotonic_ns();
+    if (round > warmup) measured.machine.stop();
     barrier(context);
     collective(context, gloo::AllreduceOptions::Algorithm::RING, times, 2, &gloo::max<int64_t>);
     if (round > warmup) {
@@ -139,7 +142,8 @@ int run(uint32_t rank, uint32_t ranks, char** argv, uint64_t elements, uint64_t 
     const nlohmann::json line = {
         {"algorithm", name}, {"workers", ranks}, {"bytes", elements * sizeof(float)},
         {"rounds", rounds},  {"min_us", us.min}, {"p50_us", us.p50},
-        {"p99_us", us.p99},  {"max_us", us.max}, {"wrong", measured.wrong}};
+        {"p99_us", us.p99},  {"max_us", us.max}, {"wrong", measured.wrong},
+        {"machine_busy", measured.machine.busy()}};
     std::printf("%s\n", line.dump().c_str());
     std::fflush(stdout);
   }

@@ -32,16 +32,19 @@ int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
   std::vector<float> gradient(elements), sum(elements);
   const Checker checker({.ranks = static_cast<uint32_t>(ranks), .elements = elements}, {});
   std::vector<double> round_us;
+  MachineUse machine;
   uint64_t wrong = 0;
   for (uint64_t round = 1; round <= warmup + rounds; ++round) {
     fill_gradients(static_cast<uint32_t>(rank), round, 0, elements, kernels::DType::kF32,
                    gradient.data());
     spoil_if_asked(static_cast<uint32_t>(rank), gradient.data());
     MPI_Barrier(MPI_COMM_WORLD);
+    machine.start();
     double times[2] = {-MPI_Wtime(), 0};  // the start negated: one reduction finds both ends
     MPI_Allreduce(gradient.data(), sum.data(), static_cast<int>(elements), MPI_FLOAT, MPI_SUM,
                   MPI_COMM_WORLD);
     times[1] = MPI_Wtime();
+    if (round > warmup) machine.stop();
     MPI_Barrier(MPI_COMM_WORLD);
     double latest[2];
     MPI_Allreduce(times, latest, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -59,7 +62,8 @@ int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
     const nlohmann::json line = {{"workers", ranks}, {"bytes", elements * sizeof(float)},
                                  {"rounds", rounds}, {"min_us", us.min},
                                  {"p50_us", us.p50}, {"p99_us", us.p99},
-                                 {"max_us", us.max}, {"wrong", all_wrong}};
+                                 {"max_us", us.max}, {"wrong", all_wrong},
+                                 {"machine_busy", machine.busy()}};
     std::printf("%s\n", line.dump().c_str());
   }
   return 0;

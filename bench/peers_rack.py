@@ -202,19 +202,30 @@ def check_counted(case, placement, totals):
     return max(ratios, key=lambda ratio: abs(ratio - 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What a run measured."""
+    us: float
+    busy: float | None  # this machine's processors, which all hosts share, while it was timed: 0 to 1
+
+
+def timed(who, case, row):
+    return Timed(checked_us(who, case, row), row.get("machine_busy"))
+
+
 def run_phub(rack, case, placement):
-    """(µs, counted bytes in terms of the expected ones)"""
+    """(Timed, counted bytes in terms of the expected ones)"""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         of = two_level_commands if placement.name == TWO_LEVELS else phub_commands
         commands = of(rack.host, case, placement, file.name)
         # Rank 0 alone writes the file.
         output = rack.run(case, *commands, *placement.options(case.workers), "--counters")
-        us = checked_us("phub", case, json.load(file)["rows"][0])
+        measured = timed("phub", case, json.load(file)["rows"][0])
     names = placement.bytes_of_run(case.workers, case.bytes, 0).keys()
-    return us, check_counted(case, placement, counted(output, names))
+    return measured, check_counted(case, placement, counted(output, names))
 
 
-# --- peers, on the workers' hosts alone. Each returns µs by setting.
+# --- peers, on the workers' hosts alone. Each returns Timed by setting.
 
 ALONE = ("--nics", "1")
 
@@ -227,7 +238,7 @@ def run_gloo(rack, case):
     rows = rows_of(output)
     if len(rows) != len(GLOO_ALGORITHMS):
         raise Failure(f"gloo in the rack reported {len(rows)} algorithms:\n{output}")
-    return {f"gloo, {row['algorithm']}": checked_us("gloo", case, row) for row in rows}
+    return {f"gloo, {row['algorithm']}": timed("gloo", case, row) for row in rows}
 
 
 MPI_SETTINGS = {
@@ -263,7 +274,7 @@ def run_mpi(rack, case, settings):
             rows = rows_of(rack.run(case, "", f"((RANK)) || exec {shlex.join(command)}", *ALONE))
             if len(rows) != 1:
                 raise Failure(f"Open MPI in the rack reported {len(rows)} rows")
-            found[f"Open MPI, {name}"] = checked_us("Open MPI", case, rows[0])
+            found[f"Open MPI, {name}"] = timed("Open MPI", case, rows[0])
     return found
 
 
@@ -282,7 +293,7 @@ def run_ps_lite(rack, case):
     rows = rows_of(output)
     if len(rows) != 1:
         raise Failure(f"ps-lite in the rack reported {len(rows)} rows:\n{output}")
-    return {"ps-lite, colocated-sharded": checked_us("ps-lite", case, rows[0])}
+    return {"ps-lite, colocated-sharded": timed("ps-lite", case, rows[0])}
 
 
 def peer_runs(available, rack, case):

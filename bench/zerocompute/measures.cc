@@ -115,6 +115,28 @@ int64_t own_run_ns() {
   return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
 }
 
+// The first line of /proc/stat: user, nice, system, idle, waiting for a disk, interrupts, ….
+MachineUse::Ticks MachineUse::now() {
+  std::ifstream stat("/proc/stat");
+  std::string cpu;
+  std::array<uint64_t, 8> of{};
+  stat >> cpu;
+  for (uint64_t& ticks : of) stat >> ticks;
+  return {.all = std::accumulate(of.begin(), of.end(), uint64_t{0}), .idle = of[3] + of[4]};
+}
+
+void MachineUse::stop() {
+  const Ticks stopped = now();
+  used_.all += stopped.all - started_.all;
+  used_.idle += stopped.idle - started_.idle;
+}
+
+double MachineUse::busy() const {
+  const auto all = static_cast<double>(used_.all);
+  return all > 0 ? 1 - static_cast<double>(used_.idle) / all
+                 : std::numeric_limits<double>::quiet_NaN();
+}
+
 double measure_wakeup_us() {
   const Bell there, back;
   std::array<int64_t, kWakeups> rung{}, woken{};

@@ -34,6 +34,24 @@ std::vector<ThreadTimes> core_times(pid_t pid);
 // The processor time of this process.
 int64_t own_run_ns();
 
+// How busy all processors of this machine were, with whatever ran there: the kernel's own work, too,
+// which belongs to no process. The kernel counts in steps of 10 ms.
+class MachineUse {
+ public:
+  void start() { started_ = now(); }
+  void stop();
+  // From 0 to 1, over all times between start() and stop(). NaN if they took no time.
+  double busy() const;
+
+ private:
+  struct Ticks {
+    uint64_t all = 0, idle = 0;
+  };
+  static Ticks now();
+
+  Ticks started_, used_;
+};
+
 // The median time from waking a thread that sleeps (epoll on an eventfd, as both sides of an
 // exchange do) until it runs. Takes some milliseconds; no thread is left behind.
 double measure_wakeup_us();

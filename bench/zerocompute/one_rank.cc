@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <vector>
 
+#include "bench/zerocompute/measures.h"
 #include "bench/zerocompute/run.h"
 #include "transport/error.h"
 
@@ -14,13 +16,18 @@ CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress
   Rank rank(spec, static_cast<uint32_t>(spec.worker.rank),
             std::as_writable_bytes(std::span(reference)));
   std::vector<double> round_us;
+  MachineUse machine;
   for (uint64_t round = 1; round <= schedule.warmup + schedule.rounds; ++round) {
     rank.fill(round);
     rank.worker().barrier();
+    machine.start();
     const int64_t start = monotonic_ns();
     rank.exchange();
     const int64_t end = monotonic_ns();
-    if (round > schedule.warmup) round_us.push_back(static_cast<double>(end - start) / 1e3);
+    if (round > schedule.warmup) {
+      machine.stop();
+      round_us.push_back(static_cast<double>(end - start) / 1e3);
+    }
     rank.check_part(round, 0, 1);
     progress.update(fmt::format("{} rounds done", round));
   }
@@ -33,6 +40,7 @@ CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress
   result.wrong_text = rank.wrong_text();
   result.stats = rank.worker().stats();
   result.measured = {.workers = spec.workers, .round_us = result.us.p50};
+  if (const double busy = machine.busy(); !std::isnan(busy)) result.measured.machine_busy = busy;
   if (schedule.link_gbps > 0) {
     result.measured.network_us = network_us(result, schedule.link_gbps);
   }

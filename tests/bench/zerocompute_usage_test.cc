@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "bench/zerocompute/measures.h"
@@ -24,6 +25,23 @@ TEST(UsageTest, ARunningProcessRuns) {
   EXPECT_GE(ran, 2'000'000);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_LT(own_run_ns() - before - ran, 40'000'000) << "who sleeps does not run";
+}
+
+// Others may keep the machine busier than this test does, not less.
+TEST(UsageTest, AMachineIsAsBusyAsItsProcesses) {
+  MachineUse machine;
+  EXPECT_TRUE(std::isnan(machine.busy()));
+  machine.start();
+  spin_for(200'000'000);
+  machine.stop();
+  EXPECT_LE(machine.busy(), 1);
+  EXPECT_GE(machine.busy(), 0.7 / std::thread::hardware_concurrency());
+  const double spinning = machine.busy();
+  // What lies between stop() and start() does not count.
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  machine.start();
+  machine.stop();
+  EXPECT_NEAR(machine.busy(), spinning, 0.2);
 }
 
 // Threads that are called as the server's are: in order of their numbers, not of their starts.
