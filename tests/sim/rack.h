@@ -21,6 +21,7 @@
 #include "tests/sim/shard.h"
 #include "tests/sim/trainer.h"
 #include "tests/sim/virtual_clock.h"
+#include "transport/paced/transport.h"
 #include "transport/sim/net.h"
 
 namespace phub::sim {
@@ -104,6 +105,8 @@ class Rack {
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
   size_t sets_in_log(const JobRun& job);          // REQUIRES: the box lives
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
+  const RackPlan& plan() const { return plan_; }
+  NicBudget budget_of(uint64_t bytes_per_s);
   void fail(const std::string& what);
 
  private:
@@ -121,6 +124,7 @@ class Rack {
 
   std::unique_ptr<Server> make_server(uint32_t box, uint32_t nodes, uint32_t cores,
                                       ServerOptions options, const Clock& clock);
+  std::unique_ptr<Transport> nic_of(uint32_t box);
   void add_box(uint32_t cores);
   void start_server();
   void start_shards();

@@ -10,6 +10,7 @@
 #include "tests/phub/simulated_disk.h"
 #include "transport/control/job_spec.h"
 #include "transport/sim/net.h"
+#include "worker/send_order.h"
 
 namespace phub::sim {
 
@@ -180,6 +181,9 @@ struct RackPlan {
   std::vector<RackBoxPlan> racks;
   std::vector<RackFault> rack_faults;
   uint64_t checkpoint_every = 0;  // rounds; 0: none are written
+  // What each NIC sends at most, of boxes and of workers; 0: no limit.
+  uint64_t box_bytes_per_s = 0, worker_bytes_per_s = 0;
+  SendOrder send_order = SendOrder::kPriority;
   std::vector<JobPlan> jobs;
 };
 
