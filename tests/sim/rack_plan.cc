@@ -361,8 +361,8 @@ void limit_nics(SimRandom& random, RackPlan& plan) {
     of_rank = std::max(of_rank, bytes);
     of_all += bytes * std::max(job.spec.world_size, job.spec.max_ranks);
   }
-  if (random.chance(0.7)) plan.worker_bytes_per_s = of_rank * random.between(300, 5000);
-  if (random.chance(0.7)) plan.box_bytes_per_s = of_all * random.between(300, 5000);
+  if (random.chance(0.7)) plan.worker_bytes_per_s = of_rank * random.between(100, 1000);
+  if (random.chance(0.7)) plan.box_bytes_per_s = of_all * random.between(100, 1000);
   plan.send_order = pick(random, {SendOrder::kPriority, SendOrder::kFifo, SendOrder::kRandom,
                                   SendOrder::kMagnitude});
 }
