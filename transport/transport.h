@@ -292,7 +292,9 @@ class Transport {
   // The NICs that a plan gives queues to. Empty: one queue per core.
   virtual std::vector<NicPort> ports() const { return {}; }
   virtual bool shares_memory() const { return false; }  // the slots are the worker's memory
-  virtual uint64_t nic_bytes_per_s() const { return 0; }  // that each NIC sends at most; 0: no limit
+  virtual uint64_t nic_bytes_per_s() const {
+    return 0;
+  }  // that each NIC sends at most; 0: no limit
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
   virtual int event_fd() const = 0;  // readable: call handle_events(); -1: none
   // Never blocks. Also gives up on half-open connections.

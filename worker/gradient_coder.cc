@@ -30,9 +30,9 @@ bool has_coded_keys(const JobSpec& spec) {
   });
 }
 
-bool saves_residuals(const JobSpec& spec, bool carries) {
+bool saves_residuals(const JobSpec& spec) {
   const bool box_has_none = spec.optimizer == "none" && spec.consistency == "bsp";
-  return (has_coded_keys(spec) || carries) && !box_has_none;
+  return has_coded_keys(spec) && !box_has_none;
 }
 
 void check_carries(const JobSpec& spec) {
@@ -58,6 +58,13 @@ GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
               .rank = reply.rank},
       carries_(carries) {
   if (carries) check_carries(reply.spec);
+  if (carries && reply.epoch > 0) {
+    // A round that is made once more would carry over other chunks than the box has of it.
+    fail(ErrorCode::kInvalid,
+         "carry_over: the server saves job '{}', and what is carried over would be lost or count "
+         "twice when it goes on from a checkpoint; leave carry_over or --checkpoints out",
+         reply.spec.name);
+  }
   std::vector<size_t> coded, all;
   for (const KeySpec& key : reply.spec.keys) {
     formats_.push_back(format_of(reply.spec, key));

@@ -7,9 +7,9 @@
 // begins with zero as well, unless the job goes on from a checkpoint: the residuals are a part of
 // the rank's state there.
 //
-// Where a budget carries chunks over to a later round (WorkerOptions::carry_over), the residual also
-// keeps what was not sent of these, and keys in f32 have one, too: their sums with the next gradient
-// are rounded to f32, and nothing else is lost.
+// Where a budget carries chunks over to a later round (WorkerOptions::carry_over), the residual
+// also keeps what was not sent of these, and keys in f32 have one, too: their sums with the next
+// gradient are rounded to f32, and nothing else is lost.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ namespace phub {
 bool has_coded_keys(const JobSpec& spec);
 
 // Whether the residuals of a rank are saved by themselves: where the box keeps no state, they do
-// not make the job a saved one. `carries`: chunks are carried over.
-bool saves_residuals(const JobSpec& spec, bool carries = false);
+// not make the job a saved one.
+bool saves_residuals(const JobSpec& spec);
 
 // What a worker does at once for different keys is independent.
 // Whether chunks can be carried over. Throws Error(kInvalid): the job is in lock-step, or gradients
@@ -45,7 +45,7 @@ class GradientCoder {
   static constexpr std::string_view kStateName = "phub.residuals";
 
   // `carries`: there are residuals of all keys. Throws Error: kFull, there is no memory for them;
-  // and check_carries()'s.
+  // kInvalid, carries and the server saves the job; and check_carries()'s.
   explicit GradientCoder(const JoinReply& reply, bool carries = false);
 
   bool codes(size_t key) const { return !kernels::is_plain(formats_[key]); }

@@ -132,7 +132,7 @@ void check_sending(const WorkerOptions& options) {
 }  // namespace
 
 bool has_state(const WorkerOptions& options) {
-  return options.saver != nullptr || saves_residuals(options.spec, options.carry_over > 0);
+  return options.saver != nullptr || saves_residuals(options.spec);
 }
 
 Joined join(const WorkerOptions& options) {

@@ -45,10 +45,10 @@ class Session {
   const std::optional<RoundVerdict>& verdict() const { return verdict_; }
 
   // Pushes a key. Chunks that wait for room in a queue, or for the budget of a NIC, are sent in the
-  // session's order, on each NIC by itself: by key priority + `priority`, or by `magnitudes`, one of
-  // each chunk (empty: 0). REQUIRES: ready(key); and if send_initial() was called, all_ready() once
-  // since then, as a successor that sends the initial parameters again must not find gradients in
-  // its slots.
+  // session's order, on each NIC by itself: by key priority + `priority`, or by `magnitudes`, one
+  // of each chunk (empty: 0). REQUIRES: ready(key); and if send_initial() was called, all_ready()
+  // once since then, as a successor that sends the initial parameters again must not find gradients
+  // in its slots.
   //
   // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
   // and before polling ends for a while.
@@ -175,7 +175,7 @@ class Session {
   WorkerLink& link_;
   const SendOrder order_;
   const uint64_t shuffle_;  // of the job and rank
-  const bool gathers_;  // small writes, for one flush
+  const bool gathers_;      // small writes, for one flush
   uint32_t gathered_ = 0;
   uint64_t gathered_bytes_ = 0;
   std::chrono::steady_clock::time_point flushed_;

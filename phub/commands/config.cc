@@ -172,7 +172,8 @@ constexpr std::array<Option, 27> kOptions = {{
        config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
      }},
     {"nic-budget", "RATE", Kind::kText,
-     "What each NIC sends at most, with headers: 1gbit, 250mbit, or bytes per second. Each core has "
+     "What each NIC sends at most, with headers: 1gbit, 250mbit, or bytes per second. Each core "
+     "has "
      "its part of it. [no limit]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.nic_bytes_per_s = parse_rate(values[0]);

@@ -351,6 +351,13 @@ def time_to_loss_reports(folder, binaries):
     expect(text, "never")
     row, = json.loads(report.read_text())["rows"]
     assert row["to_loss"] is None and row["to_accuracy"] is None, row
+    # A budget that lets no round go in time.
+    text = run(program, "--tiny", "--data", data, "--modes", "bsp+random,ssp:2+magnitude+carry",
+               "--transport", "tcp", "--chunk-elements", "32", "--hidden", "512", "--budget", "2000000", "--json", report)
+    expect(text, "bsp, random", "ssp, slack 2, magnitude, carried")
+    plain, carried = json.loads(report.read_text())["rows"]
+    assert plain["carried"] == 0 and carried["carried"] > 0, (plain, carried)
+    assert (carried["order"], carried["carry_over"]) == ("magnitude", 2), carried
     return 0
 
 
@@ -358,6 +365,7 @@ def time_to_loss_refuses(folder, binaries):
     program = binaries / "time_to_loss"
     expect(run(program, "--modes", "bsp,lazy", status=2), "'lazy' is not bsp, ssp:SLACK or async")
     expect(run(program, "--modes", "ssp", status=2), "'ssp' is not")
+    expect(run(program, "--modes", "bsp+best", status=2), "'best' is not carry, nor an order")
     expect(run(program, "--straggler", "none", status=2), "--straggler")
     expect(run(program, "--data", folder / "none.csv", status=1), "none.csv")
     return 0

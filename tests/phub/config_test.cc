@@ -129,6 +129,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "--tls-client-ca",
               "/a",
               "--tls-data",
+              "--nic-budget=250mbit",
               "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},

@@ -104,9 +104,9 @@ std::unique_ptr<Transport> Rack::nic_of(uint32_t box) {
 
 // As small a burst as may be: a core that waits for tokens sleeps for a millisecond.
 NicBudget Rack::budget_of(uint64_t bytes_per_s) {
-  return {.bytes_per_s = bytes_per_s,
-          .burst_bytes = 256 + bytes_per_s / 1000,
-          .clock = [this] { return net_.now_ns(); }};
+  return {.bytes_per_s = bytes_per_s, .burst_bytes = 256 + bytes_per_s / 1000, .clock = [this] {
+            return net_.now_ns();
+          }};
 }
 
 void Rack::add_box(uint32_t cores) {

@@ -36,6 +36,7 @@ struct RackResult {
   uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
   uint64_t parts_restored = 0, void_snapshots = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0;  // of ranks
+  uint64_t chunks_carried = 0;                      // to a later round
   uint64_t jobs_of_differences = 0;
   uint64_t states = 0;                          // of chunks, that were compared
   uint64_t spread_jobs = 0;                     // over several boxes
@@ -78,6 +79,7 @@ struct JobRun {
   uint64_t restored = 0;
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
   uint64_t parts_restored = 0, void_snapshots = 0, residuals_restored = 0;
+  uint64_t carried = 0;  // chunks, to a later round
   size_t restarts = 0;   // by other workers
   uint64_t durable = 0;  // the last round that a worker was told to be
   std::vector<LogRecord> log;

@@ -363,8 +363,8 @@ void limit_nics(SimRandom& random, RackPlan& plan) {
   }
   if (random.chance(0.7)) plan.worker_bytes_per_s = of_rank * random.between(100, 1000);
   if (random.chance(0.7)) plan.box_bytes_per_s = of_all * random.between(100, 1000);
-  plan.send_order = pick(random, {SendOrder::kPriority, SendOrder::kFifo, SendOrder::kRandom,
-                                  SendOrder::kMagnitude});
+  plan.send_order = pick(
+      random, {SendOrder::kPriority, SendOrder::kFifo, SendOrder::kRandom, SendOrder::kMagnitude});
 }
 
 }  // namespace
@@ -459,6 +459,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   }
   SimRandom paced(seed ^ 0x7061636564ull);
   limit_nics(paced, plan);
+  for (JobPlan& job : plan.jobs) {
+    if (job.lock_step() || plan.checkpoint_every > 0 || !paced.chance(0.6)) continue;
+    job.carry_over = static_cast<uint32_t>(paced.between(1, 4));
+  }
   return plan;
 }
 

@@ -81,6 +81,7 @@ struct JobPlan {
   bool look_again = false;  // after the barrier: when all is quiet
   bool fixed_ranks = true;  // ranks ask for their number; else the server chooses
   double null_chance = 0;
+  uint32_t carry_over = 0;                  // rounds; of jobs that are not in lock-step
   double saver_chance = 0;                  // that a worker has state of its own, which it saves
   uint32_t late_ranks = 0;                  // new ranks that join in the middle
   std::vector<uint64_t> late_after_pushes;  // of the whole job, for each late rank

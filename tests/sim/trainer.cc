@@ -85,7 +85,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   try {
     link_ = connect();
     session_ = std::make_unique<Session>(*reply_, *link_, rack_.plan().send_order);
-    coder_ = std::make_unique<GradientCoder>(*reply_);
+    coder_ = std::make_unique<GradientCoder>(*reply_, job_.plan.carry_over > 0);
   } catch (const Error& error) {
     return ask_why(Error(error.code(), error.what()));
   }
@@ -257,6 +257,7 @@ bool Trainer::poll() {
     return moved;
   }
   moved |= session_->poll();
+  if (job_.plan.carry_over > 0 && state_ == State::kRunning) carry_over();
   if (!session_->broken()) moved |= train();
   if (!moved && !done()) sleep();
   return moved;

@@ -92,6 +92,7 @@ class Trainer {
   void collect(uint32_t key);
   void push(uint32_t key);
   void fill(const Contribution& from, uint32_t key);
+  void carry_over();
   void call_hyper();
   void finish();
   void leave();

@@ -124,8 +124,30 @@ void Trainer::push(uint32_t key) {
   rack_.pushed(job_, *this);
 }
 
+// Now and then, as a wait does.
+void Trainer::carry_over() {
+  if (!session_->waits_for_room() || !rack_.random().chance(0.2)) return;
+  const JobSpec& spec = job_.spec;
+  const uint32_t most =
+      spec.consistency == "ssp" ? std::min(spec.slack, job_.plan.carry_over) : job_.plan.carry_over;
+  const size_t key = rack_.random().chance(0.5) ? Session::kAllKeys
+                                                : rack_.random().below(session_->keys());
+  session_->carry_over(key, most, [this](size_t k, const ChunkLayout& chunk, size_t offset) {
+    const auto first = std::ranges::find(job_.layout.chunks, k, &ChunkLayout::key);
+    const auto id = static_cast<uint32_t>(first - job_.layout.chunks.begin()) +
+                    static_cast<uint32_t>(chunk.key_element / job_.spec.chunk_elements);
+    job_.oracle.carried({{reply_->rank, reply_->incarnation}, session_->round(k) + 1}, id);
+    ++job_.carried;
+    return coder_->carry(k, chunk, session_->gradient(k).data() + offset);
+  });
+}
+
 void Trainer::fill(const Contribution& from, uint32_t key) {
-  if (!coder_->codes(key)) return job_.oracle.fill_key(from, key, session_->gradient(key));
+  if (!coder_->codes(key)) {
+    job_.oracle.fill_key(from, key, session_->gradient(key));
+    if (coder_->carries()) coder_->add_carried(key, session_->gradient(key));
+    return;
+  }
   const std::span<float> gradient = coder_->gradient(key);
   job_.oracle.fill_key(from, key, std::as_writable_bytes(gradient));
   coder_->encode(*session_, key, from.round, gradient.data(), kernels::DType::kF32, 1);

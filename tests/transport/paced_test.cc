@@ -249,7 +249,8 @@ TEST(PacedLink, EachNicOfAWorkerHasABudget) {
   uint64_t now = 5;
   auto taken = std::make_unique<TakerLink>(now, std::vector<std::string>{"a", "b", "a"});
   Taker& taker = taken->taker;
-  const auto link = make_paced(std::move(taken), 3, {.bytes_per_s = kRate, .clock = [&] { return now; }});
+  const auto link =
+      make_paced(std::move(taken), 3, {.bytes_per_s = kRate, .clock = [&] { return now; }});
   EXPECT_TRUE(link->needs_polling());
   const auto send_for = [&](uint64_t ns) {
     for (const uint64_t end = now + ns; now < end; now += kMs / 4) {
@@ -279,10 +280,9 @@ TEST(PacedLink, EachNicOfAWorkerHasABudget) {
 
 TEST(PacedLink, RefusesSharedMemory) {
   const uint64_t now = 0;
-  EXPECT_THROW(
-      make_paced(std::make_unique<TakerLink>(now, std::vector<std::string>{"a"}, true), 1,
-                 {.bytes_per_s = kRate}),
-      Error);
+  EXPECT_THROW(make_paced(std::make_unique<TakerLink>(now, std::vector<std::string>{"a"}, true), 1,
+                          {.bytes_per_s = kRate}),
+               Error);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // The token bucket against an oracle that knows only what went when: in no window of time was it
 // more than the burst and what the rate gives in that time. And what a rate may be written as.
+#include "transport/paced/token_bucket.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +12,6 @@
 #include "tests/seeds.h"
 #include "transport/error.h"
 #include "transport/paced/nic_budget.h"
-#include "transport/paced/token_bucket.h"
 #include "transport/sim/net.h"
 
 namespace phub {

@@ -22,10 +22,10 @@
 namespace phub {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Box;
 using testing::each_rank;
 using testing::expect_error;
+using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kRanks = 2;
@@ -33,7 +33,8 @@ constexpr uint32_t kRanks = 2;
 Box paced_box(uint64_t bytes_per_s) {
   return Box(2, uint64_t{1} << 33, [bytes_per_s](std::unique_ptr<Transport> transport) {
     const bool shared = transport->shares_memory();
-    return shared ? std::move(transport) : make_paced(std::move(transport), {.bytes_per_s = bytes_per_s});
+    return shared ? std::move(transport)
+                  : make_paced(std::move(transport), {.bytes_per_s = bytes_per_s});
   });
 }
 
@@ -59,7 +60,8 @@ constexpr uint64_t kRounds = 4;
 constexpr uint64_t kElements = 200'000;  // of all keys
 
 // Rounds of a model of 800 KB, with random integers.
-Outcome exchange(const Box& box, const std::string& budget, const std::string& order, uint64_t seed) {
+Outcome exchange(const Box& box, const std::string& budget, const std::string& order,
+                 uint64_t seed) {
   JobSpec spec;
   spec.name = "budget";
   for (const char* name : {"a", "b", "c", "d"}) {
@@ -118,6 +120,12 @@ TEST_F(Budget, OfAWorkerChangesNoBitsAndIsKept) {
   }
 }
 
+// Who waits for tokens does not sleep until something arrives, or for long.
+TEST_F(Budget, AWorkerGoesOnWhenTokensCome) {
+  const double seconds = exchange(Box(2), "20000000", "fifo", seed_).seconds;
+  EXPECT_LT(seconds, 4 * kPayload / 20e6);
+}
+
 TEST_F(Budget, OfABoxChangesNoBitsAndIsKept) {
   const Outcome free = exchange(Box(2), "", "priority", seed_);
   constexpr uint64_t kRate = 4'000'000;
@@ -125,6 +133,7 @@ TEST_F(Budget, OfABoxChangesNoBitsAndIsKept) {
   EXPECT_EQ(paced.result, free.result);
   // Each rank gets every result, from one NIC; the ones before the first round are sent already.
   EXPECT_GE(paced.seconds, (kRanks * kPayload - 2 * (64 << 10)) / static_cast<double>(kRate));
+  EXPECT_LT(paced.seconds, 2 * kRanks * kPayload / static_cast<double>(kRate));
   EXPECT_LT(paced.cpu, paced.seconds * 0.5);
 }
 
@@ -186,7 +195,8 @@ void carry(const std::string& format, uint32_t slack, uint64_t seed) {
     worker.wait_all();
     std::mt19937 random(static_cast<uint32_t>(seed));
     // pushed[clock][key]: sums of what was pushed up to then.
-    std::vector<std::vector<std::vector<float>>> pushed(1, {std::vector<float>(100'000), std::vector<float>(5)});
+    std::vector<std::vector<std::vector<float>>> pushed(
+        1, {std::vector<float>(100'000), std::vector<float>(5)});
     for (uint64_t clock = 1; clock <= kClocks + slack; ++clock) {
       pushed.push_back(pushed.back());
       for (size_t key = 0; key < worker.keys(); ++key) {

@@ -17,8 +17,8 @@ namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::UnorderedElementsAre;
 using testing::reply_of;
+using ::testing::UnorderedElementsAre;
 using testing::Wire;
 
 void answer(Wire& wire, Session& session, const std::vector<uint32_t>& chunks, uint32_t round) {
@@ -62,7 +62,8 @@ TEST(SendOrder, AtRandomDependsOnJobRankAndRoundAlone) {
   EXPECT_THAT(first, UnorderedElementsAre(0, 1, 2, 3, 4));
   EXPECT_EQ(first, sent(SendOrder::kRandom));
   std::set<std::vector<uint32_t>> orders;
-  for (uint32_t round = 1; round <= 20; ++round) orders.insert(sent(SendOrder::kRandom, "job", 0, round));
+  for (uint32_t round = 1; round <= 20; ++round)
+    orders.insert(sent(SendOrder::kRandom, "job", 0, round));
   EXPECT_GT(orders.size(), 10u);
   orders.clear();
   for (uint32_t rank = 0; rank < 20; ++rank) orders.insert(sent(SendOrder::kRandom, "job", rank));

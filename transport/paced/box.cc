@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "transport/error.h"
@@ -18,8 +19,9 @@ class Share {
   // The core's thread.
   TokenBucket& bucket(const NicBudget& budget, uint64_t now_ns) {
     const uint64_t rate = bytes_per_s_.load(std::memory_order_relaxed);
-    if (rate != bucket_.bytes_per_s()) bucket_.change(rate, budget.burst(rate), now_ns);
-    return bucket_;
+    if (!bucket_) bucket_.emplace(rate, budget.burst(rate));
+    if (rate != bucket_->bytes_per_s()) bucket_->change(rate, budget.burst(rate), now_ns);
+    return *bucket_;
   }
 
   // What follows is guarded by the transport's mutex; bytes_per_s_ is read without it.
@@ -32,7 +34,7 @@ class Share {
 
  private:
   std::atomic<uint64_t> bytes_per_s_{1};
-  TokenBucket bucket_{1, 1};
+  std::optional<TokenBucket> bucket_;  // nothing: it was not used yet
   uint64_t chunks_ = 0;  // of open jobs
 };
 
@@ -72,7 +74,8 @@ class PacedTransport final : public Transport {
 
   std::string_view name() const override { return transport_->name(); }
   std::string describe() const override {
-    return transport_->describe() + ", at most " + describe_rate(budget_.bytes_per_s) + " from each NIC";
+    return transport_->describe() + ", at most " + describe_rate(budget_.bytes_per_s) +
+           " from each NIC";
   }
   std::vector<NicPort> ports() const override { return transport_->ports(); }
   uint64_t nic_bytes_per_s() const override { return budget_.bytes_per_s; }
@@ -92,8 +95,8 @@ class PacedTransport final : public Transport {
   const std::unique_ptr<Transport> transport_;
   const bool names_nics_;
   const NicBudget budget_;
-  std::mutex mutex_;                // guards what follows
-  std::map<Place, Share> shares_;   // stay where they are: cores use them
+  std::mutex mutex_;                    // guards what follows
+  std::map<Place, Share> shares_;       // stay where they are: cores use them
   std::map<BoxLink*, BoxLink*> outer_;  // of the transport's own links
 };
 

@@ -40,9 +40,8 @@ uint64_t parse_rate(std::string_view text) {
     if (!text.ends_with(unit)) continue;
     const std::string_view digits = text.substr(0, text.size() - unit.size());
     double number = 0;
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), number,
-                        std::chars_format::fixed);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number,
+                                              std::chars_format::fixed);
     if (error != std::errc() || end != digits.data() + digits.size()) break;
     if (digits.find_first_not_of("0123456789.") != digits.npos) break;
     const double rate = number * bytes;

@@ -16,9 +16,9 @@ class TokenBucket {
 
   uint64_t bytes_per_s() const { return bytes_per_s_; }
 
-  // Whether so many bytes may go now; then they are taken. More than the burst go when the bucket is
-  // full, and what comes after them waits until they are paid for: such a write counts as the burst
-  // of the bound above.
+  // Whether so many bytes may go now; then they are taken. More than the burst go when the bucket
+  // is full, and what comes after them waits until they are paid for: such a write counts as the
+  // burst of the bound above.
   bool take(uint64_t bytes, uint64_t now_ns);
   // In how many nanoseconds take() will succeed, rounded up; 0: now.
   uint64_t wait_ns(uint64_t bytes, uint64_t now_ns);

@@ -9,9 +9,10 @@
 
 namespace phub {
 
-// The box: each NIC sends at most so many bytes per second. Cores share nothing: each holds the part
-// of a NIC's budget that its chunks are of those of all open jobs on that NIC. What a core does not
-// use of its part, no other does. Throws Error(kInvalid) for a transport that shares memory.
+// The box: each NIC sends at most so many bytes per second. Cores share nothing: each holds the
+// part of a NIC's budget that its chunks are of those of all open jobs on that NIC. What a core
+// does not use of its part, no other does. Throws Error(kInvalid) for a transport that shares
+// memory.
 std::unique_ptr<Transport> make_paced(std::unique_ptr<Transport> transport, NicBudget budget);
 
 // A worker of one thread: each of its NICs (WorkerLink::nic_of) sends at most so many bytes per
