@@ -18,6 +18,11 @@ constexpr double kForwardShare = 1.0 / 3;  // backward computes two gradients, f
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
+// Higher goes first, at the worker and at the server.
+int32_t priority_of(const Net& net, const WalkOptions& options, size_t layer) {
+  return options.first_layers_first ? static_cast<int32_t>(net.layers.size() - layer) : 0;
+}
+
 bool is_in(size_t layer, const std::vector<size_t>& layers) {
   return std::ranges::find(layers, layer) != layers.end();
 }
@@ -52,6 +57,7 @@ class Exchange {
     for (size_t m = 0; m < options.as_factors.size(); ++m) {
       const size_t l = options.as_factors[m];
       layers_[l].matrix = m;
+      layers_[l].priority = priority_of(net, options, l);
       std::ranges::fill(factors_->left(m), 1.0F);
       std::ranges::fill(factors_->right(m), own);
       if (is_timed()) {
@@ -65,13 +71,11 @@ class Exchange {
 
   void push(size_t l) {
     Layer& layer = layers_[l];
-    const auto priority =
-        options_.first_layers_first ? static_cast<int32_t>(layers_.size() - l) : 0;
-    for (const size_t key : layer.keys) worker_.push(key, priority);
+    for (const size_t key : layer.keys) worker_.push(key);
     ++layer.rounds;
     if (!layer.matrix) return;
     // Products that take a time are of no samples: their factors travel all the same.
-    factors_->push(*layer.matrix, is_timed() ? 0 : options_.samples, priority);
+    factors_->push(*layer.matrix, is_timed() ? 0 : options_.samples, layer.priority);
     if (!is_timed()) layer.product = std::async(std::launch::async, [&] { multiply(layer); });
   }
 
@@ -108,6 +112,7 @@ class Exchange {
   struct Layer {
     std::vector<size_t> keys;      // of the worker, exchanged whole
     std::optional<size_t> matrix;  // of the factors
+    int32_t priority = 0;          // of these
     double product_s = 0;
     std::vector<float> gradient;  // of the matrix, if it is made
     std::future<void> product;
@@ -227,6 +232,7 @@ JobSpec job_of(const Net& net, const WalkOptions& options, JobSpec spec) {
     for (const size_t key : net.layers[l].keys) {
       if (is_in(l, options.as_factors) && key == net.layers[l].matrix) continue;
       spec.keys.push_back(net.table.keys[key]);
+      spec.keys.back().priority = priority_of(net, options, l);
     }
   }
   if (!options.as_factors.empty()) add_factor_keys(spec, matrices_of(net, options));

@@ -70,6 +70,17 @@ TEST(LayersWalk, AJobHasWholeKeysOrFactors) {
   EXPECT_EQ(product_flop(of, of.layers.size() - 1, 3, 32), 2.0 * 3 * 32 * 1000 * 1024);
 }
 
+TEST(LayersWalk, WhatIsNeededFirstGoesFirst) {
+  const Net of = net("alexnet");
+  WalkOptions options;
+  for (const KeySpec& key : job_of(of, options, {}).keys) EXPECT_EQ(key.priority, 0);
+  options.first_layers_first = true;
+  const JobSpec spec = job_of(of, options, {});
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    EXPECT_EQ(spec.keys[k].priority, 8 - static_cast<int32_t>(k / 2));  // a weight and a bias each
+  }
+}
+
 TEST(LayersWalk, ANodeAloneComputesForTheStatedTime) {
   WalkOptions options;
   options.compute_s = 0.05;
