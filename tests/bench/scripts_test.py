@@ -387,7 +387,7 @@ def ladder_refuses(_, __):
     ladder = sibling("ladder")
 
     class Setting:
-        warmup, iterations = 1, 2
+        warmup, iterations, colocated = 1, 2, False
 
     row = {"wrong": 0, "layers": 10, "pushed_early": 10, "job_bytes": 10**7,
            "bytes": {"box_received": 2 * 10**7, "box_sent": 2 * 10**7}}
@@ -395,7 +395,7 @@ def ladder_refuses(_, __):
 
     def refused(message, way="with", counts=right, **fields):
         try:
-            ladder.check("m", 2, way, Setting, [row | fields] * 2, counts)
+            ladder.check("m", 2, way, Setting, [row | fields] * 2, [counts])
         except ladder.Failure as failure:
             expect(str(failure), message)
             return
@@ -406,8 +406,15 @@ def ladder_refuses(_, __):
     refused("[1, 1] wrong results", wrong=1)
     refused("9 were pushed before", pushed_early=9)
     refused("10 were pushed before", way="without")
-    refused("the box received 68000000 bytes", counts=[68 * 10**6, right[1]])
-    refused("the box sent 60000000 bytes", counts=[right[0], 60 * 10**6])
+    refused("a box received 68000000 bytes", counts=[68 * 10**6, right[1]])
+    refused("a box sent 60000000 bytes", counts=[right[0], 60 * 10**6])
+
+    # With boxes on all nodes: as bench/peers has it.
+    from peers_rack import Placement
+    Setting.colocated = True
+    whole = {"box_received": 3 * 10**7, "box_sent": 3 * 10**7, "worker_received": 10**7, "worker_sent": 10**7}
+    link = Placement("", 3, True).bytes_of_link(3, 10**7)
+    assert all(abs(each - link) < 1 for each in ladder.of_link(Setting, 3, whole)), link
     return 0
 
 
