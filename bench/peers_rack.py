@@ -156,14 +156,18 @@ def exchange(host, case, file, *options):
                      "-w", str(WARMUP), "-n", str(case.rounds), *options, "--quiet", "--json", file])
 
 
-def phub_commands(host, case, placement, file):
-    phub = host.binary("phub")
+def with_boxes(phub, boxes, command):
+    """What a rack's boxes run, and its workers, once all boxes serve."""
     box = (f"if ((BOX)); then exec {phub} serve --join $PHUB_SERVER --listen 0.0.0.0:0 {SERVE}; "
            f"else exec {phub} serve --listen 0.0.0.0:7717 {SERVE}; fi")
     # Jobs that are created when all boxes serve have a part at each.
     ready = (f"{phub} status --server $PHUB_SERVER 2>/dev/null | "
-             f"awk '/^with it serves /{{n++}} END{{exit !(NR && n == {placement.boxes - 1})}}'")
-    return box, f"until {ready}; do sleep 0.1; done; exec {exchange(host, case, file)}"
+             f"awk '/^with it serves /{{n++}} END{{exit !(NR && n == {boxes - 1})}}'")
+    return box, f"until {ready}; do sleep 0.1; done; exec {command}"
+
+
+def phub_commands(host, case, placement, file):
+    return with_boxes(host.binary("phub"), placement.boxes, exchange(host, case, file))
 
 
 def two_level_commands(host, case, placement, file):

@@ -16,6 +16,7 @@
 #include "transport/error.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
+#include "worker/send_order.h"
 #include "worker/worker.h"
 
 namespace phub::digits {
@@ -27,13 +28,32 @@ struct Options {
   std::string straggler = "fixed";
   uint32_t turns = 3;
   std::string transport = "shm";
+  std::string budget;  // of a worker; empty: none
   std::string data = "build/data/digits.csv";
   std::string json;
   bool tiny = false;
 };
 
-// "bsp", "async", "ssp:3".
-Mode parse_mode(const std::string& word) {
+constexpr uint32_t kAsyncCarries = 3;  // rounds, where no slack says how many
+
+// What follows the consistency: "+carry", or an order.
+void parse_addition(const std::string& word, Mode& mode) {
+  if (word == "carry") {
+    mode.carry_over = mode.consistency == "ssp" ? mode.slack : kAsyncCarries;
+    return;
+  }
+  try {
+    parse_send_order(word);
+  } catch (const Error&) {
+    throw CLI::ValidationError(
+        "--modes", "'" + word + "' is not carry, nor an order: priority, fifo, random, magnitude");
+  }
+  mode.order = word;
+}
+
+// "bsp", "async", "ssp:3", and what is added: "ssp:3+magnitude+carry".
+Mode parse_mode(const std::string& all) {
+  const std::string word = all.substr(0, all.find('+'));
   Mode mode{.consistency = word.substr(0, word.find(':'))};
   const bool ssp = mode.consistency == "ssp";
   const bool known = ssp || word == "bsp" || word == "async";
@@ -43,6 +63,11 @@ Mode parse_mode(const std::string& word) {
     throw CLI::ValidationError("--modes", "'" + word + "' is not bsp, ssp:SLACK or async");
   }
   if (ssp) mode.slack = static_cast<uint32_t>(std::stoul(slack));
+  for (size_t plus = all.find('+'); plus != std::string::npos;) {
+    const size_t next = all.find('+', plus + 1);
+    parse_addition(all.substr(plus + 1, next - plus - 1), mode);
+    plus = next;
+  }
   return mode;
 }
 
@@ -64,6 +89,7 @@ Result median(const std::vector<Result>& results) {
   result.accuracy = {of([](const Result& r) { return r.accuracy.seconds; }),
                      of([](const Result& r) { return r.accuracy.rounds; })};
   result.last_loss = of([](const Result& r) { return r.last_loss; });
+  result.carried = of([](const Result& r) { return r.carried; });
   for (const Result& r : results) {
     result.largest_lead = std::max(result.largest_lead, r.largest_lead);
   }
@@ -76,15 +102,18 @@ std::string text_of(double value, int digits) {
 
 void print(const Options& options, const std::vector<Mode>& modes,
            const std::vector<Result>& results) {
-  fmt::print("{:<14}{:>10}{:>16}{:>8}{:>16}{:>8}{:>12}{:>6}\n", "", "rounds/s",
+  size_t width = 14;
+  for (const Mode& mode : modes) width = std::max(width, mode.name().size() + 1);
+  fmt::print("{:<{}}{:>10}{:>16}{:>8}{:>16}{:>8}{:>12}{:>6}{:>9}\n", "", width, "rounds/s",
              fmt::format("s to loss {:g}", options.run.loss), "rounds",
-             fmt::format("s to {:g}%", options.run.accuracy), "rounds", "last loss", "lead");
+             fmt::format("s to {:g}%", options.run.accuracy), "rounds", "last loss", "lead",
+             "carried");
   for (size_t m = 0; m < modes.size(); ++m) {
     const Result& r = results[m];
-    fmt::print("{:<14}{:>10.1f}{:>16}{:>8}{:>16}{:>8}{:>12.4f}{:>6.0f}\n", modes[m].name(),
-               r.rounds_per_second, text_of(r.loss.seconds, 2), text_of(r.loss.rounds, 0),
+    fmt::print("{:<{}}{:>10.1f}{:>16}{:>8}{:>16}{:>8}{:>12.4f}{:>6.0f}{:>8.0f}%\n", modes[m].name(),
+               width, r.rounds_per_second, text_of(r.loss.seconds, 2), text_of(r.loss.rounds, 0),
                text_of(r.accuracy.seconds, 2), text_of(r.accuracy.rounds, 0), r.last_loss,
-               r.largest_lead);
+               r.largest_lead, 100 * r.carried);
   }
 }
 
@@ -99,6 +128,9 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
   for (size_t m = 0; m < modes.size(); ++m) {
     rows.push_back({{"consistency", modes[m].consistency},
                     {"slack", modes[m].slack},
+                    {"order", modes[m].order},
+                    {"carry_over", modes[m].carry_over},
+                    {"carried", results[m].carried},
                     {"rounds_per_s", results[m].rounds_per_second},
                     {"to_loss", json_of(results[m].loss)},
                     {"to_accuracy", json_of(results[m].accuracy)},
@@ -120,6 +152,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
           {"straggler", options.straggler},
           {"loss", options.run.loss},
           {"accuracy", options.run.accuracy},
+          {"budget", options.budget},
           {"transport", options.transport}};
 }
 
@@ -133,6 +166,7 @@ std::vector<Result> measure(const Options& options, const std::vector<Mode>& mod
       WorkerOptions worker;
       worker.server = server.address();
       worker.transport = options.transport;
+      worker.nic_budget = options.budget;
       worker.spec = job_spec(options.run.training, fmt::format("time-to-loss-{}-{}", turn, m));
       results[m].push_back(train(options.run, data, modes[m], worker));
     }
@@ -144,7 +178,10 @@ std::vector<Result> measure(const Options& options, const std::vector<Mode>& mod
 
 void add_options(CLI::App& app, Options& options) {
   add_options(app, options.run.training);
-  app.add_option("--modes", options.modes, "bsp, ssp:SLACK, async; separated by commas")
+  app.add_option("--modes", options.modes,
+                 "bsp, ssp:SLACK, async; separated by commas. Behind each, with a '+': an order of "
+                 "what waits for the budget (fifo, random, magnitude), and 'carry', that chunks "
+                 "without it are left to later rounds")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--compute-ms", options.run.compute_ms, "A gradient takes this long")
@@ -164,6 +201,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--turns", options.turns, "Alternated runs, of which the median counts")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--budget", options.budget,
+                 "What each worker may send, over tcp: 250mbit, or bytes per second");
   app.add_option("--transport", options.transport, "Of the workers: shm or tcp")
       ->capture_default_str();
   app.add_option("--data", options.data, "The digits as CSV")->capture_default_str();

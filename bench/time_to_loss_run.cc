@@ -36,6 +36,8 @@ class Run {
         pushed_(options.training.world) {
     worker_.spec.consistency = mode.consistency;
     worker_.spec.slack = mode.slack;
+    worker_.send_order = mode.order;
+    worker_.carry_over = mode.carry_over;
   }
 
   Result measure() {
@@ -46,7 +48,8 @@ class Run {
     for (auto& rank : ranks) rank.get();
     const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     return evaluate({.rounds_per_second = static_cast<double>(training_.rounds) / seconds,
-                     .largest_lead = static_cast<double>(largest_lead_.load())});
+                     .largest_lead = static_cast<double>(largest_lead_.load()),
+                     .carried = carried_});
   }
 
  private:
@@ -72,6 +75,11 @@ class Run {
       if (rank == 0) take_sample(worker);
     }
     pushed_[rank] = kLeft;
+    if (rank == 0) {
+      const WorkerStats stats = worker.stats();
+      carried_ = static_cast<double>(stats.chunks_carried_over) /
+                 static_cast<double>(std::max<uint64_t>(stats.chunks_pushed, 1));
+    }
     worker.leave();
   }
 
@@ -171,6 +179,7 @@ class Run {
   std::vector<std::atomic<uint64_t>> pushed_;  // per rank
   std::atomic<uint64_t> largest_lead_ = 0;
   std::vector<Sample> samples_;  // rank 0's
+  double carried_ = 0;           // the same
 };
 
 }  // namespace

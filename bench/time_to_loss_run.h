@@ -17,9 +17,13 @@ namespace phub::digits {
 struct Mode {
   std::string consistency;
   uint32_t slack = 0;
+  std::string order = "priority";  // of what waits for a budget
+  uint32_t carry_over = 0;         // rounds
 
   std::string name() const {
-    return consistency == "ssp" ? fmt::format("ssp, slack {}", slack) : consistency;
+    std::string text = consistency == "ssp" ? fmt::format("ssp, slack {}", slack) : consistency;
+    if (order != "priority") text += ", " + order;
+    return carry_over > 0 ? text + ", carried" : text;
   }
   uint64_t largest_lead() const { return consistency == "async" ? ~uint64_t{0} : slack; }
 };
@@ -47,6 +51,7 @@ struct Result {
   Reached loss, accuracy;
   double last_loss = 0;
   double largest_lead = 0;
+  double carried = 0;  // of the chunks that rank 0 pushed, the part that was carried over
 };
 
 // Runs a job named `worker.spec.name` with a thread per rank, until the ranks together have

@@ -50,3 +50,23 @@ class Lstm(nn.Module):
     def forward(self, batch):
         outputs, _ = self.layers(self.symbol(batch[:, :-1]))
         return functional.cross_entropy(self.head(outputs).flatten(0, 1), batch[:, 1:].flatten())
+
+
+class TextTask:
+    """What a rank trains, on which batches, and how good it is."""
+
+    factors = None  # it has no large fully connected layer
+
+    def __init__(self, arguments):
+        self.text = Text(Path(arguments.text))
+        self.hidden, self.windows, self.symbols = arguments.hidden, arguments.windows, arguments.symbols
+
+    def model(self):
+        return Lstm(self.text.symbols, self.hidden)
+
+    def batch(self, rank, ranks, step):
+        return self.text.batch(rank, ranks, step, self.windows, self.symbols)
+
+    def judge(self, model):
+        """(loss, nothing)"""
+        return model(self.text.held_out()).item(), None

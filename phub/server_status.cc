@@ -70,7 +70,11 @@ std::vector<NodeStatus> Server::status_of_nodes() const {
     }
     for (const auto& [name, meter] : meters.nics) {
       if (meter.os_node != node.node) continue;
-      node.nics.push_back({.name = name.second, .transport = name.first, .flow = meter.flow});
+      node.nics.push_back(
+          {.name = name.second,
+           .transport = name.first,
+           .budget_bytes_per_s = machine_.transport_named(name.first).nic_bytes_per_s(),
+           .flow = meter.flow});
     }
     if (!node.cores.empty() || !node.nics.empty()) nodes.push_back(std::move(node));
   }

@@ -116,6 +116,10 @@ class Endpoint {
   // Readable (edge triggered: epoll with EPOLLET, never read) when an armed endpoint has work.
   virtual int wake_fd() const = 0;
 
+  // After a post was refused: for how long nothing but an arrival makes a try worth while. 0: not
+  // known.
+  virtual uint64_t refused_for_ns() const { return 0; }
+
   virtual EndpointCounters counters() const { return {}; }
 };
 
@@ -159,6 +163,7 @@ struct LinkLayout {
   uint32_t result_copies = 1;           // 1, or one for each rank
   uint32_t result_copy = 0;             // at the worker: which one is its own
   std::vector<uint32_t> core_node;      // NUMA node of each core
+  std::vector<uint32_t> core_cpu = {};  // at the box: which of its threads; empty: as counted here
   uint32_t result_bytes = 4;            // per element
   uint32_t difference_bytes = 0;        // the same, behind the results: of their differences
   // The box's memory, ascending; empty: one node.
@@ -287,6 +292,9 @@ class Transport {
   // The NICs that a plan gives queues to. Empty: one queue per core.
   virtual std::vector<NicPort> ports() const { return {}; }
   virtual bool shares_memory() const { return false; }  // the slots are the worker's memory
+  virtual uint64_t nic_bytes_per_s() const {
+    return 0;
+  }  // that each NIC sends at most; 0: no limit
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
   virtual int event_fd() const = 0;  // readable: call handle_events(); -1: none
   // Never blocks. Also gives up on half-open connections.
@@ -319,6 +327,9 @@ class WorkerLink {
   // only if a thread does nothing else.
   virtual bool needs_polling() const { return false; }
   virtual std::string describe() const { return ""; }  // for people: over what, from which memory
+  // The NIC of this host that sends what is posted to the queue; the same text for all queues where
+  // that is not known. May change with reconnect().
+  virtual std::string nic_of(uint32_t /*queue*/) const { return ""; }
   // New queue pairs onto the same memory, after one broke. Called by whoever polls the endpoint.
   // What was posted and not answered is unknown and must be sent again. Throws Error when this
   // transport cannot.

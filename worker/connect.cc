@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "transport/control/control_client.h"
@@ -14,6 +16,7 @@
 #include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/ofi/transport.h"
+#include "transport/paced/transport.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
@@ -74,8 +77,10 @@ std::string choose_transport(const WorkerOptions& options, const std::string& se
   return verbs && has_usable_rdma() ? "verbs" : "tcp";
 }
 
-std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
-                                    const Offer& offer, const LinkLayout& layout) {
+namespace {
+
+std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const std::string& server,
+                                            const Offer& offer, const LinkLayout& layout) {
   const uint32_t timeout_ms = options.connect_timeout_ms;
   if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
   if (offer.transport == "tcp") {
@@ -86,6 +91,21 @@ std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::str
   if (offer.transport == "ofi") return connect_ofi(offer, layout, timeout_ms);
   fail(ErrorCode::kInvalid, "transport '{}' is not in this library; there are shm, tcp, verbs, ofi",
        printable(offer.transport));
+}
+
+}  // namespace
+
+std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
+                                    const Offer& offer, const LinkLayout& layout) {
+  auto link = connect_unpaced(options, server, offer, layout);
+  if (options.nic_budget.empty()) return link;
+  if (offer.transport == "shm") {
+    fmt::print(stderr, "phub: over shared memory nothing is sent: nic_budget {} has no effect\n",
+               options.nic_budget);
+    return link;
+  }
+  const auto queues = static_cast<uint32_t>(offer.queues.size());
+  return make_paced(std::move(link), queues, {.bytes_per_s = parse_rate(options.nic_budget)});
 }
 
 }  // namespace phub

@@ -54,6 +54,11 @@ WorkerOptions options_from_environment() {
     options.spec.min_ranks = number("PHUB_MIN_RANKS", ranks);
   }
   if (const char* trace = std::getenv("PHUB_WORKER_TRACE")) options.trace = trace;
+  if (const char* budget = std::getenv("PHUB_WORKER_NIC_BUDGET")) options.nic_budget = budget;
+  if (const char* order = std::getenv("PHUB_SEND_ORDER")) options.send_order = order;
+  if (const char* rounds = std::getenv("PHUB_CARRY_OVER")) {
+    options.carry_over = number("PHUB_CARRY_OVER", rounds);
+  }
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
     if (const char* here = std::getenv(name)) options.local_world_size = number(name, here);
   }

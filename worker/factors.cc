@@ -123,6 +123,7 @@ uint64_t Factors::wait(size_t matrix, float* gradient) {
            worker_.spec().keys[key].name, count, m.of.samples);
     }
     const auto samples = static_cast<size_t>(count);
+    if (samples == 0) continue;
     kernels::add_products(factors.data(), factors.data() + m.of.samples * m.of.rows, samples,
                           m.of.rows, m.of.columns, gradient);
     all += samples;

@@ -58,7 +58,8 @@ class Factors {
   // Sends the first `samples` of both. Throws Error(kInvalid): there is no room for so many.
   void push(size_t matrix, uint32_t samples, int32_t priority = 0);
   // Waits for the factors of all ranks, and adds their outer products to `gradient`, which has rows
-  // · columns elements, row after row. Returns how many samples these were of. Throws Error.
+  // · columns elements, row after row; where no rank has samples it is not used. Returns how many
+  // samples these were of. Throws Error.
   uint64_t wait(size_t matrix, float* gradient);
 
  private:

@@ -1,6 +1,7 @@
 #include "worker/gradient_coder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/convert_scaled.h"
@@ -34,18 +35,67 @@ bool saves_residuals(const JobSpec& spec) {
   return has_coded_keys(spec) && !box_has_none;
 }
 
-GradientCoder::GradientCoder(const JoinReply& reply)
+void check_carries(const JobSpec& spec) {
+  if (spec.consistency == "bsp") {
+    fail(ErrorCode::kInvalid,
+         "carry_over leaves gradients to later rounds, and job '{}' is in lock-step, where a round "
+         "has all of them: its consistency must be ssp or async",
+         spec.name);
+  }
+  for (const KeySpec& key : spec.keys) {
+    const DType format = format_of(spec, key);
+    if (format == DType::kF32 || !kernels::is_plain(format)) continue;
+    fail(ErrorCode::kInvalid,
+         "carry_over adds gradients of several rounds, and those of key '{}' are {}: it must be "
+         "f32 or a coded format",
+         key.name, kernels::name_of(format));
+  }
+}
+
+GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
     : random_{.stochastic = reply.spec.rounding == "stochastic",
               .job = rounding_seed(reply.spec.name),
-              .rank = reply.rank} {
-  std::vector<size_t> elements;
+              .rank = reply.rank},
+      carries_(carries) {
+  if (carries) check_carries(reply.spec);
+  if (carries && reply.epoch > 0) {
+    // A round that is made once more would carry over other chunks than the box has of it.
+    fail(ErrorCode::kInvalid,
+         "carry_over: the server saves job '{}', and what is carried over would be lost or count "
+         "twice when it goes on from a checkpoint; leave carry_over or --checkpoints out",
+         reply.spec.name);
+  }
+  std::vector<size_t> coded, all;
   for (const KeySpec& key : reply.spec.keys) {
     formats_.push_back(format_of(reply.spec, key));
-    elements.push_back(kernels::is_plain(formats_.back()) ? 0 : key.elements);
-    residual_elements_ += elements.back();
+    coded.push_back(kernels::is_plain(formats_.back()) ? 0 : key.elements);
+    all.push_back(carries ? key.elements : coded.back());
+    residual_elements_ += all.back();
   }
-  gradients_ = KeyArrays(elements);
-  residuals_ = KeyArrays(elements);
+  gradients_ = KeyArrays(coded);
+  residuals_ = KeyArrays(all);
+}
+
+bool GradientCoder::carry(size_t key, const ChunkLayout& chunk, const std::byte* slot) {
+  float* const residual = residuals_[key].data() + chunk.key_element;
+  if (!codes(key)) {  // the residual is in it
+    std::memcpy(residual, slot, chunk.elements * sizeof(float));
+    return true;
+  }
+  decoded_.resize(chunk.elements);
+  kernels::decode(slot, formats_[key], decoded_.data(), chunk.elements);
+  if (!std::ranges::all_of(decoded_, [](float x) { return std::isfinite(x); })) return false;
+  for (uint32_t i = 0; i < chunk.elements; ++i) residual[i] += decoded_[i];
+  return true;
+}
+
+void GradientCoder::add_carried(size_t key, std::span<std::byte> slots) {
+  auto* const gradient = reinterpret_cast<float*>(slots.data());
+  const std::span<float> residual = residuals_[key];
+  for (size_t i = 0; i < residual.size(); ++i) {
+    gradient[i] += residual[i];
+    residual[i] = 0;
+  }
 }
 
 void GradientCoder::encode(Session& session, size_t key, uint64_t round, const void* gradient,

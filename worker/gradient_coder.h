@@ -6,6 +6,10 @@
 // sum with it is finite; a null leaves it alone. A rank that takes over from one that was lost
 // begins with zero as well, unless the job goes on from a checkpoint: the residuals are a part of
 // the rank's state there.
+//
+// Where a budget carries chunks over to a later round (WorkerOptions::carry_over), the residual
+// also keeps what was not sent of these, and keys in f32 have one, too: their sums with the next
+// gradient are rounded to f32, and nothing else is lost.
 #pragma once
 
 #include <cstddef>
@@ -31,15 +35,22 @@ bool has_coded_keys(const JobSpec& spec);
 bool saves_residuals(const JobSpec& spec);
 
 // What a worker does at once for different keys is independent.
+// Whether chunks can be carried over. Throws Error(kInvalid): the job is in lock-step, or gradients
+// of a key have 16 bits.
+void check_carries(const JobSpec& spec);
+
 class GradientCoder {
  public:
   // The name of the residuals in the rank's state: those of all keys one after another, f32.
   static constexpr std::string_view kStateName = "phub.residuals";
 
-  // Throws Error(kFull): there is no memory for them.
-  explicit GradientCoder(const JoinReply& reply);
+  // `carries`: there are residuals of all keys. Throws Error: kFull, there is no memory for them;
+  // kInvalid, carries and the server saves the job; and check_carries()'s.
+  explicit GradientCoder(const JoinReply& reply, bool carries = false);
 
-  bool codes(size_t key) const { return !residuals_[key].empty(); }
+  bool codes(size_t key) const { return !kernels::is_plain(formats_[key]); }
+  bool carries() const { return carries_; }
+  kernels::DType format(size_t key) const { return formats_[key]; }  // of its slots
   // The library's memory for its gradient. REQUIRES: codes(key)
   std::span<float> gradient(size_t key) const { return gradients_[key]; }
   // Fills the key's slots in `session` for this round: the elements at `gradient`, which have this
@@ -47,6 +58,13 @@ class GradientCoder {
   // pushes it.
   void encode(Session& session, size_t key, uint64_t round, const void* gradient,
               kernels::DType dtype, float scale);
+
+  // Takes the chunk in the slot over into the residual. False: it must be sent, as it is coded and
+  // holds what is not a number. REQUIRES: carries(); the chunk's message of this round is a null.
+  bool carry(size_t key, const ChunkLayout& chunk, const std::byte* slot);
+  // Adds what was carried over of a key that is not coded to its gradient in the slots; encode()
+  // does so for the others. REQUIRES: carries() && !codes(key); nobody else pushes it.
+  void add_carried(size_t key, std::span<std::byte> slots);
 
   uint64_t residual_bytes() const { return residual_elements_ * sizeof(float); }
   // REQUIRES of both: nothing is encoded meanwhile.
@@ -60,8 +78,10 @@ class GradientCoder {
     uint64_t job, rank;
   };
   const Random random_;
+  const bool carries_;
   std::vector<kernels::DType> formats_;  // by key
-  KeyArrays gradients_, residuals_;      // of keys that are not coded: empty
+  KeyArrays gradients_, residuals_;      // of keys that have none: empty
+  std::vector<float> decoded_;           // of a chunk
   uint64_t residual_elements_ = 0;
 };
 

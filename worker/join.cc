@@ -11,8 +11,10 @@
 #include "transport/control/control_client.h"
 #include "transport/error.h"
 #include "transport/greeting.h"
+#include "transport/paced/nic_budget.h"
 #include "worker/connect.h"
 #include "worker/gradient_coder.h"
+#include "worker/send_order.h"
 
 namespace phub {
 namespace {
@@ -114,6 +116,19 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
   }
 }
 
+// What can be known before the server is asked.
+void check_sending(const WorkerOptions& options) {
+  parse_send_order(options.send_order);
+  if (options.carry_over > 0) check_carries(options.spec);
+  if (options.nic_budget.empty()) return;
+  parse_rate(options.nic_budget);
+  if (options.transport == "shm") {
+    fail(ErrorCode::kInvalid,
+         "nic_budget is '{}', and over transport 'shm' nothing is sent; leave one of both out",
+         options.nic_budget);
+  }
+}
+
 }  // namespace
 
 bool has_state(const WorkerOptions& options) {
@@ -125,6 +140,7 @@ Joined join(const WorkerOptions& options) {
   if (options.silence_limit_ms == 0) {
     fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");
   }
+  check_sending(options);
   // Retries, since the server may be started at the same time as its workers.
   return join_somewhere(options,
                         {.spec = options.spec,

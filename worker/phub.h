@@ -108,6 +108,12 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   silence_limit_ms    a server that is silent for so long counts as gone     60000
  *   spin_us             before a wait sleeps; -1: 50 if CPUs are to spare      -1
  *   local_world_size    ranks of the job on this host; 0: over shm all, else 1 0
+ *   nic_budget          what each NIC of this host may send: "250mbit", "1gbit", or
+ *                       bytes per second; "": no limit
+ *   send_order          what goes first of what waits: priority, fifo, random or
+ *                       magnitude                                              priority
+ *   carry_over          out of lock-step, for how many rounds in a row a chunk
+ *                       without budget is left to the next one                 0
  *   trace               file for the exchange's trace (ui.perfetto.dev); "": none
  *   trace_events        the latest ones that it keeps; 48 bytes each           200000
  *   world_size          ranks of the job when it begins                        1
@@ -449,6 +455,7 @@ typedef struct phub_stats {
   uint64_t bytes_copied; /* between the caller's memory and the library's */
   uint64_t sleeps;       /* how often a wait slept */
   uint64_t reconnections;
+  uint64_t chunks_carried_over; /* to the next round */
 } phub_stats;
 PHUB_API phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats);
 

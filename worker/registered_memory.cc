@@ -6,6 +6,7 @@
 
 #include "kernels/convert_scaled.h"
 #include "transport/error.h"
+#include "worker/magnitude.h"
 
 namespace phub {
 namespace {
@@ -28,6 +29,7 @@ RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, Worker
       in_place_(link.in_place()),
       coder_(coder),
       parameter_dtype_(dtype_of(parameter_memory_format(spec), "parameter_dtype")),
+      has_parameters_(spec.optimizer != "none" || spec.consistency != "bsp"),
       entries_(spec.keys.size()) {
   for (const KeySpec& key : spec.keys) {
     gradient_dtypes_.push_back(dtype_of(gradient_memory_format(spec, key), "gradient_dtype"));
@@ -85,7 +87,7 @@ bool RegisteredMemory::is_lent(size_t key) const {
 bool RegisteredMemory::sends_in_place(size_t key) const {
   const Entry& entry = entries_[key];
   return entry.in_place && entry.gradient && entry.gradient_scale == 1 &&
-         entry.gradient_dtype == gradient_dtypes_[key] && !coder_.codes(key);
+         entry.gradient_dtype == gradient_dtypes_[key] && !coder_.codes(key) && !coder_.carries();
 }
 
 bool RegisteredMemory::receives_in_place(const Entry& entry) const {
@@ -140,19 +142,35 @@ bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   await_copies(key, lock);
   if (ended_ || sends_in_place(key)) return false;
   if (coder_.codes(key)) return encode(key, lock), true;
-  if (!entry.gradient) return false;
+  if (!entry.gradient && !coder_.carries()) return false;
   const std::span<std::byte> slot = session_.gradient(key);
-  unlocked(entry, slot.size(), lock, [&, entry] {
-    kernels::convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
-                            gradient_dtypes_[key], elements(key));
+  unlocked(entry, lock, [&, entry] {
+    if (entry.gradient) {
+      kernels::convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale,
+                              slot.data(), gradient_dtypes_[key], elements(key));
+    }
+    if (coder_.carries()) coder_.add_carried(key, slot);
   });
-  return true;
+  if (entry.gradient) bytes_copied += slot.size();
+  return entry.gradient != nullptr;
+}
+
+std::vector<float> RegisteredMemory::magnitudes(size_t key, Lock& lock) {
+  Entry& entry = entries_[key];
+  await_copies(key, lock);
+  std::vector<float> all;
+  if (ended_) return all;
+  KeyBytes gradient{session_.gradient(key).data(), coder_.format(key)};
+  if (sends_in_place(key)) gradient.data = static_cast<const std::byte*>(entry.gradient);
+  KeyBytes parameters{has_parameters_ ? result(key).data() : nullptr, parameter_dtype_};
+  unlocked(entry, lock, [&] { relative_magnitudes(session_, key, gradient, parameters, all); });
+  return all;
 }
 
 void RegisteredMemory::encode(size_t key, Lock& lock) {
   Entry& entry = entries_[key];
   const uint64_t round = session_.round(key) + 1;
-  unlocked(entry, session_.gradient(key).size(), lock, [&, entry] {
+  unlocked(entry, lock, [&, entry] {
     if (entry.gradient) {
       coder_.encode(session_, key, round, entry.gradient, entry.gradient_dtype,
                     entry.gradient_scale);
@@ -160,6 +178,7 @@ void RegisteredMemory::encode(size_t key, Lock& lock) {
       coder_.encode(session_, key, round, coder_.gradient(key).data(), DType::kF32, 1);
     }
   });
+  bytes_copied += session_.gradient(key).size();
 }
 
 bool RegisteredMemory::must_copy_out(size_t key) const {
@@ -173,20 +192,20 @@ void RegisteredMemory::copy_out(size_t key, Lock& lock) {
   if (!must_copy_out(key)) return;
   const std::span<const std::byte> result = session_.result(key);
   entry.copied_round = session_.round(key);
-  unlocked(entry, result.size(), lock, [&, entry] {
+  unlocked(entry, lock, [&, entry] {
     kernels::convert_scaled(result.data(), parameter_dtype_, 1, entry.parameters,
                             entry.parameter_dtype, elements(key));
   });
+  bytes_copied += result.size();
 }
 
 template <typename Copy>
-void RegisteredMemory::unlocked(Entry& entry, size_t bytes, Lock& lock, Copy copy) {
+void RegisteredMemory::unlocked(Entry& entry, Lock& lock, Copy copy) {
   entry.copying = true;
   lock.unlock();
   copy();
   lock.lock();
   entry.copying = false;
-  bytes_copied += bytes;
   copied_.notify_all();
 }
 

@@ -38,6 +38,9 @@ class RegisteredMemory {
   // whether bytes were copied. REQUIRES: the key is ready. (Another thread may have pushed it when
   // this returns.)
   bool copy_in(size_t key, Lock& lock);
+  // The magnitudes of the key's chunks (magnitude.h), after copy_in(). Without an optimizer in
+  // lock-step the key has no parameters, and they are not relative.
+  std::vector<float> magnitudes(size_t key, Lock& lock);
   // Lends the key's memory to the transport. REQUIRES: called right before Session::push().
   void lend(size_t key);
   // The key's result is here: its memory is not lent any more.
@@ -69,7 +72,7 @@ class RegisteredMemory {
     bool result_is_there = false;  // it wrote the latest result there
   };
   template <typename Copy>
-  void unlocked(Entry& entry, size_t bytes, Lock& lock, Copy copy);
+  void unlocked(Entry& entry, Lock& lock, Copy copy);
   void encode(size_t key, Lock& lock);
   uint64_t gradient_offset(size_t key) const;
   uint64_t result_offset(size_t key) const;
@@ -86,6 +89,7 @@ class RegisteredMemory {
   GradientCoder& coder_;
   std::vector<kernels::DType> gradient_dtypes_;  // the keys', in memory
   const kernels::DType parameter_dtype_;         // the job's
+  const bool has_parameters_;                    // results are those
   std::vector<Entry> entries_;
   bool ended_ = false;  // the memory is the caller's again, who may free it
   std::condition_variable copied_;

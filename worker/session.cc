@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "kernels/encode.h"
@@ -41,8 +43,10 @@ LinkLayout link_layout_of(const JoinReply& reply) {
   return layout;
 }
 
-Session::Session(const JoinReply& reply, WorkerLink& link)
+Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     : link_(link),
+      order_(order),
+      shuffle_(shuffled(rounding_seed(reply.spec.name) ^ shuffled(reply.rank))),
       gathers_(link.needs_polling()),
       gated_(is_gated(reply.spec)),
       result_format_(result_format_of(reply.spec)),
@@ -95,8 +99,22 @@ Session::Session(const JoinReply& reply, WorkerLink& link)
     queue.chunks = std::move(chunks);
   }
   wake_after_.assign(queues_.size(), 0);
-  waiting_.reserve(chunks_.size());
+  find_nics();
   completed_.reserve(keys_.size());
+}
+
+// REQUIRES: nothing waits.
+void Session::find_nics() {
+  std::vector<std::string> nics;
+  std::vector<size_t> chunks;
+  for (uint32_t q = 0; q < queues_.size(); ++q) {
+    const auto at = std::ranges::find(nics, link_.nic_of(q));
+    queues_[q].nic = static_cast<uint32_t>(at - nics.begin());
+    if (at == nics.end()) nics.push_back(link_.nic_of(q)), chunks.push_back(0);
+    chunks[queues_[q].nic] += queues_[q].chunks.size();
+  }
+  waiting_of_.resize(nics.size());
+  for (size_t nic = 0; nic < nics.size(); ++nic) waiting_of_[nic].reserve(chunks[nic]);
 }
 
 std::span<std::byte> Session::gradient(size_t key) {
@@ -109,7 +127,8 @@ std::span<const std::byte> Session::result(size_t key) const {
   return link_.results().subspan(keys_[key].offset * bytes, keys_[key].elements * bytes);
 }
 
-void Session::push(size_t key_index, int32_t priority, bool null) {
+void Session::push(size_t key_index, int32_t priority, bool null,
+                   std::span<const float> magnitudes) {
   Key& key = keys_[key_index];
   PHUB_CHECK(key.outstanding == 0 && initial_.empty());
   if (trace_) pushed_ns_[key_index] = trace_now_ns();
@@ -119,6 +138,8 @@ void Session::push(size_t key_index, int32_t priority, bool null) {
     chunk.outstanding = true;
     chunk.pushed = true;
     chunk.null = null;
+    chunk.posted = false;
+    chunk.magnitude = magnitudes.empty() ? 0 : magnitudes[c - key.first_chunk];
     ++queues_[chunk.queue].outstanding;
     enqueue(c, priority, ImmKind::kData);
   }
@@ -151,9 +172,26 @@ void Session::stage_initial(uint32_t c, uint32_t part) {
   chunk.initial_part = static_cast<uint8_t>(part);
 }
 
-void Session::enqueue(uint32_t chunk, int64_t priority, ImmKind kind) {
-  waiting_.push_back({keys_[chunks_[chunk].key].priority + priority, sequence_++, chunk, kind});
-  std::push_heap(waiting_.begin(), waiting_.end());
+int64_t Session::priority_of(uint32_t id, int32_t priority) const {
+  const Chunk& chunk = chunks_[id];
+  switch (order_) {
+    case SendOrder::kPriority:
+      return int64_t{keys_[chunk.key].priority} + priority;
+    case SendOrder::kFifo:
+      return 0;
+    case SendOrder::kRandom:
+      return static_cast<int64_t>(shuffled(shuffle_ ^ shuffled(chunk.awaited << 32 | id)) >> 1);
+    case SendOrder::kMagnitude:
+      return std::bit_cast<int32_t>(chunk.magnitude);  // ascends with numbers that are not negative
+  }
+  return 0;
+}
+
+void Session::enqueue(uint32_t chunk, int32_t priority, ImmKind kind) {
+  std::vector<Waiting>& waiting = waiting_of_[queues_[chunks_[chunk].queue].nic];
+  waiting.push_back({priority_of(chunk, priority), sequence_++, chunk, kind});
+  std::push_heap(waiting.begin(), waiting.end());
+  ++waiting_;
 }
 
 bool Session::post(const Waiting& waiting) {
@@ -177,13 +215,44 @@ bool Session::post(const Waiting& waiting) {
 
 // Posts waiting chunks, highest priority first, as long as there is room.
 void Session::post_waiting() {
-  while (!waiting_.empty() && !broken_ && post(waiting_.front())) {
-    const Chunk& chunk = chunks_[waiting_.front().chunk];
-    if (!chunk.null) gathered_bytes_ += chunk.slot_bytes;
-    ++gathered_;
-    std::pop_heap(waiting_.begin(), waiting_.end());
-    waiting_.pop_back();
+  for (std::vector<Waiting>& waiting : waiting_of_) {
+    while (!waiting.empty() && !broken_ && post(waiting.front())) {
+      Chunk& chunk = chunks_[waiting.front().chunk];
+      if (!chunk.null) gathered_bytes_ += chunk.slot_bytes;
+      chunk.posted = true;
+      ++gathered_;
+      std::pop_heap(waiting.begin(), waiting.end());
+      waiting.pop_back();
+      --waiting_;
+    }
   }
+}
+
+std::chrono::nanoseconds Session::room_in() const {
+  return std::chrono::nanoseconds(waiting_ > 0 ? link_.endpoint().refused_for_ns() : 0);
+}
+
+void Session::carry_over(size_t key, uint32_t most_rounds, const Keep& keep) {
+  if (broken_ || (key != kAllKeys && ready(key))) return;
+  for (std::vector<Waiting>& waiting : waiting_of_) carry_over_of(waiting, key, most_rounds, keep);
+  post_waiting();
+}
+
+void Session::carry_over_of(std::vector<Waiting>& waiting, size_t key, uint32_t most_rounds,
+                            const Keep& keep) {
+  bool any = false;
+  for (Waiting& each : waiting) {
+    Chunk& chunk = chunks_[each.chunk];
+    const bool asked = key == kAllKeys || chunk.key == key;
+    const bool may = each.kind == ImmKind::kData && !chunk.null && !chunk.posted;
+    if (!asked || !may || chunk.carried >= most_rounds) continue;
+    if (!keep(chunk.key, chunk, chunk.gradient_offset - keys_[chunk.key].gradient_begin)) continue;
+    chunk.null = any = true;
+    ++chunk.carried;
+    ++chunks_carried_over_;
+    each.priority = std::numeric_limits<int64_t>::max();
+  }
+  if (any) std::make_heap(waiting.begin(), waiting.end());
 }
 
 bool Session::flush_is_due() const {
@@ -296,6 +365,7 @@ void Session::complete(Chunk& chunk) {
   ++chunks_received_;
   Queue& queue = queues_[chunk.queue];
   if (gated_ && chunk.pushed) verdict_ = queue.verdict.verdict(chunk.awaited);
+  if (!chunk.null) chunk.carried = 0;
   chunk.outstanding = chunk.pushed = chunk.early = false;
   --queue.outstanding;
   Key& key = keys_[chunk.key];
@@ -317,7 +387,9 @@ void Session::complete(Chunk& chunk) {
 // count once. A result that is awaited without a push before it is asked for.
 void Session::resend() {
   broken_ = false;
-  waiting_.clear();
+  for (std::vector<Waiting>& waiting : waiting_of_) waiting.clear();
+  waiting_ = 0;
+  find_nics();
   for (Queue& queue : queues_) {
     queue.early.clear();
     queue.verdict = {};  // or parts that the box sends once more would meet those of the next round
@@ -337,7 +409,7 @@ void Session::resend() {
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;
-  if (!waiting_.empty() || key_index == kAnyKey) return link_.endpoint().arm({});
+  if (waiting_ > 0 || key_index == kAnyKey) return link_.endpoint().arm({});
   if (key_index == kAllKeys) {
     const auto most = std::ranges::max_element(queues_, {}, &Queue::outstanding);
     const auto at = static_cast<size_t>(most - queues_.begin());

@@ -20,6 +20,7 @@
 #include "transport/trace.h"
 #include "transport/transport.h"
 #include "transport/verdict.h"
+#include "worker/send_order.h"
 
 namespace phub {
 
@@ -30,7 +31,7 @@ class Session {
  public:
   // Throws Error(kInternal) if the answer's keys, chunks and queues contradict each other, or do
   // not fit into the link's memory.
-  Session(const JoinReply& reply, WorkerLink& link);
+  Session(const JoinReply& reply, WorkerLink& link, SendOrder order = SendOrder::kPriority);
 
   size_t keys() const { return keys_.size(); }
   bool ready(size_t key) const { return keys_[key].outstanding == 0; }
@@ -43,14 +44,15 @@ class Session {
   // is none, as before the first push.
   const std::optional<RoundVerdict>& verdict() const { return verdict_; }
 
-  // Pushes a key. Chunks that wait for room in a queue are sent in the order of key priority +
-  // `priority`. REQUIRES: ready(key); and if send_initial() was called, all_ready() once since
-  // then, as a successor that sends the initial parameters again must not find gradients in its
-  // slots.
+  // Pushes a key. Chunks that wait for room in a queue, or for the budget of a NIC, are sent in the
+  // session's order, on each NIC by itself: by key priority + `priority`, or by `magnitudes`, one
+  // of each chunk (empty: 0). REQUIRES: ready(key); and if send_initial() was called, all_ready()
+  // once since then, as a successor that sends the initial parameters again must not find gradients
+  // in its slots.
   //
   // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
   // and before polling ends for a while.
-  void push(size_t key, int32_t priority, bool null);
+  void push(size_t key, int32_t priority, bool null, std::span<const float> magnitudes = {});
   bool flush_is_due() const;
   bool flush();  // returns whether anything was sent
 
@@ -69,7 +71,17 @@ class Session {
   bool poll();
   // The keys that became ready in the latest poll().
   std::span<const uint32_t> completed() const { return completed_; }
-  bool waits_for_room() const { return !waiting_.empty(); }
+  bool waits_for_room() const { return waiting_ > 0; }
+  // In how long room is expected for what waits, without anything arriving. 0: not known.
+  std::chrono::nanoseconds room_in() const;
+
+  // Out of lock-step: chunks of the key (or of kAllKeys) that wait, and that nothing was sent of in
+  // this round, become nulls, which go first. keep(key, chunk, offset) has taken what is in the
+  // chunk's slot, at `offset` of gradient(key), over to a later round, unless it returns false. A
+  // chunk is carried over so for at most `most_rounds` in a row.
+  using Keep = std::function<bool(size_t key, const ChunkLayout& chunk, size_t offset)>;
+  void carry_over(size_t key, uint32_t most_rounds, const Keep& keep);
+  uint64_t chunks_carried_over() const { return chunks_carried_over_; }
   // The link is broken: reconnect, then resend().
   bool broken() const { return broken_; }
   // The server violated the protocol. broken() is true as well, and reconnecting does not help.
@@ -115,6 +127,9 @@ class Session {
     bool pushed = false;       // it follows a push, which may have to be sent again
     bool null = false;
     bool early = false;        // the result is here, the verdict on its round is not
+    bool posted = false;       // in this round
+    float magnitude = 0;       // of this round's gradient
+    uint32_t carried = 0;      // rounds in a row
     uint8_t initial_part = 0;  // the part of the initial parameters that is being sent
   };
   struct Key {
@@ -130,9 +145,10 @@ class Session {
     uint32_t outstanding = 0;     // results
     VerdictReader verdict;        // of a gated job
     std::vector<uint32_t> early;  // chunks
+    uint32_t nic = 0;             // into waiting_of_
   };
   struct Waiting {     // to be posted
-    int64_t priority;  // with that of the key
+    int64_t priority;  // in the session's order
     uint64_t sequence;
     uint32_t chunk;
     ImmKind kind;                                 // kData: a push, which may be null
@@ -147,13 +163,19 @@ class Session {
   void add_difference(const Chunk& chunk);
   void complete(Chunk& chunk);
   void violation(std::string problem);
-  void enqueue(uint32_t chunk, int64_t priority, ImmKind kind);
+  void find_nics();
+  int64_t priority_of(uint32_t chunk, int32_t priority) const;
+  void enqueue(uint32_t chunk, int32_t priority, ImmKind kind);
   bool post(const Waiting& waiting);
   void post_waiting();
+  void carry_over_of(std::vector<Waiting>& waiting, size_t key, uint32_t most_rounds,
+                     const Keep& keep);
   void stage_initial(uint32_t chunk, uint32_t part);
 
   WorkerLink& link_;
-  const bool gathers_;  // small writes, for one flush
+  const SendOrder order_;
+  const uint64_t shuffle_;  // of the job and rank
+  const bool gathers_;      // small writes, for one flush
   uint32_t gathered_ = 0;
   uint64_t gathered_bytes_ = 0;
   std::chrono::steady_clock::time_point flushed_;
@@ -168,7 +190,8 @@ class Session {
   std::vector<Chunk> chunks_;
   std::vector<Queue> queues_;
   std::vector<uint32_t> wake_after_;
-  std::vector<Waiting> waiting_;  // heap
+  std::vector<std::vector<Waiting>> waiting_of_;  // by NIC: heaps
+  size_t waiting_ = 0;                            // in all of them
   std::vector<uint32_t> completed_;
   std::vector<const float*> initial_;  // of each key, while the initial parameters are sent
   uint64_t sequence_ = 0;
@@ -179,7 +202,7 @@ class Session {
   bool protocol_violation_ = false;
   bool needs_initial_;
   std::string problem_;
-  uint64_t chunks_pushed_ = 0, chunks_received_ = 0;
+  uint64_t chunks_pushed_ = 0, chunks_received_ = 0, chunks_carried_over_ = 0;
   TraceLog* trace_ = nullptr;        // null: no trace
   std::vector<uint64_t> pushed_ns_;  // by key
 };

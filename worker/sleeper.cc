@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -19,6 +20,12 @@ using std::chrono::milliseconds;
 constexpr int kCheckLinkMs = 50;  // how often a sleeping thread checks the connection
 // The progress thread polls when no thread has waited for outstanding results for so long.
 constexpr std::chrono::microseconds kHelpAfter{500};
+
+// How long to sleep: until a NIC's budget has room for what waits, or to check the connection.
+int until_room_ms(const Session& session) {
+  const auto room = std::chrono::ceil<milliseconds>(session.room_in()).count();
+  return room > 0 ? static_cast<int>(std::min<int64_t>(room, kCheckLinkMs)) : kCheckLinkMs;
+}
 
 // Releases a lock until the end of the scope.
 class Unlocked {
@@ -257,17 +264,18 @@ void Sleeper::sleep(Lock& lock, size_t key) {
     return;
   }
   int events = 1;
+  const int limit_ms = until_room_ms(*session_);
   {
     const Polling polling(*this, lock);
     armed_for_ = waiters_ > 1 ? Session::kAnyKey : key;
     if (session_->arm(armed_for_)) {
       const Unlocked unlocked(lock);
       epoll_event event;
-      events = epoll_wait(epoll_.get(), &event, 1, kCheckLinkMs);
+      events = epoll_wait(epoll_.get(), &event, 1, limit_ms);
       ++sleeps_;
     }
   }
-  if (events == 0) {
+  if (events == 0 && limit_ms == kCheckLinkMs) {
     const Unlocked unlocked(lock);
     check_link();
   }

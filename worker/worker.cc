@@ -49,7 +49,8 @@ struct Worker::Impl {
         keeper(options, std::move(joined)),
         stalls(keeper),
         sleeper(keeper, stalls),
-        coder(keeper.reply()),
+        order(parse_send_order(options.send_order)),
+        coder(keeper.reply(), options.carry_over > 0),
         saver(keeper, coder) {}
   ~Impl() {
     sleeper.stop();
@@ -67,6 +68,7 @@ struct Worker::Impl {
   void release_memory();
   Pushed push(size_t key, const PushOptions& how);
   void wait(size_t key);
+  void carry_over(size_t key);
   void check_key(size_t key) const;
   void copy_out(size_t key);
   void received(size_t key);
@@ -77,6 +79,7 @@ struct Worker::Impl {
   LinkKeeper keeper;
   StallWatch stalls;
   Sleeper sleeper;
+  const SendOrder order;
   GradientCoder coder;
   Saver saver;
   std::unordered_map<std::string_view, size_t> key_by_name;
@@ -130,7 +133,7 @@ void Worker::Impl::start(const std::string& trace_file) {
   keeper.connect([this] { sleeper.wake_all(); });
   saver.restore();
   const JoinReply& reply = keeper.reply();
-  session = std::make_unique<Session>(reply, keeper.link());
+  session = std::make_unique<Session>(reply, keeper.link(), order);
   if (!trace_file.empty()) {
     trace = std::make_unique<WorkerTrace>(trace_file, reply, options.trace_events);
     session->trace(trace->log());
@@ -165,6 +168,8 @@ Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
   const uint64_t begin_ns = trace ? trace_now_ns() : 0;
   Lock lock = sleeper.lock();
   const bool copied_in = !how.null && memory->copy_in(key, lock);
+  std::vector<float> magnitudes;
+  if (!how.null && order == SendOrder::kMagnitude) magnitudes = memory->magnitudes(key, lock);
   keeper.check();
   if (!session->ready(key) || session->sending_initial()) {
     fail(ErrorCode::kInvalid, "key '{}' was pushed while another thread {}",
@@ -174,7 +179,7 @@ Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
   const Pushed pushed{.key = key, .round = session->round(key) + 1};
   if (trace && copied_in) trace->add("copy in", key, pushed.round, begin_ns);
   memory->lend(key);
-  session->push(key, how.priority, how.null);
+  session->push(key, how.priority, how.null, magnitudes);
   if (how.announced) completions->expect(pushed, how.tag, sleeper.deadline());
   ++pushes;
   sleeper.pushed(how.announced);
@@ -184,10 +189,21 @@ Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
 // `key` may be Session::kAllKeys. Results that must be copied out are, by the calling thread.
 void Worker::Impl::wait(size_t key) {
   Lock lock = sleeper.lock();
+  if (coder.carries()) carry_over(key);
   sleeper.wait(lock, key);
   lock.unlock();
   if (key != Session::kAllKeys) return copy_out(key);
   for (size_t k = 0; k < keeper.spec().keys.size(); ++k) copy_out(k);
+}
+
+// What there is no budget for is not waited for. REQUIRES: the lock is held.
+void Worker::Impl::carry_over(size_t key) {
+  const JobSpec& spec = keeper.spec();
+  const bool ssp = spec.consistency == "ssp";
+  const uint32_t most = ssp ? std::min(options.carry_over, spec.slack) : options.carry_over;
+  session->carry_over(key, most, [this](size_t of, const ChunkLayout& chunk, size_t offset) {
+    return coder.carry(of, chunk, session->gradient(of).data() + offset);
+  });
 }
 
 // The caller has the key's latest result.
@@ -606,7 +622,8 @@ WorkerStats Worker::stats() const {
           .chunks_received = impl_->session->chunks_received(),
           .bytes_copied = impl_->memory->bytes_copied,
           .sleeps = impl_->sleeper.sleeps(),
-          .reconnections = impl_->sleeper.reconnections()};
+          .reconnections = impl_->sleeper.reconnections(),
+          .chunks_carried_over = impl_->session->chunks_carried_over()};
 }
 
 std::string Worker::waits_for() const { return impl_->stalls.describe(); }

@@ -64,6 +64,18 @@ struct WorkerOptions {
   // shared memory and the server), else 0.
   int32_t spin_us = -1;
   uint32_t local_world_size = 0;  // ranks of the job on this host; 0: over shm all, else one
+  // What this worker may send from each NIC of its host, as it is on the wire: "250mbit", "1gbit",
+  // or bytes per second. Chunks wait for it in `send_order`. Empty: as fast as it goes. Over shared
+  // memory nothing is sent, and it has no effect; with transport "shm" it is an error.
+  std::string nic_budget;
+  // What goes first of what waits: "priority" (by key, KeySpec::priority), "fifo", "random", or
+  // "magnitude" (the largest gradient, relative to its parameters, chunk by chunk).
+  std::string send_order = "priority";
+  // Out of lock-step: wait() does not wait until a chunk is sent for which there is no budget yet.
+  // Its gradient is added to the next one of this chunk, for at most so many rounds in a row, and
+  // in SSP at most `slack`. For gradients in f32 and coded formats, of jobs that are not saved.
+  // 0: everything is sent in its round.
+  uint32_t carry_over = 0;
   // At its end the worker writes the waits of its threads and the times of its exchanges to this
   // file, for ui.perfetto.dev (Chrome's trace events). %r becomes the rank. Empty: no trace.
   std::string trace;
@@ -80,11 +92,12 @@ struct WorkerOptions {
   std::function<RankState(uint64_t round)> saver;
 };
 
-// The launcher's environment: PHUB_SERVER, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE;
-// PHUB_TOKEN, or PHUB_TOKEN_FILE of mode 0600; the job's name, rank and world size from PHUB_JOB,
-// PHUB_RANK and PHUB_WORLD_SIZE, else torchrun's (RANK …), Open MPI's or Slurm's; the ranks on this
-// host from LOCAL_WORLD_SIZE or OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) if a value is
-// not a number, or the rank is outside the world.
+// The launcher's environment: PHUB_SERVER, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE,
+// PHUB_WORKER_NIC_BUDGET, PHUB_SEND_ORDER, PHUB_CARRY_OVER; PHUB_TOKEN, or PHUB_TOKEN_FILE of mode
+// 0600; the job's name, rank and world size from PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, else
+// torchrun's (RANK …), Open MPI's or Slurm's; the ranks on this host from LOCAL_WORLD_SIZE or
+// OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) if a value is not a number, or the rank is
+// outside the world.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {
@@ -92,6 +105,7 @@ struct WorkerStats {
   uint64_t bytes_copied = 0;  // between the caller's and the library's memory
   uint64_t sleeps = 0;        // how often a wait slept
   uint64_t reconnections = 0;
+  uint64_t chunks_carried_over = 0;  // to the next round
 };
 
 // The caller's own memory for a key. Over TCP it is sent from and received into directly if formats

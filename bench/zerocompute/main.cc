@@ -63,6 +63,8 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
                   .chunk_elements = chunk_elements};
   spec.worker.server = server;
   spec.worker.transport = options.transport;
+  spec.worker.nic_budget = options.budget;
+  spec.worker.send_order = options.send_order;
   JobSpec& job = spec.worker.spec;
   job.name = job_name;
   job.keys = table.keys;
@@ -157,7 +159,8 @@ int measure(const ZerocomputeOptions& options) {
   Report report(options);
   std::optional<OwnServer> own;
   if (options.server.empty()) {
-    own.emplace(beside_this_program("phub"), options.transport, options.serve_arguments);
+    const std::string budget = options.budget.empty() ? "" : " --nic-budget " + options.budget;
+    own.emplace(beside_this_program("phub"), options.transport, options.serve_arguments + budget);
   }
   const std::string server = own ? own->address() : options.server;
   Schedule schedule{.warmup = options.warmup,

@@ -12,6 +12,8 @@
 #include "transport/control/messages.h"
 #include "transport/control/rank_tree.h"
 #include "transport/error.h"
+#include "transport/paced/nic_budget.h"
+#include "worker/send_order.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -129,6 +131,12 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_option("-n", o.rounds, "Rounds to measure");
   app.add_option("-D", o.seconds, "Or seconds to measure for (default 5; at least 5 rounds)");
   app.add_flag("--no-limit", raw.no_limit, "Do not measure the memory's limit");
+  app.add_option("--budget", o.budget,
+                 "What each NIC of a worker, and of its own server, sends at most: 1gbit, 250mbit, "
+                 "or bytes per second (default: no limit)");
+  app.add_option("--send-order", o.send_order,
+                 "What a worker sends first of what waits for its budget: priority, fifo, random, "
+                 "magnitude (default priority)");
   app.add_option("--link-gbps", o.link_gbps,
                  "Of a worker's link each way: lets the verdict say whether the network binds");
   app.add_option("--server", o.server, "HOST:PORT of a running server (default: starts its own)");
@@ -264,6 +272,11 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
   if (!(o.link_gbps >= 0)) {
     fail(ErrorCode::kInvalid, "--link-gbps: {} is not a rate above 0", o.link_gbps);
   }
+  if (!o.budget.empty()) parse_rate(o.budget);
+  if (!o.budget.empty() && o.transport == "shm") {
+    fail(ErrorCode::kInvalid, "--budget: over shared memory nothing is sent; give --transport tcp");
+  }
+  parse_send_order(o.send_order);
   if (o.one_rank) resolve_one_rank(raw, o);
   for (const uint32_t count : o.workers) RankTree(o.groups, count);  // refuses what does not fit
   resolve_models(raw, o);

@@ -32,7 +32,9 @@ struct ZerocomputeOptions {
   uint64_t warmup = 3;
   uint64_t rounds = 0;  // 0: by seconds
   double seconds = 5;
-  bool limit = true;            // measure the memory's limit
+  bool limit = true;   // measure the memory's limit
+  std::string budget;  // of each NIC, of workers and of its own server; empty: none
+  std::string send_order = "priority";
   double link_gbps = 0;         // of a worker's link, for the verdict; 0: not known
   std::string server;           // empty: start one
   std::string serve_arguments;  // for the one that is started

@@ -16,6 +16,7 @@
 #include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/ofi/providers.h"
+#include "transport/paced/nic_budget.h"
 #include "transport/text.h"
 #include "transport/verbs/devices.h"
 
@@ -76,7 +77,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 26> kOptions = {{
+constexpr std::array<Option, 27> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -169,6 +170,13 @@ constexpr std::array<Option, 26> kOptions = {{
      "have the next one. 0: any free port. [0]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
+     }},
+    {"nic-budget", "RATE", Kind::kText,
+     "What each NIC sends at most, with headers: 1gbit, 250mbit, or bytes per second. Each core "
+     "has "
+     "its part of it. [no limit]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.nic_bytes_per_s = parse_rate(values[0]);
      }},
     {"cores", "N", Kind::kInteger, "Number of cores that sum and optimize; 0: all. [0]",
      [](ServeConfig& config, const std::vector<std::string>& values) {

@@ -33,6 +33,7 @@ struct ServeConfig {
   std::vector<std::string> devices;      // for verbs: parse_verbs_choice(); empty: all usable
   std::string ofi_provider;              // of libfabric; empty: chosen
   uint16_t data_port = 0;                // of tcp and verbs, ofi has the next; 0: any free port
+  uint64_t nic_bytes_per_s = 0;          // that each NIC sends at most; 0: no limit
   uint32_t cores = 0;                    // for the data path; 0: all
   bool pin = true;                       // one thread per core, pinned to it
   uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes 80% of the memory available at start

@@ -12,6 +12,7 @@
 
 #include "transport/error.h"
 #include "transport/ofi/transport.h"
+#include "transport/paced/transport.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
@@ -47,6 +48,26 @@ std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
          findings.empty() ? "this host has none (ibv_devices lists them)" : findings);
   }
   return nullptr;
+}
+
+// Puts the budget around the transports that have NICs.
+void pace(const ServeConfig& config, std::vector<std::unique_ptr<Transport>>& nics) {
+  if (!config.parent.empty()) {
+    fail(ErrorCode::kInvalid,
+         "--nic-budget and --parent do not go together: what a rack sends to its parent has no "
+         "budget");
+  }
+  bool any = false;
+  for (std::unique_ptr<Transport>& nic : nics) {
+    if (nic->shares_memory()) continue;
+    nic = make_paced(std::move(nic), {.bytes_per_s = config.nic_bytes_per_s});
+    any = true;
+  }
+  if (!any) {
+    fail(ErrorCode::kInvalid,
+         "--nic-budget needs a transport over a NIC (tcp, verbs, ofi): over shared memory nothing "
+         "is sent");
+  }
 }
 
 }  // namespace
@@ -106,6 +127,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
   } else if (!config.ofi_provider.empty()) {
     fail(ErrorCode::kInvalid, "--ofi-provider needs ofi among --transports");
   }
+  if (config.nic_bytes_per_s > 0) pace(config, nics);
   return nics;
 }
 

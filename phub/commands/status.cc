@@ -132,13 +132,15 @@ std::string job_notes(const JobStatus& job) {
 }
 
 std::string box_tables(const std::vector<NodeStatus>& nodes) {
-  std::vector<Row> nics = {{"NIC", "TRANSPORT", "NODE", "IN", "OUT"}};
+  std::vector<Row> nics = {{"NIC", "TRANSPORT", "NODE", "IN", "OUT", "AT MOST"}};
   std::vector<Row> cores = {{"CORE", "NODE", "CPU", "AWAKE", "CHUNKS/S", "IN", "OUT"}};
   for (const NodeStatus& node : nodes) {
     const std::string number = fmt::format("{}", node.node);
     for (const NicStatus& nic : node.nics) {
-      nics.push_back({printable(nic.name), nic.transport, number, rate(nic.flow.bytes_in_per_s),
-                      rate(nic.flow.bytes_out_per_s)});
+      nics.push_back(
+          {printable(nic.name), nic.transport, number, rate(nic.flow.bytes_in_per_s),
+           rate(nic.flow.bytes_out_per_s),
+           nic.budget_bytes_per_s == 0 ? "-" : rate(static_cast<double>(nic.budget_bytes_per_s))});
     }
     for (const CoreStatus& core : node.cores) {
       cores.push_back({fmt::format("{}", core.core), number, fmt::format("{}", core.cpu),

@@ -305,6 +305,9 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
      of_nic<&NicStatus::flow, &Flow::bytes_in>},
     {{"phub_nic_sent_bytes_total", kCounter, "Results sent over the NIC."},
      of_nic<&NicStatus::flow, &Flow::bytes_out>},
+    {{"phub_nic_budget_bytes_per_second", kGauge,
+      "What the NIC sends at most (--nic-budget), with headers; 0: no limit."},
+     of_nic<&NicStatus::budget_bytes_per_s>},
 
     {{"phub_queue_chunks_total", kCounter, "Chunks completed of a job's queue."},
      of_queue<&QueueStatus::flow, &Flow::chunks>},

@@ -181,7 +181,9 @@ function nicTile(nic) {
   return element('li', {'data-nic': nic.name, title: `over ${nic.transport}`},
       element('b', {}, nic.name), element('span', {}, nic.transport),
       element('small', {}, `in ${rate(flow.bytes_in_per_s)}`),
-      element('small', {}, `out ${rate(flow.bytes_out_per_s)}`));
+      element('small', {}, `out ${rate(flow.bytes_out_per_s)}`),
+      nic.budget_bytes_per_s ? element('small.budget', {}, `at most ${rate(nic.budget_bytes_per_s)}`) :
+        []);
 }
 
 function nodeCard(node) {

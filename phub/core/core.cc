@@ -271,7 +271,9 @@ bool Core::arm(int& timeout_ms) {
   while (nothing_to_do && armed_ < awake_.size()) {
     CoreJob& job = *awake_[armed_++];
     nothing_to_do = !for_job(job, [&job] { return !job.arm(); });
-    if (job.owes()) timeout_ms = 1;  // a full queue: nobody rings when it has room
+    if (!job.owes()) continue;
+    const int retry_ms = job.retry_ms();
+    timeout_ms = timeout_ms < 0 ? retry_ms : std::min(timeout_ms, retry_ms);
   }
   return nothing_to_do;
 }

@@ -320,6 +320,12 @@ bool CoreJob::next_report(CoreReport& out) {
   return true;
 }
 
+int CoreJob::retry_ms() const {
+  constexpr uint64_t kMs = 1'000'000, kLongestMs = 1000;
+  const uint64_t ms = (endpoint_.refused_for_ns() + kMs - 1) / kMs;
+  return static_cast<int>(std::clamp<uint64_t>(ms, 1, kLongestMs));
+}
+
 bool CoreJob::arm() {
   if (!failure_.empty()) return reports_.empty() && failure_reported_;
   if (outbox_.has_unflushed() || !reports_.empty()) return false;

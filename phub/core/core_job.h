@@ -123,8 +123,10 @@ class CoreJob {
   bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
-  // Results wait for room in a queue: nobody rings when there is.
+  // Results wait for room in a queue, or for the budget of a NIC: nobody rings when there is. In
+  // how long to try again.
   bool owes() const { return outbox_.owes() && failure_.empty(); }
+  int retry_ms() const;
 
  private:
   // Hot; TheWay is LockStep or Clocked, most of whose functions are final.

@@ -1,6 +1,7 @@
 #include "phub/core/outbox.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace phub {
 namespace {
@@ -18,8 +19,24 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
       box_elements_(parameters.differences ? parameters.differences->box_elements : 0),
       worker_elements_(parameters.differences ? parameters.differences->worker_elements : 0),
       result_stride_(arrays.result_stride),
-      owed_(table.max_ranks(), IndexSet(table.size())),
-      told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0) {}
+      lanes_(table.queues()),
+      place_(table.size()),
+      chunk_(table.size()),
+      told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0) {
+  std::iota(chunk_.begin(), chunk_.end(), 0);
+  std::ranges::stable_sort(chunk_, [&table](uint32_t a, uint32_t b) {
+    const bool same_queue = table[a].queue == table[b].queue;
+    return same_queue ? table[a].priority > table[b].priority : table[a].queue < table[b].queue;
+  });
+  std::vector<uint32_t> chunks(lanes_.size());  // of each queue
+  for (const uint32_t index : chunk_) place_[index] = chunks[table[index].queue]++;
+  uint32_t first = 0;
+  for (size_t queue = 0; queue < lanes_.size(); ++queue) {
+    lanes_[queue].first_chunk = first;
+    first += chunks[queue];
+    owed_.resize(owed_.size() + table.max_ranks(), IndexSet(chunks[queue]));
+  }
+}
 
 // False: there is nothing that the rank should receive.
 bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const {
@@ -76,11 +93,12 @@ void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
   Write write;
   if (table_.rank(rank).broken || !table_.is_heard(rank, index)) return;
   if (!write_of(rank, index, completed, write)) return;
-  IndexSet& owed = owed_[rank];
-  if (owed.empty() && post(rank, index, completed, write)) return;
-  owed_total_ -= owed.size();
-  owed.insert(index);
-  owed_total_ += owed.size();
+  const uint32_t queue = table_[index].queue;
+  IndexSet& places = owed(queue, rank);
+  if (places.empty() && post(rank, index, completed, write)) return;
+  const size_t before = places.size();
+  places.insert(place_[index]);
+  count_owed(queue, before, places.size());
 }
 
 void Outbox::send_to_all(uint32_t index, uint64_t completed) {
@@ -91,8 +109,11 @@ void Outbox::send_to_all(uint32_t index, uint64_t completed) {
 }
 
 void Outbox::forget(uint32_t rank) {
-  owed_total_ -= owed_[rank].size();
-  owed_[rank].clear();
+  for (uint32_t queue = 0; queue < lanes_.size(); ++queue) {
+    IndexSet& places = owed(queue, rank);
+    count_owed(queue, places.size(), 0);
+    places.clear();
+  }
 }
 
 bool Outbox::flush_if_due(bool moved, size_t completed) {

@@ -1,4 +1,6 @@
-// Results on their way to the ranks: posted in batches, and owed where a queue has no room.
+// Results on their way to the ranks: posted in batches, and owed where a queue has no room, or its
+// NIC no more budget. What is owed goes out by the keys' priority, on each queue by itself; ranks
+// take turns.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +28,9 @@ class Outbox {
     bool gated = false;
   };
   static constexpr uint64_t bytes(const Size& size) {  // held
-    return size.max_ranks *
-           (IndexSet::bytes(size.chunks) + (size.gated ? size.queues * sizeof(Told) : 0));
+    const uint64_t owed = IndexSet::bytes(size.chunks) + size.queues * IndexSet::bytes(128);
+    return size.chunks * 2 * sizeof(uint32_t) +
+           size.max_ranks * (owed + (size.gated ? size.queues * sizeof(Told) : 0));
   }
 
   // Sends a rank the chunk's result of round `completed`, if the rank is to receive that; kNever:
@@ -59,6 +62,21 @@ class Outbox {
   bool post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write);
   bool tell(QueuePair to, uint64_t completed);
 
+  struct Lane {  // a queue
+    uint32_t first_chunk = 0;
+    size_t owed = 0;         // to all ranks
+    uint32_t next_rank = 0;  // whose turn it is
+  };
+  template <typename Completed>
+  bool pay(uint32_t queue, uint32_t rank, const Completed& completed);
+  IndexSet& owed(uint32_t queue, uint32_t rank) {
+    return owed_[size_t{queue} * table_.max_ranks() + rank];
+  }
+  void count_owed(uint32_t queue, size_t before, size_t after) {
+    lanes_[queue].owed += after - before;
+    owed_total_ += after - before;
+  }
+
   struct Told {  // of a verdict, on a queue to a rank
     uint64_t round = kNever;
     uint32_t parts = 0;
@@ -71,7 +89,10 @@ class Outbox {
   const uint64_t box_elements_, worker_elements_;  // of all results, where differences are sent
   const uint64_t result_stride_;                   // between the results of two ranks
   uint32_t unflushed_ = 0;                         // chunks completed since the last flush
-  std::vector<IndexSet> owed_;                     // of each rank: chunks
+  std::vector<Lane> lanes_;                        // by queue
+  std::vector<uint32_t> place_;  // by chunk: its place among those of its queue, by priority
+  std::vector<uint32_t> chunk_;  // queue after queue, by place
+  std::vector<IndexSet> owed_;   // [queue][rank]: places
   size_t owed_total_ = 0;
   std::optional<RoundVerdict>
       verdict_;             // the latest; nothing: the job is not gated, or none is there
@@ -82,21 +103,33 @@ template <typename Completed>
 bool Outbox::pay(const Completed& completed) {
   if (owed_total_ == 0) return false;
   bool tried = false;
-  for (uint32_t rank = 0; rank < table_.attached_end; ++rank) {
-    if (table_.rank(rank).broken) continue;
-    IndexSet& owed = owed_[rank];
-    while (!owed.empty()) {
-      const uint32_t index = owed.lowest();
-      Write write;
-      tried = true;
-      const uint64_t round = completed(rank, index);
-      if (write_of(rank, index, round, write) && !post(rank, index, round, write)) break;
-      owed.erase(index);
-      --owed_total_;
+  for (uint32_t queue = 0; queue < lanes_.size(); ++queue) {
+    Lane& lane = lanes_[queue];
+    // A result for each in turn, until nobody gets one: then it is the turn of the first of these.
+    for (uint32_t in_vain = 0; lane.owed > 0 && in_vain < table_.attached_end;) {
+      const uint32_t rank = lane.next_rank % table_.attached_end;
+      const bool owes = !table_.rank(rank).broken && !owed(queue, rank).empty();
+      tried |= owes;
+      in_vain = owes && pay(queue, rank, completed) ? 0 : in_vain + 1;
+      lane.next_rank = rank + 1;
     }
   }
   if (tried) endpoint_.flush();
   return tried;
+}
+
+// The first of what is owed to a rank on a queue. False: no room.
+template <typename Completed>
+bool Outbox::pay(uint32_t queue, uint32_t rank, const Completed& completed) {
+  IndexSet& places = owed(queue, rank);
+  const uint32_t place = places.lowest();
+  const uint32_t index = chunk_[lanes_[queue].first_chunk + place];
+  const uint64_t round = completed(rank, index);
+  Write write;
+  if (write_of(rank, index, round, write) && !post(rank, index, round, write)) return false;
+  places.erase(place);
+  count_owed(queue, 1, 0);
+  return true;
 }
 
 }  // namespace phub

@@ -28,7 +28,10 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
     layout.queue_core.push_back(queue.core);
     layout.queue_nic.push_back(plan.nics[queue.nic].name);
   }
-  for (const CorePlan& core : plan.cores) layout.core_node.push_back(core.os_node);
+  for (const CorePlan& core : plan.cores) {
+    layout.core_node.push_back(core.os_node);
+    layout.core_cpu.push_back(core.os_cpu);
+  }
   layout.runs = node_runs(plan);
   layout.slot_runs = slot_runs(plan);
   return layout;

@@ -77,6 +77,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_THAT(config.devices, ElementsAre("mlx5_0:1:3", "mlx5_1"));
     EXPECT_EQ(config.data_port, 7718u);
     EXPECT_EQ(config.cores, 12u);
+    EXPECT_EQ(config.nic_bytes_per_s, 31'250'000u);
     EXPECT_FALSE(config.pin);
     EXPECT_EQ(config.memory_limit_bytes, uint64_t{3} << 30);
     EXPECT_EQ(config.socket_dir, "/run/x");
@@ -128,6 +129,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "--tls-client-ca",
               "/a",
               "--tls-data",
+              "--nic-budget=250mbit",
               "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
@@ -147,6 +149,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_TLS_CLIENT_CA", "/a"},
                   {"PHUB_TLS_DATA", "1"},
                   {"PHUB_INSECURE", "1"},
+                  {"PHUB_NIC_BUDGET", "250mbit"},
                   {"PHUB_LOG_LEVEL", "debug"}}));
   const std::string path = file(
       "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
@@ -156,7 +159,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       "data_port = 7718\nparent = '10.0.0.9:7717'\nparent_transport = 'verbs'\ntokens = "
       "\"/t\"\ninsecure = true\ntls_cert = "
       "'/c'\ntls_key = '/k'\n"
-      "tls_client_ca = '/a'\ntls_data = true\n");
+      "tls_client_ca = '/a'\ntls_data = true\nnic_budget = '250mbit'\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }

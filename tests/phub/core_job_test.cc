@@ -429,6 +429,27 @@ TEST(CoreJob, ResultsAreOwedToAFullQueue) {
   EXPECT_THAT(rig.take_posts(), IsEmpty());
 }
 
+// Where one result at a time may go, ranks take turns, each with the most important of its own.
+TEST(CoreJob, WhoIsOwedResultsTakesTurns) {
+  Rig rig({.priorities = {0, 3, 1, 2}});
+  rig.endpoint.room = 0;
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  std::vector<std::pair<uint32_t, uint32_t>> posted, expected;  // rank, chunk
+  while (rig.job->owes()) {
+    rig.endpoint.room = 1;
+    rig.run();
+    ASSERT_THAT(rig.endpoint.posted, SizeIs(1));
+    posted.emplace_back(rig.endpoint.posted[0].first,
+                        decode(rig.endpoint.posted[0].second.imm).chunk);
+    rig.endpoint.posted.clear();
+  }
+  for (const uint32_t chunk : {1u, 3u, 2u, 0u}) {
+    for (const uint32_t rank : kRanks) expected.emplace_back(rank, chunk);
+  }
+  EXPECT_EQ(posted, expected);
+}
+
 TEST(CoreJob, NothingIsOwedToTheLost) {
   Rig rig({});
   rig.endpoint.room = 0;

@@ -89,11 +89,24 @@ Rack::Rack(const RackPlan& plan, bool verbose)
 std::unique_ptr<Server> Rack::make_server(uint32_t box, uint32_t nodes, uint32_t cores,
                                           ServerOptions options, const Clock& clock) {
   std::vector<std::unique_ptr<Transport>> nics;
-  nics.push_back(std::make_unique<BorrowedTransport>(net_.transport(box)));
+  nics.push_back(nic_of(box));
   options.topology = topology_of(nodes, cores);
   options.cores = cores;
   options.pin = false;
   return std::make_unique<Server>(std::move(options), std::move(nics), clock);
+}
+
+std::unique_ptr<Transport> Rack::nic_of(uint32_t box) {
+  auto nic = std::make_unique<BorrowedTransport>(net_.transport(box));
+  if (plan_.box_bytes_per_s == 0) return nic;
+  return make_paced(std::move(nic), budget_of(plan_.box_bytes_per_s));
+}
+
+// As small a burst as may be: a core that waits for tokens sleeps for a millisecond.
+NicBudget Rack::budget_of(uint64_t bytes_per_s) {
+  return {.bytes_per_s = bytes_per_s, .burst_bytes = 256 + bytes_per_s / 1000, .clock = [this] {
+            return net_.now_ns();
+          }};
 }
 
 void Rack::add_box(uint32_t cores) {
@@ -121,7 +134,7 @@ void Rack::start_shards() {
     add_box(plan_.shards[i]);
     const auto make = [this, box, cores = plan_.shards[i]] {
       std::vector<std::unique_ptr<Transport>> nics;
-      nics.push_back(std::make_unique<BorrowedTransport>(net_.transport(box)));
+      nics.push_back(nic_of(box));
       ShardServerOptions options;
       options.name = fmt::format("box{}", box);
       options.topology = topology_of(1, cores);

@@ -21,6 +21,7 @@
 #include "tests/sim/shard.h"
 #include "tests/sim/trainer.h"
 #include "tests/sim/virtual_clock.h"
+#include "transport/paced/transport.h"
 #include "transport/sim/net.h"
 
 namespace phub::sim {
@@ -35,6 +36,7 @@ struct RackResult {
   uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
   uint64_t parts_restored = 0, void_snapshots = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0;  // of ranks
+  uint64_t chunks_carried = 0;                      // to a later round
   uint64_t jobs_of_differences = 0;
   uint64_t states = 0;                          // of chunks, that were compared
   uint64_t spread_jobs = 0;                     // over several boxes
@@ -77,6 +79,7 @@ struct JobRun {
   uint64_t restored = 0;
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
   uint64_t parts_restored = 0, void_snapshots = 0, residuals_restored = 0;
+  uint64_t carried = 0;  // chunks, to a later round
   size_t restarts = 0;   // by other workers
   uint64_t durable = 0;  // the last round that a worker was told to be
   std::vector<LogRecord> log;
@@ -104,6 +107,8 @@ class Rack {
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
   size_t sets_in_log(const JobRun& job);          // REQUIRES: the box lives
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
+  const RackPlan& plan() const { return plan_; }
+  NicBudget budget_of(uint64_t bytes_per_s);
   void fail(const std::string& what);
 
  private:
@@ -121,6 +126,7 @@ class Rack {
 
   std::unique_ptr<Server> make_server(uint32_t box, uint32_t nodes, uint32_t cores,
                                       ServerOptions options, const Clock& clock);
+  std::unique_ptr<Transport> nic_of(uint32_t box);
   void add_box(uint32_t cores);
   void start_server();
   void start_shards();

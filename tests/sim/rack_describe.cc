@@ -35,6 +35,11 @@ std::string describe(const RackPlan& plan) {
       plan.net.max_delay_ns, plan.net.send_depth, plan.net.loss, plan.net.break_chance,
       plan.net.overtake, plan.control_loss, plan.clean ? ", clean" : "");
   auto out = std::back_inserter(text);
+  if (plan.worker_bytes_per_s + plan.box_bytes_per_s > 0) {
+    fmt::format_to(out, "  at most {} bytes/s from a worker, {} from a box, order {}\n",
+                   plan.worker_bytes_per_s, plan.box_bytes_per_s,
+                   static_cast<int>(plan.send_order));
+  }
   for (const LossWindow& w : plan.windows) {
     fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
   }

@@ -77,6 +77,7 @@ void Rack::check_end(RackResult& result) {
     result.coded_jobs += has_coded_keys(job->spec);
     result.jobs_of_differences += difference_format(job->spec) ? 1 : 0;
     result.residuals_restored += job->residuals_restored;
+    result.chunks_carried += job->carried;
     result.void_snapshots += job->void_snapshots;
     if (!failure_.empty()) continue;
     // What a box that was lost did in its last boundary is not in the log.

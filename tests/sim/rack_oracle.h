@@ -45,6 +45,11 @@ class Oracle {
   std::string was_told(const Contribution& by, const std::optional<RoundVerdict>& verdict,
                        bool pushed);
 
+  // What it would have sent of this chunk is carried over to its next round.
+  void carried(const Contribution& from, uint32_t chunk) {
+    carried_.insert({Member(from), chunk, from.round});
+  }
+
   // The job goes on from a checkpoint of the round before: what was seen of `round` and later ones
   // is void, and everything if it is not in lock-step.
   void undo_from(uint64_t round);
@@ -131,6 +136,7 @@ class Oracle {
   // Of jobs that are not in lock-step, per chunk: who had what.
   std::vector<std::vector<std::pair<Contribution, std::vector<std::byte>>>> seen_out_of_step_;
   std::set<Witness> witnessed_;
+  std::set<Witness> carried_;
   std::map<uint64_t, RoundVerdict> told_;  // of gated rounds
   uint64_t restored_ = 0;                  // the round of the checkpoint that it goes on from
   std::map<Member, bool> saves_;

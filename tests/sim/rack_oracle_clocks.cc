@@ -7,16 +7,27 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "tests/sim/rack_oracle.h"
 #include "transport/error.h"
 
 namespace phub::sim {
 
-// A rank's updates of one chunk that are not null, in their order, and what they add up to.
+// A rank's updates of one chunk that are not null, in their order, and what they add up to. What was
+// carried over came with the next one that was not.
 struct Oracle::History {
   std::vector<Contribution> updates;
-  std::vector<std::vector<float>> sums;  // [n]: of the first n
+  std::vector<bool> sent;                // of the updates: not carried over
+  std::vector<std::vector<float>> sums;  // [n]: of the first n, where the last of them was sent
+
+  // What was carried over and not sent is lost.
+  void forget_unsent() {
+    while (!sent.empty() && !sent.back()) updates.pop_back(), sent.pop_back(), sums.pop_back();
+  }
+  size_t all_sent() const {
+    return static_cast<size_t>(sent.rend() - std::ranges::find(sent.rbegin(), sent.rend(), true));
+  }
 };
 
 Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk,
@@ -30,6 +41,7 @@ Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk,
   for (const Participation::Stay& stay : participation.stays()) {
     if (stay.rank != rank) continue;
     std::vector<float> residual(update.size());
+    history.forget_unsent();
     if (const auto before = heritage(stay, participation); before && coded) {
       residual = residuals.at(*before).at(stay.first - 1);
     }
@@ -37,15 +49,21 @@ Oracle::History Oracle::history_of(uint32_t rank, uint32_t chunk,
     for (uint64_t round = stay.first; round <= last; ++round) {
       const Contribution from{stay, round};
       const bool null = is_null(from, place.key);
+      const bool sent = !carried_.contains({stay, chunk, round});
       if (!null) {
         fill_chunk(from, chunk, reinterpret_cast<std::byte*>(update.data()));
         if (coded) update = send_coded(job_.spec, place, rank, round, update, residual);
+        for (size_t i = 0; i < update.size() && !coded; ++i) {
+          update[i] += std::exchange(residual[i], 0.0F);
+        }
+        for (size_t i = 0; i < update.size() && !sent; ++i) residual[i] += update[i];
       }
       residuals[stay][round] = residual;
       if (null || !stay.covers(round, chunk)) continue;  // or it was there already
       history.updates.push_back(from);
+      history.sent.push_back(sent);
       std::vector<float> sum = history.sums.back();
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += update[i];
+      for (size_t i = 0; i < sum.size() && sent; ++i) sum[i] += update[i];
       history.sums.push_back(std::move(sum));
     }
   }
@@ -77,13 +95,16 @@ void Oracle::check_clocks(uint32_t chunk, const Participation& participation) co
             fmt::format("sees {} updates of rank {}, which made {}", count, rank, sums.size() - 1));
       }
       counts[rank] = static_cast<size_t>(count);
+      if (count > 0 && !histories[rank].sent[counts[rank] - 1]) {
+        wrong(fmt::format("sees update {} of rank {}, which was carried over", count, rank));
+      }
       for (size_t i = 0; i < expected.size(); ++i) expected[i] += sums[counts[rank]][i];
     }
     if (seen != expected) wrong("sees other updates than the first of each rank");
     for (uint32_t rank = 0; rank < histories.size(); ++rank) {
-      if (by.round > job_.rounds && counts[rank] != histories[rank].updates.size()) {
+      if (by.round > job_.rounds && counts[rank] != histories[rank].all_sent()) {
         wrong(fmt::format("sees {} of {} updates of rank {} when all is quiet", counts[rank],
-                          histories[rank].updates.size(), rank));
+                          histories[rank].all_sent(), rank));
       }
       const std::string clock =
           check_clock(by, chunk, histories[rank], rank, counts[rank], participation);
@@ -97,11 +118,14 @@ std::string Oracle::check_clock(const Contribution& by, uint32_t chunk, const Hi
                                 uint32_t rank, size_t count,
                                 const Participation& participation) const {
   const auto until = [&](uint32_t incarnation, uint64_t round) {
-    return static_cast<size_t>(
-        std::ranges::count_if(history.updates, [&](const Contribution& update) {
-          return update.incarnation < incarnation ||
-                 (update.incarnation == incarnation && update.round <= round);
-        }));
+    size_t count = 0;  // with the latest of these that was sent
+    for (size_t i = 0; i < history.updates.size(); ++i) {
+      const Contribution& update = history.updates[i];
+      const bool is_later = update.incarnation > incarnation ||
+                            (update.incarnation == incarnation && update.round > round);
+      if (!is_later && history.sent[i]) count = i + 1;
+    }
+    return count;
   };
   if (rank == by.rank) {
     const size_t own = until(by.incarnation, by.round);

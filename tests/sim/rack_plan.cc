@@ -347,6 +347,26 @@ void add_shards(SimRandom& random, RackPlan& plan) {
   std::ranges::sort(plan.shard_faults, {}, &ShardFault::after_pushes);
 }
 
+// NICs that send a round in a few milliseconds.
+void limit_nics(SimRandom& random, RackPlan& plan) {
+  if (plan.net.shared_memory || !random.chance(0.35)) return;
+  constexpr uint64_t kBytesOfChunk = 256;  // headers and rounding
+  uint64_t of_rank = 0, of_all = 0;
+  for (const JobPlan& job : plan.jobs) {
+    uint64_t bytes = 0;
+    for (const KeySpec& key : job.spec.keys) {
+      bytes += key.elements * sizeof(float) +
+               (key.elements / job.spec.chunk_elements + 1) * kBytesOfChunk;
+    }
+    of_rank = std::max(of_rank, bytes);
+    of_all += bytes * std::max(job.spec.world_size, job.spec.max_ranks);
+  }
+  if (random.chance(0.7)) plan.worker_bytes_per_s = of_rank * random.between(100, 1000);
+  if (random.chance(0.7)) plan.box_bytes_per_s = of_all * random.between(100, 1000);
+  plan.send_order = pick(
+      random, {SendOrder::kPriority, SendOrder::kFifo, SendOrder::kRandom, SendOrder::kMagnitude});
+}
+
 }  // namespace
 
 RackPlan make_rack_plan(uint64_t seed) {
@@ -436,6 +456,12 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom differences(seed ^ 0x76696577ull);
   for (JobPlan& job : plan.jobs) {
     if (differences.chance(0.3)) send_differences(differences, job);
+  }
+  SimRandom paced(seed ^ 0x7061636564ull);
+  limit_nics(paced, plan);
+  for (JobPlan& job : plan.jobs) {
+    if (job.lock_step() || plan.checkpoint_every > 0 || !paced.chance(0.6)) continue;
+    job.carry_over = static_cast<uint32_t>(paced.between(1, 4));
   }
   return plan;
 }

@@ -10,6 +10,7 @@
 #include "tests/phub/simulated_disk.h"
 #include "transport/control/job_spec.h"
 #include "transport/sim/net.h"
+#include "worker/send_order.h"
 
 namespace phub::sim {
 
@@ -80,6 +81,7 @@ struct JobPlan {
   bool look_again = false;  // after the barrier: when all is quiet
   bool fixed_ranks = true;  // ranks ask for their number; else the server chooses
   double null_chance = 0;
+  uint32_t carry_over = 0;                  // rounds; of jobs that are not in lock-step
   double saver_chance = 0;                  // that a worker has state of its own, which it saves
   uint32_t late_ranks = 0;                  // new ranks that join in the middle
   std::vector<uint64_t> late_after_pushes;  // of the whole job, for each late rank
@@ -180,6 +182,9 @@ struct RackPlan {
   std::vector<RackBoxPlan> racks;
   std::vector<RackFault> rack_faults;
   uint64_t checkpoint_every = 0;  // rounds; 0: none are written
+  // What each NIC sends at most, of boxes and of workers; 0: no limit.
+  uint64_t box_bytes_per_s = 0, worker_bytes_per_s = 0;
+  SendOrder send_order = SendOrder::kPriority;
   std::vector<JobPlan> jobs;
 };
 

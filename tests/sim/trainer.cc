@@ -42,7 +42,8 @@ bool Trainer::runnable() const {
   if (!mail_->empty() || timer_due_) return true;
   if (session_ == nullptr) return false;
   if (!asleep_) return true;
-  return SimNet::awake(link_->endpoint()) || !link_->connected();
+  return SimNet::awake(sim_link_->endpoint()) || !link_->connected() ||
+         rack_.net().now_ns() >= room_at_ns_;
 }
 
 void Trainer::join() {
@@ -82,9 +83,9 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   life_ = rack_.life(job_);
   job_.oracle.joined({reply_->rank, reply_->incarnation}, saves_);
   try {
-    link_ = rack_.net().connect(reply_->offer);
-    session_ = std::make_unique<Session>(*reply_, *link_);
-    coder_ = std::make_unique<GradientCoder>(*reply_);
+    link_ = connect();
+    session_ = std::make_unique<Session>(*reply_, *link_, rack_.plan().send_order);
+    coder_ = std::make_unique<GradientCoder>(*reply_, job_.plan.carry_over > 0);
   } catch (const Error& error) {
     return ask_why(Error(error.code(), error.what()));
   }
@@ -102,6 +103,15 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   }
   set_timer();
   restore();
+}
+
+std::unique_ptr<WorkerLink> Trainer::connect() {
+  std::unique_ptr<WorkerLink> link = rack_.net().connect(reply_->offer);
+  sim_link_ = link.get();
+  const uint64_t rate = rack_.plan().worker_bytes_per_s;
+  if (rate == 0) return link;
+  const auto queues = static_cast<uint32_t>(reply_->offer.queues.size());
+  return make_paced(std::move(link), queues, rack_.budget_of(rate));
 }
 
 void Trainer::beat(std::function<void(Result<Pulse>)> done) {
@@ -196,7 +206,7 @@ void Trainer::crash(bool silent) {
   state_ = State::kDone;
   mail_ = std::make_shared<Mail>();
   session_.reset();
-  if (link_ != nullptr) rack_.net().crash(*link_, silent);
+  if (link_ != nullptr) rack_.net().crash(*sim_link_, silent);
   link_.reset();
 }
 
@@ -212,7 +222,7 @@ void Trainer::hang(uint64_t ms, bool beating) {
 void Trainer::cut_off(bool mute, uint64_t ms) {
   rack_.net().trace("cut off", id_, mute, ms);
   control().cut(mail_, mute, ms * kMs);
-  while (link_ != nullptr && rack_.net().break_queue_pair(*link_)) {
+  while (link_ != nullptr && rack_.net().break_queue_pair(*sim_link_)) {
   }
 }
 
@@ -247,6 +257,7 @@ bool Trainer::poll() {
     return moved;
   }
   moved |= session_->poll();
+  if (job_.plan.carry_over > 0 && state_ == State::kRunning) carry_over();
   if (!session_->broken()) moved |= train();
   if (!moved && !done()) sleep();
   return moved;

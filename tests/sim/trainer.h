@@ -68,7 +68,7 @@ class Trainer {
   uint32_t incarnation() const { return reply_ ? reply_->incarnation : 0; }
   uint64_t pushes() const { return pushes_; }
   const std::optional<Error>& error() const { return error_; }
-  WorkerLink* link() { return link_.get(); }
+  WorkerLink* link() { return link_ ? sim_link_ : nullptr; }  // the network's own
   std::string describe() const;
 
  private:
@@ -92,6 +92,7 @@ class Trainer {
   void collect(uint32_t key);
   void push(uint32_t key);
   void fill(const Contribution& from, uint32_t key);
+  void carry_over();
   void call_hyper();
   void finish();
   void leave();
@@ -122,6 +123,8 @@ class Trainer {
   template <typename T>
   bool has_failed(const Transfer& transfer, const Result<T>& result);
   void sleep();
+  std::unique_ptr<WorkerLink> connect();
+  void wake_when_there_is_room();
   bool hung() const;
   Credential credential() const;
   ControlNet& control() const;
@@ -140,7 +143,8 @@ class Trainer {
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
 
   std::optional<JoinReply> reply_;
-  std::unique_ptr<WorkerLink> link_;
+  std::unique_ptr<WorkerLink> link_;  // perhaps with a budget, around the network's own
+  WorkerLink* sim_link_ = nullptr;
   std::unique_ptr<Session> session_;
   std::unique_ptr<GradientCoder> coder_;
   std::unique_ptr<SavedRounds> saved_rounds_;
@@ -150,6 +154,7 @@ class Trainer {
   std::vector<uint32_t> to_push_;    // in step: what is left of this round
   uint32_t wait_key_ = 0;            // and then the key that is waited for
   uint64_t hung_until_ns_ = 0;
+  uint64_t room_at_ns_ = 0;  // while it sleeps: of its NIC's budget
   bool beating_ = false;
   bool looking_again_ = false;
   bool broadcasting_ = false;  // the initial parameters are not all there yet

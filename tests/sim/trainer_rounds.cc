@@ -96,7 +96,7 @@ void Trainer::collect(uint32_t key) {
   if (saved_rounds_->received(key, round)) save(round);
   if (life_ != rack_.life(job_)) return;  // it is void, and will be done again
   // Over shared memory a fenced worker looks at parameters that are not its own any more.
-  if (link_->zero_copy() && SimNet::closed_by_box(*link_)) return;
+  if (link_->zero_copy() && SimNet::closed_by_box(*sim_link_)) return;
   const std::string wrong = job_.oracle.saw({reply_->rank, reply_->incarnation, round}, key,
                                             session_->result(key), round >= reply_->first_round);
   if (!wrong.empty()) rack_.fail(wrong);
@@ -110,7 +110,13 @@ void Trainer::push(uint32_t key) {
   const Contribution from{reply_->rank, reply_->incarnation, session_->round(key) + 1};
   const bool null = job_.oracle.is_null(from, key);
   if (!null) fill(from, key);
-  session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null);
+  std::vector<float> magnitudes;
+  if (rack_.plan().send_order == SendOrder::kMagnitude) {
+    session_->for_each_chunk(key, [&](const ChunkLayout&, size_t) {
+      magnitudes.push_back(static_cast<float>(rack_.random().below(4)));
+    });
+  }
+  session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null, magnitudes);
   ++pushes_;
   rack_.net().trace("push", id_, key, from.round);
   call_hyper();
@@ -118,8 +124,30 @@ void Trainer::push(uint32_t key) {
   rack_.pushed(job_, *this);
 }
 
+// Now and then, as a wait does.
+void Trainer::carry_over() {
+  if (!session_->waits_for_room() || !rack_.random().chance(0.2)) return;
+  const JobSpec& spec = job_.spec;
+  const uint32_t most =
+      spec.consistency == "ssp" ? std::min(spec.slack, job_.plan.carry_over) : job_.plan.carry_over;
+  const size_t key = rack_.random().chance(0.5) ? Session::kAllKeys
+                                                : rack_.random().below(session_->keys());
+  session_->carry_over(key, most, [this](size_t k, const ChunkLayout& chunk, size_t offset) {
+    const auto first = std::ranges::find(job_.layout.chunks, k, &ChunkLayout::key);
+    const auto id = static_cast<uint32_t>(first - job_.layout.chunks.begin()) +
+                    static_cast<uint32_t>(chunk.key_element / job_.spec.chunk_elements);
+    job_.oracle.carried({{reply_->rank, reply_->incarnation}, session_->round(k) + 1}, id);
+    ++job_.carried;
+    return coder_->carry(k, chunk, session_->gradient(k).data() + offset);
+  });
+}
+
 void Trainer::fill(const Contribution& from, uint32_t key) {
-  if (!coder_->codes(key)) return job_.oracle.fill_key(from, key, session_->gradient(key));
+  if (!coder_->codes(key)) {
+    job_.oracle.fill_key(from, key, session_->gradient(key));
+    if (coder_->carries()) coder_->add_carried(key, session_->gradient(key));
+    return;
+  }
   const std::span<float> gradient = coder_->gradient(key);
   job_.oracle.fill_key(from, key, std::as_writable_bytes(gradient));
   coder_->encode(*session_, key, from.round, gradient.data(), kernels::DType::kF32, 1);
@@ -147,7 +175,14 @@ void Trainer::sleep() {
   if (broadcasting_ || wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
   const bool all = rack_.random().chance(0.5);
   asleep_ = session_->arm(all ? Session::kAllKeys : wait_key_);
-  if (!asleep_) session_->disarm();
+  if (!asleep_) return session_->disarm();
+  wake_when_there_is_room();
+}
+
+void Trainer::wake_when_there_is_room() {
+  const auto ns = static_cast<uint64_t>(session_->room_in().count());
+  room_at_ns_ = ns > 0 ? rack_.net().now_ns() + ns : ~uint64_t{0};
+  if (ns > 0) rack_.net().after(ns, [] {});
 }
 
 }  // namespace phub::sim

@@ -1,5 +1,6 @@
 // The suite over every transport: one line per transport.
 #include "tests/transport/ofi_rig.h"
+#include "tests/transport/paced_rig.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/transport/sim_rig.h"
 #include "tests/transport/tcp_rig.h"
@@ -15,6 +16,7 @@ INSTANTIATE_TEST_SUITE_P(
         TransportFactory{"ofi_net", [] { return OfiRig::over("net"); }},
         TransportFactory{"ofi_rxm_tcp", [] { return OfiRig::over("tcp;ofi_rxm"); }},
         TransportFactory{"ofi_shm", [] { return OfiRig::over("shm"); }},
+        TransportFactory{"paced_tcp", [] { return std::make_unique<PacedRig>(); }},
         TransportFactory{"shm", [] { return std::make_unique<ShmRig>(); }},
         TransportFactory{"sim", [] { return std::make_unique<SimRig>(SimOptions{.seed = 3}); }},
         TransportFactory{"sim_lossy",

@@ -22,12 +22,18 @@ class Wire final : public WorkerLink, private Endpoint {
   std::vector<Imm> imms;         // with all that travels
   std::vector<uint32_t> wake_after;
   bool room = false;
+  std::vector<std::string> nics;  // by queue
+  std::string full_nic = "none";  // has no room
+  uint64_t refused_ns = 0;
 
   std::span<std::byte> gradients() override { return gradients_; }
   std::span<const std::byte> results() override { return results_; }
   Endpoint& endpoint() override { return *this; }
   bool connected() override { return true; }
   bool zero_copy() const override { return true; }
+  std::string nic_of(uint32_t queue) const override {
+    return queue < nics.size() ? nics[queue] : "";
+  }
 
  private:
   size_t poll(std::span<Arrival> out) override {
@@ -36,10 +42,12 @@ class Wire final : public WorkerLink, private Endpoint {
     arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(count));
     return count;
   }
-  bool post(QueuePair, const Write& write) override {
-    if (room) posted.push_back(decode(write.imm).chunk), imms.push_back(decode(write.imm));
-    return room;
+  bool post(QueuePair to, const Write& write) override {
+    if (!room || nic_of(to.queue) == full_nic) return false;
+    posted.push_back(decode(write.imm).chunk), imms.push_back(decode(write.imm));
+    return true;
   }
+  uint64_t refused_for_ns() const override { return refused_ns; }
   void flush() override {}
   bool arm(std::span<const uint32_t> after) override {
     wake_after.assign(after.begin(), after.end());

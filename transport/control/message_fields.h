@@ -256,6 +256,7 @@ template <class A>
 void fields(A& a, const NicStatus*) {
   a.required("name", &NicStatus::name, {0, kMaxNameBytes});
   a.required("transport", &NicStatus::transport, kWord);
+  a.optional("budget_bytes_per_s", &NicStatus::budget_bytes_per_s);
   a.optional("flow", &NicStatus::flow);
 }
 

@@ -237,6 +237,7 @@ struct CoreStatus {
 struct NicStatus {
   std::string name;
   std::string transport;
+  uint64_t budget_bytes_per_s = 0;  // that it sends at most; 0: no limit
   Flow flow;
 
   friend bool operator==(const NicStatus&, const NicStatus&) = default;

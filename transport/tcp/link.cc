@@ -255,6 +255,7 @@ class TcpWorkerLink final : public WorkerLink {
   bool zero_copy() const override { return false; }
   bool needs_polling() const override { return true; }
   std::string describe() const override;
+  std::string nic_of(uint32_t queue) const override;
   void reconnect(const Offer& offer) override;
   bool can_reconnect() const override { return true; }
 
@@ -361,6 +362,13 @@ std::string TcpWorkerLink::describe() const {
   }
   return fmt::format("{} connections{}: {}", ends.size(), context_ ? " with TLS" : "",
                      fmt::join(ends, ", "));
+}
+
+// By its address, from which the connection goes.
+std::string TcpWorkerLink::nic_of(uint32_t queue) const {
+  const std::lock_guard lock(mutex_);
+  if (connections_.empty()) return "";
+  return parse_host_port(to_string(local_address(connections_[queue].socket.get()))).host;
 }
 
 bool TcpWorkerLink::connected() {

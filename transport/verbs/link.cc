@@ -203,6 +203,11 @@ std::string VerbsWorkerLink::describe() const {
                      layout_.queue_chunks.size(), names, fork_problem());
 }
 
+std::string VerbsWorkerLink::nic_of(uint32_t queue) const {
+  const std::lock_guard lock(events_mutex_);
+  return ids_.empty() ? "" : device_name(ids_[queue]->verbs);
+}
+
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
                                           uint32_t timeout_ms) {
   return std::make_unique<VerbsWorkerLink>(offer, layout, timeout_ms);

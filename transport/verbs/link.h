@@ -69,6 +69,7 @@ class VerbsWorkerLink final : public WorkerLink {
   void reconnect(const Offer& offer) override;
   bool can_reconnect() const override { return true; }
   std::string describe() const override;
+  std::string nic_of(uint32_t queue) const override;
 
  private:
   struct Device {
@@ -94,7 +95,7 @@ class VerbsWorkerLink final : public WorkerLink {
   std::vector<std::unique_ptr<VerbsEndpoint>> endpoints_;  // by thread
   std::vector<std::unique_ptr<VerbsPair>> pairs_;          // by queue
 
-  std::mutex events_mutex_;
+  mutable std::mutex events_mutex_;
   VerbsEventChannel events_;
   std::vector<VerbsId> ids_;  // by queue
   std::atomic<bool> closed_{false};

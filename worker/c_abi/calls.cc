@@ -410,7 +410,8 @@ phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats) {
                         .chunks_received = all.chunks_received,
                         .bytes_copied = all.bytes_copied,
                         .sleeps = all.sleeps,
-                        .reconnections = all.reconnections});
+                        .reconnections = all.reconnections,
+                        .chunks_carried_over = all.chunks_carried_over});
   });
 }
 

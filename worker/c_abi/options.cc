@@ -53,7 +53,7 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 36> kOptions = {{
+constexpr std::array<Option, 39> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "token", .text = &WorkerOptions::token},
     {.name = "job", .job_text = &JobSpec::name},
@@ -67,6 +67,9 @@ constexpr std::array<Option, 36> kOptions = {{
     {.name = "silence_limit_ms", .limit = &WorkerOptions::silence_limit_ms},
     {.name = "spin_us", .number = &WorkerOptions::spin_us},
     {.name = "local_world_size", .limit = &WorkerOptions::local_world_size},
+    {.name = "nic_budget", .text = &WorkerOptions::nic_budget},
+    {.name = "send_order", .text = &WorkerOptions::send_order},
+    {.name = "carry_over", .limit = &WorkerOptions::carry_over},
     {.name = "trace", .text = &WorkerOptions::trace},
     {.name = "trace_events", .count = &WorkerOptions::trace_events},
     {.name = "world_size", .job_limit = &JobSpec::world_size},

@@ -15,6 +15,7 @@ class Stats:
     bytes_copied: int  # between the caller's memory and the library's
     sleeps: int  # how often a wait slept
     reconnections: int
+    chunks_carried_over: int  # to the next round
 
 
 @dataclass(frozen=True)

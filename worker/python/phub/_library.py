@@ -56,6 +56,7 @@ class Stats(ctypes.Structure):
         ("bytes_copied", c_uint64),
         ("sleeps", c_uint64),
         ("reconnections", c_uint64),
+        ("chunks_carried_over", c_uint64),
     )
 
 

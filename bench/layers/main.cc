@@ -1,0 +1,170 @@
+// layers: one rank of a training in which computing takes a stated time, for bench/ladder.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/layers/net.h"
+#include "bench/layers/walk.h"
+#include "phub/plan/ways.h"
+#include "transport/error.h"
+#include "worker/worker.h"
+
+namespace phub::layers {
+namespace {
+
+// On a busy machine a process may get no processor for seconds.
+constexpr uint32_t kLeaseMs = 20'000, kConnectMs = 30'000, kJoinMs = 120'000;
+
+struct Options {
+  std::string model = "alexnet";
+  WalkOptions walk;
+  bool no_overlap = false;
+  bool alone = false;
+  bool choose = false;
+  bool timed = false;
+  std::optional<uint32_t> slack;
+  WayInputs ways;
+};
+
+void add_walk_options(CLI::App& app, Options& options) {
+  const auto positive = CLI::PositiveNumber;
+  app.add_option("--model", options.model, "alexnet, vgg16 or googlenet")->capture_default_str();
+  app.add_option("--compute-s", options.walk.compute_s, "An iteration computes for so long")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_flag("--no-overlap", options.no_overlap,
+               "Push all layers when the last backward is done, and wait for all");
+  app.add_flag("--first-layers-first", options.walk.first_layers_first,
+               "What the next iteration needs first goes first");
+  app.add_option("--slack", options.slack, "Out of lock-step: rounds ahead of the slowest rank");
+  app.add_option("--warmup", options.walk.warmup, "Iterations before the measured ones")
+      ->capture_default_str();
+  app.add_option("-n", options.walk.iterations, "Measured iterations")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_flag("--alone", options.alone, "A single node, without a server");
+}
+
+void add_way_options(CLI::App& app, Options& options) {
+  const auto positive = CLI::PositiveNumber;
+  app.add_flag("--choose", options.choose,
+               "Matrices go as factors where that takes less time, by the options that follow "
+               "(phub plan --samples)");
+  app.add_option("--samples", options.ways.samples, "Of a rank, in an iteration")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--worker-link-gbps", options.ways.worker_gbit_s, "Of a rank, each way")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--link-gbps", options.ways.box_gbit_s, "Of the server's NICs together, each way")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--product-gflops", options.ways.product_gflop_s,
+                 "Of a rank's products of factors")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_flag("--timed-products", options.timed,
+               "Products take their time on the device that computes the layers, and are not made");
+}
+
+WorkerOptions worker_options(const Options& options) {
+  WorkerOptions worker = options_from_environment();
+  worker.connect_timeout_ms = kConnectMs;
+  worker.spec.lease_ms = kLeaseMs;
+  worker.spec.join_limit_ms = kJoinMs;
+  if (worker.spec.name.empty()) worker.spec.name = "layers";
+  if (options.slack) {
+    worker.spec.consistency = "ssp";
+    worker.spec.slack = *options.slack;
+  }
+  return worker;
+}
+
+// The layers whose matrices go as factors, by the same function as phub plan.
+Ways choose(const Net& net, WayInputs inputs, uint32_t ranks) {
+  inputs.ranks = ranks;
+  return choose_ways(JobSpec{.name = net.table.name, .keys = net.table.keys}, inputs);
+}
+
+std::vector<size_t> layers_of(const Net& net, const Ways& ways) {
+  std::vector<size_t> layers;
+  for (const MatrixWays& matrix : ways.matrices) {
+    if (!matrix.as_factors) continue;
+    const auto has = [&](const Layer& layer) { return layer.matrix == matrix.key; };
+    const auto at = std::ranges::find_if(net.layers, has);
+    layers.push_back(static_cast<size_t>(std::distance(net.layers.begin(), at)));
+  }
+  return layers;
+}
+
+nlohmann::json json_of(const WalkResult& result) {
+  return {{"iteration_s", result.iteration_s},
+          {"pushed_early", result.pushed_early},
+          {"back_early", result.back_early},
+          {"layers", result.layers},
+          {"wrong", result.wrong}};
+}
+
+nlohmann::json run_rank(const Net& net, Options& options) {
+  WorkerOptions worker_of = worker_options(options);
+  const Ways ways = choose(net, options.ways, worker_of.spec.world_size);
+  if (options.choose) options.walk.as_factors = layers_of(net, ways);
+  worker_of.spec = job_of(net, options.walk, worker_of.spec);
+  Worker worker(worker_of);
+  worker.broadcast({});
+  worker.barrier();
+  const WalkResult result = walk(net, options.walk, worker);
+  nlohmann::json row = json_of(result);
+  const WayCost& cost = options.choose ? ways.chosen : ways.all_whole;
+  row["rank"] = worker.rank();
+  row["bytes"] = {{"worker_sent", cost.worker_out},
+                  {"worker_received", cost.worker_in},
+                  {"box_received", cost.box_in},
+                  {"box_sent", cost.box_out}};
+  row["factors"] = nlohmann::json::array();
+  for (const size_t l : options.walk.as_factors) row["factors"].push_back(net.layers[l].name);
+  uint64_t elements = 0;
+  for (const KeySpec& key : worker.spec().keys) elements += key.elements;
+  row["job_bytes"] = elements * sizeof(float);
+  worker.barrier();
+  worker.leave();
+  return row;
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App app("One rank of a training whose computing takes a stated time (bench/ladder).");
+  add_walk_options(app, options);
+  add_way_options(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  options.walk.overlap = !options.no_overlap;
+  options.walk.samples = static_cast<uint32_t>(options.ways.samples);
+  options.walk.product_flops = options.timed ? options.ways.product_gflop_s * 1e9 : 0;
+  const Net of = net(options.model);
+  const nlohmann::json row =
+      options.alone ? json_of(walk_alone(of, options.walk)) : run_rank(of, options);
+  fmt::print("{}\n", row.dump());
+  return 0;
+}
+
+}  // namespace
+}  // namespace phub::layers
+
+int main(int argc, char** argv) {
+  try {
+    return phub::layers::run(argc, argv);
+  } catch (const phub::Error& error) {
+    fmt::print(stderr, "layers: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,34 @@
+// Networks as a chain of layers, each with its keys and the arithmetic of a sample: the key tables
+// of phub/plan/models.h, and the sizes of the layers' outputs.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phub/plan/models.h"
+
+namespace phub::layers {
+
+struct Layer {
+  std::string name;
+  std::vector<size_t> keys;      // of the table, in its order
+  std::optional<size_t> matrix;  // the key of them that has two dimensions: a fully connected layer
+  double connections = 0;        // multiplications of a sample, forward
+};
+
+struct Net {
+  KeyTable table;
+  std::vector<Layer> layers;  // the first one sees the image
+
+  double connections() const;
+};
+
+// "alexnet", "vgg16" and "googlenet" on images of 224 x 224. Modules of GoogLeNet are chains of
+// their branches. Throws Error(kInvalid): another name, which it lists.
+Net net(std::string_view name);
+std::vector<std::string_view> net_names();
+
+}  // namespace phub::layers

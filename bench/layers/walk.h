@@ -1,0 +1,53 @@
+// A rank's training of a network in which computing takes a stated time and nothing is computed:
+// forward through the layers, backward, and the exchange of what the layers' gradients would be
+// (Zhang et al., Poseidon, 2015, section 4.2).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "bench/layers/net.h"
+#include "worker/factors.h"
+#include "worker/worker.h"
+
+namespace phub::layers {
+
+struct WalkOptions {
+  double compute_s = 1;  // of an iteration, a third of it forward; shared out by the connections
+  // True: a layer is pushed when its backward is done, and waited for before its next forward
+  // (wait-free backpropagation, Alg. 2). False: all are pushed when the last backward is done, and
+  // all are waited for.
+  bool overlap = true;
+  bool first_layers_first = false;  // what is needed first goes first; false: what is ready first
+  std::vector<size_t> as_factors;   // layers whose matrices are exchanged as factors
+  uint32_t samples = 1;             // of a rank, in an iteration
+  // Of the products of factors. 0: they are made, on threads beside the computing ones, as on the
+  // host's processors. Otherwise they take the time of so many FLOP/s of what computes the layers,
+  // and are not made.
+  double product_flops = 0;
+  uint64_t warmup = 1, iterations = 3;
+};
+
+struct WalkResult {
+  double iteration_s = 0;  // mean of the measured ones, each from the end of a backward to the next
+  // Layers, of all measured iterations, whose push began before the backward of the layer below
+  // ended, and whose results were back before the iteration's backward ended. Of as many as had a
+  // layer below.
+  uint64_t pushed_early = 0, back_early = 0, layers = 0;
+  uint64_t wrong = 0;  // results that cannot be sums of what the ranks sent
+};
+
+// The job: sums of the gradients, and keys for the factors. Throws Error(kInvalid): as
+// add_factor_keys().
+JobSpec job_of(const Net& net, const WalkOptions& options, JobSpec spec);
+
+// Of the job's rank: all its iterations. Throws Error.
+WalkResult walk(const Net& net, const WalkOptions& options, Worker& worker);
+// Without an exchange: what a single node does.
+WalkResult walk_alone(const Net& net, const WalkOptions& options);
+
+// FLOP of a rank for the matrix of a layer: it multiplies the factors of all ranks.
+double product_flop(const Net& net, size_t layer, uint32_t ranks, uint32_t samples);
+
+}  // namespace phub::layers

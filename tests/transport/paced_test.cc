@@ -1,0 +1,289 @@
+// Budgets of NICs around links that are not there: what goes through them when, in a time of the
+// test's. Every window of time is looked at, with the headers that are counted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/error.h"
+#include "transport/paced/transport.h"
+
+namespace phub {
+namespace {
+
+constexpr uint64_t kRate = 10'000'000;
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint32_t kChunkBytes = 4096;
+
+struct Went {
+  uint64_t ns = 0, bytes = 0;
+};
+using Log = std::vector<Went>;
+
+uint64_t most_beyond(Log log, uint64_t rate) {
+  std::ranges::stable_sort(log, {}, &Went::ns);
+  long double most = 0;
+  for (size_t first = 0; first < log.size(); ++first) {
+    uint64_t bytes = 0;
+    for (size_t last = first; last < log.size(); ++last) {
+      bytes += log[last].bytes;
+      const auto ns = static_cast<long double>(log[last].ns - log[first].ns);
+      most = std::max(most, bytes - static_cast<long double>(rate) * ns / 1e9L);
+    }
+  }
+  return static_cast<uint64_t>(most);
+}
+
+// An endpoint that takes everything, or nothing, and remembers when.
+class Taker : public virtual BoxEndpoint {
+ public:
+  explicit Taker(const uint64_t& now) : now_(now) {}
+  bool full = false;
+  std::vector<Log> by_queue{4};
+
+  size_t poll(std::span<Arrival> /*out*/) override { return 0; }
+  bool post(QueuePair to, const Write& write) override {
+    if (!full) by_queue[to.queue].push_back({now_, wire_bytes(write.bytes)});
+    return !full;
+  }
+  void flush() override {}
+  bool arm(std::span<const uint32_t> /*wake_after*/) override { return true; }
+  void disarm() override {}
+  int wake_fd() const override { return -1; }
+  void attach(uint32_t /*rank*/, uint32_t /*incarnation*/) override {}
+  void detach(uint32_t /*rank*/) override {}
+
+ private:
+  const uint64_t& now_;
+};
+
+class TakerBox final : public BoxLink {
+ public:
+  TakerBox(const uint64_t& now, uint32_t cores) {
+    for (uint32_t core = 0; core < cores; ++core) takers.push_back(std::make_unique<Taker>(now));
+  }
+  std::vector<std::unique_ptr<Taker>> takers;
+
+  std::span<std::byte> results() override { return {}; }
+  BoxEndpoint& endpoint(uint32_t core) override { return *takers[core]; }
+  Offer admit(uint32_t /*rank*/, uint32_t /*incarnation*/) override { return {}; }
+  void use_ticket(std::string /*ticket*/) override {}
+  std::span<const std::byte> slots(uint32_t /*rank*/) override { return {}; }
+  Rest revoke(uint32_t /*rank*/) override { return nullptr; }
+  bool slots_belong_to_worker() const override { return false; }
+};
+
+class TakerTransport final : public Transport {
+ public:
+  TakerTransport(const uint64_t& now, std::vector<std::string> nics, std::vector<TakerBox*>& boxes)
+      : now_(now), nics_(std::move(nics)), boxes_(boxes) {}
+  std::string_view name() const override { return "taker"; }
+  std::string describe() const override { return "taker"; }
+  std::vector<NicPort> ports() const override {
+    std::vector<NicPort> ports;
+    for (const std::string& nic : nics_) ports.push_back({nic, NicPort::kEveryNode});
+    return ports;
+  }
+  std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
+    auto box = std::make_unique<TakerBox>(now_, layout.cores);
+    boxes_.push_back(box.get());
+    return box;
+  }
+  int event_fd() const override { return -1; }
+  void handle_events(std::vector<TransportEvent>& out) override {
+    out.push_back({TransportEvent::kDisconnected, boxes_.back(), 3, 1});
+  }
+
+ private:
+  const uint64_t& now_;
+  const std::vector<std::string> nics_;
+  std::vector<TakerBox*>& boxes_;
+};
+
+// A box of a job whose cores always have something to send.
+class PacedBox : public ::testing::Test {
+ protected:
+  void open(std::vector<std::string> nics) {
+    transport_ = make_paced(std::make_unique<TakerTransport>(now_, std::move(nics), boxes_),
+                            {.bytes_per_s = kRate, .clock = [this] { return now_; }});
+  }
+  std::unique_ptr<BoxLink> job(std::vector<uint32_t> queue_chunks, std::vector<uint32_t> queue_core,
+                               std::vector<std::string> queue_nic, std::vector<uint32_t> cpus) {
+    LinkLayout layout;
+    layout.max_ranks = 1;
+    layout.cores = static_cast<uint32_t>(cpus.size());
+    layout.queue_chunks = std::move(queue_chunks);
+    layout.queue_core = std::move(queue_core);
+    layout.queue_nic = std::move(queue_nic);
+    layout.core_cpu = std::move(cpus);
+    return transport_->open_job(layout);
+  }
+  void send_for(uint64_t ns, const std::vector<std::pair<BoxEndpoint*, uint32_t>>& queues) {
+    for (const uint64_t end = now_ + ns; now_ < end; now_ += kMs / 4) {
+      for (const auto& [endpoint, queue] : queues) {
+        while (endpoint->post({queue, 0}, {.bytes = kChunkBytes})) {
+        }
+      }
+    }
+  }
+  static uint64_t bytes_of(const Log& log) {
+    uint64_t bytes = 0;
+    for (const Went& went : log) bytes += went.bytes;
+    return bytes;
+  }
+
+  uint64_t now_ = 5;
+  std::vector<TakerBox*> boxes_;
+  std::unique_ptr<Transport> transport_;
+};
+
+TEST_F(PacedBox, ANicKeepsToItsBudgetWhicheverCoresSend) {
+  open({"a", "b"});
+  const auto link = job({30, 10, 40}, {0, 1, 1}, {"a", "a", "b"}, {4, 5});
+  send_for(500 * kMs, {{&link->endpoint(0), 0}, {&link->endpoint(1), 0}, {&link->endpoint(1), 1}});
+  const std::vector<Log>& first = boxes_[0]->takers[0]->by_queue;
+  const std::vector<Log>& second = boxes_[0]->takers[1]->by_queue;
+  Log a = first[0];
+  a.insert(a.end(), second[0].begin(), second[0].end());
+  EXPECT_LE(most_beyond(a, kRate), 2 * burst_of(kRate));
+  EXPECT_LE(most_beyond(second[1], kRate), burst_of(kRate));
+  // Each has its part, and uses it.
+  const auto part = [](const Log& log) {
+    return (static_cast<double>(bytes_of(log)) - static_cast<double>(burst_of(kRate))) /
+           (0.5 * kRate);
+  };
+  EXPECT_NEAR(part(first[0]), 0.75, 0.02);
+  EXPECT_NEAR(part(second[0]), 0.25, 0.02);
+  EXPECT_NEAR(part(second[1]), 1, 0.02);
+}
+
+TEST_F(PacedBox, JobsOnOneCoreShareItsPart) {
+  open({"a"});
+  const auto one = job({10}, {0}, {"a"}, {4});
+  const auto two = job({10}, {0}, {"a"}, {4});
+  send_for(300 * kMs, {{&one->endpoint(0), 0}, {&two->endpoint(0), 0}});
+  Log all = boxes_[0]->takers[0]->by_queue[0];
+  const Log& others = boxes_[1]->takers[0]->by_queue[0];
+  all.insert(all.end(), others.begin(), others.end());
+  EXPECT_LE(most_beyond(all, kRate), burst_of(kRate));
+}
+
+TEST_F(PacedBox, PartsFollowTheJobsThatAreThere) {
+  open({"a"});
+  const auto one = job({10}, {0}, {"a"}, {4});
+  auto two = job({30}, {0}, {"a"}, {5});
+  const Log& log = boxes_[0]->takers[0]->by_queue[0];
+  send_for(300 * kMs, {{&one->endpoint(0), 0}});
+  const uint64_t quarter = bytes_of(log);
+  EXPECT_NEAR(static_cast<double>(quarter - burst_of(kRate / 4)) / (0.3 * kRate), 0.25, 0.03);
+  two.reset();
+  send_for(300 * kMs, {{&one->endpoint(0), 0}});
+  EXPECT_NEAR(static_cast<double>(bytes_of(log) - quarter) / (0.3 * kRate), 1, 0.03);
+}
+
+// A transport over one address names no NIC, and a plan calls it by the nodes then.
+TEST_F(PacedBox, WithoutNamesThereIsOneNic) {
+  open({});
+  const auto link = job({10, 10}, {0, 1}, {"mem0", "mem1"}, {4, 5});
+  send_for(300 * kMs, {{&link->endpoint(0), 0}, {&link->endpoint(1), 0}});
+  uint64_t bytes = 0;
+  for (const auto& taker : boxes_[0]->takers) bytes += bytes_of(taker->by_queue[0]);
+  EXPECT_LE(static_cast<double>(bytes), 0.3 * kRate + 2.0 * static_cast<double>(burst_of(kRate)));
+}
+
+TEST_F(PacedBox, SaysWhenToTryAgain) {
+  open({"a"});
+  const auto link = job({10}, {0}, {"a"}, {4});
+  BoxEndpoint& endpoint = link->endpoint(0);
+  while (endpoint.post({0, 0}, {.bytes = kChunkBytes})) {
+  }
+  const uint64_t wait = endpoint.refused_for_ns();
+  ASSERT_GT(wait, 1u);
+  now_ += wait - 1;
+  EXPECT_FALSE(endpoint.post({0, 0}, {.bytes = kChunkBytes}));
+  now_ += 1;
+  EXPECT_TRUE(endpoint.post({0, 0}, {.bytes = kChunkBytes}));
+  // A queue without room says nothing of that kind, and takes no tokens.
+  now_ += 10 * kMs;
+  boxes_[0]->takers[0]->full = true;
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(endpoint.post({0, 0}, {.bytes = kChunkBytes}));
+  EXPECT_EQ(endpoint.refused_for_ns(), 0u);
+  boxes_[0]->takers[0]->full = false;
+  EXPECT_TRUE(endpoint.post({0, 0}, {.bytes = kChunkBytes}));
+}
+
+TEST_F(PacedBox, EventsAreOfTheLinkThatTheServerHas) {
+  open({"a"});
+  const auto link = job({10}, {0}, {"a"}, {4});
+  std::vector<TransportEvent> events;
+  transport_->handle_events(events);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].link, link.get());
+  EXPECT_EQ(events[0].rank, 3u);
+}
+
+// A worker's link whose queues go over these NICs.
+class TakerLink final : public WorkerLink {
+ public:
+  TakerLink(const uint64_t& now, std::vector<std::string> nics, bool shared = false)
+      : taker(now), nics(std::move(nics)), shared_(shared) {}
+  Taker taker;
+  std::vector<std::string> nics;
+
+  std::span<std::byte> gradients() override { return {}; }
+  std::span<const std::byte> results() override { return {}; }
+  Endpoint& endpoint() override { return taker; }
+  bool connected() override { return true; }
+  bool zero_copy() const override { return shared_; }
+  std::string nic_of(uint32_t queue) const override { return nics[queue]; }
+  void reconnect(const Offer& /*offer*/) override { std::ranges::reverse(nics); }
+
+ private:
+  const bool shared_;
+};
+
+TEST(PacedLink, EachNicOfAWorkerHasABudget) {
+  uint64_t now = 5;
+  auto taken = std::make_unique<TakerLink>(now, std::vector<std::string>{"a", "b", "a"});
+  Taker& taker = taken->taker;
+  const auto link =
+      make_paced(std::move(taken), 3, {.bytes_per_s = kRate, .clock = [&] { return now; }});
+  EXPECT_TRUE(link->needs_polling());
+  const auto send_for = [&](uint64_t ns) {
+    for (const uint64_t end = now + ns; now < end; now += kMs / 4) {
+      for (uint32_t queue = 0; queue < 3; ++queue) {
+        link->endpoint().post({queue}, {.bytes = kChunkBytes});
+      }
+    }
+  };
+  send_for(400 * kMs);
+  Log a = taker.by_queue[0];
+  a.insert(a.end(), taker.by_queue[2].begin(), taker.by_queue[2].end());
+  EXPECT_LE(most_beyond(a, kRate), burst_of(kRate));
+  EXPECT_LE(most_beyond(taker.by_queue[1], kRate), burst_of(kRate));
+  EXPECT_GT(a.size(), taker.by_queue[1].size() / 2);
+  EXPECT_FALSE(taker.by_queue[2].empty());
+
+  // Its connections go over other NICs now, which have not sent less for that.
+  link->reconnect({});
+  send_for(200 * kMs);
+  Log both;
+  for (uint32_t queue = 0; queue < 3; ++queue) {
+    const Log& log = taker.by_queue[queue];
+    both.insert(both.end(), log.begin(), log.end());
+  }
+  EXPECT_LE(most_beyond(both, 2 * kRate), 2 * burst_of(kRate));
+}
+
+TEST(PacedLink, RefusesSharedMemory) {
+  const uint64_t now = 0;
+  EXPECT_THROW(make_paced(std::make_unique<TakerLink>(now, std::vector<std::string>{"a"}, true), 1,
+                          {.bytes_per_s = kRate}),
+               Error);
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,65 @@
+// An endpoint whose writes keep to the budgets of their NICs: post() refuses what there are no
+// tokens for, before it is queued anywhere, so that who posts keeps it in an order of its own.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "transport/paced/nic_budget.h"
+#include "transport/paced/token_bucket.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+// Owned by the endpoint's thread, as the buckets are. REQUIRES: what it is made of outlives it.
+class PacedEndpoint : public virtual Endpoint {
+ public:
+  PacedEndpoint(Endpoint& endpoint, const PacedClock& clock) : endpoint_(endpoint), clock_(clock) {}
+
+  // The bucket of each queue's NIC.
+  void use(std::vector<TokenBucket*> of_queue) { of_queue_ = std::move(of_queue); }
+
+  size_t poll(std::span<Arrival> out) final { return endpoint_.poll(out); }
+  bool post(QueuePair to, const Write& write) override {
+    return post_paid(*of_queue_[to.queue], to, write);
+  }
+  void flush() final { endpoint_.flush(); }
+  bool arm(std::span<const uint32_t> wake_after) final { return endpoint_.arm(wake_after); }
+  void disarm() final { endpoint_.disarm(); }
+  int wake_fd() const final { return endpoint_.wake_fd(); }
+  EndpointCounters counters() const final { return endpoint_.counters(); }
+  uint64_t refused_for_ns() const final;
+
+ protected:
+  bool post_paid(TokenBucket& bucket, QueuePair to, const Write& write);
+  uint64_t now_ns() const { return clock_(); }
+
+ private:
+  Endpoint& endpoint_;
+  const PacedClock& clock_;
+  std::vector<TokenBucket*> of_queue_;
+  uint64_t refused_until_ns_ = 0;  // the earliest that a bucket has told since it was over
+  bool no_room_ = false;           // the endpoint itself refused the latest that was paid for
+};
+
+inline bool PacedEndpoint::post_paid(TokenBucket& bucket, QueuePair to, const Write& write) {
+  const uint64_t now = clock_(), bytes = wire_bytes(write.bytes);
+  if (const uint64_t wait = bucket.wait_ns(bytes, now); wait > 0) {
+    const bool over = refused_until_ns_ <= now;
+    if (over || now + wait < refused_until_ns_) refused_until_ns_ = now + wait;
+    return false;
+  }
+  no_room_ = !endpoint_.post(to, write);
+  return !no_room_ && bucket.take(bytes, now);
+}
+
+inline uint64_t PacedEndpoint::refused_for_ns() const {
+  if (no_room_) return 0;
+  const uint64_t now = clock_();
+  return refused_until_ns_ > now ? refused_until_ns_ - now : 1;
+}
+
+}  // namespace phub

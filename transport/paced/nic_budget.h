@@ -1,0 +1,43 @@
+// What a NIC may send: bytes per second, as they are on the wire (Poseidon, section 4.3.3).
+//
+// A queue pair counts what it posts, with the headers that Ethernet, IP and TCP put before it. What
+// else goes over the NIC does not count: heartbeats, acknowledgements, what is sent again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace phub {
+
+// Nanoseconds that never go back.
+using PacedClock = std::function<uint64_t()>;
+PacedClock steady_paced_clock();
+
+// "1gbit", "250mbit", "800kbit", or bytes per second: "12500000". Throws Error(kInvalid).
+uint64_t parse_rate(std::string_view text);
+std::string describe_rate(uint64_t bytes_per_s);  // "250 Mbit/s"
+
+// What may go at once after a pause. Threads that sleep until there are tokens come late by a
+// millisecond or more: so much is saved up meanwhile.
+uint64_t burst_of(uint64_t bytes_per_s);
+
+struct NicBudget {
+  uint64_t bytes_per_s = 0;
+  uint64_t burst_bytes = 0;  // 0: burst_of() the rate, or of a core's part of it
+  PacedClock clock = steady_paced_clock();
+
+  uint64_t burst(uint64_t rate) const { return burst_bytes > 0 ? burst_bytes : burst_of(rate); }
+};
+
+// What a write of so many bytes is on the wire.
+constexpr uint64_t wire_bytes(uint64_t payload_bytes) {
+  constexpr uint64_t kHeaders = 66;    // of Ethernet, IPv4 and TCP with timestamps
+  constexpr uint64_t kSegment = 1448;  // what is behind them, of 1,500 bytes
+  constexpr uint64_t kFrame = 16;      // of our own
+  const uint64_t bytes = payload_bytes + kFrame;
+  return bytes + (bytes + kSegment - 1) / kSegment * kHeaders;
+}
+
+}  // namespace phub

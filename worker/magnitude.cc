@@ -1,0 +1,48 @@
+#include "worker/magnitude.h"
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/encode.h"
+
+namespace phub {
+namespace {
+
+// In f32: where the elements lie if they are that, else in `scratch`.
+const float* as_f32(const std::byte* from, kernels::DType format, size_t elements,
+                    std::vector<float>& scratch) {
+  if (format == kernels::DType::kF32) return reinterpret_cast<const float*>(from);
+  scratch.resize(elements);
+  if (kernels::is_plain(format)) {
+    kernels::convert(from, format, scratch.data(), kernels::DType::kF32, elements);
+  } else {
+    kernels::decode(from, format, scratch.data(), elements);
+  }
+  return scratch.data();
+}
+
+double norm(const std::byte* from, kernels::DType format, size_t elements,
+            std::vector<float>& scratch) {
+  return std::sqrt(kernels::sum_of_squares(as_f32(from, format, elements, scratch), elements));
+}
+
+}  // namespace
+
+void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,
+                         const KeyBytes& parameters, std::vector<float>& out) {
+  constexpr float kLargest = std::numeric_limits<float>::infinity();
+  std::vector<float> scratch;
+  out.clear();
+  session.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
+    const bool plain = kernels::is_plain(gradient.format);
+    const size_t at = plain ? chunk.key_element * kernels::bytes_of(gradient.format) : slot;
+    double magnitude = norm(gradient.data + at, gradient.format, chunk.elements, scratch);
+    if (parameters.data != nullptr && magnitude > 0) {
+      magnitude /= norm(parameters.data + chunk.key_element * kernels::bytes_of(parameters.format),
+                        parameters.format, chunk.elements, scratch);
+    }
+    out.push_back(std::isnan(magnitude) ? kLargest : static_cast<float>(magnitude));
+  });
+}
+
+}  // namespace phub

@@ -1,0 +1,24 @@
+// How much a gradient matters: its norm relative to that of the parameters it will change, chunk by
+// chunk (Poseidon, section 4.3.3: "messages most significant for algorithm progress").
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "worker/session.h"
+
+namespace phub {
+
+// The elements of a key, in a plain or a coded format; of a coded one, its slots.
+struct KeyBytes {
+  const std::byte* data = nullptr;
+  kernels::DType format = kernels::DType::kF32;
+};
+
+// One for each chunk of the key, in `out`: |gradient| / |parameters|, with 0 / 0 = 0; without
+// `parameters.data`, |gradient|. Whatever is not a number counts as infinite.
+void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,
+                         const KeyBytes& parameters, std::vector<float>& out);
+
+}  // namespace phub
