@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import tempfile
@@ -25,6 +26,7 @@ class Placement:
     name: str
     boxes: int
     colocated: bool
+    near: bool = False  # a worker and a box of one host exchange over memory
 
     def options(self, workers):
         return ["--boxes", str(self.boxes),
@@ -97,19 +99,22 @@ class TwoLevels(Placement):
 
 PLACEMENTS = ("dedicated-central", "dedicated-sharded", "colocated-central", "colocated-sharded")
 TWO_LEVELS = "two-levels"
+NEAR = "+near"
 
 
 def placements(names, workers, boxes, racks):
     number = {"dedicated-central": 1, "dedicated-sharded": boxes, "colocated-central": 1,
               "colocated-sharded": workers, TWO_LEVELS: racks}
     for name in names:
-        if name not in number:
+        if name.removesuffix(NEAR) not in number:
             raise Failure(f"--placements: '{name}' is not one of {', '.join(number)}")
+        if name.endswith(NEAR) and not name.startswith("colocated"):
+            raise Failure(f"--placements: '{name}': no worker has a box on its host there")
     if TWO_LEVELS in names and (racks < 2 or workers % racks):
         raise Failure(f"--placements: {TWO_LEVELS} needs --racks, with as many workers in each: "
                       f"{workers} workers in {racks} racks are not")
-    return [(TwoLevels if name == TWO_LEVELS else Placement)(name, number[name], name.startswith("colocated"))
-            for name in names]
+    return [(TwoLevels if name == TWO_LEVELS else Placement)(
+        name, number[name.removesuffix(NEAR)], name.startswith("colocated"), name.endswith(NEAR)) for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +156,8 @@ def rows_of(output):
 SERVE = "--insecure --transports tcp --pin false"
 
 
-def exchange(host, case, file, *options):
-    return " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", "tcp",
+def exchange(host, case, file, *options, transport="tcp"):
+    return " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", transport,
                      "-w", str(WARMUP), "-n", str(case.rounds), *options, "--quiet", "--json", file])
 
 
@@ -160,10 +165,13 @@ def phub_commands(host, case, placement, file):
     phub = host.binary("phub")
     box = (f"if ((BOX)); then exec {phub} serve --join $PHUB_SERVER --listen 0.0.0.0:0 {SERVE}; "
            f"else exec {phub} serve --listen 0.0.0.0:7717 {SERVE}; fi")
+    transport = "auto" if placement.near else "tcp"
     # Jobs that are created when all boxes serve have a part at each.
     ready = (f"{phub} status --server $PHUB_SERVER 2>/dev/null | "
              f"awk '/^with it serves /{{n++}} END{{exit !(NR && n == {placement.boxes - 1})}}'")
-    return box, f"until {ready}; do sleep 0.1; done; exec {exchange(host, case, file)}"
+    # Without other boxes the worker on the box's host would choose shared memory, were it the first.
+    wait = "((RANK)) || sleep 2; " if placement.near and placement.boxes == 1 else ""
+    return box, f"until {ready}; do sleep 0.1; done; {wait}exec {exchange(host, case, file, transport=transport)}"
 
 
 def two_level_commands(host, case, placement, file):
@@ -202,16 +210,24 @@ def check_counted(case, placement, totals):
     return max(ratios, key=lambda ratio: abs(ratio - 1))
 
 
+def busy_seconds():
+    """Of all processors of this machine, since it started: programs and the kernel."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def run_phub(rack, case, placement):
-    """(µs, counted bytes in terms of the expected ones)"""
+    """(µs, counted bytes in terms of the expected ones, seconds of processors for each round)"""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         of = two_level_commands if placement.name == TWO_LEVELS else phub_commands
         commands = of(rack.host, case, placement, file.name)
         # Rank 0 alone writes the file.
+        before = busy_seconds()
         output = rack.run(case, *commands, *placement.options(case.workers), "--counters")
+        cpu_s = (busy_seconds() - before) / (WARMUP + case.rounds)
         us = checked_us("phub", case, json.load(file)["rows"][0])
     names = placement.bytes_of_run(case.workers, case.bytes, 0).keys()
-    return us, check_counted(case, placement, counted(output, names))
+    return us, check_counted(case, placement, counted(output, names)), cpu_s
 
 
 # --- peers, on the workers' hosts alone. Each returns µs by setting.
