@@ -321,7 +321,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   const Rack* const rack = below ? &*below : nullptr;
   Transport& link_transport = machine_.transport_named(request.transport);
   if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
-    fail(ErrorCode::kInvalid, "racks send over tcp, not over '{}'", request.transport);
+    fail(ErrorCode::kInvalid, "racks send over a network, not over '{}'", request.transport);
   }
   Plan plan = plan_for(join, link_transport, topology, shards, rack);
   // What the box has nothing of is saved if its ranks save.
