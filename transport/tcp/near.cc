@@ -47,7 +47,7 @@ TcpNearMemory::TcpNearMemory(std::span<const Fd> descriptors, uint64_t gradients
   memory_ = {gradients_.bytes(), results_.bytes(), {}};
 }
 
-std::string new_near_name() { return "phub-" + make_ticket(); }
+std::string new_near_name() { return fmt::format("phub-{}", make_ticket()); }
 
 Fd listen_near(const std::string& name) {
   NearAddress address;
