@@ -25,6 +25,7 @@ class Placement:
     name: str
     boxes: int
     colocated: bool
+    near: bool = False  # a worker and a box of one host exchange over memory
 
     def options(self, workers):
         return ["--boxes", str(self.boxes),
@@ -97,19 +98,22 @@ class TwoLevels(Placement):
 
 PLACEMENTS = ("dedicated-central", "dedicated-sharded", "colocated-central", "colocated-sharded")
 TWO_LEVELS = "two-levels"
+NEAR = "+near"
 
 
 def placements(names, workers, boxes, racks):
     number = {"dedicated-central": 1, "dedicated-sharded": boxes, "colocated-central": 1,
               "colocated-sharded": workers, TWO_LEVELS: racks}
     for name in names:
-        if name not in number:
+        if name.removesuffix(NEAR) not in number:
             raise Failure(f"--placements: '{name}' is not one of {', '.join(number)}")
+        if name.endswith(NEAR) and not name.startswith("colocated"):
+            raise Failure(f"--placements: '{name}': no worker has a box on its host there")
     if TWO_LEVELS in names and (racks < 2 or workers % racks):
         raise Failure(f"--placements: {TWO_LEVELS} needs --racks, with as many workers in each: "
                       f"{workers} workers in {racks} racks are not")
-    return [(TwoLevels if name == TWO_LEVELS else Placement)(name, number[name], name.startswith("colocated"))
-            for name in names]
+    return [(TwoLevels if name == TWO_LEVELS else Placement)(
+        name, number[name.removesuffix(NEAR)], name.startswith("colocated"), name.endswith(NEAR)) for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +155,8 @@ def rows_of(output):
 SERVE = "--insecure --transports tcp --pin false"
 
 
-def exchange(host, case, file, *options):
-    return " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", "tcp",
+def exchange(host, case, file, *options, transport="tcp"):
+    return " ".join([host.binary("zerocompute"), "--one-rank", *case.model, "--transport", transport,
                      "-w", str(WARMUP), "-n", str(case.rounds), *options, "--quiet", "--json", file])
 
 
@@ -163,11 +167,15 @@ def with_boxes(phub, boxes, command):
     # Jobs that are created when all boxes serve have a part at each.
     ready = (f"{phub} status --server $PHUB_SERVER 2>/dev/null | "
              f"awk '/^with it serves /{{n++}} END{{exit !(NR && n == {boxes - 1})}}'")
-    return box, f"until {ready}; do sleep 0.1; done; exec {command}"
+    return box, f"until {ready}; do sleep 0.1; done; {command}"
 
 
 def phub_commands(host, case, placement, file):
-    return with_boxes(host.binary("phub"), placement.boxes, exchange(host, case, file))
+    transport = "auto" if placement.near else "tcp"
+    # Without other boxes the worker on the box's host would choose shared memory, were it the first.
+    wait = "((RANK)) || sleep 2; " if placement.near and placement.boxes == 1 else ""
+    command = f"{wait}exec {exchange(host, case, file, transport=transport)}"
+    return with_boxes(host.binary("phub"), placement.boxes, command)
 
 
 def two_level_commands(host, case, placement, file):

@@ -259,8 +259,8 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 }
 
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
-// its rounds are applied as a whole, its creator may have some cores only, or it is so small that
-// one of them would have nothing. Then `shards` is empty. On the builder's thread.
+// its creator may have some cores only, or it is so small that one of them would have nothing. Then
+// `shards` is empty. On the builder's thread.
 Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
                       const numa::Topology& topology, std::vector<ShardBox>& shards,
                       const Rack* rack) const {
@@ -268,9 +268,7 @@ Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
-  if (transport.shares_memory() || choices_of(spec).gated || join.quota.cores != Quota::kNone) {
-    shards.clear();
-  }
+  if (transport.shares_memory() || join.quota.cores != Quota::kNone) shards.clear();
   const std::set<uint32_t> cpus = quotas_.cpus_of(join.request.caller.id);
   const uint64_t most_cores = std::clamp<uint64_t>(join.quota.cores, 1, ~uint32_t{0});
   PlanOptions options{.most_cores = static_cast<uint32_t>(most_cores),
@@ -321,7 +319,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   const Rack* const rack = below ? &*below : nullptr;
   Transport& link_transport = machine_.transport_named(request.transport);
   if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
-    fail(ErrorCode::kInvalid, "racks send over tcp, not over '{}'", request.transport);
+    fail(ErrorCode::kInvalid, "racks send over a network, not over '{}'", request.transport);
   }
   Plan plan = plan_for(join, link_transport, topology, shards, rack);
   // What the box has nothing of is saved if its ranks save.

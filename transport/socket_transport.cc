@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
+
+#include "transport/unix_message.h"
 
 namespace phub {
 namespace {
@@ -33,10 +36,10 @@ SocketTransport::SocketTransport(uint32_t half_open_ms, uint32_t max_half_open)
 
 SocketTransport::~SocketTransport() { PHUB_CHECK(admissions_.links.empty()); }
 
-void SocketTransport::listen(Fd listener) {
-  listener_ids_.push_back(admissions_.next_id++);
-  admissions_.watch(listener.get(), listener_ids_.back(), EPOLLIN);
-  listeners_.push_back(std::move(listener));
+void SocketTransport::listen(Fd listener, size_t most_descriptors) {
+  const uint64_t id = admissions_.next_id++;
+  admissions_.watch(listener.get(), id, EPOLLIN);
+  listeners_.push_back({id, std::move(listener), most_descriptors});
 }
 
 void SocketTransport::watch_others(int fd) { admissions_.watch(fd, kOthersId, EPOLLIN); }
@@ -46,10 +49,9 @@ void SocketTransport::handle_events(std::vector<TransportEvent>& out) {
   const int count = epoll_wait(admissions_.epoll.get(), events.data(), events.size(), 0);
   for (int i = 0; i < count; ++i) {
     const uint64_t id = events[i].data.u64;
-    const auto listener = std::find(listener_ids_.begin(), listener_ids_.end(), id);
-    if (listener != listener_ids_.end()) {
-      const int fd = listeners_[static_cast<size_t>(listener - listener_ids_.begin())].get();
-      for (int accepts = 0; accepts < kAcceptsAtOnce && accept_one(fd, out); ++accepts) {
+    const auto listener = std::ranges::find(listeners_, id, &Listener::id);
+    if (listener != listeners_.end()) {
+      for (int accepts = 0; accepts < kAcceptsAtOnce && accept_one(*listener, out); ++accepts) {
       }
       continue;
     }
@@ -75,11 +77,13 @@ void SocketTransport::handle_events(std::vector<TransportEvent>& out) {
 }
 
 // False: there is nothing more to accept now.
-bool SocketTransport::accept_one(int listener, std::vector<TransportEvent>& out) {
+bool SocketTransport::accept_one(const Listener& listener, std::vector<TransportEvent>& out) {
   HalfOpen accepted;
-  accepted.socket = Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  accepted.most_descriptors = listener.most_descriptors;
+  accepted.socket =
+      Fd(accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!accepted.socket && (errno == EMFILE || errno == ENFILE)) {
-    return refuse_for_want_of_descriptors(listener, out);
+    return refuse_for_want_of_descriptors(listener.socket.get(), out);
   }
   if (!accepted.socket) return errno == EINTR || errno == ECONNABORTED;
   accepted.id = admissions_.next_id++;
@@ -123,19 +127,35 @@ void SocketTransport::make_room(std::vector<TransportEvent>& out) {
   half_open_.pop_front();
 }
 
+// As recv(). Bytes behind the hello are for the core, and stay unread. Without room for control
+// data the kernel drops descriptors that a peer sends along.
+ssize_t SocketTransport::receive(HalfOpen& half_open, size_t most) {
+  const auto room = std::span(half_open.hello).subspan(half_open.bytes, most);
+  if (half_open.most_descriptors == 0) {
+    return recv(half_open.socket.get(), room.data(), room.size(), MSG_DONTWAIT);
+  }
+  UnixMessage part = receive_message(half_open.socket.get(), most,
+                                     half_open.most_descriptors - half_open.descriptors.size());
+  std::ranges::move(part.fds, std::back_inserter(half_open.descriptors));
+  std::ranges::copy(part.bytes, room.begin());
+  errno = part.error;
+  return part.error != 0 ? -1 : static_cast<ssize_t>(part.bytes.size());
+}
+
 // True: the connection is no longer half open.
 bool SocketTransport::read_hello(HalfOpen& half_open, std::vector<TransportEvent>& out) {
   const auto so_far = [&half_open] { return std::span(half_open.hello).first(half_open.bytes); };
-  // Bytes behind the hello are for the core, and stay unread. Without room for control data the
-  // kernel drops descriptors that a peer sends along.
-  const ssize_t bytes = recv(half_open.socket.get(), half_open.hello.data() + half_open.bytes,
-                             missing(so_far()), MSG_DONTWAIT);
+  const ssize_t bytes = receive(half_open, missing(so_far()));
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (bytes <= 0) return true;
   half_open.bytes += static_cast<size_t>(bytes);
   try {
     if (missing(so_far()) > 0) return false;
-    welcome(so_far(), half_open.socket);
+    if (half_open.most_descriptors > 0) {
+      welcome_with(so_far(), half_open.socket, half_open.descriptors);
+    } else {
+      welcome(so_far(), half_open.socket);
+    }
   } catch (const Error& error) {
     refuse(std::move(half_open.socket), error.code(), error.what(), out);
   }

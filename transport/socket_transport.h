@@ -2,6 +2,8 @@
 // their hellos. transport/README.md ("Admission") describes it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -30,7 +32,8 @@ class SocketTransport : public Transport {
   // Raises the soft limit of open files to the hard one. Throws Error.
   SocketTransport(uint32_t half_open_ms, uint32_t max_half_open);
   ~SocketTransport() override;
-  void listen(Fd listener);  // non-blocking, and listening
+  // Non-blocking, and listening. A hello that comes there may have so many descriptors with it.
+  void listen(Fd listener, size_t most_descriptors = 0);
 
   // Throws Error when the peer may not use this server.
   virtual void check_peer(int /*socket*/) const {}
@@ -41,6 +44,11 @@ class SocketTransport : public Transport {
   // Answers a whole hello and hands the connection over to its incarnation. Throws Error when it is
   // refused: the socket is still the caller's then.
   virtual void welcome(std::span<const std::byte> hello, Fd& socket) = 0;
+  // The same for one that may have descriptors with it.
+  virtual void welcome_with(std::span<const std::byte> hello, Fd& socket,
+                            std::span<const Fd> /*descriptors*/) {
+    welcome(hello, socket);
+  }
   virtual void send_refusal(int socket, ErrorCode code, const std::string& reason) const = 0;
 
   // Takes a new connection over before its hello is read, or leaves it: false.
@@ -61,11 +69,19 @@ class SocketTransport : public Transport {
     Clock::time_point deadline;
     std::array<std::byte, 256> hello = {};
     size_t bytes = 0;  // of it
+    size_t most_descriptors = 0;
+    std::vector<Fd> descriptors = {};
+  };
+  struct Listener {
+    uint64_t id = 0;
+    Fd socket;
+    size_t most_descriptors = 0;
   };
 
-  bool accept_one(int listener, std::vector<TransportEvent>& out);
+  bool accept_one(const Listener& listener, std::vector<TransportEvent>& out);
   bool refuse_for_want_of_descriptors(int listener, std::vector<TransportEvent>& out);
   void make_room(std::vector<TransportEvent>& out);
+  static ssize_t receive(HalfOpen& half_open, size_t most);
   bool read_hello(HalfOpen& half_open, std::vector<TransportEvent>& out);
   void refuse(Fd socket, ErrorCode code, const std::string& reason,
               std::vector<TransportEvent>& out) const;
@@ -74,8 +90,7 @@ class SocketTransport : public Transport {
 
   const std::chrono::milliseconds half_open_time_;
   const size_t max_half_open_;
-  std::vector<Fd> listeners_;
-  std::vector<uint64_t> listener_ids_;
+  std::vector<Listener> listeners_;
   Fd timer_;
   Fd spare_;  // given up for a moment to refuse a connection when descriptors have run out
   std::deque<HalfOpen> half_open_;  // the oldest first

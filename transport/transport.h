@@ -202,6 +202,8 @@ struct QueueOffer {
   uint64_t base = 0;    // verbs: where the rank's slots begin, and their remote key on this NIC
   uint32_t key = 0;
   std::string provider = {};  // ofi: of libfabric, which both sides use
+  // tcp: where a worker on the box's host may connect instead, to exchange over memory; empty: no.
+  std::string near = {};
 
   friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
 };

@@ -9,10 +9,10 @@
 
 namespace phub {
 
-ResultMemory::ResultMemory(uint64_t bytes, uint32_t os_node)
+ResultMemory::ResultMemory(uint64_t bytes, uint32_t os_node, bool shared)
     : writable_(SealedMemory::create("phub-received", bytes, MemoryAccess::kReadWrite, true)),
       readable_(SealedMemory::adopt("phub-received", writable_.fd(), bytes, MemoryAccess::kRead)) {
-  writable_.close_fd();
+  if (!shared) writable_.close_fd();
   numa::prefer_node(writable_.bytes(), os_node);
 }
 

@@ -17,11 +17,12 @@ namespace phub {
 class ResultMemory {
  public:
   ResultMemory() = default;
-  // Pages prefer `os_node`. Throws Error(kFull).
-  ResultMemory(uint64_t bytes, uint32_t os_node);
+  // Pages prefer `os_node`. `shared`: the box maps it, too. Throws Error(kFull).
+  ResultMemory(uint64_t bytes, uint32_t os_node, bool shared = false);
 
   std::span<std::byte> writable() const { return writable_.bytes(); }
   std::span<const std::byte> readable() const { return readable_.bytes(); }
+  const Fd& fd() const { return writable_.fd(); }  // none unless it is shared
   void bury() noexcept;
 
  private:

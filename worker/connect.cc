@@ -54,6 +54,17 @@ bool is_on_this_host(const std::string& server, uint32_t timeout_ms) {
   return false;
 }
 
+// For a token that may see its own job only.
+std::string transport_of_job(ControlClient& client, const std::string& job, bool here,
+                             uint32_t timeout_ms) {
+  try {
+    return client.job_status(job, timeout_ms).transport;
+  } catch (const Error& error) {
+    if (!here || error.code() != ErrorCode::kNotFound) throw;
+    return "shm";  // it does not exist yet
+  }
+}
+
 bool has_usable_rdma() {
   std::vector<VerbsFinding> passed_over;
   return !choose_verbs_ports({}, {}, passed_over).empty();
@@ -64,16 +75,19 @@ bool has_usable_rdma() {
 std::string choose_transport(const WorkerOptions& options, const std::string& server) {
   if (options.transport != "auto") return options.transport;
   const uint32_t timeout_ms = std::max(options.connect_timeout_ms, 1u);  // 0 would be no limit
-  if (is_on_this_host(server, timeout_ms)) return "shm";
+  const bool here = is_on_this_host(server, timeout_ms);
   ControlClient client(server, options.token, options.tls);
-  std::vector<std::string> offered;
+  ServerStatus status;
   try {
-    offered = client.status(timeout_ms).transports;
+    status = client.status(timeout_ms);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnauthorized) throw;
-    return client.job_status(options.spec.name, timeout_ms).transport;  // with the job's token
+    return transport_of_job(client, options.spec.name, here, timeout_ms);
   }
-  const bool verbs = std::find(offered.begin(), offered.end(), "verbs") != offered.end();
+  const auto job = std::ranges::find(status.jobs, options.spec.name, &JobStatus::name);
+  if (job != status.jobs.end() && (here || job->transport != "shm")) return job->transport;
+  if (here && status.shards.empty()) return "shm";
+  const bool verbs = std::ranges::count(status.transports, "verbs") > 0;
   return verbs && has_usable_rdma() ? "verbs" : "tcp";
 }
 
@@ -85,7 +99,8 @@ std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const 
   if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
   if (offer.transport == "tcp") {
     return connect_tcp(offer, layout, timeout_ms,
-                       {.host = parse_server_address(server).host, .tls = options.tls});
+                       {.host = parse_server_address(server).host, .tls = options.tls},
+                       options.transport == "auto");
   }
   if (offer.transport == "verbs") return connect_verbs(offer, layout, timeout_ms);
   if (offer.transport == "ofi") return connect_ofi(offer, layout, timeout_ms);

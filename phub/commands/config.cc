@@ -101,9 +101,9 @@ constexpr std::array<Option, 27> kOptions = {{
        config.parent = values[0];
      }},
     {"parent-transport", "NAME", Kind::kText,
-     "With --parent: over what gradients go there, tcp or verbs. [tcp]",
+     "With --parent: over what gradients go there, tcp, verbs or ofi. [tcp]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
-       parse_word(values[0], {"tcp", "verbs"});
+       parse_word(values[0], {"tcp", "verbs", "ofi"});
        config.parent_transport = values[0];
      }},
     {"tokens", "FILE", Kind::kText,

@@ -38,12 +38,17 @@ uint32_t Gated::next_done() {
     if (stage_ == Stage::kClosing) {
       if (std::exchange(recount_, false)) open_ = count_open();
       if (open_ > 0) return kNoChunk;
-      gate_.close(core_, round(), stages_.reducer.max_norm(round()));
+      if (gate_.close(core_, round(), stages_.reducer.max_norm(round()))) {
+        stages_.reports.add(CoreReport::kClosed, CoreReport::kNoRank).round = round();
+      }
       stage_ = Stage::kWaiting;
     }
     if (stage_ == Stage::kWaiting) {
       if (!gate_.has_decided(round())) return kNoChunk;
       take(gate_.decision());
+      if (core_ == 0 && gate_.decides_for_others()) {
+        stages_.reports.add(CoreReport::kDecided, CoreReport::kNoRank).round = round();
+      }
       stage_ = Stage::kFinishing;
     }
     if (!pending_.empty()) break;

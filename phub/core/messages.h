@@ -115,6 +115,8 @@ struct CoreReport {
     kGotState,     // so is the state of the keys that was asked for
     kSetState,     // the keys have the state that was set
     kParentBroke,  // the connection to the parent broke; once
+    kClosed,       // all cores have closed a round; another box decides what becomes of it
+    kDecided,      // what becomes of a round is known; to be told to other boxes
   };
   enum Violation : uint8_t {
     kStream,        // a malformed frame
@@ -134,7 +136,8 @@ struct CoreReport {
   uint32_t incarnation = 0;
   uint32_t chunk = 0;      // of the job
   uint64_t said = 0;       // kViolation: the number that the rank sent
-  uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped: that one
+  uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped, kClosed,
+                           // kDecided: that one
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
   uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress
 };

@@ -18,12 +18,13 @@ float clip_factor(double max_norm, double norm) {
   return factor > 1 ? 1 : static_cast<float>(factor);  // of a NaN, NaN
 }
 
-RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips)
+RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share)
     : cores_(cores),
       skips_(skips),
+      share_(share),
       squares_(chunks),
       bells_(std::make_unique<Bell[]>(cores)),
-      open_(cores) {
+      open_(cores + share.others) {
   for (uint32_t core = 0; core < cores; ++core) {
     bells_[core].fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (bells_[core].fd >= 0) continue;
@@ -38,13 +39,53 @@ RoundGate::~RoundGate() {
   for (uint32_t core = 0; core < cores_; ++core) ::close(bells_[core].fd);
 }
 
-void RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
-  if (open_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+// Whether it was the last. Then the next round is open, although nobody closes it before this one
+// is decided.
+bool RoundGate::close_one() {
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) > 1) return false;
+  open_.store(cores_ + share_.others, std::memory_order_relaxed);
+  return true;
+}
+
+bool RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
+  max_norm_.store(max_norm, std::memory_order_relaxed);
+  if (!close_one()) return false;
+  if (share_.is_told) return true;
   decide(round, max_norm);
-  open_.store(cores_, std::memory_order_relaxed);
+  wake(round, core);
+  return false;
+}
+
+void RoundGate::close_for(std::span<const uint32_t> chunks, std::span<const double> squares,
+                          uint64_t round) {
+  for (size_t i = 0; i < chunks.size(); ++i) squares_[chunks[i]] = squares[i];
+  if (!close_one()) return;
+  decide(round, max_norm_.load(std::memory_order_relaxed));
+  wake(round, kNoCore);
+}
+
+std::vector<double> RoundGate::take_squares(std::span<const uint32_t> chunks) {
+  std::vector<double> squares;
+  squares.reserve(chunks.size());
+  for (const uint32_t chunk : chunks) squares.push_back(std::exchange(squares_[chunk], 0));
+  return squares;
+}
+
+void RoundGate::tell(const Decision& decision) {
+  decision_ = decision;
+  wake(decision.round, kNoCore);
+}
+
+void RoundGate::begin_elsewhere(uint64_t round) {
+  uint64_t before = begun_.load(std::memory_order_relaxed);
+  while (before < round && !begun_.compare_exchange_weak(before, round)) {
+  }
+}
+
+void RoundGate::wake(uint64_t round, uint32_t but_core) {
   decided_.store(round, std::memory_order_seq_cst);
   for (uint32_t other = 0; other < cores_; ++other) {
-    if (other == core || !bells_[other].armed.load(std::memory_order_seq_cst)) continue;
+    if (other == but_core || !bells_[other].armed.load(std::memory_order_seq_cst)) continue;
     bells_[other].armed.store(false, std::memory_order_relaxed);
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(bells_[other].fd, &one, sizeof one);

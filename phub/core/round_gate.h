@@ -2,12 +2,19 @@
 //
 // Every core writes the squares of its chunks' gradients, and says when it has closed a round. The
 // last one adds the squares in the order of the chunks, decides, and wakes the others. It is made
-// with the job by the control thread; each function is for a core that has the job.
+// with the job by the control thread; each function is for a core that has the job, unless it says
+// otherwise.
+//
+// Where other boxes have parts of the job, one decides for all. At that one the control thread
+// closes the round for each other box, with the squares that came from there; so the sum has the
+// order, and the bits, of one box. At the others the last core only says that the round is closed:
+// the control thread takes the squares, and gives the decision to the cores when it comes.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "phub/core/messages.h"
@@ -24,10 +31,16 @@ struct Decision : RoundVerdict {
 // What PyTorch's clip_grad_norm_ multiplies by. max_norm 0: no clipping.
 float clip_factor(double max_norm, double norm);
 
+// How other boxes take part in a gate.
+struct GateShare {
+  uint32_t others = 0;   // boxes that this one decides for
+  bool is_told = false;  // another box decides
+};
+
 class RoundGate {
  public:
   // `skips`: rounds whose gradient is not finite.
-  RoundGate(uint32_t cores, uint32_t chunks, bool skips);
+  RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share = {});
   ~RoundGate();
   RoundGate(const RoundGate&) = delete;
   RoundGate& operator=(const RoundGate&) = delete;
@@ -41,14 +54,27 @@ class RoundGate {
   void begin(uint64_t round) { begun_.store(round, std::memory_order_relaxed); }
   bool has_begun(uint64_t round) const { return begun_.load(std::memory_order_relaxed) >= round; }
 
-  // The core has closed all its chunks of the round; the last one decides. REQUIRES: it knows the
-  // verdict on the round before.
-  void close(uint32_t core, uint64_t round, double max_norm);
+  // The core has closed all its chunks of the round; the last one decides. True: this box has
+  // closed the round, and another one decides. REQUIRES: it knows the verdict on the round before.
+  bool close(uint32_t core, uint64_t round, double max_norm);
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_acquire) >= round;
   }
   // REQUIRES: has_decided(round), and the core has not closed the next one.
   const Decision& decision() const { return decision_; }
+
+  // Control thread, of the box that decides: another box has closed the round; the squares of its
+  // chunks, in their order. REQUIRES: once for each other box and round, after has_decided() of the
+  // round before; as many squares as chunks.
+  void close_for(std::span<const uint32_t> chunks, std::span<const double> squares, uint64_t round);
+  bool decides_for_others() const { return share_.others > 0; }
+  // Control thread, of a box that is told: the squares of its chunks, after close() was true; then
+  // the decision. REQUIRES: it has closed that round.
+  std::vector<double> take_squares(std::span<const uint32_t> chunks);
+  void tell(const Decision& decision);
+  // Control thread: some chunk of the round is closed, here or at another box.
+  uint64_t begun() const { return begun_.load(std::memory_order_relaxed); }
+  void begin_elsewhere(uint64_t round);
 
   // Before the core sleeps: the decision on the round will wake it. False: it is there already.
   bool arm(uint32_t core, uint64_t round);
@@ -59,15 +85,20 @@ class RoundGate {
     int fd = -1;
     std::atomic<bool> armed{false};
   };
+  static constexpr uint32_t kNoCore = ~uint32_t{0};
+  bool close_one();
   void decide(uint64_t round, double max_norm);
+  void wake(uint64_t round, uint32_t but_core);
 
   const uint32_t cores_;
   const bool skips_;
+  const GateShare share_;
   std::vector<double> squares_;    // by chunk of the job
   Decision decision_;              // guarded by decided_
   std::unique_ptr<Bell[]> bells_;  // by core of the job
   std::atomic<uint64_t> begun_{0};
-  alignas(64) std::atomic<uint32_t> open_;  // cores that have not closed the round
+  std::atomic<double> max_norm_{0};         // of the round, as a core has closed it
+  alignas(64) std::atomic<uint32_t> open_;  // cores and other boxes that have not closed the round
   alignas(64) std::atomic<uint64_t> decided_{0};
 };
 

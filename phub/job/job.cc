@@ -10,7 +10,9 @@ namespace {
 
 QueueNumbers numbers_of(const Plan* whole) {
   if (whole == nullptr) return {};
-  return {.first = 0, .all = static_cast<uint32_t>(whole->queues.size())};
+  return {.first = 0,
+          .all = static_cast<uint32_t>(whole->queues.size()),
+          .other_boxes = boxes_of(*whole) - 1};
 }
 
 }  // namespace

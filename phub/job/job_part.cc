@@ -172,8 +172,10 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
   const JobParameters parameters =
       parameters_of(spec_, choices_, plan_, *link_, store, first_round, has_parent_);
   if (choices_.gated && !has_parent_) {
-    gate_ = std::make_unique<RoundGate>(cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
-                                        choices_.on_nonfinite == OnNonFinite::kSkip);
+    gate_ = std::make_unique<RoundGate>(
+        cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
+        choices_.on_nonfinite == OnNonFinite::kSkip,
+        GateShare{.others = queues.other_boxes, .is_told = queues.first > 0});
   }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
     CoreJob::MakeLockStep make_lock_step;

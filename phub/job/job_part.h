@@ -38,7 +38,8 @@ void complete_spec(JobSpec& spec);
 // Where a box's part begins among all boxes' queues, as workers count.
 struct QueueNumbers {
   uint32_t first = 0;
-  uint32_t all = 0;  // 0: this box has all
+  uint32_t all = 0;          // 0: this box has all
+  uint32_t other_boxes = 0;  // at the server: that have parts
 };
 
 class JobPart {
@@ -66,6 +67,7 @@ class JobPart {
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
 
   HyperTable& hyper() { return hyper_; }
+  RoundGate* gate() { return gate_.get(); }  // null: rounds are not gated
 
   bool takes_snapshots() const { return takes_snapshots_; }
   // What a checkpoint keeps of every element, f32: the parameters, the optimizer's states, and the

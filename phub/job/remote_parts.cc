@@ -1,6 +1,7 @@
 #include "phub/job/remote_parts.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "phub/job/shard_words.h"
@@ -95,7 +96,6 @@ void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
   if (what == ShardDo::kStart) {
     for (Part& part : parts_) part.cores_left = part.cores;
   }
-  if (what == ShardDo::kProbe) active = false;
   order({.kind = what, .rank = rank, .incarnation = incarnation});
 }
 
@@ -122,6 +122,33 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
   order(std::move(commit));
 }
 
+void RemoteParts::probe(uint64_t begun) {
+  active_ = false;
+  begun_ = begun;
+  order({.kind = ShardDo::kProbe, .round = begun});
+}
+
+std::span<const uint32_t> RemoteParts::close_round(uint64_t shard, uint64_t round) {
+  Part& part = part_of_shard(shard);
+  if (round <= decided_ || round <= part.closed_round) nonsense("a round that is closed");
+  part.closed_round = round;
+  if (!part.chunks.empty()) return part.chunks;
+  for (uint32_t id = 0; id < plan_.chunks.size(); ++id) {
+    if (plan_.chunks[id].queue - part.first_queue < part.queues) part.chunks.push_back(id);
+  }
+  return part.chunks;
+}
+
+void RemoteParts::decide(const Decision& decision) {
+  decided_ = decision.round;
+  ShardOrder decide{.kind = ShardDo::kDecide};
+  decide.decision.push_back({.round = decision.round,
+                             .norm = std::bit_cast<uint64_t>(decision.norm),
+                             .factor = std::bit_cast<uint32_t>(decision.factor),
+                             .skipped = decision.skipped});
+  order(std::move(decide));
+}
+
 void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& report) {
   if (!asked.done) return;
   if (report.refused && !asked.failed) {
@@ -144,7 +171,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   const auto part = std::ranges::find(parts_, shard, &Part::shard);
   if (part == parts_.end()) return std::nullopt;
   if (being_made() && report.kind != ShardSays::kMade) nonsense("it is being made");
-  if (report.kind == ShardSays::kActive) active = true;
+  if (report.kind == ShardSays::kActive) active_ = true;
   if (report.kind == ShardSays::kMade) answered(making_, *part, report);
   if (report.kind == ShardSays::kOffered) {
     const auto offer = offers_.find(report.rank);

@@ -7,11 +7,13 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "phub/core/messages.h"
+#include "phub/core/round_gate.h"
 #include "phub/job/membership.h"
 #include "phub/job/shards.h"
 #include "phub/plan/plan.h"
@@ -37,9 +39,16 @@ class RemoteParts {
   // is theirs, has theirs too, and `done` is called.
   void admit(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done);
   void reconnect(uint32_t rank, Offer& offer, Offered done);
-  // kStart, kRevoke and what a core gets, but for kCommit.
+  // kStart, kRevoke and what a core gets, but for kCommit and kProbe.
   void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);
   void commit(const Boundary& boundary, const MembershipAction& action);
+  // `begun`: the latest round that a gate has begun to close; 0: rounds are not gated.
+  void probe(uint64_t begun);
+  // Something has happened there since the last probe, or that round is a later one.
+  bool wants_probe(uint64_t begun) const { return !empty() && (active_ || begun > begun_); }
+  // A box has closed a round: its chunks, ascending. Throws Error(kInvalid): not that one.
+  std::span<const uint32_t> close_round(uint64_t shard, uint64_t round);
+  void decide(const Decision& decision);
 
   // Of a box: what it says, as one of its cores would say it here, with the core's number in the
   // plan of all. Nothing: it is no core's report, or nobody here asked. `probe_of(core)`: where its
@@ -67,8 +76,6 @@ class RemoteParts {
 
   void forget();  // whoever waits for an answer: the server ends
 
-  bool active = false;  // something has happened there since the last probe
-
  private:
   struct Part {
     uint64_t shard = 0;
@@ -78,7 +85,9 @@ class RemoteParts {
     uint32_t first_queue = 0, queues = 0;
     uint32_t cores_left = 0;
     uint32_t committing = 0;
-    uint64_t copied = 0;  // bytes of the present snapshot
+    uint64_t copied = 0;           // bytes of the present snapshot
+    uint64_t closed_round = 0;     // of a gate
+    std::vector<uint32_t> chunks;  // of the box, ascending; empty: not needed yet
   };
   const Part& part_of_shard(uint64_t shard) const;
   Part& part_of_shard(uint64_t shard) {
@@ -98,6 +107,9 @@ class RemoteParts {
   const uint64_t job_;
   const Plan& plan_;
   std::vector<Part> parts_;
+  bool active_ = false;
+  uint64_t begun_ = 0;  // as the boxes were told
+  uint64_t decided_ = 0;
   Asked making_;
   std::map<uint32_t, Asked> offers_;  // by rank
 };

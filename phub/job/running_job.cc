@@ -178,6 +178,11 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kParentBroke:
       parent_broke();
       break;
+    case CoreReport::kDecided:
+      remote_.decide(job_->gate()->decision());
+      break;
+    case CoreReport::kClosed:  // of other boxes: close_gate()
+      break;
     case CoreReport::kNonFinite:
       if (uplink_) {
         nonfinite_ = Membership::non_finite_text(
@@ -239,7 +244,9 @@ void RunningJob::probe(uint64_t now) {
     const uint64_t activity = job_->core_job(i).activity();
     if (std::exchange(activity_[i], activity) != activity) active_ms_ = now;
   }
-  if (remote_.active) active_ms_ = now;
+  const RoundGate* const gate = job_->gate();
+  const uint64_t begun = gate ? gate->begun() : 0;
+  if (remote_.wants_probe(begun)) active_ms_ = now;
   if (active_ms_ != now) {  // what they said last still holds
     const bool rates_fade = now - active_ms_ < kRatesFadeMs;
     if (rates_fade || !membership_.waiting_for().empty()) collect_probes();
@@ -247,7 +254,7 @@ void RunningJob::probe(uint64_t now) {
   }
   next_probe_ms_ = now + walk_ms(*job_);
   probes_out_ = job_->all_cores();
-  remote_.send(ShardDo::kProbe);
+  remote_.probe(begun);
   for (uint32_t i = 0; i < job_->cores(); ++i) {
     host_.mail.send(
         cores_[i],

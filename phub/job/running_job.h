@@ -229,6 +229,7 @@ class RunningJob {
   // running_job_shards.cc
   void order(const CoreMessage& message);
   void check_snapped(uint64_t shard, const ShardReport& report) const;
+  void close_gate(uint64_t shard, const ShardReport& report);
 
   // running_job_saves.cc
   void tick_save(uint64_t now);

@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "phub/job/running_job.h"
 
@@ -48,6 +51,9 @@ void RunningJob::order(const CoreMessage& message) {
 
 void RunningJob::handle(uint64_t shard, const ShardReport& report) {
   if (report.kind == ShardSays::kSnapped && !ending_) check_snapped(shard, report);
+  if (report.kind == ShardSays::kClosed && !ending_) close_gate(shard, report);
+  if (report.kind == ShardSays::kProbed && job_->gate())
+    job_->gate()->begin_elsewhere(report.round);
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
       membership_.boundary());
@@ -61,6 +67,19 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
                                  .incarnation = report.incarnation});
   }
   carry_out();
+}
+
+void RunningJob::close_gate(uint64_t shard, const ShardReport& report) {
+  const std::span<const uint32_t> chunks = remote_.close_round(shard, report.round);
+  if (!job_->gate() || report.squares.size() != chunks.size()) {
+    fail(ErrorCode::kInvalid,
+         "mail: a report does not fit its job: {} squares of {} chunks in round {}",
+         report.squares.size(), chunks.size(), report.round);
+  }
+  std::vector<double> squares;
+  squares.reserve(chunks.size());
+  for (const uint64_t bits : report.squares) squares.push_back(std::bit_cast<double>(bits));
+  job_->gate()->close_for(chunks, squares, report.round);
 }
 
 // What goes on is known only when the copy is here.

@@ -23,6 +23,7 @@ constexpr std::array kReportWords = {
     ReportWord{CoreReport::kNonFinite, ShardSays::kNonFinite},
     ReportWord{CoreReport::kExcluded, ShardSays::kExcluded},
     ReportWord{CoreReport::kFailed, ShardSays::kFailed},
+    ReportWord{CoreReport::kClosed, ShardSays::kClosed},
 };
 
 }  // namespace

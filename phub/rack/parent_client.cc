@@ -17,6 +17,7 @@
 #include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/fd.h"
+#include "transport/ofi/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/verbs/transport.h"
 
@@ -220,6 +221,7 @@ void ParentClient::forget(const Credential& who) {
 
 std::unique_ptr<WorkerLink> ParentClient::connect(const Offer& offer, const LinkLayout& layout) {
   if (options_.transport == "verbs") return connect_verbs(offer, layout, kConnectMs);
+  if (options_.transport == "ofi") return connect_ofi(offer, layout, kConnectMs);
   return connect_tcp(offer, layout, kConnectMs,
                      {.host = parse_server_address(options_.server).host, .tls = options_.tls});
 }

@@ -20,7 +20,7 @@ class ParentClient final : public Parent {
   struct Options {
     std::string server;  // HOST:PORT, with https:// before it over TLS
     std::string token;
-    std::string transport = "tcp";  // of gradients: tcp, verbs
+    std::string transport = "tcp";  // of gradients: tcp, verbs, ofi
     ClientTls tls;
     std::string rack_name = "a rack";  // this box's, for people
   };

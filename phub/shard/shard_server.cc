@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "phub/core/index_set.h"
@@ -67,6 +68,14 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
   }
   plan.queue_chunks = order.queue_chunks;
   return plan;
+}
+
+std::vector<uint32_t> chunks_here(const Plan& plan) {
+  std::vector<uint32_t> chunks;
+  for (uint32_t id = 0; id < plan.chunks.size(); ++id) {
+    if (plan.chunks[id].queue != kElsewhere) chunks.push_back(id);
+  }
+  return chunks;
 }
 
 // What a part needs of the checkpoint that its job goes on from.
@@ -169,7 +178,11 @@ void ShardServer::handle(const ShardOrder& order) {
     case ShardDo::kCommit:
       if (!order.boundary.empty()) commit(part, order.boundary.front());
       return;
+    case ShardDo::kDecide:
+      if (!order.decision.empty()) decide(part, order.decision.front());
+      return;
     case ShardDo::kProbe:
+      if (RoundGate* const gate = part.job->gate()) gate->begin_elsewhere(order.round);
       part.told_active = false;
       part.activity = 0;
       for (uint32_t i = 0; i < part.job->cores(); ++i) {
@@ -201,7 +214,9 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order, Manifest& res
   Transport& transport = machine_.transport_named(order.transport);
   if (transport.shares_memory()) misfit("memory that is shared");
   check_differences(order.spec);
-  if (choices_of(order.spec).gated) misfit("rounds that are applied as a whole");
+  if (choices_of(order.spec).gated && order.first_queue == 0) {
+    misfit("rounds that are applied as a whole, and the first queue");
+  }
   if (order.first_queue > order.all_queues ||
       order.queues.size() > order.all_queues - order.first_queue) {
     misfit("the numbers of queues");
@@ -253,6 +268,7 @@ void ShardServer::refuse(uint64_t number, const Error& why) {
 
 void ShardServer::take(uint64_t number, Part& part, std::shared_ptr<JobPart> job) {
   part.job = std::move(job);
+  if (part.job->gate()) part.chunks = chunks_here(part.job->plan());
   for (const CorePlan& core : part.job->plan().cores) {
     const auto index = static_cast<uint32_t>(part.cores.size());
     by_core_job_[&part.job->core_job(index)] = {number, index};
@@ -341,6 +357,17 @@ void ShardServer::commit(Part& part, const ShardBoundary& order) {
   broadcast(part, {.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 
+// REQUIRES of the gate, and not of the server: the round is closed.
+void ShardServer::decide(Part& part, const ShardDecision& order) {
+  if (std::exchange(part.closed_round, 0) != order.round || order.round == 0) return;
+  Decision decision;
+  decision.round = order.round;
+  decision.norm = std::bit_cast<double>(order.norm);
+  decision.skipped = order.skipped;
+  decision.factor = std::bit_cast<float>(order.factor);
+  part.job->gate()->tell(decision);
+}
+
 // --- what happens --------------------------------------------------------------------------------
 
 void ShardServer::poll() {
@@ -391,6 +418,13 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
   if (said.type == CoreReport::kProbed) {
     out.probe.push_back(probe_of(part, out.core));
     out.min_round = part.probes[out.core].min_round;
+    if (const RoundGate* const gate = part.job->gate()) out.round = gate->begun();
+  }
+  if (said.type == CoreReport::kClosed) {
+    for (const double square : part.job->gate()->take_squares(part.chunks)) {
+      out.squares.push_back(std::bit_cast<uint64_t>(square));
+    }
+    part.closed_round = said.round;
   }
   if (said.type == CoreReport::kSnapped) {
     if (++part.cores_snapped == part.job->cores()) {

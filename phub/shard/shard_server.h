@@ -84,6 +84,9 @@ class ShardServer {
     SavedImage image;
     uint64_t image_round = 0, image_offset = 0;
     uint32_t cores_snapped = 0;
+    // Of rounds that are applied as a whole.
+    std::vector<uint32_t> chunks;  // that are here, ascending
+    uint64_t closed_round = 0;     // whose decision is awaited; 0: none
   };
 
   struct CoreOfPart {
@@ -99,6 +102,7 @@ class ShardServer {
   void all_moved(uint64_t number, Part& part);
   void offer(uint64_t number, Part& part, const ShardOrder& order);
   void commit(Part& part, const ShardBoundary& order);
+  static void decide(Part& part, const ShardDecision& order);
   void broadcast(Part& part, CoreMessage message);
   void handle(CoreOfPart from, const CoreReport& report);
   void committed(Part& part);

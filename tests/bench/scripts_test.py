@@ -244,6 +244,14 @@ def peers_placements_are_the_tables(_, __):
                 except Failure:
                     continue
                 raise AssertionError(f"{placement.name}, {name}: {wrong} of what was to be sent is taken")
+    near, = placements(["colocated-sharded+near"], 8, 2, 1)
+    assert near.near and near.boxes == 8 and near.bytes_of_server(8, model) == times_model["colocated-sharded"] * model
+    for name in ("dedicated-central+near", "two-levels+near", "+near"):
+        try:
+            placements([name], 8, 2, 2)
+        except Failure:
+            continue
+        raise AssertionError(f"{name} is taken")
     for racks, workers in ((1, 8), (3, 8)):
         try:
             placements([TWO_LEVELS], workers, 2, racks)

@@ -32,7 +32,7 @@ class RawWorker {
   bool receive() {
     pollfd readable = {socket_.get(), POLLIN, 0};
     if (::poll(&readable, 1, 1000) != 1) return false;
-    ShmReceived received = receive_message(socket_.get(), 1 << 16);
+    UnixMessage received = receive_message(socket_.get(), 1 << 16);
     if (received.error != 0 || received.bytes.empty()) return false;
     greeting_ = parse_shm_greeting(received.bytes);
     fds_ = std::move(received.fds);

@@ -91,7 +91,7 @@ class ShmTest : public testing::Test {
     const Fd socket = connect_to(address(), 1000);
     send_message(socket.get(), message, fds);
     handle();
-    const ShmReceived received = receive_message(socket.get(), 1 << 16);
+    const UnixMessage received = receive_message(socket.get(), 1 << 16);
     if (received.error == EAGAIN) return "silence";
     if (received.bytes.empty()) return "";
     return error_of([&] { parse_shm_greeting(received.bytes); });
@@ -225,9 +225,9 @@ TEST_F(ShmTest, HalfOpenConnectionsEnd) {
     EXPECT_EQ(::poll(&events, 1, 5000), 1) << "asks to be called when their time is over";
     handle(1);
   }
-  const ShmReceived last = receive_message(silent.back().get(), 4096);
+  const UnixMessage last = receive_message(silent.back().get(), 4096);
   EXPECT_THAT(error_of([&] { parse_shm_greeting(last.bytes); }), HasSubstr("within 500 ms"));
-  const ShmReceived first = receive_message(silent.front().get(), 4096);
+  const UnixMessage first = receive_message(silent.front().get(), 4096);
   EXPECT_THAT(error_of([&] { parse_shm_greeting(first.bytes); }), HasSubstr("too many"));
 }
 
@@ -254,7 +254,7 @@ TEST_F(ShmTest, ASlowHelloIsReadBeforeItIsTooLate) {
   std::copy(offer.ticket.begin(), offer.ticket.end(), hello.ticket.begin());
   send_message(slow.get(), std::as_bytes(std::span(&hello, 1)));
   handle(1);
-  const ShmReceived answer = receive_message(slow.get(), 1 << 16);
+  const UnixMessage answer = receive_message(slow.get(), 1 << 16);
   EXPECT_EQ(error_of([&] { parse_shm_greeting(answer.bytes); }), "");
   EXPECT_TRUE(rig_->events().empty()) << "nobody was refused";
 }
@@ -346,7 +346,7 @@ TEST_F(ShmTest, RunningOutOfDescriptors) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   handle();
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-  const ShmReceived received = receive_message(socket.get(), 4096);
+  const UnixMessage received = receive_message(socket.get(), 4096);
   EXPECT_THAT(error_of([&] { parse_shm_greeting(received.bytes); }), StartsWith("full: "));
   EXPECT_TRUE(rig_->connect(offer, layout_)->connected());
 }

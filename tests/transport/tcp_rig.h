@@ -13,11 +13,12 @@ namespace phub {
 
 class TcpRig final : public TransportRig {
  public:
-  // `keeps`: what the options refer to.
+  // `keeps`: what the options refer to. `near`: workers exchange over memory.
   explicit TcpRig(const TcpOptions& options = {}, TcpTrust trust = {},
-                  std::shared_ptr<void> keeps = nullptr)
+                  std::shared_ptr<void> keeps = nullptr, bool near = false)
       : keeps_(std::move(keeps)),
         trust_(std::move(trust)),
+        near_(near),
         transport_(make_tcp_transport(options)) {}
   Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
@@ -25,8 +26,8 @@ class TcpRig final : public TransportRig {
   }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout,
                                       const TcpTrust& trust) {
-    auto link =
-        std::async(std::launch::async, [&] { return connect_tcp(offer, layout, 10000, trust); });
+    auto link = std::async(std::launch::async,
+                           [&] { return connect_tcp(offer, layout, 10000, trust, near_); });
     while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
       transport_->handle_events(events());
     }
@@ -46,6 +47,7 @@ class TcpRig final : public TransportRig {
  private:
   const std::shared_ptr<void> keeps_;
   const TcpTrust trust_;
+  const bool near_;
   std::unique_ptr<Transport> transport_;
 };
 

@@ -31,6 +31,9 @@ INSTANTIATE_TEST_SUITE_P(
             "sim_shared",
             [] { return std::make_unique<SimRig>(SimOptions{.seed = 5, .shared_memory = true}); }},
         TransportFactory{"tcp", [] { return std::make_unique<TcpRig>(); }},
+        TransportFactory{
+            "tcp_near",
+            [] { return std::make_unique<TcpRig>(TcpOptions(), TcpTrust(), nullptr, true); }},
         TransportFactory{"tcp_tls", [] { return make_tcp_tls_rig(); }},
         TransportFactory{
             "tcp_two_addresses",

@@ -101,7 +101,8 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.memory_limit_bytes = memory_limit_bytes;
   options.checkpoints = checkpoints;
   if (!parent.empty()) {
-    box.parent = std::make_unique<ParentClient>(ParentClient::Options{.server = parent});
+    box.parent = std::make_unique<ParentClient>(
+        ParentClient::Options{.server = parent, .transport = is_ofi_wanted() ? "ofi" : "tcp"});
     options.parent = box.parent.get();
   }
   std::vector<std::unique_ptr<Transport>> transports;

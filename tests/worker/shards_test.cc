@@ -24,7 +24,8 @@ using ::testing::Each;
 using ::testing::Gt;
 using ::testing::HasSubstr;
 
-class ShardsTest : public ::testing::Test {
+// By the transport of rank 0: with "auto" it exchanges over memory, and rank 1 over TCP.
+class ShardsTest : public ::testing::TestWithParam<const char*> {
  protected:
   ServerStatus status() const { return ControlClient(server_.address()).status(); }
   ::testing::AssertionResult becomes_of(size_t shards) const {
@@ -52,14 +53,14 @@ class ShardsTest : public ::testing::Test {
   }
 
   const ServerProcess server_{PHUB_BINARY, {"--transports", "tcp"}};
-  const Flags tcp_ = {"--transport", "tcp"};
+  const Flags first_ = {"--transport", GetParam()}, tcp_ = {"--transport", "tcp"};
 };
 
-TEST_F(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
+TEST_P(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
   const ShardProcess one(PHUB_BINARY, server_.address()), two(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(2));
   Training training(server_.address(), spec("spread"));
-  training.start(0, tcp_);
+  training.start(0, first_);
   training.start(1, tcp_);
   ASSERT_TRUE(training.goes_on(30));
   ASSERT_TRUE(becomes([&] { return arrivals("spread").size() == 3; }));
@@ -68,11 +69,11 @@ TEST_F(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
   training.check();
 }
 
-TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
+TEST_P(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   auto shard = std::make_unique<ShardProcess>(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("killed"));
-  Process& worker = training.start(0, tcp_);
+  Process& worker = training.start(0, first_);
   training.start(1, tcp_);
   ASSERT_TRUE(training.goes_on(10));
   shard->end(SIGKILL);
@@ -82,7 +83,7 @@ TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   training.end();
 
   Training next(server_.address(), spec("next"));
-  next.start(0, tcp_);
+  next.start(0, first_);
   next.start(1, tcp_);
   ASSERT_TRUE(next.goes_on(10));
   EXPECT_EQ(arrivals("next").size(), 1u);
@@ -92,7 +93,7 @@ TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   shard = std::make_unique<ShardProcess>(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training last(server_.address(), spec("last"));
-  last.start(0, tcp_);
+  last.start(0, first_);
   last.start(1, tcp_);
   ASSERT_TRUE(last.goes_on(10));
   EXPECT_EQ(arrivals("last").size(), 2u);
@@ -100,11 +101,11 @@ TEST_F(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   last.check();
 }
 
-TEST_F(ShardsTest, AShardThatIsEndedSaysSo) {
+TEST_P(ShardsTest, AShardThatIsEndedSaysSo) {
   ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("ended"));
-  Process& worker = training.start(0, tcp_);
+  Process& worker = training.start(0, first_);
   training.start(1, tcp_);
   ASSERT_TRUE(training.goes_on(10));
   const auto begin = std::chrono::steady_clock::now();
@@ -117,11 +118,11 @@ TEST_F(ShardsTest, AShardThatIsEndedSaysSo) {
 }
 
 // It finds out that it is lost, ends what it had, and serves again.
-TEST_F(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
+TEST_P(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
   ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("hangs"));
-  Process& worker = training.start(0, tcp_);
+  Process& worker = training.start(0, first_);
   training.start(1, tcp_);
   ASSERT_TRUE(training.goes_on(10));
   shard.stop();
@@ -131,7 +132,7 @@ TEST_F(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
   shard.go_on();
   ASSERT_TRUE(becomes_of(1)) << shard.output();
   Training next(server_.address(), spec("next"));
-  next.start(0, tcp_);
+  next.start(0, first_);
   next.start(1, tcp_);
   ASSERT_TRUE(next.goes_on(10));
   EXPECT_EQ(arrivals("next").size(), 2u);
@@ -140,11 +141,11 @@ TEST_F(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
 }
 
 // By a box that has no part of the job that it names.
-TEST_F(ShardsTest, CopiesThatNobodyWantsAreRefused) {
+TEST_P(ShardsTest, CopiesThatNobodyWantsAreRefused) {
   const ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   Training training(server_.address(), spec("copied"));
-  training.start(0, tcp_);
+  training.start(0, first_);
   training.start(1, tcp_);
   ASSERT_TRUE(training.goes_on(10));
   ASSERT_EQ(arrivals("copied").size(), 2u);
@@ -169,7 +170,7 @@ TEST_F(ShardsTest, CopiesThatNobodyWantsAreRefused) {
   training.check();
 }
 
-TEST_F(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
+TEST_P(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
   auto server = std::make_unique<ServerProcess>(PHUB_BINARY);
   ShardProcess shard(PHUB_BINARY, server->address());
   EXPECT_TRUE(becomes([&] { return shard.answers("/readyz") == 200; })) << shard.output();
@@ -182,27 +183,51 @@ TEST_F(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
   EXPECT_TRUE(becomes([&] { return shard.answers("/readyz") == 200; })) << shard.output();
 }
 
-// Rounds that are applied as a whole need all chunks at one box.
-TEST_F(ShardsTest, AJobWithGatedRoundsStaysAtTheServer) {
+// The first rank may choose; the second follows the job, as "auto" does where it is there.
+TEST_P(ShardsTest, AutoIsMemoryToTheBoxesOfThisHost) {
+  const ShardProcess shard(PHUB_BINARY, server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  WorkerOptions options = options_of(server_.address(), spec("near"));
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions mine = options;
+    mine.rank = static_cast<int32_t>(rank);
+    mine.transport = rank == 0 ? GetParam() : "auto";
+    Worker worker(mine);
+    const bool over_memory =
+        worker.connection().find("over memory of this host; 0 connections") != std::string::npos;
+    EXPECT_EQ(over_memory, mine.transport == "auto") << worker.connection();
+    worker.leave();
+  });
+}
+
+// The server decides for all boxes what becomes of a round. (That the bits are those of one box:
+// ctest's shards/worker/gated_test.)
+TEST_P(ShardsTest, AJobWithGatedRoundsHasAPartAtEveryBox) {
   const ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
   JobSpec gated = spec("gated");
   gated.hyper["max_norm"] = 1;
   gated.initial = "zeros";
   WorkerOptions options = options_of(server_.address(), gated);
-  options.transport = "tcp";
+  options.transport = GetParam();
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions mine = options;
     mine.rank = static_cast<int32_t>(rank);
     Worker worker(mine);
-    for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
-    worker.wait_all();
+    for (uint64_t round = 1; round <= 20; ++round) {
+      for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+      worker.wait_all();
+      EXPECT_EQ(worker.verdict()->round, round);
+    }
     if (rank == 0) {
-      EXPECT_EQ(arrivals("gated").size(), 1u);
+      EXPECT_THAT(arrivals("gated"), ::testing::ElementsAre(Gt(0u), Gt(0u)));
     }
     worker.leave();
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Every, ShardsTest, ::testing::Values("tcp", "auto"),
+                         [](const auto& instance) { return std::string(instance.param); });
 
 }  // namespace
 }  // namespace phub::testing

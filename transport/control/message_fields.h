@@ -88,6 +88,7 @@ void fields(A& a, const QueueOffer*) {
   a.optional("base", &QueueOffer::base);
   a.optional("key", &QueueOffer::key);
   a.optional("provider", &QueueOffer::provider, {0, kMaxNameBytes});
+  a.optional("near", &QueueOffer::near, {0, kMaxNameBytes});
 }
 
 template <class A>

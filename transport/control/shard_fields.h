@@ -9,12 +9,12 @@ namespace phub {
 template <>
 inline constexpr std::string_view kWords<ShardDo>[] = {"make",   "admit",  "reconnect", "revoke",
                                                        "start",  "hold",   "commit",    "probe",
-                                                       "detach", "attach", "remove"};
+                                                       "detach", "attach", "remove",    "decide"};
 template <>
 inline constexpr std::string_view kWords<ShardSays>[] = {
     "made",     "offered", "held",         "committed", "probed",    "detached",
     "attached", "removed", "snapped",      "broken",    "violation", "non_finite",
-    "excluded", "failed",  "disconnected", "active",    "leaves"};
+    "excluded", "failed",  "disconnected", "active",    "leaves",    "closed"};
 
 inline constexpr uint64_t kMaxShardCores = 1u << 12;
 
@@ -98,6 +98,13 @@ void fields(A& a, const ShardBoundary*) {
   a.optional("snapshot_round", &ShardBoundary::snapshot_round);
 }
 template <class A>
+void fields(A& a, const ShardDecision*) {
+  a.required("round", &ShardDecision::round);
+  a.required("norm", &ShardDecision::norm);
+  a.required("factor", &ShardDecision::factor);
+  a.optional("skipped", &ShardDecision::skipped);
+}
+template <class A>
 void fields(A& a, const ShardOrder*) {
   a.required("kind", &ShardOrder::kind);
   a.required("job", &ShardOrder::job);
@@ -106,6 +113,8 @@ void fields(A& a, const ShardOrder*) {
   a.optional("ticket", &ShardOrder::ticket, kWord);
   a.optional("part", &ShardOrder::part, {0, 1});
   a.optional("boundary", &ShardOrder::boundary, {0, 1});
+  a.optional("decision", &ShardOrder::decision, {0, 1});
+  a.optional("round", &ShardOrder::round);
 }
 template <class A>
 void fields(A& a, const ShardLack*) {
@@ -154,6 +163,7 @@ void fields(A& a, const ShardReport*) {
   a.optional("tls", &ShardReport::tls);
   a.optional("probe", &ShardReport::probe, {0, 1});
   a.optional("last_rounds", &ShardReport::last_rounds, {0, kMaxRanks});
+  a.optional("squares", &ShardReport::squares);
 }
 template <class A>
 void fields(A& a, const ShardMail*) {

@@ -33,6 +33,7 @@ enum class ShardDo : uint8_t {
   kDetach,
   kAttach,
   kRemove,
+  kDecide,  // what becomes of a round that is applied as a whole
 };
 enum class ShardSays : uint8_t {
   kMade,  // or, with a code, that it could not be made; so kOffered
@@ -52,6 +53,7 @@ enum class ShardSays : uint8_t {
   kDisconnected,  // the connections of a rank ended
   kActive,        // something has happened since the last probe
   kLeaves,        // the last report: the shard ends
+  kClosed,        // all chunks of a round that is applied as a whole are summed there
 };
 
 struct ShardNode {    // of NUMA
@@ -143,6 +145,16 @@ struct ShardBoundary {
   friend bool operator==(const ShardBoundary&, const ShardBoundary&) = default;
 };
 
+// What becomes of a round that is applied as a whole (RoundVerdict); floats by their bits.
+struct ShardDecision {
+  uint64_t round = 0;
+  uint64_t norm = 0;    // of a double
+  uint32_t factor = 0;  // of a float
+  bool skipped = false;
+
+  friend bool operator==(const ShardDecision&, const ShardDecision&) = default;
+};
+
 struct ShardOrder {
   ShardDo kind = ShardDo::kMake;
   uint64_t job = 0;  // its number at the server
@@ -151,6 +163,8 @@ struct ShardOrder {
   std::string ticket;                   // kAdmit, kReconnect
   std::vector<ShardPart> part;          // kMake: one
   std::vector<ShardBoundary> boundary;  // kCommit: one
+  std::vector<ShardDecision> decision;  // kDecide: one
+  uint64_t round = 0;                   // kProbe: the latest that some box has begun to close
 
   friend bool operator==(const ShardOrder&, const ShardOrder&) = default;
 };
@@ -203,6 +217,9 @@ struct ShardReport {
   bool tls = false;                      // kOffered
   std::vector<ShardProbe> probe;         // kProbed: one
   std::vector<ShardRounds> last_rounds;  // kCommitted
+  // kClosed: of the part's chunks, ascending, the sums of the squares of their gradients: the bits
+  // of doubles.
+  std::vector<uint64_t> squares;
 
   friend bool operator==(const ShardReport&, const ShardReport&) = default;
 };

@@ -133,7 +133,8 @@ class OfiWorkerLink final : public WorkerLink {
   std::span<std::byte> gradients() override { return gradients_.bytes(); }
   std::span<const std::byte> results() override { return results_.readable(); }
   std::span<std::byte> writable_results() override { return results_.writable(); }
-  Endpoint& endpoint() override { return endpoint_; }
+  Endpoint& endpoint() override { return *endpoints_.front(); }
+  Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   bool connected() override;
   bool zero_copy() const override { return false; }
   bool needs_polling() const override { return true; }
@@ -143,6 +144,7 @@ class OfiWorkerLink final : public WorkerLink {
 
  private:
   void disconnect();
+  OfiEndpoint& endpoint_of_queue(uint32_t queue) { return *endpoints_[layout_.thread_of(queue)]; }
   std::vector<WelcomedQueue> connect_all(const Offer& offer);
   std::shared_ptr<const OfiDomain> domain(const std::string& provider, const std::string& source);
 
@@ -151,7 +153,7 @@ class OfiWorkerLink final : public WorkerLink {
   numa::Memory gradients_;
   ResultMemory results_;
   std::map<std::string, std::shared_ptr<const OfiDomain>> domains_;  // by provider and address
-  OfiEndpoint endpoint_;
+  std::vector<std::unique_ptr<OfiEndpoint>> endpoints_;              // by thread
 
   mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
   std::vector<WelcomedQueue> connections_;  // by queue; empty: not connected
@@ -164,8 +166,12 @@ OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
       timeout_ms_(timeout_ms),
       gradients_(
           allocate(layout.gradients_at_worker(), node_of_this_thread(), "memory for gradients")),
-      results_(layout.results_at_worker(), node_of_this_thread()),
-      endpoint_(static_cast<uint32_t>(layout.queue_chunks.size()), 1) {}
+      results_(layout.results_at_worker(), node_of_this_thread()) {
+  const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
+  while (endpoints_.size() < layout.threads) {
+    endpoints_.push_back(std::make_unique<OfiEndpoint>(queues, 1));
+  }
+}
 
 OfiWorkerLink::~OfiWorkerLink() {
   disconnect();
@@ -219,7 +225,7 @@ void OfiWorkerLink::reconnect(const Offer& offer) {
   disconnect();
   std::vector<WelcomedQueue> connections = connect_all(offer);
   for (uint32_t q = 0; q < connections.size(); ++q) {
-    endpoint_.watch(connections[q].socket.get(), {q});
+    endpoint_of_queue(q).watch(connections[q].socket.get(), {q});
   }
   {
     const std::lock_guard lock(mutex_);
@@ -229,14 +235,14 @@ void OfiWorkerLink::reconnect(const Offer& offer) {
       not_in_children_.emplace_back(connection.socket.get());
     }
   }
-  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_.list({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_of_queue(q).list({q});
   for (uint32_t q = 0; q < connections_.size(); ++q) {
-    endpoint_.open({q}, {connections_[q].socket.get(), connections_[q].pair.get()});
+    endpoint_of_queue(q).open({q}, {connections_[q].socket.get(), connections_[q].pair.get()});
   }
 }
 
 void OfiWorkerLink::disconnect() {
-  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_.close({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_of_queue(q).close({q});
   const std::lock_guard lock(mutex_);
   not_in_children_.clear();
   connections_.clear();

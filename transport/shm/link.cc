@@ -95,14 +95,14 @@ bool ShmWorkerLink::connected() {
 }
 
 // The next message from the box. Throws Error when it closes the connection or at the deadline.
-ShmReceived next_message(int socket, Clock::time_point deadline, const std::string& path) {
+UnixMessage next_message(int socket, Clock::time_point deadline, const std::string& path) {
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) fail(ErrorCode::kTimeout, "'{}': the server does not answer", path);
     pollfd readable = {socket, POLLIN, 0};
     ::poll(&readable, 1, static_cast<int>(std::min<int64_t>(left, 1000)));
-    ShmReceived received = receive_message(socket, kMaxGreetingBytes);
+    UnixMessage received = receive_message(socket, kMaxGreetingBytes);
     // A reset is reported once, before the data sent ahead of it, which may be a refusal.
     if (received.error == ECONNRESET) received = receive_message(socket, kMaxGreetingBytes);
     if (received.error == EAGAIN) continue;
@@ -115,7 +115,7 @@ ShmReceived next_message(int socket, Clock::time_point deadline, const std::stri
 }
 
 // Adds the message's descriptors to `fds`. Throws Error when they are not as many as it announces.
-void collect(ShmReceived& received, uint32_t announced, std::vector<Fd>& fds) {
+void collect(UnixMessage& received, uint32_t announced, std::vector<Fd>& fds) {
   if (announced == 0 || received.fds.size() != announced) {
     fail(ErrorCode::kInvalid, "welcome: {} descriptors announced, {} received", announced,
          received.fds.size());
@@ -139,7 +139,7 @@ std::unique_ptr<WorkerLink> connect_shm(const Offer& offer, const LinkLayout& la
     fail_system(fmt::format("sending to '{}'", offer.address), error);
   }
 
-  ShmReceived received = next_message(socket.get(), deadline, offer.address);
+  UnixMessage received = next_message(socket.get(), deadline, offer.address);
   const ShmGreeting greeting = parse_shm_greeting(received.bytes);
   check_shm_greeting(greeting, layout);
   std::vector<Fd> fds;

@@ -3,12 +3,10 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "transport/fd.h"
+#include "transport/unix_message.h"
 
 namespace phub {
 
@@ -24,17 +22,6 @@ Fd listen_at(const std::string& path);
 
 // A connected, non-blocking socket; waits while the server's backlog is full, up to `timeout_ms`.
 Fd connect_to(const std::string& path, uint32_t timeout_ms);
-
-// Sends one message without blocking. Returns 0 or an errno.
-int send_message(int socket, std::span<const std::byte> message, std::span<const int> fds = {});
-
-struct ShmReceived {
-  int error = 0;                 // an errno (EAGAIN: nothing there now), or 0
-  std::vector<std::byte> bytes;  // empty with error 0: the peer has closed the connection
-  std::vector<Fd> fds;
-};
-// Receives one message of at most `max_bytes` (a longer one is EMSGSIZE) without blocking.
-ShmReceived receive_message(int socket, size_t max_bytes);
 
 // The process and the user at the other end, the way they were when it connected; user -1 where the
 // kernel does not tell.

@@ -42,10 +42,11 @@ void TcpCoreEndpoint::detach(uint32_t rank) {
   link_.detach(rank);
 }
 
-TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses, bool tls,
-                       const LinkLayout& layout)
+TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+                       const std::string& near, bool tls, const LinkLayout& layout)
     : AdmissionLink(admissions, checked(layout, "tcp").max_ranks),
       addresses_(addresses),
+      near_(near),
       tls_(tls),
       layout_(layout),
       queues_(static_cast<uint32_t>(layout.queue_chunks.size())),
@@ -89,7 +90,7 @@ Offer TcpBoxLink::open(Incarnation& opened) {
   std::vector<TcpConnection> queues(queues_);
   for (uint32_t q = 0; q < queues_; ++q) {
     queues[q].ring.resize(tcp_ring_entries(layout_.queue_chunks[q]));
-    offer.queues.push_back({.address = address_of(incarnation.rank, q)});
+    offer.queues.push_back({.address = address_of(incarnation.rank, q), .near = near_});
   }
   incarnation.queues = std::move(queues);
   return offer;
@@ -105,17 +106,24 @@ void TcpBoxLink::disconnect(Incarnation& incarnation) {
   static_cast<TcpIncarnation&>(incarnation).queues.clear();
 }
 
+// Unmapping takes long.
+BoxLink::Rest TcpBoxLink::memory_of(Incarnation& incarnation) {
+  return std::shared_ptr<void>(std::move(static_cast<TcpIncarnation&>(incarnation).near));
+}
+
 TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
-  TcpConnection& connection = static_cast<TcpIncarnation&>(attached(rank)).queues[queue];
+  auto& incarnation = static_cast<TcpIncarnation&>(attached(rank));
+  TcpConnection& connection = incarnation.queues[queue];
   if (!connection.handed_over.load(std::memory_order_acquire)) return {};
-  return {.stream = {connection.socket.get(), connection.tls.get()},
+  return {.stream = {connection.socket.get(), connection.tls.get(),
+                     connection.near ? &incarnation.near->memory() : nullptr},
           .ring = connection.ring,
           .source = memory_.results(),
           .target = memory_.slots(rank)};
 }
 
 void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket,
-                         std::unique_ptr<TcpTls>& tls) {
+                         std::unique_ptr<TcpTls>& tls, std::span<const Fd> descriptors) {
   check_tcp_hello(hello, layout_);
   const uint32_t queue = hello.queue - layout_.first_queue;
   TcpConnection& connection = incarnation.queues[queue];
@@ -123,8 +131,13 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
     fail(ErrorCode::kUnauthorized, "rank {}: this ticket was used already for queue {}; join again",
          incarnation.rank, hello.queue);
   }
-  tune(socket.get());
-  if (same_host(local_address(socket.get()), peer_address(socket.get()))) {
+  const bool near = is_near(socket.get());
+  if (near && !incarnation.near) {
+    incarnation.near = std::make_unique<TcpNearMemory>(descriptors, layout_.gradients_at_worker(),
+                                                       layout_.results_at_worker());
+  }
+  if (!near) tune(socket.get());
+  if (!near && same_host(local_address(socket.get()), peer_address(socket.get()))) {
     tune_for_this_machine(socket.get());
   }
   TcpCoreEndpoint& core = *endpoints_[layout_.core_of(queue)];
@@ -141,6 +154,7 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
 
   connection.socket = std::move(socket);
   connection.tls = std::move(tls);
+  connection.near = near;
   connection.handed_over.store(true, std::memory_order_release);
   core.announce(connection.socket.get(), pair);
 }

@@ -23,13 +23,15 @@ class TcpBoxLink;
 struct TcpConnection {
   Fd socket;                    // outlives what speaks over it
   std::unique_ptr<TcpTls> tls;  // null: plain
+  bool near = false;            // payloads are in the incarnation's memory
   std::vector<TcpPosted> ring;
   std::atomic<bool> handed_over = false;
 };
 
 // The connections of an incarnation. All of them are new after a reconnection, as the ticket is.
 struct TcpIncarnation final : Incarnation {
-  std::vector<TcpConnection> queues;  // by queue
+  std::vector<TcpConnection> queues;    // by queue
+  std::unique_ptr<TcpNearMemory> near;  // the worker's, from its first near connection on
 };
 
 // The endpoint of a core.
@@ -53,9 +55,10 @@ class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
 
 class TcpBoxLink final : public AdmissionLink {
  public:
-  // `addresses`: where the box listens. `tls`: its connections speak TLS.
-  TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses, bool tls,
-             const LinkLayout& layout);
+  // `addresses`: where the box listens, and the name under which it does for workers on its host
+  // (empty: it does not). `tls`: its connections speak TLS.
+  TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+             const std::string& near, bool tls, const LinkLayout& layout);
   ~TcpBoxLink() override { revoke_all(); }
 
   std::span<std::byte> results() override { return memory_.results(); }
@@ -71,17 +74,19 @@ class TcpBoxLink final : public AdmissionLink {
 
   // Answers a worker that said `hello` and hands its connection to the core. Throws Error when it
   // may not have the queue, or cannot: then socket and TLS are as they were, and still the
-  // caller's.
+  // caller's. `descriptors`: of a near worker's memory.
   void welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket,
-               std::unique_ptr<TcpTls>& tls);
+               std::unique_ptr<TcpTls>& tls, std::span<const Fd> descriptors);
 
  private:
   std::unique_ptr<Incarnation> make(uint32_t rank) override;
   Offer open(Incarnation& incarnation) override;
   void disconnect(Incarnation& incarnation) override;
+  Rest memory_of(Incarnation& incarnation) override;
   const std::string& address_of(uint32_t rank, uint32_t queue) const;
 
   const std::vector<std::string>& addresses_;
+  const std::string near_;
   const bool tls_;
   const LinkLayout layout_;
   const uint32_t queues_;

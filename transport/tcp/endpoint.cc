@@ -257,7 +257,7 @@ void TcpEndpoint::open(QueuePair name, const TcpQueuePair& connected) {
   pair.readable = pair.stream.tls != nullptr && pair.stream.tls->holds_more();
   pair.ending = false;
   const InPlace* in_place = connected.in_place;
-  pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr);
+  pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr, pair.stream.peer);
   pair.sender.start(connected.ring, connected.source, in_place ? &in_place->gradients : nullptr);
   pair.writable = true;
   // Edges from before it was open are lost; this makes them come again.

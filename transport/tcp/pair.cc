@@ -28,7 +28,7 @@ const std::byte* place_of(const Write& write, const std::byte* source, const Mov
 }  // namespace
 
 struct TcpReceiver::Parts {
-  std::array<iovec, kTcpMaxBatch + 1> of;
+  std::array<iovec, kTcpMaxBatch + 2> of;
   size_t count = 0;
   size_t bytes = 0;
 
@@ -38,21 +38,38 @@ struct TcpReceiver::Parts {
   }
 };
 
-void TcpReceiver::start(std::span<std::byte> target, const MovedRanges* moved) {
+void TcpReceiver::start(std::span<std::byte> target, const MovedRanges* moved,
+                        const TcpPeerMemory* peer) {
   *this = {};
   target_ = target;
   moved_ = moved;
+  peer_ = peer;
+}
+
+uint32_t TcpReceiver::table_size() const {
+  const uint32_t frames = (frames_ - 1) * sizeof(TcpFrame);
+  return peer_ == nullptr ? frames : frames + frames_ * sizeof(uint64_t);
+}
+
+void TcpReceiver::add_table(Parts& parts) {
+  const uint32_t frames = (frames_ - 1) * sizeof(TcpFrame);
+  if (table_bytes_ < frames) {
+    parts.add(reinterpret_cast<std::byte*>(&batch_[1]) + table_bytes_, frames - table_bytes_);
+  }
+  if (peer_ == nullptr) return;
+  const uint32_t done = std::max(table_bytes_, frames) - frames;
+  parts.add(reinterpret_cast<std::byte*>(sources_.data()) + done,
+            frames_ * sizeof(uint64_t) - done);
 }
 
 // What comes next in the stream, as far as its place is known.
 void TcpReceiver::add_parts(Parts& parts) {
-  if (frames_ > 0 && known_ < frames_) {
-    const size_t table = (frames_ - 1) * sizeof(TcpFrame);
-    parts.add(reinterpret_cast<std::byte*>(&batch_[1]) + table_bytes_, table - table_bytes_);
-    return;
+  if (waits_for_table()) {
+    add_table(parts);
+    if (peer_ == nullptr) return;  // the payloads' places are in it
   }
   uint32_t done = payload_bytes_;
-  for (uint32_t i = filled_; i < frames_; ++i, done = 0) {
+  for (uint32_t i = filled_; i < frames_ && peer_ == nullptr; ++i, done = 0) {
     if (parts.bytes >= kReadBytes) return;
     const uint32_t left = batch_[i].bytes - done;
     if (left > 0) parts.add(place_of(batch_[i], target_.data(), moved_) + done, left);
@@ -91,10 +108,12 @@ TcpReceiver::Result TcpReceiver::receive_tls(TcpTls& tls, const Parts& parts, ui
 
 // So many bytes have come into the parts, in their order.
 void TcpReceiver::came(size_t bytes) {
-  if (frames_ > 0 && known_ < frames_) {
-    table_bytes_ += static_cast<uint32_t>(bytes);
-    if (table_bytes_ == (frames_ - 1) * sizeof(TcpFrame)) open_frames(frames_);
-    bytes = 0;
+  if (waits_for_table()) {
+    const size_t more = std::min<size_t>(bytes, table_size() - table_bytes_);
+    table_bytes_ += static_cast<uint32_t>(more);
+    bytes -= more;
+    if (!waits_for_table()) open_frames(frames_);
+    if (!waits_for_table() && peer_ != nullptr) find_sources();
   }
   fill(bytes);
   header_bytes_ += static_cast<uint32_t>(bytes);
@@ -103,7 +122,7 @@ void TcpReceiver::came(size_t bytes) {
 
 // Counts bytes to the frames whose payload is awaited; frames without payload land at once.
 void TcpReceiver::fill(size_t& bytes) {
-  while (filled_ < known_ && known_ == frames_) {
+  while (filled_ < known_ && known_ == frames_ && peer_ == nullptr) {
     const auto more =
         static_cast<uint32_t>(std::min<size_t>(bytes, batch_[filled_].bytes - payload_bytes_));
     payload_bytes_ += more;
@@ -136,9 +155,26 @@ void TcpReceiver::open_frames(uint32_t end) {
   }
 }
 
+// All frames of a batch whose payloads are in memory of the peer's have landed with its table.
+void TcpReceiver::find_sources() {
+  const uint64_t all = peer_->source.size();
+  for (uint32_t i = 0; i < frames_ && all > 0; ++i) {
+    const uint64_t bytes = batch_[i].bytes;
+    violated_ = violated_ || (bytes > 0 && (bytes > all || sources_[i] > all - bytes));
+  }
+  if (!violated_) filled_ = frames_;
+}
+
 TcpFrame TcpReceiver::take() {
   PHUB_CHECK(landed());
-  const TcpFrame frame = batch_[taken_++];
+  const TcpFrame frame = batch_[taken_];
+  if (peer_ != nullptr && frame.bytes > 0) {
+    const std::byte* const from = peer_->source.empty() ? target_.data() + frame.remote_offset
+                                                        : peer_->source.data() + sources_[taken_];
+    std::byte* const to = place_of(frame, target_.data(), moved_);
+    if (to != from) std::memcpy(to, from, frame.bytes);
+  }
+  ++taken_;
   if (taken_ == frames_) {
     frames_ = known_ = filled_ = taken_ = 0;
     open_batch();  // the header behind it may have come with it
@@ -170,14 +206,33 @@ uint32_t TcpSender::next_batch(uint64_t limit) const {
   return writes;
 }
 
+// The payloads of a batch, to where the peer finds them.
+void TcpSender::copy_batch(const TcpPeerMemory& peer) const {
+  for (uint32_t i = 0; i < batch_; ++i) {
+    const Write& write = at(head_ + i).write;
+    if (write.bytes == 0) continue;
+    const bool shows = peer.target.empty();
+    const std::span<std::byte> memory = shows ? peer.shown : peer.target;
+    const uint64_t offset = shows ? write.local_offset : write.remote_offset;
+    PHUB_CHECK(write.bytes <= memory.size() && offset <= memory.size() - write.bytes);
+    const std::byte* const from = place_of(write, source_.data(), moved_);
+    std::byte* const to = memory.data() + offset;
+    if (to != from) std::memcpy(to, from, write.bytes);
+  }
+}
+
 TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCounters& counters) {
   TcpBatch header;
   std::array<TcpFrame, kTcpMaxBatch> table;
+  std::array<uint64_t, kTcpMaxBatch> sources;
   std::array<iovec, kTcpMaxBatch + 2> parts;
   while (pending()) {
     // The header at the beginning of a batch says how many writes it has: it grows no more.
-    if (batch_ == 0) batch_ = next_batch(limit);
-    if (batch_ == 0) return Result::kHeld;
+    if (batch_ == 0) {
+      batch_ = next_batch(limit);
+      if (batch_ == 0) return Result::kHeld;
+      if (stream.peer != nullptr) copy_batch(*stream.peer);
+    }
     size_t count = 0, asked = 0, skip = batch_sent_;
     const auto add = [&](const void* data, size_t bytes) {
       const size_t skipped = std::min(skip, bytes);
@@ -190,11 +245,13 @@ TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCo
     for (uint32_t i = 0; i < batch_; ++i) {
       const Write& write = at(head_ + i).write;
       table[i] = {write.imm, write.bytes, write.remote_offset};
+      sources[i] = write.local_offset;
     }
     header = {.more = batch_ - 1, .first = table[0]};
     add(&header, sizeof(header));
     add(&table[1], header.more * sizeof(TcpFrame));
-    for (uint32_t i = 0; i < batch_; ++i) {
+    if (stream.peer != nullptr) add(sources.data(), batch_ * sizeof(uint64_t));
+    for (uint32_t i = 0; i < batch_ && stream.peer == nullptr; ++i) {
       const Write& write = at(head_ + i).write;
       add(place_of(write, source_.data(), moved_), write.bytes);
     }

@@ -9,6 +9,7 @@
 
 #include "transport/in_place.h"
 #include "transport/tcp/format.h"
+#include "transport/tcp/near.h"
 #include "transport/tcp/tls.h"
 #include "transport/transport.h"
 
@@ -17,7 +18,8 @@ namespace phub {
 // What frames go through.
 struct TcpStream {
   int socket = -1;
-  TcpTls* tls = nullptr;  // over the socket; null: plain
+  TcpTls* tls = nullptr;                // over the socket; null: plain
+  const TcpPeerMemory* peer = nullptr;  // where payloads do not go through it; null: they do
 };
 
 // Of one endpoint: what its thread has asked of the kernel, for how many chunks.
@@ -32,7 +34,8 @@ struct TcpCounters {
 };
 
 // Reads batches of frames into `target`. A call asks for the payloads of a batch and the header
-// behind them, so that many chunks that have arrived cost one.
+// behind them, so that many chunks that have arrived cost one. What lies in memory of the peer's is
+// copied when its frame is taken.
 class TcpReceiver {
  public:
   enum class Result {
@@ -41,8 +44,8 @@ class TcpReceiver {
     kEnded,    // by the peer, or an error of the connection
   };
 
-  // `moved` may be null, and outlives this.
-  void start(std::span<std::byte> target, const MovedRanges* moved);
+  // `moved` may be null, as `peer`: the stream's; both outlive this.
+  void start(std::span<std::byte> target, const MovedRanges* moved, const TcpPeerMemory* peer);
   // One system call; over TLS, one for each record of what is asked for. Adds what came to `bytes`,
   // and over TLS more for records that hold little. REQUIRES: neither landed() nor violated().
   Result receive(const TcpStream& stream, uint64_t& bytes);
@@ -54,15 +57,20 @@ class TcpReceiver {
 
  private:
   struct Parts;
+  uint32_t table_size() const;
+  bool waits_for_table() const { return frames_ > 0 && table_bytes_ < table_size(); }
+  void add_table(Parts& parts);
   void add_parts(Parts& parts);
   Result receive_tls(TcpTls& tls, const Parts& parts, uint64_t& bytes);
   void came(size_t bytes);
   void open_batch();
   void open_frames(uint32_t end);
+  void find_sources();
   void fill(size_t& bytes);
 
   std::span<std::byte> target_;
   const MovedRanges* moved_ = nullptr;
+  const TcpPeerMemory* peer_ = nullptr;
   bool violated_ = false;
   // Of the batch that is being read; all zero between two.
   uint32_t frames_ = 0;  // 0: its header is awaited
@@ -70,10 +78,11 @@ class TcpReceiver {
   uint32_t filled_ = 0;  // frames whose payload is here
   uint32_t taken_ = 0;
   uint32_t payload_bytes_ = 0;  // here, of the frame that is being filled
-  uint32_t table_bytes_ = 0;    // here, of the frames behind the first
+  uint32_t table_bytes_ = 0;    // here, of the frames behind the first, and of the sources
   uint32_t header_bytes_ = 0;   // here, of the next header
   TcpBatch header_;
   std::array<TcpFrame, kTcpMaxBatch> batch_ = {};
+  std::array<uint64_t, kTcpMaxBatch> sources_ = {};  // of each frame, in memory of the peer's
 };
 
 struct TcpPosted {
@@ -106,6 +115,7 @@ class TcpSender {
  private:
   const TcpPosted& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }
   uint32_t next_batch(uint64_t limit) const;
+  void copy_batch(const TcpPeerMemory& peer) const;
 
   std::span<TcpPosted> ring_;
   std::span<const std::byte> source_;

@@ -21,12 +21,12 @@ class TcpTransport final : public SocketTransport {
   std::string describe() const override;
   std::vector<NicPort> ports() const override;
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return std::make_unique<TcpBoxLink>(admissions_, addresses_, door_ != nullptr, layout);
+    return std::make_unique<TcpBoxLink>(admissions_, addresses_, near_, door_ != nullptr, layout);
   }
 
  private:
   std::string describe_peer(int socket) const override {
-    return "from " + to_string(peer_address(socket));
+    return is_near(socket) ? "on this host" : "from " + to_string(peer_address(socket));
   }
   size_t missing(std::span<const std::byte> so_far) const override {
     // A peer with a wrong header gets its answer now: it may wait for that before it sends the
@@ -35,15 +35,21 @@ class TcpTransport final : public SocketTransport {
     return sizeof(TcpHello) - so_far.size();
   }
   void welcome(std::span<const std::byte> hello, Fd& socket) override {
-    std::unique_ptr<TcpTls> plain;
-    welcome(hello, socket, plain);
+    welcome_with(hello, socket, {});
   }
-  void welcome(std::span<const std::byte> hello, Fd& socket, std::unique_ptr<TcpTls>& tls);
+  void welcome_with(std::span<const std::byte> hello, Fd& socket,
+                    std::span<const Fd> descriptors) override {
+    std::unique_ptr<TcpTls> plain;
+    welcome(hello, socket, plain, descriptors);
+  }
+  void welcome(std::span<const std::byte> hello, Fd& socket, std::unique_ptr<TcpTls>& tls,
+               std::span<const Fd> descriptors);
+  void listen_for_this_host();
   void send_refusal(int socket, ErrorCode code, const std::string& reason) const override {
     send_greeting(socket, make_tcp_refusal(code, reason));
   }
   bool take_over(Fd& socket) override {
-    if (door_ == nullptr) return false;
+    if (door_ == nullptr || is_near(socket.get())) return false;
     std::string from = describe_peer(socket.get());
     door_->open(std::move(socket), std::move(from));
     return true;
@@ -51,6 +57,7 @@ class TcpTransport final : public SocketTransport {
   void finish_others(std::vector<TransportEvent>& out) override;
 
   std::vector<std::string> addresses_;  // "10.0.0.1:7718"
+  std::string near_;                    // for workers on this host; empty: as for all others
   std::unique_ptr<TcpTlsDoor> door_;    // null: connections are plain
 };
 
@@ -64,9 +71,20 @@ TcpTransport::TcpTransport(const TcpOptions& options)
     addresses_.push_back(to_string(local_address(listener.get())));
     listen(std::move(listener));
   }
+  listen_for_this_host();
   if (options.tls == nullptr) return;
   door_ = std::make_unique<TcpTlsDoor>(*options.tls, options.half_open_ms, options.max_half_open);
   watch_others(door_->event_fd());
+}
+
+// Where that is not allowed, workers on this host use TCP.
+void TcpTransport::listen_for_this_host() {
+  try {
+    const std::string name = new_near_name();
+    listen(listen_near(name), TcpNearMemory::kDescriptors);
+    near_ = name;
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
 }
 
 void TcpTransport::finish_others(std::vector<TransportEvent>& out) {
@@ -77,7 +95,7 @@ void TcpTransport::finish_others(std::vector<TransportEvent>& out) {
     }
     try {
       admissions_.watch(guest.socket.get(), admissions_.next_id++, EPOLLRDHUP);
-      welcome(guest.hello, guest.socket, guest.tls);
+      welcome(guest.hello, guest.socket, guest.tls, {});
     } catch (const Error& error) {
       out.push_back(refusal_event(name(), guest.from, error.code(), error.what()));
       send_greeting(*guest.tls, make_tcp_refusal(error.code(), error.what()));
@@ -104,11 +122,11 @@ std::string TcpTransport::describe() const {
 }
 
 void TcpTransport::welcome(std::span<const std::byte> message, Fd& socket,
-                           std::unique_ptr<TcpTls>& tls) {
+                           std::unique_ptr<TcpTls>& tls, std::span<const Fd> descriptors) {
   const TcpHello hello = parse_tcp_hello(message);
   Incarnation& incarnation = admissions_.find_ticket({hello.ticket.data(), hello.ticket.size()});
   static_cast<TcpBoxLink&>(*incarnation.link)
-      .welcome(static_cast<TcpIncarnation&>(incarnation), hello, socket, tls);
+      .welcome(static_cast<TcpIncarnation&>(incarnation), hello, socket, tls, descriptors);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct TcpOptions {
   uint16_t port = 0;                                   // of each address; 0: any that is free
   uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
   uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
-  const TlsServerContext* tls = nullptr;  // not null: every connection must speak TLS. Outlives it
+  // Not null: every connection over a network must speak TLS. Outlives the transport.
+  const TlsServerContext* tls = nullptr;
 };
 
 // The addresses that a server listening at `hosts` carries data on: names are resolved; "0.0.0.0",
@@ -41,8 +42,10 @@ struct TcpTrust {
 // Connects the worker that `offer` was made for. `layout` is what the worker derived from the plan;
 // a box with other sizes refuses with kMismatch. Throws Error: kUnavailable (no server there),
 // kTimeout, kUnauthorized (the ticket; over TLS: one of the two does not trust the other), kFull
-// (out of descriptors or memory), or what the box answers. Blocks up to `timeout_ms`.
+// (out of descriptors or memory), or what the box answers. Blocks up to `timeout_ms`. `near`: with
+// a box on this host it exchanges over memory, not over TCP, where the box offers that.
 std::unique_ptr<WorkerLink> connect_tcp(const Offer& offer, const LinkLayout& layout,
-                                        uint32_t timeout_ms, TcpTrust trust = {});
+                                        uint32_t timeout_ms, TcpTrust trust = {},
+                                        bool near = false);
 
 }  // namespace phub

@@ -1,0 +1,37 @@
+// How a worker's connections begin: all at once, each with a hello, and over TLS or near where that
+// is asked for.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/fd.h"
+#include "transport/tcp/tls.h"
+#include "transport/tls/client.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+// A connection that a box has welcomed.
+struct TcpWelcomed {
+  Fd socket;                    // outlives what speaks over it
+  std::unique_ptr<TcpTls> tls;  // null: plain
+};
+
+// How: over TLS where there is a context, with the server of that name; near, where the offer has
+// that, if there is memory to show.
+struct TcpDialing {
+  TlsContext context;           // null: plain
+  std::string server = {};      // of TLS
+  std::span<const int> memory;  // descriptors of gradients and results; empty: not near
+  std::chrono::steady_clock::time_point deadline;
+};
+
+// By queue. Throws Error as connect_tcp() does.
+std::vector<TcpWelcomed> dial_tcp(const Offer& offer, const LinkLayout& layout,
+                                  const TcpDialing& how);
+
+}  // namespace phub
