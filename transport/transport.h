@@ -116,6 +116,9 @@ class Endpoint {
   // Readable (edge triggered: epoll with EPOLLET, never read) when an armed endpoint has work.
   virtual int wake_fd() const = 0;
 
+  // Whether what is posted there goes over a NIC: not where the other end maps this side's memory.
+  virtual bool crosses_nic(QueuePair /*to*/) const { return true; }
+
   // After a post was refused: for how long nothing but an arrival makes a try worth while. 0: not
   // known.
   virtual uint64_t refused_for_ns() const { return 0; }
@@ -330,7 +333,7 @@ class WorkerLink {
   virtual bool needs_polling() const { return false; }
   virtual std::string describe() const { return ""; }  // for people: over what, from which memory
   // The NIC of this host that sends what is posted to the queue; the same text for all queues where
-  // that is not known. May change with reconnect().
+  // that is not known, and "" where it crosses none. May change with reconnect().
   virtual std::string nic_of(uint32_t /*queue*/) const { return ""; }
   // New queue pairs onto the same memory, after one broke. Called by whoever polls the endpoint.
   // What was posted and not answered is unknown and must be sent again. Throws Error when this

@@ -151,7 +151,10 @@ ServerStatus sample() {
                               .sleeps = 40,
                               .asleep_s = 2.5,
                               .flow = flow}},
-                   .nics = {{.name = "mlx5_0", .transport = "verbs", .flow = flow}}}};
+                   .nics = {{.name = "mlx5_0",
+                             .transport = "verbs",
+                             .budget_bytes_per_s = 31'250'000,
+                             .flow = flow}}}};
   return status;
 }
 
@@ -219,6 +222,7 @@ TEST(Metrics, HaveTheValuesOfTheStatus) {
   EXPECT_EQ(value("phub_core_sleeps_total", core), 40);
   EXPECT_EQ(value("phub_core_sent_bytes_total", core), 700);
   EXPECT_EQ(value("phub_nic_received_bytes_total", nic), 70);
+  EXPECT_EQ(value("phub_nic_budget_bytes_per_second", nic), 31'250'000);
   EXPECT_EQ(value("phub_queue_chunks_total", queue), 7);
   EXPECT_EQ(value("phub_endpoint_sends_total", endpoint), 1);
   EXPECT_EQ(value("phub_endpoint_doorbells_total", endpoint), 3);

@@ -43,7 +43,10 @@ ServerStatus sample() {
   job.ranks[2].waited_key = "fc\x1b[31m";  // must not reach a terminal as it is
   status.nodes = {{.node = 1,
                    .cores = {{.core = 0, .cpu = 8, .awake = 0.25, .flow = job.flow}},
-                   .nics = {{.name = "mlx5_0", .transport = "verbs", .flow = job.flow}}}};
+                   .nics = {{.name = "mlx5_0",
+                             .transport = "verbs",
+                             .budget_bytes_per_s = 2'000'000'000,
+                             .flow = job.flow}}}};
   status.jobs = {job};
   return status;
 }
@@ -70,8 +73,8 @@ TEST(Status, ShowsJobsRanksRoundsRatesAndWhoIsMissing) {
 
 TEST(Status, ShowsCoresAndNicsOfTheBox) {
   const std::string text = describe(sample());
-  EXPECT_THAT(text, testing::ContainsRegex("NIC +TRANSPORT +NODE +IN +OUT"));
-  EXPECT_THAT(text, testing::ContainsRegex("mlx5_0 +verbs +1 +1.50 GB/s +0.75 GB/s"));
+  EXPECT_THAT(text, testing::ContainsRegex("NIC +TRANSPORT +NODE +IN +OUT +AT MOST"));
+  EXPECT_THAT(text, testing::ContainsRegex("mlx5_0 +verbs +1 +1.50 GB/s +0.75 GB/s +2.00 GB/s"));
   EXPECT_THAT(text, testing::ContainsRegex("CORE +NODE +CPU +AWAKE +CHUNKS/S +IN +OUT"));
   EXPECT_THAT(text, testing::ContainsRegex(" 0 +1 +8 +25% +7758 +1.50 GB/s +0.75 GB/s"));
 }

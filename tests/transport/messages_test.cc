@@ -256,7 +256,7 @@ TEST_F(RoundTrip, Status) {
                           random_.u64(), random_.real(), random_.real(), flow()};
       });
       node.nics = random_.list<NicStatus>([&] {
-        return NicStatus{random_.text(), random_.word(), flow()};
+        return NicStatus{random_.text(), random_.word(), random_.u64(), flow()};
       });
       return node;
     });

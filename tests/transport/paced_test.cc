@@ -42,6 +42,7 @@ class Taker : public virtual BoxEndpoint {
  public:
   explicit Taker(const uint64_t& now) : now_(now) {}
   bool full = false;
+  bool over_memory = false;
   std::vector<Log> by_queue{4};
 
   size_t poll(std::span<Arrival> /*out*/) override { return 0; }
@@ -53,6 +54,7 @@ class Taker : public virtual BoxEndpoint {
   bool arm(std::span<const uint32_t> /*wake_after*/) override { return true; }
   void disarm() override {}
   int wake_fd() const override { return -1; }
+  bool crosses_nic(QueuePair /*to*/) const override { return !over_memory; }
   void attach(uint32_t /*rank*/, uint32_t /*incarnation*/) override {}
   void detach(uint32_t /*rank*/) override {}
 
@@ -192,6 +194,20 @@ TEST_F(PacedBox, WithoutNamesThereIsOneNic) {
   uint64_t bytes = 0;
   for (const auto& taker : boxes_[0]->takers) bytes += bytes_of(taker->by_queue[0]);
   EXPECT_LE(static_cast<double>(bytes), 0.3 * kRate + 2.0 * static_cast<double>(burst_of(kRate)));
+}
+
+// A worker on the box's own host maps its memory.
+TEST_F(PacedBox, WhatCrossesNoNicHasNoBudget) {
+  open({"a"});
+  const auto link = job({10}, {0}, {"a"}, {4});
+  Taker& taker = *boxes_[0]->takers[0];
+  taker.over_memory = true;
+  const Write write{.bytes = kChunkBytes};
+  for (uint64_t bytes = 0; bytes < 4 * burst_of(kRate); bytes += kChunkBytes) {
+    ASSERT_TRUE(link->endpoint(0).post({0, 0}, write));
+  }
+  taker.over_memory = false;  // nor did it take anything of it
+  EXPECT_TRUE(link->endpoint(0).post({0, 0}, write));
 }
 
 TEST_F(PacedBox, SaysWhenToTryAgain) {

@@ -1,5 +1,6 @@
-// An endpoint whose writes keep to the budgets of their NICs: post() refuses what there are no
-// tokens for, before it is queued anywhere, so that who posts keeps it in an order of its own.
+// An endpoint whose writes keep to the budgets of the NICs that they cross: post() refuses what
+// there are no tokens for, before it is queued anywhere, so that who posts keeps it in an order of
+// its own.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ class PacedEndpoint : public virtual Endpoint {
   void disarm() final { endpoint_.disarm(); }
   int wake_fd() const final { return endpoint_.wake_fd(); }
   EndpointCounters counters() const final { return endpoint_.counters(); }
+  bool crosses_nic(QueuePair to) const final { return endpoint_.crosses_nic(to); }
   uint64_t refused_for_ns() const final;
 
  protected:
@@ -46,6 +48,7 @@ class PacedEndpoint : public virtual Endpoint {
 };
 
 inline bool PacedEndpoint::post_paid(TokenBucket& bucket, QueuePair to, const Write& write) {
+  if (!endpoint_.crosses_nic(to)) return endpoint_.post(to, write);
   const uint64_t now = clock_(), bytes = wire_bytes(write.bytes);
   if (const uint64_t wait = bucket.wait_ns(bytes, now); wait > 0) {
     const bool over = refused_until_ns_ <= now;

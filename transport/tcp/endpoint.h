@@ -41,6 +41,7 @@ class TcpEndpoint : public virtual Endpoint {
   void disarm() final {}
   int wake_fd() const final { return epoll_.get(); }
   EndpointCounters counters() const final;
+  bool crosses_nic(QueuePair to) const final { return !pairs_[index_of(to)].stream.peer; }
 
   // Any thread: puts the socket into the epoll, silent until announce(). Throws Error(kFull).
   void watch(int socket, QueuePair pair);

@@ -1,5 +1,7 @@
 // The worker's side: opens its connections, all at once, and shows its ticket on each.
 #include <fmt/ranges.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
@@ -30,6 +32,25 @@ using Clock = std::chrono::steady_clock;
 uint32_t present_node() {
   unsigned cpu = 0, node = 0;
   return getcpu(&cpu, &node) == 0 ? node : 0;
+}
+
+// The interface that has this address, of which it may have several; if none has it, the address.
+std::string interface_of(const TcpAddress& address) {
+  const std::string host = parse_host_port(to_string(address)).host;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return host;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr) continue;
+    TcpAddress copy;
+    if (at->ifa_addr->sa_family == AF_INET) copy.size = sizeof(sockaddr_in);
+    if (at->ifa_addr->sa_family == AF_INET6) copy.size = sizeof(sockaddr_in6);
+    if (copy.size == 0) continue;
+    std::memcpy(&copy.storage, at->ifa_addr, copy.size);
+    const std::string name = at->ifa_name;  // "eth0:1" is a label of eth0's
+    if (parse_host_port(to_string(copy)).host == host) return name.substr(0, name.find(':'));
+  }
+  return host;
 }
 
 // How far a connection may be ahead of the others. They share the way to the box unevenly, and a
@@ -195,11 +216,10 @@ std::string TcpWorkerLink::describe() const {
                      context_ ? " with TLS" : "", fmt::join(ends, ", "));
 }
 
-// By its address, from which the connection goes.
 std::string TcpWorkerLink::nic_of(uint32_t queue) const {
   const std::lock_guard lock(mutex_);
-  if (connections_.empty()) return "";
-  return parse_host_port(to_string(local_address(connections_[queue].socket.get()))).host;
+  const bool has_none = connections_.empty() || is_near(connections_[queue].socket.get());
+  return has_none ? "" : interface_of(local_address(connections_[queue].socket.get()));
 }
 
 bool TcpWorkerLink::connected() {
