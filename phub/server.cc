@@ -223,17 +223,17 @@ void Server::reconnect(const Credential& who, Reply<Offer> reply) {
   authenticate(who).reconnect(who, std::move(reply));
 }
 
-void Server::check_part(const Credential& who, uint64_t round, uint64_t bytes) {
-  authenticate(who).check_part(who, round, bytes);
+void Server::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) {
+  authenticate(who).check_part(who, place, bytes);
 }
 
-void Server::take_part(const Credential& who, uint64_t round, std::string part,
+void Server::take_part(const Credential& who, const PartPiece& place, std::string piece,
                        std::shared_ptr<void> charge, Reply<Done> reply) {
-  authenticate(who).take_part(who, round, std::move(part), std::move(charge), std::move(reply));
+  authenticate(who).take_part(who, place, std::move(piece), std::move(charge), std::move(reply));
 }
 
-void Server::restored_part(const Credential& who, Reply<PartBytes> reply) {
-  authenticate(who).restored_part(who.rank, std::move(reply));
+void Server::restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  authenticate(who).restored_part(who.rank, offset, std::move(reply));
 }
 
 void Server::begin_state(const Credential& who, const StateRequest& request,

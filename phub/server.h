@@ -65,10 +65,10 @@ class Server final : public ControlHandler {
   void set_hyper(const std::string& job, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
-  void check_part(const Credential& who, uint64_t round, uint64_t bytes) override;
-  void take_part(const Credential& who, uint64_t round, std::string part,
+  void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) override;
+  void take_part(const Credential& who, const PartPiece& place, std::string piece,
                  std::shared_ptr<void> charge, Reply<Done> reply) override;
-  void restored_part(const Credential& who, Reply<PartBytes> reply) override;
+  void restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
   void begin_state(const Credential& who, const StateRequest& request,
                    Reply<StateReply> reply) override;
   void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;

@@ -6,7 +6,6 @@
 #include <limits>
 #include <utility>
 
-#include "transport/control/messages.h"
 #include "transport/error.h"
 #include "transport/text.h"
 
@@ -53,7 +52,7 @@ class Reader {
 
 }  // namespace
 
-std::string pack(const RankState& state) {
+std::string pack(const RankState& state, uint64_t most_bytes) {
   uint64_t total = kMagic.size() + sizeof(uint32_t);
   for (const auto& [name, bytes] : state) {
     if (name.empty() || name.size() > kMostNameBytes) {
@@ -61,11 +60,11 @@ std::string pack(const RankState& state) {
            printable(name.substr(0, kMostNameBytes)), name.size());
     }
     const uint64_t head = kEntryBytes + name.size();
-    if (bytes.size() > kMaxPartBytes || total + head + bytes.size() > kMaxPartBytes) {
+    if (bytes.size() > most_bytes || total + head + bytes.size() > most_bytes) {
       fail(ErrorCode::kInvalid,
            "saver: with '{}' ({} bytes) the state of this rank is more than {} bytes, the most "
            "that a checkpoint holds of one",
-           printable(name), bytes.size(), kMaxPartBytes);
+           printable(name), bytes.size(), most_bytes);
     }
     total += head + bytes.size();
   }

@@ -5,6 +5,7 @@
 // Pure functions, any thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,8 +13,8 @@
 
 namespace phub {
 
-// Throws Error(kInvalid) if a name has not 1 to 255 bytes, or all is more than kMaxPartBytes.
-std::string pack(const RankState& state);
+// Throws Error(kInvalid) if a name has not 1 to 255 bytes, or all is more than so many.
+std::string pack(const RankState& state, uint64_t most_bytes);
 
 // Throws Error(kInvalid) if `part` is not what pack() returned.
 RankState unpack(std::string_view part);

@@ -12,17 +12,19 @@
 
 namespace phub {
 
-// What the answer to a part, or its lack, means for the part.
+// What the answer to a piece of a part, or its lack, means.
 enum class PartEnd {
-  kOver,   // the box has it, or does not want it
+  kOver,   // the box does not want the part
+  kThere,  // the box has the piece
   kAgain,  // it is sent again
   kFailed,
 };
 inline PartEnd end_of_part(ErrorCode code) {
   switch (code) {
     case ErrorCode::kNotFound:  // its round was left out
-    case ErrorCode::kTaken:     // the answer to an earlier attempt was lost
       return PartEnd::kOver;
+    case ErrorCode::kTaken:  // the answer to an earlier attempt was lost
+      return PartEnd::kThere;
     case ErrorCode::kUnavailable:
     case ErrorCode::kTimeout:
       return PartEnd::kAgain;

@@ -20,41 +20,45 @@ constexpr milliseconds kBetweenCalls{100};
 // One that the box writes to its disk, and one that asks whether the box wants it.
 constexpr size_t kMostDeliveries = 2;
 
-// What a part has room for, beside a caller's small state.
-constexpr uint64_t kMostResidualBytes = kMaxPartBytes - (uint64_t{1} << 20);
-
 }  // namespace
 
 Saver::Saver(LinkKeeper& keeper, GradientCoder& coder)
     : keeper_(keeper),
       coder_(coder),
       saver_(keeper.options().saver),
-      rounds_(keeper.reply(), has_state(keeper.options())) {
-  if (is_active() && coder.residual_bytes() > kMostResidualBytes) {
-    fmt::print(stderr,
-               "phub: rank {}: its residuals have {} bytes, and checkpoints hold {} of a rank: "
-               "whoever goes on from one begins with zero\n",
-               keeper.reply().rank, coder.residual_bytes(), kMostResidualBytes);
-  }
-}
+      rounds_(keeper.reply(), has_state(keeper.options())) {}
 
 Saver::~Saver() { finish(milliseconds(0)); }
 
 void Saver::restore() {
   const uint64_t bytes = keeper_.reply().part_bytes;
   if (bytes == 0) return restore_residuals();
+  if (const uint64_t most = most_part_bytes(keeper_.reply().spec); bytes > most) {
+    fail(ErrorCode::kInternal, "the server has {} bytes of this rank's saved state, of {} at most",
+         bytes, most);
+  }
+  std::string part;
+  part.reserve(bytes);
+  while (part.size() < bytes) part += restored_piece(part.size(), bytes - part.size());
+  restored_ = unpack(part);
+  restore_residuals();
+}
+
+// From byte `offset` on, of the `left` that there are.
+std::string Saver::restored_piece(uint64_t offset, uint64_t left) {
   const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
   for (;;) {
     try {
-      const std::string part = keeper_.ask(
-          [&](ControlClient& client) { return client.restored_part(keeper_.credential()); });
-      if (part.size() != bytes) {
+      std::string piece = keeper_.ask([&](ControlClient& client) {
+        return client.restored_part(keeper_.credential(), offset);
+      });
+      if (piece.empty() || piece.size() > left) {
         fail(ErrorCode::kInternal,
-             "the server's answer has {} bytes of this rank's saved state, which has {}",
-             part.size(), bytes);
+             "the server's answer has {} bytes of this rank's saved state from byte {} on, where "
+             "{} are left",
+             piece.size(), offset, left);
       }
-      restored_ = unpack(part);
-      return restore_residuals();
+      return piece;
     } catch (const Error& error) {
       // The box has many answers of this size under way.
       if (error.code() != ErrorCode::kUnavailable || now() > give_up) throw;
@@ -115,7 +119,7 @@ void Saver::save(RankState more) {
 
 void Saver::take(RankState more) {
   const uint64_t round = rounds_.due();
-  if (coder_.residual_bytes() > 0 && coder_.residual_bytes() <= kMostResidualBytes) {
+  if (coder_.residual_bytes() > 0) {
     more.emplace(GradientCoder::kStateName, coder_.residuals());
   }
   // Before the call: what it throws must not make it due again. After the residuals: now others may
@@ -138,7 +142,7 @@ void Saver::take(RankState more) {
     if (!more.empty()) {
       fail(ErrorCode::kInvalid, "saver: '{}' is the name of another entry", more.begin()->first);
     }
-    part = pack(state);
+    part = pack(state, kMaxStateBytes + coder_.residual_bytes());
   }
   send(round, std::move(part));
 }
@@ -168,20 +172,32 @@ void Saver::send(uint64_t round, std::string part) {
   mine.is_over = false;  // the thread cannot say that it is before this one lets go
 }
 
-void Saver::deliver(uint64_t round, const std::string& part, const std::stop_token& stop) {
+void Saver::deliver(uint64_t round, std::string_view part, const std::stop_token& stop) {
+  for (PartPiece place{.round = round, .all = part.size()}; place.offset < place.all;) {
+    const std::string_view piece = part.substr(place.offset, kPartPieceBytes);
+    if (!deliver_piece(place, piece, stop)) return;
+    place.offset += piece.size();
+  }
+}
+
+// False: nobody wants the rest.
+bool Saver::deliver_piece(const PartPiece& place, std::string_view piece,
+                          const std::stop_token& stop) {
   const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
   while (!stop.stop_requested() && !keeper_.failed()) {
     try {
-      return keeper_.ask(
-          [&](ControlClient& client) { client.send_part(keeper_.credential(), round, part); });
+      keeper_.ask(
+          [&](ControlClient& client) { client.send_part(keeper_.credential(), place, piece); });
+      return true;
     } catch (const Error& error) {
-      if (keeper_.failed() || stop.stop_requested()) return;
+      if (keeper_.failed() || stop.stop_requested()) return false;
       const PartEnd end = end_of_part(error.code());
-      if (end == PartEnd::kOver) return;
+      if (end == PartEnd::kOver || end == PartEnd::kThere) return end == PartEnd::kThere;
       if (end == PartEnd::kFailed || now() > give_up) throw;
     }
     std::this_thread::sleep_for(kBetweenCalls);
   }
+  return false;
 }
 
 void Saver::finish(milliseconds limit) noexcept {

@@ -77,8 +77,10 @@ class Saver {
  private:
   void take(RankState more);
   void send(uint64_t round, std::string part);
-  void deliver(uint64_t round, const std::string& part, const std::stop_token& stop);
+  void deliver(uint64_t round, std::string_view part, const std::stop_token& stop);
+  bool deliver_piece(const PartPiece& place, std::string_view piece, const std::stop_token& stop);
 
+  std::string restored_piece(uint64_t offset, uint64_t left);
   void restore_residuals();
 
   LinkKeeper& keeper_;

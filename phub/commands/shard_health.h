@@ -29,12 +29,12 @@ class ShardHealth final : public ControlHandler {
     elsewhere();
   }
   void reconnect(const Credential&, Reply<Offer>) override { elsewhere(); }
-  void check_part(const Credential&, uint64_t, uint64_t) override { elsewhere(); }
-  void take_part(const Credential&, uint64_t, std::string, std::shared_ptr<void>,
+  void check_part(const Credential&, const PartPiece&, uint64_t) override { elsewhere(); }
+  void take_part(const Credential&, const PartPiece&, std::string, std::shared_ptr<void>,
                  Reply<Done>) override {
     elsewhere();
   }
-  void restored_part(const Credential&, Reply<PartBytes>) override { elsewhere(); }
+  void restored_part(const Credential&, uint64_t, Reply<PartBytes>) override { elsewhere(); }
   void begin_state(const Credential&, const StateRequest&, Reply<StateReply>) override {
     elsewhere();
   }

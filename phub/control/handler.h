@@ -48,13 +48,13 @@ class ControlHandler {
   // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
   // connection only; calls of this interface still need the ticket of the join.
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
-  // A rank's part of the checkpoint of `round`. The first is asked before its bytes are read, and
+  // A piece of a rank's part of a checkpoint. The first is asked before its bytes are read, and
   // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
-  virtual void check_part(const Credential& who, uint64_t round, uint64_t bytes) = 0;
-  virtual void take_part(const Credential& who, uint64_t round, std::string part,
+  virtual void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) = 0;
+  virtual void take_part(const Credential& who, const PartPiece& place, std::string piece,
                          std::shared_ptr<void> charge, Reply<Done> reply) = 0;
-  // The rank's part of the checkpoint that it goes on from.
-  virtual void restored_part(const Credential& who, Reply<PartBytes> reply) = 0;
+  // A piece of the rank's part of the checkpoint that it goes on from.
+  virtual void restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
   // The state of keys, read or set in pieces (StateRequest). A piece is checked before its bytes
   // are read, as a part is.
   virtual void begin_state(const Credential& who, const StateRequest& request,

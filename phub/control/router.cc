@@ -23,9 +23,9 @@ using Answer = std::function<void(HttpResponse)>;
 std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
 
 constexpr std::string_view kJobs = "/v1/jobs/";
-constexpr std::string_view kPart = "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}";
+constexpr std::string_view kPart = "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{offset}";
 constexpr std::string_view kPartOfRound =
-    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{round}";
+    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{round}/{offset}/{bytes}";
 constexpr std::string_view kStatePiece =
     "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
 constexpr std::string_view kShards = "/v1/shards/";
@@ -215,14 +215,18 @@ void set_hyper(Call& call) {
   const Credential rank = call.complete(who);
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
 }
+// Behind the credential.
+PartPiece piece_in(const std::vector<uint64_t>& numbers) {
+  return {.round = numbers[3], .offset = numbers[4], .all = numbers[5]};
+}
 void take_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
-  call.handler.take_part(who, call.numbers[3], std::move(call.request.body),
+  call.handler.take_part(who, piece_in(call.numbers), std::move(call.request.body),
                          std::move(call.request.charge), call.reply<Done>());
 }
 void restored_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
-  call.handler.restored_part(who, call.bytes_reply());
+  call.handler.restored_part(who, call.numbers[3], call.bytes_reply());
 }
 // Who asks, but for the job and the ticket.
 template <typename Request>
@@ -326,10 +330,12 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 32> kRoutes = {{
       "Get an offer for another data connection."},
      reconnect},
     {{"POST", kPartOfRound, Need::kNothing, "application/octet-stream", "Done",
-      "Send a rank's part of the checkpoint of a round. The answer comes when it is in its file."},
+      "Send a piece of a rank's part of the checkpoint of a round, from byte `offset` on, of so "
+      "many "
+      "in all. The answer comes when it is in its file."},
      take_part},
     {{"GET", kPart, Need::kNothing, "", "application/octet-stream",
-      "The rank's part of the checkpoint that it goes on from."},
+      "A piece of the rank's part of the checkpoint that it goes on from, from byte `offset` on."},
      restored_part},
     {{"POST", "/v1/jobs/{job}/state", Need::kNothing, "StateRequest", "StateReply",
       "Begin to read or to set the state of keys. The answer comes when its bytes may be read, or "
@@ -399,9 +405,9 @@ struct Numbered {
   std::string_view pattern;
 };
 constexpr std::array<Numbered, 4> kNumbered = {{{"/log/", 1, "/v1/jobs/{job}/log/{from}"},
-                                                {"/part/", 3, kPart},
+                                                {"/part/", 4, kPart},
                                                 {"/state/", 4, kStatePiece},
-                                                {"/part/", 4, kPartOfRound}}};
+                                                {"/part/", 6, kPartOfRound}}};
 
 // Those in "7/4/1"; nothing if it is anything else.
 std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
@@ -501,7 +507,7 @@ std::span<const RouteInfo> http_routes() {
 uint64_t body_limit(std::string_view method, std::string_view target) {
   if (method != "POST") return kMaxBodyBytes;
   const std::string pattern = parse_target(target).pattern;
-  if (pattern == kPartOfRound) return kMaxPartBytes;
+  if (pattern == kPartOfRound) return kPartPieceBytes;
   if (pattern == kStatePiece) return kStatePieceBytes;
   if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
   if (pattern == kMail) return kMaxJoinBytes;
@@ -532,7 +538,7 @@ std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_vie
     if (parsed.pattern == kStatePiece) {
       handler.check_state_piece(who, parsed.numbers[3], bytes);
     } else {
-      handler.check_part(who, parsed.numbers[3], bytes);
+      handler.check_part(who, piece_in(parsed.numbers), bytes);
     }
   });
   if (!refused) return std::nullopt;

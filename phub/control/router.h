@@ -46,7 +46,7 @@ struct RouteInfo {
 std::span<const RouteInfo> http_routes();
 
 inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
-static_assert(kMaxPartBytes <= kMaxJoinBytes);                 // which is the most of any body
+static_assert(kPartPieceBytes <= kMaxJoinBytes);               // which is the most of any body
 inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
 inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;  // cores and NICs of a box
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;  // everything else
@@ -54,7 +54,7 @@ inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;  // everything els
 // The largest body of such a request.
 uint64_t body_limit(std::string_view method, std::string_view target);
 
-// The body is a rank's part of a checkpoint, or a piece of a state: bytes, not JSON.
+// The body is a piece of a rank's part of a checkpoint, or of a state: bytes, not JSON.
 bool takes_bytes(std::string_view method, std::string_view target);
 
 // Why the handler does not want such a body. Nothing: it does, or this is another request.

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "transport/control/messages.h"
+
 namespace phub {
 
 class RankParts {
@@ -18,12 +20,13 @@ class RankParts {
   void end() { *this = RankParts(); }
   uint64_t round() const { return round_; }
 
-  // Throws Error unless the rank's part of `round` may come: kNotFound, another snapshot or none is
-  // under way, or it is void; kTaken, it came already.
-  void check(uint32_t rank, uint64_t round) const;
-  // It comes, and is being written: on its way there may not be another.
-  void coming(uint32_t rank) { parts_[rank] = State::kComing; }
-  void written(uint32_t rank) { parts_[rank] = State::kWritten; }
+  // Throws Error unless this piece of the rank's part may come: kNotFound, another snapshot or none
+  // is under way, or it is void; kTaken, it came already; kInvalid, it is not the next, or of a
+  // part of another size.
+  void check(uint32_t rank, const PartPiece& place) const;
+  // It comes, and is being written; pieces are written in the order in which they come.
+  void coming(uint32_t rank, const PartPiece& place, uint64_t bytes);
+  void written(uint32_t rank, uint64_t bytes) { parts_.at(rank).written += bytes; }
   // The first reason counts.
   void make_void(const std::string& why);
 
@@ -33,14 +36,17 @@ class RankParts {
   std::vector<uint32_t> awaited() const;
   // Whether all that are needed are there, and all that came are written.
   bool complete() const;
-  bool has(uint32_t rank) const { return parts_.contains(rank); }
+  bool has(uint32_t rank) const;  // all of it has come
+  bool has_some(uint32_t rank) const { return parts_.contains(rank); }
   const std::string& why_void() const { return why_void_; }  // "": it is not
   bool any() const { return !parts_.empty(); }
 
  private:
-  enum class State { kComing, kWritten };
+  struct Part {  // bytes
+    uint64_t all = 0, come = 0, written = 0;
+  };
   uint64_t round_ = 0;
-  std::map<uint32_t, State> parts_;
+  std::map<uint32_t, Part> parts_;
   std::vector<uint32_t> needed_;
   std::string why_void_;
 };

@@ -138,14 +138,14 @@ class RunningJob {
   void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
 
-  // A part of a checkpoint of this round, from a rank that saves. check_part throws why it may not
-  // come: kInvalid, the rank does not save, or the size is wrong; or what RankParts::check throws.
+  // A piece of a part of a checkpoint, from a rank that saves. check_part throws why it may not
+  // come: kInvalid, the rank does not save, or a size is wrong; or what RankParts::check throws.
   // The body's memory goes with `charge`, when it is written.
-  void check_part(const Credential& who, uint64_t round, uint64_t bytes) const;
-  void take_part(const Credential& who, uint64_t round, std::string part,
+  void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) const;
+  void take_part(const Credential& who, const PartPiece& place, std::string piece,
                  std::shared_ptr<void> charge, Reply<Done> reply);
-  // What the rank goes on from, if its first round is the job's.
-  void restored_part(uint32_t rank, Reply<PartBytes> reply);
+  // A piece of what the rank goes on from, if its first round is the job's.
+  void restored_part(uint32_t rank, uint64_t offset, Reply<PartBytes> reply);
 
   // The state of keys (running_job_state.cc). Throw Error as they say; REQUIRE authenticate(who).
   void begin_state(const StateRequest& request, Reply<StateReply> reply);

@@ -210,40 +210,48 @@ void RunningJob::note_save(const std::string& what) {
 
 // --- parts ---------------------------------------------------------------------------------------
 
-void RunningJob::check_part(const Credential& who, uint64_t round, uint64_t bytes) const {
+void RunningJob::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) const {
   if (!saves(who.rank)) {
     fail(ErrorCode::kInvalid,
          "rank {} of job '{}' did not say at its join that it saves its own state", who.rank,
          who.job);
   }
-  if (bytes == 0 || bytes > kMaxPartBytes) {
-    fail(ErrorCode::kInvalid, "a rank's part of a checkpoint has 1 to {} bytes, not {}",
-         kMaxPartBytes, bytes);
+  if (const uint64_t most = most_part_bytes(job_->spec()); place.all == 0 || place.all > most) {
+    fail(ErrorCode::kInvalid, "a rank's part of a checkpoint has 1 to {} bytes, not {}", most,
+         place.all);
   }
-  if (seats_[who.rank].first_round > round) {
+  const bool lies_within = place.offset <= place.all && bytes <= place.all - place.offset;
+  if (bytes == 0 || bytes > kPartPieceBytes || !lies_within) {
+    fail(ErrorCode::kInvalid, "a piece of 1 to {} bytes is wanted, not {} from byte {} of {} on",
+         kPartPieceBytes, bytes, place.offset, place.all);
+  }
+  if (seats_[who.rank].first_round > place.round) {
     fail(ErrorCode::kNotFound, "rank {} of job '{}' was not in round {}: its first is {}", who.rank,
-         who.job, round, seats_[who.rank].first_round);
+         who.job, place.round, seats_[who.rank].first_round);
   }
-  parts_.check(who.rank, round);
+  parts_.check(who.rank, place);
 }
 
-void RunningJob::take_part(const Credential& who, uint64_t round, std::string part,
+void RunningJob::take_part(const Credential& who, const PartPiece& place, std::string piece,
                            std::shared_ptr<void> charge, Reply<Done> reply) {
-  check_part(who, round, part.size());
+  const uint64_t bytes = piece.size();
+  check_part(who, place, bytes);
   struct Upload {
     std::string bytes;
     std::shared_ptr<void> charge;
   };
-  const auto upload = std::make_shared<Upload>(Upload{std::move(part), std::move(charge)});
-  const CheckpointId id{.epoch = life_.epoch, .round = round};
-  parts_.coming(who.rank);
+  const auto upload = std::make_shared<Upload>(Upload{std::move(piece), std::move(charge)});
+  const CheckpointId id{.epoch = life_.epoch, .round = place.round};
+  const bool is_last = place.offset + bytes == place.all;
+  parts_.coming(who.rank, place, bytes);
   run_beside(
       host_.writer,
-      [this, id, rank = who.rank, upload] {
-        host_.checkpoints->add_part(job_->spec().name, id, rank, upload->bytes);
+      [this, id, rank = who.rank, is_last, upload] {
+        host_.checkpoints->add_part(job_->spec().name, id, rank, upload->bytes, is_last);
         upload->bytes = {};
       },
-      [this, round, rank = who.rank, upload, reply](const std::optional<Error>& failed) {
+      [this, round = place.round, rank = who.rank, bytes, upload,
+       reply](const std::optional<Error>& failed) {
         upload->charge.reset();
         if (failed) {
           reply({failed->code(), failed->what()});
@@ -254,7 +262,7 @@ void RunningJob::take_part(const Credential& who, uint64_t round, std::string pa
         if (failed) {
           parts_.make_void(fmt::format("the part of rank {}: {}", rank, failed->what()));
         } else {
-          parts_.written(rank);
+          parts_.written(rank, bytes);
         }
         continue_snapshot();
       });
@@ -264,7 +272,7 @@ void RunningJob::take_part(const Credential& who, uint64_t round, std::string pa
 void RunningJob::lose_part(uint32_t rank) {
   if (!seats_[rank].saves || parts_.round() == 0) return;
   const bool took_part = membership_.last_round(rank) >= parts_.round();
-  if (took_part == parts_.has(rank)) return;
+  if (took_part ? parts_.has(rank) : !parts_.has_some(rank)) return;
   parts_.make_void(
       took_part
           ? fmt::format("rank {} was lost before it had sent its part of the checkpoint", rank)
@@ -288,22 +296,26 @@ uint64_t RunningJob::part_bytes_of(uint32_t rank) const {
   return goes_on && part != life_.part_bytes.end() ? part->second : 0;
 }
 
-void RunningJob::restored_part(uint32_t rank, Reply<PartBytes> reply) {
+void RunningJob::restored_part(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
   const uint64_t bytes = part_bytes_of(rank);
   if (bytes == 0) {
     fail(ErrorCode::kNotFound, "rank {} of job '{}' goes on from no part of a checkpoint", rank,
          job_->spec().name);
   }
-  const auto part = std::make_shared<PartBytes>();
+  if (offset >= bytes) {
+    fail(ErrorCode::kInvalid, "the part of rank {} of job '{}' has {} bytes, and none from {} on",
+         rank, job_->spec().name, bytes, offset);
+  }
+  const auto piece = std::make_shared<PartBytes>();
   run_beside(
       host_.builder,
-      [this, rank, bytes, part] {
-        part->bytes.resize(bytes);
-        host_.checkpoints->read_part(job_->spec().name, life_.from, rank, part->bytes);
+      [this, rank, offset, bytes, piece] {
+        piece->bytes.resize(std::min(kPartPieceBytes, bytes - offset));
+        host_.checkpoints->read_part(job_->spec().name, life_.from, rank, offset, piece->bytes);
       },
-      [part, reply](const std::optional<Error>& failed) {
+      [piece, reply](const std::optional<Error>& failed) {
         if (failed) return reply({failed->code(), failed->what()});
-        reply(std::move(*part));
+        reply(std::move(*piece));
       });
 }
 

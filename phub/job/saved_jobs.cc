@@ -205,29 +205,34 @@ uint64_t SavedJobs::ended_epoch(const std::string& job) {
   return store_.ended_epoch(job);
 }
 
-std::unique_ptr<CheckpointWriter> SavedJobs::take_begun(const std::string& job, CheckpointId id) {
-  auto begun = begun_.extract(job);
-  if (begun.empty() || begun.mapped().id != id) return nullptr;
-  return std::move(begun.mapped().writer);
+SavedJobs::Begun SavedJobs::take_begun(const std::string& job, CheckpointId id) {
+  {
+    auto begun = begun_.extract(job);
+    if (!begun.empty() && begun.mapped().id == id) return std::move(begun.mapped());
+  }
+  return {id, store_.begin(job, id)};
 }
 
 void SavedJobs::add_part(const std::string& job, CheckpointId id, uint32_t rank,
-                         std::string_view part) {
+                         std::string_view piece, bool is_last) {
   std::unique_lock lock(mutex_);
-  std::unique_ptr<CheckpointWriter> writer = take_begun(job, id);
-  if (!writer) writer = store_.begin(job, id);
+  Begun begun = take_begun(job, id);
   lock.unlock();
   const std::optional<Error> failed = error_of([&] {
-    const std::unique_ptr<PartWriter> output = writer->add_part(rank, kPartName);
-    output->write(std::as_bytes(std::span(part)));
-    output->finish();
+    std::unique_ptr<PartWriter>& part = begun.parts[rank];
+    if (!part) part = begun.writer->add_part(rank, kPartName);
+    part->write(std::as_bytes(std::span(piece)));
+    if (!is_last) return;
+    part->finish();
+    begun.parts.erase(rank);
   });
   lock.lock();
   if (failed) {
-    writer.reset();  // removes what it has written
+    begun.parts.clear();
+    begun.writer.reset();  // removes what it has written
     throw Error(failed->code(), failed->what());
   }
-  begun_[job] = {id, std::move(writer)};
+  begun_.emplace(job, std::move(begun));
 }
 
 void SavedJobs::drop_parts(const std::string& job) {
@@ -235,22 +240,18 @@ void SavedJobs::drop_parts(const std::string& job) {
   begun_.erase(job);
 }
 
-void SavedJobs::read_part(const std::string& job, CheckpointId id, uint32_t rank,
+void SavedJobs::read_part(const std::string& job, CheckpointId id, uint32_t rank, uint64_t offset,
                           std::span<char> into) {
   const std::scoped_lock lock(mutex_);
   const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
-  if (reader->part_bytes(rank, kPartName) != into.size()) {
-    fail(ErrorCode::kInvalid, "{}: the part of rank {} has another size than its manifest said",
-         reader->folder(), rank);
-  }
-  reader->read_part(rank, kPartName, 0, std::as_writable_bytes(into));
+  reader->read_part(rank, kPartName, offset, std::as_writable_bytes(into));
 }
 
 std::map<uint32_t, uint64_t> SavedJobs::parts_of(const Manifest& saved) {
   std::map<uint32_t, uint64_t> parts;
   for (const CheckpointFile& file : saved.files) {
     const std::optional<PartId> part = parse_part_name(file.name);
-    if (part && part->name == kPartName && file.bytes <= kMaxPartBytes) {
+    if (part && part->name == kPartName && file.bytes <= most_part_bytes(saved.spec)) {
       parts[part->rank] = file.bytes;
     }
   }
@@ -259,8 +260,7 @@ std::map<uint32_t, uint64_t> SavedJobs::parts_of(const Manifest& saved) {
 
 std::string SavedJobs::write(const Job& job, const Manifest& saved) {
   std::unique_lock lock(mutex_);
-  std::unique_ptr<CheckpointWriter> writer = take_begun(saved.spec.name, id_of(saved));
-  if (!writer) writer = store_.begin(saved.spec.name, id_of(saved));
+  const std::unique_ptr<CheckpointWriter> writer = take_begun(saved.spec.name, id_of(saved)).writer;
   lock.unlock();
   try {
     write_tensors(job, saved.spec, *writer);

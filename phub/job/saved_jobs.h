@@ -44,13 +44,15 @@ class SavedJobs {
   // A job begins, or goes on. Returns its epoch, which is higher than any before.
   uint64_t begin_life(const std::string& job);
   uint64_t ended_epoch(const std::string& job);  // the last whose workers are not to go on; 0: none
-  // Writes a rank's part of a checkpoint that is to come, after which write() is called for it, or
-  // drop_parts(). Parts of another one that was not written are dropped. Throws Error: then all
-  // parts of this one are gone. One thread for these three.
-  void add_part(const std::string& job, CheckpointId id, uint32_t rank, std::string_view part);
+  // Writes the next piece of a rank's part of a checkpoint that is to come, after which write() is
+  // called for it, or drop_parts(). Parts of another one that was not written are dropped. Throws
+  // Error: then all parts of this one are gone. One thread for these three.
+  void add_part(const std::string& job, CheckpointId id, uint32_t rank, std::string_view piece,
+                bool is_last);
   void drop_parts(const std::string& job);
-  // Fills `into`, which has as many bytes as the rank's part of that checkpoint. Throws Error.
-  void read_part(const std::string& job, CheckpointId id, uint32_t rank, std::span<char> into);
+  // Fills `into` with the rank's part of that checkpoint from byte `offset` on. Throws Error.
+  void read_part(const std::string& job, CheckpointId id, uint32_t rank, uint64_t offset,
+                 std::span<char> into);
   // The size of each rank's part.
   static std::map<uint32_t, uint64_t> parts_of(const Manifest& saved);
   // Writes the snapshot that the job holds, with the parts that were added. Throws Error: it is not
@@ -63,17 +65,18 @@ class SavedJobs {
 
  private:
   bool may_go_on(const std::string& job);
-  // Null: nothing of it was written yet.
-  std::unique_ptr<CheckpointWriter> take_begun(const std::string& job, CheckpointId id);
+  struct Begun {
+    CheckpointId id;
+    std::unique_ptr<CheckpointWriter> writer;
+    std::map<uint32_t, std::unique_ptr<PartWriter>> parts = {};  // that are not complete, by rank
+  };
+  // With a new writer if nothing of it was written yet.
+  Begun take_begun(const std::string& job, CheckpointId id);
 
   const CheckpointOptions options_;
   std::mutex mutex_;
   CheckpointStore store_;
   // By job: checkpoints that have parts of ranks, and no tensors yet. Guarded by mutex_.
-  struct Begun {
-    CheckpointId id;
-    std::unique_ptr<CheckpointWriter> writer;
-  };
   std::map<std::string, Begun> begun_;
 };
 

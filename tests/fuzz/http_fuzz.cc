@@ -21,12 +21,14 @@ constexpr size_t kMaxInputBytes = 64u << 10;  // fits into the socket's buffer
 // Some answers come at once, some later, some after the client has gone.
 class Handler : public ControlHandler {
  public:
-  void check_part(const Credential& /*who*/, uint64_t /*round*/, uint64_t /*bytes*/) override {}
-  void take_part(const Credential& /*who*/, uint64_t /*round*/, std::string /*part*/,
+  void check_part(const Credential& /*who*/, const PartPiece& /*place*/,
+                  uint64_t /*bytes*/) override {}
+  void take_part(const Credential& /*who*/, const PartPiece& /*place*/, std::string /*piece*/,
                  std::shared_ptr<void> /*charge*/, Reply<Done> reply) override {
     reply(Done{});
   }
-  void restored_part(const Credential& /*who*/, Reply<PartBytes> reply) override {
+  void restored_part(const Credential& /*who*/, uint64_t /*offset*/,
+                     Reply<PartBytes> reply) override {
     reply(PartBytes{"part"});
   }
   void begin_state(const Credential& /*who*/, const StateRequest& /*request*/,

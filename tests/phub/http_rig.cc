@@ -80,22 +80,22 @@ void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
   reply(Offer{"tcp", "10.0.0.1:99", "fresh"});
 }
 
-void FakeHandler::check_part(const Credential& who, uint64_t /*round*/, uint64_t bytes) {
-  record("check_part", who);
+void FakeHandler::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) {
+  record(fmt::format("check_part {}+{}/{}", place.offset, bytes, place.all), who);
   if (check) check();
   if (bytes == 0) fail(ErrorCode::kInvalid, "a part has bytes");
 }
 
-void FakeHandler::take_part(const Credential& who, uint64_t round, std::string part,
+void FakeHandler::take_part(const Credential& who, const PartPiece& place, std::string piece,
                             std::shared_ptr<void> /*charge*/, Reply<Done> reply) {
-  record("take_part", who);
-  parts[round] = std::move(part);
+  record(fmt::format("take_part {}+{}/{}", place.offset, piece.size(), place.all), who);
+  parts[place.round] += piece;
   reply(Done{});
 }
 
-void FakeHandler::restored_part(const Credential& who, Reply<PartBytes> reply) {
-  record("restored_part", who);
-  reply(PartBytes{parts.at(parts.rbegin()->first)});
+void FakeHandler::restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  record(fmt::format("restored_part {}", offset), who);
+  reply(PartBytes{parts.at(parts.rbegin()->first).substr(offset)});
 }
 
 void FakeHandler::begin_state(const Credential& who, const StateRequest& request,

@@ -100,14 +100,18 @@ class Trainer {
 
   // trainer_parts.cc
   void restore();
+  void restore_more();
   void on_restored(const Result<PartBytes>& result);
   void save(uint64_t round);
   std::string part_after(uint64_t round) const;
   struct Part {
     uint64_t round;
     std::string bytes;
+    uint64_t sent = 0;  // of them
   };
   void send_part(const Part& part);
+  void part_answered(const Result<Done>& result, Part part, uint64_t piece_bytes);
+  void send_later(const Part& part);
   void part_ended();
 
   // trainer_states.cc
@@ -165,6 +169,7 @@ class Trainer {
   bool closed_seen_ = false;
   bool finished_rounds_ = false, disturbed_ = false, crashed_ = false, left_ = false;
   bool lacks_part_ = false;
+  std::string restored_bytes_;  // of its part, as far as they have come
   uint64_t pushes_ = 0;
   size_t hyper_calls_ = 0;
   size_t state_calls_ = 0;    // that are done, or not this rank's

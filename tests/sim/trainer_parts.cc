@@ -22,6 +22,11 @@ constexpr const char* kEntry = "state";
 
 // What it goes on from, before it trains.
 void Trainer::restore() {
+  restored_bytes_.clear();
+  restore_more();
+}
+
+void Trainer::restore_more() {
   const bool goes_on = job_.restored_round > 0 && reply_->first_round == job_.restored_round + 1;
   if (reply_->part_bytes == 0) {
     if (goes_on) {
@@ -37,17 +42,19 @@ void Trainer::restore() {
   control().call<PartBytes>(
       "restored part", mail_,
       [this, who = credential()](const Reply<PartBytes>& reply) {
-        server().restored_part(who, reply);
+        server().restored_part(who, restored_bytes_.size(), reply);
       },
       [this](const Result<PartBytes>& result) { on_restored(result); });
 }
 
 void Trainer::on_restored(const Result<PartBytes>& result) {
   if (done()) return;
-  if (!result && result.code == ErrorCode::kTimeout) return restore();
+  if (!result && result.code == ErrorCode::kTimeout) return restore_more();
   lacks_part_ = !result;
   if (!result) return on_error(result.code, result.message);
-  const RankState state = unpack(result.value->bytes);
+  restored_bytes_ += result.value->bytes;
+  if (restored_bytes_.size() < reply_->part_bytes) return restore_more();
+  const RankState state = unpack(restored_bytes_);
   std::optional<std::string> own;
   if (const auto entry = state.find(kEntry); entry != state.end()) {
     own.emplace(reinterpret_cast<const char*>(entry->second.data()), entry->second.size());
@@ -80,43 +87,56 @@ std::string Trainer::part_after(uint64_t round) const {
   if (coder_->residual_bytes() > 0) {
     state[std::string(GradientCoder::kStateName)] = coder_->residuals();
   }
-  return pack(state);
+  return pack(state, kMaxStateBytes + coder_->residual_bytes());
 }
 
+// The next piece of it; most parts are one.
 void Trainer::send_part(const Part& part) {
   ++parts_out_;
   rack_.net().trace("part", id_, part.round);
+  const uint64_t left = part.bytes.size() - part.sent;
+  const uint64_t bytes = rack_.random().below(4) > 0 ? left : 1 + rack_.random().below(left);
+  const PartPiece place{.round = part.round, .offset = part.sent, .all = part.bytes.size()};
   control().call<Done>(
       "part", mail_,
-      [this, who = credential(), part](const Reply<Done>& reply) {
+      [this, who = credential(), place,
+       piece = part.bytes.substr(part.sent, bytes)](const Reply<Done>& reply) {
         // Its bytes come later than the question whether they are wanted.
-        server().check_part(who, part.round, part.bytes.size());
+        server().check_part(who, place, piece.size());
         rack_.net().after(rack_.random().below(kMs / 10),
-                          [this, who, part, reply, life = rack_.box_life()] {
+                          [this, who, place, piece, reply, life = rack_.box_life()] {
                             if (life != rack_.box_life()) return;
                             try {
-                              server().take_part(who, part.round, part.bytes, nullptr, reply);
+                              server().take_part(who, place, piece, nullptr, reply);
                             } catch (const Error& error) {
                               reply({error.code(), error.what()});
                             }
                           });
       },
-      [this, part](const Result<Done>& result) {
-        if (done() || state_ == State::kLeaving) return;
-        if (!result && result.code == ErrorCode::kRewound) {
-          return on_error(result.code, result.message);
-        }
-        if (result || end_of_part(result.code) != PartEnd::kAgain) return part_ended();
-        std::weak_ptr<Mail> mail = mail_;
-        rack_.net().after(kMs, [this, mail, part] {
-          auto open = mail.lock();
-          if (open == nullptr) return;
-          open->push_back([this, part] {
-            --parts_out_;
-            send_part(part);
-          });
-        });
-      });
+      [this, part, bytes](const Result<Done>& result) { part_answered(result, part, bytes); });
+}
+
+void Trainer::part_answered(const Result<Done>& result, Part part, uint64_t piece_bytes) {
+  if (done() || state_ == State::kLeaving) return;
+  if (!result && result.code == ErrorCode::kRewound) return on_error(result.code, result.message);
+  if (!result && end_of_part(result.code) == PartEnd::kAgain) return send_later(part);
+  const bool is_there = result || end_of_part(result.code) == PartEnd::kThere;
+  part.sent += piece_bytes;
+  if (!is_there || part.sent == part.bytes.size()) return part_ended();
+  --parts_out_;
+  send_part(part);
+}
+
+void Trainer::send_later(const Part& part) {
+  std::weak_ptr<Mail> mail = mail_;
+  rack_.net().after(kMs, [this, mail, part] {
+    auto open = mail.lock();
+    if (open == nullptr) return;
+    open->push_back([this, part] {
+      --parts_out_;
+      send_part(part);
+    });
+  });
 }
 
 void Trainer::part_ended() {

@@ -158,7 +158,7 @@ TEST_F(RoundTrip, JoinReply) {
     reply.layout.queue_offset = random_.list<uint64_t>([&] { return random_.u64(); });
     reply.spec = random_.spec();
     reply.save_every = random_.u64();
-    reply.part_bytes = random_.below(kMaxPartBytes + 1);
+    reply.part_bytes = random_.below(kMaxStateBytes + 1);
     const JoinReply back = parse_join_reply(to_json(reply));
     EXPECT_EQ(back.rank, reply.rank);
     EXPECT_EQ(back.incarnation, reply.incarnation);

@@ -633,8 +633,11 @@ TEST_F(Parts, WhatIsNotWantedIsRefused) {
   const Credential who = join(control, spec, true, &saver);
   EXPECT_EQ(saver.save_every, 10u);
   EXPECT_EQ(saver.part_bytes, 0u);
+  const auto send_piece = [&](const Credential& as, const PartPiece& place, size_t bytes) {
+    return code_of([&] { control.send_part(as, place, std::string(bytes, 'x')); });
+  };
   const auto send = [&](const Credential& as, uint64_t round, size_t bytes = 3) {
-    return code_of([&] { control.send_part(as, round, std::string(bytes, 'x')); });
+    return send_piece(as, {.round = round, .all = bytes}, bytes);
   };
   EXPECT_EQ(send(who, 10), ErrorCode::kNotFound);  // the job has not begun
   const Credential other = join(control, spec, false, &saver);
@@ -659,9 +662,25 @@ TEST_F(Parts, WhatIsNotWantedIsRefused) {
   wrong.rank = 1000000;
   EXPECT_EQ(send(wrong, 10), ErrorCode::kInvalid);
   EXPECT_EQ(send(who, 10, 0), ErrorCode::kInvalid);
-  EXPECT_EQ(send(who, 10, kMaxPartBytes + 1), ErrorCode::kInvalid);
-  EXPECT_EQ(code_of([&] { control.restored_part(who); }), ErrorCode::kNotFound);
-  control.send_part(who, 10, std::string(kMaxPartBytes, 'x'));
+  EXPECT_EQ(code_of([&] { control.restored_part(who, 0); }), ErrorCode::kNotFound);
+  // Of a part, and of its pieces: sizes, and their order.
+  EXPECT_EQ(send_piece(who, {.round = 10, .all = kMaxStateBytes + 1}, 3), ErrorCode::kInvalid);
+  EXPECT_EQ(send(who, 10, kPartPieceBytes + 1), ErrorCode::kInvalid);
+  EXPECT_EQ(send_piece(who, {.round = 10, .offset = 8, .all = 10}, 3), ErrorCode::kInvalid);
+  EXPECT_EQ(send_piece(who, {.round = 10, .offset = ~uint64_t{0}, .all = 10}, 3),
+            ErrorCode::kInvalid);
+  PartPiece place{.round = 10, .all = kMaxStateBytes};
+  EXPECT_EQ(send_piece(who, {.round = 10, .offset = 1, .all = place.all}, 3), ErrorCode::kInvalid);
+  for (; place.offset < place.all; place.offset += kPartPieceBytes) {
+    control.send_part(who, place, std::string(kPartPieceBytes, 'x'));
+    EXPECT_EQ(send_piece(who, place, kPartPieceBytes), ErrorCode::kTaken);
+    if (place.offset + kPartPieceBytes == place.all) break;
+    const uint64_t next = place.offset + kPartPieceBytes;
+    EXPECT_EQ(send_piece(who, {.round = 10, .offset = next + 1, .all = place.all}, 3),
+              ErrorCode::kInvalid);
+    EXPECT_EQ(send_piece(who, {.round = 10, .offset = next, .all = place.all - 1}, 3),
+              ErrorCode::kInvalid);
+  }
   EXPECT_EQ(send(who, 10), ErrorCode::kTaken);
   EXPECT_EQ(status("refused").state, "running");
   control.leave(who);
@@ -681,7 +700,7 @@ TEST(RankStateTest, ComesBack) {
       for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
       state[name] = bytes;
     }
-    const std::string part = pack(state);
+    const std::string part = pack(state, kMaxStateBytes);
     EXPECT_EQ(unpack(part), state);
     EXPECT_THROW(unpack(part.substr(0, random() % part.size())), Error);
     EXPECT_THROW(unpack(part + "x"), Error);
@@ -691,7 +710,7 @@ TEST(RankStateTest, ComesBack) {
 TEST(RankStateTest, LimitsAreNamed) {
   const auto message = [](const RankState& state) -> std::string {
     try {
-      pack(state);
+      pack(state, kMaxStateBytes);
     } catch (const Error& error) {
       return error.what();
     }
@@ -699,14 +718,15 @@ TEST(RankStateTest, LimitsAreNamed) {
   };
   EXPECT_THAT(message({{"", {}}}), HasSubstr("1 to 255"));
   EXPECT_THAT(message({{std::string(256, 'n'), {}}}), HasSubstr("has 256"));
-  EXPECT_THAT(message({{"big", std::vector<std::byte>(kMaxPartBytes)}}), HasSubstr("'big'"));
+  EXPECT_THAT(message({{"big", std::vector<std::byte>(kMaxStateBytes)}}), HasSubstr("'big'"));
   EXPECT_EQ(message({{std::string(255, 'n'), {}}}), "");
 }
 
 // Any bytes: an answer or an error, never more memory than there are bytes.
 TEST(RankStateTest, DamageIsNoticed) {
   std::mt19937_64 random(fresh_seeds(1).first);
-  const std::string part = pack({{"random", bytes_of("12345")}, {"position", bytes_of("7")}});
+  const std::string part =
+      pack({{"random", bytes_of("12345")}, {"position", bytes_of("7")}}, kMaxStateBytes);
   for (int i = 0; i < 2000; ++i) {
     std::string damaged = part;
     damaged[random() % damaged.size()] ^= static_cast<char>(1u << random() % 8);

@@ -86,14 +86,17 @@ Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
   return parse_offer(call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
 }
 
-void ControlClient::send_part(const Credential& who, uint64_t round, std::string_view part,
+void ControlClient::send_part(const Credential& who, const PartPiece& place, std::string_view piece,
                               uint32_t timeout_ms) {
-  call("POST", who.job, fmt::format("{}/{}", part_path(who), round), who.ticket, part, timeout_ms,
-       kBytesType);
+  call("POST", who.job,
+       fmt::format("{}/{}/{}/{}", part_path(who), place.round, place.offset, place.all), who.ticket,
+       piece, timeout_ms, kBytesType);
 }
 
-std::string ControlClient::restored_part(const Credential& who, uint32_t timeout_ms) {
-  return call("GET", who.job, part_path(who), who.ticket, "", timeout_ms);
+std::string ControlClient::restored_part(const Credential& who, uint64_t offset,
+                                         uint32_t timeout_ms) {
+  return call("GET", who.job, fmt::format("{}/{}", part_path(who), offset), who.ticket, "",
+              timeout_ms);
 }
 
 StateReply ControlClient::begin_state(const Credential& who, StateRequest request,

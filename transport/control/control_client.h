@@ -36,12 +36,14 @@ class ControlClient {
   uint64_t set_hyper(const Credential& who, const HyperChange& change,
                      uint32_t timeout_ms = kTimeoutMs);
   Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  // The rank's part of the checkpoint of `round`, 1 to kMaxPartBytes. Returns when it is in its
-  // file. kNotFound: no checkpoint of that round is being taken; kTaken: it was sent already.
-  void send_part(const Credential& who, uint64_t round, std::string_view part,
+  // A piece of the rank's part of a checkpoint, 1 to kPartPieceBytes; pieces go in their order.
+  // Returns when it is in its file. kNotFound: no checkpoint of that round is being taken; kTaken:
+  // it was sent already.
+  void send_part(const Credential& who, const PartPiece& place, std::string_view piece,
                  uint32_t timeout_ms = kPartTimeoutMs);
-  // That of the checkpoint that the rank goes on from. kNotFound: there is none.
-  std::string restored_part(const Credential& who, uint32_t timeout_ms = kPartTimeoutMs);
+  // A piece of that of the checkpoint that the rank goes on from. kNotFound: there is none.
+  std::string restored_part(const Credential& who, uint64_t offset,
+                            uint32_t timeout_ms = kPartTimeoutMs);
   // Begins to read or to set the state of keys; `who` replaces the request's. Then its bytes, a
   // piece at a time: those from `offset` on. A set is applied when all are there: returns the round
   // before whose end it is.

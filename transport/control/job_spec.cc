@@ -278,6 +278,15 @@ const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& ke
   return known && !known->is_plain() ? f32 : format;
 }
 
+uint64_t coded_elements(const JobSpec& spec) {
+  uint64_t elements = 0;
+  for (const KeySpec& key : spec.keys) {
+    const SlotFormat* format = find_slot_format(gradient_format(spec, key));
+    if (format && !format->is_plain()) elements += key.elements;
+  }
+  return elements;
+}
+
 const SlotFormat* difference_format(const JobSpec& spec) {
   const SlotFormat* format = find_slot_format(spec.parameter_dtype);
   return format && !format->is_plain() ? format : nullptr;

@@ -110,6 +110,9 @@ inline const std::string& gradient_format(const JobSpec& spec, const KeySpec& ke
   return key.format.empty() ? spec.gradient_dtype : key.format;
 }
 
+// Of all keys whose gradients have a coded format.
+uint64_t coded_elements(const JobSpec& spec);
+
 // Gives the keys whose names match the pattern (fnmatch(3): "*.weight", "layer?.*") this format of
 // gradients. Returns how many there are. The last call that matches a key counts.
 size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format);

@@ -121,7 +121,7 @@ void fields(A& a, const JoinReply*) {
   a.optional("job_token", &JoinReply::job_token, {0, kMaxNameBytes});
   a.optional("epoch", &JoinReply::epoch);
   a.optional("save_every", &JoinReply::save_every);
-  a.optional("part_bytes", &JoinReply::part_bytes, {0, kMaxPartBytes});
+  a.optional("part_bytes", &JoinReply::part_bytes, {0, kMaxElements * sizeof(float)});
 }
 
 // Job and ticket of a credential travel outside of the body.

@@ -16,7 +16,13 @@
 namespace phub {
 
 inline constexpr uint32_t kProtocolVersion = 1;
-inline constexpr uint64_t kMaxPartBytes = uint64_t{64} << 20;  // of a rank, in a checkpoint
+// Of what a rank's training saves in a checkpoint.
+inline constexpr uint64_t kMaxStateBytes = uint64_t{64} << 20;
+// Of a rank's part of a checkpoint, which also has the residuals of its coded keys.
+inline uint64_t most_part_bytes(const JobSpec& spec) {
+  return kMaxStateBytes + coded_elements(spec) * sizeof(float);
+}
+inline constexpr uint64_t kPartPieceBytes = uint64_t{16} << 20;  // at most, of a part in pieces
 
 // Who sends a request, as the box found out from its token. Not on the wire.
 struct Caller {
@@ -281,7 +287,11 @@ struct Result {
   explicit operator bool() const { return value.has_value(); }
 };
 struct Done {};
-struct PartBytes {  // GET …/part: what the rank sent
+// POST …/part/…: a piece of what a rank saves after `round`, from byte `offset` on, of `all` bytes.
+struct PartPiece {
+  uint64_t round = 0, offset = 0, all = 0;
+};
+struct PartBytes {  // GET …/part/…: a piece of what the rank sent
   std::string bytes;
 };
 // Takes the answer to a call. Called exactly once, possibly later, on the control thread. It may

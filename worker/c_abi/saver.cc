@@ -62,10 +62,10 @@ phub_code phub_save(phub_state* state, const char* name, const void* bytes, size
     const auto object = object_of<StateObject>(state);
     need(name, "name");
     if (size > 0) need(bytes, "bytes");
-    if (size > kMaxPartBytes) {
+    if (size > kMaxStateBytes) {
       throw Refusal(PHUB_INVALID,
                     fmt::format("'{}' has {} bytes, the limit of a rank's state is {}", name, size,
-                                kMaxPartBytes));
+                                kMaxStateBytes));
     }
     const auto* begin = static_cast<const std::byte*>(bytes);
     const std::lock_guard lock(object->mutex);

@@ -28,12 +28,12 @@ void Cache::Impl::check_saved_size() const {
   for (const Table& table : tables) {
     if (is_saved(table.spec)) bytes += row_bytes(table);
   }
-  if (bytes <= kMaxPartBytes) return;
+  if (bytes <= kMaxStateBytes) return;
   fail(
       ErrorCode::kInvalid,
       "the local tables have {} bytes, and what a rank saves has at most {}: mark those as scratch "
       "that no iteration needs from the one before, or join without a saver",
-      bytes, kMaxPartBytes);
+      bytes, kMaxStateBytes);
 }
 
 void Cache::Impl::restore_local() {
