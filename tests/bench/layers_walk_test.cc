@@ -58,7 +58,6 @@ TEST(LayersWalk, WithOverlapEveryLayerIsPushedBeforeTheOneBelowIsDone) {
   for (const WalkResult& result : walked("overlap", quick())) {
     EXPECT_EQ(result.layers, 4u * 2);
     EXPECT_EQ(result.pushed_early, result.layers);
-    EXPECT_GT(result.back_early, 0u);  // the first layer alone takes 12 ms
     EXPECT_EQ(result.wrong, 0u);
     EXPECT_GE(result.iteration_s, 0.03);
   }

@@ -379,90 +379,6 @@ def time_to_loss_refuses(folder, binaries):
     return 0
 
 
-# --- bench/ladder
-
-def ladder_climbs(folder, binaries):
-    ladder = [BENCH / "ladder", "--tiny", "--build", binaries.parent, "--json", folder / "ladder.json"]
-    expect(run(*ladder), "Ways of matrices (ranks: 2; samples of each: 32", "factors  fc.weight")
-    found = json.loads((folder / "ladder.json").read_text())
-    rows = {row["way"]: row for row in found["rows"]}
-    assert list(rows) == ["without", "with", "choice", "choice-real", "first", "slack-1", "slack-2"], rows
-    assert all(0 < row["speedup"] <= 2.1 for row in rows.values()), rows
-    assert rows["without"]["back_early"] == 0 < rows["with"]["back_early"], rows
-    whole, factors = 2 * 4 * 1000 * 1024, 4 * 32 * (1000 + 1024)
-    for way in ("choice", "choice-real"):
-        assert rows[way]["factors"] == ["fc"], rows[way]
-        assert rows["with"]["box_received"] - rows[way]["box_received"] == whole - 2 * factors, rows
-        assert rows["with"]["box_sent"] - rows[way]["box_sent"] == whole - 4 * factors, rows
-    expect(run(*ladder, "--ways", "with,none", status=2), "'none' is not one of")
-    return 0
-
-
-def ladder_refuses(_, __):
-    from pictures import sibling
-    ladder = sibling("ladder")
-
-    class Setting:
-        warmup, iterations, colocated = 1, 2, False
-
-    row = {"wrong": 0, "layers": 10, "pushed_early": 10, "job_bytes": 10**7,
-           "bytes": {"box_received": 2 * 10**7, "box_sent": 2 * 10**7}}
-    right = [6 * 10**7, 8 * 10**7]
-
-    def refused(message, way="with", counts=right, **fields):
-        try:
-            ladder.check("m", 2, way, Setting, [row | fields] * 2, [counts])
-        except ladder.Failure as failure:
-            expect(str(failure), message)
-            return
-        assert not message, f"not refused: {message}"
-
-    refused("")
-    refused("", way="without", pushed_early=0)
-    refused("[1, 1] wrong results", wrong=1)
-    refused("9 were pushed before", pushed_early=9)
-    refused("10 were pushed before", way="without")
-    refused("a box received 68000000 bytes", counts=[68 * 10**6, right[1]])
-    refused("a box sent 60000000 bytes", counts=[right[0], 60 * 10**6])
-
-    # With boxes on all nodes: as bench/peers has it.
-    from peers_rack import Placement
-    Setting.colocated = True
-    whole = {"box_received": 3 * 10**7, "box_sent": 3 * 10**7, "worker_received": 10**7, "worker_sent": 10**7}
-    link = Placement("", 3, True).bytes_of_link(3, 10**7)
-    assert all(abs(each - link) < 1 for each in ladder.of_link(Setting, 3, whole)), link
-    return 0
-
-
-def plot_draws_trainings(folder, _):
-    if subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True,
-                      check=False).returncode != 0:
-        return SKIPPED
-    file = folder / "rows.json"
-
-    def drawn(script, found, picture):
-        file.write_text(json.dumps(found))
-        run(BENCH / script, file, "--out", folder)
-        assert (folder / picture).stat().st_size > 5000
-
-    def refused(script, found, message):
-        file.write_text(json.dumps(found))
-        expect(run(BENCH / script, file, "--out", folder, status=1), message)
-
-    rung = {"model": "alexnet", "nodes": 8, "way": "with", "speedup": 4.0}
-    drawn("plot_ladder", {"rows": [rung, rung | {"way": "without", "speedup": 2.0}]}, "ladder.png")
-    refused("plot_ladder", {"rows": [rung | {"way": "up"}]}, "is no file of bench/ladder's --json")
-    refused("plot_ladder", {"rows": []}, "no picture can be drawn")
-
-    def training(error):
-        return {"model": "quick", "ranks": 8, "rows": [
-            {"form": "f32", "rate": "1gbit", "turns": [{"losses": [[5, 0.1, 2.3, error], [10, 0.2, 1.1, error]]}]}]}
-    drawn("plot_loss", training(0.5), "loss.png")
-    drawn("plot_loss", training(None), "loss.png")
-    refused("plot_loss", {"rows": []}, "is no file of bench/torch_loss's --json")
-    return 0
-
-
 # --- bench/strangers
 
 def strangers_cost_little(_, binaries):
@@ -479,7 +395,7 @@ def strangers_cost_little(_, binaries):
 
 CASES = {name: case for name, case in list(globals().items())
          if callable(case) and name.split("_")[0] in (
-             "plot", "peers", "time", "baseline", "strangers", "rack", "believe", "ladder")}
+             "plot", "peers", "time", "baseline", "strangers", "rack", "believe")}
 
 
 def main():
