@@ -14,8 +14,8 @@
 
 namespace phub::sim {
 
-// A rank's updates of one chunk that are not null, in their order, and what they add up to. What was
-// carried over came with the next one that was not.
+// A rank's updates of one chunk that are not null, in their order, and what they add up to. What
+// was carried over came with the next one that was not.
 struct Oracle::History {
   std::vector<Contribution> updates;
   std::vector<bool> sent;                // of the updates: not carried over
