@@ -360,8 +360,9 @@ def time_to_loss_reports(folder, binaries):
     row, = json.loads(report.read_text())["rows"]
     assert row["to_loss"] is None and row["to_accuracy"] is None, row
     # A budget that lets no round go in time.
-    text = run(program, "--tiny", "--data", data, "--modes", "bsp+random,ssp:2+magnitude+carry",
-               "--transport", "tcp", "--chunk-elements", "32", "--hidden", "512", "--budget", "2000000", "--json", report)
+    text = run(program, "--rounds", "12", "--turns", "1", "--compute-ms", "1", "--delay-ms", "0", "--hidden", "512",
+               "--data", data, "--modes", "bsp+random,ssp:2+magnitude+carry", "--transport", "tcp",
+               "--chunk-elements", "512", "--budget", "2000000", "--json", report)
     expect(text, "bsp, random", "ssp, slack 2, magnitude, carried")
     plain, carried = json.loads(report.read_text())["rows"]
     assert plain["carried"] == 0 and carried["carried"] > 0, (plain, carried)

@@ -42,6 +42,7 @@ MEMBERS_SAVED = "phub/job/membership_saved.cc"
 CALLS = "phub/job/running_job_calls.cc"
 MEMORY = "phub/job/memory.cc"
 SESSION = "worker/session.cc"
+SESSION_ORDER = "worker/session_order.cc"
 PLAN = "phub/plan/plan.cc"
 LAYOUT = "transport/layout.cc"
 LIMITS = "phub/plan/limits.cc"
@@ -1339,9 +1340,8 @@ MUTANTS = [
     Mutant("budget-change: a new rate holds from before", BUCKET,
            "  fill(now_ns);\n  bytes_per_s_ = bytes_per_s;", "  bytes_per_s_ = bytes_per_s;\n  fill(now_ns);",
            ("transport/token_bucket_test",)),
-    Mutant("budget-headers: headers cost nothing", "transport/paced/nic_budget.h",
-           "constexpr uint64_t kHeaders = 66; ", "constexpr uint64_t kHeaders = 0; ", ("transport/token_bucket_test",),
-           ("transport/paced/token_bucket.cc",) + PACED_SOURCES),
+    Mutant("budget-headers: headers cost nothing", PACED_ENDPOINT,
+           "bytes = wire_bytes(write.bytes);", "bytes = write.bytes;", PACED, PACED_SOURCES),
     Mutant("budget-parts: every core of a NIC has all of its budget", PACED_BOX,
            "static_cast<uint64_t>(part * static_cast<double>(budget_.bytes_per_s))", "budget_.bytes_per_s + (part < 0)",
            PACED),
@@ -1372,24 +1372,24 @@ MUTANTS = [
            ("phub/core/core_job.cc",)),
     Mutant("owed-order: what is owed goes out as it lies in the queue", OUTBOX,
            "table[a].priority > table[b].priority", "a < b", ("phub/core_job_test:*Turn*",)),
-    Mutant("order-nics: a NIC without budget holds the others up", SESSION,
+    Mutant("order-nics: a NIC without budget holds the others up", SESSION_ORDER,
            "queues_[q].nic = static_cast<uint32_t>(at - nics.begin());", "queues_[q].nic = 0;", SEND_ORDER),
-    Mutant("order-magnitude: small magnitudes are alike", SESSION,
+    Mutant("order-magnitude: small magnitudes are alike", SESSION_ORDER,
            "std::bit_cast<int32_t>(chunk.magnitude)", "static_cast<int32_t>(chunk.magnitude)", SEND_ORDER),
-    Mutant("order-random: every round has the same order", SESSION,
+    Mutant("order-random: every round has the same order", SESSION_ORDER,
            "shuffled(chunk.awaited << 32 | id)", "shuffled(id)", SEND_ORDER),
     Mutant("order-rank: every rank has the same order", SESSION,
            " ^ shuffled(reply.rank)", "", SEND_ORDER),
     Mutant("magnitude-absolute: magnitudes are not relative", "worker/magnitude.cc",
            "if (parameters.data != nullptr && magnitude > 0) {", "if (false) {", SEND_ORDER),
-    Mutant("carry-sent: what was sent is carried over too", SESSION,
+    Mutant("carry-sent: what was sent is carried over too", SESSION_ORDER,
            " && !chunk.null && !chunk.posted;", " && !chunk.null;", SEND_ORDER),
-    Mutant("carry-end: chunks are carried over for ever", SESSION,
+    Mutant("carry-end: chunks are carried over for ever", SESSION_ORDER,
            "if (!asked || !may || chunk.carried >= most_rounds) continue;", "if (!asked || !may) continue;",
            SEND_ORDER + ("worker/budget_test:*Carried*",)),
     Mutant("carry-once: who was sent is not carried over any more", SESSION,
            "if (!chunk.null) chunk.carried = 0;", "", SEND_ORDER),
-    Mutant("carry-last: nulls wait for what is before them", SESSION,
+    Mutant("carry-last: nulls wait for what is before them", SESSION_ORDER,
            "each.priority = std::numeric_limits<int64_t>::max();", "", SEND_ORDER),
     Mutant("carry-lost: what was carried over is not added", CODER,
            "gradient[i] += residual[i];", "", CARRIED),

@@ -166,6 +166,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
     case ErrorCode::kNotFound:
       explained |= !trainer.joined() || out || control || failed || life_ > 1 || rack_lost;
       break;
+    case ErrorCode::kInvalid:  // no checkpoint that there is can be read
     case ErrorCode::kInternal:
       if ((!trainer.joined() || trainer.lacks_part()) &&
           what.find("Input/output error") != what.npos) {

@@ -14,8 +14,8 @@
 
 namespace phub::sim {
 
-// A rank's updates of one chunk that are not null, in their order, and what they add up to. What was
-// carried over came with the next one that was not.
+// A rank's updates of one chunk that are not null, in their order, and what they add up to. What
+// was carried over came with the next one that was not.
 struct Oracle::History {
   std::vector<Contribution> updates;
   std::vector<bool> sent;                // of the updates: not carried over
@@ -26,7 +26,9 @@ struct Oracle::History {
     while (!sent.empty() && !sent.back()) updates.pop_back(), sent.pop_back(), sums.pop_back();
   }
   size_t all_sent() const {
-    return static_cast<size_t>(sent.rend() - std::ranges::find(sent.rbegin(), sent.rend(), true));
+    size_t count = sent.size();
+    while (count > 0 && !sent[count - 1]) --count;
+    return count;
   }
 };
 
