@@ -46,14 +46,12 @@ SealedMemory SealedMemory::create(const char* name, uint64_t bytes, MemoryAccess
 SealedMemory SealedMemory::adopt(const char* name, const Fd& fd, uint64_t bytes, MemoryAccess own) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW)) {
-    fail(ErrorCode::kMismatch, "{}: the file is not sealed against shrinking and growing",
-         name);
+    fail(ErrorCode::kMismatch, "{}: the file is not sealed against shrinking and growing", name);
   }
   struct stat status = {};
   if (fstat(fd.get(), &status) != 0) fail_system(fmt::format("fstat of {}", name), errno);
   if (static_cast<uint64_t>(status.st_size) != bytes) {
-    fail(ErrorCode::kMismatch, "{}: the file has {} bytes, not {}", name,
-         status.st_size, bytes);
+    fail(ErrorCode::kMismatch, "{}: the file has {} bytes, not {}", name, status.st_size, bytes);
   }
   SealedMemory memory;
   memory.map(name, fd.get(), bytes, own);

@@ -18,9 +18,8 @@ namespace phub {
 // lookup of its name takes longer.
 std::string choose_transport(const WorkerOptions& options, const std::string& server);
 
-// `server` is the one that made the offer. With "auto", a link over tcp goes over memory to boxes on
-// this host. Throws Error(kInvalid) for a transport that is not in
-// this library.
+// `server` is the one that made the offer. With "auto", a link over tcp goes over memory to boxes
+// on this host. Throws Error(kInvalid) for a transport that is not in this library.
 std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
                                     const Offer& offer, const LinkLayout& layout);
 

@@ -13,7 +13,7 @@
 namespace phub {
 namespace {
 
-constexpr int kBacklog = 4096;
+constexpr int kNearBacklog = 4096;
 
 struct NearAddress {
   sockaddr_un storage = {};
@@ -22,7 +22,7 @@ struct NearAddress {
 };
 
 // False: no name of a socket is so long.
-bool set_address(const std::string& name, NearAddress& address) {
+bool set_near_address(const std::string& name, NearAddress& address) {
   address.storage.sun_family = AF_UNIX;
   if (name.empty() || name.size() >= sizeof(address.storage.sun_path)) return false;
   std::memcpy(address.storage.sun_path + 1, name.data(), name.size());  // behind a zero
@@ -30,7 +30,7 @@ bool set_address(const std::string& name, NearAddress& address) {
   return true;
 }
 
-Fd new_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+Fd new_near_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
 }  // namespace
 
@@ -51,10 +51,10 @@ std::string new_near_name() { return fmt::format("phub-{}", make_ticket()); }
 
 Fd listen_near(const std::string& name) {
   NearAddress address;
-  PHUB_CHECK(set_address(name, address));
-  Fd listener = new_socket();
+  PHUB_CHECK(set_near_address(name, address));
+  Fd listener = new_near_socket();
   if (!listener || bind(listener.get(), address.get(), address.size) != 0 ||
-      listen(listener.get(), kBacklog) != 0) {
+      listen(listener.get(), kNearBacklog) != 0) {
     fail_system("listening for workers on this host", errno);
   }
   return listener;
@@ -62,8 +62,8 @@ Fd listen_near(const std::string& name) {
 
 Fd connect_near(const std::string& name) {
   NearAddress address;
-  if (!set_address(name, address)) return {};
-  Fd socket = new_socket();
+  if (!set_near_address(name, address)) return {};
+  Fd socket = new_near_socket();
   if (!socket || connect(socket.get(), address.get(), address.size) != 0) return {};
   return socket;
 }
