@@ -139,11 +139,16 @@ int run(uint32_t rank, uint32_t ranks, char** argv, uint64_t elements, uint64_t 
     const Measured measured = measure(context, name, elements, warmup, rounds);
     if (rank != 0) continue;
     const Summary us = summarize(measured.round_us);
-    const nlohmann::json line = {
-        {"algorithm", name}, {"workers", ranks}, {"bytes", elements * sizeof(float)},
-        {"rounds", rounds},  {"min_us", us.min}, {"p50_us", us.p50},
-        {"p99_us", us.p99},  {"max_us", us.max}, {"wrong", measured.wrong},
-        {"machine_busy", measured.machine.busy()}};
+    const nlohmann::json line = {{"algorithm", name},
+                                 {"workers", ranks},
+                                 {"bytes", elements * sizeof(float)},
+                                 {"rounds", rounds},
+                                 {"min_us", us.min},
+                                 {"p50_us", us.p50},
+                                 {"p99_us", us.p99},
+                                 {"max_us", us.max},
+                                 {"wrong", measured.wrong},
+                                 {"machine_busy", measured.machine.busy()}};
     std::printf("%s\n", line.dump().c_str());
     std::fflush(stdout);
   }

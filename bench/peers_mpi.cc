@@ -59,10 +59,14 @@ int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
   MPI_Reduce(&wrong, &all_wrong, 1, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
   if (rank == 0) {
     const Summary us = summarize(round_us);
-    const nlohmann::json line = {{"workers", ranks}, {"bytes", elements * sizeof(float)},
-                                 {"rounds", rounds}, {"min_us", us.min},
-                                 {"p50_us", us.p50}, {"p99_us", us.p99},
-                                 {"max_us", us.max}, {"wrong", all_wrong},
+    const nlohmann::json line = {{"workers", ranks},
+                                 {"bytes", elements * sizeof(float)},
+                                 {"rounds", rounds},
+                                 {"min_us", us.min},
+                                 {"p50_us", us.p50},
+                                 {"p99_us", us.p99},
+                                 {"max_us", us.max},
+                                 {"wrong", all_wrong},
                                  {"machine_busy", machine.busy()}};
     std::printf("%s\n", line.dump().c_str());
   }

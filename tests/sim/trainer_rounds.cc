@@ -130,8 +130,8 @@ void Trainer::carry_over() {
   const JobSpec& spec = job_.spec;
   const uint32_t most =
       spec.consistency == "ssp" ? std::min(spec.slack, job_.plan.carry_over) : job_.plan.carry_over;
-  const size_t key = rack_.random().chance(0.5) ? Session::kAllKeys
-                                                : rack_.random().below(session_->keys());
+  const size_t key =
+      rack_.random().chance(0.5) ? Session::kAllKeys : rack_.random().below(session_->keys());
   session_->carry_over(key, most, [this](size_t k, const ChunkLayout& chunk, size_t offset) {
     const auto first = std::ranges::find(job_.layout.chunks, k, &ChunkLayout::key);
     const auto id = static_cast<uint32_t>(first - job_.layout.chunks.begin()) +

@@ -35,7 +35,7 @@ class Share {
  private:
   std::atomic<uint64_t> bytes_per_s_{1};
   std::optional<TokenBucket> bucket_;  // nothing: it was not used yet
-  uint64_t chunks_ = 0;  // of open jobs
+  uint64_t chunks_ = 0;                // of open jobs
 };
 
 // Those of one job, by core and there by the core's queue.
