@@ -18,7 +18,7 @@ namespace {
 void try_to_unpack(std::string_view part) {
   try {
     const RankState state = unpack(part);
-    PHUB_CHECK(unpack(pack(state)) == state);
+    PHUB_CHECK(unpack(pack(state, part.size())) == state);
   } catch (const Error& error) {
     PHUB_CHECK(error.code() == ErrorCode::kInvalid);
   }
