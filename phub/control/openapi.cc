@@ -190,6 +190,7 @@ Json parameters_of(std::string_view pattern) {
   add("epoch", number("uint64", ~uint64_t{0}));
   add("round", number("uint64", ~uint64_t{0}));
   add("offset", number("uint64", ~uint64_t{0}));
+  add("bytes", number("uint64", ~uint64_t{0}));
   add("shard", number("uint64", ~uint64_t{0}));
   add("part", number("uint64", ~uint64_t{0}));
   return parameters;

@@ -312,7 +312,7 @@ TEST(BadServer, IsNotThereOrIsSomebodyElse) {
   const Impostor mail("220 mail.example.org ESMTP\r\n");
   expect_error(ErrorCode::kUnavailable, mail.address(), [&] { join(mail.address()); });
   const Impostor torn("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
-  expect_error(ErrorCode::kInvalid, "answer to join", [&] { join(torn.address()); });
+  expect_error(ErrorCode::kInvalid, "answer to status", [&] { join(torn.address()); });
 }
 
 // Every call of the control port with a credential that is wrong in some way, while its owner is

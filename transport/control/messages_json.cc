@@ -117,7 +117,7 @@ std::string to_json(const LogRecord& record) { return json::encode(record); }
 
 std::string to_json(const ServerStatus& status) { return json::encode(status); }
 ServerStatus parse_status(std::string_view text) {
-  return json::decode<ServerStatus>(text, "status");
+  return json::decode<ServerStatus>(text, "answer to status");
 }
 
 std::string to_json(const JobStatus& status) { return json::encode(status); }
