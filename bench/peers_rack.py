@@ -172,9 +172,7 @@ def with_boxes(phub, boxes, command):
 
 def phub_commands(host, case, placement, file):
     transport = "auto" if placement.near else "tcp"
-    # Without other boxes the worker on the box's host would choose shared memory, were it the first.
-    wait = "((RANK)) || sleep 2; " if placement.near and placement.boxes == 1 else ""
-    command = f"{wait}exec {exchange(host, case, file, transport=transport)}"
+    command = f"exec {exchange(host, case, file, transport=transport)}"
     return with_boxes(host.binary("phub"), placement.boxes, command)
 
 

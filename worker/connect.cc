@@ -86,9 +86,11 @@ std::string choose_transport(const WorkerOptions& options, const std::string& se
   }
   const auto job = std::ranges::find(status.jobs, options.spec.name, &JobStatus::name);
   if (job != status.jobs.end() && (here || job->transport != "shm")) return job->transport;
-  if (here && status.shards.empty()) return "shm";
-  const bool verbs = std::ranges::count(status.transports, "verbs") > 0;
-  return verbs && has_usable_rdma() ? "verbs" : "tcp";
+  const auto serves = [&status](const char* transport) {
+    return std::ranges::count(status.transports, transport) > 0;
+  };
+  if (here && status.shards.empty() && serves("shm")) return "shm";
+  return serves("verbs") && has_usable_rdma() ? "verbs" : "tcp";
 }
 
 namespace {

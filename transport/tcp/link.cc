@@ -36,7 +36,7 @@ uint32_t present_node() {
 
 // The interface that has this address, of which it may have several; if none has it, the address.
 std::string interface_of(const TcpAddress& address) {
-  const std::string host = parse_host_port(to_string(address)).host;
+  std::string host = parse_host_port(to_string(address)).host;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return host;
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
