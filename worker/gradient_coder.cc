@@ -24,11 +24,7 @@ DType format_of(const JobSpec& spec, const KeySpec& key) {
 
 }  // namespace
 
-bool has_coded_keys(const JobSpec& spec) {
-  return std::ranges::any_of(spec.keys, [&spec](const KeySpec& key) {
-    return gradient_memory_format(spec, key) != gradient_format(spec, key);
-  });
-}
+bool has_coded_keys(const JobSpec& spec) { return coded_elements(spec) > 0; }
 
 bool saves_residuals(const JobSpec& spec) {
   const bool box_has_none = spec.optimizer == "none" && spec.consistency == "bsp";

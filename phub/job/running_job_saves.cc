@@ -311,7 +311,8 @@ void RunningJob::restored_part(uint32_t rank, uint64_t offset, Reply<PartBytes> 
       host_.builder,
       [this, rank, offset, bytes, piece] {
         piece->bytes.resize(std::min(kPartPieceBytes, bytes - offset));
-        host_.checkpoints->read_part(job_->spec().name, life_.from, rank, offset, piece->bytes);
+        host_.checkpoints->read_part(job_->spec().name, life_.from, rank, bytes, offset,
+                                     piece->bytes);
       },
       [piece, reply](const std::optional<Error>& failed) {
         if (failed) return reply({failed->code(), failed->what()});

@@ -240,10 +240,14 @@ void SavedJobs::drop_parts(const std::string& job) {
   begun_.erase(job);
 }
 
-void SavedJobs::read_part(const std::string& job, CheckpointId id, uint32_t rank, uint64_t offset,
-                          std::span<char> into) {
+void SavedJobs::read_part(const std::string& job, CheckpointId id, uint32_t rank, uint64_t all,
+                          uint64_t offset, std::span<char> into) {
   const std::scoped_lock lock(mutex_);
   const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
+  if (reader->part_bytes(rank, kPartName) != all) {
+    fail(ErrorCode::kInvalid, "{}: the part of rank {} has another size than its manifest said",
+         reader->folder(), rank);
+  }
   reader->read_part(rank, kPartName, offset, std::as_writable_bytes(into));
 }
 

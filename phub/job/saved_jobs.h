@@ -50,9 +50,10 @@ class SavedJobs {
   void add_part(const std::string& job, CheckpointId id, uint32_t rank, std::string_view piece,
                 bool is_last);
   void drop_parts(const std::string& job);
-  // Fills `into` with the rank's part of that checkpoint from byte `offset` on. Throws Error.
-  void read_part(const std::string& job, CheckpointId id, uint32_t rank, uint64_t offset,
-                 std::span<char> into);
+  // Fills `into` with the rank's part of that checkpoint, which has `all` bytes, from byte `offset`
+  // on. Throws Error.
+  void read_part(const std::string& job, CheckpointId id, uint32_t rank, uint64_t all,
+                 uint64_t offset, std::span<char> into);
   // The size of each rank's part.
   static std::map<uint32_t, uint64_t> parts_of(const Manifest& saved);
   // Writes the snapshot that the job holds, with the parts that were added. Throws Error: it is not

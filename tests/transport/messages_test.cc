@@ -558,7 +558,8 @@ TEST(BadInput, OtherMessages) {
               HasSubstr("records[0].kind: must be one of admitted, lost, left, hyper, "
                         "excluded, failed, set, got \"vanished\""));
   EXPECT_THAT(message_of([] { parse_pulse("{}"); }), HasSubstr("\"completed_round\" is missing"));
-  EXPECT_THAT(message_of([] { parse_status("[]"); }), HasSubstr("answer to status: must be an object"));
+  EXPECT_THAT(message_of([] { parse_status("[]"); }),
+              HasSubstr("answer to status: must be an object"));
 }
 
 TEST(BadInput, NothingLongIsRepeatedInAMessage) {
