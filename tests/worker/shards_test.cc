@@ -187,7 +187,9 @@ TEST_P(ShardsTest, AShardIsReadyWhileItServesUnderAServer) {
 TEST_P(ShardsTest, AutoIsMemoryToTheBoxesOfThisHost) {
   const ShardProcess shard(PHUB_BINARY, server_.address());
   ASSERT_TRUE(becomes_of(1));
-  WorkerOptions options = options_of(server_.address(), spec("near"));
+  JobSpec near = spec("near");
+  near.initial = "zeros";
+  const WorkerOptions options = options_of(server_.address(), near);
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions mine = options;
     mine.rank = static_cast<int32_t>(rank);
@@ -196,6 +198,8 @@ TEST_P(ShardsTest, AutoIsMemoryToTheBoxesOfThisHost) {
     const bool over_memory =
         worker.connection().find("over memory of this host; 0 connections") != std::string::npos;
     EXPECT_EQ(over_memory, mine.transport == "auto") << worker.connection();
+    for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+    worker.wait_all();  // a rank that left before the job has begun would end the job
     worker.leave();
   });
 }
