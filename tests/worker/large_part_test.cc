@@ -15,7 +15,7 @@ namespace {
 using namespace testing;
 
 constexpr uint64_t kEvery = 2;
-constexpr uint64_t kRounds = 7;
+constexpr uint64_t kRoundsAfter = 4;
 constexpr uint64_t kElements = kMaxStateBytes / sizeof(float) + (uint64_t{1} << 20);
 static_assert(kElements * sizeof(float) > 4 * kPartPieceBytes);
 
@@ -46,35 +46,32 @@ class LargePartTest : public SavedBoxTest {
   }
 };
 
+// Which round is the first to be saved is the server's choice: training goes on until one is.
 TEST_F(LargePartTest, ResidualsOfManyPiecesSurviveTheServer) {
   serve(kEvery);
-  std::string expected;
-  {
-    Worker worker(options(spec_of("undisturbed"), 0));
-    worker.broadcast({});
-    for (uint64_t round = 1; round <= kRounds; ++round) train(worker);
-    expected = parameters_of(worker);
-    worker.leave();
-  }
   const JobSpec spec = spec_of("killed");
   std::string result;
   uint64_t restored = 0;
+  uint64_t last = 0;
   through_rewinds(options(spec, 0), true, [&](Worker& worker) {
     worker.broadcast({});
     restored = worker.first_round() - 1;
-    for (uint64_t round = worker.first_round(); round <= kRounds; ++round) {
+    while (restored == 0) {
       train(worker);
-      if (restored > 0 || round != kEvery + 1) continue;
-      // Its part of the round before is on its way.
-      ASSERT_TRUE(becomes_status(spec.name,
-                                 [](const JobStatus& job) { return job.durable_round == kEvery; }));
-      die_and_come_back(kEvery);
+      if (status(spec.name).durable_round > 0) die_and_come_back(kEvery);
     }
+    last = restored + kRoundsAfter;
+    while (worker.round(0) < last) train(worker);
     result = parameters_of(worker);
     worker.leave();
   });
-  EXPECT_EQ(restored, kEvery);
-  EXPECT_TRUE(result == expected);
+  EXPECT_GT(restored, 0);
+
+  Worker worker(options(spec_of("undisturbed"), 0));
+  worker.broadcast({});
+  while (worker.round(0) < last) train(worker);
+  EXPECT_TRUE(result == parameters_of(worker));
+  worker.leave();
 }
 
 }  // namespace
