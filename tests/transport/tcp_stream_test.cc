@@ -269,6 +269,65 @@ TEST_F(TcpStreamTest, ConnectionsStayInStep) {
   EXPECT_EQ(ahead + rest, behind);
 }
 
+uint64_t told_ns = 0;  // what a clock of a test says
+
+// Rank 1 is slow; rank 0 is read from as far as it may be ahead, until rank 1 stops altogether.
+TEST_F(TcpStreamTest, NoRankIsFarAheadOfOneThatDelivers) {
+  constexpr uint32_t kBytes = 1000, kLead = 2, kChunks = 16;
+  told_ns = 1'000'000'000;
+  std::vector<std::byte> memory(kBytes);
+  std::vector<std::vector<TcpPosted>> rings(4, std::vector<TcpPosted>(kChunks));
+  std::vector<Fd> here, there;
+  TcpEndpoint box(1, 2);
+  box.keep_in_step(kLead, [] { return told_ns; });
+  std::vector<std::unique_ptr<TcpEndpoint>> workers;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    std::array<int, 2> ends;
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+    here.emplace_back(ends[0]), there.emplace_back(ends[1]);
+    workers.push_back(std::make_unique<TcpEndpoint>(1, 1));
+    const auto open = [&](TcpEndpoint& endpoint, const Fd& socket, QueuePair pair, size_t ring) {
+      endpoint.watch(socket.get(), pair);
+      endpoint.list(pair);
+      endpoint.open(
+          pair,
+          {.stream = {socket.get()}, .ring = rings[ring], .source = memory, .target = memory});
+    };
+    open(box, here[rank], {.queue = 0, .rank = rank}, rank);
+    open(*workers[rank], there[rank], {}, 2 + rank);
+  }
+  const auto send = [&](uint32_t rank, uint32_t chunk) {
+    ASSERT_TRUE(workers[rank]->post({}, {0, 0, kBytes, encode({chunk, 1, ImmKind::kData})}));
+    workers[rank]->flush();
+  };
+  const auto answer = [&](uint32_t rank, uint32_t chunk) {
+    ASSERT_TRUE(box.post({.rank = rank}, {0, 0, kBytes, encode({chunk, 1, ImmKind::kData})}));
+    box.flush();
+  };
+  std::array<size_t, 2> came = {};
+  const auto take = [&] {
+    for (const Arrival& arrival : poll(box, 0)) ++came[arrival.rank];
+  };
+  send(1, 0);
+  take();
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) send(0, chunk);
+  take();
+  EXPECT_EQ(came, (std::array<size_t, 2>{1 + kLead + 1, 1}));
+  EXPECT_TRUE(box.arm({})) << "what it does not read yet is no work";
+  pollfd woken = {box.wake_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&woken, 1, 60'000), 1) << "and may be some time";
+  box.disarm();
+  send(1, 1);
+  take();
+  EXPECT_EQ(came, (std::array<size_t, 2>{2 + kLead + 1, 2}));
+  for (const uint32_t rank : {0, 1}) answer(rank, 0);
+  take();
+  EXPECT_EQ(came[0], 2 + kLead + 1) << "both have come as much nearer";
+  told_ns += 1'000'000'000;
+  take();
+  EXPECT_EQ(came, (std::array<size_t, 2>{kChunks, 2})) << "nobody waits for who stands still";
+}
+
 TEST_F(TcpStreamTest, AChunkThatStopsHalfWayIsNeverAnnounced) {
   open(1, {8}, 1000);
   auto raw = join_raw(0, 1);

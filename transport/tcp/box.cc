@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 
 #include "transport/error.h"
 #include "transport/tcp/socket.h"
+#include "transport/wire.h"
 
 namespace phub {
 namespace {
@@ -20,6 +22,16 @@ void check_descriptors(int any, uint32_t needed, uint32_t rank) {
     if (tried.back()) continue;
     fail_system(fmt::format("{} connections of rank {}", needed, rank), errno);
   }
+}
+
+// How far a rank's gradients may be ahead of those of a rank that is behind.
+constexpr uint64_t kLeadBytes = 2 << 20;
+
+uint32_t lead_chunks(const LinkLayout& layout) {
+  const uint64_t chunks =
+      std::accumulate(layout.queue_chunks.begin(), layout.queue_chunks.end(), uint64_t{0});
+  return static_cast<uint32_t>(std::clamp<uint64_t>(
+      kLeadBytes * chunks / std::max<uint64_t>(layout.slots_bytes, 1), 1, kMaxChunksPerQueue));
 }
 
 }  // namespace
@@ -61,6 +73,7 @@ TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& a
     while (queue < queues_ && layout_.core_of(queue) == core) ++queue;
     endpoints_.push_back(
         std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_.max_ranks));
+    if (layout_.max_ranks > 1) endpoints_.back()->keep_in_step(lead_chunks(layout_));
   }
 }
 
@@ -139,6 +152,8 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
   if (!near) tune(socket.get());
   if (!near && same_host(local_address(socket.get()), peer_address(socket.get()))) {
     tune_for_this_machine(socket.get());
+  } else if (!near) {
+    limit_window(socket.get());
   }
   TcpCoreEndpoint& core = *endpoints_[layout_.core_of(queue)];
   const QueuePair pair = core.pair_of(incarnation.rank, queue);

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "transport/wire.h"
 
 namespace phub {
 namespace {
@@ -19,6 +21,7 @@ constexpr uint64_t kVisitBytes = 128 << 10;
 constexpr size_t kEventsAtOnce = 64;
 constexpr uint32_t kAllEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 constexpr uint32_t kEndEvents = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+constexpr uint32_t kTimer = ~uint32_t{0};  // in place of a queue pair
 
 epoll_event event_of(uint32_t qp, uint32_t events) {
   epoll_event event = {};
@@ -33,18 +36,39 @@ TcpEndpoint::TcpEndpoint(uint32_t queues, uint32_t ranks)
     : ranks_(ranks),
       pairs_(size_t{queues} * ranks),
       live_(pairs_.size()),
+      queues_(queues),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_) fail_system("epoll_create1 of an endpoint", errno);
   dirty_.reserve(pairs_.size());
 }
 
+void TcpEndpoint::keep_in_step(uint32_t lead_chunks, uint64_t (*now_ns)()) {
+  now_ns_ = now_ns;
+  timer_ = Fd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  epoll_event event = event_of(kTimer, EPOLLIN | EPOLLET);
+  if (!timer_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
+    fail_system("the timer of an endpoint", errno);
+  }
+  in_step_.emplace(queues_, ranks_, lead_chunks);
+}
+
+// Not while it is too far ahead of others; what a peer sent before it ended is read in any case.
+bool TcpEndpoint::is_read(const Pair& pair) const {
+  return pair.readable && (!in_step_ || pair.ending || !in_step_->holds(index_of(pair.name)));
+}
+
 bool TcpEndpoint::has_work(const Pair& pair) const {
   if (pair.status == Status::kBroken) return true;
-  return pair.status == Status::kLive && (pair.readable || pair.receiver.landed());
+  return pair.status == Status::kLive && (is_read(pair) || pair.receiver.landed());
+}
+
+void TcpEndpoint::look_at_leads() {
+  if (in_step_) in_step_->look(now_ns_(), live_);
 }
 
 size_t TcpEndpoint::poll(std::span<Arrival> out) {
   if (live_.empty()) return 0;
+  look_at_leads();
   const auto busy_both_ways = [this](uint32_t qp) {
     const Pair& pair = pairs_[qp];
     return pair.status == Status::kLive && pair.readable && pair.writable;
@@ -68,9 +92,12 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
                       .bytes = frame.bytes,
                       .offset = frame.remote_offset};
       ++counters_.chunks_received;
+      const ImmKind kind = decode(frame.imm).kind;
+      const bool is_gradient = kind == ImmKind::kData || kind == ImmKind::kNull;
+      if (in_step_ && is_gradient) in_step_->took_gradient(qp);
     } else if (pair.receiver.violated()) {
       break_off(pair);
-    } else if (pair.readable && bytes < kVisitBytes) {
+    } else if (is_read(pair) && bytes < kVisitBytes) {
       receive(pair, bytes);
     } else {
       break;
@@ -96,6 +123,7 @@ void TcpEndpoint::receive(Pair& pair, uint64_t& bytes) {
   const uint64_t before = bytes;
   const TcpReceiver::Result result = pair.receiver.receive(pair.stream, bytes);
   counters_.empty += bytes == before;
+  if (in_step_ && bytes != before) in_step_->delivered(index_of(pair.name));
   switch (result) {
     case TcpReceiver::Result::kMore:
       break;
@@ -124,6 +152,7 @@ bool TcpEndpoint::post(QueuePair to, const Write& write) {
   if (!pair.dirty) dirty_.push_back(qp);
   pair.dirty = true;
   ++counters_.posted;
+  if (in_step_ && decode(write.imm).kind == ImmKind::kData) in_step_->answered(qp);
   return true;
 }
 
@@ -193,6 +222,7 @@ bool TcpEndpoint::take_events() {
 }
 
 void TcpEndpoint::take_event(uint32_t qp, uint32_t events) {
+  if (qp == kTimer) return;
   Pair& pair = pairs_[qp];
   if (pair.status == Status::kListed) connection_announced(pair.name);
   if (pair.status != Status::kLive) return;
@@ -211,8 +241,24 @@ bool TcpEndpoint::arm(std::span<const uint32_t>) {
   }
   if (counters_.chunks_sent != sent)
     return false;  // there is room where a post may have found none
-  return std::none_of(live_.begin(), live_.end(),
-                      [this](uint32_t qp) { return has_work(pairs_[qp]); });
+  look_at_leads();
+  bool holds = false;
+  for (const uint32_t qp : live_) {
+    const Pair& pair = pairs_[qp];
+    if (has_work(pair)) return false;
+    holds |= pair.status == Status::kLive && pair.readable;
+  }
+  if (holds) wake_in(in_step_->holds_for_ns());
+  return true;
+}
+
+// What holds a rank up may end by the passing of time alone.
+void TcpEndpoint::wake_in(uint64_t ns) {
+  constexpr uint64_t kSecond = 1'000'000'000;
+  itimerspec when = {};
+  when.it_value = {.tv_sec = static_cast<time_t>(ns / kSecond),
+                   .tv_nsec = static_cast<long>(ns % kSecond)};
+  PHUB_CHECK(timerfd_settime(timer_.get(), 0, &when, nullptr) == 0);
 }
 
 EndpointCounters TcpEndpoint::counters() const {
@@ -260,6 +306,7 @@ void TcpEndpoint::open(QueuePair name, const TcpQueuePair& connected) {
   pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr, pair.stream.peer);
   pair.sender.start(connected.ring, connected.source, in_place ? &in_place->gradients : nullptr);
   pair.writable = true;
+  if (in_step_) in_step_->begin(qp);
   // Edges from before it was open are lost; this makes them come again.
   announce(pair.stream.socket, name);
 }

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "transport/tcp/in_step.h"
 #include "transport/tcp/pair.h"
 #include "transport/tcp/socket.h"
+#include "transport/trace.h"
 #include "transport/transport.h"
 #include "transport/turns.h"
 
@@ -33,6 +36,10 @@ class TcpEndpoint : public virtual Endpoint {
   // Keeps the connections in step: none begins a write that was posted so many bytes after the
   // first that is not sent.
   void limit_lead(uint64_t bytes) { lead_bytes_ = bytes; }
+
+  // The box's: reads from no rank that is more chunks ahead of one that delivers (in_step.h).
+  // Throws Error(kFull) when descriptors run out.
+  void keep_in_step(uint32_t lead_chunks, uint64_t (*now_ns)() = trace_now_ns);
 
   size_t poll(std::span<Arrival> out) final;
   bool post(QueuePair to, const Write& write) final;
@@ -81,7 +88,10 @@ class TcpEndpoint : public virtual Endpoint {
   };
 
   uint32_t index_of(QueuePair pair) const { return pair.queue * ranks_ + pair.rank; }
+  bool is_read(const Pair& pair) const;
   bool has_work(const Pair& pair) const;
+  void look_at_leads();
+  void wake_in(uint64_t ns);
   bool take_events();
   void take_event(uint32_t qp, uint32_t events);
   size_t take(uint32_t qp, std::span<Arrival> out);
@@ -99,8 +109,12 @@ class TcpEndpoint : public virtual Endpoint {
   uint64_t lead_bytes_ = kNoLimit;
   uint64_t posted_bytes_ = 0;
   bool held_ = false;  // something could be sent, but for that limit
+  const uint32_t queues_;
+  std::optional<InStep> in_step_;
+  uint64_t (*now_ns_)() = nullptr;
   TcpCounters counters_;
   Fd epoll_;
+  Fd timer_;  // in the epoll: when a rank that is not read from may have to be
 };
 
 }  // namespace phub

@@ -23,6 +23,8 @@ constexpr int kBacklog = 4096;
 constexpr int kUserTimeoutMs = 300'000;
 constexpr int kLocalBufferBytes = 256 << 10;  // the kernel doubles it
 constexpr int kUnsentBytes = 128 << 10;       // in each connection
+constexpr int kWindowBytes = 1 << 20;
+constexpr uint32_t kNearRoundTripUs = 5'000;  // within which so much is enough
 constexpr int kKeepIdleSeconds = 60;
 constexpr int kKeepIntervalSeconds = 30;
 
@@ -143,6 +145,28 @@ void tune(int socket) {
 }
 
 void tune_for_a_network(int socket) { set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes); }
+
+namespace {
+
+// The kernel gives out so much without asking (net.core.rmem_max).
+bool may_have_buffer(int bytes) {
+  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket) return false;
+  set(socket.get(), SOL_SOCKET, SO_RCVBUF, bytes);
+  int is = 0;
+  socklen_t size = sizeof(is);
+  return getsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &is, &size) == 0 && is >= 2 * bytes;
+}
+
+}  // namespace
+
+void limit_window(int socket) {
+  static const bool may = may_have_buffer(kWindowBytes);
+  tcp_info info = {};
+  socklen_t size = sizeof(info);
+  if (!may || getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+  if (info.tcpi_rtt < kNearRoundTripUs) set(socket, SOL_SOCKET, SO_RCVBUF, kWindowBytes);
+}
 
 // Between processes of one machine no congestion control should pace, and what is on its way should
 // fit into the caches: large buffers cost a trip through memory each way.
