@@ -50,7 +50,7 @@ void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
     entry.parameter_dtype = dtype_of(memory.parameter_dtype, "parameter_dtype");
   }
   if (memory.gradient && is_factors(spec_.keys[key])) {
-    fail(ErrorCode::kInvalid, "key '{}' has no memory for its gradient: its factors are sent",
+    fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its factors are sent",
          spec_.keys[key].name);
   }
   if (!std::isfinite(memory.gradient_scale)) {
