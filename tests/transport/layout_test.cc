@@ -61,7 +61,7 @@ void expect_own_slots(const Sample& s, const Layout& layout, bool by_keys) {
   ASSERT_EQ(worker.size() * kSlotAlignment, layout.gradients_bytes);
   for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
     const ChunkLayout& chunk = layout.chunks[c];
-    const SlotFormat& format = *layout.key_format[chunk.key];
+    const SlotFormat& format = layout.key_format[chunk.key];
     ASSERT_EQ(chunk.slot_bytes, format.bytes(chunk.elements));
     if (format.is_plain() && chunk.key_element > 0) {
       const ChunkLayout& before = layout.chunks[c - 1];
