@@ -306,12 +306,16 @@ size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& 
   return matching;
 }
 
+void set_rank_limit(KeySpec& key, uint32_t rank_limit) {
+  if (rank_limit > 0 || is_factors(key)) key.format = rank_limit > 0 ? kFactors : "";
+  key.rank_limit = rank_limit;
+}
+
 size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit) {
   size_t matching = 0;
   for (KeySpec& key : spec.keys) {
     if (fnmatch(pattern.c_str(), key.name.c_str(), 0) != 0) continue;
-    if (rank_limit > 0 || is_factors(key)) key.format = rank_limit > 0 ? kFactors : "";
-    key.rank_limit = rank_limit;
+    set_rank_limit(key, rank_limit);
     ++matching;
   }
   return matching;

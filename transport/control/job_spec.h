@@ -126,9 +126,11 @@ uint64_t coded_elements(const JobSpec& spec);
 // gradients. Returns how many there are. The last call that matches a key counts.
 size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format);
 
-// Makes matrices of the keys whose names match, as KeySpec::rank_limit says; 0: no longer. Returns
-// how many there are. (Whether they can be is found by validate().)
+// Factors are sent of the keys whose names match, as KeySpec::rank_limit says; 0: no longer.
+// Returns how many there are. (Whether they can be is found by validate().)
 size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit);
+
+void set_rank_limit(KeySpec& key, uint32_t rank_limit);  // the same of one
 
 inline bool is_factors(const KeySpec& key) { return key.format == kFactors; }
 // Of a key with a rank_limit: a chunk has a multiple of so many rows, so that it has a multiple of
