@@ -139,7 +139,8 @@ class DistributedOptimizer(Optimizer):
             self.state = self._at_box.leave_others(optimizer.state)
         else:
             self.state = optimizer.state
-        self._hooks = [*self._hooks_on(model, zero_copy), *self._layers_with_factors(layers)]
+        self._hooks = list(self._hooks_on(model, zero_copy))
+        self._layers = list(self._layers_with_factors(layers))
         self._complete = True
 
     @property
@@ -192,6 +193,8 @@ class DistributedOptimizer(Optimizer):
         """Leaves the job, and the model's hooks. The others go on without this rank."""
         for hook in self._hooks:
             hook.remove()
+        for layer in self._layers:
+            layer.remove()
         with contextlib.suppress(Error):  # then they are as they are
             take_waiting(self._mine)
         hold_all(self._mine)
@@ -368,8 +371,9 @@ class DistributedOptimizer(Optimizer):
         self._steps.begin(self.worker)
 
     def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:
-        if self._overlap:
-            yield from gradient_hooks(self._mine, self._on_gradient)
+        if self._overlap:  # where factors are sent, there is no gradient
+            others = [mine for mine in self._mine if not isinstance(mine, BoxFactors)]
+            yield from gradient_hooks(others, self._on_gradient)
         if self._overlap == "forward":
             yield from forward_hooks(model, self._mine)
         if zero_copy:

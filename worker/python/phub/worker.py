@@ -68,7 +68,8 @@ class Worker:
         self._index = {name: index for index, name in enumerate(self.keys)}
         self._elements = [key.elements if isinstance(key, Key) else key for key in keys.values()]
         self._matrices = [
-            key.shape if isinstance(key, Key) and key.rank_limit else (0, 0) for key in keys.values()
+            key.shape if isinstance(key, Key) and key.rank_limit else (0, 0)
+            for key in keys.values()
         ]
         self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
@@ -226,7 +227,9 @@ class Worker:
         index = self._at(key)
         rows, columns = self._matrices[index]
         if not rows:
-            raise errors.InvalidError(f"key '{key}' has no rank_limit: its gradient is sent as it is")
+            raise errors.InvalidError(
+                f"key '{key}' has no rank_limit: its gradient is sent as it is"
+            )
         sides = [memory_of_any(key, given) for given in (left, right)]
         pairs = sides[0].bytes // (4 * rows)
         wanted = (pairs * rows * 4, pairs * columns * 4)

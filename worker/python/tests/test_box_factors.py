@@ -82,7 +82,9 @@ def trains(rank, factors, steps, options):
     return parameters_of(net), state[0]["exp_avg"]
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": "forward"}, {"overlap": False}, {"zero_copy": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": "forward"}, {"overlap": False}, {"zero_copy": True}]
+)
 def test_they_learn_as_without_factors(box, start, options):
     results = [
         start(trains, RANKS, factors, 5, options).results()
@@ -110,6 +112,13 @@ def refuses(rank):
     optimizer = made(factors={"0.*": 2})
     with pytest.raises(phub.InvalidError, match="3 samples in a step, and there is room for 2"):
         net(torch.ones(3, 20)).sum().backward()
+    optimizer.close()
+
+
+def uses_twice(rank):
+    net = model_of()
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = phub.DistributedOptimizer(sgd, net, factors={"0.*": 2})
     with pytest.raises(phub.InvalidError, match="used twice"):
         (net(torch.ones(1, 20)) + net(torch.zeros(1, 20))).sum().backward()
     optimizer.close()
@@ -117,6 +126,10 @@ def refuses(rank):
 
 def test_what_cannot_be_is_refused(box, start):
     start(refuses, 1).results()
+
+
+def test_a_layer_is_used_once(box, start):
+    start(uses_twice, 1).results()
 
 
 def pushes(rank):
