@@ -2,6 +2,7 @@
 // set; and slots of any bytes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>

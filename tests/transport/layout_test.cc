@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <numeric>
 #include <random>
 
 #include "kernels/slots.h"
@@ -254,13 +253,10 @@ TEST(Layout, AMatrixIsCutIntoRows) {
       next += chunk.elements;
     }
     ASSERT_EQ(next, key.elements);
-    Layout at_box = layout;
-    std::vector<uint32_t> all(layout.chunks.size());
-    std::iota(all.begin(), all.end(), 0);
-    const std::vector<std::vector<uint32_t>> queues = {all};
-    const std::vector<uint32_t> nodes = {0};
-    lay_out_queues(at_box, queues, offsets_of_queues(at_box, queues, nodes));
-    expect_own_slots({.queue_chunks = queues}, at_box, false);
+    Sample s{.keys = keys, .chunk_elements = 64, .queue_chunks = {{}}, .queue_node = {0}};
+    for (uint32_t c = 0; c < layout.chunks.size(); ++c) s.queue_chunks[0].push_back(c);
+    expect_own_slots(s, layout_of(s, false), false);
+    expect_own_slots(s, layout_of(s, true), true);
   }
 }
 
