@@ -152,7 +152,7 @@ struct Job {
       const size_t share = elements() / threads;
       for (size_t at = thread * share; at < (thread + 1) * share; at += kChunk) {
         for (size_t s = 0; s < slots.size(); ++s) chunk[s] = slots[s] + at;
-        sum.add(chunk, ranks, DType::kF32, 1.0f / 4, scratch, kChunk);
+        sum.add(chunk, ranks, {.elements = kChunk}, 1.0f / 4, scratch);
         kernels::optimize(step, scratch, updated[0] + at, states > 0 ? updated[1] + at : nullptr,
                           states > 1 ? updated[2] + at : nullptr, kChunk, nullptr, DType::kF32,
                           Store::kCached);

@@ -130,8 +130,9 @@ class Server final : public ControlHandler {
                                    std::vector<ShardBox> shards,
                                    std::vector<std::string>& passed_over,
                                    const std::shared_ptr<Uplink>& uplink);
-  Plan plan_for(const PendingJoin& join, const Transport& transport, const numa::Topology& topology,
-                std::vector<ShardBox>& shards, const Rack* rack) const;
+  Plan plan_for(const PendingJoin& join, const JobSpec& spec, const Transport& transport,
+                const numa::Topology& topology, std::vector<ShardBox>& shards,
+                const Rack* rack) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
                                             std::vector<std::string>& passed_over);
   Quotas::Needs needs_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;

@@ -43,6 +43,13 @@ Rack rack_of(const JobSpec& spec, const std::shared_ptr<Uplink>& uplink) {
           .connect = [uplink](const LinkLayout& layout) { return uplink->connect(layout); }};
 }
 
+// The rows of a matrix's chunks, where they are decided already. REQUIRES: as many keys.
+void take_tiles(std::span<const KeySpec> from, JobSpec& spec) {
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    if (spec.keys[k].tile_rows == 0) spec.keys[k].tile_rows = from[k].tile_rows;
+  }
+}
+
 // As set_hyper() checks them: what is in a file may have been changed.
 void check_hyper_of(const Manifest& saved) {
   for (const HyperChange& change : saved.hyper) {
@@ -261,10 +268,9 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
 // its creator may have some cores only, or it is so small that one of them would have nothing. Then
 // `shards` is empty. On the builder's thread.
-Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
+Plan Server::plan_for(const PendingJoin& join, const JobSpec& spec, const Transport& transport,
                       const numa::Topology& topology, std::vector<ShardBox>& shards,
                       const Rack* rack) const {
-  const JobSpec& spec = join.request.spec;
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
@@ -302,7 +308,7 @@ Plan Server::plan_for(const PendingJoin& join, const Transport& transport,
   }
   if (std::ranges::count(has_chunks, false) == 0) return plan;
   shards.clear();
-  return plan_for(join, transport, topology, shards, rack);
+  return plan_for(join, spec, transport, topology, shards, rack);
 }
 
 // On the builder's thread.
@@ -311,17 +317,22 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
                                          std::vector<std::string>& passed_over,
                                          const std::shared_ptr<Uplink>& uplink) {
   const JoinRequest& request = join.request;
-  const JobSpec& spec = request.spec;
+  JobSpec spec = request.spec;
   std::optional<Manifest> saved;
   if (!uplink) saved = newest_checkpoint(request, passed_over);
+  if (saved) take_tiles(saved->spec.keys, spec);
   std::optional<Rack> below;
-  if (uplink) below = rack_of(spec, uplink);
+  if (uplink) {
+    below = rack_of(spec, uplink);
+    take_tiles(uplink->admission().spec.keys, spec);
+  }
   const Rack* const rack = below ? &*below : nullptr;
   Transport& link_transport = machine_.transport_named(request.transport);
   if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
     fail(ErrorCode::kInvalid, "racks send over a network, not over '{}'", request.transport);
   }
-  Plan plan = plan_for(join, link_transport, topology, shards, rack);
+  Plan plan = plan_for(join, spec, link_transport, topology, shards, rack);
+  for (size_t k = 0; k < spec.keys.size(); ++k) spec.keys[k].tile_rows = plan.tile_rows[k];
   // What the box has nothing of is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);

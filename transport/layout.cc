@@ -19,7 +19,8 @@ static_assert(std::ranges::all_of(kSlotFormats, [](const SlotFormat& format) {
          format.bytes(kChunkAlignment) <= uint64_t{kDifferenceBytes} * kChunkAlignment;
 }));
 
-const SlotFormat& format_of(const KeySpec& key, std::string_view gradient_dtype) {
+SlotFormat format_of(const KeySpec& key, std::string_view gradient_dtype) {
+  if (is_factors(key)) return factor_format(key.rank_limit, static_cast<uint32_t>(key.shape[1]));
   const std::string_view name = key.format.empty() ? gradient_dtype : key.format;
   const SlotFormat* format = find_slot_format(name);
   if (!format) fail(ErrorCode::kInvalid, "key '{}': there is no format '{}'", key.name, name);
@@ -47,10 +48,24 @@ std::vector<uint64_t> begins_of(std::span<const std::vector<uint32_t>> queue_chu
 }  // namespace
 
 uint32_t element_bytes_of_all(const Layout& layout) {
-  const SlotFormat* first = layout.key_format.empty() ? nullptr : layout.key_format.front();
+  if (layout.key_format.empty() || !layout.key_format.front().is_plain()) return 0;
+  const SlotFormat& first = layout.key_format.front();
   const bool same = std::ranges::all_of(layout.key_format,
-                                        [first](const SlotFormat* each) { return each == first; });
-  return first && same && first->is_plain() ? first->unit_bytes : 0;
+                                        [&first](const SlotFormat& each) { return each == first; });
+  return same ? first.unit_bytes : 0;
+}
+
+uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements) {
+  if (key.rank_limit == 0 && !is_factors(key)) return chunk_elements;
+  const bool is_matrix = key.rank_limit > 0 && key.shape.size() == 2 &&
+                         elements_in(key.shape) == key.elements &&
+                         key.shape[1] <= kMaxFactorColumns;
+  if (!is_matrix || key.tile_rows == 0 || key.tile_rows > most_tile_rows(key)) {
+    fail(ErrorCode::kInvalid,
+         "key '{}' has a rank_limit of {} and tiles of {} rows, which do not fit", key.name,
+         key.rank_limit, key.tile_rows);
+  }
+  return key.tile_rows * key.shape[1];
 }
 
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
@@ -59,12 +74,12 @@ Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
   layout.key_offset.reserve(keys.size());
   layout.key_format.reserve(keys.size());
   for (uint32_t k = 0; k < keys.size(); ++k) {
-    const SlotFormat& format = format_of(keys[k], gradient_dtype);
+    const uint64_t most = chunk_elements_of(keys[k], chunk_elements);
+    const SlotFormat format = format_of(keys[k], gradient_dtype);
     layout.key_offset.push_back(layout.total_elements);
-    layout.key_format.push_back(&format);
-    for (uint64_t at = 0; at < keys[k].elements; at += chunk_elements) {
-      const auto elements =
-          static_cast<uint32_t>(std::min<uint64_t>(chunk_elements, keys[k].elements - at));
+    layout.key_format.push_back(format);
+    for (uint64_t at = 0; at < keys[k].elements; at += most) {
+      const auto elements = static_cast<uint32_t>(std::min(most, keys[k].elements - at));
       layout.chunks.push_back({.key = k,
                                .elements = elements,
                                .key_element = at,
@@ -83,7 +98,7 @@ void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chu
   uint64_t at = layout.queue_offset[queue];
   if (at > kMaxElements) fail(ErrorCode::kInvalid, "queue {} begins at element {}", queue, at);
   // Without queue_slots all keys have the first one's format.
-  uint64_t slot = layout.queue_slots.empty() ? at * layout.key_format.front()->unit_bytes
+  uint64_t slot = layout.queue_slots.empty() ? at * layout.key_format.front().unit_bytes
                                              : layout.queue_slots[queue];
   if (slot > kMaxSlotsBytes) {
     fail(ErrorCode::kInvalid, "the slots of queue {} begin at byte {}", queue, slot);

@@ -14,9 +14,7 @@
 
 namespace phub {
 
-// Elements. In arrays of elements a chunk has the place of this many, or a multiple: 128 bytes of
-// f32.
-inline constexpr uint64_t kChunkAlignment = 32;
+// Elements. In arrays of elements a chunk has the place of kChunkAlignment, or a multiple.
 constexpr uint64_t slot_elements(uint64_t elements) {
   return (elements + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
 }
@@ -52,11 +50,11 @@ struct ChunkLayout {
 };
 
 struct Layout {
-  std::vector<ChunkLayout> chunks;            // key by key, ascending
-  std::vector<uint64_t> key_offset;           // in the worker's results, elements
-  std::vector<const SlotFormat*> key_format;  // of its gradients
-  uint64_t total_elements = 0;                // the worker's results: with the padding between keys
-  uint64_t gradients_bytes = 0;               // the worker's gradients, the same
+  std::vector<ChunkLayout> chunks;     // key by key, ascending
+  std::vector<uint64_t> key_offset;    // in the worker's results, elements
+  std::vector<SlotFormat> key_format;  // of its gradients
+  uint64_t total_elements = 0;         // the worker's results: with the padding between keys
+  uint64_t gradients_bytes = 0;        // the worker's gradients, the same
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk
   // Where each queue's chunks begin at the box, in elements. Empty: the box's memory is laid out as
   // the worker's.
@@ -72,9 +70,13 @@ struct Layout {
     return slot_elements(uint64_t{chunk.elements} + trailer_elements);
   }
   uint64_t slot_room_of(const ChunkLayout& chunk) const {
-    return slot_room(*key_format[chunk.key], uint64_t{chunk.elements} + trailer_elements);
+    return slot_room(key_format[chunk.key], uint64_t{chunk.elements} + trailer_elements);
   }
 };
+
+// How many elements a chunk of the key has, but for its last. Throws Error(kInvalid): the server
+// has not decided how many rows those of a matrix have, or they do not fit.
+uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements);
 
 // Where all keys have one plain format: the bytes of an element; else 0.
 uint32_t element_bytes_of_all(const Layout& layout);
@@ -82,8 +84,8 @@ uint32_t element_bytes_of_all(const Layout& layout);
 // The worker's side: keys one after another, each in whole slots, and cut into chunks. The
 // gradients of a key in a plain format are one piece; in a coded one each chunk has its own room.
 // `gradient_dtype`: of keys without a format of their own. Throws Error(kInvalid): there is no such
-// format. REQUIRES: at most 2^32 - 1 chunks. (Where the ranks are racks, set trailer_elements
-// before what follows.)
+// format, or as chunk_elements_of(). REQUIRES: at most 2^32 - 1 chunks. (Where the ranks are racks,
+// set trailer_elements before what follows.)
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
                     std::string_view gradient_dtype = "f32");
 

@@ -10,18 +10,29 @@
 
 namespace phub {
 
+// In arrays of elements a chunk has the place of this many, or a multiple: 128 bytes of f32.
+inline constexpr uint64_t kChunkAlignment = 32;
+
 struct SlotFormat {
   std::string_view name;
   uint32_t bits = 0;        // of an element, a code, or an element's share of what is sent
   uint32_t unit_bytes = 0;  // those of all elements together are rounded up to this
-  uint32_t tail_bytes = 0;  // behind them: a scale
+  uint32_t tail_bytes = 0;  // behind them: a scale, or how many factors there are
+  // Of factors (factor_format()): so many pairs of vectors at most. What is sent of each are the
+  // elements of the left one for the chunk's rows, and those of the right one for all columns.
+  uint32_t rank_limit = 0;
+  uint32_t columns = 0;
 
+  constexpr bool is_factors() const { return rank_limit > 0; }
   constexpr uint64_t bytes(uint64_t elements) const {
+    if (is_factors()) elements = rank_limit * (elements / columns + columns);
     const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
     return (elements * bits + unit_bits - 1) / unit_bits * unit_bytes + tail_bytes;
   }
   // An array of elements. A key of a plain format is one piece at the worker.
   constexpr bool is_plain() const { return bits == unit_bytes * 8 && tail_bytes == 0; }
+
+  friend constexpr bool operator==(const SlotFormat&, const SlotFormat&) = default;
 };
 
 inline constexpr std::array<SlotFormat, 8> kSlotFormats = {{{"f32", 32, 4, 0},
@@ -32,6 +43,13 @@ inline constexpr std::array<SlotFormat, 8> kSlotFormats = {{{"f32", 32, 4, 0},
                                                             {"int8", 8, 4, 4},
                                                             {"int4", 4, 4, 4},
                                                             {"topk", 1, 4, 0}}};
+// Of a key whose gradients are sent as what they are made of: the vectors whose outer products they
+// are the sum of (KeySpec::rank_limit). Its chunks are whole rows. A format of keys alone, and no
+// format of elements: it is not among those above.
+inline constexpr std::string_view kFactors = "factors";
+constexpr SlotFormat factor_format(uint32_t rank_limit, uint32_t columns) {
+  return {kFactors, 32, 4, 4, rank_limit, columns};
+}
 inline constexpr size_t kPlainFormats = 3;  // they come first
 // The largest chunk of "topk", whose indices have 16 bits.
 inline constexpr uint32_t kTopKElements = 65536;

@@ -6,9 +6,10 @@
 //
 // Every rank has a key of the job for each matrix, in which only it sends; the server passes it on
 // to all ranks, which add up the outer products themselves, in the order of the ranks and of their
-// samples. All have the same bits, those of kernels/products.h. A rank sends K · (rows + columns)
-// elements, and receives as many of each rank. Who is lost, or has left, has no samples in the
-// rounds that it did not push to.
+// samples. (Where the server makes the steps, Worker::push_factors() sends it factors, and it
+// multiplies.) All have the same bits, those of kernels/products.h. A rank sends K · (rows +
+// columns) elements, and receives as many of each rank. Who is lost, or has left, has no samples in
+// the rounds that it did not push to.
 //
 //   std::vector<phub::FactorMatrix> matrices = {{"fc6", 4096, 9216, 32}};
 //   phub::add_factor_keys(options.spec, matrices);   // a job without an optimizer, of sums

@@ -14,6 +14,7 @@ namespace {
 using kernels::DType;
 
 DType format_of(const JobSpec& spec, const KeySpec& key) {
+  if (is_factors(key)) return DType::kF32;
   const auto format = kernels::parse_format(gradient_format(spec, key));
   if (!format) {
     fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'",
@@ -39,6 +40,12 @@ void check_carries(const JobSpec& spec) {
          spec.name);
   }
   for (const KeySpec& key : spec.keys) {
+    if (is_factors(key)) {
+      fail(ErrorCode::kInvalid,
+           "carry_over adds gradients of several rounds, and of key '{}' factors are sent, whose "
+           "number is limited: leave carry_over out, or send its gradient as it is",
+           key.name);
+    }
     const DType format = format_of(spec, key);
     if (format == DType::kF32 || !kernels::is_plain(format)) continue;
     fail(ErrorCode::kInvalid,

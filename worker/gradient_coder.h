@@ -34,11 +34,11 @@ bool has_coded_keys(const JobSpec& spec);
 // not make the job a saved one.
 bool saves_residuals(const JobSpec& spec);
 
-// What a worker does at once for different keys is independent.
 // Whether chunks can be carried over. Throws Error(kInvalid): the job is in lock-step, or gradients
-// of a key have 16 bits.
+// of a key have 16 bits, or its factors are sent.
 void check_carries(const JobSpec& spec);
 
+// What a worker does at once for different keys is independent.
 class GradientCoder {
  public:
   // The name of the residuals in the rank's state: those of all keys one after another, f32.

@@ -26,7 +26,22 @@ double norm(const std::byte* from, kernels::DType format, size_t elements,
   return std::sqrt(kernels::sum_of_squares(as_f32(from, format, elements, scratch), elements));
 }
 
+double norm_of_factors(const std::byte* slot, const kernels::SlotShape& shape) {
+  const auto* floats = reinterpret_cast<const float*>(slot);
+  const float* const right = floats + kernels::right_offset(shape);
+  double sum = 0;
+  for (size_t pair = 0; pair < kernels::factor_pairs(slot, shape); ++pair) {
+    sum += std::sqrt(kernels::sum_of_squares(floats + pair * shape.rows(), shape.rows()) *
+                     kernels::sum_of_squares(right + pair * shape.columns, shape.columns));
+  }
+  return sum;
+}
+
 }  // namespace
+
+kernels::SlotShape factor_shape(const KeySpec& key, const ChunkLayout& chunk) {
+  return {.elements = chunk.elements, .columns = key.shape[1], .rank_limit = key.rank_limit};
+}
 
 void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,
                          const KeyBytes& parameters, std::vector<float>& out) {
@@ -36,7 +51,10 @@ void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gra
   session.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
     const bool plain = kernels::is_plain(gradient.format);
     const size_t at = plain ? chunk.key_element * kernels::bytes_of(gradient.format) : slot;
-    double magnitude = norm(gradient.data + at, gradient.format, chunk.elements, scratch);
+    double magnitude =
+        gradient.factors_of
+            ? norm_of_factors(gradient.data + slot, factor_shape(*gradient.factors_of, chunk))
+            : norm(gradient.data + at, gradient.format, chunk.elements, scratch);
     if (parameters.data != nullptr && magnitude > 0) {
       magnitude /= norm(parameters.data + chunk.key_element * kernels::bytes_of(parameters.format),
                         parameters.format, chunk.elements, scratch);

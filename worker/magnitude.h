@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/slots.h"
 #include "worker/session.h"
 
 namespace phub {
@@ -14,10 +14,15 @@ namespace phub {
 struct KeyBytes {
   const std::byte* data = nullptr;
   kernels::DType format = kernels::DType::kF32;
+  const KeySpec* factors_of = nullptr;  // not null: slots with factors
 };
 
+// What the slot of a chunk of this key holds. REQUIRES: is_factors(key).
+kernels::SlotShape factor_shape(const KeySpec& key, const ChunkLayout& chunk);
+
 // One for each chunk of the key, in `out`: |gradient| / |parameters|, with 0 / 0 = 0; without
-// `parameters.data`, |gradient|. Whatever is not a number counts as infinite.
+// `parameters.data`, |gradient|. Factors are not multiplied for it: the sum of |left| · |right|,
+// which |gradient| does not exceed, counts. Whatever is not a number counts as infinite.
 void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,
                          const KeyBytes& parameters, std::vector<float>& out);
 

@@ -162,6 +162,12 @@ PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int3
 /* Puts a key into a group, 0 to 255, with hyperparameters of its own; 0 is the default. */
 PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t group);
 
+/* Of a key with a shape of two dimensions, rows and columns: this rank sends its gradient as what
+ * it is the sum of, the outer products of at most so many pairs of vectors (phub_push_factors), and
+ * the server adds them up. 0: the gradient is sent as it is. PHUB_INVALID: more than 1048575. */
+PHUB_API phub_code phub_options_set_rank_limit(phub_options* options, size_t key,
+                                               uint32_t rank_limit);
+
 /* Gives the keys that were added so far and whose names match the pattern ("*.weight", "layer?.*":
  * fnmatch(3), without flags) a format of their gradients, which wins over gradient_dtype. The last
  * call that matches a key counts.
@@ -357,6 +363,14 @@ PHUB_API phub_code phub_broadcast_keys(phub_worker* worker, const float* const* 
 PHUB_API phub_code phub_push(phub_worker* worker, size_t key, int32_t priority);
 /* A gradient of zero: nothing is sent, and the rank counts as having taken part. */
 PHUB_API phub_code phub_push_null(phub_worker* worker, size_t key);
+/* As phub_push, of a key with a rank_limit: sends `pairs` pairs of vectors, whose outer products
+ * are its gradient. `left` has them one after another, of as many elements as the matrix has rows;
+ * `right` likewise, of as many as it has columns. They are copied before it returns. The server
+ * adds up those of all ranks, in the order of ranks and then of pairs: element (i, j) of the sum
+ * begins at 0 and becomes fmaf(left[i], right[j], sum) for each pair. 0 pairs are a null.
+ * PHUB_INVALID: there are more than rank_limit, or the key has none. */
+PHUB_API phub_code phub_push_factors(phub_worker* worker, size_t key, const float* left,
+                                     const float* right, uint32_t pairs, int32_t priority);
 
 /* As phub_push, and calls `completion` once: with PHUB_OK when the result of this push is here, or
  * with the code and message of the error. `message` is valid during the call; "" for PHUB_OK. The

@@ -49,6 +49,10 @@ void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
   if (!memory.parameter_dtype.empty()) {
     entry.parameter_dtype = dtype_of(memory.parameter_dtype, "parameter_dtype");
   }
+  if (memory.gradient && is_factors(spec_.keys[key])) {
+    fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its factors are sent",
+         spec_.keys[key].name);
+  }
   if (!std::isfinite(memory.gradient_scale)) {
     fail(ErrorCode::kInvalid, "gradient_scale {} is not finite", memory.gradient_scale);
   }
@@ -155,12 +159,37 @@ bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   return entry.gradient != nullptr;
 }
 
+bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> factors,
+                                       Lock& lock) {
+  Entry& entry = entries_[key];
+  await_copies(key, lock);
+  if (ended_) return false;
+  const KeySpec& of = spec_.keys[key];
+  const size_t rows = of.shape[0], columns = of.shape[1];
+  const std::span<std::byte> slots = session_.gradient(key);
+  unlocked(entry, lock, [&] {
+    session_.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
+      const kernels::SlotShape shape = factor_shape(of, chunk);
+      const size_t first_row = chunk.key_element / columns;
+      size_t first = 0;
+      for (const FactorPairs& part : factors) {
+        kernels::store_factors(shape, part.left + first_row, rows, part.right, first, part.pairs,
+                               slots.data() + slot);
+        first += part.pairs;
+      }
+    });
+  });
+  bytes_copied += slots.size();
+  return true;
+}
+
 std::vector<float> RegisteredMemory::magnitudes(size_t key, Lock& lock) {
   Entry& entry = entries_[key];
   await_copies(key, lock);
   std::vector<float> all;
   if (ended_) return all;
   KeyBytes gradient{session_.gradient(key).data(), coder_.format(key)};
+  if (is_factors(spec_.keys[key])) gradient.factors_of = &spec_.keys[key];
   if (sends_in_place(key)) gradient.data = static_cast<const std::byte*>(entry.gradient);
   KeyBytes parameters{has_parameters_ ? result(key).data() : nullptr, parameter_dtype_};
   unlocked(entry, lock, [&] { relative_magnitudes(session_, key, gradient, parameters, all); });

@@ -38,6 +38,8 @@ class RegisteredMemory {
   // whether bytes were copied. REQUIRES: the key is ready. (Another thread may have pushed it when
   // this returns.)
   bool copy_in(size_t key, Lock& lock);
+  // The same of a key whose factors are sent: parts follow each other in the slots of all chunks.
+  bool copy_factors_in(size_t key, std::span<const FactorPairs> factors, Lock& lock);
   // The magnitudes of the key's chunks (magnitude.h), after copy_in(). Without an optimizer in
   // lock-step the key has no parameters, and they are not relative.
   std::vector<float> magnitudes(size_t key, Lock& lock);

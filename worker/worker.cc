@@ -66,10 +66,11 @@ struct Worker::Impl {
                                             const std::stop_token& stop);
   void start(const std::string& trace_file);
   void release_memory();
-  Pushed push(size_t key, const PushOptions& how);
+  Pushed push(size_t key, const PushOptions& how, std::span<const FactorPairs> factors = {});
   void wait(size_t key);
   void carry_over(size_t key);
   void check_key(size_t key) const;
+  void check_factors(size_t key, std::span<const FactorPairs> factors) const;
   void copy_out(size_t key);
   void received(size_t key);
   void save_before_push(size_t key);
@@ -159,15 +160,44 @@ void Worker::Impl::check_key(size_t key) const {
   }
 }
 
-Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
+void Worker::Impl::check_factors(size_t key, std::span<const FactorPairs> factors) const {
   check_key(key);
+  const KeySpec& of = keeper.spec().keys[key];
+  if (!is_factors(of)) {
+    fail(
+        ErrorCode::kInvalid,
+        "push_factors: the gradient of key '{}' is sent as it is; to send its factors the job must "
+        "give it a rank_limit",
+        of.name);
+  }
+  uint64_t pairs = 0;
+  for (const FactorPairs& part : factors) {
+    if (part.pairs > 0 && (part.left == nullptr || part.right == nullptr)) {
+      fail(ErrorCode::kInvalid, "push_factors: {} pairs of key '{}' are null", part.pairs, of.name);
+    }
+    pairs += part.pairs;
+  }
+  if (pairs <= of.rank_limit) return;
+  fail(ErrorCode::kInvalid, "push_factors: {} pairs for key '{}', whose rank_limit is {}", pairs,
+       of.name, of.rank_limit);
+}
+
+Pushed Worker::Impl::push(size_t key, const PushOptions& how,
+                          std::span<const FactorPairs> factors) {
+  check_key(key);
+  const bool of_factors = is_factors(keeper.spec().keys[key]);
+  if (of_factors && !how.null && factors.empty()) {
+    fail(ErrorCode::kInvalid, "the factors of key '{}' are sent: use push_factors()",
+         keeper.spec().keys[key].name);
+  }
   keeper.check();
   saver.check_not_within();
   wait(key);  // for the previous round
   if (saver.is_active()) save_before_push(key);
   const uint64_t begin_ns = trace ? trace_now_ns() : 0;
   Lock lock = sleeper.lock();
-  const bool copied_in = !how.null && memory->copy_in(key, lock);
+  const bool copied_in = !how.null && (of_factors ? memory->copy_factors_in(key, factors, lock)
+                                                  : memory->copy_in(key, lock));
   std::vector<float> magnitudes;
   if (!how.null && order == SendOrder::kMagnitude) magnitudes = memory->magnitudes(key, lock);
   keeper.check();
@@ -312,6 +342,10 @@ size_t Worker::key(std::string_view name) const {
 
 std::span<std::byte> Worker::gradient_bytes(size_t key) {
   impl_->check_key(key);
+  if (is_factors(spec().keys[key])) {
+    fail(ErrorCode::kInvalid, "key '{}' has no memory for its gradient: its factors are sent",
+         spec().keys[key].name);
+  }
   if (impl_->coder.codes(key)) return std::as_writable_bytes(impl_->coder.gradient(key));
   return impl_->session->gradient(key);
 }
@@ -402,6 +436,16 @@ bool Worker::broadcast_keys(std::span<const float* const> initial) {
 
 Pushed Worker::push(size_t key, const PushOptions& how) {
   return only_errors([&] { return impl_->push(key, how); });
+}
+
+Pushed Worker::push_factors(size_t key, std::span<const FactorPairs> factors,
+                            const PushOptions& how) {
+  return only_errors([&] {
+    impl_->check_factors(key, factors);
+    PushOptions as = how;
+    as.null |= std::ranges::all_of(factors, [](const FactorPairs& f) { return f.pairs == 0; });
+    return impl_->push(key, as, factors);
+  });
 }
 
 void Worker::wait(size_t key) {

@@ -125,6 +125,13 @@ struct KeyMemory {
   bool in_place = true;
 };
 
+// What the gradient of a matrix is the sum of: outer products of `pairs` pairs of vectors.
+struct FactorPairs {
+  const float* left = nullptr;   // pair after pair, a vector of as many elements as it has rows
+  const float* right = nullptr;  // likewise, of as many as it has columns
+  uint32_t pairs = 0;
+};
+
 struct Pushed {
   size_t key = 0;
   uint64_t round = 0;
@@ -202,8 +209,8 @@ class Worker {
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
-  // are coded. Writable unless lent. Library memory: a push from here copies nothing over shared
-  // memory, but for what it encodes.
+  // are coded. (Where factors are sent there is none: kInvalid.) Writable unless lent. Library
+  // memory: a push from here copies nothing over shared memory, but for what it encodes.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
   // The key's parameters (optimizer none: its sum or mean), in parameter_memory_format(). Valid
@@ -230,6 +237,14 @@ class Worker {
   Pushed push(size_t key, const PushOptions& how);
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
+  // The same of a matrix whose gradient is sent as factors (KeySpec::rank_limit): of each device of
+  // this process, for example. They are copied before it returns. The server adds up the outer
+  // products of all ranks, in the order of ranks and then of pairs (kernels/slots.h). No pair at
+  // all is a null. Throws Error(kInvalid): all together are more than rank_limit.
+  Pushed push_factors(size_t key, std::span<const FactorPairs> factors, const PushOptions& how);
+  Pushed push_factors(size_t key, const FactorPairs& factors) {
+    return push_factors(key, {&factors, 1}, {});
+  }
   // Returns when the key's result is here; at once if the key was not pushed since. Every rank must
   // push every key once a round: if others have waited for a tenth of progress_limit_ms (5 s at
   // most) for a key that this rank left out, wait() throws kInvalid, which names the key. The

@@ -95,7 +95,7 @@ Ways choose(const Net& net, WayInputs inputs, uint32_t ranks) {
 std::vector<size_t> layers_of(const Net& net, const Ways& ways) {
   std::vector<size_t> layers;
   for (const MatrixWays& matrix : ways.matrices) {
-    if (!matrix.as_factors) continue;
+    if (matrix.way != FactorWay::kRanks) continue;
     const auto has = [&](const Layer& layer) { return layer.matrix == matrix.key; };
     const auto at = std::ranges::find_if(net.layers, has);
     layers.push_back(static_cast<size_t>(std::distance(net.layers.begin(), at)));

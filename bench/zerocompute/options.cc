@@ -23,7 +23,6 @@ constexpr uint32_t kMaxWorkers = 512;
 constexpr uint32_t kMaxJobs = 64;
 constexpr uint64_t kOneRankRounds = 20;
 constexpr size_t kMaxSweep = 1000;
-constexpr uint64_t kMaxChunkElements = 1u << 24;  // as a job's spec may have
 
 constexpr const char* kDescription =
     "Measures how fast a phub server exchanges the gradients of a model for its new parameters, "

@@ -36,6 +36,7 @@ struct PlanArguments {
   LimitInputs limits;
   uint64_t samples = 0;  // 0: ways of matrices are not compared
   double product_gflop_s = WayInputs().product_gflop_s;
+  double box_product_gflop_s = WayInputs().box_product_gflop_s;
   std::string cluster;  // a file; empty: one box is planned, no placements are compared
   PlacementOptions placement;
   bool ranks_given = false;
@@ -138,7 +139,9 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
   return out;
 }
 
-WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& topology) {
+WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& topology,
+                        const Plan& plan, const JobSpec& spec) {
+  const ElementTraffic traffic = element_traffic(spec);
   const LimitInputs& limits = arguments.limits;
   if (!limits.link_gbit_s || !limits.worker_link_gbit_s || topology.nics.empty()) {
     fail(ErrorCode::kInvalid,
@@ -149,7 +152,12 @@ WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& to
           .samples = arguments.samples,
           .worker_gbit_s = *limits.worker_link_gbit_s,
           .box_gbit_s = *limits.link_gbit_s * static_cast<double>(topology.nics.size()),
-          .product_gflop_s = arguments.product_gflop_s};
+          .product_gflop_s = arguments.product_gflop_s,
+          .box_cores = static_cast<uint32_t>(plan.cores.size()),
+          .box_product_gflop_s = arguments.box_product_gflop_s,
+          .gradient_bytes = traffic.gradient,
+          .result_bytes = traffic.parameter,
+          .to_ranks = spec.optimizer == "none" && spec.parameter_dtype == "f32"};
 }
 
 nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayInputs& inputs) {
@@ -163,9 +171,16 @@ nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayI
                                {"rows", matrix.rows},
                                {"columns", matrix.columns},
                                {"whole_seconds", matrix.whole.seconds(inputs)},
-                               {"factors_seconds", matrix.factors.seconds(inputs)},
-                               {"product_seconds", matrix.factors.product_s},
-                               {"way", matrix.as_factors ? "factors" : "whole"}});
+                               {"way", name_of(matrix.way)}});
+    auto& of_matrix = out["matrices"].back();
+    if (matrix.box) {
+      of_matrix["box_seconds"] = matrix.box->seconds(inputs);
+      of_matrix["box_product_seconds"] = matrix.box->box_product_s;
+    }
+    if (inputs.to_ranks) {
+      of_matrix["ranks_seconds"] = matrix.ranks.seconds(inputs);
+      of_matrix["ranks_product_seconds"] = matrix.ranks.product_s;
+    }
   }
   return out;
 }
@@ -217,7 +232,7 @@ void run(PlanArguments arguments) {
   Ways ways;
   const bool with_ways = arguments.samples > 0;
   if (with_ways) {
-    way_inputs = way_inputs_of(arguments, topology);
+    way_inputs = way_inputs_of(arguments, topology, plan, spec);
     ways = choose_ways(spec, way_inputs);
   }
 
@@ -337,6 +352,11 @@ void add_plan_command(CLI::App& app) {
   command
       ->add_option("--product-gflops", arguments->product_gflop_s,
                    "Of a rank's products of factors (bench/products measures them)")
+      ->capture_default_str()
+      ->group("Ways of matrices");
+  command
+      ->add_option("--box-product-gflops", arguments->box_product_gflop_s,
+                   "Of the products of one of the box's cores")
       ->capture_default_str()
       ->group("Ways of matrices");
   add_placement_options(command, *arguments, ranks);

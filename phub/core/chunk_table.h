@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/slots.h"
 #include "phub/core/index_set.h"
 #include "phub/core/messages.h"
 #include "transport/layout.h"
@@ -22,9 +22,13 @@ namespace phub {
 inline constexpr uint32_t kNoChunk = ~0u;
 
 struct CoreChunk {
-  uint64_t round = 0;   // in progress; 0: initial parameters are awaited
-  uint64_t offset = 0;  // in the box's arrays, elements
-  uint64_t worker_offset = 0;
+  uint64_t round = 0;  // in progress; 0: initial parameters are awaited
+  // In the box's arrays and in the worker's results, elements; and the factors of a matrix, in what
+  // these leave free (SlotShape).
+  uint64_t offset : 44 = 0;
+  uint64_t columns : 20 = 0;
+  uint64_t worker_offset : 44 = 0;
+  uint64_t rank_limit : 20 = 0;
   int64_t step_offset = 0;        // its optimizer's step in a round is the round plus this
   uint64_t slot_offset : 48 = 0;  // in the slots of a rank, bytes
   kernels::DType dtype = kernels::DType::kF32;  // of its gradients
@@ -41,8 +45,9 @@ struct CoreChunk {
   bool unused : 1 = false;  // this round: nobody has sent a gradient, nothing is applied
   bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same
 
-  // Of a gradient, which are on the wire.
-  uint64_t slot_bytes() const { return kernels::slot_bytes(dtype, elements); }
+  // Of a gradient.
+  kernels::SlotShape slot() const { return {elements, dtype, columns, rank_limit}; }
+  uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }  // on the wire
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {
     step_offset = static_cast<int64_t>(steps + 1 - r);
@@ -210,6 +215,9 @@ inline void ChunkTable::mark(uint32_t rank, uint32_t index, bool null) {
 }
 
 static_assert(sizeof(CoreChunk) == 64, "a cache line");
+static_assert(kMaxElements < uint64_t{1} << 43 && kMaxFactorColumns < 1u << 20 &&
+                  kMaxRankLimit < 1u << 20,
+              "a chunk's numbers have as many bits");
 static_assert(kMaxRanks <= 0xffff, "ranks are counted in 16 bits");
 
 }  // namespace phub

@@ -206,10 +206,10 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
 }
 
 // Of a chunk of which `ranks` gradients are read: those, the result, and as much as handling it
-// costs.
+// costs. A multiplication of factors takes about as long as a byte.
 uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
   constexpr uint64_t kHandling = 4096;
-  return kHandling + ranks * chunk.slot_bytes() +
+  return kHandling + ranks * (chunk.slot_bytes() + chunk.rank_limit * chunk.elements) +
          kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
 }
 

@@ -77,8 +77,8 @@ bool Reducer::sum(uint32_t index, float* to) {
   }
   gather(index);
   const uint32_t participants = std::max(table_.participants(index), 1u);
-  const bool finite = tree_sum_.add(slots_, slot_ranks_, chunk.dtype,
-                                    factor_of(chunk, participants), to, chunk.elements);
+  const bool finite =
+      tree_sum_.add(slots_, slot_ranks_, chunk.slot(), factor_of(chunk, participants), to);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
@@ -131,9 +131,8 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   gather(index);
   PartialSum sum{.participants = table_.participants(index)};
   bool excluded = false;
-  while (!slots_.empty() &&
-         !tree_sum_.add(slots_, slot_ranks_, chunk.dtype, 1, to, chunk.elements)) {
-    const int at = kernels::find_nonfinite(slots_, chunk.dtype, chunk.elements);
+  while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, chunk.slot(), 1, to)) {
+    const int at = kernels::find_nonfinite(slots_, chunk.slot());
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
     if (at < 0 || parameters_.on_nonfinite != OnNonFinite::kExclude) {
       const bool stops = parameters_.on_nonfinite == OnNonFinite::kStop ||
@@ -222,7 +221,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
   if (!reports_.room_for_exclusions(participants)) return false;  // they are read soon: again
   const size_t reports_before = reports_.size();
   for (;;) {
-    const int at = kernels::find_nonfinite(slots_, chunk.dtype, chunk.elements);
+    const int at = kernels::find_nonfinite(slots_, chunk.slot());
     if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
       reports_.withdraw(reports_before);
       stop(at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
@@ -230,8 +229,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
     }
     exclude(at, index);
     --participants;
-    if (tree_sum_.add(slots_, slot_ranks_, chunk.dtype, factor_of(chunk, participants), sum,
-                      chunk.elements)) {
+    if (tree_sum_.add(slots_, slot_ranks_, chunk.slot(), factor_of(chunk, participants), sum)) {
       return true;
     }
   }
@@ -257,8 +255,7 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& st
   const auto factor = static_cast<float>(
       1.0 / (hyper.grad_scale * (parameters_.mean ? table_.expected_count() : 1)));
   const void* slot = slot_of(rank, chunk);
-  const bool finite =
-      kernels::sum({&slot, 1}, chunk.dtype, factor, scratch_.data(), chunk.elements);
+  const bool finite = kernels::sum({&slot, 1}, chunk.slot(), factor, scratch_.data());
   if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass) {
     if (!reports_.room_for_exclusions(1)) return false;  // they are read soon: again
     stopped_ = parameters_.on_nonfinite == OnNonFinite::kStop;

@@ -5,11 +5,9 @@
 namespace phub {
 
 bool TreeSum::add(std::span<const void* const> slots, std::span<const uint32_t> ranks,
-                  kernels::DType dtype, float factor, float* out, size_t elements) {
-  if (tree_.levels() == 1 || slots.empty()) {
-    return kernels::sum(slots, dtype, factor, out, elements);
-  }
-  Chunk chunk{slots, ranks, dtype, factor, out, elements};
+                  const kernels::SlotShape& shape, float factor, float* out) {
+  if (tree_.levels() == 1 || slots.empty()) return kernels::sum(slots, shape, factor, out);
+  Chunk chunk{slots, ranks, shape, factor, out};
   add_group(chunk, 0, 0, out);
   return chunk.finite;
 }
@@ -22,24 +20,25 @@ size_t TreeSum::add_group(Chunk& chunk, uint32_t level, size_t first, float* to)
   size_t next = first;
   if (level + 1 == tree_.levels()) {
     while (next < slots && chunk.ranks[next] < end) ++next;
-    add_slots(chunk, chunk.slots.subspan(first, next - first), chunk.dtype, to, next);
+    add_slots(chunk, chunk.slots.subspan(first, next - first), chunk.shape, to, next);
     return next;
   }
   float* const part = parts_.data() + level * largest_chunk_;
   next = add_group(chunk, level + 1, first, to);
   while (next < slots && chunk.ranks[next] < end) {
     next = add_group(chunk, level + 1, next, part);
-    add_slots(chunk, std::array<const void*, 2>{to, part}, kernels::DType::kF32, to, next);
+    add_slots(chunk, std::array<const void*, 2>{to, part}, {.elements = chunk.shape.elements}, to,
+              next);
   }
   return next;
 }
 
 // The last addition into the result is the one behind which there are no slots: it has the factor,
 // and what is not finite in a part is not finite in the end.
-void TreeSum::add_slots(Chunk& chunk, std::span<const void* const> slots, kernels::DType dtype,
-                        float* to, size_t next) {
+void TreeSum::add_slots(Chunk& chunk, std::span<const void* const> slots,
+                        const kernels::SlotShape& shape, float* to, size_t next) {
   const bool is_last = to == chunk.out && next == chunk.slots.size();
-  chunk.finite = kernels::sum(slots, dtype, is_last ? chunk.factor : 1, to, chunk.elements);
+  chunk.finite = kernels::sum(slots, shape, is_last ? chunk.factor : 1, to);
 }
 
 }  // namespace phub

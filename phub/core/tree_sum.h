@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/slots.h"
 #include "transport/control/rank_tree.h"
 
 namespace phub {
@@ -27,22 +27,21 @@ class TreeSum {
 
   // As kernels::sum(). `ranks`: whose the slots are, ascending.
   bool add(std::span<const void* const> slots, std::span<const uint32_t> ranks,
-           kernels::DType dtype, float factor, float* out, size_t elements);
+           const kernels::SlotShape& shape, float factor, float* out);
 
  private:
   // A sum in the making.
   struct Chunk {
     std::span<const void* const> slots;
     std::span<const uint32_t> ranks;
-    const kernels::DType dtype;
+    const kernels::SlotShape& shape;
     const float factor;
     float* const out;
-    const size_t elements;
     bool finite = true;
   };
   size_t add_group(Chunk& chunk, uint32_t level, size_t first, float* to);
-  static void add_slots(Chunk& chunk, std::span<const void* const> slots, kernels::DType dtype,
-                        float* to, size_t next);
+  static void add_slots(Chunk& chunk, std::span<const void* const> slots,
+                        const kernels::SlotShape& shape, float* to, size_t next);
 
   const RankTree& tree_;
   const size_t largest_chunk_;

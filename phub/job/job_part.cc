@@ -355,6 +355,8 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.slot_offset = chunk.slot_offset;
       c.dtype = gradient_dtype(spec_, spec_.keys[chunk.key]);
       c.elements = chunk.elements;
+      c.columns = plan_.key_format[chunk.key].columns;
+      c.rank_limit = plan_.key_format[chunk.key].rank_limit;
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];

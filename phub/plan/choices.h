@@ -30,7 +30,7 @@ Choices choices_of(const JobSpec& spec);
 // Throws likewise, if results cannot come back as differences: these are of rounds, and of what the
 // box's optimizer changes.
 void check_differences(const JobSpec& spec);
-// The format of a key's gradients. Throws likewise.
+// The format of a key's gradients, or of their factors. Throws likewise.
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
 
 }  // namespace phub

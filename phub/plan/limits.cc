@@ -12,15 +12,21 @@ namespace phub {
 
 namespace {
 
+// Of a chunk of the key: the fewest chunks that a matrix can have if that is not decided.
+uint64_t most_elements_of(const KeySpec& key, uint32_t chunk_elements) {
+  if (key.rank_limit == 0) return chunk_elements;
+  return (key.tile_rows > 0 ? key.tile_rows : most_tile_rows(key)) * key.shape[1];
+}
+
 // The mean over all keys, whose chunks take bytes(key, elements).
 template <typename Bytes>
 double bytes_per_element(const JobSpec& spec, Bytes bytes) {
   double all = 0, elements = 0;
   for (const KeySpec& key : spec.keys) {
-    for (uint64_t chunk : {key.elements / spec.chunk_elements * spec.chunk_elements,
-                           key.elements % spec.chunk_elements}) {
+    const uint64_t most = most_elements_of(key, spec.chunk_elements);
+    for (uint64_t chunk : {key.elements / most * most, key.elements % most}) {
       if (chunk == 0) continue;
-      const uint64_t chunks = std::max<uint64_t>(chunk / spec.chunk_elements, 1);
+      const uint64_t chunks = std::max<uint64_t>(chunk / most, 1);
       all += static_cast<double>(chunks) * static_cast<double>(bytes(key, chunk / chunks));
     }
     elements += static_cast<double>(key.elements);
@@ -34,7 +40,8 @@ ElementTraffic element_traffic(const JobSpec& spec) {
   const ElementBytes bytes = element_bytes(spec);
   ElementTraffic element;
   element.gradient = bytes_per_element(spec, [&spec](const KeySpec& key, uint64_t elements) {
-    return kernels::slot_bytes(gradient_dtype(spec, key), elements);
+    if (!is_factors(key)) return kernels::slot_bytes(gradient_dtype(spec, key), elements);
+    return factor_format(key.rank_limit, static_cast<uint32_t>(key.shape[1])).bytes(elements);
   });
   const SlotFormat* difference = difference_format(spec);
   element.parameter = bytes_per_element(spec, [&](const KeySpec&, uint64_t elements) {

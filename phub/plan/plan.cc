@@ -16,8 +16,9 @@
 namespace phub {
 namespace {
 
-uint64_t chunks_of(uint64_t elements, uint32_t chunk_elements) {
-  return (elements + chunk_elements - 1) / chunk_elements;
+uint64_t chunks_of(const KeySpec& key, uint32_t chunk_elements) {
+  const uint64_t most = chunk_elements_of(key, chunk_elements);
+  return (key.elements + most - 1) / most;
 }
 
 // A node that can serve: it has cores, and NICs unless no node has any.
@@ -152,7 +153,7 @@ void add_site(const numa::Topology& topology, const Site& site, Plan& plan,
 
 void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options, size_t queues) {
   uint64_t chunks = 0;
-  for (const KeySpec& key : keys) chunks += chunks_of(key.elements, options.chunk_elements);
+  for (const KeySpec& key : keys) chunks += chunks_of(key, options.chunk_elements);
   const uint64_t limit = std::min<uint64_t>(uint64_t{queues} * kMaxChunksPerQueue,
                                             std::numeric_limits<uint32_t>::max());
   if (chunks > limit) {
@@ -162,6 +163,16 @@ void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options
         "or more cores",
         chunks, options.chunk_elements, queues, kMaxChunksPerQueue);
   }
+}
+
+// The keys with the rows of their chunks: a matrix has as many chunks as there are cores, as each
+// gets the right vectors of all factors.
+std::vector<KeySpec> with_tiles(std::span<const KeySpec> keys, size_t cores) {
+  std::vector<KeySpec> all(keys.begin(), keys.end());
+  for (KeySpec& key : all) {
+    if (key.rank_limit > 0 && key.tile_rows == 0) key.tile_rows = tile_rows_for(key, cores);
+  }
+  return all;
 }
 
 // A candidate for chunks: a site, a core or a queue.
@@ -394,8 +405,10 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   Plan plan;
   std::vector<double> queue_share;
   for (const Site& site : sites) add_site(topology, site, plan, queue_share);
-  check_chunk_count(keys, options, plan.queues.size());
-  static_cast<Layout&>(plan) = lay_out_keys(keys, options.chunk_elements, options.gradient_dtype);
+  const std::vector<KeySpec> tiled = with_tiles(keys, plan.cores.size());
+  check_chunk_count(tiled, options, plan.queues.size());
+  static_cast<Layout&>(plan) = lay_out_keys(tiled, options.chunk_elements, options.gradient_dtype);
+  for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;
   deal(sites, queue_share, options, plan);
   lay_out_boxes(plan, options.shared_memory);

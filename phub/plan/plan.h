@@ -76,6 +76,7 @@ struct NicPlan {
 
 // Where every chunk lies, and who handles it.
 struct Plan : Layout {
+  std::vector<uint32_t> tile_rows;  // of each key, as KeySpec has them; 0: its chunks are no rows
   std::vector<QueuePlan> queues;
   std::vector<CorePlan> cores;
   std::vector<NicPlan> nics;

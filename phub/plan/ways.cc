@@ -27,47 +27,66 @@ void check(const WayInputs& inputs) {
   expect("--worker-link-gbps", inputs.worker_gbit_s);
   expect("--link-gbps of all NICs", inputs.box_gbit_s);
   expect("--product-gflops", inputs.product_gflop_s);
+  expect("--box-product-gflops", inputs.box_product_gflop_s);
+  expect("a gradient's element", inputs.gradient_bytes);
+  expect("a result's element", inputs.result_bytes);
 }
 
 // Less of nothing.
 bool is_never_better(const WayCost& way, const WayCost& other) {
   return way.worker_out >= other.worker_out && way.worker_in >= other.worker_in &&
          way.box_in >= other.box_in && way.box_out >= other.box_out &&
-         way.product_s >= other.product_s;
+         way.product_s >= other.product_s && way.box_product_s >= other.box_product_s;
 }
 
-// Tries both ways for every matrix that is left, in order.
+// The ways of a matrix of which no other has less of everything.
+std::vector<FactorWay> ways_of(const MatrixWays& matrix, const WayInputs& inputs) {
+  std::vector<FactorWay> ways = {FactorWay::kWhole};
+  if (matrix.box && !is_never_better(*matrix.box, matrix.whole)) ways.push_back(FactorWay::kBox);
+  const bool never = is_never_better(matrix.ranks, matrix.whole) ||
+                     (matrix.box && is_never_better(matrix.ranks, *matrix.box));
+  if (inputs.to_ranks && !never) ways.push_back(FactorWay::kRanks);
+  return ways;
+}
+
+// Tries all ways of every matrix that is left, in order.
 class Search {
  public:
-  Search(std::vector<MatrixWays*> undecided, const WayInputs& inputs)
-      : undecided_(std::move(undecided)), inputs_(inputs) {}
+  Search(const std::vector<MatrixWays*>& undecided, const WayInputs& inputs)
+      : undecided_(undecided), inputs_(inputs) {
+    for (const MatrixWays* matrix : undecided) ways_.push_back(ways_of(*matrix, inputs));
+  }
 
-  // `begin`: of all other keys.
-  void run(const WayCost& begin) { visit(0, 0, begin); }
-  bool as_factors(size_t i) const { return (best_ >> i & 1) != 0; }
+  // `others`: of all other keys. The best way is that of each matrix afterwards.
+  void run(const WayCost& others) {
+    visit(0, others);
+    for (size_t i = 0; i < undecided_.size(); ++i) undecided_[i]->way = best_[i];
+  }
 
  private:
-  void visit(size_t at, uint32_t factors, const WayCost& so_far) {
+  void visit(size_t at, const WayCost& so_far) {
     const double seconds = so_far.seconds(inputs_);
     if (seconds >= best_s_) return;  // more matrices take no less
     if (at == undecided_.size()) {
       best_s_ = seconds;
-      best_ = factors;
+      best_.clear();
+      for (const MatrixWays* matrix : undecided_) best_.push_back(matrix->way);
       return;
     }
-    WayCost whole = so_far, as_factors = so_far;
-    whole += undecided_[at]->whole;
-    as_factors += undecided_[at]->factors;
-    visit(at + 1, factors, whole);
-    visit(at + 1, factors | uint32_t{1} << at, as_factors);
+    for (const FactorWay way : ways_[at]) {
+      undecided_[at]->way = way;
+      WayCost with = so_far;
+      with += undecided_[at]->cost();
+      visit(at + 1, with);
+    }
   }
 
-  const std::vector<MatrixWays*> undecided_;
+  const std::vector<MatrixWays*>& undecided_;
   const WayInputs& inputs_;
+  std::vector<std::vector<FactorWay>> ways_;
   double best_s_ = INFINITY;
-  uint32_t best_ = 0;
+  std::vector<FactorWay> best_;
 };
-static_assert(kMostUndecided < 32);
 
 std::string milliseconds(double seconds) { return fmt::format("{:.2f}", seconds * 1e3); }
 
@@ -79,22 +98,57 @@ WayCost& WayCost::operator+=(const WayCost& other) {
   box_in += other.box_in;
   box_out += other.box_out;
   product_s += other.product_s;
+  box_product_s += other.box_product_s;
   return *this;
 }
 
 double WayCost::seconds(const WayInputs& inputs) const {
   return std::max(link_seconds(std::max(worker_out, worker_in), inputs.worker_gbit_s),
                   link_seconds(std::max(box_in, box_out), inputs.box_gbit_s)) +
-         product_s;
+         product_s + box_product_s;
+}
+
+std::string_view name_of(FactorWay way) {
+  constexpr std::string_view kNames[] = {"whole", "box", "ranks"};
+  return kNames[static_cast<size_t>(way)];
 }
 
 WayCost whole_way(uint64_t elements, const WayInputs& inputs) {
-  const double bytes = kElementBytes * static_cast<double>(elements);
-  const double of_all = bytes * inputs.ranks;
-  return {.worker_out = bytes, .worker_in = bytes, .box_in = of_all, .box_out = of_all};
+  const double out = inputs.gradient_bytes * static_cast<double>(elements);
+  const double in = inputs.result_bytes * static_cast<double>(elements);
+  return {.worker_out = out,
+          .worker_in = in,
+          .box_in = out * inputs.ranks,
+          .box_out = in * inputs.ranks};
 }
 
-WayCost factors_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
+std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
+  KeySpec key{.elements = rows * columns, .shape = {rows, columns}};
+  if (inputs.box_cores == 0 || inputs.samples > kMaxRankLimit || columns > kMaxFactorColumns) {
+    return std::nullopt;
+  }
+  key.rank_limit = static_cast<uint32_t>(inputs.samples);
+  key.tile_rows = tile_rows_for(key, inputs.box_cores);
+  if (key.tile_rows == 0) return std::nullopt;
+  const uint64_t chunks = (rows + key.tile_rows - 1) / key.tile_rows;
+  // Each chunk has all of the right vectors, and the number of pairs.
+  const double sent =
+      kElementBytes * static_cast<double>(inputs.samples * (rows + chunks * columns) + chunks);
+  const WayCost whole = whole_way(rows * columns, inputs);
+  const double flops = 2 * inputs.ranks * static_cast<double>(inputs.samples) *
+                       static_cast<double>(rows) * static_cast<double>(columns);
+  // The core with the most chunks multiplies the longest.
+  const uint64_t most = (chunks + inputs.box_cores - 1) / inputs.box_cores;
+  const double share =
+      std::min(1.0, static_cast<double>(most * key.tile_rows) / static_cast<double>(rows));
+  return WayCost{.worker_out = sent,
+                 .worker_in = whole.worker_in,
+                 .box_in = sent * inputs.ranks,
+                 .box_out = whole.box_out,
+                 .box_product_s = flops * share / (inputs.box_product_gflop_s * 1e9)};
+}
+
+WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
   const auto samples = static_cast<double>(inputs.samples);
   const double bytes = kElementBytes * samples * static_cast<double>(rows + columns);
   const double of_all = bytes * inputs.ranks;
@@ -123,11 +177,12 @@ Ways choose_ways(const JobSpec& spec, const WayInputs& inputs) {
                              .rows = rows,
                              .columns = columns,
                              .whole = whole,
-                             .factors = factors_way(rows, columns, inputs)});
+                             .ranks = ranks_way(rows, columns, inputs),
+                             .box = box_way(rows, columns, inputs)});
   }
   std::vector<MatrixWays*> undecided;
   for (MatrixWays& matrix : ways.matrices) {
-    if (!is_never_better(matrix.factors, matrix.whole)) undecided.push_back(&matrix);
+    if (ways_of(matrix, inputs).size() > 1) undecided.push_back(&matrix);
   }
   const auto larger = [](const MatrixWays* a, const MatrixWays* b) {
     return a->rows * a->columns > b->rows * b->columns;
@@ -138,33 +193,32 @@ Ways choose_ways(const JobSpec& spec, const WayInputs& inputs) {
   for (const MatrixWays& matrix : ways.matrices) {
     if (std::ranges::find(undecided, &matrix) == undecided.end()) others += matrix.whole;
   }
-  Search search(undecided, inputs);
-  search.run(others);
-  for (size_t i = 0; i < undecided.size(); ++i) undecided[i]->as_factors = search.as_factors(i);
-  for (const MatrixWays& matrix : ways.matrices) {
-    ways.chosen += matrix.as_factors ? matrix.factors : matrix.whole;
-  }
+  Search(undecided, inputs).run(others);
+  for (const MatrixWays& matrix : ways.matrices) ways.chosen += matrix.cost();
   return ways;
 }
 
 std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs) {
-  TextTable table(
-      {"matrix", "rows", "columns", "whole ms", "factors ms", "of it products", "way", "key"},
-      true);
+  TextTable table({"matrix", "rows", "columns", "whole ms", "box ms", "of it products", "ranks ms",
+                   "of it products", "way", "key"},
+                  true);
   size_t as_factors = 0;
   for (const MatrixWays& matrix : ways.matrices) {
-    as_factors += matrix.as_factors ? 1 : 0;
+    as_factors += matrix.way != FactorWay::kWhole ? 1 : 0;
+    const auto& box = matrix.box;
     table.add({fmt::to_string(matrix.key), fmt::to_string(matrix.rows),
                fmt::to_string(matrix.columns), milliseconds(matrix.whole.seconds(inputs)),
-               milliseconds(matrix.factors.seconds(inputs)), milliseconds(matrix.factors.product_s),
-               matrix.as_factors ? "factors" : "whole", spec.keys[matrix.key].name});
+               box ? milliseconds(box->seconds(inputs)) : "-",
+               box ? milliseconds(box->box_product_s) : "-",
+               inputs.to_ranks ? milliseconds(matrix.ranks.seconds(inputs)) : "-",
+               inputs.to_ranks ? milliseconds(matrix.ranks.product_s) : "-",
+               std::string(name_of(matrix.way)), spec.keys[matrix.key].name});
   }
   return fmt::format(
              "Ways of matrices (ranks: {}; samples of each: {}; links of a rank {:g} Gbit/s, of "
-             "the "
-             "box {:g}; products {:g} GFLOP/s)\n",
+             "the box {:g}; products of a rank {:g} GFLOP/s, of {} cores of the box {:g} each)\n",
              inputs.ranks, inputs.samples, inputs.worker_gbit_s, inputs.box_gbit_s,
-             inputs.product_gflop_s) +
+             inputs.product_gflop_s, inputs.box_cores, inputs.box_product_gflop_s) +
          table.text() +
          fmt::format("All keys: {} ms whole, {} ms with {} of {} matrices as factors\n",
                      milliseconds(ways.all_whole.seconds(inputs)),

@@ -1,14 +1,19 @@
 // How the gradients of matrices are best exchanged: whole, or as the sufficient factors that they
-// are made of (worker/factors.h; Poseidon, 2015, section 4.3 and Algorithm 3). Less is sent of the
-// factors of few samples, but all ranks get those of all ranks, and multiply them.
+// are made of (Poseidon, 2015, section 4.3 and Algorithm 3): to the box, which multiplies and sends
+// the parameters back (KeySpec::rank_limit), or through the box to all ranks, which multiply
+// (worker/factors.h).
 //
 // The paper chooses by the bytes that all nodes send together. What a round waits for is the link
-// with the longest time, so that is what is compared here, with the products that each rank then
-// makes; and of all matrices together, as they share the links. A pure function of its inputs.
+// with the longest time, so that is what is compared here, with the products that are then made;
+// and of all matrices together, as they share the links. Links work both ways at once: factors to
+// the box shorten the way there alone, and so the round where results are smaller than gradients. A
+// pure function of its inputs.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/control/job_spec.h"
@@ -21,26 +26,42 @@ struct WayInputs {
   double worker_gbit_s = 10;    // of a rank's link, each way
   double box_gbit_s = 10;       // of all NICs of the box together, each way
   double product_gflop_s = 50;  // of a rank's products (bench/products)
+  uint32_t box_cores = 0;       // that multiply, and a matrix has a chunk for each; 0: none does
+  double box_product_gflop_s = 50;  // of one of them
+  double gradient_bytes = 4;        // of an element that is sent whole (element_traffic())
+  double result_bytes = 4;          // of one that comes back, but for factors, which are f32
+  bool to_ranks = true;  // the ranks may multiply: parameters are theirs (optimizer none)
 };
 
 // Of a round. In bytes: what a rank sends and receives, what the box receives and sends.
 struct WayCost {
   double worker_out = 0, worker_in = 0, box_in = 0, box_out = 0;
-  double product_s = 0;  // of each rank
+  double product_s = 0;      // of each rank
+  double box_product_s = 0;  // of the box
 
   WayCost& operator+=(const WayCost& other);
-  // Links work at the same time, both ways; then come the products.
+  // Links work at the same time, both ways; the products do not, as they wait for factors, and
+  // results for them.
   double seconds(const WayInputs& inputs) const;
 };
+enum class FactorWay : uint8_t { kWhole, kBox, kRanks };
+std::string_view name_of(FactorWay way);  // "whole", "box", "ranks"
 WayCost whole_way(uint64_t elements, const WayInputs& inputs);
-WayCost factors_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
+// Nothing: a job cannot have such a key (KeySpec::rank_limit), or the box does not multiply.
+std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
+WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
 
 // A key of two dimensions.
 struct MatrixWays {
   uint32_t key = 0;
   uint64_t rows = 0, columns = 0;
-  WayCost whole, factors;
-  bool as_factors = false;  // the way that is chosen
+  WayCost whole, ranks;
+  std::optional<WayCost> box;
+  FactorWay way = FactorWay::kWhole;  // that is chosen
+
+  const WayCost& cost() const {
+    return way == FactorWay::kWhole ? whole : way == FactorWay::kBox ? *box : ranks;
+  }
 };
 
 struct Ways {
@@ -52,7 +73,7 @@ struct Ways {
 // are such that factors could be better; of more, the smaller ones are whole. (Where a way has less
 // of everything it is the better one whatever the others do.) Throws Error(kInvalid): an input is
 // not positive.
-inline constexpr size_t kMostUndecided = 20;
+inline constexpr size_t kMostUndecided = 12;
 Ways choose_ways(const JobSpec& spec, const WayInputs& inputs);
 
 // For people.

@@ -150,6 +150,9 @@ class Calls {
         return phub_options_add_key(options(), in_.choose(kNames), in_.choose(kElements));
       case 6:
         if (in_.take() % 4 == 0) return phub_options_set_group(options(), key(), in_.take() % 5);
+        if (in_.take() % 8 == 0) {
+          return phub_options_set_rank_limit(options(), key(), in_.take() % 8);
+        }
         if (in_.take() % 4 == 0) {
           return phub_options_set_format(options(), in_.choose(kNames), in_.choose(kValues));
         }
@@ -188,6 +191,10 @@ class Calls {
       case 22:
         return phub_push(worker(), key(), in_.take<int8_t>());
       case 23:
+        if (in_.take() % 4 == 0) {
+          return phub_push_factors(worker(), key(), initial_.data(), initial_.data(),
+                                   in_.take() % 4, 0);
+        }
         return phub_push_null(worker(), key());
       case 24: {
         phub_worker*& handle = workers_[in_.take() % 3];

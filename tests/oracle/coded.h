@@ -17,10 +17,13 @@ struct ChunkPlace {
   uint32_t key = 0;
   uint64_t begin = 0;  // within the key, elements
   uint32_t elements = 0;
-  uint64_t job_element = 0;  // its first one, where every key begins at a multiple of 32
+  uint64_t job_element = 0;         // its first one, where every key begins at a multiple of 32
+  reference::Factors factors = {};  // that are sent of it, if they are
 };
-// Numbered as in the plan: key by key.
+// Numbered as in the plan: key by key. REQUIRES: the spec says how many rows tiles have.
 std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
+// What a rank sends of a chunk before it is coded.
+uint64_t sent_bytes(const JobSpec& spec, const ChunkPlace& place);
 
 bool is_coded(const JobSpec& spec, uint32_t key);
 // The format of a key's gradients in the memory of workers.

@@ -54,6 +54,21 @@ std::optional<float> sum_of(const Group& group, std::span<const void* const> slo
   return total;
 }
 
+std::optional<float> sum_of(const Group& group, std::span<const void* const> slots,
+                            const Factors& factors, size_t i) {
+  std::optional<float> total;
+  for (const Group& part : group.parts) {
+    if (part.parts.empty()) {  // then all are ranks
+      const void* slot = slots[part.rank];
+      if (slot) total = add_pairs(factors, slot, i, total.value_or(0.0f));
+      continue;
+    }
+    const std::optional<float> value = sum_of(part, slots, factors, i);
+    if (value) total = total ? *total + *value : *value;
+  }
+  return total;
+}
+
 }  // namespace
 
 Group parse_groups(std::string_view groups, uint32_t ranks) {
@@ -67,6 +82,17 @@ bool sum(const Group& group, std::span<const void* const> slots, DType type, flo
   bool finite = true;
   for (size_t i = 0; i < n; ++i) {
     const float total = sum_of(group, slots, type, i).value_or(0.0f) * factor;
+    store(out, DType::kF32, i, total);
+    finite = finite && std::isfinite(total);
+  }
+  return finite;
+}
+
+bool sum(const Group& group, std::span<const void* const> slots, const Factors& factors,
+         float factor, float* out) {
+  bool finite = true;
+  for (size_t i = 0; i < factors.rows * factors.columns; ++i) {
+    const float total = sum_of(group, slots, factors, i).value_or(0.0f) * factor;
     store(out, DType::kF32, i, total);
     finite = finite && std::isfinite(total);
   }

@@ -27,6 +27,10 @@ Group parse_groups(std::string_view groups, uint32_t ranks);
 bool sum(const Group& group, std::span<const void* const> slots, DType type, float factor,
          float* out, size_t n);
 
+// The same of factors: the sum of ranks that follow each other in a group begins at zero.
+bool sum(const Group& group, std::span<const void* const> slots, const Factors& factors,
+         float factor, float* out);
+
 // Any groups of so many ranks. `below(n)` draws a number from 0 to n-1; the parentheses are at most
 // so deep.
 using Draw = std::function<uint64_t(uint64_t)>;

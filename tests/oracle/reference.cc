@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -194,6 +195,36 @@ bool sum(std::span<const void* const> slots, DType type, float factor, float* ou
     out[i] = canonical(total * factor);
     finite = finite && std::isfinite(out[i]);
   }
+  return finite;
+}
+
+uint32_t Factors::count(const void* slot) const {
+  uint32_t count = 0;
+  std::memcpy(&count, static_cast<const float*>(slot) + floats() - 1, sizeof count);
+  return count;
+}
+
+void Factors::set_count(void* slot, uint32_t count) const {
+  std::memcpy(static_cast<float*>(slot) + floats() - 1, &count, sizeof count);
+}
+
+float add_pairs(const Factors& factors, const void* slot, size_t i, float sum) {
+  const auto* left = static_cast<const float*>(slot) + i / factors.columns;
+  const auto* right =
+      static_cast<const float*>(slot) + factors.pairs * factors.rows + i % factors.columns;
+  for (uint32_t pair = 0; pair < factors.count(slot); ++pair) {
+    sum = std::fma(left[pair * factors.rows], right[pair * factors.columns], sum);
+  }
+  return sum;
+}
+
+bool is_finite(const Factors& factors, const void* slot) {
+  const auto* all = static_cast<const float*>(slot);
+  const auto* right = all + factors.pairs * factors.rows;
+  const size_t count = factors.count(slot);
+  bool finite = count <= factors.pairs;
+  for (size_t i = 0; finite && i < count * factors.rows; ++i) finite = std::isfinite(all[i]);
+  for (size_t i = 0; finite && i < count * factors.columns; ++i) finite = std::isfinite(right[i]);
   return finite;
 }
 

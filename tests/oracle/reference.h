@@ -29,6 +29,24 @@ void convert(const void* from, DType from_type, void* to, DType to_type, size_t 
 // in the list. True if all results are finite. No slots give zeros.
 bool sum(std::span<const void* const> slots, DType type, float factor, float* out, size_t n);
 
+// A slot that holds at most so many pairs of vectors: left ones of `rows`, then right ones of
+// `columns` floats, then a uint32, how many there are.
+struct Factors {
+  size_t rows = 0, columns = 0, pairs = 0;
+
+  size_t floats() const { return pairs * (rows + columns) + 1; }
+  uint32_t count(const void* slot) const;
+  void set_count(void* slot, uint32_t count) const;
+  float* left(void* slot, size_t pair) const { return static_cast<float*>(slot) + pair * rows; }
+  float* right(void* slot, size_t pair) const {
+    return static_cast<float*>(slot) + pairs * rows + pair * columns;
+  }
+};
+// Goes on with a sum of outer products: element `i` of the matrix, by std::fma.
+float add_pairs(const Factors& factors, const void* slot, size_t i, float sum);
+// Whether all that are there are finite numbers, and there are not too many.
+bool is_finite(const Factors& factors, const void* slot);
+
 // Of a gradient: element i adds its square to lane i mod 16, and the lanes are added in order.
 double sum_of_squares(std::span<const float> gradient);
 

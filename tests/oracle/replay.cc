@@ -165,7 +165,7 @@ Replay::State Replay::state() const {
 void Replay::receive() {
   gradients_.clear();
   for (const Member& from : counted_) {
-    std::vector<std::byte> gradient(place_.elements * kernels::bytes_of(gradient_dtype_));
+    std::vector<std::byte> gradient(sent_bytes(spec_, place_));
     if (!gradient_(from, round_, gradient.data())) continue;
     if (coded_) {
       std::vector<float> pushed(place_.elements);
@@ -187,7 +187,8 @@ std::vector<float>& Replay::residual_of(const Member& who) {
 
 // The sum of those counted, times `factor`. False: it is not finite.
 bool Replay::add(float factor, std::vector<float>& sum) {
-  const bool has_groups = !spec_.groups.empty();
+  const bool of_factors = place_.factors.pairs > 0;
+  const bool has_groups = !spec_.groups.empty() || of_factors;
   std::vector<const void*> slots(has_groups ? ranks_of(spec_) : 0);
   unused_ = true;
   for (const Member& from : counted_) {
@@ -196,6 +197,7 @@ bool Replay::add(float factor, std::vector<float>& sum) {
     unused_ = false;
     (has_groups ? slots[from.rank] : slots.emplace_back()) = gradient->second.data();
   }
+  if (of_factors) return reference::sum(groups_, slots, place_.factors, factor, sum.data());
   const kernels::DType type = gradient_dtype_;
   return has_groups ? reference::sum(groups_, slots, type, factor, sum.data(), sum.size())
                     : reference::sum(slots, type, factor, sum.data(), sum.size());
@@ -205,6 +207,7 @@ bool Replay::is_finite(const Member& from) const {
   const auto gradient = gradients_.find(from);
   if (gradient == gradients_.end()) return true;
   const void* slot = gradient->second.data();
+  if (place_.factors.pairs > 0) return reference::is_finite(place_.factors, slot);
   std::vector<float> alone(place_.elements);
   return reference::sum({&slot, 1}, gradient_dtype_, 1, alone.data(), alone.size());
 }

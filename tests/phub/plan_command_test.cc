@@ -223,8 +223,15 @@ TEST(PlanCommand, ComparesTheWaysOfTheReadme) {
   const auto json = nlohmann::json::parse(output_of(arguments)).at("ways");
   EXPECT_EQ(json.at("samples"), 32);
   EXPECT_EQ(json.at("matrices").size(), 3u);
-  EXPECT_EQ(json.at("matrices")[0].at("way"), "factors");
+  EXPECT_EQ(json.at("matrices")[0].at("way"), "ranks");
+  EXPECT_GT(json.at("matrices")[0].at("box_seconds"), json.at("matrices")[0].at("ranks_seconds"));
   EXPECT_LT(json.at("chosen_seconds"), json.at("whole_seconds"));
+  // With an optimizer the parameters are the box's, and no rank has a use for products.
+  arguments.insert(arguments.end(), {"--optimizer", "sgd", "--box-product-gflops", "400", "--dtype",
+                                     "f32", "--parameter-dtype", "int8"});
+  const auto at_box = nlohmann::json::parse(output_of(arguments)).at("ways");
+  EXPECT_EQ(at_box.at("matrices")[0].at("way"), "box");
+  EXPECT_FALSE(at_box.at("matrices")[0].contains("ranks_seconds"));
   EXPECT_THAT(error_of({"vgg16", "--samples", "32"}),
               HasSubstr("it needs --link-gbps, --worker-link-gbps, and NICs"));
   EXPECT_THAT(error_of({"vgg16", "--samples", "0"}), HasSubstr("--samples"));

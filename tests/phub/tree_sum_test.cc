@@ -55,7 +55,7 @@ float sum_of(const std::string& groups, const std::vector<std::optional<float>>&
     who.push_back(rank);
   }
   float out = 77;
-  sum.add(slots, who, DType::kF32, 1, &out, 1);
+  sum.add(slots, who, {.elements = 1}, 1, &out);
   return out;
 }
 
@@ -132,7 +132,8 @@ TEST(TreeSum, IsTheReferences) {
     std::vector<float> sum(elements, 99), expected(elements), flat(elements);
     const bool finite = reference::sum(reference::parse_groups(groups, ranks), gradients.by_rank,
                                        type, factor, expected.data(), elements);
-    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, type, factor, sum.data(), elements),
+    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, {.elements = elements, .dtype = type},
+                           factor, sum.data()),
               finite);
     EXPECT_EQ(bits_of(sum), bits_of(expected));
     reference::sum(gradients.slots, type, factor, flat.data(), elements);

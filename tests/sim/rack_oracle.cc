@@ -20,6 +20,10 @@ float quarters_of(uint64_t hash) { return static_cast<float>(hash & 31) / 4 - 4;
 
 constexpr uint32_t kDigitsPerElement = 12;
 
+// By BadGradient::Kind.
+constexpr float kBadValues[] = {std::numeric_limits<float>::quiet_NaN(),
+                                -std::numeric_limits<float>::infinity(), 3.3e38f};
+
 std::string name_of_chunk(const JobPlan& job, const Plan& plan, uint32_t chunk) {
   const ChunkLayout& c = plan.chunks[chunk];
   return fmt::format("{} chunk {} (key {} from {})", job.spec.name, chunk, c.key, c.key_element);
@@ -36,6 +40,7 @@ bool is_same(const RoundVerdict& a, const RoundVerdict& b) {
 Oracle::Oracle(const JobPlan& job, const Plan& plan)
     : job_(job),
       plan_(plan),
+      places_(chunks_of(job.spec)),
       parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(job.spec))),
       seen_(plan.chunks.size()),
       seen_out_of_step_(plan.chunks.size()),
@@ -85,7 +90,27 @@ void Oracle::fix_scale(const ChunkLayout& chunk, std::byte* gradient) const {
   reference::store(gradient, kernels::DType::kF32, chunk.elements - 1, largest);
 }
 
+// Chunk by chunk: here the right vectors of a key's chunks need not be the same.
+void Oracle::fill_factors(const Contribution& from, uint32_t chunk, std::byte* out) const {
+  const reference::Factors& factors = places_[chunk].factors;
+  const uint64_t stream =
+      mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
+  for (size_t i = 0; i + 1 < factors.floats(); ++i) {
+    reference::store(out, kernels::DType::kF32, i, value_of(mix(stream, i)));
+  }
+  auto count = static_cast<uint32_t>(stream % (factors.pairs + 1));
+  for (const BadGradient& bad : job_.bad) {
+    if (bad.key != places_[chunk].key || bad.round != from.round) continue;
+    if (bad.rank != from.rank && bad.kind != BadGradient::kOverflow) continue;
+    count = std::max(count, 1u);
+    std::fill_n(factors.right(out, 0), factors.columns, 1.0f);
+    factors.left(out, 0)[factors.rows / 2] = kBadValues[bad.kind];
+  }
+  factors.set_count(out, count);
+}
+
 void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const {
+  if (places_[chunk].factors.pairs > 0) return fill_factors(from, chunk, out);
   const ChunkLayout& c = plan_.chunks[chunk];
   const kernels::DType dtype = memory_dtype(job_.spec, c.key);
   const uint64_t stream =
@@ -110,16 +135,17 @@ void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out
   for (const BadGradient& bad : job_.bad) {
     if (bad.key != c.key || bad.round != from.round) continue;
     if (bad.rank != from.rank && bad.kind != BadGradient::kOverflow) continue;
-    constexpr float kValues[] = {std::numeric_limits<float>::quiet_NaN(),
-                                 -std::numeric_limits<float>::infinity(), 3.3e38f};
-    reference::store(out, dtype, c.elements / 2, kValues[bad.kind]);
+    reference::store(out, dtype, c.elements / 2, kBadValues[bad.kind]);
   }
 }
 
 void Oracle::fill_key(const Contribution& from, uint32_t key, std::span<std::byte> out) const {
   const size_t element = kernels::bytes_of(memory_dtype(job_.spec, key));
   for (uint32_t c = first_chunk_[key]; c < first_chunk_[key + 1]; ++c) {
-    fill_chunk(from, c, out.data() + plan_.chunks[c].key_element * element);
+    const ChunkLayout& chunk = plan_.chunks[c];
+    const uint64_t slot = chunk.gradient_offset - plan_.chunks[first_chunk_[key]].gradient_offset;
+    const bool of_factors = places_[c].factors.pairs > 0;
+    fill_chunk(from, c, out.data() + (of_factors ? slot : chunk.key_element * element));
   }
 }
 

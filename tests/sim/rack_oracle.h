@@ -88,6 +88,7 @@ class Oracle {
   using Witness = std::tuple<Member, uint32_t, uint64_t>;  // who, chunk, round
 
   void fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const;
+  void fill_factors(const Contribution& from, uint32_t chunk, std::byte* out) const;
   float exact_value(uint32_t key, uint64_t hash) const;
   void fix_scale(const ChunkLayout& chunk, std::byte* gradient) const;
   bool has_bad(const Contribution& from, uint32_t key) const;
@@ -129,6 +130,7 @@ class Oracle {
 
   const JobPlan& job_;
   const Plan& plan_;
+  const std::vector<ChunkPlace> places_;
   kernels::DType parameter_dtype_;
   std::vector<std::vector<float>> initial_;                       // per key
   std::vector<uint32_t> first_chunk_;                             // per key, and one past the last

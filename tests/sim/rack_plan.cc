@@ -176,6 +176,26 @@ void code_keys(SimRandom& random, JobPlan& job) {
   job.digits = false;
 }
 
+// Of some keys, which become matrices, factors are sent.
+void send_factors(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || spec.parameter_dtype == "topk") return;
+  const size_t always = random.below(spec.keys.size());
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    if (k != always && !random.chance(0.4)) continue;
+    KeySpec& key = spec.keys[k];
+    const uint64_t columns = random.between(1, std::min<uint64_t>(key.elements, 80));
+    key.shape = {key.elements / columns, columns};
+    key.elements = key.shape[0] * columns;
+    key.format = "factors";
+    key.rank_limit = static_cast<uint32_t>(random.between(1, 4));
+    const uint32_t together = rows_together(key);
+    key.tile_rows =
+        std::min(together * static_cast<uint32_t>(random.between(1, 3)), most_tile_rows(key));
+  }
+  job.digits = false;
+}
+
 // Results come back as differences.
 void send_differences(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
@@ -456,6 +476,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom differences(seed ^ 0x76696577ull);
   for (JobPlan& job : plan.jobs) {
     if (differences.chance(0.3)) send_differences(differences, job);
+  }
+  SimRandom factors(seed ^ 0x666163746f7273ull);
+  for (JobPlan& job : plan.jobs) {
+    if (factors.chance(0.2)) send_factors(factors, job);
   }
   SimRandom paced(seed ^ 0x7061636564ull);
   limit_nics(paced, plan);

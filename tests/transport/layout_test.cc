@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <numeric>
 #include <random>
 
-#include "kernels/kernels.h"
+#include "kernels/slots.h"
 #include "transport/control/messages.h"
 #include "transport/error.h"
 
@@ -61,7 +60,7 @@ void expect_own_slots(const Sample& s, const Layout& layout, bool by_keys) {
   ASSERT_EQ(worker.size() * kSlotAlignment, layout.gradients_bytes);
   for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
     const ChunkLayout& chunk = layout.chunks[c];
-    const SlotFormat& format = *layout.key_format[chunk.key];
+    const SlotFormat& format = layout.key_format[chunk.key];
     ASSERT_EQ(chunk.slot_bytes, format.bytes(chunk.elements));
     if (format.is_plain() && chunk.key_element > 0) {
       const ChunkLayout& before = layout.chunks[c - 1];
@@ -221,6 +220,90 @@ TEST(Layout, DifferencesHaveTheirOwnPlaces) {
       }
     }
   }
+}
+
+// The chunks of a matrix whose factors are sent are whole rows, and so many that each lies on whole
+// cache lines.
+TEST(Layout, AMatrixIsCutIntoRows) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    KeySpec key{.name = "m", .format = "factors"};
+    key.shape = {1 + random() % 500, 1 + random() % 100};
+    key.elements = key.shape[0] * key.shape[1];
+    key.rank_limit = static_cast<uint32_t>(1 + random() % 5);
+    key.tile_rows = tile_rows_for(key, 1 + random() % 9);
+    ASSERT_GT(key.tile_rows, 0u);
+    const std::vector<KeySpec> keys = {
+        {.name = "a", .elements = 33}, key, {.name = "b", .elements = 5}};
+    const Layout layout = lay_out_keys(keys, 64);
+    uint64_t next = 0;
+    for (const ChunkLayout& chunk : layout.chunks) {
+      if (chunk.key != 1) continue;
+      ASSERT_EQ(chunk.key_element, next);
+      ASSERT_EQ(chunk.elements % key.shape[1], 0u);
+      ASSERT_EQ(chunk.offset % kChunkAlignment, 0u);
+      ASSERT_EQ(chunk.gradient_offset % kSlotAlignment, 0u);
+      const uint64_t rows = chunk.elements / key.shape[1];
+      ASSERT_EQ(chunk.slot_bytes, 4 * (key.rank_limit * (rows + key.shape[1]) + 1));
+      ASSERT_EQ(chunk.slot_bytes, kernels::slot_bytes({.elements = chunk.elements,
+                                                       .columns = key.shape[1],
+                                                       .rank_limit = key.rank_limit}));
+      ASSERT_LE(initial_parts(chunk.elements, chunk.slot_bytes), 255u);
+      next += chunk.elements;
+    }
+    ASSERT_EQ(next, key.elements);
+    Sample s{.keys = keys, .chunk_elements = 64, .queue_chunks = {{}}, .queue_node = {0}};
+    for (uint32_t c = 0; c < layout.chunks.size(); ++c) s.queue_chunks[0].push_back(c);
+    expect_own_slots(s, layout_of(s, false), false);
+    expect_own_slots(s, layout_of(s, true), true);
+  }
+}
+
+// The largest tile has a slot and initial parts that a write and an immediate can name.
+TEST(Layout, NoTileIsTooLarge) {
+  for (const uint64_t rows : {1ull, 31ull, 1000ull, 10'000'000ull}) {
+    for (const uint64_t columns :
+         {1ull, 7ull, 32ull, 4096ull, 25'088ull, 500'000ull, 1'048'575ull}) {
+      for (const uint32_t limit : {1u, 2u, 32u, 1000u, 100'000u}) {
+        KeySpec key{.name = "m", .elements = rows * columns, .shape = {rows, columns}};
+        set_rank_limit(key, limit);
+        const uint64_t most = most_tile_rows(key);
+        if (most == 0) {
+          const uint64_t least = std::min<uint64_t>(rows, rows_together(key));
+          EXPECT_TRUE(limit * (least + columns) > kMaxChunkElements ||
+                      least * columns > kMaxChunkElements);
+          continue;
+        }
+        const SlotFormat format = factor_format(limit, static_cast<uint32_t>(columns));
+        EXPECT_LE(most, rows);
+        EXPECT_LE(most * columns, kMaxChunkElements);
+        EXPECT_LE(format.bytes(most * columns), 4ull * kMaxChunkElements + 4);
+        EXPECT_LE(
+            initial_parts(static_cast<uint32_t>(most * columns), format.bytes(most * columns)),
+            255u);
+      }
+    }
+  }
+}
+
+TEST(Layout, AMatrixThatDoesNotFitIsRefused) {
+  const auto refused = [](auto spoil) {
+    KeySpec key{.name = "m", .elements = 600, .shape = {20, 30}, .tile_rows = 16};
+    set_rank_limit(key, 2);
+    EXPECT_EQ(lay_out_keys({&key, 1}, 64).chunks.size(), 2u);
+    spoil(key);
+    EXPECT_THROW(lay_out_keys({&key, 1}, 64), Error);
+  };
+  refused([](KeySpec& key) { key.tile_rows = 0; });
+  refused([](KeySpec& key) { key.tile_rows = 21; });
+  refused([](KeySpec& key) { key.rank_limit = 0; });
+  refused([](KeySpec& key) { key.rank_limit = 1 << 24; });
+  refused([](KeySpec& key) { key.shape = {600}; });
+  refused([](KeySpec& key) { key.shape = {}; });
+  refused([](KeySpec& key) { key.shape = {20, 0}; });
+  refused([](KeySpec& key) { key.shape = {20, 31}; });
+  refused([](KeySpec& key) { key.elements = 601; });
 }
 
 TEST(Layout, AnAnswerThatDoesNotFitTogetherIsRefused) {

@@ -355,7 +355,6 @@ static void exchange_alone(void) {
   OK(phub_worker_destroy(worker));
 }
 
-/* What a wrong call gets. */
 /* Rounds that are applied as a whole: the second one is not finite. */
 static void gated(void) {
   phub_options* options = options_of("gated", 0, 1);
@@ -387,6 +386,39 @@ static void gated(void) {
   OK(phub_worker_destroy(worker));
 }
 
+/* A matrix of 3 x 2, of which factors are sent. */
+static void factors(void) {
+  static const uint64_t shape[2] = {3, 2};
+  static const float left[] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, right[] = {1, -1, 2, 0, 5, 5};
+  static const float want[] = {9, -1, 12, -2, 15, -3};
+  phub_options* options = plain_options("factors", 0, 1);
+  phub_worker* worker;
+  const void* parameters = NULL;
+  void* gradient = NULL;
+  size_t bytes = 0;
+  OK(phub_options_add_shaped_key(options, "m", shape, 2));
+  OK(phub_options_add_key(options, "v", 5));
+  OK(phub_options_set_rank_limit(options, 0, 2));
+  worker = join(options);
+  OK(phub_wait_all(worker));
+  OK(phub_push_factors(worker, 0, left, right, 2, 0));
+  OK(phub_wait(worker, 0));
+  OK(phub_parameters(worker, 0, &parameters, &bytes));
+  CHECK(bytes == sizeof want && memcmp(parameters, want, sizeof want) == 0);
+  FAILS(phub_push_factors(worker, 0, left, right, 3, 0), PHUB_INVALID, "rank_limit is 2");
+  FAILS(phub_push_factors(worker, 0, left, NULL, 1, 0), PHUB_INVALID, "null");
+  FAILS(phub_push_factors(worker, 1, left, right, 1, 0), PHUB_INVALID, "sent as it is");
+  FAILS(phub_push_factors(worker, 2, left, right, 1, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_push(worker, 0, 0), PHUB_INVALID, "push_factors");
+  FAILS(phub_gradient(worker, 0, &gradient, &bytes), PHUB_INVALID, "no memory for its gradient");
+  OK(phub_push_factors(worker, 0, NULL, NULL, 0, 0));
+  OK(phub_wait(worker, 0));
+  OK(phub_parameters(worker, 0, &parameters, &bytes));
+  CHECK(((const float*)parameters)[0] == 0);
+  OK(phub_worker_destroy(worker));
+}
+
+/* What a wrong call gets. */
 static void misuse(void) {
   static const uint64_t shape[9] = {kSmall, 2, 0};
   phub_options* options = options_of("misuse", 0, 1);
@@ -410,6 +442,8 @@ static void misuse(void) {
   FAILS(phub_options_add_shaped_key(options, "s", shape, 9), PHUB_INVALID, "not 9");
   FAILS(phub_options_add_shaped_key(options, "s", shape, 3), PHUB_INVALID, "[7, 2, 0] has no");
   FAILS(phub_options_tune_key(options, 2, 0, 1, 1), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_rank_limit(options, 2, 1), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_rank_limit(options, 1, 1 << 20), PHUB_INVALID, "from 0 to 1048575");
   FAILS(phub_options_set_group(options, 2, 0), PHUB_INVALID, "out of range");
   FAILS(phub_options_set_group(options, 1, 256), PHUB_INVALID, "groups 0 to 255");
   FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
@@ -473,6 +507,7 @@ int main(int argc, char** argv) {
   exchange_alone();
   states();
   gated();
+  factors();
   misuse();
   check_threads();
   check_geeps();

@@ -23,6 +23,7 @@ JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string&
 
 void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& place,
                            std::byte* out) const {
+  if (place.factors.pairs > 0) return fill_factors(rank, round, place, out);
   const DType type = memory_dtype(spec, place.key);
   std::minstd_rand random(
       static_cast<uint32_t>(seed + round * 9973 + rank * 1103 + place.key * 17 + place.begin));
@@ -31,6 +32,59 @@ void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& plac
     reference::store(out, type, i, std::ldexp(value, -static_cast<int>(random() % 20)));
   }
   if (is_bad(rank, round, place)) reference::store(out, type, place.elements / 2, NAN);
+}
+
+// A left vector's elements depend on their row and a right one's on their column, wherever they
+// are.
+void GroupedTraining::fill_factors(uint32_t rank, uint64_t round, const ChunkPlace& place,
+                                   std::byte* out) const {
+  const reference::Factors& factors = place.factors;
+  const uint64_t first_row = place.begin / factors.columns;
+  const auto count =
+      static_cast<uint32_t>((seed + rank * 7 + round * 3 + place.key) % (factors.pairs + 1));
+  const auto value = [&](uint64_t pair, uint64_t i) {
+    std::minstd_rand random(static_cast<uint32_t>(seed + round * 9973 + rank * 1103 +
+                                                  place.key * 17 + pair * 131071 + i * 31));
+    random();
+    return std::ldexp(static_cast<float>(random() % 2001) / 1000 - 1,
+                      -static_cast<int>(random() % 10));
+  };
+  for (uint32_t pair = 0; pair < factors.pairs; ++pair) {
+    for (size_t i = 0; i < factors.rows; ++i) {
+      factors.left(out, pair)[i] = value(2 * pair, first_row + i);
+    }
+    for (size_t i = 0; i < factors.columns; ++i)
+      factors.right(out, pair)[i] = value(2 * pair + 1, i);
+  }
+  factors.set_count(out, count);
+  if (is_bad(rank, round, place)) factors.left(out, 0)[factors.rows / 2] = NAN;
+}
+
+// Of all chunks of a key that push_factors() takes at once.
+Pushed GroupedTraining::push_factors(Worker& worker, uint32_t rank, uint64_t round,
+                                     size_t key) const {
+  const KeySpec& of = spec.keys[key];
+  std::vector<float> left(of.rank_limit * of.shape[0]), right;
+  uint32_t count = 0;
+  for (const ChunkPlace& place : chunks_of(spec)) {
+    if (place.key != key) continue;
+    std::vector<std::byte> slot(place.factors.floats() * sizeof(float));
+    fill(rank, round, place, slot.data());
+    count = place.factors.count(slot.data());
+    for (size_t pair = 0; pair < count; ++pair) {
+      const float* from = place.factors.left(slot.data(), pair);
+      std::copy_n(from, place.factors.rows,
+                  left.data() + pair * of.shape[0] + place.begin / of.shape[1]);
+    }
+    right.assign(place.factors.right(slot.data(), 0),
+                 place.factors.right(slot.data(), place.factors.pairs));
+  }
+  // As two devices would have them.
+  const uint32_t first = count / 3;
+  const FactorPairs parts[] = {
+      {left.data(), right.data(), first},
+      {left.data() + first * of.shape[0], right.data() + first * of.shape[1], count - first}};
+  return worker.push_factors(key, parts, {});
 }
 
 void GroupedTraining::fill_key(uint32_t rank, uint64_t round, size_t key,
@@ -62,7 +116,8 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
                         [&run, place](const Member& from, uint64_t round, std::byte* out) {
                           if (run.is_null(from.rank, round, place.key)) return false;
                           run.fill(from.rank, round, place, out);
-                          return true;
+                          // Without any pair it is a null.
+                          return place.factors.pairs == 0 || place.factors.count(out) > 0;
                         });
   }
   std::vector<Results> all;
@@ -93,6 +148,10 @@ void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint
   for (size_t key = 0; key < worker.keys(); ++key) {
     if (run.is_null(rank, round, key)) {
       worker.push_null(key);
+      continue;
+    }
+    if (is_factors(run.spec.keys[key])) {
+      run.push_factors(worker, rank, round, key);
       continue;
     }
     run.fill_key(rank, round, key, worker.gradient_bytes(key));

@@ -26,13 +26,17 @@ struct GroupedTraining {
     return has_nulls && (seed + rank * 5 + round * 3 + key) % 4 == 0;
   }
   bool is_bad(uint32_t rank, uint64_t round, const ChunkPlace& place) const {
-    const uint64_t chunk = place.begin / spec.chunk_elements;
+    const KeySpec& key = spec.keys[place.key];
+    const uint64_t chunk =
+        place.begin / (key.rank_limit > 0 ? key.tile_rows * key.shape[1] : spec.chunk_elements);
     return has_nans && round % 2 == 0 && (seed + rank * 3 + round + chunk) % 5 == 0;
   }
   // Writes these elements of a gradient: large and small ones, whose sums are rounded in any
   // format.
   void fill(uint32_t rank, uint64_t round, const ChunkPlace& place, std::byte* out) const;
   void fill_key(uint32_t rank, uint64_t round, size_t key, std::span<std::byte> gradient) const;
+  void fill_factors(uint32_t rank, uint64_t round, const ChunkPlace& place, std::byte* out) const;
+  Pushed push_factors(Worker& worker, uint32_t rank, uint64_t round, size_t key) const;
 };
 
 JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string& groups);

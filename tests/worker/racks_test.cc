@@ -118,6 +118,41 @@ TEST(Racks, TwoRacksGiveTheBytesOfOneBox) {
   check(racks, {.spec = grouped_spec("two", 4, "2,2")});
 }
 
+// Factors go to the rack, which multiplies; what goes up is a sum as ever, of the same chunks.
+TEST(Racks, FactorsAreMultipliedBelow) {
+  Racks racks("(2,1),(1,2)", 6);
+  GroupedTraining run{.spec = grouped_spec("factors", 6, "(2,1),(1,2)"), .seed = 21};
+  run.spec.keys.push_back({.name = "m",
+                           .elements = 67 * 33,
+                           .shape = {67, 33},
+                           .format = "factors",
+                           .rank_limit = 4,
+                           .tile_rows = 32});
+  run.spec.optimizer = "adam";
+  run.has_nulls = true;
+  check(racks, run);
+}
+
+// All racks have the chunks that the root decided.
+TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
+  Racks racks("2,2", 4);
+  JobSpec spec = grouped_spec("decided", 4, "2,2");
+  spec.keys = {{.name = "m", .elements = 300 * 8, .shape = {300, 8}}};
+  set_rank_limit(spec.keys[0], 1);
+  testing::each_rank(4, [&](uint32_t rank) {
+    WorkerOptions options = racks.of(rank).options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    EXPECT_EQ(worker.spec().keys[0].tile_rows, tile_rows_for(spec.keys[0], 2));
+    const std::vector<float> left(300, 1.0f + static_cast<float>(rank)), right(8, 2.0f);
+    worker.push_factors(0, {left.data(), right.data(), 1});
+    worker.wait(0);
+    EXPECT_THAT(worker.parameters(0), ::testing::Each(20.0f));
+    worker.barrier();
+  });
+}
+
 TEST(Racks, ThreeLevels) {
   Racks racks("(2,1),(1,2)", 6);
   GroupedTraining run{.spec = grouped_spec("three", 6, "(2,1),(1,2)"), .seed = 7};

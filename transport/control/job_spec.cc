@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 #include <unordered_set>
 
@@ -17,7 +18,7 @@
 namespace phub {
 namespace {
 
-constexpr uint32_t kMaxChunkElements = 1u << 24;
+constexpr uint32_t kMostInitialParts = 255;  // of a chunk: their number is the immediate's round
 constexpr uint32_t kMinLeaseMs = 10, kMaxLeaseMs = 3600 * 1000;
 constexpr uint32_t kMaxLimitMs = 7u * 24 * 3600 * 1000;
 constexpr std::string_view kNameCharacters =
@@ -65,6 +66,40 @@ void check_format(std::string_view field, std::string_view value, uint32_t chunk
   }
 }
 
+// `format`: what the key's must be.
+void check_factors(const KeySpec& key, size_t i, std::string_view format) {
+  if (key.rank_limit == 0) {
+    if (is_factors(key) || key.tile_rows > 0) {
+      fail(ErrorCode::kInvalid, "keys[{}].rank_limit: must be from 1 to {} for {}, got 0", i,
+           kMaxRankLimit, is_factors(key) ? "format factors" : "tile_rows");
+    }
+    return;
+  }
+  const std::string field = fmt::format("keys[{}].rank_limit", i);
+  check_number(field, key.rank_limit, 1, kMaxRankLimit);
+  if (key.format != format && !(key.format.empty() && format == "f32")) {
+    fail(ErrorCode::kInvalid, "{}: needs format '{}', got '{}'", field, format,
+         printable(key.format));
+  }
+  if (key.shape.size() != 2) {
+    fail(ErrorCode::kInvalid, "{}: needs the shape of a matrix, [rows, columns], got [{}]", field,
+         fmt::join(key.shape, ", "));
+  }
+  check_number(fmt::format("keys[{}].shape[1]", i), key.shape[1], 1, kMaxFactorColumns);
+  const uint32_t most = most_tile_rows(key);
+  if (most == 0) {
+    fail(ErrorCode::kInvalid,
+         "{}: {} pairs of vectors for {} rows of {} columns are more than a chunk may have, which "
+         "is {} elements; send the gradient as it is",
+         field, key.rank_limit, rows_together(key), key.shape[1], kMaxChunkElements);
+  }
+  if (key.tile_rows == 0) return;
+  const bool whole = key.tile_rows >= key.shape[0] || key.tile_rows % rows_together(key) == 0;
+  if (whole && key.tile_rows <= most) return;
+  fail(ErrorCode::kInvalid, "keys[{}].tile_rows: must be a multiple of {} and at most {}, got {}",
+       i, rows_together(key), most, key.tile_rows);
+}
+
 void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
   if (keys.empty()) fail(ErrorCode::kInvalid, "keys: a job needs at least one key");
   if (keys.size() > kMaxKeys) {
@@ -89,7 +124,7 @@ void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
     total += key.elements;
     check_shape(key, i);
     check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
-    if (!key.format.empty()) {
+    if (!key.format.empty() && !is_factors(key)) {
       check_format(fmt::format("keys[{}].format", i), key.format, chunk_elements);
     }
     for (const auto& [field, value] :
@@ -271,11 +306,47 @@ size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& 
   return matching;
 }
 
+void set_rank_limit(KeySpec& key, uint32_t rank_limit) {
+  if (rank_limit > 0 || is_factors(key)) key.format = rank_limit > 0 ? kFactors : "";
+  key.rank_limit = rank_limit;
+}
+
+size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit) {
+  size_t matching = 0;
+  for (KeySpec& key : spec.keys) {
+    if (fnmatch(pattern.c_str(), key.name.c_str(), 0) != 0) continue;
+    set_rank_limit(key, rank_limit);
+    ++matching;
+  }
+  return matching;
+}
+
+uint32_t rows_together(const KeySpec& key) {
+  return static_cast<uint32_t>(kChunkAlignment / std::gcd(kChunkAlignment, key.shape[1]));
+}
+
+uint32_t most_tile_rows(const KeySpec& key) {
+  const uint64_t columns = key.shape[1], limit = key.rank_limit, together = rows_together(key);
+  const uint64_t of_slot = kMaxChunkElements / limit;  // elements that a pair may have
+  if (of_slot <= columns) return 0;
+  uint64_t rows = std::min<uint64_t>(of_slot - columns, kMaxChunkElements / columns);
+  rows = std::min(rows, kMostInitialParts * limit);
+  if (rows >= key.shape[0]) return static_cast<uint32_t>(key.shape[0]);
+  return static_cast<uint32_t>(rows / together * together);
+}
+
+uint32_t tile_rows_for(const KeySpec& key, uint64_t cores) {
+  const uint64_t together = rows_together(key);
+  const uint64_t even = (key.shape[0] + cores - 1) / cores;
+  return static_cast<uint32_t>(
+      std::min<uint64_t>((even + together - 1) / together * together, most_tile_rows(key)));
+}
+
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key) {
   static const std::string f32 = "f32";
   const std::string& format = gradient_format(spec, key);
   const SlotFormat* known = find_slot_format(format);
-  return known && !known->is_plain() ? f32 : format;
+  return is_factors(key) || (known && !known->is_plain()) ? f32 : format;
 }
 
 uint64_t coded_elements(const JobSpec& spec) {
@@ -336,6 +407,14 @@ void validate(const JobSpec& spec) {
   check_schedule(spec.schedule, groups);
   check_format("gradient_dtype", spec.gradient_dtype, spec.chunk_elements);
   check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements);
+  for (size_t i = 0; i < spec.keys.size(); ++i) {
+    check_factors(spec.keys[i], i, spec.rack_ranks.empty() ? kFactors : "f32");
+    if (spec.keys[i].rank_limit == 0 || spec.parameter_dtype != "topk") continue;
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype: topk is for chunks of at most {} elements, and keys[{}], which has "
+         "factors, may have larger ones",
+         kTopKElements, i);
+  }
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));
@@ -370,7 +449,9 @@ std::string difference(const JobSpec& here, const JobSpec& in_the_job) {
   }
   const auto& keys = in_the_job.keys;
   for (size_t i = 0; i < std::min(here.keys.size(), keys.size()); ++i) {
-    if (!(here.keys[i] == keys[i])) return key_difference(here.keys[i], keys[i], i);
+    KeySpec key = here.keys[i];
+    if (key.tile_rows == 0) key.tile_rows = keys[i].tile_rows;
+    if (!(key == keys[i])) return key_difference(key, keys[i], i);
   }
   if (here.keys.size() != keys.size()) {
     return fmt::format("there are {} keys here and {} in the job", here.keys.size(), keys.size());

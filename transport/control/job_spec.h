@@ -26,6 +26,12 @@ struct KeySpec {
   std::vector<uint64_t> shape = {};
   uint32_t group = 0;       // of hyperparameters: values may be of one group (HyperName)
   std::string format = "";  // of its gradients on the wire; "": the job's gradient_dtype
+  // Of a matrix, whose shape has two dimensions. A rank sends its gradient as at most so many pairs
+  // of vectors, whose outer products are added up at the server; all devices of a process together.
+  // Its format is "factors", and its chunks are whole rows. (Where the ranks are racks, it is
+  // "f32": they send whole sums, of the same chunks.) 0: the gradient is sent as it is.
+  uint32_t rank_limit = 0;
+  uint32_t tile_rows = 0;  // rows of such a chunk; 0: the server decides
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
@@ -91,6 +97,9 @@ inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
 inline constexpr uint32_t kMaxHyperGroups = 256;
+inline constexpr uint32_t kMaxRankLimit = (1u << 20) - 1;
+inline constexpr uint32_t kMaxFactorColumns = (1u << 20) - 1;
+inline constexpr uint32_t kMaxChunkElements = 1u << 24;
 inline constexpr size_t kMaxGroupEntries = 1u << 18;  // of a schedule, times the groups
 
 // The product of the dimensions; nothing: one is 0, or it is more than kMaxElements.
@@ -117,8 +126,22 @@ uint64_t coded_elements(const JobSpec& spec);
 // gradients. Returns how many there are. The last call that matches a key counts.
 size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format);
 
+// Factors are sent of the keys whose names match, as KeySpec::rank_limit says; 0: no longer.
+// Returns how many there are. (Whether they can be is found by validate().)
+size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit);
+
+void set_rank_limit(KeySpec& key, uint32_t rank_limit);  // the same of one
+
+inline bool is_factors(const KeySpec& key) { return key.format == kFactors; }
+// Of a key with a rank_limit: a chunk has a multiple of so many rows, so that it has a multiple of
+// kChunkAlignment elements, and at most so many; 0: not even one such multiple is possible.
+uint32_t rows_together(const KeySpec& key);
+uint32_t most_tile_rows(const KeySpec& key);
+// As many chunks as `cores`, if they may be so large.
+uint32_t tile_rows_for(const KeySpec& key, uint64_t cores);
+
 // The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are
-// f32 there, and coded when they are pushed.
+// f32 there, and coded when they are pushed; so are factors.
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key);
 
 // Results come back as differences if the format of parameters is coded: what the worker has of

@@ -31,6 +31,8 @@ void fields(A& a, const KeySpec*) {
   a.optional("shape", &KeySpec::shape, {0, kMaxKeyDimensions});
   a.optional("group", &KeySpec::group, {0, kMaxHyperGroups - 1});
   a.optional("format", &KeySpec::format, kWord);
+  a.optional("rank_limit", &KeySpec::rank_limit, {0, kMaxRankLimit});
+  a.optional("tile_rows", &KeySpec::tile_rows);
 }
 
 template <class A>

@@ -264,6 +264,14 @@ phub_code phub_push_null(phub_worker* worker, size_t key) {
   return exchanging(__func__, worker, [&](Worker& w, auto&) { w.push_null(key); });
 }
 
+phub_code phub_push_factors(phub_worker* worker, size_t key, const float* left, const float* right,
+                            uint32_t pairs, int32_t priority) {
+  return exchanging(__func__, worker, [&](Worker& w, auto&) {
+    const FactorPairs factors{left, right, pairs};
+    w.push_factors(key, {&factors, 1}, {.priority = priority});
+  });
+}
+
 phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
                          phub_completion completion, void* user_data) {
   return exchanging(__func__, worker, [&](Worker&, WorkerObject& object) {

@@ -253,6 +253,17 @@ phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t gro
   });
 }
 
+phub_code phub_options_set_rank_limit(phub_options* options, size_t key, uint32_t rank_limit) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    check_key(all, key);
+    if (rank_limit > kMaxRankLimit) {
+      throw Refusal(PHUB_INVALID, fmt::format("rank_limit: must be from 0 to {}, got {}",
+                                              kMaxRankLimit, rank_limit));
+    }
+    set_rank_limit(all.spec.keys[key], rank_limit);
+  });
+}
+
 phub_code phub_options_set_format(phub_options* options, const char* pattern, const char* format) {
   return change(__func__, options, [&](WorkerOptions& all) {
     need(pattern, "pattern");

@@ -43,7 +43,7 @@ class Factors:
         """
         self._layers = [
             Layer(name, module, samples_of)
-            for name, (module, samples_of) in _layers_of(model, samples).items()
+            for name, (module, samples_of) in layers_of(model, samples).items()
         ]
         # Whether this backward() is to be without an exchange.
         self.accumulates: Callable[[], bool] = lambda: False
@@ -127,7 +127,7 @@ class Layer:
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
             return functional.linear(inputs, self.weight, self._module.bias)
-        result: torch.Tensor = _Linear.apply(inputs, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = Linear.apply(inputs, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result
 
     def push(self, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -187,7 +187,7 @@ class Layer:
                 self._worker.push(name)
 
 
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
     """functional.linear, whose backward() sends the factors of the weight's gradient."""
 
     @staticmethod
@@ -206,16 +206,18 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, error: torch.Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
         errors = error.reshape(-1, weight.shape[0])
+        # Before the push: with zero_copy its result takes the weight's place.
+        before = error @ weight if ctx.needs_input_grad[0] else None
         ctx.layer.push(errors, inputs.reshape(-1, weight.shape[1]))
         return (
-            error @ weight if ctx.needs_input_grad[0] else None,
+            before,
             None,
             errors.sum(0) if ctx.has_bias else None,
             None,
         )
 
 
-def _layers_of(model: nn.Module, samples: Mapping[str, int]) -> dict[str, tuple[nn.Linear, int]]:
+def layers_of(model: nn.Module, samples: Mapping[str, int]) -> dict[str, tuple[nn.Linear, int]]:
     """By the weight's name: the module, and the samples of the last pattern that matches it."""
     linear = {
         f"{name}.weight" if name else "weight": module

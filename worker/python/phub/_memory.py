@@ -31,7 +31,7 @@ def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
         raise errors.InvalidError(f"key '{key}': memory is f32, bf16 or f16, not '{dtype}'")
     if given is None:
         return Memory(0, 0)
-    memory = given if isinstance(given, Memory) else _of_buffer(key, given)
+    memory = memory_of_any(key, given)
     needed = elements * _BYTES[dtype]
     if memory.bytes != needed:
         raise errors.InvalidError(
@@ -39,6 +39,11 @@ def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
             f"are {needed}"
         )
     return memory
+
+
+def memory_of_any(key: str, given: Any) -> Memory:
+    """Of a contiguous buffer or a Memory, whatever its size is."""
+    return given if isinstance(given, Memory) else _of_buffer(key, given)
 
 
 def _of_buffer(key: str, given: Any) -> Memory:

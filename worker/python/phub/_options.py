@@ -23,6 +23,8 @@ class Key:
     the job's learning rate and weight decay. `shape`, which checkpoints have, is 1 to
     MAX_DIMENSIONS dimensions, the last varying fastest, whose product is `elements`; (): none.
     `group`, 0 to 255: hyperparameters of a name such as "lr@2" are those of group 2.
+    `rank_limit`: of a key whose shape is (rows, columns), so many pairs of vectors at most are sent
+    in place of its gradient, with `Worker.push_factors`; 0: the gradient.
     """
 
     elements: int
@@ -31,6 +33,7 @@ class Key:
     decay_scale: float = 1.0
     shape: tuple[int, ...] = ()
     group: int = 0
+    rank_limit: int = 0
 
 
 def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
@@ -57,6 +60,8 @@ def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
         _add_key(options, name, key)
         call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
         call("options_set_group", options, index, key.group)
+        if key.rank_limit:
+            call("options_set_rank_limit", options, index, key.rank_limit)
 
 
 def _add_key(options: c_void_p, name: str, key: Key) -> None:

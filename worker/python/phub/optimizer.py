@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from phub import _device, _rules
+from phub._box_factors import BoxFactors, Layer, Layers, layers_in
 from phub._box_state import BoxState
 from phub._buffers import Buffers
 from phub._exchanged import Exchanged, take_waiting
@@ -51,6 +52,7 @@ class DistributedOptimizer(Optimizer):
         zero_copy: bool = False,
         max_norm: float = 0.0,
         formats: Mapping[str, str] | None = None,
+        factors: Mapping[str, int] | None = None,
         **options: Option,
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
@@ -70,11 +72,19 @@ class DistributedOptimizer(Optimizer):
             clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
+        factors: by patterns of names of nn.Linear's weights, how many samples a rank has in a step
+            at most: factors are sent of these, and the box multiplies. They are float32 on the CPU,
+            used once in a forward(), and have no `.grad`. With accumulate, the samples of all its
+            backward() count.
         options: of `Worker`. Unlike there, the default of reduction is "mean". With
             on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         check_form(overlap, accumulate, server, zero_copy, options)
+        if factors and not server:
+            raise InvalidError(
+                "factors are for steps of the box (server=True); phub.ddp has factors for others"
+            )
         if not server and (max_norm or options.get("on_nonfinite") == "skip"):
             raise InvalidError(
                 "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
@@ -104,6 +114,7 @@ class DistributedOptimizer(Optimizer):
         keys = keys_of(
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
+        layers = layers_in(model, factors or {}, keys)
         fixed = _rules.fixed_values(self._rule, self.param_groups)
         if max_norm:
             fixed["max_norm"] = max_norm
@@ -113,7 +124,9 @@ class DistributedOptimizer(Optimizer):
         saver = self._steps.save if server else None
         self.worker = Worker(keys, hyper=fixed, formats=formats, saver=saver, **given)
         self._mine = [
-            Exchanged(self.worker, name, tensor, not server, zero_copy)
+            BoxFactors(self.worker, name, tensor, False, zero_copy, samples=layers[name][1])
+            if name in layers
+            else Exchanged(self.worker, name, tensor, not server, zero_copy)
             for name, tensor in named.items()
         ]
         self._begin()
@@ -127,6 +140,7 @@ class DistributedOptimizer(Optimizer):
         else:
             self.state = optimizer.state
         self._hooks = list(self._hooks_on(model, zero_copy))
+        self._layers = list(self._layers_with_factors(layers))
         self._complete = True
 
     @property
@@ -179,6 +193,8 @@ class DistributedOptimizer(Optimizer):
         """Leaves the job, and the model's hooks. The others go on without this rank."""
         for hook in self._hooks:
             hook.remove()
+        for layer in self._layers:
+            layer.remove()
         with contextlib.suppress(Error):  # then they are as they are
             take_waiting(self._mine)
         hold_all(self._mine)
@@ -355,12 +371,19 @@ class DistributedOptimizer(Optimizer):
         self._steps.begin(self.worker)
 
     def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:
-        if self._overlap:
-            yield from gradient_hooks(self._mine, self._on_gradient)
+        if self._overlap:  # where factors are sent, there is no gradient
+            others = [mine for mine in self._mine if not isinstance(mine, BoxFactors)]
+            yield from gradient_hooks(others, self._on_gradient)
         if self._overlap == "forward":
             yield from forward_hooks(model, self._mine)
         if zero_copy:
             yield from view_hooks(model, self._mine)
+
+    def _layers_with_factors(self, layers: Layers) -> Iterator[Layer]:
+        on_factors = self._on_gradient if self._overlap else None
+        for mine in self._mine:
+            if isinstance(mine, BoxFactors):
+                yield Layer(layers[mine.name][0], mine, on_factors)
 
     # ---- A round.
 

@@ -12,7 +12,7 @@ from phub import _library, errors
 from phub._facts import Stats, Verdict
 from phub._handle import Handle
 from phub._library import call
-from phub._memory import Memory, format_in_memory, memory_of_key
+from phub._memory import Memory, format_in_memory, memory_of_any, memory_of_key
 from phub._options import Key, Option, add_keys, set_formats, set_options
 from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
@@ -67,6 +67,10 @@ class Worker:
         self.keys = tuple(keys)
         self._index = {name: index for index, name in enumerate(self.keys)}
         self._elements = [key.elements if isinstance(key, Key) else key for key in keys.values()]
+        self._matrices = [
+            key.shape if isinstance(key, Key) and key.rank_limit else (0, 0)
+            for key in keys.values()
+        ]
         self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
         self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
@@ -212,6 +216,30 @@ class Worker:
     def push_null(self, key: str) -> None:
         """Pushes a gradient of zero: nothing is sent, and this rank counts as having taken part."""
         call("push_null", self._worker, self._at(key))
+
+    def push_factors(self, key: str, left: Any, right: Any, priority: int = 0) -> None:
+        """As `push`, of a key with a rank_limit: the gradient is a sum of outer products.
+
+        left: contiguous float32, (pairs, rows); right: (pairs, columns); buffers or `Memory`. They
+        are copied. The box adds up those of all ranks, in the order of ranks and pairs. Without any
+        pair it is `push_null`.
+        """
+        index = self._at(key)
+        rows, columns = self._matrices[index]
+        if not rows:
+            raise errors.InvalidError(
+                f"key '{key}' has no rank_limit: its gradient is sent as it is"
+            )
+        sides = [memory_of_any(key, given) for given in (left, right)]
+        pairs = sides[0].bytes // (4 * rows)
+        wanted = (pairs * rows * 4, pairs * columns * 4)
+        if (sides[0].bytes, sides[1].bytes) != wanted:
+            raise errors.InvalidError(
+                f"key '{key}': factors of {sides[0].bytes} and {sides[1].bytes} bytes are not "
+                f"float32 of (pairs, {rows}) and (pairs, {columns})"
+            )
+        addresses = (side.address or None for side in sides)
+        call("push_factors", self._worker, index, *addresses, pairs, priority)
 
     def wait(self, key: str) -> None:
         """Returns when the key's result is here; at once if it was not pushed since."""

@@ -1,0 +1,275 @@
+// Matrices whose factors the box adds up: what every rank has of the parameters is, bit for bit,
+// what one process makes of all ranks' factors with a loop of std::fma and the scalar optimizer.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/oracle/groups.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+#include "tests/worker/grouped_training.h"
+
+namespace phub {
+namespace {
+
+using testing::alone;
+using testing::Box;
+using testing::each_rank;
+using testing::expect_error;
+using testing::grouped_spec;
+using testing::GroupedTraining;
+using testing::Results;
+using testing::results_of;
+
+KeySpec matrix(const std::string& name, uint64_t rows, uint64_t columns, uint32_t rank_limit,
+               uint32_t tile_rows = 0) {
+  return {.name = name,
+          .elements = rows * columns,
+          .shape = {rows, columns},
+          .format = "factors",
+          .rank_limit = rank_limit,
+          .tile_rows = tile_rows};
+}
+
+JobSpec spec_of(const std::string& name, uint32_t ranks, const std::string& groups = "") {
+  JobSpec spec = grouped_spec(name, ranks, groups);
+  spec.keys[0].elements = 500;
+  spec.keys.push_back(matrix("wide", 5, 1000, 3, 4));
+  spec.keys.push_back(matrix("tall", 300, 2, 1, 48));
+  spec.keys.push_back(matrix("odd", 67, 33, 4, 32));
+  spec.keys.push_back(matrix("row", 1, 40, 2, 1));
+  return spec;
+}
+
+void expect_as_alone(Box& box, const GroupedTraining& run) {
+  const JobSpec& s = run.spec;
+  SCOPED_TRACE(fmt::format("{}: {} ranks {}, {} {}, {} to {}, {} {}{}, max_norm {}", s.name,
+                           s.world_size, s.groups, s.optimizer, s.reduction, s.gradient_dtype,
+                           s.parameter_dtype, s.on_nonfinite, s.unused,
+                           run.has_nulls ? ", nulls" : "", s.hyper.contains("max_norm")));
+  const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
+  const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
+  for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
+    ASSERT_EQ(seen[rank].size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      for (size_t key = 0; key < run.spec.keys.size(); ++key) {
+        EXPECT_TRUE(seen[rank][i][key] == want[i][key])
+            << "rank " << rank << ", round " << i + 1 << ", key " << run.spec.keys[key].name;
+      }
+    }
+  }
+}
+
+TEST(BoxFactors, ParametersAreThoseOfOneProcess) {
+  const auto seeds = testing::fresh_seeds(8);
+  Box box("pack:2 core:2 pu:1");
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    std::mt19937_64 random(seed);
+    const auto pick = [&random](std::initializer_list<const char*> words) {
+      return std::string(words.begin()[random() % words.size()]);
+    };
+    const auto ranks = static_cast<uint32_t>(1 + random() % 5);
+    std::string groups;
+    if (random() % 3 == 0) {
+      groups = reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
+    }
+    GroupedTraining run{.spec = spec_of(fmt::format("any{}", seed), ranks, groups),
+                        .seed = seed % 1000,
+                        .has_nulls = random() % 2 == 0};
+    run.spec.optimizer = pick({"none", "sgd", "momentum", "adam", "adagrad"});
+    run.spec.reduction = pick({"sum", "mean"});
+    run.spec.parameter_dtype = pick({"f32", "f32", "bf16", "f16", "int8", "fp8-e4m3"});
+    if (run.spec.optimizer == "none" && difference_format(run.spec)) run.spec.optimizer = "sgd";
+    run.spec.gradient_dtype = pick({"f32", "bf16", "int4"});
+    if (run.spec.optimizer != "none" && random() % 4 == 0) run.spec.hyper["max_norm"] = 5;
+    if (run.spec.optimizer != "none" && random() % 4 == 0) run.spec.unused = "skip";
+    run.spec.hyper["grad_scale"] = random() % 4 == 0 ? 8 : 1;
+    if (random() % 3 == 0 && ranks > 1) {  // one is always left
+      run.has_nans = true;
+      const bool gated = run.spec.hyper.contains("max_norm");
+      run.spec.on_nonfinite = gated ? "skip" : pick({"exclude", "exclude", "pass"});
+      // What passes must not stay: in sums of one round it does not.
+      if (run.spec.on_nonfinite == "pass") {
+        run.spec.optimizer = "none";
+        run.spec.unused = "zero";
+        if (difference_format(run.spec)) run.spec.parameter_dtype = "f32";
+      }
+    }
+    expect_as_alone(box, run);
+    if (HasFailure()) return;
+  }
+}
+
+// The rows of a chunk are the server's to choose: as many chunks as it has cores.
+TEST(BoxFactors, AMatrixHasAsManyChunksAsThereAreCores) {
+  Box box(2);
+  JobSpec spec = spec_of("tiles", 2);
+  for (KeySpec& key : spec.keys) key.tile_rows = 0;
+  GroupedTraining run{.spec = spec, .seed = 3};
+  std::vector<std::vector<Results>> seen(2);
+  size_t cores = 0;  // of all boxes
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    if (rank == 0) {
+      run.spec = worker.spec();
+      cores = box.status().jobs.at(0).cores.size();
+    }
+    worker.barrier();
+    for (uint64_t round = 1; round <= run.rounds; ++round) {
+      train_round(run, worker, rank, round);
+      seen[rank].push_back(results_of(worker));
+    }
+    worker.barrier();
+  });
+  const std::vector<Results> want = alone(run, run.spec, box.log("tiles"));
+  EXPECT_TRUE(seen[0] == want);
+  EXPECT_TRUE(seen[1] == want);
+  for (size_t key = 2; key < run.spec.keys.size(); ++key) {
+    const KeySpec& of = run.spec.keys[key];
+    ASSERT_GT(of.tile_rows, 0u) << of.name;
+    EXPECT_EQ(of.tile_rows % rows_together(of) == 0 || of.tile_rows == of.shape[0], true);
+    EXPECT_EQ(of.tile_rows, tile_rows_for(of, cores)) << of.name;
+  }
+}
+
+// A pair of a rank counts once its key is pushed again; and in SSP at once.
+TEST(BoxFactors, OutOfLockStepEachPushIsAStep) {
+  Box box(2);
+  for (const char* consistency : {"ssp", "async"}) {
+    JobSpec spec;
+    spec.name = consistency;
+    spec.consistency = consistency;
+    if (spec.consistency == "ssp") spec.slack = 2;
+    spec.optimizer = "sgd";
+    spec.hyper["lr"] = 1;
+    spec.world_size = 1;
+    spec.keys = {matrix("m", 40, 70, 2)};
+    WorkerOptions options = box.options(spec);
+    options.rank = 0;
+    Worker worker(options);
+    worker.wait_all();
+    std::vector<float> left(80), right(140), want(2800);
+    std::mt19937 random(7);
+    for (uint64_t round = 1; round <= 4; ++round) {
+      for (float& x : left) x = static_cast<float>(random() % 9) - 4;
+      for (float& x : right) x = static_cast<float>(random() % 9) - 4;
+      worker.push_factors(0, {left.data(), right.data(), 2});
+      worker.wait(0);
+      for (size_t i = 0; i < want.size(); ++i) {
+        want[i] -= std::fma(left[40 + i / 70], right[70 + i % 70], left[i / 70] * right[i % 70]);
+      }
+    }
+    // The last push's step may not be in what it got; one without pairs looks.
+    worker.push_null(0);
+    worker.wait(0);
+    EXPECT_TRUE(std::ranges::equal(worker.parameters(0), want)) << consistency;
+  }
+}
+
+// Initial parameters come in as many parts as a slot needs for them.
+TEST(BoxFactors, InitialParametersOfRankZero) {
+  Box box(2);
+  JobSpec spec;
+  spec.name = "initial";
+  spec.initial = "broadcast";
+  spec.optimizer = "sgd";
+  spec.world_size = 2;
+  spec.keys = {matrix("m", 700, 900, 1), matrix("n", 31, 2, 3)};
+  std::vector<float> initial(700 * 900 + 62);
+  for (size_t i = 0; i < initial.size(); ++i) initial[i] = static_cast<float>(i);
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.broadcast(rank == 0 ? initial : std::vector<float>());
+    EXPECT_TRUE(std::ranges::equal(worker.parameters(0), std::span(initial).first(630'000)));
+    EXPECT_TRUE(std::ranges::equal(worker.parameters(1), std::span(initial).last(62)));
+    worker.barrier();
+  });
+}
+
+TEST(BoxFactors, WhatCannotBeIsRefused) {
+  const auto refused = [](const std::string& what, const auto& change) {
+    JobSpec spec;
+    spec.name = "refused";
+    spec.keys = {matrix("m", 100, 33, 4)};
+    change(spec, spec.keys[0]);
+    expect_error(ErrorCode::kInvalid, what, [&] { validate(spec); });
+  };
+  refused("keys[0].rank_limit: must be from 1 to 1048575 for format factors, got 0",
+          [](JobSpec&, KeySpec& key) { key.rank_limit = 0; });
+  refused("keys[0].rank_limit: must be from 1 to 1048575, got 1048576",
+          [](JobSpec&, KeySpec& key) { key.rank_limit = 1 << 20; });
+  refused("keys[0].rank_limit: needs format 'factors', got 'int8'",
+          [](JobSpec&, KeySpec& key) { key.format = "int8"; });
+  refused("needs the shape of a matrix, [rows, columns], got []",
+          [](JobSpec&, KeySpec& key) { key.shape.clear(); });
+  refused("needs the shape of a matrix, [rows, columns], got [10, 10, 33]",
+          [](JobSpec&, KeySpec& key) {
+            key.shape = {10, 10, 33};
+          });
+  refused("keys[0].shape[1]: must be from 1 to 1048575, got 1048576",
+          [](JobSpec&, KeySpec& key) { key = matrix("m", 1, 1 << 20, 1); });
+  refused(
+      "keys[0].rank_limit: 1000 pairs of vectors for 32 rows of 524289 columns are more than "
+      "a chunk may have, which is 16777216 elements",
+      [](JobSpec&, KeySpec& key) { key = matrix("m", 100, (1 << 19) + 1, 1000); });
+  refused("keys[0].tile_rows: must be a multiple of 32 and at most 100, got 33",
+          [](JobSpec&, KeySpec& key) { key.tile_rows = 33; });
+  refused("keys[0].tile_rows: must be a multiple of 32 and at most 100, got 128",
+          [](JobSpec&, KeySpec& key) { key.tile_rows = 128; });
+  refused("parameter_dtype: topk is for chunks",
+          [](JobSpec& spec, KeySpec&) { spec.parameter_dtype = "topk"; });
+  refused("gradient_dtype: must be",
+          [](JobSpec& spec, KeySpec&) { spec.gradient_dtype = "factors"; });
+
+  Box box(1);
+  JobSpec spec = spec_of("job", 1);
+  WorkerOptions options = box.options(spec);
+  options.rank = 0;
+  Worker worker(options);
+  worker.wait_all();
+  const size_t key = worker.key("odd");
+  const std::vector<float> left(67 * 5, 1.0f), right(33 * 5, 1.0f);
+  expect_error(ErrorCode::kInvalid, "push_factors: 5 pairs for key 'odd', whose rank_limit is 4",
+               [&] {
+                 worker.push_factors(key, {left.data(), right.data(), 5});
+               });
+  expect_error(ErrorCode::kInvalid, "push_factors: 1 pairs of key 'odd' are null", [&] {
+    worker.push_factors(key, {left.data(), nullptr, 1});
+  });
+  expect_error(ErrorCode::kInvalid, "the gradient of key 'b' is sent as it is", [&] {
+    worker.push_factors(1, {left.data(), right.data(), 1});
+  });
+  expect_error(ErrorCode::kInvalid, "the factors of key 'odd' are sent: use push_factors()",
+               [&] { worker.push(key); });
+  expect_error(ErrorCode::kInvalid, "key 'odd' has no memory for its gradient",
+               [&] { worker.gradient(key); });
+  expect_error(ErrorCode::kInvalid, "key 'odd' can have no memory for its gradient",
+               [&] { worker.register_memory(key, {.gradient = left.data()}); });
+  worker.push_factors(key, {left.data(), right.data(), 4});
+  worker.wait(key);
+  EXPECT_EQ(worker.parameters(key)[66 * 33], 4.0f);
+
+  JobSpec other = spec;
+  other.keys[4].rank_limit = 3;
+  other.keys[2].tile_rows = 0;  // as the job has it
+  WorkerOptions second = box.options(other);
+  expect_error(ErrorCode::kMismatch, "key 4 'odd': rank_limit is 3 here and 4 in the job",
+               [&] { const Worker wrong(second); });
+}
+
+}  // namespace
+}  // namespace phub
