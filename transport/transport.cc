@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cstring>
+
 #include "numa/memory.h"
 #include "transport/error.h"
 
@@ -37,6 +39,10 @@ Offer BoxLink::reconnect(uint32_t rank) {
 Endpoint& WorkerLink::endpoint_of(uint32_t thread) {
   PHUB_CHECK(thread == 0);
   return endpoint();
+}
+
+void WorkerLink::write_gradients(uint64_t offset, std::span<const std::byte> bytes) {
+  std::memcpy(gradients().data() + offset, bytes.data(), bytes.size());
 }
 
 void WorkerLink::reconnect(const Offer& offer) {

@@ -317,6 +317,9 @@ class WorkerLink {
   virtual std::span<const std::byte> results() = 0;  // where write-backs land
   // The same memory, for differences to be added to it. Empty where it is the box's.
   virtual std::span<std::byte> writable_results() { return {}; }
+  // Copies to gradients(), from byte `offset` on. Both arrays may be memory of a device, which the
+  // host does not reach (device_arrays.h).
+  virtual void write_gradients(uint64_t offset, std::span<const std::byte> bytes);
   // Ranges of the two arrays that lie in memory of the application's instead, which the transport
   // reads and writes in place; null: this transport cannot. The same until the link goes.
   virtual InPlace* in_place() { return nullptr; }

@@ -21,6 +21,7 @@
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
 #include "transport/verbs/transport.h"
+#include "worker/memory_device.h"
 
 namespace phub {
 namespace {
@@ -70,10 +71,7 @@ bool has_usable_rdma() {
   return !choose_verbs_ports({}, {}, passed_over).empty();
 }
 
-}  // namespace
-
-std::string choose_transport(const WorkerOptions& options, const std::string& server) {
-  if (options.transport != "auto") return options.transport;
+std::string choose_for_auto(const WorkerOptions& options, const std::string& server) {
   const uint32_t timeout_ms = std::max(options.connect_timeout_ms, 1u);  // 0 would be no limit
   const bool here = is_on_this_host(server, timeout_ms);
   ControlClient client(server, options.token, options.tls);
@@ -89,28 +87,36 @@ std::string choose_transport(const WorkerOptions& options, const std::string& se
   const auto serves = [&status](const char* transport) {
     return std::ranges::count(status.transports, transport) > 0;
   };
-  if (here && status.shards.empty() && serves("shm")) return "shm";
+  const bool may_share = options.memory_device == nullptr && status.shards.empty();
+  if (here && may_share && serves("shm")) return "shm";
   return serves("verbs") && has_usable_rdma() ? "verbs" : "tcp";
 }
-
-namespace {
 
 std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const std::string& server,
                                             const Offer& offer, const LinkLayout& layout) {
   const uint32_t timeout_ms = options.connect_timeout_ms;
+  if (options.memory_device) check_reaches(offer.transport, *options.memory_device);
   if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
   if (offer.transport == "tcp") {
     return connect_tcp(offer, layout, timeout_ms,
                        {.host = parse_server_address(server).host, .tls = options.tls},
                        options.transport == "auto");
   }
-  if (offer.transport == "verbs") return connect_verbs(offer, layout, timeout_ms);
-  if (offer.transport == "ofi") return connect_ofi(offer, layout, timeout_ms);
+  MemoryDevice* const device = options.memory_device;
+  if (offer.transport == "verbs") return connect_verbs(offer, layout, timeout_ms, device);
+  if (offer.transport == "ofi") return connect_ofi(offer, layout, timeout_ms, device);
   fail(ErrorCode::kInvalid, "transport '{}' is not in this library; there are shm, tcp, verbs, ofi",
        printable(offer.transport));
 }
 
 }  // namespace
+
+std::string choose_transport(const WorkerOptions& options, const std::string& server) {
+  if (options.transport != "auto") return options.transport;
+  std::string chosen = choose_for_auto(options, server);
+  if (options.memory_device) check_reaches(chosen, *options.memory_device);
+  return chosen;
+}
 
 std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
                                     const Offer& offer, const LinkLayout& layout) {

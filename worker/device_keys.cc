@@ -20,20 +20,31 @@ std::span<Byte> part(std::span<Byte> all, size_t offset, size_t bytes) {
   return all.subspan(offset, bytes);
 }
 
+// Whether the worker's gradients and parameters lie in memory of this device.
+bool lies_on(const Worker& worker, const Device& device) {
+  const MemoryDevice* const of_worker = worker.memory_device();
+  if (of_worker == nullptr || of_worker == &device) return of_worker != nullptr;
+  fail(
+      ErrorCode::kInvalid,
+      "the worker's gradients and parameters lie in memory of {} (memory_device), and the keys are "
+      "to be on {}: use one device for both",
+      of_worker->name(), device.name());
+}
+
 }  // namespace
 
 DeviceKeys::DeviceKeys(Worker& worker, Device& device)
     : worker_(worker),
       device_(device),
+      on_device_(lies_on(worker, device)),
       parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(worker.spec()))),
-      in_piece_(device, kPieceBytes, "gradients that are converted"),
-      out_piece_(device, kPieceBytes, "results that are converted"),
+      in_piece_(device, on_device_ ? 0 : kPieceBytes, "gradients that are converted"),
+      out_piece_(device, on_device_ ? 0 : kPieceBytes, "results that are converted"),
       keys_(worker.keys()),
       ready_(device.make_event()),
       signals_(device.make_signals(worker.keys())),
       in_(device.make_stream("phub in")),
       out_(device.make_stream("phub out")) {
-  std::vector<std::span<const std::byte>> gradients, results;
   for (size_t key = 0; key < keys_.size(); ++key) {
     worker_.register_memory(key, {});
     worker_.wait(key);
@@ -42,8 +53,18 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
     keys_[key].gradient = worker_.gradient_bytes(key);
     keys_[key].result = worker_.parameter_bytes(key);
     keys_[key].pulled = device_.make_event();
-    gradients.emplace_back(keys_[key].gradient);
-    results.emplace_back(keys_[key].result);
+  }
+  if (!on_device_) pin_or_stage();
+  sender_ = start_thread("phub-send", [this](const std::stop_token& stop) { send(stop); });
+  receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
+}
+
+// Copies are fast with pinned memory only.
+void DeviceKeys::pin_or_stage() {
+  std::vector<std::span<const std::byte>> gradients, results;
+  for (const Key& key : keys_) {
+    gradients.emplace_back(key.gradient);
+    results.emplace_back(key.result);
   }
   const auto bytes_of_all = [](const auto& memory) {
     size_t bytes = 0;
@@ -67,8 +88,6 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       place += key.result.size();
     }
   }
-  sender_ = start_thread("phub-send", [this](const std::stop_token& stop) { send(stop); });
-  receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
 }
 
 DeviceKeys::~DeviceKeys() {
@@ -99,8 +118,9 @@ bool DeviceKeys::pin(const std::vector<std::span<const std::byte>>& memory, Host
   return true;
 }
 
-void DeviceKeys::check_call(size_t key, const char* what, const void* memory, DType dtype,
-                            const Stream& stream) const {
+// Nothing: no memory is used.
+void DeviceKeys::check_call(size_t key, const char* what, std::optional<const void*> memory,
+                            DType dtype, const Stream& stream) const {
   const JobSpec& spec = worker_.spec();
   if (key >= keys_.size()) {
     phub::fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key, spec.name,
@@ -112,10 +132,10 @@ void DeviceKeys::check_call(size_t key, const char* what, const void* memory, DT
                what, of.name, stream.name(), stream.device().name(), device_.name());
   }
   const size_t bytes = kernels::slot_bytes(dtype, of.elements);
-  if (!device_.holds(memory, bytes)) {
+  if (memory && !device_.holds(*memory, bytes)) {
     phub::fail(ErrorCode::kInvalid,
                "{} of key '{}': {} bytes ({} elements of {}) at {} are not inside memory of {}",
-               what, of.name, bytes, of.elements, kernels::name_of(dtype), memory, device_.name());
+               what, of.name, bytes, of.elements, kernels::name_of(dtype), *memory, device_.name());
   }
 }
 
@@ -140,7 +160,7 @@ void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const De
   const bool null = gradient == nullptr;
   const DType of_key = key < keys_.size() ? keys_[key].gradient_dtype : DType::kF32;
   const DType dtype = how.dtype.value_or(of_key);
-  check_call(key, "push", null ? in_piece_.data() : gradient, dtype, stream);
+  check_call(key, "push", null ? std::nullopt : std::optional(gradient), dtype, stream);
   if (!std::isfinite(how.scale)) {
     phub::fail(ErrorCode::kInvalid, "push of key '{}': the scale {} is not finite",
                worker_.spec().keys[key].name, how.scale);
@@ -186,10 +206,14 @@ void DeviceKeys::pull(size_t key, void* result, Stream& stream, std::optional<DT
 void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scale) {
   const std::span<std::byte> to = key.gradient;
   const DType of_key = key.gradient_dtype;
-  if (dtype == of_key && scale == 1) {
-    return in_->copy_to_host(to.data(), gradient, to.size());
-  }
   const size_t elements = to.size() / kernels::bytes_of(of_key);
+  const bool as_it_is = dtype == of_key && scale == 1;
+  if (on_device_) {
+    if (!as_it_is) return in_->convert(gradient, dtype, to.data(), of_key, elements, scale);
+    if (gradient != to.data()) in_->copy_on_device(to.data(), gradient, to.size());
+    return;
+  }
+  if (as_it_is) return in_->copy_to_host(to.data(), gradient, to.size());
   const size_t step = kPieceBytes / kernels::bytes_of(of_key);
   for (size_t at = 0; at < elements; at += step) {
     const size_t count = std::min(step, elements - at);
@@ -203,10 +227,14 @@ void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scal
 
 void DeviceKeys::copy_out(const Key& key, void* result, DType dtype) {
   const std::span<const std::byte> from = key.result;
-  if (dtype == parameter_dtype_) {
-    return out_->copy_to_device(result, from.data(), from.size());
-  }
   const size_t elements = from.size() / kernels::bytes_of(parameter_dtype_);
+  const bool as_it_is = dtype == parameter_dtype_;
+  if (on_device_) {
+    if (!as_it_is) return out_->convert(from.data(), parameter_dtype_, result, dtype, elements);
+    if (result != from.data()) out_->copy_on_device(result, from.data(), from.size());
+    return;
+  }
+  if (as_it_is) return out_->copy_to_device(result, from.data(), from.size());
   const size_t step = kPieceBytes / kernels::bytes_of(parameter_dtype_);
   for (size_t at = 0; at < elements; at += step) {
     const size_t count = std::min(step, elements - at);

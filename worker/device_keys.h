@@ -6,6 +6,11 @@
 //   keys.pull(0, parameters, stream);    // later work of `stream` has the result
 //   keys.wait();                         // for what must be known here: all is sent and received
 //
+// If the worker's gradients and parameters lie in memory of this device (WorkerOptions::
+// memory_device), the NIC reads and writes them there: push and pull copy on the device, and
+// nothing where the caller computes in Worker::gradient_bytes() and reads Worker::parameter_bytes()
+// themselves. Otherwise both go through pinned memory of the host:
+//
 // push: a stream of phub's waits for the caller's, converts the gradient to the key's format on the
 // device, and copies it to pinned memory, the worker's own if that can be pinned. A thread pushes
 // it when the copy is done. pull: another stream waits until a second thread has the result,
@@ -55,12 +60,14 @@ class DeviceKeys {
  public:
   // Of each of two buffers, in which keys are converted piece by piece.
   static constexpr size_t kPieceBytes = 8 << 20;
-  static constexpr size_t kDeviceBytes = 2 * kPieceBytes;  // what the device must have left
+  // What the device must have left, if the worker's memory is the host's.
+  static constexpr size_t kDeviceBytes = 2 * kPieceBytes;
 
   // From now on only this pushes to the worker and calls its wait_any(); registered memory is
   // registered no more. Throws Error: kFull, too little memory on the device, or pinned memory of
-  // the host; kUnavailable, its streams cannot wait for the host. REQUIRES: both outlive this; if
-  // the job needs initial parameters, Worker::broadcast() was called.
+  // the host; kUnavailable, its streams cannot wait for the host; kInvalid, the worker's memory
+  // lies on another device. REQUIRES: both outlive this; if the job needs initial parameters,
+  // Worker::broadcast() was called.
   DeviceKeys(Worker& worker, Device& device);
   // Waits until what was pushed is sent. Results that are not here yet become bytes of 0xFF.
   ~DeviceKeys();
@@ -92,9 +99,10 @@ class DeviceKeys {
     std::unique_ptr<Event> taken;
   };
 
+  void pin_or_stage();
   bool pin(const std::vector<std::span<const std::byte>>& memory, HostUse use);
-  void check_call(size_t key, const char* what, const void* memory, kernels::DType dtype,
-                  const Stream& stream) const;
+  void check_call(size_t key, const char* what, std::optional<const void*> memory,
+                  kernels::DType dtype, const Stream& stream) const;
   void check_alive() const;
   template <typename Work>
   void enqueue(Work work);
@@ -107,10 +115,11 @@ class DeviceKeys {
 
   Worker& worker_;
   Device& device_;
+  const bool on_device_;                          // the worker's memory is the device's
   const kernels::DType parameter_dtype_;          // the job's
   std::vector<PinnedMemory> pinned_;              // the worker's memory
   HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
-  DeviceMemory in_piece_, out_piece_;
+  DeviceMemory in_piece_, out_piece_;             // empty if on_device_
 
   std::mutex mutex_;  // guards what follows, and that a call's work is enqueued together
   std::condition_variable_any changed_;

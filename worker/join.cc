@@ -14,6 +14,7 @@
 #include "transport/paced/nic_budget.h"
 #include "worker/connect.h"
 #include "worker/gradient_coder.h"
+#include "worker/memory_device.h"
 #include "worker/send_order.h"
 
 namespace phub {
@@ -141,6 +142,7 @@ Joined join(const WorkerOptions& options) {
     fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");
   }
   check_sending(options);
+  check_memory_device(options);
   // Retries, since the server may be started at the same time as its workers.
   return join_somewhere(options,
                         {.spec = options.spec,

@@ -151,8 +151,8 @@ void Session::send_initial(const std::function<const float*(size_t key)>& of_key
 void Session::stage_initial(uint32_t c, uint32_t part) {
   Chunk& chunk = chunks_[c];
   const auto [first, count] = initial_part(chunk.elements, chunk.slot_bytes, part);
-  std::memcpy(link_.gradients().data() + chunk.gradient_offset,
-              initial_[chunk.key] + chunk.key_element + first, count * sizeof(float));
+  const float* const from = initial_[chunk.key] + chunk.key_element + first;
+  link_.write_gradients(chunk.gradient_offset, std::as_bytes(std::span(from, count)));
   chunk.initial_part = static_cast<uint8_t>(part);
 }
 

@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "transport/memory_device.h"
 #include "worker/c_abi/any_error.h"
 #include "worker/completion_queue.h"
 #include "worker/gradient_coder.h"
@@ -271,6 +272,7 @@ void Worker::Impl::save_before_push(size_t key) {
 }
 
 void Worker::Impl::copy_out(size_t key) {
+  if (options.memory_device != nullptr) return options.memory_device->flush_nic_writes();
   Lock lock = sleeper.lock();
   if (!memory->must_copy_out(key)) return;
   const TraceSpan span(trace ? &trace->log() : nullptr,
@@ -369,6 +371,12 @@ std::span<const float> Worker::parameters(size_t key) const {
 
 void Worker::register_memory(size_t key, const KeyMemory& memory) {
   impl_->check_key(key);
+  if (memory_device() != nullptr && (memory.gradient != nullptr || memory.parameters != nullptr)) {
+    fail(ErrorCode::kInvalid,
+         "key '{}': a worker whose gradients and parameters lie in memory of {} (memory_device) "
+         "registers no other memory",
+         spec().keys[key].name, memory_device()->name());
+  }
   only_errors([&] {
     Impl::Lock lock = impl_->sleeper.lock();
     try {
@@ -544,7 +552,11 @@ void Worker::pull(size_t key, std::span<std::byte> into) {
     fail(ErrorCode::kInvalid, "pull: key '{}' has {} bytes, the destination {}",
          spec().keys[key].name, from.size(), into.size());
   }
-  std::memcpy(into.data(), from.data(), from.size());
+  if (memory_device() != nullptr) {
+    memory_device()->read(into.data(), from.data(), from.size());
+  } else {
+    std::memcpy(into.data(), from.data(), from.size());
+  }
   impl_->memory->bytes_copied += from.size();
 }
 
@@ -671,6 +683,8 @@ WorkerStats Worker::stats() const {
 }
 
 std::string Worker::waits_for() const { return impl_->stalls.describe(); }
+
+MemoryDevice* Worker::memory_device() const { return impl_->options.memory_device; }
 
 std::string Worker::connection() const {
   const std::string details = impl_->keeper.link().describe();

@@ -38,6 +38,8 @@
 
 namespace phub {
 
+class MemoryDevice;  // transport/memory_device.h; Device (device/device.h) is one
+
 // What a rank must have beside the job's parameters to go on to the bit: the state of its random
 // numbers, its position in the data; by name. All together at most 64 MiB.
 using RankState = std::map<std::string, std::vector<std::byte>>;
@@ -90,6 +92,14 @@ struct WorkerOptions {
   // REQUIRES: before its first push of the next round the program has pushed every key in this one.
   // With a geeps::Cache it is called by Cache::save_point() only, in lock-step.
   std::function<RankState(uint64_t round)> saver;
+  // Not null: gradients and parameters of all keys lie in memory of this device, which the NIC
+  // reads and writes itself, by DMA: verbs or ofi, and a device whose memory the NIC reaches. Then
+  // gradient() and parameters() are addresses of the device, which it has poisoned at first (NaN),
+  // register_memory() takes no memory, and what the host would have to compute is refused: coded
+  // formats, carry_over, the send_order "magnitude". It has budget for both, and a second time
+  // while rejoin() makes the next worker; the addresses are others there. It outlives the worker.
+  // With DeviceKeys (device_keys.h) on the same device, keys are pushed and pulled in its streams.
+  MemoryDevice* memory_device = nullptr;
 };
 
 // The launcher's environment: PHUB_SERVER, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE,
@@ -320,7 +330,8 @@ class Worker {
   void leave(uint32_t timeout_ms = 10'000);
 
   WorkerStats stats() const;
-  std::string connection() const;  // for people: the transport, its devices and memory
+  MemoryDevice* memory_device() const;  // of the options
+  std::string connection() const;       // for people: the transport, its devices and memory
 
  private:
   struct Impl;

@@ -100,8 +100,10 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
       "Be one rank, of a job whose others a launcher starts on this host or on others: RANK "
       "and WORLD_SIZE (or Open MPI's or Slurm's) say which; PHUB_JOB names the job. Rank 0 "
       "reports");
-  app.add_option("--transport", o.transport,
-                 "How workers and server talk: shm, tcp, verbs, ofi (default shm)");
+  app.add_option(
+      "--transport", o.transport,
+      "How workers and server talk: shm, tcp, verbs, ofi (default shm); auto: as workers "
+      "choose where they are told nothing");
   app.add_option("--groups", o.groups,
                  "Order of additions, as groups of ranks: 4,4. With a box in each rack, each "
                  "group is added in its rack (default: the order of the ranks)");

@@ -39,7 +39,8 @@ struct RdmaPortFacts {
   std::string gid;
   int gid_index = 0;
   uint32_t mtu_bytes = 0;
-  bool software = false;  // soft-RoCE
+  bool software = false;   // soft-RoCE
+  std::string no_dma_buf;  // why it reads no memory of GPUs; "": it may
   std::optional<uint32_t> os_node;
 };
 

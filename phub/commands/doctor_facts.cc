@@ -147,6 +147,7 @@ RdmaPortFacts port_of(const FactSources& sources, const VerbsPort& port) {
   facts.gid_index = port.gid_index;
   facts.mtu_bytes = port.mtu_bytes;
   facts.software = !parent.empty();
+  facts.no_dma_buf = port.no_dma_buf;
   facts.os_node = node_below(folder);
   if (!facts.os_node && !parent.empty()) {
     facts.os_node = node_below(sources.root + "/sys/class/net/" + parent);

@@ -63,6 +63,18 @@ Finding lossless_note(const std::vector<std::string>& netdevs) {
                   fmt::join(netdevs, ", "))};
 }
 
+// Of memory_device (worker.h). Whether it reaches a GPU, only registering memory of that one tells.
+Finding judge_gpu_memory(const RdmaPortFacts& port) {
+  if (port.no_dma_buf.empty()) {
+    return {"RDMA", Severity::kOk,
+            fmt::format("{}: reads and writes memory of GPUs itself, by DMA buffers", port.name),
+            ""};
+  }
+  return {"RDMA", Severity::kNote,
+          fmt::format("{}: cannot read or write memory of GPUs itself", port.name),
+          port.no_dma_buf};
+}
+
 void judge_ports(const HostFacts& facts, std::vector<Finding>& findings) {
   std::vector<std::string> lossy;
   for (const RdmaPortFacts& port : facts.rdma_ports) {
@@ -71,6 +83,7 @@ void judge_ports(const HostFacts& facts, std::vector<Finding>& findings) {
                                     port.netdev, port.gid_index, port.gid, port.address),
                         ""});
     findings.push_back(judge_mtu(facts, port));
+    findings.push_back(judge_gpu_memory(port));
     if (port.software) {
       findings.push_back({"RDMA", Severity::kNote,
                           fmt::format("{}: soft-RoCE, RDMA emulated by the kernel", port.name),

@@ -3,8 +3,9 @@
 #
 # A script finds this file in PHUB_SLURM (default scripts/slurm: submit from the project's folder).
 #
-# PHUB_PORT: of the server (default 7717). PHUB_TRANSPORT: tcp (default) or verbs, the same for all ranks, those on a box's
-# node too. PHUB_SERVE and PHUB_SHARD: options of the server's and the shards' phub serve (default --insecure: whoever
+# PHUB_PORT: of the server (default 7717). PHUB_TRANSPORT: of all ranks, auto (default), tcp, verbs or ofi. PHUB_TRANSPORTS:
+# what the boxes offer (default: that one; for auto tcp). With auto and tcp, ranks exchange over memory with the box on their
+# own node, and over TCP with the others. (Boxes that offer shm are for jobs that stay on one node.) PHUB_SERVE and PHUB_SHARD: options of the server's and the shards' phub serve (default --insecure: whoever
 # reaches the port may use it). With TLS and tokens (phub/operating.md), in a folder that all nodes see, for example:
 #
 #   export PHUB_SERVE="--tls-cert $HOME/box.pem --tls-key $HOME/box.key --tokens $HOME/tokens.toml"
@@ -16,7 +17,8 @@ port=${PHUB_PORT:-7717} scheme=''
 [[ ${PHUB_SERVE:-} == *--tls-cert* ]] && scheme=https://
 # The names of the job's nodes, the first one first.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export PHUB_SERVER=$scheme$(hostname):$port PHUB_TRANSPORT=${PHUB_TRANSPORT:-tcp}
+export PHUB_SERVER=$scheme$(hostname):$port PHUB_TRANSPORT=${PHUB_TRANSPORT:-auto}
+export PHUB_TRANSPORTS=${PHUB_TRANSPORTS:-${PHUB_TRANSPORT/auto/tcp}}
 
 started=()
 end_boxes() {

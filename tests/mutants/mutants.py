@@ -1,6 +1,6 @@
 """What the tests must notice: one thing that is broken on purpose in each, and the tests that ought to
 catch it. "racks" are the simulated ones; others are tests/NAME.cc, with a filter behind a colon; "tcp/" before
-those that are run over TCP, "shards/" over several boxes; "python/" are those of worker/python/tests."""
+those that are run over TCP, "ofi/" over libfabric, "shards/" over several boxes; "python/" are those of worker/python/tests."""
 import typing
 
 
@@ -456,6 +456,30 @@ MUTANTS = [
     Mutant("tls-allowance: one call of OpenSSL reads what there is", TLS_SOCKET,
            "std::min(static_cast<size_t>(bytes), state.allowance)",
            "static_cast<size_t>(bytes)", ("transport/tls_socket_test:*OneCall*",)),
+    Mutant("device-arrays: memory of a GPU is registered as the host's", "transport/verbs/link.cc",
+           "if (!arrays_ || arrays_->in_host_memory()) {", "if (true) {",
+           ("transport/verbs_failures_test:*Gpu*",)),
+    Mutant("device-offset: a DMA buffer is registered from its beginning", "transport/verbs/resources.cc",
+           "ibv_reg_dmabuf_mr(pd, buffer.offset, ", "ibv_reg_dmabuf_mr(pd, 0, ",
+           ("transport/verbs_failures_test:*Gpu*",)),
+    Mutant("device-why: a NIC that takes no DMA buffer is told from none", "transport/verbs/resources.cc",
+           "if (error != EOPNOTSUPP && error != EPROTONOSUPPORT) return \"\";", "if (error != EPROTONOSUPPORT) return \"\";",
+           ("transport/verbs_failures_test:*DmaBuffer*",)),
+    Mutant("device-in-place: keys in the worker's own memory are copied", "worker/device_keys.cc",
+           "if (gradient != to.data()) in_->copy_on_device", "in_->copy_on_device",
+           ("ofi/worker/memory_device_test:*CopiedNowhere",)),
+    Mutant("device-other: keys are on a device that the worker's memory is not on", "worker/device_keys.cc",
+           "if (of_worker == nullptr || of_worker == &device) return of_worker != nullptr;", "return of_worker != nullptr;",
+           ("ofi/worker/memory_device_test:*MustBeOne*",)),
+    Mutant("device-flush: results are read before what the NIC wrote is there", "worker/worker.cc",
+           "return options.memory_device->flush_nic_writes();", "return;",
+           ("ofi/worker/memory_device_test:*NeedsNoStreams",)),
+    Mutant("device-reach: memory of a device is taken over every transport", "worker/memory_device.cc",
+           'if (transport == "verbs" || transport == "ofi") return;', "return;",
+           ("worker/memory_device_test:MemoryDeviceOptions*",)),
+    Mutant("device-initial: initial parameters are written by the host", "transport/ofi/link.cc",
+           "arrays_->device().write(gradients().data() + offset, bytes.data(), bytes.size());", "",
+           ("ofi/worker/memory_device_test:*",)),
     Mutant("ofi-twice: a ticket can be used for a queue again (ofi)", "transport/ofi/box.cc",
            "  if (connection.socket) {",
            "  if (false) {", ("transport/transport_test:*ATicketOpensOneIncarnationOnce/ofi*",)),

@@ -109,6 +109,7 @@ TEST(DoctorFacts, ReadsAHost) {
   rxe.netdev = "eth1";
   rxe.mtu_bytes = 1024;
   rxe.gid_index = 1;
+  rxe.no_dma_buf = "soft-RoCE does not";
   sources.ports = {rxe};
   sources.passed_over = {{"rxe1", 1, "is down"}};
   sources.locked_memory = 65536;
@@ -141,6 +142,7 @@ TEST(DoctorFacts, ReadsAHost) {
   EXPECT_EQ(facts.rdma_ports[0].name, "rxe0");
   EXPECT_EQ(facts.rdma_ports[0].mtu_bytes, 1024u);
   EXPECT_TRUE(facts.rdma_ports[0].software);
+  EXPECT_EQ(facts.rdma_ports[0].no_dma_buf, "soft-RoCE does not");
   EXPECT_EQ(facts.rdma_ports[0].os_node, 0u) << "of the NIC below";
   EXPECT_EQ(facts.rdma_problems.size(), 1u);
   EXPECT_TRUE(facts.rdma_cm);

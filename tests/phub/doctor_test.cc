@@ -112,6 +112,14 @@ TEST(Doctor, RdmaNeedsItsConnectionManager) {
   EXPECT_THAT(worse_than_ok(facts), ElementsAre(errs("rdma_cm is missing", "modprobe rdma_ucm")));
 }
 
+TEST(Doctor, WhetherNicsReachMemoryOfGpus) {
+  HostFacts facts = good_host();
+  facts.rdma_ports[1].no_dma_buf = "the driver takes none";
+  EXPECT_TRUE(has(facts, Severity::kOk, "mlx5_0: reads and writes memory of GPUs itself"));
+  EXPECT_TRUE(has(facts, Severity::kNote, "mlx5_1: cannot read or write memory of GPUs"));
+  EXPECT_THAT(worse_than_ok(facts), IsEmpty()) << "it works without";
+}
+
 TEST(Doctor, DevicesThatCannotBeOpened) {
   HostFacts facts = good_host();
   facts.rdma_devices.emplace_back("mlx5_10");  // a name that begins as another's

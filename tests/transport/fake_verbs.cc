@@ -241,6 +241,16 @@ ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t length, int) {
 ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, size_t length, uint64_t, unsigned int access) {
   return ibv_reg_mr(pd, address, length, static_cast<int>(access));
 }
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                          int access) {
+  const int error = phub::fake::device_of(pd->context).dma_buf_error;
+  if (error != 0 || fd < 0) {
+    errno = error != 0 ? error : EBADF;
+    return nullptr;
+  }
+  calls().dma_bufs.push_back({offset, length, iova, access});
+  return ibv_reg_mr(pd, reinterpret_cast<void*>(iova), length, access);
+}
 int ibv_dereg_mr(ibv_mr* mr) {
   delete mr;
   return 0;

@@ -38,7 +38,8 @@ struct Device {
   std::function<void()> during_accept;
   int poll_result = 0;  // negative: what polls return
   int notify_error = 0, receive_error = 0, send_error = 0, accept_error = 0;
-  std::vector<Cq*> cqs;  // alive
+  int dma_buf_error = 0;  // of registering one
+  std::vector<Cq*> cqs;   // alive
   std::vector<ibv_qp*> qps;
   uint32_t next_qp_num = 100;
   uint32_t receives_posted = 0;
@@ -49,6 +50,13 @@ struct Calls {
   int fork_inits = 0, registrations = 0, registrations_before_fork_init = 0;
   int accepted = 0, rejected = 0, disconnected = 0;
   std::string last_rejection;
+  struct DmaBuffer {
+    uint64_t offset = 0;
+    size_t bytes = 0;
+    uint64_t address = 0;  // that peers know it by
+    int access = 0;
+  };
+  std::vector<DmaBuffer> dma_bufs;  // registered
 };
 Calls& calls();
 

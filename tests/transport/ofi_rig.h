@@ -33,15 +33,18 @@ inline std::string name_of_provider(const testing::TestParamInfo<const char*>& i
 class OfiRig final : public TransportRig {
  public:
   // PHUB_OFI_ADDRESS: where the box listens, for a provider that loopback does not have.
-  explicit OfiRig(OfiOptions options) {
+  // `device`: in whose memory the arrays of workers lie; null: in the host's.
+  explicit OfiRig(OfiOptions options, std::unique_ptr<MemoryDevice> device = nullptr)
+      : device_(std::move(device)) {
     if (const char* address = std::getenv("PHUB_OFI_ADDRESS")) options.addresses = {address};
     transport_ = make_ofi_transport(options);
   }
 
   // Null, and the test is skipped, where this host has no such provider.
-  static std::unique_ptr<OfiRig> over(const std::string& provider) {
+  static std::unique_ptr<OfiRig> over(const std::string& provider,
+                                      std::unique_ptr<MemoryDevice> device = nullptr) {
     try {
-      return std::make_unique<OfiRig>(OfiOptions{.provider = provider});
+      return std::make_unique<OfiRig>(OfiOptions{.provider = provider}, std::move(device));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       [&] { GTEST_SKIP() << error.what(); }();
@@ -51,7 +54,8 @@ class OfiRig final : public TransportRig {
 
   Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async, [&] { return connect_ofi(offer, layout, 10000); });
+    auto link = std::async(std::launch::async,
+                           [&] { return connect_ofi(offer, layout, 10000, device_.get()); });
     while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
       transport_->handle_events(events());
     }
@@ -73,6 +77,7 @@ class OfiRig final : public TransportRig {
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
+  const std::unique_ptr<MemoryDevice> device_;
   std::unique_ptr<Transport> transport_;
 };
 

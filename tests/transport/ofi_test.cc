@@ -17,6 +17,7 @@
 
 #include "tests/transport/ofi_rig.h"
 #include "tests/transport/tcp_raw_worker.h"
+#include "tests/transport/test_memory_device.h"
 #include "transport/error.h"
 #include "transport/ofi/format.h"
 #include "transport/text.h"
@@ -403,6 +404,16 @@ TEST_P(OfiTest, SleepersCostNothingAndWake) {
   EXPECT_LT(cpu_seconds() - before, 0.1);
   stop = true;
   core.join();
+}
+
+// The libfabric of Debian 12 is built without CUDA.
+TEST_P(OfiTest, MemoryOfAGpuThatTheProviderDoesNotReachIsRefused) {
+  rig_ = OfiRig::over(GetParam(), std::make_unique<TestMemoryDevice>(/*cuda_ordinal=*/0));
+  if (rig_ == nullptr) return;
+  open(1, 1);
+  EXPECT_THAT(
+      error_of([&] { join(0, 1); }),
+      testing::AllOf(StartsWith("invalid: "), HasSubstr("memory_device"), HasSubstr(GetParam())));
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, OfiTest, testing::ValuesIn(providers_to_test()), name_of_provider);

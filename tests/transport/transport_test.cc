@@ -5,6 +5,7 @@
 #include "tests/transport/sim_rig.h"
 #include "tests/transport/tcp_rig.h"
 #include "tests/transport/tcp_tls_rig.h"
+#include "tests/transport/test_memory_device.h"
 #include "tests/transport/transport_suite.h"
 
 namespace phub {
@@ -14,6 +15,8 @@ INSTANTIATE_TEST_SUITE_P(
     Every, TransportSuite,
     ::testing::Values(
         TransportFactory{"ofi_net", [] { return OfiRig::over("net"); }},
+        TransportFactory{"ofi_net_device",
+                         [] { return OfiRig::over("net", std::make_unique<TestMemoryDevice>()); }},
         TransportFactory{"ofi_rxm_tcp", [] { return OfiRig::over("tcp;ofi_rxm"); }},
         TransportFactory{"ofi_shm", [] { return OfiRig::over("shm"); }},
         TransportFactory{"paced_tcp", [] { return std::make_unique<PacedRig>(); }},

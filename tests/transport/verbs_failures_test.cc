@@ -15,14 +15,17 @@
 #include <vector>
 
 #include "tests/transport/fake_verbs.h"
+#include "tests/transport/test_memory_device.h"
 #include "transport/error.h"
 #include "transport/verbs/endpoint.h"
 #include "transport/verbs/format.h"
+#include "transport/verbs/resources.h"
 #include "transport/verbs/transport.h"
 
 namespace phub {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string error_of(const std::function<void()>& action) {
@@ -373,6 +376,54 @@ TEST_F(VerbsFailures, AWorkerRefusesAnOfferOfMoreQueuesThanItsPlanHas) {
             "mismatch: 2 queues are offered, the plan has 1");
   offer.queues.clear();
   EXPECT_THAT(error_of([&] { worker->reconnect(offer); }), HasSubstr("0 queues"));
+}
+
+TEST_F(VerbsFailures, MemoryOfAGpuIsRegisteredAsADmaBuffer) {
+  TestMemoryDevice gpu(/*cuda_ordinal=*/0);
+  Offer offer = {.transport = "verbs", .ticket = std::string(32, '0')};
+  offer.queues.push_back({.address = first_.port_.address + ":7000"});
+  LinkLayout layout = layout_on("mlx_first");
+  layout.worker_gradients_bytes = 64 * 128;
+  fake::calls().dma_bufs.clear();
+  {
+    const auto worker = connect_verbs(offer, layout, 5000, &gpu);
+    const auto& registered = fake::calls().dma_bufs;
+    ASSERT_EQ(registered.size(), 2u);
+    const auto* const gradients = worker->gradients().data();
+    const auto* const results = worker->results().data();
+    EXPECT_EQ(registered[0].address, reinterpret_cast<uint64_t>(gradients));
+    EXPECT_EQ(registered[0].offset, TestMemoryDevice::offset_of(gradients));
+    EXPECT_EQ(registered[0].bytes, 64u * 128);
+    EXPECT_EQ(registered[0].access, 0) << "nobody writes gradients";
+    EXPECT_EQ(registered[1].address, reinterpret_cast<uint64_t>(results));
+    EXPECT_EQ(registered[1].offset, TestMemoryDevice::offset_of(results));
+    EXPECT_EQ(registered[1].bytes, 64u * 256);
+    EXPECT_EQ(registered[1].access, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    EXPECT_THAT(worker->describe(), HasSubstr("gradients in the device's memory"));
+    worker->reconnect(offer);
+    EXPECT_EQ(registered.size(), 2u) << "it is the same memory";
+  }
+  EXPECT_TRUE(gpu.empty());
+  EXPECT_EQ(dma_buf_problem(&first_.context), "");
+}
+
+TEST_F(VerbsFailures, ANicThatTakesNoDmaBufferIsToldFromOneThatDoesNotReachTheGpu) {
+  TestMemoryDevice gpu(/*cuda_ordinal=*/0);
+  Offer offer = {.transport = "verbs", .ticket = std::string(32, '0')};
+  offer.queues.push_back({.address = first_.port_.address + ":7000"});
+  const auto refusal = [&](int error) {
+    first_.dma_buf_error = error;
+    return error_of([&] { connect_verbs(offer, layout_on("mlx_first"), 5000, &gpu); });
+  };
+  EXPECT_THAT(refusal(EOPNOTSUPP),
+              AllOf(HasSubstr("invalid: ibv_reg_dmabuf_mr of 0.0 MiB on mlx_first: "),
+                    HasSubstr("the NIC's driver takes no DMA buffers")));
+  EXPECT_THAT(dma_buf_problem(&first_.context), HasSubstr("takes no DMA buffers"));
+  EXPECT_THAT(refusal(ENOSYS), HasSubstr("install rdma-core 34"));
+  EXPECT_THAT(dma_buf_problem(&first_.context), HasSubstr("install rdma-core 34"));
+  EXPECT_THAT(refusal(EINVAL), HasSubstr("does not reach the GPU's memory"));
+  EXPECT_EQ(dma_buf_problem(&first_.context), "") << "the driver has looked";
+  EXPECT_TRUE(gpu.empty());
 }
 
 TEST_F(VerbsFailures, ForksAreProvidedForBeforeAnythingIsRegistered) {

@@ -26,15 +26,18 @@ inline std::vector<VerbsPort> verbs_ports() {
 
 class VerbsRig final : public TransportRig {
  public:
-  explicit VerbsRig(uint32_t most_cqe = 0)
-      : transport_(make_verbs_transport({.ports = verbs_ports(), .most_cqe = most_cqe})) {}
+  // `device`: in whose memory the arrays of workers lie; null: in the host's.
+  explicit VerbsRig(uint32_t most_cqe = 0, std::unique_ptr<MemoryDevice> device = nullptr)
+      : device_(std::move(device)),
+        transport_(make_verbs_transport({.ports = verbs_ports(), .most_cqe = most_cqe})) {}
 
   Transport& transport() override { return *transport_; }
   bool is_fifo() const override { return true; }
 
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async,
-                           [&] { return connect_verbs(offer, layout, /*timeout_ms=*/5000); });
+    auto link = std::async(std::launch::async, [&] {
+      return connect_verbs(offer, layout, /*timeout_ms=*/5000, device_.get());
+    });
     while (link.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
       transport_->handle_events(events());
     }
@@ -53,6 +56,7 @@ class VerbsRig final : public TransportRig {
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
+  const std::unique_ptr<MemoryDevice> device_;
   std::unique_ptr<Transport> transport_;
 };
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -60,6 +61,13 @@ std::unique_ptr<Device> make_cuda(size_t budget) {
   return make_cuda_device({.ordinal = 0, .budget_bytes = budget});
 }
 std::string none() { return ""; }
+// The worker's memory is the device's, and the NIC reads and writes it.
+constexpr const char* kNic = "nic";
+std::string no_nic() {
+  const char* const transport = std::getenv("PHUB_TRANSPORT");
+  const std::string name = transport == nullptr ? "" : transport;
+  return name == "ofi" || name == "verbs" ? "" : "needs PHUB_TRANSPORT=ofi or verbs";
+}
 std::string no_cuda() {
   const CudaDevices found = cuda_devices();
   return found.devices.empty() ? "no CUDA device: " + found.none_because : "";
@@ -112,6 +120,12 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
     if (!missing.empty()) GTEST_SKIP() << missing;
   }
 
+  WorkerOptions options_on(Device& device, const JobSpec& spec, uint32_t rank) const {
+    WorkerOptions options = options_of_rank(*box_, spec, rank);
+    if (GetParam().name == kNic) options.memory_device = &device;
+    return options;
+  }
+
   // The results of all rounds and keys, as rank 0 has them, in the program's formats.
   std::vector<Bytes> without_device(const JobSpec& spec, const Formats& formats, uint32_t seed,
                                     uint64_t rounds) {
@@ -147,7 +161,7 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
     std::vector<Bytes> results;
     each_rank(spec.world_size, [&](uint32_t rank) {
       const auto device = GetParam().make(kBudget);
-      Worker worker(options_of_rank(*box_, spec, rank));
+      Worker worker(options_on(*device, spec, rank));
       {
         const auto stream = device->make_stream("program");
         std::vector<DeviceMemory> pushed, pulled;
@@ -242,7 +256,7 @@ TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
   spec.optimizer = "none";
   spec.reduction = "sum";
   const auto device = GetParam().make(kBudget);
-  Worker worker(options_of_rank(*box_, spec, 0));
+  Worker worker(options_on(*device, spec, 0));
   const auto stream = device->make_stream("program");
   const DeviceMemory memory(*device, spec.keys[1].elements * sizeof(float), "values");
   DeviceKeys keys(worker, *device);
@@ -264,11 +278,12 @@ TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
 
 TEST_P(DeviceKeysTest, AStreamWaitsForTheOtherRanks) {
   const JobSpec spec = spec_of("waits", 2);
+  const auto device = GetParam().make(kBudget);
   std::unique_ptr<Worker> workers[2];
   each_rank(2, [&](uint32_t rank) {
-    workers[rank] = std::make_unique<Worker>(options_of_rank(*box_, spec, rank));
+    workers[rank] = std::make_unique<Worker>(rank == 0 ? options_on(*device, spec, rank)
+                                                       : options_of_rank(*box_, spec, rank));
   });
-  const auto device = GetParam().make(kBudget);
   const auto stream = device->make_stream("program");
   const auto event = device->make_event();
   const DeviceMemory memory(*device, spec.keys[1].elements * sizeof(float), "values");
@@ -290,10 +305,11 @@ class DeviceKeysEndTest : public DeviceKeysTest {
   void SetUp() override {
     DeviceKeysTest::SetUp();
     if (IsSkipped()) return;
-    each_rank(2, [&](uint32_t rank) {
-      workers_[rank] = std::make_unique<Worker>(options_of_rank(*box_, spec_, rank));
-    });
     device_ = GetParam().make(kBudget);
+    each_rank(2, [&](uint32_t rank) {
+      workers_[rank] = std::make_unique<Worker>(rank == 0 ? options_on(*device_, spec_, rank)
+                                                          : options_of_rank(*box_, spec_, rank));
+    });
     stream_ = device_->make_stream("program");
     memory_ = DeviceMemory(*device_, spec_.keys[0].elements * sizeof(float), "results");
     gradient_ = DeviceMemory(*device_, spec_.keys[0].elements * sizeof(float), "gradients");
@@ -329,8 +345,8 @@ class DeviceKeysEndTest : public DeviceKeysTest {
     spec.lease_ms = 5000;  // for so long a worker tries to reach a box that is gone
     return spec;
   }();
+  std::unique_ptr<Device> device_;  // outlives a worker whose memory is there
   std::unique_ptr<Worker> workers_[2];
-  std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   DeviceMemory memory_, gradient_;
   std::unique_ptr<DeviceKeys> keys_;
@@ -361,12 +377,14 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysTest,
                          ::testing::Values(DeviceFactory{"host", make_host, none},
                                            DeviceFactory{"slow", make_slow, none},
                                            DeviceFactory{"staged", make_staged, none},
+                                           DeviceFactory{kNic, make_host, no_nic},
                                            DeviceFactory{"cuda", make_cuda, no_cuda}),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysEndTest,
                          ::testing::Values(DeviceFactory{"host", make_host, none},
                                            DeviceFactory{"slow", make_slow, none},
                                            DeviceFactory{"staged", make_staged, none},
+                                           DeviceFactory{kNic, make_host, no_nic},
                                            DeviceFactory{"cuda", make_cuda, no_cuda}),
                          [](const auto& info) { return info.param.name; });
 

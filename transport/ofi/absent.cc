@@ -22,6 +22,8 @@ std::vector<OfiProvider> find_ofi_providers() { return {}; }
 
 std::unique_ptr<Transport> make_ofi_transport(const OfiOptions&) { absent(); }
 
-std::unique_ptr<WorkerLink> connect_ofi(const Offer&, const LinkLayout&, uint32_t) { absent(); }
+std::unique_ptr<WorkerLink> connect_ofi(const Offer&, const LinkLayout&, uint32_t, MemoryDevice*) {
+  absent();
+}
 
 }  // namespace phub

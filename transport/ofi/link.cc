@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "transport/box_memory.h"
+#include "transport/device_arrays.h"
 #include "transport/error.h"
 #include "transport/ofi/endpoint.h"
 #include "transport/ofi/format.h"
@@ -127,12 +128,22 @@ struct WelcomedQueue {
 
 class OfiWorkerLink final : public WorkerLink {
  public:
-  OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms);
+  OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, MemoryDevice* device);
   ~OfiWorkerLink() override;
 
-  std::span<std::byte> gradients() override { return gradients_.bytes(); }
-  std::span<const std::byte> results() override { return results_.readable(); }
-  std::span<std::byte> writable_results() override { return results_.writable(); }
+  std::span<std::byte> gradients() override {
+    return arrays_ ? arrays_->gradients() : gradients_.bytes();
+  }
+  std::span<const std::byte> results() override {
+    return arrays_ ? arrays_->results() : results_.readable();
+  }
+  std::span<std::byte> writable_results() override {
+    return arrays_ ? arrays_->results() : results_.writable();
+  }
+  void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override {
+    if (!arrays_) return WorkerLink::write_gradients(offset, bytes);
+    arrays_->device().write(gradients().data() + offset, bytes.data(), bytes.size());
+  }
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   bool connected() override;
@@ -150,6 +161,7 @@ class OfiWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
+  const std::unique_ptr<DeviceArrays> arrays_;  // null: the next two are, in memory of the host
   numa::Memory gradients_;
   ResultMemory results_;
   std::map<std::string, std::shared_ptr<const OfiDomain>> domains_;  // by provider and address
@@ -161,12 +173,13 @@ class OfiWorkerLink final : public WorkerLink {
   std::vector<pollfd> ends_;  // the same, for poll()
 };
 
-OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
-    : layout_(layout),
-      timeout_ms_(timeout_ms),
-      gradients_(
-          allocate(layout.gradients_at_worker(), node_of_this_thread(), "memory for gradients")),
-      results_(layout.results_at_worker(), node_of_this_thread()) {
+OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, MemoryDevice* device)
+    : layout_(layout), timeout_ms_(timeout_ms), arrays_(arrays_on(device, layout)) {
+  if (!arrays_) {
+    const uint32_t node = node_of_this_thread();
+    gradients_ = allocate(layout.gradients_at_worker(), node, "memory for gradients");
+    results_ = ResultMemory(layout.results_at_worker(), node);
+  }
   const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
   while (endpoints_.size() < layout.threads) {
     endpoints_.push_back(std::make_unique<OfiEndpoint>(queues, 1));
@@ -176,6 +189,7 @@ OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms)
 OfiWorkerLink::~OfiWorkerLink() {
   disconnect();
   domains_.clear();
+  if (arrays_) return;
   bury(std::move(gradients_));
   results_.bury();
 }
@@ -183,7 +197,9 @@ OfiWorkerLink::~OfiWorkerLink() {
 std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provider,
                                                        const std::string& source) {
   auto& found = domains_[provider + " " + source];
-  if (found == nullptr) found = std::make_shared<const OfiDomain>(provider, source);
+  if (found == nullptr)
+    found = std::make_shared<const OfiDomain>(provider, source,
+                                              arrays_ ? arrays_->device().cuda_ordinal() : -1);
   return found;
 }
 
@@ -194,8 +210,8 @@ std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   for (uint32_t q = 0; q < connections.size(); ++q) {
     const QueueOffer& queue = offer.queues[q];
     connections[q].pair =
-        std::make_unique<OfiPair>(domain(queue.provider, host_towards(queue.address)),
-                                  gradients_.bytes(), results_.writable(), layout_.queue_chunks[q]);
+        std::make_unique<OfiPair>(domain(queue.provider, host_towards(queue.address)), gradients(),
+                                  writable_results(), layout_.queue_chunks[q]);
   }
   const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
   std::vector<OfiDialing> all;
@@ -255,8 +271,8 @@ std::string OfiWorkerLink::describe() const {
   for (const auto& [name, domain] : domains_) {
     over.push_back(fmt::format("{} ({})", domain->provider(), domain->info().domain_attr->name));
   }
-  return fmt::format("{} queue pairs over libfabric's {}", connections_.size(),
-                     fmt::join(over, ", "));
+  return fmt::format("{} queue pairs over libfabric's {}; gradients in {} memory",
+                     connections_.size(), fmt::join(over, ", "), arrays_ ? "the device's" : "host");
 }
 
 bool OfiWorkerLink::connected() {
@@ -267,8 +283,8 @@ bool OfiWorkerLink::connected() {
 }  // namespace
 
 std::unique_ptr<WorkerLink> connect_ofi(const Offer& offer, const LinkLayout& layout,
-                                        uint32_t timeout_ms) {
-  auto link = std::make_unique<OfiWorkerLink>(layout, timeout_ms);
+                                        uint32_t timeout_ms, MemoryDevice* device) {
+  auto link = std::make_unique<OfiWorkerLink>(layout, timeout_ms, device);
   link->reconnect(offer);
   return link;
 }

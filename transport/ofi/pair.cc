@@ -75,6 +75,7 @@ void OfiPair::open_endpoint() {
   endpoint_.reset(endpoint);
   check(fi_ep_bind(endpoint, &addresses->fid, 0), "fi_ep_bind");
   check(fi_ep_bind(endpoint, &completions_->fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind");
+  domain_->forbid_bounces(endpoint);
   check(fi_enable(endpoint), "fi_enable");
   size_t bytes = here_.name.size();
   check(fi_getname(&endpoint->fid, here_.name.data(), &bytes), "fi_getname");

@@ -37,8 +37,10 @@ using OfiOwned = std::unique_ptr<T, OfiDeleter<T>>;
 bool has_ip_addresses(const fi_info& info);
 
 // What the transport asks a provider for. `provider` "": any. `source`: an IP address that
-// endpoints are to have; "": any. Null: there is no such provider, or not at that address.
-OfiInfo get_ofi_info(const std::string& provider, const std::string& source);
+// endpoints are to have; "": any. `gpu_memory`: it must read and write memory of GPUs. Null: there
+// is no such provider, or not at that address.
+OfiInfo get_ofi_info(const std::string& provider, const std::string& source,
+                     bool gpu_memory = false);
 
 // Memory that a provider reads or that peers write.
 struct OfiRegion {
@@ -53,8 +55,9 @@ struct OfiRegion {
 // threads may use.
 class OfiDomain {
  public:
-  // Throws Error: kUnavailable, or kFull.
-  OfiDomain(const std::string& provider, const std::string& source);
+  // `cuda_ordinal`: of the device that all memory of endpoints is on; -1: it is the host's. Throws
+  // Error: kUnavailable; kFull; kInvalid, the provider does not reach that device.
+  OfiDomain(const std::string& provider, const std::string& source, int cuda_ordinal = -1);
 
   const fi_info& info() const { return *info_; }
   fid_fabric* fabric() const { return fabric_.get(); }
@@ -66,6 +69,8 @@ class OfiDomain {
   // Whether registering costs no more than an entry in a table: no pages are locked.
   bool registers_freely() const { return !has_mode(FI_MR_ALLOCATED | FI_MR_LOCAL); }
 
+  // Memory of a GPU goes to the NIC itself, or not at all. Throws Error(kInvalid).
+  void forbid_bounces(fid_ep* endpoint) const;
   // For peers that write to `endpoint`. The key is random, unless the provider chooses it. Throws
   // Error(kFull).
   OfiRegion register_target(std::span<const std::byte> memory, fid_ep* endpoint) const;
@@ -76,6 +81,7 @@ class OfiDomain {
   OfiRegion register_memory(std::span<const std::byte> memory, uint64_t access,
                             fid_ep* endpoint) const;
 
+  const int cuda_ordinal_;
   OfiInfo info_;
   OfiOwned<fid_fabric> fabric_;
   OfiOwned<fid_domain> domain_;

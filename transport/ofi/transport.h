@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/memory_device.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -29,8 +30,9 @@ std::unique_ptr<Transport> make_ofi_transport(const OfiOptions& options = {});
 // Connects the worker that `offer` was made for, over the provider that it names. Throws Error:
 // kUnavailable (no server there; this host has no libfabric, or not that provider), kTimeout,
 // kUnauthorized (the ticket), kFull (endpoints, memory that may be registered), or what the box
-// answers. Blocks up to `timeout_ms`.
+// answers. Blocks up to `timeout_ms`. `device`: the worker's gradients and results lie in its
+// memory (kInvalid: the provider cannot reach that); null: in memory of the host.
 std::unique_ptr<WorkerLink> connect_ofi(const Offer& offer, const LinkLayout& layout,
-                                        uint32_t timeout_ms);
+                                        uint32_t timeout_ms, MemoryDevice* device = nullptr);
 
 }  // namespace phub

@@ -24,6 +24,9 @@ class PacedWorkerLink final : public WorkerLink {
   std::span<std::byte> gradients() override { return link_->gradients(); }
   std::span<const std::byte> results() override { return link_->results(); }
   std::span<std::byte> writable_results() override { return link_->writable_results(); }
+  void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override {
+    link_->write_gradients(offset, bytes);
+  }
   InPlace* in_place() override { return link_->in_place(); }
   Endpoint& endpoint() override { return endpoint_; }
   bool connected() override { return link_->connected(); }

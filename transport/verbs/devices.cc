@@ -166,6 +166,7 @@ std::optional<VerbsPort> best_of(ibv_context* context, uint8_t port, std::option
   if (!best) return std::nullopt;
   best->mtu_bytes = mtu_bytes(attributes.active_mtu);
   best->os_node = numa_node_of(best->device);
+  best->no_dma_buf = dma_buf_problem(context);
   return best;
 }
 

@@ -25,6 +25,8 @@ struct VerbsPort {
   uint32_t mtu_bytes = 0;
   uint32_t os_node = 0;
   std::string why;  // this port and this GID
+  // Why no memory of a GPU can be registered with the device, whatever the GPU; "": it can.
+  std::string no_dma_buf;
 
   // "mlx5_0", "mlx5_0:2" for any port but the first.
   std::string name() const;

@@ -6,6 +6,9 @@
 #include <rdma/rdma_cma.h>
 
 #include <array>
+#include <cerrno>
+#include <string_view>
+#include <type_traits>
 
 #undef ibv_query_port
 
@@ -24,6 +27,8 @@
   CALL(ibv_mr*, ibv_reg_mr, (ibv_pd * a, void* b, size_t c, int d), (a, b, c, d))                  \
   CALL(ibv_mr*, ibv_reg_mr_iova2, (ibv_pd * a, void* b, size_t c, uint64_t d, unsigned e),         \
        (a, b, c, d, e))                                                                            \
+  CALL(ibv_mr*, ibv_reg_dmabuf_mr, (ibv_pd * a, uint64_t b, size_t c, uint64_t d, int e, int f),   \
+       (a, b, c, d, e, f))                                                                         \
   CALL(int, ibv_dereg_mr, (ibv_mr * a), (a))                                                       \
   CALL(ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * a), (a))                         \
   CALL(int, ibv_destroy_comp_channel, (ibv_comp_channel * a), (a))                                 \
@@ -66,13 +71,14 @@ namespace {
 #define PHUB_NAME(RESULT, NAME, PARAMETERS, ARGUMENTS) #NAME,
 constexpr std::array kCalls = {PHUB_VERBS_CALLS(PHUB_NAME)};
 #undef PHUB_NAME
+constexpr std::string_view kMayBeMissing = "ibv_reg_dmabuf_mr";  // before rdma-core 34
 
 // Both, for the life of the process.
 class Libraries {
  public:
   Libraries() : verbs_(open("libibverbs.so.1")), rdmacm_(open("librdmacm.so.1")) {
     for (const char* call : kCalls) {
-      if (problem_.empty() && find(call) == nullptr) {
+      if (problem_.empty() && call != kMayBeMissing && find(call) == nullptr) {
         problem_ = fmt::format("libibverbs.so.1 and librdmacm.so.1 here have no {}", call);
       }
     }
@@ -107,6 +113,14 @@ const Libraries& libraries() {
   return *opened;
 }
 
+// What a call returns that the libraries do not have.
+template <typename Result>
+Result missing() {
+  errno = ENOSYS;
+  if constexpr (std::is_integral_v<Result>) return static_cast<Result>(ENOSYS);
+  if constexpr (std::is_pointer_v<Result>) return nullptr;
+}
+
 }  // namespace
 
 const std::string& verbs_library_problem() { return libraries().problem(); }
@@ -117,6 +131,7 @@ const std::string& verbs_library_problem() { return libraries().problem(); }
 #define PHUB_FORWARD(RESULT, NAME, PARAMETERS, ARGUMENTS)                                        \
   extern "C" __attribute__((weak)) RESULT NAME PARAMETERS {                                      \
     static const auto call = reinterpret_cast<decltype(&(NAME))>(phub::libraries().find(#NAME)); \
+    if (call == nullptr) return phub::missing<RESULT>();                                         \
     return call ARGUMENTS;                                                                       \
   }
 PHUB_VERBS_CALLS(PHUB_FORWARD)

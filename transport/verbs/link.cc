@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "transport/box_memory.h"
 #include "transport/error.h"
@@ -23,8 +24,9 @@ constexpr uint32_t kReconnectMs = 1500;
 
 }  // namespace
 
-VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms)
-    : layout_(layout), timeout_ms_(timeout_ms) {
+VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms,
+                                 MemoryDevice* device)
+    : layout_(layout), timeout_ms_(timeout_ms), arrays_(arrays_on(device, layout)) {
   check_offer(offer, "verbs", &layout_);
   VerbsDialer dialer(offer, timeout_ms);
   dialer.resolve();
@@ -43,6 +45,7 @@ VerbsWorkerLink::~VerbsWorkerLink() {
   endpoints_.clear();
   pairs_.clear();
   devices_.clear();  // what is registered there is not any more
+  if (arrays_) return;
   bury(std::move(gradients_));
   results_.bury();
 }
@@ -58,22 +61,42 @@ void VerbsWorkerLink::make_devices(const VerbsDialer& dialer) {
     devices_.back().context = context;
     devices_.back().os_node = numa_node_of(device_name(context));
   }
-  check_locked_memory(
-      (layout_.results_at_worker() + layout_.gradients_at_worker()) * devices_.size(),
-      fmt::format("a worker over {} NICs", devices_.size()));
-  const uint32_t node = devices_.front().os_node;
-  results_ = ResultMemory(layout_.results_at_worker(), node);
-  gradients_ = allocate(layout_.gradients_at_worker(), node, "memory for gradients");
+  make_arrays();
   for (Device& device : devices_) {
     device.pd.reset(ibv_alloc_pd(device.context));
     if (device.pd == nullptr) fail_verbs(device.context, "ibv_alloc_pd", errno);
-    device.gradients = register_memory(device.pd.get(), gradients_.bytes(), 0);
-    device.results = register_memory(device.pd.get(), results_.writable(),
-                                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    device.gradients = register_array(device, gradients(), 0);
+    device.results = register_array(device, writable_results(),
+                                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     for (uint32_t thread = 0; thread < layout_.threads; ++thread) {
       device.lanes.push_back(make_lane(dialer, device, thread));
     }
   }
+}
+
+void VerbsWorkerLink::make_arrays() {
+  if (arrays_ && !arrays_->in_host_memory()) return;  // the host's limits are not about it
+  check_locked_memory(
+      (layout_.results_at_worker() + layout_.gradients_at_worker()) * devices_.size(),
+      fmt::format("a worker over {} NICs", devices_.size()));
+  if (arrays_) return;
+  const uint32_t node = devices_.front().os_node;
+  results_ = ResultMemory(layout_.results_at_worker(), node);
+  gradients_ = allocate(layout_.gradients_at_worker(), node, "memory for gradients");
+}
+
+VerbsMr VerbsWorkerLink::register_array(const Device& device, std::span<const std::byte> array,
+                                        int access) {
+  if (!arrays_ || arrays_->in_host_memory()) {
+    return register_memory(device.pd.get(), array, access);
+  }
+  return register_dma_buf(device.pd.get(), arrays_->device().dma_buf(array.data(), array.size()),
+                          array, access);
+}
+
+void VerbsWorkerLink::write_gradients(uint64_t offset, std::span<const std::byte> bytes) {
+  if (!arrays_) return WorkerLink::write_gradients(offset, bytes);
+  arrays_->device().write(gradients().data() + offset, bytes.data(), bytes.size());
 }
 
 std::unique_ptr<VerbsLane> VerbsWorkerLink::make_lane(const VerbsDialer& dialer,
@@ -128,7 +151,7 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
     pair->qp = dialer.id(q)->qp;
     pair->lane = static_cast<uint32_t>(std::ranges::find(lanes, lane) - lanes.begin());
     pair->local_key = device.gradients->lkey;
-    pair->local_base = reinterpret_cast<uint64_t>(gradients_.bytes().data());
+    pair->local_base = reinterpret_cast<uint64_t>(gradients().data());
     pair->remote_key = offer.queues[q].key;
     pair->remote_base = offer.queues[q].base;
     pair->send_depth = lane->depth.sends;
@@ -139,8 +162,8 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
     VerbsHello hello;
     hello.queue = static_cast<uint16_t>(q);
     hello.ticket = ticket;
-    hello.results_base = reinterpret_cast<uint64_t>(results_.writable().data());
-    hello.results_bytes = results_.writable().size();
+    hello.results_base = reinterpret_cast<uint64_t>(writable_results().data());
+    hello.results_bytes = writable_results().size();
     hello.results_key = devices_[device_of(dialer.context(q))].results->rkey;
     return hello;
   });
@@ -199,8 +222,9 @@ std::string VerbsWorkerLink::describe() const {
     names += fmt::format("{}{} (NUMA node {})", names.empty() ? "" : ", ",
                          device_name(device.context), device.os_node);
   }
-  return fmt::format("{} queue pairs over {}; gradients in host memory{}",
-                     layout_.queue_chunks.size(), names, fork_problem());
+  return fmt::format("{} queue pairs over {}; gradients in {} memory{}",
+                     layout_.queue_chunks.size(), names, arrays_ ? "the device's" : "host",
+                     fork_problem());
 }
 
 std::string VerbsWorkerLink::nic_of(uint32_t queue) const {
@@ -209,8 +233,8 @@ std::string VerbsWorkerLink::nic_of(uint32_t queue) const {
 }
 
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
-                                          uint32_t timeout_ms) {
-  return std::make_unique<VerbsWorkerLink>(offer, layout, timeout_ms);
+                                          uint32_t timeout_ms, MemoryDevice* device) {
+  return std::make_unique<VerbsWorkerLink>(offer, layout, timeout_ms, device);
 }
 
 }  // namespace phub

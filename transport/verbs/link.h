@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "numa/memory.h"
+#include "transport/device_arrays.h"
 #include "transport/verbs/endpoint.h"
 #include "transport/verbs/format.h"
 #include "transport/verbs/transport.h"
@@ -56,12 +57,20 @@ class VerbsDialer {
 
 class VerbsWorkerLink final : public WorkerLink {
  public:
-  VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms);
+  VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms,
+                  MemoryDevice* device);
   ~VerbsWorkerLink() override;
 
-  std::span<std::byte> gradients() override { return gradients_.bytes(); }
-  std::span<const std::byte> results() override { return results_.readable(); }
-  std::span<std::byte> writable_results() override { return results_.writable(); }
+  std::span<std::byte> gradients() override {
+    return arrays_ ? arrays_->gradients() : gradients_.bytes();
+  }
+  std::span<const std::byte> results() override {
+    return arrays_ ? arrays_->results() : results_.readable();
+  }
+  std::span<std::byte> writable_results() override {
+    return arrays_ ? arrays_->results() : results_.writable();
+  }
+  void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override;
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   bool connected() override;
@@ -80,6 +89,8 @@ class VerbsWorkerLink final : public WorkerLink {
     uint32_t os_node = 0;
   };
   void make_devices(const VerbsDialer& dialer);
+  void make_arrays();
+  VerbsMr register_array(const Device& device, std::span<const std::byte> array, int access);
   std::unique_ptr<VerbsLane> make_lane(const VerbsDialer& dialer, const Device& device,
                                        uint32_t thread) const;
   std::vector<VerbsLane*> lanes_of(uint32_t thread) const;
@@ -89,6 +100,7 @@ class VerbsWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
+  const std::unique_ptr<DeviceArrays> arrays_;  // null: the next two are, in memory of the host
   numa::Memory gradients_;
   ResultMemory results_;
   std::vector<Device> devices_;

@@ -40,6 +40,15 @@ std::string registration_error(ibv_pd* pd, const char* call, uint64_t bytes, int
       locked_memory_limit());
 }
 
+// Empty: that is not why.
+std::string_view why_no_dma_buf(int error) {
+  if (error == ENOSYS) return "libibverbs here has no ibv_reg_dmabuf_mr: install rdma-core 34";
+  if (error != EOPNOTSUPP && error != EPROTONOSUPPORT) return "";
+  return "the NIC's driver takes no DMA buffers: ConnectX-5 and later (mlx5) and EFA do, from "
+         "Linux "
+         "5.12 and rdma-core 34 on; soft-RoCE does not";
+}
+
 }  // namespace
 
 void fail_verbs(ibv_context* context, const std::string& call, int error) {
@@ -52,6 +61,30 @@ VerbsMr register_memory(ibv_pd* pd, std::span<const std::byte> memory, int acces
     throw Error(ErrorCode::kFull, registration_error(pd, "ibv_reg_mr", memory.size(), errno));
   }
   return mr;
+}
+
+VerbsMr register_dma_buf(ibv_pd* pd, const DmaBuf& buffer, std::span<const std::byte> memory,
+                         int access) {
+  VerbsMr mr(ibv_reg_dmabuf_mr(pd, buffer.offset, memory.size(),
+                               reinterpret_cast<uint64_t>(memory.data()), buffer.fd.get(), access));
+  if (mr != nullptr) return mr;
+  const int error = errno;
+  const std::string_view why = why_no_dma_buf(error);
+  fail(ErrorCode::kInvalid,
+       "ibv_reg_dmabuf_mr of {:.1f} MiB on {}: {}; {}. Without memory_device, gradients and "
+       "parameters lie in memory of the host",
+       static_cast<double>(memory.size()) / kMiB, device_name(pd->context), std::strerror(error),
+       why.empty() ? "this NIC does not reach the GPU's memory: see dmesg, and whether both are "
+                     "below one PCIe root (nvidia-smi topo -m)"
+                   : why);
+}
+
+// Drivers that can look at the descriptor.
+std::string dma_buf_problem(ibv_context* context) {
+  const VerbsPd pd(ibv_alloc_pd(context));
+  if (pd == nullptr) return fmt::format("ibv_alloc_pd: {}", std::strerror(errno));
+  const VerbsMr none(ibv_reg_dmabuf_mr(pd.get(), 0, 4096, 0, -1, 0));
+  return std::string(none == nullptr ? why_no_dma_buf(errno) : "");
 }
 
 void check_locked_memory(uint64_t bytes, const std::string& what) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "transport/error.h"
+#include "transport/memory_device.h"
 
 namespace phub {
 
@@ -48,6 +49,14 @@ inline const char* device_name(ibv_context* context) {
 
 // `access`: IBV_ACCESS_…; 0 for memory that is only sent from.
 VerbsMr register_memory(ibv_pd* pd, std::span<const std::byte> memory, int access);
+
+// Memory of a device as the kernel's DMA buffer, which peers address as if it began at `memory`.
+// Throws Error(kInvalid) if the NIC, its driver or the library cannot.
+VerbsMr register_dma_buf(ibv_pd* pd, const DmaBuf& buffer, std::span<const std::byte> memory,
+                         int access);
+// Why no memory of a GPU can be registered with the NIC, whatever the GPU; empty: it can. Asks the
+// driver.
+std::string dma_buf_problem(ibv_context* context);
 
 // Throws Error(kFull) with the way out when `bytes` more of locked memory exceed the limit of this
 // process. `what` says who needs them.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/memory_device.h"
 #include "transport/transport.h"
 #include "transport/verbs/devices.h"
 
@@ -27,8 +28,9 @@ std::unique_ptr<Transport> make_verbs_transport(const VerbsOptions& options);
 // goes is decided by the routes to the box's addresses; memory lies on the node of the first.
 // Throws Error: kUnavailable (no RDMA device has a route there, nobody listens), kTimeout,
 // kUnauthorized (the ticket), kFull (memory that may be locked, queue pairs). Blocks up to
-// `timeout_ms`.
+// `timeout_ms`. `device`: the worker's gradients and results lie in its memory
+// (kInvalid: the NIC or its driver cannot reach that); null: in memory of the host.
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
-                                          uint32_t timeout_ms);
+                                          uint32_t timeout_ms, MemoryDevice* device = nullptr);
 
 }  // namespace phub

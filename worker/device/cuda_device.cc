@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -57,13 +58,20 @@ class CudaPages final : public HostPages {
   }
 };
 
+int attribute_of(int ordinal, cudaDeviceAttr attribute) {
+  int value = 0;
+  must(cudaDeviceGetAttribute(&value, attribute, ordinal), ErrorCode::kUnavailable,
+       "cudaDeviceGetAttribute");
+  return value;
+}
+
 class CudaDevice : public Device {
  public:
   CudaDevice(const CudaDeviceOptions& options, const std::string& name)
       : Device(name, options.budget_bytes), state_(name, options.ordinal) {
     const CudaCurrent current = use();
     if (options.budget_bytes > 0) {
-      must(cudaMalloc(&memory_, options.budget_bytes), ErrorCode::kFull,
+      must(cudaMalloc(&memory_, whole_pages(options.budget_bytes)), ErrorCode::kFull,
            fmt::format("{}: a budget of {} bytes", name, options.budget_bytes));
     }
     set_memory(memory_);
@@ -86,7 +94,15 @@ class CudaDevice : public Device {
     return std::make_unique<CudaStream>(*this, state_, name, static_cast<CUstream_st*>(stream));
   }
 
+  int cuda_ordinal() const override { return state_.ordinal(); }
+  DmaBuf dma_buf(const void* memory, size_t bytes) const override;
+  void flush_nic_writes() override;
+
  private:
+  static size_t whole_pages(size_t bytes) {
+    static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return (bytes + page - 1) / page * page;
+  }
   CudaCurrent use() const {
     CudaCurrent current(state_.ordinal());
     must(static_cast<cudaError_t>(current.result()), ErrorCode::kUnavailable, name());
@@ -157,6 +173,60 @@ class CudaDevice : public Device {
   CudaState state_;
   void* memory_ = nullptr;
 };
+
+// The driver hands out whole pages of the host's size. A kernel that reads what the host has
+// written synchronously must find it, also if a NIC reads the same memory (CUDA's "GPUDirect RDMA",
+// "Synchronization and Memory Ordering").
+DmaBuf CudaDevice::dma_buf(const void* memory, size_t bytes) const {
+  using GetHandle = int(void* handle, unsigned long long address, size_t size,             // NOLINT
+                        int type, unsigned long long flags);                               // NOLINT
+  using SetAttribute = int(const void* value, int attribute, unsigned long long address);  // NOLINT
+  constexpr int kDmaBufFd = 1;        // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+  constexpr int kSyncMemOps = 6;      // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+  constexpr unsigned kSince = 11070;  // CUDA 11.7
+  const CudaCurrent current = use();
+  const auto get_handle =
+      reinterpret_cast<GetHandle*>(cuda_driver_function("cuMemGetHandleForAddressRange", kSince));
+  const auto set_attribute =
+      reinterpret_cast<SetAttribute*>(cuda_driver_function("cuPointerSetAttribute", 6000));
+  if (get_handle == nullptr || set_attribute == nullptr) {
+    fail(ErrorCode::kInvalid,
+         "{}: the driver has no cuMemGetHandleForAddressRange: install that of CUDA 11.7 or later, "
+         "with the open kernel modules, or leave memory_device out",
+         name());
+  }
+  if (attribute_of(state_.ordinal(), cudaDevAttrGPUDirectRDMASupported) == 0) {
+    fail(ErrorCode::kInvalid, "{}: this GPU has no GPUDirect RDMA: leave memory_device out",
+         name());
+  }
+  const auto base = reinterpret_cast<uintptr_t>(memory_);
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = base + (begin - base) / whole_pages(1) * whole_pages(1);
+  const size_t all = whole_pages(begin + bytes - first);
+  const unsigned on = 1;
+  int fd = -1;
+  int error = set_attribute(&on, kSyncMemOps, first);
+  if (error == 0) error = get_handle(&fd, first, all, kDmaBufFd, 0);
+  if (error != 0) {
+    fail(ErrorCode::kInvalid,
+         "{}: cuMemGetHandleForAddressRange of {} bytes: {}; DMA buffers need NVIDIA's open kernel "
+         "modules and Linux 5.12: install them, or leave memory_device out",
+         name(), all, text_of(static_cast<cudaError_t>(error)));
+  }
+  return {Fd(fd), begin - first};
+}
+
+// GPUs since Hopper, and others by their setting, need no flush.
+void CudaDevice::flush_nic_writes() {
+  const CudaCurrent current = use();
+  if (attribute_of(state_.ordinal(), cudaDevAttrGPUDirectRDMAWritesOrdering) >=
+      cudaGPUDirectRDMAWritesOrderingOwner) {
+    return;
+  }
+  must(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+                                          cudaFlushGPUDirectRDMAWritesToOwner),
+       ErrorCode::kInternal, fmt::format("{}: cudaDeviceFlushGPUDirectRDMAWrites", name()));
+}
 
 }  // namespace
 

@@ -10,10 +10,7 @@
 
 namespace phub {
 
-namespace {
-
-// A function of the driver as it is since this version of CUDA; null if the driver is older.
-void* driver_function(const char* name, unsigned since) {
+void* cuda_driver_function(const char* name, unsigned since) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
   const bool there = cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault,
@@ -23,13 +20,15 @@ void* driver_function(const char* name, unsigned since) {
   return there ? found : nullptr;
 }
 
+namespace {
+
 // Whether the application uses the device: to make it current would make it so, which takes memory
 // of it. If the driver does not say, no.
 bool in_use(int ordinal) {
   using Answer = int(int device, unsigned* flags, int* active);  // cuDevicePrimaryCtxGetState
   constexpr unsigned kSince = 7000;                              // CUDA 7.0
   static auto* const ask =
-      reinterpret_cast<Answer*>(driver_function("cuDevicePrimaryCtxGetState", kSince));
+      reinterpret_cast<Answer*>(cuda_driver_function("cuDevicePrimaryCtxGetState", kSince));
   unsigned flags = 0;
   int active = 0;
   return ask != nullptr && ask(ordinal, &flags, &active) == 0 && active != 0;
@@ -41,7 +40,7 @@ using WaitValue = int(CUstream_st* stream, unsigned long long address, uint32_t 
 WaitValue* wait_value() {
   constexpr unsigned kSince = 12000;  // CUDA 12.0, from which on every GPU can
   static auto* const found =
-      reinterpret_cast<WaitValue*>(driver_function("cuStreamWaitValue32", kSince));
+      reinterpret_cast<WaitValue*>(cuda_driver_function("cuStreamWaitValue32", kSince));
   return found;
 }
 

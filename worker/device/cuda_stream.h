@@ -17,6 +17,9 @@ struct CUstream_st;
 
 namespace phub {
 
+// A function of the driver as it is since this version of CUDA; null if the driver is older.
+void* cuda_driver_function(const char* name, unsigned since);
+
 // Makes a device the calling thread's current one until the end of the scope; then restores the
 // application's.
 class CudaCurrent {

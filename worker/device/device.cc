@@ -122,6 +122,10 @@ void Device::read(void* to, const void* from, size_t bytes) {
   if (bytes > 0) do_read(to, from, bytes);
 }
 
+DmaBuf Device::dma_buf(const void* /*memory*/, size_t /*bytes*/) const {
+  fail(ErrorCode::kInvalid, "{}: its memory is no DMA buffer", name_);
+}
+
 std::unique_ptr<Signals> Device::make_signals(size_t /*count*/) {
   fail(ErrorCode::kUnavailable, "{}: this device has no signals", name_);
 }

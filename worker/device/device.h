@@ -33,6 +33,7 @@
 #include <string_view>
 
 #include "kernels/kernels.h"
+#include "transport/memory_device.h"
 #include "worker/device/arena.h"
 #include "worker/device/host_pages.h"
 #include "worker/device/kernel.h"
@@ -249,17 +250,16 @@ struct DeviceStats {
   uint64_t copies = 0, kernels = 0;
 };
 
-class Device {
+class Device : public MemoryDevice {
  public:
-  virtual ~Device() = default;
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
-  const std::string& name() const { return name_; }
+  const std::string& name() const final { return name_; }
 
   // For set-up: blocks until the memory is poisoned (bytes of 0xFF, NaN in every format). `what` is
   // for the error. 0 bytes: returns nullptr. release() REQUIRES: no work uses the memory.
-  void* allocate(size_t bytes, std::string_view what);
-  void release(void* memory);
+  void* allocate(size_t bytes, std::string_view what) final;
+  void release(void* memory) final;
   // Pinned, zeroed memory of the host, which the budget does not include.
   void* allocate_host(size_t bytes, std::string_view what);
   void release_host(void* memory);
@@ -271,8 +271,8 @@ class Device {
 
   // For set-up and tests, with any memory of the host. They block, and are not ordered with
   // streams.
-  void write(void* to, const void* from, size_t bytes);
-  void read(void* to, const void* from, size_t bytes);
+  void write(void* to, const void* from, size_t bytes) final;
+  void read(void* to, const void* from, size_t bytes) final;
 
   virtual std::unique_ptr<Stream> make_stream(std::string name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
@@ -285,6 +285,11 @@ class Device {
   // Whether work can use all of this as device memory: it is inside one allocation of this device;
   // or the device can reach it, though others allocated it (CUDA: memory of the same GPU).
   bool holds(const void* memory, size_t bytes) const;
+
+  // For NICs; a device of the host needs nothing.
+  int cuda_ordinal() const override { return -1; }
+  DmaBuf dma_buf(const void* memory, size_t bytes) const override;
+  void flush_nic_writes() override {}
 
   size_t budget_bytes() const { return budget_; }
   // Whether device memory is host memory, in which the calling thread may compute.

@@ -43,6 +43,7 @@ struct Options {
   std::string log;  // membership log of the job, JSON
   uint64_t report_every = 100;
   uint32_t delay_ms = 0;
+  bool show_connection = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -72,6 +73,7 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--delay-ms", options.delay_ms, "Pretend that a gradient takes this much longer")
       ->capture_default_str();
+  app.add_flag("--show-connection", options.show_connection, "Print over what this rank exchanges");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -196,8 +198,11 @@ class Trainer {
     if (worker_->first_round() > 1) {
       fmt::print("rank {} (incarnation {}) joins in round {}\n", worker_->rank(),
                  worker_->incarnation(), worker_->first_round());
-      std::fflush(stdout);
     }
+    if (options_.show_connection) {
+      fmt::print("rank {} exchanges over {}\n", worker_->rank(), worker_->connection());
+    }
+    std::fflush(stdout);
   }
 
   void report(uint64_t round) {

@@ -6,6 +6,12 @@ namespace phub::geeps {
 
 WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables)
     : worker_(worker), away_(worker.keys()) {
+  if (worker.memory_device() != nullptr) {
+    fail(ErrorCode::kInvalid,
+         "the host reads and writes gradients and parameters of tables, and those of this worker "
+         "lie "
+         "in memory of a device: leave memory_device out");
+  }
   const std::vector<KeySpec> expected = keys_of(tables);
   const std::vector<KeySpec>& keys = worker_.spec().keys;
   for (size_t k = 0; k < expected.size(); ++k) {
