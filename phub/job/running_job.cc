@@ -374,7 +374,10 @@ void RunningJob::commit(const MembershipAction& action) {
   }
   if (boundary.snapshot) choose_saved_round(boundary);
   if (boundary.moves_state) place_state(boundary);
-  remote_.commit(boundary, action);
+  const uint64_t state = boundary.get_state ? state_->number
+                         : boundary.set_state ? set_state_->number
+                                              : 0;
+  remote_.commit(boundary, action, state);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 

@@ -3,6 +3,9 @@
 // One rank at a time, so that the memory for it is bounded: as much as the keys have. A set is over
 // for its rank when its round is known; every core takes it before it closes that round
 // (core/key_states.h), and until then there is no other set.
+//
+// Other boxes that have parts of the job make memory for theirs before the boundary, and fetch what
+// is set: a core has it when it closes the round. What their cores have copied is sent here.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,11 +33,6 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
          "has consistency {}, optimizer {}",
          spec.name, spec.consistency, spec.optimizer);
   }
-  if (has_remote_parts()) {
-    fail(ErrorCode::kInvalid,
-         "the state of keys cannot be read or set in job '{}': other boxes have parts of it",
-         spec.name);
-  }
   if (request.set && set_state_) {
     fail(ErrorCode::kTaken,
          "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes "
@@ -46,7 +44,7 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
     fail(ErrorCode::kTaken, "rank {} {} the state of job '{}': try again when it is done",
          state_->rank, state_->sets ? "sets" : "reads", spec.name);
   }
-  auto transfer = std::make_shared<StateTransfer>(*job_, request);
+  auto transfer = std::make_shared<StateTransfer>(*job_, ++states_, request);
   drop(state_);
   count_growth();
   if (!host_.budget.has_room(transfer->bytes)) {
@@ -73,9 +71,21 @@ void RunningJob::state_made(const std::shared_ptr<StateTransfer>& transfer,
     transfer->stage = Stage::kOpen;
     std::exchange(transfer->begun, nullptr)(StateReply{.bytes = transfer->bytes});
   } else {
-    decide_state();
+    share_state();
   }
   carry_out();
+}
+
+void RunningJob::share_state() {
+  if (remote_.empty()) return decide_state();
+  state_->stage = Stage::kSharing;
+  state_->is_shared = true;
+  remote_.share_state({.number = state_->number, .set = state_->sets, .keys = state_->keys},
+                      [this](const std::optional<Error>& failed) {
+                        if (ending_) return;
+                        if (failed) return refuse_state(failed->code(), failed->what());
+                        decide_state();
+                      });
 }
 
 // At a boundary of its own, or with what waits for one.
@@ -95,6 +105,7 @@ void RunningJob::refuse_state(ErrorCode code, const std::string& why) {
 // Memory is given back beside this thread.
 void RunningJob::drop(std::shared_ptr<StateTransfer>& transfer) {
   if (!transfer) return;
+  if (transfer->is_shared) remote_.drop_state(transfer->number);
   host_.builder.run([rest = std::move(transfer)]() mutable { rest.reset(); });
   transfer.reset();
 }
@@ -106,6 +117,7 @@ void RunningJob::place_state(Boundary& boundary) {
   StateTransfer& transfer = *state_;
   transfer.round = boundary.round;
   transfer.stage = Stage::kCopying;
+  transfer.is_shared = false;  // they drop it themselves
   if (!transfer.sets) {
     boundary.get_state = &transfer.where;
     return;
@@ -129,7 +141,7 @@ void RunningJob::place_state(Boundary& boundary) {
 void RunningJob::state_copied(const CoreReport& report) {
   const bool was_set = report.type == CoreReport::kSetState;
   const std::shared_ptr<StateTransfer> transfer = was_set ? set_state_ : state_;
-  if (++transfer->cores < job_->cores()) return;
+  if (++transfer->cores < job_->all_cores()) return;
   if (was_set) return drop(set_state_);
   transfer->stage = Stage::kOpen;
   if (transfer->is_over) return drop(state_);
@@ -199,7 +211,7 @@ void RunningJob::apply_state(uint32_t rank, Reply<HyperReply> reply) {
          transfer->bytes);
   }
   transfer->decided = std::move(reply);
-  decide_state();
+  share_state();
   carry_out();
 }
 
@@ -214,11 +226,45 @@ void RunningJob::end_state(uint32_t rank) {
   count_growth();
 }
 
+// --- other boxes ---------------------------------------------------------------------------------
+
+// Throws Error(kInvalid): that state is not read or set now.
+StateTransfer::Share& RunningJob::share_of(uint64_t shard, const CopyPlace& place,
+                                           bool sets) const {
+  const uint32_t box = remote_.at(shard).box;
+  const Stage stage = sets ? Stage::kSharing : Stage::kCopying;
+  if (ending_ || !state_ || state_->number != place.state || state_->sets != sets ||
+      state_->stage != stage) {
+    fail(ErrorCode::kInvalid, "job '{}' does not {} state {} of keys now", job_->spec().name,
+         sets ? "set" : "read", place.state);
+  }
+  return state_->shares[box];
+}
+
+void RunningJob::check_state_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const {
+  const StateTransfer::Share& share = share_of(shard, place, false);
+  const uint64_t left = share.image.bytes() - std::min(share.image.bytes(), place.offset);
+  if (bytes > 0 && bytes == std::min(kCopyPieceBytes, left) && place.offset <= share.copied) return;
+  fail(ErrorCode::kInvalid,
+       "{} bytes from byte {} on are no piece of what job '{}' wants of state {} of keys", bytes,
+       place.offset, job_->spec().name, place.state);
+}
+
+// A box's cores have copied when what they have is here.
+void RunningJob::check_got(uint64_t shard) const {
+  const uint32_t box = remote_.at(shard).box;
+  if (state_ && state_->stage == Stage::kCopying &&
+      state_->shares[box].copied == state_->shares[box].image.bytes()) {
+    return;
+  }
+  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: a state that did not come");
+}
+
 uint64_t RunningJob::state_bytes() const {
   uint64_t bytes = 0;
   for (const auto& transfer : {state_, set_state_}) {
     if (!transfer) continue;
-    bytes += transfer->bytes + job_->plan().chunks.size() * sizeof(KeyStateMemory::Place);
+    bytes += transfer->bytes + StateTransfer::bookkeeping(*job_);
   }
   return bytes;
 }

@@ -329,14 +329,12 @@ void move_states(SimRandom& random, JobPlan& job) {
   std::ranges::stable_sort(job.state_calls, {}, &StateCall::after_pushes);
 }
 
-// Other boxes have parts of the jobs. The state of keys is the server's own; over shared memory
-// they have nothing to do.
+// Other boxes have parts of the jobs; over shared memory they have nothing to do.
 void add_shards(SimRandom& random, RackPlan& plan) {
   if (plan.net.shared_memory || !random.chance(0.5)) return;
   for (uint64_t i = random.between(1, 3); i > 0; --i) {
     plan.shards.push_back(static_cast<uint32_t>(random.between(1, 4)));
   }
-  for (JobPlan& job : plan.jobs) job.state_calls.clear();
   if (plan.clean || !random.chance(0.3)) return;
   for (uint64_t i = random.between(1, 2); i > 0; --i) {
     plan.shard_faults.push_back({.after_pushes = random.below(300),
