@@ -22,6 +22,7 @@
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
 #include "phub/job/meter.h"
+#include "phub/job/passed_state.h"
 #include "phub/job/rank_parts.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/saved_jobs.h"
@@ -319,6 +320,7 @@ class RunningJob {
 
   // The state that a rank reads or sets; that which the cores have not taken up yet.
   std::shared_ptr<StateTransfer> state_, set_state_;
+  const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
   uint64_t states_ = 0;  // that were begun
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget

@@ -6,6 +6,8 @@
 //
 // Other boxes that have parts of the job make memory for theirs before the boundary, and fetch what
 // is set: a core has it when it closes the round. What their cores have copied is sent here.
+//
+// Below a parent the calls go on to it (passed_state.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,12 +23,7 @@ using Stage = StateTransfer::Stage;
 
 void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> reply) {
   const JobSpec& spec = job_->spec();
-  if (uplink_) {
-    fail(ErrorCode::kInvalid,
-         "the state of keys cannot be read or set in job '{}' here: this box has a parent, which "
-         "has the parameters",
-         spec.name);
-  }
+  if (passed_state_) return passed_state_->begin(request, std::move(reply));
   if (!job_->choices().lock_step() || !box_has_state(spec)) {
     fail(ErrorCode::kInvalid,
          "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "
@@ -41,8 +38,8 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
   }
   const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;
   if (state_ && !is_mine) {
-    fail(ErrorCode::kTaken, "rank {} {} the state of job '{}': try again when it is done",
-         state_->rank, state_->sets ? "sets" : "reads", spec.name);
+    fail(ErrorCode::kTaken, "{} {} {} the state of job '{}': try again when it is done",
+         spec.rack_ranks.empty() ? "rank" : "a rank of rack", state_->rank, state_->sets ? "sets" : "reads", spec.name);
   }
   auto transfer = std::make_shared<StateTransfer>(*job_, ++states_, request);
   drop(state_);
@@ -153,17 +150,17 @@ void RunningJob::state_copied(const CoreReport& report) {
 // The rank's, which is open for it to be read or sent. Throws Error.
 std::shared_ptr<StateTransfer> RunningJob::open_state(uint32_t rank, bool sets) const {
   if (!state_ || state_->rank != rank || state_->stage != Stage::kOpen || state_->sets != sets) {
-    fail(ErrorCode::kNotFound, "rank {} of job '{}' does not {} the state of keys now", rank,
-         job_->spec().name, sets ? "set" : "read");
+    fail_not_open(job_->spec().name, rank, sets);
   }
   return state_;
 }
 
 void RunningJob::read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
+  if (passed_state_) return passed_state_->read(rank, offset, std::move(reply));
   const auto transfer = open_state(rank, false);
   const uint64_t size =
       std::min(kStatePieceBytes, transfer->bytes - std::min(transfer->bytes, offset));
-  transfer->check_piece(offset, size);
+  check_piece_of_state(offset, size, transfer->bytes);
   const auto piece = std::make_shared<PartBytes>();
   run_beside(
       host_.coder,
@@ -178,8 +175,9 @@ void RunningJob::read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> rep
 }
 
 void RunningJob::check_state_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const {
+  if (passed_state_) return passed_state_->check_piece(rank, offset, bytes);
   const auto transfer = open_state(rank, true);
-  transfer->check_piece(offset, bytes);
+  check_piece_of_state(offset, bytes, transfer->bytes);
   if (bytes > kStatePieceBytes || offset > transfer->received) {
     fail(ErrorCode::kInvalid, "a piece has up to {} bytes, and comes behind the {} that are there",
          kStatePieceBytes, transfer->received);
@@ -188,6 +186,10 @@ void RunningJob::check_state_piece(uint32_t rank, uint64_t offset, uint64_t byte
 
 void RunningJob::write_state(uint32_t rank, uint64_t offset, std::string piece,
                              std::shared_ptr<void> charge, Reply<Done> reply) {
+  if (passed_state_) {
+    return passed_state_->write(rank, offset, std::move(piece), std::move(charge),
+                                std::move(reply));
+  }
   check_state_piece(rank, offset, piece.size());
   const auto transfer = open_state(rank, true);
   const auto bytes = std::make_shared<const std::string>(std::move(piece));
@@ -205,6 +207,7 @@ void RunningJob::write_state(uint32_t rank, uint64_t offset, std::string piece,
 }
 
 void RunningJob::apply_state(uint32_t rank, Reply<HyperReply> reply) {
+  if (passed_state_) return passed_state_->apply(rank, std::move(reply));
   const auto transfer = open_state(rank, true);
   if (transfer->received != transfer->bytes) {
     fail(ErrorCode::kInvalid, "{} of the {} bytes of the state have come", transfer->received,
@@ -216,6 +219,7 @@ void RunningJob::apply_state(uint32_t rank, Reply<HyperReply> reply) {
 }
 
 void RunningJob::end_state(uint32_t rank) {
+  if (passed_state_) return passed_state_->end(rank);
   if (!state_ || state_->rank != rank) return;
   state_->refuse(ErrorCode::kFenced, fmt::format("rank {} has ended it", rank));
   if (state_->stage != Stage::kOpen) {

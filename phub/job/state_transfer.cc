@@ -117,7 +117,12 @@ void StateTransfer::refuse(ErrorCode code, const std::string& why) {
   if (decided) std::exchange(decided, nullptr)({code, why});
 }
 
-void StateTransfer::check_piece(uint64_t offset, uint64_t size) const {
+void fail_not_open(const std::string& job, uint32_t rank, bool sets) {
+  fail(ErrorCode::kNotFound, "rank {} of job '{}' does not {} the state of keys now", rank, job,
+       sets ? "set" : "read");
+}
+
+void check_piece_of_state(uint64_t offset, uint64_t size, uint64_t bytes) {
   if (offset % sizeof(float) == 0 && size % sizeof(float) == 0 && size > 0 && offset < bytes &&
       size <= bytes - offset) {
     return;

@@ -17,6 +17,12 @@
 
 namespace phub {
 
+// Throws Error(kNotFound): that rank does not read or set it now.
+[[noreturn]] void fail_not_open(const std::string& job, uint32_t rank, bool sets);
+// Throws Error(kInvalid) unless `size` bytes from `offset` on are some of the `bytes` of a state, in
+// whole floats.
+void check_piece_of_state(uint64_t offset, uint64_t size, uint64_t bytes);
+
 struct StateTransfer {
   // Throws Error(kInvalid): a key that the job does not have or that is named twice; steps that are
   // not one for each key, or too many.
@@ -26,8 +32,6 @@ struct StateTransfer {
   void allocate(const Job& job);
   // Answers the rank's call, if there is one that waits.
   void refuse(ErrorCode code, const std::string& why);
-  // Throws Error(kInvalid) unless these are bytes of it, in whole floats.
-  void check_piece(uint64_t offset, uint64_t size) const;
   // Of a get that every core has copied: of each key the most that any of its chunks has made.
   std::vector<uint64_t> steps_of_keys(const Job& job) const;
   // What it takes here beside `bytes`.

@@ -81,6 +81,56 @@ void SimParent::checkpoint(const Credential& who, uint64_t round, Reply<Checkpoi
       std::move(reply));
 }
 
+void SimParent::begin_state(const Credential& who, const StateRequest& request,
+                            Reply<StateReply> reply) {
+  StateRequest mine = request;
+  mine.rank = who.rank;
+  mine.incarnation = who.incarnation;
+  mine.epoch = who.epoch;
+  call<StateReply>(
+      "rack begins state",
+      [who, mine](ControlHandler& above, const Reply<StateReply>& answer) {
+        above.begin_state(who, mine, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  call<PartBytes>(
+      "rack reads state",
+      [who, offset](ControlHandler& above, const Reply<PartBytes>& answer) {
+        above.read_state(who, offset, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::write_state(const Credential& who, uint64_t offset, std::string piece,
+                            Reply<Done> reply) {
+  call<Done>(
+      "rack writes state",
+      [who, offset, piece = std::move(piece)](ControlHandler& above, const Reply<Done>& answer) {
+        above.check_state_piece(who, offset, piece.size());
+        above.write_state(who, offset, piece, nullptr, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::apply_state(const Credential& who, Reply<HyperReply> reply) {
+  call<HyperReply>(
+      "rack applies state",
+      [who](ControlHandler& above, const Reply<HyperReply>& answer) {
+        above.apply_state(who, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::end_state(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      "rack ends state",
+      [who](ControlHandler& above, const Reply<Done>& answer) { above.end_state(who, answer); },
+      std::move(reply));
+}
+
 void SimParent::reconnect(const Credential& who, Reply<Offer> reply) {
   call<Offer>(
       "rack reconnects",
