@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -81,6 +82,8 @@ struct JobRun {
   uint64_t parts_restored = 0, void_snapshots = 0, residuals_restored = 0;
   uint64_t carried = 0;  // chunks, to a later round
   size_t restarts = 0;   // by other workers
+  std::set<uint32_t> unsure_racks;                // of which a set may have been carried out, or not
+  std::map<uint32_t, size_t> sets_before_answer;  // by rack: in the log, when the root answered it
   uint64_t durable = 0;  // the last round that a worker was told to be
   std::vector<LogRecord> log;
   std::set<uint32_t> at_boxes;     // below the root, where it runs
@@ -106,6 +109,9 @@ class Rack {
   void joining(JobRun& job) { ++job.starting; }
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
   size_t sets_in_log(const JobRun& job);          // REQUIRES: the box lives
+  uint32_t rack_of(const JobRun& job, uint32_t rank) const {  // at the root
+    return at_root(job.plan.spec, job.plan.levels, {rank, 1}).rank;
+  }
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
   const RackPlan& plan() const { return plan_; }
   NicBudget budget_of(uint64_t bytes_per_s);
@@ -134,6 +140,7 @@ class Rack {
   void harm_shards_in_time();
   // rack_below.cc
   void start_below();
+  void state_begun(const Credential& who);
   void watch_below(uint32_t box);
   void take_log(JobRun& job, uint32_t box);
   bool has_exact_logs(uint32_t box);

@@ -35,9 +35,21 @@ void Rack::start_below() {
         std::make_unique<ControlNet>(net_, plan_.control_loss, plan_.control_duplicate,
                                      plan_.control_delay_ns),
         control(box.above),
-        [this, above = box.above]() -> ControlHandler& { return server(above); }, make));
+        [this, above = box.above]() -> ControlHandler& { return server(above); },
+        [this, above = box.above](const Credential& who) {
+          if (above == 0) state_begun(who);
+        },
+        make));
   }
   wake_all();
+}
+
+// The root has answered a rack.
+void Rack::state_begun(const Credential& who) {
+  for (auto& job : jobs_) {
+    if (job->plan.spec.name != who.job) continue;
+    job->sets_before_answer[who.rank] = sets_in_log(*job);
+  }
 }
 
 // Takes the logs of the jobs that have ended at a box.

@@ -89,8 +89,11 @@ void SimParent::begin_state(const Credential& who, const StateRequest& request,
   mine.epoch = who.epoch;
   call<StateReply>(
       "rack begins state",
-      [who, mine](ControlHandler& above, const Reply<StateReply>& answer) {
-        above.begin_state(who, mine, answer);
+      [who, mine, begun = state_begun_](ControlHandler& above, const Reply<StateReply>& answer) {
+        above.begin_state(who, mine, [who, begun, answer](Result<StateReply> result) {
+          if (result) begun(who);
+          answer(std::move(result));
+        });
       },
       std::move(reply), false);
 }
@@ -164,13 +167,14 @@ void SimParent::poll() {
 }
 
 RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-                 SimParent::Handler handler, MakeServer make)
+                 SimParent::Handler handler, SimParent::StateBegun begun, MakeServer make)
     : net_(net),
       box_(box),
       clock_(net),
       control_(std::move(control)),
       above_(above),
       handler_(std::move(handler)),
+      state_begun_(std::move(begun)),
       make_(std::move(make)) {
   control_->on_request([this] { wake(); });
   start();
@@ -179,7 +183,7 @@ RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control,
 RackBox::~RackBox() = default;
 
 void RackBox::start() {
-  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_);
+  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, state_begun_);
   server_ = make_(*parent_, clock_);
   hangs_until_ns_ = timer_ns_ = due_ns_ = 0;
   control_->server_started();

@@ -103,7 +103,7 @@ void Rack::join_logs_of(JobRun& job, RackResult& result) {
     result.racks_admitted += record.kind == LogRecord::Kind::kAdmitted;
   }
   try {
-    job.log = join_logs(job.plan.spec, levels_of(plan_, job.plan), job.log, job.logs_below);
+    job.log = join_logs(job.plan.spec, job.plan.levels, job.log, job.logs_below);
   } catch (const Error& error) {
     fail(job.plan.spec.name + ": " + error.what());
   }

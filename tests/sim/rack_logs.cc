@@ -37,8 +37,9 @@ class Join {
     const Participation of_racks(root, chunks_);
     for (const Stay& stay : of_racks.stays()) above_.emplace(stay, stay);
     for (const LogRecord& record : root) {
-      const bool is_of_job =
-          record.kind == LogRecord::Kind::kHyper || record.kind == LogRecord::Kind::kFailed;
+      using Kind = LogRecord::Kind;
+      const bool is_of_job = record.kind == Kind::kHyper || record.kind == Kind::kFailed ||
+                             record.kind == Kind::kSet;  // of which the root names the rack
       if (is_of_job) joined_.push_back(record);
     }
   }
@@ -128,6 +129,15 @@ class Join {
 };
 
 }  // namespace
+
+Member at_root(JobSpec spec, uint32_t levels, Member who) {
+  for (; levels > 0; --levels) {
+    who.rank = static_cast<uint32_t>(rank_above(spec, static_cast<int32_t>(who.rank)));
+    who.incarnation = (who.incarnation - 1) / kOfOneLife + 1;
+    spec = spec_above(spec);
+  }
+  return who;
+}
 
 std::vector<LogRecord> join_logs(const JobSpec& spec, uint32_t levels,
                                  const std::vector<LogRecord>& root,

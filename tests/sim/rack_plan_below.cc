@@ -25,8 +25,8 @@ void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& pla
   const uint32_t ranks = job.spec.max_ranks;
   const RankTree tree(job.spec.groups, ranks);
   job.box_of.assign(ranks, 0);
-  for (uint32_t level = tree.levels() - std::min(levels, tree.levels() - 1); level < tree.levels();
-       ++level) {
+  job.levels = std::min(levels, tree.levels() - 1);
+  for (uint32_t level = tree.levels() - job.levels; level < tree.levels(); ++level) {
     std::map<uint32_t, uint32_t> next;  // by box above
     for (uint32_t first = 0; first < ranks;) {
       const uint32_t above = job.box_of[first];
@@ -40,15 +40,6 @@ void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& pla
       first = end;
     }
   }
-}
-
-uint32_t levels_of(const RackPlan& plan, const JobPlan& job) {
-  uint32_t levels = 0;
-  for (uint32_t box = job.box_of.empty() ? 0 : job.box_of.front(); box > 0;
-       box = plan.racks[box - 1].above) {
-    ++levels;
-  }
-  return levels;
 }
 
 bool is_below(const RackPlan& plan, uint32_t box, uint32_t above) {
@@ -84,7 +75,6 @@ void add_racks(SimRandom& random, RackPlan& plan) {
     if (RankTree(spec.groups, spec.max_ranks).levels() < 2) continue;
     put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
     job.fixed_ranks = true;
-    job.state_calls.clear();
     job.saver_chance = 0;
   }
   if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
