@@ -88,6 +88,8 @@ struct JobRun {
   std::vector<LogRecord> log;
   std::set<uint32_t> at_boxes;     // below the root, where it runs
   std::vector<BoxLog> logs_below;  // of its lives there
+  std::map<uint32_t, uint64_t> epoch_at;       // by box below the root: of its latest join
+  std::map<uint64_t, uint64_t> life_of_epoch;  // of the root's job, as a rack joined it
 };
 
 class Rack {
@@ -105,6 +107,10 @@ class Rack {
   uint64_t box_life() const { return life_; }  // a new one after each death of the box
   // Of the job, which has a new one after each death of the box, and of another that has a part.
   uint64_t life(const JobRun& job) const { return life_ + job.rewinds; }
+  // That a rank is in which has joined a box below the root.
+  uint64_t life_below(const JobRun& job, uint64_t epoch) const {
+    return epoch == 0 ? life(job) : job.life_of_epoch.at(epoch);
+  }
   void pushed(JobRun& job, Trainer& trainer);
   void joining(JobRun& job) { ++job.starting; }
   void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
@@ -140,7 +146,8 @@ class Rack {
   void harm_shards_in_time();
   // rack_below.cc
   void start_below();
-  void state_begun(const Credential& who);
+  SimParent::Watch watch_on(uint32_t box);
+  JobRun& job_of(const std::string& name);
   void watch_below(uint32_t box);
   void take_log(JobRun& job, uint32_t box);
   bool has_exact_logs(uint32_t box);

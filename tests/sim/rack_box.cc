@@ -25,10 +25,17 @@ void SimParent::call(const char* name,
 void SimParent::join(JoinRequest request, Reply<JoinReply> reply) {
   call<JoinReply>(
       "rack joins",
-      [request = std::move(request)](ControlHandler& above, const Reply<JoinReply>& answer) {
-        above.join(request, answer);
+      [watch = watch_, request = std::move(request)](ControlHandler& above,
+                                                     const Reply<JoinReply>& answer) {
+        above.join(request, [watch, answer](Result<JoinReply> result) {
+          if (result) watch.admits(*result.value);
+          answer(std::move(result));
+        });
       },
-      std::move(reply));
+      [watch = watch_, reply = std::move(reply)](Result<JoinReply> result) {
+        if (result) watch.joined(*result.value);
+        reply(std::move(result));
+      });
 }
 
 void SimParent::heartbeat(const Credential& who, uint32_t /*timeout_ms*/, Reply<Pulse> reply) {
@@ -89,9 +96,9 @@ void SimParent::begin_state(const Credential& who, const StateRequest& request,
   mine.epoch = who.epoch;
   call<StateReply>(
       "rack begins state",
-      [who, mine, begun = state_begun_](ControlHandler& above, const Reply<StateReply>& answer) {
-        above.begin_state(who, mine, [who, begun, answer](Result<StateReply> result) {
-          if (result) begun(who);
+      [watch = watch_, who, mine](ControlHandler& above, const Reply<StateReply>& answer) {
+        above.begin_state(who, mine, [watch, who, answer](Result<StateReply> result) {
+          if (result) watch.begins_state(who);
           answer(std::move(result));
         });
       },
@@ -167,14 +174,14 @@ void SimParent::poll() {
 }
 
 RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-                 SimParent::Handler handler, SimParent::StateBegun begun, MakeServer make)
+                 SimParent::Handler handler, SimParent::Watch watch, MakeServer make)
     : net_(net),
       box_(box),
       clock_(net),
       control_(std::move(control)),
       above_(above),
       handler_(std::move(handler)),
-      state_begun_(std::move(begun)),
+      watch_(std::move(watch)),
       make_(std::move(make)) {
   control_->on_request([this] { wake(); });
   start();
@@ -183,7 +190,7 @@ RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control,
 RackBox::~RackBox() = default;
 
 void RackBox::start() {
-  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, state_begun_);
+  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, watch_);
   server_ = make_(*parent_, clock_);
   hangs_until_ns_ = timer_ns_ = due_ns_ = 0;
   control_->server_started();

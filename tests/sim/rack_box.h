@@ -24,14 +24,18 @@ namespace phub::sim {
 class SimParent final : public Parent {
  public:
   using Handler = std::function<ControlHandler&()>;  // REQUIRES: it lives
-  // Told when the box above has answered that a state of keys may be read or sent.
-  using StateBegun = std::function<void(const Credential& who)>;
-  SimParent(SimNet& net, ControlNet& control, Handler handler, uint32_t box, StateBegun begun)
+  struct Watch {
+    // The box above answers: it admits the rack; a state of keys may be read or sent.
+    std::function<void(const JoinReply& reply)> admits;
+    std::function<void(const Credential& who)> begins_state;
+    std::function<void(const JoinReply& reply)> joined;  // the answer is here
+  };
+  SimParent(SimNet& net, ControlNet& control, Handler handler, uint32_t box, Watch watch)
       : net_(net),
         control_(control),
         handler_(std::move(handler)),
         box_(box),
-        state_begun_(std::move(begun)) {}
+        watch_(std::move(watch)) {}
 
   std::string name() const override { return "the box above"; }
   std::string transport() const override { return "sim"; }
@@ -74,7 +78,7 @@ class SimParent final : public Parent {
   ControlNet& control_;
   const Handler handler_;
   const uint32_t box_;
-  const StateBegun state_begun_;
+  const Watch watch_;
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
   std::map<std::pair<std::string, uint32_t>, Credential> leases_;  // by job and incarnation
 };
@@ -84,7 +88,7 @@ class RackBox {
   using MakeServer = std::function<std::unique_ptr<Server>(Parent& parent, const Clock& clock)>;
   // `box`: its number in the network. `control`: its own. `above`, `handler`: of the box above.
   RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-          SimParent::Handler handler, SimParent::StateBegun begun, MakeServer make);
+          SimParent::Handler handler, SimParent::Watch watch, MakeServer make);
   ~RackBox();
   RackBox(const RackBox&) = delete;
   RackBox& operator=(const RackBox&) = delete;
@@ -115,7 +119,7 @@ class RackBox {
   const std::unique_ptr<ControlNet> control_;
   ControlNet& above_;
   const SimParent::Handler handler_;
-  const SimParent::StateBegun state_begun_;
+  const SimParent::Watch watch_;
   const MakeServer make_;
   std::unique_ptr<SimParent> parent_;  // outlives the server
   std::unique_ptr<Server> server_;

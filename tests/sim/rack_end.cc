@@ -63,7 +63,7 @@ void Rack::check_end(RackResult& result) {
   for (auto& job : jobs_) {
     result.observations += job->oracle.observations();
     result.states += job->oracle.states();
-    if (!job->plan.box_of.empty()) join_logs_of(*job, result);
+    if (!job->plan.box_of.empty() && !job->log_lost) join_logs_of(*job, result);
     for (const LogRecord& record : job->log) {
       result.lost += record.kind == LogRecord::Kind::kLost;
       result.admitted += record.kind == LogRecord::Kind::kAdmitted;

@@ -59,10 +59,8 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
 }
 
 void add_racks(SimRandom& random, RackPlan& plan) {
-  // Racks send over a network. Which life of the root a result is from, a rank of a rack cannot
-  // say.
-  const bool may_rewind = plan.checkpoint_every > 0 && !plan.shard_faults.empty();
-  if (plan.net.shared_memory || !plan.box_faults.empty() || may_rewind) return;
+  // Racks send over a network.
+  if (plan.net.shared_memory) return;
   if (!random.chance(0.6)) return;
   const auto levels = static_cast<uint32_t>(random.chance(0.6) ? 1 : 2);
   for (JobPlan& job : plan.jobs) {
@@ -76,6 +74,9 @@ void add_racks(SimRandom& random, RackPlan& plan) {
     put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
     job.fixed_ranks = true;
     job.saver_chance = 0;
+    // Without an optimizer the root saves nothing.
+    if (!plan.box_faults.empty() && spec.optimizer == "none") spec.optimizer = "momentum";
+    for (JobPlan::Ranks& later : job.later_ranks) later.max_ranks = spec.max_ranks;
   }
   if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
   using Kind = RackFault;
