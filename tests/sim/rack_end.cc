@@ -174,6 +174,9 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       }
       explained |= failed && job.device_failed && what.find("simulated device") != what.npos;
       break;
+    case ErrorCode::kMismatch:  // a rack began the job again for those who were there before
+      explained |= rack_may_go && life_ > 1;
+      break;
     case ErrorCode::kUnavailable:
       explained |= (!trainer.joined() && life_ > 1) || rack_lost || (control && rack_may_go);
       break;

@@ -79,6 +79,10 @@ void add_racks(SimRandom& random, RackPlan& plan) {
     for (JobPlan::Ranks& later : job.later_ranks) later.max_ranks = spec.max_ranks;
   }
   if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
+  add_rack_faults(random, plan);
+}
+
+void add_rack_faults(SimRandom& random, RackPlan& plan) {
   using Kind = RackFault;
   constexpr RackFault::Kind kKinds[] = {
       Kind::kDies,   Kind::kDies,        Kind::kDiesSilently, Kind::kHangs, Kind::kBreaks,
