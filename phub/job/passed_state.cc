@@ -25,12 +25,12 @@ void PassedState::begin(const StateRequest& request, Reply<StateReply> reply) {
   const bool sets_before = std::exchange(sets_, request.set);
   rank_ = request.rank;
   stage_ = Stage::kBeginning;
-  uplink_.begin_state(request, [this, is_mine, sets_before,
-                                reply = std::move(reply)](Result<StateReply> result) {
-    if (!result && is_mine) sets_ = sets_before;
-    begun(result, is_mine);
-    reply(std::move(result));
-  });
+  uplink_.begin_state(
+      request, [this, is_mine, sets_before, reply = std::move(reply)](Result<StateReply> result) {
+        if (!result && is_mine) sets_ = sets_before;
+        begun(result, is_mine);
+        reply(std::move(result));
+      });
 }
 
 // What was refused while another was open has left that, perhaps.
@@ -60,8 +60,8 @@ void PassedState::write(uint32_t rank, uint64_t offset, std::string piece,
                         std::shared_ptr<void> charge, Reply<Done> reply) {
   check_piece(rank, offset, piece.size());
   uplink_.write_state(offset, std::move(piece),
-                      [charge = std::move(charge), reply = std::move(reply)](
-                          const Result<Done>& result) { reply(result); });
+                      [charge = std::move(charge),
+                       reply = std::move(reply)](const Result<Done>& result) { reply(result); });
 }
 
 void PassedState::apply(uint32_t rank, Reply<HyperReply> reply) {
@@ -89,8 +89,7 @@ void PassedState::end_at_parent() {
     stage_ = Stage::kFree;
     const std::unique_ptr<Next> waiting = std::move(next_);
     if (!waiting) return;
-    const std::optional<Error> failed =
-        error_of([&] { begin(waiting->request, waiting->reply); });
+    const std::optional<Error> failed = error_of([&] { begin(waiting->request, waiting->reply); });
     if (failed) waiting->reply({failed->code(), failed->what()});
   });
 }

@@ -1,6 +1,6 @@
-// The state of keys in a job of a rack, which the parent has: the calls of the rack's ranks go on to
-// it. To the parent they are those of one rank, the rack, so there is one rank's at a time. Control
-// thread.
+// The state of keys in a job of a rack, which the parent has: the calls of the rack's ranks go on
+// to it. To the parent they are those of one rank, the rack, so there is one rank's at a time.
+// Control thread.
 #pragma once
 
 #include <cstdint>

@@ -99,8 +99,7 @@ void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
   order({.kind = what, .rank = rank, .incarnation = incarnation});
 }
 
-void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action,
-                         uint64_t state) {
+void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action, uint64_t state) {
   if (empty()) return;
   ShardBoundary sent{.round = boundary.round,
                      .forgotten = boundary.forgotten,

@@ -91,9 +91,9 @@ class RemoteParts {
     uint32_t cores_left = 0;
     uint32_t committing = 0;
     uint32_t getting = 0, setting = 0;  // the state of keys: cores that have not said so
-    uint64_t copied = 0;           // bytes of the present snapshot
-    uint64_t closed_round = 0;     // of a gate
-    std::vector<uint32_t> chunks;  // of the box, ascending; empty: not needed yet
+    uint64_t copied = 0;                // bytes of the present snapshot
+    uint64_t closed_round = 0;          // of a gate
+    std::vector<uint32_t> chunks;       // of the box, ascending; empty: not needed yet
   };
   const Part& part_of_shard(uint64_t shard) const;
   Part& part_of_shard(uint64_t shard) {

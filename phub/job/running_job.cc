@@ -374,10 +374,7 @@ void RunningJob::commit(const MembershipAction& action) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
   }
   if (boundary.snapshot) choose_saved_round(boundary);
-  if (boundary.moves_state) place_state(boundary);
-  const uint64_t state = boundary.get_state ? state_->number
-                         : boundary.set_state ? set_state_->number
-                                              : 0;
+  const uint64_t state = boundary.moves_state ? place_state(boundary) : 0;
   remote_.commit(boundary, action, state);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }

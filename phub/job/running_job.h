@@ -133,8 +133,8 @@ class RunningJob {
   // 0: it does not wait for them, or has no part there.
   size_t lose_shard(uint64_t shard);
   // A piece of what it has of the checkpoint that the job goes on from, or of the snapshot that is
-  // being taken; of the state of keys that is set, or read. Throw Error(kNotFound), or kInvalid: there is nothing at that place, or it is not
-  // wanted now.
+  // being taken; of the state of keys that is set, or read. Throw Error(kNotFound), or kInvalid:
+  // there is nothing at that place, or it is not wanted now.
   PartBytes read_copy(uint64_t shard, const CopyPlace& place) const;
   void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
@@ -259,7 +259,7 @@ class RunningJob {
   void check_state_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void refuse_state(ErrorCode code, const std::string& why);
   void drop(std::shared_ptr<StateTransfer>& transfer);
-  void place_state(Boundary& boundary);
+  uint64_t place_state(Boundary& boundary);
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
   uint64_t state_bytes() const;
@@ -321,7 +321,7 @@ class RunningJob {
   // The state that a rank reads or sets; that which the cores have not taken up yet.
   std::shared_ptr<StateTransfer> state_, set_state_;
   const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
-  uint64_t states_ = 0;  // that were begun
+  uint64_t states_ = 0;                              // that were begun
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

@@ -39,7 +39,8 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
   const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;
   if (state_ && !is_mine) {
     fail(ErrorCode::kTaken, "{} {} {} the state of job '{}': try again when it is done",
-         spec.rack_ranks.empty() ? "rank" : "a rank of rack", state_->rank, state_->sets ? "sets" : "reads", spec.name);
+         spec.rack_ranks.empty() ? "rank" : "a rank of rack", state_->rank,
+         state_->sets ? "sets" : "reads", spec.name);
   }
   auto transfer = std::make_shared<StateTransfer>(*job_, ++states_, request);
   drop(state_);
@@ -107,17 +108,20 @@ void RunningJob::drop(std::shared_ptr<StateTransfer>& transfer) {
   transfer.reset();
 }
 
-// What the boundary has for the cores.
-void RunningJob::place_state(Boundary& boundary) {
-  if (!state_ || state_->stage != Stage::kDeciding) return;
-  if (state_->is_over) return drop(state_);
+// What the boundary has for the cores. Returns the number of the state; 0: there is none.
+uint64_t RunningJob::place_state(Boundary& boundary) {
+  if (!state_ || state_->stage != Stage::kDeciding) return 0;
+  if (state_->is_over) {
+    drop(state_);
+    return 0;
+  }
   StateTransfer& transfer = *state_;
   transfer.round = boundary.round;
   transfer.stage = Stage::kCopying;
   transfer.is_shared = false;  // they drop it themselves
   if (!transfer.sets) {
     boundary.get_state = &transfer.where;
-    return;
+    return transfer.number;
   }
   LogRecord record{.kind = LogRecord::Kind::kSet,
                    .round = boundary.round,
@@ -133,6 +137,7 @@ void RunningJob::place_state(Boundary& boundary) {
   boundary.set_state = &transfer.where;
   set_state_ = std::exchange(state_, nullptr);
   std::exchange(set_state_->decided, nullptr)(HyperReply{.round = boundary.round});
+  return set_state_->number;
 }
 
 void RunningJob::state_copied(const CoreReport& report) {

@@ -1,6 +1,6 @@
 // What moves between two boxes in pieces, as bytes one after another that both count alike: what a
-// checkpoint has of one box's part of a job, the f32 arrays in the box's layout and then the clocks;
-// or its part of the state of keys (transport/control/shard_messages.h).
+// checkpoint has of one box's part of a job, the f32 arrays in the box's layout and then the
+// clocks; or its part of the state of keys (transport/control/shard_messages.h).
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // The state of some keys on its way between the cores and one rank: what was asked for, and the
 // memory for it. A rank gets it when every core has copied its chunks; or it sends it piece by
-// piece, and then every core takes it. Other boxes have memory of their own for their chunks: what a
-// rank reads comes from there, and what it sets goes there first. Plain data: control thread only,
-// but for `memory` while it is copied.
+// piece, and then every core takes it. Other boxes have memory of their own for their chunks: what
+// a rank reads comes from there, and what it sets goes there first. Plain data: control thread
+// only, but for `memory` while it is copied.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace phub {
 
 // Throws Error(kNotFound): that rank does not read or set it now.
 [[noreturn]] void fail_not_open(const std::string& job, uint32_t rank, bool sets);
-// Throws Error(kInvalid) unless `size` bytes from `offset` on are some of the `bytes` of a state, in
-// whole floats.
+// Throws Error(kInvalid) unless `size` bytes from `offset` on are some of the `bytes` of a state,
+// in whole floats.
 void check_piece_of_state(uint64_t offset, uint64_t size, uint64_t bytes);
 
 struct StateTransfer {

@@ -86,8 +86,8 @@ class ShardServer {
     uint64_t image_round = 0, image_offset = 0;
     uint32_t cores_snapped = 0;
     // Of rounds that are applied as a whole.
-    std::vector<uint32_t> chunks;  // that are here, ascending
-    uint64_t closed_round = 0;     // whose decision is awaited; 0: none
+    std::vector<uint32_t> chunks;                     // that are here, ascending
+    uint64_t closed_round = 0;                        // whose decision is awaited; 0: none
     std::vector<std::shared_ptr<StateShare>> states;  // of keys, that are read or set
   };
 

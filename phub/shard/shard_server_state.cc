@@ -75,8 +75,8 @@ void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& shar
 
 // The boundary reads or sets it.
 void ShardServer::place_state(uint64_t number, Part& part, uint64_t state) {
-  const auto at = std::ranges::find(part.states, state,
-                                    [](const auto& share) { return share->what.number; });
+  const auto at =
+      std::ranges::find(part.states, state, [](const auto& share) { return share->what.number; });
   if (at == part.states.end() || (*at)->stage != Stage::kThere) {
     ShardReport& said = report(ShardSays::kFailed, number);
     said.core = ShardReport::kNoCore;
@@ -120,10 +120,9 @@ std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Part
     if (share->stage != Stage::kMoving || share->is_busy || share->is_over) continue;
     share->is_busy = true;
     ++part.tasks;
-    return ShardPiece{
-        .place = {.job = number, .offset = share->moved, .state = share->what.number},
-        .to_server = !share->what.set,
-        .bytes = share->piece()};
+    return ShardPiece{.place = {.job = number, .offset = share->moved, .state = share->what.number},
+                      .to_server = !share->what.set,
+                      .bytes = share->piece()};
   }
   return std::nullopt;
 }

@@ -36,8 +36,8 @@ struct StateShare {
   };
   Stage stage = Stage::kMaking;
   const ShardKeys what;
-  bool is_busy = false;  // a thread has it
-  bool is_over = false;  // and it is dropped then
+  bool is_busy = false;          // a thread has it
+  bool is_over = false;          // and it is dropped then
   std::vector<uint32_t> chunks;  // that are here, ascending
   uint64_t floats = 0, bytes = 0;
   uint64_t moved = 0;

@@ -70,7 +70,9 @@ class FakeParent final : public Parent {
   void apply_state(const Credential&, Reply<HyperReply> reply) override {
     hypers.push_back(std::move(reply));
   }
-  void end_state(const Credential&, Reply<Done> reply) override { ends.push_back(std::move(reply)); }
+  void end_state(const Credential&, Reply<Done> reply) override {
+    ends.push_back(std::move(reply));
+  }
   void reconnect(const Credential&, Reply<Offer> reply) override {
     offers.push_back(std::move(reply));
   }

@@ -16,11 +16,11 @@ namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FakeParent;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
-using testing::FakeParent;
 using testing::SetClock;
+using ::testing::SizeIs;
 using testing::take;
 
 class PassedStateTest : public ::testing::Test {
@@ -45,9 +45,8 @@ class PassedStateTest : public ::testing::Test {
   }
   // What the rank is refused with at once; "": nothing.
   std::string begin(uint32_t rank, bool sets) {
-    const auto failed = error_of([&] {
-      state_->begin({.rank = rank, .set = sets}, say<StateReply>());
-    });
+    const auto failed =
+        error_of([&] { state_->begin({.rank = rank, .set = sets}, say<StateReply>()); });
     return failed ? failed->what() : "";
   }
   void open(uint32_t rank, bool sets) {

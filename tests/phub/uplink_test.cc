@@ -15,9 +15,9 @@ namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FakeParent;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::FakeParent;
 using testing::SetClock;
 using testing::take;
 

@@ -35,8 +35,8 @@ void Rack::start_below() {
         std::make_unique<ControlNet>(net_, plan_.control_loss, plan_.control_duplicate,
                                      plan_.control_delay_ns),
         control(box.above),
-        [this, above = box.above]() -> ControlHandler& { return server(above); },
-        watch_on(i + 1), make));
+        [this, above = box.above]() -> ControlHandler& { return server(above); }, watch_on(i + 1),
+        make));
   }
   wake_all();
 }

@@ -59,8 +59,8 @@ class Join {
     for (const BoxLog& log : logs) {
       const std::optional<Member> rack = rack_in(log, level);
       if (!rack) continue;
-      const bool is_void = log.epoch < latest[*rack] ||
-                           (log.epoch < newest && !above_.contains(*rack));
+      const bool is_void =
+          log.epoch < latest[*rack] || (log.epoch < newest && !above_.contains(*rack));
       if (is_void) continue;
       const std::vector<Stay> stays = stays_in(log);
       for (const Stay& stay : stays) here.insert_or_assign(stay, stay);
@@ -75,8 +75,7 @@ class Join {
   // Of whose job a log of this level is; nothing: of another level, or nobody was there.
   std::optional<Member> rack_in(const BoxLog& log, uint32_t level) const {
     if (log.level != level) return std::nullopt;
-    const auto first =
-        std::ranges::find(log.records, LogRecord::Kind::kAdmitted, &LogRecord::kind);
+    const auto first = std::ranges::find(log.records, LogRecord::Kind::kAdmitted, &LogRecord::kind);
     if (first == log.records.end()) return std::nullopt;
     return rack_of({first->rank, first->incarnation});
   }

@@ -50,7 +50,8 @@ std::optional<Member> Oracle::heritage(const Member& who,
       std::ranges::find_if(parts_, [&who](const auto& part) { return part.first == who; });
   if (went_on == parts_.end()) return std::nullopt;
   const auto holder = holder_of(who.rank, went_on->first.round, participation);
-  const bool saved = holder && job_.levels == 0 && (saves_.at(*holder) || saves_residuals(job_.spec));
+  const bool saved =
+      holder && job_.levels == 0 && (saves_.at(*holder) || saves_residuals(job_.spec));
   return saved ? holder : std::nullopt;
 }
 

@@ -1,4 +1,6 @@
 // The boxes below the root of a plan, which ranks of a job with groups join.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -58,6 +60,27 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
   return level;
 }
 
+namespace {
+
+// The boxes choose the numbers of ranks, and those above them those of racks: all have as many.
+void let_boxes_choose(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  const uint64_t racks = random.between(2, 4), ranks = random.between(1, 4);
+  spec.groups.clear();
+  for (uint64_t i = 0; i < racks; ++i) {
+    spec.groups += fmt::format("{}{}", spec.groups.empty() ? "" : ",", ranks);
+  }
+  spec.world_size = spec.max_ranks = static_cast<uint32_t>(racks * ranks);
+  job.fixed_ranks = false;
+  job.late_ranks = 0;
+  const auto is_nobodys = [&spec](const auto& what) { return what.rank >= spec.world_size; };
+  std::erase_if(job.faults, is_nobodys);
+  std::erase_if(job.bad, is_nobodys);
+  std::erase_if(job.state_calls, is_nobodys);
+}
+
+}  // namespace
+
 void add_racks(SimRandom& random, RackPlan& plan) {
   // Racks send over a network.
   if (plan.net.shared_memory) return;
@@ -71,14 +94,18 @@ void add_racks(SimRandom& random, RackPlan& plan) {
           reference::some_groups(spec.max_ranks, [&random](uint64_t n) { return random.below(n); });
     }
     if (RankTree(spec.groups, spec.max_ranks).levels() < 2) continue;
-    put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
     job.fixed_ranks = true;
+    if (plan.box_faults.empty() && random.chance(0.25)) let_boxes_choose(random, job);
+    put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
     job.saver_chance = 0;
     // Without an optimizer the root saves nothing.
     if (!plan.box_faults.empty() && spec.optimizer == "none") spec.optimizer = "momentum";
     for (JobPlan::Ranks& later : job.later_ranks) later.max_ranks = spec.max_ranks;
   }
-  if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
+  // Who is lost with a box is followed by others, who know their numbers.
+  const bool all_fixed = std::ranges::all_of(
+      plan.jobs, [](const JobPlan& job) { return job.fixed_ranks || job.box_of.empty(); });
+  if (plan.racks.empty() || plan.clean || !all_fixed || !random.chance(0.7)) return;
   add_rack_faults(random, plan);
 }
 

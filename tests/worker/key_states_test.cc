@@ -44,13 +44,12 @@ struct Kind {
   DType type;
   const char* differences = "";  // the format in which they are written back instead
 };
-const Kind kKinds[] = {
-    {"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
-    {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
-    {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
-    {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
-    {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
-const Kind kDifferences = {"differences", "adam",       kernels::Optimizer::kAdam,
+const Kind kKinds[] = {{"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
+                       {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
+                       {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
+                       {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
+                       {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
+const Kind kDifferences = {"differences", "adam",      kernels::Optimizer::kAdam,
                            "f32",         DType::kF32, "int8"};
 
 JobSpec spec_of(const Kind& kind, const std::string& name) {
@@ -337,9 +336,8 @@ TEST_P(KeyStatesRace, ASetIsOfOneRoundForAllRanks) {
   EXPECT_GE(sets.size(), 9u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Boxes, KeyStatesRace, ::testing::Bool(), [](const auto& racks) {
-  return racks.param ? "racks" : "one";
-});
+INSTANTIATE_TEST_SUITE_P(Boxes, KeyStatesRace, ::testing::Bool(),
+                         [](const auto& racks) { return racks.param ? "racks" : "one"; });
 
 // Rank 0 of a job of one, which the test plays call by call.
 struct Raw {

@@ -1,5 +1,7 @@
 // Boxes below a parent, with workers: every rank sees the bytes of a process that adds in the order
 // of the job's groups alone, as of one box.
+#include "tests/worker/racks.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +23,6 @@
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
-#include "tests/worker/racks.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
 #include "transport/control/rank_tree.h"
@@ -299,12 +300,13 @@ TEST(Racks, TheStateOfKeysIsOfOneRankAtATime) {
 
   std::vector<std::vector<float>> arrays(3, std::vector<float>(5000));
   KeyState state{.key = 0, .arrays = {arrays[0], arrays[1], arrays[2]}};
-  testing::expect_error(ErrorCode::kTaken, "rank 0 sets the state of job 'state'",
-                        [&] { same.get_state({&state, 1}); });
-  testing::expect_error(ErrorCode::kTaken, "a rank of rack 0 sets the state of job 'state'",
-                        [&] { other.get_state({&state, 1}); });
-  testing::expect_error(ErrorCode::kInvalid, "no piece",
-                        [&] { raw.write_state(who, 84, "1234"); });
+  testing::expect_error(ErrorCode::kTaken, "rank 0 sets the state of job 'state'", [&] {
+    same.get_state({&state, 1});
+  });
+  testing::expect_error(ErrorCode::kTaken, "a rank of rack 0 sets the state of job 'state'", [&] {
+    other.get_state({&state, 1});
+  });
+  testing::expect_error(ErrorCode::kInvalid, "no piece", [&] { raw.write_state(who, 84, "1234"); });
   testing::expect_error(ErrorCode::kInvalid, "behind the 0",
                         [&] { raw.write_state(who, 4, "1234"); });
   raw.write_state(who, 0, "1234");
@@ -322,8 +324,9 @@ TEST(Racks, WhatTheRootRefusesIsRefused) {
   worker->wait_all();
   std::vector<float> memory(5000);
   KeyState state{.key = 0, .arrays = {memory}};
-  testing::expect_error(ErrorCode::kInvalid, "in jobs in lock-step with an optimizer",
-                        [&] { worker->get_state({&state, 1}); });
+  testing::expect_error(ErrorCode::kInvalid, "in jobs in lock-step with an optimizer", [&] {
+    worker->get_state({&state, 1});
+  });
   testing::expect_error(ErrorCode::kInvalid, "this server keeps no checkpoints",
                         [&] { worker->checkpoint(); });
 }

@@ -194,8 +194,7 @@ std::string ControlClient::read_copy(uint64_t shard, const CopyPlace& place, uin
 
 void ControlClient::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
                                uint32_t timeout_ms) {
-  checked(
-      http_.request("POST", copy_target(shard, place), token_, piece, timeout_ms, kBytesType));
+  checked(http_.request("POST", copy_target(shard, place), token_, piece, timeout_ms, kBytesType));
 }
 
 JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {

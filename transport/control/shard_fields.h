@@ -7,16 +7,14 @@
 namespace phub {
 
 template <>
-inline constexpr std::string_view kWords<ShardDo>[] = {"make",   "admit",  "reconnect", "revoke",
-                                                       "start",  "hold",   "commit",    "probe",
-                                                       "detach", "attach", "remove",    "decide",
-                                                       "state",  "drop_state"};
+inline constexpr std::string_view kWords<ShardDo>[] = {
+    "make",  "admit",  "reconnect", "revoke", "start",  "hold",  "commit",
+    "probe", "detach", "attach",    "remove", "decide", "state", "drop_state"};
 template <>
 inline constexpr std::string_view kWords<ShardSays>[] = {
-    "made",     "offered", "held",         "committed", "probed",    "detached",
-    "attached", "removed", "snapped",      "broken",    "violation", "non_finite",
-    "excluded", "failed",  "disconnected", "active",    "leaves",    "closed",
-    "state_there", "got_state", "set_state"};
+    "made",         "offered", "held",   "committed", "probed",      "detached",  "attached",
+    "removed",      "snapped", "broken", "violation", "non_finite",  "excluded",  "failed",
+    "disconnected", "active",  "leaves", "closed",    "state_there", "got_state", "set_state"};
 
 inline constexpr uint64_t kMaxShardCores = 1u << 12;
 
