@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "phub/job/uplink.h"
 #include "transport/control/state_messages.h"

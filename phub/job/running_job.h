@@ -253,6 +253,7 @@ class RunningJob {
   // running_job_state.cc
   void state_made(const std::shared_ptr<StateTransfer>& transfer,
                   const std::optional<Error>& failed);
+  void check_set_is_taken_up() const;
   void share_state();
   void decide_state();
   StateTransfer::Share& share_of(uint64_t shard, const CopyPlace& place, bool sets) const;

@@ -30,12 +30,7 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
          "has consistency {}, optimizer {}",
          spec.name, spec.consistency, spec.optimizer);
   }
-  if (request.set && set_state_) {
-    fail(ErrorCode::kTaken,
-         "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes "
-         "the keys of that round first",
-         set_state_->round, spec.name);
-  }
+  if (request.set && remote_.empty()) check_set_is_taken_up();
   const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;
   if (state_ && !is_mine) {
     fail(ErrorCode::kTaken, "{} {} {} the state of job '{}': try again when it is done",
@@ -74,6 +69,16 @@ void RunningJob::state_made(const std::shared_ptr<StateTransfer>& transfer,
   carry_out();
 }
 
+void RunningJob::check_set_is_taken_up() const {
+  if (!set_state_) return;
+  fail(ErrorCode::kTaken,
+       "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes the "
+       "keys of that round first",
+       set_state_->round, job_->spec().name);
+}
+
+// What the cores of another box did before that answers has been reported then: so a rank that has
+// the results of a round may set again what was set for it, however long the mail takes.
 void RunningJob::share_state() {
   if (remote_.empty()) return decide_state();
   state_->stage = Stage::kSharing;
@@ -81,7 +86,11 @@ void RunningJob::share_state() {
   remote_.share_state({.number = state_->number, .set = state_->sets, .keys = state_->keys},
                       [this](const std::optional<Error>& failed) {
                         if (ending_) return;
-                        if (failed) return refuse_state(failed->code(), failed->what());
+                        std::optional<Error> refused = failed;
+                        if (!refused && state_->sets) {
+                          refused = error_of([this] { check_set_is_taken_up(); });
+                        }
+                        if (refused) return refuse_state(refused->code(), refused->what());
                         decide_state();
                       });
 }

@@ -101,7 +101,7 @@ void ShardServer::state_copied(CoreOfPart from, Part& part, bool was_set) {
   if (was_set) report(ShardSays::kSetState, from.part).core = from.core;
   if (++share->cores < part.job->cores()) return;
   share->stage = Stage::kMoving;
-  if (was_set) return drop_state(part, share);
+  if (was_set || share->is_over) return drop_state(part, share);
   share->send_steps();
   if (share->bytes == 0) state_has_moved(from.part, part, share);
 }
