@@ -88,7 +88,8 @@ class ControlHandler {
     fail(ErrorCode::kInvalid, "nobody serves under this server");
   }
   // A piece of what a shard has of a job's checkpoint of that round: the job goes on from it, or it
-  // is to be written. As with a rank's part, one that comes is checked before its bytes are read.
+  // is to be written; or of the state of keys that a rank sets, or reads. As with a rank's part,
+  // one that comes is checked before its bytes are read.
   virtual void read_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
                          Reply<PartBytes> /*reply*/) {
     fail(ErrorCode::kNotFound, "nobody serves under this server");

@@ -193,6 +193,7 @@ Json parameters_of(std::string_view pattern) {
   add("bytes", number("uint64", ~uint64_t{0}));
   add("shard", number("uint64", ~uint64_t{0}));
   add("part", number("uint64", ~uint64_t{0}));
+  add("state", number("uint64", ~uint64_t{0}));
   return parameters;
 }
 

@@ -31,6 +31,7 @@ constexpr std::string_view kStatePiece =
 constexpr std::string_view kShards = "/v1/shards/";
 constexpr std::string_view kMail = "/v1/shards/{shard}/mail";
 constexpr std::string_view kCopy = "/v1/shards/{shard}/copies/{part}/{round}/{offset}";
+constexpr std::string_view kShardState = "/v1/shards/{shard}/states/{part}/{state}/{offset}";
 constexpr std::string_view kBearer = "Bearer ";
 constexpr size_t kMaxTicketBytes = 256;
 
@@ -287,6 +288,18 @@ void write_copy(Call& call) {
   call.handler.write_copy(call.numbers[0], copy_place_in(call.numbers), call.request.body,
                           call.reply<Done>());
 }
+// The same for /states/{part}/{state}/{offset}.
+CopyPlace state_place_in(const std::vector<uint64_t>& numbers) {
+  if (numbers[2] == 0) fail(ErrorCode::kInvalid, "states of keys are counted from 1 on");
+  return {.job = numbers[1], .offset = numbers[3], .state = numbers[2]};
+}
+void read_shard_state(Call& call) {
+  call.handler.read_copy(call.numbers[0], state_place_in(call.numbers), call.bytes_reply());
+}
+void write_shard_state(Call& call) {
+  call.handler.write_copy(call.numbers[0], state_place_in(call.numbers), call.request.body,
+                          call.reply<Done>());
+}
 void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }
 void status(Call& call) { call.answer({.body = to_json(call.visible_status())}); }
 void metrics(Call& call) {
@@ -307,7 +320,7 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 32> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 34> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -379,6 +392,12 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 32> kRoutes = {{
     {{"POST", kCopy, Need::kOwn, "application/octet-stream", "Done",
       "Send a piece of what a shard has of the snapshot that is being taken."},
      write_copy},
+    {{"GET", kShardState, Need::kOwn, "", "application/octet-stream",
+      "Read a piece of what is set of the state of a shard's keys."},
+     read_shard_state},
+    {{"POST", kShardState, Need::kOwn, "application/octet-stream", "Done",
+      "Send a piece of the state of a shard's keys that a rank reads."},
+     write_shard_state},
     {{"GET", "/v1/openapi.json", Need::kNothing, "", "application/json", "This document."},
      openapi},
     {{"GET", "/healthz", Need::kNothing, "", "text/plain", "Whether the server answers."}, healthz},
@@ -430,12 +449,15 @@ std::optional<Target> shard_target(std::string_view rest) {
   if (!numbers || numbers->size() != 1) return std::nullopt;
   rest.remove_prefix(slash);
   if (rest == "/mail") return Target{std::string(kMail), {}, std::move(*numbers)};
-  constexpr std::string_view kCopies = "/copies/";
-  if (!rest.starts_with(kCopies)) return std::nullopt;
-  const auto place = numbers_in(rest.substr(kCopies.size()));
-  if (!place || place->size() != 3) return std::nullopt;
-  numbers->insert(numbers->end(), place->begin(), place->end());
-  return Target{std::string(kCopy), {}, std::move(*numbers)};
+  for (const auto& [before, pattern] :
+       {std::pair{std::string_view("/copies/"), kCopy}, {"/states/", kShardState}}) {
+    if (!rest.starts_with(before)) continue;
+    const auto place = numbers_in(rest.substr(before.size()));
+    if (!place || place->size() != 3) break;
+    numbers->insert(numbers->end(), place->begin(), place->end());
+    return Target{std::string(pattern), {}, std::move(*numbers)};
+  }
+  return std::nullopt;
 }
 
 Target parse_target(std::string_view target) {
@@ -511,7 +533,7 @@ uint64_t body_limit(std::string_view method, std::string_view target) {
   if (pattern == kStatePiece) return kStatePieceBytes;
   if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
   if (pattern == kMail) return kMaxJoinBytes;
-  if (pattern == kCopy) return kCopyPieceBytes;
+  if (pattern == kCopy || pattern == kShardState) return kCopyPieceBytes;
   if (pattern == "/v1/shards") return kMaxShardBytes;
   return pattern == "/v1/jobs/{job}/join" ? kMaxJoinBytes : kMaxBodyBytes;
 }
@@ -519,7 +541,8 @@ uint64_t body_limit(std::string_view method, std::string_view target) {
 bool takes_bytes(std::string_view method, std::string_view target) {
   if (method != "POST") return false;
   const std::string pattern = parse_target(target).pattern;
-  return pattern == kPartOfRound || pattern == kStatePiece || pattern == kCopy;
+  return pattern == kPartOfRound || pattern == kStatePiece || pattern == kCopy ||
+         pattern == kShardState;
 }
 
 std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_view target,
@@ -530,6 +553,9 @@ std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_vie
     const Target parsed = parse_target(target);
     if (parsed.pattern == kCopy) {
       return handler.check_copy(parsed.numbers[0], copy_place_in(parsed.numbers), bytes);
+    }
+    if (parsed.pattern == kShardState) {
+      return handler.check_copy(parsed.numbers[0], state_place_in(parsed.numbers), bytes);
     }
     check_job_name(parsed.job);
     Credential who = credential_in(parsed.numbers);

@@ -30,6 +30,7 @@ class Job : public JobPart {
   const Plan& whole_plan() const { return whole_ ? *whole_ : plan(); }
   uint32_t boxes() const { return boxes_of(whole_plan()); }
   uint32_t all_cores() const { return static_cast<uint32_t>(whole_plan().cores.size()); }
+  uint32_t box_of(const ChunkLayout& chunk) const;  // of the whole plan
   Membership& membership() { return membership_; }
 
   // Of one array and key, wherever its chunks are: calls visit(elements) for its parts in order, of
@@ -57,7 +58,6 @@ class Job : public JobPart {
 
   template <typename ArrayOf>
   void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;
-  uint32_t box_of(const ChunkLayout& chunk) const;
 
   const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
   std::vector<RemoteCopy> copies_;           // of the second box and further ones

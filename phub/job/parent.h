@@ -5,6 +5,7 @@
 // are there.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -29,6 +30,13 @@ class Parent {
   virtual void set_hyper(const Credential& who, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
   virtual void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) = 0;
+  virtual void begin_state(const Credential& who, const StateRequest& request,
+                           Reply<StateReply> reply) = 0;
+  virtual void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
+  virtual void write_state(const Credential& who, uint64_t offset, std::string piece,
+                           Reply<Done> reply) = 0;
+  virtual void apply_state(const Credential& who, Reply<HyperReply> reply) = 0;
+  virtual void end_state(const Credential& who, Reply<Done> reply) = 0;
   virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
   // Closes its connections. What it has asked for is not answered any more.
   virtual void forget(const Credential& who) = 0;

@@ -99,14 +99,15 @@ void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
   order({.kind = what, .rank = rank, .incarnation = incarnation});
 }
 
-void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action) {
+void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action, uint64_t state) {
   if (empty()) return;
   ShardBoundary sent{.round = boundary.round,
                      .forgotten = boundary.forgotten,
                      .hyper = action.hyper,
                      .lowest_round = action.lowest_round,
                      .snapshot = boundary.snapshot,
-                     .snapshot_round = boundary.snapshot_round};
+                     .snapshot_round = boundary.snapshot_round,
+                     .state = state};
   for (const Boundary::Lost& lost : boundary.lost) {
     sent.lost.push_back({lost.rank, lost.expected_again});
   }
@@ -116,10 +117,24 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
   for (Part& part : parts_) {
     part.committing = part.cores;
     if (boundary.snapshot) part.copied = 0;
+    if (state > 0) (shared_.set ? part.setting : part.getting) = part.cores;
   }
   ShardOrder commit{.kind = ShardDo::kCommit};
   commit.boundary.push_back(std::move(sent));
   order(std::move(commit));
+}
+
+void RemoteParts::share_state(const ShardKeys& state, Done done) {
+  ask(sharing_, nullptr, std::move(done));
+  shared_ = state;
+  ShardOrder share{.kind = ShardDo::kState};
+  share.state.push_back(state);
+  order(std::move(share));
+}
+
+void RemoteParts::drop_state(uint64_t number) {
+  sharing_ = {};
+  order({.kind = ShardDo::kDropState, .number = number});
 }
 
 void RemoteParts::probe(uint64_t begun) {
@@ -177,6 +192,9 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
     const auto offer = offers_.find(report.rank);
     if (offer != offers_.end()) answered(offer->second, *part, report);
   }
+  if (report.kind == ShardSays::kStateThere && report.state == shared_.number) {
+    answered(sharing_, *part, report);
+  }
   const std::optional<CoreReport::Type> type = report_of(report.kind);
   if (!type || type == CoreReport::kFailed) return std::nullopt;
   if (report.core >= part->cores) nonsense("a core");
@@ -185,6 +203,8 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   const uint32_t core = part->first_core + report.core;
   if (type == CoreReport::kRemoved && part->cores_left-- == 0) nonsense("a core that is gone");
   if (type == CoreReport::kCommitted && part->committing-- == 0) nonsense("a commit");
+  if (type == CoreReport::kGotState && part->getting-- == 0) nonsense("a state that was not asked");
+  if (type == CoreReport::kSetState && part->setting-- == 0) nonsense("a state that was not set");
   if (type == CoreReport::kProbed) {
     if (report.probe.empty()) nonsense("a probe without an answer");
     take_probe(report.probe.front(), probe_of(core));
@@ -231,6 +251,7 @@ void RemoteParts::copied(uint64_t shard, uint64_t bytes) { part_of_shard(shard).
 void RemoteParts::forget() {
   making_ = {};
   offers_.clear();
+  sharing_ = {};
 }
 
 std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
@@ -241,6 +262,7 @@ std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
   ShardReport gone{.refused = true, .code = ErrorCode::kUnavailable, .text = "it serves no more"};
   answered(making_, *part, gone);
   for (auto& [rank, asked] : offers_) answered(asked, *part, gone);
+  answered(sharing_, *part, gone);
   return lost;
 }
 

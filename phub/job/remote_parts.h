@@ -41,7 +41,12 @@ class RemoteParts {
   void reconnect(uint32_t rank, Offer& offer, Offered done);
   // kStart, kRevoke and what a core gets, but for kCommit and kProbe.
   void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);
-  void commit(const Boundary& boundary, const MembershipAction& action);
+  // `state`: the number of the state of keys that it reads or sets; 0: of none.
+  void commit(const Boundary& boundary, const MembershipAction& action, uint64_t state);
+  // They make memory for their part of it, and fetch what is set. One at a time, until it is
+  // committed or dropped; `done` is not called for one that was dropped.
+  void share_state(const ShardKeys& state, Done done);
+  void drop_state(uint64_t number);
   // `begun`: the latest round that a gate has begun to close; 0: rounds are not gated.
   void probe(uint64_t begun);
   // Something has happened there since the last probe, or that round is a later one.
@@ -85,9 +90,10 @@ class RemoteParts {
     uint32_t first_queue = 0, queues = 0;
     uint32_t cores_left = 0;
     uint32_t committing = 0;
-    uint64_t copied = 0;           // bytes of the present snapshot
-    uint64_t closed_round = 0;     // of a gate
-    std::vector<uint32_t> chunks;  // of the box, ascending; empty: not needed yet
+    uint32_t getting = 0, setting = 0;  // the state of keys: cores that have not said so
+    uint64_t copied = 0;                // bytes of the present snapshot
+    uint64_t closed_round = 0;          // of a gate
+    std::vector<uint32_t> chunks;       // of the box, ascending; empty: not needed yet
   };
   const Part& part_of_shard(uint64_t shard) const;
   Part& part_of_shard(uint64_t shard) {
@@ -112,6 +118,8 @@ class RemoteParts {
   uint64_t decided_ = 0;
   Asked making_;
   std::map<uint32_t, Asked> offers_;  // by rank
+  Asked sharing_;
+  ShardKeys shared_;  // the latest state of keys
 };
 
 }  // namespace phub

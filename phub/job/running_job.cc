@@ -83,6 +83,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       life_(std::move(life)),
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
+      passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
       cores_left_(job_->all_cores()) {}
 
 void RunningJob::start() {
@@ -373,8 +374,8 @@ void RunningJob::commit(const MembershipAction& action) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
   }
   if (boundary.snapshot) choose_saved_round(boundary);
-  if (boundary.moves_state) place_state(boundary);
-  remote_.commit(boundary, action);
+  const uint64_t state = boundary.moves_state ? place_state(boundary) : 0;
+  remote_.commit(boundary, action, state);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 
@@ -437,6 +438,7 @@ RunningJob::Remains RunningJob::finish() {
   }
   for (auto& [token, reply] : requests_) reply({code, message});
   refuse_state(code, message);
+  if (passed_state_) passed_state_->refuse(code, message);
   answer_checkpoints({code, message});
   host_.budget.release(grown_bytes_);
   host_.ended.make_room(host_.budget);

@@ -22,6 +22,7 @@
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
 #include "phub/job/meter.h"
+#include "phub/job/passed_state.h"
 #include "phub/job/rank_parts.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/saved_jobs.h"
@@ -132,8 +133,8 @@ class RunningJob {
   // 0: it does not wait for them, or has no part there.
   size_t lose_shard(uint64_t shard);
   // A piece of what it has of the checkpoint that the job goes on from, or of the snapshot that is
-  // being taken. Throw Error(kNotFound), or kInvalid: there is nothing at that place, or it is not
-  // wanted now.
+  // being taken; of the state of keys that is set, or read. Throw Error(kNotFound), or kInvalid:
+  // there is nothing at that place, or it is not wanted now.
   PartBytes read_copy(uint64_t shard, const CopyPlace& place) const;
   void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
@@ -229,6 +230,7 @@ class RunningJob {
   // running_job_shards.cc
   void order(const CoreMessage& message);
   void check_snapped(uint64_t shard, const ShardReport& report) const;
+  void check_got(uint64_t shard) const;
   void close_gate(uint64_t shard, const ShardReport& report);
 
   // running_job_saves.cc
@@ -251,10 +253,14 @@ class RunningJob {
   // running_job_state.cc
   void state_made(const std::shared_ptr<StateTransfer>& transfer,
                   const std::optional<Error>& failed);
+  void check_set_is_taken_up() const;
+  void share_state();
   void decide_state();
+  StateTransfer::Share& share_of(uint64_t shard, const CopyPlace& place, bool sets) const;
+  void check_state_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void refuse_state(ErrorCode code, const std::string& why);
   void drop(std::shared_ptr<StateTransfer>& transfer);
-  void place_state(Boundary& boundary);
+  uint64_t place_state(Boundary& boundary);
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
   uint64_t state_bytes() const;
@@ -315,6 +321,8 @@ class RunningJob {
 
   // The state that a rank reads or sets; that which the cores have not taken up yet.
   std::shared_ptr<StateTransfer> state_, set_state_;
+  const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
+  uint64_t states_ = 0;                              // that were begun
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

@@ -79,6 +79,7 @@ void RunningJob::connect_parent_again() {
 // And what else is to be done at the parent from time to time.
 void RunningJob::tell_parent() {
   if (parent_link_ == ParentLink::kMissing) connect_parent_again();
+  passed_state_->tick();
   std::vector<uint32_t> live;
   for (const RankStatus& rank : membership_.ranks()) {
     if (rank.state == "live") live.push_back(rank.rank);

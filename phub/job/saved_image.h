@@ -1,6 +1,6 @@
-// What a checkpoint has of one box's part of a job, as bytes one after another: the f32 arrays in
-// the box's layout, then the clocks. It moves between two boxes in pieces, and both count its bytes
-// alike.
+// What moves between two boxes in pieces, as bytes one after another that both count alike: what a
+// checkpoint has of one box's part of a job, the f32 arrays in the box's layout and then the
+// clocks; or its part of the state of keys (transport/control/shard_messages.h).
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,36 @@ class SavedImage {
     }
     return {};
   }
+  // Copies the bytes from `offset` on. REQUIRES: there are so many.
+  void read(uint64_t offset, std::span<std::byte> into) const {
+    visit(offset, into.size(), [&into](std::span<std::byte> part) {
+      std::ranges::copy(part, into.begin());
+      into = into.subspan(part.size());
+    });
+  }
+  void write(uint64_t offset, std::span<const std::byte> from) const {
+    visit(offset, from.size(), [&from](std::span<std::byte> part) {
+      std::ranges::copy(from.first(part.size()), part.begin());
+      from = from.subspan(part.size());
+    });
+  }
 
  private:
+  template <typename Visit>
+  void visit(uint64_t offset, uint64_t bytes, const Visit& visit) const {
+    for (const auto& one : memory_) {
+      if (bytes == 0) return;
+      if (offset >= one.size()) {
+        offset -= one.size();
+        continue;
+      }
+      const auto part = one.subspan(offset, std::min<uint64_t>(bytes, one.size() - offset));
+      visit(part);
+      bytes -= part.size();
+      offset = 0;
+    }
+  }
+
   std::vector<std::span<std::byte>> memory_;
 };
 

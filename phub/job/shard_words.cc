@@ -24,6 +24,8 @@ constexpr std::array kReportWords = {
     ReportWord{CoreReport::kExcluded, ShardSays::kExcluded},
     ReportWord{CoreReport::kFailed, ShardSays::kFailed},
     ReportWord{CoreReport::kClosed, ShardSays::kClosed},
+    ReportWord{CoreReport::kGotState, ShardSays::kGotState},
+    ReportWord{CoreReport::kSetState, ShardSays::kSetState},
 };
 
 }  // namespace

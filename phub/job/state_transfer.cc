@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "phub/job/memory.h"
@@ -12,8 +14,9 @@
 
 namespace phub {
 
-StateTransfer::StateTransfer(const Job& job, const StateRequest& request)
-    : sets(request.set),
+StateTransfer::StateTransfer(const Job& job, uint64_t n, const StateRequest& request)
+    : number(n),
+      sets(request.set),
       rank(request.rank),
       incarnation(request.incarnation),
       keys(request.keys),
@@ -65,6 +68,37 @@ void StateTransfer::allocate(const Job& job) {
                        .stride = job.spec().keys[chunk.key].elements,
                        .steps = steps_of[chunk.key]};
   }
+  share(job);
+}
+
+// In the order in which other boxes have it.
+void StateTransfer::share(const Job& job) {
+  if (job.boxes() == 1) return;
+  const size_t arrays = optimized_arrays_of(job.spec());
+  std::vector<std::vector<std::span<std::byte>>> memory_of(job.boxes()), steps_of(job.boxes());
+  for (size_t i = 0; i < where.places.size(); ++i) {
+    KeyStateMemory::Place& place = where.places[i];
+    if (place.first == KeyStateMemory::kNowhere) continue;
+    const ChunkLayout& chunk = job.whole_plan().chunks[i];
+    const uint32_t box = job.box_of(chunk);
+    if (box == 0) continue;
+    for (size_t array = 0; array < arrays; ++array) {
+      const std::span floats(where.floats + place.first + array * place.stride, chunk.elements);
+      memory_of[box].push_back(std::as_writable_bytes(floats));
+    }
+    steps_of[box].push_back(std::as_writable_bytes(std::span(&place.steps, 1)));
+  }
+  shares.resize(job.boxes());
+  for (uint32_t box = 1; box < job.boxes(); ++box) {
+    std::ranges::copy(steps_of[box], std::back_inserter(memory_of[box]));
+    shares[box].image = SavedImage(std::move(memory_of[box]));
+  }
+}
+
+uint64_t StateTransfer::bookkeeping(const Job& job) {
+  const uint64_t parts = job.boxes() > 1 ? optimized_arrays_of(job.spec()) + 1 : 0;
+  return job.plan().chunks.size() *
+         (sizeof(KeyStateMemory::Place) + parts * sizeof(std::span<std::byte>));
 }
 
 std::vector<uint64_t> StateTransfer::steps_of_keys(const Job& job) const {
@@ -83,7 +117,12 @@ void StateTransfer::refuse(ErrorCode code, const std::string& why) {
   if (decided) std::exchange(decided, nullptr)({code, why});
 }
 
-void StateTransfer::check_piece(uint64_t offset, uint64_t size) const {
+void fail_not_open(const std::string& job, uint32_t rank, bool sets) {
+  fail(ErrorCode::kNotFound, "rank {} of job '{}' does not {} the state of keys now", rank, job,
+       sets ? "set" : "read");
+}
+
+void check_piece_of_state(uint64_t offset, uint64_t size, uint64_t bytes) {
   if (offset % sizeof(float) == 0 && size % sizeof(float) == 0 && size > 0 && offset < bytes &&
       size <= bytes - offset) {
     return;

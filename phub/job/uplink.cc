@@ -10,10 +10,6 @@ namespace {
 
 constexpr uint64_t kBetweenJoinsMs = 50;
 
-bool may_pass(ErrorCode code) {
-  return code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout;
-}
-
 }  // namespace
 
 Uplink::Uplink(Parent& parent, const ServedTime& time, JoinRequest request)
@@ -151,8 +147,14 @@ void Uplink::refuse_waiting(ErrorCode code, const std::string& why) {
 
 // --- calls ---------------------------------------------------------------------------------------
 
+template <typename T>
+bool Uplink::is_there(const Reply<T>& reply) const {
+  if (ended_) reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  return !ended_;
+}
+
 void Uplink::barrier(Reply<Done> reply) {
-  if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  if (!is_there(reply)) return;
   barrier_.push_back(std::move(reply));
   if (barrier_.size() > 1) return;
   parent_.barrier(who(), guarded<Done>([this](const Result<Done>& result) {
@@ -161,13 +163,34 @@ void Uplink::barrier(Reply<Done> reply) {
 }
 
 void Uplink::set_hyper(const HyperChange& change, Reply<HyperReply> reply) {
-  if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  if (!is_there(reply)) return;
   parent_.set_hyper(who(), change, or_refused(std::move(reply)));
 }
 
 void Uplink::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
-  if (ended_) return reply({ErrorCode::kUnavailable, "the parent's job has ended"});
+  if (!is_there(reply)) return;
   parent_.checkpoint(who(), round, or_refused(std::move(reply)));
+}
+
+void Uplink::begin_state(const StateRequest& request, Reply<StateReply> reply) {
+  if (is_there(reply)) parent_.begin_state(who(), request, or_refused(std::move(reply)));
+}
+
+void Uplink::read_state(uint64_t offset, Reply<PartBytes> reply) {
+  if (is_there(reply)) parent_.read_state(who(), offset, or_refused(std::move(reply)));
+}
+
+void Uplink::write_state(uint64_t offset, std::string piece, Reply<Done> reply) {
+  if (!is_there(reply)) return;
+  parent_.write_state(who(), offset, std::move(piece), or_refused(std::move(reply)));
+}
+
+void Uplink::apply_state(Reply<HyperReply> reply) {
+  if (is_there(reply)) parent_.apply_state(who(), or_refused(std::move(reply)));
+}
+
+void Uplink::end_state(Reply<Done> reply) {
+  if (is_there(reply)) parent_.end_state(who(), or_refused(std::move(reply)));
 }
 
 void Uplink::reconnect(Reply<Offer> reply) {

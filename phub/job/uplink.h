@@ -18,6 +18,11 @@
 
 namespace phub {
 
+// What failed may succeed, or has: its answer was lost.
+constexpr bool may_pass(ErrorCode code) {
+  return code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout;
+}
+
 class Uplink : public std::enable_shared_from_this<Uplink> {
  public:
   // The parent and the time outlive this. `request`: as the parent gets it.
@@ -49,6 +54,12 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   void barrier(Reply<Done> reply);
   void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
   void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
+  // The state of keys, of which the rack reads or sets one at a time.
+  void begin_state(const StateRequest& request, Reply<StateReply> reply);
+  void read_state(uint64_t offset, Reply<PartBytes> reply);
+  void write_state(uint64_t offset, std::string piece, Reply<Done> reply);
+  void apply_state(Reply<HyperReply> reply);
+  void end_state(Reply<Done> reply);
   // (What these have not answered when this ends or leaves is refused then.)
   void reconnect(Reply<Offer> reply);
   // All ranks have left. Nothing is asked of the parent after this.
@@ -74,6 +85,9 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // One that is refused when this ends, or has left.
   template <typename T>
   Reply<T> or_refused(Reply<T> reply);
+  // False: the parent's job has ended, and so is `reply`.
+  template <typename T>
+  bool is_there(const Reply<T>& reply) const;
 
   Parent& parent_;
   // In which this box stands still no answer is missed.

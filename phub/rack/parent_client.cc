@@ -204,6 +204,49 @@ void ParentClient::checkpoint(const Credential& who, uint64_t round, Reply<Check
       std::move(reply));
 }
 
+void ParentClient::begin_state(const Credential& who, const StateRequest& request,
+                               Reply<StateReply> reply) {
+  call<StateReply>(
+      lane_of(who, "state"),
+      [who, request](ControlClient& client) { return client.begin_state(who, request); },
+      std::move(reply));
+}
+
+void ParentClient::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  call<PartBytes>(
+      lane_of(who, "state"),
+      [who, offset](ControlClient& client) { return PartBytes{client.read_state(who, offset)}; },
+      std::move(reply));
+}
+
+void ParentClient::write_state(const Credential& who, uint64_t offset, std::string piece,
+                               Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "state"),
+      [who, offset, piece = std::move(piece)](ControlClient& client) {
+        client.write_state(who, offset, piece);
+        return Done{};
+      },
+      std::move(reply));
+}
+
+void ParentClient::apply_state(const Credential& who, Reply<HyperReply> reply) {
+  call<HyperReply>(
+      lane_of(who, "state"),
+      [who](ControlClient& client) { return HyperReply{client.apply_state(who)}; },
+      std::move(reply));
+}
+
+void ParentClient::end_state(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "state"),
+      [who](ControlClient& client) {
+        client.end_state(who);
+        return Done{};
+      },
+      std::move(reply));
+}
+
 void ParentClient::reconnect(const Credential& who, Reply<Offer> reply) {
   call<Offer>(
       lane_of(who, "calls"), [who](ControlClient& client) { return client.reconnect(who); },
@@ -211,7 +254,7 @@ void ParentClient::reconnect(const Credential& who, Reply<Offer> reply) {
 }
 
 void ParentClient::forget(const Credential& who) {
-  for (const char* what : {"lease", "barrier", "calls"}) {
+  for (const char* what : {"lease", "barrier", "calls", "state"}) {
     auto lane = lanes_.extract(lane_of(who, what));
     if (lane.empty()) continue;
     lane.mapped()->stop();

@@ -40,6 +40,13 @@ class ParentClient final : public Parent {
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
+  void begin_state(const Credential& who, const StateRequest& request,
+                   Reply<StateReply> reply) override;
+  void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
+  void write_state(const Credential& who, uint64_t offset, std::string piece,
+                   Reply<Done> reply) override;
+  void apply_state(const Credential& who, Reply<HyperReply> reply) override;
+  void end_state(const Credential& who, Reply<Done> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void forget(const Credential& who) override;
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override;

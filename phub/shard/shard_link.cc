@@ -195,11 +195,11 @@ void ShardLink::move_once(const ShardWelcome& as, const ShardPiece& piece) {
   const std::string_view here(reinterpret_cast<const char*>(piece.bytes.data()),
                               piece.bytes.size());
   if (piece.to_server) {
-    return moving_.write_copy(as.shard, at.job, at.round, at.offset, here, as.lease_ms);
+    return moving_.write_copy(as.shard, at, here, as.lease_ms);
   }
-  const std::string came = moving_.read_copy(as.shard, at.job, at.round, at.offset, as.lease_ms);
+  const std::string came = moving_.read_copy(as.shard, at, as.lease_ms);
   if (came.size() != here.size()) {
-    fail(ErrorCode::kInternal, "the server sent {} bytes of a checkpoint, not {}", came.size(),
+    fail(ErrorCode::kInternal, "the server sent a piece of {} bytes, not {}", came.size(),
          here.size());
   }
   std::ranges::copy(std::as_bytes(std::span(came)), piece.bytes.begin());

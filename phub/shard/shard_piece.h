@@ -1,4 +1,5 @@
-// A piece of what a shard has of a checkpoint, on its way between the shard and its server.
+// A piece of what a shard has of a checkpoint, or of the state of keys, on its way between the
+// shard and its server.
 #pragma once
 
 #include <cstddef>

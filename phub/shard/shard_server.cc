@@ -176,11 +176,16 @@ void ShardServer::handle(const ShardOrder& order) {
     case ShardDo::kHold:
       return broadcast(part, {.type = CoreMessage::kHold});
     case ShardDo::kCommit:
-      if (!order.boundary.empty()) commit(part, order.boundary.front());
+      if (!order.boundary.empty()) commit(order.job, part, order.boundary.front());
       return;
     case ShardDo::kDecide:
       if (!order.decision.empty()) decide(part, order.decision.front());
       return;
+    case ShardDo::kState:
+      if (!order.state.empty()) make_state(order.job, part, order.state.front());
+      return;
+    case ShardDo::kDropState:
+      return drop_state(part, order.number);
     case ShardDo::kProbe:
       if (RoundGate* const gate = part.job->gate()) gate->begin_elsewhere(order.round);
       part.told_active = false;
@@ -329,7 +334,7 @@ void ShardServer::revoke(Part& part, uint32_t rank) {
   builder_.run([rest = std::move(rest)]() mutable { rest.reset(); });
 }
 
-void ShardServer::commit(Part& part, const ShardBoundary& order) {
+void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order) {
   const uint32_t ranks = part.job->spec().max_ranks;
   Boundary& boundary = part.boundary = {.round = order.round};
   part.last_rounds.assign(order.lost.size(), std::vector<uint64_t>(part.job->plan().chunks.size()));
@@ -354,6 +359,7 @@ void ShardServer::commit(Part& part, const ShardBoundary& order) {
   if (!order.hyper.empty()) {
     boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
   }
+  if (order.state > 0) place_state(number, part, order.state);
   broadcast(part, {.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 
@@ -432,6 +438,9 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
     }
     return;
   }
+  if (said.type == CoreReport::kGotState || said.type == CoreReport::kSetState) {
+    return state_copied(from, part, said.type == CoreReport::kSetState);
+  }
   if (said.type != CoreReport::kCommitted) {
     reports_.push_back(std::move(out));
     return;
@@ -472,6 +481,10 @@ void ShardServer::begin_move(uint64_t number, Part& part, Part::Moving moving, u
 }
 
 std::optional<ShardPiece> ShardServer::next_piece() {
+  for (auto& [number, part] : parts_) {  // a rank waits for it
+    if (part.ending) continue;
+    if (auto piece = next_piece_of_state(number, part)) return piece;
+  }
   for (auto& [number, part] : parts_) {
     if (part.moving == Part::Moving::kNothing || part.piece_under_way || part.ending) continue;
     part.piece_under_way = true;
@@ -487,6 +500,10 @@ void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& fai
   const uint64_t number = piece.place.job;
   Part& part = parts_[number];
   --part.tasks;
+  if (piece.place.state > 0) {
+    if (!part.ending) moved_of_state(piece, part, failed);
+    return;
+  }
   part.piece_under_way = false;
   if (part.ending) return;
   if (!failed) {
@@ -576,8 +593,10 @@ void ShardServer::free(uint64_t number, Part& part) {
     while (!part.incarnations.empty()) revoke(part, part.incarnations.begin()->first);
     part.job->link().close();
     for (uint32_t i = 0; i < part.job->cores(); ++i) by_core_job_.erase(&part.job->core_job(i));
-    builder_.run([this, job = std::move(part.job)]() mutable {
-      const uint64_t bytes = job->memory().total();
+    builder_.run([this, job = std::move(part.job), states = std::move(part.states)]() mutable {
+      uint64_t bytes = job->memory().total();
+      for (const auto& share : states) bytes += share->memory_bytes();
+      states.clear();
       job.reset();
       budget_.release(bytes);
     });

@@ -21,6 +21,7 @@
 #include "phub/machine.h"
 #include "phub/notes.h"
 #include "phub/shard/shard_piece.h"
+#include "phub/shard/state_share.h"
 #include "transport/control/shard_messages.h"
 
 namespace phub {
@@ -85,8 +86,9 @@ class ShardServer {
     uint64_t image_round = 0, image_offset = 0;
     uint32_t cores_snapped = 0;
     // Of rounds that are applied as a whole.
-    std::vector<uint32_t> chunks;  // that are here, ascending
-    uint64_t closed_round = 0;     // whose decision is awaited; 0: none
+    std::vector<uint32_t> chunks;                     // that are here, ascending
+    uint64_t closed_round = 0;                        // whose decision is awaited; 0: none
+    std::vector<std::shared_ptr<StateShare>> states;  // of keys, that are read or set
   };
 
   struct CoreOfPart {
@@ -101,7 +103,7 @@ class ShardServer {
   void begin_move(uint64_t number, Part& part, Part::Moving moving, uint64_t round);
   void all_moved(uint64_t number, Part& part);
   void offer(uint64_t number, Part& part, const ShardOrder& order);
-  void commit(Part& part, const ShardBoundary& order);
+  void commit(uint64_t number, Part& part, const ShardBoundary& order);
   static void decide(Part& part, const ShardDecision& order);
   void broadcast(Part& part, CoreMessage message);
   void handle(CoreOfPart from, const CoreReport& report);
@@ -112,6 +114,18 @@ class ShardServer {
   ShardReport& report(ShardSays what, uint64_t number);
   ShardProbe probe_of(const Part& part, uint32_t core) const;
   void revoke(Part& part, uint32_t rank);
+
+  // shard_server_state.cc
+  void make_state(uint64_t number, Part& part, const ShardKeys& order);
+  void refuse_state(uint64_t number, uint64_t state, const Error& why);
+  void state_is_there(uint64_t number, StateShare& share);
+  void drop_state(Part& part, uint64_t state);
+  void drop_state(Part& part, const std::shared_ptr<StateShare>& share);
+  void place_state(uint64_t number, Part& part, uint64_t state);
+  void state_copied(CoreOfPart from, Part& part, bool was_set);
+  void state_has_moved(uint64_t number, Part& part, const std::shared_ptr<StateShare>& share);
+  static std::optional<ShardPiece> next_piece_of_state(uint64_t number, Part& part);
+  void moved_of_state(const ShardPiece& piece, Part& part, const std::optional<Error>& failed);
 
   const ShardServerOptions options_;
   const Clock& clock_;

@@ -4,79 +4,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "tests/phub/fake_parent.h"
 
 namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FakeParent;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-class SetClock final : public Clock {
- public:
-  uint64_t now_ms() const override { return now; }
-  uint64_t now = 1000;
-};
-
-template <typename T>
-T take(std::deque<T>& from) {
-  EXPECT_FALSE(from.empty());
-  T first = std::move(from.front());
-  from.pop_front();
-  return first;
-}
-
-class FakeParent final : public Parent {
- public:
-  std::string name() const override { return "root:7717"; }
-  std::string transport() const override { return "tcp"; }
-  std::string rack_name() const override { return "rack-1"; }
-  void join(JoinRequest request, Reply<JoinReply> reply) override {
-    ids.push_back(request.id);
-    joins.push_back(std::move(reply));
-  }
-  void heartbeat(const Credential& who, uint32_t, Reply<Pulse> reply) override {
-    EXPECT_EQ(who.ticket, "ticket");
-    beats.push_back(std::move(reply));
-  }
-  void tell(const Credential&, RackNews news, Reply<Done> reply) override {
-    told.push_back(std::move(news));
-    tells.push_back(std::move(reply));
-  }
-  void leave(const Credential&, Reply<Done> reply) override { leaves.push_back(std::move(reply)); }
-  void barrier(const Credential&, Reply<Done> reply) override {
-    barriers.push_back(std::move(reply));
-  }
-  void set_hyper(const Credential&, const HyperChange&, Reply<HyperReply> reply) override {
-    hypers.push_back(std::move(reply));
-  }
-  void checkpoint(const Credential&, uint64_t, Reply<CheckpointReply> reply) override {
-    checkpoints.push_back(std::move(reply));
-  }
-  void reconnect(const Credential&, Reply<Offer> reply) override {
-    offers.push_back(std::move(reply));
-  }
-  void forget(const Credential& who) override { forgotten.push_back(who.incarnation); }
-  std::unique_ptr<WorkerLink> connect(const Offer&, const LinkLayout&) override { return nullptr; }
-  void poll() override {}
-  int event_fd() const override { return -1; }
-
-  std::vector<std::string> ids;
-  std::deque<Reply<JoinReply>> joins;
-  std::deque<Reply<Pulse>> beats;
-  std::vector<RackNews> told;
-  std::deque<Reply<Done>> tells, leaves, barriers;
-  std::deque<Reply<HyperReply>> hypers;
-  std::deque<Reply<CheckpointReply>> checkpoints;
-  std::deque<Reply<Offer>> offers;
-  std::vector<uint32_t> forgotten;
-};
+using testing::SetClock;
+using testing::take;
 
 class UplinkTest : public ::testing::Test {
  protected:

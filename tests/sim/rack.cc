@@ -78,7 +78,10 @@ Rack::Rack(const RackPlan& plan, bool verbose)
     run.fault_done.resize(job.faults.size());
     const uint64_t begin = random().below(2 * kMs);
     for (uint32_t r = 0; r < job.spec.world_size; ++r) {
-      start(run, {.rank = job.fixed_ranks ? static_cast<int32_t>(r) : -1, .patient = true},
+      start(run,
+            {.rank = job.fixed_ranks ? static_cast<int32_t>(r) : -1,
+             .patient = true,
+             .box = job.box_of.empty() ? 0 : job.box_of[r]},
             begin + random().below(kMs));
     }
   }
@@ -168,7 +171,8 @@ void Rack::fail(const std::string& what) {
 
 void Rack::start(JobRun& job, Trainer::Start how, uint64_t delay_ns) {
   ++job.starting;
-  if (!job.plan.box_of.empty()) how.box = job.plan.box_of.at(static_cast<uint32_t>(how.rank));
+  const bool by_rank = !job.plan.box_of.empty() && how.box == 0;
+  if (by_rank) how.box = job.plan.box_of.at(static_cast<uint32_t>(how.rank));
   net_.after(delay_ns, [this, &job, how, restarts = job.restarts] {
     if (job.ended || job.restarts != restarts) return resolved(job);
     job.trainers.push_back(

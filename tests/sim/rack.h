@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -80,12 +81,16 @@ struct JobRun {
   uint64_t restored = 0;
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
   uint64_t parts_restored = 0, void_snapshots = 0, residuals_restored = 0;
-  uint64_t carried = 0;  // chunks, to a later round
-  size_t restarts = 0;   // by other workers
-  uint64_t durable = 0;  // the last round that a worker was told to be
+  uint64_t carried = 0;             // chunks, to a later round
+  size_t restarts = 0;              // by other workers
+  std::set<uint32_t> unsure_racks;  // of which a set may have been carried out, or not
+  std::map<uint32_t, size_t> sets_before_answer;  // by rack: in the log, when the root answered it
+  uint64_t durable = 0;                           // the last round that a worker was told to be
   std::vector<LogRecord> log;
-  std::set<uint32_t> at_boxes;     // below the root, where it runs
-  std::vector<BoxLog> logs_below;  // of its lives there
+  std::set<uint32_t> at_boxes;                 // below the root, where it runs
+  std::vector<BoxLog> logs_below;              // of its lives there
+  std::map<uint32_t, uint64_t> epoch_at;       // by box below the root: of its latest join
+  std::map<uint64_t, uint64_t> life_of_epoch;  // of the root's job, as a rack joined it
 };
 
 class Rack {
@@ -103,10 +108,17 @@ class Rack {
   uint64_t box_life() const { return life_; }  // a new one after each death of the box
   // Of the job, which has a new one after each death of the box, and of another that has a part.
   uint64_t life(const JobRun& job) const { return life_ + job.rewinds; }
+  // That a rank is in which has joined a box below the root.
+  uint64_t life_below(const JobRun& job, uint64_t epoch) const {
+    return epoch == 0 ? life(job) : job.life_of_epoch.at(epoch);
+  }
   void pushed(JobRun& job, Trainer& trainer);
   void joining(JobRun& job) { ++job.starting; }
-  void resolved(JobRun& job) { --job.starting; }  // a trainer got its rank, or gave up
-  size_t sets_in_log(const JobRun& job);          // REQUIRES: the box lives
+  void resolved(JobRun& job) { --job.starting; }              // a trainer got its rank, or gave up
+  size_t sets_in_log(const JobRun& job);                      // REQUIRES: the box lives
+  uint32_t rack_of(const JobRun& job, uint32_t rank) const {  // at the root
+    return at_root(job.plan.spec, job.plan.levels, {rank, 1}).rank;
+  }
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
   const RackPlan& plan() const { return plan_; }
   NicBudget budget_of(uint64_t bytes_per_s);
@@ -135,6 +147,8 @@ class Rack {
   void harm_shards_in_time();
   // rack_below.cc
   void start_below();
+  SimParent::Watch watch_on(uint32_t box);
+  JobRun& job_of(const std::string& name);
   void watch_below(uint32_t box);
   void take_log(JobRun& job, uint32_t box);
   bool has_exact_logs(uint32_t box);

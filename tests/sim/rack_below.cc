@@ -35,9 +35,33 @@ void Rack::start_below() {
         std::make_unique<ControlNet>(net_, plan_.control_loss, plan_.control_duplicate,
                                      plan_.control_delay_ns),
         control(box.above),
-        [this, above = box.above]() -> ControlHandler& { return server(above); }, make));
+        [this, above = box.above]() -> ControlHandler& { return server(above); }, watch_on(i + 1),
+        make));
   }
   wake_all();
+}
+
+// What passes between a box and the one above.
+SimParent::Watch Rack::watch_on(uint32_t box) {
+  const bool below_root = plan_.racks[box - 1].above == 0;
+  SimParent::Watch watch;
+  watch.admits = [this, below_root](const JoinReply& reply) {
+    JobRun& job = job_of(reply.spec.name);
+    if (below_root && reply.epoch > 0) job.life_of_epoch[reply.epoch] = life(job);
+  };
+  watch.begins_state = [this, below_root](const Credential& who) {
+    JobRun& job = job_of(who.job);
+    if (below_root) job.sets_before_answer[who.rank] = sets_in_log(job);
+  };
+  watch.joined = [this, box](const JoinReply& reply) {
+    job_of(reply.spec.name).epoch_at[box] = reply.epoch;
+  };
+  return watch;
+}
+
+JobRun& Rack::job_of(const std::string& name) {
+  return **std::ranges::find_if(jobs_,
+                                [&name](const auto& job) { return job->plan.spec.name == name; });
 }
 
 // Takes the logs of the jobs that have ended at a box.
@@ -57,7 +81,7 @@ void Rack::watch_below(uint32_t box) {
 
 void Rack::take_log(JobRun& job, uint32_t box) {
   job.logs_below.push_back(
-      {level_of(plan_, job.plan, box), log_at(*below_[box - 1]->server(), job)});
+      {level_of(plan_, job.plan, box), job.epoch_at[box], log_at(*below_[box - 1]->server(), job)});
 }
 
 // What the box's cores have done is in its logs. What they do in a boundary is not until it is

@@ -25,10 +25,17 @@ void SimParent::call(const char* name,
 void SimParent::join(JoinRequest request, Reply<JoinReply> reply) {
   call<JoinReply>(
       "rack joins",
-      [request = std::move(request)](ControlHandler& above, const Reply<JoinReply>& answer) {
-        above.join(request, answer);
+      [watch = watch_, request = std::move(request)](ControlHandler& above,
+                                                     const Reply<JoinReply>& answer) {
+        above.join(request, [watch, answer](Result<JoinReply> result) {
+          if (result) watch.admits(*result.value);
+          answer(std::move(result));
+        });
       },
-      std::move(reply));
+      [watch = watch_, reply = std::move(reply)](Result<JoinReply> result) {
+        if (result) watch.joined(*result.value);
+        reply(std::move(result));
+      });
 }
 
 void SimParent::heartbeat(const Credential& who, uint32_t /*timeout_ms*/, Reply<Pulse> reply) {
@@ -81,6 +88,59 @@ void SimParent::checkpoint(const Credential& who, uint64_t round, Reply<Checkpoi
       std::move(reply));
 }
 
+void SimParent::begin_state(const Credential& who, const StateRequest& request,
+                            Reply<StateReply> reply) {
+  StateRequest mine = request;
+  mine.rank = who.rank;
+  mine.incarnation = who.incarnation;
+  mine.epoch = who.epoch;
+  call<StateReply>(
+      "rack begins state",
+      [watch = watch_, who, mine](ControlHandler& above, const Reply<StateReply>& answer) {
+        above.begin_state(who, mine, [watch, who, answer](Result<StateReply> result) {
+          if (result) watch.begins_state(who);
+          answer(std::move(result));
+        });
+      },
+      std::move(reply), false);
+}
+
+void SimParent::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
+  call<PartBytes>(
+      "rack reads state",
+      [who, offset](ControlHandler& above, const Reply<PartBytes>& answer) {
+        above.read_state(who, offset, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::write_state(const Credential& who, uint64_t offset, std::string piece,
+                            Reply<Done> reply) {
+  call<Done>(
+      "rack writes state",
+      [who, offset, piece = std::move(piece)](ControlHandler& above, const Reply<Done>& answer) {
+        above.check_state_piece(who, offset, piece.size());
+        above.write_state(who, offset, piece, nullptr, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::apply_state(const Credential& who, Reply<HyperReply> reply) {
+  call<HyperReply>(
+      "rack applies state",
+      [who](ControlHandler& above, const Reply<HyperReply>& answer) {
+        above.apply_state(who, answer);
+      },
+      std::move(reply), false);
+}
+
+void SimParent::end_state(const Credential& who, Reply<Done> reply) {
+  call<Done>(
+      "rack ends state",
+      [who](ControlHandler& above, const Reply<Done>& answer) { above.end_state(who, answer); },
+      std::move(reply));
+}
+
 void SimParent::reconnect(const Credential& who, Reply<Offer> reply) {
   call<Offer>(
       "rack reconnects",
@@ -114,13 +174,14 @@ void SimParent::poll() {
 }
 
 RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-                 SimParent::Handler handler, MakeServer make)
+                 SimParent::Handler handler, SimParent::Watch watch, MakeServer make)
     : net_(net),
       box_(box),
       clock_(net),
       control_(std::move(control)),
       above_(above),
       handler_(std::move(handler)),
+      watch_(std::move(watch)),
       make_(std::move(make)) {
   control_->on_request([this] { wake(); });
   start();
@@ -129,7 +190,7 @@ RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control,
 RackBox::~RackBox() = default;
 
 void RackBox::start() {
-  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_);
+  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, watch_);
   server_ = make_(*parent_, clock_);
   hangs_until_ns_ = timer_ns_ = due_ns_ = 0;
   control_->server_started();

@@ -24,8 +24,18 @@ namespace phub::sim {
 class SimParent final : public Parent {
  public:
   using Handler = std::function<ControlHandler&()>;  // REQUIRES: it lives
-  SimParent(SimNet& net, ControlNet& control, Handler handler, uint32_t box)
-      : net_(net), control_(control), handler_(std::move(handler)), box_(box) {}
+  struct Watch {
+    // The box above answers: it admits the rack; a state of keys may be read or sent.
+    std::function<void(const JoinReply& reply)> admits;
+    std::function<void(const Credential& who)> begins_state;
+    std::function<void(const JoinReply& reply)> joined;  // the answer is here
+  };
+  SimParent(SimNet& net, ControlNet& control, Handler handler, uint32_t box, Watch watch)
+      : net_(net),
+        control_(control),
+        handler_(std::move(handler)),
+        box_(box),
+        watch_(std::move(watch)) {}
 
   std::string name() const override { return "the box above"; }
   std::string transport() const override { return "sim"; }
@@ -38,6 +48,13 @@ class SimParent final : public Parent {
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
+  void begin_state(const Credential& who, const StateRequest& request,
+                   Reply<StateReply> reply) override;
+  void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
+  void write_state(const Credential& who, uint64_t offset, std::string piece,
+                   Reply<Done> reply) override;
+  void apply_state(const Credential& who, Reply<HyperReply> reply) override;
+  void end_state(const Credential& who, Reply<Done> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void forget(const Credential& who) override;
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
@@ -61,6 +78,7 @@ class SimParent final : public Parent {
   ControlNet& control_;
   const Handler handler_;
   const uint32_t box_;
+  const Watch watch_;
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
   std::map<std::pair<std::string, uint32_t>, Credential> leases_;  // by job and incarnation
 };
@@ -70,7 +88,7 @@ class RackBox {
   using MakeServer = std::function<std::unique_ptr<Server>(Parent& parent, const Clock& clock)>;
   // `box`: its number in the network. `control`: its own. `above`, `handler`: of the box above.
   RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-          SimParent::Handler handler, MakeServer make);
+          SimParent::Handler handler, SimParent::Watch watch, MakeServer make);
   ~RackBox();
   RackBox(const RackBox&) = delete;
   RackBox& operator=(const RackBox&) = delete;
@@ -101,6 +119,7 @@ class RackBox {
   const std::unique_ptr<ControlNet> control_;
   ControlNet& above_;
   const SimParent::Handler handler_;
+  const SimParent::Watch watch_;
   const MakeServer make_;
   std::unique_ptr<SimParent> parent_;  // outlives the server
   std::unique_ptr<Server> server_;

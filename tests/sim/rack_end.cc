@@ -63,7 +63,7 @@ void Rack::check_end(RackResult& result) {
   for (auto& job : jobs_) {
     result.observations += job->oracle.observations();
     result.states += job->oracle.states();
-    if (!job->plan.box_of.empty()) join_logs_of(*job, result);
+    if (!job->plan.box_of.empty() && !job->log_lost) join_logs_of(*job, result);
     for (const LogRecord& record : job->log) {
       result.lost += record.kind == LogRecord::Kind::kLost;
       result.admitted += record.kind == LogRecord::Kind::kAdmitted;
@@ -104,7 +104,7 @@ void Rack::join_logs_of(JobRun& job, RackResult& result) {
     result.racks_admitted += record.kind == LogRecord::Kind::kAdmitted;
   }
   try {
-    job.log = join_logs(job.plan.spec, levels_of(plan_, job.plan), job.log, job.logs_below);
+    job.log = join_logs(job.plan.spec, job.plan.levels, job.log, job.logs_below);
   } catch (const Error& error) {
     fail(job.plan.spec.name + ": " + error.what());
   }
@@ -174,6 +174,9 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
         return plan_.disk_faults.empty() ? "the disk failed: " + trainer.describe() : "";
       }
       explained |= failed && job.device_failed && what.find("simulated device") != what.npos;
+      break;
+    case ErrorCode::kMismatch:  // a rack began the job again for those who were there before
+      explained |= rack_may_go && life_ > 1;
       break;
     case ErrorCode::kUnavailable:
       explained |= (!trainer.joined() && life_ > 1) || rack_lost || (control && rack_may_go);

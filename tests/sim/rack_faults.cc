@@ -160,7 +160,11 @@ void Rack::apply(JobRun& job, Trainer& trainer, const Fault& fault) {
   if (fault.successor != Fault::kNobody) {
     const bool eager = fault.successor == Fault::kEager;
     if (eager) job.taken_over.insert(fault.rank);
-    start(job, {.rank = static_cast<int32_t>(fault.rank), .replace = eager, .patient = !eager},
+    start(job,
+          {.rank = static_cast<int32_t>(fault.rank),
+           .replace = eager,
+           .patient = !eager,
+           .box = trainer.box()},
           fault.successor_ms * kMs);
   }
   switch (fault.kind) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "phub/job/membership_log.h"
 #include "phub/job/rack.h"
@@ -37,8 +38,9 @@ class Join {
     const Participation of_racks(root, chunks_);
     for (const Stay& stay : of_racks.stays()) above_.emplace(stay, stay);
     for (const LogRecord& record : root) {
-      const bool is_of_job =
-          record.kind == LogRecord::Kind::kHyper || record.kind == LogRecord::Kind::kFailed;
+      using Kind = LogRecord::Kind;
+      const bool is_of_job = record.kind == Kind::kHyper || record.kind == Kind::kFailed ||
+                             record.kind == Kind::kSet;  // of which the root names the rack
       if (is_of_job) joined_.push_back(record);
     }
   }
@@ -47,8 +49,19 @@ class Join {
     const JobSpec& spec = specs_[level];
     groups_ = RankTree(spec.groups, spec.max_ranks).last_groups();
     Stays here;
+    std::map<Member, uint64_t> latest;  // epoch, by rack
+    uint64_t newest = 0;
     for (const BoxLog& log : logs) {
-      if (log.level != level) continue;
+      newest = std::max(newest, log.epoch);
+      const std::optional<Member> rack = rack_in(log, level);
+      if (rack) latest[*rack] = std::max(latest[*rack], log.epoch);
+    }
+    for (const BoxLog& log : logs) {
+      const std::optional<Member> rack = rack_in(log, level);
+      if (!rack) continue;
+      const bool is_void =
+          log.epoch < latest[*rack] || (log.epoch < newest && !above_.contains(*rack));
+      if (is_void) continue;
       const std::vector<Stay> stays = stays_in(log);
       for (const Stay& stay : stays) here.insert_or_assign(stay, stay);
       if (level == 0) add(log.records, stays);
@@ -59,11 +72,20 @@ class Join {
   std::vector<LogRecord> take() { return std::move(joined_); }
 
  private:
-  const Stay& rack_of(const Member& who) const {
+  // Of whose job a log of this level is; nothing: of another level, or nobody was there.
+  std::optional<Member> rack_in(const BoxLog& log, uint32_t level) const {
+    if (log.level != level) return std::nullopt;
+    const auto first = std::ranges::find(log.records, LogRecord::Kind::kAdmitted, &LogRecord::kind);
+    if (first == log.records.end()) return std::nullopt;
+    return rack_of({first->rank, first->incarnation});
+  }
+  Member rack_of(const Member& who) const {
     const auto group =
         std::ranges::find_if(groups_, [&who](const RankRange& g) { return g.contains(who.rank); });
-    const Member rack{static_cast<uint32_t>(group - groups_.begin()),
-                      (who.incarnation - 1) / kOfOneLife + 1};
+    return {static_cast<uint32_t>(group - groups_.begin()), (who.incarnation - 1) / kOfOneLife + 1};
+  }
+  const Stay& stay_of_rack(const Member& who) const {
+    const Member rack = rack_of(who);
     const auto at = above_.find(rack);
     if (at != above_.end()) return at->second;
     fail(ErrorCode::kInvalid,
@@ -74,7 +96,7 @@ class Join {
 
   std::vector<Stay> stays_in(const BoxLog& log) const {
     std::vector<Stay> stays = Participation(log.records, chunks_).stays();
-    for (Stay& stay : stays) cut(stay, rack_of(stay));
+    for (Stay& stay : stays) cut(stay, stay_of_rack(stay));
     return stays;
   }
 
@@ -128,6 +150,15 @@ class Join {
 };
 
 }  // namespace
+
+Member at_root(JobSpec spec, uint32_t levels, Member who) {
+  for (; levels > 0; --levels) {
+    who.rank = static_cast<uint32_t>(rank_above(spec, static_cast<int32_t>(who.rank)));
+    who.incarnation = (who.incarnation - 1) / kOfOneLife + 1;
+    spec = spec_above(spec);
+  }
+  return who;
+}
 
 std::vector<LogRecord> join_logs(const JobSpec& spec, uint32_t levels,
                                  const std::vector<LogRecord>& root,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tests/oracle/participation.h"
 #include "transport/control/job_spec.h"
 #include "transport/control/messages.h"
 
@@ -13,11 +14,16 @@ namespace phub::sim {
 // Of one life of the job at one box.
 struct BoxLog {
   uint32_t level = 0;  // 0: its ranks are those of the job; 1: they are boxes of level 0; …
+  uint64_t epoch = 0;  // of the root's job, in which it was
   std::vector<LogRecord> records;
 };
 
+// As the log of the highest box names a rank of the job.
+Member at_root(JobSpec spec, uint32_t levels, Member who);
+
 // `levels`: of boxes below the root. `below`: those of a box in their order. Throws Error(kInvalid)
 // where the logs contradict each other.
+// Where the root went on from a checkpoint, what was behind that is void.
 std::vector<LogRecord> join_logs(const JobSpec& spec, uint32_t levels,
                                  const std::vector<LogRecord>& root,
                                  const std::vector<BoxLog>& below);

@@ -71,7 +71,8 @@ class Oracle {
     uint64_t steps(uint32_t key) const { return (who.incarnation * 31 + nth * 7 + key) % 50; }
   };
   std::vector<float> state_of(const SetCall& call) const;  // as it is sent
-  // It may be carried out from now on. There may be one call of a rank whose round is not told.
+  // It may be carried out from now on. There may be one call of a rank whose round is not told, as
+  // the root's log names ranks.
   void may_set(const SetCall& call) { sets_.push_back(call); }
   void did_set(const SetCall& call, uint64_t round);
   // The answer to a get, which came when so many sets were in the log.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <span>
 
+#include "tests/sim/rack_logs.h"
 #include "tests/sim/rack_oracle.h"
 #include "tests/sim/values.h"
 #include "transport/error.h"
@@ -91,7 +92,9 @@ std::vector<Oracle::SetCall> Oracle::sets_in(const std::vector<LogRecord>& log) 
     const Member who{record.rank, record.incarnation};
     const SetCall* found = nullptr;
     for (const SetCall& call : sets_) {
-      if (call.who != who || (call.round && *call.round != record.round)) continue;
+      if (at_root(job_.spec, job_.levels, call.who) != who ||
+          (call.round && *call.round != record.round))
+        continue;
       if (found == nullptr || call.round) found = &call;
     }
     if (found == nullptr) {

@@ -85,36 +85,6 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   return spec;
 }
 
-Fault some_fault(SimRandom& random, const JobPlan& job) {
-  Fault fault;
-  fault.kind = pick(
-      random, {Fault::kCrash, Fault::kCrash, Fault::kSilentCrash, Fault::kHang, Fault::kBeatingHang,
-               Fault::kStraggle, Fault::kBreak, Fault::kBreak, Fault::kReplace, Fault::kLeave});
-  fault.rank = static_cast<uint32_t>(random.below(job.spec.world_size));
-  fault.after_pushes = random.below(job.rounds * job.spec.keys.size() + 1);
-  fault.successor = pick(random, {Fault::kNobody, Fault::kEager, Fault::kPatient});
-  fault.successor_ms = random.chance(0.5) ? 0 : random.below(2 * job.spec.lease_ms);
-  switch (fault.kind) {
-    case Fault::kHang:
-      fault.hang_ms = random.between(1, 3ull * job.spec.lease_ms);
-      break;
-    case Fault::kBeatingHang:
-      fault.hang_ms = random.between(1, 2ull * job.spec.progress_limit_ms);
-      break;
-    case Fault::kStraggle:
-      fault.hang_ms = random.between(1, job.spec.lease_ms / 3);
-      break;
-    case Fault::kReplace:
-      fault.successor = Fault::kEager;
-      break;
-    default:
-      break;
-  }
-  if (fault.kind == Fault::kBreak || fault.kind == Fault::kStraggle)
-    fault.successor = Fault::kNobody;
-  return fault;
-}
-
 void add_trouble(SimRandom& random, JobPlan& job) {
   const uint64_t faults = random.chance(0.2) ? random.between(3, 6) : random.below(3);
   for (uint64_t i = 0; i < faults; ++i) job.faults.push_back(some_fault(random, job));
@@ -332,31 +302,12 @@ void cut_off(SimRandom& random, JobPlan& job) {
   job.look_again = false;  // whose barrier's answer is lost enters another one
 }
 
-void move_states(SimRandom& random, JobPlan& job) {
-  if (!job.lock_step() || job.spec.optimizer == "none") return;
-  const size_t keys = job.spec.keys.size();
-  for (uint64_t i = random.between(1, 8); i > 0; --i) {
-    StateCall call{.rank = static_cast<uint32_t>(random.below(job.spec.world_size)),
-                   .after_pushes = random.below(job.rounds * keys),
-                   .sets = random.chance(0.5)};
-    for (uint32_t key = 0; key < keys; ++key) {
-      const auto at = static_cast<ptrdiff_t>(random.below(call.keys.size() + 1));
-      if (random.chance(0.6)) call.keys.insert(call.keys.begin() + at, key);
-    }
-    if (call.keys.empty()) call.keys.push_back(static_cast<uint32_t>(random.below(keys)));
-    job.state_calls.push_back(std::move(call));
-  }
-  std::ranges::stable_sort(job.state_calls, {}, &StateCall::after_pushes);
-}
-
-// Other boxes have parts of the jobs. The state of keys is the server's own; over shared memory
-// they have nothing to do.
+// Other boxes have parts of the jobs; over shared memory they have nothing to do.
 void add_shards(SimRandom& random, RackPlan& plan) {
   if (plan.net.shared_memory || !random.chance(0.5)) return;
   for (uint64_t i = random.between(1, 3); i > 0; --i) {
     plan.shards.push_back(static_cast<uint32_t>(random.between(1, 4)));
   }
-  for (JobPlan& job : plan.jobs) job.state_calls.clear();
   if (plan.clean || !random.chance(0.3)) return;
   for (uint64_t i = random.between(1, 2); i > 0; --i) {
     plan.shard_faults.push_back({.after_pushes = random.below(300),
@@ -388,6 +339,53 @@ void limit_nics(SimRandom& random, RackPlan& plan) {
 }
 
 }  // namespace
+
+Fault some_fault(SimRandom& random, const JobPlan& job) {
+  Fault fault;
+  fault.kind = pick(
+      random, {Fault::kCrash, Fault::kCrash, Fault::kSilentCrash, Fault::kHang, Fault::kBeatingHang,
+               Fault::kStraggle, Fault::kBreak, Fault::kBreak, Fault::kReplace, Fault::kLeave});
+  fault.rank = static_cast<uint32_t>(random.below(job.spec.world_size));
+  fault.after_pushes = random.below(job.rounds * job.spec.keys.size() + 1);
+  fault.successor = pick(random, {Fault::kNobody, Fault::kEager, Fault::kPatient});
+  fault.successor_ms = random.chance(0.5) ? 0 : random.below(2 * job.spec.lease_ms);
+  switch (fault.kind) {
+    case Fault::kHang:
+      fault.hang_ms = random.between(1, 3ull * job.spec.lease_ms);
+      break;
+    case Fault::kBeatingHang:
+      fault.hang_ms = random.between(1, 2ull * job.spec.progress_limit_ms);
+      break;
+    case Fault::kStraggle:
+      fault.hang_ms = random.between(1, job.spec.lease_ms / 3);
+      break;
+    case Fault::kReplace:
+      fault.successor = Fault::kEager;
+      break;
+    default:
+      break;
+  }
+  if (fault.kind == Fault::kBreak || fault.kind == Fault::kStraggle)
+    fault.successor = Fault::kNobody;
+  return fault;
+}
+
+void move_states(SimRandom& random, JobPlan& job) {
+  if (!job.lock_step() || job.spec.optimizer == "none") return;
+  const size_t keys = job.spec.keys.size();
+  for (uint64_t i = random.between(1, 8); i > 0; --i) {
+    StateCall call{.rank = static_cast<uint32_t>(random.below(job.spec.world_size)),
+                   .after_pushes = random.below(job.rounds * keys),
+                   .sets = random.chance(0.5)};
+    for (uint32_t key = 0; key < keys; ++key) {
+      const auto at = static_cast<ptrdiff_t>(random.below(call.keys.size() + 1));
+      if (random.chance(0.6)) call.keys.insert(call.keys.begin() + at, key);
+    }
+    if (call.keys.empty()) call.keys.push_back(static_cast<uint32_t>(random.below(keys)));
+    job.state_calls.push_back(std::move(call));
+  }
+  std::ranges::stable_sort(job.state_calls, {}, &StateCall::after_pushes);
+}
 
 RackPlan make_rack_plan(uint64_t seed) {
   SimRandom random(seed ^ 0x7261636bull);

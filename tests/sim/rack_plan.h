@@ -96,6 +96,7 @@ struct JobPlan {
   std::vector<Ranks> later_ranks;  // of each time that it is begun again by other workers
   // By rank the box below the root where it joins, 1 + its number in the plan; empty: the root.
   std::vector<uint32_t> box_of;
+  uint32_t levels = 0;  // of boxes below the root
 
   bool lock_step() const { return spec.consistency == "bsp"; }
 };
@@ -189,6 +190,13 @@ struct RackPlan {
 };
 
 RackPlan make_rack_plan(uint64_t seed);
+// A thousand ranks at fifty racks, below five others and a root with eight boxes under it, and all
+// that goes wrong (rack_plan_large.cc).
+RackPlan make_large_plan(uint64_t seed);
+RackPlan thousand_ranks(uint64_t seed);  // nothing goes wrong
+
+Fault some_fault(SimRandom& random, const JobPlan& job);
+void move_states(SimRandom& random, JobPlan& job);
 
 // Boxes below the root (rack_plan_below.cc), by 1 + their number; 0: the root.
 //
@@ -196,7 +204,7 @@ RackPlan make_rack_plan(uint64_t seed);
 // groups.
 void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& plan);
 void add_racks(SimRandom& random, RackPlan& plan);
-uint32_t levels_of(const RackPlan& plan, const JobPlan& job);       // 0: all ranks join at the root
+void add_rack_faults(SimRandom& random, RackPlan& plan);
 bool is_below(const RackPlan& plan, uint32_t box, uint32_t above);  // or is the same
 // How many boxes are between this one and those where ranks join. REQUIRES: the job is there.
 uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above);

@@ -1,4 +1,6 @@
 // The boxes below the root of a plan, which ranks of a job with groups join.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -25,8 +27,8 @@ void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& pla
   const uint32_t ranks = job.spec.max_ranks;
   const RankTree tree(job.spec.groups, ranks);
   job.box_of.assign(ranks, 0);
-  for (uint32_t level = tree.levels() - std::min(levels, tree.levels() - 1); level < tree.levels();
-       ++level) {
+  job.levels = std::min(levels, tree.levels() - 1);
+  for (uint32_t level = tree.levels() - job.levels; level < tree.levels(); ++level) {
     std::map<uint32_t, uint32_t> next;  // by box above
     for (uint32_t first = 0; first < ranks;) {
       const uint32_t above = job.box_of[first];
@@ -40,15 +42,6 @@ void put_over_racks(JobPlan& job, uint32_t levels, uint32_t cores, RackPlan& pla
       first = end;
     }
   }
-}
-
-uint32_t levels_of(const RackPlan& plan, const JobPlan& job) {
-  uint32_t levels = 0;
-  for (uint32_t box = job.box_of.empty() ? 0 : job.box_of.front(); box > 0;
-       box = plan.racks[box - 1].above) {
-    ++levels;
-  }
-  return levels;
 }
 
 bool is_below(const RackPlan& plan, uint32_t box, uint32_t above) {
@@ -67,11 +60,30 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above) {
   return level;
 }
 
+namespace {
+
+// The boxes choose the numbers of ranks, and those above them those of racks: all have as many.
+void let_boxes_choose(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  const uint64_t racks = random.between(2, 4), ranks = random.between(1, 4);
+  spec.groups.clear();
+  for (uint64_t i = 0; i < racks; ++i) {
+    spec.groups += fmt::format("{}{}", spec.groups.empty() ? "" : ",", ranks);
+  }
+  spec.world_size = spec.max_ranks = static_cast<uint32_t>(racks * ranks);
+  job.fixed_ranks = false;
+  job.late_ranks = 0;
+  const auto is_nobodys = [&spec](const auto& what) { return what.rank >= spec.world_size; };
+  std::erase_if(job.faults, is_nobodys);
+  std::erase_if(job.bad, is_nobodys);
+  std::erase_if(job.state_calls, is_nobodys);
+}
+
+}  // namespace
+
 void add_racks(SimRandom& random, RackPlan& plan) {
-  // Racks send over a network. Which life of the root a result is from, a rank of a rack cannot
-  // say.
-  const bool may_rewind = plan.checkpoint_every > 0 && !plan.shard_faults.empty();
-  if (plan.net.shared_memory || !plan.box_faults.empty() || may_rewind) return;
+  // Racks send over a network.
+  if (plan.net.shared_memory) return;
   if (!random.chance(0.6)) return;
   const auto levels = static_cast<uint32_t>(random.chance(0.6) ? 1 : 2);
   for (JobPlan& job : plan.jobs) {
@@ -82,12 +94,22 @@ void add_racks(SimRandom& random, RackPlan& plan) {
           reference::some_groups(spec.max_ranks, [&random](uint64_t n) { return random.below(n); });
     }
     if (RankTree(spec.groups, spec.max_ranks).levels() < 2) continue;
-    put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
     job.fixed_ranks = true;
-    job.state_calls.clear();
+    if (plan.box_faults.empty() && random.chance(0.25)) let_boxes_choose(random, job);
+    put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
     job.saver_chance = 0;
+    // Without an optimizer the root saves nothing.
+    if (!plan.box_faults.empty() && spec.optimizer == "none") spec.optimizer = "momentum";
+    for (JobPlan::Ranks& later : job.later_ranks) later.max_ranks = spec.max_ranks;
   }
-  if (plan.racks.empty() || plan.clean || !random.chance(0.7)) return;
+  // Who is lost with a box is followed by others, who know their numbers.
+  const bool all_fixed = std::ranges::all_of(
+      plan.jobs, [](const JobPlan& job) { return job.fixed_ranks || job.box_of.empty(); });
+  if (plan.racks.empty() || plan.clean || !all_fixed || !random.chance(0.7)) return;
+  add_rack_faults(random, plan);
+}
+
+void add_rack_faults(SimRandom& random, RackPlan& plan) {
   using Kind = RackFault;
   constexpr RackFault::Kind kKinds[] = {
       Kind::kDies,   Kind::kDies,        Kind::kDiesSilently, Kind::kHangs, Kind::kBreaks,

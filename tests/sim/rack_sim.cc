@@ -1,6 +1,7 @@
 // Runs simulated racks by seed:
 //   rack_sim --seeds 1..10000 [--jobs 2] [--replay-check]
 //   rack_sim --seed 42 --verbose
+//   rack_sim --large --seeds 1..1000
 #include <fmt/format.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -39,6 +40,7 @@ struct Options {
   bool replay = false;
   bool stop = false;
   bool racks = false;
+  bool large = false;
 };
 
 struct Totals {
@@ -53,9 +55,11 @@ struct Totals {
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   current_seed = seed;
-  const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = 120, .tv_usec = 0}};
+  const time_t most_s = options.large ? 1200 : 120;
+  const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = most_s, .tv_usec = 0}};
   setitimer(ITIMER_PROF, &limit, nullptr);  // of the CPU: the machine may be busy
-  const RackPlan plan = phub::sim::make_rack_plan(seed);
+  const RackPlan plan =
+      options.large ? phub::sim::make_large_plan(seed) : phub::sim::make_rack_plan(seed);
   if (options.racks && plan.racks.empty()) return true;
   if (options.verbose) fmt::print("{}", describe(plan));
   RackResult result = run_rack(plan, options.verbose);
@@ -96,7 +100,8 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.void_snapshots += result.void_snapshots;
   if (result.failure.empty()) return true;
   ++totals.failures;
-  fmt::print("seed {}: {}\n  replay: rack_sim --seed {} --verbose\n", seed, result.failure, seed);
+  fmt::print("seed {}: {}\n  replay: rack_sim{} --seed {} --verbose\n", seed, result.failure,
+             options.large ? " --large" : "", seed);
   std::fflush(stdout);
   return false;
 }
@@ -158,6 +163,7 @@ int main(int argc, char** argv) {
   app.add_flag("--verbose", options.verbose, "print plan and trace");
   app.add_flag("--replay-check", options.replay, "run every seed twice and compare the traces");
   app.add_flag("--racks", options.racks, "leave out seeds without racks below the root");
+  app.add_flag("--large", options.large, "a thousand ranks over three levels of boxes, each");
   app.add_flag("--stop", options.stop, "end with the first failure");
   CLI11_PARSE(app, argc, argv);
   for (int number : {SIGABRT, SIGSEGV, SIGPROF, SIGFPE}) std::signal(number, on_signal);

@@ -60,25 +60,8 @@ TEST(ScaleTest, AThousandRanksGoOnWithoutThoseThatAreLost) {
   EXPECT_EQ(result.lost, 5u);
 }
 
-// Five racks of ten racks of twenty ranks, below a root with so many boxes under it.
-RackPlan plan_of_racks(size_t shards) {
-  RackPlan plan = plan_of(1000, "adam");
-  JobPlan& job = plan.jobs[0];
-  job.spec.keys = {{.name = "a", .elements = 400}, {.name = "b", .elements = 1}};
-  job.spec.reduction = "mean";
-  job.null_chance = 0.2;
-  plan.shards.assign(shards, 1);
-  for (int rack = 0; rack < 5; ++rack) {
-    job.spec.groups += rack == 0 ? "(20" : ",(20";
-    for (int below = 1; below < 10; ++below) job.spec.groups += ",20";
-    job.spec.groups += ")";
-  }
-  put_over_racks(job, 2, 1, plan);
-  return plan;
-}
-
 TEST(ScaleTest, AThousandRanksOverThreeLevelsBelowARootWithEightMoreBoxes) {
-  const RackPlan plan = plan_of_racks(8);
+  const RackPlan plan = thousand_ranks(1000);
   const RackResult result = run_rack(plan);
   EXPECT_EQ(result.failure, "");
   EXPECT_EQ(result.admitted, 1000u);

@@ -66,7 +66,8 @@ void Trainer::on_join(const Result<JoinReply>& result) {
     const bool patient = start_.patient || start_.replace || lost_;
     const bool again =
         result.code == ErrorCode::kTimeout || result.code == ErrorCode::kUnavailable ||
-        result.code == ErrorCode::kRewound || (result.code == ErrorCode::kTaken && patient);
+        result.code == ErrorCode::kRewound || (result.code == ErrorCode::kTaken && patient) ||
+        (result.code == ErrorCode::kMismatch && box() > 0);  // it has a job whose root has died
     if (again && !job_.ended && rack_.net().now_ns() < started_ns_ + kPatienceNs) {
       std::weak_ptr<Mail> mail = mail_;
       rack_.net().after(2 * kMs, [this, mail] {
@@ -80,7 +81,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   rack_.resolved(job_);
   if (job_.ended) return crash(true);  // the server made another job of the same name
   reply_ = *result.value;
-  life_ = rack_.life(job_);
+  life_ = box() == 0 ? rack_.life(job_) : rack_.life_below(job_, reply_->epoch);
   job_.oracle.joined({reply_->rank, reply_->incarnation}, saves_);
   try {
     link_ = connect();

@@ -122,6 +122,7 @@ class Trainer {
   void state_begun(const Transfer& transfer, const Result<StateReply>& result);
   void read_state(const Transfer& transfer);
   void write_state(const Transfer& transfer);
+  size_t sets_before_answer() const;
   void apply_state(const Transfer& transfer);
   void end_state(const Transfer& transfer);
   template <typename T>

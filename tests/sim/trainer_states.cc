@@ -32,7 +32,9 @@ void Trainer::call_state() {
   while (state_calls_ < calls.size() && calls[state_calls_].after_pushes <= pushes_) {
     if (transfer_) return;  // this one comes later
     const StateCall& call = calls[state_calls_++];
-    if (call.rank != reply_->rank || (call.sets && sets_unsure_)) continue;
+    const uint32_t rack = rack_.rack_of(job_, reply_->rank);
+    const bool is_unsure = sets_unsure_ || (box() > 0 && job_.unsure_racks.contains(rack));
+    if (call.rank != reply_->rank || (call.sets && is_unsure)) continue;
     transfer_ = std::make_shared<StateTransfer>(
         StateTransfer{call, {{reply_->rank, reply_->incarnation}, transfers_++, call.keys, {}}});
     begin_state(transfer_);
@@ -56,8 +58,9 @@ void Trainer::begin_state(const Transfer& transfer) {
         server().begin_state(
             who, request,
             [this, transfer, reply, life = rack_.life(job_)](Result<StateReply> result) {
-              if (result && life == rack_.life(job_))
-                transfer->sets_before = rack_.sets_in_log(job_);
+              if (result && life == rack_.life(job_)) {
+                transfer->sets_before = box() == 0 ? rack_.sets_in_log(job_) : sets_before_answer();
+              }
               reply(std::move(result));
             });
       },
@@ -133,7 +136,14 @@ void Trainer::write_state(const Transfer& transfer) {
       false);
 }
 
+// Its rack has the answer, and nobody else's since.
+size_t Trainer::sets_before_answer() const {
+  return job_.sets_before_answer[rack_.rack_of(job_, reply_->rank)];
+}
+
 void Trainer::apply_state(const Transfer& transfer) {
+  const uint32_t rack = rack_.rack_of(job_, reply_->rank);
+  if (box() > 0 && !job_.unsure_racks.insert(rack).second) return end_state(transfer);
   job_.oracle.may_set(transfer->set);
   sets_unsure_ = true;
   control().call<HyperReply>(
@@ -141,8 +151,9 @@ void Trainer::apply_state(const Transfer& transfer) {
       [this, who = credential()](const Reply<HyperReply>& reply) {
         server().apply_state(who, reply);
       },
-      [this, transfer](const Result<HyperReply>& result) {
+      [this, transfer, rack](const Result<HyperReply>& result) {
         if (has_failed(transfer, result) || done()) return;
+        job_.unsure_racks.erase(rack);
         if (life_ == rack_.life(job_)) {
           job_.oracle.did_set(transfer->set, result.value->round);
           sets_unsure_ = false;

@@ -148,6 +148,7 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const ShardOrders*>(nullptr));
   fields(all, static_cast<const ShardOrder*>(nullptr));
   fields(all, static_cast<const ShardPart*>(nullptr));
+  fields(all, static_cast<const ShardKeys*>(nullptr));
   fields(all, static_cast<const ShardQueue*>(nullptr));
   fields(all, static_cast<const ShardBoundary*>(nullptr));
   fields(all, static_cast<const ShardRestored*>(nullptr));

@@ -1,5 +1,5 @@
 // The state of keys, got and set while the job runs: to the bit what a process that trains alone
-// has, over shared memory and TCP, with several cores and chunks of a key.
+// has, over shared memory and TCP, with several cores and chunks of a key; and through racks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
+#include "tests/worker/racks.h"
 #include "transport/control/control_client.h"
 
 namespace phub {
@@ -28,6 +30,7 @@ using kernels::DType;
 using testing::Box;
 using testing::each_rank;
 using testing::expect_error;
+using testing::Racks;
 
 constexpr uint32_t kRanks = 2;
 constexpr uint64_t kElements[] = {5000, 7, 640};
@@ -41,13 +44,13 @@ struct Kind {
   DType type;
   const char* differences = "";  // the format in which they are written back instead
 };
-const Kind kKinds[] = {
-    {"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
-    {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
-    {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
-    {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
-    {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32},
-    {"differences", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32, "int8"}};
+const Kind kKinds[] = {{"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
+                       {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
+                       {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
+                       {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
+                       {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
+const Kind kDifferences = {"differences", "adam",      kernels::Optimizer::kAdam,
+                           "f32",         DType::kF32, "int8"};
 
 JobSpec spec_of(const Kind& kind, const std::string& name) {
   JobSpec spec;
@@ -155,16 +158,45 @@ void expect_parameters(const Worker& worker, const Alone& alone) {
   }
 }
 
-class KeyStates : public ::testing::TestWithParam<Kind> {};
+// One box; or two racks of one rank each, and their root.
+class Boxes {
+ public:
+  explicit Boxes(bool racks) {
+    if (racks) {
+      racks_.emplace("1,1", kRanks);
+    } else {
+      box_.emplace(2);
+    }
+  }
+  WorkerOptions options(JobSpec spec, uint32_t rank) {
+    if (racks_) spec.groups = "1,1";
+    WorkerOptions options = (racks_ ? racks_->of(rank) : *box_).options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    return options;
+  }
+  std::vector<LogRecord> log(const std::string& job) {
+    return (racks_ ? racks_->root() : *box_).log(job);
+  }
+
+ private:
+  std::optional<Box> box_;
+  std::optional<Racks> racks_;
+};
+
+using KindAndRacks = std::tuple<Kind, bool>;
+std::string name_of_test(const ::testing::TestParamInfo<KindAndRacks>& test) {
+  const auto& [kind, racks] = test.param;
+  return fmt::format("{}{}", kind.name, racks ? "_racks" : "");
+}
+
+class KeyStates : public ::testing::TestWithParam<KindAndRacks> {};
 
 // Rank 1 is up to a round ahead meanwhile.
 TEST_P(KeyStates, AreOfOneRound) {
-  const Kind& kind = GetParam();
-  Box box(2);
+  const Kind& kind = std::get<0>(GetParam());
+  Boxes boxes(std::get<1>(GetParam()));
   each_rank(kRanks, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of(kind, "job"));
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(boxes.options(spec_of(kind, "job"), rank));
     Alone alone(kind);
     for (uint64_t round = 1; round <= 8; ++round) {
       train(worker, kind, round);
@@ -181,15 +213,13 @@ TEST_P(KeyStates, AreOfOneRound) {
 
 // What is got of one job and set in another goes on as if nothing had happened.
 TEST_P(KeyStates, GoOnInAnotherJob) {
-  const Kind& kind = GetParam();
-  Box box(2);
+  const Kind& kind = std::get<0>(GetParam());
+  Boxes boxes(std::get<1>(GetParam()));
   Alone alone(kind);
   States saved = [&] {
     std::optional<States> got;
     each_rank(kRanks, [&](uint32_t rank) {
-      WorkerOptions options = box.options(spec_of(kind, "first"));
-      options.rank = static_cast<int32_t>(rank);
-      Worker worker(options);
+      Worker worker(boxes.options(spec_of(kind, "first"), rank));
       for (uint64_t round = 1; round <= 5; ++round) train(worker, kind, round);
       if (rank != 0) return;
       got.emplace(worker);
@@ -202,9 +232,7 @@ TEST_P(KeyStates, GoOnInAnotherJob) {
 
   constexpr uint64_t kBefore = 3, kAfter = 4;  // rounds of the second job
   each_rank(kRanks, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of(kind, "second"));
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(boxes.options(spec_of(kind, "second"), rank));
     for (uint64_t round = 1; round <= kBefore; ++round) train(worker, kind, 1000 + round);
     worker.barrier();
     if (rank == 1) {
@@ -232,7 +260,7 @@ TEST_P(KeyStates, GoOnInAnotherJob) {
     }
     worker.barrier();
   });
-  const auto log = box.log("second");
+  const auto log = boxes.log("second");
   const auto set = std::ranges::find(log, LogRecord::Kind::kSet, &LogRecord::kind);
   ASSERT_NE(set, log.end());
   EXPECT_EQ(set->round, kBefore + 1);
@@ -241,22 +269,27 @@ TEST_P(KeyStates, GoOnInAnotherJob) {
   EXPECT_EQ(set->chunks[0].first, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, KeyStates, ::testing::ValuesIn(kKinds),
-                         [](const auto& kind) { return std::string(kind.param.name); });
+INSTANTIATE_TEST_SUITE_P(Kinds, KeyStates,
+                         ::testing::Combine(::testing::ValuesIn(kKinds), ::testing::Bool()),
+                         name_of_test);
+// Racks get no differences.
+INSTANTIATE_TEST_SUITE_P(Differences, KeyStates,
+                         ::testing::Combine(::testing::Values(kDifferences),
+                                            ::testing::Values(false)),
+                         name_of_test);
 
 // Some keys are set, while rank 1 pushes and reads what it wants: at any time one result is whole.
-TEST(KeyStatesRace, ASetIsOfOneRoundForAllRanks) {
+class KeyStatesRace : public ::testing::TestWithParam<bool> {};
+TEST_P(KeyStatesRace, ASetIsOfOneRoundForAllRanks) {
   const Kind& kind = kKinds[0];
   std::mt19937_64 random(testing::fresh_seeds(1).first);
   constexpr uint64_t kRounds = 30;
-  Box box(2);
+  Boxes boxes(GetParam());
   std::vector<std::vector<std::byte>> seen[kRanks];
   std::vector<std::pair<uint64_t, uint64_t>> sets;  // round, which
   const uint64_t pauses = random();
   each_rank(kRanks, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of(kind, "race"));
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(boxes.options(spec_of(kind, "race"), rank));
     for (uint64_t round = 1; round <= kRounds; ++round) {
       train(worker, kind, round);
       std::vector<std::byte> all;
@@ -302,6 +335,9 @@ TEST(KeyStatesRace, ASetIsOfOneRoundForAllRanks) {
   }
   EXPECT_GE(sets.size(), 9u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Boxes, KeyStatesRace, ::testing::Bool(),
+                         [](const auto& racks) { return racks.param ? "racks" : "one"; });
 
 // Rank 0 of a job of one, which the test plays call by call.
 struct Raw {
@@ -411,6 +447,7 @@ TEST(KeyStatesErrors, OfAServerWithoutMemory) {
   spec.keys = {{.name = "w", .elements = 1'000'000}};
   spec.chunk_elements = 8192;
   Box box(1, uint64_t{22} << 20);
+  if (!box.status().shards.empty()) GTEST_SKIP() << "with others the job needs less of this box";
   Worker worker(box.options(spec));
   std::vector<float> memory(3'000'000);
   const std::span<float> all(memory);

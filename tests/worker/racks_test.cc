@@ -1,5 +1,7 @@
 // Boxes below a parent, with workers: every rank sees the bytes of a process that adds in the order
 // of the job's groups alone, as of one box.
+#include "tests/worker/racks.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,6 +24,7 @@
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
 #include "tests/worker/training.h"
+#include "transport/control/control_client.h"
 #include "transport/control/rank_tree.h"
 
 namespace phub {
@@ -30,71 +33,8 @@ namespace {
 using testing::Box;
 using testing::grouped_spec;
 using testing::GroupedTraining;
+using testing::Racks;
 using testing::Results;
-
-// A root and a rack for each group of the last level of a tree, with levels between them.
-class Racks {
- public:
-  // `levels`: of racks, up to those of the tree.
-  explicit Racks(const std::string& groups, uint32_t ranks,
-                 uint32_t levels = RankTree::kMaxLevels) {
-    add(groups, ranks, levels);
-  }
-
-  Box& root() { return root_; }
-  Box& of(uint32_t rank) {
-    for (Leaf& leaf : leaves_) {
-      if (leaf.ranks.contains(rank)) return *leaf.box;
-    }
-    throw std::out_of_range("no such rank");
-  }
-  Flow flow_at_root(const std::string& job) {
-    for (const JobStatus& one : root_.status().jobs) {
-      if (one.name == job) return one.flow;
-    }
-    return {};
-  }
-  // The log of the training's ranks: every rack has that of its own.
-  std::vector<LogRecord> log(const std::string& job) {
-    std::vector<LogRecord> all;
-    for (Leaf& leaf : leaves_) {
-      for (LogRecord& record : leaf.box->log(job)) all.push_back(std::move(record));
-    }
-    return all;
-  }
-
- private:
-  struct Leaf {
-    RankRange ranks;
-    std::unique_ptr<Box> box;
-  };
-
-  static std::unique_ptr<Box> below(const std::string& parent) {
-    return std::make_unique<Box>("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap{},
-                                 CheckpointOptions{}, parent);
-  }
-  // Boxes of the upper levels first: each of the last one has a parent among them.
-  void add(const std::string& groups, uint32_t ranks, uint32_t levels) {
-    const RankTree tree(groups, ranks);
-    std::vector<std::string> parent_of(ranks, root_.address());  // by the training's rank
-    const uint32_t first_level = tree.levels() - std::min(levels, tree.levels() - 1);
-    for (uint32_t level = first_level; level < tree.levels(); ++level) {
-      for (uint32_t first = 0; first < ranks; first = tree.end(level, first)) {
-        std::unique_ptr<Box> box = below(parent_of[first]);
-        for (uint32_t r = first; r < tree.end(level, first); ++r) parent_of[r] = box->address();
-        if (level + 1 == tree.levels()) {
-          leaves_.push_back({{first, tree.end(level, first)}, std::move(box)});
-        } else {
-          between_.push_back(std::move(box));
-        }
-      }
-    }
-  }
-
-  Box root_{2};
-  std::vector<std::unique_ptr<Box>> between_;
-  std::vector<Leaf> leaves_;
-};
 
 void check(Racks& racks, const GroupedTraining& run) {
   SCOPED_TRACE(
@@ -375,18 +315,53 @@ TEST(Racks, WhoIsExcludedInARackIsNotCounted) {
   });
 }
 
-TEST(Racks, TheStateOfKeysIsTheRoots) {
-  Racks racks("1", 1);
-  JobSpec spec = grouped_spec("state", 1, "1");
+// To the root the rack is one rank. Who is gone holds up nobody.
+TEST(Racks, TheStateOfKeysIsOfOneRankAtATime) {
+  Racks racks("2,1", 3);
+  JobSpec spec = grouped_spec("state", 3, "2,1");
   spec.optimizer = "adam";
-  const auto worker = join(racks, spec, 0);
-  worker->wait_all();
+  const auto options = [&](uint32_t rank) {
+    WorkerOptions options = racks.of(rank).options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    options.transport = "tcp";
+    options.await_ranks = false;
+    return options;
+  };
+  Worker same(options(1)), other(options(2));
+  ControlClient raw(racks.of(0).address());
+  const JoinReply reply = raw.join({.spec = spec, .rank = 0, .transport = "tcp"}, 60'000);
+  const Credential who{spec.name, reply.rank, reply.incarnation, reply.offer.ticket, reply.epoch};
+  EXPECT_EQ(raw.begin_state(who, {.set = true, .keys = {1}, .steps = {4}}).bytes, 7u * 3 * 4);
+
   std::vector<std::vector<float>> arrays(3, std::vector<float>(5000));
   KeyState state{.key = 0, .arrays = {arrays[0], arrays[1], arrays[2]}};
-  testing::expect_error(ErrorCode::kInvalid, "this box has a parent, which has the parameters",
-                        [&] {
-                          worker->get_state({&state, 1});
-                        });
+  testing::expect_error(ErrorCode::kTaken, "rank 0 sets the state of job 'state'", [&] {
+    same.get_state({&state, 1});
+  });
+  testing::expect_error(ErrorCode::kTaken, "a rank of rack 0 sets the state of job 'state'", [&] {
+    other.get_state({&state, 1});
+  });
+  testing::expect_error(ErrorCode::kInvalid, "no piece", [&] { raw.write_state(who, 84, "1234"); });
+  testing::expect_error(ErrorCode::kInvalid, "behind the 0",
+                        [&] { raw.write_state(who, 4, "1234"); });
+  raw.write_state(who, 0, "1234");
+  testing::expect_error(ErrorCode::kInvalid, "4 of the 84 bytes", [&] { raw.apply_state(who); });
+  raw.leave(who);
+  EXPECT_EQ(same.get_state({&state, 1}), 0u);
+  EXPECT_EQ(other.get_state({&state, 1}), 0u);
+}
+
+TEST(Racks, WhatTheRootRefusesIsRefused) {
+  Racks racks("1", 1);
+  JobSpec spec = grouped_spec("refused-state", 1, "1");
+  spec.optimizer = "none";
+  const auto worker = join(racks, spec, 0);
+  worker->wait_all();
+  std::vector<float> memory(5000);
+  KeyState state{.key = 0, .arrays = {memory}};
+  testing::expect_error(ErrorCode::kInvalid, "in jobs in lock-step with an optimizer", [&] {
+    worker->get_state({&state, 1});
+  });
   testing::expect_error(ErrorCode::kInvalid, "this server keeps no checkpoints",
                         [&] { worker->checkpoint(); });
 }

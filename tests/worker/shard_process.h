@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <string>
+#include <vector>
 
 #include "tests/worker/process.h"
 #include "tests/worker/server_process.h"
@@ -15,11 +16,9 @@ namespace phub::testing {
 
 class ShardProcess {
  public:
-  ShardProcess(const std::string& program, const std::string& server)
-      : process_(
-            {ServerProcess::binary(program), "serve", "--join", server, "--listen", "127.0.0.1:0",
-             "--transports", "tcp", "--topology", "pack:1 core:2 pu:1", "--pin", "false"},
-            directory_.path() + "/output") {}
+  // `flags`: more of phub serve.
+  ShardProcess(const std::string& program, const std::string& server, const Flags& flags = {})
+      : process_(command(program, server, flags), directory_.path() + "/output") {}
   void end(int signal) {
     process_.send(signal);
     EXPECT_TRUE(process_.wait(kLong).has_value()) << process_.output();
@@ -33,6 +32,24 @@ class ShardProcess {
   }
 
  private:
+  static std::vector<std::string> command(const std::string& program, const std::string& server,
+                                          const Flags& flags) {
+    std::vector<std::string> words = {ServerProcess::binary(program),
+                                      "serve",
+                                      "--join",
+                                      server,
+                                      "--listen",
+                                      "127.0.0.1:0",
+                                      "--transports",
+                                      "tcp",
+                                      "--topology",
+                                      "pack:1 core:2 pu:1",
+                                      "--pin",
+                                      "false"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return words;
+  }
+
   const TemporaryDirectory directory_;
   Process process_;
 };

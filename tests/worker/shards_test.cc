@@ -4,12 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "tests/worker/fault_oracle.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/shard_process.h"
@@ -231,6 +235,47 @@ TEST_P(ShardsTest, AJobWithGatedRoundsHasAPartAtEveryBox) {
     }
     worker.leave();
   });
+}
+
+// What it has of the job fits, and half of its state beside that does not.
+TEST_P(ShardsTest, AShardWithoutRoomForTheStateOfKeysSaysSo) {
+  const ShardProcess shard(PHUB_BINARY, server_.address(), {"--memory-limit", "11M"});
+  ASSERT_TRUE(becomes_of(1));
+  JobSpec large = spec("large");
+  large.keys = {{.name = "w", .elements = 1'000'000}, {.name = "b", .elements = 100}};
+  large.chunk_elements = 8192;
+  large.world_size = large.max_ranks = 1;
+  large.initial = "zeros";
+  WorkerOptions options = options_of(server_.address(), large);
+  options.transport = GetParam();
+  Worker worker(options);
+  ASSERT_TRUE(becomes([&] { return arrivals("large").size() == 2; }));
+  std::vector<float> memory(3'000'000);
+  const std::span<float> all(memory);
+  const auto state_of = [&](size_t key) {
+    const size_t elements = large.keys[key].elements;
+    return KeyState{.key = key,
+                    .arrays = {all.first(elements), all.subspan(elements, elements),
+                               all.subspan(2 * elements, elements)}};
+  };
+  KeyState whole = state_of(0), small = state_of(1);
+  for (uint64_t round = 1; round <= 2; ++round) {
+    for (size_t key = 0; key < 2; ++key) {
+      std::ranges::fill(worker.gradient(key), 1);
+      worker.push(key);
+    }
+    worker.wait_all();
+    expect_error(ErrorCode::kFull, "for which the box has no room now", [&] {
+      worker.get_state({&whole, 1});
+    });
+    expect_error(ErrorCode::kFull, "for which the box has no room now", [&] {
+      worker.set_state({&whole, 1});
+    });
+    EXPECT_EQ(worker.get_state({&small, 1}), round);
+    EXPECT_EQ(small.arrays[0][99], worker.parameters(1)[99]);
+    EXPECT_EQ(small.step, round);
+  }
+  worker.leave();
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ShardsTest, ::testing::Values("tcp", "auto"),

@@ -33,8 +33,10 @@ std::string piece_path(const Credential& who, uint64_t offset) {
   return fmt::format("/state/{}/{}/{}/{}", who.rank, who.incarnation, who.epoch, offset);
 }
 
-std::string copy_target(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset) {
-  return fmt::format("/v1/shards/{}/copies/{}/{}/{}", shard, job, round, offset);
+std::string copy_target(uint64_t shard, const CopyPlace& place) {
+  const bool of_state = place.state > 0;
+  return fmt::format("/v1/shards/{}/{}/{}/{}/{}", shard, of_state ? "states" : "copies", place.job,
+                     of_state ? place.state : place.round, place.offset);
 }
 
 }  // namespace
@@ -186,16 +188,13 @@ ShardOrders ControlClient::mail(uint64_t shard, const ShardMail& mail, uint32_t 
       checked(http_.request("POST", target, token_, to_json(mail), timeout_ms)));
 }
 
-std::string ControlClient::read_copy(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset,
-                                     uint32_t timeout_ms) {
-  return checked(
-      http_.request("GET", copy_target(shard, job, round, offset), token_, "", timeout_ms));
+std::string ControlClient::read_copy(uint64_t shard, const CopyPlace& place, uint32_t timeout_ms) {
+  return checked(http_.request("GET", copy_target(shard, place), token_, "", timeout_ms));
 }
 
-void ControlClient::write_copy(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset,
-                               std::string_view piece, uint32_t timeout_ms) {
-  checked(http_.request("POST", copy_target(shard, job, round, offset), token_, piece, timeout_ms,
-                        kBytesType));
+void ControlClient::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
+                               uint32_t timeout_ms) {
+  checked(http_.request("POST", copy_target(shard, place), token_, piece, timeout_ms, kBytesType));
 }
 
 JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {

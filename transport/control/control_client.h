@@ -69,11 +69,10 @@ class ControlClient {
   // Of a box that serves under the server.
   ShardWelcome join_shard(const ShardHello& hello, uint32_t timeout_ms = kTimeoutMs);
   ShardOrders mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms = kTimeoutMs);
-  // A piece of what the shard has of a checkpoint of that round: up to kCopyPieceBytes.
-  std::string read_copy(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset,
-                        uint32_t timeout_ms = kTimeoutMs);
-  void write_copy(uint64_t shard, uint64_t job, uint64_t round, uint64_t offset,
-                  std::string_view piece, uint32_t timeout_ms = kTimeoutMs);
+  // A piece of what the shard has of a checkpoint, or of the state of keys: up to kCopyPieceBytes.
+  std::string read_copy(uint64_t shard, const CopyPlace& place, uint32_t timeout_ms = kTimeoutMs);
+  void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
+                  uint32_t timeout_ms = kTimeoutMs);
 
   void cancel() { http_.cancel(); }
 

@@ -7,14 +7,14 @@
 namespace phub {
 
 template <>
-inline constexpr std::string_view kWords<ShardDo>[] = {"make",   "admit",  "reconnect", "revoke",
-                                                       "start",  "hold",   "commit",    "probe",
-                                                       "detach", "attach", "remove",    "decide"};
+inline constexpr std::string_view kWords<ShardDo>[] = {
+    "make",  "admit",  "reconnect", "revoke", "start",  "hold",  "commit",
+    "probe", "detach", "attach",    "remove", "decide", "state", "drop_state"};
 template <>
 inline constexpr std::string_view kWords<ShardSays>[] = {
-    "made",     "offered", "held",         "committed", "probed",    "detached",
-    "attached", "removed", "snapped",      "broken",    "violation", "non_finite",
-    "excluded", "failed",  "disconnected", "active",    "leaves",    "closed"};
+    "made",         "offered", "held",   "committed", "probed",      "detached",  "attached",
+    "removed",      "snapped", "broken", "violation", "non_finite",  "excluded",  "failed",
+    "disconnected", "active",  "leaves", "closed",    "state_there", "got_state", "set_state"};
 
 inline constexpr uint64_t kMaxShardCores = 1u << 12;
 
@@ -96,6 +96,7 @@ void fields(A& a, const ShardBoundary*) {
   a.required("lowest_round", &ShardBoundary::lowest_round);
   a.optional("snapshot", &ShardBoundary::snapshot);
   a.optional("snapshot_round", &ShardBoundary::snapshot_round);
+  a.optional("state", &ShardBoundary::state);
 }
 template <class A>
 void fields(A& a, const ShardDecision*) {
@@ -103,6 +104,12 @@ void fields(A& a, const ShardDecision*) {
   a.required("norm", &ShardDecision::norm);
   a.required("factor", &ShardDecision::factor);
   a.optional("skipped", &ShardDecision::skipped);
+}
+template <class A>
+void fields(A& a, const ShardKeys*) {
+  a.required("number", &ShardKeys::number, {1, kAny});
+  a.optional("set", &ShardKeys::set);
+  a.required("keys", &ShardKeys::keys, {1, kMaxKeys});
 }
 template <class A>
 void fields(A& a, const ShardOrder*) {
@@ -115,6 +122,8 @@ void fields(A& a, const ShardOrder*) {
   a.optional("boundary", &ShardOrder::boundary, {0, 1});
   a.optional("decision", &ShardOrder::decision, {0, 1});
   a.optional("round", &ShardOrder::round);
+  a.optional("state", &ShardOrder::state, {0, 1});
+  a.optional("number", &ShardOrder::number);
 }
 template <class A>
 void fields(A& a, const ShardLack*) {
@@ -164,6 +173,7 @@ void fields(A& a, const ShardReport*) {
   a.optional("probe", &ShardReport::probe, {0, 1});
   a.optional("last_rounds", &ShardReport::last_rounds, {0, kMaxRanks});
   a.optional("squares", &ShardReport::squares);
+  a.optional("state", &ShardReport::state);
 }
 template <class A>
 void fields(A& a, const ShardMail*) {

@@ -8,7 +8,8 @@
 // and counts once.
 //
 // What a shard has of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to
-// the server after each snapshot, from it if the job goes on from one.
+// the server after each snapshot, from it if the job goes on from one. The state of keys that a
+// rank reads or sets goes over …/states/{job}/{state}/{offset} in the same way.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,8 @@ enum class ShardDo : uint8_t {
   kAttach,
   kRemove,
   kDecide,  // what becomes of a round that is applied as a whole
+  kState,   // memory for the state of keys; what is set is fetched: kStateThere
+  kDropState,
 };
 enum class ShardSays : uint8_t {
   kMade,  // or, with a code, that it could not be made; so kOffered
@@ -54,6 +57,9 @@ enum class ShardSays : uint8_t {
   kActive,        // something has happened since the last probe
   kLeaves,        // the last report: the shard ends
   kClosed,        // all chunks of a round that is applied as a whole are summed there
+  kStateThere,    // what kState asks for; or, with a code, that it could not be
+  kGotState,      // as a core's reports; and the server has what the core copied
+  kSetState,
 };
 
 struct ShardNode {    // of NUMA
@@ -141,6 +147,7 @@ struct ShardBoundary {
   uint64_t lowest_round = 0;  // that a chunk is in
   bool snapshot = false;      // as Boundary has it
   uint64_t snapshot_round = 0;
+  uint64_t state = 0;  // of keys, by its number: is read or set; 0: none
 
   friend bool operator==(const ShardBoundary&, const ShardBoundary&) = default;
 };
@@ -155,6 +162,17 @@ struct ShardDecision {
   friend bool operator==(const ShardDecision&, const ShardDecision&) = default;
 };
 
+// The state of keys that a rank reads or sets. Its bytes are f32, by chunk of the part in ascending
+// order: the parameters, then each of the optimizer's states. Behind them are 64-bit numbers by
+// chunk: the optimizer's steps.
+struct ShardKeys {
+  uint64_t number = 0;  // of the job: from 1 on
+  bool set = false;
+  std::vector<uint32_t> keys;
+
+  friend bool operator==(const ShardKeys&, const ShardKeys&) = default;
+};
+
 struct ShardOrder {
   ShardDo kind = ShardDo::kMake;
   uint64_t job = 0;  // its number at the server
@@ -165,6 +183,8 @@ struct ShardOrder {
   std::vector<ShardBoundary> boundary;  // kCommit: one
   std::vector<ShardDecision> decision;  // kDecide: one
   uint64_t round = 0;                   // kProbe: the latest that some box has begun to close
+  std::vector<ShardKeys> state;         // kState: one
+  uint64_t number = 0;                  // kDropState: of the state
 
   friend bool operator==(const ShardOrder&, const ShardOrder&) = default;
 };
@@ -210,7 +230,7 @@ struct ShardReport {
   uint32_t violation = 0;
   uint32_t chunk = 0;
   uint64_t said = 0, round = 0, started = 0, min_round = 0;
-  bool refused = false;  // kMade, kOffered: could not be, and why
+  bool refused = false;  // kMade, kOffered, kStateThere: could not be, and why
   ErrorCode code = ErrorCode::kInternal;
   std::string text;                      // why
   std::vector<QueueOffer> queues;        // kOffered
@@ -220,6 +240,7 @@ struct ShardReport {
   // kClosed: of the part's chunks, ascending, the sums of the squares of their gradients: the bits
   // of doubles.
   std::vector<uint64_t> squares;
+  uint64_t state = 0;  // kStateThere: its number
 
   friend bool operator==(const ShardReport&, const ShardReport&) = default;
 };
@@ -237,11 +258,12 @@ struct ShardOrders {
 
 inline constexpr uint64_t kCopyPieceBytes = uint64_t{1} << 20;  // at most
 
-// Where a piece of a checkpoint belongs.
+// Where a piece of a checkpoint belongs, or of the state of keys.
 struct CopyPlace {
-  uint64_t job = 0;  // its number at the server
-  uint64_t round = 0;
+  uint64_t job = 0;     // its number at the server
+  uint64_t round = 0;   // of the checkpoint
   uint64_t offset = 0;  // in what the shard has of it
+  uint64_t state = 0;   // the number of a state, and there is no round; 0: it is of a checkpoint
 };
 
 std::string to_json(const ShardHello& hello);

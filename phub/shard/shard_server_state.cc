@@ -1,0 +1,152 @@
+// A shard: its part of the state of keys that a rank reads or sets. Before the boundary there is
+// memory for it, and what is set; behind it the cores copy, and what they have copied goes to the
+// server.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "phub/shard/shard_server.h"
+#include "transport/error.h"
+
+namespace phub {
+
+using Stage = StateShare::Stage;
+
+void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order) {
+  std::shared_ptr<StateShare> share;
+  const std::optional<Error> refused = error_of([&] {
+    share = std::make_shared<StateShare>(*part.job, order);
+    if (budget_.has_room(share->memory_bytes())) return;
+    fail(ErrorCode::kFull,
+         "the state has {} bytes, for which the box has no room now: ask for fewer keys at a time, "
+         "or raise --memory-limit",
+         share->memory_bytes());
+  });
+  if (refused) return refuse_state(number, order.number, *refused);
+  budget_.grow(0, share->memory_bytes());
+  share->is_busy = true;
+  part.states.push_back(share);
+  ++part.tasks;
+  builder_.run([share, job = part.job] { share->allocate(*job); },
+               [this, number, share](const std::optional<Error>& failed) {
+                 Part& part = parts_[number];
+                 --part.tasks;
+                 share->is_busy = false;
+                 if (failed && !share->is_over) refuse_state(number, share->what.number, *failed);
+                 if (failed || share->is_over) return drop_state(part, share);
+                 share->stage = share->what.set ? Stage::kMoving : Stage::kThere;
+                 if (!share->what.set || share->bytes == 0) state_is_there(number, *share);
+               });
+}
+
+void ShardServer::refuse_state(uint64_t number, uint64_t state, const Error& why) {
+  ShardReport& answer = report(ShardSays::kStateThere, number);
+  answer.state = state;
+  answer.refused = true;
+  answer.code = why.code();
+  answer.text = why.what();
+}
+
+void ShardServer::state_is_there(uint64_t number, StateShare& share) {
+  if (share.what.set) share.take_steps();
+  share.stage = Stage::kThere;
+  report(ShardSays::kStateThere, number).state = share.what.number;
+}
+
+void ShardServer::drop_state(Part& part, uint64_t state) {
+  for (const auto& share : part.states) {
+    if (share->what.number == state) return drop_state(part, share);
+  }
+}
+
+// Memory is given back beside this thread.
+void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& share) {
+  share->is_over = true;
+  if (share->is_busy || share->stage == Stage::kCopying) return;
+  const uint64_t bytes = share->memory_bytes();
+  std::shared_ptr<StateShare> rest = share;
+  std::erase(part.states, rest);
+  builder_.run([this, bytes, rest = std::move(rest)]() mutable {
+    rest.reset();
+    budget_.release(bytes);
+  });
+}
+
+// The boundary reads or sets it.
+void ShardServer::place_state(uint64_t number, Part& part, uint64_t state) {
+  const auto at =
+      std::ranges::find(part.states, state, [](const auto& share) { return share->what.number; });
+  if (at == part.states.end() || (*at)->stage != Stage::kThere) {
+    ShardReport& said = report(ShardSays::kFailed, number);
+    said.core = ShardReport::kNoCore;
+    said.text = fmt::format("state {} of keys, which a boundary moves, is not there", state);
+    return;
+  }
+  StateShare& share = **at;
+  share.stage = Stage::kCopying;
+  if (share.what.set) {
+    part.boundary.set_state = &share.where;
+  } else {
+    part.boundary.get_state = &share.where;
+  }
+}
+
+// By a core. All of a get's cores say so when the server has what they copied.
+void ShardServer::state_copied(CoreOfPart from, Part& part, bool was_set) {
+  const auto at = std::ranges::find_if(part.states, [was_set](const auto& share) {
+    return share->stage == Stage::kCopying && share->what.set == was_set;
+  });
+  const std::shared_ptr<StateShare> share = *at;
+  if (was_set) report(ShardSays::kSetState, from.part).core = from.core;
+  if (++share->cores < part.job->cores()) return;
+  share->stage = Stage::kMoving;
+  if (was_set || share->is_over) return drop_state(part, share);
+  share->send_steps();
+  if (share->bytes == 0) state_has_moved(from.part, part, share);
+}
+
+void ShardServer::state_has_moved(uint64_t number, Part& part,
+                                  const std::shared_ptr<StateShare>& share) {
+  if (share->what.set) return state_is_there(number, *share);
+  for (uint32_t core = 0; core < part.job->cores(); ++core) {
+    report(ShardSays::kGotState, number).core = core;
+  }
+  drop_state(part, share);
+}
+
+std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Part& part) {
+  for (const auto& share : part.states) {
+    if (share->stage != Stage::kMoving || share->is_busy || share->is_over) continue;
+    share->is_busy = true;
+    ++part.tasks;
+    return ShardPiece{.place = {.job = number, .offset = share->moved, .state = share->what.number},
+                      .to_server = !share->what.set,
+                      .bytes = share->piece()};
+  }
+  return std::nullopt;
+}
+
+void ShardServer::moved_of_state(const ShardPiece& piece, Part& part,
+                                 const std::optional<Error>& failed) {
+  const uint64_t number = piece.place.job;
+  const auto at = std::ranges::find(part.states, piece.place.state,
+                                    [](const auto& share) { return share->what.number; });
+  const std::shared_ptr<StateShare> share = *at;
+  share->is_busy = false;
+  if (share->is_over) return drop_state(part, share);
+  if (!failed) {
+    share->moved += piece.bytes.size();
+    if (share->moved == share->bytes) state_has_moved(number, part, share);
+    return;
+  }
+  if (share->what.set) {
+    refuse_state(number, share->what.number, *failed);
+    return drop_state(part, share);
+  }
+  ShardReport& said = report(ShardSays::kFailed, number);
+  said.core = ShardReport::kNoCore;
+  said.text = failed->what();
+}
+
+}  // namespace phub
