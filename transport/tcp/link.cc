@@ -132,6 +132,7 @@ TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpT
 }
 
 TcpWorkerLink::~TcpWorkerLink() {
+  shared_gradients_.close_fd();  // what is buried is kept for long
   if (near_) bury(std::move(shared_gradients_));
   if (!near_) bury(std::move(gradients_));
   results_.bury();
