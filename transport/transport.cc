@@ -32,8 +32,17 @@ void place_results(std::span<const std::byte> results, const LinkLayout& layout)
   }
 }
 
+std::unique_ptr<BoxLink> Transport::open_job_in(std::shared_ptr<const BoxMemory> /*memory*/,
+                                                const LinkLayout& /*layout*/) {
+  fail(ErrorCode::kInvalid, "transport '{}' takes no memory of another one's", name());
+}
+
 Offer BoxLink::reconnect(uint32_t rank) {
   fail(ErrorCode::kFenced, "rank {}: this transport cannot make a broken connection again", rank);
+}
+
+void Endpoint::wake_for(int /*fd*/) {
+  fail(ErrorCode::kInvalid, "this transport's endpoints wake for nothing else");
 }
 
 Endpoint& WorkerLink::endpoint_of(uint32_t thread) {

@@ -116,6 +116,10 @@ class Endpoint {
   // Readable (edge triggered: epoll with EPOLLET, never read) when an armed endpoint has work.
   virtual int wake_fd() const = 0;
 
+  // From now on wake_fd() is readable, too, when this one becomes so: that of another endpoint of
+  // the thread. Throws Error: kInvalid, this transport cannot; kFull.
+  virtual void wake_for(int fd);
+
   // Whether what is posted there goes over a NIC: not where the other end maps this side's memory.
   virtual bool crosses_nic(QueuePair /*to*/) const { return true; }
 
@@ -205,7 +209,8 @@ struct QueueOffer {
   uint64_t base = 0;    // verbs: where the rank's slots begin, and their remote key on this NIC
   uint32_t key = 0;
   std::string provider = {};  // ofi: of libfabric, which both sides use
-  // tcp: where a worker on the box's host may connect instead, to exchange over memory; empty: no.
+  // Not shm: where a worker on the box's host may connect instead, to exchange over memory; empty:
+  // no.
   std::string near = {};
 
   friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
@@ -217,6 +222,8 @@ struct Offer {
   std::vector<QueueOffer> queues;  // not shm: where to connect each queue pair
   bool tls = false;                // tcp: its connections speak TLS
 };
+
+class BoxMemory;  // box_memory.h
 
 // The box's side of one job on one transport. Made on any thread: its NIC knows it from the first
 // admission on, until close().
@@ -301,6 +308,10 @@ class Transport {
     return 0;
   }  // that each NIC sends at most; 0: no limit
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
+  // The same, with the results and slots in memory that the job has over another transport, too.
+  // Throws Error(kInvalid): this one cannot.
+  virtual std::unique_ptr<BoxLink> open_job_in(std::shared_ptr<const BoxMemory> memory,
+                                               const LinkLayout& layout);
   virtual int event_fd() const = 0;  // readable: call handle_events(); -1: none
   // Never blocks. Also gives up on half-open connections.
   virtual void handle_events(std::vector<TransportEvent>& out) = 0;
@@ -318,7 +329,7 @@ class WorkerLink {
   // The same memory, for differences to be added to it. Empty where it is the box's.
   virtual std::span<std::byte> writable_results() { return {}; }
   // Copies to gradients(), from byte `offset` on. Both arrays may be memory of a device, which the
-  // host does not reach (device_arrays.h).
+  // host does not reach (link_arrays.h).
   virtual void write_gradients(uint64_t offset, std::span<const std::byte> bytes);
   // Ranges of the two arrays that lie in memory of the application's instead, which the transport
   // reads and writes in place; null: this transport cannot. The same until the link goes.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/beside/transport.h"
 #include "transport/control/control_client.h"
 #include "transport/control/name_lookup.h"
 #include "transport/control/server_address.h"
@@ -102,9 +103,18 @@ std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const 
                        {.host = parse_server_address(server).host, .tls = options.tls},
                        options.transport == "auto");
   }
-  MemoryDevice* const device = options.memory_device;
-  if (offer.transport == "verbs") return connect_verbs(offer, layout, timeout_ms, device);
-  if (offer.transport == "ofi") return connect_ofi(offer, layout, timeout_ms, device);
+  if (offer.transport == "verbs" || offer.transport == "ofi") {
+    const auto network = [&](const Offer& part, const LinkLayout& of,
+                             std::unique_ptr<LinkArrays> arrays) {
+      return part.transport == "verbs" ? connect_verbs(part, of, timeout_ms, std::move(arrays))
+                                       : connect_ofi(part, of, timeout_ms, std::move(arrays));
+    };
+    MemoryDevice* const device = options.memory_device;
+    if (options.transport == "auto" && device == nullptr) {
+      return connect_beside(offer, layout, timeout_ms, network);
+    }
+    return network(offer, layout, arrays_on(device, layout));
+  }
   fail(ErrorCode::kInvalid, "transport '{}' is not in this library; there are shm, tcp, verbs, ofi",
        printable(offer.transport));
 }

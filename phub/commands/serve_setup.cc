@@ -10,6 +10,7 @@
 #include <array>
 #include <utility>
 
+#include "transport/beside/transport.h"
 #include "transport/error.h"
 #include "transport/ofi/transport.h"
 #include "transport/paced/transport.h"
@@ -112,7 +113,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
             "--tls-data: what goes over RDMA is not encrypted; --transports shm,tcp leaves "
             "it out");
       }
-      nics.push_back(std::move(nic));
+      nics.push_back(make_beside(std::move(nic)));
     }
   } else if (!config.devices.empty()) {
     fail(ErrorCode::kInvalid, "--devices needs verbs among --transports");
@@ -122,8 +123,8 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
       spdlog::warn("--tls-data: what goes over ofi is not encrypted by phub");
     }
     const auto port = static_cast<uint16_t>(config.data_port == 0 ? 0 : config.data_port + 1);
-    nics.push_back(make_ofi_transport(
-        {.addresses = tcp_data_addresses(hosts), .port = port, .provider = config.ofi_provider}));
+    nics.push_back(make_beside(make_ofi_transport(
+        {.addresses = tcp_data_addresses(hosts), .port = port, .provider = config.ofi_provider})));
   } else if (!config.ofi_provider.empty()) {
     fail(ErrorCode::kInvalid, "--ofi-provider needs ofi among --transports");
   }

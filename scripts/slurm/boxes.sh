@@ -4,9 +4,10 @@
 # A script finds this file in PHUB_SLURM (default scripts/slurm: submit from the project's folder).
 #
 # PHUB_PORT: of the server (default 7717). PHUB_TRANSPORT: of all ranks, auto (default), tcp, verbs or ofi. PHUB_TRANSPORTS:
-# what the boxes offer (default: that one; for auto tcp). With auto and tcp, ranks exchange over memory with the box on their
-# own node, and over TCP with the others. (Boxes that offer shm are for jobs that stay on one node.) PHUB_SERVE and PHUB_SHARD: options of the server's and the shards' phub serve (default --insecure: whoever
-# reaches the port may use it). With TLS and tokens (phub/operating.md), in a folder that all nodes see, for example:
+# what the boxes offer (default: that one; for auto tcp). With auto, ranks exchange over memory with the box on their own
+# node, and over the network with the others. (Boxes that offer shm are for jobs that stay on one node.) PHUB_SERVE and
+# PHUB_SHARD: options of the server's and the shards' phub serve (default --insecure: whoever reaches the port may use it).
+# With TLS and tokens (phub/operating.md), in a folder that all nodes see, for example:
 #
 #   export PHUB_SERVE="--tls-cert $HOME/box.pem --tls-key $HOME/box.key --tokens $HOME/tokens.toml"
 #   export PHUB_CA=$HOME/ca.pem PHUB_TOKEN_FILE=$HOME/token PHUB_SHARD_TOKEN_FILE=$HOME/token.admin

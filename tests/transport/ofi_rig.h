@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/transport/near_rig.h"
 #include "tests/transport/transport_suite.h"
 #include "transport/error.h"
 #include "transport/ofi/providers.h"
@@ -34,17 +35,20 @@ class OfiRig final : public TransportRig {
  public:
   // PHUB_OFI_ADDRESS: where the box listens, for a provider that loopback does not have.
   // `device`: in whose memory the arrays of workers lie; null: in the host's.
-  explicit OfiRig(OfiOptions options, std::unique_ptr<MemoryDevice> device = nullptr)
-      : device_(std::move(device)) {
+  explicit OfiRig(OfiOptions options, std::unique_ptr<MemoryDevice> device = nullptr,
+                  Near near = Near::kNone)
+      : device_(std::move(device)), near_(near) {
     if (const char* address = std::getenv("PHUB_OFI_ADDRESS")) options.addresses = {address};
     transport_ = make_ofi_transport(options);
+    if (near_ != Near::kNone) transport_ = make_beside(std::move(transport_));
   }
 
   // Null, and the test is skipped, where this host has no such provider.
   static std::unique_ptr<OfiRig> over(const std::string& provider,
-                                      std::unique_ptr<MemoryDevice> device = nullptr) {
+                                      std::unique_ptr<MemoryDevice> device = nullptr,
+                                      Near near = Near::kNone) {
     try {
-      return std::make_unique<OfiRig>(OfiOptions{.provider = provider}, std::move(device));
+      return std::make_unique<OfiRig>(OfiOptions{.provider = provider}, std::move(device), near);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       [&] { GTEST_SKIP() << error.what(); }();
@@ -54,8 +58,7 @@ class OfiRig final : public TransportRig {
 
   Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async,
-                           [&] { return connect_ofi(offer, layout, 10000, device_.get()); });
+    auto link = std::async(std::launch::async, [&] { return connect_link(offer, layout); });
     while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
       transport_->handle_events(events());
     }
@@ -77,7 +80,19 @@ class OfiRig final : public TransportRig {
   void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
+  std::unique_ptr<WorkerLink> connect_link(const Offer& offer, const LinkLayout& layout) {
+    if (near_ == Near::kNone) {
+      return connect_ofi(offer, layout, 10000, arrays_on(device_.get(), layout));
+    }
+    return connect_with(
+        near_, offer, layout,
+        [](const Offer& part, const LinkLayout& of, std::unique_ptr<LinkArrays> arrays) {
+          return connect_ofi(part, of, 10000, std::move(arrays));
+        });
+  }
+
   const std::unique_ptr<MemoryDevice> device_;
+  const Near near_;
   std::unique_ptr<Transport> transport_;
 };
 

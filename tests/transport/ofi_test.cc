@@ -149,6 +149,8 @@ class OfiTest : public testing::TestWithParam<const char*> {
     EXPECT_EQ(worker.results()[232], box_->results()[200]);
   }
 
+  void expect_nothing_left_behind();
+
   std::unique_ptr<OfiRig> rig_;
   LinkLayout layout_;
   std::unique_ptr<BoxLink> box_;
@@ -299,7 +301,7 @@ TEST_P(OfiTest, AWriteToWhereNoneBelongsHurtsOnlyItsWriter) {
   }
 }
 
-TEST_P(OfiTest, NothingIsLeftBehind) {
+void OfiTest::expect_nothing_left_behind() {
   open();
   uint32_t incarnation = 0;
   const auto every_way_to_end = [&] {
@@ -340,9 +342,24 @@ TEST_P(OfiTest, NothingIsLeftBehind) {
   };
   every_way_to_end();
   every_way_to_end();
+  handle();
   const size_t fds = open_fds();
   for (int i = 0; i < 5; ++i) every_way_to_end();
+  handle();
   EXPECT_EQ(open_fds(), fds);
+}
+
+TEST_P(OfiTest, NothingIsLeftBehind) { expect_nothing_left_behind(); }
+
+// Nor of queues that go over memory beside it: of all of a worker's, or of some.
+TEST_P(OfiTest, NothingIsLeftBehindBesideMemory) {
+  for (const Near near : {Near::kAll, Near::kOdd}) {
+    SCOPED_TRACE(near == Near::kAll ? "all" : "some");
+    rig_ = OfiRig::over(GetParam(), nullptr, near);
+    if (rig_ == nullptr) return;
+    expect_nothing_left_behind();
+    box_.reset();
+  }
 }
 
 // An idle box and an idle worker cost no CPU, and are awake at once when something comes.

@@ -17,6 +17,8 @@ INSTANTIATE_TEST_SUITE_P(
         TransportFactory{"ofi_net", [] { return OfiRig::over("net"); }},
         TransportFactory{"ofi_net_device",
                          [] { return OfiRig::over("net", std::make_unique<TestMemoryDevice>()); }},
+        TransportFactory{"ofi_near", [] { return OfiRig::over("net", nullptr, Near::kAll); }},
+        TransportFactory{"ofi_half_near", [] { return OfiRig::over("net", nullptr, Near::kOdd); }},
         TransportFactory{"ofi_rxm_tcp", [] { return OfiRig::over("tcp;ofi_rxm"); }},
         TransportFactory{"ofi_shm", [] { return OfiRig::over("shm"); }},
         TransportFactory{"paced_tcp", [] { return std::make_unique<PacedRig>(); }},

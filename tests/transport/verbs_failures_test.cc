@@ -386,7 +386,7 @@ TEST_F(VerbsFailures, MemoryOfAGpuIsRegisteredAsADmaBuffer) {
   layout.worker_gradients_bytes = 64 * 128;
   fake::calls().dma_bufs.clear();
   {
-    const auto worker = connect_verbs(offer, layout, 5000, &gpu);
+    const auto worker = connect_verbs(offer, layout, 5000, arrays_on(&gpu, layout));
     const auto& registered = fake::calls().dma_bufs;
     ASSERT_EQ(registered.size(), 2u);
     const auto* const gradients = worker->gradients().data();
@@ -413,7 +413,9 @@ TEST_F(VerbsFailures, ANicThatTakesNoDmaBufferIsToldFromOneThatDoesNotReachTheGp
   offer.queues.push_back({.address = first_.port_.address + ":7000"});
   const auto refusal = [&](int error) {
     first_.dma_buf_error = error;
-    return error_of([&] { connect_verbs(offer, layout_on("mlx_first"), 5000, &gpu); });
+    return error_of([&] {
+      connect_verbs(offer, layout_on("mlx_first"), 5000, arrays_on(&gpu, layout_on("mlx_first")));
+    });
   };
   EXPECT_THAT(refusal(EOPNOTSUPP),
               AllOf(HasSubstr("invalid: ibv_reg_dmabuf_mr of 0.0 MiB on mlx_first: "),

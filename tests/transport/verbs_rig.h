@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/transport/near_rig.h"
 #include "tests/transport/transport_suite.h"
 #include "transport/error.h"
 #include "transport/verbs/transport.h"
@@ -27,16 +28,26 @@ inline std::vector<VerbsPort> verbs_ports() {
 class VerbsRig final : public TransportRig {
  public:
   // `device`: in whose memory the arrays of workers lie; null: in the host's.
-  explicit VerbsRig(uint32_t most_cqe = 0, std::unique_ptr<MemoryDevice> device = nullptr)
+  explicit VerbsRig(uint32_t most_cqe = 0, std::unique_ptr<MemoryDevice> device = nullptr,
+                    Near near = Near::kNone)
       : device_(std::move(device)),
-        transport_(make_verbs_transport({.ports = verbs_ports(), .most_cqe = most_cqe})) {}
+        near_(near),
+        transport_(make_verbs_transport({.ports = verbs_ports(), .most_cqe = most_cqe})) {
+    if (near_ != Near::kNone) transport_ = make_beside(std::move(transport_));
+  }
 
   Transport& transport() override { return *transport_; }
   bool is_fifo() const override { return true; }
 
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
     auto link = std::async(std::launch::async, [&] {
-      return connect_verbs(offer, layout, /*timeout_ms=*/5000, device_.get());
+      const auto network = [&](const Offer& part, const LinkLayout& of,
+                               std::unique_ptr<LinkArrays> arrays) {
+        if (arrays == nullptr) arrays = arrays_on(device_.get(), of);
+        return connect_verbs(part, of, /*timeout_ms=*/5000, std::move(arrays));
+      };
+      return near_ == Near::kNone ? network(offer, layout, nullptr)
+                                  : connect_with(near_, offer, layout, network);
     });
     while (link.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
       transport_->handle_events(events());
@@ -57,6 +68,7 @@ class VerbsRig final : public TransportRig {
 
  private:
   const std::unique_ptr<MemoryDevice> device_;
+  const Near near_;
   std::unique_ptr<Transport> transport_;
 };
 

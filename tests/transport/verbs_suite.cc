@@ -12,15 +12,18 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(
     Every, TransportSuite,
-    testing::Values(TransportFactory{"ofi_rxm_verbs", [] { return OfiRig::over("verbs;ofi_rxm"); }},
-                    TransportFactory{"verbs", [] { return std::make_unique<VerbsRig>(); }},
-                    TransportFactory{"verbs_device",
-                                     [] {
-                                       return std::make_unique<VerbsRig>(
-                                           0, std::make_unique<TestMemoryDevice>());
-                                     }},
-                    TransportFactory{"verbs_tiny_cq",
-                                     [] { return std::make_unique<VerbsRig>(/*most_cqe=*/128); }}),
+    testing::Values(
+        TransportFactory{"ofi_rxm_verbs", [] { return OfiRig::over("verbs;ofi_rxm"); }},
+        TransportFactory{"verbs", [] { return std::make_unique<VerbsRig>(); }},
+        TransportFactory{
+            "verbs_device",
+            [] { return std::make_unique<VerbsRig>(0, std::make_unique<TestMemoryDevice>()); }},
+        TransportFactory{"verbs_near",
+                         [] { return std::make_unique<VerbsRig>(0, nullptr, Near::kAll); }},
+        TransportFactory{"verbs_half_near",
+                         [] { return std::make_unique<VerbsRig>(0, nullptr, Near::kOdd); }},
+        TransportFactory{"verbs_tiny_cq",
+                         [] { return std::make_unique<VerbsRig>(/*most_cqe=*/128); }}),
     [](const auto& instance) { return instance.param.name; });
 
 // Soft-RoCE takes no DMA buffers, nor does libfabric over it: both say so, and nothing is left.

@@ -14,6 +14,7 @@
 #include "phub/shard/shard_link.h"
 #include "phub/shard/shard_loop.h"
 #include "phub/shard/shard_server.h"
+#include "transport/beside/transport.h"
 #include "transport/control/control_client.h"
 #include "transport/ofi/transport.h"
 #include "transport/shm/transport.h"
@@ -109,7 +110,8 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   transports.push_back(make_shm_transport());
   transports.push_back(make_tcp_transport());
   if (is_ofi_wanted()) {
-    transports.push_back(make_ofi_transport({.provider = text_of("PHUB_OFI_PROVIDER")}));
+    transports.push_back(
+        make_beside(make_ofi_transport({.provider = text_of("PHUB_OFI_PROVIDER")})));
   }
   for (auto& transport : transports) {
     if (wrap) transport = wrap(std::move(transport));

@@ -22,7 +22,8 @@ std::vector<OfiProvider> find_ofi_providers() { return {}; }
 
 std::unique_ptr<Transport> make_ofi_transport(const OfiOptions&) { absent(); }
 
-std::unique_ptr<WorkerLink> connect_ofi(const Offer&, const LinkLayout&, uint32_t, MemoryDevice*) {
+std::unique_ptr<WorkerLink> connect_ofi(const Offer&, const LinkLayout&, uint32_t,
+                                        std::unique_ptr<LinkArrays>) {
   absent();
 }
 

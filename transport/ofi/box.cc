@@ -30,12 +30,13 @@ void OfiCoreEndpoint::detach(uint32_t rank) {
   link_.detach(rank);
 }
 
-OfiBoxLink::OfiBoxLink(Admissions& admissions, const OfiPlaces& places, const LinkLayout& layout)
+OfiBoxLink::OfiBoxLink(Admissions& admissions, const OfiPlaces& places,
+                       std::shared_ptr<const BoxMemory> memory, const LinkLayout& layout)
     : AdmissionLink(admissions, checked(layout, "ofi").max_ranks),
       places_(places),
       layout_(layout),
       queues_(static_cast<uint32_t>(layout.queue_chunks.size())),
-      memory_(layout, "ofi") {
+      memory_(std::move(memory)) {
   if (queues_ > kOfiMaxQueues) {
     fail(ErrorCode::kInvalid, "ofi job: {} queues, at most {} are possible", queues_,
          kOfiMaxQueues);
@@ -81,8 +82,8 @@ Offer OfiBoxLink::open(Incarnation& opened) {
   for (uint32_t q = 0; q < queues_; ++q) {
     const size_t place = place_of(incarnation.rank, q);
     queues[q].pair =
-        std::make_unique<OfiPair>(domains_[layout_.core_of(q)][place], memory_.results(),
-                                  memory_.slots(incarnation.rank), layout_.queue_chunks[q]);
+        std::make_unique<OfiPair>(domains_[layout_.core_of(q)][place], memory_->results(),
+                                  memory_->slots(incarnation.rank), layout_.queue_chunks[q]);
     offer.queues.push_back({.address = places_.addresses[place], .provider = places_.provider});
   }
   incarnation.queues = std::move(queues);
@@ -91,7 +92,7 @@ Offer OfiBoxLink::open(Incarnation& opened) {
 
 std::span<const std::byte> OfiBoxLink::slots(uint32_t rank) {
   PHUB_CHECK(rank < layout_.max_ranks && current(rank) != nullptr);
-  return memory_.slots(rank);
+  return memory_->slots(rank);
 }
 
 // Closing a socket removes it from both epolls: nobody else has it open. The slots stay.

@@ -61,10 +61,11 @@ class OfiCoreEndpoint final : public OfiEndpoint, public BoxEndpoint {
 class OfiBoxLink final : public AdmissionLink {
  public:
   // `places` outlives it.
-  OfiBoxLink(Admissions& admissions, const OfiPlaces& places, const LinkLayout& layout);
+  OfiBoxLink(Admissions& admissions, const OfiPlaces& places,
+             std::shared_ptr<const BoxMemory> memory, const LinkLayout& layout);
   ~OfiBoxLink() override { revoke_all(); }
 
-  std::span<std::byte> results() override { return memory_.results(); }
+  std::span<std::byte> results() override { return memory_->results(); }
   BoxEndpoint& endpoint(uint32_t core) override;
   std::span<const std::byte> slots(uint32_t rank) override;
   bool slots_belong_to_worker() const override { return false; }
@@ -93,7 +94,7 @@ class OfiBoxLink final : public AdmissionLink {
   const OfiPlaces& places_;
   const LinkLayout layout_;
   const uint32_t queues_;
-  const BoxMemory memory_;
+  const std::shared_ptr<const BoxMemory> memory_;
   std::vector<std::vector<std::shared_ptr<const OfiDomain>>> domains_;  // [core][place]
   std::vector<std::unique_ptr<OfiCoreEndpoint>> endpoints_;
 };

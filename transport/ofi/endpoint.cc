@@ -165,6 +165,15 @@ void OfiEndpoint::take_event(uint32_t qp, uint32_t events) {
   if ((events & EPOLLIN) != 0 && drain_bytes(pair.connected.socket)) pair.ending = true;
 }
 
+void OfiEndpoint::wake_for(int fd) {
+  epoll_event event = {};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = kCompletions;  // as of these, it only wakes
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    fail_system("epoll_ctl of an endpoint", errno);
+  }
+}
+
 // Only trying again shows whether a write can go on: a provider need not wake who has half sent
 // one.
 bool OfiEndpoint::is_blocked(const Pair& pair) const {

@@ -37,6 +37,7 @@ class OfiEndpoint : public virtual Endpoint {
   bool arm(std::span<const uint32_t> wake_after) final;
   void disarm() final { armed_ = false; }
   int wake_fd() const final { return epoll_.get(); }
+  void wake_for(int fd) final;
   EndpointCounters counters() const final { return counters_; }
 
   // Any thread: puts the socket into the epoll, silent until announce(). Throws Error(kFull).

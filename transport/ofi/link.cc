@@ -11,10 +11,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "transport/box_memory.h"
-#include "transport/device_arrays.h"
 #include "transport/error.h"
+#include "transport/link_arrays.h"
 #include "transport/ofi/endpoint.h"
 #include "transport/ofi/format.h"
 #include "transport/ofi/pair.h"
@@ -128,7 +129,7 @@ struct WelcomedQueue {
 
 class OfiWorkerLink final : public WorkerLink {
  public:
-  OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, MemoryDevice* device);
+  OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, std::unique_ptr<LinkArrays> arrays);
   ~OfiWorkerLink() override;
 
   std::span<std::byte> gradients() override {
@@ -142,7 +143,7 @@ class OfiWorkerLink final : public WorkerLink {
   }
   void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override {
     if (!arrays_) return WorkerLink::write_gradients(offset, bytes);
-    arrays_->device().write(gradients().data() + offset, bytes.data(), bytes.size());
+    arrays_->write_gradients(offset, bytes);
   }
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
@@ -161,7 +162,7 @@ class OfiWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
-  const std::unique_ptr<DeviceArrays> arrays_;  // null: the next two are, in memory of the host
+  const std::unique_ptr<LinkArrays> arrays_;  // null: the next two are, in memory of the host
   numa::Memory gradients_;
   ResultMemory results_;
   std::map<std::string, std::shared_ptr<const OfiDomain>> domains_;  // by provider and address
@@ -173,8 +174,9 @@ class OfiWorkerLink final : public WorkerLink {
   std::vector<pollfd> ends_;  // the same, for poll()
 };
 
-OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, MemoryDevice* device)
-    : layout_(layout), timeout_ms_(timeout_ms), arrays_(arrays_on(device, layout)) {
+OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms,
+                             std::unique_ptr<LinkArrays> arrays)
+    : layout_(layout), timeout_ms_(timeout_ms), arrays_(std::move(arrays)) {
   if (!arrays_) {
     const uint32_t node = node_of_this_thread();
     gradients_ = allocate(layout.gradients_at_worker(), node, "memory for gradients");
@@ -198,8 +200,8 @@ std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provid
                                                        const std::string& source) {
   auto& found = domains_[provider + " " + source];
   if (found == nullptr)
-    found = std::make_shared<const OfiDomain>(provider, source,
-                                              arrays_ ? arrays_->device().cuda_ordinal() : -1);
+    found =
+        std::make_shared<const OfiDomain>(provider, source, arrays_ ? arrays_->cuda_ordinal() : -1);
   return found;
 }
 
@@ -209,14 +211,16 @@ std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   std::vector<WelcomedQueue> connections(offer.queues.size());
   for (uint32_t q = 0; q < connections.size(); ++q) {
     const QueueOffer& queue = offer.queues[q];
+    if (queue.address.empty()) continue;
     connections[q].pair =
         std::make_unique<OfiPair>(domain(queue.provider, host_towards(queue.address)), gradients(),
                                   writable_results(), layout_.queue_chunks[q]);
   }
   const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
-  std::vector<OfiDialing> all;
-  all.reserve(offer.queues.size());
-  for (const QueueOffer& queue : offer.queues) all.emplace_back(queue.address, deadline);
+  std::vector<std::optional<OfiDialing>> all(connections.size());
+  for (uint32_t q = 0; q < all.size(); ++q) {
+    if (connections[q].pair) all[q].emplace(offer.queues[q].address, deadline);
+  }
 
   OfiHello hello;
   std::memcpy(hello.ticket.data(), offer.ticket.data(), hello.ticket.size());
@@ -224,15 +228,17 @@ std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   hello.gradient_bytes = layout_.gradients_at_worker();
   hello.result_bytes = layout_.results_at_worker();
   for (uint32_t q = 0; q < all.size(); ++q) {
-    all[q].reach();
+    if (!all[q]) continue;
+    all[q]->reach();
     hello.queue = q;
     hello.queue_chunks = layout_.queue_chunks[q];
     hello.results = connections[q].pair->here();
-    all[q].say(hello);
+    all[q]->say(hello);
   }
   for (uint32_t q = 0; q < all.size(); ++q) {
-    connections[q].pair->connect(all[q].listen().slots);
-    connections[q].socket = all[q].take();
+    if (!all[q]) continue;
+    connections[q].pair->connect(all[q]->listen().slots);
+    connections[q].socket = all[q]->take();
   }
   return connections;
 }
@@ -241,24 +247,30 @@ void OfiWorkerLink::reconnect(const Offer& offer) {
   disconnect();
   std::vector<WelcomedQueue> connections = connect_all(offer);
   for (uint32_t q = 0; q < connections.size(); ++q) {
-    endpoint_of_queue(q).watch(connections[q].socket.get(), {q});
+    if (connections[q].pair) endpoint_of_queue(q).watch(connections[q].socket.get(), {q});
   }
   {
     const std::lock_guard lock(mutex_);
     connections_ = std::move(connections);
     for (const WelcomedQueue& connection : connections_) {
+      if (!connection.pair) continue;
       ends_.push_back({connection.socket.get(), POLLRDHUP, 0});
       not_in_children_.emplace_back(connection.socket.get());
     }
   }
-  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_of_queue(q).list({q});
   for (uint32_t q = 0; q < connections_.size(); ++q) {
+    if (connections_[q].pair) endpoint_of_queue(q).list({q});
+  }
+  for (uint32_t q = 0; q < connections_.size(); ++q) {
+    if (!connections_[q].pair) continue;
     endpoint_of_queue(q).open({q}, {connections_[q].socket.get(), connections_[q].pair.get()});
   }
 }
 
 void OfiWorkerLink::disconnect() {
-  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_of_queue(q).close({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) {
+    if (connections_[q].pair) endpoint_of_queue(q).close({q});
+  }
   const std::lock_guard lock(mutex_);
   not_in_children_.clear();
   connections_.clear();
@@ -271,8 +283,8 @@ std::string OfiWorkerLink::describe() const {
   for (const auto& [name, domain] : domains_) {
     over.push_back(fmt::format("{} ({})", domain->provider(), domain->info().domain_attr->name));
   }
-  return fmt::format("{} queue pairs over libfabric's {}; gradients in {} memory",
-                     connections_.size(), fmt::join(over, ", "), arrays_ ? "the device's" : "host");
+  return fmt::format("{} queue pairs over libfabric's {}; gradients in {} memory", ends_.size(),
+                     fmt::join(over, ", "), arrays_ && arrays_->device() ? "the device's" : "host");
 }
 
 bool OfiWorkerLink::connected() {
@@ -283,8 +295,8 @@ bool OfiWorkerLink::connected() {
 }  // namespace
 
 std::unique_ptr<WorkerLink> connect_ofi(const Offer& offer, const LinkLayout& layout,
-                                        uint32_t timeout_ms, MemoryDevice* device) {
-  auto link = std::make_unique<OfiWorkerLink>(layout, timeout_ms, device);
+                                        uint32_t timeout_ms, std::unique_ptr<LinkArrays> arrays) {
+  auto link = std::make_unique<OfiWorkerLink>(layout, timeout_ms, std::move(arrays));
   link->reconnect(offer);
   return link;
 }

@@ -38,7 +38,11 @@ class OfiTransport final : public SocketTransport {
                        fmt::join(places_.addresses, ", "));
   }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return std::make_unique<OfiBoxLink>(admissions_, places_, layout);
+    return open_job_in(std::make_shared<const BoxMemory>(layout, "ofi"), layout);
+  }
+  std::unique_ptr<BoxLink> open_job_in(std::shared_ptr<const BoxMemory> memory,
+                                       const LinkLayout& layout) override {
+    return std::make_unique<OfiBoxLink>(admissions_, places_, std::move(memory), layout);
   }
 
  private:

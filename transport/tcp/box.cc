@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <numeric>
+#include <utility>
 
 #include "transport/error.h"
 #include "transport/tcp/socket.h"
@@ -55,14 +56,15 @@ void TcpCoreEndpoint::detach(uint32_t rank) {
 }
 
 TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
-                       const std::string& near, bool tls, const LinkLayout& layout)
+                       const std::string& near, bool tls, std::shared_ptr<const BoxMemory> memory,
+                       const LinkLayout& layout)
     : AdmissionLink(admissions, checked(layout, "tcp").max_ranks),
       addresses_(addresses),
       near_(near),
       tls_(tls),
       layout_(layout),
       queues_(static_cast<uint32_t>(layout.queue_chunks.size())),
-      memory_(layout, "tcp") {
+      memory_(std::move(memory)) {
   if (queues_ > kTcpMaxQueues) {
     fail(ErrorCode::kInvalid, "tcp job: {} queues, at most {} are possible", queues_,
          kTcpMaxQueues);
@@ -90,6 +92,8 @@ std::unique_ptr<Incarnation> TcpBoxLink::make(uint32_t rank) {
 // A queue's address is that of its NIC in the plan. Where it has none, neighbouring queues of a
 // rank, and equal queues of neighbouring ranks, get different ones.
 const std::string& TcpBoxLink::address_of(uint32_t rank, uint32_t queue) const {
+  static const std::string none;
+  if (addresses_.empty()) return none;  // near only
   if (!layout_.queue_nic.empty()) {
     const auto named = std::ranges::find(addresses_, layout_.queue_nic[queue]);
     if (named != addresses_.end()) return *named;
@@ -111,7 +115,7 @@ Offer TcpBoxLink::open(Incarnation& opened) {
 
 std::span<const std::byte> TcpBoxLink::slots(uint32_t rank) {
   PHUB_CHECK(rank < layout_.max_ranks && current(rank) != nullptr);
-  return memory_.slots(rank);
+  return memory_->slots(rank);
 }
 
 // Closing a socket removes it from both epolls: nobody else has it open. The slots stay.
@@ -131,8 +135,8 @@ TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
   return {.stream = {connection.socket.get(), connection.tls.get(),
                      connection.near ? &incarnation.near->memory() : nullptr},
           .ring = connection.ring,
-          .source = memory_.results(),
-          .target = memory_.slots(rank)};
+          .source = memory_->results(),
+          .target = memory_->slots(rank)};
 }
 
 void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd& socket,

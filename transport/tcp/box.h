@@ -58,10 +58,11 @@ class TcpBoxLink final : public AdmissionLink {
   // `addresses`: where the box listens, and the name under which it does for workers on its host
   // (empty: it does not). `tls`: its connections speak TLS.
   TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
-             const std::string& near, bool tls, const LinkLayout& layout);
+             const std::string& near, bool tls, std::shared_ptr<const BoxMemory> memory,
+             const LinkLayout& layout);
   ~TcpBoxLink() override { revoke_all(); }
 
-  std::span<std::byte> results() override { return memory_.results(); }
+  std::span<std::byte> results() override { return memory_->results(); }
   BoxEndpoint& endpoint(uint32_t core) override;
   std::span<const std::byte> slots(uint32_t rank) override;
   bool slots_belong_to_worker() const override { return false; }
@@ -90,7 +91,7 @@ class TcpBoxLink final : public AdmissionLink {
   const bool tls_;
   const LinkLayout layout_;
   const uint32_t queues_;
-  const BoxMemory memory_;
+  const std::shared_ptr<const BoxMemory> memory_;
   std::vector<std::unique_ptr<TcpCoreEndpoint>> endpoints_;
 };
 

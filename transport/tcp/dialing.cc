@@ -25,10 +25,15 @@ using Clock = std::chrono::steady_clock;
 class Dialing {
  public:
   Dialing(const QueueOffer& to, const TcpHello& hello, const TcpDialing& how)
-      : address_(to.address), hello_(hello) {
+      : address_(to.address.empty() ? "this host" : to.address), hello_(hello) {
     if (!how.memory.empty()) socket_ = connect_near(to.near);
     if (socket_) {
       memory_ = how.memory;
+    } else if (to.address.empty() && to.near.empty()) {
+      stage_ = Stage::kDone;
+      return;
+    } else if (to.address.empty()) {
+      fail(ErrorCode::kUnavailable, "no server on this host any more: is it running?");
     } else {
       begin_tcp(how);
     }

@@ -67,7 +67,7 @@ void TcpEndpoint::look_at_leads() {
 }
 
 size_t TcpEndpoint::poll(std::span<Arrival> out) {
-  if (live_.empty()) return 0;
+  if (live_.empty() || is_idle()) return 0;
   look_at_leads();
   const auto busy_both_ways = [this](uint32_t qp) {
     const Pair& pair = pairs_[qp];
@@ -214,6 +214,7 @@ void TcpEndpoint::send(Pair& pair) {
 bool TcpEndpoint::take_events() {
   std::array<epoll_event, kEventsAtOnce> events;
   ++counters_.waits;
+  if (announced_.load(std::memory_order_relaxed)) announced_.exchange(false);
   const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
   for (int i = 0; i < count; ++i) take_event(events[i].data.u32, events[i].events);
   if (count > 0) send_held();
@@ -284,6 +285,7 @@ void TcpEndpoint::announce(int socket, QueuePair pair) {
   epoll_event event = event_of(index_of(pair), kAllEvents);
   const int error = epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) == 0 ? 0 : errno;
   PHUB_CHECK(error == 0 || error == ENOENT);
+  announced_.store(true, std::memory_order_release);
 }
 
 void TcpEndpoint::list(QueuePair pair) {
@@ -299,6 +301,7 @@ void TcpEndpoint::open(QueuePair name, const TcpQueuePair& connected) {
   PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status == Status::kListed);
   Pair& pair = pairs_[qp];
   pair.status = Status::kLive;
+  ++open_;
   pair.stream = connected.stream;
   pair.readable = pair.stream.tls != nullptr && pair.stream.tls->holds_more();
   pair.ending = false;
@@ -317,6 +320,7 @@ void TcpEndpoint::close(QueuePair name) {
   Pair& pair = pairs_[qp];
   if (pair.status != Status::kListed) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pair.stream.socket, nullptr);
+    --open_;
   }
   pair.status = Status::kClosed;
   pair.stream = {};

@@ -2,6 +2,7 @@
 // sides.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -89,6 +90,8 @@ class TcpEndpoint : public virtual Endpoint {
 
   uint32_t index_of(QueuePair pair) const { return pair.queue * ranks_ + pair.rank; }
   bool is_read(const Pair& pair) const;
+  // No queue pair is open, and none has been announced.
+  bool is_idle() const { return open_ == 0 && !announced_.load(std::memory_order_acquire); }
   bool has_work(const Pair& pair) const;
   void look_at_leads();
   void wake_in(uint64_t ns);
@@ -103,9 +106,11 @@ class TcpEndpoint : public virtual Endpoint {
   void break_off(Pair& pair);
 
   const uint32_t ranks_;
-  std::vector<Pair> pairs_;      // by index_of()
-  Turns live_;                   // all but the closed
-  std::vector<uint32_t> dirty_;  // posted to since the last flush
+  std::vector<Pair> pairs_;              // by index_of()
+  Turns live_;                           // all but the closed
+  uint32_t open_ = 0;                    // neither closed nor listed
+  std::atomic<bool> announced_ = false;  // something, that the owner has not looked for yet
+  std::vector<uint32_t> dirty_;          // posted to since the last flush
   uint64_t lead_bytes_ = kNoLimit;
   uint64_t posted_bytes_ = 0;
   bool held_ = false;  // something could be sent, but for that limit

@@ -132,6 +132,7 @@ TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpT
 }
 
 TcpWorkerLink::~TcpWorkerLink() {
+  shared_gradients_.close_fd();  // what is buried is kept for long
   if (near_) bury(std::move(shared_gradients_));
   if (!near_) bury(std::move(gradients_));
   results_.bury();
@@ -168,9 +169,11 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
                 .memory = std::span(memory).first(near_ ? memory.size() : 0),
                 .deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_)});
   for (uint32_t q = 0; q < connections.size(); ++q) {
+    if (!connections[q].socket) continue;
     endpoint_of_queue(q).watch(connections[q].socket.get(), {q});
   }
   for (uint32_t q = 0; q < connections.size(); ++q) {
+    if (!connections[q].socket) continue;
     TcpEndpoint& endpoint = endpoint_of_queue(q);
     endpoint.list({q});
     const int socket = connections[q].socket.get();
@@ -184,13 +187,16 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
   const std::lock_guard lock(mutex_);
   connections_ = std::move(connections);
   for (const auto& [socket, tls] : connections_) {
+    if (!socket) continue;
     ends_.push_back({socket.get(), POLLRDHUP, 0});
     not_in_children_.emplace_back(socket.get());
   }
 }
 
 void TcpWorkerLink::disconnect() {
-  for (uint32_t q = 0; q < connections_.size(); ++q) endpoint_of_queue(q).close({q});
+  for (uint32_t q = 0; q < connections_.size(); ++q) {
+    if (connections_[q].socket) endpoint_of_queue(q).close({q});
+  }
   const std::lock_guard lock(mutex_);
   not_in_children_.clear();
   connections_.clear();
@@ -202,6 +208,7 @@ std::string TcpWorkerLink::describe() const {
   std::vector<std::string> ends;
   size_t near = 0;
   for (const auto& [socket, tls] : connections_) {
+    if (!socket) continue;
     if (is_near(socket.get())) {
       ++near;
       continue;
@@ -218,7 +225,8 @@ std::string TcpWorkerLink::describe() const {
 
 std::string TcpWorkerLink::nic_of(uint32_t queue) const {
   const std::lock_guard lock(mutex_);
-  const bool has_none = connections_.empty() || is_near(connections_[queue].socket.get());
+  const bool has_none = connections_.empty() || !connections_[queue].socket ||
+                        is_near(connections_[queue].socket.get());
   return has_none ? "" : interface_of(local_address(connections_[queue].socket.get()));
 }
 

@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 #include <sys/epoll.h>
 
+#include <utility>
+
 #include "transport/socket_transport.h"
 #include "transport/tcp/box.h"
 #include "transport/tcp/format.h"
@@ -21,7 +23,12 @@ class TcpTransport final : public SocketTransport {
   std::string describe() const override;
   std::vector<NicPort> ports() const override;
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return std::make_unique<TcpBoxLink>(admissions_, addresses_, near_, door_ != nullptr, layout);
+    return open_job_in(std::make_shared<const BoxMemory>(layout, "tcp"), layout);
+  }
+  std::unique_ptr<BoxLink> open_job_in(std::shared_ptr<const BoxMemory> memory,
+                                       const LinkLayout& layout) override {
+    return std::make_unique<TcpBoxLink>(admissions_, addresses_, near_, door_ != nullptr,
+                                        std::move(memory), layout);
   }
 
  private:
@@ -63,6 +70,11 @@ class TcpTransport final : public SocketTransport {
 
 TcpTransport::TcpTransport(const TcpOptions& options)
     : SocketTransport(options.half_open_ms, options.max_half_open) {
+  if (options.only_near) {
+    near_ = new_near_name();
+    listen(listen_near(near_), TcpNearMemory::kDescriptors);
+    return;
+  }
   if (options.addresses.empty()) {
     fail(ErrorCode::kInvalid, "the tcp transport needs an address to listen at");
   }

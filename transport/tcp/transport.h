@@ -18,6 +18,9 @@ namespace phub {
 struct TcpOptions {
   std::vector<std::string> addresses = {"127.0.0.1"};  // numbers: tcp_data_addresses()
   uint16_t port = 0;                                   // of each address; 0: any that is free
+  // No addresses, and workers of this host only, which exchange over memory. Throws Error where
+  // nobody may listen for them.
+  bool only_near = false;
   uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
   uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
   // Not null: every connection over a network must speak TLS. Outlives the transport.
@@ -43,7 +46,9 @@ struct TcpTrust {
 // a box with other sizes refuses with kMismatch. Throws Error: kUnavailable (no server there),
 // kTimeout, kUnauthorized (the ticket; over TLS: one of the two does not trust the other), kFull
 // (out of descriptors or memory), or what the box answers. Blocks up to `timeout_ms`. `near`: with
-// a box on this host it exchanges over memory, not over TCP, where the box offers that.
+// a box on this host it exchanges over memory, not over TCP, where the box offers that. Queues that
+// the offer has no place for, neither an address nor near, stay unconnected: their posts are
+// refused.
 std::unique_ptr<WorkerLink> connect_tcp(const Offer& offer, const LinkLayout& layout,
                                         uint32_t timeout_ms, TcpTrust trust = {},
                                         bool near = false);

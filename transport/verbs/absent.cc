@@ -27,7 +27,7 @@ std::vector<VerbsPort> choose_verbs_ports(std::span<const VerbsChoice> choices,
 std::unique_ptr<Transport> make_verbs_transport(const VerbsOptions&) { absent(); }
 
 std::unique_ptr<WorkerLink> connect_verbs(const Offer&, const LinkLayout&, uint32_t,
-                                          MemoryDevice*) {
+                                          std::unique_ptr<LinkArrays>) {
   absent();
 }
 

@@ -63,11 +63,12 @@ void VerbsCoreEndpoint::take(QueuePair name) {
   }
 }
 
-VerbsBoxLink::VerbsBoxLink(VerbsRegistry& registry, const LinkLayout& layout)
+VerbsBoxLink::VerbsBoxLink(VerbsRegistry& registry, std::shared_ptr<const BoxMemory> memory,
+                           const LinkLayout& layout)
     : AdmissionLink(registry.admissions, checked(layout, "verbs").max_ranks),
       registry_(registry),
       layout_(layout),
-      memory_(layout, "verbs"),
+      memory_(std::move(memory)),
       prepared_(layout.max_ranks) {
   find_devices();
   make_lanes();
@@ -113,7 +114,7 @@ void VerbsBoxLink::find_devices() {
     device.listener = listener;
     device.pd.reset(ibv_alloc_pd(listener->port.context));
     if (device.pd == nullptr) fail_verbs(listener->port.context, "ibv_alloc_pd", errno);
-    device.results = register_memory(device.pd.get(), memory_.results(), 0);
+    device.results = register_memory(device.pd.get(), memory_->results(), 0);
     devices_.push_back(std::move(device));
   }
   for (size_t q = 0; q < queues; ++q) {
@@ -162,7 +163,7 @@ void VerbsBoxLink::prepare(uint32_t rank) {
   PHUB_CHECK(rank < layout_.max_ranks);
   std::vector<VerbsMr> slots;
   for (const Device& device : devices_) {
-    slots.push_back(register_memory(device.pd.get(), memory_.slots(rank),
+    slots.push_back(register_memory(device.pd.get(), memory_->slots(rank),
                                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
   }
   prepared_[rank] = std::move(slots);
@@ -187,7 +188,7 @@ Offer VerbsBoxLink::open(Incarnation& opened) {
   Offer offer = {.transport = "verbs"};
   for (const Queue& queue : queues_) {
     offer.queues.push_back({devices_[queue.device].listener->address,
-                            reinterpret_cast<uint64_t>(memory_.slots(incarnation.rank).data()),
+                            reinterpret_cast<uint64_t>(memory_->slots(incarnation.rank).data()),
                             incarnation.slots[queue.device]->rkey});
   }
   return offer;
@@ -269,7 +270,7 @@ void VerbsBoxLink::accept(VerbsIncarnation& incarnation, const VerbsHello& hello
   pair.id = id;
   pair.lane = queue.in_core;
   pair.local_key = device.results->lkey;
-  pair.local_base = reinterpret_cast<uint64_t>(memory_.results().data());
+  pair.local_base = reinterpret_cast<uint64_t>(memory_->results().data());
   pair.remote_key = hello.results_key;
   pair.remote_base = hello.results_base;
   pair.remote_bytes = hello.results_bytes;

@@ -84,13 +84,14 @@ class VerbsCoreEndpoint final : public VerbsEndpoint, public BoxEndpoint {
 
 class VerbsBoxLink final : public AdmissionLink {
  public:
-  VerbsBoxLink(VerbsRegistry& registry, const LinkLayout& layout);
+  VerbsBoxLink(VerbsRegistry& registry, std::shared_ptr<const BoxMemory> memory,
+               const LinkLayout& layout);
   ~VerbsBoxLink() override;
 
-  std::span<std::byte> results() override { return memory_.results(); }
+  std::span<std::byte> results() override { return memory_->results(); }
   BoxEndpoint& endpoint(uint32_t core) override { return *endpoints_[core]; }
   void prepare(uint32_t rank) override;
-  std::span<const std::byte> slots(uint32_t rank) override { return memory_.slots(rank); }
+  std::span<const std::byte> slots(uint32_t rank) override { return memory_->slots(rank); }
   void close() override;
   bool slots_belong_to_worker() const override { return false; }
   bool can_reconnect() const override { return true; }
@@ -139,7 +140,7 @@ class VerbsBoxLink final : public AdmissionLink {
 
   VerbsRegistry& registry_;
   const LinkLayout layout_;
-  BoxMemory memory_;
+  const std::shared_ptr<const BoxMemory> memory_;
   std::vector<Device> devices_;
   std::vector<Queue> queues_;
   std::vector<std::unique_ptr<VerbsCoreEndpoint>> endpoints_;

@@ -24,11 +24,14 @@ VerbsDialer::VerbsDialer(const Offer& offer, uint32_t timeout_ms)
          std::strerror(errno));
   }
   make_nonblocking(channel_->fd);
-  for (const QueueOffer& queue : offer.queues) calls_.push_back({{}, State::kNew, queue.address});
+  for (const QueueOffer& queue : offer.queues) {
+    calls_.push_back({{}, queue.address.empty() ? State::kConnected : State::kNew, queue.address});
+  }
 }
 
 void VerbsDialer::resolve() {
   for (Call& call : calls_) {
+    if (call.address.empty()) continue;
     const HostPort to = parse_host_port(call.address);
     addrinfo hints = {};
     hints.ai_socktype = SOCK_STREAM;
@@ -136,7 +139,7 @@ void VerbsDialer::handle(rdma_cm_event& event) {
 std::vector<VerbsId> VerbsDialer::take_ids() {
   std::vector<VerbsId> ids;
   for (Call& call : calls_) {
-    call.id->context = nullptr;
+    if (call.id) call.id->context = nullptr;
     ids.push_back(std::move(call.id));
   }
   return ids;

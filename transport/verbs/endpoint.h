@@ -73,6 +73,7 @@ class VerbsEndpoint : public virtual Endpoint {
   bool arm(std::span<const uint32_t> wake_after) final;
   void disarm() final {}
   int wake_fd() const final { return epoll_fd_; }
+  void wake_for(int fd) final { watch(fd); }
 
   void open(QueuePair name, VerbsPair& pair);
   // Nothing of the queue pair arrives any more: it is put into error and what it has completed is

@@ -25,8 +25,8 @@ constexpr uint32_t kReconnectMs = 1500;
 }  // namespace
 
 VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms,
-                                 MemoryDevice* device)
-    : layout_(layout), timeout_ms_(timeout_ms), arrays_(arrays_on(device, layout)) {
+                                 std::unique_ptr<LinkArrays> arrays)
+    : layout_(layout), timeout_ms_(timeout_ms), arrays_(std::move(arrays)) {
   check_offer(offer, "verbs", &layout_);
   VerbsDialer dialer(offer, timeout_ms);
   dialer.resolve();
@@ -39,7 +39,7 @@ VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, u
 }
 
 VerbsWorkerLink::~VerbsWorkerLink() {
-  for (const VerbsId& id : ids_) rdma_disconnect(id.get());
+  disconnect_all();
   for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_of_queue(q).close({q});
   ids_.clear();
   endpoints_.clear();
@@ -50,9 +50,16 @@ VerbsWorkerLink::~VerbsWorkerLink() {
   results_.bury();
 }
 
+void VerbsWorkerLink::disconnect_all() {
+  for (const VerbsId& id : ids_) {
+    if (id) rdma_disconnect(id.get());
+  }
+}
+
 // What this worker has on each device that one of its queue pairs goes over.
 void VerbsWorkerLink::make_devices(const VerbsDialer& dialer) {
   for (size_t q = 0; q < dialer.queues(); ++q) {
+    if (!dialer.dials(q)) continue;
     ibv_context* context = dialer.context(q);
     const bool known = std::any_of(devices_.begin(), devices_.end(),
                                    [&](const Device& d) { return d.context == context; });
@@ -90,13 +97,13 @@ VerbsMr VerbsWorkerLink::register_array(const Device& device, std::span<const st
   if (!arrays_ || arrays_->in_host_memory()) {
     return register_memory(device.pd.get(), array, access);
   }
-  return register_dma_buf(device.pd.get(), arrays_->device().dma_buf(array.data(), array.size()),
+  return register_dma_buf(device.pd.get(), arrays_->device()->dma_buf(array.data(), array.size()),
                           array, access);
 }
 
 void VerbsWorkerLink::write_gradients(uint64_t offset, std::span<const std::byte> bytes) {
   if (!arrays_) return WorkerLink::write_gradients(offset, bytes);
-  arrays_->device().write(gradients().data() + offset, bytes.data(), bytes.size());
+  arrays_->write_gradients(offset, bytes);
 }
 
 std::unique_ptr<VerbsLane> VerbsWorkerLink::make_lane(const VerbsDialer& dialer,
@@ -104,7 +111,8 @@ std::unique_ptr<VerbsLane> VerbsWorkerLink::make_lane(const VerbsDialer& dialer,
   uint64_t pairs = 0, arrivals = 0;
   uint32_t chunks = 0;
   for (uint32_t q = 0; q < dialer.queues(); ++q) {
-    if (dialer.context(q) != device.context || layout_.thread_of(q) != thread) continue;
+    if (!dialer.dials(q) || dialer.context(q) != device.context || layout_.thread_of(q) != thread)
+      continue;
     ++pairs;
     arrivals += layout_.queue_chunks[q] + 1;
     chunks = std::max(chunks, layout_.queue_chunks[q]);
@@ -133,6 +141,10 @@ uint32_t VerbsWorkerLink::device_of(ibv_context* context) const {
 void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
   std::vector<std::unique_ptr<VerbsPair>> pairs;
   for (uint32_t q = 0; q < dialer.queues(); ++q) {
+    if (!dialer.dials(q)) {
+      pairs.emplace_back();
+      continue;
+    }
     const uint32_t thread = layout_.thread_of(q);
     Device& device = devices_[device_of(dialer.context(q))];
     VerbsLane* const lane = device.lanes[thread].get();
@@ -172,6 +184,7 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
   events_ = dialer.take_channel();
   pairs_ = std::move(pairs);
   for (uint32_t q = 0; q < pairs_.size(); ++q) {
+    if (pairs_[q] == nullptr) continue;
     restrict_pair(pairs_[q]->qp);
     pairs_[q]->established.store(true, std::memory_order_relaxed);
     endpoint_of_queue(q).open({q}, *pairs_[q]);
@@ -184,7 +197,7 @@ void VerbsWorkerLink::connect(VerbsDialer& dialer, const Offer& offer) {
 void VerbsWorkerLink::reconnect(const Offer& offer) {
   {
     const std::lock_guard lock(events_mutex_);
-    for (const VerbsId& id : ids_) rdma_disconnect(id.get());
+    disconnect_all();
     for (uint32_t q = 0; q < pairs_.size(); ++q) endpoint_of_queue(q).close({q});
     ids_.clear();
     pairs_.clear();
@@ -222,19 +235,20 @@ std::string VerbsWorkerLink::describe() const {
     names += fmt::format("{}{} (NUMA node {})", names.empty() ? "" : ", ",
                          device_name(device.context), device.os_node);
   }
-  return fmt::format("{} queue pairs over {}; gradients in {} memory{}",
-                     layout_.queue_chunks.size(), names, arrays_ ? "the device's" : "host",
-                     fork_problem());
+  const auto queues =
+      std::ranges::count_if(pairs_, [](const auto& pair) { return pair != nullptr; });
+  return fmt::format("{} queue pairs over {}; gradients in {} memory{}", queues, names,
+                     arrays_ && arrays_->device() ? "the device's" : "host", fork_problem());
 }
 
 std::string VerbsWorkerLink::nic_of(uint32_t queue) const {
   const std::lock_guard lock(events_mutex_);
-  return ids_.empty() ? "" : device_name(ids_[queue]->verbs);
+  return ids_.empty() || !ids_[queue] ? "" : device_name(ids_[queue]->verbs);
 }
 
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
-                                          uint32_t timeout_ms, MemoryDevice* device) {
-  return std::make_unique<VerbsWorkerLink>(offer, layout, timeout_ms, device);
+                                          uint32_t timeout_ms, std::unique_ptr<LinkArrays> arrays) {
+  return std::make_unique<VerbsWorkerLink>(offer, layout, timeout_ms, std::move(arrays));
 }
 
 }  // namespace phub

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "numa/memory.h"
-#include "transport/device_arrays.h"
+#include "transport/link_arrays.h"
 #include "transport/verbs/endpoint.h"
 #include "transport/verbs/format.h"
 #include "transport/verbs/transport.h"
@@ -28,16 +28,20 @@ class VerbsDialer {
   // Until every address is resolved to a device and a route. Throws Error.
   void resolve();
   size_t queues() const { return calls_.size(); }
+  // The offer has an address for it; what follows is of such queues only.
+  bool dials(size_t queue) const { return !calls_[queue].address.empty(); }
   ibv_context* context(size_t queue) const { return calls_[queue].id->verbs; }
   rdma_cm_id* id(size_t queue) const { return calls_[queue].id.get(); }
   // Until every queue pair is connected; `hello_of(queue)` is its private data. Throws Error.
   template <typename HelloOf>
   void connect(const HelloOf& hello_of) {
-    for (uint32_t q = 0; q < calls_.size(); ++q) request(q, hello_of(q));
+    for (uint32_t q = 0; q < calls_.size(); ++q) {
+      if (dials(q)) request(q, hello_of(q));
+    }
     wait_for(State::kConnected);
   }
   VerbsEventChannel take_channel() { return std::move(channel_); }
-  std::vector<VerbsId> take_ids();
+  std::vector<VerbsId> take_ids();  // by queue; null where it does not dial
 
  private:
   enum class State { kNew, kAddress, kRoute, kConnected };
@@ -58,7 +62,7 @@ class VerbsDialer {
 class VerbsWorkerLink final : public WorkerLink {
  public:
   VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms,
-                  MemoryDevice* device);
+                  std::unique_ptr<LinkArrays> arrays);
   ~VerbsWorkerLink() override;
 
   std::span<std::byte> gradients() override {
@@ -90,6 +94,7 @@ class VerbsWorkerLink final : public WorkerLink {
   };
   void make_devices(const VerbsDialer& dialer);
   void make_arrays();
+  void disconnect_all();
   VerbsMr register_array(const Device& device, std::span<const std::byte> array, int access);
   std::unique_ptr<VerbsLane> make_lane(const VerbsDialer& dialer, const Device& device,
                                        uint32_t thread) const;
@@ -100,7 +105,7 @@ class VerbsWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
-  const std::unique_ptr<DeviceArrays> arrays_;  // null: the next two are, in memory of the host
+  const std::unique_ptr<LinkArrays> arrays_;  // null: the next two are, in memory of the host
   numa::Memory gradients_;
   ResultMemory results_;
   std::vector<Device> devices_;

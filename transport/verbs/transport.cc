@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "transport/error.h"
 #include "transport/greeting.h"
@@ -41,7 +42,11 @@ class VerbsTransport final : public Transport {
   std::string describe() const override;
   std::vector<NicPort> ports() const override;
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
-    return std::make_unique<VerbsBoxLink>(registry_, layout);
+    return open_job_in(std::make_shared<const BoxMemory>(layout, "verbs"), layout);
+  }
+  std::unique_ptr<BoxLink> open_job_in(std::shared_ptr<const BoxMemory> memory,
+                                       const LinkLayout& layout) override {
+    return std::make_unique<VerbsBoxLink>(registry_, std::move(memory), layout);
   }
   int event_fd() const override { return registry_.admissions.epoll.get(); }
   void handle_events(std::vector<TransportEvent>& out) override;

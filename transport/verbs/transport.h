@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/memory_device.h"
+#include "transport/link_arrays.h"
 #include "transport/transport.h"
 #include "transport/verbs/devices.h"
 
@@ -24,13 +24,14 @@ struct VerbsOptions {
 // Listens on every port. Throws Error that names the device and the reason. Must outlive its links.
 std::unique_ptr<Transport> make_verbs_transport(const VerbsOptions& options);
 
-// Connects every queue pair of the worker that `offer` was made for. Over which device each one
-// goes is decided by the routes to the box's addresses; memory lies on the node of the first.
-// Throws Error: kUnavailable (no RDMA device has a route there, nobody listens), kTimeout,
-// kUnauthorized (the ticket), kFull (memory that may be locked, queue pairs). Blocks up to
-// `timeout_ms`. `device`: the worker's gradients and results lie in its memory
-// (kInvalid: the NIC or its driver cannot reach that); null: in memory of the host.
+// Connects every queue pair of the worker that `offer` was made for and has an address for. Over
+// which device each one goes is decided by the routes to the box's addresses; memory lies on the
+// node of the first. Throws Error: kUnavailable (no RDMA device has a route there, nobody listens),
+// kTimeout, kUnauthorized (the ticket), kFull (memory that may be locked, queue pairs). Blocks up
+// to `timeout_ms`. `arrays`: the worker's gradients and results (kInvalid: they are a device's, and
+// the NIC or its driver cannot reach that); null: memory of the link's own.
 std::unique_ptr<WorkerLink> connect_verbs(const Offer& offer, const LinkLayout& layout,
-                                          uint32_t timeout_ms, MemoryDevice* device = nullptr);
+                                          uint32_t timeout_ms,
+                                          std::unique_ptr<LinkArrays> arrays = nullptr);
 
 }  // namespace phub

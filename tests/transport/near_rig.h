@@ -1,0 +1,19 @@
+// Which queues of a rig's workers go over memory of this host, beside its network.
+#pragma once
+
+#include "transport/beside/transport.h"
+#include "transport/transport.h"
+
+namespace phub {
+
+enum class Near { kNone, kAll, kOdd };
+
+inline std::unique_ptr<WorkerLink> connect_with(Near near, Offer offer, const LinkLayout& layout,
+                                                const ConnectNetwork& network) {
+  for (size_t q = 0; q < offer.queues.size(); q += 2) {
+    if (near == Near::kOdd) offer.queues[q].near = "";
+  }
+  return connect_beside(offer, layout, 10000, network);
+}
+
+}  // namespace phub
