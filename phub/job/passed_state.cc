@@ -76,9 +76,11 @@ void PassedState::end(uint32_t rank, Reply<Done> done) {
     waiting->reply({ErrorCode::kFenced, fmt::format("rank {} has ended it", rank)});
   }
   const bool is_its = stage_ != Stage::kFree && rank_ == rank;
-  if (done && is_its) ended_.push_back(std::move(done));
-  if (done && !is_its) done(Done{});
-  if (!is_its) return;
+  if (!is_its) {
+    if (done) done(Done{});
+    return;
+  }
+  if (done) ended_.push_back(std::move(done));
   if (stage_ == Stage::kBeginning) is_over_ = true;
   if (stage_ != Stage::kOpen) return;
   stage_ = Stage::kEnding;
