@@ -260,8 +260,7 @@ void Server::apply_state(const Credential& who, Reply<HyperReply> reply) {
 }
 
 void Server::end_state(const Credential& who, Reply<Done> reply) {
-  authenticate(who).end_state(who.rank);
-  reply(Done{});
+  authenticate(who).end_state(who.rank, std::move(reply));
 }
 
 void Server::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {

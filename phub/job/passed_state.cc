@@ -38,6 +38,7 @@ void PassedState::begun(const Result<StateReply>& result, bool was_open) {
   if (result) bytes_ = result.value->bytes;
   const bool is_unknown = !result && may_pass(result.code);
   stage_ = result || was_open || is_unknown ? Stage::kOpen : Stage::kFree;
+  if (stage_ == Stage::kFree) free();
   if (std::exchange(is_over_, false) || is_unknown) end(rank_);
 }
 
@@ -69,12 +70,17 @@ void PassedState::apply(uint32_t rank, Reply<HyperReply> reply) {
   uplink_.apply_state(std::move(reply));
 }
 
-void PassedState::end(uint32_t rank) {
+void PassedState::end(uint32_t rank, Reply<Done> done) {
   if (next_ && next_->request.rank == rank) {
     const std::unique_ptr<Next> waiting = std::move(next_);
     waiting->reply({ErrorCode::kFenced, fmt::format("rank {} has ended it", rank)});
   }
-  if (rank_ != rank) return;
+  const bool is_its = stage_ != Stage::kFree && rank_ == rank;
+  if (!is_its) {
+    if (done) done(Done{});
+    return;
+  }
+  if (done) ended_.push_back(std::move(done));
   if (stage_ == Stage::kBeginning) is_over_ = true;
   if (stage_ != Stage::kOpen) return;
   stage_ = Stage::kEnding;
@@ -86,12 +92,17 @@ void PassedState::end_at_parent() {
   uplink_.end_state([this](const Result<Done>& result) {
     asks_ = false;
     if (!result && may_pass(result.code)) return;  // the next tick asks again
-    stage_ = Stage::kFree;
+    free();
     const std::unique_ptr<Next> waiting = std::move(next_);
     if (!waiting) return;
     const std::optional<Error> failed = error_of([&] { begin(waiting->request, waiting->reply); });
     if (failed) waiting->reply({failed->code(), failed->what()});
   });
+}
+
+void PassedState::free() {
+  stage_ = Stage::kFree;
+  for (const Reply<Done>& done : std::exchange(ended_, {})) done(Done{});
 }
 
 void PassedState::tick() {
@@ -101,6 +112,7 @@ void PassedState::tick() {
 void PassedState::refuse(ErrorCode code, const std::string& why) {
   const std::unique_ptr<Next> waiting = std::move(next_);
   if (waiting) waiting->reply({code, why});
+  free();
 }
 
 }  // namespace phub

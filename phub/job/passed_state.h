@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "phub/job/uplink.h"
 #include "transport/control/state_messages.h"
@@ -26,7 +27,8 @@ class PassedState {
   void write(uint32_t rank, uint64_t offset, std::string piece, std::shared_ptr<void> charge,
              Reply<Done> reply);
   void apply(uint32_t rank, Reply<HyperReply> reply);
-  void end(uint32_t rank);
+  // `done`: when the parent has dropped it, so that ranks of other racks may begin.
+  void end(uint32_t rank, Reply<Done> done = nullptr);
 
   void tick();
   void refuse(ErrorCode code, const std::string& why);  // who waits: the job has ended
@@ -35,6 +37,7 @@ class PassedState {
   void check_open(uint32_t rank, bool sets) const;
   void begun(const Result<StateReply>& result, bool was_open);
   void end_at_parent();
+  void free();
 
   const std::string job_;
   Uplink& uplink_;
@@ -54,6 +57,7 @@ class PassedState {
     Reply<StateReply> reply;
   };
   std::unique_ptr<Next> next_;
+  std::vector<Reply<Done>> ended_;  // who waits for the end
 };
 
 }  // namespace phub

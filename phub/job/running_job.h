@@ -155,7 +155,7 @@ class RunningJob {
   void write_state(uint32_t rank, uint64_t offset, std::string piece, std::shared_ptr<void> charge,
                    Reply<Done> reply);
   void apply_state(uint32_t rank, Reply<HyperReply> reply);
-  void end_state(uint32_t rank);
+  void end_state(uint32_t rank, Reply<Done> done = nullptr);
 
   // A checkpoint of what is complete now or of a later round; with the round of such an answer, how
   // that is doing. Throws Error: the job is not saved; or why that one was not written.

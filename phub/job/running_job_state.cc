@@ -232,8 +232,9 @@ void RunningJob::apply_state(uint32_t rank, Reply<HyperReply> reply) {
   carry_out();
 }
 
-void RunningJob::end_state(uint32_t rank) {
-  if (passed_state_) return passed_state_->end(rank);
+void RunningJob::end_state(uint32_t rank, Reply<Done> done) {
+  if (passed_state_) return passed_state_->end(rank, std::move(done));
+  if (done) done(Done{});
   if (!state_ || state_->rank != rank) return;
   state_->refuse(ErrorCode::kFenced, fmt::format("rank {} has ended it", rank));
   if (state_->stage != Stage::kOpen) {

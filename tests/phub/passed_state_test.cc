@@ -94,6 +94,17 @@ TEST_F(PassedStateTest, TheNextOneWaitsUntilTheParentHasDroppedTheOneBefore) {
   EXPECT_EQ(parent_.begun.back().rank, 5u);
 }
 
+TEST_F(PassedStateTest, TheEndIsAnsweredWhenTheParentHasDroppedIt) {
+  state_->end(4, say<Done>());
+  EXPECT_THAT(said_, ElementsAre("done"));  // there was nothing
+  said_.clear();
+  open(4, true);
+  state_->end(4, say<Done>());
+  EXPECT_THAT(said_, IsEmpty());
+  take(parent_.ends)(Done{});
+  EXPECT_THAT(said_, ElementsAre("done"));
+}
+
 TEST_F(PassedStateTest, OneThatWaitsMayEndOrBeRefused) {
   open(4, false);
   state_->end(4);
