@@ -1,6 +1,7 @@
 // The box's side: two transports, two links of each job, and one memory.
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <map>
@@ -100,7 +101,6 @@ class BesideBoxLink final : public BoxLink {
       network_->revoke(rank);
       throw;
     }
-    ended_[rank] = false;
     return offer;
   }
   void use_ticket(std::string ticket) override { network_->use_ticket(std::move(ticket)); }
@@ -118,14 +118,14 @@ class BesideBoxLink final : public BoxLink {
     Offer offer = network_->reconnect(rank);
     near_->use_ticket(offer.ticket);
     add_near(offer, near_->reconnect(rank));
-    ended_[rank] = false;
+    ended_[rank] = 0;
     return offer;
   }
 
   // Whether this is the first end of one of the incarnation's connections.
-  bool ends(uint32_t rank) {
-    const bool first = !ended_[rank];
-    ended_[rank] = true;
+  bool ends(uint32_t rank, uint32_t incarnation) {
+    const bool first = incarnation > ended_[rank];
+    ended_[rank] = std::max(ended_[rank], incarnation);
     return first;
   }
 
@@ -136,7 +136,7 @@ class BesideBoxLink final : public BoxLink {
 
   BesideTransport& transport_;
   const std::unique_ptr<BoxLink> near_, network_;
-  std::vector<bool> ended_;                                    // by rank; control thread
+  std::vector<uint32_t> ended_;  // by rank: the latest incarnation that had an end; control thread
   std::vector<std::unique_ptr<BesideBoxEndpoint>> endpoints_;  // by core
 };
 
@@ -170,7 +170,10 @@ void BesideTransport::handle_events(std::vector<TransportEvent>& out) {
       if (at == outer_.end()) continue;
       event.link = at->second;
       auto& link = static_cast<BesideBoxLink&>(*event.link);
-      if (event.kind == TransportEvent::kDisconnected && !link.ends(event.rank)) continue;
+      if (event.kind == TransportEvent::kDisconnected &&
+          !link.ends(event.rank, event.incarnation)) {
+        continue;
+      }
     }
     out.push_back(std::move(event));
   }
