@@ -140,11 +140,15 @@ constexpr std::array<Option, 27> kOptions = {{
        config.insecure = parse_switch(values[0]);
      }},
     {"transports", "NAME", Kind::kTexts,
-     "shm, tcp, verbs or ofi; may be given several times. [all that are available, but ofi: tcp at "
-     "the --listen addresses, verbs unless these are loopback]",
+     "shm, tcp, verbs or ofi; may be given several times, or separated by commas. [all that are "
+     "available, but ofi: tcp at the --listen addresses, verbs unless these are loopback]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
-       for (const std::string& value : values) parse_word(value, {"shm", "tcp", "verbs", "ofi"});
-       config.transports = values;
+       config.transports.clear();
+       for (const std::string& value : values) {
+         for (const std::string& name : split_list(value)) {
+           config.transports.push_back(parse_word(name, {"shm", "tcp", "verbs", "ofi"}));
+         }
+       }
      }},
     {"devices", "DEVICE[:PORT[:GID]]", Kind::kTexts,
      "RDMA devices to use; may be given several times, or separated by commas. [every active port, "

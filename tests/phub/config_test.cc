@@ -182,7 +182,9 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--log-level", "loud"}), HasSubstr("must be one of trace, debug"));
   EXPECT_THAT(error_of({"--spin-us", "-2"}), HasSubstr("from -1 to 1000000"));
   EXPECT_THAT(error_of({"--cores", "1", "--cores", "2"}), HasSubstr("--cores"));
-  EXPECT_THAT(error_of({"--transports", "pigeon"}),
+  EXPECT_THAT(load({"--transports", "shm,tcp", "--transports", "ofi"}).transports,
+              ElementsAre("shm", "tcp", "ofi"));
+  EXPECT_THAT(error_of({"--transports", "tcp,pigeon"}),
               HasSubstr("--transports: must be one of shm, tcp, verbs, ofi, got 'pigeon'"));
   EXPECT_THAT(error_of({"--parent-transport", "shm"}),
               HasSubstr("--parent-transport: must be one of tcp, verbs, ofi, got 'shm'"));

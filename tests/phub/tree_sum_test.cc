@@ -139,7 +139,9 @@ TEST(TreeSum, IsTheReferences) {
     reference::sum(gradients.slots, type, factor, flat.data(), elements);
     if (bits_of(flat) != bits_of(expected)) ++other_than_flat;
   }
-  if (seeds.count > 1) EXPECT_GT(other_than_flat, seeds.count / 8);
+  if (seeds.count > 1) {
+    EXPECT_GT(other_than_flat, seeds.count / 8);
+  }
 }
 
 // The reference itself, where there are no groups.
