@@ -17,7 +17,7 @@ from scripts_test import BENCH, SKIPPED, expect, run  # noqa: E402
 
 def ladder_climbs(folder, binaries):
     ladder = [BENCH / "ladder", "--tiny", "--build", binaries.parent, "--json", folder / "ladder.json"]
-    expect(run(*ladder), "Ways of matrices (ranks: 2; samples of each: 32", "factors  fc.weight")
+    expect(run(*ladder), "Ways of matrices (ranks: 2; samples of each: 32", "ranks  fc.weight")
     found = json.loads((folder / "ladder.json").read_text())
     rows = {row["way"]: row for row in found["rows"]}
     assert list(rows) == ["without", "with", "choice", "choice-real", "first", "slack-1", "slack-2"], rows
