@@ -79,12 +79,13 @@ TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
   JobSpec spec = grouped_spec("decided", 4, "2,2");
   spec.keys = {{.name = "m", .elements = 300 * 8, .shape = {300, 8}}};
   set_rank_limit(spec.keys[0], 1);
+  const auto cores = static_cast<uint32_t>(2 * (1 + racks.root().status().shards.size()));
   testing::each_rank(4, [&](uint32_t rank) {
     WorkerOptions options = racks.of(rank).options(spec);
     options.rank = static_cast<int32_t>(rank);
     Worker worker(options);
     worker.wait_all();
-    EXPECT_EQ(worker.spec().keys[0].tile_rows, tile_rows_for(spec.keys[0], 2));
+    EXPECT_EQ(worker.spec().keys[0].tile_rows, tile_rows_for(spec.keys[0], cores));
     const std::vector<float> left(300, 1.0f + static_cast<float>(rank)), right(8, 2.0f);
     worker.push_factors(0, {left.data(), right.data(), 1});
     worker.wait(0);
