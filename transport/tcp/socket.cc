@@ -5,10 +5,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "transport/error.h"
 #include "transport/text.h"
@@ -23,8 +25,8 @@ constexpr int kBacklog = 4096;
 constexpr int kUserTimeoutMs = 300'000;
 constexpr int kLocalBufferBytes = 256 << 10;  // the kernel doubles it
 constexpr int kUnsentBytes = 128 << 10;       // in each connection
-constexpr int kWindowBytes = 1 << 20;
-constexpr uint32_t kNearRoundTripUs = 5'000;  // within which so much is enough
+constexpr uint64_t kWindowBytes = 1 << 20;
+constexpr uint64_t kWindowBytesPerUs = 200;  // of the round trip: 200 MB/s
 constexpr int kKeepIdleSeconds = 60;
 constexpr int kKeepIntervalSeconds = 30;
 
@@ -148,24 +150,26 @@ void tune_for_a_network(int socket) { set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT
 
 namespace {
 
-// The kernel gives out so much without asking (net.core.rmem_max).
-bool may_have_buffer(int bytes) {
+// What the kernel gives out when it is asked (net.core.rmem_max).
+int largest_buffer() {
   const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket) return false;
-  set(socket.get(), SOL_SOCKET, SO_RCVBUF, bytes);
-  int is = 0;
-  socklen_t size = sizeof(is);
-  return getsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &is, &size) == 0 && is >= 2 * bytes;
+  int bytes = 0;
+  socklen_t size = sizeof(bytes);
+  if (!socket) return 0;
+  set(socket.get(), SOL_SOCKET, SO_RCVBUF, std::numeric_limits<int>::max() / 2);
+  const int error = getsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &bytes, &size);
+  return error == 0 ? bytes / 2 : 0;  // it doubles them
 }
 
 }  // namespace
 
 void limit_window(int socket) {
-  static const bool may = may_have_buffer(kWindowBytes);
+  static const auto most = static_cast<uint64_t>(largest_buffer());
   tcp_info info = {};
   socklen_t size = sizeof(info);
-  if (!may || getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
-  if (info.tcpi_rtt < kNearRoundTripUs) set(socket, SOL_SOCKET, SO_RCVBUF, kWindowBytes);
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+  const uint64_t bytes = std::max(kWindowBytes, info.tcpi_rtt * kWindowBytesPerUs);
+  if (bytes <= most) set(socket, SOL_SOCKET, SO_RCVBUF, static_cast<int>(bytes));
 }
 
 // Between processes of one machine no congestion control should pace, and what is on its way should
