@@ -16,6 +16,7 @@
 
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/test_memory_device.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "transport/verbs/endpoint.h"
 #include "transport/verbs/format.h"
@@ -26,16 +27,8 @@ namespace phub {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return std::string(name_of(error.code())) + ": " + error.what();
-  }
-  return "none";
-}
 
 // One job per device, each with one queue on one core, unless a test wants others.
 class VerbsFailures : public ::testing::Test {

@@ -23,6 +23,17 @@ std::string error_of(ErrorCode code, Body body) {
   return "";
 }
 
+// Its code and text; "none": body() throws none.
+template <typename Body>
+std::string error_of(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return std::string(name_of(error.code())) + ": " + error.what();
+  }
+  return "none";
+}
+
 // body() throws an Error of this code whose text has these words.
 template <typename Body>
 void expect_error(ErrorCode code, const std::string& words, Body body) {

@@ -37,15 +37,6 @@ JobSpec spec_of(const std::string& name, uint32_t ranks) {
   return spec;
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return std::string(name_of(error.code())) + ": " + error.what();
-  }
-  return "none";
-}
-
 // Over a NIC that can: libfabric's here, RDMA in the emulated machines.
 class MemoryDeviceTest : public ::testing::Test {
  protected:
