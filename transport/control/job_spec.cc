@@ -252,6 +252,18 @@ std::string key_difference(const KeySpec& here, const KeySpec& there, size_t i) 
   return fmt::format("key {} '{}': {}", i, printable(here.name), differ.sentence);
 }
 
+// Calls visit(key) for the keys whose names match. Returns how many there are.
+template <typename Visit>
+size_t for_each_matching(JobSpec& spec, const std::string& pattern, const Visit& visit) {
+  size_t matching = 0;
+  for (KeySpec& key : spec.keys) {
+    if (fnmatch(pattern.c_str(), key.name.c_str(), 0) != 0) continue;
+    visit(key);
+    ++matching;
+  }
+  return matching;
+}
+
 }  // namespace
 
 void check_job_name(std::string_view name) {
@@ -297,13 +309,7 @@ bool is_gated(const JobSpec& spec) {
 }
 
 size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format) {
-  size_t matching = 0;
-  for (KeySpec& key : spec.keys) {
-    if (fnmatch(pattern.c_str(), key.name.c_str(), 0) != 0) continue;
-    key.format = format;
-    ++matching;
-  }
-  return matching;
+  return for_each_matching(spec, pattern, [&format](KeySpec& key) { key.format = format; });
 }
 
 void set_rank_limit(KeySpec& key, uint32_t rank_limit) {
@@ -312,13 +318,8 @@ void set_rank_limit(KeySpec& key, uint32_t rank_limit) {
 }
 
 size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit) {
-  size_t matching = 0;
-  for (KeySpec& key : spec.keys) {
-    if (fnmatch(pattern.c_str(), key.name.c_str(), 0) != 0) continue;
-    set_rank_limit(key, rank_limit);
-    ++matching;
-  }
-  return matching;
+  return for_each_matching(spec, pattern,
+                           [rank_limit](KeySpec& key) { set_rank_limit(key, rank_limit); });
 }
 
 uint32_t rows_together(const KeySpec& key) {

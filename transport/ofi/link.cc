@@ -13,7 +13,6 @@
 #include <mutex>
 #include <optional>
 
-#include "transport/box_memory.h"
 #include "transport/error.h"
 #include "transport/link_arrays.h"
 #include "transport/ofi/endpoint.h"
@@ -22,7 +21,6 @@
 #include "transport/ofi/transport.h"
 #include "transport/tcp/socket.h"
 #include "transport/text.h"
-#include "transport/worker_memory.h"
 
 namespace phub {
 namespace {
@@ -132,17 +130,10 @@ class OfiWorkerLink final : public WorkerLink {
   OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, std::unique_ptr<LinkArrays> arrays);
   ~OfiWorkerLink() override;
 
-  std::span<std::byte> gradients() override {
-    return arrays_ ? arrays_->gradients() : gradients_.bytes();
-  }
-  std::span<const std::byte> results() override {
-    return arrays_ ? arrays_->results() : results_.readable();
-  }
-  std::span<std::byte> writable_results() override {
-    return arrays_ ? arrays_->results() : results_.writable();
-  }
+  std::span<std::byte> gradients() override { return arrays_->gradients(); }
+  std::span<const std::byte> results() override { return arrays_->results(); }
+  std::span<std::byte> writable_results() override { return arrays_->writable_results(); }
   void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override {
-    if (!arrays_) return WorkerLink::write_gradients(offset, bytes);
     arrays_->write_gradients(offset, bytes);
   }
   Endpoint& endpoint() override { return *endpoints_.front(); }
@@ -162,9 +153,7 @@ class OfiWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
-  const std::unique_ptr<LinkArrays> arrays_;  // null: the next two are, in memory of the host
-  numa::Memory gradients_;
-  ResultMemory results_;
+  const std::unique_ptr<LinkArrays> arrays_;
   std::map<std::string, std::shared_ptr<const OfiDomain>> domains_;  // by provider and address
   std::vector<std::unique_ptr<OfiEndpoint>> endpoints_;              // by thread
 
@@ -176,12 +165,9 @@ class OfiWorkerLink final : public WorkerLink {
 
 OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms,
                              std::unique_ptr<LinkArrays> arrays)
-    : layout_(layout), timeout_ms_(timeout_ms), arrays_(std::move(arrays)) {
-  if (!arrays_) {
-    const uint32_t node = node_of_this_thread();
-    gradients_ = allocate(layout.gradients_at_worker(), node, "memory for gradients");
-    results_ = ResultMemory(layout.results_at_worker(), node);
-  }
+    : layout_(layout),
+      timeout_ms_(timeout_ms),
+      arrays_(arrays ? std::move(arrays) : arrays_in(node_of_this_thread(), layout)) {
   const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
   while (endpoints_.size() < layout.threads) {
     endpoints_.push_back(std::make_unique<OfiEndpoint>(queues, 1));
@@ -190,18 +176,15 @@ OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms,
 
 OfiWorkerLink::~OfiWorkerLink() {
   disconnect();
-  domains_.clear();
-  if (arrays_) return;
-  bury(std::move(gradients_));
-  results_.bury();
+  domains_.clear();  // what is registered there is not any more
 }
 
 std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provider,
                                                        const std::string& source) {
   auto& found = domains_[provider + " " + source];
-  if (found == nullptr)
-    found =
-        std::make_shared<const OfiDomain>(provider, source, arrays_ ? arrays_->cuda_ordinal() : -1);
+  if (found == nullptr) {
+    found = std::make_shared<const OfiDomain>(provider, source, arrays_->cuda_ordinal());
+  }
   return found;
 }
 
@@ -284,7 +267,7 @@ std::string OfiWorkerLink::describe() const {
     over.push_back(fmt::format("{} ({})", domain->provider(), domain->info().domain_attr->name));
   }
   return fmt::format("{} queue pairs over libfabric's {}; gradients in {} memory", ends_.size(),
-                     fmt::join(over, ", "), arrays_ && arrays_->device() ? "the device's" : "host");
+                     fmt::join(over, ", "), arrays_->device() ? "the device's" : "host");
 }
 
 bool OfiWorkerLink::connected() {

@@ -69,13 +69,14 @@ TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& a
     fail(ErrorCode::kInvalid, "tcp job: {} queues, at most {} are possible", queues_,
          kTcpMaxQueues);
   }
+  const uint32_t lead = lead_chunks(layout_);
   uint32_t queue = 0;
   for (uint32_t core = 0; core < layout_.cores; ++core) {
     const uint32_t first = queue;
     while (queue < queues_ && layout_.core_of(queue) == core) ++queue;
     endpoints_.push_back(
         std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_.max_ranks));
-    if (layout_.max_ranks > 1) endpoints_.back()->keep_in_step(lead_chunks(layout_));
+    if (layout_.max_ranks > 1) endpoints_.back()->keep_in_step(lead);
   }
 }
 

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "transport/box_memory.h"
 #include "transport/error.h"
 #include "transport/greeting.h"
 #include "transport/verbs/devices.h"
@@ -45,9 +44,6 @@ VerbsWorkerLink::~VerbsWorkerLink() {
   endpoints_.clear();
   pairs_.clear();
   devices_.clear();  // what is registered there is not any more
-  if (arrays_) return;
-  bury(std::move(gradients_));
-  results_.bury();
 }
 
 void VerbsWorkerLink::disconnect_all() {
@@ -86,24 +82,16 @@ void VerbsWorkerLink::make_arrays() {
   check_locked_memory(
       (layout_.results_at_worker() + layout_.gradients_at_worker()) * devices_.size(),
       fmt::format("a worker over {} NICs", devices_.size()));
-  if (arrays_) return;
-  const uint32_t node = devices_.front().os_node;
-  results_ = ResultMemory(layout_.results_at_worker(), node);
-  gradients_ = allocate(layout_.gradients_at_worker(), node, "memory for gradients");
+  if (!arrays_) arrays_ = arrays_in(devices_.front().os_node, layout_);
 }
 
 VerbsMr VerbsWorkerLink::register_array(const Device& device, std::span<const std::byte> array,
                                         int access) {
-  if (!arrays_ || arrays_->in_host_memory()) {
+  if (arrays_->in_host_memory()) {
     return register_memory(device.pd.get(), array, access);
   }
   return register_dma_buf(device.pd.get(), arrays_->device()->dma_buf(array.data(), array.size()),
                           array, access);
-}
-
-void VerbsWorkerLink::write_gradients(uint64_t offset, std::span<const std::byte> bytes) {
-  if (!arrays_) return WorkerLink::write_gradients(offset, bytes);
-  arrays_->write_gradients(offset, bytes);
 }
 
 std::unique_ptr<VerbsLane> VerbsWorkerLink::make_lane(const VerbsDialer& dialer,
@@ -238,7 +226,7 @@ std::string VerbsWorkerLink::describe() const {
   const auto queues =
       std::ranges::count_if(pairs_, [](const auto& pair) { return pair != nullptr; });
   return fmt::format("{} queue pairs over {}; gradients in {} memory{}", queues, names,
-                     arrays_ && arrays_->device() ? "the device's" : "host", fork_problem());
+                     arrays_->device() ? "the device's" : "host", fork_problem());
 }
 
 std::string VerbsWorkerLink::nic_of(uint32_t queue) const {

@@ -10,12 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "numa/memory.h"
 #include "transport/link_arrays.h"
 #include "transport/verbs/endpoint.h"
 #include "transport/verbs/format.h"
 #include "transport/verbs/transport.h"
-#include "transport/worker_memory.h"
 
 namespace phub {
 
@@ -65,16 +63,12 @@ class VerbsWorkerLink final : public WorkerLink {
                   std::unique_ptr<LinkArrays> arrays);
   ~VerbsWorkerLink() override;
 
-  std::span<std::byte> gradients() override {
-    return arrays_ ? arrays_->gradients() : gradients_.bytes();
+  std::span<std::byte> gradients() override { return arrays_->gradients(); }
+  std::span<const std::byte> results() override { return arrays_->results(); }
+  std::span<std::byte> writable_results() override { return arrays_->writable_results(); }
+  void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override {
+    arrays_->write_gradients(offset, bytes);
   }
-  std::span<const std::byte> results() override {
-    return arrays_ ? arrays_->results() : results_.readable();
-  }
-  std::span<std::byte> writable_results() override {
-    return arrays_ ? arrays_->results() : results_.writable();
-  }
-  void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override;
   Endpoint& endpoint() override { return *endpoints_.front(); }
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   bool connected() override;
@@ -105,9 +99,7 @@ class VerbsWorkerLink final : public WorkerLink {
 
   const LinkLayout layout_;
   const uint32_t timeout_ms_;
-  const std::unique_ptr<LinkArrays> arrays_;  // null: the next two are, in memory of the host
-  numa::Memory gradients_;
-  ResultMemory results_;
+  std::unique_ptr<LinkArrays> arrays_;
   std::vector<Device> devices_;
   std::vector<std::unique_ptr<VerbsEndpoint>> endpoints_;  // by thread
   std::vector<std::unique_ptr<VerbsPair>> pairs_;          // by queue
