@@ -42,6 +42,13 @@ void check_offer(const Offer& offer, std::string_view transport, const LinkLayou
   }
 }
 
+void check_addresses(const Offer& offer) {
+  for (size_t q = 0; q < offer.queues.size(); ++q) {
+    if (!offer.queues[q].address.empty()) continue;
+    fail(ErrorCode::kInvalid, "the offer has no address for queue {}", q);
+  }
+}
+
 void check_length(const char* name, size_t bytes, size_t least) {
   if (bytes >= least) return;
   fail(ErrorCode::kInvalid, "{}: {} bytes, at least {} expected", name, bytes, least);

@@ -32,8 +32,10 @@ inline bool same_ticket(std::string_view a, std::string_view b) {
 void check_ticket(std::span<const char> digits);
 
 // At the worker: throws Error unless the offer is for `transport` and holds a ticket and, where
-// `layout` is not null, an address for each of its queues.
+// `layout` is not null, as many queues as it has.
 void check_offer(const Offer& offer, std::string_view transport, const LinkLayout* layout);
+// Throws Error(kInvalid) unless it has an address for each of its queues.
+void check_addresses(const Offer& offer);
 
 // REQUIRES: the message has that many bytes.
 template <typename T>

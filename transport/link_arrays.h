@@ -28,6 +28,7 @@ class LinkArrays {
   LinkArrays(const LinkArrays&) = delete;
   LinkArrays& operator=(const LinkArrays&) = delete;
 
+  bool are_anothers() const { return device_ == nullptr && own_gradients_.bytes().empty(); }
   MemoryDevice* device() const { return device_; }  // null: they are memory of the host
   int cuda_ordinal() const { return device_ == nullptr ? -1 : device_->cuda_ordinal(); }
   bool in_host_memory() const { return cuda_ordinal() < 0; }

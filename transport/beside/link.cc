@@ -10,6 +10,7 @@
 #include "transport/beside/endpoint.h"
 #include "transport/beside/transport.h"
 #include "transport/error.h"
+#include "transport/greeting.h"
 #include "transport/tcp/near.h"
 #include "transport/tcp/transport.h"
 
@@ -76,6 +77,7 @@ class BesideWorkerLink final : public WorkerLink {
     return offer;
   }
   Offer network_part(Offer offer) const {
+    check_addresses(offer);
     for (size_t q = 0; q < offer.queues.size(); ++q) {
       if (is_near_[q]) offer.queues[q].address.clear();
     }

@@ -26,7 +26,7 @@ constexpr uint32_t kReconnectMs = 1500;
 VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, uint32_t timeout_ms,
                                  std::unique_ptr<LinkArrays> arrays)
     : layout_(layout), timeout_ms_(timeout_ms), arrays_(std::move(arrays)) {
-  check_offer(offer, "verbs", &layout_);
+  check(offer);
   VerbsDialer dialer(offer, timeout_ms);
   dialer.resolve();
   make_devices(dialer);
@@ -35,6 +35,12 @@ VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, u
                                                          lanes_of(thread)));
   }
   connect(dialer, offer);
+}
+
+void VerbsWorkerLink::check(const Offer& offer) const {
+  check_offer(offer, "verbs", &layout_);
+  const bool beside_another = arrays_ && arrays_->are_anothers();
+  if (!beside_another) check_addresses(offer);  // else there are queues of the other link's
 }
 
 VerbsWorkerLink::~VerbsWorkerLink() {
@@ -191,7 +197,7 @@ void VerbsWorkerLink::reconnect(const Offer& offer) {
     pairs_.clear();
     events_.reset();
   }
-  check_offer(offer, "verbs", &layout_);
+  check(offer);
   // Short: an attempt that began before the wire was back would wait for its answer in vain.
   VerbsDialer dialer(offer, std::min(timeout_ms_, kReconnectMs));
   dialer.resolve();

@@ -86,6 +86,7 @@ class VerbsWorkerLink final : public WorkerLink {
     std::vector<std::unique_ptr<VerbsLane>> lanes;  // by thread; null: it has no queue here
     uint32_t os_node = 0;
   };
+  void check(const Offer& offer) const;
   void make_devices(const VerbsDialer& dialer);
   void make_arrays();
   void disconnect_all();
