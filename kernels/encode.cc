@@ -33,9 +33,12 @@ struct Input {
   HWY_INLINE void keep(D d, hn::Vec<D> rest, size_t i) const {
     if constexpr (kResidual) hn::StoreU(rest, d, residual + i);
   }
-  // What usually comes next, while this chunk is being computed on.
-  HWY_INLINE void prefetch_next(size_t i, size_t bytes) const {
+  // What usually comes next, while this chunk is being computed on: the gradient while it is read
+  // first, the residual the second time. So the memory is busy all the time.
+  HWY_INLINE void prefetch_gradient(size_t i, size_t bytes) const {
     prefetch_ahead<2>(gradient + i, n * sizeof(float), bytes);
+  }
+  HWY_INLINE void prefetch_residual(size_t i, size_t bytes) const {
     if constexpr (kResidual) prefetch_ahead<2>(residual + i, n * sizeof(float), bytes);
   }
 
@@ -99,7 +102,8 @@ bool encode_scaled(const Input<kResidual>& in, const Rounding& rounding, void* s
     const size_t lanes = hn::Lanes(d);
     size_t i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
-      in.prefetch_next(i, 2 * lanes * sizeof(float));
+      in.prefetch_gradient(i, 2 * lanes * sizeof(float));
+      in.prefetch_residual(i, 2 * lanes * sizeof(float));
       encoder.one(d, i);
       encoder.one(d, i + lanes);
     }
@@ -199,7 +203,8 @@ bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* s
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= in.n; i += lanes) {
-    in.prefetch_next(i, lanes * sizeof(float));
+    in.prefetch_gradient(i, lanes * sizeof(float));
+    in.prefetch_residual(i, lanes * sizeof(float));
     encoder.one(d, i);
   }
   for (; i < in.n; ++i) encoder.one(d1, i);

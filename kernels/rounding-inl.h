@@ -32,6 +32,16 @@ struct Nearest {
     const auto sum = hn::Add(v, wholes);
     return {hn::Sub(hn::BitCast(di, sum), hn::BitCast(di, wholes)), hn::Sub(sum, wholes)};
   }
+  // As Stochastic::in_units. kWholes for that unit, with the sign of v: the addition does it all.
+  template <int kFraction, class D>
+  HWY_INLINE Whole<D> in_units(D d, hn::Vec<D> v, hn::Vec<I32<D>> sign, hn::Vec<I32<D>> exponent,
+                               size_t /*i*/) const {
+    const I32<D> di;
+    const auto bits = hn::Or(hn::Add(exponent, hn::Set(di, (23 - kFraction) << 23)), sign);
+    const auto wholes = hn::BitCast(d, bits);
+    const auto sum = hn::Add(v, wholes);
+    return {hn::Sub(hn::BitCast(di, sum), bits), hn::Sub(sum, wholes)};
+  }
   // What is added to a magnitude's bits before the lower 16 are cut off.
   uint32_t before_cut(uint32_t bits, size_t /*i*/) const { return 0x7FFF + (bits >> 16 & 1); }
 };
@@ -55,6 +65,18 @@ class Stochastic {
     const auto up = hn::IfThenElseZero(hn::Lt(u, hn::Sub(v, below)), hn::Set(d, 1.0f));
     const auto value = hn::Add(below, up);
     return {hn::Sub(hn::BitCast(di, hn::Add(value, wholes)), hn::BitCast(di, wholes)), value};
+  }
+  // Rounds v to units of 2^(e - kFraction), which are at most 2^23 of them: how many of them its
+  // magnitude has become, and its value, whose sign is right unless it is zero. Given the bits of
+  // the sign and of 2^e.
+  template <int kFraction, class D>
+  HWY_INLINE Whole<D> in_units(D d, hn::Vec<D> v, hn::Vec<I32<D>> sign, hn::Vec<I32<D>> exponent,
+                               size_t i) const {
+    const I32<D> di;
+    const auto per_unit = hn::Sub(hn::Set(di, (254 + kFraction) << 23), exponent);
+    const auto unit = hn::Or(hn::Sub(exponent, hn::Set(di, kFraction << 23)), sign);
+    const auto units = (*this)(d, hn::Mul(hn::Abs(v), hn::BitCast(d, per_unit)), i);
+    return {units.integers, hn::Mul(units.values, hn::BitCast(d, unit))};
   }
   uint32_t before_cut(uint32_t /*bits*/, size_t i) const {
     const hn::CappedTag<float, 1> d;

@@ -38,23 +38,20 @@ struct Fp8 {
   template <class D, class Round>
   static HWY_INLINE Quantized<D> quantize(D d, hn::Vec<D> v, const Round& round, size_t i) {
     const I32<D> di;
-    const auto sign = hn::And(hn::BitCast(di, v), hn::Set(di, INT32_MIN));
-    const auto magnitude = absolute_bits(d, v);
+    const auto bits = hn::BitCast(di, v);
+    const auto sign = hn::And(bits, hn::Set(di, INT32_MIN));
     const auto exponent =
-        hn::Max(hn::And(magnitude, hn::Set(di, kInfinityBits)), hn::Set(di, (127 + kLowest) << 23));
-    const auto per_unit = hn::Sub(hn::Set(di, (254 + kFraction) << 23), exponent);
-    const auto unit = hn::Sub(exponent, hn::Set(di, kFraction << 23));
-    const auto units = round(d, hn::Mul(hn::BitCast(d, magnitude), hn::BitCast(d, per_unit)), i);
-    const auto value = hn::Mul(units.values, hn::BitCast(d, unit));
+        hn::Max(hn::And(bits, hn::Set(di, kInfinityBits)), hn::Set(di, (127 + kLowest) << 23));
+    const auto units = round.template in_units<kFraction>(d, v, sign, exponent, i);
     const auto above = hn::Sub(exponent, hn::Set(di, (127 + kLowest) << 23));
     const auto code = hn::Add(hn::ShiftRight<23 - kFraction>(above), units.integers);
     const auto sign_bit = hn::BitCast(di, hn::ShiftRight<24>(hn::BitCast(U32<D>(), sign)));
-    return {hn::Or(code, sign_bit), hn::BitCast(d, hn::Or(hn::BitCast(di, value), sign))};
+    return {hn::Or(code, sign_bit), hn::Or(units.values, hn::BitCast(d, sign))};
   }
 
   template <class D>
   static HWY_INLINE void pack(D /*d*/, hn::Vec<I32<D>> v, uint8_t* codes, size_t i) {
-    hn::StoreU(hn::DemoteTo(U8<D>(), v), U8<D>(), codes + i);
+    hn::StoreU(low_bytes(D(), v), U8<D>(), codes + i);
   }
 };
 

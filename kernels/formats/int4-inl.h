@@ -65,10 +65,11 @@ struct Int4 : WholeMultiples<DType::kInt4, 7> {
       const U8<D> d8;
       const hn::Repartition<int16_t, decltype(d8)> d16;
       const hn::Rebind<uint8_t, decltype(d16)> pairs;
-      const auto low = hn::And(v, hn::Set(I32<D>(), 15));
-      const auto bytes = hn::BitCast(d16, hn::DemoteTo(d8, low));
-      const auto both = hn::And(hn::Or(bytes, hn::ShiftRight<4>(bytes)), hn::Set(d16, 255));
-      hn::StoreU(hn::DemoteTo(pairs, both), pairs, codes + i / 2);
+      const auto bytes = hn::BitCast(d16, low_bytes(D(), v));
+      const auto low = hn::And(bytes, hn::Set(d16, 15));
+      const auto both = hn::Or(low, hn::And(hn::ShiftRight<4>(bytes), hn::Set(d16, 240)));
+      const hn::RebindToUnsigned<decltype(d16)> du16;
+      hn::StoreU(hn::TruncateTo(pairs, hn::BitCast(du16, both)), pairs, codes + i / 2);
 #endif
     }
   }

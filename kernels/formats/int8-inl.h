@@ -23,8 +23,7 @@ struct Int8 : WholeMultiples<DType::kInt8, 127> {
   }
   template <class D>
   static HWY_INLINE void pack(D /*d*/, hn::Vec<I32<D>> v, uint8_t* codes, size_t i) {
-    const hn::Rebind<int8_t, D> d8;
-    hn::StoreU(hn::DemoteTo(d8, v), d8, reinterpret_cast<int8_t*>(codes + i));
+    hn::StoreU(low_bytes(D(), v), U8<D>(), codes + i);
   }
 };
 

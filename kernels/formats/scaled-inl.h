@@ -23,6 +23,12 @@ namespace phub::kernels::HWY_NAMESPACE {
 template <class D>
 using U8 = hn::Rebind<uint8_t, D>;
 
+// Of each code. (Truncating is one instruction where saturating is several.)
+template <class D>
+HWY_INLINE hn::Vec<U8<D>> low_bytes(D /*d*/, hn::Vec<I32<D>> codes) {
+  return hn::TruncateTo(U8<D>(), hn::BitCast(U32<D>(), codes));
+}
+
 template <class D>
 struct Quantized {
   hn::Vec<I32<D>> codes;
