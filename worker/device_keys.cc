@@ -48,22 +48,43 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
   for (size_t key = 0; key < keys_.size(); ++key) {
     worker_.register_memory(key, {});
     worker_.wait(key);
-    keys_[key].gradient_dtype =
-        *kernels::parse_dtype(gradient_memory_format(worker_.spec(), worker_.spec().keys[key]));
-    keys_[key].gradient = worker_.gradient_bytes(key);
+    const KeySpec& of = worker_.spec().keys[key];
+    if (!is_factors(of)) {
+      keys_[key].gradient_dtype = *kernels::parse_dtype(gradient_memory_format(worker_.spec(), of));
+      keys_[key].gradient = worker_.gradient_bytes(key);
+    }
     keys_[key].result = worker_.parameter_bytes(key);
     keys_[key].pulled = device_.make_event();
   }
   if (!on_device_) pin_or_stage();
+  place_factors();
   sender_ = start_thread("phub-send", [this](const std::stop_token& stop) { send(stop); });
   receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
+}
+
+// Room for as many as a rank may send in a round.
+void DeviceKeys::place_factors() {
+  const auto bytes_of = [](const KeySpec& key) -> size_t {
+    if (!is_factors(key)) return 0;
+    return key.rank_limit * (size_t{key.shape[0]} + key.shape[1]) * sizeof(float);
+  };
+  size_t all = 0;
+  for (const KeySpec& key : worker_.spec().keys) all += bytes_of(key);
+  factors_ = HostMemory(device_, all, "factors");
+  auto* place = static_cast<std::byte*>(factors_.data());
+  for (size_t key = 0; key < keys_.size(); ++key) {
+    const size_t bytes = bytes_of(worker_.spec().keys[key]);
+    if (bytes == 0) continue;
+    keys_[key].gradient = {place, bytes};
+    place += bytes;
+  }
 }
 
 // Copies are fast with pinned memory only.
 void DeviceKeys::pin_or_stage() {
   std::vector<std::span<const std::byte>> gradients, results;
   for (const Key& key : keys_) {
-    gradients.emplace_back(key.gradient);
+    if (!key.gradient.empty()) gradients.emplace_back(key.gradient);
     results.emplace_back(key.result);
   }
   const auto bytes_of_all = [](const auto& memory) {
@@ -118,9 +139,7 @@ bool DeviceKeys::pin(const std::vector<std::span<const std::byte>>& memory, Host
   return true;
 }
 
-// Nothing: no memory is used.
-void DeviceKeys::check_call(size_t key, const char* what, std::optional<const void*> memory,
-                            DType dtype, const Stream& stream) const {
+const KeySpec& DeviceKeys::check_key(size_t key, const char* what, const Stream& stream) const {
   const JobSpec& spec = worker_.spec();
   if (key >= keys_.size()) {
     phub::fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key, spec.name,
@@ -131,11 +150,42 @@ void DeviceKeys::check_call(size_t key, const char* what, std::optional<const vo
     phub::fail(ErrorCode::kInvalid, "{} of key '{}': stream '{}' is of {}, and the keys are on {}",
                what, of.name, stream.name(), stream.device().name(), device_.name());
   }
-  const size_t bytes = kernels::slot_bytes(dtype, of.elements);
-  if (memory && !device_.holds(*memory, bytes)) {
+  return of;
+}
+
+void DeviceKeys::check_memory(const KeySpec& key, const char* what, const void* memory,
+                              uint64_t elements, DType dtype) const {
+  const size_t bytes = kernels::slot_bytes(dtype, elements);
+  if (device_.holds(memory, bytes)) return;
+  phub::fail(ErrorCode::kInvalid,
+             "{} of key '{}': {} bytes ({} elements of {}) at {} are not inside memory of {}", what,
+             key.name, bytes, elements, kernels::name_of(dtype), memory, device_.name());
+}
+
+void DeviceKeys::check_factors(const KeySpec& key, std::span<const DeviceFactors> factors,
+                               const DevicePush& how) const {
+  if (!is_factors(key)) {
+    phub::fail(
+        ErrorCode::kInvalid,
+        "push_factors: the gradient of key '{}' is sent as it is; to send its factors the job "
+        "must give it a rank_limit",
+        key.name);
+  }
+  uint64_t pairs = 0;
+  for (const DeviceFactors& part : factors) pairs += part.pairs;
+  if (pairs > key.rank_limit) {
+    phub::fail(ErrorCode::kInvalid, "push_factors: {} pairs for key '{}', whose rank_limit is {}",
+               pairs, key.name, key.rank_limit);
+  }
+  if (how.scale != 1 || how.dtype.value_or(DType::kF32) != DType::kF32) {
     phub::fail(ErrorCode::kInvalid,
-               "{} of key '{}': {} bytes ({} elements of {}) at {} are not inside memory of {}",
-               what, of.name, bytes, of.elements, kernels::name_of(dtype), *memory, device_.name());
+               "push_factors of key '{}': factors are sent as they are, in f32 and without a scale",
+               key.name);
+  }
+  for (const DeviceFactors& part : factors) {
+    if (part.pairs == 0) continue;
+    check_memory(key, "push_factors", part.left, part.pairs * key.shape[0], DType::kF32);
+    check_memory(key, "push_factors", part.right, part.pairs * key.shape[1], DType::kF32);
   }
 }
 
@@ -156,18 +206,11 @@ void DeviceKeys::enqueue(Work work) {
   }
 }
 
-void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const DevicePush& how) {
-  const bool null = gradient == nullptr;
-  const DType of_key = key < keys_.size() ? keys_[key].gradient_dtype : DType::kF32;
-  const DType dtype = how.dtype.value_or(of_key);
-  check_call(key, "push", null ? std::nullopt : std::optional(gradient), dtype, stream);
-  if (!std::isfinite(how.scale)) {
-    phub::fail(ErrorCode::kInvalid, "push of key '{}': the scale {} is not finite",
-               worker_.spec().keys[key].name, how.scale);
-  }
+// `copy_in` enqueues the copies of the gradient.
+template <typename CopyIn>
+void DeviceKeys::push(Push push, Stream& stream, CopyIn copy_in) {
   enqueue([&] {
-    Key& pushed = keys_[key];
-    Push push{.key = key, .priority = how.priority, .null = null, .taken = nullptr};
+    Key& pushed = keys_[push.key];
     if (spare_.empty()) {
       push.taken = device_.make_event();
     } else {
@@ -176,9 +219,9 @@ void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const De
     }
     stream.record(*ready_);
     in_->wait(*ready_);
-    in_->wait(*signals_, key, pushed.pushes);  // the gradient's memory is ours again
-    in_->wait(*pushed.pulled);                 // and the result may be replaced
-    if (!null) copy_in(pushed, gradient, dtype, how.scale);
+    in_->wait(*signals_, push.key, pushed.pushes);  // the gradient's memory is ours again
+    in_->wait(*pushed.pulled);                      // and the result may be replaced
+    if (!push.null) copy_in(pushed, push.factors);
     in_->record(*push.taken);
     to_send_.push_back(std::move(push));
     ++pushed.pushes;
@@ -187,17 +230,58 @@ void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const De
   });
 }
 
+void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const DevicePush& how) {
+  const KeySpec& of = check_key(key, "push", stream);
+  const bool null = gradient == nullptr;
+  if (!null && is_factors(of)) {
+    phub::fail(ErrorCode::kInvalid, "the factors of key '{}' are sent: use push_factors()",
+               of.name);
+  }
+  const DType dtype = how.dtype.value_or(keys_[key].gradient_dtype);
+  if (!null) check_memory(of, "push", gradient, of.elements, dtype);
+  if (!std::isfinite(how.scale)) {
+    phub::fail(ErrorCode::kInvalid, "push of key '{}': the scale {} is not finite", of.name,
+               how.scale);
+  }
+  push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = nullptr},
+       stream,
+       [&](Key& pushed, auto& /*factors*/) { copy_in(pushed, gradient, dtype, how.scale); });
+}
+
+void DeviceKeys::push_factors(size_t key, std::span<const DeviceFactors> factors, Stream& stream,
+                              const DevicePush& how) {
+  const KeySpec& of = check_key(key, "push_factors", stream);
+  check_factors(of, factors, how);
+  const auto copy_factors_in = [&](Key& pushed, std::vector<FactorPairs>& copied) {
+    auto* place = reinterpret_cast<float*>(pushed.gradient.data());
+    const auto copy = [&](const float* from, uint64_t floats) {
+      in_->copy_to_host(place, from, floats * sizeof(float));
+      return std::exchange(place, place + floats);
+    };
+    for (const DeviceFactors& part : factors) {
+      if (part.pairs == 0) continue;
+      const float* const left = copy(part.left, uint64_t{part.pairs} * of.shape[0]);
+      const float* const right = copy(part.right, uint64_t{part.pairs} * of.shape[1]);
+      copied.push_back({left, right, part.pairs});
+    }
+  };
+  const bool null =
+      std::ranges::all_of(factors, [](const DeviceFactors& f) { return f.pairs == 0; });
+  push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = nullptr},
+       stream, copy_factors_in);
+}
+
 void DeviceKeys::pull(size_t key, void* result, Stream& stream, std::optional<DType> given) {
   const DType dtype = given.value_or(parameter_dtype_);
-  check_call(key, "pull", result, dtype, stream);
+  const KeySpec& of = check_key(key, "pull", stream);
+  check_memory(of, "pull", result, of.elements, dtype);
   enqueue([&] {
     const Key& pulled = keys_[key];
     stream.record(*ready_);
     out_->wait(*ready_);
     out_->wait(*signals_, key, pulled.pushes);
     copy_out(pulled, result, dtype);
-    out_->poison_if_failed(*signals_, result,
-                           kernels::slot_bytes(dtype, worker_.spec().keys[key].elements));
+    out_->poison_if_failed(*signals_, result, kernels::slot_bytes(dtype, of.elements));
     out_->record(*pulled.pulled);
     stream.wait(*pulled.pulled);
   });
@@ -286,11 +370,16 @@ void DeviceKeys::send(const std::stop_token& stop) {
 void DeviceKeys::send(const Push& push) {
   push.taken->wait();
   check();  // after a failure a result may have taken the gradient's place while it was copied
+  const PushOptions how{.priority = push.priority, .null = push.null, .announced = true};
+  if (!push.factors.empty()) {
+    worker_.push_factors(push.key, push.factors, how);
+    return;
+  }
   if (!push.null && staged_gradients_.bytes() > 0) {
     const std::span<const std::byte> from = keys_[push.key].gradient;
     std::memcpy(worker_.gradient_bytes(push.key).data(), from.data(), from.size());
   }
-  worker_.push(push.key, {.priority = push.priority, .null = push.null, .announced = true});
+  worker_.push(push.key, how);
 }
 
 // The thread that lets the streams go on.

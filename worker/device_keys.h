@@ -50,6 +50,13 @@
 
 namespace phub {
 
+// As FactorPairs, in memory of the device.
+struct DeviceFactors {
+  const float* left = nullptr;
+  const float* right = nullptr;
+  uint32_t pairs = 0;
+};
+
 struct DevicePush {
   std::optional<kernels::DType> dtype;  // of the gradient; nothing: the key's
   float scale = 1;                      // multiplies every element
@@ -77,6 +84,12 @@ class DeviceKeys {
   // Takes part in the key's next round, with the key's elements at `gradient`, which is memory of
   // the device; null: with a gradient of zero. REQUIRES: `stream` is the device's.
   void push(size_t key, const void* gradient, Stream& stream, const DevicePush& how = {});
+  // The same of a matrix whose factors are sent (KeySpec::rank_limit), as Worker::push_factors():
+  // those of each part of a batch, for example. They are copied to pinned memory of the host as
+  // they are, and no matrix is made on the device. No pair at all: a gradient of zero. kInvalid:
+  // all together are more than rank_limit; they have a dtype other than f32, or a scale.
+  void push_factors(size_t key, std::span<const DeviceFactors> factors, Stream& stream,
+                    const DevicePush& how = {});
   // Leaves the result of the latest push (none: the present parameters) at `result`, in this format
   // (nothing: the job's). It may be the gradient's memory.
   void pull(size_t key, void* result, Stream& stream, std::optional<kernels::DType> dtype = {});
@@ -87,7 +100,7 @@ class DeviceKeys {
  private:
   struct Key {
     kernels::DType gradient_dtype = {};
-    std::span<std::byte> gradient;      // where phub's streams copy to
+    std::span<std::byte> gradient;      // where phub's streams copy to; of factors: them
     std::span<const std::byte> result;  // and from
     std::unique_ptr<Event> pulled;      // by the latest pull
     uint32_t pushes = 0, here = 0;      // counted modulo 2^32
@@ -96,16 +109,23 @@ class DeviceKeys {
     size_t key = 0;
     int32_t priority = 0;
     bool null = false;
+    std::vector<FactorPairs> factors;  // in the key's gradient
     std::unique_ptr<Event> taken;
   };
 
+  void place_factors();
   void pin_or_stage();
   bool pin(const std::vector<std::span<const std::byte>>& memory, HostUse use);
-  void check_call(size_t key, const char* what, std::optional<const void*> memory,
-                  kernels::DType dtype, const Stream& stream) const;
+  const KeySpec& check_key(size_t key, const char* what, const Stream& stream) const;
+  void check_memory(const KeySpec& key, const char* what, const void* memory, uint64_t elements,
+                    kernels::DType dtype) const;
+  void check_factors(const KeySpec& key, std::span<const DeviceFactors> factors,
+                     const DevicePush& how) const;
   void check_alive() const;
   template <typename Work>
   void enqueue(Work work);
+  template <typename CopyIn>
+  void push(Push push, Stream& stream, CopyIn copy_in);
   void copy_in(Key& key, const void* gradient, kernels::DType dtype, float scale);
   void copy_out(const Key& key, void* result, kernels::DType dtype);
   void send(const std::stop_token& stop);
@@ -119,6 +139,7 @@ class DeviceKeys {
   const kernels::DType parameter_dtype_;          // the job's
   std::vector<PinnedMemory> pinned_;              // the worker's memory
   HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
+  HostMemory factors_;                            // of all keys whose factors are sent
   DeviceMemory in_piece_, out_piece_;             // empty if on_device_
 
   std::mutex mutex_;  // guards what follows, and that a call's work is enqueued together

@@ -276,6 +276,88 @@ TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
   EXPECT_EQ(worker.round(1), 2u);
 }
 
+JobSpec spec_of_factors(const std::string& name, uint32_t ranks) {
+  JobSpec spec = spec_of(name, ranks);
+  spec.keys.push_back({.name = "matrix", .elements = 300 * 110, .shape = {300, 110}});
+  set_rank_limit(spec.keys.back(), 5);
+  return spec;
+}
+
+// Of one rank and round: in two parts, of which one or both may be empty.
+struct HostFactors {
+  HostFactors(uint32_t seed, const KeySpec& key) {
+    std::minstd_rand random(seed);
+    for (uint32_t limit = key.rank_limit, p = 0; p < 2; ++p) {
+      pairs[p] = random() % (limit + 1);
+      limit -= pairs[p];
+      for (auto* side : {&left[p], &right[p]}) {
+        side->resize(pairs[p] * key.shape[side == &left[p] ? 0 : 1]);
+        for (float& value : *side) value = static_cast<float>(random() % 2001) / 1000 - 1;
+      }
+    }
+  }
+  uint32_t pairs[2];
+  std::vector<float> left[2], right[2];
+};
+
+TEST_P(DeviceKeysTest, FactorsAreThoseOfAJobWithoutADevice) {
+  if (GetParam().name == kNic) GTEST_SKIP() << "the host puts factors together";
+  const auto seed = static_cast<uint32_t>(fresh_seeds(1).first);
+  SCOPED_TRACE(::testing::Message() << "PHUB_SEED=" << seed);
+  constexpr uint64_t kRounds = 6;
+  std::vector<float> results[2];
+  for (const bool on_device : {false, true}) {
+    const JobSpec spec = spec_of_factors(on_device ? "device" : "plain", 2);
+    each_rank(2, [&](uint32_t rank) {
+      const auto device = GetParam().make(kBudget);
+      Worker worker(options_of_rank(*box_, spec, rank));
+      const KeySpec& matrix = spec.keys[3];
+      std::vector<HostFactors> rounds;
+      for (uint64_t round = 1; round <= kRounds; ++round) {
+        rounds.emplace_back(seed_of(seed, rank, round, 3), matrix);
+      }
+      if (!on_device) {
+        for (const HostFactors& of : rounds) {
+          const FactorPairs parts[] = {{of.left[0].data(), of.right[0].data(), of.pairs[0]},
+                                       {of.left[1].data(), of.right[1].data(), of.pairs[1]}};
+          worker.push_factors(3, parts, {});
+          worker.wait(3);
+        }
+      } else {
+        const auto stream = device->make_stream("program");
+        std::vector<DeviceMemory> memory;
+        const auto on = [&](const std::vector<float>& values) {
+          const size_t bytes = values.size() * sizeof(float);
+          memory.emplace_back(*device, bytes, "factors");
+          if (bytes > 0) device->write(memory.back().data(), values.data(), bytes);
+          return memory.back().floats();
+        };
+        const DeviceMemory result(*device, matrix.elements * sizeof(float), "result");
+        DeviceKeys keys(worker, *device);
+        Gate gate;
+        gate.close(*stream);
+        for (const HostFactors& of : rounds) {
+          const DeviceFactors parts[] = {{on(of.left[0]), on(of.right[0]), of.pairs[0]},
+                                         {on(of.left[1]), on(of.right[1]), of.pairs[1]}};
+          keys.push_factors(3, parts, *stream);
+          keys.pull(3, result.data(), *stream);
+        }
+        gate.open();
+        stream->synchronize();
+        keys.wait();
+        std::vector<float> pulled(matrix.elements);
+        device->read(pulled.data(), result.data(), result.bytes());
+        EXPECT_TRUE(std::ranges::equal(pulled, worker.parameters(3)));
+      }
+      const auto parameters = worker.parameters(3);
+      if (rank == 0) results[on_device].assign(parameters.begin(), parameters.end());
+      worker.leave();
+    });
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+  EXPECT_TRUE(std::ranges::any_of(results[0], [](float value) { return value != 0; }));
+}
+
 TEST_P(DeviceKeysTest, AStreamWaitsForTheOtherRanks) {
   const JobSpec spec = spec_of("waits", 2);
   const auto device = GetParam().make(kBudget);
@@ -458,6 +540,40 @@ TEST_F(HostDeviceKeysTest, WrongCallsNameTheKeyAndChangeNothing) {
   keys.pull(0, memory_.data(), *stream_);
   keys.wait();
   EXPECT_EQ(worker_.round(0), 1u);
+}
+
+TEST_F(HostDeviceKeysTest, WrongFactorsNameTheKeyAndChangeNothing) {
+  const JobSpec spec = spec_of_factors("factors", 1);
+  Worker worker(options_of_rank(box_, spec, 0));
+  DeviceKeys keys(worker, *device_);
+  const std::vector<float> host(5 * 300);
+  const auto refused = [&](size_t key, const std::vector<DeviceFactors>& factors,
+                           const DevicePush& how = {}) {
+    std::string what;
+    EXPECT_EQ(code_of([&] { keys.push_factors(key, factors, *stream_, how); }, &what),
+              ErrorCode::kInvalid);
+    return what;
+  };
+  const float* const here = memory_.floats();
+  EXPECT_THAT(refused(4, {{here, here, 1}}), HasSubstr("key 4 is out of range"));
+  EXPECT_THAT(refused(0, {{here, here, 1}}), HasSubstr("key 'a' is sent as it is"));
+  EXPECT_THAT(refused(3, {{here, here, 3}, {here, here, 3}}),
+              HasSubstr("6 pairs for key 'matrix', whose rank_limit is 5"));
+  EXPECT_THAT(refused(3, {{here, here, ~0u}, {here, here, 1}}), HasSubstr("4294967296 pairs"));
+  EXPECT_THAT(refused(3, {{here, here, 1}, {host.data(), here, 2}}),
+              HasSubstr("2400 bytes (600 elements of f32)"));
+  EXPECT_THAT(refused(3, {{here, nullptr, 2}}), HasSubstr("220 elements"));
+  EXPECT_THAT(refused(3, {{here, here + 4900, 1}}), HasSubstr("110 elements")) << "too short";
+  EXPECT_THAT(refused(3, {{here, here, 1}}, {.scale = 2}), HasSubstr("without a scale"));
+  EXPECT_THAT(refused(3, {{here, here, 1}}, {.dtype = DType::kBF16}), HasSubstr("in f32"));
+  std::string what;
+  EXPECT_EQ(code_of([&] { keys.push(3, here, *stream_); }, &what), ErrorCode::kInvalid);
+  EXPECT_THAT(what, HasSubstr("factors of key 'matrix' are sent: use push_factors()"));
+  EXPECT_EQ(worker.round(3), 0u);
+  keys.push(3, nullptr, *stream_);
+  keys.push_factors(3, {}, *stream_);
+  keys.wait();
+  EXPECT_EQ(worker.round(3), 2u);
 }
 
 TEST_F(HostDeviceKeysTest, NeedMemoryOfTheDevice) {
