@@ -162,7 +162,7 @@ void DeviceKeys::check_memory(const KeySpec& key, const char* what, const void* 
              key.name, bytes, elements, kernels::name_of(dtype), memory, device_.name());
 }
 
-void DeviceKeys::check_factors(const KeySpec& key, std::span<const DeviceFactors> factors,
+void DeviceKeys::check_factors(const KeySpec& key, std::span<const FactorPairs> factors,
                                const DevicePush& how) const {
   if (!is_factors(key)) {
     phub::fail(
@@ -172,7 +172,7 @@ void DeviceKeys::check_factors(const KeySpec& key, std::span<const DeviceFactors
         key.name);
   }
   uint64_t pairs = 0;
-  for (const DeviceFactors& part : factors) pairs += part.pairs;
+  for (const FactorPairs& part : factors) pairs += part.pairs;
   if (pairs > key.rank_limit) {
     phub::fail(ErrorCode::kInvalid, "push_factors: {} pairs for key '{}', whose rank_limit is {}",
                pairs, key.name, key.rank_limit);
@@ -182,7 +182,7 @@ void DeviceKeys::check_factors(const KeySpec& key, std::span<const DeviceFactors
                "push_factors of key '{}': factors are sent as they are, in f32 and without a scale",
                key.name);
   }
-  for (const DeviceFactors& part : factors) {
+  for (const FactorPairs& part : factors) {
     if (part.pairs == 0) continue;
     check_memory(key, "push_factors", part.left, part.pairs * key.shape[0], DType::kF32);
     check_memory(key, "push_factors", part.right, part.pairs * key.shape[1], DType::kF32);
@@ -248,7 +248,7 @@ void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const De
        [&](Key& pushed, auto& /*factors*/) { copy_in(pushed, gradient, dtype, how.scale); });
 }
 
-void DeviceKeys::push_factors(size_t key, std::span<const DeviceFactors> factors, Stream& stream,
+void DeviceKeys::push_factors(size_t key, std::span<const FactorPairs> factors, Stream& stream,
                               const DevicePush& how) {
   const KeySpec& of = check_key(key, "push_factors", stream);
   check_factors(of, factors, how);
@@ -258,15 +258,14 @@ void DeviceKeys::push_factors(size_t key, std::span<const DeviceFactors> factors
       in_->copy_to_host(place, from, floats * sizeof(float));
       return std::exchange(place, place + floats);
     };
-    for (const DeviceFactors& part : factors) {
+    for (const FactorPairs& part : factors) {
       if (part.pairs == 0) continue;
       const float* const left = copy(part.left, uint64_t{part.pairs} * of.shape[0]);
       const float* const right = copy(part.right, uint64_t{part.pairs} * of.shape[1]);
       copied.push_back({left, right, part.pairs});
     }
   };
-  const bool null =
-      std::ranges::all_of(factors, [](const DeviceFactors& f) { return f.pairs == 0; });
+  const bool null = std::ranges::all_of(factors, [](const FactorPairs& f) { return f.pairs == 0; });
   push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = nullptr},
        stream, copy_factors_in);
 }

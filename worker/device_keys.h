@@ -50,13 +50,6 @@
 
 namespace phub {
 
-// As FactorPairs, in memory of the device.
-struct DeviceFactors {
-  const float* left = nullptr;
-  const float* right = nullptr;
-  uint32_t pairs = 0;
-};
-
 struct DevicePush {
   std::optional<kernels::DType> dtype;  // of the gradient; nothing: the key's
   float scale = 1;                      // multiplies every element
@@ -85,10 +78,11 @@ class DeviceKeys {
   // the device; null: with a gradient of zero. REQUIRES: `stream` is the device's.
   void push(size_t key, const void* gradient, Stream& stream, const DevicePush& how = {});
   // The same of a matrix whose factors are sent (KeySpec::rank_limit), as Worker::push_factors():
-  // those of each part of a batch, for example. They are copied to pinned memory of the host as
-  // they are, and no matrix is made on the device. No pair at all: a gradient of zero. kInvalid:
-  // all together are more than rank_limit; they have a dtype other than f32, or a scale.
-  void push_factors(size_t key, std::span<const DeviceFactors> factors, Stream& stream,
+  // those of each part of a batch, for example, in memory of the device. They are copied to pinned
+  // memory of the host as they are, and no matrix is made on the device. No pair at all: a gradient
+  // of zero. kInvalid: all together are more than rank_limit; they have a dtype other than f32, or
+  // a scale.
+  void push_factors(size_t key, std::span<const FactorPairs> factors, Stream& stream,
                     const DevicePush& how = {});
   // Leaves the result of the latest push (none: the present parameters) at `result`, in this format
   // (nothing: the job's). It may be the gradient's memory.
@@ -119,7 +113,7 @@ class DeviceKeys {
   const KeySpec& check_key(size_t key, const char* what, const Stream& stream) const;
   void check_memory(const KeySpec& key, const char* what, const void* memory, uint64_t elements,
                     kernels::DType dtype) const;
-  void check_factors(const KeySpec& key, std::span<const DeviceFactors> factors,
+  void check_factors(const KeySpec& key, std::span<const FactorPairs> factors,
                      const DevicePush& how) const;
   void check_alive() const;
   template <typename Work>

@@ -337,7 +337,7 @@ TEST_P(DeviceKeysTest, FactorsAreThoseOfAJobWithoutADevice) {
         Gate gate;
         gate.close(*stream);
         for (const HostFactors& of : rounds) {
-          const DeviceFactors parts[] = {{on(of.left[0]), on(of.right[0]), of.pairs[0]},
+          const FactorPairs parts[] = {{on(of.left[0]), on(of.right[0]), of.pairs[0]},
                                          {on(of.left[1]), on(of.right[1]), of.pairs[1]}};
           keys.push_factors(3, parts, *stream);
           keys.pull(3, result.data(), *stream);
@@ -547,7 +547,7 @@ TEST_F(HostDeviceKeysTest, WrongFactorsNameTheKeyAndChangeNothing) {
   Worker worker(options_of_rank(box_, spec, 0));
   DeviceKeys keys(worker, *device_);
   const std::vector<float> host(5 * 300);
-  const auto refused = [&](size_t key, const std::vector<DeviceFactors>& factors,
+  const auto refused = [&](size_t key, const std::vector<FactorPairs>& factors,
                            const DevicePush& how = {}) {
     std::string what;
     EXPECT_EQ(code_of([&] { keys.push_factors(key, factors, *stream_, how); }, &what),

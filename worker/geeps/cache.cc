@@ -219,7 +219,10 @@ void Cache::post_local_access(uint64_t handle, Save save) {
   impl_->guarded([&] { impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes); });
 }
 void Cache::table_clock(uint32_t table) {
-  impl_->guarded([&] { impl_->table_clock(table); });
+  impl_->guarded([&] { impl_->table_clock(table, {}); });
+}
+void Cache::table_clock(uint32_t table, std::span<const FactorPairs> factors) {
+  impl_->guarded([&] { impl_->table_clock(table, factors); });
 }
 void Cache::discard(uint64_t handle) {
   impl_->guarded([&] { impl_->release(Call::kUpdate, handle, false); });

@@ -70,12 +70,17 @@ struct TableSpec {
   // The largest staleness, in clocks, that a read of this table may request. If it exceeds the
   // job's slack, the table is kept twice.
   uint32_t max_staleness = 0;
+  // Of parameters, a matrix whose gradient is a sum of outer products of the rows' vectors and the
+  // columns': at most so many pairs of a clock are sent, in place of updates (Poseidon, 001,
+  // section 4.3.1). table_clock() takes them. 0: updates are sent.
+  uint32_t samples = 0;
   bool scratch = false;  // local data that no iteration needs from the one before: it is not saved
 };
 
 std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
-// The keys of the job: those of the tables of parameters, in their order.
-std::vector<KeySpec> keys_of(std::span<const TableSpec> tables);
+// The keys of the job: those of the tables of parameters, in their order. `devices`: of each
+// process, whose factors go together (device_group.h).
+std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices = 1);
 
 struct CacheOptions {
   uint64_t budget_bytes = 0;    // of device memory; 0: all that the device has left
@@ -156,6 +161,9 @@ class Cache {
   Buffer local_access(uint32_t table, std::span<const uint64_t> keys, Fetch fetch = Fetch::kYes);
   void post_local_access(uint64_t handle, Save save = Save::kYes);
   void table_clock(uint32_t table);
+  // Of a table with samples: sends the factors, in memory of the device, which is copied in the
+  // application's order. All together are at most its samples. Without any it is a null.
+  void table_clock(uint32_t table, std::span<const FactorPairs> factors);
 
   void discard(uint64_t handle);  // releases any buffer, without an update or save
   void wait_all();                // waits until the results of all clocked updates are here

@@ -84,8 +84,10 @@ struct Cache::Impl {
   void release(Call call, uint64_t handle, bool use);  // use: update, save
   std::vector<Held>::iterator find_held(Call call, uint64_t handle, bool discards);
   void give_back(Lock& lock, Held held, bool use);
-  void table_clock(uint32_t table);
-  void clock(uint32_t table);
+  void table_clock(uint32_t table, std::span<const FactorPairs> factors);
+  void check_factors(const Table& table, std::span<const FactorPairs> factors) const;
+  std::vector<FactorPairs> copy_factors(const Table& table, std::span<const FactorPairs> factors);
+  void clock(uint32_t table, std::vector<FactorPairs> factors = {});
 
   // cache_sequence.cc
   void begin(bool virtually);

@@ -31,6 +31,10 @@ void Cache::Impl::check_table(Call call, uint32_t table) const {
     fail(ErrorCode::kInvalid, "{} of '{}', which holds {}", name_of(call),
          mover_.tables[table].spec.name, wants_local ? "parameters" : "local data");
   }
+  if (call == Call::kPreUpdate && mover_.tables[table].spec.samples > 0) {
+    fail(ErrorCode::kInvalid, "PreUpdate of '{}', whose factors are sent: TableClock takes them",
+         mover_.tables[table].spec.name);
+  }
 }
 
 void Cache::Impl::check_not_held(uint32_t table, std::span<const uint64_t> keys) const {

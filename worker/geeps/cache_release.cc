@@ -61,7 +61,7 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
   if (use && call == Call::kUpdate) table_of(held).unclocked = true;
   give_back(lock, std::move(held), use);
   lock.unlock();
-  if (clocks) table_clock(table);
+  if (clocks) table_clock(table, {});
 }
 
 // Updates or saves pinned rows at once; the store lane does the rest.
@@ -112,7 +112,47 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
   mover_.post(std::move(task));
 }
 
-void Cache::Impl::table_clock(uint32_t number) {
+void Cache::Impl::check_factors(const Table& table, std::span<const FactorPairs> factors) const {
+  const TableSpec& spec = table.spec;
+  uint64_t pairs = 0;
+  for (const FactorPairs& part : factors) pairs += part.pairs;
+  if (pairs > spec.samples) {
+    fail(ErrorCode::kInvalid, "TableClock of '{}' with {} pairs of factors: its samples are {}",
+         spec.name, pairs, spec.samples);
+  }
+  const auto check = [&](const float* memory, uint64_t floats, const char* side) {
+    if (device_.holds(memory, floats * sizeof(float))) return;
+    fail(ErrorCode::kInvalid,
+         "TableClock of '{}': {} floats of the {} factors are not inside memory of {}", spec.name,
+         floats, side, device_.name());
+  };
+  for (const FactorPairs& part : factors) {
+    if (part.pairs == 0) continue;
+    check(part.left, part.pairs * spec.keys.size(), "left");
+    check(part.right, uint64_t{part.pairs} * spec.row_floats, "right");
+  }
+}
+
+// In the application's order. Returns where they will be in host memory. The latest that were
+// copied have been pushed: since then the table was read, which waited for their result.
+std::vector<FactorPairs> Cache::Impl::copy_factors(const Table& table,
+                                                   std::span<const FactorPairs> factors) {
+  std::vector<FactorPairs> in_host;
+  size_t at = 0;
+  const auto copy = [&](const float* from, size_t floats) {
+    work_.copy(table.factors.floats() + at, from, floats);
+    return table.log + std::exchange(at, at + floats);
+  };
+  for (const FactorPairs& part : factors) {
+    if (part.pairs == 0) continue;
+    const float* const left = copy(part.left, part.pairs * table.spec.keys.size());
+    const float* const right = copy(part.right, size_t{part.pairs} * table.row_floats);
+    in_host.push_back({left, right, part.pairs});
+  }
+  return in_host;
+}
+
+void Cache::Impl::table_clock(uint32_t number, std::span<const FactorPairs> factors) {
   if (number >= mover_.tables.size()) {
     fail(ErrorCode::kInvalid, "TableClock of table {}: there are {}", number, mover_.tables.size());
   }
@@ -121,7 +161,8 @@ void Cache::Impl::table_clock(uint32_t number) {
     fail(ErrorCode::kInvalid, "TableClock of '{}', which holds local data", table.spec.name);
   }
   if (virtual_) return recorder_->table_clock(number);
-  const Lock lock(*this);
+  check_factors(table, factors);
+  Lock lock(*this);
   mover_.throw_if_failed();
   if (table.clocked_last) {
     fail(ErrorCode::kInvalid, "TableClock of '{}' twice, with no other call for it in between",
@@ -130,15 +171,21 @@ void Cache::Impl::table_clock(uint32_t number) {
   check_may_clock(table);
   if (recorder_) recorder_->table_clock(number);
   ++mover_.stats.calls;
-  clock(number);
+  std::vector<FactorPairs> in_host;
+  if (!factors.empty()) {
+    lock.unlock();
+    in_host = copy_factors(table, factors);
+    lock.lock();
+  }
+  clock(number, std::move(in_host));
 }
 
 // REQUIRES: the lock is held.
-void Cache::Impl::clock(uint32_t number) {
+void Cache::Impl::clock(uint32_t number, std::vector<FactorPairs> factors) {
   Table& table = mover_.tables[number];
   table.clocked_last = true;
   table.unclocked = false;
-  Task task{.kind = Task::Kind::kClock, .table = number};
+  Task task{.kind = Task::Kind::kClock, .table = number, .factors = std::move(factors)};
   if (mover_.schedule) {
     for (const uint32_t entry : mover_.schedule->table_entries[number]) {
       if (std::exchange(mover_.schedule->entries[entry].log_used, false)) {

@@ -24,6 +24,13 @@ namespace {
 constexpr size_t kPieceElements = 32 << 10;
 constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
 
+// Three levels of factors: the pairs of the devices, in their order, are those of the process.
+std::vector<FactorPairs> concatenated(const std::vector<std::vector<FactorPairs>>& by_member) {
+  std::vector<FactorPairs> all;
+  for (const auto& factors : by_member) all.insert(all.end(), factors.begin(), factors.end());
+  return all;
+}
+
 uint32_t default_threads() { return std::clamp(std::thread::hardware_concurrency(), 1u, 2u); }
 
 }  // namespace
@@ -38,7 +45,9 @@ class DeviceGroup::Member final : public Exchange {
   size_t elements(size_t key) const override;
   std::span<float> gradient(size_t key) override;
   std::span<const float> parameters(size_t key) const override;
+  uint32_t samples(size_t key) const override;
   void push(size_t key, int32_t priority) override;
+  void push_factors(size_t key, std::span<const FactorPairs> factors, int32_t priority) override;
   void push_null(size_t key) override;
   std::optional<size_t> next() override;
   void stop() override { here_.stop(); }
@@ -70,8 +79,9 @@ class DeviceGroup::Impl {
 
   Exchange& downstream() const { return downstream_; }
   Member& member(uint32_t i) { return *members_.at(i); }
-  uint32_t members() const { return static_cast<uint32_t>(members_.size()); }
-  void push(uint32_t member, size_t key, int32_t priority, bool null);
+  uint32_t members() const { return count_; }
+  void push(uint32_t member, size_t key, int32_t priority, bool null,
+            std::span<const FactorPairs> factors = {});
   void named(uint32_t member, size_t key);  // the member's next() returns the key
   void leave(uint32_t member);
   std::vector<uint32_t> missing_ranks();
@@ -80,11 +90,12 @@ class DeviceGroup::Impl {
  private:
   enum class State : uint8_t { kHere, kPushed, kNull, kBack };  // kBack: next() will return it
   struct Key {
-    std::vector<State> states;        // by member
-    uint32_t missing = 0;             // members that have not pushed
-    int32_t priority = kLowest;       // the highest of theirs
-    std::vector<const float*> slots;  // the gradients, in the order of the members
-    std::span<float> sum;             // the downstream's gradient
+    std::vector<State> states;                      // by member
+    uint32_t missing = 0;                           // members that have not pushed
+    int32_t priority = kLowest;                     // the highest of theirs
+    std::vector<const float*> slots;                // the gradients, in the order of the members
+    std::vector<std::vector<FactorPairs>> factors;  // or the factors, by member
+    std::span<float> sum;                           // the downstream's gradient
     size_t pieces = 0, begun = 0, summed = 0;
   };
   struct Work {
@@ -108,6 +119,7 @@ class DeviceGroup::Impl {
   bool succeeds(Call call);
 
   Exchange& downstream_;
+  const uint32_t count_;  // of the members
   const float factor_;
   std::vector<std::unique_ptr<Member>> members_;
 
@@ -123,6 +135,7 @@ class DeviceGroup::Impl {
 
 DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
     : downstream_(downstream),
+      count_(options.members),
       factor_(options.mean ? static_cast<float>(1.0 / options.members) : 1.0f) {
   if (options.members == 0) fail(ErrorCode::kInvalid, "a device group needs a member");
   for (size_t key = 0; options.members > 1 && key < downstream_.keys(); ++key) {
@@ -132,6 +145,13 @@ DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
          "it could be called; join without it, or use one device",
          options.members);
   }
+  for (size_t key = 0; options.mean && options.members > 1 && key < downstream_.keys(); ++key) {
+    if (downstream_.samples(key) == 0) continue;
+    fail(ErrorCode::kInvalid,
+         "a group that takes the mean, and table '{}' whose factors are sent as they are: divide "
+         "the errors by the number of devices, and leave mean out",
+         downstream_.name(key));
+  }
   for (uint32_t i = 0; i < options.members; ++i) {
     members_.push_back(std::make_unique<Member>(*this, i));
   }
@@ -139,6 +159,7 @@ DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
   keys_.resize(downstream_.keys());
   for (Key& key : keys_) {
     key.states.resize(options.members, State::kHere);
+    key.factors.resize(options.members);
     key.missing = options.members;
   }
   const uint32_t summing = options.members == 1  ? 0
@@ -152,7 +173,8 @@ DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
 
 DeviceGroup::Impl::~Impl() { downstream_.stop(); }  // then the threads end
 
-void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool null) {
+void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool null,
+                             std::span<const FactorPairs> factors) {
   KeyQueue& here = members_[member]->here();
   here.check();
   std::unique_lock lock(mutex_);
@@ -164,6 +186,7 @@ void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool
   }
   state = null ? State::kNull : State::kPushed;
   if (!null) pushed.priority = std::max(pushed.priority, priority);
+  pushed.factors[member].assign(factors.begin(), factors.end());
   if (--pushed.missing > 0) return check_missing(key);
 
   gather(key);
@@ -174,10 +197,14 @@ void DeviceGroup::Impl::push(uint32_t member, size_t key, int32_t priority, bool
   }
   const bool all_null = pushed.slots.empty();
   const int32_t highest = pushed.priority;
+  const std::vector<FactorPairs> all_factors = concatenated(pushed.factors);
   lock.unlock();
-  if (!succeeds([&] { all_null ? downstream_.push_null(key) : downstream_.push(key, highest); })) {
-    here.check();
-  }
+  const auto push_all = [&] {
+    if (all_null) return downstream_.push_null(key);
+    if (downstream_.samples(key) == 0) return downstream_.push(key, highest);
+    downstream_.push_factors(key, all_factors, highest);
+  };
+  if (!succeeds(push_all)) here.check();
 }
 
 void DeviceGroup::Impl::named(uint32_t member, size_t key) {
@@ -233,7 +260,7 @@ void DeviceGroup::Impl::gather(size_t key) {
     }
   }
   pushed.sum = downstream_.gradient(key);
-  const bool in_place = members() == 1;
+  const bool in_place = members() == 1 || downstream_.samples(key) > 0;
   if (!in_place && !pushed.slots.empty()) {
     pushed.pieces = (pushed.sum.size() + kPieceElements - 1) / kPieceElements;
   }
@@ -306,7 +333,10 @@ void DeviceGroup::Member::leave() { group_.leave(number_); }
 
 DeviceGroup::Member::Member(Impl& group, uint32_t number) : group_(group), number_(number) {
   std::vector<size_t> elements;
-  for (size_t key = 0; key < keys(); ++key) elements.push_back(this->elements(key));
+  for (size_t key = 0; key < keys(); ++key) {
+    elements.push_back(group_.downstream().gradient(key).size());
+    if (samples(key) > 0) elements.back() /= group_.members();
+  }
   gradients_ = KeyArrays(elements);
 }
 
@@ -323,6 +353,13 @@ std::span<const float> DeviceGroup::Member::parameters(size_t key) const {
 }
 void DeviceGroup::Member::push(size_t key, int32_t priority) {
   group_.push(number_, key, priority, false);
+}
+uint32_t DeviceGroup::Member::samples(size_t key) const {
+  return group_.downstream().samples(key) / group_.members();
+}
+void DeviceGroup::Member::push_factors(size_t key, std::span<const FactorPairs> factors,
+                                       int32_t priority) {
+  group_.push(number_, key, priority, false, factors);
 }
 void DeviceGroup::Member::push_null(size_t key) { group_.push(number_, key, 0, true); }
 std::optional<size_t> DeviceGroup::Member::next() {

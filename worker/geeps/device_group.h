@@ -24,6 +24,9 @@ struct DeviceGroupOptions {
   uint32_t threads = 0;  // that sum; 0: two, or one if there is one CPU
 };
 
+// Factors (TableSpec::samples) are not multiplied here: those of the devices, in their order, are
+// those of the process. Each has room for an equal part of the key's.
+//
 // Each member has its own gradient memory; all read the parameters of `downstream`, the exchange
 // below. When the downstream returns a key, every member gets it. Members that push null are left
 // out of the sum; if all do, the group pushes null.

@@ -20,6 +20,7 @@ class DeviceWork {
   Stream* stream() { return stream_; }
 
   void fill(float* to, float value, size_t floats);
+  void copy(float* to, const float* from, size_t floats);
 
   // Copy pinned rows of a list between a buffer and their entries, or the entries' logs.
   void read_pinned(const ListPlan& list, std::span<const PlacedEntry> entries, size_t row_floats,
@@ -38,7 +39,6 @@ class DeviceWork {
   uint64_t caller_bytes() const { return caller_bytes_; }
 
  private:
-  void copy(float* to, const float* from, size_t floats);
   void add(float* to, const float* from, size_t floats, float factor = 1);
   // Between rows in order and the rows that an index names.
   void scatter(const float* from, const RowIndex& index, Rows to);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/error.h"
 #include "worker/worker.h"
 
 namespace phub::geeps {
@@ -26,6 +27,10 @@ class Exchange {
   virtual const std::string& name(size_t key) const = 0;
   virtual size_t elements(size_t key) const = 0;
 
+  // Of a key whose factors are sent: at most so many pairs, for which gradient() has room, so many
+  // times (rows + columns) floats. 0: its gradient is sent as it is.
+  virtual uint32_t samples(size_t /*key*/) const { return 0; }
+
   // Always return the same memory. REQUIRES: the gradient is written, and the parameters are read,
   // only while the key is here: from the start, or from next(), to push().
   virtual std::span<float> gradient(size_t key) = 0;
@@ -33,6 +38,12 @@ class Exchange {
 
   // Sends the gradient, higher priorities first. REQUIRES: the key is here.
   virtual void push(size_t key, int32_t priority) = 0;
+  // The same with factors, which lie in gradient(key) or in other memory that is lent likewise.
+  // REQUIRES: they are at most samples(key).
+  virtual void push_factors(size_t /*key*/, std::span<const FactorPairs> /*factors*/,
+                            int32_t /*priority*/) {
+    throw Error(ErrorCode::kInternal, "this exchange sends no factors");
+  }
   // The same as push() of a gradient of zeros.
   virtual void push_null(size_t key) = 0;
 

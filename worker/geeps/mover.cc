@@ -169,7 +169,10 @@ bool Mover::finish(Task& task) {
   if (task.kind == Task::Kind::kClock) {
     ++table.logged_clocks;
     Lane& push = lane(Lane::Kind::kPush, table);
-    push.tasks.push_back({.kind = Task::Kind::kPush, .table = task.table, .null = task.null});
+    push.tasks.push_back({.kind = Task::Kind::kPush,
+                          .table = task.table,
+                          .factors = std::move(task.factors),
+                          .null = task.null});
     push.due = true;
   } else if (task.planned) {
     schedule->accesses[task.planned->access].done_recorded = true;
@@ -214,6 +217,16 @@ void Mover::store(Lane& lane, Task& task) {
   Table& table = tables[task.table];
   Stream& stream = *lane.stream;
   for (const Event* event : task.after) stream.wait(*event);
+  if (task.kind == Task::Kind::kClock && table.spec.samples > 0) {
+    task.null = task.factors.empty();
+    for (const FactorPairs& part : task.factors) {
+      task.bytes += part.pairs * (table.spec.keys.size() + table.row_floats) * sizeof(float);
+    }
+    traced(stream, CacheTrack::kToHost, "factors", task,
+           [&] { stream.copy_to_host(table.log, table.factors.data(), task.bytes); });
+    stream.record(*table.logged);
+    return;
+  }
   if (task.kind == Task::Kind::kClock) {
     const uint64_t moved = lane.rows->moved_bytes();
     traced(stream, CacheTrack::kToHost, "log", task,
@@ -309,6 +322,8 @@ void Mover::push(Task& task) {
   if (task.handed_over) {
     if (task.null) {
       exchange.push_null(table.key);
+    } else if (!task.factors.empty()) {
+      exchange.push_factors(table.key, task.factors, table.priority);
     } else {
       exchange.push(table.key, table.priority);
     }

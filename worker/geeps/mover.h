@@ -53,6 +53,7 @@ struct Table {
   int32_t priority = 0;
   bool kept_twice = false;  // rows and log are the cache's own memory, not the exchange's
   HostMemory own_rows, own_log;
+  DeviceMemory factors;         // with samples: those of a clock, in the application's order
   const float* rows = nullptr;  // host memory
   float* log = nullptr;
 
@@ -109,13 +110,14 @@ struct Task {
   std::unique_ptr<Outside> outside = {};
   const ListPlan* list = nullptr;
   float* buffer = nullptr;
-  std::vector<const Event*> after = {};  // the device's work waits for these
-  Event* done = nullptr;                 // recorded at the end; null: run() waits for the end
-  std::vector<uint32_t> used_logs = {};  // kClock: pinned entries with updates
-  bool null = false;                     // kClock, kPush: there are no updates
-  bool handed_over = false;              // kPush: only the call of the exchange is left
-  bool refreshed = false;                // kPull: there are pinned rows
-  uint64_t bytes = 0, staged = 0;        // moved by run()
+  std::vector<const Event*> after = {};   // the device's work waits for these
+  Event* done = nullptr;                  // recorded at the end; null: run() waits for the end
+  std::vector<uint32_t> used_logs = {};   // kClock: pinned entries with updates
+  std::vector<FactorPairs> factors = {};  // kClock, kPush: of a table with samples, in its log
+  bool null = false;                      // kClock, kPush: there are no updates
+  bool handed_over = false;               // kPush: only the call of the exchange is left
+  bool refreshed = false;                 // kPull: there are pinned rows
+  uint64_t bytes = 0, staged = 0;         // moved by run()
 };
 
 struct Lane {

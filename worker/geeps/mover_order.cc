@@ -27,6 +27,15 @@ Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cac
       phub::fail(ErrorCode::kInvalid, "'{}' is not key {} of the exchange, with {} elements",
                  spec.name, table.key, table.floats());
     }
+    if (spec.samples > exchange.samples(table.key) ||
+        (spec.samples == 0) != (exchange.samples(table.key) == 0)) {
+      phub::fail(ErrorCode::kInvalid,
+                 "table '{}' has {} samples, and its key takes {} of this device: a job's keys are "
+                 "those of keys_of() for the same tables and devices",
+                 spec.name, spec.samples, exchange.samples(table.key));
+    }
+    table.factors = DeviceMemory(
+        device, spec.samples * (spec.keys.size() + spec.row_floats) * sizeof(float), spec.name);
     table.loose_log.assign(spec.keys.size(), HostLog::kOld);
     table.kept_twice = spec.max_staleness > exchange.slack().value_or(spec.max_staleness);
     if (table.kept_twice) {

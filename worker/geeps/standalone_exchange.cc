@@ -15,6 +15,7 @@
 
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
+#include "kernels/products.h"
 #include "transport/error.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/geeps/tables.h"
@@ -44,6 +45,11 @@ JobSpec checked(JobSpec spec) {
   }
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
+  }
+  const bool has_factors = std::ranges::any_of(spec.keys, is_factors);
+  if (has_factors && spec.on_nonfinite == "exclude") {
+    fail(ErrorCode::kInvalid,
+         "job '{}': factors of which what is not finite is excluded need a server", spec.name);
   }
   return spec;
 }
@@ -145,6 +151,7 @@ struct StandaloneExchange::Impl {
     uint64_t order;
     size_t key;
     bool null;
+    std::vector<FactorPairs> factors;
     // The first of a heap: higher priority, then what was pushed before.
     bool operator<(const Update& other) const {
       return std::tuple(priority, other.order) < std::tuple(other.priority, order);
@@ -156,17 +163,19 @@ struct StandaloneExchange::Impl {
   };
 
   void set_initial(std::span<const float> initial);
-  void push(size_t key, int32_t priority, bool null);
+  void push(size_t key, int32_t priority, bool null, std::span<const FactorPairs> factors = {});
   void run(const std::stop_token& stop);
   Round begin_round(size_t key);
-  void apply(size_t key, bool null, const Round& round);
-  bool admit(size_t key, bool finite, const float* gradient, size_t elements) const;
+  void apply(const Update& update, const Round& round);
+  std::span<const float> gradient_of(const Update& update) const;
+  bool admit(size_t key, bool finite, const float* gradient, size_t first, size_t elements) const;
 
   const JobSpec spec;
   const Optimizer optimizer;
   const bool lock_step;
   std::vector<std::string> names;
   KeyArrays gradients, parameters, state0, state1;
+  KeyArrays matrices;  // of factors, which lie in `gradients`
   KeyQueue done;
 
   // Used by the thread only.
@@ -198,7 +207,12 @@ StandaloneExchange::Impl::Impl(const JobSpec& job, std::span<const float> initia
   }
   const std::vector<size_t> elements = elements_of(spec);
   const size_t states = kernels::state_arrays(optimizer, hyper.at(1));
-  gradients = KeyArrays(elements);
+  std::vector<size_t> sent = floats_of_factors(spec.keys), multiplied(elements.size());
+  for (size_t key = 0; key < elements.size(); ++key) {
+    (sent[key] > 0 ? multiplied[key] : sent[key]) = elements[key];
+  }
+  gradients = KeyArrays(sent);
+  matrices = KeyArrays(multiplied);
   parameters = KeyArrays(elements);
   if (states > 0) state0 = KeyArrays(elements);
   if (states > 1) state1 = KeyArrays(elements);
@@ -221,7 +235,8 @@ void StandaloneExchange::Impl::set_initial(std::span<const float> initial) {
   }
 }
 
-void StandaloneExchange::Impl::push(size_t key, int32_t priority, bool null) {
+void StandaloneExchange::Impl::push(size_t key, int32_t priority, bool null,
+                                    std::span<const FactorPairs> factors) {
   done.check();
   {
     const std::lock_guard lock(mutex);
@@ -229,7 +244,11 @@ void StandaloneExchange::Impl::push(size_t key, int32_t priority, bool null) {
       fail(ErrorCode::kInvalid, "table '{}' was pushed before its last push came back", names[key]);
     }
     away[key] = true;
-    pushed.push({.priority = priority, .order = pushes++, .key = key, .null = null});
+    pushed.push({.priority = priority,
+                 .order = pushes++,
+                 .key = key,
+                 .null = null,
+                 .factors = {factors.begin(), factors.end()}});
   }
   changed.notify_one();
 }
@@ -242,7 +261,7 @@ void StandaloneExchange::Impl::run(const std::stop_token& stop) {
       pushed.pop();
       const Round round = begin_round(update.key);
       lock.unlock();
-      apply(update.key, update.null, round);
+      apply(update, round);
       lock.lock();
       done.add(update.key);
     }
@@ -260,17 +279,20 @@ StandaloneExchange::Impl::Round StandaloneExchange::Impl::begin_round(size_t key
 }
 
 // In lock-step a gradient of zero is a step of the optimizer; otherwise it has no effect.
-void StandaloneExchange::Impl::apply(size_t key, bool null, const Round& round) {
+void StandaloneExchange::Impl::apply(const Update& update, const Round& round) {
+  const size_t key = update.key;
+  const bool null = update.null;
   if (null && !lock_step) return;
-  const float* const gradient = gradients[key].data();
+  const std::span<const float> all = gradient_of(update);
+  const float* const gradient = all.data();
   const auto factor = static_cast<float>(1.0 / round.hyper.grad_scale);
   kernels::Step step = kernels::make_step(optimizer, round.hyper, round.number);
   for (size_t chunk = 0, at = 0; chunk < updates[key].size(); ++chunk, at += sum.size()) {
-    const size_t elements = std::min(sum.size(), gradients[key].size() - at);
+    const size_t elements = std::min(sum.size(), all.size() - at);
     const std::array<const void*, 1> slot = {gradient + at};
     const bool finite = kernels::sum(std::span(slot).first(null ? 0 : 1), DType::kF32, factor,
                                      sum.data(), elements);
-    if (!admit(key, finite, gradient + at, elements)) continue;
+    if (!admit(key, finite, gradient, at, elements)) continue;
     if (!lock_step) {
       // Without an optimizer the parameters are the running sum: p − (−1)·g is p + g, to the bit.
       step = optimizer == Optimizer::kNone
@@ -287,14 +309,26 @@ void StandaloneExchange::Impl::apply(size_t key, bool null, const Round& round) 
   }
 }
 
+// Factors are multiplied as the server does it.
+std::span<const float> StandaloneExchange::Impl::gradient_of(const Update& update) const {
+  const KeySpec& key = spec.keys[update.key];
+  if (!is_factors(key)) return gradients[update.key];
+  const std::span<float> matrix = matrices[update.key];
+  std::ranges::fill(matrix, 0.0f);
+  for (const FactorPairs& part : update.factors) {
+    kernels::add_products(part.left, part.right, part.pairs, key.shape[0], key.shape[1],
+                          matrix.data());
+  }
+  return matrix;
+}
+
 // Whether a chunk's gradient is applied. According to on_nonfinite, a NaN or infinity throws, is
 // excluded, or is applied. In lock-step a round needs a gradient.
-bool StandaloneExchange::Impl::admit(size_t key, bool finite, const float* gradient,
+bool StandaloneExchange::Impl::admit(size_t key, bool finite, const float* gradient, size_t first,
                                      size_t elements) const {
   if (finite || spec.on_nonfinite == "pass") return true;
   if (spec.on_nonfinite == "exclude" && !lock_step) return false;
-  const size_t first = static_cast<size_t>(gradient - gradients[key].data());
-  const std::array<const void*, 1> slot = {gradient};
+  const std::array<const void*, 1> slot = {gradient + first};
   fail(ErrorCode::kNonFinite, "{} in key '{}', elements {} to {}",
        kernels::find_nonfinite(slot, DType::kF32, elements) < 0 ? "a finite gradient overflowed"
                                                                 : "there is a NaN or an infinity",
@@ -307,13 +341,20 @@ StandaloneExchange::~StandaloneExchange() = default;
 
 size_t StandaloneExchange::keys() const { return impl_->names.size(); }
 const std::string& StandaloneExchange::name(size_t key) const { return impl_->names.at(key); }
-size_t StandaloneExchange::elements(size_t key) const { return impl_->gradients[key].size(); }
+size_t StandaloneExchange::elements(size_t key) const { return impl_->parameters[key].size(); }
+uint32_t StandaloneExchange::samples(size_t key) const {
+  return impl_->spec.keys.at(key).rank_limit;
+}
 std::span<float> StandaloneExchange::gradient(size_t key) { return impl_->gradients[key]; }
 std::span<const float> StandaloneExchange::parameters(size_t key) const {
   return impl_->parameters[key];
 }
 
 void StandaloneExchange::push(size_t key, int32_t priority) { impl_->push(key, priority, false); }
+void StandaloneExchange::push_factors(size_t key, std::span<const FactorPairs> factors,
+                                      int32_t priority) {
+  impl_->push(key, priority, false, factors);
+}
 void StandaloneExchange::push_null(size_t key) { impl_->push(key, 0, true); }
 
 std::optional<size_t> StandaloneExchange::next() {

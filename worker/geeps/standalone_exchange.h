@@ -17,17 +17,20 @@ class StandaloneExchange final : public Exchange {
   // `initial` has the parameters of all keys one after another; empty: zeros. Of `spec` only those
   // fields count on which the arithmetic depends: keys, optimizer, hyper, schedule, consistency,
   // on_nonfinite, and chunk_elements, the unit that on_nonfinite excludes. Throws Error(kInvalid)
-  // if the job is for several workers, or not f32, or the server would refuse it.
+  // if the job is for several workers, or not f32, or the server would refuse it; or if it excludes
+  // what is not finite and has factors, whose chunks the server cuts.
   explicit StandaloneExchange(const JobSpec& spec, std::span<const float> initial = {});
   ~StandaloneExchange() override;  // drops pushes in progress
 
   size_t keys() const override;
   const std::string& name(size_t key) const override;
   size_t elements(size_t key) const override;
+  uint32_t samples(size_t key) const override;
   std::span<float> gradient(size_t key) override;
   std::span<const float> parameters(size_t key) const override;
 
   void push(size_t key, int32_t priority) override;
+  void push_factors(size_t key, std::span<const FactorPairs> factors, int32_t priority) override;
   void push_null(size_t key) override;
   std::optional<size_t> next() override;
   void stop() override;

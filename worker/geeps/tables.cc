@@ -40,6 +40,16 @@ void check_keys(const TableSpec& table) {
   }
 }
 
+void check_samples(const TableSpec& table) {
+  const char* const problem = table.local               ? "is local data"
+                              : table.read_my_writes    ? "reads its writes"
+                              : table.max_staleness > 0 ? "is read with a staleness"
+                                                        : nullptr;
+  if (problem == nullptr) return;
+  fail(ErrorCode::kInvalid, "table '{}' {}: its updates cannot be factors (samples)", table.name,
+       problem);
+}
+
 }  // namespace
 
 void check(std::span<const TableSpec> tables) {
@@ -66,6 +76,7 @@ void check(std::span<const TableSpec> tables) {
       fail(ErrorCode::kInvalid, "table '{}' of parameters is scratch: only local data can be",
            table.name);
     }
+    if (table.samples > 0) check_samples(table);
     check_keys(table);
   }
 }
@@ -79,7 +90,7 @@ std::vector<uint64_t> dense(uint64_t rows) {
   return keys;
 }
 
-std::vector<KeySpec> keys_of(std::span<const TableSpec> tables) {
+std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices) {
   check(tables);
   std::vector<KeySpec> keys;
   for (const TableSpec& table : tables) {
@@ -88,6 +99,12 @@ std::vector<KeySpec> keys_of(std::span<const TableSpec> tables) {
     keys.push_back({.name = key_name(table),
                     .elements = rows * table.row_floats,
                     .shape = {rows, table.row_floats}});
+    if (table.samples == 0) continue;
+    if (table.samples > kMaxRankLimit / devices) {
+      fail(ErrorCode::kInvalid, "table '{}': {} samples of {} devices are more than {}", table.name,
+           table.samples, devices, kMaxRankLimit);
+    }
+    set_rank_limit(keys.back(), table.samples * devices);
   }
   return keys;
 }
@@ -120,6 +137,14 @@ std::optional<uint32_t> slack_of(const JobSpec& spec) {
   return std::nullopt;
 }
 
+std::vector<size_t> floats_of_factors(std::span<const KeySpec> keys) {
+  std::vector<size_t> floats;
+  for (const KeySpec& key : keys) {
+    floats.push_back(is_factors(key) ? key.rank_limit * (key.shape[0] + key.shape[1]) : 0);
+  }
+  return floats;
+}
+
 void check_formats(const JobSpec& spec) {
   const auto check_format = [&](const char* field, const std::string& format) {
     if (format != "f32") {
@@ -127,7 +152,9 @@ void check_formats(const JobSpec& spec) {
            format);
     }
   };
-  for (const KeySpec& key : spec.keys) check_format("gradient_dtype", gradient_format(spec, key));
+  for (const KeySpec& key : spec.keys) {
+    if (!is_factors(key)) check_format("gradient_dtype", gradient_format(spec, key));
+  }
   check_format("parameter_dtype", parameter_memory_format(spec));
 }
 

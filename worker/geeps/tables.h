@@ -29,6 +29,9 @@ std::string table_name(std::string_view key_name);  // without a digest, if it h
 // See Exchange::slack().
 std::optional<uint32_t> slack_of(const JobSpec& spec);
 
+// By key: floats of all the pairs that a rank may send; 0: its gradient is sent as it is.
+std::vector<size_t> floats_of_factors(std::span<const KeySpec> keys);
+
 // Throws Error(kInvalid) unless gradients and parameters are f32.
 void check_formats(const JobSpec& spec);
 

@@ -40,9 +40,11 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
   worker_.wait_all();
   worker_.save_by_call(true);
   for (size_t k = 0; k < names_.size(); ++k) begun_.push_back(worker_.round(k));
+  factors_ = KeyArrays(floats_of_factors(keys));
 }
 
-void WorkerExchange::push(size_t key, const PushOptions& how) {
+template <typename Push>
+void WorkerExchange::push_with(size_t key, Push push) {
   {
     const std::lock_guard lock(mutex_);
     failure_.check();
@@ -53,17 +55,25 @@ void WorkerExchange::push(size_t key, const PushOptions& how) {
     away_[key] = true;
   }
   try {
-    worker_.push(key, how);
+    push();
   } catch (const Error& error) {
     fail_with(error);
   }
 }
 
 void WorkerExchange::push(size_t key, int32_t priority) {
-  push(key, {.priority = priority, .announced = true});
+  push_with(key, [&] { worker_.push(key, {.priority = priority, .announced = true}); });
 }
 
-void WorkerExchange::push_null(size_t key) { push(key, {.null = true, .announced = true}); }
+void WorkerExchange::push_factors(size_t key, std::span<const FactorPairs> factors,
+                                  int32_t priority) {
+  push_with(key,
+            [&] { worker_.push_factors(key, factors, {.priority = priority, .announced = true}); });
+}
+
+void WorkerExchange::push_null(size_t key) {
+  push_with(key, [&] { worker_.push(key, {.null = true, .announced = true}); });
+}
 
 std::optional<size_t> WorkerExchange::next() {
   for (;;) {

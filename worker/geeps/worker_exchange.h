@@ -12,6 +12,7 @@
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
 #include "worker/geeps/key_queue.h"
+#include "worker/key_arrays.h"
 #include "worker/worker.h"
 
 namespace phub::geeps {
@@ -34,10 +35,14 @@ class WorkerExchange final : public Exchange {
   size_t keys() const override { return names_.size(); }
   const std::string& name(size_t key) const override { return names_.at(key); }
   size_t elements(size_t key) const override { return worker_.spec().keys.at(key).elements; }
-  std::span<float> gradient(size_t key) override { return worker_.gradient(key); }
+  uint32_t samples(size_t key) const override { return worker_.spec().keys.at(key).rank_limit; }
+  std::span<float> gradient(size_t key) override {
+    return samples(key) > 0 ? factors_[key] : worker_.gradient(key);
+  }
   std::span<const float> parameters(size_t key) const override { return worker_.parameters(key); }
 
   void push(size_t key, int32_t priority) override;
+  void push_factors(size_t key, std::span<const FactorPairs> factors, int32_t priority) override;
   void push_null(size_t key) override;
   std::optional<size_t> next() override;
   void stop() override;
@@ -54,12 +59,14 @@ class WorkerExchange final : public Exchange {
   uint32_t world_size() const override { return worker_.world_size(); }
 
  private:
-  void push(size_t key, const PushOptions& how);
+  template <typename Push>
+  void push_with(size_t key, Push push);
   [[noreturn]] void fail_with(const Error& error);
 
   Worker& worker_;
   std::vector<std::string> names_;  // of the tables
   std::vector<uint64_t> begun_;     // by key: the round before the first push
+  KeyArrays factors_;               // empty where the gradient is sent as it is
 
   std::mutex mutex_;        // guards what follows
   std::vector<bool> away_;  // by key: pushed and not yet returned by next()
