@@ -565,6 +565,12 @@ PHUB_API phub_code phub_geeps_options_tune_table(phub_geeps_options* options, ui
  * before. PHUB_INVALID: it is a table of parameters, or there is none. */
 PHUB_API phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table);
 
+/* The updates of this table of parameters are factors: at most so many pairs of a clock, of a
+ * vector of as many elements as it has rows and one of row_floats. phub_geeps_clock_factors takes
+ * them. 0: they are updates. PHUB_INVALID: it is a table of local data, or there is none. */
+PHUB_API phub_code phub_geeps_options_set_samples(phub_geeps_options* options, uint32_t table,
+                                                  uint32_t samples);
+
 /* Adds a key to the job for every table of parameters, in their order. The job has no other keys.
  */
 PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables);
@@ -627,6 +633,12 @@ PHUB_API phub_code phub_geeps_discard(phub_geeps* geeps, uint64_t handle);
 
 /* Sends the table's updates of this clock, which are complete. */
 PHUB_API phub_code phub_geeps_table_clock(phub_geeps* geeps, uint32_t table);
+/* The same of a table with samples, whose update is the sum of the outer products of `pairs` pairs
+ * of vectors in memory of the device: `left` has them one after another, as `right`. They are
+ * copied where the caller computes: in this call, or in the order of its stream. 0 pairs are none
+ * at all. PHUB_INVALID: there are more than its samples, or they are not memory of the device. */
+PHUB_API phub_code phub_geeps_clock_factors(phub_geeps* geeps, uint32_t table, const float* left,
+                                            const float* right, uint32_t pairs);
 /* Waits until all clocked updates are pushed and their results are here. */
 PHUB_API phub_code phub_geeps_wait_all(phub_geeps* geeps);
 /* For a worker with a saver: call it at the end of every iteration, when each table of parameters
@@ -704,6 +716,11 @@ PHUB_API phub_code phub_device_keys_destroy(phub_device_keys* keys);
  * gradient of zero. PHUB_INVALID: it is not memory of this device. */
 PHUB_API phub_code phub_push_device(phub_device_keys* keys, size_t key, const void* gradient,
                                     const char* dtype, float scale, int32_t priority, void* stream);
+/* The same of a key with a rank_limit, as phub_push_factors, with factors in memory of the device.
+ */
+PHUB_API phub_code phub_push_factors_device(phub_device_keys* keys, size_t key, const float* left,
+                                            const float* right, uint32_t pairs, int32_t priority,
+                                            void* stream);
 /* Later work of `stream` waits until the result of the latest push (none: the present parameters)
  * is at `result`, in the format `dtype` (null: the job's). It may be the gradient's memory. */
 PHUB_API phub_code phub_pull_device(phub_device_keys* keys, size_t key, void* result,

@@ -82,7 +82,36 @@ static void misuse(void) {
   OK(phub_device_close(small));
 }
 
+/* Factors instead of the gradient of the matrix, of 8 columns. */
+static void factors(int rank) {
+  phub_options* options = job_of("device-factors", rank, kRanks);
+  phub_worker* worker;
+  phub_device* device = NULL;
+  phub_device_keys* keys = NULL;
+  static float left[kRanks][2 * kLarge / 8], got[kRanks][kLarge];
+  float right[16];
+  int i;
+  OK(phub_options_set_rank_limit(options, 1, 2));
+  worker = join(options);
+  OK(phub_device_open_host(PHUB_DEVICE_KEYS_BYTES, 0, 0, &device));
+  OK(phub_device_keys_create(worker, device, &keys));
+  for (i = 0; i < 2 * kLarge / 8; ++i) left[rank][i] = (float)(i % 5);
+  for (i = 0; i < 16; ++i) right[i] = (float)(i + rank);
+  FAILS(phub_push_factors_device(keys, 1, left[rank], right, 3, 0, NULL), PHUB_INVALID, "3 pairs");
+  FAILS(phub_push_factors_device(keys, 0, left[rank], right, 1, 0, NULL), PHUB_INVALID, "small");
+  OK(phub_push_factors_device(keys, 1, left[rank], right, 2, 0, NULL));
+  OK(phub_pull_device(keys, 1, got[rank], NULL, NULL));
+  for (i = 0; i < kLarge; ++i) {
+    const int first = i / 8 % 5, second = (i / 8 + kLarge / 8) % 5, column = i % 8;
+    CHECK(got[rank][i] == (float)(first * (2 * column + 1) + second * (2 * column + 17)));
+  }
+  OK(phub_device_keys_destroy(keys));
+  OK(phub_device_close(device));
+  OK(phub_worker_destroy(worker));
+}
+
 void check_device(void) {
   each_rank(kRanks, exchange);
+  each_rank(kRanks, factors);
   misuse();
 }

@@ -313,6 +313,7 @@ static void misuse(void) {
   FAILS(phub_geeps_options_add_table(options, "x", 1, NULL, UINT64_MAX), PHUB_INVALID, "rows");
   FAILS(phub_geeps_options_tune_table(options, 1, 1, 0), PHUB_INVALID, "table 1");
   FAILS(phub_geeps_options_tune_table(options, 3, 1, 0), PHUB_INVALID, "table 3");
+  FAILS(phub_geeps_options_set_samples(options, 1, 1), PHUB_INVALID, "table 1");
   FAILS(phub_options_add_tables(NULL, options), PHUB_BAD_HANDLE, "null");
 
   FAILS(phub_device_open_host(4096, -1, 0, &device), PHUB_INVALID, "bytes per second");
@@ -458,9 +459,40 @@ static void destroy_before_results(void) {
   close_rig(&theirs);
 }
 
+/* A matrix of 3 x 2, whose updates are factors. */
+static void clock_factors(void) {
+  phub_options* job = plain_options("factors", -1, 1);
+  phub_geeps_options* tables = NULL;
+  phub_device* device = NULL;
+  phub_geeps* geeps = NULL;
+  phub_buffer buffer = no_buffer();
+  static const float left[6] = {1, 2, 3, 10, 0, 0}, right[4] = {1, 2, 3, 4};
+  static const float want[6] = {31, 42, 2, 4, 3, 6};
+  OK(phub_geeps_options_create(&tables));
+  OK(phub_geeps_options_add_table(tables, "matrix", 2, NULL, 3));
+  OK(phub_geeps_options_set_samples(tables, 0, 2));
+  OK(phub_options_add_tables(job, tables));
+  OK(phub_options_set(job, "optimizer", "none"));
+  OK(phub_device_open_host(1 << 16, 0, 0, &device));
+  OK(phub_geeps_create_standalone(device, job, tables, NULL, 0, &geeps));
+  FAILS(phub_geeps_clock_factors(geeps, 0, left, right, 3), PHUB_INVALID, "3 pairs");
+  FAILS(phub_geeps_pre_update(geeps, 0, NULL, 0, &buffer), PHUB_INVALID, "matrix");
+  OK(phub_geeps_read(geeps, 0, NULL, 0, PHUB_STALENESS_OF_JOB, &buffer));
+  OK(phub_geeps_post_read(geeps, buffer.handle));
+  OK(phub_geeps_clock_factors(geeps, 0, left, right, 2));
+  OK(phub_geeps_read(geeps, 0, NULL, 0, PHUB_STALENESS_OF_JOB, &buffer));
+  CHECK(memcmp(buffer.data, want, sizeof want) == 0);
+  OK(phub_geeps_post_read(geeps, buffer.handle));
+  OK(phub_geeps_destroy(geeps));
+  OK(phub_device_close(device));
+  OK(phub_geeps_options_destroy(tables));
+  OK(phub_options_destroy(job));
+}
+
 void check_geeps(void) {
   each_rank(kRanks, train);
   train_alone();
+  clock_factors();
   heed_options();
   misuse();
   leave_while_waiting();

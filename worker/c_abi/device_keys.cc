@@ -94,6 +94,15 @@ phub_code phub_push_device(phub_device_keys* keys, size_t key, const void* gradi
   });
 }
 
+phub_code phub_push_factors_device(phub_device_keys* keys, size_t key, const float* left,
+                                   const float* right, uint32_t pairs, int32_t priority,
+                                   void* stream) {
+  return with(__func__, keys, [&](DeviceKeysObject& object) {
+    const FactorPairs factors{left, right, pairs};
+    object.keys->push_factors(key, {&factors, 1}, object.stream_of(stream), {.priority = priority});
+  });
+}
+
 phub_code phub_pull_device(phub_device_keys* keys, size_t key, void* result, const char* dtype,
                            void* stream) {
   return with(__func__, keys, [&](DeviceKeysObject& object) {

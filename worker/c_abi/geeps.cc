@@ -253,6 +253,14 @@ phub_code phub_geeps_table_clock(phub_geeps* geeps, uint32_t table) {
   return with(__func__, geeps, [&](Cache& cache, auto&) { cache.table_clock(table); });
 }
 
+phub_code phub_geeps_clock_factors(phub_geeps* geeps, uint32_t table, const float* left,
+                                   const float* right, uint32_t pairs) {
+  return with(__func__, geeps, [&](Cache& cache, auto&) {
+    const FactorPairs factors{left, right, pairs};
+    cache.table_clock(table, {&factors, 1});
+  });
+}
+
 phub_code phub_geeps_wait_all(phub_geeps* geeps) {
   return with(__func__, geeps, [](Cache& cache, auto&) { cache.wait_all(); });
 }

@@ -54,6 +54,13 @@ const Option& option_named(std::string_view name) {
   refuse_option(name, names);
 }
 
+geeps::TableSpec& parameters_of(GeepsOptionsObject& all, uint32_t table) {
+  if (table < all.tables.size() && !all.tables[table].local) return all.tables[table];
+  throw Refusal(PHUB_INVALID,
+                fmt::format("table {} is no table of parameters: {} tables were added", table,
+                            all.tables.size()));
+}
+
 void set_number(CacheOptions& options, const Option& option, int64_t value) {
   if (option.name == kTrace) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
@@ -146,14 +153,16 @@ phub_code phub_geeps_options_add_local(phub_geeps_options* options, const char* 
 phub_code phub_geeps_options_tune_table(phub_geeps_options* options, uint32_t table,
                                         int read_my_writes, uint32_t max_staleness) {
   return change(__func__, options, [&](GeepsOptionsObject& all) {
-    if (table >= all.tables.size() || all.tables[table].local) {
-      throw Refusal(PHUB_INVALID, fmt::format("table {} is no table of parameters: {} tables were "
-                                              "added",
-                                              table, all.tables.size()));
-    }
-    all.tables[table].read_my_writes = read_my_writes != 0;
-    all.tables[table].max_staleness = max_staleness;
+    geeps::TableSpec& of = parameters_of(all, table);
+    of.read_my_writes = read_my_writes != 0;
+    of.max_staleness = max_staleness;
   });
+}
+
+phub_code phub_geeps_options_set_samples(phub_geeps_options* options, uint32_t table,
+                                         uint32_t samples) {
+  return change(__func__, options,
+                [&](GeepsOptionsObject& all) { parameters_of(all, table).samples = samples; });
 }
 
 phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table) {
