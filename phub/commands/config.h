@@ -22,7 +22,7 @@ namespace phub {
 struct ServeConfig {
   std::vector<std::string> listen = {"127.0.0.1:7717"};
   std::string parent;                    // a server whose rack this is; empty: it has none
-  std::string parent_transport = "tcp";  // over which gradients go there
+  std::string parent_transport = "auto";  // over which gradients go there
   std::string join;                      // a server to serve under; empty: on its own
   std::string tokens;                    // file; empty: whoever reaches the port may use it
   std::string tls_cert, tls_key;         // PEM files; empty: plain HTTP
