@@ -189,9 +189,8 @@ TEST(MemoryDeviceOptions, OverTheCInterface) {
   phub_options_add_key(options, "a", 5000);
   ASSERT_EQ(phub_device_open_host(1 << 20, 0, 0, &device), PHUB_OK);
   EXPECT_EQ(phub_options_set_memory_device(nullptr, device), PHUB_BAD_HANDLE);
-  EXPECT_EQ(
-      phub_options_set_memory_device(options, reinterpret_cast<const phub_device*>(options)),
-      PHUB_BAD_HANDLE);
+  EXPECT_EQ(phub_options_set_memory_device(options, reinterpret_cast<const phub_device*>(options)),
+            PHUB_BAD_HANDLE);
   ASSERT_EQ(phub_options_set_memory_device(options, device), PHUB_OK);
   EXPECT_EQ(phub_worker_create(options, &worker), PHUB_INVALID);
   EXPECT_THAT(phub_last_error(),

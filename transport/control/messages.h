@@ -25,7 +25,7 @@ inline uint64_t most_part_bytes(const JobSpec& spec) {
   const uint64_t coded = spec.rack_ranks.empty() ? coded_elements(spec) : elements_of(spec);
   return kMaxStateBytes + coded * sizeof(float);
 }
-inline constexpr uint64_t kPartPieceBytes = uint64_t{16} << 20;  // at most, of a part in pieces
+inline constexpr uint64_t kPartPieceBytes = uint64_t{16} << 20;   // at most, of a part in pieces
 inline constexpr size_t kMostSaverStays = size_t{4} * kMaxRanks;  // in the news of a rack
 
 // Who sends a request, as the box found out from its token. Not on the wire.
@@ -91,8 +91,8 @@ struct JoinReply {
   // Counts the lives of a job that outlives its server, in which a later one goes on from a
   // checkpoint; 0: this job ends with its server.
   uint64_t epoch = 0;
-  // To a rank that saves, and to racks: parts are sent after every round that is a multiple of this;
-  // 0: this job has no checkpoints.
+  // To a rank that saves, and to racks: parts are sent after every round that is a multiple of
+  // this; 0: this job has no checkpoints.
   uint64_t save_every = 0;
   // In the checkpoint of the round before its first: this rank's part; of a rack, those of its
   // ranks.
