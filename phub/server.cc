@@ -232,8 +232,9 @@ void Server::take_part(const Credential& who, const PartPiece& place, std::strin
   authenticate(who).take_part(who, place, std::move(piece), std::move(charge), std::move(reply));
 }
 
-void Server::restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
-  authenticate(who).restored_part(who.rank, offset, std::move(reply));
+void Server::restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                           Reply<PartBytes> reply) {
+  authenticate(who).restored_part(who.rank, whose, offset, std::move(reply));
 }
 
 void Server::begin_state(const Credential& who, const StateRequest& request,

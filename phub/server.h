@@ -68,7 +68,8 @@ class Server final : public ControlHandler {
   void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) override;
   void take_part(const Credential& who, const PartPiece& place, std::string piece,
                  std::shared_ptr<void> charge, Reply<Done> reply) override;
-  void restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
+  void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                     Reply<PartBytes> reply) override;
   void begin_state(const Credential& who, const StateRequest& request,
                    Reply<StateReply> reply) override;
   void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;

@@ -43,6 +43,20 @@ Rack rack_of(const JobSpec& spec, const std::shared_ptr<Uplink>& uplink) {
           .connect = [uplink](const LinkLayout& layout) { return uplink->connect(layout); }};
 }
 
+// Those of this rack's ranks, in the checkpoint that the parent goes on from. Throws Error.
+std::map<uint32_t, uint64_t> parts_in(const JobSpec& spec, const JoinReply& admission) {
+  const RankRange ranks = ranks_of_training(admission.spec, admission.rank);
+  std::map<uint32_t, uint64_t> parts;
+  for (const RankPart& part : admission.parts) {
+    if (!ranks.contains(part.rank) || part.bytes > most_part_bytes(spec)) {
+      fail(ErrorCode::kInternal, "the parent's answer has a part of rank {}, of {} bytes",
+           part.rank, part.bytes);
+    }
+    parts[part.rank] = part.bytes;
+  }
+  return parts;
+}
+
 // The rows of a matrix's chunks, where they are decided already. REQUIRES: as many keys.
 void take_tiles(std::span<const KeySpec> from, JobSpec& spec) {
   for (size_t k = 0; k < spec.keys.size(); ++k) {
@@ -134,16 +148,12 @@ void Server::join_parent(const Join& join) {
         const JoinRequest& of_worker = join->request;
         complete_spec(join->request.spec);
         check_below_parent(of_worker.spec);
-        if (of_worker.saves && !of_worker.residuals) {
-          fail(ErrorCode::kInvalid,
-               "this box has a parent, and a rank's own state cannot be saved below one: join "
-               "without a saver");
-        }
         *request = {.spec = spec_above(of_worker.spec),
                     .rank = rank_above(of_worker.spec, of_worker.rank),
                     .transport = parent->transport(),
                     .id = make_ticket(),
-                    .epoch = of_worker.epoch};
+                    .epoch = of_worker.epoch,
+                    .saves = of_worker.saves};
       },
       [this, join, request](const std::optional<Error>& refused) {
         if (refused) return created(join, nullptr, refused);
@@ -354,7 +364,11 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
     life.part_bytes = SavedJobs::parts_of(*saved);
     life.elsewhere.push_back(restored_elsewhere(*saved));
   }
-  if (uplink) life.epoch = uplink->admission().epoch;
+  if (uplink) {
+    life.epoch = uplink->admission().epoch;
+    life.from.round = uplink->admission().first_round - 1;
+    life.part_bytes = parts_in(spec, uplink->admission());
+  }
   std::shared_ptr<Job> job;
   try {
     job = std::make_shared<Job>(spec, std::move(plan), link_transport, options_.store, snapshots,

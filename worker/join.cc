@@ -149,8 +149,7 @@ Joined join(const WorkerOptions& options) {
                          .rank = options.rank,
                          .replace = options.replace,
                          .id = make_ticket(),
-                         .saves = has_state(options),
-                         .residuals = has_state(options) && !options.saver},
+                         .saves = has_state(options)},
                         Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
 }
 
@@ -166,8 +165,7 @@ Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_p
                          .rank = static_cast<int32_t>(lost.rank),
                          .id = make_ticket(),
                          .epoch = lost.epoch,
-                         .saves = has_state(options),
-                         .residuals = has_state(options) && !options.saver},
+                         .saves = has_state(options)},
                         give_up, after_rejoin, stop);
 }
 

@@ -517,8 +517,19 @@ PHUB_API phub_code phub_device_open_host(uint64_t budget_bytes, double copy_byte
  * caller: they must have finished with a buffer before it is released.
  * PHUB_UNAVAILABLE: there is no such device, no driver, or the library was built without CUDA. */
 PHUB_API phub_code phub_device_open_cuda(int index, uint64_t budget_bytes, phub_device** device);
-/* The memory is freed with the last phub_geeps that uses the device. */
+/* The memory is freed with the last phub_geeps, phub_device_keys and phub_worker that use it. */
 PHUB_API phub_code phub_device_close(phub_device* device);
+
+/* Gradients and parameters of the workers that are made with these options lie in the device's
+ * memory, which the NIC reads and writes itself: over transport verbs or ofi, where it reaches that
+ * memory. Then phub_gradient and phub_parameters return addresses there (of phub_device_open_host:
+ * of the host), phub_register_memory takes no memory, and with phub_device_keys_create on the same
+ * device keys are pushed and pulled in its streams. The budget has room for both, once more during
+ * phub_rejoin, and PHUB_DEVICE_KEYS_BYTES. Null: the host's memory again.
+ * phub_worker_create: PHUB_INVALID, the transport or the NIC does not reach that memory, or the
+ * host would have to compute (coded formats, carry_over, send_order magnitude); PHUB_FULL, the
+ * budget. */
+PHUB_API phub_code phub_options_set_memory_device(phub_options* options, const phub_device* device);
 
 typedef struct phub_memory {
   size_t size;                                   /* set it to sizeof(phub_memory) */

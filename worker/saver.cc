@@ -31,7 +31,7 @@ Saver::Saver(LinkKeeper& keeper, GradientCoder& coder)
 Saver::~Saver() { finish(milliseconds(0)); }
 
 void Saver::restore() {
-  const uint64_t bytes = keeper_.reply().part_bytes;
+  const uint64_t bytes = keeper_.reply().part_bytes(keeper_.reply().rank);
   if (bytes == 0) return restore_residuals();
   if (const uint64_t most = most_part_bytes(keeper_.reply().spec); bytes > most) {
     fail(ErrorCode::kInternal, "the server has {} bytes of this rank's saved state, of {} at most",
@@ -50,7 +50,7 @@ std::string Saver::restored_piece(uint64_t offset, uint64_t left) {
   for (;;) {
     try {
       std::string piece = keeper_.ask([&](ControlClient& client) {
-        return client.restored_part(keeper_.credential(), offset);
+        return client.restored_part(keeper_.credential(), keeper_.reply().rank, offset);
       });
       if (piece.empty() || piece.size() > left) {
         fail(ErrorCode::kInternal,
@@ -173,7 +173,8 @@ void Saver::send(uint64_t round, std::string part) {
 }
 
 void Saver::deliver(uint64_t round, std::string_view part, const std::stop_token& stop) {
-  for (PartPiece place{.round = round, .all = part.size()}; place.offset < place.all;) {
+  PartPiece place{.whose = keeper_.reply().rank, .round = round, .all = part.size()};
+  while (place.offset < place.all) {
     const std::string_view piece = part.substr(place.offset, kPartPieceBytes);
     if (!deliver_piece(place, piece, stop)) return;
     place.offset += piece.size();

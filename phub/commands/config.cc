@@ -101,9 +101,10 @@ constexpr std::array<Option, 27> kOptions = {{
        config.parent = values[0];
      }},
     {"parent-transport", "NAME", Kind::kText,
-     "With --parent: over what gradients go there, tcp, verbs or ofi. [tcp]",
+     "With --parent: over what gradients go there, tcp, verbs, ofi, or auto: tcp, and memory where "
+     "the parent is on this host. [auto]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
-       parse_word(values[0], {"tcp", "verbs", "ofi"});
+       parse_word(values[0], {"auto", "tcp", "verbs", "ofi"});
        config.parent_transport = values[0];
      }},
     {"tokens", "FILE", Kind::kText,

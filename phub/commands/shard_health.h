@@ -34,7 +34,9 @@ class ShardHealth final : public ControlHandler {
                  Reply<Done>) override {
     elsewhere();
   }
-  void restored_part(const Credential&, uint64_t, Reply<PartBytes>) override { elsewhere(); }
+  void restored_part(const Credential&, uint32_t, uint64_t, Reply<PartBytes>) override {
+    elsewhere();
+  }
   void begin_state(const Credential&, const StateRequest&, Reply<StateReply>) override {
     elsewhere();
   }

@@ -53,8 +53,10 @@ class ControlHandler {
   virtual void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) = 0;
   virtual void take_part(const Credential& who, const PartPiece& place, std::string piece,
                          std::shared_ptr<void> charge, Reply<Done> reply) = 0;
-  // A piece of the rank's part of the checkpoint that it goes on from.
-  virtual void restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
+  // A piece of the rank's part of the checkpoint that it goes on from; of a rack, of that of one of
+  // its ranks.
+  virtual void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                             Reply<PartBytes> reply) = 0;
   // The state of keys, read or set in pieces (StateRequest). A piece is checked before its bytes
   // are read, as a part is.
   virtual void begin_state(const Credential& who, const StateRequest& request,

@@ -188,6 +188,7 @@ Json parameters_of(std::string_view pattern) {
   add("rank", number("uint32", kMaxRanks - 1));
   add("incarnation", number("uint32", ~uint32_t{0}));
   add("epoch", number("uint64", ~uint64_t{0}));
+  add("whose", number("uint32", kMaxRanks - 1));
   add("round", number("uint64", ~uint64_t{0}));
   add("offset", number("uint64", ~uint64_t{0}));
   add("bytes", number("uint64", ~uint64_t{0}));

@@ -23,9 +23,11 @@ using Answer = std::function<void(HttpResponse)>;
 std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
 
 constexpr std::string_view kJobs = "/v1/jobs/";
-constexpr std::string_view kPart = "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{offset}";
+constexpr std::string_view kPart =
+    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{offset}";
 constexpr std::string_view kPartOfRound =
-    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{round}/{offset}/{bytes}";
+    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{round}/{offset}/{bytes}";
+constexpr std::string_view kNews = "/v1/jobs/{job}/rack";
 constexpr std::string_view kStatePiece =
     "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
 constexpr std::string_view kShards = "/v1/shards/";
@@ -217,8 +219,14 @@ void set_hyper(Call& call) {
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
 }
 // Behind the credential.
+uint32_t whose_in(const std::vector<uint64_t>& numbers) {
+  if (numbers[3] >= kMaxRanks) {
+    fail(ErrorCode::kInvalid, "the path names the part of rank {}: there is none such", numbers[3]);
+  }
+  return static_cast<uint32_t>(numbers[3]);
+}
 PartPiece piece_in(const std::vector<uint64_t>& numbers) {
-  return {.round = numbers[3], .offset = numbers[4], .all = numbers[5]};
+  return {.whose = whose_in(numbers), .round = numbers[4], .offset = numbers[5], .all = numbers[6]};
 }
 void take_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
@@ -227,7 +235,7 @@ void take_part(Call& call) {
 }
 void restored_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
-  call.handler.restored_part(who, call.numbers[3], call.bytes_reply());
+  call.handler.restored_part(who, whose_in(call.numbers), call.numbers[4], call.bytes_reply());
 }
 // Who asks, but for the job and the ticket.
 template <typename Request>
@@ -327,7 +335,7 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 34> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/heartbeat", Need::kNothing, "Credential", "Pulse",
       "Say that a rank is alive."},
      heartbeat},
-    {{"POST", "/v1/jobs/{job}/rack", Need::kNothing, "RackNews", "Done",
+    {{"POST", kNews, Need::kNothing, "RackNews", "Done",
       "Say which ranks a rank that is a rack has, or why it cannot go on."},
      take_news},
     {{"POST", "/v1/jobs/{job}/leave", Need::kNothing, "Credential", "Done",
@@ -344,11 +352,13 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 34> kRoutes = {{
      reconnect},
     {{"POST", kPartOfRound, Need::kNothing, "application/octet-stream", "Done",
       "Send a piece of a rank's part of the checkpoint of a round, from byte `offset` on, of so "
-      "many "
-      "in all. The answer comes when it is in its file."},
+      "many in all. The answer comes when it is in its file. `whose` is the rank itself; of a "
+      "rack, "
+      "the rank of the training that sent it there."},
      take_part},
     {{"GET", kPart, Need::kNothing, "", "application/octet-stream",
-      "A piece of the rank's part of the checkpoint that it goes on from, from byte `offset` on."},
+      "A piece of the rank's part of the checkpoint that it goes on from, from byte `offset` on; "
+      "of a rack, that of one of its ranks."},
      restored_part},
     {{"POST", "/v1/jobs/{job}/state", Need::kNothing, "StateRequest", "StateReply",
       "Begin to read or to set the state of keys. The answer comes when its bytes may be read, or "
@@ -424,9 +434,9 @@ struct Numbered {
   std::string_view pattern;
 };
 constexpr std::array<Numbered, 4> kNumbered = {{{"/log/", 1, "/v1/jobs/{job}/log/{from}"},
-                                                {"/part/", 4, kPart},
                                                 {"/state/", 4, kStatePiece},
-                                                {"/part/", 6, kPartOfRound}}};
+                                                {"/part/", 5, kPart},
+                                                {"/part/", 7, kPartOfRound}}};
 
 // Those in "7/4/1"; nothing if it is anything else.
 std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
@@ -532,6 +542,7 @@ uint64_t body_limit(std::string_view method, std::string_view target) {
   if (pattern == kPartOfRound) return kPartPieceBytes;
   if (pattern == kStatePiece) return kStatePieceBytes;
   if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
+  if (pattern == kNews) return kMaxNewsBytes;
   if (pattern == kMail) return kMaxJoinBytes;
   if (pattern == kCopy || pattern == kShardState) return kCopyPieceBytes;
   if (pattern == "/v1/shards") return kMaxShardBytes;

@@ -48,8 +48,9 @@ std::span<const RouteInfo> http_routes();
 inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
 static_assert(kPartPieceBytes <= kMaxJoinBytes);               // which is the most of any body
 inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
-inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;  // cores and NICs of a box
-inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;  // everything else
+inline constexpr uint64_t kMaxNewsBytes = uint64_t{256} << 10;  // of a rack
+inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;   // cores and NICs of a box
+inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;   // everything else
 
 // The largest body of such a request.
 uint64_t body_limit(std::string_view method, std::string_view target);

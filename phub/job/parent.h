@@ -30,6 +30,10 @@ class Parent {
   virtual void set_hyper(const Credential& who, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
   virtual void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) = 0;
+  virtual void send_part(const Credential& who, const PartPiece& place, std::string piece,
+                         Reply<Done> reply) = 0;
+  virtual void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                             Reply<PartBytes> reply) = 0;
   virtual void begin_state(const Credential& who, const StateRequest& request,
                            Reply<StateReply> reply) = 0;
   virtual void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;

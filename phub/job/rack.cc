@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string_view>
 
 #include "transport/error.h"
@@ -59,6 +60,13 @@ RankRange ranks_below(const JobSpec& spec, uint32_t rank_above) {
          groups.size());
   }
   return groups[rank_above];
+}
+
+RankRange ranks_of_training(const JobSpec& spec, uint32_t rank) {
+  if (spec.rack_ranks.empty()) return {rank, rank + 1};
+  const auto of_rack = spec.rack_ranks.begin() + rank;
+  const uint32_t first = std::accumulate(spec.rack_ranks.begin(), of_rack, 0u);
+  return {first, first + *of_rack};
 }
 
 // The parent gives a rack more time than the rack gives its ranks: it is to find out first which of

@@ -38,6 +38,8 @@ int32_t rank_above(const JobSpec& spec, int32_t rank);
 // The ranks of the job that are the parent's rank together. Throws Error(kInternal): there is no
 // such rank.
 RankRange ranks_below(const JobSpec& spec, uint32_t rank_above);
+// Of the training, those that a rank of the job stands for: itself, or those of the rack.
+RankRange ranks_of_training(const JobSpec& spec, uint32_t rank);
 // What the parent's job is. REQUIRES: check_below_parent(spec).
 JobSpec spec_above(const JobSpec& spec);
 

@@ -8,7 +8,8 @@
 
 namespace phub {
 
-void RankParts::check(uint32_t rank, const PartPiece& place) const {
+void RankParts::check(const PartPiece& place) const {
+  const uint32_t rank = place.whose;
   const uint64_t round = place.round;
   if (round_ == 0 || round != round_) {
     fail(ErrorCode::kNotFound, "no checkpoint of round {} is being taken, {}", round,
@@ -30,8 +31,8 @@ void RankParts::check(uint32_t rank, const PartPiece& place) const {
   }
 }
 
-void RankParts::coming(uint32_t rank, const PartPiece& place, uint64_t bytes) {
-  Part& part = parts_[rank];
+void RankParts::coming(const PartPiece& place, uint64_t bytes) {
+  Part& part = parts_[place.whose];
   part.all = place.all;
   part.come += bytes;
 }
@@ -45,6 +46,27 @@ void RankParts::make_void(const std::string& why) {
   if (why_void_.empty()) why_void_ = why;
 }
 
+void RankParts::judge(const std::vector<SaverStay>& savers, bool is_all) {
+  needed_.clear();
+  is_judged_ = is_all;
+  for (const SaverStay& saver : savers) {
+    if (!saver.covers(round_)) continue;
+    if (saver.unknown) {
+      make_void(
+          fmt::format("the rack of rank {} was lost before it had said who took part", saver.rank));
+    } else if (saver.last != 0 && !has(saver.rank)) {
+      make_void(fmt::format("rank {} was lost before it had sent its part of the checkpoint",
+                            saver.rank));
+    }
+    needed_.insert(saver.rank);
+  }
+  if (!is_all) return;
+  for (const auto& [rank, part] : parts_) {
+    if (needed_.contains(rank)) continue;
+    make_void(fmt::format("rank {} has sent its part of a round that it did not finish", rank));
+  }
+}
+
 std::vector<uint32_t> RankParts::awaited() const {
   std::vector<uint32_t> awaited;
   for (const uint32_t rank : needed_) {
@@ -54,9 +76,9 @@ std::vector<uint32_t> RankParts::awaited() const {
 }
 
 bool RankParts::complete() const {
-  return awaited().empty() && std::ranges::all_of(parts_, [](const auto& part) {
-           return part.second.written == part.second.all;
-         });
+  const bool all_written = std::ranges::all_of(
+      parts_, [](const auto& part) { return part.second.written == part.second.all; });
+  return round_ == 0 || (is_judged_ && awaited().empty() && all_written);
 }
 
 }  // namespace phub

@@ -142,7 +142,8 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kCommitted:
       membership_.committed(report, now);
-      finish_copy();
+      carry_out();  // who is lost in it counts as such
+      if (!ending_) finish_copy();
       break;
     case CoreReport::kProbed:
       if (--probes_out_ == 0) collect_probes();
@@ -308,7 +309,7 @@ void RunningJob::act(MembershipAction& action) {
       return commit(action);
     case MembershipAction::kRevoke:
       note_loss(action.rank);
-      lose_part(action.rank);
+      lose_saver(action.rank);
       end_state(action.rank);
       admitted_.erase(action.rank);
       return revoke(action.rank);

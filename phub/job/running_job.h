@@ -145,8 +145,9 @@ class RunningJob {
   void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) const;
   void take_part(const Credential& who, const PartPiece& place, std::string piece,
                  std::shared_ptr<void> charge, Reply<Done> reply);
-  // A piece of what the rank goes on from, if its first round is the job's.
-  void restored_part(uint32_t rank, uint64_t offset, Reply<PartBytes> reply);
+  // A piece of what the rank goes on from, or of what one of its ranks does, if its first round is
+  // the job's.
+  void restored_part(uint32_t rank, uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
 
   // The state of keys (running_job_state.cc). Throw Error as they say; REQUIRE authenticate(who).
   void begin_state(const StateRequest& request, Reply<StateReply> reply);
@@ -242,13 +243,25 @@ class RunningJob {
   void write_snapshot();
   void snapshot_written(uint64_t round, const std::optional<Error>& failed);
   void note_save(const std::string& what);
+  void check_late_parts();
+  void answer_checkpoints(const Result<CheckpointReply>& answer);
+
+  // running_job_parts.cc
+  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
+  uint64_t save_every() const;
   bool saves(uint32_t rank) const;
   bool any_saves() const;
-  void lose_part(uint32_t rank);
+  std::vector<SaverStay> savers() const;
+  std::vector<uint32_t> racks_to_say(uint64_t round) const;
+  void lose_saver(uint32_t rank);
+  void forget_savers();
+  void find_news_of_savers();
+  bool must_tell_of_savers();
+  void admit_savers();
+  void check_news_of_savers(uint32_t rank, const RackNews& news) const;
+  void take_news_of_savers(Seat& seat, RackNews& news);
   void drop_parts();
-  uint64_t part_bytes_of(uint32_t rank) const;
-
-  void answer_checkpoints(const Result<CheckpointReply>& answer);
+  std::vector<RankPart> parts_for(uint32_t rank) const;
 
   // running_job_state.cc
   void state_made(const std::shared_ptr<StateTransfer>& transfer,
@@ -283,6 +296,13 @@ class RunningJob {
   enum class ParentLink { kFine, kStopping, kMissing, kResuming } parent_link_ = ParentLink::kFine;
   uint32_t parent_answers_ = 0;  // of cores, which stop using the link or go on
   std::string nonfinite_;        // what a rank of this rack sent, for which the parent ends the job
+  RackNews news_;                // of this rack, for the parent
+  struct SaverToJoin {
+    uint64_t token;
+    int32_t rank;
+    bool replace;
+  };
+  std::vector<SaverToJoin> savers_to_join_;  // until the parent knows that there are any
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;
@@ -306,11 +326,12 @@ class RunningJob {
   bool saving_ = false;
   bool save_again_ = false;
   uint32_t cores_snapped_ = 0;
-  uint64_t next_save_;                 // when this round is complete
-  uint64_t durable_round_;             // the last of the newest checkpoint; 0: there is none
-  bool last_save_ = false;             // the server ends
-  RankParts parts_;                    // of the snapshot under way
-  std::shared_ptr<Manifest> snapped_;  // it is copied, and waits for parts until then
+  uint64_t next_save_;                  // when this round is complete
+  uint64_t durable_round_;              // the last of the newest checkpoint; 0: there is none
+  bool last_save_ = false;              // the server ends
+  RankParts parts_;                     // of the snapshot under way
+  std::vector<SaverStay> lost_savers_;  // who is gone, and may have parts of snapshots to come
+  std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
   uint64_t void_snapshots_ = 0;
 

@@ -191,6 +191,10 @@ void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
   }
   const uint64_t token = next_token_++;
   joins_[token] = {id, request.caller, request.saves, {std::move(reply)}};
+  if (request.saves && must_tell_of_savers()) {
+    savers_to_join_.push_back({token, request.rank, request.replace});
+    return tell_parent();
+  }
   membership_.join(token, request.rank, request.replace, host_.time.now_ms());
   carry_out();
 }
@@ -218,8 +222,8 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
                                                             .send_initial = seat.send_initial,
                                                             .offer = seat.offer,
                                                             .epoch = life_.epoch,
-                                                            .part_bytes = part_bytes_of(rank)});
-  if (seat.saves && job_->takes_snapshots()) answer->save_every = host_.checkpoints->every();
+                                                            .parts = parts_for(rank)});
+  if (seat.saves || has_racks()) answer->save_every = save_every();
   const auto compose = [this, answer] {
     answer->layout = routes_of(job_->whole_plan());
     answer->spec = job_->spec();

@@ -23,7 +23,8 @@ void RunningJob::follow_parent() {
 void RunningJob::end_at_parent() {
   if (!uplink_) return;
   if (error_.empty()) {
-    uplink_->leave();
+    find_news_of_savers();
+    uplink_->leave(news_);
   } else {
     uplink_->abandon(error_);
   }
@@ -80,22 +81,29 @@ void RunningJob::connect_parent_again() {
 void RunningJob::tell_parent() {
   if (parent_link_ == ParentLink::kMissing) connect_parent_again();
   passed_state_->tick();
-  std::vector<uint32_t> live;
+  admit_savers();
+  news_.live.clear();
   for (const RankStatus& rank : membership_.ranks()) {
-    if (rank.state == "live") live.push_back(rank.rank);
+    if (rank.state == "live") news_.live.push_back(rank.rank);
   }
-  uplink_->tell(std::move(live));
+  find_news_of_savers();
+  uplink_->tell(news_);
 }
 
 void RunningJob::take_news(uint32_t rank, RackNews news) {
   if (job_->spec().rack_ranks.empty()) {
     fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_->spec().name);
   }
+  check_news_of_savers(rank, news);
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
-  seat.rack = std::move(news);
-  if (failure.empty()) return;
-  lose(rank, seat.incarnation, fmt::format("rack '{}': {}", seat.rack.name, failure));
+  if (failure.empty()) {
+    take_news_of_savers(seat, news);
+    seat.rack = std::move(news);
+    return continue_snapshot();
+  }
+  seat.rack.live.clear();
+  lose(rank, seat.incarnation, fmt::format("rack '{}': {}", news.name, failure));
   carry_out();
 }
 

@@ -8,10 +8,6 @@
 // needed. Out of lock-step some ranks are further than others: it is a round that none has begun.
 //
 // Without an optimizer, in lock-step, the model is the workers' own: a checkpoint has only parts.
-//
-// A part is needed of every rank that saves and took part in the round to its end. One that is lost
-// before it has sent its part makes the snapshot void, unless it took no part in the round: then
-// the job goes on from that round without it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,16 +18,24 @@
 namespace phub {
 
 void RunningJob::tick_save(uint64_t now) {
-  // What has come and waits for the disk is written some time.
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
-  if (late && !parts_.awaited().empty()) {
-    parts_.make_void(fmt::format("the parts of ranks {} have not come within {} ms",
-                                 fmt::join(parts_.awaited(), ", "),
-                                 job_->spec().progress_limit_ms));
-    continue_snapshot();
-  }
+  if (late) check_late_parts();
   if (saving_ || last_save_) return;
   if (membership_.completed_round() >= (any_saves() ? durable_round_ : next_save_)) take_snapshot();
+}
+
+// What has come and waits for the disk is written some time.
+void RunningJob::check_late_parts() {
+  const uint32_t limit_ms = job_->spec().progress_limit_ms;
+  const std::vector<uint32_t> racks = racks_to_say(parts_.round());
+  if (!racks.empty()) {
+    parts_.make_void(fmt::format("racks {} have not said within {} ms who took part",
+                                 fmt::join(racks, ", "), limit_ms));
+  } else if (!parts_.awaited().empty()) {
+    parts_.make_void(fmt::format("the parts of ranks {} have not come within {} ms",
+                                 fmt::join(parts_.awaited(), ", "), limit_ms));
+  }
+  continue_snapshot();
 }
 
 void RunningJob::save() {
@@ -50,18 +54,6 @@ void RunningJob::take_snapshot() {
   if (!host_.checkpoints || !job_->takes_snapshots() || ending_) return;
   if (job_->saved_arrays() == 0 && !any_saves()) return;
   saving_ = membership_.take_snapshot();
-}
-
-bool RunningJob::saves(uint32_t rank) const {
-  const Seat& seat = seats_[rank];
-  return seat.saves && membership_.is_current(rank, seat.incarnation);
-}
-
-bool RunningJob::any_saves() const {
-  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
-    if (saves(rank)) return true;
-  }
-  return false;
 }
 
 void RunningJob::choose_saved_round(Boundary& boundary) {
@@ -150,20 +142,19 @@ void RunningJob::finish_copy() {
   snapped_->steps = job_->saved_steps(round);
   snapped_->epoch = life_.epoch;
   snapped_->owner = life_.owner;
-  std::vector<uint32_t> needed;
-  for (uint32_t rank = 0; rank < seats_.size() && parts_.round() > 0; ++rank) {
-    if (saves(rank) && seats_[rank].first_round <= round) needed.push_back(rank);
-  }
-  if (job_->saved_arrays() == 0 && needed.empty()) {
-    parts_.make_void("no rank that was in the round saves");
-  }
-  parts_.need(std::move(needed));
   parts_until_ms_ = host_.time.now_ms() + job_->spec().progress_limit_ms;
   continue_snapshot();
 }
 
 void RunningJob::continue_snapshot() {
-  if (!snapped_) return;
+  if (parts_.round() > 0) {
+    const bool all_known = snapped_ && racks_to_say(parts_.round()).empty();
+    parts_.judge(savers(), all_known);
+    if (all_known && job_->saved_arrays() == 0 && !parts_.needs_any()) {
+      parts_.make_void("no rank that was in the round saves");
+    }
+  }
+  if (!snapped_ || ending_) return;
   if (!parts_.why_void().empty()) {
     ++void_snapshots_;
     const Error why(ErrorCode::kRankLost, parts_.why_void());
@@ -206,118 +197,6 @@ void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& fa
 
 void RunningJob::note_save(const std::string& what) {
   host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_->spec().name, what));
-}
-
-// --- parts ---------------------------------------------------------------------------------------
-
-void RunningJob::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) const {
-  if (!saves(who.rank)) {
-    fail(ErrorCode::kInvalid,
-         "rank {} of job '{}' did not say at its join that it saves its own state", who.rank,
-         who.job);
-  }
-  if (const uint64_t most = most_part_bytes(job_->spec()); place.all == 0 || place.all > most) {
-    fail(ErrorCode::kInvalid, "a rank's part of a checkpoint has 1 to {} bytes, not {}", most,
-         place.all);
-  }
-  const bool lies_within = place.offset <= place.all && bytes <= place.all - place.offset;
-  if (bytes == 0 || bytes > kPartPieceBytes || !lies_within) {
-    fail(ErrorCode::kInvalid, "a piece of 1 to {} bytes is wanted, not {} from byte {} of {} on",
-         kPartPieceBytes, bytes, place.offset, place.all);
-  }
-  if (seats_[who.rank].first_round > place.round) {
-    fail(ErrorCode::kNotFound, "rank {} of job '{}' was not in round {}: its first is {}", who.rank,
-         who.job, place.round, seats_[who.rank].first_round);
-  }
-  parts_.check(who.rank, place);
-}
-
-void RunningJob::take_part(const Credential& who, const PartPiece& place, std::string piece,
-                           std::shared_ptr<void> charge, Reply<Done> reply) {
-  const uint64_t bytes = piece.size();
-  check_part(who, place, bytes);
-  struct Upload {
-    std::string bytes;
-    std::shared_ptr<void> charge;
-  };
-  const auto upload = std::make_shared<Upload>(Upload{std::move(piece), std::move(charge)});
-  const CheckpointId id{.epoch = life_.epoch, .round = place.round};
-  const bool is_last = place.offset + bytes == place.all;
-  parts_.coming(who.rank, place, bytes);
-  run_beside(
-      host_.writer,
-      [this, id, rank = who.rank, is_last, upload] {
-        host_.checkpoints->add_part(job_->spec().name, id, rank, upload->bytes, is_last);
-        upload->bytes = {};
-      },
-      [this, round = place.round, rank = who.rank, bytes, upload,
-       reply](const std::optional<Error>& failed) {
-        upload->charge.reset();
-        if (failed) {
-          reply({failed->code(), failed->what()});
-        } else {
-          reply(Done{});
-        }
-        if (ending_ || parts_.round() != round) return;
-        if (failed) {
-          parts_.make_void(fmt::format("the part of rank {}: {}", rank, failed->what()));
-        } else {
-          parts_.written(rank, bytes);
-        }
-        continue_snapshot();
-      });
-}
-
-// A rank is gone from every core.
-void RunningJob::lose_part(uint32_t rank) {
-  if (!seats_[rank].saves || parts_.round() == 0) return;
-  const bool took_part = membership_.last_round(rank) >= parts_.round();
-  if (took_part ? parts_.has(rank) : !parts_.has_some(rank)) return;
-  parts_.make_void(
-      took_part
-          ? fmt::format("rank {} was lost before it had sent its part of the checkpoint", rank)
-          : fmt::format("rank {} was lost, and had sent its part of a round that it did not finish",
-                        rank));
-  continue_snapshot();
-}
-
-// What has come is worth nothing: there will be no checkpoint of its round.
-void RunningJob::drop_parts() {
-  if (!parts_.any()) return parts_.end();
-  parts_.end();
-  run_beside(
-      host_.writer, [this] { host_.checkpoints->drop_parts(job_->spec().name); },
-      [](const std::optional<Error>&) {});
-}
-
-uint64_t RunningJob::part_bytes_of(uint32_t rank) const {
-  const auto part = life_.part_bytes.find(rank);
-  const bool goes_on = seats_[rank].first_round == life_.from.round + 1;
-  return goes_on && part != life_.part_bytes.end() ? part->second : 0;
-}
-
-void RunningJob::restored_part(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
-  const uint64_t bytes = part_bytes_of(rank);
-  if (bytes == 0) {
-    fail(ErrorCode::kNotFound, "rank {} of job '{}' goes on from no part of a checkpoint", rank,
-         job_->spec().name);
-  }
-  if (offset >= bytes) {
-    fail(ErrorCode::kInvalid, "the part of rank {} of job '{}' has {} bytes, and none from {} on",
-         rank, job_->spec().name, bytes, offset);
-  }
-  const auto piece = std::make_shared<PartBytes>();
-  run_beside(
-      host_.builder,
-      [this, rank, offset, bytes, piece] {
-        piece->bytes.resize(std::min(kPartPieceBytes, bytes - offset));
-        host_.checkpoints->read_part(job_->spec().name, life_.from, rank, bytes, offset,
-                                     piece->bytes);
-      },
-      [piece, reply](const std::optional<Error>& failed) {
-        if (failed) return reply({failed->code(), failed->what()});
-        reply(std::move(*piece));
-      });
 }
 
 }  // namespace phub

@@ -172,6 +172,16 @@ void Uplink::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   parent_.checkpoint(who(), round, or_refused(std::move(reply)));
 }
 
+void Uplink::send_part(const PartPiece& place, std::string piece, Reply<Done> reply) {
+  if (!is_there(reply)) return;
+  parent_.send_part(who(), place, std::move(piece), or_refused(std::move(reply)));
+}
+
+void Uplink::restored_part(uint32_t whose, uint64_t offset, Reply<PartBytes> reply) {
+  if (!is_there(reply)) return;
+  parent_.restored_part(who(), whose, offset, or_refused(std::move(reply)));
+}
+
 void Uplink::begin_state(const StateRequest& request, Reply<StateReply> reply) {
   if (is_there(reply)) parent_.begin_state(who(), request, or_refused(std::move(reply)));
 }
@@ -197,8 +207,8 @@ void Uplink::reconnect(Reply<Offer> reply) {
   if (!ended_) parent_.reconnect(who(), guarded<Offer>(std::move(reply)));
 }
 
-void Uplink::tell(std::vector<uint32_t> live) {
-  RackNews news{.name = parent_.rack_name(), .live = std::move(live)};
+void Uplink::tell(RackNews news) {
+  news.name = parent_.rack_name();
   if (!in_ || ended_ || is_telling_ || news.same_news(news_)) return;
   is_telling_ = true;
   parent_.tell(who(), news, guarded<Done>([this, news](const Result<Done>& result) {
@@ -207,11 +217,16 @@ void Uplink::tell(std::vector<uint32_t> live) {
                }));
 }
 
-void Uplink::leave() {
+void Uplink::leave(const RackNews& last) {
   if (ended_) return;
   ended_ = true;
   refuse_waiting(ErrorCode::kNotFound, "the job has ended");
   if (!in_) return;
+  if (last.saves) {
+    RackNews news = last;
+    news.name = parent_.rack_name();
+    parent_.tell(who(), std::move(news), [](const Result<Done>&) {});
+  }
   parent_.leave(who(),
                 [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
 }

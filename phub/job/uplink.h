@@ -54,6 +54,9 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   void barrier(Reply<Done> reply);
   void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
   void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
+  // Pieces of parts of its ranks.
+  void send_part(const PartPiece& place, std::string piece, Reply<Done> reply);
+  void restored_part(uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
   // The state of keys, of which the rack reads or sets one at a time.
   void begin_state(const StateRequest& request, Reply<StateReply> reply);
   void read_state(uint64_t offset, Reply<PartBytes> reply);
@@ -62,15 +65,19 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   void end_state(Reply<Done> reply);
   // (What these have not answered when this ends or leaves is refused then.)
   void reconnect(Reply<Offer> reply);
-  // All ranks have left. Nothing is asked of the parent after this.
-  void leave();
+  // All ranks have left, with this to be said of those that save. Nothing is asked of the parent
+  // after this.
+  void leave(const RackNews& last = {});
   // It cannot go on: the parent loses it.
   void abandon(const std::string& why);
   // The server ends, as if its process had died.
   void drop();
 
-  // What the parent's status shows of this rack.
-  void tell(std::vector<uint32_t> live);
+  // What the parent knows of this rack: the latest of it, when the parent has answered what it was
+  // told before.
+  void tell(RackNews news);
+  // It knows that there is state of ranks to be saved, and counts on it.
+  bool has_told_of_savers() const { return request_.saves || news_.saves; }
 
  private:
   Credential who() const;

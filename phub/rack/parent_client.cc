@@ -204,6 +204,27 @@ void ParentClient::checkpoint(const Credential& who, uint64_t round, Reply<Check
       std::move(reply));
 }
 
+void ParentClient::send_part(const Credential& who, const PartPiece& place, std::string piece,
+                             Reply<Done> reply) {
+  call<Done>(
+      lane_of(who, "parts"),
+      [who, place, piece = std::move(piece)](ControlClient& client) {
+        client.send_part(who, place, piece);
+        return Done{};
+      },
+      std::move(reply));
+}
+
+void ParentClient::restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                                 Reply<PartBytes> reply) {
+  call<PartBytes>(
+      lane_of(who, "parts"),
+      [who, whose, offset](ControlClient& client) {
+        return PartBytes{client.restored_part(who, whose, offset)};
+      },
+      std::move(reply));
+}
+
 void ParentClient::begin_state(const Credential& who, const StateRequest& request,
                                Reply<StateReply> reply) {
   call<StateReply>(
@@ -254,7 +275,7 @@ void ParentClient::reconnect(const Credential& who, Reply<Offer> reply) {
 }
 
 void ParentClient::forget(const Credential& who) {
-  for (const char* what : {"lease", "barrier", "calls", "state"}) {
+  for (const char* what : {"lease", "barrier", "calls", "parts", "state"}) {
     auto lane = lanes_.extract(lane_of(who, what));
     if (lane.empty()) continue;
     lane.mapped()->stop();
@@ -266,7 +287,8 @@ std::unique_ptr<WorkerLink> ParentClient::connect(const Offer& offer, const Link
   if (options_.transport == "verbs") return connect_verbs(offer, layout, kConnectMs);
   if (options_.transport == "ofi") return connect_ofi(offer, layout, kConnectMs);
   return connect_tcp(offer, layout, kConnectMs,
-                     {.host = parse_server_address(options_.server).host, .tls = options_.tls});
+                     {.host = parse_server_address(options_.server).host, .tls = options_.tls},
+                     /*near=*/options_.transport == "auto");
 }
 
 }  // namespace phub

@@ -20,7 +20,8 @@ class ParentClient final : public Parent {
   struct Options {
     std::string server;  // HOST:PORT, with https:// before it over TLS
     std::string token;
-    std::string transport = "tcp";  // of gradients: tcp, verbs, ofi
+    // Of gradients: tcp, verbs, ofi. "auto": tcp, and memory where the parent is on this host.
+    std::string transport = "auto";
     ClientTls tls;
     std::string rack_name = "a rack";  // this box's, for people
   };
@@ -30,7 +31,9 @@ class ParentClient final : public Parent {
   ParentClient& operator=(const ParentClient&) = delete;
 
   std::string name() const override { return options_.server; }
-  std::string transport() const override { return options_.transport; }
+  std::string transport() const override {
+    return options_.transport == "auto" ? "tcp" : options_.transport;
+  }
   std::string rack_name() const override { return options_.rack_name; }
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;
@@ -40,6 +43,10 @@ class ParentClient final : public Parent {
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
+  void send_part(const Credential& who, const PartPiece& place, std::string piece,
+                 Reply<Done> reply) override;
+  void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                     Reply<PartBytes> reply) override;
   void begin_state(const Credential& who, const StateRequest& request,
                    Reply<StateReply> reply) override;
   void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;

@@ -27,7 +27,7 @@ class Handler : public ControlHandler {
                  std::shared_ptr<void> /*charge*/, Reply<Done> reply) override {
     reply(Done{});
   }
-  void restored_part(const Credential& /*who*/, uint64_t /*offset*/,
+  void restored_part(const Credential& /*who*/, uint32_t /*whose*/, uint64_t /*offset*/,
                      Reply<PartBytes> reply) override {
     reply(PartBytes{"part"});
   }

@@ -187,7 +187,7 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--transports", "tcp,pigeon"}),
               HasSubstr("--transports: must be one of shm, tcp, verbs, ofi, got 'pigeon'"));
   EXPECT_THAT(error_of({"--parent-transport", "shm"}),
-              HasSubstr("--parent-transport: must be one of tcp, verbs, ofi, got 'shm'"));
+              HasSubstr("--parent-transport: must be one of auto, tcp, verbs, ofi, got 'shm'"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0:x"}),
               HasSubstr("--devices: must be DEVICE, DEVICE:PORT or DEVICE:PORT:GID"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0,"}), HasSubstr("--devices: must be DEVICE"));

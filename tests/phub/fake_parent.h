@@ -56,6 +56,14 @@ class FakeParent final : public Parent {
   void checkpoint(const Credential&, uint64_t, Reply<CheckpointReply> reply) override {
     checkpoints.push_back(std::move(reply));
   }
+  void send_part(const Credential&, const PartPiece& place, std::string,
+                 Reply<Done> reply) override {
+    sent.push_back(place);
+    writes.push_back(std::move(reply));
+  }
+  void restored_part(const Credential&, uint32_t, uint64_t, Reply<PartBytes> reply) override {
+    reads.push_back(std::move(reply));
+  }
   void begin_state(const Credential&, const StateRequest& request,
                    Reply<StateReply> reply) override {
     begun.push_back(request);
@@ -86,6 +94,7 @@ class FakeParent final : public Parent {
   std::deque<Reply<Pulse>> beats;
   std::vector<RackNews> told;
   std::deque<Reply<Done>> tells, leaves, barriers, writes, ends;
+  std::vector<PartPiece> sent;
   std::vector<StateRequest> begun;
   std::deque<Reply<StateReply>> begins;
   std::deque<Reply<PartBytes>> reads;

@@ -81,20 +81,24 @@ void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
 }
 
 void FakeHandler::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) {
-  record(fmt::format("check_part {}+{}/{}", place.offset, bytes, place.all), who);
+  record(fmt::format("check_part of {} {}+{}/{}", place.whose, place.offset, bytes, place.all),
+         who);
   if (check) check();
   if (bytes == 0) fail(ErrorCode::kInvalid, "a part has bytes");
 }
 
 void FakeHandler::take_part(const Credential& who, const PartPiece& place, std::string piece,
                             std::shared_ptr<void> /*charge*/, Reply<Done> reply) {
-  record(fmt::format("take_part {}+{}/{}", place.offset, piece.size(), place.all), who);
+  record(
+      fmt::format("take_part of {} {}+{}/{}", place.whose, place.offset, piece.size(), place.all),
+      who);
   parts[place.round] += piece;
   reply(Done{});
 }
 
-void FakeHandler::restored_part(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
-  record(fmt::format("restored_part {}", offset), who);
+void FakeHandler::restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                                Reply<PartBytes> reply) {
+  record(fmt::format("restored_part of {} {}", whose, offset), who);
   reply(PartBytes{parts.at(parts.rbegin()->first).substr(offset)});
 }
 

@@ -76,9 +76,10 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
   EXPECT_EQ(client.status().topology, "fake");
   EXPECT_EQ(client.job_status("mnist").state, "running");
-  client.send_part(kWho, {.round = 40, .offset = 0, .all = 12}, std::string("\x01 any\0", 6));
-  client.send_part(kWho, {.round = 40, .offset = 6, .all = 12}, " bytes");
-  EXPECT_EQ(client.restored_part(kWho, 1), std::string(" any\0 bytes", 11));
+  client.send_part(kWho, {.whose = 5, .round = 40, .offset = 0, .all = 12},
+                   std::string("\x01 any\0", 6));
+  client.send_part(kWho, {.whose = 5, .round = 40, .offset = 6, .all = 12}, " bytes");
+  EXPECT_EQ(client.restored_part(kWho, 6, 1), std::string(" any\0 bytes", 11));
   client.leave(kWho);
   client.remove("mnist");
   for (const char* name : {"", "mnist?", "mnist/log", "mn ist"}) {  // not another request
@@ -89,11 +90,11 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
                           "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
                           "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
                           "log mnist 1", "log mnist 2", "status mnist",
-                          "check_part 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "take_part 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "check_part 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "take_part 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "restored_part 1 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "take_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "restored_part of 6 1 mnist/3/7/0123456789abcdef0123456789abcdef",
                           "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
   // All of it over one connection, but for join, which begins one.
   EXPECT_EQ(rig.connections(), 1u);
@@ -113,18 +114,20 @@ TEST(Http, APartThatIsNotWantedIsRefusedByItsHeader) {
   const std::string length = "Content-Length: 1000000\r\n";
   rig.on_control(
       [&] { rig.handler.check = [] { fail(ErrorCode::kNotFound, "nobody wants it"); }; });
-  EXPECT_THAT(answer("0/1/1/5/0/1000000", ticket + type + length),
+  EXPECT_THAT(answer("0/1/1/0/5/0/1000000", ticket + type + length),
               AllOf(StartsWith("HTTP/1.1 404"), HasSubstr("nobody wants it")));
   rig.on_control([&] { rig.handler.check = {}; });
-  EXPECT_THAT(answer("0/1/1/5/0/1000000", type + length), StartsWith("HTTP/1.1 401"));
-  EXPECT_THAT(answer("0/1/1/5/0/1000000", ticket + "Content-Type: application/json\r\n" + length),
+  EXPECT_THAT(answer("0/1/1/0/5/0/1000000", type + length), StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(answer("0/1/1/0/5/0/1000000", ticket + "Content-Type: application/json\r\n" + length),
               AllOf(StartsWith("HTTP/1.1 415"), HasSubstr("octet-stream")));
-  EXPECT_THAT(answer("0/1/1/5/0/1000000", ticket + type + "Content-Length: 16777217\r\n"),
+  EXPECT_THAT(answer("0/1/1/0/5/0/1000000", ticket + type + "Content-Length: 16777217\r\n"),
               StartsWith("HTTP/1.1 413"));
-  EXPECT_THAT(answer("999999/1/1/5/0/9", ticket + type + length), StartsWith("HTTP/1.1 400"));
-  EXPECT_THAT(answer("0/9999999999/1/5/0/9", ticket + type + length), StartsWith("HTTP/1.1 400"));
-  for (const char* path : {"0/1/1/5/0/", "0/1/1/5/6", "0/1/1/5/0/9/1", "0/1/1/5/0/x",
-                           "0/1/1/5/0/-1", "/1/1/5/0/9", "0/1/1/5/0/99999999999999999999"}) {
+  EXPECT_THAT(answer("999999/1/1/0/5/0/9", ticket + type + length), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(answer("0/9999999999/1/0/5/0/9", ticket + type + length), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(answer("0/1/1/1024/5/0/9", ticket + type + length),
+              AllOf(StartsWith("HTTP/1.1 400"), HasSubstr("the part of rank 1024")));
+  for (const char* path : {"0/1/1/0/5/0/", "0/1/1/0/5/6", "0/1/1/0/5/0/9/1", "0/1/1/0/5/0/x",
+                           "0/1/1/0/5/0/-1", "/1/1/0/5/0/9", "0/1/1/0/5/0/99999999999999999999"}) {
     // Nothing is there: it is like any other request, whose body would be JSON.
     EXPECT_THAT(answer(path, ticket + "Content-Type: application/json\r\nContent-Length: 0\r\n"),
                 StartsWith("HTTP/1.1 404"))

@@ -63,6 +63,16 @@ TEST(RackSpec, ARackHasTheRanksOfItsGroup) {
   expect_error(ErrorCode::kInternal, "about rank 4 of 4", [&] { ranks_below(spec, 4); });
 }
 
+TEST(RackSpec, ARankStandsForThoseOfItsRack) {
+  const JobSpec spec = spec_of("(3,2),(1,4)", 6, 10);
+  EXPECT_EQ(ranks_of_training(spec, 7), (RankRange{7, 8})) << "it is none";
+  const JobSpec above = spec_above(spec);
+  EXPECT_EQ(ranks_of_training(above, 0), (RankRange{0, 3}));
+  EXPECT_EQ(ranks_of_training(above, 2), (RankRange{5, 6}));
+  EXPECT_EQ(ranks_of_training(above, 3), (RankRange{6, 10}));
+  EXPECT_EQ(ranks_of_training(spec_above(above), 1), (RankRange{5, 10}));
+}
+
 TEST(RackSpec, APausedRackIsNotOneThatHangs) {
   JobSpec spec = spec_of("1,1", 2, 2);
   spec.on_loss = "wait";

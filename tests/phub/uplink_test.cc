@@ -164,18 +164,18 @@ TEST_F(UplinkTest, TheBarrierOfAllItsRanksIsOneOfTheParents) {
 
 TEST_F(UplinkTest, NewsAreToldOnce) {
   admit();
-  uplink_->tell({4, 5});
-  uplink_->tell({4});
+  uplink_->tell({.live = {4, 5}});
+  uplink_->tell({.live = {4}});
   ASSERT_EQ(parent_.told.size(), 1u) << "one at a time";
   EXPECT_EQ(parent_.told[0].name, "rack-1");
   EXPECT_THAT(parent_.told[0].live, ElementsAre(4, 5));
   take(parent_.tells)(Done{});
-  uplink_->tell({4, 5});
+  uplink_->tell({.live = {4, 5}});
   EXPECT_EQ(parent_.told.size(), 1u);
-  uplink_->tell({4});
+  uplink_->tell({.live = {4}});
   EXPECT_EQ(parent_.told.size(), 2u);
   take(parent_.tells)({ErrorCode::kTimeout, "lost"});
-  uplink_->tell({4});
+  uplink_->tell({.live = {4}});
   EXPECT_EQ(parent_.told.size(), 3u) << "it may not have come";
 }
 
@@ -187,6 +187,44 @@ TEST_F(UplinkTest, ItLeavesAndIsForgotten) {
   EXPECT_THAT(parent_.forgotten, ElementsAre(3u));
   uplink_.reset();
   EXPECT_EQ(parent_.forgotten.size(), 1u);
+}
+
+// What it says last of ranks that save goes before.
+TEST_F(UplinkTest, ThatRanksSaveIsKnownWhenTheParentHasAnswered) {
+  admit();
+  EXPECT_FALSE(uplink_->has_told_of_savers());
+  RackNews news{.saves = true, .known_round = 6, .savers = {{.rank = 4, .first = 2}}};
+  uplink_->tell(news);
+  take(parent_.tells)({ErrorCode::kUnavailable, "try again"});
+  EXPECT_FALSE(uplink_->has_told_of_savers());
+  uplink_->tell(news);
+  take(parent_.tells)(Done{});
+  EXPECT_TRUE(uplink_->has_told_of_savers());
+  uplink_->tell(news);
+  EXPECT_EQ(parent_.told.size(), 2u) << "nothing is new";
+  news.savers[0].last = 7;
+  uplink_->tell(news);
+  EXPECT_EQ(parent_.told.size(), 3u);
+  news.known_round = 9;
+  uplink_->leave(news);
+  ASSERT_EQ(parent_.told.size(), 4u);
+  EXPECT_EQ(parent_.told.back().known_round, 9u);
+  EXPECT_EQ(parent_.leaves.size(), 1u);
+}
+
+TEST_F(UplinkTest, PiecesOfPartsGoUpUnderTheirRanks) {
+  admit();
+  std::vector<std::string> answers;
+  uplink_->send_part({.whose = 5, .round = 8, .offset = 3, .all = 7}, "piece",
+                     [&](const Result<Done>& r) { answers.push_back(r ? "there" : r.message); });
+  uplink_->restored_part(
+      4, 2, [&](const Result<PartBytes>& r) { answers.push_back(r ? r.value->bytes : r.message); });
+  ASSERT_EQ(parent_.sent.size(), 1u);
+  EXPECT_EQ(parent_.sent[0].whose, 5u);
+  EXPECT_EQ(parent_.sent[0].offset, 3u);
+  take(parent_.writes)(Done{});
+  take(parent_.reads)(PartBytes{"bytes"});
+  EXPECT_THAT(answers, ElementsAre("there", "bytes"));
 }
 
 TEST_F(UplinkTest, WhyItCannotGoOnIsTold) {

@@ -36,6 +36,7 @@ struct RackResult {
   uint64_t lost = 0, admitted = 0, failed_jobs = 0, dead_devices = 0;
   uint64_t box_deaths = 0, restored = 0;  // jobs that went on from a checkpoint
   uint64_t parts_restored = 0, void_snapshots = 0;
+  uint64_t parts_restored_below = 0;                // of them, at racks
   uint64_t coded_jobs = 0, residuals_restored = 0;  // of ranks
   uint64_t jobs_of_factors = 0;
   uint64_t chunks_carried = 0;  // to a later round
@@ -105,7 +106,11 @@ class Rack {
   // all requests that arrive.
   ControlHandler& server(uint32_t box) const;
   ControlNet& control(uint32_t box);
-  uint64_t box_life() const { return life_; }  // a new one after each death of the box
+  // A new one after each death of the box, or while it is dead.
+  uint64_t box_life(uint32_t box) const {
+    if (box == 0) return life_;
+    return below_[box - 1]->server() ? below_[box - 1]->life() : 0;
+  }
   // Of the job, which has a new one after each death of the box, and of another that has a part.
   uint64_t life(const JobRun& job) const { return life_ + job.rewinds; }
   // That a rank is in which has joined a box below the root.

@@ -88,6 +88,27 @@ void SimParent::checkpoint(const Credential& who, uint64_t round, Reply<Checkpoi
       std::move(reply));
 }
 
+void SimParent::send_part(const Credential& who, const PartPiece& place, std::string piece,
+                          Reply<Done> reply) {
+  call<Done>(
+      "rack sends part",
+      [who, place, piece = std::move(piece)](ControlHandler& above, const Reply<Done>& answer) {
+        above.check_part(who, place, piece.size());
+        above.take_part(who, place, piece, nullptr, answer);
+      },
+      std::move(reply));
+}
+
+void SimParent::restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                              Reply<PartBytes> reply) {
+  call<PartBytes>(
+      "rack's restored part",
+      [who, whose, offset](ControlHandler& above, const Reply<PartBytes>& answer) {
+        above.restored_part(who, whose, offset, answer);
+      },
+      std::move(reply));
+}
+
 void SimParent::begin_state(const Credential& who, const StateRequest& request,
                             Reply<StateReply> reply) {
   StateRequest mine = request;
@@ -192,6 +213,7 @@ RackBox::~RackBox() = default;
 void RackBox::start() {
   parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, watch_);
   server_ = make_(*parent_, clock_);
+  ++life_;
   hangs_until_ns_ = timer_ns_ = due_ns_ = 0;
   control_->server_started();
   wake();

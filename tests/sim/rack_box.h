@@ -48,6 +48,10 @@ class SimParent final : public Parent {
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
   void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
+  void send_part(const Credential& who, const PartPiece& place, std::string piece,
+                 Reply<Done> reply) override;
+  void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
+                     Reply<PartBytes> reply) override;
   void begin_state(const Credential& who, const StateRequest& request,
                    Reply<StateReply> reply) override;
   void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
@@ -105,6 +109,7 @@ class RackBox {
   void cut_off(bool mute, uint64_t ns) { parent_->cut_off(mute, ns); }
 
   uint32_t box() const { return box_; }
+  uint64_t life() const { return life_; }  // a new one after each start
   ControlNet& control() { return *control_; }
   Server* server() const { return server_.get(); }  // null: it is dead
 
@@ -123,6 +128,7 @@ class RackBox {
   const MakeServer make_;
   std::unique_ptr<SimParent> parent_;  // outlives the server
   std::unique_ptr<Server> server_;
+  uint64_t life_ = 0;
   uint32_t passes_ = 0;
   uint64_t hangs_until_ns_ = 0;
   uint64_t due_ns_ = 0, timer_ns_ = 0;

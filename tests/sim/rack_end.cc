@@ -74,6 +74,7 @@ void Rack::check_end(RackResult& result) {
     result.spread_jobs += job->spread;
     result.rewinds += job->rewinds;
     result.parts_restored += job->parts_restored;
+    if (job->plan.levels > 0) result.parts_restored_below += job->parts_restored;
     result.coded_jobs += has_coded_keys(job->spec);
     result.jobs_of_factors += std::ranges::any_of(job->spec.keys, is_factors) ? 1 : 0;
     result.jobs_of_differences += difference_format(job->spec) ? 1 : 0;

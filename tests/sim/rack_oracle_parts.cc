@@ -42,16 +42,14 @@ std::optional<Member> holder_of(uint32_t rank, uint64_t round, const Participati
 
 }  // namespace
 
-// Who goes on from a checkpoint has the residuals of whoever had its rank; below racks nobody saves
-// any.
+// Who goes on from a checkpoint has the residuals of whoever had its rank.
 std::optional<Member> Oracle::heritage(const Member& who,
                                        const Participation& participation) const {
   const auto went_on =
       std::ranges::find_if(parts_, [&who](const auto& part) { return part.first == who; });
   if (went_on == parts_.end()) return std::nullopt;
   const auto holder = holder_of(who.rank, went_on->first.round, participation);
-  const bool saved =
-      holder && job_.levels == 0 && (saves_.at(*holder) || saves_residuals(job_.spec));
+  const bool saved = holder && (saves_.at(*holder) || saves_residuals(job_.spec));
   return saved ? holder : std::nullopt;
 }
 

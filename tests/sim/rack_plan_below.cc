@@ -97,9 +97,10 @@ void add_racks(SimRandom& random, RackPlan& plan) {
     job.fixed_ranks = true;
     if (plan.box_faults.empty() && random.chance(0.25)) let_boxes_choose(random, job);
     put_over_racks(job, levels, static_cast<uint32_t>(random.between(1, 3)), plan);
-    job.saver_chance = 0;
-    // Without an optimizer the root saves nothing.
-    if (!plan.box_faults.empty() && spec.optimizer == "none") spec.optimizer = "momentum";
+    // Without an optimizer the root saves nothing but what ranks do.
+    if (!plan.box_faults.empty() && spec.optimizer == "none" && job.saver_chance < 1) {
+      spec.optimizer = "momentum";
+    }
     for (JobPlan::Ranks& later : job.later_ranks) later.max_ranks = spec.max_ranks;
   }
   // Who is lost with a box is followed by others, who know their numbers.

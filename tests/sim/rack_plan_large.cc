@@ -57,6 +57,7 @@ RackPlan make_large_plan(uint64_t seed) {
   }
   const uint64_t pushes = job.rounds * job.spec.keys.size() * job.spec.world_size;
   if (random.chance(0.5)) plan.checkpoint_every = random.between(1, 3);
+  if (random.chance(0.7)) job.saver_chance = random.chance(0.5) ? 1 : 0.1;
   if (plan.checkpoint_every > 0 && random.chance(0.6)) {
     plan.box_faults.push_back({.after_pushes = random.below(pushes),
                                .delay_ns = random.below(3'000'000),

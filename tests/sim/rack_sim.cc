@@ -46,8 +46,8 @@ struct Options {
 struct Totals {
   uint64_t racks = 0, failures = 0, observations = 0, lost = 0, admitted = 0, failed_jobs = 0;
   uint64_t writes = 0, overtakes = 0, breaks = 0, steps = 0, box_deaths = 0, restored = 0;
-  uint64_t parts_restored = 0, void_snapshots = 0, states = 0, spread_jobs = 0, ended_shards = 0,
-           rewinds = 0;
+  uint64_t parts_restored = 0, parts_restored_below = 0, void_snapshots = 0, states = 0,
+           spread_jobs = 0, ended_shards = 0, rewinds = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0, jobs_of_differences = 0, jobs_of_factors = 0;
   uint64_t limited_racks = 0, chunks_carried = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
@@ -91,6 +91,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.racks_lost += result.racks_lost;
   totals.boxes_below_died += result.boxes_below_died;
   totals.parts_restored += result.parts_restored;
+  totals.parts_restored_below += result.parts_restored_below;
   totals.coded_jobs += result.coded_jobs;
   totals.jobs_of_factors += result.jobs_of_factors;
   totals.jobs_of_differences += result.jobs_of_differences;
@@ -116,7 +117,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "lost, {} jobs failed as they should, {} writes, {} out of order, {} queue pairs broken, {} "
       "steps; {} boxes "
       "died, {} jobs went on from a "
-      "checkpoint, {} ranks with a part of it; {} snapshots were void; {} jobs were spread over "
+      "checkpoint, {} ranks with a part of it, {} of them at racks; {} snapshots were void; {} "
+      "jobs were spread over "
       "boxes, "
       "{} ended with one, {} went on without one; {} jobs were over racks, {} racks were admitted "
       "and {} "
@@ -125,11 +127,11 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "chunks were carried over\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
-      totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,
-      totals.spread_jobs, totals.ended_shards, totals.rewinds, totals.racked_jobs,
-      totals.racks_admitted, totals.racks_lost, totals.boxes_below_died, totals.jobs_of_factors,
-      totals.coded_jobs, totals.residuals_restored, totals.jobs_of_differences,
-      totals.limited_racks, totals.chunks_carried);
+      totals.box_deaths, totals.restored, totals.parts_restored, totals.parts_restored_below,
+      totals.void_snapshots, totals.spread_jobs, totals.ended_shards, totals.rewinds,
+      totals.racked_jobs, totals.racks_admitted, totals.racks_lost, totals.boxes_below_died,
+      totals.jobs_of_factors, totals.coded_jobs, totals.residuals_restored,
+      totals.jobs_of_differences, totals.limited_racks, totals.chunks_carried);
   return totals.failures == 0 ? 0 : 1;
 }
 

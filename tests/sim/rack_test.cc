@@ -83,6 +83,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.restored += result.restored;
     all.states += result.states;
     all.parts_restored += result.parts_restored;
+    all.parts_restored_below += result.parts_restored_below;
     all.coded_jobs += result.coded_jobs;
     all.jobs_of_factors += result.jobs_of_factors;
     all.jobs_of_differences += result.jobs_of_differences;
@@ -104,6 +105,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.restored, 0u);
   EXPECT_GT(all.states, 0u);
   EXPECT_GT(all.parts_restored, 0u);
+  EXPECT_GT(all.parts_restored_below, 0u);
   EXPECT_GT(all.coded_jobs, 0u);
   EXPECT_GT(all.jobs_of_factors, 0u);
   EXPECT_GT(all.jobs_of_differences, 0u);

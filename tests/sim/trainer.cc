@@ -53,8 +53,7 @@ void Trainer::join() {
                       .transport = "sim",
                       .id = fmt::format("trainer-{}-{}", id_, joins_),
                       .epoch = lost_ ? lost_->epoch : 0,
-                      .saves = saves_ || saves_residuals(job_.spec),
-                      .residuals = !saves_};
+                      .saves = saves_ || saves_residuals(job_.spec)};
   control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { server().join(request, reply); },

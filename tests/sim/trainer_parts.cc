@@ -28,7 +28,7 @@ void Trainer::restore() {
 
 void Trainer::restore_more() {
   const bool goes_on = job_.restored_round > 0 && reply_->first_round == job_.restored_round + 1;
-  if (reply_->part_bytes == 0) {
+  if (reply_->part_bytes(reply_->rank) == 0) {
     if (goes_on) {
       job_.oracle.restored({{reply_->rank, reply_->incarnation}, job_.restored_round}, {});
     }
@@ -42,7 +42,7 @@ void Trainer::restore_more() {
   control().call<PartBytes>(
       "restored part", mail_,
       [this, who = credential()](const Reply<PartBytes>& reply) {
-        server().restored_part(who, restored_bytes_.size(), reply);
+        server().restored_part(who, who.rank, restored_bytes_.size(), reply);
       },
       [this](const Result<PartBytes>& result) { on_restored(result); });
 }
@@ -53,7 +53,7 @@ void Trainer::on_restored(const Result<PartBytes>& result) {
   lacks_part_ = !result;
   if (!result) return on_error(result.code, result.message);
   restored_bytes_ += result.value->bytes;
-  if (restored_bytes_.size() < reply_->part_bytes) return restore_more();
+  if (restored_bytes_.size() < reply_->part_bytes(reply_->rank)) return restore_more();
   const RankState state = unpack(restored_bytes_);
   std::optional<std::string> own;
   if (const auto entry = state.find(kEntry); entry != state.end()) {
@@ -96,7 +96,8 @@ void Trainer::send_part(const Part& part) {
   rack_.net().trace("part", id_, part.round);
   const uint64_t left = part.bytes.size() - part.sent;
   const uint64_t bytes = rack_.random().below(4) > 0 ? left : 1 + rack_.random().below(left);
-  const PartPiece place{.round = part.round, .offset = part.sent, .all = part.bytes.size()};
+  const PartPiece place{
+      .whose = reply_->rank, .round = part.round, .offset = part.sent, .all = part.bytes.size()};
   control().call<Done>(
       "part", mail_,
       [this, who = credential(), place,
@@ -104,8 +105,8 @@ void Trainer::send_part(const Part& part) {
         // Its bytes come later than the question whether they are wanted.
         server().check_part(who, place, piece.size());
         rack_.net().after(rack_.random().below(kMs / 10),
-                          [this, who, place, piece, reply, life = rack_.box_life()] {
-                            if (life != rack_.box_life()) return;
+                          [this, who, place, piece, reply, life = rack_.box_life(box())] {
+                            if (life != rack_.box_life(box())) return;
                             try {
                               server().take_part(who, place, piece, nullptr, reply);
                             } catch (const Error& error) {

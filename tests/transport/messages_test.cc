@@ -158,7 +158,10 @@ TEST_F(RoundTrip, JoinReply) {
     reply.layout.queue_offset = random_.list<uint64_t>([&] { return random_.u64(); });
     reply.spec = random_.spec();
     reply.save_every = random_.u64();
-    reply.part_bytes = random_.below(kMaxStateBytes + 1);
+    reply.parts = random_.list<RankPart>([&] {
+      return RankPart{static_cast<uint32_t>(random_.below(kMaxRanks)),
+                      1 + random_.below(kMaxStateBytes)};
+    });
     const JoinReply back = parse_join_reply(to_json(reply));
     EXPECT_EQ(back.rank, reply.rank);
     EXPECT_EQ(back.incarnation, reply.incarnation);
@@ -171,7 +174,7 @@ TEST_F(RoundTrip, JoinReply) {
     EXPECT_EQ(back.layout, reply.layout);
     EXPECT_EQ(back.spec, reply.spec);
     EXPECT_EQ(back.save_every, reply.save_every);
-    EXPECT_EQ(back.part_bytes, reply.part_bytes);
+    EXPECT_EQ(back.parts, reply.parts);
     check(reply.offer, parse_offer);
   }
 }

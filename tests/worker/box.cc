@@ -74,6 +74,11 @@ size_t shards_wanted() {
 }
 
 bool is_ofi_wanted() { return text_of("PHUB_TRANSPORT") == "ofi"; }
+// Over memory of this host, where the workers are asked for nothing else.
+std::string transport_to_parent() {
+  const std::string wanted = text_of("PHUB_TRANSPORT");
+  return wanted == "tcp" || wanted == "ofi" ? wanted : "auto";
+}
 
 }  // namespace
 
@@ -103,7 +108,7 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.checkpoints = checkpoints;
   if (!parent.empty()) {
     box.parent = std::make_unique<ParentClient>(
-        ParentClient::Options{.server = parent, .transport = is_ofi_wanted() ? "ofi" : "tcp"});
+        ParentClient::Options{.server = parent, .transport = transport_to_parent()});
     options.parent = box.parent.get();
   }
   std::vector<std::unique_ptr<Transport>> transports;

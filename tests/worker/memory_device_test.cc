@@ -18,6 +18,7 @@
 #include "worker/device/host_device.h"
 #include "worker/device_keys.h"
 #include "worker/geeps/worker_exchange.h"
+#include "worker/phub.h"
 
 namespace phub::testing {
 namespace {
@@ -137,6 +138,67 @@ TEST_F(MemoryDeviceTest, AGpuThatTheNicDoesNotReachIsRefusedAtOnce) {
   options.connect_timeout_ms = 600'000;  // it is not tried again until then
   EXPECT_THAT(error_of([&] { Worker worker(options); }),
               AllOf(HasSubstr("invalid: "), HasSubstr("memory_device")));
+}
+
+// The caller's handles may be closed in any order: the worker keeps its device.
+TEST_F(MemoryDeviceTest, OverTheCInterface) {
+  phub_options* options = nullptr;
+  phub_device *device = nullptr, *other = nullptr;
+  phub_worker* worker = nullptr;
+  phub_device_keys* keys = nullptr;
+  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+  phub_options_set(options, "server", box_->address().c_str());
+  phub_options_set(options, "job", "c");
+  phub_options_set(options, "transport", std::getenv("PHUB_TRANSPORT"));
+  phub_options_add_key(options, "a", 5000);
+  ASSERT_EQ(phub_device_open_host(PHUB_DEVICE_KEYS_BYTES + (1 << 20), 0, 0, &device), PHUB_OK);
+  ASSERT_EQ(phub_device_open_host(PHUB_DEVICE_KEYS_BYTES, 0, 0, &other), PHUB_OK);
+  ASSERT_EQ(phub_options_set_memory_device(options, device), PHUB_OK) << phub_last_error();
+  ASSERT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
+  EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
+  phub_memory memory = {};
+  memory.size = sizeof memory;
+  ASSERT_EQ(phub_device_memory(device, &memory), PHUB_OK);
+  EXPECT_GE(memory.used_bytes, 2 * 5000 * sizeof(float)) << "gradients and results";
+  EXPECT_EQ(phub_device_keys_create(worker, other, &keys), PHUB_INVALID);
+  EXPECT_THAT(phub_last_error(), HasSubstr("use one device for both"));
+  ASSERT_EQ(phub_device_keys_create(worker, device, &keys), PHUB_OK) << phub_last_error();
+  EXPECT_EQ(phub_device_close(device), PHUB_OK);
+  EXPECT_EQ(phub_device_close(other), PHUB_OK);
+  std::vector<float> gradient(5000, 1.5f), result(5000);
+  for (float round = 1; round <= 3; ++round) {
+    for (float& value : gradient) value = round * 1.5f;
+    ASSERT_EQ(phub_push_device(keys, 0, gradient.data(), "f32", 2, 0, nullptr), PHUB_OK);
+    ASSERT_EQ(phub_pull_device(keys, 0, result.data(), "f32", nullptr), PHUB_OK);
+    EXPECT_EQ(result, std::vector<float>(5000, round * 3)) << "a sum of one, scaled";
+  }
+  EXPECT_EQ(phub_device_keys_destroy(keys), PHUB_OK);
+  EXPECT_EQ(phub_worker_destroy(worker), PHUB_OK);
+}
+
+// No server is asked.
+TEST(MemoryDeviceOptions, OverTheCInterface) {
+  phub_options* options = nullptr;
+  phub_device* device = nullptr;
+  phub_worker* worker = nullptr;
+  ASSERT_EQ(phub_options_create(&options), PHUB_OK);
+  phub_options_set(options, "server", "127.0.0.1:1");
+  phub_options_set(options, "job", "refused");
+  phub_options_set(options, "transport", "tcp");
+  phub_options_set_number(options, "connect_timeout_ms", 1);
+  phub_options_add_key(options, "a", 5000);
+  ASSERT_EQ(phub_device_open_host(1 << 20, 0, 0, &device), PHUB_OK);
+  EXPECT_EQ(phub_options_set_memory_device(nullptr, device), PHUB_BAD_HANDLE);
+  EXPECT_EQ(phub_options_set_memory_device(options, reinterpret_cast<const phub_device*>(options)),
+            PHUB_BAD_HANDLE);
+  ASSERT_EQ(phub_options_set_memory_device(options, device), PHUB_OK);
+  EXPECT_EQ(phub_worker_create(options, &worker), PHUB_INVALID);
+  EXPECT_THAT(phub_last_error(),
+              AllOf(HasSubstr("(memory_device)"), HasSubstr("use verbs or ofi")));
+  ASSERT_EQ(phub_options_set_memory_device(options, nullptr), PHUB_OK);
+  EXPECT_EQ(phub_worker_create(options, &worker), PHUB_UNAVAILABLE) << phub_last_error();
+  EXPECT_EQ(phub_device_close(device), PHUB_OK);
+  EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
 }
 
 // No server is asked.

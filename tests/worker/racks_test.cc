@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "phub/rack/parent_client.h"
 #include "tests/oracle/groups.h"
 #include "tests/seeds.h"
 #include "tests/transport/shm_rig.h"
@@ -26,6 +27,7 @@
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
 #include "transport/control/rank_tree.h"
+#include "worker/session.h"
 
 namespace phub {
 namespace {
@@ -350,6 +352,24 @@ TEST(Racks, TheStateOfKeysIsOfOneRankAtATime) {
   raw.leave(who);
   EXPECT_EQ(same.get_state({&state, 1}), 0u);
   EXPECT_EQ(other.get_state({&state, 1}), 0u);
+}
+
+// In other tests here racks send so, unless workers are asked for a transport.
+TEST(Racks, ARackOnTheHostOfItsRootSendsOverMemory) {
+  Box root(1);
+  ControlClient control(root.address());
+  for (const char* transport : {"auto", "tcp"}) {
+    ParentClient parent({.server = root.address(), .transport = transport});
+    EXPECT_EQ(parent.transport(), "tcp");
+    JobSpec spec = grouped_spec(transport, 1, "");
+    spec.rack_ranks = {2};
+    const JoinReply reply =
+        control.join({.spec = spec, .rank = 0, .transport = parent.transport()}, 60'000);
+    const auto link = parent.connect(reply.offer, link_layout_of(reply));
+    const bool is_near = link->describe().find("over memory of this host") != std::string::npos;
+    EXPECT_EQ(is_near, parent.transport() != transport) << link->describe();
+    control.leave({spec.name, reply.rank, reply.incarnation, reply.offer.ticket, reply.epoch});
+  }
 }
 
 TEST(Racks, WhatTheRootRefusesIsRefused) {

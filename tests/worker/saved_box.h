@@ -17,11 +17,39 @@
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
+#include "worker/join.h"
 #include "worker/worker.h"
 
 namespace phub::testing {
 
 class SavedBoxTest : public ::testing::Test {
+ public:
+  // Trains until `train` returns, whatever happens to the server: after each rewind it is called
+  // again, with a worker that joined again. `anew`: as that of a new process would. `below`: the
+  // server is the parent of the box that the rank is at, which says that in its own words.
+  static void through_rewinds(const WorkerOptions& options, bool anew,
+                              const std::function<void(Worker& worker)>& train,
+                              bool below = false) {
+    std::unique_ptr<Worker> worker = join(options);
+    for (;;) {
+      try {
+        return train(*worker);
+      } catch (const Error& error) {
+        const bool of_rack = below && may_rejoin_after(error);
+        if (error.code() != ErrorCode::kRewound && !of_rack) {
+          ADD_FAILURE() << "rank " << options.rank << ": " << error.what();
+          return;
+        }
+      }
+      if (anew) {
+        worker.reset();
+        worker = join(options);
+      } else {
+        worker = worker->rejoin();
+      }
+    }
+  }
+
  protected:
   explicit SavedBoxTest(std::string program) : program_(std::move(program)) {}  // path of phub
   void serve(uint64_t every, const std::string& listen = "127.0.0.1:0") {
@@ -51,29 +79,6 @@ class SavedBoxTest : public ::testing::Test {
   bool becomes_status(const std::string& job,
                       const std::function<bool(const JobStatus& status)>& condition) const {
     return becomes([&] { return condition(status(job)); }, std::chrono::seconds(120));
-  }
-
-  // Trains until `train` returns, whatever happens to the server: after each rewind it is called
-  // again, with a worker that joined again. `anew`: as that of a new process would.
-  static void through_rewinds(const WorkerOptions& options, bool anew,
-                              const std::function<void(Worker& worker)>& train) {
-    std::unique_ptr<Worker> worker = join(options);
-    for (;;) {
-      try {
-        return train(*worker);
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kRewound) {
-          ADD_FAILURE() << "rank " << options.rank << ": " << error.what();
-          return;
-        }
-      }
-      if (anew) {
-        worker.reset();
-        worker = join(options);
-      } else {
-        worker = worker->rejoin();
-      }
-    }
   }
 
   const std::string program_;

@@ -27,6 +27,7 @@
 #include "tests/seeds.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/saved_box.h"
+#include "tests/worker/saving_program.h"
 #include "worker/join.h"
 #include "worker/link_keeper.h"
 #include "worker/phub.h"
@@ -39,67 +40,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr uint64_t kEvery = 7;
-constexpr size_t kKeys = 3;
-constexpr uint64_t kElements = 12'000;
-
-std::vector<std::byte> bytes_of(std::string_view text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-std::string text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-JobSpec spec_of(const std::string& name, uint32_t ranks) {
-  JobSpec spec;
-  spec.name = name;
-  spec.world_size = ranks;
-  spec.optimizer = "adam";
-  spec.lease_ms = 30'000;  // nobody is to be lost for being slow
-  for (size_t key = 0; key < kKeys; ++key)
-    spec.keys.push_back({fmt::format("k{}", key), kElements});
-  return spec;
-}
-
-// What a training program has beside the parameters.
-struct Program {
-  explicit Program(uint32_t rank) : random(rank + 1) {}
-  std::mt19937_64 random;
-  uint64_t position = 0;  // rounds that it has computed
-
-  RankState state() const {
-    std::ostringstream text;
-    text << random;
-    return {{"random", bytes_of(text.str())}, {"position", bytes_of(std::to_string(position))}};
-  }
-  void load(const Worker& worker, uint32_t rank) {
-    *this = Program(rank);
-    const auto saved = worker.restored("random");
-    if (!saved) {
-      EXPECT_EQ(worker.first_round(), 1u) << "rank " << rank << " got nothing back";
-      return;
-    }
-    std::istringstream(text_of(*saved)) >> random;
-    position = std::stoull(text_of(worker.restored("position").value()));
-    EXPECT_EQ(position + 1, worker.first_round()) << "rank " << rank;
-    EXPECT_FALSE(worker.restored("other"));
-  }
-  // A round up to its last wait. Layers may be pushed before all results of the last round are
-  // here.
-  void train(Worker& worker) {
-    std::vector<float> numbers(kKeys);
-    for (float& number : numbers) number = static_cast<float>(random() % 1000) / 1000 - 0.5f;
-    ++position;
-    for (size_t key = 0; key < kKeys; ++key) {
-      const std::span<float> gradient = worker.gradient(key);
-      for (size_t i = 0; i < gradient.size(); ++i) {
-        gradient[i] = numbers[key] * static_cast<float>(i % 17);
-      }
-      worker.push(key);
-    }
-    for (size_t key = 0; key < kKeys; ++key) worker.wait(key);
-  }
-};
 
 // Free now, and likely to be so a moment later.
 uint16_t free_port() {
@@ -111,12 +51,6 @@ uint16_t free_port() {
   EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&here), &bytes), 0);
   close(fd);
   return ntohs(here.sin_port);
-}
-
-std::string parameters_of(const Worker& worker) {
-  std::string all;
-  for (size_t key = 0; key < kKeys; ++key) all += text_of(worker.parameter_bytes(key));
-  return all;
 }
 
 class SaverTest : public SavedBoxTest {
@@ -150,54 +84,23 @@ class SaverTest : public SavedBoxTest {
     }
     return all;
   }
-
-  // All ranks in threads, until `rounds` are done, whatever happens to the server; none goes beyond
-  // round `allowed`. `anew`: a rank that lost the server begins as a new process would. Returns
-  // rank 0's parameters.
-  static std::string run(const std::vector<WorkerOptions>& options, uint64_t rounds,
-                         const std::atomic<uint64_t>& allowed, bool anew) {
-    std::string result;
-    std::vector<std::jthread> ranks;
-    for (uint32_t rank = 0; rank < options.size(); ++rank) {
-      ranks.emplace_back([&, rank] {
-        Program program(rank);
-        WorkerOptions mine = options[rank];
-        mine.saver = [&program](uint64_t round) {
-          EXPECT_EQ(program.position, round);
-          return program.state();
-        };
-        through_rewinds(mine, anew, [&](Worker& worker) {
-          program.load(worker, rank);
-          worker.broadcast({});
-          while (program.position < rounds) {
-            if (program.position < allowed) program.train(worker);
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          }
-          worker.barrier();
-          if (rank == 0) result = parameters_of(worker);
-          worker.barrier();
-          worker.leave();
-        });
-      });
-    }
-    return ranks.clear(), result;
-  }
 };
 
 TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
   constexpr uint64_t kRounds = 300;
   std::mt19937_64 random(fresh_seeds(1).first);
   serve(kEvery);
-  const std::string expected = run(options_of_all(spec_of("undisturbed", 3)), kRounds,
-                                   std::atomic<uint64_t>(kRounds), false);
+  const std::string expected = run_saving(options_of_all(spec_of("undisturbed", 3)), kRounds,
+                                          std::atomic<uint64_t>(kRounds), false);
   ASSERT_FALSE(expected.empty());
   for (const bool anew : {false, true}) {
     SCOPED_TRACE(anew ? "new processes" : "rejoin");
     const JobSpec spec = spec_of(anew ? "anew" : "rejoins", 3);
     std::atomic<uint64_t> allowed = 0;
     std::string result;
-    std::jthread training(
-        [&, options = options_of_all(spec)] { result = run(options, kRounds, allowed, anew); });
+    std::jthread training([&, options = options_of_all(spec)] {
+      result = run_saving(options, kRounds, allowed, anew);
+    });
     const auto allow = [&](uint64_t round) {
       allowed = std::max<uint64_t>(allowed, std::min(kRounds - 1, round));
     };
@@ -238,13 +141,13 @@ TEST_F(SaverTest, AServerThatDiesBetweenJoinAndConnectionRewinds) {
 TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
   constexpr uint64_t kRounds = 1500;
   serve(kEvery);
-  const std::string expected =
-      run(options_of_all(spec_of("untold", 3)), kRounds, std::atomic<uint64_t>(kRounds), false);
+  const std::string expected = run_saving(options_of_all(spec_of("untold", 3)), kRounds,
+                                          std::atomic<uint64_t>(kRounds), false);
   const JobSpec spec = spec_of("told", 3);
   std::atomic<uint64_t> allowed = 0;
   std::string result;
   std::jthread training([&, options = options_of_all(spec)] {  //
-    result = run(options, kRounds, allowed, false);
+    result = run_saving(options, kRounds, allowed, false);
   });
   EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
     allowed = job.next_saved_round + 3;
@@ -632,7 +535,7 @@ TEST_F(Parts, WhatIsNotWantedIsRefused) {
   JoinReply saver;
   const Credential who = join(control, spec, true, &saver);
   EXPECT_EQ(saver.save_every, 10u);
-  EXPECT_EQ(saver.part_bytes, 0u);
+  EXPECT_EQ(saver.parts.size(), 0u);
   const auto send_piece = [&](const Credential& as, const PartPiece& place, size_t bytes) {
     return code_of([&] { control.send_part(as, place, std::string(bytes, 'x')); });
   };
@@ -662,7 +565,7 @@ TEST_F(Parts, WhatIsNotWantedIsRefused) {
   wrong.rank = 1000000;
   EXPECT_EQ(send(wrong, 10), ErrorCode::kInvalid);
   EXPECT_EQ(send(who, 10, 0), ErrorCode::kInvalid);
-  EXPECT_EQ(code_of([&] { control.restored_part(who, 0); }), ErrorCode::kNotFound);
+  EXPECT_EQ(code_of([&] { control.restored_part(who, who.rank, 0); }), ErrorCode::kNotFound);
   // Of a part, and of its pieces: sizes, and their order.
   EXPECT_EQ(send_piece(who, {.round = 10, .all = kMaxStateBytes + 1}, 3), ErrorCode::kInvalid);
   EXPECT_EQ(send(who, 10, kPartPieceBytes + 1), ErrorCode::kInvalid);

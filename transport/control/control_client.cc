@@ -25,8 +25,8 @@ std::string checked(HttpAnswer answer) {
 }
 
 // The body of these calls is the part.
-std::string part_path(const Credential& who) {
-  return fmt::format("/part/{}/{}/{}", who.rank, who.incarnation, who.epoch);
+std::string part_path(const Credential& who, uint32_t whose) {
+  return fmt::format("/part/{}/{}/{}/{}", who.rank, who.incarnation, who.epoch, whose);
 }
 
 std::string piece_path(const Credential& who, uint64_t offset) {
@@ -90,14 +90,15 @@ Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
 
 void ControlClient::send_part(const Credential& who, const PartPiece& place, std::string_view piece,
                               uint32_t timeout_ms) {
-  call("POST", who.job,
-       fmt::format("{}/{}/{}/{}", part_path(who), place.round, place.offset, place.all), who.ticket,
-       piece, timeout_ms, kBytesType);
+  call(
+      "POST", who.job,
+      fmt::format("{}/{}/{}/{}", part_path(who, place.whose), place.round, place.offset, place.all),
+      who.ticket, piece, timeout_ms, kBytesType);
 }
 
-std::string ControlClient::restored_part(const Credential& who, uint64_t offset,
+std::string ControlClient::restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                                          uint32_t timeout_ms) {
-  return call("GET", who.job, fmt::format("{}/{}", part_path(who), offset), who.ticket, "",
+  return call("GET", who.job, fmt::format("{}/{}", part_path(who, whose), offset), who.ticket, "",
               timeout_ms);
 }
 

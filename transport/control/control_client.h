@@ -41,8 +41,9 @@ class ControlClient {
   // it was sent already.
   void send_part(const Credential& who, const PartPiece& place, std::string_view piece,
                  uint32_t timeout_ms = kPartTimeoutMs);
-  // A piece of that of the checkpoint that the rank goes on from. kNotFound: there is none.
-  std::string restored_part(const Credential& who, uint64_t offset,
+  // A piece of that of the checkpoint that the rank goes on from; to a rack, of one of its ranks.
+  // kNotFound: there is none.
+  std::string restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                             uint32_t timeout_ms = kPartTimeoutMs);
   // Begins to read or to set the state of keys; `who` replaces the request's. Then its bytes, a
   // piece at a time: those from `offset` on. A set is applied when all are there: returns the round

@@ -359,6 +359,12 @@ uint64_t coded_elements(const JobSpec& spec) {
   return elements;
 }
 
+uint64_t elements_of(const JobSpec& spec) {
+  uint64_t elements = 0;
+  for (const KeySpec& key : spec.keys) elements += key.elements;
+  return elements;
+}
+
 const SlotFormat* difference_format(const JobSpec& spec) {
   const SlotFormat* format = find_slot_format(spec.parameter_dtype);
   return format && !format->is_plain() ? format : nullptr;

@@ -121,6 +121,7 @@ inline const std::string& gradient_format(const JobSpec& spec, const KeySpec& ke
 
 // Of all keys whose gradients have a coded format.
 uint64_t coded_elements(const JobSpec& spec);
+uint64_t elements_of(const JobSpec& spec);
 
 // Gives the keys whose names match the pattern (fnmatch(3): "*.weight", "layer?.*") this format of
 // gradients. Returns how many there are. The last call that matches a key counts.

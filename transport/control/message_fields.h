@@ -81,7 +81,6 @@ void fields(A& a, const JoinRequest*) {
   a.optional("id", &JoinRequest::id, kWord);
   a.optional("epoch", &JoinRequest::epoch);
   a.optional("saves", &JoinRequest::saves);
-  a.optional("residuals", &JoinRequest::residuals);
 }
 
 template <class A>
@@ -112,6 +111,12 @@ void fields(A& a, const JobLayout*) {
 }
 
 template <class A>
+void fields(A& a, const RankPart*) {
+  a.required("rank", &RankPart::rank, {0, kMaxRanks - 1});
+  a.required("bytes", &RankPart::bytes, {1, kMaxElements * sizeof(float)});
+}
+
+template <class A>
 void fields(A& a, const JoinReply*) {
   a.required("rank", &JoinReply::rank, {0, kMaxRanks - 1});
   a.required("incarnation", &JoinReply::incarnation);
@@ -123,7 +128,7 @@ void fields(A& a, const JoinReply*) {
   a.optional("job_token", &JoinReply::job_token, {0, kMaxNameBytes});
   a.optional("epoch", &JoinReply::epoch);
   a.optional("save_every", &JoinReply::save_every);
-  a.optional("part_bytes", &JoinReply::part_bytes, {0, kMaxElements * sizeof(float)});
+  a.optional("parts", &JoinReply::parts, {0, kMaxRanks});
 }
 
 // Job and ticket of a credential travel outside of the body.
@@ -135,6 +140,14 @@ void fields(A& a, const Credential*) {
 }
 
 template <class A>
+void fields(A& a, const SaverStay*) {
+  a.required("rank", &SaverStay::rank, {0, kMaxRanks - 1});
+  a.required("first", &SaverStay::first);
+  a.optional("last", &SaverStay::last);
+  a.optional("unknown", &SaverStay::unknown);
+}
+
+template <class A>
 void fields(A& a, const RackNews*) {
   a.required("rank", &RackNews::rank, {0, kMaxRanks - 1});
   a.required("incarnation", &RackNews::incarnation);
@@ -142,6 +155,9 @@ void fields(A& a, const RackNews*) {
   a.optional("name", &RackNews::name, {0, kMaxNameBytes});
   a.optional("live", &RackNews::live, {0, kMaxRanks});
   a.optional("failure", &RackNews::failure, kReason);
+  a.optional("saves", &RackNews::saves);
+  a.optional("known_round", &RackNews::known_round);
+  a.optional("savers", &RackNews::savers, {0, kMostSaverStays});
 }
 
 template <class A>

@@ -1,6 +1,7 @@
 // The control messages, decoded. JSON on the wire; transport/README.md documents every field.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,11 +19,14 @@ namespace phub {
 inline constexpr uint32_t kProtocolVersion = 1;
 // Of what a rank's training saves in a checkpoint.
 inline constexpr uint64_t kMaxStateBytes = uint64_t{64} << 20;
-// Of a rank's part of a checkpoint, which also has the residuals of its coded keys.
+// Of a rank's part of a checkpoint, which also has the residuals of its coded keys. (Which keys the
+// ranks of racks code is not known above: any may be.)
 inline uint64_t most_part_bytes(const JobSpec& spec) {
-  return kMaxStateBytes + coded_elements(spec) * sizeof(float);
+  const uint64_t coded = spec.rack_ranks.empty() ? coded_elements(spec) : elements_of(spec);
+  return kMaxStateBytes + coded * sizeof(float);
 }
-inline constexpr uint64_t kPartPieceBytes = uint64_t{16} << 20;  // at most, of a part in pieces
+inline constexpr uint64_t kPartPieceBytes = uint64_t{16} << 20;   // at most, of a part in pieces
+inline constexpr size_t kMostSaverStays = size_t{4} * kMaxRanks;  // in the news of a rack
 
 // Who sends a request, as the box found out from its token. Not on the wire.
 struct Caller {
@@ -45,9 +49,9 @@ struct JoinRequest {
   // That of the life of the job which this worker was in and lost; 0: it was in none. The job must
   // go on, as this life or a later one.
   uint64_t epoch = 0;
-  bool saves = false;      // this rank has state of its own, which belongs to the job's checkpoints
-  bool residuals = false;  // with `saves`: it is residuals alone, which may be left out
-  Caller caller = {};      // not on the wire
+  bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints; of
+                       // a rack: one of its ranks has
+  Caller caller = {};  // not on the wire
 };
 
 // Where every key and chunk is. Offsets and sizes are in elements, but for queue_slots.
@@ -65,6 +69,14 @@ struct JobLayout {
 
 JobLayout routes_of(const Layout& layout);
 
+// A rank's part of a checkpoint.
+struct RankPart {
+  uint32_t rank = 0;  // of the training
+  uint64_t bytes = 0;
+
+  friend bool operator==(const RankPart&, const RankPart&) = default;
+};
+
 struct JoinReply {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
@@ -79,11 +91,17 @@ struct JoinReply {
   // Counts the lives of a job that outlives its server, in which a later one goes on from a
   // checkpoint; 0: this job ends with its server.
   uint64_t epoch = 0;
-  // To a rank that saves: it sends its part after every round that is a multiple of this; 0: this
-  // job has no checkpoints.
+  // To a rank that saves, and to racks: parts are sent after every round that is a multiple of
+  // this; 0: this job has no checkpoints.
   uint64_t save_every = 0;
-  // Of this rank's part in the checkpoint of the round before its first; 0: there is none.
-  uint64_t part_bytes = 0;
+  // In the checkpoint of the round before its first: this rank's part; of a rack, those of its
+  // ranks.
+  std::vector<RankPart> parts;
+
+  uint64_t part_bytes(uint32_t whose) const {  // 0: there is none
+    const auto part = std::ranges::find(parts, whose, &RankPart::rank);
+    return part == parts.end() ? 0 : part->bytes;
+  }
 };
 // What the server's plan comes to. Throws Error(kInternal) when keys, chunks and queues of the
 // reply do not fit together.
@@ -99,6 +117,18 @@ struct Credential {
   uint64_t epoch = 0;
 };
 
+// Rounds in which a rank of the training that saves its own state took part.
+struct SaverStay {
+  uint32_t rank = 0;  // of the training
+  uint64_t first = 1;
+  uint64_t last = 0;  // 0: it is still there
+  // It stands for all ranks of a rack that was lost before it had said who took part.
+  bool unknown = false;
+
+  bool covers(uint64_t round) const { return first <= round && (last == 0 || round <= last); }
+  friend bool operator==(const SaverStay&, const SaverStay&) = default;
+};
+
 // POST …/rack: what a rank that is a rack says of itself.
 struct RackNews {
   uint32_t rank = 0;
@@ -107,9 +137,14 @@ struct RackNews {
   std::string name;            // of its box
   std::vector<uint32_t> live;  // of its ranks, those that are there
   std::string failure;         // why it cannot go on: then the rank is lost; "": it can
+  bool saves = false;          // one of its ranks has state of its own, or had
+  // Of all rounds up to this one it is known who of these took part.
+  uint64_t known_round = 0;
+  std::vector<SaverStay> savers;
 
   bool same_news(const RackNews& other) const {
-    return name == other.name && live == other.live && failure == other.failure;
+    return name == other.name && live == other.live && failure == other.failure &&
+           saves == other.saves && known_round == other.known_round && savers == other.savers;
   }
 };
 
@@ -289,6 +324,7 @@ struct Result {
 struct Done {};
 // POST …/part/…: a piece of what a rank saves after `round`, from byte `offset` on, of `all` bytes.
 struct PartPiece {
+  uint32_t whose = 0;  // the sender's own, or that of a rank of the training that the rack has
   uint64_t round = 0, offset = 0, all = 0;
 };
 struct PartBytes {  // GET …/part/…: a piece of what the rank sent

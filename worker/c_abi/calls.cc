@@ -94,13 +94,15 @@ phub_code phub_worker_create(const phub_options* options, phub_worker** worker) 
     need(worker, "worker");
     check_may_wait();
     WorkerOptions copy;
+    std::shared_ptr<Object> memory_device;
     {
       const std::lock_guard lock(given->mutex);
       copy = given->options;
+      memory_device = given->memory_device;
     }
-    const void* handle = Handles::instance().add(
-        Type::kWorker, std::make_shared<WorkerObject>(std::make_unique<Worker>(copy)));
-    *worker = static_cast<phub_worker*>(const_cast<void*>(handle));
+    *worker = handle_of<phub_worker>(
+        std::make_shared<WorkerObject>(std::make_unique<Worker>(copy), std::move(memory_device)),
+        Type::kWorker);
   });
 }
 
@@ -118,7 +120,7 @@ phub_code phub_rejoin(phub_worker* worker, uint64_t* first_round) {
                     fmt::format("the worker has a {}: destroy it first, and make another after",
                                 name_of(other)));
     }
-    const auto next = std::make_shared<WorkerObject>(lost->worker.rejoin());
+    const auto next = std::make_shared<WorkerObject>(lost->worker.rejoin(), lost->memory_device);
     lost->completions.stop();  // before: what they push is of the old worker
     Handles::instance().replace(worker, Type::kWorker, next);
     if (first_round != nullptr) *first_round = next->worker.first_round();

@@ -147,6 +147,16 @@ phub_code phub_device_open_cuda(int index, uint64_t budget_bytes, phub_device** 
   });
 }
 
+phub_code phub_options_set_memory_device(phub_options* options, const phub_device* device) {
+  return call(__func__, [&] {
+    const auto object = object_of<OptionsObject>(options);
+    const auto memory = device ? object_of<DeviceObject>(device) : nullptr;
+    const std::lock_guard lock(object->mutex);
+    object->options.memory_device = memory ? memory->device.get() : nullptr;
+    object->memory_device = memory;
+  });
+}
+
 phub_code phub_device_close(phub_device* device) {
   return call(__func__, [&] {
     check_may_wait();

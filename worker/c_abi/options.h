@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
@@ -13,8 +14,9 @@ namespace phub::c_abi {
 
 struct OptionsObject : Object {
   static constexpr Type kType = Type::kOptions;
-  std::mutex mutex;
-  WorkerOptions options;  // guarded by mutex
+  std::mutex mutex;  // guards what follows
+  WorkerOptions options;
+  std::shared_ptr<Object> memory_device;  // that of the options; null: there is none
 };
 
 // Throw Refusal(PHUB_INVALID).

@@ -16,8 +16,12 @@ namespace phub::c_abi {
 
 struct WorkerObject : Object {
   static constexpr Type kType = Type::kWorker;
-  explicit WorkerObject(std::unique_ptr<Worker> made)
-      : owned(std::move(made)), worker(*owned), completions(worker) {}
+  WorkerObject(std::unique_ptr<Worker> made, std::shared_ptr<Object> device)
+      : memory_device(std::move(device)),
+        owned(std::move(made)),
+        worker(*owned),
+        completions(worker) {}
+  const std::shared_ptr<Object> memory_device;  // in which its keys lie; null: the host's
   const std::unique_ptr<Worker> owned;
   Worker& worker;
   Completions completions;

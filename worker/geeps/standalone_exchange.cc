@@ -62,7 +62,7 @@ Optimizer optimizer_of(const JobSpec& spec) {
   return *optimizer;
 }
 
-std::vector<size_t> elements_of(const JobSpec& spec) {
+std::vector<size_t> elements_by_key(const JobSpec& spec) {
   std::vector<size_t> elements;
   for (const KeySpec& key : spec.keys) elements.push_back(key.elements);
   return elements;
@@ -205,7 +205,7 @@ StandaloneExchange::Impl::Impl(const JobSpec& job, std::span<const float> initia
     names.push_back(table_name(key.name));
     updates.emplace_back((key.elements + spec.chunk_elements - 1) / spec.chunk_elements);
   }
-  const std::vector<size_t> elements = elements_of(spec);
+  const std::vector<size_t> elements = elements_by_key(spec);
   const size_t states = kernels::state_arrays(optimizer, hyper.at(1));
   std::vector<size_t> sent = floats_of_factors(spec.keys), multiplied(elements.size());
   for (size_t key = 0; key < elements.size(); ++key) {

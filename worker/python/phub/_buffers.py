@@ -14,6 +14,7 @@ from phub.worker import Worker
 
 # What a job that exchanges gradients has, and this one, whose numbers stay exact, has not.
 _OTHERS = (
+    "memory_device",
     "gradient_dtype",
     "parameter_dtype",
     "rounding",

@@ -11,12 +11,13 @@ from torch.futures import Future
 
 from phub import errors
 from phub._library import call
+from phub._memory_device import DEVICE_KEYS_BYTES
 from phub._waiting import waiting_call
 
 if TYPE_CHECKING:
+    from phub._options import Option
     from phub.worker import Worker
 
-_DEVICE_BYTES = 16 << 20  # PHUB_DEVICE_KEYS_BYTES
 _FORMATS = {torch.float32: b"f32", torch.bfloat16: b"bf16", torch.float16: b"f16"}
 
 
@@ -28,13 +29,23 @@ def is_gpu(device: torch.device) -> bool:
 def open_device(device: torch.device) -> c_void_p:
     """A phub_device. Raises UnavailableError if the library has none for it."""
     opened = c_void_p()
-    call("device_open_cuda", device.index or 0, _DEVICE_BYTES, byref(opened))
+    call("device_open_cuda", device.index or 0, DEVICE_KEYS_BYTES, byref(opened))
     return opened
 
 
 def stream_of(device: torch.device) -> int | None:
     """The stream that PyTorch's calls of this thread go to."""
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def check_memory(tensor_device: torch.device, ordinal: Option | None) -> None:
+    """Raises InvalidError if the option memory_device does not fit tensors that are there."""
+    if ordinal is None or (is_gpu(tensor_device) and (tensor_device.index or 0) == ordinal):
+        return
+    raise errors.InvalidError(
+        f"memory_device is {ordinal!r}, and the parameters are on {tensor_device}: move them to "
+        "that GPU, or leave memory_device out"
+    )
 
 
 def exchange_on(device: torch.device, worker: Worker) -> None:
@@ -59,6 +70,10 @@ class DeviceKeys:
         self._device = device
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._handle = c_void_p()
+        if worker.memory_device:  # the one in whose memory the keys lie
+            opened = worker.memory_device.handle
+            waiting_call("device_keys_create", worker._worker, opened, byref(self._handle))
+            return
         opened = open_device(device)
         try:
             waiting_call("device_keys_create", worker._worker, opened, byref(self._handle))

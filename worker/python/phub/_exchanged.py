@@ -47,6 +47,9 @@ class Exchanged:
 
     def look(self) -> None:
         """Makes views of the worker's memory, which is another after it has joined again."""
+        if self.worker.memory_device:  # which only the device's keys use
+            self.slot = self.result = torch.empty(0)
+            return
         self.slot, self.result = (
             tensor_over(view, DTYPES[dtype]).view(self.tensor.shape)
             for view, dtype in (
@@ -161,7 +164,11 @@ class Exchanged:
     @torch.no_grad()
     def show(self) -> None:
         """Sets the parameter to the result."""
-        if not self.zero_copy:
+        if self.worker.memory_device:
+            pulled = torch.empty(self.tensor.shape, dtype=DTYPES[self.worker.parameter_dtype])
+            self.worker.pull(self.name, memory_of(pulled))
+            self.tensor.copy_(pulled)
+        elif not self.zero_copy:
             self.tensor.copy_(self.result)
         else:
             if self.tensor.data_ptr() != self.result.data_ptr():

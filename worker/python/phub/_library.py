@@ -127,6 +127,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "state_name": (c_void_p, c_size_t, POINTER(c_char_p)),
     "get_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),
     "set_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),
+    "options_set_memory_device": (c_void_p, c_void_p),
     "device_open_cuda": (c_int, c_uint64, POINTER(c_void_p)),
     "device_open_host": (c_uint64, c_double, c_uint64, POINTER(c_void_p)),
     "device_close": (c_void_p,),

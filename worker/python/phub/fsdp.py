@@ -34,6 +34,10 @@ class FSDPState:
         options: of `Worker`, of which rank and world_size are the replica's. With several processes
             in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD".
         """
+        if options.get("memory_device") is not None:
+            raise InvalidError(
+                "memory_device: FSDP's shards are exchanged on the CPU; leave it out"
+            )
         self._parameters = _by_module(model)
         self._elements = {
             key: sum(_shard_of(p) for p in parameters)

@@ -108,6 +108,8 @@ class DistributedOptimizer(Optimizer):
         found = named_parameters(model, self.param_groups)
         named = {name: p for name, p in found.items() if p.requires_grad}
         self._frozen = {name: p for name, p in found.items() if not p.requires_grad}
+        for parameter in named.values():
+            _device.check_memory(parameter.device, options.get("memory_device"))
         given = {**formats_of(named), **given}
         if zero_copy:
             check_format(named, format_in_memory(str(given["parameter_dtype"])))

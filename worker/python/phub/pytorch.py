@@ -144,6 +144,8 @@ class DDPState:
             "parameter_dtype": job_format,
             **options,
         }
+        for parameter in self._parameters.values():
+            _device.check_memory(parameter.device, options.get("memory_device"))
         self.factors = Factors(module, factors) if factors else None
         exchanged = dict(self._parameters)
         for name in self.factors.weights if self.factors else ():

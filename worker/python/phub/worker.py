@@ -13,6 +13,7 @@ from phub._facts import Stats, Verdict
 from phub._handle import Handle
 from phub._library import call
 from phub._memory import Memory, format_in_memory, memory_of_any, memory_of_key
+from phub._memory_device import MemoryDevice
 from phub._options import Key, Option, add_keys, set_formats, set_options
 from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
@@ -51,7 +52,13 @@ class Worker:
             HOST:PORT, or several with commas. What is not given comes from the launcher's
             environment: PHUB_SERVER, PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, or RANK and
             WORLD_SIZE …
+            And `memory_device`, the number of a GPU, in whose memory gradients and parameters lie,
+            so that the NIC reads and writes them there: over transport verbs or ofi, where it
+            reaches that GPU. Room for twice as much is taken, which `rejoin` needs. `gradient` and
+            `parameters` are not for Python then; `pull` copies. Raises UnavailableError (no such
+            GPU, or a library without CUDA), FullError, or InvalidError, which says what cannot.
         """
+        ordinal = options.pop("memory_device", None)
         made = c_void_p()
         call("options_from_environment", byref(made))
         try:
@@ -61,6 +68,9 @@ class Worker:
             for name, value in (hyper or {}).items():
                 call("options_set_hyper", made, name.encode(), value)
             used = set_saver(made, saver) if saver else None
+            self.memory_device = None if ordinal is None else MemoryDevice(ordinal, keys)
+            if self.memory_device:
+                call("options_set_memory_device", made, self.memory_device.handle)
             self._handle = Handle(made, used)
         finally:
             call("options_destroy", made)
@@ -424,6 +434,11 @@ class Worker:
         return text.value.decode(errors="replace")
 
     def _view(self, function: str, key: str, dtype: str) -> memoryview:
+        if self.memory_device:
+            raise errors.InvalidError(
+                f"the {function} of key '{key}' lie in the memory of a GPU (memory_device): use "
+                "DistributedOptimizer or DDP, or `pull`, or leave memory_device out"
+            )
         address, size = c_void_p(), c_size_t()
         call(function, self._worker, self._at(key), byref(address), byref(size))
         memory = (ctypes.c_ubyte * size.value).from_address(address.value or 0)

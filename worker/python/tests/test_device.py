@@ -8,10 +8,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from conftest import Box
 from torch import nn
 
 import phub
-from phub import _device
+from phub import _device, _memory_device
 from phub._library import call
 
 SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
@@ -25,7 +26,7 @@ def _seed():
 
 def open_host(_device_of_torch):
     opened = c_void_p()
-    call("device_open_host", _device._DEVICE_BYTES, 0.0, 0, byref(opened))
+    call("device_open_host", _device.DEVICE_KEYS_BYTES, 0.0, 0, byref(opened))
     return opened
 
 
@@ -143,6 +144,63 @@ def test_distributed_optimizer_has_the_same_bits(box, start, options):
     usual, gpu = (start(trains_optimizer, 2, way, options).results() for way in (False, True))
     assert equal(usual, gpu)
     assert equal(gpu[0][0], gpu[1][0])
+
+
+def lies_in_the_device(rank, on_gpu, options):
+    """Over libfabric, which reads and writes a host device's memory as it would a GPU's."""
+    if on_gpu:
+        take_the_way_of_a_gpu()
+        _memory_device.open_memory = open_host_memory
+        options = {**options, "memory_device": 0}
+    result = trains_optimizer(rank, on_gpu, {**options, "transport": "ofi"})
+    if on_gpu:
+        with (
+            phub.Worker(
+                {"w": 10},
+                job=job("one") + str(rank),
+                transport="ofi",
+                memory_device=0,
+                rank=0,
+                world_size=1,
+            ) as worker,
+            pytest.raises(phub.InvalidError, match=r"gradient of key 'w' lie in the memory"),
+        ):
+            worker.gradient("w")
+    return result
+
+
+def open_host_memory(_ordinal, budget):
+    opened = c_void_p()
+    call("device_open_host", budget, 0.0, 0, byref(opened))
+    return opened
+
+
+@pytest.fixture
+def ofi_box(box, monkeypatch):
+    """One that takes gradients over libfabric, too."""
+    own = Box("--transports", "tcp,ofi")
+    monkeypatch.setenv("PHUB_SERVER", own.address)
+    yield own
+    own.kill()
+
+
+@pytest.mark.parametrize("options", [{}, {"server": False}, {"max_norm": 0.5}])
+def test_keys_in_memory_of_the_device_have_the_same_bits(ofi_box, start, options):
+    usual, gpu = (start(lies_in_the_device, 2, way, options).results() for way in (False, True))
+    assert equal(usual, gpu)
+
+
+def test_memory_of_a_device_that_is_not_there_is_refused(box):
+    with pytest.raises(phub.UnavailableError):
+        phub.Worker({"w": 10}, job="no-gpu", transport="ofi", memory_device=99)
+    with pytest.raises(phub.InvalidError, match="number of a GPU, not 'cuda:0'"):
+        phub.Worker({"w": 10}, job="no-number", memory_device="cuda:0")
+    net = make_net(0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(phub.InvalidError, match="is 0, and the parameters are on cpu"):
+        phub.DistributedOptimizer(optimizer, net, memory_device=0)
+    with pytest.raises(phub.InvalidError, match="is 0, and the parameters are on cpu"):
+        phub.DDPState(net, memory_device=0)
 
 
 def loses_its_worker(_rank):
