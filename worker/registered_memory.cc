@@ -49,9 +49,9 @@ void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
   if (!memory.parameter_dtype.empty()) {
     entry.parameter_dtype = dtype_of(memory.parameter_dtype, "parameter_dtype");
   }
-  if (memory.gradient && is_factors(spec_.keys[key])) {
-    fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its factors are sent",
-         spec_.keys[key].name);
+  if (memory.gradient && is_compact(spec_.keys[key])) {
+    fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its {} are sent",
+         spec_.keys[key].name, spec_.keys[key].format);
   }
   if (!std::isfinite(memory.gradient_scale)) {
     fail(ErrorCode::kInvalid, "gradient_scale {} is not finite", memory.gradient_scale);
@@ -169,7 +169,7 @@ bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> 
   const std::span<std::byte> slots = session_.gradient(key);
   unlocked(entry, lock, [&] {
     session_.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
-      const kernels::SlotShape shape = factor_shape(of, chunk);
+      const kernels::SlotShape shape = compact_shape(of, chunk);
       const size_t first_row = chunk.key_element / columns;
       size_t first = 0;
       for (const FactorPairs& part : factors) {
@@ -183,13 +183,39 @@ bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> 
   return true;
 }
 
+bool RegisteredMemory::copy_rows_in(size_t key, const GradientRows& rows,
+                                    std::span<const uint32_t> order, Lock& lock) {
+  Entry& entry = entries_[key];
+  await_copies(key, lock);
+  if (ended_) return false;
+  const KeySpec& of = spec_.keys[key];
+  const uint64_t columns = of.shape[1];
+  const std::span<std::byte> slots = session_.gradient(key);
+  unlocked(entry, lock, [&] {
+    auto next = order.begin();
+    session_.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
+      const kernels::SlotShape shape = compact_shape(of, chunk);
+      const uint64_t first = chunk.key_element / columns, end = first + shape.rows();
+      kernels::clear_rows(slots.data() + slot);
+      for (; next != order.end(); ++next) {
+        const auto row = static_cast<uint64_t>(rows.indices[*next]);
+        if (row >= end) break;
+        kernels::append_row(shape, static_cast<uint32_t>(row - first),
+                            rows.elements.data() + *next * columns, slots.data() + slot);
+      }
+    });
+  });
+  bytes_copied += rows.elements.size_bytes();
+  return true;
+}
+
 std::vector<float> RegisteredMemory::magnitudes(size_t key, Lock& lock) {
   Entry& entry = entries_[key];
   await_copies(key, lock);
   std::vector<float> all;
   if (ended_) return all;
   KeyBytes gradient{session_.gradient(key).data(), coder_.format(key)};
-  if (is_factors(spec_.keys[key])) gradient.factors_of = &spec_.keys[key];
+  if (is_compact(spec_.keys[key])) gradient.compact = &spec_.keys[key];
   if (sends_in_place(key)) gradient.data = static_cast<const std::byte*>(entry.gradient);
   KeyBytes parameters{has_parameters_ ? result(key).data() : nullptr, parameter_dtype_};
   unlocked(entry, lock, [&] { relative_magnitudes(session_, key, gradient, parameters, all); });

@@ -25,7 +25,7 @@ using kernels::Hyper;
 using kernels::Optimizer;
 
 const std::vector<std::string> kOptimizers = {"none", "sgd",   "momentum", "nesterov",
-                                              "adam", "adamw", "adagrad",  "rmsprop"};
+                                              "adam", "adamw", "adagrad",  "rmsprop", "sparse-adam"};
 
 std::string text_of(const std::string& path) {
   std::ifstream file(std::string(PHUB_SOURCE_DIR) + "/" + path);
