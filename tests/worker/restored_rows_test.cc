@@ -39,7 +39,7 @@ void train(Worker& worker, uint64_t first, uint64_t last) {
     std::mt19937 random(static_cast<uint32_t>(round));
     std::vector<int64_t> rows(kMost);
     std::vector<float> elements(kMost * kColumns);
-    for (int64_t& row : rows) row = random() % kRows;
+    for (int64_t& row : rows) row = static_cast<int64_t>(random() % kRows);
     for (float& x : elements) x = static_cast<float>(random() % 2001) / 1000 - 1;
     for (size_t key : {0, 1}) worker.push_rows(key, {rows, elements});
     worker.wait_all();
