@@ -62,13 +62,11 @@ uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements) {
                          : is_rows(key)  ? key.rows_limit > 0
                                          : true;
   const bool is_matrix = has_limit && key.shape.size() == 2 &&
-                         elements_in(key.shape) == key.elements &&
-                         key.shape[1] <= kMaxTileColumns;
+                         elements_in(key.shape) == key.elements && key.shape[1] <= kMaxTileColumns;
   if (!is_matrix || key.tile_rows == 0 || key.tile_rows > most_tile_rows(key)) {
-    fail(ErrorCode::kInvalid,
-         "key '{}' has a {} of {} and tiles of {} rows, which do not fit", key.name,
-         is_rows(key) ? "rows_limit" : "rank_limit", std::max(key.rank_limit, key.rows_limit),
-         key.tile_rows);
+    fail(ErrorCode::kInvalid, "key '{}' has a {} of {} and tiles of {} rows, which do not fit",
+         key.name, is_rows(key) ? "rows_limit" : "rank_limit",
+         std::max(key.rank_limit, key.rows_limit), key.tile_rows);
   }
   return key.tile_rows * key.shape[1];
 }

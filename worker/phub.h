@@ -168,11 +168,12 @@ PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uin
 PHUB_API phub_code phub_options_set_rank_limit(phub_options* options, size_t key,
                                                uint32_t rank_limit);
 
-/* Of a key with a shape of two dimensions, rows and columns, as an embedding has: this rank sends the
- * rows of its gradient that are not zero, at most so many different ones in a round
- * (phub_push_rows). `lazy` not 0: the optimizer's step of a round changes the rows that a rank sent,
- * and leaves alone parameters and state of the others, as torch.optim.SparseAdam does; 0: the others
- * have a gradient of zero. rows_limit 0: all rows are sent. PHUB_INVALID: more than 1048575. */
+/* Of a key with a shape of two dimensions, rows and columns, as an embedding has: this rank sends
+ * the rows of its gradient that are not zero, at most so many different ones in a round
+ * (phub_push_rows). `lazy` not 0: the optimizer's step of a round changes the rows that a rank
+ * sent, and leaves alone parameters and state of the others, as torch.optim.SparseAdam does; 0: the
+ * others have a gradient of zero. rows_limit 0: all rows are sent. PHUB_INVALID: more than 1048575.
+ */
 PHUB_API phub_code phub_options_set_rows_limit(phub_options* options, size_t key,
                                                uint32_t rows_limit, int lazy);
 
@@ -381,11 +382,11 @@ PHUB_API phub_code phub_push_null(phub_worker* worker, size_t key);
 PHUB_API phub_code phub_push_factors(phub_worker* worker, size_t key, const float* left,
                                      const float* right, uint32_t pairs, int32_t priority);
 /* As phub_push, of a key with a rows_limit: sends `rows` rows of its gradient, where all others are
- * zero. `indices` are those of the rows; what comes twice is added up, in this order. `elements` has
- * the rows one after another, of as many elements as the matrix has columns. They are copied before
- * it returns. The server adds up each row, in the order of the ranks that have it. 0 rows are a
- * null. PHUB_INVALID: there is no such row, there are more different ones than rows_limit, or the
- * key has none. */
+ * zero. `indices` are those of the rows; what comes twice is added up, in this order. `elements`
+ * has the rows one after another, of as many elements as the matrix has columns. They are copied
+ * before it returns. The server adds up each row, in the order of the ranks that have it. 0 rows
+ * are a null. PHUB_INVALID: there is no such row, there are more different ones than rows_limit, or
+ * the key has none. */
 PHUB_API phub_code phub_push_rows(phub_worker* worker, size_t key, const int64_t* indices,
                                   const float* elements, size_t rows, int32_t priority);
 

@@ -94,9 +94,11 @@ bool RegisteredMemory::sends_in_place(size_t key) const {
          entry.gradient_dtype == gradient_dtypes_[key] && !coder_.codes(key) && !coder_.carries();
 }
 
-bool RegisteredMemory::receives_in_place(const Entry& entry) const {
+// Of what has not changed nothing comes: only memory of the library's has it.
+bool RegisteredMemory::receives_in_place(size_t key) const {
+  const Entry& entry = entries_[key];
   return entry.in_place && entry.parameters && entry.parameter_dtype == parameter_dtype_ &&
-         !difference_format(spec_);
+         !difference_format(spec_) && !spec_.keys[key].lazy;
 }
 
 void RegisteredMemory::lend(size_t key) {
@@ -108,7 +110,7 @@ void RegisteredMemory::lend(size_t key) {
   const bool sends = sends_in_place(key);
   // After a reconnection the result of the round before comes again. It must not overwrite a
   // gradient that is still to be sent.
-  entry.result_lent = receives_in_place(entry) && !(sends && overlap(key, entry));
+  entry.result_lent = receives_in_place(key) && !(sends && overlap(key, entry));
   in_place_->gradients.move(gradient_offset(key),
                             sends ? const_cast<std::byte*>(gradient) : nullptr);
   in_place_->results.move(result_offset(key), entry.result_lent ? result : nullptr);

@@ -84,7 +84,7 @@ class RegisteredMemory {
   void take_back(size_t key);
   bool overlap(size_t key, const Entry& entry) const;  // of gradient and result
   bool sends_in_place(size_t key) const;
-  bool receives_in_place(const Entry& entry) const;
+  bool receives_in_place(size_t key) const;
   uint64_t elements(size_t key) const { return spec_.keys[key].elements; }
 
   const JobSpec& spec_;

@@ -73,6 +73,7 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     key.offset = layout.key_offset[k];
     key.elements = reply.spec.keys[k].elements;
     key.priority = reply.spec.keys[k].priority;
+    key.lazy = reply.spec.keys[k].lazy;
     if (layout.key_format[k].is_rows()) key.columns = layout.key_format[k].columns;
     key.round = reply.first_round - 1;
     keys_.push_back(key);
@@ -261,7 +262,7 @@ void Session::handle(const Arrival& arrival) {
   const uint32_t id = queue.chunks[imm.chunk];
   Chunk& chunk = chunks_[id];
   const ResultPlace place = place_of_result(chunk);
-  const uint64_t bytes = imm.kind == ImmKind::kInitial ? 0 : place.bytes;
+  const uint64_t bytes = imm.kind == ImmKind::kData ? place.bytes : 0;
   if (!arrival.fits(bytes, place.byte)) {
     return violation(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
                                  arrival.bytes, arrival.offset, id, bytes, place.byte));
@@ -270,6 +271,10 @@ void Session::handle(const Arrival& arrival) {
     if (!chunk.outstanding || initial_.empty() || imm.round != chunk.initial_part) return;
     stage_initial(id, chunk.initial_part + 1u);
     return enqueue(id, 0, ImmKind::kInitial);
+  }
+  if (imm.kind == ImmKind::kNull && !keys_[chunk.key].lazy) {
+    return violation(
+        fmt::format("the server sent no result for chunk {}, whose key is not lazy", id));
   }
   // No result comes twice: the second could land on the one after it.
   if (!chunk.outstanding || chunk.early || imm.round != low8(chunk.awaited)) {

@@ -142,6 +142,7 @@ class Session {
     uint32_t outstanding = 0;
     int32_t priority = 0;
     uint64_t columns = 0;  // of its rows, if these are sent
+    bool lazy = false;     // a result may be that of the round before, of which nothing is sent
     uint64_t round = 0;
   };
   struct Queue {

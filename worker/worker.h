@@ -226,8 +226,8 @@ class Worker {
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
-  // are coded. (Where factors or rows are sent there is none: kInvalid.) Writable unless lent. Library
-  // memory: a push from here copies nothing over shared memory, but for what it encodes.
+  // are coded. (Where factors or rows are sent there is none: kInvalid.) Writable unless lent.
+  // Library memory: a push from here copies nothing over shared memory, but for what it encodes.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
   // The key's parameters (optimizer none: its sum or mean), in parameter_memory_format(). Valid

@@ -46,6 +46,7 @@ struct CoreChunk {
   bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same
   bool lazy : 1 = false;    // the optimizer's steps are those of rows that somebody has sent
   bool skips : 1 = true;    // rounds without a gradient may be no steps (JobSpec::unused)
+  bool same : 1 = false;    // the latest result is that of the round before (KeySpec::lazy)
   kernels::SlotForm form : 2 = kernels::SlotForm::kElements;
 
   // Of a gradient.

@@ -237,6 +237,8 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   const Way::Closed closed = still_ready ? way.close(index) : Way::Closed::kNotNow;
   if (still_ready && closed == Way::Closed::kNotNow) return false;
   ready_.erase(index);
+  // What a rank has set is not what the round before had.
+  if (states_.set.round() == table_[index].round) table_[index].same = false;
   if (closed == Way::Closed::kDone) finish(way, index);
   if (closed == Way::Closed::kPending) table_[index].closed = true;
   bytes += cost;

@@ -107,7 +107,8 @@ void* Reducer::separate_result(const CoreChunk& chunk) const {
 
 bool Reducer::reduce(uint32_t index) {
   if (parameters_.work == Work::kNone) return true;
-  const CoreChunk& chunk = table_[index];
+  CoreChunk& chunk = table_[index];
+  chunk.same = false;
   if (table_.participants(index) == 0 && !table_.left_out_rack(index)) {
     // Nobody is in this round of any rack: what there is stays, as where it is skipped.
     if (parameters_.optimizer != kernels::Optimizer::kNone) leave_out(index);
@@ -121,7 +122,8 @@ bool Reducer::reduce(uint32_t index) {
   if (in_place || parameters_.work == Work::kSumOnly) return true;
   if (chunk.unused) return leave_out(index), true;
   if (chunk.lazy) {
-    optimize_rows(step_of(chunk).step, chunk, slots_, to);
+    const bool stepped = optimize_rows(step_of(chunk).step, chunk, slots_, to);
+    chunk.same = !stepped && !parameters_.differences;
     return publish(index), true;
   }
   optimize(step_of(chunk).step, chunk, to, separate_result(chunk), parameters_.store);
@@ -206,25 +208,26 @@ void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const 
   if (parameters_.differences) make_difference(chunk);
 }
 
-// Once each, the rows that the slots have.
-void Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
+// Once each, the rows that the slots have. False: there are none.
+bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
                             std::span<const void* const> slots, const float* sum) {
   std::ranges::fill(stepped_, 0);
+  bool any = false;
   for (const void* slot : slots) {
     kernels::for_each_row(slot, chunk.slot(), [&](size_t row, const float*) {
       uint64_t& word = stepped_[row / 64];
       const uint64_t bit = uint64_t{1} << (row % 64);
       if ((word & bit) != 0) return;
       word |= bit;
+      any = true;
       const uint64_t first = row * chunk.columns;
-      const auto at = [&](float* array) {
-        return array ? array + chunk.offset + first : nullptr;
-      };
+      const auto at = [&](float* array) { return array ? array + chunk.offset + first : nullptr; };
       kernels::optimize(step, sum + first, at(arrays_.parameters), at(arrays_.state0),
                         at(arrays_.state1), chunk.columns, nullptr, kernels::DType::kF32,
                         kernels::Store::kCached);
     });
   }
+  return any;
 }
 
 // The view becomes what the ranks make of it: with what they decode of the difference added.

@@ -83,7 +83,7 @@ class Reducer {
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);
-  void optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
+  bool optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
                      std::span<const void* const> slots, const float* sum);
   const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
     return table_.rank(rank).slots + chunk.slot_offset;
@@ -103,7 +103,7 @@ class Reducer {
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
   const ResultFormat result_format_;
-  std::vector<float> decoded_;    // of a difference
+  std::vector<float> decoded_;     // of a difference
   std::vector<uint64_t> stepped_;  // rows of a lazy chunk; a bit each
   TreeSum tree_sum_;
   bool stopped_ = false;

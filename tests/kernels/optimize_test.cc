@@ -17,9 +17,10 @@ namespace {
 using test::Array;
 using test::Values;
 
-constexpr Optimizer kOptimizers[] = {Optimizer::kNone,     Optimizer::kSgd,    Optimizer::kMomentum,
-                                     Optimizer::kNesterov, Optimizer::kAdam,   Optimizer::kAdamW,
-                                     Optimizer::kAdagrad,  Optimizer::kRmsprop, Optimizer::kSparseAdam};
+constexpr Optimizer kOptimizers[] = {
+    Optimizer::kNone,     Optimizer::kSgd,     Optimizer::kMomentum,
+    Optimizer::kNesterov, Optimizer::kAdam,    Optimizer::kAdamW,
+    Optimizer::kAdagrad,  Optimizer::kRmsprop, Optimizer::kSparseAdam};
 
 struct Variant {
   Optimizer optimizer;

@@ -67,8 +67,8 @@ void check(std::mt19937_64& random, Values kind, bool any_bytes) {
   bool finite = false;
   if (well_formed) {
     const auto ranks = static_cast<uint32_t>(slots.size());
-    finite = reference::sum(reference::parse_groups("", ranks), slots, rows, factor,
-                            expected.data());
+    finite =
+        reference::sum(reference::parse_groups("", ranks), slots, rows, factor, expected.data());
   }
   test::for_each_target([&] {
     Array out(shape.elements * sizeof(float), random() % 16 * sizeof(float));

@@ -132,9 +132,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.box_deaths, totals.restored, totals.parts_restored, totals.void_snapshots,
       totals.spread_jobs, totals.ended_shards, totals.rewinds, totals.racked_jobs,
       totals.racks_admitted, totals.racks_lost, totals.boxes_below_died, totals.jobs_of_factors,
-      totals.jobs_of_rows, totals.lazy_jobs,
-      totals.coded_jobs, totals.residuals_restored, totals.jobs_of_differences,
-      totals.limited_racks, totals.chunks_carried);
+      totals.jobs_of_rows, totals.lazy_jobs, totals.coded_jobs, totals.residuals_restored,
+      totals.jobs_of_differences, totals.limited_racks, totals.chunks_carried);
   return totals.failures == 0 ? 0 : 1;
 }
 

@@ -295,10 +295,8 @@ TEST(Layout, ATableIsCutIntoRows) {
       next += chunk.elements;
     }
     ASSERT_EQ(next, key.elements);
-    Sample s{.keys = keys,
-             .chunk_elements = chunk_elements,
-             .queue_chunks = {{}},
-             .queue_node = {0}};
+    Sample s{
+        .keys = keys, .chunk_elements = chunk_elements, .queue_chunks = {{}}, .queue_node = {0}};
     for (uint32_t c = 0; c < layout.chunks.size(); ++c) s.queue_chunks[0].push_back(c);
     expect_own_slots(s, layout_of(s, false), false);
     expect_own_slots(s, layout_of(s, true), true);

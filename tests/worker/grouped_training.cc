@@ -103,9 +103,8 @@ std::vector<GroupedTraining::Row> GroupedTraining::rows_of(uint32_t rank, uint64
       Row& next = rows.emplace_back(Row{static_cast<int64_t>(row), {}});
       for (uint64_t column = 0; column < of.shape[1]; ++column) {
         const float value = static_cast<float>(random() % 2001) / 1000 - 1;
-        next.elements.push_back(random() % 8 == 0
-                                    ? -0.0f
-                                    : std::ldexp(value, -static_cast<int>(random() % 20)));
+        next.elements.push_back(
+            random() % 8 == 0 ? -0.0f : std::ldexp(value, -static_cast<int>(random() % 20)));
       }
     }
   }
@@ -141,11 +140,9 @@ void GroupedTraining::fill_rows(uint32_t rank, uint64_t round, const ChunkPlace&
 }
 
 // In any order, but for those that come twice.
-Pushed GroupedTraining::push_rows(Worker& worker, uint32_t rank, uint64_t round,
-                                  size_t key) const {
+Pushed GroupedTraining::push_rows(Worker& worker, uint32_t rank, uint64_t round, size_t key) const {
   std::vector<Row> rows = rows_of(rank, round, key);
-  std::ranges::stable_sort(rows, {},
-                           [](const Row& row) { return row.index * 2654435761 % 1009; });
+  std::ranges::stable_sort(rows, {}, [](const Row& row) { return row.index * 2654435761 % 1009; });
   std::vector<int64_t> indices;
   std::vector<float> elements;
   for (const Row& row : rows) {

@@ -101,7 +101,8 @@ TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
     options.rank = static_cast<int32_t>(rank);
     Worker worker(options);
     worker.wait_all();
-    EXPECT_EQ(worker.spec().keys[0].tile_rows, tile_rows_for(spec.keys[0], cores, spec.chunk_elements));
+    EXPECT_EQ(worker.spec().keys[0].tile_rows,
+              tile_rows_for(spec.keys[0], cores, spec.chunk_elements));
     const std::vector<float> left(300, 1.0f + static_cast<float>(rank)), right(8, 2.0f);
     worker.push_factors(0, {left.data(), right.data(), 1});
     worker.wait(0);

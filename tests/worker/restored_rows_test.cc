@@ -1,5 +1,5 @@
-// Tables of a saved job whose rows are sent: their parameters and state are those of all rows, and the
-// job goes on to the bit.
+// Tables of a saved job whose rows are sent: their parameters and state are those of all rows, and
+// the job goes on to the bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -89,8 +89,8 @@ TEST(Rows, ParametersAreThoseOfOneProcess) {
                         .seed = seed % 1000,
                         .has_nulls = random() % 2 == 0};
     JobSpec& spec = run.spec;
-    spec.optimizer = pick({"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop",
-                           "sparse-adam"});
+    spec.optimizer =
+        pick({"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "sparse-adam"});
     spec.reduction = pick({"sum", "mean"});
     spec.parameter_dtype = pick({"f32", "f32", "bf16", "f16", "int8", "fp8-e4m3"});
     if (spec.optimizer == "none" && difference_format(spec)) spec.optimizer = "sgd";
@@ -226,6 +226,51 @@ TEST(Rows, OnlyTheyTravel) {
   EXPECT_EQ(bytes_in() - before, kSent);
 }
 
+// Of a lazy key the chunks come back in which a row has changed.
+TEST(Rows, OfALazyKeyOnlyWhatChangedComesBack) {
+  Box box(2);
+  JobSpec spec;
+  spec.name = "back";
+  spec.optimizer = "sgd";
+  spec.hyper["lr"] = 1;
+  spec.keys = {table("t", 100, 16, 10, 20, true)};  // five chunks
+  WorkerOptions options = box.options(spec);
+  options.rank = 0;
+  Worker worker(options);
+  worker.wait_all();
+  std::vector<float> mine(1600, 7.0f);  // what is here already is no result
+  worker.register_memory(0, {.parameters = mine.data()});
+  const auto bytes_out = [&] { return box.status().jobs.at(0).flow.bytes_out; };
+  constexpr uint64_t kChunk = 20 * 16 * sizeof(float);
+  const auto expect_out = [&](uint64_t bytes) {
+    for (int tries = 0; tries < 600 && bytes_out() < bytes; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is counted now and then
+    }
+    EXPECT_EQ(bytes_out(), bytes);
+  };
+  expect_out(5 * kChunk);
+  const std::vector<int64_t> rows = {99, 25, 21};
+  const std::vector<float> elements(3 * 16, -1.0f);
+  worker.push_rows(0, {rows, elements});
+  worker.wait(0);
+  expect_out(7 * kChunk);
+  std::vector<float> want(1600, 0.0f);
+  for (const int64_t row : rows) std::fill_n(want.begin() + row * 16, 16, 1.0f);
+  EXPECT_TRUE(std::ranges::equal(worker.parameters(0), want));
+  EXPECT_EQ(mine, want);
+  worker.push_rows(0, {{}, {}});
+  worker.wait(0);
+  EXPECT_EQ(mine, want);
+
+  // What is set comes back, whatever rows are sent.
+  std::vector<float> set(1600, 5.0f);
+  worker.set_state(std::vector<KeyState>{{.key = 0, .arrays = {set}, .step = 3}});
+  worker.push_rows(0, {{}, {}});
+  worker.wait(0);
+  EXPECT_EQ(mine, set);
+  expect_out(12 * kChunk);
+}
+
 TEST(Rows, OutOfLockStepEachPushIsAStep) {
   Box box(2);
   for (const bool lazy : {false, true}) {
@@ -296,9 +341,7 @@ TEST(Rows, AJobThatCannotBeIsRefused) {
   refused("keys[0].rows_limit: must be from 1 to 1048575 for format rows, got 0",
           [](JobSpec&, KeySpec& key) { key.rows_limit = 0; });
   refused("keys[0].rows_limit: must be from 1 to 1048575 for lazy, got 0",
-          [](JobSpec&, KeySpec& key) {
-            key = {.name = "m", .elements = 4, .lazy = true};
-          });
+          [](JobSpec&, KeySpec& key) { key = {.name = "m", .elements = 4, .lazy = true}; });
   refused("keys[0].rows_limit: must be from 1 to 1048575, got 1048576",
           [](JobSpec&, KeySpec& key) { key.rows_limit = 1 << 20; });
   refused("keys[0].rows_limit: needs format 'rows', got 'int8'",
@@ -314,9 +357,8 @@ TEST(Rows, AJobThatCannotBeIsRefused) {
   refused("keys[0].tile_rows: must be a multiple of 32 and at most 100, got 33",
           [](JobSpec&, KeySpec& key) { key.tile_rows = 33; });
   refused("gradient_dtype: must be", [](JobSpec& spec, KeySpec&) { spec.gradient_dtype = "rows"; });
-  refused("keys[0].lazy: optimizer 'none' makes no steps", [](JobSpec& spec, KeySpec& key) {
-    spec.optimizer = "none", key.lazy = true;
-  });
+  refused("keys[0].lazy: optimizer 'none' makes no steps",
+          [](JobSpec& spec, KeySpec& key) { spec.optimizer = "none", key.lazy = true; });
   refused("keys[0].lazy: rounds with max_norm or on_nonfinite 'skip' are applied as a whole",
           [](JobSpec& spec, KeySpec& key) { spec.hyper["max_norm"] = 1, key.lazy = true; });
   refused("keys[0].lazy: racks send whole sums", [](JobSpec& spec, KeySpec& key) {
@@ -338,14 +380,18 @@ TEST(Rows, APushThatCannotBeIsRefused) {
   };
   expect_error(ErrorCode::kInvalid,
                "push_rows: 2 different rows for key 'one', whose rows_limit is 1: give the job a",
-               [&] { push(key, {1, 2, 1}, 48); });
+               [&] {
+                 push(key, {1, 2, 1}, 48);
+               });
   expect_error(ErrorCode::kInvalid,
                "push_rows: there is no row 70 of key 'one', which has rows 0 to 69",
                [&] { push(key, {70}, 16); });
   expect_error(ErrorCode::kInvalid, "there is no row -1 of key 'one'",
                [&] { push(key, {-1}, 16); });
-  expect_error(ErrorCode::kInvalid, "push_rows: 2 rows of 16 columns for key 'one' have 31 elements",
-               [&] { push(key, {1, 2}, 31); });
+  expect_error(ErrorCode::kInvalid,
+               "push_rows: 2 rows of 16 columns for key 'one' have 31 elements", [&] {
+                 push(key, {1, 2}, 31);
+               });
   expect_error(ErrorCode::kInvalid, "of the gradient of key 'b' all rows are sent",
                [&] { push(1, {0}, 7); });
   expect_error(ErrorCode::kInvalid, "key 99 is out of range", [&] { push(99, {0}, 7); });

@@ -363,9 +363,8 @@ void set_rows_limit(KeySpec& key, uint32_t rows_limit, bool lazy) {
 }
 
 size_t set_rows(JobSpec& spec, const std::string& pattern, uint32_t rows_limit, bool lazy) {
-  return for_each_matching(spec, pattern, [rows_limit, lazy](KeySpec& key) {
-    set_rows_limit(key, rows_limit, lazy);
-  });
+  return for_each_matching(
+      spec, pattern, [rows_limit, lazy](KeySpec& key) { set_rows_limit(key, rows_limit, lazy); });
 }
 
 uint32_t rows_together(const KeySpec& key) {

@@ -97,8 +97,8 @@ class Exchanged:
         if gradient.layout != torch.strided:
             raise RuntimeError(
                 f"the gradient of '{self.name}' is {gradient.layout}: rows are sent of the weights "
-                "of nn.Embedding(sparse=True), by steps of the box (server=True); others have dense "
-                "gradients (sparse=False)"
+                "of nn.Embedding(sparse=True), for steps of the box (server=True); phub exchanges "
+                "dense gradients of others (sparse=False)"
             )
 
     @torch.no_grad()

@@ -19,14 +19,14 @@ from phub.pytorch import DTYPES, memory_of
 def rows_in(
     model: nn.Module,
     rows: Mapping[str, int],
-    lazy: Sequence[str],
-    all_lazy: bool,
+    lazy: Sequence[str] | None,
     named: Mapping[str, nn.Parameter],
     keys: dict[str, int | Key],
 ) -> set[str]:
     """The names of the parameters with sparse gradients. Their keys get a rows_limit.
 
-    all_lazy: as torch.optim.SparseAdam, whose parameters all have sparse gradients. Raises InvalidError, or NotFoundError for a pattern that matches none of them.
+    lazy: None: all, and none has a dense gradient (torch.optim.SparseAdam). Raises InvalidError, or
+    NotFoundError for a pattern that matches none of them.
     """
     limits = {name: named[name].shape[0] for name in _sparse_weights(model) if name in named}
     for pattern, limit in rows.items():
@@ -34,8 +34,8 @@ def rows_in(
             if limit < 1:
                 raise InvalidError(f"rows: '{name}' is to have {limit} rows in a step: at least 1")
             limits[name] = min(limit, named[name].shape[0])
-    lazy_names = {name for pattern in lazy for name in _matching("lazy", pattern, limits)}
-    if all_lazy:
+    lazy_names = {name for pattern in lazy or () for name in _matching("lazy", pattern, limits)}
+    if lazy is None:
         lazy_names = set(limits)
         for name in named:
             if name not in limits:
@@ -47,8 +47,8 @@ def rows_in(
         tensor = named[name]
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             raise InvalidError(
-                f"'{name}' has sparse gradients, and is {tensor.dtype} on {tensor.device}: rows are "
-                "sent of float32 parameters on the CPU; use sparse=False"
+                f"'{name}' has sparse gradients, and is {tensor.dtype} on {tensor.device}: rows "
+                "are sent of float32 parameters on the CPU; use sparse=False"
             )
         key = keys[name]
         assert isinstance(key, Key)

@@ -83,9 +83,7 @@ def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def torch_state(
-    name: str, steps: int, arrays: Mapping[str, torch.Tensor]
-) -> dict[str, Any]:
+def torch_state(name: str, steps: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """A parameter's state as PyTorch's optimizer has it after so many steps.
 
     Before the first one it is zeros: torch.distributed.checkpoint loads only into what is there.

@@ -61,8 +61,9 @@ class DistributedOptimizer(Optimizer):
         """Joins the job. Returns when all ranks have joined.
 
         optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop or SparseAdam, over
-            parameters of the model, which are float32, bfloat16 or float16 on the CPU, or all on one GPU. Those
-            that require no gradient are not exchanged. If it has state, the box takes rank 0's.
+            parameters of the model, which are float32, bfloat16 or float16 on the CPU, or all on
+            one GPU. Those that require no gradient are not exchanged. If it has state, the box
+            takes rank 0's.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
             the new parameters. "forward": the next forward() waits, module by module. False:
             everything is in step(), and gradients may be changed before.
@@ -79,8 +80,8 @@ class DistributedOptimizer(Optimizer):
             at most: factors are sent of these, and the box multiplies. They are float32 on the CPU,
             used once in a forward(), and have no `.grad`. With accumulate, the samples of all its
             backward() count.
-        rows: of weights of nn.Embedding(sparse=True) only those rows of the gradient are sent that a
-            step used. By patterns of their names, how many different ones a rank has in a step at
+        rows: of weights of nn.Embedding(sparse=True) only those rows of the gradient are sent that
+            a step used. By patterns of their names, how many different ones a rank has in a step at
             most, for which the box has memory; without a pattern, all.
         lazy: patterns of names of such weights. The optimizer's step changes the rows that a rank
             used, and leaves alone parameters and state of the others. Else their gradient is zero.
@@ -126,8 +127,8 @@ class DistributedOptimizer(Optimizer):
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
         layers = layers_in(model, factors or {}, keys)
-        all_lazy = self._rule == "sparse-adam"
-        tables = rows_in(model, rows or {}, lazy, all_lazy, named, keys) if server else set()
+        lazy_ones = None if self._rule == "sparse-adam" else lazy
+        tables = rows_in(model, rows or {}, lazy_ones, named, keys) if server else set()
         fixed = _rules.fixed_values(self._rule, self.param_groups)
         if max_norm:
             fixed["max_norm"] = max_norm

@@ -260,8 +260,8 @@ class Worker:
         count = given[0].bytes // 8
         if (given[0].bytes, given[1].bytes) != (count * 8, count * columns * 4):
             raise errors.InvalidError(
-                f"key '{key}': rows of {given[0].bytes} and {given[1].bytes} bytes are not int64 of "
-                f"(count,) and float32 of (count, {columns})"
+                f"key '{key}': rows of {given[0].bytes} and {given[1].bytes} bytes are not int64 "
+                f"of (count,) and float32 of (count, {columns})"
             )
         addresses = (each.address or None for each in given)
         call("push_rows", self._worker, index, *addresses, count, priority)
