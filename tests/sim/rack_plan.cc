@@ -171,7 +171,7 @@ void send_rows(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
   if (!job.lock_step() || spec.parameter_dtype == "topk") return;
   const bool may_be_lazy =
-      spec.optimizer != "none" && !is_gated(spec) && job.box_of.empty() && random.chance(0.6);
+      spec.optimizer != "none" && !is_gated(spec) && job.box_of.empty() && random.chance(0.9);
   const size_t always = random.below(spec.keys.size());
   for (size_t k = 0; k < spec.keys.size(); ++k) {
     KeySpec& key = spec.keys[k];
@@ -503,7 +503,7 @@ RackPlan make_rack_plan(uint64_t seed) {
   }
   SimRandom rows(seed ^ 0x726f7773ull);
   for (JobPlan& job : plan.jobs) {
-    if (rows.chance(0.2)) send_rows(rows, job);
+    if (rows.chance(0.25)) send_rows(rows, job);
   }
   SimRandom paced(seed ^ 0x7061636564ull);
   limit_nics(paced, plan);
