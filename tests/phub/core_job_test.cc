@@ -678,6 +678,46 @@ TEST(CoreJob, APayloadOfRowsSaysHowLongItIs) {
   }
 }
 
+// Who has the result before gets nothing of one that is the same; who comes gets all of it.
+TEST(CoreJob, AResultThatIsTheSameIsSentToNobodyWhoHasIt) {
+  Rig rig({.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kSgd},
+           .chunks = 1,
+           .form = kernels::SlotForm::kRows,
+           .columns = 16,
+           .limit = 3,
+           .lazy = true,
+           .expected = {0, 1}});
+  const kernels::SlotShape shape{64, kernels::DType::kF32, kernels::SlotForm::kRows, 16, 3};
+  const std::vector<float> row(16, 2.0f);
+  const auto posted = [&rig] {
+    std::vector<std::string> all;
+    for (const auto& [rank, write] : std::exchange(rig.endpoint.posted, {})) {
+      const Imm imm = decode(write.imm);
+      all.push_back(fmt::format("{}@{}: {} bytes{}", rank, imm.round, write.bytes,
+                                imm.kind == ImmKind::kNull ? ", null" : ""));
+    }
+    return all;
+  };
+  kernels::clear_rows(rig.slots[1].data());
+  kernels::append_row(shape, 2, row.data(), rig.slots[1].data());
+  rig.arrive(0, {0, 1, ImmKind::kNull});
+  rig.arrive(1, {0, 1, ImmKind::kData});
+  rig.run();
+  EXPECT_THAT(posted(), ElementsAre("0@1: 256 bytes", "1@1: 256 bytes"));
+  for (const uint32_t rank : {0u, 1u}) rig.arrive(rank, {0, 2, ImmKind::kNull});
+  rig.run();
+  EXPECT_THAT(posted(), ElementsAre("0@2: 0 bytes, null", "1@2: 0 bytes, null"));
+  rig.job->hold();
+  Boundary boundary{.round = 3};
+  boundary.admitted.push_back(rig.admission(2, 1, 3));
+  rig.job->commit(boundary);
+  EXPECT_THAT(posted(), ElementsAre("2@2: 256 bytes"));
+  for (const uint32_t rank : {0u, 1u, 2u}) rig.arrive(rank, {0, 3, ImmKind::kNull});
+  rig.run();
+  EXPECT_THAT(posted(),
+              ElementsAre("0@3: 0 bytes, null", "1@3: 0 bytes, null", "2@3: 0 bytes, null"));
+}
+
 // 16-bit gradients: the f32 of the initial parameters come in two parts, of the sizes that they
 // have.
 TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {
