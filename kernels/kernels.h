@@ -83,6 +83,7 @@ enum class Optimizer : uint8_t {
   kAdamW,
   kAdagrad,
   kRmsprop,
+  kSparseAdam,
 };
 std::optional<Optimizer> parse_optimizer(std::string_view name);  // "none", "sgd", "momentum", …
 std::string_view name_of(Optimizer o);

@@ -31,7 +31,8 @@ constexpr std::array<Entry, sizeof...(Rules)> table_of() {
 }
 
 // In the order of enum Optimizer.
-constexpr auto kTable = table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop>();
+constexpr auto kTable =
+    table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop, SparseAdam>();
 
 void Optimize(const Step& step, const Arrays& a) {
   kTable[static_cast<size_t>(step.optimizer)].run(step, a);

@@ -1,6 +1,7 @@
 #include "kernels/slots.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -11,13 +12,54 @@ namespace {
 
 const float* floats_of(const void* slot) { return static_cast<const float*>(slot); }
 
-bool is_nonfinite(const void* slot, const SlotShape& shape) {
+bool has_nonfinite_rows(const void* slot, const SlotShape& shape) {
+  bool finite = true;
+  const bool fits = for_each_row(slot, shape, [&](size_t, const float* elements) {
+    const void* const row = elements;
+    finite &= find_nonfinite({&row, 1}, DType::kF32, shape.columns) < 0;
+  });
+  return !fits || !finite;
+}
+
+bool has_nonfinite_factors(const void* slot, const SlotShape& shape) {
   const size_t pairs = factor_pairs(slot, shape);
-  if (pairs > shape.rank_limit) return true;
+  if (pairs > shape.limit) return true;
   const void* const left = slot;
   const void* const right = floats_of(slot) + right_offset(shape);
   return find_nonfinite({&left, 1}, DType::kF32, pairs * shape.rows()) == 0 ||
          find_nonfinite({&right, 1}, DType::kF32, pairs * shape.columns) == 0;
+}
+
+// False: a slot is not as it should be.
+bool add_factors(std::span<const void* const> slots, const SlotShape& shape, float* out) {
+  bool fits = true;
+  for (const void* slot : slots) {
+    const size_t pairs = factor_pairs(slot, shape);
+    if (pairs > shape.limit) {
+      fits = false;
+      continue;
+    }
+    add_products(floats_of(slot), floats_of(slot) + right_offset(shape), pairs, shape.rows(),
+                 shape.columns, out);
+  }
+  return fits;
+}
+
+// The same. Rows begin at -0, to which the first that is added is assigned: -0 + x is x.
+bool add_rows(std::span<const void* const> slots, const SlotShape& shape, float* out) {
+  bool fits = true;
+  for (const void* slot : slots) {
+    fits &= for_each_row(slot, shape, [&](size_t row, const float*) {
+      std::fill_n(out + row * shape.columns, shape.columns, -0.0f);
+    });
+  }
+  for (const void* slot : slots) {
+    for_each_row(slot, shape, [&](size_t row, const float* elements) {
+      float* const to = out + row * shape.columns;
+      sum(std::array<const void*, 2>{to, elements}, DType::kF32, 1, to, shape.columns);
+    });
+  }
+  return fits;
 }
 
 }  // namespace
@@ -29,25 +71,25 @@ uint32_t factor_pairs(const void* slot, const SlotShape& shape) {
 }
 
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out) {
-  if (!shape.is_factors()) return sum(slots, shape.dtype, factor, out, shape.elements);
-  std::fill_n(out, shape.elements, 0.0f);
-  for (const void* slot : slots) {
-    const size_t pairs = factor_pairs(slot, shape);
-    if (pairs > shape.rank_limit) {
-      out[0] = std::numeric_limits<float>::quiet_NaN();
-      continue;
-    }
-    add_products(floats_of(slot), floats_of(slot) + right_offset(shape), pairs, shape.rows(),
-                 shape.columns, out);
+  if (shape.form == SlotForm::kElements) {
+    return sum(slots, shape.dtype, factor, out, shape.elements);
   }
+  std::fill_n(out, shape.elements, 0.0f);
+  const bool fits = shape.form == SlotForm::kFactors ? add_factors(slots, shape, out)
+                                                     : add_rows(slots, shape, out);
+  if (!fits) out[0] = std::numeric_limits<float>::quiet_NaN();
   const void* const total = out;
   return sum({&total, 1}, DType::kF32, factor, out, shape.elements);
 }
 
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape) {
-  if (!shape.is_factors()) return find_nonfinite(slots, shape.dtype, shape.elements);
-  const auto at =
-      std::ranges::find_if(slots, [&shape](const void* slot) { return is_nonfinite(slot, shape); });
+  if (shape.form == SlotForm::kElements) {
+    return find_nonfinite(slots, shape.dtype, shape.elements);
+  }
+  const auto at = std::ranges::find_if(slots, [&shape](const void* slot) {
+    return shape.form == SlotForm::kFactors ? has_nonfinite_factors(slot, shape)
+                                            : has_nonfinite_rows(slot, shape);
+  });
   return at == slots.end() ? -1 : static_cast<int>(at - slots.begin());
 }
 
@@ -60,6 +102,27 @@ void store_factors(const SlotShape& shape, const float* left, size_t stride, con
   std::copy_n(right, pairs * shape.columns, to + right_offset(shape) + first * shape.columns);
   const auto count = static_cast<uint32_t>(first + pairs);
   std::memcpy(to + count_offset(shape), &count, sizeof count);
+}
+
+void clear_rows(void* slot) { std::memset(slot, 0, sizeof(uint32_t)); }
+
+void append_row(const SlotShape& shape, uint32_t row, const float* elements, void* slot) {
+  uint32_t count = row_count(slot);
+  auto* at = static_cast<std::byte*>(slot) + bytes_of_rows(shape.columns, count);
+  if (count > 0) {
+    std::byte* const latest = at - row_bytes(shape.columns);
+    uint32_t same = 0;
+    std::memcpy(&same, latest, sizeof same);
+    if (same == row) {
+      auto* const to = reinterpret_cast<float*>(latest + sizeof row);
+      sum(std::array<const void*, 2>{to, elements}, DType::kF32, 1, to, shape.columns);
+      return;
+    }
+  }
+  std::memcpy(at, &row, sizeof row);
+  std::memcpy(at + sizeof row, elements, shape.columns * sizeof(float));
+  ++count;
+  std::memcpy(slot, &count, sizeof count);
 }
 
 }  // namespace phub::kernels

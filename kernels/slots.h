@@ -1,38 +1,56 @@
 // What the slots of a chunk hold, and what they add up to: an array of elements in some format
-// (kernels.h), or the factors of a matrix's gradient, whose outer products it is the sum of
-// (products.h).
+// (kernels.h); or a compact form of a matrix's gradient: the factors whose outer products it is the
+// sum of (products.h), or those of its rows that are not zero.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "kernels/kernels.h"
 
 namespace phub::kernels {
 
+enum class SlotForm : uint8_t { kElements, kFactors, kRows };
+
 struct SlotShape {
   size_t elements = 0;
-  DType dtype = DType::kF32;  // of the elements; factors are f32
-  // Factors: of rows of so many columns, which have `elements` elements together, at most so many
-  // pairs of vectors. 0: the elements themselves.
+  DType dtype = DType::kF32;  // of the elements; factors and rows are f32
+  SlotForm form = SlotForm::kElements;
+  // Of a matrix, whose rows have so many columns, and `elements` elements together: at most so many
+  // pairs of vectors, or rows.
   size_t columns = 0;
-  size_t rank_limit = 0;
+  size_t limit = 0;
 
-  constexpr bool is_factors() const { return columns > 0; }
   constexpr size_t rows() const { return elements / columns; }
+  constexpr size_t most_rows() const { return std::min(limit, rows()); }  // in a slot
 };
 
-// The factors in a slot, all f32: rank_limit left vectors of `rows`, rank_limit right vectors of
+// The factors in a slot, all f32: `limit` left vectors of `rows`, `limit` right vectors of
 // `columns`, and a uint32, of how many pairs they are; the others are not read.
-constexpr size_t right_offset(const SlotShape& s) { return s.rank_limit * s.rows(); }  // in floats
-constexpr size_t count_offset(const SlotShape& s) {
-  return right_offset(s) + s.rank_limit * s.columns;
+constexpr size_t right_offset(const SlotShape& s) { return s.limit * s.rows(); }  // in floats
+constexpr size_t count_offset(const SlotShape& s) { return right_offset(s) + s.limit * s.columns; }
+
+// The rows in a slot: a uint32, how many; then of each a uint32, which one of the matrix's it is,
+// and its elements, f32. What lies behind them is neither sent nor read.
+constexpr size_t row_bytes(size_t columns) { return sizeof(uint32_t) + columns * sizeof(float); }
+constexpr size_t bytes_of_rows(size_t columns, size_t rows) {
+  return sizeof(uint32_t) + rows * row_bytes(columns);
 }
 
+// What a slot has room for.
 constexpr size_t slot_bytes(const SlotShape& s) {
-  if (!s.is_factors()) return slot_bytes(s.dtype, s.elements);
-  return count_offset(s) * sizeof(float) + sizeof(uint32_t);
+  switch (s.form) {
+    case SlotForm::kFactors:
+      return count_offset(s) * sizeof(float) + sizeof(uint32_t);
+    case SlotForm::kRows:
+      return bytes_of_rows(s.columns, s.most_rows());
+    case SlotForm::kElements:
+      break;
+  }
+  return slot_bytes(s.dtype, s.elements);
 }
 
 // As sum() and find_nonfinite() of kernels.h. The sum of factors begins at +0; then each slot's
@@ -40,18 +58,54 @@ constexpr size_t slot_bytes(const SlotShape& s) {
 //
 //   out[i][j] = std::fma(left[pair][i], right[pair][j], out[i][j])
 //
-// A slot that says it has more pairs than rank_limit holds a NaN. A sum of finite factors that is
-// too large has no slot that is to blame: find_nonfinite() returns -1.
+// Each row is the sum of those slots that have it, as if it were a chunk by itself of which the
+// others were null: the first is assigned, and a row that no slot has is +0.
+//
+// A slot that says it has more pairs or rows than there is room for, or a row that the matrix does
+// not have, holds a NaN. A sum of finite factors that is too large has no slot that is to blame:
+// find_nonfinite() returns -1.
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out);
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape);
 
 // How many pairs a slot says it has: perhaps more than there is room for.
-// REQUIRES: shape.is_factors().
+// REQUIRES: shape.form is kFactors.
 uint32_t factor_pairs(const void* slot, const SlotShape& shape);
 // Writes a slot: the first `pairs` left vectors, whose elements for these rows are at
 // left[pair · stride], and right ones, at right[pair · columns], as pairs from `first` on. The
-// number of pairs becomes first + pairs. REQUIRES: that is at most rank_limit; shape.is_factors().
+// number of pairs becomes first + pairs. REQUIRES: that is at most the limit; shape.form is
+// kFactors.
 void store_factors(const SlotShape& shape, const float* left, size_t stride, const float* right,
                    size_t first, size_t pairs, void* slot);
+
+// How many rows a slot says it has: perhaps more than there is room for.
+inline uint32_t row_count(const void* slot) {
+  uint32_t count = 0;
+  std::memcpy(&count, slot, sizeof count);
+  return count;
+}
+void clear_rows(void* slot);
+// Adds a row's elements to those of the latest row, if that is the same one, or else behind it.
+// REQUIRES: there is room; shape.form is kRows.
+void append_row(const SlotShape& shape, uint32_t row, const float* elements, void* slot);
+
+// Calls visit(row, elements) for the rows of a slot that the matrix has. False: the slot says that
+// it has others, or more than there is room for, of which none is visited.
+template <typename Visit>
+bool for_each_row(const void* slot, const SlotShape& shape, Visit visit) {
+  const uint32_t count = row_count(slot);
+  if (count > shape.most_rows()) return false;
+  bool all = true;
+  const auto* at = static_cast<const std::byte*>(slot) + sizeof count;
+  for (uint32_t i = 0; i < count; ++i, at += row_bytes(shape.columns)) {
+    uint32_t row = 0;
+    std::memcpy(&row, at, sizeof row);
+    if (row < shape.rows()) {
+      visit(size_t{row}, reinterpret_cast<const float*>(at + sizeof row));
+    } else {
+      all = false;
+    }
+  }
+  return all;
+}
 
 }  // namespace phub::kernels

@@ -21,6 +21,7 @@ static_assert(std::ranges::all_of(kSlotFormats, [](const SlotFormat& format) {
 
 SlotFormat format_of(const KeySpec& key, std::string_view gradient_dtype) {
   if (is_factors(key)) return factor_format(key.rank_limit, static_cast<uint32_t>(key.shape[1]));
+  if (is_rows(key)) return row_format(key.rows_limit, static_cast<uint32_t>(key.shape[1]));
   const std::string_view name = key.format.empty() ? gradient_dtype : key.format;
   const SlotFormat* format = find_slot_format(name);
   if (!format) fail(ErrorCode::kInvalid, "key '{}': there is no format '{}'", key.name, name);
@@ -56,14 +57,16 @@ uint32_t element_bytes_of_all(const Layout& layout) {
 }
 
 uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements) {
-  if (key.rank_limit == 0 && !is_factors(key)) return chunk_elements;
-  const bool is_matrix = key.rank_limit > 0 && key.shape.size() == 2 &&
-                         elements_in(key.shape) == key.elements &&
-                         key.shape[1] <= kMaxFactorColumns;
+  if (!has_tiles(key) && !is_compact(key)) return chunk_elements;
+  const bool has_limit = is_factors(key) ? key.rank_limit > 0
+                         : is_rows(key)  ? key.rows_limit > 0
+                                         : true;
+  const bool is_matrix = has_limit && key.shape.size() == 2 &&
+                         elements_in(key.shape) == key.elements && key.shape[1] <= kMaxTileColumns;
   if (!is_matrix || key.tile_rows == 0 || key.tile_rows > most_tile_rows(key)) {
-    fail(ErrorCode::kInvalid,
-         "key '{}' has a rank_limit of {} and tiles of {} rows, which do not fit", key.name,
-         key.rank_limit, key.tile_rows);
+    fail(ErrorCode::kInvalid, "key '{}' has a {} of {} and tiles of {} rows, which do not fit",
+         key.name, is_rows(key) ? "rows_limit" : "rank_limit",
+         std::max(key.rank_limit, key.rows_limit), key.tile_rows);
   }
   return key.tile_rows * key.shape[1];
 }

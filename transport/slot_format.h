@@ -17,15 +17,20 @@ struct SlotFormat {
   std::string_view name;
   uint32_t bits = 0;        // of an element, a code, or an element's share of what is sent
   uint32_t unit_bytes = 0;  // those of all elements together are rounded up to this
-  uint32_t tail_bytes = 0;  // behind them: a scale, or how many factors there are
+  uint32_t tail_bytes = 0;  // beside them: a scale, or how many factors or rows there are
   // Of factors (factor_format()): so many pairs of vectors at most. What is sent of each are the
   // elements of the left one for the chunk's rows, and those of the right one for all columns.
   uint32_t rank_limit = 0;
+  // Of rows (row_format()): so many at most, each with its index. As many are sent as there are.
+  uint32_t rows_limit = 0;
   uint32_t columns = 0;
 
   constexpr bool is_factors() const { return rank_limit > 0; }
+  constexpr bool is_rows() const { return rows_limit > 0; }
+  // What a slot has room for, and what is sent of it; of rows, at most.
   constexpr uint64_t bytes(uint64_t elements) const {
     if (is_factors()) elements = rank_limit * (elements / columns + columns);
+    if (is_rows()) elements = std::min<uint64_t>(rows_limit, elements / columns) * (1 + columns);
     const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
     return (elements * bits + unit_bits - 1) / unit_bits * unit_bytes + tail_bytes;
   }
@@ -48,7 +53,12 @@ inline constexpr std::array<SlotFormat, 8> kSlotFormats = {{{"f32", 32, 4, 0},
 // format of elements: it is not among those above.
 inline constexpr std::string_view kFactors = "factors";
 constexpr SlotFormat factor_format(uint32_t rank_limit, uint32_t columns) {
-  return {kFactors, 32, 4, 4, rank_limit, columns};
+  return {kFactors, 32, 4, 4, rank_limit, 0, columns};
+}
+// The same of a key of whose gradient the rows are sent that are not zero (KeySpec::rows_limit).
+inline constexpr std::string_view kRows = "rows";
+constexpr SlotFormat row_format(uint32_t rows_limit, uint32_t columns) {
+  return {kRows, 32, 4, 4, 0, rows_limit, columns};
 }
 inline constexpr size_t kPlainFormats = 3;  // they come first
 // The largest chunk of "topk", whose indices have 16 bits.

@@ -14,7 +14,7 @@ namespace {
 using kernels::DType;
 
 DType format_of(const JobSpec& spec, const KeySpec& key) {
-  if (is_factors(key)) return DType::kF32;
+  if (is_compact(key)) return DType::kF32;
   const auto format = kernels::parse_format(gradient_format(spec, key));
   if (!format) {
     fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'",
@@ -40,11 +40,11 @@ void check_carries(const JobSpec& spec) {
          spec.name);
   }
   for (const KeySpec& key : spec.keys) {
-    if (is_factors(key)) {
+    if (is_compact(key)) {
       fail(ErrorCode::kInvalid,
-           "carry_over adds gradients of several rounds, and of key '{}' factors are sent, whose "
+           "carry_over adds gradients of several rounds, and of key '{}' {} are sent, whose "
            "number is limited: leave carry_over out, or send its gradient as it is",
-           key.name);
+           key.name, key.format);
     }
     const DType format = format_of(spec, key);
     if (format == DType::kF32 || !kernels::is_plain(format)) continue;

@@ -26,6 +26,14 @@ double norm(const std::byte* from, kernels::DType format, size_t elements,
   return std::sqrt(kernels::sum_of_squares(as_f32(from, format, elements, scratch), elements));
 }
 
+double norm_of_rows(const std::byte* slot, const kernels::SlotShape& shape) {
+  double sum = 0;
+  kernels::for_each_row(slot, shape, [&](size_t, const float* elements) {
+    sum += kernels::sum_of_squares(elements, shape.columns);
+  });
+  return std::sqrt(sum);
+}
+
 double norm_of_factors(const std::byte* slot, const kernels::SlotShape& shape) {
   const auto* floats = reinterpret_cast<const float*>(slot);
   const float* const right = floats + kernels::right_offset(shape);
@@ -37,10 +45,19 @@ double norm_of_factors(const std::byte* slot, const kernels::SlotShape& shape) {
   return sum;
 }
 
+double norm_of_compact(const std::byte* slot, const kernels::SlotShape& shape) {
+  return shape.form == kernels::SlotForm::kFactors ? norm_of_factors(slot, shape)
+                                                   : norm_of_rows(slot, shape);
+}
+
 }  // namespace
 
-kernels::SlotShape factor_shape(const KeySpec& key, const ChunkLayout& chunk) {
-  return {.elements = chunk.elements, .columns = key.shape[1], .rank_limit = key.rank_limit};
+kernels::SlotShape compact_shape(const KeySpec& key, const ChunkLayout& chunk) {
+  const bool of_factors = is_factors(key);
+  return {.elements = chunk.elements,
+          .form = of_factors ? kernels::SlotForm::kFactors : kernels::SlotForm::kRows,
+          .columns = key.shape[1],
+          .limit = of_factors ? key.rank_limit : key.rows_limit};
 }
 
 void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,
@@ -52,8 +69,8 @@ void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gra
     const bool plain = kernels::is_plain(gradient.format);
     const size_t at = plain ? chunk.key_element * kernels::bytes_of(gradient.format) : slot;
     double magnitude =
-        gradient.factors_of
-            ? norm_of_factors(gradient.data + slot, factor_shape(*gradient.factors_of, chunk))
+        gradient.compact
+            ? norm_of_compact(gradient.data + slot, compact_shape(*gradient.compact, chunk))
             : norm(gradient.data + at, gradient.format, chunk.elements, scratch);
     if (parameters.data != nullptr && magnitude > 0) {
       magnitude /= norm(parameters.data + chunk.key_element * kernels::bytes_of(parameters.format),

@@ -14,11 +14,11 @@ namespace phub {
 struct KeyBytes {
   const std::byte* data = nullptr;
   kernels::DType format = kernels::DType::kF32;
-  const KeySpec* factors_of = nullptr;  // not null: slots with factors
+  const KeySpec* compact = nullptr;  // not null: slots with its factors or rows
 };
 
-// What the slot of a chunk of this key holds. REQUIRES: is_factors(key).
-kernels::SlotShape factor_shape(const KeySpec& key, const ChunkLayout& chunk);
+// What the slot of a chunk of this key holds. REQUIRES: is_compact(key).
+kernels::SlotShape compact_shape(const KeySpec& key, const ChunkLayout& chunk);
 
 // One for each chunk of the key, in `out`: |gradient| / |parameters|, with 0 / 0 = 0; without
 // `parameters.data`, |gradient|. Factors are not multiplied for it: the sum of |left| · |right|,

@@ -21,6 +21,11 @@ void check_memory_device(const WorkerOptions& options) {
   if (has_coded_keys(options.spec)) {
     refuse("gradients in a coded format are encoded by the host", "use f32, bf16 or f16 for all");
   }
+  for (const KeySpec& key : options.spec.keys) {
+    if (!is_compact(key)) continue;
+    refuse(fmt::format("the {} of key '{}' are put together by the host", key.format, key.name),
+           "send its gradient as it is");
+  }
   if (difference_format(options.spec) != nullptr) {
     refuse("what comes back in a coded parameter_dtype is added by the host",
            "use f32, bf16 or f16");

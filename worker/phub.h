@@ -168,6 +168,15 @@ PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uin
 PHUB_API phub_code phub_options_set_rank_limit(phub_options* options, size_t key,
                                                uint32_t rank_limit);
 
+/* Of a key with a shape of two dimensions, rows and columns, as an embedding has: this rank sends
+ * the rows of its gradient that are not zero, at most so many different ones in a round
+ * (phub_push_rows). `lazy` not 0: the optimizer's step of a round changes the rows that a rank
+ * sent, and leaves alone parameters and state of the others, as torch.optim.SparseAdam does; 0: the
+ * others have a gradient of zero. rows_limit 0: all rows are sent. PHUB_INVALID: more than 1048575.
+ */
+PHUB_API phub_code phub_options_set_rows_limit(phub_options* options, size_t key,
+                                               uint32_t rows_limit, int lazy);
+
 /* Gives the keys that were added so far and whose names match the pattern ("*.weight", "layer?.*":
  * fnmatch(3), without flags) a format of their gradients, which wins over gradient_dtype. The last
  * call that matches a key counts.
@@ -187,12 +196,13 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
 /* Sets a hyperparameter from round 1 on, or from `round` on, by ascending round. "lr" is the value
  * of all groups, "lr@2" that of group 2, which wins over "lr" of the same round. Names are checked
  * when the job is made; one that the optimizer does not use has no effect.
- *   lr                  all                                 0.01; adam, adamw: 0.001
+ *   lr                  all                                 0.01; adam, adamw, sparse-adam: 0.001
  *   weight_decay        all                                 0; adamw: 0.01
  *   momentum            momentum, nesterov                  0.9
  *   dampening           momentum                            0
- *   beta1, beta2        adam, adamw                         0.9, 0.999
- *   eps                 adam, adamw, adagrad, rmsprop       1e-8; adagrad: 1e-10
+ *   beta1, beta2        adam, adamw, sparse-adam            0.9, 0.999
+ *   eps                 adam, adamw, adagrad, rmsprop,      1e-8; adagrad: 1e-10
+ *                       sparse-adam
  *   alpha               rmsprop                             0.99
  *   rmsprop_momentum    rmsprop; cannot change later, or have groups   0
  *   lr_decay            adagrad                             0
@@ -371,6 +381,14 @@ PHUB_API phub_code phub_push_null(phub_worker* worker, size_t key);
  * PHUB_INVALID: there are more than rank_limit, or the key has none. */
 PHUB_API phub_code phub_push_factors(phub_worker* worker, size_t key, const float* left,
                                      const float* right, uint32_t pairs, int32_t priority);
+/* As phub_push, of a key with a rows_limit: sends `rows` rows of its gradient, where all others are
+ * zero. `indices` are those of the rows; what comes twice is added up, in this order. `elements`
+ * has the rows one after another, of as many elements as the matrix has columns. They are copied
+ * before it returns. The server adds up each row, in the order of the ranks that have it. 0 rows
+ * are a null. PHUB_INVALID: there is no such row, there are more different ones than rows_limit, or
+ * the key has none. */
+PHUB_API phub_code phub_push_rows(phub_worker* worker, size_t key, const int64_t* indices,
+                                  const float* elements, size_t rows, int32_t priority);
 
 /* As phub_push, and calls `completion` once: with PHUB_OK when the result of this push is here, or
  * with the code and message of the error. `message` is valid during the call; "" for PHUB_OK. The

@@ -49,9 +49,9 @@ void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
   if (!memory.parameter_dtype.empty()) {
     entry.parameter_dtype = dtype_of(memory.parameter_dtype, "parameter_dtype");
   }
-  if (memory.gradient && is_factors(spec_.keys[key])) {
-    fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its factors are sent",
-         spec_.keys[key].name);
+  if (memory.gradient && is_compact(spec_.keys[key])) {
+    fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its {} are sent",
+         spec_.keys[key].name, spec_.keys[key].format);
   }
   if (!std::isfinite(memory.gradient_scale)) {
     fail(ErrorCode::kInvalid, "gradient_scale {} is not finite", memory.gradient_scale);
@@ -94,9 +94,11 @@ bool RegisteredMemory::sends_in_place(size_t key) const {
          entry.gradient_dtype == gradient_dtypes_[key] && !coder_.codes(key) && !coder_.carries();
 }
 
-bool RegisteredMemory::receives_in_place(const Entry& entry) const {
+// Of what has not changed nothing comes: only memory of the library's has it.
+bool RegisteredMemory::receives_in_place(size_t key) const {
+  const Entry& entry = entries_[key];
   return entry.in_place && entry.parameters && entry.parameter_dtype == parameter_dtype_ &&
-         !difference_format(spec_);
+         !difference_format(spec_) && !spec_.keys[key].lazy;
 }
 
 void RegisteredMemory::lend(size_t key) {
@@ -108,7 +110,7 @@ void RegisteredMemory::lend(size_t key) {
   const bool sends = sends_in_place(key);
   // After a reconnection the result of the round before comes again. It must not overwrite a
   // gradient that is still to be sent.
-  entry.result_lent = receives_in_place(entry) && !(sends && overlap(key, entry));
+  entry.result_lent = receives_in_place(key) && !(sends && overlap(key, entry));
   in_place_->gradients.move(gradient_offset(key),
                             sends ? const_cast<std::byte*>(gradient) : nullptr);
   in_place_->results.move(result_offset(key), entry.result_lent ? result : nullptr);
@@ -169,7 +171,7 @@ bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> 
   const std::span<std::byte> slots = session_.gradient(key);
   unlocked(entry, lock, [&] {
     session_.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
-      const kernels::SlotShape shape = factor_shape(of, chunk);
+      const kernels::SlotShape shape = compact_shape(of, chunk);
       const size_t first_row = chunk.key_element / columns;
       size_t first = 0;
       for (const FactorPairs& part : factors) {
@@ -183,13 +185,39 @@ bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> 
   return true;
 }
 
+bool RegisteredMemory::copy_rows_in(size_t key, const GradientRows& rows,
+                                    std::span<const uint32_t> order, Lock& lock) {
+  Entry& entry = entries_[key];
+  await_copies(key, lock);
+  if (ended_) return false;
+  const KeySpec& of = spec_.keys[key];
+  const uint64_t columns = of.shape[1];
+  const std::span<std::byte> slots = session_.gradient(key);
+  unlocked(entry, lock, [&] {
+    auto next = order.begin();
+    session_.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
+      const kernels::SlotShape shape = compact_shape(of, chunk);
+      const uint64_t first = chunk.key_element / columns, end = first + shape.rows();
+      kernels::clear_rows(slots.data() + slot);
+      for (; next != order.end(); ++next) {
+        const auto row = static_cast<uint64_t>(rows.indices[*next]);
+        if (row >= end) break;
+        kernels::append_row(shape, static_cast<uint32_t>(row - first),
+                            rows.elements.data() + *next * columns, slots.data() + slot);
+      }
+    });
+  });
+  bytes_copied += rows.elements.size_bytes();
+  return true;
+}
+
 std::vector<float> RegisteredMemory::magnitudes(size_t key, Lock& lock) {
   Entry& entry = entries_[key];
   await_copies(key, lock);
   std::vector<float> all;
   if (ended_) return all;
   KeyBytes gradient{session_.gradient(key).data(), coder_.format(key)};
-  if (is_factors(spec_.keys[key])) gradient.factors_of = &spec_.keys[key];
+  if (is_compact(spec_.keys[key])) gradient.compact = &spec_.keys[key];
   if (sends_in_place(key)) gradient.data = static_cast<const std::byte*>(entry.gradient);
   KeyBytes parameters{has_parameters_ ? result(key).data() : nullptr, parameter_dtype_};
   unlocked(entry, lock, [&] { relative_magnitudes(session_, key, gradient, parameters, all); });

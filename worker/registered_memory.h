@@ -40,6 +40,9 @@ class RegisteredMemory {
   bool copy_in(size_t key, Lock& lock);
   // The same of a key whose factors are sent: parts follow each other in the slots of all chunks.
   bool copy_factors_in(size_t key, std::span<const FactorPairs> factors, Lock& lock);
+  // The same of a key of whose gradient rows are sent, which are in this order ascending.
+  bool copy_rows_in(size_t key, const GradientRows& rows, std::span<const uint32_t> order,
+                    Lock& lock);
   // The magnitudes of the key's chunks (magnitude.h), after copy_in(). Without an optimizer in
   // lock-step the key has no parameters, and they are not relative.
   std::vector<float> magnitudes(size_t key, Lock& lock);
@@ -81,7 +84,7 @@ class RegisteredMemory {
   void take_back(size_t key);
   bool overlap(size_t key, const Entry& entry) const;  // of gradient and result
   bool sends_in_place(size_t key) const;
-  bool receives_in_place(const Entry& entry) const;
+  bool receives_in_place(size_t key) const;
   uint64_t elements(size_t key) const { return spec_.keys[key].elements; }
 
   const JobSpec& spec_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/encode.h"
+#include "kernels/slots.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -72,6 +73,8 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     key.offset = layout.key_offset[k];
     key.elements = reply.spec.keys[k].elements;
     key.priority = reply.spec.keys[k].priority;
+    key.lazy = reply.spec.keys[k].lazy;
+    if (layout.key_format[k].is_rows()) key.columns = layout.key_format[k].columns;
     key.round = reply.first_round - 1;
     keys_.push_back(key);
   }
@@ -80,6 +83,7 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     static_cast<ChunkLayout&>(chunk) = layout.chunks[c];
     chunk.awaited = reply.first_round - 1;
     chunk.outstanding = true;
+    chunk.bytes = chunk.slot_bytes;
     chunks_.push_back(chunk);
     Key& key = keys_[chunk.key];
     if (key.chunks++ == 0) {
@@ -121,7 +125,7 @@ void Session::push(size_t key_index, int32_t priority, bool null,
     chunk.awaited = key.round + 1;
     chunk.outstanding = true;
     chunk.pushed = true;
-    chunk.null = null;
+    measure(chunk, null);
     chunk.posted = false;
     chunk.magnitude = magnitudes.empty() ? 0 : magnitudes[c - key.first_chunk];
     ++queues_[chunk.queue].outstanding;
@@ -132,6 +136,18 @@ void Session::push(size_t key_index, int32_t priority, bool null,
   ++keys_outstanding_;
   chunks_pushed_ += key.chunks;
   post_waiting();
+}
+
+// What is sent of the chunk's gradient.
+void Session::measure(Chunk& chunk, bool null) const {
+  chunk.null = null;
+  chunk.bytes = chunk.slot_bytes;
+  const uint64_t columns = keys_[chunk.key].columns;
+  if (columns == 0 || null) return;
+  const uint32_t rows = kernels::row_count(link_.gradients().data() + chunk.gradient_offset);
+  chunk.null = rows == 0;
+  chunk.bytes = static_cast<uint32_t>(kernels::bytes_of_rows(columns, rows));
+  PHUB_CHECK(chunk.bytes <= chunk.slot_bytes);
 }
 
 void Session::send_initial(const std::function<const float*(size_t key)>& of_key) {
@@ -162,7 +178,7 @@ bool Session::post(const Waiting& waiting) {
   uint64_t bytes = 0;
   if (waiting.kind == ImmKind::kData) {
     if (chunk.null) imm.kind = ImmKind::kNull;
-    bytes = chunk.null ? 0 : chunk.slot_bytes;
+    bytes = chunk.null ? 0 : chunk.bytes;
   }
   if (waiting.kind == ImmKind::kInitial) {
     imm.round = chunk.initial_part;
@@ -180,7 +196,7 @@ void Session::post_waiting() {
   for (std::vector<Waiting>& waiting : waiting_of_) {
     while (!waiting.empty() && !broken_ && post(waiting.front())) {
       Chunk& chunk = chunks_[waiting.front().chunk];
-      if (!chunk.null) gathered_bytes_ += chunk.slot_bytes;
+      if (!chunk.null) gathered_bytes_ += chunk.bytes;
       chunk.posted = true;
       ++gathered_;
       std::pop_heap(waiting.begin(), waiting.end());
@@ -246,7 +262,7 @@ void Session::handle(const Arrival& arrival) {
   const uint32_t id = queue.chunks[imm.chunk];
   Chunk& chunk = chunks_[id];
   const ResultPlace place = place_of_result(chunk);
-  const uint64_t bytes = imm.kind == ImmKind::kInitial ? 0 : place.bytes;
+  const uint64_t bytes = imm.kind == ImmKind::kData ? place.bytes : 0;
   if (!arrival.fits(bytes, place.byte)) {
     return violation(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
                                  arrival.bytes, arrival.offset, id, bytes, place.byte));
@@ -255,6 +271,10 @@ void Session::handle(const Arrival& arrival) {
     if (!chunk.outstanding || initial_.empty() || imm.round != chunk.initial_part) return;
     stage_initial(id, chunk.initial_part + 1u);
     return enqueue(id, 0, ImmKind::kInitial);
+  }
+  if (imm.kind == ImmKind::kNull && !keys_[chunk.key].lazy) {
+    return violation(
+        fmt::format("the server sent no result for chunk {}, whose key is not lazy", id));
   }
   // No result comes twice: the second could land on the one after it.
   if (!chunk.outstanding || chunk.early || imm.round != low8(chunk.awaited)) {

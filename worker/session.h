@@ -50,6 +50,8 @@ class Session {
   // once since then, as a successor that sends the initial parameters again must not find gradients
   // in its slots.
   //
+  // Of a key whose rows are sent, a chunk whose slot has none is null.
+  //
   // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
   // and before polling ends for a while.
   void push(size_t key, int32_t priority, bool null, std::span<const float> magnitudes = {});
@@ -128,7 +130,8 @@ class Session {
     bool null = false;
     bool early = false;        // the result is here, the verdict on its round is not
     bool posted = false;       // in this round
-    float magnitude = 0;       // of this round's gradient
+    uint32_t bytes = 0;        // of this round's gradient, that are sent
+    float magnitude = 0;       // of it
     uint32_t carried = 0;      // rounds in a row
     uint8_t initial_part = 0;  // the part of the initial parameters that is being sent
   };
@@ -138,6 +141,8 @@ class Session {
     uint32_t first_chunk = 0, chunks = 0;
     uint32_t outstanding = 0;
     int32_t priority = 0;
+    uint64_t columns = 0;  // of its rows, if these are sent
+    bool lazy = false;     // a result may be that of the round before, of which nothing is sent
     uint64_t round = 0;
   };
   struct Queue {
@@ -157,6 +162,7 @@ class Session {
     }
   };
 
+  void measure(Chunk& chunk, bool null) const;
   void handle(const Arrival& arrival);
   void read_verdict(Queue& queue, const Imm& imm);
   ResultPlace place_of_result(const Chunk& chunk) const;

@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <stop_token>
 #include <thread>
@@ -67,11 +69,15 @@ struct Worker::Impl {
                                             const std::stop_token& stop);
   void start(const std::string& trace_file);
   void release_memory();
-  Pushed push(size_t key, const PushOptions& how, std::span<const FactorPairs> factors = {});
+  // Puts the gradient into the key's slots. Returns whether bytes were copied.
+  using CopyIn = std::function<bool(Lock& lock)>;
+  Pushed push(size_t key, const PushOptions& how);
+  Pushed push(size_t key, const PushOptions& how, const CopyIn& copy_in);
   void wait(size_t key);
   void carry_over(size_t key);
   void check_key(size_t key) const;
   void check_factors(size_t key, std::span<const FactorPairs> factors) const;
+  std::vector<uint32_t> in_order(size_t key, const GradientRows& rows) const;
   void copy_out(size_t key);
   void received(size_t key);
   void save_before_push(size_t key);
@@ -183,22 +189,63 @@ void Worker::Impl::check_factors(size_t key, std::span<const FactorPairs> factor
        of.name, of.rank_limit);
 }
 
-Pushed Worker::Impl::push(size_t key, const PushOptions& how,
-                          std::span<const FactorPairs> factors) {
+// The rows by ascending index, of equal ones in their order; checked.
+std::vector<uint32_t> Worker::Impl::in_order(size_t key, const GradientRows& rows) const {
   check_key(key);
-  const bool of_factors = is_factors(keeper.spec().keys[key]);
-  if (of_factors && !how.null && factors.empty()) {
-    fail(ErrorCode::kInvalid, "the factors of key '{}' are sent: use push_factors()",
-         keeper.spec().keys[key].name);
+  const KeySpec& of = keeper.spec().keys[key];
+  if (!is_rows(of)) {
+    fail(ErrorCode::kInvalid,
+         "push_rows: of the gradient of key '{}' all rows are sent; to send those that are not "
+         "zero the job must give it a rows_limit",
+         of.name);
   }
+  const std::span<const int64_t> indices = rows.indices;
+  const uint64_t columns = of.shape[1];
+  if (indices.size() > std::numeric_limits<uint32_t>::max() ||
+      rows.elements.size() != indices.size() * columns) {
+    fail(ErrorCode::kInvalid, "push_rows: {} rows of {} columns for key '{}' have {} elements",
+         indices.size(), columns, of.name, rows.elements.size());
+  }
+  for (const int64_t index : indices) {
+    if (index >= 0 && static_cast<uint64_t>(index) < of.shape[0]) continue;
+    fail(ErrorCode::kInvalid, "push_rows: there is no row {} of key '{}', which has rows 0 to {}",
+         index, of.name, of.shape[0] - 1);
+  }
+  std::vector<uint32_t> order(indices.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&indices](uint32_t i) { return indices[i]; });
+  size_t different = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    different += i == 0 || indices[order[i]] != indices[order[i - 1]] ? 1 : 0;
+  }
+  if (different > of.rows_limit) {
+    fail(ErrorCode::kInvalid,
+         "push_rows: {} different rows for key '{}', whose rows_limit is {}: give the job a "
+         "rows_limit of as many as a rank has in a round at most",
+         different, of.name, of.rows_limit);
+  }
+  return order;
+}
+
+Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
+  check_key(key);
+  const KeySpec& of = keeper.spec().keys[key];
+  if (is_compact(of) && !how.null) {
+    fail(ErrorCode::kInvalid, "the {} of key '{}' are sent: use push_{}()", of.format, of.name,
+         of.format);
+  }
+  return push(key, how, [&](Lock& lock) { return memory->copy_in(key, lock); });
+}
+
+Pushed Worker::Impl::push(size_t key, const PushOptions& how, const CopyIn& copy_in) {
+  check_key(key);
   keeper.check();
   saver.check_not_within();
   wait(key);  // for the previous round
   if (saver.is_active()) save_before_push(key);
   const uint64_t begin_ns = trace ? trace_now_ns() : 0;
   Lock lock = sleeper.lock();
-  const bool copied_in = !how.null && (of_factors ? memory->copy_factors_in(key, factors, lock)
-                                                  : memory->copy_in(key, lock));
+  const bool copied_in = !how.null && copy_in(lock);
   std::vector<float> magnitudes;
   if (!how.null && order == SendOrder::kMagnitude) magnitudes = memory->magnitudes(key, lock);
   keeper.check();
@@ -344,9 +391,9 @@ size_t Worker::key(std::string_view name) const {
 
 std::span<std::byte> Worker::gradient_bytes(size_t key) {
   impl_->check_key(key);
-  if (is_factors(spec().keys[key])) {
-    fail(ErrorCode::kInvalid, "key '{}' has no memory for its gradient: its factors are sent",
-         spec().keys[key].name);
+  if (is_compact(spec().keys[key])) {
+    fail(ErrorCode::kInvalid, "key '{}' has no memory for its gradient: its {} are sent",
+         spec().keys[key].name, spec().keys[key].format);
   }
   if (impl_->coder.codes(key)) return std::as_writable_bytes(impl_->coder.gradient(key));
   return impl_->session->gradient(key);
@@ -452,7 +499,20 @@ Pushed Worker::push_factors(size_t key, std::span<const FactorPairs> factors,
     impl_->check_factors(key, factors);
     PushOptions as = how;
     as.null |= std::ranges::all_of(factors, [](const FactorPairs& f) { return f.pairs == 0; });
-    return impl_->push(key, as, factors);
+    return impl_->push(key, as, [&](Impl::Lock& lock) {
+      return impl_->memory->copy_factors_in(key, factors, lock);
+    });
+  });
+}
+
+Pushed Worker::push_rows(size_t key, const GradientRows& rows, const PushOptions& how) {
+  return only_errors([&] {
+    const std::vector<uint32_t> order = impl_->in_order(key, rows);
+    PushOptions as = how;
+    as.null |= order.empty();
+    return impl_->push(key, as, [&](Impl::Lock& lock) {
+      return impl_->memory->copy_rows_in(key, rows, order, lock);
+    });
   });
 }
 

@@ -142,6 +142,13 @@ struct FactorPairs {
   uint32_t pairs = 0;
 };
 
+// What a matrix's gradient is, where it is not zero: its rows of these indices, row after row. What
+// comes twice is added up, in this order.
+struct GradientRows {
+  std::span<const int64_t> indices;
+  std::span<const float> elements;  // of each row as many as the matrix has columns
+};
+
 struct Pushed {
   size_t key = 0;
   uint64_t round = 0;
@@ -219,8 +226,8 @@ class Worker {
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
-  // are coded. (Where factors are sent there is none: kInvalid.) Writable unless lent. Library
-  // memory: a push from here copies nothing over shared memory, but for what it encodes.
+  // are coded. (Where factors or rows are sent there is none: kInvalid.) Writable unless lent.
+  // Library memory: a push from here copies nothing over shared memory, but for what it encodes.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
   // The key's parameters (optimizer none: its sum or mean), in parameter_memory_format(). Valid
@@ -255,6 +262,11 @@ class Worker {
   Pushed push_factors(size_t key, const FactorPairs& factors) {
     return push_factors(key, {&factors, 1}, {});
   }
+  // The same of a matrix of whose gradient the rows are sent that are not zero
+  // (KeySpec::rows_limit). They are copied before it returns. The server adds up each row, in the
+  // order of the ranks that have it. No row at all is a null. Throws Error(kInvalid): there is no
+  // such row, these are more than rows_limit different ones, or not as many elements as they have.
+  Pushed push_rows(size_t key, const GradientRows& rows, const PushOptions& how = {});
   // Returns when the key's result is here; at once if the key was not pushed since. Every rank must
   // push every key once a round: if others have waited for a tenth of progress_limit_ms (5 s at
   // most) for a key that this rank left out, wait() throws kInvalid, which names the key. The

@@ -1,4 +1,4 @@
-// torch.optim.Adam and AdamW.
+// torch.optim.Adam, AdamW and SparseAdam.
 #if defined(PHUB_KERNELS_OPTIMIZERS_ADAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PHUB_KERNELS_OPTIMIZERS_ADAM_INL_H_
 #undef PHUB_KERNELS_OPTIMIZERS_ADAM_INL_H_
@@ -71,6 +71,29 @@ struct AdamW : Rule<AdamW, 2> {
   static HWY_INLINE void update(D d, const Step& step, V g, V& p, V& m, V& v) {
     p = hn::Mul(p, hn::Set(d, step.decay_factor));
     Adam::update(d, step, g, p, m, v);
+  }
+};
+
+// What torch.optim.SparseAdam does with a row: it rounds in other places, and adds ε before the
+// correction. m += (1−β1)·(g − m); v += (1−β2)·(g·g − v); p −= lr·√bc2/bc1 · (m / (√v + ε)).
+struct SparseAdam : Rule<SparseAdam, 2> {
+  static constexpr std::string_view kName = "sparse-adam";
+  static Hyper defaults() { return Adam::defaults(); }
+
+  static void prepare(const Hyper& h, uint64_t t, Step& step) {
+    Adam::prepare(h, t, step);
+    const auto steps = static_cast<double>(t);
+    step.step_size = static_cast<float>(
+        -(h.lr * std::sqrt(1 - std::pow(h.beta2, steps)) / (1 - std::pow(h.beta1, steps))));
+  }
+
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE void update(D d, const Step& step, V g, V& p, V& m, V& v) {
+    g = with_weight_decay(d, step, g, p);
+    m = hn::Add(m, hn::Mul(hn::Sub(g, m), hn::Set(d, step.one_minus_beta1)));
+    v = hn::Add(v, hn::Mul(hn::Sub(hn::Mul(g, g), v), hn::Set(d, step.one_minus_beta2)));
+    const V denominator = hn::Add(hn::Sqrt(v), hn::Set(d, step.eps));
+    p = hn::Add(p, hn::Mul(hn::Set(d, step.step_size), hn::Div(m, denominator)));
   }
 };
 

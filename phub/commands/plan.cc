@@ -328,7 +328,7 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--optimizer", arguments->spec.optimizer,
-                   "none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop")
+                   "none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, sparse-adam")
       ->capture_default_str();
   command
       ->add_option("--dtype", arguments->spec.gradient_dtype,

@@ -23,12 +23,12 @@ inline constexpr uint32_t kNoChunk = ~0u;
 
 struct CoreChunk {
   uint64_t round = 0;  // in progress; 0: initial parameters are awaited
-  // In the box's arrays and in the worker's results, elements; and the factors of a matrix, in what
-  // these leave free (SlotShape).
+  // In the box's arrays and in the worker's results, elements; and the compact form of a matrix's
+  // gradient, in what these leave free (SlotShape).
   uint64_t offset : 44 = 0;
   uint64_t columns : 20 = 0;
   uint64_t worker_offset : 44 = 0;
-  uint64_t rank_limit : 20 = 0;
+  uint64_t limit : 20 = 0;
   int64_t step_offset = 0;        // its optimizer's step in a round is the round plus this
   uint64_t slot_offset : 48 = 0;  // in the slots of a rank, bytes
   kernels::DType dtype = kernels::DType::kF32;  // of its gradients
@@ -44,10 +44,19 @@ struct CoreChunk {
   bool closed : 1 = false;  // this round: its result is pending
   bool unused : 1 = false;  // this round: nobody has sent a gradient, nothing is applied
   bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same
+  bool lazy : 1 = false;    // the optimizer's steps are those of rows that somebody has sent
+  bool skips : 1 = true;    // rounds without a gradient may be no steps (JobSpec::unused)
+  bool same : 1 = false;    // the latest result is that of the round before (KeySpec::lazy)
+  kernels::SlotForm form : 2 = kernels::SlotForm::kElements;
 
   // Of a gradient.
-  kernels::SlotShape slot() const { return {elements, dtype, columns, rank_limit}; }
-  uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }  // on the wire
+  kernels::SlotShape slot() const { return {elements, dtype, form, columns, limit}; }
+  uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }
+  // Of what is in the slot: on the wire.
+  uint64_t sent_bytes(const std::byte* slots) const {
+    if (form != kernels::SlotForm::kRows) return slot_bytes();
+    return kernels::bytes_of_rows(columns, kernels::row_count(slots + slot_offset));
+  }
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {
     step_offset = static_cast<int64_t>(steps + 1 - r);
@@ -208,15 +217,15 @@ inline void ChunkTable::mark(uint32_t rank, uint32_t index, bool null) {
   const uint64_t bit = uint64_t{1} << (rank % 64);
   arrived_[at(index, rank / 64)] |= bit;
   if (null) null_[at(index, rank / 64)] |= bit;
-  if (!null) counters_[chunk.queue].bytes_in += chunk.slot_bytes();
+  if (!null) counters_[chunk.queue].bytes_in += chunk.sent_bytes(ranks_[rank].slots);
   ++chunk.arrived;
   --chunk.missing;
   ++ranks_[rank].open;
 }
 
 static_assert(sizeof(CoreChunk) == 64, "a cache line");
-static_assert(kMaxElements < uint64_t{1} << 43 && kMaxFactorColumns < 1u << 20 &&
-                  kMaxRankLimit < 1u << 20,
+static_assert(kMaxElements < uint64_t{1} << 43 && kMaxTileColumns < 1u << 20 &&
+                  kMaxRankLimit < 1u << 20 && kMaxRowsLimit < 1u << 20,
               "a chunk's numbers have as many bits");
 static_assert(kMaxRanks <= 0xffff, "ranks are counted in 16 bits");
 

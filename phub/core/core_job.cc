@@ -17,6 +17,10 @@ namespace {
 
 constexpr size_t kPollBatch = 256;  // arrivals received in one pass
 
+uint64_t multiplications_of(const CoreChunk& chunk) {
+  return chunk.form == kernels::SlotForm::kFactors ? chunk.limit * chunk.elements : 0;
+}
+
 std::unique_ptr<Way> way_of(const Stages& stages, const CoreJob::MakeLockStep& make_lock_step) {
   if (!stages.parameters.lock_step) return std::make_unique<Clocked>(stages);
   return make_lock_step ? make_lock_step(stages) : std::make_unique<LockStep>(stages);
@@ -57,7 +61,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          DueChunks::bytes(size.chunks) + KeyStates::bytes(size.chunks) +
          Reports::most(size.max_ranks) * sizeof(CoreReport) +
          Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk, size.levels,
-                        size.differences) +
+                        size.differences, size.lazy) +
          RankTree::bytes(size.levels, size.max_ranks) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +
@@ -142,11 +146,12 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   }
 }
 
-// Whether the payload has the chunk's size and place: bytes that it did not overwrite would be
-// summed as if they had arrived.
+// Whether the payload has the chunk's size, of rows that of as many as it says it has, and place:
+// bytes that it did not overwrite would be summed as if they had arrived.
 bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm) {
   const CoreChunk& chunk = table_[index];
-  uint64_t bytes = imm.kind == ImmKind::kData ? chunk.slot_bytes() : 0;
+  const std::byte* const slots = table_.rank(rank).slots;
+  uint64_t bytes = imm.kind == ImmKind::kData ? chunk.sent_bytes(slots) : 0;
   uint64_t place = chunk.slot_offset;
   if (!parameters_.rack_ranks.empty() && imm.kind <= ImmKind::kNull) {
     // A null is its trailer alone.
@@ -156,10 +161,12 @@ bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const 
   if (imm.kind == ImmKind::kInitial) {
     bytes = initial_part(chunk.elements, chunk.slot_bytes(), imm.round).count * sizeof(float);
   }
-  if (arrival.fits(bytes, place)) return true;
-  const bool wrong_bytes = arrival.bytes != bytes;
+  const bool has_room = imm.kind != ImmKind::kData || chunk.sent_bytes(slots) <= chunk.slot_bytes();
+  if (has_room && arrival.fits(bytes, place)) return true;
+  const bool wrong_bytes = !has_room || arrival.bytes != bytes;
+  const uint64_t said = arrival.bytes == Arrival::kNotTold ? bytes : arrival.bytes;
   violation(rank, index, wrong_bytes ? CoreReport::kBytes : CoreReport::kPlace,
-            wrong_bytes ? arrival.bytes : arrival.offset);
+            wrong_bytes ? said : arrival.offset);
   return false;
 }
 
@@ -209,7 +216,7 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
 // costs. A multiplication of factors takes about as long as a byte.
 uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
   constexpr uint64_t kHandling = 4096;
-  return kHandling + ranks * (chunk.slot_bytes() + chunk.rank_limit * chunk.elements) +
+  return kHandling + ranks * (chunk.slot_bytes() + multiplications_of(chunk)) +
          kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
 }
 
@@ -230,6 +237,8 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   const Way::Closed closed = still_ready ? way.close(index) : Way::Closed::kNotNow;
   if (still_ready && closed == Way::Closed::kNotNow) return false;
   ready_.erase(index);
+  // What a rank has set is not what the round before had.
+  if (states_.set.round() == table_[index].round) table_[index].same = false;
   if (closed == Way::Closed::kDone) finish(way, index);
   if (closed == Way::Closed::kPending) table_[index].closed = true;
   bytes += cost;

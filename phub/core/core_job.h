@@ -57,6 +57,7 @@ class CoreJob {
     bool lock_step = true;
     bool gated = false;
     bool differences = false;
+    bool lazy = false;  // some key is
     bool of_racks = false;
     bool has_parent = false;
   };

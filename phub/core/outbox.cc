@@ -54,6 +54,10 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
     return whole ? result_place(result_format_, offset, chunk.elements)
                  : difference_place(result_format_, all, offset, chunk.elements);
   };
+  if (chunk.same && completed > from) {  // the rank has it
+    write.imm = encode({in_queue, low8(completed), ImmKind::kNull});
+    return true;
+  }
   const ResultPlace here = place(box_elements_, chunk.offset);
   write = {.local_offset = rank * result_stride_ + here.byte,
            .remote_offset = place(worker_elements_, chunk.worker_offset).byte,

@@ -16,6 +16,14 @@ size_t largest_of(std::span<const CoreChunk> chunks) {
   return elements;
 }
 
+size_t most_lazy_rows(std::span<const CoreChunk> chunks) {
+  size_t rows = 0;
+  for (const CoreChunk& chunk : chunks) {
+    if (chunk.lazy) rows = std::max(rows, chunk.slot().rows());
+  }
+  return rows;
+}
+
 }  // namespace
 
 Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
@@ -30,6 +38,7 @@ Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const
       scratch_(largest_of(table.chunks())),
       result_format_(result_format(parameters)),
       decoded_(parameters.differences ? scratch_.size() : 0),
+      stepped_(bit_words(most_lazy_rows(table.chunks()))),
       tree_sum_(parameters.tree, scratch_.size()) {
   slots_.reserve(parameters.max_ranks);
   slot_ranks_.reserve(parameters.max_ranks);
@@ -82,8 +91,8 @@ bool Reducer::sum(uint32_t index, float* to) {
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
-  chunk.unused =
-      (parameters_.unused == Unused::kSkip && slots_.empty()) || table_.participants(index) == 0;
+  const bool skips = parameters_.unused == Unused::kSkip && chunk.skips;
+  chunk.unused = (skips && slots_.empty()) || table_.participants(index) == 0;
   return true;
 }
 
@@ -98,7 +107,8 @@ void* Reducer::separate_result(const CoreChunk& chunk) const {
 
 bool Reducer::reduce(uint32_t index) {
   if (parameters_.work == Work::kNone) return true;
-  const CoreChunk& chunk = table_[index];
+  CoreChunk& chunk = table_[index];
+  chunk.same = false;
   if (table_.participants(index) == 0 && !table_.left_out_rack(index)) {
     // Nobody is in this round of any rack: what there is stays, as where it is skipped.
     if (parameters_.optimizer != kernels::Optimizer::kNone) leave_out(index);
@@ -111,6 +121,11 @@ bool Reducer::reduce(uint32_t index) {
   if (!sum(index, to)) return false;
   if (in_place || parameters_.work == Work::kSumOnly) return true;
   if (chunk.unused) return leave_out(index), true;
+  if (chunk.lazy) {
+    const bool stepped = optimize_rows(step_of(chunk).step, chunk, slots_, to);
+    chunk.same = !stepped && !parameters_.differences;
+    return publish(index), true;
+  }
   optimize(step_of(chunk).step, chunk, to, separate_result(chunk), parameters_.store);
   return true;
 }
@@ -193,6 +208,28 @@ void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const 
   if (parameters_.differences) make_difference(chunk);
 }
 
+// Once each, the rows that the slots have. False: there are none.
+bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
+                            std::span<const void* const> slots, const float* sum) {
+  std::ranges::fill(stepped_, 0);
+  bool any = false;
+  for (const void* slot : slots) {
+    kernels::for_each_row(slot, chunk.slot(), [&](size_t row, const float*) {
+      uint64_t& word = stepped_[row / 64];
+      const uint64_t bit = uint64_t{1} << (row % 64);
+      if ((word & bit) != 0) return;
+      word |= bit;
+      any = true;
+      const uint64_t first = row * chunk.columns;
+      const auto at = [&](float* array) { return array ? array + chunk.offset + first : nullptr; };
+      kernels::optimize(step, sum + first, at(arrays_.parameters), at(arrays_.state0),
+                        at(arrays_.state1), chunk.columns, nullptr, kernels::DType::kF32,
+                        kernels::Store::kCached);
+    });
+  }
+  return any;
+}
+
 // The view becomes what the ranks make of it: with what they decode of the difference added.
 void Reducer::make_difference(const CoreChunk& chunk) {
   const Differences& differences = *parameters_.differences;
@@ -266,9 +303,13 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& st
 
   // Without an optimizer the parameters are the running sum: p − (−1)·g is p + g, to the bit.
   const bool adds = parameters_.optimizer == kernels::Optimizer::kNone;
-  optimize(adds ? kernels::make_step(kernels::Optimizer::kSgd, {.lr = -1}, 1)
-                : kernels::make_step(parameters_.optimizer, hyper, ++steps),
-           chunk, scratch_.data(), nullptr, kernels::Store::kCached);
+  const kernels::Step step = adds ? kernels::make_step(kernels::Optimizer::kSgd, {.lr = -1}, 1)
+                                  : kernels::make_step(parameters_.optimizer, hyper, ++steps);
+  if (chunk.lazy) {
+    optimize_rows(step, chunk, {&slot, 1}, scratch_.data());
+  } else {
+    optimize(step, chunk, scratch_.data(), nullptr, kernels::Store::kCached);
+  }
   return true;
 }
 

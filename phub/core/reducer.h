@@ -22,9 +22,10 @@ class Reducer {
   Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
           ChunkTable& table, Reports& reports, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk,
-                                  uint64_t levels, bool differences) {
+                                  uint64_t levels, bool differences, bool lazy) {
     return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
            (differences ? 2 : 1) * largest_chunk * sizeof(float) +
+           (lazy ? bit_words(largest_chunk) * sizeof(uint64_t) : 0) +
            TreeSum::bytes(levels, largest_chunk);  // held
   }
 
@@ -82,6 +83,8 @@ class Reducer {
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);
+  bool optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
+                     std::span<const void* const> slots, const float* sum);
   const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
     return table_.rank(rank).slots + chunk.slot_offset;
   }
@@ -100,7 +103,8 @@ class Reducer {
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
   const ResultFormat result_format_;
-  std::vector<float> decoded_;  // of a difference
+  std::vector<float> decoded_;     // of a difference
+  std::vector<uint64_t> stepped_;  // rows of a lazy chunk; a bit each
   TreeSum tree_sum_;
   bool stopped_ = false;
   bool nonfinite_reported_ = false;  // below a parent

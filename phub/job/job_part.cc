@@ -355,8 +355,15 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.slot_offset = chunk.slot_offset;
       c.dtype = gradient_dtype(spec_, spec_.keys[chunk.key]);
       c.elements = chunk.elements;
-      c.columns = plan_.key_format[chunk.key].columns;
-      c.rank_limit = plan_.key_format[chunk.key].rank_limit;
+      const SlotFormat& format = plan_.key_format[chunk.key];
+      c.form = format.is_factors() ? kernels::SlotForm::kFactors
+               : format.is_rows()  ? kernels::SlotForm::kRows
+                                   : kernels::SlotForm::kElements;
+      c.columns = format.columns;
+      c.limit = std::max(format.rank_limit, format.rows_limit);
+      c.lazy = spec_.keys[chunk.key].lazy;
+      // Who has no rows of this chunk has some of another, and has sent a gradient of both.
+      c.skips = spec_.keys[chunk.key].rows_limit == 0;
       c.id = id;
       c.priority = spec_.keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];

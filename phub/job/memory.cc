@@ -49,6 +49,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   const bool lock_step = choices.lock_step();
   const bool copies = snapshots && box_has_state(spec);
   const size_t saved = saved_arrays_of(spec);
+  const bool lazy = std::ranges::any_of(spec.keys, &KeySpec::lazy);
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
@@ -94,6 +95,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .lock_step = lock_step,
                                                     .gated = choices.gated,
                                                     .differences = choices.difference.has_value(),
+                                                    .lazy = lazy,
                                                     .of_racks = !spec.rack_ranks.empty(),
                                                     .has_parent = rack != nullptr});
   }

@@ -57,7 +57,7 @@ void check_differences(const JobSpec& spec) {
 }
 
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
-  if (is_factors(key)) return kernels::DType::kF32;
+  if (is_compact(key)) return kernels::DType::kF32;
   return kernel_choice(key.format.empty() ? "gradient_dtype" : "format", gradient_format(spec, key),
                        kernels::parse_format, kernels::DType::kTopK);
 }

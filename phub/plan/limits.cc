@@ -14,8 +14,9 @@ namespace {
 
 // Of a chunk of the key: the fewest chunks that a matrix can have if that is not decided.
 uint64_t most_elements_of(const KeySpec& key, uint32_t chunk_elements) {
-  if (key.rank_limit == 0) return chunk_elements;
-  return (key.tile_rows > 0 ? key.tile_rows : most_tile_rows(key)) * key.shape[1];
+  if (!has_tiles(key)) return chunk_elements;
+  if (key.tile_rows > 0) return key.tile_rows * key.shape[1];
+  return tile_rows_for(key, 1, chunk_elements) * key.shape[1];
 }
 
 // The mean over all keys, whose chunks take bytes(key, elements).
@@ -40,8 +41,12 @@ ElementTraffic element_traffic(const JobSpec& spec) {
   const ElementBytes bytes = element_bytes(spec);
   ElementTraffic element;
   element.gradient = bytes_per_element(spec, [&spec](const KeySpec& key, uint64_t elements) {
-    if (!is_factors(key)) return kernels::slot_bytes(gradient_dtype(spec, key), elements);
-    return factor_format(key.rank_limit, static_cast<uint32_t>(key.shape[1])).bytes(elements);
+    if (!is_compact(key)) return kernels::slot_bytes(gradient_dtype(spec, key), elements);
+    const auto columns = static_cast<uint32_t>(key.shape[1]);
+    if (is_factors(key)) return factor_format(key.rank_limit, columns).bytes(elements);
+    // As if all rows that a rank may send in a round were spread evenly over the chunks.
+    const uint64_t share = (uint64_t{key.rows_limit} * elements + key.elements - 1) / key.elements;
+    return row_format(static_cast<uint32_t>(share), columns).bytes(elements);
   });
   const SlotFormat* difference = difference_format(spec);
   element.parameter = bytes_per_element(spec, [&](const KeySpec&, uint64_t elements) {

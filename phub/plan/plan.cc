@@ -165,12 +165,14 @@ void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options
   }
 }
 
-// The keys with the rows of their chunks: a matrix has as many chunks as there are cores, as each
-// gets the right vectors of all factors.
-std::vector<KeySpec> with_tiles(std::span<const KeySpec> keys, size_t cores) {
+// The keys with the rows of their chunks.
+std::vector<KeySpec> with_tiles(std::span<const KeySpec> keys, size_t cores,
+                                uint32_t chunk_elements) {
   std::vector<KeySpec> all(keys.begin(), keys.end());
   for (KeySpec& key : all) {
-    if (key.rank_limit > 0 && key.tile_rows == 0) key.tile_rows = tile_rows_for(key, cores);
+    if (has_tiles(key) && key.tile_rows == 0) {
+      key.tile_rows = tile_rows_for(key, cores, chunk_elements);
+    }
   }
   return all;
 }
@@ -405,7 +407,7 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   Plan plan;
   std::vector<double> queue_share;
   for (const Site& site : sites) add_site(topology, site, plan, queue_share);
-  const std::vector<KeySpec> tiled = with_tiles(keys, plan.cores.size());
+  const std::vector<KeySpec> tiled = with_tiles(keys, plan.cores.size(), options.chunk_elements);
   check_chunk_count(tiled, options, plan.queues.size());
   static_cast<Layout&>(plan) = lay_out_keys(tiled, options.chunk_elements, options.gradient_dtype);
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);

@@ -124,11 +124,11 @@ WayCost whole_way(uint64_t elements, const WayInputs& inputs) {
 
 std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
   KeySpec key{.elements = rows * columns, .shape = {rows, columns}};
-  if (inputs.box_cores == 0 || inputs.samples > kMaxRankLimit || columns > kMaxFactorColumns) {
+  if (inputs.box_cores == 0 || inputs.samples > kMaxRankLimit || columns > kMaxTileColumns) {
     return std::nullopt;
   }
   key.rank_limit = static_cast<uint32_t>(inputs.samples);
-  key.tile_rows = tile_rows_for(key, inputs.box_cores);
+  key.tile_rows = tile_rows_for(key, inputs.box_cores, 0);
   if (key.tile_rows == 0) return std::nullopt;
   const uint64_t chunks = (rows + key.tile_rows - 1) / key.tile_rows;
   // Each chunk has all of the right vectors, and the number of pairs.

@@ -153,6 +153,9 @@ class Calls {
         if (in_.take() % 8 == 0) {
           return phub_options_set_rank_limit(options(), key(), in_.take() % 8);
         }
+        if (in_.take() % 8 == 0) {
+          return phub_options_set_rows_limit(options(), key(), in_.take() % 8, in_.take() % 2);
+        }
         if (in_.take() % 4 == 0) {
           return phub_options_set_format(options(), in_.choose(kNames), in_.choose(kValues));
         }
@@ -194,6 +197,10 @@ class Calls {
         if (in_.take() % 4 == 0) {
           return phub_push_factors(worker(), key(), initial_.data(), initial_.data(),
                                    in_.take() % 4, 0);
+        }
+        if (in_.take() % 4 == 0) {
+          const int64_t rows[] = {in_.take<int8_t>(), in_.take() % 4, in_.take() % 4};
+          return phub_push_rows(worker(), key(), rows, initial_.data(), in_.take() % 4, 0);
         }
         return phub_push_null(worker(), key());
       case 24: {

@@ -21,7 +21,8 @@ using test::Values;
 
 void check(std::mt19937_64& random, Values kind, bool any_bytes) {
   const size_t rows = 1 + random() % 20, columns = 1 + random() % 70, limit = 1 + random() % 5;
-  const SlotShape shape{.elements = rows * columns, .columns = columns, .rank_limit = limit};
+  const SlotShape shape{
+      .elements = rows * columns, .form = SlotForm::kFactors, .columns = columns, .limit = limit};
   const Factors factors{rows, columns, limit};
   ASSERT_EQ(slot_bytes(shape), factors.floats() * sizeof(float));
   const size_t ranks = random() % 6;
@@ -75,7 +76,7 @@ TEST(FactorSlots, WhatIsNotFiniteIsFound) {
 
 // What is not sent is not looked at.
 TEST(FactorSlots, PairsBehindTheNumberAreNotRead) {
-  const SlotShape shape{.elements = 6, .columns = 2, .rank_limit = 3};
+  const SlotShape shape{.elements = 6, .form = SlotForm::kFactors, .columns = 2, .limit = 3};
   const Factors factors{3, 2, 3};
   std::vector<float> slot(factors.floats(), std::numeric_limits<float>::quiet_NaN());
   const float left[] = {1, 2, 3}, right[] = {5, 7};

@@ -45,6 +45,8 @@ CONFIGS = [
      dict(lr=5e-3, alpha=0.9, eps=1e-7, rmsprop_momentum=0.7, weight_decay=1e-4)),
     ("adam_small_beta", "adam", dict(lr=1e-3, beta1=0.3)),
     ("adamw_half_beta", "adamw", dict(lr=2e-3, beta1=0.5, beta2=0.9)),
+    ("sparse_adam", "sparse-adam", dict(lr=1e-3)),
+    ("sparse_adam_betas", "sparse-adam", dict(lr=3e-3, beta1=0.7, beta2=0.98, eps=1e-6)),
 ]
 
 
@@ -84,6 +86,10 @@ def make_optimizer(torch, kind, hyper, params):
     if kind in ("adam", "adamw"):
         kwargs["betas"] = (hyper.get("beta1", 0.9), hyper.get("beta2", 0.999))
         return (torch.optim.Adam if kind == "adam" else torch.optim.AdamW)(params, **kwargs)
+    if kind == "sparse-adam":
+        del kwargs["foreach"]
+        betas = (hyper.get("beta1", 0.9), hyper.get("beta2", 0.999))
+        return torch.optim.SparseAdam(params, betas=betas, **kwargs)
     if kind == "adagrad":
         return torch.optim.Adagrad(params, lr_decay=hyper.get("lr_decay", 0.0), **kwargs)
     if kind == "rmsprop":
@@ -101,6 +107,9 @@ def run(torch, number, name, kind, hyper, out):
     for step in range(1, STEPS + 1):
         gradient = [value(number, step, i) for i in range(VALUES)]
         param.grad = torch.tensor(gradient, dtype=torch.float32)
+        if kind == "sparse-adam":
+            every = torch.arange(VALUES)[None]
+            param.grad = torch.sparse_coo_tensor(every, param.grad, is_coalesced=True)
         optimizer.step()
         bits = struct.pack(f"<{VALUES}f", *param.tolist())
         out.write(f"{fnv1a(bits):016x}\n")
@@ -115,6 +124,7 @@ def main():
     import torch
 
     torch.Tensor.sqrt = lambda x: torch.from_numpy(numpy.sqrt(x.numpy()))
+    torch.Tensor.sqrt_ = lambda x: x.copy_(torch.from_numpy(numpy.sqrt(x.numpy())))
     path = pathlib.Path(__file__).with_name("golden.txt")
     with path.open("w") as out:
         out.write(f"# make_golden.py, PyTorch {torch.__version__}, {STEPS} steps of {VALUES} values\n")

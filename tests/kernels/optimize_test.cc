@@ -17,9 +17,10 @@ namespace {
 using test::Array;
 using test::Values;
 
-constexpr Optimizer kOptimizers[] = {Optimizer::kNone,     Optimizer::kSgd,    Optimizer::kMomentum,
-                                     Optimizer::kNesterov, Optimizer::kAdam,   Optimizer::kAdamW,
-                                     Optimizer::kAdagrad,  Optimizer::kRmsprop};
+constexpr Optimizer kOptimizers[] = {
+    Optimizer::kNone,     Optimizer::kSgd,     Optimizer::kMomentum,
+    Optimizer::kNesterov, Optimizer::kAdam,    Optimizer::kAdamW,
+    Optimizer::kAdagrad,  Optimizer::kRmsprop, Optimizer::kSparseAdam};
 
 struct Variant {
   Optimizer optimizer;
@@ -167,6 +168,7 @@ TEST(StateArrays, AsPyTorchKeeps) {
   EXPECT_EQ(state_arrays(Optimizer::kNesterov, h), 1u);
   EXPECT_EQ(state_arrays(Optimizer::kAdam, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdamW, h), 2u);
+  EXPECT_EQ(state_arrays(Optimizer::kSparseAdam, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdagrad, h), 1u);
   EXPECT_EQ(state_arrays(Optimizer::kRmsprop, h), 1u);
   h.rmsprop_momentum = 0.5;

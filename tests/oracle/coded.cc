@@ -26,13 +26,15 @@ std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
   for (uint32_t key = 0; key < spec.keys.size(); ++key) {
     const KeySpec& of = spec.keys[key];
     const uint64_t elements = of.elements;
-    const uint64_t most = of.rank_limit > 0 ? of.tile_rows * of.shape[1] : spec.chunk_elements;
+    const uint64_t most = has_tiles(of) ? of.tile_rows * of.shape[1] : spec.chunk_elements;
     PHUB_CHECK(most > 0);
     for (uint64_t at = 0; at < elements; at += most) {
       const auto size = static_cast<uint32_t>(std::min(elements - at, most));
       out.push_back({key, at, size, begin + at});
-      if (of.format != "factors") continue;
-      out.back().factors = {size / of.shape[1], of.shape[1], of.rank_limit};
+      if (of.format == "factors") {
+        out.back().factors = {size / of.shape[1], of.shape[1], of.rank_limit};
+      }
+      if (of.format == "rows") out.back().rows = {size / of.shape[1], of.shape[1], of.rows_limit};
     }
     begin += (elements + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -41,16 +43,17 @@ std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
 
 uint64_t sent_bytes(const JobSpec& spec, const ChunkPlace& place) {
   if (place.factors.pairs > 0) return place.factors.floats() * sizeof(float);
+  if (place.rows.columns > 0) return place.rows.bytes();
   return place.elements * kernels::bytes_of(memory_dtype(spec, place.key));
 }
 
 bool is_coded(const JobSpec& spec, uint32_t key) {
-  if (spec.keys[key].format == "factors") return false;
+  if (is_compact(spec.keys[key])) return false;
   return !kernels::is_plain(*kernels::parse_format(gradient_format(spec, spec.keys[key])));
 }
 
 reference::DType memory_dtype(const JobSpec& spec, uint32_t key) {
-  if (is_coded(spec, key) || spec.keys[key].format == "factors") return reference::DType::kF32;
+  if (is_coded(spec, key) || is_compact(spec.keys[key])) return reference::DType::kF32;
   return *kernels::parse_dtype(gradient_format(spec, spec.keys[key]));
 }
 

@@ -19,6 +19,13 @@ struct ChunkPlace {
   uint32_t elements = 0;
   uint64_t job_element = 0;         // its first one, where every key begins at a multiple of 32
   reference::Factors factors = {};  // that are sent of it, if they are
+  reference::Rows rows = {};        // likewise
+  // A slot that holds these has none of them.
+  bool is_empty(const void* slot) const {
+    return (factors.pairs > 0 && factors.count(slot) == 0) ||
+           (rows.columns > 0 && rows.count(slot) == 0);
+  }
+  bool is_compact() const { return factors.pairs > 0 || rows.columns > 0; }
 };
 // Numbered as in the plan: key by key. REQUIRES: the spec says how many rows tiles have.
 std::vector<ChunkPlace> chunks_of(const JobSpec& spec);

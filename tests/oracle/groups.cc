@@ -69,6 +69,28 @@ std::optional<float> sum_of(const Group& group, std::span<const void* const> slo
   return total;
 }
 
+std::optional<float> sum_of(const Group& group, std::span<const void* const> slots,
+                            const Rows& rows, size_t i) {
+  std::optional<float> total;
+  bool any_slot = false;
+  for (const Group& part : group.parts) {
+    if (!part.parts.empty()) {
+      const std::optional<float> value = sum_of(part, slots, rows, i);
+      if (value) total = total ? *total + *value : *value;
+      continue;
+    }
+    const void* slot = slots[part.rank];  // then all are ranks
+    if (!slot) continue;
+    any_slot = true;
+    for (size_t n = 0; n < rows.count(slot); ++n) {
+      if (rows.row(slot, n) != i / rows.columns) continue;
+      const float value = rows.elements(slot, n)[i % rows.columns];
+      total = total ? *total + value : value;
+    }
+  }
+  return !total && any_slot ? 0.0f : total;
+}
+
 }  // namespace
 
 Group parse_groups(std::string_view groups, uint32_t ranks) {
@@ -93,6 +115,17 @@ bool sum(const Group& group, std::span<const void* const> slots, const Factors& 
   bool finite = true;
   for (size_t i = 0; i < factors.rows * factors.columns; ++i) {
     const float total = sum_of(group, slots, factors, i).value_or(0.0f) * factor;
+    store(out, DType::kF32, i, total);
+    finite = finite && std::isfinite(total);
+  }
+  return finite;
+}
+
+bool sum(const Group& group, std::span<const void* const> slots, const Rows& rows, float factor,
+         float* out) {
+  bool finite = true;
+  for (size_t i = 0; i < rows.rows * rows.columns; ++i) {
+    const float total = sum_of(group, slots, rows, i).value_or(0.0f) * factor;
     store(out, DType::kF32, i, total);
     finite = finite && std::isfinite(total);
   }

@@ -31,6 +31,11 @@ bool sum(const Group& group, std::span<const void* const> slots, DType type, flo
 bool sum(const Group& group, std::span<const void* const> slots, const Factors& factors,
          float factor, float* out);
 
+// The same of rows: of ranks that follow each other in a group, each row is the sum of those that
+// have it, and zero if none has.
+bool sum(const Group& group, std::span<const void* const> slots, const Rows& rows, float factor,
+         float* out);
+
 // Any groups of so many ranks. `below(n)` draws a number from 0 to n-1; the parentheses are at most
 // so deep.
 using Draw = std::function<uint64_t(uint64_t)>;

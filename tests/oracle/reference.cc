@@ -113,6 +113,20 @@ void adam(const Hyper& h, uint64_t t, float grad, Element e) {
   e.param = e.param + numerator / denom;
 }
 
+void sparse_adam(const Hyper& h, uint64_t t, float grad, Element e) {
+  const double bias_correction1 = 1.0 - std::pow(h.beta1, double(t));
+  const double bias_correction2 = 1.0 - std::pow(h.beta2, double(t));
+  const double step_size = h.lr * std::sqrt(bias_correction2) / bias_correction1;
+  const float change = (grad - e.state0) * float(1.0 - h.beta1);
+  const float square = grad * grad;
+  const float change_of_square = (square - e.state1) * float(1.0 - h.beta2);
+  e.state0 = e.state0 + change;
+  e.state1 = e.state1 + change_of_square;
+  const float ratio = e.state0 / (std::sqrt(e.state1) + float(h.eps));
+  const float step = float(-step_size) * ratio;
+  e.param = e.param + step;
+}
+
 void adagrad(const Hyper& h, uint64_t t, float grad, Element e) {
   const double clr = h.lr / (1.0 + (double(t) - 1.0) * h.lr_decay);
   const float square = grad * grad;
@@ -159,6 +173,8 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element
     case Optimizer::kAdam:
     case Optimizer::kAdamW:
       return adam(h, t, grad, e);
+    case Optimizer::kSparseAdam:
+      return sparse_adam(h, t, grad, e);
     case Optimizer::kAdagrad:
       return adagrad(h, t, grad, e);
     case Optimizer::kRmsprop:
@@ -226,6 +242,43 @@ bool is_finite(const Factors& factors, const void* slot) {
   for (size_t i = 0; finite && i < count * factors.rows; ++i) finite = std::isfinite(all[i]);
   for (size_t i = 0; finite && i < count * factors.columns; ++i) finite = std::isfinite(right[i]);
   return finite;
+}
+
+uint32_t Rows::count(const void* slot) const {
+  uint32_t count = 0;
+  std::memcpy(&count, slot, sizeof count);
+  return count;
+}
+
+void Rows::set_count(void* slot, uint32_t count) const { std::memcpy(slot, &count, sizeof count); }
+
+uint32_t Rows::row(const void* slot, size_t i) const {
+  uint32_t row = 0;
+  std::memcpy(&row, elements(slot, i) - 1, sizeof row);
+  return row;
+}
+
+void Rows::set_row(void* slot, size_t i, uint32_t row) const {
+  std::memcpy(elements(slot, i) - 1, &row, sizeof row);
+}
+
+bool Rows::has(const void* slot, size_t which) const {
+  for (size_t i = 0; i < count(slot); ++i) {
+    if (row(slot, i) == which) return true;
+  }
+  return false;
+}
+
+bool is_finite(const Rows& rows, const void* slot) {
+  const size_t count = rows.count(slot);
+  if (count > std::min(rows.rows, rows.limit)) return false;
+  for (size_t i = 0; i < count; ++i) {
+    if (rows.row(slot, i) >= rows.rows) return false;
+    for (size_t j = 0; j < rows.columns; ++j) {
+      if (!std::isfinite(rows.elements(slot, i)[j])) return false;
+    }
+  }
+  return true;
 }
 
 double sum_of_squares(std::span<const float> gradient) {

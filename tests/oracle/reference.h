@@ -5,6 +5,7 @@
 // Every NaN that is written is the canonical one (0x7FC00000 and its bf16 and f16 counterparts).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -46,6 +47,27 @@ struct Factors {
 float add_pairs(const Factors& factors, const void* slot, size_t i, float sum);
 // Whether all that are there are finite numbers, and there are not too many.
 bool is_finite(const Factors& factors, const void* slot);
+
+// A slot that holds at most so many rows: a uint32, how many there are, then of each a uint32,
+// which one it is, and `columns` floats.
+struct Rows {
+  size_t rows = 0, columns = 0, limit = 0;  // of the matrix; in a slot
+
+  size_t bytes() const { return 4 + 4 * std::min(rows, limit) * (1 + columns); }
+  uint32_t count(const void* slot) const;
+  void set_count(void* slot, uint32_t count) const;
+  uint32_t row(const void* slot, size_t i) const;
+  void set_row(void* slot, size_t i, uint32_t row) const;
+  float* elements(void* slot, size_t i) const {
+    return static_cast<float*>(slot) + 2 + i * (1 + columns);
+  }
+  const float* elements(const void* slot, size_t i) const {
+    return static_cast<const float*>(slot) + 2 + i * (1 + columns);
+  }
+  bool has(const void* slot, size_t row) const;
+};
+// Whether all that are there are rows of finite numbers, and there are not too many.
+bool is_finite(const Rows& rows, const void* slot);
 
 // Of a gradient: element i adds its square to lane i mod 16, and the lanes are added in order.
 double sum_of_squares(std::span<const float> gradient);

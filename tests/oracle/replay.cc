@@ -121,14 +121,36 @@ void Replay::sum_round() {
 
 void Replay::apply_round(float factor) {
   if (sum_.empty()) return;
-  if (unused_ && spec_.unused == "skip") return skip_round();
+  const bool skips = spec_.unused == "skip" && spec_.keys[place_.key].rows_limit == 0;
+  if (unused_ && skips) return skip_round();
   if (factor != 1) {
     const void* slot = sum_.data();
     reference::sum({&slot, 1}, kernels::DType::kF32, factor, sum_.data(), sum_.size());
   }
   model_.steps = round_ - 1 + steps_offset_ - skipped_;
-  model_.step(sum_);
+  if (spec_.keys[place_.key].lazy) {
+    step_rows();
+  } else {
+    model_.step(sum_);
+  }
   send_difference();
+}
+
+// Those that somebody has sent who is counted.
+void Replay::step_rows() {
+  ++model_.steps;
+  const size_t columns = place_.rows.columns;
+  for (size_t row = 0; row < place_.rows.rows; ++row) {
+    const bool sent = std::ranges::any_of(counted_, [&](const Member& from) {
+      const auto at = gradients_.find(from);
+      return at != gradients_.end() && place_.rows.has(at->second.data(), row);
+    });
+    const size_t at = row * columns;
+    if (!sent) continue;
+    reference::step(model_.optimizer, model_.hyper, model_.steps, sum_.data() + at,
+                    model_.params.data() + at, model_.state0.data() + at, model_.state1.data() + at,
+                    columns);
+  }
 }
 
 void Replay::skip_round() {
@@ -188,7 +210,8 @@ std::vector<float>& Replay::residual_of(const Member& who) {
 // The sum of those counted, times `factor`. False: it is not finite.
 bool Replay::add(float factor, std::vector<float>& sum) {
   const bool of_factors = place_.factors.pairs > 0;
-  const bool has_groups = !spec_.groups.empty() || of_factors;
+  const bool of_rows = place_.rows.columns > 0;
+  const bool has_groups = !spec_.groups.empty() || place_.is_compact();
   std::vector<const void*> slots(has_groups ? ranks_of(spec_) : 0);
   unused_ = true;
   for (const Member& from : counted_) {
@@ -198,6 +221,7 @@ bool Replay::add(float factor, std::vector<float>& sum) {
     (has_groups ? slots[from.rank] : slots.emplace_back()) = gradient->second.data();
   }
   if (of_factors) return reference::sum(groups_, slots, place_.factors, factor, sum.data());
+  if (of_rows) return reference::sum(groups_, slots, place_.rows, factor, sum.data());
   const kernels::DType type = gradient_dtype_;
   return has_groups ? reference::sum(groups_, slots, type, factor, sum.data(), sum.size())
                     : reference::sum(slots, type, factor, sum.data(), sum.size());
@@ -208,6 +232,7 @@ bool Replay::is_finite(const Member& from) const {
   if (gradient == gradients_.end()) return true;
   const void* slot = gradient->second.data();
   if (place_.factors.pairs > 0) return reference::is_finite(place_.factors, slot);
+  if (place_.rows.columns > 0) return reference::is_finite(place_.rows, slot);
   std::vector<float> alone(place_.elements);
   return reference::sum({&slot, 1}, gradient_dtype_, 1, alone.data(), alone.size());
 }

@@ -74,6 +74,7 @@ class Replay {
 
  private:
   void receive();
+  void step_rows();
   void send_difference();
   std::vector<float>& residual_of(const Member& who);
   bool add(float factor, std::vector<float>& sum);

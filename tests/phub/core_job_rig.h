@@ -79,6 +79,9 @@ struct BasicCoreJobRig {
     uint32_t elements = 64;                       // of each chunk
     kernels::DType dtype = kernels::DType::kF32;  // of gradients
     uint32_t stride = 0;  // elements from one chunk to the next; 0: those of a chunk
+    kernels::SlotForm form = kernels::SlotForm::kElements;
+    uint32_t columns = 0, limit = 0;  // of a compact one
+    bool lazy = false;
     std::vector<uint32_t> expected = {0, 1, 2};
     std::vector<int32_t> priorities = {};
     bool admit = true;  // everyone who is expected
@@ -104,6 +107,10 @@ struct BasicCoreJobRig {
       chunk.slot_offset = kernels::slot_bytes(options_.dtype, chunk.offset);
       chunk.dtype = options_.dtype;
       chunk.elements = options_.elements;
+      chunk.form = options_.form;
+      chunk.columns = options_.columns;
+      chunk.limit = options_.limit;
+      chunk.lazy = options_.lazy;
       chunk.id = options_.chunks - 1 - i;  // not its index in the queue
       chunk.priority = i < options_.priorities.size() ? options_.priorities[i] : 0;
       chunks.push_back(chunk);

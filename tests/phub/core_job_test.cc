@@ -630,6 +630,94 @@ TEST(CoreJob, APayloadOfAnotherSizeOrAtAnotherPlaceIsAViolation) {
   EXPECT_THAT(rig.take_reports(), IsEmpty());
 }
 
+// Rows take as many bytes as there are, and no more than there is room for.
+TEST(CoreJob, APayloadOfRowsSaysHowLongItIs) {
+  constexpr uint64_t kRow = 4 + 16 * 4;
+  struct Case {
+    uint32_t count;
+    uint64_t bytes;
+    bool fits;
+  };
+  for (const Case& c : {Case{1, 4 + kRow, true}, Case{3, 4 + 3 * kRow, true}, Case{0, 4, true},
+                        Case{2, 4 + kRow, false}, Case{1, 4 + 2 * kRow, false}, Case{0, 0, false},
+                        Case{4, 4 + 4 * kRow, false}, Case{~0u, 3, false}}) {
+    for (const bool told : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} rows in {} bytes", c.count, c.bytes));
+      Rig rig({.form = kernels::SlotForm::kRows, .columns = 16, .limit = 3});
+      const kernels::SlotShape shape{64, kernels::DType::kF32, kernels::SlotForm::kRows, 16, 3};
+      const uint64_t at = 64 * sizeof(float);  // of chunk 1
+      const std::vector<float> row(16, 2.0f);
+      for (const uint32_t rank : {0u, 1u, 2u}) {
+        kernels::clear_rows(rig.slots[rank].data() + at);
+        kernels::append_row(shape, 3, row.data(), rig.slots[rank].data() + at);
+      }
+      for (uint32_t i = 0; i < 3; ++i) {  // rows that rank 1 may say that it has
+        std::memcpy(rig.slots[1].data() + at + 4 + i * kRow, &i, sizeof i);
+        std::memcpy(rig.slots[1].data() + at + 8 + i * kRow, row.data(), 64);
+      }
+      std::memcpy(rig.slots[1].data() + at, &c.count, sizeof c.count);
+      Arrival arrival{.rank = 1, .imm = encode({1, 1, ImmKind::kData})};
+      if (told) arrival.bytes = c.bytes, arrival.offset = at;
+      rig.endpoint.inbox.push_back(arrival);
+      for (const uint32_t rank : {0u, 2u}) rig.arrive(rank, {1, 1, ImmKind::kData});
+      rig.run();
+      if (told ? c.fits : c.count <= 3) {
+        EXPECT_THAT(rig.take_reports(), IsEmpty());
+        const auto* sum = reinterpret_cast<const float*>(rig.results.data()) + 64;
+        EXPECT_EQ(sum[3 * 16], 4);
+        EXPECT_EQ(sum[0], c.count > 0 ? 2 : 0);
+        EXPECT_EQ(sum[2 * 16], c.count > 2 ? 2 : 0);
+        continue;
+      }
+      CoreReport report;
+      ASSERT_TRUE(rig.job->next_report(report));
+      EXPECT_EQ(report.violation, CoreReport::kBytes);
+      EXPECT_EQ(report.rank, 1u);
+      EXPECT_THAT(rig.take_posts(), IsEmpty());
+    }
+  }
+}
+
+// Who has the result before gets nothing of one that is the same; who comes gets all of it.
+TEST(CoreJob, AResultThatIsTheSameIsSentToNobodyWhoHasIt) {
+  Rig rig({.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kSgd},
+           .chunks = 1,
+           .form = kernels::SlotForm::kRows,
+           .columns = 16,
+           .limit = 3,
+           .lazy = true,
+           .expected = {0, 1}});
+  const kernels::SlotShape shape{64, kernels::DType::kF32, kernels::SlotForm::kRows, 16, 3};
+  const std::vector<float> row(16, 2.0f);
+  const auto posted = [&rig] {
+    std::vector<std::string> all;
+    for (const auto& [rank, write] : std::exchange(rig.endpoint.posted, {})) {
+      const Imm imm = decode(write.imm);
+      all.push_back(fmt::format("{}@{}: {} bytes{}", rank, imm.round, write.bytes,
+                                imm.kind == ImmKind::kNull ? ", null" : ""));
+    }
+    return all;
+  };
+  kernels::clear_rows(rig.slots[1].data());
+  kernels::append_row(shape, 2, row.data(), rig.slots[1].data());
+  rig.arrive(0, {0, 1, ImmKind::kNull});
+  rig.arrive(1, {0, 1, ImmKind::kData});
+  rig.run();
+  EXPECT_THAT(posted(), ElementsAre("0@1: 256 bytes", "1@1: 256 bytes"));
+  for (const uint32_t rank : {0u, 1u}) rig.arrive(rank, {0, 2, ImmKind::kNull});
+  rig.run();
+  EXPECT_THAT(posted(), ElementsAre("0@2: 0 bytes, null", "1@2: 0 bytes, null"));
+  rig.job->hold();
+  Boundary boundary{.round = 3};
+  boundary.admitted.push_back(rig.admission(2, 1, 3));
+  rig.job->commit(boundary);
+  EXPECT_THAT(posted(), ElementsAre("2@2: 256 bytes"));
+  for (const uint32_t rank : {0u, 1u, 2u}) rig.arrive(rank, {0, 3, ImmKind::kNull});
+  rig.run();
+  EXPECT_THAT(posted(),
+              ElementsAre("0@3: 0 bytes, null", "1@3: 0 bytes, null", "2@3: 0 bytes, null"));
+}
+
 // 16-bit gradients: the f32 of the initial parameters come in two parts, of the sizes that they
 // have.
 TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {

@@ -24,8 +24,8 @@ namespace {
 using kernels::Hyper;
 using kernels::Optimizer;
 
-const std::vector<std::string> kOptimizers = {"none", "sgd",   "momentum", "nesterov",
-                                              "adam", "adamw", "adagrad",  "rmsprop"};
+const std::vector<std::string> kOptimizers = {"none",  "sgd",     "momentum", "nesterov",   "adam",
+                                              "adamw", "adagrad", "rmsprop",  "sparse-adam"};
 
 std::string text_of(const std::string& path) {
   std::ifstream file(std::string(PHUB_SOURCE_DIR) + "/" + path);

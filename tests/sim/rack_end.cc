@@ -77,6 +77,8 @@ void Rack::check_end(RackResult& result) {
     if (job->plan.levels > 0) result.parts_restored_below += job->parts_restored;
     result.coded_jobs += has_coded_keys(job->spec);
     result.jobs_of_factors += std::ranges::any_of(job->spec.keys, is_factors) ? 1 : 0;
+    result.jobs_of_rows += std::ranges::any_of(job->spec.keys, is_rows) ? 1 : 0;
+    result.lazy_jobs += std::ranges::any_of(job->spec.keys, &KeySpec::lazy) ? 1 : 0;
     result.jobs_of_differences += difference_format(job->spec) ? 1 : 0;
     result.residuals_restored += job->residuals_restored;
     result.chunks_carried += job->carried;

@@ -109,8 +109,34 @@ void Oracle::fill_factors(const Contribution& from, uint32_t chunk, std::byte* o
   factors.set_count(out, count);
 }
 
+// In any order, and some of them twice, as the box may get them.
+void Oracle::fill_rows(const Contribution& from, uint32_t chunk, std::byte* out) const {
+  const reference::Rows& rows = places_[chunk].rows;
+  const uint64_t stream =
+      mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
+  auto count = static_cast<uint32_t>(stream % (std::min(rows.rows, rows.limit) + 1));
+  if (mix(mix(job_.seed, from.round), chunk) % 3 == 0) count = 0;  // nobody has any
+  for (uint32_t i = 0; i < std::min(rows.rows, rows.limit); ++i) {
+    rows.set_row(out, i, static_cast<uint32_t>(mix(stream, 7 * i + 1) % rows.rows));
+    for (size_t j = 0; j < rows.columns; ++j) {
+      reference::store(rows.elements(out, i), kernels::DType::kF32, j,
+                       value_of(mix(stream, i * rows.columns + j)));
+    }
+  }
+  for (const BadGradient& bad : job_.bad) {
+    if (bad.key != places_[chunk].key || bad.round != from.round) continue;
+    if (bad.rank != from.rank && bad.kind != BadGradient::kOverflow) continue;
+    // The same row of every rank, as sums are to overflow.
+    count = 1;
+    rows.set_row(out, 0, static_cast<uint32_t>(rows.rows / 2));
+    rows.elements(out, 0)[rows.columns / 2] = kBadValues[bad.kind];
+  }
+  rows.set_count(out, count);
+}
+
 void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const {
   if (places_[chunk].factors.pairs > 0) return fill_factors(from, chunk, out);
+  if (places_[chunk].rows.columns > 0) return fill_rows(from, chunk, out);
   const ChunkLayout& c = plan_.chunks[chunk];
   const kernels::DType dtype = memory_dtype(job_.spec, c.key);
   const uint64_t stream =
@@ -144,8 +170,8 @@ void Oracle::fill_key(const Contribution& from, uint32_t key, std::span<std::byt
   for (uint32_t c = first_chunk_[key]; c < first_chunk_[key + 1]; ++c) {
     const ChunkLayout& chunk = plan_.chunks[c];
     const uint64_t slot = chunk.gradient_offset - plan_.chunks[first_chunk_[key]].gradient_offset;
-    const bool of_factors = places_[c].factors.pairs > 0;
-    fill_chunk(from, c, out.data() + (of_factors ? slot : chunk.key_element * element));
+    fill_chunk(from, c,
+               out.data() + (places_[c].is_compact() ? slot : chunk.key_element * element));
   }
 }
 
@@ -271,7 +297,8 @@ Replay Oracle::replay_of(uint32_t chunk, const Participation& participation,
             const Contribution contribution{from, round};
             if (is_null(contribution, key)) return false;
             fill_chunk(contribution, chunk, out);
-            return true;
+            // A chunk without rows is not sent. Factors are, also without pairs.
+            return places_[chunk].rows.columns == 0 || !places_[chunk].is_empty(out);
           },
           [this, &participation](const Member& who) { return heritage(who, participation); }};
 }

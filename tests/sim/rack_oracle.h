@@ -90,6 +90,7 @@ class Oracle {
 
   void fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out) const;
   void fill_factors(const Contribution& from, uint32_t chunk, std::byte* out) const;
+  void fill_rows(const Contribution& from, uint32_t chunk, std::byte* out) const;
   float exact_value(uint32_t key, uint64_t hash) const;
   void fix_scale(const ChunkLayout& chunk, std::byte* gradient) const;
   bool has_bad(const Contribution& from, uint32_t key) const;

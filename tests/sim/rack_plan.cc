@@ -166,6 +166,28 @@ void send_factors(SimRandom& random, JobPlan& job) {
   job.digits = false;
 }
 
+// Of some keys, which become matrices, rows are sent.
+void send_rows(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || spec.parameter_dtype == "topk") return;
+  const bool may_be_lazy =
+      spec.optimizer != "none" && !is_gated(spec) && job.box_of.empty() && random.chance(0.9);
+  const size_t always = random.below(spec.keys.size());
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    KeySpec& key = spec.keys[k];
+    if (is_factors(key) || (k != always && !random.chance(0.4))) continue;
+    const uint64_t columns = random.between(1, std::min<uint64_t>(key.elements, 40));
+    key.shape = {key.elements / columns, columns};
+    key.elements = key.shape[0] * columns;
+    set_rows_limit(key, static_cast<uint32_t>(random.between(1, 30)),
+                   may_be_lazy && random.chance(0.7));
+    const uint32_t together = rows_together(key);
+    key.tile_rows =
+        std::min(together * static_cast<uint32_t>(random.between(1, 3)), most_tile_rows(key));
+  }
+  job.digits = false;
+}
+
 // Results come back as differences.
 void send_differences(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
@@ -478,6 +500,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom factors(seed ^ 0x666163746f7273ull);
   for (JobPlan& job : plan.jobs) {
     if (factors.chance(0.2)) send_factors(factors, job);
+  }
+  SimRandom rows(seed ^ 0x726f7773ull);
+  for (JobPlan& job : plan.jobs) {
+    if (rows.chance(0.25)) send_rows(rows, job);
   }
   SimRandom paced(seed ^ 0x7061636564ull);
   limit_nics(paced, plan);

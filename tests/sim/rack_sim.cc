@@ -49,6 +49,7 @@ struct Totals {
   uint64_t parts_restored = 0, parts_restored_below = 0, void_snapshots = 0, states = 0,
            spread_jobs = 0, ended_shards = 0, rewinds = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0, jobs_of_differences = 0, jobs_of_factors = 0;
+  uint64_t jobs_of_rows = 0, lazy_jobs = 0;
   uint64_t limited_racks = 0, chunks_carried = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
 };
@@ -94,6 +95,8 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.parts_restored_below += result.parts_restored_below;
   totals.coded_jobs += result.coded_jobs;
   totals.jobs_of_factors += result.jobs_of_factors;
+  totals.jobs_of_rows += result.jobs_of_rows;
+  totals.lazy_jobs += result.lazy_jobs;
   totals.jobs_of_differences += result.jobs_of_differences;
   totals.residuals_restored += result.residuals_restored;
   totals.limited_racks += plan.worker_bytes_per_s + plan.box_bytes_per_s > 0;
@@ -122,7 +125,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "boxes, "
       "{} ended with one, {} went on without one; {} jobs were over racks, {} racks were admitted "
       "and {} "
-      "lost, {} boxes of racks died; {} jobs sent factors, {} had coded gradients, {} ranks their "
+      "lost, {} boxes of racks died; {} jobs sent factors, {} rows, {} of them with lazy "
+      "keys, {} had coded gradients, {} ranks their "
       "residuals again; {} jobs had differences for results; {} racks had NICs with budgets, {} "
       "chunks were carried over\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
@@ -130,7 +134,9 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.box_deaths, totals.restored, totals.parts_restored, totals.parts_restored_below,
       totals.void_snapshots, totals.spread_jobs, totals.ended_shards, totals.rewinds,
       totals.racked_jobs, totals.racks_admitted, totals.racks_lost, totals.boxes_below_died,
-      totals.jobs_of_factors, totals.coded_jobs, totals.residuals_restored,
+      totals.jobs_of_factors, totals.jobs_of_rows, totals.lazy_jobs, totals.coded_jobs,
+      totals.residuals_restored, totals.jobs_of_differences, totals.limited_racks,
+      totals.chunks_carried);
       totals.jobs_of_differences, totals.limited_racks, totals.chunks_carried);
   return totals.failures == 0 ? 0 : 1;
 }

@@ -86,6 +86,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.parts_restored_below += result.parts_restored_below;
     all.coded_jobs += result.coded_jobs;
     all.jobs_of_factors += result.jobs_of_factors;
+    all.jobs_of_rows += result.jobs_of_rows;
+    all.lazy_jobs += result.lazy_jobs;
     all.jobs_of_differences += result.jobs_of_differences;
     all.spread_jobs += result.spread_jobs;
     all.racked_jobs += result.racked_jobs;
@@ -108,6 +110,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.parts_restored_below, 0u);
   EXPECT_GT(all.coded_jobs, 0u);
   EXPECT_GT(all.jobs_of_factors, 0u);
+  EXPECT_GT(all.jobs_of_rows, 0u);
+  EXPECT_GT(all.lazy_jobs, 0u);
   EXPECT_GT(all.jobs_of_differences, 0u);
   EXPECT_GT(all.spread_jobs, 0u);
   EXPECT_GT(all.racked_jobs, 0u);

@@ -232,7 +232,7 @@ TEST(Layout, AMatrixIsCutIntoRows) {
     key.shape = {1 + random() % 500, 1 + random() % 100};
     key.elements = key.shape[0] * key.shape[1];
     key.rank_limit = static_cast<uint32_t>(1 + random() % 5);
-    key.tile_rows = tile_rows_for(key, 1 + random() % 9);
+    key.tile_rows = tile_rows_for(key, 1 + random() % 9, 64);
     ASSERT_GT(key.tile_rows, 0u);
     const std::vector<KeySpec> keys = {
         {.name = "a", .elements = 33}, key, {.name = "b", .elements = 5}};
@@ -247,13 +247,56 @@ TEST(Layout, AMatrixIsCutIntoRows) {
       const uint64_t rows = chunk.elements / key.shape[1];
       ASSERT_EQ(chunk.slot_bytes, 4 * (key.rank_limit * (rows + key.shape[1]) + 1));
       ASSERT_EQ(chunk.slot_bytes, kernels::slot_bytes({.elements = chunk.elements,
+                                                       .form = kernels::SlotForm::kFactors,
                                                        .columns = key.shape[1],
-                                                       .rank_limit = key.rank_limit}));
+                                                       .limit = key.rank_limit}));
       ASSERT_LE(initial_parts(chunk.elements, chunk.slot_bytes), 255u);
       next += chunk.elements;
     }
     ASSERT_EQ(next, key.elements);
     Sample s{.keys = keys, .chunk_elements = 64, .queue_chunks = {{}}, .queue_node = {0}};
+    for (uint32_t c = 0; c < layout.chunks.size(); ++c) s.queue_chunks[0].push_back(c);
+    expect_own_slots(s, layout_of(s, false), false);
+    expect_own_slots(s, layout_of(s, true), true);
+  }
+}
+
+// So are those of a table whose rows are sent; of about as many elements as other chunks.
+TEST(Layout, ATableIsCutIntoRows) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    KeySpec key{.name = "t", .shape = {1 + random() % 500, 1 + random() % 100}};
+    key.elements = key.shape[0] * key.shape[1];
+    set_rows_limit(key, static_cast<uint32_t>(1 + random() % 40), random() % 2 == 0);
+    const auto chunk_elements = static_cast<uint32_t>(32 * (1 + random() % 200));
+    key.tile_rows = tile_rows_for(key, 1 + random() % 9, chunk_elements);
+    ASSERT_GT(key.tile_rows, 0u);
+    if (key.tile_rows > rows_together(key)) {
+      ASSERT_LE(key.tile_rows * key.shape[1], std::max<uint64_t>(chunk_elements, key.shape[1]));
+    }
+    const std::vector<KeySpec> keys = {
+        {.name = "a", .elements = 33}, key, {.name = "b", .elements = 5}};
+    const Layout layout = lay_out_keys(keys, chunk_elements);
+    uint64_t next = 0;
+    for (const ChunkLayout& chunk : layout.chunks) {
+      if (chunk.key != 1) continue;
+      ASSERT_EQ(chunk.key_element, next);
+      ASSERT_EQ(chunk.elements % key.shape[1], 0u);
+      ASSERT_EQ(chunk.offset % kChunkAlignment, 0u);
+      ASSERT_EQ(chunk.gradient_offset % kSlotAlignment, 0u);
+      const uint64_t rows = std::min<uint64_t>(chunk.elements / key.shape[1], key.rows_limit);
+      ASSERT_EQ(chunk.slot_bytes, 4 * (rows * (1 + key.shape[1]) + 1));
+      ASSERT_EQ(chunk.slot_bytes, kernels::slot_bytes({.elements = chunk.elements,
+                                                       .form = kernels::SlotForm::kRows,
+                                                       .columns = key.shape[1],
+                                                       .limit = key.rows_limit}));
+      ASSERT_LE(initial_parts(chunk.elements, chunk.slot_bytes), 255u);
+      next += chunk.elements;
+    }
+    ASSERT_EQ(next, key.elements);
+    Sample s{
+        .keys = keys, .chunk_elements = chunk_elements, .queue_chunks = {{}}, .queue_node = {0}};
     for (uint32_t c = 0; c < layout.chunks.size(); ++c) s.queue_chunks[0].push_back(c);
     expect_own_slots(s, layout_of(s, false), false);
     expect_own_slots(s, layout_of(s, true), true);
@@ -282,6 +325,28 @@ TEST(Layout, NoTileIsTooLarge) {
         EXPECT_LE(
             initial_parts(static_cast<uint32_t>(most * columns), format.bytes(most * columns)),
             255u);
+      }
+    }
+  }
+}
+
+TEST(Layout, NoTileOfRowsIsTooLarge) {
+  for (const uint64_t rows : {1ull, 31ull, 1000ull, 10'000'000ull}) {
+    for (const uint64_t columns : {1ull, 7ull, 32ull, 4096ull, 500'001ull, 1'048'575ull}) {
+      for (const uint32_t limit : {1u, 2u, 1000u, 1'048'575u}) {
+        KeySpec key{.name = "t", .elements = rows * columns, .shape = {rows, columns}};
+        set_rows_limit(key, limit, false);
+        const uint64_t most = most_tile_rows(key);
+        if (most == 0) {
+          EXPECT_GT(std::min<uint64_t>(rows, rows_together(key)) * columns, kMaxChunkElements);
+          continue;
+        }
+        EXPECT_LE(most, rows);
+        EXPECT_LE(most * columns, kMaxChunkElements);
+        const uint64_t bytes =
+            row_format(limit, static_cast<uint32_t>(columns)).bytes(most * columns);
+        EXPECT_LE(bytes, 8ull * kMaxChunkElements + 4);
+        EXPECT_LE(initial_parts(static_cast<uint32_t>(most * columns), bytes), 255u);
       }
     }
   }

@@ -140,7 +140,7 @@ TEST(BoxFactors, AMatrixHasAsManyChunksAsThereAreCores) {
     const KeySpec& of = run.spec.keys[key];
     ASSERT_GT(of.tile_rows, 0u) << of.name;
     EXPECT_EQ(of.tile_rows % rows_together(of) == 0 || of.tile_rows == of.shape[0], true);
-    EXPECT_EQ(of.tile_rows, tile_rows_for(of, cores)) << of.name;
+    EXPECT_EQ(of.tile_rows, tile_rows_for(of, cores, spec.chunk_elements)) << of.name;
   }
 }
 

@@ -418,6 +418,43 @@ static void factors(void) {
   OK(phub_worker_destroy(worker));
 }
 
+/* A table of 4 x 2, of whose gradient rows are sent. */
+static void rows(void) {
+  static const uint64_t shape[2] = {4, 2};
+  static const int64_t indices[] = {3, 0, 3}, beyond[] = {4};
+  static const float elements[] = {1, 2, 3, 4, 5, 6};
+  static const float want[] = {-3, -4, 0, 0, 0, 0, -6, -8};
+  phub_options* options = plain_options("rows", 0, 1);
+  phub_worker* worker;
+  const void* parameters = NULL;
+  void* gradient = NULL;
+  size_t bytes = 0;
+  OK(phub_options_set(options, "optimizer", "sgd"));
+  OK(phub_options_set_hyper(options, "lr", 1));
+  OK(phub_options_add_shaped_key(options, "t", shape, 2));
+  OK(phub_options_add_key(options, "v", 5));
+  OK(phub_options_set_rows_limit(options, 0, 2, 1));
+  worker = join(options);
+  OK(phub_wait_all(worker));
+  OK(phub_push_rows(worker, 0, indices, elements, 3, 0));
+  OK(phub_wait(worker, 0));
+  OK(phub_parameters(worker, 0, &parameters, &bytes));
+  CHECK(bytes == sizeof want && memcmp(parameters, want, sizeof want) == 0);
+  FAILS(phub_push_rows(worker, 0, beyond, elements, 1, 0), PHUB_INVALID, "no row 4");
+  FAILS(phub_push_rows(worker, 0, NULL, elements, 1, 0), PHUB_INVALID, "indices is null");
+  FAILS(phub_push_rows(worker, 0, indices, NULL, 1, 0), PHUB_INVALID, "elements is null");
+  FAILS(phub_push_rows(worker, 0, indices, elements, SIZE_MAX / 4, 0), PHUB_INVALID, "rows are");
+  FAILS(phub_push_rows(worker, 1, indices, elements, 1, 0), PHUB_INVALID, "all rows are sent");
+  FAILS(phub_push_rows(worker, 2, indices, elements, 1, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_push(worker, 0, 0), PHUB_INVALID, "push_rows");
+  FAILS(phub_gradient(worker, 0, &gradient, &bytes), PHUB_INVALID, "no memory for its gradient");
+  OK(phub_push_rows(worker, 0, NULL, NULL, 0, 0));
+  OK(phub_wait(worker, 0));
+  OK(phub_parameters(worker, 0, &parameters, &bytes));
+  CHECK(memcmp(parameters, want, sizeof want) == 0);
+  OK(phub_worker_destroy(worker));
+}
+
 /* What a wrong call gets. */
 static void misuse(void) {
   static const uint64_t shape[9] = {kSmall, 2, 0};
@@ -444,6 +481,8 @@ static void misuse(void) {
   FAILS(phub_options_tune_key(options, 2, 0, 1, 1), PHUB_INVALID, "out of range");
   FAILS(phub_options_set_rank_limit(options, 2, 1), PHUB_INVALID, "out of range");
   FAILS(phub_options_set_rank_limit(options, 1, 1 << 20), PHUB_INVALID, "from 0 to 1048575");
+  FAILS(phub_options_set_rows_limit(options, 2, 1, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_rows_limit(options, 1, 1 << 20, 0), PHUB_INVALID, "from 0 to 1048575");
   FAILS(phub_options_set_group(options, 2, 0), PHUB_INVALID, "out of range");
   FAILS(phub_options_set_group(options, 1, 256), PHUB_INVALID, "groups 0 to 255");
   FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
@@ -508,6 +547,7 @@ int main(int argc, char** argv) {
   states();
   gated();
   factors();
+  rows();
   misuse();
   check_threads();
   check_geeps();

@@ -224,8 +224,8 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
 
 TEST(Exchange, EveryOptimizerGivesTheBytesOfOneProcess) {
   Box box;
-  for (const char* optimizer :
-       {"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop"}) {
+  for (const char* optimizer : {"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
+                                "rmsprop", "sparse-adam"}) {
     run(box, {.optimizer = optimizer}, optimizer);
   }
 }

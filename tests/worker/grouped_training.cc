@@ -1,5 +1,6 @@
 #include "tests/worker/grouped_training.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -24,6 +25,7 @@ JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string&
 void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& place,
                            std::byte* out) const {
   if (place.factors.pairs > 0) return fill_factors(rank, round, place, out);
+  if (place.rows.columns > 0) return fill_rows(rank, round, place, out);
   const DType type = memory_dtype(spec, place.key);
   std::minstd_rand random(
       static_cast<uint32_t>(seed + round * 9973 + rank * 1103 + place.key * 17 + place.begin));
@@ -87,6 +89,69 @@ Pushed GroupedTraining::push_factors(Worker& worker, uint32_t rank, uint64_t rou
   return worker.push_factors(key, parts, {});
 }
 
+std::vector<GroupedTraining::Row> GroupedTraining::rows_of(uint32_t rank, uint64_t round,
+                                                           size_t key) const {
+  const KeySpec& of = spec.keys[key];
+  std::mt19937 random(static_cast<uint32_t>(seed + round * 9973 + rank * 1103 + key * 17));
+  const uint64_t one_in = 1 + (seed + rank + round) % 7;
+  std::vector<Row> rows;
+  uint32_t different = 0;
+  for (uint64_t row = 0; row < of.shape[0] && different < of.rows_limit; ++row) {
+    if (random() % one_in != 0) continue;
+    ++different;
+    for (uint32_t times = random() % 4 == 0 ? 2 : 1; times > 0; --times) {
+      Row& next = rows.emplace_back(Row{static_cast<int64_t>(row), {}});
+      for (uint64_t column = 0; column < of.shape[1]; ++column) {
+        const float value = static_cast<float>(random() % 2001) / 1000 - 1;
+        next.elements.push_back(
+            random() % 8 == 0 ? -0.0f : std::ldexp(value, -static_cast<int>(random() % 20)));
+      }
+    }
+  }
+  for (const ChunkPlace& place : chunks_of(spec)) {
+    if (place.key != key || !is_bad(rank, round, place)) continue;
+    for (Row& row : rows) {
+      const uint64_t at = static_cast<uint64_t>(row.index) * of.shape[1];
+      if (at < place.begin || at >= place.begin + place.elements) continue;
+      row.elements[of.shape[1] / 2] = NAN;
+      break;
+    }
+  }
+  return rows;
+}
+
+void GroupedTraining::fill_rows(uint32_t rank, uint64_t round, const ChunkPlace& place,
+                                std::byte* out) const {
+  const auto first = static_cast<int64_t>(place.begin / place.rows.columns);
+  const auto end = first + static_cast<int64_t>(place.rows.rows);
+  uint32_t count = 0;
+  int64_t latest = -1;
+  for (const Row& row : rows_of(rank, round, place.key)) {
+    if (row.index < first || row.index >= end) continue;
+    const bool again = row.index == latest;
+    if (!again) place.rows.set_row(out, count++, static_cast<uint32_t>(row.index - first));
+    float* const to = place.rows.elements(out, count - 1);
+    for (size_t i = 0; i < place.rows.columns; ++i) {
+      to[i] = again ? to[i] + row.elements[i] : row.elements[i];
+    }
+    latest = row.index;
+  }
+  place.rows.set_count(out, count);
+}
+
+// In any order, but for those that come twice.
+Pushed GroupedTraining::push_rows(Worker& worker, uint32_t rank, uint64_t round, size_t key) const {
+  std::vector<Row> rows = rows_of(rank, round, key);
+  std::ranges::stable_sort(rows, {}, [](const Row& row) { return row.index * 2654435761 % 1009; });
+  std::vector<int64_t> indices;
+  std::vector<float> elements;
+  for (const Row& row : rows) {
+    indices.push_back(row.index);
+    elements.insert(elements.end(), row.elements.begin(), row.elements.end());
+  }
+  return worker.push_rows(key, {indices, elements});
+}
+
 void GroupedTraining::fill_key(uint32_t rank, uint64_t round, size_t key,
                                std::span<std::byte> gradient) const {
   const size_t element = gradient.size() / spec.keys[key].elements;
@@ -116,8 +181,7 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
                         [&run, place](const Member& from, uint64_t round, std::byte* out) {
                           if (run.is_null(from.rank, round, place.key)) return false;
                           run.fill(from.rank, round, place, out);
-                          // Without any pair it is a null.
-                          return place.factors.pairs == 0 || place.factors.count(out) > 0;
+                          return !place.is_empty(out);  // else it is a null
                         });
   }
   std::vector<Results> all;
@@ -152,6 +216,10 @@ void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint
     }
     if (is_factors(run.spec.keys[key])) {
       run.push_factors(worker, rank, round, key);
+      continue;
+    }
+    if (is_rows(run.spec.keys[key])) {
+      run.push_rows(worker, rank, round, key);
       continue;
     }
     run.fill_key(rank, round, key, worker.gradient_bytes(key));

@@ -28,7 +28,7 @@ struct GroupedTraining {
   bool is_bad(uint32_t rank, uint64_t round, const ChunkPlace& place) const {
     const KeySpec& key = spec.keys[place.key];
     const uint64_t chunk =
-        place.begin / (key.rank_limit > 0 ? key.tile_rows * key.shape[1] : spec.chunk_elements);
+        place.begin / (has_tiles(key) ? key.tile_rows * key.shape[1] : spec.chunk_elements);
     return has_nans && round % 2 == 0 && (seed + rank * 3 + round + chunk) % 5 == 0;
   }
   // Writes these elements of a gradient: large and small ones, whose sums are rounded in any
@@ -37,6 +37,14 @@ struct GroupedTraining {
   void fill_key(uint32_t rank, uint64_t round, size_t key, std::span<std::byte> gradient) const;
   void fill_factors(uint32_t rank, uint64_t round, const ChunkPlace& place, std::byte* out) const;
   Pushed push_factors(Worker& worker, uint32_t rank, uint64_t round, size_t key) const;
+  // What a rank gives push_rows(): by ascending row, some of them twice.
+  struct Row {
+    int64_t index = 0;
+    std::vector<float> elements;
+  };
+  std::vector<Row> rows_of(uint32_t rank, uint64_t round, size_t key) const;
+  void fill_rows(uint32_t rank, uint64_t round, const ChunkPlace& place, std::byte* out) const;
+  Pushed push_rows(Worker& worker, uint32_t rank, uint64_t round, size_t key) const;
 };
 
 JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string& groups);

@@ -461,8 +461,8 @@ TEST(KeyStatesErrors, OfAServerWithoutMemory) {
 
 TEST(StateNames, AreAsManyAsTheOptimizerHasStates) {
   Box box(1);
-  for (const char* optimizer :
-       {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "rmsprop+"}) {
+  for (const char* optimizer : {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
+                                "rmsprop", "rmsprop+", "sparse-adam"}) {
     SCOPED_TRACE(optimizer);
     JobSpec spec = spec_of(kKinds[0], "names");
     spec.world_size = 1;

@@ -75,6 +75,22 @@ TEST(Racks, FactorsAreMultipliedBelow) {
   check(racks, run);
 }
 
+// So do rows, of which a rack sends up the sum.
+TEST(Racks, RowsAreAddedBelow) {
+  Racks racks("(2,1),(1,2)", 6);
+  GroupedTraining run{.spec = grouped_spec("rows", 6, "(2,1),(1,2)"), .seed = 22};
+  run.spec.keys.push_back({.name = "m",
+                           .elements = 67 * 33,
+                           .shape = {67, 33},
+                           .format = "rows",
+                           .rows_limit = 20,
+                           .tile_rows = 32});
+  run.spec.optimizer = "adam";
+  run.spec.unused = "skip";
+  run.has_nulls = true;
+  check(racks, run);
+}
+
 // All racks have the chunks that the root decided.
 TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
   Racks racks("2,2", 4);
@@ -87,7 +103,8 @@ TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
     options.rank = static_cast<int32_t>(rank);
     Worker worker(options);
     worker.wait_all();
-    EXPECT_EQ(worker.spec().keys[0].tile_rows, tile_rows_for(spec.keys[0], cores));
+    EXPECT_EQ(worker.spec().keys[0].tile_rows,
+              tile_rows_for(spec.keys[0], cores, spec.chunk_elements));
     const std::vector<float> left(300, 1.0f + static_cast<float>(rank)), right(8, 2.0f);
     worker.push_factors(0, {left.data(), right.data(), 1});
     worker.wait(0);

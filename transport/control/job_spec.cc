@@ -66,38 +66,72 @@ void check_format(std::string_view field, std::string_view value, uint32_t chunk
   }
 }
 
-// `format`: what the key's must be.
-void check_factors(const KeySpec& key, size_t i, std::string_view format) {
-  if (key.rank_limit == 0) {
-    if (is_factors(key) || key.tile_rows > 0) {
-      fail(ErrorCode::kInvalid, "keys[{}].rank_limit: must be from 1 to {} for {}, got 0", i,
-           kMaxRankLimit, is_factors(key) ? "format factors" : "tile_rows");
-    }
-    return;
-  }
-  const std::string field = fmt::format("keys[{}].rank_limit", i);
-  check_number(field, key.rank_limit, 1, kMaxRankLimit);
-  if (key.format != format && !(key.format.empty() && format == "f32")) {
-    fail(ErrorCode::kInvalid, "{}: needs format '{}', got '{}'", field, format,
-         printable(key.format));
-  }
+void check_tiles(const KeySpec& key, size_t i, const std::string& field) {
   if (key.shape.size() != 2) {
     fail(ErrorCode::kInvalid, "{}: needs the shape of a matrix, [rows, columns], got [{}]", field,
          fmt::join(key.shape, ", "));
   }
-  check_number(fmt::format("keys[{}].shape[1]", i), key.shape[1], 1, kMaxFactorColumns);
+  check_number(fmt::format("keys[{}].shape[1]", i), key.shape[1], 1, kMaxTileColumns);
   const uint32_t most = most_tile_rows(key);
   if (most == 0) {
     fail(ErrorCode::kInvalid,
-         "{}: {} pairs of vectors for {} rows of {} columns are more than a chunk may have, which "
-         "is {} elements; send the gradient as it is",
-         field, key.rank_limit, rows_together(key), key.shape[1], kMaxChunkElements);
+         "{}: {} for {} rows of {} columns are more than a chunk may have, which is {} elements; "
+         "send the gradient as it is",
+         field,
+         key.rank_limit > 0 ? fmt::format("{} pairs of vectors", key.rank_limit) : "their elements",
+         rows_together(key), key.shape[1], kMaxChunkElements);
   }
   if (key.tile_rows == 0) return;
   const bool whole = key.tile_rows >= key.shape[0] || key.tile_rows % rows_together(key) == 0;
   if (whole && key.tile_rows <= most) return;
   fail(ErrorCode::kInvalid, "keys[{}].tile_rows: must be a multiple of {} and at most {}, got {}",
        i, rows_together(key), most, key.tile_rows);
+}
+
+void check_format_of(const KeySpec& key, const std::string& field, std::string_view format,
+                     bool of_racks) {
+  if (of_racks) format = "f32";
+  if (key.format == format || (key.format.empty() && of_racks)) return;
+  fail(ErrorCode::kInvalid, "{}: needs format '{}', got '{}'", field, format,
+       printable(key.format));
+}
+
+// Keys whose gradients are compact. Racks send whole sums, in f32, of the same chunks.
+void check_compact(const KeySpec& key, size_t i, bool of_racks) {
+  const auto field = [i](std::string_view name) { return fmt::format("keys[{}].{}", i, name); };
+  if (key.rank_limit == 0 && (is_factors(key) || (key.tile_rows > 0 && !has_tiles(key)))) {
+    fail(ErrorCode::kInvalid, "{}: must be from 1 to {} for {}, got 0", field("rank_limit"),
+         kMaxRankLimit, is_factors(key) ? "format factors" : "tile_rows");
+  }
+  if (key.rows_limit == 0 && (is_rows(key) || key.lazy)) {
+    fail(ErrorCode::kInvalid, "{}: must be from 1 to {} for {}, got 0", field("rows_limit"),
+         kMaxRowsLimit, is_rows(key) ? "format rows" : "lazy");
+  }
+  if (!has_tiles(key)) return;
+  if (key.rank_limit > 0 && key.rows_limit > 0) {
+    fail(ErrorCode::kInvalid, "{}: is {}, and so rows_limit must be 0, got {}", field("rank_limit"),
+         key.rank_limit, key.rows_limit);
+  }
+  if (key.rank_limit > 0) {
+    check_number(field("rank_limit"), key.rank_limit, 1, kMaxRankLimit);
+    check_format_of(key, field("rank_limit"), kFactors, of_racks);
+    return check_tiles(key, i, field("rank_limit"));
+  }
+  check_number(field("rows_limit"), key.rows_limit, 1, kMaxRowsLimit);
+  check_format_of(key, field("rows_limit"), kRows, of_racks);
+  check_tiles(key, i, field("rows_limit"));
+}
+
+// Where no step is of some rows, or it is not known any more which they are.
+void check_lazy(const JobSpec& spec, size_t i) {
+  if (!spec.keys[i].lazy) return;
+  const auto refuse = [i](std::string_view why) {
+    fail(ErrorCode::kInvalid,
+         "keys[{}].lazy: {}; without it, rows that nobody sends have a gradient of zero", i, why);
+  };
+  if (spec.optimizer == "none") refuse("optimizer 'none' makes no steps");
+  if (is_gated(spec)) refuse("rounds with max_norm or on_nonfinite 'skip' are applied as a whole");
+  if (!spec.rack_ranks.empty()) refuse("racks send whole sums, and not which rows they are of");
 }
 
 void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
@@ -124,7 +158,7 @@ void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
     total += key.elements;
     check_shape(key, i);
     check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
-    if (!key.format.empty() && !is_factors(key)) {
+    if (!key.format.empty() && !is_compact(key)) {
       check_format(fmt::format("keys[{}].format", i), key.format, chunk_elements);
     }
     for (const auto& [field, value] :
@@ -322,32 +356,48 @@ size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limi
                            [rank_limit](KeySpec& key) { set_rank_limit(key, rank_limit); });
 }
 
+void set_rows_limit(KeySpec& key, uint32_t rows_limit, bool lazy) {
+  if (rows_limit > 0 || is_rows(key)) key.format = rows_limit > 0 ? kRows : "";
+  key.rows_limit = rows_limit;
+  key.lazy = rows_limit > 0 && lazy;
+}
+
+size_t set_rows(JobSpec& spec, const std::string& pattern, uint32_t rows_limit, bool lazy) {
+  return for_each_matching(
+      spec, pattern, [rows_limit, lazy](KeySpec& key) { set_rows_limit(key, rows_limit, lazy); });
+}
+
 uint32_t rows_together(const KeySpec& key) {
   return static_cast<uint32_t>(kChunkAlignment / std::gcd(kChunkAlignment, key.shape[1]));
 }
 
+// A slot also takes the initial parameters, in kMostInitialParts parts at most.
 uint32_t most_tile_rows(const KeySpec& key) {
-  const uint64_t columns = key.shape[1], limit = key.rank_limit, together = rows_together(key);
-  const uint64_t of_slot = kMaxChunkElements / limit;  // elements that a pair may have
-  if (of_slot <= columns) return 0;
-  uint64_t rows = std::min<uint64_t>(of_slot - columns, kMaxChunkElements / columns);
-  rows = std::min(rows, kMostInitialParts * limit);
+  const uint64_t columns = key.shape[1], together = rows_together(key);
+  uint64_t rows = kMaxChunkElements / columns;
+  if (key.rank_limit > 0) {
+    const uint64_t of_slot = kMaxChunkElements / key.rank_limit;  // elements that a pair may have
+    if (of_slot <= columns) return 0;
+    rows = std::min(rows, of_slot - columns);
+  }
+  rows = std::min(rows, kMostInitialParts * uint64_t{std::max(key.rank_limit, key.rows_limit)});
   if (rows >= key.shape[0]) return static_cast<uint32_t>(key.shape[0]);
   return static_cast<uint32_t>(rows / together * together);
 }
 
-uint32_t tile_rows_for(const KeySpec& key, uint64_t cores) {
+uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements) {
   const uint64_t together = rows_together(key);
-  const uint64_t even = (key.shape[0] + cores - 1) / cores;
-  return static_cast<uint32_t>(
-      std::min<uint64_t>((even + together - 1) / together * together, most_tile_rows(key)));
+  const uint64_t wanted = key.rank_limit > 0 ? (key.shape[0] + cores - 1) / cores
+                                             : chunk_elements / key.shape[1] / together * together;
+  const uint64_t whole = (std::max<uint64_t>(wanted, 1) + together - 1) / together * together;
+  return static_cast<uint32_t>(std::min<uint64_t>(whole, most_tile_rows(key)));
 }
 
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key) {
   static const std::string f32 = "f32";
   const std::string& format = gradient_format(spec, key);
   const SlotFormat* known = find_slot_format(format);
-  return is_factors(key) || (known && !known->is_plain()) ? f32 : format;
+  return is_compact(key) || (known && !known->is_plain()) ? f32 : format;
 }
 
 uint64_t coded_elements(const JobSpec& spec) {
@@ -386,7 +436,9 @@ uint64_t rounding_seed(std::string_view job) {
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
   const std::string& optimizer = spec.optimizer;
   if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};
-  if (optimizer == "adam" || optimizer == "adamw") return {"exp_avg", "exp_avg_sq"};
+  if (optimizer == "adam" || optimizer == "adamw" || optimizer == "sparse-adam") {
+    return {"exp_avg", "exp_avg_sq"};
+  }
   if (optimizer == "adagrad") return {"sum"};
   if (optimizer != "rmsprop") return {};
   const auto momentum = spec.hyper.find("rmsprop_momentum");
@@ -415,12 +467,13 @@ void validate(const JobSpec& spec) {
   check_format("gradient_dtype", spec.gradient_dtype, spec.chunk_elements);
   check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements);
   for (size_t i = 0; i < spec.keys.size(); ++i) {
-    check_factors(spec.keys[i], i, spec.rack_ranks.empty() ? kFactors : "f32");
-    if (spec.keys[i].rank_limit == 0 || spec.parameter_dtype != "topk") continue;
+    check_compact(spec.keys[i], i, !spec.rack_ranks.empty());
+    check_lazy(spec, i);
+    if (!has_tiles(spec.keys[i]) || spec.parameter_dtype != "topk") continue;
     fail(ErrorCode::kInvalid,
          "parameter_dtype: topk is for chunks of at most {} elements, and keys[{}], which has "
-         "factors, may have larger ones",
-         kTopKElements, i);
+         "{}, may have larger ones",
+         kTopKElements, i, spec.keys[i].rank_limit > 0 ? "factors" : "rows");
   }
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));

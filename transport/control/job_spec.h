@@ -31,7 +31,13 @@ struct KeySpec {
   // Its format is "factors", and its chunks are whole rows. (Where the ranks are racks, it is
   // "f32": they send whole sums, of the same chunks.) 0: the gradient is sent as it is.
   uint32_t rank_limit = 0;
-  uint32_t tile_rows = 0;  // rows of such a chunk; 0: the server decides
+  // Likewise: a rank sends the rows of its gradient that are not zero, at most so many in a round,
+  // each with its index. Its format is "rows", and its chunks are whole rows. 0: all are sent.
+  uint32_t rows_limit = 0;
+  // Of such a key: the optimizer's step of a round changes the rows that somebody sent, and leaves
+  // alone parameters and state of the others. False: their gradient is zero, and the step is made.
+  bool lazy = false;
+  uint32_t tile_rows = 0;  // rows of a chunk of either kind; 0: the server decides
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
@@ -98,7 +104,8 @@ inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
 inline constexpr uint32_t kMaxHyperGroups = 256;
 inline constexpr uint32_t kMaxRankLimit = (1u << 20) - 1;
-inline constexpr uint32_t kMaxFactorColumns = (1u << 20) - 1;
+inline constexpr uint32_t kMaxRowsLimit = kMaxRankLimit;
+inline constexpr uint32_t kMaxTileColumns = (1u << 20) - 1;  // of a key whose chunks are rows
 inline constexpr uint32_t kMaxChunkElements = 1u << 24;
 inline constexpr size_t kMaxGroupEntries = 1u << 18;  // of a schedule, times the groups
 
@@ -133,16 +140,27 @@ size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limi
 
 void set_rank_limit(KeySpec& key, uint32_t rank_limit);  // the same of one
 
+// Rows are sent of the keys whose names match, as KeySpec::rows_limit says. Returns how many there
+// are.
+size_t set_rows(JobSpec& spec, const std::string& pattern, uint32_t rows_limit, bool lazy);
+void set_rows_limit(KeySpec& key, uint32_t rows_limit, bool lazy);  // the same of one
+
 inline bool is_factors(const KeySpec& key) { return key.format == kFactors; }
-// Of a key with a rank_limit: a chunk has a multiple of so many rows, so that it has a multiple of
+inline bool is_rows(const KeySpec& key) { return key.format == kRows; }
+// Its gradient is sent in another form than its elements.
+inline bool is_compact(const KeySpec& key) { return is_factors(key) || is_rows(key); }
+// Its chunks are whole rows: its gradient is compact, here or where the ranks of a rack send it.
+inline bool has_tiles(const KeySpec& key) { return key.rank_limit > 0 || key.rows_limit > 0; }
+// Of such a key: a chunk has a multiple of so many rows, so that it has a multiple of
 // kChunkAlignment elements, and at most so many; 0: not even one such multiple is possible.
 uint32_t rows_together(const KeySpec& key);
 uint32_t most_tile_rows(const KeySpec& key);
-// As many chunks as `cores`, if they may be so large.
-uint32_t tile_rows_for(const KeySpec& key, uint64_t cores);
+// Of factors: as many chunks as `cores`, if they may be so large, as each gets the right vectors of
+// all. Of rows: chunks of about chunk_elements, as a result is a whole chunk.
+uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements);
 
 // The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are
-// f32 there, and coded when they are pushed; so are factors.
+// f32 there, and coded when they are pushed; so are factors and rows.
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key);
 
 // Results come back as differences if the format of parameters is coded: what the worker has of

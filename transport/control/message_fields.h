@@ -32,6 +32,8 @@ void fields(A& a, const KeySpec*) {
   a.optional("group", &KeySpec::group, {0, kMaxHyperGroups - 1});
   a.optional("format", &KeySpec::format, kWord);
   a.optional("rank_limit", &KeySpec::rank_limit, {0, kMaxRankLimit});
+  a.optional("rows_limit", &KeySpec::rows_limit, {0, kMaxRowsLimit});
+  a.optional("lazy", &KeySpec::lazy);
   a.optional("tile_rows", &KeySpec::tile_rows);
 }
 

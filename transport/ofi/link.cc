@@ -191,7 +191,8 @@ std::shared_ptr<const OfiDomain> OfiWorkerLink::domain(const std::string& provid
 // Endpoints come first: making them can take a provider longer than a connection may be half open.
 std::vector<WelcomedQueue> OfiWorkerLink::connect_all(const Offer& offer) {
   check_offer(offer, "ofi", &layout_);
-  if (!arrays_->are_anothers()) check_addresses(offer);  // else there are queues of the other link's
+  if (!arrays_->are_anothers())
+    check_addresses(offer);  // else there are queues of the other link's
   std::vector<WelcomedQueue> connections(offer.queues.size());
   for (uint32_t q = 0; q < connections.size(); ++q) {
     const QueueOffer& queue = offer.queues[q];

@@ -274,6 +274,20 @@ phub_code phub_push_factors(phub_worker* worker, size_t key, const float* left, 
   });
 }
 
+phub_code phub_push_rows(phub_worker* worker, size_t key, const int64_t* indices,
+                         const float* elements, size_t rows, int32_t priority) {
+  return exchanging(__func__, worker, [&](Worker& w, auto&) {
+    if (rows > 0) need(indices, "indices"), need(elements, "elements");
+    const uint64_t columns = key < w.keys() && w.spec().keys[key].shape.size() == 2
+                                 ? w.spec().keys[key].shape[1]
+                                 : 0;  // then the key is refused
+    if (columns > 0 && rows > kMaxElements / columns) {
+      throw Refusal(PHUB_INVALID, fmt::format("{} rows are more than a job can have", rows));
+    }
+    w.push_rows(key, {{indices, rows}, {elements, rows * columns}}, {.priority = priority});
+  });
+}
+
 phub_code phub_push_then(phub_worker* worker, size_t key, int32_t priority,
                          phub_completion completion, void* user_data) {
   return exchanging(__func__, worker, [&](Worker&, WorkerObject& object) {

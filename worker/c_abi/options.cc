@@ -264,6 +264,18 @@ phub_code phub_options_set_rank_limit(phub_options* options, size_t key, uint32_
   });
 }
 
+phub_code phub_options_set_rows_limit(phub_options* options, size_t key, uint32_t rows_limit,
+                                      int lazy) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    check_key(all, key);
+    if (rows_limit > kMaxRowsLimit) {
+      throw Refusal(PHUB_INVALID, fmt::format("rows_limit: must be from 0 to {}, got {}",
+                                              kMaxRowsLimit, rows_limit));
+    }
+    set_rows_limit(all.spec.keys[key], rows_limit, lazy != 0);
+  });
+}
+
 phub_code phub_options_set_format(phub_options* options, const char* pattern, const char* format) {
   return change(__func__, options, [&](WorkerOptions& all) {
     need(pattern, "pattern");

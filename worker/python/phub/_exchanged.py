@@ -83,11 +83,7 @@ class Exchanged:
         if gradient is None:
             self._send(None)
         else:
-            if gradient.layout != torch.strided:
-                raise RuntimeError(
-                    f"the gradient of '{self.name}' is {gradient.layout}: phub exchanges dense "
-                    "gradients (sparse=False)"
-                )
+            self._check_layout(gradient)
             if self.zero_copy and gradient.requires_grad:
                 raise RuntimeError(
                     f"the gradient of '{self.name}' has a graph (create_graph=True), which needs "
@@ -99,6 +95,14 @@ class Exchanged:
             increment_version(self.tensor)  # what still needs the present value is an error
         self.gradient = gradient
         self.pushed = True
+
+    def _check_layout(self, gradient: torch.Tensor) -> None:
+        if gradient.layout != torch.strided:
+            raise RuntimeError(
+                f"the gradient of '{self.name}' is {gradient.layout}: rows are sent of the weights "
+                "of nn.Embedding(sparse=True), for steps of the box (server=True); phub exchanges "
+                "dense gradients of others (sparse=False)"
+            )
 
     @torch.no_grad()
     def _send(self, gradient: torch.Tensor | None) -> None:

@@ -13,6 +13,7 @@ from phub._library import call
 
 Option = Union[str, int, bool]
 MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
+MAX_ROWS = 2**20 - 1  # a key's rows_limit, the same
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Key:
     `group`, 0 to 255: hyperparameters of a name such as "lr@2" are those of group 2.
     `rank_limit`: of a key whose shape is (rows, columns), so many pairs of vectors at most are sent
     in place of its gradient, with `Worker.push_factors`; 0: the gradient.
+    `rows_limit`: of such a key, so many different rows of its gradient at most are sent, with
+    `Worker.push_rows`: those that are not zero; 0: all. `lazy`: the optimizer's step of a round
+    changes the rows that a rank sent, and leaves alone parameters and state of the others.
     """
 
     elements: int
@@ -34,6 +38,8 @@ class Key:
     shape: tuple[int, ...] = ()
     group: int = 0
     rank_limit: int = 0
+    rows_limit: int = 0
+    lazy: bool = False
 
 
 def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
@@ -62,6 +68,8 @@ def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
         call("options_set_group", options, index, key.group)
         if key.rank_limit:
             call("options_set_rank_limit", options, index, key.rank_limit)
+        if key.rows_limit:
+            call("options_set_rows_limit", options, index, key.rows_limit, int(key.lazy))
 
 
 def _add_key(options: c_void_p, name: str, key: Key) -> None:

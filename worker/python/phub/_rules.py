@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 
 from phub.errors import InvalidError
 
 WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
 _REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
-_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop)
+_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, SparseAdam)
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -47,6 +47,8 @@ def _name_in(kind: type[Optimizer], group: Mapping[str, Any]) -> str:
         if not group["momentum"]:
             return "sgd"
         return "nesterov" if group["nesterov"] else "momentum"
+    if kind is SparseAdam:
+        return "sparse-adam"
     if issubclass(kind, Adam):
         return "adamw" if group.get("decoupled_weight_decay", kind is AdamW) else "adam"
     return kind.__name__.lower()
@@ -64,10 +66,12 @@ def fixed_values(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, fl
 
 def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     """The hyperparameters of a group, by the box's names."""
-    fields = {"lr": "lr", "weight_decay": "weight_decay"}
+    fields = {"lr": "lr"}
+    if name != "sparse-adam":
+        fields["weight_decay"] = "weight_decay"
     if name in ("momentum", "nesterov"):
         fields |= {"momentum": "momentum", "dampening": "dampening"}
-    if name in ("adam", "adamw", "adagrad", "rmsprop"):
+    if name in ("adam", "adamw", "adagrad", "rmsprop", "sparse-adam"):
         fields["eps"] = "eps"
     if name == "adagrad":
         fields["lr_decay"] = "lr_decay"
@@ -79,17 +83,15 @@ def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def torch_state(
-    name: str, steps: int, arrays: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def torch_state(name: str, steps: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """A parameter's state as PyTorch's optimizer has it after so many steps.
 
     Before the first one it is zeros: torch.distributed.checkpoint loads only into what is there.
     """
-    counted = (
-        {} if name in ("sgd", "momentum", "nesterov") else {"step": torch.tensor(float(steps))}
-    )
-    return {**counted, **arrays}
+    if name in ("sgd", "momentum", "nesterov"):
+        return {**arrays}
+    # SparseAdam counts in an int.
+    return {"step": steps if name == "sparse-adam" else torch.tensor(float(steps)), **arrays}
 
 
 def box_state(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import nn
@@ -20,6 +20,7 @@ from phub._memory import format_in_memory
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
+from phub._rows import SparseRows, rows_in
 from phub._steps import Steps
 from phub._values import Values
 from phub.errors import Error, InvalidError, RewoundError
@@ -53,13 +54,16 @@ class DistributedOptimizer(Optimizer):
         max_norm: float = 0.0,
         formats: Mapping[str, str] | None = None,
         factors: Mapping[str, int] | None = None,
+        rows: Mapping[str, int] | None = None,
+        lazy: Sequence[str] = (),
         **options: Option,
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
 
-        optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad or RMSprop, over parameters of
-            the model, which are float32, bfloat16 or float16 on the CPU, or all on one GPU. Those
-            that require no gradient are not exchanged. If it has state, the box takes rank 0's.
+        optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop or SparseAdam, over
+            parameters of the model, which are float32, bfloat16 or float16 on the CPU, or all on
+            one GPU. Those that require no gradient are not exchanged. If it has state, the box
+            takes rank 0's.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
             the new parameters. "forward": the next forward() waits, module by module. False:
             everything is in step(), and gradients may be changed before.
@@ -76,6 +80,12 @@ class DistributedOptimizer(Optimizer):
             at most: factors are sent of these, and the box multiplies. They are float32 on the CPU,
             used once in a forward(), and have no `.grad`. With accumulate, the samples of all its
             backward() count.
+        rows: of weights of nn.Embedding(sparse=True) only those rows of the gradient are sent that
+            a step used. By patterns of their names, how many different ones a rank has in a step at
+            most, for which the box has memory; without a pattern, all.
+        lazy: patterns of names of such weights. The optimizer's step changes the rows that a rank
+            used, and leaves alone parameters and state of the others. Else their gradient is zero.
+            With SparseAdam all are.
         options: of `Worker`. Unlike there, the default of reduction is "mean". With
             on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
@@ -85,6 +95,8 @@ class DistributedOptimizer(Optimizer):
             raise InvalidError(
                 "factors are for steps of the box (server=True); phub.ddp has factors for others"
             )
+        if (rows or lazy) and not server:
+            raise InvalidError("rows and lazy are for steps of the box (server=True)")
         if not server and (max_norm or options.get("on_nonfinite") == "skip"):
             raise InvalidError(
                 "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
@@ -117,6 +129,8 @@ class DistributedOptimizer(Optimizer):
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
         layers = layers_in(model, factors or {}, keys)
+        lazy_ones = None if self._rule == "sparse-adam" else lazy
+        tables = rows_in(model, rows or {}, lazy_ones, named, keys) if server else set()
         fixed = _rules.fixed_values(self._rule, self.param_groups)
         if max_norm:
             fixed["max_norm"] = max_norm
@@ -128,7 +142,9 @@ class DistributedOptimizer(Optimizer):
         self._mine = [
             BoxFactors(self.worker, name, tensor, False, zero_copy, samples=layers[name][1])
             if name in layers
-            else Exchanged(self.worker, name, tensor, not server, zero_copy)
+            else (SparseRows if name in tables else Exchanged)(
+                self.worker, name, tensor, not server, zero_copy
+            )
             for name, tensor in named.items()
         ]
         self._begin()

@@ -81,6 +81,10 @@ class Worker:
             key.shape if isinstance(key, Key) and key.rank_limit else (0, 0)
             for key in keys.values()
         ]
+        self._columns = [
+            key.shape[-1] if isinstance(key, Key) and key.rows_limit and key.shape else 0
+            for key in keys.values()
+        ]
         self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
         self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
@@ -250,6 +254,27 @@ class Worker:
             )
         addresses = (side.address or None for side in sides)
         call("push_factors", self._worker, index, *addresses, pairs, priority)
+
+    def push_rows(self, key: str, indices: Any, elements: Any, priority: int = 0) -> None:
+        """As `push`, of a key with a rows_limit: those rows of the gradient that are not zero.
+
+        indices: contiguous int64, (count,); elements: float32, (count, columns); buffers or
+        `Memory`. They are copied. What comes twice is added up, in this order. The box adds up each
+        row, in the order of the ranks that have it. Without any row it is `push_null`.
+        """
+        index = self._at(key)
+        columns = self._columns[index]
+        if not columns:
+            raise errors.InvalidError(f"key '{key}' has no rows_limit: all rows of it are sent")
+        given = [memory_of_any(key, each) for each in (indices, elements)]
+        count = given[0].bytes // 8
+        if (given[0].bytes, given[1].bytes) != (count * 8, count * columns * 4):
+            raise errors.InvalidError(
+                f"key '{key}': rows of {given[0].bytes} and {given[1].bytes} bytes are not int64 "
+                f"of (count,) and float32 of (count, {columns})"
+            )
+        addresses = (each.address or None for each in given)
+        call("push_rows", self._worker, index, *addresses, count, priority)
 
     def wait(self, key: str) -> None:
         """Returns when the key's result is here; at once if it was not pushed since."""
