@@ -138,7 +138,7 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.residuals_restored, totals.jobs_of_differences, totals.limited_racks,
       totals.chunks_carried);
       totals.jobs_of_differences, totals.limited_racks, totals.chunks_carried);
-  return totals.failures == 0 ? 0 : 1;
+      return totals.failures == 0 ? 0 : 1;
 }
 
 int run_in_processes(uint64_t first, uint64_t last, const Options& options) {

@@ -338,7 +338,7 @@ TEST_P(DeviceKeysTest, FactorsAreThoseOfAJobWithoutADevice) {
         gate.close(*stream);
         for (const HostFactors& of : rounds) {
           const FactorPairs parts[] = {{on(of.left[0]), on(of.right[0]), of.pairs[0]},
-                                         {on(of.left[1]), on(of.right[1]), of.pairs[1]}};
+                                       {on(of.left[1]), on(of.right[1]), of.pairs[1]}};
           keys.push_factors(3, parts, *stream);
           keys.pull(3, result.data(), *stream);
         }
