@@ -188,6 +188,7 @@ class Rack {
   std::vector<LogRecord> log_of(const JobRun& job) { return log_at(*server_, job); }
   std::vector<LogRecord> log_at(Server& server, const JobRun& job);
   bool finished() const;
+  uint64_t unanswered() const;  // control requests, of all servers
   uint64_t limit_ns() const;
   std::string status_text();
   void check_end(RackResult& result);

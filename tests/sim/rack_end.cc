@@ -25,9 +25,17 @@ bool Rack::finished() const {
     const ServerStatus status = rack->server()->status();
     if (!status.jobs.empty() || status.memory_bytes != 0) return false;
   }
+  // One whose process died may be waiting for a box that is gone: until its job's wait limit.
+  if (unanswered() != 0) return false;
   return std::ranges::all_of(jobs_,
                              [](const auto& job) { return job->starting == 0 && job->ended; }) &&
          server_->status().jobs.empty() && server_->status().memory_bytes == 0;
+}
+
+uint64_t Rack::unanswered() const {
+  uint64_t all = control_.unanswered();
+  for (const auto& rack : below_) all += rack->control().unanswered();
+  return all;
 }
 
 // Far more than any run needs in which every wait has its bound.
@@ -92,10 +100,8 @@ void Rack::check_end(RackResult& result) {
   }
   result.box_deaths = life_ - 1;
   result.boxes_below_died = box_deaths_below_;
-  uint64_t unanswered = control_.unanswered();
-  for (const auto& rack : below_) unanswered += rack->control().unanswered();
-  if (failure_.empty() && unanswered != 0) {
-    fail(fmt::format("{} control requests were never answered", unanswered));
+  if (failure_.empty() && unanswered() != 0) {
+    fail(fmt::format("{} control requests were never answered", unanswered()));
   }
 }
 
