@@ -43,6 +43,7 @@ void run(const SwitchArguments& arguments) {
   int signal = 0;
   sigwait(&ends, &signal);
   print_counters(program);
+  std::fflush(stdout);
 }
 
 }  // namespace
