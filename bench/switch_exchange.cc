@@ -64,8 +64,7 @@ std::vector<uint32_t> chunks_of(const Arguments& arguments) {
 }
 
 // Gradients of many magnitudes; now and then a chunk of zeros.
-std::vector<std::byte> slot_of(uint32_t worker, uint32_t round, uint32_t chunk,
-                               uint32_t elements) {
+std::vector<std::byte> slot_of(uint32_t worker, uint32_t round, uint32_t chunk, uint32_t elements) {
   uint64_t state = (uint64_t{worker} << 48) ^ (uint64_t{round} << 24) ^ chunk;
   const auto next = [&state] {
     state += 0x9E3779B97F4A7C15;
@@ -122,8 +121,7 @@ void wait_for_round(const Arguments& arguments, Uplink& uplink, SwitchSender& se
     sockaddr_in from{};
     const uint64_t now = now_ns(), due = std::max(sender.due_ns(), now);
     const int wait_ms = static_cast<int>(std::min<uint64_t>((due - now) / 1'000'000 + 1, 100));
-    if (const auto got = uplink.socket.receive(bytes, from, wait_ms);
-        got == sizeof(SwitchHeader)) {
+    if (const auto got = uplink.socket.receive(bytes, from, wait_ms); got == sizeof(SwitchHeader)) {
       SwitchHeader header;
       std::memcpy(&header, bytes.data(), sizeof header);
       sender.receive(header, now_ns());

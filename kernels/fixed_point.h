@@ -28,8 +28,7 @@ int exponent_of(const void* slot, size_t elements);
 // codes[i] = that of element first + i, as a multiple of 2^exponent; behind the slot's end 0. A
 // code that is out of bounds stays so. REQUIRES: first <= elements; exponent >= exponent_of(slot);
 // it is neither kExponentOfZero nor kExponentOfNaN.
-void align(const void* slot, size_t elements, int exponent, size_t first,
-           std::span<int32_t> codes);
+void align(const void* slot, size_t elements, int exponent, size_t first, std::span<int32_t> codes);
 
 // The last line above. Of kExponentOfZero +0, of kExponentOfNaN NaN. Returns true if every result
 // is finite.

@@ -137,7 +137,8 @@ inline constexpr Store kDefaultStore = Store::kStreaming;
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
 // is one rounding after all additions; a factor of exactly 1 changes nothing.
 // Of a coded format, what is added is the decoded value (encode.h); the sum of "topk" begins at +0,
-// and what a slot lacks is not added. Returns true if every result is finite.
+// and what a slot lacks is not added. That of "int32" is of integers (fixed_point.h), of at most
+// kMostSlots slots. Returns true if every result is finite.
 // Slots and out need no alignment beyond their element's, 4 bytes for coded formats. Whatever bytes
 // a slot holds, nothing else is read or written. The first slot may be `out` itself, if it is f32.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,

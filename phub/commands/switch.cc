@@ -22,11 +22,12 @@ struct SwitchArguments {
 
 void print_counters(const SwitchProgram& program) {
   const auto counters = program.counters();
-  fmt::print("parts: {} added, {} of them made a sum complete; {} repeated a sum, {} came again "
-             "before it was complete; {} late, {} refused, {} from a wrong port\n",
-             counters[kSwitchAdded] + counters[kSwitchComplete], counters[kSwitchComplete],
-             counters[kSwitchRepeated], counters[kSwitchStill], counters[kSwitchLate],
-             counters[kSwitchRefused], counters[kSwitchForged]);
+  fmt::print(
+      "parts: {} added, {} of them made a sum complete; {} repeated a sum, {} came again "
+      "before it was complete; {} late, {} refused, {} from a wrong port\n",
+      counters[kSwitchAdded] + counters[kSwitchComplete], counters[kSwitchComplete],
+      counters[kSwitchRepeated], counters[kSwitchStill], counters[kSwitchLate],
+      counters[kSwitchRefused], counters[kSwitchForged]);
 }
 
 void run(const SwitchArguments& arguments) {
@@ -49,8 +50,8 @@ void run(const SwitchArguments& arguments) {
 }  // namespace
 
 void add_switch_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand(
-      "switch", "Adds in the switch, in the kernel, until SIGTERM or Ctrl-C");
+  CLI::App* command =
+      app.add_subcommand("switch", "Adds in the switch, in the kernel, until SIGTERM or Ctrl-C");
   const auto arguments = std::make_shared<SwitchArguments>();
   command
       ->add_option("--interfaces", arguments->interfaces,

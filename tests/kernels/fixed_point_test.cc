@@ -112,10 +112,16 @@ TEST(FixedPoint, HalvesGoUp) {
     int exponent, to;
     int32_t aligned;
   };
-  for (const Known& k :
-       {Known{3, 0, 1, 2}, {-3, 0, 1, -1}, {1, 0, 1, 1}, {-1, 0, 1, 0}, {5, 4, 6, 1}, {6, 4, 6, 2},
-        {kLargestCode, 0, 22, 1}, {kLargestCode, 0, 23, 0}, {-kLargestCode - 1, -126, 106, 0},
-        {7, 3, 3, 7}}) {
+  for (const Known& k : {Known{3, 0, 1, 2},
+                         {-3, 0, 1, -1},
+                         {1, 0, 1, 1},
+                         {-1, 0, 1, 0},
+                         {5, 4, 6, 1},
+                         {6, 4, 6, 2},
+                         {kLargestCode, 0, 22, 1},
+                         {kLargestCode, 0, 23, 0},
+                         {-kLargestCode - 1, -126, 106, 0},
+                         {7, 3, 3, 7}}) {
     std::vector<uint8_t> slot(slot_bytes(DType::kInt32, 1));
     const float scale = std::ldexp(1.0f, k.exponent);
     std::memcpy(slot.data(), &k.code, 4);
@@ -129,9 +135,9 @@ TEST(FixedPoint, HalvesGoUp) {
 
 // A slot comes off the network.
 TEST(FixedPoint, ScalesThatAreNoneAreNaN) {
-  for (const float scale : {-1.0f, 3.0f, -0.0f, 0x1p-127f, 0x1p107f, 0x1p127f,
-                            std::numeric_limits<float>::infinity(),
-                            std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float scale :
+       {-1.0f, 3.0f, -0.0f, 0x1p-127f, 0x1p107f, 0x1p127f, std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<uint8_t> slot(slot_bytes(DType::kInt32, 3));
     std::memcpy(slot.data() + 12, &scale, 4);
     EXPECT_EQ(exponent_of(slot.data(), 3), kExponentOfNaN) << scale;

@@ -33,7 +33,7 @@ float sane_scale(float scale) {
   int exponent = 0;
   const bool is_power = std::isfinite(scale) && std::frexp(scale, &exponent) == 0.5f;
   return is_power && scale >= std::ldexp(1.0f, -126) && scale <= std::ldexp(1.0f, 106) ? scale
-                                                                                      : kNaN;
+                                                                                       : kNaN;
 }
 
 bool is_float(DType type) { return type == DType::kFp8E4M3 || type == DType::kFp8E5M2; }
@@ -173,7 +173,8 @@ float value_of_code(DType type, uint32_t code) {
     return value < -4194304 || value > 4194303 ? kNaN : static_cast<float>(value);
   }
   const int small_code = static_cast<int>(code & 0xFF);
-  if (type == DType::kInt8) return static_cast<float>(small_code < 128 ? small_code : small_code - 256);
+  if (type == DType::kInt8)
+    return static_cast<float>(small_code < 128 ? small_code : small_code - 256);
   if (type == DType::kInt4) {
     return static_cast<float>(small_code % 16 < 8 ? small_code % 16 : small_code % 16 - 16);
   }

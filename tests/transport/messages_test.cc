@@ -385,7 +385,8 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"optimiser":"adam")"), "spec: unknown field \"optimiser\""},
       {join_with(key, R"(,"optimizer":"")"), "optimizer: must be a name"},
       {join_with(key, R"(,"gradient_dtype":"f64")"),
-       "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, "
+       "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
+       "topk, "
        "got 'f64'"},
       {join_with(key, R"(,"parameter_dtype":"")"), "parameter_dtype: must be one of"},
       {join_with(key, R"(,"reduction":"max")"), "reduction: must be one of sum, mean, got 'max'"},

@@ -1,8 +1,6 @@
 // The program of the switch, in the kernel: packet for packet what the state machine does that the
 // other tests drive, over the packets of whole scenes (BPF_PROG_TEST_RUN). Needs root; skipped
 // where the kernel or this build has no such program.
-#include "transport/switch/program.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/bpf.h>
@@ -15,6 +13,7 @@
 #include "tests/seeds.h"
 #include "tests/transport/switch_rig.h"
 #include "transport/error.h"
+#include "transport/switch/program.h"
 
 namespace phub::test {
 namespace {
@@ -34,8 +33,8 @@ std::unique_ptr<SwitchProgram> load(uint32_t slots, std::string& problem) {
     return nullptr;
   }
 }
-#define LOAD_OR_SKIP(program, slots)                                \
-  std::string problem;                                              \
+#define LOAD_OR_SKIP(program, slots)                                   \
+  std::string problem;                                                 \
   const std::unique_ptr<SwitchProgram> program = load(slots, problem); \
   if (!program) GTEST_SKIP() << problem
 
@@ -68,9 +67,9 @@ class BothAdders : public Adder {
     const uint32_t result = program_.run(frame);
     const SwitchVerdict verdict = plain_.take(packet);
     const bool ends = verdict == kSwitchAdded || verdict == kSwitchLate;
-    const bool same = result == (ends ? XDP_DROP : XDP_PASS) &&
-                      (ends || 0 == std::memcmp(frame.data() + kSwitchFrameHeader, &packet,
-                                                sizeof packet));
+    const bool same =
+        result == (ends ? XDP_DROP : XDP_PASS) &&
+        (ends || 0 == std::memcmp(frame.data() + kSwitchFrameHeader, &packet, sizeof packet));
     // The headers stay, but for the checksum of what has changed.
     Frame header(before.begin(), before.begin() + kSwitchFrameHeader);
     if (!ends && verdict != kSwitchRefused) header[40] = header[41] = std::byte{0};
@@ -160,8 +159,8 @@ TEST(SwitchProgram, AnswersAsTheStateMachineDoesToAnything) {
 
 SwitchPacket a_part() {
   SwitchPacket packet{};
-  packet.header = {.magic = kSwitchMagic, .kind = kSwitchPart, .generation = 1, .turn = 1,
-                   .workers = 1};
+  packet.header = {
+      .magic = kSwitchMagic, .kind = kSwitchPart, .generation = 1, .turn = 1, .workers = 1};
   packet.codes[3] = 77;
   return packet;
 }
@@ -230,14 +229,16 @@ TEST(SwitchProgram, ErrorsSayWhatIsWrong) {
     return "no error";
   };
   LOAD_OR_SKIP(program, 1);
-  EXPECT_THAT(refusal([] { SwitchProgram none(0); }), ::testing::HasSubstr("slots: must be from 1"));
+  EXPECT_THAT(refusal([] { SwitchProgram none(0); }),
+              ::testing::HasSubstr("slots: must be from 1"));
   EXPECT_THAT(refusal([] { SwitchProgram many(kMostSwitchSlots + 1); }),
               ::testing::HasSubstr("slots: must be from 1"));
   const std::vector<std::string> none, unknown = {"no-such-port"}, twice = {"lo", "lo"};
   EXPECT_THAT(refusal([&] { program->attach(none); }), ::testing::HasSubstr("1 to 64 workers"));
   EXPECT_THAT(refusal([&] { program->attach(unknown); }),
               ::testing::HasSubstr("interface 'no-such-port': there is none"));
-  EXPECT_THAT(refusal([&] { program->attach(twice); }), ::testing::HasSubstr("'lo' is there twice"));
+  EXPECT_THAT(refusal([&] { program->attach(twice); }),
+              ::testing::HasSubstr("'lo' is there twice"));
 }
 
 }  // namespace

@@ -113,7 +113,8 @@ class Play {
 
   // What a rank has encoded: of an incarnation its own.
   Bytes slot(uint8_t worker, uint32_t incarnation, uint32_t round, uint32_t chunk) const {
-    std::mt19937_64 random(scene_.seed * 1000003 + worker + 64 * (incarnation + 8 * (round + 1000 * uint64_t{chunk})));
+    std::mt19937_64 random(scene_.seed * 1000003 + worker +
+                           64 * (incarnation + 8 * (round + 1000 * uint64_t{chunk})));
     std::vector<float> gradient(scene_.elements[chunk]);
     const int exponent = static_cast<int>(random() % 40) - 20;
     const bool zero = random() % 10 == 0, bad = random() % 200 == 0;
@@ -168,13 +169,13 @@ class Play {
       }
       const Bytes bytes = slot(worker.worker, worker.incarnation, round, chunk);
       const uint32_t elements = scene_.elements[chunk];
-      worker.sender->push({.handle = uint64_t{round} << 32 | chunk,
-                           .round = round,
-                           .chunk = chunk,
-                           .elements = elements,
-                           .exponent = static_cast<int16_t>(
-                               kernels::exponent_of(bytes.data(), elements))},
-                          now_);
+      worker.sender->push(
+          {.handle = uint64_t{round} << 32 | chunk,
+           .round = round,
+           .chunk = chunk,
+           .elements = elements,
+           .exponent = static_cast<int16_t>(kernels::exponent_of(bytes.data(), elements))},
+          now_);
     }
   }
 
@@ -195,8 +196,7 @@ class Play {
     const uint32_t incarnation = worker.incarnation;
     reliably([this, &worker, incarnation, round, chunk] {
       if (incarnation == incarnations_[worker.worker]) {
-        take_direct(worker.worker, round, chunk,
-                    slot(worker.worker, incarnation, round, chunk));
+        take_direct(worker.worker, round, chunk, slot(worker.worker, incarnation, round, chunk));
       }
     });
   }
@@ -233,15 +233,17 @@ class Play {
 
   // --- The box.
 
-  uint64_t everyone() const { return scene_.workers == 64 ? ~uint64_t{0} : (uint64_t{1} << scene_.workers) - 1; }
+  uint64_t everyone() const {
+    return scene_.workers == 64 ? ~uint64_t{0} : (uint64_t{1} << scene_.workers) - 1;
+  }
 
   void start_generation(uint32_t first_round) {
-    receiver_ = std::make_unique<SwitchReceiver>(
-        SwitchReceiverOptions{.workers = everyone(),
-                              .generation = ++generation_,
-                              .slots = scene_.slots,
-                              .first_round = first_round,
-                              .elements = scene_.elements});
+    receiver_ =
+        std::make_unique<SwitchReceiver>(SwitchReceiverOptions{.workers = everyone(),
+                                                               .generation = ++generation_,
+                                                               .slots = scene_.slots,
+                                                               .first_round = first_round,
+                                                               .elements = scene_.elements});
     told_ = false;
     outcome_.generations = generation_;
     used_ = incarnations_;
@@ -256,9 +258,9 @@ class Play {
   void at_box(const SwitchPacket& packet) {
     const auto answer = receiver_->receive(std::as_bytes(std::span(&packet, 1)));
     for (const auto& worker : workers_) {
-      const bool meant = answer.to == SwitchReceiver::To::kAll ||
-                         (answer.to == SwitchReceiver::To::kSender &&
-                          worker->worker == packet.header.worker);
+      const bool meant =
+          answer.to == SwitchReceiver::To::kAll ||
+          (answer.to == SwitchReceiver::To::kSender && worker->worker == packet.header.worker);
       if (!meant) continue;
       over_network([this, &worker = *worker, header = answer.header] {
         if (!worker.sender) return;

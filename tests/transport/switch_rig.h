@@ -42,7 +42,7 @@ class PlainAdder : public Adder {
 struct SwitchScene {
   uint64_t seed = 1;
   uint32_t workers = 3;
-  uint16_t slots = 4;         // that the workers use
+  uint16_t slots = 4;  // that the workers use
   std::vector<uint32_t> elements = {700, 1, 256, 1025};
   uint32_t rounds = 4;
   double loss = 0, twice = 0, late = 0;  // of packets: share that is lost, comes twice, is slow
@@ -50,10 +50,10 @@ struct SwitchScene {
   // From when to when it is no switch that adds; `silent`: then nothing comes through at all.
   uint64_t dead_from_ns = 0, dead_to_ns = 0;
   bool silent = false;
-  std::optional<uint64_t> replaced_ns;   // a worker, every so often
-  uint64_t straggler_ns = 0;             // worker 0 begins so late
+  std::optional<uint64_t> replaced_ns;  // a worker, every so often
+  uint64_t straggler_ns = 0;            // worker 0 begins so late
   uint64_t give_up_ns = 4'000'000'000;
-  bool tries_again = true;               // a new generation when a round is complete
+  bool tries_again = true;  // a new generation when a round is complete
 };
 
 struct SwitchOutcome {

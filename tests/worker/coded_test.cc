@@ -60,8 +60,8 @@ TEST(Coded, WhatIsNotFiniteLeavesResidualsAlone) {
   }
 }
 
-// Whole numbers, added in multiples of the largest power of two that a rank's chunk has, whatever the
-// order: the gradients of the ranks are of different magnitudes.
+// Whole numbers, added in multiples of the largest power of two that a rank's chunk has, whatever
+// the order: the gradients of the ranks are of different magnitudes.
 TEST(Coded, Int32IsTheSumOfWholeNumbers) {
   constexpr uint32_t kRanks = 3, kElements = 3000, kChunk = 1024, kRounds = 6;
   const auto seeds = testing::fresh_seeds(1);
@@ -110,8 +110,7 @@ TEST(Coded, Int32IsTheSumOfWholeNumbers) {
       }
       for (const auto& slot : slots) pointers.push_back(slot.data());
       std::vector<float> want(n);
-      ASSERT_TRUE(
-          reference::sum_coded(pointers, kernels::DType::kInt32, 1.0f, want.data(), n));
+      ASSERT_TRUE(reference::sum_coded(pointers, kernels::DType::kInt32, 1.0f, want.data(), n));
       EXPECT_TRUE(std::equal(want.begin(), want.end(), seen[round].begin() + first))
           << "round " << round << ", elements from " << first;
     }

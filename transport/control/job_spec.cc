@@ -174,10 +174,8 @@ void check_schedule(const std::vector<HyperChange>& schedule, uint32_t groups) {
 }
 
 void check_int32(const JobSpec& spec, uint32_t ranks) {
-  const bool used =
-      std::ranges::any_of(spec.keys, [&spec](const KeySpec& key) {
-        return gradient_format(spec, key) == kInt32;
-      });
+  const bool used = std::ranges::any_of(
+      spec.keys, [&spec](const KeySpec& key) { return gradient_format(spec, key) == kInt32; });
   if (!used || ranks <= kMostInt32Ranks) return;
   fail(ErrorCode::kInvalid,
        "max_ranks: the integers of format int32 are added in 32 bits, which hold the sum of {} "

@@ -8,23 +8,23 @@
 #include <array>
 
 // As transport/ofi/library.cc does it.
-#define PHUB_BPF_CALLS(CALL)                                                                       \
-  CALL(bpf_object*, bpf_object__open_mem, (const void* a, size_t b, const bpf_object_open_opts* c), \
-       (a, b, c))                                                                                  \
-  CALL(int, bpf_object__load, (bpf_object * a), (a))                                               \
-  CALL(void, bpf_object__close, (bpf_object * a), (a))                                             \
-  CALL(bpf_map*, bpf_object__find_map_by_name, (const bpf_object* a, const char* b), (a, b))       \
-  CALL(bpf_program*, bpf_object__find_program_by_name, (const bpf_object* a, const char* b),       \
-       (a, b))                                                                                     \
-  CALL(int, bpf_map__set_max_entries, (bpf_map * a, __u32 b), (a, b))                              \
-  CALL(int, bpf_map__fd, (const bpf_map* a), (a))                                                  \
-  CALL(int, bpf_map_update_elem, (int a, const void* b, const void* c, __u64 d), (a, b, c, d))     \
-  CALL(int, bpf_map_lookup_elem, (int a, const void* b, void* c), (a, b, c))                       \
-  CALL(int, bpf_program__fd, (const bpf_program* a), (a))                                          \
-  CALL(bpf_link*, bpf_program__attach_xdp, (const bpf_program* a, int b), (a, b))                  \
-  CALL(int, bpf_link__destroy, (bpf_link * a), (a))                                                \
-  CALL(int, bpf_prog_test_run_opts, (int a, bpf_test_run_opts* b), (a, b))                         \
-  CALL(int, libbpf_num_possible_cpus, (), ())                                                      \
+#define PHUB_BPF_CALLS(CALL)                                                                   \
+  CALL(bpf_object*, bpf_object__open_mem,                                                      \
+       (const void* a, size_t b, const bpf_object_open_opts* c), (a, b, c))                    \
+  CALL(int, bpf_object__load, (bpf_object * a), (a))                                           \
+  CALL(void, bpf_object__close, (bpf_object * a), (a))                                         \
+  CALL(bpf_map*, bpf_object__find_map_by_name, (const bpf_object* a, const char* b), (a, b))   \
+  CALL(bpf_program*, bpf_object__find_program_by_name, (const bpf_object* a, const char* b),   \
+       (a, b))                                                                                 \
+  CALL(int, bpf_map__set_max_entries, (bpf_map * a, __u32 b), (a, b))                          \
+  CALL(int, bpf_map__fd, (const bpf_map* a), (a))                                              \
+  CALL(int, bpf_map_update_elem, (int a, const void* b, const void* c, __u64 d), (a, b, c, d)) \
+  CALL(int, bpf_map_lookup_elem, (int a, const void* b, void* c), (a, b, c))                   \
+  CALL(int, bpf_program__fd, (const bpf_program* a), (a))                                      \
+  CALL(bpf_link*, bpf_program__attach_xdp, (const bpf_program* a, int b), (a, b))              \
+  CALL(int, bpf_link__destroy, (bpf_link * a), (a))                                            \
+  CALL(int, bpf_prog_test_run_opts, (int a, bpf_test_run_opts* b), (a, b))                     \
+  CALL(int, libbpf_num_possible_cpus, (), ())                                                  \
   CALL(libbpf_print_fn_t, libbpf_set_print, (libbpf_print_fn_t a), (a))
 
 namespace phub {

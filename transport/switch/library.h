@@ -6,8 +6,8 @@
 
 namespace phub {
 
-// Why there is no libbpf in this process, or no program for it in this build, and what to do; "": it
-// is open. The first call opens it. Any thread. Whoever calls into it asks first.
+// Why there is no libbpf in this process, or no program for it in this build, and what to do; "":
+// it is open. The first call opens it. Any thread. Whoever calls into it asks first.
 const std::string& bpf_library_problem();
 
 }  // namespace phub

@@ -2,9 +2,9 @@
 // little-endian, of one size. Plain C, as the program in the switch is compiled from it too.
 //
 // A chunk is sent in parts of 256 whole numbers. The switch adds the parts of all workers and lets
-// the sum go on to the box, which acknowledges it to all workers. (Sapio et al., Scaling Distributed
-// Machine Learning with In-Network Aggregation, NSDI 2021, algorithms 3 and 4; there the sum itself
-// comes back from the switch.)
+// the sum go on to the box, which acknowledges it to all workers. (Sapio et al., Scaling
+// Distributed Machine Learning with In-Network Aggregation, NSDI 2021, algorithms 3 and 4; there
+// the sum itself comes back from the switch.)
 #pragma once
 
 #include <stdint.h>
@@ -54,9 +54,10 @@ struct SwitchHeader {
   uint32_t chunk;  // or kSwitchNoChunk
   uint16_t part;   // of the chunk
   uint16_t zero;
-  int16_t exponent;       // of this packet
-  int16_t next_exponent;  // of the next in this slot: as this worker asks for, or the largest of all
-  uint64_t workers;       // a bit for each: who must take part; of a sum: who has; waiting: who has
+  int16_t exponent;  // of this packet
+  int16_t
+      next_exponent;  // of the next in this slot: as this worker asks for, or the largest of all
+  uint64_t workers;   // a bit for each: who must take part; of a sum: who has; waiting: who has
 };
 
 struct SwitchPacket {

@@ -45,8 +45,8 @@ int keep(libbpf_print_level level, const char* format, va_list values) {
 [[noreturn]] void refused(const std::string& what, int error) {
   std::string words = said.substr(0, said.find('\n'));
   fail(ErrorCode::kUnavailable, "{}: {}{}{}{}", what, std::strerror(error),
-       error == EPERM ? std::string("; ") + kRights : "", words.empty() ? "" : "; libbpf: ",
-       escaped(words));
+       error == EPERM ? std::string("; ") + kRights : "",
+       words.empty() ? "" : "; libbpf: ", escaped(words));
 }
 
 }  // namespace
@@ -107,8 +107,7 @@ void SwitchProgram::attach(std::span<const std::string> interfaces) {
   for (const std::string& name : interfaces) {
     const uint32_t index = if_nametoindex(name.c_str());
     if (index == 0) {
-      fail(ErrorCode::kNotFound, "interface '{}': there is none of this name here",
-           escaped(name));
+      fail(ErrorCode::kNotFound, "interface '{}': there is none of this name here", escaped(name));
     }
     if (std::ranges::find(ports, index) != ports.end()) {
       fail(ErrorCode::kInvalid, "interface '{}' is there twice", escaped(name));

@@ -56,8 +56,8 @@ SwitchReceiver::Answer SwitchReceiver::receive(std::span<const std::byte> bytes)
   if (bytes.size() != sizeof(SwitchPacket)) return answer;
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != kSwitchMagic || header.generation > generation_) return answer;
-  const bool from_workers = header.kind == kSwitchPart || header.kind == kSwitchSum ||
-                            header.kind == kSwitchWaiting;
+  const bool from_workers =
+      header.kind == kSwitchPart || header.kind == kSwitchSum || header.kind == kSwitchWaiting;
   if (!from_workers) return answer;
   answer.to = To::kSender;
   if (header.generation == generation_ && !ended_) {

@@ -2,12 +2,12 @@
 // its parts are there, each with all workers in it.
 //
 // It has no clock and repeats nothing: the workers do. What it has acknowledged it acknowledges
-// again, also when the switch has forgotten that all had sent it. A generation ends, once and for all, with
-// the first packet that the switch did not add or that disagrees with the plan, and when its owner
-// says so, as it does when a rank sends a chunk directly. Parts of chunks that are not closed are
-// dropped then, and their owner takes these from all workers directly. Closed ones stay: what
-// comes for them again is acknowledged and changes nothing. One thread; nothing allocates after
-// construction.
+// again, also when the switch has forgotten that all had sent it. A generation ends, once and for
+// all, with the first packet that the switch did not add or that disagrees with the plan, and when
+// its owner says so, as it does when a rank sends a chunk directly. Parts of chunks that are not
+// closed are dropped then, and their owner takes these from all workers directly. Closed ones stay:
+// what comes for them again is acknowledged and changes nothing. One thread; nothing allocates
+// after construction.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct SwitchReceiverOptions {
   uint32_t generation = 1;
   uint16_t first_slot = 0;
   uint16_t slots = 1;
-  uint32_t first_round = 1;           // of all chunks
-  std::vector<uint32_t> elements;     // of each chunk
+  uint32_t first_round = 1;        // of all chunks
+  std::vector<uint32_t> elements;  // of each chunk
 };
 
 class SwitchReceiver {
@@ -57,7 +57,7 @@ class SwitchReceiver {
 
  private:
   struct Chunk {
-    uint64_t first = 0;   // in sums_
+    uint64_t first = 0;       // in sums_
     uint32_t first_part = 0;  // in parts_
     uint32_t elements = 0;
     uint32_t round = 0;

@@ -7,9 +7,9 @@
 // packet that carries exponents only.
 //
 // A generation ends, once and for all, when the box says so, and when for give_up_ns nothing was
-// heard while something was out: the switch or the box is gone, or full. (A worker that is late ends
-// nothing: the box answers for it.) Whoever uses this then sends every chunk that has no result yet
-// to the box directly. One thread; nothing allocates after construction.
+// heard while something was out: the switch or the box is gone, or full. (A worker that is late
+// ends nothing: the box answers for it.) Whoever uses this then sends every chunk that has no
+// result yet to the box directly. One thread; nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ namespace phub {
 class SwitchUplink {
  public:
   virtual ~SwitchUplink() = default;
-  // Elements [first, first + codes.size()) of the chunk, as multiples of 2^exponent, zeros behind its
-  // end. Not asked where the exponent is kSwitchNothing or kSwitchNoNumber. The same every time.
+  // Elements [first, first + codes.size()) of the chunk, as multiples of 2^exponent, zeros behind
+  // its end. Not asked where the exponent is kSwitchNothing or kSwitchNoNumber. The same every
+  // time.
   virtual void fill(uint64_t chunk, uint32_t first, int exponent, std::span<int32_t> codes) = 0;
   virtual void send(const SwitchPacket& packet) = 0;
 };
@@ -36,9 +37,9 @@ struct SwitchSenderOptions {
   uint32_t generation = 1;
   uint16_t first_slot = 0;
   uint16_t slots = 1;
-  // Pushed and not acknowledged. The result of a chunk may come before the last acknowledgement, and
-  // a slot that waits for its own lets others go on: in lock-step there are at most as many as a
-  // round has chunks, `slots`, and one.
+  // Pushed and not acknowledged. The result of a chunk may come before the last acknowledgement,
+  // and a slot that waits for its own lets others go on: in lock-step there are at most as many as
+  // a round has chunks, `slots`, and one.
   uint32_t max_chunks = 1;
   uint64_t retry_ns = 20'000'000;  // twice as long each time, up to 16 times
   uint64_t give_up_ns = 5'000'000'000;
@@ -80,11 +81,11 @@ class SwitchSender {
  private:
   struct Slot {
     uint32_t turn = 0;
-    uint64_t part = 0;              // of the stream, the next
-    bool out = false;               // a packet of this turn is not acknowledged
-    bool agreed = false;            // exponent is that of `part`
-    int16_t exponent = 0;           // of what is out, if it is a part
-    int16_t next_exponent = 0;      // asked for
+    uint64_t part = 0;          // of the stream, the next
+    bool out = false;           // a packet of this turn is not acknowledged
+    bool agreed = false;        // exponent is that of `part`
+    int16_t exponent = 0;       // of what is out, if it is a part
+    int16_t next_exponent = 0;  // asked for
     uint64_t due_ns = 0;
     uint64_t retry_ns = 0;
   };

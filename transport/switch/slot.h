@@ -34,12 +34,12 @@ struct SwitchSlot {
 };
 
 enum SwitchVerdict {
-  kSwitchAdded,    // it was taken, and goes nowhere
-  kSwitchLate,     // of an earlier turn: it goes nowhere
-  kSwitchComplete, // it has become the sum, and goes on
-  kSwitchRepeated, // it has become the sum once more, and goes on
-  kSwitchStill,    // it came again, and others are missing: it goes on as kSwitchWaiting
-  kSwitchRefused,  // it goes on as it is
+  kSwitchAdded,     // it was taken, and goes nowhere
+  kSwitchLate,      // of an earlier turn: it goes nowhere
+  kSwitchComplete,  // it has become the sum, and goes on
+  kSwitchRepeated,  // it has become the sum once more, and goes on
+  kSwitchStill,     // it came again, and others are missing: it goes on as kSwitchWaiting
+  kSwitchRefused,   // it goes on as it is
   kSwitchVerdicts
 };
 
@@ -72,8 +72,8 @@ static inline __attribute__((always_inline)) enum SwitchVerdict switch_take(
     slot->exponent = header->exponent;
     slot->next_exponent = kSwitchNothing;
     slot->spread = 0;
-  } else if (slot->workers != header->workers || slot->what != what ||
-             slot->part != header->part || slot->exponent != header->exponent) {
+  } else if (slot->workers != header->workers || slot->what != what || slot->part != header->part ||
+             slot->exponent != header->exponent) {
     return kSwitchRefused;
   }
   if (slot->arrived & worker) {
