@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kFractionBits = 23;
 constexpr int kBias = 127;
-constexpr int kMostExponent = 106;
+constexpr int kLeastExponent = -126, kMostExponent = 106;
 constexpr int kMostShift = 23;  // of which nothing is left
 
 bool is_within(int32_t code) { return code >= -kLargestCode - 1 && code <= kLargestCode; }
@@ -49,7 +49,9 @@ void align(const void* slot, size_t elements, int exponent, size_t first,
 bool from_fixed_point(std::span<const int32_t> sums, int exponent, float factor, float* out) {
   if (exponent == kExponentOfZero) return std::fill_n(out, sums.size(), 0.0f), true;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  if (exponent == kExponentOfNaN) return std::fill_n(out, sums.size(), nan), sums.empty();
+  if (exponent < kLeastExponent || exponent > kMostExponent) {
+    return std::fill_n(out, sums.size(), nan), sums.empty();
+  }
   const float scale = std::ldexp(1.0f, exponent);
   for (size_t i = 0; i < sums.size(); ++i) {
     out[i] = static_cast<float>(sums[i]) * scale * factor;

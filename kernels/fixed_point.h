@@ -30,7 +30,8 @@ int exponent_of(const void* slot, size_t elements);
 // it is neither kExponentOfZero nor kExponentOfNaN.
 void align(const void* slot, size_t elements, int exponent, size_t first, std::span<int32_t> codes);
 
-// The last line above. Of kExponentOfZero +0, of kExponentOfNaN NaN. Returns true if every result
+// The last line above. Of kExponentOfZero +0, of kExponentOfNaN, and any other that is none of a
+// slot, NaN. Returns true if every result
 // is finite.
 bool from_fixed_point(std::span<const int32_t> sums, int exponent, float factor, float* out);
 

@@ -133,6 +133,15 @@ TEST(FixedPoint, HalvesGoUp) {
   }
 }
 
+TEST(FixedPoint, UnitsThatAreNoneAreNaN) {
+  const std::vector<int32_t> sums = {0, 1, -1};
+  for (const int exponent : {-127, 107, 128, 31000, -31000, kExponentOfNaN}) {
+    std::vector<float> out(3);
+    EXPECT_FALSE(from_fixed_point(sums, exponent, 1.0f, out.data())) << exponent;
+    for (const float v : out) EXPECT_EQ(std::bit_cast<uint32_t>(v), 0x7FC00000u);
+  }
+}
+
 // A slot comes off the network.
 TEST(FixedPoint, ScalesThatAreNoneAreNaN) {
   for (const float scale :

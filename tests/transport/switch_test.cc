@@ -214,6 +214,89 @@ TEST(SwitchSlot, ANewGenerationBeginsAnewAndFencesTheOldOne) {
   EXPECT_EQ(newer.codes[0], 10);
 }
 
+// --- What comes to a worker from anywhere.
+
+class NoUplink : public SwitchUplink {
+ public:
+  void fill(uint64_t /*chunk*/, uint32_t first, int exponent, std::span<int32_t> codes) override {
+    filled.emplace_back(first, exponent);
+    std::ranges::fill(codes, 1);
+  }
+  void send(const SwitchPacket& packet) override { sent.push_back(packet.header); }
+
+  std::vector<std::pair<uint32_t, int>> filled;
+  std::vector<SwitchHeader> sent;
+};
+
+TEST(SwitchSender, AgreesOnAnExponentOnePacketAhead) {
+  NoUplink uplink;
+  SwitchSender sender({.worker = 1, .workers = 3, .first_slot = 4, .slots = 1, .max_chunks = 2},
+                      uplink);
+  const auto acknowledge = [&](int16_t next_exponent) {
+    SwitchHeader header = uplink.sent.back();
+    header.kind = kSwitchTaken;
+    header.next_exponent = next_exponent;
+    sender.receive(header, 0);
+  };
+  sender.push({.round = 7, .chunk = 5, .elements = 300, .exponent = -3}, 0);
+  ASSERT_EQ(uplink.sent.size(), 1u);  // exponents only: nobody has agreed yet
+  EXPECT_EQ(uplink.sent[0].chunk, kSwitchNoChunk);
+  EXPECT_EQ(uplink.sent[0].next_exponent, -3);
+  EXPECT_EQ(uplink.sent[0].slot, 4);
+  acknowledge(2);
+  ASSERT_EQ(uplink.sent.size(), 2u);
+  EXPECT_EQ(uplink.sent[1].chunk, 5u);
+  EXPECT_EQ(uplink.sent[1].round, 7u);
+  EXPECT_EQ(uplink.sent[1].exponent, 2);
+  EXPECT_EQ(uplink.sent[1].next_exponent, -3);  // of the chunk's next part
+  acknowledge(2);
+  ASSERT_EQ(uplink.sent.size(), 3u);
+  EXPECT_EQ(uplink.sent[2].part, 1);
+  EXPECT_EQ(uplink.sent[2].next_exponent, kSwitchUnknown);
+  EXPECT_THAT(uplink.filled, ::testing::ElementsAre(std::pair(0u, 2), std::pair(256u, 2)));
+  sender.push({.round = 7, .chunk = 6, .elements = 1, .exponent = kSwitchNothing}, 0);
+  acknowledge(kSwitchUnknown);  // another worker did not have it either
+  ASSERT_EQ(uplink.sent.size(), 4u);
+  EXPECT_EQ(uplink.sent[3].chunk, kSwitchNoChunk);
+  acknowledge(kSwitchNothing);
+  ASSERT_EQ(uplink.sent.size(), 5u);
+  EXPECT_EQ(uplink.sent[4].chunk, 6u);
+  EXPECT_EQ(uplink.filled.size(), 2u);  // zeros are zeros
+  EXPECT_FALSE(sender.idle());
+  acknowledge(kSwitchUnknown);
+  EXPECT_TRUE(sender.idle());
+  EXPECT_FALSE(sender.ended());
+}
+
+TEST(SwitchSender, BelievesNothing) {
+  NoUplink uplink;
+  SwitchSender sender({.workers = 1, .generation = 3, .first_slot = 4, .slots = 2}, uplink);
+  sender.push({.elements = 256, .exponent = -3}, 0);
+  SwitchHeader good = uplink.sent.back();
+  good.kind = kSwitchTaken;
+  const auto ignores = [&](auto change) {
+    SwitchHeader header = good;
+    change(header);
+    sender.receive(header, 0);
+    EXPECT_EQ(uplink.sent.size(), 1u);
+    EXPECT_FALSE(sender.ended());
+  };
+  ignores([](SwitchHeader& h) { h.magic ^= 1; });
+  ignores([](SwitchHeader& h) { h.generation = 2; });
+  ignores([](SwitchHeader& h) { h.kind = kSwitchSum; });
+  ignores([](SwitchHeader& h) { h.kind = kSwitchEnded, h.generation = 4; });
+  ignores([](SwitchHeader& h) { h.slot = 3; });
+  ignores([](SwitchHeader& h) { h.slot = 5; });  // nothing is out there
+  ignores([](SwitchHeader& h) { h.slot = 6; });
+  ignores([](SwitchHeader& h) { h.turn = 2; });
+  SwitchHeader low = good;
+  low.next_exponent = -4;  // this worker asked for -3
+  sender.receive(low, 0);
+  EXPECT_TRUE(sender.ended());
+  sender.receive(good, 0);
+  EXPECT_EQ(uplink.sent.size(), 1u);
+}
+
 // --- What comes to the box from anywhere.
 
 SwitchReceiver::Answer give(SwitchReceiver& receiver, const SwitchPacket& packet) {

@@ -40,7 +40,7 @@ enum {
 };
 
 // In place of a chunk: the packet carries no part, only the next exponent.
-#define kSwitchNoChunk 0xFFFFFFFFu
+static const uint32_t kSwitchNoChunk = 0xFFFFFFFFu;
 
 struct SwitchHeader {
   uint32_t magic;

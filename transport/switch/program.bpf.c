@@ -2,9 +2,12 @@
 // workers send to the box, and a part that is not the last of its turn ends here. What is not for
 // it, and what it refuses, passes to the bridge. It knows parts by their length and their magic
 // number, whatever the UDP port of the box is.
+// In this order: helpers need the types of bpf.h.
+// clang-format off
+#include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include <linux/bpf.h>
+// clang-format on
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>

@@ -8,8 +8,9 @@
 //
 // A generation ends, once and for all, when the box says so, and when for give_up_ns nothing was
 // heard while something was out: the switch or the box is gone, or full. (A worker that is late
-// ends nothing: the box answers for it.) Whoever uses this then sends every chunk that has no
-// result yet to the box directly. One thread; nothing allocates after construction.
+// ends nothing: the box answers for it.) It ends with an acknowledgement that cannot be, too.
+// Whoever uses this then sends every chunk that has no result yet to the box directly. One thread;
+// nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
