@@ -228,7 +228,7 @@ class Play {
 
   void forget() {
     adder_.forget();
-    after(*scene_.forgets_ns, [this] { forget(); });
+    after(*scene_.forgets_ns + 100'000 * kMicrosecond, [this] { forget(); });
   }
 
   // --- The box.

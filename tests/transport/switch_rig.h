@@ -46,7 +46,9 @@ struct SwitchScene {
   std::vector<uint32_t> elements = {700, 1, 256, 1025};
   uint32_t rounds = 4;
   double loss = 0, twice = 0, late = 0;  // of packets: share that is lost, comes twice, is slow
-  std::optional<uint64_t> forgets_ns;    // the switch, every so often
+  // The switch, after so long, and again after that and 100 ms (parts are repeated every 32 ms or
+  // sooner).
+  std::optional<uint64_t> forgets_ns;
   // From when to when it is no switch that adds; `silent`: then nothing comes through at all.
   uint64_t dead_from_ns = 0, dead_to_ns = 0;
   bool silent = false;
