@@ -102,7 +102,7 @@ void SwitchSender::receive(const SwitchHeader& header, uint64_t now_ns) {
   const int number = header.slot - options_.first_slot;
   if (header.kind == kSwitchWaiting || number < 0 || number >= options_.slots) return;
   Slot& slot = slots_[static_cast<size_t>(number)];
-  if (!slot.out || header.turn != slot.turn) return;  // once more, of an earlier turn
+  if (!slot.out || header.turn != slot.turn) return;            // once more, of an earlier turn
   if (header.next_exponent < slot.next_exponent) return end();  // the largest is below one of them
   acknowledged(slot, header.next_exponent);
   advance(static_cast<uint16_t>(number), now_ns);
