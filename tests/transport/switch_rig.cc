@@ -130,8 +130,12 @@ class Play {
 
   // --- The workers.
 
-  void start_worker(Worker& worker, uint32_t generation) {
+  // What it has pushed of the first round over a generation that it did not know to be over, it
+  // pushes again.
+  void start_worker(Worker& worker, uint32_t generation, uint32_t first_round) {
     if (generation <= worker.generation) return;
+    const uint64_t before = uint64_t{first_round - 1} * chunks();
+    if (!worker.direct) worker.pushed = std::min(worker.pushed, before);
     worker.generation = generation;
     worker.begun = true;
     if (worker.sender) add_counters(worker);
@@ -244,13 +248,14 @@ class Play {
                                                                .slots = scene_.slots,
                                                                .first_round = first_round,
                                                                .elements = scene_.elements});
+    first_round_ = first_round;
     told_ = false;
     outcome_.generations = generation_;
     used_ = incarnations_;
     for (const auto& worker : workers_) {
       const uint64_t late = worker->worker == 0 && generation_ == 1 ? scene_.straggler_ns : 0;
-      after(delay() + late, [this, &worker = *worker, generation = generation_] {
-        start_worker(worker, generation);
+      after(delay() + late, [this, &worker = *worker, generation = generation_, first_round] {
+        start_worker(worker, generation, first_round);
       });
     }
   }
@@ -277,9 +282,9 @@ class Play {
     if (told_) return;
     told_ = true;
     for (const auto& worker : workers_) {
-      reliably([this, &worker = *worker, generation = generation_] {
+      reliably([this, &worker = *worker, generation = generation_, first_round = first_round_] {
         if (worker.generation > generation) return;
-        if (worker.generation < generation) start_worker(worker, generation);
+        start_worker(worker, generation, first_round);
         go_direct(worker);
       });
     }
@@ -339,7 +344,11 @@ class Play {
     for (const auto& worker : workers_) {
       reliably([this, &worker = *worker, round, chunk] { result(worker, round, chunk); });
     }
-    const bool complete = std::ranges::all_of(closed_, [&](uint32_t r) { return r == round; });
+    // A generation begins where nobody has sent anything of its first round directly yet. What is
+    // on its way ends it.
+    const bool complete =
+        std::ranges::all_of(closed_, [&](uint32_t r) { return r == round; }) &&
+        std::ranges::none_of(direct_, [&](const Direct& direct) { return direct.round > round; });
     if (complete && receiver_->ended() && scene_.tries_again && round < scene_.rounds) {
       start_generation(round + 1);
     }
@@ -390,6 +399,7 @@ class Play {
   // The box.
   std::unique_ptr<SwitchReceiver> receiver_;
   uint32_t generation_ = 0;
+  uint32_t first_round_ = 1;  // of the generation
   bool told_ = false;
   std::vector<uint32_t> used_;    // the incarnations of this generation
   std::vector<uint32_t> closed_;  // rounds, by chunk
