@@ -17,14 +17,14 @@
 // What clang has made of program.bpf.c.
 asm(".section .rodata\n"
     ".balign 8\n"
-    "phub_switch_program:\n"
+    "kPhubSwitchProgram:\n"
     ".incbin \"" PHUB_SWITCH_PROGRAM
     "\"\n"
-    "phub_switch_program_end:\n"
+    "kPhubSwitchProgramEnd:\n"
     ".previous\n");
 extern "C" {
-extern const char phub_switch_program[];
-extern const char phub_switch_program_end[];
+extern const char kPhubSwitchProgram[];
+extern const char kPhubSwitchProgramEnd[];
 }
 
 namespace phub {
@@ -75,8 +75,7 @@ SwitchProgram::SwitchProgram(uint32_t slots) : parts_(std::make_unique<Parts>())
   libbpf_set_print(keep);
   parts_->slots = slots;
   parts_->object = bpf_object__open_mem(
-      phub_switch_program, static_cast<size_t>(phub_switch_program_end - phub_switch_program),
-      nullptr);
+      kPhubSwitchProgram, static_cast<size_t>(kPhubSwitchProgramEnd - kPhubSwitchProgram), nullptr);
   if (parts_->object == nullptr) refused("the switch's program cannot be opened", errno);
   bpf_map* map = bpf_object__find_map_by_name(parts_->object, "slots");
   if (bpf_map__set_max_entries(map, 2 * slots) != 0) refused("the switch's slots", errno);
