@@ -2,7 +2,7 @@
 // a residual and added to the next round's gradient (Seide et al., 1-bit SGD, Interspeech 2014;
 // Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
 //
-// Scaled formats: fp8-e4m3, fp8-e5m2, int8, int4
+// Scaled formats: fp8-e4m3, fp8-e5m2, int32, int8, int4
 //
 // A slot of n elements holds n codes, zeros up to a multiple of 4 bytes, and the scale, an f32.
 // An element decodes to code · scale, rounded once to f32. With M the largest |x| of the chunk:
@@ -11,13 +11,15 @@
 //   fp8-e4m3  OCP 8-bit floating point: no infinity, S.1111.111  the smallest power of two with
 //             is NaN, largest 448                                M ≤ 448 · scale
 //   fp8-e5m2  the same: as IEEE 754, largest 57,344              … with M ≤ 57,344 · scale
+//   int32     whole numbers, ±4,194,303, of 32 bits, which       … with M ≤ 4,194,303 · scale
+//             leaves room for their sums (fixed_point.h)
 //   int8      two's complement; −128 is never sent               M / 127
 //   int4      two's complement; −8 is never sent. Element 2i     M / 7
 //             lies in the low half of byte i, 2i + 1 in the high
 //
-// The scale is at least 2^-126, and at most 2^119, 2^112, 2^121, 2^125 in the order above, so that
-// scale, 1 / scale and largest · scale are finite and normal. It is 0 if M is. An element's code is
-// that of x · (1 / scale), both in f32, after it is limited to ±largest.
+// The scale is at least 2^-126, and at most 2^119, 2^112, 2^106, 2^121, 2^125 in the order above,
+// so that scale, 1 / scale and largest · scale are finite and normal. It is 0 if M is. An element's
+// code is that of x · (1 / scale), both in f32, after it is limited to ±largest.
 //
 // topk
 //

@@ -18,7 +18,7 @@ namespace phub::kernels {
 
 // Format of a gradient slot. Sums and state are always f32, and results are written in plain
 // formats only. What the bytes of the coded formats mean is said in encode.h.
-enum class DType : uint8_t { kF32, kBF16, kF16, kFp8E4M3, kFp8E5M2, kInt8, kInt4, kTopK };
+enum class DType : uint8_t { kF32, kBF16, kF16, kFp8E4M3, kFp8E5M2, kInt32, kInt8, kInt4, kTopK };
 enum class Coding : uint8_t {
   kPlain,   // an array of elements
   kScaled,  // an array of codes, then the f32 that they are multiples of
@@ -29,11 +29,12 @@ struct Format {
   Coding coding;
   size_t bits;  // of an element, a code, or an entry with its index
 };
-inline constexpr std::array<Format, 8> kFormats = {{{"f32", Coding::kPlain, 32},
+inline constexpr std::array<Format, 9> kFormats = {{{"f32", Coding::kPlain, 32},
                                                     {"bf16", Coding::kPlain, 16},
                                                     {"f16", Coding::kPlain, 16},
                                                     {"fp8-e4m3", Coding::kScaled, 8},
                                                     {"fp8-e5m2", Coding::kScaled, 8},
+                                                    {"int32", Coding::kScaled, 32},
                                                     {"int8", Coding::kScaled, 8},
                                                     {"int4", Coding::kScaled, 4},
                                                     {"topk", Coding::kSparse, 32}}};
@@ -137,7 +138,8 @@ inline constexpr Store kDefaultStore = Store::kStreaming;
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
 // is one rounding after all additions; a factor of exactly 1 changes nothing.
 // Of a coded format, what is added is the decoded value (encode.h); the sum of "topk" begins at +0,
-// and what a slot lacks is not added. Returns true if every result is finite.
+// and what a slot lacks is not added. That of "int32" is of integers (fixed_point.h), of at most
+// kMostSlots slots. Returns true if every result is finite.
 // Slots and out need no alignment beyond their element's, 4 bytes for coded formats. Whatever bytes
 // a slot holds, nothing else is read or written. The first slot may be `out` itself, if it is f32.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,

@@ -4,7 +4,9 @@
 // hardware prefetchers and registers follow only so many streams.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <type_traits>
 
@@ -146,6 +148,88 @@ bool sum_slots<TopK>(const void* const* slots, size_t count, float factor, float
   for (size_t s = 0; s < count; ++s) TopK::add(slots[s], out, n);
   const void* total = out;
   return sum_slots<F32>(&total, 1, factor, out, n);
+}
+
+// Integers of a piece, in multiples of `exponent`: all slots' together, and what says that one was
+// out of bounds.
+struct Whole32 {
+  HWY_ALIGN int32_t sums[kPiece];
+  HWY_ALIGN int32_t spread[kPiece];
+
+  template <class D>
+  HWY_INLINE void add(D d, hn::Vec<I32<D>> codes, int shift, size_t i) {
+    const I32<D> di;
+    const auto half = hn::Set(di, shift == 0 ? 0 : 1 << (shift - 1));
+    const auto aligned = hn::ShiftRightSame(hn::Add(codes, half), shift);
+    hn::StoreU(hn::Add(hn::LoadU(di, sums + i), aligned), di, sums + i);
+    hn::StoreU(hn::Or(hn::LoadU(di, spread + i), Int32::spread(d, codes)), di, spread + i);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, float scale, float factor, size_t i) const {
+    const I32<D> di;
+    const auto wrong = Int32::out_of_bounds(d, hn::LoadU(di, spread + i));
+    const auto sum = hn::ConvertTo(d, hn::LoadU(di, sums + i));
+    const auto scaled = hn::Mul(hn::Mul(sum, hn::Set(d, scale)), hn::Set(d, factor));
+    const auto nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+    return hn::IfThenElse(hn::RebindMask(d, wrong), nan, scaled);
+  }
+};
+
+// Elements [begin, begin + n) of slots of `elements`.
+void add_whole(const void* const* slots, size_t count, size_t elements, int exponent, size_t begin,
+               size_t n, Whole32& whole) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  std::fill_n(whole.sums, n, 0);
+  std::fill_n(whole.spread, n, 0);
+  for (size_t s = 0; s < count; ++s) {
+    const int own = exponent_of(slots[s], elements);
+    if (own == kExponentOfZero) continue;
+    const int shift = std::min(exponent - own, 23);  // more leave nothing either
+    const auto* codes = static_cast<const uint8_t*>(slots[s]);
+    size_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      prefetch_slot(codes + (begin + i) * sizeof(int32_t), lanes * sizeof(int32_t));
+      whole.add(d, Int32::codes(d, codes, begin + i), shift, i);
+    }
+    for (; i < n; ++i) whole.add(d1, Int32::codes(d1, codes, begin + i), shift, i);
+  }
+}
+
+template <>
+bool sum_slots<Int32>(const void* const* slots, size_t count, float factor, float* out, size_t n) {
+  int exponent = kExponentOfZero;
+  for (size_t s = 0; s < count; ++s) exponent = std::max(exponent, exponent_of(slots[s], n));
+  if (exponent == kExponentOfZero) return std::fill_n(out, n, 0.0f), true;
+  if (exponent == kExponentOfNaN) {
+    return std::fill_n(out, n, std::numeric_limits<float>::quiet_NaN()), false;
+  }
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  const float scale = std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
+  Whole32 whole;
+  auto largest = hn::Zero(I32<decltype(d)>());
+  auto largest1 = hn::Zero(I32<decltype(d1)>());
+  for (size_t begin = 0; begin < n; begin += kPiece) {
+    const size_t piece = std::min(kPiece, n - begin);
+    add_whole(slots, count, n, exponent, begin, piece, whole);
+    size_t i = 0;
+    for (; i + lanes <= piece; i += lanes) {
+      const auto v = whole.value(d, scale, factor, i);
+      largest = hn::Max(largest, absolute_bits(d, v));
+      hn::StoreU(v, d, out + begin + i);
+    }
+    for (; i < piece; ++i) {
+      const auto v = whole.value(d1, scale, factor, i);
+      largest1 = hn::Max(largest1, absolute_bits(d1, v));
+      hn::StoreU(v, d1, out + begin + i);
+    }
+  }
+  return hn::AllTrue(I32<decltype(d)>(),
+                     hn::Lt(largest, hn::Set(I32<decltype(d)>(), kInfinityBits))) &&
+         hn::GetLane(largest1) < kInfinityBits;
 }
 
 void make_nans_canonical(float* values, size_t n) {

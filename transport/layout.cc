@@ -15,7 +15,7 @@ constexpr uint64_t kNodeAlignment = kPageBytes / 2;  // elements
 constexpr uint64_t kMaxSlotsBytes = kMaxElements * sizeof(float);
 
 static_assert(std::ranges::all_of(kSlotFormats, [](const SlotFormat& format) {
-  return format.is_plain() ||
+  return format.is_plain() || !format.for_results() ||
          format.bytes(kChunkAlignment) <= uint64_t{kDifferenceBytes} * kChunkAlignment;
 }));
 

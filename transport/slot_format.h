@@ -36,15 +36,18 @@ struct SlotFormat {
   }
   // An array of elements. A key of a plain format is one piece at the worker.
   constexpr bool is_plain() const { return bits == unit_bytes * 8 && tail_bytes == 0; }
+  // Results may have it: plain, or the differences of fewer bits than f32 (parameter_dtype).
+  constexpr bool for_results() const { return is_plain() || (bits < 32 && !is_factors()); }
 
   friend constexpr bool operator==(const SlotFormat&, const SlotFormat&) = default;
 };
 
-inline constexpr std::array<SlotFormat, 8> kSlotFormats = {{{"f32", 32, 4, 0},
+inline constexpr std::array<SlotFormat, 9> kSlotFormats = {{{"f32", 32, 4, 0},
                                                             {"bf16", 16, 2, 0},
                                                             {"f16", 16, 2, 0},
                                                             {"fp8-e4m3", 8, 4, 4},
                                                             {"fp8-e5m2", 8, 4, 4},
+                                                            {"int32", 32, 4, 4},
                                                             {"int8", 8, 4, 4},
                                                             {"int4", 4, 4, 4},
                                                             {"topk", 1, 4, 0}}};
@@ -61,6 +64,9 @@ constexpr SlotFormat row_format(uint32_t rows_limit, uint32_t columns) {
   return {kRows, 32, 4, 4, 0, rows_limit, columns};
 }
 inline constexpr size_t kPlainFormats = 3;  // they come first
+// Of "int32", whose sums have to fit 32 bits.
+inline constexpr std::string_view kInt32 = "int32";
+inline constexpr uint32_t kMostInt32Ranks = 512;
 // The largest chunk of "topk", whose indices have 16 bits.
 inline constexpr uint32_t kTopKElements = 65536;
 

@@ -123,10 +123,10 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
- *                       fp8-e4m3, fp8-e5m2, int8, int4 or topk                 f32
+ *                       fp8-e4m3, fp8-e5m2, int32, int8, int4 or topk          f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
  *   parameter_dtype     of results: f32, bf16 or f16; or coded, as gradients
- *                       are: what comes back is the difference that a round
+ *                       are, but not int32: what comes back is the difference that a round
  *                       has made, and parameters in memory are f32           f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
  *   groups              "4,4": gradients are added within two groups of four
@@ -183,6 +183,7 @@ PHUB_API phub_code phub_options_set_rows_limit(phub_options* options, size_t key
  *   f32, bf16, f16        plain: the gradient's memory is in this format, and is sent as it is
  *   fp8-e4m3, fp8-e5m2,   coded, with a scale for each chunk of chunk_elements: 8 bits or, int4, 4
  *   int8, int4            an element
+ *   int32                 coded, as these: 32 bits, and sums of integers
  *   topk                  coded: the largest one in 32 of a chunk, as bf16, with its index; for
  *                         chunk_elements of at most 65536
  * Keys of coded formats have f32 memory (phub_gradient), and are coded when they are pushed. What

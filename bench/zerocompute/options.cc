@@ -63,10 +63,11 @@ std::vector<std::string_view> format_names() {
   return names;
 }
 
-std::vector<std::string_view> coded_names() {
+// Of results that come back as differences.
+std::vector<std::string_view> difference_names() {
   std::vector<std::string_view> names;
-  for (const std::string_view name : format_names()) {
-    if (!kernels::is_plain(*kernels::parse_format(name))) names.push_back(name);
+  for (const SlotFormat& format : kSlotFormats) {
+    if (!format.is_plain() && format.for_results()) names.push_back(format.name);
   }
   return names;
 }
@@ -118,7 +119,7 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_option("--results", raw.results,
                  fmt::format("Results come back as differences in this format: {} (default: "
                              "--dtype)",
-                             fmt::join(coded_names(), ", ")));
+                             fmt::join(difference_names(), ", ")));
   app.add_option("--chunk-elements", raw.chunk_elements, "Elements per chunk (default 8192)");
   app.add_option("--chunk-sizes", raw.chunk_sizes,
                  "Sweep: bytes of a chunk's gradient, several with commas (4K,32K,1M)")
@@ -208,10 +209,10 @@ void resolve_one_rank(const Raw& raw, ZerocomputeOptions& o) {
 void resolve_results(const Raw& raw, ZerocomputeOptions& o) {
   o.results = o.dtype;
   if (raw.results.empty()) return;
-  const auto results = kernels::parse_format(raw.results);
-  if (!results || kernels::is_plain(*results)) {
+  const auto names = difference_names();
+  if (std::ranges::find(names, raw.results) == names.end()) {
     fail(ErrorCode::kInvalid, "--results: '{}' is not one of {}; plain ones are for --dtype",
-         raw.results, fmt::join(coded_names(), ", "));
+         raw.results, fmt::join(names, ", "));
   }
   if (o.dtype != kernels::DType::kF32) {
     fail(ErrorCode::kInvalid, "--results: differences are added in f32; leave --dtype out");
@@ -221,7 +222,7 @@ void resolve_results(const Raw& raw, ZerocomputeOptions& o) {
          "--results: differences are of the parameters that the server's optimizer changes; leave "
          "--no-optimize, --no-sum and --optimizer none out");
   }
-  o.results = *results;
+  o.results = *kernels::parse_format(raw.results);
 }
 
 void resolve(const Raw& raw, ZerocomputeOptions& o) {

@@ -12,6 +12,7 @@
 #include "kernels/formats/f16-inl.h"
 #include "kernels/formats/f32-inl.h"
 #include "kernels/formats/fp8-inl.h"
+#include "kernels/formats/int32-inl.h"
 #include "kernels/formats/int4-inl.h"
 #include "kernels/formats/int8-inl.h"
 #include "kernels/formats/topk-inl.h"
@@ -24,7 +25,7 @@ namespace phub::kernels::HWY_NAMESPACE {
 // all set in a NaN or infinity. What a scaled one has is said in scaled-inl.h.
 using PlainFormats = std::tuple<F32, Bf16, F16>;
 static_assert(std::tuple_size_v<PlainFormats> == kPlainFormats);
-using CodedFormats = std::tuple<Fp8E4M3, Fp8E5M2, Int8, Int4, TopK>;
+using CodedFormats = std::tuple<Fp8E4M3, Fp8E5M2, Int32, Int8, Int4, TopK>;
 using Formats = decltype(std::tuple_cat(PlainFormats(), CodedFormats()));
 static_assert(std::tuple_size_v<Formats> == kFormats.size());
 

@@ -24,14 +24,8 @@ struct Fp8 {
   static constexpr DType kType = kTypeOf;
   static constexpr float kLargest = 1.75f * (1 << kHighest);
   static constexpr int kMostExponent = 127 - kHighest;
-  static constexpr size_t kCodesPerByte = 1;
 
-  // A fraction above 1.75 carries into the exponent.
-  static float scale(float largest) {
-    const uint32_t power = (std::bit_cast<uint32_t>(largest) + 0x1FFFFF) & 0x7F800000;
-    constexpr uint32_t kDown = kHighest << 23;
-    return power <= kDown ? 0 : std::bit_cast<float>(power - kDown);
-  }
+  static float scale(float largest) { return smallest_power(largest, kLargest); }
 
   // In units of the last place, which depends on the exponent. A magnitude that is rounded up to
   // the next power of two is the next exponent's first: a carry.

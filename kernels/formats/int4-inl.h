@@ -20,7 +20,6 @@ struct Int4Slot;
 struct Int4 : WholeMultiples<DType::kInt4, 7> {
   using Slot = Int4Slot;
   static constexpr int kMostExponent = 125;
-  static constexpr size_t kCodesPerByte = 2;
 
 #if HWY_TARGET != HWY_SCALAR
   // The codes from element i on are in the lower four bits. What is above does not count.

@@ -14,7 +14,6 @@ namespace phub::kernels::HWY_NAMESPACE {
 struct Int8 : WholeMultiples<DType::kInt8, 127> {
   using Slot = ScaledSlot<Int8>;
   static constexpr int kMostExponent = 121;
-  static constexpr size_t kCodesPerByte = 1;
   template <class D>
   static HWY_INLINE hn::Vec<D> unpack(D d, const uint8_t* codes, size_t i) {
     const hn::Rebind<int8_t, D> d8;

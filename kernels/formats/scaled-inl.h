@@ -1,7 +1,7 @@
 // What scaled formats share: codes, and behind them the f32 that they are multiples of.
 //
 // Such a format has kType; Slot, how it is read; kLargest, the largest value of a code;
-// kMostExponent, of a scale; kCodesPerByte; scale(), that of a chunk before it is limited;
+// kMostExponent, of a scale; scale(), that of a chunk before it is limited;
 // quantize() of a vector of values within ±kLargest; unpack(), the values of a vector of codes; and
 // pack().
 #if defined(PHUB_KERNELS_FORMATS_SCALED_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -46,14 +46,14 @@ struct ScaledSlot {
   HWY_INLINE hn::Vec<D> load(D d, size_t i) const {
     return hn::Mul(Format::unpack(d, codes, i), hn::Set(d, scale));
   }
-  HWY_INLINE const void* address(size_t i) const { return codes + i / Format::kCodesPerByte; }
-  static constexpr size_t bytes(size_t n) { return n / Format::kCodesPerByte; }
+  HWY_INLINE const void* address(size_t i) const { return codes + bytes(i); }
+  static constexpr size_t bytes(size_t n) { return n * format_of(Format::kType).bits / 8; }
 
   const uint8_t* codes;
   float scale;
 };
 
-// What int8 and int4 share: codes are whole multiples of the scale, up to ±kMost.
+// What int32, int8 and int4 share: codes are whole multiples of the scale, up to ±kMost.
 template <DType kTypeOf, int kMost>
 struct WholeMultiples {
   static constexpr DType kType = kTypeOf;
@@ -66,6 +66,17 @@ struct WholeMultiples {
     return {whole.integers, whole.values};
   }
 };
+
+// The smallest power of two, p, with largest <= most * p; 0: it is not normal.
+inline float smallest_power(float largest, float most) {
+  constexpr uint32_t kFraction = 0x7FFFFF;
+  const auto bits = std::bit_cast<uint32_t>(most);
+  // A larger fraction than that of `most` carries into the exponent.
+  const uint32_t power =
+      (std::bit_cast<uint32_t>(largest) + kFraction - (bits & kFraction)) & ~kFraction;
+  const uint32_t down = (bits & ~kFraction) - (127u << 23);
+  return power <= down ? 0 : std::bit_cast<float>(power - down);
+}
 
 constexpr float kSmallestNormal = 0x1p-126f;
 

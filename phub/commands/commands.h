@@ -26,6 +26,10 @@ void add_doctor_command(CLI::App& app);
 // `phub token new`: prints a new token, and its entry for the tokens file.
 void add_token_command(CLI::App& app);
 
+// `phub switch`: adds in the kernel what workers send through this host's interfaces, until SIGTERM
+// or SIGINT. Throws Error if the kernel or this build cannot.
+void add_switch_command(CLI::App& app);
+
 // Prints the status of a running server. Throws Error if none answers.
 void add_status_command(CLI::App& app);
 

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   phub::add_doctor_command(app);
   phub::add_checkpoint_command(app);
   phub::add_token_command(app);
+  phub::add_switch_command(app);
   try {
     app.parse(argc, argv);
     return 0;

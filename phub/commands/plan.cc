@@ -332,7 +332,7 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--dtype", arguments->spec.gradient_dtype,
-                   "Gradients: f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4 or topk")
+                   "Gradients: f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4 or topk")
       ->capture_default_str();
   command->add_flag("--checkpoints", arguments->checkpoints,
                     "With the copy that 'phub serve --checkpoints' takes of parameters and state");

@@ -14,16 +14,22 @@ E kernel_choice(std::string_view field, std::string_view word,
   if (const std::optional<E> value = parse(word)) return *value;
   std::vector<std::string_view> words;
   for (size_t i = 0; i <= static_cast<size_t>(last); ++i) {
-    words.push_back(kernels::name_of(static_cast<E>(i)));
+    const std::string_view known = kernels::name_of(static_cast<E>(i));
+    if (parse(known)) words.push_back(known);
   }
   refuse_word(field, word, words);
+}
+
+std::optional<kernels::DType> parse_result_format(std::string_view name) {
+  const SlotFormat* format = find_slot_format(name);
+  return format && format->for_results() ? kernels::parse_format(name) : std::nullopt;
 }
 
 }  // namespace
 
 Choices choices_of(const JobSpec& spec) {
   const kernels::DType parameters = kernel_choice("parameter_dtype", spec.parameter_dtype,
-                                                  kernels::parse_format, kernels::DType::kTopK);
+                                                  parse_result_format, kernels::DType::kTopK);
   const bool plain = kernels::is_plain(parameters);
   return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
                                      kernels::Optimizer::kRmsprop),

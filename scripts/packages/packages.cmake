@@ -27,8 +27,8 @@ configuration and a systemd service: systemctl enable --now phub")
 # RDMA's libraries are opened at run time (transport/verbs/library.h).
 set(rdma_packages "libibverbs1, librdmacm1, ibverbs-providers")
 set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS ${rdma_packages})
-# So is libfabric (transport/ofi/library.h), which only the transport ofi needs.
-set(CPACK_DEBIAN_SERVER_PACKAGE_SUGGESTS libfabric1)
+# So is libfabric (transport/ofi/library.h), which only the transport ofi needs, and libbpf, for `phub switch`.
+set(CPACK_DEBIAN_SERVER_PACKAGE_SUGGESTS "libfabric1, libbpf1")
 set(CPACK_DEBIAN_SERVER_PACKAGE_CONTROL_EXTRA
   ${CMAKE_CURRENT_LIST_DIR}/server/conffiles ${CMAKE_CURRENT_LIST_DIR}/server/postinst
   ${CMAKE_CURRENT_LIST_DIR}/server/prerm ${CMAKE_CURRENT_LIST_DIR}/server/postrm)

@@ -83,7 +83,8 @@ TEST(ZerocomputeTest, SweepIsRightInEveryFormat) {
 TEST(ZerocomputeTest, FormatsOfGradients) {
   // Keys of 1 to 70000 elements, in chunks of 8192 and less; residuals grow over the rounds.
   const std::map<std::string, double> bytes_per_element = {
-      {"bf16", 2}, {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int8", 1}, {"int4", 0.5}, {"topk", 0.125}};
+      {"bf16", 2}, {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int32", 4},
+      {"int8", 1}, {"int4", 0.5},   {"topk", 0.125}};
   for (const auto& [format, expected] : bytes_per_element) {
     const TemporaryFile json(".json");
     const Outcome outcome = zerocompute("-b 4 -e 280K -f 265 --workers 1,3 -w 2 -n 5 --dtype " +

@@ -20,7 +20,8 @@ using reference::kCoded;
 using test::Array;
 using test::Values;
 
-constexpr DType kScaled[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt8, DType::kInt4};
+constexpr DType kScaled[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt32, DType::kInt8,
+                             DType::kInt4};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -78,7 +79,7 @@ TEST(Formats, Names) {
     EXPECT_EQ(parse_format(name_of(type)), type);
     EXPECT_EQ(is_plain(type), i < kPlainFormats);
   }
-  for (const char* name : {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
+  for (const char* name : {"fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk"}) {
     ASSERT_TRUE(parse_format(name));
     EXPECT_EQ(name_of(*parse_format(name)), name);
   }
@@ -94,6 +95,7 @@ TEST(Formats, SizesOfSlots) {
       {DType::kInt8, 1, 8},          {DType::kInt8, 4, 8},        {DType::kFp8E4M3, 5, 12},
       {DType::kFp8E5M2, 8192, 8196}, {DType::kInt4, 1, 8},        {DType::kInt4, 8, 8},
       {DType::kInt4, 9, 12},         {DType::kInt4, 8192, 4100},  {DType::kTopK, 0, 0},
+      {DType::kInt32, 0, 4},         {DType::kInt32, 5, 24},      {DType::kInt32, 8192, 32772},
       {DType::kTopK, 1, 4},          {DType::kTopK, 32, 4},       {DType::kTopK, 33, 8},
       {DType::kTopK, 8192, 1024},    {DType::kTopK, 65536, 8192},
   };
@@ -110,7 +112,7 @@ TEST(FormatsDeathTest, OnlyPlainOnesHaveElements) {
 TEST(Reference, KnownCodes) {
   struct Known {
     DType type;
-    uint8_t code;
+    uint32_t code;
     float value;
   };
   const Known known[] = {
@@ -129,6 +131,9 @@ TEST(Reference, KnownCodes) {
       {DType::kFp8E5M2, 0x7B, 57344},
       {DType::kFp8E5M2, 0x7C, kInfinity},
       {DType::kFp8E5M2, 0xFC, -kInfinity},
+      {DType::kInt32, 0x003FFFFF, 4194303},
+      {DType::kInt32, 0xFFC00000, -4194304},
+      {DType::kInt32, 0xFFFFFFFF, -1},
       {DType::kInt8, 0x7F, 127},
       {DType::kInt8, 0x80, -128},
       {DType::kInt8, 0xFF, -1},
@@ -150,6 +155,12 @@ TEST(Reference, KnownCodes) {
   EXPECT_EQ(reference::scale_of(DType::kFp8E4M3, 449), 2);
   EXPECT_EQ(reference::scale_of(DType::kFp8E4M3, 224), 0.5f);
   EXPECT_EQ(reference::scale_of(DType::kFp8E5M2, 57344), 1);
+  for (const uint32_t code : {0x00400000u, 0xFFBFFFFFu, 0x7FFFFFFFu, 0x80000000u}) {
+    EXPECT_TRUE(std::isnan(reference::value_of_code(DType::kInt32, code)));
+  }
+  EXPECT_EQ(reference::scale_of(DType::kInt32, 4194303), 1);
+  EXPECT_EQ(reference::scale_of(DType::kInt32, 4194304), 2);
+  EXPECT_EQ(reference::scale_of(DType::kInt32, 1), 0x1p-21f);
   EXPECT_EQ(reference::scale_of(DType::kInt8, 254), 2);
   EXPECT_EQ(reference::scale_of(DType::kInt4, 7), 1);
 }
@@ -160,7 +171,7 @@ TEST(Decode, EveryCode) {
   for (const DType type : kScaled) {
     for (const float scale : scales) {
       SCOPED_TRACE(testing::Message() << name_of(type) << ", scale " << scale);
-      const size_t n = type == DType::kInt4 ? 512 : 256;
+      const size_t n = type == DType::kInt4 ? 512 : type == DType::kInt32 ? 64 : 256;
       std::vector<uint8_t> slot(slot_bytes(type, n));
       for (size_t i = 0; i < 256; ++i) slot[i] = static_cast<uint8_t>(i);
       std::memcpy(slot.data() + 256, &scale, 4);
@@ -227,6 +238,7 @@ TEST(Encode, AroundTheBordersOfScales) {
   for (const DType type : kScaled) {
     const float largest = type == DType::kFp8E4M3   ? 448
                           : type == DType::kFp8E5M2 ? 57344
+                          : type == DType::kInt32   ? 4194303
                           : type == DType::kInt8    ? 127
                                                     : 7;
     for (int exponent = -149; exponent < 128; ++exponent) {

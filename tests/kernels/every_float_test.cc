@@ -41,9 +41,11 @@ void check(DType type, const std::vector<float>& x) {
   std::memcpy(&scale, slot.data() + slot.size() - 4, 4);
   ASSERT_EQ(scale, reference::scale_of(type, x[0]));
   for (size_t i = 0; i < n; ++i) {
-    const uint8_t expected = reference::code_of(type, x[i], scale, nullptr);
-    const uint8_t code = type == DType::kInt4 ? slot[i / 2] >> (i % 2 * 4) & 15 : slot[i];
-    ASSERT_EQ(int{code}, type == DType::kInt4 ? expected & 15 : int{expected})
+    const size_t bits = format_of(type).bits;
+    uint32_t code = bits == 4 ? slot[i / 2] >> (i % 2 * 4) : slot[i];
+    if (bits == 32) std::memcpy(&code, slot.data() + 4 * i, 4);
+    const uint32_t mask = ~0u >> (32 - bits);
+    ASSERT_EQ(code & mask, reference::code_of(type, x[i], scale, nullptr) & mask)
         << name_of(type) << " of " << x[i] << ", scale " << scale;
     const float sent = reference::value_of_code(type, code) * scale;
     ASSERT_EQ(std::bit_cast<uint32_t>(residual[i]), std::bit_cast<uint32_t>(x[i] - sent)) << x[i];
@@ -86,6 +88,7 @@ void check_all(DType type, float largest) {
 
 TEST(EveryFloat, Fp8E4M3) { check_all(DType::kFp8E4M3, 448.0f); }
 TEST(EveryFloat, Fp8E5M2) { check_all(DType::kFp8E5M2, 57344.0f); }
+TEST(EveryFloat, Int32) { check_all(DType::kInt32, 4194303.0f); }
 TEST(EveryFloat, Int8) { check_all(DType::kInt8, 127.0f); }
 TEST(EveryFloat, Int4) { check_all(DType::kInt4, 7.0f); }
 TEST(EveryFloat, AtAScaleThatIsNoPowerOfTwo) {

@@ -27,9 +27,19 @@ Small small(DType type) {
   return type == DType::kFp8E4M3 ? Small{3, 7, 0x7E, false} : Small{2, 15, 0x7B, true};
 }
 
+// Of the slot of int32, and what a float of its own would be: NaN for a scale that is none.
+float sane_scale(float scale) {
+  if (scale == 0 && !std::signbit(scale)) return scale;
+  int exponent = 0;
+  const bool is_power = std::isfinite(scale) && std::frexp(scale, &exponent) == 0.5f;
+  return is_power && scale >= std::ldexp(1.0f, -126) && scale <= std::ldexp(1.0f, 106) ? scale
+                                                                                       : kNaN;
+}
+
 bool is_float(DType type) { return type == DType::kFp8E4M3 || type == DType::kFp8E5M2; }
 
 float largest_value(DType type) {
+  if (type == DType::kInt32) return 4194303;
   if (type == DType::kInt8) return 127;
   if (type == DType::kInt4) return 7;
   return value_of_code(type, small(type).largest);
@@ -128,11 +138,15 @@ void encode_scaled(std::span<const float> x, bool finite, DType type, const Roun
   const float scale = finite ? scale_of(type, largest) : kNaN;
   for (size_t i = 0; finite && i < x.size(); ++i) {
     const uint32_t upper24 = random_of(rounding, i) >> 8;
-    const uint8_t code = code_of(type, x[i], scale, rounding.stochastic ? &upper24 : nullptr);
-    if (type == DType::kInt4) {
+    const uint32_t code = code_of(type, x[i], scale, rounding.stochastic ? &upper24 : nullptr);
+    if (type == DType::kInt32) {
+      for (size_t byte = 0; byte < 4; ++byte) {
+        codes[4 * i + byte] = static_cast<uint8_t>(code >> 8 * byte);
+      }
+    } else if (type == DType::kInt4) {
       codes[i / 2] |= static_cast<uint8_t>((code & 15) << (i % 2 * 4));
     } else {
-      codes[i] = code;
+      codes[i] = static_cast<uint8_t>(code);
     }
   }
   std::memcpy(codes + kernels::slot_bytes(type, x.size()) - 4, &scale, 4);
@@ -153,11 +167,19 @@ float canonical(float v) { return std::isnan(v) ? std::bit_cast<float>(0x7FC0000
 
 }  // namespace
 
-float value_of_code(DType type, uint8_t code) {
-  if (type == DType::kInt8) return code < 128 ? code : code - 256;
-  if (type == DType::kInt4) return code % 16 < 8 ? code % 16 : code % 16 - 16;
+float value_of_code(DType type, uint32_t code) {
+  if (type == DType::kInt32) {
+    const auto value = static_cast<int32_t>(code);
+    return value < -4194304 || value > 4194303 ? kNaN : static_cast<float>(value);
+  }
+  const int small_code = static_cast<int>(code & 0xFF);
+  if (type == DType::kInt8)
+    return static_cast<float>(small_code < 128 ? small_code : small_code - 256);
+  if (type == DType::kInt4) {
+    return static_cast<float>(small_code % 16 < 8 ? small_code % 16 : small_code % 16 - 16);
+  }
   const Small f = small(type);
-  const int magnitude = code & 0x7F;
+  const int magnitude = small_code & 0x7F;
   if (magnitude > f.largest) {
     if (!f.has_infinity || magnitude > f.largest + 1) return kNaN;
     const float infinity = std::numeric_limits<float>::infinity();
@@ -174,7 +196,7 @@ float value_of_code(DType type, uint8_t code) {
 float scale_of(DType type, float largest) {
   if (largest == 0) return 0;
   float scale;
-  if (is_float(type)) {
+  if (is_float(type) || type == DType::kInt32) {
     // Down from far above, as long as half of it still holds the largest.
     double power = std::ldexp(1.0, 200);
     while (largest <= double{largest_value(type)} * power / 2) power /= 2;
@@ -184,17 +206,18 @@ float scale_of(DType type, float largest) {
   }
   const int most = type == DType::kFp8E4M3   ? 119
                    : type == DType::kFp8E5M2 ? 112
+                   : type == DType::kInt32   ? 106
                    : type == DType::kInt8    ? 121
                                              : 125;
   return std::min(std::max(scale, std::ldexp(1.0f, -126)), std::ldexp(1.0f, most));
 }
 
-uint8_t code_of(DType type, float x, float scale, const uint32_t* upper24) {
+uint32_t code_of(DType type, float x, float scale, const uint32_t* upper24) {
   const float inverse = scale == 0 ? 0 : 1 / scale;
   const float limit = largest_value(type);
   const float y = std::max(std::min(x * inverse, limit), -limit);
   if (is_float(type)) return float_code(type, y, upper24);
-  return static_cast<uint8_t>(int_code(y, upper24));
+  return static_cast<uint32_t>(int_code(y, upper24));
 }
 
 uint32_t random_of(const Rounding& r, size_t i) {
@@ -243,15 +266,57 @@ std::vector<float> decode(const void* slot, DType type, size_t elements) {
   }
   float scale;
   std::memcpy(&scale, codes + kernels::slot_bytes(type, elements) - 4, 4);
+  if (type == DType::kInt32) scale = sane_scale(scale);
+  if (type == DType::kInt32 && scale == 0) return out;
   for (size_t i = 0; i < elements; ++i) {
-    const uint8_t code = type == DType::kInt4 ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i];
+    uint32_t code = type == DType::kInt4 ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i];
+    if (type == DType::kInt32) std::memcpy(&code, codes + 4 * i, 4);
     out[i] = value_of_code(type, code) * scale;
   }
   return out;
 }
 
+namespace {
+
+// In whole numbers, all of the largest scale.
+std::vector<float> sum_of_integers(std::span<const void* const> slots, size_t n) {
+  std::vector<float> total(n);
+  float most = 0;
+  for (const void* slot : slots) {
+    float scale;
+    std::memcpy(&scale, static_cast<const uint8_t*>(slot) + 4 * n, 4);
+    scale = sane_scale(scale);
+    if (std::isnan(scale)) return std::vector<float>(n, kNaN);
+    most = std::max(most, scale);
+  }
+  for (size_t i = 0; i < n && most > 0; ++i) {
+    int64_t whole = 0;
+    bool wrong = false;
+    for (const void* slot : slots) {
+      float scale;
+      std::memcpy(&scale, static_cast<const uint8_t*>(slot) + 4 * n, 4);
+      if (scale == 0) continue;
+      int32_t code;
+      std::memcpy(&code, static_cast<const uint8_t*>(slot) + 4 * i, 4);
+      wrong = wrong || code < -4194304 || code > 4194303;
+      // Exact: 23 bits, and a power of two.
+      const double units = std::ldexp(double(code), std::ilogb(scale) - std::ilogb(most));
+      whole += static_cast<int64_t>(std::floor(units + 0.5));
+    }
+    total[i] = wrong ? kNaN : static_cast<float>(whole) * most;
+  }
+  return total;
+}
+
+}  // namespace
+
 bool sum_coded(std::span<const void* const> slots, DType type, float factor, float* out, size_t n) {
   std::vector<float> total(n);
+  if (type == DType::kInt32) {
+    total = sum_of_integers(slots, n);
+    slots = {};
+    if (std::ranges::all_of(total, [](float v) { return v == 0; })) factor = std::fabs(factor);
+  }
   for (size_t s = 0; s < slots.size(); ++s) {
     if (type == DType::kTopK) {
       for (size_t e = 0; e < (n + 31) / 32; ++e) {

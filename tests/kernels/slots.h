@@ -14,17 +14,18 @@
 namespace phub::reference {
 
 inline constexpr kernels::DType kCoded[] = {kernels::DType::kFp8E4M3, kernels::DType::kFp8E5M2,
-                                            kernels::DType::kInt8, kernels::DType::kInt4,
-                                            kernels::DType::kTopK};
+                                            kernels::DType::kInt32,   kernels::DType::kInt8,
+                                            kernels::DType::kInt4,    kernels::DType::kTopK};
 
-// The value of one code, before it is scaled. int4: the lower four bits of `code`.
-float value_of_code(kernels::DType type, uint8_t code);
+// The value of one code, before it is scaled. int4: the lower four bits of `code`. int32: NaN for
+// one that is out of bounds.
+float value_of_code(kernels::DType type, uint32_t code);
 
 // Of a chunk whose largest magnitude is given. Scaled formats only.
 float scale_of(kernels::DType type, float largest);
 
 // The code of x / scale, and the random 24 bits that decide, if it is stochastic (else nullptr).
-uint8_t code_of(kernels::DType type, float x, float scale, const uint32_t* upper24);
+uint32_t code_of(kernels::DType type, float x, float scale, const uint32_t* upper24);
 
 // The 32 random bits of the element that is `i` behind the chunk's first.
 uint32_t random_of(const kernels::Rounding& rounding, size_t i);

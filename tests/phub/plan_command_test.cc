@@ -280,8 +280,8 @@ TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_THAT(error_of({"vgg19", "--optimizer", "sdg"}),
               HasSubstr("optimizer: must be one of none, sgd"));
   EXPECT_THAT(error_of({"vgg19", "--dtype", "f64"}),
-              HasSubstr("gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, "
-                        "int4, topk, got 'f64'"));
+              HasSubstr("gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, "
+                        "int8, int4, topk, got 'f64'"));
   EXPECT_THAT(error_of({"vgg19", "--parameter-dtype", "f8"}),
               HasSubstr("parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, "
                         "int4, topk, got 'f8'"));

@@ -388,8 +388,9 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {join_with(key, R"(,"optimiser":"adam")"), "spec: unknown field \"optimiser\""},
       {join_with(key, R"(,"optimizer":"")"), "optimizer: must be a name"},
       {join_with(key, R"(,"gradient_dtype":"f64")"),
-       "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, topk, got "
-       "'f64'"},
+       "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
+       "topk, "
+       "got 'f64'"},
       {join_with(key, R"(,"parameter_dtype":"")"), "parameter_dtype: must be one of"},
       {join_with(key, R"(,"reduction":"max")"), "reduction: must be one of sum, mean, got 'max'"},
       {join_with(key, R"(,"work":"some")"), "work: must be one of all, sum, none"},
@@ -467,10 +468,26 @@ TEST(BadInput, FormatsOfGradients) {
     EXPECT_EQ(message([&](JobSpec& spec) { spec.parameter_dtype = format; }), "no error");
     EXPECT_EQ(message([&](JobSpec& spec) { spec.keys[1].format = format; }), "no error");
   }
+  // Results in int32 would take the bytes of f32.
+  EXPECT_EQ(message([](JobSpec& spec) { spec.gradient_dtype = "int32"; }), "no error");
+  EXPECT_EQ(message([](JobSpec& spec) { spec.keys[1].format = "int32"; }), "no error");
+  EXPECT_THAT(message([](JobSpec& spec) { spec.parameter_dtype = "int32"; }),
+              HasSubstr("int8, int4, topk, got 'int32'"));
+  EXPECT_EQ(message([](JobSpec& spec) {
+              spec.keys[1].format = "int32";
+              spec.max_ranks = 512;
+            }),
+            "no error");
+  EXPECT_EQ(message([](JobSpec& spec) {
+              spec.keys[1].format = "int32";
+              spec.max_ranks = 513;
+            }),
+            "max_ranks: the integers of format int32 are added in 32 bits, which hold the sum of "
+            "512 ranks, and the job has 513");
   for (const char* format : {"fp8", "INT8", "int8 ", "f64", "top-k"}) {
     EXPECT_THAT(message([&](JobSpec& spec) { spec.gradient_dtype = format; }),
                 HasSubstr(fmt::format("gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, "
-                                      "fp8-e5m2, int8, int4, topk, got '{}'",
+                                      "fp8-e5m2, int32, int8, int4, topk, got '{}'",
                                       format)));
     EXPECT_THAT(message([&](JobSpec& spec) { spec.keys[1].format = format; }),
                 HasSubstr("keys[1].format: must be one of f32, bf16"));

@@ -1,10 +1,11 @@
-// The formats of TCP, RDMA and libfabric, on the page and in the code, are one.
+// The formats of TCP, RDMA, libfabric and the switch, on the page and in the code, are one.
 #include <gtest/gtest.h>
 
 #include <cstddef>
 
 #include "tests/transport/page.h"
 #include "transport/ofi/format.h"
+#include "transport/switch/packet.h"
 #include "transport/tcp/format.h"
 #include "transport/verbs/format.h"
 
@@ -61,6 +62,20 @@ TEST(WireFormatTest, ThePageHasTheCodesOffsets) {
   PHUB_EXPECT_OFFSET(OfiTarget, name_bytes);
   PHUB_EXPECT_OFFSET(OfiTarget, reserved);
   PHUB_EXPECT_OFFSET(OfiTarget, name);
+  PHUB_EXPECT_OFFSET(SwitchHeader, magic);
+  PHUB_EXPECT_OFFSET(SwitchHeader, kind);
+  PHUB_EXPECT_OFFSET(SwitchHeader, worker);
+  PHUB_EXPECT_OFFSET(SwitchHeader, slot);
+  PHUB_EXPECT_OFFSET(SwitchHeader, generation);
+  PHUB_EXPECT_OFFSET(SwitchHeader, turn);
+  PHUB_EXPECT_OFFSET(SwitchHeader, round);
+  PHUB_EXPECT_OFFSET(SwitchHeader, chunk);
+  PHUB_EXPECT_OFFSET(SwitchHeader, part);
+  PHUB_EXPECT_OFFSET(SwitchHeader, zero);
+  PHUB_EXPECT_OFFSET(SwitchHeader, exponent);
+  PHUB_EXPECT_OFFSET(SwitchHeader, next_exponent);
+  PHUB_EXPECT_OFFSET(SwitchHeader, workers);
+  PHUB_EXPECT_OFFSET(SwitchPacket, codes);
 #undef PHUB_EXPECT_OFFSET
 }
 
@@ -73,6 +88,7 @@ TEST(WireFormatTest, ThePageHasTheCodesConstants) {
   EXPECT_EQ(kOfiMagic, 0x4f554850u);
   EXPECT_EQ(kOfiVersion, 1u);
   EXPECT_EQ(kOfiMaxNameBytes, 128u);
+  EXPECT_EQ(kSwitchMagic, 0x77534850);
 }
 
 }  // namespace

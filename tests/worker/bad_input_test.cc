@@ -117,7 +117,8 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"a gradient format", kInvalid, "gradient_dtype: must be one of f32",
        [](auto& o) { o.spec.gradient_dtype = "float32"; }},
       {"a key's format", kInvalid,
-       "keys[0].format: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, topk, got "
+       "keys[0].format: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
+       "topk, got "
        "'int9'",
        [](auto& o) { o.spec.keys[0].format = "int9"; }},
       {"a parameter format", kInvalid, "parameter_dtype: must be one of f32",

@@ -91,7 +91,8 @@ static void misuse(void) {
   FAILS(phub_options_set_format(options, NULL, "int8"), PHUB_INVALID, "pattern is null");
   FAILS(phub_options_set_format(options, "*", NULL), PHUB_INVALID, "format is null");
   FAILS(phub_options_set_format(options, "*", "int7"), PHUB_INVALID,
-        "f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, topk, got 'int7'; did you mean 'int8'?");
+        "f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, got 'int7'; did you mean "
+        "'int8'?");
   FAILS(phub_options_set_format(options, "*", ""), PHUB_INVALID, "got ''");
   FAILS(phub_options_set_format(options, "*.weight", "int8"), PHUB_NOT_FOUND,
         "of the 3 keys that were added matches '*.weight'");

@@ -2,11 +2,15 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/kernels/slots.h"
 #include "tests/oracle/replay.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
@@ -52,6 +56,63 @@ TEST(Coded, WhatIsNotFiniteLeavesResidualsAlone) {
           EXPECT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
         }
       }
+    }
+  }
+}
+
+// Whole numbers, added in multiples of the largest power of two that a rank's chunk has, whatever
+// the order: the gradients of the ranks are of different magnitudes.
+TEST(Coded, Int32IsTheSumOfWholeNumbers) {
+  constexpr uint32_t kRanks = 3, kElements = 3000, kChunk = 1024, kRounds = 6;
+  const auto seeds = testing::fresh_seeds(1);
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seeds.first));
+  Box box(2);
+  JobSpec spec;
+  spec.name = "whole";
+  spec.keys = {{.name = "w", .elements = kElements, .format = "int32"}};
+  spec.world_size = kRanks;
+  spec.chunk_elements = kChunk;
+  const auto gradient_of = [&](uint32_t rank, uint32_t round) {
+    std::mt19937_64 random(seeds.first + kRanks * round + rank);
+    std::vector<float> gradient(kElements);
+    for (uint32_t i = 0; i < kElements; ++i) {
+      const int exponent = static_cast<int>((rank * 7 + round * 5 + i / kChunk * 11) % 30) - 15;
+      const auto number = static_cast<int32_t>(random());
+      gradient[i] = std::ldexp(static_cast<float>(number), exponent - 31);
+    }
+    return gradient;
+  };
+  std::vector<std::vector<float>> seen(kRounds);
+  each_rank(kRanks, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    Worker worker(options);
+    worker.wait_all();
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      std::ranges::copy(gradient_of(rank, round), worker.gradient(0).begin());
+      worker.push_pull(0);
+      if (rank == 0) seen[round].assign(worker.parameters(0).begin(), worker.parameters(0).end());
+    }
+    worker.barrier();
+  });
+  std::vector<std::vector<float>> residuals(kRanks, std::vector<float>(kElements));
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    for (uint32_t first = 0; first < kElements; first += kChunk) {
+      const uint32_t n = std::min(kChunk, kElements - first);
+      std::vector<std::vector<std::byte>> slots;
+      std::vector<const void*> pointers;
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        const std::vector<float> gradient = gradient_of(rank, round);
+        slots.emplace_back(kernels::slot_bytes(kernels::DType::kInt32, n));
+        reference::encode(std::span(gradient).subspan(first, n),
+                          std::span(residuals[rank]).subspan(first, n), kernels::DType::kInt32, {},
+                          slots.back().data());
+      }
+      for (const auto& slot : slots) pointers.push_back(slot.data());
+      std::vector<float> want(n);
+      ASSERT_TRUE(reference::sum_coded(pointers, kernels::DType::kInt32, 1.0f, want.data(), n));
+      EXPECT_TRUE(std::equal(want.begin(), want.end(), seen[round].begin() + first))
+          << "round " << round << ", elements from " << first;
     }
   }
 }

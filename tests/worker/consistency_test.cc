@@ -258,7 +258,7 @@ TEST(Consistency, CodedUpdatesAreSteps) {
   constexpr uint64_t kUpdates = 12, kElements = 20'001;
   Box box(2);
   for (const char* consistency : {"async", "ssp"}) {
-    for (const char* format : {"fp8-e4m3", "int4", "topk"}) {
+    for (const char* format : {"fp8-e4m3", "int32", "int4", "topk"}) {
       SCOPED_TRACE(fmt::format("{} {}", consistency, format));
       JobSpec spec;
       spec.name = fmt::format("{}-{}", consistency, format);

@@ -351,7 +351,7 @@ TEST(Exchange, RegisteredMemoryIsConvertedAndScaled) {
 TEST(Exchange, RegisteredMemoryIsScaledAndThenCoded) {
   constexpr size_t kElements = 9001;
   Box box;
-  for (const char* format : {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
+  for (const char* format : {"fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk"}) {
     JobSpec spec;
     spec.name = format;
     spec.keys = {{.name = "w", .elements = kElements}};

@@ -54,10 +54,14 @@ void check_shape(const KeySpec& key, size_t i) {
        fmt::join(key.shape, ", "), key.elements);
 }
 
-void check_format(std::string_view field, std::string_view value, uint32_t chunk_elements) {
-  if (find_slot_format(value) == nullptr) {
+void check_format(std::string_view field, std::string_view value, uint32_t chunk_elements,
+                  bool of_results = false) {
+  const SlotFormat* const format = find_slot_format(value);
+  if (format == nullptr || (of_results && !format->for_results())) {
     std::vector<std::string_view> words;
-    for (const SlotFormat& format : kSlotFormats) words.push_back(format.name);
+    for (const SlotFormat& each : kSlotFormats) {
+      if (!of_results || each.for_results()) words.push_back(each.name);
+    }
     refuse_word(field, value, words);
   }
   if (value == "topk" && chunk_elements > kTopKElements) {
@@ -201,6 +205,16 @@ void check_schedule(const std::vector<HyperChange>& schedule, uint32_t groups) {
     previous = schedule[i].round;
     check_values(fmt::format("schedule[{}].values", i), schedule[i].values, groups);
   }
+}
+
+void check_int32(const JobSpec& spec, uint32_t ranks) {
+  const bool used = std::ranges::any_of(
+      spec.keys, [&spec](const KeySpec& key) { return gradient_format(spec, key) == kInt32; });
+  if (!used || ranks <= kMostInt32Ranks) return;
+  fail(ErrorCode::kInvalid,
+       "max_ranks: the integers of format int32 are added in 32 bits, which hold the sum of {} "
+       "ranks, and the job has {}",
+       kMostInt32Ranks, ranks);
 }
 
 // What racks send up is what a round of theirs comes to.
@@ -465,7 +479,7 @@ void validate(const JobSpec& spec) {
   check_values("hyper", spec.hyper, groups);
   check_schedule(spec.schedule, groups);
   check_format("gradient_dtype", spec.gradient_dtype, spec.chunk_elements);
-  check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements);
+  check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements, true);
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     check_compact(spec.keys[i], i, !spec.rack_ranks.empty());
     check_lazy(spec, i);
@@ -475,6 +489,7 @@ void validate(const JobSpec& spec) {
          "{}, may have larger ones",
          kTopKElements, i, spec.keys[i].rank_limit > 0 ? "factors" : "rows");
   }
+  check_int32(spec, max_ranks(spec));
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));

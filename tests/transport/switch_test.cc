@@ -1,0 +1,379 @@
+// A switch that adds, in many seeded scenes: every result is the sum of all slots to the bit, of
+// everyone once, whatever the network and the switch do. And the state machines, call by call.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "tests/seeds.h"
+#include "tests/transport/switch_rig.h"
+
+namespace phub::test {
+namespace {
+
+SwitchScene random_scene(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  SwitchScene scene{.seed = seed};
+  scene.workers = 1 + static_cast<uint32_t>(random() % 6);
+  scene.slots = static_cast<uint16_t>(1 + random() % 8);
+  scene.elements.clear();
+  for (size_t n = 1 + random() % 6; n > 0; --n) {
+    scene.elements.push_back(static_cast<uint32_t>(1 + random() % 2000));
+  }
+  scene.rounds = static_cast<uint32_t>(1 + random() % 5);
+  const double shares[] = {0, 0.01, 0.1, 0.3};
+  scene.loss = shares[random() % 4];
+  scene.twice = shares[random() % 4];
+  scene.late = shares[random() % 3];
+  return scene;
+}
+
+uint64_t chunks_of(const SwitchScene& scene) { return scene.rounds * scene.elements.size(); }
+
+TEST(Switch, OverAnyNetworkEveryChunkIsTheSum) {
+  const auto seeds = phub::testing::fresh_seeds(150);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    const SwitchScene scene = random_scene(seed);
+    PlainAdder adder(scene.slots);
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+    // 30% on three ways, both directions: still the switch does it all.
+    ASSERT_EQ(outcome.closed_by_switch, chunks_of(scene)) << "PHUB_SEED=" << seed;
+    ASSERT_EQ(outcome.generations, 1u);
+  }
+}
+
+TEST(Switch, WithoutLossNothingIsRepeated) {
+  SwitchScene scene{.seed = phub::testing::fresh_seeds(1).first};
+  PlainAdder adder(scene.slots);
+  const SwitchOutcome outcome = play(scene, adder);
+  ASSERT_EQ(outcome.problem, "");
+  EXPECT_EQ(outcome.repeats, 0u);
+}
+
+// What it had is sent again. A worker that has the acknowledgement does not repeat it: then the box
+// has the sum, and says so.
+TEST(Switch, ThatForgetsCountsNothingTwice) {
+  const auto seeds = phub::testing::fresh_seeds(100);
+  uint64_t by_switch = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SwitchScene scene = random_scene(seed);
+    scene.forgets_ns = 500'000 + seed % 40'000'000;
+    PlainAdder adder(scene.slots);
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+    ASSERT_EQ(outcome.closed_by_switch + outcome.closed_directly, chunks_of(scene));
+    by_switch += outcome.closed_by_switch;
+  }
+  EXPECT_GT(by_switch, 0u);
+}
+
+TEST(Switch, ThatDiesIsPassedBy) {
+  const auto seeds = phub::testing::fresh_seeds(60);
+  uint64_t directly = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SwitchScene scene = random_scene(seed);
+    scene.give_up_ns = 400'000'000;
+    scene.dead_from_ns = seed % 8'000'000;
+    scene.dead_to_ns = seed % 2 == 0 ? ~uint64_t{0} : scene.dead_from_ns + 500'000'000;
+    scene.silent = seed % 3 == 0;
+    PlainAdder adder(scene.slots);
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+    ASSERT_EQ(outcome.closed_by_switch + outcome.closed_directly, chunks_of(scene));
+    directly += outcome.closed_directly;
+  }
+  EXPECT_TRUE(directly > 0 || seeds.count == 1);
+}
+
+TEST(Switch, ThatIsFullIsPassedBy) {
+  const auto seeds = phub::testing::fresh_seeds(30);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SwitchScene scene = random_scene(seed);
+    scene.slots = 8;
+    scene.elements.push_back(8 * 256);  // all are used
+    PlainAdder adder(static_cast<uint16_t>(seed % 8));
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+    ASSERT_GT(outcome.closed_directly, 0u);
+  }
+}
+
+TEST(Switch, AWorkerThatWasReplacedChangesNothing) {
+  const auto seeds = phub::testing::fresh_seeds(100);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SwitchScene scene = random_scene(seed);
+    scene.rounds += 3;
+    scene.replaced_ns = 2'000'000 + seed % 40'000'000;
+    PlainAdder adder(scene.slots);
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+  }
+}
+
+// Longer than anybody would wait for a switch that is gone.
+TEST(Switch, AWorkerThatIsLateEndsNothing) {
+  const auto seeds = phub::testing::fresh_seeds(20);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SwitchScene scene = random_scene(seed);
+    scene.workers += 1;
+    scene.straggler_ns = 2'000'000'000;
+    scene.give_up_ns = 400'000'000;
+    scene.loss = std::min(scene.loss, 0.1);
+    PlainAdder adder(scene.slots);
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+    ASSERT_EQ(outcome.closed_by_switch, chunks_of(scene)) << "PHUB_SEED=" << seed;
+  }
+}
+
+// --- Call by call.
+
+SwitchPacket part(uint8_t worker, uint32_t turn, int32_t code, uint32_t chunk = 0) {
+  SwitchPacket packet{};
+  packet.header = {.magic = kSwitchMagic,
+                   .kind = kSwitchPart,
+                   .worker = worker,
+                   .generation = 1,
+                   .turn = turn,
+                   .chunk = chunk,
+                   .next_exponent = static_cast<int16_t>(worker),
+                   .workers = 3};
+  std::ranges::fill(packet.codes, code);
+  return packet;
+}
+SwitchVerdict take(PlainAdder& adder, SwitchPacket packet) { return adder.take(packet); }
+
+TEST(SwitchSlot, AddsInTurnsAndSaysTheSumAgain) {
+  PlainAdder adder(1);
+  EXPECT_EQ(take(adder, part(0, 1, 5)), kSwitchAdded);
+  SwitchPacket waits = part(0, 1, 5);
+  EXPECT_EQ(adder.take(waits), kSwitchStill);
+  EXPECT_EQ(waits.header.kind, kSwitchWaiting);
+  EXPECT_EQ(waits.header.workers, 1u);
+  SwitchPacket sum = part(1, 1, -7);
+  EXPECT_EQ(adder.take(sum), kSwitchComplete);
+  EXPECT_EQ(sum.header.kind, kSwitchSum);
+  EXPECT_EQ(sum.header.next_exponent, 1);
+  EXPECT_EQ(sum.header.workers, 3u);
+  EXPECT_EQ(sum.codes[0], -2);
+  EXPECT_EQ(sum.codes[255], -2);
+  EXPECT_EQ(take(adder, part(1, 2, 1)), kSwitchAdded);
+  SwitchPacket again = part(0, 1, 5);  // turn 1 is still there
+  EXPECT_EQ(adder.take(again), kSwitchRepeated);
+  EXPECT_EQ(0, std::memcmp(again.codes, sum.codes, sizeof sum.codes));
+  EXPECT_EQ(take(adder, part(0, 2, 1)), kSwitchComplete);
+  EXPECT_EQ(take(adder, part(0, 3, 1)), kSwitchAdded);
+  EXPECT_EQ(take(adder, part(0, 1, 5)), kSwitchLate);
+}
+
+TEST(SwitchSlot, RefusesWhatDisagrees) {
+  PlainAdder adder(1);
+  EXPECT_EQ(take(adder, part(0, 1, 5)), kSwitchAdded);
+  const auto wrong = [&](auto change) {
+    SwitchPacket packet = part(1, 1, 5);
+    change(packet.header);
+    const SwitchPacket before = packet;
+    EXPECT_EQ(adder.take(packet), kSwitchRefused);
+    EXPECT_EQ(0, std::memcmp(&packet, &before, sizeof packet));
+  };
+  wrong([](SwitchHeader& h) { h.chunk = 1; });
+  wrong([](SwitchHeader& h) { h.round = 1; });
+  wrong([](SwitchHeader& h) { h.part = 1; });
+  wrong([](SwitchHeader& h) { h.exponent = 1; });
+  wrong([](SwitchHeader& h) { h.workers = 7; });
+  wrong([](SwitchHeader& h) { h.workers = 1; });  // it is none of them
+  wrong([](SwitchHeader& h) { h.worker = 64; });
+  wrong([](SwitchHeader& h) { h.worker = 255; });
+  wrong([](SwitchHeader& h) { h.slot = 1; });
+  EXPECT_EQ(take(adder, part(1, 1, 5)), kSwitchComplete);
+}
+
+TEST(SwitchSlot, NumbersOutOfBoundsHaveNoSum) {
+  for (const int32_t code : {4194304, -4194305, INT32_MAX, INT32_MIN}) {
+    PlainAdder adder(1);
+    EXPECT_EQ(take(adder, part(0, 1, code)), kSwitchAdded);
+    EXPECT_EQ(take(adder, part(1, 1, 1)), kSwitchRefused);
+    EXPECT_EQ(take(adder, part(0, 1, code)), kSwitchRefused);
+    EXPECT_EQ(take(adder, part(0, 2, 4194303)), kSwitchAdded);  // the next turn is another
+    EXPECT_EQ(take(adder, part(1, 2, -4194304)), kSwitchComplete);
+  }
+}
+
+TEST(SwitchSlot, ANewGenerationBeginsAnewAndFencesTheOldOne) {
+  PlainAdder adder(1);
+  SwitchPacket newer = part(0, 1, 5);
+  newer.header.generation = 2;
+  EXPECT_EQ(take(adder, part(0, 7, 1)), kSwitchAdded);
+  EXPECT_EQ(take(adder, newer), kSwitchAdded);
+  EXPECT_EQ(take(adder, part(1, 7, 1)), kSwitchLate);
+  EXPECT_EQ(take(adder, part(1, 9, 1)), kSwitchLate);
+  newer.header.worker = 1;
+  EXPECT_EQ(adder.take(newer), kSwitchComplete);
+  EXPECT_EQ(newer.codes[0], 10);
+}
+
+// --- What comes to a worker from anywhere.
+
+class NoUplink : public SwitchUplink {
+ public:
+  void fill(uint64_t /*chunk*/, uint32_t first, int exponent, std::span<int32_t> codes) override {
+    filled.emplace_back(first, exponent);
+    std::ranges::fill(codes, 1);
+  }
+  void send(const SwitchPacket& packet) override { sent.push_back(packet.header); }
+
+  std::vector<std::pair<uint32_t, int>> filled;
+  std::vector<SwitchHeader> sent;
+};
+
+TEST(SwitchSender, AgreesOnAnExponentOnePacketAhead) {
+  NoUplink uplink;
+  SwitchSender sender({.worker = 1, .workers = 3, .first_slot = 4, .slots = 1, .max_chunks = 2},
+                      uplink);
+  const auto acknowledge = [&](int16_t next_exponent) {
+    SwitchHeader header = uplink.sent.back();
+    header.kind = kSwitchTaken;
+    header.next_exponent = next_exponent;
+    sender.receive(header, 0);
+  };
+  sender.push({.round = 7, .chunk = 5, .elements = 300, .exponent = -3}, 0);
+  ASSERT_EQ(uplink.sent.size(), 1u);  // exponents only: nobody has agreed yet
+  EXPECT_EQ(uplink.sent[0].chunk, kSwitchNoChunk);
+  EXPECT_EQ(uplink.sent[0].next_exponent, -3);
+  EXPECT_EQ(uplink.sent[0].slot, 4);
+  acknowledge(2);
+  ASSERT_EQ(uplink.sent.size(), 2u);
+  EXPECT_EQ(uplink.sent[1].chunk, 5u);
+  EXPECT_EQ(uplink.sent[1].round, 7u);
+  EXPECT_EQ(uplink.sent[1].exponent, 2);
+  EXPECT_EQ(uplink.sent[1].next_exponent, -3);  // of the chunk's next part
+  acknowledge(2);
+  ASSERT_EQ(uplink.sent.size(), 3u);
+  EXPECT_EQ(uplink.sent[2].part, 1);
+  EXPECT_EQ(uplink.sent[2].next_exponent, kSwitchUnknown);
+  EXPECT_THAT(uplink.filled, ::testing::ElementsAre(std::pair(0u, 2), std::pair(256u, 2)));
+  sender.push({.round = 7, .chunk = 6, .elements = 1, .exponent = kSwitchNothing}, 0);
+  acknowledge(kSwitchUnknown);  // another worker did not have it either
+  ASSERT_EQ(uplink.sent.size(), 4u);
+  EXPECT_EQ(uplink.sent[3].chunk, kSwitchNoChunk);
+  acknowledge(kSwitchNothing);
+  ASSERT_EQ(uplink.sent.size(), 5u);
+  EXPECT_EQ(uplink.sent[4].chunk, 6u);
+  EXPECT_EQ(uplink.filled.size(), 2u);  // zeros are zeros
+  EXPECT_FALSE(sender.idle());
+  acknowledge(kSwitchUnknown);
+  EXPECT_TRUE(sender.idle());
+  EXPECT_FALSE(sender.ended());
+}
+
+TEST(SwitchSender, BelievesNothing) {
+  NoUplink uplink;
+  SwitchSender sender({.workers = 1, .generation = 3, .first_slot = 4, .slots = 2}, uplink);
+  sender.push({.elements = 256, .exponent = -3}, 0);
+  SwitchHeader good = uplink.sent.back();
+  good.kind = kSwitchTaken;
+  const auto ignores = [&](auto change) {
+    SwitchHeader header = good;
+    change(header);
+    sender.receive(header, 0);
+    EXPECT_EQ(uplink.sent.size(), 1u);
+    EXPECT_FALSE(sender.ended());
+  };
+  ignores([](SwitchHeader& h) { h.magic ^= 1; });
+  ignores([](SwitchHeader& h) { h.generation = 2; });
+  ignores([](SwitchHeader& h) { h.kind = kSwitchSum; });
+  ignores([](SwitchHeader& h) { h.kind = kSwitchEnded, h.generation = 4; });
+  ignores([](SwitchHeader& h) { h.slot = 3; });
+  ignores([](SwitchHeader& h) { h.slot = 5; });  // nothing is out there
+  ignores([](SwitchHeader& h) { h.slot = 6; });
+  ignores([](SwitchHeader& h) { h.turn = 2; });
+  SwitchHeader low = good;
+  low.next_exponent = -4;  // this worker asked for -3
+  sender.receive(low, 0);
+  EXPECT_TRUE(sender.ended());
+  sender.receive(good, 0);
+  EXPECT_EQ(uplink.sent.size(), 1u);
+}
+
+// --- What comes to the box from anywhere.
+
+SwitchReceiver::Answer give(SwitchReceiver& receiver, const SwitchPacket& packet) {
+  return receiver.receive(std::as_bytes(std::span(&packet, 1)));
+}
+
+TEST(SwitchReceiver, BelievesNothing) {
+  const auto fresh = [] {
+    return SwitchReceiver({.workers = 3, .generation = 1, .first_round = 0, .elements = {300, 5}});
+  };
+  SwitchPacket sum = part(0, 1, 5);
+  sum.header.kind = kSwitchSum;
+  {
+    SwitchReceiver receiver = fresh();
+    const auto bytes = std::as_bytes(std::span(&sum, 1));
+    for (const size_t size : {size_t{0}, size_t{39}, size_t{40}, bytes.size() - 1}) {
+      EXPECT_EQ(receiver.receive(bytes.first(size)).to, SwitchReceiver::To::kNobody);
+    }
+    SwitchPacket other = sum;
+    other.header.magic ^= 1;
+    EXPECT_EQ(give(receiver, other).to, SwitchReceiver::To::kNobody);
+    other = sum;
+    other.header.generation = 2;
+    EXPECT_EQ(give(receiver, other).to, SwitchReceiver::To::kNobody);
+    other = sum;
+    other.header.kind = kSwitchEnded;
+    EXPECT_EQ(give(receiver, other).to, SwitchReceiver::To::kNobody);
+    EXPECT_FALSE(receiver.ended());
+  }
+  const auto ends = [&](const char* why, auto change) {
+    SwitchReceiver receiver = fresh();
+    SwitchPacket packet = sum;
+    change(packet.header);
+    const auto answer = give(receiver, packet);
+    EXPECT_EQ(answer.header.kind, kSwitchEnded);
+    EXPECT_EQ(answer.to, SwitchReceiver::To::kAll);
+    EXPECT_THAT(receiver.why(), ::testing::HasSubstr(why));
+    EXPECT_EQ(give(receiver, sum).header.kind, kSwitchEnded);
+  };
+  ends("did not add", [](SwitchHeader& h) { h.kind = kSwitchPart; });
+  ends("not of all workers", [](SwitchHeader& h) { h.workers = 1; });
+  ends("slot that is not planned", [](SwitchHeader& h) { h.slot = 1; });
+  ends("chunk that is not planned", [](SwitchHeader& h) { h.chunk = 2; });
+  ends("part that is not planned", [](SwitchHeader& h) { h.part = 2; });
+  ends("later round", [](SwitchHeader& h) { h.round = 1; });
+}
+
+TEST(SwitchReceiver, ClosesAChunkWhenAllItsPartsAreThere) {
+  SwitchReceiver receiver({.workers = 3, .generation = 1, .first_round = 9, .elements = {300}});
+  SwitchPacket sum = part(0, 1, 5);
+  sum.header.kind = kSwitchSum;
+  sum.header.round = 9;
+  sum.header.part = 1;
+  auto answer = give(receiver, sum);
+  EXPECT_EQ(answer.header.kind, kSwitchTaken);
+  EXPECT_EQ(answer.to, SwitchReceiver::To::kAll);
+  EXPECT_FALSE(answer.closed);
+  answer = give(receiver, sum);  // it came twice
+  EXPECT_EQ(answer.to, SwitchReceiver::To::kSender);
+  EXPECT_FALSE(receiver.closed(0));
+  sum.header.part = 0;
+  std::ranges::fill(sum.codes, 6);
+  EXPECT_TRUE(give(receiver, sum).closed);
+  EXPECT_EQ(receiver.sums(0).size(), 300u);
+  EXPECT_EQ(receiver.sums(0)[255], 6);
+  EXPECT_EQ(receiver.sums(0)[256], 5);
+  receiver.begin_next(0);
+  EXPECT_EQ(receiver.round(0), 10u);
+  EXPECT_EQ(give(receiver, sum).header.kind, kSwitchTaken);  // of round 9
+  EXPECT_FALSE(receiver.closed(0));
+  sum.header.round = 10;
+  EXPECT_EQ(give(receiver, sum).to, SwitchReceiver::To::kAll);
+  sum.header.part = 1;
+  sum.header.exponent = 3;
+  EXPECT_EQ(give(receiver, sum).header.kind, kSwitchEnded);
+  EXPECT_THAT(receiver.why(), ::testing::HasSubstr("exponents"));
+}
+
+}  // namespace
+}  // namespace phub::test

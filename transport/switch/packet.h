@@ -1,0 +1,72 @@
+// What travels between workers, a switch that adds, and the box: the payload of UDP over IPv4,
+// little-endian, of one size. Plain C, as the program in the switch is compiled from it too.
+//
+// A chunk is sent in parts of 256 whole numbers. The switch adds the parts of all workers and lets
+// the sum go on to the box, which acknowledges it to all workers. (Sapio et al., Scaling
+// Distributed Machine Learning with In-Network Aggregation, NSDI 2021, algorithms 3 and 4; there
+// the sum itself comes back from the switch.)
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+namespace phub {
+#endif
+
+enum {
+  kSwitchMagic = 0x77534850,  // "PHSw"
+  kSwitchPort = 7718,         // UDP, of the box, unless it says otherwise
+  kSwitchElements = 256,
+  kSwitchWorkers = 64,
+  // Numbers in a part are from -2^22 to 2^22 - 1, so that the sum of 64, and of 512, fits 32 bits.
+  kSwitchCodeBits = 23,
+};
+
+enum SwitchKind {
+  kSwitchPart = 1,     // worker to switch: its numbers. At the box: what the switch did not take
+  kSwitchSum = 2,      // switch to box: the sum of all workers
+  kSwitchWaiting = 3,  // switch to box: a part came again, and others have not come yet; and the
+                       // box's answer, that all are alive
+  kSwitchTaken = 4,    // box to workers: it has the sum
+  kSwitchEnded = 5,    // box to workers: this generation has ended
+};
+
+// Exponents: a part's numbers are multiples of 2^exponent. All workers send the same, which is
+// the largest that one of them has asked for, in the packet before in this slot.
+enum {
+  kSwitchNothing = -32768,  // all zeros: any will do
+  kSwitchNoNumber = 32766,  // the chunk holds what is not a number: zeros are sent
+  kSwitchUnknown = 32767,   // a worker does not have the next chunk yet. Above all others
+};
+
+// In place of a chunk: the packet carries no part, only the next exponent.
+static const uint32_t kSwitchNoChunk = 0xFFFFFFFFu;
+
+struct SwitchHeader {
+  uint32_t magic;
+  uint8_t kind;    // SwitchKind
+  uint8_t worker;  // who sent the part; of a sum: whose came last
+  uint16_t slot;   // of the switch
+  // Begins anew whenever workers change, or the switch is given up and tried again. Ascending.
+  uint32_t generation;
+  uint32_t turn;  // how often the slot was used in this generation, from 1
+  uint32_t round;
+  uint32_t chunk;  // or kSwitchNoChunk
+  uint16_t part;   // of the chunk
+  uint16_t zero;
+  int16_t exponent;  // of this packet
+  int16_t
+      next_exponent;  // of the next in this slot: as this worker asks for, or the largest of all
+  uint64_t workers;   // a bit for each: who must take part; of a sum: who has; waiting: who has
+};
+
+struct SwitchPacket {
+  struct SwitchHeader header;
+  int32_t codes[kSwitchElements];  // behind the chunk's end: zeros
+};
+// What the box sends is a header alone.
+
+#ifdef __cplusplus
+static_assert(sizeof(SwitchHeader) == 40 && sizeof(SwitchPacket) == 40 + 4 * kSwitchElements);
+}  // namespace phub
+#endif

@@ -1,0 +1,124 @@
+#include "transport/switch/receiver.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "transport/error.h"
+
+namespace phub {
+
+SwitchReceiver::SwitchReceiver(const SwitchReceiverOptions& options)
+    : workers_(options.workers),
+      generation_(options.generation),
+      first_slot_(options.first_slot),
+      acknowledged_(2u * options.slots) {
+  uint64_t sums = 0;
+  uint32_t parts = 0;
+  for (const uint32_t elements : options.elements) {
+    PHUB_CHECK(elements > 0);
+    Chunk chunk{.first = sums, .first_part = parts, .elements = elements};
+    chunk.parts = (elements + kSwitchElements - 1) / kSwitchElements;
+    sums += uint64_t{chunk.parts} * kSwitchElements;
+    parts += chunk.parts;
+    chunks_.push_back(chunk);
+  }
+  sums_.resize(sums);
+  parts_.resize(parts);
+  for (Chunk& chunk : chunks_) open(chunk, options.first_round);
+}
+
+void SwitchReceiver::open(Chunk& chunk, uint32_t round) {
+  chunk.round = round;
+  chunk.left = chunk.parts;
+  std::fill_n(parts_.begin() + chunk.first_part, chunk.parts, false);
+}
+
+void SwitchReceiver::begin_next(uint32_t chunk) {
+  PHUB_CHECK(closed(chunk));
+  open(chunks_[chunk], chunks_[chunk].round + 1);
+}
+
+std::span<const int32_t> SwitchReceiver::sums(uint32_t chunk) const {
+  PHUB_CHECK(closed(chunk));
+  return std::span(sums_).subspan(chunks_[chunk].first, chunks_[chunk].elements);
+}
+
+void SwitchReceiver::end(std::string why) {
+  if (ended_) return;
+  ended_ = true;
+  why_ = std::move(why);
+}
+
+SwitchReceiver::Answer SwitchReceiver::receive(std::span<const std::byte> bytes) {
+  Answer answer;
+  SwitchHeader& header = answer.header;
+  if (bytes.size() != sizeof(SwitchPacket)) return answer;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.magic != kSwitchMagic || header.generation > generation_) return answer;
+  const bool from_workers =
+      header.kind == kSwitchPart || header.kind == kSwitchSum || header.kind == kSwitchWaiting;
+  if (!from_workers) return answer;
+  answer.to = To::kSender;
+  if (header.generation == generation_ && !ended_) {
+    if (header.kind == kSwitchWaiting) {
+      const Acknowledged* const known = acknowledged(header);
+      if (known == nullptr || known->turn != header.turn) return answer;
+      header.kind = kSwitchTaken;
+      header.next_exponent = known->next_exponent;
+      return answer;
+    }
+    const bool taken = take(header, bytes.subspan(sizeof header), answer);
+    header.kind = taken ? kSwitchTaken : kSwitchEnded;
+    if (!taken) answer.to = To::kAll;
+    return answer;
+  }
+  header.kind = kSwitchEnded;
+  return answer;
+}
+
+// Null: the slot is none of this job's.
+SwitchReceiver::Acknowledged* SwitchReceiver::acknowledged(const SwitchHeader& header) {
+  const uint32_t slot = uint32_t{header.slot} - first_slot_;
+  if (header.slot < first_slot_ || slot >= acknowledged_.size() / 2) return nullptr;
+  return &acknowledged_[2 * slot + header.turn % 2];
+}
+
+// False: the generation has ended with it.
+bool SwitchReceiver::take(const SwitchHeader& header, std::span<const std::byte> codes,
+                          Answer& answer) {
+  Acknowledged* const known = acknowledged(header);
+  if (header.kind == kSwitchPart) return end("the switch did not add a part"), false;
+  if (header.workers != workers_) return end("a sum is not of all workers"), false;
+  if (known == nullptr) return end("a sum is of a slot that is not planned"), false;
+  if (header.turn < known->turn) return true;  // it is late
+  const bool is_new = header.turn > known->turn;
+  *known = {header.turn, header.next_exponent};
+  if (header.chunk != kSwitchNoChunk) return take_part(header, codes, answer);
+  if (is_new) answer.to = To::kAll;
+  return true;
+}
+
+bool SwitchReceiver::take_part(const SwitchHeader& header, std::span<const std::byte> codes,
+                               Answer& answer) {
+  if (header.chunk >= chunks_.size()) return end("a sum is of a chunk that is not planned"), false;
+  Chunk& chunk = chunks_[header.chunk];
+  if (header.part >= chunk.parts) return end("a sum is of a part that is not planned"), false;
+  const auto ahead = static_cast<int32_t>(header.round - chunk.round);
+  if (ahead < 0) return true;  // closed long ago
+  if (ahead > 0) return end("a sum is of a later round"), false;
+  const uint32_t part = chunk.first_part + header.part;
+  if (parts_[part]) return true;
+  if (chunk.left == chunk.parts) chunk.exponent = header.exponent;
+  if (chunk.exponent != header.exponent) {
+    return end("the sums of a chunk have different exponents"), false;
+  }
+  parts_[part] = true;
+  std::memcpy(sums_.data() + chunk.first + size_t{header.part} * kSwitchElements, codes.data(),
+              codes.size());
+  answer.closed = --chunk.left == 0;
+  answer.to = To::kAll;
+  return true;
+}
+
+}  // namespace phub

@@ -1,0 +1,89 @@
+// The box's side of a switch that adds: takes sums, acknowledges them, and closes a chunk when all
+// its parts are there, each with all workers in it.
+//
+// It has no clock and repeats nothing: the workers do. What it has acknowledged it acknowledges
+// again, also when the switch has forgotten that all had sent it. A generation ends, once and for
+// all, with the first packet that the switch did not add or that disagrees with the plan, and when
+// its owner says so, as it does when a rank sends a chunk directly. Parts of chunks that are not
+// closed are dropped then, and their owner takes these from all workers directly. Closed ones stay:
+// what comes for them again is acknowledged and changes nothing. One thread; nothing allocates
+// after construction.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/switch/packet.h"
+
+namespace phub {
+
+struct SwitchReceiverOptions {
+  uint64_t workers = 1;
+  uint32_t generation = 1;
+  uint16_t first_slot = 0;
+  uint16_t slots = 1;
+  uint32_t first_round = 1;        // of all chunks
+  std::vector<uint32_t> elements;  // of each chunk
+};
+
+class SwitchReceiver {
+ public:
+  explicit SwitchReceiver(const SwitchReceiverOptions& options);
+
+  enum class To : uint8_t { kNobody, kSender, kAll };
+  struct Answer {
+    To to = To::kNobody;
+    SwitchHeader header{};
+    bool closed = false;  // with this packet, chunk header.chunk
+  };
+  // `bytes`: what came, of whatever size.
+  Answer receive(std::span<const std::byte> bytes);
+
+  // Of a closed chunk, until its next round begins.
+  std::span<const int32_t> sums(uint32_t chunk) const;
+  int exponent(uint32_t chunk) const { return chunks_[chunk].exponent; }
+  // The round that is being received; closed: which has been.
+  uint32_t round(uint32_t chunk) const { return chunks_[chunk].round; }
+  bool closed(uint32_t chunk) const { return chunks_[chunk].left == 0; }
+  // Of a closed chunk: its result is made, parts of the next round may come.
+  // REQUIRES: closed(chunk).
+  void begin_next(uint32_t chunk);
+
+  void end(std::string why);
+  bool ended() const { return ended_; }
+  const std::string& why() const { return why_; }
+
+ private:
+  struct Chunk {
+    uint64_t first = 0;       // in sums_
+    uint32_t first_part = 0;  // in parts_
+    uint32_t elements = 0;
+    uint32_t round = 0;
+    uint32_t parts = 0;
+    uint32_t left = 0;
+    int exponent = 0;
+  };
+  // The acknowledgement of a slot's turn; there are two sets, as in the switch.
+  struct Acknowledged {
+    uint32_t turn = 0;
+    int16_t next_exponent = 0;
+  };
+  void open(Chunk& chunk, uint32_t round);
+  Acknowledged* acknowledged(const SwitchHeader& header);
+  bool take(const SwitchHeader& header, std::span<const std::byte> codes, Answer& answer);
+  bool take_part(const SwitchHeader& header, std::span<const std::byte> codes, Answer& answer);
+
+  const uint64_t workers_;
+  const uint32_t generation_;
+  const uint16_t first_slot_;
+  std::vector<Acknowledged> acknowledged_;
+  std::vector<Chunk> chunks_;
+  std::vector<int32_t> sums_;
+  std::vector<bool> parts_;  // there
+  bool ended_ = false;
+  std::string why_;
+};
+
+}  // namespace phub
