@@ -137,8 +137,7 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.jobs_of_factors, totals.jobs_of_rows, totals.lazy_jobs, totals.coded_jobs,
       totals.residuals_restored, totals.jobs_of_differences, totals.limited_racks,
       totals.chunks_carried);
-      totals.jobs_of_differences, totals.limited_racks, totals.chunks_carried);
-      return totals.failures == 0 ? 0 : 1;
+  return totals.failures == 0 ? 0 : 1;
 }
 
 int run_in_processes(uint64_t first, uint64_t last, const Options& options) {
