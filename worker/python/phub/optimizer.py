@@ -28,6 +28,23 @@ from phub.pytorch import memory_of
 from phub.worker import Worker
 
 
+def check_without_box(
+    factors: object, rows: object, max_norm: float, options: Mapping[str, Option]
+) -> None:
+    """Refuses what the box does in a step of its own, which server=False leaves to the worker."""
+    if factors:
+        raise InvalidError(
+            "factors are for steps of the box (server=True); phub.ddp has factors for others"
+        )
+    if rows:
+        raise InvalidError("rows and lazy are for steps of the box (server=True)")
+    if max_norm or options.get("on_nonfinite") == "skip":
+        raise InvalidError(
+            "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
+            "server=False call clip_grad_norm_ between synchronize() and step()"
+        )
+
+
 class DistributedOptimizer(Optimizer):
     """The box adds the gradients of all ranks and makes the optimizer's steps.
 
@@ -91,17 +108,8 @@ class DistributedOptimizer(Optimizer):
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         check_form(overlap, accumulate, server, zero_copy, options)
-        if factors and not server:
-            raise InvalidError(
-                "factors are for steps of the box (server=True); phub.ddp has factors for others"
-            )
-        if (rows or lazy) and not server:
-            raise InvalidError("rows and lazy are for steps of the box (server=True)")
-        if not server and (max_norm or options.get("on_nonfinite") == "skip"):
-            raise InvalidError(
-                "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
-                "server=False call clip_grad_norm_ between synchronize() and step()"
-            )
+        if not server:
+            check_without_box(factors, rows or lazy, max_norm, options)
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
