@@ -1,6 +1,7 @@
 #include "worker/geeps/worker_exchange.h"
 
 #include "worker/geeps/tables.h"
+#include "worker/key_arrays.h"
 
 namespace phub::geeps {
 
@@ -40,7 +41,16 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
   worker_.wait_all();
   worker_.save_by_call(true);
   for (size_t k = 0; k < names_.size(); ++k) begun_.push_back(worker_.round(k));
-  factors_ = KeyArrays(floats_of_factors(keys));
+  factors_ = std::make_unique<KeyArrays>(floats_of_factors(keys));
+}
+
+WorkerExchange::~WorkerExchange() {
+  worker_.forget_announced();
+  worker_.save_by_call(false);
+}
+
+std::span<float> WorkerExchange::gradient(size_t key) {
+  return samples(key) > 0 ? (*factors_)[key] : worker_.gradient(key);
 }
 
 template <typename Push>

@@ -3,6 +3,7 @@
 // called by save().
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -12,10 +13,13 @@
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
 #include "worker/geeps/key_queue.h"
-#include "worker/key_arrays.h"
 #include "worker/worker.h"
 
-namespace phub::geeps {
+namespace phub {
+
+class KeyArrays;
+
+namespace geeps {
 
 class WorkerExchange final : public Exchange {
  public:
@@ -25,10 +29,7 @@ class WorkerExchange final : public Exchange {
   // nothing else pushes to it or calls its wait_any().
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
   // Nobody is told of pushes in progress. REQUIRES: no next() is in progress.
-  ~WorkerExchange() override {
-    worker_.forget_announced();
-    worker_.save_by_call(false);
-  }
+  ~WorkerExchange() override;
   WorkerExchange(const WorkerExchange&) = delete;
   WorkerExchange& operator=(const WorkerExchange&) = delete;
 
@@ -36,9 +37,7 @@ class WorkerExchange final : public Exchange {
   const std::string& name(size_t key) const override { return names_.at(key); }
   size_t elements(size_t key) const override { return worker_.spec().keys.at(key).elements; }
   uint32_t samples(size_t key) const override { return worker_.spec().keys.at(key).rank_limit; }
-  std::span<float> gradient(size_t key) override {
-    return samples(key) > 0 ? factors_[key] : worker_.gradient(key);
-  }
+  std::span<float> gradient(size_t key) override;
   std::span<const float> parameters(size_t key) const override { return worker_.parameters(key); }
 
   void push(size_t key, int32_t priority) override;
@@ -64,9 +63,9 @@ class WorkerExchange final : public Exchange {
   [[noreturn]] void fail_with(const Error& error);
 
   Worker& worker_;
-  std::vector<std::string> names_;  // of the tables
-  std::vector<uint64_t> begun_;     // by key: the round before the first push
-  KeyArrays factors_;               // empty where the gradient is sent as it is
+  std::vector<std::string> names_;      // of the tables
+  std::vector<uint64_t> begun_;         // by key: the round before the first push
+  std::unique_ptr<KeyArrays> factors_;  // empty where the gradient is sent as it is
 
   std::mutex mutex_;        // guards what follows
   std::vector<bool> away_;  // by key: pushed and not yet returned by next()
@@ -74,4 +73,5 @@ class WorkerExchange final : public Exchange {
   bool stopped_ = false;
 };
 
-}  // namespace phub::geeps
+}  // namespace geeps
+}  // namespace phub
