@@ -96,7 +96,7 @@ std::optional<double> seconds_of(const JobSpec& spec, const WayInputs& inputs, u
 
 TEST(Ways, NoOtherChoiceIsFaster) {
   const testing::Seeds seeds = testing::fresh_seeds(300);
-  size_t mixed = 0;  // some matrices each way
+  size_t mixed = 0;  // matrices in different ways
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     std::mt19937_64 random(seed);
@@ -144,7 +144,7 @@ TEST(Ways, NoOtherChoiceIsFaster) {
     const auto seconds = seconds_of(spec, inputs, chosen);
     ASSERT_TRUE(seconds.has_value());
     ASSERT_NEAR(*seconds, best, 1e-9 * best);
-    mixed += kinds.size() == 3 ? 1 : 0;
+    mixed += kinds.size() > 1 ? 1 : 0;
   }
   EXPECT_GT(mixed, 0u);
 }
