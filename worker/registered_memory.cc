@@ -175,6 +175,7 @@ bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> 
       const size_t first_row = chunk.key_element / columns;
       size_t first = 0;
       for (const FactorPairs& part : factors) {
+        if (part.pairs == 0) continue;  // it may have no memory
         kernels::store_factors(shape, part.left + first_row, rows, part.right, first, part.pairs,
                                slots.data() + slot);
         first += part.pairs;
