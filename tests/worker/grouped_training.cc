@@ -1,11 +1,13 @@
 #include "tests/worker/grouped_training.h"
 
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <random>
 
 #include "kernels/kernels.h"
-#include "tests/worker/box.h"
 
 namespace phub::testing {
 
@@ -242,6 +244,26 @@ std::vector<std::vector<Results>> train(const GroupedTraining& run, const Option
     worker.barrier();
   });
   return seen;
+}
+
+void expect_as_alone(Box& box, const GroupedTraining& run) {
+  const JobSpec& s = run.spec;
+  const bool lazy = std::ranges::any_of(s.keys, &KeySpec::lazy);
+  SCOPED_TRACE(fmt::format("{}: {} ranks {}, {}{} {}, {} to {}, {} {}{}, max_norm {}", s.name,
+                           s.world_size, s.groups, s.optimizer, lazy ? " (lazy)" : "", s.reduction,
+                           s.gradient_dtype, s.parameter_dtype, s.on_nonfinite, s.unused,
+                           run.has_nulls ? ", nulls" : "", s.hyper.contains("max_norm")));
+  const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
+  const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
+  for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
+    ASSERT_EQ(seen[rank].size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      for (size_t key = 0; key < run.spec.keys.size(); ++key) {
+        EXPECT_TRUE(seen[rank][i][key] == want[i][key])
+            << "rank " << rank << ", round " << i + 1 << ", key " << run.spec.keys[key].name;
+      }
+    }
+  }
 }
 
 }  // namespace phub::testing

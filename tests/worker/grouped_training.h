@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/oracle/replay.h"
+#include "tests/worker/box.h"
 #include "transport/control/messages.h"
 #include "worker/worker.h"
 
@@ -60,5 +61,7 @@ void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint
 // All ranks train, in a thread each. What each saw, by rank and round.
 using OptionsOf = std::function<WorkerOptions(uint32_t rank)>;
 std::vector<std::vector<Results>> train(const GroupedTraining& run, const OptionsOf& options_of);
+// Every rank at the box sees what one process computes.
+void expect_as_alone(Box& box, const GroupedTraining& run);
 
 }  // namespace phub::testing

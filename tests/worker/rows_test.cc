@@ -21,13 +21,12 @@
 namespace phub {
 namespace {
 
-using testing::alone;
 using testing::Box;
 using testing::each_rank;
+using testing::expect_as_alone;
 using testing::expect_error;
 using testing::grouped_spec;
 using testing::GroupedTraining;
-using testing::Results;
 using testing::results_of;
 
 KeySpec table(const std::string& name, uint64_t rows, uint64_t columns, uint32_t rows_limit,
@@ -50,26 +49,6 @@ JobSpec spec_of(const std::string& name, uint32_t ranks, const std::string& grou
   spec.keys.push_back(table("row", 1, 40, 2, 1));
   spec.keys.push_back(table("one", 70, 16, 1, 2));
   return spec;
-}
-
-void expect_as_alone(Box& box, const GroupedTraining& run) {
-  const JobSpec& s = run.spec;
-  const bool lazy = std::ranges::any_of(s.keys, &KeySpec::lazy);
-  SCOPED_TRACE(fmt::format("{}: {} ranks {}, {}{} {}, {} to {}, {} {}{}, max_norm {}", s.name,
-                           s.world_size, s.groups, s.optimizer, lazy ? " (lazy)" : "", s.reduction,
-                           s.gradient_dtype, s.parameter_dtype, s.on_nonfinite, s.unused,
-                           run.has_nulls ? ", nulls" : "", s.hyper.contains("max_norm")));
-  const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
-  const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
-  for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
-    ASSERT_EQ(seen[rank].size(), want.size());
-    for (size_t i = 0; i < want.size(); ++i) {
-      for (size_t key = 0; key < run.spec.keys.size(); ++key) {
-        EXPECT_TRUE(seen[rank][i][key] == want[i][key])
-            << "rank " << rank << ", round " << i + 1 << ", key " << run.spec.keys[key].name;
-      }
-    }
-  }
 }
 
 TEST(Rows, ParametersAreThoseOfOneProcess) {
