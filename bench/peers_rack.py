@@ -122,9 +122,14 @@ class Network:
     racks: int
     uplink: str  # the rate between racks
     cubic: bool
+    mtu: int = 1500  # of every link, in bytes
+
+    def __str__(self):
+        between = f", {self.uplink} between {self.racks} racks" if self.racks > 1 else ""
+        return f"links of {self.rate}{between}, with an MTU of {self.mtu} bytes"
 
     def options(self):
-        return ["--rate", self.rate, "--racks", str(self.racks), "--uplink", self.uplink,
+        return ["--rate", self.rate, "--racks", str(self.racks), "--uplink", self.uplink, "--mtu", str(self.mtu),
                 *(["--cubic"] if self.cubic else [])]
 
     def allreduce_floor_us(self, workers, model):

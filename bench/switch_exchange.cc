@@ -1,8 +1,8 @@
 // Adds gradients in a switch: workers send them in the format int32, `phub switch` adds them, and
 // the box holds every chunk to the sum of the slots that the workers encoded, bit for bit. It takes
-// the way of the numbers without the job around it: see transport/README.md for what phub itself
-// does not do yet. Exit status: 0 if all chunks came from the switch and were right; 1; 2 for a
-// wrong command line; 3 if the generation ended (a worker: the box or the switch was gone).
+// the way of the numbers without the job around it; `phub serve --switch` is that of jobs. Exit
+// status: 0 if all chunks came from the switch and were right; 1; 2 for a wrong command line; 3 if
+// the generation ended (a worker: the box or the switch was gone).
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -115,15 +115,15 @@ class Uplink : public SwitchUplink {
 };
 
 void wait_for_round(const Arguments& arguments, Uplink& uplink, SwitchSender& sender) {
-  std::vector<std::byte> bytes(sizeof(SwitchPacket));
   const uint64_t least = now_ns() + uint64_t{arguments.round_ms} * 1'000'000;
   while (!sender.ended() && (!sender.idle() || now_ns() < least)) {
-    sockaddr_in from{};
+    if (!uplink.socket.holds_some()) uplink.socket.flush();
     const uint64_t now = now_ns(), due = std::max(sender.due_ns(), now);
     const int wait_ms = static_cast<int>(std::min<uint64_t>((due - now) / 1'000'000 + 1, 100));
-    if (const auto got = uplink.socket.receive(bytes, from, wait_ms); got == sizeof(SwitchHeader)) {
+    const auto got = uplink.socket.receive(wait_ms);
+    if (got && got->bytes.size() == sizeof(SwitchHeader)) {
       SwitchHeader header;
-      std::memcpy(&header, bytes.data(), sizeof header);
+      std::memcpy(&header, got->bytes.data(), sizeof header);
       sender.receive(header, now_ns());
     }
     sender.poll(now_ns());
@@ -201,15 +201,14 @@ int run_box(const Arguments& arguments) {
   std::signal(SIGINT, ask_to_stop);
   fmt::print("box: listening on {}\n", arguments.box);
   std::fflush(stdout);
-  std::vector<std::byte> bytes(sizeof(SwitchPacket));
   uint64_t closed = 0, sums = 0;
   bool right = true;
   while (asked_to_stop == 0) {
-    sockaddr_in from{};
-    const auto got = socket.receive(bytes, from, 100);
-    if (!got || *got != bytes.size()) continue;
+    if (!socket.holds_some()) socket.flush();
+    const auto got = socket.receive(100);
+    if (!got || got->bytes.size() != sizeof(SwitchPacket)) continue;
     ++sums;
-    const auto answer = receiver.receive(bytes);
+    const auto answer = receiver.receive(got->bytes);
     if (answer.closed) {
       const uint32_t chunk = answer.header.chunk;
       right = is_right(arguments, receiver, chunk, chunks[chunk]) && right;
@@ -218,12 +217,12 @@ int run_box(const Arguments& arguments) {
     }
     if (answer.to == SwitchReceiver::To::kNobody) continue;
     socket.send(std::as_bytes(std::span(&answer.header, 1)),
-                answer.to == SwitchReceiver::To::kAll ? all : from);
+                answer.to == SwitchReceiver::To::kAll ? all : got->from);
   }
   const uint64_t wanted = uint64_t{arguments.rounds} * chunks.size();
   fmt::print("box: {} packets; {} of {} chunks from the switch, {}{}\n", sums, closed, wanted,
              right ? "equal to the sum of the slots to the bit" : "NOT all equal to the sum",
-             receiver.ended() ? "; the generation ended: " + receiver.why() : "");
+             receiver.ended() ? std::string("; the generation ended: ") + receiver.why() : "");
   if (!right) return 1;
   return receiver.ended() ? 3 : closed == wanted ? 0 : 1;
 }

@@ -16,7 +16,7 @@ struct HyperField {
   double below;         // exclusive
   bool of_job = false;  // the same for all groups of keys
 };
-inline constexpr std::array<HyperField, 12> kHyperFields = {{
+inline constexpr std::array<HyperField, 23> kHyperFields = {{
     {"lr", &Hyper::lr, 0, HUGE_VAL},
     {"momentum", &Hyper::momentum, 0, HUGE_VAL},
     {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL},
@@ -28,7 +28,18 @@ inline constexpr std::array<HyperField, 12> kHyperFields = {{
     {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL, true},
     {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL},
     {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL},
+    {"rho", &Hyper::rho, 0, 1},
     {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true},
+    {"lr_rounds_before", &Hyper::lr_rounds_before, -HUGE_VAL, HUGE_VAL},
+    {"lr_warmup", &Hyper::lr_warmup, 0, HUGE_VAL},
+    {"lr_warmup_from", &Hyper::lr_warmup_from, 0, HUGE_VAL},
+    {"lr_exponential", &Hyper::lr_exponential, 0, HUGE_VAL},
+    {"lr_inverse", &Hyper::lr_inverse, 0, HUGE_VAL},
+    {"lr_inverse_power", &Hyper::lr_inverse_power, 0, HUGE_VAL},
+    {"lr_polynomial", &Hyper::lr_polynomial, 0, HUGE_VAL},
+    {"lr_polynomial_power", &Hyper::lr_polynomial_power, 0, HUGE_VAL},
+    {"lr_cosine", &Hyper::lr_cosine, 0, HUGE_VAL},
+    {"lr_end", &Hyper::lr_end, 0, HUGE_VAL},
 }};
 static_assert(sizeof(Hyper) == kHyperFields.size() * sizeof(double));
 
@@ -38,5 +49,15 @@ size_t hyper_field(const std::string& name);
 // Sets one value. Returns "", or a sentence that lists the known names or says what values are
 // allowed; then nothing is set.
 std::string set(Hyper& hyper, const std::string& name, double value);
+
+// The learning rate of a round, from 1: `lr` times the factors of its schedules, a pure function in
+// double. `lr_rounds_before` rounds came before the job's first. For the first `lr_warmup` rounds
+// of all it rises from lr_warmup_from · lr in a line; then these are multiplied, where n rounds
+// came before since then:
+//   exponential   lr_exponential ^ n
+//   inverse       (1 + lr_inverse · n) ^ −lr_inverse_power: Caffe's "inv"
+//   polynomial    from 1 to lr_end in lr_polynomial rounds, as (1 − n/rounds) ^ lr_polynomial_power
+//   cosine        from 1 to lr_end in lr_cosine rounds, as half a wave
+double learning_rate(const Hyper& hyper, uint64_t round);
 
 }  // namespace phub::kernels

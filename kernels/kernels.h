@@ -85,6 +85,8 @@ enum class Optimizer : uint8_t {
   kAdagrad,
   kRmsprop,
   kSparseAdam,
+  kAdadelta,
+  kFold,  // what a key's fold does with the contributions is done with them and the state (fold.h)
 };
 std::optional<Optimizer> parse_optimizer(std::string_view name);  // "none", "sgd", "momentum", …
 std::string_view name_of(Optimizer o);
@@ -97,12 +99,24 @@ struct Hyper {
   double weight_decay = 0.0;
   double beta1 = 0.9;
   double beta2 = 0.999;
-  double eps = 1e-8;  // adagrad's own default is 1e-10: see default_hyper()
+  double eps = 1e-8;  // adagrad and adadelta have their own: see default_hyper()
   double alpha = 0.99;
   double rmsprop_momentum = 0.0;
   double lr_decay = 0.0;    // adagrad
   double grad_scale = 1.0;  // gradients arrive multiplied by this (loss scaling); undone in the sum
+  double rho = 0.9;         // adadelta
   double max_norm = 0.0;    // the norm that all gradients together are clipped to; 0: none
+  // What becomes of lr by the round: see learning_rate() in hyper.h.
+  double lr_rounds_before = 0.0;
+  double lr_warmup = 0.0;  // rounds; 0: none
+  double lr_warmup_from = 0.0;
+  double lr_exponential = 1.0;
+  double lr_inverse = 0.0;
+  double lr_inverse_power = 1.0;
+  double lr_polynomial = 0.0;  // rounds; 0: none
+  double lr_polynomial_power = 1.0;
+  double lr_cosine = 0.0;  // rounds; 0: none
+  double lr_end = 0.0;     // of lr_polynomial and lr_cosine
 };
 Hyper default_hyper(Optimizer o);  // PyTorch's defaults
 

@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "kernels/optimize.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/optimizers/adadelta-inl.h"
 #include "kernels/optimizers/adagrad-inl.h"
 #include "kernels/optimizers/adam-inl.h"
 #include "kernels/optimizers/none-inl.h"
@@ -31,8 +32,8 @@ constexpr std::array<Entry, sizeof...(Rules)> table_of() {
 }
 
 // In the order of enum Optimizer.
-constexpr auto kTable =
-    table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop, SparseAdam>();
+constexpr auto kTable = table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop,
+                                 SparseAdam, Adadelta, Folds>();
 
 void Optimize(const Step& step, const Arrays& a) {
   kTable[static_cast<size_t>(step.optimizer)].run(step, a);

@@ -45,7 +45,25 @@ bool add_factors(std::span<const void* const> slots, const SlotShape& shape, flo
   return fits;
 }
 
-// The same. Rows begin at -0, to which the first that is added is assigned: -0 + x is x.
+// The first slot may be `out` itself.
+void fold_slots(std::span<const void* const> slots, const SlotShape& shape, float* out) {
+  if (!slots.empty() && slots.front() == out) {
+    slots = slots.subspan(1);
+  } else {
+    fill_with_identity(shape.fold, out, shape.elements);
+  }
+  for (const void* slot : slots) {
+    if (shape.form == SlotForm::kElements) {
+      fold(shape.fold, slot, out, shape.elements);
+    } else {
+      for_each_row(slot, shape, [&](size_t row, const float* elements) {
+        fold(shape.fold, elements, out + row * shape.columns, shape.columns);
+      });
+    }
+  }
+}
+
+// As add_factors(). Rows begin at -0, to which the first that is added is assigned: -0 + x is x.
 bool add_rows(std::span<const void* const> slots, const SlotShape& shape, float* out) {
   bool fits = true;
   for (const void* slot : slots) {
@@ -71,6 +89,7 @@ uint32_t factor_pairs(const void* slot, const SlotShape& shape) {
 }
 
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out) {
+  if (shape.fold) return fold_slots(slots, shape, out), true;
   if (shape.form == SlotForm::kElements) {
     return sum(slots, shape.dtype, factor, out, shape.elements);
   }
@@ -115,6 +134,7 @@ void append_row(const SlotShape& shape, uint32_t row, const float* elements, voi
     std::memcpy(&same, latest, sizeof same);
     if (same == row) {
       auto* const to = reinterpret_cast<float*>(latest + sizeof row);
+      if (shape.fold) return fold(shape.fold, elements, to, shape.columns);
       sum(std::array<const void*, 2>{to, elements}, DType::kF32, 1, to, shape.columns);
       return;
     }

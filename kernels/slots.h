@@ -9,6 +9,7 @@
 #include <cstring>
 #include <span>
 
+#include "kernels/fold.h"
 #include "kernels/kernels.h"
 
 namespace phub::kernels {
@@ -23,6 +24,7 @@ struct SlotShape {
   // pairs of vectors, or rows.
   size_t columns = 0;
   size_t limit = 0;
+  Fold fold = {};  // of elements and rows: what is done in place of an addition; elements are words
 
   constexpr size_t rows() const { return elements / columns; }
   constexpr size_t most_rows() const { return std::min(limit, rows()); }  // in a slot
@@ -64,6 +66,10 @@ constexpr size_t slot_bytes(const SlotShape& s) {
 // A slot that says it has more pairs or rows than there is room for, or a row that the matrix does
 // not have, holds a NaN. A sum of finite factors that is too large has no slot that is to blame:
 // find_nonfinite() returns -1.
+//
+// Of a fold, out begins with its identity, and each slot's elements, or rows, are folded into it,
+// in this order; there is no factor. What the values are is not looked at: it returns true, also
+// where a slot has rows that it cannot have, of which none counts.
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out);
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape);
 
@@ -84,7 +90,8 @@ inline uint32_t row_count(const void* slot) {
   return count;
 }
 void clear_rows(void* slot);
-// Adds a row's elements to those of the latest row, if that is the same one, or else behind it.
+// Adds a row's elements to those of the latest row, or folds them, if that is the same one, or else
+// puts them behind it.
 // REQUIRES: there is room; shape.form is kRows.
 void append_row(const SlotShape& shape, uint32_t row, const float* elements, void* slot);
 

@@ -201,9 +201,23 @@ void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<H
 
 void Server::set_hyper(const std::string& name, const HyperChange& change,
                        Reply<HyperReply> reply) {
+  find_running(name).set_hyper(0, change, std::move(reply));
+}
+
+void Server::change_branches(const Credential& who, const BranchChange& change,
+                             Reply<BranchReply> reply) {
+  authenticate(who).change_branches(change, std::move(reply));
+}
+
+void Server::change_branches(const std::string& name, const BranchChange& change,
+                             Reply<BranchReply> reply) {
+  find_running(name).change_branches(change, std::move(reply));
+}
+
+RunningJob& Server::find_running(const std::string& name) {
   RunningJob* job = find(name);
   if (!job || job->ending()) fail(ErrorCode::kNotFound, "there is no job '{}'", name);
-  job->set_hyper(0, change, std::move(reply));
+  return *job;
 }
 
 const JobOwner* Server::owner(const std::string& name) const {

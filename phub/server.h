@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "phub/control/handler.h"
 #include "phub/job/parent.h"
 #include "phub/job/running_job.h"
+#include "phub/job/switched.h"
 #include "phub/machine.h"
 #include "phub/notes.h"
 #include "phub/quotas.h"
@@ -35,6 +37,7 @@ struct ServerOptions : MachineOptions {
   Notes::Print note;        // is told of closed and refused connections; null: nobody is
   CheckpointOptions checkpoints;
   Parent* parent = nullptr;  // this box is a rack of it; outlives the server. Null: there is none
+  std::optional<SwitchOptions> through_switch;  // of its rack, that adds; nothing: there is none
   // What the jobs of who creates one may have. Control thread. Null: there are no limits.
   std::function<Quota(const Caller& creator)> quota_of;
 };
@@ -64,6 +67,10 @@ class Server final : public ControlHandler {
                  Reply<HyperReply> reply) override;
   void set_hyper(const std::string& job, const HyperChange& change,
                  Reply<HyperReply> reply) override;
+  void change_branches(const Credential& who, const BranchChange& change,
+                       Reply<BranchReply> reply) override;
+  void change_branches(const std::string& job, const BranchChange& change,
+                       Reply<BranchReply> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) override;
   void take_part(const Credential& who, const PartPiece& place, std::string piece,
@@ -106,6 +113,7 @@ class Server final : public ControlHandler {
   std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
 
   Background& background() { return host_.coder; }  // decodes and encodes long messages
+  bool has_job(const std::string& name) const { return jobs_.contains(name); }
   uint32_t cores() const { return machine_.cores(); }
   Core& core(uint32_t i) { return machine_.core(i); }
   std::string describe() const { return machine_.describe(); }
@@ -136,10 +144,15 @@ class Server final : public ControlHandler {
                 const Rack* rack) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
                                             std::vector<std::string>& passed_over);
+  std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
+                                      const Transport& transport, const Manifest* saved,
+                                      std::vector<std::string>& passed_over);
   Quotas::Needs needs_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;
   void add(const std::shared_ptr<RunningJob>& job);
   void retire(RunningJob& gone);
   RunningJob* find(const std::string& job);
+  RunningJob& find_running(const std::string& job);  // throws kNotFound
+  void check_branches_here(const JobSpec& spec) const;
   RunningJob* find(const BoxLink* link);
   RunningJob& find_part(uint64_t number);
   RunningJob& authenticate(const Credential& who);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <utility>
 
@@ -26,6 +27,14 @@ std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
     }
   }
   return load;
+}
+
+// Of a switch: a number that nobody guesses.
+uint64_t new_generation() {
+  const std::string ticket = make_ticket();
+  uint64_t number = 0;
+  std::from_chars(ticket.data(), ticket.data() + 16, number, 16);
+  return std::max<uint64_t>(number, 1);
 }
 
 // On the builder's thread. Throws Error: the parent's answer makes no sense.
@@ -80,7 +89,8 @@ ShardRestored restored_elsewhere(const Manifest& saved) {
   ShardRestored restored{.round = saved.round,
                          .ranks = static_cast<uint32_t>(saved.ranks.size()),
                          .steps = saved.steps,
-                         .hyper = saved.hyper};
+                         .hyper = saved.hyper,
+                         .moves = saved.branches.moves};
   for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
     if (saved.ranks[rank].expected) restored.expected.push_back(rank);
   }
@@ -109,7 +119,36 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
          kProtocolVersion, request.version);
   }
   machine_.transport_named(request.transport);
+  check_interest(request.interest, request.spec);
+  if (!request.interest.empty() && options_.parent) {
+    fail(ErrorCode::kInvalid,
+         "interest: job '{}' is summed by racks, in which every rank takes part in every chunk",
+         request.spec.name);
+  }
+  if (!request.interest.empty() && options_.through_switch && may_switch(request.spec)) {
+    fail(ErrorCode::kInvalid,
+         "interest: job '{}' has keys in int32, which this server takes from a switch that adds "
+         "(--switch), and every rank takes part in each sum of that; use another format, or a "
+         "server without a switch",
+         request.spec.name);
+  }
+  check_branches_here(request.spec);
   place(std::make_shared<PendingJoin>(PendingJoin{std::move(request), std::move(reply)}));
+}
+
+// What this server cannot do for a job with branches. Throws Error(kInvalid).
+void Server::check_branches_here(const JobSpec& spec) const {
+  if (spec.branches == 0) return;
+  const std::string_view why =
+      options_.parent ? "is summed by racks, whose ranks know nothing of another branch (--parent)"
+      : options_.through_switch && may_switch(spec)
+          ? "has keys in int32, which come through a switch that adds (--switch), and who sends to "
+            "that knows nothing of another branch"
+          : "";
+  if (why.empty()) return;
+  fail(ErrorCode::kInvalid,
+       "branches: job '{}' {}; create it without branches, or at a server without that option",
+       spec.name, why);
 }
 
 void Server::place(const Join& join) {
@@ -258,6 +297,7 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
          spec.name, saved->round, different);
   }
   check_hyper_of(*saved);
+  Branches(saved->spec).restore(*saved);  // it is known here whether it can be
   const std::string& owner = saved->owner;
   if (!owner.empty() && !caller.id.empty() && caller.id != owner && !caller.is_admin) {
     fail(ErrorCode::kUnauthorized,
@@ -276,15 +316,16 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 }
 
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
-// its creator may have some cores only, or it is so small that one of them would have nothing. Then
-// `shards` is empty. On the builder's thread.
+// its ranks take part in some chunks only, its creator may have some cores only, or it is so small
+// that one of them would have nothing. Then `shards` is empty. On the builder's thread.
 Plan Server::plan_for(const PendingJoin& join, const JobSpec& spec, const Transport& transport,
                       const numa::Topology& topology, std::vector<ShardBox>& shards,
                       const Rack* rack) const {
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
-  if (transport.shares_memory() || join.quota.cores != Quota::kNone) shards.clear();
+  const bool here_alone = transport.shares_memory() || !join.request.interest.empty();
+  if (here_alone || join.quota.cores != Quota::kNone) shards.clear();
   const std::set<uint32_t> cpus = quotas_.cpus_of(join.request.caller.id);
   const uint64_t most_cores = std::clamp<uint64_t>(join.quota.cores, 1, ~uint32_t{0});
   PlanOptions options{.most_cores = static_cast<uint32_t>(most_cores),
@@ -321,6 +362,31 @@ Plan Server::plan_for(const PendingJoin& join, const JobSpec& spec, const Transp
   return plan_for(join, spec, transport, topology, shards, rack);
 }
 
+// Nothing: the job does not use the switch. On the builder's thread.
+std::optional<SwitchedJob> Server::switched(const JobSpec& spec, const Plan& plan,
+                                            const Transport& transport, const Manifest* saved,
+                                            std::vector<std::string>& passed_over) {
+  if (!options_.through_switch || options_.parent || !may_switch(spec)) return std::nullopt;
+  check_switched(spec, transport.name(), boxes_of(plan));
+  for (const auto& [other, load] : loads_) {
+    if (other->switch_offer().streams.empty()) continue;
+    fail(
+        ErrorCode::kFull,
+        "job '{}' has keys in int32, which come through the switch, and job '{}' has that: one job "
+        "at a time uses a switch; wait for its end, or use another format",
+        spec.name, other->spec().name);
+  }
+  for (uint32_t rank = 0; saved != nullptr && rank < saved->ranks.size(); ++rank) {
+    if (saved->ranks[rank].expected == (rank < spec.world_size)) continue;
+    passed_over.push_back(
+        fmt::format("job '{}' goes on without the switch: its ranks are not those from 0 to {}",
+                    spec.name, spec.world_size - 1));
+    return std::nullopt;
+  }
+  return SwitchedJob{*options_.through_switch,
+                     make_switch_offer(plan, spec, *options_.through_switch, new_generation())};
+}
+
 // On the builder's thread.
 std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::Topology& topology,
                                          std::vector<ShardBox> shards,
@@ -346,8 +412,10 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   // What the box has nothing of is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
-  const NodeMemory memory =
-      Job::memory_for(plan, spec, snapshots, saved ? saved->ranks.size() : 0, rack);
+  const std::optional<SwitchedJob> through =
+      switched(spec, plan, link_transport, saved ? &*saved : nullptr, passed_over);
+  const NodeMemory memory = Job::memory_for(plan, spec, snapshots, saved ? saved->ranks.size() : 0,
+                                            rack, through ? &*through : nullptr);
   const Quotas::Needs needed = needs_of(spec, plan, memory);
   if (!saved) {  // what went on before may go on
     quotas_.check(request.caller, join.quota, spec.name, needed, [&] {
@@ -372,7 +440,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   std::shared_ptr<Job> job;
   try {
     job = std::make_shared<Job>(spec, std::move(plan), link_transport, options_.store, snapshots,
-                                saved ? &*saved : nullptr, rack);
+                                saved ? &*saved : nullptr, rack, through ? &*through : nullptr);
     if (saved) host_.checkpoints->load(*saved, *job);
     if (job->takes_snapshots()) {
       life.epoch = host_.checkpoints->begin_life(spec.name);

@@ -37,6 +37,10 @@ ServerStatus Server::status() {
   for (const ShardBox& shard : host_.shards.boxes()) {
     status.shards.push_back({shard.about.name, static_cast<uint32_t>(shard.about.cores.size())});
   }
+  if (options_.parent) {
+    status.parent = options_.parent->name();
+    status.parent_budget_bytes_per_s = options_.parent->nic_bytes_per_s();
+  }
   return status;
 }
 

@@ -1,7 +1,9 @@
 // The seeds of a random test: others in every run, so that what passes today is tried again
-// elsewhere tomorrow. They are printed; PHUB_SEED=N runs that one alone.
+// elsewhere tomorrow. They are printed; PHUB_SEED=N runs that one alone. PHUB_TEST_SCALE multiplies
+// how much such a test does: 20 before a release, 0.1 under sanitizers.
 #pragma once
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +11,16 @@
 #include <random>
 
 namespace phub::testing {
+
+inline double test_scale() {
+  const char* text = std::getenv("PHUB_TEST_SCALE");
+  return text ? std::strtod(text, nullptr) : 1.0;
+}
+
+// At least one.
+inline uint64_t scaled(uint64_t count) {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(count) * test_scale()));
+}
 
 struct Seeds {
   uint64_t first = 1;

@@ -158,6 +158,7 @@ struct LinkLayout {
   // empty: by one.
   uint32_t threads = 1;
   std::vector<uint32_t> queue_thread;
+  std::vector<uint32_t> thread_cpu = {};  // and the CPU of each thread; empty: as counted here
   std::vector<std::string> queue_nic;  // Transport::ports() of each queue; empty: the NIC has none
   // Of a box that has a part of the job's queues: how many there are in all, and the number that
   // workers know its first one by. all_queues 0: those above are all.
@@ -354,6 +355,9 @@ class WorkerLink {
   // transport cannot.
   virtual void reconnect(const Offer& offer);
   virtual bool can_reconnect() const { return false; }
+  // Gives up the ports of this host that another link of this rank may need. Called by whoever
+  // polls the endpoint, and no more does so.
+  virtual void give_up_ports() {}
 };
 
 }  // namespace phub

@@ -67,11 +67,6 @@ std::string transport_of_job(ControlClient& client, const std::string& job, bool
   }
 }
 
-bool has_usable_rdma() {
-  std::vector<VerbsFinding> passed_over;
-  return !choose_verbs_ports({}, {}, passed_over).empty();
-}
-
 std::string choose_for_auto(const WorkerOptions& options, const std::string& server) {
   const uint32_t timeout_ms = std::max(options.connect_timeout_ms, 1u);  // 0 would be no limit
   const bool here = is_on_this_host(server, timeout_ms);
@@ -90,7 +85,7 @@ std::string choose_for_auto(const WorkerOptions& options, const std::string& ser
   };
   const bool may_share = options.memory_device == nullptr && status.shards.empty();
   if (here && may_share && serves("shm")) return "shm";
-  return serves("verbs") && has_usable_rdma() ? "verbs" : "tcp";
+  return serves("verbs") && has_usable_verbs() ? "verbs" : "tcp";
 }
 
 std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const std::string& server,

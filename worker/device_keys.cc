@@ -45,6 +45,12 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       signals_(device.make_signals(worker.keys())),
       in_(device.make_stream("phub in")),
       out_(device.make_stream("phub out")) {
+  if (folds(worker.spec())) {
+    phub::fail(
+        ErrorCode::kInvalid,
+        "job '{}' is of values with operations (optimizer 'fold'), which only the host pushes",
+        worker.spec().name);
+  }
   for (size_t key = 0; key < keys_.size(); ++key) {
     worker_.register_memory(key, {});
     worker_.wait(key);

@@ -39,6 +39,12 @@ void check_carries(const JobSpec& spec) {
          "has all of them: its consistency must be ssp or async",
          spec.name);
   }
+  if (folds(spec)) {
+    fail(ErrorCode::kInvalid,
+         "carry_over adds gradients of several rounds, and job '{}' is of values with operations "
+         "(optimizer 'fold'): leave it out",
+         spec.name);
+  }
   for (const KeySpec& key : spec.keys) {
     if (is_compact(key)) {
       fail(ErrorCode::kInvalid,
@@ -107,6 +113,7 @@ void GradientCoder::encode(Session& session, size_t key, uint64_t round, const v
   std::vector<float> scaled;  // of a chunk
   const std::span<std::byte> slots = session.gradient(key);
   session.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
+    if (!session.writes(chunk)) return;  // it is null, and what is left of those before stays
     const auto* from =
         static_cast<const std::byte*>(gradient) + chunk.key_element * kernels::bytes_of(dtype);
     if (!as_it_is) {

@@ -77,6 +77,10 @@ JoinReply join_at(const std::string& server, const WorkerOptions& options, JoinR
   if (const std::string other = difference(options.spec, reply.spec); !other.empty()) {
     fail(ErrorCode::kInternal, "the server's answer is about another job: {}", other);
   }
+  if (reply.interest != request.interest) {
+    fail(ErrorCode::kInternal, "the server's answer is about another interest in job '{}'",
+         options.spec.name);
+  }
   if (reply.epoch < request.epoch) {
     fail(ErrorCode::kFenced,
          "the server at {} has an earlier life of job '{}' ({}, this worker {})", server,
@@ -141,6 +145,7 @@ Joined join(const WorkerOptions& options) {
   if (options.silence_limit_ms == 0) {
     fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");
   }
+  check_interest(options.interest, options.spec);
   check_sending(options);
   check_memory_device(options);
   // Retries, since the server may be started at the same time as its workers.
@@ -149,7 +154,8 @@ Joined join(const WorkerOptions& options) {
                          .rank = options.rank,
                          .replace = options.replace,
                          .id = make_ticket(),
-                         .saves = has_state(options)},
+                         .saves = has_state(options),
+                         .interest = options.interest},
                         Clock::now() + milliseconds(options.connect_timeout_ms), after_join, {});
 }
 
@@ -165,7 +171,8 @@ Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_p
                          .rank = static_cast<int32_t>(lost.rank),
                          .id = make_ticket(),
                          .epoch = lost.epoch,
-                         .saves = has_state(options)},
+                         .saves = has_state(options),
+                         .interest = options.interest},
                         give_up, after_rejoin, stop);
 }
 

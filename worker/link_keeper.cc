@@ -7,6 +7,7 @@
 #include "transport/greeting.h"
 #include "worker/connect.h"
 #include "worker/session.h"
+#include "worker/switch_link.h"
 
 namespace phub {
 namespace {
@@ -40,6 +41,12 @@ bool is_of_this_rank(const Error& error) {
 // shared memory it cannot; but when it gave up waiting for the ticket, that ticket is still good.
 std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOptions& options,
                                          const Joined& joined, const Credential& credential) {
+  if (!options.nic_budget.empty() && !joined.reply.through_switch.streams.empty()) {
+    fail(ErrorCode::kInvalid,
+         "nic_budget is '{}', and what goes through a switch that adds, as this server has one, "
+         "keeps to none; leave it out, or use another format than int32",
+         options.nic_budget);
+  }
   const uint32_t timeout_ms = options.connect_timeout_ms;
   const JoinReply& reply = joined.reply;
   const SteadyTime give_up = now() + milliseconds(timeout_ms);
@@ -49,7 +56,9 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
     try {
       if (first && !ticket_unseen) offer = control.reconnect(credential, timeout_ms);
       const bool as_safe = offer.tls || !reply.offer.tls;
-      if (as_safe) return connect(options, joined.server, offer, link_layout_of(reply));
+      if (as_safe) {
+        return through_switch(connect(options, joined.server, offer, link_layout_of(reply)), reply);
+      }
     } catch (const Error& error) {
       if (!first) first = error;
       if (is_of_this_rank(error)) throw;  // why the connection was refused

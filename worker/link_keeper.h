@@ -98,6 +98,11 @@ class LinkKeeper {
   // fails.
   void reconnect();
 
+  // What another worker of this rank may need. REQUIRES: this one has failed; the sleeper's lock is
+  // held.
+  void give_up_ports() {
+    if (linked_) link_->give_up_ports();
+  }
   // Fails the worker with kFenced and this message. No more heartbeats are sent.
   void end(const std::string& why);
   void tell_server(uint32_t timeout_ms);  // reports that this rank leaves

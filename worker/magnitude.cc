@@ -53,11 +53,14 @@ double norm_of_compact(const std::byte* slot, const kernels::SlotShape& shape) {
 }  // namespace
 
 kernels::SlotShape compact_shape(const KeySpec& key, const ChunkLayout& chunk) {
+  const auto fold =
+      kernels::parse_fold(value_type_of(key), key.operation).value_or(kernels::Fold());
   const bool of_factors = is_factors(key);
   return {.elements = chunk.elements,
           .form = of_factors ? kernels::SlotForm::kFactors : kernels::SlotForm::kRows,
           .columns = key.shape[1],
-          .limit = of_factors ? key.rank_limit : key.rows_limit};
+          .limit = of_factors ? key.rank_limit : key.rows_limit,
+          .fold = fold};
 }
 
 void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,

@@ -122,6 +122,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   max_ranks           ranks at a time, at most; 0: world_size                0
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
+ *                       or fold (phub_options_set_operation)
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
  *                       fp8-e4m3, fp8-e5m2, int32, int8, int4 or topk          f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
@@ -139,6 +140,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   on_loss             shrink, wait or fail, when a rank is lost              shrink
  *   on_nonfinite        stop, exclude, pass or skip (the round, on all ranks)  stop
  *   unused              zero; skip: what all ranks push null of is no step     zero
+ *   branches            how many the box keeps beside the one that runs: phub_fork   0
  *   lease_ms            a rank without heartbeats for so long is lost          3000
  *   progress_limit_ms   so is one that others wait for so long                 60000
  *   wait_limit_ms       on_loss wait: how long the job pauses                  60000
@@ -177,6 +179,29 @@ PHUB_API phub_code phub_options_set_rank_limit(phub_options* options, size_t key
 PHUB_API phub_code phub_options_set_rows_limit(phub_options* options, size_t key,
                                                uint32_t rows_limit, int lazy);
 
+/* Of a job whose optimizer is "fold": what is done with the key's values, in rank order, and then
+ * with its state and the outcome: "add", "multiply", "min", "max" or "or". They are of value_type
+ * "f32", "f64", "i32" or "i64"; the key's elements are words of 4 bytes, two of them a value of 64
+ * bits, the lower first. Memory of floats (phub_gradient, phub_parameters) holds these words. A
+ * null leaves all as it is. Whether there are such words is checked when the job is made. */
+PHUB_API phub_code phub_options_set_operation(phub_options* options, size_t key,
+                                              const char* operation, const char* value_type);
+
+/* Elements from `begin` up to, and without, `end`. */
+typedef struct phub_range {
+  uint64_t begin;
+  uint64_t end;
+} phub_range;
+
+/* What this rank writes and reads of a key that was added: the ranges outside which its gradient is
+ * zero, and those whose results it wants. Other ranks may say other ranges, or nothing, which is
+ * all of the key. Chunks of which it writes nothing are not sent, nor do those come back of which
+ * it reads nothing; at one that it neither writes nor reads nobody waits for it. The last call for
+ * a key counts. PHUB_INVALID, here: the key was not added, or a range is empty or beyond it. */
+PHUB_API phub_code phub_options_set_interest(phub_options* options, size_t key,
+                                             const phub_range* writes, size_t write_ranges,
+                                             const phub_range* reads, size_t read_ranges);
+
 /* Gives the keys that were added so far and whose names match the pattern ("*.weight", "layer?.*":
  * fnmatch(3), without flags) a format of their gradients, which wins over gradient_dtype. The last
  * call that matches a key counts.
@@ -197,19 +222,34 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
 /* Sets a hyperparameter from round 1 on, or from `round` on, by ascending round. "lr" is the value
  * of all groups, "lr@2" that of group 2, which wins over "lr" of the same round. Names are checked
  * when the job is made; one that the optimizer does not use has no effect.
- *   lr                  all                                 0.01; adam, adamw, sparse-adam: 0.001
+ *   lr                  all                                 0.01; adam, adamw, sparse-adam: 0.001,
+ *                                                           adadelta: 1
  *   weight_decay        all                                 0; adamw: 0.01
  *   momentum            momentum, nesterov                  0.9
  *   dampening           momentum                            0
  *   beta1, beta2        adam, adamw, sparse-adam            0.9, 0.999
- *   eps                 adam, adamw, adagrad, rmsprop,      1e-8; adagrad: 1e-10
- *                       sparse-adam
+ *   eps                 adam, adamw, adagrad, rmsprop,      1e-8; adagrad: 1e-10, adadelta: 1e-6
+ *                       sparse-adam, adadelta
  *   alpha               rmsprop                             0.99
+ *   rho                 adadelta                            0.9
  *   rmsprop_momentum    rmsprop; cannot change later, or have groups   0
  *   lr_decay            adagrad                             0
  *   grad_scale          gradients arrive multiplied by it   1
  *   max_norm            all; norm of all keys together to which they are clipped, 0: none; no
- *                       groups, may change if it was set before round 1   0 */
+ *                       groups, may change if it was set before round 1   0
+ * Schedules of the learning rate, of all optimizers; where several are set, the rate is lr times
+ * all of their factors. n rounds came before, since the warm-up:
+ *   lr_rounds_before    rounds that they have behind them in round 1   0
+ *   lr_warmup           rounds in which the rate rises in a line to lr, 0: none   0
+ *   lr_warmup_from      where it begins, as a part of lr   0
+ *   lr_exponential      lr_exponential ^ n   1
+ *   lr_inverse          (1 + lr_inverse * n) ^ -lr_inverse_power, 0: not   0
+ *   lr_inverse_power    1
+ *   lr_polynomial       rounds in which it falls to lr_end, as (1 - n/rounds) ^
+ *                       lr_polynomial_power, 0: not   0
+ *   lr_polynomial_power 1
+ *   lr_cosine           rounds in which it falls to lr_end, as half a wave, 0: not   0
+ *   lr_end              where the last two end, as a part of lr   0 */
 PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* name, double value);
 PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
                                                const char* name, double value);
@@ -437,6 +477,40 @@ PHUB_API phub_code phub_verdict(const phub_worker* worker, phub_round_verdict* v
 PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
                                   const double* values, size_t count, uint64_t* round);
 
+/* Branches, of a job with the option `branches`: states of the model with hyperparameters of their
+ * own, of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may
+ * call these; usually one decides. What is decided about branches and hyperparameters holds from
+ * rounds that do not descend. `round` NULL, or *round 0: as soon as possible; *round becomes the
+ * round from which it holds. PHUB_NOT_FOUND: there is no such branch. PHUB_INVALID: the job has no
+ * branches. PHUB_FULL: too many changes are still to come.
+ *
+ * From *round on there is a branch *child, a copy of `parent` as that is before the round: its
+ * parameters, the optimizer's states and its steps; and its hyperparameters but for these `count`
+ * values (0: all of them). PHUB_FULL, too: there is room for no more. */
+PHUB_API phub_code phub_fork(phub_worker* worker, uint32_t parent, const char* const* names,
+                             const double* values, size_t count, uint64_t* round, uint32_t* child);
+/* From *round on branches[i] runs for rounds[i] rounds, one after the other; rounds[turns - 1] must
+ * be 0: the last one runs until something else is scheduled. The result of the round before is
+ * what the first of them has. At most 256 turns. */
+PHUB_API phub_code phub_schedule(phub_worker* worker, const uint32_t* branches,
+                                 const uint64_t* rounds, size_t turns, uint64_t* round);
+/* The branch is gone. PHUB_INVALID: it is the one that runs when all scheduled turns are over. */
+PHUB_API phub_code phub_discard(phub_worker* worker, uint32_t branch, uint64_t* round);
+/* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
+PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
+/* The branches that there are, ascending: the first `room` of them. *count: how many there are.
+ * What they have run is as of the server's latest look at the job, which is a moment ago. */
+typedef struct phub_branch {
+  uint64_t round;  /* that it was forked before; 0: it is what the job began as */
+  uint64_t rounds; /* that it has run, its parent's up to there included */
+  uint32_t branch;
+  uint32_t parent;
+  uint32_t runs; /* 1: in the round that is in progress */
+  uint32_t unused;
+} phub_branch;
+PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
+                                 size_t* count);
+
 /* The state of keys at the server, f32 whatever the job's formats are: each key's parameters, and
  * what the optimizer keeps beside them. `phub_state_name` gives the names of the latter, for
  * `state` from 0 on, as in the files of a checkpoint (momentum_buffer; exp_avg, exp_avg_sq ...);
@@ -564,6 +638,7 @@ PHUB_API phub_code phub_geeps_options_destroy(phub_geeps_options* options);
  *   budget_bytes    of device memory; 0: what the device has left            0
  *   reserved_bytes  of these, for calls outside the sequence; 0: one largest buffer, if that fits
  *   max_lead        phases by which buffers are filled ahead, at most        4
+ *   peak_first      1: rows are pinned in the order of GeePS's Algorithm 2   0
  *   prefetch        0: buffers are filled only when they are requested       1
  *   strict          1: a call outside the sequence is an error               0
  *   infer_clocks    1: the last update clocks a table that the sequence does not clock      0

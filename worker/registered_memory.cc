@@ -56,6 +56,15 @@ void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
   if (!std::isfinite(memory.gradient_scale)) {
     fail(ErrorCode::kInvalid, "gradient_scale {} is not finite", memory.gradient_scale);
   }
+  const bool as_it_is = entry.gradient_dtype == kernels::DType::kF32 &&
+                        entry.parameter_dtype == kernels::DType::kF32 && entry.gradient_scale == 1;
+  if (folds(spec_) && !as_it_is) {
+    fail(
+        ErrorCode::kInvalid,
+        "the values of key '{}' are sent and come back as they are: words, without a type of their "
+        "own or a gradient_scale",
+        spec_.keys[key].name);
+  }
   await_copies(key, lock);  // the caller may free the old memory when this returns
   if (entry.in_place) {
     in_place_->gradients.add(gradient_offset(key), session_.gradient(key).size());

@@ -40,8 +40,17 @@ class SavedRounds {
   SavedRounds(const JoinReply& reply, bool saves)
       : every_(saves ? reply.save_every : 0),
         due_(every_ == 0 ? 0 : (reply.first_round + every_ - 1) / every_ * every_),
-        received_(reply.spec.keys.size(), reply.first_round - 1),
-        missing_(received_.size()) {}
+        received_(reply.spec.keys.size(), reply.first_round - 1) {
+    // A key that the rank neither writes nor reads has no results.
+    const std::vector<bool> any = interest_in_keys(reply.interest, reply.spec.keys);
+    for (size_t key = 0; key < received_.size(); ++key) {
+      if (any[key])
+        ++keys_;
+      else
+        received_[key] = ~uint64_t{0};
+    }
+    missing_ = keys_;
+  }
 
   bool any() const { return every_ > 0; }
   uint64_t due() const { return due_; }  // the next round that is saved
@@ -56,14 +65,15 @@ class SavedRounds {
   bool is_due_before(uint64_t round) const { return any() && due_ < round; }
   void next() {  // the state of due() was taken, or is left out
     due_ += every_;
-    missing_ = received_.size();
+    missing_ = keys_;
   }
 
  private:
   const uint64_t every_;  // 0: nothing is saved
   std::atomic<uint64_t> due_;
   std::vector<uint64_t> received_;  // by key
-  size_t missing_;
+  size_t keys_ = 0;                 // that have results
+  size_t missing_ = 0;
 };
 
 }  // namespace phub

@@ -10,6 +10,7 @@
 #include "kernels/encode.h"
 #include "kernels/slots.h"
 #include "transport/error.h"
+#include "transport/switch/generation.h"
 
 namespace phub {
 namespace {
@@ -25,6 +26,16 @@ ResultFormat result_format_of(const JobSpec& spec) {
   } catch (const Error& error) {
     fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
   }
+}
+
+// By chunk; empty: everything.
+std::vector<ChunkInterest> interest_of(const JoinReply& reply, const Layout& layout) {
+  try {
+    check_interest(reply.interest, reply.spec);
+  } catch (const Error& error) {
+    fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
+  }
+  return interest_in_chunks(reply.interest, reply.spec.keys, layout);
 }
 
 }  // namespace
@@ -78,9 +89,11 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     key.round = reply.first_round - 1;
     keys_.push_back(key);
   }
+  const std::vector<ChunkInterest> interest = interest_of(reply, layout);
   for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
     Chunk chunk;
     static_cast<ChunkLayout&>(chunk) = layout.chunks[c];
+    if (!interest.empty()) chunk.interest = interest[c];
     chunk.awaited = reply.first_round - 1;
     chunk.outstanding = true;
     chunk.bytes = chunk.slot_bytes;
@@ -92,6 +105,7 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     }
     key.gradient_end = chunk.gradient_offset + chunk.slot_bytes;
     ++key.outstanding;
+    if (chunk.interest.any()) ++key.exchanged;
   }
   keys_outstanding_ = keys_.size();
   for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
@@ -118,23 +132,24 @@ std::span<const std::byte> Session::result(size_t key) const {
 void Session::push(size_t key_index, int32_t priority, bool null,
                    std::span<const float> magnitudes) {
   Key& key = keys_[key_index];
-  PHUB_CHECK(key.outstanding == 0 && initial_.empty());
+  PHUB_CHECK(key.outstanding == 0 && key.exchanged > 0 && initial_.empty());
   if (trace_) pushed_ns_[key_index] = trace_now_ns();
   for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
     Chunk& chunk = chunks_[c];
+    if (!chunk.interest.any()) continue;
     chunk.awaited = key.round + 1;
     chunk.outstanding = true;
     chunk.pushed = true;
-    measure(chunk, null);
+    measure(chunk, null || !chunk.interest.writes);
     chunk.posted = false;
     chunk.magnitude = magnitudes.empty() ? 0 : magnitudes[c - key.first_chunk];
     ++queues_[chunk.queue].outstanding;
     enqueue(c, priority, ImmKind::kData);
   }
-  key.outstanding = key.chunks;
+  key.outstanding = key.exchanged;
   next_round_ = std::max(next_round_, key.round + 2);
   ++keys_outstanding_;
-  chunks_pushed_ += key.chunks;
+  chunks_pushed_ += key.exchanged;
   post_waiting();
 }
 
@@ -251,6 +266,7 @@ void Session::handle(const Arrival& arrival) {
     return;
   }
   const Imm imm = decode(arrival.imm);
+  if (is_switch_beginning(imm)) return;  // this rank does not use the switch
   if (imm.kind == ImmKind::kControl && arrival.queue < queues_.size()) {
     return read_verdict(queues_[arrival.queue], imm);
   }
@@ -272,9 +288,10 @@ void Session::handle(const Arrival& arrival) {
     stage_initial(id, chunk.initial_part + 1u);
     return enqueue(id, 0, ImmKind::kInitial);
   }
-  if (imm.kind == ImmKind::kNull && !keys_[chunk.key].lazy) {
-    return violation(
-        fmt::format("the server sent no result for chunk {}, whose key is not lazy", id));
+  if (imm.kind == ImmKind::kNull && chunk.interest.reads && !keys_[chunk.key].lazy) {
+    return violation(fmt::format(
+        "the server sent no result for chunk {}, which this rank reads and whose key is not lazy",
+        id));
   }
   // No result comes twice: the second could land on the one after it.
   if (!chunk.outstanding || chunk.early || imm.round != low8(chunk.awaited)) {
@@ -316,7 +333,8 @@ void Session::add_difference(const Chunk& chunk) {
 }
 
 void Session::complete(Chunk& chunk) {
-  if (difference_ && chunk.awaited != whole_round_) add_difference(chunk);
+  const bool adds = difference_ && chunk.interest.reads;
+  if (adds && chunk.awaited != whole_round_) add_difference(chunk);
   ++chunks_received_;
   Queue& queue = queues_[chunk.queue];
   if (gated_ && chunk.pushed) verdict_ = queue.verdict.verdict(chunk.awaited);
@@ -325,7 +343,7 @@ void Session::complete(Chunk& chunk) {
   --queue.outstanding;
   Key& key = keys_[chunk.key];
   if (--key.outstanding > 0) return;
-  key.round = chunk.awaited;
+  key.round = chunk.awaited;  // of any chunk that it awaited a result of
   completed_.push_back(chunk.key);
   if (trace_ && pushed_ns_[chunk.key] > 0) {
     trace_->add({.name = "exchange",

@@ -39,6 +39,12 @@ class Session {
   size_t outstanding() const { return keys_outstanding_; }  // keys that are not ready
   // The latest round whose result is here.
   uint64_t round(size_t key) const { return keys_[key].round; }
+  // The rank writes or reads some of it.
+  bool takes_part(size_t key) const { return keys_[key].exchanged > 0; }
+  // Whether what is in the chunk's slot is sent, if the push is no null.
+  bool writes(const ChunkLayout& chunk) const {
+    return chunks_[queues_[chunk.queue].chunks[chunk.index]].interest.writes;
+  }
 
   // Of a job with gated rounds: that on the latest round of which a result is here. Nothing: there
   // is none, as before the first push.
@@ -50,7 +56,8 @@ class Session {
   // once since then, as a successor that sends the initial parameters again must not find gradients
   // in its slots.
   //
-  // Of a key whose rows are sent, a chunk whose slot has none is null.
+  // Of a key whose rows are sent, a chunk whose slot has none is null. So is one that the rank only
+  // reads, and of one that it neither writes nor reads nothing is sent. REQUIRES: takes_part(key).
   //
   // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
   // and before polling ends for a while.
@@ -124,6 +131,7 @@ class Session {
 
  private:
   struct Chunk : ChunkLayout {
+    ChunkInterest interest;
     uint64_t awaited = 0;      // the round of the next result
     bool outstanding = false;  // that result has not come yet
     bool pushed = false;       // it follows a push, which may have to be sent again
@@ -139,6 +147,7 @@ class Session {
     uint64_t offset = 0, elements = 0;
     uint64_t gradient_begin = 0, gradient_end = 0;  // bytes
     uint32_t first_chunk = 0, chunks = 0;
+    uint32_t exchanged = 0;  // of them, those that the rank writes or reads
     uint32_t outstanding = 0;
     int32_t priority = 0;
     uint64_t columns = 0;  // of its rows, if these are sent

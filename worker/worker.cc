@@ -82,6 +82,8 @@ struct Worker::Impl {
   void received(size_t key);
   void save_before_push(size_t key);
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);
+  uint64_t this_or_next(uint64_t round);
+  BranchReply change_branches(BranchChange change);
 
   const WorkerOptions options;
   LinkKeeper keeper;
@@ -239,6 +241,11 @@ Pushed Worker::Impl::push(size_t key, const PushOptions& how) {
 
 Pushed Worker::Impl::push(size_t key, const PushOptions& how, const CopyIn& copy_in) {
   check_key(key);
+  if (!session->takes_part(key)) {
+    fail(ErrorCode::kInvalid,
+         "key '{}' was pushed, and this rank joined with the interest to neither write nor read it",
+         keeper.spec().keys[key].name);
+  }
   keeper.check();
   saver.check_not_within();
   wait(key);  // for the previous round
@@ -310,7 +317,7 @@ void Worker::Impl::save_before_push(size_t key) {
   if (!saver.is_due_before(next)) return;
   lock.lock();
   for (size_t k = 0; k < keeper.spec().keys.size(); ++k) {
-    if (session->round(k) >= saver.due()) continue;
+    if (!session->takes_part(k) || session->round(k) >= saver.due()) continue;
     fail(ErrorCode::kInvalid,
          "key '{}' is pushed in round {}, and key '{}' was not in round {}, after which this "
          "rank's state is saved: push every key first",
@@ -349,6 +356,10 @@ std::unique_ptr<Worker> Worker::rejoin() {
       fail(ErrorCode::kInvalid, "rank {} of job '{}' {}", rank(), spec().name,
            lost.replaced ? "has joined again already: use the worker that rejoin() returned"
                          : "has not lost its server: it need not rejoin");
+    }
+    {
+      const Impl::Lock alone = lost.sleeper.lock();
+      lost.keeper.give_up_ports();
     }
     auto next = Impl::joined_again(lost.options, lost.keeper.reply(), lost.over.get_token());
     lost.release_memory();
@@ -631,17 +642,66 @@ std::optional<RoundVerdict> Worker::verdict() const {
   return impl_->session->verdict();
 }
 
+// 0: the first round in which this rank has pushed no key.
+uint64_t Worker::Impl::this_or_next(uint64_t round) {
+  if (round > 0) return round;
+  const Lock lock = sleeper.lock();
+  return session->next_round();
+}
+
+BranchReply Worker::Impl::change_branches(BranchChange change) {
+  if (change.action != BranchAction::kList) change.round = this_or_next(change.round);
+  return keeper.ask_server(
+      [&](ControlClient& client) { return client.change_branches(keeper.credential(), change); });
+}
+
 uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {
   return only_errors([&] {
-    HyperChange change{.round = round, .values = values};
-    if (round == 0) {
-      const Impl::Lock lock = impl_->sleeper.lock();
-      change.round = impl_->session->next_round();
-    }
+    const HyperChange change{.round = impl_->this_or_next(round), .values = values};
     return impl_->keeper.ask_server([&](ControlClient& client) {
       return client.set_hyper(impl_->keeper.credential(), change);
     });
   });
+}
+
+BranchReply Worker::fork(uint32_t parent, const std::map<std::string, double>& values,
+                         uint64_t round) {
+  return only_errors([&] {
+    return impl_->change_branches(
+        {.action = BranchAction::kFork, .round = round, .branch = parent, .values = values});
+  });
+}
+
+uint64_t Worker::schedule(std::span<const BranchTurn> turns, uint64_t round) {
+  return only_errors([&] {
+    return impl_
+        ->change_branches({.action = BranchAction::kSchedule,
+                           .round = round,
+                           .turns = {turns.begin(), turns.end()}})
+        .round;
+  });
+}
+
+uint64_t Worker::discard(uint32_t branch, uint64_t round) {
+  return only_errors([&] {
+    return impl_
+        ->change_branches({.action = BranchAction::kDiscard, .round = round, .branch = branch})
+        .round;
+  });
+}
+
+BranchReply Worker::branches() {
+  return only_errors([&] { return impl_->change_branches({.action = BranchAction::kList}); });
+}
+
+uint32_t Worker::branch_in(uint64_t round) {
+  const std::vector<BranchRun> runs = branches().runs;
+  const auto after = std::ranges::upper_bound(runs, round, {}, &BranchRun::round);
+  if (after == runs.begin()) {
+    fail(ErrorCode::kNotFound, "which branch ran in round {} is forgotten: the job is in round {}",
+         round, runs.empty() ? 0 : runs.front().round);
+  }
+  return std::prev(after)->branch;
 }
 
 std::vector<std::string> Worker::state_names() const {
@@ -668,7 +728,10 @@ uint64_t Worker::checkpoint() {
     uint64_t complete = ~uint64_t{0};
     {
       const Impl::Lock lock = impl_->sleeper.lock();
-      for (size_t k = 0; k < keys(); ++k) complete = std::min(complete, impl_->session->round(k));
+      for (size_t k = 0; k < keys(); ++k) {
+        if (!impl_->session->takes_part(k)) continue;
+        complete = std::min(complete, impl_->session->round(k));
+      }
     }
     for (;;) {
       const CheckpointReply reply = impl_->keeper.ask_server(

@@ -32,6 +32,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 #include "transport/tls/client_options.h"
 #include "transport/verdict.h"
@@ -51,6 +52,10 @@ struct WorkerOptions {
   JobSpec spec;
   int32_t rank = -1;     // -1: the server chooses
   bool replace = false;  // take over the rank from an incarnation that still has its lease
+  // What this rank writes and reads of each key, in elements; other keys whole. Chunks that none of
+  // it is in do not travel, and nobody waits for this rank there: training.md, "What a rank
+  // touches". Empty: everything.
+  std::vector<KeyInterest> interest = {};
   // True: the constructor returns when world_size ranks have joined or, after join_limit_ms, at
   // least min_ranks; with fewer it throws kRankLost, which names the missing ranks. False: it
   // returns at once, and the first wait() waits for them.
@@ -304,6 +309,31 @@ class Worker {
   // later than `round` if chunks of it are complete already, or a later change exists. Any rank may
   // call it, one or all of them: what several set for one round must be the same (kMismatch).
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
+  // Branches, of a job whose spec has some: states of the model with hyperparameters of their own,
+  // of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may call
+  // these; usually one decides, or a program beside the training. All decisions about branches and
+  // hyperparameters hold from rounds that do not descend; `round` 0: as soon as possible. Each
+  // returns the round from which it holds, which may be later. Throws Error: kNotFound, there is no
+  // such branch; kFull, all of the job's `branches` are there, or too many changes are still to
+  // come; kInvalid, another job, or turns that are not as described.
+  //
+  // From its round on there is another branch, a copy of `parent` as that is before the round: its
+  // parameters, the optimizer's states and its steps; and its hyperparameters but for `values`.
+  // Until it is scheduled, nothing changes it. Returns its number, as `branch`, too.
+  BranchReply fork(uint32_t parent, const std::map<std::string, double>& values = {},
+                   uint64_t round = 0);
+  // From its round R on the branches run one after another, each for so many rounds; the last, for
+  // which that is 0, until another schedule. The result of round R−1 is what the first of them has:
+  // parameters, in the place of those that R−1 made. At most kMostBranchTurns turns.
+  uint64_t schedule(std::span<const BranchTurn> turns, uint64_t round = 0);
+  // The branch is gone, and there is room for another. kInvalid: it is the one that runs when all
+  // is done that was scheduled.
+  uint64_t discard(uint32_t branch, uint64_t round = 0);
+  // What was decided so far. What they have run is as of the server's latest look at the job.
+  BranchReply branches();
+  // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
+  // those before it as far as they are remembered, this is final.
+  uint32_t branch_in(uint64_t round);
   // What the optimizer keeps of each key beside its parameters: "momentum_buffer"; "exp_avg",
   // "exp_avg_sq"; … The names of the files of a checkpoint.
   std::vector<std::string> state_names() const;

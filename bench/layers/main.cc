@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/layers/net.h"
 #include "bench/layers/walk.h"
+#include "phub/plan/layers.h"
 #include "phub/plan/ways.h"
 #include "transport/error.h"
 #include "worker/worker.h"

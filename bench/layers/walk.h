@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bench/layers/net.h"
+#include "phub/plan/layers.h"
 #include "worker/factors.h"
 #include "worker/worker.h"
 

@@ -44,9 +44,9 @@ size_t parameter_arrays(const CheckerOptions& options) {
   return 1 + kernels::state_arrays(options.optimizer, options.hyper);
 }
 
-size_t coded_floats(const CheckerOptions& options) {
-  if (!options.computes || kernels::is_plain(options.format)) return 0;
-  return CodedSums::floats(options.elements, options.ranks);
+size_t sent_floats(const CheckerOptions& options) {
+  if (!options.computes || !SentSums::needed(options.format, options.keys)) return 0;
+  return SentSums::floats(options.elements, options.ranks, options.format);
 }
 
 bool has_view(const CheckerOptions& options) { return !kernels::is_plain(options.difference); }
@@ -55,7 +55,7 @@ bool has_view(const CheckerOptions& options) { return !kernels::is_plain(options
 
 size_t Checker::reference_bytes(const CheckerOptions& options) {
   const size_t arrays = parameter_arrays(options) + (has_view(options) ? 1 : 0);
-  return (arrays * options.elements + coded_floats(options)) * sizeof(float);
+  return (arrays * options.elements + sent_floats(options)) * sizeof(float);
 }
 
 Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : options_(options) {
@@ -71,25 +71,26 @@ Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : o
     view_.emplace(options.difference, options.keys, options.chunk_elements, rest);
     rest += options.elements;
   }
-  if (coded_floats(options) == 0) return;
-  coded_.emplace(CodedSums::Options{.ranks = options.ranks,
-                                    .format = options.format,
-                                    .pattern_first = options.pattern_first,
-                                    .keys = options.keys,
-                                    .chunk_elements = options.chunk_elements},
-                 rest);
+  if (sent_floats(options) == 0) return;
+  sent_.emplace(SentSums::Options{.ranks = options.ranks,
+                                  .format = options.format,
+                                  .groups = options.groups,
+                                  .pattern_first = options.pattern_first,
+                                  .keys = options.keys,
+                                  .chunk_elements = options.chunk_elements},
+                rest);
 }
 
 void Checker::sums_of(uint64_t round, uint64_t first, size_t n, float* out) const {
-  if (coded_) {
-    std::copy_n(coded_->sums() + first, n, out);
+  if (sent_) {
+    std::copy_n(sent_->sums() + first, n, out);
   } else {
     sum_of_gradients(options_.ranks, round, options_.pattern_first + first, n, out);
   }
 }
 
 void Checker::advance_chunks(uint64_t round, uint64_t first, uint64_t n) {
-  if (coded_) coded_->advance(round, first, n);
+  if (sent_) sent_->advance(round, first, n);
   if (!view_) return;
   view_->chunks().visit(first, n, [&](const ModelChunk& chunk) {
     for (size_t done = 0; done < chunk.elements; done += kBlock) {

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "bench/zerocompute/coded_sums.h"
+#include "bench/zerocompute/sent_sums.h"
 #include "bench/zerocompute/view.h"
 #include "kernels/kernels.h"
 
@@ -22,11 +22,13 @@ struct CheckerOptions {
   kernels::DType result_dtype = kernels::DType::kF32;
   uint64_t pattern_first = 0;  // this job's first element in the pattern; each job has another
   bool computes = true;        // false: the job moves notifications only, its results stay zero
-  // The gradients' format, of all keys. Where it is coded, the sums are of what the ranks send.
+  // The gradients' format, of all keys that are sent as elements. Where it is coded, or keys are
+  // sent as factors or rows, the sums are of what the ranks send.
   kernels::DType format = kernels::DType::kF32;
+  std::string groups = {};  // the order of their additions
   // Where results come back as differences, theirs; result_dtype is f32 then.
   kernels::DType difference = kernels::DType::kF32;
-  std::vector<KeySpec> keys;  // for coded formats
+  std::vector<KeySpec> keys;  // as the job has them: with their tiles
   uint32_t chunk_elements = 8192;
 };
 
@@ -49,8 +51,8 @@ struct Mismatch {
 class Checker {
  public:
   // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer;
-  // for a coded format an f32 for each element of each rank, and one for their sum; and where
-  // results come back as differences, one for what the ranks have.
+  // for the sums of what is sent what SentSums has; and where results come back as differences, one
+  // for what the ranks have. (The tiles of keys do not matter.)
   static size_t reference_bytes(const CheckerOptions& options);
 
   // REQUIRES: `memory` is zeroed, aligned for floats, and as large as reference_bytes() says.
@@ -58,11 +60,11 @@ class Checker {
 
   // Advances elements [first, first + n) of the reference to `round` and compares them with
   // `results`, which begins at element `first`. REQUIRES: they stand at round - 1, and
-  // advance_chunks() was called for their chunks, if a format is coded.
+  // advance_chunks() was called for their chunks.
   Mismatch advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results);
 
-  // For coded formats: advances the chunks that begin in [first, first + n), as far as these must
-  // be taken as a whole. For others, nothing.
+  // Advances the chunks that begin in [first, first + n), as far as these must be taken as a whole:
+  // the sums of what is sent, and differences.
   void advance_chunks(uint64_t round, uint64_t first, uint64_t n);
 
   // Compares again. REQUIRES: the elements stand at `round`.
@@ -76,7 +78,7 @@ class Checker {
   void sums_of(uint64_t round, uint64_t first, size_t n, float* out) const;
 
   CheckerOptions options_;
-  std::optional<CodedSums> coded_;
+  std::optional<SentSums> sent_;
   std::optional<View> view_;
   float* params_ = nullptr;
   float* state0_ = nullptr;

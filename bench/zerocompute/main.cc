@@ -58,6 +58,7 @@ CaseSpec case_of(const ZerocomputeOptions& options, const KeyTable& table, uint3
                   .result_dtype = options.dtype,
                   .computes = options.sum,
                   .format = options.format,
+                  .groups = options.groups,
                   .difference = options.results,
                   .keys = table.keys,
                   .chunk_elements = chunk_elements};
@@ -102,6 +103,8 @@ std::vector<ReportRow> rows_of(const ZerocomputeOptions& options, const CaseSpec
                     .groups = options.groups,
                     .dtype = std::string(kernels::name_of(options.results)),
                     .format = std::string(kernels::name_of(options.format)),
+                    .factors = options.factors,
+                    .rows = options.rows,
                     .work = work_of(options),
                     .copy = options.copy,
                     .workers = spec.workers,

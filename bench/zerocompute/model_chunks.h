@@ -8,21 +8,27 @@
 #include <vector>
 
 #include "transport/control/job_spec.h"
+#include "transport/layout.h"
 
 namespace phub {
 
 struct ModelChunk {
   uint64_t first;
   size_t elements;
+  uint32_t key;
+  uint64_t begin;  // within the key
 };
 
 class ModelChunks {
  public:
+  // REQUIRES: the server has said which tiles the keys have.
   ModelChunks(std::span<const KeySpec> keys, uint32_t chunk_elements) {
-    for (const KeySpec& key : keys) {
-      for (uint64_t done = 0; done < key.elements; done += chunk_elements) {
-        const uint64_t count = std::min<uint64_t>(chunk_elements, key.elements - done);
-        chunks_.push_back({elements_ + done, count});
+    for (uint32_t k = 0; k < keys.size(); ++k) {
+      const KeySpec& key = keys[k];
+      const uint64_t most = chunk_elements_of(key, chunk_elements);
+      for (uint64_t done = 0; done < key.elements; done += most) {
+        const uint64_t count = std::min(most, key.elements - done);
+        chunks_.push_back({elements_ + done, count, k, done});
         largest_ = std::max<size_t>(largest_, count);
       }
       elements_ += key.elements;

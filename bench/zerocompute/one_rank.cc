@@ -31,7 +31,7 @@ CaseResult run_one_rank(const CaseSpec& spec, const Schedule& schedule, Progress
     rank.check_part(round, 0, 1);
     progress.update(fmt::format("{} rounds done", round));
   }
-  CaseResult result = sizes_of(spec);
+  CaseResult result{sizes_of(spec, rank.keys())};
   result.rounds = round_us.size();
   result.us = summarize(round_us);
   result.exchanges_per_s = static_cast<double>(result.rounds) / (result.us.total / 1e6);

@@ -2,13 +2,17 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <span>
 
+#include "bench/zerocompute/compact_gradients.h"
 #include "transport/control/messages.h"
 #include "transport/control/rank_tree.h"
 #include "transport/error.h"
@@ -36,6 +40,8 @@ constexpr const char* kExamples = R"(Examples:
   zerocompute --model my.json --dtype bf16           {"name": …, "keys": [{"name": …, "elements": …}]}
   zerocompute --chunk-sizes 4K,16K,64K,256K,1M       by the size of a chunk
   zerocompute --format int8 --transport tcp          gradients of 8 bits, results of 32
+  zerocompute --model vgg16 --factors 32             matrices as 32 outer products of each worker
+  zerocompute --model bert-base --rows 4096          of embeddings 4096 rows of each worker
   zerocompute --no-sum                               notifications only: what the rest costs
   zerocompute --server box:7717 -D 10 --json out.json
   mpirun -np 8 zerocompute --one-rank --server box:7717 --transport tcp -n 50
@@ -80,6 +86,7 @@ struct Raw {
   std::string factor = "2";
   uint32_t chunk_elements = 8192;
   std::vector<std::string> chunk_sizes;
+  std::vector<std::string> factors, rows;
   bool by_seconds = false;
   bool no_sum = false, no_optimize = false, no_limit = false;
 };
@@ -109,13 +116,21 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
                  "Order of additions, as groups of ranks: 4,4. With a box in each rack, each "
                  "group is added in its rack (default: the order of the ranks)");
   app.add_option("--optimizer", raw.optimizer,
-                 "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop "
-                 "(default nesterov)");
+                 "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, "
+                 "adadelta (default nesterov)");
   app.add_option("--dtype", raw.dtype,
                  "Format of gradients and of the parameters that come back: f32, bf16, f16");
   app.add_option("--format", raw.format,
                  fmt::format("Format of the gradients alone: {} (default: --dtype)",
                              fmt::join(format_names(), ", ")));
+  app.add_option("--factors", raw.factors,
+                 "Matrices go to the server as so many outer products of each worker: 32, or "
+                 "PATTERN=32 of those with such names, several with commas")
+      ->delimiter(',');
+  app.add_option("--rows", raw.rows,
+                 "Of embeddings each worker sends so many rows, which it draws anew in each round: "
+                 "4096, or PATTERN=4096 of matrices with such names, several with commas")
+      ->delimiter(',');
   app.add_option("--results", raw.results,
                  fmt::format("Results come back as differences in this format: {} (default: "
                              "--dtype)",
@@ -158,6 +173,74 @@ void resolve_models(const Raw& raw, ZerocomputeOptions& o) {
     }
   }
   if (o.models.empty()) o.models.push_back(model("resnet50"));
+}
+
+// --factors and --rows: which matrices, and how many of each worker.
+struct Form {
+  std::vector<std::string> patterns;  // fnmatch(3); one of them
+  uint32_t count = 0;
+};
+
+std::vector<Form> parse_forms(std::string_view option, const std::vector<std::string>& texts,
+                              const std::vector<std::string>& otherwise) {
+  std::vector<Form> forms;
+  for (const std::string& text : texts) {
+    const size_t equals = text.rfind('=');
+    Form form{.patterns = otherwise};
+    if (equals != text.npos) form.patterns = {text.substr(0, equals)};
+    form.count = parse_number<uint32_t>(
+        equals == text.npos ? text : std::string_view(text).substr(equals + 1), option);
+    if (form.count == 0 || form.count > kMaxRankLimit) {
+      fail(ErrorCode::kInvalid, "{}: {} is not between 1 and {}", option, form.count,
+           kMaxRankLimit);
+    }
+    forms.push_back(std::move(form));
+  }
+  return forms;
+}
+
+// Calls set(key, count) for the matrices that the forms are of. A key has one form at most.
+template <typename Set>
+void set_forms(std::string_view option, std::span<const Form> forms, KeyTable& table, Set set) {
+  for (const Form& form : forms) {
+    size_t found = 0;
+    for (KeySpec& key : table.keys) {
+      const auto matches = [&key](const std::string& pattern) {
+        return fnmatch(pattern.c_str(), key.name.c_str(), 0) == 0;
+      };
+      if (key.shape.size() != 2 || is_compact(key)) continue;
+      if (!std::ranges::any_of(form.patterns, matches)) continue;
+      set(key, form.count);
+      ++found;
+    }
+    if (found > 0) continue;
+    fail(ErrorCode::kInvalid,
+         "{}: model '{}' has no matrix that is not sent otherwise whose name is as {}", option,
+         table.name, fmt::join(form.patterns, " or "));
+  }
+}
+
+void resolve_forms(const Raw& raw, ZerocomputeOptions& o) {
+  const std::vector<Form> rows = parse_forms("--rows", raw.rows, {"*emb*", "*wte*", "*wpe*"});
+  const std::vector<Form> factors = parse_forms("--factors", raw.factors, {"*"});
+  for (KeyTable& table : o.models) {
+    set_forms("--rows", rows, table, [](KeySpec& key, uint32_t count) {
+      const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, key.shape[0]));
+      set_rows_limit(key, most, false);
+    });
+    set_forms("--factors", factors, table, set_rank_limit);
+  }
+  const uint64_t workers = std::ranges::max(o.workers);
+  for (const Form& form : factors) {
+    if (form.count * workers <= kMostPairsOfAllRanks) continue;
+    fail(ErrorCode::kInvalid,
+         "--factors: {} of each of {} workers are more than {}, whose sums f32 holds exactly",
+         form.count, workers, kMostPairsOfAllRanks);
+  }
+  o.factors = fmt::format("{}", fmt::join(raw.factors, ","));
+  o.rows = fmt::format("{}", fmt::join(raw.rows, ","));
+  // How much memory they move depends on more than their bytes.
+  if (!o.factors.empty() || !o.rows.empty()) o.limit = false;
 }
 
 void resolve_chunks(const Raw& raw, ZerocomputeOptions& o) {
@@ -237,15 +320,11 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
     }
     o.format = *format;
   }
-  if (!kernels::is_plain(o.format) && !o.groups.empty()) {
-    fail(ErrorCode::kInvalid,
-         "--groups: the sums of {} are checked in the order of the ranks only; leave it out",
-         raw.format);
-  }
   const auto optimizer = kernels::parse_optimizer(raw.optimizer);
   if (!optimizer) {
     fail(ErrorCode::kInvalid,
-         "--optimizer: '{}' is not none, sgd, momentum, nesterov, adam, adamw, adagrad or rmsprop",
+         "--optimizer: '{}' is not none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop or "
+         "adadelta",
          raw.optimizer);
   }
   o.optimizer = *optimizer;
@@ -282,6 +361,7 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
   if (o.one_rank) resolve_one_rank(raw, o);
   for (const uint32_t count : o.workers) RankTree(o.groups, count);  // refuses what does not fit
   resolve_models(raw, o);
+  resolve_forms(raw, o);
   resolve_chunks(raw, o);
 }
 

@@ -23,7 +23,8 @@ struct ZerocomputeOptions {
   std::string groups;  // the jobs' order of additions (transport/control/rank_tree.h)
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
   kernels::DType dtype = kernels::DType::kF32;    // of the parameters that come back
-  kernels::DType format = kernels::DType::kF32;   // of the gradients
+  kernels::DType format = kernels::DType::kF32;   // of the gradients, but for:
+  std::string factors, rows;                      // as they were given; the models' keys have them
   kernels::DType results = kernels::DType::kF32;  // what is sent back: dtype, or coded differences
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
   bool sum = true;                                // --no-sum: notifications only

@@ -33,7 +33,7 @@ class Rank {
   Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference);
 
   Worker& worker() { return worker_; }
-  uint64_t chunks() const { return chunks_.size(); }
+  const std::vector<KeySpec>& keys() const { return keys_; }
 
   // Writes this round's gradients, all of them, so that no cache holds old ones.
   void fill(uint64_t round);
@@ -50,6 +50,14 @@ class Rank {
   const std::string& wrong_text() const { return wrong_text_; }  // the first wrong element
 
  private:
+  // This round's gradient of a key that is sent as factors or rows; else all are empty.
+  struct Compact {
+    std::vector<float> left, right;
+    std::vector<int64_t> rows;
+    std::vector<float> elements;  // of these
+  };
+  void fill_compact(size_t key, uint64_t round);
+  void push(size_t key);
   uint32_t chunk_elements() const { return spec_.worker.spec.chunk_elements; }
   const std::byte* results(size_t key) const;
   void note(uint64_t round, size_t key, uint64_t compared, const Mismatch& mismatch);
@@ -57,10 +65,12 @@ class Rank {
   const CaseSpec& spec_;
   const uint32_t rank_;
   const size_t width_;
-  Checker checker_;
   Worker worker_;
+  const std::vector<KeySpec> keys_;  // as the job has them
+  Checker checker_;
   const ModelChunks chunks_;
   std::vector<uint64_t> key_first_;  // elements, as the chunks count them
+  std::vector<Compact> compact_;     // of each key
   std::vector<std::byte> copy_;
   uint64_t checked_ = 0, wrong_ = 0;
   std::string wrong_text_;

@@ -149,6 +149,8 @@ nlohmann::json to_json(std::span<const ReportRow> rows) {
                           {"optimizer", row.optimizer},
                           {"dtype", row.dtype},
                           {"format", row.format},
+                          {"factors", row.factors},
+                          {"rows", row.rows},
                           {"groups", row.groups},
                           {"work", row.work},
                           {"copy", row.copy},

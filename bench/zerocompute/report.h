@@ -16,9 +16,10 @@ namespace phub {
 // A row: a measurement and its result.
 struct ReportRow {
   std::string model, transport, optimizer, groups;
-  std::string dtype;   // of the parameters that come back
-  std::string format;  // of the gradients
-  std::string work;    // "all", "sum" (not optimized) or "none" (neither)
+  std::string dtype;          // of the parameters that come back
+  std::string format;         // of the gradients
+  std::string factors, rows;  // which keys are sent as these, as it was asked for
+  std::string work;           // "all", "sum" (not optimized) or "none" (neither)
   bool copy = false;
   uint32_t workers = 0;
   uint32_t job = 0, jobs = 1;  // which of how many jobs at the same time

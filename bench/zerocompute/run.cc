@@ -14,8 +14,10 @@
 
 #include "bench/roofline.h"
 #include "bench/zerocompute/measures.h"
+#include "bench/zerocompute/model_chunks.h"
 #include "bench/zerocompute/processes.h"
 #include "bench/zerocompute/shared.h"
+#include "kernels/slots.h"
 
 namespace phub {
 namespace {
@@ -191,8 +193,8 @@ void run_parts(const Coordinators& jobs, const Schedule& schedule, Roofline* roo
   }
 }
 
-CaseResult collect(const CaseSpec& spec, const SharedCase& shared) {
-  CaseResult result = sizes_of(spec);
+CaseResult collect(const SharedCase& shared) {
+  CaseResult result{shared.slots()[0].sizes};
   result.rounds = shared.head().recorded.load();
   result.us = summarize(shared.round_us().first(result.rounds));
   result.exchanges_per_s = static_cast<double>(result.rounds) / (result.us.total / 1e6);
@@ -245,25 +247,36 @@ double now_s() { return static_cast<double>(monotonic_ns()) / 1e9; }
 
 }  // namespace
 
-CaseResult sizes_of(const CaseSpec& spec) {
-  CaseResult sizes;
-  sizes.elements = total_elements(spec.table);
-  sizes.keys = spec.table.keys.size();
-  const uint64_t most = spec.worker.spec.chunk_elements;
-  for (const KeySpec& key : spec.table.keys) {
-    const uint64_t whole = key.elements / most, rest = key.elements % most;
-    sizes.chunks += whole + (rest > 0 ? 1 : 0);
-    const auto bytes = [&](kernels::DType format) {
-      return whole * kernels::slot_bytes(format, most) +
-             (rest > 0 ? kernels::slot_bytes(format, rest) : 0);
-    };
-    sizes.bytes += bytes(spec.format);
-    sizes.result_bytes += bytes(spec.results);
+CaseSizes sizes_of(const CaseSpec& spec, std::span<const KeySpec> keys) {
+  const ModelChunks chunks(keys, spec.worker.spec.chunk_elements);
+  CaseSizes sizes{.elements = chunks.elements(), .keys = keys.size(), .chunks = chunks.size()};
+  std::vector<uint64_t> chunks_of_key(keys.size());
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const ModelChunk& chunk = chunks[i];
+    const KeySpec& key = keys[chunk.key];
+    ++chunks_of_key[chunk.key];
+    sizes.result_bytes += kernels::slot_bytes(spec.results, chunk.elements);
+    if (is_rows(key)) continue;
+    kernels::SlotShape slot{.elements = chunk.elements, .dtype = spec.format};
+    if (is_factors(key)) {
+      slot = {.elements = chunk.elements,
+              .form = kernels::SlotForm::kFactors,
+              .columns = key.shape[1],
+              .limit = key.rank_limit};
+    }
+    sizes.bytes += kernels::slot_bytes(slot);
+  }
+  for (size_t k = 0; k < keys.size(); ++k) {
+    if (!is_rows(keys[k])) continue;
+    // Each row with its index, and their number in each chunk that has some.
+    const uint64_t with_rows = std::min<uint64_t>(keys[k].rows_limit, chunks_of_key[k]);
+    sizes.bytes +=
+        keys[k].rows_limit * kernels::row_bytes(keys[k].shape[1]) + with_rows * sizeof(uint32_t);
   }
   return sizes;
 }
 
-double network_us(const CaseResult& sizes, double link_gbps) {
+double network_us(const CaseSizes& sizes, double link_gbps) {
   return static_cast<double>(std::max(sizes.bytes, sizes.result_bytes)) * 8 / (link_gbps * 1e3);
 }
 
@@ -287,7 +300,7 @@ std::vector<CaseResult> run_jobs(std::span<const CaseSpec> jobs, const Schedule&
   std::vector<CaseResult> results;
   for (size_t j = 0; j < jobs.size(); ++j) {
     coordinators[j]->finish();
-    results.push_back(collect(jobs[j], coordinators[j]->shared()));
+    results.push_back(collect(coordinators[j]->shared()));
     results[j].measured = {.workers = jobs[j].workers, .round_us = results[j].us.p50};
   }
   if (jobs.size() == 1) {

@@ -27,10 +27,7 @@ struct Schedule {
   double link_gbps = 0;        // of a worker; 0: not known
 };
 
-struct CaseResult {
-  uint64_t elements = 0, keys = 0, chunks = 0;
-  uint64_t bytes = 0;         // of one worker's gradient, as it is sent
-  uint64_t result_bytes = 0;  // of the parameters that come back
+struct CaseResult : CaseSizes {
   uint64_t rounds = 0;
   Summary us;
   double exchanges_per_s = 0;
@@ -65,11 +62,11 @@ class Progress {
   double begun_s_ = 0, last_s_ = 0;
 };
 
-// The case in numbers, before anything was measured.
-CaseResult sizes_of(const CaseSpec& spec);
+// The case in numbers. `keys`: as the job has them. Of rows these are the most that they can be.
+CaseSizes sizes_of(const CaseSpec& spec, std::span<const KeySpec> keys);
 
 // How long a worker's link takes for a round at this rate: both directions at once.
-double network_us(const CaseResult& sizes, double link_gbps);
+double network_us(const CaseSizes& sizes, double link_gbps);
 
 // Runs the jobs at the same time, each at its own pace, and returns a result for each. The limit is
 // measured only for a single job. Throws Error if a worker fails or dies, with its rank and

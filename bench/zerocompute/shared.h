@@ -59,6 +59,13 @@ struct Order {
   int64_t deadline_ns = 0;    // monotonic
 };
 
+// What a worker sends and gets in a round.
+struct CaseSizes {
+  uint64_t elements = 0, keys = 0, chunks = 0;
+  uint64_t bytes = 0;         // of one worker's gradient, as it is sent
+  uint64_t result_bytes = 0;  // of the parameters that come back
+};
+
 // One per worker, on cache lines of its own. Written by that worker.
 struct alignas(128) WorkerSlot {
   int64_t start_ns = 0, pushed_ns = 0, end_ns = 0;  // of the present round
@@ -66,6 +73,7 @@ struct alignas(128) WorkerSlot {
   uint64_t wrong = 0;                               // elements, all rounds
   uint64_t checked = 0;                             // elements, all rounds
   WorkerStats stats;                                // at the end
+  CaseSizes sizes;                                  // once it has joined
   // Of the first measured rounds, from the round's start. Written by rank 0.
   std::array<double, kLatenessRounds> pushed_us{}, done_us{};
   char wrong_text[384] = {};  // the first wrong element

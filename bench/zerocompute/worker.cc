@@ -19,7 +19,9 @@ class WorkerProcess {
         slot_(shared.slots()[rank]),
         number_(rank),
         workers_(spec.workers),
-        rank_(spec, rank, shared.reference()) {}
+        rank_(spec, rank, shared.reference()) {
+    slot_.sizes = sizes_of(spec, rank_.keys());
+  }
 
   void run() {
     for (uint32_t seen = 0;; ++seen) {

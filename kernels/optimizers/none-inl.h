@@ -1,4 +1,4 @@
-// No optimizer: the gradient itself is written back.
+// No optimizer: the gradient itself is written back. And folds.
 #if defined(PHUB_KERNELS_OPTIMIZERS_NONE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PHUB_KERNELS_OPTIMIZERS_NONE_INL_H_
 #undef PHUB_KERNELS_OPTIMIZERS_NONE_INL_H_
@@ -19,6 +19,14 @@ struct None : Rule<None, 0> {
   static void run(const Step& step, const Arrays& a) {
     if (a.out != nullptr) update<None>(step, a);
   }
+};
+
+// Every key has its own: kernels::fold() is called in place of this.
+struct Folds : Rule<Folds, 0> {
+  static constexpr std::string_view kName = "fold";
+  static Hyper defaults() { return {}; }
+  static void prepare(const Hyper& /*h*/, uint64_t /*t*/, Step& /*step*/) {}
+  static void run(const Step& /*step*/, const Arrays& /*a*/) {}
 };
 
 }  // namespace phub::kernels::HWY_NAMESPACE

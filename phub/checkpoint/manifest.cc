@@ -21,6 +21,7 @@ constexpr size_t kChecksumDigits = 8;
 constexpr std::string_view kVersionBegin = "\"version\":";
 constexpr std::string_view kBodyBegin = ",\"manifest\":";
 constexpr std::string_view kBodyEnd = "}\n";
+constexpr uint64_t kMaxSavedValues = 1u << 13;  // a branch's: of all fields and groups
 
 uint32_t checksum_of(std::string_view text) { return crc32c(0, std::as_bytes(std::span(text))); }
 
@@ -61,6 +62,32 @@ void fields(A& a, const SavedRank*) {
 }
 
 template <class A>
+void fields(A& a, const SavedBranch*) {
+  a.required("branch", &SavedBranch::branch);
+  a.optional("parent", &SavedBranch::parent);
+  a.optional("round", &SavedBranch::round, {0, kMaxRound});
+  a.optional("rounds", &SavedBranch::rounds, {0, kMaxRound});
+  a.optional("place", &SavedBranch::place, {0, kMaxBranches});
+  a.optional("values", &SavedBranch::values, {0, kMaxSavedValues});
+}
+
+template <class A>
+void fields(A& a, const SavedShelf*) {
+  a.required("place", &SavedShelf::place, {1, kMaxBranches});
+  a.required("branch", &SavedShelf::branch);
+  a.required("steps", &SavedShelf::steps, {1, kMaxSteps});
+}
+
+template <class A>
+void fields(A& a, const SavedBranches*) {
+  a.required("next", &SavedBranches::next);
+  a.required("branches", &SavedBranches::branches, {1, kMaxBranches + 1});
+  a.optional("shelves", &SavedBranches::shelves, {0, kMaxBranches});
+  a.optional("moves", &SavedBranches::moves, {0, kMostBranchMoves});
+  a.required("runs", &SavedBranches::runs, {1, kMostBranchRuns + 1});
+}
+
+template <class A>
 void fields(A& a, const Manifest*) {
   a.required("spec", &Manifest::spec);
   a.required("round", &Manifest::round, {0, kMaxRound});
@@ -72,6 +99,7 @@ void fields(A& a, const Manifest*) {
   a.optional("log", &Manifest::log);
   a.optional("steps", &Manifest::steps, {0, kMaxSteps});
   a.optional("hyper", &Manifest::hyper, {0, kMaxScheduleEntries});
+  a.optional("branches", &Manifest::branches);
   a.optional("seeds", &Manifest::seeds, {0, kMaxSeeds});
   a.required("files", &Manifest::files, {0, kMaxFiles});
 }

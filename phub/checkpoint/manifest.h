@@ -13,12 +13,14 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 
 namespace phub {
 
 // 2: keys may have shapes and groups. 3: jobs may be out of lock-step, or without an optimizer.
-inline constexpr uint32_t kManifestVersion = 3;
+// 4: jobs may have branches.
+inline constexpr uint32_t kManifestVersion = 4;
 inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxOwnerBytes = 255;
@@ -45,6 +47,37 @@ struct SavedRank {
   friend bool operator==(const SavedRank&, const SavedRank&) = default;
 };
 
+// A branch, when all is done that was decided up to the checkpoint (phub/job/branches.h).
+struct SavedBranch {
+  uint32_t branch = 0;
+  uint32_t parent = 0;
+  uint64_t round = 0;   // forked before it
+  uint64_t rounds = 0;  // of its own before it began to run or stopped, whichever is later
+  uint32_t place = 0;   // 0: it runs; else its shelf
+  std::map<std::string, double> values;  // hyperparameters that are not the optimizer's defaults
+
+  friend bool operator==(const SavedBranch&, const SavedBranch&) = default;
+};
+
+// What a shelf holds at the checkpoint's round: a branch, in files of its own (branch_file()).
+struct SavedShelf {
+  uint32_t place = 0;
+  uint32_t branch = 0;          // perhaps one that is discarded later, and runs until then
+  std::vector<uint64_t> steps;  // of the optimizer: by chunk, by key, or one for all
+
+  friend bool operator==(const SavedShelf&, const SavedShelf&) = default;
+};
+
+struct SavedBranches {
+  uint32_t next = 0;  // number of the next child; 0: the job has no branches
+  std::vector<SavedBranch> branches;
+  std::vector<SavedShelf> shelves;
+  std::vector<BranchMove> moves;  // still to come, before later rounds than the first; ascending
+  std::vector<BranchRun> runs;    // from the first round that comes on
+
+  friend bool operator==(const SavedBranches&, const SavedBranches&) = default;
+};
+
 struct Manifest {
   JobSpec spec;
   uint64_t round = 0;  // completed by every chunk: of the slowest rank, out of lock-step
@@ -57,6 +90,7 @@ struct Manifest {
   // Of the optimizer in lock-step: by chunk, by key, or one for all; none: the round.
   std::vector<uint64_t> steps;
   std::vector<HyperChange> hyper;  // hyperparameters by ascending round
+  SavedBranches branches;
   std::map<std::string, uint64_t> seeds;
   std::vector<CheckpointFile> files;
 

@@ -58,6 +58,10 @@ std::string state_file(std::string_view slot) {
   return fmt::format("state-{}{}", encode_name(slot), kTensorsSuffix);
 }
 
+std::string branch_file(uint32_t branch, std::string_view file) {
+  return fmt::format("branch-{}-{}", branch, file);
+}
+
 Checkpoints::Checkpoints(std::string directory, Files& files)
     : directory_(without_slash(std::move(directory))), files_(files) {}
 

@@ -6,6 +6,8 @@
 //   DIR/resnet50%2Ev2/round-000000000123.epoch-4/
 //       parameters.safetensors  state-exp_avg.safetensors  rank-7/position  manifest.json
 //       clocks.safetensors (of a job that is not in lock-step)
+//       branch-2-parameters.safetensors  branch-2-state-exp_avg.safetensors (of a branch that does
+//       not run then)
 //
 // A checkpoint is written to a folder "writing-…", which is renamed when all in it is on the disk.
 // Then manifest.json gets its name: that is the moment from which the checkpoint exists. Nothing is
@@ -44,6 +46,9 @@ inline constexpr std::string_view kViewFile = "view.safetensors";  // what ranks
 inline constexpr std::string_view kClocksFile = "clocks.safetensors";
 // Of a slot of the optimizer's state: "state-exp_avg.safetensors".
 std::string state_file(std::string_view slot);
+// The same of a branch that does not run in the checkpoint's next round:
+// "branch-2-parameters.safetensors".
+std::string branch_file(uint32_t branch, std::string_view file);
 
 // As long as one is there, the checkpoint is not removed by this process.
 class CheckpointPin {};

@@ -57,21 +57,23 @@ uint64_t total_bytes(const Manifest& manifest) {
 
 void list_checkpoints(const CheckpointArguments& arguments) {
   Checkpoints checkpoints(arguments.directory);
-  TextTable table({"EPOCH", "ROUND", "FILES", "SIZE", "RANKS", "JOB"}, true);
+  TextTable table({"EPOCH", "ROUND", "FILES", "SIZE", "RANKS", "BRANCHES", "JOB"}, true);
   for (const std::string& job : jobs_of(checkpoints, arguments.job)) {
     for (const CheckpointId id : checkpoints.list(job)) {
       const CheckpointLine line = open_line(checkpoints, job, id);
-      std::string files = "-", size = "-", ranks = "-", name = printable(job);
+      std::string files = "-", size = "-", ranks = "-", branches = "-", name = printable(job);
       if (line.reader != nullptr) {
         const Manifest& manifest = line.reader->manifest();
         files = fmt::format("{}", manifest.files.size());
         size = human_bytes(total_bytes(manifest));
         ranks = fmt::format("{}", manifest.live_ranks.size());
+        const size_t count = manifest.branches.branches.size();
+        if (count > 0) branches = fmt::format("{}", count);
       } else {
         name += " (damaged: see 'phub checkpoint verify')";
       }
-      table.add(
-          {fmt::format("{}", id.epoch), fmt::format("{}", id.round), files, size, ranks, name});
+      table.add({fmt::format("{}", id.epoch), fmt::format("{}", id.round), files, size, ranks,
+                 branches, name});
     }
   }
   fmt::print("{}", table.text());
@@ -96,6 +98,25 @@ std::string shape_text(const TensorInfo& tensor) {
   return fmt::format("{} [{}]", word_of(tensor.type), fmt::join(tensor.shape, ", "));
 }
 
+// Of a job that has some: a line for each, and for the rounds that are to come.
+std::string branches_text(const SavedBranches& saved) {
+  std::string text;
+  for (const SavedBranch& branch : saved.branches) {
+    text += fmt::format("branch {}", branch.branch);
+    if (branch.round > 0) {
+      text += fmt::format(", forked from {} before round {}", branch.parent, branch.round);
+    }
+    for (const auto& [name, value] : branch.values) {
+      text += fmt::format(" {}={}", printable(name), value);
+    }
+    text += '\n';
+  }
+  for (const BranchRun& run : saved.runs) {
+    text += fmt::format("branch {} runs from round {} on\n", run.branch, run.round);
+  }
+  return text;
+}
+
 void show_checkpoint(const CheckpointArguments& arguments) {
   Checkpoints checkpoints(arguments.directory);
   const auto reader = checkpoints.open(arguments.job, chosen(checkpoints, arguments).front());
@@ -110,6 +131,7 @@ void show_checkpoint(const CheckpointArguments& arguments) {
       text += fmt::format(" {}={}", printable(name), value);
     text += '\n';
   }
+  text += branches_text(manifest.branches);
   for (const auto& [name, seed] : manifest.seeds) {
     text += fmt::format("seed '{}': {}\n", printable(name), seed);
   }

@@ -17,6 +17,8 @@
 #include "transport/error.h"
 #include "transport/ofi/providers.h"
 #include "transport/paced/nic_budget.h"
+#include "transport/switch/packet.h"
+#include "transport/switch/socket.h"
 #include "transport/text.h"
 #include "transport/verbs/devices.h"
 
@@ -77,7 +79,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 27> kOptions = {{
+constexpr std::array<Option, 30> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -101,11 +103,19 @@ constexpr std::array<Option, 27> kOptions = {{
        config.parent = values[0];
      }},
     {"parent-transport", "NAME", Kind::kText,
-     "With --parent: over what gradients go there, tcp, verbs, ofi, or auto: tcp, and memory where "
-     "the parent is on this host. [auto]",
+     "With --parent: over what gradients go there, tcp, verbs, ofi, or auto: that of the job where "
+     "the parent has it, else verbs where both can, else tcp, and memory where the parent is on "
+     "this "
+     "host. [auto]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        parse_word(values[0], {"auto", "tcp", "verbs", "ofi"});
        config.parent_transport = values[0];
+     }},
+    {"parent-budget", "RATE", Kind::kText,
+     "With --parent: what each NIC sends there at most, with headers: 1gbit, 250mbit, or bytes per "
+     "second. What the parent sends down has the parent's --nic-budget. [no limit]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.parent_bytes_per_s = parse_rate(values[0]);
      }},
     {"tokens", "FILE", Kind::kText,
      "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "
@@ -176,10 +186,22 @@ constexpr std::array<Option, 27> kOptions = {{
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
      }},
+    {"switch", "ADDRESS:PORT", Kind::kText,
+     "The workers' hosts and this one are behind a switch that adds ('phub switch'): keys in int32 "
+     "go through it to this IPv4 address of the NIC there, one job's at a time. The UDP port is "
+     "the "
+     "first core's, the others have the next ones. [none]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       switch_address(values[0]);
+       config.through_switch = values[0];
+     }},
+    {"switch-slots", "N", Kind::kInteger, "Slots of that switch, for all cores together. [512]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.switch_slots = static_cast<uint32_t>(parse_integer(values[0], 1, kMostSwitchSlots));
+     }},
     {"nic-budget", "RATE", Kind::kText,
-     "What each NIC sends at most, with headers: 1gbit, 250mbit, or bytes per second. Each core "
-     "has "
-     "its part of it. [no limit]",
+     "What each NIC sends to workers at most, with headers: 1gbit, 250mbit, or bytes per second. "
+     "Each core has its part of it. [no limit]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.nic_bytes_per_s = parse_rate(values[0]);
      }},

@@ -23,6 +23,7 @@ struct ServeConfig {
   std::vector<std::string> listen = {"127.0.0.1:7717"};
   std::string parent;                     // a server whose rack this is; empty: it has none
   std::string parent_transport = "auto";  // over which gradients go there
+  uint64_t parent_bytes_per_s = 0;        // that each NIC sends there at most; 0: no limit
   std::string join;                       // a server to serve under; empty: on its own
   std::string tokens;                     // file; empty: whoever reaches the port may use it
   std::string tls_cert, tls_key;          // PEM files; empty: plain HTTP
@@ -33,9 +34,11 @@ struct ServeConfig {
   std::vector<std::string> devices;       // for verbs: parse_verbs_choice(); empty: all usable
   std::string ofi_provider;               // of libfabric; empty: chosen
   uint16_t data_port = 0;                 // of tcp and verbs, ofi has the next; 0: any free port
-  uint64_t nic_bytes_per_s = 0;           // that each NIC sends at most; 0: no limit
-  uint32_t cores = 0;                     // for the data path; 0: all
-  bool pin = true;                        // one thread per core, pinned to it
+  std::string through_switch;             // IPv4 address and UDP port, for its sums; empty: none
+  uint32_t switch_slots = 512;
+  uint64_t nic_bytes_per_s = 0;     // that each NIC sends to workers at most; 0: no limit
+  uint32_t cores = 0;               // for the data path; 0: all
+  bool pin = true;                  // one thread per core, pinned to it
   uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes 80% of the memory available at start
   std::string socket_dir;           // of the shm transport; "": its default
   std::string topology = "this";    // this machine, an hwloc XML file, or hwloc's synthetic form

@@ -15,6 +15,7 @@
 #include "phub/plan/choices.h"
 #include "phub/plan/limits.h"
 #include "phub/plan/models.h"
+#include "phub/plan/overlap.h"
 #include "phub/plan/placement.h"
 #include "phub/plan/ways.h"
 #include "transport/control/choices.h"
@@ -37,7 +38,8 @@ struct PlanArguments {
   uint64_t samples = 0;  // 0: ways of matrices are not compared
   double product_gflop_s = WayInputs().product_gflop_s;
   double box_product_gflop_s = WayInputs().box_product_gflop_s;
-  std::string cluster;  // a file; empty: one box is planned, no placements are compared
+  std::string computing;  // of layers; empty: it hides nothing
+  std::string cluster;    // a file; empty: one box is planned, no placements are compared
   PlacementOptions placement;
   bool ranks_given = false;
   bool json = false;
@@ -160,7 +162,8 @@ WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& to
           .to_ranks = spec.optimizer == "none" && spec.parameter_dtype == "f32"};
 }
 
-nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayInputs& inputs) {
+nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
+                               std::span<const LayerComputing> layers) {
   nlohmann::ordered_json out;
   out["samples"] = inputs.samples;
   out["whole_seconds"] = ways.all_whole.seconds(inputs);
@@ -181,6 +184,13 @@ nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayI
       of_matrix["ranks_seconds"] = matrix.ranks.seconds(inputs);
       of_matrix["ranks_product_seconds"] = matrix.ranks.product_s;
     }
+  }
+  if (layers.empty()) return out;
+  out["computing_seconds"] = computing_seconds(layers);
+  for (const bool overlaps : {false, true}) {
+    const std::string which = overlaps ? "overlapped_iteration_seconds" : "iteration_seconds";
+    out["whole_" + which] = iteration_seconds(layers, ways.whole_of_layer, inputs, overlaps);
+    out["chosen_" + which] = iteration_seconds(layers, ways.chosen_of_layer, inputs, overlaps);
   }
   return out;
 }
@@ -230,16 +240,18 @@ void run(PlanArguments arguments) {
 
   WayInputs way_inputs;
   Ways ways;
+  std::vector<LayerComputing> layers;
   const bool with_ways = arguments.samples > 0;
   if (with_ways) {
     way_inputs = way_inputs_of(arguments, topology, plan, spec);
-    ways = choose_ways(spec, way_inputs);
+    if (!arguments.computing.empty()) layers = computing_of(spec, arguments.computing);
+    ways = choose_ways(spec, way_inputs, layers);
   }
 
   std::string text;
   if (arguments.json) {
     nlohmann::ordered_json out = to_json(topology, plan, spec, arguments.checkpoints);
-    if (with_ways) out["ways"] = to_json(ways, spec, way_inputs);
+    if (with_ways) out["ways"] = to_json(ways, spec, way_inputs, layers);
     if (with_limits) out["limits"] = nlohmann::ordered_json::parse(to_json(limits, inputs));
     text = out.dump(2) + "\n";
   } else {
@@ -247,7 +259,7 @@ void run(PlanArguments arguments) {
                          describe(plan, spec) + describe_memory(plan, spec, arguments.checkpoints) +
                          too_small(topology, plan, spec, arguments.checkpoints));
     if (with_limits) text += "\n" + describe(limits, inputs);
-    if (with_ways) text += "\n" + escaped_lines(describe(ways, spec, way_inputs));
+    if (with_ways) text += "\n" + escaped_lines(describe(ways, spec, way_inputs, layers));
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
@@ -328,7 +340,8 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--optimizer", arguments->spec.optimizer,
-                   "none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, sparse-adam")
+                   "none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, sparse-adam, "
+                   "adadelta")
       ->capture_default_str();
   command
       ->add_option("--dtype", arguments->spec.gradient_dtype,
@@ -344,11 +357,12 @@ void add_plan_command(CLI::App& app) {
       "if theirs is none of these); or, as differences, one of the others");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
-  command
-      ->add_option("--samples", arguments->samples,
-                   "Of a rank in a round: compares exchanging matrices whole and as factors")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24))
-      ->group("Ways of matrices");
+  CLI::Option* samples =
+      command
+          ->add_option("--samples", arguments->samples,
+                       "Of a rank in a round: compares exchanging matrices whole and as factors")
+          ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24))
+          ->group("Ways of matrices");
   command
       ->add_option("--product-gflops", arguments->product_gflop_s,
                    "Of a rank's products of factors (bench/products measures them)")
@@ -358,6 +372,13 @@ void add_plan_command(CLI::App& app) {
       ->add_option("--box-product-gflops", arguments->box_product_gflop_s,
                    "Of the products of one of the box's cores")
       ->capture_default_str()
+      ->group("Ways of matrices");
+  command
+      ->add_option("--compute", arguments->computing,
+                   "What computing hides of the exchange: milliseconds of an iteration (alexnet, "
+                   "vgg16, googlenet), or FILE.json of layers")
+      ->type_name("MS|FILE")
+      ->needs(samples)
       ->group("Ways of matrices");
   add_placement_options(command, *arguments, ranks);
   command->callback([arguments] { run(*arguments); });

@@ -28,6 +28,8 @@
 #include "phub/server_loop.h"
 #include "transport/control/token.h"
 #include "transport/error.h"
+#include "transport/paced/nic_budget.h"
+#include "transport/switch/socket.h"
 #include "transport/text.h"
 #include "transport/tls/server.h"
 #include "transport/trace.h"
@@ -173,16 +175,27 @@ class SavingEnd {
 
 // Null: the box has none.
 std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
-  if (config.parent.empty()) return nullptr;
+  if (config.parent.empty()) {
+    if (config.parent_bytes_per_s == 0) return nullptr;
+    fail(ErrorCode::kInvalid,
+         "--parent-budget needs --parent: it is of what a rack sends to its parent");
+  }
   if (!config.checkpoints.folder.empty()) {
     fail(ErrorCode::kInvalid,
          "--parent and --checkpoints do not go together: the parent has what there is to save");
   }
-  return std::make_unique<ParentClient>(ParentClient::Options{.server = config.parent,
-                                                              .token = token_from_environment(),
-                                                              .transport = config.parent_transport,
-                                                              .tls = client_tls_from_environment(),
-                                                              .rack_name = host_name()});
+  return std::make_unique<ParentClient>(
+      ParentClient::Options{.server = config.parent,
+                            .token = token_from_environment(),
+                            .transport = config.parent_transport,
+                            .nic_bytes_per_s = config.parent_bytes_per_s,
+                            .tls = client_tls_from_environment(),
+                            .rack_name = host_name()});
+}
+
+std::string limit_to(const Parent& parent) {
+  if (parent.nic_bytes_per_s() == 0) return "";
+  return fmt::format(", at most {} from each NIC", describe_rate(parent.nic_bytes_per_s()));
 }
 
 void serve(const ServeConfig& config) {
@@ -216,6 +229,11 @@ void serve(const ServeConfig& config) {
   }
   const std::unique_ptr<ParentClient> parent = make_parent(config);
   options.parent = parent.get();
+  if (!config.through_switch.empty()) {
+    options.through_switch = {.address = config.through_switch, .slots = config.switch_slots};
+    // What no job could use is better known now.
+    broadcast_of(switch_address(config.through_switch), kSwitchPort);
+  }
   const SteadyClock clock;
   Server server(options, std::move(nics), clock);
 
@@ -239,7 +257,7 @@ void serve(const ServeConfig& config) {
   server.start_threads();
   print_lines(numa::describe(options.topology));
   print_lines(server.describe());
-  if (parent) fmt::print("a rack of {}\n", config.parent);
+  if (parent) fmt::print("a rack of {}{}\n", config.parent, limit_to(*parent));
   for (const std::string& address : port.addresses()) {
     fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
   }
@@ -261,6 +279,11 @@ void add_serve_command(CLI::App& app) {
   add_serve_options(*command, *given);
   command->callback([given] {
     const ServeConfig config = configuration(*given);
+    if (!config.through_switch.empty() && !(config.join.empty() && config.parent.empty())) {
+      fail(ErrorCode::kInvalid,
+           "--switch does not go with --join or --parent: one box takes the sums of a switch, and "
+           "serves alone");
+    }
     if (!config.join.empty() && !config.parent.empty()) {
       fail(ErrorCode::kInvalid,
            "--join and --parent do not go together: a box has a part of a server's jobs, or is a "

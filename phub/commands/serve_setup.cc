@@ -53,11 +53,6 @@ std::unique_ptr<Transport> find_verbs(const ServeConfig& config,
 
 // Puts the budget around the transports that have NICs.
 void pace(const ServeConfig& config, std::vector<std::unique_ptr<Transport>>& nics) {
-  if (!config.parent.empty()) {
-    fail(ErrorCode::kInvalid,
-         "--nic-budget and --parent do not go together: what a rack sends to its parent has no "
-         "budget");
-  }
   bool any = false;
   for (std::unique_ptr<Transport>& nic : nics) {
     if (nic->shares_memory()) continue;

@@ -35,6 +35,7 @@ void check_options(const ServeConfig& config) {
   refuse(!config.tokens.empty(), "--tokens");
   refuse(!config.checkpoints.folder.empty(), "--checkpoints");
   refuse(!config.trace.empty(), "--trace");
+  refuse(config.parent_bytes_per_s > 0, "--parent-budget");
 }
 
 }  // namespace

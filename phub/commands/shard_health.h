@@ -28,6 +28,12 @@ class ShardHealth final : public ControlHandler {
   void set_hyper(const std::string&, const HyperChange&, Reply<HyperReply>) override {
     elsewhere();
   }
+  void change_branches(const Credential&, const BranchChange&, Reply<BranchReply>) override {
+    elsewhere();
+  }
+  void change_branches(const std::string&, const BranchChange&, Reply<BranchReply>) override {
+    elsewhere();
+  }
   void reconnect(const Credential&, Reply<Offer>) override { elsewhere(); }
   void check_part(const Credential&, const PartPiece&, uint64_t) override { elsewhere(); }
   void take_part(const Credential&, const PartPiece&, std::string, std::shared_ptr<void>,

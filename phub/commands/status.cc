@@ -16,6 +16,7 @@
 #include "transport/control/messages_json.h"
 #include "transport/control/token.h"
 #include "transport/error.h"
+#include "transport/paced/nic_budget.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -96,7 +97,27 @@ std::string waiting(const RankStatus& rank) {
   return text;
 }
 
-// The lines below the table: missing and slow ranks.
+// "branch 1 runs: forked from 0 before round 30, 45 rounds"
+std::string branch_note(const BranchStatus& branch) {
+  std::string text = fmt::format("branch {}{}: ", branch.branch, branch.runs ? " runs" : "");
+  if (branch.round > 0) {
+    text += fmt::format("forked from {} before round {}, ", branch.parent, branch.round);
+  }
+  return text + fmt::format("{} rounds", branch.rounds);
+}
+
+// "" where no switch that adds was used, and none was to be.
+std::string through_switch(const JobStatus& job) {
+  if (job.switch_chunks == 0 && job.switch_ended.empty()) return "";
+  std::string text = fmt::format("{} chunks came through the switch", job.switch_chunks);
+  if (!job.switch_ended.empty()) {
+    text += fmt::format(", and none do now: {}", printable(job.switch_ended));
+  }
+  return text;
+}
+
+// The lines below the table: missing and slow ranks, branches, and what came
+// through a switch.
 std::string job_notes(const JobStatus& job) {
   std::vector<std::string> ranks, waits;
   for (const RankStatus& rank : job.ranks) {
@@ -117,10 +138,14 @@ std::string job_notes(const JobStatus& job) {
   const std::string name = printable(job.name);
   std::string out;
   if (!job.error.empty()) out += fmt::format("{}: failed: {}\n", name, printable(job.error));
+  const std::string switched = through_switch(job);
+  if (!switched.empty()) out += fmt::format("{}: {}\n", name, switched);
   if (!job.missing.empty()) {
     out += fmt::format("{}: missing: rank {}\n", name, fmt::join(job.missing, ", "));
   }
-  for (const auto& list : {ranks, waits}) {
+  std::vector<std::string> branches;
+  for (const BranchStatus& branch : job.branches) branches.push_back(branch_note(branch));
+  for (const auto& list : {ranks, waits, branches}) {
     for (size_t i = 0; i < std::min(list.size(), kMostNotes); ++i) {
       out += fmt::format("{}: {}\n", name, list[i]);
     }
@@ -203,6 +228,14 @@ std::string describe(const ServerStatus& status) {
                   status.cores, bytes(status.memory_bytes), bytes(status.memory_limit_bytes),
                   fmt::join(status.transports, ", "), duration(status.uptime_s));
   for (const std::string& nic : status.nics) out += nic + '\n';
+  if (!status.parent.empty()) {
+    out += fmt::format("a rack of {}", printable(status.parent));
+    if (status.parent_budget_bytes_per_s > 0) {
+      out += fmt::format(", to which each NIC sends at most {}",
+                         describe_rate(status.parent_budget_bytes_per_s));
+    }
+    out += '\n';
+  }
   for (const ShardStatus& shard : status.shards) {
     out += fmt::format("with it serves {}: {} cores\n", shard.name, shard.cores);
   }

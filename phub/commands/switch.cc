@@ -61,7 +61,7 @@ void add_switch_command(CLI::App& app) {
   command
       ->add_option("--slots", arguments->slots,
                    "Parts that are being added at a time; each takes 2 KiB of the kernel's memory")
-      ->check(CLI::Range(1u, kMostSwitchSlots))
+      ->check(CLI::Range(1u, uint32_t{kMostSwitchSlots}))
       ->capture_default_str();
   command->footer(
       "Run it where the interfaces are joined by a bridge. It attaches a program (XDP) to each of\n"

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/shard_messages.h"
 #include "transport/control/state_messages.h"
@@ -43,6 +44,11 @@ class ControlHandler {
   // By an admin, who is no rank of the job.
   virtual void set_hyper(const std::string& job, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
+  // What a job's branches are, or are to be; by a rank, or by an admin who is none.
+  virtual void change_branches(const Credential& who, const BranchChange& change,
+                               Reply<BranchReply> reply) = 0;
+  virtual void change_branches(const std::string& job, const BranchChange& change,
+                               Reply<BranchReply> reply) = 0;
   // The answer to the join of this incarnation could not be made: nobody will use it.
   virtual void join_unanswered(const Credential& /*who*/) {}
   // A new offer for an incarnation whose data connection broke. The offer's ticket is for that

@@ -242,6 +242,13 @@ void http_answers(const Input& in, Samples& out) {
 }
 void jobs(const Input& in, Samples& out) { out.add({}, uint64_t{in.status.jobs.size()}); }
 
+void switch_ended(const Input& in, Samples& out) {
+  for (const JobStatus& job : in.status.jobs) {
+    out.add({{"job", job.name}, {"reason", job.switch_ended}},
+            job.switch_ended.empty() ? uint64_t{0} : uint64_t{1});
+  }
+}
+
 constexpr std::string_view kCounter = "counter";
 constexpr std::string_view kGauge = "gauge";
 
@@ -251,6 +258,9 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
      of_server<&ServerStatus::memory_bytes>},
     {{"phub_memory_limit_bytes", kGauge, "Memory that jobs may hold (--memory-limit)."},
      of_server<&ServerStatus::memory_limit_bytes>},
+    {{"phub_parent_budget_bytes_per_second", kGauge,
+      "What each NIC sends to the parent at most (--parent-budget), with headers; 0: no limit."},
+     of_server<&ServerStatus::parent_budget_bytes_per_s>},
 
     {{"phub_job_info", kGauge, "1; its labels are the job's transport and optimizer."}, job_info},
     {{"phub_job_state", kGauge, "1 for the job's state, 0 for the other states."}, job_state},
@@ -262,6 +272,11 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
      of_job<&JobStatus::void_snapshots>},
     {{"phub_job_chunks_total", kCounter, "Chunks that were completed, in all rounds."},
      of_job<&JobStatus::flow, &Flow::chunks>},
+    {{"phub_job_switch_chunks_total", kCounter, "Chunks that came through a switch that adds."},
+     of_job<&JobStatus::switch_chunks>},
+    {{"phub_job_switch_ended", kGauge,
+      "1 if no more chunks come through the switch; its label is the reason."},
+     switch_ended},
     {{"phub_job_ranks", kGauge, "Ranks in each state."}, job_ranks},
     {{"phub_job_missing_ranks", kGauge, "Ranks that are expected and not live."},
      job_count<&JobStatus::missing>},
@@ -306,7 +321,7 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
     {{"phub_nic_sent_bytes_total", kCounter, "Results sent over the NIC."},
      of_nic<&NicStatus::flow, &Flow::bytes_out>},
     {{"phub_nic_budget_bytes_per_second", kGauge,
-      "What the NIC sends at most (--nic-budget), with headers; 0: no limit."},
+      "What the NIC sends to workers at most (--nic-budget), with headers; 0: no limit."},
      of_nic<&NicStatus::budget_bytes_per_s>},
 
     {{"phub_queue_chunks_total", kCounter, "Chunks completed of a job's queue."},

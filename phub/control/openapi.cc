@@ -113,6 +113,8 @@ Json all_schemas() {
   schemas.of<Pulse>();
   schemas.of<HyperRequest>();
   schemas.of<HyperReply>();
+  schemas.of<BranchRequest>();
+  schemas.of<BranchReply>();
   schemas.of<StateRequest>();
   schemas.of<StateReply>();
   schemas.of<CheckpointRequest>();
@@ -142,8 +144,10 @@ bool needs_ticket(const RouteInfo& route) {
   return route.need == Need::kNothing && (route.method == "POST" || of_rank);
 }
 
-// Hyperparameters are set by a rank, or by somebody who is no rank.
-bool takes_admin_too(const RouteInfo& route) { return route.body == "HyperRequest"; }
+// Hyperparameters and branches are changed by a rank, or by somebody who is no rank.
+bool takes_admin_too(const RouteInfo& route) {
+  return route.body == "HyperRequest" || route.body == "BranchRequest";
+}
 
 std::string_view what_is_needed(const RouteInfo& route) {
   switch (route.need) {

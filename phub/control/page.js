@@ -213,6 +213,12 @@ function remember(status) {
   if (boxHistory.length > HISTORY) boxHistory.shift();
 }
 
+function parentText(status) {
+  if (!status.parent) return '';
+  const most = status.parent_budget_bytes_per_s;
+  return ` · a rack of ${status.parent}` + (most ? `, at most ${rate(most)} from each NIC` : '');
+}
+
 function draw(status) {
   const ranks = status.jobs.flatMap((job) => job.ranks);
   const live = ranks.filter((rank) => rank.state === 'live').length;
@@ -220,7 +226,7 @@ function draw(status) {
   const [inward, outward] = boxHistory[boxHistory.length - 1];
   document.title = `phub · ${plural(status.jobs.length, 'job')}`;
   fill('server', `${status.topology} · ${plural(status.cores, 'core')} · ` +
-      `${status.transports.join(', ')} · up ${duration(status.uptime_s)}`);
+      `${status.transports.join(', ')} · up ${duration(status.uptime_s)}${parentText(status)}`);
   fill('totals', element('div.figures', {},
       figure('jobs', status.jobs.length),
       figure('ranks live', live, live === ranks.length ? '' : `of ${ranks.length}`),

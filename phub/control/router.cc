@@ -218,6 +218,14 @@ void set_hyper(Call& call) {
   const Credential rank = call.complete(who);
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
 }
+void change_branches(Call& call) {
+  auto [who, change] = parse_branch_request(call.request.body);
+  if (call.is_admin()) {
+    return call.handler.change_branches(call.job, change, call.reply<BranchReply>());
+  }
+  const Credential rank = call.complete(who);
+  call.handler.change_branches(rank, change, call.reply<BranchReply>());
+}
 // Behind the credential.
 uint32_t whose_in(const std::vector<uint64_t>& numbers) {
   if (numbers[3] >= kMaxRanks) {
@@ -328,7 +336,7 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 34> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 35> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -347,6 +355,9 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 34> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/hyper", Need::kNothing, "HyperRequest", "HyperReply",
       "Change hyperparameters: a rank, or an admin."},
      set_hyper},
+    {{"POST", "/v1/jobs/{job}/branches", Need::kNothing, "BranchRequest", "BranchReply",
+      "Fork, schedule, discard or list the branches of a job: a rank, or an admin."},
+     change_branches},
     {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
       "Get an offer for another data connection."},
      reconnect},

@@ -1,5 +1,8 @@
 // CoreJob at a boundary (messages.h): who takes part changes, and the connections with it.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "phub/core/core_job.h"
 
@@ -7,12 +10,19 @@ namespace phub {
 
 CoreReport CoreJob::hold() {
   CoreReport held{.type = CoreReport::kHeld};
-  held.min_round = kNever;
+  held.min_round = held.lowest = kNever;
   for (uint32_t i = 0; i < table_.size(); ++i) {
-    // Who comes cannot take part in a round that is closed.
-    held.round = std::max(held.round, table_[i].round + (table_[i].closed ? 1 : 0));
+    // Who comes cannot take part in a round that is closed, or of which the switch has the sum.
+    const bool settled = table_[i].closed || table_[i].summed;
+    held.round = std::max({held.round, table_[i].round + (settled ? 1 : 0), table_.open_round(i)});
+    held.lowest = std::min(held.lowest, table_[i].round);
+    if (table_.is_left_alone(i)) continue;  // it may be far ahead
     held.min_round = std::min(held.min_round, table_[i].round);
     held.started = std::max(held.started, way_->started(i));
+  }
+  if (intake_) {
+    intake_->for_each_begun(
+        [&](uint32_t index) { held.started = std::max(held.started, table_[index].round); });
   }
   table_.hold_from = held.round;
   return held;
@@ -20,6 +30,8 @@ CoreReport CoreJob::hold() {
 
 uint64_t CoreJob::commit(const Boundary& boundary) {
   note_activity();
+  if (intake_) check_switch(boundary);
+  for (uint32_t i = 0; i < table_.size(); ++i) table_.follow(i, boundary.round, false);
   // Whatever fails afterwards: what the lost ranks took part in is known, and they are detached.
   for (const Boundary::Lost& lost : boundary.lost) {
     for (uint32_t i = 0; i < table_.size(); ++i) way_->note_last_round(lost, i);
@@ -29,19 +41,43 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   for (const uint32_t rank : boundary.forgotten) lose({.rank = rank});
   for (const Boundary::Admitted& admitted : boundary.admitted) admit(admitted);
   if (boundary.hyper) reducer_.set_hyper(*boundary.hyper);
+  if (boundary.orders) shelves_.take(*boundary.orders);
   table_.hold_from = kNever;
-  uint64_t min_round = kNever;
-  for (uint32_t i = 0; i < table_.size(); ++i) {
-    way_->settle(i);
-    if (way_->ready(i)) ready_.insert(i);
-    min_round = std::min(min_round, table_[i].round);
-    reached(i);
-  }
+  // A state that is set is there when its round is complete. What an earlier boundary began goes
+  // on.
+  const DueChunks &copied = snapshot_.chunks, &set = states_.set;
+  const uint64_t follow_to = std::max(
+      {boundary.round, boundary.snapshot_round, boundary.set_state ? boundary.round + 1 : 0,
+       copied.under_way() ? copied.round() : 0, set.under_way() ? set.round() + 1 : 0});
+  // Before rounds that nobody is in are passed over: there may be another branch behind them.
   if (boundary.snapshot) snapshot_.begin(std::max(boundary.round, boundary.snapshot_round));
   if (boundary.get_state) states_.begin_get(*boundary.get_state, boundary.round);
   if (boundary.set_state) states_.begin_set(*boundary.set_state, boundary.round);
+  uint64_t min_round = kNever;
+  for (uint32_t i = 0; i < table_.size(); ++i) {
+    table_.follow(i, follow_to, true);
+    way_->settle(i);
+    if (way_->ready(i)) make_ready(i);
+    if (!table_.is_left_alone(i)) min_round = std::min(min_round, table_[i].round);
+    reached(i);
+  }
   endpoint_.flush();
   return min_round;
+}
+
+// All whose gradients the switch adds are there from the beginning of a generation to its end: at
+// that of the first they come one after another.
+void CoreJob::check_switch(const Boundary& boundary) {
+  const auto changes = [this](const Boundary::Admitted& admitted) {
+    return admitted.rank >= intake_->ranks() || intake_->generation() > 0 ||
+           admitted.first_round != intake_->first_round();
+  };
+  if (boundary.lost.empty() && boundary.forgotten.empty() &&
+      std::ranges::none_of(boundary.admitted, changes)) {
+    return;
+  }
+  intake_->end("the job's ranks have changed");
+  if (!switch_end_reported_) note_switch_end().said = 1;
 }
 
 // The rank's contributions that can still be relied on stay; it is not waited for any more, unless
@@ -51,7 +87,7 @@ void CoreJob::lose(const Boundary::Lost& lost) {
     if (table_[i].round == 0) table_[i].initial_parts = 0;
   }
   way_->lose(lost);
-  table_.expect(lost.rank, lost.expected_again);
+  table_.expect(lost.rank, lost.expected_again);  // as long as he is not there: everywhere
   outbox_.forget(lost.rank);
   table_.rank(lost.rank).results_from = kNever;
   table_.rank(lost.rank).broken = false;
@@ -63,7 +99,7 @@ void CoreJob::admit(const Boundary::Admitted& admitted) {
   rank.slots = admitted.slots.data();
   attach(admitted.rank, admitted.incarnation);
   table_.joined(admitted.rank);
-  table_.expect(admitted.rank, admitted.first_round);
+  table_.expect(admitted.rank, admitted.first_round, admitted.interest);
   way_->admit(admitted);
   endpoint_.flush();
 }
@@ -89,6 +125,7 @@ void CoreJob::detach(uint32_t rank) {
   if (!table_.rank(rank).attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   table_.rank(rank).attached = false;
+  if (intake_) intake_->end("the connection of a rank is made anew", rank);
 }
 
 void CoreJob::detach_all() {
@@ -98,12 +135,13 @@ void CoreJob::detach_all() {
 void CoreJob::probe(Probe& out) const {
   out.min_round = kNever;
   out.chunks_completed = table_.chunks_completed();
+  out.switch_chunks = intake_ ? intake_->chunks() : 0;
   out.endpoint = endpoint_.counters();
   std::fill(out.waited_for.begin(), out.waited_for.end(), 0);
   std::fill(out.lacks.begin(), out.lacks.end(), Lack());
   for (uint32_t i = 0; i < table_.size(); ++i) {
     const CoreChunk& chunk = table_[i];
-    out.min_round = std::min(out.min_round, chunk.round);
+    if (!table_.is_left_alone(i)) out.min_round = std::min(out.min_round, chunk.round);
     if (!way_->anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table_.words(); ++w) {
       const uint64_t lacking = way_->lacking(i, w);
@@ -113,6 +151,16 @@ void CoreJob::probe(Probe& out) const {
         out.lacks[rank].add({.chunks = 1, .chunk = chunk.id, .round = chunk.round});
       });
     }
+  }
+  if (intake_) {
+    intake_->for_each_lacking([&](uint32_t index, uint64_t lacking) {
+      out.waited_for[0] |= lacking;
+      if (out.lacks.empty()) return;
+      const CoreChunk& chunk = table_[index];
+      for_each_bit(lacking, 0, [&](uint32_t rank) {
+        out.lacks[rank].add({.chunks = 1, .chunk = chunk.id, .round = chunk.round});
+      });
+    });
   }
   for (uint32_t r = 0; r < table_.max_ranks(); ++r) out.arrivals[r] = table_.rank(r).arrivals;
   const std::span counters = table_.counters();

@@ -14,8 +14,11 @@ ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t 
       words_(static_cast<uint32_t>(bit_words(max_ranks))),
       arrived_(chunks_.size() * words_),
       null_(chunks_.size() * words_),
-      expected_(chunks_.size() * words_),
+      in_round_(chunks_.size() * words_),
+      idle_(chunks_.size() * words_),
+      unread_(chunks_.size() * words_),
       unheard_(chunks_.size() * words_),
+      follows_to_(chunks_.size()),
       counters_(queues) {
   for (uint32_t i = 0; i < size(); ++i) {
     while (queue_first_.size() <= chunks_[i].queue) queue_first_.push_back(i);
@@ -60,11 +63,11 @@ void ChunkTable::begin_round(uint32_t index, uint64_t round) {
   chunk.arrived = 0;
   chunk.missing = chunk.expected;
   if (!some_may_begin) return;
-  for (uint32_t r = 0; r < max_ranks(); ++r) set_expected(r, index, ranks_[r].first_round <= round);
+  for (uint32_t r = 0; r < max_ranks(); ++r) set_in_round(r, index, ranks_[r].first_round <= round);
 }
 
 uint64_t ChunkTable::next_round(uint32_t index, uint64_t round) const {
-  if (chunks_[index].expected > 0) return round + 1;
+  if (chunks_[index].expected > 0 || round + 1 < follows_to_[index]) return round + 1;
   uint64_t next = kNever;
   for (const CoreRank& rank : ranks_) {
     if (rank.first_round != kNever) next = std::min(next, std::max(rank.first_round, round + 1));
@@ -72,16 +75,60 @@ uint64_t ChunkTable::next_round(uint32_t index, uint64_t round) const {
   return next == kNever || next > hold_from ? round + 1 : next;
 }
 
-void ChunkTable::expect(uint32_t rank, uint64_t first_round) {
+void ChunkTable::expect(uint32_t rank, uint64_t first_round,
+                        std::span<const ChunkInterest> interest) {
+  if (ranks_[rank].selective || !interest.empty()) set_interest(rank, interest);
   ranks_[rank].first_round = first_round;
-  for (uint32_t i = 0; i < size(); ++i) set_expected(rank, i, first_round <= chunks_[i].round);
+  for (uint32_t i = 0; i < size(); ++i) set_in_round(rank, i, first_round <= chunks_[i].round);
   count_expected();
 }
 
-void ChunkTable::set_expected(uint32_t rank, uint32_t index, bool yes) {
-  if (bit(expected_, rank, index) == yes) return;
+void ChunkTable::set_interest(uint32_t rank, std::span<const ChunkInterest> interest) {
+  const uint64_t mask = uint64_t{1} << (rank % 64);
+  for (uint32_t i = 0; i < size(); ++i) set_in_round(rank, i, false);
+  selective_ -= ranks_[rank].selective ? 1 : 0;
+  ranks_[rank].selective = !interest.empty();
+  selective_ += ranks_[rank].selective ? 1 : 0;
+  for (uint32_t i = 0; i < size(); ++i) {
+    const ChunkInterest of = interest.empty() ? ChunkInterest() : interest[chunks_[i].id];
+    const auto set = [&](uint64_t& word, bool yes) { word = yes ? word | mask : word & ~mask; };
+    set(idle_[at(i, rank / 64)], !of.any());
+    set(unread_[at(i, rank / 64)], !of.reads);
+  }
+}
+
+uint32_t ChunkTable::idle_in_round(uint32_t index) const {
+  uint32_t ranks = 0;
+  for (uint32_t w = 0; w < words_; ++w) {
+    ranks +=
+        static_cast<uint32_t>(__builtin_popcountll(in_round_[at(index, w)] & idle_[at(index, w)]));
+  }
+  return ranks;
+}
+
+void ChunkTable::follow(uint32_t index, uint64_t round, bool after) {
+  const CoreChunk& chunk = chunks_[index];
+  if (chunk.expected > 0 || (chunk.arrived > 0 && !after)) return;
+  // In round 0 nobody is counted; round 1 may be left alone all the same.
+  const bool some_are_idle = selective_ > 0 && (chunk.round == 0 || idle_in_round(index) > 0);
+  if (!some_are_idle) {  // of those who were, nobody is in the round of who has sent something
+    if (chunk.arrived > 0) follows_to_[index] = 0;
+    return;
+  }
+  uint64_t next = kNever;  // that somebody is expected in
+  for (uint32_t r = 0; r < max_ranks(); ++r) {
+    const uint64_t first = ranks_[r].first_round;
+    if (first > chunk.round && !is_idle(r, index)) next = std::min(next, first);
+  }
+  const bool somebody_comes = after && next != kNever;
+  follows_to_[index] = std::max(follows_to_[index], somebody_comes ? next : std::min(round, next));
+}
+
+void ChunkTable::set_in_round(uint32_t rank, uint32_t index, bool yes) {
+  if (bit(in_round_, rank, index) == yes) return;
   CoreChunk& chunk = chunks_[index];
-  expected_[at(index, rank / 64)] ^= uint64_t{1} << (rank % 64);
+  in_round_[at(index, rank / 64)] ^= uint64_t{1} << (rank % 64);
+  if (is_idle(rank, index)) return;
   const auto change = static_cast<uint16_t>(yes ? 1 : -1);
   chunk.expected += change;
   if (!has(rank, index)) chunk.missing += change;

@@ -4,6 +4,11 @@
 //
 // Hot are a chunk and the words of those that have arrived. The words of those that are expected
 // are used by boundaries and probes, and in the rounds until the latest comer's first.
+//
+// A rank may be *idle* at a chunk: it neither writes nor reads it (transport/control/interest.h).
+// It is in the chunk's rounds all the same, as with a null, and is not waited for. A chunk at which
+// all ranks of a round are idle *follows*: nothing makes it go on but a boundary, which says up to
+// which round. Then it makes those rounds' steps, one after another, with a gradient of zero.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +20,7 @@
 #include "kernels/slots.h"
 #include "phub/core/index_set.h"
 #include "phub/core/messages.h"
+#include "transport/control/interest.h"
 #include "transport/layout.h"
 
 namespace phub {
@@ -36,7 +42,7 @@ struct CoreChunk {
   uint32_t elements = 0;
   uint32_t id = 0;  // in the plan
   int32_t priority = 0;
-  uint16_t expected = 0;  // ranks in this round (lock-step only)
+  uint16_t expected = 0;  // ranks in this round but idle ones (lock-step only)
   uint16_t missing = 0;   // of those, ranks that have not arrived
   uint16_t arrived = 0;   // contributions that have arrived, null ones included
   uint16_t hyper_class = 0;
@@ -46,11 +52,15 @@ struct CoreChunk {
   bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same
   bool lazy : 1 = false;    // the optimizer's steps are those of rows that somebody has sent
   bool skips : 1 = true;    // rounds without a gradient may be no steps (JobSpec::unused)
+  bool summed : 1 = false;  // this round: its sum has come through a switch (switch_intake.h)
   bool same : 1 = false;    // the latest result is that of the round before (KeySpec::lazy)
   kernels::SlotForm form : 2 = kernels::SlotForm::kElements;
+  kernels::ValueType value : 2 = kernels::ValueType::kF32;  // of a fold
+  kernels::Operation operation : 3 = kernels::Operation::kNone;
 
   // Of a gradient.
-  kernels::SlotShape slot() const { return {elements, dtype, form, columns, limit}; }
+  kernels::SlotShape slot() const { return {elements, dtype, form, columns, limit, fold()}; }
+  kernels::Fold fold() const { return {value, operation}; }
   uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }
   // Of what is in the slot: on the wire.
   uint64_t sent_bytes(const std::byte* slots) const {
@@ -72,7 +82,8 @@ struct CoreRank {
   uint32_t open = 0;     // its contributions in chunks that are not complete
   uint32_t unheard = 0;  // chunks on which nothing of it has come since it reconnected
   bool attached = false;
-  bool broken = false;  // its connection; ignored until a boundary or a reconnection
+  bool broken = false;     // its connection; ignored until a boundary or a reconnection
+  bool selective = false;  // there are chunks that it does not write, or not read
 };
 
 class ChunkTable {
@@ -84,7 +95,7 @@ class ChunkTable {
 
   // What a table holds, beside itself. Chunks and their words of ranks are most.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
-    return chunks * (sizeof(CoreChunk) + 4 * sizeof(uint64_t) * bit_words(max_ranks)) +
+    return chunks * (sizeof(CoreChunk) + (6 * bit_words(max_ranks) + 1) * sizeof(uint64_t)) +
            max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
   }
 
@@ -146,7 +157,9 @@ class ChunkTable {
     all = count == kNoneLeft ? (rack + 1) << 16 | (all & kCounted) : all + count;
   }
   uint32_t participants(uint32_t index) const {
-    return participants_.empty() ? chunks_[index].arrived : participants_[index] & kCounted;
+    if (!participants_.empty()) return participants_[index] & kCounted;
+    const uint32_t ranks = chunks_[index].arrived + (selective_ > 0 ? idle_in_round(index) : 0);
+    return ranks == 0 && follows(index) ? 1 : ranks;  // who was idle may be gone since
   }
   // Nobody took part, as this rack had to leave out all of its ranks. Nothing: it is not so.
   std::optional<uint32_t> left_out_rack(uint32_t index) const {
@@ -165,16 +178,46 @@ class ChunkTable {
     counters_[chunks_[index].queue].chunks += rounds;
   }
 
-  // Who is expected. At a boundary; kNever: not at all.
-  void expect(uint32_t rank, uint64_t first_round);
+  // Who is expected. At a boundary; kNever: not at all. `interest`: by chunk of the job; empty:
+  // everything.
+  void expect(uint32_t rank, uint64_t first_round, std::span<const ChunkInterest> interest = {});
   uint32_t expected_count() const { return expected_count_; }  // in any round
   // Of 64 ranks, those that are expected in the chunk's round and have not arrived.
   uint64_t lacking(uint32_t index, uint32_t word) const {
-    return expected_[at(index, word)] & ~arrived_[at(index, word)];
+    return in_round_[at(index, word)] & ~idle_[at(index, word)] & ~arrived_[at(index, word)];
   }
   uint64_t arrived_word(uint32_t index, uint32_t word) const { return arrived_[at(index, word)]; }
   // Whether every chunk is past the latest change of who is expected.
   bool settled();
+
+  bool any_selective() const { return selective_ > 0; }
+  bool is_idle(uint32_t rank, uint32_t index) const {
+    return ranks_[rank].selective && bit(idle_, rank, index);
+  }
+  bool reads(uint32_t rank, uint32_t index) const {
+    return !ranks_[rank].selective || !bit(unread_, rank, index);
+  }
+  // Nobody is waited for in the chunk's round, and nothing has come.
+  bool is_left_alone(uint32_t index) const {
+    const CoreChunk& chunk = chunks_[index];
+    return chunk.expected == 0 && chunk.arrived == 0 &&
+           (follows(index) || (selective_ > 0 && idle_in_round(index) > 0));
+  }
+  // At a boundary: a chunk that is left alone goes on to this round, or to the next one that
+  // somebody is expected in. Who is idle in its round is in all of these, also if he is lost next.
+  // `after`: the ranks of the boundary are lost and admitted; before, it goes no further than
+  // `round`.
+  void follow(uint32_t index, uint64_t round, bool after);
+  // The chunk completes its round without any contribution.
+  bool follows(uint32_t index) const {
+    const CoreChunk& chunk = chunks_[index];
+    return chunk.expected == 0 && chunk.arrived == 0 && chunk.round > 0 &&
+           chunk.round < follows_to_[index];
+  }
+  // Who is in the rounds before this one is settled.
+  uint64_t open_round(uint32_t index) const {
+    return std::max(chunks_[index].round, follows_to_[index]);
+  }
 
   uint64_t chunks_completed() const { return chunks_completed_; }
   std::span<QueueCounters> counters() { return counters_; }
@@ -190,16 +233,21 @@ class ChunkTable {
   bool bit(const std::vector<uint64_t>& bits, uint32_t rank, uint32_t index) const {
     return (bits[at(index, rank / 64)] >> (rank % 64)) & 1;
   }
-  void set_expected(uint32_t rank, uint32_t index, bool yes);
+  void set_in_round(uint32_t rank, uint32_t index, bool yes);
+  void set_interest(uint32_t rank, std::span<const ChunkInterest> interest);
+  uint32_t idle_in_round(uint32_t index) const;
   void count_expected();
 
   std::vector<CoreChunk> chunks_;
   std::vector<CoreRank> ranks_;
   const uint32_t words_;
-  std::vector<uint64_t> arrived_;   // [chunk][words_]
-  std::vector<uint64_t> null_;      // [chunk][words_]
-  std::vector<uint64_t> expected_;  // [chunk][words_], in the chunk's round
-  std::vector<uint64_t> unheard_;   // [chunk][words_]
+  std::vector<uint64_t> arrived_;     // [chunk][words_]
+  std::vector<uint64_t> null_;        // [chunk][words_]
+  std::vector<uint64_t> in_round_;    // [chunk][words_], the chunk's; idle ones as well
+  std::vector<uint64_t> idle_;        // [chunk][words_]
+  std::vector<uint64_t> unread_;      // [chunk][words_]
+  std::vector<uint64_t> unheard_;     // [chunk][words_]
+  std::vector<uint64_t> follows_to_;  // [chunk]
   static constexpr uint32_t kCounted = 0xffff;
   // [chunk]: their number, and above it 1 + a rack that left out all of its own. Empty: ranks are
   // not racks.
@@ -208,7 +256,8 @@ class ChunkTable {
   std::vector<QueueCounters> counters_;  // per queue
   uint64_t chunks_completed_ = 0;
   uint32_t expected_count_ = 0;
-  uint64_t all_from_ = 0;  // from this round on, all of them are
+  uint32_t selective_ = 0;  // ranks
+  uint64_t all_from_ = 0;   // from this round on, all of them are
   bool settled_ = false;
 };
 

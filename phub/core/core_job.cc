@@ -1,5 +1,7 @@
 #include "phub/core/core_job.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -15,7 +17,8 @@
 namespace phub {
 namespace {
 
-constexpr size_t kPollBatch = 256;  // arrivals received in one pass
+constexpr size_t kPollBatch = 256;    // arrivals received in one pass
+constexpr uint64_t kHandling = 4096;  // what handling a chunk or a packet costs beside its bytes
 
 uint64_t multiplications_of(const CoreChunk& chunk) {
   return chunk.form == kernels::SlotForm::kFactors ? chunk.limit * chunk.elements : 0;
@@ -36,12 +39,15 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       parameters_(parameters),
       table_(std::move(chunks), queues, parameters.max_ranks, expected),
       ready_(table_.chunks()),
+      following_(table_.chunks()),
       reports_(core, this, table_),
       reducer_(parameters_, arrays, hyper, table_, reports_, trace_),
       outbox_(parameters_, arrays, endpoint, table_, trace_),
       snapshot_(arrays, table_, trace_),
       states_(arrays, table_, trace_),
-      way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_}, make_lock_step)),
+      shelves_(arrays, table_, reducer_, snapshot_, states_, trace_),
+      way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_},
+                  make_lock_step)),
       core_(core),
       wake_after_(parameters.max_ranks) {
   if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
@@ -56,7 +62,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
 
 uint64_t CoreJob::bytes(const Size& size) {
   return sizeof(CoreJob) + ChunkTable::bytes(size.chunks, size.queues, size.max_ranks) +
-         ReadyChunks::bytes(size.chunks) +
+         2 * ReadyChunks::bytes(size.chunks) +
          Outbox::bytes({size.chunks, size.queues, size.max_ranks, size.gated}) +
          DueChunks::bytes(size.chunks) + KeyStates::bytes(size.chunks) +
          Reports::most(size.max_ranks) * sizeof(CoreReport) +
@@ -68,6 +74,13 @@ uint64_t CoreJob::bytes(const Size& size) {
          (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
          (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
+}
+
+void CoreJob::take_sums_of(std::unique_ptr<SwitchIntake> intake) {
+  PHUB_CHECK(parameters_.lock_step && !parameters_.has_parent);
+  intake_ = std::move(intake);
+  reducer_.take_sums_of(*intake_);
+  outbox_.tell_of_switch(intake_->ranks());
 }
 
 bool CoreJob::step(uint64_t& bytes) {
@@ -85,6 +98,8 @@ bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   const size_t n = endpoint_.poll(arrivals);
   for (size_t i = 0; i < n; ++i) receive(way, arrivals[i]);
   arrivals_ += n;
+  // Who takes part in a round is not settled while a boundary holds it.
+  const bool sums = intake_ && table_.hold_from == kNever && receive_sums(way, bytes);
 
   size_t handled = 0;  // chunks
   uint64_t spent = 0;
@@ -95,9 +110,9 @@ bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   }
   bytes += spent;
   pass_was_full_ = spent >= kPassBytes;
-  if (n == 0 && handled == 0 && copy_when_idle(bytes)) ++handled;
+  if (n == 0 && !sums && handled == 0 && copy_when_idle(bytes)) ++handled;
 
-  const bool moved = n > 0 || handled > 0;
+  const bool moved = n > 0 || sums || handled > 0;
   if (moved) note_activity();
   return outbox_.flush_if_due(moved, handled) || moved;
 }
@@ -117,6 +132,9 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   if (of_racks && !may_take_part(rank, participants, imm)) {
     return violation(rank, index, CoreReport::kParticipants, participants);
   }
+  if (imm.kind <= ImmKind::kNull && table_.is_idle(rank, index)) {
+    return violation(rank, index, CoreReport::kInterest, imm.round);
+  }
   ++from.arrivals;
   const bool heard_before = table_.is_heard(rank, index);
   table_.hear(rank, index);
@@ -132,18 +150,103 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
     if (!heard_before) way.resend(rank, index);
     return;
   }
+  if (intake_ && intake_->takes(index, table_[index].round)) {
+    intake_->end("a rank sends directly", rank);
+  }
   switch (way.accept(rank, index, imm)) {
     case Way::Verdict::kAccepted:
       if (of_racks) table_.add_participants(index, rank, participants);
-      if (way.ready(index)) ready_.insert(index);
+      if (way.ready(index)) make_ready(index);
       return;
     case Way::Verdict::kDuplicate:
       return;
     case Way::Verdict::kComplete:
+      // The round came through a switch, and the rank did not know yet: its result is on its way.
+      if (intake_ && heard_before) return;
       return way.resend(rank, index);
     case Way::Verdict::kWrongRound:
       return violation(rank, index, CoreReport::kRound, imm.round);
   }
+}
+
+// After the arrivals: what came directly ends the generation before a sum that came later counts.
+template <typename TheWay>
+bool CoreJob::receive_sums(TheWay& way, uint64_t& bytes) {
+  const uint32_t packets = intake_->poll();
+  bytes += packets * (kHandling + sizeof(SwitchPacket));
+  for (uint32_t index = intake_->next_closed(); index != kNoChunk; index = intake_->next_closed()) {
+    accept_sum(way, index);
+  }
+  if (intake_->ended()) {
+    if (!switch_end_reported_) note_switch_end();
+    begin_switch_again();
+  }
+  return packets > 0;
+}
+
+uint64_t CoreJob::highest_of_stream() const {
+  uint64_t round = 0;
+  for (const uint32_t index : intake_->stream()) round = std::max(round, table_[index].round);
+  return round;
+}
+
+CoreReport& CoreJob::note_switch_end() {
+  switch_end_reported_ = true;
+  outbox_.announce(SwitchBeginning());  // who does not know of it yet need not
+  intake_->wait_from(highest_of_stream());
+  CoreReport& report = reports_.add(CoreReport::kSwitchEnded, intake_->why_rank());
+  report.why = intake_->why();
+  return report;
+}
+
+// Another generation begins with a round of which no rank can have sent anything: that after the
+// ones in progress. Each rank is told before it gets a result of these.
+void CoreJob::begin_switch_again() {
+  if (table_[intake_->stream().front()].round < intake_->waits_until()) return;
+  if (!reports_.empty()) return;  // there is room for one end and one beginning
+  const uint64_t round = highest_of_stream() + 1;
+  intake_->wait_until(round);  // to look again
+  if (!may_begin_switch(round)) return;
+  intake_->begin_again(round);
+  outbox_.announce(SwitchBeginning{intake_->generation(), round});
+  switch_end_reported_ = false;
+  reports_.add(CoreReport::kSwitchBegun, CoreReport::kNoRank).round = round;
+}
+
+// All ranks that the switch adds are there, and no others; nothing has come of the generation
+// before that is still to be read; and no chunk lags, as one of a key that is not pushed in every
+// round: the others would wait for it.
+bool CoreJob::may_begin_switch(uint64_t round) const {
+  for (const uint32_t index : intake_->stream()) {
+    const CoreChunk& chunk = table_[index];
+    if (chunk.round == 0 || chunk.summed || chunk.round + 2 < round) return false;
+  }
+  for (uint32_t r = 0; r < table_.max_ranks(); ++r) {
+    const CoreRank& rank = table_.rank(r);
+    const bool is_there = rank.attached && !rank.broken && rank.unheard == 0 &&
+                          rank.first_round <= round && rank.results_from != kNever;
+    const bool is_away = !rank.attached && rank.first_round == kNever;
+    if (r < intake_->ranks() ? !is_there : !is_away) return false;
+  }
+  return true;
+}
+
+// The sum has a contribution of every rank: one as if it had come from the first, and the others'
+// are null. Connections that are broken just now do not matter: what they sent has come.
+template <typename TheWay>
+void CoreJob::accept_sum(TheWay& way, uint32_t index) {
+  CoreChunk& chunk = table_[index];
+  if (chunk.arrived > 0 || static_cast<uint32_t>(chunk.round) != intake_->round(index)) {
+    return intake_->end("a sum is of another round than the job");
+  }
+  chunk.summed = true;
+  for (uint32_t rank = 0; rank < intake_->ranks(); ++rank) {
+    const ImmKind kind = rank == 0 ? ImmKind::kData : ImmKind::kNull;
+    ++table_.rank(rank).arrivals;
+    way.accept(rank, index, {.round = low8(chunk.round), .kind = kind});
+  }
+  arrivals_ += intake_->ranks();
+  if (way.ready(index)) make_ready(index);
 }
 
 // Whether the payload has the chunk's size, of rows that of as many as it says it has, and place:
@@ -204,6 +307,7 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
     }
     if (chunk.initial_parts == parts) {
       way_->begin(index);
+      if (way_->ready(index)) make_ready(index);
       return reached(index);
     }
     return outbox_.send(rank, index, kNever);  // the part was taken
@@ -215,31 +319,35 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
 // Of a chunk of which `ranks` gradients are read: those, the result, and as much as handling it
 // costs. A multiplication of factors takes about as long as a byte.
 uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
-  constexpr uint64_t kHandling = 4096;
   return kHandling + ranks * (chunk.slot_bytes() + multiplications_of(chunk)) +
          kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
 }
 
 void CoreJob::insert_ready() {
   for (uint32_t i = 0; i < table_.size(); ++i) {
-    if (way_->ready(i)) ready_.insert(i);
+    if (way_->ready(i)) make_ready(i);
   }
 }
 
 // False: there is none, or it cannot be closed now.
 template <typename TheWay>
 bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
-  if (ready_.empty()) return false;
-  const uint32_t index = ready_.first();
+  ReadyChunks& ready = ready_.empty() ? following_ : ready_;
+  if (ready.empty()) return false;
+  const uint32_t index = ready.first();
   uint64_t cost = cost_of(table_[index], table_[index].arrived);
   const bool still_ready = way.ready(index);  // unless a boundary came in between
   if (still_ready) cost += copy_before_close(index);
   const Way::Closed closed = still_ready ? way.close(index) : Way::Closed::kNotNow;
   if (still_ready && closed == Way::Closed::kNotNow) return false;
-  ready_.erase(index);
+  ready.erase(index);
+  if (still_ready && table_[index].summed) {
+    intake_->begin_next(index);
+    table_[index].summed = false;
+  }
   // What a rank has set is not what the round before had.
   if (states_.set.round() == table_[index].round) table_[index].same = false;
-  if (closed == Way::Closed::kDone) finish(way, index);
+  if (closed == Way::Closed::kDone) cost += finish(way, index);
   if (closed == Way::Closed::kPending) table_[index].closed = true;
   bytes += cost;
   return true;
@@ -251,15 +359,17 @@ bool CoreJob::finish_pending(TheWay& way, uint64_t& bytes) {
   const uint32_t index = way.next_done();
   if (index == kNoChunk) return false;
   PHUB_CHECK(table_[index].closed);
-  bytes += cost_of(table_[index], 0);
-  finish(way, index);
+  bytes += cost_of(table_[index], 0) + finish(way, index);
   return true;
 }
 
+// How many bytes were read and written for what comes before the next round: of branches.
 template <typename TheWay>
-void CoreJob::finish(TheWay& way, uint32_t index) {
+uint64_t CoreJob::finish(TheWay& way, uint32_t index) {
   way.finish(index);
   reached(index);
+  if (way.ready(index)) make_ready(index);  // if it follows
+  return shelves_.take_cost();
 }
 
 // False: nothing is due.
@@ -331,18 +441,22 @@ bool CoreJob::next_report(CoreReport& out) {
 
 int CoreJob::retry_ms() const {
   constexpr uint64_t kMs = 1'000'000, kLongestMs = 1000;
-  const uint64_t ms = (endpoint_.refused_for_ns() + kMs - 1) / kMs;
-  return static_cast<int>(std::clamp<uint64_t>(ms, 1, kLongestMs));
+  uint64_t ns = kLongestMs * kMs;
+  if (outbox_.owes()) ns = std::min(ns, endpoint_.refused_for_ns());
+  if (const uint64_t sums = way_->waits_for_budget_ns(); sums > 0) ns = std::min(ns, sums);
+  return static_cast<int>(std::max<uint64_t>((ns + kMs - 1) / kMs, 1));
 }
 
 bool CoreJob::arm() {
   if (!failure_.empty()) return reports_.empty() && failure_reported_;
   if (outbox_.has_unflushed() || !reports_.empty()) return false;
-  if ((pass_was_full_ || !ready_.empty()) && !reducer_.stopped()) return false;
+  if ((pass_was_full_ || !ready_.empty() || !following_.empty()) && !reducer_.stopped())
+    return false;
   if (snapshot_.chunks.any_due() || states_.get.any_due()) return false;
   if (snapshot_.chunks.is_complete() || states_.get.is_complete() || states_.set.is_complete()) {
     return false;
   }
+  if (intake_ && !intake_->drained()) return false;
   if (!way_->arm()) return false;
   const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
   const uint32_t only =

@@ -25,7 +25,9 @@
 #include "phub/core/ready_chunks.h"
 #include "phub/core/reducer.h"
 #include "phub/core/reports.h"
+#include "phub/core/shelves.h"
 #include "phub/core/snapshot.h"
+#include "phub/core/switch_intake.h"
 #include "phub/core/trace.h"
 #include "phub/core/way.h"
 #include "transport/transport.h"
@@ -63,8 +65,16 @@ class CoreJob {
   };
   static uint64_t bytes(const Size& size);
 
-  // Of a job that goes on from a checkpoint, and is not in lock-step. Before the core gets the job.
-  void restore(const SavedClocks& clocks) { way_->restore(clocks); }
+  // Of a job that goes on from a checkpoint, with the orders about branches that are still to be
+  // carried out; they live until those of a boundary come. Before the core gets the job.
+  void restore(const SavedClocks& clocks, std::span<const BranchOrder> orders) {
+    way_->restore(clocks);
+    shelves_.take(orders);
+  }
+
+  // From here on chunks may come through a switch that adds, too. Before the core gets the job,
+  // which is in lock-step and has no parent.
+  void take_sums_of(std::unique_ptr<SwitchIntake> intake);
 
   // From here on what happens is written to `log`, with `job` as this job's number in it. Before
   // the core gets the job.
@@ -121,12 +131,16 @@ class CoreJob {
   int wake_fd() const { return endpoint_.wake_fd(); }
   // By which other cores wake it; -1: they do not. Whether they have called.
   int way_fd() const { return way_->wake_fd(); }
+  // Edge triggered; -1: nothing comes through a switch.
+  int switch_fd() const { return intake_ ? intake_->fd() : -1; }
   bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
-  // Results wait for room in a queue, or for the budget of a NIC: nobody rings when there is. In
-  // how long to try again.
-  bool owes() const { return outbox_.owes() && failure_.empty(); }
+  // Results wait for room in a queue, or for the budget of a NIC, or sums for that of the NIC to
+  // the parent: nobody rings when there is. In how long to try again.
+  bool owes() const {
+    return (outbox_.owes() || way_->waits_for_budget_ns() > 0) && failure_.empty();
+  }
   int retry_ms() const;
 
  private:
@@ -136,11 +150,21 @@ class CoreJob {
   template <typename TheWay>
   void receive(TheWay& way, const Arrival& arrival);
   template <typename TheWay>
+  bool receive_sums(TheWay& way, uint64_t& bytes);
+  template <typename TheWay>
+  void accept_sum(TheWay& way, uint32_t index);
+  void check_switch(const Boundary& boundary);
+  uint64_t highest_of_stream() const;
+  CoreReport& note_switch_end();
+  void begin_switch_again();
+  bool may_begin_switch(uint64_t round) const;
+  void make_ready(uint32_t index) { (table_.follows(index) ? following_ : ready_).insert(index); }
+  template <typename TheWay>
   bool finish_pending(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
   bool close_ready(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
-  void finish(TheWay& way, uint32_t index);
+  uint64_t finish(TheWay& way, uint32_t index);
   void insert_ready();
   bool copy_when_idle(uint64_t& bytes);
   uint64_t copy_before_close(uint32_t index);
@@ -168,12 +192,15 @@ class CoreJob {
   CoreTrace trace_;
   ChunkTable table_;
   ReadyChunks ready_;
+  ReadyChunks following_;  // that are left alone: when no other chunk is ready
   Reports reports_;
   Reducer reducer_;
   Outbox outbox_;
   Snapshot snapshot_;
   KeyStates states_;
+  Shelves shelves_;
   const std::unique_ptr<Way> way_;
+  std::unique_ptr<SwitchIntake> intake_;  // null: nothing comes through a switch
 
   const uint32_t core_;
   uint64_t arrivals_ = 0;                  // ever
@@ -181,6 +208,7 @@ class CoreJob {
   uint64_t arrivals_when_armed_ = kNever;  // kNever: it was not armed yet
   bool waits_for_one_ = false;
   std::vector<uint32_t> wake_after_;
+  bool switch_end_reported_ = false;
   std::string failure_;  // empty: none
   bool failure_reported_ = false;
   std::atomic<uint64_t> activity_{1};  // written by the core's thread alone

@@ -45,12 +45,20 @@ class DueChunks {
 
   bool any_due() const { return !due_.empty(); }
   bool is_due(uint32_t index) const { return any_due() && due_.contains(index); }
+  // Whether it is to be done with the chunk before what comes before a later round than round().
+  bool is_before(uint32_t index, uint64_t round) const {
+    return under_way_ && round_ < round && (due_.contains(index) || awaited_.contains(index));
+  }
   uint32_t next() const { return due_.lowest(); }  // REQUIRES: any_due()
-  void done(uint32_t index) { due_.erase(index); }
+  void done(uint32_t index) {
+    due_.erase(index);
+    awaited_.erase(index);  // it has skipped rounds
+  }
 
   // Nothing is left to do, and nobody has taken that yet.
   bool is_complete() const { return under_way_ && due_.empty() && awaited_.empty(); }
   bool take_complete() { return is_complete() && std::exchange(under_way_, false); }
+  bool under_way() const { return under_way_; }
   uint64_t round() const { return round_; }
 
  private:

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "transport/control/message_fields.h"
 #include "transport/error.h"
 #include "transport/text.h"
 
@@ -16,24 +17,35 @@ namespace {
 
 using kernels::Hyper;
 
-// Sets the values from `round` on: those of all groups first, as the map has them ("lr", "lr@1").
-void apply(std::span<HyperVersion> groups, uint64_t round,
-           const std::map<std::string, double>& values) {
-  for (HyperVersion& version : groups) version.from_round = round;
+// Calls visit(group, field, value), for all groups first, as the map has them ("lr", "lr@1").
+template <typename Visit>
+void for_each_value(const std::map<std::string, double>& values, size_t groups,
+                    const Visit& visit) {
   for (const auto& [name, value] : values) {
     const std::optional<HyperName> parts = parse_hyper_name(name);
-    if (!parts || (parts->group && *parts->group >= groups.size())) {
+    if (!parts || (parts->group && *parts->group >= groups)) {
       fail(ErrorCode::kInvalid, "hyperparameter '{}': the keys are of groups 0 to {}",
-           printable(name), groups.size() - 1);
+           printable(name), groups - 1);
     }
     const std::string field(parts->field);
     const size_t first = parts->group.value_or(0);
-    for (HyperVersion& version : groups.subspan(first, parts->group ? 1 : groups.size())) {
-      const std::string problem = kernels::set(version.values, field, value);
-      if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
-      version.since[kernels::hyper_field(field)] = round;
-    }
+    for (size_t g = first; g < (parts->group ? first + 1 : groups); ++g) visit(g, field, value);
   }
+}
+
+void set_one(Hyper& hyper, const std::string& field, double value) {
+  const std::string problem = kernels::set(hyper, field, value);
+  if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
+}
+
+// Sets the values from `round` on.
+void apply(std::span<HyperVersion> groups, uint64_t round,
+           const std::map<std::string, double>& values) {
+  for (HyperVersion& version : groups) version.from_round = round;
+  for_each_value(values, groups.size(), [&](size_t g, const std::string& field, double value) {
+    set_one(groups[g].values, field, value);
+    groups[g].since[kernels::hyper_field(field)] = round;
+  });
 }
 
 // The group's latest version up to the round. REQUIRES: there is one.
@@ -46,6 +58,37 @@ const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t roun
 }
 
 }  // namespace
+
+void set_values(const std::map<std::string, double>& values, std::span<Hyper> groups) {
+  for_each_value(values, groups.size(), [&](size_t g, const std::string& field, double value) {
+    set_one(groups[g], field, value);
+  });
+}
+
+void add_value(std::vector<HyperChange>& changes, uint64_t round, std::string name, double value) {
+  const auto has_room = [round](const HyperChange& change) {
+    return change.round == round && change.values.size() < kMaxHyperValues;
+  };
+  if (changes.empty() || !has_room(changes.back())) {
+    changes.push_back({.round = round, .values = {}});
+  }
+  changes.back().values[std::move(name)] = value;
+}
+
+std::vector<HyperChange> hyper_difference(std::span<const Hyper> from, std::span<const Hyper> to,
+                                          uint64_t round) {
+  std::vector<HyperChange> changes;
+  for (const kernels::HyperField& field : kernels::kHyperFields) {
+    const bool is_for_all = to.size() == 1 || field.of_job;
+    for (size_t g = 0; g < (is_for_all ? 1 : to.size()); ++g) {
+      const double value = to[g].*field.member;
+      if (value == from[g].*field.member) continue;
+      add_value(changes, round, is_for_all ? field.name : fmt::format("{}@{}", field.name, g),
+                value);
+    }
+  }
+  return changes;
+}
 
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
   for (const auto& [name, value] : values) {
@@ -91,7 +134,7 @@ kernels::Hyper HyperView::of(uint64_t round, size_t key_class) const {
       if (set.since[f] >= planned.since[f]) hyper.*member = set.values.*member;
     }
   }
-  hyper.lr *= scale.lr;
+  hyper.lr = kernels::learning_rate(hyper, round) * scale.lr;
   hyper.weight_decay *= scale.decay;
   return hyper;
 }
@@ -145,7 +188,7 @@ HyperView HyperTable::change(std::span<const HyperChange> changes, uint64_t lowe
 }
 
 std::vector<HyperChange> HyperTable::needed_from(uint64_t round) const {
-  std::map<uint64_t, HyperChange> needed;  // by round
+  std::map<uint64_t, std::map<std::string, double>> needed;  // by round
   const auto live = view().changes;
   const size_t groups = base_.size();
   for (size_t v = 0; v < live.size(); ++v) {
@@ -157,13 +200,14 @@ std::vector<HyperChange> HyperTable::needed_from(uint64_t round) const {
       if (since == 0) continue;
       const auto& field = kernels::kHyperFields[f];
       const bool is_for_all = groups == 1 || field.of_job;
-      needed[since].round = since;
-      needed[since].values[is_for_all ? field.name : fmt::format("{}@{}", field.name, v % groups)] =
+      needed[since][is_for_all ? field.name : fmt::format("{}@{}", field.name, v % groups)] =
           version.values.*field.member;
     }
   }
   std::vector<HyperChange> changes;
-  for (auto& [since, change] : needed) changes.push_back(std::move(change));
+  for (const auto& [since, values] : needed) {
+    for (const auto& [name, value] : values) add_value(changes, since, name, value);
+  }
   return changes;
 }
 

@@ -19,6 +19,16 @@ namespace phub {
 // names, or says which value or group is out of range.
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 
+// Sets them, of each group; those of all groups first. Throws likewise.
+void set_values(const std::map<std::string, double>& values, std::span<kernels::Hyper> groups);
+
+// Adds one to the last change, if that is of this round and has room, or else to another one.
+void add_value(std::vector<HyperChange>& changes, uint64_t round, std::string name, double value);
+
+// What makes the values `to` of those `from`, by group, from `round` on. REQUIRES: as many groups.
+std::vector<HyperChange> hyper_difference(std::span<const kernels::Hyper> from,
+                                          std::span<const kernels::Hyper> to, uint64_t round);
+
 // Keys of one group and with the same learning-rate and decay scales share a class.
 struct KeyScales {
   double lr = 1, decay = 1;
@@ -48,7 +58,8 @@ struct HyperView {
   uint32_t groups = 1;
 
   // A field has the value of the latest change up to the round, whichever list that is in; of one
-  // round's, that which was made while the job ran.
+  // round's, that which was made while the job ran. `lr` is the round's: learning_rate(), and the
+  // key's scale.
   kernels::Hyper of(uint64_t round, size_t key_class) const;
 };
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -67,14 +68,23 @@ struct SavedClocks {
   }
 };
 
+// Where the branches that do not run lie (branch_orders.h); each array is laid out as those of the
+// one that runs.
+struct ShelfArrays {
+  std::span<float* const> arrays = {};    // [shelf][each]: parameters, and the optimizer's states
+  std::span<uint64_t* const> steps = {};  // [shelf][chunk]: that the optimizer has made
+  size_t each = 0;
+};
+
 // Where snapshots go: f32 arrays, laid out as those that they are copies of. Null: none are taken
-// of that array.
+// of that array. Of shelves all are copied, or none.
 struct SnapshotArrays {
   float* parameters = nullptr;
   float* state0 = nullptr;
   float* state1 = nullptr;
   float* view = nullptr;
   SavedClocks clocks = {};
+  ShelfArrays shelves = {};
 };
 
 // Arrays of the whole job, laid out as the box's memory (offsets in elements); a core touches only
@@ -88,6 +98,7 @@ struct JobArrays {
   float* view = nullptr;  // f32: the results, if they come back as differences; else null
   float* sums = nullptr;  // f32; of a gated job's round; null: it is not gated
   SnapshotArrays copy = {};
+  ShelfArrays shelves = {};
 };
 
 }  // namespace phub

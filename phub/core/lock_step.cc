@@ -38,7 +38,7 @@ void LockStep::restore(const SavedClocks& from) {
 // A rank that has sent nothing that is still open: no chunk completes without it, so its first
 // arrival is early enough to wake for. That is one wake-up a round, not one per rank.
 uint32_t LockStep::indispensable_rank() const {
-  if (!stages_.table.settled()) return CoreReport::kNoRank;
+  if (!stages_.table.settled() || stages_.table.any_selective()) return CoreReport::kNoRank;
   for (uint32_t r = 0; r < stages_.table.attached_end; ++r) {
     const CoreRank& rank = stages_.table.rank(r);
     if (rank.attached && !rank.broken && rank.first_round != kNever && rank.open == 0) return r;

@@ -17,7 +17,8 @@ class LockStep : public Way {
   Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) final;
   bool ready(uint32_t index) const final {
     const CoreChunk& chunk = stages_.table[index];
-    return chunk.missing == 0 && (chunk.arrived > 0 || chunk.vacant) && !chunk.closed &&
+    return chunk.missing == 0 &&
+           (chunk.arrived > 0 || chunk.vacant || stages_.table.follows(index)) && !chunk.closed &&
            chunk.round < stages_.table.hold_from && chunk.round <= stages_.table.closes_up_to;
   }
   Closed close(uint32_t index) override {
@@ -32,11 +33,17 @@ class LockStep : public Way {
   }
 
   void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
+  // Of a round that is complete here, ranks may have sent other chunks that have not arrived: they
+  // are on their way through a switch.
   uint64_t started(uint32_t index) const final {
-    return stages_.table[index].arrived > 0 ? stages_.table[index].round : 0;
+    const CoreChunk& chunk = stages_.table[index];
+    return chunk.round - (chunk.arrived == 0 && chunk.round > 0 ? 1 : 0);
   }
   uint64_t last_round(uint32_t rank, uint32_t index) const final {
     const uint64_t round = stages_.table[index].round;
+    if (stages_.table.is_idle(rank, index) && stages_.table.follows(index)) {
+      return stages_.table.open_round(index) - 1;
+    }
     return stages_.table.has(rank, index) || round == 0 ? round : round - 1;
   }
   void lose(const Boundary::Lost& lost) final;
@@ -56,8 +63,9 @@ class LockStep : public Way {
   uint32_t indispensable_rank() const final;
 
  protected:
-  // The rounds before are complete: their result goes to everybody.
+  // The rounds before are complete: their result, or what another branch has, goes to everybody.
   void begin_round(uint32_t index, uint64_t round) {
+    stages_.shelves.before_round(index, round, *this);
     stages_.table.begin_round(index, round);
     stages_.outbox.send_to_all(index, round - 1);
   }

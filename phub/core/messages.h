@@ -4,7 +4,8 @@
 //   control → cores   kHold:   complete no round that you have not closed a chunk of yet
 //   cores → control   kHeld:   the highest round that is not closed
 //   control           R = the highest of all: the first round that no chunk anywhere has closed
-//   control → cores   kCommit: ranks lost, ranks admitted from R on, hyperparameters from R on
+//   control → cores   kCommit: ranks lost, ranks admitted from R on, hyperparameters from R on,
+//                              other branches from rounds after R on
 //   cores → control   kCommitted; later kSnapped, kGotState or kSetState, if that was asked for
 // Between hold and commit a core still completes chunks of earlier rounds, so nothing waits for
 // long.
@@ -18,7 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "phub/core/branch_orders.h"
 #include "phub/core/hyper.h"
+#include "transport/control/interest.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -41,15 +44,18 @@ struct Boundary {
     uint32_t incarnation = 0;
     uint64_t first_round = 0;  // R, or later when its predecessor still took part in R
     std::span<const std::byte> slots;
+    std::span<const ChunkInterest> interest = {};  // by chunk of the job; empty: everything
   };
   uint64_t round = 0;  // R
   std::vector<Lost> lost;
   std::vector<Admitted> admitted;
   std::vector<uint32_t> forgotten;  // no longer expected (a pause that is over)
   std::optional<HyperView> hyper;   // nothing: unchanged
-  bool snapshot = false;            // copy every chunk as it is before R, or a later round:
-  uint64_t snapshot_round = 0;      // that one; up to R: before R
-  bool moves_state = false;         // gets or sets the state of some keys, before R:
+  // Of branches, all that are needed, the new ones for rounds after R; nothing: unchanged.
+  std::optional<std::span<const BranchOrder>> orders;
+  bool snapshot = false;        // copy every chunk as it is before R, or a later round:
+  uint64_t snapshot_round = 0;  // that one; up to R: before R
+  bool moves_state = false;     // gets or sets the state of some keys, before R:
   KeyStateMemory* get_state = nullptr;
   const KeyStateMemory* set_state = nullptr;
 };
@@ -78,8 +84,9 @@ struct Lack {
 
 // Filled in by a core on kProbe, read by the control thread after kProbed.
 struct Probe {
-  uint64_t min_round = 0;             // lowest round in progress of the core's chunks
+  uint64_t min_round = 0;             // as of kHeld
   uint64_t chunks_completed = 0;      // ever
+  uint64_t switch_chunks = 0;         // ever: through a switch that adds
   EndpointCounters endpoint;          // ever
   std::vector<uint64_t> arrivals;     // per rank, ever
   std::vector<uint64_t> waited_for;   // bit per rank: missing where others have arrived
@@ -117,6 +124,8 @@ struct CoreReport {
     kParentBroke,  // the connection to the parent broke; once
     kClosed,       // all cores have closed a round; another box decides what becomes of it
     kDecided,      // what becomes of a round is known; to be told to other boxes
+    kSwitchEnded,  // chunks come through the switch no more: `why`; rank == kNoRank: of none
+    kSwitchBegun,  // they come through it again, from `round` on
   };
   enum Violation : uint8_t {
     kStream,        // a malformed frame
@@ -125,6 +134,7 @@ struct CoreReport {
     kRound,         // another round than the chunk's
     kBytes,         // another size than the chunk's
     kPlace,         // another place than the chunk's
+    kInterest,      // a chunk that the rank neither writes nor reads
     kParticipants,  // a rack without ranks that took part, or with more than it has
   };
   static constexpr uint32_t kNoRank = ~0u;
@@ -135,11 +145,15 @@ struct CoreReport {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint32_t chunk = 0;      // of the job
-  uint64_t said = 0;       // kViolation: the number that the rank sent
+  uint64_t said = 0;       // kViolation: the number that the rank sent; kSwitchEnded: 1 where a
+                           // boundary ended it, which is in the log
   uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped, kClosed,
                            // kDecided: that one
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
-  uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress
+  uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress at chunks that somebody is
+                           // waited for at; kNever: there are none
+  uint64_t lowest = 0;     // kHeld: the same of all chunks
+  const char* why = nullptr;  // kSwitchEnded; lives for ever
 };
 
 // Single producer, single consumer, fixed size.

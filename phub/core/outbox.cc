@@ -48,6 +48,12 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
   }
   const uint64_t from = table_.rank(rank).results_from;
   if (completed == kNever || completed < from || from == kNever) return false;
+  // Who does not read it is told that his contribution was taken; who is idle, that he is in.
+  const bool idle = table_.is_idle(rank, index);
+  if (idle || !table_.reads(rank, index)) {
+    write.imm = encode({in_queue, low8(idle ? from : completed), ImmKind::kNull});
+    return true;
+  }
   // The first result comes whole: the rank has no view yet.
   const bool whole = !result_format_.difference || completed == from;
   const auto place = [&](uint64_t all, uint64_t offset) {
@@ -70,7 +76,7 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
 bool Outbox::post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write) {
   const CoreChunk& chunk = table_[index];
   const QueuePair to{chunk.queue, rank};
-  if (!tell(to, completed) || !endpoint_.post(to, write)) return false;
+  if (!tell_of_beginning(to) || !tell(to, completed) || !endpoint_.post(to, write)) return false;
   table_.counters()[chunk.queue].bytes_out += write.bytes;
   return true;
 }
@@ -85,6 +91,21 @@ bool Outbox::tell(QueuePair to, uint64_t completed) {
   for (; told.parts < kVerdictParts; ++told.parts) {
     if (!endpoint_.post(to, {.imm = verdict_imm(*verdict_, told.parts)})) return false;
   }
+  return true;
+}
+
+void Outbox::tell_of_switch(uint32_t ranks) {
+  switch_ranks_ = ranks;
+  told_index_.resize(lanes_.size() * ranks);
+}
+
+// False: the queue has no room.
+bool Outbox::tell_of_beginning(QueuePair to) {
+  if (beginning_.index == 0 || to.rank >= switch_ranks_) return true;
+  uint32_t& told = told_index_[size_t{to.queue} * switch_ranks_ + to.rank];
+  if (told == beginning_.index) return true;
+  if (!endpoint_.post(to, {.imm = beginning_imm(beginning_)})) return false;
+  told = beginning_.index;
   return true;
 }
 
@@ -108,7 +129,8 @@ void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
 void Outbox::send_to_all(uint32_t index, uint64_t completed) {
   const TraceSpan span = trace_.span("write back", table_[index]);
   for (uint32_t rank = 0; rank < table_.attached_end; ++rank) {
-    if (table_.rank(rank).attached) send(rank, index, completed);
+    const bool told = table_.is_idle(rank, index) && completed != table_.rank(rank).results_from;
+    if (table_.rank(rank).attached && !told) send(rank, index, completed);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "phub/core/job_parameters.h"
 #include "phub/core/trace.h"
 #include "transport/layout.h"
+#include "transport/switch/generation.h"
 #include "transport/transport.h"
 #include "transport/verdict.h"
 
@@ -49,6 +50,15 @@ class Outbox {
   // Of a gated job: from here on goes out with the first result of its round, on every queue and to
   // every rank that was to take part in it.
   void announce(const RoundVerdict& verdict) { verdict_ = verdict; }
+  // Of a job behind a switch, whose first ranks, so many, are told of a generation's beginning
+  // (transport/switch/generation.h), with the next result on every queue. Before the core gets the
+  // job.
+  void tell_of_switch(uint32_t ranks);
+  static constexpr uint64_t bytes_to_tell(uint64_t queues, uint64_t ranks) {
+    return queues * ranks * sizeof(uint32_t);
+  }
+  // From here on; index 0: they are told nothing.
+  void announce(const SwitchBeginning& beginning) { beginning_ = beginning; }
   // The rank has new queues: nothing went through them, and nothing is owed.
   void attached(uint32_t rank);
 
@@ -61,6 +71,7 @@ class Outbox {
   bool write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const;
   bool post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write);
   bool tell(QueuePair to, uint64_t completed);
+  bool tell_of_beginning(QueuePair to);
 
   struct Lane {  // a queue
     uint32_t first_chunk = 0;
@@ -97,6 +108,9 @@ class Outbox {
   std::optional<RoundVerdict>
       verdict_;             // the latest; nothing: the job is not gated, or none is there
   std::vector<Told> told_;  // [queue][rank] of a gated job
+  SwitchBeginning beginning_;
+  uint32_t switch_ranks_ = 0;
+  std::vector<uint32_t> told_index_;  // [queue][rank]: the latest generation that it was told of
 };
 
 template <typename Completed>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/encode.h"
+#include "kernels/fixed_point.h"
 #include "transport/layout.h"
 
 namespace phub {
@@ -86,14 +87,21 @@ bool Reducer::sum(uint32_t index, float* to) {
   }
   gather(index);
   const uint32_t participants = std::max(table_.participants(index), 1u);
-  const bool finite =
-      tree_sum_.add(slots_, slot_ranks_, chunk.slot(), factor_of(chunk, participants), to);
+  const bool finite = add_up(index, factor_of(chunk, participants), to);
   const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
   const bool skips = parameters_.unused == Unused::kSkip && chunk.skips;
   chunk.unused = (skips && slots_.empty()) || table_.participants(index) == 0;
   return true;
+}
+
+// Returns true if every result is finite.
+bool Reducer::add_up(uint32_t index, float factor, float* to) {
+  if (!table_[index].summed) {
+    return tree_sum_.add(slots_, slot_ranks_, table_[index].slot(), factor, to);
+  }
+  return kernels::from_fixed_point(intake_->sums(index), intake_->exponent(index), factor, to);
 }
 
 // Where results lie beside the parameters; null: they are the same memory, or differences.
@@ -186,10 +194,13 @@ void Reducer::publish(uint32_t index) {
     // A round of nobody has a result for nobody.
     return table_.participants(index) > 0 ? make_difference(chunk) : void();
   }
-  if (void* result = separate_result(chunk)) {
-    kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32, result,
-                     parameters_.parameter_dtype, chunk.elements);
-  }
+  publish_to(separate_result(chunk), chunk);
+}
+
+void Reducer::publish_to(void* result, const CoreChunk& chunk) const {
+  if (result == nullptr) return;
+  kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32, result,
+                   parameters_.parameter_dtype, chunk.elements);
 }
 
 // The round is none of the optimizer's steps on this chunk. One that nobody is in counts as one, as
@@ -202,10 +213,18 @@ void Reducer::leave_out(uint32_t index) {
 // `out`: where the new parameters go as well; null: nowhere.
 void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum,
                        void* out, kernels::Store store) {
+  if (chunk.fold()) {
+    fold(chunk, 0, chunk.elements, sum);
+    return publish_to(out, chunk);
+  }
   const auto at = [&chunk](float* array) { return array ? array + chunk.offset : nullptr; };
   kernels::optimize(step, sum, at(arrays_.parameters), at(arrays_.state0), at(arrays_.state1),
                     chunk.elements, out, parameters_.parameter_dtype, store);
   if (parameters_.differences) make_difference(chunk);
+}
+
+void Reducer::fold(const CoreChunk& chunk, uint64_t first, size_t elements, const float* from) {
+  kernels::fold(chunk.fold(), from, arrays_.parameters + chunk.offset + first, elements);
 }
 
 // Once each, the rows that the slots have. False: there are none.
@@ -221,6 +240,7 @@ bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
       word |= bit;
       any = true;
       const uint64_t first = row * chunk.columns;
+      if (chunk.fold()) return fold(chunk, first, chunk.columns, sum + first);
       const auto at = [&](float* array) { return array ? array + chunk.offset + first : nullptr; };
       kernels::optimize(step, sum + first, at(arrays_.parameters), at(arrays_.state0),
                         at(arrays_.state1), chunk.columns, nullptr, kernels::DType::kF32,
@@ -254,11 +274,12 @@ void Reducer::make_difference(const CoreChunk& chunk) {
 // complete.
 bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
   const CoreChunk& chunk = table_[index];
-  uint32_t participants = chunk.arrived;
+  uint32_t participants = table_.participants(index);
   if (!reports_.room_for_exclusions(participants)) return false;  // they are read soon: again
   const size_t reports_before = reports_.size();
   for (;;) {
-    const int at = kernels::find_nonfinite(slots_, chunk.slot());
+    // Whose it is, a sum that has come through a switch does not tell.
+    const int at = chunk.summed ? -1 : kernels::find_nonfinite(slots_, chunk.slot());
     if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
       reports_.withdraw(reports_before);
       stop(at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);

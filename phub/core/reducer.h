@@ -12,6 +12,7 @@
 #include "phub/core/hyper.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/reports.h"
+#include "phub/core/switch_intake.h"
 #include "phub/core/trace.h"
 #include "phub/core/tree_sum.h"
 
@@ -28,6 +29,9 @@ class Reducer {
            (lazy ? bit_words(largest_chunk) * sizeof(uint64_t) : 0) +
            TreeSum::bytes(levels, largest_chunk);  // held
   }
+
+  // Of chunks that are summed already, the sums are there.
+  void take_sums_of(const SwitchIntake& intake) { intake_ = &intake; }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
   // done now, because reports are waiting to be read or the job has stopped.
@@ -75,7 +79,9 @@ class Reducer {
   float factor_of(const CoreChunk& chunk, uint32_t participants);
   void gather(uint32_t index);
   bool sum(uint32_t index, float* to);
+  bool add_up(uint32_t index, float factor, float* to);
   void leave_out(uint32_t index);
+  void publish_to(void* result, const CoreChunk& chunk) const;  // null: nowhere
   void* separate_result(const CoreChunk& chunk) const;
   void make_difference(const CoreChunk& chunk);
   void stop(uint32_t rank, uint32_t index);
@@ -83,6 +89,7 @@ class Reducer {
   bool resolve_nonfinite(uint32_t index, float* sum);
   void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
                 kernels::Store store);
+  void fold(const CoreChunk& chunk, uint64_t first, size_t elements, const float* from);
   bool optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
                      std::span<const void* const> slots, const float* sum);
   const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
@@ -106,6 +113,7 @@ class Reducer {
   std::vector<float> decoded_;     // of a difference
   std::vector<uint64_t> stepped_;  // rows of a lazy chunk; a bit each
   TreeSum tree_sum_;
+  const SwitchIntake* intake_ = nullptr;  // null: nothing comes through a switch
   bool stopped_ = false;
   bool nonfinite_reported_ = false;  // below a parent
 };

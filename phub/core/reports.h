@@ -1,7 +1,7 @@
 // What a job on a core has to tell the control thread, until the core forwards it: at most one
 // report of each rank whose connection is lost, one of the sum, one of the parent's connection, one
-// of the gate, and exclusions, which delay their chunk when there are too many. Nothing allocates
-// after construction.
+// of the gate, two of the switch, and exclusions, which delay their chunk when there are too many.
+// Nothing allocates after construction.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class Reports {
 
   static constexpr size_t most_exclusions(size_t max_ranks) { return max_ranks + 64; }
   static constexpr size_t most(size_t max_ranks) {
-    return max_ranks + 3 + most_exclusions(max_ranks);
+    return max_ranks + 5 + most_exclusions(max_ranks);
   }
 
   // Valid until the next call.

@@ -12,6 +12,9 @@ Snapshot::Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreT
   }
   const SavedClocks& clocks = arrays.copy.clocks;
   if (clocks.steps) bytes_per_chunk_ = 2 * SavedClocks::bytes(1, clocks.ranks);
+  const ShelfArrays& shelves = arrays.copy.shelves;
+  bytes_per_element_ += shelves.arrays.size() * 2 * sizeof(float);
+  bytes_per_chunk_ += shelves.steps.size() * 2 * sizeof(uint64_t);
 }
 
 void Snapshot::copy(uint32_t index, const Way& way) {
@@ -24,6 +27,11 @@ void Snapshot::copy(uint32_t index, const Way& way) {
   copy(arrays_.state0, arrays_.copy.state0);
   copy(arrays_.state1, arrays_.copy.state1);
   copy(arrays_.view, arrays_.copy.view);
+  const ShelfArrays &shelves = arrays_.shelves, &copies = arrays_.copy.shelves;
+  for (size_t i = 0; i < copies.arrays.size(); ++i) copy(shelves.arrays[i], copies.arrays[i]);
+  for (size_t i = 0; i < copies.steps.size(); ++i) {
+    copies.steps[i][chunk.id] = shelves.steps[i][chunk.id];
+  }
   if (arrays_.copy.clocks.steps) way.save(index, chunks.round(), arrays_.copy.clocks);
   chunks.done(index);
 }

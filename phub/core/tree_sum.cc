@@ -27,8 +27,8 @@ size_t TreeSum::add_group(Chunk& chunk, uint32_t level, size_t first, float* to)
   next = add_group(chunk, level + 1, first, to);
   while (next < slots && chunk.ranks[next] < end) {
     next = add_group(chunk, level + 1, next, part);
-    add_slots(chunk, std::array<const void*, 2>{to, part}, {.elements = chunk.shape.elements}, to,
-              next);
+    add_slots(chunk, std::array<const void*, 2>{to, part},
+              {.elements = chunk.shape.elements, .fold = chunk.shape.fold}, to, next);
   }
   return next;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <iterator>
 
 #include "transport/error.h"
 #include "transport/layout.h"
@@ -13,13 +15,22 @@ Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
       uplink_(std::move(uplink)),
       result_bytes_(static_cast<uint32_t>(kernels::bytes_of(stages.parameters.parameter_dtype))),
       sent_(stages.table.size(), kNothing),
-      unposted_(stages.table.size()) {
+      place_(stages.table.size()) {
   for (uint32_t i = 0; i < uplink_.places.size(); ++i) {
     const CoreUplink::Place& place = uplink_.places[i];
     if (queues_.size() <= place.queue) queues_.resize(place.queue + 1);
     std::vector<uint32_t>& chunks = queues_[place.queue].chunks;
     if (chunks.size() <= place.index) chunks.resize(place.index + 1, kNoChunk);
     chunks[place.index] = i;
+  }
+  for (Queue& queue : queues_) {
+    std::ranges::copy_if(queue.chunks, std::back_inserter(queue.order),
+                         [](uint32_t chunk) { return chunk != kNoChunk; });
+    std::ranges::sort(queue.order);
+    std::ranges::stable_sort(queue.order, std::greater(),
+                             [this](uint32_t chunk) { return stages_.table[chunk].priority; });
+    for (uint32_t at = 0; at < queue.order.size(); ++at) place_[queue.order[at]] = at;
+    queue.unposted = IndexSet(queue.order.size());
   }
   if (!stages_.parameters.gated) return;
   for (Queue& queue : queues_) queue.early.reserve(queue.chunks.size());
@@ -44,10 +55,27 @@ Way::Closed Uplinked::close(uint32_t index) {
 
 void Uplinked::post(uint32_t index, ImmKind kind) {
   sent_[index] = kind;
-  if (!unposted_.empty() || !post_again(index)) unposted_.insert(index);
+  const bool first = queues_[uplink_.places[index].queue].unposted.empty();
+  if (!first || !post_again(index)) wait_for_room(index);
 }
 
-// False: there is no room.
+void Uplinked::wait_for_room(uint32_t index) {
+  IndexSet& unposted = queues_[uplink_.places[index].queue].unposted;
+  const size_t before = unposted.size();
+  unposted.insert(place_[index]);
+  unposted_ += unposted.size() - before;
+}
+
+void Uplinked::post_unposted() {
+  for (Queue& queue : queues_) {
+    while (!queue.unposted.empty() && post_again(queue.order[queue.unposted.lowest()])) {
+      queue.unposted.erase(queue.unposted.lowest());
+      --unposted_;
+    }
+  }
+}
+
+// False: there is no room, or no budget.
 bool Uplinked::post_again(uint32_t index) {
   if (broken_) return false;
   const CoreChunk& chunk = stages_.table[index];
@@ -82,7 +110,7 @@ bool Uplinked::post_again(uint32_t index) {
 
 uint32_t Uplinked::next_done() {
   if (broken_) return kNoChunk;
-  while (!unposted_.empty() && post_again(unposted_.lowest())) unposted_.erase(unposted_.lowest());
+  if (unposted_ > 0) post_unposted();
   if (std::exchange(unflushed_, false)) uplink_.endpoint->flush();
   for (;;) {
     if (!done_.empty()) {
@@ -216,13 +244,14 @@ void Uplinked::resume_parent() {
     queue.verdict = {};
   }
   for (uint32_t i = 0; i < sent_.size(); ++i) {
-    if (sent_[i] != kNothing || stages_.table[i].closed) unposted_.insert(i);
+    if (sent_[i] != kNothing || stages_.table[i].closed) wait_for_room(i);
   }
 }
 
 bool Uplinked::arm() {
   if (broken_) return true;
-  if (unflushed_ || !unposted_.empty() || !done_.empty() || taken_ < arrived_) return false;
+  if (unflushed_ || !done_.empty() || taken_ < arrived_) return false;
+  if (unposted_ > 0 && waits_for_budget_ns() == 0) return false;
   return uplink_.endpoint->arm({});
 }
 

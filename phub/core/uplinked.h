@@ -8,6 +8,9 @@
 //
 // Where rounds are gated, the gate is the root's: its verdict is passed on with the results.
 //
+// What finds no room in a queue, or no budget of its NIC, waits: on each queue by itself, by the
+// keys' priority.
+//
 // The connection may break. Then this says so once, and goes on when it is made again: what was
 // not answered is sent again, byte for byte.
 #pragma once
@@ -47,7 +50,7 @@ class Uplinked final : public LockStep {
   Uplinked(const Stages& stages, CoreUplink uplink);
   static constexpr uint64_t bytes(uint64_t chunks) {
     return sizeof(Uplinked) + IndexSet::bytes(chunks) +
-           chunks * (sizeof(CoreUplink::Place) + 3 * sizeof(uint32_t) + sizeof(ImmKind));
+           chunks * (sizeof(CoreUplink::Place) + 5 * sizeof(uint32_t) + sizeof(ImmKind));
   }
 
   Closed close(uint32_t index) override;
@@ -64,6 +67,9 @@ class Uplinked final : public LockStep {
     if (!broken_) uplink_.endpoint->disarm();
   }
   int wake_fd() const override { return uplink_.endpoint->wake_fd(); }
+  uint64_t waits_for_budget_ns() const override {
+    return broken_ || unposted_ == 0 ? 0 : uplink_.endpoint->refused_for_ns();
+  }
 
  private:
   static constexpr size_t kArrivals = 64;
@@ -71,6 +77,8 @@ class Uplinked final : public LockStep {
 
   void post(uint32_t index, ImmKind kind);
   bool post_again(uint32_t index);
+  void wait_for_room(uint32_t index);
+  void post_unposted();
   uint32_t take(const Arrival& arrival);
   void read_verdict(uint32_t queue, const Imm& imm);
   uint32_t take_result(uint32_t index);
@@ -81,6 +89,8 @@ class Uplinked final : public LockStep {
   const uint32_t result_bytes_;    // per element
   struct Queue {                   // of the parent's plan
     std::vector<uint32_t> chunks;  // [index] = chunk of the core
+    std::vector<uint32_t> order;   // of them, by priority
+    IndexSet unposted{0};          // places in `order`: what found no room, or no budget
     VerdictReader verdict;         // of a gated job
     std::vector<uint32_t> early;   // whose results came before the verdict on their round
   };
@@ -88,7 +98,8 @@ class Uplinked final : public LockStep {
   std::vector<ImmKind> sent_;        // by chunk: what the parent has not answered
   std::vector<uint32_t> done_;       // results whose verdict has come
   uint64_t verdict_round_ = kNever;  // of the latest that ranks are told
-  IndexSet unposted_;                // of these, what found no room
+  std::vector<uint32_t> place_;      // by chunk: in its queue's order
+  size_t unposted_ = 0;              // of all queues
   std::array<Arrival, kArrivals> arrivals_;
   size_t taken_ = 0, arrived_ = 0;  // of them
   bool unflushed_ = false;

@@ -19,6 +19,7 @@
 #include "phub/core/outbox.h"
 #include "phub/core/reducer.h"
 #include "phub/core/reports.h"
+#include "phub/core/shelves.h"
 #include "phub/core/trace.h"
 #include "transport/wire.h"
 
@@ -32,6 +33,7 @@ struct Stages {
   Outbox& outbox;
   CoreTrace& trace;
   Reports& reports;
+  Shelves& shelves;
 };
 
 class Way {
@@ -68,6 +70,9 @@ class Way {
   virtual bool arm() { return true; }
   virtual void disarm() {}
   virtual int wake_fd() const { return -1; }
+  // What it sends waits for the budget of a NIC: nobody rings when there is. For how long nothing
+  // but an arrival makes a try worth while; 0: nothing waits.
+  virtual uint64_t waits_for_budget_ns() const { return 0; }
   virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
 
   // The latest round of which the rank may have the result now; kNever: none.

@@ -27,13 +27,13 @@ Job::Split::Split(Plan plan) {
 }
 
 Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store, bool snapshots,
-         const Manifest* restored, const Rack* rack)
-    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored, rack) {}
+         const Manifest* restored, const Rack* rack, const SwitchedJob* switched)
+    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored, rack, switched) {}
 
 Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store,
-         bool snapshots, const Manifest* restored, const Rack* rack)
+         bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched)
     : JobPart(spec, std::move(plan.part), transport, store, snapshots, restored,
-              numbers_of(plan.whole.get()), rack),
+              numbers_of(plan.whole.get()), rack, switched),
       whole_(std::move(plan.whole)),
       membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
   if (rack) membership_.begin_life(rack->incarnation);
@@ -47,9 +47,13 @@ Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store s
 }
 
 NodeMemory Job::memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
-                           uint64_t saved_ranks, const Rack* rack) {
+                           uint64_t saved_ranks, const Rack* rack, const SwitchedJob* switched) {
   const uint32_t boxes = boxes_of(plan);
-  if (boxes == 1) return total_memory(plan, spec, snapshots, saved_ranks, rack);
+  if (boxes == 1) {
+    NodeMemory memory = total_memory(plan, spec, snapshots, saved_ranks, rack);
+    if (switched) memory.sums += switch_bytes(plan, switched->offer);
+    return memory;
+  }
   NodeMemory memory = total_memory(part_of(plan, 0), spec, snapshots, saved_ranks);
   for (uint32_t box = 1; box < boxes && snapshots && box_has_state(spec); ++box) {
     memory.snapshot += RemoteCopy::size_of(plan, box, spec, saved_ranks).bytes();
@@ -79,16 +83,17 @@ void Job::visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visi
   }
 }
 
-void Job::for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const {
+void Job::for_each_part_of_copy(uint32_t shelf, size_t array, size_t key,
+                                const VisitPart& visit) const {
   const auto array_of = [&](uint32_t box) {
-    return box == 0 ? copied_array(array) : copies_[box - 1].array(array);
+    return box == 0 ? copied_array(shelf, array) : copies_[box - 1].array(shelf, array);
   };
   visit_parts(key, array_of, visit);
 }
 
-void Job::for_each_part(size_t array, size_t key, const VisitPart& visit) {
+void Job::for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPart& visit) {
   const auto array_of = [&](uint32_t box) {
-    return box == 0 ? own_array(array) : copies_[box - 1].array(array);
+    return box == 0 ? own_array(shelf, array) : copies_[box - 1].array(shelf, array);
   };
   visit_parts(key, array_of, visit);
 }
@@ -98,7 +103,12 @@ void Job::publish_restored(const Manifest& saved) {
   JobPart::publish_restored(saved);
   const SavedClocks& all = saved_clocks();
   const size_t numbers = whole_plan().chunks.size() * (size_t{all.ranks} + 1);
-  for (const RemoteCopy& copy : copies_) std::copy_n(all.steps, numbers, copy.clocks().steps);
+  for (const RemoteCopy& copy : copies_) {
+    std::copy_n(all.steps, numbers, copy.clocks().steps);
+    for (uint32_t shelf = 1; shelf <= spec().branches; ++shelf) {
+      std::copy_n(own_steps(shelf), whole_plan().chunks.size(), copy.steps_of_shelf(shelf));
+    }
+  }
 }
 
 SavedImage Job::image_of(uint32_t box) const {
@@ -112,8 +122,12 @@ void Job::take_clocks_of_others() {
   for (uint32_t id = 0; id < chunks.size(); ++id) {
     const uint32_t box = box_of(chunks[id]);
     if (box == 0) continue;
-    const SavedClocks from = copies_[box - 1].clocks();
+    const RemoteCopy& copy = copies_[box - 1];
+    const SavedClocks from = copy.clocks();
     all.steps[id] = from.steps[id];
+    for (uint32_t shelf = 1; shelf <= spec().branches; ++shelf) {
+      copied_steps(shelf)[id] = copy.steps_of_shelf(shelf)[id];
+    }
     if (all.latest) std::copy_n(from.of(id), all.ranks, all.of(id));
   }
 }

@@ -19,11 +19,13 @@ class Job : public JobPart {
  public:
   // As JobPart; `plan` is for all boxes, of which this is the first.
   Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-      bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr);
+      bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr,
+      const SwitchedJob* switched = nullptr);
 
   // What it will take here: as JobPart, and what other boxes have of its checkpoints.
   static NodeMemory memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
-                               uint64_t saved_ranks, const Rack* rack = nullptr);
+                               uint64_t saved_ranks, const Rack* rack = nullptr,
+                               const SwitchedJob* switched = nullptr);
   NodeMemory memory() const;
 
   // Of all boxes; plan() is this box's part of it.
@@ -34,18 +36,21 @@ class Job : public JobPart {
   Membership& membership() { return membership_; }
 
   // Of one array and key, wherever its chunks are: calls visit(elements) for its parts in order, of
-  // the snapshot's copies, or of what the job goes on from.
+  // the snapshot's copies, or of what the job goes on from. `shelf`: as for own_array().
   using VisitPart = std::function<void(std::span<float> elements)>;
-  void for_each_part_of_copy(size_t array, size_t key, const VisitPart& visit) const;
-  void for_each_part(size_t array, size_t key, const VisitPart& visit);
+  void for_each_part_of_copy(uint32_t shelf, size_t array, size_t key,
+                             const VisitPart& visit) const;
+  void for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPart& visit);
   // What the job's arrays and clocks have is what it goes on from. Before a core or another box
   // has the job.
   void publish_restored(const Manifest& saved);
   // Of another box, from 1 on; empty: there is nothing to save.
   SavedImage image_of(uint32_t box) const;
   void take_clocks_of_others();  // from their copies, which are complete
-  // What has grown since it was made: the log, changes of hyperparameters.
-  uint64_t grown_bytes() { return membership_.log().bytes() + hyper().bytes(); }
+  // What has grown since it was made: the log, changes of hyperparameters, orders about branches.
+  uint64_t grown_bytes() {
+    return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes();
+  }
 
  private:
   struct Split {
@@ -54,7 +59,7 @@ class Job : public JobPart {
     Plan part;
   };
   Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store, bool snapshots,
-      const Manifest* restored, const Rack* rack);
+      const Manifest* restored, const Rack* rack, const SwitchedJob* switched);
 
   template <typename ArrayOf>
   void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;

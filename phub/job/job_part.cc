@@ -71,6 +71,11 @@ JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const P
           .has_parent = has_parent};
 }
 
+NodeMemory with_switch(NodeMemory memory, const Plan& plan, const SwitchedJob* switched) {
+  if (switched != nullptr) memory.sums += switch_bytes(plan, switched->offer);
+  return memory;
+}
+
 float* floats(const numa::Memory& memory) {
   return reinterpret_cast<float*>(memory.bytes().data());
 }
@@ -149,16 +154,20 @@ void complete_spec(JobSpec& spec) {
 }
 
 JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-                 bool snapshots, const Manifest* restored, QueueNumbers queues, const Rack* rack)
+                 bool snapshots, const Manifest* restored, QueueNumbers queues, const Rack* rack,
+                 const SwitchedJob* switched)
     : spec_(spec),
       plan_(std::move(plan)),
       choices_(choices_of(rack ? spec_of_sums(spec) : spec)),
       ranks_(rack ? rack->ranks : RankRange{0, spec.max_ranks}),
       has_parent_(rack != nullptr),
-      memory_(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored), rack)),
+      memory_(
+          with_switch(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored), rack),
+                      plan_, switched)),
       classes_(key_classes(spec)),
       hyper_(spec, choices_.optimizer, classes_),
       takes_snapshots_(snapshots),
+      switch_offer_(switched ? switched->offer : SwitchOffer()),
       link_(transport.open_job(link_layout(spec, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(spec_, restored));
   if (rack) connect(*rack);
@@ -192,6 +201,9 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
     core_jobs_.push_back(std::make_unique<CoreJob>(
         core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
         static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step));
+    if (!switched) continue;
+    auto intake = make_switch_intake(plan_, core, switch_offer_, switched->options, first_round);
+    if (intake) core_jobs_.back()->take_sums_of(std::move(intake));
   }
 }
 
@@ -206,6 +218,7 @@ void JobPart::connect(const Rack& rack) {
     }
   }
   layout.threads = static_cast<uint32_t>(plan_.cores.size());
+  for (const CorePlan& core : plan_.cores) layout.thread_cpu.push_back(core.os_cpu);
   uplink_ = rack.connect(layout);
 }
 
@@ -255,11 +268,13 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
   if (choices_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
+  arrays_.shelves = make_shelves(shelves_);
   if (!takes_snapshots_ || !box_has_state(spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
   if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
   if (arrays_.view) arrays_.copy.view = make(memory_of_copies_[3], "snapshots");
+  arrays_.copy.shelves = make_shelves(copied_shelves_);
   // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
   for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
   const size_t chunks = plan_.chunks.size();
@@ -272,6 +287,22 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
 }
 
+ShelfArrays JobPart::make_shelves(ShelfMemory& shelves) const {
+  const size_t each = optimized_arrays_of(spec_);
+  for (uint32_t shelf = 0; shelf < spec_.branches; ++shelf) {
+    for (size_t array = 0; array < each; ++array) {
+      numa::Memory& memory = shelves.memory.emplace_back(
+          allocate(plan_.box_elements * sizeof(float), plan_.cores.front().os_node,
+                   fmt::format("branches of job '{}'", spec_.name)));
+      place(memory.bytes(), sizeof(float), node_runs(plan_));
+      numa::populate(memory.bytes());  // else the first fork does it, while the ranks wait
+      shelves.arrays.push_back(floats(memory));
+    }
+    shelves.steps.push_back(shelves.steps_of_chunks.emplace_back(plan_.chunks.size()).data());
+  }
+  return {.arrays = shelves.arrays, .steps = shelves.steps, .each = each};
+}
+
 size_t JobPart::saved_arrays() const { return saved_arrays_of(spec_); }
 
 template <typename Arrays>
@@ -279,11 +310,21 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
   std::vector<std::span<std::byte>> memory;
   for (size_t array = 0; array < saved_arrays() && takes_snapshots_; ++array) {
     memory.push_back(
-        std::as_writable_bytes(std::span(array_of(arrays, array), plan_.box_elements)));
+        std::as_writable_bytes(std::span(array_of(arrays, 0, array), plan_.box_elements)));
+  }
+  for (float* const array : arrays.shelves.arrays) {
+    if (takes_snapshots_) {
+      memory.push_back(std::as_writable_bytes(std::span(array, plan_.box_elements)));
+    }
   }
   if (saved_clocks().steps) {
     memory.push_back(memory_of_clocks_.bytes().first(
         SavedClocks::bytes(plan_.chunks.size(), saved_clocks().ranks)));
+  }
+  for (uint64_t* const steps : arrays.shelves.steps) {
+    if (takes_snapshots_) {
+      memory.push_back(std::as_writable_bytes(std::span(steps, plan_.chunks.size())));
+    }
   }
   return SavedImage(std::move(memory));
 }
@@ -293,9 +334,14 @@ template SavedImage JobPart::image_of(const SnapshotArrays& arrays) const;
 // What is sent in 16 bits is made of the parameters as the optimizer makes it; results of their own
 // are made for ranks when they come.
 void JobPart::publish_restored(const Manifest& saved) {
-  if (choices_.lock_step()) take_steps(saved);
-  if (saved_clocks().steps) {
-    for (const auto& core_job : core_jobs_) core_job->restore(saved_clocks());
+  uint64_t* const steps = saved_clocks().steps;
+  if (choices_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
+  for (const SavedShelf& shelf : saved.branches.shelves) {
+    take_steps(shelf.steps, saved.round, shelves_.steps[shelf.place - 1]);
+  }
+  const auto orders = branch_orders_.add(orders_of(saved.branches.moves), saved.round + 1);
+  if (steps) {
+    for (const auto& core_job : core_jobs_) core_job->restore(saved_clocks(), orders);
   }
   if (!choices_.lock_step()) return;
   const void* parameters = arrays_.parameters;
@@ -313,9 +359,19 @@ void JobPart::publish_restored(const Manifest& saved) {
 std::vector<uint64_t> JobPart::saved_steps(uint64_t round) const {
   const uint64_t* const steps = saved_clocks().steps;
   if (steps == nullptr || !choices_.lock_step()) return {};
+  std::vector<uint64_t> all = gathered(steps);
+  return all == std::vector{round} ? std::vector<uint64_t>() : all;
+}
+
+std::vector<uint64_t> JobPart::saved_steps_of_shelf(uint32_t shelf) const {
+  return gathered(arrays_.copy.shelves.steps[shelf - 1]);
+}
+
+// By chunk, by key, or one for all: as few as tell them.
+std::vector<uint64_t> JobPart::gathered(const uint64_t* steps) const {
   const std::vector<ChunkLayout>& chunks = plan_.chunks;
   std::vector<uint64_t> of_chunks(steps, steps + chunks.size()), of_keys(spec_.keys.size());
-  if (std::ranges::all_of(of_chunks, [round](uint64_t n) { return n == round; })) return {};
+  if (std::ranges::all_of(of_chunks, [steps](uint64_t n) { return n == *steps; })) return {*steps};
   bool is_of_keys = true;
   for (size_t i = 0; i < chunks.size(); ++i) {
     uint64_t& of_key = of_keys[chunks[i].key];
@@ -325,11 +381,9 @@ std::vector<uint64_t> JobPart::saved_steps(uint64_t round) const {
   return is_of_keys ? of_keys : of_chunks;
 }
 
-// REQUIRES: the job is in lock-step. Throws Error(kInvalid).
-void JobPart::take_steps(const Manifest& saved) {
-  uint64_t* const steps = saved_clocks().steps;
-  if (steps == nullptr) return;
-  const std::vector<uint64_t>& from = saved.steps;
+// By chunk, from as they were gathered; none: so many as rounds. REQUIRES: the job is in lock-step.
+// Throws Error(kInvalid).
+void JobPart::take_steps(const std::vector<uint64_t>& from, uint64_t round, uint64_t* to) const {
   const size_t chunks = plan_.chunks.size();
   if (from.size() > 1 && from.size() != spec_.keys.size() && from.size() != chunks) {
     fail(ErrorCode::kInvalid, "the checkpoint of job '{}' has {} steps for {} keys in {} chunks",
@@ -337,7 +391,7 @@ void JobPart::take_steps(const Manifest& saved) {
   }
   for (size_t i = 0; i < chunks; ++i) {
     const size_t at = from.size() == chunks ? i : from.size() == 1 ? 0 : plan_.chunks[i].key;
-    steps[i] = from.empty() ? saved.round : from[at];
+    to[i] = from.empty() ? round : from[at];
   }
 }
 
@@ -362,6 +416,9 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.columns = format.columns;
       c.limit = std::max(format.rank_limit, format.rows_limit);
       c.lazy = spec_.keys[chunk.key].lazy;
+      const kernels::Fold fold = fold_of(spec_.keys[chunk.key]);
+      c.value = fold.type;
+      c.operation = fold.operation;
       // Who has no rows of this chunk has some of another, and has sent a gradient of both.
       c.skips = spec_.keys[chunk.key].rows_limit == 0;
       c.id = id;

@@ -17,6 +17,7 @@
 #include "numa/memory.h"
 #include "numa/topology.h"
 #include "phub/checkpoint/manifest.h"
+#include "phub/core/branch_orders.h"
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
 #include "phub/core/round_gate.h"
@@ -24,6 +25,7 @@
 #include "phub/job/memory.h"
 #include "phub/job/rack.h"
 #include "phub/job/saved_image.h"
+#include "phub/job/switched.h"
 #include "phub/plan/choices.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
@@ -48,17 +50,18 @@ class JobPart {
   // (`restored`; null: it begins) gets its values before a core has it: SavedJobs::load().
   // REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks. Throws Error.
   // `rack`: what a box with a parent needs; null: it has none. Then the plan's units are the
-  // parent's queues.
+  // parent's queues. `switched`: how its int32 chunks come through a switch; null: they do not.
   JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
           bool snapshots = false, const Manifest* restored = nullptr, QueueNumbers queues = {},
-          const Rack* rack = nullptr);
+          const Rack* rack = nullptr, const SwitchedJob* switched = nullptr);
 
   const JobSpec& spec() const { return spec_; }
   const Choices& choices() const { return choices_; }
   const Plan& plan() const { return plan_; }
   const NodeMemory& memory() const { return memory_; }
   BoxLink& link() { return *link_; }
-  const RankRange& ranks() const { return ranks_; }  // that the box serves
+  const RankRange& ranks() const { return ranks_; }                  // that the box serves
+  const SwitchOffer& switch_offer() const { return switch_offer_; }  // no streams: there is none
   // To the parent. Makes its connections anew; the cores must not use it meanwhile. Any thread.
   // REQUIRES: there is a parent. Throws Error.
   void reconnect(const Offer& offer) { uplink_->reconnect(offer); }
@@ -67,6 +70,7 @@ class JobPart {
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
 
   HyperTable& hyper() { return hyper_; }
+  BranchOrders& branch_orders() { return branch_orders_; }
   RoundGate* gate() { return gate_.get(); }  // null: rounds are not gated
 
   bool takes_snapshots() const { return takes_snapshots_; }
@@ -74,15 +78,25 @@ class JobPart {
   // view.
   static constexpr size_t kMostArrays = 4;
   size_t saved_arrays() const;  // up to kMostArrays; 0: the box has no state
+  // And what it keeps of every element of a shelf: the first of these.
+  size_t arrays_of_shelf() const { return arrays_.shelves.each; }
   // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
   const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
   std::vector<uint64_t> saved_steps(uint64_t round) const;  // as its manifest has them
-  // The snapshot's copy; the values that the job goes on from. Both end with the clocks.
+  std::vector<uint64_t> saved_steps_of_shelf(uint32_t shelf) const;
+  // The snapshot's copy; the values that the job goes on from. Both end with the clocks, and the
+  // steps of shelves.
   SavedImage image_of_copy() const { return image_of(arrays_.copy); }
   SavedImage image_of_values() const { return image_of(arrays_); }
-  // Of saved_arrays(), in the layout of the box's memory: the job's own, and the snapshot's copy.
-  float* own_array(size_t array) { return array_of(arrays_, array); }
-  float* copied_array(size_t array) const { return array_of(arrays_.copy, array); }
+  // Of saved_arrays(), or of those of a shelf (from 1 on), in the layout of the box's memory: the
+  // job's own, and the snapshot's copy.
+  float* own_array(uint32_t shelf, size_t array) { return array_of(arrays_, shelf, array); }
+  float* copied_array(uint32_t shelf, size_t array) const {
+    return array_of(arrays_.copy, shelf, array);
+  }
+  // The optimizer's steps on a shelf, by chunk of the job: the job's own, and the snapshot's copy.
+  uint64_t* own_steps(uint32_t shelf) { return arrays_.shelves.steps[shelf - 1]; }
+  uint64_t* copied_steps(uint32_t shelf) { return arrays_.copy.shelves.steps[shelf - 1]; }
   // After the arrays and clocks got their values, and before a core has the job.
   void publish_restored(const Manifest& saved);
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
@@ -90,7 +104,8 @@ class JobPart {
 
  private:
   template <typename Arrays>
-  static float* array_of(const Arrays& arrays, size_t array) {
+  static float* array_of(const Arrays& arrays, uint32_t shelf, size_t array) {
+    if (shelf > 0) return arrays.shelves.arrays[(shelf - 1) * arrays.shelves.each + array];
     for (float* each : {arrays.parameters, arrays.state0, arrays.state1, arrays.view}) {
       if (each && array-- == 0) return each;
     }
@@ -99,9 +114,18 @@ class JobPart {
   template <typename Arrays>
   SavedImage image_of(const Arrays& arrays) const;
   void make_arrays(uint32_t saved_ranks);
+  // Shelves of one set: the job's own, or copies of them.
+  struct ShelfMemory {
+    std::vector<numa::Memory> memory;
+    std::vector<std::vector<uint64_t>> steps_of_chunks;
+    std::vector<float*> arrays;  // what JobArrays refers to
+    std::vector<uint64_t*> steps;
+  };
+  ShelfArrays make_shelves(ShelfMemory& shelves) const;
   void connect(const Rack& rack);
   CoreUplink uplink_of(uint32_t core, const Rack& rack);
-  void take_steps(const Manifest& saved);
+  std::vector<uint64_t> gathered(const uint64_t* steps) const;
+  void take_steps(const std::vector<uint64_t>& from, uint64_t round, uint64_t* to) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;
@@ -112,12 +136,15 @@ class JobPart {
   const NodeMemory memory_;
   const KeyClasses classes_;
   HyperTable hyper_;
+  BranchOrders branch_orders_;
   const bool takes_snapshots_;
+  const SwitchOffer switch_offer_;
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;
   std::array<numa::Memory, kMostArrays> memory_of_copies_;
   numa::Memory memory_of_clocks_;
   numa::Memory memory_of_sums_;
+  ShelfMemory shelves_, copied_shelves_;
   JobArrays arrays_;
   std::unique_ptr<RoundGate> gate_;     // null: rounds are not gated
   std::unique_ptr<WorkerLink> uplink_;  // to the parent; null: there is none

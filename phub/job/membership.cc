@@ -30,7 +30,8 @@ Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
       chunks_(chunks),
       served_(served),
       ranks_(spec.max_ranks),
-      log_(chunks) {
+      log_(chunks),
+      branches_(spec) {
   min_round_ = choices_.initial == Initial::kBroadcast ? 0 : 1;
   for (uint32_t r = served.first; r < std::min(served.end, spec.world_size); ++r) {
     ranks_[r].expected = true;
@@ -165,6 +166,11 @@ void Membership::set_hyper(uint64_t token, uint32_t rank, const HyperChange& cha
   advance();
 }
 
+void Membership::change_branches(uint64_t token, const BranchChange& change, uint32_t child) {
+  of_branches_.push_back({token, change, child});
+  advance();
+}
+
 void Membership::heartbeat(uint32_t rank, Ms now) {
   now_ = now;
   ranks_[rank].lease_until = now + spec_.lease_ms;
@@ -263,6 +269,10 @@ void Membership::finish(ErrorCode code, const std::string& message) {
     for (const Hyper& hyper : *hypers) reply_error(hyper.token, code, message);
     hypers->clear();
   }
+  for (auto* changes : {&of_branches_, &current_of_branches_}) {
+    for (const OfBranches& change : *changes) reply_error(change.token, code, message);
+    changes->clear();
+  }
   for (auto* losses : {&losses_, &current_losses_}) {
     for (const Loss& loss : *losses) {
       if (loss.leave_token != 0) reply(loss.leave_token);
@@ -275,7 +285,7 @@ void Membership::finish(ErrorCode code, const std::string& message) {
 void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
                         const std::vector<uint64_t>& waited_for, Ms now) {
   now_ = now;
-  min_round_ = std::max(min_round_, min_round);
+  if (min_round != kNever) min_round_ = std::max(min_round_, min_round);
   waited_for_ = waited_for;
   // Before the initial parameters are here nobody can send anything, so the cores see nobody
   // waiting.

@@ -15,6 +15,7 @@
 #include "phub/checkpoint/manifest.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/messages.h"
+#include "phub/job/branches.h"
 #include "phub/job/membership_log.h"
 #include "phub/plan/choices.h"
 #include "transport/control/messages.h"
@@ -27,7 +28,8 @@ struct MembershipAction {
     kHold,    // send kHold to every core
     kAdmit,   // make the memory and queue pairs of `rank`/`incarnation`, which may take its time;
               // then call admitted()
-    kCommit,  // send kCommit with boundary() to every core, with the changes in `hyper`
+    kCommit,  // send kCommit with boundary() to every core, with the changes in `hyper` and
+              // `orders`
     kRevoke,  // close the connection of `rank` and give its memory back
     kReply,   // answer the request `token`
     kFail,    // the job ends with an error: code, message
@@ -42,8 +44,9 @@ struct MembershipAction {
   bool ok = true;             // kReply
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
-  std::vector<HyperChange> hyper;  // kCommit: ascending, from boundary().round on or later
-  uint64_t lowest_round = 0;       // kCommit: that a chunk is in
+  std::vector<HyperChange> hyper;   // kCommit: ascending, from boundary().round on or later
+  std::vector<BranchOrder> orders;  // kCommit: ascending, for rounds after boundary().round
+  uint64_t lowest_round = 0;        // kCommit: that a chunk is in
 };
 
 class Membership {
@@ -72,6 +75,12 @@ class Membership {
   // that no change was made beyond. What other ranks have set for that round must be the same, and
   // is then one change.
   void set_hyper(uint64_t token, uint32_t rank, const HyperChange& change);
+  // In a job that may have branches: not before the round after the next boundary's. The answer to
+  // a fork is about branch `child`, from new_branch(). REQUIRES: it is no kList.
+  void change_branches(uint64_t token, const BranchChange& change, uint32_t child);
+  uint32_t new_branch() { return branches_.next(); }
+  // All that was decided. Of the round behind any result that somebody has, it is known what runs.
+  const Branches& branches() const { return branches_; }
   // At a boundary of its own, or with what waits for one. False: the job has not begun, or has
   // ended.
   bool take_snapshot();
@@ -80,6 +89,9 @@ class Membership {
   bool awaits_snapshot() const {
     return snapshot_wanted_ || (boundary_.snapshot && phase_ == Phase::kHolding);
   }
+  // A snapshot is being copied: what was decided for rounds from there on is still to be saved;
+  // kNever: none is.
+  void keep_from(uint64_t round) { keep_from_ = round; }
   // Some cores may be behind the boundary under way already: what it changes is not in the log yet.
   bool is_committing() const { return phase_ == Phase::kCommitting; }
   // What a checkpoint keeps of the members, once every core has copied its chunks as they were
@@ -123,6 +135,8 @@ class Membership {
   std::vector<uint32_t> waiting_for() const;  // as the last probe saw it
   std::string state() const;
   uint64_t completed_round() const { return min_round_ == 0 ? 0 : min_round_ - 1; }
+  // No chunk is in an earlier one, also of those that nobody is waited for at.
+  uint64_t lowest_round() const { return lowest_round_; }
   // The highest that an incarnation of the rank which is lost took part in; 0: none.
   uint64_t last_round(uint32_t rank) const { return ranks_[rank].last_round; }
   bool assembled() const { return assembled_; }  // all first ranks were there at one time
@@ -164,6 +178,12 @@ class Membership {
     HyperChange change;
     bool is_new = true;  // something of it was not set by another rank
   };
+  struct OfBranches {
+    uint64_t token;
+    BranchChange change;
+    uint32_t child;
+    std::vector<LogRecord> records = {};
+  };
   struct SetValue {
     double value;
     uint32_t rank;  // that set it; kSeveral: more than one
@@ -174,6 +194,7 @@ class Membership {
   void advance();
   void build_boundary();
   void place_changes();
+  void place_branches(MembershipAction& commit);
   std::string difference_of(const Hyper& hyper) const;
   void remember(Hyper& hyper);
   uint64_t expected_again(const Loss& loss) const;
@@ -215,6 +236,7 @@ class Membership {
   std::vector<Loss> losses_;
   std::vector<Join> joins_;
   std::vector<Hyper> hypers_;
+  std::vector<OfBranches> of_branches_;
   std::vector<uint32_t> forgotten_;
   bool snapshot_wanted_ = false;
   bool state_wanted_ = false;
@@ -226,17 +248,22 @@ class Membership {
   enum class Phase { kIdle, kHolding, kCommitting } phase_ = Phase::kIdle;
   uint32_t answers_ = 0;
   uint64_t started_ = 0;
-  uint64_t held_min_round_ = 0;       // the lowest that a chunk is in
+  uint64_t held_min_round_ = 0;  // the lowest that a chunk is in; as CoreReport has it
+  uint64_t held_lowest_ = 0;     // and that of all chunks
+  uint64_t lowest_round_ = 0;    // the same, at the latest boundary
+  uint64_t keep_from_ = kNever;
   uint64_t committed_min_round_ = 0;  // and after the latest boundary
   Boundary boundary_;
   std::vector<Loss> current_losses_;
   std::vector<Join> current_joins_;
   std::vector<Hyper> current_hypers_;
+  std::vector<OfBranches> current_of_branches_;
   std::vector<std::vector<uint64_t>> last_rounds_;
 
   uint64_t last_change_ = 0;                        // the round that the latest change holds from
   std::map<std::string, SetValue> of_last_change_;  // all that was set from that round on
-  std::map<uint32_t, uint64_t> barrier_;            // rank → token
+  Branches branches_;
+  std::map<uint32_t, uint64_t> barrier_;  // rank → token
   uint64_t min_round_ = 0;
   std::vector<uint64_t> waited_for_;
   bool assembled_ = false;

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "phub/background.h"
 #include "phub/job/membership.h"
 
 namespace phub {
@@ -37,6 +39,7 @@ void Membership::advance() {
   if (phase_ != Phase::kIdle) return;
   current_losses_ = std::exchange(losses_, {});
   current_hypers_ = std::exchange(hypers_, {});
+  current_of_branches_ = std::exchange(of_branches_, {});
   boundary_ = {};
   boundary_.forgotten = std::exchange(forgotten_, {});
   const auto admitted = std::stable_partition(
@@ -45,14 +48,15 @@ void Membership::advance() {
   joins_.erase(admitted, joins_.end());
   boundary_.snapshot = std::exchange(snapshot_wanted_, false);
   boundary_.moves_state = std::exchange(state_wanted_, false);
-  if (current_losses_.empty() && current_hypers_.empty() && current_joins_.empty() &&
-      boundary_.forgotten.empty() && !boundary_.snapshot && !boundary_.moves_state) {
+  if (current_losses_.empty() && current_hypers_.empty() && current_of_branches_.empty() &&
+      current_joins_.empty() && boundary_.forgotten.empty() && !boundary_.snapshot &&
+      !boundary_.moves_state) {
     return;
   }
   phase_ = Phase::kHolding;
   answers_ = 0;
   started_ = 0;
-  held_min_round_ = kNever;
+  held_min_round_ = held_lowest_ = kNever;
   committed_min_round_ = kNever;
   actions_.push_back({.type = MembershipAction::kHold});
 }
@@ -78,16 +82,20 @@ void Membership::held(const CoreReport& report, Ms now) {
   boundary_.round = std::max({boundary_.round, report.round, uint64_t{1}});
   started_ = std::max(started_, report.started);
   held_min_round_ = std::min(held_min_round_, report.min_round);
+  held_lowest_ = std::min(held_lowest_, report.lowest);
   if (++answers_ < cores_) return;
+  held_lowest_ = std::min(held_lowest_, keep_from_);
   build_boundary();
   place_changes();
+  lowest_round_ = held_lowest_;
   if (held_min_round_ != kNever) min_round_ = std::max(min_round_, held_min_round_);
   phase_ = Phase::kCommitting;
   answers_ = 0;
-  MembershipAction commit{.type = MembershipAction::kCommit, .lowest_round = held_min_round_};
+  MembershipAction commit{.type = MembershipAction::kCommit, .lowest_round = held_lowest_};
   for (const Hyper& hyper : current_hypers_) {
     if (hyper.is_new) commit.hyper.push_back(hyper.change);
   }
+  place_branches(commit);
   actions_.push_back(std::move(commit));
 }
 
@@ -131,10 +139,42 @@ void Membership::place_changes() {
     const std::string difference = difference_of(hyper);
     if (difference.empty()) {
       remember(hyper);
+      if (hyper.is_new) branches_.set(hyper.change);
       return false;
     }
     reply_error(hyper.token, ErrorCode::kMismatch, difference);
     return true;
+  });
+}
+
+// After the changes of hyperparameters, which are of the branch that runs. A chunk that is in the
+// boundary's round may have begun it.
+void Membership::place_branches(MembershipAction& commit) {
+  std::erase_if(current_of_branches_, [&](OfBranches& of) {
+    BranchChange change = of.change;
+    const uint64_t farthest = boundary_.round + kFarthestChange;
+    const std::optional<Error> refused = error_of([&] {
+      change.round = std::max({change.round, boundary_.round + 1, last_change_});
+      if (change.round > farthest) {
+        fail(ErrorCode::kInvalid,
+             "round {} is too far away: job '{}' is in round {}, and changes can be made up to {} "
+             "rounds ahead",
+             change.round, spec_.name, boundary_.round, kFarthestChange);
+      }
+      Branches decided = branches_;  // if anything of this fails, nothing has changed
+      Branches::Decision decision = decided.decide(change, of.child, held_lowest_);
+      commit.hyper.reserve(commit.hyper.size() + decision.hyper.size());
+      commit.orders.reserve(commit.orders.size() + decision.orders.size());
+      of.change.round = change.round;
+      of.records = std::move(decision.records);
+      last_change_ = decision.last;
+      of_last_change_.clear();
+      std::ranges::move(decision.hyper, std::back_inserter(commit.hyper));
+      std::ranges::copy(decision.orders, std::back_inserter(commit.orders));
+      branches_ = std::move(decided);
+    });
+    if (refused) reply_error(of.token, refused->code(), refused->what());
+    return refused.has_value();
   });
 }
 
@@ -189,6 +229,12 @@ void Membership::committed(const CoreReport& report, Ms now) {
                         .first_round = hyper.change.round});
   }
   current_hypers_.clear();
+  for (OfBranches& of : current_of_branches_) {
+    for (LogRecord& record : of.records) log_.add(std::move(record));
+    actions_.push_back(
+        {.type = MembershipAction::kReply, .token = of.token, .first_round = of.change.round});
+  }
+  current_of_branches_.clear();
   if (failing_) return fail_job(failing_->code(), failing_->what());
   check_assembled();
   after_losses(now);

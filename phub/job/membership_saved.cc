@@ -33,6 +33,13 @@ std::vector<ChunkRange> clipped(std::vector<ChunkRange> before, uint32_t rank, u
   return ranges;
 }
 
+// Of hyperparameters or branches: it may hold from a round that is still to come.
+bool is_decision(LogRecord::Kind kind) {
+  using Kind = LogRecord::Kind;
+  return kind == Kind::kHyper || kind == Kind::kForked || kind == Kind::kScheduled ||
+         kind == Kind::kDiscarded;
+}
+
 // Of each rank, the last round that any chunk has.
 std::vector<uint64_t> latest_of_all(const SavedClocks& clocks, uint32_t chunks) {
   std::vector<uint64_t> latest(clocks.ranks);
@@ -56,6 +63,7 @@ Manifest Membership::saved(uint64_t round) {
                            .expected = rank.expected});
   }
   saved.ranks.insert(saved.ranks.end(), beyond_.begin(), beyond_.end());
+  saved.branches = branches_.saved(round);
   for (LogPage page{.more = true}; page.more;) {
     page = log_.page(page.first + page.records.size());
     if (saved.log.empty()) saved.log_first = page.first;
@@ -70,6 +78,10 @@ void Membership::restore(const Manifest& saved, const SavedClocks& clocks) {
   min_round_ = last + 1;
   restore_log(saved, clocks);
   for (const HyperChange& change : saved.hyper) last_change_ = std::max(last_change_, change.round);
+  branches_.restore(saved);
+  for (const BranchMove& move : saved.branches.moves) {
+    last_change_ = std::max(last_change_, move.round);
+  }
   const std::vector<uint64_t> latest = latest_of_all(clocks, chunks_);
   const size_t known = std::min(ranks_.size(), saved.ranks.size());
   for (uint32_t r = 0; r < ranks_.size(); ++r) ranks_[r] = {};
@@ -104,7 +116,7 @@ void Membership::restore_log(const Manifest& saved, const SavedClocks& clocks) {
     record.last_round = std::min(record.last_round, saved.round);
     record.last_rounds =
         clipped(std::move(record.last_rounds), record.rank, saved.round, clocks, chunks_);
-    if (record.kind == LogRecord::Kind::kHyper) last_change_ = std::max(last_change_, record.round);
+    if (is_decision(record.kind)) last_change_ = std::max(last_change_, record.round);
     log_.add(record);
   }
   for (const uint32_t rank : saved.live_ranks) {

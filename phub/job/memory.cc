@@ -48,7 +48,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   const Choices choices = choices_of(spec);
   const bool lock_step = choices.lock_step();
   const bool copies = snapshots && box_has_state(spec);
-  const size_t saved = saved_arrays_of(spec);
+  const size_t saved = saved_arrays_of(spec), optimized = optimized_arrays_of(spec);
   const bool lazy = std::ranges::any_of(spec.keys, &KeySpec::lazy);
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
@@ -67,7 +67,9 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
       const uint64_t above = rack->above.box_slot(chunk);
       node.sums += (sizeof(float) + element.parameter) * above;
     }
-    if (copies) node.snapshot += saved * sizeof(float) * elements;
+    const uint64_t branch = optimized * sizeof(float) * elements + sizeof(uint64_t);
+    node.shelves += spec.branches * branch;
+    if (copies) node.snapshot += saved * sizeof(float) * elements + spec.branches * branch;
     node.bookkeeping += kPlanBytes;
     largest_chunk = std::max(largest_chunk, elements);
   }
@@ -106,6 +108,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
+  control += 2 * uint64_t{spec.branches} * hyper_groups(spec) * sizeof(kernels::Hyper);
   if (choices.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
   if (choices.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
@@ -124,6 +127,7 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots, u
     total.master += node.master;
     total.state += node.state;
     total.sums += node.sums;
+    total.shelves += node.shelves;
     total.snapshot += node.snapshot;
     total.bookkeeping += node.bookkeeping;
   }
@@ -132,11 +136,11 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots, u
 
 std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots) {
   TextTable table({"node", "gradient slots", "parameters", "f32 master", "optimizer", "gated sums",
-                   "snapshot", "bookkeeping", "total"});
+                   "branches", "snapshot", "bookkeeping", "total"});
   const auto add = [&](const std::string& name, const NodeMemory& m) {
     table.add({name, human_bytes(m.slots), human_bytes(m.parameters), human_bytes(m.master),
-               human_bytes(m.state), human_bytes(m.sums), human_bytes(m.snapshot),
-               human_bytes(m.bookkeeping), human_bytes(m.total())});
+               human_bytes(m.state), human_bytes(m.sums), human_bytes(m.shelves),
+               human_bytes(m.snapshot), human_bytes(m.bookkeeping), human_bytes(m.total())});
   };
   const std::vector<NodeMemory> nodes = memory_needed(plan, spec, snapshots);
   for (const NodeMemory& m : nodes) add(fmt::to_string(m.os_node), m);
@@ -150,15 +154,16 @@ void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
     constexpr double kMiB = 1 << 20;
     fail(ErrorCode::kFull,
          "job '{}' needs {:.1f} MiB (gradients of {} ranks {:.1f}, parameters {:.1f}, optimizer "
-         "state {:.1f}, gated sums {:.1f}, snapshot {:.1f}, bookkeeping {:.1f}); {:.1f} of {:.1f} "
+         "state {:.1f}, gated sums {:.1f}, branches {:.1f}, snapshot {:.1f}, bookkeeping {:.1f}); "
+         "{:.1f} of {:.1f} "
          "MiB are in use: end "
          "another job, "
-         "lower max_ranks, or raise --memory-limit",
+         "lower max_ranks or branches, or raise --memory-limit",
          spec.name, static_cast<double>(memory.total()) / kMiB, spec.max_ranks,
          static_cast<double>(memory.slots) / kMiB,
          static_cast<double>(memory.parameters + memory.master) / kMiB,
          static_cast<double>(memory.state) / kMiB, static_cast<double>(memory.sums) / kMiB,
-         static_cast<double>(memory.snapshot) / kMiB,
+         static_cast<double>(memory.shelves) / kMiB, static_cast<double>(memory.snapshot) / kMiB,
          static_cast<double>(memory.bookkeeping) / kMiB, static_cast<double>(used_) / kMiB,
          static_cast<double>(limit_) / kMiB);
   }

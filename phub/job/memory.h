@@ -19,10 +19,11 @@ struct NodeMemory {
   uint64_t master = 0;       // f32 parameters, where what is written back is not these
   uint64_t state = 0;        // of the optimizer
   uint64_t sums = 0;         // of a round that is gated, f32; to a parent, with the results from it
+  uint64_t shelves = 0;      // of the branches that do not run: f32 arrays, and their steps
   uint64_t snapshot = 0;     // a copy of what is saved (f32 arrays and clocks), for snapshots
   uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
   uint64_t total() const {
-    return slots + parameters + master + state + sums + snapshot + bookkeeping;
+    return slots + parameters + master + state + sums + shelves + snapshot + bookkeeping;
   }
 };
 

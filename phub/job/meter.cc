@@ -53,6 +53,7 @@ Probe JobMeter::collect(uint64_t now_ms) {
     const Probe& probe = probes_[i];
     all.min_round = std::min(all.min_round, probe.min_round);
     all.chunks_completed += probe.chunks_completed;
+    all.switch_chunks += probe.switch_chunks;
     all.endpoint += probe.endpoint;
     for (size_t r = 0; r < all.arrivals.size(); ++r) {
       all.arrivals[r] += probe.arrivals[r];
@@ -64,6 +65,7 @@ Probe JobMeter::collect(uint64_t now_ms) {
   for (size_t i = 0; i < probes_.size(); ++i) core_endpoints_[i] = probes_[i].endpoint;
   endpoints_ = all.endpoint;
   chunks_completed_ = all.chunks_completed;
+  switch_chunks_ = all.switch_chunks;
   lacks_ = all.lacks;
   count_flow();
   if (now_ms >= rate_ms_ + kRateMs) {
@@ -124,6 +126,7 @@ void JobMeter::add_rates(BoxMeters& to) const {
 void JobMeter::add_to(JobStatus& status) const {
   status.rounds_per_s = rounds_per_s_;
   status.chunks_completed = chunks_completed_;
+  status.switch_chunks = switch_chunks_;
   status.transport = transport_;
   status.counters = endpoints_;
   for (size_t i = 0; i < plan_.cores.size(); ++i) {

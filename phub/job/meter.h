@@ -68,6 +68,7 @@ class JobMeter {
   EndpointCounters endpoints_;
   std::vector<EndpointCounters> core_endpoints_;
   uint64_t chunks_completed_ = 0;
+  uint64_t switch_chunks_ = 0;
   uint64_t chunks_before_ = 0;  // when the rates were taken last
   double rounds_per_s_ = 0;
   uint64_t rate_ms_;

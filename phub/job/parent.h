@@ -18,9 +18,12 @@ namespace phub {
 class Parent {
  public:
   virtual ~Parent() = default;
-  virtual std::string name() const = 0;       // its address, for messages
-  virtual std::string transport() const = 0;  // over which gradients go there
+  virtual std::string name() const = 0;  // its address, for messages
+  virtual std::string transport()
+      const = 0;  // over which gradients go there; auto: join() finds out
   virtual std::string rack_name() const = 0;  // this box's, for people
+  // What each NIC sends there at most; 0: no limit.
+  virtual uint64_t nic_bytes_per_s() const { return 0; }
 
   virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
   virtual void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) = 0;

@@ -21,9 +21,13 @@ class RemoteCopy {
     size_t arrays = 0;
     uint64_t chunks = 0;  // of the job
     uint32_t clock_ranks = 0;
+    uint32_t shelves = 0;
+    size_t arrays_of_shelf = 0;
 
+    size_t all_arrays() const { return arrays + shelves * arrays_of_shelf; }
     uint64_t bytes() const {
-      return elements * arrays * sizeof(float) + SavedClocks::bytes(chunks, clock_ranks);
+      return elements * all_arrays() * sizeof(float) + SavedClocks::bytes(chunks, clock_ranks) +
+             shelves * chunks * sizeof(uint64_t);
     }
   };
   // Of `box` in the plan of all boxes. `saved_ranks`: of the checkpoint that the job goes on from.
@@ -32,11 +36,15 @@ class RemoteCopy {
   // Throws Error(kFull) that names `what`.
   RemoteCopy(const Size& size, uint32_t os_node, std::string_view what);
 
-  float* array(size_t array) const {
-    return reinterpret_cast<float*>(memory_.bytes().data()) + array * size_.elements;
+  // As JobPart::own_array() counts them.
+  float* array(uint32_t shelf, size_t array) const {
+    const size_t at =
+        shelf == 0 ? array : size_.arrays + (shelf - 1) * size_.arrays_of_shelf + array;
+    return reinterpret_cast<float*>(memory_.bytes().data()) + at * size_.elements;
   }
   SavedClocks clocks() const;
-  SavedImage image() const;  // as its part has it
+  uint64_t* steps_of_shelf(uint32_t shelf) const;  // by chunk of the job
+  SavedImage image() const;                        // as its part has it
 
  private:
   Size size_;

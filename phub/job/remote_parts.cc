@@ -104,6 +104,7 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
   ShardBoundary sent{.round = boundary.round,
                      .forgotten = boundary.forgotten,
                      .hyper = action.hyper,
+                     .moves = moves_of(action.orders),
                      .lowest_round = action.lowest_round,
                      .snapshot = boundary.snapshot,
                      .snapshot_round = boundary.snapshot_round,
@@ -231,7 +232,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   out.said = report.said;
   out.round = report.round;
   out.started = report.started;
-  out.min_round = report.min_round;
+  out.min_round = out.lowest = report.min_round;
   return out;
 }
 

@@ -42,6 +42,9 @@ std::string violation_text(const Job& job, const CoreReport& report) {
           fmt::format("round (or part) {} (mod 256) in round {}", report.said, report.round));
     case CoreReport::kBytes:
       return sent(fmt::format("{} bytes, not as many as belong there,", report.said));
+    case CoreReport::kInterest:
+      return sent(fmt::format("round {} (mod 256)", report.said)) +
+             ", which it said that it neither writes nor reads";
     case CoreReport::kParticipants:
       return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,
                               job.spec().rack_ranks[report.rank]));
@@ -177,6 +180,10 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kViolation:
       lose(report.rank, report.incarnation, violation_text(*job_, report));
       break;
+    case CoreReport::kSwitchEnded:
+    case CoreReport::kSwitchBegun:
+      switch_changed(report);
+      break;
     case CoreReport::kParentBroke:
       parent_broke();
       break;
@@ -192,10 +199,34 @@ void RunningJob::handle(const CoreReport& report) {
         break;
       }
       membership_.non_finite(
-          report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
+          report.rank,
+          fmt::format("{}, in round {}{}", job_->where(report.chunk), report.round,
+                      report.rank == CoreReport::kNoRank && !job_->switch_offer().streams.empty()
+                          ? " (or some rank's gradient that came through the switch was not)"
+                          : ""));
       break;
   }
   carry_out();
+}
+
+// The first core that ends it is mostly followed by the others.
+void RunningJob::switch_changed(const CoreReport& report) {
+  const std::string where =
+      fmt::format("job '{}', CPU {}", job_->spec().name, job_->plan().cores[report.core].os_cpu);
+  if (report.type == CoreReport::kSwitchBegun) {
+    switch_ended_.erase(report.core);
+    host_.notes.add(host_.clock.now_ms(), fmt::format("{}: the switch is used again, from round {}",
+                                                      where, report.round));
+    return;
+  }
+  std::string why = report.why;
+  if (report.rank != CoreReport::kNoRank) why += fmt::format(" (rank {})", report.rank);
+  if (report.said != 1) {
+    host_.notes.add(
+        host_.clock.now_ms(),
+        fmt::format("{}: the switch is not used now, and workers send directly: {}", where, why));
+  }
+  switch_ended_[report.core] = std::move(why);
 }
 
 void RunningJob::handle(const TransportEvent& event) {
@@ -286,7 +317,7 @@ void RunningJob::carry_out() {
 // their oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
-    const uint64_t now = job_->grown_bytes() + state_bytes();
+    const uint64_t now = job_->grown_bytes() + state_bytes() + interest_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -297,6 +328,17 @@ void RunningJob::count_growth() {
   MembershipLog& log = membership_.log();
   log.limit(log.bytes() - std::min(excess, log.bytes()));
   count();
+}
+
+uint64_t RunningJob::interest_bytes() const {
+  uint64_t bytes = 0;
+  for (const Seat& seat : seats_) {
+    bytes += seat.chunks.size() * sizeof(ChunkInterest);
+    for (const KeyInterest& of : seat.interest) {
+      bytes += sizeof of + (of.writes.size() + of.reads.size()) * sizeof(ElementRange);
+    }
+  }
+  return bytes;
 }
 
 void RunningJob::act(MembershipAction& action) {
@@ -323,30 +365,32 @@ void RunningJob::act(MembershipAction& action) {
 }
 
 void RunningJob::admit(const MembershipAction& action) {
-  const auto join = joins_.find(action.token);
-  const bool saves = join != joins_.end() && join->second.saves;
+  const auto seat = std::make_shared<Seat>(Seat{.incarnation = action.incarnation});
+  if (const auto join = joins_.find(action.token); join != joins_.end()) {
+    seat->saves = join->second.saves;
+    seat->interest = join->second.interest;
+  }
   run_beside(
       host_.builder,
-      [this, rank = action.rank] {
+      [this, rank = action.rank, seat] {
         check_descriptors(host_.builder.event_fd());
         job_->link().prepare(rank);
+        seat->chunks = interest_in_chunks(seat->interest, job_->spec().keys, job_->whole_plan());
       },
-      [this, rank = action.rank, incarnation = action.incarnation,
-       saves](const std::optional<Error>& refused) {
+      [this, rank = action.rank, seat](const std::optional<Error>& refused) {
         if (ending_) return;
-        admitted(rank, incarnation, saves, refused);
+        admitted(rank, std::move(*seat), refused);
         carry_out();
       });
 }
 
-void RunningJob::admitted(uint32_t rank, uint32_t incarnation, bool saves,
-                          std::optional<Error> refused) {
+void RunningJob::admitted(uint32_t rank, Seat seat, std::optional<Error> refused) {
+  const uint32_t incarnation = seat.incarnation;
   if (!refused) {
     refused = error_of([&] {
       admitted_.insert(rank);
-      seats_[rank] = {.incarnation = incarnation,
-                      .offer = job_->link().admit(rank, incarnation),
-                      .saves = saves};
+      seat.offer = job_->link().admit(rank, incarnation);
+      seats_[rank] = std::move(seat);
     });
     if (refused) admitted_.erase(rank);
   }
@@ -370,9 +414,13 @@ void RunningJob::commit(const MembershipAction& action) {
   Boundary& boundary = membership_.boundary();
   for (Boundary::Admitted& admitted : boundary.admitted) {
     admitted.slots = job_->link().slots(admitted.rank);
+    admitted.interest = seats_[admitted.rank].chunks;
   }
   if (!action.hyper.empty()) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
+  }
+  if (!action.orders.empty()) {
+    boundary.orders = job_->branch_orders().add(action.orders, action.lowest_round);
   }
   if (boundary.snapshot) choose_saved_round(boundary);
   const uint64_t state = boundary.moves_state ? place_state(boundary) : 0;
@@ -472,6 +520,7 @@ JobStatus RunningJob::status() const {
   status.durable_round = durable_round_;
   status.next_saved_round = parts_.round();
   status.void_snapshots = void_snapshots_;
+  if (!switch_ended_.empty()) status.switch_ended = switch_ended_.begin()->second;
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.ranks();
   for (RankStatus& rank : status.ranks) {
@@ -481,6 +530,7 @@ JobStatus RunningJob::status() const {
   std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
   status.missing = membership_.missing();
   status.waiting_for = membership_.waiting_for();
+  status.branches = membership_.branches().list(membership_.completed_round() + 1);
   meter_.add_to(status);
   return status;
 }

@@ -114,6 +114,7 @@ class RunningJob {
   void leave(uint32_t rank, Reply<Done> reply);
   void barrier(uint32_t rank, Reply<Done> reply);
   void set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
+  void change_branches(const BranchChange& change, Reply<BranchReply> reply);
   void reconnect(const Credential& who, Reply<Offer> reply);
 
   void leave_barrier(const Credential& who);
@@ -185,12 +186,15 @@ class RunningJob {
     uint64_t first_round = 0;
     bool send_initial = false;
     bool saves = false;  // its part belongs to checkpoints
-    RackNews rack = {};  // the latest, where the rank is a rack
+    std::vector<KeyInterest> interest = {};
+    std::vector<ChunkInterest> chunks = {};  // what that is, chunk by chunk; the cores read it
+    RackNews rack = {};                      // the latest, where the rank is a rack
   };
   struct WaitingJoin {
     std::string id;
     Caller caller;
     bool saves = false;
+    std::vector<KeyInterest> interest = {};
     std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
   };
   struct Reconnection {
@@ -207,11 +211,12 @@ class RunningJob {
   void check_vanished(uint32_t rank);
   void lose(uint32_t rank, uint32_t incarnation, const std::string& why);
   void note_loss(uint32_t rank);
+  void switch_changed(const CoreReport& report);
   void carry_out();
   void count_growth();
   void act(MembershipAction& action);
   void admit(const MembershipAction& action);
-  void admitted(uint32_t rank, uint32_t incarnation, bool saves, std::optional<Error> refused);
+  void admitted(uint32_t rank, Seat seat, std::optional<Error> refused);
   void commit(const MembershipAction& action);
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
@@ -277,8 +282,12 @@ class RunningJob {
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
   uint64_t state_bytes() const;
+  uint64_t interest_bytes() const;
 
   // running_job_calls.cc
+  void check_change(const std::map<std::string, double>& values) const;
+  void check_room_for_changes();
+  BranchReply branches() const;
   uint64_t expect(Reply<uint64_t> reply);
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
@@ -334,6 +343,7 @@ class RunningJob {
   std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
   uint64_t void_snapshots_ = 0;
+  std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: why
 
   uint64_t copying_round_ = 0;  // of the snapshot that cores still copy; 0: none
   std::vector<Reply<CheckpointReply>> checkpoints_asked_;  // until a snapshot has its round

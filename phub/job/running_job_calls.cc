@@ -1,6 +1,7 @@
 // A running job: its members' calls, and their answers.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "phub/job/running_job.h"
@@ -86,28 +87,67 @@ void RunningJob::leave_barrier(const Credential& who) {
   carry_out();
 }
 
-void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply) {
-  check_hyper(change.values, hyper_groups(job_->spec()));
-  if (change.values.contains("rmsprop_momentum")) {
+// Throws Error: these hyperparameters cannot be changed.
+void RunningJob::check_change(const std::map<std::string, double>& values) const {
+  check_hyper(values, hyper_groups(job_->spec()));
+  if (values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
-  if (uplink_) return uplink_->set_hyper(change, std::move(reply));
-  if (change.values.contains("max_norm") && !job_->choices().gated) {
+  if (uplink_) return;  // what its parent's job is, that knows
+  if (values.contains("max_norm") && !job_->choices().gated) {
     fail(ErrorCode::kInvalid,
          "max_norm can be set in a job that began with one (0: none, at first): job '{}' did not",
          job_->spec().name);
   }
-  if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
+}
+
+void RunningJob::check_room_for_changes() {
   const uint64_t round = membership_.completed_round() + 1;
-  if (job_->hyper().full(round)) {
+  const bool may_lag =
+      std::ranges::any_of(seats_, [](const Seat& s) { return !s.interest.empty(); });
+  uint64_t lowest = may_lag ? std::min(round, membership_.lowest_round()) : round;
+  if (copying_round_ > 0) lowest = std::min(lowest, copying_round_ + 1);  // its manifest has them
+  if (job_->hyper().full(lowest)) {
     fail(ErrorCode::kFull,
          "{} changes of hyperparameters are still needed: some key is in round {}, or changes were "
          "made far ahead; push every key in every round",
          HyperTable::kMostChanges, round);
   }
+}
+
+void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply) {
+  check_change(change.values);
+  if (uplink_) return uplink_->set_hyper(change, std::move(reply));
+  if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
+  check_room_for_changes();
   membership_.set_hyper(expect(answer_with<HyperReply>(
                             std::move(reply), [](uint64_t from) { return HyperReply{from}; })),
                         rank, change);
+  carry_out();
+}
+
+BranchReply RunningJob::branches() const {
+  const uint64_t in_progress = membership_.completed_round() + 1;
+  const Branches& branches = membership_.branches();
+  return {.branches = branches.list(in_progress), .runs = branches.runs(in_progress)};
+}
+
+void RunningJob::change_branches(const BranchChange& change, Reply<BranchReply> reply) {
+  if (job_->spec().branches == 0) {
+    fail(ErrorCode::kInvalid, "job '{}' has no branches: create it with `branches` above 0",
+         job_->spec().name);
+  }
+  if (change.action == BranchAction::kList) return reply(branches());
+  check_change(change.values);
+  if (change.action == BranchAction::kSchedule) check_room_for_changes();
+  const uint32_t child = change.action == BranchAction::kFork ? membership_.new_branch() : 0;
+  const auto answer = answer_with<BranchReply>(std::move(reply), [this, child](uint64_t round) {
+    BranchReply made = branches();
+    made.round = round;
+    made.branch = child;
+    return made;
+  });
+  membership_.change_branches(expect(answer), change, child);
   carry_out();
 }
 
@@ -170,6 +210,12 @@ void RunningJob::check_same(const JobSpec& spec, const std::string& transport) c
     fail(ErrorCode::kMismatch, "job '{}' is there already and differs: {}", spec.name, different);
   }
   if (transport_ == transport) return;
+  if (!spec.rack_ranks.empty()) {
+    fail(ErrorCode::kMismatch,
+         "job '{}' runs over {}, this rack asks for {}: give all of its racks the same "
+         "--parent-transport (tcp, verbs or ofi), or auto",
+         spec.name, transport_, transport);
+  }
   fail(ErrorCode::kMismatch,
        "job '{}' runs over {}, this worker asks for {}: where some workers are on the server's "
        "host and some are not, set PHUB_TRANSPORT to the same (tcp, verbs or ofi) for all",
@@ -177,6 +223,14 @@ void RunningJob::check_same(const JobSpec& spec, const std::string& transport) c
 }
 
 void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
+  if (!request.interest.empty() && has_remote_parts()) {
+    reply(
+        {ErrorCode::kInvalid,
+         fmt::format("interest: job '{}' has parts on other boxes, where every rank takes part in "
+                     "every chunk; its first rank must join with an interest, or all without",
+                     job_->spec().name)});
+    return;
+  }
   const std::string& id = request.id;
   for (auto& [token, waiting] : joins_) {
     if (id.empty() || waiting.id != id || waiting.caller.id != request.caller.id) continue;
@@ -190,7 +244,7 @@ void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
     return answer_join(rank, {std::move(reply)});
   }
   const uint64_t token = next_token_++;
-  joins_[token] = {id, request.caller, request.saves, {std::move(reply)}};
+  joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
   if (request.saves && must_tell_of_savers()) {
     savers_to_join_.push_back({token, request.rank, request.replace});
     return tell_parent();
@@ -222,7 +276,13 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
                                                             .send_initial = seat.send_initial,
                                                             .offer = seat.offer,
                                                             .epoch = life_.epoch,
-                                                            .parts = parts_for(rank)});
+                                                            .parts = parts_for(rank),
+                                                            .interest = seat.interest});
+  // Who comes later has ended the generation that the others were in.
+  if (rank < job_->switch_offer().workers) {
+    answer->through_switch = job_->switch_offer();
+    answer->through_switch.later = seat.first_round != life_.durable_round + 1;
+  }
   if (seat.saves || has_racks()) answer->save_every = save_every();
   const auto compose = [this, answer] {
     answer->layout = routes_of(job_->whole_plan());

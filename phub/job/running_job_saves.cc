@@ -57,9 +57,13 @@ void RunningJob::take_snapshot() {
 }
 
 void RunningJob::choose_saved_round(Boundary& boundary) {
+  forget_savers();  // of rounds that are durable
   const bool joins = std::ranges::any_of(
       boundary.admitted, [this](const auto& admitted) { return seats_[admitted.rank].saves; });
-  const bool has_parts = joins || any_saves();
+  // The round that is complete may be one of somebody who did not live to send its part of it.
+  const bool lost = std::ranges::any_of(
+      lost_savers_, [&boundary](const SaverStay& stay) { return stay.covers(boundary.round - 1); });
+  const bool has_parts = joins || lost || any_saves();
   if (!has_parts && job_->saved_arrays() == 0) {  // those that save have gone meanwhile
     boundary.snapshot = saving_ = false;
     return answer_checkpoints(
@@ -78,6 +82,7 @@ void RunningJob::choose_saved_round(Boundary& boundary) {
   } else {
     parts_.end();
   }
+  membership_.keep_from(copying_round_ + 1);
   if (failed_round_ >= copying_round_) failed_round_ = 0;  // it is tried again
   if (copying_round_ > 0) return answer_checkpoints(CheckpointReply{.round = copying_round_});
   answer_checkpoints({ErrorCode::kInvalid,
@@ -131,12 +136,16 @@ void RunningJob::finish_copy() {
   const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
+  membership_.keep_from(kNever);
   if (round == durable_round_) {
     drop_parts();
     return snapshot_written(round, std::nullopt);
   }
   job_->take_clocks_of_others();
   snapped_ = std::make_shared<Manifest>(membership_.saved(round));
+  for (SavedShelf& shelf : snapped_->branches.shelves) {
+    shelf.steps = job_->saved_steps_of_shelf(shelf.place);
+  }
   snapped_->spec = job_->spec();
   snapped_->hyper = job_->hyper().needed_from(round + 1);
   snapped_->steps = job_->saved_steps(round);

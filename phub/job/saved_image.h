@@ -1,6 +1,7 @@
 // What moves between two boxes in pieces, as bytes one after another that both count alike: what a
-// checkpoint has of one box's part of a job, the f32 arrays in the box's layout and then the
-// clocks; or its part of the state of keys (transport/control/shard_messages.h).
+// checkpoint has of one box's part of a job, the f32 arrays in the box's layout, those of shelves
+// too, then the clocks, and the steps of shelves; or its part of the state of keys
+// (transport/control/shard_messages.h).
 #pragma once
 
 #include <algorithm>

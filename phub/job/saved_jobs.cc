@@ -21,11 +21,47 @@ std::string file_of(const Job& job, size_t array) {
   return array > states.size() ? std::string(kViewFile) : state_file(states[array - 1]);
 }
 
+struct SavedFile {
+  std::string name;
+  uint32_t shelf = 0;
+  size_t array = 0;
+};
+
+// All that have tensors of the job's keys.
+std::vector<SavedFile> files_of(const Job& job, const Manifest& saved) {
+  std::vector<SavedFile> files;
+  for (size_t array = 0; array < job.saved_arrays(); ++array) {
+    files.push_back({.name = file_of(job, array), .array = array});
+  }
+  for (const SavedShelf& shelf : saved.branches.shelves) {
+    for (size_t array = 0; array < job.arrays_of_shelf(); ++array) {
+      files.push_back({branch_file(shelf.branch, file_of(job, array)), shelf.place, array});
+    }
+  }
+  return files;
+}
+
+TensorType type_of(const KeySpec& key) {
+  switch (fold_of(key).type) {
+    case kernels::ValueType::kF32:
+      return TensorType::kF32;
+    case kernels::ValueType::kF64:
+      return TensorType::kF64;
+    case kernels::ValueType::kI32:
+      return TensorType::kI32;
+    case kernels::ValueType::kI64:
+      return TensorType::kI64;
+  }
+  return TensorType::kF32;
+}
+
 std::vector<TensorInfo> tensors_of(const JobSpec& spec) {
   std::vector<TensorInfo> tensors;
   for (const KeySpec& key : spec.keys) {
-    tensors.push_back({key.name, TensorType::kF32, key.shape});
-    if (key.shape.empty()) tensors.back().shape = {key.elements};
+    tensors.push_back({key.name, type_of(key), key.shape});
+    std::vector<uint64_t>& shape = tensors.back().shape;
+    if (shape.empty()) shape = {key.elements};
+    shape.back() /= kernels::words_of(fold_of(key).type);
   }
   return tensors;
 }
@@ -33,14 +69,15 @@ std::vector<TensorInfo> tensors_of(const JobSpec& spec) {
 // The parts of a job's keys, in order, for a writer that asks for one after the other.
 class PartsOfKeys {
  public:
-  PartsOfKeys(const Job& job, size_t array) : job_(job), array_(array) {}
+  PartsOfKeys(const Job& job, uint32_t shelf, size_t array)
+      : job_(job), shelf_(shelf), array_(array) {}
 
   std::span<const std::byte> at(size_t key, uint64_t offset) {
     if (key != key_ || offset == 0) {
       parts_.clear();
       next_ = 0;
       key_ = key;
-      job_.for_each_part_of_copy(array_, key,
+      job_.for_each_part_of_copy(shelf_, array_, key,
                                  [this](std::span<float> part) { parts_.push_back(part); });
     }
     return std::as_bytes(parts_.at(next_++));
@@ -48,6 +85,7 @@ class PartsOfKeys {
 
  private:
   const Job& job_;
+  const uint32_t shelf_;
   const size_t array_;
   size_t key_ = ~size_t{0};
   std::vector<std::span<float>> parts_;
@@ -90,11 +128,11 @@ void read_clocks(CheckpointReader& reader, uint64_t chunks, const SavedClocks& c
   }
 }
 
-void write_tensors(const Job& job, const JobSpec& spec, CheckpointWriter& writer) {
-  const std::vector<TensorInfo> tensors = tensors_of(spec);
-  for (size_t array = 0; array < job.saved_arrays(); ++array) {
-    PartsOfKeys parts(job, array);
-    writer.add_tensors(file_of(job, array), tensors,
+void write_tensors(const Job& job, const Manifest& saved, CheckpointWriter& writer) {
+  const std::vector<TensorInfo> tensors = tensors_of(saved.spec);
+  for (const SavedFile& file : files_of(job, saved)) {
+    PartsOfKeys parts(job, file.shelf, file.array);
+    writer.add_tensors(file.name, tensors,
                        [&parts](size_t key, uint64_t offset) { return parts.at(key, offset); },
                        {{"format", "pt"}});
   }
@@ -176,16 +214,15 @@ void SavedJobs::load(const Manifest& saved, Job& job) {
   const std::scoped_lock lock(mutex_);
   const std::unique_ptr<CheckpointReader> reader = store_.open(saved.spec.name, id_of(saved));
   const std::vector<TensorInfo> expected = tensors_of(saved.spec);
-  for (size_t array = 0; array < job.saved_arrays(); ++array) {
-    const std::string file = file_of(job, array);
-    if (reader->tensors(file).tensors != expected) {
+  for (const SavedFile& file : files_of(job, saved)) {
+    if (reader->tensors(file.name).tensors != expected) {
       fail(ErrorCode::kInvalid, "{}/{} does not have the keys of its manifest", reader->folder(),
-           file);
+           file.name);
     }
     for (size_t key = 0; key < expected.size(); ++key) {
       uint64_t offset = 0;
-      job.for_each_part(array, key, [&](std::span<float> part) {
-        reader->read_tensor(file, key, offset, std::as_writable_bytes(part));
+      job.for_each_part(file.shelf, file.array, key, [&](std::span<float> part) {
+        reader->read_tensor(file.name, key, offset, std::as_writable_bytes(part));
         offset += part.size_bytes();
       });
     }
@@ -267,7 +304,7 @@ std::string SavedJobs::write(const Job& job, const Manifest& saved) {
   const std::unique_ptr<CheckpointWriter> writer = take_begun(saved.spec.name, id_of(saved)).writer;
   lock.unlock();
   try {
-    write_tensors(job, saved.spec, *writer);
+    write_tensors(job, saved, *writer);
   } catch (...) {
     lock.lock();  // the writer removes what it has written
     throw;

@@ -32,7 +32,7 @@ Choices choices_of(const JobSpec& spec) {
                                                   parse_result_format, kernels::DType::kTopK);
   const bool plain = kernels::is_plain(parameters);
   return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
-                                     kernels::Optimizer::kRmsprop),
+                                     kernels::Optimizer::kFold),
           .parameter_dtype = plain ? parameters : kernels::DType::kF32,
           .difference = plain ? std::nullopt : std::optional(parameters),
           .consistency = parse_choice<Consistency>("consistency", spec.consistency),
@@ -60,6 +60,13 @@ void check_differences(const JobSpec& spec) {
          "optimizer '{}', work '{}'",
          spec.parameter_dtype, spec.optimizer, spec.work);
   }
+}
+
+kernels::Fold fold_of(const KeySpec& key) {
+  if (key.operation.empty()) return {};
+  if (const auto fold = kernels::parse_fold(value_type_of(key), key.operation)) return *fold;
+  fail(ErrorCode::kInvalid, "key '{}': operation '{}' of '{}' is unknown", key.name,
+       printable(key.operation), printable(key.value_type));
 }
 
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "kernels/fold.h"
 #include "kernels/kernels.h"
 #include "transport/control/choices.h"
 #include "transport/control/job_spec.h"
@@ -32,5 +33,7 @@ Choices choices_of(const JobSpec& spec);
 void check_differences(const JobSpec& spec);
 // The format of a key's gradients, or of their factors. Throws likewise.
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
+// What is done with its contributions in place of an addition, if anything. Throws likewise.
+kernels::Fold fold_of(const KeySpec& key);
 
 }  // namespace phub

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "phub/plan/overlap.h"
 #include "phub/text_table.h"
 #include "transport/error.h"
 
@@ -49,23 +50,48 @@ std::vector<FactorWay> ways_of(const MatrixWays& matrix, const WayInputs& inputs
   return ways;
 }
 
+// What keys cost: all together, or each layer's.
+class Costs {
+ public:
+  Costs(const JobSpec& spec, std::span<const LayerComputing> layers) : layers_(layers) {
+    of_layer_.resize(std::max<size_t>(layers.size(), 1));
+    layer_.resize(spec.keys.size());
+    for (size_t l = 0; l < layers.size(); ++l) {
+      for (const uint32_t key : layers[l].keys) layer_[key] = l;
+    }
+  }
+
+  WayCost& of_key(uint32_t key) { return of_layer_[layer_[key]]; }
+  const std::vector<WayCost>& of_layers() const { return of_layer_; }
+  double seconds(const WayInputs& inputs) const {
+    return layers_.empty() ? of_layer_.front().seconds(inputs)
+                           : iteration_seconds(layers_, of_layer_, inputs, true);
+  }
+
+ private:
+  std::span<const LayerComputing> layers_;
+  std::vector<WayCost> of_layer_;
+  std::vector<size_t> layer_;  // by key
+};
+
 // Tries all ways of every matrix that is left, in order.
 class Search {
  public:
-  Search(const std::vector<MatrixWays*>& undecided, const WayInputs& inputs)
-      : undecided_(undecided), inputs_(inputs) {
+  // `others`: of all other keys.
+  Search(const std::vector<MatrixWays*>& undecided, const WayInputs& inputs, const Costs& others)
+      : undecided_(undecided), inputs_(inputs), so_far_(others) {
     for (const MatrixWays* matrix : undecided) ways_.push_back(ways_of(*matrix, inputs));
   }
 
-  // `others`: of all other keys. The best way is that of each matrix afterwards.
-  void run(const WayCost& others) {
-    visit(0, others);
+  // The best way is that of each matrix afterwards.
+  void run() {
+    visit(0);
     for (size_t i = 0; i < undecided_.size(); ++i) undecided_[i]->way = best_[i];
   }
 
  private:
-  void visit(size_t at, const WayCost& so_far) {
-    const double seconds = so_far.seconds(inputs_);
+  void visit(size_t at) {
+    const double seconds = so_far_.seconds(inputs_);
     if (seconds >= best_s_) return;  // more matrices take no less
     if (at == undecided_.size()) {
       best_s_ = seconds;
@@ -73,16 +99,19 @@ class Search {
       for (const MatrixWays* matrix : undecided_) best_.push_back(matrix->way);
       return;
     }
+    WayCost& cost = so_far_.of_key(undecided_[at]->key);
+    const WayCost before = cost;
     for (const FactorWay way : ways_[at]) {
       undecided_[at]->way = way;
-      WayCost with = so_far;
-      with += undecided_[at]->cost();
-      visit(at + 1, with);
+      cost += undecided_[at]->cost();
+      visit(at + 1);
+      cost = before;
     }
   }
 
   const std::vector<MatrixWays*>& undecided_;
   const WayInputs& inputs_;
+  Costs so_far_;
   std::vector<std::vector<FactorWay>> ways_;
   double best_s_ = INFINITY;
   std::vector<FactorWay> best_;
@@ -161,15 +190,19 @@ WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
           .product_s = flops / (inputs.product_gflop_s * 1e9)};
 }
 
-Ways choose_ways(const JobSpec& spec, const WayInputs& inputs) {
+Ways choose_ways(const JobSpec& spec, const WayInputs& inputs,
+                 std::span<const LayerComputing> layers) {
   check(inputs);
   Ways ways;
+  Costs all_whole(spec, layers), chosen(spec, layers);
   for (uint32_t k = 0; k < spec.keys.size(); ++k) {
     const KeySpec& key = spec.keys[k];
     const WayCost whole = whole_way(key.elements, inputs);
     ways.all_whole += whole;
+    all_whole.of_key(k) += whole;
     if (key.shape.size() != 2) {
       ways.chosen += whole;
+      chosen.of_key(k) += whole;
       continue;
     }
     const auto [rows, columns] = std::pair(key.shape[0], key.shape[1]);
@@ -189,16 +222,48 @@ Ways choose_ways(const JobSpec& spec, const WayInputs& inputs) {
   };
   std::ranges::stable_sort(undecided, larger);
   undecided.resize(std::min(undecided.size(), kMostUndecided));
-  WayCost others = ways.chosen;
+  Costs others = chosen;
   for (const MatrixWays& matrix : ways.matrices) {
-    if (std::ranges::find(undecided, &matrix) == undecided.end()) others += matrix.whole;
+    if (std::ranges::find(undecided, &matrix) == undecided.end()) {
+      others.of_key(matrix.key) += matrix.whole;
+    }
   }
-  Search(undecided, inputs).run(others);
-  for (const MatrixWays& matrix : ways.matrices) ways.chosen += matrix.cost();
+  Search(undecided, inputs, others).run();
+  for (const MatrixWays& matrix : ways.matrices) {
+    ways.chosen += matrix.cost();
+    chosen.of_key(matrix.key) += matrix.cost();
+  }
+  if (!layers.empty()) {
+    ways.whole_of_layer = all_whole.of_layers();
+    ways.chosen_of_layer = chosen.of_layers();
+  }
   return ways;
 }
 
-std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs) {
+namespace {
+
+std::string describe_iterations(const Ways& ways, const WayInputs& inputs,
+                                std::span<const LayerComputing> layers) {
+  const double alone = computing_seconds(layers);
+  TextTable table({"exchange", "ms", "iteration ms", "with overlap", "visible ms", "of ranks"},
+                  true);
+  const auto add = [&](const char* name, const WayCost& all, std::span<const WayCost> of_layer) {
+    const double with = iteration_seconds(layers, of_layer, inputs, true);
+    table.add({name, milliseconds(all.seconds(inputs)),
+               milliseconds(iteration_seconds(layers, of_layer, inputs, false)), milliseconds(with),
+               milliseconds(with - alone), fmt::format("{:.2f}", inputs.ranks * alone / with)});
+  };
+  add("all whole", ways.all_whole, ways.whole_of_layer);
+  add("as chosen", ways.chosen, ways.chosen_of_layer);
+  return fmt::format("What computing hides ({} layers, {} ms of an iteration)\n", layers.size(),
+                     milliseconds(alone)) +
+         table.text();
+}
+
+}  // namespace
+
+std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
+                     std::span<const LayerComputing> layers) {
   TextTable table({"matrix", "rows", "columns", "whole ms", "box ms", "of it products", "ranks ms",
                    "of it products", "way", "key"},
                   true);
@@ -222,7 +287,8 @@ std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inp
          table.text() +
          fmt::format("All keys: {} ms whole, {} ms with {} of {} matrices as factors\n",
                      milliseconds(ways.all_whole.seconds(inputs)),
-                     milliseconds(ways.chosen.seconds(inputs)), as_factors, ways.matrices.size());
+                     milliseconds(ways.chosen.seconds(inputs)), as_factors, ways.matrices.size()) +
+         (layers.empty() ? "" : describe_iterations(ways, inputs, layers));
 }
 
 }  // namespace phub

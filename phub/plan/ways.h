@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,8 @@ WayCost whole_way(uint64_t elements, const WayInputs& inputs);
 std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
 WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
 
+struct LayerComputing;  // overlap.h
+
 // A key of two dimensions.
 struct MatrixWays {
   uint32_t key = 0;
@@ -65,18 +68,22 @@ struct MatrixWays {
 };
 
 struct Ways {
-  std::vector<MatrixWays> matrices;  // in the order of the keys
-  WayCost all_whole, chosen;         // of all keys
+  std::vector<MatrixWays> matrices;                      // in the order of the keys
+  WayCost all_whole, chosen;                             // of all keys
+  std::vector<WayCost> whole_of_layer, chosen_of_layer;  // the same of each, if there are layers
 };
 
 // No other choice for any of the matrices takes a shorter time, if at most kMostUndecided of them
 // are such that factors could be better; of more, the smaller ones are whole. (Where a way has less
-// of everything it is the better one whatever the others do.) Throws Error(kInvalid): an input is
-// not positive.
+// of everything it is the better one whatever the others do.) Where it is known how long the layers
+// compute, the time is that of an iteration with wait-free backpropagation (iteration_seconds()).
+// Throws Error(kInvalid): an input is not positive.
 inline constexpr size_t kMostUndecided = 12;
-Ways choose_ways(const JobSpec& spec, const WayInputs& inputs);
+Ways choose_ways(const JobSpec& spec, const WayInputs& inputs,
+                 std::span<const LayerComputing> layers = {});
 
 // For people.
-std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs);
+std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
+                     std::span<const LayerComputing> layers = {});
 
 }  // namespace phub

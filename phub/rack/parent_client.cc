@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -13,11 +14,13 @@
 #include <utility>
 
 #include "phub/background.h"
+#include "transport/beside/transport.h"
 #include "transport/control/control_client.h"
 #include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/fd.h"
 #include "transport/ofi/transport.h"
+#include "transport/paced/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/verbs/transport.h"
 
@@ -26,6 +29,46 @@ namespace {
 
 constexpr uint32_t kConnectMs = 10000;
 constexpr uint32_t kJoinMs = 60000;  // it plans, and makes memory
+
+// For a token that may see its own job only.
+std::string transport_of_job(ControlClient& client, const std::string& job) {
+  try {
+    return client.job_status(job, kConnectMs).transport;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+    return "tcp";  // it does not exist yet
+  }
+}
+
+// As workers choose (worker/connect.h), but for shared memory, which is for workers alone.
+std::string choose_for_auto(ControlClient& client, const std::string& job) {
+  ServerStatus status;
+  try {
+    status = client.status(kConnectMs);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnauthorized) throw;
+    return transport_of_job(client, job);
+  }
+  const auto at = std::ranges::find(status.jobs, job, &JobStatus::name);
+  if (at != status.jobs.end()) return at->transport;
+  const bool has_verbs = std::ranges::count(status.transports, "verbs") > 0;
+  return has_verbs && has_usable_verbs() ? "verbs" : "tcp";
+}
+
+// Another rack may have created the job meanwhile: then it is joined over what that has chosen.
+JoinReply join_by_auto(ControlClient& client, JoinRequest request, uint32_t timeout_ms) {
+  request.transport = choose_for_auto(client, request.spec.name);
+  for (;;) {
+    try {
+      return client.join(request, timeout_ms);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kMismatch) throw;
+      const std::string now = choose_for_auto(client, request.spec.name);
+      if (now == request.transport) throw;
+      request.transport = now;
+    }
+  }
+}
 
 }  // namespace
 
@@ -79,6 +122,9 @@ class ParentClient::Lane {
 ParentClient::ParentClient(Options options)
     : options_(std::move(options)), event_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (event_fd_ < 0) fail_system("eventfd", errno);
+  if (options_.nic_bytes_per_s > 0) {
+    shares_.emplace(NicBudget{.bytes_per_s = options_.nic_bytes_per_s});
+  }
   static_cast<void>(ControlClient(options_.server, options_.token, options_.tls));  // is it one?
 }
 
@@ -134,7 +180,8 @@ void ParentClient::join(JoinRequest request, Reply<JoinReply> reply) {
   call<JoinReply>(
       name,
       [request = std::move(request), timeout_ms](ControlClient& client) {
-        return client.join(request, timeout_ms);
+        return request.transport == "auto" ? join_by_auto(client, request, timeout_ms)
+                                           : client.join(request, timeout_ms);
       },
       [this, name, reply = std::move(reply)](Result<JoinReply> result) {
         auto lane = lanes_.extract(name);
@@ -284,11 +331,26 @@ void ParentClient::forget(const Credential& who) {
 }
 
 std::unique_ptr<WorkerLink> ParentClient::connect(const Offer& offer, const LinkLayout& layout) {
-  if (options_.transport == "verbs") return connect_verbs(offer, layout, kConnectMs);
-  if (options_.transport == "ofi") return connect_ofi(offer, layout, kConnectMs);
-  return connect_tcp(offer, layout, kConnectMs,
-                     {.host = parse_server_address(options_.server).host, .tls = options_.tls},
-                     /*near=*/options_.transport == "auto");
+  auto link = connect_unpaced(offer, layout);
+  return shares_ ? make_paced(std::move(link), layout, *shares_) : std::move(link);
+}
+
+std::unique_ptr<WorkerLink> ParentClient::connect_unpaced(const Offer& offer,
+                                                          const LinkLayout& layout) const {
+  const bool may_be_near = options_.transport == "auto";
+  const std::string& transport = may_be_near ? offer.transport : options_.transport;
+  if (transport == "tcp") {
+    return connect_tcp(offer, layout, kConnectMs,
+                       {.host = parse_server_address(options_.server).host, .tls = options_.tls},
+                       may_be_near);
+  }
+  const auto network = [&transport](const Offer& part, const LinkLayout& of,
+                                    std::unique_ptr<LinkArrays> arrays) {
+    return transport == "verbs" ? connect_verbs(part, of, kConnectMs, std::move(arrays))
+                                : connect_ofi(part, of, kConnectMs, std::move(arrays));
+  };
+  return may_be_near ? connect_beside(offer, layout, kConnectMs, network)
+                     : network(offer, layout, nullptr);
 }
 
 }  // namespace phub

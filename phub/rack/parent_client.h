@@ -7,10 +7,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "phub/job/parent.h"
+#include "transport/paced/shares.h"
 #include "transport/tls/client_options.h"
 
 namespace phub {
@@ -20,8 +22,10 @@ class ParentClient final : public Parent {
   struct Options {
     std::string server;  // HOST:PORT, with https:// before it over TLS
     std::string token;
-    // Of gradients: tcp, verbs, ofi. "auto": tcp, and memory where the parent is on this host.
+    // Of gradients: tcp, verbs, ofi. "auto": that of the job where the parent has it, else verbs
+    // where both can, else tcp; and memory where the parent, or a box under it, is on this host.
     std::string transport = "auto";
+    uint64_t nic_bytes_per_s = 0;  // that each NIC sends to the parent at most; 0: no limit
     ClientTls tls;
     std::string rack_name = "a rack";  // this box's, for people
   };
@@ -31,9 +35,8 @@ class ParentClient final : public Parent {
   ParentClient& operator=(const ParentClient&) = delete;
 
   std::string name() const override { return options_.server; }
-  std::string transport() const override {
-    return options_.transport == "auto" ? "tcp" : options_.transport;
-  }
+  std::string transport() const override { return options_.transport; }
+  uint64_t nic_bytes_per_s() const override { return options_.nic_bytes_per_s; }
   std::string rack_name() const override { return options_.rack_name; }
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;
@@ -66,10 +69,12 @@ class ParentClient final : public Parent {
 
   Lane& lane(const std::string& name);
   void answer(Call reply);  // any thread
+  std::unique_ptr<WorkerLink> connect_unpaced(const Offer& offer, const LinkLayout& layout) const;
   template <typename T, typename Ask>
   void call(const std::string& lane_name, Ask ask, Reply<T> reply);
 
   const Options options_;
+  std::optional<BudgetShares> shares_;  // of what goes to the parent; nothing: it has no limit
   const int event_fd_;
   uint64_t joins_ = 0;
   std::map<std::string, std::unique_ptr<Lane>> lanes_;

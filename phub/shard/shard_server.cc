@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 #include <utility>
 
 #include "phub/core/index_set.h"
@@ -78,11 +79,19 @@ std::vector<uint32_t> chunks_here(const Plan& plan) {
   return chunks;
 }
 
+bool fit(std::span<const BranchMove> moves, const JobSpec& spec) {
+  return std::ranges::all_of(moves, [&spec](const BranchMove& move) {
+    return std::max(move.from, move.to) <= spec.branches && (!move.copies || move.from != move.to);
+  });
+}
+
 // What a part needs of the checkpoint that its job goes on from.
 Manifest manifest_of(const ShardRestored& restored, const JobSpec& spec) {
   if (restored.ranks < spec.max_ranks) misfit("the ranks of a checkpoint");
   Manifest manifest{.spec = spec, .round = restored.round, .steps = restored.steps};
   manifest.hyper = restored.hyper;
+  manifest.branches.moves = restored.moves;
+  if (!fit(restored.moves, spec)) misfit("moves of branches");
   manifest.ranks.resize(restored.ranks);
   for (const uint32_t rank : restored.expected) {
     if (rank >= restored.ranks) misfit("a rank that is expected");
@@ -358,6 +367,10 @@ void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order
   boundary.snapshot_round = order.snapshot_round;
   if (!order.hyper.empty()) {
     boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
+  }
+  if (!fit(order.moves, part.job->spec())) return;
+  if (!order.moves.empty()) {
+    boundary.orders = part.job->branch_orders().add(orders_of(order.moves), order.lowest_round);
   }
   if (order.state > 0) place_state(number, part, order.state);
   broadcast(part, {.type = CoreMessage::kCommit, .boundary = &boundary});

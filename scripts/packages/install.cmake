@@ -22,9 +22,10 @@ set(phub_public_headers
   worker/geeps/cache.h worker/geeps/exchange.h worker/geeps/placement.h worker/geeps/key_queue.h
   worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
   worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h
-  worker/device/arena.h worker/device/host_pages.h worker/device/kernel.h kernels/kernels.h
-  transport/control/control_client.h transport/error.h transport/control/http_client.h transport/control/job_spec.h
-  transport/fd.h transport/layout.h transport/memory_device.h transport/slot_format.h transport/control/messages.h transport/control/shard_messages.h
+  worker/device/arena.h worker/device/host_pages.h worker/device/kernel.h worker/iterstore/store.h
+  kernels/fold.h kernels/kernels.h
+  transport/control/control_client.h transport/error.h transport/control/http_client.h transport/control/interest.h transport/control/job_spec.h
+  transport/fd.h transport/layout.h transport/memory_device.h transport/slot_format.h transport/control/branch_messages.h transport/control/messages.h transport/control/shard_messages.h
   transport/control/state_messages.h transport/tls/client_options.h
   transport/transport.h transport/verdict.h transport/wire.h)
 foreach(header ${phub_public_headers})
@@ -34,7 +35,7 @@ endforeach()
 
 # To be linked statically: the library and what it needs of the other folders, as one archive.
 set(archive ${CMAKE_CURRENT_BINARY_DIR}/packages/libphub_worker.a)
-set(parts phub_geeps_c phub_geeps phub_device_keys phub_device phub_worker phub_transport phub_kernels phub_numa)
+set(parts phub_iterstore phub_geeps_c phub_geeps phub_device_keys phub_device phub_worker phub_transport phub_kernels phub_numa)
 set(script "create ${archive}\n")
 foreach(part ${parts})
   string(APPEND script "addlib $<TARGET_FILE:${part}>\n")

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/layers/net.h"
 #include "bench/layers/walk.h"
+#include "phub/plan/layers.h"
 #include "transport/error.h"
 
 namespace phub::layers {

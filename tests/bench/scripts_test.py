@@ -5,6 +5,7 @@
 
 One case per test, so that each can say that it was skipped (exit status 77)."""
 
+import dataclasses
 import json
 import os
 import re
@@ -233,6 +234,10 @@ def peers_placements_are_the_tables(_, __):
         thin = Network("1gbit", 2, "500mbit", False)
         assert round(placement.floor_us(8, model, thin) * 1e-6, 2) == (1.64 if crossing == 1 else 6.54)
         assert round(thin.allreduce_floor_us(8, model) * 1e-6, 2) == 1.64
+        jumbo = dataclasses.replace(thin, mtu=9000)
+        assert jumbo.options() == ["--rate", "1gbit", "--racks", "2", "--uplink", "500mbit", "--mtu", "9000"]
+        assert str(jumbo) == "links of 1gbit, 500mbit between 2 racks, with an MTU of 9000 bytes"
+        assert str(thin).endswith("an MTU of 1500 bytes")
         run_bytes = placement.bytes_of_run(8, model, 3)
         assert check_counted(case, placement, run_bytes) == 1
         for name, (received, sent) in run_bytes.items():
@@ -380,6 +385,50 @@ def time_to_loss_refuses(folder, binaries):
     return 0
 
 
+# --- iterstore_bench
+
+def iterstore_reports(folder, binaries):
+    program, report = binaries / "iterstore_bench", folder / "report.json"
+    text = run(program, "--tiny", "--threads", "2", "--json", report)
+    expect(text, "preprocessing ms", "without placement", "from a virtual iteration")
+    rows = json.loads(report.read_text())["rows"]
+    assert len(rows) == 8 and rows[0]["name"] == "none" and rows[0]["preprocessing_s"] == 0, rows
+    assert all(row[part] > 0 for row in rows for part in ("initialization_s", "first_s", "later_s")), rows
+    assert all(row["preprocessing_s"] > 0 for row in rows[1:]), rows
+    expect(run(program, "--threads", "0", status=2), "--threads")
+    expect(run(program, "--packages", folder / "none", status=1), "none")
+    return 0
+
+
+# --- bench/iterstore_stragglers
+
+def iterstore_stragglers_report(folder, binaries):
+    program, report = BENCH / "iterstore_stragglers", folder / "report.json"
+    quick = ("--build", binaries.parent, "--quick", "--modes", "bsp,ssp:2", "--json", report)
+    expect(run(program, *quick, "--error", "1000"), "| bsp | no |", "| ssp:2 | yes |")
+    rows = json.loads(report.read_text())["rows"]
+    assert [(row["mode"], row["pauses"]) for row in rows] == [("bsp", False), ("bsp", True), ("ssp:2", True)], rows
+    assert all(row["to_error"][0] == 1 and row["to_error"][1] > 0 and row["iteration_s"] > 0 for row in rows), rows
+    assert rows[0]["last_error"] == rows[1]["last_error"], rows  # in lock-step a pause changes no bits
+    expect(run(program, *quick, "--error", "0"), "never")
+    expect(run(program, "--modes", "lazy", status=2), "'lazy' is not bsp, ssp:SLACK or async")
+    expect(run(program, "--cells", "a", "--packages", "b", status=2), "either")
+    expect(run(program, "--build", binaries.parent, "--quick", "--cells", folder / "none", status=1), "none")
+    return 0
+
+
+# --- branches_bench
+
+def branches_report(folder, binaries):
+    program, report = binaries / "branches_bench", folder / "report.json"
+    expect(run(program, "--tiny", "--json", report), "a round of one branch", "until a fork is answered")
+    times = json.loads(report.read_text())
+    assert all(times[time] > 0 for time in ("alone_ms", "interleaved_ms", "fork_call_ms")), times
+    expect(run(program, "--rounds", "201", status=2), "--rounds")
+    expect(run(program, "--optimizer", "none", "--tiny", status=1), "branches")
+    return 0
+
+
 # --- bench/strangers
 
 def strangers_cost_little(_, binaries):
@@ -396,7 +445,7 @@ def strangers_cost_little(_, binaries):
 
 CASES = {name: case for name, case in list(globals().items())
          if callable(case) and name.split("_")[0] in (
-             "plot", "peers", "time", "baseline", "strangers", "rack", "believe")}
+             "plot", "peers", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe")}
 
 
 def main():

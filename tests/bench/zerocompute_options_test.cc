@@ -78,6 +78,41 @@ TEST(OptionsTest, WithoutTheSumThereIsNothingToOptimize) {
   EXPECT_TRUE(parse({"--no-optimize"}).sum);
 }
 
+TEST(OptionsTest, MatricesAreSentAsFactorsOrRows) {
+  const ZerocomputeOptions options =
+      parse({"--model", "alexnet", "--factors", "7", "--rows", "classifier.6*=5,*4.weight=99999"});
+  EXPECT_EQ(options.factors, "7");
+  EXPECT_EQ(options.rows, "classifier.6*=5,*4.weight=99999");
+  EXPECT_FALSE(options.limit);
+  for (const KeySpec& key : options.models[0].keys) {
+    const bool has_rows = key.name == "classifier.6.weight" || key.name == "classifier.4.weight";
+    const bool has_factors = key.name == "classifier.1.weight";
+    EXPECT_EQ(is_rows(key), has_rows) << key.name;
+    EXPECT_EQ(is_factors(key), has_factors) << key.name;
+    EXPECT_EQ(key.rank_limit, has_factors ? 7u : 0u) << key.name;
+    if (has_rows) EXPECT_EQ(key.rows_limit, key.name[11] == '6' ? 5u : 4096u) << "of all its rows";
+  }
+}
+
+TEST(OptionsTest, EmbeddingsAreFoundByTheirNames) {
+  const ZerocomputeOptions options =
+      parse({"--model", "bert-base,gpt2", "--factors", "8", "--rows", "600"});
+  size_t rows = 0;
+  for (const KeyTable& table : options.models) {
+    for (const KeySpec& key : table.keys) {
+      if (key.shape.size() != 2) {
+        EXPECT_FALSE(is_compact(key)) << key.name;
+        continue;
+      }
+      EXPECT_TRUE(is_compact(key)) << key.name;
+      EXPECT_EQ(key.rank_limit, is_rows(key) ? 0u : 8u) << key.name;
+      EXPECT_EQ(key.rows_limit, is_rows(key) ? std::min<uint64_t>(600, key.shape[0]) : 0u);
+      rows += is_rows(key) ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(rows, 5u);  // words, positions and types of BERT's; words and positions of GPT-2's
+}
+
 // What a launcher puts into the environment, for the time of one test.
 class LauncherTest : public testing::Test {
  protected:
@@ -126,11 +161,19 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--dtype", "f64"}), HasSubstr("'f64' is not f32, bf16 or f16"));
   EXPECT_THAT(refusal({"--dtype", "int8"}), HasSubstr("'int8' is not f32, bf16 or f16"));
   EXPECT_THAT(refusal({"--format", "f64"}), HasSubstr("'f64' is not one of f32, bf16"));
-  EXPECT_THAT(refusal({"--format", "int8", "--groups", "2,2"}), HasSubstr("--groups"));
   EXPECT_THAT(refusal({"--results", "bf16"}), HasSubstr("'bf16' is not one of fp8-e4m3"));
   EXPECT_THAT(refusal({"--results", "int8", "--dtype", "bf16"}), HasSubstr("added in f32"));
   EXPECT_THAT(refusal({"--results", "int8", "--no-optimize"}), HasSubstr("--no-optimize"));
   EXPECT_THAT(refusal({"--results", "int8", "--optimizer", "none"}), HasSubstr("optimizer"));
+  EXPECT_THAT(refusal({"--factors", "0"}), HasSubstr("--factors: 0 is not between 1 and 1048575"));
+  EXPECT_THAT(refusal({"--rows", "fc*=x"}), HasSubstr("'x' is not a number"));
+  EXPECT_THAT(refusal({"--rows", "10"}),
+              HasSubstr("--rows: model 'resnet50' has no matrix that is not sent otherwise whose "
+                        "name is as *emb* or *wte* or *wpe*"));
+  EXPECT_THAT(refusal({"--factors", "conv1*=3"}), HasSubstr("whose name is as conv1*"));
+  EXPECT_THAT(refusal({"-b", "4K", "--factors", "3"}), HasSubstr("model '4 KiB' has no matrix"));
+  EXPECT_THAT(refusal({"--factors", "65537", "--workers", "2,4"}),
+              HasSubstr("65537 of each of 4 workers are more than 262144"));
   EXPECT_THAT(refusal({"--optimizer", "magic"}), HasSubstr("magic"));
   EXPECT_THAT(refusal({"--workers", "0"}), HasSubstr("--workers: 0"));
   EXPECT_THAT(refusal({"--workers", "4x"}), HasSubstr("'4x' is not a number"));

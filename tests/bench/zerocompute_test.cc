@@ -125,8 +125,56 @@ TEST(ZerocomputeTest, ResultsAsDifferences) {
   }
 }
 
+// Matrices of odd sizes and others beside them; the bytes are those that a rank sends.
+TEST(ZerocomputeTest, FactorsAndRows) {
+  const TemporaryFile model(".model.json");
+  std::ofstream(model.path()) << R"({"name": "some", "keys": [
+    {"name": "emb", "elements": 9000, "shape": [300, 30]}, {"name": "bias", "elements": 8193},
+    {"name": "fc", "elements": 13467, "shape": [67, 201]},
+    {"name": "fc2", "elements": 33000, "shape": [1000, 33]}]})";
+  for (const char* more :
+       {"--transport shm", "--transport tcp --dtype bf16",
+        "--format int8 --results int8 --groups '(1,1),1'", "--format int4 --optimizer adam --copy",
+        "--no-optimize --groups 2,1", "--no-sum", "--chunk-sizes 512,64K"}) {
+    const TemporaryFile json(".json");
+    const Outcome outcome = zerocompute("--workers 3 -w 1 -n 4 --factors 5 --rows 40 --model " +
+                                        model.path() + " " + more + " --json " + json.path());
+    ASSERT_EQ(outcome.status, 0) << more << ": " << outcome.output;
+    for (const nlohmann::json& row : rows_of(json)) {
+      EXPECT_EQ(row["wrong"], 0u) << outcome.output;
+      EXPECT_EQ(row["factors"], "5");
+      EXPECT_EQ(row["rows"], "40");
+      EXPECT_GE(row["checked"], 5 * row["elements"].get<uint64_t>());
+      EXPECT_FALSE(row.contains("limit_us"));
+    }
+  }
+  // One chunk of each matrix that is sent as factors: K · (M + N) numbers and their number.
+  const TemporaryFile json(".json");
+  const Outcome outcome = zerocompute(
+      "--workers 2 -n 2 --factors fc=5 --rows emb=300 --chunk-elements 32 --serve-args '--cores 1' "
+      "--model " +
+      model.path() + " --json " + json.path());
+  ASSERT_EQ(outcome.status, 0) << outcome.output;
+  const nlohmann::json row = rows_of(json)[0];
+  const uint64_t chunks_of_rows = 300 / 16;  // of 16 rows, so that elements are a multiple of 32
+  EXPECT_EQ(row["bytes"],
+            4 * (8193 + 33000 + 5 * (67 + 201) + 1) + 4 * 300 * 31 + 4 * (chunks_of_rows + 1));
+  EXPECT_EQ(row["chunks"], 257 + 1032 + 1 + chunks_of_rows + 1);
+}
+
+TEST(ZerocomputeTest, GroupsOfCodedGradients) {
+  for (const char* format : {"int8", "int4", "fp8-e5m2", "topk", "int32"}) {
+    const Outcome outcome = zerocompute(
+        std::string(
+            "-b 300K --workers 5 --groups '(1,2),(1,1)' -w 1 -n 4 --no-optimize --format ") +
+        format);
+    EXPECT_EQ(outcome.status, 0) << format << ": " << outcome.output;
+  }
+}
+
 TEST(ZerocomputeTest, EveryOptimizerIsRight) {
-  for (const char* optimizer : {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop"}) {
+  for (const char* optimizer :
+       {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "adadelta"}) {
     const Outcome outcome = zerocompute(
         std::string("-b 80K --workers 2 -w 1 -n 5 --no-limit --optimizer ") + optimizer);
     EXPECT_EQ(outcome.status, 0) << outcome.output;
@@ -285,6 +333,8 @@ TEST(ZerocomputeTest, BadInputIsOneLine) {
       {"--chunk-sizes 1G", 2},
       {"--chunk-sizes 4K --chunk-elements 32", 2},
       {"--link-gbps -1", 2},
+      {"-b 4K --factors 2", 2},
+      {"--model bert-base --rows 0", 2},
       {"-b 4K --server 127.0.0.1:1 -n 1", 1},
       {"-b 4K --transport pigeon -n 1", 1},
   };

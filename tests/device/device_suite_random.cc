@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 
 #include "tests/device/device_suite.h"
+#include "tests/seeds.h"
 
 namespace phub {
 namespace {
@@ -16,11 +16,6 @@ constexpr size_t kRows = 64;
 constexpr size_t kRowFloats = 37;
 constexpr size_t kFloats = kRows * kRowFloats;
 constexpr size_t kBytes = kFloats * sizeof(float);
-
-int steps() {
-  const char* scale = std::getenv("PHUB_TEST_SCALE");
-  return static_cast<int>(1000 * (scale == nullptr ? 1.0 : std::atof(scale)));
-}
 
 // Who wrote and who read a buffer last: what the next work on it has to wait for.
 struct Buffer {
@@ -48,7 +43,7 @@ TEST_P(DeviceSuite, RandomWorkOnSeveralStreamsEqualsTheSameInOneThread) {
     indexes.emplace_back(*device_, rows.back());
   }
 
-  for (int step = 0; step < steps(); ++step) {
+  for (uint64_t step = 0; step < phub::testing::scaled(1000); ++step) {
     const size_t s = random(0, kStreams - 1);
     Stream& stream = *streams[s];
     Buffer& to = buffers[random(0, kBuffers - 1)];

@@ -23,7 +23,7 @@ testing::Box& box() {
   return one;
 }
 
-constexpr std::array<const char*, 22> kNames = {"job",
+constexpr std::array<const char*, 23> kNames = {"job",
                                                 "transport",
                                                 "rank",
                                                 "world_size",
@@ -39,6 +39,7 @@ constexpr std::array<const char*, 22> kNames = {"job",
                                                 "replace",
                                                 "spin_us",
                                                 "rounding",
+                                                "branches",
                                                 "[!w]",
                                                 "lr",
                                                 "w",
@@ -217,7 +218,7 @@ class Calls {
       case 28:
         return phub_pull(worker(), key(), memory_.data(), in_.take() % 2 ? 400 : in_.take());
       case 29:
-        return set_hyper();
+        return in_.take() % 2 ? set_hyper() : change_branches();
       case 30:
         return phub_barrier(worker());
       default:
@@ -266,6 +267,33 @@ class Calls {
     uint64_t round = in_.take() % 4;
     return phub_set_hyper(worker(), names.data(), values.data(), in_.take() % 3,
                           round % 2 ? &round : nullptr);
+  }
+
+  phub_code change_branches() {
+    const std::array<const char*, 2> names = {in_.choose(kNames), in_.choose(kNames)};
+    const std::array<double, 2> values = {in_.choose(kNumbers), in_.choose(kNumbers)};
+    const std::array<uint32_t, 3> branches = {in_.take() % 3u, in_.take() % 3u, in_.take()};
+    const std::array<uint64_t, 3> rounds = {in_.take() % 3u, in_.take(), in_.take() % 2u};
+    uint64_t round = in_.take() % 4;
+    uint32_t branch = 0;
+    switch (in_.take() % 5) {
+      case 0:
+        return phub_fork(worker(), branches[0], names.data(), values.data(), in_.take() % 3, &round,
+                         &branch);
+      case 1:
+        return phub_schedule(worker(), in_.take() % 8 ? branches.data() : nullptr, rounds.data(),
+                             in_.take() % 4, &round);
+      case 2:
+        return phub_discard(worker(), branches[1], in_.take() % 8 ? &round : nullptr);
+      case 3:
+        return phub_branch_in(worker(), round, in_.take() % 8 ? &branch : nullptr);
+      default: {
+        std::array<phub_branch, 2> all = {};
+        size_t count = 0;
+        return phub_branches(worker(), in_.take() % 8 ? all.data() : nullptr, in_.take() % 3,
+                             &count);
+      }
+    }
   }
 
   phub_code ask() {

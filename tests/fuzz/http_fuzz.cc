@@ -75,6 +75,14 @@ class Handler : public ControlHandler {
   void set_hyper(const std::string&, const HyperChange&, Reply<HyperReply> reply) override {
     reply(HyperReply{1});
   }
+  void change_branches(const Credential&, const BranchChange& change,
+                       Reply<BranchReply> reply) override {
+    PHUB_CHECK(change.turns.size() <= kMostBranchTurns);
+    reply(BranchReply{.round = change.round});
+  }
+  void change_branches(const std::string&, const BranchChange&, Reply<BranchReply> reply) override {
+    reply(BranchReply{});
+  }
   void reconnect(const Credential&, Reply<Offer> reply) override {
     reply({ErrorCode::kFenced, "no"});
   }

@@ -2,8 +2,10 @@
 // write it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,10 +13,36 @@
 #include "phub/checkpoint/crc32c.h"
 #include "phub/checkpoint/manifest.h"
 #include "phub/checkpoint/names.h"
+#include "phub/job/branches.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 
 namespace {
+
+// Whatever branches it has, they are refused, or can be gone on with.
+void go_on(const Manifest& manifest) {
+  Branches branches(manifest.spec);
+  branches.restore(manifest);
+  branches.saved(manifest.round);
+  const uint64_t lowest = manifest.round + 1;
+  uint64_t round = lowest + 1;
+  for (const BranchMove& move : manifest.branches.moves) round = std::max(round, move.round);
+  for (const SavedBranch& branch : manifest.branches.branches) {
+    const BranchTurn turns[] = {{branch.branch, 1}, {manifest.branches.runs.front().branch, 0}};
+    for (const BranchAction action :
+         {BranchAction::kFork, BranchAction::kSchedule, BranchAction::kDiscard}) {
+      const BranchChange change{.action = action,
+                                .round = round,
+                                .branch = branch.branch,
+                                .turns = {std::begin(turns), std::end(turns)}};
+      try {
+        round = branches.decide(change, branches.next(), lowest).last;
+      } catch (const Error&) {
+      }
+    }
+  }
+  branches.saved(manifest.round);
+}
 
 void try_to_parse(std::string_view text) {
   try {
@@ -24,6 +52,7 @@ void try_to_parse(std::string_view text) {
       PHUB_CHECK(file.checksums.size() <= file.bytes);
     }
     PHUB_CHECK(parse_manifest(manifest_text(manifest)) == manifest);
+    go_on(manifest);
   } catch (const Error& error) {
     PHUB_CHECK(error.code() == ErrorCode::kInvalid);
   }

@@ -5,12 +5,12 @@
 
 #include <bit>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 
 #include "tests/geeps/cache_programs.h"
+#include "tests/seeds.h"
 #include "transport/error.h"
 #include "worker/geeps/driver.h"
 
@@ -53,6 +53,7 @@ class CacheRig : private RandomPrograms {
     CacheOptions options{.budget_bytes = kEnough,
                          .reserved_bytes = kReserved,
                          .max_lead = static_cast<uint32_t>(1 + pick(4)),
+                         .peak_first = pick(4) == 0,
                          .prefetch = pick(4) != 0,
                          .poison = pick(2) == 0,
                          .partitions = static_cast<uint32_t>(1 + pick(3)),
@@ -343,17 +344,12 @@ class CacheRig : private RandomPrograms {
   size_t stale_ = 0;  // reads of rows of an older clock
 };
 
-// Runs a program for each of `count` seeds, or those that PHUB_SEED (one) and PHUB_SEEDS (how many)
-// name. `make_stage` makes what it runs on from the seed.
+// Runs a program for each of `count` fresh seeds. `make_stage` makes what it runs on from the seed.
 template <class MakeStage>
 void run_seeds(uint64_t count, bool stream_mode, MakeStage make_stage) {
-  const char* only = std::getenv("PHUB_SEED");
-  const char* many = std::getenv("PHUB_SEEDS");
-  const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
-  if (many != nullptr) count = std::strtoull(many, nullptr, 10);
-  if (only != nullptr) count = 1;
+  const phub::testing::Seeds seeds = phub::testing::fresh_seeds(count);
   size_t stale = 0;
-  for (uint64_t seed = first; seed < first + count; ++seed) {
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE("PHUB_SEED=" + std::to_string(seed));
     auto stage = make_stage(seed);
     CacheRig rig(seed, stage, stream_mode);

@@ -1,5 +1,5 @@
 // Random programs on a cache in one thread: a seed chooses the order of everything that goes on
-// beside the application. PHUB_SEED repeats a failure, PHUB_SEEDS says how many are run.
+// beside the application. PHUB_SEED repeats a failure.
 #include "tests/geeps/cache_rig.h"
 #include "tests/geeps/stepped.h"
 
@@ -34,10 +34,10 @@ class Stepped final : public Stage {
 };
 
 TEST(CacheSeeded, InTheThreadOfTheApplication) {
-  run_seeds(1000, false, [](uint64_t seed) { return Stepped(seed); });
+  run_seeds(phub::testing::scaled(1000), false, [](uint64_t seed) { return Stepped(seed); });
 }
 TEST(CacheSeeded, OnAComputeStream) {
-  run_seeds(1000, true, [](uint64_t seed) { return Stepped(seed); });
+  run_seeds(phub::testing::scaled(1000), true, [](uint64_t seed) { return Stepped(seed); });
 }
 
 }  // namespace

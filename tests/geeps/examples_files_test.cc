@@ -40,8 +40,11 @@ class CheckpointFile : public testing::Test {
   const std::string path_ = testing::TempDir() + "phub_examples_checkpoint_" +
                             std::to_string(testing::UnitTest::GetInstance()->random_seed()) +
                             std::to_string(::getpid());
-  const Checkpoint checkpoint_{
-      .of = "a model", .clock = 17, .parameters = {1.5f, -0.0f, 1e-40f}, .state = {3}};
+  const Checkpoint checkpoint_{.of = "a model",
+                               .clock = 17,
+                               .parameters = {1.5f, -0.0f, 1e-40f},
+                               .state = {3},
+                               .optimizer = {0.5f, 7}};
 };
 
 TEST_F(CheckpointFile, HoldsWhatWasSaved) {
@@ -50,6 +53,7 @@ TEST_F(CheckpointFile, HoldsWhatWasSaved) {
   EXPECT_EQ(loaded.parameters, checkpoint_.parameters);
   EXPECT_TRUE(std::signbit(loaded.parameters[1]));
   EXPECT_EQ(loaded.state, checkpoint_.state);
+  EXPECT_EQ(loaded.optimizer, checkpoint_.optimizer);
 }
 
 TEST_F(CheckpointFile, IsReplacedAsAWhole) {

@@ -124,7 +124,8 @@ class ExamplesRun : public ::testing::Test {
     const std::vector<Words> ways = {{},
                                      {"--prefetch", "off", "--poison"},
                                      {"--gather", "first", "--partitions", "3", "--poison"},
-                                     {"--partitions", "3", "--latency", "100"}};
+                                     {"--partitions", "3", "--latency", "100"},
+                                     {"--peak-first", "--poison"}};
     for (const std::string& budget : budgets) {
       for (const Words& way : ways) {
         // Before a sequence is known, buffers are not where the least budget has them.
@@ -162,6 +163,18 @@ TEST_F(ExamplesRun, ConvolutionalNetworkLearns) {
       run(digits_ + Words{"--model", "cnn", "--batch", "16", "--lr", "0.2", "--lr-decay", "0.5",
                           "--lr-every", "200", "--iterations", "800", "--budget", "80%"});
   EXPECT_GE(last_number(output, "held-out accuracy "), 96) << output;
+}
+TEST_F(ExamplesRun, WorkersLearnOutOfLockStep) {
+  for (const char* consistency : {"ssp", "async"}) {
+    const Words slack = consistency == std::string("ssp") ? Words{"--slack", "2"} : Words{};
+    const std::string output =
+        run_with_box(digits_ +
+                         Words{"--model", "mlp", "--lr", "0.3", "--iterations", "400", "--budget",
+                               "50%", "--consistency", consistency} +
+                         slack,
+                     3);
+    EXPECT_GE(last_number(output, "held-out accuracy "), 90) << consistency << "\n" << output;
+  }
 }
 TEST_F(ExamplesRun, VeryDeepNetworkLearnsInATwentiethOfItsMemory) {
   const std::string output = run(
@@ -255,6 +268,44 @@ TEST_F(ExamplesRun, AResumedTrainingEndsWithTheSameBits) {
     EXPECT_EQ(digest(run(resumed + Words{"--gather", "first"}), ranks), whole);
   }
 }
+// With the optimizer's state and its count of steps, and the rate where its schedule was.
+TEST_F(ExamplesRun, AResumedOptimizerEndsWithTheSameBits) {
+  const Words optimizers[] = {
+      {"--optimizer", "momentum", "--hyper", "momentum=0.8", "--lr", "0.05"},
+      {"--optimizer", "adam", "--lr", "0.01", "--hyper", "beta2=0.9", "lr_warmup=12"},
+      {"--optimizer", "adadelta", "--lr", "2", "--hyper", "lr_cosine=25"},
+      {"--optimizer", "adagrad", "--lr", "0.1", "--hyper", "lr_inverse=0.5", "lr_exponential=0.9"}};
+  for (const Words& optimizer : optimizers) {
+    for (const char* devices : {"1", "2"}) {
+      const Words command = digits_ + optimizer + Words{"--devices", devices};
+      const size_t ranks = devices[0] == '2' ? 2 : 1;
+      const std::string whole = digest(run(command + Words{"--iterations", "20"}), ranks);
+      EXPECT_NE(digest(run(command + Words{"--iterations", "19"}), ranks), whole);
+      const Words checkpoint = {"--checkpoint", file(optimizer[1] + devices + "%r")};
+      run(command + checkpoint + Words{"--iterations", "9"});
+      const Words resumed = command + checkpoint + Words{"--resume", "--iterations", "20"};
+      EXPECT_EQ(digest(run(resumed), ranks), whole) << optimizer[1] << ", devices " << devices;
+    }
+  }
+}
+TEST_F(ExamplesRun, WorkersResumeTheirOptimizerInANewJob) {
+  for (const char* kind : {"adam", "momentum"}) {
+    for (const char* devices : {"1", "2"}) {
+      const size_t ranks = devices[0] == '2' ? 4 : 2;
+      const Words command =
+          digits_ + Words{"--optimizer",  kind,
+                          "--lr",         "0.01",
+                          "--hyper",      "lr_cosine=25",
+                          "--devices",    devices,
+                          "--checkpoint", file(std::string(kind) + devices + "%r")};
+      const std::string whole =
+          digest(run_with_box(command + Words{"--iterations", "20"}, 2), ranks);
+      run_with_box(command + Words{"--iterations", "9"}, 2);
+      const Words resumed = command + Words{"--iterations", "20", "--resume", "--budget", "60%"};
+      EXPECT_EQ(digest(run_with_box(resumed, 2), ranks), whole) << kind << ", devices " << devices;
+    }
+  }
+}
 TEST_F(ExamplesRun, AKilledTrainingResumesFromItsLastCheckpoint) {
   const Words command =
       small_text_ + Words{"--iterations", "40", "--checkpoint", file("checkpoint")};
@@ -287,6 +338,14 @@ TEST_F(ExamplesRun, SaysWhatIsWrong) {
       {digits_ + Words{"--model", "cnn", "--resume", "--checkpoint", file("of_mlp")},
        "is a checkpoint of"},
       {digits_ + Words{"--resume", "--checkpoint", file("none")}, "No such file"},
+      {digits_ + Words{"--optimizer", "adam", "--resume", "--checkpoint", file("of_mlp")},
+       "is a checkpoint of"},
+      {digits_ + Words{"--optimizer", "adam", "--consistency", "ssp", "--checkpoint", file("c")},
+       "in lock-step only"},
+      {digits_ + Words{"--optimizer", "adamax"}, "no optimizer 'adamax'"},
+      {digits_ + Words{"--hyper", "momentum"}, "not NAME=VALUE"},
+      {digits_ + Words{"--hyper", "lr=2"}, "use --lr"},
+      {digits_ + Words{"--hyper", "lr_cosin=2"}, "known are lr, momentum"},
       {digits_ + Words{"--devices", "2", "--lr", "1e30", "--iterations", "100"}, "infinity"},
       {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r/none"),
                        "--checkpoint-every", "3"},

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/hyper.h"
 #include "tests/oracle/reference.h"
 #include "transport/control/job_spec.h"
 #include "worker/geeps/cache.h"
@@ -140,13 +141,12 @@ inline Parameters expected(
     if (spec.initial == "broadcast") std::copy_n(initial.data() + at, k.elements, begin.data());
     at += k.elements;
     kernels::Hyper hyper = kernels::default_hyper(optimizer);
-    hyper.lr = spec.hyper.at("lr");
-    if (spec.hyper.contains("weight_decay")) hyper.weight_decay = spec.hyper.at("weight_decay");
+    for (const auto& [name, value] : spec.hyper) kernels::set(hyper, name, value);
     reference::Model model(optimizer, hyper, std::move(begin));
     for (uint64_t round = 1; round <= rounds; ++round) {
       if (change) change(round, hyper);
       model.hyper = hyper;
-      model.hyper.lr *= k.lr_scale;
+      model.hyper.lr = reference::learning_rate(hyper, round) * k.lr_scale;
       model.hyper.weight_decay *= k.decay_scale;
       std::vector<std::vector<float>> gradients;
       for (uint32_t rank = 0; rank < ranks; ++rank) {

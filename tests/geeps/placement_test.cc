@@ -9,6 +9,7 @@
 
 #include "tests/geeps/demands.h"
 #include "transport/error.h"
+#include "worker/geeps/moves.h"
 
 namespace phub::geeps {
 namespace {
@@ -29,7 +30,7 @@ std::vector<bool> pinned_of(const Placement& placement) {
   return pinned;
 }
 
-uint64_t buffer_bytes(const Demand& demand, const Access& access) {
+uint64_t bytes_of_buffer(const Demand& demand, const Access& access) {
   uint64_t bytes = 0;
   for (const BatchPart& part : demand.batches[access.batch].parts) bytes += part.bytes;
   return bytes;
@@ -99,7 +100,7 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
       ASSERT_EQ(place.offset, p.entries[batch.parts[0].entry].offset);
       continue;
     }
-    const Region mine{place.offset, buffer_bytes(demand, demand.accesses[i])};
+    const Region mine{place.offset, bytes_of_buffer(demand, demand.accesses[i])};
     ASSERT_EQ(place.offset % 256, 0u);
     ASSERT_GE(place.offset, p.pool_offset);
     ASSERT_LE(place.offset + mine.bytes, p.pool_offset + p.pool_bytes);
@@ -123,7 +124,7 @@ void expect_sound(const Demand& demand, const PlacementOptions& options, const P
       const bool twice = p.buffering == Buffering::kDouble;
       if (p.accesses[i].in_place || p.accesses[i].kept) continue;
       if (!is_live(demand, lives[i], p.accesses[i].lead, twice, phase)) continue;
-      live.push_back({p.accesses[i].offset, buffer_bytes(demand, demand.accesses[i])});
+      live.push_back({p.accesses[i].offset, bytes_of_buffer(demand, demand.accesses[i])});
     }
     for (size_t a = 0; a < live.size(); ++a) {
       for (size_t b = 0; b < a; ++b) ASSERT_FALSE(overlap(live[a], live[b])) << "phase " << phase;
@@ -295,6 +296,89 @@ TEST(Placement, LocalDataOfThePeakIsPinnedFirst) {
   EXPECT_EQ(placement.buffering, Buffering::kDouble);
   EXPECT_TRUE(placement.entries[large].pinned) << "10 MiB, for 4 MiB more";
   EXPECT_LE(placement.pool_bytes, pool - 6 * kMiB);
+}
+
+TEST(PeakFirst, IsSoundAtAnyBudgetOrRefuses) {
+  std::mt19937 engine(17);
+  int placed = 0, refused = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const Demand demand = random_demand(engine, 12, 25);
+    const PlacementOptions options{.budget_bytes = engine() % (all_bytes(demand) * 11 / 10),
+                                   .reserved_bytes = engine() % 3 * 1000,
+                                   .peak_first = true};
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    try {
+      ASSERT_NO_FATAL_FAILURE(expect_sound(demand, options, place(demand, options)));
+      ++placed;
+    } catch (const Error& e) {
+      ASSERT_EQ(e.code(), ErrorCode::kFull);
+      ++refused;
+    }
+  }
+  EXPECT_GT(placed, 500);
+  EXPECT_GT(refused, 50);
+}
+
+// As the listing says: local data of the fullest phase, other local data, parameters.
+TEST(PeakFirst, PinsInTheOrderOfTheListing) {
+  auto layers = std::vector<LayerBytes>(6, {kMiB, 2 * kMiB});
+  layers[4].local = 5 * kMiB;
+  const Demand demand = network(layers);
+  const std::vector<bool> none(demand.entries.size(), false);
+  const uint64_t least = pool_bytes(demand, none, 1);
+  const uint64_t most = all_bytes(demand);
+  std::vector<bool> seen(demand.entries.size(), false);
+  std::vector<uint32_t> order;
+  for (uint64_t budget = least; budget < most; budget += kMiB / 4) {
+    const Placement placement =
+        place(demand, {.budget_bytes = budget, .max_lead = 1, .peak_first = true});
+    bool all_local = true;
+    for (uint32_t i = 0; i < demand.entries.size(); ++i) {
+      const bool pinned = placement.entries[i].pinned;
+      if (demand.entries[i].local) all_local = all_local && pinned;
+      if (pinned && !seen[i]) order.push_back(i), seen[i] = true;
+    }
+    for (uint32_t i = 0; i < demand.entries.size(); ++i) {
+      EXPECT_TRUE(all_local || demand.entries[i].local || !placement.entries[i].pinned)
+          << "parameters before local data, with " << budget;
+    }
+  }
+  ASSERT_EQ(order.size(), demand.entries.size());
+  EXPECT_EQ(order.front(), 2u * 4 + 1) << "the fullest layer's";
+}
+
+TEST(PeakFirst, TheFullestPhaseIsThatOfWhatIsLeft) {
+  auto layers = std::vector<LayerBytes>(6, {kMiB, 2 * kMiB});
+  layers[4].local = 5 * kMiB;
+  layers[2].local = 4 * kMiB;
+  const Demand demand = network(layers);
+  const Lifetimes lives = lifetimes(demand, Leads(demand.accesses.size()));
+  // Of equal ones that which comes first: backward, layer 5 does.
+  EXPECT_THAT(peak_first_order(demand, Costs(demand, lives), lives),
+              testing::ElementsAre(9, 5, 11, 7, 3, 1, 0, 2, 4, 6, 8, 10));
+}
+
+// What the order by bytes saved is for: of the networks that the paper means, it moves no more.
+TEST(PeakFirst, MovesNoFewerBytesInAll) {
+  std::mt19937 engine(18);
+  uint64_t ours = 0, papers = 0;
+  int fewer = 0, more = 0;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<LayerBytes> layers(2 + engine() % 8);
+    for (LayerBytes& layer : layers) layer = {1 + engine() % 4000, 1 + engine() % 4000};
+    const Demand demand = network(layers);
+    const uint64_t budget = engine() % all_bytes(demand);
+    if (budget < 2 * pool_bytes(demand, std::vector<bool>(demand.entries.size()), 1)) continue;
+    const uint64_t here = place(demand, {.budget_bytes = budget, .max_lead = 1}).moved_bytes;
+    const uint64_t there =
+        place(demand, {.budget_bytes = budget, .max_lead = 1, .peak_first = true}).moved_bytes;
+    ours += here, papers += there;
+    fewer += here < there ? 1 : 0, more += here > there ? 1 : 0;
+  }
+  RecordProperty("fewer", fewer);
+  RecordProperty("more", more);
+  EXPECT_LT(ours, papers);
+  EXPECT_GT(fewer, more);
 }
 
 TEST(Placement, WhatIsLeftOverServesLongerLeads) {

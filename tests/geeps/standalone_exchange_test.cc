@@ -28,8 +28,8 @@ using testing::spec_of;
 using testing::tables;
 
 constexpr uint64_t kRounds = 8;
-constexpr const char* kOptimizers[] = {"none", "sgd",   "momentum", "nesterov",
-                                       "adam", "adamw", "adagrad",  "rmsprop"};
+constexpr const char* kOptimizers[] = {"none",  "sgd",     "momentum", "nesterov", "adam",
+                                       "adamw", "adagrad", "rmsprop",  "adadelta"};
 
 std::span<const float> initial_if_any(const JobSpec& spec, const std::vector<float>& initial) {
   return spec.initial == "broadcast" ? std::span(initial) : std::span<const float>();
@@ -78,6 +78,30 @@ TEST(StandaloneExchange, EveryOptimizerGivesTheBitsOfABoxWithOneWorker) {
   }
 }
 
+TEST(StandaloneExchange, SchedulesOfTheRateGiveTheBitsOfTheOracleAndOfABox) {
+  const uint64_t seed = random_seed();
+  phub::testing::Box box;
+  const std::map<std::string, double> schedules[] = {
+      {{"lr_exponential", 0.75}},
+      {{"lr_inverse", 0.25}, {"lr_inverse_power", 0.75}},
+      {{"lr_polynomial", 5}, {"lr_polynomial_power", 2}},
+      {{"lr_cosine", 6}, {"lr_end", 0.25}},
+      {{"lr_warmup", 3}, {"lr_warmup_from", 0.5}, {"lr_cosine", 4}},
+  };
+  for (size_t i = 0; i < std::size(schedules); ++i) {
+    JobSpec spec = spec_of(i % 2 ? "adamw" : "nesterov", "mean", 1);
+    spec.name += "-" + std::to_string(i);
+    spec.hyper.insert(schedules[i].begin(), schedules[i].end());
+    const Parameters here = alone(spec, seed);
+    EXPECT_TRUE(same_bits(here, expected(spec, seed, 1, kRounds))) << i << ", seed " << seed;
+    EXPECT_TRUE(same_bits(here, on_the_box(box, spec, seed))) << i << ", seed " << seed;
+    spec.consistency = "async";
+    spec.name += "-async";
+    EXPECT_TRUE(same_bits(alone(spec, seed), on_the_box(box, spec, seed)))
+        << i << ", seed " << seed;
+  }
+}
+
 TEST(StandaloneExchange, ChangesOfHyperparametersBeginWithARoundThatNobodyHasBegun) {
   const uint64_t seed = random_seed();
   JobSpec spec = spec_of("adam", "sum", 1);
@@ -104,6 +128,83 @@ TEST(StandaloneExchange, ChangesOfHyperparametersBeginWithARoundThatNobodyHasBeg
         if (round == 7) hyper.beta1 = 0.5, hyper.lr = 0.125;
       });
   EXPECT_TRUE(same_bits(parameters_of(exchange), want)) << "seed " << seed;
+}
+
+// The state of one goes on in another, or on a box, to the bits of one that went through.
+TEST(StandaloneExchange, StateGoesOnElsewhere) {
+  const uint64_t seed = random_seed();
+  phub::testing::Box box;
+  for (const char* optimizer : {"momentum", "adam", "adadelta", "sgd"}) {
+    JobSpec spec = spec_of(optimizer, "sum", 1);
+    const std::vector<float> initial = initial_of(spec);
+    const size_t arrays = 1 + optimizer_states(spec).size();
+    const auto rounds = [&](Exchange& exchange, uint64_t first, uint64_t last) {
+      for (uint64_t round = first; round <= last; ++round) {
+        for (size_t key = 0; key < exchange.keys(); ++key) {
+          testing::push(exchange, seed, 0, round, key, 0);
+          ASSERT_EQ(exchange.next(), key);
+        }
+      }
+    };
+    StandaloneExchange first(spec, initial);
+    rounds(first, 1, 4);
+    std::vector<std::vector<float>> memory;
+    std::vector<KeyState> states;
+    for (size_t key = 0; key < first.keys(); ++key) {
+      KeyState& state = states.emplace_back(KeyState{.key = key, .arrays = {}});
+      for (size_t i = 0; i < arrays; ++i) memory.emplace_back(first.elements(key));
+      for (size_t i = 0; i < arrays; ++i)
+        state.arrays.push_back(memory[memory.size() - arrays + i]);
+    }
+    first.get_state(states);
+    for (const KeyState& state : states) EXPECT_EQ(state.step, 4u);
+    rounds(first, 5, kRounds);
+    EXPECT_TRUE(same_bits(parameters_of(first), expected(spec, seed, 1, kRounds)));
+
+    const std::vector<float> others(initial.size(), 3);
+    StandaloneExchange second(spec, others);
+    rounds(second, 1, 1);  // what it had does not matter
+    second.set_state(states);
+    EXPECT_EQ(second.parameters(2)[5], states[2].arrays[0][5]);
+    rounds(second, 5, kRounds);
+    EXPECT_TRUE(same_bits(parameters_of(second), parameters_of(first))) << optimizer;
+
+    Worker worker(box.options(spec));
+    worker.broadcast(others);
+    WorkerExchange third(worker, tables());
+    worker.set_hyper(spec.hyper);  // returns when the job has begun
+    third.set_state(states);
+    rounds(third, 5, kRounds);
+    EXPECT_TRUE(same_bits(parameters_of(third), parameters_of(first))) << optimizer;
+  }
+}
+
+TEST(StandaloneExchange, StateThatIsNotThereIsRefused) {
+  const auto refusal = [](const char* optimizer, const char* consistency, const KeyState& state) {
+    JobSpec spec = spec_of(optimizer, "sum", 1);
+    spec.consistency = consistency;
+    spec.initial = "zeros";
+    StandaloneExchange exchange(spec);
+    std::vector<KeyState> states = {state};
+    const std::string set = error_of(ErrorCode::kInvalid, [&] { exchange.set_state(states); });
+    EXPECT_EQ(error_of(ErrorCode::kInvalid, [&] { exchange.get_state(states); }), set);
+    return set;
+  };
+  std::vector<float> one(1), two(2);
+  EXPECT_THAT(refusal("adam", "async", {.key = 0, .arrays = {one, one, one}}),
+              HasSubstr("'async'"));
+  EXPECT_THAT(refusal("none", "bsp", {.key = 0, .arrays = {one}}), HasSubstr("'none'"));
+  EXPECT_THAT(refusal("adam", "bsp", {.key = 4, .arrays = {one, one, one}}), HasSubstr("key 4"));
+  EXPECT_THAT(refusal("adam", "bsp", {.key = 0, .arrays = {one, one}}),
+              HasSubstr("'one' is 3 arrays of 1 elements"));
+  EXPECT_THAT(refusal("adam", "bsp", {.key = 0, .arrays = {one, two, one}}), HasSubstr("3 arrays"));
+  JobSpec spec = spec_of("sgd", "sum", 1);
+  spec.initial = "zeros";
+  StandaloneExchange exchange(spec);
+  std::vector<KeyState> states = {{.key = 0, .arrays = {one}}};
+  exchange.push(0, 0);
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { exchange.get_state(states); }),
+              HasSubstr("has not come back"));
 }
 
 TEST(StandaloneExchange, WithoutInitialParametersTheyAreZero) {

@@ -25,11 +25,7 @@ constexpr uint64_t kBlock = 1 << 16;
 constexpr uint64_t kBlocks = (uint64_t{1} << 32) / kBlock;
 constexpr uint64_t kSample = 66;  // blocks of an ordinary run, of each format and scale
 
-uint64_t blocks_wanted() {
-  const char* scale = std::getenv("PHUB_TEST_SCALE");
-  const double wanted = static_cast<double>(kSample) * (scale != nullptr ? std::atof(scale) : 1);
-  return std::min(kBlocks, std::max<uint64_t>(1, static_cast<uint64_t>(wanted)));
-}
+uint64_t blocks_wanted() { return std::min(kBlocks, testing::scaled(kSample)); }
 
 // The codes and residuals of `x`, whose largest magnitude comes first.
 void check(DType type, const std::vector<float>& x) {

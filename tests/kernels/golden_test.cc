@@ -33,6 +33,7 @@ double& field(Hyper& h, const std::string& name) {
       {"beta2", &Hyper::beta2},
       {"eps", &Hyper::eps},
       {"alpha", &Hyper::alpha},
+      {"rho", &Hyper::rho},
       {"rmsprop_momentum", &Hyper::rmsprop_momentum},
       {"lr_decay", &Hyper::lr_decay},
   };
@@ -123,7 +124,7 @@ TEST(Golden, HoldsEveryOptimizer) {
     EXPECT_EQ(config.hashes.size(), 200u);
     EXPECT_EQ(config.final_bits.size(), 67u);
   }
-  EXPECT_EQ(seen.size(), 8u) << "in " << PHUB_GOLDEN_FILE;
+  EXPECT_EQ(seen.size(), 9u) << "in " << PHUB_GOLDEN_FILE;
 }
 
 TEST(Golden, Reference) {

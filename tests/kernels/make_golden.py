@@ -47,6 +47,8 @@ CONFIGS = [
     ("adamw_half_beta", "adamw", dict(lr=2e-3, beta1=0.5, beta2=0.9)),
     ("sparse_adam", "sparse-adam", dict(lr=1e-3)),
     ("sparse_adam_betas", "sparse-adam", dict(lr=3e-3, beta1=0.7, beta2=0.98, eps=1e-6)),
+    ("adadelta", "adadelta", dict(lr=1.0)),
+    ("adadelta_decay", "adadelta", dict(lr=0.5, rho=0.95, eps=1e-5, weight_decay=1e-3)),
 ]
 
 
@@ -92,6 +94,8 @@ def make_optimizer(torch, kind, hyper, params):
         return torch.optim.SparseAdam(params, betas=betas, **kwargs)
     if kind == "adagrad":
         return torch.optim.Adagrad(params, lr_decay=hyper.get("lr_decay", 0.0), **kwargs)
+    if kind == "adadelta":
+        return torch.optim.Adadelta(params, rho=hyper.get("rho", 0.9), **kwargs)
     if kind == "rmsprop":
         return torch.optim.RMSprop(params, alpha=hyper.get("alpha", 0.99),
                                    momentum=hyper.get("rmsprop_momentum", 0.0), **kwargs)

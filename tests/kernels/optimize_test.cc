@@ -18,9 +18,9 @@ using test::Array;
 using test::Values;
 
 constexpr Optimizer kOptimizers[] = {
-    Optimizer::kNone,     Optimizer::kSgd,     Optimizer::kMomentum,
-    Optimizer::kNesterov, Optimizer::kAdam,    Optimizer::kAdamW,
-    Optimizer::kAdagrad,  Optimizer::kRmsprop, Optimizer::kSparseAdam};
+    Optimizer::kNone,       Optimizer::kSgd,     Optimizer::kMomentum, Optimizer::kNesterov,
+    Optimizer::kAdam,       Optimizer::kAdamW,   Optimizer::kAdagrad,  Optimizer::kRmsprop,
+    Optimizer::kSparseAdam, Optimizer::kAdadelta};
 
 struct Variant {
   Optimizer optimizer;
@@ -169,6 +169,7 @@ TEST(StateArrays, AsPyTorchKeeps) {
   EXPECT_EQ(state_arrays(Optimizer::kAdam, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdamW, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kSparseAdam, h), 2u);
+  EXPECT_EQ(state_arrays(Optimizer::kAdadelta, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdagrad, h), 1u);
   EXPECT_EQ(state_arrays(Optimizer::kRmsprop, h), 1u);
   h.rmsprop_momentum = 0.5;

@@ -57,9 +57,13 @@ reference::DType memory_dtype(const JobSpec& spec, uint32_t key) {
   return *kernels::parse_dtype(gradient_format(spec, spec.keys[key]));
 }
 
-std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
-                              uint64_t round, std::span<const float> gradient,
-                              std::span<float> residual) {
+bool is_int32(const JobSpec& spec, uint32_t key) {
+  return !is_compact(spec.keys[key]) && gradient_format(spec, spec.keys[key]) == kInt32;
+}
+
+std::vector<std::byte> encode_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
+                                    uint64_t round, std::span<const float> gradient,
+                                    std::span<float> residual) {
   const auto format = *kernels::parse_format(gradient_format(spec, spec.keys[chunk.key]));
   std::vector<std::byte> slot(kernels::slot_bytes(format, chunk.elements));
   reference::encode(gradient, residual, format,
@@ -69,6 +73,14 @@ std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint
                      .round = round,
                      .element = chunk.job_element},
                     slot.data());
+  return slot;
+}
+
+std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
+                              uint64_t round, std::span<const float> gradient,
+                              std::span<float> residual) {
+  const auto format = *kernels::parse_format(gradient_format(spec, spec.keys[chunk.key]));
+  const auto slot = encode_coded(spec, chunk, rank, round, gradient, residual);
   return reference::decode(slot.data(), format, chunk.elements);
 }
 

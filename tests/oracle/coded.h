@@ -33,11 +33,16 @@ std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
 uint64_t sent_bytes(const JobSpec& spec, const ChunkPlace& place);
 
 bool is_coded(const JobSpec& spec, uint32_t key);
+// Slots are added as integers of a common scale, not as what each of them decodes to.
+bool is_int32(const JobSpec& spec, uint32_t key);
 // The format of a key's gradients in the memory of workers.
 reference::DType memory_dtype(const JobSpec& spec, uint32_t key);
 
-// What the box decodes of a chunk that `rank` pushes. REQUIRES: the key is coded; the residual has
-// as many elements as the gradient.
+// The slot of a chunk that `rank` pushes, and what the box decodes of it. REQUIRES: the key is
+// coded; the residual has as many elements as the gradient.
+std::vector<std::byte> encode_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
+                                    uint64_t round, std::span<const float> gradient,
+                                    std::span<float> residual);
 std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
                               uint64_t round, std::span<const float> gradient,
                               std::span<float> residual);

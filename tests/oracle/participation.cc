@@ -37,6 +37,9 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
         case LogRecord::Kind::kHyper:
         case LogRecord::Kind::kFailed:
         case LogRecord::Kind::kSet:
+        case LogRecord::Kind::kForked:
+        case LogRecord::Kind::kScheduled:
+        case LogRecord::Kind::kDiscarded:
           break;
       }
     } catch (const Error& e) {

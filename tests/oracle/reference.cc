@@ -136,6 +136,21 @@ void adagrad(const Hyper& h, uint64_t t, float grad, Element e) {
   e.param = e.param + numerator / std_dev;
 }
 
+void adadelta(const Hyper& h, float grad, Element e) {
+  const auto blend = [&h](float mean, float x) {
+    const float kept = float(h.rho) * mean;
+    const float scaled = float(1.0 - h.rho) * x;
+    const float added = scaled * x;
+    return kept + added;
+  };
+  e.state0 = blend(e.state0, grad);
+  const float std_dev = std::sqrt(e.state0 + float(h.eps));
+  const float ratio = std::sqrt(e.state1 + float(h.eps)) / std_dev;
+  const float delta = ratio * grad;
+  e.state1 = blend(e.state1, delta);
+  sgd(h, delta, e);
+}
+
 void rmsprop(const Hyper& h, float grad, Element e) {
   const float kept = float(h.alpha) * e.state0;
   const float scaled = float(1.0 - h.alpha) * grad;
@@ -177,9 +192,12 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element
       return sparse_adam(h, t, grad, e);
     case Optimizer::kAdagrad:
       return adagrad(h, t, grad, e);
+    case Optimizer::kAdadelta:
+      return adadelta(h, grad, e);
     case Optimizer::kRmsprop:
       return rmsprop(h, grad, e);
     case Optimizer::kNone:
+    case Optimizer::kFold:  // folds.h
       break;
   }
 }
@@ -212,6 +230,28 @@ bool sum(std::span<const void* const> slots, DType type, float factor, float* ou
     finite = finite && std::isfinite(out[i]);
   }
   return finite;
+}
+
+double learning_rate(const Hyper& h, uint64_t round) {
+  double n = double(round) - 1.0 + h.lr_rounds_before;
+  if (n < 0) n = 0;
+  if (n < h.lr_warmup) {
+    return h.lr * (h.lr_warmup_from + (1.0 - h.lr_warmup_from) * (n / h.lr_warmup));
+  }
+  n = n - h.lr_warmup;
+  double rate = h.lr;
+  if (h.lr_exponential != 1) rate = rate * std::pow(h.lr_exponential, n);
+  if (h.lr_inverse != 0) rate = rate * std::pow(1.0 + h.lr_inverse * n, -h.lr_inverse_power);
+  if (h.lr_polynomial != 0) {
+    const double left = n < h.lr_polynomial ? 1.0 - n / h.lr_polynomial : 0.0;
+    rate = rate * (h.lr_end + (1.0 - h.lr_end) * std::pow(left, h.lr_polynomial_power));
+  }
+  if (h.lr_cosine != 0) {
+    const double part = n < h.lr_cosine ? n / h.lr_cosine : 1.0;
+    const double height = (1.0 + std::cos(std::acos(-1.0) * part)) / 2.0;
+    rate = rate * (h.lr_end + (1.0 - h.lr_end) * height);
+  }
+  return std::isfinite(rate) ? rate : 0.0;
 }
 
 uint32_t Factors::count(const void* slot) const {

@@ -81,6 +81,9 @@ float clip_factor(double max_norm, double norm);
 void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
           float* state0, float* state1, size_t n);
 
+// `lr` in a round, from 1, after its warm-up and its schedules.
+double learning_rate(const Hyper& hyper, uint64_t round);
+
 // A flat model with its optimizer: what one process that trains alone keeps.
 struct Model {
   Model(Optimizer optimizer, const Hyper& hyper, std::vector<float> initial);

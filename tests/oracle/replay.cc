@@ -8,10 +8,31 @@
 #include <map>
 #include <utility>
 
+#include "tests/kernels/slots.h"
+#include "tests/oracle/folds.h"
 #include "transport/error.h"
 
 namespace phub {
 namespace {
+
+const std::map<std::string, double reference::Hyper::*> kFields = {
+    {"lr", &reference::Hyper::lr},
+    {"momentum", &reference::Hyper::momentum},
+    {"weight_decay", &reference::Hyper::weight_decay},
+    {"grad_scale", &reference::Hyper::grad_scale},
+    {"rmsprop_momentum", &reference::Hyper::rmsprop_momentum},
+    {"max_norm", &reference::Hyper::max_norm},
+    {"lr_rounds_before", &reference::Hyper::lr_rounds_before},
+    {"lr_warmup", &reference::Hyper::lr_warmup},
+    {"lr_warmup_from", &reference::Hyper::lr_warmup_from},
+    {"lr_exponential", &reference::Hyper::lr_exponential},
+    {"lr_inverse", &reference::Hyper::lr_inverse},
+    {"lr_inverse_power", &reference::Hyper::lr_inverse_power},
+    {"lr_polynomial", &reference::Hyper::lr_polynomial},
+    {"lr_polynomial_power", &reference::Hyper::lr_polynomial_power},
+    {"lr_cosine", &reference::Hyper::lr_cosine},
+    {"lr_end", &reference::Hyper::lr_end},
+};
 
 // Those of all groups come before the group's own, as a map has them.
 void apply(const std::map<std::string, double>& values, uint32_t group, reference::Hyper& hyper) {
@@ -19,21 +40,11 @@ void apply(const std::map<std::string, double>& values, uint32_t group, referenc
     const size_t at = full_name.find('@');
     if (at != full_name.npos && full_name.substr(at + 1) != std::to_string(group)) continue;
     const std::string name = full_name.substr(0, at);
-    if (name == "lr") {
-      hyper.lr = value;
-    } else if (name == "momentum") {
-      hyper.momentum = value;
-    } else if (name == "weight_decay") {
-      hyper.weight_decay = value;
-    } else if (name == "grad_scale") {
-      hyper.grad_scale = value;
-    } else if (name == "rmsprop_momentum") {
-      hyper.rmsprop_momentum = value;
-    } else if (name == "max_norm") {
-      hyper.max_norm = value;
-    } else {
+    const auto field = kFields.find(name);
+    if (field == kFields.end()) {
       fail(ErrorCode::kInvalid, "the oracle does not know the hyperparameter '{}'", name);
     }
+    hyper.*field->second = value;
   }
 }
 
@@ -51,6 +62,23 @@ HyperHistory::HyperHistory(const JobSpec& spec, std::span<const LogRecord> log)
     if (record.kind == LogRecord::Kind::kHyper) changes_.push_back({record.round, record.values});
   }
   std::ranges::stable_sort(changes_, {}, &HyperChange::round);
+  for (const LogRecord& record : log) {
+    const bool of_branches = record.kind == LogRecord::Kind::kForked ||
+                             record.kind == LogRecord::Kind::kScheduled ||
+                             record.kind == LogRecord::Kind::kDiscarded;
+    if (of_branches) branches_.push_back(record);
+  }
+  if (!std::ranges::is_sorted(branches_, {}, &LogRecord::round)) {
+    fail(ErrorCode::kInvalid, "what the log says of branches goes back to an earlier round");
+  }
+}
+
+uint32_t HyperHistory::branch_in(uint64_t round) const {
+  uint32_t branch = 0;
+  for (const LogRecord& record : branches_) {
+    if (record.kind == LogRecord::Kind::kScheduled && record.round <= round) branch = record.branch;
+  }
+  return branch;
 }
 
 reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
@@ -60,7 +88,7 @@ reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
   for (const HyperChange& change : changes_) {
     if (change.round <= round) apply(change.values, group, hyper);
   }
-  hyper.lr *= spec_.keys[key].lr_scale;
+  hyper.lr = reference::learning_rate(hyper, round) * spec_.keys[key].lr_scale;
   hyper.weight_decay *= spec_.keys[key].decay_scale;
   return hyper;
 }
@@ -74,6 +102,7 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
       place_(chunks_of(spec)[chunk]),
       groups_(reference::parse_groups(spec.groups, ranks_of(spec))),
       coded_(is_coded(spec, place_.key)),
+      int32_(is_int32(spec, place_.key)),
       gradient_dtype_(memory_dtype(spec, place_.key)),
       result_dtype_(*kernels::parse_dtype(parameter_memory_format(spec))),
       gradient_(std::move(gradient)),
@@ -86,6 +115,35 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
 void Replay::next_round() {
   sum_round();
   apply_round(1);
+  end_round();
+}
+
+void Replay::end_round() {
+  for (const LogRecord& record : hyper_.branches()) {
+    if (record.round != round_ + 1) continue;
+    const auto kept =
+        others_.find(record.kind == LogRecord::Kind::kForked ? record.parent : record.branch);
+    const bool runs = kept == others_.end();
+    switch (record.kind) {
+      case LogRecord::Kind::kForked:
+        if (runs && record.parent != branch_) {
+          fail(ErrorCode::kInvalid, "branch {} is forked from {}, which is not there",
+               record.branch, record.parent);
+        }
+        others_[record.branch] = runs ? state() : kept->second;
+        break;
+      case LogRecord::Kind::kScheduled:
+        if (runs) fail(ErrorCode::kInvalid, "branch {} is not there, or runs", record.branch);
+        others_[branch_] = state();
+        set(std::move(others_.at(record.branch)));
+        others_.erase(record.branch);
+        branch_ = record.branch;
+        break;
+      default:
+        if (runs) fail(ErrorCode::kInvalid, "branch {} is not there, or runs", record.branch);
+        others_.erase(record.branch);
+    }
+  }
 }
 
 void Replay::sum_round() {
@@ -128,7 +186,10 @@ void Replay::apply_round(float factor) {
     reference::sum({&slot, 1}, kernels::DType::kF32, factor, sum_.data(), sum_.size());
   }
   model_.steps = round_ - 1 + steps_offset_ - skipped_;
-  if (spec_.keys[place_.key].lazy) {
+  if (folds(spec_)) {
+    reference::Fold(spec_.keys[place_.key]).add(sum_, model_.params);
+    ++model_.steps;
+  } else if (spec_.keys[place_.key].lazy) {
     step_rows();
   } else {
     model_.step(sum_);
@@ -192,9 +253,13 @@ void Replay::receive() {
     if (coded_) {
       std::vector<float> pushed(place_.elements);
       std::memcpy(pushed.data(), gradient.data(), gradient.size());
-      const std::vector<float> sent =
-          send_coded(spec_, place_, from.rank, round_, pushed, residual_of(from));
-      std::memcpy(gradient.data(), sent.data(), gradient.size());
+      std::vector<float>& residual = residual_of(from);
+      if (int32_) {
+        gradient = encode_coded(spec_, place_, from.rank, round_, pushed, residual);
+      } else {
+        const auto sent = send_coded(spec_, place_, from.rank, round_, pushed, residual);
+        std::memcpy(gradient.data(), sent.data(), gradient.size());
+      }
     }
     gradients_[from] = std::move(gradient);
   }
@@ -211,7 +276,7 @@ std::vector<float>& Replay::residual_of(const Member& who) {
 bool Replay::add(float factor, std::vector<float>& sum) {
   const bool of_factors = place_.factors.pairs > 0;
   const bool of_rows = place_.rows.columns > 0;
-  const bool has_groups = !spec_.groups.empty() || place_.is_compact();
+  const bool has_groups = !spec_.groups.empty() || place_.is_compact() || folds(spec_);
   std::vector<const void*> slots(has_groups ? ranks_of(spec_) : 0);
   unused_ = true;
   for (const Member& from : counted_) {
@@ -219,6 +284,14 @@ bool Replay::add(float factor, std::vector<float>& sum) {
     if (gradient == gradients_.end()) continue;
     unused_ = false;
     (has_groups ? slots[from.rank] : slots.emplace_back()) = gradient->second.data();
+  }
+  if (folds(spec_)) {
+    sum = reference::Fold(spec_.keys[place_.key]).all(groups_, slots, place_.rows, sum.size());
+    return true;
+  }
+  if (int32_) {
+    PHUB_CHECK(!has_groups);
+    return reference::sum_coded(slots, kernels::DType::kInt32, factor, sum.data(), sum.size());
   }
   if (of_factors) return reference::sum(groups_, slots, place_.factors, factor, sum.data());
   if (of_rows) return reference::sum(groups_, slots, place_.rows, factor, sum.data());
@@ -231,6 +304,7 @@ bool Replay::is_finite(const Member& from) const {
   const auto gradient = gradients_.find(from);
   if (gradient == gradients_.end()) return true;
   const void* slot = gradient->second.data();
+  if (int32_) return reference::is_finite(slot, kernels::DType::kInt32, place_.elements);
   if (place_.factors.pairs > 0) return reference::is_finite(place_.factors, slot);
   if (place_.rows.columns > 0) return reference::is_finite(place_.rows, slot);
   std::vector<float> alone(place_.elements);
@@ -240,6 +314,10 @@ bool Replay::is_finite(const Member& from) const {
 std::vector<std::byte> Replay::result() const {
   std::vector<std::byte> result(place_.elements * kernels::bytes_of(result_dtype_));
   const std::vector<float>& values = view_.empty() ? model_.params : view_;
+  if (folds(spec_)) {  // words, and not numbers of which some are NaN
+    std::memcpy(result.data(), values.data(), result.size());
+    return result;
+  }
   reference::convert(values.data(), kernels::DType::kF32, result.data(), result_dtype_,
                      place_.elements);
   return result;
@@ -270,6 +348,7 @@ void GatedReplay::next_round() {
     } else {
       chunk.apply_round(factor);
     }
+    chunk.end_round();
   }
 }
 

@@ -23,15 +23,19 @@
 namespace phub {
 
 // The hyperparameters of each key and round: the job's, its schedule's, then those that the log
-// says were set; of the same round the later ones count.
+// says were set; of the same round the later ones count. And what became of its branches.
 class HyperHistory {
  public:
   HyperHistory(const JobSpec& spec, std::span<const LogRecord> log);
   reference::Hyper of(uint32_t key, uint64_t round) const;
+  // Forks and what was scheduled, by ascending round.
+  std::span<const LogRecord> branches() const { return branches_; }
+  uint32_t branch_in(uint64_t round) const;  // which one runs
 
  private:
   const JobSpec& spec_;
   std::vector<HyperChange> changes_;  // by ascending round
+  std::vector<LogRecord> branches_;
 };
 
 class Replay {
@@ -56,6 +60,8 @@ class Replay {
   const std::vector<float>& gradient() const { return sum_; }  // empty: there were no members
   void apply_round(float factor);
   void skip_round();
+  // After it: what is to be another branch goes on from what that has.
+  void end_round();
 
   // A rank has set this state: it is the one before the next round, of which the optimizer has made
   // so many steps.
@@ -87,6 +93,7 @@ class Replay {
   const ChunkPlace place_;
   const reference::Group groups_;  // of all ranks that the job may have
   const bool coded_;
+  const bool int32_;
   const reference::DType gradient_dtype_, result_dtype_;  // that of gradients is in memory
   const Gradient gradient_;
   const Heritage heritage_;
@@ -96,10 +103,13 @@ class Replay {
   uint64_t steps_offset_ = 0;                           // steps - round_ + skipped_, modulo 2^64
   uint64_t skipped_ = 0;                                // rounds
   std::map<Member, std::vector<float>> residuals_;      // of a coded key
-  std::map<Member, std::vector<std::byte>> gradients_;  // of this round, those that are not null
+  std::map<Member, std::vector<std::byte>> gradients_;  // of this round, those that are not null;
+                                                        // of int32 the slots
   std::vector<float> sum_;
   bool unused_ = false;  // by those who are counted in it
   std::vector<Member> counted_;
+  uint32_t branch_ = 0;               // that runs
+  std::map<uint32_t, State> others_;  // branches
 };
 
 // All chunks of a job whose rounds are gated, in step.

@@ -162,6 +162,8 @@ std::vector<Message> messages_about(GatedBox& box, const std::string& job) {
       {"barrier", "POST", "/barrier", rank, Need::kNothing, true},
       {"hyper", "POST", "/hyper", R"({"rank":0,"incarnation":1,"values":{"lr":9}})", Need::kOwn,
        true},
+      {"branches", "POST", "/branches", R"({"rank":0,"incarnation":1,"action":"list"})", Need::kOwn,
+       true},
       {"reconnect", "POST", "/reconnect", rank, Need::kNothing, true},
   };
 }

@@ -61,9 +61,9 @@ class CheckpointCommand : public ::testing::Test {
 
 TEST_F(CheckpointCommand, Lists) {
   const std::string text = run({"list", directory_});
-  EXPECT_THAT(text, ContainsRegex("EPOCH +ROUND +FILES +SIZE +RANKS +JOB\n"
-                                  " +1 +20 +5 +[0-9.]+ KiB +2 +digits.v2\n"
-                                  " +1 +10 +5 +[0-9.]+ KiB +2 +digits.v2\n"));
+  EXPECT_THAT(text, ContainsRegex("EPOCH +ROUND +FILES +SIZE +RANKS +BRANCHES +JOB\n"
+                                  " +1 +20 +7 +[0-9.]+ KiB +2 +2 +digits.v2\n"
+                                  " +1 +10 +7 +[0-9.]+ KiB +2 +2 +digits.v2\n"));
   EXPECT_THAT(run({"list", directory_, "other"}), Not(HasSubstr("digits")));
   EXPECT_THAT(run({"list", root_ + "/none"}), HasSubstr("error: list of " + root_ + "/none"));
 }
@@ -74,6 +74,9 @@ TEST_F(CheckpointCommand, Shows) {
               HasSubstr("job 'digits.v2', epoch 1, after round 10: 2 keys, optimizer momentum"));
   EXPECT_THAT(text, HasSubstr("F32 [10, 7]  fc.weight"));
   EXPECT_THAT(text, HasSubstr("saved by rank 1 as '../../position'"));
+  EXPECT_THAT(text, HasSubstr("branch 0 lr=0.25\nbranch 2, forked from 1 before round 3\n"
+                              "branch 0 runs from round 1 on\nbranch 2 runs from round 14 on\n"));
+  EXPECT_THAT(text, HasSubstr("branch-2-state-momentum.safetensors  "));
   EXPECT_THAT(run({"show", directory_, kJob}), HasSubstr("after round 20"));
   EXPECT_THAT(run({"show", directory_, kJob, "--round", "11"}), HasSubstr("no such checkpoint"));
   EXPECT_THAT(run({"show", directory_, "other"}), HasSubstr("of job 'other'"));
@@ -100,7 +103,7 @@ TEST_F(CheckpointCommand, ExportsTheTensors) {
     return std::string(std::istreambuf_iterator<char>(file), {});
   };
   const std::string folder = directory_ + "/digits%2Ev2/" + folder_name({.epoch = 1, .round = 20});
-  for (const std::string& file : {std::string(kParametersFile), kMomentum}) {
+  for (const std::string& file : {std::string(kParametersFile), kMomentum, kBranchMomentum}) {
     EXPECT_FALSE(content(to + "/" + file).empty());
     EXPECT_EQ(content(to + "/" + file), content(folder + "/" + file));
   }

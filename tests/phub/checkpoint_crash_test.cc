@@ -74,7 +74,7 @@ void expect_recovery(SimulatedDisk& disk, bool said_durable) {
   EXPECT_EQ(write_checkpoint(store, kNext), "");
   EXPECT_EQ(found_round(store), kNext.round);
   EXPECT_THAT(store.list(kJob), ::testing::ElementsAre(kNext.id()));
-  EXPECT_EQ(disk.files_below(kDirectory).size(), 7u);  // 3 of tensors, 2 parts, manifest, lock
+  EXPECT_EQ(disk.files_below(kDirectory).size(), 9u);  // 5 of tensors, 2 parts, manifest, lock
 }
 
 TEST(CheckpointCrash, LeavesTheOldOrTheNewOneAtEveryCall) {

@@ -58,7 +58,7 @@ class CheckpointDamage : public ::testing::Test {
 
 TEST_F(CheckpointDamage, IsNeverLoaded) {
   const std::vector<std::string> files = disk_.files_below(folder_);
-  ASSERT_EQ(files.size(), 6u);
+  ASSERT_EQ(files.size(), 8u);
   const Seeds seeds = fresh_seeds(scaled(1000));
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     std::mt19937_64 random(seed);

@@ -18,7 +18,8 @@ except ImportError as missing:
     sys.exit(77)
 
 ROUND, EPOCH = 123, 4
-FILES = {"parameters.safetensors": 0, "state-momentum.safetensors": 1}
+FILES = {"parameters.safetensors": 0, "state-momentum.safetensors": 1,
+         "branch-2-parameters.safetensors": 3, "branch-2-state-momentum.safetensors": 4}
 SHAPES = {"fc.weight": ("F32", (10, 7)), "empty": ("F32", (0, 3)), "größe": ("BF16", (5,)), "scalar": ("F32", ())}
 CLOCKS = {"steps": ("I64", (4,)), "clocks": ("I64", (4, 2))}
 TYPES = {"F32": numpy.dtype("<f4"), "BF16": numpy.dtype("<u2"), "I64": numpy.dtype("<i8")}
@@ -73,8 +74,9 @@ def check_with_numpy(folder):
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     envelope = json.loads(text)
     assert int(envelope["checksum"], 16) == crc32c(text.split(",", 1)[1].encode())
-    assert envelope["version"] == 3
+    assert envelope["version"] == 4
     manifest = envelope["manifest"]
+    assert [(shelf["place"], shelf["branch"]) for shelf in manifest["branches"]["shelves"]] == [(2, 2)]
     assert (manifest["round"], manifest["epoch"], manifest["spec"]["name"]) == (ROUND, EPOCH, "digits.v2")
     assert [key.get("shape") for key in manifest["spec"]["keys"]] == [[10, 7], None]
     for entry in manifest["files"]:

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -18,13 +17,8 @@ namespace phub::testing {
 
 inline const std::string kJob = "digits.v2";
 inline const std::string kMomentum = "state-momentum.safetensors";
-
-// `count` of an ordinary run times PHUB_TEST_SCALE.
-inline uint64_t scaled(uint64_t count) {
-  const char* text = std::getenv("PHUB_TEST_SCALE");
-  const double scale = text == nullptr ? 1 : std::strtod(text, nullptr);
-  return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(count) * scale));
-}
+inline const std::string kBranchParameters = "branch-2-parameters.safetensors";
+inline const std::string kBranchMomentum = "branch-2-state-momentum.safetensors";
 
 inline std::vector<std::byte> bytes_for(uint64_t seed, uint64_t count) {
   std::vector<std::byte> bytes(count);
@@ -35,14 +29,16 @@ inline std::vector<std::byte> bytes_for(uint64_t seed, uint64_t count) {
   return bytes;
 }
 
-// What a checkpoint holds. `extra` elements make its files larger than one checksum covers. Without
-// `shapes` its job's keys have none, as in version 1; without `clocks` it is in lock-step, as in
-// version 2.
+// What a checkpoint holds: all that one may hold, though no job has both clocks and branches.
+// `extra` elements make its files larger than one checksum covers. Without `shapes` its job's keys
+// have none, as in version 1; without `clocks` it is in lock-step, as in version 2; without
+// `branches` it is as in version 3.
 struct Content {
   uint64_t round = 0, epoch = 1;
   uint64_t extra = 0;
   bool shapes = true;
   bool clocks = true;
+  bool branches = true;
 
   CheckpointId id() const { return {.epoch = epoch, .round = round}; }
   std::vector<TensorInfo> tensors(const std::string& file) const {
@@ -58,7 +54,10 @@ struct Content {
   }
   const std::vector<std::byte>& tensor(const std::string& file, size_t index) const {
     static std::map<uint64_t, std::vector<std::byte>> made;
-    const uint64_t slot = file == kMomentum ? 1 : file == kClocksFile ? 2 : 0;
+    const std::vector<std::string> files = {std::string(kParametersFile), kMomentum,
+                                            std::string(kClocksFile), kBranchParameters,
+                                            kBranchMomentum};
+    const auto slot = static_cast<uint64_t>(std::ranges::find(files, file) - files.begin());
     const uint64_t seed = round * 1000 + epoch * 100 + index * 10 + slot;
     std::vector<std::byte>& bytes = made[seed];
     const uint64_t count = bytes_of(tensors(file)[index]);
@@ -86,6 +85,15 @@ struct Content {
     manifest.steps = {round, round + 1};
     manifest.hyper = {{.round = 1, .values = {{"lr", 0.25}}}};
     manifest.seeds = {{"order", round * 3}};
+    if (!branches) return manifest;
+    manifest.branches = {
+        .next = 4,
+        .branches = {{.branch = 0, .rounds = round, .place = 0, .values = {{"lr", 0.25}}},
+                     {.branch = 2, .parent = 1, .round = 3, .rounds = 2, .place = 2, .values = {}}},
+        .shelves = {{.place = 2, .branch = 2, .steps = {round, 2}}},
+        .moves = {{.round = round + 2, .copies = true, .from = 2, .to = 1, .child = 3},
+                  {.round = round + 4, .to = 2}},
+        .runs = {{1, 0}, {round + 4, 2}}};
     return manifest;
   }
 };
@@ -108,6 +116,11 @@ inline std::string write_checkpoint(CheckpointStore& store, const Content& conte
   const auto first = writer->add_part(1, "../../position");
   write_tensors(*writer, content, kMomentum);
   if (content.clocks) write_tensors(*writer, content, std::string(kClocksFile));
+  if (content.branches) {
+    for (const std::string& file : {kBranchParameters, kBranchMomentum}) {
+      write_tensors(*writer, content, file);
+    }
+  }
   const auto second = writer->add_part(12, "random");
   for (const auto& [part, rank] : {std::pair(first.get(), 1u), std::pair(second.get(), 12u)}) {
     const std::vector<std::byte> bytes = content.part(rank);
@@ -127,6 +140,7 @@ inline std::string difference(CheckpointReader& reader, const Content& content) 
   if (!(manifest == content.manifest())) return "the manifest";
   std::vector<std::string> files = {std::string(kParametersFile), kMomentum};
   if (content.clocks) files.emplace_back(kClocksFile);
+  if (content.branches) files.insert(files.end(), {kBranchParameters, kBranchMomentum});
   for (const std::string& file : files) {
     const TensorTable& table = reader.tensors(file);
     if (!(table.tensors == content.tensors(file))) return file + ": the tensors";

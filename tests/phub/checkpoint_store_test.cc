@@ -53,7 +53,8 @@ TEST_F(CheckpointFiles, LieInFoldersOfTheirJob) {
   EXPECT_EQ(write_checkpoint(store, content), "");
   const std::string folder = directory_ + "/digits%2Ev2/round-000000000123.epoch-4";
   EXPECT_THAT(below(folder),
-              ElementsAre("clocks.safetensors", "manifest.json", "parameters.safetensors", "rank-1",
+              ElementsAre("branch-2-parameters.safetensors", "branch-2-state-momentum.safetensors",
+                          "clocks.safetensors", "manifest.json", "parameters.safetensors", "rank-1",
                           "rank-1/%2E%2E%2F%2E%2E%2Fposition", "rank-12", "rank-12/random",
                           "state-momentum.safetensors"));
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
@@ -265,7 +266,11 @@ TEST(CheckpointGolden, EveryVersionStaysReadable) {
     const auto reader = checkpoints.newest_whole(kJob, refused);
     EXPECT_THAT(refused, IsEmpty());
     ASSERT_NE(reader, nullptr);
-    const Content content{.round = 123, .epoch = 4, .shapes = version > 1, .clocks = version > 2};
+    const Content content{.round = 123,
+                          .epoch = 4,
+                          .shapes = version > 1,
+                          .clocks = version > 2,
+                          .branches = version > 3};
     EXPECT_EQ(difference(*reader, content), "");
   }
 }

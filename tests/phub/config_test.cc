@@ -86,9 +86,12 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.log_level, "debug");
     EXPECT_EQ(config.parent, "10.0.0.9:7717");
     EXPECT_EQ(config.parent_transport, "verbs");
+    EXPECT_EQ(config.parent_bytes_per_s, 100'000u);
     EXPECT_EQ(config.tokens, "/t");
     EXPECT_EQ(config.tls_cert + config.tls_key + config.tls_client_ca, "/c/k/a");
     EXPECT_TRUE(config.insecure && config.tls_data);
+    EXPECT_EQ(config.through_switch, "10.0.0.1:7718");
+    EXPECT_EQ(config.switch_slots, 64u);
   };
   check(load({"--listen",
               "10.0.0.1:80",
@@ -120,6 +123,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "10.0.0.9:7717",
               "--parent-transport",
               "verbs",
+              "--parent-budget",
+              "800kbit",
               "--tokens",
               "/t",
               "--tls-cert",
@@ -130,6 +135,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "/a",
               "--tls-data",
               "--nic-budget=250mbit",
+              "--switch=10.0.0.1:7718",
+              "--switch-slots=64",
               "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
@@ -143,6 +150,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_DATA_PORT", "7718"},
                   {"PHUB_PARENT", "10.0.0.9:7717"},
                   {"PHUB_PARENT_TRANSPORT", "verbs"},
+                  {"PHUB_PARENT_BUDGET", "100000"},
                   {"PHUB_TOKENS", "/t"},
                   {"PHUB_TLS_CERT", "/c"},
                   {"PHUB_TLS_KEY", "/k"},
@@ -150,16 +158,19 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_TLS_DATA", "1"},
                   {"PHUB_INSECURE", "1"},
                   {"PHUB_NIC_BUDGET", "250mbit"},
+                  {"PHUB_SWITCH", "10.0.0.1:7718"},
+                  {"PHUB_SWITCH_SLOTS", "64"},
                   {"PHUB_LOG_LEVEL", "debug"}}));
   const std::string path = file(
       "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
       "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
       "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
       "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
-      "data_port = 7718\nparent = '10.0.0.9:7717'\nparent_transport = 'verbs'\ntokens = "
-      "\"/t\"\ninsecure = true\ntls_cert = "
+      "data_port = 7718\nparent = '10.0.0.9:7717'\nparent_transport = 'verbs'\n"
+      "parent_budget = '0.8mbit'\ntokens = \"/t\"\ninsecure = true\ntls_cert = "
       "'/c'\ntls_key = '/k'\n"
-      "tls_client_ca = '/a'\ntls_data = true\nnic_budget = '250mbit'\n");
+      "tls_client_ca = '/a'\ntls_data = true\nnic_budget = '250mbit'\n"
+      "switch = '10.0.0.1:7718'\nswitch_slots = 64\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }
@@ -188,6 +199,8 @@ TEST_F(Config, BadValuesNameTheirSource) {
               HasSubstr("--transports: must be one of shm, tcp, verbs, ofi, got 'pigeon'"));
   EXPECT_THAT(error_of({"--parent-transport", "shm"}),
               HasSubstr("--parent-transport: must be one of auto, tcp, verbs, ofi, got 'shm'"));
+  EXPECT_THAT(error_of({"--parent-budget", "much"}),
+              HasSubstr("--parent-budget: 'much' is not a rate"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0:x"}),
               HasSubstr("--devices: must be DEVICE, DEVICE:PORT or DEVICE:PORT:GID"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0,"}), HasSubstr("--devices: must be DEVICE"));
@@ -207,7 +220,8 @@ TEST_F(Config, BadFilesAreRefusedWithLineAndColumn) {
       {"cores = 1\nlissten = \"x\"",
        "phub.toml:2:1: unknown option 'lissten'; did you mean 'listen'?"},
       {"password = 1",
-       "unknown option 'password'; there are listen, join, parent, parent_transport"},
+       "unknown option 'password'; there are listen, join, parent, parent_transport, "
+       "parent_budget"},
       {"memory-limit = 1", "did you mean 'memory_limit'?"},
       {"cores = ", "phub.toml:1:"},
       {"cores = 1\n\ncores = 2", "phub.toml:3:"},

@@ -439,7 +439,7 @@ struct Restored : Rig {
              .snapshots = true}) {
     copy_steps = {8};
     copy_clocks = {5, 3};
-    job->restore(saved_clocks());
+    job->restore(saved_clocks(), {});
     parameters.assign(parameters.size(), -40);
     job->hold();
     job->commit({.round = 4, .admitted = {admission(0, 2, 4), admission(1, 2, 4)}});

@@ -152,7 +152,7 @@ class FakeUplink : public Endpoint {
     return n;
   }
   bool post(QueuePair to, const Write& write) override {
-    if (room == 0) return false;
+    if (room == 0 || full_queue == to.queue) return false;
     --room;
     posted.emplace_back(to.queue, write);
     return true;
@@ -165,8 +165,14 @@ class FakeUplink : public Endpoint {
   testing::Inbox inbox;
   std::vector<std::pair<uint32_t, Write>> posted;
   size_t flushed = 0;
+  uint64_t refused_for_ns() const override { return refused_ns; }
+
   size_t room = ~size_t{0};
+  uint32_t full_queue = ~0u;
+  uint64_t refused_ns = 0;
 };
+
+const std::vector<uint32_t> kRanks = {0, 1, 2};
 
 struct HasUplink {
   FakeUplink uplink;
@@ -177,8 +183,10 @@ struct HasUplink {
 // The chunks lie at the parent in reverse order, in two queues.
 class RackRig : public HasUplink, public testing::CoreJobRig {
  public:
-  explicit RackRig(JobParameters parameters = {}, std::vector<uint32_t> expected = {0, 1, 2})
-      : BasicCoreJobRig(with_uplink(*this, std::move(parameters), std::move(expected))) {}
+  explicit RackRig(JobParameters parameters = {}, std::vector<uint32_t> expected = {0, 1, 2},
+                   std::vector<int32_t> priorities = {})
+      : BasicCoreJobRig(with_uplink(*this, std::move(parameters), std::move(expected),
+                                    std::move(priorities))) {}
 
   // The parent has the result of the chunk's round.
   void answer(uint32_t chunk, uint64_t round, float value) {
@@ -227,7 +235,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
 
  private:
   static Options with_uplink(HasUplink& up, JobParameters parameters,
-                             std::vector<uint32_t> expected) {
+                             std::vector<uint32_t> expected, std::vector<int32_t> priorities) {
     parameters.max_ranks = 3;
     parameters.has_parent = true;
     if (parameters.first_round == 0) parameters.first_round = 1;
@@ -235,6 +243,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
             .elements = kElements,
             .stride = kStride,
             .expected = std::move(expected),
+            .priorities = std::move(priorities),
             .make_lock_step = [&up](const Stages& stages) {
               CoreUplink uplink{.endpoint = &up.uplink,
                                 .sums = up.up_sums,
@@ -255,7 +264,61 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
   }
 };
 
-const std::vector<uint32_t> kRanks = {0, 1, 2};
+// Nobody rings when there are tokens: the core sleeps as long as the bucket says. Where a queue has
+// no room it does not sleep, as before.
+TEST(Rack, WhatHasNoBudgetWaitsAndTheCoreSleeps) {
+  RackRig rig;
+  rig.answer_all(0, 1);
+  rig.take_sent();
+  rig.uplink.room = 1;
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  EXPECT_FALSE(rig.job->owes());
+  EXPECT_FALSE(rig.job->arm()) << "there may be room at any time";
+  rig.job->disarm();
+  rig.uplink.refused_ns = 2'300'000;
+  EXPECT_TRUE(rig.job->owes());
+  EXPECT_EQ(rig.job->retry_ms(), 3);
+  EXPECT_TRUE(rig.job->arm());
+  rig.job->disarm();
+  EXPECT_THAT(rig.take_sent(), ElementsAre("0@1=21/3"));
+  rig.uplink.room = 1;
+  rig.run();
+  EXPECT_THAT(rig.take_sent(), ElementsAre("1@1=21/3"));
+  EXPECT_FALSE(rig.job->owes());
+  EXPECT_TRUE(rig.job->arm());
+}
+
+// Chunks 3 and 2 are of the first queue.
+TEST(Rack, WhatWaitsGoesByPriority) {
+  RackRig rig({}, kRanks, {0, 7, 2, 5});
+  rig.answer_all(0, 1);
+  rig.take_sent();
+  rig.uplink.room = 0;
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, 1);
+  rig.run();
+  rig.uplink.room = 100;
+  EXPECT_THAT(rig.take_sent(), ElementsAre("3@1=21/3", "2@1=21/3", "1@1=21/3", "0@1=21/3"));
+}
+
+TEST(Rack, AQueueThatWaitsHoldsUpNoOther) {
+  RackRig rig;
+  rig.answer_all(0, 1);
+  rig.take_sent();
+  rig.uplink.full_queue = 0;
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) rig.push_all(kRanks, chunk, 1);
+  EXPECT_THAT(rig.take_sent(), ElementsAre("0@1=21/3", "1@1=21/3"));
+  // Nor one that waits for the same reason as another, which goes on before it.
+  rig.uplink.room = 0;
+  rig.answer(0, 1, 5);
+  rig.answer(1, 1, 5);
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) rig.push_all(kRanks, chunk, 2);
+  rig.run();
+  rig.uplink.room = 100;
+  EXPECT_THAT(rig.take_sent(), ElementsAre("0@2=21/3", "1@2=21/3"));
+  rig.uplink.full_queue = ~0u;
+  EXPECT_THAT(rig.take_sent(), ElementsAre("2@1=21/3", "3@1=21/3"));
+}
 
 TEST(Rack, ASumGoesUpAndTheResultComesDown) {
   RackRig rig;
@@ -369,7 +432,7 @@ TEST(Rack, AfterABrokenConnectionWhatWasNotAnsweredIsSentAgain) {
   EXPECT_TRUE(rig.job->arm());
   rig.job->detach(CoreReport::kNoRank);
   rig.job->reattach(CoreReport::kNoRank, 0);
-  EXPECT_THAT(rig.take_sent(), ElementsAre("1@1=21/3", "2@1=21/3"));
+  EXPECT_THAT(rig.take_sent(), ElementsAre("2@1=21/3", "1@1=21/3")) << "queue by queue";
   rig.answer(2, 1, 3);
   EXPECT_THAT(rig.take_posts(), ElementsAre("0:2@1", "1:2@1", "2:2@1"));
 }
@@ -382,7 +445,7 @@ TEST(Rack, AfterABrokenConnectionFirstResultsAreAskedFor) {
   rig.run();
   rig.job->detach(CoreReport::kNoRank);
   rig.job->reattach(CoreReport::kNoRank, 0);
-  EXPECT_THAT(rig.take_sent(), ElementsAre("0?43", "2?43", "3?43"));
+  EXPECT_THAT(rig.take_sent(), ElementsAre("2?43", "3?43", "0?43"));
 }
 
 TEST(Rack, WhatFindsNoRoomWaits) {
@@ -393,7 +456,7 @@ TEST(Rack, WhatFindsNoRoomWaits) {
   EXPECT_THAT(rig.take_sent(), ElementsAre("0@1=21/3"));
   EXPECT_FALSE(rig.job->arm());
   rig.uplink.room = 2;
-  EXPECT_THAT(rig.take_sent(), ElementsAre("1@1=21/3", "2@1=21/3"));
+  EXPECT_THAT(rig.take_sent(), ElementsAre("2@1=21/3", "1@1=21/3"));
 }
 
 TEST(Rack, AnAnswerThatMakesNoSenseEndsTheJob) {

@@ -86,7 +86,17 @@ struct BasicCoreJobRig {
     std::vector<int32_t> priorities = {};
     bool admit = true;  // everyone who is expected
     bool snapshots = false;
+    uint32_t shelves = 0;
     CoreJob::MakeLockStep make_lock_step = {};
+  };
+
+  // Parameters and one state of branches that do not run.
+  struct Shelves {
+    std::vector<std::vector<float>> arrays;    // [shelf][2]
+    std::vector<std::vector<uint64_t>> steps;  // [shelf]
+    std::vector<float*> at;
+    std::vector<uint64_t*> steps_at;
+    ShelfArrays view() const { return {.arrays = at, .steps = steps_at, .each = 2}; }
   };
 
   explicit BasicCoreJobRig(Options options) : options_(std::move(options)) {
@@ -117,6 +127,8 @@ struct BasicCoreJobRig {
     }
     copy_steps.assign(options_.snapshots ? options_.chunks : 0, 0);
     copy_clocks.assign(p.lock_step ? 0 : copy_steps.size() * p.max_ranks, 0);
+    make_shelves(shelves, total);
+    if (options_.snapshots) make_shelves(copied_shelves, total);
     const bool in_results = p.lock_step && p.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
@@ -128,7 +140,9 @@ struct BasicCoreJobRig {
             .sums = sums.data(),
             .copy = {.parameters = options_.snapshots ? copy_parameters.data() : nullptr,
                      .state0 = options_.snapshots ? copy_state.data() : nullptr,
-                     .clocks = options_.snapshots ? saved_clocks() : SavedClocks()}},
+                     .clocks = options_.snapshots ? saved_clocks() : SavedClocks(),
+                     .shelves = copied_shelves.view()},
+            .shelves = shelves.view()},
         std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step);
     if (!options_.admit) return;
     job->hold();
@@ -139,6 +153,12 @@ struct BasicCoreJobRig {
     take_posts();
   }
 
+  void make_shelves(Shelves& made, size_t elements) const {
+    made.arrays.assign(2 * options_.shelves, std::vector<float>(elements));
+    made.steps.assign(options_.shelves, std::vector<uint64_t>(options_.chunks));
+    for (auto& array : made.arrays) made.at.push_back(array.data());
+    for (auto& steps : made.steps) made.steps_at.push_back(steps.data());
+  }
   Boundary::Admitted admission(uint32_t rank, uint32_t incarnation, uint64_t first_round) {
     return {
         .rank = rank, .incarnation = incarnation, .first_round = first_round, .slots = slots[rank]};
@@ -197,13 +217,14 @@ struct BasicCoreJobRig {
         {CoreReport::kBroken, "broken"},       {CoreReport::kViolation, "violation"},
         {CoreReport::kNonFinite, "nonfinite"}, {CoreReport::kExcluded, "excluded"},
         {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
-        {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"}};
+        {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"},
+        {CoreReport::kSwitchEnded, "switch"},  {CoreReport::kSwitchBegun, "begun"}};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {
       std::string text = kNames.at(report.type) + " ";
       if (report.type == CoreReport::kSnapped || report.type == CoreReport::kGotState ||
-          report.type == CoreReport::kSetState) {
+          report.type == CoreReport::kSetState || report.type == CoreReport::kSwitchBegun) {
         out.push_back(fmt::format("{}@{}", text, report.round));
         continue;
       }
@@ -223,6 +244,7 @@ struct BasicCoreJobRig {
   std::vector<float> parameters, state, sums;
   std::vector<float> copy_parameters, copy_state;  // snapshots
   std::vector<uint64_t> copy_steps, copy_clocks;
+  Shelves shelves, copied_shelves;
   std::vector<HyperVersion> hyper;
   std::vector<KeyScales> scales = {{}};
   std::unique_ptr<CoreJob> job;

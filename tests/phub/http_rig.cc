@@ -10,6 +10,8 @@
 
 #include <utility>
 
+#include "transport/control/message_fields.h"  // the words of a BranchAction
+
 namespace phub {
 
 using std::chrono::milliseconds;
@@ -73,6 +75,20 @@ void FakeHandler::set_hyper(const std::string& job, const HyperChange& change,
                             Reply<HyperReply> reply) {
   calls.push_back(fmt::format("hyper {} by an admin", job));
   reply(HyperReply{change.round + 1});
+}
+
+void FakeHandler::change_branches(const Credential& who, const BranchChange& change,
+                                  Reply<BranchReply> reply) {
+  record(fmt::format("{} branch {} at {}, {} turns", word_of(change.action), change.branch,
+                     change.round, change.turns.size()),
+         who);
+  reply(BranchReply{.round = change.round + 1, .branch = 7, .runs = {{1, 0}}});
+}
+
+void FakeHandler::change_branches(const std::string& job, const BranchChange& change,
+                                  Reply<BranchReply> reply) {
+  calls.push_back(fmt::format("{} branches of {} by an admin", word_of(change.action), job));
+  reply(BranchReply{.runs = {{1, 0}}});
 }
 
 void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {

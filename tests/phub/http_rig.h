@@ -32,6 +32,10 @@ class FakeHandler : public ControlHandler {
                  Reply<HyperReply> reply) override;
   void set_hyper(const std::string& job, const HyperChange& change,
                  Reply<HyperReply> reply) override;
+  void change_branches(const Credential& who, const BranchChange& change,
+                       Reply<BranchReply> reply) override;
+  void change_branches(const std::string& job, const BranchChange& change,
+                       Reply<BranchReply> reply) override;
   const JobOwner* owner(const std::string& job) const override {
     const auto at = owners.find(job);
     return at == owners.end() ? nullptr : &at->second;

@@ -72,6 +72,7 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_EQ(joined.spec, request.spec);
   EXPECT_THAT(client.heartbeat(kWho).missing, ElementsAre(2));
   EXPECT_EQ(client.set_hyper(kWho, {.round = 6, .values = {{"lr", 0.5}}}), 7u);
+  EXPECT_EQ(client.change_branches(kWho, {.round = 4, .branch = 2, .turns = {{1, 0}}}).branch, 7u);
   EXPECT_EQ(client.reconnect(kWho).address, "10.0.0.1:99");
   EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
   EXPECT_EQ(client.status().topology, "fake");
@@ -88,6 +89,7 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
               ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
                           "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
                           "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
                           "log mnist 1", "log mnist 2", "status mnist",
                           "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
@@ -203,6 +205,8 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
        "400", "the path names the job 'j'"},
       {post("/v1/jobs/j/hyper", R"({"rank":0,"incarnation":1,"values":{"lr":"x"}})", bearer), "400",
        "values.lr: must be a number"},
+      {post("/v1/jobs/j/branches", R"({"rank":0,"incarnation":1,"action":"graft"})", bearer), "400",
+       "action: must be"},
       {"nonsense\r\n\r\n", "400", "this is not HTTP/1.1"},
       {std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11), "400", "not HTTP"},
       {"GET / HTTP/9.9\r\n\r\n", "400", "not HTTP"},

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "phub/core/hyper.h"
+#include "tests/oracle/reference.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -49,7 +50,7 @@ kernels::Hyper replayed(const JobSpec& spec, const std::vector<HyperChange>& mad
     if (change.round > round) break;
     apply(change.values, key.group, hyper);
   }
-  hyper.lr *= key.lr_scale;
+  hyper.lr = reference::learning_rate(hyper, round) * key.lr_scale;
   hyper.weight_decay *= key.decay_scale;
   return hyper;
 }
@@ -66,12 +67,12 @@ TEST(HyperTable, EveryRoundHasWhatTheChangesUpToItSay) {
   const auto below = [&](uint32_t n) {
     return std::uniform_int_distribution<uint32_t>(0, n - 1)(random);
   };
-  const char* const names[] = {"lr", "momentum", "weight_decay", "grad_scale"};
+  const char* const names[] = {"lr", "momentum", "weight_decay", "grad_scale", "lr_cosine"};
   uint32_t groups = 1;
   const auto values = [&] {
     Values v;
     for (uint32_t i = 0; i <= below(2); ++i) {
-      const char* const name = names[below(4)];
+      const char* const name = names[below(5)];
       v[below(2) == 0 ? name : fmt::format("{}@{}", name, below(groups))] = 1 + below(1000);
     }
     return v;

@@ -24,8 +24,9 @@ namespace {
 using kernels::Hyper;
 using kernels::Optimizer;
 
-const std::vector<std::string> kOptimizers = {"none",  "sgd",     "momentum", "nesterov",   "adam",
-                                              "adamw", "adagrad", "rmsprop",  "sparse-adam"};
+const std::vector<std::string> kOptimizers = {"none",        "sgd",     "momentum", "nesterov",
+                                              "adam",        "adamw",   "adagrad",  "rmsprop",
+                                              "sparse-adam", "adadelta"};
 
 std::string text_of(const std::string& path) {
   std::ifstream file(std::string(PHUB_SOURCE_DIR) + "/" + path);
@@ -86,10 +87,20 @@ std::vector<std::string> known_names() {
 // Another valid value.
 double other(const std::string& name) { return name.starts_with("beta") ? 0.5 : 0.25; }
 
+// With all schedules, so that each of their settings does something.
+Hyper scheduled(Hyper hyper) {
+  hyper.lr_warmup = 1, hyper.lr_warmup_from = 0.5;
+  hyper.lr_inverse = hyper.lr_exponential = 0.5;
+  hyper.lr_polynomial = 4, hyper.lr_cosine = 6;
+  return hyper;
+}
+
 // Parameters after three rounds, from gradients that differ and parameters that are not zero.
-std::vector<float> train(Optimizer optimizer, const Hyper& hyper) {
+std::vector<float> train(Optimizer optimizer, Hyper hyper) {
+  const Hyper of_job = hyper;
   std::vector<float> parameters = {0.5f, -1.25f, 3, 0.01f}, state0(4), state1(4);
   for (uint64_t round = 1; round <= 3; ++round) {
+    hyper.lr = kernels::learning_rate(of_job, round);
     const std::vector<float> gradient = {0.3f * static_cast<float>(round), -0.7f, 1e-9f, 2};
     const void* slot = gradient.data();
     std::vector<float> sum(4);
@@ -135,7 +146,7 @@ TEST(Hyper, EachIsUsedByTheOptimizersThatAreDocumented) {
   for (const auto& [name, row] : documented()) {
     for (const std::string& optimizer : kOptimizers) {
       const Optimizer which = *kernels::parse_optimizer(optimizer);
-      const Hyper before = kernels::default_hyper(which);
+      const Hyper before = scheduled(kernels::default_hyper(which));
       Hyper after = before;
       ASSERT_EQ(kernels::set(after, name, other(name)), "");
       const bool used = std::ranges::find(row.used_by, optimizer) != row.used_by.end();

@@ -139,6 +139,8 @@ TEST(Main, ErrorsWhileItRunsAreOneLineAndOne) {
         {"serve", "--listen", "192.0.2.1:0"},
         {"serve", "--parent", "127.0.0.1:1", "--join", "127.0.0.1:1"},
         {"serve", "--parent", "127.0.0.1:1", "--checkpoints", "/does/not/exist"},
+        {"serve", "--listen", "127.0.0.1:0", "--parent-budget", "1gbit"},
+        {"serve", "--join", "127.0.0.1:1", "--parent-budget", "1gbit"},
         {"serve", "--listen", "127.0.0.1:0", "--topology", "/does/not/exist.xml"}}) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, 1) << outcome.err;
@@ -172,6 +174,19 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
     EXPECT_EQ(server.out(), printed);  // quiet after the start
     EXPECT_EQ(server.err(), "");
   }
+}
+
+TEST(Main, ARackSaysWhatItsNicsSend) {
+  Process rack({"serve", "--listen", "127.0.0.1:0", "--transports", "tcp", "--parent",
+                "127.0.0.1:1", "--nic-budget", "50mbit", "--parent-budget", "25mbit"});
+  const std::string address = rack.address();
+  EXPECT_THAT(rack.out(), HasSubstr("tcp: "));
+  EXPECT_THAT(rack.out(), HasSubstr("at most 50 Mbit/s from each NIC\n"));
+  EXPECT_THAT(rack.out(), HasSubstr("a rack of 127.0.0.1:1, at most 25 Mbit/s from each NIC\n"));
+  EXPECT_THAT(run({"status", "--server", address}).out,
+              HasSubstr("a rack of 127.0.0.1:1, to which each NIC sends at most 25 Mbit/s\n"));
+  rack.signal(SIGTERM);
+  EXPECT_EQ(rack.exit_code(), 0);
 }
 
 // A variable for the processes that are started meanwhile.

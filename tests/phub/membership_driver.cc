@@ -45,10 +45,19 @@ uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values, ui
   return token;
 }
 
+uint64_t MembershipDriver::branches(const BranchChange& change) {
+  const uint64_t token = next_token_++;
+  open_.insert(token);
+  const bool forks = change.action == BranchAction::kFork;
+  membership_.change_branches(token, change, forks ? membership_.new_branch() : 0);
+  carry_out();
+  return token;
+}
+
 void MembershipDriver::cores_at(uint64_t round, uint64_t started, uint64_t min_round) {
   held_.round = round;
   held_.started = started;
-  held_.min_round = committed_.min_round = min_round;
+  held_.min_round = held_.lowest = committed_.min_round = min_round;
 }
 
 bool MembershipDriver::answer() {

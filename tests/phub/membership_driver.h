@@ -28,6 +28,7 @@ class MembershipDriver {
   uint64_t barrier(uint32_t rank);
   uint64_t hyper(const std::map<std::string, double>& values, uint64_t round = 0,
                  uint32_t rank = 0);
+  uint64_t branches(const BranchChange& change);
 
   // What the cores say next: highest round in progress, highest that a contribution came for,
   // lowest in progress.

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
+#include <span>
 
 #include "tests/phub/membership_driver.h"
 #include "tests/seeds.h"
@@ -779,6 +781,44 @@ TEST(Membership, HyperparametersTakeEffectFromTheBoundaryOn) {
   EXPECT_EQ(m.wrong(), "");
 }
 
+// Cores may go on behind a snapshot's round before it is told that all have copied their chunks.
+TEST(Membership, WhatASnapshotIsToHaveIsKeptUntilItIsSaved) {
+  JobSpec spec = spec_of(2);
+  spec.optimizer = "momentum";
+  spec.branches = 1;
+  Assembled m(spec);
+  m.cores_at(2, 2, 2);
+  m.branches({.action = BranchAction::kFork, .round = 3});
+  m.branches({.action = BranchAction::kSchedule, .round = 5, .turns = {{1, 2}, {0, 1}, {1, 0}}});
+  m.settle();
+  m.cores_at(4, 4, 4);
+  ASSERT_TRUE(m->take_snapshot());
+  m.carry_out();
+  m.settle();
+  m->keep_from(4);
+  const SavedBranches before = m->saved(3).branches;
+  EXPECT_EQ(before.moves.size(), 3u);
+  m.cores_at(9, 9, 9);
+  const uint64_t token =
+      m.branches({.action = BranchAction::kFork, .round = 20});  // the place is taken: no change
+  m.settle();
+  EXPECT_THAT(m.answered(token), HasSubstr("no room"));
+  const uint64_t later = m.branches({.action = BranchAction::kSchedule, .turns = {{0, 0}}});
+  m.settle();
+  EXPECT_EQ(m.reply(later).first_round, 10u);
+  const SavedBranches after = m->saved(3).branches;
+  ASSERT_EQ(after.moves.size(), 4u);
+  EXPECT_TRUE(std::ranges::equal(before.moves, std::span(after.moves).first(3)));
+  EXPECT_EQ(after.shelves, before.shelves);
+  EXPECT_EQ(after.runs.front(), (BranchRun{1, 0}));
+  m->keep_from(kNever);
+  m.cores_at(12, 12, 12);
+  m.branches({.action = BranchAction::kSchedule, .turns = {{1, 0}}});
+  m.settle();
+  EXPECT_EQ(m->saved(12).branches.moves.size(), 0u);
+  EXPECT_EQ(m.wrong(), "");
+}
+
 TEST(Membership, RanksThatSetTheSameMakeOneChange) {
   Assembled m(spec_of(3));
   m.cores_at(12, 12, 12);
@@ -1106,7 +1146,7 @@ class RandomMembership {
 };
 
 TEST(Membership, RandomSequences) {
-  const testing::Seeds seeds = testing::fresh_seeds(5000);
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(5000));
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     ASSERT_EQ(RandomMembership(seed).run(400), "") << "PHUB_SEED=" << seed;
   }

@@ -123,6 +123,7 @@ ServerStatus sample() {
   ServerStatus status;
   status.memory_bytes = 100;
   status.memory_limit_bytes = 1000;
+  status.parent_budget_bytes_per_s = 2'000'000;
   const Flow flow = {.chunks = 7, .bytes_in = 70, .bytes_out = 700, .chunks_per_s = 1};
   JobStatus job;
   job.name = kHostile;
@@ -223,6 +224,7 @@ TEST(Metrics, HaveTheValuesOfTheStatus) {
   EXPECT_EQ(value("phub_core_sent_bytes_total", core), 700);
   EXPECT_EQ(value("phub_nic_received_bytes_total", nic), 70);
   EXPECT_EQ(value("phub_nic_budget_bytes_per_second", nic), 31'250'000);
+  EXPECT_EQ(value("phub_parent_budget_bytes_per_second", {}), 2'000'000);
   EXPECT_EQ(value("phub_queue_chunks_total", queue), 7);
   EXPECT_EQ(value("phub_endpoint_sends_total", endpoint), 1);
   EXPECT_EQ(value("phub_endpoint_doorbells_total", endpoint), 3);

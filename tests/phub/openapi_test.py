@@ -99,6 +99,25 @@ def check_document(document):
                 assert message in names | ({"JobStatus"} if "JobList" in names else set()), (method, pattern, message)
 
 
+def check_branches(port):
+    """Of a job that has some."""
+    spec = {**{key: JOB[key] for key in ("keys", "optimizer", "hyper")}, "name": "tree", "branches": 2}
+    joined = port.call("POST", "/v1/jobs/{job}/join", {"version": 1, "spec": spec, "transport": "tcp"}, job="tree")
+    asked = {"rank": 0, "incarnation": joined["incarnation"], "action": "fork", "values": {"lr": 0.25}, "round": 5}
+
+    def ask(**fields):
+        return port.call("POST", "/v1/jobs/{job}/branches", {**asked, **fields}, joined["offer"]["ticket"], job="tree")
+
+    assert ask()["branch"] == 1
+    turns = [{"branch": 1, "rounds": 3}, {"branch": 0}]
+    assert ask(action="schedule", turns=turns)["runs"] == [
+        {"round": 1, "branch": 0}, {"round": 5, "branch": 1}, {"round": 8, "branch": 0}]
+    assert ask(action="discard", branch=1)["round"] == 8
+    assert [branch["branch"] for branch in ask(action="list")["branches"]] == [0]
+    assert len(port.call("GET", "/v1/jobs/{job}", job="tree")["branches"]) == 1
+    assert port.call("DELETE", "/v1/jobs/{job}", job="tree") == {}
+
+
 def check_answers(port):
     """One of every route; returns the ticket of rank 0."""
     job = {"job": JOB["name"]}
@@ -109,6 +128,9 @@ def check_answers(port):
     assert "completed_round" in port.call("POST", "/v1/jobs/{job}/heartbeat", who, ticket, **job)
     assert port.call("POST", "/v1/jobs/{job}/barrier", who, ticket, **job) == {}
     assert port.call("POST", "/v1/jobs/{job}/hyper", {**who, "values": {"lr": 0.125}}, ticket, **job)["round"] >= 1
+    answer = port.call("POST", "/v1/jobs/{job}/branches", {**who, "action": "list"}, ticket, status=400, **job)
+    assert "has no branches" in answer["detail"], answer
+    check_branches(port)
     state = port.call("POST", "/v1/jobs/{job}/state", {**who, "keys": [1]}, ticket, **job)
     piece = "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}"
     place = {**job, "rank": 0, "incarnation": who["incarnation"], "epoch": 0}
@@ -167,9 +189,10 @@ def check_refusals(port, ticket, who):
               "/v1/jobs/{job}/heartbeat": who,
               "/v1/jobs/{job}/hyper": {**who, "round": 9, "values": {"lr": 0.125}},
               "/v1/jobs/{job}/state": {**who, "set": True, "keys": [0, 1], "steps": [3, 4]},
+              "/v1/jobs/{job}/branches": {**who, "action": "schedule", "round": 9, "turns": [{"branch": 0, "rounds": 1}]},
               "/v1/jobs/{job}/checkpoint": {**who, "round": 9}}
     both = accepted = 0
-    for _ in range(1500):
+    for _ in range(1800):
         pattern, body = rng.choice(list(bodies.items()))
         body = mutated(body)
         schema = port.operation("POST", pattern)["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -203,21 +203,25 @@ TEST(PlanCommand, ComparesThePlacementsOfTheReadme) {
   EXPECT_THAT(error_of({"vgg19", "--boxes", "2"}), HasSubstr("--boxes requires --cluster"));
 }
 
-// … and the ways of the matrices of VGG-16.
-TEST(PlanCommand, ComparesTheWaysOfTheReadme) {
+// The README has what is printed, from this heading on.
+void expect_in_readme(const std::string& printed, const std::string& heading) {
   std::ifstream file(PHUB_README);
   const std::string readme(std::istreambuf_iterator<char>(file), {});
+  const size_t begin = printed.find(heading);
+  ASSERT_NE(begin, printed.npos);
+  std::istringstream lines(printed.substr(begin));
+  std::string shown;
+  for (std::string line; std::getline(lines, line);) shown += "    " + line + '\n';
+  EXPECT_THAT(readme, HasSubstr(shown));
+}
+
+// … and the ways of the matrices of VGG-16.
+TEST(PlanCommand, ComparesTheWaysOfTheReadme) {
   std::vector<std::string> arguments = {
       "vgg16",  "--ranks",   "8",           "--topology", "pack:1 core:4 pu:1",
       "--nics", "4",         "--link-gbps", "1",          "--worker-link-gbps",
       "1",      "--samples", "32"};
-  const std::string all = output_of(arguments);
-  const size_t begin = all.find("Ways of matrices");
-  ASSERT_NE(begin, all.npos);
-  std::istringstream lines(all.substr(begin));
-  std::string shown;
-  for (std::string line; std::getline(lines, line);) shown += "    " + line + '\n';
-  EXPECT_THAT(readme, HasSubstr(shown));
+  expect_in_readme(output_of(arguments), "Ways of matrices");
 
   arguments.emplace_back("--json");
   const auto json = nlohmann::json::parse(output_of(arguments)).at("ways");
@@ -235,6 +239,35 @@ TEST(PlanCommand, ComparesTheWaysOfTheReadme) {
   EXPECT_THAT(error_of({"vgg16", "--samples", "32"}),
               HasSubstr("it needs --link-gbps, --worker-link-gbps, and NICs"));
   EXPECT_THAT(error_of({"vgg16", "--samples", "0"}), HasSubstr("--samples"));
+}
+
+// … and what computing hides of AlexNet's exchange.
+TEST(PlanCommand, PrintsWhatComputingHidesAsInTheReadme) {
+  std::vector<std::string> arguments = {"alexnet",
+                                        "--ranks",
+                                        "8",
+                                        "--topology",
+                                        "pack:1 core:4 pu:1",
+                                        "--nics",
+                                        "1",
+                                        "--samples",
+                                        "256",
+                                        "--link-gbps",
+                                        "10",
+                                        "--worker-link-gbps",
+                                        "10",
+                                        "--product-gflops",
+                                        "1142",
+                                        "--compute",
+                                        "960"};
+  expect_in_readme(output_of(arguments), "What computing hides");
+  arguments.emplace_back("--json");
+  const auto ways = nlohmann::json::parse(output_of(arguments)).at("ways");
+  EXPECT_NEAR(ways.at("computing_seconds"), 0.96, 1e-9);
+  EXPECT_LT(ways.at("whole_overlapped_iteration_seconds"), ways.at("whole_iteration_seconds"));
+  EXPECT_LT(ways.at("chosen_overlapped_iteration_seconds"),
+            ways.at("whole_overlapped_iteration_seconds"));
+  EXPECT_THAT(error_of({"alexnet", "--compute", "960"}), HasSubstr("--compute requires --samples"));
 }
 
 TEST(PlanMemory, HoldsWhatTheJobNeeds) {

@@ -79,6 +79,16 @@ TEST(Status, ShowsCoresAndNicsOfTheBox) {
   EXPECT_THAT(text, testing::ContainsRegex(" 0 +1 +8 +25% +7758 +1.50 GB/s +0.75 GB/s"));
 }
 
+TEST(Status, ShowsTheParentOfARackAndItsBudget) {
+  ServerStatus status = sample();
+  EXPECT_THAT(describe(status), Not(HasSubstr("a rack of")));
+  status.parent = "10.0.0.1:7717";
+  EXPECT_THAT(describe(status), HasSubstr("\na rack of 10.0.0.1:7717\n"));
+  status.parent_budget_bytes_per_s = 31'250'000;
+  EXPECT_THAT(describe(status), HasSubstr("\na rack of 10.0.0.1:7717, to which each NIC sends at "
+                                          "most 250 Mbit/s\n"));
+}
+
 TEST(Status, BeforeTheInitialParametersItSaysWhoseTheyAre) {
   ServerStatus status = sample();
   status.jobs[0].waiting_for = {0};
@@ -95,6 +105,15 @@ TEST(Status, ManyRanksAreCutShort) {
   EXPECT_THAT(text, HasSubstr("digits: rank 19 is absent\n"));
   EXPECT_THAT(text, Not(HasSubstr("rank 20 is absent")));
   EXPECT_THAT(text, HasSubstr("digits: … and 80 more\n"));
+}
+
+TEST(Status, ShowsBranches) {
+  ServerStatus status = sample();
+  status.jobs[0].branches = {{.branch = 0, .rounds = 30},
+                             {.branch = 2, .parent = 0, .round = 21, .rounds = 25, .runs = true}};
+  const std::string text = describe(status);
+  EXPECT_THAT(text, HasSubstr("digits: branch 0: 30 rounds\n"));
+  EXPECT_THAT(text, HasSubstr("digits: branch 2 runs: forked from 0 before round 21, 25 rounds\n"));
 }
 
 TEST(Status, NoJobsAndFailedOnes) {

@@ -21,12 +21,15 @@ numa::Topology topology_of(uint32_t nodes, uint32_t cores) {
   return topology;
 }
 
-std::string text_of(const JobPlan& job, const LogRecord& record) {
-  constexpr const char* kKinds[] = {"admitted", "lost",   "left", "hyper",
-                                    "excluded", "failed", "set"};
-  std::string text = fmt::format("log of {}: {} rank {}.{} round {} {}", job.spec.name,
+std::string text_of(const JobPlan& job, const LogRecord& record, std::string_view whose = "") {
+  constexpr const char* kKinds[] = {"admitted", "lost", "left",   "hyper",     "excluded",
+                                    "failed",   "set",  "forked", "scheduled", "discarded"};
+  std::string text = fmt::format("log of {}{}: {} rank {}.{} round {} {}", job.spec.name, whose,
                                  kKinds[static_cast<int>(record.kind)], record.rank,
                                  record.incarnation, record.round, record.reason);
+  if (record.branch + record.parent > 0) {
+    text += fmt::format(" branch {} of {}", record.branch, record.parent);
+  }
   for (const ChunkSpan& span : record.chunks) {
     text += fmt::format(" {}..{} until {}", span.first, span.last, record.last_round);
   }
@@ -60,6 +63,8 @@ Rack::Rack(const RackPlan& plan, bool verbose)
       net_(plan.net),
       clock_(net_),
       control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns),
+      switch_(plan.through_switch ? std::make_unique<SimSwitch>(net_, *plan.through_switch)
+                                  : nullptr),
       losses_(plan.seed) {
   net_.keep_text(verbose);
   const numa::Topology topology = topology_of(plan.nodes, plan.cores);
@@ -112,6 +117,12 @@ NicBudget Rack::budget_of(uint64_t bytes_per_s) {
           }};
 }
 
+uint32_t Rack::near_to(uint32_t box) {
+  if (!random().chance(plan_.near_chance)) return SimNet::kNoBox;
+  if (box > 0) return below_[box - 1]->box();
+  return static_cast<uint32_t>(random().below(1 + plan_.shards.size()));
+}
+
 void Rack::add_box(uint32_t cores) {
   BoxState state{.number = static_cast<uint32_t>(boxes_.size())};
   if (!boxes_.empty()) state.first = boxes_.back().first + 1 + boxes_.back().cores.size();
@@ -125,6 +136,7 @@ void Rack::start_server() {
     options.checkpoints = {
         .folder = "/checkpoints", .every = plan_.checkpoint_every, .keep = 2, .files = &disk_};
   }
+  if (switch_) options.through_switch = switch_->of_box();
   server_ = make_server(0, plan_.nodes, plan_.cores, std::move(options), clock_);
   if (boxes_.empty()) add_box(plan_.cores);
   boxes_.front().cores.assign(plan_.cores, {});
@@ -194,7 +206,7 @@ bool Rack::runnable(size_t entity) const {
   const CoreState& state = box->cores[index];
   if (core == nullptr || net_.now_ns() < state.paused_until_ns) return false;
   return !state.asleep || net_.now_ns() >= state.wake_ns || core->is_called() ||
-         net_.core_awake(index, box->number);
+         net_.core_awake(index, box->number) || (switch_ && switch_->wakes_box());
 }
 
 const Rack::BoxState* Rack::box_of(size_t entity) const {
@@ -241,7 +253,7 @@ bool Rack::step_control(uint32_t number) {
     watch_jobs();
   }
   const BoxState& box = boxes_[number];
-  for (size_t core = 0; core < box.cores.size(); ++core) hot_[box.first + 1 + core] = true;
+  for (size_t core = 0; core < box.cores.size(); ++core) hot_.add(box.first + 1 + core);
   return false;
 }
 
@@ -257,10 +269,10 @@ bool Rack::step_core(BoxState& box, uint32_t index) {
     return false;
   }
   if (core.step()) {
-    hot_[box.first] = true;
+    hot_.add(box.first);
     if (RackBox* const rack = below(box)) rack->wake();
     for (uint32_t other = 0; other < box.cores.size(); ++other) {
-      if (core_of(box, other)->is_called()) hot_[box.first + 1 + other] = true;
+      if (core_of(box, other)->is_called()) hot_.add(box.first + 1 + other);
     }
     return true;
   }
@@ -275,25 +287,31 @@ bool Rack::step_core(BoxState& box, uint32_t index) {
   return !state.asleep;
 }
 
+// Who cannot run now is asked again when something happened that may have changed it.
+std::optional<size_t> Rack::draw_runnable() {
+  while (!hot_.empty()) {
+    const size_t entity = hot_[random().below(hot_.size())];
+    if (runnable(entity)) return entity;
+    hot_.remove(entity);
+  }
+  return std::nullopt;
+}
+
 // Either something happens in the network, or some thread of some process makes one pass.
 void Rack::step() {
   ++steps_;
-  hot_.resize(entities(), true);
-  std::vector<size_t> ready;
-  for (size_t e = 0; e < hot_.size(); ++e) {
-    if (hot_[e] && runnable(e)) ready.push_back(e);
-  }
+  hot_.grow(entities());
+  const std::optional<size_t> chosen = draw_runnable();
   // While somebody can run, time does not jump far.
   const bool soon = !net_.idle() && net_.next_ns() < net_.now_ns() + kPassNs;
-  if (ready.empty() || (soon && random().chance(0.2))) {
+  if (!chosen || (soon && random().chance(0.2))) {
     net_.run_next();
     return wake_all();
   }
-  const size_t chosen = ready[random().below(ready.size())];
-  const bool moved = step_entity(chosen);
-  hot_.resize(entities(), true);
-  hot_[chosen] = moved;
-  net_.trace("step", chosen, moved);
+  const bool moved = step_entity(*chosen);
+  hot_.grow(entities());
+  if (!moved) hot_.remove(*chosen);
+  net_.trace("step", *chosen, moved);
   const uint64_t before = net_.idle() ? ~0ull : net_.next_ns();
   const uint64_t cost = random().between(50, 500);
   if (net_.now_ns() + cost >= before) wake_all();
@@ -319,8 +337,8 @@ void Rack::watch_jobs() {
     }
     if (there) job->rewinding = false;
     if (there && !job->ended && std::exchange(job->life, life(*job)) != life(*job)) {
-      // What a box that lives reads may hit a fault of the disk: then it takes the one before.
-      const bool unreadable = job->rewinds > 0 && !plan_.disk_faults.empty();
+      // What a box reads may hit a fault of the disk: then it takes the one before.
+      const bool unreadable = disk_faults_ > 0;
       if (at->durable_round < job->durable && !unreadable) {
         fail(fmt::format("{}: round {} was said to be durable, and the job goes on after {}",
                          job->plan.spec.name, job->durable, at->durable_round));
@@ -331,6 +349,8 @@ void Rack::watch_jobs() {
     }
     if (there) job->spread |= std::ranges::any_of(at->cores, &JobCoreStatus::box);
     if (there) job->void_snapshots = std::max(job->void_snapshots, at->void_snapshots);
+    if (there) job->switch_chunks = std::max(job->switch_chunks, at->switch_chunks);
+    if (there && !at->switch_ended.empty()) job->switch_ended = at->switch_ended;
     const bool not_made = job->life > 0 ? job->life != life(*job) : disk_faults_ > 0;
     if (!there && !job->seen && not_made && job->starting == 0 &&
         std::ranges::all_of(job->trainers, [](const auto& t) { return t->done(); })) {
@@ -381,6 +401,18 @@ RackResult Rack::run() {
   result.net = net_.stats();
   result.text = net_.text();
   for (const auto& job : jobs_) {
+    if (switch_ && job == jobs_.front()) {
+      result.text.push_back(fmt::format("{}: {} chunks came through the switch; {}",
+                                        job->plan.spec.name, job->switch_chunks,
+                                        job->switch_ended));
+    }
+    for (const BoxLog& log : job->logs_below) {
+      const std::string whose = fmt::format(" at level {} in life {}, epoch {}", log.level,
+                                            log.life.first, log.life.second);
+      for (const LogRecord& record : log.records) {
+        result.text.push_back(text_of(job->plan, record, whose));
+      }
+    }
     for (const LogRecord& record : job->log) result.text.push_back(text_of(job->plan, record));
   }
   trainers_.clear();

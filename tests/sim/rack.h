@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -15,10 +16,12 @@
 #include "phub/server.h"
 #include "tests/phub/simulated_disk.h"
 #include "tests/sim/control_net.h"
+#include "tests/sim/index_set.h"
 #include "tests/sim/rack_box.h"
 #include "tests/sim/rack_logs.h"
 #include "tests/sim/rack_oracle.h"
 #include "tests/sim/rack_plan.h"
+#include "tests/sim/rack_switch.h"
 #include "tests/sim/shard.h"
 #include "tests/sim/trainer.h"
 #include "tests/sim/virtual_clock.h"
@@ -38,8 +41,10 @@ struct RackResult {
   uint64_t parts_restored = 0, void_snapshots = 0;
   uint64_t parts_restored_below = 0;                // of them, at racks
   uint64_t coded_jobs = 0, residuals_restored = 0;  // of ranks
-  uint64_t jobs_of_factors = 0, jobs_of_rows = 0, lazy_jobs = 0;
-  uint64_t chunks_carried = 0;  // to a later round
+  uint64_t jobs_of_factors = 0, jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
+  uint64_t chunks_carried = 0;       // to a later round
+  uint64_t forks = 0, switches = 0;  // of branches
+  uint64_t restored_with_branches = 0;
   uint64_t jobs_of_differences = 0;
   uint64_t states = 0;                          // of chunks, that were compared
   uint64_t spread_jobs = 0;                     // over several boxes
@@ -48,6 +53,8 @@ struct RackResult {
   uint64_t racked_jobs = 0;                     // with boxes below the root
   uint64_t racks_lost = 0, racks_admitted = 0;  // by the boxes above them
   uint64_t boxes_below_died = 0;
+  uint64_t switched_jobs = 0, switch_chunks = 0;  // behind a switch that adds; through it
+  uint64_t switch_generations = 0;                // in which some came
   SimStats net;
   std::vector<std::string> text;
 };
@@ -83,6 +90,8 @@ struct JobRun {
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
   uint64_t parts_restored = 0, void_snapshots = 0, residuals_restored = 0;
   uint64_t carried = 0;             // chunks, to a later round
+  uint64_t switch_chunks = 0;       // that came through a switch, as far as was seen
+  std::string switch_ended;         // why no more did
   size_t restarts = 0;              // by other workers
   std::set<uint32_t> unsure_racks;  // of which a set may have been carried out, or not
   std::map<uint32_t, size_t> sets_before_answer;  // by rack: in the log, when the root answered it
@@ -90,7 +99,7 @@ struct JobRun {
   std::vector<LogRecord> log;
   std::set<uint32_t> at_boxes;                 // below the root, where it runs
   std::vector<BoxLog> logs_below;              // of its lives there
-  std::map<uint32_t, uint64_t> epoch_at;       // by box below the root: of its latest join
+  std::map<uint32_t, JobLife> life_at;         // by box below the root: of its latest join
   std::map<uint64_t, uint64_t> life_of_epoch;  // of the root's job, as a rack joined it
 };
 
@@ -126,7 +135,11 @@ class Rack {
   }
   bool may_leave(const JobRun& job) const { return job.starting == 0; }
   const RackPlan& plan() const { return plan_; }
+  SimSwitch* through_switch() { return switch_.get(); }  // null: there is none
   NicBudget budget_of(uint64_t bytes_per_s);
+  // Which of the boxes that take part in jobs here (Rack::server()) is on the host of one that
+  // sends to them: drawn for it.
+  uint32_t near_to(uint32_t box);
   void fail(const std::string& what);
 
  private:
@@ -150,6 +163,7 @@ class Rack {
   void start_shards();
   bool is_rewound(const JobStatus& job) const;
   void harm_shards_in_time();
+  void harm_switch_in_time();
   // rack_below.cc
   void start_below();
   SimParent::Watch watch_on(uint32_t box);
@@ -183,7 +197,8 @@ class Rack {
   size_t first_trainer() const { return boxes_.back().first + 1 + boxes_.back().cores.size(); }
   Trainer& trainer(size_t entity) const { return *trainers_[entity - first_trainer()]; }
   size_t entities() const { return first_trainer() + trainers_.size(); }
-  void wake_all() { hot_.assign(entities(), true); }
+  void wake_all() { hot_.fill(entities()); }
+  std::optional<size_t> draw_runnable();
   void watch_jobs();
   std::vector<LogRecord> log_of(const JobRun& job) { return log_at(*server_, job); }
   std::vector<LogRecord> log_at(Server& server, const JobRun& job);
@@ -200,6 +215,7 @@ class Rack {
   SimNet net_;
   VirtualClock clock_;
   ControlNet control_;
+  const std::unique_ptr<SimSwitch> switch_;  // null: there is none
   testing::SimulatedDisk disk_;
   std::mt19937_64 losses_;          // of the disk
   std::unique_ptr<Server> server_;  // null: the box is dead
@@ -210,11 +226,11 @@ class Rack {
   const BoxFault* dying_ = nullptr;  // in a call to the disk
   std::vector<std::unique_ptr<JobRun>> jobs_;
   std::vector<Trainer*> trainers_;
-  std::vector<bool> hot_;
+  IndexSet hot_;                 // entities that may be able to run
   std::vector<BoxState> boxes_;  // the server's, then the shards', then those below
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::unique_ptr<RackBox>> below_;
-  size_t shard_faults_ = 0, rack_faults_ = 0;  // that have begun
+  size_t shard_faults_ = 0, rack_faults_ = 0, switch_faults_ = 0;  // that have begun
   uint64_t box_deaths_below_ = 0;
   uint64_t root_hangs_until_ns_ = 0;
   uint64_t server_timer_ns_ = 0;

@@ -30,13 +30,15 @@ void Rack::start_below() {
       options.parent = &parent;
       return make_server(number, 1, cores, std::move(options), clock);
     };
+    const SimParent::Way way{.near = near_to(box.above),
+                             .budget = budget_of(plan_.uplink_bytes_per_s)};
     below_.push_back(std::make_unique<RackBox>(
         net_, number,
         std::make_unique<ControlNet>(net_, plan_.control_loss, plan_.control_duplicate,
                                      plan_.control_delay_ns),
         control(box.above),
         [this, above = box.above]() -> ControlHandler& { return server(above); }, watch_on(i + 1),
-        make));
+        way, make));
   }
   wake_all();
 }
@@ -54,7 +56,8 @@ SimParent::Watch Rack::watch_on(uint32_t box) {
     if (below_root) job.sets_before_answer[who.rank] = sets_in_log(job);
   };
   watch.joined = [this, box](const JoinReply& reply) {
-    job_of(reply.spec.name).epoch_at[box] = reply.epoch;
+    JobRun& job = job_of(reply.spec.name);
+    job.life_at[box] = {life_below(job, reply.epoch), reply.epoch};
   };
   return watch;
 }
@@ -66,12 +69,9 @@ JobRun& Rack::job_of(const std::string& name) {
 
 // Takes the logs of the jobs that have ended at a box.
 void Rack::watch_below(uint32_t box) {
-  Server& server = *below_[box - 1]->server();
-  const ServerStatus status = server.status();
+  const Server& server = *below_[box - 1]->server();
   for (auto& job : jobs_) {
-    const bool there =
-        std::ranges::find(status.jobs, job->plan.spec.name, &JobStatus::name) != status.jobs.end();
-    if (there) {
+    if (server.has_job(job->plan.spec.name)) {
       if (!job->ended) job->at_boxes.insert(box);  // else it is another one of that name
     } else if (job->at_boxes.erase(box) > 0) {
       take_log(*job, box);
@@ -81,7 +81,7 @@ void Rack::watch_below(uint32_t box) {
 
 void Rack::take_log(JobRun& job, uint32_t box) {
   job.logs_below.push_back(
-      {level_of(plan_, job.plan, box), job.epoch_at[box], log_at(*below_[box - 1]->server(), job)});
+      {level_of(plan_, job.plan, box), job.life_at[box], log_at(*below_[box - 1]->server(), job)});
 }
 
 // What the box's cores have done is in its logs. What they do in a boundary is not until it is

@@ -195,7 +195,8 @@ void SimParent::poll() {
 }
 
 RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-                 SimParent::Handler handler, SimParent::Watch watch, MakeServer make)
+                 SimParent::Handler handler, SimParent::Watch watch, const SimParent::Way& way,
+                 MakeServer make)
     : net_(net),
       box_(box),
       clock_(net),
@@ -203,6 +204,7 @@ RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control,
       above_(above),
       handler_(std::move(handler)),
       watch_(std::move(watch)),
+      way_(way),
       make_(std::move(make)) {
   control_->on_request([this] { wake(); });
   start();
@@ -211,7 +213,7 @@ RackBox::RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control,
 RackBox::~RackBox() = default;
 
 void RackBox::start() {
-  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, watch_);
+  parent_ = std::make_unique<SimParent>(net_, above_, handler_, box_, watch_, way_);
   server_ = make_(*parent_, clock_);
   ++life_;
   hangs_until_ns_ = timer_ns_ = due_ns_ = 0;

@@ -16,6 +16,7 @@
 #include "phub/server.h"
 #include "tests/sim/control_net.h"
 #include "tests/sim/virtual_clock.h"
+#include "transport/paced/transport.h"
 #include "transport/sim/net.h"
 
 namespace phub::sim {
@@ -30,16 +31,26 @@ class SimParent final : public Parent {
     std::function<void(const Credential& who)> begins_state;
     std::function<void(const JoinReply& reply)> joined;  // the answer is here
   };
-  SimParent(SimNet& net, ControlNet& control, Handler handler, uint32_t box, Watch watch)
+  // How the rack sends: the box on its host, or SimNet::kNoBox, and the budget of its NICs; no rate
+  // is none.
+  struct Way {
+    uint32_t near = SimNet::kNoBox;
+    NicBudget budget;
+  };
+  SimParent(SimNet& net, ControlNet& control, Handler handler, uint32_t box, Watch watch,
+            const Way& way)
       : net_(net),
         control_(control),
         handler_(std::move(handler)),
         box_(box),
-        watch_(std::move(watch)) {}
+        watch_(std::move(watch)),
+        near_(way.near),
+        shares_(way.budget) {}
 
   std::string name() const override { return "the box above"; }
   std::string transport() const override { return "sim"; }
   std::string rack_name() const override { return fmt::format("rack {}", box_); }
+  uint64_t nic_bytes_per_s() const override { return shares_.budget().bytes_per_s; }
   void join(JoinRequest request, Reply<JoinReply> reply) override;
   void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;
   void tell(const Credential& who, RackNews news, Reply<Done> reply) override;
@@ -62,7 +73,8 @@ class SimParent final : public Parent {
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void forget(const Credential& who) override;
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    return net_.connect(offer, layout, box_);
+    std::unique_ptr<WorkerLink> link = net_.connect(offer, layout, box_, near_);
+    return nic_bytes_per_s() > 0 ? make_paced(std::move(link), layout, shares_) : std::move(link);
   }
   void poll() override;
   int event_fd() const override { return -1; }
@@ -83,6 +95,8 @@ class SimParent final : public Parent {
   const Handler handler_;
   const uint32_t box_;
   const Watch watch_;
+  const uint32_t near_;
+  BudgetShares shares_;
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
   std::map<std::pair<std::string, uint32_t>, Credential> leases_;  // by job and incarnation
 };
@@ -92,7 +106,8 @@ class RackBox {
   using MakeServer = std::function<std::unique_ptr<Server>(Parent& parent, const Clock& clock)>;
   // `box`: its number in the network. `control`: its own. `above`, `handler`: of the box above.
   RackBox(SimNet& net, uint32_t box, std::unique_ptr<ControlNet> control, ControlNet& above,
-          SimParent::Handler handler, SimParent::Watch watch, MakeServer make);
+          SimParent::Handler handler, SimParent::Watch watch, const SimParent::Way& way,
+          MakeServer make);
   ~RackBox();
   RackBox(const RackBox&) = delete;
   RackBox& operator=(const RackBox&) = delete;
@@ -125,6 +140,7 @@ class RackBox {
   ControlNet& above_;
   const SimParent::Handler handler_;
   const SimParent::Watch watch_;
+  const SimParent::Way way_;
   const MakeServer make_;
   std::unique_ptr<SimParent> parent_;  // outlives the server
   std::unique_ptr<Server> server_;

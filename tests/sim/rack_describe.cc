@@ -10,6 +10,15 @@
 #include "tests/sim/rack_plan.h"
 
 namespace phub::sim {
+namespace {
+
+std::string text_of(const std::vector<ElementRange>& ranges) {
+  std::string text;
+  for (const auto& [begin, end] : ranges) text += fmt::format(" {}-{}", begin, end);
+  return text.empty() ? " nothing" : text;
+}
+
+}  // namespace
 
 std::string_view name_of(Fault::Kind kind) {
   constexpr std::string_view kNames[] = {"crash",    "silent crash", "hang",    "beating hang",
@@ -39,6 +48,14 @@ std::string describe(const RackPlan& plan) {
     fmt::format_to(out, "  at most {} bytes/s from a worker, {} from a box, order {}\n",
                    plan.worker_bytes_per_s, plan.box_bytes_per_s,
                    static_cast<int>(plan.send_order));
+  }
+  if (plan.uplink_bytes_per_s > 0) {
+    fmt::format_to(out, "  at most {} bytes/s from a rack to the box above\n",
+                   plan.uplink_bytes_per_s);
+  }
+  if (plan.near_chance > 0) {
+    fmt::format_to(out, "  {} of the workers and racks are on the host of a box\n",
+                   plan.near_chance);
   }
   for (const LossWindow& w : plan.windows) {
     fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
@@ -79,6 +96,18 @@ std::string describe(const RackPlan& plan) {
     fmt::format_to(out, "  after {} pushes rack {} {} for {} ms\n", f.after_pushes,
                    1 + f.box % plan.racks.size(), name_of(f.kind), f.ms);
   }
+  if (const auto& of = plan.through_switch) {
+    fmt::format_to(out,
+                   "  {} behind a switch of {} slots, the box was told {}, loss {}, twice {}, late "
+                   "{}, no port {}, again after {} ns, another generation after {} rounds\n",
+                   plan.jobs.front().spec.name, of->slots, of->told, of->loss, of->twice, of->late,
+                   of->no_port, of->retry_ns, of->rounds_between);
+    for (const SwitchFault& f : of->faults) {
+      constexpr std::string_view kKinds[] = {"forgets", "adds nothing", "is silent"};
+      fmt::format_to(out, "  after {} pushes the switch {} ({} ms)\n", f.after_pushes,
+                     kKinds[static_cast<int>(f.kind)], f.ms);
+    }
+  }
   for (const JobPlan& job : plan.jobs) {
     const JobSpec& s = job.spec;
     fmt::format_to(out,
@@ -99,6 +128,12 @@ std::string describe(const RackPlan& plan) {
       fmt::format_to(out, "    formats of keys: {}; rounding {}\n", fmt::join(formats, ", "),
                      s.rounding);
     }
+    for (uint32_t rank = 0; rank < job.interest.size(); ++rank) {
+      for (const KeyInterest& of : job.interest[rank]) {
+        fmt::format_to(out, "    rank {}, {}: writes{}, reads{}\n", rank, of.key,
+                       text_of(of.writes), text_of(of.reads));
+      }
+    }
     if (!job.box_of.empty()) {
       fmt::format_to(out, "    at racks {}\n", fmt::join(job.box_of, ", "));
     }
@@ -116,6 +151,10 @@ std::string describe(const RackPlan& plan) {
     for (const StateCall& c : job.state_calls) {
       fmt::format_to(out, "    rank {} after {} pushes: {} the state of keys {}\n", c.rank,
                      c.after_pushes, c.sets ? "sets" : "gets", fmt::join(c.keys, ", "));
+    }
+    if (job.spec.branches > 0) {
+      fmt::format_to(out, "    {} branches beside the one that runs, {} calls about them\n",
+                     job.spec.branches, job.branch_calls.size());
     }
     for (const BadGradient& b : job.bad) {
       fmt::format_to(out, "    rank {} round {} key {}: bad gradient {}\n", b.rank, b.round, b.key,

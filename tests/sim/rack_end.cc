@@ -44,6 +44,8 @@ uint64_t Rack::limit_ns() const {
   for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
   ms += 1'500 * plan_.box_faults.size() + 30'000 * plan_.shard_faults.size();
   ms += 5'000 * plan_.rack_faults.size();
+  // Where packets are lost on both ways, a part is sent again and again.
+  if (switch_) ms += 200 * jobs_.front()->plan.rounds;
   return ms * kMs;
 }
 
@@ -80,11 +82,15 @@ void Rack::check_end(RackResult& result) {
     }
     result.restored += job->restored;
     result.spread_jobs += job->spread;
+    result.switched_jobs += switch_ && job == jobs_.front();
+    result.switch_chunks += job->switch_chunks;
+    if (switch_ && job == jobs_.front()) result.switch_generations += switch_->generations();
     result.rewinds += job->rewinds;
     result.parts_restored += job->parts_restored;
     if (job->plan.levels > 0) result.parts_restored_below += job->parts_restored;
     result.coded_jobs += has_coded_keys(job->spec);
     result.jobs_of_factors += std::ranges::any_of(job->spec.keys, is_factors) ? 1 : 0;
+    result.jobs_of_interest += job->plan.interest.empty() ? 0 : 1;
     result.jobs_of_rows += std::ranges::any_of(job->spec.keys, is_rows) ? 1 : 0;
     result.lazy_jobs += std::ranges::any_of(job->spec.keys, &KeySpec::lazy) ? 1 : 0;
     result.jobs_of_differences += difference_format(job->spec) ? 1 : 0;
@@ -96,6 +102,9 @@ void Rack::check_end(RackResult& result) {
     const bool lost_box = std::ranges::any_of(job->log, ends_with_box);
     result.ended_shards += lost_box;
     if (!job->log_lost && !lost_box) fail(job->oracle.check(job->log));
+    result.forks += job->oracle.forks();
+    result.switches += job->oracle.switches();
+    result.restored_with_branches += job->oracle.restored_with_branches();
     if (failure_.empty()) fail(check_outcomes(*job));
   }
   result.box_deaths = life_ - 1;
@@ -113,7 +122,7 @@ void Rack::join_logs_of(JobRun& job, RackResult& result) {
     result.racks_admitted += record.kind == LogRecord::Kind::kAdmitted;
   }
   try {
-    job.log = join_logs(job.plan.spec, job.plan.levels, job.log, job.logs_below);
+    job.log = join_logs(job.plan.spec, job.plan.levels, job.log, job.life, job.logs_below);
   } catch (const Error& error) {
     fail(job.plan.spec.name + ": " + error.what());
   }
@@ -153,9 +162,12 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   bool explained = of_shard && !plan_.shard_faults.empty();
   const bool rack_may_go = !job.plan.box_of.empty();
   const bool rack_lost = rack_may_go && !plan_.rack_faults.empty();
+  // What is in a switch the box does not see: where a rank hangs, it may take another for it.
+  const bool hidden = switch_ && &job == jobs_.front().get() && !job.plan.faults.empty() &&
+                      what.find("while the others waited for it") != what.npos;
   switch (error.code()) {
     case ErrorCode::kFenced:
-      explained |= out || control || failed || rack_lost;
+      explained |= out || control || failed || rack_lost || hidden;
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
       // Or at a box that has died, of which the server did not hear before it died, too.
@@ -168,6 +180,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       explained |= std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {
         // Of other racks a rank hears by their number.
         return bad.kind == BadGradient::kOverflow || !job.plan.box_of.empty() ||
+               what.find("came through the switch") != what.npos ||
                what.find(fmt::format("rank {} ", bad.rank)) != what.npos;
       });
       break;

@@ -102,6 +102,17 @@ void Rack::harm_shards_in_time() {
   }
 }
 
+void Rack::harm_switch_in_time() {
+  if (!switch_) return;
+  const std::vector<SwitchFault>& faults = plan_.through_switch->faults;
+  for (; switch_faults_ < faults.size() && faults[switch_faults_].after_pushes < pushes_;
+       ++switch_faults_) {
+    const SwitchFault& fault = faults[switch_faults_];
+    net_.trace("the switch is harmed", fault.kind, fault.ms);
+    switch_->harm(fault);
+  }
+}
+
 // Once it is full; a box that dies finds room.
 void Rack::make_room_after(uint64_t ms) {
   net_.after(ms * kMs, [this, ms, life = life_] {
@@ -124,12 +135,13 @@ void Rack::pushed(JobRun& job, Trainer& trainer) {
   kill_server_in_time();
   harm_box_in_time();
   harm_shards_in_time();
+  harm_switch_in_time();
   harm_below_in_time();
   while (job.late_started < job.plan.late_ranks &&
          job.plan.late_after_pushes[job.late_started] < job.pushes) {
     ++job.late_started;
     const uint32_t rank = job.plan.spec.world_size + job.late_started - 1;
-    if (job.plan.box_of.empty()) {
+    if (job.plan.box_of.empty() && job.plan.interest.empty()) {
       start(job, {}, random().below(kMs));
     } else {
       start(job, {.rank = static_cast<int32_t>(rank), .patient = true}, random().below(kMs));

@@ -32,8 +32,8 @@ void cut(Stay& stay, const Stay& rack) {
 
 class Join {
  public:
-  Join(const JobSpec& spec, uint32_t levels, const std::vector<LogRecord>& root)
-      : chunks_(static_cast<uint32_t>(chunks_of(spec).size())), specs_{spec} {
+  Join(const JobSpec& spec, uint32_t levels, const std::vector<LogRecord>& root, uint64_t life)
+      : life_(life), chunks_(static_cast<uint32_t>(chunks_of(spec).size())), specs_{spec} {
     for (uint32_t level = 0; level < levels; ++level) specs_.push_back(spec_above(specs_.back()));
     const Participation of_racks(root, chunks_);
     for (const Stay& stay : of_racks.stays()) above_.emplace(stay, stay);
@@ -49,18 +49,18 @@ class Join {
     const JobSpec& spec = specs_[level];
     groups_ = RankTree(spec.groups, spec.max_ranks).last_groups();
     Stays here;
-    std::map<Member, uint64_t> latest;  // epoch, by rack
-    uint64_t newest = 0;
+    std::map<Member, JobLife> latest;  // by rack
+    JobLife newest{life_, 0};
     for (const BoxLog& log : logs) {
-      newest = std::max(newest, log.epoch);
+      newest = std::max(newest, log.life);
       const std::optional<Member> rack = rack_in(log, level);
-      if (rack) latest[*rack] = std::max(latest[*rack], log.epoch);
+      if (rack) latest[*rack] = std::max(latest[*rack], log.life);
     }
     for (const BoxLog& log : logs) {
       const std::optional<Member> rack = rack_in(log, level);
       if (!rack) continue;
       const bool is_void =
-          log.epoch < latest[*rack] || (log.epoch < newest && !above_.contains(*rack));
+          log.life < latest[*rack] || (log.life < newest && !above_.contains(*rack));
       if (is_void) continue;
       const std::vector<Stay> stays = stays_in(log);
       for (const Stay& stay : stays) here.insert_or_assign(stay, stay);
@@ -142,6 +142,7 @@ class Join {
     }
   }
 
+  const uint64_t life_;
   const uint32_t chunks_;
   std::vector<JobSpec> specs_;  // by level
   std::vector<RankRange> groups_;
@@ -161,9 +162,9 @@ Member at_root(JobSpec spec, uint32_t levels, Member who) {
 }
 
 std::vector<LogRecord> join_logs(const JobSpec& spec, uint32_t levels,
-                                 const std::vector<LogRecord>& root,
+                                 const std::vector<LogRecord>& root, uint64_t life,
                                  const std::vector<BoxLog>& below) {
-  Join join(spec, levels, root);
+  Join join(spec, levels, root, life);
   for (uint32_t level = levels; level > 0; --level) join.go_down(level - 1, below);
   return join.take();
 }

@@ -77,6 +77,19 @@ bool Oracle::has_bad(const Contribution& from, uint32_t key) const {
   });
 }
 
+bool Oracle::touches(uint32_t rank, uint32_t chunk,
+                     std::vector<ElementRange> KeyInterest::*of) const {
+  if (job_.interest.empty()) return true;
+  const ChunkLayout& c = plan_.chunks[chunk];
+  for (const KeyInterest& interest : job_.interest.at(rank)) {
+    if (interest.key != job_.spec.keys[c.key].name) continue;
+    return std::ranges::any_of(interest.*of, [&c](const ElementRange& range) {
+      return range.begin < c.key_element + c.elements && c.key_element < range.end;
+    });
+  }
+  return true;
+}
+
 // Of a job that is not in lock-step: what it adds up to does not depend on the order.
 float Oracle::exact_value(uint32_t key, uint64_t hash) const {
   return is_coded(job_.spec, key) ? quarters_of(hash) : whole_value_of(hash);
@@ -181,10 +194,13 @@ std::string Oracle::saw(const Contribution& by, uint32_t key, std::span<const st
   for (uint32_t c = first_chunk_[key]; c < first_chunk_[key + 1]; ++c) {
     const ChunkLayout& chunk = plan_.chunks[c];
     auto bytes = result.subspan(chunk.key_element * element, chunk.elements * element);
-    if (pushed) {
+    const bool reads = touches(by.rank, c, &KeyInterest::reads);
+    if (pushed && (reads || touches(by.rank, c, &KeyInterest::writes))) {
       witnessed_.insert({by, c, by.round});
-    } else if (by.round > 0 && by.round == restored_ && job_.spec.optimizer == "none" &&
-               job_.lock_step()) {
+    }
+    if (!reads) continue;
+    if (!pushed && by.round > 0 && by.round == restored_ && job_.spec.optimizer == "none" &&
+        job_.lock_step()) {
       if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) continue;
       return fmt::format("{} round {}: rank {} sees a sum, which no checkpoint has",
                          name_of_chunk(job_, plan_, c), by.round, by.rank);
@@ -223,6 +239,8 @@ std::string Oracle::was_told(const Contribution& by, const std::optional<RoundVe
 
 void Oracle::undo_from(uint64_t round) {
   restored_ = round - 1;
+  std::erase_if(restored_rounds_, [this](uint64_t before) { return before > restored_; });
+  if (restored_ > 0) restored_rounds_.push_back(restored_);
   // Also those of a life that had gone on from the same checkpoint.
   std::erase_if(parts_, [round](const auto& part) { return part.first.round + 1 >= round; });
   for (auto& seen : seen_) seen.erase(seen.lower_bound(round), seen.end());
@@ -233,7 +251,12 @@ void Oracle::undo_from(uint64_t round) {
   for (auto& seen : seen_states_) {
     std::erase_if(seen, [round](const SeenState& state) { return state.round + 1 >= round; });
   }
-  std::erase_if(sets_, [round](const SetCall& call) { return call.round && *call.round >= round; });
+  // A later life may go on from a checkpoint that this one could not read, and that has them.
+  for (SetCall& call : sets_) call.is_void |= call.round && *call.round >= round;
+  // With what the round begins is known when that before it is complete; later decisions are void,
+  // but for those that the checkpoint has.
+  std::erase_if(told_to_run_, [round](const auto& told) { return told.first > round; });
+  std::erase_if(decided_, [round](const auto& decided) { return decided.second.round > round; });
   // They may have seen updates of others that are void, and that their makers do again.
   for (auto& seen : seen_out_of_step_) seen.clear();
 }
@@ -244,6 +267,7 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
     check_witnesses(participation);
     check_parts(participation);
     const HyperHistory hyper(job_.spec, log);
+    check_branches(hyper);
     if (GatedReplay::is_gated(job_.spec)) {
       std::vector<Replay> chunks;
       for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -257,7 +281,7 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
     for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
       if (!job_.lock_step()) {
         check_clocks(c, participation);
-      } else if (!seen_[c].empty()) {
+      } else if (!seen_[c].empty() || !seen_states_[c].empty()) {
         check_rounds(replay_of(c, participation, hyper), c, sets, most_steps);
       }
     }
@@ -266,6 +290,51 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
     return error.what();
   }
   return "";
+}
+
+void Oracle::heard_of_branches(uint64_t complete, const BranchChange& change,
+                               const BranchReply& reply) {
+  const auto after = std::ranges::upper_bound(reply.runs, complete + 1, {}, &BranchRun::round);
+  if (after != reply.runs.begin())
+    told_to_run_.emplace_back(complete + 1, std::prev(after)->branch);
+  if (change.action != BranchAction::kList) decided_.emplace_back(change, reply);
+}
+
+void Oracle::check_branches(const HyperHistory& history) {
+  for (const auto& [round, branch] : told_to_run_) {
+    if (history.branch_in(round) == branch) continue;
+    fail(ErrorCode::kInvalid, "{}: branch {} was said to run in round {}, the log has {}",
+         job_.spec.name, branch, round, history.branch_in(round));
+  }
+  for (const auto& [change, reply] : decided_) {
+    const auto is_fork = [&change = change, &reply = reply](const LogRecord& record) {
+      return record.kind == LogRecord::Kind::kForked && record.branch == reply.branch &&
+             record.parent == change.branch && record.round == reply.round &&
+             record.values == change.values;
+    };
+    const bool is_there = std::ranges::any_of(history.branches(), is_fork);
+    if (change.action == BranchAction::kFork && !is_there) {
+      fail(ErrorCode::kInvalid, "{}: the log lacks the fork of branch {} in round {}",
+           job_.spec.name, reply.branch, reply.round);
+    }
+    if (reply.round < change.round) {
+      fail(ErrorCode::kInvalid, "{}: a change of branches for round {} holds from round {} on",
+           job_.spec.name, change.round, reply.round);
+    }
+  }
+  for (const uint64_t round : restored_rounds_) {
+    const std::span<const LogRecord> all = history.branches();
+    restored_with_branches_ += !all.empty() && all.front().round <= round + 1;
+  }
+  uint64_t last = 0;
+  for (const auto& seen : seen_) {
+    if (!seen.empty()) last = std::max(last, seen.rbegin()->first);
+  }
+  for (const LogRecord& record : history.branches()) {
+    if (record.round > last + 1) continue;
+    forks_ += record.kind == LogRecord::Kind::kForked;
+    switches_ += record.kind == LogRecord::Kind::kScheduled;
+  }
 }
 
 // Who got the result of a round that it had pushed to took part in it.
@@ -296,6 +365,7 @@ Replay Oracle::replay_of(uint32_t chunk, const Participation& participation,
           [this, chunk, key = c.key](const Member& from, uint64_t round, std::byte* out) {
             const Contribution contribution{from, round};
             if (is_null(contribution, key)) return false;
+            if (!touches(from.rank, chunk, &KeyInterest::writes)) return false;
             fill_chunk(contribution, chunk, out);
             // A chunk without rows is not sent. Factors are, also without pairs.
             return places_[chunk].rows.columns == 0 || !places_[chunk].is_empty(out);
@@ -367,7 +437,8 @@ void Oracle::check_digits_of(uint32_t chunk, const Replay& replay,
   if (replay.counted().empty() || has_bad({{~0u, 0}, replay.round()}, c.key)) return;
   const auto counted = [&](uint32_t rank) {
     const auto who = std::ranges::find(replay.counted(), rank, &Member::rank);
-    return who != replay.counted().end() && !is_null({*who, replay.round()}, c.key);
+    return who != replay.counted().end() && !is_null({*who, replay.round()}, c.key) &&
+           touches(rank, chunk, &KeyInterest::writes);
   };
   for (uint32_t i = 0; i < std::min(2u, c.elements); ++i) {
     const uint32_t first = i * kDigitsPerElement;

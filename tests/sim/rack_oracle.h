@@ -18,6 +18,7 @@
 #include "phub/plan/plan.h"
 #include "tests/oracle/replay.h"
 #include "tests/sim/rack_plan.h"
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/state_messages.h"
 
@@ -67,6 +68,7 @@ class Oracle {
     uint32_t nth = 0;
     std::vector<uint32_t> keys;
     std::optional<uint64_t> round;  // from which it holds, if it was told
+    bool is_void = false;           // it was told in a life that was taken back
 
     uint64_t steps(uint32_t key) const { return (who.incarnation * 31 + nth * 7 + key) % 50; }
   };
@@ -79,11 +81,19 @@ class Oracle {
   void got(const std::vector<uint32_t>& keys, const StateReply& reply, std::string_view bytes,
            size_t sets);
 
+  // What a rank was told of branches, which had the results of all rounds up to `complete` when it
+  // asked: which one runs in the next round does not change any more.
+  void heard_of_branches(uint64_t complete, const BranchChange& change, const BranchReply& reply);
+
   // After the job's end: recomputes everything that was seen. Returns what is wrong, or "".
   std::string check(const std::vector<LogRecord>& log);
 
   uint64_t observations() const { return observations_; }
   uint64_t states() const { return states_; }  // of chunks, that were compared
+  uint64_t forks() const { return forks_; }    // of rounds that somebody has the result of
+  uint64_t switches() const { return switches_; }
+  // From checkpoints that had more than one branch, or what was to come of them.
+  uint64_t restored_with_branches() const { return restored_with_branches_; }
 
  private:
   using Witness = std::tuple<Member, uint32_t, uint64_t>;  // who, chunk, round
@@ -94,6 +104,8 @@ class Oracle {
   float exact_value(uint32_t key, uint64_t hash) const;
   void fix_scale(const ChunkLayout& chunk, std::byte* gradient) const;
   bool has_bad(const Contribution& from, uint32_t key) const;
+  // Whether one of the ranges has some of the chunk. `of`: KeyInterest::writes or reads.
+  bool touches(uint32_t rank, uint32_t chunk, std::vector<ElementRange> KeyInterest::*of) const;
 
   // These throw Error that says what is wrong.
   void check_witnesses(const Participation& participation) const;
@@ -104,6 +116,7 @@ class Oracle {
   using MostSteps = std::map<size_t, uint64_t>;  // of a key's chunks, by SeenState::key
   void check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets,
                     MostSteps& most_steps) const;
+  void check_branches(const HyperHistory& history);
   void check_gated_rounds(GatedReplay replay) const;
   void check_round(uint32_t chunk, const Replay& replay) const;
 
@@ -149,7 +162,11 @@ class Oracle {
   std::vector<SetCall> sets_;
   std::vector<std::vector<SeenState>> seen_states_;  // by chunk
   size_t seen_keys_ = 0;
-  uint64_t observations_ = 0, states_ = 0;
+  std::vector<std::pair<uint64_t, uint32_t>> told_to_run_;  // round, branch
+  std::vector<std::pair<BranchChange, BranchReply>> decided_;
+  uint64_t observations_ = 0, states_ = 0, forks_ = 0, switches_ = 0;
+  uint64_t restored_with_branches_ = 0;
+  std::vector<uint64_t> restored_rounds_;
 };
 
 }  // namespace phub::sim

@@ -101,7 +101,7 @@ std::vector<Oracle::SetCall> Oracle::sets_in(const std::vector<LogRecord>& log) 
       fail(ErrorCode::kInvalid, "{}: the log has a set of rank {} (incarnation {}) in round {}",
            job_.spec.name, who.rank, who.incarnation, record.round);
     }
-    told += found->round.has_value();
+    told += found->round && !found->is_void;
     all.push_back(*found);
     all.back().round = record.round;
     std::vector<ChunkSpan> chunks;
@@ -115,8 +115,8 @@ std::vector<Oracle::SetCall> Oracle::sets_in(const std::vector<LogRecord>& log) 
            record.round);
     }
   }
-  const auto answered = static_cast<size_t>(
-      std::ranges::count_if(sets_, [](const SetCall& call) { return call.round.has_value(); }));
+  const auto answered = static_cast<size_t>(std::ranges::count_if(
+      sets_, [](const SetCall& call) { return call.round && !call.is_void; }));
   if (answered != told) {
     fail(ErrorCode::kInvalid, "{}: {} sets were answered, the log has {} of them", job_.spec.name,
          answered, told);

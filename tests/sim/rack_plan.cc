@@ -34,12 +34,26 @@ std::vector<KeySpec> some_keys(SimRandom& random, uint32_t chunk_elements, bool 
   return keys;
 }
 
+// One of the schedules of the learning rate, perhaps after a warm-up; runs have few rounds.
+void add_schedule(SimRandom& random, std::map<std::string, double>& hyper) {
+  const auto rounds = [&random] { return static_cast<double>(random.between(2, 12)); };
+  const auto kind =
+      pick<std::string>(random, {"lr_exponential", "lr_inverse", "lr_polynomial", "lr_cosine"});
+  hyper[kind] = kind == "lr_exponential" ? 0.9 : kind == "lr_inverse" ? 0.25 : rounds();
+  if (random.chance(0.5)) hyper["lr_end"] = 0.125;
+  if (random.chance(0.5)) hyper["lr_inverse_power"] = 0.75;
+  if (random.chance(0.5)) hyper["lr_polynomial_power"] = 2;
+  if (random.chance(0.5)) hyper["lr_warmup"] = rounds();
+  if (random.chance(0.2)) hyper["lr_rounds_before"] = rounds() - 6;
+}
+
 std::map<std::string, double> some_hyper(SimRandom& random, const std::string& optimizer) {
   std::map<std::string, double> hyper;
   if (random.chance(0.7)) hyper["lr"] = 0.001 * static_cast<double>(random.between(1, 500));
   if (random.chance(0.3)) hyper["weight_decay"] = 0.01;
   if (random.chance(0.3)) hyper["momentum"] = 0.5;
   if (random.chance(0.1)) hyper["grad_scale"] = 8;
+  if (random.chance(0.2)) add_schedule(random, hyper);
   if (optimizer == "rmsprop" && random.chance(0.5)) hyper["rmsprop_momentum"] = 0.9;
   return hyper;
 }
@@ -61,7 +75,7 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
   spec.max_ranks = static_cast<uint32_t>(random.chance(0.5) ? spec.world_size
                                                             : random.between(spec.world_size, 16));
   spec.optimizer = pick<std::string>(random, {"none", "none", "none", "sgd", "momentum", "nesterov",
-                                              "adam", "adamw", "adagrad", "rmsprop"});
+                                              "adam", "adamw", "adagrad", "rmsprop", "adadelta"});
   spec.hyper = some_hyper(random, spec.optimizer);
   if (random.chance(0.5)) spec.hyper[some_rate(random, spec)] = 0.02;
   if (random.chance(0.7)) {
@@ -130,12 +144,14 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
 }
 
 // Some keys have coded gradients, or all. Out of lock-step not those of which only the largest
-// elements are sent: they leave out what counts the updates.
+// elements are sent: they leave out what counts the updates. Integers are added in one order only
+// where there are no groups.
 void code_keys(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
   const auto some_format = [&] {
     return pick<std::string>(
-        random, {"fp8-e4m3", "fp8-e5m2", "int8", "int4", job.lock_step() ? "topk" : "int8"});
+        random, {"fp8-e4m3", "fp8-e5m2", "int8", "int4", job.lock_step() ? "topk" : "int8",
+                 job.lock_step() && spec.groups.empty() ? "int32" : "int8"});
   };
   if (random.chance(0.2)) spec.gradient_dtype = some_format();
   spec.keys[random.below(spec.keys.size())].format = some_format();
@@ -188,10 +204,87 @@ void send_rows(SimRandom& random, JobPlan& job) {
   job.digits = false;
 }
 
+// In place of gradients there are values, which have operations.
+void fold_values(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || is_gated(spec) || std::ranges::any_of(spec.keys, is_factors)) return;
+  spec.optimizer = "fold";
+  spec.hyper.clear();
+  spec.schedule.clear();
+  spec.reduction = "sum";
+  spec.gradient_dtype = spec.parameter_dtype = "f32";
+  spec.unused = "zero";
+  spec.on_nonfinite = random.chance(0.5) ? "stop" : "pass";
+  for (KeySpec& key : spec.keys) {
+    if (!is_rows(key)) key.format.clear();
+    const bool even = (key.shape.empty() ? key.elements : key.shape.back()) % 2 == 0;
+    key.value_type = even ? pick<std::string>(random, {"f32", "f64", "i32", "i64"})
+                          : pick<std::string>(random, {"f32", "i32"});
+    key.operation = pick<std::string>(random, {"add", "multiply", "min", "max", "or"});
+    if (key.operation == "or" && key.value_type[0] == 'f') key.operation = "add";
+  }
+  job.hyper_calls.clear();
+  job.bad.clear();
+  job.digits = false;
+}
+
+std::vector<ElementRange> some_ranges(SimRandom& random, uint64_t elements) {
+  std::vector<ElementRange> ranges;
+  if (random.chance(0.4)) return ranges;
+  for (uint64_t i = random.between(1, 3); i > 0; --i) {
+    const uint64_t begin = random.below(elements);
+    const uint64_t most =
+        random.chance(0.5) ? std::min<uint64_t>(elements - begin, 40) : elements - begin;
+    ranges.push_back({begin, begin + random.between(1, most)});
+  }
+  return ranges;
+}
+
+// The job has branches, if it may; and some more rounds for them.
+void add_branches(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || !job.box_of.empty()) return;
+  if (spec.optimizer == "none") {
+    spec.optimizer = random.chance(0.5) ? "adam" : "momentum";
+    job.digits = false;
+  }
+  spec.branches = static_cast<uint32_t>(random.between(1, 4));
+  spec.schedule.clear();
+  job.rounds += random.below(30);
+  for (uint64_t i = random.between(1, 20); i > 0; --i) {
+    job.branch_calls.push_back({.rank = static_cast<uint32_t>(random.below(spec.world_size)),
+                                .after_pushes = random.below(job.rounds * spec.keys.size()),
+                                .random = random.next()});
+  }
+  std::ranges::stable_sort(job.branch_calls, {}, &BranchCall::after_pushes);
+}
+
+// Ranks write and read some chunks only. Which rank somebody gets is known before he joins.
+void choose_interest(SimRandom& random, JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || is_gated(spec) || !job.box_of.empty() || spec.branches > 0) return;
+  job.fixed_ranks = true;
+  for (uint32_t rank = 0; rank < spec.max_ranks; ++rank) {
+    std::vector<KeyInterest>& interest = job.interest.emplace_back();
+    for (const KeySpec& key : spec.keys) {
+      if (random.chance(0.2)) continue;
+      interest.push_back(
+          {key.name, some_ranges(random, key.elements), some_ranges(random, key.elements)});
+    }
+    const auto nothing = [](const KeyInterest& of) {
+      return of.writes.empty() && of.reads.empty();
+    };
+    if (!interest.empty() && !std::ranges::all_of(interest, nothing)) continue;
+    const KeySpec& key = spec.keys[random.below(spec.keys.size())];
+    interest = {{key.name, {}, {{0, key.elements}}}};
+  }
+}
+
 // Results come back as differences.
 void send_differences(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
   if (!job.lock_step() || spec.optimizer == "none" || !job.box_of.empty()) return;
+  if (spec.branches > 0) return;
   spec.parameter_dtype =
       pick<std::string>(random, {"fp8-e4m3", "fp8-e5m2", "int8", "int8", "int4", "topk"});
   spec.rounding = random.chance(0.5) ? "stochastic" : "nearest";
@@ -356,8 +449,20 @@ void limit_nics(SimRandom& random, RackPlan& plan) {
   }
   if (random.chance(0.7)) plan.worker_bytes_per_s = of_rank * random.between(100, 1000);
   if (random.chance(0.7)) plan.box_bytes_per_s = of_all * random.between(100, 1000);
+  if (!plan.racks.empty() && random.chance(0.7)) {
+    plan.uplink_bytes_per_s = of_rank * plan.jobs.size() * random.between(100, 1000);
+  }
   plan.send_order = pick(
       random, {SendOrder::kPriority, SendOrder::kFifo, SendOrder::kRandom, SendOrder::kMagnitude});
+}
+
+// Several updates that are sent as one, and what is left of them, are whole numbers of int8 still.
+void code_sums_exactly(JobSpec& spec) {
+  const auto widen = [](std::string& format) {
+    if (format == "int4") format = "int8";
+  };
+  widen(spec.gradient_dtype);
+  for (KeySpec& key : spec.keys) widen(key.format);
 }
 
 }  // namespace
@@ -489,6 +594,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   plan.net.overtake = pick(order, {0.0, 0.0, 0.05, 0.5, 1.0});
   SimRandom racks(seed ^ 0x7261636b73ull);
   add_racks(racks, plan);
+  SimRandom branches(seed ^ 0x6272616e6368ull);
+  for (JobPlan& job : plan.jobs) {
+    if (branches.chance(0.6)) add_branches(branches, job);
+  }
   SimRandom coded(seed ^ 0x636f646564ull);
   for (JobPlan& job : plan.jobs) {
     if (coded.chance(0.17)) code_keys(coded, job);
@@ -505,11 +614,27 @@ RackPlan make_rack_plan(uint64_t seed) {
   for (JobPlan& job : plan.jobs) {
     if (rows.chance(0.25)) send_rows(rows, job);
   }
+  SimRandom folds(seed ^ 0x666f6c6473ull);
+  for (JobPlan& job : plan.jobs) {
+    if (folds.chance(0.12)) fold_values(folds, job);
+  }
+  SimRandom interest(seed ^ 0x696e74657265ull);
+  for (JobPlan& job : plan.jobs) {
+    if (interest.chance(0.3)) choose_interest(interest, job);
+  }
   SimRandom paced(seed ^ 0x7061636564ull);
   limit_nics(paced, plan);
   for (JobPlan& job : plan.jobs) {
     if (job.lock_step() || plan.checkpoint_every > 0 || !paced.chance(0.6)) continue;
     job.carry_over = static_cast<uint32_t>(paced.between(1, 4));
+    code_sums_exactly(job.spec);
+  }
+  SimRandom through(seed ^ 0x737769746368ull);
+  if (through.chance(0.7)) put_behind_switch(through, plan);
+  SimRandom near(seed ^ 0x6e656172ull);
+  // Shared memory has no network beside it, and a switch is between hosts.
+  if (!plan.net.shared_memory && !plan.through_switch && near.chance(0.5)) {
+    plan.near_chance = pick(near, {0.3, 0.7, 1.0});
   }
   return plan;
 }

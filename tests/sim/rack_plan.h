@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/phub/simulated_disk.h"
+#include "transport/control/interest.h"
 #include "transport/control/job_spec.h"
 #include "transport/sim/net.h"
 #include "worker/send_order.h"
@@ -71,6 +72,13 @@ struct StateCall {
   std::vector<uint32_t> keys;
 };
 
+// A rank forks, schedules or discards branches that it knows of, or asks for them.
+struct BranchCall {
+  uint32_t rank = 0;
+  uint64_t after_pushes = 0;
+  uint64_t random = 0;  // what it does
+};
+
 struct JobPlan {
   JobSpec spec;
   uint64_t seed = 0;  // of its gradients
@@ -89,7 +97,10 @@ struct JobPlan {
   std::optional<DeviceFault> device_fault;
   std::vector<BadGradient> bad;
   std::vector<HyperCall> hyper_calls;
-  std::vector<StateCall> state_calls;  // by ascending pushes
+  std::vector<StateCall> state_calls;    // by ascending pushes
+  std::vector<BranchCall> branch_calls;  // likewise
+  // By rank: what it writes and reads, whoever has it. Empty: everything.
+  std::vector<std::vector<KeyInterest>> interest;
   struct Ranks {
     uint32_t world_size = 1, max_ranks = 1;
   };
@@ -159,6 +170,29 @@ struct RackFault {
 };
 std::string_view name_of(RackFault::Kind kind);
 
+// What happens to a switch that adds.
+struct SwitchFault {
+  enum Kind {
+    kForgets,
+    kPasses,  // everything as it is, for so long
+    kSilent,  // nothing comes through
+  };
+  Kind kind = kForgets;
+  uint64_t after_pushes = 0;  // of all jobs
+  uint64_t ms = 0;
+};
+
+// The first job's keys in int32 go through a switch that adds.
+struct SwitchPlan {
+  uint16_t slots = 8;
+  uint16_t told = 8;                     // as the box was told that it has
+  double loss = 0, twice = 0, late = 0;  // of packets, on each of their two ways
+  double no_port = 0;                    // of workers: they cannot hear the answers
+  uint64_t retry_ns = 1'000'000;
+  uint32_t rounds_between = 0;  // two generations; 0: there is one
+  std::vector<SwitchFault> faults;
+};
+
 struct LossWindow {
   uint64_t from_ns = 0, to_ns = 0;
   double loss = 0;
@@ -182,9 +216,12 @@ struct RackPlan {
   std::vector<ShardFault> shard_faults;
   std::vector<RackBoxPlan> racks;
   std::vector<RackFault> rack_faults;
+  std::optional<SwitchPlan> through_switch;
   uint64_t checkpoint_every = 0;  // rounds; 0: none are written
-  // What each NIC sends at most, of boxes and of workers; 0: no limit.
-  uint64_t box_bytes_per_s = 0, worker_bytes_per_s = 0;
+  // What each NIC sends at most, of boxes, of workers, and of racks to the box above; 0: no limit.
+  uint64_t box_bytes_per_s = 0, worker_bytes_per_s = 0, uplink_bytes_per_s = 0;
+  // That a worker, or a rack, is on the host of one of the boxes that it sends to.
+  double near_chance = 0;
   SendOrder send_order = SendOrder::kPriority;
   std::vector<JobPlan> jobs;
 };
@@ -208,6 +245,9 @@ void add_rack_faults(SimRandom& random, RackPlan& plan);
 bool is_below(const RackPlan& plan, uint32_t box, uint32_t above);  // or is the same
 // How many boxes are between this one and those where ranks join. REQUIRES: the job is there.
 uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above);
+
+// The first job is put behind a switch that adds, if it can be (rack_plan_switch.cc).
+void put_behind_switch(SimRandom& random, RackPlan& plan);
 
 std::string describe(const RackPlan& plan);
 

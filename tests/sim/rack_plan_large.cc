@@ -46,6 +46,7 @@ RackPlan make_large_plan(uint64_t seed) {
   plan.net.break_chance = kBreaks[random.below(std::size(kBreaks))];
   plan.control_loss = kControl[random.below(std::size(kControl))];
   plan.net.overtake = random.chance(0.5) ? 0.5 : 0;
+  plan.near_chance = random.chance(0.5) ? 0.3 : 0;
   JobPlan& job = plan.jobs.front();
   job.rounds = random.between(3, 8);
   job.spec.on_loss = random.chance(0.8) ? "shrink" : "wait";

@@ -41,6 +41,7 @@ struct Options {
   bool stop = false;
   bool racks = false;
   bool large = false;
+  bool switches = false;
 };
 
 struct Totals {
@@ -49,9 +50,11 @@ struct Totals {
   uint64_t parts_restored = 0, parts_restored_below = 0, void_snapshots = 0, states = 0,
            spread_jobs = 0, ended_shards = 0, rewinds = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0, jobs_of_differences = 0, jobs_of_factors = 0;
-  uint64_t jobs_of_rows = 0, lazy_jobs = 0;
-  uint64_t limited_racks = 0, chunks_carried = 0;
+  uint64_t jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
+  uint64_t limited_racks = 0, limited_uplinks = 0, near_links = 0, mixed_links = 0, near_writes = 0;
+  uint64_t chunks_carried = 0, forks = 0, switches = 0, restored_with_branches = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
+  uint64_t switched_jobs = 0, switch_chunks = 0, switch_generations = 0;
 };
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
@@ -62,6 +65,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   const RackPlan plan =
       options.large ? phub::sim::make_large_plan(seed) : phub::sim::make_rack_plan(seed);
   if (options.racks && plan.racks.empty()) return true;
+  if (options.switches && !plan.through_switch) return true;
   if (options.verbose) fmt::print("{}", describe(plan));
   RackResult result = run_rack(plan, options.verbose);
   if (options.verbose) {
@@ -97,11 +101,22 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.jobs_of_factors += result.jobs_of_factors;
   totals.jobs_of_rows += result.jobs_of_rows;
   totals.lazy_jobs += result.lazy_jobs;
+  totals.jobs_of_interest += result.jobs_of_interest;
   totals.jobs_of_differences += result.jobs_of_differences;
   totals.residuals_restored += result.residuals_restored;
   totals.limited_racks += plan.worker_bytes_per_s + plan.box_bytes_per_s > 0;
+  totals.limited_uplinks += plan.uplink_bytes_per_s > 0;
+  totals.near_links += result.net.near_links;
+  totals.mixed_links += result.net.mixed_links;
+  totals.near_writes += result.net.near_writes;
   totals.chunks_carried += result.chunks_carried;
+  totals.forks += result.forks;
+  totals.switches += result.switches;
+  totals.restored_with_branches += result.restored_with_branches;
   totals.void_snapshots += result.void_snapshots;
+  totals.switched_jobs += result.switched_jobs;
+  totals.switch_chunks += result.switch_chunks;
+  totals.switch_generations += result.switch_generations;
   if (result.failure.empty()) return true;
   ++totals.failures;
   fmt::print("seed {}: {}\n  replay: rack_sim{} --seed {} --verbose\n", seed, result.failure,
@@ -126,17 +141,22 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "{} ended with one, {} went on without one; {} jobs were over racks, {} racks were admitted "
       "and {} "
       "lost, {} boxes of racks died; {} jobs sent factors, {} rows, {} of them with lazy "
-      "keys, {} had coded gradients, {} ranks their "
+      "keys, in {} ranks took part in some chunks only, {} had coded gradients, {} ranks their "
       "residuals again; {} jobs had differences for results; {} racks had NICs with budgets, {} "
-      "chunks were carried over\n",
+      "uplinks, {} links were within a host, {} partly, with {} writes; {} chunks were carried "
+      "over; {} branches were forked, another went on {} times, {} checkpoints with some were gone "
+      "on from; {} jobs were behind a switch, {} chunks came through it, in {} generations\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.parts_restored_below,
       totals.void_snapshots, totals.spread_jobs, totals.ended_shards, totals.rewinds,
       totals.racked_jobs, totals.racks_admitted, totals.racks_lost, totals.boxes_below_died,
-      totals.jobs_of_factors, totals.jobs_of_rows, totals.lazy_jobs, totals.coded_jobs,
-      totals.residuals_restored, totals.jobs_of_differences, totals.limited_racks,
-      totals.chunks_carried);
+      totals.jobs_of_factors, totals.jobs_of_rows, totals.lazy_jobs, totals.jobs_of_interest,
+      totals.coded_jobs, totals.residuals_restored, totals.jobs_of_differences,
+      totals.limited_racks, totals.limited_uplinks, totals.near_links, totals.mixed_links,
+      totals.near_writes, totals.chunks_carried, totals.forks, totals.switches,
+      totals.restored_with_branches, totals.switched_jobs, totals.switch_chunks,
+      totals.switch_generations);
   return totals.failures == 0 ? 0 : 1;
 }
 
@@ -170,6 +190,7 @@ int main(int argc, char** argv) {
   app.add_flag("--verbose", options.verbose, "print plan and trace");
   app.add_flag("--replay-check", options.replay, "run every seed twice and compare the traces");
   app.add_flag("--racks", options.racks, "leave out seeds without racks below the root");
+  app.add_flag("--switches", options.switches, "leave out seeds without a switch that adds");
   app.add_flag("--large", options.large, "a thousand ranks over three levels of boxes, each");
   app.add_flag("--stop", options.stop, "end with the first failure");
   CLI11_PARSE(app, argc, argv);

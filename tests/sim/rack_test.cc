@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include "tests/seeds.h"
@@ -26,12 +25,6 @@ extern "C" void on_signal(int number) {
                static_cast<unsigned long long>(current_seed));
   std::signal(number, SIG_DFL);
   std::raise(number);
-}
-
-uint64_t scaled(uint64_t count) {
-  const char* text = std::getenv("PHUB_TEST_SCALE");
-  const double scale = text ? std::atof(text) : 1.0;
-  return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(count) * scale));
 }
 
 class RackTest : public ::testing::TestWithParam<int> {
@@ -68,7 +61,7 @@ TEST_F(RackTest, SeedsThatStay) {
 
 // Ten batches, so that they can run beside each other.
 TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
-  const testing::Seeds seeds = testing::fresh_seeds(scaled(100));
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(100));
   RackResult all;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     const RackResult result = run(seed);
@@ -78,6 +71,9 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.lost += result.lost;
     all.net.breaks += result.net.breaks;
     all.net.overtakes += result.net.overtakes;
+    all.net.near_links += result.net.near_links;
+    all.net.mixed_links += result.net.mixed_links;
+    all.net.near_writes += result.net.near_writes;
     all.dead_devices += result.dead_devices;
     all.box_deaths += result.box_deaths;
     all.restored += result.restored;
@@ -86,12 +82,18 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.coded_jobs += result.coded_jobs;
     all.jobs_of_factors += result.jobs_of_factors;
     all.jobs_of_rows += result.jobs_of_rows;
+    all.jobs_of_interest += result.jobs_of_interest;
     all.jobs_of_differences += result.jobs_of_differences;
     all.spread_jobs += result.spread_jobs;
+    all.forks += result.forks;
+    all.switches += result.switches;
     all.racked_jobs += result.racked_jobs;
     all.racks_admitted += result.racks_admitted;
     all.racks_lost += result.racks_lost;
     all.boxes_below_died += result.boxes_below_died;
+    all.switched_jobs += result.switched_jobs;
+    all.switch_chunks += result.switch_chunks;
+    all.switch_generations += result.switch_generations;
   }
   if (seeds.count < 100) return;
   // The racks are no idle ones.
@@ -100,6 +102,9 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.lost, seeds.count / 4);
   EXPECT_GT(all.net.breaks, seeds.count / 10);
   EXPECT_GT(all.net.overtakes, 100 * seeds.count);
+  EXPECT_GT(all.net.near_links, seeds.count / 2);
+  EXPECT_GT(all.net.mixed_links, seeds.count / 20);
+  EXPECT_GT(all.net.near_writes, 10 * seeds.count);
   EXPECT_GT(all.dead_devices, 0u);
   EXPECT_GT(all.box_deaths, seeds.count / 10);
   EXPECT_GT(all.restored, 0u);
@@ -108,15 +113,20 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.coded_jobs, 0u);
   EXPECT_GT(all.jobs_of_factors, 0u);
   EXPECT_GT(all.jobs_of_rows, 0u);
+  EXPECT_GT(all.jobs_of_interest, 0u);
   EXPECT_GT(all.jobs_of_differences, 0u);
   EXPECT_GT(all.spread_jobs, 0u);
+  EXPECT_GT(all.forks, 0u);
+  EXPECT_GT(all.switches, 0u);
   EXPECT_GT(all.racked_jobs, 0u);
   EXPECT_GT(all.racks_admitted, 0u);
+  EXPECT_GT(all.switched_jobs, 0u);
+  EXPECT_GT(all.switch_chunks, 0u);
 }
 INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 10));
 
 TEST_F(RackTest, TheSameSeedGivesTheSameTrace) {
-  const testing::Seeds seeds = testing::fresh_seeds(scaled(50));
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(50));
   uint64_t before = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     const uint64_t hash = run(seed).trace_hash;

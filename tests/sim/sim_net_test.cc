@@ -17,14 +17,14 @@ constexpr uint32_t kChunks = 16;  // per queue
 
 // A job of two cores with one worker, rank 1, connected.
 struct Link {
-  explicit Link(const SimOptions& options) : net(options) {
+  explicit Link(const SimOptions& options, uint32_t near = SimNet::kNoBox) : net(options) {
     box = net.transport().open_job({.max_ranks = 3,
                                     .cores = 2,
                                     .queue_chunks = {kChunks, kChunks},
                                     .slots_bytes = 2 * kChunks * kSlot,
                                     .results_bytes = 2 * kChunks * kSlot,
                                     .core_node = {0, 0}});
-    worker = net.connect(box->admit(1, 7));
+    worker = net.connect(box->admit(1, 7), near);
     attach();
   }
   void attach() {
@@ -323,6 +323,153 @@ TEST(SimNet, SharedMemoryMovesImmediatesOnly) {
   ASSERT_EQ(arrivals.size(), 1u);
   EXPECT_EQ(arrivals[0].queue, 1u);
   EXPECT_EQ(arrivals[0].imm, 2u);
+}
+
+// Within a host nothing is lost or overtaken. The box copies: when it polls, and before it tells.
+TEST(SimNet, AWorkerOnTheBoxsHostExchangesWithItOverMemory) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(seed);
+    Link link({.seed = seed, .loss = 1, .early = 1, .break_chance = 1, .overtake = 1}, 0);
+    Endpoint& worker = link.worker->endpoint();
+    BoxEndpoint& box = link.box->endpoint(0);
+    EXPECT_FALSE(worker.crosses_nic({.queue = 1}));
+    EXPECT_FALSE(box.crosses_nic({.rank = 1}));
+    EXPECT_EQ(link.worker->nic_of(0), "");
+    link.fill(std::byte{1});
+    std::ranges::fill(link.box->results(), std::byte{2});
+    const std::vector<std::byte> slots(link.box->slots(1).begin(), link.box->slots(1).end());
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      ASSERT_TRUE(worker.post({0}, Link::chunk(0, i)));
+      ASSERT_TRUE(box.post({.rank = 1}, Link::chunk(0, i)));
+    }
+    worker.flush();
+    box.flush();
+    for (size_t byte = 0; byte < kChunks * kSlot; ++byte) {
+      ASSERT_EQ(link.worker->results()[byte], std::byte{2}) << "before it is told";
+    }
+    std::ranges::fill(link.box->results(), std::byte{3});
+    link.net.advance(1'000'000'000);
+    EXPECT_TRUE(std::ranges::equal(slots, link.box->slots(1))) << "before it is polled";
+    link.fill(std::byte{4});
+    for (const auto& arrivals : {poll_all(box), poll_all(worker)}) {
+      ASSERT_EQ(arrivals.size(), kChunks);
+      for (uint32_t i = 0; i < kChunks; ++i) {
+        EXPECT_TRUE(arrivals[i].ok);
+        EXPECT_EQ(arrivals[i].imm, i);
+      }
+    }
+    EXPECT_EQ(link.box->slots(1)[0], std::byte{4});
+    EXPECT_EQ(link.worker->results()[0], std::byte{2});
+    EXPECT_EQ(link.net.stats().near_writes, 2 * kChunks);
+  }
+}
+
+TEST(SimNet, ThereIsRoomAgainWithinAHostWhenTheOtherSideHasPolled) {
+  Link link({.seed = 14, .send_depth = 2}, 0);
+  Endpoint& worker = link.worker->endpoint();
+  const std::vector<uint32_t> fifth = {0, 5, 0};
+  ASSERT_TRUE(link.box->endpoint(0).arm(fifth));
+  for (uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(worker.post({0}, Link::chunk(0, i)));
+  EXPECT_FALSE(worker.post({0}, Link::chunk(0, 2)));
+  worker.flush();
+  ASSERT_TRUE(worker.arm({}));
+  link.net.advance(10'000'000);
+  EXPECT_FALSE(worker.post({0}, Link::chunk(0, 2)));
+  EXPECT_TRUE(SimNet::awake(link.box->endpoint(0))) << "no more can come";
+  link.box->endpoint(0).disarm();
+  EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 2u);
+  EXPECT_TRUE(SimNet::awake(worker));
+  worker.disarm();
+  EXPECT_TRUE(worker.post({0}, Link::chunk(0, 2)));
+}
+
+// What is under way to the box is not in its slots.
+TEST(SimNet, AConnectionWithinAHostThatBreaksIsMadeAgain) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(seed);
+    Link link({.seed = seed}, 0);
+    const std::vector<std::byte> slots(link.box->slots(1).begin(), link.box->slots(1).end());
+    link.fill(std::byte{1});
+    for (uint32_t i = 0; i < 5; ++i) link.worker->endpoint().post({0}, Link::chunk(0, i));
+    link.worker->endpoint().flush();
+    while (link.net.break_queue_pair(*link.worker)) {
+    }
+    link.net.advance(10'000'000);
+    EXPECT_TRUE(std::ranges::equal(slots, link.box->slots(1)));
+    const std::vector<Arrival> arrivals = poll_all(link.box->endpoint(0));
+    EXPECT_EQ(broken(arrivals), 1u);
+    for (const Arrival& arrival : arrivals) {
+      if (arrival.ok) {
+        EXPECT_TRUE(link.landed(0, arrival.imm));
+      }
+    }
+    EXPECT_EQ(broken(poll_all(link.worker->endpoint())), 2u);
+    link.detach();
+    link.worker->reconnect(link.box->reconnect(1));
+    link.attach();
+    EXPECT_FALSE(link.worker->endpoint().crosses_nic({.queue = 0}));
+    link.worker->endpoint().post({0}, Link::chunk(0, 7));
+    link.worker->endpoint().flush();
+    link.net.advance(10'000'000);
+    EXPECT_FALSE(link.landed(0, 7));
+    EXPECT_EQ(poll_all(link.box->endpoint(0)).size(), 1u);
+    EXPECT_TRUE(link.landed(0, 7));
+  }
+}
+
+TEST(SimNet, ABoxOnItsHostAlwaysHearsThatAWorkerHasEnded) {
+  Link link({.seed = 15}, 0);
+  std::vector<TransportEvent> events;
+  link.net.transport().handle_events(events);
+  link.net.crash(*link.worker, /*silent=*/true);
+  link.net.advance(10'000'000);
+  link.net.transport().handle_events(events);
+  EXPECT_EQ(events.size(), 1u);
+  EXPECT_EQ(broken(poll_all(link.box->endpoint(0))), 1u);
+  EXPECT_EQ(broken(poll_all(link.box->endpoint(1))), 1u);
+}
+
+// A job that two boxes have parts of, one of them on the worker's host.
+TEST(SimNet, AWorkersQueuesMayBeNearAndFar) {
+  SimNet net({.seed = 16});
+  std::vector<std::unique_ptr<BoxLink>> boxes;
+  Offer offer;
+  for (uint32_t box = 0; box < 2; ++box) {
+    boxes.push_back(net.transport(box).open_job({.max_ranks = 1,
+                                                 .cores = 1,
+                                                 .queue_chunks = {kChunks},
+                                                 .all_queues = 2,
+                                                 .first_queue = box,
+                                                 .slots_bytes = kChunks * kSlot,
+                                                 .results_bytes = kChunks * kSlot,
+                                                 .worker_gradients_bytes = 2 * kChunks * kSlot,
+                                                 .worker_results_bytes = 2 * kChunks * kSlot,
+                                                 .core_node = {0}}));
+    if (box > 0) boxes[box]->use_ticket(offer.ticket);
+    const Offer part = boxes[box]->admit(0, 1);
+    if (box == 0) offer = part;
+    if (box > 0) offer.queues.push_back(part.queues.front());
+    boxes[box]->endpoint(0).attach(0, 1);
+  }
+  const auto worker = net.connect(offer, /*near=*/1);
+  net.advance(10'000'000);
+  EXPECT_EQ(net.stats().mixed_links, 1u);
+  EXPECT_EQ(net.stats().near_links, 0u);
+  EXPECT_TRUE(worker->endpoint().crosses_nic({.queue = 0}));
+  EXPECT_FALSE(worker->endpoint().crosses_nic({.queue = 1}));
+  EXPECT_NE(worker->nic_of(0), worker->nic_of(1));
+  std::ranges::fill(worker->gradients(), std::byte{9});
+  for (uint32_t queue = 0; queue < 2; ++queue) {
+    ASSERT_TRUE(worker->endpoint().post(
+        {queue}, {.local_offset = queue * kSlot, .bytes = kSlot, .imm = queue}));
+  }
+  worker->endpoint().flush();
+  net.advance(10'000'000);
+  for (uint32_t box = 0; box < 2; ++box) {
+    EXPECT_EQ(boxes[box]->slots(0)[0] == std::byte{9}, box == 0) << "before it is polled";
+    ASSERT_EQ(poll_all(boxes[box]->endpoint(0)).size(), 1u);
+    EXPECT_EQ(boxes[box]->slots(0)[0], std::byte{9});
+  }
 }
 
 TEST(SimNet, AnArmedEndpointIsWokenAsAsked) {

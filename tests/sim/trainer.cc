@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tests/sim/rack.h"
+#include "worker/switch_link.h"
 
 namespace phub::sim {
 namespace {
@@ -22,6 +23,7 @@ Trainer::Trainer(Rack& rack, JobRun& job, uint32_t id, const Start& start)
       id_(id),
       start_(start),
       saves_(rack.random().chance(job.plan.saver_chance)),
+      near_(rack.near_to(start.box)),
       started_ns_(rack.net().now_ns()) {
   join();
 }
@@ -42,8 +44,9 @@ bool Trainer::runnable() const {
   if (!mail_->empty() || timer_due_) return true;
   if (session_ == nullptr) return false;
   if (!asleep_) return true;
-  return SimNet::awake(sim_link_->endpoint()) || !link_->connected() ||
-         rack_.net().now_ns() >= room_at_ns_;
+  const uint64_t now = rack_.net().now_ns();
+  return SimNet::awake(sim_link_->endpoint()) || !link_->connected() || now >= room_at_ns_ ||
+         (behind_switch_ && behind_switch_->wakes(now));
 }
 
 void Trainer::join() {
@@ -53,7 +56,10 @@ void Trainer::join() {
                       .transport = "sim",
                       .id = fmt::format("trainer-{}-{}", id_, joins_),
                       .epoch = lost_ ? lost_->epoch : 0,
-                      .saves = saves_ || saves_residuals(job_.spec)};
+                      .saves = saves_ || saves_residuals(job_.spec),
+                      .interest = {}};
+  const auto& interest = job_.plan.interest;
+  if (!interest.empty()) request.interest = interest.at(static_cast<uint32_t>(request.rank));
   control().call<JoinReply>(
       "join", mail_,
       [this, request](const Reply<JoinReply>& reply) { server().join(request, reply); },
@@ -106,8 +112,22 @@ void Trainer::on_join(const Result<JoinReply>& result) {
 }
 
 std::unique_ptr<WorkerLink> Trainer::connect() {
-  std::unique_ptr<WorkerLink> link = rack_.net().connect(reply_->offer);
+  std::unique_ptr<WorkerLink> link = rack_.net().connect(reply_->offer, near_);
   sim_link_ = link.get();
+  behind_switch_ = nullptr;
+  if (SimSwitch* const through = rack_.through_switch()) {
+    constexpr uint64_t kSilenceNs = 60 * kMs, kOrderNs = 100 * kMs;  // below the progress limit
+    return through_switch(std::move(link), *reply_,
+                          {.retry_ns = rack_.plan().through_switch->retry_ns,
+                           .silence_ns = kSilenceNs,
+                           .order_ns = kOrderNs},
+                          [this, through](const sockaddr_in&, uint16_t, int) {
+                            auto inbox = std::make_shared<SimSwitch::Inbox>();
+                            auto port = through->open_port(inbox);
+                            behind_switch_ = std::move(inbox);
+                            return port;
+                          });
+  }
   const uint64_t rate = rack_.plan().worker_bytes_per_s;
   if (rate == 0) return link;
   const auto queues = static_cast<uint32_t>(reply_->offer.queues.size());
@@ -222,6 +242,10 @@ void Trainer::hang(uint64_t ms, bool beating) {
 void Trainer::cut_off(bool mute, uint64_t ms) {
   rack_.net().trace("cut off", id_, mute, ms);
   control().cut(mail_, mute, ms * kMs);
+  if (behind_switch_) {
+    const uint64_t until = rack_.net().now_ns() + ms * kMs;
+    (mute ? behind_switch_->mute_until_ns : behind_switch_->deaf_until_ns) = until;
+  }
   while (link_ != nullptr && rack_.net().break_queue_pair(*sim_link_)) {
   }
 }

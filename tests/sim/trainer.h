@@ -12,6 +12,8 @@
 
 #include "tests/sim/control_net.h"
 #include "tests/sim/rack_plan.h"
+#include "tests/sim/rack_switch.h"
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 #include "transport/transport.h"
 #include "worker/gradient_coder.h"
@@ -89,6 +91,7 @@ class Trainer {
   bool train_in_step();
   bool train_freely();
   bool look_again();
+  uint64_t latest_round() const;
   void collect(uint32_t key);
   void push(uint32_t key);
   void fill(const Contribution& from, uint32_t key);
@@ -127,9 +130,15 @@ class Trainer {
   void end_state(const Transfer& transfer);
   template <typename T>
   bool has_failed(const Transfer& transfer, const Result<T>& result);
+
+  // trainer_branches.cc
+  void call_branches();
+  void change_branches(const BranchChange& change);
+
   void sleep();
   std::unique_ptr<WorkerLink> connect();
   void wake_when_there_is_room();
+  void wake_when_parts_are_due();
   bool hung() const;
   Credential credential() const;
   ControlNet& control() const;
@@ -139,7 +148,8 @@ class Trainer {
   JobRun& job_;
   const uint32_t id_;
   const Start start_;
-  const bool saves_;  // state of its own, beside residuals
+  const bool saves_;     // state of its own, beside residuals
+  const uint32_t near_;  // the box on its host, or SimNet::kNoBox
   uint64_t started_ns_;
   std::optional<JoinReply> lost_;  // when it had its rank before, in another life of the job
   uint64_t life_ = 0;              // of the job, in which it joined
@@ -150,6 +160,7 @@ class Trainer {
   std::optional<JoinReply> reply_;
   std::unique_ptr<WorkerLink> link_;  // perhaps with a budget, around the network's own
   WorkerLink* sim_link_ = nullptr;
+  std::shared_ptr<SimSwitch::Inbox> behind_switch_;  // of its link; null: it has no switch
   std::unique_ptr<Session> session_;
   std::unique_ptr<GradientCoder> coder_;
   std::unique_ptr<SavedRounds> saved_rounds_;
@@ -173,10 +184,12 @@ class Trainer {
   std::string restored_bytes_;  // of its part, as far as they have come
   uint64_t pushes_ = 0;
   size_t hyper_calls_ = 0;
-  size_t state_calls_ = 0;    // that are done, or not this rank's
-  uint32_t transfers_ = 0;    // that this process began
-  Transfer transfer_;         // under way
-  bool sets_unsure_ = false;  // a set may have been carried out, or not
+  size_t branch_calls_ = 0;
+  std::vector<uint32_t> branches_ = {0};  // as it was told last
+  size_t state_calls_ = 0;                // that are done, or not this rank's
+  uint32_t transfers_ = 0;                // that this process began
+  Transfer transfer_;                     // under way
+  bool sets_unsure_ = false;              // a set may have been carried out, or not
   std::optional<Error> error_;
 };
 

@@ -12,6 +12,11 @@ bool Trainer::train() {
   if (state_ != State::kRunning) return false;
   if (std::exchange(broadcasting_, broadcasting_ && !session_->all_ready())) return false;
   if (!parts_.empty()) return false;
+  if (reply_->first_round > job_.plan.rounds + 1) {  // nobody makes the round before it any more
+    finished_rounds_ = true;
+    leave();
+    return true;
+  }
   if (looking_again_) return look_again();
   return job_.plan.lockstep ? train_in_step() : train_freely();
 }
@@ -20,11 +25,11 @@ bool Trainer::train() {
 bool Trainer::look_again() {
   if (!session_->all_ready()) return false;
   const auto keys = static_cast<uint32_t>(session_->keys());
-  const bool pushed = session_->round(0) > job_.plan.rounds;
+  const bool pushed = latest_round() > job_.plan.rounds;
   for (uint32_t key = 0; key < keys; ++key) {
     if (pushed) {
       collect(key);
-    } else {
+    } else if (session_->takes_part(key)) {
       session_->push(key, 0, true);
     }
   }
@@ -43,7 +48,7 @@ bool Trainer::train_in_step() {
   }
   if (to_push_.empty()) {
     if (wait_key_ < keys) return moved;
-    if (leaving_early_ || session_->round(0) >= job_.plan.rounds) {
+    if (leaving_early_ || latest_round() >= job_.plan.rounds) {
       finish();
       return moved;
     }
@@ -55,7 +60,7 @@ bool Trainer::train_in_step() {
   while (!to_push_.empty() && !hung() && state_ == State::kRunning && !session_->broken()) {
     const uint32_t key = to_push_.back();
     to_push_.pop_back();
-    push(key);
+    if (session_->takes_part(key)) push(key);
   }
   return true;
 }
@@ -72,6 +77,7 @@ bool Trainer::train_freely() {
       continue;
     }
     collect(key);
+    if (!session_->takes_part(key)) continue;
     if (!parts_.empty()) return true;
     if (leaving_early_ || session_->round(key) >= job_.plan.rounds) continue;
     if (saved_rounds_->is_due_before(session_->round(key) +
@@ -87,6 +93,13 @@ bool Trainer::train_freely() {
   }
   if (all) finish();
   return moved;
+}
+
+// Of the first key that it takes part in, of which there is one.
+uint64_t Trainer::latest_round() const {
+  uint32_t key = 0;
+  while (!session_->takes_part(key)) ++key;
+  return session_->round(key);
 }
 
 void Trainer::collect(uint32_t key) {
@@ -121,6 +134,7 @@ void Trainer::push(uint32_t key) {
   rack_.net().trace("push", id_, key, from.round);
   call_hyper();
   call_state();
+  call_branches();
   rack_.pushed(job_, *this);
 }
 
@@ -171,12 +185,20 @@ void Trainer::call_hyper() {
 }
 
 void Trainer::sleep() {
+  wake_when_parts_are_due();
   if (state_ != State::kRunning || !job_.plan.lockstep || session_->all_ready()) return;
   if (broadcasting_ || wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
   const bool all = rack_.random().chance(0.5);
   asleep_ = session_->arm(all ? Session::kAllKeys : wait_key_);
   if (!asleep_) return session_->disarm();
   wake_when_there_is_room();
+}
+
+// What a switch is sent again then: also where the trainer looks at its keys all the time.
+void Trainer::wake_when_parts_are_due() {
+  if (behind_switch_ == nullptr) return;
+  session_->arm(Session::kAnyKey);
+  session_->disarm();
 }
 
 void Trainer::wake_when_there_is_room() {

@@ -162,7 +162,18 @@ TEST_F(RoundTrip, JoinReply) {
       return RankPart{static_cast<uint32_t>(random_.below(kMaxRanks)),
                       1 + random_.below(kMaxStateBytes)};
     });
+    if (random_.coin()) {
+      reply.through_switch = {
+          .generation = 1 + random_.u64() / 2,
+          .workers = 1 + static_cast<uint32_t>(random_.below(64)),
+          .port = static_cast<uint32_t>(random_.below(65536)),
+          .streams = {{.address = "10.0.0.1:7718",
+                       .first_slot = static_cast<uint32_t>(random_.below(32768)),
+                       .slots = 1 + static_cast<uint32_t>(random_.below(32768)),
+                       .queues = {random_.u32(), random_.u32()}}}};
+    }
     const JoinReply back = parse_join_reply(to_json(reply));
+    EXPECT_EQ(back.through_switch, reply.through_switch);
     EXPECT_EQ(back.rank, reply.rank);
     EXPECT_EQ(back.incarnation, reply.incarnation);
     EXPECT_EQ(back.first_round, reply.first_round);
@@ -198,6 +209,28 @@ TEST_F(RoundTrip, CredentialAndHyper) {
     EXPECT_EQ(changed, change);
     const HyperReply got{random_.u64()};
     EXPECT_EQ(parse_hyper_reply(to_json(got)).round, got.round);
+
+    const BranchChange branching{.action = static_cast<BranchAction>(random_.below(4)),
+                                 .round = random_.u64(),
+                                 .branch = random_.u32(),
+                                 .values = random_.values(0),
+                                 .turns = random_.list<BranchTurn>([&] {
+                                   return BranchTurn{random_.u32(), random_.u64()};
+                                 })};
+    const auto [decider, decided] = parse_branch_request(branch_json(who, branching));
+    EXPECT_EQ(decider.rank, who.rank);
+    EXPECT_EQ(decider.incarnation, who.incarnation);
+    EXPECT_EQ(decided, branching);
+    const BranchReply there{.round = random_.u64(),
+                            .branch = random_.u32(),
+                            .branches = random_.list<BranchStatus>([&] {
+                              return BranchStatus{random_.u32(), random_.u32(), random_.u64(),
+                                                  random_.u64(), random_.coin()};
+                            }),
+                            .runs = random_.list<BranchRun>([&] {
+                              return BranchRun{random_.u64(), random_.u32()};
+                            })};
+    EXPECT_EQ(parse_branch_reply(to_json(there)), there);
   }
 }
 
@@ -218,7 +251,7 @@ TEST_F(RoundTrip, PulseAndLog) {
     LogPage page{.first = random_.u64(), .more = random_.coin()};
     page.records = random_.list<LogRecord>([&] {
       LogRecord record;
-      record.kind = static_cast<LogRecord::Kind>(random_.below(6));
+      record.kind = static_cast<LogRecord::Kind>(random_.below(10));
       record.round = random_.u64();
       record.rank = static_cast<uint32_t>(random_.below(kMaxRanks));
       record.incarnation = random_.u32();
@@ -227,6 +260,8 @@ TEST_F(RoundTrip, PulseAndLog) {
         return ChunkRange{random_.u32(), random_.u32(), random_.u64()};
       });
       record.last_round = random_.u64();
+      record.branch = random_.u32();
+      record.parent = random_.u32();
       record.chunks = random_.list<ChunkSpan>([&] {
         return ChunkSpan{random_.u32(), random_.u32()};
       });
@@ -248,6 +283,8 @@ TEST_F(RoundTrip, Status) {
     status.memory_bytes = random_.u64();
     status.memory_limit_bytes = random_.u64();
     status.uptime_s = random_.real();
+    status.parent = random_.text();
+    status.parent_budget_bytes_per_s = random_.u64();
     const auto flow = [&] {
       return Flow{random_.u64(),  random_.u64(),  random_.u64(),
                   random_.real(), random_.real(), random_.real()};
@@ -279,6 +316,7 @@ TEST_F(RoundTrip, Status) {
       job.void_snapshots = random_.u64();
       job.rounds_per_s = random_.real();
       job.chunks_completed = random_.u64();
+      job.switch_ended = random_.text();
       job.transport = random_.word();
       job.counters = {random_.u64(), random_.u64(), random_.u64(), random_.u64(),
                       random_.u64(), random_.u64(), random_.u64()};
@@ -576,7 +614,17 @@ TEST(BadInput, OtherMessages) {
                 parse_log_page(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
               }),
               HasSubstr("records[0].kind: must be one of admitted, lost, left, hyper, "
-                        "excluded, failed, set, got \"vanished\""));
+                        "excluded, failed, set, forked, scheduled, discarded, got \"vanished\""));
+  EXPECT_THAT(
+      message_of([] { parse_branch_request(R"({"rank":0,"incarnation":1,"action":"graft"})"); }),
+      HasSubstr("action: must be one of list, fork, schedule, discard, got \"graft\""));
+  std::string turns;
+  for (int i = 0; i < 257; ++i) turns += fmt::format("{}{{\"branch\":0}}", i == 0 ? "" : ",");
+  EXPECT_THAT(message_of([&] {
+                parse_branch_request(R"({"rank":0,"incarnation":1,"action":"schedule","turns":[)" +
+                                     turns + "]}");
+              }),
+              HasSubstr("more than 256 entries"));
   EXPECT_THAT(message_of([] { parse_pulse("{}"); }), HasSubstr("\"completed_round\" is missing"));
   EXPECT_THAT(message_of([] { parse_status("[]"); }),
               HasSubstr("answer to status: must be an object"));

@@ -245,13 +245,14 @@ TEST_F(PacedBox, EventsAreOfTheLinkThatTheServerHas) {
 class TakerLink final : public WorkerLink {
  public:
   TakerLink(const uint64_t& now, std::vector<std::string> nics, bool shared = false)
-      : taker(now), nics(std::move(nics)), shared_(shared) {}
-  Taker taker;
+      : taker(now), other(now), nics(std::move(nics)), shared_(shared) {}
+  Taker taker, other;  // of the first thread, and of a second one
   std::vector<std::string> nics;
 
   std::span<std::byte> gradients() override { return {}; }
   std::span<const std::byte> results() override { return {}; }
   Endpoint& endpoint() override { return taker; }
+  Endpoint& endpoint_of(uint32_t thread) override { return thread == 0 ? taker : other; }
   bool connected() override { return true; }
   bool zero_copy() const override { return shared_; }
   std::string nic_of(uint32_t queue) const override { return nics[queue]; }
@@ -292,6 +293,105 @@ TEST(PacedLink, EachNicOfAWorkerHasABudget) {
     both.insert(both.end(), log.begin(), log.end());
   }
   EXPECT_LE(most_beyond(both, 2 * kRate), 2 * burst_of(kRate));
+}
+
+// The uplinks of a rack's jobs, whose cores always have something to send.
+class PacedUplinks : public ::testing::Test {
+ protected:
+  struct Uplink {
+    TakerLink* taken = nullptr;
+    std::unique_ptr<WorkerLink> link;
+  };
+  Uplink open(std::vector<std::string> nics, std::vector<uint32_t> chunks,
+              std::vector<uint32_t> threads, std::vector<uint32_t> cpus,
+              bool second_is_near = false) {
+    auto taken = std::make_unique<TakerLink>(now_, std::move(nics));
+    taken->other.over_memory = second_is_near;
+    LinkLayout layout;
+    layout.queue_chunks = std::move(chunks);
+    layout.queue_thread = std::move(threads);
+    layout.threads = static_cast<uint32_t>(cpus.size());
+    layout.thread_cpu = std::move(cpus);
+    TakerLink* const at = taken.get();
+    return {at, make_paced(std::move(taken), layout, shares_)};
+  }
+  struct Sender {
+    Endpoint* endpoint;
+    uint32_t queue;
+  };
+  void send_for(uint64_t ns, const std::vector<Sender>& senders) {
+    for (const uint64_t end = now_ + ns; now_ < end; now_ += kMs / 4) {
+      for (const Sender& sender : senders) {
+        while (sender.endpoint->post({sender.queue}, {.bytes = kChunkBytes})) {
+        }
+      }
+    }
+  }
+  static double part(const Log& log, uint64_t ns) {
+    uint64_t bytes = 0;
+    for (const Went& went : log) bytes += went.bytes;
+    return (static_cast<double>(bytes) - static_cast<double>(burst_of(kRate))) /
+           (static_cast<double>(ns) * 1e-9 * kRate);
+  }
+
+  uint64_t now_ = 5;
+  BudgetShares shares_{{.bytes_per_s = kRate, .clock = [this] { return now_; }}};
+};
+
+TEST_F(PacedUplinks, CoresAndJobsShareTheBudgetOfANic) {
+  const Uplink one = open({"a", "a"}, {30, 10}, {0, 1}, {4, 5});
+  const Uplink two = open({"a", "b"}, {20, 10}, {0, 1}, {4, 5});
+  send_for(500 * kMs, {{&one.link->endpoint_of(0), 0},
+                       {&one.link->endpoint_of(1), 1},
+                       {&two.link->endpoint_of(0), 0},
+                       {&two.link->endpoint_of(1), 1}});
+  Log first = one.taken->taker.by_queue[0];  // of core 4
+  first.insert(first.end(), two.taken->taker.by_queue[0].begin(),
+               two.taken->taker.by_queue[0].end());
+  Log a = first;
+  const Log& second = one.taken->other.by_queue[1];
+  a.insert(a.end(), second.begin(), second.end());
+  EXPECT_LE(most_beyond(a, kRate), 2 * burst_of(kRate));
+  EXPECT_LE(most_beyond(two.taken->other.by_queue[1], kRate), burst_of(kRate));
+  EXPECT_NEAR(part(first, 500 * kMs), 50.0 / 60, 0.02);
+  EXPECT_NEAR(part(second, 500 * kMs), 10.0 / 60, 0.02);
+  EXPECT_NEAR(part(two.taken->other.by_queue[1], 500 * kMs), 1, 0.02);
+}
+
+TEST_F(PacedUplinks, PartsFollowTheJobsThatAreThere) {
+  const Uplink one = open({"a"}, {10}, {0}, {4});
+  Uplink two = open({"a"}, {30}, {0}, {5});
+  send_for(300 * kMs, {{&one.link->endpoint_of(0), 0}});
+  EXPECT_NEAR(part(one.taken->taker.by_queue[0], 300 * kMs), 0.25, 0.04);
+  two.link.reset();
+  one.taken->taker.by_queue[0].clear();
+  send_for(300 * kMs, {{&one.link->endpoint_of(0), 0}});
+  EXPECT_NEAR(part(one.taken->taker.by_queue[0], 300 * kMs), 1, 0.2);
+  EXPECT_LE(most_beyond(one.taken->taker.by_queue[0], kRate), burst_of(kRate));
+}
+
+// A parent, or a box under it, on the rack's own host.
+TEST_F(PacedUplinks, WhatGoesOverMemoryTakesNothing) {
+  const Uplink uplink = open({"", ""}, {10, 30}, {0, 1}, {4, 5}, true);
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_TRUE(uplink.link->endpoint_of(1).post({1}, {.bytes = kChunkBytes}));
+  }
+  send_for(300 * kMs, {{&uplink.link->endpoint_of(0), 0}});
+  EXPECT_NEAR(part(uplink.taken->taker.by_queue[0], 300 * kMs), 1, 0.02);
+  EXPECT_LE(most_beyond(uplink.taken->taker.by_queue[0], kRate), burst_of(kRate));
+}
+
+// Two jobs, of which one's connections go over another NIC now.
+TEST_F(PacedUplinks, APartIsWhereTheConnectionIs) {
+  const Uplink one = open({"a"}, {10}, {0}, {4});
+  const Uplink two = open({"a", "b"}, {10, 0}, {0, 0}, {5});
+  send_for(300 * kMs, {{&one.link->endpoint_of(0), 0}});
+  EXPECT_NEAR(part(one.taken->taker.by_queue[0], 300 * kMs), 0.5, 0.04);
+  two.link->reconnect({});
+  one.taken->taker.by_queue[0].clear();
+  send_for(300 * kMs, {{&one.link->endpoint_of(0), 0}, {&two.link->endpoint_of(0), 0}});
+  EXPECT_NEAR(part(one.taken->taker.by_queue[0], 300 * kMs), 1, 0.2);
+  EXPECT_NEAR(part(two.taken->taker.by_queue[0], 300 * kMs), 1, 0.2);
 }
 
 TEST(PacedLink, RefusesSharedMemory) {

@@ -52,6 +52,11 @@ std::string reencode_hyper(const std::string& text) {
   const auto [who, values] = parse_hyper(text);
   return hyper_json(who, values);
 }
+std::string reencode_branch(const std::string& text) {
+  const auto [who, change] = parse_branch_request(text);
+  return branch_json(who, change);
+}
+
 std::string reencode_error(const std::string& text) {
   const Error error = parse_error(text);
   return error_json(error.code(), error.what());
@@ -65,6 +70,8 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
     {"Pulse", [](const std::string& text) { return to_json(parse_pulse(text)); }},
     {"HyperRequest", reencode_hyper},
     {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
+    {"BranchRequest", reencode_branch},
+    {"BranchReply", [](const std::string& text) { return to_json(parse_branch_reply(text)); }},
     {"StateRequest", [](const std::string& text) { return to_json(parse_state_request(text)); }},
     {"StateReply", [](const std::string& text) { return to_json(parse_state_reply(text)); }},
     {"CheckpointRequest",
@@ -120,6 +127,8 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const HyperChange*>(nullptr));
   fields(all, static_cast<const JobSpec*>(nullptr));
   fields(all, static_cast<const JoinRequest*>(nullptr));
+  fields(all, static_cast<const KeyInterest*>(nullptr));
+  fields(all, static_cast<const ElementRange*>(nullptr));
   fields(all, static_cast<const QueueOffer*>(nullptr));
   fields(all, static_cast<const Offer*>(nullptr));
   fields(all, static_cast<const JobLayout*>(nullptr));
@@ -129,6 +138,12 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const Pulse*>(nullptr));
   fields(all, static_cast<const ChunkRange*>(nullptr));
   fields(all, static_cast<const HyperReply*>(nullptr));
+  fields(all, static_cast<const BranchTurn*>(nullptr));
+  fields(all, static_cast<const BranchMove*>(nullptr));
+  fields(all, static_cast<const BranchRequest*>(nullptr));
+  fields(all, static_cast<const BranchRun*>(nullptr));
+  fields(all, static_cast<const BranchReply*>(nullptr));
+  fields(all, static_cast<const BranchStatus*>(nullptr));
   fields(all, static_cast<const StateRequest*>(nullptr));
   fields(all, static_cast<const StateReply*>(nullptr));
   fields(all, static_cast<const CheckpointRequest*>(nullptr));
@@ -173,6 +188,9 @@ TEST(Readme, EveryFieldIsThere) {
     EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", name)));
   }
   for (const std::string_view word : kWords<LogRecord::Kind>) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", word)));
+  }
+  for (const std::string_view word : kWords<BranchAction>) {
     EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", word)));
   }
 }

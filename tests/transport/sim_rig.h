@@ -10,10 +10,12 @@ namespace phub {
 
 class SimRig final : public TransportRig {
  public:
-  explicit SimRig(const SimOptions& options) : net_(options) {}
+  // `near`: workers are on the box's host.
+  explicit SimRig(const SimOptions& options, bool near = false)
+      : net_(options), near_(near ? 0 : SimNet::kNoBox) {}
   Transport& transport() override { return net_.transport(); }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout&) override {
-    std::unique_ptr<WorkerLink> link = net_.connect(offer);
+    std::unique_ptr<WorkerLink> link = net_.connect(offer, near_);
     net_.advance(20 * net_.options().max_delay_ns);
     transport().handle_events(events());
     return link;
@@ -26,6 +28,7 @@ class SimRig final : public TransportRig {
 
  private:
   SimNet net_;
+  const uint32_t near_;
 };
 
 }  // namespace phub

@@ -138,10 +138,10 @@ TEST(SwitchProgram, AnswersAsTheStateMachineDoesToAnything) {
                      .kind = kSwitchPart,
                      .worker = static_cast<uint8_t>(random() % 3),
                      .slot = static_cast<uint16_t>(random() % 3),
-                     .generation = static_cast<uint32_t>(1 + (random() % 50 == 0)),
+                     .generation = uint64_t{1} + (random() % 50 == 0),
                      .turn = static_cast<uint32_t>(1 + i / 200 + random() % 3),
-                     .round = static_cast<uint32_t>(random() % 20 == 0),
                      .chunk = static_cast<uint32_t>(random() % 20 == 0),
+                     .round = static_cast<uint16_t>(random() % 20 == 0),
                      .exponent = static_cast<int16_t>(random() % 20 == 0),
                      .next_exponent = static_cast<int16_t>(random()),
                      .workers = random() % 20 == 0 ? random() : 7};

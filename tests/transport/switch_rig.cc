@@ -21,16 +21,6 @@ using Bytes = std::vector<std::byte>;
 constexpr uint64_t kMicrosecond = 1000;
 constexpr size_t kMostEvents = 3'000'000;
 
-}  // namespace
-
-SwitchVerdict PlainAdder::take(SwitchPacket& packet) {
-  if (packet.header.slot >= count_) return kSwitchRefused;
-  return switch_take(&slots_[switch_place(packet.header.slot, packet.header.turn)], &packet.header,
-                     packet.codes);
-}
-
-namespace {
-
 class Play {
  public:
   Play(const SwitchScene& scene, Adder& adder)
@@ -242,12 +232,17 @@ class Play {
   }
 
   void start_generation(uint32_t first_round) {
-    receiver_ =
-        std::make_unique<SwitchReceiver>(SwitchReceiverOptions{.workers = everyone(),
-                                                               .generation = ++generation_,
-                                                               .slots = scene_.slots,
-                                                               .first_round = first_round,
-                                                               .elements = scene_.elements});
+    ++generation_;
+    if (receiver_) {
+      receiver_->begin(generation_, first_round);
+    } else {
+      receiver_ =
+          std::make_unique<SwitchReceiver>(SwitchReceiverOptions{.workers = everyone(),
+                                                                 .generation = generation_,
+                                                                 .slots = scene_.slots,
+                                                                 .first_round = first_round,
+                                                                 .elements = scene_.elements});
+    }
     first_round_ = first_round;
     told_ = false;
     outcome_.generations = generation_;
@@ -379,8 +374,9 @@ class Play {
   }
 
   std::string state() const {
-    std::string text = fmt::format("at {} ns, generation {}{}; ", now_, generation_,
-                                   receiver_->ended() ? " ended: " + receiver_->why() : "");
+    std::string text =
+        fmt::format("at {} ns, generation {}{}; ", now_, generation_,
+                    receiver_->ended() ? std::string(" ended: ") + receiver_->why() : "");
     for (const auto& worker : workers_) {
       text += fmt::format("[{} generation {} pushed {} direct {}] ", worker->worker,
                           worker->generation, worker->pushed, worker->direct);

@@ -13,31 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/transport/adder.h"
 #include "transport/switch/receiver.h"
 #include "transport/switch/sender.h"
-#include "transport/switch/slot.h"
 
 namespace phub::test {
-
-// What a switch does with a part; the packet becomes what goes on.
-class Adder {
- public:
-  virtual ~Adder() = default;
-  virtual SwitchVerdict take(SwitchPacket& packet) = 0;
-  virtual void forget() = 0;
-};
-
-// The state machine that the program of the switch is compiled from.
-class PlainAdder : public Adder {
- public:
-  explicit PlainAdder(uint16_t slots) : count_(slots), slots_(2u * slots) {}
-  SwitchVerdict take(SwitchPacket& packet) override;
-  void forget() override { std::fill(slots_.begin(), slots_.end(), SwitchSlot{}); }
-
- private:
-  uint16_t count_;
-  std::vector<SwitchSlot> slots_;
-};
 
 struct SwitchScene {
   uint64_t seed = 1;

@@ -12,6 +12,8 @@
 namespace phub::test {
 namespace {
 
+using ::testing::ElementsAre;
+
 SwitchScene random_scene(uint64_t seed) {
   std::mt19937_64 random(seed);
   SwitchScene scene{.seed = seed};
@@ -201,17 +203,21 @@ TEST(SwitchSlot, NumbersOutOfBoundsHaveNoSum) {
   }
 }
 
-TEST(SwitchSlot, ANewGenerationBeginsAnewAndFencesTheOldOne) {
+// What is late of an earlier one takes the slot, too, and adds nothing to what is sent again.
+TEST(SwitchSlot, AnotherGenerationBeginsAnew) {
   PlainAdder adder(1);
-  SwitchPacket newer = part(0, 1, 5);
-  newer.header.generation = 2;
+  const auto newer = [](uint8_t worker) {
+    SwitchPacket packet = part(worker, 1, 5);
+    packet.header.generation = 2;
+    return packet;
+  };
   EXPECT_EQ(take(adder, part(0, 7, 1)), kSwitchAdded);
-  EXPECT_EQ(take(adder, newer), kSwitchAdded);
-  EXPECT_EQ(take(adder, part(1, 7, 1)), kSwitchLate);
-  EXPECT_EQ(take(adder, part(1, 9, 1)), kSwitchLate);
-  newer.header.worker = 1;
-  EXPECT_EQ(adder.take(newer), kSwitchComplete);
-  EXPECT_EQ(newer.codes[0], 10);
+  EXPECT_EQ(take(adder, newer(0)), kSwitchAdded);
+  EXPECT_EQ(take(adder, part(1, 7, 1)), kSwitchAdded);
+  EXPECT_EQ(take(adder, newer(1)), kSwitchAdded);
+  SwitchPacket again = newer(0);
+  EXPECT_EQ(adder.take(again), kSwitchComplete);
+  EXPECT_EQ(again.codes[0], 10);
 }
 
 // --- What comes to a worker from anywhere.
@@ -253,7 +259,7 @@ TEST(SwitchSender, AgreesOnAnExponentOnePacketAhead) {
   ASSERT_EQ(uplink.sent.size(), 3u);
   EXPECT_EQ(uplink.sent[2].part, 1);
   EXPECT_EQ(uplink.sent[2].next_exponent, kSwitchUnknown);
-  EXPECT_THAT(uplink.filled, ::testing::ElementsAre(std::pair(0u, 2), std::pair(256u, 2)));
+  EXPECT_THAT(uplink.filled, ElementsAre(std::pair(0u, 2), std::pair(256u, 2)));
   sender.push({.round = 7, .chunk = 6, .elements = 1, .exponent = kSwitchNothing}, 0);
   acknowledge(kSwitchUnknown);  // another worker did not have it either
   ASSERT_EQ(uplink.sent.size(), 4u);
@@ -319,8 +325,11 @@ TEST(SwitchReceiver, BelievesNothing) {
     other.header.magic ^= 1;
     EXPECT_EQ(give(receiver, other).to, SwitchReceiver::To::kNobody);
     other = sum;
-    other.header.generation = 2;
-    EXPECT_EQ(give(receiver, other).to, SwitchReceiver::To::kNobody);
+    other.header.generation = 2;  // whose number somebody has made up, or that is over
+    const auto answer = give(receiver, other);
+    EXPECT_EQ(answer.to, SwitchReceiver::To::kSender);
+    EXPECT_EQ(answer.header.kind, kSwitchEnded);
+    EXPECT_EQ(answer.header.generation, 2u);
     other = sum;
     other.header.kind = kSwitchEnded;
     EXPECT_EQ(give(receiver, other).to, SwitchReceiver::To::kNobody);
@@ -342,6 +351,40 @@ TEST(SwitchReceiver, BelievesNothing) {
   ends("chunk that is not planned", [](SwitchHeader& h) { h.chunk = 2; });
   ends("part that is not planned", [](SwitchHeader& h) { h.part = 2; });
   ends("later round", [](SwitchHeader& h) { h.round = 1; });
+}
+
+// What is said of one slot does not hide what was said of another.
+TEST(SwitchReceiver, KnowsOfEverySlotWhomItWaitsFor) {
+  SwitchReceiver receiver({.workers = 7, .slots = 3, .elements = {300, 5, 5}});
+  const auto lacking = [&receiver] {
+    std::vector<uint64_t> by_chunk(3);
+    receiver.find_lacking(by_chunk);
+    return by_chunk;
+  };
+  const auto say = [&receiver](uint8_t kind, uint16_t slot, uint32_t turn, uint32_t chunk,
+                               uint64_t workers) {
+    SwitchPacket packet = part(0, turn, 5, chunk);
+    packet.header.kind = kind;
+    packet.header.slot = slot;
+    packet.header.round = 1;
+    packet.header.workers = workers;
+    return give(receiver, packet).header.kind;
+  };
+  EXPECT_THAT(lacking(), ElementsAre(0u, 0u, 0u));
+  EXPECT_EQ(say(kSwitchWaiting, 0, 1, 0, 3), kSwitchWaiting);
+  EXPECT_EQ(say(kSwitchWaiting, 2, 1, 1, 5), kSwitchWaiting);
+  EXPECT_THAT(lacking(), ElementsAre(4u, 2u, 0u));
+  EXPECT_EQ(say(kSwitchWaiting, 2, 1, 1, 3), kSwitchWaiting);  // the latest is true
+  EXPECT_THAT(lacking(), ElementsAre(4u, 4u, 0u));
+  EXPECT_EQ(say(kSwitchSum, 1, 1, 2, 7), kSwitchTaken);
+  EXPECT_EQ(say(kSwitchSum, 2, 1, 1, 7), kSwitchTaken);
+  EXPECT_THAT(lacking(), ElementsAre(4u, 0u, 0u));
+  EXPECT_EQ(say(kSwitchWaiting, 2, 1, 1, 1), kSwitchTaken);    // it is late
+  EXPECT_EQ(say(kSwitchWaiting, 3, 1, 1, 1), kSwitchWaiting);  // of no slot of the job
+  EXPECT_THAT(lacking(), ElementsAre(4u, 0u, 0u));
+  // Of exponents alone the chunk is not told: it is the next that is not closed.
+  EXPECT_EQ(say(kSwitchWaiting, 1, 2, kSwitchNoChunk, 6), kSwitchWaiting);
+  EXPECT_THAT(lacking(), ElementsAre(5u, 0u, 0u));
 }
 
 TEST(SwitchReceiver, ClosesAChunkWhenAllItsPartsAreThere) {

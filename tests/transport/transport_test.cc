@@ -24,6 +24,11 @@ INSTANTIATE_TEST_SUITE_P(
         TransportFactory{"paced_tcp", [] { return std::make_unique<PacedRig>(); }},
         TransportFactory{"shm", [] { return std::make_unique<ShmRig>(); }},
         TransportFactory{"sim", [] { return std::make_unique<SimRig>(SimOptions{.seed = 3}); }},
+        TransportFactory{"sim_near",
+                         [] {
+                           return std::make_unique<SimRig>(
+                               SimOptions{.seed = 7, .loss = 0.5, .overtake = 0.5}, true);
+                         }},
         TransportFactory{"sim_lossy",
                          [] {
                            return std::make_unique<SimRig>(

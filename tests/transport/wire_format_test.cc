@@ -68,10 +68,9 @@ TEST(WireFormatTest, ThePageHasTheCodesOffsets) {
   PHUB_EXPECT_OFFSET(SwitchHeader, slot);
   PHUB_EXPECT_OFFSET(SwitchHeader, generation);
   PHUB_EXPECT_OFFSET(SwitchHeader, turn);
-  PHUB_EXPECT_OFFSET(SwitchHeader, round);
   PHUB_EXPECT_OFFSET(SwitchHeader, chunk);
   PHUB_EXPECT_OFFSET(SwitchHeader, part);
-  PHUB_EXPECT_OFFSET(SwitchHeader, zero);
+  PHUB_EXPECT_OFFSET(SwitchHeader, round);
   PHUB_EXPECT_OFFSET(SwitchHeader, exponent);
   PHUB_EXPECT_OFFSET(SwitchHeader, next_exponent);
   PHUB_EXPECT_OFFSET(SwitchHeader, workers);

@@ -160,7 +160,7 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"another", kInvalid, "rank", [](auto& o) { o.rank = -2; }},
       {"more memory than there is", ErrorCode::kFull,
        "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, gated sums 0.0, "
-       "snapshot 0.0, "
+       "branches 0.0, snapshot 0.0, "
        "bookkeeping",
        [](auto& o) {
          o.spec.keys = {{.name = "w", .elements = 4 << 20}};

@@ -9,9 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "phub/rack/parent_client.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
+#include "transport/control/control_client.h"
 #include "transport/error.h"
+#include "worker/session.h"
 
 namespace phub::testing {
 namespace {
@@ -91,6 +94,72 @@ TEST_F(BesideTest, RanksOfTheBoxesHostExchangeOverMemoryAndOthersOverTheNetwork)
     worker->barrier();
     worker->leave();
   });
+}
+
+// So do racks: the first one names the network, and another one on the host of the root, or of a
+// box under it, has memory beside it.
+TEST_F(BesideTest, ARackOfTheRootsHostSendsOverMemoryAndOthersOverTheNetwork) {
+  Box far("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {}, box_->address(), nullptr,
+          {.transport = "ofi"});
+  Box near("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {}, box_->address(), nullptr,
+           {.transport = "auto"});
+  JobSpec job = spec("racks", 2);
+  job.groups = "1,1";
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (Box* const box : {&far, &near}) {
+    WorkerOptions options = box->options(job);
+    options.rank = static_cast<int32_t>(workers.size());
+    options.transport = "tcp";
+    options.await_ranks = false;
+    workers.push_back(std::make_unique<Worker>(options));
+  }
+  EXPECT_EQ(box_->status().jobs.at(0).transport, "ofi");
+  constexpr uint64_t kRounds = 30;
+  each_rank(2, [&](uint32_t rank) {
+    Worker& worker = *workers[rank];
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      for (size_t key = 0; key < 2; ++key) {
+        const std::span<float> gradient = worker.gradient(key);
+        for (size_t i = 0; i < gradient.size(); ++i) {
+          gradient[i] = static_cast<float>(1000 * rank + round + key + i % 100);
+        }
+        worker.push(key);
+      }
+      for (size_t key = 0; key < 2; ++key) {
+        worker.wait(key);
+        const std::span<const float> sums = worker.parameters(key);
+        for (size_t i = 0; i < job.keys[key].elements; ++i) {
+          ASSERT_EQ(sums[i], static_cast<float>(1000 + 2 * (round + key + i % 100)))
+              << "round " << round << ", key " << key << ", element " << i;
+        }
+      }
+    }
+    worker.barrier();
+    worker.leave();
+  });
+}
+
+TEST_F(BesideTest, AnUplinkHasMemoryBesideItWhereItMayChoose) {
+  JobSpec job = spec("uplinks", 2);
+  job.rack_ranks = {1, 1};
+  std::vector<std::unique_ptr<ParentClient>> racks;
+  std::vector<JoinReply> replies;
+  std::vector<std::unique_ptr<WorkerLink>> links;
+  for (const char* transport : {"ofi", "auto"}) {
+    const auto rank = static_cast<int32_t>(racks.size());
+    racks.push_back(std::make_unique<ParentClient>(
+        ParentClient::Options{.server = box_->address(), .transport = transport}));
+    replies.push_back(join_parent(
+        *racks.back(), {.spec = job, .rank = rank, .transport = transport, .id = transport}));
+    EXPECT_EQ(replies.back().offer.transport, "ofi");
+    links.push_back(racks.back()->connect(replies.back().offer, link_layout_of(replies.back())));
+  }
+  EXPECT_THAT(links[0]->describe(), Not(HasSubstr("over memory")));
+  EXPECT_THAT(links[1]->describe(), HasSubstr("over memory of this host; 0 queue pairs"));
+  for (const JoinReply& reply : replies) {
+    ControlClient(box_->address())
+        .leave({job.name, reply.rank, reply.incarnation, reply.offer.ticket, reply.epoch});
+  }
 }
 
 // A rank that ends without a word is lost, and one that comes in its place goes on, near or not.

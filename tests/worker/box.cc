@@ -4,7 +4,9 @@
 #include <boost/asio/post.hpp>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "numa/topology.h"
 #include "phub/control/port.h"
@@ -98,7 +100,8 @@ Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
     : Box("pack:1 core:" + std::to_string(cores) + " pu:1", memory_limit_bytes, wrap) {}
 
 Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& wrap,
-         const CheckpointOptions& checkpoints, const std::string& parent)
+         const CheckpointOptions& checkpoints, const std::string& parent,
+         const SwitchOptions* through_switch, const Uplink& uplink)
     : running_(std::make_unique<Running>()) {
   Running& box = *running_;
   ServerOptions options;
@@ -106,9 +109,12 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.pin = false;
   options.memory_limit_bytes = memory_limit_bytes;
   options.checkpoints = checkpoints;
+  if (through_switch) options.through_switch = *through_switch;
   if (!parent.empty()) {
-    box.parent = std::make_unique<ParentClient>(
-        ParentClient::Options{.server = parent, .transport = transport_to_parent()});
+    box.parent = std::make_unique<ParentClient>(ParentClient::Options{
+        .server = parent,
+        .transport = uplink.transport.empty() ? transport_to_parent() : uplink.transport,
+        .nic_bytes_per_s = uplink.nic_bytes_per_s});
     options.parent = box.parent.get();
   }
   std::vector<std::unique_ptr<Transport>> transports;
@@ -172,6 +178,17 @@ void Box::on_control(const std::function<void(Server&)>& f) {
     done.set_value();
   });
   done.get_future().get();
+}
+
+JoinReply join_parent(ParentClient& parent, const JoinRequest& request) {
+  std::optional<Result<JoinReply>> answer;
+  parent.join(request, [&answer](Result<JoinReply> result) { answer = std::move(result); });
+  while (!answer) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    parent.poll();
+  }
+  if (!*answer) throw Error(answer->code, answer->message);
+  return *answer->value;
 }
 
 void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body) {

@@ -15,8 +15,10 @@
 #include "transport/control/messages.h"
 
 namespace phub {
+class ParentClient;
 class Server;
 class Transport;
+struct SwitchOptions;
 }  // namespace phub
 
 namespace phub::testing {
@@ -28,10 +30,16 @@ class Box {
 
   explicit Box(uint32_t cores = 2, uint64_t memory_limit_bytes = uint64_t{1} << 33,
                const Wrap& wrap = {});
-  // `parent`: the address of a box whose rack this is.
+  // How a rack sends to its parent.
+  struct Uplink {
+    std::string transport;         // "": as the workers are asked to, or auto
+    uint64_t nic_bytes_per_s = 0;  // at most; 0: no limit
+  };
+  // `parent`: the address of a box whose rack this is. `through_switch`: null: there is none.
   explicit Box(const std::string& topology, uint64_t memory_limit_bytes = uint64_t{1} << 33,
                const Wrap& wrap = {}, const CheckpointOptions& checkpoints = {},
-               const std::string& parent = "");
+               const std::string& parent = "", const SwitchOptions* through_switch = nullptr,
+               const Uplink& uplink = {.transport = "", .nic_bytes_per_s = 0});
   ~Box();
 
   const std::string& address() const;
@@ -48,6 +56,9 @@ class Box {
   struct Running;
   std::unique_ptr<Running> running_;
 };
+
+// What a parent answers a rack.
+JoinReply join_parent(ParentClient& parent, const JoinRequest& request);
 
 // Runs `body(rank)` in a thread per rank; the first exception is thrown on.
 void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body);

@@ -218,9 +218,9 @@ static void update_first(phub_geeps* geeps, const uint64_t* keys, size_t count) 
 
 /* Options take the numbers that are some for them, and reach what they are for. */
 static void heed_options(void) {
-  static const char* const names[] = {"budget_bytes", "reserved_bytes", "max_lead",
-                                      "prefetch",     "strict",         "infer_clocks",
-                                      "poison",       "partitions",     "timeout_ms"};
+  static const char* const names[] = {"budget_bytes", "reserved_bytes", "max_lead", "prefetch",
+                                      "strict",       "infer_clocks",   "poison",   "partitions",
+                                      "timeout_ms",   "peak_first"};
   struct rig rig = open_rig("heeded", 0, 1, 1 << 20);
   phub_geeps_counters counters = {sizeof counters, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   phub_placement placement = {sizeof placement, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -386,6 +386,55 @@ static void gated(void) {
   OK(phub_worker_destroy(worker));
 }
 
+/* A branch with twice the rate runs in round 3 and is gone then. */
+static void branches(void) {
+  static const char* const name = "lr";
+  static const double twice = 2;
+  static const float want[] = {-1, -2, -2, -3};
+  phub_options* options = options_of("branches", 0, 1);
+  phub_branch all[3];
+  phub_worker* worker;
+  uint32_t child = 9, turns[3] = {1, 0, 5}, running = 9;
+  uint64_t rounds[3] = {1, 0, 0}, at = 3;
+  size_t count = 9;
+  int round;
+  OK(phub_options_set(options, "optimizer", "sgd"));
+  OK(phub_options_set_hyper(options, "lr", 1));
+  OK(phub_options_set_number(options, "branches", 1));
+  worker = join(options);
+  OK(phub_fork(worker, 0, &name, &twice, 1, &at, &child));
+  CHECK(child == 1 && at == 3);
+  FAILS(phub_fork(worker, 0, NULL, NULL, 0, NULL, &child), PHUB_FULL, "no room");
+  FAILS(phub_fork(worker, 0, NULL, NULL, 1, NULL, &child), PHUB_INVALID, "names");
+  FAILS(phub_fork(worker, 0, NULL, NULL, 0, NULL, NULL), PHUB_INVALID, "child");
+  FAILS(phub_schedule(worker, turns, rounds, 1, NULL), PHUB_INVALID, "turns[0].rounds");
+  FAILS(phub_schedule(worker, turns + 2, rounds + 2, 1, NULL), PHUB_NOT_FOUND, "branch 5");
+  FAILS(phub_schedule(worker, turns, rounds, 257, NULL), PHUB_INVALID, "at most 256");
+  OK(phub_schedule(worker, turns, rounds, 2, &at));
+  CHECK(at == 3);
+  for (round = 1; round <= 4; ++round) {
+    OK(phub_branch_in(worker, (uint64_t)round, &running));
+    CHECK(running == (round == 3));
+    fill(worker, 0, 1);
+    fill(worker, 1, 0);
+    OK(phub_push(worker, 0, 0));
+    OK(phub_push(worker, 1, 0));
+    OK(phub_wait_all(worker));
+    expect(worker, 0, want[round - 1]); /* of the branch that runs next */
+  }
+  OK(phub_set_hyper(worker, &name, &twice, 1, NULL)); /* then the server knows the round */
+  OK(phub_branches(worker, all, 1, &count));
+  CHECK(count == 2 && all[0].branch == 0 && all[0].runs == 1 && all[0].round == 0);
+  OK(phub_branches(worker, all, 3, &count));
+  CHECK(count == 2 && all[1].branch == 1 && all[1].parent == 0 && all[1].round == 3);
+  CHECK(all[1].rounds == 3 && all[1].runs == 0);
+  FAILS(phub_discard(worker, 0, NULL), PHUB_INVALID, "schedule another");
+  OK(phub_discard(worker, 1, NULL));
+  OK(phub_branches(worker, NULL, 0, &count));
+  CHECK(count == 1);
+  OK(phub_worker_destroy(worker));
+}
+
 /* A matrix of 3 x 2, of which factors are sent. */
 static void factors(void) {
   static const uint64_t shape[2] = {3, 2};
@@ -452,6 +501,39 @@ static void rows(void) {
   OK(phub_wait(worker, 0));
   OK(phub_parameters(worker, 0, &parameters, &bytes));
   CHECK(memcmp(parameters, want, sizeof want) == 0);
+  OK(phub_worker_destroy(worker));
+}
+
+/* Of a key of two chunks this rank writes the first, and reads the second. */
+static void interest(void) {
+  static const phub_range writes[] = {{0, 1}}, reads[] = {{32, 33}}, beyond[] = {{60, 65}};
+  phub_options* options = plain_options("interest", 0, 1);
+  phub_worker* worker;
+  const void* parameters = NULL;
+  void* gradient = NULL;
+  size_t bytes = 0, i;
+  phub_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0, 0};
+  OK(phub_options_set_number(options, "chunk_elements", 32));
+  OK(phub_options_add_key(options, "t", 64));
+  OK(phub_options_add_key(options, "none", 64));
+  FAILS(phub_options_set_interest(options, 2, NULL, 0, NULL, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_interest(options, 0, NULL, 1, NULL, 0), PHUB_INVALID, "writes is null");
+  FAILS(phub_options_set_interest(options, 0, NULL, 0, NULL, 1), PHUB_INVALID, "reads is null");
+  FAILS(phub_options_set_interest(options, 0, NULL, 0, beyond, 1), PHUB_INVALID, "64 elements");
+  OK(phub_options_set_interest(options, 0, NULL, 0, NULL, 0));
+  OK(phub_options_set_interest(options, 0, writes, 1, reads, 1));
+  OK(phub_options_set_interest(options, 1, NULL, 0, NULL, 0));
+  worker = join(options);
+  OK(phub_wait_all(worker));
+  OK(phub_gradient(worker, 0, &gradient, &bytes));
+  for (i = 0; i < 64; ++i) ((float*)gradient)[i] = 3;
+  OK(phub_push(worker, 0, 0));
+  OK(phub_wait(worker, 0));
+  OK(phub_parameters(worker, 0, &parameters, &bytes));
+  CHECK(((const float*)parameters)[32] == 0);
+  OK(phub_worker_stats(worker, &stats));
+  CHECK(stats.chunks_pushed == 2);
+  FAILS(phub_push(worker, 1, 0), PHUB_INVALID, "neither write nor read");
   OK(phub_worker_destroy(worker));
 }
 
@@ -546,8 +628,10 @@ int main(int argc, char** argv) {
   exchange_alone();
   states();
   gated();
+  branches();
   factors();
   rows();
+  interest();
   misuse();
   check_threads();
   check_geeps();

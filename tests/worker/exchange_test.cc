@@ -11,10 +11,12 @@
 #include <cstring>
 #include <future>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <random>
 #include <thread>
 
+#include "kernels/hyper.h"
 #include "kernels/kernels.h"
 #include "tests/oracle/coded.h"
 #include "tests/oracle/reference.h"
@@ -46,6 +48,7 @@ struct Case {
   uint64_t rounds = 6;
   std::vector<std::string> formats = {};  // of keys; those without one have the job's
   std::string rounding = "nearest";
+  std::map<std::string, double> hyper = {};
 };
 
 JobSpec spec_of(const Case& c, std::string name) {
@@ -65,6 +68,7 @@ JobSpec spec_of(const Case& c, std::string name) {
   spec.initial = c.optimizer == "none" ? "zeros" : "broadcast";
   spec.hyper = {{"lr", 0.05}};
   if (c.optimizer != "none") spec.hyper["weight_decay"] = 0.01;
+  spec.hyper.insert(c.hyper.begin(), c.hyper.end());
   return spec;
 }
 
@@ -131,8 +135,8 @@ std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t see
   const DType out = *kernels::parse_dtype(c.parameter_dtype);
   const size_t n = spec.keys[key].elements;
   kernels::Hyper hyper = kernels::default_hyper(optimizer);
-  hyper.lr = 0.05 * spec.keys[key].lr_scale;
-  if (c.optimizer != "none") hyper.weight_decay = 0.01 * spec.keys[key].decay_scale;
+  for (const auto& [name, value] : spec.hyper) kernels::set(hyper, name, value);
+  hyper.weight_decay *= spec.keys[key].decay_scale;
   std::vector<float> initial(n);
   if (c.optimizer != "none") {
     for (size_t e = 0; e < n; ++e) initial[e] = gradient_of(99, 0, 0, key, e);
@@ -151,6 +155,7 @@ std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t see
     }
     for (auto& slot : slots) pointers.push_back(slot.data());
     const float factor = c.reduction == "mean" ? static_cast<float>(1.0 / c.ranks) : 1.0f;
+    model.hyper.lr = reference::learning_rate(hyper, round) * spec.keys[key].lr_scale;
     model.round(pointers, in, factor);
   }
   std::vector<std::byte> bytes(n * kernels::bytes_of(out));
@@ -225,7 +230,7 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
 TEST(Exchange, EveryOptimizerGivesTheBytesOfOneProcess) {
   Box box;
   for (const char* optimizer : {"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-                                "rmsprop", "sparse-adam"}) {
+                                "rmsprop", "sparse-adam", "adadelta"}) {
     run(box, {.optimizer = optimizer}, optimizer);
   }
 }
@@ -575,6 +580,52 @@ TEST(Exchange, JobsSideBySideDoNotMeet) {
   }
   for (auto& job : jobs) job.join();
   EXPECT_TRUE(box.becomes_empty());
+}
+
+// Every box computes the rate of every round by itself.
+TEST(Exchange, SchedulesOfTheLearningRate) {
+  Box box;
+  const std::map<std::string, double> schedules[] = {
+      {{"lr_exponential", 0.9}},
+      {{"lr_inverse", 0.1}, {"lr_inverse_power", 0.75}},
+      {{"lr_polynomial", 9}, {"lr_polynomial_power", 1.5}},
+      {{"lr_cosine", 7}, {"lr_end", 0.125}},
+      {{"lr_warmup", 5}, {"lr_warmup_from", 0.25}},
+      {{"lr_warmup", 4}, {"lr_cosine", 6}, {"lr_exponential", 0.95}},
+  };
+  size_t number = 0;
+  for (const auto& schedule : schedules) {
+    const std::string name = "scheduled" + std::to_string(number);
+    run(box,
+        {.optimizer = number++ % 2 ? "adamw" : "nesterov",
+         .ranks = 2,
+         .rounds = 12,
+         .hyper = schedule},
+        name);
+  }
+}
+
+// A warm-up that is changed, and ended by `lr` at a round, as steps are.
+TEST(Exchange, SchedulesMayChangeFromARoundOn) {
+  Box box;
+  JobSpec spec = spec_of({.optimizer = "sgd", .ranks = 1}, "changed");
+  spec.keys = {{.name = "w", .elements = 20000}, {.name = "v", .elements = 33, .group = 1}};
+  spec.hyper = {{"lr", 1.0}, {"lr_exponential", 0.5}, {"lr_warmup@1", 4}};
+  spec.schedule = {{.round = 3, .values = {{"lr", 8.0}}}};
+  spec.initial = "zeros";
+  Worker worker(box.options(spec));
+  worker.wait_all();
+  std::vector<float> want(2);
+  const std::vector<float> rates[] = {{1, 0.5, 2, 1, 0.5, 8, 8}, {0, 0.25, 4, 6, 8, 8, 8}};
+  for (uint64_t round = 1; round <= 7; ++round) {
+    if (round == 6) worker.set_hyper({{"lr_exponential", 1}}, 6);
+    for (size_t key = 0; key < 2; ++key) {
+      for (float& g : worker.gradient(key)) g = 1;
+      worker.push_pull(key);
+      want[key] -= rates[key][round - 1];
+      for (float p : worker.parameters(key)) ASSERT_EQ(p, want[key]) << key << ", round " << round;
+    }
+  }
 }
 
 TEST(Exchange, HyperparametersTakeEffectInTheNextRound) {

@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/fault_oracle.h"
 #include "tests/worker/process.h"
@@ -31,13 +32,9 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using testing::scaled;
 using ::testing::StartsWith;
 using Kind = LogRecord::Kind;
-
-uint32_t scaled(uint32_t n) {
-  const char* scale = std::getenv("PHUB_TEST_SCALE");
-  return scale ? std::max(1u, static_cast<uint32_t>(n * std::stod(scale))) : n;
-}
 
 uint64_t seed() {
   const char* text = std::getenv("PHUB_SEED");

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "kernels/kernels.h"
+#include "tests/oracle/folds.h"
 
 namespace phub::testing {
 
@@ -133,8 +134,12 @@ void GroupedTraining::fill_rows(uint32_t rank, uint64_t round, const ChunkPlace&
     const bool again = row.index == latest;
     if (!again) place.rows.set_row(out, count++, static_cast<uint32_t>(row.index - first));
     float* const to = place.rows.elements(out, count - 1);
-    for (size_t i = 0; i < place.rows.columns; ++i) {
-      to[i] = again ? to[i] + row.elements[i] : row.elements[i];
+    if (again && folds(spec)) {
+      reference::Fold(spec.keys[place.key]).add(row.elements, {to, place.rows.columns});
+    } else {
+      for (size_t i = 0; i < place.rows.columns; ++i) {
+        to[i] = again ? to[i] + row.elements[i] : row.elements[i];
+      }
     }
     latest = row.index;
   }

@@ -48,6 +48,7 @@ const Kind kKinds[] = {{"adam", "adam", kernels::Optimizer::kAdam, "f32", DType:
                        {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
                        {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
                        {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
+                       {"adadelta", "adadelta", kernels::Optimizer::kAdadelta, "f32", DType::kF32},
                        {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
 const Kind kDifferences = {"differences", "adam",      kernels::Optimizer::kAdam,
                            "f32",         DType::kF32, "int8"};
@@ -462,7 +463,7 @@ TEST(KeyStatesErrors, OfAServerWithoutMemory) {
 TEST(StateNames, AreAsManyAsTheOptimizerHasStates) {
   Box box(1);
   for (const char* optimizer : {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-                                "rmsprop", "rmsprop+", "sparse-adam"}) {
+                                "rmsprop", "rmsprop+", "sparse-adam", "adadelta"}) {
     SCOPED_TRACE(optimizer);
     JobSpec spec = spec_of(kKinds[0], "names");
     spec.world_size = 1;

@@ -420,8 +420,7 @@ void add_to_file(const std::vector<std::string>& lines) {
 TEST(Kills, OfWorkersAndTheirBox) {
   const Seeds seeds = fresh_seeds(1);
   std::mt19937_64 random(seeds.first);
-  const char* scale = std::getenv("PHUB_TEST_SCALE");
-  const auto jobs = static_cast<uint64_t>(std::max(1.0, 2 * (scale ? std::stod(scale) : 1.0)));
+  const uint64_t jobs = scaled(2);
   for (uint64_t job = 0; job < jobs && !::testing::Test::HasFailure(); ++job) {
     constexpr uint64_t kEvery[] = {1, 10, 200};
     const std::string optimizer = random() % 2 ? "adam" : "nesterov";

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/bystander.h"
 #include "tests/worker/failing_allocation.h"
@@ -31,8 +31,7 @@ constexpr uint64_t kElements = 20'000;
 
 // With PHUB_TEST_SCALE 0.1 every tenth allocation fails.
 uint64_t stride() {
-  const char* text = std::getenv("PHUB_TEST_SCALE");
-  const double scale = text ? std::strtod(text, nullptr) : 1;
+  const double scale = test_scale();
   return scale > 0 && scale < 1 ? static_cast<uint64_t>(1 / scale) : 1;
 }
 

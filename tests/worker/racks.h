@@ -17,8 +17,9 @@ namespace phub::testing {
 class Racks {
  public:
   // `levels`: of racks, up to those of the tree.
-  explicit Racks(const std::string& groups, uint32_t ranks,
-                 uint32_t levels = RankTree::kMaxLevels) {
+  explicit Racks(const std::string& groups, uint32_t ranks, uint32_t levels = RankTree::kMaxLevels,
+                 Box::Uplink uplink = {.transport = "", .nic_bytes_per_s = 0})
+      : uplink_(std::move(uplink)) {
     add(groups, ranks, levels);
   }
 
@@ -50,9 +51,9 @@ class Racks {
     std::unique_ptr<Box> box;
   };
 
-  static std::unique_ptr<Box> below(const std::string& parent) {
+  std::unique_ptr<Box> below(const std::string& parent) const {
     return std::make_unique<Box>("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap{},
-                                 CheckpointOptions{}, parent);
+                                 CheckpointOptions{}, parent, nullptr, uplink_);
   }
   // Boxes of the upper levels first: each of the last one has a parent among them.
   void add(const std::string& groups, uint32_t ranks, uint32_t levels) {
@@ -72,6 +73,7 @@ class Racks {
     }
   }
 
+  const Box::Uplink uplink_;
   Box root_{2};
   std::vector<std::unique_ptr<Box>> between_;
   std::vector<Leaf> leaves_;

@@ -91,6 +91,27 @@ TEST(Racks, RowsAreAddedBelow) {
   check(racks, run);
 }
 
+// Racks fold what theirs send, and the root the racks' outcomes.
+TEST(Racks, ValuesAreFoldedBelow) {
+  Racks racks("(2,1),(1,2)", 6);
+  GroupedTraining run{.spec = grouped_spec("folds", 6, "(2,1),(1,2)"), .seed = 23};
+  run.spec.optimizer = "fold";
+  run.spec.keys = {
+      {.name = "sums", .elements = 500, .operation = "add", .value_type = "f64"},
+      {.name = "most", .elements = 333, .operation = "max", .value_type = "f32"},
+      {.name = "products", .elements = 64, .operation = "multiply", .value_type = "i64"}};
+  run.spec.keys.push_back({.name = "rows",
+                           .elements = 60 * 6,
+                           .shape = {60, 6},
+                           .format = "rows",
+                           .rows_limit = 9,
+                           .operation = "add",
+                           .value_type = "f32",
+                           .tile_rows = 16});
+  run.has_nulls = true;
+  check(racks, run);
+}
+
 // All racks have the chunks that the root decided.
 TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
   Racks racks("2,2", 4);
@@ -121,6 +142,18 @@ TEST(Racks, ThreeLevels) {
   run.spec.reduction = "mean";
   run.spec.optimizer = "adam";
   run.has_nulls = true;
+  check(racks, run);
+}
+
+// The root computes the rates, of every rack's round.
+TEST(Racks, SchedulesOfTheLearningRate) {
+  Racks racks("2,2", 4);
+  GroupedTraining run{.spec = grouped_spec("scheduled", 4, "2,2"), .seed = 23};
+  run.spec.optimizer = "nesterov";
+  run.spec.unused = "skip";
+  run.spec.hyper = {{"lr", 0.5}, {"lr_warmup", 3}, {"lr_warmup_from", 0.25}, {"lr_cosine", 6}};
+  run.has_nulls = true;
+  run.rounds = 12;
   check(racks, run);
 }
 
@@ -377,16 +410,39 @@ TEST(Racks, ARackOnTheHostOfItsRootSendsOverMemory) {
   ControlClient control(root.address());
   for (const char* transport : {"auto", "tcp"}) {
     ParentClient parent({.server = root.address(), .transport = transport});
-    EXPECT_EQ(parent.transport(), "tcp");
     JobSpec spec = grouped_spec(transport, 1, "");
     spec.rack_ranks = {2};
-    const JoinReply reply =
-        control.join({.spec = spec, .rank = 0, .transport = parent.transport()}, 60'000);
+    const JoinReply reply = testing::join_parent(
+        parent, {.spec = spec, .rank = 0, .transport = parent.transport(), .id = transport});
+    EXPECT_EQ(reply.offer.transport, "tcp");
     const auto link = parent.connect(reply.offer, link_layout_of(reply));
     const bool is_near = link->describe().find("over memory of this host") != std::string::npos;
-    EXPECT_EQ(is_near, parent.transport() != transport) << link->describe();
+    EXPECT_EQ(is_near, transport == std::string("auto")) << link->describe();
     control.leave({spec.name, reply.rank, reply.incarnation, reply.offer.ticket, reply.epoch});
   }
+}
+
+// As budget_test has it of workers and boxes: the bits are those without one, and no more goes up
+// than it lets.
+TEST(Racks, ABudgetOfTheWayUpChangesNoBitsAndIsKept) {
+  constexpr uint64_t kRate = 1'000'000;
+  Racks racks("2,2", 4, 1, {.transport = "tcp", .nic_bytes_per_s = kRate});
+  GroupedTraining run{.spec = grouped_spec("paced", 4, "2,2"), .seed = 24};
+  run.rounds = 40;
+  run.spec.optimizer = "adam";
+  const auto start = std::chrono::steady_clock::now();
+  check(racks, run);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  uint64_t elements = 0;
+  for (const KeySpec& key : run.spec.keys) elements += key.elements;
+  const uint64_t bytes = run.rounds * elements * sizeof(float);
+  constexpr uint64_t kSavedUp = 2 * (64 << 10);  // by two cores
+  ASSERT_GT(bytes, 3 * kSavedUp) << "it is not held up";
+  EXPECT_GE(took.count(), static_cast<double>(bytes - kSavedUp) / kRate);
+  const ServerStatus status = racks.of(0).status();
+  EXPECT_FALSE(status.parent.empty());
+  EXPECT_EQ(status.parent_budget_bytes_per_s, kRate);
+  EXPECT_EQ(racks.root().status().parent, "");
 }
 
 TEST(Racks, WhatTheRootRefusesIsRefused) {

@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -16,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "transport/control/control_client.h"
 #include "transport/text.h"
@@ -57,7 +59,7 @@ constexpr uint32_t kRanks = 3;
 // not at all, shows in its digit. Returns how often workers reconnected.
 uint64_t exchange_while_connections_break(JobSpec spec, const Ports& control,
                                           const std::function<Box&(uint32_t rank)>& box_of) {
-  constexpr uint32_t kRounds = 400;
+  const uint64_t rounds = std::max<uint64_t>(100, testing::scaled(400));
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   setenv("PHUB_TRANSPORT", "tcp", 1);
@@ -95,7 +97,7 @@ uint64_t exchange_while_connections_break(JobSpec spec, const Ports& control,
         own[key].resize(worker.gradient(key).size());
         worker.register_memory(key, {.gradient = own[key].data(), .parameters = own[key].data()});
       }
-      for (uint32_t round = 1; round <= kRounds; ++round) {
+      for (uint32_t round = 1; round <= rounds; ++round) {
         const float scale = static_cast<float>(round % 7 + 1);
         for (size_t key = 0; key < worker.keys(); ++key) {
           const auto value = scale * std::pow(4.0f, static_cast<float>(rank));

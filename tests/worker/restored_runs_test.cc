@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/hyper.h"
 #include "tests/oracle/coded.h"
 #include "tests/oracle/groups.h"
 #include "tests/oracle/reference.h"
@@ -48,8 +50,9 @@ struct Scenario {
   std::string consistency = "bsp", optimizer = "adam", gradient_dtype = "f32",
               parameter_dtype = "f32", rounding = "nearest";
   std::string on_loss = "shrink", on_nonfinite = "stop", unused = "zero", groups = "";
-  bool whole_numbers = false;  // whose sum is exact in any order
-  bool saves = false;          // ranks have parts
+  bool whole_numbers = false;                   // whose sum is exact in any order
+  bool saves = false;                           // ranks have parts
+  std::map<std::string, double> schedule = {};  // of the learning rate
 };
 void PrintTo(const Scenario& run, std::ostream* out) { *out << run.name; }
 
@@ -74,6 +77,7 @@ JobSpec spec_of(const Scenario& run) {
   spec.groups = run.groups;
   spec.lease_ms = 15'000;  // nobody is to be lost for being slow
   if (run.whole_numbers && run.optimizer != "none") spec.hyper = {{"lr", 1.0}};
+  spec.hyper.insert(run.schedule.begin(), run.schedule.end());
   return spec;
 }
 
@@ -118,7 +122,9 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
   std::vector<float> view(elements);
   std::vector<CodedRank> senders;
   for (uint32_t rank = 0; rank < run.ranks; ++rank) senders.emplace_back(spec, rank);
+  for (const auto& [name, value] : run.schedule) kernels::set(hyper, name, value);
   for (uint64_t round = 1; round <= rounds; ++round) {
+    model.hyper.lr = reference::learning_rate(hyper, round);
     std::vector<std::vector<std::byte>> gradients;
     for (uint32_t rank = 0; rank < run.ranks; ++rank) {
       if (is_bad(run, rank, round, key) || is_null(run, rank, round, key)) continue;
@@ -411,6 +417,21 @@ INSTANTIATE_TEST_SUITE_P(
                  .after = kThreeBoxes,
                  .optimizer = "nesterov",
                  .parameter_dtype = "fp8-e4m3"},
+        // Rates are of the job's rounds, whichever box computes them.
+        Scenario{.name = "warms_up",
+                 .after = kTcp,
+                 .schedule = {{"lr_warmup", 20}, {"lr_exponential", 0.875}}},
+        Scenario{.name = "cosine_of_boxes",
+                 .before = kTwoBoxes,
+                 .after = kThreeBoxes,
+                 .optimizer = "adamw",
+                 .unused = "skip",
+                 .schedule = {{"lr_cosine", 18}, {"lr_end", 0.25}}},
+        Scenario{.name = "polynomial_async",
+                 .after = {"pack:1 core:3 pu:1"},
+                 .ranks = 1,
+                 .consistency = "async",
+                 .schedule = {{"lr_polynomial", 25}, {"lr_inverse", 0.5}}},
         Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
         Scenario{.name = "excludes", .on_nonfinite = "exclude"},
         Scenario{.name = "groups", .after = kTcp, .groups = "1,2"},

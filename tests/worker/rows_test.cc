@@ -68,8 +68,8 @@ TEST(Rows, ParametersAreThoseOfOneProcess) {
                         .seed = seed % 1000,
                         .has_nulls = random() % 2 == 0};
     JobSpec& spec = run.spec;
-    spec.optimizer =
-        pick({"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "sparse-adam"});
+    spec.optimizer = pick({"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop",
+                           "sparse-adam", "adadelta"});
     spec.reduction = pick({"sum", "mean"});
     spec.parameter_dtype = pick({"f32", "f32", "bf16", "f16", "int8", "fp8-e4m3"});
     if (spec.optimizer == "none" && difference_format(spec)) spec.optimizer = "sgd";

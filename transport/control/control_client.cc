@@ -77,6 +77,13 @@ void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
   call("POST", who.job, "/leave", who.ticket, to_json(who), timeout_ms);
 }
 
+BranchReply ControlClient::change_branches(const Credential& who, const BranchChange& change,
+                                           uint32_t timeout_ms) {
+  if (change.action != BranchAction::kList) http_.disconnect();  // sent twice, it would be two
+  return parse_branch_reply(
+      call("POST", who.job, "/branches", who.ticket, branch_json(who, change), timeout_ms));
+}
+
 uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& change,
                                   uint32_t timeout_ms) {
   return parse_hyper_reply(

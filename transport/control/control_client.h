@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/http_client.h"
 #include "transport/control/messages.h"
 #include "transport/control/shard_messages.h"
@@ -31,6 +32,8 @@ class ControlClient {
   // Of a rank that is a rack; `who` replaces the rank of `news`.
   void tell(const Credential& who, RackNews news, uint32_t timeout_ms = kTimeoutMs);
   void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  BranchReply change_branches(const Credential& who, const BranchChange& change,
+                              uint32_t timeout_ms = kTimeoutMs);
   // Returns the round that the values hold from; `change.round` 0: the next one that no chunk has
   // completed yet.
   uint64_t set_hyper(const Credential& who, const HyperChange& change,

@@ -138,6 +138,63 @@ void check_lazy(const JobSpec& spec, size_t i) {
   if (!spec.rack_ranks.empty()) refuse("racks send whole sums, and not which rows they are of");
 }
 
+void check_fold_of(const KeySpec& key, size_t i) {
+  static constexpr std::string_view kTypes[] = {"f32", "f64", "i32", "i64"};
+  static constexpr std::string_view kOperations[] = {"add", "multiply", "min", "max", "or"};
+  const auto field = [i](std::string_view name) { return fmt::format("keys[{}].{}", i, name); };
+  const auto check_word = [&field](std::string_view name, std::string_view value, auto& words) {
+    if (std::ranges::find(words, value) != std::end(words)) return;
+    refuse_word(field(name), value, {std::begin(words), std::end(words)});
+  };
+  const std::string_view type = value_type_of(key);
+  check_word("operation", key.operation, kOperations);
+  check_word("value_type", type, kTypes);
+  if (key.operation == "or" && type.starts_with('f')) {
+    fail(ErrorCode::kInvalid, "{}: 'or' is of whole numbers, and the values are {}",
+         field("operation"), type);
+  }
+  const uint64_t together = key.shape.empty() ? key.elements : key.shape.back();
+  if (type.ends_with("64") && together % 2 != 0) {
+    fail(ErrorCode::kInvalid, "{}: a value of type {} is two elements, and {} are an odd number",
+         field("value_type"), type, together);
+  }
+}
+
+// Values are brought together as they are: nothing else is done with them.
+void check_folds(const JobSpec& spec) {
+  for (size_t i = 0; i < spec.keys.size(); ++i) {
+    const KeySpec& key = spec.keys[i];
+    if (folds(spec)) {
+      check_fold_of(key, i);
+    } else if (!key.operation.empty() || !key.value_type.empty()) {
+      fail(ErrorCode::kInvalid, "keys[{}].{}: is for optimizer 'fold', and the job's is '{}'", i,
+           key.operation.empty() ? "value_type" : "operation", printable(spec.optimizer));
+    }
+  }
+  if (!folds(spec)) return;
+  const auto expect = [](std::string_view field, std::string_view value, std::string_view only) {
+    if (value == only) return;
+    fail(ErrorCode::kInvalid, "{}: optimizer 'fold' needs '{}', got '{}'", field, only,
+         printable(value));
+  };
+  for (size_t i = 0; i < spec.keys.size(); ++i) {
+    if (is_rows(spec.keys[i])) continue;
+    expect(fmt::format("keys[{}].format", i), gradient_format(spec, spec.keys[i]), "f32");
+  }
+  expect("parameter_dtype", spec.parameter_dtype, "f32");
+  expect("reduction", spec.reduction, "sum");
+  expect("work", spec.work, "all");
+  expect("unused", spec.unused, "zero");
+  if (spec.on_nonfinite != "stop" && spec.on_nonfinite != "pass") {
+    fail(ErrorCode::kInvalid, "on_nonfinite: optimizer 'fold' does not look at values, got '{}'",
+         printable(spec.on_nonfinite));
+  }
+  if (!spec.hyper.empty() || !spec.schedule.empty()) {
+    fail(ErrorCode::kInvalid, "{}: optimizer 'fold' has no hyperparameters",
+         spec.hyper.empty() ? "schedule" : "hyper");
+  }
+}
+
 void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
   if (keys.empty()) fail(ErrorCode::kInvalid, "keys: a job needs at least one key");
   if (keys.size() > kMaxKeys) {
@@ -247,6 +304,39 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   expect("work", spec.work, "all");
   if (spec.on_nonfinite == "exclude") {
     fail(ErrorCode::kInvalid, "on_nonfinite: 'exclude' leaves ranks out, and these are racks");
+  }
+}
+
+// A branch is what the box has of a round that all ranks have completed, and all go on from another
+// in the same round.
+void check_branches(const JobSpec& spec) {
+  check_number("branches", spec.branches, 0, kMaxBranches);
+  if (spec.branches == 0) return;
+  const auto expect = [](std::string_view field, const std::string& value, std::string_view only,
+                         std::string_view why) {
+    if (value == only) return;
+    fail(ErrorCode::kInvalid, "{}: must be '{}' in a job with branches, {}, got '{}'", field, only,
+         why, printable(value));
+  };
+  expect("consistency", spec.consistency, "bsp", "where all ranks change in the same round");
+  expect("work", spec.work, "all", "which are what the optimizer works on");
+  if (spec.optimizer == "none") {
+    fail(ErrorCode::kInvalid,
+         "branches: are states of the server's optimizer, and this job has none: choose one");
+  }
+  if (!spec.rack_ranks.empty()) {
+    fail(ErrorCode::kInvalid, "branches: this job's ranks are racks, which know nothing of them");
+  }
+  if (difference_format(spec)) {
+    fail(ErrorCode::kInvalid,
+         "parameter_dtype: another branch comes whole, and not as a difference in '{}': must be "
+         "f32, bf16 or f16 in a job with branches",
+         spec.parameter_dtype);
+  }
+  if (!spec.schedule.empty()) {
+    fail(ErrorCode::kInvalid,
+         "schedule: rounds of a job with branches are now of one, now of another, and each has "
+         "hyperparameters of its own: set those of the branch that runs");
   }
 }
 
@@ -454,6 +544,7 @@ std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
     return {"exp_avg", "exp_avg_sq"};
   }
   if (optimizer == "adagrad") return {"sum"};
+  if (optimizer == "adadelta") return {"square_avg", "acc_delta"};
   if (optimizer != "rmsprop") return {};
   const auto momentum = spec.hyper.find("rmsprop_momentum");
   if (momentum == spec.hyper.end() || momentum->second == 0) return {"square_avg"};
@@ -490,9 +581,11 @@ void validate(const JobSpec& spec) {
          kTopKElements, i, spec.keys[i].rank_limit > 0 ? "factors" : "rows");
   }
   check_int32(spec, max_ranks(spec));
+  check_folds(spec);
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));
+  check_branches(spec);
   const auto work = parse_choice<Work>("work", spec.work);
   const auto consistency = parse_choice<Consistency>("consistency", spec.consistency);
   if (spec.slack > 0 && consistency != Consistency::kSsp) {

@@ -37,6 +37,13 @@ struct KeySpec {
   // Of such a key: the optimizer's step of a round changes the rows that somebody sent, and leaves
   // alone parameters and state of the others. False: their gradient is zero, and the step is made.
   bool lazy = false;
+  // Of a job with optimizer "fold", whose keys are arrays of values: what is done with those that
+  // ranks send, in rank order, and then with the state and the outcome: "add", "multiply", "min",
+  // "max" or "or". Who sends nothing leaves all as it is. The values' type is "f32", "f64", "i32"
+  // or "i64"; "": f32. Elements are words of 4 bytes: a value of 64 bits is two, a row has whole
+  // values.
+  std::string operation = "";
+  std::string value_type = "";
   uint32_t tile_rows = 0;  // rows of a chunk of either kind; 0: the server decides
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
@@ -88,7 +95,10 @@ struct JobSpec {
   std::string on_loss = "shrink";     // "wait", "fail"
   std::string on_nonfinite = "stop";  // "exclude", "pass", "skip"
   std::string unused = "zero";        // "skip": what nobody has a gradient of stays as it is
-  std::string rounding = "nearest";   // or "stochastic": of gradients in coded formats
+  // How many branches the box keeps beside the one that runs: states of the model, each with
+  // hyperparameters of its own, of which one runs in each round (branch_messages.h).
+  uint32_t branches = 0;
+  std::string rounding = "nearest";  // or "stochastic": of gradients in coded formats
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank
@@ -97,12 +107,16 @@ struct JobSpec {
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };
 
+// Whose keys have operations.
+inline constexpr std::string_view kFoldOptimizer = "fold";
+
 // Limits that hold before anything is allocated.
 inline constexpr size_t kMaxKeys = 1u << 20;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
 inline constexpr uint32_t kMaxHyperGroups = 256;
+inline constexpr uint32_t kMaxBranches = 255;  // beside the one that runs
 inline constexpr uint32_t kMaxRankLimit = (1u << 20) - 1;
 inline constexpr uint32_t kMaxRowsLimit = kMaxRankLimit;
 inline constexpr uint32_t kMaxTileColumns = (1u << 20) - 1;  // of a key whose chunks are rows
@@ -144,6 +158,11 @@ void set_rank_limit(KeySpec& key, uint32_t rank_limit);  // the same of one
 // are.
 size_t set_rows(JobSpec& spec, const std::string& pattern, uint32_t rows_limit, bool lazy);
 void set_rows_limit(KeySpec& key, uint32_t rows_limit, bool lazy);  // the same of one
+
+inline bool folds(const JobSpec& spec) { return spec.optimizer == kFoldOptimizer; }
+inline std::string_view value_type_of(const KeySpec& key) {
+  return key.value_type.empty() ? "f32" : std::string_view(key.value_type);
+}
 
 inline bool is_factors(const KeySpec& key) { return key.format == kFactors; }
 inline bool is_rows(const KeySpec& key) { return key.format == kRows; }

@@ -2,16 +2,22 @@
 // bounds that hold before anything is allocated. transport/README.md documents them.
 #pragma once
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/json_codec.h"
 #include "transport/control/messages.h"
 #include "transport/control/rank_tree.h"
 #include "transport/control/state_messages.h"
+#include "transport/switch/packet.h"
 
 namespace phub {
 
 template <>
 inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
-    "admitted", "lost", "left", "hyper", "excluded", "failed", "set"};
+    "admitted", "lost", "left",   "hyper",     "excluded",
+    "failed",   "set",  "forked", "scheduled", "discarded"};
+
+template <>
+inline constexpr std::string_view kWords<BranchAction>[] = {"list", "fork", "schedule", "discard"};
 
 inline constexpr uint64_t kMaxWordBytes = 64;      // names of optimizers, formats, hyperparameters
 inline constexpr uint64_t kMaxHyperValues = 4096;  // in one change
@@ -34,6 +40,8 @@ void fields(A& a, const KeySpec*) {
   a.optional("rank_limit", &KeySpec::rank_limit, {0, kMaxRankLimit});
   a.optional("rows_limit", &KeySpec::rows_limit, {0, kMaxRowsLimit});
   a.optional("lazy", &KeySpec::lazy);
+  a.optional("operation", &KeySpec::operation, kWord);
+  a.optional("value_type", &KeySpec::value_type, kWord);
   a.optional("tile_rows", &KeySpec::tile_rows);
 }
 
@@ -66,11 +74,25 @@ void fields(A& a, const JobSpec*) {
   a.optional("on_loss", &JobSpec::on_loss, kWord);
   a.optional("on_nonfinite", &JobSpec::on_nonfinite, kWord);
   a.optional("unused", &JobSpec::unused, kWord);
+  a.optional("branches", &JobSpec::branches, {0, kMaxBranches});
   a.optional("rounding", &JobSpec::rounding, kWord);
   a.optional("lease_ms", &JobSpec::lease_ms);
   a.optional("progress_limit_ms", &JobSpec::progress_limit_ms);
   a.optional("wait_limit_ms", &JobSpec::wait_limit_ms);
   a.optional("join_limit_ms", &JobSpec::join_limit_ms);
+}
+
+template <class A>
+void fields(A& a, const ElementRange*) {
+  a.required("begin", &ElementRange::begin, {0, kMaxElements});
+  a.required("end", &ElementRange::end, {1, kMaxElements});
+}
+
+template <class A>
+void fields(A& a, const KeyInterest*) {
+  a.required("key", &KeyInterest::key, {1, kMaxNameBytes});
+  a.optional("writes", &KeyInterest::writes, {0, kMaxInterestRanges});
+  a.optional("reads", &KeyInterest::reads, {0, kMaxInterestRanges});
 }
 
 template <class A>
@@ -83,6 +105,7 @@ void fields(A& a, const JoinRequest*) {
   a.optional("id", &JoinRequest::id, kWord);
   a.optional("epoch", &JoinRequest::epoch);
   a.optional("saves", &JoinRequest::saves);
+  a.optional("interest", &JoinRequest::interest, {0, kMaxKeys});
 }
 
 template <class A>
@@ -119,6 +142,23 @@ void fields(A& a, const RankPart*) {
 }
 
 template <class A>
+void fields(A& a, const SwitchStream*) {
+  a.required("address", &SwitchStream::address, {1, kMaxNameBytes});
+  a.optional("first_slot", &SwitchStream::first_slot, {0, kMostSwitchSlots - 1});
+  a.required("slots", &SwitchStream::slots, {1, kMostSwitchSlots});
+  a.required("queues", &SwitchStream::queues, {1, 1u << 16});
+}
+
+template <class A>
+void fields(A& a, const SwitchOffer*) {
+  a.required("generation", &SwitchOffer::generation, {1, ~uint64_t{0}});
+  a.required("workers", &SwitchOffer::workers, {1, kSwitchWorkers});
+  a.required("port", &SwitchOffer::port, {0, 65535});
+  a.required("streams", &SwitchOffer::streams, {1, 1u << 16});
+  a.optional("later", &SwitchOffer::later);
+}
+
+template <class A>
 void fields(A& a, const JoinReply*) {
   a.required("rank", &JoinReply::rank, {0, kMaxRanks - 1});
   a.required("incarnation", &JoinReply::incarnation);
@@ -131,6 +171,8 @@ void fields(A& a, const JoinReply*) {
   a.optional("epoch", &JoinReply::epoch);
   a.optional("save_every", &JoinReply::save_every);
   a.optional("parts", &JoinReply::parts, {0, kMaxRanks});
+  a.optional("through_switch", &JoinReply::through_switch);
+  a.optional("interest", &JoinReply::interest, {0, kMaxKeys});
 }
 
 // Job and ticket of a credential travel outside of the body.
@@ -199,6 +241,8 @@ void fields(A& a, const LogRecord*) {
   a.optional("last_round", &LogRecord::last_round);
   a.optional("chunks", &LogRecord::chunks);
   a.optional("values", &LogRecord::values, kValues);
+  a.optional("branch", &LogRecord::branch);
+  a.optional("parent", &LogRecord::parent);
 }
 
 template <class A>
@@ -206,6 +250,15 @@ void fields(A& a, const LogPage*) {
   a.optional("first", &LogPage::first);
   a.optional("more", &LogPage::more);
   a.required("records", &LogPage::records);
+}
+
+template <class A>
+void fields(A& a, const BranchStatus*) {
+  a.required("branch", &BranchStatus::branch);
+  a.optional("parent", &BranchStatus::parent);
+  a.optional("round", &BranchStatus::round);
+  a.optional("rounds", &BranchStatus::rounds);
+  a.optional("runs", &BranchStatus::runs);
 }
 
 template <class A>
@@ -305,6 +358,8 @@ void fields(A& a, const JobStatus*) {
   a.optional("void_snapshots", &JobStatus::void_snapshots);
   a.required("rounds_per_s", &JobStatus::rounds_per_s);
   a.optional("chunks_completed", &JobStatus::chunks_completed);
+  a.optional("switch_chunks", &JobStatus::switch_chunks);
+  a.optional("switch_ended", &JobStatus::switch_ended, kReason);
   a.optional("transport", &JobStatus::transport, kWord);
   a.optional("counters", &JobStatus::counters);
   a.optional("flow", &JobStatus::flow);
@@ -313,6 +368,7 @@ void fields(A& a, const JobStatus*) {
   a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
   a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
+  a.optional("branches", &JobStatus::branches, {0, kMaxBranches + 1});
 }
 
 template <class A>
@@ -333,6 +389,8 @@ void fields(A& a, const ServerStatus*) {
   a.required("uptime_s", &ServerStatus::uptime_s);
   a.optional("nodes", &ServerStatus::nodes, {0, 1u << 16});
   a.optional("shards", &ServerStatus::shards, {0, 1u << 12});
+  a.optional("parent", &ServerStatus::parent, {0, kMaxNameBytes});
+  a.optional("parent_budget_bytes_per_s", &ServerStatus::parent_budget_bytes_per_s);
   a.required("jobs", &ServerStatus::jobs);
 }
 
@@ -351,6 +409,43 @@ void fields(A& a, const HyperRequest*) {
   a.optional("round", &HyperRequest::round);
   a.required("values", &HyperRequest::values, {1, kMaxHyperValues});
   a.optional("epoch", &HyperRequest::epoch);
+}
+
+template <class A>
+void fields(A& a, const BranchTurn*) {
+  a.required("branch", &BranchTurn::branch);
+  a.optional("rounds", &BranchTurn::rounds);
+}
+template <class A>
+void fields(A& a, const BranchRequest*) {
+  a.required("rank", &BranchRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &BranchRequest::incarnation);
+  a.optional("epoch", &BranchRequest::epoch);
+  a.required("action", &BranchRequest::action);
+  a.optional("round", &BranchRequest::round);
+  a.optional("branch", &BranchRequest::branch);
+  a.optional("values", &BranchRequest::values, kValues);
+  a.optional("turns", &BranchRequest::turns, {0, kMostBranchTurns});
+}
+template <class A>
+void fields(A& a, const BranchMove*) {
+  a.required("round", &BranchMove::round, {1, uint64_t{1} << 62});
+  a.optional("copies", &BranchMove::copies);
+  a.optional("from", &BranchMove::from, {0, kMaxBranches});
+  a.required("to", &BranchMove::to, {1, kMaxBranches});
+  a.optional("child", &BranchMove::child);
+}
+template <class A>
+void fields(A& a, const BranchRun*) {
+  a.required("round", &BranchRun::round);
+  a.required("branch", &BranchRun::branch);
+}
+template <class A>
+void fields(A& a, const BranchReply*) {
+  a.optional("round", &BranchReply::round);
+  a.optional("branch", &BranchReply::branch);
+  a.required("branches", &BranchReply::branches, {0, kMaxBranches + 1});
+  a.required("runs", &BranchReply::runs, {0, kMostBranchRuns + 1});
 }
 
 template <class A>

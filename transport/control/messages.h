@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/control/interest.h"
 #include "transport/control/job_spec.h"
 #include "transport/error.h"
 #include "transport/layout.h"
@@ -51,7 +52,8 @@ struct JoinRequest {
   uint64_t epoch = 0;
   bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints; of
                        // a rack: one of its ranks has
-  Caller caller = {};  // not on the wire
+  std::vector<KeyInterest> interest = {};  // what it writes and reads; empty: everything
+  Caller caller = {};                      // not on the wire
 };
 
 // Where every key and chunk is. Offsets and sizes are in elements, but for queue_slots.
@@ -77,6 +79,28 @@ struct RankPart {
   friend bool operator==(const RankPart&, const RankPart&) = default;
 };
 
+// Chunks that go through a switch that adds: those in int32 of some queues, which one core of the
+// box has (transport/switch/stream.h).
+struct SwitchStream {
+  std::string address;      // UDP, of that core: "10.0.0.1:7718"
+  uint32_t first_slot = 0;  // of the switch
+  uint32_t slots = 1;
+  std::vector<uint32_t> queues;
+
+  friend bool operator==(const SwitchStream&, const SwitchStream&) = default;
+};
+struct SwitchOffer {
+  uint64_t generation = 0;
+  uint32_t workers = 0;               // the ranks below this send through the switch
+  uint32_t port = 0;                  // UDP, at which they hear the box's answers; 0: any
+  std::vector<SwitchStream> streams;  // none: there is no switch
+  // This generation has ended: the worker sends directly until it hears of another
+  // (transport/switch/generation.h).
+  bool later = false;
+
+  friend bool operator==(const SwitchOffer&, const SwitchOffer&) = default;
+};
+
 struct JoinReply {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
@@ -97,6 +121,8 @@ struct JoinReply {
   // In the checkpoint of the round before its first: this rank's part; of a rack, those of its
   // ranks.
   std::vector<RankPart> parts;
+  SwitchOffer through_switch;
+  std::vector<KeyInterest> interest = {};  // of this rank, as it said
 
   uint64_t part_bytes(uint32_t whose) const {  // 0: there is none
     const auto part = std::ranges::find(parts, whose, &RankPart::rank);
@@ -174,16 +200,31 @@ struct ChunkRange {  // chunks [first, last] took part for the last time in `rou
   friend bool operator==(const ChunkRange&, const ChunkRange&) = default;
 };
 struct LogRecord {
-  enum class Kind { kAdmitted, kLost, kLeft, kHyper, kExcluded, kFailed, kSet };
+  enum class Kind {
+    kAdmitted,
+    kLost,
+    kLeft,
+    kHyper,
+    kExcluded,
+    kFailed,
+    kSet,
+    kForked,
+    kScheduled,
+    kDiscarded
+  };
   Kind kind = Kind::kAdmitted;
-  uint64_t round = 0;  // admitted, excluded: first round; hyper, set: from; else 0
+  // admitted, excluded: first round; hyper, set, scheduled: from; forked: it is as its parent is
+  // before this one; discarded: gone before this one; else 0
+  uint64_t round = 0;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   std::string reason;                    // lost, failed
   std::vector<ChunkRange> last_rounds;   // lost, left: participation, all chunks in order
   uint64_t last_round = 0;               // excluded: from these chunks in all rounds up to this one
   std::vector<ChunkSpan> chunks;         // excluded, ascending; set, whose state
-  std::map<std::string, double> values;  // hyper
+  std::map<std::string, double> values;  // hyper; forked: those that differ from its parent's
+  uint32_t branch = 0;                   // forked, scheduled, discarded
+  uint32_t parent = 0;                   // forked: the branch that it is a copy of
 
   friend bool operator==(const LogRecord&, const LogRecord&) = default;
 };
@@ -194,6 +235,17 @@ struct LogPage {
   std::vector<LogRecord> records;
 
   friend bool operator==(const LogPage&, const LogPage&) = default;
+};
+
+// A branch of a job that may have some (branch_messages.h).
+struct BranchStatus {
+  uint32_t branch = 0;  // 0 is what the job began as
+  uint32_t parent = 0;
+  uint64_t round = 0;   // that it was forked before; 0: it was not
+  uint64_t rounds = 0;  // those that it has run, its parent's up to there included
+  bool runs = false;    // in the round that is in progress
+
+  friend bool operator==(const BranchStatus&, const BranchStatus&) = default;
 };
 
 struct RankStatus {
@@ -254,14 +306,17 @@ struct JobStatus {
   uint64_t void_snapshots = 0;  // that a rank's part was missing in
   double rounds_per_s = 0;      // over the last seconds
   uint64_t chunks_completed = 0;
+  uint64_t switch_chunks = 0;  // that came through a switch that adds
+  std::string switch_ended;    // why none comes that way any more; empty: it is not so
   std::string transport;
   EndpointCounters counters;  // of the box's endpoints
   Flow flow;
   std::vector<JobCoreStatus> cores;
   uint32_t max_ranks = 0;
-  std::vector<RankStatus> ranks;      // but those that were never there
-  std::vector<uint32_t> missing;      // expected ranks that are not live
-  std::vector<uint32_t> waiting_for;  // ranks that others wait for
+  std::vector<RankStatus> ranks;       // but those that were never there
+  std::vector<uint32_t> missing;       // expected ranks that are not live
+  std::vector<uint32_t> waiting_for;   // ranks that others wait for
+  std::vector<BranchStatus> branches;  // of a job that may have several
 };
 
 // The box itself: what all jobs together did, those that have ended included.
@@ -307,6 +362,8 @@ struct ServerStatus {
   double uptime_s = 0;
   std::vector<NodeStatus> nodes;
   std::vector<ShardStatus> shards;
+  std::string parent;                      // the server whose rack this is; empty: it has none
+  uint64_t parent_budget_bytes_per_s = 0;  // that each NIC sends there at most; 0: no limit
   std::vector<JobStatus> jobs;
 };
 

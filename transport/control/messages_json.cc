@@ -89,6 +89,28 @@ HyperReply parse_hyper_reply(std::string_view text) {
   return json::decode<HyperReply>(text, "answer to hyper");
 }
 
+std::string branch_json(const Credential& who, const BranchChange& change) {
+  return json::encode(BranchRequest{who.rank, who.incarnation, who.epoch, change.action,
+                                    change.round, change.branch, change.values, change.turns});
+}
+std::pair<Credential, BranchChange> parse_branch_request(std::string_view text) {
+  auto body = json::decode<BranchRequest>(text, "branch request");
+  Credential who;
+  who.rank = body.rank;
+  who.incarnation = body.incarnation;
+  who.epoch = body.epoch;
+  return {who,
+          {.action = body.action,
+           .round = body.round,
+           .branch = body.branch,
+           .values = std::move(body.values),
+           .turns = std::move(body.turns)}};
+}
+std::string to_json(const BranchReply& reply) { return json::encode(reply); }
+BranchReply parse_branch_reply(std::string_view text) {
+  return json::decode<BranchReply>(text, "answer to branches");
+}
+
 std::string to_json(const StateRequest& request) { return json::encode(request); }
 StateRequest parse_state_request(std::string_view text) {
   return json::decode<StateRequest>(text, "state request");

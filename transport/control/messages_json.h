@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/state_messages.h"
 
@@ -42,6 +43,12 @@ std::string hyper_json(const Credential& who, const HyperChange& change);
 std::pair<Credential, HyperChange> parse_hyper(std::string_view text);
 std::string to_json(const HyperReply& reply);
 HyperReply parse_hyper_reply(std::string_view text);
+
+// POST …/branches, as hyper.
+std::string branch_json(const Credential& who, const BranchChange& change);
+std::pair<Credential, BranchChange> parse_branch_request(std::string_view text);
+std::string to_json(const BranchReply& reply);
+BranchReply parse_branch_reply(std::string_view text);
 
 std::string to_json(const StateRequest& request);
 StateRequest parse_state_request(std::string_view text);

@@ -60,6 +60,7 @@ void fields(A& a, const ShardRestored*) {
   a.optional("expected", &ShardRestored::expected, {0, kMaxRanks});
   a.optional("steps", &ShardRestored::steps);
   a.optional("hyper", &ShardRestored::hyper, {0, kMaxScheduleEntries});
+  a.optional("moves", &ShardRestored::moves, {0, kMostBranchMoves});
 }
 template <class A>
 void fields(A& a, const ShardPart*) {
@@ -93,6 +94,7 @@ void fields(A& a, const ShardBoundary*) {
   a.optional("admitted", &ShardBoundary::admitted, {0, kMaxRanks});
   a.optional("forgotten", &ShardBoundary::forgotten, {0, kMaxRanks});
   a.optional("hyper", &ShardBoundary::hyper, {0, kMaxScheduleEntries});
+  a.optional("moves", &ShardBoundary::moves, {0, kMostBranchMoves});
   a.required("lowest_round", &ShardBoundary::lowest_round);
   a.optional("snapshot", &ShardBoundary::snapshot);
   a.optional("snapshot_round", &ShardBoundary::snapshot_round);

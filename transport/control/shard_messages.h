@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 
 namespace phub {
@@ -107,6 +108,7 @@ struct ShardRestored {  // of the checkpoint that a job goes on from
   std::vector<uint32_t> expected;
   std::vector<uint64_t> steps;  // as the manifest has them
   std::vector<HyperChange> hyper;
+  std::vector<BranchMove> moves;  // that are still to come
 
   friend bool operator==(const ShardRestored&, const ShardRestored&) = default;
 };
@@ -144,8 +146,9 @@ struct ShardBoundary {
   std::vector<ShardAdmitted> admitted;
   std::vector<uint32_t> forgotten;
   std::vector<HyperChange> hyper;
-  uint64_t lowest_round = 0;  // that a chunk is in
-  bool snapshot = false;      // as Boundary has it
+  std::vector<BranchMove> moves;  // before rounds after this one, ascending
+  uint64_t lowest_round = 0;      // that a chunk is in
+  bool snapshot = false;          // as Boundary has it
   uint64_t snapshot_round = 0;
   uint64_t state = 0;  // of keys, by its number: is read or set; 0: none
 

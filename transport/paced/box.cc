@@ -1,57 +1,25 @@
 // The box's transport whose NICs have budgets.
-#include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <utility>
+#include <vector>
 
 #include "transport/error.h"
 #include "transport/paced/endpoint.h"
+#include "transport/paced/shares.h"
 #include "transport/paced/transport.h"
 
 namespace phub {
 namespace {
 
-// A core's part of a NIC's budget, for all jobs.
-class Share {
- public:
-  // The core's thread.
-  TokenBucket& bucket(const NicBudget& budget, uint64_t now_ns) {
-    const uint64_t rate = bytes_per_s_.load(std::memory_order_relaxed);
-    if (!bucket_) bucket_.emplace(rate, budget.burst(rate));
-    if (rate != bucket_->bytes_per_s()) bucket_->change(rate, budget.burst(rate), now_ns);
-    return *bucket_;
-  }
-
-  // What follows is guarded by the transport's mutex; bytes_per_s_ is read without it.
-  void add(uint64_t chunks) { chunks_ += chunks; }
-  void remove(uint64_t chunks) { chunks_ -= chunks; }
-  uint64_t chunks() const { return chunks_; }
-  void set_rate(uint64_t bytes_per_s) {
-    bytes_per_s_.store(std::max<uint64_t>(bytes_per_s, 1), std::memory_order_relaxed);
-  }
-
- private:
-  std::atomic<uint64_t> bytes_per_s_{1};
-  std::optional<TokenBucket> bucket_;  // nothing: it was not used yet
-  uint64_t chunks_ = 0;                // of open jobs
-};
-
-// Those of one job, by core and there by the core's queue.
-using Shares = std::vector<std::vector<Share*>>;
-
 class PacedBoxEndpoint final : public PacedEndpoint, public BoxEndpoint {
  public:
-  PacedBoxEndpoint(BoxEndpoint& endpoint, const NicBudget& budget, std::vector<Share*> of_queue)
-      : PacedEndpoint(endpoint, budget.clock),
-        box_endpoint_(endpoint),
-        budget_(budget),
-        of_queue_(std::move(of_queue)) {}
-
-  bool post(QueuePair to, const Write& write) override {
-    return post_paid(of_queue_[to.queue]->bucket(budget_, now_ns()), to, write);
+  PacedBoxEndpoint(BoxEndpoint& endpoint, const NicBudget& budget,
+                   std::vector<BudgetShare*> of_queue)
+      : PacedEndpoint(endpoint, budget), box_endpoint_(endpoint) {
+    use(std::move(of_queue));
   }
+
   void attach(uint32_t rank, uint32_t incarnation) override {
     box_endpoint_.attach(rank, incarnation);
   }
@@ -59,8 +27,6 @@ class PacedBoxEndpoint final : public PacedEndpoint, public BoxEndpoint {
 
  private:
   BoxEndpoint& box_endpoint_;
-  const NicBudget& budget_;
-  const std::vector<Share*> of_queue_;
 };
 
 class PacedBoxLink;
@@ -70,47 +36,56 @@ class PacedTransport final : public Transport {
   PacedTransport(std::unique_ptr<Transport> transport, NicBudget budget)
       : transport_(std::move(transport)),
         names_nics_(!transport_->ports().empty()),
-        budget_(std::move(budget)) {}
+        shares_(std::move(budget)) {}
 
   std::string_view name() const override { return transport_->name(); }
   std::string describe() const override {
-    return transport_->describe() + ", at most " + describe_rate(budget_.bytes_per_s) +
+    return transport_->describe() + ", at most " + describe_rate(shares_.budget().bytes_per_s) +
            " from each NIC";
   }
   std::vector<NicPort> ports() const override { return transport_->ports(); }
-  uint64_t nic_bytes_per_s() const override { return budget_.bytes_per_s; }
+  uint64_t nic_bytes_per_s() const override { return shares_.budget().bytes_per_s; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return transport_->event_fd(); }
   void handle_events(std::vector<TransportEvent>& out) override;
 
-  const NicBudget& budget() const { return budget_; }
-  Shares open(const LinkLayout& layout, BoxLink* inner, BoxLink* outer);
-  void close(const LinkLayout& layout, BoxLink* inner);
+  BudgetShares& shares() { return shares_; }
+  // Of each queue.
+  std::vector<BudgetShares::Use> uses_of(const LinkLayout& layout) const;
+  void add(BoxLink* inner, BoxLink* outer) {
+    const std::lock_guard lock(mutex_);
+    outer_[inner] = outer;
+  }
+  void remove(BoxLink* inner) {
+    const std::lock_guard lock(mutex_);
+    outer_.erase(inner);
+  }
 
  private:
-  using Place = std::pair<std::string, uint32_t>;  // NIC, CPU
-  Place place_of(const LinkLayout& layout, size_t queue) const;
-  void deal_out();
-
   const std::unique_ptr<Transport> transport_;
   const bool names_nics_;
-  const NicBudget budget_;
-  std::mutex mutex_;                    // guards what follows
-  std::map<Place, Share> shares_;       // stay where they are: cores use them
+  BudgetShares shares_;
+  std::mutex mutex_;                    // guards the next one
   std::map<BoxLink*, BoxLink*> outer_;  // of the transport's own links
 };
 
 class PacedBoxLink final : public BoxLink {
  public:
   PacedBoxLink(PacedTransport& transport, std::unique_ptr<BoxLink> link, const LinkLayout& layout)
-      : transport_(transport), layout_(layout), link_(std::move(link)) {
-    Shares shares = transport_.open(layout_, link_.get(), this);
-    for (uint32_t core = 0; core < layout_.cores; ++core) {
+      : transport_(transport), uses_(transport.uses_of(layout)), link_(std::move(link)) {
+    transport_.add(link_.get(), this);
+    const std::vector<BudgetShare*> shares = transport_.shares().open(uses_);
+    std::vector<std::vector<BudgetShare*>> of_cores(layout.cores);
+    for (uint32_t q = 0; q < shares.size(); ++q) of_cores[layout.core_of(q)].push_back(shares[q]);
+    for (uint32_t core = 0; core < layout.cores; ++core) {
       endpoints_.push_back(std::make_unique<PacedBoxEndpoint>(
-          link_->endpoint(core), transport_.budget(), std::move(shares[core])));
+          link_->endpoint(core), transport_.shares().budget(), std::move(of_cores[core])));
     }
   }
-  ~PacedBoxLink() override { transport_.close(layout_, link_.get()); }
+  ~PacedBoxLink() override {
+    transport_.shares().close(uses_);
+    transport_.remove(link_.get());
+  }
   PacedBoxLink(const PacedBoxLink&) = delete;
   PacedBoxLink& operator=(const PacedBoxLink&) = delete;
 
@@ -130,7 +105,7 @@ class PacedBoxLink final : public BoxLink {
 
  private:
   PacedTransport& transport_;
-  const LinkLayout layout_;
+  const std::vector<BudgetShares::Use> uses_;
   const std::unique_ptr<BoxLink> link_;
   std::vector<std::unique_ptr<PacedBoxEndpoint>> endpoints_;  // by core
 };
@@ -140,43 +115,15 @@ std::unique_ptr<BoxLink> PacedTransport::open_job(const LinkLayout& layout) {
 }
 
 // A transport that names no NICs has one.
-PacedTransport::Place PacedTransport::place_of(const LinkLayout& layout, size_t queue) const {
-  const uint32_t core = layout.core_of(static_cast<uint32_t>(queue));
-  return {names_nics_ && !layout.queue_nic.empty() ? layout.queue_nic[queue] : "",
-          layout.core_cpu.empty() ? core : layout.core_cpu[core]};
-}
-
-Shares PacedTransport::open(const LinkLayout& layout, BoxLink* inner, BoxLink* outer) {
-  const std::lock_guard lock(mutex_);
-  outer_[inner] = outer;
-  Shares of_cores(layout.cores);
-  for (size_t q = 0; q < layout.queue_chunks.size(); ++q) {
-    Share& share = shares_[place_of(layout, q)];
-    share.add(layout.queue_chunks[q]);
-    of_cores[layout.core_of(static_cast<uint32_t>(q))].push_back(&share);
+std::vector<BudgetShares::Use> PacedTransport::uses_of(const LinkLayout& layout) const {
+  std::vector<BudgetShares::Use> uses;
+  for (uint32_t q = 0; q < layout.queue_chunks.size(); ++q) {
+    const uint32_t core = layout.core_of(q);
+    uses.push_back({.nic = names_nics_ && !layout.queue_nic.empty() ? layout.queue_nic[q] : "",
+                    .cpu = layout.core_cpu.empty() ? core : layout.core_cpu[core],
+                    .chunks = layout.queue_chunks[q]});
   }
-  deal_out();
-  return of_cores;
-}
-
-void PacedTransport::close(const LinkLayout& layout, BoxLink* inner) {
-  const std::lock_guard lock(mutex_);
-  outer_.erase(inner);
-  for (size_t q = 0; q < layout.queue_chunks.size(); ++q) {
-    shares_[place_of(layout, q)].remove(layout.queue_chunks[q]);
-  }
-  deal_out();
-}
-
-// The parts of a NIC are rounded down: together they are at most its budget.
-void PacedTransport::deal_out() {
-  std::map<std::string, uint64_t> of_nic;
-  for (const auto& [place, share] : shares_) of_nic[place.first] += share.chunks();
-  for (auto& [place, share] : shares_) {
-    const double all = static_cast<double>(std::max<uint64_t>(of_nic[place.first], 1));
-    const double part = static_cast<double>(share.chunks()) / all;
-    share.set_rate(static_cast<uint64_t>(part * static_cast<double>(budget_.bytes_per_s)));
-  }
+  return uses;
 }
 
 void PacedTransport::handle_events(std::vector<TransportEvent>& out) {

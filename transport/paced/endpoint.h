@@ -4,29 +4,27 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "transport/paced/nic_budget.h"
-#include "transport/paced/token_bucket.h"
+#include "transport/paced/shares.h"
 #include "transport/transport.h"
 
 namespace phub {
 
-// Owned by the endpoint's thread, as the buckets are. REQUIRES: what it is made of outlives it.
+// Owned by the endpoint's thread. REQUIRES: what it is made of outlives it.
 class PacedEndpoint : public virtual Endpoint {
  public:
-  PacedEndpoint(Endpoint& endpoint, const PacedClock& clock) : endpoint_(endpoint), clock_(clock) {}
+  PacedEndpoint(Endpoint& endpoint, const NicBudget& budget)
+      : endpoint_(endpoint), budget_(budget) {}
 
-  // The bucket of each queue's NIC.
-  void use(std::vector<TokenBucket*> of_queue) { of_queue_ = std::move(of_queue); }
+  // Of each queue that the thread posts to.
+  void use(std::vector<BudgetShare*> of_queue) { of_queue_ = std::move(of_queue); }
 
   size_t poll(std::span<Arrival> out) final { return endpoint_.poll(out); }
-  bool post(QueuePair to, const Write& write) override {
-    return post_paid(*of_queue_[to.queue], to, write);
-  }
+  bool post(QueuePair to, const Write& write) final;
   void flush() final { endpoint_.flush(); }
   bool arm(std::span<const uint32_t> wake_after) final { return endpoint_.arm(wake_after); }
   void disarm() final { endpoint_.disarm(); }
@@ -35,21 +33,18 @@ class PacedEndpoint : public virtual Endpoint {
   bool crosses_nic(QueuePair to) const final { return endpoint_.crosses_nic(to); }
   uint64_t refused_for_ns() const final;
 
- protected:
-  bool post_paid(TokenBucket& bucket, QueuePair to, const Write& write);
-  uint64_t now_ns() const { return clock_(); }
-
  private:
   Endpoint& endpoint_;
-  const PacedClock& clock_;
-  std::vector<TokenBucket*> of_queue_;
+  const NicBudget& budget_;
+  std::vector<BudgetShare*> of_queue_;
   uint64_t refused_until_ns_ = 0;  // the earliest that a bucket has told since it was over
   bool no_room_ = false;           // the endpoint itself refused the latest that was paid for
 };
 
-inline bool PacedEndpoint::post_paid(TokenBucket& bucket, QueuePair to, const Write& write) {
+inline bool PacedEndpoint::post(QueuePair to, const Write& write) {
   if (!endpoint_.crosses_nic(to)) return endpoint_.post(to, write);
-  const uint64_t now = clock_(), bytes = wire_bytes(write.bytes);
+  const uint64_t now = budget_.clock(), bytes = wire_bytes(write.bytes);
+  TokenBucket& bucket = of_queue_[to.queue]->bucket(budget_, now);
   if (const uint64_t wait = bucket.wait_ns(bytes, now); wait > 0) {
     const bool over = refused_until_ns_ <= now;
     if (over || now + wait < refused_until_ns_) refused_until_ns_ = now + wait;
@@ -61,7 +56,7 @@ inline bool PacedEndpoint::post_paid(TokenBucket& bucket, QueuePair to, const Wr
 
 inline uint64_t PacedEndpoint::refused_for_ns() const {
   if (no_room_) return 0;
-  const uint64_t now = clock_();
+  const uint64_t now = budget_.clock();
   return refused_until_ns_ > now ? refused_until_ns_ - now : 1;
 }
 

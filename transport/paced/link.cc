@@ -1,78 +1,97 @@
-// A worker's link whose NICs have budgets.
+// A worker's link whose NICs have budgets, or that of a rack to its parent.
 #include <fmt/format.h>
 
-#include <map>
 #include <utility>
 
 #include "transport/error.h"
 #include "transport/paced/endpoint.h"
 #include "transport/paced/transport.h"
+#include "transport/wrapped_link.h"
 
 namespace phub {
 namespace {
 
-class PacedWorkerLink final : public WorkerLink {
+class PacedWorkerLink final : public WrappedLink {
  public:
-  PacedWorkerLink(std::unique_ptr<WorkerLink> link, uint32_t queues, NicBudget budget)
-      : link_(std::move(link)),
-        queues_(queues),
-        budget_(std::move(budget)),
-        endpoint_(link_->endpoint(), budget_.clock) {
-    find_nics();
+  // Of the layout: its queues and threads. `own`: the shares, if no other link has part in them.
+  PacedWorkerLink(std::unique_ptr<WorkerLink> link, const LinkLayout& layout, BudgetShares& shares,
+                  std::unique_ptr<BudgetShares> own)
+      : WrappedLink(std::move(link)),
+        own_(std::move(own)),
+        shares_(shares),
+        queue_chunks_(layout.queue_chunks) {
+    for (uint32_t thread = 0; thread < layout.threads; ++thread) {
+      endpoints_.push_back(
+          std::make_unique<PacedEndpoint>(link_->endpoint_of(thread), shares.budget()));
+    }
+    for (uint32_t queue = 0; queue < queue_chunks_.size(); ++queue) {
+      const uint32_t thread = layout.thread_of(queue);
+      queue_thread_.push_back(thread);
+      queue_cpu_.push_back(layout.thread_cpu.empty() ? thread : layout.thread_cpu[thread]);
+    }
+    open();
   }
+  ~PacedWorkerLink() override { shares_.close(uses_); }
+  PacedWorkerLink(const PacedWorkerLink&) = delete;
+  PacedWorkerLink& operator=(const PacedWorkerLink&) = delete;
 
-  std::span<std::byte> gradients() override { return link_->gradients(); }
-  std::span<const std::byte> results() override { return link_->results(); }
-  std::span<std::byte> writable_results() override { return link_->writable_results(); }
-  void write_gradients(uint64_t offset, std::span<const std::byte> bytes) override {
-    link_->write_gradients(offset, bytes);
-  }
-  InPlace* in_place() override { return link_->in_place(); }
-  Endpoint& endpoint() override { return endpoint_; }
-  bool connected() override { return link_->connected(); }
-  bool zero_copy() const override { return link_->zero_copy(); }
-  // What is held back goes only while somebody polls.
-  bool needs_polling() const override { return true; }
-  std::string nic_of(uint32_t queue) const override { return link_->nic_of(queue); }
+  Endpoint& endpoint() override { return *endpoints_.front(); }
+  Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_.at(thread); }
   std::string describe() const override {
     return fmt::format("{}; at most {} from each NIC", link_->describe(),
-                       describe_rate(budget_.bytes_per_s));
+                       describe_rate(shares_.budget().bytes_per_s));
   }
+  // A NIC keeps its buckets when connections are made anew.
   void reconnect(const Offer& offer) override {
     link_->reconnect(offer);
-    find_nics();
+    shares_.close(std::exchange(uses_, {}));
+    open();
   }
-  bool can_reconnect() const override { return link_->can_reconnect(); }
 
  private:
-  // A NIC keeps its bucket when connections are made anew.
-  void find_nics() {
-    std::vector<TokenBucket*> of_queue;
-    for (uint32_t queue = 0; queue < queues_; ++queue) {
-      const uint64_t rate = budget_.bytes_per_s;
-      const auto [at, is_new] =
-          buckets_.try_emplace(link_->nic_of(queue), rate, budget_.burst(rate));
-      of_queue.push_back(&at->second);
+  // What crosses no NIC takes nothing of a budget.
+  void open() {
+    for (uint32_t queue = 0; queue < queue_chunks_.size(); ++queue) {
+      const bool crosses = endpoints_[queue_thread_[queue]]->crosses_nic({.queue = queue});
+      uses_.push_back({.nic = link_->nic_of(queue),
+                       .cpu = queue_cpu_[queue],
+                       .chunks = crosses ? queue_chunks_[queue] : 0});
     }
-    endpoint_.use(std::move(of_queue));
+    const std::vector<BudgetShare*> shares = shares_.open(uses_);
+    for (const auto& endpoint : endpoints_) endpoint->use(shares);
   }
 
-  const std::unique_ptr<WorkerLink> link_;
-  const uint32_t queues_;
-  const NicBudget budget_;
-  PacedEndpoint endpoint_;
-  std::map<std::string, TokenBucket> buckets_;  // by NIC
+  const std::unique_ptr<BudgetShares> own_;
+  BudgetShares& shares_;
+  const std::vector<uint32_t> queue_chunks_;
+  std::vector<uint32_t> queue_thread_, queue_cpu_;
+  std::vector<BudgetShares::Use> uses_;                    // by queue
+  std::vector<std::unique_ptr<PacedEndpoint>> endpoints_;  // by thread
 };
+
+std::unique_ptr<WorkerLink> make_paced(std::unique_ptr<WorkerLink> link, const LinkLayout& layout,
+                                       BudgetShares& shares, std::unique_ptr<BudgetShares> own) {
+  if (link->zero_copy()) {
+    fail(ErrorCode::kInvalid,
+         "a budget of a NIC needs a transport over a NIC: over shared memory nothing is sent");
+  }
+  return std::make_unique<PacedWorkerLink>(std::move(link), layout, shares, std::move(own));
+}
 
 }  // namespace
 
 std::unique_ptr<WorkerLink> make_paced(std::unique_ptr<WorkerLink> link, uint32_t queues,
                                        NicBudget budget) {
-  if (link->zero_copy()) {
-    fail(ErrorCode::kInvalid,
-         "a budget of a NIC needs a transport over a NIC: over shared memory nothing is sent");
-  }
-  return std::make_unique<PacedWorkerLink>(std::move(link), queues, std::move(budget));
+  auto shares = std::make_unique<BudgetShares>(std::move(budget));
+  BudgetShares& of_link = *shares;
+  LinkLayout layout;
+  layout.queue_chunks.assign(queues, 1);
+  return make_paced(std::move(link), layout, of_link, std::move(shares));
+}
+
+std::unique_ptr<WorkerLink> make_paced(std::unique_ptr<WorkerLink> link, const LinkLayout& layout,
+                                       BudgetShares& shares) {
+  return make_paced(std::move(link), layout, shares, nullptr);
 }
 
 }  // namespace phub

@@ -89,14 +89,18 @@ std::vector<SimIncarnation*> SimNet::find(const Offer& offer) const {
   return found;
 }
 
-std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer) {
-  return std::make_unique<SimWorkerLink>(*this, find(offer), LinkLayout{}, nullptr);
+std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer, uint32_t near) {
+  return std::make_unique<SimWorkerLink>(*this, find(offer), LinkLayout{}, nullptr, box_at(near));
 }
 
 std::unique_ptr<WorkerLink> SimNet::connect(const Offer& offer, const LinkLayout& layout,
-                                            uint32_t below) {
+                                            uint32_t below, uint32_t near) {
   static_cast<void>(transport(below));
-  return std::make_unique<SimWorkerLink>(*this, find(offer), layout, transports_[below].get());
+  return std::make_unique<SimWorkerLink>(*this, find(offer), layout, box_at(below), box_at(near));
+}
+
+SimTransport* SimNet::box_at(uint32_t box) const {
+  return box == kNoBox ? nullptr : transports_.at(box).get();
 }
 
 std::vector<WorkerLink*> SimNet::links_from(uint32_t box) const {

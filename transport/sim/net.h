@@ -11,6 +11,11 @@
 // With `shared_memory` the same network behaves as the shm transport: the box reads the workers'
 // memory, workers read the box's, only immediates move, and queue pairs do not break.
 //
+// A worker may be on the host of one box of its job. With that it exchanges as with tcp's near
+// connections (transport/tcp/near.h): in order, nothing is lost on the way, and the box copies, a
+// gradient into its slot when the arrival is polled, a result into the worker's memory before it is
+// announced. The box always hears when the worker ends.
+//
 //   SimNet ── transport(box) ──▶ open_job() ──▶ BoxLink, one Endpoint per core
 //          └─ connect(offer) ──▶ WorkerLink, one Endpoint, with queue pairs to all boxes of the
 //          offer
@@ -64,7 +69,9 @@ struct SimOptions {
 
 struct SimStats {
   uint64_t writes = 0, delivered = 0, lost = 0, duplicates = 0, breaks = 0, refused = 0;
-  uint64_t overtakes = 0;  // writes that arrived before an earlier one of their queue pair
+  uint64_t overtakes = 0;    // writes that arrived before an earlier one of their queue pair
+  uint64_t near_writes = 0;  // that arrived, within a host
+  uint64_t near_links = 0, mixed_links = 0;  // of workers: within a host alone, or also
 };
 
 class SimTransport;
@@ -86,10 +93,13 @@ class SimNet {
   void advance(uint64_t ns);  // moves the clock by `ns` and runs everything that is due
 
   Transport& transport(uint32_t box = 0);
-  // Throws Error(kUnauthorized) when the ticket was never given, was used, or has been revoked.
-  std::unique_ptr<WorkerLink> connect(const Offer& offer);
+  // `near`: the box on the worker's host. Throws Error(kUnauthorized) when the ticket was never
+  // given, was used, or has been revoked.
+  static constexpr uint32_t kNoBox = ~uint32_t{0};
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, uint32_t near = kNoBox);
   // From a box below it: threads of the layout are cores of `below`, which its core_awake() counts.
-  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout, uint32_t below);
+  std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout, uint32_t below,
+                                      uint32_t near = kNoBox);
   std::vector<WorkerLink*> links_from(uint32_t box) const;
 
   // Faults. `worker` is a link made by connect().
@@ -141,6 +151,7 @@ class SimNet {
     uint64_t order;
     std::function<void()> action;
   };
+  SimTransport* box_at(uint32_t box) const;  // kNoBox: null
   static bool later(const Event& a, const Event& b) {
     return a.time != b.time ? a.time > b.time : a.order > b.order;
   }

@@ -39,6 +39,8 @@ bool SimPair::post(SimSide side, const Write& write) {
   // A sender learns that the other end is gone when its packets go unanswered.
   if (!dead_) {
     end.posted.push_back(write);
+  } else if (near_) {
+    notice(side, net_.some_delay());
   } else if (!net_.options().shared_memory) {
     notice(side, net_.options().retransmit_ns * net_.options().retry_limit);
   }
@@ -56,9 +58,9 @@ void SimPair::flush(SimSide side) {
 void SimPair::launch(SimSide side, const Write& write) {
   End& end = ends_[side];
   const uint64_t now = net_.now_ns();
-  const bool in_order = !net_.random().chance(net_.options().overtake);
+  const bool in_order = near_ || !net_.random().chance(net_.options().overtake);
   const uint64_t previous = in_order ? std::max(end.last_arrival, now) : now;
-  const uint64_t flight = net_.flight_ns();
+  const uint64_t flight = near_ ? net_.some_delay() : net_.flight_ns();
   const uint64_t number = end.launched++;
   auto self = shared_from_this();
   end.in_flight.push_back({write, number});
@@ -71,7 +73,8 @@ void SimPair::launch(SimSide side, const Write& write) {
   }
   const uint64_t arrival = std::max(previous + 1, now + flight);
   if (in_order) end.last_arrival = arrival;
-  if (write.bytes > 0 && net_.random().chance(net_.options().early)) {
+  if (near_ && side == kSimBox) land_part(write, side, write.bytes);  // before it is announced
+  if (!near_ && write.bytes > 0 && net_.random().chance(net_.options().early)) {
     const uint64_t early = net_.random().between(previous, arrival);
     const size_t bytes = net_.random().between(1, write.bytes);
     if (early > previous && early < arrival) {
@@ -112,18 +115,19 @@ void SimPair::land(SimSide from, uint64_t number) {
   }
   arrive(from, write);
   auto self = shared_from_this();
-  if (net_.random().chance(net_.options().duplicate)) {
+  if (!near_ && net_.random().chance(net_.options().duplicate)) {
     ++net_.stats().duplicates;
     net_.after(net_.some_delay(), [self] { self->net_.trace("duplicate filtered", self->id_); });
   }
-  if (!net_.options().shared_memory) {
+  if (!net_.options().shared_memory && !near_) {
     net_.after(net_.some_delay(), [self, from] { self->acknowledge(from); });
   }
 }
 
 void SimPair::arrive(SimSide from, const Write& write) {
-  land_part(write, from, write.bytes);
+  if (!near_) land_part(write, from, write.bytes);
   ++net_.stats().delivered;
+  net_.stats().near_writes += near_;
   net_.trace(from == kSimWorker ? "to box" : "to worker", id_, write.imm, write.bytes);
   net_.trace_bytes(std::span(*ends_[from].source).subspan(write.local_offset, write.bytes));
   End& receiver = ends_[other(from)];
@@ -132,7 +136,7 @@ void SimPair::arrive(SimSide from, const Write& write) {
     arrival.bytes = write.bytes;
     arrival.offset = write.remote_offset;
   }
-  receiver.inbox.push_back(arrival);
+  receiver.inbox.push_back({arrival, write.local_offset});
   if (receiver.endpoint != nullptr) receiver.endpoint->wake_if_armed(*this, false);
 }
 
@@ -144,12 +148,20 @@ void SimPair::acknowledge(SimSide side) {
   if (end.endpoint != nullptr) end.endpoint->wake_if_armed(*this, true);
 }
 
-void SimPair::taken(SimSide side, const Arrival& arrival) {
+void SimPair::taken(SimSide side, const Arrived& arrived) {
+  const Arrival& arrival = arrived.arrival;
   if (!arrival.ok) {
     ends_[side].noticed = true;
-  } else if (net_.options().shared_memory) {
-    acknowledge(other(side));  // room in a ring is made by its reader
+    return;
   }
+  if (near_ && side == kSimBox) {  // which copies it now
+    land_part({.local_offset = arrived.source,
+               .remote_offset = arrival.offset,
+               .bytes = static_cast<uint32_t>(arrival.bytes)},
+              kSimWorker, arrival.bytes);
+  }
+  // Room in a ring, or a socket of one host, is made by its reader.
+  if (net_.options().shared_memory || near_) acknowledge(other(side));
 }
 
 // Decides what becomes of everything in flight: some arrives, some only lands, the rest is gone.
@@ -157,7 +169,7 @@ void SimPair::settle(SimSide from, bool immediates) {
   End& end = ends_[from];
   SimRandom& random = net_.random();
   const size_t n = end.in_flight.size();
-  for (size_t i = n; net_.options().overtake > 0 && i > 1; --i) {
+  for (size_t i = n; net_.options().overtake > 0 && !near_ && i > 1; --i) {
     std::swap(end.in_flight[i - 1], end.in_flight[random.below(i)]);
   }
   const size_t arriving = immediates ? random.below(n + 1) : 0;
@@ -167,7 +179,7 @@ void SimPair::settle(SimSide from, bool immediates) {
     if (!lands_inside(write, from)) break;
     if (i < arriving) {
       arrive(from, write);
-    } else {
+    } else if (!near_) {
       const bool last = i + 1 == landing;
       land_part(write, from, last ? random.below(write.bytes + 1) : write.bytes);
     }
@@ -209,8 +221,10 @@ void SimPair::crash(bool silent) {
     ends_[kSimBox].posted.clear();
     dead_ = true;
     net_.trace("crashed", id_, silent);
-    // Without a packet of its own to miss an answer to, the box may never notice.
-    const bool noticed = !silent && !net_.options().shared_memory && net_.random().chance(0.5);
+    // Without a packet of its own to miss an answer to, the box may never notice, unless it is on
+    // the worker's host.
+    const bool noticed =
+        near_ || (!silent && !net_.options().shared_memory && net_.random().chance(0.5));
     if (noticed) notice(kSimBox, net_.some_delay());
   }
   ends_[kSimWorker].closed = true;
@@ -225,7 +239,7 @@ void SimPair::notice(SimSide side, uint64_t delay_ns) {
     End& end = self->ends_[side];
     if (end.closed) return;
     self->net_.trace("noticed", self->id_, side);
-    end.inbox.push_back({.queue = end.name.queue, .rank = end.name.rank, .ok = false});
+    end.inbox.push_back({{.queue = end.name.queue, .rank = end.name.rank, .ok = false}});
     if (end.endpoint != nullptr) end.endpoint->wake_if_armed(*self, true);
   });
 }

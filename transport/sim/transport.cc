@@ -35,9 +35,10 @@ size_t SimEndpoint::poll(std::span<Arrival> out) {
       continue;
     }
     empty = 0;
-    out[taken] = pair->end(side_).inbox.front();
+    const SimPair::Arrived next = pair->end(side_).inbox.front();
     pair->end(side_).inbox.pop_front();
-    pair->taken(side_, out[taken++]);
+    pair->taken(side_, next);
+    out[taken++] = next.arrival;
     if (net_.random().chance(0.1)) break;
   }
   return taken;
@@ -75,12 +76,17 @@ void SimEndpoint::wake_if_armed(const SimPair& pair, bool always) {
   for (uint32_t qp = 0; qp < qps(); ++qp) {
     if (pairs_[qp].get() != &pair) continue;
     const size_t waiting = pairs_[qp]->end(side_).inbox.size();
-    // In shared memory no more comes than there is room for (real rings have room for all chunks).
+    // Over memory no more comes than there is room for (real rings have room for all chunks).
     const SimOptions& net = net_.options();
-    const size_t most = net.shared_memory ? net.send_depth : ~size_t{0};
+    const size_t most = net.shared_memory || pair.near() ? net.send_depth : ~size_t{0};
     const size_t enough = std::min<size_t>(wake_after_[qp], most);
     if (always || (enough > 0 && waiting >= enough)) woken_ = true;
   }
+}
+
+bool SimEndpoint::crosses_nic(QueuePair to) const {
+  const auto& pair = pairs_[side_ == kSimBox ? to.rank : to.queue];
+  return pair == nullptr || !pair->near();
 }
 
 void SimEndpoint::take_over(uint32_t qp, std::shared_ptr<SimPair> pair) {
@@ -88,8 +94,8 @@ void SimEndpoint::take_over(uint32_t qp, std::shared_ptr<SimPair> pair) {
   pair->end(side_).endpoint = this;
   const QueuePair name = name_of(qp);
   pair->end(side_).name = name;
-  for (Arrival& arrival : pair->end(side_).inbox) {
-    arrival.queue = name.queue, arrival.rank = name.rank;
+  for (SimPair::Arrived& arrived : pair->end(side_).inbox) {
+    arrived.arrival.queue = name.queue, arrived.arrival.rank = name.rank;
   }
   pairs_[qp] = std::move(pair);
 }
@@ -122,10 +128,12 @@ void SimCoreEndpoint::detach(uint32_t rank) {
 }
 
 SimWorkerLink::SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations,
-                             const LinkLayout& layout, SimTransport* below)
+                             const LinkLayout& layout, SimTransport* below,
+                             const SimTransport* near)
     : net_(net),
       rank_(incarnations.front()->rank),
       below_(below),
+      near_(near),
       queue_thread_(layout.queue_thread) {
   const SimBoxLink& box = incarnations.front()->box();
   const LinkLayout& there = box.layout();
@@ -143,6 +151,7 @@ SimWorkerLink::SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& in
   for (SimIncarnation* incarnation : incarnations) incarnation->use(nullptr);
   for (SimIncarnation* incarnation : incarnations) boxes_.push_back(&incarnation->box());
   welcome(incarnations);
+  count_link();
   if (below_ != nullptr) below_->links_above().push_back(this);
 }
 
@@ -173,8 +182,25 @@ void SimWorkerLink::reconnect(const Offer& offer) {
   welcome(incarnations);
 }
 
+bool SimWorkerLink::is_near(const SimBoxLink& box) const {
+  return near_ == &box.transport() && !zero_copy();
+}
+
+std::string SimWorkerLink::nic_of(uint32_t queue) const {
+  return endpoint_for(queue).crosses_nic({.queue = queue}) ? "the NIC" : "";
+}
+
+void SimWorkerLink::count_link() {
+  const auto near = std::ranges::count_if(boxes_, [this](auto* box) { return is_near(*box); });
+  if (near == 0) return;
+  ++(std::cmp_equal(near, boxes_.size()) ? net_.stats().near_links : net_.stats().mixed_links);
+}
+
 void SimWorkerLink::welcome(const std::vector<SimIncarnation*>& incarnations) {
   for (SimIncarnation* incarnation : incarnations) {
+    for (const auto& pair : incarnation->pairs) {
+      if (is_near(incarnation->box())) pair->make_near();
+    }
     take_pairs(incarnation->box().layout().first_queue, incarnation->pairs);
     incarnation->box().welcome(*incarnation, *this);
   }
@@ -198,7 +224,10 @@ void SimWorkerLink::die(bool silent) {
     endpoint_for(q).release(q);
   }
   for (SimBoxLink*& box : boxes_) {
-    if (box != nullptr) std::exchange(box, nullptr)->worker_ended(rank_, this, silent);
+    if (box == nullptr) continue;
+    // A box on its host hears the end of it.
+    const bool unheard = silent && !is_near(*box);
+    std::exchange(box, nullptr)->worker_ended(rank_, this, unheard);
   }
 }
 

@@ -28,6 +28,10 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   struct Flying : Write {
     uint64_t number = 0;  // among those of its end
   };
+  struct Arrived {
+    Arrival arrival;
+    uint64_t source = 0;  // of the payload, at the end that sent it
+  };
 
   // What one end has. A write posted at an end is read from its `source` and lands in the other
   // end's `target`; without a target only the immediate moves.
@@ -41,7 +45,7 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
     uint64_t launched = 0;
     uint64_t last_arrival = 0;  // of those that keep their order
     uint32_t unacknowledged = 0;
-    std::deque<Arrival> inbox;
+    std::deque<Arrived> inbox;
     bool refused = false;   // a post found no room: the end wants to know when there is some
     bool noticing = false;  // ok == false is on its way
     bool noticed = false;   // ok == false was seen
@@ -49,13 +53,16 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   };
   End& end(SimSide side) { return ends_[side]; }
   uint32_t id() const { return id_; }
+  // Both ends are of one host: what is sent goes through a socket of it, and memory.
+  void make_near() { near_ = true; }
+  bool near() const { return near_; }
   bool whole() const { return established_ && !dead_; }
   bool dead() const { return dead_; }
 
   void establish();
   bool post(SimSide side, const Write& write);
   void flush(SimSide side);
-  void taken(SimSide side, const Arrival& arrival);  // polled
+  void taken(SimSide side, const Arrived& arrived);  // polled
 
   void break_now();          // a fault of the network
   void close(SimSide side);  // this end takes nothing and sends nothing any more
@@ -73,6 +80,7 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
 
   SimNet& net_;
   const uint32_t id_;
+  bool near_ = false;
   bool established_ = false;
   bool dead_ = false;
   std::array<End, 2> ends_;
@@ -90,6 +98,7 @@ class SimEndpoint : public virtual Endpoint {
   bool arm(std::span<const uint32_t> wake_after) override;
   void disarm() override { armed_ = false; }
   int wake_fd() const override { return -1; }
+  bool crosses_nic(QueuePair to) const override;
 
   void take_over(uint32_t qp, std::shared_ptr<SimPair> pair);
   void release(uint32_t qp);  // closes this end of the pair
@@ -134,9 +143,10 @@ class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
 class SimWorkerLink : public WorkerLink {
  public:
   // Of each box that has queues of the job, the incarnation: uses their tickets. Throws Error.
-  // `below`: the worker is this box, with the layout's threads. Null: it is a process.
+  // `below`: the worker is this box, with the layout's threads. Null: it is a process. `near`: the
+  // box on its host; null: there is none.
   SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations,
-                const LinkLayout& layout, SimTransport* below);
+                const LinkLayout& layout, SimTransport* below, const SimTransport* near);
   ~SimWorkerLink() override;
 
   std::span<std::byte> gradients() override { return *gradients_; }
@@ -150,6 +160,7 @@ class SimWorkerLink : public WorkerLink {
   Endpoint& endpoint_of(uint32_t thread) override { return *endpoints_[thread]; }
   bool thread_woken(uint32_t thread) const;
   bool connected() override { return *connected_; }
+  std::string nic_of(uint32_t queue) const override;
   bool zero_copy() const override;
   void reconnect(const Offer& offer) override;
 
@@ -167,11 +178,14 @@ class SimWorkerLink : public WorkerLink {
   }
   void take_pairs(uint32_t first_queue, std::span<const std::shared_ptr<SimPair>> pairs);
   void welcome(const std::vector<SimIncarnation*>& incarnations);
+  bool is_near(const SimBoxLink& box) const;
+  void count_link();
 
   SimNet& net_;
   std::vector<SimBoxLink*> boxes_;  // null: it closed the connection
   const uint32_t rank_;
   SimTransport* const below_;
+  const SimTransport* const near_;
   const std::vector<uint32_t> queue_thread_;  // empty: there is one thread
   SimMemory gradients_, results_;
   uint64_t results_first_ = 0, results_bytes_ = 0;
@@ -203,6 +217,7 @@ class SimBoxLink final : public AdmissionLink {
   bool can_reconnect() const override { return !slots_belong_to_worker(); }
   Offer reconnect(uint32_t rank) override;
 
+  const SimTransport& transport() const { return transport_; }
   bool core_awake(uint32_t core) const { return endpoints_[core]->awake(); }
   void fail_device(uint32_t core, bool said);
   // A worker has used the incarnation's ticket.

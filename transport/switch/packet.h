@@ -9,6 +9,10 @@
 
 #include <stdint.h>
 
+#ifndef PHUB_SWITCH_ELEMENTS  // in CMake, for bench/switch_goodput
+#define PHUB_SWITCH_ELEMENTS 256
+#endif
+
 #ifdef __cplusplus
 namespace phub {
 #endif
@@ -16,8 +20,9 @@ namespace phub {
 enum {
   kSwitchMagic = 0x77534850,  // "PHSw"
   kSwitchPort = 7718,         // UDP, of the box, unless it says otherwise
-  kSwitchElements = 256,
+  kSwitchElements = PHUB_SWITCH_ELEMENTS,
   kSwitchWorkers = 64,
+  kMostSwitchSlots = 32768,  // 64 MiB of the kernel's memory
   // Numbers in a part are from -2^22 to 2^22 - 1, so that the sum of 64, and of 512, fits 32 bits.
   kSwitchCodeBits = 23,
 };
@@ -47,13 +52,13 @@ struct SwitchHeader {
   uint8_t kind;    // SwitchKind
   uint8_t worker;  // who sent the part; of a sum: whose came last
   uint16_t slot;   // of the switch
-  // Begins anew whenever workers change, or the switch is given up and tried again. Ascending.
-  uint32_t generation;
-  uint32_t turn;  // how often the slot was used in this generation, from 1
-  uint32_t round;
-  uint32_t chunk;  // or kSwitchNoChunk
-  uint16_t part;   // of the chunk
-  uint16_t zero;
+  // A random number of the job, which its workers get with their rank: who does not know it can
+  // neither add to a sum nor acknowledge one. Never 0.
+  uint64_t generation;
+  uint32_t turn;     // how often the slot was used in this generation, from 1
+  uint32_t chunk;    // or kSwitchNoChunk
+  uint16_t part;     // of the chunk
+  uint16_t round;    // its low bits
   int16_t exponent;  // of this packet
   int16_t
       next_exponent;  // of the next in this slot: as this worker asks for, or the largest of all
@@ -67,6 +72,7 @@ struct SwitchPacket {
 // What the box sends is a header alone.
 
 #ifdef __cplusplus
+static_assert(kSwitchElements >= 1 && kSwitchElements <= 256, "a packet fits an Ethernet frame");
 static_assert(sizeof(SwitchHeader) == 40 && sizeof(SwitchPacket) == 40 + 4 * kSwitchElements);
 }  // namespace phub
 #endif

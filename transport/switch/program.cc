@@ -68,7 +68,8 @@ struct SwitchProgram::Parts {
 
 SwitchProgram::SwitchProgram(uint32_t slots) : parts_(std::make_unique<Parts>()) {
   if (slots < 1 || slots > kMostSwitchSlots) {
-    fail(ErrorCode::kInvalid, "slots: must be from 1 to {}, got {}", kMostSwitchSlots, slots);
+    fail(ErrorCode::kInvalid, "slots: must be from 1 to {}, got {}", uint32_t{kMostSwitchSlots},
+         slots);
   }
   if (!bpf_library_problem().empty()) fail(ErrorCode::kUnavailable, "{}", bpf_library_problem());
   said.clear();

@@ -13,8 +13,6 @@
 
 namespace phub {
 
-inline constexpr uint32_t kMostSwitchSlots = 32768;  // 64 MiB of the kernel's memory
-
 // One thread at a time.
 class SwitchProgram {
  public:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "transport/error.h"
 
@@ -12,7 +11,8 @@ SwitchReceiver::SwitchReceiver(const SwitchReceiverOptions& options)
     : workers_(options.workers),
       generation_(options.generation),
       first_slot_(options.first_slot),
-      acknowledged_(2u * options.slots) {
+      acknowledged_(2u * options.slots),
+      lacking_(options.slots) {
   uint64_t sums = 0;
   uint32_t parts = 0;
   for (const uint32_t elements : options.elements) {
@@ -26,6 +26,16 @@ SwitchReceiver::SwitchReceiver(const SwitchReceiverOptions& options)
   sums_.resize(sums);
   parts_.resize(parts);
   for (Chunk& chunk : chunks_) open(chunk, options.first_round);
+}
+
+uint64_t SwitchReceiver::bytes(std::span<const uint32_t> elements, uint32_t slots) {
+  constexpr uint64_t kPart = kSwitchElements * sizeof(int32_t) + 1;  // with its bit, rounded up
+  uint64_t bytes = uint64_t{slots} * (2 * sizeof(Acknowledged) + sizeof(Lacking));
+  bytes += elements.size() * sizeof(Chunk);
+  for (const uint32_t count : elements) {
+    bytes += (count + kSwitchElements - 1) / kSwitchElements * kPart;
+  }
+  return bytes;
 }
 
 void SwitchReceiver::open(Chunk& chunk, uint32_t round) {
@@ -44,10 +54,17 @@ std::span<const int32_t> SwitchReceiver::sums(uint32_t chunk) const {
   return std::span(sums_).subspan(chunks_[chunk].first, chunks_[chunk].elements);
 }
 
-void SwitchReceiver::end(std::string why) {
-  if (ended_) return;
-  ended_ = true;
-  why_ = std::move(why);
+void SwitchReceiver::begin(uint64_t generation, uint32_t first_round) {
+  PHUB_CHECK(ended());
+  generation_ = generation;
+  why_ = nullptr;
+  std::ranges::fill(acknowledged_, Acknowledged());
+  std::ranges::fill(lacking_, Lacking());
+  for (Chunk& chunk : chunks_) open(chunk, first_round);
+}
+
+void SwitchReceiver::end(const char* why) {
+  if (!ended()) why_ = why;
 }
 
 SwitchReceiver::Answer SwitchReceiver::receive(std::span<const std::byte> bytes) {
@@ -55,14 +72,15 @@ SwitchReceiver::Answer SwitchReceiver::receive(std::span<const std::byte> bytes)
   SwitchHeader& header = answer.header;
   if (bytes.size() != sizeof(SwitchPacket)) return answer;
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.magic != kSwitchMagic || header.generation > generation_) return answer;
+  if (header.magic != kSwitchMagic) return answer;
   const bool from_workers =
       header.kind == kSwitchPart || header.kind == kSwitchSum || header.kind == kSwitchWaiting;
   if (!from_workers) return answer;
   answer.to = To::kSender;
-  if (header.generation == generation_ && !ended_) {
+  if (header.generation == generation_ && !ended()) {
     if (header.kind == kSwitchWaiting) {
       const Acknowledged* const known = acknowledged(header);
+      if (known != nullptr && header.turn > known->turn) note_lacking(header);
       if (known == nullptr || known->turn != header.turn) return answer;
       header.kind = kSwitchTaken;
       header.next_exponent = known->next_exponent;
@@ -84,6 +102,33 @@ SwitchReceiver::Acknowledged* SwitchReceiver::acknowledged(const SwitchHeader& h
   return &acknowledged_[2 * slot + header.turn % 2];
 }
 
+void SwitchReceiver::note_lacking(const SwitchHeader& header) {
+  Lacking& lacking = lacking_[header.slot - first_slot_];
+  if (header.turn < lacking.turn) return;
+  lacking = {workers_ & ~header.workers, header.turn, header.chunk};
+}
+
+void SwitchReceiver::find_lacking(std::span<uint64_t> by_chunk) const {
+  PHUB_CHECK(by_chunk.size() == chunks_.size());
+  std::ranges::fill(by_chunk, 0);
+  const uint32_t next = first_open();
+  for (const Lacking& lacking : lacking_) {
+    if (lacking.workers == 0) continue;
+    // Exponents alone are of a chunk that is still to come.
+    by_chunk[lacking.chunk < chunks_.size() ? lacking.chunk : next] |= lacking.workers;
+  }
+}
+
+// The next to be closed, as far as is known here.
+uint32_t SwitchReceiver::first_open() const {
+  uint32_t first = 0;
+  for (uint32_t i = 1; i < chunks_.size(); ++i) {
+    const bool before = closed(first) || chunks_[i].round < chunks_[first].round;
+    if (!closed(i) && before) first = i;
+  }
+  return first;
+}
+
 // False: the generation has ended with it.
 bool SwitchReceiver::take(const SwitchHeader& header, std::span<const std::byte> codes,
                           Answer& answer) {
@@ -92,8 +137,11 @@ bool SwitchReceiver::take(const SwitchHeader& header, std::span<const std::byte>
   if (header.workers != workers_) return end("a sum is not of all workers"), false;
   if (known == nullptr) return end("a sum is of a slot that is not planned"), false;
   if (header.turn < known->turn) return true;  // it is late
+  if (header.turn > known->turn + 2) return end("a sum is of a turn that cannot have begun"), false;
   const bool is_new = header.turn > known->turn;
   *known = {header.turn, header.next_exponent};
+  Lacking& lacking = lacking_[header.slot - first_slot_];
+  if (header.turn >= lacking.turn) lacking = {};
   if (header.chunk != kSwitchNoChunk) return take_part(header, codes, answer);
   if (is_new) answer.to = To::kAll;
   return true;
@@ -104,7 +152,7 @@ bool SwitchReceiver::take_part(const SwitchHeader& header, std::span<const std::
   if (header.chunk >= chunks_.size()) return end("a sum is of a chunk that is not planned"), false;
   Chunk& chunk = chunks_[header.chunk];
   if (header.part >= chunk.parts) return end("a sum is of a part that is not planned"), false;
-  const auto ahead = static_cast<int32_t>(header.round - chunk.round);
+  const auto ahead = static_cast<int16_t>(header.round - chunk.round);
   if (ahead < 0) return true;  // closed long ago
   if (ahead > 0) return end("a sum is of a later round"), false;
   const uint32_t part = chunk.first_part + header.part;

@@ -2,17 +2,16 @@
 // its parts are there, each with all workers in it.
 //
 // It has no clock and repeats nothing: the workers do. What it has acknowledged it acknowledges
-// again, also when the switch has forgotten that all had sent it. A generation ends, once and for
-// all, with the first packet that the switch did not add or that disagrees with the plan, and when
+// again, also when the switch has forgotten that all had sent it. A generation ends
+// with the first packet that the switch did not add or that disagrees with the plan, and when
 // its owner says so, as it does when a rank sends a chunk directly. Parts of chunks that are not
 // closed are dropped then, and their owner takes these from all workers directly. Closed ones stay:
-// what comes for them again is acknowledged and changes nothing. One thread; nothing allocates
-// after construction.
+// what comes for them again is acknowledged and changes nothing. Another generation begins with
+// begin(). One thread; nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "transport/switch/packet.h"
@@ -21,7 +20,7 @@ namespace phub {
 
 struct SwitchReceiverOptions {
   uint64_t workers = 1;
-  uint32_t generation = 1;
+  uint64_t generation = 1;
   uint16_t first_slot = 0;
   uint16_t slots = 1;
   uint32_t first_round = 1;        // of all chunks
@@ -31,6 +30,8 @@ struct SwitchReceiverOptions {
 class SwitchReceiver {
  public:
   explicit SwitchReceiver(const SwitchReceiverOptions& options);
+  // What one with so much holds.
+  static uint64_t bytes(std::span<const uint32_t> elements, uint32_t slots);
 
   enum class To : uint8_t { kNobody, kSender, kAll };
   struct Answer {
@@ -51,9 +52,19 @@ class SwitchReceiver {
   // REQUIRES: closed(chunk).
   void begin_next(uint32_t chunk);
 
-  void end(std::string why);
-  bool ended() const { return ended_; }
-  const std::string& why() const { return why_; }
+  // Some of the round's parts are there.
+  bool begun(uint32_t chunk) const { return chunks_[chunk].left < chunks_[chunk].parts; }
+  // Of each chunk, the workers whose part others have sent, and sent again: a bit for each, as the
+  // switch said last of every slot whose sum has not come since.
+  void find_lacking(std::span<uint64_t> by_chunk) const;
+
+  // Begins another generation, with this round of all chunks. REQUIRES: the one before has ended,
+  // and nothing of it is asked for any more.
+  void begin(uint64_t generation, uint32_t first_round);
+  // `why`: lives for ever.
+  void end(const char* why);
+  bool ended() const { return why_ != nullptr; }
+  const char* why() const { return why_; }  // REQUIRES: ended()
 
  private:
   struct Chunk {
@@ -70,20 +81,28 @@ class SwitchReceiver {
     uint32_t turn = 0;
     int16_t next_exponent = 0;
   };
+  // The latest turn of a slot that waits for workers; none: it does not wait.
+  struct Lacking {
+    uint64_t workers = 0;
+    uint32_t turn = 0;
+    uint32_t chunk = 0;  // or kSwitchNoChunk
+  };
   void open(Chunk& chunk, uint32_t round);
+  void note_lacking(const SwitchHeader& header);
+  uint32_t first_open() const;
   Acknowledged* acknowledged(const SwitchHeader& header);
   bool take(const SwitchHeader& header, std::span<const std::byte> codes, Answer& answer);
   bool take_part(const SwitchHeader& header, std::span<const std::byte> codes, Answer& answer);
 
   const uint64_t workers_;
-  const uint32_t generation_;
+  uint64_t generation_;
   const uint16_t first_slot_;
   std::vector<Acknowledged> acknowledged_;
+  std::vector<Lacking> lacking_;  // by slot
   std::vector<Chunk> chunks_;
   std::vector<int32_t> sums_;
-  std::vector<bool> parts_;  // there
-  bool ended_ = false;
-  std::string why_;
+  std::vector<bool> parts_;    // there
+  const char* why_ = nullptr;  // it has ended; null: it has not
 };
 
 }  // namespace phub

@@ -9,7 +9,7 @@ namespace phub {
 namespace {
 
 constexpr uint32_t kLastTurn = std::numeric_limits<uint32_t>::max();
-constexpr uint64_t kMostRetries = 16;  // times retry_ns
+constexpr uint64_t kMostRetries = 8;  // times retry_ns
 
 }  // namespace
 
@@ -17,7 +17,16 @@ SwitchSender::SwitchSender(const SwitchSenderOptions& options, SwitchUplink& upl
     : options_(options), uplink_(uplink), slots_(options.slots), chunks_(options.max_chunks) {
   PHUB_CHECK(options.slots > 0 && options.max_chunks > 0);
   PHUB_CHECK(options.worker < kSwitchWorkers && (options.workers >> options.worker & 1) != 0);
-  for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot].part = slot;
+  begin(options.generation);
+}
+
+void SwitchSender::begin(uint64_t generation) {
+  options_.generation = generation;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot] = {.part = slot};
+  first_ = count_ = 0;
+  parts_pushed_ = 0;
+  out_ = 0;
+  ended_ = false;
 }
 
 SwitchSender::Pushed* SwitchSender::find(uint64_t part) {
@@ -80,7 +89,7 @@ void SwitchSender::send(uint16_t number, uint64_t now_ns) {
   if (slot.agreed) {
     const Pushed& pushed = *find(slot.part);
     const auto part = static_cast<uint32_t>(slot.part - pushed.first_part);
-    header.round = pushed.chunk.round;
+    header.round = static_cast<uint16_t>(pushed.chunk.round);
     header.chunk = pushed.chunk.chunk;
     header.part = static_cast<uint16_t>(part);
     header.exponent = slot.exponent;

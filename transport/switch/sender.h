@@ -6,11 +6,11 @@
 // slot's next part is of yet, it asks for kSwitchUnknown, and all workers begin that part with a
 // packet that carries exponents only.
 //
-// A generation ends, once and for all, when the box says so, and when for give_up_ns nothing was
+// A generation ends when the box says so, and when for give_up_ns nothing was
 // heard while something was out: the switch or the box is gone, or full. (A worker that is late
 // ends nothing: the box answers for it.) It ends with an acknowledgement that cannot be, too.
-// Whoever uses this then sends every chunk that has no result yet to the box directly. One thread;
-// nothing allocates after construction.
+// Whoever uses this then sends every chunk that has no result yet to the box directly. Another
+// begins with begin(). One thread; nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +35,14 @@ class SwitchUplink {
 struct SwitchSenderOptions {
   uint8_t worker = 0;
   uint64_t workers = 1;  // a bit for each, this one among them
-  uint32_t generation = 1;
+  uint64_t generation = 1;
   uint16_t first_slot = 0;
   uint16_t slots = 1;
   // Pushed and not acknowledged. The result of a chunk may come before the last acknowledgement,
   // and a slot that waits for its own lets others go on: in lock-step there are at most as many as
   // a round has chunks, `slots`, and one.
   uint32_t max_chunks = 1;
-  uint64_t retry_ns = 20'000'000;  // twice as long each time, up to 16 times
+  uint64_t retry_ns = 20'000'000;  // twice as long each time, up to 8 times
   uint64_t give_up_ns = 5'000'000'000;
 };
 
@@ -72,6 +72,8 @@ class SwitchSender {
   uint64_t due_ns() const;
   // The box says so in another way, or somebody sends directly: nothing is sent any more.
   void end() { ended_ = true; }
+  // Begins another generation, in which nothing has been pushed.
+  void begin(uint64_t generation);
 
   bool ended() const { return ended_; }
   // All that was pushed is acknowledged.
@@ -104,7 +106,7 @@ class SwitchSender {
   void send(uint16_t slot, uint64_t now_ns);
   void acknowledged(Slot& slot, int16_t next_exponent);
 
-  const SwitchSenderOptions options_;
+  SwitchSenderOptions options_;
   SwitchUplink& uplink_;
   std::vector<Slot> slots_;
   std::vector<Pushed> chunks_;  // a ring: the oldest at first_

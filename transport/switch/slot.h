@@ -10,7 +10,8 @@
 //
 // Nothing counts twice: in a turn each worker's bit is set once, and a turn that was left never
 // begins again. A switch that has lost its memory adds what is sent again from the beginning; a sum
-// leaves only when all workers are in it.
+// leaves only when all workers are in it. So it is with a slot that a packet of another generation
+// has taken over: of two generations one has ended, and what is late of it comes to an end.
 #pragma once
 
 #include "transport/switch/packet.h"
@@ -20,16 +21,17 @@ namespace phub {
 #endif
 
 struct SwitchSlot {
-  uint64_t use;      // generation, turn; 0: never
+  uint64_t generation;
   uint64_t workers;  // who must take part
   uint64_t arrived;
-  uint64_t what;  // round, chunk
+  uint32_t turn;  // 0: never
+  uint32_t chunk;
   uint16_t part;
+  uint16_t round;
   int16_t exponent;
   int16_t next_exponent;  // the largest so far
-  uint16_t zero;
   uint32_t spread;  // all numbers + 2^22, or'ed: a bit above the 23rd says that one is too large
-  uint32_t zero2;
+  uint32_t zero;
   int32_t sums[kSwitchElements];
 };
 
@@ -52,27 +54,29 @@ static inline uint32_t switch_place(uint16_t slot, uint32_t turn) {
 // those of other workers in the same turn, and sums of which a number was out of bounds.
 static inline __attribute__((always_inline)) enum SwitchVerdict switch_take(
     struct SwitchSlot* slot, struct SwitchHeader* header, int32_t* codes) {
-  const uint64_t use = (uint64_t)header->generation << 32 | header->turn;
-  const uint64_t what = (uint64_t)header->round << 32 | header->chunk;
+  const int same = slot->generation == header->generation;
   uint64_t worker = 0;
   uint32_t spread = 0;
   int begins = 0;
   int i = 0;
   if (header->worker >= kSwitchWorkers) return kSwitchRefused;
   worker = (uint64_t)1 << (header->worker & 63);
-  if ((header->workers & worker) == 0 || use == 0) return kSwitchRefused;
-  if (use < slot->use) return kSwitchLate;
-  begins = use > slot->use;
+  if ((header->workers & worker) == 0 || header->turn == 0) return kSwitchRefused;
+  if (same && header->turn < slot->turn) return kSwitchLate;
+  begins = !same || header->turn > slot->turn;
   if (begins) {
-    slot->use = use;
+    slot->generation = header->generation;
     slot->workers = header->workers;
     slot->arrived = 0;
-    slot->what = what;
+    slot->turn = header->turn;
+    slot->chunk = header->chunk;
     slot->part = header->part;
+    slot->round = header->round;
     slot->exponent = header->exponent;
     slot->next_exponent = kSwitchNothing;
     slot->spread = 0;
-  } else if (slot->workers != header->workers || slot->what != what || slot->part != header->part ||
+  } else if (slot->workers != header->workers || slot->chunk != header->chunk ||
+             slot->part != header->part || slot->round != header->round ||
              slot->exponent != header->exponent) {
     return kSwitchRefused;
   }

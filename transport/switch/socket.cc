@@ -6,10 +6,14 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "transport/error.h"
 #include "transport/switch/packet.h"
@@ -45,48 +49,167 @@ sockaddr_in switch_address(const std::string& text) {
        escaped(text), uint32_t{kSwitchPort});
 }
 
-SwitchSocket::SwitchSocket(uint16_t port) : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+namespace {
+
+sockaddr_in every_address(uint16_t port) {
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_port = htons(port);
+  return own;
+}
+
+}  // namespace
+
+// Those that a system call takes or sends; of these [next, count) are still to be handed out.
+struct SwitchSocket::Batch {
+  // One more than a packet has, so that what is longer shows.
+  static constexpr size_t kBytes = sizeof(SwitchPacket) + 1;
+
+  std::array<std::array<std::byte, kBytes>, kBatch> bytes;
+  std::array<sockaddr_in, kBatch> addresses{};
+  std::array<iovec, kBatch> pieces{};
+  std::array<mmsghdr, kBatch> messages{};
+  uint32_t next = 0, count = 0;
+
+  Batch() {
+    for (uint32_t i = 0; i < kBatch; ++i) {
+      pieces[i] = {.iov_base = bytes[i].data(), .iov_len = kBytes};
+      messages[i].msg_hdr.msg_name = &addresses[i];
+      messages[i].msg_hdr.msg_namelen = sizeof addresses[i];
+      messages[i].msg_hdr.msg_iov = &pieces[i];
+      messages[i].msg_hdr.msg_iovlen = 1;
+    }
+  }
+};
+
+uint64_t SwitchSocket::bytes() { return 2 * sizeof(Batch); }
+
+SwitchSocket::~SwitchSocket() = default;
+SwitchSocket::SwitchSocket(SwitchSocket&&) noexcept = default;
+
+SwitchSocket::SwitchSocket(uint16_t port) : SwitchSocket(every_address(port)) {}
+
+SwitchSocket::SwitchSocket(const sockaddr_in& own)
+    : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)),
+      in_(std::make_unique<Batch>()),
+      out_(std::make_unique<Batch>()) {
   if (fd_.get() < 0) fail(ErrorCode::kUnavailable, "UDP: {}", std::strerror(errno));
   set(fd_.get(), SO_NO_CHECK, 1, "SO_NO_CHECK", true);
   set(fd_.get(), SO_BROADCAST, 1, "SO_BROADCAST", true);
   set(fd_.get(), SO_RCVBUF, kBufferBytes, "SO_RCVBUF", false);
   set(fd_.get(), SO_SNDBUF, kBufferBytes, "SO_SNDBUF", false);
-  sockaddr_in own{};
-  own.sin_family = AF_INET;
-  own.sin_port = htons(port);
   if (bind(fd_.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) != 0) {
-    fail(ErrorCode::kUnavailable, "UDP port {}: {}", port, std::strerror(errno));
+    fail(ErrorCode::kUnavailable, "UDP port {}: {}", ntohs(own.sin_port), std::strerror(errno));
   }
 }
 
 void SwitchSocket::send(std::span<const std::byte> bytes, const sockaddr_in& to) {
-  sendto(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT,
-         reinterpret_cast<const sockaddr*>(&to), sizeof to);
+  PHUB_CHECK(bytes.size() <= sizeof(SwitchPacket));
+  const uint32_t i = out_->count++;
+  std::ranges::copy(bytes, out_->bytes[i].begin());
+  out_->pieces[i].iov_len = bytes.size();
+  out_->addresses[i] = to;
+  if (out_->count == kBatch) flush();
 }
 
-std::optional<size_t> SwitchSocket::receive(std::span<std::byte> into, sockaddr_in& from,
-                                            int timeout_ms) {
+void SwitchSocket::flush() {
+  for (uint32_t done = 0; done < out_->count;) {
+    const int sent =
+        sendmmsg(fd_.get(), out_->messages.data() + done, out_->count - done, MSG_DONTWAIT);
+    if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS)) break;  // there is no room for any
+    done += sent > 0 ? static_cast<uint32_t>(sent) : 1;            // or this one cannot go
+  }
+  out_->count = 0;
+}
+
+std::optional<Datagram> SwitchSocket::receive() {
+  Batch& in = *in_;
+  if (in.next == in.count) {
+    in.next = in.count = 0;
+    for (uint32_t i = 0; i < kBatch; ++i) {  // which the call before has changed
+      in.messages[i].msg_hdr.msg_namelen = sizeof in.addresses[i];
+    }
+    const int got = recvmmsg(fd_.get(), in.messages.data(), kBatch, MSG_DONTWAIT, nullptr);
+    if (got <= 0) return std::nullopt;
+    in.count = static_cast<uint32_t>(got);
+  }
+  const uint32_t i = in.next++;
+  return Datagram{std::span(in.bytes[i]).first(in.messages[i].msg_len), in.addresses[i]};
+}
+
+void SwitchSocket::close() {
+  fd_.reset();
+  in_->next = in_->count = out_->count = 0;
+}
+
+bool SwitchSocket::holds_some() const { return in_->next < in_->count; }
+
+std::optional<Datagram> SwitchSocket::receive(int timeout_ms) {
   pollfd waits{fd_.get(), POLLIN, 0};
-  if (timeout_ms != 0 && poll(&waits, 1, timeout_ms) <= 0) return std::nullopt;
-  socklen_t size = sizeof from;
-  const ssize_t got = recvfrom(fd_.get(), into.data(), into.size(), MSG_DONTWAIT | MSG_TRUNC,
-                               reinterpret_cast<sockaddr*>(&from), &size);
-  if (got < 0) return std::nullopt;
-  return static_cast<size_t>(got);
+  if (!holds_some() && poll(&waits, 1, timeout_ms) <= 0) return std::nullopt;
+  return receive();
 }
 
-sockaddr_in broadcast_of(const sockaddr_in& own, uint16_t port) {
+namespace {
+
+sockaddr_in own_address(int fd) {
+  sockaddr_in own{};
+  socklen_t size = sizeof own;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size);
+  return own;
+}
+
+using Interfaces = std::unique_ptr<ifaddrs, decltype(&freeifaddrs)>;
+Interfaces interfaces() {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) {
     fail(ErrorCode::kUnavailable, "the addresses of this host: {}", std::strerror(errno));
   }
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, freeifaddrs);
-  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+  return {all, freeifaddrs};
+}
+
+// Null: no interface has this address.
+const ifaddrs* find(const Interfaces& all, const sockaddr_in& own) {
+  for (const ifaddrs* each = all.get(); each != nullptr; each = each->ifa_next) {
     if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
     const auto* address = reinterpret_cast<const sockaddr_in*>(each->ifa_addr);
-    if (address->sin_addr.s_addr != own.sin_addr.s_addr) continue;
-    if ((each->ifa_flags & IFF_BROADCAST) == 0 || each->ifa_broadaddr == nullptr) break;
-    sockaddr_in broadcast = *reinterpret_cast<const sockaddr_in*>(each->ifa_broadaddr);
+    if (address->sin_addr.s_addr == own.sin_addr.s_addr) return each;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// The kernel knows the way there: a socket that is connected has the address of its interface.
+void SwitchSocket::take_from_side_of(const sockaddr_in& peer) {
+  const Fd probe(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!probe) fail(ErrorCode::kUnavailable, "UDP: {}", std::strerror(errno));
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&peer), sizeof peer) != 0) {
+    fail(ErrorCode::kUnavailable, "the way to the box over UDP: {}", std::strerror(errno));
+  }
+  const Interfaces all = interfaces();
+  const ifaddrs* const way = find(all, own_address(probe.get()));
+  // A host's address may be on its loopback, and the way to the box another.
+  if (way == nullptr || (way->ifa_flags & IFF_LOOPBACK) != 0) return;
+  const std::string_view label = way->ifa_name;  // "eth0:1", of a second address
+  const std::string name(label.substr(0, label.find(':')));
+  setsockopt(fd_.get(), SOL_SOCKET, SO_BINDTODEVICE, name.c_str(),
+             static_cast<socklen_t>(name.size() + 1));
+}
+
+uint16_t SwitchSocket::port() const { return ntohs(own_address(fd_.get()).sin_port); }
+
+sockaddr_in broadcast_of(const sockaddr_in& own, uint16_t port) {
+  const Interfaces all = interfaces();
+  const ifaddrs* const at = find(all, own);
+  const bool broadcasts =
+      at != nullptr && (at->ifa_flags & IFF_BROADCAST) != 0 && at->ifa_netmask != nullptr;
+  // (ifa_broadaddr is the host's own address where none was configured.)
+  const uint32_t hosts =
+      broadcasts ? ~reinterpret_cast<const sockaddr_in*>(at->ifa_netmask)->sin_addr.s_addr : 0;
+  if (ntohl(hosts) >= 3) {
+    sockaddr_in broadcast = own;
+    broadcast.sin_addr.s_addr |= hosts;
     broadcast.sin_port = htons(port);
     return broadcast;
   }

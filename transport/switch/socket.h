@@ -1,11 +1,12 @@
 // UDP over IPv4 as the switch needs it: without checksums, which its program does not make anew.
-// What does not go out is lost; whoever sends repeats it.
 #pragma once
 
 #include <netinet/in.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,19 +18,63 @@ namespace phub {
 // Throws Error(kInvalid): it is not an IPv4 address with a port, as 10.0.0.1:7718.
 sockaddr_in switch_address(const std::string& text);
 
-// One thread.
-class SwitchSocket {
- public:
-  // Takes what comes to this port on every address of the host. Throws Error(kUnavailable), with
-  // the port and what the system said.
-  explicit SwitchSocket(uint16_t port);
+struct Datagram {
+  std::span<const std::byte> bytes;  // of one that is longer than a SwitchPacket, more than that
+  sockaddr_in from{};
+};
 
-  void send(std::span<const std::byte> bytes, const sockaddr_in& to);
-  // What came, at most `into` of it, and from whom; nothing: none came within the time.
-  std::optional<size_t> receive(std::span<std::byte> into, sockaddr_in& from, int timeout_ms);
+// Datagrams from one address, as the box and its workers send and take them: at most a SwitchPacket
+// each, in batches. What does not go out is lost; whoever sends repeats it. One thread.
+class Datagrams {
+ public:
+  virtual ~Datagrams() = default;
+  // Copies the bytes. They go out with flush(), or before it. REQUIRES: at most a SwitchPacket.
+  virtual void send(std::span<const std::byte> bytes, const sockaddr_in& to) = 0;
+  virtual void flush() = 0;
+  // What came, until the next call; nothing: none came.
+  virtual std::optional<Datagram> receive() = 0;
+  // Readable when something has come; -1: whoever made this wakes its thread himself.
+  virtual int fd() const = 0;
+};
+// Those that come to this address; port 0: to any free one. Throws Error(kUnavailable).
+using OpenDatagrams = std::function<std::unique_ptr<Datagrams>(const sockaddr_in& own)>;
+
+// A system call sends or takes up to kBatch datagrams. Nothing allocates after construction.
+class SwitchSocket final : public Datagrams {
+ public:
+  static constexpr uint32_t kBatch = 64;
+  static uint64_t bytes();  // of memory that one holds
+
+  // Takes what comes to this port on every address of the host; 0: to any free one. Throws
+  // Error(kUnavailable), with the port and what the system said.
+  explicit SwitchSocket(uint16_t port);
+  // The same of what comes to this address.
+  explicit SwitchSocket(const sockaddr_in& own);
+  ~SwitchSocket() override;
+  SwitchSocket(SwitchSocket&&) noexcept;
+
+  void send(std::span<const std::byte> bytes, const sockaddr_in& to) override;
+  void flush() override;
+  std::optional<Datagram> receive() override;
+  // The same, and waits for it so long.
+  std::optional<Datagram> receive(int timeout_ms);
+  // receive() has something that fd() does not tell of.
+  bool holds_some() const;
+
+  // From now on takes what comes over the interface by which this address is reached, and nothing
+  // else: answers are broadcast, which a socket with an address of its own does not hear. Where the
+  // kernel (before 5.7) keeps that from who is not root, all goes on as before.
+  void take_from_side_of(const sockaddr_in& peer);
+
+  int fd() const override { return fd_.get(); }
+  uint16_t port() const;
+  void close();  // nothing is sent or comes any more
 
  private:
+  struct Batch;
+
   Fd fd_;
+  std::unique_ptr<Batch> in_, out_;
 };
 
 // The broadcast address of the interface that has this address, with the port. Throws

@@ -45,6 +45,11 @@ VerbsChoice parse_verbs_choice(std::string_view text) {
   return choice;
 }
 
+bool has_usable_verbs() {
+  std::vector<VerbsFinding> passed_over;
+  return !choose_verbs_ports({}, {}, passed_over).empty();
+}
+
 uint32_t numa_node_of(std::string_view device) {
   const std::string folder = fmt::format("/sys/class/infiniband/{}", device);
   std::string node = first_line(folder + "/device/numa_node");

@@ -55,6 +55,7 @@ struct VerbsFinding {
 std::vector<VerbsPort> choose_verbs_ports(std::span<const VerbsChoice> choices,
                                           std::span<const std::string> listen,
                                           std::vector<VerbsFinding>& passed_over);
+bool has_usable_verbs();  // whether there is one
 
 // NUMA node of a device; soft-RoCE has that of the network device below it. 0 where nobody knows.
 uint32_t numa_node_of(std::string_view device);

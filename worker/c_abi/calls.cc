@@ -347,18 +347,88 @@ phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round) {
   });
 }
 
+namespace {
+
+std::map<std::string, double> values_of(const char* const* names, const double* values,
+                                        size_t count) {
+  std::map<std::string, double> all;
+  if (count == 0) return all;
+  need(names, "names");
+  need(values, "values");
+  for (size_t i = 0; i < count; ++i) {
+    need(names[i], "a name");
+    all[names[i]] = values[i];
+  }
+  return all;
+}
+
+}  // namespace
+
 phub_code phub_set_hyper(phub_worker* worker, const char* const* names, const double* values,
                          size_t count, uint64_t* round) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(names, "names");
     need(values, "values");
-    std::map<std::string, double> all;
-    for (size_t i = 0; i < count; ++i) {
-      need(names[i], "a name");
-      all[names[i]] = values[i];
-    }
-    const uint64_t got = w.set_hyper(all, round == nullptr ? 0 : *round);
+    const uint64_t got =
+        w.set_hyper(values_of(names, values, count), round == nullptr ? 0 : *round);
     if (round != nullptr) *round = got;
+  });
+}
+
+phub_code phub_fork(phub_worker* worker, uint32_t parent, const char* const* names,
+                    const double* values, size_t count, uint64_t* round, uint32_t* child) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(child, "child");
+    const BranchReply made =
+        w.fork(parent, values_of(names, values, count), round == nullptr ? 0 : *round);
+    *child = made.branch;
+    if (round != nullptr) *round = made.round;
+  });
+}
+
+phub_code phub_schedule(phub_worker* worker, const uint32_t* branches, const uint64_t* rounds,
+                        size_t turns, uint64_t* round) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(branches, "branches");
+    need(rounds, "rounds");
+    if (turns > kMostBranchTurns) {
+      fail(ErrorCode::kInvalid, "turns: at most {}, got {}", kMostBranchTurns, turns);
+    }
+    std::vector<BranchTurn> all;
+    for (size_t i = 0; i < turns; ++i) all.push_back({branches[i], rounds[i]});
+    const uint64_t got = w.schedule(all, round == nullptr ? 0 : *round);
+    if (round != nullptr) *round = got;
+  });
+}
+
+phub_code phub_discard(phub_worker* worker, uint32_t branch, uint64_t* round) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    const uint64_t got = w.discard(branch, round == nullptr ? 0 : *round);
+    if (round != nullptr) *round = got;
+  });
+}
+
+phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    need(branch, "branch");
+    *branch = w.branch_in(round);
+  });
+}
+
+phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room, size_t* count) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    if (room > 0) need(branches, "branches");
+    need(count, "count");
+    const std::vector<BranchStatus> all = w.branches().branches;
+    *count = all.size();
+    for (size_t i = 0; i < std::min(room, all.size()); ++i) {
+      branches[i] = {.round = all[i].round,
+                     .rounds = all[i].rounds,
+                     .branch = all[i].branch,
+                     .parent = all[i].parent,
+                     .runs = all[i].runs,
+                     .unused = 0};
+    }
   });
 }
 

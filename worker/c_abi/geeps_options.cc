@@ -32,10 +32,11 @@ struct Option {
   int64_t max = std::numeric_limits<uint32_t>::max();
 };
 
-constexpr std::array<Option, 10> kOptions = {{
+constexpr std::array<Option, 11> kOptions = {{
     {.name = "budget_bytes", .bytes = &CacheOptions::budget_bytes, .max = kMaxBytes},
     {.name = "reserved_bytes", .bytes = &CacheOptions::reserved_bytes, .max = kMaxBytes},
     {.name = "max_lead", .count = &CacheOptions::max_lead},
+    {.name = "peak_first", .flag = &CacheOptions::peak_first, .max = 1},
     {.name = "prefetch", .flag = &CacheOptions::prefetch, .max = 1},
     {.name = "strict", .flag = &CacheOptions::strict, .max = 1},
     {.name = "infer_clocks", .flag = &CacheOptions::infer_clocks, .max = 1},

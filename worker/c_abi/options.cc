@@ -53,7 +53,7 @@ struct Option {
   bool WorkerOptions::*flag = nullptr;
 };
 
-constexpr std::array<Option, 39> kOptions = {{
+constexpr std::array<Option, 40> kOptions = {{
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "token", .text = &WorkerOptions::token},
     {.name = "job", .job_text = &JobSpec::name},
@@ -88,6 +88,7 @@ constexpr std::array<Option, 39> kOptions = {{
     {.name = "on_loss", .job_text = &JobSpec::on_loss},
     {.name = "on_nonfinite", .job_text = &JobSpec::on_nonfinite},
     {.name = "unused", .job_text = &JobSpec::unused},
+    {.name = "branches", .job_limit = &JobSpec::branches},
     {.name = "rounding", .job_text = &JobSpec::rounding},
     {.name = "lease_ms", .job_limit = &JobSpec::lease_ms},
     {.name = "progress_limit_ms", .job_limit = &JobSpec::progress_limit_ms},
@@ -273,6 +274,37 @@ phub_code phub_options_set_rows_limit(phub_options* options, size_t key, uint32_
                                               kMaxRowsLimit, rows_limit));
     }
     set_rows_limit(all.spec.keys[key], rows_limit, lazy != 0);
+  });
+}
+
+phub_code phub_options_set_operation(phub_options* options, size_t key, const char* operation,
+                                     const char* value_type) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    check_key(all, key);
+    need(operation, "operation");
+    need(value_type, "value_type");
+    all.spec.keys[key].operation = operation;
+    all.spec.keys[key].value_type = value_type;
+  });
+}
+
+phub_code phub_options_set_interest(phub_options* options, size_t key, const phub_range* writes,
+                                    size_t write_ranges, const phub_range* reads,
+                                    size_t read_ranges) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    check_key(all, key);
+    if (write_ranges > 0) need(writes, "writes");
+    if (read_ranges > 0) need(reads, "reads");
+    const KeySpec& spec = all.spec.keys[key];
+    KeyInterest of{.key = spec.name};
+    const auto add = [](std::vector<ElementRange>& to, const phub_range* from, size_t ranges) {
+      for (size_t i = 0; i < ranges; ++i) to.push_back({from[i].begin, from[i].end});
+    };
+    add(of.writes, writes, write_ranges);
+    add(of.reads, reads, read_ranges);
+    check_ranges(of, spec);
+    std::erase_if(all.interest, [&spec](const KeyInterest& old) { return old.key == spec.name; });
+    all.interest.push_back(std::move(of));
   });
 }
 

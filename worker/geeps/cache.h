@@ -87,6 +87,7 @@ struct CacheOptions {
   uint64_t reserved_bytes = 0;  // of these, for calls outside the sequence; 0: one buffer of the
                                 // largest size, if that fits
   uint32_t max_lead = 4;        // phases by which buffers are filled ahead, at most
+  bool peak_first = false;      // rows are pinned in the order of the paper's Algorithm 2
   bool prefetch = true;         // false: buffers are filled when they are requested
   bool strict = false;          // a call outside the sequence is an error that names it
   bool infer_clocks = false;    // a table without a recorded TableClock is clocked by its last

@@ -66,7 +66,8 @@ Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& dema
   }
   PlacementOptions options{.budget_bytes = budget_,
                            .reserved_bytes = options_.reserved_bytes,
-                           .max_lead = options_.max_lead};
+                           .max_lead = options_.max_lead,
+                           .peak_first = options_.peak_first};
   if (options.reserved_bytes > 0) return place(demand.demand, options);
   for (const KeyList& list : sequence.lists) {
     options.reserved_bytes =

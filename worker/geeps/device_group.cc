@@ -53,6 +53,8 @@ class DeviceGroup::Member final : public Exchange {
   void stop() override { here_.stop(); }
   void abandon(const std::exception& error) override;
   void leave() override;
+  void get_state(std::span<KeyState> states) override;
+  void set_state(std::span<const KeyState> states) override;
   std::optional<uint32_t> slack() const override;
   std::vector<uint32_t> missing_ranks() override;
   uint32_t rank() const override;
@@ -374,6 +376,14 @@ uint32_t DeviceGroup::Member::rank() const {
 }
 uint32_t DeviceGroup::Member::world_size() const {
   return group_.downstream().world_size() * group_.members();
+}
+
+// While this member has not pushed, the group has not.
+void DeviceGroup::Member::get_state(std::span<KeyState> states) {
+  group_.downstream().get_state(states);
+}
+void DeviceGroup::Member::set_state(std::span<const KeyState> states) {
+  group_.downstream().set_state(states);
 }
 
 // The group has one member, or nothing is saved.

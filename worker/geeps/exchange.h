@@ -55,6 +55,16 @@ class Exchange {
   // This side ended and will not push any more: others that wait for its push get an error.
   virtual void leave() {}
 
+  // Worker::get_state() and set_state(), between the clocks of this side: its keys are all here.
+  // What is set counts from the next clock on. Jobs in lock-step that have an optimizer; kInvalid
+  // where there is no such state.
+  virtual void get_state(std::span<KeyState> /*states*/) {
+    throw Error(ErrorCode::kInternal, "this exchange has no optimizer whose state it could give");
+  }
+  virtual void set_state(std::span<const KeyState> /*states*/) {
+    throw Error(ErrorCode::kInternal, "this exchange has no optimizer whose state could be set");
+  }
+
   // The number of clocks by which other workers' updates may be missing in the parameters: 0 for
   // BSP, the slack for SSP, nothing for async.
   virtual std::optional<uint32_t> slack() const = 0;

@@ -127,6 +127,30 @@ class Chain {
     }
   }
 
+  std::vector<uint32_t> peak_first() {
+    std::vector<uint32_t> moves;
+    const auto move = [&](uint32_t entry) {
+      moves.push_back(entry);
+      pins_[entry] = true;
+      subtract(entry, live_);
+    };
+    const auto count = static_cast<uint32_t>(own_.size());
+    const auto at_peak = [&] {
+      const auto peak = std::max_element(live_.begin(), live_.end());
+      const auto phase = static_cast<uint32_t>(peak - live_.begin());
+      uint32_t entry = 0;
+      while (entry < count && (pins_[entry] || !is_at(entry, phase))) ++entry;
+      return entry;
+    };
+    for (uint32_t entry = at_peak(); entry < count; entry = at_peak()) move(entry);
+    for (const bool local : {true, false}) {
+      for (uint32_t entry = 0; entry < count; ++entry) {
+        if (!pins_[entry] && demand_.entries[entry].local == local) move(entry);
+      }
+    }
+    return moves;
+  }
+
   std::vector<uint32_t> run() {
     std::vector<uint32_t> moves;
     while (true) {
@@ -205,6 +229,11 @@ Buffers buffers_of(const Demand& demand, const Pins& pins, const Lifetimes& live
 std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
                                      const Lifetimes& lives) {
   return Chain(demand, costs, lives).run();
+}
+
+std::vector<uint32_t> peak_first_order(const Demand& demand, const Costs& costs,
+                                       const Lifetimes& lives) {
+  return Chain(demand, costs, lives).peak_first();
 }
 
 void check(const Demand& demand) {

@@ -93,5 +93,9 @@ uint64_t moved_bytes(const Demand& demand, const Pins& pins, const Lifetimes& li
 // data of the fullest phase comes early.
 std::vector<uint32_t> order_of_moves(const Demand& demand, const Costs& costs,
                                      const Lifetimes& lives);
+// The order of the paper's Algorithm 2, of all entries: local data of the phase that is the fullest
+// without those before, other local data, parameters.
+std::vector<uint32_t> peak_first_order(const Demand& demand, const Costs& costs,
+                                       const Lifetimes& lives);
 
 }  // namespace phub::geeps

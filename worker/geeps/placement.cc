@@ -58,8 +58,13 @@ uint64_t most_live(const Demand& demand, const Buffers& buffers) {
 // Plans with one lead for all accesses.
 class Planner {
  public:
-  Planner(const Demand& demand, uint32_t lead)
-      : demand_(demand), timing_(timing_of(demand, lead)), costs_(demand, timing_->lives) {}
+  Planner(const Demand& demand, uint32_t lead, bool peak_first)
+      : demand_(demand),
+        timing_(timing_of(demand, lead)),
+        costs_(demand, timing_->lives),
+        peak_first_(peak_first),
+        moves_(peak_first ? peak_first_order(demand, costs_, timing_->lives)
+                          : order_of_moves(demand, costs_, timing_->lives)) {}
 
   // Of all states on the way from no pinned entry to all, the one that needs the least memory.
   Layout smallest() const {
@@ -72,13 +77,15 @@ class Planner {
     return *best;
   }
 
-  // Of all states that fit, filled, the one that saves most; nothing if none fits.
+  // Of all states that fit, filled, the one that saves most, or with peak_first the last; nothing
+  // if none fits.
   std::optional<Layout> best(uint64_t budget) const {
     std::vector<Layout> all = states();
     std::optional<Layout> best;
     for (auto state = all.rbegin(); state != all.rend(); ++state) {
       const uint64_t least = state->pinned + most_live(demand_, buffers(*state));
       if (least > budget) continue;
+      if (best && peak_first_) break;
       if (best && state->saved + most_saved(state->pins, budget - least) <= best->saved) continue;
       pack_buffers(*state);
       if (state->needed() > budget) continue;
@@ -91,7 +98,7 @@ class Planner {
   // Pins more entries, as long as they fit. The pool stays as it is, so that a larger budget never
   // saves less.
   void fill(Layout& layout, uint64_t budget) const {
-    for (const uint32_t entry : costs_.by_density()) {
+    for (const uint32_t entry : peak_first_ ? moves_ : costs_.by_density()) {
       if (layout.pins[entry] || layout.needed() + costs_.pin_bytes(entry) > budget) continue;
       pin(layout, entry);
     }
@@ -225,7 +232,7 @@ class Planner {
   std::vector<Layout> states() const {
     std::vector<Layout> states;
     states.push_back({.pins = Pins(demand_.entries.size()), .timing = timing_});
-    for (const uint32_t entry : order_of_moves(demand_, costs_, timing_->lives)) {
+    for (const uint32_t entry : moves_) {
       states.push_back(states.back());
       pin(states.back(), entry);
     }
@@ -251,6 +258,8 @@ class Planner {
   const Demand& demand_;
   SharedTiming timing_;  // with the planner's lead
   Costs costs_;
+  bool peak_first_;
+  std::vector<uint32_t> moves_;  // the order in which entries are pinned
 };
 
 // The cost of background copies for the application, in bytes. The later a copy gets its memory,
@@ -269,12 +278,13 @@ double cost_of_moves(const Demand& demand, const Layout& layout) {
 }
 
 // The cheapest of the best layouts with each lead; nothing if none fits.
-std::optional<Layout> cheapest(const Demand& demand, uint32_t max_lead, uint64_t budget) {
+std::optional<Layout> cheapest(const Demand& demand, uint32_t max_lead, uint64_t budget,
+                               bool peak_first) {
   std::optional<Layout> cheapest;
   double least = 0;
   const uint32_t tried = demand.accesses.size() > kManyAccesses ? 1 : max_lead;
   for (uint32_t lead = 1; lead <= std::max(1U, tried); ++lead) {
-    const Planner planner(demand, lead);
+    const Planner planner(demand, lead, peak_first);
     std::optional<Layout> layout = planner.best(budget);
     if (!layout) break;
     layout->lead = lead;
@@ -373,9 +383,9 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
   Buffering buffering = Buffering::kDouble;
   // A lead longer than the circle has no more effect.
   const uint32_t max_lead = std::min(options.max_lead, demand.phases);
-  if (reserved <= budget) layout = cheapest(demand, max_lead, available);
+  if (reserved <= budget) layout = cheapest(demand, max_lead, available, options.peak_first);
   if (!layout) {
-    const Planner planner(demand, 0);
+    const Planner planner(demand, 0, options.peak_first);
     buffering = Buffering::kSingle;
     layout = planner.smallest();
     if (reserved > budget || layout->needed() > available) {
@@ -394,7 +404,8 @@ Placement place(const Demand& demand, const PlacementOptions& options) {
 
 uint64_t least_budget(const Demand& demand) {
   check(demand);
-  return std::min(Planner(demand, 0).smallest().needed(), Planner(demand, 1).smallest().needed());
+  return std::min(Planner(demand, 0, false).smallest().needed(),
+                  Planner(demand, 1, false).smallest().needed());
 }
 
 }  // namespace phub::geeps

@@ -11,8 +11,8 @@
 //
 // Differences from the paper's listing: the pool is as large as the packed buffers, after every
 // move, instead of twice the peak; indexes and update logs are charged; parameters and local data
-// compete by the bytes that a byte of memory saves (local data usually wins); rows that are read
-// again soon are not fetched again.
+// compete by the bytes that a byte of memory saves (local data usually wins), unless
+// PlacementOptions::peak_first; rows that are read again soon are not fetched again.
 #pragma once
 
 #include <cstdint>
@@ -67,6 +67,9 @@ struct PlacementOptions {
   uint64_t budget_bytes = 0;
   uint64_t reserved_bytes = 0;  // for accesses that are not in the sequence
   uint32_t max_lead = 4;        // phases, at least 1
+  // Entries are pinned in the order of the paper's listing, as far as they fit: local data of the
+  // fullest phase, the rest of it, parameters; of each in their order.
+  bool peak_first = false;
 };
 
 // How early buffers are allocated.
@@ -106,8 +109,8 @@ struct Placement {
 
 // Throws Error(kFull) if even single buffers of the fullest phase do not fit; the message has the
 // memory and the step. Throws Error(kInvalid) if the demand contradicts itself. With a larger
-// budget the buffering is never worse; at double buffering with max_lead 1, no more bytes are
-// moved.
+// budget the buffering is never worse; at double buffering with max_lead 1, without peak_first, no
+// more bytes are moved.
 Placement place(const Demand& demand, const PlacementOptions& options);
 
 // The least budget at which place() does not throw, without reserved memory.

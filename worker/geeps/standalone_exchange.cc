@@ -46,6 +46,10 @@ JobSpec checked(JobSpec spec) {
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
   }
+  if (folds(spec)) {
+    fail(ErrorCode::kInvalid, "job '{}': values with operations (optimizer 'fold') need a server",
+         spec.name);
+  }
   const bool has_factors = std::ranges::any_of(spec.keys, is_factors);
   if (has_factors && spec.on_nonfinite == "exclude") {
     fail(ErrorCode::kInvalid,
@@ -158,13 +162,15 @@ struct StandaloneExchange::Impl {
     }
   };
   struct Round {
-    uint64_t number;
+    uint64_t number, step;
     kernels::Hyper hyper;  // of the key
   };
 
   void set_initial(std::span<const float> initial);
   void push(size_t key, int32_t priority, bool null, std::span<const FactorPairs> factors = {});
   void run(const std::stop_token& stop);
+  template <typename State>
+  std::vector<std::span<float>> check_state(const State& state);
   Round begin_round(size_t key);
   void apply(const Update& update, const Round& round);
   std::span<const float> gradient_of(const Update& update) const;
@@ -187,6 +193,7 @@ struct StandaloneExchange::Impl {
   std::priority_queue<Update> pushed;
   std::vector<bool> away;        // by key: pushed and not yet named by next()
   std::vector<uint64_t> rounds;  // by key: begun
+  std::vector<uint64_t> steps;   // by key, in lock-step: made by the optimizer
   HyperSchedule hyper;
   uint64_t pushes = 0;
 
@@ -200,6 +207,7 @@ StandaloneExchange::Impl::Impl(const JobSpec& job, std::span<const float> initia
       sum(spec.chunk_elements),
       away(spec.keys.size()),
       rounds(spec.keys.size()),
+      steps(spec.keys.size()),
       hyper(optimizer, spec) {
   for (const KeySpec& key : spec.keys) {
     names.push_back(table_name(key.name));
@@ -272,8 +280,8 @@ void StandaloneExchange::Impl::run(const std::stop_token& stop) {
 
 // REQUIRES: the lock is held.
 StandaloneExchange::Impl::Round StandaloneExchange::Impl::begin_round(size_t key) {
-  Round round{.number = ++rounds[key], .hyper = hyper.at(rounds[key])};
-  round.hyper.lr *= spec.keys[key].lr_scale;
+  Round round{.number = ++rounds[key], .step = ++steps[key], .hyper = hyper.at(rounds[key])};
+  round.hyper.lr = kernels::learning_rate(round.hyper, round.number) * spec.keys[key].lr_scale;
   round.hyper.weight_decay *= spec.keys[key].decay_scale;
   return round;
 }
@@ -286,7 +294,7 @@ void StandaloneExchange::Impl::apply(const Update& update, const Round& round) {
   const std::span<const float> all = gradient_of(update);
   const float* const gradient = all.data();
   const auto factor = static_cast<float>(1.0 / round.hyper.grad_scale);
-  kernels::Step step = kernels::make_step(optimizer, round.hyper, round.number);
+  kernels::Step step = kernels::make_step(optimizer, round.hyper, round.step);
   for (size_t chunk = 0, at = 0; chunk < updates[key].size(); ++chunk, at += sum.size()) {
     const size_t elements = std::min(sum.size(), all.size() - at);
     const std::array<const void*, 1> slot = {gradient + at};
@@ -335,6 +343,36 @@ bool StandaloneExchange::Impl::admit(size_t key, bool finite, const float* gradi
        names[key], first, first + elements - 1);
 }
 
+// The key's parameters and arrays of state, if `state` is of them. REQUIRES: the lock is held.
+template <typename State>
+std::vector<std::span<float>> StandaloneExchange::Impl::check_state(const State& state) {
+  if (!lock_step || optimizer == Optimizer::kNone) {
+    fail(ErrorCode::kInvalid,
+         "job '{}': consistency '{}' with optimizer '{}' has no state to read or set, which is of "
+         "rounds in lock-step and of an optimizer",
+         spec.name, spec.consistency, spec.optimizer);
+  }
+  if (state.key >= names.size()) {
+    fail(ErrorCode::kInvalid, "key {} of job '{}', which has {}", state.key, spec.name,
+         names.size());
+  }
+  if (away[state.key]) {
+    fail(ErrorCode::kInvalid, "the state of table '{}', whose push has not come back",
+         names[state.key]);
+  }
+  std::vector<std::span<float>> arrays = {parameters[state.key]};
+  for (const KeyArrays* memory : {&state0, &state1}) {
+    if (memory->keys() > 0) arrays.push_back((*memory)[state.key]);
+  }
+  const auto same_size = [](const auto& a, const auto& b) { return a.size() == b.size(); };
+  if (!std::ranges::equal(arrays, state.arrays, same_size)) {
+    fail(ErrorCode::kInvalid,
+         "the state of table '{}' is {} arrays of {} elements: its parameters, and what '{}' keeps",
+         names[state.key], arrays.size(), arrays[0].size(), spec.optimizer);
+  }
+  return arrays;
+}
+
 StandaloneExchange::StandaloneExchange(const JobSpec& spec, std::span<const float> initial)
     : impl_(std::make_unique<Impl>(spec, initial)) {}
 StandaloneExchange::~StandaloneExchange() = default;
@@ -365,6 +403,31 @@ std::optional<size_t> StandaloneExchange::next() {
 }
 
 void StandaloneExchange::stop() { impl_->done.stop(); }
+void StandaloneExchange::get_state(std::span<KeyState> states) {
+  impl_->done.check();
+  const std::lock_guard lock(impl_->mutex);
+  for (KeyState& state : states) {
+    const std::vector<std::span<float>> arrays = impl_->check_state(state);
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      std::ranges::copy(arrays[i], state.arrays[i].begin());
+    }
+    state.step = impl_->steps[state.key];
+  }
+}
+
+void StandaloneExchange::set_state(std::span<const KeyState> states) {
+  impl_->done.check();
+  const std::lock_guard lock(impl_->mutex);
+  for (const KeyState& state : states) impl_->check_state(state);
+  for (const KeyState& state : states) {
+    const std::vector<std::span<float>> arrays = impl_->check_state(state);
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      std::ranges::copy(state.arrays[i], arrays[i].begin());
+    }
+    impl_->steps[state.key] = state.step;
+  }
+}
+
 std::optional<uint32_t> StandaloneExchange::slack() const { return slack_of(impl_->spec); }
 
 void StandaloneExchange::set_hyper(const std::map<std::string, double>& values) {

@@ -35,6 +35,8 @@ class StandaloneExchange final : public Exchange {
   std::optional<size_t> next() override;
   void stop() override;
 
+  void get_state(std::span<KeyState> states) override;
+  void set_state(std::span<const KeyState> states) override;
   std::optional<uint32_t> slack() const override;
   uint32_t rank() const override { return 0; }
   uint32_t world_size() const override { return 1; }

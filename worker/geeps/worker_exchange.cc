@@ -13,6 +13,11 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
          "lie "
          "in memory of a device: leave memory_device out");
   }
+  if (folds(worker.spec())) {
+    fail(ErrorCode::kInvalid,
+         "tables add up gradients, and job '{}' is of values with operations (optimizer 'fold')",
+         worker.spec().name);
+  }
   const std::vector<KeySpec> expected = keys_of(tables);
   const std::vector<KeySpec>& keys = worker_.spec().keys;
   for (size_t k = 0; k < expected.size(); ++k) {

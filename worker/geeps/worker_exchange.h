@@ -46,6 +46,9 @@ class WorkerExchange final : public Exchange {
   std::optional<size_t> next() override;
   void stop() override;
 
+  void get_state(std::span<KeyState> states) override { worker_.get_state(states); }
+  void set_state(std::span<const KeyState> states) override { worker_.set_state(states); }
+
   uint64_t saved_after(size_t key) const override;
   void save(RankState tables) override { worker_.save(std::move(tables)); }
   std::optional<std::span<const std::byte>> restored(const std::string& name) const override {

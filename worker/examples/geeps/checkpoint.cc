@@ -18,7 +18,7 @@ namespace {
 
 // In the file: the magic number, the fields in their order (lengths before what they are of, all
 // integers as in memory), the digest of what comes before it.
-constexpr uint64_t kMagic = 0x3153504545474850;  // "PHGEEPS1"
+constexpr uint64_t kMagic = 0x3253504545474850;  // "PHGEEPS2"
 
 template <typename Value>
 void put(std::string& bytes, std::span<const Value> values) {
@@ -86,6 +86,7 @@ void save(const std::string& path, const Checkpoint& checkpoint) {
   bytes.append(reinterpret_cast<const char*>(&checkpoint.clock), sizeof(checkpoint.clock));
   put(bytes, std::span<const float>(checkpoint.parameters));
   put(bytes, std::span<const float>(checkpoint.state));
+  put(bytes, std::span<const float>(checkpoint.optimizer));
   const uint64_t sum = digest(std::as_bytes(std::span(bytes)));
   bytes.append(reinterpret_cast<const char*>(&sum), sizeof(sum));
   const std::string unfinished = path + ".new";
@@ -115,6 +116,7 @@ Checkpoint load(const std::string& path, const std::string& of) {
     checkpoint.clock = reader.number();
     reader.get(checkpoint.parameters);
     reader.get(checkpoint.state);
+    reader.get(checkpoint.optimizer);
   } catch (const std::length_error& error) {
     fail(ErrorCode::kInvalid, "{}: not a phub checkpoint: {}", path, error.what());
   }

@@ -12,6 +12,7 @@ struct Checkpoint {
   std::string of;      // the model, data and share that were trained
   uint64_t clock = 0;  // the next one
   std::vector<float> parameters, state;
+  std::vector<float> optimizer;  // by key: its arrays of state, one after another
 };
 
 // Replaces the file. It is on disk when this returns; until then the old one remains. Throws

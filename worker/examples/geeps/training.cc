@@ -10,12 +10,14 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <thread>
 
 #include "transport/error.h"
 #include "worker/examples/geeps/checkpoint.h"
 #include "worker/examples/geeps/devices.h"
+#include "worker/examples/geeps/store_exchange.h"
 #include "worker/geeps/device_group.h"
 #include "worker/geeps/standalone_exchange.h"
 #include "worker/geeps/worker_exchange.h"
@@ -47,19 +49,93 @@ double learning_rate(const TrainingOptions& o, uint64_t clock) {
   return o.lr * std::pow(o.lr_decay, static_cast<double>(decays));
 }
 
-// Plain SGD on the sum: a worker's gradients are already divided by all samples of a clock.
+void set_hyper(JobSpec& spec, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    const char* const number = equals == word.npos ? "" : word.c_str() + equals + 1;
+    char* end = nullptr;
+    const double value = std::strtod(number, &end);
+    if (*number == '\0' || *end != '\0') {
+      fail(ErrorCode::kInvalid, "--hyper: '{}' is not NAME=VALUE, as momentum=0.9", word);
+    }
+    const std::string name = word.substr(0, equals);
+    if (name == "lr" || name == "lr_rounds_before") {
+      fail(ErrorCode::kInvalid, "--hyper: {} is set by the training itself: {}", name,
+           name == "lr" ? "use --lr" : "leave it out");
+    }
+    spec.hyper[name] = value;
+  }
+}
+
+// The optimizer works on the sum: a worker's gradients are already divided by all samples of a
+// clock.
 JobSpec job_spec(const TrainingOptions& options, const Tables& tables) {
   JobSpec spec = options.worker.spec;
   spec.keys = geeps::keys_of(tables.specs());
-  spec.optimizer = "sgd";
+  spec.optimizer = options.optimizer;
   spec.hyper = {{"lr", options.lr}};
+  set_hyper(spec, options.hyper);
   spec.reduction = "sum";
   spec.initial = "broadcast";
   spec.on_loss = "fail";
   spec.consistency = options.consistency;
   spec.slack = options.slack;
+  const bool keeps_state = !optimizer_states(spec).empty();
+  if (keeps_state && !options.checkpoint.empty() && options.consistency != "bsp") {
+    fail(ErrorCode::kInvalid,
+         "--checkpoint: the state of {} can be saved in lock-step only (--consistency bsp); "
+         "sgd has none",
+         spec.optimizer);
+  }
   return spec;
 }
+
+// What the optimizer keeps of the keys, in one array.
+class OptimizerState {
+ public:
+  OptimizerState(const Exchange& exchange, size_t arrays_of_key) {
+    size_t elements = 0;
+    for (size_t key = 0; key < exchange.keys(); ++key) elements += exchange.elements(key);
+    parameters_.resize(elements);
+    arrays_.resize(elements * arrays_of_key);
+    size_t at = 0;
+    for (size_t key = 0; key < exchange.keys(); ++key) {
+      const size_t count = exchange.elements(key);
+      KeyState& state = states_.emplace_back(KeyState{.key = key, .arrays = {}});
+      state.arrays.push_back(std::span(parameters_).subspan(at, count));
+      for (size_t i = 0; i < arrays_of_key; ++i) {
+        state.arrays.push_back(std::span(arrays_).subspan(at * arrays_of_key + i * count, count));
+      }
+      at += count;
+    }
+  }
+  OptimizerState(const OptimizerState&) = delete;
+  OptimizerState& operator=(const OptimizerState&) = delete;
+
+  std::vector<float> get(Exchange& exchange) {
+    exchange.get_state(states_);
+    return arrays_;
+  }
+  // As a checkpoint has it: after so many clocks.
+  void set(Exchange& exchange, const Checkpoint& checkpoint) {
+    if (checkpoint.parameters.size() != parameters_.size() ||
+        checkpoint.optimizer.size() != arrays_.size()) {
+      fail(ErrorCode::kMismatch,
+           "the checkpoint has {} parameters and {} elements of the optimizer's state, and this "
+           "training {} and {}",
+           checkpoint.parameters.size(), checkpoint.optimizer.size(), parameters_.size(),
+           arrays_.size());
+    }
+    std::ranges::copy(checkpoint.parameters, parameters_.begin());
+    std::ranges::copy(checkpoint.optimizer, arrays_.begin());
+    for (KeyState& state : states_) state.step = checkpoint.clock;
+    exchange.set_state(states_);
+  }
+
+ private:
+  std::vector<float> parameters_, arrays_;
+  std::vector<KeyState> states_;
+};
 
 Share share_of(const TrainingOptions& options, uint32_t rank, uint32_t device) {
   Share share = options.share;
@@ -69,7 +145,8 @@ Share share_of(const TrainingOptions& options, uint32_t rank, uint32_t device) {
 }
 
 geeps::CacheOptions cache_options(const TrainingOptions& options, uint32_t rank, Stream* compute) {
-  return {.prefetch = options.prefetch,
+  return {.peak_first = options.peak_first,
+          .prefetch = options.prefetch,
           .poison = options.poison,
           .partitions = options.partitions,
           .compute = compute,
@@ -77,55 +154,60 @@ geeps::CacheOptions cache_options(const TrainingOptions& options, uint32_t rank,
 }
 
 // What is trained, where it can go on: the same model, data and share.
-std::string identity(const std::string& name, const Share& share) {
-  return fmt::format("{}, seed {}, rank {} of {}, {} mini-batches of {}", name, share.seed,
-                     share.rank, share.world, share.mini_batches, share.samples);
+std::string identity(const std::string& name, const TrainingOptions& options, const Share& share) {
+  return fmt::format("{}, {}, seed {}, rank {} of {}, {} mini-batches of {}", name,
+                     options.optimizer, share.seed, share.rank, share.world, share.mini_batches,
+                     share.samples);
 }
 
 // A device, and the model that is trained on it. Used by one thread.
 class Trainer {
  public:
-  using SetRate = std::function<void(double)>;
+  using SetHyper = std::function<void(const std::map<std::string, double>&)>;
 
   Trainer(const TrainingOptions& options, std::string name, const Share& share, uint64_t budget,
           uint32_t device, const MakeModel& make)
       : options_(options),
         share_(share),
-        name_(identity(name, share)),
+        name_(identity(name, options, share)),
         model_(make(share)),
         device_(make_device(options, device, budget)) {
     if (!options.resume) return;
-    Checkpoint checkpoint = load(path(), name_);
-    first_clock_ = checkpoint.clock;
-    model_->set_state(checkpoint.state);
-    parameters_ = std::move(checkpoint.parameters);
+    checkpoint_ = load(path(), name_);
+    model_->set_state(checkpoint_.state);
   }
 
   const Tables& tables() const { return model_->tables(); }
-  std::vector<float> initial() const { return options_.resume ? parameters_ : model_->initial(); }
+  std::vector<float> initial() const {
+    return options_.resume ? checkpoint_.parameters : model_->initial();
+  }
+  const Checkpoint& checkpoint() const { return checkpoint_; }  // that it goes on from
 
-  // REQUIRES: the exchange outlives this. With `set_rate` this one keeps the learning rate.
-  void begin(Exchange& exchange, SetRate set_rate) {
+  // REQUIRES: the exchange outlives this. With `set_hyper` this one keeps the learning rate, and
+  // saves the optimizer's state, of so many arrays.
+  void begin(Exchange& exchange, SetHyper set_hyper, size_t state_arrays) {
     exchange_ = &exchange;
-    set_rate_ = std::move(set_rate);
+    set_hyper_ = std::move(set_hyper);
+    if (set_hyper_ && state_arrays > 0) optimizer_.emplace(exchange, state_arrays);
     cache_.emplace(*device_.device, exchange, model_->tables().specs(),
                    cache_options(options_, share_.rank, device_.compute.get()));
     if (options_.gather != "virtual") return;
     cache_->begin_virtual();
-    model_->train(*cache_, nullptr, first_clock_);
+    model_->train(*cache_, nullptr, checkpoint_.clock);
     cache_->finish_sequence();
     if (share_.rank == 0) print_placement();
   }
 
   void run() {
     reported_at_ = steady_clock::now();
+    const uint64_t first = checkpoint_.clock;
     double rate = options_.lr;
-    for (uint64_t clock = first_clock_; clock < options_.clocks; ++clock) {
-      if (set_rate_ && learning_rate(options_, clock) != rate) {
+    for (uint64_t clock = first; clock < options_.clocks; ++clock) {
+      if (set_hyper_ && learning_rate(options_, clock) != rate) {
         cache_->wait_all();  // from this clock on, not from the one before
-        set_rate_(rate = learning_rate(options_, clock));
+        set_hyper_({{"lr", rate = learning_rate(options_, clock)}});
       }
-      const bool gathers = options_.gather == "first" && clock == first_clock_;
+      const bool gathers = options_.gather == "first" && clock == first;
       if (gathers) cache_->begin_gathering();
       loss_ += model_->train(*cache_, device_.math.get(), clock);
       if (gathers) cache_->finish_sequence();
@@ -146,9 +228,11 @@ class Trainer {
     const bool due = options_.checkpoint_every > 0 && clocks % options_.checkpoint_every == 0;
     if (!options_.checkpoint.empty() && (due || clocks == options_.clocks)) {
       cache_->wait_all();
-      save(
-          path(),
-          {.of = name_, .clock = clocks, .parameters = all_parameters(), .state = model_->state()});
+      save(path(), {.of = name_,
+                    .clock = clocks,
+                    .parameters = all_parameters(),
+                    .state = model_->state(),
+                    .optimizer = optimizer_ ? optimizer_->get(*exchange_) : std::vector<float>()});
     }
   }
 
@@ -185,7 +269,8 @@ class Trainer {
     const Milliseconds time = steady_clock::now() - reported_at_;
     const CacheStats stats = cache_->stats();
     const Milliseconds stalled = stats.stalled - reported_stall_;
-    const auto iterations = static_cast<double>(clocks - std::max(reported_clocks_, first_clock_));
+    const auto iterations =
+        static_cast<double>(clocks - std::max(reported_clocks_, checkpoint_.clock));
     fmt::print("iteration {:>6}   loss {:.4f}   {}   {:.2f} ms each, {:.0f}% stalled\n", clocks,
                loss_ / iterations, model_->evaluate(parameters()), time.count() / iterations,
                100 * stalled / time);
@@ -202,9 +287,9 @@ class Trainer {
   std::unique_ptr<Model> model_;
   ComputeDevice device_;
   Exchange* exchange_ = nullptr;
-  SetRate set_rate_;
-  std::vector<float> parameters_;  // of the checkpoint
-  uint64_t first_clock_ = 0;
+  SetHyper set_hyper_;
+  std::optional<OptimizerState> optimizer_;
+  Checkpoint checkpoint_;  // that the training goes on from
   std::optional<Cache> cache_;
 
   double loss_ = 0;  // since the last report
@@ -241,14 +326,15 @@ void run_all(const Trainers& trainers) {
   }
 }
 
+// `set_hyper`: null where another process does it.
 void run(const TrainingOptions& options, Trainers trainers, Exchange& exchange,
-         const Trainer::SetRate& set_rate) {
+         const Trainer::SetHyper& set_hyper, size_t state_arrays) {
   std::optional<geeps::DeviceGroup> group;
   if (options.devices > 1) group.emplace(exchange, geeps::DeviceGroupOptions{options.devices});
   const Trainers of_group = std::move(trainers);  // ends before the group
   for (uint32_t i = 0; i < of_group.size(); ++i) {
     Exchange& member = group ? group->member(i) : exchange;
-    of_group[i]->begin(member, member.rank() == 0 ? set_rate : nullptr);
+    of_group[i]->begin(member, i == 0 ? set_hyper : nullptr, state_arrays);
   }
   if (group) {
     run_all(of_group);
@@ -257,16 +343,51 @@ void run(const TrainingOptions& options, Trainers trainers, Exchange& exchange,
   }
 }
 
+// Every process multiplies with the rate itself.
+void train_in_store(const TrainingOptions& options, const std::string& name,
+                    const MakeModel& make) {
+  if (options.standalone || options.optimizer != "sgd" || !options.hyper.empty()) {
+    fail(ErrorCode::kInvalid,
+         "--store: only sgd without --hyper, and not with --standalone: rows are added to, by "
+         "processes that have a box");
+  }
+  if (options.worker.rank < 0) {
+    fail(ErrorCode::kInvalid, "--store: each process says which rank it is (--rank)");
+  }
+  WorkerOptions worker = options.worker;
+  worker.spec.on_loss = "fail";
+  worker.spec.consistency = options.consistency;
+  worker.spec.slack = options.slack;
+  Trainers all = trainers(options, name, static_cast<uint32_t>(worker.rank), make);
+  StoreExchange exchange(worker, all[0]->tables().specs(), options.lr, all[0]->initial());
+  const auto set_rate = [&](const std::map<std::string, double>& values) {
+    exchange.set_rate(values.at("lr"));
+  };
+  run(options, std::move(all), exchange, set_rate, 0);
+}
+
 }  // namespace
 
 void train(const TrainingOptions& options, const std::string& name, const MakeModel& make) {
+  if (options.store) return train_in_store(options, name, make);
   const JobSpec spec = job_spec(options, make(share_of(options, 0, 0))->tables());
+  const size_t state_arrays = optimizer_states(spec).size();
+  // Rank 0's file has the state of the optimizer, which is the job's. The server gives and takes it
+  // when it knows that the job has begun, as it does when set_hyper() has returned.
+  const auto begin = [&](Exchange& exchange, const Trainer::SetHyper& set_hyper,
+                         const Checkpoint& checkpoint) {
+    set_hyper({{"lr_rounds_before", static_cast<double>(checkpoint.clock)}});
+    if (options.resume && state_arrays > 0)
+      OptimizerState(exchange, state_arrays).set(exchange, checkpoint);
+  };
   if (options.standalone) {
     Trainers all = trainers(options, name, 0, make);
     geeps::StandaloneExchange exchange(spec, all[0]->initial());
-    run(options, std::move(all), exchange, [&](double rate) {
-      exchange.set_hyper({{"lr", rate}});
-    });
+    const auto set_hyper = [&](const std::map<std::string, double>& values) {
+      exchange.set_hyper(values);
+    };
+    begin(exchange, set_hyper, all[0]->checkpoint());
+    run(options, std::move(all), exchange, set_hyper, state_arrays);
     return;
   }
   WorkerOptions worker_options = options.worker;
@@ -275,7 +396,13 @@ void train(const TrainingOptions& options, const std::string& name, const MakeMo
   Trainers all = trainers(options, name, worker.rank(), make);
   worker.broadcast(worker.rank() == 0 ? all[0]->initial() : std::vector<float>());
   geeps::WorkerExchange exchange(worker, all[0]->tables().specs());
-  run(options, std::move(all), exchange, [&](double rate) { worker.set_hyper({{"lr", rate}}); });
+  const auto set_hyper = [&](const std::map<std::string, double>& values) {
+    worker.set_hyper(values);
+  };
+  if (worker.rank() == 0) begin(exchange, set_hyper, all[0]->checkpoint());
+  if (options.resume) worker.barrier();  // nobody completes a round before that
+  const Trainer::SetHyper of_rank_0 = worker.rank() == 0 ? Trainer::SetHyper(set_hyper) : nullptr;
+  run(options, std::move(all), exchange, of_rank_0, state_arrays);
   worker.leave();
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "worker/examples/geeps/model.h"
 #include "worker/worker.h"
@@ -18,6 +19,7 @@ namespace phub::examples {
 struct TrainingOptions {
   WorkerOptions worker;     // server, job, rank, world size
   bool standalone = false;  // without a box
+  bool store = false;       // the parameters lie in a store of rows (store_exchange.h)
   std::string consistency = "bsp";
   uint32_t slack = 0;
 
@@ -28,11 +30,14 @@ struct TrainingOptions {
   uint32_t latency_us = 0;      // of each copy
   std::string gather = "virtual";
   bool prefetch = true;
+  bool peak_first = false;
   uint32_t partitions = 1;
   bool poison = false;
   std::string trace;
 
   Share share;  // of this process; its samples and mini-batches are those of a device
+  std::string optimizer = "sgd";
+  std::vector<std::string> hyper;  // NAME=VALUE, beside the learning rate
   double lr = 0.1, lr_decay = 1;
   uint64_t lr_every = 0;  // clocks; 0: always the same
   uint64_t clocks = 500;

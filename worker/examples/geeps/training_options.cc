@@ -30,6 +30,8 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
       ->group(group)
       ->check(CLI::IsMember({"on", "off"}))
       ->default_str("on");
+  app.add_flag("--peak-first", o.peak_first, "Rows are pinned in the order of Algorithm 2")
+      ->group(group);
   app.add_option("--partitions", o.partitions, "Of the tables, each with threads of its own")
       ->group(group)
       ->check(CLI::PositiveNumber)
@@ -42,6 +44,8 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
 void add_job_options(CLI::App& app, TrainingOptions& o) {
   const std::string group = "Job";
   app.add_flag("--standalone", o.standalone, "Without a box")->group(group);
+  app.add_flag("--store", o.store, "Parameters are rows of an IterStore, of plain SGD")
+      ->group(group);
   app.add_option("--server", o.worker.server, "HOST:PORT of phub serve")
       ->group(group)
       ->capture_default_str();
@@ -74,6 +78,10 @@ void add_options(CLI::App& app, TrainingOptions& o) {
       ->capture_default_str();
   app.add_option("--seed", o.share.seed, "Of the initial parameters and the mini-batches")
       ->capture_default_str();
+  app.add_option("--optimizer", o.optimizer,
+                 "sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, adadelta")
+      ->capture_default_str();
+  app.add_option("--hyper", o.hyper, "NAME=VALUE: its other hyperparameters, and lr's schedules");
   app.add_option("--lr", o.lr, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--lr-decay", o.lr_decay, "Its factor after every --lr-every iterations")
       ->check(CLI::PositiveNumber)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from phub._facts import Stats, Verdict
+from phub._facts import Branch, Stats, Verdict
 from phub._memory import Memory
 from phub._options import Key
 from phub.errors import (
@@ -55,6 +55,7 @@ _OF_PYTORCH = {
 
 __all__ = [
     "BadHandleError",
+    "Branch",
     "DDPState",
     "DistributedOptimizer",
     "Error",

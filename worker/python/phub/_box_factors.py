@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from phub._exchanged import Exchanged
 from phub._factors import Linear, layers_of
-from phub._options import Key
+from phub._options import Key, Option
 from phub._views import tensor_over
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, memory_of
@@ -24,12 +24,19 @@ from phub.pytorch import DTYPES, memory_of
 Layers = dict[str, tuple[nn.Linear, int]]
 
 
-def layers_in(model: nn.Module, factors: Mapping[str, int], keys: dict[str, int | Key]) -> Layers:
+def layers_in(
+    model: nn.Module,
+    factors: Mapping[str, int],
+    keys: dict[str, int | Key],
+    options: Mapping[str, Option],
+) -> Layers:
     """By the weight's name: the module and its samples. Their keys become matrices.
 
     Raises InvalidError, or NotFoundError for a pattern that matches no weight.
     """
-    layers = layers_of(model, factors) if factors else {}
+    if factors and options.get("memory_device") is not None:
+        raise InvalidError("factors: the box gets them from the host: leave memory_device out")
+    layers = layers_of(model, factors, may_be_on_gpu=True) if factors else {}
     for name, (_, samples) in layers.items():
         key = keys.get(name)
         if not isinstance(key, Key):
@@ -48,9 +55,10 @@ class BoxFactors(Exchanged):
 
     def look(self) -> None:
         """As Exchanged: the worker has no memory for its gradient."""
-        rows, columns = self.tensor.shape
         self.slot = torch.empty(0)
-        self.left, self.right = (torch.empty(self.samples, size) for size in (rows, columns))
+        self.left, self.right = (
+            torch.empty(self.samples, size, device=self.tensor.device) for size in self.tensor.shape
+        )
         self.result = tensor_over(
             self.worker.parameters(self.name), DTYPES[self.worker.parameter_dtype]
         ).view(self.tensor.shape)
@@ -81,8 +89,11 @@ class BoxFactors(Exchanged):
                 f"factors: '{self.name}' has a gradient beside its factors: a weight must be used "
                 "by its nn.Linear alone"
             )
-        left, right = (memory_of(side[: self.count]) for side in (self.left, self.right))
-        self.worker.push_factors(self.name, left, right)
+        left, right = (side[: self.count] for side in (self.left, self.right))
+        if self.worker.on_device:  # what the next step writes there comes behind this one's result
+            self.worker.on_device.push_factors(self.name, left, right)
+        else:
+            self.worker.push_factors(self.name, memory_of(left), memory_of(right))
 
     def end_step(self) -> None:
         """The next backward() is of the next step."""

@@ -88,6 +88,15 @@ class DeviceKeys:
         stream = stream_of(self._device)
         call("push_device", self._handle, self._index[key], address or None, kind, 1.0, 0, stream)
 
+    def push_factors(self, key: str, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Of a key with a rank_limit: lends the pairs, (count, rows) and (count, columns).
+
+        They are contiguous float32. None at all is a gradient of zero.
+        """
+        sides = (left.data_ptr() or None, right.data_ptr() or None)
+        stream = stream_of(self._device)
+        call("push_factors_device", self._handle, self._index[key], *sides, len(left), 0, stream)
+
     def pull(self, key: str, into: torch.Tensor) -> None:
         """What the current stream does next has the key's latest result in this tensor."""
         place = into if into.is_contiguous() else _contiguous_like(into)

@@ -217,7 +217,9 @@ class Linear(torch.autograd.Function):
         )
 
 
-def layers_of(model: nn.Module, samples: Mapping[str, int]) -> dict[str, tuple[nn.Linear, int]]:
+def layers_of(
+    model: nn.Module, samples: Mapping[str, int], *, may_be_on_gpu: bool = False
+) -> dict[str, tuple[nn.Linear, int]]:
     """By the weight's name: the module, and the samples of the last pattern that matches it."""
     linear = {
         f"{name}.weight" if name else "weight": module
@@ -237,9 +239,11 @@ def layers_of(model: nn.Module, samples: Mapping[str, int]) -> dict[str, tuple[n
         matching = [count for pattern, count in samples.items() if fnmatchcase(name, pattern)]
         if not matching:
             continue
-        if module.weight.dtype != torch.float32 or _device.is_gpu(module.weight.device):
+        on_gpu = _device.is_gpu(module.weight.device) and not may_be_on_gpu
+        if module.weight.dtype != torch.float32 or on_gpu:
+            where = "" if may_be_on_gpu else " on the CPU"
             raise InvalidError(
-                f"factors are float32 on the CPU, and '{name}' is {module.weight.dtype} on "
+                f"factors are float32{where}, and '{name}' is {module.weight.dtype} on "
                 f"{module.weight.device}"
             )
         layers[name] = (module, matching[-1])

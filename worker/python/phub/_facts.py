@@ -19,6 +19,17 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """A branch of a job that has several."""
+
+    branch: int  # its number; 0 is what the job began as
+    parent: int
+    round: int  # that it was forked before; 0: it was not
+    rounds: int  # that it has run, its parent's up to there included
+    runs: bool  # in the round that is in progress
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of a gated round, on all ranks."""
 

@@ -71,6 +71,28 @@ class RoundVerdict(ctypes.Structure):
     )
 
 
+class BranchInfo(ctypes.Structure):
+    """phub_branch."""
+
+    _fields_ = (
+        ("round", c_uint64),
+        ("rounds", c_uint64),
+        ("branch", c_uint32),
+        ("parent", c_uint32),
+        ("runs", c_uint32),
+        ("unused", c_uint32),
+    )
+
+
+class Range(ctypes.Structure):
+    """phub_range."""
+
+    _fields_ = (
+        ("begin", c_uint64),
+        ("end", c_uint64),
+    )
+
+
 class KeyMemory(ctypes.Structure):
     """phub_key_memory."""
 
@@ -95,6 +117,15 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "options_set_group": (c_void_p, c_size_t, c_uint32),
     "options_set_rank_limit": (c_void_p, c_size_t, c_uint32),
     "options_set_rows_limit": (c_void_p, c_size_t, c_uint32, c_int),
+    "options_set_operation": (c_void_p, c_size_t, c_char_p, c_char_p),
+    "options_set_interest": (
+        c_void_p,
+        c_size_t,
+        POINTER(Range),
+        c_size_t,
+        POINTER(Range),
+        c_size_t,
+    ),
     "options_set_format": (c_void_p, c_char_p, c_char_p),
     "options_set_hyper": (c_void_p, c_char_p, c_double),
     "options_set_saver": (c_void_p, c_void_p, c_void_p),
@@ -126,6 +157,19 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "round": (c_void_p, c_size_t, POINTER(c_uint64)),
     "verdict": (c_void_p, POINTER(RoundVerdict)),
     "set_hyper": (c_void_p, POINTER(c_char_p), POINTER(c_double), c_size_t, POINTER(c_uint64)),
+    "fork": (
+        c_void_p,
+        c_uint32,
+        POINTER(c_char_p),
+        POINTER(c_double),
+        c_size_t,
+        POINTER(c_uint64),
+        POINTER(c_uint32),
+    ),
+    "schedule": (c_void_p, POINTER(c_uint32), POINTER(c_uint64), c_size_t, POINTER(c_uint64)),
+    "discard": (c_void_p, c_uint32, POINTER(c_uint64)),
+    "branch_in": (c_void_p, c_uint64, POINTER(c_uint32)),
+    "branches": (c_void_p, POINTER(BranchInfo), c_size_t, POINTER(c_size_t)),
     "state_name": (c_void_p, c_size_t, POINTER(c_char_p)),
     "get_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),
     "set_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),
@@ -136,6 +180,15 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "device_keys_create": (c_void_p, c_void_p, POINTER(c_void_p)),
     "device_keys_destroy": (c_void_p,),
     "push_device": (c_void_p, c_size_t, c_void_p, c_char_p, c_float, c_int32, c_void_p),
+    "push_factors_device": (
+        c_void_p,
+        c_size_t,
+        c_void_p,
+        c_void_p,
+        c_uint32,
+        c_int32,
+        c_void_p,
+    ),
     "pull_device": (c_void_p, c_size_t, c_void_p, c_char_p, c_void_p),
     "wait_device": (c_void_p,),
     "waits_for": (c_void_p, c_char_p, c_size_t),

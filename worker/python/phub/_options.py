@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from ctypes import c_uint64, c_void_p
+from collections.abc import Mapping, Sequence
+from ctypes import Array, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Union
 
 from phub import errors
-from phub._library import call
+from phub._library import Range, call
 
 Option = Union[str, int, bool]
 MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
@@ -29,6 +29,11 @@ class Key:
     `rows_limit`: of such a key, so many different rows of its gradient at most are sent, with
     `Worker.push_rows`: those that are not zero; 0: all. `lazy`: the optimizer's step of a round
     changes the rows that a rank sent, and leaves alone parameters and state of the others.
+    `operation`, of a job with the optimizer "fold": "add", "multiply", "min", "max" or "or" is done
+    with the values, of `value_type` "f32", "f64", "i32" or "i64"; `elements` are words of 4 bytes,
+    two of them a value of 64 bits.
+    `writes`, `reads`: what this rank touches of the key, as ranges of its elements (first, end);
+    None for both: all. Where only one is given, the other is nothing. Ranks may give other ranges.
     """
 
     elements: int
@@ -40,6 +45,10 @@ class Key:
     rank_limit: int = 0
     rows_limit: int = 0
     lazy: bool = False
+    operation: str = ""
+    value_type: str = ""
+    writes: Sequence[tuple[int, int]] | None = None
+    reads: Sequence[tuple[int, int]] | None = None
 
 
 def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
@@ -70,6 +79,19 @@ def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
             call("options_set_rank_limit", options, index, key.rank_limit)
         if key.rows_limit:
             call("options_set_rows_limit", options, index, key.rows_limit, int(key.lazy))
+        if key.operation or key.value_type:
+            words = (key.operation.encode(), key.value_type.encode())
+            call("options_set_operation", options, index, *words)
+        if key.writes is not None or key.reads is not None:
+            writes, reads = _ranges(key.writes), _ranges(key.reads)
+            call("options_set_interest", options, index, writes, len(writes), reads, len(reads))
+
+
+def _ranges(given: Sequence[tuple[int, int]] | None) -> Array[Range]:
+    for first, end in given or ():
+        if not 0 <= first < end:
+            raise errors.InvalidError(f"the range ({first}, {end}) is empty, or begins before 0")
+    return (Range * len(given or ()))(*(Range(*one) for one in given or ()))
 
 
 def _add_key(options: c_void_p, name: str, key: Key) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
+from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 
 from phub.errors import InvalidError
 
 WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
 _REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
-_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, SparseAdam)
+_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam)
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -64,6 +64,16 @@ def fixed_values(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, fl
     return {"rmsprop_momentum": momenta.pop()}
 
 
+def check_schedule(schedule: Mapping[str, float]) -> None:
+    """Raises InvalidError for a name that is no setting of a schedule of the learning rate."""
+    for name in schedule:
+        if not name.startswith("lr_") or name.split("@")[0] == "lr_decay":
+            raise InvalidError(
+                f"schedule has '{name}', which the optimizer's groups have; a schedule's are "
+                "lr_warmup, lr_exponential, lr_inverse, lr_polynomial, lr_cosine and what they need"
+            )
+
+
 def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     """The hyperparameters of a group, by the box's names."""
     fields = {"lr": "lr"}
@@ -71,12 +81,14 @@ def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
         fields["weight_decay"] = "weight_decay"
     if name in ("momentum", "nesterov"):
         fields |= {"momentum": "momentum", "dampening": "dampening"}
-    if name in ("adam", "adamw", "adagrad", "rmsprop", "sparse-adam"):
+    if name in ("adam", "adamw", "adagrad", "rmsprop", "adadelta", "sparse-adam"):
         fields["eps"] = "eps"
     if name == "adagrad":
         fields["lr_decay"] = "lr_decay"
     if name == "rmsprop":
         fields["alpha"] = "alpha"
+    if name == "adadelta":
+        fields["rho"] = "rho"
     values = {ours: float(group[theirs]) for ours, theirs in fields.items()}
     if "betas" in group:
         values["beta1"], values["beta2"] = (float(beta) for beta in group["betas"])

@@ -29,7 +29,11 @@ from phub.worker import Worker
 
 
 def check_without_box(
-    factors: object, rows: object, max_norm: float, options: Mapping[str, Option]
+    factors: object,
+    rows: object,
+    max_norm: float,
+    schedule: object,
+    options: Mapping[str, Option],
 ) -> None:
     """Refuses what the box does in a step of its own, which server=False leaves to the worker."""
     if factors:
@@ -38,6 +42,10 @@ def check_without_box(
         )
     if rows:
         raise InvalidError("rows and lazy are for steps of the box (server=True)")
+    if schedule:
+        raise InvalidError(
+            "schedule is for steps of the box (server=True); torch's schedulers are for others"
+        )
     if max_norm or options.get("on_nonfinite") == "skip":
         raise InvalidError(
             "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
@@ -73,14 +81,15 @@ class DistributedOptimizer(Optimizer):
         factors: Mapping[str, int] | None = None,
         rows: Mapping[str, int] | None = None,
         lazy: Sequence[str] = (),
+        schedule: Mapping[str, float] | None = None,
         **options: Option,
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
 
-        optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop or SparseAdam, over
-            parameters of the model, which are float32, bfloat16 or float16 on the CPU, or all on
-            one GPU. Those that require no gradient are not exchanged. If it has state, the box
-            takes rank 0's.
+        optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta or
+            SparseAdam, over parameters of the model, which are float32, bfloat16 or float16 on the
+            CPU, or all on one GPU. Those that require no gradient are not exchanged. If it has
+            state, the box takes rank 0's.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
             the new parameters. "forward": the next forward() waits, module by module. False:
             everything is in step(), and gradients may be changed before.
@@ -94,7 +103,7 @@ class DistributedOptimizer(Optimizer):
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
         factors: by patterns of names of nn.Linear's weights, how many samples a rank has in a step
-            at most: factors are sent of these, and the box multiplies. They are float32 on the CPU,
+            at most: factors are sent of these, and the box multiplies. They are float32,
             used once in a forward(), and have no `.grad`. With accumulate, the samples of all its
             backward() count.
         rows: of weights of nn.Embedding(sparse=True) only those rows of the gradient are sent that
@@ -103,13 +112,17 @@ class DistributedOptimizer(Optimizer):
         lazy: patterns of names of such weights. The optimizer's step changes the rows that a rank
             used, and leaves alone parameters and state of the others. Else their gradient is zero.
             With SparseAdam all are.
+        schedule: of the learning rate, which the box computes round by round: {"lr_warmup": 100,
+            "lr_cosine": 5000}. The groups' `lr` stays what it begins with. Instead of a scheduler,
+            of which every change is a call of the box; training.md has PyTorch's names of them.
         options: of `Worker`. Unlike there, the default of reduction is "mean". With
             on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         check_form(overlap, accumulate, server, zero_copy, options)
         if not server:
-            check_without_box(factors, rows or lazy, max_norm, options)
+            check_without_box(factors, rows or lazy, max_norm, schedule, options)
+        _rules.check_schedule(schedule or {})
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
@@ -136,10 +149,11 @@ class DistributedOptimizer(Optimizer):
         keys = keys_of(
             named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
         )
-        layers = layers_in(model, factors or {}, keys)
+        layers = layers_in(model, factors or {}, keys, options)
         lazy_ones = None if self._rule == "sparse-adam" else lazy
         tables = rows_in(model, rows or {}, lazy_ones, named, keys) if server else set()
         fixed = _rules.fixed_values(self._rule, self.param_groups)
+        fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
         self._model, self._options = model, options
@@ -206,6 +220,10 @@ class DistributedOptimizer(Optimizer):
             raise InvalidError(
                 "phub.GradScaler needs a DistributedOptimizer with on_nonfinite='skip' and "
                 "server=True: all ranks leave out the steps that overflow"
+            )
+        if self._options.get("branches"):
+            raise InvalidError(
+                "a GradScaler and branches do not go together: the scale follows one training"
             )
         if self.worker.first_round > 1 and self._steps.restored is None:
             raise InvalidError(

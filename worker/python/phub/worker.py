@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 from phub import _library, errors
-from phub._facts import Stats, Verdict
+from phub._facts import Branch, Stats, Verdict
 from phub._handle import Handle
 from phub._library import call
 from phub._memory import Memory, format_in_memory, memory_of_any, memory_of_key
@@ -19,6 +19,14 @@ from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
 _DESCRIPTION_BYTES = 4096
+_MOST_BRANCHES = 256  # of a job: the option is at most one less
+
+
+def _named(values: Mapping[str, float]) -> tuple[Any, Any, int]:
+    """Names, numbers, and how many there are, as C has them."""
+    names = (c_char_p * len(values))(*(name.encode() for name in values))
+    numbers = (c_double * len(values))(*values.values())
+    return names, numbers, len(values)
 
 
 class Worker:
@@ -328,11 +336,68 @@ class Worker:
         Any rank may call it, one or all of them: what several set for one round must be the same.
         """
         self._settle()
-        names = (c_char_p * len(values))(*(name.encode() for name in values))
-        numbers = (c_double * len(values))(*values.values())
         at = c_uint64(round)
-        call("set_hyper", self._worker, names, numbers, len(values), byref(at))
+        call("set_hyper", self._worker, *_named(values), byref(at))
         return at.value
+
+    # ---- Branches, of a job with the option `branches`. One rank decides, or a program beside it.
+
+    def fork(
+        self,
+        parent: int = 0,
+        hyper: Mapping[str, float] | None = None,
+        round: int = 0,  # noqa: A002
+    ) -> tuple[int, int]:
+        """A branch that is as `parent` is before `round` (0: as soon as possible), but for `hyper`.
+
+        Returns its number, and the round. It has the parent's parameters, and the optimizer's
+        state. Nothing changes it until it is scheduled. Raises FullError: the job has as many as
+        its option `branches` allows.
+        """
+        self._settle()
+        at, child = c_uint64(round), c_uint32()
+        call("fork", self._worker, parent, *_named(hyper or {}), byref(at), byref(child))
+        return child.value, at.value
+
+    def schedule(self, *turns: int | tuple[int, int], round: int = 0) -> int:  # noqa: A002
+        """From `round` on (0: as soon as possible) these branches run, one after the other.
+
+        Each turn is (branch, rounds), the last a branch alone, which goes on until something else
+        is scheduled. Returns the round; the result of the round before it is what the first of
+        them has.
+        """
+        self._settle()
+        pairs = [turn if isinstance(turn, tuple) else (turn, 0) for turn in turns]
+        branches = (c_uint32 * len(pairs))(*(branch for branch, _ in pairs))
+        rounds = (c_uint64 * len(pairs))(*(rounds for _, rounds in pairs))
+        at = c_uint64(round)
+        call("schedule", self._worker, branches, rounds, len(pairs), byref(at))
+        return at.value
+
+    def discard(self, branch: int, round: int = 0) -> int:  # noqa: A002
+        """The branch is gone from `round` on, and there is room for another. Returns the round."""
+        self._settle()
+        at = c_uint64(round)
+        call("discard", self._worker, branch, byref(at))
+        return at.value
+
+    def branch_in(self, round: int) -> int:  # noqa: A002
+        """The branch that runs in `round`: final for the one behind the latest result here."""
+        self._settle()
+        found = c_uint32()
+        call("branch_in", self._worker, round, byref(found))
+        return found.value
+
+    def branches(self) -> tuple[Branch, ...]:
+        """All that there are, when everything is done that was decided."""
+        self._settle()
+        found = (_library.BranchInfo * _MOST_BRANCHES)()
+        count = c_size_t()
+        call("branches", self._worker, found, _MOST_BRANCHES, byref(count))
+        return tuple(
+            Branch(of.branch, of.parent, of.round, of.rounds, bool(of.runs))
+            for of in found[: count.value]
+        )
 
     # ---- The state at the box, between rounds. TakenError: another rank reads or sets it.
 

@@ -2,12 +2,11 @@
 
 import multiprocessing
 import signal
-from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import SEED
-from exact import assert_same_bits, exact_sqrt, mean
+from exact import assert_same_bits, exact_roots, mean
 from models import make_net
 from torch import nn
 
@@ -77,7 +76,7 @@ def test_steps_and_scales_are_those_of_torch(box, start, dtype, overlap, ranks):
         for name, parameter in net.named_parameters():
             if name in seen[0][0]:
                 parameter.grad = mean([gradients[name] for gradients, *_ in seen])
-        with patch.object(torch.Tensor, "sqrt", exact_sqrt):
+        with exact_roots():
             scaler.step(optimizer)
         scaler.update()
         expected = {name: p.to(dtype) for name, p in parameters_of(net).items()}

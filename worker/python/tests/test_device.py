@@ -146,6 +146,69 @@ def test_distributed_optimizer_has_the_same_bits(box, start, options):
     assert equal(gpu[0][0], gpu[1][0])
 
 
+def trains_with_factors(rank, on_gpu, options):
+    if on_gpu:
+        take_the_way_of_a_gpu()
+    net = nn.Sequential(make_net(rank), nn.ReLU(), nn.Linear(7, 9), nn.Linear(9, 7))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(rank)
+    optimizer = phub.DistributedOptimizer(
+        torch.optim.AdamW(net.parameters(), 1e-2, foreach=False),
+        net,
+        job=job(on_gpu),
+        factors={"0.2.weight": 16, "2.*": 16},
+        **options,
+    )
+    assert (optimizer.worker.on_device is not None) == on_gpu
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(options.get("accumulate", 1)):
+            if step == 2:  # two of its layers are not used
+                net[3](torch.ones(2, 9)).sum().backward()
+            else:
+                loss_of(net, rank, 10 * step + part).backward()
+        assert net[2].weight.grad is None
+        optimizer.step()
+    optimizer.synchronize()
+    state = optimizer.state_dict()
+    optimizer.close()
+    return bits_of(net), state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": "forward", "transport": "tcp"},
+        {"overlap": False, "accumulate": 2},
+        {"parameter_dtype": "bf16", "formats": {"0.0.*": "int8"}},
+    ],
+    ids=["backward", "forward", "accumulate", "coded"],
+)
+def test_factors_have_the_same_bits(box, start, options):
+    usual, gpu = (start(trains_with_factors, 2, way, options).results() for way in (False, True))
+    assert equal(usual, gpu)
+    assert equal(gpu[0][0], gpu[1][0])
+
+
+def refuses_factors(_rank):
+    take_the_way_of_a_gpu()
+    net = make_net(0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(phub.InvalidError, match="leave memory_device out"):
+        phub.DistributedOptimizer(
+            optimizer, net, factors={"2.weight": 8}, memory_device=0, job=job(True)
+        )
+    with pytest.raises(phub.InvalidError, match="float32 on the CPU, and '2.weight'"):
+        phub.ddp(net, factors={"2.weight": 8}, job=job(True))
+    return True
+
+
+def test_factors_that_cannot_be_are_refused(box, start):
+    assert start(refuses_factors, 1).results() == [True]
+
+
 def lies_in_the_device(rank, on_gpu, options):
     """Over libfabric, which reads and writes a host device's memory as it would a GPU's."""
     if on_gpu:

@@ -2,14 +2,14 @@
 
 import copy
 import os
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import pytest
 import torch
-from exact import assert_same_bits, exact_sqrt, mean
+from exact import assert_same_bits, exact_roots, mean
 from models import loss_of, make_net
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
 
 import phub
 
@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "adagrad": (Adagrad, {"lr": 0.05, "lr_decay": 0.01}),
     "rmsprop": (RMSprop, {"lr": 1e-3, "alpha": 0.9}),
     "rmsprop_momentum": (RMSprop, {"lr": 1e-3, "momentum": 0.7}),
+    "adadelta": (Adadelta, {"lr": 0.5, "rho": 0.8, "eps": 1e-5}),
 }
 
 
@@ -92,7 +93,7 @@ def is_view(parameter, optimizer):
 def replay(gradients_of_ranks, net, optimizer, schedule):
     """One process, with the gradients of all ranks."""
     assert torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-    with patch.object(torch.Tensor, "sqrt", exact_sqrt):  # MKL's may be off by a unit
+    with exact_roots():
         for steps in zip(*gradients_of_ranks, strict=True):
             for name, parameter in net.named_parameters():
                 if name in steps[0]:
@@ -324,7 +325,7 @@ def goes_on(rank, kind, **options):
     local = plain(kind, net)
     local.load_state_dict(one.state_dict())
     one.close()
-    with patch.object(torch.Tensor, "sqrt", exact_sqrt):
+    with exact_roots():
         train(local, 3)
     two = phub.DistributedOptimizer(local, net, job=job("two"), **options)
     train(two, 6)
@@ -596,7 +597,7 @@ def steps_itself(rank):
     net = make_net()
     optimizer = phub.DistributedOptimizer(Own(net.parameters(), foreach=False), net, server=False)
     gradients, norms = [], []
-    with patch.object(torch.Tensor, "sqrt", exact_sqrt):
+    with exact_roots():
         for step in range(4):
             optimizer.zero_grad()
             loss_of(net, rank, step).backward()

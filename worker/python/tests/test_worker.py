@@ -56,6 +56,26 @@ def test_groups_order_the_sum(box, start, groups, total):
     assert start(adds_in_groups, 3, groups).results() == [total] * 3
 
 
+def touches_its_half(rank):
+    half = (32 * rank, 32 * rank + 32)
+    key = phub.Key(64, writes=[half], reads=[(0, 64)] if rank == 0 else ())
+    with phub.Worker({"t": key, "other": phub.Key(8, reads=())}, chunk_elements=32) as worker:
+        np.asarray(worker.gradient("t"))[:] = rank + 1
+        worker.push("t")
+        worker.wait("t")
+        with pytest.raises(phub.InvalidError, match="neither write nor read"):
+            worker.push("other")
+        found = np.array(worker.parameters("t"))
+        worker.barrier()
+        return found, worker.stats.chunks_pushed
+
+
+def test_a_rank_sends_what_it_writes_and_gets_what_it_reads(box, start):
+    (all_of_it, pushed), (_, other) = start(touches_its_half, 2).results()
+    assert np.array_equal(all_of_it, [1] * 32 + [2] * 32)
+    assert (pushed, other) == (2, 1)
+
+
 def with_own_memory(rank, transport):
     with phub.Worker({"key": 5000}, transport=transport, reduction="mean") as worker:
         gradient = np.full(5000, rank + 1, np.float32)
@@ -393,6 +413,41 @@ def test_waits_for_is_empty_while_nothing_is_late(box):
     with phub.Worker({"key": 8}) as worker:
         assert worker.waits_for() == ""
         wait_until(lambda: worker.first_round == 1, "the first round")
+
+
+# ---- Branches.
+
+
+def tries_two_rates(rank):
+    options = {"optimizer": "sgd", "hyper": {"lr": 1}, "branches": 1}
+    with phub.Worker({"w": 4}, **options) as worker:
+        worker.wait_all()
+        if rank == 0:
+            assert worker.fork(0, {"lr": 2}, round=3) == (1, 3)
+            with pytest.raises(phub.FullError, match="no room for another"):
+                worker.fork()
+            assert worker.schedule((1, 1), 0, round=3) == 3
+        worker.barrier()
+        seen = []
+        for step in range(1, 5):
+            np.asarray(worker.gradient("w"))[:] = 1
+            worker.push("w")
+            worker.wait("w")
+            seen.append((worker.branch_in(step + 1), float(worker.parameters("w")[0])))
+        if rank == 0:
+            worker.set_hyper({"lr": 0.5})  # then the box knows the round
+            root, child = worker.branches()
+            assert child == phub.Branch(branch=1, parent=0, round=3, rounds=3, runs=False)
+            assert (root.branch, root.runs) == (0, True)
+            worker.discard(1)
+            assert [branch.branch for branch in worker.branches()] == [0]
+        worker.barrier()
+        return seen
+
+
+def test_branches_run_in_turns(box, start):
+    want = [(0, -2), (1, -4), (0, -4), (0, -6)]
+    assert start(tries_two_rates, 2).results() == [want, want]
 
 
 # ---- Groups, and the state at the box.

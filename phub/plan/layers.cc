@@ -1,4 +1,4 @@
-#include "bench/layers/net.h"
+#include "phub/plan/layers.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

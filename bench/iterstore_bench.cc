@@ -1,0 +1,301 @@
+// What each specialisation of a store (worker/iterstore) brings: PageRank with all of them, with
+// each one switched off in turn, and with none; and what learning the accesses costs, and brings,
+// from a virtual and from the first real iteration (002, section 3.3, figure 5).
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <future>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/zerocompute/processes.h"
+#include "phub/text_table.h"
+#include "transport/error.h"
+#include "worker/examples/page_rank.h"
+
+namespace phub::iterstore_bench {
+namespace {
+
+using examples::PackageGraph;
+using examples::PageRank;
+using examples::RankedLink;
+using iterstore::Store;
+using iterstore::StoreOptions;
+using iterstore::StoreThread;
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  uint32_t world = 2;
+  uint32_t threads = 1;
+  uint32_t iterations = 10;
+  uint32_t turns = 3;
+  uint32_t pages = 50'000;
+  uint32_t links = 300'000;
+  std::string packages;  // empty: a random graph
+  std::string transport = "shm";
+  std::string json;
+  bool tiny = false;
+};
+
+enum class Gather : uint8_t { kNever, kVirtual, kReal };
+
+struct Variant {
+  std::string name;
+  Gather gather = Gather::kVirtual;
+  bool StoreOptions::*off = nullptr;
+  bool none = false;  // of the specialisations
+};
+
+const std::vector<Variant> kVariants = {
+    {.name = "none", .gather = Gather::kNever, .none = true},
+    {.name = "all, from the first real iteration", .gather = Gather::kReal},
+    {.name = "all, from a virtual iteration"},
+    {.name = "without placement", .off = &StoreOptions::placement},
+    {.name = "without NUMA", .off = &StoreOptions::numa},
+    {.name = "without thread caches", .off = &StoreOptions::thread_caches},
+    {.name = "without static index", .off = &StoreOptions::static_index},
+    {.name = "without prefetch", .off = &StoreOptions::prefetch},
+};
+
+// Seconds, of the slowest thread.
+struct Times {
+  double preprocessing = 0, initialization = 0;
+  double first = 0, later = 0;  // later: of one iteration
+  double chunks = 0;            // to and from rank 0, in one of these
+  double norm = 0;              // of the outcome, which is that of all
+};
+
+// A few pages have most of the links, as everywhere.
+PackageGraph random_graph(uint32_t pages, uint32_t links) {
+  std::mt19937_64 random(1);
+  PackageGraph graph;
+  for (uint32_t page = 0; page < pages; ++page) graph.names.push_back(std::to_string(page));
+  const auto any = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
+  for (uint32_t link = 0; link < links; ++link) {
+    const auto from = static_cast<uint32_t>(any() * pages);
+    const auto to = static_cast<uint32_t>(std::pow(any(), 4) * pages);
+    if (from != to) graph.links.push_back({from, to});
+  }
+  std::ranges::sort(graph.links, {}, &PackageGraph::Link::from);
+  return graph;
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+class Run {
+ public:
+  Run(const Options& options, const PackageGraph& graph, const Variant& variant, std::string server,
+      std::string job)
+      : options_(options),
+        graph_(graph),
+        page_rank_(graph),
+        variant_(variant),
+        server_(std::move(server)),
+        job_(std::move(job)) {}
+
+  Times measure() {
+    std::vector<std::future<Times>> ranks;
+    for (uint32_t rank = 0; rank < options_.world; ++rank) {
+      ranks.push_back(std::async(std::launch::async, [this, rank] { return run_rank(rank); }));
+    }
+    Times slowest;
+    for (auto& rank : ranks) slowest = slower(slowest, rank.get());
+    return slowest;
+  }
+
+ private:
+  static Times slower(const Times& a, const Times& b) {
+    return {.preprocessing = std::max(a.preprocessing, b.preprocessing),
+            .initialization = std::max(a.initialization, b.initialization),
+            .first = std::max(a.first, b.first),
+            .later = std::max(a.later, b.later),
+            .chunks = std::max(a.chunks, b.chunks),
+            .norm = std::max(a.norm, b.norm)};
+  }
+
+  Times run_rank(uint32_t rank) {
+    StoreOptions store_options{.tables = {PageRank::table(graph_)}, .threads = options_.threads};
+    WorkerOptions& worker = store_options.worker;
+    worker.server = server_;
+    worker.transport = options_.transport;
+    worker.rank = static_cast<int32_t>(rank);
+    worker.spec.name = job_;
+    worker.spec.world_size = options_.world;
+    worker.spec.lease_ms = 10'000;  // on a busy machine
+    worker.local_world_size = options_.world;
+    if (variant_.off != nullptr) store_options.*variant_.off = false;
+    if (variant_.none) {
+      store_options.placement = store_options.numa = store_options.thread_caches = false;
+      store_options.static_index = store_options.prefetch = false;
+    }
+    Store store(store_options);
+    std::vector<std::future<Times>> threads;
+    for (uint32_t t = 0; t < options_.threads; ++t) {
+      threads.push_back(std::async(std::launch::async,
+                                   [this, &store, rank, t] { return run_thread(store, rank, t); }));
+    }
+    Times slowest;
+    for (auto& thread : threads) slowest = slower(slowest, thread.get());
+    const WorkerStats stats = store.stats().worker;  // since the accesses are known
+    const uint32_t clocks = options_.iterations + (variant_.gather == Gather::kReal ? 1 : 3);
+    slowest.chunks = static_cast<double>(stats.chunks_pushed + stats.chunks_received) / clocks;
+    for (const double of_page : page_rank_.ranks(store.table(0))) slowest.norm += of_page * of_page;
+    return slowest;
+  }
+
+  Times run_thread(Store& store, uint32_t rank, uint32_t thread) {
+    std::vector<RankedLink> links =
+        page_rank_.links(rank * options_.threads + thread, options_.world * options_.threads);
+    StoreThread mine(store, thread);
+    Times times;
+    auto begin = Clock::now();
+    if (variant_.gather == Gather::kVirtual) {
+      mine.begin_virtual();
+      page_rank_.iterate(mine, links);
+      mine.finish();
+      times.preprocessing = seconds_since(begin);
+    }
+    begin = Clock::now();
+    mine.clock();  // of ranks that begin with what the table begins with
+    times.initialization = seconds_since(begin);
+    begin = Clock::now();
+    if (variant_.gather == Gather::kReal) mine.begin_gathering();
+    page_rank_.iterate(mine, links);
+    times.first = seconds_since(begin);
+    if (variant_.gather == Gather::kReal) {
+      begin = Clock::now();
+      mine.finish();
+      times.preprocessing = seconds_since(begin);
+    }
+    page_rank_.iterate(mine, links);  // caches, and memory that is touched for the first time
+    begin = Clock::now();
+    for (uint32_t i = 0; i < options_.iterations; ++i) page_rank_.iterate(mine, links);
+    times.later = seconds_since(begin) / options_.iterations;
+    return times;
+  }
+
+  const Options& options_;
+  const PackageGraph& graph_;
+  const PageRank page_rank_;
+  const Variant& variant_;
+  const std::string server_, job_;
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+Times median_of(const std::vector<Times>& all) {
+  Times median_times;
+  for (double Times::*field : {&Times::preprocessing, &Times::initialization, &Times::first,
+                               &Times::later, &Times::chunks, &Times::norm}) {
+    std::vector<double> values;
+    for (const Times& times : all) values.push_back(times.*field);
+    median_times.*field = median(values);
+  }
+  return median_times;
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  CLI::App app("What each specialisation of a store brings, by PageRank.");
+  app.add_option("--world", options.world, "Ranks")->check(CLI::PositiveNumber);
+  app.add_option("--threads", options.threads, "Threads of each")->check(CLI::PositiveNumber);
+  app.add_option("--iterations", options.iterations, "Of a run, that are timed")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--turns", options.turns, "Runs of each kind, in turn; the median counts")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--pages", options.pages, "Of a random graph")->check(CLI::PositiveNumber);
+  app.add_option("--links", options.links, "Of a random graph")->check(CLI::PositiveNumber);
+  app.add_option("--packages", options.packages,
+                 "Debian's packages instead: what `apt-cache dumpavail` prints");
+  app.add_option("--transport", options.transport)->check(CLI::IsMember({"shm", "tcp"}));
+  app.add_option("--json", options.json, "Write the results to this file");
+  app.add_flag("--tiny", options.tiny, "A small graph, once: whether it works");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    std::exit(app.exit(e) == 0 ? 0 : 2);
+  }
+  if (options.tiny) {
+    options.pages = 500;
+    options.links = 3000;
+    options.iterations = 2;
+    options.turns = 1;
+  }
+  return options;
+}
+
+void write_json(const Options& options, const std::vector<Times>& medians) {
+  nlohmann::json rows;
+  for (size_t v = 0; v < kVariants.size(); ++v) {
+    rows.push_back({{"name", kVariants[v].name},
+                    {"preprocessing_s", medians[v].preprocessing},
+                    {"initialization_s", medians[v].initialization},
+                    {"first_s", medians[v].first},
+                    {"later_s", medians[v].later},
+                    {"chunks", medians[v].chunks}});
+  }
+  std::ofstream file(options.json);
+  file << nlohmann::json({{"world", options.world},
+                          {"threads", options.threads},
+                          {"transport", options.transport},
+                          {"rows", rows}})
+              .dump(1)
+       << '\n';
+  if (!file.flush()) fail(ErrorCode::kInternal, "{}: cannot be written", options.json);
+}
+
+void run(const Options& options) {
+  const OwnServer server(beside_this_program("phub"), options.transport, "");
+  const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)
+                                                      : examples::read_packages(options.packages);
+  std::vector<std::vector<Times>> times(kVariants.size());
+  for (uint32_t turn = 0; turn < options.turns; ++turn) {
+    for (size_t v = 0; v < kVariants.size(); ++v) {
+      const std::string job = fmt::format("iterstore-{}-{}", turn, v);
+      times[v].push_back(Run(options, graph, kVariants[v], server.address(), job).measure());
+      // Each does the same work.
+      if (times[v].back().norm == times[0][0].norm) continue;
+      fail(ErrorCode::kInternal, "'{}' comes to other ranks: {:.17g}, not {:.17g}",
+           kVariants[v].name, times[v].back().norm, times[0][0].norm);
+    }
+  }
+  fmt::print("{} pages, {} links, {} ranks of {} threads, {}\n", graph.names.size(),
+             graph.links.size(), options.world, options.threads, options.transport);
+  TextTable table({"preprocessing ms", "initialization ms", "first ms", "later ms", "of none",
+                   "chunks", "with"},
+                  true);
+  std::vector<Times> medians;
+  for (const auto& of_variant : times) medians.push_back(median_of(of_variant));
+  for (size_t v = 0; v < kVariants.size(); ++v) {
+    const Times& of = medians[v];
+    table.add({fmt::format("{:.1f}", 1e3 * of.preprocessing),
+               fmt::format("{:.1f}", 1e3 * of.initialization),
+               fmt::format("{:.1f}", 1e3 * of.first), fmt::format("{:.2f}", 1e3 * of.later),
+               fmt::format("{:.0f}%", 100 * of.later / medians[0].later),
+               fmt::format("{:.0f}", of.chunks), kVariants[v].name});
+  }
+  fmt::print("{}", table.text());
+  if (!options.json.empty()) write_json(options, medians);
+}
+
+}  // namespace
+}  // namespace phub::iterstore_bench
+
+int main(int argc, char** argv) try {
+  phub::iterstore_bench::run(phub::iterstore_bench::parse(argc, argv));
+} catch (const std::exception& error) {
+  fmt::print(stderr, "iterstore_bench: {}\n", error.what());
+  return 1;
+}

@@ -1,0 +1,87 @@
+#include "phub/core/shelves.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "phub/core/snapshot.h"
+
+namespace phub {
+
+void Shelves::carry_out(uint32_t index, uint64_t round, const Way& way) {
+  CoreChunk& chunk = table_[index];
+  const uint64_t done = chunk.round;
+  bool is_another = false;  // the result is not that of the round that ends
+  for (const BranchOrder& order : orders_) {
+    if (order.round <= done) continue;
+    if (order.round > round) break;
+    is_another = is_another || states_.set.is_before(index, order.round);
+    do_what_is_due(index, order.round, way);
+    const TraceSpan span = trace_.span("branch", chunk);
+    if (order.kind == BranchOrder::kCopy) {
+      copy(order, chunk);
+    } else {
+      swap(order, chunk);
+      is_another = true;
+    }
+  }
+  if (!is_another) return;
+  chunk.same = false;
+  reducer_.publish(index);
+}
+
+// What is still to be copied or set before an earlier round is of the branch that ran then, and of
+// the shelves as they were. Of one round a snapshot is before a set, and that before a get.
+void Shelves::do_what_is_due(uint32_t index, uint64_t round, const Way& way) {
+  const CoreChunk& chunk = table_[index];
+  for (;;) {
+    DueChunks* first = nullptr;
+    for (DueChunks* due : {&snapshot_.chunks, &states_.set, &states_.get}) {
+      if (!due->is_before(index, round)) continue;
+      if (first == nullptr || due->round() < first->round()) first = due;
+    }
+    if (first == nullptr) return;
+    if (first == &snapshot_.chunks) {
+      snapshot_.copy(index, way);
+      cost_ += snapshot_.cost(chunk);
+      continue;
+    }
+    if (first == &states_.set) {
+      states_.copy_in(index);
+    } else {
+      states_.copy_out(index);
+    }
+    cost_ += states_.cost(chunk);
+  }
+}
+
+float* Shelves::elements_of(uint32_t place, size_t array, const CoreChunk& chunk) const {
+  float* const running[] = {arrays_.parameters, arrays_.state0, arrays_.state1};
+  float* const all = place == 0
+                         ? running[array]
+                         : arrays_.shelves.arrays[(place - 1) * arrays_.shelves.each + array];
+  return all + chunk.offset;
+}
+
+void Shelves::copy(const BranchOrder& order, const CoreChunk& chunk) {
+  for (size_t array = 0; array < arrays_.shelves.each; ++array) {
+    std::memcpy(elements_of(order.to, array, chunk), elements_of(order.from, array, chunk),
+                chunk.elements * sizeof(float));
+  }
+  cost_ += arrays_.shelves.each * chunk.elements * 2 * sizeof(float);
+  steps_of(order.to, chunk) =
+      order.from == 0 ? chunk.steps_before(order.round) : steps_of(order.from, chunk);
+}
+
+void Shelves::swap(const BranchOrder& order, CoreChunk& chunk) {
+  for (size_t array = 0; array < arrays_.shelves.each; ++array) {
+    float* const running = elements_of(0, array, chunk);
+    std::swap_ranges(running, running + chunk.elements, elements_of(order.to, array, chunk));
+  }
+  cost_ += arrays_.shelves.each * chunk.elements * 4 * sizeof(float);
+  uint64_t& steps = steps_of(order.to, chunk);
+  const uint64_t before = chunk.steps_before(order.round);
+  chunk.set_steps_before(order.round, steps);
+  steps = before;
+}
+
+}  // namespace phub

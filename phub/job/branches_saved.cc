@@ -1,0 +1,133 @@
+// What a checkpoint keeps of a job's branches, and a job that goes on from one.
+//
+// All that was decided stays, as hyperparameters do: the turns that are still to come, too. A shelf
+// is of the checkpoint's round, so it may hold what is discarded later, and runs before that.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "kernels/hyper.h"
+#include "phub/core/hyper.h"
+#include "phub/job/branches.h"
+
+namespace phub {
+namespace {
+
+using kernels::Hyper;
+
+std::map<std::string, double> branch_values(const std::vector<Hyper>& from,
+                                            const std::vector<Hyper>& to) {
+  std::map<std::string, double> values;
+  for (const HyperChange& change : hyper_difference(from, to, 1)) {
+    values.insert(change.values.begin(), change.values.end());
+  }
+  return values;
+}
+
+void check_saved(bool holds, std::string_view what) {
+  if (!holds) fail(ErrorCode::kInvalid, "the branches of the checkpoint do not fit: {}", what);
+}
+
+}  // namespace
+
+void Branches::carry_out(const BranchOrder& order, Places& places) {
+  if (order.kind == BranchOrder::kCopy) {
+    places[order.to] = order.child;
+  } else {
+    std::swap(places[0], places[order.to]);
+  }
+}
+
+SavedBranches Branches::saved(uint64_t round) const {
+  SavedBranches saved;
+  if (shelves_ == 0) return saved;
+  saved.next = next_;
+  saved.runs = runs(round + 1);
+  Places places = places_;
+  std::vector<BranchOrder> later;
+  std::set<uint32_t> needed;  // shelves
+  for (const BranchOrder& order : orders_) {
+    if (order.round <= round + 1) {
+      carry_out(order, places);
+      continue;
+    }
+    later.push_back(order);
+    needed.insert(order.kind == BranchOrder::kCopy ? order.from : order.to);
+  }
+  saved.moves = moves_of(later);
+  const Values defaults(groups_, kernels::default_hyper(optimizer_));
+  for (const auto& [number, branch] : branches_) {
+    saved.branches.push_back({.branch = number,
+                              .parent = branch.parent,
+                              .round = branch.forked,
+                              .rounds = branch.rounds,
+                              .place = branch.place,
+                              .values = branch_values(defaults, branch.values)});
+  }
+  for (uint32_t place = 1; place <= shelves_; ++place) {
+    const uint32_t there = places[place];
+    if (there == kNobody || !(branches_.contains(there) || needed.contains(place))) continue;
+    saved.shelves.push_back({.place = place, .branch = there, .steps = {}});
+  }
+  return saved;
+}
+
+void Branches::restore(const Manifest& from) {
+  const SavedBranches& saved = from.branches;
+  if (shelves_ == 0) return check_saved(saved.next == 0, "its job has none");
+  check_saved(saved.next > 0, "there are none");
+  branches_.clear();
+  next_ = saved.next;
+  for (const SavedBranch& was : saved.branches) {
+    Branch& branch = branches_[was.branch];
+    branch = {.parent = was.parent,
+              .forked = was.round,
+              .place = was.place,
+              .rounds = was.rounds,
+              .values = Values(groups_, kernels::default_hyper(optimizer_))};
+    set_values(was.values, branch.values);
+  }
+  check_saved(branches_.size() == saved.branches.size(), "one is there twice");
+  runs_ = saved.runs;
+  running_ = runs_.back().branch;
+  orders_ = orders_of(saved.moves);
+  places_.assign(shelves_ + 1, kNobody);
+  places_[0] = runs_.front().branch;
+  for (const SavedShelf& shelf : saved.shelves) {
+    check_saved(shelf.place <= shelves_ && places_[shelf.place] == kNobody, "of shelves");
+    places_[shelf.place] = shelf.branch;
+  }
+  check_restored(from.round);
+}
+
+// What is carried out must be there, and lead to what was decided.
+void Branches::check_restored(uint64_t round) const {
+  Places places = places_;
+  std::set<uint32_t> numbers;
+  for (const uint32_t branch : places) {
+    if (branch != kNobody) check_saved(numbers.insert(branch).second, "one lies at two places");
+  }
+  uint64_t last = round + 1;
+  for (const BranchOrder& order : orders_) {
+    check_saved(order.round >= std::max(last, round + 2) && order.to <= shelves_, "of orders");
+    const bool copies = order.kind == BranchOrder::kCopy;
+    const uint32_t from = copies ? order.from : order.to;
+    check_saved(from <= shelves_ && places[from] != kNobody, "an order finds nothing");
+    check_saved(!copies || order.from != order.to, "of orders");
+    last = order.round;
+    carry_out(order, places);
+  }
+  for (const auto& [number, branch] : branches_) {
+    check_saved(number < next_ && branch.place <= shelves_ && places[branch.place] == number,
+                "one is not at its place");
+  }
+  check_saved(branches_.contains(running_) && branches_.at(running_).place == 0, "none runs");
+  check_saved(runs_.front().round <= round + 1, "none runs at first");
+  for (size_t i = 1; i < runs_.size(); ++i) {
+    const uint64_t first = runs_[i].round;
+    const bool is_move = std::ranges::find(orders_, first, &BranchOrder::round) != orders_.end();
+    check_saved(is_move && first > std::max(runs_[i - 1].round, round + 1), "of runs");
+  }
+}
+
+}  // namespace phub

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""The networks of the GeePS applications with their parameters in a store: in lock-step, with a rate that is a power
+of two, they end with the bits that a job of the box ends with, on every rank; with more devices in a process; after a
+checkpoint, too. Out of lock-step they end.
+
+    networks_test.py PHUB GEEPS_DIGITS GEEPS_TEXT DIGITS
+"""
+import os
+import re
+import sys
+import tempfile
+
+from programs import box_of, run_ranks
+
+LIMIT_S = 200
+phub, digits, text, data = sys.argv[1:]
+COMMON = ["--lr", "0.25"]
+DIGITS = [digits, "--data", data, "--batch", "8", *COMMON]
+CASES = {
+    "logreg": [*DIGITS, "--model", "logreg"],
+    "cnn": [*DIGITS, "--model", "cnn"],
+    "mlp, with another rate": [*DIGITS, "--model", "mlp", "--lr-decay", "0.5", "--lr-every", "5"],
+    "mlp, with two devices": [*DIGITS, "--model", "mlp", "--devices", "2"],
+    "lstm": [text, "--hidden", "16", *COMMON],
+}
+
+
+def digests(outputs):
+    found = {digest for out, _ in outputs for digest in re.findall(r"digest ([0-9a-f]{16})", out)}
+    assert len(found) == 1, outputs
+    return found
+
+
+def said(outputs, *words):
+    for _, errors in outputs:
+        assert all(word in errors for word in words), (words, errors)
+
+
+with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as server:
+    def run(case, job, *options, iterations=12, world=2, expect=0):
+        command = [*CASES[case], "--server", server, "--job", job, "--iterations", str(iterations), *options]
+        return run_ranks(command, world, LIMIT_S, expect)
+
+    for n, case in enumerate(CASES):
+        there, here = digests(run(case, f"box{n}")), digests(run(case, f"store{n}", "--store"))
+        assert there == here, (case, there, here)
+        print(f"{case}: {here}")
+
+    saved = ["--checkpoint", os.path.join(folder, "cnn.%r"), "--store"]
+    run("cnn", "begins", *saved, iterations=5)
+    assert digests(run("cnn", "goes_on", *saved, "--resume")) == digests(run("cnn", "again", "--store"))
+
+    run("lstm", "ssp", "--store", "--consistency", "ssp", "--slack", "2")
+    run("logreg", "async", "--store", "--consistency", "async")
+
+    said(run("cnn", "adam", "--store", "--optimizer", "adam", world=1, expect=1), "--store: only sgd")
+    said(run("cnn", "alone", "--store", "--standalone", world=1, expect=1), "--store", "--standalone")

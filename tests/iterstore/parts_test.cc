@@ -1,0 +1,279 @@
+// The parts of a store that need no box: where rows are placed, what of it a rank exchanges, which
+// core a thread has, and how threads meet.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "numa/topology.h"
+#include "tests/seeds.h"
+#include "tests/worker/expect_error.h"
+#include "worker/iterstore/cores.h"
+#include "worker/iterstore/meeting.h"
+#include "worker/iterstore/row_plan.h"
+
+namespace phub::iterstore {
+namespace {
+
+using phub::testing::expect_error;
+using phub::testing::fresh_seeds;
+
+constexpr uint32_t kChunk = 64;
+
+std::vector<Table> tables_of(std::mt19937_64& random) {
+  std::vector<TableSpec> specs(1 + random() % 3);
+  for (size_t t = 0; t < specs.size(); ++t) {
+    specs[t] = {.name = std::to_string(t),
+                .rows = 1 + random() % 500,
+                .columns = static_cast<uint32_t>(1 + random() % 90),
+                .type = random() % 2 == 0 ? "i32" : "f64",
+                .fixed = random() % 2 == 0};
+  }
+  return checked_tables(specs);
+}
+
+Use some_use(std::span<const Table> tables, std::mt19937_64& random) {
+  std::vector<Recording> threads(1 + random() % 3);
+  for (Recording& steps : threads) {
+    steps.resize(random() % 300);
+    for (Step& step : steps) {
+      if (random() % 20 == 0) continue;
+      step.access = random() % 2 == 0 ? Access::kRead : Access::kUpdate;
+      step.table = static_cast<uint32_t>(random() % tables.size());
+      step.row = random() % tables[step.table].rows;
+    }
+  }
+  return use_of(threads, tables);
+}
+
+// What the ranks would tell each other.
+AllUse all_of(std::span<const Use> ranks, std::span<const Table> tables) {
+  AllUse all;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    auto& rows = all.emplace_back(tables[t].rows);
+    for (size_t row = 0; row < rows.size(); ++row) {
+      for (size_t r = 0; r < ranks.size(); ++r) {
+        const RowUse& use = ranks[r].rows[t][row];
+        if (use.accesses == 0) continue;
+        rows[row].accesses += static_cast<int32_t>(use.accesses);
+        rows[row].ranks |= int64_t{1} << r;
+        rows[row].owner = static_cast<int32_t>(r);
+        rows[row].first_part = std::min(rows[row].first_part, use.first_part);
+      }
+    }
+  }
+  return all;
+}
+
+// Every row has one place, every place one row; only rows of fixed tables that nobody accesses have
+// none. A rank's interest has all chunks of the rows that it uses, and no others.
+TEST(RowPlan, PlacesEveryRowOnce) {
+  const auto seeds = fresh_seeds(phub::testing::scaled(100));
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    std::mt19937_64 random(seed);
+    const std::vector<Table> tables = tables_of(random);
+    std::vector<Use> ranks;
+    for (uint64_t r = 1 + random() % 4; r > 0; --r) ranks.push_back(some_use(tables, random));
+    const AllUse all = all_of(ranks, tables);
+    const bool known = random() % 5 > 0;
+    const PlanSettings settings{.placement = random() % 3 > 0,
+                                .narrow = random() % 3 > 0,
+                                .batches = static_cast<uint32_t>(1 + random() % kParts),
+                                .chunk_elements = kChunk};
+    const RowPlan plan(tables, known ? &all : nullptr, settings);
+    const std::vector<KeySpec> keys = key_specs(plan, tables);
+    std::set<std::pair<uint32_t, uint64_t>> taken;
+    for (uint32_t t = 0; t < tables.size(); ++t) {
+      EXPECT_EQ(plan.is_narrow(t),
+                known && settings.placement && settings.narrow && tables[t].fixed);
+      for (uint64_t row = 0; row < tables[t].rows; ++row) {
+        const auto place = plan.place(t, row);
+        ASSERT_EQ(place.has_value(), !plan.is_narrow(t) || all[t][row].owner >= 0) << seed;
+        if (!place) continue;
+        ASSERT_TRUE(taken.insert({place->key, place->row}).second) << seed;
+        const RowPlan::Key& key = plan.keys()[place->key];
+        ASSERT_EQ(key.table, t);
+        ASSERT_LT(place->row, key.rows);
+        ASSERT_EQ(plan.row_at(t, key.first + place->row), row) << seed;
+      }
+    }
+    uint64_t rows = 0;
+    for (const RowPlan::Key& key : plan.keys()) rows += key.rows;
+    EXPECT_EQ(rows, taken.size()) << seed;
+    EXPECT_TRUE(std::ranges::is_sorted(plan.keys(), {}, &RowPlan::Key::part)) << seed;
+    for (const Use& use : ranks) {
+      for (const KeyInterest& interest : interest_of(plan, tables, use, kChunk)) {
+        const auto k = std::ranges::find(keys, interest.key, &KeySpec::name) - keys.begin();
+        const RowPlan::Key& key = plan.keys()[static_cast<size_t>(k)];
+        const uint64_t words = tables[key.table].row_words();
+        check_ranges(interest, keys[static_cast<size_t>(k)]);
+        for (uint64_t chunk = 0; chunk * kChunk < keys[static_cast<size_t>(k)].elements; ++chunk) {
+          bool reads = false, writes = false;
+          for (uint64_t row = 0; row < key.rows; ++row) {
+            if (row * words >= (chunk + 1) * kChunk || (row + 1) * words <= chunk * kChunk)
+              continue;
+            const RowUse& of = use.rows[key.table][plan.row_at(key.table, key.first + row)];
+            reads |= of.accesses > 0;
+            writes |= of.updated;
+          }
+          const auto has = [chunk](const std::vector<ElementRange>& ranges) {
+            return std::ranges::any_of(ranges, [chunk](const ElementRange& range) {
+              return range.begin <= chunk * kChunk && chunk * kChunk < range.end;
+            });
+          };
+          ASSERT_EQ(has(interest.reads), reads) << seed;
+          ASSERT_EQ(has(interest.writes), writes) << seed;
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// Rows of the same ranks lie together: two ranks that share one row in ten have few chunks that
+// both exchange.
+TEST(RowPlan, ChunksHaveFewOwners) {
+  const std::vector<TableSpec> specs = {{.name = "t", .rows = 6400, .fixed = true}};
+  const std::vector<Table> tables = checked_tables(specs);
+  std::vector<Recording> recordings(2);
+  for (uint64_t row = 0; row < 6400; ++row) {
+    for (uint32_t r = 0; r < 2; ++r) {
+      if (row % 10 == 0 || row % 2 == r) {
+        recordings[r].push_back({.access = Access::kUpdate, .table = 0, .row = row});
+      }
+    }
+  }
+  std::vector<Use> ranks;
+  for (const Recording& recording : recordings) ranks.push_back(use_of({&recording, 1}, tables));
+  const AllUse all = all_of(ranks, tables);
+  const RowPlan plan(tables, &all, {.batches = 1, .chunk_elements = kChunk});
+  uint64_t elements = 0;
+  for (const Use& use : ranks) {
+    for (const KeyInterest& interest : interest_of(plan, tables, use, kChunk)) {
+      for (const ElementRange& range : interest.reads) elements += range.end - range.begin;
+    }
+  }
+  EXPECT_LE(elements, 6400 + 640 + 4 * kChunk);  // what is shared counts twice
+}
+
+TEST(Cores, ThreadsAreSpreadOverNodes) {
+  const numa::Topology box = numa::from_synthetic("pack:2 core:8 pu:1");
+  std::vector<uint32_t> nodes;
+  for (uint32_t t = 0; t < 4; ++t) nodes.push_back(core_of(box, t, 4, 3, 0).node);
+  EXPECT_EQ(nodes, (std::vector<uint32_t>{0, 0, 1, 1}));
+  std::set<uint32_t> cpus;  // two ranks on one host
+  for (uint32_t r = 4; r < 6; ++r) {
+    for (uint32_t t = 0; t < 8; ++t) {
+      const numa::Core& core = core_of(box, t, 8, r, 2);
+      EXPECT_EQ(core.node, r - 4);
+      cpus.insert(core.os_cpu);
+    }
+  }
+  EXPECT_EQ(cpus.size(), 16U);
+  for (uint32_t t = 0; t < 40; ++t)
+    EXPECT_LT(core_of(box, t, 40, 0, 1).node, 2U);  // more than cores
+}
+
+TEST(Meeting, TheLastOneWorks) {
+  Meeting meeting(4);
+  std::atomic<int> here = 0, worked = 0;
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      meeting.enter(t);
+      for (int round = 1; round <= 100; ++round) {
+        ++here;
+        meeting.meet("clock", [&] {
+          EXPECT_EQ(here, 4 * round);
+          ++worked;
+        });
+        EXPECT_EQ(worked, round);
+        meeting.meet("again", [] {});
+      }
+      meeting.leave(t);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(meeting.is_empty());
+}
+
+// Whether it goes before the other waits or, as mostly, while it does.
+TEST(Meeting, NobodyWaitsForWhoIsGone) {
+  for (int turn = 0; turn < 20; ++turn) {
+    Meeting meeting(2);
+    meeting.enter(0);
+    meeting.enter(1);
+    const auto comes = [&meeting] {
+      expect_error(ErrorCode::kInvalid, "thread 1 of the store is gone",
+                   [&] { meeting.meet("clock", [] {}); });
+    };
+    std::thread waits(comes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(turn % 4));
+    meeting.leave(1);
+    waits.join();
+    comes();
+  }
+}
+
+// Before the others have come at all.
+TEST(Meeting, NobodyWaitsForWhoCameAndWent) {
+  Meeting meeting(2);
+  meeting.enter(0);
+  meeting.leave(0);
+  meeting.enter(1);
+  expect_error(ErrorCode::kInvalid, "thread 0 of the store is gone",
+               [&] { meeting.meet("clock", [] {}); });
+}
+
+TEST(Meeting, AllMayComeAgain) {
+  Meeting meeting(2);
+  for (int turn = 0; turn < 2; ++turn) {
+    meeting.enter(0);
+    std::thread other([&] {
+      meeting.enter(1);
+      meeting.meet("clock", [] {});
+      meeting.leave(1);
+    });
+    meeting.meet("clock", [] {});
+    other.join();
+    meeting.leave(0);
+  }
+}
+
+TEST(Meeting, AnErrorIsThatOfAll) {
+  Meeting meeting(2);
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      meeting.enter(t);
+      for (int again = 0; again < 2; ++again) {
+        expect_error(ErrorCode::kRankLost, "rank 3", [&] {
+          meeting.meet("clock", [] { fail(ErrorCode::kRankLost, "rank 3 is lost"); });
+        });
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Tables, AreChecked) {
+  const auto refuses = [](const std::string& words, std::vector<TableSpec> specs) {
+    expect_error(ErrorCode::kInvalid, words, [&] { checked_tables(specs); });
+  };
+  refuses("a store has 1 to", {});
+  refuses("its name", {{.name = "", .rows = 1}});
+  refuses("there is no operation 'or' of values of type 'f32'",
+          {{.name = "a", .rows = 1, .operation = "or"}});
+  refuses("there must be some", {{.name = "a", .rows = 0}});
+  refuses("there must be some", {{.name = "a", .rows = 1, .columns = 0}});
+  refuses("at most", {{.name = "a", .rows = uint64_t{1} << 40, .columns = 2}});
+  refuses("twice", {{.name = "a", .rows = 1}, {.name = "a", .rows = 2}});
+}
+
+}  // namespace
+}  // namespace phub::iterstore

@@ -1,0 +1,489 @@
+// A store of several ranks and threads reads what one thread computes over flat arrays: with all
+// types and operations, settings, and ways in which the accesses become known.
+#include "worker/iterstore/store.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/iterstore/programs.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+
+namespace phub::iterstore {
+namespace {
+
+using phub::testing::Box;
+using phub::testing::Call;
+using phub::testing::Calls;
+using phub::testing::each_rank;
+using phub::testing::expect_error;
+using phub::testing::like;
+using phub::testing::Oracle;
+using phub::testing::some_calls;
+using phub::testing::some_tables;
+using phub::testing::Words;
+
+enum class Gather { kNever, kVirtual, kReal };
+
+// Iterations between which the pattern may change; each is one or two clocks.
+struct Phase {
+  Gather gather = Gather::kNever;
+  uint32_t clocks = 1;                               // of an iteration
+  std::vector<std::vector<std::vector<Calls>>> of;   // by rank, thread, clock: as recorded
+  std::vector<std::vector<std::vector<Calls>>> run;  // the same, of all iterations
+};
+
+struct Scene {
+  StoreOptions options;
+  uint32_t ranks = 1;
+  std::vector<Phase> phases;
+};
+
+template <class Make>
+std::vector<std::vector<std::vector<Calls>>> for_each_thread(const Scene& scene, Make make) {
+  std::vector<std::vector<std::vector<Calls>>> all(scene.ranks);
+  for (uint32_t r = 0; r < scene.ranks; ++r) {
+    for (uint32_t t = 0; t < scene.options.threads; ++t) all[r].push_back(make(r, t));
+  }
+  return all;
+}
+
+Scene some_scene(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Scene scene;
+  scene.ranks = static_cast<uint32_t>(1 + random() % 4);
+  StoreOptions& options = scene.options;
+  options.threads = static_cast<uint32_t>(1 + random() % 3);
+  options.tables = some_tables(random);
+  if (options.tables.empty()) options.tables = {{.name = "only", .rows = 10}};
+  options.placement = random() % 4 > 0;
+  options.numa = random() % 4 > 0;
+  options.thread_caches = random() % 4 > 0;
+  options.static_index = random() % 4 > 0;
+  options.prefetch = random() % 4 > 0;
+  options.batches = static_cast<uint32_t>(1 + random() % 10);
+  options.cache_threshold = std::vector{0.0, 0.01, 0.1}[random() % 3];
+  bool gathered = false;
+  for (uint64_t phases = 1 + random() % 3; phases > 0; --phases) {
+    Phase& phase = scene.phases.emplace_back();
+    // What is fixed already is recorded virtually, as another real iteration is refused.
+    phase.gather = gathered            ? Gather::kVirtual
+                   : random() % 3 == 0 ? Gather::kNever
+                   : random() % 2 == 0 ? Gather::kVirtual
+                                       : Gather::kReal;
+    gathered |= phase.gather != Gather::kNever;
+    phase.clocks = static_cast<uint32_t>(1 + random() % 2);
+    const uint32_t shares = scene.ranks * options.threads;
+    phase.of = for_each_thread(scene, [&](uint32_t r, uint32_t t) {
+      std::vector<Calls> clocks(phase.clocks);
+      for (Calls& calls : clocks) {
+        calls = some_calls(options.tables, r * options.threads + t, shares, random);
+      }
+      return clocks;
+    });
+    const uint64_t iterations = 1 + random() % 3;
+    phase.run = for_each_thread(scene, [&](uint32_t r, uint32_t t) {
+      std::vector<Calls> clocks;
+      for (uint64_t c = 0; c < iterations * phase.clocks; ++c) {
+        const Calls& recorded = phase.of[r][t][c % phase.clocks];
+        const bool first = phase.gather == Gather::kReal && c < phase.clocks;
+        clocks.push_back(first ? recorded : like(recorded, options.tables, random));
+      }
+      return clocks;
+    });
+  }
+  return scene;
+}
+
+// What every thread must see, clock by clock: by phase, rank, thread.
+using Seen = std::vector<std::vector<std::vector<std::vector<std::vector<Words>>>>>;
+
+Seen alone(const Scene& scene, Oracle& oracle) {
+  Seen seen;
+  for (const Phase& phase : scene.phases) {
+    auto& of_phase = seen.emplace_back(scene.ranks);
+    for (uint32_t r = 0; r < scene.ranks; ++r) of_phase[r].resize(scene.options.threads);
+    for (size_t c = 0; c < phase.run[0][0].size(); ++c) {
+      for (uint32_t r = 0; r < scene.ranks; ++r) {
+        for (uint32_t t = 0; t < scene.options.threads; ++t) {
+          of_phase[r][t].push_back(oracle.run(r, t, phase.run[r][t][c]));
+        }
+      }
+      oracle.clock();
+    }
+  }
+  return seen;
+}
+
+void run_thread(Store& store, const Scene& scene, uint32_t rank, uint32_t thread, const Seen& want,
+                uint64_t seed) {
+  StoreThread mine(store, thread);
+  const auto& tables = scene.options.tables;
+  for (size_t p = 0; p < scene.phases.size(); ++p) {
+    const Phase& phase = scene.phases[p];
+    if (phase.gather == Gather::kVirtual) {
+      mine.begin_virtual();
+      for (const Calls& calls : phase.of[rank][thread]) {
+        phub::testing::run(mine, tables, calls);
+        mine.clock();
+      }
+      mine.finish();
+    }
+    if (phase.gather == Gather::kReal) mine.begin_gathering();
+    const std::vector<Calls>& clocks = phase.run[rank][thread];
+    for (size_t c = 0; c < clocks.size(); ++c) {
+      const std::vector<Words> got = phub::testing::run(mine, tables, clocks[c]);
+      EXPECT_EQ(got, want[p][rank][thread][c])
+          << "seed " << seed << ", rank " << rank << ", thread " << thread << ", clock " << c;
+      mine.clock();
+      if (phase.gather == Gather::kReal && c + 1 == phase.clocks) mine.finish();
+    }
+  }
+}
+
+void expect_tables(Store& store, const Scene& scene, const Oracle& oracle, uint64_t seed) {
+  for (uint32_t t = 0; t < scene.options.tables.size(); ++t) {
+    const std::vector<std::byte> got = store.table(t);
+    const Words& want = oracle.table(t);
+    ASSERT_EQ(got.size(), want.size() * 4);
+    EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size()), 0)
+        << "seed " << seed << ", table " << scene.options.tables[t].name;
+  }
+}
+
+void each_thread(uint32_t threads, const std::function<void(uint32_t thread)>& body) {
+  each_rank(threads, body);
+}
+
+WorkerOptions worker_options(const Box& box, const std::string& name, uint32_t rank,
+                             uint32_t ranks) {
+  JobSpec spec;
+  spec.name = name;
+  spec.world_size = ranks;
+  spec.chunk_elements = 64;
+  WorkerOptions options = box.options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return options;
+}
+
+TEST(Store, ReadsWhatOneThreadComputes) {
+  const auto seeds = phub::testing::fresh_seeds(phub::testing::scaled(20));
+  Box box("pack:2 core:2 pu:1");
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    const Scene scene = some_scene(seed);
+    Oracle oracle(scene.options.tables);
+    const Seen want = alone(scene, oracle);
+    each_rank(scene.ranks, [&](uint32_t rank) {
+      StoreOptions options = scene.options;
+      options.worker = worker_options(box, fmt::format("any{}", seed), rank, scene.ranks);
+      Store store(options);
+      each_thread(options.threads,
+                  [&](uint32_t t) { run_thread(store, scene, rank, t, want, seed); });
+      expect_tables(store, scene, oracle, seed);
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// A store of each rank, with one thread, which body() gets.
+void each_store(const Box& box, const std::string& name, uint32_t ranks,
+                const StoreOptions& options,
+                const std::function<void(Store& store, StoreThread& mine, uint32_t rank)>& body) {
+  each_rank(ranks, [&](uint32_t rank) {
+    StoreOptions of_rank = options;
+    const JobSpec& spec = options.worker.spec;
+    of_rank.worker = worker_options(box, name, rank, ranks);
+    of_rank.worker.spec.consistency = spec.consistency;
+    of_rank.worker.spec.slack = spec.slack;
+    Store store(of_rank);
+    {
+      StoreThread mine(store, 0);
+      body(store, mine, rank);
+    }
+  });
+}
+
+constexpr uint64_t kRows = 4096;  // 64 chunks
+
+// Every second row, updated and read.
+void iterate(StoreThread& mine, uint32_t rank) {
+  for (uint64_t row = rank; row < kRows; row += 2) {
+    mine.update(0, row, static_cast<int32_t>(row));
+    mine.read<int32_t>(0, row);
+  }
+  mine.clock();
+}
+
+uint64_t chunks_in_ten_clocks(const Box& box, const std::string& name, bool fixed, bool placement) {
+  std::atomic<uint64_t> chunks = 0;
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = kRows, .type = "i32", .fixed = fixed}};
+  options.placement = placement;
+  each_store(box, name, 2, options, [&](Store& store, StoreThread& mine, uint32_t rank) {
+    mine.begin_virtual();
+    iterate(mine, rank);
+    mine.finish();
+    const uint64_t before = store.stats().worker.chunks_received;
+    for (int clock = 0; clock < 10; ++clock) iterate(mine, rank);
+    EXPECT_EQ(mine.read<int32_t>(0, 100 + rank), 10 * (100 + static_cast<int32_t>(rank)));
+    mine.clock();  // all of the ten are here
+    if (rank == 0) chunks = store.stats().worker.chunks_received - before;
+  });
+  return chunks;
+}
+
+TEST(Store, RowsTravelToThoseThatUseThem) {
+  Box box(2);
+  const uint64_t narrow = chunks_in_ten_clocks(box, "narrow", true, true);
+  EXPECT_GE(narrow, 320U);
+  EXPECT_LE(narrow, 400U);
+  EXPECT_GE(chunks_in_ten_clocks(box, "wide", false, true), 640U);
+  EXPECT_GE(chunks_in_ten_clocks(box, "in-order", true, false), 640U);
+}
+
+TEST(Store, APromiseIsKept) {
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = kRows, .type = "i32", .fixed = true}};
+  each_store(box, "fixed", 2, options, [](Store& store, StoreThread& mine, uint32_t rank) {
+    mine.begin_virtual();
+    iterate(mine, rank);
+    mine.read<int32_t>(0, 1 - rank);  // of the other rank: only read
+    mine.finish();
+    iterate(mine, rank);
+    expect_error(ErrorCode::kInvalid, fmt::format("row {} of table 't' is read", 9 - rank),
+                 [&] { mine.read<int32_t>(0, 9 - rank); });
+    expect_error(ErrorCode::kInvalid, fmt::format("row {} of table 't' is updated", 1 - rank),
+                 [&] { mine.update(0, 1 - rank, int32_t{5}); });
+    const std::vector<uint64_t> rows = {2 + rank, 1 - rank};  // the second may not
+    expect_error(ErrorCode::kInvalid, fmt::format("row {} of table 't' is updated", 1 - rank), [&] {
+      mine.update_batch(0, rows, std::span<const int32_t>(std::vector<int32_t>{5, 5}));
+    });
+    EXPECT_EQ(mine.read<int32_t>(0, 2 + rank), static_cast<int32_t>(2 + rank));
+    EXPECT_EQ(mine.read<int32_t>(0, 1 - rank), static_cast<int32_t>(1 - rank));
+    iterate(mine, rank);  // nothing has happened
+    EXPECT_EQ(mine.read<int32_t>(0, 10 + rank), 2 * (10 + static_cast<int32_t>(rank)));
+    mine.clock();
+    const std::vector<std::byte> table = store.table(0);
+    for (uint64_t row = 0; row < kRows; ++row) {
+      int32_t value = 0;
+      std::memcpy(&value, table.data() + row * 4, 4);
+      ASSERT_EQ(value, 2 * static_cast<int32_t>(row));
+    }
+  });
+}
+
+// Also of ranks that share no row, none is more than a clock ahead.
+TEST(Store, RanksStayTogether) {
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = kRows, .type = "i32", .fixed = true}};
+  std::array<std::atomic<uint64_t>, 2> clocks = {};
+  each_store(box, "together", 2, options, [&](Store&, StoreThread& mine, uint32_t rank) {
+    mine.begin_virtual();
+    iterate(mine, rank);
+    mine.finish();
+    for (uint64_t clock = 1; clock <= 20; ++clock) {
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      ++clocks[rank];
+      iterate(mine, rank);
+      EXPECT_GE(clocks[1 - rank] + 1, clock);
+    }
+  });
+}
+
+TEST(Store, SettingsHaveTheirEffect) {
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = kRows, .type = "i32"}};
+  const auto stats_with = [&](const std::string& name, uint64_t more) {
+    StoreStats stats;
+    each_store(box, name, 1, options, [&](Store& store, StoreThread& mine, uint32_t) {
+      mine.begin_virtual();
+      iterate(mine, 0);
+      mine.finish();
+      for (int clock = 0; clock < 3; ++clock) iterate(mine, 0);
+      for (uint64_t row = 0; row < more; ++row) mine.update(0, row, int32_t{1});
+      mine.clock();
+      stats = store.stats();
+    });
+    return stats;
+  };
+  const StoreStats all = stats_with("all", 0);
+  EXPECT_EQ(all.in_sequence, 3 * kRows);
+  EXPECT_EQ(all.by_index + all.dynamic + all.cached, 0U);
+  EXPECT_EQ(all.places, kRows / 2);
+  EXPECT_EQ(all.clocks, 4U);
+  const StoreStats others = stats_with("others", 10);  // from 0 to 9: every second is known
+  EXPECT_EQ(others.dynamic, 5U);
+  EXPECT_EQ(others.in_sequence + others.by_index, 3 * kRows + 5);
+  options.cache_threshold = 0;
+  EXPECT_EQ(stats_with("cached", 0).cached, kRows / 2);
+  options.thread_caches = false;
+  EXPECT_EQ(stats_with("uncached", 0).cached, 0U);
+  options.static_index = false;
+  const StoreStats dynamic = stats_with("dynamic", 0);
+  EXPECT_EQ(dynamic.dynamic, 3 * kRows);
+  EXPECT_EQ(dynamic.places, 0U);
+}
+
+TEST(Store, SeveralRowsAtOnce) {
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = 9, .columns = 3, .type = "f64", .operation = "max"}};
+  each_store(box, "batch", 2, options, [](Store&, StoreThread& mine, uint32_t rank) {
+    const std::vector<uint64_t> rows = {4, 8, 4};
+    const std::vector<double> by = {1, 2, 3, 4, 5, 6, 9, -9, 0.5 + rank};
+    mine.update_batch(0, rows, std::span<const double>(by));
+    mine.clock();
+    std::vector<double> got(9);
+    mine.read_batch(0, rows, std::span<double>(got));
+    EXPECT_EQ(got, (std::vector<double>{9, 2, 3, 4, 5, 6, 9, 2, 3}));
+    mine.read_batch(0, std::vector<uint64_t>{0}, std::span<double>(got).first(3));
+    EXPECT_EQ(got[0], -std::numeric_limits<double>::infinity());
+  });
+}
+
+// Each rank counts its clocks in a row of its own, and all count in one. In the middle the accesses
+// become known.
+void counts_out_of_lock_step(const std::string& name, const std::string& consistency, int slack) {
+  constexpr uint32_t kRanks = 3;
+  constexpr int64_t kClocks = 30;
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = kRanks + 1, .type = "i64", .fixed = true}};
+  options.worker.spec.consistency = consistency;
+  options.worker.spec.slack = static_cast<uint32_t>(std::max(slack, 0));
+  each_store(box, name, kRanks, options, [&](Store& store, StoreThread& mine, uint32_t rank) {
+    for (int64_t clock = 0; clock < kClocks; ++clock) {
+      if (clock == 10) mine.begin_gathering();
+      EXPECT_EQ(mine.read<int64_t>(0, rank), clock);
+      for (uint32_t other = 0; other < kRanks && slack >= 0; ++other) {
+        EXPECT_GE(mine.read<int64_t>(0, other), clock - slack);
+      }
+      mine.update(0, rank, int64_t{1});
+      mine.update(0, kRanks, int64_t{1} << rank);
+      mine.clock();
+      if (clock == 10) mine.finish();
+    }
+    const std::vector<std::byte> table = store.table(0);
+    std::vector<int64_t> counts(kRanks + 1);
+    std::memcpy(counts.data(), table.data(), table.size());
+    EXPECT_EQ(counts, (std::vector<int64_t>{kClocks, kClocks, kClocks, 7 * kClocks}));
+  });
+}
+
+TEST(Store, StaleReadsHaveABound) { counts_out_of_lock_step("ssp", "ssp", 2); }
+TEST(Store, NothingIsLostOutOfLockStep) { counts_out_of_lock_step("async", "async", -1); }
+
+TEST(Store, WrongCallsAreRefused) {
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = 5, .columns = 2},
+                    {.name = "one", .rows = 5, .type = "i64"}};
+  options.worker = worker_options(box, "wrong", 0, 1);
+  Store store(options);
+  const auto refuses = [](const std::string& words, const std::function<void()>& call) {
+    expect_error(ErrorCode::kInvalid, words, call);
+  };
+  {
+    StoreThread mine(store, 0);
+    std::vector<float> two(2), three(3);
+    refuses("no table 2", [&] { mine.read(2, 0, std::span<float>(two)); });
+    refuses("no row 5", [&] { mine.read(0, 5, std::span<float>(two)); });
+    refuses("12 bytes", [&] { mine.read(0, 0, std::span<float>(three)); });
+    refuses("values of type f32", [&] { mine.read<int64_t>(0, 0); });
+    refuses("values of type i64", [&] { mine.update(1, 0, 1.0); });
+    refuses("no iteration is being recorded", [&] { mine.finish(); });
+    mine.begin_virtual();
+    refuses("is being recorded already", [&] { mine.begin_gathering(); });
+    refuses("no row 7", [&] { mine.read<int64_t>(1, 7); });
+    mine.finish();
+    refuses("thread 0 of the store has a StoreThread", [&] { StoreThread(store, 0); });
+    refuses("thread 1 of a store of 1 threads", [&] { StoreThread(store, 1); });
+    mine.update(1, 3, int64_t{4});
+    refuses("table(): there are updates that were not clocked", [&] { store.table(1); });
+    mine.clock();
+    EXPECT_EQ(mine.read<int64_t>(1, 3), 4);
+  }
+  refuses("no table 2", [&] { store.table(2); });
+  {
+    StoreThread mine(store, 0);
+    mine.begin_gathering();
+    mine.update(1, 3, int64_t{4});
+    refuses("finish(): there are updates that were not clocked", [&] { mine.finish(); });
+    refuses("finish(): there are updates that were not clocked", [&] { mine.clock(); });
+  }
+  const auto refuses_options = [&](const std::string& words, auto change) {
+    StoreOptions wrong = options;
+    change(wrong);
+    refuses(words, [&] { Store refused(wrong); });
+  };
+  refuses_options("its rank is -1", [](StoreOptions& o) { o.worker.rank = -1; });
+  refuses_options("its rank is 1", [](StoreOptions& o) { o.worker.rank = 1; });
+  refuses_options("leave out min_ranks", [](StoreOptions& o) {
+    o.worker.spec.world_size = 2;
+    o.worker.spec.min_ranks = 1;
+  });
+  refuses_options("must be empty", [](StoreOptions& o) { o.worker.spec.keys = {{.name = "k"}}; });
+  refuses_options("saver",
+                  [](StoreOptions& o) { o.worker.saver = [](uint64_t) { return RankState(); }; });
+  refuses_options("threads, not 0", [](StoreOptions& o) { o.threads = 0; });
+  refuses_options("batches, not 65", [](StoreOptions& o) { o.batches = 65; });
+  refuses_options("cache_threshold", [](StoreOptions& o) { o.cache_threshold = -1; });
+  refuses_options("a store has 1 to", [](StoreOptions& o) { o.tables.clear(); });
+}
+
+// A rank that never comes is the error of all threads, named.
+TEST(Store, ARankThatIsMissingIsNamed) {
+  Box box(2);
+  StoreOptions options;
+  options.worker = worker_options(box, "alone", 0, 2);
+  options.worker.spec.join_limit_ms = 300;
+  options.tables = {{.name = "t", .rows = 5}};
+  options.threads = 2;
+  Store store(options);
+  each_thread(2, [&store](uint32_t t) {
+    StoreThread mine(store, t);
+    for (int again = 0; again < 2; ++again) {
+      expect_error(ErrorCode::kRankLost, "rank 1", [&] { mine.read<float>(0, 0); });
+    }
+    expect_error(ErrorCode::kRankLost, "rank 1", [&] { mine.clock(); });
+  });
+  expect_error(ErrorCode::kRankLost, "rank 1", [&] { store.table(0); });
+}
+
+// A rank that comes back to a store in the middle of its life.
+TEST(Store, BeginsAnew) {
+  Box box(2);
+  const auto options_of = [&box](uint32_t rank) {
+    StoreOptions options;
+    options.worker = worker_options(box, "again", rank, 2);
+    options.tables = {{.name = "t", .rows = 5}};
+    return options;
+  };
+  Store stays(options_of(0));
+  std::optional<Store> leaves(std::in_place, options_of(1));
+  each_thread(2, [&](uint32_t rank) { StoreThread(rank == 0 ? stays : *leaves, 0).clock(); });
+  leaves.reset();
+  Store comes(options_of(1));
+  StoreThread mine(comes, 0);
+  expect_error(ErrorCode::kTaken, "is in round", [&mine] { mine.read<float>(0, 0); });
+}
+
+}  // namespace
+}  // namespace phub::iterstore

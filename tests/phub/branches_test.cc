@@ -1,0 +1,427 @@
+// What is decided about branches, against a model in which every branch is a job of its own, with
+// rounds of its own.
+#include "phub/job/branches.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phub/core/hyper.h"
+#include "tests/oracle/reference.h"
+#include "tests/seeds.h"
+#include "tests/worker/expect_error.h"
+
+namespace phub {
+namespace {
+
+using testing::expect_error;
+using Turns = std::vector<BranchTurn>;
+
+JobSpec spec_of(uint32_t branches, uint32_t groups = 1) {
+  JobSpec spec;
+  spec.name = "job";
+  spec.optimizer = "momentum";
+  spec.hyper = {{"lr", 0.5}, {"lr_exponential", 0.9}, {"lr_warmup", 3}};
+  spec.branches = branches;
+  for (uint32_t g = 0; g < groups; ++g) {
+    spec.keys.push_back({.name = fmt::format("k{}", g), .elements = 1, .group = g});
+  }
+  return spec;
+}
+
+BranchChange fork_of(uint32_t parent, uint64_t round, std::map<std::string, double> values = {}) {
+  return {
+      .action = BranchAction::kFork, .round = round, .branch = parent, .values = std::move(values)};
+}
+BranchChange turns_of(uint64_t round, Turns turns) {
+  return {.action = BranchAction::kSchedule, .round = round, .turns = std::move(turns)};
+}
+BranchChange discard_of(uint32_t branch, uint64_t round) {
+  return {.action = BranchAction::kDiscard, .round = round, .branch = branch};
+}
+
+// A branch as a job of its own: its hyperparameters by group, and how many rounds it has made.
+struct OwnJob {
+  std::vector<kernels::Hyper> values;
+  uint64_t rounds = 0;
+};
+
+// Random decisions. What they do to the own jobs is kept as a list by round, and done later.
+class Decisions {
+ public:
+  explicit Decisions(uint64_t seed)
+      : random_(seed),
+        spec_(spec_of(1 + below(3), 1 + below(3))),
+        branches_(spec_),
+        table_(spec_, kernels::Optimizer::kMomentum, key_classes(spec_)) {}
+
+  void decide_something() {
+    round_ += below(3);
+    switch (below(5)) {
+      case 0:
+        return set();
+      case 1:
+        return fork(below(last_ + 2));
+      case 2:
+        return discard(below(last_ + 2));
+      default:
+        return schedule();
+    }
+  }
+
+  void check() {
+    std::map<uint32_t, OwnJob> jobs;
+    jobs[0].values.resize(hyper_groups(spec_),
+                          kernels::default_hyper(kernels::Optimizer::kMomentum));
+    for (kernels::Hyper& hyper : jobs[0].values) {
+      hyper.lr = 0.5;
+      hyper.lr_exponential = 0.9;
+      hyper.lr_warmup = 3;
+    }
+    std::vector<uint32_t> in_place(spec_.branches + 1);  // which branch
+    uint32_t running = 0;
+    size_t event = 0, order = 0;
+    for (uint64_t round = 1; round < round_ + 10; ++round) {
+      for (; event < events_.size() && events_[event].first == round; ++event) {
+        events_[event].second(jobs, running);
+      }
+      for (; order < orders_.size() && orders_[order].round == round; ++order) {
+        carry_out(order, in_place);
+      }
+      ASSERT_EQ(in_place[0], running) << "round " << round;
+      check_hyper_of(jobs.at(running), round);
+      ++jobs.at(running).rounds;
+      if (round >= restored_) check_list(round, jobs);
+    }
+    EXPECT_EQ(event, events_.size());
+    EXPECT_EQ(order, orders_.size());
+  }
+
+  // The job goes on from a checkpoint after some round, which has gone through its text. What lies
+  // at each place then is known from the orders.
+  void restore() {
+    const uint64_t round = restored_ + below(static_cast<uint32_t>(round_ + 4 - restored_));
+    Manifest manifest;
+    manifest.spec = spec_;
+    manifest.round = round;
+    manifest.branches = branches_.saved(round);
+    std::vector<uint32_t> in_place(spec_.branches + 1, ~0u);
+    in_place[0] = 0;
+    std::vector<BranchOrder> later;
+    for (const BranchOrder& order : orders_) {
+      if (order.round > round + 1) {
+        later.push_back(order);
+      } else if (order.kind == BranchOrder::kSwap) {
+        std::swap(in_place[0], in_place[order.to]);
+      } else {
+        in_place[order.to] = order.child;
+      }
+    }
+    EXPECT_EQ(orders_of(manifest.branches.moves), later);
+    for (SavedShelf& shelf : manifest.branches.shelves) {
+      EXPECT_EQ(shelf.branch, in_place.at(shelf.place));
+      shelf.steps = {1};
+    }
+    const Manifest read = parse_manifest(manifest_text(manifest));
+    EXPECT_EQ(read, manifest);
+    branches_ = Branches(spec_);
+    branches_.restore(read);
+    restored_ = round;
+    round_ = std::max(round_, round + 2);
+    EXPECT_EQ(branches_.saved(round).branches, manifest.branches.branches);
+    EXPECT_EQ(branches_.saved(round).moves, manifest.branches.moves);
+  }
+
+  uint64_t switches = 0;
+
+ private:
+  using Event = std::function<void(std::map<uint32_t, OwnJob>& jobs, uint32_t& running)>;
+
+  uint32_t below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+
+  void carry_out(size_t order, std::vector<uint32_t>& in_place) const {
+    const BranchOrder& now = orders_[order];
+    if (now.kind == BranchOrder::kSwap) return std::swap(in_place[0], in_place[now.to]);
+    const auto& [child, parent] = forks_.at(order);
+    EXPECT_EQ(in_place[now.from], parent);
+    EXPECT_EQ(now.child, child);
+    in_place[now.to] = child;
+  }
+
+  void check_hyper_of(const OwnJob& job, uint64_t round) const {
+    for (uint32_t group = 0; group < job.values.size(); ++group) {
+      const kernels::Hyper got = table_.view().of(round, group);
+      const kernels::Hyper& want = job.values[group];
+      ASSERT_EQ(got.lr, reference::learning_rate(want, job.rounds + 1)) << "round " << round;
+      ASSERT_EQ(got.momentum, want.momentum) << "round " << round;
+      ASSERT_EQ(got.weight_decay, want.weight_decay) << "round " << round;
+    }
+  }
+
+  // As far as those go that are there now.
+  void check_list(uint64_t complete, const std::map<uint32_t, OwnJob>& jobs) const {
+    for (const BranchStatus& status : branches_.list(complete + 1)) {
+      if (status.round > complete) continue;  // it is forked later
+      ASSERT_EQ(status.rounds, jobs.at(status.branch).rounds)
+          << "branch " << status.branch << " after round " << complete;
+    }
+  }
+
+  void take(const Branches::Decision& decision) {
+    EXPECT_GE(decision.last, round_);
+    table_.change(decision.hyper, 0);
+    orders_.insert(orders_.end(), decision.orders.begin(), decision.orders.end());
+    round_ = decision.last;
+  }
+
+  void set() {
+    const double lr = 0.1 * (1 + below(9)), momentum = 0.1 * below(9);
+    const HyperChange change{.round = round_, .values = {{"momentum", momentum}, {"lr", lr}}};
+    branches_.set(change);
+    table_.change({&change, 1}, 0);
+    events_.emplace_back(round_, [=](auto& jobs, uint32_t& running) {
+      for (kernels::Hyper& hyper : jobs.at(running).values) {
+        hyper.lr = lr;
+        hyper.momentum = momentum;
+      }
+    });
+  }
+
+  void fork(uint32_t parent) {
+    const double decay = 0.25 * below(4);
+    const uint32_t groups = hyper_groups(spec_), group = below(groups);
+    const std::string name = groups > 1 ? fmt::format("weight_decay@{}", group) : "weight_decay";
+    const uint32_t child = branches_.next();
+    EXPECT_EQ(child, ++last_);
+    const auto decide = [&] {
+      take(branches_.decide(fork_of(parent, round_, {{name, decay}}), child, 0));
+    };
+    if (!alive_.contains(parent)) return expect_error(ErrorCode::kNotFound, "no branch", decide);
+    if (alive_.size() > spec_.branches) return expect_error(ErrorCode::kFull, "no room", decide);
+    decide();
+    alive_.insert(child);
+    forks_[orders_.size() - 1] = {child, parent};
+    events_.emplace_back(round_, [=](auto& jobs, uint32_t&) {
+      jobs[child] = jobs.at(parent);
+      jobs[child].values[group].weight_decay = decay;
+    });
+  }
+
+  void discard(uint32_t branch) {
+    const auto decide = [&] { take(branches_.decide(discard_of(branch, round_), 0, 0)); };
+    if (!alive_.contains(branch)) return expect_error(ErrorCode::kNotFound, "no branch", decide);
+    if (branch == running_) return expect_error(ErrorCode::kInvalid, "schedule another", decide);
+    decide();
+    alive_.erase(branch);
+    events_.emplace_back(round_, [branch](auto& jobs, uint32_t&) { jobs.erase(branch); });
+  }
+
+  void schedule() {
+    Turns turns;
+    for (uint32_t left = 1 + below(5); left > 0; --left) {
+      const auto at = std::next(alive_.begin(), below(static_cast<uint32_t>(alive_.size())));
+      turns.push_back({*at, left > 1 ? 1 + below(3) : 0});
+    }
+    uint64_t round = round_;
+    take(branches_.decide(turns_of(round, turns), 0, 0));
+    for (const BranchTurn& turn : turns) {
+      switches += turn.branch != running_;
+      running_ = turn.branch;
+      events_.emplace_back(round,
+                           [branch = turn.branch](auto&, uint32_t& running) { running = branch; });
+      round += turn.rounds;
+    }
+    EXPECT_EQ(round, round_);
+  }
+
+  std::mt19937_64 random_;
+  const JobSpec spec_;
+  Branches branches_;
+  HyperTable table_;
+  uint64_t round_ = 2;     // of the latest decision
+  uint64_t restored_ = 0;  // it went on after this one
+  uint32_t last_ = 0;      // number of a branch
+  uint32_t running_ = 0;
+  std::set<uint32_t> alive_ = {0};
+  std::vector<std::pair<uint64_t, Event>> events_;
+  std::vector<BranchOrder> orders_;
+  std::map<size_t, std::pair<uint32_t, uint32_t>> forks_;  // by order: child, parent
+};
+
+TEST(Branches, EachIsAJobOfItsOwn) {
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(300));
+  uint64_t switches = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    Decisions run(seed);
+    for (int i = 0; i < 40; ++i) run.decide_something();
+    run.check();
+    switches += run.switches;
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  }
+  EXPECT_GT(switches, seeds.count);
+}
+
+// All that was decided stays, also what is still to come.
+TEST(Branches, GoOnFromCheckpoints) {
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(300));
+  uint64_t switches = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    Decisions run(seed);
+    for (int i = 0; i < 40; ++i) {
+      run.decide_something();
+      if (i % 5 == 0) run.restore();
+    }
+    run.check();
+    switches += run.switches;
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  }
+  EXPECT_GT(switches, seeds.count);
+}
+
+// What is in a file may have been changed.
+TEST(Branches, WhatDoesNotFitIsRefused) {
+  Branches branches(spec_of(2));
+  branches.decide(fork_of(0, 3), branches.next(), 1);
+  branches.decide(turns_of(4, {{1, 2}, {0, 1}, {1, 0}}), 0, 1);
+  Manifest manifest;
+  manifest.round = 4;
+  manifest.branches = branches.saved(4);
+  ASSERT_EQ(manifest.branches.moves.size(), 2u);
+  Branches(spec_of(2)).restore(manifest);
+  const auto refused = [&](const char* words, const std::function<void(SavedBranches&)>& change) {
+    Manifest changed = manifest;
+    change(changed.branches);
+    expect_error(ErrorCode::kInvalid, words, [&] { Branches(spec_of(2)).restore(changed); });
+  };
+  refused("one is there twice", [](auto& saved) { saved.branches[1].branch = 0; });
+  refused("one is not at its place", [](auto& saved) { saved.branches[0].place = 2; });
+  refused("one is not at its place", [](auto& saved) { saved.branches[0].place = 200; });
+  refused("one is not at its place", [](auto& saved) { saved.next = 1; });
+  refused("one lies at two places", [](auto& saved) { saved.shelves[0].branch = 1; });
+  refused("of shelves", [](auto& saved) { saved.shelves[0].place = 3; });
+  refused("an order finds nothing", [](auto& saved) { saved.shelves.clear(); });
+  refused("an order finds nothing", [](auto& saved) { saved.moves[0].to = 2; });
+  refused("of orders", [](auto& saved) { saved.moves[0].to = 3; });
+  refused("of orders", [](auto& saved) { saved.moves[0].round = 5; });
+  refused("of orders", [](auto& saved) { std::swap(saved.moves[0], saved.moves[1]); });
+  refused("of orders", [](auto& saved) {
+    saved.moves.push_back({.round = 20, .copies = true, .from = 1, .to = 1});
+  });
+  refused("none runs", [](auto& saved) { saved.runs.back().branch = 0; });
+  refused("none runs at first", [](auto& saved) { saved.runs.front().round = 6; });
+  refused("of runs", [](auto& saved) { saved.runs.back().round = 3; });
+  refused("there are none", [](auto& saved) { saved = {}; });
+  refused("lr", [](auto& saved) { saved.branches[0].values["lr"] = -1; });
+  refused("learning", [](auto& saved) { saved.branches[0].values["learning"] = 1; });
+  expect_error(ErrorCode::kInvalid, "its job has none",
+               [&] { Branches(spec_of(0)).restore(manifest); });
+}
+
+TEST(Branches, TheLogSaysWhatTheCoresDo) {
+  Branches branches(spec_of(2));
+  const Branches::Decision forked = branches.decide(fork_of(0, 5, {{"lr", 0.25}}), 1, 4);
+  EXPECT_EQ(forked.orders, (std::vector<BranchOrder>{{5, BranchOrder::kCopy, 0, 1, 1}}));
+  EXPECT_TRUE(forked.hyper.empty()) << "it does not run yet";
+  EXPECT_EQ(forked.records, (std::vector<LogRecord>{{.kind = LogRecord::Kind::kForked,
+                                                     .round = 5,
+                                                     .values = {{"lr", 0.25}},
+                                                     .branch = 1,
+                                                     .parent = 0}}));
+  const Branches::Decision turns = branches.decide(turns_of(7, {{1, 3}, {0, 0}}), 0, 4);
+  EXPECT_EQ(turns.orders, (std::vector<BranchOrder>{{7, BranchOrder::kSwap, 0, 1},
+                                                    {10, BranchOrder::kSwap, 0, 1}}));
+  EXPECT_EQ(turns.last, 10u);
+  ASSERT_EQ(turns.hyper.size(), 2u);
+  // Of the child round 7 is its fifth, as it began to differ before its parent's fifth.
+  EXPECT_EQ(turns.hyper[0], (HyperChange{7, {{"lr", 0.25}, {"lr_rounds_before", -2}}}));
+  EXPECT_EQ(turns.hyper[1], (HyperChange{10, {{"lr", 0.5}, {"lr_rounds_before", -3}}}));
+  ASSERT_EQ(turns.records.size(), 4u);
+  EXPECT_EQ(turns.records[0].values, turns.hyper[0].values);
+  EXPECT_EQ(turns.records[1],
+            (LogRecord{.kind = LogRecord::Kind::kScheduled, .round = 7, .branch = 1}));
+  EXPECT_EQ(branches.runs(6), (std::vector<BranchRun>{{1, 0}, {7, 1}, {10, 0}}));
+  EXPECT_EQ(branches.runs(8), (std::vector<BranchRun>{{7, 1}, {10, 0}}));
+}
+
+TEST(Branches, WhatIsToComeIsBounded) {
+  Branches branches(spec_of(1));
+  branches.decide(fork_of(0, 2), 1, 1);
+  Turns turns;
+  for (size_t i = 0; i < kMostBranchTurns; ++i) turns.push_back({i % 2 == 0 ? 1u : 0u, 1});
+  turns.back().rounds = 0;
+  uint64_t round = 3;
+  for (size_t i = 0; i + 1 < kMostBranchRuns / kMostBranchTurns; ++i) {
+    round = branches.decide(turns_of(round, turns), 0, 1).last + 1;
+  }
+  turns.resize(kMostBranchTurns - 1);
+  turns.back().rounds = 0;
+  round = branches.decide(turns_of(round, turns), 0, 1).last;
+  expect_error(ErrorCode::kFull, "1024 changes of branches are still to come", [&] {
+    branches.decide(turns_of(round, {{0, 1}, {1, 0}}), 0, 1);
+  });
+  branches.decide(turns_of(round, {{0, 1}, {1, 0}}), 0, 10);  // some are done
+}
+
+// A chunk carries out all orders of a round at once.
+TEST(Branches, WhatComesInOneRoundIsBounded) {
+  Branches branches(spec_of(1));
+  for (uint32_t child = 1; child <= 32; ++child) {
+    branches.decide(fork_of(0, 4), child, 1);
+    branches.decide(discard_of(child, 4), 0, 1);
+  }
+  expect_error(ErrorCode::kFull, "32 of them in round 4",
+               [&] { branches.decide(fork_of(0, 4), 33, 1); });
+  branches.decide(fork_of(0, 5), 33, 1);
+}
+
+TEST(Branches, TheScaleOfGradientsIsThatOfAll) {
+  Branches branches(spec_of(1));
+  branches.decide(fork_of(0, 2), 1, 1);
+  branches.set({.round = 2, .values = {{"grad_scale", 8}, {"lr", 0.25}}});
+  const auto there = branches.decide(turns_of(3, {{1, 0}}), 0, 1);
+  ASSERT_EQ(there.hyper.size(), 1u);
+  EXPECT_FALSE(there.hyper[0].values.contains("grad_scale"));
+  EXPECT_TRUE(there.hyper[0].values.contains("lr"));
+  expect_error(ErrorCode::kInvalid, "the same in all branches", [&] {
+    branches.decide(fork_of(0, 4, {{"grad_scale", 2}}), 2, 1);
+  });
+}
+
+TEST(Branches, TurnsThatAreNotWhatTheyShouldBeChangeNothing) {
+  Branches branches(spec_of(1));
+  branches.decide(fork_of(0, 2), 1, 1);
+  const auto refused = [&](ErrorCode code, const char* words, const Turns& turns) {
+    expect_error(code, words, [&] { branches.decide(turns_of(3, turns), 0, 1); });
+  };
+  refused(ErrorCode::kInvalid, "there are none", {});
+  refused(ErrorCode::kInvalid, "turns[0].rounds: must be 0, as the last", {{1, 4}});
+  refused(ErrorCode::kInvalid, "turns[0].rounds: must be from 1 to", {{1, 0}, {0, 0}});
+  refused(ErrorCode::kInvalid, "turns[1].rounds", {{1, 1u << 20}, {0, 1}, {1, 0}});
+  refused(ErrorCode::kNotFound, "no branch 2", {{1, 1}, {2, 0}});
+  EXPECT_EQ(branches.runs(3), (std::vector<BranchRun>{{1, 0}}));
+}
+
+// Of learning rates that depend on the round, each branch has its own rounds; so has what is set.
+TEST(Branches, RoundsBeforeTheJobAreOfTheBranch) {
+  Branches branches(spec_of(1));
+  branches.decide(fork_of(0, 3), 1, 1);
+  branches.decide(turns_of(3, {{1, 0}}), 0, 1);
+  branches.set({.round = 5, .values = {{"lr_rounds_before", 10}}});  // its round 5 is the 15th
+  const auto there = branches.decide(turns_of(6, {{0, 2}, {1, 0}}), 0, 1);
+  ASSERT_EQ(there.hyper.size(), 2u);
+  EXPECT_EQ(there.hyper[0].values, (std::map<std::string, double>{{"lr_rounds_before", -3}}));
+  EXPECT_EQ(there.hyper[1].values, (std::map<std::string, double>{{"lr_rounds_before", 8}}));
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,191 @@
+// Branches on a core: orders, and what is copied or set between rounds beside them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "tests/phub/core_job_rig.h"
+#include "tests/seeds.h"
+
+namespace phub {
+namespace {
+
+using ::testing::ElementsAre;
+using Rig = testing::CoreJobRig;
+
+const std::vector<uint32_t> kRanks = {0, 1, 2};
+constexpr uint32_t kChunks = 5, kElements = 64, kShelves = 2;
+
+Rig::Options options() {
+  return {.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kMomentum},
+          .chunks = kChunks,
+          .elements = kElements,
+          .snapshots = true,
+          .shelves = kShelves};
+}
+
+// A branch of one chunk: all elements are the same.
+struct State {
+  float parameter = 0, momentum = 0;
+  uint64_t steps = 0;
+
+  friend bool operator==(const State&, const State&) = default;
+};
+
+// lr 1, momentum 0.5: all numbers are exact.
+void step(State& state, float sum) {
+  state.momentum = 0.5f * state.momentum + sum;
+  state.parameter -= state.momentum;
+  ++state.steps;
+}
+
+// From here on these are carried out.
+uint64_t order(Rig& rig, const std::vector<BranchOrder>& orders, Boundary boundary = {}) {
+  rig.hyper.front().values.momentum = 0.5;
+  boundary.round = rig.job->hold().round;
+  boundary.hyper = rig.view(rig.hyper);
+  boundary.orders = orders;
+  rig.job->commit(boundary);
+  return boundary.round;
+}
+
+float gradient(uint32_t rank, uint32_t chunk, uint64_t round) {
+  return static_cast<float>(1 + rank + 3 * chunk + 31 * round);
+}
+
+void push_round(Rig& rig, uint32_t chunk, uint64_t round) {
+  for (const uint32_t rank : kRanks) rig.push(rank, chunk, round, gradient(rank, chunk, round));
+}
+
+// By place: what runs, and the shelves.
+std::vector<State> places_of(const Rig& rig, bool copies, uint32_t chunk, uint64_t round) {
+  const size_t at = size_t{chunk} * kElements;
+  const uint32_t id = kChunks - 1 - chunk;
+  const auto& running = copies ? rig.copy_parameters : rig.parameters;
+  const auto& state = copies ? rig.copy_state : rig.state;
+  const auto* results = reinterpret_cast<const float*>(rig.results.data());
+  const uint64_t steps = copies ? rig.copy_steps[id] : round;
+  std::vector<State> places = {{copies ? running[at] : results[at], state[at], steps}};
+  const Rig::Shelves& shelves = copies ? rig.copied_shelves : rig.shelves;
+  for (uint32_t shelf = 0; shelf < kShelves; ++shelf) {
+    places.push_back({shelves.arrays[2 * shelf][at], shelves.arrays[2 * shelf + 1][at],
+                      shelves.steps[shelf][id]});
+  }
+  return places;
+}
+
+void carry_out(const BranchOrder& order, std::vector<State>& places) {
+  if (order.kind == BranchOrder::kCopy) {
+    places[order.to] = places[order.from];
+  } else {
+    std::swap(places[0], places[order.to]);
+  }
+}
+
+// A snapshot of a round has all places as they are when the round begins, whatever order the chunks
+// come in, and whatever is ordered for later rounds.
+TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
+  const testing::Seeds seeds = testing::fresh_seeds(100);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    std::mt19937_64 random(seed);
+    Rig rig(options());
+    constexpr uint64_t kRounds = 8;
+    std::vector<BranchOrder> orders;
+    for (uint64_t round = 2; round <= kRounds; ++round) {
+      const auto to = static_cast<uint32_t>(1 + random() % kShelves);
+      if (random() % 3 == 0) orders.push_back({round, BranchOrder::kCopy, 0, to});
+      if (random() % 2 == 0) orders.push_back({round, BranchOrder::kSwap, 0, to});
+    }
+    const uint64_t wanted = 2 + random() % (kRounds - 1);
+    order(rig, orders, {.snapshot = true, .snapshot_round = wanted});
+    std::vector<uint64_t> pushed(kChunks);
+    std::vector<bool> open(kChunks);  // its round may not be complete
+    while (std::ranges::any_of(pushed, [](uint64_t round) { return round < kRounds; })) {
+      const auto chunk = static_cast<uint32_t>(random() % kChunks);
+      if (pushed[chunk] == kRounds) continue;
+      if (open[chunk]) {
+        rig.run();
+        open.assign(kChunks, false);
+      }
+      push_round(rig, chunk, ++pushed[chunk]);
+      open[chunk] = true;
+      for (uint64_t steps = random() % 4; steps > 0; --steps) rig.job->step();
+    }
+    rig.run();
+    EXPECT_THAT(rig.take_reports(), ElementsAre(fmt::format("snapped @{}", wanted)));
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      std::vector<State> places(1 + kShelves);
+      for (uint64_t round = 1; round < wanted; ++round) {
+        step(places[0],
+             gradient(0, chunk, round) + gradient(1, chunk, round) + gradient(2, chunk, round));
+        for (const BranchOrder& order : orders) {
+          if (order.round == round + 1) carry_out(order, places);
+        }
+      }
+      EXPECT_EQ(places_of(rig, true, chunk, wanted - 1), places) << "chunk " << chunk;
+    }
+  }
+}
+
+// Everybody is gone, and who comes begins two rounds later: nobody is in the round between. What is
+// set for it, and what a snapshot has of it, is of the branch that runs in it, and not of that
+// which runs behind it.
+TEST(CoreJobBranches, WhatIsSetBeforeARoundThatIsSkippedIsOfTheBranchOfThatRound) {
+  Rig rig(options());
+  std::vector<BranchOrder> orders = {{2, BranchOrder::kCopy, 0, 1}};
+  order(rig, orders);
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
+  rig.run();
+  rig.take_posts();
+  const std::vector<State> before = places_of(rig, false, 0, 1);
+  ASSERT_EQ(before[0], before[1]);
+
+  std::vector<float> values(2 * kElements, 5);
+  std::fill_n(values.begin() + kElements, kElements, 7.0f);
+  KeyStateMemory set{.places = std::vector<KeyStateMemory::Place>(kChunks),
+                     .floats = values.data()};
+  set.places[kChunks - 1] = {.first = 0, .stride = kElements, .steps = 40};  // of chunk 0
+  std::vector<uint64_t> last_rounds(kChunks);
+  Boundary boundary{.snapshot = true, .moves_state = true, .set_state = &set};
+  for (const uint32_t rank : kRanks) {
+    boundary.lost.push_back({.rank = rank, .last_rounds = last_rounds});
+    boundary.admitted.push_back(rig.admission(rank, 2, 4));
+  }
+  orders.push_back({3, BranchOrder::kSwap, 0, 1});
+  ASSERT_EQ(order(rig, orders, boundary), 2u);
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2", "set @2"));
+
+  EXPECT_EQ(places_of(rig, true, 0, 1), before) << "as it was before the set";
+  // Branch 0, which runs in round 2, has what was set; it made no step in that round, which counts.
+  const std::vector<State> now = places_of(rig, false, 0, 1);
+  EXPECT_EQ(now[1], (State{5, 7, 41}));
+  EXPECT_EQ(now[0], before[1]) << "the other branch as it was forked";
+  EXPECT_EQ(places_of(rig, false, 1, 1)[1].parameter, places_of(rig, false, 1, 1)[0].parameter)
+      << "of another chunk nothing was set";
+}
+
+// What orders copy is in the core's account of a pass: other jobs have as much.
+TEST(CoreJobBranches, WhatIsCopiedCounts) {
+  const auto bytes_of_a_round = [](const std::vector<BranchOrder>& orders) {
+    Rig rig(options());
+    order(rig, orders);
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
+    uint64_t bytes = 0;
+    while (rig.job->step(bytes)) {
+    }
+    return bytes;
+  };
+  const uint64_t array = kChunks * kElements * sizeof(float);
+  const uint64_t without = bytes_of_a_round({});
+  // A copy reads and writes the parameters and a state; two that change places do so both ways.
+  EXPECT_EQ(bytes_of_a_round({{2, BranchOrder::kCopy, 0, 1}}), without + 2 * 2 * array);
+  EXPECT_EQ(bytes_of_a_round({{2, BranchOrder::kCopy, 0, 1}, {2, BranchOrder::kSwap, 0, 1}}),
+            without + 3 * 2 * 2 * array);
+}
+
+}  // namespace
+}  // namespace phub

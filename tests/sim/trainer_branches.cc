@@ -1,0 +1,67 @@
+// A simulated process decides about the job's branches, beside its training: any number of ranks
+// do, each as it was told last.
+#include <utility>
+
+#include "tests/sim/rack.h"
+#include "tests/sim/trainer.h"
+
+namespace phub::sim {
+
+void Trainer::call_branches() {
+  const std::vector<BranchCall>& calls = job_.plan.branch_calls;
+  while (branch_calls_ < calls.size() && calls[branch_calls_].after_pushes <= pushes_) {
+    const BranchCall& call = calls[branch_calls_++];
+    if (call.rank != reply_->rank) continue;
+    SimRandom random(call.random);
+    const auto some_branch = [&] { return branches_[random.below(branches_.size())]; };
+    BranchChange change;
+    if (random.chance(0.5)) change.round = session_->next_round() + random.below(4);
+    switch (random.below(6)) {
+      case 0:
+      case 1:
+        change.action = BranchAction::kFork;
+        change.branch = some_branch();
+        if (random.chance(0.7) && job_.spec.optimizer != "fold") {
+          change.values["lr"] = 0.001 * static_cast<double>(random.between(1, 500));
+        }
+        break;
+      case 2:
+      case 3:
+        change.action = BranchAction::kSchedule;
+        for (uint64_t turns = random.between(1, 6); turns > 0; --turns) {
+          change.turns.push_back({some_branch(), turns > 1 ? random.between(1, 3) : 0});
+        }
+        break;
+      case 4:
+        change.action = BranchAction::kDiscard;
+        change.branch = some_branch();
+        break;
+      default:
+        break;
+    }
+    change_branches(change);
+  }
+}
+
+void Trainer::change_branches(const BranchChange& change) {
+  uint64_t complete = ~uint64_t{0};
+  for (size_t key = 0; key < session_->keys(); ++key) {
+    complete = std::min(complete, session_->round(key));
+  }
+  control().call<BranchReply>(
+      "branches", mail_,
+      [this, who = credential(), change](const Reply<BranchReply>& reply) {
+        server().change_branches(who, change, reply);
+      },
+      [this, change, complete](const Result<BranchReply>& result) {
+        if (!result || life_ != rack_.life(job_)) return;
+        branches_.clear();
+        for (const BranchStatus& branch : result.value->branches) {
+          branches_.push_back(branch.branch);
+        }
+        job_.oracle.heard_of_branches(complete, change, *result.value);
+      },
+      false);
+}
+
+}  // namespace phub::sim

@@ -1,0 +1,358 @@
+// Branches of a job, on a whole box: each is, to the bit, what a job of its own would be.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "tests/oracle/reference.h"
+#include "tests/oracle/replay.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+
+namespace phub {
+namespace {
+
+using testing::Box;
+using testing::each_rank;
+using testing::expect_error;
+using Values = std::map<std::string, double>;
+using Model = std::vector<std::vector<std::byte>>;  // by key
+
+JobSpec spec_of(const std::string& name, uint32_t ranks = 2) {
+  JobSpec spec;
+  spec.name = name;
+  spec.keys = {{.name = "a", .elements = 5000, .priority = 1},
+               {.name = "b", .elements = 7, .lr_scale = 0.5, .group = 1},
+               {.name = "c", .elements = 640}};
+  spec.world_size = ranks;
+  spec.chunk_elements = 96;
+  spec.optimizer = "momentum";
+  spec.hyper = {{"lr", 0.125}, {"momentum", 0.5}, {"lr_exponential", 0.9}};
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
+  return spec;
+}
+
+// In the n-th round of branch `branch`, which is what it does in the n-th round of its own job.
+void push(Worker& worker, uint32_t seed, uint32_t branch, uint64_t n) {
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    std::minstd_rand random(
+        static_cast<uint32_t>(1 + seed + 7919 * branch + 97 * n + 11 * worker.rank() + key));
+    const std::span<std::byte> out = worker.gradient_bytes(key);
+    const kernels::DType type = memory_dtype(worker.spec(), static_cast<uint32_t>(key));
+    for (size_t i = 0; i < out.size() / kernels::bytes_of(type); ++i) {
+      reference::store(out.data(), type, i, static_cast<float>(random() % 2001) / 1000 - 1);
+    }
+    worker.push(key);
+  }
+  worker.wait_all();
+}
+
+Model model_of(const Worker& worker) {
+  Model model;
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    const auto bytes = worker.parameter_bytes(key);
+    model.emplace_back(bytes.begin(), bytes.end());
+  }
+  return model;
+}
+
+// What a branch does: the same as its parent for some rounds, then with these values.
+struct Life {
+  uint32_t parent = 0;
+  uint64_t rounds = 0;  // of the parent's, before it was forked
+  Values values = {};
+};
+
+// The model after each round of the branch, from 0 on, in a job that has no branches.
+std::vector<Model> alone(Box& box, JobSpec spec, const std::map<uint32_t, Life>& lives,
+                         uint32_t branch, uint64_t rounds, uint32_t seed) {
+  spec.branches = 0;
+  spec.name += fmt::format("-alone{}", branch);
+  std::vector<uint32_t> who(rounds + 1);  // in each of its rounds
+  std::map<uint64_t, Values> changes;     // from its rounds on
+  uint64_t end = rounds + 1;
+  for (uint32_t b = branch;; b = lives.at(b).parent) {
+    const Life& life = lives.at(b);
+    for (uint64_t n = life.rounds + 1; n < end; ++n) who[n] = b;
+    for (const auto& [name, value] : life.values) {
+      if (life.rounds < rounds) changes[life.rounds + 1].try_emplace(name, value);
+    }
+    end = std::min(end, life.rounds + 1);
+    if (b == 0) break;
+  }
+  std::vector<Model> models;
+  each_rank(spec.world_size, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    if (r == 0) models.push_back(model_of(worker));
+    for (uint64_t n = 1; n <= rounds; ++n) {
+      if (r == 0 && changes.contains(n)) EXPECT_EQ(worker.set_hyper(changes[n], n), n);
+      worker.barrier();
+      push(worker, seed, who[n], n);
+      if (r == 0) models.push_back(model_of(worker));
+    }
+  });
+  return models;
+}
+
+struct Seen {
+  uint32_t branch = 0;  // that the next round is of
+  uint64_t own = 0;     // rounds that it has made
+  Model model;
+};
+
+// The job, and what every rank saw after each round. `decide(worker, round)`: rank 0, before it
+// pushes that round.
+template <typename Decide>
+std::vector<std::vector<Seen>> train(Box& box, const JobSpec& spec, uint64_t rounds, uint32_t seed,
+                                     const std::map<uint32_t, Life>& lives, const Decide& decide) {
+  std::vector<std::vector<Seen>> seen(spec.world_size);
+  each_rank(spec.world_size, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    std::map<uint32_t, uint64_t> own;
+    for (const auto& [branch, life] : lives) own[branch] = life.rounds;
+    for (uint64_t round = 1; round <= rounds; ++round) {
+      if (r == 0) decide(worker, round);
+      const uint32_t branch = worker.branch_in(round);
+      push(worker, seed, branch, ++own.at(branch));
+      const uint32_t next = worker.branch_in(round + 1);
+      seen[r].push_back({next, own.at(next), model_of(worker)});
+    }
+    worker.barrier();
+  });
+  return seen;
+}
+
+void expect_lives(Box& box, const JobSpec& spec, const std::map<uint32_t, Life>& lives,
+                  const std::vector<std::vector<Seen>>& seen, uint32_t seed) {
+  std::map<uint32_t, uint64_t> most;
+  for (const Seen& now : seen[0]) {
+    most.try_emplace(now.branch, 0);
+    most[now.branch] = std::max(most[now.branch], now.own);
+  }
+  for (const auto& [branch, rounds] : most) {
+    const std::vector<Model> want = alone(box, spec, lives, branch, rounds, seed);
+    for (const std::vector<Seen>& of_rank : seen) {
+      for (size_t round = 0; round < of_rank.size(); ++round) {
+        if (of_rank[round].branch != branch) continue;
+        EXPECT_TRUE(of_rank[round].model == want[of_rank[round].own])
+            << "after round " << round + 1 << ": branch " << branch << ", " << of_rank[round].own
+            << " rounds of its own";
+      }
+    }
+  }
+}
+
+// Two branches are forked and run in turns, every round; then a third is forked from one that does
+// not run, and one is discarded to make room.
+void take_turns(Box& box, JobSpec spec, uint32_t seed) {
+  spec.branches = 2;
+  SCOPED_TRACE(fmt::format("{}, PHUB_SEED={}", spec.name, seed));
+  const Values slow = {{"lr", 0.03125}}, fast = {{"lr@1", 0.5}, {"weight_decay", 0.25}};
+  const std::map<uint32_t, Life> lives = {
+      {0, {}}, {1, {0, 3, slow}}, {2, {0, 4, fast}}, {3, {2, 7, {{"lr", 0.25}}}}};
+  const auto fork = [&](Worker& worker, uint32_t branch, uint64_t round) {
+    const Life& life = lives.at(branch);
+    const BranchReply made = worker.fork(life.parent, life.values, round);
+    EXPECT_EQ(made.branch, branch);
+    EXPECT_EQ(made.round, round);
+  };
+  const auto schedule = [](Worker& worker, const std::vector<BranchTurn>& turns, uint64_t round) {
+    EXPECT_EQ(worker.schedule(turns, round), round);
+  };
+  const auto seen = train(box, spec, 16, seed, lives, [&](Worker& worker, uint64_t round) {
+    if (round == 2) {
+      fork(worker, 1, 4);
+      fork(worker, 2, 5);
+      schedule(worker, {{1, 1}, {0, 1}, {2, 1}, {1, 1}, {2, 2}, {0, 0}}, 5);
+    }
+    if (round == 10) {
+      EXPECT_EQ(worker.branches().branches.size(), 3u);
+      EXPECT_EQ(worker.discard(1), 11u) << "from round 10 on it is known with what it began";
+      fork(worker, 3, 12);
+      schedule(worker, {{3, 2}, {2, 1}, {3, 0}}, 12);
+    }
+  });
+  expect_lives(box, spec, lives, seen, seed);
+  std::vector<uint32_t> order;
+  for (const Seen& now : seen[0]) order.push_back(now.branch);
+  EXPECT_EQ(order, (std::vector<uint32_t>{0, 0, 0, 1, 0, 2, 1, 2, 2, 0, 3, 3, 2, 3, 3, 3}));
+}
+
+TEST(Branches, InterleavedTheyAreAsJobsOfTheirOwn) {
+  const auto seed = static_cast<uint32_t>(testing::fresh_seeds(1).first);
+  for (const char* topology : {"pack:1 core:1 pu:1", "pack:2 [numa(memory=1GB)] core:2 pu:1"}) {
+    Box box{std::string(topology)};
+    for (const std::string optimizer :
+         {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta"}) {
+      JobSpec spec = spec_of("turns-" + optimizer);
+      spec.optimizer = optimizer;
+      if (optimizer == "rmsprop") spec.hyper["rmsprop_momentum"] = 0.5;
+      take_turns(box, spec, seed);
+      spec.name += "-bf16";
+      spec.gradient_dtype = spec.parameter_dtype = "bf16";
+      take_turns(box, spec, seed);
+    }
+  }
+}
+
+TEST(Branches, GatedRoundsAreOfABranchToo) {
+  const auto seed = static_cast<uint32_t>(testing::fresh_seeds(1).first);
+  Box box(3);
+  JobSpec spec = spec_of("gated", 3);
+  spec.optimizer = "adam";
+  spec.reduction = "mean";
+  spec.hyper["max_norm"] = 25;
+  take_turns(box, spec, seed);
+}
+
+// What a rank reads or sets is of the branch that runs in the round from which it holds.
+TEST(Branches, TheStateOfKeysIsThatOfTheBranchThatRuns) {
+  Box box(2);
+  JobSpec spec = spec_of("states", 1);
+  spec.branches = 1;
+  Worker worker(box.options(spec));
+  worker.wait_all();
+  worker.fork(0, {}, 3);
+  const BranchTurn turns[] = {{1, 1}, {0, 1}, {1, 0}};
+  EXPECT_EQ(worker.schedule(turns, 4), 4u);
+  const auto state_of_b = [&worker](uint64_t& steps) {
+    std::vector<float> parameters(7), momentum(7);
+    KeyState state{.key = 1, .arrays = {parameters, momentum}};
+    worker.get_state({&state, 1});
+    steps = state.step;
+    parameters.insert(parameters.end(), momentum.begin(), momentum.end());
+    return parameters;
+  };
+  uint64_t steps = 0;
+  const std::vector<uint64_t> want = {1, 2, 2, 3, 3, 4};  // after rounds: before 4 runs 1, …
+  std::vector<std::vector<float>> states;
+  for (uint64_t round = 1; round <= 6; ++round) {
+    push(worker, 1, 0, round);
+    states.push_back(state_of_b(steps));
+    EXPECT_EQ(steps, want[round - 1]) << "after round " << round;
+  }
+  EXPECT_EQ(states[2], states[1]) << "branch 1 as it was forked";
+  EXPECT_NE(states[4], states[3]);
+}
+
+TEST(Branches, AForkThatFindsNoRoomChangesNothing) {
+  Box box(2);
+  JobSpec spec = spec_of("room", 1);
+  spec.branches = 1;
+  Worker worker(box.options(spec));
+  worker.wait_all();
+  EXPECT_EQ(worker.fork(0).round, 2u) << "in round 1 it is known with what that began";
+  expect_error(ErrorCode::kFull, "no room for another", [&] { worker.fork(0); });
+  expect_error(ErrorCode::kNotFound, "no branch 7", [&] { worker.fork(7); });
+  expect_error(ErrorCode::kNotFound, "no branch 7", [&] { worker.discard(7); });
+  expect_error(ErrorCode::kInvalid, "schedule another", [&] { worker.discard(0); });
+  expect_error(ErrorCode::kInvalid, "leaning_rate", [&] { worker.fork(0, {{"leaning_rate", 1}}); });
+  expect_error(ErrorCode::kInvalid, "too far", [&] { worker.discard(1, uint64_t{1} << 40); });
+  const BranchTurn endless[] = {{1, 0}, {0, 0}};
+  expect_error(ErrorCode::kInvalid, "turns[0].rounds", [&] { worker.schedule(endless); });
+  EXPECT_EQ(worker.branches().branches.size(), 2u);
+  const uint64_t gone = worker.discard(1);
+  EXPECT_EQ(worker.fork(0).round, gone);
+}
+
+TEST(Branches, TheStatusHasThem) {
+  Box box(2);
+  JobSpec spec = spec_of("status", 1);
+  spec.branches = 3;
+  Worker worker(box.options(spec));
+  worker.wait_all();
+  const uint32_t child = worker.fork(0, {}, 3).branch;
+  const BranchTurn turns[] = {{child, 0}};
+  worker.schedule(turns, 4);
+  for (uint64_t round = 1; round <= 5; ++round) push(worker, 1, 0, round);
+  std::vector<float> parameters(7), momentum(7);
+  KeyState state{.key = 1, .arrays = {parameters, momentum}};
+  worker.get_state({&state, 1});  // then the server knows which rounds are complete
+  const std::vector<BranchStatus> want = {
+      {.branch = 0, .rounds = 3},
+      {.branch = child, .parent = 0, .round = 3, .rounds = 4, .runs = true}};
+  EXPECT_EQ(box.status().jobs.at(0).branches, want);
+  EXPECT_EQ(worker.branches().runs, (std::vector<BranchRun>{{4, child}}));
+  EXPECT_EQ(worker.branch_in(100), child);
+  expect_error(ErrorCode::kNotFound, "forgotten", [&] { worker.branch_in(2); });
+}
+
+TEST(Branches, TheirMemoryIsCounted) {
+  Box box(2);
+  uint64_t bytes[4] = {};
+  for (uint32_t branches = 1; branches < 4; ++branches) {
+    JobSpec spec = spec_of(fmt::format("memory{}", branches), 1);
+    spec.branches = branches;
+    Worker worker(box.options(spec));
+    worker.wait_all();
+    bytes[branches] = box.status().jobs.at(0).memory_bytes;
+    worker.leave();
+    ASSERT_TRUE(box.becomes_empty());
+  }
+  // Other boxes count what they have.
+  const bool is_spread = std::getenv("PHUB_TEST_SHARDS") != nullptr;
+  const uint64_t arrays = is_spread ? 1 : 2 * sizeof(float) * (5000 + 7 + 640);
+  EXPECT_GE(bytes[2], bytes[1] + arrays);
+  EXPECT_EQ(bytes[3] - bytes[2], bytes[2] - bytes[1]);
+}
+
+TEST(Branches, ServersThatCannotHaveThemRefuseThem) {
+  JobSpec spec = spec_of("refused", 1);
+  spec.branches = 1;
+  const Box root("pack:1 core:1 pu:1");
+  const Box rack("pack:1 core:1 pu:1", uint64_t{1} << 33, {}, {}, root.address());
+  spec.groups = "1";
+  expect_error(ErrorCode::kInvalid, "is summed by racks",
+               [&] { Worker worker(rack.options(spec)); });
+}
+
+TEST(Branches, JobsThatCannotHaveThemAreRefused) {
+  Box box(2);
+  const auto refused = [&](const char* words, const std::function<void(JobSpec&)>& change) {
+    JobSpec spec = spec_of("refused", 1);
+    spec.branches = 1;
+    change(spec);
+    expect_error(ErrorCode::kInvalid, words, [&] { Worker worker(box.options(spec)); });
+  };
+  refused("consistency: must be 'bsp'", [](JobSpec& spec) { spec.consistency = "async"; });
+  refused("this job has none: choose one", [](JobSpec& spec) {
+    spec.optimizer = "none";
+    spec.hyper.clear();
+  });
+  refused("work: must be 'all'", [](JobSpec& spec) { spec.work = "sum"; });
+  refused("parameter_dtype: another branch comes whole",
+          [](JobSpec& spec) { spec.parameter_dtype = "int8"; });
+  refused("schedule: rounds of a job with branches", [](JobSpec& spec) {
+    spec.schedule = {{3, {{"lr", 1}}}};
+  });
+  refused("branches: must be from 0 to 255", [](JobSpec& spec) { spec.branches = 256; });
+  expect_error(ErrorCode::kInvalid, "interest: all chunks", [&] {
+    JobSpec spec = spec_of("refused", 1);
+    spec.branches = 1;
+    WorkerOptions options = box.options(spec);
+    options.interest = {{"c", {{0, 96}}, {{0, 96}}}};
+    Worker worker(options);
+  });
+  Worker worker(box.options(spec_of("plain", 1)));
+  expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.fork(0); });
+  expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.branches(); });
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,177 @@
+// Jobs whose keys are values that are brought together by an operation: what every rank gets is
+// what one process computes alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/oracle/groups.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+#include "tests/worker/grouped_training.h"
+#include "worker/worker.h"
+
+namespace phub {
+namespace {
+
+using testing::Box;
+using testing::each_rank;
+using testing::expect_as_alone;
+using testing::expect_error;
+using testing::grouped_spec;
+using testing::GroupedTraining;
+
+constexpr const char* kTypes[] = {"f32", "f64", "i32", "i64"};
+constexpr const char* kOperations[] = {"add", "multiply", "min", "max", "or"};
+
+// Every operation on every type that it is of, as whole keys and as rows.
+JobSpec spec_of(const std::string& name, uint32_t ranks, const std::string& groups = "") {
+  JobSpec spec = grouped_spec(name, ranks, groups);
+  spec.optimizer = "fold";
+  spec.keys.clear();
+  for (const std::string operation : kOperations) {
+    for (const std::string type : kTypes) {
+      if (operation == "or" && type[0] == 'f') continue;
+      const uint64_t values = 150 + 7 * spec.keys.size();
+      spec.keys.push_back({.name = operation + type,
+                           .elements = type.ends_with("64") ? 2 * values : values,
+                           .operation = operation,
+                           .value_type = type});
+      spec.keys.push_back({.name = operation + type + "-rows",
+                           .elements = uint64_t{60} * 6,
+                           .shape = {60, 6},
+                           .format = "rows",
+                           .rows_limit = 20,
+                           .lazy = spec.keys.size() % 4 == 1,
+                           .operation = operation,
+                           .value_type = type,
+                           .tile_rows = 16});
+    }
+  }
+  return spec;
+}
+
+TEST(Folds, StateIsThatOfOneProcess) {
+  const auto seeds = testing::fresh_seeds(8);
+  Box box("pack:2 core:2 pu:1");
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    std::mt19937_64 random(seed);
+    const auto ranks = static_cast<uint32_t>(1 + random() % 5);
+    std::string groups;
+    if (random() % 2 == 0) {
+      groups = reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
+    }
+    expect_as_alone(box, {.spec = spec_of(fmt::format("any{}", seed), ranks, groups),
+                          .seed = seed % 1000,
+                          .has_nulls = random() % 2 == 0});
+    if (HasFailure()) return;
+  }
+}
+
+// In an order that rounding could tell, and in which integers wrap around.
+TEST(Folds, ValuesOf64Bits) {
+  Box box(2);
+  JobSpec spec;
+  spec.name = "wide";
+  spec.optimizer = "fold";
+  spec.initial = "broadcast";
+  spec.keys = {{.name = "sum", .elements = 6, .operation = "add", .value_type = "f64"},
+               {.name = "product", .elements = 2, .operation = "multiply", .value_type = "i64"}};
+  WorkerOptions options = box.options(spec);
+  options.rank = 0;
+  Worker worker(options);
+  const auto put = [](std::span<float> words, auto values) {
+    std::memcpy(words.data(), values.begin(), values.size() * sizeof *values.begin());
+  };
+  std::vector<float> initial(8);
+  put(initial, std::initializer_list<double>{1, 1e300, 0});
+  put(std::span(initial).subspan(6), std::initializer_list<int64_t>{int64_t{3} << 61});
+  worker.broadcast(initial);
+  put(worker.gradient(0), std::initializer_list<double>{0x1p-52, 1, -0.0});
+  put(worker.gradient(1), std::initializer_list<int64_t>{3});
+  worker.push(0);
+  worker.push(1);
+  worker.wait_all();
+  double sums[3];
+  int64_t product = 0;
+  std::memcpy(sums, worker.parameters(0).data(), sizeof sums);
+  std::memcpy(&product, worker.parameters(1).data(), sizeof product);
+  EXPECT_EQ(sums[0], 1 + 0x1p-52);
+  EXPECT_EQ(sums[1], 1e300);
+  EXPECT_EQ(sums[2], 0);
+  EXPECT_EQ(product, int64_t{1} << 61);
+}
+
+// Each contribution when it comes.
+TEST(Folds, OutOfLockStep) {
+  Box box(2);
+  for (const char* consistency : {"ssp", "async"}) {
+    constexpr uint32_t kRanks = 3, kRounds = 20;
+    JobSpec spec = grouped_spec(consistency, kRanks, "");
+    spec.optimizer = "fold";
+    spec.consistency = consistency;
+    spec.keys = {{.name = "sum", .elements = 300, .operation = "add", .value_type = "i32"},
+                 {.name = "max", .elements = 300, .operation = "max", .value_type = "i32"}};
+    each_rank(kRanks, [&](uint32_t rank) {
+      WorkerOptions options = box.options(spec);
+      options.rank = static_cast<int32_t>(rank);
+      Worker worker(options);
+      worker.wait_all();
+      for (uint32_t round = 1; round <= kRounds; ++round) {
+        for (size_t key : {0, 1}) {
+          std::vector<int32_t> values(300, static_cast<int32_t>(100 * round + rank));
+          std::memcpy(worker.gradient(key).data(), values.data(), values.size() * 4);
+          worker.push(key);
+        }
+        worker.wait_all();
+      }
+      worker.barrier();
+      for (size_t key : {0, 1}) worker.push_null(key);
+      worker.wait_all();
+      worker.barrier();
+      int32_t sum = 0, most = 0;
+      std::memcpy(&sum, worker.parameters(0).data(), 4);
+      std::memcpy(&most, worker.parameters(1).data() + 299, 4);
+      int32_t expected = 0;
+      for (uint32_t round = 1; round <= kRounds; ++round) {
+        for (uint32_t r = 0; r < kRanks; ++r) expected += static_cast<int32_t>(100 * round + r);
+      }
+      EXPECT_EQ(sum, expected);
+      EXPECT_EQ(most, static_cast<int32_t>(100 * kRounds + kRanks - 1));
+    });
+  }
+}
+
+TEST(Folds, WhatCannotBeIsRefused) {
+  const auto refuse = [](const std::function<void(JobSpec&)>& spoil, const std::string& message) {
+    JobSpec spec;
+    spec.name = "wrong";
+    spec.optimizer = "fold";
+    spec.keys = {{.name = "k", .elements = 64, .operation = "add", .value_type = "f64"}};
+    EXPECT_NO_THROW(validate(spec));
+    spoil(spec);
+    expect_error(ErrorCode::kInvalid, message, [&] { validate(spec); });
+  };
+  refuse([](JobSpec& s) { s.keys[0].operation = "xor"; }, "keys[0].operation");
+  refuse([](JobSpec& s) { s.keys[0].operation = ""; }, "keys[0].operation");
+  refuse([](JobSpec& s) { s.keys[0].value_type = "f16"; }, "keys[0].value_type");
+  refuse([](JobSpec& s) { s.keys[0].operation = "or"; }, "of whole numbers");
+  refuse([](JobSpec& s) { s.keys[0].elements = 63; }, "63 are an odd number");
+  refuse([](JobSpec& s) { s.keys[0].shape = {64, 1}; }, "1 are an odd number");
+  refuse([](JobSpec& s) { s.optimizer = "sgd"; }, "is for optimizer 'fold'");
+  refuse([](JobSpec& s) { s.keys[0].format = "bf16"; }, "keys[0].format");
+  refuse([](JobSpec& s) { s.parameter_dtype = "bf16"; }, "parameter_dtype");
+  refuse([](JobSpec& s) { s.reduction = "mean"; }, "reduction");
+  refuse([](JobSpec& s) { s.work = "sum"; }, "work");
+  refuse([](JobSpec& s) { s.unused = "skip"; }, "unused");
+  refuse([](JobSpec& s) { s.on_nonfinite = "skip"; }, "on_nonfinite");
+  refuse([](JobSpec& s) { s.hyper["lr"] = 1; }, "hyper");
+  refuse([](JobSpec& s) { s.schedule = {{5, {{"lr", 1}}}}; }, "schedule");
+}
+
+}  // namespace
+}  // namespace phub

@@ -1,0 +1,133 @@
+// Factorises a matrix of which some cells are known, in several processes of several threads:
+//
+//   apt-cache dumpavail >packages
+//   bin/phub serve --listen 127.0.0.1:7717 &
+//   for rank in 0 1; do bin/mf --world 2 --rank $rank --packages packages & done; wait
+//
+// Rows are packages and columns their tags; or users and films, of a file of ratings: --cells.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/error.h"
+#include "worker/examples/cells.h"
+#include "worker/examples/factorization.h"
+#include "worker/examples/store_program.h"
+
+namespace phub::examples {
+namespace {
+
+struct Options {
+  StoreProgram program;
+  FactorizationOptions factorization;
+  std::string packages = "packages", cells, method = "als";
+  uint32_t zeros = 3;
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  options.program.iterations = 20;
+  options.program.store.worker = options_from_environment();
+  if (auto& name = options.program.store.worker.spec.name; name.empty()) name = "mf";
+  FactorizationOptions& how = options.factorization;
+  CLI::App app("Factorises a matrix of which some cells are known, one process per rank.");
+  add_store_options(app, options.program);
+  app.add_option("--packages", options.packages, "What `apt-cache dumpavail` prints: their tags")
+      ->capture_default_str();
+  app.add_option("--zeros", options.zeros, "Tags that it has not, for each that a package has")
+      ->check(CLI::Range(0u, 100u))
+      ->capture_default_str();
+  app.add_option("--cells", options.cells, "A file of lines \"row column value\" instead");
+  app.add_option("--method", options.method)
+      ->check(CLI::IsMember({"als", "sgd"}))
+      ->capture_default_str();
+  app.add_option("--width", how.width, "Of the vectors")
+      ->check(CLI::Range(1u, 256u))
+      ->capture_default_str();
+  app.add_option("--lambda", how.lambda, "Of the vectors' squares")
+      ->check(CLI::Range(1e-9, 1e9))
+      ->capture_default_str();
+  app.add_option("--rate", how.rate, "sgd")->check(CLI::Range(0.0, 1e3))->capture_default_str();
+  app.add_option("--clocks", how.clocks, "sgd: of an iteration")
+      ->check(CLI::Range(1u, 1'000'000u))
+      ->capture_default_str();
+  app.add_option("--seed", how.seed)->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    std::exit(app.exit(e));
+  }
+  how.als = options.method == "als";
+  how.iterations = options.program.iterations;
+  return options;
+}
+
+std::vector<double> table_of(iterstore::Store& store, uint32_t table) {
+  const std::vector<std::byte> bytes = store.table(table);
+  std::vector<double> values(bytes.size() / sizeof(double));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+double error_of(std::span<const double> errors, uint32_t row) {
+  return std::sqrt(errors[2 * row] / errors[2 * row + 1]);
+}
+
+void run(Options options) {
+  StoreProgram& program = options.program;
+  const uint32_t iterations = program.iterations, threads = program.store.threads;
+  const uint64_t seed = options.factorization.seed;
+  Cells cells = options.cells.empty() ? read_tags(options.packages, options.zeros, seed)
+                                      : read_cells(options.cells);
+  const std::vector<Cell> held_out = take_held_out(cells, seed);
+  if (cells.cells.empty() || held_out.empty()) {
+    fail(ErrorCode::kInvalid, "{} cells are too few: one in ten is held out",
+         cells.cells.size() + held_out.size());
+  }
+  program.store.tables = Factorization::tables(cells, options.factorization);
+  iterstore::Store store(program.store);
+  std::vector<std::unique_ptr<Factorization>> parts(threads);
+  std::vector<double> seconds(iterations);  // until the first thread has made them
+  const uint32_t first = static_cast<uint32_t>(program.store.worker.rank) * threads;
+  run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
+    auto& own = parts[part - first];
+    own = std::make_unique<Factorization>(cells, options.factorization, part, parts_of(program));
+    own->begin(mine);
+    const auto began = std::chrono::steady_clock::now();
+    run_iterations(mine, program, [&](uint32_t iteration) {
+      own->iterate(mine, iteration);
+      const std::chrono::duration<double> since = std::chrono::steady_clock::now() - began;
+      if (part == first) seconds[iteration] = since.count();
+    });
+  });
+  const std::vector<double> columns = table_of(store, 0);
+  run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
+    parts[part - first]->judge(mine, held_out, columns);
+  });
+  const std::vector<double> errors = table_of(store, 1);
+  if (program.store.worker.rank != 0) return;
+  fmt::print("{} rows, {} columns, {} cells, {} held out\n", cells.rows.size(),
+             cells.columns.size(), cells.cells.size(), held_out.size());
+  for (uint32_t i = 0; i < iterations; ++i) {
+    fmt::print("iteration {}: error {:.6f}, {:.3f} s\n", i + 1, error_of(errors, i), seconds[i]);
+  }
+  fmt::print("held out: error {:.6f}\n", error_of(errors, iterations));
+}
+
+}  // namespace
+}  // namespace phub::examples
+
+int main(int argc, char** argv) try {
+  phub::examples::run(phub::examples::parse(argc, argv));
+} catch (const std::exception& error) {
+  fmt::print(stderr, "mf: {}\n", error.what());
+  return 1;
+}

@@ -1,0 +1,33 @@
+// What programs with a store (../iterstore/store.h) have in common: their options and threads.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "worker/iterstore/store.h"
+
+namespace phub::examples {
+
+struct StoreProgram {
+  iterstore::StoreOptions store;
+  uint32_t iterations = 1;
+  std::string gather = "virtual";  // how the store learns what is accessed: "real", "never"
+};
+
+// --server, --job, --world, --rank, --threads, --iterations, --gather, --consistency, --slack. What
+// is not given comes from the environment and from `program`. A rank that is lost ends all.
+void add_store_options(CLI::App& app, StoreProgram& program);
+
+// Runs `run` on each thread of this process, with the number of its part of the data: of rank and
+// thread, from 0. Throws what the first of them threw.
+void run_threads(iterstore::Store& store, const StoreProgram& program,
+                 const std::function<void(iterstore::StoreThread&, uint32_t part)>& run);
+uint32_t parts_of(const StoreProgram& program);
+
+// Of one thread: all iterations, and, as `gather` says, what goes before the first or comes after.
+void run_iterations(iterstore::StoreThread& mine, const StoreProgram& program,
+                    const std::function<void(uint32_t iteration)>& iterate);
+
+}  // namespace phub::examples

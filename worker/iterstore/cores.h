@@ -1,0 +1,15 @@
+// Which core a thread of a store is pinned to.
+#pragma once
+
+#include <cstdint>
+
+#include "numa/topology.h"
+
+namespace phub::iterstore {
+
+// Threads of all ranks on this host are spread evenly over its cores, neighbours on one node. The
+// host's `ranks` are the job's that are next to each other.
+const numa::Core& core_of(const numa::Topology& topology, uint32_t thread, uint32_t threads,
+                          uint32_t rank, uint32_t ranks);
+
+}  // namespace phub::iterstore

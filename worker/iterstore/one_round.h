@@ -1,0 +1,32 @@
+// What the processes of a store tell each other outside of their rows: jobs of one round, in which
+// every rank sends values and all get what these come to.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/iterstore/row_plan.h"
+#include "worker/worker.h"
+
+namespace phub::iterstore {
+
+// The options of a job of the store: those of the store with this name and these keys. Throws, once
+// joined, Error(kTaken): a job of this name has gone on from an earlier run.
+WorkerOptions options_of_job(const WorkerOptions& store, const std::string& name,
+                             std::vector<KeySpec> keys);
+void check_is_new(const Worker& worker);
+
+// What all ranks access. `name`: of the job.
+AllUse use_of_all(const WorkerOptions& store, const std::string& name,
+                  std::span<const Table> tables, const Use& mine);
+
+// Of each of these tables, arrays in which one rank at most has other than zeros in a place: on all
+// ranks those of all.
+void unite(const WorkerOptions& store, const std::string& name,
+           std::span<const std::span<std::byte>> arrays);
+
+}  // namespace phub::iterstore

@@ -1,0 +1,163 @@
+#include "worker/iterstore/row_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <tuple>
+
+namespace phub::iterstore {
+namespace {
+
+constexpr std::array kTypeNames = {"f32", "f64", "i32", "i64"};
+constexpr std::array kOperationNames = {"", "add", "multiply", "min", "max", "or"};
+
+constexpr uint64_t kChunksOfBatch = 4;  // about; smaller ones have chunks of many owners
+
+uint32_t batches_of(const Table& table, const PlanSettings& settings) {
+  const uint64_t chunks = (table.rows * table.row_words() - 1) / settings.chunk_elements + 1;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(chunks / kChunksOfBatch, 1, settings.batches));
+}
+
+// Rows that are only updated are in the last one.
+uint32_t batch_of(const SharedUse& use, uint32_t batches) {
+  if (use.owner < 0) return batches;  // after all others
+  return std::min(use.first_part, static_cast<uint8_t>(kParts - 1)) * batches / kParts;
+}
+
+// The chunks that have some of the ranges, as ranges of whole chunks. Too many: one from the first
+// to the last.
+std::vector<ElementRange> in_chunks(const std::vector<bool>& chunks, uint32_t chunk_elements,
+                                    uint64_t elements) {
+  std::vector<ElementRange> ranges;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    if (!chunks[c]) continue;
+    const uint64_t begin = c * chunk_elements;
+    const uint64_t end = std::min(begin + chunk_elements, elements);
+    if (!ranges.empty() && ranges.back().end == begin) {
+      ranges.back().end = end;
+    } else {
+      ranges.push_back({begin, end});
+    }
+  }
+  if (ranges.size() > kMaxInterestRanges) return {{ranges.front().begin, ranges.back().end}};
+  return ranges;
+}
+
+}  // namespace
+
+RowPlan::RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings) {
+  tables_.resize(tables.size());
+  for (uint32_t t = 0; t < tables.size(); ++t) {
+    place_table(t, tables[t], use == nullptr ? nullptr : &(*use)[t], settings);
+  }
+  std::vector<uint32_t> order(keys_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](uint32_t k) { return keys_[k].part; });
+  std::vector<Key> by_use;
+  for (const uint32_t k : order) {
+    tables_[keys_[k].table].keys.push_back(static_cast<uint32_t>(by_use.size()));
+    by_use.push_back(keys_[k]);
+  }
+  keys_ = std::move(by_use);
+  for (OfTable& table : tables_) {
+    std::ranges::sort(table.keys, {}, [&](uint32_t k) { return keys_[k].first; });
+  }
+}
+
+void RowPlan::place_table(uint32_t table, const Table& of, const std::vector<SharedUse>* use,
+                          const PlanSettings& settings) {
+  OfTable& to = tables_[table];
+  if (use == nullptr) {
+    keys_.push_back({.table = table, .first = 0, .rows = of.rows});
+    return;
+  }
+  const uint32_t batches = batches_of(of, settings);
+  if (!settings.placement) {  // batches are ranges of rows
+    for (uint32_t b = 0; b < batches; ++b) {
+      const uint64_t first = of.rows * b / batches, end = of.rows * (b + 1) / batches;
+      if (first == end) continue;
+      Key key{.table = table, .first = first, .rows = end - first, .part = kParts};
+      for (uint64_t row = first; row < end; ++row) {
+        key.part = std::min<uint32_t>(key.part, (*use)[row].first_part);
+      }
+      keys_.push_back(key);
+    }
+    return;
+  }
+  to.narrow = of.fixed && settings.narrow;
+  if (to.narrow) {
+    for (const SharedUse& row : *use) to.owner.push_back(row.owner);
+  }
+  to.row_at.resize(of.rows);
+  std::iota(to.row_at.begin(), to.row_at.end(), 0);
+  std::ranges::stable_sort(to.row_at, {}, [&](uint64_t row) {
+    const SharedUse& u = (*use)[row];
+    return std::tuple(batch_of(u, batches), static_cast<uint64_t>(u.ranks), -int64_t{u.accesses});
+  });
+  to.position.resize(of.rows);
+  for (uint64_t i = 0; i < of.rows; ++i) to.position[to.row_at[i]] = i;
+  for (uint64_t first = 0; first < of.rows;) {
+    const uint32_t batch = batch_of((*use)[to.row_at[first]], batches);
+    if (batch == batches && to.narrow) break;
+    uint64_t end = first;
+    while (end < of.rows && batch_of((*use)[to.row_at[end]], batches) == batch) ++end;
+    keys_.push_back(
+        {.table = table, .first = first, .rows = end - first, .part = batch * kParts / batches});
+    first = end;
+  }
+}
+
+std::optional<RowPlace> RowPlan::place(uint32_t table, uint64_t row) const {
+  const OfTable& of = tables_[table];
+  const uint64_t position = of.position.empty() ? row : of.position[row];
+  const auto after =
+      std::ranges::upper_bound(of.keys, position, {}, [&](uint32_t k) { return keys_[k].first; });
+  if (after == of.keys.begin()) return std::nullopt;
+  const uint32_t k = *(after - 1);
+  if (position >= keys_[k].first + keys_[k].rows) return std::nullopt;
+  return RowPlace{.key = k, .row = position - keys_[k].first};
+}
+
+std::vector<KeySpec> key_specs(const RowPlan& plan, std::span<const Table> tables) {
+  std::vector<KeySpec> specs;
+  for (const RowPlan::Key& key : plan.keys()) {
+    const Table& table = tables[key.table];
+    specs.push_back({.name = fmt::format("{}/{}", table.name, key.first),
+                     .elements = key.rows * table.row_words(),
+                     .priority = static_cast<int32_t>(kParts - key.part),
+                     .shape = {key.rows, table.row_words()},
+                     .operation = kOperationNames[static_cast<size_t>(table.fold.operation)],
+                     .value_type = kTypeNames[static_cast<size_t>(table.fold.type)]});
+  }
+  return specs;
+}
+
+std::vector<KeyInterest> interest_of(const RowPlan& plan, std::span<const Table> tables,
+                                     const Use& use, uint32_t chunk_elements) {
+  std::vector<KeyInterest> interests;
+  const std::vector<KeySpec> specs = key_specs(plan, tables);
+  for (size_t k = 0; k < specs.size(); ++k) {
+    const RowPlan::Key& key = plan.keys()[k];
+    if (!plan.is_narrow(key.table)) continue;
+    const uint64_t words = tables[key.table].row_words();
+    const uint64_t chunks = (specs[k].elements - 1) / chunk_elements + 1;
+    std::vector<bool> writes(chunks), reads(chunks);
+    for (uint64_t i = 0; i < key.rows; ++i) {
+      const RowUse& row = use.rows[key.table][plan.row_at(key.table, key.first + i)];
+      if (row.accesses == 0) continue;
+      for (uint64_t c = i * words / chunk_elements; c <= ((i + 1) * words - 1) / chunk_elements;
+           ++c) {
+        reads[c] = true;
+        if (row.updated) writes[c] = true;
+      }
+    }
+    interests.push_back({.key = specs[k].name,
+                         .writes = in_chunks(writes, chunk_elements, specs[k].elements),
+                         .reads = in_chunks(reads, chunk_elements, specs[k].elements)});
+  }
+  return interests;
+}
+
+}  // namespace phub::iterstore

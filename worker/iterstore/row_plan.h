@@ -1,0 +1,86 @@
+// Where the rows of all tables lie: which rows a key of the job has, in which order. A pure
+// function of what all ranks access, so that all ranks have the same.
+//
+// Rows lie together that are first read in the same part of the iteration (a batch, which is a key:
+// it comes as a whole), and within a batch those that the same ranks access: so the chunks of a key
+// have few owners, and travel only to them. Of rows of the same ranks those that are accessed most
+// come first.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/control/interest.h"
+#include "worker/iterstore/recording.h"
+
+namespace phub::iterstore {
+
+// Of a row, by all ranks.
+struct SharedUse {
+  int32_t accesses = 0;
+  int64_t ranks = 0;   // bit r % 64 of those that access it: who shares rows, roughly
+  int32_t owner = -1;  // one rank that accesses it; -1: nobody does
+  uint8_t first_part = kParts;
+};
+using AllUse = std::vector<std::vector<SharedUse>>;  // by table and row
+
+struct PlanSettings {
+  bool placement = true;
+  bool narrow = true;  // tables that are fixed: only rows that somebody accesses are in the job
+  uint32_t batches = 8;
+  uint32_t chunk_elements = 8192;
+};
+
+struct RowPlace {
+  uint32_t key = 0;
+  uint64_t row = 0;  // within the key
+};
+
+class RowPlan {
+ public:
+  struct Key {
+    uint32_t table = 0;
+    uint64_t first = 0, rows = 0;  // positions of the table
+    uint32_t part = 0;             // in which it is first read, 0 … kParts
+  };
+
+  // `use`: nothing: nothing is known. All rows are in their order, in one batch.
+  RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings);
+
+  const std::vector<Key>& keys() const { return keys_; }  // by their first read
+  // Rows that nobody accesses are not in the job.
+  bool is_narrow(uint32_t table) const { return tables_[table].narrow; }
+  // Nothing: it is not in the job.
+  std::optional<RowPlace> place(uint32_t table, uint64_t row) const;
+  // Of a narrow table: a rank that accesses the row; -1: nobody does.
+  int32_t owner(uint32_t table, uint64_t row) const { return tables_[table].owner[row]; }
+  uint64_t row_at(uint32_t table, uint64_t position) const {
+    return tables_[table].row_at.empty() ? position : tables_[table].row_at[position];
+  }
+
+ private:
+  struct OfTable {
+    bool narrow = false;
+    std::vector<uint64_t> row_at;    // by position; empty: the same
+    std::vector<uint64_t> position;  // by row
+    std::vector<int32_t> owner;      // by row, if narrow
+    std::vector<uint32_t> keys;      // by ascending position
+  };
+  void place_table(uint32_t table, const Table& of, const std::vector<SharedUse>* use,
+                   const PlanSettings& settings);
+
+  std::vector<Key> keys_;
+  std::vector<OfTable> tables_;
+};
+
+// The keys of the job, without the clock's.
+std::vector<KeySpec> key_specs(const RowPlan& plan, std::span<const Table> tables);
+
+// What a rank writes and reads of the keys of narrow tables: whole chunks of the rows that it uses.
+std::vector<KeyInterest> interest_of(const RowPlan& plan, std::span<const Table> tables,
+                                     const Use& use, uint32_t chunk_elements);
+
+}  // namespace phub::iterstore

@@ -1,0 +1,298 @@
+#include "worker/iterstore/shared_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "worker/iterstore/one_round.h"
+#include "worker/iterstore/thread_rows.h"
+
+namespace phub::iterstore {
+namespace {
+
+constexpr const char* kClockKey = "clock";  // those of tables have a '/'
+
+// Every rank pushes a null of the clock's key with each clock: so none is further than one ahead,
+// even if they share no rows, and each has something to push.
+WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
+                              std::span<const Table> tables, const RowPlan& plan, const Use& use) {
+  std::vector<KeySpec> keys = key_specs(plan, tables);
+  keys.push_back({.name = kClockKey, .elements = 1, .operation = "or", .value_type = "i32"});
+  WorkerOptions options = options_of_job(store, name, std::move(keys));
+  options.spec.initial = "broadcast";
+  options.interest = interest_of(plan, tables, use, store.spec.chunk_elements);
+  return options;
+}
+
+// The rows of a key, in its order.
+std::vector<std::byte> rows_of(const RowPlan& plan, const RowPlan::Key& key, uint64_t row_bytes,
+                               std::span<const std::byte> table) {
+  std::vector<std::byte> rows(key.rows * row_bytes);
+  for (uint64_t i = 0; i < key.rows; ++i) {
+    std::memcpy(rows.data() + i * row_bytes,
+                table.data() + plan.row_at(key.table, key.first + i) * row_bytes, row_bytes);
+  }
+  return rows;
+}
+
+}  // namespace
+
+SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
+                       std::span<const Table> tables, RowPlan plan, Use use, States states)
+    : tables_(tables),
+      plan_(std::move(plan)),
+      use_(std::move(use)),
+      options_(options_of_rows(store, name, tables, plan_, use_)),
+      rest_(std::move(states)),
+      worker_(options_) {
+  check_is_new(worker_);
+  std::vector<std::vector<std::byte>> initial;
+  for (const RowPlan::Key& of : plan_.keys()) {
+    Key& key = keys_.emplace_back();
+    key.table = &tables_[of.table];
+    key.row_bytes = key.table->row_bytes();
+    if (!worker_.initial_counts()) continue;
+    initial.push_back(rows_of(plan_, of, key.row_bytes, rest_[of.table]));
+  }
+  initial.emplace_back(sizeof(uint32_t));
+  std::vector<const float*> initial_of;
+  for (const auto& rows : initial) {
+    initial_of.push_back(reinterpret_cast<const float*>(rows.data()));
+  }
+  worker_.broadcast_keys(initial_of);
+  for (size_t k = 0; k < keys_.size(); ++k) {
+    const std::span<std::byte> updates = worker_.gradient_bytes(k);
+    kernels::fill_with_identity(keys_[k].table->fold, updates.data(),
+                                updates.size() / sizeof(uint32_t));
+  }
+  const std::vector<bool> exchanged = interest_in_keys(options_.interest, options_.spec.keys);
+  for (size_t k = 0; k < keys_.size(); ++k) keys_[k].exchanged = exchanged[k];
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    if (!plan_.is_narrow(static_cast<uint32_t>(t))) rest_[t] = {};
+  }
+}
+
+SharedRows::~SharedRows() = default;
+
+void SharedRows::set_threads(std::vector<const ThreadRows*> threads) {
+  threads_ = std::move(threads);
+  std::vector<std::vector<const Place*>> by_key(keys_.size());
+  for (const ThreadRows* thread : threads_) {
+    for (const Place& place : thread->places()) by_key[place.at.key].push_back(&place);
+  }
+  for (size_t k = 0; k < keys_.size(); ++k) {
+    Key& key = keys_[k];
+    std::ranges::stable_sort(by_key[k], {}, [](const Place* place) { return place->at.row; });
+    for (const Place* place : by_key[k]) {
+      if (key.rows.empty() || key.rows.back().row != place->at.row) {
+        key.rows.push_back(
+            {.row = place->at.row, .first_source = static_cast<uint32_t>(key.sources.size())});
+      }
+      ++key.rows.back().sources;
+      key.sources.push_back({&place->updated_at, place->update});
+    }
+  }
+}
+
+void SharedRows::await(size_t k) {
+  Key& key = keys_[k];
+  const std::lock_guard one(key.awaiting);
+  if (key.here.load(std::memory_order_relaxed) == now_) return;
+  worker_.wait(k);
+  key.state = worker_.parameter_bytes(k).data();
+  key.here.store(now_, std::memory_order_release);
+}
+
+void SharedRows::check_promise(uint32_t table, std::span<const uint64_t> rows,
+                               Access access) const {
+  if (!plan_.is_narrow(table)) return;
+  for (const uint64_t row : rows) {
+    const RowUse& use = use_.rows[table][row];
+    if (use.accesses > 0 && (access == Access::kRead || use.updated)) continue;
+    fail(ErrorCode::kInvalid,
+         "row {} of table '{}' is {}, which no thread of rank {} did in the recorded iteration, "
+         "and the table is fixed: record an iteration that does, or leave out `fixed`",
+         row, tables_[table].name, access == Access::kUpdate ? "updated" : "read", worker_.rank());
+  }
+}
+
+SharedRows::Stripe& SharedRows::stripe_of(uint32_t table, uint64_t row) {
+  return stripes_[(row ^ table) % kStripes];
+}
+
+void SharedRows::read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into) {
+  check_promise(table, {&row, 1}, Access::kRead);
+  const RowPlace at = place(table, row);
+  const Table& of = tables_[table];
+  std::memcpy(into, state(at), of.row_bytes());
+  Stripe& stripe = stripe_of(table, row);
+  const std::lock_guard lock(stripe.mutex);
+  const auto known = stripe.rows.find(row_id(table, row));
+  if (known == stripe.rows.end()) return;
+  for (const Part& part : known->second.parts) {
+    if (part.thread != thread || part.updated_at != now_) continue;
+    kernels::fold(of.fold, part.update.data(), into, of.row_words());
+  }
+}
+
+void SharedRows::update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by) {
+  check_promise(table, {&row, 1}, Access::kUpdate);
+  const RowPlace at = place(table, row);
+  const Table& of = tables_[table];
+  Stripe& stripe = stripe_of(table, row);
+  const std::lock_guard lock(stripe.mutex);
+  DynamicRow& entry = stripe.rows[row_id(table, row)];
+  if (entry.parts.empty()) {
+    entry.at = at;
+    entry.table = table;
+    entry.row = row;
+  }
+  auto part = std::ranges::find(entry.parts, thread, &Part::thread);
+  if (part == entry.parts.end()) {
+    entry.parts.push_back({.thread = thread, .update = std::vector<std::byte>(of.row_bytes())});
+    part = entry.parts.end() - 1;
+  }
+  if (part->updated_at == now_) {
+    kernels::fold(of.fold, by, part->update.data(), of.row_words());
+  } else {
+    std::memcpy(part->update.data(), by, of.row_bytes());
+    part->updated_at = now_;
+  }
+}
+
+std::vector<std::vector<const SharedRows::DynamicRow*>> SharedRows::updated_rows() {
+  std::vector<std::vector<const DynamicRow*>> by_key(keys_.size());
+  for (Stripe& stripe : stripes_) {
+    const std::lock_guard lock(stripe.mutex);
+    for (const auto& [id, row] : stripe.rows) {
+      const auto is_new = [this](const Part& part) { return part.updated_at == now_; };
+      if (std::ranges::any_of(row.parts, is_new)) by_key[row.at.key].push_back(&row);
+    }
+  }
+  return by_key;
+}
+
+// Of all threads, in their order. REQUIRES: one in the map has updated it.
+void SharedRows::combine_dynamic(const DynamicRow& row, std::byte* to) const {
+  const Table& table = tables_[row.table];
+  bool any = false;
+  const auto add = [&](const std::byte* update) {
+    if (any) {
+      kernels::fold(table.fold, update, to, table.row_words());
+    } else {
+      std::memcpy(to, update, table.row_bytes());
+    }
+    any = true;
+  };
+  for (uint32_t t = 0; t < threads_.size(); ++t) {
+    const Place* place = threads_[t]->peek(row.table, row.row);
+    if (place != nullptr && place->updated_at == now_) add(place->update);
+    for (const Part& part : row.parts) {
+      if (part.thread == t && part.updated_at == now_) add(part.update.data());
+    }
+  }
+}
+
+// Writes what was updated to the key's memory; false: nothing was. Elsewhere there is the identity.
+bool SharedRows::combine(size_t k, std::span<const DynamicRow* const> dynamic) {
+  Key& key = keys_[k];
+  const Table& table = *key.table;
+  std::byte* const updates = worker_.gradient_bytes(k).data();
+  const auto clear = [&](uint64_t row) {
+    kernels::fill_with_identity(table.fold, updates + row * key.row_bytes, table.row_words());
+  };
+  for (const uint64_t row : key.sent_dynamic) clear(row);
+  key.sent_dynamic.clear();
+  bool any = false;
+  for (Row& row : key.rows) {
+    std::byte* const to = updates + row.row * key.row_bytes;
+    bool updated = false;
+    for (uint32_t s = row.first_source; s < row.first_source + row.sources; ++s) {
+      if (*key.sources[s].updated_at != now_) continue;
+      if (updated) {
+        kernels::fold(table.fold, key.sources[s].update, to, table.row_words());
+      } else {
+        std::memcpy(to, key.sources[s].update, key.row_bytes);
+      }
+      updated = true;
+    }
+    if (!updated && row.sent) clear(row.row);
+    row.sent = updated;
+    any |= updated;
+  }
+  for (const DynamicRow* row : dynamic) {  // again, if it has places as well
+    combine_dynamic(*row, updates + row->at.row * key.row_bytes);
+    key.sent_dynamic.push_back(row->at.row);
+  }
+  return any || !dynamic.empty();
+}
+
+void SharedRows::clock(bool wait) {
+  const auto dynamic = updated_rows();
+  for (size_t k = 0; k < keys_.size(); ++k) {
+    if (!keys_[k].exchanged) continue;
+    await(k);  // what was pushed before is in the key's memory until then
+    worker_.push(k, {.null = !combine(k, dynamic[k])});
+  }
+  worker_.push_null(keys_.size());
+  ++now_;
+  if (!wait) return;
+  for (size_t k = 0; k < keys_.size(); ++k) await(k);
+}
+
+bool SharedRows::is_clocked() const {
+  for (const ThreadRows* thread : threads_) {
+    for (const Place& place : thread->places()) {
+      if (place.updated_at == now_) return false;
+    }
+  }
+  return std::ranges::all_of(stripes_, [this](const Stripe& stripe) {
+    return std::ranges::all_of(stripe.rows, [this](const auto& row) {
+      return std::ranges::all_of(row.second.parts,
+                                 [this](const Part& part) { return part.updated_at != now_; });
+    });
+  });
+}
+
+// All results are here, and out of lock-step they have what all ranks have pushed.
+void SharedRows::settle() {
+  worker_.wait_all();
+  if (options_.spec.consistency == "bsp") return;
+  worker_.barrier();
+  for (size_t k = 0; k < worker_.keys(); ++k) worker_.push_null(k);
+  worker_.wait_all();
+  worker_.barrier();  // nobody's next clock comes before the last one has that
+}
+
+States SharedRows::states(const std::string& name) {
+  settle();
+  const auto mine = static_cast<int32_t>(worker_.rank());
+  States states;
+  for (const Table& table : tables_) states.emplace_back(table.bytes());
+  std::vector<std::span<std::byte>> narrow;
+  for (size_t k = 0; k < keys_.size(); ++k) {
+    const RowPlan::Key& key = plan_.keys()[k];
+    const uint64_t bytes = keys_[k].row_bytes;
+    const std::byte* const from = worker_.parameter_bytes(k).data();
+    for (uint64_t i = 0; i < key.rows; ++i) {
+      const uint64_t row = plan_.row_at(key.table, key.first + i);
+      if (plan_.is_narrow(key.table) && plan_.owner(key.table, row) != mine) continue;
+      std::memcpy(states[key.table].data() + row * bytes, from + i * bytes, bytes);
+    }
+  }
+  for (uint32_t t = 0; t < tables_.size(); ++t) {
+    if (plan_.is_narrow(t)) narrow.emplace_back(states[t]);
+  }
+  if (narrow.empty()) return states;
+  unite(options_, name, narrow);
+  for (uint32_t t = 0; t < tables_.size(); ++t) {
+    if (!plan_.is_narrow(t)) continue;
+    for (uint64_t row = 0; row < tables_[t].rows; ++row) {
+      if (plan_.place(t, row)) continue;
+      const uint64_t bytes = tables_[t].row_bytes();
+      std::memcpy(states[t].data() + row * bytes, rest_[t].data() + row * bytes, bytes);
+    }
+  }
+  return states;
+}
+
+}  // namespace phub::iterstore

@@ -1,0 +1,131 @@
+// The rows of a process, which all of its threads share: the job that has their state, the updates
+// of each thread until the next clock, and how these go out.
+//
+// A thread's updates of a row lie either at a place of its own (thread_rows.h), or in a hash map
+// that all threads share, under locks. The same thread's updates of the same row are never in both.
+//
+// Any thread may call state(), read() and update(); what else is here, only one while the others
+// wait.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "worker/iterstore/row_plan.h"
+#include "worker/worker.h"
+
+namespace phub::iterstore {
+
+class ThreadRows;
+
+class SharedRows {
+ public:
+  // Joins the job, and begins with these states, which are those of rank 0. `use`: of this process,
+  // for the interest in narrow tables.
+  SharedRows(const WorkerOptions& store, const std::string& name, std::span<const Table> tables,
+             RowPlan plan, Use use, States states);
+  ~SharedRows();
+
+  const RowPlan& plan() const { return plan_; }
+  const Use& use() const { return use_; }
+  // The clock whose updates are being made; from 1.
+  uint64_t now() const { return now_; }
+  WorkerStats stats() const { return worker_.stats(); }
+
+  // The places of the threads, in their order. REQUIRES: nothing was updated since the last clock.
+  void set_threads(std::vector<const ThreadRows*> threads);
+
+  // A row's state after the last clock. Waits for its batch.
+  const std::byte* state(const RowPlace& place) {
+    Key& key = keys_[place.key];
+    if (key.here.load(std::memory_order_acquire) != now_) await(place.key);
+    return key.state + place.row * key.row_bytes;
+  }
+  // Throws Error(kInvalid): the table is fixed, and no thread of this process has recorded such an
+  // access to one of the rows.
+  void check_promise(uint32_t table, std::span<const uint64_t> rows, Access access) const;
+  // REQUIRES: check_promise() would not throw.
+  RowPlace place(uint32_t table, uint64_t row) const { return *plan_.place(table, row); }
+  // Whether a thread may update the row, which it has recorded.
+  bool may_update(uint32_t table, uint64_t row) const {
+    return !plan_.is_narrow(table) || use_.rows[table][row].updated;
+  }
+
+  // Of rows for which the thread has no place.
+  void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
+  void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
+
+  // Combines and pushes what was updated, batch after batch. `wait`: and waits for all results.
+  void clock(bool wait);
+  bool is_clocked() const;  // nothing was updated since
+
+  // The whole state of all tables, on all ranks; all ranks call it. `name`: of a job that does it.
+  States states(const std::string& name);
+
+ private:
+  struct Source {  // a thread's updates of a row
+    const uint64_t* updated_at;
+    const std::byte* update;
+  };
+  struct Row {  // with places in some threads
+    uint64_t row = 0;
+    uint32_t first_source = 0, sources = 0;
+    bool sent = false;  // the key's memory has other than the identity
+  };
+  struct Key {
+    const Table* table = nullptr;
+    uint64_t row_bytes = 0;
+    bool exchanged = true;  // this rank reads or writes some of it
+    const std::byte* state = nullptr;
+    std::atomic<uint64_t> here = 0;  // state is that before this clock's updates
+    std::mutex awaiting;
+    std::vector<Row> rows;
+    std::vector<Source> sources;
+    std::vector<uint64_t> sent_dynamic;  // rows, likewise
+  };
+  struct Part {  // of a row in the map: a thread's updates
+    uint32_t thread = 0;
+    uint64_t updated_at = 0;
+    std::vector<std::byte> update;
+  };
+  struct DynamicRow {
+    RowPlace at;
+    uint32_t table = 0;
+    uint64_t row = 0;
+    std::vector<Part> parts;
+  };
+  struct Stripe {
+    std::mutex mutex;
+    std::unordered_map<uint64_t, DynamicRow> rows;
+  };
+  static constexpr size_t kStripes = 64;
+
+  void await(size_t key);
+  void settle();
+  Stripe& stripe_of(uint32_t table, uint64_t row);
+  std::vector<std::vector<const DynamicRow*>> updated_rows();  // in the map; by key
+  bool combine(size_t key, std::span<const DynamicRow* const> dynamic);
+  void combine_dynamic(const DynamicRow& row, std::byte* to) const;
+
+  const std::span<const Table> tables_;
+  const RowPlan plan_;
+  const Use use_;
+  const WorkerOptions options_;
+  States rest_;  // of narrow tables: rows that nobody accesses, and others as they were
+  Worker worker_;
+  uint64_t now_ = 1;
+  std::deque<Key> keys_;
+  std::vector<const ThreadRows*> threads_;
+  std::array<Stripe, kStripes> stripes_;
+};
+
+}  // namespace phub::iterstore

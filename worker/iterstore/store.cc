@@ -1,0 +1,424 @@
+#include "worker/iterstore/store.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <optional>
+
+#include "numa/memory.h"
+#include "transport/error.h"
+#include "worker/iterstore/cores.h"
+#include "worker/iterstore/meeting.h"
+#include "worker/iterstore/one_round.h"
+#include "worker/iterstore/shared_rows.h"
+#include "worker/iterstore/thread_rows.h"
+
+namespace phub::iterstore {
+namespace {
+
+constexpr uint32_t kMaxThreads = 4096;
+constexpr size_t kMaxSteps = 0x7fffffff;
+
+void check_options(const StoreOptions& options) {
+  const JobSpec& spec = options.worker.spec;
+  const auto refuse = [&spec](const std::string& what) {
+    fail(ErrorCode::kInvalid, "store '{}': {}", spec.name, what);
+  };
+  check_job_name(spec.name + ".4294967295-accesses");  // the longest of its jobs
+  if (spec.world_size == 0 || spec.world_size > kMaxRanks) {
+    refuse(fmt::format("a job has 1 to {} ranks, not {}", kMaxRanks, spec.world_size));
+  }
+  if (options.worker.rank < 0 || static_cast<uint32_t>(options.worker.rank) >= spec.world_size) {
+    refuse(
+        fmt::format("its rank is {}, and must be one of 0 to {}, as the application's data is "
+                    "divided by it",
+                    options.worker.rank, spec.world_size - 1));
+  }
+  if ((spec.min_ranks != 0 && spec.min_ranks != spec.world_size) ||
+      (spec.max_ranks != 0 && spec.max_ranks != spec.world_size)) {
+    refuse(
+        "all ranks are there from its beginning, and no others: leave out min_ranks and max_ranks");
+  }
+  if (!spec.keys.empty() || !options.worker.interest.empty()) {
+    refuse("keys and interest are made of its tables, and must be empty");
+  }
+  if (options.worker.saver) refuse("it saves nothing: leave out the saver");
+  if (options.worker.memory_device != nullptr) {
+    refuse("its rows lie in host memory: leave out the memory_device");
+  }
+  if (options.threads == 0 || options.threads > kMaxThreads) {
+    refuse(fmt::format("it has 1 to {} threads, not {}", kMaxThreads, options.threads));
+  }
+  if (options.batches == 0 || options.batches > kParts) {
+    refuse(fmt::format("a table has 1 to {} batches, not {}", kParts, options.batches));
+  }
+  if (!(options.cache_threshold >= 0)) {
+    refuse(
+        fmt::format("the cache_threshold is {}, and must be at least 0", options.cache_threshold));
+  }
+}
+
+}  // namespace
+
+struct Store::Impl {
+  explicit Impl(StoreOptions store_options);
+
+  std::string next_job(const char* what) {
+    return fmt::format("{}.{}-{}", options.worker.spec.name, ++jobs, what);
+  }
+  // Before anything is known of the accesses.
+  void open();
+  // After an iteration that every thread has recorded.
+  void place_anew();
+  // From now on threads use these.
+  void use(std::unique_ptr<SharedRows> rows, std::span<const Recording> recorded);
+  void check_clocked(const char* what) const;
+  std::optional<uint32_t> os_node_of(uint32_t thread) const;
+  class Unpinned;
+  void pin(uint32_t thread) const;
+  void unpin() const;
+
+  const StoreOptions options;
+  const std::vector<Table> tables;
+  Meeting meeting;
+  std::optional<numa::Topology> topology;  // where threads are pinned
+  cpu_set_t cpus{};                        // that they had before
+  uint64_t jobs = 0;
+  uint64_t clocks = 0;
+  std::vector<Recording> recordings;  // by thread
+  std::unique_ptr<SharedRows> shared;
+  std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since
+  std::vector<std::unique_ptr<ThreadRows>> threads;
+};
+
+struct StoreThread::Impl {
+  enum class Mode : uint8_t { kClosed, kReal, kGathering, kVirtual };
+
+  Impl(Store::Impl& of, uint32_t number) : store(of), thread(number) {}
+  void check(uint32_t table, std::span<const uint64_t> rows, kernels::ValueType type,
+             size_t bytes) const;
+  // Records, and makes sure that there is a job. False: nothing else happens.
+  bool prepare(Access access, uint32_t table, std::span<const uint64_t> rows);
+  void record(Step step);
+  void begin(Mode recorded);
+  void meet(const char* what, const std::function<void()>& work);
+  void use_rows();
+  void read(uint32_t table, uint64_t row, std::byte* into);
+  void update(uint32_t table, uint64_t row, const std::byte* by);
+
+  Store::Impl& store;
+  const uint32_t thread;
+  Mode mode = Mode::kClosed;
+  SharedRows* shared = nullptr;
+  ThreadRows* rows = nullptr;
+  uint64_t now = 0;
+};
+
+Store::Impl::Impl(StoreOptions store_options)
+    : options(std::move(store_options)),
+      tables(checked_tables(options.tables)),
+      meeting(options.threads),
+      recordings(options.threads) {
+  const WorkerOptions& worker = options.worker;
+  const bool knows_neighbours = worker.local_world_size > 0 || worker.spec.world_size == 1;
+  if (!options.numa || !knows_neighbours) return;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
+  topology = numa::this_machine();
+  if (topology->nodes.size() < 2) topology.reset();
+}
+
+std::optional<uint32_t> Store::Impl::os_node_of(uint32_t thread) const {
+  if (!topology) return std::nullopt;
+  const numa::Core& core =
+      core_of(*topology, thread, options.threads, static_cast<uint32_t>(options.worker.rank),
+              options.worker.local_world_size);
+  return topology->nodes[core.node].os_node;
+}
+
+void Store::Impl::pin(uint32_t thread) const {
+  if (!topology) return;
+  numa::pin_thread(core_of(*topology, thread, options.threads,
+                           static_cast<uint32_t>(options.worker.rank),
+                           options.worker.local_world_size)
+                       .os_cpu);
+}
+
+void Store::Impl::unpin() const {
+  if (topology) sched_setaffinity(0, sizeof cpus, &cpus);
+}
+
+// A worker's own threads do not share the core of the thread that makes it.
+class Store::Impl::Unpinned {
+ public:
+  explicit Unpinned(const Impl& store) {
+    if (sched_getaffinity(0, sizeof own_, &own_) == 0) store.unpin();
+  }
+  ~Unpinned() { sched_setaffinity(0, sizeof own_, &own_); }
+  Unpinned(const Unpinned&) = delete;
+  Unpinned& operator=(const Unpinned&) = delete;
+
+ private:
+  cpu_set_t own_{};
+};
+
+void Store::Impl::open() {
+  if (shared) return;
+  const Unpinned for_the_worker(*this);
+  use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables,
+                                   RowPlan(tables, nullptr, {}), Use(), first_states(tables)),
+      std::vector<Recording>(options.threads));
+}
+
+void Store::Impl::check_clocked(const char* what) const {
+  if (!shared || shared->is_clocked()) return;
+  fail(ErrorCode::kInvalid, "{}: there are updates that were not clocked: call clock() before",
+       what);
+}
+
+void Store::Impl::place_anew() {
+  check_clocked("finish()");
+  const Unpinned for_the_workers(*this);
+  States states = shared ? shared->states(next_job("state")) : first_states(tables);
+  Use mine = use_of(recordings, tables);
+  const AllUse all = use_of_all(options.worker, next_job("accesses"), tables, mine);
+  const bool lock_step = options.worker.spec.consistency == "bsp";
+  RowPlan plan(tables, &all,
+               {.placement = options.placement,
+                .narrow = lock_step,
+                .batches = options.prefetch ? options.batches : 1,
+                .chunk_elements = options.worker.spec.chunk_elements});
+  // The job before is left only when all ranks are in this one.
+  use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
+                                   std::move(mine), std::move(states)),
+      recordings);
+  for (Recording& recording : recordings) recording = {};
+}
+
+// One thread makes what all have of them, on each thread's node.
+void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recording> recorded) {
+  std::vector<std::unique_ptr<ThreadRows>> made;
+  std::vector<const ThreadRows*> all;
+  for (uint32_t t = 0; t < options.threads; ++t) {
+    made.push_back(
+        std::make_unique<ThreadRows>(recorded[t], *rows, tables,
+                                     PlaceSettings{.every_row = options.static_index,
+                                                   .caches = options.thread_caches,
+                                                   .cache_threshold = options.cache_threshold,
+                                                   .threads = options.threads,
+                                                   .os_node = os_node_of(t)}));
+    all.push_back(made.back().get());
+  }
+  rows->set_threads(std::move(all));
+  threads = std::move(made);
+  shared = std::move(rows);
+  opened.store(shared.get(), std::memory_order_release);
+}
+
+Store::Store(StoreOptions options) {
+  check_options(options);
+  impl_ = std::make_unique<Impl>(std::move(options));
+}
+
+Store::~Store() {
+  if (impl_) PHUB_CHECK(impl_->meeting.is_empty());
+}
+
+std::vector<std::byte> Store::table(uint32_t table) {
+  Impl& i = *impl_;
+  if (table >= i.tables.size()) {
+    fail(ErrorCode::kInvalid, "there is no table {}, the store has {}", table, i.tables.size());
+  }
+  std::vector<std::byte> rows;
+  i.check_clocked("table()");
+  i.meeting.alone([&] {
+    i.open();
+    rows = std::move(i.shared->states(i.next_job("state"))[table]);
+  });
+  return rows;
+}
+
+StoreStats Store::stats() const {
+  StoreStats stats;
+  stats.clocks = impl_->clocks;
+  for (uint32_t t = 0; t < impl_->options.threads; ++t) {
+    if (t >= impl_->threads.size()) continue;
+    const ThreadRows& rows = *impl_->threads[t];
+    stats.in_sequence += rows.in_sequence();
+    stats.by_index += rows.by_index();
+    stats.dynamic += rows.dynamic;
+    stats.places += rows.places().size();
+    stats.cached += rows.cached();
+  }
+  if (impl_->shared) stats.worker = impl_->shared->stats();
+  return stats;
+}
+
+StoreThread::StoreThread(Store& store, uint32_t thread) {
+  store.impl_->meeting.enter(thread);
+  impl_ = std::make_unique<Impl>(*store.impl_, thread);
+  store.impl_->pin(thread);
+  if (store.impl_->opened.load(std::memory_order_acquire) != nullptr) impl_->use_rows();
+}
+
+StoreThread::~StoreThread() {
+  impl_->store.unpin();
+  impl_->store.meeting.leave(impl_->thread);
+}
+
+void StoreThread::Impl::use_rows() {
+  shared = store.opened.load(std::memory_order_acquire);
+  rows = store.threads[thread].get();
+  now = shared->now();
+  if (mode != Mode::kGathering) mode = Mode::kReal;
+}
+
+void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
+                              kernels::ValueType type, size_t bytes) const {
+  if (table >= store.tables.size()) {
+    fail(ErrorCode::kInvalid, "there is no table {}, the store has {}", table, store.tables.size());
+  }
+  const Table& of = store.tables[table];
+  if (type != of.fold.type) {
+    fail(ErrorCode::kInvalid, "table '{}' has values of type {}, and was accessed with others",
+         of.name, store.options.tables[table].type);
+  }
+  if (bytes != rows.size() * of.row_bytes()) {
+    fail(ErrorCode::kInvalid,
+         "{} rows of table '{}', which have {} values each, were accessed with {} bytes",
+         rows.size(), of.name, of.columns, bytes);
+  }
+  for (const uint64_t row : rows) {
+    if (row < of.rows) continue;
+    fail(ErrorCode::kInvalid, "table '{}' has no row {}, it has {}", of.name, row, of.rows);
+  }
+}
+
+void StoreThread::Impl::record(Step step) {
+  Recording& recording = store.recordings[thread];
+  if (recording.size() == kMaxSteps) {
+    fail(ErrorCode::kInvalid, "more than {} calls were recorded: an iteration must be shorter",
+         kMaxSteps);
+  }
+  recording.push_back(step);
+}
+
+bool StoreThread::Impl::prepare(Access access, uint32_t table, std::span<const uint64_t> of) {
+  if (mode == Mode::kGathering || mode == Mode::kVirtual) {
+    if (mode == Mode::kGathering && shared != nullptr) shared->check_promise(table, of, access);
+    for (const uint64_t row : of) record({.access = access, .table = table, .row = row});
+    if (mode == Mode::kVirtual) return false;
+  }
+  if (shared != nullptr) return true;
+  store.meeting.alone([this] { store.open(); });
+  use_rows();
+  return true;
+}
+
+void StoreThread::Impl::read(uint32_t table, uint64_t row, std::byte* into) {
+  Place* const place = rows->find(table, row);
+  if (place == nullptr) {
+    ++rows->dynamic;
+    return shared->read(thread, table, row, into);
+  }
+  const Table& of = store.tables[table];
+  const uint64_t bytes = of.row_bytes();
+  if (place->copy == nullptr) {
+    std::memcpy(into, shared->state(place->at), bytes);
+  } else {
+    if (place->copied_at != now) {
+      std::memcpy(place->copy, shared->state(place->at), bytes);
+      place->copied_at = now;
+    }
+    std::memcpy(into, place->copy, bytes);
+  }
+  if (place->updated_at == now) kernels::fold(of.fold, place->update, into, of.row_words());
+}
+
+void StoreThread::Impl::update(uint32_t table, uint64_t row, const std::byte* by) {
+  Place* const place = rows->find(table, row);
+  if (place == nullptr) {
+    ++rows->dynamic;
+    return shared->update(thread, table, row, by);
+  }
+  if (!place->may_update) shared->check_promise(table, {&row, 1}, Access::kUpdate);  // throws
+  const Table& of = store.tables[table];
+  if (place->updated_at == now) {
+    kernels::fold(of.fold, by, place->update, of.row_words());
+  } else {
+    std::memcpy(place->update, by, of.row_bytes());
+    place->updated_at = now;
+  }
+}
+
+void StoreThread::read_bytes(uint32_t table, std::span<const uint64_t> rows,
+                             kernels::ValueType type, std::span<std::byte> into) {
+  Impl& i = *impl_;
+  i.check(table, rows, type, into.size());
+  if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kRead, table, rows)) return;
+  if (rows.size() > 1) i.shared->check_promise(table, rows, Access::kRead);
+  const uint64_t bytes = i.store.tables[table].row_bytes();
+  for (size_t r = 0; r < rows.size(); ++r) i.read(table, rows[r], into.data() + r * bytes);
+}
+
+void StoreThread::update_bytes(uint32_t table, std::span<const uint64_t> rows,
+                               kernels::ValueType type, std::span<const std::byte> by) {
+  Impl& i = *impl_;
+  i.check(table, rows, type, by.size());
+  if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kUpdate, table, rows)) return;
+  if (rows.size() > 1) i.shared->check_promise(table, rows, Access::kUpdate);
+  const uint64_t bytes = i.store.tables[table].row_bytes();
+  for (size_t r = 0; r < rows.size(); ++r) i.update(table, rows[r], by.data() + r * bytes);
+}
+
+// After an error every call comes here again, or to prepare(), and is told the same.
+void StoreThread::Impl::meet(const char* what, const std::function<void()>& work) {
+  try {
+    store.meeting.meet(what, work);
+  } catch (...) {
+    mode = Mode::kClosed;
+    shared = nullptr;
+    throw;
+  }
+}
+
+void StoreThread::clock() {
+  Impl& i = *impl_;
+  if (i.mode == Impl::Mode::kGathering || i.mode == Impl::Mode::kVirtual) i.record({});
+  if (i.mode == Impl::Mode::kVirtual) return;
+  i.meet("clock", [&store = i.store] {
+    store.open();
+    store.shared->clock(!store.options.prefetch);
+    ++store.clocks;
+  });
+  i.use_rows();
+  i.rows->clock();
+}
+
+void StoreThread::Impl::begin(Mode recorded) {
+  if (mode == Mode::kGathering || mode == Mode::kVirtual) {
+    fail(ErrorCode::kInvalid, "an iteration is being recorded already: finish() ends that");
+  }
+  store.meeting.alone([] {});  // throws, if the store has ended
+  store.recordings[thread].clear();
+  mode = recorded;
+}
+
+void StoreThread::begin_virtual() { impl_->begin(Impl::Mode::kVirtual); }
+void StoreThread::begin_gathering() { impl_->begin(Impl::Mode::kGathering); }
+
+bool StoreThread::is_virtual() const { return impl_->mode == Impl::Mode::kVirtual; }
+
+void StoreThread::finish() {
+  Impl& i = *impl_;
+  if (i.mode != Impl::Mode::kGathering && i.mode != Impl::Mode::kVirtual) {
+    fail(ErrorCode::kInvalid, "finish(): no iteration is being recorded");
+  }
+  i.meet("finish", [&store = i.store] { store.place_anew(); });
+  i.mode = Impl::Mode::kReal;
+  i.use_rows();
+}
+
+}  // namespace phub::iterstore

@@ -1,0 +1,204 @@
+// IterStore: a store of rows for iterative machine learning. The threads of a job's processes read
+// rows, update them, and say where an iteration ends (clock). Most such programs access the same
+// rows in the same order in every iteration; recorded once, the order places rows and updates
+// (Exploiting characteristics of machine learning applications for efficient parameter servers,
+// 002, section 3).
+//
+//   StoreOptions options{.worker = options_from_environment(), .threads = 4};
+//   options.worker.spec.name = "ranks";
+//   options.tables = {{.name = "rank", .rows = pages, .type = "f64"}};
+//   Store store(options);
+//   ... in each of the 4 threads:
+//   StoreThread mine(store, thread);
+//   mine.begin_virtual();  iterate(mine);  mine.finish();   // recorded, nothing else happens
+//   for (...) iterate(mine);
+//
+//   void iterate(StoreThread& mine) {
+//     for (Link& link : links_of_this_thread) {
+//       const double rank = mine.read<double>(0, link.from);
+//       mine.update(0, link.to, change(link, rank));
+//     }
+//     mine.clock();
+//   }
+//
+// What a table is: state ← state ⊕ updates, for the table's operation ⊕; it begins with the
+// operation's identity (zeros for add and or). A read returns the state after the last clock ⊕ what
+// the same thread has updated since. What other threads have updated since is not in it.
+//
+// min and max of f32 and f64 are not defined where a value is NaN.
+//
+// To the bit: a thread's updates of a row are combined in the order of its calls, the first one as
+// it is; those of a process's threads in the order of threads, those of processes in that of ranks;
+// then the state with the outcome. So f32 and f64 have the same bits with every setting below, and
+// with any timing, in lock-step (spec.consistency "bsp"). With "ssp" and "async" a process's
+// updates are applied when they come, and the state of a read is as old as the job allows.
+//
+// Errors are phub::Error: kInvalid, a wrong call, which has no effect; those of the worker
+// (worker.h), after which no call succeeds. A store does not outlive its server: kRewound ends it.
+// When a rank is lost, spec.on_loss decides what becomes of clocks ("fail": an error for all);
+// finish(), and table() of a `fixed` one, need all.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/fold.h"
+#include "worker/worker.h"
+
+namespace phub::iterstore {
+
+struct TableSpec {
+  std::string name;
+  uint64_t rows = 0;
+  uint32_t columns = 1;           // values of a row
+  std::string type = "f32";       // "f64", "i32", "i64"
+  std::string operation = "add";  // "multiply", "min", "max"; "or", of whole numbers
+  // A promise: in an iteration the threads of a process read rows that they accessed in the
+  // recorded iteration, and update rows that they updated there. Then only those travel, in
+  // lock-step and with `placement`; a call that breaks the promise is kInvalid.
+  // False: any row may be accessed, and every process has the whole table.
+  bool fixed = false;
+};
+
+// Each process of the job has the same tables, threads and settings.
+struct StoreOptions {
+  // Server, rank (not -1) and the rest; of its spec what is not about keys: name, world_size,
+  // consistency, slack, chunk_elements, on_loss, limits. The jobs of the store are NAME.1-rows,
+  // NAME.2-accesses, …
+  WorkerOptions worker;
+  std::vector<TableSpec> tables;
+  uint32_t threads = 1;  // of this process; each has a StoreThread
+
+  // What is made of a recorded iteration (section 3.2.2). Each can be switched off, and changes no
+  // bits.
+  bool placement = true;      // rows that the same processes access lie together, so that tables
+                              // which are `fixed` travel only to these
+  bool numa = true;           // each thread is pinned to a core, and its memory is on that node; on
+                              // machines with several nodes. With several ranks only if
+                              // local_world_size says how many of them are on this host
+  bool thread_caches = true;  // rows that threads contend for are copied for each thread
+  bool static_index = true;   // where each access of the sequence finds its row is known, without
+                              // a lock
+  bool prefetch = true;       // rows come in batches in the order of their use, while the
+                              // application computes with the first; false: clock() waits for all
+  // A row is cached if its share of the process's accesses, times its threads, is at least this.
+  double cache_threshold = 0.1;
+  uint32_t batches = 8;  // of a table, at most, 1 to 64
+};
+
+struct StoreStats {          // accesses are those since the last finish()
+  uint64_t in_sequence = 0;  // accesses that came as recorded
+  uint64_t by_index = 0;     // others, of rows that the thread is known to access
+  uint64_t dynamic = 0;      // others: by a hash map with locks
+  uint64_t places = 0;       // rows of threads that have a place of their own
+  uint64_t cached = 0;       // of these, that have a copy of the state
+  uint64_t clocks = 0;
+  WorkerStats worker;  // of the present job
+};
+
+template <typename T>
+concept Value = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, int32_t> ||
+    std::same_as<T, int64_t>;
+
+class Store {
+ public:
+  // Joins nothing yet: the first access or finish() does, and waits for all ranks, up to
+  // join_limit_ms. So all ranks begin with the same of the two, and come to each finish() within
+  // that time. Throws Error(kInvalid) that names the option.
+  explicit Store(StoreOptions options);
+  ~Store();  // leaves the job. REQUIRES: no StoreThread is left
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // The whole state of a table, row after row, with all that was clocked (also without a rank that
+  // was lost, if spec.on_loss lets the others go on). All ranks call it, after equally many clocks,
+  // while no thread makes a call: nothing may be updated and not clocked.
+  std::vector<std::byte> table(uint32_t table);
+  StoreStats stats() const;  // while no thread makes a call
+
+ private:
+  friend class StoreThread;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// One application thread's access to the store; made and used on that thread. One that is gone
+// makes no more clocks: the next clock or finish of others is an error. When all have been there
+// and are gone, new ones may be made. An error of clock() or finish() is that of all threads, and
+// ends the store.
+class StoreThread {
+ public:
+  StoreThread(Store& store, uint32_t thread);  // of 0 … threads − 1, each once at a time
+  ~StoreThread();
+  StoreThread(const StoreThread&) = delete;
+  StoreThread& operator=(const StoreThread&) = delete;
+
+  // Records the calls of an iteration, until finish(). Virtual: the calls do nothing else, reads
+  // leave their destination as it is, and clock() waits for nobody. The second form records a real
+  // one. May be called again when the accesses have changed; of a `fixed` table a real iteration
+  // cannot access other rows than before: a virtual one tells which.
+  void begin_virtual();
+  void begin_gathering();
+  bool is_virtual() const;  // the application must not change anything of its own
+  // All threads of all ranks call it, with everything clocked. Returns when rows are placed as the
+  // iteration wants them. The state of tables stays.
+  void finish();
+
+  // A row, or several: row after row in `into`. REQUIRES: T is the table's type; columns values for
+  // each row.
+  template <Value T>
+  void read(uint32_t table, uint64_t row, std::span<T> into) {
+    read_bytes(table, {&row, 1}, type_of<T>(), std::as_writable_bytes(into));
+  }
+  template <Value T>
+  void read_batch(uint32_t table, std::span<const uint64_t> rows, std::span<T> into) {
+    read_bytes(table, rows, type_of<T>(), std::as_writable_bytes(into));
+  }
+  template <Value T>
+  T read(uint32_t table, uint64_t row) {  // of a table with one column
+    T value{};
+    read(table, row, std::span<T>(&value, 1));
+    return value;
+  }
+  // row ← row ⊕ by
+  template <Value T>
+  void update(uint32_t table, uint64_t row, std::span<const T> by) {
+    update_bytes(table, {&row, 1}, type_of<T>(), std::as_bytes(by));
+  }
+  template <Value T>
+  void update_batch(uint32_t table, std::span<const uint64_t> rows, std::span<const T> by) {
+    update_bytes(table, rows, type_of<T>(), std::as_bytes(by));
+  }
+  template <Value T>
+  void update(uint32_t table, uint64_t row, T by) {  // of a table with one column
+    update(table, row, std::span<const T>(&by, 1));
+  }
+  // All threads of the process call it. What they have updated goes out with the last of them;
+  // reads after it have the updates of all ranks (in lock-step).
+  void clock();
+
+ private:
+  friend class Store;
+  struct Impl;
+
+  template <Value T>
+  static constexpr kernels::ValueType type_of() {
+    if constexpr (std::same_as<T, float>) return kernels::ValueType::kF32;
+    if constexpr (std::same_as<T, double>) return kernels::ValueType::kF64;
+    if constexpr (std::same_as<T, int32_t>) return kernels::ValueType::kI32;
+    return kernels::ValueType::kI64;
+  }
+  void read_bytes(uint32_t table, std::span<const uint64_t> rows, kernels::ValueType type,
+                  std::span<std::byte> into);
+  void update_bytes(uint32_t table, std::span<const uint64_t> rows, kernels::ValueType type,
+                    std::span<const std::byte> by);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace phub::iterstore

@@ -1,0 +1,141 @@
+"""A tuner drives the branches of a real job: all of them train as they would in one process."""
+
+import copy
+import math
+
+import pytest
+import torch
+from conftest import SEED
+from torch import nn
+from torch.nn import functional
+
+import phub
+from phub.tuning import Discard, Fork, Policy, Run, Tuner, grid
+
+WORLD, BATCH, STEPS, FIRST_RATE = 2, 16, 160, 1e-3
+POLICY = Policy(first_clocks=8, most_clocks=32, window=6, plateau=2, improvement=1e-6)
+torch.set_num_threads(1)  # ranks are forked, and OpenMP's threads are not
+RULES = {
+    "sgd": (
+        lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.5),
+        (1e-3, 0.3, 1e-2, 1e38),
+    ),
+    "adam": (torch.optim.Adam, (1e-4, 3e-3, 0.03)),
+}
+
+
+class Blobs(nn.Module):
+    """Points around four centres, told apart."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+
+    def forward(self, step, rank):
+        draw = torch.Generator().manual_seed(SEED + 1000 * rank + step)
+        labels = torch.randint(4, (BATCH,), generator=draw)
+        points = 3 * torch.eye(4, 8)[labels] + torch.randn(BATCH, 8, generator=draw)
+        return functional.cross_entropy(self.net(points), labels)
+
+
+def search_of(rule):
+    return lambda: grid({"lr": RULES[rule][1]}, seed=SEED)
+
+
+def trains(rank, rule):
+    """What rank 0's tuner did, its losses, the parameters at the end, and the branches."""
+    model = Blobs()
+    made = RULES[rule][0](model.parameters(), FIRST_RATE)
+    branches = POLICY.branches - 1
+    optimizer = phub.DistributedOptimizer(
+        made, model, transport="tcp", branches=branches, on_nonfinite="pass"
+    )
+    events, losses = [], []
+    if rank == 0:
+        tuner = Tuner(optimizer.worker, search_of(rule), POLICY, report=events.append)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(step, rank)
+        losses.append(loss.item())
+        if rank == 0:
+            tuner.step(losses[-1])
+        loss.backward()
+        optimizer.step()
+    optimizer.worker.barrier()
+    alive = [each.branch for each in optimizer.worker.branches()]
+    parameters = [p.detach().clone() for p in model.parameters()]
+    optimizer.worker.barrier()
+    optimizer.close()
+    return events, losses, parameters, alive
+
+
+def replayed(rule, events):
+    """Rank 0's losses, of branches that are models and optimizers of one process."""
+    model = Blobs()
+    branches = {0: (model, RULES[rule][0](model.parameters(), FIRST_RATE))}
+    runs, forks = {}, {}
+    for event in events:
+        if isinstance(event.request, Fork):
+            forks.setdefault(event.round + 1, []).append(event)
+        elif isinstance(event.request, Run):
+            for back in range(len(event.losses)):
+                runs[event.round - back] = event.request.branch
+    losses = []
+    for step in range(max(runs)):
+        for fork in forks.get(step + 1, []):
+            child = copy.deepcopy(branches[fork.request.parent])  # both in one, so they fit
+            child[1].param_groups[0].update(fork.request.values)
+            branches[fork.branch] = child
+        model, optimizer = branches[runs.get(step + 1, 0)]
+        optimizer.zero_grad()
+        of_ranks = [model(step, rank) for rank in range(WORLD)]
+        losses.append(of_ranks[0].item())
+        (sum(of_ranks) / WORLD).backward()
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
+    monkeypatch.setenv("PHUB_JOB", f"tuned-{rule}")
+    ranks = start(trains, WORLD, rule).results()
+    events, losses, parameters, alive = ranks[0]
+    for mine, others in zip(parameters, ranks[1][2], strict=True):
+        assert torch.equal(mine, others)
+    tried = [
+        e.request.values["lr"] for e in events if isinstance(e.request, Fork) if e.request.values
+    ]
+    assert set(RULES[rule][1]) <= set(tried)
+    for mine, one in zip(losses, replayed(rule, events), strict=False):
+        if not math.isfinite(one):
+            assert not math.isfinite(mine)
+            continue
+        assert math.isclose(mine, one, rel_tol=2e-3, abs_tol=2e-3), (mine, one, events)
+    made = {0} | {e.branch for e in events if isinstance(e.request, Fork)}
+    gone = {e.request.branch for e in events if isinstance(e.request, Discard)}
+    assert set(alive) == made - gone
+
+
+def with_little_room(rank):
+    model = Blobs()
+    made = torch.optim.SGD(model.parameters(), FIRST_RATE)
+    optimizer = phub.DistributedOptimizer(made, model, transport="tcp", branches=1)
+    tuner = Tuner(optimizer.worker, search_of("sgd"), POLICY)
+    try:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(step, rank)
+            tuner.step(loss.item())
+            loss.backward()
+            optimizer.step()
+    except phub.FullError as full:
+        return str(full)
+    finally:
+        optimizer.close()
+
+
+def test_a_job_without_room_for_its_branches_says_so(box, start, monkeypatch):
+    monkeypatch.setenv("PHUB_JOB", "tuned-small")
+    (said,) = start(with_little_room, 1).results()
+    assert "branches" in said
