@@ -33,6 +33,7 @@ struct Options {
   uint32_t turns = 5;  // alternated runs, of which the median counts
   uint32_t iterations = 5;
   std::string transport = "shm";
+  int cuda = -1;     // the number of a GPU; negative: devices of host memory
   std::string only;  // a figure; empty: all
   std::string json;
   bool tiny = false;
@@ -41,9 +42,10 @@ struct Options {
 double link_of(const Options& options) { return options.link_gbps * 1e9 / 8; }
 
 Machine machine_of(const Options& options) {
-  return slower(
-      {.flops_per_second = options.tflops * 1e12, .link_bytes_per_second = link_of(options)},
-      options.slower);
+  return slower({.flops_per_second = options.tflops * 1e12,
+                 .link_bytes_per_second = link_of(options),
+                 .cuda = options.cuda},
+                options.slower);
 }
 
 struct Figure {
@@ -117,6 +119,7 @@ void Bench::stalls() {
   stalls("stall, 4 workers, a table per layer", machine_);
   Machine paper = geeps_machine();
   paper.link_bytes_per_second = link_of(options_);
+  paper.cuda = options_.cuda;
   stalls("the same on GPUs of GeePS's machines", slower(paper, options_.slower));
 }
 
@@ -205,7 +208,7 @@ void Bench::calls() {
   for (int l = 0; l < 8; ++l) {
     net.layers.push_back({.name = std::to_string(l), .weights = 1, .outputs = 1});
   }
-  const Machine empty{.copy_bytes_per_second = 0, .copy_latency = {}};
+  const Machine empty{.copy_bytes_per_second = 0, .copy_latency = {}, .cuda = options_.cuda};
   TrainingRun run(Training(net, empty), empty, 1 << 22);
   const uint32_t iterations = options_.tiny ? 20 : 400;
   std::vector<double> processor_us, us;
@@ -290,6 +293,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Figure>& figure
           {"parts", options.parts},
           {"slower", options.slower},
           {"transport", options.transport},
+          {"device", options.cuda < 0 ? "host" : fmt::format("cuda:{}", options.cuda)},
           {"machine",
            {{"flops_per_second", machine.flops_per_second},
             {"memory_bytes_per_second", machine.memory_bytes_per_second},
@@ -300,7 +304,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Figure>& figure
 
 int run(int argc, char** argv) {
   Options options;
-  CLI::App app("GeePS's figures, on devices of host memory and timed computation");
+  CLI::App app("GeePS's figures, on devices of host memory or a GPU, with timed computation");
   app.add_option("--tflops", options.tflops, "of the device")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -324,6 +328,9 @@ int run(int argc, char** argv) {
   app.add_option("--transport", options.transport, "of the workers")
       ->check(CLI::IsMember({"shm", "tcp"}))
       ->capture_default_str();
+  app.add_option("--cuda", options.cuda,
+                 "the number of a GPU, whose memory and copies are used instead of the host's")
+      ->check(CLI::Range(0, 1023));
   app.add_option("--only", options.only, "one of the figures")
       ->check(CLI::IsMember({"stall", "budget", "large", "call", "gradients", "placement"}));
   app.add_option("--json", options.json, "a file for the figures");

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "worker/device/cuda_device.h"
+#include "worker/device/host_device.h"
 #include "worker/geeps/moves.h"
 #include "worker/geeps/sequence.h"
 
@@ -38,7 +40,8 @@ Machine slower(const Machine& machine, double factor) {
           .memory_bytes_per_second = machine.memory_bytes_per_second / factor,
           .copy_bytes_per_second = machine.copy_bytes_per_second / factor,
           .copy_latency = scaled(machine.copy_latency, factor),
-          .link_bytes_per_second = machine.link_bytes_per_second / factor};
+          .link_bytes_per_second = machine.link_bytes_per_second / factor,
+          .cuda = machine.cuda};
 }
 
 Machine geeps_machine() {
@@ -46,10 +49,13 @@ Machine geeps_machine() {
       .flops_per_second = 3.52e12, .memory_bytes_per_second = 208e9, .copy_bytes_per_second = 6e9};
 }
 
-HostDeviceOptions device_of(const Machine& machine, uint64_t budget_bytes) {
-  return {.budget_bytes = budget_bytes,
-          .copy_bytes_per_second = machine.copy_bytes_per_second,
-          .copy_latency = machine.copy_latency};
+std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes) {
+  if (machine.cuda >= 0) {
+    return make_cuda_device({.ordinal = machine.cuda, .budget_bytes = budget_bytes});
+  }
+  return make_host_device({.budget_bytes = budget_bytes,
+                           .copy_bytes_per_second = machine.copy_bytes_per_second,
+                           .copy_latency = machine.copy_latency});
 }
 
 double Net::weights() const {

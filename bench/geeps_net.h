@@ -5,12 +5,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "worker/device/device.h"
-#include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/placement.h"
 
@@ -24,6 +24,9 @@ struct Machine {
   std::chrono::nanoseconds copy_latency{10'000};
   // Of each worker's network link, per direction: what GeePS's machines reached of 40 Gbit/s.
   double link_bytes_per_second = 12e9 / 8;
+  // A GPU whose memory, streams and copies are used, which are as fast as they are; negative: host
+  // memory. What is computed takes the stated time on either.
+  int cuda = -1;
 };
 // With the GPUs of GeePS's machines, by their data sheet: Tesla K20C, PCIe 2.0.
 Machine geeps_machine();
@@ -31,7 +34,7 @@ Machine geeps_machine();
 // The same, slower by `factor` in everything. Ratios of times stay the same, and this machine's
 // processors have more time for their work.
 Machine slower(const Machine& machine, double factor);
-HostDeviceOptions device_of(const Machine& machine, uint64_t budget_bytes);
+std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes);
 
 struct Layer {
   std::string name;

@@ -31,7 +31,7 @@ geeps::CacheOptions cache_options(Stream& compute) {
 
 TrainingRun::TrainingRun(Training training, const Machine& machine, uint64_t budget_bytes)
     : training_(std::move(training)),
-      device_(make_host_device(device_of(machine, budget_bytes))),
+      device_(make_device(machine, budget_bytes)),
       compute_(device_->make_stream("compute")),
       exchange_(std::make_unique<geeps::StandaloneExchange>(job_of(training_.tables()))),
       cache_(std::make_unique<geeps::Cache>(*device_, *exchange_, training_.tables(),

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/geeps_net.h"
-#include "worker/device/host_device.h"
+#include "worker/device/device.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
 
@@ -41,7 +41,7 @@ class TrainingRun {
 
  private:
   Training training_;
-  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<geeps::Exchange> exchange_;
   std::unique_ptr<geeps::Cache> cache_;

@@ -58,7 +58,7 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
   Worker worker(options);
   geeps::WorkerExchange box(worker, training.tables());
   LinkedExchange exchange(box, machine.link_bytes_per_second);
-  const auto device = make_host_device(device_of(machine, training.everything_bytes()));
+  const auto device = make_device(machine, training.everything_bytes());
   const auto compute = device->make_stream("compute");
   geeps::Cache cache(*device, exchange, training.tables(), cache_options(*compute));
   cache.begin_virtual();

@@ -199,17 +199,27 @@ void DeviceKeys::check_alive() const {
   if (failure_) throw Error(failure_->code(), failure_->what());
 }
 
-// Calls `work` with the lock. What it throws is the device's failure: arguments were checked.
+// One call after another. What `work` throws is the device's failure: arguments were checked. The
+// threads do not wait for it: a driver whose queues are full holds it up until results are here.
 template <typename Work>
 void DeviceKeys::enqueue(Work work) {
-  const std::lock_guard lock(mutex_);
-  check_alive();
+  const std::lock_guard calls(calls_);
+  check();
   try {
     work();
   } catch (...) {
+    const std::lock_guard lock(mutex_);
     fail(error_in_flight());
     check_alive();
   }
+}
+
+std::unique_ptr<Event> DeviceKeys::spare_event() {
+  const std::lock_guard lock(mutex_);
+  if (spare_.empty()) return device_.make_event();
+  std::unique_ptr<Event> event = std::move(spare_.back());
+  spare_.pop_back();
+  return event;
 }
 
 // `copy_in` enqueues the copies of the gradient.
@@ -217,20 +227,16 @@ template <typename CopyIn>
 void DeviceKeys::push(Push push, Stream& stream, CopyIn copy_in) {
   enqueue([&] {
     Key& pushed = keys_[push.key];
-    if (spare_.empty()) {
-      push.taken = device_.make_event();
-    } else {
-      push.taken = std::move(spare_.back());
-      spare_.pop_back();
-    }
+    push.taken = spare_event();
     stream.record(*ready_);
     in_->wait(*ready_);
     in_->wait(*signals_, push.key, pushed.pushes);  // the gradient's memory is ours again
     in_->wait(*pushed.pulled);                      // and the result may be replaced
     if (!push.null) copy_in(pushed, push.factors);
     in_->record(*push.taken);
-    to_send_.push_back(std::move(push));
     ++pushed.pushes;
+    const std::lock_guard lock(mutex_);
+    to_send_.push_back(std::move(push));
     ++outstanding_;
     changed_.notify_all();
   });

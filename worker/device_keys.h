@@ -118,6 +118,7 @@ class DeviceKeys {
   void check_alive() const;
   template <typename Work>
   void enqueue(Work work);
+  std::unique_ptr<Event> spare_event();
   template <typename CopyIn>
   void push(Push push, Stream& stream, CopyIn copy_in);
   void copy_in(Key& key, const void* gradient, kernels::DType dtype, float scale);
@@ -136,10 +137,11 @@ class DeviceKeys {
   HostMemory factors_;                            // of all keys whose factors are sent
   DeviceMemory in_piece_, out_piece_;             // empty if on_device_
 
-  std::mutex mutex_;  // guards what follows, and that a call's work is enqueued together
+  std::mutex calls_;  // a call's work is enqueued together; taken before the next one
+  std::mutex mutex_;  // guards signals_ and what follows them
   std::condition_variable_any changed_;
-  std::vector<Key> keys_;
-  std::unique_ptr<Event> ready_;      // the caller's stream is, in the call in progress
+  std::vector<Key> keys_;             // calls_, and of the receiver: Key::here
+  std::unique_ptr<Event> ready_;      // calls_: the caller's stream is, in the call in progress
   std::unique_ptr<Signals> signals_;  // by key: how many results are here
   std::deque<Push> to_send_;
   std::vector<std::unique_ptr<Event>> spare_;  // for pushes

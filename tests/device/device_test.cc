@@ -1,4 +1,6 @@
 // The devices that the suite runs over.
+#include <unistd.h>
+
 #include "tests/device/device_suite.h"
 #include "worker/device/cuda_device.h"
 #include "worker/device/host_device.h"
@@ -41,6 +43,22 @@ TEST(CudaDevices, AreThereOrSayWhyNot) {
   EXPECT_EQ(found.devices.empty(), !found.none_because.empty());
   EXPECT_EQ(code_of([] { make_cuda_device({.ordinal = 1000, .budget_bytes = 1}); }),
             ErrorCode::kUnavailable);
+}
+
+TEST(CudaDevices, HandOutTheirMemoryToNics) {
+  if (const std::string missing = no_cuda(); !missing.empty()) GTEST_SKIP() << missing;
+  const auto device = make_cuda(1 << 20);
+  const DeviceMemory before(*device, 5000, "before"), memory(*device, 10000, "memory");
+  device->flush_nic_writes();
+  try {
+    const DmaBuf handed_out = device->dma_buf(memory.data(), memory.bytes());
+    EXPECT_GE(handed_out.fd.get(), 0);
+    EXPECT_EQ(handed_out.offset,
+              reinterpret_cast<uintptr_t>(memory.data()) % static_cast<uintptr_t>(getpagesize()));
+  } catch (const Error& error) {
+    ASSERT_EQ(error.code(), ErrorCode::kInvalid) << error.what();
+    GTEST_SKIP() << error.what();
+  }
 }
 
 }  // namespace

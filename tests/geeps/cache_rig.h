@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 
@@ -99,6 +100,7 @@ class CacheRig : private RandomPrograms {
     if (compute_) compute_->synchronize();
     check_end(*exchange);
     cache_ = nullptr;
+    staged_.clear();
   }
   size_t stale() const { return stale_; }
 
@@ -150,13 +152,23 @@ class CacheRig : private RandomPrograms {
     for (const Holding& holding : held) release(program.uses[holding.use], holding.buffer);
   }
 
-  // In the order of the computation.
-  void compute(std::function<void()> work) {
-    if (compute_) {
-      compute_->call(std::move(work));
-    } else {
-      work();
+  // Both in the order of the computation, which need not be able to use the device's memory itself.
+  void look_at(const float* data, size_t floats, std::function<void(const float* values)> look) {
+    if (!compute_) {
+      std::vector<float> values(floats);
+      device_->read(values.data(), data, floats * sizeof(float));
+      return look(values.data());
     }
+    const HostMemory& staged = staged_.emplace_back(*device_, floats * sizeof(float), "staged");
+    compute_->copy_to_host(staged.data(), data, staged.bytes());
+    compute_->call([look = std::move(look), values = staged.floats().data()] { look(values); });
+  }
+  void put_into(float* data, const std::vector<float>& values) {
+    const size_t bytes = values.size() * sizeof(float);
+    if (!compute_) return device_->write(data, values.data(), bytes);
+    const HostMemory& staged = staged_.emplace_back(*device_, bytes, "staged");
+    std::ranges::copy(values, staged.floats().begin());
+    compute_->copy_to_device(data, staged.data(), bytes);
   }
 
   Buffer acquire(const Use& use) {
@@ -199,23 +211,26 @@ class CacheRig : private RandomPrograms {
         }
       }
     }
-    compute([expected = std::move(expected), row_floats, data = buffer.data,
-             name = table.spec.name + (table.spec.local            ? ", local"
-                                       : table.spec.read_my_writes ? ", own writes are read"
-                                       : table.spec.max_staleness  ? ", kept twice"
-                                                                   : "")] {
-      for (size_t row = 0; row < expected.size(); ++row) {
-        const float* const got = data + row * row_floats;
-        const bool right = std::ranges::any_of(expected[row], [&](const std::vector<float>& one) {
-          return std::memcmp(one.data(), got, row_floats * sizeof(float)) == 0;
-        });
-        if (right || expected[row].empty()) continue;
-        ADD_FAILURE() << name << " row " << row << " begins with " << got[0] << ", not "
-                      << expected[row][0][0] << ", nor with any of " << expected[row].size()
-                      << " clocks";
-        return;
-      }
-    });
+    const std::string name =
+        table.spec.name + (table.spec.local            ? ", local"
+                           : table.spec.read_my_writes ? ", own writes are read"
+                           : table.spec.max_staleness  ? ", kept twice"
+                                                       : "");
+    look_at(buffer.data, buffer.floats(),
+            [expected = std::move(expected), row_floats, name](const float* values) {
+              for (size_t row = 0; row < expected.size(); ++row) {
+                const float* const got = values + row * row_floats;
+                const bool right =
+                    std::ranges::any_of(expected[row], [&](const std::vector<float>& one) {
+                      return std::memcmp(one.data(), got, row_floats * sizeof(float)) == 0;
+                    });
+                if (right || expected[row].empty()) continue;
+                ADD_FAILURE() << name << " row " << row << " begins with " << got[0] << ", not "
+                              << expected[row][0][0] << ", nor with any of " << expected[row].size()
+                              << " clocks";
+                return;
+              }
+            });
     return buffer;
   }
 
@@ -239,9 +254,7 @@ class CacheRig : private RandomPrograms {
         }
         if (use.call == Call::kLocalAccess) table.known[row] = true;
       }
-      compute([values = std::move(values), data = buffer.data] {
-        std::copy(values.begin(), values.end(), data);
-      });
+      put_into(buffer.data, values);
     }
     switch (use.call) {
       case Call::kRead:
@@ -338,6 +351,7 @@ class CacheRig : private RandomPrograms {
   bool stream_mode_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> compute_;
+  std::deque<HostMemory> staged_;  // what the computation reads and writes
   Cache* cache_ = nullptr;
   bool virtually_ = false;
   bool schedule_again_ = true;

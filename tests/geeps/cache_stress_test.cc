@@ -1,12 +1,13 @@
 // Random programs on a cache with its threads.
 #include "tests/geeps/cache_rig.h"
+#include "worker/device/cuda_device.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps::testing {
 namespace {
 
-class Threaded final : public Stage {
+class Threaded : public Stage {
  public:
   explicit Threaded(uint64_t seed) : random_(seed) {}
 
@@ -26,11 +27,29 @@ class Threaded final : public Stage {
   std::mt19937_64 random_;
 };
 
+class OnCuda final : public Threaded {
+ public:
+  using Threaded::Threaded;
+  std::unique_ptr<Device> make_device(uint64_t budget, bool measures) override {
+    if (measures) return make_host_device({.budget_bytes = budget});
+    return make_cuda_device({.ordinal = 0, .budget_bytes = budget});
+  }
+};
+
 TEST(CacheStress, InTheThreadOfTheApplication) {
   run_seeds(60, false, [](uint64_t seed) { return Threaded(seed); });
 }
 TEST(CacheStress, OnAComputeStream) {
   run_seeds(60, true, [](uint64_t seed) { return Threaded(seed); });
+}
+
+TEST(CacheStress, OnCudaInTheThreadOfTheApplication) {
+  if (const auto found = cuda_devices(); found.devices.empty()) GTEST_SKIP() << found.none_because;
+  run_seeds(60, false, [](uint64_t seed) { return OnCuda(seed); });
+}
+TEST(CacheStress, OnAComputeStreamOfCuda) {
+  if (const auto found = cuda_devices(); found.devices.empty()) GTEST_SKIP() << found.none_because;
+  run_seeds(60, true, [](uint64_t seed) { return OnCuda(seed); });
 }
 
 }  // namespace

@@ -1,12 +1,16 @@
-// The applications' mathematics against sums in double, and against itself elsewhere in memory.
+// The applications' mathematics on every device against sums in double, and on the host against
+// itself elsewhere in memory.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <vector>
 
+#include "worker/device/cuda_device.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/geeps/device_math.h"
+#include "worker/examples/geeps/devices.h"
 
 namespace phub::examples {
 namespace {
@@ -30,8 +34,38 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1, 1},    {4, 8, 5},     {3, 7, 64},   {5, 9, 1},
                              {32, 10, 64}, {17, 130, 33}, {128, 40, 16}};
 
-TEST(HostMath, ProductsAreSumsOverTheDepth) {
-  const auto math = make_host_math();
+class MathOn : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == std::string("cuda") && cuda_devices().devices.empty()) {
+      GTEST_SKIP() << "no CUDA device: " << cuda_devices().none_because;
+    }
+    on_ = make_device({.device = GetParam()}, 0, 16 << 20);
+  }
+  void TearDown() override { operands_.clear(); }
+
+  // In memory of the device.
+  float* put(const std::vector<float>& values) {
+    DeviceMemory& memory =
+        operands_.emplace_back(*on_.device, values.size() * sizeof(float), "operand");
+    on_.math->upload(values.data(), memory.floats(), values.size());
+    return memory.floats();
+  }
+  std::vector<float> get(const float* operand, size_t count) {
+    std::vector<float> values(count);
+    on_.math->download(operand, values.data(), count);
+    return values;
+  }
+
+  ComputeDevice on_;
+
+ private:
+  std::deque<DeviceMemory> operands_;
+};
+INSTANTIATE_TEST_SUITE_P(Devices, MathOn, ::testing::Values("host", "cuda"),
+                         [](const auto& device) { return std::string(device.param); });
+
+TEST_P(MathOn, ProductsAreSumsOverTheDepth) {
   Random random(1);
   for (const Shape& s : kShapes) {
     const auto a = random_floats(random, s.rows * s.depth);
@@ -44,8 +78,9 @@ TEST(HostMath, ProductsAreSumsOverTheDepth) {
                             .transpose_a = (flags & 1) != 0,
                             .transpose_b = (flags & 2) != 0,
                             .add = (flags & 4) != 0};
-      std::vector<float> c = before;
-      math->multiply(product, a.data(), b.data(), c.data());
+      float* const there = put(before);
+      on_.math->multiply(product, put(a), put(b), there);
+      const std::vector<float> c = get(there, before.size());
       for (size_t i = 0; i < s.rows; ++i) {
         for (size_t j = 0; j < s.columns; ++j) {
           double sum = product.add ? before[i * s.columns + j] : 0;
@@ -89,17 +124,18 @@ TEST(HostMath, SameBitsWhereverTheDataLie) {
   }
 }
 
-TEST(HostMath, LossIsTheCrossEntropyOfTheSoftmax) {
-  const auto math = make_host_math();
+TEST_P(MathOn, LossIsTheCrossEntropyOfTheSoftmax) {
   Random random(3);
   constexpr size_t kRows = 7, kClasses = 5;
   const auto logits = random_floats(random, kRows * kClasses);
-  std::vector<float> labels(kRows), error(logits.size()), losses(kRows, 1.0f);
+  std::vector<float> labels(kRows);
   for (size_t row = 0; row < kRows; ++row) labels[row] = static_cast<float>(row % kClasses);
   constexpr float kScale = 0.25f;
-  math->run(
-      kRows, 1,
-      SoftmaxLoss{kClasses, kScale, logits.data(), labels.data(), error.data(), losses.data()});
+  float* const error_there = put(std::vector<float>(logits.size()));
+  float* const losses_there = put(std::vector<float>(kRows, 1.0f));
+  on_.math->run(kRows, 1,
+                SoftmaxLoss{kClasses, kScale, put(logits), put(labels), error_there, losses_there});
+  const auto error = get(error_there, logits.size()), losses = get(losses_there, kRows);
   for (size_t row = 0; row < kRows; ++row) {
     double total = 0;
     for (size_t c = 0; c < kClasses; ++c) total += std::exp(double{logits[row * kClasses + c]});
@@ -136,8 +172,7 @@ double convolved(const ConvolutionShape& s, const std::vector<float>& images,
   return sum;
 }
 
-TEST(HostMath, PatchesTimesAFilterAreItsConvolution) {
-  const auto math = make_host_math();
+TEST_P(MathOn, PatchesTimesAFilterAreItsConvolution) {
   Random random(4);
   for (const ConvolutionShape& s : {ConvolutionShape{8, 8, 1, 1}, ConvolutionShape{5, 7, 3, 1},
                                     ConvolutionShape{8, 8, 2, 2}, ConvolutionShape{7, 5, 2, 2}}) {
@@ -145,9 +180,11 @@ TEST(HostMath, PatchesTimesAFilterAreItsConvolution) {
     const auto images = random_floats(random, kImages * s.height * s.width * s.channels);
     const auto filter = random_floats(random, s.patch());
     const size_t places = kImages * s.out_height() * s.out_width();
-    std::vector<float> patches(places * s.patch()), out(places);
-    math->run(places, s.patch(), Patches{s, images.data(), patches.data()});
-    math->multiply({places, 1, s.patch()}, patches.data(), filter.data(), out.data());
+    float* const patches = put(std::vector<float>(places * s.patch()));
+    float* const out_there = put(std::vector<float>(places));
+    on_.math->run(places, s.patch(), Patches{s, put(images), patches});
+    on_.math->multiply({places, 1, s.patch()}, patches, put(filter), out_there);
+    const std::vector<float> out = get(out_there, places);
     for (size_t place = 0; place < places; ++place) {
       const size_t x = place % s.out_width(), y = place / s.out_width() % s.out_height();
       const size_t image = place / s.out_width() / s.out_height();

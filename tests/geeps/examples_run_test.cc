@@ -21,6 +21,7 @@
 
 #include "tests/geeps/examples_reference.h"
 #include "tests/worker/process.h"
+#include "worker/device/cuda_device.h"
 
 namespace phub::examples {
 namespace {
@@ -203,6 +204,15 @@ TEST_F(ExamplesRun, SameBitsAtEveryBudgetText) {
   expect_same_bits(small_text_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
 }
 
+// That of geeps_digits --model cnn.
+Layers small_convolutional_network() {
+  Layers layers;
+  layers.push_back(convolution({8, 8, 1, 1}, 16));
+  layers.push_back(convolution({8, 8, 16, 2}, 32));
+  layers.push_back(dense(512, 10, false));
+  return layers;
+}
+
 // The whole chain against the same mathematics over plain arrays.
 TEST_F(ExamplesRun, NetworkIsThatOfTheReference) {
   const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
@@ -211,12 +221,9 @@ TEST_F(ExamplesRun, NetworkIsThatOfTheReference) {
         digits_ + Words{"--model", "cnn", "--batch",  "8",   "--iterations", "12",
                         "--lr",    "0.1", "--budget", "70%", "--out",        file("parameters%r")};
     world == 1 ? run(command) : run_with_box(command, world);
-    Layers layers;
-    layers.push_back(convolution({8, 8, 1, 1}, 16));
-    layers.push_back(convolution({8, 8, 16, 2}, 32));
-    layers.push_back(dense(512, 10, false));
-    const auto expected = reference_network(
-        layers, data.train, {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
+    const auto expected =
+        reference_network(small_convolutional_network(), data.train,
+                          {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
     for (uint32_t rank = 0; rank < world; ++rank) {
       EXPECT_EQ(floats(fmt::format("parameters{}", rank)), expected) << rank << " of " << world;
     }
@@ -325,6 +332,74 @@ TEST_F(ExamplesRun, WorkersResumeInANewJob) {
   run_with_box(command + Words{"--iterations", "9"}, 2);
   const Words resumed = command + Words{"--iterations", "20", "--resume", "--budget", "40%"};
   EXPECT_EQ(digest(run_with_box(resumed, 2), 2), whole);
+}
+
+// The same on a GPU, where sums over the depth of a product have another order.
+class ExamplesOnCuda : public ExamplesRun {
+ protected:
+  void SetUp() override {
+    ExamplesRun::SetUp();
+    if (const auto found = cuda_devices(); found.devices.empty())
+      GTEST_SKIP() << found.none_because;
+  }
+  void expect_near(const std::vector<float>& got, const std::vector<float>& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-4) << i;
+  }
+
+  const Words on_cuda_ = {"--device", "cuda"};
+};
+
+TEST_F(ExamplesOnCuda, NetworksLearn) {
+  const Words every = on_cuda_ + Words{"--iterations", "800"};
+  const std::pair<double, Words> networks[] = {
+      {92, digits_ + every + Words{"--model", "logreg", "--lr", "0.5", "--budget", "80%"}},
+      {95, digits_ + every + Words{"--model", "mlp", "--lr", "0.3", "--budget", "50%"}},
+      {96, digits_ + every +
+               Words{"--model", "cnn", "--batch", "16", "--lr", "0.2", "--lr-decay", "0.5",
+                     "--lr-every", "200", "--budget", "80%"}},
+      {90, deep_ + on_cuda_ +
+               Words{"--layers", "80", "--width", "64", "--iterations", "100", "--budget", "5%"}}};
+  for (const auto& [least, command] : networks) {
+    const std::string output = run(command);
+    EXPECT_GE(last_number(output, "held-out accuracy "), least) << output;
+  }
+}
+TEST_F(ExamplesOnCuda, SameBitsAtEveryBudget) {
+  expect_same_bits(digits_ + on_cuda_ + Words{"--iterations", "20"}, {"80%", "50%", "least"});
+  expect_same_bits(
+      digits_ + on_cuda_ + Words{"--model", "cnn", "--batch", "8", "--iterations", "10"},
+      {"90%", "70%", "least"});
+  expect_same_bits(deep_ + on_cuda_ + Words{"--layers", "20", "--width", "64", "--iterations", "8"},
+                   {"60%", "20%", "least"});
+  expect_same_bits(small_text_ + on_cuda_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
+}
+TEST_F(ExamplesOnCuda, NetworksAreNearThoseOfTheReference) {
+  const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
+  for (const uint32_t world : {1, 3}) {
+    const Words command =
+        digits_ + on_cuda_ + Words{"--model",      "cnn", "--batch", "8",
+                                   "--iterations", "12",  "--lr",    "0.1",
+                                   "--budget",     "70%", "--out",   file("parameters%r")};
+    world == 1 ? run(command) : run_with_box(command, world);
+    const auto expected =
+        reference_network(small_convolutional_network(), data.train,
+                          {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      expect_near(floats(fmt::format("parameters{}", rank)), expected);
+    }
+  }
+  run(small_text_ + on_cuda_ +
+      Words{"--iterations", "12", "--lr", "1", "--budget", "30%", "--out", file("parameters")});
+  expect_near(floats("parameters"),
+              reference_lstm(Text::load(PHUB_TEXT), 16, 24, {.samples = 8, .clocks = 12, .lr = 1}));
+}
+TEST_F(ExamplesOnCuda, AResumedTrainingEndsWithTheSameBits) {
+  const Words command = small_text_ + on_cuda_ + Words{"--optimizer", "adam", "--lr", "0.01"};
+  const std::string whole = digest(run(command + Words{"--iterations", "20"}));
+  const Words checkpoint = {"--checkpoint", file("checkpoint")};
+  run(command + checkpoint + Words{"--iterations", "9", "--budget", "60%"});
+  EXPECT_EQ(digest(run(command + checkpoint + Words{"--resume", "--iterations", "20"})), whole);
 }
 
 TEST_F(ExamplesRun, SaysWhatIsWrong) {

@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -33,6 +35,9 @@ using Bytes = std::vector<std::byte>;
 using Direction = HostDevice::Direction;
 
 constexpr size_t kBudget = DeviceKeys::kDeviceBytes + (64 << 20);
+
+// Ranks are threads here, and would hold each other up in the queues that their streams share.
+[[maybe_unused]] const int kQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 // A driver that takes no memory of others.
 class NoPages final : public HostPages {
@@ -159,6 +164,8 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
   std::vector<Bytes> with_device(const JobSpec& spec, const Formats& formats, uint32_t seed,
                                  uint64_t rounds) {
     std::vector<Bytes> results;
+    // On one GPU, what a rank's streams wait for may hold up another one that allocates memory.
+    std::barrier allocated(static_cast<ptrdiff_t>(spec.world_size));
     each_rank(spec.world_size, [&](uint32_t rank) {
       const auto device = GetParam().make(kBudget);
       Worker worker(options_on(*device, spec, rank));
@@ -177,6 +184,7 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
                 *device, spec.keys[key].elements * kernels::bytes_of(formats.parameter), "result");
           }
         }
+        allocated.arrive_and_wait();
         Gate gate;
         gate.close(*stream);
         std::vector<size_t> order(worker.keys());
@@ -274,6 +282,46 @@ TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
   keys.pull(1, memory.data(), *stream);
   EXPECT_EQ(values(), std::vector<float>(spec.keys[1].elements, 0.0f));
   EXPECT_EQ(worker.round(1), 2u);
+}
+
+// A driver has room for about a thousand calls that wait, and then holds up who makes more.
+TEST_P(DeviceKeysTest, MoreCallsWaitForAnotherRankThanADriverTakes) {
+  constexpr size_t kKeys = 2000;
+  JobSpec spec = spec_of("many", 2);
+  spec.optimizer = "none";
+  spec.reduction = "sum";
+  spec.keys.clear();
+  for (size_t key = 0; key < kKeys; ++key) {
+    spec.keys.push_back({.name = std::to_string(key), .elements = 1});
+  }
+  std::promise<void> called;
+  each_rank(2, [&](uint32_t rank) {
+    if (rank == 1) {
+      Worker worker(options_of_rank(*box_, spec, rank));
+      called.get_future().wait_for(std::chrono::seconds(1));
+      for (size_t key = 0; key < kKeys; ++key) worker.push(key, {.null = true});
+      for (size_t key = 0; key < kKeys; ++key) worker.wait(key);
+      return worker.leave();
+    }
+    const auto device = GetParam().make(kBudget);
+    Worker worker(options_on(*device, spec, rank));
+    {
+      const auto stream = device->make_stream("program");
+      const DeviceMemory memory(*device, kKeys * sizeof(float), "values");
+      DeviceKeys keys(worker, *device);
+      stream->fill(memory.floats(), 2.0f, kKeys);
+      for (size_t key = 0; key < kKeys; ++key) {
+        keys.push(key, memory.floats() + key, *stream, {.scale = 4});
+        keys.pull(key, memory.floats() + key, *stream);
+      }
+      called.set_value();
+      keys.wait();
+      std::vector<float> read(kKeys);
+      device->read(read.data(), memory.data(), memory.bytes());
+      EXPECT_EQ(read, std::vector<float>(kKeys, 8.0f));
+    }
+    worker.leave();
+  });
 }
 
 JobSpec spec_of_factors(const std::string& name, uint32_t ranks) {

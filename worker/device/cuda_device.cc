@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "transport/error.h"
+#include "worker/device/cuda_kernels.h"
 #include "worker/device/cuda_stream.h"
 #include "worker/device/poison.h"
 
@@ -75,6 +76,9 @@ class CudaDevice : public Device {
            fmt::format("{}: a budget of {} bytes", name, options.budget_bytes));
     }
     set_memory(memory_);
+    must(static_cast<cudaError_t>(load_on_cuda(nullptr)), ErrorCode::kUnavailable,
+         fmt::format("{}: its kernels", name));
+    must(cudaStreamSynchronize(nullptr), ErrorCode::kUnavailable, name);
   }
   ~CudaDevice() override {
     const CudaCurrent current(state_.ordinal());

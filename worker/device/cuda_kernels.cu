@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "worker/device/cuda_kernels.h"
 #include "worker/device/poison.h"
@@ -22,9 +23,9 @@ constexpr size_t kPoisonThreads = 32 * kThreads;
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), size_t threads, cudaStream_t stream,
                    Arguments... arguments) {
-  const size_t blocks = (threads + kThreads - 1) / kThreads;
+  const size_t blocks = std::clamp((threads + kThreads - 1) / kThreads, size_t{1}, kMaxBlocks);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
@@ -109,7 +110,7 @@ __global__ void convert(const From* from, float factor, To* to, size_t elements)
 
 // `flag` is in host memory: few threads read it.
 __global__ void poison_if(const volatile unsigned* flag, unsigned char* to, size_t bytes) {
-  if (*flag == 0) return;
+  if (first() >= bytes || *flag == 0) return;
   for (size_t i = first(); i < bytes; i += stride()) to[i] = kPoison;
 }
 
@@ -188,6 +189,28 @@ int launch_on_cuda(const Kernel& k, cudaStream_t stream) {
 
 int launch_sleep(uint64_t nanoseconds, cudaStream_t stream) {
   return launch(sleep_for, 1, stream, nanoseconds);
+}
+
+int load_on_cuda(cudaStream_t stream) {
+  using Kind = Kernel::Kind;
+  constexpr DType kFormats[] = {DType::kF32, DType::kBF16, DType::kF16};
+  std::vector<Kernel> kernels = {
+      {.kind = Kind::kAddScaled}, {.kind = Kind::kFill}, {.kind = Kind::kPoisonIf}};
+  for (const Kind kind : {Kind::kGather, Kind::kScatter, Kind::kScatterAdd, Kind::kGatherAdd}) {
+    for (const size_t row_floats : {1, 4}) {
+      kernels.push_back({.kind = kind, .row_floats = row_floats});
+    }
+  }
+  for (const DType from : kFormats) {
+    for (const DType to : kFormats) {
+      kernels.push_back({.kind = Kind::kConvert, .from_dtype = from, .to_dtype = to});
+    }
+  }
+  int result = launch_sleep(0, stream);
+  for (const Kernel& kernel : kernels) {
+    if (result == cudaSuccess) result = launch_on_cuda(kernel, stream);
+  }
+  return result;
 }
 
 }  // namespace phub

@@ -13,5 +13,8 @@ namespace phub {
 int launch_on_cuda(const Kernel& kernel, CUstream_st* stream);
 // A kernel that sleeps for so long.
 int launch_sleep(uint64_t nanoseconds, CUstream_st* stream);
+// Launches every kernel with nothing to do. CUDA loads a kernel when it is first launched, and may
+// wait for all streams of the device to do so: for ever, if one of them waits for the host.
+int load_on_cuda(CUstream_st* stream);
 
 }  // namespace phub

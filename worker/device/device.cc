@@ -136,9 +136,9 @@ std::unique_ptr<Stream> Device::adopt_stream(void* /*stream*/, std::string /*nam
 
 bool Device::holds(const void* memory, size_t bytes) const {
   const auto offset = reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(memory_);
-  {
+  if (offset < budget_) {
     const std::lock_guard lock(mutex_);
-    if (arena_.holds(offset, bytes)) return true;
+    return arena_.holds(offset, bytes);
   }
   return memory != nullptr && holds_of_others(memory, bytes);
 }

@@ -17,6 +17,8 @@ import pytest
 
 # PyTorch without fused multiply-adds, whose bits the box has; before anything imports it.
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
+# Whether there is a GPU is asked without CUDA, which would not live through the forks.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from phub import _library
