@@ -383,5 +383,6 @@ def _group_of_one() -> distributed.ProcessGroup:
     group = distributed.ProcessGroup(store, 0, 1)
     gloo = distributed.ProcessGroup.BackendType.GLOO
     group._set_default_backend(gloo)
-    group._register_backend(torch.device("cpu"), gloo, backend)
+    for kind in ("cpu", "cuda"):  # where parameters may be
+        group._register_backend(torch.device(kind), gloo, backend)
     return group
