@@ -362,6 +362,22 @@ TEST(Switched, ARankThatVanishesIsLostAndTheOthersSendDirectly) {
   EXPECT_EQ(seen[0].size(), run.rounds);
 }
 
+// A chunk that takes longer than the progress limit, as so much is lost: at any time the switch
+// waits for some part of every rank.
+TEST(Switched, ARankWhosePartsComeHasNotSentNothing) {
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+  UdpSwitch through({.seed = seed, .slots = 16, .loss = 0.3});
+  const auto box = box_behind(through, 1);
+  GroupedTraining run{.spec = spec_of("long", 3), .seed = seed, .rounds = 1};
+  run.spec.chunk_elements = 500 * kSwitchElements;
+  run.spec.keys = {{.name = "a", .elements = run.spec.chunk_elements}};
+  run.spec.progress_limit_ms = 1000;
+  const Seen seen = train(*box, run);
+  expect_as_alone(seen, run);
+  EXPECT_EQ(seen.status.switch_chunks, 1u);
+}
+
 // Somebody hangs, and sends nothing: others have sent nothing directly that would show it.
 TEST(Switched, ARankThatHangsIsLostByTheProgressLimit) {
   const uint64_t seed = testing::fresh_seeds(1).first;
