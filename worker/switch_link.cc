@@ -67,7 +67,8 @@ class Stream final : public SwitchUplink {
                             .slots = static_cast<uint16_t>(stream.slots),
                             .max_chunks = static_cast<uint32_t>(chunks_.size()) + stream.slots + 1,
                             .retry_ns = patience.retry_ns,
-                            .give_up_ns = patience.silence_ns},
+                            .give_up_ns = patience.silence_ns,
+                            .probe_ns = patience.probe_ns},
         *this);
     if (reply.through_switch.later) leave();
   }

@@ -19,6 +19,7 @@ namespace phub {
 struct SwitchPatience {
   uint64_t retry_ns = 20'000'000;       // until a part that is not acknowledged is sent again
   uint64_t silence_ns = 5'000'000'000;  // of switch and box: the generation ends
+  uint64_t probe_ns = 500'000'000;      // the same, from the beginning of another generation
   uint64_t order_ns = 10'000'000'000;   // for a chunk that others wait for: the same
 };
 

@@ -153,6 +153,8 @@ void CoreJob::probe(Probe& out) const {
     }
   }
   if (intake_) {
+    const size_t ranks = std::min<size_t>(out.parts.size(), intake_->ranks());
+    for (uint32_t r = 0; r < ranks; ++r) out.parts[r] = intake_->heard(r);
     intake_->for_each_lacking([&](uint32_t index, uint64_t lacking) {
       out.waited_for[0] |= lacking;
       if (out.lacks.empty()) return;

@@ -88,7 +88,8 @@ struct Probe {
   uint64_t chunks_completed = 0;      // ever
   uint64_t switch_chunks = 0;         // ever: through a switch that adds
   EndpointCounters endpoint;          // ever
-  std::vector<uint64_t> arrivals;     // per rank, ever
+  std::vector<uint64_t> arrivals;     // per rank, ever: chunks
+  std::vector<uint64_t> parts;        // the same: parts in a switch; empty: nobody asks
   std::vector<uint64_t> waited_for;   // bit per rank: missing where others have arrived
   std::vector<Lack> lacks;            // per rank; empty: nobody asks
   std::vector<QueueCounters> queues;  // of this core; empty: nobody asks

@@ -59,6 +59,7 @@ class SwitchIntake {
   uint32_t ranks() const { return ranks_; }
   uint64_t first_round() const { return first_round_; }
   uint64_t chunks() const { return chunks_; }  // that were complete, ever
+  uint64_t heard(uint32_t rank) const { return receiver_.heard(rank); }
   // Calls visit(chunk, ranks) for chunks that some ranks have sent parts of, and sent again, and
   // others have not: a bit for each of these (SwitchReceiver::find_lacking()).
   template <typename Visit>

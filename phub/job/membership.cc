@@ -282,7 +282,7 @@ void Membership::finish(ErrorCode code, const std::string& message) {
   for (const auto& [rank, token] : std::exchange(barrier_, {})) reply_error(token, code, message);
 }
 
-void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
+void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& sent,
                         const std::vector<uint64_t>& waited_for, Ms now) {
   now_ = now;
   if (min_round != kNever) min_round_ = std::max(min_round_, min_round);
@@ -293,12 +293,12 @@ void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& arrival
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
     const bool waited = (waited_for_[r / 64] >> (r % 64)) & 1;
-    if (!waited || arrivals[r] != rank.arrivals) {
+    if (!waited || sent[r] != rank.sent) {
       rank.waited_since = waited ? now : 0;
     } else if (rank.waited_since == 0) {
       rank.waited_since = now;
     }
-    rank.arrivals = arrivals[r];
+    rank.sent = sent[r];
   }
   check_progress(now);
 }
@@ -391,8 +391,7 @@ std::vector<RankStatus> Membership::ranks() const {
                    .incarnation = rank.incarnation,
                    .state = kStates[static_cast<int>(rank.state)],
                    .first_round = rank.first_round,
-                   .reason = rank.reason,
-                   .contributions = rank.arrivals});
+                   .reason = rank.reason});
     if (rank.state == State::kLive) {
       out.back().lease_age_s = static_cast<double>(since_heartbeat) / 1000;
     }

@@ -117,8 +117,9 @@ class Membership {
   void non_finite(uint32_t rank, const std::string& where);
   static std::string non_finite_text(uint32_t rank, const std::string& where);
   void excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
-  // After every core answered a probe: the lowest round in progress, arrivals and missing ranks.
-  void probed(uint64_t min_round, const std::vector<uint64_t>& arrivals,
+  // After every core answered a probe: the lowest round in progress, how much has come of each
+  // rank, ever, in whatever pieces, and missing ranks.
+  void probed(uint64_t min_round, const std::vector<uint64_t>& sent,
               const std::vector<uint64_t>& waited_for, Ms now);
   void tick(Ms now);
   void remove();  // somebody deleted the job
@@ -155,7 +156,7 @@ class Membership {
     bool losing = false;      // its loss is pending or under way
     Ms lease_until = 0;
     Ms waited_since = 0;  // 0: nobody waits
-    uint64_t arrivals = 0;
+    uint64_t sent = 0;    // as probed() was told last
     std::string reason;
   };
   struct Loss {

@@ -41,6 +41,7 @@ JobMeter::JobMeter(const Plan& plan, const JobSpec& spec, std::string transport,
       rate_ms_(now_ms) {
   for (size_t i = 0; i < probes_.size(); ++i) {
     probes_[i].arrivals.resize(spec.max_ranks);
+    probes_[i].parts.resize(spec.max_ranks);
     probes_[i].waited_for.resize(bit_words(spec.max_ranks));
     probes_[i].lacks.resize(spec.max_ranks);
     probes_[i].queues.resize(plan.cores[i].queues.size());
@@ -57,6 +58,7 @@ Probe JobMeter::collect(uint64_t now_ms) {
     all.endpoint += probe.endpoint;
     for (size_t r = 0; r < all.arrivals.size(); ++r) {
       all.arrivals[r] += probe.arrivals[r];
+      all.parts[r] += probe.parts[r];
       all.lacks[r].add(probe.lacks[r]);
     }
     for (size_t w = 0; w < all.waited_for.size(); ++w) all.waited_for[w] |= probe.waited_for[w];
@@ -67,6 +69,7 @@ Probe JobMeter::collect(uint64_t now_ms) {
   chunks_completed_ = all.chunks_completed;
   switch_chunks_ = all.switch_chunks;
   lacks_ = all.lacks;
+  arrivals_ = all.arrivals;
   count_flow();
   if (now_ms >= rate_ms_ + kRateMs) {
     measure_rates(all.chunks_completed, static_cast<double>(now_ms - rate_ms_) / 1000);
@@ -141,6 +144,7 @@ void JobMeter::add_to(JobStatus& status) const {
     status.cores.push_back(std::move(core));
   }
   for (RankStatus& rank : status.ranks) {
+    if (rank.rank < arrivals_.size()) rank.contributions = arrivals_[rank.rank];
     if (rank.rank >= lacks_.size() || lacks_[rank.rank].chunks == 0) continue;
     const Lack& lack = lacks_[rank.rank];
     rank.waited_chunks = lack.chunks;

@@ -65,6 +65,7 @@ class JobMeter {
   std::vector<Probe> probes_;
   std::vector<QueueMeter> queues_;  // of the plan
   std::vector<Lack> lacks_;         // per rank
+  std::vector<uint64_t> arrivals_;  // per rank
   EndpointCounters endpoints_;
   std::vector<EndpointCounters> core_endpoints_;
   uint64_t chunks_completed_ = 0;

@@ -297,7 +297,9 @@ void RunningJob::probe(uint64_t now) {
 
 void RunningJob::collect_probes() {
   const Probe all = meter_.collect(host_.clock.now_ms());
-  membership_.probed(all.min_round, all.arrivals, all.waited_for, host_.time.now_ms());
+  std::vector<uint64_t> sent = all.arrivals;
+  for (size_t r = 0; r < sent.size(); ++r) sent[r] += all.parts[r];
+  membership_.probed(all.min_round, sent, all.waited_for, host_.time.now_ms());
 }
 
 // --- boundaries ----------------------------------------------------------------------------------

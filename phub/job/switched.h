@@ -24,7 +24,7 @@ struct SwitchOptions {
   std::string workers_send_to;
   std::string answers_go_to;
   // Two generations of a stream, at least (SwitchIntake); 0: there is no second one.
-  uint32_t rounds_between = 0;
+  uint32_t rounds_between = 100;
   OpenDatagrams open;  // null: UDP
 };
 

@@ -374,6 +374,29 @@ TEST(CoreJobSwitch, ARoundHasStartedWithTheFirstPartThatIsKnownOf) {
   EXPECT_EQ(rig.job->hold().started, 1u);
 }
 
+// A chunk may take long: who does its part of it is not one that sends nothing.
+TEST(CoreJobSwitch, AProbeCountsThePartsOfEachRankBeforeAChunkIsComplete) {
+  Rig rig({.elements = 3 * kSwitchElements});
+  Behind behind(rig);
+  const auto parts = [&rig] {
+    Probe probe;
+    probe.arrivals.resize(3);
+    probe.parts.resize(3);
+    probe.waited_for.resize(1);
+    rig.run();
+    rig.job->probe(probe);
+    EXPECT_THAT(probe.arrivals, ElementsAre(0, 0, 0));
+    return probe.parts;
+  };
+  EXPECT_THAT(parts(), ElementsAre(0, 0, 0));
+  behind.send_waiting(0, 1, 5);
+  EXPECT_THAT(parts(), ElementsAre(1, 0, 1));
+  behind.send_waiting(0, 1, 5);
+  EXPECT_THAT(parts(), ElementsAre(1, 0, 1));
+  behind.send_sum(0, 1, 21);
+  EXPECT_THAT(parts(), ElementsAre(2, 1, 2));
+}
+
 TEST(CoreJobSwitch, AProbeNamesWhoTheSwitchWaitsFor) {
   Rig rig({});
   Behind behind(rig);

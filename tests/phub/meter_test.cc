@@ -58,5 +58,19 @@ TEST_F(MeterTest, WhoLacksInALaterRoundOnlyMayWaitItself) {
   EXPECT_THAT(waited_for(), ElementsAre(66));
 }
 
+// Of a rank's chunks, all cores together; parts of those that are still to come do not count.
+TEST_F(MeterTest, ContributionsAreChunks) {
+  for (uint32_t core = 0; core < 2; ++core) {
+    meter_.probe(core).arrivals[3] = 20 + core;
+    meter_.probe(core).parts[3] = 500;
+  }
+  EXPECT_EQ(meter_.collect(0).parts[3], 1000u);
+  JobStatus status;
+  status.ranks = {{.rank = 3}, {.rank = 4}};
+  meter_.add_to(status);
+  EXPECT_EQ(status.ranks[0].contributions, 41u);
+  EXPECT_EQ(status.ranks[1].contributions, 0u);
+}
+
 }  // namespace
 }  // namespace phub

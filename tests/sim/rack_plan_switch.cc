@@ -76,8 +76,6 @@ void put_behind_switch(SimRandom& random, RackPlan& plan) {
   of.late = some_share(random);
   of.no_port = random.chance(0.05) ? 0.2 : 0;
   of.retry_ns = random.between(200'000, 2'000'000);
-  // As a server has it unless told.
-  of.rounds_between = 0;
   for (uint64_t i = random.chance(0.5) ? random.between(1, 4) : 0; i > 0; --i) {
     constexpr SwitchFault::Kind kKinds[] = {SwitchFault::kForgets, SwitchFault::kForgets,
                                             SwitchFault::kPasses, SwitchFault::kSilent};
@@ -86,6 +84,7 @@ void put_behind_switch(SimRandom& random, RackPlan& plan) {
                          .ms = random.between(1, random.chance(0.5) ? 10 : 200)});
   }
   std::ranges::sort(of.faults, {}, &SwitchFault::after_pushes);
+  of.rounds_between = random.chance(0.8) ? static_cast<uint32_t>(random.between(1, 12)) : 0;
 }
 
 }  // namespace phub::sim

@@ -116,10 +116,12 @@ std::unique_ptr<WorkerLink> Trainer::connect() {
   sim_link_ = link.get();
   behind_switch_ = nullptr;
   if (SimSwitch* const through = rack_.through_switch()) {
-    constexpr uint64_t kSilenceNs = 60 * kMs, kOrderNs = 100 * kMs;  // below the progress limit
+    // Below the progress limit.
+    constexpr uint64_t kSilenceNs = 60 * kMs, kProbeNs = 40 * kMs, kOrderNs = 100 * kMs;
     return through_switch(std::move(link), *reply_,
                           {.retry_ns = rack_.plan().through_switch->retry_ns,
                            .silence_ns = kSilenceNs,
+                           .probe_ns = kProbeNs,
                            .order_ns = kOrderNs},
                           [this, through](const sockaddr_in&, uint16_t, int) {
                             auto inbox = std::make_shared<SimSwitch::Inbox>();

@@ -303,6 +303,40 @@ TEST(SwitchSender, BelievesNothing) {
   EXPECT_EQ(uplink.sent.size(), 1u);
 }
 
+// The first one is known to have a switch; of another one the first answer says so.
+TEST(SwitchSender, GivesUpAnotherGenerationSoonUntilItHearsSomethingOfIt) {
+  constexpr uint64_t kGiveUp = 5'000, kProbe = 400;
+  NoUplink uplink;
+  SwitchSender sender({.generation = 1, .retry_ns = 100, .give_up_ns = kGiveUp, .probe_ns = kProbe},
+                      uplink);
+  const auto push_at = [&sender](uint64_t now) {
+    sender.push({.elements = 256, .exponent = -3}, now);
+  };
+  push_at(0);
+  sender.poll(kGiveUp - 1);
+  EXPECT_FALSE(sender.ended());
+  sender.poll(kGiveUp);
+  EXPECT_TRUE(sender.ended());
+
+  sender.begin(2);
+  push_at(10'000);
+  sender.poll(10'000 + kProbe - 1);
+  EXPECT_FALSE(sender.ended());
+  EXPECT_EQ(sender.due_ns(), 10'000 + kProbe);
+  sender.poll(10'000 + kProbe);
+  EXPECT_TRUE(sender.ended());
+
+  sender.begin(3);
+  push_at(20'000);
+  SwitchHeader waiting = uplink.sent.back();
+  waiting.kind = kSwitchWaiting;
+  sender.receive(waiting, 20'000);
+  sender.poll(20'000 + kGiveUp - 1);
+  EXPECT_FALSE(sender.ended());
+  sender.poll(20'000 + kGiveUp);
+  EXPECT_TRUE(sender.ended());
+}
+
 // --- What comes to the box from anywhere.
 
 SwitchReceiver::Answer give(SwitchReceiver& receiver, const SwitchPacket& packet) {
@@ -385,6 +419,36 @@ TEST(SwitchReceiver, KnowsOfEverySlotWhomItWaitsFor) {
   // Of exponents alone the chunk is not told: it is the next that is not closed.
   EXPECT_EQ(say(kSwitchWaiting, 1, 2, kSwitchNoChunk, 6), kSwitchWaiting);
   EXPECT_THAT(lacking(), ElementsAre(5u, 0u, 0u));
+}
+
+// What comes once more is no news of anybody.
+TEST(SwitchReceiver, CountsWhatItKnowsOfEachWorker) {
+  SwitchReceiver receiver(
+      {.workers = 7, .generation = 1, .slots = 2, .first_round = 0, .elements = {2000}});
+  const auto heard = [&receiver] {
+    return std::vector{receiver.heard(0), receiver.heard(1), receiver.heard(2)};
+  };
+  const auto say = [&](uint8_t kind, uint32_t turn, uint64_t workers, uint16_t slot) {
+    SwitchPacket packet = part(0, turn, 5);
+    packet.header.kind = kind;
+    packet.header.workers = workers;
+    packet.header.slot = slot;
+    packet.header.part = static_cast<uint16_t>(2 * (turn - 1) + slot);
+    packet.header.next_exponent = 0;
+    give(receiver, packet);
+  };
+  for (int times = 0; times < 3; ++times) say(kSwitchWaiting, 1, 1, 0);
+  EXPECT_THAT(heard(), ElementsAre(1, 0, 0));
+  say(kSwitchWaiting, 1, 5, 0);
+  EXPECT_THAT(heard(), ElementsAre(1, 0, 1));
+  say(kSwitchWaiting, 1, 2, 1);
+  EXPECT_THAT(heard(), ElementsAre(1, 1, 1));
+  for (int times = 0; times < 3; ++times) say(kSwitchSum, 1, 7, 0);
+  EXPECT_THAT(heard(), ElementsAre(2, 2, 2));
+  say(kSwitchWaiting, 1, 1, 0);  // it is late
+  EXPECT_THAT(heard(), ElementsAre(2, 2, 2));
+  say(kSwitchWaiting, 2, ~uint64_t{0} ^ 2, 0);  // and of workers that there are none
+  EXPECT_THAT(heard(), ElementsAre(3, 2, 3));
 }
 
 TEST(SwitchReceiver, ClosesAChunkWhenAllItsPartsAreThere) {

@@ -101,7 +101,7 @@ Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
 
 Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& wrap,
          const CheckpointOptions& checkpoints, const std::string& parent,
-         const SwitchOptions* through_switch, const Uplink& uplink)
+         const SwitchOptions* through_switch, const Uplink& uplink, const std::string& listen)
     : running_(std::make_unique<Running>()) {
   Running& box = *running_;
   ServerOptions options;
@@ -130,7 +130,7 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   box.server = std::make_unique<Server>(std::move(options), std::move(transports), box.clock);
   box.loop = std::make_unique<ServerLoop>(*box.server, box.io);
   HttpOptions http;
-  http.listen = {"127.0.0.1:0"};
+  http.listen = {listen};
   http.after_request = [&box] { box.loop->poll_soon(); };
   http.background = &box.server->background();
   box.port = std::make_unique<HttpServer>(box.io, *box.server, http);

@@ -36,10 +36,12 @@ class Box {
     uint64_t nic_bytes_per_s = 0;  // at most; 0: no limit
   };
   // `parent`: the address of a box whose rack this is. `through_switch`: null: there is none.
+  // `listen`: as of phub serve.
   explicit Box(const std::string& topology, uint64_t memory_limit_bytes = uint64_t{1} << 33,
                const Wrap& wrap = {}, const CheckpointOptions& checkpoints = {},
                const std::string& parent = "", const SwitchOptions* through_switch = nullptr,
-               const Uplink& uplink = {.transport = "", .nic_bytes_per_s = 0});
+               const Uplink& uplink = {.transport = "", .nic_bytes_per_s = 0},
+               const std::string& listen = "127.0.0.1:0");
   ~Box();
 
   const std::string& address() const;

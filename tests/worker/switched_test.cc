@@ -12,6 +12,7 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "tests/seeds.h"
+#include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -276,6 +278,80 @@ TEST(Switched, ARankThatCameBackSendsThroughTheSwitchAgain) {
   EXPECT_GE(chunks, chunks_before + 10 * switched_chunks(run.spec));
 }
 
+// The box dies, and another one goes on from its checkpoint: with a switch, from the first round.
+TEST(Switched, RanksThatJoinAgainSendThroughTheSwitch) {
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+  UdpSwitch through({.seed = seed});
+  const TemporaryDirectory folder;
+  const auto serve = [&](const std::string& listen) {
+    return std::make_unique<Box>("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap(),
+                                 CheckpointOptions{.folder = folder.path(), .every = 5}, "",
+                                 &through.of_box(), Box::Uplink(), listen);
+  };
+  auto box = serve("127.0.0.1:0");
+  const std::string address = box->address();
+  GroupedTraining run{.spec = spec_of("rejoins", 3), .seed = seed};
+  run.spec.optimizer = "momentum";
+  const uint64_t rounds_after = 20;
+  std::vector<std::vector<Results>> seen(3);
+  std::atomic<uint64_t> again_from{0};
+  std::atomic<bool> counted{false};
+  const WorkerOptions options = options_over_tcp(*box, run.spec, 0);
+  auto ranks = std::async(std::launch::async, [&] {
+    each_rank(3, [&](uint32_t rank) {
+      WorkerOptions own = options;
+      own.rank = static_cast<int32_t>(rank);
+      auto worker = std::make_unique<Worker>(own);
+      worker->wait_all();
+      for (uint64_t round = 1; again_from == 0 || round < again_from + rounds_after; ++round) {
+        try {
+          train_round(run, *worker, rank, round);
+          seen[rank].push_back(results_of(*worker));
+        } catch (const Error& error) {
+          ASSERT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+          worker = worker->rejoin();
+          worker->wait_all();
+          EXPECT_THAT(worker->connection(), HasSubstr("through a switch"));
+          again_from = worker->first_round();
+          round = worker->first_round() - 1;
+          seen[rank].resize(round);
+        }
+      }
+      while (!counted) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      worker->barrier();
+    });
+  });
+  uint64_t durable = 0, chunks = 0;
+  const auto train_on = [&] {
+    for (const JobStatus& job : box->status().jobs) {
+      durable = std::max(durable, job.durable_round);
+      chunks = job.switch_chunks;
+      // The numbers are those of a probe, which may be a moment old.
+      if (again_from > 0 && job.completed_round + 1 >= again_from + rounds_after) counted = true;
+    }
+    return ranks.wait_for(std::chrono::milliseconds(5)) == std::future_status::timeout;
+  };
+  while (durable < 5 && train_on()) {
+  }
+  const std::vector<LogRecord> log = box->log(run.spec.name);
+  box.reset();
+  box = serve(address);
+  while (train_on()) {
+  }
+  ranks.get();
+  ASSERT_GT(again_from, 5u);
+  EXPECT_GE(chunks, (rounds_after - 5) * switched_chunks(run.spec));
+  run.rounds = again_from + rounds_after - 1;
+  const std::vector<Results> want = alone(run, run.spec, log);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_EQ(seen[rank].size(), run.rounds);
+    for (size_t i = 0; i < seen[rank].size(); ++i) {
+      ASSERT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
+    }
+  }
+}
+
 // The next job has it at once, without a refusal, when the one before it has ended.
 TEST(Switched, JobsAfterEachOtherUseTheSwitch) {
   UdpSwitch through({});
@@ -360,6 +436,22 @@ TEST(Switched, ARankThatVanishesIsLostAndTheOthersSendDirectly) {
     }
   }
   EXPECT_EQ(seen[0].size(), run.rounds);
+}
+
+// A chunk that takes longer than the progress limit, as so much is lost: at any time the switch
+// waits for some part of every rank.
+TEST(Switched, ARankWhosePartsComeHasNotSentNothing) {
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+  UdpSwitch through({.seed = seed, .slots = 16, .loss = 0.3});
+  const auto box = box_behind(through, 1);
+  GroupedTraining run{.spec = spec_of("long", 3), .seed = seed, .rounds = 1};
+  run.spec.chunk_elements = 200 * kSwitchElements;
+  run.spec.keys = {{.name = "a", .elements = run.spec.chunk_elements}};
+  run.spec.progress_limit_ms = 1000;
+  const Seen seen = train(*box, run);
+  expect_as_alone(seen, run);
+  EXPECT_EQ(seen.status.switch_chunks, 1u);
 }
 
 // Somebody hangs, and sends nothing: others have sent nothing directly that would show it.

@@ -1,6 +1,7 @@
 #include "transport/switch/receiver.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "transport/error.h"
@@ -105,7 +106,13 @@ SwitchReceiver::Acknowledged* SwitchReceiver::acknowledged(const SwitchHeader& h
 void SwitchReceiver::note_lacking(const SwitchHeader& header) {
   Lacking& lacking = lacking_[header.slot - first_slot_];
   if (header.turn < lacking.turn) return;
+  const uint64_t lacked = header.turn == lacking.turn ? lacking.workers : workers_;
+  note_heard(lacked & header.workers);
   lacking = {workers_ & ~header.workers, header.turn, header.chunk};
+}
+
+void SwitchReceiver::note_heard(uint64_t workers) {
+  for (; workers != 0; workers &= workers - 1) ++heard_[std::countr_zero(workers)];
 }
 
 void SwitchReceiver::find_lacking(std::span<uint64_t> by_chunk) const {
@@ -139,6 +146,7 @@ bool SwitchReceiver::take(const SwitchHeader& header, std::span<const std::byte>
   if (header.turn < known->turn) return true;  // it is late
   if (header.turn > known->turn + 2) return end("a sum is of a turn that cannot have begun"), false;
   const bool is_new = header.turn > known->turn;
+  if (is_new) note_heard(workers_);
   *known = {header.turn, header.next_exponent};
   Lacking& lacking = lacking_[header.slot - first_slot_];
   if (header.turn >= lacking.turn) lacking = {};

@@ -10,6 +10,7 @@
 // begin(). One thread; nothing allocates after construction.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -57,6 +58,9 @@ class SwitchReceiver {
   // Of each chunk, the workers whose part others have sent, and sent again: a bit for each, as the
   // switch said last of every slot whose sum has not come since.
   void find_lacking(std::span<uint64_t> by_chunk) const;
+  // How many packets of this worker are known of, ever: as parts of sums, or as the switch said. It
+  // grows while the worker does its part, also where no chunk is complete for long.
+  uint64_t heard(uint32_t worker) const { return heard_[worker]; }
 
   // Begins another generation, with this round of all chunks. REQUIRES: the one before has ended,
   // and nothing of it is asked for any more.
@@ -88,6 +92,7 @@ class SwitchReceiver {
     uint32_t chunk = 0;  // or kSwitchNoChunk
   };
   void open(Chunk& chunk, uint32_t round);
+  void note_heard(uint64_t workers);
   void note_lacking(const SwitchHeader& header);
   uint32_t first_open() const;
   Acknowledged* acknowledged(const SwitchHeader& header);
@@ -99,6 +104,7 @@ class SwitchReceiver {
   const uint16_t first_slot_;
   std::vector<Acknowledged> acknowledged_;
   std::vector<Lacking> lacking_;  // by slot
+  std::array<uint64_t, kSwitchWorkers> heard_{};
   std::vector<Chunk> chunks_;
   std::vector<int32_t> sums_;
   std::vector<bool> parts_;    // there

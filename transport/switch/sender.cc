@@ -18,6 +18,7 @@ SwitchSender::SwitchSender(const SwitchSenderOptions& options, SwitchUplink& upl
   PHUB_CHECK(options.slots > 0 && options.max_chunks > 0);
   PHUB_CHECK(options.worker < kSwitchWorkers && (options.workers >> options.worker & 1) != 0);
   begin(options.generation);
+  probes_ = false;
 }
 
 void SwitchSender::begin(uint64_t generation) {
@@ -26,6 +27,7 @@ void SwitchSender::begin(uint64_t generation) {
   first_ = count_ = 0;
   parts_pushed_ = 0;
   out_ = 0;
+  probes_ = true;
   ended_ = false;
 }
 
@@ -108,6 +110,7 @@ void SwitchSender::receive(const SwitchHeader& header, uint64_t now_ns) {
   if (header.kind == kSwitchEnded) return end();
   if (header.kind != kSwitchTaken && header.kind != kSwitchWaiting) return;
   heard_ns_ = now_ns;
+  probes_ = false;
   const int number = header.slot - options_.first_slot;
   if (header.kind == kSwitchWaiting || number < 0 || number >= options_.slots) return;
   Slot& slot = slots_[static_cast<size_t>(number)];
@@ -134,7 +137,7 @@ void SwitchSender::acknowledged(Slot& slot, int16_t next_exponent) {
 
 void SwitchSender::poll(uint64_t now_ns) {
   if (ended_ || out_ == 0) return;
-  if (now_ns >= heard_ns_ + options_.give_up_ns) return end();
+  if (now_ns >= gives_up_at_ns()) return end();
   for (size_t number = 0; number < slots_.size(); ++number) {
     const Slot& slot = slots_[number];
     if (!slot.out || slot.due_ns > now_ns) continue;
@@ -146,7 +149,7 @@ void SwitchSender::poll(uint64_t now_ns) {
 uint64_t SwitchSender::due_ns() const {
   uint64_t due = std::numeric_limits<uint64_t>::max();
   if (ended_ || out_ == 0) return due;
-  due = heard_ns_ + options_.give_up_ns;
+  due = gives_up_at_ns();
   for (const Slot& slot : slots_) {
     if (slot.out) due = std::min(due, slot.due_ns);
   }

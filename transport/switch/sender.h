@@ -10,7 +10,9 @@
 // heard while something was out: the switch or the box is gone, or full. (A worker that is late
 // ends nothing: the box answers for it.) It ends with an acknowledgement that cannot be, too.
 // Whoever uses this then sends every chunk that has no result yet to the box directly. Another
-// begins with begin(). One thread; nothing allocates after construction.
+// begins with begin(); one that begins behind a switch that is still gone holds nobody up for long,
+// as until something of it was heard it ends after probe_ns. One thread; nothing allocates after
+// construction.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +46,7 @@ struct SwitchSenderOptions {
   uint32_t max_chunks = 1;
   uint64_t retry_ns = 20'000'000;  // twice as long each time, up to 8 times
   uint64_t give_up_ns = 5'000'000'000;
+  uint64_t probe_ns = 500'000'000;
 };
 
 class SwitchSender {
@@ -104,6 +107,10 @@ class SwitchSender {
   int16_t exponent_of(uint64_t part);
   void advance(uint16_t slot, uint64_t now_ns);
   void send(uint16_t slot, uint64_t now_ns);
+  uint64_t gives_up_at_ns() const {
+    const uint64_t patience_ns = probes_ ? options_.probe_ns : options_.give_up_ns;
+    return heard_ns_ + patience_ns;
+  }
   void acknowledged(Slot& slot, int16_t next_exponent);
 
   SwitchSenderOptions options_;
@@ -115,6 +122,7 @@ class SwitchSender {
   uint64_t parts_pushed_ = 0;
   uint32_t out_ = 0;  // slots with something out
   uint64_t heard_ns_ = 0;
+  bool probes_ = false;  // nothing was heard of this generation, which is not the first
   bool ended_ = false;
   uint64_t packets_ = 0;
   uint64_t repeats_ = 0;
