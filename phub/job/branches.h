@@ -83,7 +83,7 @@ class Branches {
   static constexpr uint32_t kOnDisk = ~uint32_t{0};
   using Places = std::vector<uint32_t>;  // which branch lies there; kNobody: none
   static void carry_out(const BranchOrder& order, Places& places);
-  void check_restored(uint64_t round, const std::map<uint32_t, uint32_t>& docks) const;
+  void check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks) const;
 
   Decision fork(const BranchChange& change, uint32_t child);
   Decision schedule(const BranchChange& change);

@@ -98,9 +98,9 @@ void Branches::restore(const Manifest& from) {
     Branch& branch = branches_[was.branch];
     branch = {.parent = was.parent,
               .forked = was.round,
-              .place = is_on_disk(was, from) ? kOnDisk : was.place,
-              .rounds = was.rounds,
+              .place = phub::is_on_disk(was, from) ? kOnDisk : was.place,
               .killed = was.killed,
+              .rounds = was.rounds,
               .values = Values(groups_, kernels::default_hyper(optimizer_))};
     set_values(was.values, branch.values);
   }
@@ -114,7 +114,7 @@ void Branches::restore(const Manifest& from) {
   std::map<uint32_t, uint32_t> docks;
   for (const SavedShelf& shelf : saved.shelves) {
     check_saved(in_files.insert(shelf.branch).second, "one lies at two places");
-    const bool on_disk = is_on_disk(shelf.branch, from);
+    const bool on_disk = phub::is_on_disk(shelf.branch, from);
     check_saved(on_disk ? shelf.place <= shelves_ : shelf.place > 0 && shelf.place <= 2 * shelves_,
                 "of shelves");
     if (on_disk) continue;
@@ -126,11 +126,11 @@ void Branches::restore(const Manifest& from) {
   for (const auto& [number, branch] : branches_) {
     if (branch.place == kOnDisk) check_saved(in_files.contains(number), "one is in no file");
   }
-  check_restored(from.round, docks);
+  check_restored(from.round, std::move(docks));
 }
 
 // What is carried out must be there, and lead to what was decided.
-void Branches::check_restored(uint64_t round, const std::map<uint32_t, uint32_t>& docks) const {
+void Branches::check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks) const {
   Places places = places_;
   std::set<uint32_t> numbers;
   for (const uint32_t branch : places) {
@@ -147,9 +147,11 @@ void Branches::check_restored(uint64_t round, const std::map<uint32_t, uint32_t>
                                               dock->second == order.child;
     check_saved(finds, "an order finds nothing");
     check_saved(!copies || order.from != order.to, "of orders");
+    docks.erase(from);
     last = order.round;
     carry_out(order, places);
   }
+  check_saved(docks.empty(), "of shelves");
   for (const auto& [number, branch] : branches_) {
     const bool is_there = branch.place == kOnDisk ||
                           (branch.place <= shelves_ && places[branch.place] == number);

@@ -408,7 +408,10 @@ TEST(Branches, WhatDoesNotFitIsRefused) {
   refused("one is not at its place", [](auto& saved) { saved.branches[0].place = 200; });
   refused("one is not at its place", [](auto& saved) { saved.next = 1; });
   refused("one lies at two places", [](auto& saved) { saved.shelves[0].branch = 1; });
-  refused("of shelves", [](auto& saved) { saved.shelves[0].place = 3; });
+  refused("of shelves", [](auto& saved) { saved.shelves[0].place = 5; });
+  refused("of shelves", [](auto& saved) {
+    saved.shelves.push_back({.place = 3, .branch = 9, .steps = {}});
+  });
   refused("an order finds nothing", [](auto& saved) { saved.shelves.clear(); });
   refused("an order finds nothing", [](auto& saved) { saved.moves[0].to = 2; });
   refused("of orders", [](auto& saved) { saved.moves[0].to = 3; });
@@ -470,7 +473,7 @@ TEST(Branches, AsManyAsCanBeKilledAre) {
     branches.saved_durably(2 + i);
     EXPECT_FALSE(branches.wants_checkpoint(0, 2 + i));
   }
-  branches.decide(fork_of(0, 300), 256, 300);
+  branches.decide(fork_of(0, 300), branches.next(), 300);
   expect_error(ErrorCode::kFull, "255 branches are killed, which is the limit",
                [&] { branches.decide(kill_of(256, 300), 0, 300); });
   EXPECT_EQ(branches.list(300).size(), kMostKilledBranches + 2u);

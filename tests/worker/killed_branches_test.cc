@@ -156,9 +156,11 @@ class Decider {
       decide_one(worker, std::max(last_, round + 2 + below(2)), round);
     }
   }
-  // All that are killed are revived, where there is room, and discarded in the end.
-  std::vector<uint32_t> killed() const { return {killed_.begin(), killed_.end()}; }
-  void forget(uint32_t branch) { killed_.erase(branch); }
+  std::vector<uint32_t> killed() const {
+    std::vector<uint32_t> branches;
+    for (const auto& [branch, round] : killed_) branches.push_back(branch);
+    return branches;
+  }
   uint64_t last() const { return last_; }
 
   Decisions made;  // without kills and revivals
@@ -170,42 +172,51 @@ class Decider {
     return *std::next(branches.begin(), static_cast<int64_t>(below(branches.size())));
   }
 
-  void decide_one(Worker& worker, uint64_t at, uint64_t round) {
+  static bool room(Worker& worker) {
     const std::vector<BranchStatus> all = worker.branches().branches;
     const auto on_disk = std::ranges::count(all, true, &BranchStatus::on_disk);
-    const bool has_room = all.size() - static_cast<size_t>(on_disk) <= kShelves;
+    return all.size() - static_cast<size_t>(on_disk) <= kShelves;
+  }
+
+  void decide_one(Worker& worker, uint64_t at, uint64_t round) {
+    const bool has_room = room(worker);
     const uint32_t branch = any_of(alive_);
-    const uint64_t what = below(6);
+    const uint64_t what = below(8);
     if (what == 0 && has_room) {
       Decision fork{.action = BranchAction::kFork, .round = at, .branch = branch};
       fork.values["lr"] = 0.015625 * static_cast<double>(1 + below(8));
       alive_.insert(next_++);
       return decided(worker, std::move(fork), round);
     }
-    if (what == 1 && branch != running_) {
+    if ((what == 1 || what == 4) && branch != running_) {
       EXPECT_EQ(worker.kill(branch, at), at);
       alive_.erase(branch);
-      killed_.insert(branch);
+      killed_[branch] = at;
       last_ = at;
       ++kills;
       return;
     }
-    if (what == 2 && !killed_.empty()) return revive(worker, any_of(killed_), at, has_room);
+    if ((what == 2 || what == 5) && !killed_.empty()) {
+      const auto [killed, since] = *std::next(killed_.begin(), below(killed_.size()));
+      if (below(4) > 0 && since > round) return;
+      if (since <= round) await_on_disk(worker, killed);
+      return revive(worker, killed, at);
+    }
     if (what == 3 && branch != running_ && below(3) == 0) {
       alive_.erase(branch);
       return decided(worker, {.action = BranchAction::kDiscard, .round = at, .branch = branch},
                      round);
     }
     Decision turns{.action = BranchAction::kSchedule, .round = at};
-    for (uint64_t left = 1 + below(4); left > 0; --left) {
+    for (uint64_t left = 1 + below(3); left > 0; --left) {
       running_ = any_of(alive_);
-      turns.turns.push_back({running_, left > 1 ? 1 + below(3) : 0});
+      turns.turns.push_back({running_, left > 1 ? 1 + below(2) : 0});
     }
     decided(worker, std::move(turns), round);
   }
 
-  void revive(Worker& worker, uint32_t branch, uint64_t at, bool has_room) {
-    const bool was_on_disk = status_of(worker, branch).on_disk;
+  void revive(Worker& worker, uint32_t branch, uint64_t at) {
+    const bool was_on_disk = status_of(worker, branch).on_disk, has_room = room(worker);
     if (was_on_disk && !has_room) {
       return expect_error(ErrorCode::kFull, "no room", [&] { worker.revive(branch, at); });
     }
@@ -225,7 +236,8 @@ class Decider {
   }
 
   std::mt19937_64 random_;
-  std::set<uint32_t> alive_ = {0}, killed_;
+  std::set<uint32_t> alive_ = {0};
+  std::map<uint32_t, uint64_t> killed_;  // before which round
   uint32_t running_ = 0, next_ = 1;
   uint64_t last_ = 0;
 };
@@ -349,7 +361,7 @@ TEST(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
       if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:2 pu:1");
       const Workers workers = join(*server, spec("killed", kShelves), life == 1 ? "tcp" : "shm");
       ASSERT_EQ(workers[0]->first_round(), round + 1);
-      const uint64_t last = round + 6 + random() % 20;
+      const uint64_t last = round + 12 + random() % 20;
       train(workers, round + 1, last, seen,
             [&](uint64_t now) { decider.decide(*workers[0], now); });
       round = last;
@@ -486,7 +498,7 @@ TEST_F(OneKilled, IsAliveWhereTheBoxDiesBeforeItIsSaved) {
   worker().kill(1, round_ + 1000);
   restart();
   EXPECT_EQ(status_of(worker(), 1).killed, 0u);
-  EXPECT_TRUE(std::vector{run_it()} == never_killed(1));
+  EXPECT_TRUE(std::vector<Model>{run_it()} == never_killed(1));
 }
 
 // A kill that is decided for a later round goes on, and so does a revival.
@@ -501,11 +513,12 @@ TEST_F(OneKilled, DecisionsToComeSurvive) {
   run_some(at - round_);
   await_on_disk(worker(), 1);
   EXPECT_EQ(worker().revive(1, round_ + 9), round_ + 9);
+  run_some(1);  // the checkpoint that the kill needed is one of the round before
   save(worker());
   restart();
   EXPECT_EQ(status_of(worker(), 1).killed, 0u);
   run_some(12);
-  EXPECT_TRUE(std::vector{run_it()} == never_killed(1));
+  EXPECT_TRUE(std::vector<Model>{run_it()} == never_killed(1));
 }
 
 TEST_F(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
