@@ -46,6 +46,11 @@ Branches::Decision Branches::revive(const BranchChange& change) {
            change.branch);
     }
     const uint32_t shelf = free_shelf(true);
+    if (shelf == 0 && free_shelf() > 0) {
+      fail(ErrorCode::kFull,
+           "the room that is left is that of a branch which is being revived for a later round, and "
+           "not in use since: wait for that round");
+    }
     if (shelf == 0) fail_no_room();
     branch.place = shelf;
     decision.orders.push_back({.round = change.round,
