@@ -657,9 +657,8 @@ BranchReply Worker::Impl::change_branches(BranchChange change) {
 }
 
 uint64_t Worker::Impl::change_branch(BranchAction action, uint32_t branch, uint64_t round) {
-  return only_errors([&] {
-    return change_branches({.action = action, .round = round, .branch = branch}).round;
-  });
+  return only_errors(
+      [&] { return change_branches({.action = action, .round = round, .branch = branch}).round; });
 }
 
 uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {

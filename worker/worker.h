@@ -334,8 +334,8 @@ class Worker {
   // then on branches() has it `on_disk`, and there is room for another. It can be discarded, or
   // revived: then it is as if it had never been killed, if there is room (kFull). At most
   // kMostKilledBranches are killed at a time. kInvalid, too: it runs when all is done that was
-  // scheduled; another box has a part of the job. revive() returns when the files are read; kInvalid
-  // or kNotFound, also: they are damaged or gone, and the job goes on without.
+  // scheduled; another box has a part of the job. revive() returns when the files are read;
+  // kInvalid or kNotFound, also: they are damaged or gone, and the job goes on without.
   uint64_t kill(uint32_t branch, uint64_t round = 0);
   uint64_t revive(uint32_t branch, uint64_t round = 0);
   // What was decided so far. What they have run is as of the server's latest look at the job.

@@ -84,8 +84,7 @@ template <class A>
 void fields(A& a, const SavedBranches*) {
   a.required("next", &SavedBranches::next);
   a.required("branches", &SavedBranches::branches, {1, kMostBranchesListed});
-  a.optional("shelves", &SavedBranches::shelves,
-             {0, 2 * kMaxBranches + kMostKilledBranches});
+  a.optional("shelves", &SavedBranches::shelves, {0, 2 * kMaxBranches + kMostKilledBranches});
   a.optional("moves", &SavedBranches::moves, {0, kMostBranchMoves});
   a.required("runs", &SavedBranches::runs, {1, kMostBranchRuns + 1});
 }

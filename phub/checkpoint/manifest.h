@@ -99,8 +99,8 @@ struct Manifest {
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-// A killed branch that the checkpoint has in its files, and the job nowhere else. Nobody needs these
-// to go on from it.
+// A killed branch that the checkpoint has in its files, and the job nowhere else. Nobody needs
+// these to go on from it.
 bool is_on_disk(const SavedBranch& branch, const Manifest& manifest);
 bool is_on_disk(uint32_t branch, const Manifest& manifest);
 // It lay on a shelf of the job, and the snapshot has a copy.

@@ -121,9 +121,9 @@ class Checkpoints {
   // Newest first: the highest epoch, in it the highest round. Empty if there is no such job.
   std::vector<CheckpointId> list(const std::string& job);
   std::unique_ptr<CheckpointReader> open(const std::string& job, CheckpointId id);
-  // The newest that has all that is needed, after reading that; null if there is none. Adds those that
-  // are newer and cannot be used to `refused`. What somebody can repair (permissions, open files)
-  // is no reason to go back to an older one: it is thrown.
+  // The newest that has all that is needed, after reading that; null if there is none. Adds those
+  // that are newer and cannot be used to `refused`. What somebody can repair (permissions, open
+  // files) is no reason to go back to an older one: it is thrown.
   std::unique_ptr<CheckpointReader> newest_whole(const std::string& job,
                                                  std::vector<Refusal>& refused);
 

@@ -104,7 +104,8 @@ std::string branches_text(const Manifest& manifest) {
   std::string text;
   for (const SavedBranch& branch : saved.branches) {
     text += fmt::format("branch {}", branch.branch);
-    if (is_on_disk(branch, manifest)) text += fmt::format(", killed before round {}", branch.killed);
+    if (is_on_disk(branch, manifest))
+      text += fmt::format(", killed before round {}", branch.killed);
     if (branch.round > 0) {
       text += fmt::format(", forked from {} before round {}", branch.parent, branch.round);
     }

@@ -6,11 +6,11 @@
 // everybody, as all that a branch has of its own is set when it begins to run, like any change of
 // hyperparameters.
 //
-// A branch that is killed from round R on lies on its shelf until a checkpoint after round R − 1, or
-// a later one, is durable. The branch is in its files then, and in those of every checkpoint that
-// follows; its shelf is free, and nothing of it is in memory but what is here. To revive it somebody
-// reads the files first (BranchChange::is_loaded). So a decision to kill needs no order, and nothing
-// that is undone if the checkpoint fails: the next one has the branch as well.
+// A branch that is killed from round R on lies on its shelf until a checkpoint after round R − 1,
+// or a later one, is durable. The branch is in its files then, and in those of every checkpoint
+// that follows; its shelf is free, and nothing of it is in memory but what is here. To revive it
+// somebody reads the files first (BranchChange::is_loaded). So a decision to kill needs no order,
+// and nothing that is undone if the checkpoint fails: the next one has the branch as well.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@ Branches::Decision Branches::kill(const BranchChange& change) {
     fail(ErrorCode::kInvalid, "branch {} is killed already, before round {}", change.branch,
          branch.killed);
   }
-  const auto killed = std::ranges::count_if(
-      branches_, [](const auto& other) { return other.second.killed > 0; });
+  const auto killed =
+      std::ranges::count_if(branches_, [](const auto& other) { return other.second.killed > 0; });
   if (killed >= kMostKilledBranches) {
     fail(ErrorCode::kFull, "{} branches are killed, which is the limit: discard some of them",
          killed);
@@ -47,9 +47,10 @@ Branches::Decision Branches::revive(const BranchChange& change) {
     }
     const uint32_t shelf = free_shelf(true);
     if (shelf == 0 && free_shelf() > 0) {
-      fail(ErrorCode::kFull,
-           "the room that is left is that of a branch which is being revived for a later round, and "
-           "not in use since: wait for that round");
+      fail(
+          ErrorCode::kFull,
+          "the room that is left is still to take a branch that was revived for a later round, and "
+          "is not needed any more: wait for that round");
     }
     if (shelf == 0) fail_no_room();
     branch.place = shelf;
@@ -109,8 +110,8 @@ bool Branches::needs_dock(uint32_t shelf, uint64_t in_progress) const {
 }
 
 uint64_t Branches::killed_bytes() const {
-  const auto killed = std::ranges::count_if(
-      branches_, [](const auto& branch) { return branch.second.killed > 0; });
+  const auto killed =
+      std::ranges::count_if(branches_, [](const auto& branch) { return branch.second.killed > 0; });
   return static_cast<uint64_t>(killed) * (sizeof(Branch) + groups_ * sizeof(kernels::Hyper));
 }
 

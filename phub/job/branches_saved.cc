@@ -153,8 +153,8 @@ void Branches::check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks
   }
   check_saved(docks.empty(), "of shelves");
   for (const auto& [number, branch] : branches_) {
-    const bool is_there = branch.place == kOnDisk ||
-                          (branch.place <= shelves_ && places[branch.place] == number);
+    const bool is_there =
+        branch.place == kOnDisk || (branch.place <= shelves_ && places[branch.place] == number);
     check_saved(number < next_ && is_there, "one is not at its place");
   }
   check_saved(branches_.contains(running_) && branches_.at(running_).place == 0, "none runs");

@@ -100,7 +100,8 @@ void Job::for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPar
 
 void Job::for_each_part(const Shelf& shelf, size_t array, size_t key,
                         const VisitPart& visit) const {
-  visit_parts(key, [&](uint32_t) { return shelf.array(array); }, visit);
+  visit_parts(
+      key, [&](uint32_t) { return shelf.array(array); }, visit);
 }
 
 void Job::publish_restored(const Manifest& saved) {

@@ -289,7 +289,6 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
 }
 
-
 size_t JobPart::saved_arrays() const { return saved_arrays_of(spec_); }
 
 template <typename Arrays>

@@ -88,8 +88,8 @@ class JobPart {
   // steps of shelves.
   SavedImage image_of_copy() const { return image_of(arrays_.copy); }
   SavedImage image_of_values() const { return image_of(arrays_); }
-  // Of saved_arrays(), or of those of a shelf (from 1 on; or of a dock), in the layout of the box's memory: the
-  // job's own, and the snapshot's copy.
+  // Of saved_arrays(), or of those of a shelf (from 1 on; or of a dock), in the layout of the box's
+  // memory: the job's own, and the snapshot's copy.
   float* own_array(uint32_t shelf, size_t array) { return array_of(arrays_, shelf, array); }
   float* copied_array(uint32_t shelf, size_t array) const {
     return array_of(arrays_.copy, shelf, array);

@@ -59,9 +59,8 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
       [this, change, shelf, answer](const std::optional<Error>& failed) {
         if (ending_) return answer({error_code_, "the job has ended"});
         if (failed) {
-          return answer({failed->code(),
-                         fmt::format("branch {} cannot be revived: {}", change.branch,
-                                     failed->what())});
+          return answer({failed->code(), fmt::format("branch {} cannot be revived: {}",
+                                                     change.branch, failed->what())});
         }
         loaded_[change.branch] = std::move(*shelf);
         BranchChange loaded = change;
@@ -92,9 +91,8 @@ void RunningJob::free_docks() {
 // Memory is given back beside this thread.
 void RunningJob::drop_shelf(Job::Shelf shelf) {
   if (shelf.arrays.empty()) return;
-  host_.builder.run([rest = std::make_shared<Job::Shelf>(std::move(shelf))]() mutable {
-    rest.reset();
-  });
+  host_.builder.run(
+      [rest = std::make_shared<Job::Shelf>(std::move(shelf))]() mutable { rest.reset(); });
 }
 
 uint64_t RunningJob::loaded_bytes() const { return loaded_.size() * job_->shelf_bytes(); }

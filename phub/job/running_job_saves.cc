@@ -23,8 +23,7 @@ void RunningJob::tick_save(uint64_t now) {
   if (saving_ || last_save_) return;
   const uint64_t completed = membership_.completed_round();
   // One that failed is not tried again at once.
-  const bool is_for_killed =
-      membership_.branches().wants_checkpoint(failed_round_ + 1, completed);
+  const bool is_for_killed = membership_.branches().wants_checkpoint(failed_round_ + 1, completed);
   if (completed >= (any_saves() ? durable_round_ : next_save_) || is_for_killed) take_snapshot();
 }
 

@@ -60,8 +60,8 @@ const SavedShelf& shelf_of(const Manifest& saved, uint32_t branch) {
        saved.round, saved.spec.name, branch);
 }
 
-// Calls visit_key(key, visit) for each key, which is to call visit(part) for its parts in order, and
-// fills these.
+// Calls visit_key(key, visit) for each key, which is to call visit(part) for its parts in order,
+// and fills these.
 template <typename VisitKey>
 void read_tensors(CheckpointReader& reader, const std::string& file,
                   const std::vector<TensorInfo>& expected, const VisitKey& visit_key) {
@@ -375,8 +375,9 @@ std::map<uint32_t, uint64_t> SavedJobs::parts_of(const Manifest& saved) {
 
 std::string SavedJobs::write(const Job& job, const Manifest& saved) {
   Manifest whole = saved;
-  const bool shares = !std::ranges::all_of(
-      saved.branches.shelves, [&](const SavedShelf& shelf) { return is_copied(shelf, saved.spec); });
+  const bool shares = !std::ranges::all_of(saved.branches.shelves, [&](const SavedShelf& shelf) {
+    return is_copied(shelf, saved.spec);
+  });
   std::unique_lock lock(mutex_);
   const std::unique_ptr<CheckpointWriter> writer = take_begun(saved.spec.name, id_of(saved)).writer;
   std::unique_ptr<CheckpointReader> before = shares ? latest(saved.spec.name) : nullptr;

@@ -262,8 +262,8 @@ class Decisions {
 
   // On shelves: those that are killed, too, until they are on disk.
   bool has_room() const {
-    const auto waiting = std::ranges::count_if(
-        killed_, [](const auto& killed) { return !killed.second.on_disk; });
+    const auto waiting =
+        std::ranges::count_if(killed_, [](const auto& killed) { return !killed.second.on_disk; });
     return alive_.size() + static_cast<size_t>(waiting) <= spec_.branches;
   }
 
@@ -409,9 +409,8 @@ TEST(Branches, WhatDoesNotFitIsRefused) {
   refused("one is not at its place", [](auto& saved) { saved.next = 1; });
   refused("one lies at two places", [](auto& saved) { saved.shelves[0].branch = 1; });
   refused("of shelves", [](auto& saved) { saved.shelves[0].place = 5; });
-  refused("of shelves", [](auto& saved) {
-    saved.shelves.push_back({.place = 3, .branch = 9, .steps = {}});
-  });
+  refused("of shelves",
+          [](auto& saved) { saved.shelves.push_back({.place = 3, .branch = 9, .steps = {}}); });
   refused("an order finds nothing", [](auto& saved) { saved.shelves.clear(); });
   refused("an order finds nothing", [](auto& saved) { saved.moves[0].to = 2; });
   refused("of orders", [](auto& saved) { saved.moves[0].to = 3; });
@@ -442,15 +441,17 @@ TEST(Branches, WhatIsOnDiskAndDoesNotFitIsRefused) {
   manifest.round = 5;
   manifest.branches = branches.saved(5);
   ASSERT_EQ(manifest.branches.moves.size(), 1u);
-  EXPECT_EQ(manifest.branches.shelves, (std::vector<SavedShelf>{{.place = 3, .branch = 2, .steps = {}},
-                                                                {.place = 0, .branch = 1, .steps = {}}}));
+  EXPECT_EQ(manifest.branches.shelves,
+            (std::vector<SavedShelf>{{.place = 3, .branch = 2, .steps = {}},
+                                     {.place = 0, .branch = 1, .steps = {}}}));
   Branches(spec_of(2)).restore(manifest);
   const auto refused = [&](const char* words, const std::function<void(SavedBranches&)>& change) {
     Manifest changed = manifest;
     change(changed.branches);
     expect_error(ErrorCode::kInvalid, words, [&] { Branches(spec_of(2)).restore(changed); });
   };
-  refused("an order finds nothing", [](auto& saved) { saved.shelves.erase(saved.shelves.begin()); });
+  refused("an order finds nothing",
+          [](auto& saved) { saved.shelves.erase(saved.shelves.begin()); });
   refused("an order finds nothing", [](auto& saved) { saved.moves[0].from = 4; });
   refused("an order finds nothing", [](auto& saved) { saved.moves[0].to = 2; });
   refused("an order finds nothing", [](auto& saved) { saved.moves[0].child = 1; });

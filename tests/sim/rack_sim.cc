@@ -148,7 +148,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "residuals again; {} jobs had differences for results; {} racks had NICs with budgets, {} "
       "uplinks, {} links were within a host, {} partly, with {} writes; {} chunks were carried "
       "over; {} branches were forked, another went on {} times, {} checkpoints with some were gone "
-      "on from; {} branches were killed, and {} revived from files; {} jobs were behind a switch, {} chunks came through it, in {} generations\n",
+      "on from; {} branches were killed, and {} revived from files; {} jobs were behind a switch, "
+      "{} chunks came through it, in {} generations\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.parts_restored_below,
@@ -158,8 +159,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.coded_jobs, totals.residuals_restored, totals.jobs_of_differences,
       totals.limited_racks, totals.limited_uplinks, totals.near_links, totals.mixed_links,
       totals.near_writes, totals.chunks_carried, totals.forks, totals.switches,
-      totals.restored_with_branches, totals.kills, totals.revivals, totals.switched_jobs, totals.switch_chunks,
-      totals.switch_generations);
+      totals.restored_with_branches, totals.kills, totals.revivals, totals.switched_jobs,
+      totals.switch_chunks, totals.switch_generations);
   return totals.failures == 0 ? 0 : 1;
 }
 

@@ -224,9 +224,9 @@ TEST_F(RoundTrip, CredentialAndHyper) {
     const BranchReply there{.round = random_.u64(),
                             .branch = random_.u32(),
                             .branches = random_.list<BranchStatus>([&] {
-                              return BranchStatus{
-                                  random_.u32(), random_.u32(),  random_.u64(), random_.u64(),
-                                  random_.coin(), random_.u64(), random_.coin()};
+                              return BranchStatus{random_.u32(), random_.u32(),  random_.u64(),
+                                                  random_.u64(), random_.coin(), random_.u64(),
+                                                  random_.coin()};
                             }),
                             .runs = random_.list<BranchRun>([&] {
                               return BranchRun{random_.u64(), random_.u32()};
@@ -619,7 +619,8 @@ TEST(BadInput, OtherMessages) {
                         "got \"vanished\""));
   EXPECT_THAT(
       message_of([] { parse_branch_request(R"({"rank":0,"incarnation":1,"action":"graft"})"); }),
-      HasSubstr("action: must be one of list, fork, schedule, discard, kill, revive, got \"graft\""));
+      HasSubstr(
+          "action: must be one of list, fork, schedule, discard, kill, revive, got \"graft\""));
   std::string turns;
   for (int i = 0; i < 257; ++i) turns += fmt::format("{}{{\"branch\":0}}", i == 0 ? "" : ",");
   EXPECT_THAT(message_of([&] {

@@ -254,8 +254,7 @@ class SavingServer {
   void start(const std::string& topology = "pack:1 core:2 pu:1") {
     server_.emplace(PHUB_BINARY,
                     std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
-                                             "1000000", "--checkpoint-keep",
-                                             std::to_string(keep_)},
+                                             "1000000", "--checkpoint-keep", std::to_string(keep_)},
                     "127.0.0.1:0", topology);
   }
   void kill() { EXPECT_EQ(server_->end(SIGKILL), -SIGKILL); }
@@ -559,7 +558,10 @@ TEST_F(OneKilled, DamageIsToldAndTheJobGoesOn) {
   begin();
   kill_on_disk();
   for (const fs::path& file : server_.files_of(1)) {
-    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(2000).put('?').put('!');
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary)
+        .seekp(2000)
+        .put('?')
+        .put('!');
   }
   expect_error(ErrorCode::kInvalid, "branch 1 cannot be revived", [&] { worker().revive(1); });
   run_some();

@@ -13,13 +13,12 @@ namespace phub {
 
 template <>
 inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
-    "admitted", "lost", "left",   "hyper",     "excluded",
-    "failed",   "set",  "forked", "scheduled", "discarded",
-    "killed",   "revived"};
+    "admitted", "lost",   "left",      "hyper",     "excluded", "failed",
+    "set",      "forked", "scheduled", "discarded", "killed",   "revived"};
 
 template <>
 inline constexpr std::string_view kWords<BranchAction>[] = {"list",    "fork", "schedule",
-                                                             "discard", "kill", "revive"};
+                                                            "discard", "kill", "revive"};
 
 inline constexpr uint64_t kMostBranchesListed = kMaxBranches + 1 + kMostKilledBranches;
 inline constexpr uint64_t kMaxWordBytes = 64;      // names of optimizers, formats, hyperparameters

@@ -243,10 +243,10 @@ struct LogPage {
 struct BranchStatus {
   uint32_t branch = 0;  // 0 is what the job began as
   uint32_t parent = 0;
-  uint64_t round = 0;   // that it was forked before; 0: it was not
-  uint64_t rounds = 0;  // those that it has run, its parent's up to there included
-  bool runs = false;    // in the round that is in progress
-  uint64_t killed = 0;  // before this round; 0: it is not
+  uint64_t round = 0;    // that it was forked before; 0: it was not
+  uint64_t rounds = 0;   // those that it has run, its parent's up to there included
+  bool runs = false;     // in the round that is in progress
+  uint64_t killed = 0;   // before this round; 0: it is not
   bool on_disk = false;  // it was killed, and a durable checkpoint has it: its shelf is free
 
   friend bool operator==(const BranchStatus&, const BranchStatus&) = default;

@@ -441,7 +441,9 @@ phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                      .branch = all[i].branch,
                      .parent = all[i].parent,
                      .runs = all[i].runs,
-                     .killed = all[i].on_disk ? 2u : all[i].killed > 0 ? 1u : 0u};
+                     .killed = all[i].on_disk      ? 2u
+                               : all[i].killed > 0 ? 1u
+                                                   : 0u};
     }
   });
 }

@@ -483,7 +483,7 @@ def kills_a_branch(rank):
 
 def test_a_branch_that_was_killed_comes_back(saving_box, start):
     # Two rounds of momentum: -1, then -1.5 more; the branch's next is 2 * (0.5 * 1.5 + 1) more.
-    assert start(kills_a_branch, 1).results() == [[-1, -2.5, -2.5, -6]]
+    assert start(kills_a_branch, 1, PHUB_JOB="killed").results() == [[-1, -2.5, -2.5, -6]]
 
 
 # ---- Groups, and the state at the box.
