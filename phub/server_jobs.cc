@@ -407,6 +407,12 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
     fail(ErrorCode::kInvalid, "racks send over a network, not over '{}'", request.transport);
   }
+  // Only this box reads the files of a branch that is being revived.
+  if (saved && std::ranges::any_of(saved->branches.shelves, [&](const SavedShelf& shelf) {
+        return shelf.place > spec.branches;
+      })) {
+    shards.clear();
+  }
   Plan plan = plan_for(join, spec, link_transport, topology, shards, rack);
   for (size_t k = 0; k < spec.keys.size(); ++k) spec.keys[k].tile_rows = plan.tile_rows[k];
   // What the box has nothing of is saved if its ranks save.

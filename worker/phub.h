@@ -496,6 +496,14 @@ PHUB_API phub_code phub_schedule(phub_worker* worker, const uint32_t* branches,
                                  const uint64_t* rounds, size_t turns, uint64_t* round);
 /* The branch is gone. PHUB_INVALID: it is the one that runs when all scheduled turns are over. */
 PHUB_API phub_code phub_discard(phub_worker* worker, uint32_t branch, uint64_t* round);
+/* The branch goes to files, with a checkpoint that the server takes for it after the round before
+ * *round, or a later one; then there is room for another. phub_revive: it is as if it had never
+ * been killed. It returns when the files are read. PHUB_INVALID: the server keeps no checkpoints,
+ * or another box has a part of the job; kill: it runs when all scheduled turns are over, or is
+ * killed; revive: it is not killed, or its files are damaged (gone: PHUB_NOT_FOUND). PHUB_FULL,
+ * too: 255 are killed; there is no room for one that is revived. */
+PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* round);
+PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
 /* The branches that there are, ascending: the first `room` of them. *count: how many there are.
@@ -505,8 +513,8 @@ typedef struct phub_branch {
   uint64_t rounds; /* that it has run, its parent's up to there included */
   uint32_t branch;
   uint32_t parent;
-  uint32_t runs; /* 1: in the round that is in progress */
-  uint32_t unused;
+  uint32_t runs;   /* 1: in the round that is in progress */
+  uint32_t killed; /* 1: and there is no room for another yet; 2: it is on disk alone */
 } phub_branch;
 PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                  size_t* count);

@@ -84,6 +84,7 @@ struct Worker::Impl {
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);
   uint64_t this_or_next(uint64_t round);
   BranchReply change_branches(BranchChange change);
+  uint64_t change_branch(BranchAction action, uint32_t branch, uint64_t round);
 
   const WorkerOptions options;
   LinkKeeper keeper;
@@ -655,6 +656,11 @@ BranchReply Worker::Impl::change_branches(BranchChange change) {
       [&](ControlClient& client) { return client.change_branches(keeper.credential(), change); });
 }
 
+uint64_t Worker::Impl::change_branch(BranchAction action, uint32_t branch, uint64_t round) {
+  return only_errors(
+      [&] { return change_branches({.action = action, .round = round, .branch = branch}).round; });
+}
+
 uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {
   return only_errors([&] {
     const HyperChange change{.round = impl_->this_or_next(round), .values = values};
@@ -683,11 +689,15 @@ uint64_t Worker::schedule(std::span<const BranchTurn> turns, uint64_t round) {
 }
 
 uint64_t Worker::discard(uint32_t branch, uint64_t round) {
-  return only_errors([&] {
-    return impl_
-        ->change_branches({.action = BranchAction::kDiscard, .round = round, .branch = branch})
-        .round;
-  });
+  return impl_->change_branch(BranchAction::kDiscard, branch, round);
+}
+
+uint64_t Worker::kill(uint32_t branch, uint64_t round) {
+  return impl_->change_branch(BranchAction::kKill, branch, round);
+}
+
+uint64_t Worker::revive(uint32_t branch, uint64_t round) {
+  return impl_->change_branch(BranchAction::kRevive, branch, round);
 }
 
 BranchReply Worker::branches() {

@@ -329,6 +329,15 @@ class Worker {
   // The branch is gone, and there is room for another. kInvalid: it is the one that runs when all
   // is done that was scheduled.
   uint64_t discard(uint32_t branch, uint64_t round = 0);
+  // The branch goes to files, where the server keeps checkpoints (else kInvalid): with the next one
+  // after a round that is complete before the kill holds, which the server takes by itself. From
+  // then on branches() has it `on_disk`, and there is room for another. It can be discarded, or
+  // revived: then it is as if it had never been killed, if there is room (kFull). At most
+  // kMostKilledBranches are killed at a time. kInvalid, too: it runs when all is done that was
+  // scheduled; another box has a part of the job. revive() returns when the files are read;
+  // kInvalid or kNotFound, also: they are damaged or gone, and the job goes on without.
+  uint64_t kill(uint32_t branch, uint64_t round = 0);
+  uint64_t revive(uint32_t branch, uint64_t round = 0);
   // What was decided so far. What they have run is as of the server's latest look at the job.
   BranchReply branches();
   // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of

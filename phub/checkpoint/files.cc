@@ -202,6 +202,13 @@ class SystemFiles final : public Files {
     }
   }
 
+  bool link(const std::string& from, const std::string& to) override {
+    if (::link(from.c_str(), to.c_str()) == 0) return true;
+    constexpr int kNoLinks[] = {EPERM, EOPNOTSUPP, ENOSYS, EMLINK, EXDEV};
+    if (std::ranges::find(kNoLinks, errno) != std::end(kNoLinks)) return false;
+    fail_file("link", from + " to " + to, errno);
+  }
+
   void sync_folder(const std::string& path) override {
     const Fd fd(open_file(path, O_RDONLY | O_DIRECTORY));
     if (!fd) fail_file("open", path, errno);

@@ -60,6 +60,9 @@ class Files {
   virtual std::unique_ptr<InputFile> open(const std::string& path) = 0;     // follows no link
   virtual void make_folder(const std::string& path) = 0;  // 0700; nothing to do if it is there
   virtual void rename(const std::string& from, const std::string& to) = 0;
+  // Another name of the same file, which it keeps if `from` is removed; kTaken if `to` is there.
+  // False: this file system gives files no second name.
+  virtual bool link(const std::string& from, const std::string& to) = 0;
   // Names in the folder that were made, renamed or removed are on the disk when this returns.
   virtual void sync_folder(const std::string& path) = 0;
   // A file or an empty folder. Nothing to do if it is not there.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 #include <span>
@@ -68,12 +69,13 @@ void fields(A& a, const SavedBranch*) {
   a.optional("round", &SavedBranch::round, {0, kMaxRound});
   a.optional("rounds", &SavedBranch::rounds, {0, kMaxRound});
   a.optional("place", &SavedBranch::place, {0, kMaxBranches});
+  a.optional("killed", &SavedBranch::killed, {0, kMaxRound});
   a.optional("values", &SavedBranch::values, {0, kMaxSavedValues});
 }
 
 template <class A>
 void fields(A& a, const SavedShelf*) {
-  a.required("place", &SavedShelf::place, {1, kMaxBranches});
+  a.optional("place", &SavedShelf::place, {0, 2 * kMaxBranches});
   a.required("branch", &SavedShelf::branch);
   a.required("steps", &SavedShelf::steps, {1, kMaxSteps});
 }
@@ -81,8 +83,8 @@ void fields(A& a, const SavedShelf*) {
 template <class A>
 void fields(A& a, const SavedBranches*) {
   a.required("next", &SavedBranches::next);
-  a.required("branches", &SavedBranches::branches, {1, kMaxBranches + 1});
-  a.optional("shelves", &SavedBranches::shelves, {0, kMaxBranches});
+  a.required("branches", &SavedBranches::branches, {1, kMostBranchesListed});
+  a.optional("shelves", &SavedBranches::shelves, {0, 2 * kMaxBranches + kMostKilledBranches});
   a.optional("moves", &SavedBranches::moves, {0, kMostBranchMoves});
   a.required("runs", &SavedBranches::runs, {1, kMostBranchRuns + 1});
 }
@@ -102,6 +104,19 @@ void fields(A& a, const Manifest*) {
   a.optional("branches", &Manifest::branches);
   a.optional("seeds", &Manifest::seeds, {0, kMaxSeeds});
   a.required("files", &Manifest::files, {0, kMaxFiles});
+}
+
+bool is_on_disk(const SavedBranch& branch, const Manifest& manifest) {
+  return branch.killed > 0 && branch.killed <= manifest.round + 1;
+}
+
+bool is_on_disk(uint32_t branch, const Manifest& manifest) {
+  const auto at = std::ranges::find(manifest.branches.branches, branch, &SavedBranch::branch);
+  return at != manifest.branches.branches.end() && is_on_disk(*at, manifest);
+}
+
+bool is_copied(const SavedShelf& shelf, const JobSpec& spec) {
+  return shelf.place > 0 && shelf.place <= spec.branches;
 }
 
 std::string manifest_text(const Manifest& manifest) {

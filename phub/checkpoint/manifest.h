@@ -19,8 +19,8 @@
 namespace phub {
 
 // 2: keys may have shapes and groups. 3: jobs may be out of lock-step, or without an optimizer.
-// 4: jobs may have branches.
-inline constexpr uint32_t kManifestVersion = 4;
+// 4: jobs may have branches. 5: branches may be killed.
+inline constexpr uint32_t kManifestVersion = 5;
 inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxOwnerBytes = 255;
@@ -53,16 +53,18 @@ struct SavedBranch {
   uint32_t parent = 0;
   uint64_t round = 0;   // forked before it
   uint64_t rounds = 0;  // of its own before it began to run or stopped, whichever is later
-  uint32_t place = 0;   // 0: it runs; else its shelf
+  uint32_t place = 0;   // 0: it runs, or is on disk; else its shelf
+  uint64_t killed = 0;  // before this round; 0: it is not. At most the checkpoint's next: on disk
   std::map<std::string, double> values;  // hyperparameters that are not the optimizer's defaults
 
   friend bool operator==(const SavedBranch&, const SavedBranch&) = default;
 };
 
-// What a shelf holds at the checkpoint's round: a branch, in files of its own (branch_file()).
+// A branch that does not run in the checkpoint's next round, in files of its own (branch_file()).
+// What lay on no shelf then, the checkpoint shares with the one before it.
 struct SavedShelf {
-  uint32_t place = 0;
-  uint32_t branch = 0;          // perhaps one that is discarded later, and runs until then
+  uint32_t place = 0;   // its shelf; above the job's `branches`: a dock (BranchOrder); 0: neither
+  uint32_t branch = 0;  // perhaps one that is discarded later, and runs until then
   std::vector<uint64_t> steps;  // of the optimizer: by chunk, by key, or one for all
 
   friend bool operator==(const SavedShelf&, const SavedShelf&) = default;
@@ -96,6 +98,13 @@ struct Manifest {
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
+
+// A killed branch that the checkpoint has in its files, and the job nowhere else. Nobody needs
+// these to go on from it.
+bool is_on_disk(const SavedBranch& branch, const Manifest& manifest);
+bool is_on_disk(uint32_t branch, const Manifest& manifest);
+// It lay on a shelf of the job, and the snapshot has a copy.
+bool is_copied(const SavedShelf& shelf, const JobSpec& spec);
 
 // The text of the file. Throws Error(kInvalid) if text is not UTF-8 or a number not finite.
 std::string manifest_text(const Manifest& manifest);

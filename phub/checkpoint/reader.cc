@@ -108,9 +108,17 @@ void CheckpointReader::read_part(uint32_t rank, std::string_view name, uint64_t 
   input(part_name(rank, name)).read(offset, into);
 }
 
-std::vector<std::string> CheckpointReader::verify() {
+std::vector<std::string> CheckpointReader::verify(What what) {
+  std::set<std::string, std::less<>> unneeded;
+  for (const SavedBranch& branch : manifest_.branches.branches) {
+    if (what == What::kAll || !is_on_disk(branch, manifest_)) continue;
+    for (const CheckpointFile& file : manifest_.files) {
+      if (file.name.starts_with(branch_file(branch.branch, ""))) unneeded.insert(file.name);
+    }
+  }
   std::vector<std::string> problems;
   for (const CheckpointFile& file : manifest_.files) {
+    if (unneeded.contains(file.name)) continue;
     try {
       input(file.name).verify();
       if (!parse_part_name(file.name)) tensors(file.name);

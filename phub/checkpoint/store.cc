@@ -109,7 +109,7 @@ std::unique_ptr<CheckpointReader> Checkpoints::newest_whole(const std::string& j
     std::vector<std::string> problems;
     try {
       std::unique_ptr<CheckpointReader> reader = open(job, id);
-      problems = reader->verify();
+      problems = reader->verify(CheckpointReader::What::kNeeded);
       if (problems.empty()) return reader;
     } catch (const Error& error) {
       rethrow_unless_damage(error);

@@ -7,7 +7,7 @@
 //       parameters.safetensors  state-exp_avg.safetensors  rank-7/position  manifest.json
 //       clocks.safetensors (of a job that is not in lock-step)
 //       branch-2-parameters.safetensors  branch-2-state-exp_avg.safetensors (of a branch that does
-//       not run then)
+//       not run then; of one that was killed, the same file in every checkpoint since)
 //
 // A checkpoint is written to a folder "writing-…", which is renamed when all in it is on the disk.
 // Then manifest.json gets its name: that is the moment from which the checkpoint exists. Nothing is
@@ -80,13 +80,17 @@ class CheckpointReader {
     input(file).read(offset, into);
   }
   // Reads everything. What is wrong, a sentence per file; empty: the checkpoint is whole.
-  std::vector<std::string> verify();
+  // kNeeded: nothing of branches that are killed, without which the job goes on.
+  enum class What { kAll, kNeeded };
+  std::vector<std::string> verify(What what = What::kAll);
+
+  // Of the manifest. Throws Error(kNotFound).
+  const CheckpointFile& entry(std::string_view file) const;
 
   void hold(std::shared_ptr<CheckpointPin> pin) { pin_ = std::move(pin); }
 
  private:
   CheckedInput& input(std::string_view file);
-  const CheckpointFile& entry(std::string_view file) const;
 
   Files& files_;
   std::string folder_;
@@ -117,9 +121,9 @@ class Checkpoints {
   // Newest first: the highest epoch, in it the highest round. Empty if there is no such job.
   std::vector<CheckpointId> list(const std::string& job);
   std::unique_ptr<CheckpointReader> open(const std::string& job, CheckpointId id);
-  // The newest whole checkpoint, after reading all of it; null if there is none. Adds those that
-  // are newer and cannot be used to `refused`. What somebody can repair (permissions, open files)
-  // is no reason to go back to an older one: it is thrown.
+  // The newest that has all that is needed, after reading that; null if there is none. Adds those
+  // that are newer and cannot be used to `refused`. What somebody can repair (permissions, open
+  // files) is no reason to go back to an older one: it is thrown.
   std::unique_ptr<CheckpointReader> newest_whole(const std::string& job,
                                                  std::vector<Refusal>& refused);
 
@@ -217,6 +221,11 @@ class CheckpointWriter {
                    const TensorSource& source,
                    const std::map<std::string, std::string>& metadata = {});
 
+  // A file of tensors of an older checkpoint, which is of both from now on; a copy of it where the
+  // file system cannot. Throws Error, kNotFound or kInvalid if it is gone or damaged; then the
+  // manifest has it all the same, as it should be.
+  void share_tensors(CheckpointReader& from, const std::string& file);
+
   // Several parts may be written at a time. The writer must outlive it.
   std::unique_ptr<PartWriter> add_part(uint32_t rank, std::string_view name);
 
@@ -235,6 +244,7 @@ class CheckpointWriter {
   friend class PartWriter;
   CheckpointWriter(CheckpointStore& store, std::string job, CheckpointId id);
   void abandon() noexcept;
+  void copy_tensors(CheckpointReader& from, const CheckpointFile& file);
 
   CheckpointStore& store_;
   Files& files_;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "phub/checkpoint/store.h"
@@ -72,6 +73,25 @@ void CheckpointWriter::add_tensors(const std::string& file, const std::vector<Te
   output->finish();
   // Synced in commit(): the disk is writing it while the next file is prepared.
   entries_.push_back(output->entry());
+  tensor_files_.push_back(std::move(output));
+}
+
+void CheckpointWriter::share_tensors(CheckpointReader& from, const std::string& file) {
+  const CheckpointFile& entry = from.entry(file);
+  entries_.push_back(entry);
+  const bool is_shared = files_.link(from.folder() + "/" + file, folder_ + "/" + file);
+  if (!is_shared) copy_tensors(from, entry);
+}
+
+void CheckpointWriter::copy_tensors(CheckpointReader& from, const CheckpointFile& file) {
+  auto output = std::make_unique<CheckedOutput>(files_, folder_ + "/" + file.name, file.name);
+  std::vector<std::byte> piece;
+  for (uint64_t at = 0; at < file.bytes; at += piece.size()) {
+    piece.resize(std::min(kChecksumBytes, file.bytes - at));
+    from.read_file(file.name, at, piece);
+    output->write(piece);
+  }
+  output->finish();
   tensor_files_.push_back(std::move(output));
 }
 

@@ -99,10 +99,13 @@ std::string shape_text(const TensorInfo& tensor) {
 }
 
 // Of a job that has some: a line for each, and for the rounds that are to come.
-std::string branches_text(const SavedBranches& saved) {
+std::string branches_text(const Manifest& manifest) {
+  const SavedBranches& saved = manifest.branches;
   std::string text;
   for (const SavedBranch& branch : saved.branches) {
     text += fmt::format("branch {}", branch.branch);
+    if (is_on_disk(branch, manifest))
+      text += fmt::format(", killed before round {}", branch.killed);
     if (branch.round > 0) {
       text += fmt::format(", forked from {} before round {}", branch.parent, branch.round);
     }
@@ -131,7 +134,7 @@ void show_checkpoint(const CheckpointArguments& arguments) {
       text += fmt::format(" {}={}", printable(name), value);
     text += '\n';
   }
-  text += branches_text(manifest.branches);
+  text += branches_text(manifest);
   for (const auto& [name, seed] : manifest.seeds) {
     text += fmt::format("seed '{}': {}\n", printable(name), seed);
   }

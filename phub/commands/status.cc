@@ -99,7 +99,11 @@ std::string waiting(const RankStatus& rank) {
 
 // "branch 1 runs: forked from 0 before round 30, 45 rounds"
 std::string branch_note(const BranchStatus& branch) {
-  std::string text = fmt::format("branch {}{}: ", branch.branch, branch.runs ? " runs" : "");
+  const std::string_view state = branch.runs         ? " runs"
+                                 : branch.on_disk    ? " killed"
+                                 : branch.killed > 0 ? " killed, and not on disk yet"
+                                                     : "";
+  std::string text = fmt::format("branch {}{}: ", branch.branch, state);
   if (branch.round > 0) {
     text += fmt::format("forked from {} before round {}, ", branch.parent, branch.round);
   }

@@ -356,7 +356,7 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 35> kRoutes = {{
       "Change hyperparameters: a rank, or an admin."},
      set_hyper},
     {{"POST", "/v1/jobs/{job}/branches", Need::kNothing, "BranchRequest", "BranchReply",
-      "Fork, schedule, discard or list the branches of a job: a rank, or an admin."},
+      "Fork, schedule, kill, revive, discard or list the branches of a job: a rank, or an admin."},
      change_branches},
     {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
       "Get an offer for another data connection."},

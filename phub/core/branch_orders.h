@@ -2,7 +2,9 @@
 //
 // A branch has the parameters and the optimizer's states of every chunk, and how many steps that
 // has made. The branch that runs has them in the arrays that everything else uses, which are place
-// 0. Each of the others has a shelf, place 1 or higher. An order moves them, chunk by chunk.
+// 0. Each of the others has a shelf, place 1 or higher. An order moves them, chunk by chunk. Above
+// the shelves each has a *dock*: shelf S of a job with B shelves has place B + S. What is to be
+// copied to the shelf from files waits there, in memory that is there only meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +19,7 @@ namespace phub {
 
 struct BranchOrder {
   enum Kind : uint8_t {
-    kCopy,  // `to` becomes as `from` is: a fork
+    kCopy,  // `to` becomes as `from` is: a fork; from the dock of `to`: a branch is revived
     kSwap,  // what runs and what is on shelf `to` change places: another branch runs
   };
   uint64_t round = 0;  // before this round

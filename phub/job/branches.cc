@@ -38,7 +38,7 @@ Branches::Branches(const JobSpec& spec)
   Values values(groups_, kernels::default_hyper(optimizer_));
   set_values(spec.hyper, values);
   branches_[0] = {.values = std::move(values)};
-  places_.assign(shelves_ + 1, kNobody);
+  places_.assign(size_t{shelves_} + 1, kNobody);
   places_[0] = 0;
 }
 
@@ -48,9 +48,17 @@ Branches::Branch& Branches::find(uint32_t branch) {
   return at->second;
 }
 
-// 0: there is none.
-uint32_t Branches::free_shelf() const {
+Branches::Branch& Branches::find_alive(uint32_t branch) {
+  Branch& found = find(branch);
+  if (found.killed == 0) return found;
+  fail(ErrorCode::kInvalid, "branch {} is killed before round {}: revive it first", branch,
+       found.killed);
+}
+
+// 0: there is none. `with_dock`: one whose dock no order will copy from.
+uint32_t Branches::free_shelf(bool with_dock) const {
   for (uint32_t shelf = 1; shelf <= shelves_; ++shelf) {
+    if (with_dock && needs_dock(shelf, 0)) continue;
     const auto has_it = [shelf](const auto& branch) { return branch.second.place == shelf; };
     if (std::ranges::none_of(branches_, has_it)) return shelf;
   }
@@ -70,15 +78,29 @@ Branches::Decision Branches::decide(const BranchChange& change, uint32_t child, 
   });
   while (runs_.size() > 1 && runs_[1].round <= lowest) runs_.erase(runs_.begin());
   check_room(change);
-  Decision decision = change.action == BranchAction::kFork       ? fork(change, child)
-                      : change.action == BranchAction::kSchedule ? schedule(change)
-                                                                 : discard(change);
+  Decision decision;
+  switch (change.action) {
+    case BranchAction::kFork:
+      decision = fork(change, child);
+      break;
+    case BranchAction::kSchedule:
+      decision = schedule(change);
+      break;
+    case BranchAction::kKill:
+      decision = kill(change);
+      break;
+    case BranchAction::kRevive:
+      decision = revive(change);
+      break;
+    default:
+      decision = discard(change);
+  }
   orders_.insert(orders_.end(), decision.orders.begin(), decision.orders.end());
   return decision;
 }
 
 void Branches::check_room(const BranchChange& change) const {
-  if (change.action == BranchAction::kDiscard) return;
+  if (change.action == BranchAction::kDiscard || change.action == BranchAction::kKill) return;
   const size_t more = std::max<size_t>(change.turns.size(), 1);
   // Each may change all hyperparameters; and a chunk carries out all of a round at once.
   const auto at_once =
@@ -93,19 +115,14 @@ void Branches::check_room(const BranchChange& change) const {
 }
 
 Branches::Decision Branches::fork(const BranchChange& change, uint32_t child) {
-  const Branch& parent = find(change.branch);
+  const Branch& parent = find_alive(change.branch);
   if (change.values.contains(kGradScale)) {
     fail(ErrorCode::kInvalid,
          "{} tells what the ranks multiply gradients by, and is the same in all branches",
          kGradScale);
   }
   const uint32_t shelf = free_shelf();
-  if (shelf == 0) {
-    fail(ErrorCode::kFull,
-         "the job has {} branches, one that runs and {} beside it, and there is no room for "
-         "another: discard one, or create the job with more `branches`",
-         branches_.size(), shelves_);
-  }
+  if (shelf == 0) fail_no_room();
   const uint64_t rounds = rounds_before(change.branch, parent, change.round);
   Branch branch{.parent = change.branch,
                 .forked = change.round,
@@ -137,7 +154,7 @@ Branches::Decision Branches::schedule(const BranchChange& change) {
   uint64_t rounds_left = kMostRounds;
   for (size_t i = 0; i < change.turns.size(); ++i) {
     const auto& [branch, rounds] = change.turns[i];
-    find(branch);
+    find_alive(branch);
     const bool is_last = i + 1 == change.turns.size();
     if (is_last ? rounds != 0 : rounds == 0 || rounds > rounds_left) {
       fail(ErrorCode::kInvalid, "turns[{}].rounds: must be {}, got {}", i,
@@ -181,17 +198,19 @@ void Branches::run(uint32_t branch, uint64_t round, Decision& decision) {
 
 Branches::Decision Branches::discard(const BranchChange& change) {
   find(change.branch);
-  if (change.branch == running_) {
-    fail(ErrorCode::kInvalid,
-         "branch {} runs from round {} on: schedule another one before it is discarded",
-         change.branch, runs_.back().round);
-  }
+  check_not_running(change.branch, "discarded");
   branches_.erase(change.branch);
   Decision decision;
   decision.records.push_back(
       {.kind = LogRecord::Kind::kDiscarded, .round = change.round, .branch = change.branch});
   decision.last = change.round;
   return decision;
+}
+
+void Branches::check_not_running(uint32_t branch, std::string_view what) const {
+  if (branch != running_) return;
+  fail(ErrorCode::kInvalid, "branch {} runs from round {} on: schedule another one before it is {}",
+       branch, runs_.back().round, what);
 }
 
 void Branches::set(const HyperChange& change) {
@@ -210,8 +229,12 @@ void Branches::set(const HyperChange& change) {
 std::vector<BranchStatus> Branches::list(uint64_t in_progress) const {
   std::vector<BranchStatus> all;
   for (const auto& [number, branch] : branches_) {
-    BranchStatus status{
-        .branch = number, .parent = branch.parent, .round = branch.forked, .rounds = branch.rounds};
+    BranchStatus status{.branch = number,
+                        .parent = branch.parent,
+                        .round = branch.forked,
+                        .rounds = branch.rounds,
+                        .killed = branch.killed,
+                        .on_disk = branch.place == kOnDisk};
     for (size_t i = 0; i < runs_.size(); ++i) {
       if (runs_[i].branch != number) continue;
       const uint64_t first = std::max(runs_[i].round, in_progress);

@@ -5,10 +5,17 @@
 // round n of a job of its own. The job's hyperparameter `lr_rounds_before` is what says so to
 // everybody, as all that a branch has of its own is set when it begins to run, like any change of
 // hyperparameters.
+//
+// A branch that is killed from round R on lies on its shelf until a checkpoint after round R − 1,
+// or a later one, is durable. The branch is in its files then, and in those of every checkpoint
+// that follows; its shelf is free, and nothing of it is in memory but what is here. To revive it
+// somebody reads the files first (BranchChange::is_loaded). So a decision to kill needs no order,
+// and nothing that is undone if the checkpoint fails: the next one has the branch as well.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <string_view>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -48,6 +55,16 @@ class Branches {
   // grad_scale is of all branches: it tells what the ranks multiply by.
   void set(const HyperChange& change);
 
+  // A checkpoint after `round` is durable: what was killed before is on disk.
+  void saved_durably(uint64_t round);
+  // Somebody waits for one after a round from `first` to `last`.
+  bool wants_checkpoint(uint64_t first, uint64_t last) const;
+  // The branch is killed, and its shelf is free. Throws Error(kNotFound).
+  bool is_on_disk(uint32_t branch) const;
+  // Some chunk may not have copied what is in the dock of `shelf`, if none is in a lower round.
+  bool needs_dock(uint32_t shelf, uint64_t in_progress) const;
+  uint64_t killed_bytes() const;  // held of branches that are killed
+
   std::vector<BranchStatus> list(uint64_t in_progress) const;
   std::vector<BranchRun> runs(uint64_t in_progress) const;  // from that round on
 
@@ -56,22 +73,29 @@ class Branches {
   struct Branch {
     uint32_t parent = 0;
     uint64_t forked = 0;  // before this round
-    uint32_t place = 0;   // BranchOrder
+    uint32_t place = 0;   // BranchOrder; kOnDisk: none
+    uint64_t killed = 0;  // before this round; 0: it is not
     uint64_t rounds = 0;  // of its own before the one in which it began to run, or stopped
     Values values;        // lr_rounds_before as of its own rounds
   };
 
   static constexpr uint32_t kNobody = ~uint32_t{0};
+  static constexpr uint32_t kOnDisk = ~uint32_t{0};
   using Places = std::vector<uint32_t>;  // which branch lies there; kNobody: none
   static void carry_out(const BranchOrder& order, Places& places);
-  void check_restored(uint64_t round) const;
+  void check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks) const;
 
   Decision fork(const BranchChange& change, uint32_t child);
   Decision schedule(const BranchChange& change);
   Decision discard(const BranchChange& change);
+  Decision kill(const BranchChange& change);
+  Decision revive(const BranchChange& change);
   void run(uint32_t branch, uint64_t round, Decision& decision);
   Branch& find(uint32_t branch);
-  uint32_t free_shelf() const;
+  Branch& find_alive(uint32_t branch);
+  void check_not_running(uint32_t branch, std::string_view what) const;
+  uint32_t free_shelf(bool with_dock = false) const;
+  [[noreturn]] void fail_no_room() const;
   uint64_t rounds_before(uint32_t number, const Branch& branch, uint64_t round) const;
 
   void check_room(const BranchChange& change) const;
@@ -84,7 +108,7 @@ class Branches {
   uint32_t running_ = 0;         // when all that was decided is done
   std::vector<BranchRun> runs_;  // the last is of running_; those before as long as somebody asks
   std::vector<BranchOrder> orders_;  // those that some chunk may not have carried out
-  Places places_;                    // as all chunks have them, before orders_
+  Places places_;                    // as all chunks have them, before orders_; without docks
 };
 
 }  // namespace phub

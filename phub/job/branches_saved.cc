@@ -32,6 +32,7 @@ void check_saved(bool holds, std::string_view what) {
 
 void Branches::carry_out(const BranchOrder& order, Places& places) {
   if (order.kind == BranchOrder::kCopy) {
+    std::ranges::replace(places, order.child, kNobody);  // where it lay before it was on disk
     places[order.to] = order.child;
   } else {
     std::swap(places[0], places[order.to]);
@@ -45,28 +46,43 @@ SavedBranches Branches::saved(uint64_t round) const {
   saved.runs = runs(round + 1);
   Places places = places_;
   std::vector<BranchOrder> later;
-  std::set<uint32_t> needed;  // shelves
+  std::set<uint32_t> needed, replaced;  // shelves, by what comes later
+  std::set<uint32_t> in_files;          // branches that lie nowhere else
   for (const BranchOrder& order : orders_) {
     if (order.round <= round + 1) {
       carry_out(order, places);
       continue;
     }
     later.push_back(order);
-    needed.insert(order.kind == BranchOrder::kCopy ? order.from : order.to);
+    const bool copies = order.kind == BranchOrder::kCopy;
+    const uint32_t from = copies ? order.from : order.to;
+    if (from > shelves_) {
+      saved.shelves.push_back({.place = from, .branch = order.child, .steps = {}});
+      in_files.insert(order.child);
+    } else if (!replaced.contains(from)) {
+      needed.insert(from);
+    }
+    if (copies) replaced.insert(order.to);
   }
   saved.moves = moves_of(later);
   const Values defaults(groups_, kernels::default_hyper(optimizer_));
   for (const auto& [number, branch] : branches_) {
+    const bool is_gone = branch.killed > 0 && branch.killed <= round + 1;
     saved.branches.push_back({.branch = number,
                               .parent = branch.parent,
                               .round = branch.forked,
                               .rounds = branch.rounds,
-                              .place = branch.place,
+                              .place = is_gone ? 0 : branch.place,
+                              .killed = branch.killed,
                               .values = branch_values(defaults, branch.values)});
+    if (branch.place != kOnDisk) continue;
+    saved.shelves.push_back({.branch = number, .steps = {}});
+    in_files.insert(number);
   }
   for (uint32_t place = 1; place <= shelves_; ++place) {
     const uint32_t there = places[place];
-    if (there == kNobody || !(branches_.contains(there) || needed.contains(place))) continue;
+    if (there == kNobody || in_files.contains(there)) continue;
+    if (!branches_.contains(there) && !needed.contains(place)) continue;
     saved.shelves.push_back({.place = place, .branch = there, .steps = {}});
   }
   return saved;
@@ -82,7 +98,8 @@ void Branches::restore(const Manifest& from) {
     Branch& branch = branches_[was.branch];
     branch = {.parent = was.parent,
               .forked = was.round,
-              .place = was.place,
+              .place = phub::is_on_disk(was, from) ? kOnDisk : was.place,
+              .killed = was.killed,
               .rounds = was.rounds,
               .values = Values(groups_, kernels::default_hyper(optimizer_))};
     set_values(was.values, branch.values);
@@ -91,17 +108,29 @@ void Branches::restore(const Manifest& from) {
   runs_ = saved.runs;
   running_ = runs_.back().branch;
   orders_ = orders_of(saved.moves);
-  places_.assign(shelves_ + 1, kNobody);
+  places_.assign(size_t{shelves_} + 1, kNobody);
   places_[0] = runs_.front().branch;
+  std::set<uint32_t> in_files;
+  std::map<uint32_t, uint32_t> docks;
   for (const SavedShelf& shelf : saved.shelves) {
-    check_saved(shelf.place <= shelves_ && places_[shelf.place] == kNobody, "of shelves");
-    places_[shelf.place] = shelf.branch;
+    check_saved(in_files.insert(shelf.branch).second, "one lies at two places");
+    const bool on_disk = phub::is_on_disk(shelf.branch, from);
+    check_saved(on_disk ? shelf.place <= shelves_ : shelf.place > 0 && shelf.place <= 2 * shelves_,
+                "of shelves");
+    if (on_disk) continue;
+    uint32_t& there = shelf.place <= shelves_
+                          ? places_[shelf.place]
+                          : docks.try_emplace(shelf.place, kNobody).first->second;
+    check_saved(std::exchange(there, shelf.branch) == kNobody, "of shelves");
   }
-  check_restored(from.round);
+  for (const auto& [number, branch] : branches_) {
+    if (branch.place == kOnDisk) check_saved(in_files.contains(number), "one is in no file");
+  }
+  check_restored(from.round, std::move(docks));
 }
 
 // What is carried out must be there, and lead to what was decided.
-void Branches::check_restored(uint64_t round) const {
+void Branches::check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks) const {
   Places places = places_;
   std::set<uint32_t> numbers;
   for (const uint32_t branch : places) {
@@ -112,14 +141,21 @@ void Branches::check_restored(uint64_t round) const {
     check_saved(order.round >= std::max(last, round + 2) && order.to <= shelves_, "of orders");
     const bool copies = order.kind == BranchOrder::kCopy;
     const uint32_t from = copies ? order.from : order.to;
-    check_saved(from <= shelves_ && places[from] != kNobody, "an order finds nothing");
+    const auto dock = docks.find(from);
+    const bool finds = from <= shelves_ ? places[from] != kNobody
+                                        : from == shelves_ + order.to && dock != docks.end() &&
+                                              dock->second == order.child;
+    check_saved(finds, "an order finds nothing");
     check_saved(!copies || order.from != order.to, "of orders");
+    docks.erase(from);
     last = order.round;
     carry_out(order, places);
   }
+  check_saved(docks.empty(), "of shelves");
   for (const auto& [number, branch] : branches_) {
-    check_saved(number < next_ && branch.place <= shelves_ && places[branch.place] == number,
-                "one is not at its place");
+    const bool is_there =
+        branch.place == kOnDisk || (branch.place <= shelves_ && places[branch.place] == number);
+    check_saved(number < next_ && is_there, "one is not at its place");
   }
   check_saved(branches_.contains(running_) && branches_.at(running_).place == 0, "none runs");
   check_saved(runs_.front().round <= round + 1, "none runs at first");
@@ -128,6 +164,7 @@ void Branches::check_restored(uint64_t round) const {
     const bool is_move = std::ranges::find(orders_, first, &BranchOrder::round) != orders_.end();
     check_saved(is_move && first > std::max(runs_[i - 1].round, round + 1), "of runs");
   }
+  check_saved(branches_.at(running_).killed == 0, "one that is killed runs");
 }
 
 }  // namespace phub

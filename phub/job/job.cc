@@ -98,6 +98,12 @@ void Job::for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPar
   visit_parts(key, array_of, visit);
 }
 
+void Job::for_each_part(const Shelf& shelf, size_t array, size_t key,
+                        const VisitPart& visit) const {
+  visit_parts(
+      key, [&](uint32_t) { return shelf.array(array); }, visit);
+}
+
 void Job::publish_restored(const Manifest& saved) {
   membership_.restore(saved, saved_clocks());
   JobPart::publish_restored(saved);

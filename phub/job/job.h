@@ -41,15 +41,19 @@ class Job : public JobPart {
   void for_each_part_of_copy(uint32_t shelf, size_t array, size_t key,
                              const VisitPart& visit) const;
   void for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPart& visit);
+  // Of one that lies nowhere yet. REQUIRES: this box has all of the job.
+  void for_each_part(const Shelf& shelf, size_t array, size_t key, const VisitPart& visit) const;
   // What the job's arrays and clocks have is what it goes on from. Before a core or another box
   // has the job.
   void publish_restored(const Manifest& saved);
   // Of another box, from 1 on; empty: there is nothing to save.
   SavedImage image_of(uint32_t box) const;
   void take_clocks_of_others();  // from their copies, which are complete
-  // What has grown since it was made: the log, changes of hyperparameters, orders about branches.
+  // What has grown since it was made: the log, changes of hyperparameters, orders about branches,
+  // and those that are killed or come back.
   uint64_t grown_bytes() {
-    return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes();
+    return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes() +
+           membership_.branches().killed_bytes() + docked_bytes();
   }
 
  private:

@@ -170,6 +170,7 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
       switch_offer_(switched ? switched->offer : SwitchOffer()),
       link_(transport.open_job(link_layout(spec, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(spec_, restored));
+  if (restored) make_docks(restored->branches);
   if (rack) connect(*rack);
   const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
   const uint64_t first_round = restored ? restored->round + 1 : rack ? rack->first_round : 0;
@@ -268,13 +269,14 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
   if (choices_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
-  arrays_.shelves = make_shelves(shelves_);
+  arrays_.shelves = make_shelves(shelves_, true);
+  docks_.resize(spec_.branches);
   if (!takes_snapshots_ || !box_has_state(spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
   if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
   if (arrays_.view) arrays_.copy.view = make(memory_of_copies_[3], "snapshots");
-  arrays_.copy.shelves = make_shelves(copied_shelves_);
+  arrays_.copy.shelves = make_shelves(copied_shelves_, false);
   // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
   for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
   const size_t chunks = plan_.chunks.size();
@@ -287,22 +289,6 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
 }
 
-ShelfArrays JobPart::make_shelves(ShelfMemory& shelves) const {
-  const size_t each = optimized_arrays_of(spec_);
-  for (uint32_t shelf = 0; shelf < spec_.branches; ++shelf) {
-    for (size_t array = 0; array < each; ++array) {
-      numa::Memory& memory = shelves.memory.emplace_back(
-          allocate(plan_.box_elements * sizeof(float), plan_.cores.front().os_node,
-                   fmt::format("branches of job '{}'", spec_.name)));
-      place(memory.bytes(), sizeof(float), node_runs(plan_));
-      numa::populate(memory.bytes());  // else the first fork does it, while the ranks wait
-      shelves.arrays.push_back(floats(memory));
-    }
-    shelves.steps.push_back(shelves.steps_of_chunks.emplace_back(plan_.chunks.size()).data());
-  }
-  return {.arrays = shelves.arrays, .steps = shelves.steps, .each = each};
-}
-
 size_t JobPart::saved_arrays() const { return saved_arrays_of(spec_); }
 
 template <typename Arrays>
@@ -312,7 +298,8 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
     memory.push_back(
         std::as_writable_bytes(std::span(array_of(arrays, 0, array), plan_.box_elements)));
   }
-  for (float* const array : arrays.shelves.arrays) {
+  const size_t arrays_of_shelves = spec_.branches * arrays.shelves.each;  // docks are here alone
+  for (float* const array : arrays.shelves.arrays.first(arrays_of_shelves)) {
     if (takes_snapshots_) {
       memory.push_back(std::as_writable_bytes(std::span(array, plan_.box_elements)));
     }
@@ -321,7 +308,7 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
     memory.push_back(memory_of_clocks_.bytes().first(
         SavedClocks::bytes(plan_.chunks.size(), saved_clocks().ranks)));
   }
-  for (uint64_t* const steps : arrays.shelves.steps) {
+  for (uint64_t* const steps : arrays.shelves.steps.first(spec_.branches)) {
     if (takes_snapshots_) {
       memory.push_back(std::as_writable_bytes(std::span(steps, plan_.chunks.size())));
     }
@@ -337,6 +324,7 @@ void JobPart::publish_restored(const Manifest& saved) {
   uint64_t* const steps = saved_clocks().steps;
   if (choices_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
   for (const SavedShelf& shelf : saved.branches.shelves) {
+    if (is_on_disk(shelf.branch, saved)) continue;
     take_steps(shelf.steps, saved.round, shelves_.steps[shelf.place - 1]);
   }
   const auto orders = branch_orders_.add(orders_of(saved.branches.moves), saved.round + 1);

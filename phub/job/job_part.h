@@ -88,8 +88,8 @@ class JobPart {
   // steps of shelves.
   SavedImage image_of_copy() const { return image_of(arrays_.copy); }
   SavedImage image_of_values() const { return image_of(arrays_); }
-  // Of saved_arrays(), or of those of a shelf (from 1 on), in the layout of the box's memory: the
-  // job's own, and the snapshot's copy.
+  // Of saved_arrays(), or of those of a shelf (from 1 on; or of a dock), in the layout of the box's
+  // memory: the job's own, and the snapshot's copy.
   float* own_array(uint32_t shelf, size_t array) { return array_of(arrays_, shelf, array); }
   float* copied_array(uint32_t shelf, size_t array) const {
     return array_of(arrays_.copy, shelf, array);
@@ -97,6 +97,23 @@ class JobPart {
   // The optimizer's steps on a shelf, by chunk of the job: the job's own, and the snapshot's copy.
   uint64_t* own_steps(uint32_t shelf) { return arrays_.shelves.steps[shelf - 1]; }
   uint64_t* copied_steps(uint32_t shelf) { return arrays_.copy.shelves.steps[shelf - 1]; }
+  // The state of one branch, laid out as a shelf.
+  struct Shelf {
+    std::vector<numa::Memory> arrays;
+    std::vector<uint64_t> steps;  // by chunk of the job
+
+    float* array(size_t i) const { return reinterpret_cast<float*>(arrays[i].bytes().data()); }
+    uint64_t bytes() const;
+  };
+  Shelf make_shelf() const;  // all of it is there. Takes long; any thread. Throws Error(kFull).
+  uint64_t shelf_bytes() const;
+  // What lies in the dock of `shelf` (branch_orders.h), where nobody copies from it now; empty:
+  // nothing. Returns what lay there.
+  Shelf exchange_dock(uint32_t shelf, Shelf with);
+  uint64_t docked_bytes() const;
+  bool has_dock(uint32_t shelf) const { return !docks_[shelf - 1].arrays.empty(); }
+  // By chunk, from steps as a checkpoint has them. Throws Error(kInvalid).
+  void take_steps(const std::vector<uint64_t>& from, uint64_t round, uint64_t* to) const;
   // After the arrays and clocks got their values, and before a core has the job.
   void publish_restored(const Manifest& saved);
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
@@ -114,18 +131,17 @@ class JobPart {
   template <typename Arrays>
   SavedImage image_of(const Arrays& arrays) const;
   void make_arrays(uint32_t saved_ranks);
-  // Shelves of one set: the job's own, or copies of them.
+  // Shelves of one set: the job's own, with docks, or copies of them.
   struct ShelfMemory {
-    std::vector<numa::Memory> memory;
-    std::vector<std::vector<uint64_t>> steps_of_chunks;
+    std::vector<Shelf> shelves;
     std::vector<float*> arrays;  // what JobArrays refers to
     std::vector<uint64_t*> steps;
   };
-  ShelfArrays make_shelves(ShelfMemory& shelves) const;
+  void make_docks(const SavedBranches& saved);
+  ShelfArrays make_shelves(ShelfMemory& made, bool with_docks) const;
   void connect(const Rack& rack);
   CoreUplink uplink_of(uint32_t core, const Rack& rack);
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
-  void take_steps(const std::vector<uint64_t>& from, uint64_t round, uint64_t* to) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
   const JobSpec spec_;
@@ -145,6 +161,7 @@ class JobPart {
   numa::Memory memory_of_clocks_;
   numa::Memory memory_of_sums_;
   ShelfMemory shelves_, copied_shelves_;
+  std::vector<Shelf> docks_;  // by shelf
   JobArrays arrays_;
   std::unique_ptr<RoundGate> gate_;     // null: rounds are not gated
   std::unique_ptr<WorkerLink> uplink_;  // to the parent; null: there is none

@@ -81,6 +81,7 @@ class Membership {
   uint32_t new_branch() { return branches_.next(); }
   // All that was decided. Of the round behind any result that somebody has, it is known what runs.
   const Branches& branches() const { return branches_; }
+  void saved_durably(uint64_t round) { branches_.saved_durably(round); }
   // At a boundary of its own, or with what waits for one. False: the job has not begun, or has
   // ended.
   bool take_snapshot();

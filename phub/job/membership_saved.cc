@@ -37,7 +37,7 @@ std::vector<ChunkRange> clipped(std::vector<ChunkRange> before, uint32_t rank, u
 bool is_decision(LogRecord::Kind kind) {
   using Kind = LogRecord::Kind;
   return kind == Kind::kHyper || kind == Kind::kForked || kind == Kind::kScheduled ||
-         kind == Kind::kDiscarded;
+         kind == Kind::kDiscarded || kind == Kind::kKilled || kind == Kind::kRevived;
 }
 
 // Of each rank, the last round that any chunk has.

@@ -110,6 +110,7 @@ void RunningJob::tick(uint64_t now) {
   membership_.tick(now);
   if (uplink_) tell_parent();
   tick_save(now);
+  free_docks();
   probe(now);
   carry_out();
 }
@@ -319,7 +320,7 @@ void RunningJob::carry_out() {
 // their oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
-    const uint64_t now = job_->grown_bytes() + state_bytes() + interest_bytes();
+    const uint64_t now = job_->grown_bytes() + state_bytes() + interest_bytes() + loaded_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -422,6 +423,7 @@ void RunningJob::commit(const MembershipAction& action) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
   }
   if (!action.orders.empty()) {
+    place_loaded(action.orders);
     boundary.orders = job_->branch_orders().add(action.orders, action.lowest_round);
   }
   if (boundary.snapshot) choose_saved_round(boundary);

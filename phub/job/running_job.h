@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -288,6 +289,15 @@ class RunningJob {
   void check_change(const std::map<std::string, double>& values) const;
   void check_room_for_changes();
   BranchReply branches() const;
+
+  // running_job_branches.cc
+  void check_may_kill() const;
+  void revive(const BranchChange& change, Reply<BranchReply> reply);
+  void decide_about_branches(const BranchChange& change, uint32_t child, Reply<BranchReply> reply);
+  void place_loaded(std::span<const BranchOrder> orders);
+  void free_docks();
+  uint64_t loaded_bytes() const;
+  void drop_shelf(Job::Shelf shelf);
   uint64_t expect(Reply<uint64_t> reply);
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
@@ -354,6 +364,9 @@ class RunningJob {
   std::shared_ptr<StateTransfer> state_, set_state_;
   const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
   uint64_t states_ = 0;                              // that were begun
+
+  // Branches that are revived, which wait for their files or their boundary.
+  std::map<uint32_t, Job::Shelf> loaded_;
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

@@ -140,7 +140,14 @@ void RunningJob::change_branches(const BranchChange& change, Reply<BranchReply> 
   if (change.action == BranchAction::kList) return reply(branches());
   check_change(change.values);
   if (change.action == BranchAction::kSchedule) check_room_for_changes();
+  if (change.action == BranchAction::kKill) check_may_kill();
+  if (change.action == BranchAction::kRevive) return revive(change, std::move(reply));
   const uint32_t child = change.action == BranchAction::kFork ? membership_.new_branch() : 0;
+  decide_about_branches(change, child, std::move(reply));
+}
+
+void RunningJob::decide_about_branches(const BranchChange& change, uint32_t child,
+                                       Reply<BranchReply> reply) {
   const auto answer = answer_with<BranchReply>(std::move(reply), [this, child](uint64_t round) {
     BranchReply made = branches();
     made.round = round;

@@ -21,7 +21,10 @@ void RunningJob::tick_save(uint64_t now) {
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
   if (late) check_late_parts();
   if (saving_ || last_save_) return;
-  if (membership_.completed_round() >= (any_saves() ? durable_round_ : next_save_)) take_snapshot();
+  const uint64_t completed = membership_.completed_round();
+  // One that failed is not tried again at once.
+  const bool is_for_killed = membership_.branches().wants_checkpoint(failed_round_ + 1, completed);
+  if (completed >= (any_saves() ? durable_round_ : next_save_) || is_for_killed) take_snapshot();
 }
 
 // What has come and waits for the disk is written some time.
@@ -144,6 +147,7 @@ void RunningJob::finish_copy() {
   job_->take_clocks_of_others();
   snapped_ = std::make_shared<Manifest>(membership_.saved(round));
   for (SavedShelf& shelf : snapped_->branches.shelves) {
+    if (!is_copied(shelf, job_->spec())) continue;
     shelf.steps = job_->saved_steps_of_shelf(shelf.place);
   }
   snapped_->spec = job_->spec();
@@ -197,6 +201,7 @@ void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& fa
                           durable_round_, failed->what()));
   } else {
     durable_round_ = round;
+    membership_.saved_durably(round);
   }
   next_save_ =
       (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -27,18 +28,54 @@ struct SavedFile {
   size_t array = 0;
 };
 
-// All that have tensors of the job's keys.
-std::vector<SavedFile> files_of(const Job& job, const Manifest& saved) {
+std::vector<std::string> files_of_branch(const Job& job, uint32_t branch) {
+  std::vector<std::string> files;
+  for (size_t array = 0; array < job.arrays_of_shelf(); ++array) {
+    files.push_back(branch_file(branch, file_of(job, array)));
+  }
+  return files;
+}
+
+// All that have tensors of the job's keys, of the shelves that concerns(shelf).
+template <typename Concerns>
+std::vector<SavedFile> files_of(const Job& job, const Manifest& saved, const Concerns& concerns) {
   std::vector<SavedFile> files;
   for (size_t array = 0; array < job.saved_arrays(); ++array) {
     files.push_back({.name = file_of(job, array), .array = array});
   }
   for (const SavedShelf& shelf : saved.branches.shelves) {
-    for (size_t array = 0; array < job.arrays_of_shelf(); ++array) {
-      files.push_back({branch_file(shelf.branch, file_of(job, array)), shelf.place, array});
+    if (!concerns(shelf)) continue;
+    size_t array = 0;
+    for (std::string& name : files_of_branch(job, shelf.branch)) {
+      files.push_back({std::move(name), shelf.place, array++});
     }
   }
   return files;
+}
+
+const SavedShelf& shelf_of(const Manifest& saved, uint32_t branch) {
+  const auto at = std::ranges::find(saved.branches.shelves, branch, &SavedShelf::branch);
+  if (at != saved.branches.shelves.end()) return *at;
+  fail(ErrorCode::kNotFound, "the checkpoint after round {} of job '{}' has no files of branch {}",
+       saved.round, saved.spec.name, branch);
+}
+
+// Calls visit_key(key, visit) for each key, which is to call visit(part) for its parts in order,
+// and fills these.
+template <typename VisitKey>
+void read_tensors(CheckpointReader& reader, const std::string& file,
+                  const std::vector<TensorInfo>& expected, const VisitKey& visit_key) {
+  if (reader.tensors(file).tensors != expected) {
+    fail(ErrorCode::kInvalid, "{}/{} does not have the keys of its manifest", reader.folder(),
+         file);
+  }
+  for (size_t key = 0; key < expected.size(); ++key) {
+    uint64_t offset = 0;
+    visit_key(key, [&](std::span<float> part) {
+      reader.read_tensor(file, key, offset, std::as_writable_bytes(part));
+      offset += part.size_bytes();
+    });
+  }
 }
 
 TensorType type_of(const KeySpec& key) {
@@ -130,7 +167,8 @@ void read_clocks(CheckpointReader& reader, uint64_t chunks, const SavedClocks& c
 
 void write_tensors(const Job& job, const Manifest& saved, CheckpointWriter& writer) {
   const std::vector<TensorInfo> tensors = tensors_of(saved.spec);
-  for (const SavedFile& file : files_of(job, saved)) {
+  const auto is_here = [&](const SavedShelf& shelf) { return is_copied(shelf, saved.spec); };
+  for (const SavedFile& file : files_of(job, saved, is_here)) {
     PartsOfKeys parts(job, file.shelf, file.array);
     writer.add_tensors(file.name, tensors,
                        [&parts](size_t key, uint64_t offset) { return parts.at(key, offset); },
@@ -139,6 +177,47 @@ void write_tensors(const Job& job, const Manifest& saved, CheckpointWriter& writ
   const SavedClocks& clocks = job.saved_clocks();
   if (clocks.latest) write_clocks(clocks, job.plan().chunks.size(), writer);
   writer.sync();
+}
+
+// Branches that the snapshot does not have, from the checkpoint before. Returns what is wrong.
+// What is gone or damaged is still to be missed, and is no reason not to save the rest.
+std::string share_branches(const Job& job, CheckpointReader& from, Manifest& saved,
+                           CheckpointWriter& writer) {
+  std::string problems;
+  for (SavedShelf& shelf : saved.branches.shelves) {
+    if (is_copied(shelf, saved.spec)) continue;
+    shelf.steps = shelf_of(from.manifest(), shelf.branch).steps;
+    for (const std::string& file : files_of_branch(job, shelf.branch)) {
+      try {
+        writer.share_tensors(from, file);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kNotFound && error.code() != ErrorCode::kInvalid) throw;
+        problems += fmt::format("{}branch {} cannot be revived: {}", problems.empty() ? "" : "; ",
+                                shelf.branch, error.what());
+      }
+    }
+  }
+  return problems;
+}
+
+// Files of killed branches, which several checkpoints of a job have.
+using Shared = std::set<std::pair<std::string, std::vector<uint32_t>>>;  // name, checksums
+
+// On the disk, but for those that are counted already.
+uint64_t bytes_of(const Manifest& manifest, Shared& counted) {
+  std::set<std::string> of_killed;
+  for (const SavedBranch& branch : manifest.branches.branches) {
+    if (is_on_disk(branch, manifest)) of_killed.insert(branch_file(branch.branch, ""));
+  }
+  const auto is_shared = [&](const CheckpointFile& file) {
+    return std::ranges::any_of(of_killed,
+                               [&](const auto& begin) { return file.name.starts_with(begin); });
+  };
+  uint64_t bytes = 0;
+  for (const CheckpointFile& file : manifest.files) {
+    if (!is_shared(file) || counted.emplace(file.name, file.checksums).second) bytes += file.bytes;
+  }
+  return bytes;
 }
 
 constexpr std::string_view kPartName = "state";  // a rank has one
@@ -177,11 +256,12 @@ std::map<std::string, uint64_t> SavedJobs::kept_bytes(const std::string& owner) 
   for (const std::string& job : store_.jobs()) {
     // Somebody may remove them meanwhile: that is no reason to refuse another job.
     static_cast<void>(error_of([&] {
+      Shared shared;
       for (const CheckpointId id : store_.list(job)) {
         static_cast<void>(error_of([&] {
           const std::unique_ptr<CheckpointReader> reader = store_.open(job, id);
           if (reader->manifest().owner != owner) return;
-          for (const CheckpointFile& file : reader->manifest().files) bytes[job] += file.bytes;
+          bytes[job] += bytes_of(reader->manifest(), shared);
         }));
       }
     }));
@@ -214,22 +294,16 @@ void SavedJobs::load(const Manifest& saved, Job& job) {
   const std::scoped_lock lock(mutex_);
   const std::unique_ptr<CheckpointReader> reader = store_.open(saved.spec.name, id_of(saved));
   const std::vector<TensorInfo> expected = tensors_of(saved.spec);
-  for (const SavedFile& file : files_of(job, saved)) {
-    if (reader->tensors(file.name).tensors != expected) {
-      fail(ErrorCode::kInvalid, "{}/{} does not have the keys of its manifest", reader->folder(),
-           file.name);
-    }
-    for (size_t key = 0; key < expected.size(); ++key) {
-      uint64_t offset = 0;
-      job.for_each_part(file.shelf, file.array, key, [&](std::span<float> part) {
-        reader->read_tensor(file.name, key, offset, std::as_writable_bytes(part));
-        offset += part.size_bytes();
-      });
-    }
+  const auto is_needed = [&](const SavedShelf& shelf) { return !is_on_disk(shelf.branch, saved); };
+  for (const SavedFile& file : files_of(job, saved, is_needed)) {
+    read_tensors(*reader, file.name, expected, [&](size_t key, const Job::VisitPart& visit) {
+      job.for_each_part(file.shelf, file.array, key, visit);
+    });
   }
   const SavedClocks& clocks = job.saved_clocks();
   if (clocks.latest) read_clocks(*reader, job.plan().chunks.size(), clocks);
   job.publish_restored(saved);
+  latest_[saved.spec.name] = id_of(saved);
 }
 
 uint64_t SavedJobs::begin_life(const std::string& job) {
@@ -300,17 +374,50 @@ std::map<uint32_t, uint64_t> SavedJobs::parts_of(const Manifest& saved) {
 }
 
 std::string SavedJobs::write(const Job& job, const Manifest& saved) {
+  Manifest whole = saved;
+  const bool shares = !std::ranges::all_of(saved.branches.shelves, [&](const SavedShelf& shelf) {
+    return is_copied(shelf, saved.spec);
+  });
   std::unique_lock lock(mutex_);
   const std::unique_ptr<CheckpointWriter> writer = take_begun(saved.spec.name, id_of(saved)).writer;
+  std::unique_ptr<CheckpointReader> before = shares ? latest(saved.spec.name) : nullptr;
   lock.unlock();
+  std::string problems;
   try {
+    if (before) problems = share_branches(job, *before, whole, *writer);
+    before.reset();  // it may be removed now
     write_tensors(job, saved, *writer);
   } catch (...) {
     lock.lock();  // the writer removes what it has written
     throw;
   }
   lock.lock();
-  return writer->commit(saved);
+  const std::string others = writer->commit(std::move(whole));
+  latest_[saved.spec.name] = id_of(saved);
+  if (!problems.empty() && !others.empty()) problems += "; ";
+  return problems + others;
+}
+
+std::unique_ptr<CheckpointReader> SavedJobs::latest(const std::string& job) {
+  const auto at = latest_.find(job);
+  if (at == latest_.end()) fail(ErrorCode::kNotFound, "job '{}' has no checkpoint", job);
+  return store_.open(job, at->second);
+}
+
+void SavedJobs::read_branch(const Job& job, uint32_t branch, Job::Shelf& into) {
+  std::unique_lock lock(mutex_);
+  const std::unique_ptr<CheckpointReader> reader = latest(job.spec().name);
+  lock.unlock();
+  const Manifest& saved = reader->manifest();
+  job.take_steps(shelf_of(saved, branch).steps, saved.round, into.steps.data());
+  size_t array = 0;
+  for (const std::string& file : files_of_branch(job, branch)) {
+    read_tensors(*reader, file, tensors_of(saved.spec),
+                 [&](size_t key, const Job::VisitPart& visit) {
+                   job.for_each_part(into, array, key, visit);
+                 });
+    ++array;
+  }
 }
 
 bool SavedJobs::end(const std::string& job) {
@@ -318,6 +425,7 @@ bool SavedJobs::end(const std::string& job) {
   const uint64_t latest = store_.epoch_of(job);
   if (latest == 0 || store_.has_ended(job, latest)) return false;
   store_.end(job);
+  latest_.erase(job);
   return true;
 }
 

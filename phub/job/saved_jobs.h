@@ -56,7 +56,12 @@ class SavedJobs {
                  uint64_t offset, std::span<char> into);
   // The size of each rank's part.
   static std::map<uint32_t, uint64_t> parts_of(const Manifest& saved);
-  // Writes the snapshot that the job holds, with the parts that were added. Throws Error: it is not
+  // Fills `into` with a branch that is on disk, from the newest checkpoint of this life of the job,
+  // or that which it goes on from. Throws Error: kNotFound or kInvalid, its files are gone or
+  // damaged.
+  void read_branch(const Job& job, uint32_t branch, Job::Shelf& into);
+  // Writes the snapshot that the job holds, with the parts that were added; branches that the
+  // snapshot does not have, it shares with the checkpoint before. Throws Error: it is not
   // there, and those before are. Returns what else went wrong, for the log; "": nothing.
   std::string write(const Job& job, const Manifest& saved);
   // The bytes of the checkpoints that this owner has, by job. What cannot be read counts as none.
@@ -66,6 +71,7 @@ class SavedJobs {
 
  private:
   bool may_go_on(const std::string& job);
+  std::unique_ptr<CheckpointReader> latest(const std::string& job);
   struct Begun {
     CheckpointId id;
     std::unique_ptr<CheckpointWriter> writer;
@@ -79,6 +85,8 @@ class SavedJobs {
   CheckpointStore store_;
   // By job: checkpoints that have parts of ranks, and no tensors yet. Guarded by mutex_.
   std::map<std::string, Begun> begun_;
+  // By job: the newest of its life, or that which it goes on from. Guarded by mutex_.
+  std::map<std::string, CheckpointId> latest_;
 };
 
 }  // namespace phub

@@ -30,11 +30,13 @@ void go_on(const Manifest& manifest) {
   for (const SavedBranch& branch : manifest.branches.branches) {
     const BranchTurn turns[] = {{branch.branch, 1}, {manifest.branches.runs.front().branch, 0}};
     for (const BranchAction action :
-         {BranchAction::kFork, BranchAction::kSchedule, BranchAction::kDiscard}) {
+         {BranchAction::kFork, BranchAction::kSchedule, BranchAction::kKill, BranchAction::kRevive,
+          BranchAction::kDiscard}) {
       const BranchChange change{.action = action,
                                 .round = round,
                                 .branch = branch.branch,
-                                .turns = {std::begin(turns), std::end(turns)}};
+                                .turns = {std::begin(turns), std::end(turns)},
+                                .is_loaded = true};
       try {
         round = branches.decide(change, branches.next(), lowest).last;
       } catch (const Error&) {

@@ -46,6 +46,7 @@ CALLS = "phub/job/running_job_calls.cc"
 MEMORY = "phub/job/memory.cc"
 SHELVES = "phub/core/shelves.cc"
 BRANCHES_SAVED = "phub/job/branches_saved.cc"
+BRANCHES_KILLED = "phub/job/branches_killed.cc"
 SESSION = "worker/session.cc"
 SESSION_ORDER = "worker/session_order.cc"
 PLAN = "phub/plan/plan.cc"
@@ -977,8 +978,8 @@ MUTANTS = [
            "const uint64_t first_round = restored ? restored->round + 1 :",
            "const uint64_t first_round = restored ? 1 :", ("worker/restore_test:*WithOtherRanks*",)),
     Mutant("restored-state: only the parameters are loaded", "phub/job/saved_jobs.cc",
-           "    if (reader->tensors(file.name).tensors != expected) {",
-           "    if (file.array > 0) continue;\n    if (reader->tensors(file.name).tensors != expected) {", ("worker/restore_test:*IsKilled*",)),
+           "    read_tensors(*reader, file.name,",
+           "    if (file.array > 0) continue;\n    read_tensors(*reader, file.name,", ("worker/restore_test:*IsKilled*",)),
     Mutant("restored-lost: the log does not say that everybody was lost", MEMBERS_SAVED,
            "    if (rank >= saved.ranks.size()) continue;",
            "    if (rank < saved.ranks.size()) continue;", ("worker/restore_test:*IsKilled*",)),
@@ -1136,7 +1137,7 @@ MUTANTS = [
            "  }\n"
            "  manifest.files = entries_;", CRASH),
     Mutant("durable: a round that was not saved is told to be durable", SAVES,
-           "  } else {\n    durable_round_ = round;\n  }", "  }\n  durable_round_ = round;", RACKS),
+           "  } else {\n    durable_round_ = round;\n", "  }\n  durable_round_ = round;\n  if (!failed) {\n", RACKS),
     Mutant("jump: a box that stood still takes its ranks for dead", "phub/clock.h",
            "std::min(clock_.now_ms() - round_ms_, longest_round_ms_)", "clock_.now_ms() - round_ms_",
            RACKS, ("phub/server.cc", "phub/job/running_job.cc")),
@@ -1749,7 +1750,25 @@ MUTANTS = [
     Mutant("branches: a checkpoint has them as they will be", BRANCHES_SAVED, "    if (order.round <= round + 1) {\n",
            "    if (order.round > 0) {\n", ("phub/branches_test", "worker/restored_branches_test")),
     Mutant("branches: a checkpoint leaves out one that is discarded later", BRANCHES_SAVED,
-           "(branches_.contains(there) || needed.contains(place))", "branches_.contains(there)", ("phub/branches_test",)),
+           "!branches_.contains(there) && !needed.contains(place)", "!branches_.contains(there)", ("phub/branches_test",)),
+    Mutant("killed: a shelf is free before the branch is on the disk", BRANCHES_KILLED,
+           "if (branch.killed > 0 && branch.killed <= round + 1) branch.place", "if (branch.killed > 0) branch.place",
+           ("phub/branches_test",)),
+    Mutant("killed: a dock is filled again before it was emptied", BRANCHES_KILLED,
+           "const uint32_t shelf = free_shelf(true);", "const uint32_t shelf = free_shelf();", ("phub/branches_test",)),
+    Mutant("killed: where it lay it lies still when it is revived", BRANCHES_SAVED,
+           "    std::ranges::replace(places, order.child, kNobody);  // where it lay before it was on disk\n", "",
+           ("phub/branches_test",)),
+    Mutant("killed: the optimizer's steps begin anew", "phub/job/saved_jobs.cc",
+           "  job.take_steps(shelf_of(saved, branch).steps, saved.round, into.steps.data());\n", "",
+           ("worker/killed_branches_test",)),
+    Mutant("killed: the next checkpoint has nothing of it", "phub/job/saved_jobs.cc",
+           "    if (before) problems = share_branches(job, *before, whole, *writer);\n", "",
+           ("worker/killed_branches_test",)),
+    Mutant("killed: nobody takes a checkpoint for it", SAVES, " || is_for_killed) take_snapshot", ") take_snapshot",
+           ("worker/killed_branches_test",)),
+    Mutant("killed: a job does not go on where its files are damaged", CHECKPOINT + "store.cc",
+           "reader->verify(CheckpointReader::What::kNeeded)", "reader->verify()", ("worker/killed_branches_test",)),
     Mutant("branches: a job that goes on forgets what was to come", "phub/job/job_part.cc",
            "branch_orders_.add(orders_of(saved.branches.moves), saved.round + 1)",
            "branch_orders_.add({}, saved.round + 1)", ("worker/restored_branches_test", "racks")),

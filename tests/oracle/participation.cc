@@ -40,6 +40,8 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
         case LogRecord::Kind::kForked:
         case LogRecord::Kind::kScheduled:
         case LogRecord::Kind::kDiscarded:
+        case LogRecord::Kind::kKilled:
+        case LogRecord::Kind::kRevived:
           break;
       }
     } catch (const Error& e) {

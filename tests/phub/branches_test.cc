@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "phub/background.h"
 #include "phub/core/hyper.h"
 #include "tests/oracle/reference.h"
 #include "tests/seeds.h"
@@ -48,6 +50,13 @@ BranchChange discard_of(uint32_t branch, uint64_t round) {
   return {.action = BranchAction::kDiscard, .round = round, .branch = branch};
 }
 
+BranchChange kill_of(uint32_t branch, uint64_t round) {
+  return {.action = BranchAction::kKill, .round = round, .branch = branch};
+}
+BranchChange revival_of(uint32_t branch, uint64_t round) {
+  return {.action = BranchAction::kRevive, .round = round, .branch = branch, .is_loaded = true};
+}
+
 // A branch as a job of its own: its hyperparameters by group, and how many rounds it has made.
 struct OwnJob {
   std::vector<kernels::Hyper> values;
@@ -65,9 +74,15 @@ class Decisions {
 
   void decide_something() {
     round_ += below(3);
-    switch (below(5)) {
+    switch (below(8)) {
       case 0:
         return set();
+      case 5:
+        return kill(below(last_ + 2));
+      case 6:
+        return revive(below(last_ + 2));
+      case 7:
+        return save();
       case 1:
         return fork(below(last_ + 2));
       case 2:
@@ -126,10 +141,23 @@ class Decisions {
       }
     }
     EXPECT_EQ(orders_of(manifest.branches.moves), later);
+    std::set<uint32_t> in_files;
     for (SavedShelf& shelf : manifest.branches.shelves) {
-      EXPECT_EQ(shelf.branch, in_place.at(shelf.place));
+      EXPECT_TRUE(in_files.insert(shelf.branch).second) << "branch " << shelf.branch;
       shelf.steps = {1};
+      if (shelf.place == 0) {
+        EXPECT_TRUE(killed_.contains(shelf.branch) && killed_.at(shelf.branch).on_disk);
+      } else if (shelf.place <= spec_.branches) {
+        EXPECT_EQ(shelf.branch, in_place.at(shelf.place));
+      } else {
+        const auto is_from_there = [&](const BranchOrder& order) {
+          return order.kind == BranchOrder::kCopy && order.from == shelf.place &&
+                 order.child == shelf.branch;
+        };
+        EXPECT_TRUE(std::ranges::any_of(later, is_from_there));
+      }
     }
+    for (auto& [branch, killed] : killed_) killed.on_disk |= killed.round <= round + 1;
     const Manifest read = parse_manifest(manifest_text(manifest));
     EXPECT_EQ(read, manifest);
     branches_ = Branches(spec_);
@@ -140,7 +168,7 @@ class Decisions {
     EXPECT_EQ(branches_.saved(round).moves, manifest.branches.moves);
   }
 
-  uint64_t switches = 0;
+  uint64_t switches = 0, from_disk = 0;
 
  private:
   using Event = std::function<void(std::map<uint32_t, OwnJob>& jobs, uint32_t& running)>;
@@ -150,6 +178,12 @@ class Decisions {
   void carry_out(size_t order, std::vector<uint32_t>& in_place) const {
     const BranchOrder& now = orders_[order];
     if (now.kind == BranchOrder::kSwap) return std::swap(in_place[0], in_place[now.to]);
+    if (now.from > spec_.branches) {
+      EXPECT_EQ(now.from, spec_.branches + now.to);
+      std::ranges::replace(in_place, now.child, ~0u);
+      in_place[now.to] = now.child;
+      return;
+    }
     const auto& [child, parent] = forks_.at(order);
     EXPECT_EQ(in_place[now.from], parent);
     EXPECT_EQ(now.child, child);
@@ -204,8 +238,9 @@ class Decisions {
     const auto decide = [&] {
       take(branches_.decide(fork_of(parent, round_, {{name, decay}}), child, 0));
     };
+    if (killed_.contains(parent)) return expect_error(ErrorCode::kInvalid, "revive it", decide);
     if (!alive_.contains(parent)) return expect_error(ErrorCode::kNotFound, "no branch", decide);
-    if (alive_.size() > spec_.branches) return expect_error(ErrorCode::kFull, "no room", decide);
+    if (!has_room()) return expect_error(ErrorCode::kFull, "no room", decide);
     decide();
     alive_.insert(child);
     forks_[orders_.size() - 1] = {child, parent};
@@ -217,11 +252,66 @@ class Decisions {
 
   void discard(uint32_t branch) {
     const auto decide = [&] { take(branches_.decide(discard_of(branch, round_), 0, 0)); };
+    if (killed_.erase(branch) > 0) return decide();
     if (!alive_.contains(branch)) return expect_error(ErrorCode::kNotFound, "no branch", decide);
     if (branch == running_) return expect_error(ErrorCode::kInvalid, "schedule another", decide);
     decide();
     alive_.erase(branch);
     events_.emplace_back(round_, [branch](auto& jobs, uint32_t&) { jobs.erase(branch); });
+  }
+
+  // On shelves: those that are killed, too, until they are on disk.
+  bool has_room() const {
+    const auto waiting =
+        std::ranges::count_if(killed_, [](const auto& killed) { return !killed.second.on_disk; });
+    return alive_.size() + static_cast<size_t>(waiting) <= spec_.branches;
+  }
+
+  // To its own job nothing happens.
+  void kill(uint32_t branch) {
+    const auto decide = [&] { take(branches_.decide(kill_of(branch, round_), 0, 0)); };
+    if (killed_.contains(branch)) {
+      return expect_error(ErrorCode::kInvalid, "killed already", decide);
+    }
+    if (!alive_.contains(branch)) return expect_error(ErrorCode::kNotFound, "no branch", decide);
+    if (branch == running_) return expect_error(ErrorCode::kInvalid, "schedule another", decide);
+    decide();
+    alive_.erase(branch);
+    killed_[branch] = {.round = round_};
+  }
+
+  void revive(uint32_t branch) {
+    const size_t orders = orders_.size();
+    const auto decide = [&] { take(branches_.decide(revival_of(branch, round_), 0, 0)); };
+    if (alive_.contains(branch)) return expect_error(ErrorCode::kInvalid, "is not killed", decide);
+    if (!killed_.contains(branch)) return expect_error(ErrorCode::kNotFound, "no branch", decide);
+    const bool on_disk = killed_.at(branch).on_disk;
+    if (on_disk && !has_room()) return expect_error(ErrorCode::kFull, "no room", decide);
+    // As all orders are still to come, a dock serves once.
+    const std::optional<Error> refused = error_of(decide);
+    if (refused) {
+      EXPECT_EQ(refused->code(), ErrorCode::kFull) << refused->what();
+      EXPECT_TRUE(on_disk && docks_ > 0) << refused->what();
+      return;
+    }
+    EXPECT_EQ(orders_.size() - orders, on_disk ? 1u : 0u);
+    docks_ += on_disk;
+    from_disk += on_disk;
+    killed_.erase(branch);
+    alive_.insert(branch);
+  }
+
+  // A checkpoint is durable that is before all decisions to come.
+  void save() {
+    if (round_ < 2) return;
+    const uint64_t round = round_ - 2;
+    if (round < restored_) return;
+    branches_.saved_durably(round);
+    restored_ = round;
+    for (auto& [branch, killed] : killed_) killed.on_disk |= killed.round <= round + 1;
+    for (const auto& [branch, killed] : killed_) {
+      EXPECT_EQ(branches_.is_on_disk(branch), killed.on_disk) << "branch " << branch;
+    }
   }
 
   void schedule() {
@@ -251,6 +341,12 @@ class Decisions {
   uint32_t last_ = 0;      // number of a branch
   uint32_t running_ = 0;
   std::set<uint32_t> alive_ = {0};
+  struct Killed {
+    uint64_t round = 0;
+    bool on_disk = false;
+  };
+  std::map<uint32_t, Killed> killed_;
+  uint32_t docks_ = 0;  // that orders copy from
   std::vector<std::pair<uint64_t, Event>> events_;
   std::vector<BranchOrder> orders_;
   std::map<size_t, std::pair<uint32_t, uint32_t>> forks_;  // by order: child, parent
@@ -258,22 +354,24 @@ class Decisions {
 
 TEST(Branches, EachIsAJobOfItsOwn) {
   const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(300));
-  uint64_t switches = 0;
+  uint64_t switches = 0, from_disk = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     Decisions run(seed);
     for (int i = 0; i < 40; ++i) run.decide_something();
     run.check();
     switches += run.switches;
+    from_disk += run.from_disk;
     ASSERT_FALSE(::testing::Test::HasFailure());
   }
   EXPECT_GT(switches, seeds.count);
+  if (seeds.count > 1) EXPECT_GT(from_disk, 0u);
 }
 
 // All that was decided stays, also what is still to come.
 TEST(Branches, GoOnFromCheckpoints) {
   const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(300));
-  uint64_t switches = 0;
+  uint64_t switches = 0, from_disk = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     Decisions run(seed);
@@ -283,9 +381,11 @@ TEST(Branches, GoOnFromCheckpoints) {
     }
     run.check();
     switches += run.switches;
+    from_disk += run.from_disk;
     ASSERT_FALSE(::testing::Test::HasFailure());
   }
   EXPECT_GT(switches, seeds.count);
+  if (seeds.count > 1) EXPECT_GT(from_disk, 0u);
 }
 
 // What is in a file may have been changed.
@@ -308,7 +408,9 @@ TEST(Branches, WhatDoesNotFitIsRefused) {
   refused("one is not at its place", [](auto& saved) { saved.branches[0].place = 200; });
   refused("one is not at its place", [](auto& saved) { saved.next = 1; });
   refused("one lies at two places", [](auto& saved) { saved.shelves[0].branch = 1; });
-  refused("of shelves", [](auto& saved) { saved.shelves[0].place = 3; });
+  refused("of shelves", [](auto& saved) { saved.shelves[0].place = 5; });
+  refused("of shelves",
+          [](auto& saved) { saved.shelves.push_back({.place = 3, .branch = 9, .steps = {}}); });
   refused("an order finds nothing", [](auto& saved) { saved.shelves.clear(); });
   refused("an order finds nothing", [](auto& saved) { saved.moves[0].to = 2; });
   refused("of orders", [](auto& saved) { saved.moves[0].to = 3; });
@@ -325,6 +427,61 @@ TEST(Branches, WhatDoesNotFitIsRefused) {
   refused("learning", [](auto& saved) { saved.branches[0].values["learning"] = 1; });
   expect_error(ErrorCode::kInvalid, "its job has none",
                [&] { Branches(spec_of(0)).restore(manifest); });
+}
+
+TEST(Branches, WhatIsOnDiskAndDoesNotFitIsRefused) {
+  Branches branches(spec_of(2));
+  branches.decide(fork_of(0, 3), branches.next(), 1);
+  branches.decide(fork_of(0, 3), branches.next(), 1);
+  branches.decide(kill_of(1, 4), 0, 1);
+  branches.decide(kill_of(2, 4), 0, 1);
+  branches.saved_durably(4);
+  branches.decide(revival_of(2, 8), 0, 5);
+  Manifest manifest;
+  manifest.round = 5;
+  manifest.branches = branches.saved(5);
+  ASSERT_EQ(manifest.branches.moves.size(), 1u);
+  EXPECT_EQ(manifest.branches.shelves,
+            (std::vector<SavedShelf>{{.place = 3, .branch = 2, .steps = {}},
+                                     {.place = 0, .branch = 1, .steps = {}}}));
+  Branches(spec_of(2)).restore(manifest);
+  const auto refused = [&](const char* words, const std::function<void(SavedBranches&)>& change) {
+    Manifest changed = manifest;
+    change(changed.branches);
+    expect_error(ErrorCode::kInvalid, words, [&] { Branches(spec_of(2)).restore(changed); });
+  };
+  refused("an order finds nothing",
+          [](auto& saved) { saved.shelves.erase(saved.shelves.begin()); });
+  refused("an order finds nothing", [](auto& saved) { saved.moves[0].from = 4; });
+  refused("an order finds nothing", [](auto& saved) { saved.moves[0].to = 2; });
+  refused("an order finds nothing", [](auto& saved) { saved.moves[0].child = 1; });
+  refused("one is in no file", [](auto& saved) { saved.shelves.pop_back(); });
+  refused("one lies at two places", [](auto& saved) { saved.shelves.push_back(saved.shelves[0]); });
+  refused("of shelves", [](auto& saved) { saved.shelves[0].place = 5; });
+  refused("of shelves", [](auto& saved) { saved.branches[1].killed = 7; });
+  refused("one that is killed runs", [](auto& saved) { saved.branches[0].killed = 9; });
+  refused("one is in no file", [](auto& saved) { saved.branches[0].killed = 6; });
+}
+
+TEST(Branches, AsManyAsCanBeKilledAre) {
+  Branches branches(spec_of(1));
+  for (uint32_t i = 0; i < kMostKilledBranches; ++i) {
+    const uint32_t child = branches.next();
+    branches.decide(fork_of(0, 3 + i), child, 3 + i);
+    branches.decide(kill_of(child, 3 + i), 0, 3 + i);
+    EXPECT_FALSE(branches.wants_checkpoint(0, 1 + i));
+    EXPECT_TRUE(branches.wants_checkpoint(0, 2 + i));
+    branches.saved_durably(2 + i);
+    EXPECT_FALSE(branches.wants_checkpoint(0, 2 + i));
+  }
+  branches.decide(fork_of(0, 300), branches.next(), 300);
+  expect_error(ErrorCode::kFull, "255 branches are killed, which is the limit",
+               [&] { branches.decide(kill_of(256, 300), 0, 300); });
+  EXPECT_EQ(branches.list(300).size(), kMostKilledBranches + 2u);
+  Manifest manifest;
+  manifest.round = 300;
+  manifest.branches = branches.saved(300);
+  Branches(spec_of(1)).restore(manifest);
 }
 
 TEST(Branches, TheLogSaysWhatTheCoresDo) {

@@ -270,7 +270,8 @@ TEST(CheckpointGolden, EveryVersionStaysReadable) {
                           .epoch = 4,
                           .shapes = version > 1,
                           .clocks = version > 2,
-                          .branches = version > 3};
+                          .branches = version > 3,
+                          .killed = version > 4};
     EXPECT_EQ(difference(*reader, content), "");
   }
 }

@@ -112,6 +112,10 @@ def check_branches(port):
     turns = [{"branch": 1, "rounds": 3}, {"branch": 0}]
     assert ask(action="schedule", turns=turns)["runs"] == [
         {"round": 1, "branch": 0}, {"round": 5, "branch": 1}, {"round": 8, "branch": 0}]
+    for action, why in (("kill", "keeps no checkpoints"), ("revive", "is not killed")):
+        answer = port.call("POST", "/v1/jobs/{job}/branches", {**asked, "action": action, "branch": 1},
+                           joined["offer"]["ticket"], status=400, job="tree")
+        assert why in answer["detail"], answer
     assert ask(action="discard", branch=1)["round"] == 8
     assert [branch["branch"] for branch in ask(action="list")["branches"]] == [0]
     assert len(port.call("GET", "/v1/jobs/{job}", job="tree")["branches"]) == 1

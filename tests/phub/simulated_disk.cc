@@ -194,6 +194,19 @@ void SimulatedDisk::rename(const std::string& from, const std::string& to) {
   if (what != Do::kAll) fail_call("rename");
 }
 
+bool SimulatedDisk::link(const std::string& from, const std::string& to) {
+  if (!links_) return false;
+  const Do what = next_call();
+  if (what == Do::kNothingAndFail) fail_call("link");
+  const auto node = find(from);
+  if (node == nullptr || node->folder) fail(ErrorCode::kNotFound, "{}: no such file", from);
+  Node& folder = folder_of(to);
+  if (folder.names.contains(base(to))) fail(ErrorCode::kTaken, "{}: File exists", to);
+  change(folder, {"", base(to), node});
+  if (what != Do::kAll) fail_call("link");
+  return true;
+}
+
 void SimulatedDisk::sync_folder(const std::string& path) {
   const Do what = next_call();
   if (what == Do::kNothingAndFail) fail_call("fsync");

@@ -31,6 +31,7 @@ class SimulatedDisk final : public Files {
   void arm(uint64_t call, Fault fault);
   void disarm() { armed_ = 0; }
   void make_room() { full_ = false; }
+  void have_links(bool links) { links_ = links; }
   uint64_t calls() const { return calls_; }
   bool fired() const { return fired_; }
   bool crashed() const { return crashed_; }
@@ -51,6 +52,7 @@ class SimulatedDisk final : public Files {
   std::unique_ptr<InputFile> open(const std::string& path) override;
   void make_folder(const std::string& path) override;
   void rename(const std::string& from, const std::string& to) override;
+  bool link(const std::string& from, const std::string& to) override;
   void sync_folder(const std::string& path) override;
   void remove(const std::string& path) override;
   std::vector<FolderEntry> list(const std::string& path) override;
@@ -80,6 +82,7 @@ class SimulatedDisk final : public Files {
   bool fired_ = false;
   bool crashed_ = false;
   bool full_ = false;
+  bool links_ = true;
 };
 
 }  // namespace phub::testing

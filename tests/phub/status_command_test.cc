@@ -110,10 +110,14 @@ TEST(Status, ManyRanksAreCutShort) {
 TEST(Status, ShowsBranches) {
   ServerStatus status = sample();
   status.jobs[0].branches = {{.branch = 0, .rounds = 30},
-                             {.branch = 2, .parent = 0, .round = 21, .rounds = 25, .runs = true}};
+                             {.branch = 2, .parent = 0, .round = 21, .rounds = 25, .runs = true},
+                             {.branch = 3, .rounds = 4, .killed = 28, .on_disk = true},
+                             {.branch = 4, .rounds = 5, .killed = 31}};
   const std::string text = describe(status);
   EXPECT_THAT(text, HasSubstr("digits: branch 0: 30 rounds\n"));
   EXPECT_THAT(text, HasSubstr("digits: branch 2 runs: forked from 0 before round 21, 25 rounds\n"));
+  EXPECT_THAT(text, HasSubstr("digits: branch 3 killed: 4 rounds\n"));
+  EXPECT_THAT(text, HasSubstr("digits: branch 4 killed, and not on disk yet: 5 rounds\n"));
 }
 
 TEST(Status, NoJobsAndFailedOnes) {

@@ -44,6 +44,7 @@ struct RackResult {
   uint64_t jobs_of_factors = 0, jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
   uint64_t chunks_carried = 0;       // to a later round
   uint64_t forks = 0, switches = 0;  // of branches
+  uint64_t kills = 0, revivals = 0;  // of branches: decided; of those that were on disk
   uint64_t restored_with_branches = 0;
   uint64_t jobs_of_differences = 0;
   uint64_t states = 0;                          // of chunks, that were compared
@@ -89,11 +90,12 @@ struct JobRun {
   uint64_t restored = 0;
   uint64_t restored_round = 0;  // that it went on after in this life; 0: it began
   uint64_t parts_restored = 0, void_snapshots = 0, residuals_restored = 0;
-  uint64_t carried = 0;             // chunks, to a later round
-  uint64_t switch_chunks = 0;       // that came through a switch, as far as was seen
-  std::string switch_ended;         // why no more did
-  size_t restarts = 0;              // by other workers
-  std::set<uint32_t> unsure_racks;  // of which a set may have been carried out, or not
+  uint64_t kills = 0, revivals = 0;  // of branches, that were answered; those of branches on disk
+  uint64_t carried = 0;              // chunks, to a later round
+  uint64_t switch_chunks = 0;        // that came through a switch, as far as was seen
+  std::string switch_ended;          // why no more did
+  size_t restarts = 0;               // by other workers
+  std::set<uint32_t> unsure_racks;   // of which a set may have been carried out, or not
   std::map<uint32_t, size_t> sets_before_answer;  // by rack: in the log, when the root answered it
   uint64_t durable = 0;                           // the last round that a worker was told to be
   std::vector<LogRecord> log;

@@ -104,6 +104,8 @@ void Rack::check_end(RackResult& result) {
     if (!job->log_lost && !lost_box) fail(job->oracle.check(job->log));
     result.forks += job->oracle.forks();
     result.switches += job->oracle.switches();
+    result.kills += job->kills;
+    result.revivals += job->revivals;
     result.restored_with_branches += job->oracle.restored_with_branches();
     if (failure_.empty()) fail(check_outcomes(*job));
   }

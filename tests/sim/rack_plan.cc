@@ -240,8 +240,8 @@ std::vector<ElementRange> some_ranges(SimRandom& random, uint64_t elements) {
   return ranges;
 }
 
-// The job has branches, if it may; and some more rounds for them.
-void add_branches(SimRandom& random, JobPlan& job) {
+// The job has branches, if it may; and some more rounds for them. `saved`: they can be killed.
+void add_branches(SimRandom& random, JobPlan& job, bool saved) {
   JobSpec& spec = job.spec;
   if (!job.lock_step() || !job.box_of.empty()) return;
   if (spec.optimizer == "none") {
@@ -251,7 +251,7 @@ void add_branches(SimRandom& random, JobPlan& job) {
   spec.branches = static_cast<uint32_t>(random.between(1, 4));
   spec.schedule.clear();
   job.rounds += random.below(30);
-  for (uint64_t i = random.between(1, 20); i > 0; --i) {
+  for (uint64_t i = random.between(1, saved ? 80 : 20); i > 0; --i) {
     job.branch_calls.push_back({.rank = static_cast<uint32_t>(random.below(spec.world_size)),
                                 .after_pushes = random.below(job.rounds * spec.keys.size()),
                                 .random = random.next()});
@@ -596,7 +596,7 @@ RackPlan make_rack_plan(uint64_t seed) {
   add_racks(racks, plan);
   SimRandom branches(seed ^ 0x6272616e6368ull);
   for (JobPlan& job : plan.jobs) {
-    if (branches.chance(0.6)) add_branches(branches, job);
+    if (branches.chance(0.6)) add_branches(branches, job, plan.checkpoint_every > 0);
   }
   SimRandom coded(seed ^ 0x636f646564ull);
   for (JobPlan& job : plan.jobs) {

@@ -87,6 +87,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.spread_jobs += result.spread_jobs;
     all.forks += result.forks;
     all.switches += result.switches;
+    all.kills += result.kills;
     all.racked_jobs += result.racked_jobs;
     all.racks_admitted += result.racks_admitted;
     all.racks_lost += result.racks_lost;
@@ -118,6 +119,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.spread_jobs, 0u);
   EXPECT_GT(all.forks, 0u);
   EXPECT_GT(all.switches, 0u);
+  EXPECT_GT(all.kills, 0u);
   EXPECT_GT(all.racked_jobs, 0u);
   EXPECT_GT(all.racks_admitted, 0u);
   EXPECT_GT(all.switched_jobs, 0u);

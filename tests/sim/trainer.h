@@ -185,11 +185,13 @@ class Trainer {
   uint64_t pushes_ = 0;
   size_t hyper_calls_ = 0;
   size_t branch_calls_ = 0;
-  std::vector<uint32_t> branches_ = {0};  // as it was told last
-  size_t state_calls_ = 0;                // that are done, or not this rank's
-  uint32_t transfers_ = 0;                // that this process began
-  Transfer transfer_;                     // under way
-  bool sets_unsure_ = false;              // a set may have been carried out, or not
+  // As it was told last, with those that are killed; and these, and whether they are on disk.
+  std::vector<uint32_t> branches_ = {0};
+  std::vector<BranchStatus> killed_;
+  size_t state_calls_ = 0;    // that are done, or not this rank's
+  uint32_t transfers_ = 0;    // that this process began
+  Transfer transfer_;         // under way
+  bool sets_unsure_ = false;  // a set may have been carried out, or not
   std::optional<Error> error_;
 };
 

@@ -1,5 +1,6 @@
 // A simulated process decides about the job's branches, beside its training: any number of ranks
 // do, each as it was told last.
+#include <algorithm>
 #include <utility>
 
 #include "tests/sim/rack.h"
@@ -16,7 +17,7 @@ void Trainer::call_branches() {
     const auto some_branch = [&] { return branches_[random.below(branches_.size())]; };
     BranchChange change;
     if (random.chance(0.5)) change.round = session_->next_round() + random.below(4);
-    switch (random.below(6)) {
+    switch (random.below(10)) {
       case 0:
       case 1:
         change.action = BranchAction::kFork;
@@ -35,6 +36,17 @@ void Trainer::call_branches() {
       case 4:
         change.action = BranchAction::kDiscard;
         change.branch = some_branch();
+        break;
+      case 5:
+      case 6:
+        change.action = BranchAction::kKill;
+        change.branch = some_branch();
+        break;
+      case 7:
+      case 8:
+        change.action = BranchAction::kRevive;
+        change.branch =
+            killed_.empty() ? some_branch() : killed_[random.below(killed_.size())].branch;
         break;
       default:
         break;
@@ -55,9 +67,17 @@ void Trainer::change_branches(const BranchChange& change) {
       },
       [this, change, complete](const Result<BranchReply>& result) {
         if (!result || life_ != rack_.life(job_)) return;
+        const bool was_on_disk =
+            std::ranges::any_of(killed_, [&change](const BranchStatus& killed) {
+              return killed.branch == change.branch && killed.on_disk;
+            });
+        job_.kills += change.action == BranchAction::kKill;
+        job_.revivals += change.action == BranchAction::kRevive && was_on_disk;
         branches_.clear();
+        killed_.clear();
         for (const BranchStatus& branch : result.value->branches) {
           branches_.push_back(branch.branch);
+          if (branch.killed > 0) killed_.push_back(branch);
         }
         job_.oracle.heard_of_branches(complete, change, *result.value);
       },

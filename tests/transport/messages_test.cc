@@ -210,7 +210,7 @@ TEST_F(RoundTrip, CredentialAndHyper) {
     const HyperReply got{random_.u64()};
     EXPECT_EQ(parse_hyper_reply(to_json(got)).round, got.round);
 
-    const BranchChange branching{.action = static_cast<BranchAction>(random_.below(4)),
+    const BranchChange branching{.action = static_cast<BranchAction>(random_.below(6)),
                                  .round = random_.u64(),
                                  .branch = random_.u32(),
                                  .values = random_.values(0),
@@ -224,8 +224,9 @@ TEST_F(RoundTrip, CredentialAndHyper) {
     const BranchReply there{.round = random_.u64(),
                             .branch = random_.u32(),
                             .branches = random_.list<BranchStatus>([&] {
-                              return BranchStatus{random_.u32(), random_.u32(), random_.u64(),
-                                                  random_.u64(), random_.coin()};
+                              return BranchStatus{random_.u32(), random_.u32(),  random_.u64(),
+                                                  random_.u64(), random_.coin(), random_.u64(),
+                                                  random_.coin()};
                             }),
                             .runs = random_.list<BranchRun>([&] {
                               return BranchRun{random_.u64(), random_.u32()};
@@ -614,10 +615,12 @@ TEST(BadInput, OtherMessages) {
                 parse_log_page(R"({"records":[{"kind":"vanished","rank":0,"incarnation":1}]})");
               }),
               HasSubstr("records[0].kind: must be one of admitted, lost, left, hyper, "
-                        "excluded, failed, set, forked, scheduled, discarded, got \"vanished\""));
+                        "excluded, failed, set, forked, scheduled, discarded, killed, revived, "
+                        "got \"vanished\""));
   EXPECT_THAT(
       message_of([] { parse_branch_request(R"({"rank":0,"incarnation":1,"action":"graft"})"); }),
-      HasSubstr("action: must be one of list, fork, schedule, discard, got \"graft\""));
+      HasSubstr(
+          "action: must be one of list, fork, schedule, discard, kill, revive, got \"graft\""));
   std::string turns;
   for (int i = 0; i < 257; ++i) turns += fmt::format("{}{{\"branch\":0}}", i == 0 ? "" : ",");
   EXPECT_THAT(message_of([&] {

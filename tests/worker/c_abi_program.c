@@ -429,6 +429,9 @@ static void branches(void) {
   CHECK(count == 2 && all[1].branch == 1 && all[1].parent == 0 && all[1].round == 3);
   CHECK(all[1].rounds == 3 && all[1].runs == 0);
   FAILS(phub_discard(worker, 0, NULL), PHUB_INVALID, "schedule another");
+  FAILS(phub_kill(worker, 1, NULL), PHUB_INVALID, "keeps no checkpoints");
+  FAILS(phub_revive(worker, 1, NULL), PHUB_INVALID, "not killed");
+  CHECK(all[1].killed == 0);
   OK(phub_discard(worker, 1, NULL));
   OK(phub_branches(worker, NULL, 0, &count));
   CHECK(count == 1);

@@ -37,6 +37,9 @@ class SlowDisk final : public Files {
   std::unique_ptr<InputFile> open(const std::string& path) override { return disk_.open(path); }
   void make_folder(const std::string& path) override { disk_.make_folder(path); }
   void rename(const std::string& from, const std::string& to) override { disk_.rename(from, to); }
+  bool link(const std::string& from, const std::string& to) override {
+    return disk_.link(from, to);
+  }
   void sync_folder(const std::string& path) override { disk_.sync_folder(path); }
   void remove(const std::string& path) override { disk_.remove(path); }
   std::vector<FolderEntry> list(const std::string& path) override { return disk_.list(path); }

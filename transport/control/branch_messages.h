@@ -19,8 +19,9 @@ namespace phub {
 inline constexpr size_t kMostBranchTurns = 256;  // in one request
 inline constexpr size_t kMostBranchRuns = 1024;  // that are still to come
 inline constexpr size_t kMostBranchMoves = 2 * kMostBranchRuns;
+inline constexpr uint32_t kMostKilledBranches = 255;  // of a job at a time
 
-enum class BranchAction : uint8_t { kList, kFork, kSchedule, kDiscard };
+enum class BranchAction : uint8_t { kList, kFork, kSchedule, kDiscard, kKill, kRevive };
 
 struct BranchTurn {
   uint32_t branch = 0;
@@ -34,9 +35,10 @@ struct BranchTurn {
 struct BranchChange {
   BranchAction action = BranchAction::kList;
   uint64_t round = 0;
-  uint32_t branch = 0;                        // fork: the parent; discard: which
+  uint32_t branch = 0;                        // fork: the parent; discard, kill, revive: which
   std::map<std::string, double> values = {};  // fork: hyperparameters that differ from the parent's
   std::vector<BranchTurn> turns = {};         // schedule: one after the other
+  bool is_loaded = false;  // revive: what its files have is in memory; no part of a request
 
   friend bool operator==(const BranchChange&, const BranchChange&) = default;
 };
@@ -64,9 +66,9 @@ struct BranchRun {
 struct BranchMove {
   uint64_t round = 0;
   bool copies = false;  // else what runs and what is on the shelf `to` change places
-  uint32_t from = 0;    // 0: what runs; else a shelf
+  uint32_t from = 0;    // 0: what runs; else a shelf, or the files of what is to be on `to`
   uint32_t to = 0;
-  uint32_t child = 0;  // copies: the branch that is made
+  uint32_t child = 0;  // copies: the branch that is made, or revived
 
   friend bool operator==(const BranchMove&, const BranchMove&) = default;
 };

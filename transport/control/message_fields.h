@@ -13,12 +13,14 @@ namespace phub {
 
 template <>
 inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
-    "admitted", "lost", "left",   "hyper",     "excluded",
-    "failed",   "set",  "forked", "scheduled", "discarded"};
+    "admitted", "lost",   "left",      "hyper",     "excluded", "failed",
+    "set",      "forked", "scheduled", "discarded", "killed",   "revived"};
 
 template <>
-inline constexpr std::string_view kWords<BranchAction>[] = {"list", "fork", "schedule", "discard"};
+inline constexpr std::string_view kWords<BranchAction>[] = {"list",    "fork", "schedule",
+                                                            "discard", "kill", "revive"};
 
+inline constexpr uint64_t kMostBranchesListed = kMaxBranches + 1 + kMostKilledBranches;
 inline constexpr uint64_t kMaxWordBytes = 64;      // names of optimizers, formats, hyperparameters
 inline constexpr uint64_t kMaxHyperValues = 4096;  // in one change
 inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
@@ -259,6 +261,8 @@ void fields(A& a, const BranchStatus*) {
   a.optional("round", &BranchStatus::round);
   a.optional("rounds", &BranchStatus::rounds);
   a.optional("runs", &BranchStatus::runs);
+  a.optional("killed", &BranchStatus::killed);
+  a.optional("on_disk", &BranchStatus::on_disk);
 }
 
 template <class A>
@@ -368,7 +372,7 @@ void fields(A& a, const JobStatus*) {
   a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
   a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
-  a.optional("branches", &JobStatus::branches, {0, kMaxBranches + 1});
+  a.optional("branches", &JobStatus::branches, {0, kMostBranchesListed});
 }
 
 template <class A>
@@ -431,7 +435,7 @@ template <class A>
 void fields(A& a, const BranchMove*) {
   a.required("round", &BranchMove::round, {1, uint64_t{1} << 62});
   a.optional("copies", &BranchMove::copies);
-  a.optional("from", &BranchMove::from, {0, kMaxBranches});
+  a.optional("from", &BranchMove::from, {0, 2 * kMaxBranches});
   a.required("to", &BranchMove::to, {1, kMaxBranches});
   a.optional("child", &BranchMove::child);
 }
@@ -444,7 +448,7 @@ template <class A>
 void fields(A& a, const BranchReply*) {
   a.optional("round", &BranchReply::round);
   a.optional("branch", &BranchReply::branch);
-  a.required("branches", &BranchReply::branches, {0, kMaxBranches + 1});
+  a.required("branches", &BranchReply::branches, {0, kMostBranchesListed});
   a.required("runs", &BranchReply::runs, {0, kMostBranchRuns + 1});
 }
 

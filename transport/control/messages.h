@@ -210,11 +210,13 @@ struct LogRecord {
     kSet,
     kForked,
     kScheduled,
-    kDiscarded
+    kDiscarded,
+    kKilled,
+    kRevived
   };
   Kind kind = Kind::kAdmitted;
   // admitted, excluded: first round; hyper, set, scheduled: from; forked: it is as its parent is
-  // before this one; discarded: gone before this one; else 0
+  // before this one; discarded, killed: gone before this one; revived: there before it; else 0
   uint64_t round = 0;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
@@ -223,7 +225,7 @@ struct LogRecord {
   uint64_t last_round = 0;               // excluded: from these chunks in all rounds up to this one
   std::vector<ChunkSpan> chunks;         // excluded, ascending; set, whose state
   std::map<std::string, double> values;  // hyper; forked: those that differ from its parent's
-  uint32_t branch = 0;                   // forked, scheduled, discarded
+  uint32_t branch = 0;                   // forked, scheduled, discarded, killed, revived
   uint32_t parent = 0;                   // forked: the branch that it is a copy of
 
   friend bool operator==(const LogRecord&, const LogRecord&) = default;
@@ -241,9 +243,11 @@ struct LogPage {
 struct BranchStatus {
   uint32_t branch = 0;  // 0 is what the job began as
   uint32_t parent = 0;
-  uint64_t round = 0;   // that it was forked before; 0: it was not
-  uint64_t rounds = 0;  // those that it has run, its parent's up to there included
-  bool runs = false;    // in the round that is in progress
+  uint64_t round = 0;    // that it was forked before; 0: it was not
+  uint64_t rounds = 0;   // those that it has run, its parent's up to there included
+  bool runs = false;     // in the round that is in progress
+  uint64_t killed = 0;   // before this round; 0: it is not
+  bool on_disk = false;  // it was killed, and a durable checkpoint has it: its shelf is free
 
   friend bool operator==(const BranchStatus&, const BranchStatus&) = default;
 };

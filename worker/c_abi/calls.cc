@@ -48,6 +48,15 @@ phub_code exchanging(const char* function, const phub_worker* handle, Body body)
   });
 }
 
+phub_code change_branch(const char* function, phub_worker* worker,
+                        uint64_t (Worker::*change)(uint32_t, uint64_t), uint32_t branch,
+                        uint64_t* round) {
+  return with(function, worker, [&](Worker& w, auto&) {
+    const uint64_t got = (w.*change)(branch, round == nullptr ? 0 : *round);
+    if (round != nullptr) *round = got;
+  });
+}
+
 // With the element sizes of the job. REQUIRES: `key` is in range.
 size_t key_in_range(const Worker& worker, size_t key) {
   if (key >= worker.keys()) {
@@ -402,10 +411,15 @@ phub_code phub_schedule(phub_worker* worker, const uint32_t* branches, const uin
 }
 
 phub_code phub_discard(phub_worker* worker, uint32_t branch, uint64_t* round) {
-  return with(__func__, worker, [&](Worker& w, auto&) {
-    const uint64_t got = w.discard(branch, round == nullptr ? 0 : *round);
-    if (round != nullptr) *round = got;
-  });
+  return change_branch(__func__, worker, &Worker::discard, branch, round);
+}
+
+phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* round) {
+  return change_branch(__func__, worker, &Worker::kill, branch, round);
+}
+
+phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round) {
+  return change_branch(__func__, worker, &Worker::revive, branch, round);
 }
 
 phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch) {
@@ -427,7 +441,9 @@ phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                      .branch = all[i].branch,
                      .parent = all[i].parent,
                      .runs = all[i].runs,
-                     .unused = 0};
+                     .killed = all[i].on_disk      ? 2u
+                               : all[i].killed > 0 ? 1u
+                                                   : 0u};
     }
   });
 }

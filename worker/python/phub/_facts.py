@@ -27,6 +27,8 @@ class Branch:
     round: int  # that it was forked before; 0: it was not
     rounds: int  # that it has run, its parent's up to there included
     runs: bool  # in the round that is in progress
+    killed: bool = False
+    on_disk: bool = False  # it is killed, and there is room for another
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class BranchInfo(ctypes.Structure):
         ("branch", c_uint32),
         ("parent", c_uint32),
         ("runs", c_uint32),
-        ("unused", c_uint32),
+        ("killed", c_uint32),
     )
 
 
@@ -168,6 +168,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     ),
     "schedule": (c_void_p, POINTER(c_uint32), POINTER(c_uint64), c_size_t, POINTER(c_uint64)),
     "discard": (c_void_p, c_uint32, POINTER(c_uint64)),
+    "kill": (c_void_p, c_uint32, POINTER(c_uint64)),
+    "revive": (c_void_p, c_uint32, POINTER(c_uint64)),
     "branch_in": (c_void_p, c_uint64, POINTER(c_uint32)),
     "branches": (c_void_p, POINTER(BranchInfo), c_size_t, POINTER(c_size_t)),
     "state_name": (c_void_p, c_size_t, POINTER(c_char_p)),

@@ -19,7 +19,7 @@ from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
 _DESCRIPTION_BYTES = 4096
-_MOST_BRANCHES = 256  # of a job: the option is at most one less
+_MOST_BRANCHES = 511  # of a job: 255 that are killed, and one more than the option may be
 
 
 def _named(values: Mapping[str, float]) -> tuple[Any, Any, int]:
@@ -381,6 +381,29 @@ class Worker:
         call("discard", self._worker, branch, byref(at))
         return at.value
 
+    def kill(self, branch: int, round: int = 0) -> int:  # noqa: A002
+        """The branch goes to files at the box, and there is room for another when it is there.
+
+        The box takes a checkpoint for it once the rounds before the returned one are complete, and
+        then branches() has it `on_disk`. It can be revived, or discarded. Raises InvalidError: the
+        box keeps no checkpoints, or the branch is the last one that is scheduled.
+        """
+        self._settle()
+        at = c_uint64(round)
+        call("kill", self._worker, branch, byref(at))
+        return at.value
+
+    def revive(self, branch: int, round: int = 0) -> int:  # noqa: A002
+        """From `round` on the branch is there as if it had never been killed. Returns the round.
+
+        The box reads its files meanwhile. Raises FullError: there is no room; InvalidError or
+        NotFoundError: it is not killed, or its files are damaged or gone.
+        """
+        self._settle()
+        at = c_uint64(round)
+        call("revive", self._worker, branch, byref(at))
+        return at.value
+
     def branch_in(self, round: int) -> int:  # noqa: A002
         """The branch that runs in `round`: final for the one behind the latest result here."""
         self._settle()
@@ -395,7 +418,15 @@ class Worker:
         count = c_size_t()
         call("branches", self._worker, found, _MOST_BRANCHES, byref(count))
         return tuple(
-            Branch(of.branch, of.parent, of.round, of.rounds, bool(of.runs))
+            Branch(
+                of.branch,
+                of.parent,
+                of.round,
+                of.rounds,
+                bool(of.runs),
+                killed=of.killed > 0,
+                on_disk=of.killed > 1,
+            )
             for of in found[: count.value]
         )
 

@@ -450,6 +450,42 @@ def test_branches_run_in_turns(box, start):
     assert start(tries_two_rates, 2).results() == [want, want]
 
 
+def kills_a_branch(rank):
+    options = {"optimizer": "momentum", "hyper": {"lr": 1, "momentum": 0.5}, "branches": 1}
+    with phub.Worker({"w": 4}, **options) as worker:
+        worker.wait_all()
+
+        def step():
+            np.asarray(worker.gradient("w"))[:] = 1
+            worker.push("w")
+            worker.wait("w")
+            return float(worker.parameters("w")[0])
+
+        assert worker.fork(0, {"lr": 2}, round=3) == (1, 3)
+        values = [step() for _ in range(3)]
+        assert worker.kill(1) == 5
+        assert not worker.branches()[1].on_disk
+        with pytest.raises(phub.InvalidError, match="killed already"):
+            worker.kill(1)
+        values += [step() for _ in range(2)]
+        wait_until(lambda: worker.branches()[1].on_disk, "the checkpoint that has the branch")
+        assert worker.branches()[1].killed
+        assert worker.fork()[0] == 2
+        with pytest.raises(phub.FullError, match="no room for another"):
+            worker.revive(1)
+        worker.discard(2)
+        at = worker.revive(1)
+        assert not worker.branches()[1].killed
+        at = worker.schedule(1, round=at + 1)
+        values += [step() for _ in range(at - 1 - len(values))]
+        return [*values[:2], values[-1], step()]
+
+
+def test_a_branch_that_was_killed_comes_back(saving_box, start):
+    # Two rounds of momentum: -1, then -1.5 more; the branch's next is 2 * (0.5 * 1.5 + 1) more.
+    assert start(kills_a_branch, 1, PHUB_JOB="killed").results() == [[-1, -2.5, -2.5, -6]]
+
+
 # ---- Groups, and the state at the box.
 
 

@@ -1,0 +1,591 @@
+// Branches that are killed, and revived: to the bit what they would be if they had never been
+// killed, also where the box dies in between; and what becomes of their files.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phub/checkpoint/store.h"
+#include "tests/oracle/reference.h"
+#include "tests/seeds.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+#include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
+#include "worker/worker.h"
+
+namespace phub::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint32_t kLongMs = 120'000;
+constexpr uint32_t kShelves = 2;
+using Model = std::vector<std::vector<std::byte>>;  // by key
+using Workers = std::vector<std::unique_ptr<Worker>>;
+
+JobSpec spec_of(const std::string& name, uint32_t ranks = 1, uint32_t branches = kShelves) {
+  JobSpec spec;
+  spec.name = name;
+  spec.keys = {{.name = "a", .elements = 3000, .priority = 1},
+               {.name = "b", .elements = 7, .lr_scale = 0.5, .group = 1},
+               {.name = "c", .elements = 640}};
+  spec.world_size = ranks;
+  spec.chunk_elements = 96;
+  spec.optimizer = "momentum";
+  spec.hyper = {{"lr", 0.0625}, {"momentum", 0.5}, {"lr_exponential", 0.9}};
+  spec.branches = branches;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
+  return spec;
+}
+
+Workers join(const ServerProcess& server, const JobSpec& spec,
+             const std::string& transport = "shm") {
+  Workers workers(spec.world_size);
+  each_rank(spec.world_size, [&](uint32_t rank) {
+    WorkerOptions options = server.options(spec);
+    options.rank = static_cast<int32_t>(rank);
+    options.transport = transport;
+    workers[rank] = std::make_unique<Worker>(options);
+    workers[rank]->wait_all();
+  });
+  return workers;
+}
+
+void push(Worker& worker, uint64_t round, uint32_t branch) {
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    std::minstd_rand random(
+        static_cast<uint32_t>(1 + 7919 * branch + 97 * round + 11 * worker.rank() + key));
+    const std::span<std::byte> out = worker.gradient_bytes(key);
+    const kernels::DType type = memory_dtype(worker.spec(), static_cast<uint32_t>(key));
+    for (size_t i = 0; i < out.size() / kernels::bytes_of(type); ++i) {
+      reference::store(out.data(), type, i, static_cast<float>(random() % 2001) / 1000 - 1);
+    }
+    worker.push(key);
+  }
+  worker.wait_all();
+}
+
+Model model_of(const Worker& worker) {
+  Model model;
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    const auto bytes = worker.parameter_bytes(key);
+    model.emplace_back(bytes.begin(), bytes.end());
+  }
+  return model;
+}
+
+// What rank 0 has after each of the rounds, and which branch the next is of. `decide(round)`: rank
+// 0, before it pushes that round.
+using Seen = std::vector<std::pair<uint32_t, Model>>;
+void train(const Workers& workers, uint64_t first, uint64_t last, Seen& seen,
+           const std::function<void(uint64_t round)>& decide = nullptr) {
+  each_rank(static_cast<uint32_t>(workers.size()), [&](uint32_t rank) {
+    Worker& worker = *workers[rank];
+    for (uint64_t round = first; round <= last; ++round) {
+      if (rank == 0 && decide) decide(round);
+      push(worker, round, worker.branch_in(round));
+      if (rank == 0) seen.emplace_back(worker.branch_in(round + 1), model_of(worker));
+    }
+  });
+}
+
+BranchStatus status_of(Worker& worker, uint32_t branch) {
+  for (const BranchStatus& status : worker.branches().branches) {
+    if (status.branch == branch) return status;
+  }
+  ADD_FAILURE() << "there is no branch " << branch;
+  return {};
+}
+
+void await_on_disk(Worker& worker, uint32_t branch) {
+  EXPECT_TRUE(becomes([&] { return status_of(worker, branch).on_disk; }));
+}
+
+uint64_t save(Worker& worker) {
+  const uint64_t round = worker.checkpoint();
+  worker.await_checkpoint(round, kLongMs);
+  return round;
+}
+
+// A decision that is one for a job whose branches are never killed, too.
+struct Decision {
+  BranchAction action;
+  uint64_t round = 0;
+  uint32_t branch = 0;
+  std::map<std::string, double> values = {};
+  std::vector<BranchTurn> turns = {};
+};
+using Decisions = std::map<uint64_t, std::vector<Decision>>;  // by the round before which
+
+void carry_out(Worker& worker, const Decision& decision) {
+  switch (decision.action) {
+    case BranchAction::kFork:
+      EXPECT_EQ(worker.fork(decision.branch, decision.values, decision.round).round,
+                decision.round);
+      return;
+    case BranchAction::kSchedule:
+      EXPECT_EQ(worker.schedule(decision.turns, decision.round), decision.round);
+      return;
+    default:
+      EXPECT_EQ(worker.discard(decision.branch, decision.round), decision.round);
+  }
+}
+
+// Decides at random what there is room for.
+class Decider {
+ public:
+  explicit Decider(uint64_t seed) : random_(seed) {}
+
+  void decide(Worker& worker, uint64_t round) {
+    for (uint64_t i = below(3); i > 0; --i) {
+      if (last_ > round + 8) return;
+      decide_one(worker, std::max(last_, round + 2 + below(2)), round);
+    }
+  }
+  std::vector<uint32_t> killed() const {
+    std::vector<uint32_t> branches;
+    for (const auto& [branch, round] : killed_) branches.push_back(branch);
+    return branches;
+  }
+  uint64_t last() const { return last_; }
+
+  Decisions made;  // without kills and revivals
+  uint64_t kills = 0, revivals = 0, from_disk = 0;
+
+ private:
+  uint64_t below(uint64_t n) { return random_() % n; }
+  uint32_t any_of(const std::set<uint32_t>& branches) {
+    return *std::next(branches.begin(), static_cast<int64_t>(below(branches.size())));
+  }
+
+  static bool room(Worker& worker) {
+    const std::vector<BranchStatus> all = worker.branches().branches;
+    const auto on_disk = std::ranges::count(all, true, &BranchStatus::on_disk);
+    return all.size() - static_cast<size_t>(on_disk) <= kShelves;
+  }
+
+  void decide_one(Worker& worker, uint64_t at, uint64_t round) {
+    const bool has_room = room(worker);
+    const uint32_t branch = any_of(alive_);
+    const uint64_t what = below(8);
+    if (what == 0 && has_room) {
+      Decision fork{.action = BranchAction::kFork, .round = at, .branch = branch};
+      fork.values["lr"] = 0.015625 * static_cast<double>(1 + below(8));
+      alive_.insert(next_++);
+      return decided(worker, std::move(fork), round);
+    }
+    if ((what == 1 || what == 4) && branch != running_) {
+      EXPECT_EQ(worker.kill(branch, at), at);
+      alive_.erase(branch);
+      killed_[branch] = at;
+      last_ = at;
+      ++kills;
+      return;
+    }
+    if ((what == 2 || what == 5) && !killed_.empty()) {
+      const auto [killed, since] = *std::next(killed_.begin(), below(killed_.size()));
+      if (below(4) > 0 && since > round) return;
+      if (since <= round) await_on_disk(worker, killed);
+      return revive(worker, killed, at);
+    }
+    if (what == 3 && branch != running_ && below(3) == 0) {
+      alive_.erase(branch);
+      return decided(worker, {.action = BranchAction::kDiscard, .round = at, .branch = branch},
+                     round);
+    }
+    Decision turns{.action = BranchAction::kSchedule, .round = at};
+    for (uint64_t left = 1 + below(3); left > 0; --left) {
+      running_ = any_of(alive_);
+      turns.turns.push_back({running_, left > 1 ? 1 + below(2) : 0});
+    }
+    decided(worker, std::move(turns), round);
+  }
+
+  void revive(Worker& worker, uint32_t branch, uint64_t at) {
+    const bool was_on_disk = status_of(worker, branch).on_disk, has_room = room(worker);
+    if (was_on_disk && !has_room) {
+      return expect_error(ErrorCode::kFull, "no room", [&] { worker.revive(branch, at); });
+    }
+    try {
+      EXPECT_EQ(worker.revive(branch, at), at);
+    } catch (const Error& error) {  // it was revived for a later round, and discarded since
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("wait for that round"));
+      return;
+    }
+    killed_.erase(branch);
+    alive_.insert(branch);
+    last_ = at;
+    ++revivals;
+    from_disk += was_on_disk;
+  }
+
+  void decided(Worker& worker, Decision decision, uint64_t round) {
+    carry_out(worker, decision);
+    last_ = decision.round;
+    for (const BranchTurn& turn : decision.turns) last_ += turn.rounds;
+    made[round].push_back(std::move(decision));
+  }
+
+  std::mt19937_64 random_;
+  std::set<uint32_t> alive_ = {0};
+  std::map<uint32_t, uint64_t> killed_;  // before which round
+  uint32_t running_ = 0, next_ = 1;
+  uint64_t last_ = 0;
+};
+
+class SavingServer {
+ public:
+  explicit SavingServer(uint32_t keep = 3) : keep_(keep) { start(); }
+
+  void start(const std::string& topology = "pack:1 core:2 pu:1") {
+    server_.emplace(PHUB_BINARY,
+                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
+                                             "1000000", "--checkpoint-keep", std::to_string(keep_)},
+                    "127.0.0.1:0", topology);
+  }
+  void kill() { EXPECT_EQ(server_->end(SIGKILL), -SIGKILL); }
+  const ServerProcess& operator*() const { return *server_; }
+  std::string folder() const { return directory_.path() + "/checkpoints"; }
+  // Of all checkpoints of all jobs.
+  std::vector<fs::path> files_of(uint32_t branch) const {
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::recursive_directory_iterator(folder())) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with(fmt::format("branch-{}-", branch))) files.push_back(entry.path());
+    }
+    return files;
+  }
+
+ private:
+  const TemporaryDirectory directory_;
+  const uint32_t keep_;
+  std::optional<ServerProcess> server_;
+};
+
+// At the end every branch runs for two rounds, those that are killed too.
+void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
+               Seen& seen) {
+  Worker& worker = *workers[0];
+  for (const uint32_t branch : killed) {
+    await_on_disk(worker, branch);
+  }
+  uint64_t at = round + 40;
+  std::set<uint32_t> there;
+  for (const BranchStatus& status : worker.branches().branches) {
+    if (!status.on_disk) there.insert(status.branch);
+  }
+  const auto visit = [&](uint32_t branch) {
+    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
+    EXPECT_EQ(worker.schedule(turns, at), at);
+    at += 2;
+  };
+  for (const uint32_t branch : there) visit(branch);
+  for (const uint32_t branch : killed) {
+    if (there.size() > kShelves) {
+      EXPECT_EQ(worker.discard(*there.rbegin(), at), at);
+      there.erase(*there.rbegin());
+    }
+    EXPECT_EQ(worker.revive(branch, at), at);
+    there.insert(branch);
+    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
+    EXPECT_EQ(worker.schedule(turns, at + 1), at + 1);
+    at += 3;
+  }
+  train(workers, round, at, seen);
+}
+
+// The same decisions, where nobody is killed; and the same visits.
+void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
+                     Seen& seen) {
+  Worker& worker = *workers[0];
+  uint64_t at = round + 40;
+  std::set<uint32_t> there;
+  for (const BranchStatus& status : worker.branches().branches) {
+    if (std::ranges::count(killed, status.branch) == 0) there.insert(status.branch);
+  }
+  for (const uint32_t branch : there) {
+    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
+    EXPECT_EQ(worker.schedule(turns, at), at);
+    at += 2;
+  }
+  for (const uint32_t branch : killed) {
+    if (there.size() > kShelves) there.erase(*there.rbegin());
+    there.insert(branch);
+    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
+    EXPECT_EQ(worker.schedule(turns, at + 1), at + 1);
+    at += 3;
+  }
+  train(workers, round, at, seen);
+}
+
+void expect_same(const Seen& got, const Seen& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].first, want[i].first) << "after round " << i + 1;
+    ASSERT_TRUE(got[i].second == want[i].second) << "after round " << i + 1;
+  }
+}
+
+TEST(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
+  const Seeds seeds = fresh_seeds(scaled(4));
+  const std::vector<std::pair<std::string, std::string>> kinds = {
+      {"adam", "f32"}, {"momentum", "bf16"}, {"sgd", "f32"}, {"rmsprop", "f16"}};
+  uint64_t kills = 0, revivals = 0, from_disk = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+    std::mt19937_64 random(seed);
+    SavingServer server(1 + static_cast<uint32_t>(random() % 2));
+    const auto& [optimizer, dtype] = kinds[seed % kinds.size()];
+    const auto spec = [&, optimizer = optimizer, dtype = dtype](const char* name,
+                                                                uint32_t branches) {
+      JobSpec made = spec_of(name, 2, branches);
+      made.optimizer = optimizer;
+      if (optimizer != "momentum") made.hyper.erase("momentum");
+      made.gradient_dtype = made.parameter_dtype = dtype;
+      return made;
+    };
+    Decider decider(seed);
+    Seen seen, want;
+    uint64_t round = 0;
+    for (int life = 0; life < 3; ++life) {
+      if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:2 pu:1");
+      const Workers workers = join(*server, spec("killed", kShelves), life == 1 ? "tcp" : "shm");
+      ASSERT_EQ(workers[0]->first_round(), round + 1);
+      const uint64_t last = round + 12 + random() % 20;
+      train(workers, round + 1, last, seen,
+            [&](uint64_t now) { decider.decide(*workers[0], now); });
+      round = last;
+      if (life < 2) {
+        ASSERT_EQ(save(*workers[0]), last);
+        server.kill();
+        continue;
+      }
+      const uint64_t end = std::max(round, decider.last()) + 2;
+      train(workers, round + 1, end, seen);
+      round = end;
+      visit_all(workers, round + 1, decider.killed(), seen);
+    }
+    const Workers workers = join(*server, spec("alive", 60), "tcp");
+    train(workers, 1, round, want, [&](uint64_t now) {
+      if (!decider.made.contains(now)) return;
+      for (const Decision& decision : decider.made.at(now)) carry_out(*workers[0], decision);
+    });
+    visit_all_alive(workers, round + 1, decider.killed(), want);
+    expect_same(seen, want);
+    kills += decider.kills;
+    revivals += decider.revivals;
+    from_disk += decider.from_disk;
+    if (HasFailure()) return;
+  }
+  fmt::print("{} kills, {} revived, {} of them from disk\n", kills, revivals, from_disk);
+  if (seeds.count > 1) {
+    EXPECT_GT(kills, 0u);
+    EXPECT_GT(from_disk, 0u);
+  }
+}
+
+class OneKilled : public ::testing::Test {
+ protected:
+  // Branch 1 has made a round of its own, and lies on its shelf from round 6 on.
+  void begin(const std::string& job = "one") {
+    workers_ = join(*server_, spec_of(job));
+    worker().fork(0, {{"lr", 0.25}}, 3);
+    const BranchTurn turns[] = {{1, 2}, {0, 0}};
+    worker().schedule(turns, 4);
+    train(workers_, 1, 6, seen_);
+    round_ = 6;
+  }
+  void run_some(uint64_t rounds = 2) {
+    train(workers_, round_ + 1, round_ + rounds, seen_);
+    round_ += rounds;
+  }
+  void kill_on_disk() {
+    worker().kill(1);
+    run_some();
+    await_on_disk(worker(), 1);
+  }
+  void restart() {
+    workers_.clear();
+    server_.kill();
+    server_.start();
+    workers_ = join(*server_, spec_of("one"));
+    round_ = worker().first_round() - 1;
+  }
+  // What branch 1 has, which makes a round then.
+  Model run_it() {
+    const BranchTurn turns[] = {{1, 1}, {0, 0}};
+    const uint64_t at = worker().schedule(turns);
+    run_some(at - round_ - 1);
+    Model model = model_of(worker());
+    push(worker(), 777, 1);
+    ++round_;
+    return model;
+  }
+  // The same in a job in which nothing is killed.
+  std::vector<Model> never_killed(int runs) {
+    Workers one = std::exchange(workers_, {});
+    const uint64_t round = round_;
+    begin("twin");
+    std::vector<Model> models;
+    for (int i = 0; i < runs; ++i) models.push_back(run_it());
+    workers_ = std::move(one);
+    round_ = round;
+    return models;
+  }
+  Worker& worker() { return *workers_[0]; }
+
+  SavingServer server_;
+  Workers workers_;
+  Seen seen_;
+  uint64_t round_ = 0;
+};
+
+TEST_F(OneKilled, LeavesRoomForAnotherAndComesBack) {
+  begin();
+  worker().fork(0);
+  expect_error(ErrorCode::kFull, "no room for another", [&] { worker().fork(0); });
+  EXPECT_GT(worker().kill(1), round_);
+  EXPECT_GT(status_of(worker(), 1).killed, round_);
+  expect_error(ErrorCode::kFull, "until branch 1, which is killed, is in a checkpoint",
+               [&] { worker().fork(0); });
+  run_some();
+  await_on_disk(worker(), 1);
+  EXPECT_EQ(worker().fork(0).branch, 5u) << "refused forks have numbers, too";
+  expect_error(ErrorCode::kFull, "no room for another", [&] { worker().revive(1); });
+  expect_error(ErrorCode::kInvalid, "revive it first", [&] { worker().fork(1); });
+  const BranchTurn turns[] = {{1, 0}};
+  expect_error(ErrorCode::kInvalid, "revive it first", [&] { worker().schedule(turns); });
+  expect_error(ErrorCode::kInvalid, "killed already", [&] { worker().kill(1); });
+  expect_error(ErrorCode::kInvalid, "schedule another", [&] { worker().kill(0); });
+  expect_error(ErrorCode::kInvalid, "is not killed", [&] { worker().revive(0); });
+  expect_error(ErrorCode::kNotFound, "no branch 9", [&] { worker().kill(9); });
+  expect_error(ErrorCode::kNotFound, "no branch 9", [&] { worker().revive(9); });
+  worker().discard(5);
+  worker().revive(1);
+  EXPECT_EQ(status_of(worker(), 1).killed, 0u);
+  EXPECT_FALSE(status_of(worker(), 1).on_disk);
+}
+
+TEST_F(OneKilled, IsWhatItWasAfterARestartToo) {
+  begin();
+  std::vector<Model> models = {run_it()};
+  kill_on_disk();
+  run_some();
+  save(worker());
+  restart();
+  ASSERT_TRUE(status_of(worker(), 1).on_disk);
+  EXPECT_EQ(server_.files_of(1).size(), 4u) << "two checkpoints have it";
+  worker().revive(1);
+  models.push_back(run_it());
+  models.push_back(run_it());
+  EXPECT_TRUE(models == never_killed(3));
+}
+
+// The checkpoint before has it on its shelf.
+TEST_F(OneKilled, IsAliveWhereTheBoxDiesBeforeItIsSaved) {
+  begin();
+  save(worker());
+  worker().kill(1, round_ + 1000);
+  restart();
+  EXPECT_EQ(status_of(worker(), 1).killed, 0u);
+  EXPECT_TRUE(std::vector<Model>{run_it()} == never_killed(1));
+}
+
+// A kill that is decided for a later round goes on, and so does a revival.
+TEST_F(OneKilled, DecisionsToComeSurvive) {
+  begin();
+  const uint64_t at = round_ + 6;
+  EXPECT_EQ(worker().kill(1, at), at);
+  save(worker());
+  restart();
+  EXPECT_EQ(status_of(worker(), 1).killed, at);
+  EXPECT_FALSE(status_of(worker(), 1).on_disk);
+  run_some(at - round_);
+  await_on_disk(worker(), 1);
+  EXPECT_EQ(worker().revive(1, round_ + 9), round_ + 9);
+  run_some(1);  // the checkpoint that the kill needed is one of the round before
+  save(worker());
+  restart();
+  EXPECT_EQ(status_of(worker(), 1).killed, 0u);
+  run_some(12);
+  EXPECT_TRUE(std::vector<Model>{run_it()} == never_killed(1));
+}
+
+TEST_F(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
+  begin();
+  const uint64_t at = worker().kill(1, round_ + 5);
+  EXPECT_EQ(worker().revive(1), at);
+  run_some(8);
+  EXPECT_EQ(status_of(worker(), 1).killed, 0u);
+  EXPECT_TRUE(server_.files_of(1).empty()) << "no checkpoint was needed";
+}
+
+TEST_F(OneKilled, LiesInOneFileForAllCheckpoints) {
+  begin();
+  kill_on_disk();
+  const std::vector<fs::path> first = server_.files_of(1);
+  ASSERT_EQ(first.size(), 2u);  // parameters, momentum
+  for (int i = 0; i < 5; ++i) {
+    run_some();
+    save(worker());
+  }
+  const std::vector<fs::path> files = server_.files_of(1);
+  EXPECT_EQ(files.size(), 2u * 3) << "three checkpoints are kept";
+  for (const fs::path& file : files) EXPECT_EQ(fs::hard_link_count(file), 3u);
+  worker().discard(1);
+  for (int i = 0; i < 4; ++i) {
+    run_some();
+    save(worker());
+  }
+  EXPECT_TRUE(server_.files_of(1).empty());
+}
+
+TEST_F(OneKilled, DamageIsToldAndTheJobGoesOn) {
+  begin();
+  kill_on_disk();
+  for (const fs::path& file : server_.files_of(1)) {
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary)
+        .seekp(2000)
+        .put('?')
+        .put('!');
+  }
+  expect_error(ErrorCode::kInvalid, "branch 1 cannot be revived", [&] { worker().revive(1); });
+  run_some();
+  save(worker());
+  restart();
+  EXPECT_TRUE(status_of(worker(), 1).on_disk);
+  expect_error(ErrorCode::kInvalid, "was damaged", [&] { worker().revive(1); });
+  for (const fs::path& file : server_.files_of(1)) fs::remove(file);
+  expect_error(ErrorCode::kNotFound, "branch 1 cannot be revived", [&] { worker().revive(1); });
+  run_some();
+  save(worker());
+  EXPECT_EQ(worker().fork(0).branch, 2u);
+  worker().discard(1);
+  run_some(4);
+}
+
+TEST(KilledBranchesWithoutFiles, AreRefused) {
+  Box box(2);
+  Worker worker(box.options(spec_of("none")));
+  worker.wait_all();
+  worker.fork(0);
+  expect_error(ErrorCode::kInvalid, "keeps no checkpoints", [&] { worker.kill(1); });
+  expect_error(ErrorCode::kInvalid, "is not killed", [&] { worker.revive(1); });
+}
+
+}  // namespace
+}  // namespace phub::testing
