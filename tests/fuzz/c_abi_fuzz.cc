@@ -276,7 +276,9 @@ class Calls {
     const std::array<uint64_t, 3> rounds = {in_.take() % 3u, in_.take(), in_.take() % 2u};
     uint64_t round = in_.take() % 4;
     uint32_t branch = 0;
-    switch (in_.take() % 5) {
+    switch (in_.take() % 6) {
+      case 4:
+        return phub_report_loss(worker(), values[0], round);
       case 0:
         return phub_fork(worker(), branches[0], names.data(), values.data(), in_.take() % 3, &round,
                          &branch);
