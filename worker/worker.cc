@@ -707,9 +707,8 @@ uint32_t Worker::branch_in(uint64_t round) {
 void Worker::report_loss(double loss, uint64_t round) {
   only_errors([&] {
     const uint64_t of = impl_->this_or_next(round);
-    impl_->keeper.ask_server([&](ControlClient& client) {
-      client.report_loss(impl_->keeper.credential(), of, loss);
-    });
+    impl_->keeper.ask_server(
+        [&](ControlClient& client) { client.report_loss(impl_->keeper.credential(), of, loss); });
   });
 }
 

@@ -13,13 +13,13 @@ namespace phub {
 
 class Losses {
  public:
-  // What ran, and is to run, from the round of the first on. Ascending; not empty. Before add(), and
-  // before runs that it has are forgotten.
+  // What ran, and is to run, from the round of the first on. Ascending; not empty. Before add(),
+  // and before runs that it has are forgotten.
   void learn(std::span<const BranchRun> runs);
 
   // A rank's rounds ascend: one that it has reported already, or a later one, counts once. So does
-  // nothing of a round that is not kept any more. Throws Error(kInvalid): the round is above `most`,
-  // or 0. REQUIRES: learn() was told of it.
+  // nothing of a round that is not kept any more. Throws Error(kInvalid): the round is above
+  // `most`, or 0. REQUIRES: learn() was told of it.
   void add(uint32_t rank, uint64_t round, double loss, uint64_t most);
 
   LossPage page(uint64_t from) const;  // without the epoch
@@ -35,7 +35,7 @@ class Losses {
   uint32_t branch_in(uint64_t round) const;
   void forget_runs();
 
-  std::vector<Entry> entries_;  // a ring, by round; empty until the first report
+  std::vector<Entry> entries_;      // a ring, by round; empty until the first report
   std::vector<uint64_t> reported_;  // by rank: its latest round
   std::vector<BranchRun> runs_;
   uint64_t latest_ = 0;

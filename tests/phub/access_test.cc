@@ -118,8 +118,7 @@ class GatedBox {
         const JobOwner* owner = server->owner(job.name);
         all += owner == nullptr ? " nobody's"
                                 : fmt::format(" {} {}", owner->creator.name, owner->token_sha256);
-        server->losses(job.name, 0,
-                       [&](Result<LossPage> page) { all += to_json(*page.value); });
+        server->losses(job.name, 0, [&](Result<LossPage> page) { all += to_json(*page.value); });
         server->log(job.name, 0, [&](Result<LogPage> page) { all += to_json(*page.value); });
         all += '\n';
       }

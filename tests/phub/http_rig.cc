@@ -91,8 +91,7 @@ void FakeHandler::change_branches(const std::string& job, const BranchChange& ch
   reply(BranchReply{.runs = {{1, 0}}});
 }
 
-void FakeHandler::report_loss(const Credential& who, const LossRequest& report,
-                              Reply<Done> reply) {
+void FakeHandler::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
   record(fmt::format("loss {} of {}", report.nonfinite ? "nan" : fmt::format("{}", report.loss),
                      report.round),
          who);

@@ -97,8 +97,8 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
                           "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
                           "loss 0.25 of 12 mnist/3/7/0123456789abcdef0123456789abcdef",
                           "loss nan of 13 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "losses mnist 4", "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
-                          "log mnist 1", "log mnist 2", "status mnist",
+                          "losses mnist 4", "reconnect mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "log mnist 0", "log mnist 1", "log mnist 2", "status mnist",
                           "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
                           "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
                           "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
@@ -216,8 +216,8 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
        "action: must be"},
       {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"loss":1})", bearer), "400",
        "\\\"round\\\" is missing"},
-      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":-1,"loss":1})", bearer), "400",
-       "round: must be"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":-1,"loss":1})", bearer),
+       "400", "round: must be"},
       {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":"x"})", bearer),
        "400", "loss: must be a number"},
       {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":1e999})", bearer),
@@ -265,9 +265,9 @@ TEST(Http, WhoShowsNoTicketIsNoRank) {
   const std::string fork = R"({"rank":0,"incarnation":0,"action":"fork","branch":2})";
   EXPECT_EQ(client.request("POST", "/v1/jobs/j/branches", "", fork, 5000).status, 200u);
   EXPECT_EQ(client.request("POST", "/v1/jobs/j/branches", "ticket", fork, 5000).status, 200u);
-  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
-              ElementsAre("fork branches of j by an admin",
-                          "fork branch 2 at 0, 0 turns j/0/0/ticket"));
+  EXPECT_THAT(
+      rig.on_control([&] { return rig.handler.calls; }),
+      ElementsAre("fork branches of j by an admin", "fork branch 2 at 0, 0 turns j/0/0/ticket"));
 }
 
 TEST(Http, ThePageComesWithAPolicyThatLetsNothingElseIn) {

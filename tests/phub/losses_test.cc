@@ -40,12 +40,10 @@ TEST(Losses, ARoundIsThereWhenALaterOneIsReported) {
   losses.add(1, 3, 2.5, kMost);
   losses.add(1, 4, 8, kMost);
   EXPECT_EQ(losses.page(0),
-            (LossPage{.latest = 4,
-                      .losses = {{.round = 3, .branch = 0, .ranks = 2, .loss = 2}}}));
+            (LossPage{.latest = 4, .losses = {{.round = 3, .branch = 0, .ranks = 2, .loss = 2}}}));
   losses.add(1, 5, 9, kMost);
   EXPECT_EQ(losses.page(4),
-            (LossPage{.latest = 5,
-                      .losses = {{.round = 4, .branch = 7, .ranks = 1, .loss = 8}}}));
+            (LossPage{.latest = 5, .losses = {{.round = 4, .branch = 7, .ranks = 1, .loss = 8}}}));
   EXPECT_THAT(rounds_of(losses.page(5)), IsEmpty());
 }
 
@@ -103,8 +101,8 @@ TEST(Losses, RandomReports) {
       const auto rank = static_cast<uint32_t>(below(at.size()));
       if (at[rank] > lowest + 3) continue;
       if (below(20) == 0) {  // what is decided holds from a round that nobody is in
-        const uint64_t from = std::max(*std::ranges::max_element(at) + 4 + below(4),
-                                       branches.rbegin()->first);
+        const uint64_t from =
+            std::max(*std::ranges::max_element(at) + 4 + below(4), branches.rbegin()->first);
         branches[from] = static_cast<uint32_t>(below(5));
       }
       std::vector<BranchRun> runs;

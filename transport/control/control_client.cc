@@ -102,8 +102,7 @@ void ControlClient::report_loss(const Credential& who, uint64_t round, double lo
 }
 
 LossPage ControlClient::losses(const std::string& job, uint64_t from, uint32_t timeout_ms) {
-  return parse_loss_page(
-      call("GET", job, fmt::format("/losses/{}", from), token_, "", timeout_ms));
+  return parse_loss_page(call("GET", job, fmt::format("/losses/{}", from), token_, "", timeout_ms));
 }
 
 Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
