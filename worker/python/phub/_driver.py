@@ -52,6 +52,7 @@ class Driver:
         self._heard: dict[int, list[tuple[int, float]]] = {}  # by branch, and not told yet
         self._requests = decisions.requests(branch)
         self._run = Run(branch, 1)  # only then it may fork
+        self._since = 0  # the round from which all holds that was decided
         self._begun = False
 
     def branch_in(self, round: int) -> int:  # noqa: A002
@@ -69,7 +70,8 @@ class Driver:
         """What follows from what was heard holds from round `soonest` on, or later; 0: soon."""
         while not self.done:
             heard = self._heard.get(self._run.branch, [])
-            if len(heard) < self._run.clocks:
+            # The last loss is of a round before which every copy was made: it tells of them, too.
+            if len(heard) < self._run.clocks or heard[-1][0] < self._since:
                 return
             del self._heard[self._run.branch]
             rounds, losses = [at for at, _ in heard], [loss for _, loss in heard]
@@ -94,6 +96,7 @@ class Driver:
         if isinstance(request, Fork):
             branch, at = self._job.fork(request.parent, request.values, round=soonest)
             self._alive.add(branch)
+            self._since = at
             self._told(at, request, branch=branch)
             return branch
         self._alive.remove(request.branch)
@@ -108,7 +111,7 @@ class Driver:
         if branch == self.branch:
             return
         at = self._job.schedule(branch, round=soonest)
-        self.branch = branch
+        self.branch, self._since = branch, at
         self._runs = [run for run in self._runs if run[0] < at] + [(at, branch)]
 
     def _told(self, at: int, request: Request, **more: Any) -> None:

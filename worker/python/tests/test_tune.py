@@ -228,20 +228,22 @@ def test_a_late_driver_gives_each_branch_its_losses(latest):
     assert rate < 1, "what it goes on with converges"
 
 
-def test_a_best_branch_that_diverges_between_is_gone_back_from():
-    """Late by more than a window: the copies, too, are of what has diverged already."""
+@pytest.mark.parametrize("after", range(0, 120, 3))
+def test_a_best_branch_that_diverges_is_gone_back_from(after):
+    """Late by many windows: some copies are of what has diverged already."""
     job = Late(lambda: 25)
     decisions = Decisions(Policy(first_clocks=4, window=5), lambda: grid({"lr": (0.3, 0.2)}))
     driver = Driver(job, decisions, 0)
-    spoilt = False
-    while job.round < 3000 and not driver.done:
+    ran = 0
+    while job.round < 2000 and not driver.done:
         at, branch, loss = job.step()
-        if decisions.best and not spoilt and branch == decisions.best.branch:
-            job.states[branch] = (math.nan, 0.3)  # from now on
-            spoilt = True
+        if decisions.best and branch == decisions.best.branch:
+            ran += 1
+            if ran == after + 1:
+                job.states[branch] = (math.nan, 0.3)
         driver.hear(at, branch, loss)
         driver.decide()
-    assert spoilt
+    assert ran > after
     assert math.isfinite(job.states[driver.branch][0])
 
 
