@@ -27,7 +27,8 @@ class Line:
     values: Values
     clocks: int = 0
     losses: list[float] = field(default_factory=list)  # the latest
-    state: str = "waits"  # runs; best; gone
+    idle: str = "waits"  # what it does when it does not run; or it is a copy
+    state: str = "waits"  # the same; runs; gone; and which is the best
 
     MOST = 640  # losses that are kept
 
@@ -111,7 +112,8 @@ class Course:
         if isinstance(request, Fork):
             assert event.branch is not None
             values = self.lines[request.parent].values | request.values
-            self.lines[event.branch] = Line(event.branch, values)
+            idle = "waits" if request.values else "copy"
+            self.lines[event.branch] = Line(event.branch, values, idle=idle, state=idle)
             self._log.add(
                 "fork", round=at, branch=event.branch, parent=request.parent, values=request.values
             )
@@ -141,7 +143,7 @@ class Course:
         """After the driver has decided: what runs, and what is the best."""
         for line in self.lines.values():
             if line.state != "gone":
-                line.state = "runs" if line.branch == running else "waits"
+                line.state = "runs" if line.branch == running else line.idle
         found = decisions.best
         best = (found.branch, found.values) if found else None
         if best and best != self._best:

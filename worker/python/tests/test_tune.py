@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 import json
 import math
 import os
@@ -16,9 +17,10 @@ from conftest import SEED, Box, wait_until
 from test_tuner import FIRST_RATE, RULES, WORLD, Blobs
 
 import phub
-from phub._control import Control, RemoteJob
+from phub._control import Control, RemoteJob, RoundLoss
 from phub._driver import Driver
-from phub.tuning import Between, Decisions, Discard, Fork, Policy, Run, grid, sampled
+from phub._tune_course import Course, Log
+from phub.tuning import Between, Decisions, Discard, Event, Fork, Policy, Run, grid, sampled
 
 PACKAGE = Path(phub.__file__).parents[1]
 MOST_STEPS = 50_000
@@ -245,6 +247,34 @@ def test_a_best_branch_that_diverges_is_gone_back_from(after):
         driver.decide()
     assert ran > after
     assert math.isfinite(job.states[driver.branch][0])
+
+
+# ---- What is shown.
+
+
+def test_a_terminal_has_a_table_in_place():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    course = Course(Log(None), out, "job", 0)
+    course.tell(Event(3, Fork(0, {"lr": 0.25}), branch=1))
+    course.tell(Event(3, Fork(1, {}), branch=2))
+    for at, loss in enumerate((4.0, 3.0, 2.0, math.nan), start=3):
+        course.hear(RoundLoss(at, 1, 2, loss))
+    decisions = Decisions(Policy(), lambda: grid({"lr": (1,)}))
+    course.decided(decisions, 1)
+    course.show()
+    screen = out.getvalue()
+    assert screen.startswith("\x1b[H\x1b[2Jjob job, round 6; best: none yet\n")
+    rows = [line.split() for line in screen.splitlines()[1:]]
+    assert rows == [
+        ["BRANCH", "VALUES", "CLOCKS", "LOSS", "FALLS", "STATE"],
+        ["0", "as", "it", "began", "0", "-", "-", "waits"],
+        ["1", "lr", "0.25", "4", "nan", "0", "runs"],
+        ["2", "lr", "0.25", "0", "-", "-", "copy"],
+    ]
 
 
 # ---- Mistakes.
