@@ -215,9 +215,17 @@ void reconnect(Call& call) {
   const Credential who = call.who();
   call.handler.reconnect(who, call.reply<Offer>());
 }
+// Behind is_admin().
+void check_names_rank(const Credential& who) {
+  if (who.incarnation > 0) return;
+  fail(ErrorCode::kUnauthorized,
+       "incarnation 0 is no rank's, and what the request shows is no token of role admin that "
+       "covers the job");
+}
 void set_hyper(Call& call) {
   auto [who, change] = parse_hyper(call.request.body);
   if (call.is_admin()) return call.handler.set_hyper(call.job, change, call.reply<HyperReply>());
+  check_names_rank(who);
   const Credential rank = call.complete(who);
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
 }
@@ -226,6 +234,7 @@ void change_branches(Call& call) {
   if (call.is_admin()) {
     return call.handler.change_branches(call.job, change, call.reply<BranchReply>());
   }
+  check_names_rank(who);
   const Credential rank = call.complete(who);
   call.handler.change_branches(rank, change, call.reply<BranchReply>());
 }

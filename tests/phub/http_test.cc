@@ -262,12 +262,20 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
 TEST(Http, WhoShowsNoTicketIsNoRank) {
   HttpRig rig;
   HttpClient client(rig.address());
-  const std::string fork = R"({"rank":0,"incarnation":0,"action":"fork","branch":2})";
-  EXPECT_EQ(client.request("POST", "/v1/jobs/j/branches", "", fork, 5000).status, 200u);
-  EXPECT_EQ(client.request("POST", "/v1/jobs/j/branches", "ticket", fork, 5000).status, 200u);
+  const auto fork = [&](const std::string& bearer, int incarnation) {
+    return client.request(
+        "POST", "/v1/jobs/j/branches", bearer,
+        fmt::format(R"({{"rank":0,"incarnation":{},"action":"fork","branch":2}})", incarnation),
+        5000);
+  };
+  EXPECT_EQ(fork("", 0).status, 200u);
+  EXPECT_EQ(fork("ticket", 4).status, 200u);
+  const HttpAnswer refused = fork("ticket", 0);
+  EXPECT_EQ(refused.status, 401u);
+  EXPECT_THAT(refused.body, HasSubstr("no token of role admin"));
   EXPECT_THAT(
       rig.on_control([&] { return rig.handler.calls; }),
-      ElementsAre("fork branches of j by an admin", "fork branch 2 at 0, 0 turns j/0/0/ticket"));
+      ElementsAre("fork branches of j by an admin", "fork branch 2 at 0, 0 turns j/0/4/ticket"));
 }
 
 TEST(Http, ThePageComesWithAPolicyThatLetsNothingElseIn) {

@@ -19,8 +19,8 @@
 namespace phub {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr uint64_t kMost = uint64_t{1} << 40;
 
@@ -76,7 +76,7 @@ TEST(Losses, ARoundInWhichTheJobCannotBeIsRefused) {
       ADD_FAILURE() << round;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-      EXPECT_THAT(error.what(), testing::HasSubstr("from 1 to 10"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("from 1 to 10"));
     }
   }
   losses.add(0, 8, 1, 10);
