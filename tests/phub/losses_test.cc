@@ -105,8 +105,9 @@ TEST(Losses, RandomReports) {
             std::max(*std::ranges::max_element(at) + 4 + below(4), branches.rbegin()->first);
         branches[from] = static_cast<uint32_t>(below(5));
       }
-      std::vector<BranchRun> runs;
-      for (auto run = std::prev(branches.upper_bound(lowest + 1)); run != branches.end(); ++run) {
+      std::vector<BranchRun> runs;  // who decides may be further than who reports
+      const uint64_t known = lowest + 1 + below(4);
+      for (auto run = std::prev(branches.upper_bound(known)); run != branches.end(); ++run) {
         runs.push_back({run->first, run->second});
       }
       losses.learn(runs);
