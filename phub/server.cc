@@ -214,6 +214,15 @@ void Server::change_branches(const std::string& name, const BranchChange& change
   find_running(name).change_branches(change, std::move(reply));
 }
 
+void Server::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
+  authenticate(who).report_loss(report);
+  reply(Done{});
+}
+
+void Server::losses(const std::string& name, uint64_t from, Reply<LossPage> reply) {
+  reply(find_running(name).losses(from));
+}
+
 RunningJob& Server::find_running(const std::string& name) {
   RunningJob* job = find(name);
   if (!job || job->ending()) fail(ErrorCode::kNotFound, "there is no job '{}'", name);

@@ -71,6 +71,8 @@ class Server final : public ControlHandler {
                        Reply<BranchReply> reply) override;
   void change_branches(const std::string& job, const BranchChange& change,
                        Reply<BranchReply> reply) override;
+  void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
+  void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
   void reconnect(const Credential& who, Reply<Offer> reply) override;
   void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) override;
   void take_part(const Credential& who, const PartPiece& place, std::string piece,

@@ -519,6 +519,12 @@ typedef struct phub_branch {
 PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                  size_t* count);
 
+/* Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
+ * key. Before it pushes that round, and in ascending rounds; also a loss that is not finite. The
+ * server keeps the means of the latest rounds, of all ranks that report, with the branch that ran,
+ * for who drives the branches from outside (`phub tune`). */
+PHUB_API phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round);
+
 /* The state of keys at the server, f32 whatever the job's formats are: each key's parameters, and
  * what the optimizer keeps beside them. `phub_state_name` gives the names of the latter, for
  * `state` from 0 on, as in the files of a checkpoint (momentum_buffer; exp_avg, exp_avg_sq ...);

@@ -714,6 +714,14 @@ uint32_t Worker::branch_in(uint64_t round) {
   return std::prev(after)->branch;
 }
 
+void Worker::report_loss(double loss, uint64_t round) {
+  only_errors([&] {
+    const uint64_t of = impl_->this_or_next(round);
+    impl_->keeper.ask_server(
+        [&](ControlClient& client) { client.report_loss(impl_->keeper.credential(), of, loss); });
+  });
+}
+
 std::vector<std::string> Worker::state_names() const {
   const auto names = optimizer_states(spec());
   return {names.begin(), names.end()};

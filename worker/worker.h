@@ -343,6 +343,11 @@ class Worker {
   // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
   // those before it as far as they are remembered, this is final.
   uint32_t branch_in(uint64_t round);
+  // Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
+  // key. Before it pushes that round, and in ascending rounds. Any number may be reported, also one
+  // that is not finite. The server keeps the means of the latest rounds, of all ranks that report,
+  // with the branch that ran, for who drives the branches from outside (`phub tune`). Throws Error.
+  void report_loss(double loss, uint64_t round = 0);
   // What the optimizer keeps of each key beside its parameters: "momentum_buffer"; "exp_avg",
   // "exp_avg_sq"; … The names of the files of a checkpoint.
   std::vector<std::string> state_names() const;

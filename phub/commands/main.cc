@@ -12,7 +12,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Start 'phub serve' on the box, and the workers with PHUB_SERVER=HOST:PORT.\n"
-      "'phub COMMAND --help' explains each command.");
+      "'phub COMMAND --help' explains each command. 'phub run', which starts a training, and\n"
+      "'phub tune', which finds its hyperparameters, are the Python package's.");
   phub::add_serve_command(app);
   phub::add_plan_command(app);
   phub::add_status_command(app);

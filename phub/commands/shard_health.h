@@ -34,6 +34,8 @@ class ShardHealth final : public ControlHandler {
   void change_branches(const std::string&, const BranchChange&, Reply<BranchReply>) override {
     elsewhere();
   }
+  void report_loss(const Credential&, const LossRequest&, Reply<Done>) override { elsewhere(); }
+  void losses(const std::string&, uint64_t, Reply<LossPage>) override { elsewhere(); }
   void reconnect(const Credential&, Reply<Offer>) override { elsewhere(); }
   void check_part(const Credential&, const PartPiece&, uint64_t) override { elsewhere(); }
   void take_part(const Credential&, const PartPiece&, std::string, std::shared_ptr<void>,

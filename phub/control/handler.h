@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "transport/control/branch_messages.h"
+#include "transport/control/loss_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/shard_messages.h"
 #include "transport/control/state_messages.h"
@@ -49,6 +50,9 @@ class ControlHandler {
                                Reply<BranchReply> reply) = 0;
   virtual void change_branches(const std::string& job, const BranchChange& change,
                                Reply<BranchReply> reply) = 0;
+  // A rank's loss in a round; and those of a job, from round `from` on.
+  virtual void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) = 0;
+  virtual void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) = 0;
   // The answer to the join of this incarnation could not be made: nobody will use it.
   virtual void join_unanswered(const Credential& /*who*/) {}
   // A new offer for an incarnation whose data connection broke. The offer's ticket is for that

@@ -115,6 +115,8 @@ Json all_schemas() {
   schemas.of<HyperReply>();
   schemas.of<BranchRequest>();
   schemas.of<BranchReply>();
+  schemas.of<LossRequest>();
+  schemas.of<LossPage>();
   schemas.of<StateRequest>();
   schemas.of<StateReply>();
   schemas.of<CheckpointRequest>();
@@ -169,7 +171,9 @@ std::string_view what_is_needed(const RouteInfo& route) {
 // `{}`: a box without a tokens file asks for none.
 Json security_of(const RouteInfo& route) {
   if (route.need != Need::kNothing) return {Json::object(), {{"token", Json::array()}}};
-  if (takes_admin_too(route)) return {{{"ticket", Json::array()}}, {{"token", Json::array()}}};
+  if (takes_admin_too(route)) {
+    return {Json::object(), {{"ticket", Json::array()}}, {{"token", Json::array()}}};
+  }
   if (needs_ticket(route)) return Json::array({{{"ticket", Json::array()}}});
   return Json::array();
 }

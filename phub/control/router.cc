@@ -27,6 +27,7 @@ constexpr std::string_view kPart =
     "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{offset}";
 constexpr std::string_view kPartOfRound =
     "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{round}/{offset}/{bytes}";
+constexpr std::string_view kLossesFrom = "/v1/jobs/{job}/losses/{from}";
 constexpr std::string_view kNews = "/v1/jobs/{job}/rack";
 constexpr std::string_view kStatePiece =
     "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
@@ -111,6 +112,7 @@ struct Call {
     };
   }
   static void forget(ControlHandler& /*handler*/, const LogPage& /*value*/) {}
+  static void forget(ControlHandler& /*handler*/, const LossPage& /*value*/) {}
   static void forget(ControlHandler& /*handler*/, const ShardOrders& /*value*/) {}
   static void forget(ControlHandler& handler, const JoinReply& joined) {
     Credential who;
@@ -143,11 +145,12 @@ struct Call {
     about = member(who.rank, who.incarnation);
     return who;
   }
-  // Of the job, without being one of its ranks.
+  // Of the job, without being one of its ranks. A box that asks for no tokens takes everybody for
+  // one who shows no ticket.
   bool is_admin() const {
     Caller caller;
-    return gate != nullptr &&
-           !gate->check(Need::kOwn, job, request.authorization, handler, caller) && caller.is_admin;
+    if (gate == nullptr) return request.authorization.empty();
+    return !gate->check(Need::kOwn, job, request.authorization, handler, caller) && caller.is_admin;
   }
   ServerStatus visible_status() const {
     ServerStatus status = handler.status();
@@ -212,9 +215,17 @@ void reconnect(Call& call) {
   const Credential who = call.who();
   call.handler.reconnect(who, call.reply<Offer>());
 }
+// Behind is_admin().
+void check_names_rank(const Credential& who) {
+  if (who.incarnation > 0) return;
+  fail(ErrorCode::kUnauthorized,
+       "incarnation 0 is no rank's, and what the request shows is no token of role admin that "
+       "covers the job");
+}
 void set_hyper(Call& call) {
   auto [who, change] = parse_hyper(call.request.body);
   if (call.is_admin()) return call.handler.set_hyper(call.job, change, call.reply<HyperReply>());
+  check_names_rank(who);
   const Credential rank = call.complete(who);
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
 }
@@ -223,8 +234,26 @@ void change_branches(Call& call) {
   if (call.is_admin()) {
     return call.handler.change_branches(call.job, change, call.reply<BranchReply>());
   }
+  check_names_rank(who);
   const Credential rank = call.complete(who);
   call.handler.change_branches(rank, change, call.reply<BranchReply>());
+}
+// Who asks, but for the job and the ticket.
+template <typename Request>
+Credential rank_in(const Request& request) {
+  Credential who;
+  who.rank = request.rank;
+  who.incarnation = request.incarnation;
+  who.epoch = request.epoch;
+  return who;
+}
+void report_loss(Call& call) {
+  const LossRequest report = parse_loss_request(call.request.body);
+  call.handler.report_loss(call.complete(rank_in(report)), report, call.reply<Done>());
+}
+void losses(Call& call) {
+  const uint64_t from = call.numbers.empty() ? 0 : call.numbers.front();
+  call.handler.losses(call.job, from, call.long_reply<LossPage>());
 }
 // Behind the credential.
 uint32_t whose_in(const std::vector<uint64_t>& numbers) {
@@ -244,15 +273,6 @@ void take_part(Call& call) {
 void restored_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
   call.handler.restored_part(who, whose_in(call.numbers), call.numbers[4], call.bytes_reply());
-}
-// Who asks, but for the job and the ticket.
-template <typename Request>
-Credential rank_in(const Request& request) {
-  Credential who;
-  who.rank = request.rank;
-  who.incarnation = request.incarnation;
-  who.epoch = request.epoch;
-  return who;
 }
 void begin_state(Call& call) {
   const StateRequest request = parse_state_request(call.request.body);
@@ -336,7 +356,7 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 35> kRoutes = {{
+constexpr std::array<std::pair<RouteInfo, Handle>, 38> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
       "Join a job; the first join creates it. The answer comes when the rank is admitted."},
      join},
@@ -358,6 +378,14 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 35> kRoutes = {{
     {{"POST", "/v1/jobs/{job}/branches", Need::kNothing, "BranchRequest", "BranchReply",
       "Fork, schedule, kill, revive, discard or list the branches of a job: a rank, or an admin."},
      change_branches},
+    {{"POST", "/v1/jobs/{job}/losses", Need::kNothing, "LossRequest", "Done",
+      "Report the loss of a round, before the rank pushes that."},
+     report_loss},
+    {{"GET", "/v1/jobs/{job}/losses", Need::kSee, "", "LossPage",
+      "The losses of the latest rounds, but for the last: of each the mean of the ranks that "
+      "reported it, and the branch that ran."},
+     losses},
+    {{"GET", kLossesFrom, Need::kSee, "", "LossPage", "Those from round `from` on."}, losses},
     {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
       "Get an offer for another data connection."},
      reconnect},
@@ -444,7 +472,8 @@ struct Numbered {
   size_t numbers;
   std::string_view pattern;
 };
-constexpr std::array<Numbered, 4> kNumbered = {{{"/log/", 1, "/v1/jobs/{job}/log/{from}"},
+constexpr std::array<Numbered, 5> kNumbered = {{{"/log/", 1, "/v1/jobs/{job}/log/{from}"},
+                                                {"/losses/", 1, kLossesFrom},
                                                 {"/state/", 4, kStatePiece},
                                                 {"/part/", 5, kPart},
                                                 {"/part/", 7, kPartOfRound}}};

@@ -22,6 +22,7 @@
 #include "phub/core/mail.h"
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
+#include "phub/job/losses.h"
 #include "phub/job/meter.h"
 #include "phub/job/passed_state.h"
 #include "phub/job/rank_parts.h"
@@ -116,6 +117,8 @@ class RunningJob {
   void barrier(uint32_t rank, Reply<Done> reply);
   void set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
   void change_branches(const BranchChange& change, Reply<BranchReply> reply);
+  void report_loss(const LossRequest& report);  // throws Error(kInvalid), as Losses::add()
+  LossPage losses(uint64_t from) const;
   void reconnect(const Credential& who, Reply<Offer> reply);
 
   void leave_barrier(const Credential& who);
@@ -332,6 +335,8 @@ class RunningJob {
   std::map<uint32_t, Reconnection> reconnections_;
   // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
   std::multiset<std::pair<uint32_t, uint32_t>> answering_;
+
+  Losses losses_;
 
   // What the cores are asked about.
   uint32_t probes_out_ = 0;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "phub/job/running_job.h"
@@ -138,6 +139,7 @@ void RunningJob::change_branches(const BranchChange& change, Reply<BranchReply> 
          job_->spec().name);
   }
   if (change.action == BranchAction::kList) return reply(branches());
+  losses_.learn(membership_.branches().runs(0));
   check_change(change.values);
   if (change.action == BranchAction::kSchedule) check_room_for_changes();
   if (change.action == BranchAction::kKill) check_may_kill();
@@ -156,6 +158,22 @@ void RunningJob::decide_about_branches(const BranchChange& change, uint32_t chil
   });
   membership_.change_branches(expect(answer), change, child);
   carry_out();
+}
+
+void RunningJob::report_loss(const LossRequest& report) {
+  // What is known of the rounds that are complete is as of the latest look at the cores.
+  constexpr uint64_t kMostAhead = uint64_t{1} << 20;
+  losses_.learn(membership_.branches().runs(0));
+  losses_.add(report.rank, report.round,
+              report.nonfinite ? std::numeric_limits<double>::quiet_NaN() : report.loss,
+              membership_.completed_round() + kMostAhead);
+  count_growth();
+}
+
+LossPage RunningJob::losses(uint64_t from) const {
+  LossPage page = losses_.page(from);
+  page.epoch = life_.epoch;
+  return page;
 }
 
 LogPage RunningJob::log(uint64_t from) {

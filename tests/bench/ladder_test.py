@@ -94,6 +94,20 @@ def plots_draw(folder, _):
     drawn("plot_loss", training(0.5), "loss.png")
     drawn("plot_loss", training(None), "loss.png")
     refused("plot_loss", {"rows": []}, "is no file of bench/torch_loss's --json")
+
+    tuned = [{"kind": "begin", "job": "j", "branch": 0},
+             {"kind": "fork", "round": 3, "branch": 1, "parent": 0, "values": {"lr": 0.1}},
+             {"kind": "fork", "round": 3, "branch": 2, "parent": 0, "values": {"lr": 1.0}}]
+    tuned += [{"kind": "loss", "round": at, "branch": 0 if at < 4 else 1 + at % 2, "loss": None if at == 5 else 9.0 / at,
+               "ranks": 2} for at in range(1, 40)]
+    tuned += [{"kind": "ran", "round": 20}, {"kind": "chosen", "round": 20, "branch": 1, "values": {"lr": 0.1}},
+              {"kind": "discard", "round": 21, "branch": 2}, {"kind": "end", "round": 40}]
+    log = folder / "tune.log"
+    log.write_text("\n".join(map(json.dumps, tuned)))
+    run(BENCH / "plot_tune", log, "--out", folder)
+    assert (folder / "tune.png").stat().st_size > 5000
+    log.write_text(json.dumps(tuned[0]))
+    expect(run(BENCH / "plot_tune", log, "--out", folder, status=1), "is no file of phub tune --log")
     return 0
 
 

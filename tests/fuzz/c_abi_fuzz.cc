@@ -276,7 +276,7 @@ class Calls {
     const std::array<uint64_t, 3> rounds = {in_.take() % 3u, in_.take(), in_.take() % 2u};
     uint64_t round = in_.take() % 4;
     uint32_t branch = 0;
-    switch (in_.take() % 7) {
+    switch (in_.take() % 8) {
       case 0:
         return phub_fork(worker(), branches[0], names.data(), values.data(), in_.take() % 3, &round,
                          &branch);
@@ -291,6 +291,8 @@ class Calls {
         return phub_kill(worker(), branches[1], &round);
       case 5:
         return phub_revive(worker(), branches[1], &round);
+      case 6:
+        return phub_report_loss(worker(), values[0], round);
       default: {
         std::array<phub_branch, 2> all = {};
         size_t count = 0;

@@ -4,6 +4,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -82,6 +83,14 @@ class Handler : public ControlHandler {
   }
   void change_branches(const std::string&, const BranchChange&, Reply<BranchReply> reply) override {
     reply(BranchReply{});
+  }
+  void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override {
+    PHUB_CHECK(who.rank == report.rank && std::isfinite(report.loss));
+    reply(Done{});
+  }
+  void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override {
+    check_job_name(job);
+    reply(LossPage{.latest = from});
   }
   void reconnect(const Credential&, Reply<Offer> reply) override {
     reply({ErrorCode::kFenced, "no"});

@@ -118,6 +118,7 @@ class GatedBox {
         const JobOwner* owner = server->owner(job.name);
         all += owner == nullptr ? " nobody's"
                                 : fmt::format(" {} {}", owner->creator.name, owner->token_sha256);
+        server->losses(job.name, 0, [&](Result<LossPage> page) { all += to_json(*page.value); });
         server->log(job.name, 0, [&](Result<LogPage> page) { all += to_json(*page.value); });
         all += '\n';
       }
@@ -164,6 +165,10 @@ std::vector<Message> messages_about(GatedBox& box, const std::string& job) {
        true},
       {"branches", "POST", "/branches", R"({"rank":0,"incarnation":1,"action":"list"})", Need::kOwn,
        true},
+      {"loss", "POST", "/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":9})",
+       Need::kNothing, true},
+      {"losses", "GET", "/losses", "", Need::kSee},
+      {"losses from", "GET", "/losses/0", "", Need::kSee},
       {"reconnect", "POST", "/reconnect", rank, Need::kNothing, true},
   };
 }

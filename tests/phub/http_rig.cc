@@ -91,6 +91,18 @@ void FakeHandler::change_branches(const std::string& job, const BranchChange& ch
   reply(BranchReply{.runs = {{1, 0}}});
 }
 
+void FakeHandler::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
+  record(fmt::format("loss {} of {}", report.nonfinite ? "nan" : fmt::format("{}", report.loss),
+                     report.round),
+         who);
+  reply(Done{});
+}
+
+void FakeHandler::losses(const std::string& job, uint64_t from, Reply<LossPage> reply) {
+  calls.push_back(fmt::format("losses {} {}", job, from));
+  reply(LossPage{.latest = from + 2, .losses = {{.round = from + 1, .branch = 3, .ranks = 2}}});
+}
+
 void FakeHandler::reconnect(const Credential& who, Reply<Offer> reply) {
   record("reconnect", who);
   reply(Offer{"tcp", "10.0.0.1:99", "fresh"});

@@ -36,6 +36,8 @@ class FakeHandler : public ControlHandler {
                        Reply<BranchReply> reply) override;
   void change_branches(const std::string& job, const BranchChange& change,
                        Reply<BranchReply> reply) override;
+  void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
+  void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
   const JobOwner* owner(const std::string& job) const override {
     const auto at = owners.find(job);
     return at == owners.end() ? nullptr : &at->second;

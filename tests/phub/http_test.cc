@@ -11,6 +11,7 @@
 #include <boost/asio/write.hpp>
 #include <fstream>
 #include <future>
+#include <limits>
 
 #include "phub/control/router.h"
 #include "tests/phub/http_rig.h"
@@ -73,6 +74,10 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_THAT(client.heartbeat(kWho).missing, ElementsAre(2));
   EXPECT_EQ(client.set_hyper(kWho, {.round = 6, .values = {{"lr", 0.5}}}), 7u);
   EXPECT_EQ(client.change_branches(kWho, {.round = 4, .branch = 2, .turns = {{1, 0}}}).branch, 7u);
+  client.report_loss(kWho, 12, 0.25);
+  client.report_loss(kWho, 13, std::numeric_limits<double>::infinity());
+  EXPECT_THAT(client.losses("mnist", 4).losses,
+              ElementsAre(RoundLoss{.round = 5, .branch = 3, .ranks = 2}));
   EXPECT_EQ(client.reconnect(kWho).address, "10.0.0.1:99");
   EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
   EXPECT_EQ(client.status().topology, "fake");
@@ -90,8 +95,10 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
               ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
                           "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
                           "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
-                          "log mnist 1", "log mnist 2", "status mnist",
+                          "loss 0.25 of 12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "loss nan of 13 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "losses mnist 4", "reconnect mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "log mnist 0", "log mnist 1", "log mnist 2", "status mnist",
                           "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
                           "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
                           "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
@@ -207,6 +214,20 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
        "values.lr: must be a number"},
       {post("/v1/jobs/j/branches", R"({"rank":0,"incarnation":1,"action":"graft"})", bearer), "400",
        "action: must be"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"loss":1})", bearer), "400",
+       "\\\"round\\\" is missing"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":-1,"loss":1})", bearer),
+       "400", "round: must be"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":"x"})", bearer),
+       "400", "loss: must be a number"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":1e999})", bearer),
+       "400", "invalid"},
+      {post("/v1/jobs/j/losses", R"({"rank":1024,"incarnation":1,"round":1,"loss":1})", bearer),
+       "400", "rank: must be"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":1})"), "401",
+       "unauthorized"},
+      {"GET /v1/jobs/j/losses/x HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
+      {"GET /v1/jobs/j/losses/1/2 HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
       {"nonsense\r\n\r\n", "400", "this is not HTTP/1.1"},
       {std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11), "400", "not HTTP"},
       {"GET / HTTP/9.9\r\n\r\n", "400", "not HTTP"},
@@ -235,6 +256,26 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
     EXPECT_THAT(answer, HasSubstr(expected)) << request.substr(0, 100);
   }
   EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }), ElementsAre());
+}
+
+// A box that asks for no tokens lets everybody decide, as it lets everybody delete.
+TEST(Http, WhoShowsNoTicketIsNoRank) {
+  HttpRig rig;
+  HttpClient client(rig.address());
+  const auto fork = [&](const std::string& bearer, int incarnation) {
+    return client.request(
+        "POST", "/v1/jobs/j/branches", bearer,
+        fmt::format(R"({{"rank":0,"incarnation":{},"action":"fork","branch":2}})", incarnation),
+        5000);
+  };
+  EXPECT_EQ(fork("", 0).status, 200u);
+  EXPECT_EQ(fork("ticket", 4).status, 200u);
+  const HttpAnswer refused = fork("ticket", 0);
+  EXPECT_EQ(refused.status, 401u);
+  EXPECT_THAT(refused.body, HasSubstr("no token of role admin"));
+  EXPECT_THAT(
+      rig.on_control([&] { return rig.handler.calls; }),
+      ElementsAre("fork branches of j by an admin", "fork branch 2 at 0, 0 turns j/0/4/ticket"));
 }
 
 TEST(Http, ThePageComesWithAPolicyThatLetsNothingElseIn) {

@@ -232,6 +232,19 @@ TEST_F(RoundTrip, CredentialAndHyper) {
                               return BranchRun{random_.u64(), random_.u32()};
                             })};
     EXPECT_EQ(parse_branch_reply(to_json(there)), there);
+
+    const LossRequest report{.rank = who.rank,
+                             .incarnation = random_.u32(),
+                             .epoch = random_.u64(),
+                             .round = random_.u64(),
+                             .loss = random_.coin() ? 1 / 3.0 : -0.25,
+                             .nonfinite = random_.coin()};
+    EXPECT_EQ(parse_loss_request(to_json(report)), report);
+    const LossPage losses{
+        .epoch = random_.u64(), .latest = random_.u64(), .losses = random_.list<RoundLoss>([&] {
+          return RoundLoss{random_.u64(), random_.u32(), random_.u32(), 1 / 7.0, random_.coin()};
+        })};
+    EXPECT_EQ(parse_loss_page(to_json(losses)), losses);
   }
 }
 

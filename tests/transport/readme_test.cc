@@ -72,6 +72,8 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kRee
     {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
     {"BranchRequest", reencode_branch},
     {"BranchReply", [](const std::string& text) { return to_json(parse_branch_reply(text)); }},
+    {"LossRequest", [](const std::string& text) { return to_json(parse_loss_request(text)); }},
+    {"LossPage", [](const std::string& text) { return to_json(parse_loss_page(text)); }},
     {"StateRequest", [](const std::string& text) { return to_json(parse_state_request(text)); }},
     {"StateReply", [](const std::string& text) { return to_json(parse_state_reply(text)); }},
     {"CheckpointRequest",
@@ -144,6 +146,9 @@ TEST(Readme, EveryFieldIsThere) {
   fields(all, static_cast<const BranchRun*>(nullptr));
   fields(all, static_cast<const BranchReply*>(nullptr));
   fields(all, static_cast<const BranchStatus*>(nullptr));
+  fields(all, static_cast<const LossRequest*>(nullptr));
+  fields(all, static_cast<const RoundLoss*>(nullptr));
+  fields(all, static_cast<const LossPage*>(nullptr));
   fields(all, static_cast<const StateRequest*>(nullptr));
   fields(all, static_cast<const StateReply*>(nullptr));
   fields(all, static_cast<const CheckpointRequest*>(nullptr));

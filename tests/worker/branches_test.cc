@@ -18,6 +18,7 @@
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
+#include "transport/control/control_client.h"
 
 namespace phub {
 namespace {
@@ -249,6 +250,49 @@ TEST(Branches, TheStateOfKeysIsThatOfTheBranchThatRuns) {
   }
   EXPECT_EQ(states[2], states[1]) << "branch 1 as it was forked";
   EXPECT_NE(states[4], states[3]);
+}
+
+TEST(Branches, LossesAreThoseOfTheBranchThatRan) {
+  Box box(2);
+  JobSpec spec = spec_of("losses");
+  spec.branches = 1;
+  const auto loss = [](uint32_t rank, uint64_t round) {
+    return 0.5 * static_cast<double>(round) + rank;
+  };
+  std::map<uint64_t, uint32_t> ran;
+  LossPage page;
+  each_rank(2, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    for (uint64_t round = 1; round <= 12; ++round) {
+      if (r == 0 && round == 2) {
+        EXPECT_EQ(worker.fork(0, {{"lr", 0.5}}, 4).branch, 1u);
+        const BranchTurn turns[] = {{1, 2}, {0, 3}, {1, 0}};
+        EXPECT_EQ(worker.schedule(turns, 5), 5u);
+      }
+      if (r == 0) ran[round] = worker.branch_in(round);
+      if (r == 0 || round % 2 == 0) worker.report_loss(loss(r, round), round % 3 == 0 ? round : 0);
+      if (round == 9) worker.report_loss(99, 9);  // it counts once
+      push(worker, 1, 0, round);
+    }
+    expect_error(ErrorCode::kInvalid, "from 1 to", [&] { worker.report_loss(1, 1u << 30); });
+    worker.barrier();
+    if (r == 0) page = ControlClient(options.server).losses("losses", 3);
+    worker.barrier();
+  });
+  EXPECT_EQ(page.latest, 12u);
+  ASSERT_EQ(page.losses.size(), 9u);
+  for (const RoundLoss& of : page.losses) {
+    SCOPED_TRACE(of.round);
+    const bool both = of.round % 2 == 0;
+    EXPECT_EQ(of.branch, ran.at(of.round));
+    if (of.round == 9) continue;  // rank 1 said one thing, rank 0 another before it
+    EXPECT_EQ(of.ranks, both ? 2u : 1u);
+    EXPECT_EQ(of.loss, loss(0, of.round) + (both ? 0.5 : 0));
+  }
+  EXPECT_EQ(page.losses[6].loss, (loss(0, 9) + 99) / 2);
 }
 
 TEST(Branches, AForkThatFindsNoRoomChangesNothing) {

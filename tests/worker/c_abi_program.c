@@ -423,6 +423,7 @@ static void branches(void) {
     expect(worker, 0, want[round - 1]); /* of the branch that runs next */
   }
   OK(phub_set_hyper(worker, &name, &twice, 1, NULL)); /* then the server knows the round */
+  OK(phub_report_loss(worker, 0.5, 0));
   OK(phub_branches(worker, all, 1, &count));
   CHECK(count == 2 && all[0].branch == 0 && all[0].runs == 1 && all[0].round == 0);
   OK(phub_branches(worker, all, 3, &count));

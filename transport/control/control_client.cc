@@ -1,6 +1,7 @@
 #include "transport/control/control_client.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <optional>
 
@@ -89,6 +90,19 @@ uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& chan
   return parse_hyper_reply(
              call("POST", who.job, "/hyper", who.ticket, hyper_json(who, change), timeout_ms))
       .round;
+}
+
+void ControlClient::report_loss(const Credential& who, uint64_t round, double loss,
+                                uint32_t timeout_ms) {
+  LossRequest request{
+      .rank = who.rank, .incarnation = who.incarnation, .epoch = who.epoch, .round = round};
+  request.nonfinite = !std::isfinite(loss);
+  if (!request.nonfinite) request.loss = loss;
+  call("POST", who.job, "/losses", who.ticket, to_json(request), timeout_ms);
+}
+
+LossPage ControlClient::losses(const std::string& job, uint64_t from, uint32_t timeout_ms) {
+  return parse_loss_page(call("GET", job, fmt::format("/losses/{}", from), token_, "", timeout_ms));
 }
 
 Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {

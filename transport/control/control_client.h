@@ -11,6 +11,7 @@
 
 #include "transport/control/branch_messages.h"
 #include "transport/control/http_client.h"
+#include "transport/control/loss_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/shard_messages.h"
 #include "transport/control/state_messages.h"
@@ -38,6 +39,10 @@ class ControlClient {
   // completed yet.
   uint64_t set_hyper(const Credential& who, const HyperChange& change,
                      uint32_t timeout_ms = kTimeoutMs);
+  // A loss that is not finite is told as such. kInvalid: the job cannot be in this round.
+  void report_loss(const Credential& who, uint64_t round, double loss,
+                   uint32_t timeout_ms = kTimeoutMs);
+  LossPage losses(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
   Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
   // A piece of the rank's part of a checkpoint, 1 to kPartPieceBytes; pieces go in their order.
   // Returns when it is in its file. kNotFound: no checkpoint of that round is being taken; kTaken:

@@ -4,6 +4,7 @@
 
 #include "transport/control/branch_messages.h"
 #include "transport/control/json_codec.h"
+#include "transport/control/loss_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/rank_tree.h"
 #include "transport/control/state_messages.h"
@@ -450,6 +451,30 @@ void fields(A& a, const BranchReply*) {
   a.optional("branch", &BranchReply::branch);
   a.required("branches", &BranchReply::branches, {0, kMostBranchesListed});
   a.required("runs", &BranchReply::runs, {0, kMostBranchRuns + 1});
+}
+
+template <class A>
+void fields(A& a, const LossRequest*) {
+  a.required("rank", &LossRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &LossRequest::incarnation);
+  a.optional("epoch", &LossRequest::epoch);
+  a.required("round", &LossRequest::round);
+  a.optional("loss", &LossRequest::loss);
+  a.optional("nonfinite", &LossRequest::nonfinite);
+}
+template <class A>
+void fields(A& a, const RoundLoss*) {
+  a.required("round", &RoundLoss::round);
+  a.optional("branch", &RoundLoss::branch);
+  a.required("ranks", &RoundLoss::ranks);
+  a.optional("loss", &RoundLoss::loss);
+  a.optional("nonfinite", &RoundLoss::nonfinite);
+}
+template <class A>
+void fields(A& a, const LossPage*) {
+  a.optional("epoch", &LossPage::epoch);
+  a.optional("latest", &LossPage::latest);
+  a.required("losses", &LossPage::losses, {0, kKeptLosses});
 }
 
 template <class A>

@@ -111,6 +111,13 @@ BranchReply parse_branch_reply(std::string_view text) {
   return json::decode<BranchReply>(text, "answer to branches");
 }
 
+std::string to_json(const LossRequest& request) { return json::encode(request); }
+LossRequest parse_loss_request(std::string_view text) {
+  return json::decode<LossRequest>(text, "loss");
+}
+std::string to_json(const LossPage& page) { return json::encode(page); }
+LossPage parse_loss_page(std::string_view text) { return json::decode<LossPage>(text, "losses"); }
+
 std::string to_json(const StateRequest& request) { return json::encode(request); }
 StateRequest parse_state_request(std::string_view text) {
   return json::decode<StateRequest>(text, "state request");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/control/branch_messages.h"
+#include "transport/control/loss_messages.h"
 #include "transport/control/messages.h"
 #include "transport/control/state_messages.h"
 
@@ -49,6 +50,11 @@ std::string branch_json(const Credential& who, const BranchChange& change);
 std::pair<Credential, BranchChange> parse_branch_request(std::string_view text);
 std::string to_json(const BranchReply& reply);
 BranchReply parse_branch_reply(std::string_view text);
+
+std::string to_json(const LossRequest& request);
+LossRequest parse_loss_request(std::string_view text);
+std::string to_json(const LossPage& page);
+LossPage parse_loss_page(std::string_view text);
 
 std::string to_json(const StateRequest& request);
 StateRequest parse_state_request(std::string_view text);

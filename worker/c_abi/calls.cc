@@ -429,6 +429,10 @@ phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch) 
   });
 }
 
+phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round) {
+  return with(__func__, worker, [&](Worker& w, auto&) { w.report_loss(loss, round); });
+}
+
 phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room, size_t* count) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     if (room > 0) need(branches, "branches");

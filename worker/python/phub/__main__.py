@@ -1,4 +1,4 @@
-"""The command `phub`: `phub run` is here, and every other command is the box's program."""
+"""The command `phub`: `run` and `tune` are here, every other command is the box's program."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 
 from phub import _library, errors
 from phub.run import main as run
+from phub.tune import main as tune
 
 
 def main() -> int:
-    """`phub run …`, or the box's program with the same arguments."""
+    """`phub run …`, `phub tune …`, or the box's program with the same arguments."""
     arguments = sys.argv[1:]
     try:
-        if arguments[:1] == ["run"]:
-            return run(arguments[1:])
+        for name, command in (("run", run), ("tune", tune)):
+            if arguments[:1] == [name]:
+                return command(arguments[1:])
         program = _library.find_program()
     except errors.Error as error:
         print(f"phub: {error}", file=sys.stderr)

@@ -172,6 +172,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "revive": (c_void_p, c_uint32, POINTER(c_uint64)),
     "branch_in": (c_void_p, c_uint64, POINTER(c_uint32)),
     "branches": (c_void_p, POINTER(BranchInfo), c_size_t, POINTER(c_size_t)),
+    "report_loss": (c_void_p, c_double, c_uint64),
     "state_name": (c_void_p, c_size_t, POINTER(c_char_p)),
     "get_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),
     "set_state": (c_void_p, POINTER(c_size_t), c_size_t, *(3 * (c_void_p,))),

@@ -430,6 +430,15 @@ class Worker:
             for of in found[: count.value]
         )
 
+    def report_loss(self, loss: float, round: int = 0) -> None:  # noqa: A002
+        """Tells the box this rank's loss in `round` (0: the one that it pushes next).
+
+        Before it pushes that round, and in ascending rounds; also a loss that is not finite. The
+        box keeps the means of the latest rounds, of all ranks that report, for `phub tune`.
+        """
+        self._settle()
+        call("report_loss", self._worker, loss, round)
+
     # ---- The state at the box, between rounds. TakenError: another rank reads or sets it.
 
     @property

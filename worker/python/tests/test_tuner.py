@@ -77,10 +77,9 @@ def replayed(rule, events):
     runs, forks = {}, {}
     for event in events:
         if isinstance(event.request, Fork):
-            forks.setdefault(event.round + 1, []).append(event)
+            forks.setdefault(event.round, []).append(event)
         elif isinstance(event.request, Run):
-            for back in range(len(event.losses)):
-                runs[event.round - back] = event.request.branch
+            runs.update(dict.fromkeys(event.rounds, event.request.branch))
     losses = []
     for step in range(max(runs)):
         for fork in forks.get(step + 1, []):

@@ -137,6 +137,7 @@ def test_draws_are_in_their_range_and_over_all_of_it(make):
         lambda: Policy(branches=2).check(),
         lambda: Policy(first_clocks=20, most_clocks=10).check(),
         lambda: Policy(compare="beauty").check(),
+        lambda: Policy(schedule="none").check(),
     ],
 )
 def test_what_cannot_be_is_refused(bad):
@@ -148,7 +149,7 @@ def test_what_cannot_be_is_refused(bad):
 
 
 def test_a_branch_that_diverges_at_once_goes_back():
-    """In the first window after its search, where it has nothing to go back to but its trial."""
+    """In the first window after its search: to what it was forked from, and its value is bad."""
     world = Descent()
     decisions = Decisions(Policy(), lambda: grid({"lr": (0.3, 0.1)}, 2))
     requests, answer = decisions.requests(), None
@@ -160,16 +161,21 @@ def test_a_branch_that_diverges_at_once_goes_back():
     answer = [math.nan] * request.clocks
     while best in world.branches:
         answer = world.answer(requests.send(answer))
-    (kept,) = world.branches
-    assert all(0 < abs(x) < 1 for x in world.branches[kept][0])
+    assert list(world.branches) == [0]
+    assert world.branches[0][0] == [1.0] * len(CURVATURES)
+    bad = decisions.best.values
+    while not isinstance(request := requests.send(answer), Run):
+        answer = world.answer(request)
+        if isinstance(request, Fork):
+            assert request.values != bad
 
 
-@pytest.mark.parametrize("slice_clocks", [0, 3])
+@pytest.mark.parametrize("schedule", ["whole", "slices"])
 @pytest.mark.parametrize("compare", ["speed", "loss"])
-def test_the_best_of_what_was_tried_is_found(slice_clocks, compare):
+def test_the_best_of_what_was_tried_is_found(schedule, compare):
     """Without noise losses only fall, or rise for ever: each value alone tells which is best."""
     world = Descent()
-    policy = Policy(slice_clocks=slice_clocks, compare=compare, branches=POINTS + 2)
+    policy = Policy(schedule=schedule, slice_clocks=3, compare=compare, branches=POINTS + 2)
     decisions = Decisions(policy, lambda: grid(RATES, POINTS, SEED))
     requests, answer = decisions.requests(), None
     while decisions.best is None:

@@ -1,0 +1,47 @@
+// The messages of the calls about a job's losses. transport/README.md documents them.
+//
+// Ranks report the loss of each of their rounds, and a program beside the training asks for them:
+// of each round the mean of those who reported it, and the branch that ran.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace phub {
+
+inline constexpr size_t kKeptLosses = 1024;  // rounds of a job, the latest
+
+// POST …/losses
+struct LossRequest {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t epoch = 0;
+  uint64_t round = 0;
+  double loss = 0;
+  bool nonfinite = false;  // in place of a loss that JSON has no number for
+
+  friend bool operator==(const LossRequest&, const LossRequest&) = default;
+};
+
+struct RoundLoss {
+  uint64_t round = 0;
+  uint32_t branch = 0;     // that ran
+  uint32_t ranks = 0;      // that have reported it
+  double loss = 0;         // their mean; 0 if that is not finite
+  bool nonfinite = false;  // it is not
+
+  friend bool operator==(const RoundLoss&, const RoundLoss&) = default;
+};
+
+// GET …/losses/{from}: of the rounds from there on that some rank reported, and that some rank is
+// behind: all but the latest.
+struct LossPage {
+  uint64_t epoch = 0;   // the life of the job, as in Credential
+  uint64_t latest = 0;  // round that was reported; 0: none was
+  std::vector<RoundLoss> losses;
+
+  friend bool operator==(const LossPage&, const LossPage&) = default;
+};
+
+}  // namespace phub

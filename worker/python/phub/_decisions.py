@@ -1,0 +1,253 @@
+"""What a tuner does next: which branches it forks, runs and discards, by their losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phub._search import Search, Values
+from phub._trials import Course, Verdict, judge
+from phub.errors import InvalidError
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A new branch with the parent's state and these values beside its own. Answer: its number."""
+
+    parent: int
+    values: Values
+
+
+@dataclass(frozen=True)
+class Run:
+    """The branch runs so many clocks, or more. Answer: the loss in each, since the last answer."""
+
+    branch: int
+    clocks: int
+
+
+@dataclass(frozen=True)
+class Discard:
+    """The branch is not needed any more."""
+
+    branch: int
+
+
+Request = Fork | Run | Discard
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a tuner has done."""
+
+    round: int  # from which it holds; of a Run, which is over, the last
+    request: Request
+    branch: int | None = None  # of a Fork
+    rounds: Sequence[int] = ()  # of a Run: in which the branch ran, and was not asked about before
+    losses: Sequence[float] = ()  # in these
+
+
+Requests = Generator[Request, Any, Any]
+
+
+@dataclass
+class Trial:
+    """A branch that was forked for values."""
+
+    branch: int
+    values: Values
+    losses: list[float] = field(default_factory=list)
+
+    start: float | None = None  # the loss of its parent
+
+    @property
+    def verdict(self) -> Verdict:
+        """On its losses so far."""
+        return judge(self.losses, self.start)
+
+
+# How branches are compared: the larger is better.
+Compare = Callable[[Verdict], float]
+COMPARE: dict[str, Compare] = {
+    "speed": lambda verdict: verdict.speed,
+    "loss": lambda verdict: -verdict.loss,
+}
+
+# In which turns trials run until each has run so many clocks: (trial, clocks), one after another.
+# As long as some are left, it is asked again.
+Schedule = Callable[[Sequence[Trial], int, "Policy"], "Sequence[tuple[Trial, int]]"]
+SCHEDULE: dict[str, Schedule] = {
+    "whole": lambda late, clocks, _: [(trial, clocks - len(trial.losses)) for trial in late],
+    "slices": lambda late, clocks, policy: [
+        (trial, min(clocks - len(trial.losses), policy.slice_clocks)) for trial in late
+    ],
+}
+
+_LIKE_THE_BEST = 5  # so many trials, within
+_LIKENESS = 0.1  # of the best speed, end a search
+
+
+@dataclass
+class Policy:
+    """What a tuner decides by.
+
+    first_clocks: of a trial, doubled until one converges, up to most_clocks.
+    branches: that exist at a time, the parent among them; at least 3. While the time of a trial is
+        not found, all that were tried stay, but for the worst, if they are too many.
+    schedule: while several run, "whole": each as long as it has to; "slices": in turns of
+        slice_clocks. Others may be added to SCHEDULE.
+    compare: "speed": by penalised slopes; "loss": the lowest. Others may be added to COMPARE.
+    window: clocks of the best branch between two looks for a plateau.
+    plateau: so many windows in a row without a loss that is lower by `improvement`, relative, than
+        the lowest before, begin a new search.
+    """
+
+    first_clocks: int = 10
+    most_clocks: int = 640
+    branches: int = 4
+    schedule: str = "whole"
+    slice_clocks: int = 10
+    compare: str = "speed"
+    window: int = 50
+    plateau: int = 3
+    improvement: float = 1e-3
+
+    def check(self) -> None:
+        """Raises InvalidError."""
+        least = {"first_clocks": 2, "branches": 3, "window": 1, "plateau": 1, "slice_clocks": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise InvalidError(
+                    f"{name} of a tuner: at least {value}, not {getattr(self, name)}"
+                )
+        if self.most_clocks < self.first_clocks:
+            raise InvalidError(
+                f"most_clocks, {self.most_clocks}, are fewer than first_clocks, {self.first_clocks}"
+            )
+        if self.compare not in COMPARE:
+            raise InvalidError(f"a tuner cannot compare by '{self.compare}': {', '.join(COMPARE)}")
+        if self.schedule not in SCHEDULE:
+            raise InvalidError(f"a tuner has no schedule '{self.schedule}': {', '.join(SCHEDULE)}")
+
+
+class Decisions:
+    """What a tuner does next, whoever does it.
+
+    `requests` is a generator of `Request`s, which is sent their answers. It ends when a search
+    finds no branch that converges: the model has converged, or no values are good.
+    """
+
+    def __init__(self, policy: Policy, search: Callable[[], Search]) -> None:
+        """search: makes a new one for every search."""
+        policy.check()
+        self._policy, self._search = policy, search
+        self._compare, self._schedule = COMPARE[policy.compare], SCHEDULE[policy.schedule]
+        self.trials: list[Trial] = []  # of the search in progress, or of the last one
+        self.best: Trial | None = None  # of the last one
+        self._diverged: list[Values] = []  # that were the best, until then
+
+    def requests(self, root: int = 0) -> Requests:
+        """From a branch that exists, whose values are not tried."""
+        parent = root
+        while best := (yield from self._search_from(parent)):
+            self.best = best
+            parent = yield from self._until_plateau(best, parent)
+
+    def _search_from(self, parent: int) -> Generator[Request, Any, Trial | None]:
+        policy, search = self._policy, self._search()
+        self.trials = []
+        alive: list[Trial] = []
+        clocks, found = policy.first_clocks, False
+        while not self._alike() and (values := self._proposed(search)) is not None:
+            trial = Trial((yield Fork(parent, values)), values)
+            self.trials.append(trial)
+            alive.append(trial)
+            yield from self._up_to(clocks, alive)
+            search.tell(values, trial.verdict.speed)
+            found = found or _converges(alive)
+            yield from self._keep(1 if found else policy.branches - 2, alive)
+            if not found and alive:
+                clocks = min(2 * clocks, policy.most_clocks)
+        if not found:
+            yield from self._up_to(policy.most_clocks, alive)
+        best = max(alive, key=self._worth) if _converges(alive) else None
+        yield from self._keep(1 if best else 0, alive)
+        return best
+
+    def _proposed(self, search: Search) -> Values | None:
+        while (values := search.propose()) is not None and values in self._diverged:
+            search.tell(values, 0)
+        return values
+
+    def _alike(self) -> bool:
+        """The best speeds differ little: more trials would not find much better ones."""
+        speeds = sorted((trial.verdict.speed for trial in self.trials), reverse=True)
+        if len(speeds) < _LIKE_THE_BEST:
+            return False
+        return speeds[_LIKE_THE_BEST - 1] > (1 - _LIKENESS) * speeds[0]
+
+    def _worth(self, trial: Trial) -> tuple[bool, float]:
+        verdict = trial.verdict
+        return verdict.course is Course.CONVERGING, self._compare(verdict)
+
+    def _up_to(self, clocks: int, alive: list[Trial]) -> Requests:
+        """All have run so long, but for those that diverged."""
+        while late := [each for each in alive if len(each.losses) < clocks and _lives(each)]:
+            for trial, turn in self._schedule(late, clocks, self._policy):
+                trial.losses += yield Run(trial.branch, turn)
+        self._start_alike()
+
+    def _start_alike(self) -> None:
+        """The first loss of each is that of their parent, on other data."""
+        firsts = [trial.losses[0] for trial in self.trials if math.isfinite(trial.losses[0])]
+        for trial in self.trials:
+            trial.start = sum(firsts) / len(firsts) if firsts else None
+
+    def _keep(self, number: int, alive: list[Trial]) -> Requests:
+        """Of those that did not diverge, the best."""
+        ordered = sorted(filter(_lives, alive), key=self._worth, reverse=True)[:number]
+        for trial in alive:
+            if trial not in ordered:
+                yield Discard(trial.branch)
+        alive[:] = ordered
+
+    def _until_plateau(self, best: Trial, before: int) -> Generator[Request, Any, int]:
+        """Returns the branch to go on from: this one, or, if it diverges, one of earlier.
+
+        before: what the best was forked from. A copy is gone back to only when the best has run a
+        window after it: what was copied may have been about to diverge.
+        """
+        safe, copy = before, (yield Fork(best.branch, {}))
+        lowest, worse = best.verdict.loss, 0
+        while worse < self._policy.plateau:
+            losses = yield Run(best.branch, self._policy.window)
+            best.losses += losses
+            if not _lives(best):
+                self._diverged.append(best.values)
+                yield from self._drop(copy, best.branch)
+                return safe
+            if copy is not None:
+                yield Discard(safe)
+                safe, copy = copy, None
+            mean = sum(losses) / len(losses)
+            worse += 1
+            if mean < lowest - self._policy.improvement * abs(lowest):
+                lowest, worse = mean, 0
+                copy = yield Fork(best.branch, {})
+        yield from self._drop(copy, safe)
+        return best.branch
+
+    def _drop(self, *branches: int | None) -> Requests:
+        for branch in branches:
+            if branch is not None:
+                yield Discard(branch)
+
+
+def _lives(trial: Trial) -> bool:
+    return trial.verdict.course is not Course.DIVERGED
+
+
+def _converges(trials: list[Trial]) -> bool:
+    return any(trial.verdict.course is Course.CONVERGING for trial in trials)

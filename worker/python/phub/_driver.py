@@ -1,0 +1,119 @@
+"""Carries out what a tuner decides, on a job whose losses it hears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from phub._decisions import Decisions, Discard, Event, Fork, Request, Run
+
+
+class Job(Protocol):
+    """What a driver does with a job: of a `Worker`, or of the box by HTTP."""
+
+    def fork(
+        self,
+        parent: int,
+        hyper: Mapping[str, float] | None,
+        round: int,  # noqa: A002
+    ) -> tuple[int, int]:
+        """As `Worker.fork`."""
+
+    def schedule(self, *turns: int | tuple[int, int], round: int) -> int:  # noqa: A002
+        """As `Worker.schedule`."""
+
+    def discard(self, branch: int, round: int) -> int:  # noqa: A002
+        """As `Worker.discard`."""
+
+
+class Driver:
+    """Hears the losses of a job's rounds, and has its branches do what follows from them.
+
+    Some branch runs in every round. Where a decision comes rounds after the loss that it follows
+    from, the rounds in between count as what they were: their losses are those of the branch that
+    ran. When that one is to be discarded, the latest of the others runs until the next one is
+    there.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        decisions: Decisions,
+        branch: int,
+        report: Callable[[Event], None] | None = None,
+    ) -> None:
+        """branch: that runs when all is done that was decided."""
+        self.decisions = decisions
+        self.done = False  # the last search found nothing
+        self.branch = branch  # as above
+        self._job, self._report = job, report
+        self._alive = {branch}
+        self._runs = [(0, branch)]  # (from this round on, this branch)
+        self._heard: dict[int, list[tuple[int, float]]] = {}  # by branch, and not told yet
+        self._requests = decisions.requests(branch)
+        self._run = Run(branch, 1)  # only then it may fork
+        self._since = 0  # the round from which all holds that was decided
+        self._begun = False
+
+    def branch_in(self, round: int) -> int:  # noqa: A002
+        """Which branch runs in a round that has begun, as far as this driver knows."""
+        while len(self._runs) > 1 and self._runs[1][0] <= round:
+            self._runs.pop(0)
+        return self._runs[0][1]
+
+    def hear(self, round: int, branch: int, loss: float) -> None:  # noqa: A002
+        """The loss of a round, in which this branch ran. Rounds ascend."""
+        if branch in self._alive and not self.done:
+            self._heard.setdefault(branch, []).append((round, loss))
+
+    def decide(self, soonest: int = 0) -> None:
+        """What follows from what was heard holds from round `soonest` on, or later; 0: soon."""
+        while not self.done:
+            heard = self._heard.get(self._run.branch, [])
+            # The last loss is of a round before which every copy was made: it tells of them, too.
+            if len(heard) < self._run.clocks or heard[-1][0] < self._since:
+                return
+            del self._heard[self._run.branch]
+            rounds, losses = [at for at, _ in heard], [loss for _, loss in heard]
+            self._told(rounds[-1], self._run, rounds=rounds, losses=losses)
+            answer: Any = losses if self._begun else None
+            self._begun = True
+            self._until_run(answer, soonest)
+
+    def _until_run(self, answer: Any, soonest: int) -> None:
+        while True:
+            try:
+                request = self._requests.send(answer)
+            except StopIteration:
+                self.done = True
+                return self._switch(max(self._alive), soonest)
+            if isinstance(request, Run):
+                self._run = request
+                return self._switch(request.branch, soonest)
+            answer = self._do(request, soonest)
+
+    def _do(self, request: Fork | Discard, soonest: int) -> int | None:
+        if isinstance(request, Fork):
+            branch, at = self._job.fork(request.parent, request.values, round=soonest)
+            self._alive.add(branch)
+            self._since = at
+            self._told(at, request, branch=branch)
+            return branch
+        self._alive.remove(request.branch)
+        self._heard.pop(request.branch, None)
+        if request.branch == self.branch:
+            self._switch(max(self._alive), soonest)
+        at = self._job.discard(request.branch, round=soonest)
+        self._told(at, request)
+        return None
+
+    def _switch(self, branch: int, soonest: int) -> None:
+        if branch == self.branch:
+            return
+        at = self._job.schedule(branch, round=soonest)
+        self.branch, self._since = branch, at
+        self._runs = [run for run in self._runs if run[0] < at] + [(at, branch)]
+
+    def _told(self, at: int, request: Request, **more: Any) -> None:
+        if self._report:
+            self._report(Event(at, request, **more))

@@ -1,0 +1,217 @@
+"""`phub tune`: drives the branches of a training from outside, by the losses that it reports."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from phub import _search, errors
+from phub._control import Control, RemoteJob, token_from_environment
+from phub._decisions import COMPARE, SCHEDULE, Decisions, Policy
+from phub._driver import Driver
+from phub._search import Between, Search, Space
+from phub._tune_course import Course, Log
+
+_ENDED = "the job has ended"
+_PATIENCE_S = 30.0  # while the box does not answer
+
+_DESCRIPTION = """\
+Finds hyperparameters of a training that runs: tries values on branches of the job, and goes on
+with the best, again and again. The training reports the loss of each of its rounds (report_loss);
+its job has the option `branches`, of at least --branches less one, and on_nonfinite "pass"."""
+
+_EPILOG = """\
+What is tried: --search lr=log:1e-5..1 (a range, by ratios), --search momentum=linear:0..0.95 (by
+differences), --search decay=0,1e-4,1e-3 (these). More than one: all combinations.
+
+PHUB_TOKEN or PHUB_TOKEN_FILE has the token, of role admin, if the box asks for one. Where it has
+TLS: --server https://HOST:PORT, and PHUB_CA names the file of the authority.
+
+The tuner ends when the job does, when a search finds nothing any more, or with Ctrl-C; the training
+goes on with the branch that runs then."""
+
+
+def _numbers(text: str, given: str) -> list[float]:
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError:
+        raise errors.InvalidError(f"--search {given}: '{text}' is not a list of numbers") from None
+
+
+def _range(text: str, given: str, *, logarithmic: bool) -> Between:
+    ends = text.split("..")
+    if len(ends) != 2:
+        raise errors.InvalidError(f"--search {given}: a range is LOW..HIGH, not '{text}'")
+    low, high = (_numbers(end, given)[0] for end in ends)
+    return Between(low, high, logarithmic)
+
+
+def space_of(given: Sequence[str]) -> Space:
+    """What is tried, of arguments such as lr=log:1e-5..1. Raises InvalidError."""
+    space: dict[str, Between | Sequence[float]] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not name or not equals or not text:
+            raise errors.InvalidError(f"--search {each}: it is NAME=VALUES, such as lr=log:1e-5..1")
+        if name in space:
+            raise errors.InvalidError(f"--search {each}: {name} is given twice")
+        kind, colon, rest = text.partition(":")
+        if not colon:
+            space[name] = _numbers(text, each)
+        elif kind in ("log", "linear"):
+            space[name] = _range(rest, each, logarithmic=kind == "log")
+        else:
+            raise errors.InvalidError(f"--search {each}: a range is log: or linear:, not '{kind}:'")
+    return space
+
+
+def search_of(given: argparse.Namespace) -> Callable[[], Search]:
+    """Makes a new search for each. Raises InvalidError."""
+    space = space_of(given.tried)
+    searches: dict[str, Callable[[], Search]] = {
+        "grid": lambda: _search.grid(space, given.points, given.seed),
+        "sampled": lambda: _search.sampled(space, given.points, given.seed),
+        "tpe": lambda: _search.tpe(space, given.points, given.seed),
+    }
+    search = searches[given.method]
+    search()  # says now what cannot be
+    return search
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="phub tune",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    server = os.environ.get("PHUB_SERVER", "127.0.0.1:7717")
+    parser.add_argument("--server", default=server, help="PHUB_SERVER, else %(default)s")
+    parser.add_argument("--job", default=os.environ.get("PHUB_JOB"), help="its name (PHUB_JOB)")
+    parser.add_argument(
+        "--search", dest="tried", action="append", required=True, metavar="NAME=VALUES"
+    )
+    parser.add_argument(
+        "--method", choices=("grid", "sampled", "tpe"), default="grid", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--points", type=int, default=7, help="of each range of a grid; else trials (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order or the draws")
+    for name, most in (("compare", COMPARE), ("schedule", SCHEDULE)):
+        parser.add_argument(f"--{name}", choices=most, default=getattr(Policy, name))
+    for each in dataclasses.fields(Policy):
+        if isinstance(each.default, int | float):
+            option = "--" + each.name.replace("_", "-")
+            parser.add_argument(
+                option, type=type(each.default), default=each.default, help="(%(default)s)"
+            )
+    parser.add_argument("--log", type=Path, metavar="FILE", help="for bench/plot_tune")
+    parser.add_argument(
+        "--every", type=float, default=0.1, metavar="SECONDS", help="asks the box (%(default)s)"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=60, metavar="SECONDS", help="for the job (%(default)s)"
+    )
+    return parser
+
+
+def _policy_of(given: argparse.Namespace) -> Policy:
+    policy = Policy(**{each.name: getattr(given, each.name) for each in dataclasses.fields(Policy)})
+    policy.check()
+    return policy
+
+
+def _found(job: RemoteJob, limit_s: float) -> tuple[list[int], int]:
+    """The branches of the job, when it is there."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            return job.branches()
+        except (errors.NotFoundError, errors.UnavailableError):
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.1)
+
+
+def _decided(job: RemoteJob, driver: Driver, since: int) -> bool:
+    """False: the job ended meanwhile."""
+    try:
+        driver.decide()
+    except errors.NotFoundError:
+        try:
+            job.losses(since)
+        except errors.NotFoundError:
+            return False
+        raise
+    return True
+
+
+def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> str:
+    """Until the job ends, or the search does. Returns why."""
+    since, patient_until = 0, time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            heard = job.losses(since)
+            patient_until = time.monotonic() + _PATIENCE_S
+        except errors.NotFoundError:
+            return _ENDED
+        except errors.UnavailableError:
+            if time.monotonic() >= patient_until:
+                raise
+            heard = []
+        for each in heard:
+            since = each.round + 1
+            driver.hear(each.round, each.branch, each.loss)
+            course.hear(each)
+        if heard and not _decided(job, driver, since):
+            return _ENDED
+        course.decided(driver.decisions, driver.branch)
+        course.show()
+        if driver.done:
+            return "a search found nothing that converges"
+        time.sleep(every_s)
+
+
+def _tune(given: argparse.Namespace) -> None:
+    decisions = Decisions(_policy_of(given), search_of(given))
+    job = RemoteJob(Control(given.server, token_from_environment()), given.job)
+    log = Log(given.log)
+    branches, root = _found(job, given.wait)
+    course = Course(log, sys.stdout, given.job, root)
+    log.add("begin", job=given.job, branch=root, tried=given.tried, method=given.method)
+    if others := [branch for branch in branches if branch != root]:
+        print(f"phub tune: branches {others} were there before, and take room", file=sys.stderr)
+    driver = Driver(job, decisions, root, course.tell)
+    why = "it was interrupted"
+    try:
+        why = _follow(job, driver, course, given.every)
+    except errors.Error as error:
+        why = f"it failed: {error}"
+        raise
+    finally:
+        course.end(why)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command `phub tune`. Returns the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if not given.job:
+        parser.error("--job NAME, or PHUB_JOB, says which job is to be tuned")
+    if given.every <= 0 or given.wait < 0:
+        parser.error("--every is above 0, and --wait not below 0")
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    _tune(given)
+    return 0

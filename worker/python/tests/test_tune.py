@@ -1,0 +1,387 @@
+"""`phub tune`: a real training, tuned from outside, is what it would be in one process."""
+
+import contextlib
+import copy
+import io
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SEED, Box, wait_until
+from test_tuner import FIRST_RATE, RULES, WORLD, Blobs
+
+import phub
+from phub._control import Control, RemoteJob, RoundLoss
+from phub._driver import Driver
+from phub._tune_course import Course, Log
+from phub.tuning import Between, Decisions, Discard, Event, Fork, Policy, Run, grid, sampled
+
+PACKAGE = Path(phub.__file__).parents[1]
+MOST_STEPS = 50_000
+BRANCHES = 4
+torch.set_num_threads(1)
+
+
+def tune(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "phub", "tune", *arguments],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def rows_of(log):
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def trains(rank, rule, folder):
+    """Until there is a file `enough`. Returns this rank's losses, and its parameters at the end."""
+    model = Blobs()
+    made = RULES[rule][0](model.parameters(), FIRST_RATE)
+    optimizer = phub.DistributedOptimizer(
+        made, model, transport="tcp", branches=BRANCHES - 1, on_nonfinite="pass"
+    )
+    losses, enough, stop = [], folder / "enough", folder / "stop"
+    end = MOST_STEPS
+    while len(losses) < end:
+        if end == MOST_STEPS and stop.exists():
+            end = int(stop.read_text())
+        if rank == 0 and end == MOST_STEPS and enough.exists():  # nobody is a round ahead
+            (folder / "new").write_text(str(len(losses) + 20))
+            (folder / "new").replace(stop)
+        optimizer.zero_grad()
+        loss = model(len(losses), rank)
+        losses.append(loss.item())
+        optimizer.worker.report_loss(losses[-1])
+        loss.backward()
+        optimizer.step()
+    optimizer.worker.barrier()
+    parameters = [p.detach().clone() for p in model.parameters()]
+    optimizer.worker.barrier()
+    optimizer.close()
+    return losses, parameters
+
+
+def replayed(rule, rows):
+    """The mean losses by round, of branches that are models and optimizers of one process."""
+    ran = {row["round"]: row["branch"] for row in rows if row["kind"] == "loss"}
+    forks = {}
+    for row in rows:
+        if row["kind"] == "fork":
+            forks.setdefault(row["round"], []).append(row)
+    model = Blobs()
+    branches = {0: (model, RULES[rule][0](model.parameters(), FIRST_RATE))}
+    losses = {}
+    for at in range(1, max(ran) + 1):
+        for fork in forks.get(at, []):
+            child = copy.deepcopy(branches[fork["parent"]])
+            child[1].param_groups[0].update(fork["values"])
+            branches[fork["branch"]] = child
+        model, optimizer = branches[ran[at]]
+        optimizer.zero_grad()
+        of_ranks = [model(at - 1, rank) for rank in range(WORLD)]
+        losses[at] = sum(loss.item() for loss in of_ranks) / WORLD
+        (sum(of_ranks) / WORLD).backward()
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, tmp_path, rule):
+    monkeypatch.setenv("PHUB_JOB", f"tune-{rule}")
+    log = tmp_path / "log"
+    values = ",".join(map(str, RULES[rule][1]))
+    tuner = tune(
+        *("--server", box.address, "--job", f"tune-{rule}", "--search", f"lr={values}"),
+        *("--first-clocks", "8", "--most-clocks", "32", "--window", "6", "--plateau", "2"),
+        *("--every", "0.01", "--seed", str(SEED), "--log", str(log)),
+    )
+    ranks = start(trains, WORLD, rule, tmp_path)
+
+    def is_enough():
+        assert tuner.poll() is None, tuner.communicate()
+        return sum(row["kind"] == "discard" for row in rows_of(log)) >= 3 and any(
+            row["kind"] == "chosen" for row in rows_of(log)
+        )
+
+    wait_until(is_enough, "a search is over")
+    (tmp_path / "enough").touch()
+    (first, mine), (second, others) = ranks.results()
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == 0, err
+    assert "the job has ended; best: lr " in out
+    for one, other in zip(mine, others, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)  # some trial may run
+    rows = rows_of(log)
+    heard = [row for row in rows if row["kind"] == "loss"]
+    assert [row["round"] for row in heard] == list(range(1, len(heard) + 1))
+    assert len(heard) < len(first)
+    together = replayed(rule, rows)
+    for row, *losses in zip(heard, first, second, strict=False):
+        mean = sum(losses) / WORLD
+        one = together[row["round"]]
+        assert row["ranks"] == WORLD
+        assert row["loss"] == (mean if math.isfinite(mean) else None)
+        if not mean < 1e6:  # it diverges, and rounding decides how
+            assert not one < 1e5
+            continue
+        assert math.isclose(mean, one, rel_tol=2e-3, abs_tol=2e-3), (row, one)
+    chosen = next(row for row in rows if row["kind"] == "chosen")
+    assert chosen["values"]["lr"] in RULES[rule][1]
+    assert any(row["branch"] == chosen["branch"] for row in heard)
+
+
+# ---- A driver that is late.
+
+
+class Late:
+    """A job of numbers, in which what is decided holds some rounds later."""
+
+    def __init__(self, late):
+        self.late, self.round = late, 1
+        self.states = {0: (1.0, 1e-3)}  # parameter, rate
+        self.forks, self.runs, self.gone = [], [(1, 0)], []
+        self.made, self.last = 0, 0
+        self.ran = {0: []}
+
+    def soon(self):
+        self.last = max(self.last, self.round + self.late())
+        return self.last
+
+    def fork(self, parent, hyper, round):  # noqa: A002
+        assert parent in self.ran
+        self.made += 1
+        self.ran[self.made] = []
+        self.forks.append((self.soon(), self.made, parent, dict(hyper or {})))
+        return self.made, self.last
+
+    def schedule(self, branch, round):  # noqa: A002
+        assert branch in self.ran
+        at = self.soon()
+        self.runs = [run for run in self.runs if run[0] < at] + [(at, branch)]
+        return at
+
+    def discard(self, branch, round):  # noqa: A002
+        assert branch != self.runs[-1][1]
+        self.gone.append(branch)
+        assert len(self.ran) - len(self.gone) >= 1
+        return self.soon()
+
+    def step(self):
+        """A round: (round, branch, loss)."""
+        for at, child, parent, hyper in self.forks:
+            if at == self.round:
+                state, rate = self.states[parent]
+                self.states[child] = state, hyper.get("lr", rate)
+        branch = next(of for at, of in reversed(self.runs) if at <= self.round)
+        state, rate = self.states[branch]
+        loss = state * state if abs(state) < 1e15 else math.nan
+        self.states[branch] = state * (1 - 2 * rate), rate
+        self.ran[branch].append(loss)
+        self.round += 1
+        return self.round - 1, branch, loss
+
+
+@pytest.mark.parametrize("latest", [0, 1, 7, 40])
+def test_a_late_driver_gives_each_branch_its_losses(latest):
+    draw = random.Random(SEED)
+    job = Late(lambda: 1 + draw.randint(0, latest))
+    search = sampled({"lr": Between(1e-4, 3)}, 8, SEED)
+    events = []
+    decisions = Decisions(Policy(first_clocks=4, window=10), lambda: search)
+    driver = Driver(job, decisions, 0, events.append)
+    heard = []
+    most = 0
+    while job.round < 4000 and not driver.done:
+        heard.append(job.step())
+        most = max(most, len(job.ran) - len(job.gone))
+        if draw.randrange(latest + 1) == 0:  # asked now and then
+            for each in heard:
+                driver.hear(*each)
+            heard = []
+            driver.decide()
+    told = {}
+    for event in events:
+        if isinstance(event.request, Run):
+            told.setdefault(event.request.branch, []).extend(event.losses)
+            assert len(event.rounds) == len(event.losses) >= event.request.clocks
+    for branch, losses in told.items():
+        known = job.ran[branch][: len(losses)]
+        assert len(known) == len(losses)
+        assert all(
+            a == b or math.isnan(a) and math.isnan(b) for a, b in zip(known, losses, strict=True)
+        )
+    assert most <= 4
+    assert {e.branch for e in events if isinstance(e.request, Fork)} == set(range(1, job.made + 1))
+    assert [e.request.branch for e in events if isinstance(e.request, Discard)] == job.gone
+    assert decisions.best is not None
+    state, rate = job.states[driver.branch]
+    assert math.isfinite(state)
+    assert rate < 1, "what it goes on with converges"
+
+
+@pytest.mark.parametrize("after", range(0, 120, 3))
+def test_a_best_branch_that_diverges_is_gone_back_from(after):
+    """Late by many windows: some copies are of what has diverged already."""
+    job = Late(lambda: 25)
+    decisions = Decisions(Policy(first_clocks=4, window=5), lambda: grid({"lr": (0.3, 0.2)}))
+    driver = Driver(job, decisions, 0)
+    ran = 0
+    while job.round < 2000 and not driver.done:
+        at, branch, loss = job.step()
+        if decisions.best and branch == decisions.best.branch:
+            ran += 1
+            if ran == after + 1:
+                job.states[branch] = (math.nan, 0.3)
+        driver.hear(at, branch, loss)
+        driver.decide()
+    assert ran > after
+    assert math.isfinite(job.states[driver.branch][0])
+
+
+# ---- What is shown.
+
+
+def test_a_terminal_has_a_table_in_place():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    course = Course(Log(None), out, "job", 0)
+    course.tell(Event(3, Fork(0, {"lr": 0.25}), branch=1))
+    course.tell(Event(3, Fork(1, {}), branch=2))
+    for at, loss in enumerate((4.0, 3.0, 2.0, math.nan), start=3):
+        course.hear(RoundLoss(at, 1, 2, loss))
+    decisions = Decisions(Policy(), lambda: grid({"lr": (1,)}))
+    course.decided(decisions, 1)
+    course.show()
+    screen = out.getvalue()
+    assert screen.startswith("\x1b[H\x1b[2Jjob job, round 6; best: none yet\n")
+    rows = [line.split() for line in screen.splitlines()[1:]]
+    assert rows == [
+        ["BRANCH", "VALUES", "CLOCKS", "LOSS", "FALLS", "STATE"],
+        ["0", "as", "it", "began", "0", "-", "-", "waits"],
+        ["1", "lr", "0.25", "4", "nan", "0", "runs"],
+        ["2", "lr", "0.25", "0", "-", "-", "copy"],
+    ]
+
+
+# ---- Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--search", "lr=0.1"), "--job NAME"),
+        (("--job", "x"), "--search"),
+        (("--job", "x", "--search", "lr"), "lr=log:1e-5..1"),
+        (("--job", "x", "--search", "lr=log:0..1"), "positive"),
+        (("--job", "x", "--search", "lr=log:1e-3"), "LOW..HIGH"),
+        (("--job", "x", "--search", "lr=cubic:1..2"), "not 'cubic:'"),
+        (("--job", "x", "--search", "lr=1,two"), "'1,two' is not a list of numbers"),
+        (("--job", "x", "--search", "lr=1", "--search", "lr=2"), "lr is given twice"),
+        (("--job", "x", "--search", "lr=1,2", "--branches", "2"), "branches of a tuner"),
+        (("--job", "x", "--search", "lr=1,2", "--points", "1"), "at least 2"),
+        (("--job", "x", "--search", "lr=1,2", "--compare", "beauty"), "beauty"),
+        (("--job", "x", "--search", "lr=1,2", "--every", "0"), "--every"),
+        (("--job", "x", "--search", "lr=1,2", "--server", "nowhere"), "host and port"),
+        (("--job", "x", "--search", "lr=1,2", "--log", "/nowhere/log"), "--log /nowhere/log"),
+        (
+            ("--job", "x", "--search", "lr=1,2", "--server", "127.0.0.1:1", "--wait", "0"),
+            "no phub server at 127.0.0.1:1",
+        ),
+    ],
+)
+def test_mistakes_are_told(arguments, said):
+    tuner = tune(*arguments)
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode in (1, 2)
+    assert said in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def holds(rank, folder, **options):
+    """A rank of a job that does nothing until the file `enough` is there."""
+    with phub.Worker({"key": 8}, optimizer="sgd", transport="tcp", **options) as worker:
+        wait_until((folder / "enough").exists, "the test is over")
+        return worker.rank
+
+
+def test_a_job_that_cannot_be_tuned_says_so(box, start, tmp_path):
+    name = os.environ["PHUB_JOB"]
+    about = ("--server", box.address, "--search", "lr=1,2", "--wait", "0")
+    tuner = tune(*about, "--job", "nobody")
+    assert "there is no job 'nobody'" in tuner.communicate(timeout=60)[1]
+    ranks = start(holds, 1, tmp_path)
+    wait_until(lambda: box.status(name).get("state") == "running", "the job runs")
+    tuner = tune(*about, "--job", name)
+    assert "has no branches" in tuner.communicate(timeout=60)[1]
+    assert tuner.returncode == 1
+    (tmp_path / "enough").touch()
+    ranks.results()
+
+
+@contextlib.contextmanager
+def guarded(tmp_path):
+    """A box with TLS that asks for tokens; an admin's, and one that may only train."""
+    make = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "
+        "/CN=box -addext subjectAltName=IP:127.0.0.1 -keyout box.key -out box.pem"
+    )
+    subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
+    tokens, entries = {}, ""
+    for role in ("admin", "train"):
+        new = [phub._library.find_program(), "token", "new", "--name", role, "--role", role]
+        lines = subprocess.run(new, capture_output=True, text=True, check=True).stdout.splitlines()
+        tokens[role] = lines[1]
+        entries += "\n".join(lines[lines.index("[[token]]") :]) + "\n"
+    (tmp_path / "tokens.toml").write_text(entries)
+    for name in ("tokens.toml", "box.key"):
+        (tmp_path / name).chmod(0o600)
+    files = [str(tmp_path / name) for name in ("box.pem", "box.key", "tokens.toml")]
+    box = Box("--tls-cert", files[0], "--tls-key", files[1], "--tokens", files[2])
+    try:
+        yield box, tokens
+    finally:
+        box.kill()
+
+
+def test_who_drives_from_outside_is_an_admin(start, tmp_path, monkeypatch):
+    with guarded(tmp_path) as (box, tokens):
+        server = box.address
+        monkeypatch.setenv("PHUB_CA", str(tmp_path / "box.pem"))
+        ranks = start(
+            lambda rank: holds(rank, tmp_path, branches=1),
+            1,
+            PHUB_SERVER=server,
+            PHUB_JOB="mine",
+            PHUB_TOKEN=tokens["train"],
+        )
+        admin = RemoteJob(Control(server, tokens["admin"]), "mine")
+
+        def is_there():
+            with contextlib.suppress(phub.NotFoundError):
+                return admin.branches() == ([0], 0)
+
+        wait_until(is_there, "the job is there")
+        assert admin.losses(0) == []
+        about = ("--server", server, "--job", "mine", "--search", "lr=1,2", "--wait", "0")
+        for token, said in (("train", "role admin"), ("none", "token")):
+            tuner = tune(*about, PHUB_TOKEN=tokens.get(token, ""))
+            assert said in tuner.communicate(timeout=60)[1]
+            assert tuner.returncode == 1
+        tuner = tune(*about, PHUB_CA="", PHUB_TOKEN=tokens["admin"])
+        assert "PHUB_CA" in tuner.communicate(timeout=60)[1]
+        (tmp_path / "enough").touch()
+        ranks.results()
