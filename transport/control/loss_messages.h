@@ -39,7 +39,7 @@ struct RoundLoss {
 struct LossPage {
   uint64_t epoch = 0;   // the life of the job, as in Credential
   uint64_t latest = 0;  // round that was reported; 0: none was
-  std::vector<RoundLoss> losses;
+  std::vector<RoundLoss> losses = {};
 
   friend bool operator==(const LossPage&, const LossPage&) = default;
 };
