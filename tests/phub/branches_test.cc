@@ -484,6 +484,27 @@ TEST(Branches, AsManyAsCanBeKilledAre) {
   Branches(spec_of(1)).restore(manifest);
 }
 
+TEST(Branches, OneThatComesBackOftenLiesAtOnePlace) {
+  Branches branches(spec_of(2));
+  branches.decide(fork_of(0, 3), branches.next(), 1);
+  const auto kill = [&](uint64_t round) {
+    branches.decide(kill_of(1, round), 0, 1);
+    branches.saved_durably(round);
+  };
+  kill(4);
+  branches.decide(revival_of(1, 6), 0, 1);
+  kill(8);
+  EXPECT_EQ(branches.decide(revival_of(1, 10), 0, 1).orders,
+            (std::vector<BranchOrder>{{10, BranchOrder::kCopy, 4, 2, 1}}))
+      << "the first dock is not empty";
+  EXPECT_EQ(branches.saved(12).shelves,
+            (std::vector<SavedShelf>{{.place = 2, .branch = 1, .steps = {}}}));
+  kill(12);
+  expect_error(ErrorCode::kFull, "wait for that round",
+               [&] { branches.decide(revival_of(1, 14), 0, 1); });
+  branches.decide(revival_of(1, 14), 0, 10);
+}
+
 TEST(Branches, TheLogSaysWhatTheCoresDo) {
   Branches branches(spec_of(2));
   const Branches::Decision forked = branches.decide(fork_of(0, 5, {{"lr", 0.25}}), 1, 4);

@@ -295,6 +295,9 @@ void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_
   };
   for (const uint32_t branch : there) visit(branch);
   for (const uint32_t branch : killed) {
+    train(workers, round, at, seen);  // what was revived before has its shelf
+    round = at + 1;
+    at += 3;
     if (there.size() > kShelves) {
       EXPECT_EQ(worker.discard(*there.rbegin(), at), at);
       there.erase(*there.rbegin());
@@ -323,6 +326,7 @@ void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<u
     at += 2;
   }
   for (const uint32_t branch : killed) {
+    at += 3;
     if (there.size() > kShelves) there.erase(*there.rbegin());
     there.insert(branch);
     const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
